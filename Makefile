@@ -1,0 +1,40 @@
+# `make up` and `make test` do everything on a bare machine with Python 3.11 or 3.12. Options: ARGS="…".
+SHELL := /bin/bash
+VENV := .venv/bin
+ARGS ?=
+.DEFAULT_GOAL := help
+.PHONY: help setup up test quick check format pins bench
+
+help:  ## this list
+	@grep -E '^[a-z-]+:.*##' Makefile | sed -E 's/:[^#]*## /\t/' | expand -t 14
+
+setup:  ## environment from the pinned list; nothing to do when it is current
+	@bash deploy/install.sh
+
+up: setup  ## start everything on this machine; Ctrl-C stops it
+	@$(VENV)/clawloop up $(ARGS)
+
+test: setup  ## all checks and tests, on real PostgreSQL, Temporal and vLLM
+	@$(MAKE) --no-print-directory check
+	$(VENV)/python -m pytest $(ARGS)
+
+quick: setup  ## what needs no engine, under a minute
+	$(VENV)/python -m pytest -m "not engine" $(ARGS)
+
+check: setup  ## ruff, mypy strict, import-linter
+	$(VENV)/ruff check .
+	$(VENV)/ruff format --check .
+	$(VENV)/mypy
+	$(VENV)/lint-imports
+
+format: setup  ## what ruff can mend by itself
+	$(VENV)/ruff check --fix .
+	$(VENV)/ruff format .
+
+bench: setup  ## side-by-side figures of the relay
+	$(VENV)/python -m benchmarks.relay $(ARGS)
+
+pins: setup  ## resolve requirements/direct.txt anew
+	$(VENV)/uv pip compile requirements/direct.txt --override requirements/override.txt --python-version 3.11 \
+	  --find-links "$$($(VENV)/python -m pip config get global.find-links 2>/dev/null)" \
+	  --no-header --no-annotate --quiet --output-file requirements/cpu.txt

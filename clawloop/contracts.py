@@ -1,0 +1,215 @@
+"""The records our parts hand to each other.
+
+Knows nothing about HTTP, Postgres or Temporal. Durable: a field once written stays readable; later fields are
+optional. Lengths that disagree raise; what is not known is None.
+"""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+from datetime import datetime
+from enum import StrEnum
+from typing import TypeAlias
+
+from pydantic import JsonValue
+
+from clawloop.errors import EngineAnswerUnusable
+from clawloop.ids import ApiKeyId, SessionId, TurnId
+
+Message: TypeAlias = dict[str, JsonValue]
+"""One chat message, exactly as the client or the engine sent it."""
+
+
+class Scope(StrEnum):
+    """What a key may do."""
+
+    CHAT = "chat"  # /v1
+    ADMIN = "admin"  # /admin/v1
+
+
+class TurnKind(StrEnum):
+    MAIN = "main"  # may be trained
+    SIDE = "side"  # relayed and recorded, never trained
+
+
+class TurnStatus(StrEnum):
+    """How a reply ended."""
+
+    COMPLETE = "complete"  # the engine ended it
+    LENGTH = "length"  # cut by a token limit
+    ABORTED = "aborted"  # the client went away
+    ERROR = "error"  # the engine failed
+
+
+class Outcome(StrEnum):
+    """What became of a turn. `outcome_detail` says why."""
+
+    WAITING = "waiting"  # for its next state or its judge
+    SIDE = "side"  # a side turn
+    NO_FEEDBACK = "no_feedback"  # nothing later speaks about it
+    SUPERSEDED = "superseded"  # a later judgement replaced this one
+    NOT_TRAINABLE = "not_trainable"  # e.g. sampled with top_p < 1, or no reply
+    UNJUDGED = "unjudged"  # no valid vote
+    UNDECIDED = "undecided"  # verdict 0 and no hint
+    SAMPLED = "sampled"  # waits for a step
+    TRAINED = "trained"
+    EXPIRED = "expired"
+    QUARANTINED = "quarantined"
+    ROLLED_BACK = "rolled_back"
+    ERASED = "erased"
+
+
+class SessionSource(StrEnum):
+    """What identified a session, in the order in which they are looked at (DESIGN section 6)."""
+
+    HEADER = "x-session-id"
+    AFFINITY = "x-session-affinity"
+    CACHE_KEY = "prompt_cache_key"
+    BODY = "session_id"
+    METADATA = "metadata.session_id"
+    OPENCLAW = "openclaw sessionId"
+    CONVERSATION = "conversation"  # nothing named it: its messages do
+
+
+@dataclass(frozen=True, slots=True)
+class SessionEvidence:
+    """What a request says about the session it belongs to.
+
+    Args:
+        source: where it was said.
+        value: the client's own value; None exactly when `source` is CONVERSATION.
+        narrowing: values that never name a session but keep equal conversations apart (`user`, …).
+    """
+
+    source: SessionSource
+    value: str | None
+    narrowing: tuple[str, ...] = ()
+
+
+@dataclass(frozen=True, slots=True)
+class KindDecision:
+    kind: TurnKind
+    reason: str  # shown to people, e.g. "header X-Turn-Type: side"
+
+
+@dataclass(frozen=True, slots=True)
+class TurnRecord:
+    """One finished turn as the gateway saw it, before it has a place among other turns.
+
+    Self-contained: what it lacks (session, parent) is found when it is entered, so it can wait in the spool.
+
+    Args:
+        turn_id: ours; also the `id` of the client's completion.
+        group_id: the first turn of an `n > 1` request; None for n = 1.
+        choice: index of this choice in its request.
+        alias: the model name the client asked for.
+        version: the adapter version that answered; 0 is the base model.
+        engine_id: None if no engine took the request.
+        messages: the request's messages, untouched.
+        tools: the request's tools, untouched.
+        response: the assistant message as relayed; None if there was none.
+        prompt_ids, response_ids: the engine's own; None if it did not say.
+        logprobs: of `response_ids`, under the recorded sampling; None if unknown.
+        sampling: every sampling field the engine was given, defaults filled in.
+        finish_reason: the engine's own word; None if the reply did not end.
+        error: why status is ERROR.
+        ends_session: the client said that the session ends with this turn.
+    """
+
+    turn_id: TurnId
+    group_id: TurnId | None
+    choice: int
+    api_key_id: ApiKeyId
+    policy: str
+    alias: str
+    evidence: SessionEvidence
+    kind: TurnKind
+    kind_reason: str
+    status: TurnStatus
+    error: str | None
+    version: int
+    engine_id: str | None
+    messages: list[Message]
+    tools: list[JsonValue] | None
+    response: Message | None
+    prompt_ids: list[int] | None
+    response_ids: list[int] | None
+    logprobs: list[float] | None
+    sampling: dict[str, JsonValue]
+    finish_reason: str | None
+    ends_session: bool
+    started_at: datetime
+    finished_at: datetime
+
+    def __post_init__(self) -> None:
+        if self.logprobs is not None:
+            ids = self.response_ids
+            if ids is None or len(ids) != len(self.logprobs):
+                raise EngineAnswerUnusable(
+                    f"turn {self.turn_id}: {len(self.logprobs)} log-probs for "
+                    f"{'unknown' if ids is None else len(ids)} response ids"
+                )
+
+
+@dataclass(frozen=True, slots=True)
+class EnteredTurn:
+    """Where a turn record found its place.
+
+    Args:
+        duplicate: it had been entered before; nothing was written.
+    """
+
+    turn_id: TurnId
+    session_id: SessionId
+    parent_turn_id: TurnId | None
+    duplicate: bool
+
+
+@dataclass(frozen=True, slots=True)
+class ApiKey:
+    """A key that was presented and found to be good."""
+
+    id: ApiKeyId
+    policy: str
+    scopes: frozenset[Scope]
+
+
+@dataclass(frozen=True, slots=True)
+class Policy:
+    """A base model plus a tree of adapter versions.
+
+    Args:
+        base_model: the name under which engines serve version 0.
+        aliases: model names that mean this policy, beside `policy` and `policy-side`.
+        active: the version new requests get.
+        sampling: what fills the sampling fields a client leaves out.
+    """
+
+    id: str
+    base_model: str
+    aliases: tuple[str, ...]
+    active: int
+    sampling: dict[str, JsonValue]
+
+
+@dataclass(frozen=True, slots=True)
+class Engine:
+    """One vLLM server.
+
+    Args:
+        versions: per policy, the adapter versions it has loaded; version 0 needs no loading.
+        draining: takes no new requests.
+    """
+
+    id: str
+    url: str
+    versions: dict[str, frozenset[int]]
+    draining: bool
+
+
+@dataclass(frozen=True, slots=True)
+class Directory:
+    """What the gateway routes by, read from Postgres about once a second and kept when that is away."""
+
+    policies: tuple[Policy, ...]
+    engines: tuple[Engine, ...]

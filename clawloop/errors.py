@@ -1,0 +1,88 @@
+"""Our errors, one tree. The type says whether trying again can help.
+
+ClawloopError
+├── PermanentError              trying again gives the same answer
+│   ├── RequestRejected         the caller's input is at fault: names the field and the remedy
+│   ├── EngineRejected          an engine refused the request; its status, code and message are kept
+│   ├── EngineAnswerUnusable    an engine's answer cannot be read, or its lengths disagree
+│   ├── RecordUnusable          a spooled turn that cannot be entered
+│   └── SetupError              this machine or its settings are at fault: says what to change
+└── TransientError              trying again later may help
+    ├── StoreUnavailable        PostgreSQL did not answer in time
+    ├── EngineUnavailable       no engine could take the request in time
+    └── EngineBroke             an engine went away in the middle of an answer
+"""
+
+from __future__ import annotations
+
+
+class ClawloopError(Exception):
+    """Root of everything we raise on purpose."""
+
+
+class PermanentError(ClawloopError):
+    """Trying again gives the same answer."""
+
+
+class TransientError(ClawloopError):
+    """Trying again later may help."""
+
+
+class RequestRejected(PermanentError):
+    """The caller's input is at fault.
+
+    Args:
+        message: what is wrong and what to do about it, for the caller.
+        status: HTTP status.
+        code: OpenAI's machine-readable code, e.g. `model_not_found`.
+        field: the field at fault, as the caller spells it; None if it is not one field.
+    """
+
+    def __init__(
+        self, message: str, *, status: int = 400, code: str = "invalid_request", field: str | None = None
+    ):
+        super().__init__(message)
+        self.message = message
+        self.status = status
+        self.code = code
+        self.field = field
+
+
+class EngineRejected(PermanentError):
+    """An engine refused the request.
+
+    Args:
+        status: the engine's HTTP status, 4xx or 5xx.
+        error: the engine's error object in OpenAI's shape: message, type, param, code.
+        retry_after: the engine's Retry-After header, if it sent one.
+    """
+
+    def __init__(self, status: int, error: dict[str, object], retry_after: str | None = None):
+        super().__init__(f"engine answered {status}: {error.get('message')}")
+        self.status = status
+        self.error = error
+        self.retry_after = retry_after
+
+
+class EngineAnswerUnusable(PermanentError):
+    """An engine's answer cannot be read, or its lengths disagree."""
+
+
+class RecordUnusable(PermanentError):
+    """A spooled turn that cannot be entered; it is set aside, not deleted."""
+
+
+class SetupError(PermanentError):
+    """This machine or its settings are at fault; the message is one line that says what to change."""
+
+
+class StoreUnavailable(TransientError):
+    """PostgreSQL did not answer in time; the caller goes on from its cache or spool."""
+
+
+class EngineUnavailable(TransientError):
+    """No engine could take the request in time; the client is told when to come back."""
+
+
+class EngineBroke(TransientError):
+    """An engine went away in the middle of an answer."""

@@ -1,0 +1,45 @@
+"""Identifiers, and how the outside spells them.
+
+Knows nothing about where they are stored. Ids made here are UUIDv7, so that they sort by the time they were
+made; session ids are UUIDv5, so that the same key and client value always name the same session.
+"""
+
+from __future__ import annotations
+
+from typing import NewType
+from uuid import UUID
+
+from uuid6 import uuid7
+
+TurnId = NewType("TurnId", UUID)
+SessionId = NewType("SessionId", UUID)
+ApiKeyId = NewType("ApiKeyId", UUID)
+
+_RESPONSE_PREFIX = "chatcmpl-"
+
+
+def new_turn_id() -> TurnId:
+    """A fresh turn id, later than every id made before it on this machine."""
+    return TurnId(UUID(int=uuid7().int))
+
+
+def new_api_key_id() -> ApiKeyId:
+    return ApiKeyId(UUID(int=uuid7().int))
+
+
+def response_id(turn_id: TurnId) -> str:
+    """The `id` a client sees on its completion."""
+    return f"{_RESPONSE_PREFIX}{turn_id.hex}"
+
+
+def turn_id_of(response: str) -> TurnId | None:
+    """The turn a client's response id names, or None if it is not one of ours."""
+    try:
+        return TurnId(UUID(hex=response.removeprefix(_RESPONSE_PREFIX)))
+    except ValueError:
+        return None
+
+
+def version_name(policy: str, version: int, base_model: str) -> str:
+    """What an engine calls a version: the base model's own name for version 0, `{policy}-v{n}` after."""
+    return base_model if version == 0 else f"{policy}-v{version}"

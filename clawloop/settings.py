@@ -1,0 +1,31 @@
+"""What an operator can set, read once in `clawloop.cli` and handed down.
+
+Environment variables begin with `CLAWLOOP_`, except `DATABASE_URL` and `TEMPORAL_ADDRESS`, which other tools
+know too. Nothing else in Clawloop reads the environment.
+"""
+
+from __future__ import annotations
+
+from pathlib import Path
+from typing import Annotated
+
+from pydantic import AliasChoices, Field
+from pydantic_settings import BaseSettings, NoDecode, SettingsConfigDict
+
+
+class Settings(BaseSettings):
+    """Settings every process shares."""
+
+    model_config = SettingsConfigDict(env_prefix="CLAWLOOP_", frozen=True, populate_by_name=True)
+
+    data: Path = Path("./.clawloop")
+    """Folder of everything that survives a restart: database, adapters, spool, logs, keys."""
+
+    database_url: Annotated[str | None, Field(validation_alias=AliasChoices("DATABASE_URL"))] = None
+    """PostgreSQL, e.g. `postgresql://user:password@host/name`. None: `clawloop up` runs its own."""
+
+    temporal_address: Annotated[str | None, Field(validation_alias=AliasChoices("TEMPORAL_ADDRESS"))] = None
+    """Temporal's `host:port`. None: `clawloop up` runs its own."""
+
+    engines: Annotated[tuple[str, ...], NoDecode] = ()
+    """URLs of vLLM servers, separated by commas. Empty: `clawloop up` runs one."""
