@@ -112,7 +112,7 @@ class TurnRecord:
         logprobs: of `response_ids`, under the recorded sampling; None if unknown.
         sampling: every sampling field the engine was given, defaults filled in.
         finish_reason: the engine's own word; None if the reply did not end.
-        error: why status is ERROR.
+        error: why status is ERROR, or why the tokens are unknown.
         ends_session: the client said that the session ends with this turn.
     """
 
@@ -166,6 +166,24 @@ class EnteredTurn:
 
 
 @dataclass(frozen=True, slots=True)
+class StoredTurn:
+    """A turn as it stands among the others: what was recorded, and what became of it.
+
+    Args:
+        record: exactly as it was entered, rebuilt.
+        outcome_detail: why; None while there is nothing to say.
+        announced_at: when its session's workflow was told; None if it was not.
+    """
+
+    record: TurnRecord
+    session_id: SessionId
+    parent_turn_id: TurnId | None
+    outcome: Outcome
+    outcome_detail: str | None
+    announced_at: datetime | None
+
+
+@dataclass(frozen=True, slots=True)
 class ApiKey:
     """A key that was presented and found to be good."""
 
@@ -213,3 +231,18 @@ class Directory:
 
     policies: tuple[Policy, ...]
     engines: tuple[Engine, ...]
+
+
+@dataclass(frozen=True, slots=True)
+class Wanted:
+    """What a request needs of an engine.
+
+    Args:
+        model: the name the engine serves it under.
+        affinity: requests with the same value go to the same engine while it is healthy, for its prefix cache.
+    """
+
+    policy: str
+    version: int
+    model: str
+    affinity: str

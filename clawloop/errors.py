@@ -38,9 +38,7 @@ class RequestRejected(PermanentError):
         field: the field at fault, as the caller spells it; None if it is not one field.
     """
 
-    def __init__(
-        self, message: str, *, status: int = 400, code: str = "invalid_request", field: str | None = None
-    ):
+    def __init__(self, message: str, *, status: int = 400, code: str = "invalid_request", field: str | None = None):
         super().__init__(message)
         self.message = message
         self.status = status

@@ -1,0 +1,176 @@
+"""Messages in the form in which they are compared, and the digests of that form.
+
+For matching only; what goes to an engine is never changed. Knows nothing about sessions, turns or storage.
+Never raises for a message of any JSON shape: whether a message is valid is decided elsewhere.
+
+The digests are stored. A change to this form, or to `encoding`, needs a new `_FORM`, and conversations begun
+before it are no longer recognised by their messages.
+"""
+
+from __future__ import annotations
+
+import re
+from collections.abc import Sequence
+from hashlib import blake2b
+
+import orjson
+from pydantic import JsonValue
+
+from clawloop.contracts import Message
+from clawloop.ids import ApiKeyId
+from clawloop.turns.encoding import encode
+from clawloop.turns.thinking import spoken
+
+_FORM = "clawloop 1"
+
+# (begin, end) of a user message that is made for one request only. OpenClaw escapes both marks in what people
+# type. Where text follows the end mark, somebody said something, and the message is none of these.
+VOLATILE_FRAMES = (("<<<BEGIN_OPENCLAW_INTERNAL_CONTEXT>>>", "<<<END_OPENCLAW_INTERNAL_CONTEXT>>>"),)
+
+_TEXT_PARTS = frozenset({"text", "input_text", "output_text"})
+_THINKING_PARTS = frozenset({"thinking", "redacted_thinking", "reasoning"})
+
+_NOT_ALPHANUMERIC = re.compile(r"[^A-Za-z0-9]+")
+_CALL_ID_LENGTH = 40  # OpenClaw replays at most this many letters and digits of a tool-call id
+_DIGEST_SIZE = 16  # 128 bits: no two of any number of messages we will see collide by chance
+
+
+def is_volatile(message: Message) -> bool:
+    """Whether the client adds this message to one request and never keeps it."""
+    if message.get("role") != "user":
+        return False
+    text = "".join(text_parts(message))
+    return any(
+        text.startswith(begin) and (end not in text or not text.rpartition(end)[2].strip())
+        for begin, end in VOLATILE_FRAMES
+    )
+
+
+def text_parts(message: Message) -> list[str]:
+    """The texts a message's content is made of, in order; other parts are left out."""
+    content = message.get("content")
+    parts = content if isinstance(content, list) else [content]
+    return [text for text in map(_text_of, parts) if text is not None]
+
+
+def canonical(message: Message) -> Message:
+    """The message as it is compared; applying it again changes nothing.
+
+    developer = system; text parts = their text; null = empty; an assistant's thinking, the white space around
+    its text and its name do not count; tool-call ids keep 40 letters and digits; arguments are JSON where they
+    parse as an object or array. Parts that are not text stay as they are. Unknown fields are left out.
+    """
+    role = message.get("role")
+    if role == "developer":
+        role = "system"
+    plain: Message = {"role": role, "content": _content(message.get("content"), aloud=role == "assistant")}
+    calls = message.get("tool_calls")
+    if calls:
+        plain["tool_calls"] = [_call(call) for call in calls] if isinstance(calls, list) else calls
+    if message.get("tool_call_id") is not None:
+        plain["tool_call_id"] = _call_id(message["tool_call_id"])
+    if role == "user" and message.get("name"):  # two people in one conversation; other roles' names come and go
+        plain["name"] = message["name"]
+    return plain
+
+
+def seed_digest(key: ApiKeyId, narrowing: tuple[str, ...]) -> bytes:
+    """Where the prefixes of one key's conversations begin; other keys and narrowings share none of them."""
+    return _digest(encode([_FORM, key.hex, *narrowing]))
+
+
+def prefix_digests(seed: bytes, messages: Sequence[Message]) -> list[bytes]:
+    """Entry i is the digest of messages[:i + 1]; a volatile message leaves it as it was."""
+    digests: list[bytes] = []
+    digest = seed
+    for message in messages:
+        digest = extend_digest(digest, message)
+        digests.append(digest)
+    return digests
+
+
+def extend_digest(prefix: bytes, message: Message) -> bytes:
+    """The digest of a prefix and one more message."""
+    if is_volatile(message):
+        return prefix
+    return _digest(prefix + encode(canonical(message)))  # a prefix has one length, so nothing runs together
+
+
+def response_digest(message: Message) -> bytes | None:
+    """The digest of an assistant message alone; None when it has neither text nor tool calls."""
+    plain = canonical(message)
+    if plain["content"] == "" and "tool_calls" not in plain:
+        return None
+    return _digest(encode(plain))
+
+
+def _digest(data: bytes) -> bytes:
+    return blake2b(data, digest_size=_DIGEST_SIZE).digest()
+
+
+def _text_of(part: JsonValue) -> str | None:
+    if isinstance(part, str):
+        return part
+    if isinstance(part, dict) and part.get("type") in _TEXT_PARTS and isinstance(part.get("text"), str):
+        return part["text"]  # type: ignore[return-value]
+    return None
+
+
+def _content(content: JsonValue, *, aloud: bool) -> JsonValue:
+    """Text where all of it is text; otherwise its parts, neighbouring texts joined."""
+    if content is None:
+        return ""
+    if isinstance(content, str):
+        return spoken(content) if aloud else content
+    if not isinstance(content, list):
+        return content
+    parts: list[JsonValue] = []
+    run: list[str] = []
+
+    def close_run() -> None:
+        text = "".join(run)
+        run.clear()
+        if text := spoken(text) if aloud else text:
+            parts.append({"type": "text", "text": text})
+
+    for part in content:
+        text = _text_of(part)
+        if text is not None:
+            run.append(text)
+        elif not (aloud and isinstance(part, dict) and part.get("type") in _THINKING_PARTS):
+            close_run()
+            parts.append(part)
+    close_run()
+    if not parts:
+        return ""
+    return _text_of(parts[0]) or parts if len(parts) == 1 else parts
+
+
+def _call(call: JsonValue) -> JsonValue:
+    function = call.get("function") if isinstance(call, dict) else None
+    if not isinstance(call, dict) or not isinstance(function, dict):
+        return call
+    return {
+        "id": _call_id(call.get("id")),
+        "function": {"name": function.get("name"), "arguments": _arguments(function.get("arguments"))},
+    }
+
+
+def _call_id(value: JsonValue) -> JsonValue:
+    if value is None:
+        return ""
+    return _NOT_ALPHANUMERIC.sub("", value)[:_CALL_ID_LENGTH] if isinstance(value, str) else value
+
+
+def _arguments(arguments: JsonValue) -> JsonValue:
+    """Arguments as JSON. No arguments are written as nothing, null or {} by turns."""
+    if arguments is None:
+        return {}
+    if not isinstance(arguments, str):
+        return arguments
+    text = arguments.strip()
+    try:
+        value: JsonValue = orjson.loads(text)
+    except orjson.JSONDecodeError:
+        return text or {}
+    return value if isinstance(value, dict | list) else text

@@ -1,0 +1,191 @@
+"""A conversation that nothing names is known by its messages."""
+
+from __future__ import annotations
+
+import pytest
+from hypothesis import given
+from hypothesis import strategies as st
+
+from clawloop.contracts import Message
+from clawloop.ids import SessionId
+from clawloop.turns.canonical import extend_digest, prefix_digests, seed_digest
+from clawloop.turns.conversation import KnownPrefix, choose_session, lookup
+from clawloop.turns.identify import conversation_session_id
+from tests.chats import (
+    KEY,
+    OTHER_KEY,
+    SEED,
+    VOLATILE,
+    assistant,
+    calls,
+    exchanges,
+    plain_messages,
+    system,
+    tool,
+    turn,
+    user,
+)
+
+
+class Ledger:
+    """Keeps known prefixes and enters turns as the gateway's store does, in memory."""
+
+    def __init__(self) -> None:
+        self.known: list[KnownPrefix] = []
+        self._turns = 0
+
+    def enter(
+        self, messages: list[Message], response: Message, *, completed: bool = True, seed: bytes = SEED
+    ) -> SessionId:
+        found = lookup(seed, messages)
+        digests = {*found.replies, found.whole}
+        chosen = choose_session(found, [prefix for prefix in self.known if prefix.digest in digests])
+        self._turns += 1
+        turn_id = turn(self._turns)
+        session = chosen or conversation_session_id(turn_id)
+        reply = extend_digest(found.whole, response)
+        self.known.append(KnownPrefix(reply, turn_id, session, is_reply=True, completed=completed))
+        self.known.append(KnownPrefix(found.whole, turn_id, session, is_reply=False, completed=completed))
+        return session
+
+
+OPENING: list[Message] = [system("s"), user("hi")]
+LATER: list[Message] = [*OPENING, assistant("hello"), user("how are you")]
+
+
+def test_what_is_looked_up_is_each_reply_and_the_whole() -> None:
+    messages = [*LATER, calls("exec"), tool("exec", "x"), VOLATILE]
+    digests = prefix_digests(SEED, messages)
+    found = lookup(SEED, messages)
+    assert found.replies == [digests[2], digests[4]]
+    assert found.whole == digests[-1] == digests[-2]
+    assert found.has_assistant
+    assert not lookup(SEED, OPENING).has_assistant
+    assert lookup(SEED, []).whole == SEED
+
+
+def test_a_conversation_goes_on_in_its_session() -> None:
+    ledger = Ledger()
+    first = ledger.enter([*OPENING, VOLATILE], assistant("<think>hm</think>hello"))
+    assert ledger.enter(LATER, calls("exec")) == first
+    assert ledger.enter([*LATER, calls("exec"), tool("exec", "x"), VOLATILE], assistant("done")) == first
+
+
+def test_the_same_opening_again_starts_another_session() -> None:
+    ledger = Ledger()
+    first = ledger.enter(OPENING, assistant("hello"))
+    assert ledger.enter(OPENING, assistant("good day")) != first
+
+
+def test_the_newest_of_equal_conversations_goes_on() -> None:
+    ledger = Ledger()
+    ledger.enter(OPENING, assistant("hello"))
+    second = ledger.enter(OPENING, assistant("hello"))
+    assert ledger.enter(LATER, assistant("fine")) == second
+
+
+def test_an_opening_whose_reply_never_completed_is_taken_up_again() -> None:
+    ledger = Ledger()
+    first = ledger.enter(OPENING, assistant(""), completed=False)
+    assert ledger.enter([*OPENING, VOLATILE], assistant("hel"), completed=False) == first
+    assert ledger.enter(OPENING, assistant("hello")) == first
+    assert ledger.enter(OPENING, assistant("hello")) != first  # answered by now: somebody begins anew
+
+
+def test_an_old_failure_is_not_taken_up_after_a_newer_success() -> None:
+    ledger = Ledger()
+    failed = ledger.enter(OPENING, assistant(""), completed=False)
+    ledger.known[0], ledger.known[1] = ledger.known[1], ledger.known[0]  # the order of rows says nothing
+    assert ledger.enter(OPENING, assistant("hello")) == failed
+    ledger.known.reverse()
+    assert ledger.enter(OPENING, assistant("hello")) != failed
+
+
+def test_an_opening_with_examples_is_taken_up_again_too() -> None:
+    examples: list[Message] = [user("1+1"), assistant("2"), user("2+2")]
+    ledger = Ledger()
+    first = ledger.enter(examples, assistant(""), completed=False)
+    assert ledger.enter(examples, assistant("4")) == first
+    assert ledger.enter(examples, assistant("4")) != first
+
+
+def test_an_opening_that_ends_with_the_beginning_of_an_answer_is_no_known_reply() -> None:
+    begun: list[Message] = [user("tell me"), assistant("Once")]
+    ledger = Ledger()
+    first = ledger.enter(begun, assistant(" upon"))
+    assert ledger.enter(begun, assistant(" more")) != first
+
+
+@pytest.mark.parametrize(
+    ("messages", "same"),
+    [
+        ([*OPENING, assistant("hello"), user("something else")], True),  # the second message edited
+        ([*OPENING, assistant("hello"), user("how are you"), assistant("edited"), user("x")], True),
+        ([*LATER, assistant("fine"), user("bye")], True),
+        (LATER, True),  # asked again
+        ([system("s"), user("edited"), assistant("hello"), user("how are you")], False),  # nothing known before it
+        ([system("t"), user("hi"), assistant("hello"), user("how are you")], False),
+        ([*OPENING, assistant("edited"), user("how are you")], False),
+    ],
+)
+def test_an_edited_history_is_a_branch_of_its_session_while_a_reply_of_it_is_known(
+    messages: list[Message], same: bool
+) -> None:
+    ledger = Ledger()
+    session = ledger.enter(OPENING, assistant("hello"))
+    ledger.enter(LATER, assistant("fine"))
+    assert (ledger.enter(messages, assistant("x")) == session) is same
+
+
+def test_the_deepest_known_reply_wins_over_a_newer_shallow_one() -> None:
+    found = lookup(SEED, [*LATER, assistant("fine"), user("bye")])
+    old, new = (conversation_session_id(turn(n)) for n in (1, 2))
+    shallow, deep = found.replies
+    known = [
+        KnownPrefix(deep, turn(1), old, is_reply=True, completed=True),
+        KnownPrefix(shallow, turn(2), new, is_reply=True, completed=True),
+        KnownPrefix(found.whole, turn(3), new, is_reply=False, completed=False),
+    ]
+    assert choose_session(found, known) == old
+    assert choose_session(found, known[1:]) == new
+    assert choose_session(found, []) is None
+
+
+@given(exchanges, st.data())
+def test_a_continued_conversation_is_always_found(
+    said: list[tuple[list[Message], Message]], data: st.DataObject
+) -> None:
+    ledger = Ledger()
+    history: list[Message] = []
+    sessions: set[SessionId] = set()
+    for words, answer in said:
+        history += words
+        request = [*history, VOLATILE] if data.draw(st.booleans()) else list(history)
+        sessions.add(ledger.enter(request, answer))
+        history.append(answer)
+    assert len(sessions) == 1
+
+
+@given(exchanges, st.data())
+def test_an_edit_after_a_known_reply_forks_within_the_session(
+    said: list[tuple[list[Message], Message]], data: st.DataObject
+) -> None:
+    ledger = Ledger()
+    history: list[Message] = []
+    replies: list[int] = []
+    session: SessionId | None = None
+    for words, answer in said:
+        history += words
+        session = ledger.enter(list(history), answer)
+        history.append(answer)
+        replies.append(len(history))
+    kept = data.draw(st.sampled_from(replies))
+    assert ledger.enter([*history[:kept], user("edited")], assistant("x")) == session
+
+
+@given(st.lists(plain_messages, min_size=1, max_size=5))
+def test_another_key_or_narrowing_finds_nothing(messages: list[Message]) -> None:
+    ledger = Ledger()
+    session = ledger.enter(messages, assistant("x"))
+    for seed in (seed_digest(OTHER_KEY, ()), seed_digest(KEY, ("user=ann",))):
+        assert ledger.enter([*messages, assistant("x"), user("y")], assistant("z"), seed=seed) != session

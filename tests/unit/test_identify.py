@@ -1,0 +1,228 @@
+"""A request names its session in the order of DESIGN section 6, and no two keys share one."""
+
+from __future__ import annotations
+
+from uuid import UUID
+
+import pytest
+from hypothesis import given
+from hypothesis import strategies as st
+from pydantic import JsonValue
+
+from clawloop.contracts import Message, SessionEvidence, SessionSource
+from clawloop.ids import ApiKeyId
+from clawloop.turns.identify import conversation_session_id, ends_session, identify, named_session_id
+from tests.chats import KEY, OTHER_KEY, VOLATILE, assistant, json_values, turn, user
+from tests.openclaw_chats import (
+    COMPACTED,
+    COMPACTION_REQUEST,
+    DEMO_LINE,
+    FIRST,
+    HEARTBEAT_REQUEST,
+    MAIN_LINE,
+    SECOND,
+    UUID_ID,
+    affinity,
+)
+
+Headers = dict[str, str]
+Body = dict[str, JsonValue]
+
+
+def session_of(headers: Headers, body: Body, key: ApiKeyId = KEY) -> UUID:
+    return named_session_id(key, identify(headers, body))
+
+
+def chat(*messages: Message) -> Body:
+    return {"messages": list(messages)}
+
+
+EVERYTHING: Body = {
+    "prompt_cache_key": f"{UUID_ID}:3",
+    "session_id": "body",
+    "metadata": {"session_id": "meta"},
+    "messages": list(FIRST),
+    "user": "ann",
+}
+
+
+@pytest.mark.parametrize(
+    ("headers", "without", "source", "value"),
+    [
+        ({"x-session-id": " s1 ", "x-session-affinity": "a"}, (), SessionSource.HEADER, "s1"),
+        ({"x-session-id": " ", "x-session-affinity": "a"}, (), SessionSource.AFFINITY, "a"),
+        ({}, (), SessionSource.CACHE_KEY, UUID_ID),
+        ({}, ("prompt_cache_key",), SessionSource.BODY, "body"),
+        ({}, ("prompt_cache_key", "session_id"), SessionSource.METADATA, "meta"),
+        ({}, ("prompt_cache_key", "session_id", "metadata"), SessionSource.OPENCLAW, "side-demo"),
+        ({}, ("prompt_cache_key", "session_id", "metadata", "messages"), SessionSource.CONVERSATION, None),
+    ],
+)
+def test_the_first_thing_that_names_the_session_counts(
+    headers: Headers, without: tuple[str, ...], source: SessionSource, value: str | None
+) -> None:
+    body = {field: said for field, said in EVERYTHING.items() if field not in without}
+    narrowing = ("user=ann",) if source is SessionSource.CONVERSATION else ()
+    assert identify(headers, body) == SessionEvidence(source, value, narrowing)
+
+
+@pytest.mark.parametrize("wrong", [None, "", "  ", 5, True, ["a"], {"id": "a"}])
+def test_what_is_empty_or_of_the_wrong_type_names_nothing(wrong: JsonValue) -> None:
+    body: Body = {"session_id": wrong, "metadata": {"session_id": wrong}, "prompt_cache_key": wrong, "user": wrong}
+    assert identify({}, body) == SessionEvidence(SessionSource.CONVERSATION, None)
+    assert identify({}, {"metadata": wrong, "messages": wrong}).value is None
+
+
+@pytest.mark.parametrize(
+    ("headers", "body"),
+    [
+        (affinity(f"{UUID_ID}:0"), {}),
+        (affinity(f"{UUID_ID}:12"), {}),
+        (affinity(UUID_ID), {}),  # compaction summaries
+        ({"x-session-affinity": UUID_ID.upper()}, {}),
+        ({}, {"prompt_cache_key": f"{UUID_ID}:4"}),
+        ({}, {"messages": list(HEARTBEAT_REQUEST)}),
+    ],
+)
+def test_every_way_in_which_openclaw_says_its_id_is_one_session(headers: Headers, body: Body) -> None:
+    assert session_of(headers, body) == session_of(affinity(f"{UUID_ID}:0"), {})
+
+
+@pytest.mark.parametrize(
+    ("headers", "messages"),
+    [
+        (affinity("side-demo:0"), FIRST),
+        (affinity("side-demo:2"), COMPACTED),
+        (affinity("side-demo"), COMPACTION_REQUEST),
+        ({}, FIRST),
+        ({}, SECOND),
+        ({}, COMPACTED),
+    ],
+)
+def test_openclaw_ids_need_not_be_uuids(headers: Headers, messages: list[Message]) -> None:
+    evidence = identify(headers, {"messages": list(messages)})
+    assert evidence.value == "side-demo"
+    assert named_session_id(KEY, evidence) == session_of(affinity("side-demo:0"), {})
+
+
+@pytest.mark.parametrize("length", range(55, 80))
+def test_long_openclaw_ids_are_one_session_though_it_cuts_them_at_64(length: int) -> None:
+    whole = ("abcdefghij" * 8)[:length]
+    sent = [whole[:64], *(whole[: 64 - len(suffix)] + suffix for suffix in (":0", ":10", ":999"))]
+    line = DEMO_LINE.replace("sessionId=side-demo", f"sessionId={whole}")
+    sessions = {session_of(affinity(value), {}) for value in sent} | {session_of({}, chat(user(f"x\n\n{line}")))}
+    assert len(sessions) == 1
+
+
+def test_the_affinity_of_other_clients_is_taken_whole() -> None:
+    one, other = {"x-session-affinity": "tenant:1"}, {"x-session-affinity": "tenant:2"}
+    assert identify(one, {}).value == "tenant:1"
+    assert session_of(one, {}) != session_of(other, {})
+
+
+def test_cache_keys_of_another_form_only_narrow() -> None:
+    evidence = identify({}, {"prompt_cache_key": "tenant:1", "safety_identifier": "s", "user": "u"})
+    assert evidence == SessionEvidence(
+        SessionSource.CONVERSATION, None, ("user=u", "safety_identifier=s", "prompt_cache_key=tenant:1")
+    )
+    assert identify({}, {"prompt_cache_key": UUID_ID}).source is SessionSource.CONVERSATION
+
+
+def test_one_value_in_header_body_and_metadata_is_one_session_but_not_openclaws() -> None:
+    sessions = {
+        session_of({"x-session-id": "a"}, {}),
+        session_of({}, {"session_id": "a"}),
+        session_of({}, {"metadata": {"session_id": "a"}}),
+    }
+    assert len(sessions) == 1
+    assert session_of({"x-session-affinity": "a"}, {}) not in sessions
+
+
+@pytest.mark.parametrize(
+    "messages",
+    [
+        [user("hello"), assistant("hi"), user(f"x\n\n{DEMO_LINE}")],  # not the first user message
+        [user(f"{DEMO_LINE}\nWhat is this line?")],  # not at its end
+        [user(f"What is this: {DEMO_LINE}")],  # not a line of its own
+        [user(DEMO_LINE.replace("sessionId=", "sessionID="))],
+        [user(DEMO_LINE.replace("sessionId=side-demo", "sessionId="))],
+        [user(DEMO_LINE.replace("sessionId=side-demo", "sessionId=a b"))],
+        [user(DEMO_LINE.replace("session=agent:", "session="))],
+        [user("Runtime: sessionId=side-demo")],
+        [user("Runtime: session=agent:main | and then | sessionId=side-demo")],
+        [{"role": "system", "content": DEMO_LINE}, user("hello")],
+        [assistant(DEMO_LINE)],
+        ["Runtime: ", {"role": "user"}, {"role": "user", "content": 5}],
+        COMPACTION_REQUEST,
+        [],
+    ],
+)
+def test_only_openclaws_own_line_names_a_session(messages: list[JsonValue]) -> None:
+    assert identify({}, {"messages": messages}).source is SessionSource.CONVERSATION
+
+
+def test_openclaws_line_is_found_behind_volatile_messages_and_in_content_parts() -> None:
+    parts: Message = {"role": "user", "content": [{"type": "text", "text": "hi"}, {"type": "text", "text": MAIN_LINE}]}
+    assert identify({}, chat(VOLATILE, parts)).value == UUID_ID
+
+
+@pytest.mark.parametrize("value", ["x" * 257, "x" * 10**6, "a\0b", "a\nb", "\ud800"])
+def test_values_that_cannot_be_stored_as_they_are_still_name_one_session(value: str) -> None:
+    evidence = identify({}, {"session_id": value})
+    assert evidence.value is not None
+    assert evidence.value.startswith("sha256:")
+    assert len(evidence.value) < 100
+    assert session_of({}, {"session_id": value}) == session_of({"x-session-id": value}, {})
+    assert session_of({}, {"session_id": value}) != session_of({}, {"session_id": value + "x"})
+    assert identify({}, {"session_id": "x" * 256}).value == "x" * 256
+
+
+def test_a_session_that_nothing_names_has_no_named_id() -> None:
+    with pytest.raises(ValueError, match="no value names"):
+        named_session_id(KEY, SessionEvidence(SessionSource.CONVERSATION, None))
+    assert conversation_session_id(turn(1)) == conversation_session_id(turn(1))
+    assert conversation_session_id(turn(1)) != conversation_session_id(turn(2))
+
+
+@pytest.mark.parametrize(
+    ("headers", "body", "ends"),
+    [
+        ({"x-session-done": "1"}, {}, True),
+        ({"x-session-done": " Yes "}, {}, True),
+        ({"x-session-done": "0"}, {"session_done": "on"}, True),
+        ({}, {"session_done": True}, True),
+        ({}, {"session_done": 1}, True),
+        ({}, {"session_done": "TRUE"}, True),
+        ({}, {"session_done": False}, False),
+        ({}, {"session_done": 2}, False),
+        ({}, {"session_done": None}, False),
+        ({}, {"session_done": ["true"]}, False),
+        ({"x-session-done": "false"}, {}, False),
+        ({}, {}, False),
+    ],
+)
+def test_a_session_ends_when_the_client_says_so(headers: Headers, body: Body, ends: bool) -> None:
+    assert ends_session(headers, body) is ends
+
+
+bodies = st.fixed_dictionaries(
+    {},
+    optional={
+        field: json_values | st.just("a") | st.just(f"{UUID_ID}:1")
+        for field in ("prompt_cache_key", "session_id", "metadata", "messages", "user", "session_done")
+    },
+)
+header_values = st.dictionaries(
+    st.sampled_from(["x-session-id", "x-session-affinity", "x-client-request-id", "x-session-done"]),
+    st.text(max_size=5),
+)
+
+
+@given(header_values, bodies)
+def test_two_keys_never_share_a_session_and_no_body_raises(headers: Headers, body: Body) -> None:
+    evidence = identify(headers, body)
+    ends_session(headers, body)
+    assert (evidence.value is None) is (evidence.source is SessionSource.CONVERSATION)
+    if evidence.value is not None:
+        assert named_session_id(KEY, evidence) == named_session_id(KEY, evidence)
+        assert named_session_id(KEY, evidence) != named_session_id(OTHER_KEY, evidence)
