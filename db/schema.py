@@ -1,0 +1,91 @@
+"""The schema's version: bring a database to it, and ask whether it is there.
+
+Knows nothing about what the tables are; the steps are in `migrations/versions`. A database newer than this code
+is not current either: after a roll-back of the program one must be able to tell.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Iterator
+from contextlib import contextmanager
+from functools import cache
+from importlib.resources import files
+
+from alembic import command
+from alembic.config import Config
+from alembic.script import ScriptDirectory
+from alembic.util import CommandError
+from sqlalchemy import create_engine, text
+from sqlalchemy.exc import OperationalError
+from sqlalchemy.ext.asyncio import AsyncConnection
+
+from clawloop.errors import SetupError
+from db.engine import Database, driver_url
+
+_LOCK = 0x636C6177  # "claw": whoever migrates holds this advisory lock
+_CONNECT_SECONDS = 10
+
+
+def migrate(database_url: str) -> None:
+    """Bring the database to the newest schema; blocking. Several may do it at once.
+
+    Raises:
+        SetupError: the database cannot be reached, does not let us in, or is newer than this code.
+    """
+    with _migrating(database_url) as config:
+        command.upgrade(config, "head")
+
+
+def migrate_down(database_url: str, revision: str) -> None:
+    """Take the database back to an older revision, `base` for an empty one. What only newer ones hold is lost.
+
+    Raises:
+        SetupError
+    """
+    with _migrating(database_url) as config:
+        command.downgrade(config, revision)
+
+
+@contextmanager
+def _migrating(database_url: str) -> Iterator[Config]:
+    engine = create_engine(driver_url(database_url), connect_args={"connect_timeout": _CONNECT_SECONDS})
+    try:
+        with engine.begin() as connection:
+            connection.execute(text("SELECT pg_advisory_xact_lock(:lock)"), {"lock": _LOCK})
+            config = _config()
+            config.attributes["connection"] = connection
+            yield config
+    except OperationalError as error:
+        raise SetupError(f"cannot use the database: {' '.join(str(error.orig).split())}") from error
+    except CommandError as error:
+        raise SetupError(f"cannot change the database's schema: {error}") from error
+    finally:
+        engine.dispose()
+
+
+async def is_current(database: Database) -> bool:
+    """Whether the database has exactly the schema this code was written for.
+
+    Raises:
+        StoreUnavailable
+    """
+    return await database.run(_revision) == head()
+
+
+@cache
+def head() -> str | None:
+    """The newest revision this code knows."""
+    return ScriptDirectory.from_config(_config()).get_current_head()
+
+
+async def _revision(connection: AsyncConnection) -> str | None:
+    if await connection.scalar(text("SELECT to_regclass('alembic_version')")) is None:
+        return None
+    revision: str | None = await connection.scalar(text("SELECT version_num FROM alembic_version"))
+    return revision
+
+
+def _config() -> Config:
+    config = Config()
+    config.set_main_option("script_location", str(files("migrations")).replace("%", "%%"))
+    return config

@@ -1,0 +1,240 @@
+"""The tables. What every column means, and nothing about how it is filled.
+
+Columns of later slices come with their own migrations. Ids are UUIDs made by us (clawloop.ids); text that names
+one of a closed set is one of the enums in clawloop.contracts, or `SessionState` here.
+"""
+
+from __future__ import annotations
+
+from datetime import datetime
+from enum import StrEnum
+from typing import Any
+from uuid import UUID
+
+from sqlalchemy import (
+    ARRAY,
+    CheckConstraint,
+    ForeignKey,
+    ForeignKeyConstraint,
+    Index,
+    LargeBinary,
+    MetaData,
+    Text,
+    text,
+)
+from sqlalchemy.dialects.postgresql import TIMESTAMP
+from sqlalchemy.orm import DeclarativeBase, Mapped, mapped_column
+
+from clawloop.contracts import Outcome, TurnKind, TurnStatus
+from db.exact_json import ExactJson
+
+
+class SessionState(StrEnum):
+    OPEN = "open"
+    ENDING = "ending"  # the client said that its last turn was the last
+    CLOSED = "closed"
+
+
+class PrefixRole(StrEnum):
+    """What of a conversation a stored hash stands for."""
+
+    REQUEST = "request"  # all messages of the turn's request
+    REPLY = "reply"  # those and the turn's reply
+    EXPECTED = "expected"  # up to a reply the turn's request holds, of a turn nobody has entered (yet)
+
+
+def _one_of(column: str, values: type[StrEnum]) -> CheckConstraint:
+    listed = ", ".join(f"'{value}'" for value in values)
+    return CheckConstraint(f"{column} IN ({listed})", name=column)
+
+
+class Base(DeclarativeBase):
+    metadata = MetaData(
+        naming_convention={
+            "ix": "%(table_name)s_%(column_0_N_name)s_idx",
+            "uq": "%(table_name)s_%(column_0_N_name)s_key",
+            "ck": "%(table_name)s_%(constraint_name)s_check",
+            "fk": "%(table_name)s_%(column_0_N_name)s_fkey",
+            "pk": "%(table_name)s_pkey",
+        }
+    )
+    type_annotation_map = {  # noqa: RUF012
+        str: Text,
+        bytes: LargeBinary,
+        list[str]: ARRAY(Text),
+        datetime: TIMESTAMP(timezone=True),
+    }
+
+
+class Policy(Base):
+    """A base model plus a tree of adapter versions."""
+
+    __tablename__ = "policies"
+
+    id: Mapped[str] = mapped_column(primary_key=True)
+    base_model: Mapped[str]  # the name under which engines serve version 0
+    aliases: Mapped[list[str]]
+    sampling: Mapped[Any] = mapped_column(ExactJson)  # fills the fields a client leaves out
+    head: Mapped[int]  # newest committed version
+    active: Mapped[int]  # the version new requests get
+    epoch: Mapped[int] = mapped_column(server_default=text("0"))  # raised by every roll-back
+    paused_reason: Mapped[str | None]
+    work_waiting: Mapped[bool] = mapped_column(server_default=text("false"))
+    created_at: Mapped[datetime] = mapped_column(server_default=text("now()"))
+
+
+class Version(Base):
+    """What a step produced; version 0 is the base model itself."""
+
+    __tablename__ = "versions"
+    __table_args__ = (
+        ForeignKeyConstraint(["policy", "parent"], ["versions.policy", "versions.n"]),
+        CheckConstraint("(n = 0) = (parent IS NULL) AND (n = 0) = (path IS NULL)", name="base"),
+    )
+
+    policy: Mapped[str] = mapped_column(ForeignKey("policies.id"), primary_key=True)
+    n: Mapped[int] = mapped_column(primary_key=True)
+    parent: Mapped[int | None]
+    path: Mapped[str | None]
+    sha256: Mapped[bytes | None]
+    created_at: Mapped[datetime] = mapped_column(server_default=text("now()"))
+
+
+class ApiKey(Base):
+    """A key's secret is not here: only what recognises it."""
+
+    __tablename__ = "api_keys"
+
+    id: Mapped[UUID] = mapped_column(primary_key=True)
+    policy: Mapped[str] = mapped_column(ForeignKey("policies.id"))
+    name: Mapped[str]
+    prefix: Mapped[str] = mapped_column(unique=True)  # the public part
+    secret_sha256: Mapped[bytes]
+    scopes: Mapped[list[str]]
+    created_at: Mapped[datetime] = mapped_column(server_default=text("now()"))
+    revoked_at: Mapped[datetime | None]
+
+
+class Session(Base):
+    """One conversation with one key."""
+
+    __tablename__ = "sessions"
+    __table_args__ = (_one_of("state", SessionState),)
+
+    id: Mapped[UUID] = mapped_column(primary_key=True)
+    policy: Mapped[str] = mapped_column(ForeignKey("policies.id"))
+    api_key_id: Mapped[UUID] = mapped_column(ForeignKey("api_keys.id"))
+    external_id: Mapped[str | None]  # the client's own value
+    identified_by: Mapped[str]  # SessionSource of the turn that began it
+    state: Mapped[str]
+    created_at: Mapped[datetime] = mapped_column(server_default=text("now()"))
+    last_turn_at: Mapped[datetime]
+
+
+class ToolList(Base):
+    """The tools of requests, each list once."""
+
+    __tablename__ = "tool_lists"
+
+    sha256: Mapped[bytes] = mapped_column(primary_key=True)  # of the JSON text
+    tools: Mapped[Any] = mapped_column(ExactJson)
+
+
+class Turn(Base):
+    """One request and its response.
+
+    The request's messages are the first `messages_kept` of the parent's conversation (its messages and its
+    response), then `messages_added`. Its prompt ids are the first `prompt_shared` of the parent's tokens (prompt
+    and response), then `prompt_ids`. Without a parent both counts are 0.
+    """
+
+    __tablename__ = "turns"
+    __table_args__ = (
+        _one_of("kind", TurnKind),
+        _one_of("status", TurnStatus),
+        _one_of("outcome", Outcome),
+        CheckConstraint("parent_turn_id < id", name="parent_is_older"),  # so chains end
+        CheckConstraint("parent_turn_id IS NOT NULL OR messages_kept = 0", name="kept_of_parent"),
+        CheckConstraint("parent_turn_id IS NOT NULL OR prompt_shared = 0", name="shared_with_parent"),
+        CheckConstraint("(prompt_shared IS NULL) = (prompt_ids IS NULL)", name="prompt_known"),
+        CheckConstraint(
+            "octet_length(prompt_ids) % 4 = 0 AND octet_length(response_ids) % 4 = 0", name="ids_are_whole"
+        ),
+        CheckConstraint(
+            "logprobs IS NULL OR (response_ids IS NOT NULL AND octet_length(logprobs)"
+            " IN (octet_length(response_ids), 2 * octet_length(response_ids)))",
+            name="logprob_per_id",
+        ),
+        Index(None, "session_id", "id"),
+        Index(None, "session_id", "response_digest"),
+        Index(None, "parent_turn_id"),
+        Index("turns_unannounced_idx", "id", postgresql_where=text("announced_at IS NULL")),
+    )
+
+    id: Mapped[UUID] = mapped_column(primary_key=True)
+    session_id: Mapped[UUID] = mapped_column(ForeignKey("sessions.id"))
+    parent_turn_id: Mapped[UUID | None] = mapped_column(ForeignKey("turns.id"))
+    group_id: Mapped[UUID | None]  # first turn of an n > 1 request
+    choice: Mapped[int]
+    kind: Mapped[str]
+    kind_reason: Mapped[str]
+    status: Mapped[str]
+    error: Mapped[str | None]  # why the status is error
+    outcome: Mapped[str]
+    outcome_detail: Mapped[str | None]
+    alias: Mapped[str]  # the model name the client asked for
+    version: Mapped[int]
+    engine_id: Mapped[str | None]
+    evidence: Mapped[Any] = mapped_column(ExactJson)  # SessionEvidence
+    messages_kept: Mapped[int]
+    messages_added: Mapped[Any] = mapped_column(ExactJson)
+    tools_sha256: Mapped[bytes | None] = mapped_column(ForeignKey("tool_lists.sha256"))
+    response: Mapped[Any | None] = mapped_column(ExactJson)
+    response_digest: Mapped[bytes | None]  # of the reply alone, normalised: finds parents
+    reply_digest: Mapped[bytes | None]  # of the conversation up to and with the reply
+    prompt_shared: Mapped[int | None]
+    prompt_ids: Mapped[bytes | None]  # db.arrays
+    response_ids: Mapped[bytes | None]
+    logprobs: Mapped[bytes | None]
+    sampling: Mapped[Any] = mapped_column(ExactJson)
+    finish_reason: Mapped[str | None]
+    ends_session: Mapped[bool]
+    started_at: Mapped[datetime]
+    finished_at: Mapped[datetime]
+    entered_at: Mapped[datetime] = mapped_column(server_default=text("now()"))
+    announced_at: Mapped[datetime | None]
+
+
+class SessionPrefix(Base):
+    """Hashes by which a request without a name finds its conversation: two for each turn."""
+
+    __tablename__ = "session_prefixes"
+    __table_args__ = (_one_of("role", PrefixRole),)
+
+    api_key_id: Mapped[UUID] = mapped_column(ForeignKey("api_keys.id"), primary_key=True)
+    prefix_hash: Mapped[bytes] = mapped_column(primary_key=True)
+    turn_id: Mapped[UUID] = mapped_column(ForeignKey("turns.id", ondelete="CASCADE"), primary_key=True)
+    role: Mapped[str]
+
+
+class Engine(Base):
+    """One vLLM server."""
+
+    __tablename__ = "engines"
+
+    id: Mapped[str] = mapped_column(primary_key=True)
+    url: Mapped[str] = mapped_column(unique=True)
+    draining: Mapped[bool] = mapped_column(server_default=text("false"))
+    added_at: Mapped[datetime] = mapped_column(server_default=text("now()"))
+
+
+class EngineVersion(Base):
+    """An engine has this version loaded."""
+
+    __tablename__ = "engine_versions"
+    __table_args__ = (ForeignKeyConstraint(["policy", "version"], ["versions.policy", "versions.n"]),)
+
+    engine_id: Mapped[str] = mapped_column(ForeignKey("engines.id", ondelete="CASCADE"), primary_key=True)
+    policy: Mapped[str] = mapped_column(primary_key=True)
+    version: Mapped[int] = mapped_column(primary_key=True)
+    loaded_at: Mapped[datetime] = mapped_column(server_default=text("now()"))

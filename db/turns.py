@@ -1,0 +1,211 @@
+"""Turns in PostgreSQL: entered once each, in one transaction, and read back exactly."""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from functools import partial
+from typing import Any
+
+from sqlalchemy import case, func, select
+from sqlalchemy.dialects.postgresql import Insert, insert
+from sqlalchemy.ext.asyncio import AsyncConnection
+
+from clawloop.contracts import EnteredTurn, Message, SessionEvidence, SessionSource, StoredTurn, TurnRecord
+from clawloop.ids import ApiKeyId, SessionId, TurnId
+from db.arrays import logprobs_to_bytes
+from db.chains import Chains
+from db.deltas import delta
+from db.engine import Database
+from db.entry import Entry, Request
+from db.exact_json import exact_json, storable
+from db.late import adopt_later_turns
+from db.placement import known_session, parent_in, session_for
+from db.stored import read_turn
+from db.tables import PrefixRole, Session, SessionPrefix, SessionState, ToolList, Turn
+
+
+def _hold_session_statement() -> Insert:
+    new = insert(Session)
+    newest = new.excluded.last_turn_at >= Session.last_turn_at
+    return new.on_conflict_do_update(
+        index_elements=[Session.id],
+        set_={
+            "state": case((newest, new.excluded.state), else_=Session.state),
+            "last_turn_at": func.greatest(new.excluded.last_turn_at, Session.last_turn_at),
+        },
+    )
+
+
+_HOLD_SESSION = _hold_session_statement()
+_INSERT_TOOLS = insert(ToolList).on_conflict_do_nothing()
+_INSERT_TURN = insert(Turn).on_conflict_do_nothing().returning(Turn.id)
+
+
+class PostgresTurnStore:
+    """Satisfies `api.ports.TurnStore`.
+
+    Args:
+        database: its limit is how long `enter` may take.
+        chains: what is kept in memory; give the same to stores on the same PostgreSQL. None begins anew.
+    """
+
+    def __init__(self, database: Database, chains: Chains | None = None) -> None:
+        self._database = database
+        self._chains = chains or Chains()
+
+    async def enter(self, record: TurnRecord) -> EnteredTurn:
+        """Store one turn in one transaction: its session, its parent, its tokens. Twice is once.
+
+        Raises:
+            StoreUnavailable: nothing was stored as far as we know; try again later.
+            RecordUnusable: this record can never be stored.
+        """
+        entry = Entry(record)
+        conversation = entry.conversation
+        entered = await self._database.run(partial(self._enter, entry))
+        if not entered.duplicate:
+            self._chains.keep(record.turn_id, conversation)
+        return entered
+
+    async def version_of_parent(
+        self, key: ApiKeyId, evidence: SessionEvidence, messages: Sequence[Message]
+    ) -> int | None:
+        """The version that answered the turn these messages continue; None if they continue none.
+
+        Raises:
+            StoreUnavailable
+        """
+        return await self._database.run(partial(_version_of_parent, Request(key, evidence, messages)))
+
+    async def load(self, turn_id: TurnId) -> StoredTurn | None:
+        """A turn with all it was entered with; None if there is no such turn.
+
+        Raises:
+            StoreUnavailable
+        """
+        return await self._database.run(partial(read_turn, self._chains, turn_id))
+
+    async def _enter(self, entry: Entry, connection: AsyncConnection) -> EnteredTurn:
+        turn_id = entry.record.turn_id
+        if (found := await _entered(connection, turn_id)) is not None:
+            return found
+        session, unknown_before = await session_for(connection, entry)
+        await _hold_session(connection, session, entry.record)
+        parent = await parent_in(connection, session, entry.request)
+        if not await self._insert_turn(connection, entry, session, parent):
+            # The same record, entered at the same moment: it waited for the session's row as we did.
+            found = await _entered(connection, turn_id)
+            assert found is not None
+            return found
+        await _insert_prefixes(connection, entry, expecting=unknown_before and parent is None)
+        await adopt_later_turns(connection, self._chains, entry, session)
+        return EnteredTurn(turn_id, session, parent, duplicate=False)
+
+    async def _insert_turn(
+        self, connection: AsyncConnection, entry: Entry, session: SessionId, parent: TurnId | None
+    ) -> bool:
+        """False if it is there already."""
+        before = None if parent is None else await self._chains.conversation(connection, parent)
+        tools = entry.conversation.tools_sha256
+        if tools is not None and (before is None or before.tools_sha256 != tools):
+            await connection.execute(_INSERT_TOOLS, {"sha256": tools, "tools": entry.tools})
+        stored = delta(entry.conversation, before)
+        values = _columns(entry) | {
+            "session_id": session,
+            "parent_turn_id": parent,
+            "messages_kept": stored.messages_kept,
+            "messages_added": f"[{','.join(stored.messages_added)}]",
+            "prompt_shared": stored.prompt_shared,
+            "prompt_ids": stored.prompt_ids,
+        }
+        return await connection.scalar(_INSERT_TURN, values) is not None
+
+
+async def _entered(connection: AsyncConnection, turn_id: TurnId) -> EnteredTurn | None:
+    query = select(Turn.session_id, Turn.parent_turn_id).where(Turn.id == turn_id)
+    row = (await connection.execute(query)).one_or_none()
+    if row is None:
+        return None
+    parent = None if row.parent_turn_id is None else TurnId(row.parent_turn_id)
+    return EnteredTurn(turn_id, SessionId(row.session_id), parent, duplicate=True)
+
+
+async def _hold_session(connection: AsyncConnection, session: SessionId, record: TurnRecord) -> None:
+    """Make the session if it is new; its row stays ours until the end of the transaction.
+
+    So turns of one session are entered one after the other, and each sees all before it.
+    """
+    named = record.evidence.value
+    values = {
+        "id": session,
+        "policy": record.policy,
+        "api_key_id": record.api_key_id,
+        "external_id": None if named is None else storable(named),
+        "identified_by": record.evidence.source,
+        "state": SessionState.ENDING if record.ends_session else SessionState.OPEN,
+        "last_turn_at": record.started_at,
+    }
+    await connection.execute(_HOLD_SESSION, values)
+
+
+async def _insert_prefixes(connection: AsyncConnection, entry: Entry, expecting: bool) -> None:
+    """
+    Args:
+        expecting: the request holds replies nobody has entered; should their turns come late, they belong here.
+    """
+    found = entry.request.lookup
+    roles: dict[bytes, PrefixRole] = {}
+    if expecting and entry.record.evidence.source is SessionSource.CONVERSATION:
+        roles = dict.fromkeys(found.replies, PrefixRole.EXPECTED)
+    roles[found.whole] = PrefixRole.REQUEST
+    if entry.reply_digest is not None:
+        roles[entry.reply_digest] = PrefixRole.REPLY
+    turn_id, key = entry.record.turn_id, entry.record.api_key_id
+    await connection.execute(
+        insert(SessionPrefix),
+        [{"api_key_id": key, "prefix_hash": hash_, "turn_id": turn_id, "role": role} for hash_, role in roles.items()],
+    )
+
+
+async def _version_of_parent(request: Request, connection: AsyncConnection) -> int | None:
+    if (session := await known_session(connection, request)) is None:
+        return None
+    if (parent := await parent_in(connection, session, request)) is None:
+        return None
+    version: int | None = await connection.scalar(select(Turn.version).where(Turn.id == parent))
+    return version
+
+
+def _columns(entry: Entry) -> dict[str, Any]:
+    """What a turn's row holds of the record alone."""
+    record, conversation = entry.record, entry.conversation
+    outcome, detail = entry.outcome
+    evidence = record.evidence
+    return {
+        "id": record.turn_id,
+        "group_id": record.group_id,
+        "choice": record.choice,
+        "kind": record.kind,
+        "kind_reason": storable(record.kind_reason),
+        "status": record.status,
+        "error": None if record.error is None else storable(record.error),
+        "outcome": outcome,
+        "outcome_detail": None if detail is None else storable(detail),
+        "alias": storable(record.alias),
+        "version": record.version,
+        "engine_id": record.engine_id,
+        "evidence": exact_json(
+            {"source": evidence.source, "value": evidence.value, "narrowing": list(evidence.narrowing)}
+        ),
+        "tools_sha256": conversation.tools_sha256,
+        "response": conversation.response,
+        "response_digest": entry.response_digest,
+        "reply_digest": entry.reply_digest,
+        "response_ids": conversation.response_ids,
+        "logprobs": None if record.logprobs is None else logprobs_to_bytes(record.logprobs),
+        "sampling": exact_json(record.sampling),
+        "finish_reason": None if record.finish_reason is None else storable(record.finish_reason),
+        "ends_session": record.ends_session,
+        "started_at": record.started_at,
+        "finished_at": record.finished_at,
+    }

@@ -1,0 +1,67 @@
+"""What many tests need: PostgreSQL, started once, and in it a database without rows."""
+
+from __future__ import annotations
+
+import itertools
+from collections.abc import Iterator
+from pathlib import Path
+from urllib.parse import urlsplit
+
+import psycopg
+import pytest
+
+from clawloop.local.postgres import EmbeddedPostgres, running
+from db.schema import migrate
+from db.tables import Base
+
+_numbers = itertools.count()
+
+
+def pytest_collection_modifyitems(items: list[pytest.Item]) -> None:
+    for item in items:
+        if "postgres_server" in getattr(item, "fixturenames", ()):
+            item.add_marker(pytest.mark.postgres)
+
+
+@pytest.fixture(scope="session")
+def postgres_server(tmp_path_factory: pytest.TempPathFactory) -> Iterator[EmbeddedPostgres]:
+    """A server that does not wait for the disk: nothing on it outlives the tests."""
+    folder: Path = tmp_path_factory.mktemp("postgres")
+    with running(folder, settings={"fsync": "off", "full_page_writes": "off"}) as server:
+        yield server
+
+
+@pytest.fixture(scope="session")
+def _migrated_url(postgres_server: EmbeddedPostgres) -> str:
+    execute(postgres_server.url, "CREATE DATABASE migrated")
+    url = database_address(postgres_server.url, "migrated")
+    migrate(url)
+    return url
+
+
+@pytest.fixture
+def postgres_url(_migrated_url: str) -> str:
+    """A migrated database without any row. Emptying one takes 30 ms, a new one 300; leave its schema as it is."""
+    tables = ", ".join(Base.metadata.tables)
+    with psycopg.connect(_migrated_url, options="-c lock_timeout=5s") as connection:  # a test before left one open?
+        connection.execute(f"TRUNCATE {tables}")
+    return _migrated_url
+
+
+@pytest.fixture
+def empty_postgres_url(postgres_server: EmbeddedPostgres) -> Iterator[str]:
+    """A database of the test's own, without any table."""
+    name = f"test{next(_numbers)}"
+    execute(postgres_server.url, f"CREATE DATABASE {name}")
+    yield database_address(postgres_server.url, name)
+    execute(postgres_server.url, f"DROP DATABASE {name} WITH (FORCE)")
+
+
+def database_address(url: str, name: str) -> str:
+    """The same server's database of that name."""
+    return urlsplit(url)._replace(path=f"/{name}").geturl()
+
+
+def execute(url: str, statement: str) -> None:
+    with psycopg.connect(url, autocommit=True) as connection:
+        connection.execute(statement)

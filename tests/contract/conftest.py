@@ -1,0 +1,71 @@
+"""The same stores twice: in memory and in PostgreSQL."""
+
+from __future__ import annotations
+
+from collections.abc import AsyncIterator
+from dataclasses import dataclass
+from datetime import timedelta
+
+import pytest
+
+from clawloop.contracts import Directory, Policy, Scope
+from clawloop.ids import ApiKeyId
+from db.engine import Database
+from db.keys import PostgresKeyStore
+from db.policies import DEFAULT_SAMPLING, PostgresDirectoryStore, ensure_policy
+from db.turns import PostgresTurnStore
+from tests.fakes.directory_store import FakeDirectoryStore
+from tests.fakes.key_store import FakeKeyStore
+from tests.fakes.turn_store import FakeTurnStore
+
+PATIENT = timedelta(seconds=20)  # a busy machine is no failure here
+
+
+@dataclass
+class Stores:
+    """
+    Attributes:
+        key, other_key: two keys of policy `default`.
+    """
+
+    turns: FakeTurnStore | PostgresTurnStore
+    keys: FakeKeyStore | PostgresKeyStore
+    directory: FakeDirectoryStore | PostgresDirectoryStore
+    key: ApiKeyId
+    other_key: ApiKeyId
+
+
+@pytest.fixture
+async def database(postgres_url: str) -> AsyncIterator[Database]:
+    """PostgreSQL with the policy `default`."""
+    opened = Database(postgres_url, PATIENT)
+    await ensure_policy(opened, "default", "tiny", ["qwen3-4b"])
+    yield opened
+    await opened.close()
+
+
+@pytest.fixture
+async def postgres_stores(database: Database) -> Stores:
+    return await _with_keys(PostgresTurnStore(database), PostgresKeyStore(database), PostgresDirectoryStore(database))
+
+
+@pytest.fixture
+async def fake_stores() -> Stores:
+    policy = Policy("default", "tiny", ("qwen3-4b",), 0, dict(DEFAULT_SAMPLING))
+    return await _with_keys(FakeTurnStore(), FakeKeyStore(), FakeDirectoryStore(Directory((policy,), ())))
+
+
+@pytest.fixture(params=["fake", pytest.param("postgres", marks=pytest.mark.postgres)])
+def stores(request: pytest.FixtureRequest) -> Stores:
+    both: Stores = request.getfixturevalue(f"{request.param}_stores")
+    return both
+
+
+async def _with_keys(
+    turns: FakeTurnStore | PostgresTurnStore,
+    keys: FakeKeyStore | PostgresKeyStore,
+    directory: FakeDirectoryStore | PostgresDirectoryStore,
+) -> Stores:
+    first, _ = await keys.create_key("default", {Scope.CHAT}, "first")
+    second, _ = await keys.create_key("default", {Scope.CHAT}, "second")
+    return Stores(turns, keys, directory, first.id, second.id)

@@ -1,0 +1,81 @@
+"""Policies and engines, as the gateway reads them."""
+
+from __future__ import annotations
+
+import psycopg
+import pytest
+
+from clawloop.contracts import Directory, Engine, Policy
+from clawloop.errors import SetupError
+from db.engine import Database
+from db.policies import DEFAULT_SAMPLING, PostgresDirectoryStore, ensure_policy
+from db.serving_engines import add_engine, drain_engine, ensure_engines, list_engines, remove_engine
+from tests.conftest import execute
+from tests.contract.conftest import Stores
+
+DEFAULT = Policy("default", "tiny", ("qwen3-4b",), 0, DEFAULT_SAMPLING)
+postgres = pytest.mark.postgres
+
+
+async def test_the_directory_begins_with_the_base_model_and_no_engine(stores: Stores) -> None:
+    assert await stores.directory.read() == Directory((DEFAULT,), ())
+
+
+@postgres
+async def test_a_policy_is_made_once_and_keeps_what_it_learned(database: Database, postgres_url: str) -> None:
+    execute(postgres_url, "INSERT INTO versions (policy, n, parent, path) VALUES ('default', 7, 0, 'v7')")
+    execute(postgres_url, "UPDATE policies SET head = 7, active = 7")
+
+    await ensure_policy(database, "default", "tiny", ["another", "name"])
+
+    (policy,) = (await PostgresDirectoryStore(database).read()).policies
+    assert policy == Policy("default", "tiny", ("another", "name"), 7, DEFAULT_SAMPLING)
+    with psycopg.connect(postgres_url) as connection:
+        assert connection.execute("SELECT n FROM versions ORDER BY n").fetchall() == [(0,), (7,)]
+
+
+@postgres
+async def test_a_policy_never_changes_its_base_model(database: Database) -> None:
+    with pytest.raises(SetupError, match="made for tiny, not big"):
+        await ensure_policy(database, "default", "big", [])
+
+    assert (await PostgresDirectoryStore(database).read()).policies == (DEFAULT,)
+
+
+@postgres
+async def test_the_engines_are_exactly_those_given(database: Database, postgres_url: str) -> None:
+    await ensure_engines(database, ["http://127.0.0.1:8100/", "http://gpu:8100"])
+    execute(postgres_url, "INSERT INTO engine_versions VALUES ('gpu:8100', 'default', 0)")
+    await drain_engine(database, "gpu:8100")
+
+    kept = await ensure_engines(database, ["http://gpu:8100", "https://gpu:8101"])
+
+    assert kept == [
+        Engine("gpu:8100", "http://gpu:8100", {"default": frozenset({0})}, draining=True),
+        Engine("gpu:8101", "https://gpu:8101", {}, draining=False),
+    ]
+    assert (await PostgresDirectoryStore(database).read()).engines == tuple(kept)
+
+
+@postgres
+async def test_engines_come_drain_return_and_go(database: Database) -> None:
+    added = await add_engine(database, "http://gpu:8100")
+    assert added == Engine("gpu:8100", "http://gpu:8100", {}, draining=False)
+
+    assert await drain_engine(database, added.id)
+    assert [engine.draining for engine in await list_engines(database)] == [True]
+    assert await drain_engine(database, added.id, False)
+    assert await drain_engine(database, added.id)
+    assert await add_engine(database, "http://gpu:8100") == added
+
+    assert await remove_engine(database, added.id)
+    assert await list_engines(database) == []
+    assert not await drain_engine(database, added.id)
+    assert not await remove_engine(database, added.id)
+
+
+@postgres
+@pytest.mark.parametrize("url", ["", "gpu:8100", "ftp://gpu", "http://", "http://user:password@gpu", "http://gpu:x"])
+async def test_an_engine_needs_an_http_address(database: Database, url: str) -> None:
+    with pytest.raises(SetupError, match="http://host:port"):
+        await add_engine(database, url)

@@ -1,0 +1,240 @@
+"""PostgreSQL that is away, silent, killed, or asked for the impossible."""
+
+from __future__ import annotations
+
+import asyncio
+import signal
+import subprocess
+import time
+from collections.abc import Iterator
+from contextlib import contextmanager
+from dataclasses import replace
+from datetime import timedelta
+from pathlib import Path
+
+import psutil
+import psycopg
+import pytest
+from sqlalchemy import text
+from sqlalchemy.exc import ProgrammingError
+from sqlalchemy.ext.asyncio import AsyncConnection
+
+from clawloop.contracts import Scope, SessionEvidence, SessionSource, TurnRecord
+from clawloop.errors import RecordUnusable, StoreUnavailable
+from clawloop.ids import ApiKeyId, new_api_key_id
+from clawloop.local.postgres import EmbeddedPostgres, free_port
+from db.engine import Database
+from db.keys import PostgresKeyStore
+from db.policies import PostgresDirectoryStore, ensure_policy
+from db.schema import migrate
+from db.turns import PostgresTurnStore
+from tests.contract.conftest import PATIENT, Stores
+from tests.records import turn_record
+
+pytestmark = pytest.mark.postgres
+
+LIMIT = timedelta(milliseconds=500)
+
+
+class OwnServer:
+    """A server for one test, which may do with it what it likes."""
+
+    def __init__(self, folder: Path) -> None:
+        self.embedded = EmbeddedPostgres(folder)
+        self.process: subprocess.Popen[bytes] = self.start()
+        migrate(self.embedded.url)
+
+    def start(self) -> subprocess.Popen[bytes]:
+        self.process = self.embedded.prepare().popen()
+        self.embedded.wait_ready(alive=lambda: self.process.poll() is None)
+        return self.process
+
+    def kill(self) -> None:
+        self.process.kill()
+        self.process.wait()
+
+    @contextmanager
+    def silenced(self) -> Iterator[None]:
+        """It keeps its connections and says nothing."""
+        server = psutil.Process(self.process.pid)
+        family = [server, *server.children(recursive=True)]
+        for process in family:
+            process.suspend()
+        try:
+            yield
+        finally:
+            for process in family:
+                process.resume()
+
+
+@pytest.fixture
+def own_server(tmp_path: Path) -> Iterator[OwnServer]:
+    server = OwnServer(tmp_path)
+    yield server
+    server.process.send_signal(signal.SIGINT)
+    server.process.wait(20)
+
+
+async def a_key(database: Database) -> ApiKeyId:
+    await ensure_policy(database, "default", "tiny", [])
+    key, _ = await PostgresKeyStore(database).create_key("default", {Scope.CHAT}, "test")
+    return key.id
+
+
+async def test_turns_said_to_be_stored_survive_kill_9(own_server: OwnServer) -> None:
+    patient = Database(own_server.embedded.url, PATIENT)
+    key = await a_key(patient)
+    store = PostgresTurnStore(patient)
+    stored: list[TurnRecord] = []
+    refused: list[TurnRecord] = []
+
+    async def chat(number: int) -> None:
+        evidence = SessionEvidence(SessionSource.HEADER, f"chat {number}")
+        while not refused:
+            record = turn_record(api_key_id=key, evidence=evidence)
+            try:
+                await store.enter(record)
+            except StoreUnavailable:
+                refused.append(record)
+            else:
+                stored.append(record)
+
+    chats = [asyncio.create_task(chat(number)) for number in range(4)]
+    await asyncio.sleep(0.7)
+    own_server.kill()
+    await asyncio.gather(*chats)
+    own_server.start()
+
+    afresh = PostgresTurnStore(patient)
+    assert len(stored) > 20
+    for record in stored:
+        found = await afresh.load(record.turn_id)
+        assert found is not None
+        assert found.record == record
+    for record in refused:  # it may or may not have been in time; entering it again is right in both cases
+        await store.enter(record)
+        assert await afresh.load(record.turn_id) is not None
+    await patient.close()
+
+
+async def test_a_silent_server_costs_no_more_than_the_limit(own_server: OwnServer) -> None:
+    database = Database(own_server.embedded.url, LIMIT)
+    store = PostgresTurnStore(database)
+    record = turn_record(api_key_id=await a_key(database))
+    await store.enter(record)
+    late = replace(turn_record(), api_key_id=record.api_key_id)
+
+    with own_server.silenced():
+        for _ in range(3):
+            began = time.monotonic()
+            with pytest.raises(StoreUnavailable, match=r"did not answer within 0\.5 s"):
+                await store.enter(late)
+            assert time.monotonic() - began < 0.8
+        began = time.monotonic()
+        with pytest.raises(TimeoutError):  # a caller with a limit of its own is let go as well
+            async with asyncio.timeout(0.2):
+                await store.enter(late)
+        assert time.monotonic() - began < 0.5
+
+    await _until_entered(store, late)
+    await database.close()
+
+
+async def test_a_server_that_is_not_there_is_said_at_once() -> None:
+    database = Database(f"postgresql://nobody:nothing@127.0.0.1:{free_port()}/none", LIMIT)
+    began = time.monotonic()
+
+    with pytest.raises(StoreUnavailable):
+        await PostgresTurnStore(database).enter(turn_record())
+    with pytest.raises(StoreUnavailable):
+        await PostgresKeyStore(database).authenticate("cl-00000000-" + "A" * 43)
+    with pytest.raises(StoreUnavailable):
+        await PostgresDirectoryStore(database).read()
+
+    assert time.monotonic() - began < 0.5
+    await database.close()
+
+
+async def test_a_wrong_password_is_no_broken_record(postgres_url: str) -> None:
+    database = Database(postgres_url.replace("clawloop:", "clawloop:not-"), LIMIT)
+    with pytest.raises(StoreUnavailable, match="password authentication failed"):
+        await PostgresTurnStore(database).enter(turn_record())
+    await database.close()
+
+
+async def test_settings_in_the_address_are_kept(postgres_url: str) -> None:
+    database = Database(f"{postgres_url}?options=-c%20work_mem%3D7MB", LIMIT)
+
+    async def settings(connection: AsyncConnection) -> tuple[object, ...]:
+        query = "SELECT current_setting('work_mem'), current_setting('statement_timeout'), current_setting('timezone')"
+        return tuple((await connection.execute(text(query))).one())
+
+    assert await database.run(settings) == ("7MB", "450ms", "UTC")
+    await database.close()
+
+
+async def test_connections_cut_by_the_server_are_not_noticed(
+    database: Database, postgres_stores: Stores, postgres_url: str
+) -> None:
+    await postgres_stores.turns.enter(turn_record(api_key_id=postgres_stores.key))
+    async with asyncio.TaskGroup() as group:  # several connections are open now
+        for _ in range(4):
+            group.create_task(database.run(lambda connection: connection.execute(text("SELECT pg_sleep(0.05)"))))
+    await asyncio.to_thread(_cut_connections, postgres_url)
+
+    for _ in range(6):
+        await postgres_stores.turns.enter(turn_record(api_key_id=postgres_stores.key))
+
+
+async def test_a_row_held_by_another_is_not_waited_for_longer_than_the_limit(
+    postgres_stores: Stores, postgres_url: str
+) -> None:
+    impatient = Database(postgres_url, LIMIT)
+    store = PostgresTurnStore(impatient)
+    named = SessionEvidence(SessionSource.HEADER, "x")
+    await store.enter(turn_record(api_key_id=postgres_stores.key, evidence=named))
+    waiting = turn_record(api_key_id=postgres_stores.key, evidence=named)
+
+    with psycopg.connect(postgres_url) as other:
+        other.execute("SELECT * FROM sessions FOR UPDATE")
+        with pytest.raises(StoreUnavailable):
+            await store.enter(waiting)
+
+    assert not (await store.enter(waiting)).duplicate
+    await impatient.close()
+
+
+async def test_a_database_without_our_tables_lets_turns_wait(empty_postgres_url: str) -> None:
+    database = Database(empty_postgres_url, PATIENT)
+    with pytest.raises(StoreUnavailable, match="clawloop migrate"):
+        await PostgresTurnStore(database).enter(turn_record())
+    await database.close()
+
+
+async def test_a_turn_of_a_key_that_never_was_is_unusable(postgres_stores: Stores) -> None:
+    with pytest.raises(RecordUnusable, match="api_key_id"):
+        await postgres_stores.turns.enter(turn_record(api_key_id=new_api_key_id()))
+
+
+async def test_a_bug_of_ours_is_not_taken_for_a_fault_of_postgres(database: Database) -> None:
+    with pytest.raises(ProgrammingError):
+        await database.run(lambda connection: connection.execute(text("SELEKT 1")))
+
+
+def _cut_connections(url: str) -> None:
+    with psycopg.connect(url, autocommit=True) as connection:
+        connection.execute(
+            "SELECT pg_terminate_backend(pid) FROM pg_stat_activity"
+            " WHERE datname = current_database() AND pid <> pg_backend_pid()"
+        )
+
+
+async def _until_entered(store: PostgresTurnStore, record: TurnRecord) -> None:
+    async with asyncio.timeout(15):
+        while True:
+            try:
+                await store.enter(record)
+            except StoreUnavailable:
+                await asyncio.sleep(0.1)
+            else:
+                return

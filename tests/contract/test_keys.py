@@ -1,0 +1,72 @@
+from __future__ import annotations
+
+import re
+
+import pytest
+
+from clawloop.contracts import Scope
+from clawloop.errors import SetupError
+from db.engine import Database
+from db.keys import PostgresKeyStore
+from tests.contract.conftest import Stores
+
+
+async def test_a_key_opens_what_it_was_made_for(stores: Stores) -> None:
+    key, secret = await stores.keys.create_key("default", {Scope.ADMIN}, "mine")
+
+    assert re.fullmatch(r"cl-[0-9a-f]{8}-[A-Za-z0-9_-]{43}", secret)
+    assert await stores.keys.authenticate(secret) == key
+    assert key.policy == "default"
+    assert key.scopes == {Scope.ADMIN}
+
+
+@pytest.mark.parametrize("wrong", ["", "nonsense", "cl-00000000-" + "A" * 43, "\0", "ä" * 60, "cl-%-" + "A" * 43])
+async def test_nothing_else_opens(stores: Stores, wrong: str) -> None:
+    assert await stores.keys.authenticate(wrong) is None
+
+
+async def test_the_public_part_alone_does_not_open(stores: Stores) -> None:
+    _, secret = await stores.keys.create_key("default", {Scope.CHAT}, "mine")
+    last = "A" if secret[-1] != "A" else "B"
+
+    assert await stores.keys.authenticate(secret[:11]) is None
+    assert await stores.keys.authenticate(secret[:-1] + last) is None
+
+
+async def test_a_revoked_key_opens_nothing_and_stays_listed(stores: Stores) -> None:
+    key, secret = await stores.keys.create_key("default", {Scope.CHAT}, "mine")
+    prefix = secret[:11]
+
+    assert await stores.keys.revoke(prefix)
+    assert not await stores.keys.revoke(prefix)
+
+    assert await stores.keys.authenticate(secret) is None
+    listed = {entry.id: entry for entry in await stores.keys.list_keys()}
+    assert listed[key.id].revoked_at is not None
+    assert listed[key.id].prefix == prefix
+
+
+async def test_without_a_good_key_there_is_none(stores: Stores) -> None:
+    assert await stores.keys.any_keys()
+    for entry in await stores.keys.list_keys():
+        await stores.keys.revoke(entry.prefix)
+    assert not await stores.keys.any_keys()
+
+
+@pytest.mark.postgres
+async def test_the_secret_is_stored_nowhere(database: Database, postgres_url: str) -> None:
+    import psycopg
+
+    _, secret = await PostgresKeyStore(database).create_key("default", {Scope.CHAT}, "mine")
+
+    with psycopg.connect(postgres_url) as connection:
+        (row,) = connection.execute("SELECT api_keys::text FROM api_keys").fetchall()
+    assert secret[:11] in row[0]
+    assert secret[12:] not in row[0]
+    assert secret[12:].encode().hex() not in row[0]
+
+
+@pytest.mark.postgres
+async def test_a_key_needs_a_policy_that_exists(database: Database) -> None:
+    with pytest.raises(SetupError, match="no policy 'other'"):
+        await PostgresKeyStore(database).create_key("other", {Scope.CHAT}, "mine")

@@ -1,0 +1,116 @@
+"""Migrations, up and down, and what the program makes of a database that has others."""
+
+from __future__ import annotations
+
+import asyncio
+from pathlib import Path
+
+import psycopg
+import pytest
+from alembic.autogenerate import compare_metadata
+from alembic.migration import MigrationContext
+from sqlalchemy import create_engine
+
+from clawloop.errors import SetupError
+from clawloop.local.postgres import free_port
+from db.engine import Database, driver_url
+from db.schema import head, is_current, migrate, migrate_down
+from db.tables import Base
+from tests.conftest import execute
+from tests.contract.conftest import PATIENT
+
+pytestmark = pytest.mark.postgres
+
+
+def tables(url: str) -> set[str]:
+    with psycopg.connect(url) as connection:
+        found = connection.execute("SELECT tablename FROM pg_tables WHERE schemaname = 'public'")
+        return {name for (name,) in found} - {"alembic_version"}
+
+
+async def current(url: str) -> bool:
+    database = Database(url, PATIENT)
+    try:
+        return await is_current(database)
+    finally:
+        await database.close()
+
+
+def test_down_undoes_up_and_up_works_again(empty_postgres_url: str) -> None:
+    assert tables(empty_postgres_url) == set()
+    migrate(empty_postgres_url)
+    assert tables(empty_postgres_url) == set(Base.metadata.tables)
+    migrate_down(empty_postgres_url, "base")
+    assert tables(empty_postgres_url) == set()
+    migrate(empty_postgres_url)
+    migrate(empty_postgres_url)  # nothing to do
+    assert tables(empty_postgres_url) == set(Base.metadata.tables)
+
+
+def test_the_migrated_schema_is_the_one_the_code_describes(postgres_url: str) -> None:
+    engine = create_engine(driver_url(postgres_url))
+    with engine.connect() as connection:
+        context = MigrationContext.configure(connection, opts={"compare_type": True, "compare_server_default": True})
+        assert compare_metadata(context, Base.metadata) == []
+    engine.dispose()
+
+
+def test_every_check_of_the_code_is_in_the_migrated_schema(postgres_url: str, empty_postgres_url: str) -> None:
+    """Alembic compares no CHECK constraints, so PostgreSQL's own words for them are compared."""
+    engine = create_engine(driver_url(empty_postgres_url))
+    Base.metadata.create_all(engine)
+    engine.dispose()
+
+    assert _checks(empty_postgres_url) == _checks(postgres_url)
+    assert len(_checks(postgres_url)) > 8
+
+
+def test_several_may_migrate_at_once(empty_postgres_url: str) -> None:
+    async def all_at_once() -> None:
+        await asyncio.gather(*(asyncio.to_thread(migrate, empty_postgres_url) for _ in range(4)))
+
+    asyncio.run(all_at_once())
+
+    assert tables(empty_postgres_url) == set(Base.metadata.tables)
+
+
+def test_migrating_does_not_care_where_it_runs(
+    empty_postgres_url: str, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.chdir(tmp_path)
+    migrate(empty_postgres_url)
+    assert tables(empty_postgres_url)
+
+
+async def test_a_schema_is_current_only_when_it_is_exactly_ours(empty_postgres_url: str) -> None:
+    assert head() is not None
+    assert not await current(empty_postgres_url)
+
+    await asyncio.to_thread(migrate, empty_postgres_url)
+    assert await current(empty_postgres_url)
+
+    execute(empty_postgres_url, "UPDATE alembic_version SET version_num = '9999'")
+    assert not await current(empty_postgres_url)
+    with pytest.raises(SetupError, match="9999"):
+        await asyncio.to_thread(migrate, empty_postgres_url)
+
+
+@pytest.mark.parametrize(
+    ("url", "said"),
+    [
+        (f"postgresql://a:secret@127.0.0.1:{free_port()}/b", "cannot use the database: connection failed"),
+        ("mysql://a:secret@127.0.0.1/b", "must begin with postgresql://"),
+        ("nonsense:secret", "no address"),
+    ],
+)
+def test_an_address_that_leads_nowhere_is_one_clear_line(url: str, said: str) -> None:
+    with pytest.raises(SetupError, match=said) as raised:
+        migrate(url)
+    assert "\n" not in str(raised.value)
+    assert "secret" not in str(raised.value)
+
+
+def _checks(url: str) -> set[tuple[str, str]]:
+    with psycopg.connect(url) as connection:
+        found = connection.execute("SELECT conname, pg_get_constraintdef(oid) FROM pg_constraint WHERE contype = 'c'")
+        return {(name, definition) for name, definition in found if not name.startswith("pg_")}

@@ -1,0 +1,41 @@
+"""Policies and engines in memory."""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from dataclasses import replace
+
+from clawloop.contracts import Directory, Engine
+from clawloop.errors import StoreUnavailable
+
+
+class FakeDirectoryStore:
+    """
+    Attributes:
+        available: False makes every call raise StoreUnavailable.
+    """
+
+    def __init__(self, directory: Directory) -> None:
+        self.available = True
+        self._directory = directory
+
+    async def read(self) -> Directory:
+        if not self.available:
+            raise StoreUnavailable("the fake was told to be away")
+        return self._directory
+
+    def set_engines(self, engines: Sequence[Engine]) -> None:
+        self._directory = replace(self._directory, engines=tuple(engines))
+
+    def set_active(self, version: int, versions: frozenset[int] | None = None) -> None:
+        """Make every policy's new requests go to this version, which every engine has loaded.
+
+        Args:
+            versions: all they have loaded; None says only this one.
+        """
+        loaded = frozenset({version}) if versions is None else versions
+        policies = tuple(replace(policy, active=version) for policy in self._directory.policies)
+        engines = tuple(
+            replace(engine, versions={policy.id: loaded for policy in policies}) for engine in self._directory.engines
+        )
+        self._directory = Directory(policies, engines)

@@ -1,0 +1,69 @@
+"""API keys in memory; satisfies the same contract suite as those in PostgreSQL."""
+
+from __future__ import annotations
+
+import secrets
+from collections.abc import Iterable
+from dataclasses import replace
+from datetime import UTC, datetime
+
+from clawloop.contracts import ApiKey, Scope
+from clawloop.errors import StoreUnavailable
+from clawloop.ids import new_api_key_id
+from db.keys import KeyEntry
+
+
+class FakeKeyStore:
+    """
+    Attributes:
+        available: False makes every call raise StoreUnavailable.
+        lookups: how often a key was looked up.
+    """
+
+    def __init__(self) -> None:
+        self.available = True
+        self.lookups = 0
+        self._entries: dict[str, KeyEntry] = {}  # by secret
+
+    def add(self, policy: str, scopes: Iterable[Scope], name: str = "test") -> str:
+        """A new key's secret."""
+        key = ApiKey(new_api_key_id(), policy, frozenset(scopes))
+        prefix = f"cl-{secrets.token_hex(4)}"
+        secret = f"{prefix}-{secrets.token_urlsafe(32)}"
+        entry = KeyEntry(key.id, name, prefix, policy, key.scopes, datetime.now(UTC), revoked_at=None)
+        self._entries[secret] = entry
+        return secret
+
+    async def authenticate(self, secret: str) -> ApiKey | None:
+        self.lookups += 1
+        self._require_available()
+        entry = self._entries.get(secret)
+        if entry is None or entry.revoked_at is not None:
+            return None
+        return ApiKey(entry.id, entry.policy, entry.scopes)
+
+    async def create_key(self, policy: str, scopes: Iterable[Scope], name: str) -> tuple[ApiKey, str]:
+        self._require_available()
+        secret = self.add(policy, scopes, name)
+        entry = self._entries[secret]
+        return ApiKey(entry.id, entry.policy, entry.scopes), secret
+
+    async def revoke(self, prefix: str) -> bool:
+        self._require_available()
+        for secret, entry in self._entries.items():
+            if entry.prefix == prefix and entry.revoked_at is None:
+                self._entries[secret] = replace(entry, revoked_at=datetime.now(UTC))
+                return True
+        return False
+
+    async def list_keys(self) -> list[KeyEntry]:
+        self._require_available()
+        return sorted(self._entries.values(), key=lambda entry: entry.id)
+
+    async def any_keys(self) -> bool:
+        self._require_available()
+        return any(entry.revoked_at is None for entry in self._entries.values())
+
+    def _require_available(self) -> None:
+        if not self.available:
+            raise StoreUnavailable("the fake was told to be away")

@@ -1,0 +1,119 @@
+"""Turns in memory, placed by the same pure rules as those in PostgreSQL; satisfies the same contract suite."""
+
+from __future__ import annotations
+
+import copy
+from collections.abc import Sequence
+
+from clawloop.contracts import (
+    EnteredTurn,
+    Message,
+    SessionEvidence,
+    SessionSource,
+    StoredTurn,
+    TurnRecord,
+    TurnStatus,
+)
+from clawloop.errors import StoreUnavailable
+from clawloop.ids import ApiKeyId, SessionId, TurnId
+from clawloop.turns.conversation import KnownPrefix, choose_session
+from clawloop.turns.identify import conversation_session_id, named_session_id
+from clawloop.turns.parents import Candidate, find_parent
+from db.entry import Entry, Request
+
+
+class FakeTurnStore:
+    """
+    Attributes:
+        available: False makes every call raise StoreUnavailable.
+        records: what was entered, in order of arrival; tests may clear it.
+    """
+
+    def __init__(self) -> None:
+        self.available = True
+        self.records: list[TurnRecord] = []
+        self._entries: dict[TurnId, Entry] = {}
+        self._places: dict[TurnId, EnteredTurn] = {}
+        self._expecting: dict[tuple[ApiKeyId, bytes], SessionId] = {}
+
+    async def enter(self, record: TurnRecord) -> EnteredTurn:
+        self._require_available()
+        record = copy.deepcopy(record)
+        entry = Entry(record)
+        assert entry.conversation.messages is not None  # raises what can never be stored
+        if (place := self._places.get(record.turn_id)) is not None:
+            return EnteredTurn(place.turn_id, place.session_id, place.parent_turn_id, duplicate=True)
+        session, unknown_before = self._session(entry)
+        parent = self._parent(session, entry.request)
+        if unknown_before and parent is None and record.evidence.source is SessionSource.CONVERSATION:
+            for digest in entry.request.lookup.replies:
+                self._expecting.setdefault((record.api_key_id, digest), session)
+        self.records.append(record)
+        self._entries[record.turn_id] = entry
+        self._places[record.turn_id] = EnteredTurn(record.turn_id, session, parent, duplicate=False)
+        self._adopt_later_turns(record.turn_id, session)
+        return self._places[record.turn_id]
+
+    async def version_of_parent(
+        self, key: ApiKeyId, evidence: SessionEvidence, messages: Sequence[Message]
+    ) -> int | None:
+        self._require_available()
+        request = Request(key, evidence, messages)
+        session = self._known_session(request)
+        parent = None if session is None else self._parent(session, request)
+        return None if parent is None else self._entries[parent].record.version
+
+    async def load(self, turn_id: TurnId) -> StoredTurn | None:
+        self._require_available()
+        if (entry := self._entries.get(turn_id)) is None:
+            return None
+        place = self._places[turn_id]
+        outcome, detail = entry.outcome
+        return StoredTurn(entry.record, place.session_id, place.parent_turn_id, outcome, detail, announced_at=None)
+
+    def _require_available(self) -> None:
+        if not self.available:
+            raise StoreUnavailable("the fake was told to be away")
+
+    def _session(self, entry: Entry) -> tuple[SessionId, bool]:
+        if (known := self._known_session(entry.request)) is not None:
+            return known, False
+        if entry.reply_digest is not None:
+            expecting = self._expecting.get((entry.record.api_key_id, entry.reply_digest))
+            if expecting is not None:
+                return expecting, True
+        return conversation_session_id(entry.first_choice), True
+
+    def _known_session(self, request: Request) -> SessionId | None:
+        if request.evidence.source is not SessionSource.CONVERSATION:
+            return named_session_id(request.key, request.evidence)
+        known: list[KnownPrefix] = []
+        for turn_id, entry in self._before(request.before):
+            if entry.record.api_key_id != request.key:
+                continue
+            session = self._places[turn_id].session_id
+            completed = entry.record.status in (TurnStatus.COMPLETE, TurnStatus.LENGTH)
+            known.append(KnownPrefix(entry.request.lookup.whole, turn_id, session, False, completed))
+            if entry.reply_digest is not None:
+                known.append(KnownPrefix(entry.reply_digest, turn_id, session, True, completed))
+        return choose_session(request.lookup, known)
+
+    def _parent(self, session: SessionId, request: Request) -> TurnId | None:
+        candidates = [
+            Candidate(turn_id, entry.record.kind, entry.response_digest, entry.reply_digest)
+            for turn_id, entry in self._before(request.before)
+            if self._places[turn_id].session_id == session
+            if entry.response_digest is not None and entry.reply_digest is not None
+        ]
+        return find_parent(request.seed, request.messages, candidates)
+
+    def _before(self, bound: TurnId | None) -> list[tuple[TurnId, Entry]]:
+        return [(turn_id, entry) for turn_id, entry in self._entries.items() if bound is None or turn_id < bound]
+
+    def _adopt_later_turns(self, late: TurnId, session: SessionId) -> None:
+        for turn_id, place in list(self._places.items()):
+            parent = place.parent_turn_id
+            if place.session_id != session or turn_id <= late or (parent is not None and parent >= late):
+                continue
+            if self._parent(session, self._entries[turn_id].request) == late:
+                self._places[turn_id] = EnteredTurn(turn_id, session, late, duplicate=False)

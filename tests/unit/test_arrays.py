@@ -1,0 +1,71 @@
+from __future__ import annotations
+
+import math
+import struct
+
+import pytest
+from hypothesis import given
+from hypothesis import strategies as st
+
+from clawloop.errors import RecordUnusable
+from db.arrays import bytes_to_ids, bytes_to_logprobs, ids_to_bytes, logprobs_to_bytes, shared_ids
+
+ids = st.lists(st.integers(0, 2**31 - 1))
+float32s = st.lists(st.floats(width=32, allow_nan=False))
+float64s = st.lists(st.floats(allow_nan=False))
+
+
+def bits(values: list[float]) -> list[bytes]:
+    return [struct.pack("<d", value) for value in values]
+
+
+@given(ids)
+def test_ids_come_back(some: list[int]) -> None:
+    assert bytes_to_ids(ids_to_bytes(some)) == some
+    assert len(ids_to_bytes(some)) == 4 * len(some)
+
+
+@given(float32s)
+def test_what_float32_can_hold_takes_4_bytes_and_comes_back_to_the_bit(logprobs: list[float]) -> None:
+    stored = logprobs_to_bytes(logprobs)
+    assert len(stored) == 4 * len(logprobs)
+    assert bits(bytes_to_logprobs(stored, len(logprobs))) == bits(logprobs)
+
+
+@given(float64s)
+def test_nothing_finer_is_ever_rounded(logprobs: list[float]) -> None:
+    assert bits(bytes_to_logprobs(logprobs_to_bytes(logprobs), len(logprobs))) == bits(logprobs)
+
+
+def test_the_bytes_are_little_endian_on_every_machine() -> None:
+    assert ids_to_bytes([1, 256]).hex() == "0100000000010000"
+    assert logprobs_to_bytes([-0.5]).hex() == "000000bf"
+    assert logprobs_to_bytes([-0.1]).hex() == struct.pack("<d", -0.1).hex()
+
+
+def test_values_beyond_float32_stay_themselves() -> None:
+    values = [-1e300, -math.inf, 5e-324]
+    assert bytes_to_logprobs(logprobs_to_bytes(values), 3) == values
+    assert math.isnan(bytes_to_logprobs(logprobs_to_bytes([math.nan]), 1)[0])
+
+
+@pytest.mark.parametrize("broken", [2**31, -(2**31) - 1])
+def test_an_id_that_does_not_fit_is_refused(broken: int) -> None:
+    with pytest.raises(RecordUnusable):
+        ids_to_bytes([1, broken])
+
+
+@pytest.mark.parametrize(("stored", "count"), [(8, 0), (8, 3), (9, 1), (0, 1)])
+def test_log_probs_must_be_as_many_as_the_tokens(stored: int, count: int) -> None:
+    with pytest.raises(RecordUnusable, match=f"{stored} bytes of log-probs for {count} tokens"):
+        bytes_to_logprobs(bytes(stored), count)
+
+
+@given(ids, ids, ids)
+def test_shared_ids_are_those_equal_from_the_beginning(start: list[int], left: list[int], right: list[int]) -> None:
+    one, other = start + left, start + right
+    count = shared_ids(ids_to_bytes(one), ids_to_bytes(other))
+
+    assert count >= len(start)
+    assert one[:count] == other[:count]
+    assert count == min(len(one), len(other)) or one[count] != other[count]
