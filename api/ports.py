@@ -1,15 +1,16 @@
 """What the gateway needs from outside, as it would like to be told it.
 
 Knows nothing about who answers: PostgreSQL and vLLM in production, fakes in fast tests; both satisfy the same
-contract suite (tests/contract).
+contract suite (tests/contract). A store gives up by itself: it answers or raises within its own limit.
 """
 
 from __future__ import annotations
 
-from collections.abc import Sequence
+from collections.abc import AsyncIterator, Sequence
+from contextlib import AbstractAsyncContextManager
 from typing import Protocol
 
-from clawloop.contracts import ApiKey, Directory, EnteredTurn, Message, SessionEvidence, TurnRecord
+from clawloop.contracts import ApiKey, Directory, EnteredTurn, Message, SessionEvidence, TurnRecord, Wanted
 from clawloop.ids import ApiKeyId
 
 
@@ -50,3 +51,49 @@ class DirectoryStore(Protocol):
         Raises:
             StoreUnavailable
         """
+
+
+class Answer(Protocol):
+    """An engine's answer that has begun: status 200, nothing read yet."""
+
+    @property
+    def engine_id(self) -> str: ...
+
+    def events(self) -> AsyncIterator[bytes]:
+        """The payloads of a stream's `data:` lines as they come, without `[DONE]`; ends after `[DONE]`.
+
+        Raises:
+            EngineBroke: it stopped before `[DONE]`, went silent, or the connection broke.
+        """
+
+    async def body(self) -> bytes:
+        """The whole of an answer that is not a stream.
+
+        Raises:
+            EngineBroke
+        """
+
+
+class Engines(Protocol):
+    """The engines in rotation."""
+
+    def ask(self, wanted: Wanted, body: bytes) -> AbstractAsyncContextManager[Answer]:
+        """Send a chat request to an engine that has the version; leaving the context ends the request there.
+
+        Waits, bounded, while no such engine is healthy; goes to another one when one cannot be reached.
+
+        Raises:
+            EngineRejected: the engine answered with an error.
+            EngineUnavailable: none could take it in time.
+        """
+
+    def has(self, policy: str, version: int) -> bool:
+        """Whether some engine that takes requests has this version."""
+
+    def healthy(self) -> frozenset[str]:
+        """The ids of the engines that answer."""
+
+
+class Readiness(Protocol):
+    async def problems(self) -> list[str]:
+        """Why this gateway should get no traffic now, one line each; empty when it should."""

@@ -9,7 +9,7 @@ from __future__ import annotations
 from pathlib import Path
 from typing import Annotated
 
-from pydantic import AliasChoices, Field
+from pydantic import AliasChoices, Field, field_validator
 from pydantic_settings import BaseSettings, NoDecode, SettingsConfigDict
 
 
@@ -29,3 +29,10 @@ class Settings(BaseSettings):
 
     engines: Annotated[tuple[str, ...], NoDecode] = ()
     """URLs of vLLM servers, separated by commas. Empty: `clawloop up` runs one."""
+
+    @field_validator("engines", mode="before")
+    @classmethod
+    def _split_at_commas(cls, value: object) -> object:
+        if not isinstance(value, str):
+            return value
+        return tuple(url.strip().rstrip("/") for url in value.split(",") if url.strip())

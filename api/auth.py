@@ -1,0 +1,90 @@
+"""Who may ask what: keys, remembered for a while so that a chat goes on while Postgres is away.
+
+Knows nothing about how keys are stored.
+"""
+
+from __future__ import annotations
+
+import hashlib
+import time
+from collections import OrderedDict
+
+from starlette.datastructures import Headers
+
+from api.ports import KeyStore
+from clawloop.contracts import ApiKey, Scope
+from clawloop.errors import RequestRejected, StoreUnavailable
+
+# How long a revoked key may still work.
+FRESH_SECONDS = 30.0
+# While Postgres is away a key that was good goes on being good; this bounds the memory, not the time.
+REMEMBERED = 10_000
+
+
+class KeyRing:
+    """Checks bearer keys.
+
+    Args:
+        store: where keys are looked up.
+    """
+
+    def __init__(self, store: KeyStore) -> None:
+        self._store = store
+        self._known: OrderedDict[bytes, tuple[float, ApiKey]] = OrderedDict()
+
+    async def require(self, headers: Headers, scope: Scope) -> ApiKey:
+        """The key of this request.
+
+        Raises:
+            RequestRejected: 401 without a good key, 403 without the scope.
+            StoreUnavailable: a key we do not remember cannot be looked up now.
+        """
+        secret = _bearer(headers)
+        key = await self._find(secret)
+        if key is None:
+            raise RequestRejected(
+                "The API key is not known here, or was revoked. `clawloop key list` shows the keys; "
+                "`clawloop key create` makes one.",
+                status=401,
+                code="invalid_api_key",
+            )
+        if scope not in key.scopes:
+            raise RequestRejected(
+                f"This key may not do that: it has the scopes {', '.join(sorted(key.scopes))}, not {scope}.",
+                status=403,
+                code="insufficient_scope",
+            )
+        return key
+
+    async def _find(self, secret: str) -> ApiKey | None:
+        # The secret itself is not kept in memory longer than the request.
+        digest = hashlib.sha256(secret.encode()).digest()
+        remembered = self._known.get(digest)
+        if remembered is not None and time.monotonic() - remembered[0] < FRESH_SECONDS:
+            return remembered[1]
+        try:
+            key = await self._store.authenticate(secret)
+        except StoreUnavailable:
+            if remembered is None:
+                raise
+            return remembered[1]
+        if key is None:
+            self._known.pop(digest, None)
+            return None
+        self._known[digest] = (time.monotonic(), key)
+        self._known.move_to_end(digest)
+        if len(self._known) > REMEMBERED:
+            self._known.popitem(last=False)
+        return key
+
+
+def _bearer(headers: Headers) -> str:
+    value = headers.get("authorization", "")
+    kind, _, secret = value.partition(" ")
+    if not value:
+        message = "No API key was sent. Send the header `Authorization: Bearer KEY`."
+    elif kind.lower() != "bearer" or not secret.strip():
+        message = "The Authorization header must read `Bearer KEY`."
+    else:
+        return secret.strip()
+    raise RequestRejected(message, status=401, code="invalid_api_key")

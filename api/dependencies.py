@@ -1,0 +1,54 @@
+"""What the routes share, made once by `clawloop.processes` and hung on the app."""
+
+from __future__ import annotations
+
+import asyncio
+from collections.abc import Coroutine
+from dataclasses import dataclass, field
+
+from fastapi import Request
+
+from api.auth import KeyRing
+from api.directory import DirectoryCache
+from api.ports import Engines, Readiness
+from api.recording import Recorder
+from api.versions import VersionChooser
+from clawloop.telemetry import GatewayMetrics
+
+
+@dataclass(frozen=True, slots=True)
+class Limits:
+    """How much one request may ask of the gateway."""
+
+    body_bytes: int = 32 * 1024 * 1024
+    # An upload on a slow line; a body that takes longer holds a connection for nothing.
+    upload_seconds: float = 120.0
+
+
+@dataclass(slots=True)
+class Services:
+    keys: KeyRing
+    directory: DirectoryCache
+    engines: Engines
+    recorder: Recorder
+    versions: VersionChooser
+    readiness: Readiness
+    metrics: GatewayMetrics
+    limits: Limits
+    _background: set[asyncio.Task[None]] = field(default_factory=set)
+
+    def spawn(self, work: Coroutine[object, object, None]) -> None:
+        """Let work go on after its request is gone; shutdown waits for it."""
+        task = asyncio.create_task(work)
+        self._background.add(task)
+        task.add_done_callback(self._background.discard)
+
+    async def finish(self) -> None:
+        if self._background:
+            await asyncio.wait(self._background)
+
+
+def services_of(request: Request) -> Services:
+    services = request.app.state.services
+    assert isinstance(services, Services)
+    return services

@@ -1,0 +1,28 @@
+"""`/healthz`: this process runs. `/readyz`: it should get traffic. `/metrics`: Prometheus."""
+
+from __future__ import annotations
+
+from fastapi import APIRouter, Request
+from prometheus_client import CONTENT_TYPE_LATEST, generate_latest
+from starlette.responses import JSONResponse, Response
+
+from api.dependencies import services_of
+
+router = APIRouter()
+
+
+@router.get("/healthz")
+async def healthz() -> dict[str, str]:
+    return {"status": "ok"}
+
+
+@router.get("/readyz", responses={503: {"description": "not ready; `problems` says why"}})
+async def readyz(request: Request) -> JSONResponse:
+    problems = await services_of(request).readiness.problems()
+    status = "not ready" if problems else "ready"
+    return JSONResponse({"status": status, "problems": problems}, 503 if problems else 200)
+
+
+@router.get("/metrics", response_class=Response)
+async def metrics(request: Request) -> Response:
+    return Response(generate_latest(services_of(request).metrics.registry), media_type=CONTENT_TYPE_LATEST)

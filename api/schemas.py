@@ -1,0 +1,86 @@
+"""What a chat request may look like.
+
+Only what the gateway itself reads is checked here, strictly; everything else goes to the engine untouched, which
+checks it in turn. Extra fields are allowed: vLLM has many of its own.
+"""
+
+from __future__ import annotations
+
+from difflib import get_close_matches
+from typing import Annotated, Any, Literal
+
+from pydantic import BaseModel, ConfigDict, Field, ValidationError, with_config
+from typing_extensions import TypedDict
+
+from clawloop.errors import RequestRejected
+
+Role = Literal["system", "developer", "user", "assistant", "tool", "function"]
+
+
+@with_config(ConfigDict(extra="allow", strict=True))
+class ChatMessage(TypedDict):
+    """One message; content is text, a list of parts, or null beside tool calls."""
+
+    role: Role
+
+
+class StreamOptions(BaseModel):
+    model_config = ConfigDict(extra="allow", strict=True)
+
+    include_usage: bool | None = None
+
+
+class ChatRequest(BaseModel):
+    """The fields of `POST /v1/chat/completions` that the gateway reads."""
+
+    model_config = ConfigDict(extra="allow", strict=True)
+
+    model: Annotated[str, Field(min_length=1, max_length=256, examples=["policy"])]
+    messages: Annotated[list[ChatMessage], Field(min_length=1, examples=[[{"role": "user", "content": "Hello"}]])]
+    stream: bool | None = None
+    stream_options: StreamOptions | None = None
+    # OpenAI's own upper bound.
+    n: Annotated[int, Field(ge=1, le=128)] | None = None
+    logprobs: bool | None = None
+    top_logprobs: Annotated[int, Field(ge=0, le=20)] | None = None
+    return_token_ids: bool | None = None
+    tools: list[dict[str, Any]] | None = None
+    temperature: Annotated[float, Field(ge=0, le=2)] | None = None
+    top_p: Annotated[float, Field(gt=0, le=1)] | None = None
+    max_tokens: Annotated[int, Field(ge=1)] | None = None
+    max_completion_tokens: Annotated[int, Field(ge=1)] | None = None
+    user: Annotated[str, Field(max_length=1024)] | None = None
+    safety_identifier: Annotated[str, Field(max_length=1024)] | None = None
+    prompt_cache_key: Annotated[str, Field(max_length=1024)] | None = None
+    metadata: dict[str, Any] | None = None
+    session_id: Annotated[str, Field(max_length=1024)] | None = None
+    turn_type: Annotated[str, Field(max_length=64)] | None = None
+    session_done: bool | str | int | None = None
+
+
+# Fields people write that mean another one; a field nobody knows is the engine's to judge.
+_MEANT = {"message": "messages", "streaming": "stream", "max_token": "max_tokens", "tool": "tools"}
+
+
+def check_chat_request(body: object) -> ChatRequest:
+    """The request, checked.
+
+    Raises:
+        RequestRejected: names the first field at fault and what it should be.
+    """
+    if not isinstance(body, dict):
+        raise RequestRejected("The body must be a JSON object with `model` and `messages`.", field=None)
+    try:
+        return ChatRequest.model_validate(body)
+    except ValidationError as error:
+        first = error.errors(include_url=False, include_context=False)[0]
+        field = ".".join(str(part) for part in first["loc"])
+        hint = ""
+        if first["type"] == "missing":
+            close = [name for name in body if _MEANT.get(name) == field] or get_close_matches(field, body, 1, 0.8)
+            hint = f" Did you mean `{field}` by `{close[0]}`?" if close else ""
+        raise RequestRejected(
+            f"`{field}`: {first['msg'][:1].lower()}{first['msg'][1:]}.{hint}",
+            code="missing_required_parameter" if first["type"] == "missing" else "invalid_value",
+            field=field,
+        ) from None

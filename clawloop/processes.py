@@ -1,0 +1,206 @@
+"""Where ports meet adapters: each process of Clawloop is put together here and nowhere else."""
+
+from __future__ import annotations
+
+import asyncio
+import ipaddress
+from collections.abc import AsyncIterator, Mapping, Sequence
+from contextlib import AsyncExitStack, asynccontextmanager
+from dataclasses import dataclass, field
+from pathlib import Path
+
+import uvicorn
+
+from api.app import create_app
+from api.auth import KeyRing
+from api.dependencies import Limits, Services
+from api.directory import DirectoryCache
+from api.recording import Recorder
+from api.spool import Spool
+from api.versions import VersionChooser
+from clawloop.contracts import Engine, Scope
+from clawloop.errors import SetupError, StoreUnavailable
+from clawloop.running import read_running
+from clawloop.serving.chat import ChatEngines
+from clawloop.serving.rotation import Rotation
+from clawloop.settings import Settings
+from clawloop.telemetry import GatewayMetrics
+from db.chains import Chains
+from db.engine import BACKGROUND_LIMIT, CHAT_LIMIT, Database
+from db.keys import PostgresKeyStore
+from db.policies import PostgresDirectoryStore, ensure_policy
+from db.schema import is_current, migrate
+from db.serving_engines import ensure_engines
+from db.turns import PostgresTurnStore
+
+DEFAULT_POLICY = "default"
+
+# A vLLM engine takes 45-75 s to restart on two cores; OpenClaw retries a 503 with a rewritten message, so hold.
+HOLD_SECONDS = 150.0
+# Held requests keep their bodies in memory: 256 of OpenClaw's 35 KB are nothing, 256 of 32 MiB are not the habit.
+HOLD_LIMIT = 256
+# About 3,000 turns of a 32k-token conversation: a day without Postgres for one busy person.
+SPOOL_LIMIT_BYTES = 1024**3
+
+
+@dataclass(frozen=True, slots=True)
+class GatewayOptions:
+    """How one gateway is started."""
+
+    host: str
+    port: int
+    allowed_hosts: frozenset[str] = frozenset()
+    limits: Limits = field(default_factory=Limits)
+    hold_seconds: float = HOLD_SECONDS
+    hold_limit: int = HOLD_LIMIT
+
+
+class GatewayReadiness:
+    """Satisfies `api.ports.Readiness`: Postgres at our schema, and an engine that answers."""
+
+    def __init__(self, database: Database, engines: ChatEngines) -> None:
+        self._database = database
+        self._engines = engines
+
+    async def problems(self) -> list[str]:
+        found: list[str] = []
+        try:
+            if not await is_current(self._database):
+                found.append("the database schema is not this version's: run `clawloop migrate`")
+        except StoreUnavailable as error:
+            found.append(f"PostgreSQL does not answer: {error}")
+        if not self._engines.healthy():
+            found.append("no engine is healthy")
+        return found
+
+
+async def run_gateway(settings: Settings, options: GatewayOptions) -> None:
+    """Serve until asked to stop.
+
+    Raises:
+        SetupError: no database is given, or it would listen beyond loopback without a key.
+    """
+    url = database_url(settings)
+    await _refuse_open_door(url, options)
+
+    @asynccontextmanager
+    async def services() -> AsyncIterator[Services]:
+        async with AsyncExitStack() as stack:
+            yield await _gateway_services(stack, url, settings.data, options)
+
+    app = create_app(services, options.allowed_hosts)
+    config = uvicorn.Config(
+        app,
+        host=options.host,
+        port=options.port,
+        log_config=None,
+        access_log=False,
+        # `clawloop up` promises to stop within 15 s: streams still open after this are cut and recorded as aborted.
+        timeout_graceful_shutdown=8,
+        server_header=False,
+    )
+    await uvicorn.Server(config).serve()
+
+
+async def _gateway_services(stack: AsyncExitStack, url: str, data: Path, options: GatewayOptions) -> Services:
+    database = Database(url, CHAT_LIMIT)
+    stack.push_async_callback(database.close)
+    patient = Database(url, BACKGROUND_LIMIT)
+    stack.push_async_callback(patient.close)
+    metrics = GatewayMetrics()
+    directory = await stack.enter_async_context(DirectoryCache(PostgresDirectoryStore(database)))
+
+    def known_engines() -> Sequence[Engine]:
+        return directory.now.engines
+
+    rotation = Rotation(
+        known_engines, hold_seconds=options.hold_seconds, hold_limit=options.hold_limit, held=metrics.held
+    )
+    engines = await stack.enter_async_context(ChatEngines(rotation, known_engines))
+    metrics.engines_healthy.set_function(lambda: len(engines.healthy()))
+    # What one store has rebuilt of a conversation, the other need not rebuild.
+    chains = Chains()
+    turns, patient_turns = PostgresTurnStore(database, chains), PostgresTurnStore(patient, chains)
+    spool = Spool(data / "spool", SPOOL_LIMIT_BYTES)
+    recorder = await stack.enter_async_context(Recorder(turns, patient_turns, spool, metrics))
+    return Services(
+        keys=KeyRing(PostgresKeyStore(database)),
+        directory=directory,
+        engines=engines,
+        recorder=recorder,
+        versions=VersionChooser(turns),
+        readiness=GatewayReadiness(database, engines),
+        metrics=metrics,
+        limits=options.limits,
+    )
+
+
+async def prepare(
+    url: str, base_model: str, aliases: Sequence[str], engines: Sequence[str], secrets: Mapping[str, str]
+) -> dict[str, str]:
+    """Bring a database to the state a gateway needs: schema, default policy, engines, a key of each scope.
+
+    Args:
+        base_model: the name under which the engines serve version 0.
+        aliases: further names for `policy`.
+        engines: URLs; exactly these will be the engines.
+        secrets: keys by scope that earlier starts made.
+
+    Returns:
+        A good key for each scope: the given one where it still is, else a new one.
+
+    Raises:
+        SetupError, StoreUnavailable
+    """
+    await asyncio.to_thread(migrate, url)
+    database = Database(url, BACKGROUND_LIMIT)
+    try:
+        await ensure_policy(database, DEFAULT_POLICY, base_model, aliases)
+        await ensure_engines(database, engines)
+        return {scope: await _ensure_key(PostgresKeyStore(database), scope, secrets.get(scope)) for scope in Scope}
+    finally:
+        await database.close()
+
+
+async def _ensure_key(store: PostgresKeyStore, scope: Scope, secret: str | None) -> str:
+    if secret is not None and await store.authenticate(secret) is not None:
+        return secret
+    _, made = await store.create_key(DEFAULT_POLICY, frozenset({scope}), name=f"made by clawloop up for {scope}")
+    return made
+
+
+async def _refuse_open_door(url: str, options: GatewayOptions) -> None:
+    if options.host == "localhost" or _is_loopback(options.host):
+        return
+    database = Database(url, BACKGROUND_LIMIT)
+    try:
+        if not await PostgresKeyStore(database).any_keys():
+            raise SetupError(
+                f"there is no API key yet, so the gateway does not listen on {options.host}: "
+                "run `clawloop key create` first, or listen on 127.0.0.1"
+            )
+    finally:
+        await database.close()
+
+
+def _is_loopback(host: str) -> bool:
+    try:
+        return ipaddress.ip_address(host).is_loopback
+    except ValueError:
+        return False
+
+
+def database_url(settings: Settings) -> str:
+    """The database this command is about: the one given, or that of the `clawloop up` that runs on this data.
+
+    Raises:
+        SetupError: neither is there.
+    """
+    if settings.database_url is not None:
+        return settings.database_url
+    running = read_running(settings.data)
+    if running is None:
+        raise SetupError(
+            f"no database: set DATABASE_URL, or start `clawloop up --data {settings.data}` in another terminal"
+        )
+    return running.database_url

@@ -1,0 +1,126 @@
+"""Which engine gets a request: those that have the version, are healthy and not draining.
+
+Knows nothing about HTTP. A session stays with its engine, whose prefix cache knows it, unless that engine is
+busier than the least busy one by more than `AFFINITY_SLACK` requests.
+"""
+
+from __future__ import annotations
+
+import asyncio
+import hashlib
+from collections import Counter
+from collections.abc import Callable, Sequence
+from typing import Protocol
+
+from clawloop.contracts import Engine
+from clawloop.errors import EngineUnavailable
+
+# A prefill of a long prompt costs about as much as a few short requests waited for.
+AFFINITY_SLACK = 8
+
+
+class Gauge(Protocol):
+    def inc(self) -> None: ...
+    def dec(self) -> None: ...
+
+
+class Rotation:
+    """Health and load of each engine, and the queue of requests that wait for one.
+
+    Args:
+        engines: the engines as the directory knows them now.
+        hold_seconds: how long a request waits while no engine can take it.
+        hold_limit: how many requests wait at once; one more is refused at once.
+        held: told how many wait.
+    """
+
+    def __init__(
+        self,
+        engines: Callable[[], Sequence[Engine]],
+        *,
+        hold_seconds: float,
+        hold_limit: int,
+        held: Gauge,
+    ) -> None:
+        self._engines = engines
+        self._hold_seconds = hold_seconds
+        self._hold_limit = hold_limit
+        self._held = held
+        self._waiting = 0
+        self._healthy: set[str] = set()
+        self._load: Counter[str] = Counter()
+        self._changed = asyncio.Event()
+
+    def mark(self, engine_id: str, *, healthy: bool) -> None:
+        if healthy:
+            self._healthy.add(engine_id)
+            self._changed.set()
+        else:
+            self._healthy.discard(engine_id)
+
+    def forget_all_but(self, engine_ids: set[str]) -> None:
+        """Drop what is known of engines that left the directory."""
+        self._healthy &= engine_ids
+
+    def healthy(self) -> frozenset[str]:
+        return frozenset(self._healthy)
+
+    def has(self, policy: str, version: int) -> bool:
+        return any(_serves(engine, policy, version) for engine in self._engines())
+
+    async def acquire(self, policy: str, version: int, affinity: str, avoid: str | None = None) -> Engine:
+        """The engine for this request; give it back with `release`.
+
+        Args:
+            avoid: an engine that just failed this request; taken only if there is no other.
+
+        Raises:
+            EngineUnavailable: none could take it within `hold_seconds`, or too many wait already.
+        """
+        engine = self._choose(policy, version, affinity, avoid)
+        if engine is None:
+            engine = await self._wait(policy, version, affinity)
+        self._load[engine.id] += 1
+        return engine
+
+    def release(self, engine: Engine) -> None:
+        self._load[engine.id] -= 1
+
+    async def _wait(self, policy: str, version: int, affinity: str) -> Engine:
+        if self._waiting >= self._hold_limit:
+            raise EngineUnavailable(f"no engine is healthy and {self._waiting} requests wait for one already")
+        self._waiting += 1
+        self._held.inc()
+        try:
+            async with asyncio.timeout(self._hold_seconds):
+                while True:
+                    self._changed.clear()
+                    engine = self._choose(policy, version, affinity, avoid=None)
+                    if engine is not None:
+                        return engine
+                    await self._changed.wait()
+        except TimeoutError:
+            raise EngineUnavailable(f"no engine could take the request in {self._hold_seconds:.0f} s") from None
+        finally:
+            self._waiting -= 1
+            self._held.dec()
+
+    def _choose(self, policy: str, version: int, affinity: str, avoid: str | None) -> Engine | None:
+        ready = [
+            engine for engine in self._engines() if engine.id in self._healthy and _serves(engine, policy, version)
+        ]
+        others = [engine for engine in ready if engine.id != avoid]
+        if not others:
+            return None if avoid is None else next(iter(ready), None)
+        least = min(others, key=lambda engine: self._load[engine.id])
+        # Rendezvous hashing: an engine that comes or goes moves only the sessions that are its own.
+        home = max(others, key=lambda engine: _rank(engine.id, affinity))
+        return home if self._load[home.id] <= self._load[least.id] + AFFINITY_SLACK else least
+
+
+def _serves(engine: Engine, policy: str, version: int) -> bool:
+    return not engine.draining and (version == 0 or version in engine.versions.get(policy, frozenset()))
+
+
+def _rank(engine_id: str, affinity: str) -> bytes:
+    return hashlib.blake2b(f"{engine_id}\x00{affinity}".encode(), digest_size=8).digest()

@@ -1,0 +1,84 @@
+"""Logs and metrics.
+
+Logs are JSON lines with ids and never the content of a message. Metrics live in a registry of their own, so that
+two gateways in one test process do not share counts.
+"""
+
+from __future__ import annotations
+
+import logging
+import sys
+
+from prometheus_client import CollectorRegistry, Counter, Gauge, Histogram
+from pythonjsonlogger.json import JsonFormatter
+
+
+def configure_logging(level: str = "INFO") -> None:
+    """Write every record of this process to standard error as one JSON object a line."""
+    handler = logging.StreamHandler(sys.stderr)
+    handler.setFormatter(
+        JsonFormatter(
+            "{levelname}{name}{message}{exc_info}",
+            style="{",
+            timestamp="time",
+            rename_fields={"levelname": "level", "name": "logger"},
+        )
+    )
+    logging.basicConfig(level=level, handlers=[handler], force=True)
+    # One line a request of ours says more than the server's own.
+    logging.getLogger("uvicorn.access").disabled = True
+
+
+class GatewayMetrics:
+    """What the gateway counts. Names are public: dashboards and alerts use them."""
+
+    def __init__(self) -> None:
+        self.registry = CollectorRegistry()
+        self.requests = Counter(
+            "clawloop_gateway_requests_total",
+            "Chat requests by HTTP status",
+            ["status"],
+            registry=self.registry,
+        )
+        self.in_flight = Gauge(
+            "clawloop_gateway_requests_in_flight", "Chat requests being answered", registry=self.registry
+        )
+        self.held = Gauge(
+            "clawloop_gateway_requests_held", "Requests waiting for a healthy engine", registry=self.registry
+        )
+        self.turns = Counter(
+            "clawloop_gateway_turns_total",
+            "Turns recorded, by kind, status and where they went first",
+            ["kind", "status", "place"],
+            registry=self.registry,
+        )
+        self.tokens = Counter(
+            "clawloop_gateway_response_tokens_total", "Sampled tokens recorded", registry=self.registry
+        )
+        self.first_token_seconds = Histogram(
+            "clawloop_gateway_first_token_seconds",
+            "From the request's last byte to the first byte of the answer",
+            buckets=(0.01, 0.025, 0.05, 0.1, 0.25, 0.5, 1, 2.5, 5, 10, 30, 60, 120),
+            registry=self.registry,
+        )
+        self.record_seconds = Histogram(
+            "clawloop_gateway_record_seconds",
+            "Storing one turn, in Postgres or in the spool",
+            buckets=(0.001, 0.0025, 0.005, 0.01, 0.025, 0.05, 0.1, 0.25, 0.5, 1),
+            registry=self.registry,
+        )
+        self.spool_turns = Gauge(
+            "clawloop_gateway_spool_turns",
+            "Turns on local disk that wait for Postgres",
+            registry=self.registry,
+        )
+        self.spool_bytes = Gauge("clawloop_gateway_spool_bytes", "Size of the spooled turns", registry=self.registry)
+        self.turns_lost = Counter(
+            "clawloop_gateway_turns_lost_total",
+            "Turns that could be stored nowhere",
+            ["why"],
+            registry=self.registry,
+        )
+        self.engines_healthy = Gauge(
+            "clawloop_gateway_engines_healthy", "Engines that take requests", registry=self.registry
+        )

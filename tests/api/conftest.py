@@ -1,0 +1,141 @@
+"""A gateway on fakes, served over real HTTP so that streams stream."""
+
+from __future__ import annotations
+
+import asyncio
+from collections.abc import AsyncIterator, Sequence
+from contextlib import AsyncExitStack, asynccontextmanager
+from dataclasses import dataclass
+from pathlib import Path
+
+import httpx
+import pytest
+from openai import AsyncOpenAI
+
+from api.app import create_app
+from api.auth import KeyRing
+from api.dependencies import Limits, Services
+from api.directory import DirectoryCache
+from api.recording import Recorder
+from api.spool import Spool
+from api.versions import VersionChooser
+from clawloop.contracts import Directory, Engine, Policy, Scope, TurnRecord
+from clawloop.serving.chat import ChatEngines
+from clawloop.serving.rotation import Rotation
+from clawloop.telemetry import GatewayMetrics
+from db.policies import DEFAULT_SAMPLING
+from tests.fakes.directory_store import FakeDirectoryStore
+from tests.fakes.engine import FakeEngine, fake_engine, serving
+from tests.fakes.key_store import FakeKeyStore
+from tests.fakes.turn_store import FakeTurnStore
+
+
+@dataclass
+class Gateway:
+    url: str
+    turns: FakeTurnStore
+    keys: FakeKeyStore
+    directory: FakeDirectoryStore
+    engines: list[FakeEngine]
+    services: Services
+    spool: Spool
+    key: str
+    admin_key: str
+
+    @property
+    def engine(self) -> FakeEngine:
+        return self.engines[0]
+
+    def client(self, key: str | None = None) -> httpx.AsyncClient:
+        return httpx.AsyncClient(base_url=self.url, headers={"Authorization": f"Bearer {key or self.key}"}, timeout=20)
+
+    def openai(self, **options: object) -> AsyncOpenAI:
+        return AsyncOpenAI(base_url=f"{self.url}/v1", api_key=self.key, max_retries=0, timeout=20)
+
+    async def recorded(self, count: int = 1) -> list[TurnRecord]:
+        """The turns stored so far, once there are `count`; a turn of a client that left is stored a moment later."""
+        async with asyncio.timeout(5):
+            while len(self.turns.records) < count:
+                await asyncio.sleep(0.01)
+        return list(self.turns.records)
+
+
+@asynccontextmanager
+async def running_gateway(
+    folder: Path,
+    *,
+    engines: Sequence[FakeEngine],
+    limits: Limits | None = None,
+    hold_seconds: float = 5.0,
+    active: int = 0,
+    versions: frozenset[int] = frozenset(),
+    spool_bytes: int = 10**8,
+) -> AsyncIterator[Gateway]:
+    turns, keys = FakeTurnStore(), FakeKeyStore()
+    policy = Policy("default", "tiny", ("qwen3-4b",), active, dict(DEFAULT_SAMPLING))
+    rows = tuple(Engine(f"e{n}", engine.url, {"default": versions}, False) for n, engine in enumerate(engines))
+    directory = FakeDirectoryStore(Directory((policy,), rows))
+    key = keys.add("default", frozenset({Scope.CHAT}))
+    admin_key = keys.add("default", frozenset({Scope.ADMIN}))
+    spool = Spool(folder / "spool", spool_bytes)
+    metrics = GatewayMetrics()
+    made: list[Services] = []
+
+    @asynccontextmanager
+    async def services() -> AsyncIterator[Services]:
+        async with AsyncExitStack() as stack:
+            cache = await stack.enter_async_context(DirectoryCache(directory))
+            rotation = Rotation(lambda: cache.now.engines, hold_seconds=hold_seconds, hold_limit=2, held=metrics.held)
+            known = await stack.enter_async_context(
+                ChatEngines(rotation, lambda: cache.now.engines, probe_seconds=0.05)
+            )
+            recorder = await stack.enter_async_context(Recorder(turns, turns, spool, metrics))
+            made.append(
+                Services(
+                    keys=KeyRing(keys),
+                    directory=cache,
+                    engines=known,
+                    recorder=recorder,
+                    versions=VersionChooser(turns),
+                    readiness=AlwaysReady(),
+                    metrics=metrics,
+                    limits=limits or Limits(),
+                )
+            )
+            yield made[0]
+
+    async with serving(create_app(services)) as url:
+        yield Gateway(url, turns, keys, directory, list(engines), made[0], spool, key, admin_key)
+
+
+class AlwaysReady:
+    async def problems(self) -> list[str]:
+        return []
+
+
+@pytest.fixture
+async def engine() -> AsyncIterator[FakeEngine]:
+    async with fake_engine() as running:
+        yield running
+
+
+@pytest.fixture(scope="module")
+async def shared_gateway(tmp_path_factory: pytest.TempPathFactory) -> AsyncIterator[Gateway]:
+    folder = tmp_path_factory.mktemp("gateway")
+    async with fake_engine() as engine, running_gateway(folder, engines=[engine]) as running:
+        yield running
+
+
+@pytest.fixture
+def gateway(shared_gateway: Gateway) -> Gateway:
+    """A gateway that a test leaves healthy; starting one takes a fifth of a second."""
+    shared_gateway.turns.records.clear()
+    shared_gateway.engine.forget()
+    return shared_gateway
+
+
+@pytest.fixture
+async def fresh_gateway(engine: FakeEngine, tmp_path: Path) -> AsyncIterator[Gateway]:
+    """A gateway of the test's own, to break."""
+    async with running_gateway(tmp_path, engines=[engine]) as running:
+        yield running

@@ -1,0 +1,234 @@
+"""A vLLM stand-in that streams over real HTTP, in the shapes vLLM 0.32 was seen to use.
+
+What it says is scripted per request by a word in the last message, so that tests can make it break in every way.
+"""
+
+from __future__ import annotations
+
+import asyncio
+import json
+import socket
+from collections.abc import AsyncIterator
+from contextlib import asynccontextmanager
+from dataclasses import dataclass, field
+from typing import Any
+
+import uvicorn
+from starlette.applications import Starlette
+from starlette.requests import Request
+from starlette.responses import JSONResponse, Response, StreamingResponse
+from starlette.routing import Route
+
+WORDS = ["Hello", " there", ",", " friend", "."]
+PROMPT_IDS = [1, 2, 3]
+
+
+@dataclass
+class FakeEngine:
+    """
+    Attributes:
+        requests: bodies in order of arrival.
+        aborted: how many streams the gateway left before their end.
+        healthy: what /health says.
+        models: names it serves; None serves all.
+        delay_seconds: between tokens.
+    """
+
+    url: str = ""
+    requests: list[dict[str, Any]] = field(default_factory=list)
+    aborted: int = 0
+    healthy: bool = True
+    models: set[str] | None = None
+    delay_seconds: float = 0.0
+
+    def forget(self) -> None:
+        """Be as new."""
+        self.requests.clear()
+        self.aborted = 0
+        self.delay_seconds = 0.0
+
+    async def chat(self, request: Request) -> Response:
+        body = json.loads(await request.body())
+        self.requests.append(body)
+        if self.models is not None and body["model"] not in self.models:
+            return _error(404, f"The model `{body['model']}` does not exist.", "NotFoundError", "model")
+        word = _last_word(body["messages"])
+        match word:
+            case "OVERFLOW":
+                message = "This model's maximum context length is 4096 tokens. However, your prompt is longer."
+                return _error(400, message, "BadRequestError", "input_text")
+            case "FAIL500":
+                return _error(500, "EngineCore encountered an issue.", "InternalServerError", None)
+            case "HTML":
+                return Response("<html>oops</html>", 502, media_type="text/html")
+            case "GARBAGE" if not body.get("stream"):
+                return Response("not json at all", media_type="application/json")
+            case "RESET":
+                raise ConnectionResetError("on purpose")
+        if body.get("stream"):
+            return StreamingResponse(self._stream(body, word), media_type="text/event-stream")
+        await asyncio.sleep(self.delay_seconds * len(WORDS))
+        return JSONResponse(_completion(body, word))
+
+    async def _stream(self, body: dict[str, Any], word: str) -> AsyncIterator[bytes]:
+        ended = False
+        try:
+            async for chunk in self._chunks(body, word):
+                yield chunk
+            ended = True
+        finally:
+            if not ended and word not in {"BREAK", "RESETMID"}:
+                self.aborted += 1
+
+    async def _chunks(self, body: dict[str, Any], word: str) -> AsyncIterator[bytes]:
+        n = body.get("n") or 1
+        for index in range(n):
+            first = _chunk(body, index, {"role": "assistant", "content": ""})
+            if body.get("return_token_ids"):
+                first |= {"prompt_token_ids": PROMPT_IDS, "prompt_text": None}
+            yield _event(first)
+        deltas = _deltas(word)
+        for position, (delta, ids) in enumerate(deltas):
+            await asyncio.sleep(self.delay_seconds)
+            if word == "BREAK" and position == 2:
+                return
+            if word == "RESETMID" and position == 2:
+                raise ConnectionResetError("on purpose")
+            if word == "GARBAGE" and position == 2:
+                yield b"data: {not json\n\n"
+                continue
+            if word == "ERROREVENT" and position == 2:
+                yield _event({"error": {"message": "engine died", "type": "InternalServerError", "code": 500}})
+                return
+            for index in range(n):
+                last = position == len(deltas) - 1
+                finish = ("tool_calls" if word == "TOOL" else "length" if word == "LONG" else "stop") if last else None
+                yield _event(_chunk(body, index, delta, ids, finish, word))
+        if (body.get("stream_options") or {}).get("include_usage"):
+            yield _event({**_chunk(body, 0, {}), "choices": [], "usage": _usage()})
+        yield b"data: [DONE]\n\n"
+
+    async def health(self, request: Request) -> Response:
+        return Response(status_code=200 if self.healthy else 503)
+
+
+def _deltas(word: str) -> list[tuple[dict[str, Any], list[int]]]:
+    if word == "TOOL":
+        call = {
+            "index": 0,
+            "id": "chatcmpl-tool-ab12",
+            "type": "function",
+            "function": {"name": "exec", "arguments": ""},
+        }
+        return [
+            ({}, [20]),
+            ({"tool_calls": [call]}, [21]),
+            ({"tool_calls": [{"index": 0, "function": {"arguments": '{"command": '}}]}, [22]),
+            ({"tool_calls": [{"index": 0, "function": {"arguments": '"ls"}'}}]}, [23]),
+            ({}, [24]),
+        ]
+    if word == "THINK":
+        return [({"reasoning": "Let me see."}, [30]), ({"content": "Yes."}, [31]), ({}, [2])]
+    return [({"content": text}, [10 + index]) for index, text in enumerate(WORDS)] + [({}, [2])]
+
+
+def _chunk(
+    body: dict[str, Any],
+    index: int,
+    delta: dict[str, Any],
+    ids: list[int] | None = None,
+    finish: str | None = None,
+    word: str = "",
+) -> dict[str, Any]:
+    choice: dict[str, Any] = {"index": index, "delta": delta, "logprobs": None, "finish_reason": finish}
+    if ids is not None:
+        if word != "NOIDS" and body.get("return_token_ids"):
+            choice["token_ids"] = ids
+        if body.get("logprobs"):
+            entries = [*ids, 99] if word == "UNEVEN" else ids
+            choice["logprobs"] = {"content": [_logprob(token) for token in entries]}
+    return {
+        "id": "chatcmpl-engine",
+        "object": "chat.completion.chunk",
+        "created": 1,
+        "model": body["model"],
+        "choices": [choice],
+    }
+
+
+def _completion(body: dict[str, Any], word: str) -> dict[str, Any]:
+    choices = []
+    for index in range(body.get("n") or 1):
+        message: dict[str, Any] = {"role": "assistant", "content": "".join(WORDS), "refusal": None, "tool_calls": []}
+        ids = [token for _, tokens in _deltas(word) for token in tokens]
+        if word == "TOOL":
+            function = {"name": "exec", "arguments": '{"command": "ls"}'}
+            message |= {"content": None, "tool_calls": [{"id": "t1", "type": "function", "function": function}]}
+        choice = _chunk(body, index, {}, ids, "tool_calls" if word == "TOOL" else "stop", word)["choices"][0]
+        del choice["delta"]
+        choices.append(choice | {"message": message})
+    return {
+        "id": "chatcmpl-engine",
+        "object": "chat.completion",
+        "created": 1,
+        "model": body["model"],
+        "choices": choices,
+        "usage": _usage(),
+        "prompt_token_ids": PROMPT_IDS if body.get("return_token_ids") else None,
+        "prompt_text": None,
+    }
+
+
+def _logprob(token: int) -> dict[str, Any]:
+    return {"token": str(token), "logprob": -token / 100, "bytes": [], "top_logprobs": []}
+
+
+def _usage() -> dict[str, int]:
+    return {"prompt_tokens": 3, "completion_tokens": 6, "total_tokens": 9}
+
+
+def _last_word(messages: list[Any]) -> str:
+    content = messages[-1].get("content") if messages else ""
+    words = content.split() if isinstance(content, str) else []
+    return words[-1] if words else ""
+
+
+def _event(value: dict[str, Any]) -> bytes:
+    return b"data: " + json.dumps(value).encode() + b"\n\n"
+
+
+def _error(status: int, message: str, kind: str, param: str | None) -> JSONResponse:
+    return JSONResponse({"error": {"message": message, "type": kind, "param": param, "code": status}}, status)
+
+
+@asynccontextmanager
+async def serving(app: Any, port: int = 0) -> AsyncIterator[str]:
+    """Any ASGI app on a real port, in this event loop; yields its URL."""
+    listener = socket.create_server(("127.0.0.1", port))
+    config = uvicorn.Config(app, log_config=None, access_log=False, lifespan="on", timeout_graceful_shutdown=2)
+    server = uvicorn.Server(config)
+    running = asyncio.create_task(server.serve(sockets=[listener]))
+    while not server.started:
+        if running.done():
+            await running
+        await asyncio.sleep(0.005)
+    try:
+        yield f"http://127.0.0.1:{listener.getsockname()[1]}"
+    finally:
+        server.should_exit = True
+        await running
+        listener.close()
+
+
+@asynccontextmanager
+async def fake_engine(port: int = 0) -> AsyncIterator[FakeEngine]:
+    engine = FakeEngine()
+    app = Starlette(
+        routes=[
+            Route("/v1/chat/completions", engine.chat, methods=["POST"]),
+            Route("/health", engine.health),
+        ]
+    )
+    async with serving(app, port) as url:
+        engine.url = url
+        yield engine

@@ -1,0 +1,91 @@
+"""Rules of the house that a program can hold."""
+
+from __future__ import annotations
+
+import re
+import subprocess
+import sys
+from pathlib import Path
+
+import pytest
+from pydantic import AliasChoices
+
+from clawloop.errors import ClawloopError, PermanentError, SetupError, TransientError
+from clawloop.install import TOP_LEVEL_NAMES, check_install
+from clawloop.settings import Settings
+
+ROOT = Path(__file__).resolve().parents[2]
+PACKAGES = ("clawloop", *TOP_LEVEL_NAMES)
+SOURCES = [path for package in PACKAGES for path in sorted((ROOT / package).rglob("*.py"))]
+
+
+def test_package_files_are_empty() -> None:
+    assert [path for path in SOURCES if path.name == "__init__.py" and path.stat().st_size] == []
+
+
+def test_no_file_is_longer_than_400_lines() -> None:
+    tests = sorted((ROOT / "tests").rglob("*.py"))
+    assert [path.name for path in [*SOURCES, *tests] if len(path.read_text().splitlines()) > 400] == []
+
+
+def test_every_module_says_what_it_is() -> None:
+    modules = [path for path in SOURCES if path.name != "__init__.py"]
+    assert [str(path) for path in modules if not path.read_text().startswith('"""')] == []
+
+
+def test_no_file_has_a_name_that_says_nothing() -> None:
+    nothing = {"utils", "util", "helpers", "helper", "manager", "common", "misc", "base"}
+    assert [path for path in SOURCES if path.stem in nothing] == []
+
+
+def test_every_setting_is_in_the_readme() -> None:
+    readme = (ROOT / "README.md").read_text()
+    names = []
+    for name, field in Settings.model_fields.items():
+        alias = field.validation_alias
+        names.append(str(alias.choices[0]) if isinstance(alias, AliasChoices) else f"CLAWLOOP_{name.upper()}")
+    assert [name for name in names if name not in readme] == []
+
+
+def test_each_error_is_permanent_or_transient_and_stands_in_the_tree() -> None:
+    drawn = sys.modules[ClawloopError.__module__].__doc__ or ""
+    leaves = [leaf for kind in (PermanentError, TransientError) for leaf in kind.__subclasses__()]
+    assert leaves
+    assert {kind.__name__ for kind in ClawloopError.__subclasses__()} == {"PermanentError", "TransientError"}
+    assert [leaf.__name__ for leaf in leaves if not re.search(rf"\b{leaf.__name__}\b", drawn)] == []
+
+
+def test_help_is_quick_to_load() -> None:
+    loaded = subprocess.run(
+        [sys.executable, "-c", "import clawloop.cli, sys; print(*sys.modules)"],
+        cwd=ROOT,
+        capture_output=True,
+        text=True,
+        check=True,
+    ).stdout.split()
+    heavy = {"torch", "vllm", "sqlalchemy", "fastapi", "uvicorn", "temporalio", "transformers", "pydantic"}
+    assert heavy.isdisjoint(loaded)
+
+
+def test_a_shadowed_package_is_named(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    check_install()
+    (tmp_path / "db").mkdir()
+    (tmp_path / "db" / "__init__.py").touch()
+    monkeypatch.syspath_prepend(str(tmp_path))
+    monkeypatch.delitem(sys.modules, "db", raising=False)
+    with pytest.raises(SetupError, match=f"{tmp_path}/db stands in the way"):
+        check_install()
+
+
+def test_the_pinned_list_is_whole_and_names_no_address() -> None:
+    pins = (ROOT / "requirements" / "cpu.txt").read_text()
+    assert "://" not in pins
+    lines = [line for line in pins.splitlines() if line and not line.startswith("#")]
+    assert [line for line in lines if "==" not in line] == []
+    direct = (ROOT / "requirements" / "direct.txt").read_text().splitlines()
+    names = {_name(line) for line in lines}
+    assert [line for line in direct if line and not line.startswith("#") and _name(line) not in names] == []
+
+
+def _name(line: str) -> str:
+    return re.split(r"[\[=<>; ]", line)[0].lower().replace("_", "-")

@@ -1,0 +1,89 @@
+"""Which engine gets a request."""
+
+from __future__ import annotations
+
+import asyncio
+from collections import Counter
+
+import pytest
+from prometheus_client import CollectorRegistry, Gauge
+
+from clawloop.contracts import Engine
+from clawloop.errors import EngineUnavailable
+from clawloop.serving.rotation import AFFINITY_SLACK, Rotation
+
+
+def _engine(name: str, *versions: int, draining: bool = False) -> Engine:
+    return Engine(name, f"http://{name}", {"default": frozenset(versions)}, draining)
+
+
+def _rotation(*engines: Engine, hold_seconds: float = 0.05, hold_limit: int = 2) -> Rotation:
+    held = Gauge("held", "held", registry=CollectorRegistry())
+    rotation = Rotation(lambda: engines, hold_seconds=hold_seconds, hold_limit=hold_limit, held=held)
+    for engine in engines:
+        rotation.mark(engine.id, healthy=True)
+    return rotation
+
+
+async def test_only_an_engine_that_has_the_version_is_chosen() -> None:
+    rotation = _rotation(_engine("a", 1), _engine("b", 2))
+    for session in range(20):
+        assert (await rotation.acquire("default", 2, str(session))).id == "b"
+    assert rotation.has("default", 1)
+    assert not rotation.has("default", 3)
+    assert rotation.has("default", 0)
+
+
+async def test_draining_and_unhealthy_engines_get_nothing() -> None:
+    rotation = _rotation(_engine("a", draining=True), _engine("b"), _engine("c"))
+    rotation.mark("c", healthy=False)
+    assert {(await rotation.acquire("default", 0, str(n))).id for n in range(20)} == {"b"}
+
+
+async def test_a_session_keeps_its_engine_until_that_is_much_busier() -> None:
+    rotation = _rotation(_engine("a"), _engine("b"))
+    chosen = [(await rotation.acquire("default", 0, "session")).id for _ in range(AFFINITY_SLACK + 2)]
+    home = chosen[0]
+    assert chosen[: AFFINITY_SLACK + 1] == [home] * (AFFINITY_SLACK + 1)
+    assert chosen[-1] != home
+
+
+async def test_an_engine_that_leaves_moves_only_its_own_sessions() -> None:
+    three, two = _rotation(_engine("a"), _engine("b"), _engine("c")), _rotation(_engine("a"), _engine("b"))
+    moved: Counter[str] = Counter()
+    for session in range(60):
+        before, after = await three.acquire("default", 0, str(session)), await two.acquire("default", 0, str(session))
+        three.release(before)
+        two.release(after)
+        if before.id != after.id:
+            moved[before.id] += 1
+    assert set(moved) == {"c"}
+
+
+async def test_an_engine_that_failed_is_avoided_while_there_is_another() -> None:
+    rotation = _rotation(_engine("a"), _engine("b"))
+    assert (await rotation.acquire("default", 0, "s", avoid="a")).id == "b"
+    alone = _rotation(_engine("a"))
+    assert (await alone.acquire("default", 0, "s", avoid="a")).id == "a"
+
+
+async def test_a_request_waits_for_the_engine_to_come_back() -> None:
+    rotation = _rotation(_engine("a"), hold_seconds=5)
+    rotation.mark("a", healthy=False)
+    waiting = asyncio.create_task(rotation.acquire("default", 0, "s"))
+    await asyncio.sleep(0.01)
+    assert not waiting.done()
+    rotation.mark("a", healthy=True)
+    assert (await waiting).id == "a"
+
+
+async def test_waiting_is_bounded_in_time_and_number() -> None:
+    rotation = _rotation(_engine("a"))
+    rotation.mark("a", healthy=False)
+    waiting = [asyncio.create_task(rotation.acquire("default", 0, "s")) for _ in range(2)]
+    await asyncio.sleep(0)
+    with pytest.raises(EngineUnavailable, match="2 requests wait"):
+        await rotation.acquire("default", 0, "s")
+    for task in waiting:
+        with pytest.raises(EngineUnavailable, match="no engine could take"):
+            await task

@@ -1,0 +1,60 @@
+"""Turns on local disk survive a kill and come back whole and in order."""
+
+from __future__ import annotations
+
+from pathlib import Path
+
+import pytest
+from hypothesis import given
+from hypothesis import strategies as st
+from pydantic import TypeAdapter
+
+from api.spool import Spool, SpoolFull
+from clawloop.contracts import TurnRecord
+from clawloop.errors import RecordUnusable
+from tests.records import turn_record
+
+
+def test_a_spooled_turn_comes_back_as_it_was_in_the_order_of_requests(tmp_path: Path) -> None:
+    spool = Spool(tmp_path, 10**6)
+    records = [turn_record(f"turn {n}\u0000 é") for n in range(5)]
+    for record in reversed(records):
+        spool.put(record)
+    again = Spool(tmp_path, 10**6)
+    assert again.waiting() == [record.turn_id for record in records]
+    assert [again.read(turn_id) for turn_id in again.waiting()] == records
+    assert again.size_bytes == spool.size_bytes > 0
+
+
+def test_a_turn_cut_off_while_it_was_written_is_not_taken_for_one(tmp_path: Path) -> None:
+    Spool(tmp_path, 10**6).put(turn_record("a"))
+    (tmp_path / f"{turn_record('b').turn_id}.tmp").write_bytes(b'{"turn_id": ')
+    assert Spool(tmp_path, 10**6).turns == 1
+    assert not list(tmp_path.glob("*.tmp"))
+
+
+def test_the_spool_is_bounded_and_says_so(tmp_path: Path) -> None:
+    spool = Spool(tmp_path, 2000)
+    spool.put(turn_record("a"))
+    with pytest.raises(SpoolFull, match="1 turns wait"):
+        spool.put(turn_record("b" * 2000))
+    assert spool.turns == 1
+
+
+def test_what_cannot_be_read_is_set_aside_not_deleted(tmp_path: Path) -> None:
+    spool = Spool(tmp_path, 10**6)
+    record = turn_record("a")
+    spool.put(record)
+    (tmp_path / f"{record.turn_id}.json").write_bytes(b"torn")
+    with pytest.raises(RecordUnusable):
+        spool.read(record.turn_id)
+    kept = spool.set_aside(record.turn_id)
+    assert kept.read_bytes() == b"torn"
+    assert (spool.turns, spool.size_bytes) == (0, 0)
+
+
+@given(logprobs=st.lists(st.floats(max_value=0, allow_nan=False, allow_infinity=False, width=32), max_size=20))
+def test_log_probs_survive_the_disk_bit_for_bit(logprobs: list[float]) -> None:
+    adapter = TypeAdapter(TurnRecord)
+    record = turn_record("a", response_ids=list(range(len(logprobs))), logprobs=logprobs)
+    assert adapter.validate_json(adapter.dump_json(record)).logprobs == logprobs
