@@ -28,6 +28,7 @@ _ROLES: dict[str, Role] = {
     "tool": "tool",
     "function": "tool",
 }
+_THINKING_PARTS = frozenset({"thinking", "redacted_thinking", "reasoning"})
 _PART_NAMES = frozenset({"image_url", "image", "input_image", "input_audio", "audio", "video_url", "file"})
 
 
@@ -87,11 +88,11 @@ def gather(
 
 
 def content_text(content: JsonValue) -> str:
-    """The text of a message's content; parts that are no text are named in brackets."""
+    """The text of a message's content, without thinking; parts that are no text are named in brackets."""
     if isinstance(content, str):
         return content
     if isinstance(content, list):
-        return "\n".join(_part_text(part) for part in content)
+        return "\n".join(_part_text(part) for part in content if not _is_thinking(part))
     return "" if content is None else "[unreadable]"
 
 
@@ -151,6 +152,10 @@ def _call_text(call: JsonValue) -> str:
     if not isinstance(function, dict):
         return "[unreadable]"
     return f"{function.get('name')} {function.get('arguments')}"
+
+
+def _is_thinking(part: JsonValue) -> bool:
+    return isinstance(part, dict) and str(part.get("type")) in _THINKING_PARTS
 
 
 def _part_text(part: JsonValue) -> str:
