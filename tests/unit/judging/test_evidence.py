@@ -63,12 +63,15 @@ def test_system_messages_and_thinking_are_left_out() -> None:
     ]
     reply: Message = {
         "role": "assistant",
-        "content": "<think>hm</think>\nAnswer",
+        "content": [
+            {"type": "reasoning", "text": "why"},
+            {"type": "text", "text": "<think>hm</think>\nAnswer"},
+        ],
         "reasoning_content": "deep",
     }
     shown = str(blocks_of(gather(messages, reply, [], is_volatile=never), Budgets()))
     assert "Answer" in shown
-    for hidden in ("rules", "hm", "deep"):
+    for hidden in ("rules", "why", "hm", "deep"):
         assert hidden not in shown
 
 
