@@ -1,0 +1,126 @@
+"""Which hint is used, and where it goes.
+
+Knows nothing about judges or engines. A hint is trivial when it only repeats the verdict, the request or the
+reply: the teacher would learn nothing from it. Repeating a verdict is recognised in English; in another
+language such a hint passes and merely has little effect.
+"""
+
+from __future__ import annotations
+
+import re
+import unicodedata
+from collections.abc import Callable, Sequence
+from dataclasses import dataclass
+
+from clawloop.contracts import Message
+from clawloop.judging.blocks import has_control_tokens
+from clawloop.judging.evidence import Evidence
+from clawloop.judging.parsing import HintVote
+
+SHORTEST = 10  # characters; a hint must be longer: what is shorter says "redo" rather than how
+LEAD_IN = "\n\nKeep in mind: "
+
+# Scripts that put no spaces between words: each character is taken as a word.
+_UNSPACED = re.compile("([぀-ヿ㐀-䶿一-鿿가-힣豈-﫿฀-๿])")
+_VERDICT_WORDS = frozenset(
+    re.findall(
+        r"\w+",
+        """
+    a about again all an and answer assistant at bad be better but by complained correct corrected did
+    didn do does doesn done error failed feedback fine good great happy has have hint i improve
+    improved in incorrect is isn it its like liked made make mistake more much needs next not of ok
+    okay perfect poor previous quality redo reply response right satisfied should so t thanked
+    thanks that the this time to try unhappy unsatisfied user very wanted was wasn well were what
+    with wrong you your
+    """,
+    )
+)
+
+
+@dataclass(frozen=True, slots=True)
+class HintChoice:
+    """The hint of a turn, or why it has none.
+
+    Args:
+        text: None if there is none.
+        answered: at least one judge could be read; False with `text` None means "not known", not "none".
+        why: for people.
+    """
+
+    text: str | None
+    answered: bool
+    why: str
+
+
+NOT_ASKED = HintChoice(None, answered=False, why="no hint asked for")
+
+
+def choose_hint(votes: Sequence[HintVote | None], evidence: Evidence) -> HintChoice:
+    """The longest accepted hint of more than ten characters that is not trivial; the first of equals."""
+    request = "" if evidence.task is None else evidence.task.text
+    reply = "\n".join(said.text for said in evidence.reply)
+    known = [vote for vote in votes if vote is not None]
+    if not known:
+        return HintChoice(None, answered=False, why="no valid hint answer")
+    offered = [vote.text for vote in known if vote.text is not None]
+    if not offered:
+        return HintChoice(None, answered=True, why="the judge found no hint")
+    faults = [fault_of(text, request=request, reply=reply) for text in offered]
+    usable = [text for text, fault in zip(offered, faults, strict=True) if fault is None]
+    if not usable:
+        return HintChoice(None, answered=True, why=f"hint dropped: {faults[0]}")
+    why = f"{len(usable)} of {len(known)} hint answers usable"
+    return HintChoice(max(usable, key=len), answered=True, why=why)
+
+
+def without_hint(choice: HintChoice, why: str) -> HintChoice:
+    """The same turn when its hint turned out to be of no use, e.g. `template mismatch`."""
+    return HintChoice(None, answered=choice.answered, why=why)
+
+
+def fault_of(hint: str, *, request: str, reply: str) -> str | None:
+    """Why a hint is of no use, or None."""
+    if len(hint.strip()) <= SHORTEST:
+        return "too short"
+    if has_control_tokens(hint):
+        return "holds control tokens"
+    words = _words(hint)
+    if set(words) <= _VERDICT_WORDS:
+        return "repeats the verdict"
+    if _within(words, _words(request)):
+        return "repeats the request"
+    if _within(words, _words(reply)):
+        return "repeats the reply"
+    return None
+
+
+def with_hint(
+    messages: Sequence[Message], hint: str, *, is_volatile: Callable[[Message], bool]
+) -> list[Message] | None:
+    """The messages with the hint at the end of the last user message that is not volatile.
+
+    The given messages stay as they are. None if there is no such message, or its content is neither text nor
+    a list of parts.
+    """
+    for at in reversed(range(len(messages))):
+        message = messages[at]
+        if message.get("role") != "user" or is_volatile(message):
+            continue
+        content = message.get("content")
+        if isinstance(content, str):
+            hinted = message | {"content": f"{content}{LEAD_IN}{hint}"}
+        elif isinstance(content, list):
+            hinted = message | {"content": [*content, {"type": "text", "text": f"{LEAD_IN}{hint}"}]}
+        else:
+            return None
+        return [*messages[:at], hinted, *messages[at + 1 :]]
+    return None
+
+
+def _words(text: str) -> list[str]:
+    folded = unicodedata.normalize("NFKC", text).casefold()
+    return re.findall(r"[^\W_]+", _UNSPACED.sub(r" \1 ", folded))
+
+
+def _within(words: Sequence[str], text: Sequence[str]) -> bool:
+    return f" {' '.join(words)} " in f" {' '.join(text)} "

@@ -1,0 +1,148 @@
+"""Whether a turn can be trained, and if not, why.
+
+Knows nothing about verdicts. The trainer can undo one thing of sampling, the temperature, by dividing its
+logits by it. Whatever else bends the distribution the ids were drawn from makes the recorded log-probs those
+of another policy than the one that is trained, so such a turn is relayed, judged and shown, but not trained.
+Field names and neutral values are vLLM's (0.32.0, chat completions); an unreadable value counts as set.
+"""
+
+from __future__ import annotations
+
+import math
+from collections.abc import Callable, Mapping, Sequence
+
+from pydantic import JsonValue
+
+from clawloop.contracts import TurnStatus
+from clawloop.errors import EngineAnswerUnusable
+
+PREFIX = "not trainable: "
+
+# Between 0 and this vLLM samples at 0.01 without saying so, and below 0.00001 it is greedy.
+_LOWEST_TEMPERATURE = 0.01
+_LOGPROB_OF_NOTHING = -9999.0  # vLLM writes −∞ like this
+
+# Neutral as numbers; absent is neutral too.
+_NUMBERS: dict[str, Callable[[float], bool]] = {
+    "min_p": lambda value: value <= 0,
+    "frequency_penalty": lambda value: value == 0,
+    "presence_penalty": lambda value: value == 0,
+    "repetition_penalty": lambda value: value == 1,
+    "min_tokens": lambda value: value <= 0,
+}
+# Neutral only when absent or empty.
+_ABSENT = (
+    "logit_bias",
+    "bad_words",
+    "allowed_token_ids",
+    "structured_outputs",
+    "use_beam_search",
+    "logits_processors",
+    "vllm_xargs",  # read by custom logits processors
+    "thinking_token_budget",  # forces the end of thinking
+    "watermarking",
+)
+
+
+def why_not_trainable(
+    *,
+    status: TurnStatus,
+    sampling: Mapping[str, JsonValue],
+    tools: Sequence[JsonValue] | None,
+    prompt_ids: Sequence[int] | None,
+    response_ids: Sequence[int] | None,
+    logprobs: Sequence[float] | None,
+) -> str | None:
+    """None if the turn can be trained, else e.g. `not trainable: top_p` with every reason there is.
+
+    A reply cut by a token limit is trained as cut.
+
+    Args:
+        sampling: every sampling field the engine was given, defaults filled in.
+        tools: the request's tools; a strict one makes vLLM constrain the reply even if `tool_choice` is auto.
+
+    Raises:
+        EngineAnswerUnusable: response ids and log-probs differ in number.
+    """
+    reasons = [*_of_reply(status, prompt_ids, response_ids, logprobs), *_of_sampling(sampling, tools)]
+    return PREFIX + ", ".join(reasons) if reasons else None
+
+
+def _of_reply(
+    status: TurnStatus,
+    prompt_ids: Sequence[int] | None,
+    response_ids: Sequence[int] | None,
+    logprobs: Sequence[float] | None,
+) -> list[str]:
+    reasons: list[str] = []
+    if status not in (TurnStatus.COMPLETE, TurnStatus.LENGTH):
+        reasons.append(f"reply {status.value}")
+    if not prompt_ids:
+        reasons.append("prompt ids unknown")
+    if response_ids is None:
+        reasons.append("response ids unknown")
+    elif not response_ids:
+        reasons.append("empty reply")
+    if logprobs is None:
+        reasons.append("log-probs unknown")
+        return reasons
+    if response_ids is not None and len(response_ids) != len(logprobs):
+        raise EngineAnswerUnusable(f"{len(logprobs)} log-probs for {len(response_ids)} response ids")
+    if not all(math.isfinite(value) and value > _LOGPROB_OF_NOTHING for value in logprobs):
+        reasons.append("log-probs not finite")
+    return reasons
+
+
+def _of_sampling(sampling: Mapping[str, JsonValue], tools: Sequence[JsonValue] | None) -> list[str]:
+    reasons = _temperature(sampling.get("temperature"))
+    # These two are filled in by the gateway, so a missing one is not neutral but unknown.
+    reasons += _filled(sampling, "top_p", lambda value: value >= 1)
+    reasons += _filled(sampling, "top_k", lambda value: value <= 0)
+    for name, neutral in _NUMBERS.items():
+        value = sampling.get(name)
+        if value is not None:
+            number = _number(value)
+            reasons += [] if number is not None and neutral(number) else [name]
+    reasons += [name for name in _ABSENT if _is_set(sampling.get(name))]
+    reasons += [name for name in sampling if name.startswith("guided_") and _is_set(sampling[name])]
+    response_format = sampling.get("response_format")
+    if _is_set(response_format) and not (
+        isinstance(response_format, dict) and response_format.get("type") == "text"
+    ):
+        reasons.append("response_format")
+    if sampling.get("tool_choice") not in (None, "auto", "none"):
+        reasons.append("tool_choice")
+    elif sampling.get("tool_choice") != "none" and any(_is_strict(tool) for tool in tools or ()):
+        reasons.append("strict tool")
+    return reasons
+
+
+def _temperature(value: JsonValue) -> list[str]:
+    number = _number(value)
+    if number is None:
+        return ["temperature unknown"]
+    if number == 0:
+        return ["temperature 0"]
+    return [] if math.isfinite(number) and number >= _LOWEST_TEMPERATURE else ["temperature"]
+
+
+def _filled(sampling: Mapping[str, JsonValue], name: str, neutral: Callable[[float], bool]) -> list[str]:
+    number = _number(sampling.get(name))
+    if number is None:
+        return [f"{name} unknown"]
+    return [] if neutral(number) else [name]
+
+
+def _number(value: JsonValue) -> float | None:
+    if isinstance(value, bool) or not isinstance(value, int | float):
+        return None
+    return float(value)
+
+
+def _is_set(value: JsonValue) -> bool:
+    return not (value is None or value is False or value == [] or value == {})
+
+
+def _is_strict(tool: JsonValue) -> bool:
+    function = tool.get("function") if isinstance(tool, dict) else None
+    return isinstance(function, dict) and _is_set(function.get("strict"))

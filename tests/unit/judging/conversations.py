@@ -1,0 +1,60 @@
+"""Small conversations and readers that the judging tests share."""
+
+from __future__ import annotations
+
+import re
+from uuid import UUID
+
+from clawloop.contracts import Message
+from clawloop.ids import TurnId
+from clawloop.judging.blocks import Block
+from clawloop.judging.evidence import Evidence, gather
+from clawloop.judging.prompts import JudgePrompt
+
+TURN = TurnId(UUID("0190a5f0-1111-7222-8333-444455556666"))
+
+
+def never(message: Message) -> bool:
+    return False
+
+
+def internal(message: Message) -> bool:
+    """Stands in for OpenClaw's internal context."""
+    content = message.get("content")
+    return isinstance(content, str) and content.startswith("<<<INTERNAL>>>")
+
+
+def user(text: str) -> Message:
+    return {"role": "user", "content": text}
+
+
+def assistant(text: str) -> Message:
+    return {"role": "assistant", "content": text}
+
+
+def tool(text: str) -> Message:
+    return {"role": "tool", "tool_call_id": "call1", "content": text}
+
+
+def evidence(
+    request: str = "Add two numbers in Python.",
+    reply: str = "const add = (a, b) => a + b;",
+    answer: str = "No, in Python.",
+    feedback: str | None = None,
+) -> Evidence:
+    return gather([user(request)], assistant(reply), [user(answer)], feedback, is_volatile=never)
+
+
+def question(prompt: JudgePrompt) -> str:
+    content = prompt.messages[-1]["content"]
+    assert isinstance(content, str)
+    return content
+
+
+def read_back(text: str, mark: str) -> list[tuple[str, str, str]]:
+    """What a reader finds who knows only the mark: section, role and text of each block."""
+    return re.findall(rf"<(\w+) {mark} (\w+)>\n(.*?)\n</\1 {mark}>", text, re.DOTALL)
+
+
+def as_read(blocks: list[Block]) -> list[tuple[str, str, str]]:
+    return [(block.section, block.role, block.text) for block in blocks]
