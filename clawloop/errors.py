@@ -6,6 +6,10 @@ ClawloopError
 │   ├── EngineRejected          an engine refused the request; its status, code and message are kept
 │   ├── EngineAnswerUnusable    an engine's answer cannot be read, or its lengths disagree
 │   ├── RecordUnusable          a spooled turn that cannot be entered
+│   ├── RecipeRejected          a recipe with unknown, wrong or contradictory keys: names the key
+│   ├── StreamsUnusable         per-token numbers of a sample disagree in length, are not finite or impossible
+│   ├── NothingToTrain          a batch or sample in which no token would get a gradient
+│   ├── StepDiverged            a forward pass or a loss is not finite: the step is quarantined
 │   └── SetupError              this machine or its settings are at fault: says what to change
 └── TransientError              trying again later may help
     ├── StoreUnavailable        PostgreSQL did not answer in time
@@ -68,6 +72,36 @@ class EngineAnswerUnusable(PermanentError):
 
 class RecordUnusable(PermanentError):
     """A spooled turn that cannot be entered; it is set aside, not deleted."""
+
+
+class RecipeRejected(PermanentError):
+    """A recipe with unknown, wrong or contradictory keys.
+
+    Args:
+        problem: what is wrong and what to do about it.
+        field: the dotted key at fault, e.g. `train.loss.kl`; None if it is the file.
+        near: the key or value that was probably meant; None if nothing comes near.
+    """
+
+    def __init__(self, problem: str, *, field: str | None = None, near: str | None = None):
+        where = f"{field}: " if field else ""
+        meant = f"; did you mean {near!r}?" if near else ""
+        super().__init__(f"{where}{problem}{meant}")
+        self.problem = problem
+        self.field = field
+        self.near = near
+
+
+class StreamsUnusable(PermanentError):
+    """Per-token numbers of a sample disagree in length, are not finite, or cannot be what they are called."""
+
+
+class NothingToTrain(PermanentError):
+    """A batch or a sample in which no token would get a gradient; it must not fill a place in a batch."""
+
+
+class StepDiverged(PermanentError):
+    """A forward pass or a loss is not finite; the step is not committed and its samples are quarantined."""
 
 
 class SetupError(PermanentError):
