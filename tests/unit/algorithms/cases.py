@@ -95,14 +95,11 @@ def scores_of(sample: PlainSample, logits_TV: Tensor, *, entropy: bool = True) -
     )
 
 
-def run(
-    batch: list[PlainSample], logits: list[Tensor], plan: LossPlan, divisor: Divisor | None = None
-) -> StepLoss:
+def run(batch: list[PlainSample], logits: list[Tensor], plan: LossPlan, divisor: Divisor | None = None) -> StepLoss:
     """The loss of these samples; of a whole step unless a divisor is given."""
     streams = [streams_of(sample) for sample in batch]
     pairs = [
-        (scores_of(sample, logits_TV), stream)
-        for sample, logits_TV, stream in zip(batch, logits, streams, strict=True)
+        (scores_of(sample, logits_TV), stream) for sample, logits_TV, stream in zip(batch, logits, streams, strict=True)
     ]
     return step_loss(pairs, plan, divisor or Divisor.of(streams))
 

@@ -50,9 +50,7 @@ def test_a_gap_beyond_two_is_cut() -> None:
     assert gap_T.tolist() == [2.0, -2.0]
 
 
-@pytest.mark.parametrize(
-    ("tokens", "penalty"), [(700, 0.0), (800, 0.0), (900, -0.5), (1000, -1.0), (1100, -1.0)]
-)
+@pytest.mark.parametrize(("tokens", "penalty"), [(700, 0.0), (800, 0.0), (900, -0.5), (1000, -1.0), (1100, -1.0)])
 def test_a_reply_of_700_900_and_1100_tokens_loses_0_a_half_and_1(tokens: int, penalty: float) -> None:
     found = overlong_penalty(tokens, limit_tokens=1000, cache_tokens=200, cut_by_length=False)
     assert found == pytest.approx(penalty, abs=1e-12)

@@ -101,9 +101,7 @@ def test_a_recipe_changes_exactly_the_tokens_it_learns_about(
         ("combined", 0.0, False),
     ],
 )
-def test_a_sample_a_recipe_learns_nothing_from_is_refused(
-    name: str, reward: float | None, hint: bool
-) -> None:
+def test_a_sample_a_recipe_learns_nothing_from_is_refused(name: str, reward: float | None, hint: bool) -> None:
     with pytest.raises(NothingToTrain, match="neither an advantage"):
         reached(name, reward=reward, hint=hint)
 

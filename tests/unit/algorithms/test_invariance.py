@@ -48,9 +48,7 @@ def padded(sample: PlainSample, tokens: int) -> PlainSample:
 
 
 @pytest.mark.parametrize("plan", PLANS)
-def test_padding_changes_neither_loss_nor_gradient_and_gets_none(
-    batch: list[PlainSample], plan: LossPlan
-) -> None:
+def test_padding_changes_neither_loss_nor_gradient_and_gets_none(batch: list[PlainSample], plan: LossPlan) -> None:
     longer = [padded(sample, 12 - len(sample.ids)) for sample in batch]
     before, after = gradients(batch, plan), gradients(longer, plan)
     for sample, plain_TV, padded_TV in zip(batch, before, after, strict=True):
@@ -95,9 +93,7 @@ def test_the_order_of_samples_changes_nothing_but_the_order(batch: list[PlainSam
 
 def test_under_token_aggregation_every_token_and_under_sequence_every_sample_counts_the_same() -> None:
     rng = random.Random(1)
-    short, long = (
-        random_sample(rng, tokens=tokens, masked=False, topk=False, reference=False) for tokens in (1, 4)
-    )
+    short, long = (random_sample(rng, tokens=tokens, masked=False, topk=False, reference=False) for tokens in (1, 4))
     for sample in (short, long):
         # Uniform logits and ratios of 1: every token pulls equally.
         sample.logits = [[0.0] * VOCABULARY for _ in sample.ids]

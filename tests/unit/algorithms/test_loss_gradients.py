@@ -77,9 +77,7 @@ def _tail(scores: Scores) -> Tensor:
 @pytest.mark.parametrize("seed", range(3))
 def test_scores_agree_with_finite_differences(pick: Callable[[Scores], Tensor], seed: int) -> None:
     sample = random_sample(random.Random(seed))
-    assert torch.autograd.gradcheck(
-        lambda logits_TV: pick(scores_of(sample, logits_TV)), (logits_of(sample),)
-    )
+    assert torch.autograd.gradcheck(lambda logits_TV: pick(scores_of(sample, logits_TV)), (logits_of(sample),))
 
 
 @pytest.mark.parametrize("seed", range(5))
@@ -106,9 +104,7 @@ def test_top_k_distillation_is_the_whole_reverse_kl_when_one_id_is_left_for_the_
     teacher = score(teacher_TV, own_T, temperature=1.0, topk_ids_TK=ids_TK)
     assert student.topk_logprobs_TK is not None
     assert teacher.topk_logprobs_TK is not None
-    found_T = reverse_kl_loss(
-        student.topk_logprobs_TK, _tail(student), teacher.topk_logprobs_TK, _tail(teacher)
-    )
+    found_T = reverse_kl_loss(student.topk_logprobs_TK, _tail(student), teacher.topk_logprobs_TK, _tail(teacher))
     p_TV, q_TV = student_TV.log_softmax(-1), teacher_TV.log_softmax(-1)
     torch.testing.assert_close(found_T, (p_TV.exp() * (p_TV - q_TV)).sum(-1))
 

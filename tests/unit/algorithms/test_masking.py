@@ -31,9 +31,7 @@ def test_nothing_to_predict_from_or_to_score_is_refused(prompt: int, response: i
         ([1, OPEN, 2, CLOSE, 3], False, [True, False, False, False, True]),
     ],
 )
-def test_without_train_thinking_only_the_answer_is_trained(
-    ids: list[int], begins: bool, expected: list[bool]
-) -> None:
+def test_without_train_thinking_only_the_answer_is_trained(ids: list[int], begins: bool, expected: list[bool]) -> None:
     mask_T = response_mask(ids, train_thinking=False, thinking=THINKING, begins_thinking=begins)
     assert mask_T.tolist() == expected
     everything = response_mask(ids, train_thinking=True, thinking=THINKING, begins_thinking=begins)

@@ -22,9 +22,7 @@ def test_metrics_are_over_the_trained_tokens() -> None:
         advantage_T=torch.tensor([1.0, 1.0, 1.0, -1.0]),
         reference_logprob_T=behaviour_T,
     )
-    scores = Scores(
-        logprob_T=behaviour_T + ratios.log(), entropy_T=torch.tensor([0.3, 9.0, 0.6, 0.9]).double()
-    )
+    scores = Scores(logprob_T=behaviour_T + ratios.log(), entropy_T=torch.tensor([0.3, 9.0, 0.6, 0.9]).double())
     found = sample_metrics(scores, streams, Clip())
     assert found.tokens == 3
     assert found.ratio_mean == pytest.approx(2.0)

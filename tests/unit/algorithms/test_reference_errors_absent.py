@@ -17,10 +17,11 @@ from clawloop.algorithms.masking import predicting_positions
 from clawloop.algorithms.metrics import sample_metrics
 from clawloop.algorithms.policy_gradient import Clip
 from clawloop.algorithms.scoring import Scores, score
-from clawloop.algorithms.selection import Chosen, JudgedTurn, at_least_one
 from clawloop.algorithms.streams import Streams, logprobs_T
 from clawloop.errors import NothingToTrain, StreamsUnusable
+from clawloop.ids import new_turn_id
 from clawloop.recipe import load_recipe
+from clawloop.samples.assembly import JudgedTurn, at_least_one
 from tests.unit.algorithms.cases import (
     VOCABULARY,
     gradients,
@@ -42,9 +43,7 @@ def test_recorded_log_probs_of_another_length_are_refused_not_padded_or_cut(toke
 
 
 def test_retokenised_text_of_another_length_is_refused_where_it_meets_its_scores() -> None:
-    streams = Streams(
-        response_mask_T=THREE, behaviour_logprob_T=torch.full((3,), -1.0), advantage_T=torch.ones(3)
-    )
+    streams = Streams(response_mask_T=THREE, behaviour_logprob_T=torch.full((3,), -1.0), advantage_T=torch.ones(3))
     with pytest.raises(StreamsUnusable, match="4 scores for 3 response tokens"):
         step_loss([(Scores(logprob_T=torch.full((4,), -1.0)), streams)], LossPlan(), Divisor(3, 1))
 
@@ -135,9 +134,7 @@ def test_the_ratio_is_against_what_was_recorded_and_so_is_not_one_on_the_first_s
     metrics = sample_metrics(scores_of(sample, logits_of(sample)), streams, Clip())
     assert metrics.mean_abs_log_ratio is not None
     assert metrics.mean_abs_log_ratio > 0.1
-    frozen_at_one = replace(
-        streams, behaviour_logprob_T=scores_of(sample, logits_of(sample)).logprob_T.detach()
-    )
+    frozen_at_one = replace(streams, behaviour_logprob_T=scores_of(sample, logits_of(sample)).logprob_T.detach())
     logits_TV = logits_of(sample)
     pair = (scores_of(sample, logits_TV), frozen_at_one)
     (frozen_TV,) = torch.autograd.grad(step_loss([pair], LossPlan(), Divisor.of([streams])).loss, logits_TV)
@@ -146,8 +143,9 @@ def test_the_ratio_is_against_what_was_recorded_and_so_is_not_one_on_the_first_s
 
 
 def test_a_turn_chosen_so_that_a_session_gives_one_has_a_gradient() -> None:
-    chosen = at_least_one([JudgedTurn(expected=0.0), JudgedTurn(expected=-1 / 3)])
-    assert chosen == Chosen(1, -1 / 3)
+    turns = [JudgedTurn(new_turn_id(), 0.0, True, False), JudgedTurn(new_turn_id(), -1 / 3, True, False)]
+    chosen = at_least_one(turns)
+    assert (chosen.turn_id, chosen.reward) == (turns[1].turn_id, -1 / 3)
     sample = random_sample(random.Random(0), topk=False, reference=False)
     streams = with_advantage(replace(streams_of(sample), advantage_T=None), chosen.reward)
     logits_TV = logits_of(sample)

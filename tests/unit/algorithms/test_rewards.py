@@ -12,8 +12,6 @@ from clawloop.algorithms.baseline import RunningMean
 from clawloop.algorithms.groups import group_advantages, is_complete
 from clawloop.algorithms.outcome import integrated_reward, precision_bound
 from clawloop.algorithms.overlong import overlong_penalty, shaped_reward
-from clawloop.algorithms.selection import Chosen, JudgedTurn, NeedsDirectVotes, NoSample, at_least_one
-from clawloop.algorithms.terms import Terms, sample_terms
 from clawloop.errors import StreamsUnusable
 
 
@@ -84,43 +82,3 @@ def test_the_baseline_is_the_mean_of_earlier_verdicts() -> None:
     assert mean.relative(-1.0) == -1.0
     mean = mean.including(1.0).including(1.0).including(-1.0)
     assert mean.relative(1.0) == pytest.approx(1 - 1 / 3)
-
-
-@pytest.mark.parametrize(
-    ("reward", "hint", "terms"),
-    [
-        (1.0, True, Terms(1.0, teacher=True)),
-        (-1.0, False, Terms(-1.0, teacher=False)),
-        (0.0, True, Terms(None, teacher=True)),
-        (None, True, Terms(None, teacher=True)),
-        (0.0, False, None),
-        (None, False, None),
-    ],
-)
-def test_a_turn_learns_from_the_terms_it_has(reward: float | None, hint: bool, terms: Terms | None) -> None:
-    assert sample_terms(reward, hint=hint, verdicts=True, hints=True) == terms
-
-
-def test_a_recipe_without_verdicts_or_hints_ignores_them() -> None:
-    assert sample_terms(1.0, hint=False, verdicts=False, hints=True) is None
-    assert sample_terms(1.0, hint=True, verdicts=False, hints=True) == Terms(None, teacher=True)
-    assert sample_terms(None, hint=True, verdicts=True, hints=False) is None
-
-
-def test_the_clearest_score_is_chosen_and_the_latest_of_equals() -> None:
-    turns = [JudgedTurn(1 / 3), JudgedTurn(-2 / 3), JudgedTurn(None), JudgedTurn(2 / 3), JudgedTurn(0.0)]
-    assert at_least_one(turns) == Chosen(3, 2 / 3)
-
-
-def test_when_votes_cancel_out_everywhere_a_direct_vote_decides() -> None:
-    assert at_least_one([JudgedTurn(0.0), JudgedTurn(None), JudgedTurn(0.0)]) == NeedsDirectVotes((0, 2))
-    asked = [JudgedTurn(0.0, direct=-0.4), JudgedTurn(None), JudgedTurn(0.0, direct=0.1)]
-    assert at_least_one(asked) == Chosen(0, -0.4)
-
-
-def test_a_session_without_an_opinion_gives_none_and_says_so() -> None:
-    assert at_least_one([]) == NoSample("nothing judged")
-    assert at_least_one([JudgedTurn(None)]) == NoSample("nothing judged")
-    found = at_least_one([JudgedTurn(0.0, direct=0.04)])
-    assert found == NoSample("no clear opinion: largest score +0.040")
-    assert at_least_one([JudgedTurn(0.0, direct=0.05)]) == Chosen(0, 0.05)

@@ -10,9 +10,7 @@ from clawloop.algorithms.staleness import has_drifted, is_stale, versions_apart
 PARENTS = {1: 0, 2: 1, 3: 2, 4: 3, 5: 2, 6: 5}
 
 
-@pytest.mark.parametrize(
-    ("version", "head", "apart"), [(4, 4, 0), (0, 4, 4), (2, 6, 2), (4, 6, 4), (4, 2, 2)]
-)
+@pytest.mark.parametrize(("version", "head", "apart"), [(4, 4, 0), (0, 4, 4), (2, 6, 2), (4, 6, 4), (4, 2, 2)])
 def test_versions_are_as_far_apart_as_the_steps_between_them(version: int, head: int, apart: int) -> None:
     assert versions_apart(version, head, PARENTS) == versions_apart(head, version, PARENTS) == apart
 

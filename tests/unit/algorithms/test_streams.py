@@ -70,9 +70,7 @@ def test_a_mask_that_is_not_bool_over_tokens_is_refused(mask_T: Tensor) -> None:
         ({"teacher_topk_logprobs_TK": torch.full((3, 2), float("nan"))}, "not finite"),
     ],
 )
-def test_a_top_k_target_that_is_no_distribution_is_refused(
-    changes: dict[str, Tensor | None], why: str
-) -> None:
+def test_a_top_k_target_that_is_no_distribution_is_refused(changes: dict[str, Tensor | None], why: str) -> None:
     assert topk().teacher_tail_T is not None
     with pytest.raises(StreamsUnusable, match=why):
         topk(**changes)
@@ -134,18 +132,14 @@ def test_parts_that_lack_what_they_need_are_refused() -> None:
     one = torch.tensor([True])
     scores = Scores(logprob_T=torch.tensor([-1.0]))
     with pytest.raises(StreamsUnusable, match="no ratio"):
-        step_loss(
-            [(scores, Streams(response_mask_T=one, advantage_T=torch.ones(1)))], LossPlan(), Divisor(1, 1)
-        )
+        step_loss([(scores, Streams(response_mask_T=one, advantage_T=torch.ones(1)))], LossPlan(), Divisor(1, 1))
     full = Streams(response_mask_T=one, advantage_T=torch.ones(1), behaviour_logprob_T=torch.tensor([-1.0]))
     with pytest.raises(StreamsUnusable, match="prox_logprob_T"):
         step_loss([(scores, full)], LossPlan(correction="decoupled"), Divisor(1, 1))
     with pytest.raises(StreamsUnusable, match="entropy"):
         step_loss([(scores, full)], LossPlan(entropy=0.01), Divisor(1, 1))
     with pytest.raises(StreamsUnusable, match="teacher's ids"):
-        step_loss(
-            [(Scores(logprob_T=torch.full((3,), -1.0)), topk())], LossPlan(distillation=1.0), Divisor(2, 1)
-        )
+        step_loss([(Scores(logprob_T=torch.full((3,), -1.0)), topk())], LossPlan(distillation=1.0), Divisor(2, 1))
 
 
 def test_advantages_of_disagreeing_or_missing_streams_are_refused() -> None:

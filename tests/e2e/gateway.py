@@ -1,0 +1,98 @@
+"""A real gateway process in front of a real engine and a real database."""
+
+from __future__ import annotations
+
+import asyncio
+import os
+import signal
+import subprocess
+import sys
+import time
+from collections.abc import Iterator, Sequence
+from contextlib import contextmanager
+from dataclasses import dataclass
+from pathlib import Path
+
+import httpx
+
+from clawloop.contracts import StoredTurn
+from clawloop.ids import turn_id_of
+from clawloop.local.checks import choose_port
+from clawloop.processes import prepare
+from db.engine import BACKGROUND_LIMIT, Database
+from db.turns import PostgresTurnStore
+
+START_SECONDS = 60
+
+
+@dataclass
+class RealGateway:
+    """
+    Attributes:
+        process: to be stopped or killed by tests that start one of their own.
+    """
+
+    url: str
+    database_url: str
+    key: str
+    admin_key: str
+    data: Path
+    process: subprocess.Popen[bytes]
+
+    def client(self, timeout: float = 120) -> httpx.AsyncClient:
+        return httpx.AsyncClient(base_url=self.url, headers={"Authorization": f"Bearer {self.key}"}, timeout=timeout)
+
+    async def turn(self, response_id: str) -> StoredTurn:
+        """What PostgreSQL holds of the turn a client knows by this id."""
+        turn_id = turn_id_of(response_id)
+        assert turn_id is not None
+        database = Database(self.database_url, BACKGROUND_LIMIT)
+        try:
+            # On a busy machine a turn may take the way over the spool.
+            async with asyncio.timeout(20):
+                while (stored := await PostgresTurnStore(database).load(turn_id)) is None:
+                    await asyncio.sleep(0.1)
+        finally:
+            await database.close()
+        return stored
+
+
+async def prepared(database_url: str, engines: Sequence[str]) -> dict[str, str]:
+    return await prepare(database_url, "tiny-random", ["qwen3-4b"], engines, {})
+
+
+@contextmanager
+def running_gateway(database_url: str, keys: dict[str, str], data: Path, port: int = 0) -> Iterator[RealGateway]:
+    port = port or choose_port("the gateway", "127.0.0.1", 0, "")
+    data.mkdir(parents=True, exist_ok=True)
+    with (data / "gateway.log").open("ab") as log:
+        process = subprocess.Popen(
+            [sys.executable, "-m", "clawloop.cli", "gateway", "--port", str(port), "--data", str(data)],
+            env=dict(os.environ) | {"DATABASE_URL": database_url},
+            stdin=subprocess.DEVNULL,
+            stdout=log,
+            stderr=log,
+        )
+    gateway = RealGateway(f"http://127.0.0.1:{port}", database_url, keys["chat"], keys["admin"], data, process)
+    try:
+        _wait_until_ready(gateway)
+        yield gateway
+    finally:
+        process.send_signal(signal.SIGTERM)
+        process.wait(20)
+
+
+def _wait_until_ready(gateway: RealGateway) -> None:
+    deadline = time.monotonic() + START_SECONDS
+    while True:
+        try:
+            answer = httpx.get(f"{gateway.url}/readyz")
+            if answer.status_code == 200:
+                return
+            why = answer.text
+        except httpx.TransportError as error:
+            why = str(error)
+        log = (gateway.data / "gateway.log").read_text()[-3000:]
+        assert gateway.process.poll() is None, f"the gateway ended: {log}"
+        assert time.monotonic() < deadline, f"the gateway is not ready: {why} {log}"
+        time.sleep(0.1)

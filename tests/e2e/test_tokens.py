@@ -1,0 +1,239 @@
+"""Stored tokens are the engine's own: log-probs recomputed with transformers on the stored ids agree."""
+
+from __future__ import annotations
+
+import asyncio
+import shutil
+from collections.abc import AsyncIterator
+from dataclasses import replace
+from pathlib import Path
+from typing import Any
+
+import httpx
+import orjson
+import pytest
+import torch
+from safetensors.torch import load_file, save_file
+from transformers import AutoModelForCausalLM
+
+from clawloop.contracts import StoredTurn, TurnRecord, TurnStatus
+from db.schema import migrate
+from tests.conftest import database_address, execute
+from tests.e2e.conftest import StartEngine
+from tests.e2e.gateway import RealGateway, prepared, running_gateway
+
+PATH = "/v1/chat/completions"
+TOOL = {
+    "type": "function",
+    "function": {"name": "exec", "parameters": {"type": "object", "properties": {"command": {"type": "string"}}}},
+}
+CALL = '<tool_call>\n{"name": "exec", "arguments": {"command": "ls -l"}}\n</tool_call>'
+
+
+def ask(*messages: str | dict[str, Any], **fields: Any) -> dict[str, Any]:
+    as_messages = [{"role": "user", "content": text} if isinstance(text, str) else text for text in messages]
+    return {"model": "policy", "messages": as_messages, "max_tokens": 24, **fields}
+
+
+async def streamed(gateway: RealGateway, body: dict[str, Any]) -> tuple[str, list[dict[str, Any]]]:
+    """The response id and all chunks of a stream read to its end."""
+    async with gateway.client() as client:
+        answer = await client.post(PATH, json=body | {"stream": True})
+    assert answer.status_code == 200, answer.text
+    lines = [line.removeprefix("data: ") for line in answer.text.split("\n\n") if line]
+    assert lines[-1] == "[DONE]"
+    chunks = [orjson.loads(line) for line in lines[:-1]]
+    return chunks[0]["id"], chunks
+
+
+async def whole(gateway: RealGateway, body: dict[str, Any]) -> dict[str, Any]:
+    async with gateway.client() as client:
+        answer = await client.post(PATH, json=body)
+    assert answer.status_code == 200, answer.text
+    parsed: dict[str, Any] = answer.json()
+    return parsed
+
+
+def recomputed(model: Any, turn: TurnRecord) -> torch.Tensor:
+    """Log-probs of the stored response ids after the stored prompt ids, at the recorded temperature; float32, (T,)."""
+    assert turn.prompt_ids is not None
+    assert turn.response_ids is not None
+    ids = torch.tensor([turn.prompt_ids + turn.response_ids])
+    with torch.no_grad():
+        logits_TV = model(ids).logits[0, len(turn.prompt_ids) - 1 : -1].float()
+    temperature = turn.sampling["temperature"]
+    assert isinstance(temperature, float)
+    logprobs_TV = torch.log_softmax(logits_TV / temperature, dim=-1)
+    return logprobs_TV.gather(1, torch.tensor(turn.response_ids)[:, None])[:, 0]
+
+
+def difference(model: Any, stored: StoredTurn) -> float:
+    """Mean absolute difference between stored and recomputed log-probs."""
+    logprobs = stored.record.logprobs
+    assert logprobs
+    return float((recomputed(model, stored.record) - torch.tensor(logprobs)).abs().mean())
+
+
+@pytest.fixture(scope="module")
+def reference(tiny_model_path: Path) -> Any:
+    return AutoModelForCausalLM.from_pretrained(tiny_model_path, dtype=torch.float32)
+
+
+@pytest.fixture(scope="module")
+async def gateway(postgres_server: Any, engine_url: str, tmp_path_factory: Any) -> AsyncIterator[RealGateway]:
+    async for running in _gateway(postgres_server, engine_url, tmp_path_factory.mktemp("gateway"), "tokens"):
+        yield running
+
+
+async def _gateway(server: Any, engine: str, data: Path, name: str) -> AsyncIterator[RealGateway]:
+    execute(server.url, f"CREATE DATABASE {name}")
+    url = database_address(server.url, name)
+    await asyncio.to_thread(migrate, url)
+    with running_gateway(url, await prepared(url, [engine]), data) as running:
+        yield running
+
+
+@pytest.mark.parametrize("temperature", [None, 1.0, 1.7])
+async def test_log_probs_are_those_of_the_recorded_settings(
+    gateway: RealGateway, reference: Any, temperature: float | None
+) -> None:
+    response_id, _ = await streamed(gateway, ask("Tell me a tale.", temperature=temperature))
+    by_stream = await gateway.turn(response_id)
+    by_body = await gateway.turn((await whole(gateway, ask("And another.", temperature=temperature)))["id"])
+    assert by_stream.record.sampling["temperature"] == (temperature or 0.6)
+    assert difference(reference, by_stream) < 1e-5
+    assert difference(reference, by_body) < 1e-5
+    wrong = difference(reference, _with_temperature(by_stream, 0.9))
+    assert wrong > 1e-2
+
+
+async def test_a_streamed_turn_is_the_same_turn_as_a_whole_one(gateway: RealGateway) -> None:
+    body = ask("Same seed, same tokens.", seed=7, temperature=1.0)
+    response_id, chunks = await streamed(gateway, body)
+    one = (await gateway.turn(response_id)).record
+    other_body = await whole(gateway, body)
+    other = (await gateway.turn(other_body["id"])).record
+    assert one.response_ids == other.response_ids
+    assert one.prompt_ids == other.prompt_ids
+    assert one.logprobs == pytest.approx(other.logprobs, abs=1e-5)
+    assert one.response == other.response
+    text = "".join(chunk["choices"][0]["delta"].get("content") or "" for chunk in chunks)
+    assert text == other_body["choices"][0]["message"]["content"]
+
+
+async def test_a_streamed_tool_call_keeps_every_token(gateway: RealGateway, engine_url: str) -> None:
+    body = ask("List the files.", tools=[TOOL], tool_choice="auto", max_tokens=200, seed=3, temperature=1.0)
+    body["structured_outputs"] = {"choice": [CALL]}
+    response_id, chunks = await streamed(gateway, body)
+    assert any(chunk["choices"][0]["delta"].get("tool_calls") for chunk in chunks)
+    turn = (await gateway.turn(response_id)).record
+    assert turn.finish_reason == "tool_calls"
+    assert turn.response is not None
+    calls: Any = turn.response["tool_calls"]
+    assert [orjson.loads(call["function"]["arguments"]) for call in calls] == [{"command": "ls -l"}]
+    directly = await _asked_directly(engine_url, turn, body)
+    assert turn.response_ids == directly["choices"][0]["token_ids"]
+    assert turn.prompt_ids == directly["prompt_token_ids"]
+    said = [entry["logprob"] for entry in directly["choices"][0]["logprobs"]["content"]]
+    assert turn.logprobs == pytest.approx(said, abs=1e-5)
+
+
+async def test_an_answer_cut_by_length_and_one_cut_by_its_client_keep_their_tokens(
+    gateway: RealGateway, reference: Any
+) -> None:
+    response_id, _ = await streamed(gateway, ask("A very long tale.", max_tokens=5, ignore_eos=True))
+    cut = await gateway.turn(response_id)
+    assert (cut.record.status, len(cut.record.response_ids or ())) == (TurnStatus.LENGTH, 5)
+    assert difference(reference, cut) < 1e-5
+    async with gateway.client() as client:
+        body = ask("A longer tale.", max_tokens=2000, ignore_eos=True, stream=True)
+        async with client.stream("POST", PATH, json=body) as answer:
+            seen = 0
+            async for line in answer.aiter_lines():
+                if line:
+                    seen += 1
+                    response_id = orjson.loads(line.removeprefix("data: "))["id"]
+                if seen == 12:
+                    break
+    await asyncio.sleep(1)
+    aborted = await gateway.turn(response_id)
+    assert aborted.record.status is TurnStatus.ABORTED
+    assert 11 <= len(aborted.record.response_ids or ()) < 2000
+    assert difference(reference, aborted) < 1e-5
+
+
+async def test_n_choices_are_n_turns_with_their_own_tokens(gateway: RealGateway, reference: Any) -> None:
+    response_id, chunks = await streamed(gateway, ask("One of three.", n=3, temperature=1.0))
+    first = await gateway.turn(response_id)
+    assert first.record.group_id == first.record.turn_id
+    assert {chunk["choices"][0]["index"] for chunk in chunks} == {0, 1, 2}
+    assert difference(reference, first) < 1e-5
+
+
+async def test_a_conversation_that_thinks_keeps_its_parents_though_the_prompt_drops_the_thoughts(
+    gateway: RealGateway, reference: Any
+) -> None:
+    body = ask("Think first.", structured_outputs={"choice": ["<think>\nhmm\n</think>\n\nYes."]}, max_tokens=60)
+    first = await whole(gateway, body)
+    answer = first["choices"][0]["message"]
+    assert "<think>" in answer["content"]
+    dropped = {"role": "assistant", "content": "Yes."}
+    second = await whole(gateway, ask("Think first.", dropped, "Thanks, and now?"))
+    stored = await gateway.turn(second["id"])
+    parent = await gateway.turn(first["id"])
+    assert stored.parent_turn_id == parent.record.turn_id
+    assert stored.session_id == parent.session_id
+    assert difference(reference, stored) < 1e-5
+    kept = await whole(gateway, ask("Think first.", answer, "Thanks, and now?"))
+    same = await gateway.turn(kept["id"])
+    assert same.parent_turn_id == parent.record.turn_id
+    assert same.record.prompt_ids == stored.record.prompt_ids
+
+
+async def test_bf16_and_a_model_that_would_change_the_sampling_behind_our_back(
+    postgres_server: Any, start_engine: StartEngine, tiny_model_path: Path, tmp_path: Path
+) -> None:
+    calm = _calmed(tiny_model_path, tmp_path / "tiny-random")
+    settings = orjson.loads((calm / "generation_config.json").read_bytes())
+    assert settings["top_k"] == 20
+    assert settings["top_p"] < 1
+    engine = start_engine(dtype="bfloat16", guard_sampling=False, model=calm)
+    model = AutoModelForCausalLM.from_pretrained(calm, dtype=torch.bfloat16)
+    async for gateway in _gateway(postgres_server, engine, tmp_path / "gateway", "bf16"):
+        stored = []
+        for text in ("One.", "Two.", "Three."):
+            response_id, _ = await streamed(gateway, ask(text, max_tokens=60))
+            stored.append(await gateway.turn(response_id))
+        assert max(difference(model, turn) for turn in stored) < 0.01
+        # What the model's own settings would have recorded: log-probs among the 20 likeliest tokens alone.
+        guarded = await whole(gateway, ask("Four.", max_tokens=60, top_k=20))
+        assert difference(model, await gateway.turn(guarded["id"])) > 0.1
+
+
+def _calmed(model: Path, target: Path) -> Path:
+    """The model with flatter logits.
+
+    Random weights make logits of 6 and more, where one step of bf16 is 0.03: two right implementations then differ by
+    more than the bound. Trained models are sure of most tokens and hardly differ (3e-4, measured).
+    """
+    shutil.copytree(model, target)
+    weights = load_file(target / "model.safetensors")
+    weights["model.norm.weight"] *= 0.1
+    save_file(weights, target / "model.safetensors", metadata={"format": "pt"})
+    return target
+
+
+def _with_temperature(stored: StoredTurn, temperature: float) -> StoredTurn:
+
+    return replace(
+        stored, record=replace(stored.record, sampling=stored.record.sampling | {"temperature": temperature})
+    )
+
+
+async def _asked_directly(engine_url: str, turn: TurnRecord, body: dict[str, Any]) -> dict[str, Any]:
+    sent = {**turn.sampling, **body, "model": "tiny-random", "logprobs": True, "return_token_ids": True}
+    async with httpx.AsyncClient(timeout=120) as client:
+        answer = await client.post(f"{engine_url}{PATH}", json=sent)
+    answer.raise_for_status()
+    parsed: dict[str, Any] = answer.json()
+    return parsed

@@ -1,0 +1,52 @@
+"""A real Temporal server starts here, keeps its data over a kill, and keeps closed workflows for 30 days."""
+
+from __future__ import annotations
+
+import os
+import sqlite3
+from contextlib import closing
+from pathlib import Path
+
+import psutil
+from temporalio.api.workflowservice.v1 import DescribeNamespaceRequest
+from temporalio.client import Client
+
+from clawloop.local import checks, parts, temporal_server
+from clawloop.local.part import PartState
+from clawloop.local.supervisor import Supervisor
+from tests.local.told import Told
+
+
+async def retention_days(address: str) -> float:
+    client = await Client.connect(address)
+    described = await client.workflow_service.describe_namespace(DescribeNamespaceRequest(namespace="default"))
+    return described.config.workflow_execution_retention_ttl.seconds / 86400
+
+
+async def test_a_started_workflow_survives_the_kill_of_its_server(tmp_path: Path) -> None:
+    ports = temporal_server.Ports(*(checks.choose_port("Temporal", "127.0.0.1", 0, "") for _ in range(3)))
+    told = Told()
+    supervisor = Supervisor(tmp_path / "logs", told)
+    address = f"127.0.0.1:{ports.main}"
+    try:
+        supervisor.start(parts.temporal(tmp_path / "temporal", ports, os.environ))
+        await supervisor.ready("temporal")
+        assert await retention_days(address) == 30
+        assert await parts.answers_ok(f"http://127.0.0.1:{ports.ui}")
+        client = await Client.connect(address)
+        started = await client.start_workflow("Anything", id="kept", task_queue="nobody")
+        server = next(p for p in psutil.Process().children(recursive=True) if p.name() == "temporal")
+        server.kill()
+        await told.until("temporal", PartState.READY, times=2)
+        described = await (await Client.connect(address)).get_workflow_handle("kept").describe()
+        assert described.run_id == started.result_run_id
+        assert await retention_days(address) == 30
+    finally:
+        await supervisor.stop([["temporal"]])
+    with closing(sqlite3.connect(tmp_path / "temporal" / "temporal.db")) as database:
+        assert database.execute("PRAGMA journal_mode").fetchone() == ("wal",)
+
+
+async def test_nothing_is_ready_where_nothing_listens() -> None:
+    port = checks.choose_port("Temporal", "127.0.0.1", 0, "")
+    assert not await temporal_server.is_ready(port)

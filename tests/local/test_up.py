@@ -1,0 +1,193 @@
+"""`clawloop up` on real PostgreSQL and Temporal, a stand-in gateway, and an engine it is given.
+
+The whole thing with vLLM is in tests/e2e.
+"""
+
+from __future__ import annotations
+
+import json
+import os
+import re
+import signal
+import stat
+import subprocess
+import sys
+import threading
+import time
+import urllib.request
+from collections.abc import Iterator
+from contextlib import contextmanager
+from http.server import BaseHTTPRequestHandler, HTTPServer
+from pathlib import Path
+
+import psutil
+import pytest
+
+PROGRAM = Path(__file__).with_name("up_with_stand_ins.py")
+FREE_PORTS = [f"--{part}port=0" for part in ("", "temporal-", "temporal-ui-", "engine-")]
+
+
+class Running:
+    """A `clawloop up` and what it printed so far."""
+
+    def __init__(self, data: Path, *options: str, **environment: str) -> None:
+        given = [sys.executable, str(PROGRAM), "up", "--data", str(data), *FREE_PORTS, *options]
+        self.process = subprocess.Popen(
+            given, stdout=subprocess.PIPE, stderr=subprocess.STDOUT, text=True, env=dict(os.environ) | environment
+        )
+        self.lines: list[str] = []
+        self._reader = threading.Thread(target=self._read)
+        self._reader.start()
+
+    def _read(self) -> None:
+        assert self.process.stdout is not None
+        for line in self.process.stdout:
+            self.lines.append(line.rstrip())
+
+    def line(self, pattern: str, seconds: float = 30) -> re.Match[str]:
+        """The first line that matches; waits for it."""
+        deadline = time.monotonic() + seconds
+        while time.monotonic() < deadline:
+            ended = self.process.poll() is not None and not self._reader.is_alive()
+            for line in list(self.lines):
+                if found := re.search(pattern, line):
+                    return found
+            if ended:
+                break
+            time.sleep(0.05)
+        raise AssertionError(f"no line like {pattern!r} in\n" + "\n".join(self.lines))
+
+    def family(self) -> list[psutil.Process]:
+        return psutil.Process(self.process.pid).children(recursive=True)
+
+    def ended(self, seconds: float = 15) -> int:
+        code = self.process.wait(seconds)
+        self._reader.join()
+        return code
+
+
+@contextmanager
+def up(data: Path, *options: str, **environment: str) -> Iterator[Running]:
+    running = Running(data, *options, **environment)
+    try:
+        yield running
+    finally:
+        running.process.kill()
+        running.ended()
+        assert running.process.stdout is not None
+        running.process.stdout.close()
+
+
+def alive(processes: list[psutil.Process]) -> list[psutil.Process]:
+    return [p for p in processes if p.is_running() and p.status() != psutil.STATUS_ZOMBIE]
+
+
+@pytest.fixture(scope="module")
+def engine() -> Iterator[str]:
+    """Answers `/v1/models` as vLLM does."""
+
+    class Handler(BaseHTTPRequestHandler):
+        def do_GET(self) -> None:
+            body = json.dumps({"data": [{"id": "Qwen3-4B", "parent": None}]}).encode()
+            self.send_response(200)
+            self.send_header("content-length", str(len(body)))
+            self.end_headers()
+            self.wfile.write(body)
+
+        def log_message(self, format: str, *args: object) -> None:
+            pass
+
+    server = HTTPServer(("127.0.0.1", 0), Handler)
+    thread = threading.Thread(target=server.serve_forever)
+    thread.start()
+    yield f"http://127.0.0.1:{server.server_port}"
+    server.shutdown()
+    thread.join()
+    server.server_close()
+
+
+@pytest.mark.postgres
+def test_it_starts_everything_prints_where_brings_back_what_dies_and_ends_all_in_15_s(
+    tmp_path: Path, engine: str
+) -> None:
+    with up(tmp_path / "data", CLAWLOOP_ENGINES=engine) as running:
+        gateway = running.line(r"gateway +(http://127\.0\.0\.1:\d+)/v1$").group(1)
+        ui = running.line(r"Temporal UI +(http://\S+)").group(1)
+        running.line("chat key +ck-1$")
+        running.line("admin key +ak-1$")
+        running.line("start 1 of Qwen3-4B as ")
+        running.line("temporal ready")
+        assert urllib.request.urlopen(gateway).read().decode() == engine
+        assert urllib.request.urlopen(ui).status == 200
+        for name in ("temporal", "postgres"):
+            next(process for process in running.family() if process.name() == name).kill()
+        for name in ("temporal", "postgres"):
+            running.line(rf"{name} waiting: was ended by SIGKILL.*; again in 0\.5 s")
+            running.line(rf"{name} ready at .* \(restarts: 1\)")
+        family = running.family()
+        assert {"temporal", "postgres"} <= {process.name() for process in family}
+        told = time.monotonic()
+        running.process.send_signal(signal.SIGINT)
+        assert running.ended(15) == 0
+        assert time.monotonic() - told < 15
+        assert alive(family) == []
+        ends = [line.split()[1] for line in running.lines if line.endswith(" stopped")]
+        assert ends == ["gateway", "temporal", "postgres"]
+
+
+@pytest.mark.postgres
+def test_data_and_keys_are_kept_and_a_second_up_on_them_is_refused(tmp_path: Path, engine: str) -> None:
+    data = tmp_path / "data"
+    with up(data, CLAWLOOP_ENGINES=engine) as running:
+        running.line("Ctrl-C stops everything")
+        assert stat.S_IMODE((data / "keys.json").stat().st_mode) == 0o600
+        with up(data, CLAWLOOP_ENGINES=engine) as second:
+            assert second.ended() == 1
+            assert second.lines[-1] == (
+                f"clawloop: clawloop up already runs on {data} (process {running.process.pid}):"
+                " stop it first, or choose another folder: --data"
+            )
+        running.process.terminate()
+        assert running.ended() == 0
+    with up(data, "--alias", "small", "--alias", "smaller", CLAWLOOP_ENGINES=engine) as running:
+        running.line("Ctrl-C stops everything")
+        running.line(r"start 2 of Qwen3-4B as \('small', 'smaller'\)")
+        assert not any("ck-1" in line for line in running.lines)
+        assert json.loads((data / "keys.json").read_text()) == {"chat": "ck-1", "admin": "ak-1"}
+        running.process.terminate()
+        assert running.ended() == 0
+
+
+@pytest.mark.postgres
+def test_killed_itself_it_leaves_nothing_and_starts_again(tmp_path: Path, engine: str) -> None:
+    with up(tmp_path / "data", CLAWLOOP_ENGINES=engine) as running:
+        running.line("Ctrl-C stops everything")
+        running.line("temporal ready")
+        family = running.family()
+        running.process.kill()
+        deadline = time.monotonic() + 10
+        while alive(family) and time.monotonic() < deadline:
+            time.sleep(0.05)
+        assert alive(family) == []
+    with up(tmp_path / "data", CLAWLOOP_ENGINES=engine) as running:
+        running.line("start 2 of Qwen3-4B")
+        running.line("Ctrl-C stops everything")
+
+
+@pytest.mark.parametrize(
+    ("options", "environment", "says"),
+    [
+        (["--model", "/no/such/model"], {}, "there is no model folder /no/such/model: give the folder"),
+        (["--host", "192.0.2.9", "--port", "30000"], {}, "cannot listen on 192.0.2.9:30000 for the gateway"),
+        ([], {"DATABASE_URL": "postgresql://me@127.0.0.1:1/x"}, "DATABASE_URL: connection failed"),
+        ([], {"TEMPORAL_ADDRESS": "127.0.0.1:1"}, "TEMPORAL_ADDRESS: no Temporal"),
+        ([], {"CLAWLOOP_ENGINES": "http://127.0.0.1:1"}, "engine http://127.0.0.1:1: Cannot connect"),
+    ],
+)
+def test_what_cannot_work_is_one_line_and_exit_code_1(
+    tmp_path: Path, options: list[str], environment: dict[str, str], says: str
+) -> None:
+    with up(tmp_path / "data", *options, **environment) as running:
+        assert running.ended() == 1
+        assert [line for line in running.lines if line.startswith("clawloop: ")] == [running.lines[-1]]
+        assert running.lines[-1].startswith(f"clawloop: {says}")

@@ -1,0 +1,122 @@
+"""The engine's command line and environment follow from the model, the machine and what was asked for."""
+
+from __future__ import annotations
+
+import sys
+from dataclasses import replace
+from pathlib import Path
+
+import pytest
+
+from clawloop.local.vllm import LORA_TARGETS, Device, EngineOptions, ModelFacts, launch, progress, read_model
+
+QWEN3_4B = ModelFacts(
+    path=Path("/models/Qwen3-4B"),
+    name="Qwen3-4B",
+    context_tokens=40960,
+    cache_bytes_per_token=2 * 36 * 8 * 128 * 2,
+    dtype="bfloat16",
+    thinks=True,
+)
+OPTIONS = EngineOptions(port=8100)
+
+
+def flags(command: tuple[str, ...]) -> dict[str, list[str]]:
+    """Each flag with its values."""
+    found: dict[str, list[str]] = {}
+    values: list[str] = []
+    for word in command:
+        if word.startswith("--"):
+            values = found.setdefault(word, [])
+        else:
+            values.append(word)
+    return found
+
+
+def test_what_every_engine_needs() -> None:
+    command = launch(QWEN3_4B, OPTIONS, Device.CUDA, {}).command
+    assert command[:3] == (sys.executable, "-m", "vllm.entrypoints.openai.api_server")
+    given = flags(command)
+    assert given["--lora-target-modules"] == list(LORA_TARGETS)
+    assert given["--served-model-name"] == ["Qwen3-4B"]
+    assert given["--host"] == ["127.0.0.1"]
+    assert given["--generation-config"] == ["vllm"]
+    assert given["--logprobs-mode"] == ["processed_logprobs"]
+    assert given["--max-model-len"] == ["32768"]
+    assert given["--dtype"] == ["bfloat16"]
+    assert {"--enable-lora", "--enable-auto-tool-choice"} <= given.keys()
+
+
+def test_a_careless_engine_is_one_without_the_guard_against_generation_config() -> None:
+    careless = launch(QWEN3_4B, replace(OPTIONS, guard_sampling=False), Device.CPU, {})
+    assert "--generation-config" not in flags(careless.command)
+
+
+@pytest.mark.parametrize(("device", "whole"), [(Device.CPU, True), (Device.CUDA, False)])
+def test_on_a_cpu_prompts_are_read_whole(device: Device, whole: bool) -> None:
+    given = flags(launch(QWEN3_4B, replace(OPTIONS, max_model_len=5000), device, {}).command)
+    assert ("--no-enable-chunked-prefill" in given) == whole
+    assert given.get("--max-num-batched-tokens") == (["5000"] if whole else None)
+
+
+@pytest.mark.parametrize("thinks", [True, False])
+def test_only_a_model_that_thinks_gets_a_reasoning_parser(thinks: bool) -> None:
+    given = flags(launch(replace(QWEN3_4B, thinks=thinks), OPTIONS, Device.CUDA, {}).command)
+    assert given.get("--reasoning-parser") == (["qwen3"] if thinks else None)
+
+
+@pytest.mark.parametrize(
+    ("own", "asked", "used"),
+    [
+        ("float32", None, "float32"),
+        ("bfloat16", None, "bfloat16"),
+        ("float16", None, "bfloat16"),
+        (None, None, "bfloat16"),
+        ("float32", "bfloat16", "bfloat16"),
+    ],
+)
+def test_dtype_is_what_was_asked_for_or_the_models_own(own: str | None, asked: str | None, used: str) -> None:
+    given = flags(launch(replace(QWEN3_4B, dtype=own), replace(OPTIONS, dtype=asked), Device.CPU, {}).command)
+    assert given["--dtype"] == [used]
+
+
+def test_the_cache_of_a_cpu_engine_holds_two_whole_contexts() -> None:
+    # 32768 tokens of 144 KiB are 4.5 GiB.
+    assert launch(QWEN3_4B, OPTIONS, Device.CPU, {}).environment["VLLM_CPU_KVCACHE_SPACE"] == "9"
+    assert "VLLM_CPU_KVCACHE_SPACE" not in launch(QWEN3_4B, OPTIONS, Device.CUDA, {}).environment
+    given = launch(QWEN3_4B, OPTIONS, Device.CPU, {"VLLM_CPU_KVCACHE_SPACE": "3"}).environment
+    assert given["VLLM_CPU_KVCACHE_SPACE"] == "3"
+
+
+def test_the_engine_sends_nothing_out_and_looks_nothing_up() -> None:
+    environment = launch(QWEN3_4B, OPTIONS, Device.CUDA, {"PATH": "/bin"}).environment
+    assert environment["PATH"] == "/bin"
+    assert {name: environment[name] for name in ("HF_HUB_OFFLINE", "VLLM_NO_USAGE_STATS", "DO_NOT_TRACK")} == {
+        "HF_HUB_OFFLINE": "1",
+        "VLLM_NO_USAGE_STATS": "1",
+        "DO_NOT_TRACK": "1",
+    }
+    assert "VLLM_SERVER_DEV_MODE" not in environment  # it would open /pause and /collective_rpc
+
+
+def test_a_folder_says_what_its_model_is(tmp_path: Path) -> None:
+    folder = tmp_path / "Qwen3-4B"
+    folder.mkdir()
+    (folder / "config.json").write_text(
+        '{"num_attention_heads": 32, "num_key_value_heads": 8, "num_hidden_layers": 36, "hidden_size": 2560,'
+        ' "head_dim": 128, "max_position_embeddings": 40960, "torch_dtype": "bfloat16"}'
+    )
+    (folder / "tokenizer_config.json").write_text('{"chat_template": "{% if enable_thinking %}"}')
+    assert read_model(folder) == replace(QWEN3_4B, path=folder)
+
+
+@pytest.mark.parametrize(
+    ("line", "says"),
+    [
+        ("(Worker pid=1) INFO [m.py:68] Starting to load model /m...", "loading weights"),
+        ("(EngineCore pid=1) INFO [k.py:1] CPU KV cache size: 524,288 tokens, Maximum", "cache for 524,288 tokens"),
+        ("INFO something else", None),
+    ],
+)
+def test_progress_comes_from_the_log(line: str, says: str | None) -> None:
+    assert progress(line) == says
