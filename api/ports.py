@@ -10,8 +10,18 @@ from collections.abc import AsyncIterator, Sequence
 from contextlib import AbstractAsyncContextManager
 from typing import Protocol
 
-from clawloop.contracts import ApiKey, Directory, EnteredTurn, Message, SessionEvidence, TurnRecord, Wanted
-from clawloop.ids import ApiKeyId
+from clawloop.contracts import (
+    ApiKey,
+    Directory,
+    EnteredTurn,
+    Message,
+    SessionEvidence,
+    SessionFacts,
+    TurnRecord,
+    TurnRecorded,
+    Wanted,
+)
+from clawloop.ids import ApiKeyId, TurnId
 
 
 class TurnStore(Protocol):
@@ -32,6 +42,24 @@ class TurnStore(Protocol):
 
         Raises:
             StoreUnavailable
+        """
+
+    async def mark_announced(self, turn_ids: Sequence[TurnId]) -> None:
+        """Note that the workflows of these turns were told of them; the first time counts.
+
+        Raises:
+            StoreUnavailable
+        """
+
+
+class Announcer(Protocol):
+    """What tells a session's workflow about a turn."""
+
+    async def announce_turn(self, session: SessionFacts, turn: TurnRecorded) -> None:
+        """Tell the session's workflow, and begin it if it does not run. Twice is once.
+
+        Raises:
+            AnnouncementFailed: it could not be told now; the sweep will tell it.
         """
 
 

@@ -14,7 +14,7 @@ from typing import TypeAlias
 from pydantic import JsonValue
 
 from clawloop.errors import EngineAnswerUnusable
-from clawloop.ids import ApiKeyId, SessionId, TurnId
+from clawloop.ids import ApiKeyId, FeedbackId, SessionId, TurnId
 
 Message: TypeAlias = dict[str, JsonValue]
 """One chat message, exactly as the client or the engine sent it."""
@@ -163,6 +163,40 @@ class EnteredTurn:
     session_id: SessionId
     parent_turn_id: TurnId | None
     duplicate: bool
+
+
+@dataclass(frozen=True, slots=True)
+class SessionFacts:
+    """What a session's workflow is begun with.
+
+    Args:
+        identified_by: what named the session (SessionSource).
+        since: when the turn that is announced began.
+        version: the adapter version that answered it.
+    """
+
+    session_id: SessionId
+    policy: str
+    identified_by: str
+    since: datetime
+    version: int
+
+
+@dataclass(frozen=True, slots=True)
+class TurnRecorded:
+    """A message to a session's workflow: a main turn is in Postgres. Ids only, never text."""
+
+    turn_id: TurnId
+    version: int
+    ends_session: bool = False
+
+
+@dataclass(frozen=True, slots=True)
+class FeedbackGiven:
+    """A message to a session's workflow: somebody rated or commented on a turn."""
+
+    feedback_id: FeedbackId
+    turn_id: TurnId
 
 
 @dataclass(frozen=True, slots=True)

@@ -4,13 +4,15 @@ from __future__ import annotations
 
 import asyncio
 import ipaddress
+import logging
 from collections.abc import AsyncIterator, Mapping, Sequence
 from contextlib import AsyncExitStack, asynccontextmanager
 from dataclasses import dataclass, field
-from pathlib import Path
+from datetime import timedelta
 
 import uvicorn
 
+from api.announcing import Announcements
 from api.app import create_app
 from api.auth import KeyRing
 from api.dependencies import Limits, Services
@@ -25,6 +27,7 @@ from clawloop.serving.chat import ChatEngines
 from clawloop.serving.rotation import Rotation
 from clawloop.settings import Settings
 from clawloop.telemetry import GatewayMetrics
+from clawloop.temporal import TemporalAnnouncer, connect
 from db.chains import Chains
 from db.engine import BACKGROUND_LIMIT, CHAT_LIMIT, Database
 from db.keys import PostgresKeyStore
@@ -32,6 +35,8 @@ from db.policies import PostgresDirectoryStore, ensure_policy
 from db.schema import is_current, migrate
 from db.serving_engines import ensure_engines
 from db.turns import PostgresTurnStore
+
+log = logging.getLogger(__name__)
 
 DEFAULT_POLICY = "default"
 
@@ -86,7 +91,7 @@ async def run_gateway(settings: Settings, options: GatewayOptions) -> None:
     @asynccontextmanager
     async def services() -> AsyncIterator[Services]:
         async with AsyncExitStack() as stack:
-            yield await _gateway_services(stack, url, settings.data, options)
+            yield await _gateway_services(stack, url, settings, options)
 
     app = create_app(services, options.allowed_hosts)
     config = uvicorn.Config(
@@ -102,7 +107,7 @@ async def run_gateway(settings: Settings, options: GatewayOptions) -> None:
     await uvicorn.Server(config).serve()
 
 
-async def _gateway_services(stack: AsyncExitStack, url: str, data: Path, options: GatewayOptions) -> Services:
+async def _gateway_services(stack: AsyncExitStack, url: str, settings: Settings, options: GatewayOptions) -> Services:
     database = Database(url, CHAT_LIMIT)
     stack.push_async_callback(database.close)
     patient = Database(url, BACKGROUND_LIMIT)
@@ -121,8 +126,9 @@ async def _gateway_services(stack: AsyncExitStack, url: str, data: Path, options
     # What one store has rebuilt of a conversation, the other need not rebuild.
     chains = Chains()
     turns, patient_turns = PostgresTurnStore(database, chains), PostgresTurnStore(patient, chains)
-    spool = Spool(data / "spool", SPOOL_LIMIT_BYTES)
-    recorder = await stack.enter_async_context(Recorder(turns, patient_turns, spool, metrics))
+    spool = Spool(settings.data / "spool", SPOOL_LIMIT_BYTES)
+    announcements = await stack.enter_async_context(Announcements(await _announcer(settings), patient_turns, metrics))
+    recorder = await stack.enter_async_context(Recorder(turns, patient_turns, spool, metrics, announcements))
     return Services(
         keys=KeyRing(PostgresKeyStore(database)),
         directory=directory,
@@ -133,6 +139,14 @@ async def _gateway_services(stack: AsyncExitStack, url: str, data: Path, options
         metrics=metrics,
         limits=options.limits,
     )
+
+
+async def _announcer(settings: Settings) -> TemporalAnnouncer | None:
+    address = temporal_address(settings)
+    if address is None:
+        log.warning("no Temporal is given: turns are stored and wait, set TEMPORAL_ADDRESS")
+        return None
+    return TemporalAnnouncer(await connect(address, lazy=True), timedelta(minutes=settings.session_idle_minutes))
 
 
 async def prepare(
@@ -204,3 +218,11 @@ def database_url(settings: Settings) -> str:
             f"no database: set DATABASE_URL, or start `clawloop up --data {settings.data}` in another terminal"
         )
     return running.database_url
+
+
+def temporal_address(settings: Settings) -> str | None:
+    """The Temporal this command is about: the one given, or that of the `clawloop up` that runs on this data."""
+    if settings.temporal_address is not None:
+        return settings.temporal_address
+    running = read_running(settings.data)
+    return None if running is None else running.temporal_address

@@ -6,7 +6,7 @@ from collections.abc import Sequence
 from functools import partial
 from typing import Any
 
-from sqlalchemy import case, func, select
+from sqlalchemy import case, func, select, update
 from sqlalchemy.dialects.postgresql import Insert, insert
 from sqlalchemy.ext.asyncio import AsyncConnection
 
@@ -76,6 +76,15 @@ class PostgresTurnStore:
             StoreUnavailable
         """
         return await self._database.run(partial(_version_of_parent, Request(key, evidence, messages)))
+
+    async def mark_announced(self, turn_ids: Sequence[TurnId]) -> None:
+        """Note that the workflows of these turns were told of them; the first time counts.
+
+        Raises:
+            StoreUnavailable
+        """
+        told = update(Turn).where(Turn.id.in_(turn_ids), Turn.announced_at.is_(None)).values(announced_at=func.now())
+        await self._database.run(lambda connection: connection.execute(told))
 
     async def load(self, turn_id: TurnId) -> StoredTurn | None:
         """A turn with all it was entered with; None if there is no such turn.

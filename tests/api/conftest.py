@@ -12,10 +12,12 @@ import httpx
 import pytest
 from openai import AsyncOpenAI
 
+from api.announcing import Announcements
 from api.app import create_app
 from api.auth import KeyRing
 from api.dependencies import Limits, Services
 from api.directory import DirectoryCache
+from api.ports import Announcer
 from api.recording import Recorder
 from api.spool import Spool
 from api.versions import VersionChooser
@@ -70,6 +72,7 @@ async def running_gateway(
     active: int = 0,
     versions: frozenset[int] = frozenset(),
     spool_bytes: int = 10**8,
+    announcer: Announcer | None = None,
 ) -> AsyncIterator[Gateway]:
     turns, keys = FakeTurnStore(), FakeKeyStore()
     policy = Policy("default", "tiny", ("qwen3-4b",), active, dict(DEFAULT_SAMPLING))
@@ -89,7 +92,8 @@ async def running_gateway(
             known = await stack.enter_async_context(
                 ChatEngines(rotation, lambda: cache.now.engines, probe_seconds=0.05)
             )
-            recorder = await stack.enter_async_context(Recorder(turns, turns, spool, metrics))
+            announcements = await stack.enter_async_context(Announcements(announcer, turns, metrics))
+            recorder = await stack.enter_async_context(Recorder(turns, turns, spool, metrics, announcements))
             made.append(
                 Services(
                     keys=KeyRing(keys),
