@@ -59,6 +59,23 @@ class Outcome(StrEnum):
     ERASED = "erased"
 
 
+class SampleState(StrEnum):
+    """What became of a sample."""
+
+    FRESH = "fresh"  # waits for a step
+    CLAIMED = "claimed"  # in a step that is being computed
+    TRAINED = "trained"
+    EXPIRED = "expired"
+    QUARANTINED = "quarantined"
+    SUPERSEDED = "superseded"  # feedback changed the judgement before a step took it
+
+
+class SessionState(StrEnum):
+    OPEN = "open"
+    ENDING = "ending"  # the client said that its last turn was the last
+    CLOSED = "closed"
+
+
 class SessionSource(StrEnum):
     """What identified a session, in the order in which they are looked at (DESIGN section 6)."""
 

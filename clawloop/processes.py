@@ -22,6 +22,7 @@ from api.spool import Spool
 from api.versions import VersionChooser
 from clawloop.contracts import Engine, Scope
 from clawloop.errors import SetupError, StoreUnavailable
+from clawloop.recipe import Recipe
 from clawloop.running import read_running
 from clawloop.serving.chat import ChatEngines
 from clawloop.serving.rotation import Rotation
@@ -32,6 +33,7 @@ from db.chains import Chains
 from db.engine import BACKGROUND_LIMIT, CHAT_LIMIT, Database
 from db.keys import PostgresKeyStore
 from db.policies import PostgresDirectoryStore, ensure_policy
+from db.recipes import ensure_recipe
 from db.schema import is_current, migrate
 from db.serving_engines import ensure_engines
 from db.turns import PostgresTurnStore
@@ -39,6 +41,8 @@ from db.turns import PostgresTurnStore
 log = logging.getLogger(__name__)
 
 DEFAULT_POLICY = "default"
+DEFAULT_RECIPE = Recipe(name="combined")
+"""The same as deploy/recipes/combined.toml; what a new policy learns by."""
 
 # A vLLM engine takes 45-75 s to restart on two cores; OpenClaw retries a 503 with a rewritten message, so hold.
 HOLD_SECONDS = 150.0
@@ -152,7 +156,7 @@ async def _announcer(settings: Settings) -> TemporalAnnouncer | None:
 async def prepare(
     url: str, base_model: str, aliases: Sequence[str], engines: Sequence[str], secrets: Mapping[str, str]
 ) -> dict[str, str]:
-    """Bring a database to the state a gateway needs: schema, default policy, engines, a key of each scope.
+    """Bring a database to the state a gateway needs: schema, default policy and recipe, engines, a key of each scope.
 
     Args:
         base_model: the name under which the engines serve version 0.
@@ -170,6 +174,7 @@ async def prepare(
     database = Database(url, BACKGROUND_LIMIT)
     try:
         await ensure_policy(database, DEFAULT_POLICY, base_model, aliases)
+        await ensure_recipe(database, DEFAULT_POLICY, DEFAULT_RECIPE)
         await ensure_engines(database, engines)
         return {scope: await _ensure_key(PostgresKeyStore(database), scope, secrets.get(scope)) for scope in Scope}
     finally:

@@ -10,7 +10,15 @@ from sqlalchemy import case, func, select, update
 from sqlalchemy.dialects.postgresql import Insert, insert
 from sqlalchemy.ext.asyncio import AsyncConnection
 
-from clawloop.contracts import EnteredTurn, Message, SessionEvidence, SessionSource, StoredTurn, TurnRecord
+from clawloop.contracts import (
+    EnteredTurn,
+    Message,
+    SessionEvidence,
+    SessionSource,
+    SessionState,
+    StoredTurn,
+    TurnRecord,
+)
 from clawloop.ids import ApiKeyId, SessionId, TurnId
 from db.arrays import logprobs_to_bytes
 from db.chains import Chains
@@ -21,7 +29,7 @@ from db.exact_json import exact_json, storable
 from db.late import adopt_later_turns
 from db.placement import known_session, parent_in, session_for
 from db.stored import read_turn
-from db.tables import PrefixRole, Session, SessionPrefix, SessionState, ToolList, Turn
+from db.tables import PrefixRole, Session, SessionPrefix, ToolList, Turn
 
 
 def _hold_session_statement() -> Insert:
