@@ -25,19 +25,22 @@ class JudgeTurn(_Message):
         turn_id: the turn that was announced, or that feedback speaks about.
         feedback_id: judge `turn_id` itself, anew, because of this feedback.
         itself: judge `turn_id` itself, by what follows it.
+        give_up: ask no judge any more: what is missing stays missing, for this reason.
     """
 
     session_id: SessionId
     turn_id: TurnId
     feedback_id: FeedbackId | None = None
     itself: bool = False
+    give_up: str | None = None
 
 
 class TurnFate(_Message):
     """What became of a turn, for the workflow's table.
 
     Args:
-        number: its place among the session's main turns, from 1.
+        number: its place among the session's main turns, from 1; None if there is no such turn.
+        outcome: None if there is no such turn.
         verdict: −1, 0, 1, or None if there is none.
         sample: it has a training sample.
         step: the step it was trained in; None if it was not.
@@ -45,9 +48,9 @@ class TurnFate(_Message):
     """
 
     turn_id: TurnId
-    number: int
+    number: int | None
     kind: str
-    outcome: Outcome
+    outcome: Outcome | None
     verdict: int | None
     sample: bool
     step: int | None
@@ -55,25 +58,22 @@ class TurnFate(_Message):
 
 
 class Judged(_Message):
-    """What an activity found out; empty if there was nothing to judge.
-
-    Args:
-        why: why there was nothing to judge.
-    """
+    """What became of the turns that could be judged; none if nothing was said about any."""
 
     fates: list[TurnFate]
-    why: str = ""
 
 
 class CloseSession(_Message):
     """
     Args:
         why: what closes it, e.g. `idle for 30 min`.
+        up_to: the newest turn the workflow was told of; newer ones are not its to decide. None: no limit.
         give_up: turns that could be judged and were not are unjudged now.
     """
 
     session_id: SessionId
     why: str
+    up_to: TurnId | None = None
     give_up: bool = False
 
 

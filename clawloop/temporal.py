@@ -6,27 +6,47 @@ cannot disagree about how things are written.
 
 from __future__ import annotations
 
+import logging
+import traceback
+from contextlib import suppress
 from dataclasses import replace
 from datetime import timedelta
+from pathlib import Path
 from typing import Any
 
-from temporalio.client import Client
+from temporalio.api.enums.v1 import IndexedValueType
+from temporalio.api.operatorservice.v1 import AddSearchAttributesRequest, ListSearchAttributesRequest
+from temporalio.client import (
+    Client,
+    Schedule,
+    ScheduleActionStartWorkflow,
+    ScheduleAlreadyRunningError,
+    ScheduleIntervalSpec,
+    ScheduleOverlapPolicy,
+    SchedulePolicy,
+    ScheduleSpec,
+)
 from temporalio.common import SearchAttributePair, TypedSearchAttributes, WorkflowIDReusePolicy
 from temporalio.contrib.pydantic import pydantic_data_converter
 from temporalio.envconfig import ClientConfig
+from temporalio.exceptions import ApplicationError
 from temporalio.plugin import SimplePlugin
 from temporalio.service import PayloadLimitsConfig, RPCError
-from temporalio.worker import WorkflowRunner
+from temporalio.worker import ActivityInboundInterceptor, ExecuteActivityInput, Interceptor, WorkflowRunner
 from temporalio.worker.workflow_sandbox import SandboxedWorkflowRunner
 
 from clawloop.contracts import FeedbackGiven, SessionFacts, TurnRecorded
-from clawloop.errors import AnnouncementFailed, ClawloopError
+from clawloop.errors import AnnouncementFailed, ClawloopError, JudgeRefused, JudgeUnavailable, PermanentError
 from workflows import attributes
 from workflows.state import SessionState
+
+log = logging.getLogger(__name__)
 
 PAYLOAD_WARN_BYTES = 64 * 1024
 """Only ids, scores and reasons cross Temporal; anything larger is a mistake of ours."""
 
+# A turn that was not announced is judged this much later at most.
+SWEEP_EVERY = timedelta(minutes=1)
 # A signal takes 10 ms; a server that needs longer than this is as good as away, and the sweep does it.
 ANNOUNCE_LIMIT = timedelta(seconds=3)
 
@@ -53,14 +73,51 @@ def _runner(given: WorkflowRunner | None) -> WorkflowRunner:
     return replace(runner, restrictions=runner.restrictions.with_passthrough_modules(*PASSED_THROUGH))
 
 
+class _SayingNoMore(ActivityInboundInterceptor):
+    """Lets errors of activities cross Temporal by their kind.
+
+    Their words may quote a conversation (PostgreSQL quotes the row it refuses), so they stay in our logs. A judge's
+    are safe by contract, and say what an operator must know.
+    """
+
+    async def execute_activity(self, input: ExecuteActivityInput) -> Any:
+        try:
+            return await super().execute_activity(input)
+        except ApplicationError:
+            raise
+        except Exception as error:  # noqa: BLE001  whatever it is, its words must not cross
+            kind = type(error).__name__
+            told = isinstance(error, JudgeUnavailable | JudgeRefused)
+            log.warning("activity failed", extra={"error": kind, "where": _where(error)})
+            wait = error.retry_after_seconds if isinstance(error, JudgeUnavailable) else None
+            raise ApplicationError(
+                str(error) if told else kind,
+                type=kind,
+                non_retryable=isinstance(error, PermanentError),
+                next_retry_delay=None if wait is None else timedelta(seconds=wait),
+            ) from None
+
+
+class _ErrorsByKind(Interceptor):
+    def intercept_activity(self, next: ActivityInboundInterceptor) -> ActivityInboundInterceptor:
+        return _SayingNoMore(next)
+
+
+def _where(error: BaseException) -> str:
+    """Where it was raised; a traceback without any message."""
+    frames = traceback.extract_tb(error.__traceback__)[-3:]
+    return " < ".join(f"{Path(frame.filename).name}:{frame.lineno} {frame.name}" for frame in reversed(frames))
+
+
 class ClawloopPlugin(SimplePlugin):
-    """Pydantic payloads, which errors fail a workflow, what the sandbox lets through."""
+    """Pydantic payloads, which errors fail a workflow, what of them crosses, what the sandbox lets through."""
 
     def __init__(self) -> None:
         super().__init__(
             "clawloop",
             data_converter=pydantic_data_converter,
             workflow_runner=_runner,
+            interceptors=[_ErrorsByKind()],
             # Anything else is a bug: the workflow waits until it is mended, and goes on.
             workflow_failure_exception_types=[ClawloopError],
         )
@@ -79,6 +136,47 @@ async def connect(address: str, *, lazy: bool = False) -> Client:
     config["target_host"] = address
     limits = PayloadLimitsConfig(payloads_warn_size=PAYLOAD_WARN_BYTES)
     return await Client.connect(**config, plugins=[ClawloopPlugin()], payload_limits=limits, lazy=lazy)
+
+
+async def register_search_attributes(client: Client) -> None:
+    """Make known what sessions are found by; what is known already stays.
+
+    Raises:
+        RPCError: the server does not let us.
+    """
+    known = await client.operator_service.list_search_attributes(
+        ListSearchAttributesRequest(namespace=client.namespace)
+    )
+    missing = {key.name: key.indexed_value_type for key in attributes.SEARCH_ATTRIBUTES}
+    missing = {name: kind for name, kind in missing.items() if name not in known.custom_attributes}
+    if missing:
+        await client.operator_service.add_search_attributes(
+            AddSearchAttributesRequest(
+                namespace=client.namespace,
+                search_attributes={name: IndexedValueType.ValueType(kind) for name, kind in missing.items()},
+            )
+        )
+
+
+async def begin_sweeping(client: Client) -> None:
+    """See that the sweep runs every minute, on every cluster once.
+
+    Raises:
+        RPCError: the server does not let us.
+    """
+    sweep = ScheduleActionStartWorkflow(
+        attributes.SWEEP_WORKFLOW,
+        id=attributes.SWEEP_ID,
+        task_queue=attributes.WORKFLOW_QUEUE,
+        execution_timeout=timedelta(minutes=30),
+    )
+    schedule = Schedule(
+        action=sweep,
+        spec=ScheduleSpec(intervals=[ScheduleIntervalSpec(every=SWEEP_EVERY)]),
+        policy=SchedulePolicy(overlap=ScheduleOverlapPolicy.SKIP),
+    )
+    with suppress(ScheduleAlreadyRunningError):
+        await client.create_schedule(attributes.SWEEP_ID, schedule)
 
 
 class TemporalAnnouncer:

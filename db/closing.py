@@ -11,7 +11,7 @@ from sqlalchemy.ext.asyncio import AsyncConnection
 from clawloop.contracts import Outcome, SessionState
 from clawloop.errors import RecordUnusable
 from clawloop.ids import JudgementId, SessionId, TurnId
-from clawloop.judging.records import ClosingSession, Ending, SessionTurn
+from clawloop.judging.records import ClosingSession, Ending, ExtraSample, SessionTurn
 from db.engine import Database
 from db.exact_json import storable
 from db.recipes import recipe_of_policy
@@ -55,21 +55,19 @@ class PostgresClosingStore:
         """
         return await self._database.run(partial(_look, session))
 
-    async def sample_anyway(self, turn_id: TurnId, reward: float, why: str) -> None:
-        """Give a judged turn a sample with this reward, by the at-least-one rule.
+    async def close(
+        self, session: SessionId, why: str, endings: Sequence[Ending], guarantee: str | None, extra: ExtraSample | None
+    ) -> None:
+        """End undecided turns and the session in one transaction. Turns decided meanwhile stay as they are.
+
+        Args:
+            guarantee: what the at-least-one rule did; the first close's word stays.
+            extra: its sample.
 
         Raises:
             StoreUnavailable
         """
-        await self._database.run(partial(_sample_anyway, turn_id, reward, why))
-
-    async def close(self, session: SessionId, why: str, endings: Sequence[Ending], guarantee: str | None) -> None:
-        """End undecided turns and the session. Turns that were decided meanwhile stay as they are.
-
-        Raises:
-            StoreUnavailable
-        """
-        await self._database.run(partial(_close, session, why, endings, guarantee))
+        await self._database.run(partial(_close, session, why, endings, guarantee, extra))
 
 
 async def _look(session: SessionId, connection: AsyncConnection) -> ClosingSession | None:
@@ -102,7 +100,8 @@ async def _look(session: SessionId, connection: AsyncConnection) -> ClosingSessi
     return ClosingSession(session, turns, first, at_least_one, await connection.scalar(count) or 0)
 
 
-async def _sample_anyway(turn_id: TurnId, reward: float, why: str, connection: AsyncConnection) -> None:
+async def _sample_anyway(connection: AsyncConnection, extra: ExtraSample) -> None:
+    turn_id, reward, why = extra.turn_id, extra.reward, extra.why
     newest = (
         select(Judgement.id)
         .where(Judgement.turn_id == turn_id, Judgement.decided_at.is_not(None))
@@ -117,8 +116,15 @@ async def _sample_anyway(turn_id: TurnId, reward: float, why: str, connection: A
 
 
 async def _close(
-    session: SessionId, why: str, endings: Sequence[Ending], guarantee: str | None, connection: AsyncConnection
+    session: SessionId,
+    why: str,
+    endings: Sequence[Ending],
+    guarantee: str | None,
+    extra: ExtraSample | None,
+    connection: AsyncConnection,
 ) -> None:
+    if extra is not None:
+        await _sample_anyway(connection, extra)
     for end in endings:
         undecided = update(Turn).where(Turn.id == end.turn_id, Turn.outcome == Outcome.WAITING)
         await connection.execute(undecided.values(outcome=end.outcome, outcome_detail=storable(end.why)))

@@ -17,7 +17,7 @@ from clawloop.ids import (
     new_judgement_id,
 )
 from clawloop.judging.parsing import HintVote, Vote
-from clawloop.judging.records import VOTES, GivenFeedback, OpenJudgement, PlacedTurn, Settlement
+from clawloop.judging.records import VOTES, GivenFeedback, Held, OpenJudgement, PlacedTurn, Settlement
 from db.chains import Chains
 from db.engine import Database
 from db.entry import Request
@@ -137,6 +137,7 @@ class PostgresJudgementStore:
         older = select(func.count()).where(mine, Turn.kind == TurnKind.MAIN, Turn.id <= turn_id)
         entered_at = await connection.scalar(select(Turn.entered_at).where(Turn.id == turn_id))
         after = (await connection.execute(_FOLLOWED_BY, {"turn_id": turn_id})).all()
+        held = (await connection.execute(_HELD, {"turn_id": turn_id})).first()
         follows = await connection.scalar(_FOLLOWS, {"turn_id": turn_id})
         return PlacedTurn(
             turn=turn,
@@ -146,13 +147,16 @@ class PostgresJudgementStore:
             follows=None if follows is None else TurnId(follows),
             followed_by=[TurnId(row.id) for row in after],
             overtaken_by=frozenset(TurnId(row.id) for row in after if row.entered_at < entered_at),
-            judged=await connection.scalar(_DECIDED, {"turn_id": turn_id}) is not None,
+            held=None if held is None else Held(held.verdict, None if held.shown_by is None else TurnId(held.shown_by)),
         )
 
 
 _INSERT_VOTE = insert(VoteRow).on_conflict_do_nothing()
 _INSERT_HINT = insert(Hint).on_conflict_do_nothing()
-_DECIDED = text("SELECT id FROM judgements WHERE turn_id = :turn_id AND decided_at IS NOT NULL LIMIT 1")
+_HELD = text("""
+    SELECT verdict, shown_by FROM judgements WHERE turn_id = :turn_id AND decided_at IS NOT NULL
+    ORDER BY revision DESC, decided_at DESC LIMIT 1
+""")
 
 
 async def _open(
@@ -264,7 +268,13 @@ async def _feedback_of(turn_id: TurnId, connection: AsyncConnection) -> list[Giv
     query = select(Feedback).where(Feedback.turn_id == turn_id).order_by(Feedback.received_at, Feedback.id)
     return [
         GivenFeedback(
-            FeedbackId(row.id), TurnId(row.turn_id), ApiKeyId(row.api_key_id), row.score, row.text, row.received_at
+            id=FeedbackId(row.id),
+            turn_id=TurnId(row.turn_id),
+            api_key_id=ApiKeyId(row.api_key_id),
+            score=row.score,
+            text=row.text,
+            received_at=row.received_at,
+            applied=row.applied_at is not None,
         )
         for row in await connection.execute(query)
     ]

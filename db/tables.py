@@ -308,7 +308,8 @@ class Feedback(Base):
     text: Mapped[str | None]
     effect: Mapped[str]
     received_at: Mapped[datetime] = mapped_column(server_default=sql("now()"))
-    applied_at: Mapped[datetime | None]
+    announced_at: Mapped[datetime | None]  # its session's workflow was told
+    applied_at: Mapped[datetime | None]  # a judgement has taken it in
 
 
 class Sample(Base):

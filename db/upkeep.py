@@ -6,7 +6,7 @@ from datetime import timedelta
 from functools import partial
 from typing import Any
 
-from sqlalchemy import Row, func, select
+from sqlalchemy import func, or_, select
 from sqlalchemy.ext.asyncio import AsyncConnection
 
 from clawloop.contracts import FeedbackGiven, SessionFacts, SessionState, TurnKind, TurnRecorded
@@ -14,6 +14,7 @@ from clawloop.ids import FeedbackId, SessionId, TurnId
 from db.engine import Database
 from db.tables import Feedback, Session, Turn
 
+_FORGOTTEN = timedelta(days=1)
 _FACTS = (Session.id.label("session"), Session.policy, Session.identified_by, Session.created_at)
 
 
@@ -31,13 +32,13 @@ class PostgresUpkeepStore:
         """
         return await self._database.run(partial(_unannounced_turns, age, limit))
 
-    async def unapplied_feedback(self, age: timedelta, limit: int) -> list[tuple[SessionFacts, FeedbackGiven]]:
-        """Feedback older than `age` that no judgement has taken in, oldest first.
+    async def untold_feedback(self, age: timedelta, limit: int) -> list[tuple[SessionFacts, FeedbackGiven]]:
+        """Feedback older than `age` whose workflow was not told, or that was told a day ago and forgotten.
 
         Raises:
             StoreUnavailable
         """
-        return await self._database.run(partial(_unapplied_feedback, age, limit))
+        return await self._database.run(partial(_untold_feedback, age, limit))
 
     async def sessions_left_open(self, age: timedelta, limit: int) -> list[SessionFacts]:
         """Sessions without a turn for longer than `age` that nobody closed, oldest first.
@@ -64,7 +65,7 @@ async def _unannounced_turns(
     ]
 
 
-async def _unapplied_feedback(
+async def _untold_feedback(
     age: timedelta, limit: int, connection: AsyncConnection
 ) -> list[tuple[SessionFacts, FeedbackGiven]]:
     query = (
@@ -72,6 +73,7 @@ async def _unapplied_feedback(
         .join(Turn, Turn.id == Feedback.turn_id)
         .join(Session, Session.id == Turn.session_id)
         .where(Feedback.applied_at.is_(None), Feedback.received_at < func.now() - age)
+        .where(or_(Feedback.announced_at.is_(None), Feedback.announced_at < func.now() - _FORGOTTEN))
         .order_by(Feedback.id)
         .limit(limit)
     )
@@ -92,5 +94,5 @@ async def _sessions_left_open(age: timedelta, limit: int, connection: AsyncConne
     return [_facts(row, row.version or 0) for row in await connection.execute(query)]
 
 
-def _facts(row: Row[Any], version: int) -> SessionFacts:
+def _facts(row: Any, version: int) -> SessionFacts:
     return SessionFacts(SessionId(row.session), row.policy, row.identified_by, row.created_at, version)

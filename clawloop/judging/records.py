@@ -22,6 +22,18 @@ HINTS = "hint"  # kind of a hint by the next state; with feedback texts their nu
 
 
 @dataclass(frozen=True, slots=True)
+class Held:
+    """What is held of a turn already.
+
+    Args:
+        shown_by: the turn whose request showed its next state; None if it was judged by feedback alone.
+    """
+
+    verdict: int | None
+    shown_by: TurnId | None
+
+
+@dataclass(frozen=True, slots=True)
 class PlacedTurn:
     """A main turn among the others of its session.
 
@@ -32,7 +44,7 @@ class PlacedTurn:
         follows: the nearest main turn it follows; side turns between them do not count.
         followed_by: main turns that follow it so, oldest first.
         overtaken_by: those of them that were entered before it.
-        judged: it has a decided judgement.
+        held: its newest decided judgement; None if it has none.
     """
 
     turn: StoredTurn
@@ -42,12 +54,16 @@ class PlacedTurn:
     follows: TurnId | None
     followed_by: Sequence[TurnId]
     overtaken_by: frozenset[TurnId]
-    judged: bool
+    held: Held | None
 
 
 @dataclass(frozen=True, slots=True)
 class GivenFeedback:
-    """What somebody said about a turn outside the conversation; a score is the verdict."""
+    """What somebody said about a turn outside the conversation; a score is the verdict.
+
+    Args:
+        applied: a judgement has taken it in.
+    """
 
     id: FeedbackId
     turn_id: TurnId
@@ -55,6 +71,7 @@ class GivenFeedback:
     score: float | None
     text: str | None
     received_at: datetime
+    applied: bool
 
 
 @dataclass(frozen=True, slots=True)
@@ -134,6 +151,15 @@ class ClosingSession:
     first: bool
     at_least_one: bool
     main_turns: int
+
+
+@dataclass(frozen=True, slots=True)
+class ExtraSample:
+    """The sample of the at-least-one rule."""
+
+    turn_id: TurnId
+    reward: float
+    why: str
 
 
 @dataclass(frozen=True, slots=True)

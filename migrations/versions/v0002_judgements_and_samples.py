@@ -116,6 +116,7 @@ def _feedback() -> None:
         sa.Column("text", sa.Text(), nullable=True),
         sa.Column("effect", sa.Text(), nullable=False),
         _moment("received_at", nullable=False),
+        _moment("announced_at"),
         _moment("applied_at"),
         sa.CheckConstraint("score BETWEEN -1 AND 1", name=op.f("feedback_score_check")),
         sa.CheckConstraint("score IS NOT NULL OR text IS NOT NULL", name=op.f("feedback_says_something_check")),
