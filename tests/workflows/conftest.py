@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import asyncio
 from collections.abc import AsyncIterator, Callable
-from contextlib import asynccontextmanager
+from contextlib import asynccontextmanager, suppress
 from datetime import UTC, datetime, timedelta
 from uuid import uuid4
 
@@ -12,6 +12,7 @@ import pytest
 from temporalio import activity
 from temporalio.client import Client, WorkflowHandle
 from temporalio.exceptions import ApplicationError
+from temporalio.service import RPCError
 from temporalio.worker import Worker
 
 from activities.messages import Closed, CloseSession, Judged, JudgeTurn, TurnFate
@@ -130,10 +131,8 @@ class Conversation:
 
 
 @asynccontextmanager
-async def working(client: Client, activities: object, *, judges: int = 20) -> AsyncIterator[None]:
+async def working(client: Client, scripted: ScriptedActivities, *, judges: int = 20) -> AsyncIterator[None]:
     """Workers for sessions, judging and the ledger; what still runs at the end is ended."""
-    scripted = activities
-    assert isinstance(scripted, ScriptedActivities)
     async with (
         Worker(client, task_queue=attributes.WORKFLOW_QUEUE, workflows=[SessionWorkflow]),
         Worker(client, task_queue=attributes.LEDGER_QUEUE, activities=[scripted.close_session]),
@@ -144,14 +143,17 @@ async def working(client: Client, activities: object, *, judges: int = 20) -> As
             max_concurrent_activities=judges,
         ),
     ):
-        yield
-        scripted.gate.set()
-        await end_all(client)
+        try:
+            yield
+        finally:
+            scripted.gate.set()
+            await end_all(client)
 
 
 async def end_all(client: Client) -> None:
     async for running in client.list_workflows('ExecutionStatus = "Running"'):
-        await client.get_workflow_handle(running.id).terminate("the test is over")
+        with suppress(RPCError):  # the list lags behind: it has ended meanwhile
+            await client.get_workflow_handle(running.id).terminate("the test is over")
 
 
 @pytest.fixture

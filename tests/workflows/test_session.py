@@ -10,7 +10,7 @@ from temporalio.exceptions import ApplicationError
 from activities.messages import JudgeTurn
 from clawloop.contracts import FeedbackGiven
 from clawloop.ids import new_feedback_id, new_turn_id
-from tests.workflows.conftest import Conversation, ScriptedActivities, until
+from tests.workflows.conftest import Conversation, ScriptedActivities, until, working
 
 
 async def test_each_turn_is_handed_to_judging_once_and_the_end_closes_the_session(
@@ -36,13 +36,11 @@ async def test_judging_never_blocks_later_turns_and_is_bounded(client: Client, s
     scripted.gate.set()
     await talk.say(ends=True)
     await talk.handle.result()
-    assert [ask.turn_id for ask in scripted.judged][:6] == turns
+    assert {ask.turn_id for ask in scripted.judged[:6]} == set(turns)
     assert scripted.most == 4
 
 
 async def test_a_chatty_session_does_not_keep_the_judges_from_others(client: Client) -> None:
-    from tests.workflows.conftest import working
-
     scripted = ScriptedActivities()
     scripted.gate.clear()
     async with working(client, scripted, judges=1):
@@ -57,20 +55,21 @@ async def test_a_chatty_session_does_not_keep_the_judges_from_others(client: Cli
         scripted.gate.set()
         await quiet.handle.result()
         before = [ask.session_id for ask in scripted.judged].index(quiet.session)
-        assert before < 20
+        assert before <= 5  # first come, first served would be 40
 
 
 async def test_a_judging_that_fails_for_good_is_decided_with_what_there_is(
     client: Client, scripted: ScriptedActivities
 ) -> None:
     talk = Conversation(client)
-    broken = await talk.say()
+    broken = new_turn_id()
 
     def fails(ask: JudgeTurn) -> ApplicationError | None:
         refused = ApplicationError("the judge refused: 404", type="JudgeRefused", non_retryable=True)
         return refused if ask.turn_id == broken and ask.give_up is None else None
 
     scripted.fails = fails
+    await talk.say(turn_id=broken)
     await until(lambda: len(scripted.judged) == 2)
     await talk.say(ends=True)
     await talk.handle.result()
