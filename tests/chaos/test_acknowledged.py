@@ -21,6 +21,8 @@ from db.turns import PostgresTurnStore
 from tests.e2e.gateway import RealGateway, prepared, running_gateway
 from tests.fakes.engine import FakeEngine, fake_engine
 
+pytestmark = pytest.mark.slow
+
 PATH = "/v1/chat/completions"
 
 

@@ -8,6 +8,7 @@ from contextlib import closing
 from pathlib import Path
 
 import psutil
+import pytest
 from temporalio.api.workflowservice.v1 import DescribeNamespaceRequest
 from temporalio.client import Client
 
@@ -15,6 +16,8 @@ from clawloop.local import checks, parts, temporal_server
 from clawloop.local.part import PartState
 from clawloop.local.supervisor import Supervisor
 from tests.local.told import Told
+
+pytestmark = pytest.mark.slow
 
 
 async def retention_days(address: str) -> float:
