@@ -1,0 +1,69 @@
+"""Tiny random decoders from transformers; norms look trained, so that their order with RoPE shows."""
+
+from __future__ import annotations
+
+from pathlib import Path
+from typing import Literal
+
+import torch
+from transformers import PreTrainedModel, Qwen2Config, Qwen2ForCausalLM, Qwen3Config, Qwen3ForCausalLM
+
+from clawloop.training.collate import TokenSequence
+
+VOCAB = 199
+Family = Literal["qwen2", "qwen3"]
+
+
+def save_checkpoint(
+    path: Path,
+    family: Family = "qwen3",
+    *,
+    tied: bool = True,
+    shard_size: str = "1GB",
+    dtype: torch.dtype = torch.float32,
+    seed: int = 0,
+) -> Path:
+    """A checkpoint of about 100,000 parameters, as transformers writes it."""
+    torch.manual_seed(seed)
+    shape = {
+        "vocab_size": VOCAB,
+        "hidden_size": 48,
+        "intermediate_size": 80,
+        "num_hidden_layers": 3,
+        "num_attention_heads": 4,
+        "num_key_value_heads": 2,
+        "max_position_embeddings": 256,
+        "tie_word_embeddings": tied,
+        "rope_theta": 10000.0,
+    }
+    if family == "qwen3":
+        model = Qwen3ForCausalLM(Qwen3Config(**shape, head_dim=16))
+    else:
+        model = Qwen2ForCausalLM(Qwen2Config(**shape))
+    with torch.no_grad():
+        for name, parameter in model.named_parameters():
+            if "norm" in name:
+                parameter.copy_(1 + 0.5 * torch.randn_like(parameter))
+            elif name.endswith("bias"):
+                parameter.copy_(0.3 * torch.randn_like(parameter))
+            else:
+                parameter.mul_(5)
+    model.to(dtype).save_pretrained(path, max_shard_size=shard_size)
+    return path
+
+
+def reference_model(path: Path, dtype: torch.dtype = torch.float32) -> PreTrainedModel:
+    """The same checkpoint in transformers."""
+    config = Qwen3Config if "qwen3" in (path / "config.json").read_text() else Qwen2Config
+    made = Qwen3ForCausalLM if config is Qwen3Config else Qwen2ForCausalLM
+    return made.from_pretrained(path, dtype=dtype).eval()
+
+
+def random_sequences(lengths: list[tuple[int, int]], seed: int = 1) -> list[TokenSequence]:
+    """Sequences of (prompt, response) lengths, with temperatures from 0.6 up."""
+    generator = torch.Generator().manual_seed(seed)
+    sequences = []
+    for index, (prompt, response) in enumerate(lengths):
+        ids = torch.randint(0, VOCAB, (prompt + response,), generator=generator).tolist()
+        sequences.append(TokenSequence(f"s{index}", ids[:prompt], ids[prompt:], 0.6 + 0.1 * index))
+    return sequences
