@@ -9,6 +9,10 @@ ClawloopError
 │   ├── ModelUnsupported        the trainer cannot load this checkpoint: says what it can load
 │   ├── SampleUnusable          a sample cannot be trained as it is: too long, or its parts disagree
 │   ├── AdapterUnusable         an adapter directory is damaged, or made for another base model
+│   ├── RecipeRejected          a recipe with unknown, wrong or contradictory keys: names the key
+│   ├── StreamsUnusable         per-token numbers of a sample disagree in length, are not finite or impossible
+│   ├── NothingToTrain          a batch or sample in which no token would get a gradient
+│   ├── StepDiverged            a step is not finite, or its KL or ratio out of bounds: it is quarantined
 │   └── SetupError              this machine or its settings are at fault: says what to change
 └── TransientError              trying again later may help
     ├── StoreUnavailable        PostgreSQL did not answer in time
@@ -95,6 +99,39 @@ class SampleUnusable(PermanentError):
 
 class AdapterUnusable(PermanentError):
     """An adapter directory is damaged, or made for another base model; training pauses with this reason."""
+
+
+class RecipeRejected(PermanentError):
+    """A recipe with unknown, wrong or contradictory keys.
+
+    Args:
+        problem: what is wrong and what to do about it.
+        field: the dotted key at fault, e.g. `train.loss.kl`; None if it is the file.
+        near: the key or value that was probably meant; None if nothing comes near.
+    """
+
+    def __init__(self, problem: str, *, field: str | None = None, near: str | None = None):
+        where = f"{field}: " if field else ""
+        meant = f"; did you mean {near!r}?" if near else ""
+        super().__init__(f"{where}{problem}{meant}")
+        self.problem = problem
+        self.field = field
+        self.near = near
+
+
+class StreamsUnusable(PermanentError):
+    """Per-token numbers of a sample disagree in length, are not finite, or cannot be what they are called."""
+
+
+class NothingToTrain(PermanentError):
+    """A batch or a sample in which no token would get a gradient; it must not fill a place in a batch."""
+
+
+class StepDiverged(PermanentError):
+    """A step's numbers are not finite, or its KL or ratio is out of bounds.
+
+    The optimiser has not moved; the step is not committed and its samples are quarantined with this reason.
+    """
 
 
 class SetupError(PermanentError):

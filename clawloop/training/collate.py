@@ -8,7 +8,7 @@ from __future__ import annotations
 
 import math
 from collections.abc import Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 
 import torch
 from torch import Tensor
@@ -72,9 +72,9 @@ class Packed:
         lengths: tokens of each document, adding up to S; attention never crosses from one to the next.
         rows_N: int64; index in S whose hidden state predicts a response token.
         targets_N: int64; the response token it predicts.
-        temperatures_N: float32; what its logits are divided by.
-        members: index in the batch of each document; empty for a filler.
         response_lengths: response tokens of each document, adding up to N.
+        temperatures: what the logits of each document are divided by.
+        members: index in the batch of each document; empty for a filler.
     """
 
     tokens_S: Tensor
@@ -82,28 +82,27 @@ class Packed:
     lengths: tuple[int, ...]
     rows_N: Tensor
     targets_N: Tensor
-    temperatures_N: Tensor
-    members: tuple[int, ...]
     response_lengths: tuple[int, ...]
+    temperatures: tuple[float, ...]
+    members: tuple[int, ...]
 
     @property
     def is_filler(self) -> bool:
         return not self.members
 
     def to(self, device: torch.device) -> Packed:
-        return Packed(
-            self.tokens_S.to(device),
-            self.positions_S.to(device),
-            self.lengths,
-            self.rows_N.to(device),
-            self.targets_N.to(device),
-            self.temperatures_N.to(device),
-            self.members,
-            self.response_lengths,
+        return replace(
+            self,
+            tokens_S=self.tokens_S.to(device),
+            positions_S=self.positions_S.to(device),
+            rows_N=self.rows_N.to(device),
+            targets_N=self.targets_N.to(device),
         )
 
     def split(self, values_N: Tensor) -> dict[int, Tensor]:
         """Values at the response positions, as one tensor for each sample's index in the batch."""
+        if self.is_filler:
+            return {}
         parts = torch.split(values_N, list(self.response_lengths))
         return dict(zip(self.members, parts, strict=True))
 
@@ -160,7 +159,6 @@ def collate(sequences: Sequence[TokenSequence], members: Sequence[int]) -> Packe
     positions: list[int] = []
     rows: list[int] = []
     targets: list[int] = []
-    temperatures: list[float] = []
     for member in members:
         sequence = sequences[member]
         start = len(tokens)
@@ -169,16 +167,15 @@ def collate(sequences: Sequence[TokenSequence], members: Sequence[int]) -> Packe
         positions.extend(range(sequence.input_tokens))
         rows.extend(range(start + len(sequence.prompt_ids) - 1, start + sequence.input_tokens))
         targets.extend(sequence.response_ids)
-        temperatures.extend([sequence.temperature] * len(sequence.response_ids))
     return Packed(
         torch.tensor(tokens, dtype=torch.int64),
         torch.tensor(positions, dtype=torch.int64),
         tuple(sequences[member].input_tokens for member in members),
         torch.tensor(rows, dtype=torch.int64),
         torch.tensor(targets, dtype=torch.int64),
-        torch.tensor(temperatures, dtype=torch.float32),
-        tuple(members),
         tuple(len(sequences[member].response_ids) for member in members),
+        tuple(sequences[member].temperature for member in members),
+        tuple(members),
     )
 
 
@@ -188,4 +185,4 @@ def filler() -> Packed:
     Its one position is read and its loss multiplied by zero.
     """
     zero = torch.zeros(1, dtype=torch.int64)
-    return Packed(zero, zero, (1,), zero, zero, torch.ones(1), (), ())
+    return Packed(zero, zero, (1,), zero, zero, (1,), (1.0,), ())

@@ -21,6 +21,7 @@ from torchtune.models.qwen2 import Qwen2RotaryPositionalEmbeddings
 from torchtune.modules import FeedForward, MultiHeadAttention, RMSNorm, TransformerSelfAttentionLayer
 from torchtune.modules.peft import LoRALinear
 
+from clawloop.algorithms.scoring import most_likely, score
 from clawloop.training.architecture import PROJECTIONS, Architecture
 from clawloop.training.collate import Packed
 
@@ -42,21 +43,22 @@ class Lora:
 
 
 class Reading(NamedTuple):
-    """What is read off the vocabulary at N response positions. All float32, of logits / temperature.
+    """What is read off the vocabulary at N response positions; see `clawloop.algorithms.scoring.Scores`.
 
-    A tuple, since FSDP looks for the tensors of an output in tuples only.
+    A tuple, since FSDP looks for an output's tensors in tuples only.
 
     Args:
         logprobs_N: of the target tokens.
-        entropies_N: of the whole distribution, in nats; None if not asked for.
+        entropies_N: None if not asked for.
         topk_ids_NK: the ids asked for, or the K most likely; None if not asked for.
-        topk_logprobs_NK: of `topk_ids_NK`.
+        topk_logprobs_NK, tails_N: at `topk_ids_NK`, and of all other ids together.
     """
 
     logprobs_N: Tensor
     entropies_N: Tensor | None
     topk_ids_NK: Tensor | None
     topk_logprobs_NK: Tensor | None
+    tails_N: Tensor | None
 
 
 class _Lora32(LoRALinear):  # type: ignore[misc]  # torchtune is untyped
@@ -202,48 +204,75 @@ class PolicyModel(nn.Module):
         if at_ids_NK is not None and top_k is not None:
             raise ValueError("ask for given ids or for the most likely ones, not both")
         hidden_ND = self.hidden_states(packed)[packed.rows_N]
-        rows_at_once = max(1, _LOGITS_AT_ONCE // self.architecture.vocab_size)
-        chunks = []
-        for start in range(0, len(hidden_ND), rows_at_once):
-            rows = slice(start, start + rows_at_once)
+        at_once = max(1, _LOGITS_AT_ONCE // self.architecture.vocab_size)
+        chunks: list[Reading] = []
+        start = 0
+        for spans in _chunks(packed.response_lengths, at_once):
+            rows = slice(start, start := start + sum(length for _, length in spans))
+            divisors = [(length, packed.temperatures[document]) for document, length in spans]
             ids_NK = None if at_ids_NK is None else at_ids_NK[rows]
-            arguments = (hidden_ND[rows], packed.targets_N[rows], packed.temperatures_N[rows], ids_NK)
-            if len(hidden_ND) > rows_at_once and torch.is_grad_enabled():
+            arguments = (hidden_ND[rows], packed.targets_N[rows], ids_NK, divisors, entropies, top_k)
+            if len(hidden_ND) > at_once and torch.is_grad_enabled():
                 # Otherwise autograd would keep the logits of all chunks.
-                chunk: Reading = checkpoint(
-                    self._read, *arguments, entropies, top_k, use_reentrant=False, preserve_rng_state=False
-                )
+                chunks.append(checkpoint(self._read, *arguments, use_reentrant=False, preserve_rng_state=False))
             else:
-                chunk = self._read(*arguments, entropies, top_k)
-            chunks.append(chunk)
-        return Reading(
-            torch.cat([chunk.logprobs_N for chunk in chunks]),
-            _join([chunk.entropies_N for chunk in chunks]),
-            _join([chunk.topk_ids_NK for chunk in chunks]),
-            _join([chunk.topk_logprobs_NK for chunk in chunks]),
-        )
+                chunks.append(self._read(*arguments))
+        return _concatenated(chunks)
 
     def _read(
         self,
         hidden_ND: Tensor,
         targets_N: Tensor,
-        temperatures_N: Tensor,
         ids_NK: Tensor | None,
+        divisors: list[tuple[int, float]],
         entropies: bool,
         top_k: int | None,
     ) -> Reading:
-        logprobs_NV = F.log_softmax(self.logits(hidden_ND) / temperatures_N[:, None], dim=-1)
-        if top_k is not None:
-            ids_NK = logprobs_NV.detach().topk(top_k, dim=-1).indices
-        return Reading(
-            logprobs_NV.gather(-1, targets_N[:, None])[:, 0],
-            -(logprobs_NV.exp() * logprobs_NV).sum(-1) if entropies else None,
-            ids_NK,
-            None if ids_NK is None else logprobs_NV.gather(-1, ids_NK),
-        )
+        logits_NV = self.logits(hidden_ND)
+        readings = []
+        start = 0
+        for length, temperature in divisors:
+            rows = slice(start, start := start + length)
+            ids = most_likely(logits_NV[rows], top_k) if top_k else None if ids_NK is None else ids_NK[rows]
+            scores = score(
+                logits_NV[rows], targets_N[rows], temperature=temperature, topk_ids_TK=ids, entropy=entropies
+            )
+            readings.append(
+                Reading(scores.logprob_T, scores.entropy_T, ids, scores.topk_logprobs_TK, scores.tail_T)
+            )
+        return _concatenated(readings)
 
 
-def _join(parts: list[Tensor | None]) -> Tensor | None:
+def _chunks(lengths: tuple[int, ...], at_once: int) -> list[list[tuple[int, int]]]:
+    """Response positions in their order, cut into chunks of `at_once`: (document, positions) pairs."""
+    chunks: list[list[tuple[int, int]]] = [[]]
+    room = at_once
+    for document, length in enumerate(lengths):
+        left = length
+        while left:
+            if room == 0:
+                chunks.append([])
+                room = at_once
+            taken = min(left, room)
+            chunks[-1].append((document, taken))
+            left -= taken
+            room -= taken
+    return chunks
+
+
+def _concatenated(readings: list[Reading]) -> Reading:
+    if len(readings) == 1:
+        return readings[0]
+    return Reading(
+        torch.cat([reading.logprobs_N for reading in readings]),
+        _joined([reading.entropies_N for reading in readings]),
+        _joined([reading.topk_ids_NK for reading in readings]),
+        _joined([reading.topk_logprobs_NK for reading in readings]),
+        _joined([reading.tails_N for reading in readings]),
+    )
+
+
+def _joined(parts: list[Tensor | None]) -> Tensor | None:
     present = [part for part in parts if part is not None]
     return torch.cat(present) if present else None
 

@@ -1,0 +1,66 @@
+"""Advantages of tokens, from a sample's reward and from what a teacher with the hint would have said.
+
+Knows nothing about recipes or models. A term that is not there is left out, not taken as zero: a sample
+without a hint has no teacher, and the difference between two models' log-probs must not stand in for one.
+"""
+
+from __future__ import annotations
+
+import math
+from dataclasses import replace
+
+import torch
+from torch import Tensor
+
+from clawloop.algorithms.streams import Streams
+from clawloop.errors import StreamsUnusable
+
+
+def teacher_gap(teacher_logprob_T: Tensor, behaviour_logprob_T: Tensor, clip: float) -> Tensor:
+    """log π_T(a | s + hint) − log μ(a | s), cut to ±clip: one surprised token must not rule the step.
+
+    Raises:
+        StreamsUnusable: lengths disagree.
+    """
+    if teacher_logprob_T.shape != behaviour_logprob_T.shape:
+        raise StreamsUnusable(
+            f"{len(teacher_logprob_T)} teacher log-probs for {len(behaviour_logprob_T)} recorded ones"
+        )
+    return (teacher_logprob_T - behaviour_logprob_T).clamp(-clip, clip)
+
+
+def with_advantage(
+    streams: Streams,
+    reward: float | None,
+    *,
+    verdict_weight: float = 1.0,
+    teacher_weight: float = 1.0,
+    gap_clip: float = 2.0,
+) -> Streams:
+    """The streams with their advantage: verdict_weight·r + teacher_weight·gap, of the terms that exist.
+
+    Args:
+        streams: with `teacher_logprob_T` exactly when the sample has a hint.
+        reward: the same for every token; None or 0 if there is no verdict to learn from.
+        verdict_weight, teacher_weight: 0 leaves a term out.
+        gap_clip: see `teacher_gap`.
+
+    Returns:
+        A copy; its `advantage_T` is None when no term exists.
+
+    Raises:
+        StreamsUnusable: the reward is not finite, or a teacher without recorded log-probs.
+    """
+    if reward is not None and not math.isfinite(reward):
+        raise StreamsUnusable(f"reward {reward} is not finite")
+    advantage_T: Tensor | None = None
+    if teacher_weight and streams.teacher_logprob_T is not None:
+        if streams.behaviour_logprob_T is None:
+            raise StreamsUnusable("a teacher's gap needs the log-probs recorded when sampling")
+        gap_T = teacher_gap(streams.teacher_logprob_T, streams.behaviour_logprob_T, gap_clip)
+        advantage_T = teacher_weight * gap_T
+    if verdict_weight and reward:
+        like_T = streams.response_mask_T.float() if advantage_T is None else advantage_T
+        broadcast_T = torch.full_like(like_T, verdict_weight * reward)
+        advantage_T = broadcast_T if advantage_T is None else advantage_T + broadcast_T
+    return replace(streams, advantage_T=advantage_T)

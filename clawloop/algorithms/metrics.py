@@ -1,0 +1,69 @@
+"""What one sample looked like in one forward pass, as plain numbers.
+
+Knows nothing about where they go. None: not known for this sample.
+"""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+
+import torch
+
+from clawloop.algorithms.kl import k3
+from clawloop.algorithms.policy_gradient import Clip, is_clipped, ratio
+from clawloop.algorithms.scoring import Scores
+from clawloop.algorithms.streams import Streams
+
+
+@dataclass(frozen=True, slots=True)
+class SampleMetrics:
+    """Over the trained tokens of one sample.
+
+    Args:
+        tokens: how many there are.
+        ratio_mean, ratio_max: of ρ = π_θ/μ.
+        mean_abs_log_ratio: mean |log ρ|, unclipped; what `staleness.has_drifted` looks at.
+        clip_share: share of tokens from which the clip takes the gradient.
+        kl: mean k3 to the base, unweighted, in nats.
+        entropy: mean, in nats.
+    """
+
+    tokens: int
+    ratio_mean: float | None
+    ratio_max: float | None
+    mean_abs_log_ratio: float | None
+    clip_share: float | None
+    kl: float | None
+    entropy: float | None
+
+
+@torch.no_grad()
+def sample_metrics(scores: Scores, streams: Streams, clip: Clip) -> SampleMetrics:
+    """The metrics of one sample; `scores` and `streams` of the same response, masked tokens included."""
+    scores, streams = scores.at(streams.response_mask_T), streams.trained()
+    found: dict[str, torch.Tensor] = {}
+    if streams.behaviour_logprob_T is not None:
+        ratio_N = ratio(scores.logprob_T, streams.behaviour_logprob_T)
+        found["ratio_mean"], found["ratio_max"] = ratio_N.mean(), ratio_N.max()
+        found["mean_abs_log_ratio"] = (scores.logprob_T - streams.behaviour_logprob_T).abs().mean()
+        if streams.advantage_T is not None:
+            base_N = (
+                ratio_N if streams.prox_logprob_T is None else ratio(scores.logprob_T, streams.prox_logprob_T)
+            )
+            found["clip_share"] = is_clipped(base_N, streams.advantage_T, clip).double().mean()
+    if streams.reference_logprob_T is not None:
+        found["kl"] = k3(scores.logprob_T, streams.reference_logprob_T).mean()
+    if scores.entropy_T is not None:
+        found["entropy"] = scores.entropy_T.mean()
+    # One transfer from the device for all of them.
+    numbers = torch.stack([value.double() for value in found.values()]).tolist() if found else []
+    known: dict[str, float] = dict(zip(found, numbers, strict=True))
+    return SampleMetrics(
+        tokens=len(streams),
+        ratio_mean=known.get("ratio_mean"),
+        ratio_max=known.get("ratio_max"),
+        mean_abs_log_ratio=known.get("mean_abs_log_ratio"),
+        clip_share=known.get("clip_share"),
+        kl=known.get("kl"),
+        entropy=known.get("entropy"),
+    )

@@ -1,0 +1,210 @@
+"""A recipe: everything learning depends on, immutable, in two parts with a hash each.
+
+Knows nothing about torch, stores or engines. `[signal]` is what judging and sample making depend on: samples
+stay usable while its hash is the same. `[train]` is what a step depends on. A recipe names weighted parts and
+terms, never a method; deploy/recipes/ holds one file for each known method, with its formula.
+"""
+
+from __future__ import annotations
+
+import hashlib
+import json
+import tomllib
+from collections.abc import Mapping
+from pathlib import Path
+from typing import Annotated, Literal, Self, TypeAlias
+
+from pydantic import BaseModel, ConfigDict, Field, ValidationError, model_validator
+
+from clawloop.errors import RecipeRejected
+from clawloop.recipe_checks import contradictions, rejected
+
+Weight: TypeAlias = Annotated[float, Field(ge=0)]
+Positive: TypeAlias = Annotated[float, Field(gt=0)]
+Count: TypeAlias = Annotated[int, Field(ge=1)]
+
+
+class _Table(BaseModel):
+    # Strict: "3" is not 3, and true is not 1. NaN is a float in TOML, but no setting.
+    model_config = ConfigDict(frozen=True, extra="forbid", strict=True, allow_inf_nan=False)
+
+    @property
+    def hash(self) -> str:
+        """SHA-256 of the content with all defaults filled in; the order of keys does not matter."""
+        content = json.dumps(self.model_dump(mode="json"), sort_keys=True, separators=(",", ":"))
+        return hashlib.sha256(content.encode()).hexdigest()
+
+
+class Overlong(_Table):
+    """Penalty on long replies, added to the reward of samples with a verdict."""
+
+    limit_tokens: Count
+    cache_tokens: Count
+    """Width of the slope below the limit."""
+
+
+class Signal(_Table):
+    """What judging and sample making depend on."""
+
+    verdicts: bool = True
+    """Ask for verdicts, and learn from them."""
+    hints: bool = True
+    """Ask for hints, and learn from them."""
+    m: Annotated[int, Field(ge=1, le=64)] = 3
+    """Sampled votes, and hints, of each judgement."""
+    votes: Literal["sampled", "direct"] = "sampled"
+    """`direct`: one unreasoned one-token answer, its probabilities read; `m` is then for hints."""
+    judge_temperature: Positive = 0.6
+    """Of sampled votes and of hints; a direct vote is read at 1."""
+    reward: Literal["verdict", "group", "outcome_process"] = "verdict"
+    """`group`: relative to the other responses to the prompt. `outcome_process`: outcome + λ · mean vote."""
+    process_weight: Weight = 1.0
+    """λ; only with `outcome_process`."""
+    baseline: Literal["none", "mean"] = "none"
+    """`mean`: the running mean of verdicts is subtracted."""
+    at_least_one: bool = True
+    """A session that closes judged but without a sample gives the turn with the clearest score."""
+    overlong: Overlong | None = None
+
+
+class Advantage(_Table):
+    """The terms of a token's advantage."""
+
+    verdict_weight: Weight = 1.0
+    teacher_weight: Weight = 1.0
+    opd_clip: Positive = 2.0
+    """The teacher's gap is cut to ± this."""
+    teacher: Literal["policy", "base"] = "policy"
+    """Who reads the hint: the version that answered, or the base model, which undoes what was learned."""
+
+
+class Distillation(_Table):
+    """Which ids student and teacher are compared at."""
+
+    top_k: Count = 50
+    top_k_of: Literal["student", "teacher"] = "student"
+
+
+class Loss(_Table):
+    """Weighted parts of the loss; the same names and defaults as `algorithms.losses.LossPlan`."""
+
+    policy_gradient: Weight = 1.0
+    distillation: Weight = 0.0
+    kl: Weight = 0.02
+    entropy: Weight = 0.0
+    clip_low: Annotated[float, Field(ge=0, lt=1)] = 0.2
+    clip_high: Weight = 0.28
+    dual_clip: Positive = 3.0
+    correction: Literal["none", "decoupled"] = "none"
+    """`decoupled` is for several epochs."""
+    aggregation: Literal["token", "sequence"] = "token"
+
+
+class Lora(_Table):
+    """Shape of the adapter; on the seven projections q k v o gate up down."""
+
+    rank: Count = 16
+    alpha: Positive = 32.0
+    dropout: Annotated[float, Field(ge=0, lt=1)] = 0.0
+
+
+class Optimiser(_Table):
+    """AdamW."""
+
+    lr: Positive = 1e-4
+    beta1: Annotated[float, Field(ge=0, lt=1)] = 0.9
+    beta2: Annotated[float, Field(ge=0, lt=1)] = 0.98
+    weight_decay: Weight = 0.1
+    grad_clip: Positive = 1.0
+    epochs: Count = 1
+
+
+class Bounds(_Table):
+    """What stops a step: it is not committed, and training pauses. Far above healthy values."""
+
+    kl: Positive = 10.0
+    """Mean k3 to the base model of a batch's tokens, in nats."""
+    ratio: Positive = 10.0
+    """Mean ratio of a batch's tokens; 1 when nothing has changed since they were sampled."""
+
+
+class Train(_Table):
+    """What a step depends on."""
+
+    batch_samples: Count = 16
+    max_wait_hours: Positive = 24.0
+    """A smaller batch is taken once its oldest sample has waited this long."""
+    staleness_versions: Annotated[int, Field(ge=0)] = 4
+    """A sample of next-state evidence expires when more versions apart; explicit feedback never does."""
+    drift: Positive = 1.0
+    """Explicit feedback is dropped when mean |log ratio| of its response exceeds this."""
+    train_thinking: bool = True
+    advantage: Advantage = Advantage()
+    distillation: Distillation = Distillation()
+    loss: Loss = Loss()
+    lora: Lora = Lora()
+    optimiser: Optimiser = Optimiser()
+    bounds: Bounds = Bounds()
+
+
+class Recipe(_Table):
+    """One recipe; `signal.hash` and `train.hash` identify its parts, `hash` the whole."""
+
+    name: Annotated[str, Field(pattern=r"^[a-z][a-z0-9_]*$")]
+    signal: Signal = Signal()
+    train: Train = Train()
+
+    @model_validator(mode="after")
+    def _agrees_with_itself(self) -> Self:
+        # Not a ValueError, so pydantic lets it pass as it is, with its field.
+        for problem in contradictions(self):
+            raise problem
+        return self
+
+    @property
+    def needs_teacher(self) -> bool:
+        """A forward pass over the hinted prompt is needed where a sample has a hint."""
+        return self.train.advantage.teacher_weight > 0 or self.train.loss.distillation > 0
+
+    @property
+    def needs_reference(self) -> bool:
+        """A forward pass with the adapter off is needed."""
+        return self.train.loss.kl > 0
+
+
+def read_recipe(text: str) -> Recipe:
+    """A recipe from TOML.
+
+    Raises:
+        RecipeRejected: not TOML; an unknown or missing key, a wrong value, or keys that contradict each
+            other. It names the dotted key, and what was probably meant.
+    """
+    try:
+        content = tomllib.loads(text)
+    except tomllib.TOMLDecodeError as error:
+        raise RecipeRejected(f"not TOML: {error}") from error
+    return parse_recipe(content)
+
+
+def parse_recipe(content: Mapping[str, object]) -> Recipe:
+    """A recipe from plain data, as TOML or the store gives it.
+
+    Raises:
+        RecipeRejected: see `read_recipe`.
+    """
+    try:
+        return Recipe.model_validate(content)
+    except ValidationError as error:
+        raise rejected(error, Recipe) from error
+
+
+def load_recipe(path: Path) -> Recipe:
+    """A recipe from a TOML file.
+
+    Raises:
+        RecipeRejected: see `read_recipe`; also when the file's stem is not the recipe's name.
+    """
+    recipe = read_recipe(path.read_text(encoding="utf-8"))
+    if recipe.name != path.stem:
+        raise RecipeRejected(f"{recipe.name!r} in a file called {path.name}", field="name", near=path.stem)
+    return recipe
