@@ -214,7 +214,9 @@ class PolicyModel(nn.Module):
             arguments = (hidden_ND[rows], packed.targets_N[rows], ids_NK, divisors, entropies, top_k)
             if len(hidden_ND) > at_once and torch.is_grad_enabled():
                 # Otherwise autograd would keep the logits of all chunks.
-                chunks.append(checkpoint(self._read, *arguments, use_reentrant=False, preserve_rng_state=False))
+                chunks.append(
+                    checkpoint(self._read, *arguments, use_reentrant=False, preserve_rng_state=False)
+                )
             else:
                 chunks.append(self._read(*arguments))
         return _concatenated(chunks)

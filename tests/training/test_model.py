@@ -7,7 +7,6 @@ from pathlib import Path
 
 import pytest
 import torch
-from torch import Tensor
 
 from clawloop.errors import ModelUnsupported, SampleUnusable
 from clawloop.training import model as model_module
@@ -15,32 +14,22 @@ from clawloop.training.base_weights import BaseWeights
 from clawloop.training.collate import Limits, TokenSequence, check, collate
 from clawloop.training.loading import load_model
 from clawloop.training.model import Lora, PolicyModel
-from tests.training.tiny import VOCAB, Family, random_sequences, reference_model, save_checkpoint
+from tests.training.tiny import (
+    VOCAB,
+    Family,
+    all_logits,
+    random_ids,
+    random_sequences,
+    reference_model,
+    save_checkpoint,
+    shake_adapter,
+)
 
 CPU = torch.device("cpu")
 
 
 def load(path: Path, dtype: torch.dtype = torch.float32) -> PolicyModel:
     return load_model(path, Lora(rank=4, alpha=8.0), dtype=dtype, device=CPU)
-
-
-def shake_adapter(model: PolicyModel, size: float = 0.1) -> None:
-    generator = torch.Generator().manual_seed(7)
-    with torch.no_grad():
-        for parameter in model.adapter_parameters().values():
-            parameter.copy_(size * torch.randn(parameter.shape, generator=generator))
-
-
-def all_logits(model: PolicyModel, ids: list[int]) -> Tensor:
-    """Logits at every position of one document."""
-    packed = collate([TokenSequence("all", ids, [0], 1.0)], [0])
-    with torch.no_grad():
-        return model.logits(model.hidden_states(packed))
-
-
-def random_ids(count: int) -> list[int]:
-    ids: list[int] = torch.randint(0, VOCAB, (count,), generator=torch.Generator().manual_seed(3)).tolist()
-    return ids
 
 
 @pytest.mark.parametrize("family", ["qwen3", "qwen2"])

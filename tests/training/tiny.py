@@ -6,9 +6,11 @@ from pathlib import Path
 from typing import Literal
 
 import torch
+from torch import Tensor
 from transformers import PreTrainedModel, Qwen2Config, Qwen2ForCausalLM, Qwen3Config, Qwen3ForCausalLM
 
-from clawloop.training.collate import TokenSequence
+from clawloop.training.collate import TokenSequence, collate
+from clawloop.training.model import PolicyModel
 
 VOCAB = 199
 Family = Literal["qwen2", "qwen3"]
@@ -67,3 +69,24 @@ def random_sequences(lengths: list[tuple[int, int]], seed: int = 1) -> list[Toke
         ids = torch.randint(0, VOCAB, (prompt + response,), generator=generator).tolist()
         sequences.append(TokenSequence(f"s{index}", ids[:prompt], ids[prompt:], 0.6 + 0.1 * index))
     return sequences
+
+
+def shake_adapter(model: PolicyModel, size: float = 0.1) -> None:
+    """Random A and B, so that the adapter does something."""
+    generator = torch.Generator().manual_seed(7)
+    with torch.no_grad():
+        for parameter in model.adapter_parameters().values():
+            parameter.copy_(size * torch.randn(parameter.shape, generator=generator))
+
+
+def all_logits(model: PolicyModel, ids: list[int]) -> Tensor:
+    """Logits at every position of one document."""
+    packed = collate([TokenSequence("all", ids, [0], 1.0)], [0])
+    with torch.no_grad():
+        return model.logits(model.hidden_states(packed))
+
+
+def random_ids(count: int) -> list[int]:
+    """The same token ids at every call."""
+    ids: list[int] = torch.randint(0, VOCAB, (count,), generator=torch.Generator().manual_seed(3)).tolist()
+    return ids
