@@ -150,8 +150,11 @@ def _changed(table: BaseModel, name: str) -> bool:
 
 
 def rejected(error: ValidationError, model: type[BaseModel]) -> RecipeRejected:
-    """The first problem pydantic found, as the key's own name and what was probably meant."""
-    problem = error.errors()[0]
+    """One problem pydantic found, as the key's own name and what was probably meant.
+
+    An unknown key first: where one is misspelt, another is missing only because of that.
+    """
+    problem = min(error.errors(), key=lambda found: found["type"] != "extra_forbidden")
     path = [str(part) for part in problem["loc"]]
     field = ".".join(path)
     if problem["type"] == "extra_forbidden":

@@ -1,0 +1,110 @@
+"""The loss again, slowly: one number after the other, on Python floats, without torch.
+
+Written from the formulas of DESIGN section 7 and from nothing in clawloop. Weights that carry no gradient are
+computed from `frozen` logits, so that central differences over `logits` give the gradient that is meant.
+"""
+
+from __future__ import annotations
+
+import math
+from dataclasses import dataclass
+
+Vector = list[float]
+Matrix = list[list[float]]
+
+
+@dataclass
+class PlainSample:
+    """One sample; T = tokens, V = vocabulary. None: not known."""
+
+    logits: Matrix
+    ids: list[int]
+    mask: list[bool]
+    temperature: float
+    behaviour: Vector
+    advantage: Vector | None = None
+    reference: Vector | None = None
+    prox: Vector | None = None
+    topk_ids: list[list[int]] | None = None
+    topk_logprobs: Matrix | None = None
+    tail: Vector | None = None
+
+
+@dataclass
+class PlainPlan:
+    policy_gradient: float = 1.0
+    distillation: float = 0.0
+    kl: float = 0.02
+    entropy: float = 0.0
+    low: float = 0.2
+    high: float = 0.28
+    dual: float = 3.0
+    decoupled: bool = False
+    sequence: bool = False
+
+
+def log_softmax(logits: Vector, temperature: float) -> Vector:
+    scaled = [value / temperature for value in logits]
+    top = max(scaled)
+    total = top + math.log(sum(math.exp(value - top) for value in scaled))
+    return [value - total for value in scaled]
+
+
+def clipped(ratio: float, advantage: float, plan: PlainPlan) -> float:
+    if advantage >= 0:
+        return min(ratio, 1 + plan.high) * advantage
+    return min(max(ratio, 1 - plan.low), plan.dual) * advantage
+
+
+def token_loss(sample: PlainSample, t: int, plan: PlainPlan, frozen: Vector) -> float:
+    """`frozen`: the logits of this position that weights are computed from."""
+    logprobs = log_softmax(sample.logits[t], sample.temperature)
+    own = logprobs[sample.ids[t]]
+    frozen_own = log_softmax(frozen, sample.temperature)[sample.ids[t]]
+    loss = 0.0
+    if plan.policy_gradient and sample.advantage is not None:
+        old, weight = sample.behaviour[t], 1.0
+        if plan.decoupled:
+            assert sample.prox is not None
+            old, weight = sample.prox[t], min(2.0, math.exp(sample.prox[t] - sample.behaviour[t]))
+        loss -= plan.policy_gradient * weight * clipped(math.exp(own - old), sample.advantage[t], plan)
+    if plan.distillation and sample.topk_ids is not None:
+        assert sample.topk_logprobs is not None
+        assert sample.tail is not None
+        rest = 1.0
+        for token, teacher in zip(sample.topk_ids[t], sample.topk_logprobs[t], strict=True):
+            p = math.exp(logprobs[token])
+            rest -= p
+            loss += plan.distillation * p * (logprobs[token] - teacher)
+        loss += plan.distillation * rest * (math.log(rest) - sample.tail[t])
+    if plan.kl and sample.reference is not None:
+        d = sample.reference[t] - own
+        weight = min(2.0, math.exp(frozen_own - sample.behaviour[t]))
+        loss += plan.kl * weight * (math.exp(d) - 1 - d)
+    if plan.entropy:
+        loss += plan.entropy * sum(math.exp(value) * value for value in logprobs)
+    return loss
+
+
+def batch_loss(batch: list[PlainSample], plan: PlainPlan, frozen: list[Matrix] | None = None) -> float:
+    """The loss of a whole step."""
+    kept = [[t for t, on in enumerate(sample.mask) if on] for sample in batch]
+    tokens = sum(len(positions) for positions in kept)
+    total = 0.0
+    for index, (sample, positions) in enumerate(zip(batch, kept, strict=True)):
+        weights = frozen[index] if frozen is not None else sample.logits
+        losses = [token_loss(sample, t, plan, weights[t]) for t in positions]
+        total += sum(losses) / len(losses) / len(batch) if plan.sequence else sum(losses) / tokens
+    return total
+
+
+def near_a_kink(batch: list[PlainSample], plan: PlainPlan, margin: float = 1e-3) -> bool:
+    """True if a ratio lies so near a clip bound that a central difference would straddle it."""
+    for sample in batch:
+        for t, token in enumerate(sample.ids):
+            own = log_softmax(sample.logits[t], sample.temperature)[token]
+            old = sample.prox[t] if plan.decoupled and sample.prox is not None else sample.behaviour[t]
+            for bound in (1 - plan.low, 1 + plan.high, plan.dual):
+                if abs(math.exp(own - old) - bound) < margin:
+                    return True
+    return False

@@ -1,0 +1,155 @@
+"""Each loss against finite differences in float64, and the clip's gradient region by region."""
+
+from __future__ import annotations
+
+import math
+import random
+from collections.abc import Callable
+
+import pytest
+import torch
+from torch import Tensor
+
+from clawloop.algorithms.kl import k3, kl_loss
+from clawloop.algorithms.policy_gradient import Clip, is_clipped, policy_gradient_loss
+from clawloop.algorithms.scoring import Scores, score
+from clawloop.algorithms.topk import reverse_kl_loss
+from tests.unit.algorithms.cases import VOCABULARY, floats, logits_of, random_sample, scores_of
+
+CLIP = Clip()
+
+
+def drawn(seed: int, tokens: int = 6) -> tuple[Tensor, Tensor, Tensor, Tensor]:
+    """Log-probs with gradient, recorded ones, advantages of both signs, and those as the step began."""
+    generator = torch.Generator().manual_seed(seed)
+
+    def normal(spread: float) -> Tensor:
+        return spread * torch.randn(tokens, generator=generator, dtype=torch.float64)
+
+    behaviour_T = -1.5 - normal(0.3).abs()
+    logprob_T = (behaviour_T + normal(0.7)).requires_grad_()
+    return logprob_T, behaviour_T, normal(1.0), behaviour_T + normal(0.4)
+
+
+@pytest.mark.parametrize("seed", range(10))
+@pytest.mark.parametrize("decoupled", [False, True])
+def test_the_policy_gradient_agrees_with_finite_differences(seed: int, decoupled: bool) -> None:
+    logprob_T, behaviour_T, advantage_T, prox_T = drawn(seed)
+    assert torch.autograd.gradcheck(
+        lambda logprobs: policy_gradient_loss(
+            logprobs, behaviour_T, advantage_T, CLIP, prox_logprob_T=prox_T if decoupled else None
+        ),
+        (logprob_T,),
+    )
+
+
+@pytest.mark.parametrize("seed", range(5))
+def test_k3_agrees_with_finite_differences(seed: int) -> None:
+    logprob_T, _, _, reference_T = drawn(seed)
+    assert torch.autograd.gradcheck(lambda logprobs: k3(logprobs, reference_T), (logprob_T,))
+
+
+@pytest.mark.parametrize(("log_ratio", "weight"), [(-1.0, math.exp(-1.0)), (0.0, 1.0), (1.5, 2.0)])
+def test_the_kl_weight_is_the_clipped_ratio_and_carries_no_gradient(log_ratio: float, weight: float) -> None:
+    logprob_T = torch.tensor([-1.0], dtype=torch.float64, requires_grad=True)
+    reference_T = torch.tensor([-0.4], dtype=torch.float64)
+    loss_T = kl_loss(logprob_T, logprob_T.detach() - log_ratio, reference_T)
+    (gradient_T,) = torch.autograd.grad(loss_T.sum(), logprob_T)
+    assert loss_T.item() == pytest.approx(weight * (math.exp(0.6) - 1 - 0.6))
+    assert gradient_T.item() == pytest.approx(weight * (1 - math.exp(0.6)))
+
+
+def _own(scores: Scores) -> Tensor:
+    return scores.logprob_T
+
+
+def _entropy(scores: Scores) -> Tensor:
+    assert scores.entropy_T is not None
+    return scores.entropy_T
+
+
+def _tail(scores: Scores) -> Tensor:
+    assert scores.tail_T is not None
+    return scores.tail_T
+
+
+@pytest.mark.parametrize("pick", [_own, _entropy, _tail])
+@pytest.mark.parametrize("seed", range(3))
+def test_scores_agree_with_finite_differences(pick: Callable[[Scores], Tensor], seed: int) -> None:
+    sample = random_sample(random.Random(seed))
+    assert torch.autograd.gradcheck(
+        lambda logits_TV: pick(scores_of(sample, logits_TV)), (logits_of(sample),)
+    )
+
+
+@pytest.mark.parametrize("seed", range(5))
+def test_top_k_distillation_agrees_with_finite_differences(seed: int) -> None:
+    sample = random_sample(random.Random(seed))
+    teacher_TK, teacher_tail_T = floats(sample.topk_logprobs), floats(sample.tail)
+    assert teacher_TK is not None
+    assert teacher_tail_T is not None
+
+    def loss(logits_TV: Tensor) -> Tensor:
+        scores = scores_of(sample, logits_TV)
+        assert scores.topk_logprobs_TK is not None
+        return reverse_kl_loss(scores.topk_logprobs_TK, _tail(scores), teacher_TK, teacher_tail_T)
+
+    assert torch.autograd.gradcheck(loss, (logits_of(sample),))
+
+
+def test_top_k_distillation_is_the_whole_reverse_kl_when_one_id_is_left_for_the_tail() -> None:
+    generator = torch.Generator().manual_seed(1)
+    student_TV, teacher_TV = (torch.randn(4, VOCABULARY, generator=generator).double() for _ in range(2))
+    ids_TK = torch.arange(VOCABULARY - 1).expand(4, -1)
+    own_T = torch.zeros(4, dtype=torch.int64)
+    student = score(student_TV, own_T, temperature=1.0, topk_ids_TK=ids_TK)
+    teacher = score(teacher_TV, own_T, temperature=1.0, topk_ids_TK=ids_TK)
+    assert student.topk_logprobs_TK is not None
+    assert teacher.topk_logprobs_TK is not None
+    found_T = reverse_kl_loss(
+        student.topk_logprobs_TK, _tail(student), teacher.topk_logprobs_TK, _tail(teacher)
+    )
+    p_TV, q_TV = student_TV.log_softmax(-1), teacher_TV.log_softmax(-1)
+    torch.testing.assert_close(found_T, (p_TV.exp() * (p_TV - q_TV)).sum(-1))
+
+
+def test_a_tail_of_almost_nothing_keeps_its_digits_and_its_gradient() -> None:
+    logits_TV = torch.zeros(1, VOCABULARY)
+    logits_TV[0, 0] = 40.0  # the others have e^-40 each: 1 - p is 0 in float32
+    logits_TV.requires_grad_()
+    tail_T = _tail(score(logits_TV, torch.tensor([0]), temperature=1.0, topk_ids_TK=torch.tensor([[0]])))
+    (gradient_TV,) = torch.autograd.grad(tail_T.sum(), logits_TV)
+    assert tail_T.item() == pytest.approx(-40 + math.log(VOCABULARY - 1))
+    assert gradient_TV[0].tolist() == pytest.approx([-1.0] + [1 / (VOCABULARY - 1)] * (VOCABULARY - 1))
+
+
+@pytest.mark.parametrize(
+    ("ratio", "advantage", "gradient"),
+    [
+        (1.0, 1.0, -1.0),
+        (0.5, 1.0, -0.5),  # below the clip, but wanted more: goes on
+        (1.27, 1.0, -1.27),
+        (1.29, 1.0, 0.0),  # wanted more, and is more likely by 1.28 already
+        (1.0, -1.0, 1.0),
+        (0.81, -1.0, 0.81),
+        (0.79, -1.0, 0.0),  # wanted less, and is less likely by 0.8 already
+        (2.9, -1.0, 2.9),
+        (3.1, -1.0, 0.0),  # dual clip
+        (1e43, -1.0, 0.0),  # infinite in float32
+        (1e43, 1.0, 0.0),
+    ],
+)
+def test_the_clip_takes_the_gradient_where_it_should(ratio: float, advantage: float, gradient: float) -> None:
+    logprob_T = torch.tensor([math.log(ratio) - 110.0], requires_grad=True)
+    advantage_T, behaviour_T = torch.tensor([advantage]), torch.tensor([-110.0])
+    loss_T = policy_gradient_loss(logprob_T, behaviour_T, advantage_T, CLIP)
+    (gradient_T,) = torch.autograd.grad(loss_T.sum(), logprob_T)
+    assert gradient_T.item() == pytest.approx(gradient, rel=1e-4)
+    assert is_clipped(torch.tensor([ratio]), advantage_T, CLIP).item() == (gradient == 0.0)
+
+
+def test_the_decoupled_weight_is_cut_at_two() -> None:
+    prox_T, advantage_T = torch.tensor([-1.0]), torch.tensor([0.5])
+    for age, weight in ((0.0, 1.0), (0.5, math.exp(0.5)), (3.0, 2.0)):
+        loss_T = policy_gradient_loss(prox_T, prox_T - age, advantage_T, CLIP, prox_logprob_T=prox_T)
+        assert loss_T.item() == pytest.approx(-weight * 0.5)

@@ -1,0 +1,83 @@
+"""The loss and its gradient against a slow implementation of the same formulas, over random batches."""
+
+from __future__ import annotations
+
+import copy
+import random
+
+import pytest
+from hypothesis import assume, given, settings
+from hypothesis import strategies as st
+
+from tests.unit.algorithms.cases import as_plan, gradients, logits_of, random_sample, run
+from tests.unit.algorithms.plain import PlainPlan, PlainSample, batch_loss, near_a_kink
+
+plans = st.builds(
+    PlainPlan,
+    policy_gradient=st.sampled_from([0.0, 0.7, 1.0]),
+    distillation=st.sampled_from([0.0, 0.5, 1.0]),
+    kl=st.sampled_from([0.0, 0.02, 1.0]),
+    entropy=st.sampled_from([0.0, 0.01]),
+    low=st.sampled_from([0.1, 0.2]),
+    high=st.sampled_from([0.28, 0.4]),
+    dual=st.sampled_from([1.6, 3.0]),
+    decoupled=st.booleans(),
+    sequence=st.booleans(),
+)
+
+
+@st.composite
+def batches(draw: st.DrawFn, plan: PlainPlan) -> list[PlainSample]:
+    """One to four samples of unequal length, each with its own choice of streams."""
+    rng = random.Random(draw(st.integers(0, 2**32)))
+    batch = []
+    for _ in range(draw(st.integers(1, 4))):
+        advantage = bool(plan.policy_gradient) and (not plan.distillation or draw(st.booleans()))
+        batch.append(
+            random_sample(
+                rng,
+                tokens=draw(st.integers(1, 6)),
+                advantage=advantage,
+                topk=bool(plan.distillation) and (not advantage or draw(st.booleans())),
+                reference=draw(st.booleans()),
+            )
+        )
+    return batch
+
+
+@settings(deadline=None, max_examples=150)
+@given(st.data())
+def test_the_loss_equals_the_plain_one(data: st.DataObject) -> None:
+    plan = data.draw(plans.filter(lambda plan: bool(plan.policy_gradient or plan.distillation)))
+    batch = data.draw(batches(plan))
+    loss = run(batch, [logits_of(sample) for sample in batch], as_plan(plan))
+    assert loss.loss.item() == pytest.approx(batch_loss(batch, plan), rel=1e-9, abs=1e-12)
+    assert sum(loss.parts.values()) == pytest.approx(loss.loss.item(), rel=1e-9, abs=1e-12)
+
+
+@settings(deadline=None, max_examples=40)
+@given(st.data())
+def test_the_gradient_equals_central_differences_of_the_plain_loss(data: st.DataObject) -> None:
+    plan = data.draw(plans.filter(lambda plan: bool(plan.policy_gradient or plan.distillation)))
+    batch = data.draw(batches(plan))
+    assume(not near_a_kink(batch, plan))
+    frozen = [copy.deepcopy(sample.logits) for sample in batch]
+    step = 1e-6
+    for sample, gradient_TV in zip(batch, gradients(batch, as_plan(plan)), strict=True):
+        for t, row in enumerate(sample.logits):
+            for v, value in enumerate(row):
+                row[v] = value + step
+                above = batch_loss(batch, plan, frozen)
+                row[v] = value - step
+                below = batch_loss(batch, plan, frozen)
+                row[v] = value
+                assert gradient_TV[t, v].item() == pytest.approx((above - below) / (2 * step), abs=2e-8)
+
+
+def test_samples_of_one_batch_are_scored_in_float32_as_in_float64() -> None:
+    rng = random.Random(3)
+    plan = PlainPlan(distillation=0.5, entropy=0.01)
+    batch = [random_sample(rng, tokens=tokens) for tokens in (3, 6)]
+    wide = run(batch, [logits_of(sample) for sample in batch], as_plan(plan)).loss
+    narrow = run(batch, [logits_of(sample).float() for sample in batch], as_plan(plan)).loss
+    assert narrow.item() == pytest.approx(wide.item(), rel=1e-5)

@@ -1,0 +1,52 @@
+"""Per-sample metrics by hand."""
+
+from __future__ import annotations
+
+import math
+
+import pytest
+import torch
+
+from clawloop.algorithms.metrics import SampleMetrics, sample_metrics
+from clawloop.algorithms.policy_gradient import Clip
+from clawloop.algorithms.scoring import Scores
+from clawloop.algorithms.streams import Streams
+
+
+def test_metrics_are_over_the_trained_tokens() -> None:
+    ratios = torch.tensor([1.5, 1e6, 0.5, 4.0], dtype=torch.float64)  # the second is masked out
+    behaviour_T = torch.full((4,), -20.0, dtype=torch.float64)
+    streams = Streams(
+        response_mask_T=torch.tensor([True, False, True, True]),
+        behaviour_logprob_T=behaviour_T,
+        advantage_T=torch.tensor([1.0, 1.0, 1.0, -1.0]),
+        reference_logprob_T=behaviour_T,
+    )
+    scores = Scores(
+        logprob_T=behaviour_T + ratios.log(), entropy_T=torch.tensor([0.3, 9.0, 0.6, 0.9]).double()
+    )
+    found = sample_metrics(scores, streams, Clip())
+    assert found.tokens == 3
+    assert found.ratio_mean == pytest.approx(2.0)
+    assert found.ratio_max == pytest.approx(4.0)
+    assert found.mean_abs_log_ratio == pytest.approx((math.log(1.5) + math.log(2) + math.log(4)) / 3)
+    assert found.clip_share == pytest.approx(2 / 3)
+    k3 = [1 / ratio - 1 + math.log(ratio) for ratio in (1.5, 0.5, 4.0)]
+    assert found.kl == pytest.approx(sum(k3) / 3)
+    assert found.entropy == pytest.approx(0.6)
+
+
+def test_what_is_not_known_is_none() -> None:
+    streams = Streams(response_mask_T=torch.tensor([True]))
+    scores = Scores(logprob_T=torch.tensor([-1.0], requires_grad=True))
+    assert sample_metrics(scores, streams, Clip()) == SampleMetrics(1, None, None, None, None, None, None)
+
+
+def test_under_the_decoupled_correction_the_clip_looks_at_the_ratio_it_clips() -> None:
+    streams = Streams(
+        response_mask_T=torch.tensor([True]),
+        behaviour_logprob_T=torch.tensor([-5.0]),
+        prox_logprob_T=torch.tensor([-1.0]),
+        advantage_T=torch.tensor([1.0]),
+    )
+    assert sample_metrics(Scores(logprob_T=torch.tensor([-1.0])), streams, Clip()).clip_share == 0.0

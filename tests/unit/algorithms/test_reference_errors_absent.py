@@ -1,0 +1,183 @@
+"""Errors of the system we follow, each pinned by what it would have done."""
+
+from __future__ import annotations
+
+import random
+from dataclasses import replace
+from pathlib import Path
+
+import pytest
+import torch
+
+from clawloop.algorithms.advantages import with_advantage
+from clawloop.algorithms.aggregation import Divisor
+from clawloop.algorithms.groups import group_advantages
+from clawloop.algorithms.losses import LossPlan, step_loss
+from clawloop.algorithms.masking import predicting_positions
+from clawloop.algorithms.metrics import sample_metrics
+from clawloop.algorithms.policy_gradient import Clip
+from clawloop.algorithms.scoring import Scores, score
+from clawloop.algorithms.selection import Chosen, JudgedTurn, at_least_one
+from clawloop.algorithms.streams import Streams, logprobs_T
+from clawloop.errors import NothingToTrain, StreamsUnusable
+from clawloop.recipe import load_recipe
+from tests.unit.algorithms.cases import (
+    VOCABULARY,
+    gradients,
+    logits_of,
+    random_sample,
+    run,
+    scores_of,
+    streams_of,
+)
+
+RECIPES = Path(__file__).parents[3] / "deploy" / "recipes"
+THREE = torch.ones(3, dtype=torch.bool)
+
+
+@pytest.mark.parametrize("tokens", [2, 4])
+def test_recorded_log_probs_of_another_length_are_refused_not_padded_or_cut(tokens: int) -> None:
+    with pytest.raises(StreamsUnusable, match="3 response tokens"):
+        Streams(response_mask_T=THREE, behaviour_logprob_T=torch.full((tokens,), -1.0))
+
+
+def test_retokenised_text_of_another_length_is_refused_where_it_meets_its_scores() -> None:
+    streams = Streams(
+        response_mask_T=THREE, behaviour_logprob_T=torch.full((3,), -1.0), advantage_T=torch.ones(3)
+    )
+    with pytest.raises(StreamsUnusable, match="4 scores for 3 response tokens"):
+        step_loss([(Scores(logprob_T=torch.full((4,), -1.0)), streams)], LossPlan(), Divisor(3, 1))
+
+
+def test_an_unknown_log_prob_is_refused_not_taken_as_probability_one() -> None:
+    with pytest.raises(StreamsUnusable, match="position 0"):
+        logprobs_T([None, -0.5, -0.2], name="teacher_logprob_T")
+
+
+def test_the_first_response_token_is_predicted_by_the_last_prompt_token() -> None:
+    generator = torch.Generator().manual_seed(0)
+    prompt, response = [3, 1, 4], [1, 5]
+    # A model whose logits depend on the token they follow only.
+    table_VV = torch.randn(VOCABULARY, VOCABULARY, generator=generator)
+    logits_TV = table_VV[torch.tensor(prompt + response)]
+    found_T = score(
+        logits_TV[predicting_positions(len(prompt), len(response))], torch.tensor(response), temperature=1.0
+    ).logprob_T
+    expected = table_VV.log_softmax(-1)
+    torch.testing.assert_close(found_T, torch.stack([expected[4, 1], expected[1, 5]]))
+    assert found_T[0].item() < -0.01
+
+
+def test_a_top_k_target_of_probability_one_for_every_id_is_refused() -> None:
+    with pytest.raises(StreamsUnusable, match="add up"):
+        Streams(
+            response_mask_T=torch.tensor([True]),
+            teacher_topk_ids_TK=torch.arange(4).unsqueeze(0),
+            teacher_topk_logprobs_TK=torch.zeros(1, 4),
+            teacher_tail_T=torch.tensor([-16.0]),
+        )
+
+
+@pytest.mark.parametrize("temperature", [0.6, 1.0, 1.7])
+def test_a_teacher_with_the_students_logits_has_no_gap_at_any_temperature(temperature: float) -> None:
+    generator = torch.Generator().manual_seed(0)
+    logits_TV = torch.randn(5, VOCABULARY, generator=generator)
+    ids_T = torch.randint(VOCABULARY, (5,), generator=generator)
+    engine_T = (logits_TV / temperature).log_softmax(-1).gather(-1, ids_T.unsqueeze(-1)).squeeze(-1)
+    streams = Streams(
+        response_mask_T=torch.ones(5, dtype=torch.bool),
+        behaviour_logprob_T=engine_T,
+        teacher_logprob_T=score(logits_TV, ids_T, temperature=temperature).logprob_T,
+    )
+    advantage_T = with_advantage(streams, None).advantage_T
+    assert advantage_T is not None
+    assert advantage_T.abs().max().item() < 1e-6
+
+
+def test_a_sample_without_a_hint_has_no_teacher_term_however_far_the_policy_has_moved() -> None:
+    sample = random_sample(random.Random(0), topk=False)
+    streams = replace(streams_of(sample), advantage_T=None)
+    assert streams.behaviour_logprob_T is not None
+    drift_T = scores_of(sample, logits_of(sample)).logprob_T - streams.behaviour_logprob_T
+    assert drift_T.abs().max().item() > 0.1
+    advantage_T = with_advantage(streams, -1.0).advantage_T
+    assert advantage_T is not None
+    assert set(advantage_T.tolist()) == {-1.0}
+
+
+def test_a_corrected_answer_is_not_rewarded_for_having_a_hint() -> None:
+    behaviour_T = torch.tensor([-1.0, -0.5, -2.0])
+    streams = Streams(response_mask_T=THREE, behaviour_logprob_T=behaviour_T, teacher_logprob_T=behaviour_T)
+    advantage_T = with_advantage(streams, None).advantage_T
+    assert advantage_T is not None
+    assert advantage_T.tolist() == [0.0, 0.0, 0.0]
+
+
+def test_a_sample_of_which_nothing_is_trained_cannot_be_made() -> None:
+    with pytest.raises(NothingToTrain, match="3 tokens of which none"):
+        Streams(response_mask_T=~THREE)
+    with pytest.raises(NothingToTrain, match="0 tokens"):
+        Streams(response_mask_T=THREE[:0])
+
+
+def test_a_sample_without_signal_cannot_dilute_a_batch() -> None:
+    rng = random.Random(0)
+    batch = [random_sample(rng, topk=False), random_sample(rng, topk=False, advantage=False)]
+    with pytest.raises(NothingToTrain, match="neither an advantage"):
+        run(batch, [logits_of(sample) for sample in batch], LossPlan())
+    with pytest.raises(NothingToTrain, match="0 samples"):
+        run([], [], LossPlan())
+
+
+def test_the_ratio_is_against_what_was_recorded_and_so_is_not_one_on_the_first_step() -> None:
+    sample = random_sample(random.Random(0), topk=False)
+    streams = streams_of(sample)
+    metrics = sample_metrics(scores_of(sample, logits_of(sample)), streams, Clip())
+    assert metrics.mean_abs_log_ratio is not None
+    assert metrics.mean_abs_log_ratio > 0.1
+    frozen_at_one = replace(
+        streams, behaviour_logprob_T=scores_of(sample, logits_of(sample)).logprob_T.detach()
+    )
+    logits_TV = logits_of(sample)
+    pair = (scores_of(sample, logits_TV), frozen_at_one)
+    (frozen_TV,) = torch.autograd.grad(step_loss([pair], LossPlan(), Divisor.of([streams])).loss, logits_TV)
+    (ours_TV,) = gradients([sample], LossPlan())
+    assert (ours_TV - frozen_TV).abs().max().item() > 0.01
+
+
+def test_a_turn_chosen_so_that_a_session_gives_one_has_a_gradient() -> None:
+    chosen = at_least_one([JudgedTurn(expected=0.0), JudgedTurn(expected=-1 / 3)])
+    assert chosen == Chosen(1, -1 / 3)
+    sample = random_sample(random.Random(0), topk=False, reference=False)
+    streams = with_advantage(replace(streams_of(sample), advantage_T=None), chosen.reward)
+    logits_TV = logits_of(sample)
+    loss = step_loss([(scores_of(sample, logits_TV), streams)], LossPlan(), Divisor.of([streams])).loss
+    assert torch.autograd.grad(loss, logits_TV)[0].abs().max().item() > 0.01
+
+
+def test_a_lone_response_keeps_its_verdict_instead_of_being_normalised_away() -> None:
+    assert group_advantages((-1.0,)) == (-1.0,)
+    assert group_advantages((None, 1.0, None)) == (None, 1.0, None)
+
+
+def test_no_two_recipes_have_the_same_gradient_on_a_turn_with_verdict_and_hint() -> None:
+    """The reference's LoRA path trains combined and distillation as plain RL."""
+    sample = random_sample(random.Random(1))
+    teacher = scores_of(random_sample(random.Random(2)), logits_of(random_sample(random.Random(2)))).logprob_T
+    found = {}
+    for name in ("binary", "opd", "combined", "topk"):
+        train = load_recipe(RECIPES / f"{name}.toml").train
+        streams = with_advantage(
+            replace(streams_of(sample), teacher_logprob_T=teacher.detach()),
+            -1.0,
+            verdict_weight=train.advantage.verdict_weight,
+            teacher_weight=train.advantage.teacher_weight,
+        )
+        logits_TV = logits_of(sample)
+        plan = LossPlan(**train.loss.model_dump())
+        loss = step_loss([(scores_of(sample, logits_TV), streams)], plan, Divisor.of([streams])).loss
+        found[name] = torch.autograd.grad(loss, logits_TV)[0]
+    names = list(found)
+    for index, one in enumerate(names):
+        for other in names[index + 1 :]:
+            assert (found[one] - found[other]).abs().max().item() > 1e-3, (one, other)

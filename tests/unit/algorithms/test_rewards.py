@@ -1,0 +1,126 @@
+"""Groups, overlong shaping, outcome and process, the running mean, terms, and at least one."""
+
+from __future__ import annotations
+
+from functools import partial
+
+import pytest
+from hypothesis import given
+from hypothesis import strategies as st
+
+from clawloop.algorithms.baseline import RunningMean
+from clawloop.algorithms.groups import group_advantages, is_complete
+from clawloop.algorithms.outcome import integrated_reward, precision_bound
+from clawloop.algorithms.overlong import overlong_penalty, shaped_reward
+from clawloop.algorithms.selection import Chosen, JudgedTurn, NeedsDirectVotes, NoSample, at_least_one
+from clawloop.algorithms.terms import Terms, sample_terms
+from clawloop.errors import StreamsUnusable
+
+
+@given(st.lists(st.sampled_from([-1.0, -0.5, 0.0, 1.0]), min_size=2, max_size=8))
+def test_group_advantages_have_mean_zero_and_spread_one_or_are_no_samples(rewards: list[float]) -> None:
+    advantages = group_advantages(rewards)
+    known = [advantage for advantage in advantages if advantage is not None]
+    if len(set(rewards)) == 1:
+        assert known == []
+    else:
+        assert len(known) == len(rewards)
+        assert sum(known) == pytest.approx(0, abs=1e-9)
+        assert sum(advantage**2 for advantage in known) / len(known) == pytest.approx(1)
+
+
+def test_a_member_without_a_verdict_neither_counts_nor_gives_a_sample() -> None:
+    assert group_advantages((1.0, None, -1.0)) == (1.0, None, -1.0)
+    assert group_advantages((0.0,)) == (None,)
+    assert group_advantages((None, None)) == (None, None)
+
+
+def test_rewards_that_differ_by_rounding_are_a_constant_group() -> None:
+    assert group_advantages((0.1 + 0.2, 0.3)) == (None, None)
+
+
+def test_a_group_reward_that_is_not_finite_is_refused() -> None:
+    with pytest.raises(StreamsUnusable, match="not finite"):
+        group_advantages((1.0, float("nan")))
+
+
+def test_a_group_is_complete_when_no_verdict_can_still_come() -> None:
+    assert is_complete((1.0, 0.0), session_closed=False)
+    assert not is_complete((1.0, None), session_closed=False)
+    assert is_complete((1.0, None), session_closed=True)
+
+
+def test_a_reply_cut_by_length_loses_one_whatever_its_length() -> None:
+    assert overlong_penalty(10, limit_tokens=1000, cache_tokens=200, cut_by_length=True) == -1.0
+
+
+def test_length_alone_is_no_verdict() -> None:
+    shaped = partial(shaped_reward, limit_tokens=1000, cache_tokens=200, cut_by_length=False)
+    assert shaped(None, 5000) is None
+    assert shaped(1.0, 900) == 0.5
+
+
+@pytest.mark.parametrize(("limit", "cache"), [(100, 0), (100, 101), (100, -1)])
+def test_a_slope_that_does_not_fit_is_refused(limit: int, cache: int) -> None:
+    with pytest.raises(ValueError, match="limit"):
+        overlong_penalty(1, limit_tokens=limit, cache_tokens=cache, cut_by_length=False)
+
+
+def test_a_failed_vote_counts_neither_in_the_sum_nor_in_the_number() -> None:
+    assert integrated_reward(1, (1, None, -1, 1)) == pytest.approx(1 + 1 / 3)
+    assert integrated_reward(-1, (None,)) == -1.0
+    assert integrated_reward(None, (1, 1, -1, 0), process_weight=2.0) == pytest.approx(0.5)
+    assert integrated_reward(None, ()) is None
+
+
+@pytest.mark.parametrize(("votes", "rate"), [(-1, 0.5), (3, 1.1), (3, -0.1)])
+def test_a_bound_for_impossible_rates_is_refused(votes: int, rate: float) -> None:
+    with pytest.raises(ValueError, match="votes at rates"):
+        precision_bound(votes, true_positive_rate=rate, true_negative_rate=0.5)
+
+
+def test_the_baseline_is_the_mean_of_earlier_verdicts() -> None:
+    mean = RunningMean()
+    assert mean.relative(-1.0) == -1.0
+    mean = mean.including(1.0).including(1.0).including(-1.0)
+    assert mean.relative(1.0) == pytest.approx(1 - 1 / 3)
+
+
+@pytest.mark.parametrize(
+    ("reward", "hint", "terms"),
+    [
+        (1.0, True, Terms(1.0, teacher=True)),
+        (-1.0, False, Terms(-1.0, teacher=False)),
+        (0.0, True, Terms(None, teacher=True)),
+        (None, True, Terms(None, teacher=True)),
+        (0.0, False, None),
+        (None, False, None),
+    ],
+)
+def test_a_turn_learns_from_the_terms_it_has(reward: float | None, hint: bool, terms: Terms | None) -> None:
+    assert sample_terms(reward, hint=hint, verdicts=True, hints=True) == terms
+
+
+def test_a_recipe_without_verdicts_or_hints_ignores_them() -> None:
+    assert sample_terms(1.0, hint=False, verdicts=False, hints=True) is None
+    assert sample_terms(1.0, hint=True, verdicts=False, hints=True) == Terms(None, teacher=True)
+    assert sample_terms(None, hint=True, verdicts=True, hints=False) is None
+
+
+def test_the_clearest_score_is_chosen_and_the_latest_of_equals() -> None:
+    turns = [JudgedTurn(1 / 3), JudgedTurn(-2 / 3), JudgedTurn(None), JudgedTurn(2 / 3), JudgedTurn(0.0)]
+    assert at_least_one(turns) == Chosen(3, 2 / 3)
+
+
+def test_when_votes_cancel_out_everywhere_a_direct_vote_decides() -> None:
+    assert at_least_one([JudgedTurn(0.0), JudgedTurn(None), JudgedTurn(0.0)]) == NeedsDirectVotes((0, 2))
+    asked = [JudgedTurn(0.0, direct=-0.4), JudgedTurn(None), JudgedTurn(0.0, direct=0.1)]
+    assert at_least_one(asked) == Chosen(0, -0.4)
+
+
+def test_a_session_without_an_opinion_gives_none_and_says_so() -> None:
+    assert at_least_one([]) == NoSample("nothing judged")
+    assert at_least_one([JudgedTurn(None)]) == NoSample("nothing judged")
+    found = at_least_one([JudgedTurn(0.0, direct=0.04)])
+    assert found == NoSample("no clear opinion: largest score +0.040")
+    assert at_least_one([JudgedTurn(0.0, direct=0.05)]) == Chosen(0, 0.05)
