@@ -7,7 +7,7 @@ from __future__ import annotations
 
 import hashlib
 import json
-from collections.abc import Iterable
+from collections.abc import Iterable, Iterator
 from pathlib import Path
 
 import torch
@@ -57,8 +57,8 @@ class BaseWeights:
             files.setdefault(file, []).append(name)
         return dict(sorted(files.items()))
 
-    def read(self, names: Iterable[str], device: torch.device) -> dict[str, Tensor]:
-        """These tensors on this device, in the dtype in which they are stored.
+    def read(self, names: Iterable[str], device: torch.device) -> Iterator[tuple[str, Tensor]]:
+        """These tensors on this device, one after the other, in the dtype in which they are stored.
 
         Raises:
             ModelUnsupported: one of them is not there.
@@ -68,16 +68,15 @@ class BaseWeights:
             raise ModelUnsupported(
                 f"{self._checkpoint} lacks {len(missing)} tensors, the first is {missing[0]}"
             )
-        tensors: dict[str, Tensor] = {}
         try:
             for file_name, held in self.files().items():
                 if chosen := [name for name in held if name in wanted]:
                     path = self._checkpoint / file_name
                     with safe_open(path, framework="pt", device=str(device)) as file:
-                        tensors |= {name: file.get_tensor(name) for name in chosen}
+                        for name in chosen:
+                            yield name, file.get_tensor(name)
         except (OSError, SafetensorError) as error:
             raise ModelUnsupported(f"{self._checkpoint} cannot be read: {error}") from error
-        return tensors
 
     def fingerprint(self) -> str:
         """SHA-256, in hex, over every tensor's name, dtype, shape and first elements.

@@ -7,7 +7,7 @@ and the only tokens that belong to no sample are those of `filler()`, which says
 from __future__ import annotations
 
 import math
-from collections.abc import Sequence
+from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, replace
 
 import torch
@@ -106,7 +106,7 @@ class Packed:
         parts = torch.split(values_N, list(self.response_lengths))
         return dict(zip(self.members, parts, strict=True))
 
-    def join(self, values: Sequence[Tensor]) -> Tensor:
+    def join(self, values: Sequence[Tensor] | Mapping[int, Tensor]) -> Tensor:
         """The reverse of `split`: values of the whole batch, by index → those of this micro-batch."""
         parts = [values[member] for member in self.members]
         if [len(part) for part in parts] != list(self.response_lengths):
@@ -124,7 +124,7 @@ def plan(sequences: Sequence[TokenSequence], limits: Limits) -> tuple[tuple[int,
         SampleUnusable: a sample is too long, or has an id the vocabulary does not.
     """
     for sequence in sequences:
-        check(sequence, limits)
+        _check(sequence, limits)
     bins: list[list[int]] = []
     room: list[int] = []
     for index in sorted(range(len(sequences)), key=lambda i: -sequences[i].input_tokens):
@@ -139,8 +139,7 @@ def plan(sequences: Sequence[TokenSequence], limits: Limits) -> tuple[tuple[int,
     return tuple(tuple(sorted(members)) for members in bins)
 
 
-def check(sequence: TokenSequence, limits: Limits) -> None:
-    """Raise SampleUnusable if the trainer cannot take this sample; it is never cut to fit."""
+def _check(sequence: TokenSequence, limits: Limits) -> None:
     if sequence.input_tokens > limits.max_tokens:
         raise SampleUnusable(
             sequence.key, f"{sequence.input_tokens} tokens, the trainer takes {limits.max_tokens}"
@@ -153,7 +152,9 @@ def check(sequence: TokenSequence, limits: Limits) -> None:
         )
 
 
-def collate(sequences: Sequence[TokenSequence], members: Sequence[int]) -> Packed:
+def collate(
+    sequences: Sequence[TokenSequence] | Mapping[int, TokenSequence], members: Sequence[int]
+) -> Packed:
     """These samples of the batch, end to end, on the CPU."""
     tokens: list[int] = []
     positions: list[int] = []

@@ -57,15 +57,15 @@ def fill_model(model: PolicyModel, checkpoint: Path, device: torch.device, *, se
     Raises:
         ModelUnsupported: tensors are missing, or their shapes disagree with the config.
     """
-    names = base_names(model.architecture)
-    stored = BaseWeights(checkpoint).read(names.values(), device)
-    filled = {
-        ours: _like(parameter, stored[names[ours]].to(model.parameter_dtype(ours)), f"{checkpoint}: {ours}")
-        for ours, parameter in model.named_parameters()
-        if ours in names
-    }
+    ours_of = {theirs: ours for ours, theirs in base_names(model.architecture).items()}
+    filled: dict[str, Tensor] = {}
+    # One at a time: under FSDP a rank may have no room for the whole model.
+    for theirs, tensor in BaseWeights(checkpoint).read(ours_of, device):
+        ours = ours_of[theirs]
+        cast = tensor.to(model.parameter_dtype(ours))
+        filled[ours] = _like(model.get_parameter(ours), cast, f"{checkpoint}: {ours}")
     for ours, fresh in _fresh_adapter(model, seed).items():
-        filled[ours] = _like(model.get_parameter(ours), fresh.to(device), ours)
+        filled[ours] = sharded(model.get_parameter(ours), fresh.to(device))
     trainable = set(model.adapter_parameters())
     model.load_state_dict(filled, strict=True, assign=True)
     for name, parameter in model.named_parameters():
@@ -106,12 +106,17 @@ def set_adapter(model: PolicyModel, tensors: Mapping[str, Tensor]) -> None:
             tensor = tensors[name].to(parameter.device, torch.float32)
             if parameter.shape != tensor.shape:
                 raise AdapterUnusable(f"{name}: {list(tensor.shape)} instead of {list(parameter.shape)}")
-            parameter.copy_(_sharded(parameter, tensor))
+            parameter.copy_(sharded(parameter, tensor))
+
+
+def reset_adapter(model: PolicyModel, seed: int) -> None:
+    """A fresh adapter: A random, B zero, so that nothing changes yet."""
+    set_adapter(model, _fresh_adapter(model, seed))
 
 
 def adapter_tensors(model: PolicyModel) -> dict[str, Tensor]:
-    """The adapter's whole tensors by our name, float32, on the CPU. Under FSDP every rank must call it."""
-    return {name: whole(p.detach()).cpu() for name, p in model.adapter_parameters().items()}
+    """Copies of the adapter's whole tensors by our name, float32, on the CPU. Under FSDP a collective."""
+    return {name: whole(p.detach()).to("cpu", copy=True) for name, p in model.adapter_parameters().items()}
 
 
 def whole(tensor: Tensor) -> Tensor:
@@ -138,10 +143,11 @@ def _fresh_adapter(model: PolicyModel, seed: int) -> dict[str, Tensor]:
 def _like(parameter: Tensor, tensor: Tensor, what: str) -> Tensor:
     if parameter.shape != tensor.shape:
         raise ModelUnsupported(f"{what} is {list(tensor.shape)}, the config says {list(parameter.shape)}")
-    return _sharded(parameter, tensor)
+    return sharded(parameter, tensor)
 
 
-def _sharded(parameter: Tensor, tensor: Tensor) -> Tensor:
+def sharded(parameter: Tensor, tensor: Tensor) -> Tensor:
+    """This rank's part of a whole tensor, cut as the parameter is; without FSDP the tensor itself."""
     if not isinstance(parameter, DTensor):
         return tensor
     # Every rank has read the whole tensor, so it keeps its part without asking rank 0 for it.

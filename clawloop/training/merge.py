@@ -94,7 +94,7 @@ def _write_weights(weights: BaseWeights, adapter: Adapter, deltas: dict[str, str
     total = 0
     weight_map: dict[str, str] = {}
     for file_name, names in weights.files().items():
-        shard = weights.read(names, torch.device("cpu"))
+        shard = dict(weights.read(names, torch.device("cpu")))
         for name in names:
             if (ours := deltas.get(name)) is None:
                 shard[name] = shard[name].bfloat16()

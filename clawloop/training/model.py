@@ -22,6 +22,7 @@ from torchtune.modules import FeedForward, MultiHeadAttention, RMSNorm, Transfor
 from torchtune.modules.peft import LoRALinear
 
 from clawloop.algorithms.scoring import most_likely, score
+from clawloop.errors import StepDiverged
 from clawloop.training.architecture import PROJECTIONS, Architecture
 from clawloop.training.collate import Packed
 
@@ -133,6 +134,10 @@ class PolicyModel(nn.Module):
             parameter.data = parameter.data.to(self.parameter_dtype(name))
             parameter.requires_grad_(_is_adapter(name))
 
+    @property
+    def device(self) -> torch.device:
+        return self.tok_embeddings.weight.device
+
     def parameter_dtype(self, name: str) -> torch.dtype:
         return torch.float32 if _is_adapter(name) or name.endswith("norm.scale") else self.dtype
 
@@ -236,13 +241,22 @@ class PolicyModel(nn.Module):
         for length, temperature in divisors:
             rows = slice(start, start := start + length)
             ids = most_likely(logits_NV[rows], top_k) if top_k else None if ids_NK is None else ids_NK[rows]
-            scores = score(
-                logits_NV[rows], targets_N[rows], temperature=temperature, topk_ids_TK=ids, entropy=entropies
-            )
-            readings.append(
-                Reading(scores.logprob_T, scores.entropy_T, ids, scores.topk_logprobs_TK, scores.tail_T)
-            )
+            readings.append(_scored(logits_NV[rows], targets_N[rows], temperature, ids, entropies))
         return _concatenated(readings)
+
+
+def _scored(
+    logits_NV: Tensor, targets_N: Tensor, temperature: float, ids_NK: Tensor | None, entropies: bool
+) -> Reading:
+    try:
+        scores = score(logits_NV, targets_N, temperature=temperature, topk_ids_TK=ids_NK, entropy=entropies)
+    except StepDiverged:
+        # Not raised in here: under FSDP the other ranks are inside the same forward and would wait for ever.
+        # `Scores` made of this reading raises the same.
+        nan_N = logits_NV.sum(-1) * float("nan")
+        nan_NK = None if ids_NK is None else nan_N[:, None].expand(ids_NK.shape)
+        return Reading(nan_N, nan_N if entropies else None, ids_NK, nan_NK, None if ids_NK is None else nan_N)
+    return Reading(scores.logprob_T, scores.entropy_T, ids_NK, scores.topk_logprobs_TK, scores.tail_T)
 
 
 def _chunks(lengths: tuple[int, ...], at_once: int) -> list[list[tuple[int, int]]]:

@@ -57,7 +57,7 @@ def test_a_merged_checkpoint_loads_in_transformers_and_says_the_same(
     assert (found - wanted).norm() / wanted.norm() < 0.03
     assert BaseWeights(out).names == BaseWeights(base).names
     stored = BaseWeights(out).read(BaseWeights(out).names, torch.device("cpu"))
-    assert {tensor.dtype for tensor in stored.values()} == {torch.bfloat16}
+    assert {tensor.dtype for _, tensor in stored} == {torch.bfloat16}
     assert json.loads((out / "config.json").read_text())["dtype"] == "bfloat16"
     copied = {path.name for path in out.iterdir() if "safetensors" not in path.name}
     assert copied == {"config.json", "generation_config.json", "tokenizer.json", "chat_template.jinja"}

@@ -8,10 +8,10 @@ from pathlib import Path
 import pytest
 import torch
 
-from clawloop.errors import ModelUnsupported, SampleUnusable
+from clawloop.errors import ModelUnsupported
 from clawloop.training import model as model_module
 from clawloop.training.base_weights import BaseWeights
-from clawloop.training.collate import Limits, TokenSequence, check, collate
+from clawloop.training.collate import TokenSequence, collate
 from clawloop.training.loading import load_model
 from clawloop.training.model import Lora, PolicyModel
 from tests.training.tiny import (
@@ -178,9 +178,3 @@ def test_the_fingerprint_tells_two_models_of_one_shape_apart(tmp_path: Path, qwe
     other = BaseWeights(save_checkpoint(tmp_path / "b", seed=1)).fingerprint()
     assert BaseWeights(qwen3).fingerprint() == same
     assert other != same
-
-
-def test_ids_outside_the_vocabulary_are_refused_before_the_model_sees_them() -> None:
-    limits = Limits(budget_tokens=64, max_tokens=64, vocab_size=VOCAB)
-    with pytest.raises(SampleUnusable, match="0 to 199, the vocabulary has 199"):
-        check(TokenSequence("x", [0], [VOCAB], 1.0), limits)

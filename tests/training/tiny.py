@@ -9,6 +9,7 @@ import torch
 from torch import Tensor
 from transformers import PreTrainedModel, Qwen2Config, Qwen2ForCausalLM, Qwen3Config, Qwen3ForCausalLM
 
+from clawloop.training.batch import TrainingSample
 from clawloop.training.collate import TokenSequence, collate
 from clawloop.training.model import PolicyModel
 
@@ -90,3 +91,29 @@ def random_ids(count: int) -> list[int]:
     """The same token ids at every call."""
     ids: list[int] = torch.randint(0, VOCAB, (count,), generator=torch.Generator().manual_seed(3)).tolist()
     return ids
+
+
+def random_batch(model: PolicyModel, *, hints: bool = False, version: int = 1) -> list[TrainingSample]:
+    """Nine samples of unequal length; recorded log-probs near the model's; every other one has a hint."""
+    shapes = [(5, 1), (12, 9), (30, 14), (3, 22), (8, 6), (17, 3), (40, 11), (2, 2), (9, 17)]
+    sequences = random_sequences(shapes, seed=11)
+    generator = torch.Generator().manual_seed(12)
+    samples = []
+    for index, sequence in enumerate(sequences):
+        with torch.no_grad():
+            logprobs = model(collate(sequences, [index])).logprobs_N
+        noise = 0.15 * torch.randn(logprobs.shape, generator=generator)
+        hint = torch.randint(0, VOCAB, (7,), generator=generator).tolist()
+        samples.append(
+            TrainingSample(
+                key=sequence.key,
+                prompt_ids=sequence.prompt_ids,
+                response_ids=sequence.response_ids,
+                behaviour_logprobs=(logprobs + noise).clamp(max=0).tolist(),
+                temperature=sequence.temperature,
+                version=version,
+                reward=1.0 if index % 3 else -1.0,
+                hinted_prompt_ids=[*sequence.prompt_ids, *hint] if hints and index % 2 else None,
+            )
+        )
+    return samples
