@@ -9,14 +9,16 @@ import json
 import sys
 from dataclasses import asdict
 from pathlib import Path
+from typing import Any
 
 import pytest
 import torch
 import torch.distributed as dist
 
+from clawloop.algorithms.scoring import Scores, score
 from clawloop.errors import StepDiverged
 from clawloop.recipe import Distillation, Loss, Optimiser, Train
-from clawloop.training import step as step_module
+from clawloop.training import model as model_module
 from clawloop.training.adapter import BaseIdentity
 from clawloop.training.checkpoint import begin, resume, save_version
 from clawloop.training.collate import Limits
@@ -67,7 +69,7 @@ def four_steps(base: Path, out: Path, ranks: Ranks) -> list[dict[str, object]]:
 
 
 def one_rank_fails(base: Path, ranks: Ranks) -> dict[str, object]:
-    """Rank 1 finds a bad number; both must raise, and both can go on afterwards."""
+    """Rank 1 meets a bad number in its forward; both must raise, and both can go on afterwards."""
     model = load(base, ranks, torch.float32)
     shake = random_batch(load_model(base, LORA, dtype=torch.float32, device=CPU), version=0)
     optimizer = make_optimizer(model, RECIPE.optimiser)
@@ -76,10 +78,12 @@ def one_rank_fails(base: Path, ranks: Ranks) -> dict[str, object]:
     with pytest.MonkeyPatch.context() as patch:
         if ranks.rank == 1:
 
-            def fails(*_: object) -> None:
-                raise StepDiverged("found on rank 1")
+            def score_or_fail(*arguments: Any, **named: Any) -> Scores:
+                if torch.is_grad_enabled():
+                    raise StepDiverged("found on rank 1")
+                return score(*arguments, **named)
 
-            patch.setattr(step_module, "step_loss", fails)
+            patch.setattr(model_module, "score", score_or_fail)
         try:
             first = train_step(model, optimizer, shake, RECIPE, LIMITS, ranks=ranks).loss
         except StepDiverged as error:
