@@ -43,9 +43,7 @@ def run_steps(
     clean, _ = fresh(base)
     versions = []
     for version in range(first, last + 1):
-        begin(clean, make_optimizer(clean, RECIPE.optimiser), seed=version)
-        torch.manual_seed(version)
-        batch = random_batch(clean, hints=True, version=0)
+        batch = random_batch(clean, hints=True, version=0, seed=version)
         train_step(model, optimizer, batch, RECIPE, LIMITS, parent=version - 1)
         written = save_version(parent, version, model, optimizer, identity(base))
         assert written is not None

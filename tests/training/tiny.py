@@ -93,11 +93,13 @@ def random_ids(count: int) -> list[int]:
     return ids
 
 
-def random_batch(model: PolicyModel, *, hints: bool = False, version: int = 1) -> list[TrainingSample]:
+def random_batch(
+    model: PolicyModel, *, hints: bool = False, version: int = 1, seed: int = 11
+) -> list[TrainingSample]:
     """Nine samples of unequal length; recorded log-probs near the model's; every other one has a hint."""
     shapes = [(5, 1), (12, 9), (30, 14), (3, 22), (8, 6), (17, 3), (40, 11), (2, 2), (9, 17)]
-    sequences = random_sequences(shapes, seed=11)
-    generator = torch.Generator().manual_seed(12)
+    sequences = random_sequences(shapes, seed=seed)
+    generator = torch.Generator().manual_seed(seed + 1)
     samples = []
     for index, sequence in enumerate(sequences):
         with torch.no_grad():
