@@ -38,7 +38,7 @@ def together(base: Path, tmp_path_factory: pytest.TempPathFactory) -> tuple[Path
     torchrun = [sys.executable, "-m", "torch.distributed.run", "--standalone", "--nproc-per-node", "2"]
     worker = ["-m", "tests.training.two_ranks", str(base), str(out)]
     done = subprocess.run([*torchrun, *worker], capture_output=True, text=True, timeout=120, check=False)
-    assert done.returncode == 0, done.stderr[-3000:]
+    assert done.returncode == 0, done.stderr
     result: dict[str, Any] = json.loads((out / "result.json").read_text())
     return out, result
 
