@@ -14,7 +14,7 @@ from torch import Tensor
 
 from clawloop.algorithms.aggregation import Aggregation, Divisor, aggregate
 from clawloop.algorithms.kl import kl_loss
-from clawloop.algorithms.metrics import SampleMetrics, sample_metrics
+from clawloop.algorithms.metrics import SampleMetrics, metrics_of_trained
 from clawloop.algorithms.policy_gradient import Clip, policy_gradient_loss
 from clawloop.algorithms.scoring import Scores
 from clawloop.algorithms.streams import Streams
@@ -84,8 +84,11 @@ def step_loss(batch: Sequence[tuple[Scores, Streams]], plan: LossPlan, divisor: 
     if not batch or len(batch) > divisor.samples:
         raise NothingToTrain(f"{len(batch)} samples of a step that counts {divisor.samples}")
     shares: dict[Part, list[Tensor]] = {}
+    metrics: list[SampleMetrics] = []
     for index, (scores, streams) in enumerate(batch):
-        for part, loss_N in _parts(scores.at(streams.response_mask_T), streams.trained(), plan).items():
+        trained_scores, trained = scores.at(streams.response_mask_T), streams.trained()
+        metrics.append(metrics_of_trained(trained_scores, trained, plan.clip))
+        for part, loss_N in _parts(trained_scores, trained, plan).items():
             share = aggregate(loss_N, divisor, plan.aggregation)
             if not bool(share.isfinite()):
                 raise StepDiverged(f"the {part} loss of sample {index} is not finite")
@@ -95,7 +98,7 @@ def step_loss(batch: Sequence[tuple[Scores, Streams]], plan: LossPlan, divisor: 
     return StepLoss(
         loss=sum(values[1:], start=values[0]),
         parts={part: float(total.detach()) for part, total in totals.items()},
-        metrics=tuple(sample_metrics(scores, streams, plan.clip) for scores, streams in batch),
+        metrics=tuple(metrics),
     )
 
 

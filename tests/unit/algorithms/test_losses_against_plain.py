@@ -52,6 +52,7 @@ def test_the_loss_equals_the_plain_one(data: st.DataObject) -> None:
     batch = data.draw(batches(plan))
     loss = run(batch, [logits_of(sample) for sample in batch], as_plan(plan))
     assert loss.loss.item() == pytest.approx(batch_loss(batch, plan), rel=1e-9, abs=1e-12)
+    assert [metrics.tokens for metrics in loss.metrics] == [sum(sample.mask) for sample in batch]
     assert sum(loss.parts.values()) == pytest.approx(loss.loss.item(), rel=1e-9, abs=1e-12)
 
 
