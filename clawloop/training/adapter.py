@@ -183,9 +183,7 @@ def read_adapter(path: Path, architecture: Architecture, *, base: BaseIdentity |
         config = _PeftConfig.model_validate_json(_read_file(path / CONFIG_FILE))
         stored = load(_read_file(path / WEIGHTS_FILE))
         written_for = (
-            BaseIdentity.model_validate_json(_read_file(path / BASE_FILE))
-            if (path / BASE_FILE).exists()
-            else None
+            BaseIdentity.model_validate_json(_read_file(path / BASE_FILE)) if (path / BASE_FILE).exists() else None
         )
     except (ValidationError, SafetensorError) as error:
         raise AdapterUnusable(f"{path} is damaged: {error}") from error

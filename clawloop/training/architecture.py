@@ -61,9 +61,7 @@ def read_architecture(checkpoint: Path) -> Architecture:
         raise ModelUnsupported(f"{checkpoint} has no readable config.json: {error}") from error
     names = config.get("architectures") or []
     if len(names) != 1 or SUPPORTED.get(names[0]) != config.get("model_type"):
-        raise ModelUnsupported(
-            f"{checkpoint} is {' + '.join(names) or config.get('model_type')}; {_SUPPORTED_TEXT}"
-        )
+        raise ModelUnsupported(f"{checkpoint} is {' + '.join(names) or config.get('model_type')}; {_SUPPORTED_TEXT}")
     for what, found in _unsupported_features(config).items():
         raise ModelUnsupported(f"{checkpoint} uses {what} ({found}), which the trainer does not compute")
     rope = config.get("rope_parameters") or {}

@@ -65,9 +65,7 @@ class BaseWeights:
         """
         wanted = set(names)
         if missing := sorted(wanted - self.names):
-            raise ModelUnsupported(
-                f"{self._checkpoint} lacks {len(missing)} tensors, the first is {missing[0]}"
-            )
+            raise ModelUnsupported(f"{self._checkpoint} lacks {len(missing)} tensors, the first is {missing[0]}")
         try:
             for file_name, held in self.files().items():
                 if chosen := [name for name in held if name in wanted]:

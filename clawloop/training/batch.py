@@ -60,9 +60,7 @@ class TrainingSample:
     def hinted_sequence(self) -> TokenSequence:
         """The same response after the prompt with the hint; only if there is one."""
         assert self.hinted_prompt_ids is not None
-        return TokenSequence(
-            f"{self.key} with hint", self.hinted_prompt_ids, self.response_ids, self.temperature
-        )
+        return TokenSequence(f"{self.key} with hint", self.hinted_prompt_ids, self.response_ids, self.temperature)
 
 
 @dataclass(frozen=True, slots=True)
@@ -114,9 +112,7 @@ def share_out(
     )
 
 
-def _plan_per_rank(
-    hinted: Mapping[int, TokenSequence], per_rank: Sequence[Bins], limits: Limits
-) -> list[Bins]:
+def _plan_per_rank(hinted: Mapping[int, TokenSequence], per_rank: Sequence[Bins], limits: Limits) -> list[Bins]:
     planned: list[Bins] = []
     for bins in per_rank:
         own = [index for members in bins for index in members if index in hinted]

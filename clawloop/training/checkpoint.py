@@ -70,9 +70,7 @@ def save_version(
     return write_version(parent, version, files | {STATE_FILE: content, _DIGEST_FILE: digest})
 
 
-def resume(
-    path: Path, sha256: str, model: PolicyModel, optimizer: torch.optim.Optimizer, base: BaseIdentity
-) -> None:
+def resume(path: Path, sha256: str, model: PolicyModel, optimizer: torch.optim.Optimizer, base: BaseIdentity) -> None:
     """Put model, optimiser and random state where this version left them.
 
     Raises:

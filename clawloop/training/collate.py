@@ -141,20 +141,14 @@ def plan(sequences: Sequence[TokenSequence], limits: Limits) -> tuple[tuple[int,
 
 def _check(sequence: TokenSequence, limits: Limits) -> None:
     if sequence.input_tokens > limits.max_tokens:
-        raise SampleUnusable(
-            sequence.key, f"{sequence.input_tokens} tokens, the trainer takes {limits.max_tokens}"
-        )
+        raise SampleUnusable(sequence.key, f"{sequence.input_tokens} tokens, the trainer takes {limits.max_tokens}")
     lowest = min(min(sequence.prompt_ids), min(sequence.response_ids))
     highest = max(max(sequence.prompt_ids), max(sequence.response_ids))
     if lowest < 0 or highest >= limits.vocab_size:
-        raise SampleUnusable(
-            sequence.key, f"token ids {lowest} to {highest}, the vocabulary has {limits.vocab_size}"
-        )
+        raise SampleUnusable(sequence.key, f"token ids {lowest} to {highest}, the vocabulary has {limits.vocab_size}")
 
 
-def collate(
-    sequences: Sequence[TokenSequence] | Mapping[int, TokenSequence], members: Sequence[int]
-) -> Packed:
+def collate(sequences: Sequence[TokenSequence] | Mapping[int, TokenSequence], members: Sequence[int]) -> Packed:
     """These samples of the batch, end to end, on the CPU."""
     tokens: list[int] = []
     positions: list[int] = []

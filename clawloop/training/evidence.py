@@ -66,9 +66,7 @@ def scores_by_sample(packed: Packed, reading: Reading) -> dict[int, Scores]:
         "tail_T": reading.tails_N,
     }
     apart = {name: packed.split(values) for name, values in columns.items() if values is not None}
-    return {
-        member: Scores(**{name: parts[member] for name, parts in apart.items()}) for member in packed.members
-    }
+    return {member: Scores(**{name: parts[member] for name, parts in apart.items()}) for member in packed.members}
 
 
 @dataclass(frozen=True, slots=True)
@@ -130,9 +128,7 @@ class Passes:
                 set_adapter(self.model, own)
 
 
-def gather_evidence(
-    passes: Passes, samples: Sequence[TrainingSample], share: Share, recipe: Train
-) -> Evidence:
+def gather_evidence(passes: Passes, samples: Sequence[TrainingSample], share: Share, recipe: Train) -> Evidence:
     """Run the passes and put what they say beside what was recorded.
 
     Raises:
@@ -155,9 +151,7 @@ def gather_evidence(
     teacher_ids: dict[int, Tensor] = {}
     for version, packs in share.hinted_packs.items():
         with passes.as_version(version):
-            scores, ids = passes.read(
-                "teacher", packs, top_k=None if of_student else top_k, at_ids=policy_ids
-            )
+            scores, ids = passes.read("teacher", packs, top_k=None if of_student else top_k, at_ids=policy_ids)
         teacher |= scores
         teacher_ids |= ids
     found = Evidence({}, {})

@@ -219,9 +219,7 @@ class PolicyModel(nn.Module):
             arguments = (hidden_ND[rows], packed.targets_N[rows], ids_NK, divisors, entropies, top_k)
             if len(hidden_ND) > at_once and torch.is_grad_enabled():
                 # Otherwise autograd would keep the logits of all chunks.
-                chunks.append(
-                    checkpoint(self._read, *arguments, use_reentrant=False, preserve_rng_state=False)
-                )
+                chunks.append(checkpoint(self._read, *arguments, use_reentrant=False, preserve_rng_state=False))
             else:
                 chunks.append(self._read(*arguments))
         return _concatenated(chunks)
@@ -297,9 +295,7 @@ def _is_adapter(name: str) -> bool:
     return ".lora_a." in name or ".lora_b." in name
 
 
-def _layer(
-    architecture: Architecture, lora: Lora, rope: nn.Module, max_tokens: int
-) -> TransformerSelfAttentionLayer:
+def _layer(architecture: Architecture, lora: Lora, rope: nn.Module, max_tokens: int) -> TransformerSelfAttentionLayer:
     width, inner = architecture.hidden_size, architecture.intermediate_size
     heads, kv_heads = architecture.num_attention_heads, architecture.num_key_value_heads
     head_dim, eps = architecture.head_dim, architecture.rms_norm_eps

@@ -117,9 +117,7 @@ def train_step(
     dropped = _merged(ranks.gather(evidence.dropped))
     divisor = sum(ranks.gather(Divisor.of(evidence.streams.values())), start=Divisor(0, 0))
     if divisor.samples == 0:
-        raise NothingToTrain(
-            f"no sample of {len(samples)} is left: {'; '.join(sorted(set(dropped.values())))}"
-        )
+        raise NothingToTrain(f"no sample of {len(samples)} is left: {'; '.join(sorted(set(dropped.values())))}")
     plan = LossPlan(**recipe.loss.model_dump())
     epochs: list[_Epoch] = []
     for _ in range(recipe.optimiser.epochs):

@@ -102,9 +102,7 @@ def test_a_version_written_twice_is_kept_as_it_is(qwen3: Path, tmp_path: Path) -
         check_version(first.path, first.sha256)
 
 
-def test_a_write_that_fails_leaves_no_version(
-    qwen3: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
-) -> None:
+def test_a_write_that_fails_leaves_no_version(qwen3: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     files = files_of(load(qwen3, Lora(rank=4, alpha=8.0)), qwen3)
     synced: list[str] = []
     real = os.fsync

@@ -78,9 +78,7 @@ def test_what_one_rank_finds_wrong_stops_both_and_they_can_go_on(
     assert failure["after"] == pytest.approx(alone[1]["failure"]["first"], abs=1e-5)
 
 
-def test_two_ranks_train_in_bfloat16(
-    alone: tuple[Path, dict[str, Any]], together: tuple[Path, dict[str, Any]]
-) -> None:
+def test_two_ranks_train_in_bfloat16(alone: tuple[Path, dict[str, Any]], together: tuple[Path, dict[str, Any]]) -> None:
     assert together[1]["bfloat16"] == pytest.approx(alone[1]["bfloat16"], abs=0.02)
 
 

@@ -38,9 +38,7 @@ def base_and_adapter(tmp_path: Path, family: Family, *, tied: bool, shard_size: 
     return base, write_version(tmp_path / "versions", 1, files).path
 
 
-@pytest.mark.parametrize(
-    ("family", "tied", "shard_size"), [("qwen3", True, "1GB"), ("qwen2", False, "100KB")]
-)
+@pytest.mark.parametrize(("family", "tied", "shard_size"), [("qwen3", True, "1GB"), ("qwen2", False, "100KB")])
 def test_a_merged_checkpoint_loads_in_transformers_and_says_the_same(
     tmp_path: Path, family: Family, tied: bool, shard_size: str
 ) -> None:

@@ -49,9 +49,7 @@ def test_logits_in_float32_are_those_of_transformers(
 
 
 @pytest.mark.parametrize("family", ["qwen3", "qwen2"])
-def test_logits_in_bfloat16_are_as_near_to_float32_as_those_of_transformers(
-    tmp_path: Path, family: Family
-) -> None:
+def test_logits_in_bfloat16_are_as_near_to_float32_as_those_of_transformers(tmp_path: Path, family: Family) -> None:
     path = save_checkpoint(tmp_path, family, dtype=torch.bfloat16)
     ids = random_ids(120)
     with torch.no_grad():

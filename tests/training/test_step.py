@@ -68,9 +68,7 @@ def plain_logprobs(peft: nn.Module, prompt: list[int], response: list[int], temp
     return (logits / temperature).log_softmax(-1)
 
 
-def plain_gradients(
-    peft: nn.Module, samples: list[TrainingSample], recipe: Train
-) -> tuple[dict[str, Tensor], float]:
+def plain_gradients(peft: nn.Module, samples: list[TrainingSample], recipe: Train) -> tuple[dict[str, Tensor], float]:
     """The same step written out: one sample at a time, PPO clip and k3 as in DESIGN section 7."""
     total = sum(sum(s.response_mask or [True] * len(s.response_ids)) for s in samples)
     loss = torch.zeros(())
@@ -93,9 +91,7 @@ def plain_gradients(
         objective = torch.where(advantage < 0, torch.maximum(objective, 3 * advantage), objective)
         k3 = (base - logp).exp() - 1 - (base - logp)
         per_token = -objective + recipe.loss.kl * rho.clamp(0, 2).detach() * k3
-        share = (
-            per_token.sum() / total if recipe.loss.aggregation == "token" else per_token.mean() / len(samples)
-        )
+        share = per_token.sum() / total if recipe.loss.aggregation == "token" else per_token.mean() / len(samples)
         loss = loss + share
     loss.backward()  # type: ignore[no-untyped-call]
     named = dict(peft.named_parameters())
@@ -145,9 +141,7 @@ def test_gradient_checkpointing_changes_memory_not_the_gradient(qwen3: Path) -> 
 
 
 @pytest.mark.parametrize("of", ["student", "teacher"])
-def test_distillation_follows_the_reverse_kl_over_top_k_and_tail(
-    qwen3: Path, tmp_path: Path, of: str
-) -> None:
+def test_distillation_follows_the_reverse_kl_over_top_k_and_tail(qwen3: Path, tmp_path: Path, of: str) -> None:
     model = load(qwen3)
     recipe = Train(
         loss=Loss(policy_gradient=0, distillation=1.0, kl=0),
@@ -206,9 +200,7 @@ def test_several_epochs_update_several_times_with_the_first_policy_as_anchor(qwe
     for epochs in (1, 3):
         model = load(qwen3)
         before = adapter_tensors(model)
-        recipe = Train(
-            loss=Loss(correction="decoupled"), optimiser=Optimiser(lr=1e-3, epochs=epochs, weight_decay=0)
-        )
+        recipe = Train(loss=Loss(correction="decoupled"), optimiser=Optimiser(lr=1e-3, epochs=epochs, weight_decay=0))
         optimizer = make_optimizer(model, recipe.optimiser)
         train_step(model, optimizer, random_batch(model), recipe, WIDE, parent=1)
         assert {float(state["step"]) for state in optimizer.state.values()} == {epochs}
@@ -245,9 +237,7 @@ def test_masked_tokens_teach_nothing(qwen3: Path) -> None:
     ("bounds", "message"),
     [(Bounds(ratio=0.5), "mean ratio .* bound 0.5"), (Bounds(kl=1e-6), "mean KL to the base .* bound 1e-06")],
 )
-def test_a_step_over_a_bound_is_refused_before_the_optimiser_moves(
-    bounds: Bounds, message: str, qwen3: Path
-) -> None:
+def test_a_step_over_a_bound_is_refused_before_the_optimiser_moves(bounds: Bounds, message: str, qwen3: Path) -> None:
     model = load(qwen3)
     before = adapter_tensors(model)
     optimizer = make_optimizer(model, Optimiser())

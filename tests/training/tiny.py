@@ -93,9 +93,7 @@ def random_ids(count: int) -> list[int]:
     return ids
 
 
-def random_batch(
-    model: PolicyModel, *, hints: bool = False, version: int = 1, seed: int = 11
-) -> list[TrainingSample]:
+def random_batch(model: PolicyModel, *, hints: bool = False, version: int = 1, seed: int = 11) -> list[TrainingSample]:
     """Nine samples of unequal length; recorded log-probs near the model's; every other one has a hint."""
     shapes = [(5, 1), (12, 9), (30, 14), (3, 22), (8, 6), (17, 3), (40, 11), (2, 2), (9, 17)]
     sequences = random_sequences(shapes, seed=seed)
