@@ -18,8 +18,8 @@ test: setup  ## all checks and tests, on real PostgreSQL, Temporal and vLLM
 	@$(MAKE) --no-print-directory check
 	$(VENV)/python -m pytest $(ARGS)
 
-quick: setup  ## what needs no engine, under a minute
-	$(VENV)/python -m pytest -m "not engine" $(ARGS)
+quick: setup  ## what needs no engine and no patience, under a minute
+	$(VENV)/python -m pytest -m "not engine and not slow" $(ARGS)
 
 check: setup  ## ruff, mypy strict, import-linter
 	$(VENV)/ruff check .

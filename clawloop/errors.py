@@ -6,10 +6,13 @@ ClawloopError
 │   ├── EngineRejected          an engine refused the request; its status, code and message are kept
 │   ├── EngineAnswerUnusable    an engine's answer cannot be read, or its lengths disagree
 │   ├── RecordUnusable          a spooled turn that cannot be entered
+│   ├── ModelUnsupported        the trainer cannot load this checkpoint: says what it can load
+│   ├── SampleUnusable          a sample cannot be trained as it is: too long, or its parts disagree
+│   ├── AdapterUnusable         an adapter directory is damaged, or made for another base model
 │   ├── RecipeRejected          a recipe with unknown, wrong or contradictory keys: names the key
 │   ├── StreamsUnusable         per-token numbers of a sample disagree in length, are not finite or impossible
 │   ├── NothingToTrain          a batch or sample in which no token would get a gradient
-│   ├── StepDiverged            a forward pass or a loss is not finite: the step is quarantined
+│   ├── StepDiverged            a step is not finite, or its KL or ratio out of bounds: it is quarantined
 │   ├── JudgeRefused            a judge will not take this question: too long, or its address or key is wrong
 │   └── SetupError              this machine or its settings are at fault: says what to change
 └── TransientError              trying again later may help
@@ -77,6 +80,28 @@ class RecordUnusable(PermanentError):
     """A spooled turn that cannot be entered; it is set aside, not deleted."""
 
 
+class ModelUnsupported(PermanentError):
+    """The trainer cannot load this checkpoint; the message says what it found and what it can load."""
+
+
+class SampleUnusable(PermanentError):
+    """A sample cannot be trained as it is; it is left out of the batch for good.
+
+    Args:
+        sample: its key.
+        reason: shown to people, e.g. `9000 tokens, the trainer takes 8192`.
+    """
+
+    def __init__(self, sample: str, reason: str):
+        super().__init__(f"sample {sample}: {reason}")
+        self.sample = sample
+        self.reason = reason
+
+
+class AdapterUnusable(PermanentError):
+    """An adapter directory is damaged, or made for another base model; training pauses with this reason."""
+
+
 class RecipeRejected(PermanentError):
     """A recipe with unknown, wrong or contradictory keys.
 
@@ -104,7 +129,10 @@ class NothingToTrain(PermanentError):
 
 
 class StepDiverged(PermanentError):
-    """A forward pass or a loss is not finite; the step is not committed and its samples are quarantined."""
+    """A step's numbers are not finite, or its KL or ratio is out of bounds.
+
+    The optimiser has not moved; the step is not committed and its samples are quarantined with this reason.
+    """
 
 
 class JudgeRefused(PermanentError):

@@ -161,9 +161,7 @@ def rejected(error: ValidationError, model: type[BaseModel]) -> RecipeRejected:
         return RecipeRejected("unknown key", field=field, near=_near_key(path, model))
     near = None
     if problem["type"] == "literal_error":
-        choices = [
-            choice.strip("'") for choice in problem["ctx"]["expected"].replace(" or ", ", ").split(", ")
-        ]
+        choices = [choice.strip("'") for choice in problem["ctx"]["expected"].replace(" or ", ", ").split(", ")]
         near = next(iter(get_close_matches(str(problem["input"]), choices, n=1)), None)
     return RecipeRejected(problem["msg"][0].lower() + problem["msg"][1:], field=field, near=near)
 

@@ -30,6 +30,8 @@ def pytest_collection_modifyitems(items: list[pytest.Item]) -> None:
     for item in items:
         if "postgres_server" in getattr(item, "fixturenames", ()):
             item.add_marker(pytest.mark.postgres)
+        if "training" in item.path.parts:
+            item.add_marker(pytest.mark.slow)  # models, if tiny ones
 
 
 @pytest.fixture(scope="session")

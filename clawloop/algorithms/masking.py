@@ -21,9 +21,7 @@ def predicting_positions(prompt_tokens: int, response_tokens: int) -> slice:
         StreamsUnusable: no prompt token, so that nothing predicts the first response token; or no response.
     """
     if prompt_tokens < 1 or response_tokens < 1:
-        raise StreamsUnusable(
-            f"{prompt_tokens} prompt and {response_tokens} response tokens: nothing to score"
-        )
+        raise StreamsUnusable(f"{prompt_tokens} prompt and {response_tokens} response tokens: nothing to score")
     return slice(prompt_tokens - 1, prompt_tokens - 1 + response_tokens)
 
 

@@ -51,9 +51,7 @@ def metrics_of_trained(scores: Scores, streams: Streams, clip: Clip) -> SampleMe
         found["ratio_mean"], found["ratio_max"] = ratio_N.mean(), ratio_N.max()
         found["mean_abs_log_ratio"] = (scores.logprob_T - streams.behaviour_logprob_T).abs().mean()
         if streams.advantage_T is not None:
-            base_N = (
-                ratio_N if streams.prox_logprob_T is None else ratio(scores.logprob_T, streams.prox_logprob_T)
-            )
+            base_N = ratio_N if streams.prox_logprob_T is None else ratio(scores.logprob_T, streams.prox_logprob_T)
             found["clip_share"] = is_clipped(base_N, streams.advantage_T, clip).double().mean()
     if streams.reference_logprob_T is not None:
         found["kl"] = k3(scores.logprob_T, streams.reference_logprob_T).mean()

@@ -43,9 +43,7 @@ class Scores:
             if value is None:
                 continue
             if value.ndim != (2 if field.name.endswith("_TK") else 1) or len(value) != len(self.logprob_T):
-                raise StreamsUnusable(
-                    f"{field.name} has shape {list(value.shape)} for {len(self.logprob_T)} tokens"
-                )
+                raise StreamsUnusable(f"{field.name} has shape {list(value.shape)} for {len(self.logprob_T)} tokens")
             if not bool(value.isfinite().all()):
                 raise StepDiverged(f"{field.name} of a forward pass is not finite")
 

@@ -81,9 +81,7 @@ class Streams:
             raise StreamsUnusable("a token id stands twice among the top-K of one position")
         mass_T = logprobs_TK.double().exp().sum(dim=-1) + tail_T.double().exp()
         if bool(((mass_T - 1).abs() > _MASS_TOLERANCE).any()):
-            raise StreamsUnusable(
-                f"top-K and tail add up to {mass_T.min():.3f}..{mass_T.max():.3f}, not to 1"
-            )
+            raise StreamsUnusable(f"top-K and tail add up to {mass_T.min():.3f}..{mass_T.max():.3f}, not to 1")
 
     def __len__(self) -> int:
         return self.response_mask_T.numel()

@@ -71,9 +71,7 @@ def gather(
 ) -> Evidence:
     """The evidence of a turn: its request's messages, its response, and what is known to have come after."""
     lasting = [
-        message
-        for message in messages
-        if not is_volatile(message) and _ROLES.get(str(message.get("role"))) != "system"
+        message for message in messages if not is_volatile(message) and _ROLES.get(str(message.get("role"))) != "system"
     ]
     at = next((i for i in reversed(range(len(lasting))) if lasting[i].get("role") == "user"), None)
     before, since = (lasting, []) if at is None else (lasting[:at], lasting[at + 1 :])
@@ -108,9 +106,7 @@ def blocks_of(evidence: Evidence, budgets: Budgets) -> list[Block]:
         *history[split:],
         *_section("reply", _ends(evidence.reply), budgets.reply),
         *_section("next", _ends(evidence.next_state), budgets.next),
-        *_section(
-            "feedback", [Said("user", evidence.feedback)] if evidence.feedback else [], budgets.feedback
-        ),
+        *_section("feedback", [Said("user", evidence.feedback)] if evidence.feedback else [], budgets.feedback),
     ]
 
 

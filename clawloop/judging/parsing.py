@@ -64,9 +64,7 @@ def parse_hint(answer: str, prompt: JudgePrompt) -> HintVote | None:
         end = said[-_LONGEST_HINT_LINES:].partition("\n")[2]  # begin with a whole line
     paragraph = re.split(r"\n[ \t\r]*\n", end)[-1]
     forms = list(
-        re.finditer(
-            rf"^[ \t*_`]*hint\s+{prompt.mark}\W{{0,3}}?[:：]", paragraph, re.IGNORECASE | re.MULTILINE
-        )
+        re.finditer(rf"^[ \t*_`]*hint\s+{prompt.mark}\W{{0,3}}?[:：]", paragraph, re.IGNORECASE | re.MULTILINE)
     )
     if not forms:
         return None

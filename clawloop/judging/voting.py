@@ -83,9 +83,7 @@ def choice_logprobs(first_token: Mapping[str, float]) -> dict[Vote, float] | Non
         if not known:
             return None
         peak = max(known)
-        found[choice] = (
-            peak + math.log(sum(math.exp(value - peak) for value in known)) if peak > -math.inf else peak
-        )
+        found[choice] = peak + math.log(sum(math.exp(value - peak) for value in known)) if peak > -math.inf else peak
     return found
 
 

@@ -154,6 +154,8 @@ class _Run:
         self.stopping = True
         if self._spawning is not None:  # a process half started could not be told to end
             await asyncio.wait({self._spawning})
+            if self._spawning.exception() is None:
+                self._process = self._spawning.result()
         process = self._process
         if process is not None and process.returncode is None:
             self._say(PartState.STOPPING, "")

@@ -78,6 +78,6 @@ async def is_ready(http_port: int) -> bool:
                 wanted = {"config": {"workflowExecutionRetentionTtl": retention}}
                 async with session.post(f"{namespace}/update", json=wanted):
                     pass
-    except (aiohttp.ClientError, TimeoutError):
+    except (aiohttp.ClientError, TimeoutError, ValueError, LookupError):  # the last two: something else answers
         return False
     return True

@@ -106,9 +106,7 @@ def _of_sampling(sampling: Mapping[str, JsonValue], tools: Sequence[JsonValue] |
     reasons += [name for name in _ABSENT if _is_set(sampling.get(name))]
     reasons += [name for name in sampling if name.startswith("guided_") and _is_set(sampling[name])]
     response_format = sampling.get("response_format")
-    if _is_set(response_format) and not (
-        isinstance(response_format, dict) and response_format.get("type") == "text"
-    ):
+    if _is_set(response_format) and not (isinstance(response_format, dict) and response_format.get("type") == "text"):
         reasons.append("response_format")
     if sampling.get("tool_choice") not in (None, "auto", "none"):
         reasons.append("tool_choice")

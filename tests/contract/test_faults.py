@@ -31,7 +31,7 @@ from db.turns import PostgresTurnStore
 from tests.contract.conftest import PATIENT, Stores
 from tests.records import turn_record
 
-pytestmark = pytest.mark.postgres
+pytestmark = [pytest.mark.postgres, pytest.mark.slow]
 
 LIMIT = timedelta(milliseconds=500)
 

@@ -8,8 +8,8 @@ import signal
 import subprocess
 import sys
 import time
-from collections.abc import Iterator, Sequence
-from contextlib import contextmanager
+from collections.abc import AsyncIterator, Sequence
+from contextlib import asynccontextmanager
 from dataclasses import dataclass
 from pathlib import Path
 
@@ -61,8 +61,10 @@ async def prepared(database_url: str, engines: Sequence[str]) -> dict[str, str]:
     return await prepare(database_url, "tiny-random", ["qwen3-4b"], engines, {})
 
 
-@contextmanager
-def running_gateway(database_url: str, keys: dict[str, str], data: Path, port: int = 0) -> Iterator[RealGateway]:
+@asynccontextmanager
+async def running_gateway(
+    database_url: str, keys: dict[str, str], data: Path, port: int = 0
+) -> AsyncIterator[RealGateway]:
     port = port or choose_port("the gateway", "127.0.0.1", 0, "")
     data.mkdir(parents=True, exist_ok=True)
     with (data / "gateway.log").open("ab") as log:
@@ -75,11 +77,12 @@ def running_gateway(database_url: str, keys: dict[str, str], data: Path, port: i
         )
     gateway = RealGateway(f"http://127.0.0.1:{port}", database_url, keys["chat"], keys["admin"], data, process)
     try:
-        _wait_until_ready(gateway)
+        # In a thread: a fake engine may live in this event loop.
+        await asyncio.to_thread(_wait_until_ready, gateway)
         yield gateway
     finally:
         process.send_signal(signal.SIGTERM)
-        process.wait(20)
+        await asyncio.to_thread(process.wait, 20)
 
 
 def _wait_until_ready(gateway: RealGateway) -> None:

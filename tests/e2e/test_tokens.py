@@ -89,7 +89,7 @@ async def _gateway(server: Any, engine: str, data: Path, name: str) -> AsyncIter
     execute(server.url, f"CREATE DATABASE {name}")
     url = database_address(server.url, name)
     await asyncio.to_thread(migrate, url)
-    with running_gateway(url, await prepared(url, [engine]), data) as running:
+    async with running_gateway(url, await prepared(url, [engine]), data) as running:
         yield running
 
 

@@ -21,7 +21,7 @@ from clawloop.errors import SetupError
 from clawloop.local import postgres, service_user
 from clawloop.local.postgres import EmbeddedPostgres, running
 
-pytestmark = pytest.mark.postgres
+pytestmark = [pytest.mark.postgres, pytest.mark.slow]
 
 as_root = pytest.mark.skipif(os.geteuid() != 0, reason="only root has to become another user")
 on_linux = pytest.mark.skipif(sys.platform != "linux", reason="arranged with the Linux kernel")

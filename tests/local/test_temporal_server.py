@@ -8,6 +8,7 @@ from contextlib import closing
 from pathlib import Path
 
 import psutil
+import pytest
 from temporalio.api.workflowservice.v1 import DescribeNamespaceRequest
 from temporalio.client import Client
 
@@ -15,6 +16,8 @@ from clawloop.local import checks, parts, temporal_server
 from clawloop.local.part import PartState
 from clawloop.local.supervisor import Supervisor
 from tests.local.told import Told
+
+pytestmark = pytest.mark.slow
 
 
 async def retention_days(address: str) -> float:
@@ -35,7 +38,8 @@ async def test_a_started_workflow_survives_the_kill_of_its_server(tmp_path: Path
         assert await parts.answers_ok(f"http://127.0.0.1:{ports.ui}")
         client = await Client.connect(address)
         started = await client.start_workflow("Anything", id="kept", task_queue="nobody")
-        server = next(p for p in psutil.Process().children(recursive=True) if p.name() == "temporal")
+        family = psutil.Process().children(recursive=True)
+        server = next(p for p in family if p.name() == "temporal" and str(tmp_path) in " ".join(p.cmdline()))
         server.kill()
         await told.until("temporal", PartState.READY, times=2)
         described = await (await Client.connect(address)).get_workflow_handle("kept").describe()

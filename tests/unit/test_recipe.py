@@ -65,9 +65,7 @@ def test_the_loss_table_has_the_names_and_defaults_of_the_loss_plan() -> None:
 
 
 def test_the_hash_is_of_the_content_and_not_of_its_spelling() -> None:
-    one = read_recipe(
-        'name = "x"\n[train]\nbatch_samples = 8\nstaleness_versions = 2\n[train.loss]\nkl = 1\n'
-    )
+    one = read_recipe('name = "x"\n[train]\nbatch_samples = 8\nstaleness_versions = 2\n[train.loss]\nkl = 1\n')
     other = read_recipe(
         'name = "x"\n[train.loss]\nkl = 1.0  # the same\n'
         "[train]\nstaleness_versions = 2\nbatch_samples = 8\n[signal]\nm = 3\n"
@@ -107,9 +105,7 @@ def test_each_part_has_its_own_hash() -> None:
         ("[train]\nwhatever = 1", "train.whatever", None),
     ],
 )
-def test_an_unknown_key_or_word_is_refused_with_the_one_probably_meant(
-    text: str, field: str, near: str | None
-) -> None:
+def test_an_unknown_key_or_word_is_refused_with_the_one_probably_meant(text: str, field: str, near: str | None) -> None:
     with pytest.raises(RecipeRejected) as caught:
         read_recipe(f'name = "x"\n{text}')
     assert (caught.value.field, caught.value.near) == (field, near)

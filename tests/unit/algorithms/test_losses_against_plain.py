@@ -12,6 +12,8 @@ from hypothesis import strategies as st
 from tests.unit.algorithms.cases import as_plan, gradients, logits_of, random_sample, run
 from tests.unit.algorithms.plain import PlainPlan, PlainSample, batch_loss, near_a_kink
 
+pytestmark = pytest.mark.slow
+
 plans = st.builds(
     PlainPlan,
     policy_gradient=st.sampled_from([0.0, 0.7, 1.0]),

@@ -6,6 +6,7 @@ second the one the hint is about. The hint moves the second only, as a perfect h
 
 from __future__ import annotations
 
+import pytest
 import torch
 from torch import Tensor
 
@@ -14,6 +15,8 @@ from clawloop.algorithms.aggregation import Divisor
 from clawloop.algorithms.losses import LossPlan, step_loss
 from clawloop.algorithms.scoring import score
 from clawloop.algorithms.streams import Streams
+
+pytestmark = pytest.mark.slow
 
 BASE_TV = torch.zeros(2, 2, dtype=torch.float64)
 LEARNED_TV = torch.tensor([[3.0, 0.0], [0.0, 0.0]], dtype=torch.float64)  # 0.95 for the learned token

@@ -18,8 +18,7 @@ any_message: st.SearchStrategy[Message] = st.fixed_dictionaries(
     {},
     optional={
         "role": st.sampled_from(["user", "assistant", "tool", "system", "developer", "x"]) | json_values,
-        "content": json_values
-        | st.lists(st.fixed_dictionaries({"type": st.just("text"), "text": json_values})),
+        "content": json_values | st.lists(st.fixed_dictionaries({"type": st.just("text"), "text": json_values})),
         "tool_calls": json_values | st.lists(st.fixed_dictionaries({"function": json_values}), max_size=3),
         "refusal": json_values,
     },
@@ -116,9 +115,7 @@ def test_ten_megabytes_anywhere_stay_within_the_budget() -> None:
     assert all("characters cut" in block.text for block in blocks)
 
 
-@given(
-    st.lists(any_message, max_size=5), any_message, st.lists(any_message, max_size=5), st.integers(600, 2000)
-)
+@given(st.lists(any_message, max_size=5), any_message, st.lists(any_message, max_size=5), st.integers(600, 2000))
 def test_messages_of_any_shape_are_shown_within_the_budget(
     messages: list[Message], response: Message, next_state: list[Message], total: int
 ) -> None:

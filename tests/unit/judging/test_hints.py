@@ -39,9 +39,7 @@ def test_a_longer_hint_that_is_trivial_does_not_win() -> None:
         ([hint("The response was wrong.")], True, "hint dropped: repeats the verdict"),
     ],
 )
-def test_without_a_usable_hint_the_reason_is_kept(
-    votes: list[HintVote | None], answered: bool, why: str
-) -> None:
+def test_without_a_usable_hint_the_reason_is_kept(votes: list[HintVote | None], answered: bool, why: str) -> None:
     assert choose_hint(votes, evidence()) == HintChoice(None, answered, why)
 
 
@@ -74,9 +72,7 @@ def test_a_hint_in_a_script_without_spaces_can_repeat_the_request() -> None:
 
 def test_a_hint_that_cannot_be_used_leaves_the_turn_answered() -> None:
     found = choose_hint([hint("Use type hints.")], evidence())
-    assert without_hint(found, "template mismatch") == HintChoice(
-        None, answered=True, why="template mismatch"
-    )
+    assert without_hint(found, "template mismatch") == HintChoice(None, answered=True, why="template mismatch")
 
 
 def test_a_hint_goes_to_the_end_of_the_last_user_message_that_is_not_volatile() -> None:

@@ -49,9 +49,7 @@ def parses(answer: str, vote: JudgePrompt, hint: JudgePrompt) -> bool:
 
 
 def test_there_are_fifty_different_attempts() -> None:
-    assert (
-        len(ATTEMPTS) == len({attempt.name for attempt in ATTEMPTS}) == len({a.text for a in ATTEMPTS}) == 50
-    )
+    assert len(ATTEMPTS) == len({attempt.name for attempt in ATTEMPTS}) == len({a.text for a in ATTEMPTS}) == 50
 
 
 @pytest.mark.parametrize("channel", CHANNELS)

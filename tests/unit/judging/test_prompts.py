@@ -92,6 +92,4 @@ def test_a_prompt_stays_within_its_budget_plus_its_own_words_whatever_it_is_give
 
 def test_explicit_feedback_is_shown() -> None:
     prompt = vote_prompt(TURN, evidence(feedback="Too long for a phone."))
-    assert f"<feedback {prompt.mark} user>\nToo long for a phone.\n</feedback {prompt.mark}>" in question(
-        prompt
-    )
+    assert f"<feedback {prompt.mark} user>\nToo long for a phone.\n</feedback {prompt.mark}>" in question(prompt)

@@ -150,9 +150,7 @@ def test_hint_and_hinted_prompt_come_together() -> None:
         sample(decide(COMBINED, BAD, NO_HINT, None), hinted_prompt_ids=[1])
 
 
-@pytest.mark.parametrize(
-    "changes", [{"logprobs": [-0.1]}, {"prompt_ids": []}, {"response_ids": [], "logprobs": []}]
-)
+@pytest.mark.parametrize("changes", [{"logprobs": [-0.1]}, {"prompt_ids": []}, {"response_ids": [], "logprobs": []}])
 def test_ids_that_do_not_belong_together_raise(changes: dict[str, object]) -> None:
     with pytest.raises(EngineAnswerUnusable):
         sample(decide(BINARY, GOOD, NOT_ASKED, None), **changes)
@@ -209,9 +207,7 @@ def test_with_nothing_judged_that_can_be_trained_the_session_says_so(turns: list
     )
 
 
-@given(
-    st.lists(st.tuples(st.none() | st.floats(-1, 1), st.booleans(), st.booleans()), max_size=6), st.booleans()
-)
+@given(st.lists(st.tuples(st.none() | st.floats(-1, 1), st.booleans(), st.booleans()), max_size=6), st.booleans())
 def test_the_rule_never_gives_a_sample_without_gradient(
     turns: list[tuple[float | None, bool, bool]], direct: bool
 ) -> None:

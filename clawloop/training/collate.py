@@ -1,0 +1,183 @@
+"""Samples of unequal length laid end to end under a token budget, and the way back.
+
+Knows nothing about models or losses. Nothing is cut and nothing is padded: a sample that does not fit raises,
+and the only tokens that belong to no sample are those of `filler()`, which says so itself.
+"""
+
+from __future__ import annotations
+
+import math
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass, replace
+
+import torch
+from torch import Tensor
+
+from clawloop.errors import SampleUnusable
+
+
+@dataclass(frozen=True, slots=True)
+class TokenSequence:
+    """One prompt and the response sampled after it.
+
+    Args:
+        key: what errors call it, e.g. the sample's id.
+        prompt_ids: at least one.
+        response_ids: at least one; each is predicted from everything before it.
+        temperature: what the logits are divided by, as recorded when sampling; above 0.
+
+    Raises:
+        SampleUnusable: it has no prompt, no response, or was not sampled at a temperature above 0.
+    """
+
+    key: str
+    prompt_ids: Sequence[int]
+    response_ids: Sequence[int]
+    temperature: float
+
+    def __post_init__(self) -> None:
+        if not self.prompt_ids or not self.response_ids:
+            raise SampleUnusable(self.key, "prompt and response need at least one token each")
+        if not (math.isfinite(self.temperature) and self.temperature > 0):
+            raise SampleUnusable(self.key, f"temperature {self.temperature} cannot be trained")
+
+    @property
+    def input_tokens(self) -> int:
+        """Tokens the model reads: the last response token is predicted, never read."""
+        return len(self.prompt_ids) + len(self.response_ids) - 1
+
+
+@dataclass(frozen=True, slots=True)
+class Limits:
+    """What the trainer takes.
+
+    Args:
+        budget_tokens: tokens read in one micro-batch. A longer sample has a micro-batch of its own.
+        max_tokens: tokens read of one sample; the model's positions end there, or the memory does.
+        vocab_size: ids at or above it raise (on a GPU they would end the process).
+    """
+
+    budget_tokens: int
+    max_tokens: int
+    vocab_size: int
+
+
+@dataclass(frozen=True, slots=True)
+class Packed:
+    """One micro-batch: S tokens of several documents end to end, N response positions among them.
+
+    Args:
+        tokens_S: int64 token ids.
+        positions_S: int64; begins at 0 in each document.
+        lengths: tokens of each document, adding up to S; attention never crosses from one to the next.
+        rows_N: int64; index in S whose hidden state predicts a response token.
+        targets_N: int64; the response token it predicts.
+        response_lengths: response tokens of each document, adding up to N.
+        temperatures: what the logits of each document are divided by.
+        members: index in the batch of each document; empty for a filler.
+    """
+
+    tokens_S: Tensor
+    positions_S: Tensor
+    lengths: tuple[int, ...]
+    rows_N: Tensor
+    targets_N: Tensor
+    response_lengths: tuple[int, ...]
+    temperatures: tuple[float, ...]
+    members: tuple[int, ...]
+
+    @property
+    def is_filler(self) -> bool:
+        return not self.members
+
+    def to(self, device: torch.device) -> Packed:
+        return replace(
+            self,
+            tokens_S=self.tokens_S.to(device),
+            positions_S=self.positions_S.to(device),
+            rows_N=self.rows_N.to(device),
+            targets_N=self.targets_N.to(device),
+        )
+
+    def split(self, values_N: Tensor) -> dict[int, Tensor]:
+        """Values at the response positions, as one tensor for each sample's index in the batch."""
+        if self.is_filler:
+            return {}
+        parts = torch.split(values_N, list(self.response_lengths))
+        return dict(zip(self.members, parts, strict=True))
+
+    def join(self, values: Sequence[Tensor] | Mapping[int, Tensor]) -> Tensor:
+        """The reverse of `split`: values of the whole batch, by index → those of this micro-batch."""
+        parts = [values[member] for member in self.members]
+        if [len(part) for part in parts] != list(self.response_lengths):
+            raise ValueError(f"lengths {[len(p) for p in parts]} for responses of {self.response_lengths}")
+        return torch.cat(parts)
+
+
+def plan(sequences: Sequence[TokenSequence], limits: Limits) -> tuple[tuple[int, ...], ...]:
+    """Which samples share a micro-batch: first fit, longest first; equal lengths in the given order.
+
+    Returns:
+        Indices of `sequences`, each exactly once. The same input gives the same plan on every rank.
+
+    Raises:
+        SampleUnusable: a sample is too long, or has an id the vocabulary does not.
+    """
+    for sequence in sequences:
+        _check(sequence, limits)
+    bins: list[list[int]] = []
+    room: list[int] = []
+    for index in sorted(range(len(sequences)), key=lambda i: -sequences[i].input_tokens):
+        need = sequences[index].input_tokens
+        place = next((b for b, free in enumerate(room) if free >= need), None)
+        if place is None:
+            bins.append([])
+            room.append(limits.budget_tokens)
+            place = len(bins) - 1
+        bins[place].append(index)
+        room[place] -= need
+    return tuple(tuple(sorted(members)) for members in bins)
+
+
+def _check(sequence: TokenSequence, limits: Limits) -> None:
+    if sequence.input_tokens > limits.max_tokens:
+        raise SampleUnusable(sequence.key, f"{sequence.input_tokens} tokens, the trainer takes {limits.max_tokens}")
+    lowest = min(min(sequence.prompt_ids), min(sequence.response_ids))
+    highest = max(max(sequence.prompt_ids), max(sequence.response_ids))
+    if lowest < 0 or highest >= limits.vocab_size:
+        raise SampleUnusable(sequence.key, f"token ids {lowest} to {highest}, the vocabulary has {limits.vocab_size}")
+
+
+def collate(sequences: Sequence[TokenSequence] | Mapping[int, TokenSequence], members: Sequence[int]) -> Packed:
+    """These samples of the batch, end to end, on the CPU."""
+    tokens: list[int] = []
+    positions: list[int] = []
+    rows: list[int] = []
+    targets: list[int] = []
+    for member in members:
+        sequence = sequences[member]
+        start = len(tokens)
+        tokens.extend(sequence.prompt_ids)
+        tokens.extend(sequence.response_ids[:-1])
+        positions.extend(range(sequence.input_tokens))
+        rows.extend(range(start + len(sequence.prompt_ids) - 1, start + sequence.input_tokens))
+        targets.extend(sequence.response_ids)
+    return Packed(
+        torch.tensor(tokens, dtype=torch.int64),
+        torch.tensor(positions, dtype=torch.int64),
+        tuple(sequences[member].input_tokens for member in members),
+        torch.tensor(rows, dtype=torch.int64),
+        torch.tensor(targets, dtype=torch.int64),
+        tuple(len(sequences[member].response_ids) for member in members),
+        tuple(sequences[member].temperature for member in members),
+        tuple(members),
+    )
+
+
+def filler() -> Packed:
+    """One token of no sample, for a rank with nothing left: every rank must run as many forwards.
+
+    Its one position is read and its loss multiplied by zero.
+    """
+    zero = torch.zeros(1, dtype=torch.int64)
+    return Packed(zero, zero, (1,), zero, zero, (1,), (1.0,), ())

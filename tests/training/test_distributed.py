@@ -1,0 +1,101 @@
+"""Two ranks on gloo take the same steps as one process."""
+
+from __future__ import annotations
+
+import json
+import subprocess
+import sys
+from pathlib import Path
+from typing import Any
+
+import pytest
+import torch
+
+from clawloop.training.adapter import read_adapter
+from clawloop.training.architecture import read_architecture
+from clawloop.training.batch import share_out
+from clawloop.training.distributed import Ranks
+from clawloop.training.loading import load_model
+from tests.training.tiny import random_batch, save_checkpoint
+from tests.training.two_ranks import CPU, LIMITS, LORA, run
+
+
+@pytest.fixture(scope="module")
+def base(tmp_path_factory: pytest.TempPathFactory) -> Path:
+    return save_checkpoint(tmp_path_factory.mktemp("base"), tied=False)
+
+
+@pytest.fixture(scope="module")
+def alone(base: Path, tmp_path_factory: pytest.TempPathFactory) -> tuple[Path, dict[str, Any]]:
+    out = tmp_path_factory.mktemp("alone")
+    return out, json.loads(json.dumps(run(base, out, Ranks())))
+
+
+@pytest.fixture(scope="module")
+def together(base: Path, tmp_path_factory: pytest.TempPathFactory) -> tuple[Path, dict[str, Any]]:
+    out = tmp_path_factory.mktemp("together")
+    # --standalone takes a free port.
+    torchrun = [sys.executable, "-m", "torch.distributed.run", "--standalone", "--nproc-per-node", "2"]
+    worker = ["-m", "tests.training.two_ranks", str(base), str(out)]
+    done = subprocess.run([*torchrun, *worker], capture_output=True, text=True, timeout=120, check=False)
+    assert done.returncode == 0, done.stderr
+    result: dict[str, Any] = json.loads((out / "result.json").read_text())
+    return out, result
+
+
+def test_two_ranks_see_the_same_losses_as_one_process(
+    alone: tuple[Path, dict[str, Any]], together: tuple[Path, dict[str, Any]]
+) -> None:
+    for one, two in zip(alone[1]["reports"], together[1]["reports"], strict=True):
+        assert two["loss"] == pytest.approx(one["loss"], abs=1e-5)
+        assert two["grad_norm"] == pytest.approx(one["grad_norm"], rel=1e-4)
+        assert two["tokens"] == one["tokens"]
+        assert two["samples"].keys() == one["samples"].keys()
+        assert (one["fillers"], two["fillers"]) == (0, two["micro_batches"] - one["micro_batches"])
+    assert any(two["fillers"] for two in together[1]["reports"])
+
+
+def test_two_ranks_make_the_same_adapter_as_one_process(
+    base: Path, alone: tuple[Path, dict[str, Any]], together: tuple[Path, dict[str, Any]]
+) -> None:
+    architecture = read_architecture(base)
+    for version in (2, 4):
+        [one], [two] = (list(out.glob(f"v{version}-*")) for out, _ in (alone, together))
+        wanted, found = read_adapter(one, architecture).tensors, read_adapter(two, architecture).tensors
+        for name, tensor in wanted.items():
+            assert (found[name] - tensor).abs().max() < 1e-4
+        assert any(tensor.abs().max() > 1e-3 for name, tensor in wanted.items() if "lora_b" in name)
+
+
+def test_what_one_rank_finds_wrong_stops_both_and_they_can_go_on(
+    alone: tuple[Path, dict[str, Any]], together: tuple[Path, dict[str, Any]]
+) -> None:
+    failure = together[1]["failure"]
+    assert failure["raised"] == ["logprob_T of a forward pass is not finite"] * 2
+    assert alone[1]["failure"]["raised"] == [None]
+    # The step after the failure is the first that moves anything.
+    assert failure["first"] is None
+    assert failure["after"] == pytest.approx(alone[1]["failure"]["first"], abs=1e-5)
+
+
+def test_two_ranks_train_in_bfloat16(alone: tuple[Path, dict[str, Any]], together: tuple[Path, dict[str, Any]]) -> None:
+    assert together[1]["bfloat16"] == pytest.approx(alone[1]["bfloat16"], abs=0.02)
+
+
+def test_every_rank_runs_as_many_forwards_of_each_kind(base: Path) -> None:
+    model = load_model(base, LORA, dtype=torch.float32, device=CPU)
+    batch = [
+        *random_batch(model, hints=True, version=2),
+        *random_batch(model, hints=True, version=5)[:3],
+    ]
+    for world in (1, 2, 3, 16):
+        shares = [share_out(batch, LIMITS, teacher="policy", rank=r, world=world) for r in range(world)]
+        assert len({len(share.packs) for share in shares}) == 1
+        members = [m for share in shares for pack in share.packs for m in pack.members]
+        assert sorted(members) == list(range(len(batch)))
+        for version in (2, 5):
+            assert len({len(share.hinted_packs[version]) for share in shares}) == 1
+        for share in shares:
+            own = {m for pack in share.packs for m in pack.members}
+            hinted = {m for packs in share.hinted_packs.values() for pack in packs for m in pack.members}
+            assert hinted == {m for m in own if batch[m].hinted_prompt_ids is not None}

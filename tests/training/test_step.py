@@ -1,0 +1,355 @@
+"""One step against plain autograd over PEFT and transformers, and what it refuses to do."""
+
+from __future__ import annotations
+
+import math
+from pathlib import Path
+
+import pytest
+import torch
+from peft import PeftModel
+from torch import Tensor, nn
+
+from clawloop.errors import AdapterUnusable, NothingToTrain, SampleUnusable, StepDiverged
+from clawloop.recipe import Advantage, Bounds, Distillation, Loss, Optimiser, Train
+from clawloop.training.adapter import Adapter, BaseIdentity, adapter_files, write_version
+from clawloop.training.architecture import adapter_names
+from clawloop.training.batch import TrainingSample
+from clawloop.training.collate import Limits
+from clawloop.training.evidence import Progress
+from clawloop.training.loading import adapter_tensors, load_model
+from clawloop.training.model import Lora, PolicyModel
+from clawloop.training.step import StepReport, make_optimizer, train_step
+from tests.training.tiny import VOCAB, random_batch, reference_model, shake_adapter
+
+CPU = torch.device("cpu")
+WIDE = Limits(budget_tokens=4096, max_tokens=256, vocab_size=VOCAB)
+UNCLIPPED = Optimiser(grad_clip=1e9)
+
+
+def load(path: Path) -> PolicyModel:
+    model = load_model(path, Lora(rank=4, alpha=8.0), dtype=torch.float32, device=CPU)
+    shake_adapter(model)
+    return model
+
+
+def step(
+    model: PolicyModel, samples: list[TrainingSample], recipe: Train, limits: Limits = WIDE, parent: int = 1
+) -> StepReport:
+    return train_step(model, make_optimizer(model, recipe.optimiser), samples, recipe, limits, parent=parent)
+
+
+def gradients(model: PolicyModel) -> dict[str, Tensor]:
+    """What the last step left, by PEFT's names."""
+    names = adapter_names(model.architecture, model.lora.targets)
+    found = {}
+    for ours, parameter in model.adapter_parameters().items():
+        assert parameter.grad is not None
+        found[names[ours]] = parameter.grad.clone()
+    return found
+
+
+def relative_error(found: dict[str, Tensor], wanted: dict[str, Tensor]) -> float:
+    assert found.keys() == wanted.keys()
+    return max(float((found[name] - wanted[name]).norm() / wanted[name].norm()) for name in wanted)
+
+
+def peft_model(model: PolicyModel, base: Path, tmp_path: Path) -> nn.Module:
+    identity = BaseIdentity(name="tiny", fingerprint="")
+    files = adapter_files(Adapter(model.lora, adapter_tensors(model), identity), model.architecture)
+    written = write_version(tmp_path, 1, files)
+    peft: nn.Module = PeftModel.from_pretrained(reference_model(base), str(written.path), is_trainable=True)
+    return peft.eval()
+
+
+def plain_logprobs(peft: nn.Module, prompt: list[int], response: list[int], temperature: float) -> Tensor:
+    """Every logit of one unpacked sample, as [response, vocabulary]."""
+    logits: Tensor = peft(torch.tensor([prompt + response])).logits[0, len(prompt) - 1 : -1]
+    return (logits / temperature).log_softmax(-1)
+
+
+def plain_gradients(peft: nn.Module, samples: list[TrainingSample], recipe: Train) -> tuple[dict[str, Tensor], float]:
+    """The same step written out: one sample at a time, PPO clip and k3 as in DESIGN section 7."""
+    total = sum(sum(s.response_mask or [True] * len(s.response_ids)) for s in samples)
+    loss = torch.zeros(())
+    for sample in samples:
+        arguments = (list(sample.prompt_ids), list(sample.response_ids), sample.temperature)
+        chosen = torch.tensor(sample.response_ids)[:, None]
+        mask = torch.tensor(sample.response_mask or [True] * len(sample.response_ids))
+        logp = plain_logprobs(peft, *arguments).gather(-1, chosen)[:, 0][mask]
+        mu = torch.tensor(sample.behaviour_logprobs)[mask]
+        advantage = torch.full_like(mu, sample.reward or 0.0)
+        with torch.no_grad():
+            with peft.disable_adapter():  # type: ignore[operator]
+                base = plain_logprobs(peft, *arguments).gather(-1, chosen)[:, 0][mask]
+            if sample.hinted_prompt_ids is not None:
+                hinted = (list(sample.hinted_prompt_ids), list(sample.response_ids), sample.temperature)
+                taught = plain_logprobs(peft, *hinted).gather(-1, chosen)[:, 0][mask]
+                advantage = advantage + (taught - mu).clamp(-2, 2)
+        rho = (logp - mu).exp()
+        objective = torch.minimum(rho * advantage, rho.clamp(0.8, 1.28) * advantage)
+        objective = torch.where(advantage < 0, torch.maximum(objective, 3 * advantage), objective)
+        k3 = (base - logp).exp() - 1 - (base - logp)
+        per_token = -objective + recipe.loss.kl * rho.clamp(0, 2).detach() * k3
+        share = per_token.sum() / total if recipe.loss.aggregation == "token" else per_token.mean() / len(samples)
+        loss = loss + share
+    loss.backward()  # type: ignore[no-untyped-call]
+    named = dict(peft.named_parameters())
+    found = {name.replace(".default", ""): p.grad for name, p in named.items() if p.grad is not None}
+    return found, float(loss.detach())
+
+
+@pytest.mark.parametrize("checkpoint", ["qwen3", "qwen2"])
+@pytest.mark.parametrize("aggregation", ["token", "sequence"])
+def test_gradients_are_those_of_peft_and_transformers(
+    checkpoint: str, aggregation: str, tmp_path: Path, request: pytest.FixtureRequest
+) -> None:
+    base = request.getfixturevalue(checkpoint)
+    model = load(base)
+    recipe = Train(loss=Loss(kl=0.1, aggregation=aggregation), optimiser=UNCLIPPED)  # type: ignore[arg-type]
+    samples = random_batch(model, hints=True)
+    wanted, loss = plain_gradients(peft_model(model, base, tmp_path), samples, recipe)
+    report = step(model, samples, recipe, Limits(budget_tokens=60, max_tokens=256, vocab_size=VOCAB))
+    assert report.micro_batches > 2
+    assert report.loss == pytest.approx(loss, rel=1e-5)
+    assert relative_error(gradients(model), wanted) < 1e-5
+
+
+def test_the_budget_changes_memory_not_the_gradient(qwen3: Path) -> None:
+    found = []
+    for budget in (1, 50, 4096):
+        model = load(qwen3)
+        step(
+            model,
+            random_batch(model, hints=True),
+            Train(optimiser=UNCLIPPED),
+            Limits(budget_tokens=budget, max_tokens=256, vocab_size=VOCAB),
+        )
+        found.append(gradients(model))
+    assert relative_error(found[0], found[2]) < 1e-5
+    assert relative_error(found[1], found[2]) < 1e-5
+
+
+def test_gradient_checkpointing_changes_memory_not_the_gradient(qwen3: Path) -> None:
+    found = []
+    for again in (True, False):
+        model = load(qwen3)
+        model.gradient_checkpointing = again
+        step(model, random_batch(model), Train(optimiser=UNCLIPPED))
+        found.append(gradients(model))
+    assert relative_error(found[0], found[1]) < 1e-6
+
+
+@pytest.mark.parametrize("of", ["student", "teacher"])
+def test_distillation_follows_the_reverse_kl_over_top_k_and_tail(qwen3: Path, tmp_path: Path, of: str) -> None:
+    model = load(qwen3)
+    recipe = Train(
+        loss=Loss(policy_gradient=0, distillation=1.0, kl=0),
+        advantage=Advantage(verdict_weight=0, teacher_weight=0),
+        distillation=Distillation(top_k=5, top_k_of=of),  # type: ignore[arg-type]
+        optimiser=UNCLIPPED,
+    )
+    samples = [sample for sample in random_batch(model, hints=True) if sample.hinted_prompt_ids]
+    peft = peft_model(model, qwen3, tmp_path)
+    total = sum(len(sample.response_ids) for sample in samples)
+    loss = torch.zeros(())
+    for sample in samples:
+        response = list(sample.response_ids)
+        student = plain_logprobs(peft, list(sample.prompt_ids), response, sample.temperature)
+        with torch.no_grad():
+            taught = plain_logprobs(peft, list(sample.hinted_prompt_ids or []), response, sample.temperature)
+        ids = (student if of == "student" else taught).detach().topk(5).indices
+        rest = torch.ones_like(student, dtype=torch.bool).scatter(-1, ids, False)
+        for known in (student, taught):
+            assert known.exp().sum(-1).allclose(torch.ones(len(response)))
+        p, q = (
+            torch.cat([d.gather(-1, ids), d.masked_fill(~rest, -math.inf).logsumexp(-1, keepdim=True)], -1)
+            for d in (student, taught)
+        )
+        loss = loss + (p.exp() * (p - q)).sum() / total
+    loss.backward()  # type: ignore[no-untyped-call]
+    named = dict(peft.named_parameters())
+    wanted = {name.replace(".default", ""): p.grad for name, p in named.items() if p.grad is not None}
+    report = step(model, samples, recipe)
+    assert report.loss == pytest.approx(float(loss.detach()), rel=1e-4)
+    assert relative_error(gradients(model), wanted) < 1e-4
+
+
+def test_samples_with_and_without_hint_share_a_distillation_step(qwen3: Path) -> None:
+    model = load(qwen3)
+    samples = random_batch(model, hints=True)
+    recipe = Train(loss=Loss(distillation=1.0), distillation=Distillation(top_k=5))
+    report = step(model, samples, recipe)
+    assert set(report.parts) == {"policy_gradient", "distillation", "kl"}
+    assert set(report.samples) == {sample.key for sample in samples}
+
+
+def test_a_step_moves_wanted_replies_up_and_unwanted_down(qwen3: Path) -> None:
+    model = load(qwen3)
+    samples = random_batch(model)
+    recipe = Train(optimiser=Optimiser(lr=3e-3))
+    before = step(model, samples, recipe)
+    after = step(model, samples, recipe)
+    for sample in samples:
+        moved = (after.samples[sample.key].ratio_mean or 0) - (before.samples[sample.key].ratio_mean or 0)
+        assert moved * (sample.reward or 0) > 0
+
+
+def test_several_epochs_update_several_times_with_the_first_policy_as_anchor(qwen3: Path) -> None:
+    moved = []
+    for epochs in (1, 3):
+        model = load(qwen3)
+        before = adapter_tensors(model)
+        recipe = Train(loss=Loss(correction="decoupled"), optimiser=Optimiser(lr=1e-3, epochs=epochs, weight_decay=0))
+        optimizer = make_optimizer(model, recipe.optimiser)
+        train_step(model, optimizer, random_batch(model), recipe, WIDE, parent=1)
+        assert {float(state["step"]) for state in optimizer.state.values()} == {epochs}
+        after = adapter_tensors(model)
+        moved.append(sum(float((after[name] - before[name]).norm()) for name in before))
+    assert moved[1] > 1.5 * moved[0]
+
+
+def test_masked_tokens_teach_nothing(qwen3: Path) -> None:
+    whole_model, masked_model = load(qwen3), load(qwen3)
+    samples = random_batch(whole_model)
+    masked = [
+        TrainingSample(
+            key=s.key,
+            prompt_ids=s.prompt_ids,
+            response_ids=s.response_ids,
+            behaviour_logprobs=s.behaviour_logprobs,
+            temperature=s.temperature,
+            version=1,
+            reward=s.reward,
+            response_mask=[place > 0 for place in range(len(s.response_ids))],
+        )
+        for s in samples
+    ]
+    whole_report = step(whole_model, samples, Train())
+    masked_report = step(masked_model, masked, Train())
+    alone = [s.key for s in samples if len(s.response_ids) == 1]
+    assert whole_report.tokens - masked_report.tokens == len(samples)
+    assert list(masked_report.dropped) == alone
+    assert "none is trained" in masked_report.dropped[alone[0]]
+
+
+@pytest.mark.parametrize(
+    ("bounds", "message"),
+    [(Bounds(ratio=0.5), "mean ratio .* bound 0.5"), (Bounds(kl=1e-6), "mean KL to the base .* bound 1e-06")],
+)
+def test_a_step_over_a_bound_is_refused_before_the_optimiser_moves(bounds: Bounds, message: str, qwen3: Path) -> None:
+    model = load(qwen3)
+    before = adapter_tensors(model)
+    optimizer = make_optimizer(model, Optimiser())
+    with pytest.raises(StepDiverged, match=message):
+        train_step(model, optimizer, random_batch(model), Train(bounds=bounds), WIDE, parent=1)
+    assert not optimizer.state
+    assert all(torch.equal(before[name], tensor) for name, tensor in adapter_tensors(model).items())
+
+
+def test_numbers_that_are_not_finite_stop_the_step(qwen3: Path) -> None:
+    model = load(qwen3)
+    samples = random_batch(model)
+    with torch.no_grad():
+        next(iter(model.adapter_parameters().values()))[0, 0] = math.inf
+    optimizer = make_optimizer(model, Optimiser())
+    with pytest.raises(StepDiverged, match="not finite"):
+        train_step(model, optimizer, samples, Train(), WIDE, parent=1)
+    assert not optimizer.state
+
+
+def test_explicit_feedback_far_from_the_policy_is_dropped_as_drifted(qwen3: Path) -> None:
+    model = load(qwen3)
+    samples = random_batch(model)
+    far = [logprob - 1.5 for logprob in samples[0].behaviour_logprobs]
+    for explicit in (True, False):
+        changed = TrainingSample(
+            key="far",
+            prompt_ids=samples[0].prompt_ids,
+            response_ids=samples[0].response_ids,
+            behaviour_logprobs=far,
+            temperature=samples[0].temperature,
+            version=1,
+            reward=1.0,
+            explicit=explicit,
+        )
+        report = step(load(qwen3), [changed, *samples[1:]], Train())
+        assert ("far" in report.samples) is not explicit
+        assert ("drifted: mean |log ratio| 1.5" in report.dropped.get("far", "")) is explicit
+
+
+def test_a_batch_with_nothing_to_learn_from_is_no_step(qwen3: Path) -> None:
+    model = load(qwen3)
+    sample = random_batch(model)[0]
+    empty = TrainingSample(
+        key="empty",
+        prompt_ids=sample.prompt_ids,
+        response_ids=sample.response_ids,
+        behaviour_logprobs=sample.behaviour_logprobs,
+        temperature=sample.temperature,
+        version=1,
+        reward=None,
+    )
+    with pytest.raises(NothingToTrain, match="neither a verdict nor a hint"):
+        step(model, [empty], Train())
+
+
+def test_a_sample_whose_lengths_disagree_is_refused() -> None:
+    with pytest.raises(SampleUnusable, match="log-probs of length 1 for 2 response tokens"):
+        TrainingSample(
+            key="x",
+            prompt_ids=[1],
+            response_ids=[2, 3],
+            behaviour_logprobs=[-0.1],
+            temperature=1.0,
+            version=1,
+            reward=1.0,
+        )
+
+
+def test_the_version_that_answered_teaches_its_own_hint(qwen3: Path) -> None:
+    model = load(qwen3)
+    samples = random_batch(model, hints=True, version=1)
+    older = {name: tensor * 0.5 for name, tensor in adapter_tensors(model).items()}
+    asked: list[int] = []
+
+    def read_version(version: int) -> dict[str, Tensor]:
+        asked.append(version)
+        return older
+
+    recipe = Train(optimiser=UNCLIPPED)
+    found, ratios = {}, {}
+    for case, parent in (("same", 1), ("older", 3)):
+        model = load(qwen3)
+        optimizer = make_optimizer(model, recipe.optimiser)
+        report = train_step(model, optimizer, samples, recipe, WIDE, parent=parent, read_version=read_version)
+        ratios[case] = report.ratio
+        found[case] = gradients(model)
+    assert asked == [1]
+    assert ratios["older"] == ratios["same"], "what is trained is the parent, not the teacher"
+    assert relative_error(found["older"], found["same"]) > 1e-3
+    with pytest.raises(AdapterUnusable, match="version 1 is a teacher"):
+        step(load(qwen3), samples, recipe, parent=3)
+
+
+def test_the_base_model_may_teach_instead(qwen3: Path) -> None:
+    base_teacher = Train(advantage=Advantage(teacher="base"), optimiser=UNCLIPPED)
+    asked_base, of_base = load(qwen3), load(qwen3)
+    samples = random_batch(asked_base, hints=True, version=1)
+    step(asked_base, samples, base_teacher)
+    # Version 0 is the base model, so its hints are read by the base model too.
+    step(of_base, random_batch(of_base, hints=True, version=0), Train(optimiser=UNCLIPPED))
+    assert relative_error(gradients(asked_base), gradients(of_base)) < 1e-6
+
+
+def test_progress_is_told_after_every_micro_batch(qwen3: Path) -> None:
+    model = load(qwen3)
+    told: list[Progress] = []
+    optimizer = make_optimizer(model, Optimiser())
+    limits = Limits(budget_tokens=60, max_tokens=256, vocab_size=VOCAB)
+    samples = random_batch(model, hints=True)
+    report = train_step(model, optimizer, samples, Train(), limits, parent=1, report=told.append)
+    trained = [progress for progress in told if progress.stage == "train"]
+    assert [progress.done for progress in trained] == list(range(1, report.micro_batches + 1))
+    assert {progress.of for progress in trained} == {report.micro_batches}
+    assert list(dict.fromkeys(p.stage for p in told)) == ["reference", "teacher", "train"]

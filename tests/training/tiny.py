@@ -1,0 +1,119 @@
+"""Tiny random decoders from transformers; norms look trained, so that their order with RoPE shows."""
+
+from __future__ import annotations
+
+from pathlib import Path
+from typing import Literal
+
+import torch
+from torch import Tensor
+from transformers import PreTrainedModel, Qwen2Config, Qwen2ForCausalLM, Qwen3Config, Qwen3ForCausalLM
+
+from clawloop.training.batch import TrainingSample
+from clawloop.training.collate import TokenSequence, collate
+from clawloop.training.model import PolicyModel
+
+VOCAB = 199
+Family = Literal["qwen2", "qwen3"]
+
+
+def save_checkpoint(
+    path: Path,
+    family: Family = "qwen3",
+    *,
+    tied: bool = True,
+    shard_size: str = "1GB",
+    dtype: torch.dtype = torch.float32,
+    seed: int = 0,
+) -> Path:
+    """A checkpoint of about 100,000 parameters, as transformers writes it."""
+    torch.manual_seed(seed)
+    shape = {
+        "vocab_size": VOCAB,
+        "hidden_size": 48,
+        "intermediate_size": 80,
+        "num_hidden_layers": 3,
+        "num_attention_heads": 4,
+        "num_key_value_heads": 2,
+        "max_position_embeddings": 256,
+        "tie_word_embeddings": tied,
+        "rope_theta": 10000.0,
+    }
+    if family == "qwen3":
+        model = Qwen3ForCausalLM(Qwen3Config(**shape, head_dim=16))
+    else:
+        model = Qwen2ForCausalLM(Qwen2Config(**shape))
+    with torch.no_grad():
+        for name, parameter in model.named_parameters():
+            if "norm" in name:
+                parameter.copy_(1 + 0.5 * torch.randn_like(parameter))
+            elif name.endswith("bias"):
+                parameter.copy_(0.3 * torch.randn_like(parameter))
+            else:
+                parameter.mul_(5)
+    model.to(dtype).save_pretrained(path, max_shard_size=shard_size)
+    return path
+
+
+def reference_model(path: Path, dtype: torch.dtype = torch.float32) -> PreTrainedModel:
+    """The same checkpoint in transformers."""
+    config = Qwen3Config if "qwen3" in (path / "config.json").read_text() else Qwen2Config
+    made = Qwen3ForCausalLM if config is Qwen3Config else Qwen2ForCausalLM
+    return made.from_pretrained(path, dtype=dtype).eval()
+
+
+def random_sequences(lengths: list[tuple[int, int]], seed: int = 1) -> list[TokenSequence]:
+    """Sequences of (prompt, response) lengths, with temperatures from 0.6 up."""
+    generator = torch.Generator().manual_seed(seed)
+    sequences = []
+    for index, (prompt, response) in enumerate(lengths):
+        ids = torch.randint(0, VOCAB, (prompt + response,), generator=generator).tolist()
+        sequences.append(TokenSequence(f"s{index}", ids[:prompt], ids[prompt:], 0.6 + 0.1 * index))
+    return sequences
+
+
+def shake_adapter(model: PolicyModel, size: float = 0.1) -> None:
+    """Random A and B, so that the adapter does something."""
+    generator = torch.Generator().manual_seed(7)
+    with torch.no_grad():
+        for parameter in model.adapter_parameters().values():
+            parameter.copy_(size * torch.randn(parameter.shape, generator=generator))
+
+
+def all_logits(model: PolicyModel, ids: list[int]) -> Tensor:
+    """Logits at every position of one document."""
+    packed = collate([TokenSequence("all", ids, [0], 1.0)], [0])
+    with torch.no_grad():
+        return model.logits(model.hidden_states(packed))
+
+
+def random_ids(count: int) -> list[int]:
+    """The same token ids at every call."""
+    ids: list[int] = torch.randint(0, VOCAB, (count,), generator=torch.Generator().manual_seed(3)).tolist()
+    return ids
+
+
+def random_batch(model: PolicyModel, *, hints: bool = False, version: int = 1, seed: int = 11) -> list[TrainingSample]:
+    """Nine samples of unequal length; recorded log-probs near the model's; every other one has a hint."""
+    shapes = [(5, 1), (12, 9), (30, 14), (3, 22), (8, 6), (17, 3), (40, 11), (2, 2), (9, 17)]
+    sequences = random_sequences(shapes, seed=seed)
+    generator = torch.Generator().manual_seed(seed + 1)
+    samples = []
+    for index, sequence in enumerate(sequences):
+        with torch.no_grad():
+            logprobs = model(collate(sequences, [index])).logprobs_N
+        noise = 0.15 * torch.randn(logprobs.shape, generator=generator)
+        hint = torch.randint(0, VOCAB, (7,), generator=generator).tolist()
+        samples.append(
+            TrainingSample(
+                key=sequence.key,
+                prompt_ids=sequence.prompt_ids,
+                response_ids=sequence.response_ids,
+                behaviour_logprobs=(logprobs + noise).clamp(max=0).tolist(),
+                temperature=sequence.temperature,
+                version=version,
+                reward=1.0 if index % 3 else -1.0,
+                hinted_prompt_ids=[*sequence.prompt_ids, *hint] if hints and index % 2 else None,
+            )
+        )
+    return samples

@@ -1,0 +1,124 @@
+"""What two ranks under torchrun, or one process without it, do in `test_distributed.py`.
+
+Usage: `python -m tests.training.two_ranks BASE OUT`.
+"""
+
+from __future__ import annotations
+
+import json
+import os
+import sys
+from dataclasses import asdict
+from pathlib import Path
+from typing import Any
+
+import pytest
+import torch
+import torch.distributed as dist
+
+from clawloop.algorithms.scoring import Scores, score
+from clawloop.errors import StepDiverged
+from clawloop.recipe import Distillation, Loss, Optimiser, Train
+from clawloop.training import model as model_module
+from clawloop.training.adapter import BaseIdentity
+from clawloop.training.checkpoint import begin, resume, save_version
+from clawloop.training.collate import Limits
+from clawloop.training.distributed import Ranks, load_sharded_model
+from clawloop.training.loading import load_model
+from clawloop.training.model import Lora, PolicyModel
+from clawloop.training.step import make_optimizer, train_step
+from tests.training.tiny import VOCAB, random_batch, shake_adapter
+
+CPU = torch.device("cpu")
+LORA = Lora(rank=4, alpha=8.0)
+IDENTITY = BaseIdentity(name="tiny", fingerprint="same in both runs")
+# A budget of 40 makes five micro-batches of nine samples: an odd number for two ranks.
+LIMITS = Limits(budget_tokens=40, max_tokens=256, vocab_size=VOCAB)
+RECIPE = Train(
+    loss=Loss(kl=0.1, distillation=0.5),
+    distillation=Distillation(top_k=5),
+    optimiser=Optimiser(lr=5e-3, weight_decay=0.1),
+)
+
+
+def load(base: Path, ranks: Ranks, dtype: torch.dtype) -> PolicyModel:
+    make = load_sharded_model if ranks.world > 1 else load_model
+    return make(base, LORA, dtype=dtype, device=CPU)
+
+
+def four_steps(base: Path, out: Path, ranks: Ranks) -> list[dict[str, object]]:
+    """Two steps, a save, a resume into a fresh model, two more steps and a save."""
+    whole = load_model(base, LORA, dtype=torch.float32, device=CPU)
+    shake_adapter(whole)
+    batch = random_batch(whole, hints=True, version=0)
+    reports = []
+    model = load(base, ranks, torch.float32)
+    optimizer = make_optimizer(model, RECIPE.optimiser)
+    begin(model, optimizer)
+    for version in (1, 2, 3, 4):
+        report = train_step(model, optimizer, batch, RECIPE, LIMITS, parent=version - 1, ranks=ranks)
+        reports.append(asdict(report))
+        if version in (2, 4):
+            written = save_version(out, version, model, optimizer, IDENTITY, writes=ranks.is_first)
+            [*found] = ranks.gather(written)
+            assert found[0] is not None
+            assert found[1:] == [None] * (ranks.world - 1)
+            model = load(base, ranks, torch.float32)
+            optimizer = make_optimizer(model, RECIPE.optimiser)
+            resume(found[0].path, found[0].sha256, model, optimizer, IDENTITY)
+    return reports
+
+
+def one_rank_fails(base: Path, ranks: Ranks) -> dict[str, object]:
+    """Rank 1 meets a bad number in its forward; both must raise, and both can go on afterwards."""
+    model = load(base, ranks, torch.float32)
+    shake = random_batch(load_model(base, LORA, dtype=torch.float32, device=CPU), version=0)
+    optimizer = make_optimizer(model, RECIPE.optimiser)
+    begin(model, optimizer)
+    raised, first = None, None
+    with pytest.MonkeyPatch.context() as patch:
+        if ranks.rank == 1:
+
+            def score_or_fail(*arguments: Any, **named: Any) -> Scores:
+                if torch.is_grad_enabled():
+                    raise StepDiverged("found on rank 1")
+                return score(*arguments, **named)
+
+            patch.setattr(model_module, "score", score_or_fail)
+        try:
+            first = train_step(model, optimizer, shake, RECIPE, LIMITS, ranks=ranks).loss
+        except StepDiverged as error:
+            raised = str(error)
+    after = train_step(model, optimizer, shake, RECIPE, LIMITS, ranks=ranks)
+    return {"raised": ranks.gather(raised), "first": first, "after": after.loss}
+
+
+def in_bfloat16(base: Path, ranks: Ranks) -> float:
+    model = load(base, ranks, torch.bfloat16)
+    optimizer = make_optimizer(model, RECIPE.optimiser)
+    begin(model, optimizer)
+    batch = random_batch(load_model(base, LORA, dtype=torch.float32, device=CPU), version=0)
+    train_step(model, optimizer, batch, RECIPE, LIMITS, ranks=ranks)
+    return train_step(model, optimizer, batch, RECIPE, LIMITS, ranks=ranks).loss
+
+
+def run(base: Path, out: Path, ranks: Ranks) -> dict[str, object]:
+    return {
+        "reports": four_steps(base, out, ranks),
+        "failure": one_rank_fails(base, ranks),
+        "bfloat16": in_bfloat16(base, ranks),
+    }
+
+
+if __name__ == "__main__":
+    torch.set_num_threads(1)
+    dist.init_process_group("gloo")
+    found = run(Path(sys.argv[1]), Path(sys.argv[2]), Ranks.current())
+    if dist.get_rank() == 0:
+        (Path(sys.argv[2]) / "result.json").write_text(json.dumps(found))
+    dist.destroy_process_group()
+    # Seen now and then on a busy machine, after all work was done: "terminate called without an active
+    # exception" while Python shuts down, from a thread of torch's. So Python does not shut down.
+    sys.stdout.flush()
+    sys.stderr.flush()
+    os._exit(0)
