@@ -71,6 +71,24 @@ def gateway(
 
 
 @app.command()
+def worker(
+    role: Annotated[str, typer.Argument(help="orchestrator or judge.")],
+    health_port: Annotated[int, typer.Option(help="Loopback port of /healthz and /readyz; 0 serves none.")] = 0,
+    data: Data = None,
+) -> None:
+    """Do what Temporal hands out: sessions and their ledger, or judging."""
+    from clawloop.telemetry import configure_logging
+    from clawloop.workers import Role, run_worker
+
+    try:
+        chosen = Role(role)
+    except ValueError:
+        raise typer.BadParameter(f"{role!r}: use {' or '.join(Role)}", param_hint="ROLE") from None
+    configure_logging()
+    asyncio.run(run_worker(chosen, _settings(data), health_port))
+
+
+@app.command()
 def migrate(data: Data = None) -> None:
     """Bring the database to this version's schema."""
     from clawloop.processes import database_url

@@ -2,11 +2,12 @@
 
 from __future__ import annotations
 
+from collections.abc import Sequence
 from datetime import timedelta
 from functools import partial
 from typing import Any
 
-from sqlalchemy import func, or_, select
+from sqlalchemy import func, or_, select, update
 from sqlalchemy.ext.asyncio import AsyncConnection
 
 from clawloop.contracts import FeedbackGiven, SessionFacts, SessionState, TurnKind, TurnRecorded
@@ -47,6 +48,24 @@ class PostgresUpkeepStore:
             StoreUnavailable
         """
         return await self._database.run(partial(_sessions_left_open, age, limit))
+
+    async def mark_announced(self, turn_ids: Sequence[TurnId]) -> None:
+        """Note that the workflows of these turns were told of them; the first time counts.
+
+        Raises:
+            StoreUnavailable
+        """
+        told = update(Turn).where(Turn.id.in_(turn_ids), Turn.announced_at.is_(None))
+        await self._database.run(lambda connection: connection.execute(told.values(announced_at=func.now())))
+
+    async def mark_feedback_announced(self, feedback_ids: Sequence[FeedbackId]) -> None:
+        """Note that the workflows were told of this feedback; the last time counts.
+
+        Raises:
+            StoreUnavailable
+        """
+        told = update(Feedback).where(Feedback.id.in_(feedback_ids))
+        await self._database.run(lambda connection: connection.execute(told.values(announced_at=func.now())))
 
 
 async def _unannounced_turns(

@@ -77,11 +77,11 @@ class Bench:
 
     def rows(self, query: str, *values: object) -> list[dict[str, Any]]:
         with psycopg.connect(self.url, row_factory=dict_row) as connection:
-            return connection.execute(query, values).fetchall()  # type: ignore[call-overload]
+            return connection.execute(query, values).fetchall()
 
     def execute(self, query: str, *values: object) -> None:
         with psycopg.connect(self.url, autocommit=True) as connection:
-            connection.execute(query, values)  # type: ignore[call-overload]
+            connection.execute(query, values)
 
     def conversation(self, *asked: str | list[Message], session: str = "s", **fields: Any) -> list[TurnRecord]:
         """Turns that follow each other; each request holds all before it, and what `asked` adds."""

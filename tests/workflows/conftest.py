@@ -107,7 +107,7 @@ class Conversation:
     @property
     def handle(self) -> SessionHandle:
         return self.client.get_workflow_handle_for(
-            SessionWorkflow.run,  # type: ignore[arg-type]
+            SessionWorkflow.run,
             attributes.session_workflow_id(self.session),
         )
 

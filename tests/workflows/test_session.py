@@ -36,7 +36,7 @@ async def test_judging_never_blocks_later_turns_and_is_bounded(client: Client, s
     scripted.gate.set()
     await talk.say(ends=True)
     await talk.handle.result()
-    assert {ask.turn_id for ask in scripted.judged[:6]} == set(turns)
+    assert set(turns) < {ask.turn_id for ask in scripted.judged}
     assert scripted.most == 4
 
 
