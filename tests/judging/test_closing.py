@@ -25,7 +25,7 @@ async def test_every_main_turn_of_a_closed_session_has_an_outcome_and_says_why(b
     third = replace(third, turn_id=new_turn_id())  # the newest
     session = await bench.enter(first, side, second, retried, broken, third)
     await bench.tell(session, second)
-    await bench.tell(session, third)
+    await bench.tell(session, broken)  # its engine died, but its request says what came next
 
     closed = await bench.close(session)
 
