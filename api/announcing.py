@@ -1,4 +1,4 @@
-"""Telling sessions' workflows about stored turns, behind the chat's back.
+"""Telling sessions' workflows about stored turns and feedback, behind the chat's back.
 
 Knows nothing about Temporal. Best effort: a turn that is not announced here keeps `announced_at` NULL in Postgres,
 and the sweep announces it. So nothing here waits for long, keeps much, or raises to the chat.
@@ -10,10 +10,17 @@ import asyncio
 import logging
 import time
 
-from api.ports import Announcer, TurnStore
-from clawloop.contracts import EnteredTurn, SessionFacts, TurnKind, TurnRecord, TurnRecorded
+from api.ports import Announcer, FeedbackStore, TurnStore
+from clawloop.contracts import (
+    EnteredTurn,
+    FeedbackGiven,
+    SessionFacts,
+    StoredFeedback,
+    TurnKind,
+    TurnRecord,
+    TurnRecorded,
+)
 from clawloop.errors import AnnouncementFailed, StoreUnavailable
-from clawloop.ids import TurnId
 from clawloop.telemetry import GatewayMetrics
 
 log = logging.getLogger(__name__)
@@ -27,7 +34,7 @@ QUIET_SECONDS = 5.0
 # At shutdown: what is not told by then is the sweep's.
 FINISH_SECONDS = 1.0
 
-Told = tuple[SessionFacts, TurnRecorded]
+Told = tuple[SessionFacts, TurnRecorded | FeedbackGiven]
 
 
 class Announcements:
@@ -35,12 +42,15 @@ class Announcements:
 
     Args:
         announcer: None announces nothing: all is left to the sweep.
-        store: notes what was announced; nobody waits for it.
+        turns, feedback: note what was announced; nobody waits for them.
     """
 
-    def __init__(self, announcer: Announcer | None, store: TurnStore, metrics: GatewayMetrics) -> None:
+    def __init__(
+        self, announcer: Announcer | None, turns: TurnStore, feedback: FeedbackStore, metrics: GatewayMetrics
+    ) -> None:
         self._announcer = announcer
-        self._store = store
+        self._turns = turns
+        self._feedback = feedback
         self._metrics = metrics
         self._lanes: list[asyncio.Queue[Told]] = []
         self._tasks: list[asyncio.Task[None]] = []
@@ -64,9 +74,6 @@ class Announcements:
         """Announce a stored turn soon, if it is one that may be judged."""
         if record.kind is not TurnKind.MAIN:
             return
-        if not self._lanes or time.monotonic() < self._quiet_until:
-            self._leave(1)
-            return
         facts = SessionFacts(
             session_id=entered.session_id,
             policy=record.policy,
@@ -74,9 +81,19 @@ class Announcements:
             since=record.started_at,
             version=record.version,
         )
-        lane = self._lanes[entered.session_id.int % len(self._lanes)]
+        self._put(facts, TurnRecorded(record.turn_id, record.version, record.ends_session))
+
+    def add_feedback(self, stored: StoredFeedback) -> None:
+        """Announce stored feedback soon."""
+        self._put(stored.session, stored.given)
+
+    def _put(self, session: SessionFacts, message: TurnRecorded | FeedbackGiven) -> None:
+        if not self._lanes or time.monotonic() < self._quiet_until:
+            self._leave(1)
+            return
+        lane = self._lanes[session.session_id.int % len(self._lanes)]
         try:
-            lane.put_nowait((facts, TurnRecorded(record.turn_id, record.version, record.ends_session)))
+            lane.put_nowait((session, message))
         except asyncio.QueueFull:
             self._leave(1)
 
@@ -91,29 +108,35 @@ class Announcements:
                 for _ in batch:
                     lane.task_done()
 
-    async def _tell(self, batch: list[Told], announcer: Announcer) -> list[TurnId]:
-        told: list[TurnId] = []
-        for session, turn in batch:
+    async def _tell(self, batch: list[Told], announcer: Announcer) -> list[TurnRecorded | FeedbackGiven]:
+        told: list[TurnRecorded | FeedbackGiven] = []
+        for session, message in batch:
             if time.monotonic() < self._quiet_until:
                 break
             try:
-                await announcer.announce_turn(session, turn)
+                if isinstance(message, FeedbackGiven):
+                    await announcer.announce_feedback(session, message)
+                else:
+                    await announcer.announce_turn(session, message)
             except AnnouncementFailed as error:
                 self._quiet_until = time.monotonic() + QUIET_SECONDS
                 log.warning("turns are left to the sweep", extra={"why": str(error)})
                 break
-            told.append(turn.turn_id)
+            told.append(message)
         self._leave(len(batch) - len(told))
         return told
 
-    async def _note(self, told: list[TurnId]) -> None:
-        if not told:
-            return
+    async def _note(self, told: list[TurnRecorded | FeedbackGiven]) -> None:
+        turns = [message.turn_id for message in told if isinstance(message, TurnRecorded)]
         try:
-            await self._store.mark_announced(told)
+            if turns:
+                await self._turns.mark_announced(turns)
+            for message in told:
+                if isinstance(message, FeedbackGiven):
+                    await self._feedback.mark_feedback_announced(message.feedback_id)
         except StoreUnavailable as error:
             # Told twice is told once: the sweep will tell them again.
-            log.warning("announced, but not noted", extra={"turns": len(told), "why": str(error)})
+            log.warning("announced, but not noted", extra={"messages": len(told), "why": str(error)})
         self._metrics.announcements.labels("told").inc(len(told))
 
     def _leave(self, count: int) -> None:

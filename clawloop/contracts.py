@@ -216,6 +216,21 @@ class FeedbackGiven:
     turn_id: TurnId
 
 
+class FeedbackEffect(StrEnum):
+    """What feedback does, as far as can be told when it is given."""
+
+    AMENDS = "amends"  # the turn's judgement, which no step has used yet
+    NEW_SAMPLE = "new_sample"  # a step has used the old one
+    RECORDED = "recorded"  # the turn cannot be trained; it is kept and shown
+
+
+@dataclass(frozen=True, slots=True)
+class StoredFeedback:
+    given: FeedbackGiven
+    session: SessionFacts
+    effect: FeedbackEffect
+
+
 @dataclass(frozen=True, slots=True)
 class StoredTurn:
     """A turn as it stands among the others: what was recorded, and what became of it.

@@ -31,11 +31,13 @@ from clawloop.telemetry import GatewayMetrics
 from clawloop.temporal import TemporalAnnouncer, connect
 from db.chains import Chains
 from db.engine import BACKGROUND_LIMIT, CHAT_LIMIT, Database
+from db.feedback import PostgresFeedbackStore
 from db.keys import PostgresKeyStore
 from db.policies import PostgresDirectoryStore, ensure_policy
 from db.recipes import ensure_recipe
 from db.schema import is_current, migrate
 from db.serving_engines import ensure_engines
+from db.sessions import PostgresSessionStore
 from db.turns import PostgresTurnStore
 
 log = logging.getLogger(__name__)
@@ -131,13 +133,19 @@ async def _gateway_services(stack: AsyncExitStack, url: str, settings: Settings,
     chains = Chains()
     turns, patient_turns = PostgresTurnStore(database, chains), PostgresTurnStore(patient, chains)
     spool = Spool(settings.data / "spool", SPOOL_LIMIT_BYTES)
-    announcements = await stack.enter_async_context(Announcements(await _announcer(settings), patient_turns, metrics))
+    feedback = PostgresFeedbackStore(patient)
+    announcements = await stack.enter_async_context(
+        Announcements(await _announcer(settings), patient_turns, feedback, metrics)
+    )
     recorder = await stack.enter_async_context(Recorder(turns, patient_turns, spool, metrics, announcements))
     return Services(
         keys=KeyRing(PostgresKeyStore(database)),
         directory=directory,
         engines=engines,
         recorder=recorder,
+        announcements=announcements,
+        sessions=PostgresSessionStore(patient),
+        feedback=feedback,
         versions=VersionChooser(turns),
         readiness=GatewayReadiness(database, engines),
         metrics=metrics,

@@ -125,6 +125,7 @@ class SessionWorkflow:
         del self._running[task]
         if not task.cancelled():
             self._bug = self._bug or task.exception()
+        self._show()
 
     def _ask(self, turn_id: TurnId) -> JudgeTurn:
         return JudgeTurn(session_id=self._state.session_id, turn_id=turn_id)
@@ -156,7 +157,6 @@ class SessionWorkflow:
         told = {fate.turn_id for fate in fates}
         kept = [row for row in self._rows if row.turn_id not in told]
         self._rows = sorted([*kept, *fates], key=lambda row: row.number or 0)[-ROWS_LIMIT:]
-        self._show()
 
     # Ending --------------------------------------------------------------------------------------------------------
 
@@ -175,6 +175,7 @@ class SessionWorkflow:
                 closed = await self._closing_step(ask.model_copy(update={"give_up": True}))
             if not closed.to_judge:
                 self._remember(closed.fates)
+                self._show()
                 return closed
             for turn_id in fresh:
                 tried.add(turn_id)

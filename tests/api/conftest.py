@@ -29,6 +29,7 @@ from db.policies import DEFAULT_SAMPLING
 from tests.fakes.directory_store import FakeDirectoryStore
 from tests.fakes.engine import FakeEngine, fake_engine, serving
 from tests.fakes.key_store import FakeKeyStore
+from tests.fakes.session_store import FakeSessionStore
 from tests.fakes.turn_store import FakeTurnStore
 
 
@@ -36,6 +37,7 @@ from tests.fakes.turn_store import FakeTurnStore
 class Gateway:
     url: str
     turns: FakeTurnStore
+    sessions: FakeSessionStore
     keys: FakeKeyStore
     directory: FakeDirectoryStore
     engines: list[FakeEngine]
@@ -75,6 +77,7 @@ async def running_gateway(
     announcer: Announcer | None = None,
 ) -> AsyncIterator[Gateway]:
     turns, keys = FakeTurnStore(), FakeKeyStore()
+    sessions = FakeSessionStore(turns)
     policy = Policy("default", "tiny", ("qwen3-4b",), active, dict(DEFAULT_SAMPLING))
     rows = tuple(Engine(f"e{n}", engine.url, {"default": versions}, False) for n, engine in enumerate(engines))
     directory = FakeDirectoryStore(Directory((policy,), rows))
@@ -92,7 +95,7 @@ async def running_gateway(
             known = await stack.enter_async_context(
                 ChatEngines(rotation, lambda: cache.now.engines, probe_seconds=0.05)
             )
-            announcements = await stack.enter_async_context(Announcements(announcer, turns, metrics))
+            announcements = await stack.enter_async_context(Announcements(announcer, turns, sessions, metrics))
             recorder = await stack.enter_async_context(Recorder(turns, turns, spool, metrics, announcements))
             made.append(
                 Services(
@@ -100,6 +103,9 @@ async def running_gateway(
                     directory=cache,
                     engines=known,
                     recorder=recorder,
+                    announcements=announcements,
+                    sessions=sessions,
+                    feedback=sessions,
                     versions=VersionChooser(turns),
                     readiness=AlwaysReady(),
                     metrics=metrics,
@@ -109,7 +115,7 @@ async def running_gateway(
             yield made[0]
 
     async with serving(create_app(services)) as url:
-        yield Gateway(url, turns, keys, directory, list(engines), made[0], spool, key, admin_key)
+        yield Gateway(url, turns, sessions, keys, directory, list(engines), made[0], spool, key, admin_key)
 
 
 class AlwaysReady:

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from dataclasses import replace
 
-from clawloop.contracts import Outcome, TurnKind, TurnRecord
+from clawloop.contracts import Message, Outcome, TurnKind, TurnRecord
 from clawloop.ids import SessionId, new_turn_id
 from tests.judging.conftest import Bench
 
@@ -19,7 +19,7 @@ async def test_every_main_turn_of_a_closed_session_has_an_outcome_and_says_why(b
     first, second, third = bench.conversation("one", "two", "three")
     (_, retried) = bench.conversation("one", "other")
     retried = replace(retried, response={"role": "assistant", "content": "never shown again"})
-    title = {"role": "assistant", "content": "A title"}
+    title: Message = {"role": "assistant", "content": "A title"}
     side = replace(second, turn_id=new_turn_id(), kind=TurnKind.SIDE, kind_reason="title", response=title)
     broken = replace(third, turn_id=new_turn_id(), response=None, response_ids=None, logprobs=None, error="died")
     third = replace(third, turn_id=new_turn_id())  # the newest
