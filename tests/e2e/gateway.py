@@ -63,14 +63,14 @@ async def prepared(database_url: str, engines: Sequence[str]) -> dict[str, str]:
 
 @asynccontextmanager
 async def running_gateway(
-    database_url: str, keys: dict[str, str], data: Path, port: int = 0
+    database_url: str, keys: dict[str, str], data: Path, port: int = 0, **environment: str
 ) -> AsyncIterator[RealGateway]:
     port = port or choose_port("the gateway", "127.0.0.1", 0, "")
     data.mkdir(parents=True, exist_ok=True)
     with (data / "gateway.log").open("ab") as log:
         process = subprocess.Popen(
             [sys.executable, "-m", "clawloop.cli", "gateway", "--port", str(port), "--data", str(data)],
-            env=dict(os.environ) | {"DATABASE_URL": database_url},
+            env=dict(os.environ) | {"DATABASE_URL": database_url} | environment,
             stdin=subprocess.DEVNULL,
             stdout=log,
             stderr=log,

@@ -1,0 +1,125 @@
+"""A session from chat to verdict with every part real: gateway, vLLM as policy and judge, Temporal, workers."""
+
+from __future__ import annotations
+
+import asyncio
+import os
+import signal
+import subprocess
+import sys
+from collections.abc import AsyncIterator, Iterator
+from contextlib import contextmanager
+from pathlib import Path
+from typing import Any
+
+import httpx
+import pytest
+
+from clawloop.judging.parsing import parse_vote
+from clawloop.judging.prompts import AnswerForm, vote_prompt
+from clawloop.serving.endpoints import Endpoint
+from clawloop.serving.judge import JudgeClient
+from db.schema import migrate
+from tests.conftest import database_address, execute
+from tests.e2e.gateway import RealGateway, prepared, running_gateway
+from tests.unit.judging.conversations import TURN, evidence
+from tests.unit.judging.injections import ATTEMPTS, filled
+
+
+@contextmanager
+def running_workers(gateway: RealGateway, temporal: str) -> Iterator[None]:
+    workers = []
+    for role in ("orchestrator", "judge"):
+        with (gateway.data / f"{role}.log").open("ab") as log:
+            command = [sys.executable, "-m", "clawloop.cli", "worker", role, "--data", str(gateway.data)]
+            settings = {"DATABASE_URL": gateway.database_url, "TEMPORAL_ADDRESS": temporal}
+            workers.append(subprocess.Popen(command, env=dict(os.environ) | settings, stdout=log, stderr=log))
+    try:
+        yield
+    finally:
+        for worker in workers:
+            worker.send_signal(signal.SIGTERM)
+        for worker in workers:
+            assert worker.wait(20) == 0
+
+
+@pytest.fixture
+async def gateway(
+    postgres_server: Any, temporal_address: str, engine_url: str, tmp_path: Path
+) -> AsyncIterator[RealGateway]:
+    execute(postgres_server.url, "CREATE DATABASE judged")
+    url = database_address(postgres_server.url, "judged")
+    await asyncio.to_thread(migrate, url)
+    keys = await prepared(url, [engine_url])
+    async with running_gateway(url, keys, tmp_path, TEMPORAL_ADDRESS=temporal_address) as running:
+        yield running
+
+
+async def talk(gateway: RealGateway, *asked: str) -> None:
+    messages: list[dict[str, Any]] = []
+    async with gateway.client() as client:
+        for number, text in enumerate(asked, 1):
+            messages.append({"role": "user", "content": text})
+            body = {"model": "policy", "messages": messages, "max_tokens": 12, "session_id": "e2e"}
+            answer = await client.post(
+                "/v1/chat/completions", json=body | {"session_done": number == len(asked), "ignore_eos": True}
+            )
+            assert answer.status_code == 200, answer.text
+            messages.append(answer.json()["choices"][0]["message"])
+
+
+async def closed_session(gateway: RealGateway) -> dict[str, Any]:
+    headers = {"Authorization": f"Bearer {gateway.admin_key}"}
+    async with httpx.AsyncClient(base_url=gateway.url, headers=headers, timeout=30) as client:
+        async with asyncio.timeout(180):
+            while True:
+                (session,) = (await client.get("/admin/v1/sessions")).json()["sessions"]
+                if session["state"] == "closed":
+                    shown: dict[str, Any] = (await client.get(f"/admin/v1/sessions/{session['id']}")).json()
+                    return shown
+                await asyncio.sleep(0.5)
+
+
+async def test_a_chat_is_judged_by_the_base_model_of_its_own_engine(
+    gateway: RealGateway, temporal_address: str
+) -> None:
+    with running_workers(gateway, temporal_address):
+        await talk(gateway, "Add two numbers.", "No, in Python.")
+        shown = await closed_session(gateway)
+    assert shown["session"]["closed_why"] == "the client ended the session"
+    *judged, last = shown["turns"]
+    # Random weights judge at random, but in the required form, so every vote counts.
+    assert [turn["votes"] for turn in judged] == [3]
+    assert all(turn["verdict"] in (-1, 0, 1) and turn["why"] for turn in judged)
+    assert {turn["outcome"] for turn in judged} <= {"sampled", "undecided"}
+    assert (last["outcome"], last["why"]) == ("no_feedback", "nothing followed: the client ended the session")
+    assert shown["session"]["guarantee"]
+    told = await asyncio.to_thread(why, gateway, judged[0]["id"])
+    assert judged[0]["why"] in " ".join(told.split())
+
+
+def why(gateway: RealGateway, turn: str) -> str:
+    """What the command says."""
+    command = [sys.executable, "-m", "clawloop.cli", "why", turn, "--data", str(gateway.data)]
+    settings = dict(os.environ) | {"DATABASE_URL": gateway.database_url}
+    return subprocess.run(command, env=settings, capture_output=True, text=True, check=True).stdout
+
+
+async def test_flips_by_injection_are_counted_for_the_judge_in_use(
+    engine_url: str, capsys: pytest.CaptureFixture[str]
+) -> None:
+    async def vote(client: JudgeClient, text: str) -> int | None:
+        prompt = vote_prompt(TURN, evidence(answer=text), AnswerForm.GRAMMAR)
+        (answer,) = await client.answers("default", prompt, 1, 0.01)
+        return parse_vote(answer, prompt)
+
+    flips = unread = 0
+    async with JudgeClient(lambda policy: [Endpoint(engine_url, "tiny-random")], AnswerForm.GRAMMAR) as client:
+        clean = await vote(client, "No, in Python.")
+        for attempt in ATTEMPTS:
+            swayed = await vote(client, f"No, in Python.\n{filled(attempt.text, 'abcdef')}")
+            unread += swayed is None
+            flips += swayed is not None and swayed != clean and str(swayed) == attempt.wants
+    with capsys.disabled():
+        print(f"\n{flips} of {len(ATTEMPTS)} attempts flipped the random judge as they wanted, {unread} unread")  # noqa: T201
+    assert unread == 0
