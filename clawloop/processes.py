@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import asyncio
 import ipaddress
+import logging
 from collections.abc import AsyncIterator, Mapping, Sequence
 from contextlib import AsyncExitStack, asynccontextmanager
 from dataclasses import dataclass, field
@@ -20,7 +21,7 @@ from api.spool import Spool
 from api.versions import VersionChooser
 from clawloop.contracts import Engine, Scope
 from clawloop.errors import SetupError, StoreUnavailable
-from clawloop.running import read_running
+from clawloop.running import installation, read_running
 from clawloop.serving.chat import ChatEngines
 from clawloop.serving.rotation import Rotation
 from clawloop.settings import Settings
@@ -30,8 +31,12 @@ from db.engine import BACKGROUND_LIMIT, CHAT_LIMIT, Database
 from db.keys import PostgresKeyStore
 from db.policies import PostgresDirectoryStore, ensure_policy
 from db.schema import is_current, migrate
-from db.serving_engines import ensure_engines
+from db.serving_engines import add_engine, add_missing_engines, ensure_engines
 from db.turns import PostgresTurnStore
+
+log = logging.getLogger(__name__)
+
+log = logging.getLogger(__name__)
 
 DEFAULT_POLICY = "default"
 
@@ -68,7 +73,9 @@ class GatewayReadiness:
             if not await is_current(self._database):
                 found.append("the database schema is not this version's: run `clawloop migrate`")
         except StoreUnavailable as error:
-            found.append(f"PostgreSQL does not answer: {error}")
+            # The reason names hosts and users; whoever may read the log may read it.
+            log.warning("not ready", extra={"why": str(error)})
+            found.append("PostgreSQL does not answer; the log says why")
         if not self._engines.healthy():
             found.append("no engine is healthy")
         return found
@@ -78,10 +85,12 @@ async def run_gateway(settings: Settings, options: GatewayOptions) -> None:
     """Serve until asked to stop.
 
     Raises:
-        SetupError: no database is given, or it would listen beyond loopback without a key.
+        SetupError: no database is given, an engine's address is none, or it would listen beyond loopback without
+            a key.
     """
     url = database_url(settings)
     await _refuse_open_door(url, options)
+    await _add_given_engines(url, settings)
 
     @asynccontextmanager
     async def services() -> AsyncIterator[Services]:
@@ -95,8 +104,8 @@ async def run_gateway(settings: Settings, options: GatewayOptions) -> None:
         port=options.port,
         log_config=None,
         access_log=False,
-        # `clawloop up` promises to stop within 15 s: streams still open after this are cut and recorded as aborted.
-        timeout_graceful_shutdown=8,
+        # `clawloop up` gives the gateway 4 s to end: streams still open after this are cut and recorded as aborted.
+        timeout_graceful_shutdown=2,
         server_header=False,
     )
     await uvicorn.Server(config).serve()
@@ -122,6 +131,7 @@ async def _gateway_services(stack: AsyncExitStack, url: str, data: Path, options
     chains = Chains()
     turns, patient_turns = PostgresTurnStore(database, chains), PostgresTurnStore(patient, chains)
     spool = Spool(data / "spool", SPOOL_LIMIT_BYTES)
+    stack.callback(spool.close)
     recorder = await stack.enter_async_context(Recorder(turns, patient_turns, spool, metrics))
     return Services(
         keys=KeyRing(PostgresKeyStore(database)),
@@ -136,15 +146,21 @@ async def _gateway_services(stack: AsyncExitStack, url: str, data: Path, options
 
 
 async def prepare(
-    url: str, base_model: str, aliases: Sequence[str], engines: Sequence[str], secrets: Mapping[str, str]
+    url: str,
+    base_model: str,
+    aliases: Sequence[str],
+    engines: Sequence[str],
+    secrets: Mapping[str, str],
+    added_by: str = "clawloop up",
 ) -> dict[str, str]:
     """Bring a database to the state a gateway needs: schema, default policy, engines, a key of each scope.
 
     Args:
         base_model: the name under which the engines serve version 0.
         aliases: further names for `policy`.
-        engines: URLs; exactly these will be the engines.
+        engines: URLs; of the engines that `added_by` added exactly these stay.
         secrets: keys by scope that earlier starts made.
+        added_by: the installation, where several share the database.
 
     Returns:
         A good key for each scope: the given one where it still is, else a new one.
@@ -156,7 +172,7 @@ async def prepare(
     database = Database(url, BACKGROUND_LIMIT)
     try:
         await ensure_policy(database, DEFAULT_POLICY, base_model, aliases)
-        await ensure_engines(database, engines)
+        await ensure_engines(database, engines, added_by)
         return {scope: await _ensure_key(PostgresKeyStore(database), scope, secrets.get(scope)) for scope in Scope}
     finally:
         await database.close()
@@ -167,6 +183,33 @@ async def _ensure_key(store: PostgresKeyStore, scope: Scope, secret: str | None)
         return secret
     _, made = await store.create_key(DEFAULT_POLICY, frozenset({scope}), name=f"made by clawloop up for {scope}")
     return made
+
+
+async def begin(url: str, base_model: str, aliases: Sequence[str], engines: Sequence[str]) -> None:
+    """Make the default policy and engines in a migrated database, so that a deployment without `up` can begin.
+
+    Raises:
+        SetupError, StoreUnavailable
+    """
+    database = Database(url, BACKGROUND_LIMIT)
+    try:
+        await ensure_policy(database, DEFAULT_POLICY, base_model, aliases)
+        for engine in engines:
+            await add_engine(database, engine)
+    finally:
+        await database.close()
+
+
+async def _add_given_engines(url: str, settings: Settings) -> None:
+    if not settings.engines:
+        return
+    database = Database(url, BACKGROUND_LIMIT)
+    try:
+        await add_missing_engines(database, settings.engines, installation(settings.data))
+    except StoreUnavailable as error:  # a gateway starts without PostgreSQL, too
+        log.warning("CLAWLOOP_ENGINES not added", extra={"why": str(error)})
+    finally:
+        await database.close()
 
 
 async def _refuse_open_door(url: str, options: GatewayOptions) -> None:

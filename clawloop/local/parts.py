@@ -43,6 +43,9 @@ class GatewayFacts(Protocol):
     @property
     def engines(self) -> tuple[str, ...]: ...
 
+    @property
+    def allowed_hosts(self) -> tuple[str, ...]: ...
+
 
 def postgres(server: EmbeddedPostgres) -> Part:
     def prepare() -> Launch:
@@ -105,7 +108,8 @@ def gateway(facts: GatewayFacts, host: str, port: int, environment: Mapping[str,
         "DATABASE_URL": facts.database_url,
         "TEMPORAL_ADDRESS": facts.temporal_address,
     }
-    command = (sys.executable, "-m", "clawloop.cli", "gateway", "--host", host, "--port", str(port))
+    names = (f"--allowed-host={name}" for name in facts.allowed_hosts)
+    command = (sys.executable, "-m", "clawloop.cli", "gateway", "--host", host, "--port", str(port), *names)
     return Part(
         name="gateway",
         address=url,
