@@ -8,9 +8,10 @@ from dataclasses import dataclass, field
 
 from fastapi import Request
 
+from api.announcing import Announcements
 from api.auth import KeyRing
 from api.directory import DirectoryCache
-from api.ports import Engines, Readiness
+from api.ports import Engines, FeedbackStore, Readiness, SessionStore
 from api.recording import Recorder
 from api.versions import VersionChooser
 from clawloop.telemetry import GatewayMetrics
@@ -31,7 +32,10 @@ class Services:
     directory: DirectoryCache
     engines: Engines
     recorder: Recorder
+    announcements: Announcements
     versions: VersionChooser
+    sessions: SessionStore
+    feedback: FeedbackStore
     readiness: Readiness
     metrics: GatewayMetrics
     limits: Limits

@@ -10,8 +10,22 @@ from collections.abc import AsyncIterator, Sequence
 from contextlib import AbstractAsyncContextManager
 from typing import Protocol
 
-from clawloop.contracts import ApiKey, Directory, EnteredTurn, Message, SessionEvidence, TurnRecord, Wanted
-from clawloop.ids import ApiKeyId
+from clawloop.contracts import (
+    ApiKey,
+    Directory,
+    EnteredTurn,
+    FeedbackGiven,
+    Message,
+    SessionEvidence,
+    SessionFacts,
+    SessionState,
+    StoredFeedback,
+    TurnRecord,
+    TurnRecorded,
+    Wanted,
+)
+from clawloop.ids import ApiKeyId, FeedbackId, SessionId, TurnId
+from clawloop.views import SessionView, TurnView
 
 
 class TurnStore(Protocol):
@@ -33,6 +47,57 @@ class TurnStore(Protocol):
         Raises:
             StoreUnavailable
         """
+
+    async def mark_announced(self, turn_ids: Sequence[TurnId]) -> None:
+        """Note that the workflows of these turns were told of them; the first time counts.
+
+        Raises:
+            StoreUnavailable
+        """
+
+
+class Announcer(Protocol):
+    """What tells a session's workflow about a turn."""
+
+    async def announce_turn(self, session: SessionFacts, turn: TurnRecorded) -> None:
+        """Tell the session's workflow, and begin it if it does not run. Twice is once.
+
+        Raises:
+            AnnouncementFailed: it could not be told now; the sweep will tell it.
+        """
+
+    async def announce_feedback(self, session: SessionFacts, feedback: FeedbackGiven) -> None:
+        """Tell the session's workflow of feedback, and begin it if it does not run.
+
+        Raises:
+            AnnouncementFailed
+        """
+
+
+class FeedbackStore(Protocol):
+    """Where feedback is kept. Every call raises StoreUnavailable when it cannot be done now."""
+
+    async def turn_of(self, key: ApiKeyId, session: str, number: int) -> TurnId | None:
+        """The n-th main turn, from 1, of a session of this key, by our id or the client's own value."""
+
+    async def give(self, key: ApiKeyId, turn: TurnId, score: float | None, text: str | None) -> StoredFeedback | None:
+        """Store feedback on a main turn of this key; None if it has no such turn."""
+
+    async def mark_feedback_announced(self, feedback: FeedbackId) -> None: ...
+
+
+class SessionStore(Protocol):
+    """Sessions as people look at them. Every call raises StoreUnavailable when it cannot be done now."""
+
+    async def sessions(
+        self, *, policy: str | None, state: SessionState | None, after: SessionId | None, limit: int
+    ) -> list[SessionView]:
+        """Sessions, the one with the newest turn first; `after` is the last one of the page before."""
+
+    async def session(self, session: SessionId) -> SessionView | None: ...
+
+    async def turns(self, session: SessionId) -> list[TurnView]:
+        """All turns of a session in their order, each with what became of it."""
 
 
 class KeyStore(Protocol):

@@ -13,6 +13,7 @@ import time
 from purgatory import AsyncCircuitBreakerFactory
 from purgatory.domain.model import OpenedState
 
+from api.announcing import Announcements
 from api.ports import TurnStore
 from api.spool import Spool, SpoolFull
 from clawloop.contracts import EnteredTurn, TurnRecord
@@ -34,13 +35,22 @@ class Recorder:
         patient_store: Postgres, for emptying the spool: nobody waits for that.
         spool: local disk.
         metrics: told where each turn went.
+        announcements: given each turn that is in Postgres.
     """
 
-    def __init__(self, store: TurnStore, patient_store: TurnStore, spool: Spool, metrics: GatewayMetrics) -> None:
+    def __init__(
+        self,
+        store: TurnStore,
+        patient_store: TurnStore,
+        spool: Spool,
+        metrics: GatewayMetrics,
+        announcements: Announcements,
+    ) -> None:
         self._store = store
         self._patient_store = patient_store
         self._spool = spool
         self._metrics = metrics
+        self._announcements = announcements
         self._breaker = AsyncCircuitBreakerFactory(
             default_threshold=1, default_ttl=BREAKER_SECONDS, exclude=[RecordUnusable]
         )
@@ -97,9 +107,11 @@ class Recorder:
     async def _enter(self, store: TurnStore, record: TurnRecord) -> EnteredTurn:
         try:
             async with await self._breaker.get_breaker("postgres"):
-                return await store.enter(record)
+                entered = await store.enter(record)
         except OpenedState:
             raise StoreUnavailable("it failed a moment ago") from None
+        self._announcements.add(record, entered)
+        return entered
 
     async def _put(self, record: TurnRecord, unusable: RecordUnusable | None = None) -> str:
         try:

@@ -12,7 +12,7 @@ import sys
 from collections.abc import Callable, Coroutine
 from datetime import datetime
 from pathlib import Path
-from typing import TYPE_CHECKING, Annotated, Any, TypeVar
+from typing import TYPE_CHECKING, Annotated, Any, TypeVar, cast
 
 import typer
 
@@ -21,6 +21,7 @@ from clawloop.install import check_install
 from clawloop.local.command import up_command
 
 if TYPE_CHECKING:
+    from clawloop.ids import SessionId
     from clawloop.local.up import Prepare, Surroundings
     from clawloop.settings import Settings
     from db.engine import Database
@@ -28,6 +29,8 @@ if TYPE_CHECKING:
 app = typer.Typer(no_args_is_help=True, pretty_exceptions_enable=False, add_completion=False)
 key_app = typer.Typer(no_args_is_help=True, help="API keys.")
 engine_app = typer.Typer(no_args_is_help=True, help="vLLM servers.")
+session_app = typer.Typer(no_args_is_help=True, help="Conversations, and what became of their turns.")
+app.add_typer(session_app, name="session")
 app.add_typer(key_app, name="key")
 app.add_typer(engine_app, name="engine")
 
@@ -80,6 +83,24 @@ def gateway(
     configure_logging()
     options = GatewayOptions(host=host, port=chosen, allowed_hosts=frozenset(allowed_host or ()))
     asyncio.run(run_gateway(settings, options))
+
+
+@app.command()
+def worker(
+    role: Annotated[str, typer.Argument(help="orchestrator or judge.")],
+    health_port: Annotated[int, typer.Option(help="Loopback port of /healthz and /readyz; 0 serves none.")] = 0,
+    data: Data = None,
+) -> None:
+    """Do what Temporal hands out: sessions and their ledger, or judging."""
+    from clawloop.telemetry import configure_logging
+    from clawloop.workers import Role, run_worker
+
+    try:
+        chosen = Role(role)
+    except ValueError:
+        raise typer.BadParameter(f"{role!r}: use {' or '.join(Role)}", param_hint="ROLE") from None
+    configure_logging()
+    asyncio.run(run_worker(chosen, _settings(data), health_port))
 
 
 @app.command()
@@ -214,6 +235,79 @@ def remove_engine(
     typer.echo(f"{engine_id} is removed.")
 
 
+@session_app.command("list")
+def list_sessions(
+    policy: Annotated[str | None, typer.Option(help="Only of this policy.")] = None,
+    state: Annotated[str | None, typer.Option(help="open, ending or closed.")] = None,
+    limit: Annotated[int, typer.Option(min=1, max=500)] = 20,
+    data: Data = None,
+    as_json: AsJson = False,
+) -> None:
+    """Show sessions, the one with the newest turn first."""
+    from clawloop.contracts import SessionState
+    from clawloop.story import session_row
+    from db.sessions import PostgresSessionStore
+
+    try:
+        wanted = None if state is None else SessionState(state)
+    except ValueError:
+        raise typer.BadParameter(f"{state!r}: use {', '.join(SessionState)}", param_hint="--state") from None
+    sessions = _with_database(
+        data,
+        lambda database: PostgresSessionStore(database).sessions(policy=policy, state=wanted, after=None, limit=limit),
+    )
+    _show([session_row(session) for session in sessions], as_json)
+
+
+@session_app.command("show")
+def show_session(
+    session: Annotated[str, typer.Argument(help="As `session list` shows it.")],
+    data: Data = None,
+    as_json: AsJson = False,
+) -> None:
+    """Show a session's turns, each with what became of it and why."""
+    from clawloop.story import turn_row
+    from db.sessions import PostgresSessionStore
+
+    wanted = _uuid(session, "session")
+    turns = _with_database(data, lambda database: PostgresSessionStore(database).turns(wanted))
+    if not turns:
+        _fail(f"no session {session!r}; `clawloop session list` shows them")
+    _show([turn_row(turn) for turn in turns], as_json)
+
+
+@app.command()
+def why(
+    turn: Annotated[str, typer.Argument(metavar="ID", help="A reply's id (chatcmpl-…) or a turn's.")],
+    data: Data = None,
+    as_json: AsJson = False,
+) -> None:
+    """Say what became of one reply, and why."""
+    from clawloop.ids import turn_id_of
+    from clawloop.story import turn_facts
+    from clawloop.views import TurnView
+    from db.sessions import PostgresSessionStore
+
+    turn_id = turn_id_of(turn)
+
+    async def look(database: Database) -> TurnView | None:
+        store = PostgresSessionStore(database)
+        session = None if turn_id is None else await store.session_of(turn_id)
+        turns = [] if session is None else await store.turns(session)
+        return next((view for view in turns if view.id == turn_id), None)
+
+    found = _with_database(data, look)
+    if found is None:
+        _fail(f"no reply {turn!r} is stored")
+        return
+    facts = turn_facts(found)
+    if as_json:
+        typer.echo(json.dumps(facts))
+        return
+    for name, value in facts.items():
+        typer.echo(f"{name:<10} {value}")
+
+
 def main() -> None:
     """Run a verb; what goes wrong is one line on standard error."""
     try:
@@ -257,6 +351,15 @@ def _show(rows: list[dict[str, str]], as_json: bool) -> None:
     for row in rows:
         table.add_row(*row.values())
     Console().print(table)
+
+
+def _uuid(text: str, what: str) -> SessionId:
+    from uuid import UUID
+
+    try:
+        return cast("SessionId", UUID(text))
+    except ValueError:
+        raise typer.BadParameter(f"{text!r} is no {what} id") from None
 
 
 def _when(moment: datetime | None) -> str:

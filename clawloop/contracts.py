@@ -14,7 +14,7 @@ from typing import TypeAlias
 from pydantic import JsonValue
 
 from clawloop.errors import EngineAnswerUnusable
-from clawloop.ids import ApiKeyId, SessionId, TurnId
+from clawloop.ids import ApiKeyId, FeedbackId, SessionId, TurnId
 
 Message: TypeAlias = dict[str, JsonValue]
 """One chat message, exactly as the client or the engine sent it."""
@@ -57,6 +57,23 @@ class Outcome(StrEnum):
     QUARANTINED = "quarantined"
     ROLLED_BACK = "rolled_back"
     ERASED = "erased"
+
+
+class SampleState(StrEnum):
+    """What became of a sample."""
+
+    FRESH = "fresh"  # waits for a step
+    CLAIMED = "claimed"  # in a step that is being computed
+    TRAINED = "trained"
+    EXPIRED = "expired"
+    QUARANTINED = "quarantined"
+    SUPERSEDED = "superseded"  # feedback changed the judgement before a step took it
+
+
+class SessionState(StrEnum):
+    OPEN = "open"
+    ENDING = "ending"  # the client said that its last turn was the last
+    CLOSED = "closed"
 
 
 class SessionSource(StrEnum):
@@ -163,6 +180,55 @@ class EnteredTurn:
     session_id: SessionId
     parent_turn_id: TurnId | None
     duplicate: bool
+
+
+@dataclass(frozen=True, slots=True)
+class SessionFacts:
+    """What a session's workflow is begun with.
+
+    Args:
+        identified_by: what named the session (SessionSource).
+        since: when the turn that is announced began.
+        version: the adapter version that answered it.
+    """
+
+    session_id: SessionId
+    policy: str
+    identified_by: str
+    since: datetime
+    version: int
+
+
+@dataclass(frozen=True, slots=True)
+class TurnRecorded:
+    """A message to a session's workflow: a main turn is in Postgres. Ids only, never text."""
+
+    turn_id: TurnId
+    version: int
+    ends_session: bool = False
+
+
+@dataclass(frozen=True, slots=True)
+class FeedbackGiven:
+    """A message to a session's workflow: somebody rated or commented on a turn."""
+
+    feedback_id: FeedbackId
+    turn_id: TurnId
+
+
+class FeedbackEffect(StrEnum):
+    """What feedback does, as far as can be told when it is given."""
+
+    AMENDS = "amends"  # the turn's judgement, which no step has used yet
+    NEW_SAMPLE = "new_sample"  # a step has used the old one
+    RECORDED = "recorded"  # the turn cannot be trained; it is kept and shown
+
+
+@dataclass(frozen=True, slots=True)
+class StoredFeedback:
+    given: FeedbackGiven
+    session: SessionFacts
+    effect: FeedbackEffect
 
 
 @dataclass(frozen=True, slots=True)

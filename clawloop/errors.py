@@ -13,11 +13,14 @@ ClawloopError
 │   ├── StreamsUnusable         per-token numbers of a sample disagree in length, are not finite or impossible
 │   ├── NothingToTrain          a batch or sample in which no token would get a gradient
 │   ├── StepDiverged            a step is not finite, or its KL or ratio out of bounds: it is quarantined
+│   ├── JudgeRefused            a judge will not take this question: too long, or its address or key is wrong
 │   └── SetupError              this machine or its settings are at fault: says what to change
 └── TransientError              trying again later may help
     ├── StoreUnavailable        PostgreSQL did not answer in time
     ├── EngineUnavailable       no engine could take the request in time
-    └── EngineBroke             an engine went away in the middle of an answer
+    ├── EngineBroke             an engine went away in the middle of an answer
+    ├── JudgeUnavailable        a judge did not answer, or asked us to come back later
+    └── AnnouncementFailed      a session's workflow could not be told; the sweep will tell it
 """
 
 from __future__ import annotations
@@ -136,6 +139,18 @@ class StepDiverged(PermanentError):
     """
 
 
+class JudgeRefused(PermanentError):
+    """A judge will not take this question; its message names the status, never what was asked.
+
+    Args:
+        too_long: a shorter question may pass.
+    """
+
+    def __init__(self, message: str, *, too_long: bool = False):
+        super().__init__(message)
+        self.too_long = too_long
+
+
 class SetupError(PermanentError):
     """This machine or its settings are at fault; the message is one line that says what to change."""
 
@@ -158,3 +173,19 @@ class EngineBroke(TransientError):
     def __init__(self, message: str, engine_id: str | None = None):
         super().__init__(message)
         self.engine_id = engine_id
+
+
+class JudgeUnavailable(TransientError):
+    """A judge did not answer, or asked us to come back later; the message never holds what was asked.
+
+    Args:
+        retry_after_seconds: when the judge wants to be asked again; None if it did not say.
+    """
+
+    def __init__(self, message: str, *, retry_after_seconds: float | None = None):
+        super().__init__(message)
+        self.retry_after_seconds = retry_after_seconds
+
+
+class AnnouncementFailed(TransientError):
+    """A session's workflow could not be told of a turn; the turn waits in Postgres for the sweep."""

@@ -14,6 +14,9 @@ from uuid6 import uuid7
 TurnId = NewType("TurnId", UUID)
 SessionId = NewType("SessionId", UUID)
 ApiKeyId = NewType("ApiKeyId", UUID)
+JudgementId = NewType("JudgementId", UUID)
+SampleId = NewType("SampleId", UUID)
+FeedbackId = NewType("FeedbackId", UUID)
 
 _RESPONSE_PREFIX = "chatcmpl-"
 
@@ -25,6 +28,18 @@ def new_turn_id() -> TurnId:
 
 def new_api_key_id() -> ApiKeyId:
     return ApiKeyId(UUID(int=uuid7().int))
+
+
+def new_judgement_id() -> JudgementId:
+    return JudgementId(UUID(int=uuid7().int))
+
+
+def new_sample_id() -> SampleId:
+    return SampleId(UUID(int=uuid7().int))
+
+
+def new_feedback_id() -> FeedbackId:
+    return FeedbackId(UUID(int=uuid7().int))
 
 
 def response_id(turn_id: TurnId) -> str:

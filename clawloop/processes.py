@@ -8,10 +8,11 @@ import logging
 from collections.abc import AsyncIterator, Mapping, Sequence
 from contextlib import AsyncExitStack, asynccontextmanager
 from dataclasses import dataclass, field
-from pathlib import Path
+from datetime import timedelta
 
 import uvicorn
 
+from api.announcing import Announcements
 from api.app import create_app
 from api.auth import KeyRing
 from api.dependencies import Limits, Services
@@ -21,24 +22,29 @@ from api.spool import Spool
 from api.versions import VersionChooser
 from clawloop.contracts import Engine, Scope
 from clawloop.errors import SetupError, StoreUnavailable
+from clawloop.recipe import Recipe
 from clawloop.running import installation, read_running
 from clawloop.serving.chat import ChatEngines
 from clawloop.serving.rotation import Rotation
 from clawloop.settings import Settings
 from clawloop.telemetry import GatewayMetrics
+from clawloop.temporal import TemporalAnnouncer, connect
 from db.chains import Chains
 from db.engine import BACKGROUND_LIMIT, CHAT_LIMIT, Database
+from db.feedback import PostgresFeedbackStore
 from db.keys import PostgresKeyStore
 from db.policies import PostgresDirectoryStore, ensure_policy
+from db.recipes import ensure_recipe
 from db.schema import is_current, migrate
 from db.serving_engines import add_engine, add_missing_engines, ensure_engines
+from db.sessions import PostgresSessionStore
 from db.turns import PostgresTurnStore
 
 log = logging.getLogger(__name__)
 
-log = logging.getLogger(__name__)
-
 DEFAULT_POLICY = "default"
+DEFAULT_RECIPE = Recipe(name="combined")
+"""The same as deploy/recipes/combined.toml; what a new policy learns by."""
 
 # A vLLM engine takes 45-75 s to restart on two cores; OpenClaw retries a 503 with a rewritten message, so hold.
 HOLD_SECONDS = 150.0
@@ -95,7 +101,7 @@ async def run_gateway(settings: Settings, options: GatewayOptions) -> None:
     @asynccontextmanager
     async def services() -> AsyncIterator[Services]:
         async with AsyncExitStack() as stack:
-            yield await _gateway_services(stack, url, settings.data, options)
+            yield await _gateway_services(stack, url, settings, options)
 
     app = create_app(services, options.allowed_hosts)
     config = uvicorn.Config(
@@ -111,7 +117,7 @@ async def run_gateway(settings: Settings, options: GatewayOptions) -> None:
     await uvicorn.Server(config).serve()
 
 
-async def _gateway_services(stack: AsyncExitStack, url: str, data: Path, options: GatewayOptions) -> Services:
+async def _gateway_services(stack: AsyncExitStack, url: str, settings: Settings, options: GatewayOptions) -> Services:
     database = Database(url, CHAT_LIMIT)
     stack.push_async_callback(database.close)
     patient = Database(url, BACKGROUND_LIMIT)
@@ -130,19 +136,34 @@ async def _gateway_services(stack: AsyncExitStack, url: str, data: Path, options
     # What one store has rebuilt of a conversation, the other need not rebuild.
     chains = Chains()
     turns, patient_turns = PostgresTurnStore(database, chains), PostgresTurnStore(patient, chains)
-    spool = Spool(data / "spool", SPOOL_LIMIT_BYTES)
+    spool = Spool(settings.data / "spool", SPOOL_LIMIT_BYTES)
     stack.callback(spool.close)
-    recorder = await stack.enter_async_context(Recorder(turns, patient_turns, spool, metrics))
+    feedback = PostgresFeedbackStore(patient)
+    announcements = await stack.enter_async_context(
+        Announcements(await _announcer(settings), patient_turns, feedback, metrics)
+    )
+    recorder = await stack.enter_async_context(Recorder(turns, patient_turns, spool, metrics, announcements))
     return Services(
         keys=KeyRing(PostgresKeyStore(database)),
         directory=directory,
         engines=engines,
         recorder=recorder,
+        announcements=announcements,
+        sessions=PostgresSessionStore(patient),
+        feedback=feedback,
         versions=VersionChooser(turns),
         readiness=GatewayReadiness(database, engines),
         metrics=metrics,
         limits=options.limits,
     )
+
+
+async def _announcer(settings: Settings) -> TemporalAnnouncer | None:
+    address = temporal_address(settings)
+    if address is None:
+        log.warning("no Temporal is given: turns are stored and wait, set TEMPORAL_ADDRESS")
+        return None
+    return TemporalAnnouncer(await connect(address, lazy=True), timedelta(minutes=settings.session_idle_minutes))
 
 
 async def prepare(
@@ -153,7 +174,7 @@ async def prepare(
     secrets: Mapping[str, str],
     added_by: str = "clawloop up",
 ) -> dict[str, str]:
-    """Bring a database to the state a gateway needs: schema, default policy, engines, a key of each scope.
+    """Bring a database to the state a gateway needs: schema, default policy and recipe, engines, a key of each scope.
 
     Args:
         base_model: the name under which the engines serve version 0.
@@ -172,6 +193,7 @@ async def prepare(
     database = Database(url, BACKGROUND_LIMIT)
     try:
         await ensure_policy(database, DEFAULT_POLICY, base_model, aliases)
+        await ensure_recipe(database, DEFAULT_POLICY, DEFAULT_RECIPE)
         await ensure_engines(database, engines, added_by)
         return {scope: await _ensure_key(PostgresKeyStore(database), scope, secrets.get(scope)) for scope in Scope}
     finally:
@@ -186,7 +208,7 @@ async def _ensure_key(store: PostgresKeyStore, scope: Scope, secret: str | None)
 
 
 async def begin(url: str, base_model: str, aliases: Sequence[str], engines: Sequence[str]) -> None:
-    """Make the default policy and engines in a migrated database, so that a deployment without `up` can begin.
+    """Make the default policy with its recipe, and engines, in a migrated database, so that a deployment without `up` can begin.
 
     Raises:
         SetupError, StoreUnavailable
@@ -194,6 +216,7 @@ async def begin(url: str, base_model: str, aliases: Sequence[str], engines: Sequ
     database = Database(url, BACKGROUND_LIMIT)
     try:
         await ensure_policy(database, DEFAULT_POLICY, base_model, aliases)
+        await ensure_recipe(database, DEFAULT_POLICY, DEFAULT_RECIPE)
         for engine in engines:
             await add_engine(database, engine)
     finally:
@@ -247,3 +270,11 @@ def database_url(settings: Settings) -> str:
             f"no database: set DATABASE_URL, or start `clawloop up --data {settings.data}` in another terminal"
         )
     return running.database_url
+
+
+def temporal_address(settings: Settings) -> str | None:
+    """The Temporal this command is about: the one given, or that of the `clawloop up` that runs on this data."""
+    if settings.temporal_address is not None:
+        return settings.temporal_address
+    running = read_running(settings.data)
+    return None if running is None else running.temporal_address

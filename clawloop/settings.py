@@ -7,9 +7,9 @@ know too. Nothing else in Clawloop reads the environment.
 from __future__ import annotations
 
 from pathlib import Path
-from typing import Annotated
+from typing import Annotated, Literal
 
-from pydantic import AliasChoices, Field, field_validator
+from pydantic import AliasChoices, Field, SecretStr, field_validator
 from pydantic_settings import BaseSettings, NoDecode, SettingsConfigDict
 
 
@@ -29,6 +29,21 @@ class Settings(BaseSettings):
 
     engines: Annotated[tuple[str, ...], NoDecode] = ()
     """URLs of vLLM servers, separated by commas. Empty: `clawloop up` runs one."""
+
+    session_idle_minutes: Annotated[float, Field(gt=0)] = 30.0
+    """A session without a new turn for this long is closed; its next turn opens it again."""
+
+    judge_url: str | None = None
+    """Any OpenAI-compatible API as judge. None: the base model on our own engines."""
+
+    judge_model: str | None = None
+    """The model a judge at `judge_url` is asked for."""
+
+    judge_api_key: SecretStr | None = None
+    """Its key, if it wants one."""
+
+    judge_form: Literal["free", "grammar"] | None = None
+    """`grammar`: nothing but an answer can be written (vLLM only). None: `grammar` on our own engines, else `free`."""
 
     @field_validator("engines", mode="before")
     @classmethod

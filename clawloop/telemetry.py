@@ -79,6 +79,12 @@ class GatewayMetrics:
             ["why"],
             registry=self.registry,
         )
+        self.announcements = Counter(
+            "clawloop_gateway_announcements_total",
+            "Main turns by whether their session's workflow was told at once",
+            ["result"],
+            registry=self.registry,
+        )
         self.engines_healthy = Gauge(
             "clawloop_gateway_engines_healthy", "Engines that take requests", registry=self.registry
         )

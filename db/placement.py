@@ -75,13 +75,14 @@ async def session_for(connection: AsyncConnection, entry: Entry) -> tuple[Sessio
 
 async def parent_in(connection: AsyncConnection, session: SessionId, request: Request) -> TurnId | None:
     """The turn of this session that the request continues."""
-    candidates = await _candidates(connection, session, request.replies, request.before)
+    candidates = await candidates_in(connection, session, request.replies, request.before)
     return find_parent(request.seed, request.messages, candidates) if candidates else None
 
 
-async def _candidates(
+async def candidates_in(
     connection: AsyncConnection, session: SessionId, replies: Sequence[bytes], before: TurnId | None
 ) -> list[Candidate]:
+    """The turns of this session, older than `before`, that gave one of these replies."""
     if not replies:
         return []
     query = select(Turn.id, Turn.kind, Turn.response_digest, Turn.reply_digest).where(

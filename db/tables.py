@@ -1,7 +1,7 @@
 """The tables. What every column means, and nothing about how it is filled.
 
 Columns of later slices come with their own migrations. Ids are UUIDs made by us (clawloop.ids); text that names
-one of a closed set is one of the enums in clawloop.contracts, or `SessionState` here.
+one of a closed set is one of the enums in clawloop.contracts.
 """
 
 from __future__ import annotations
@@ -14,25 +14,22 @@ from uuid import UUID
 from sqlalchemy import (
     ARRAY,
     CheckConstraint,
+    Double,
     ForeignKey,
     ForeignKeyConstraint,
     Index,
     LargeBinary,
     MetaData,
     Text,
+    UniqueConstraint,
     text,
 )
+from sqlalchemy import text as sql  # where a column is called text
 from sqlalchemy.dialects.postgresql import TIMESTAMP
 from sqlalchemy.orm import DeclarativeBase, Mapped, mapped_column
 
-from clawloop.contracts import Outcome, TurnKind, TurnStatus
+from clawloop.contracts import Outcome, SampleState, SessionState, TurnKind, TurnStatus
 from db.exact_json import ExactJson
-
-
-class SessionState(StrEnum):
-    OPEN = "open"
-    ENDING = "ending"  # the client said that its last turn was the last
-    CLOSED = "closed"
 
 
 class PrefixRole(StrEnum):
@@ -62,6 +59,7 @@ class Base(DeclarativeBase):
         str: Text,
         bytes: LargeBinary,
         list[str]: ARRAY(Text),
+        float: Double,
         datetime: TIMESTAMP(timezone=True),
     }
 
@@ -80,6 +78,7 @@ class Policy(Base):
     epoch: Mapped[int] = mapped_column(server_default=text("0"))  # raised by every roll-back
     paused_reason: Mapped[str | None]
     work_waiting: Mapped[bool] = mapped_column(server_default=text("false"))
+    recipe_hash: Mapped[str | None] = mapped_column(ForeignKey("recipes.hash"))  # what it learns by; None: nothing
     created_at: Mapped[datetime] = mapped_column(server_default=text("now()"))
 
 
@@ -129,6 +128,10 @@ class Session(Base):
     state: Mapped[str]
     created_at: Mapped[datetime] = mapped_column(server_default=text("now()"))
     last_turn_at: Mapped[datetime]
+    first_closed_at: Mapped[datetime | None]  # the at-least-one rule was applied then
+    closed_at: Mapped[datetime | None]  # the last time
+    closed_why: Mapped[str | None]
+    guarantee: Mapped[str | None]  # what the at-least-one rule did, or why nothing
 
 
 class ToolList(Base):
@@ -168,7 +171,7 @@ class Turn(Base):
         Index(None, "session_id", "id"),
         Index(None, "session_id", "response_digest"),
         Index(None, "parent_turn_id"),
-        Index("turns_unannounced_idx", "id", postgresql_where=text("announced_at IS NULL")),
+        Index("turns_unannounced_idx", "id", postgresql_where=text("announced_at IS NULL AND kind = 'main'")),
     )
 
     id: Mapped[UUID] = mapped_column(primary_key=True)
@@ -215,6 +218,121 @@ class SessionPrefix(Base):
     prefix_hash: Mapped[bytes] = mapped_column(primary_key=True)
     turn_id: Mapped[UUID] = mapped_column(ForeignKey("turns.id", ondelete="CASCADE"), primary_key=True)
     role: Mapped[str]
+
+
+class Recipe(Base):
+    """Everything learning depends on; never changed, only followed by another."""
+
+    __tablename__ = "recipes"
+
+    hash: Mapped[str] = mapped_column(primary_key=True)
+    name: Mapped[str]
+    signal_hash: Mapped[str]  # of the part that judging and samples depend on
+    train_hash: Mapped[str]
+    content: Mapped[Any] = mapped_column(ExactJson)  # all keys filled in
+    created_at: Mapped[datetime] = mapped_column(server_default=text("now()"))
+
+
+class Judgement(Base):
+    """What is held of a turn under one recipe; revision 0 is by its next state."""
+
+    __tablename__ = "judgements"
+    __table_args__ = (
+        UniqueConstraint("turn_id", "recipe_hash", "revision"),
+        CheckConstraint("verdict BETWEEN -1 AND 1", name="verdict"),
+        CheckConstraint("(decided_at IS NULL) = (outcome IS NULL)", name="decided"),
+    )
+
+    id: Mapped[UUID] = mapped_column(primary_key=True)
+    turn_id: Mapped[UUID] = mapped_column(ForeignKey("turns.id"))
+    recipe_hash: Mapped[str] = mapped_column(ForeignKey("recipes.hash"))
+    revision: Mapped[int]
+    shown_by: Mapped[UUID | None] = mapped_column(ForeignKey("turns.id"))  # whose request showed the next state
+    evidence_hash: Mapped[bytes]
+    verdict: Mapped[int | None]
+    expected: Mapped[float | None]
+    reward: Mapped[float | None]
+    verdict_why: Mapped[str | None]
+    hint: Mapped[str | None]
+    hint_why: Mapped[str | None]
+    not_trainable: Mapped[str | None]  # why its turn cannot be trained, whatever the verdict
+    outcome: Mapped[str | None]
+    why: Mapped[str | None]
+    opened_at: Mapped[datetime] = mapped_column(server_default=text("now()"))
+    decided_at: Mapped[datetime | None]
+
+
+class Vote(Base):
+    """One answer of a judge, as it came. Asked for once."""
+
+    __tablename__ = "votes"
+    __table_args__ = (CheckConstraint("score BETWEEN -1 AND 1", name="score"),)
+
+    judgement_id: Mapped[UUID] = mapped_column(ForeignKey("judgements.id"), primary_key=True)
+    kind: Mapped[str] = mapped_column(primary_key=True)
+    index: Mapped[int] = mapped_column(primary_key=True)
+    raw: Mapped[str]
+    score: Mapped[int | None]  # None: it could not be read
+    answered_at: Mapped[datetime] = mapped_column(server_default=text("now()"))
+
+
+class Hint(Base):
+    """One answer of a judge about what should have been known, as it came. Asked for once."""
+
+    __tablename__ = "hints"
+
+    judgement_id: Mapped[UUID] = mapped_column(ForeignKey("judgements.id"), primary_key=True)
+    kind: Mapped[str] = mapped_column(primary_key=True)
+    index: Mapped[int] = mapped_column(primary_key=True)
+    raw: Mapped[str]
+    accepted: Mapped[bool | None]  # None: it could not be read
+    text: Mapped[str | None]
+    answered_at: Mapped[datetime] = mapped_column(server_default=sql("now()"))
+
+
+class Feedback(Base):
+    """What somebody said about a turn outside the conversation."""
+
+    __tablename__ = "feedback"
+    __table_args__ = (
+        CheckConstraint("score BETWEEN -1 AND 1", name="score"),
+        CheckConstraint("score IS NOT NULL OR text IS NOT NULL", name="says_something"),
+        Index(None, "turn_id"),
+        Index("feedback_unapplied_idx", "id", postgresql_where=sql("applied_at IS NULL")),
+    )
+
+    id: Mapped[UUID] = mapped_column(primary_key=True)
+    turn_id: Mapped[UUID] = mapped_column(ForeignKey("turns.id"))
+    api_key_id: Mapped[UUID] = mapped_column(ForeignKey("api_keys.id"))
+    score: Mapped[float | None]
+    text: Mapped[str | None]
+    effect: Mapped[str]
+    received_at: Mapped[datetime] = mapped_column(server_default=sql("now()"))
+    announced_at: Mapped[datetime | None]  # its session's workflow was told
+    applied_at: Mapped[datetime | None]  # a judgement has taken it in
+
+
+class Sample(Base):
+    """A judgement made trainable. Ids and log-probs are its turn's."""
+
+    __tablename__ = "samples"
+    __table_args__ = (
+        _one_of("state", SampleState),
+        CheckConstraint("coalesce(reward, 0) <> 0 OR hinted_prompt_ids IS NOT NULL", name="has_gradient"),
+        CheckConstraint("octet_length(hinted_prompt_ids) % 4 = 0", name="ids_are_whole"),
+        Index(None, "policy", "state", "id"),
+        Index(None, "turn_id"),
+    )
+
+    id: Mapped[UUID] = mapped_column(primary_key=True)
+    judgement_id: Mapped[UUID] = mapped_column(ForeignKey("judgements.id"), unique=True)
+    turn_id: Mapped[UUID] = mapped_column(ForeignKey("turns.id"))
+    policy: Mapped[str] = mapped_column(ForeignKey("policies.id"))
+    state: Mapped[str]
+    reason: Mapped[str]
+    reward: Mapped[float | None]  # None: no reward term
+    hinted_prompt_ids: Mapped[bytes | None]  # db.arrays; None: no teacher term
+    created_at: Mapped[datetime] = mapped_column(server_default=text("now()"))
 
 
 class Engine(Base):

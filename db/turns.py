@@ -6,11 +6,19 @@ from collections.abc import Sequence
 from functools import partial
 from typing import Any
 
-from sqlalchemy import case, func, select
+from sqlalchemy import case, func, select, update
 from sqlalchemy.dialects.postgresql import Insert, insert
 from sqlalchemy.ext.asyncio import AsyncConnection
 
-from clawloop.contracts import EnteredTurn, Message, SessionEvidence, SessionSource, StoredTurn, TurnRecord
+from clawloop.contracts import (
+    EnteredTurn,
+    Message,
+    SessionEvidence,
+    SessionSource,
+    SessionState,
+    StoredTurn,
+    TurnRecord,
+)
 from clawloop.ids import ApiKeyId, SessionId, TurnId
 from db.arrays import logprobs_to_bytes
 from db.chains import Chains
@@ -21,7 +29,7 @@ from db.exact_json import exact_json, storable
 from db.late import adopt_later_turns
 from db.placement import known_session, parent_in, session_for
 from db.stored import read_turn
-from db.tables import PrefixRole, Session, SessionPrefix, SessionState, ToolList, Turn
+from db.tables import PrefixRole, Session, SessionPrefix, ToolList, Turn
 
 
 def _hold_session_statement() -> Insert:
@@ -76,6 +84,15 @@ class PostgresTurnStore:
             StoreUnavailable
         """
         return await self._database.run(partial(_version_of_parent, Request(key, evidence, messages)))
+
+    async def mark_announced(self, turn_ids: Sequence[TurnId]) -> None:
+        """Note that the workflows of these turns were told of them; the first time counts.
+
+        Raises:
+            StoreUnavailable
+        """
+        told = update(Turn).where(Turn.id.in_(turn_ids), Turn.announced_at.is_(None)).values(announced_at=func.now())
+        await self._database.run(lambda connection: connection.execute(told))
 
     async def load(self, turn_id: TurnId) -> StoredTurn | None:
         """A turn with all it was entered with; None if there is no such turn.

@@ -1,16 +1,25 @@
-"""What many tests need: PostgreSQL, started once, and in it a database without rows."""
+"""What many tests need: PostgreSQL and Temporal, each started once, and a database without rows."""
 
 from __future__ import annotations
 
+import asyncio
 import itertools
+import os
+import signal
+import subprocess
+import time
 from collections.abc import Iterator
+from datetime import timedelta
 from pathlib import Path
 from urllib.parse import urlsplit
 
 import psycopg
 import pytest
 
+from clawloop.local import temporal_server
+from clawloop.local.checks import choose_port
 from clawloop.local.postgres import EmbeddedPostgres, running
+from clawloop.local.supervisor import guarded
 from db.schema import migrate
 from db.tables import Base
 
@@ -48,6 +57,26 @@ def postgres_url(_migrated_url: str) -> str:
     with psycopg.connect(_migrated_url, options="-c lock_timeout=5s") as connection:  # a test before left one open?
         connection.execute(f"TRUNCATE {tables}")
     return _migrated_url
+
+
+@pytest.fixture(scope="session")
+def temporal_address(tmp_path_factory: pytest.TempPathFactory) -> Iterator[str]:
+    """Temporal's development server, started as `clawloop up` starts it."""
+    folder = tmp_path_factory.mktemp("temporal")
+    ports = temporal_server.Ports(*(choose_port("Temporal", temporal_server.HOST, 0, "") for _ in range(3)))
+    started = temporal_server.launch(folder, ports, os.environ)
+    command = guarded(started.command, signal.SIGTERM, timedelta(seconds=3))
+    with (folder / "server.log").open("wb") as log:
+        process = subprocess.Popen(command, env=dict(started.environment), stdout=log, stderr=log)
+        try:
+            deadline = time.monotonic() + 60
+            while not asyncio.run(temporal_server.is_ready(ports.http)):
+                assert time.monotonic() < deadline, (folder / "server.log").read_text()[-2000:]
+                time.sleep(0.1)
+            yield f"{temporal_server.HOST}:{ports.main}"
+        finally:
+            process.terminate()
+            process.wait(10)
 
 
 @pytest.fixture

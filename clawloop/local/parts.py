@@ -19,11 +19,13 @@ import aiohttp
 from clawloop.errors import SetupError
 from clawloop.local import temporal_server
 from clawloop.local import vllm as vllm_server
+from clawloop.local.checks import choose_port
 from clawloop.local.part import Launch, Part
 from clawloop.local.postgres import EmbeddedPostgres
 from clawloop.local.vllm import Device, EngineOptions, ModelFacts, detect_device
 
 LOOPBACK = "127.0.0.1"
+WORKERS = ("orchestrator", "judge")
 # Local servers answer a health question in milliseconds, an engine under full load within a second or two.
 _HEALTH_SECONDS = 10.0
 
@@ -102,12 +104,7 @@ def vllm(
 
 def gateway(facts: GatewayFacts, host: str, port: int, environment: Mapping[str, str]) -> Part:
     url = gateway_url(host, port)
-    settings = {
-        "CLAWLOOP_DATA": str(facts.data),
-        "CLAWLOOP_ENGINES": ",".join(facts.engines),
-        "DATABASE_URL": facts.database_url,
-        "TEMPORAL_ADDRESS": facts.temporal_address,
-    }
+    settings = _settings(facts)
     names = (f"--allowed-host={name}" for name in facts.allowed_hosts)
     command = (sys.executable, "-m", "clawloop.cli", "gateway", "--host", host, "--port", str(port), *names)
     return Part(
@@ -117,6 +114,33 @@ def gateway(facts: GatewayFacts, host: str, port: int, environment: Mapping[str,
         is_ready=lambda: answers_ok(f"{url}/healthz"),
         stop_within=timedelta(seconds=4),  # running replies are cut, recorded as aborted, spooled if need be
     )
+
+
+def workers(facts: GatewayFacts, environment: Mapping[str, str]) -> list[Part]:
+    return [_worker(role, facts, environment) for role in WORKERS]
+
+
+def _worker(role: str, facts: GatewayFacts, environment: Mapping[str, str]) -> Part:
+    port = choose_port(f"the {role}", LOOPBACK, 0, "")
+    url = f"http://{LOOPBACK}:{port}"
+    command = (sys.executable, "-m", "clawloop.cli", "worker", role, "--health-port", str(port))
+    return Part(
+        name=role,
+        address=url,
+        prepare=lambda: Launch(command, dict(environment) | _settings(facts)),
+        is_ready=lambda: answers_ok(f"{url}/readyz"),
+        stop_within=timedelta(seconds=4),  # what it was doing goes on after the next start
+        start_within=timedelta(minutes=10),  # it waits for Temporal by itself
+    )
+
+
+def _settings(facts: GatewayFacts) -> dict[str, str]:
+    return {
+        "CLAWLOOP_DATA": str(facts.data),
+        "CLAWLOOP_ENGINES": ",".join(facts.engines),
+        "DATABASE_URL": facts.database_url,
+        "TEMPORAL_ADDRESS": facts.temporal_address,
+    }
 
 
 def gateway_url(host: str, port: int) -> str:

@@ -3,7 +3,7 @@
 Knows nothing about tables, keys or chats: what the database needs before the gateway starts is handed in. Parts
 the operator gives (DATABASE_URL, TEMPORAL_ADDRESS, CLAWLOOP_ENGINES) are used and not started. PostgreSQL,
 Temporal and vLLM start side by side; the gateway starts once PostgreSQL is ready, and holds requests until an
-engine is.
+engine is. The workers start with it.
 """
 
 from __future__ import annotations
@@ -27,7 +27,7 @@ from clawloop.local.tiny_model import ensure_tiny_model
 from clawloop.local.vllm import EngineOptions, ModelFacts, read_model
 
 # Who others write to ends last. The bounds of each group add up to less than the 15 s a person is promised.
-STOP_ORDER = (("gateway",), ("vllm", "temporal"), ("postgres",))
+STOP_ORDER = (("gateway", *parts.WORKERS), ("vllm", "temporal"), ("postgres",))
 
 
 @dataclass(frozen=True, slots=True)
@@ -93,7 +93,17 @@ Gateway = Callable[[Surroundings, str, int, Mapping[str, str]], Part]
 """Makes the gateway's part from its surroundings, host, port and environment."""
 
 
-async def run(options: UpOptions, board: Board, prepare: Prepare, gateway: Gateway = parts.gateway) -> None:
+Workers = Callable[[Surroundings, Mapping[str, str]], list[Part]]
+"""Makes the workers' parts from their surroundings and environment."""
+
+
+async def run(
+    options: UpOptions,
+    board: Board,
+    prepare: Prepare,
+    gateway: Gateway = parts.gateway,
+    workers: Workers = parts.workers,
+) -> None:
     """Start everything and keep it running until SIGINT or SIGTERM; then end everything, within 15 s.
 
     Raises:
@@ -112,7 +122,7 @@ async def run(options: UpOptions, board: Board, prepare: Prepare, gateway: Gatew
         for number in (signal.SIGINT, signal.SIGTERM, signal.SIGHUP):
             loop.add_signal_handler(number, end)
         try:
-            await _until(stop, _keep_up(options, supervisor, board, prepare, gateway))
+            await _until(stop, _keep_up(options, supervisor, board, prepare, gateway, workers))
         finally:
             board.say("stopping")
             await supervisor.stop(STOP_ORDER)
@@ -122,7 +132,7 @@ async def run(options: UpOptions, board: Board, prepare: Prepare, gateway: Gatew
 
 
 async def _keep_up(
-    options: UpOptions, supervisor: Supervisor, board: Board, prepare: Prepare, gateway: Gateway
+    options: UpOptions, supervisor: Supervisor, board: Board, prepare: Prepare, gateway: Gateway, workers: Workers
 ) -> None:
     """Ends only by raising or by being cancelled.
 
@@ -135,7 +145,7 @@ async def _keep_up(
         board.changed(PartStatus(name, PartState.EXTERNAL, address, "", now, 0))
     for part in plan.parts:
         supervisor.start(part)
-    bringing = asyncio.create_task(_bring_up_gateway(options, plan, supervisor, board, prepare, gateway))
+    bringing = asyncio.create_task(_bring_up_gateway(options, plan, supervisor, board, prepare, gateway, workers))
     failing = asyncio.create_task(supervisor.first_failure())
     try:
         await asyncio.wait({bringing, failing}, return_when=asyncio.FIRST_EXCEPTION)
@@ -149,7 +159,13 @@ async def _keep_up(
 
 
 async def _bring_up_gateway(
-    options: UpOptions, plan: _Plan, supervisor: Supervisor, board: Board, prepare: Prepare, gateway: Gateway
+    options: UpOptions,
+    plan: _Plan,
+    supervisor: Supervisor,
+    board: Board,
+    prepare: Prepare,
+    gateway: Gateway,
+    workers: Workers,
 ) -> None:
     if plan.postgres is not None:
         await supervisor.ready("postgres")
@@ -171,6 +187,8 @@ async def _bring_up_gateway(
         write_keys(keys_path, keys)
     port = checks.choose_port("the gateway", options.host, options.port, "--port")
     supervisor.start(gateway(surroundings, options.host, port, options.environment))
+    for part in workers(surroundings, options.environment):
+        supervisor.start(part)
     await supervisor.ready("gateway")
     board.say(f"gateway      {parts.gateway_url(options.host, port)}/v1")
     if plan.temporal_ui is not None:

@@ -9,23 +9,15 @@ from __future__ import annotations
 
 from collections.abc import Sequence
 from dataclasses import dataclass
-from enum import StrEnum
 
 from clawloop.contracts import Outcome
 from clawloop.errors import EngineAnswerUnusable
 from clawloop.ids import TurnId
 from clawloop.judging.hints import HintChoice
 from clawloop.judging.voting import Verdict
+from clawloop.recipe import Signal
 
 SMALLEST_EXPECTED = 0.05  # an expected score nearer to 0 says too little to make a sample of
-
-
-class Method(StrEnum):
-    """What a recipe learns from."""
-
-    BINARY = "binary"  # verdicts
-    OPD = "opd"  # hints
-    COMBINED = "combined"  # both
 
 
 @dataclass(frozen=True, slots=True)
@@ -77,17 +69,18 @@ class Sample:
             raise ValueError(f"turn {self.turn_id}: a sample needs a reward other than 0 or a hinted prompt")
 
 
-def decide(method: Method, verdict: Verdict, hint: HintChoice, not_trainable: str | None) -> Decision:
+def decide(signal: Signal, verdict: Verdict, hint: HintChoice, not_trainable: str | None) -> Decision:
     """The decision table of DESIGN section 7 for a turn that was judged.
 
     Args:
+        signal: whether verdicts and hints are learned from.
         not_trainable: the reason `why_not_trainable` gave; such a turn is judged and shown, but not sampled.
     """
-    reward = None if method is Method.OPD else verdict.reward or None
-    text = None if method is Method.BINARY else hint.text
-    why = _why(method, verdict, hint)
+    reward = (verdict.reward or None) if signal.verdicts else None
+    text = hint.text if signal.hints else None
+    why = _why(signal, verdict, hint)
     if reward is None and text is None:
-        unknown = not hint.answered if method is Method.OPD else verdict.verdict is None
+        unknown = verdict.verdict is None if signal.verdicts else not hint.answered
         return Decision(None, None, Outcome.UNJUDGED if unknown else Outcome.UNDECIDED, why)
     if not_trainable is not None:
         return Decision(None, None, Outcome.NOT_TRAINABLE, f"{not_trainable} ({why})")
@@ -184,12 +177,7 @@ def at_least_one(turns: Sequence[JudgedTurn], *, direct: bool = False) -> Guaran
     return Guarantee(turn_id, score, (), f"at least one: expected score {score:+.2f}")
 
 
-def _why(method: Method, verdict: Verdict, hint: HintChoice) -> str:
+def _why(signal: Signal, verdict: Verdict, hint: HintChoice) -> str:
     of_verdict = verdict.why if verdict.verdict is None else f"verdict {verdict.verdict:+d}: {verdict.why}"
     of_hint = f"no hint: {hint.why}" if hint.text is None else f"hint: {hint.why}"
-    parts = {
-        Method.BINARY: (of_verdict,),
-        Method.OPD: (of_hint,),
-        Method.COMBINED: (of_verdict, of_hint),
-    }
-    return "; ".join(parts[method])
+    return "; ".join([of_verdict] * signal.verdicts + [of_hint] * signal.hints)

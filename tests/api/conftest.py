@@ -12,10 +12,12 @@ import httpx
 import pytest
 from openai import AsyncOpenAI
 
+from api.announcing import Announcements
 from api.app import create_app
 from api.auth import KeyRing
 from api.dependencies import Limits, Services
 from api.directory import DirectoryCache
+from api.ports import Announcer
 from api.recording import Recorder
 from api.spool import Spool
 from api.versions import VersionChooser
@@ -27,6 +29,7 @@ from db.policies import DEFAULT_SAMPLING
 from tests.fakes.directory_store import FakeDirectoryStore
 from tests.fakes.engine import FakeEngine, fake_engine, serving
 from tests.fakes.key_store import FakeKeyStore
+from tests.fakes.session_store import FakeSessionStore
 from tests.fakes.turn_store import FakeTurnStore
 
 
@@ -34,6 +37,7 @@ from tests.fakes.turn_store import FakeTurnStore
 class Gateway:
     url: str
     turns: FakeTurnStore
+    sessions: FakeSessionStore
     keys: FakeKeyStore
     directory: FakeDirectoryStore
     engines: list[FakeEngine]
@@ -70,8 +74,10 @@ async def running_gateway(
     active: int = 0,
     versions: frozenset[int] = frozenset(),
     spool_bytes: int = 10**8,
+    announcer: Announcer | None = None,
 ) -> AsyncIterator[Gateway]:
     turns, keys = FakeTurnStore(), FakeKeyStore()
+    sessions = FakeSessionStore(turns)
     policy = Policy("default", "tiny", ("qwen3-4b",), active, dict(DEFAULT_SAMPLING))
     rows = tuple(Engine(f"e{n}", engine.url, {"default": versions}, False) for n, engine in enumerate(engines))
     directory = FakeDirectoryStore(Directory((policy,), rows))
@@ -90,13 +96,17 @@ async def running_gateway(
             known = await stack.enter_async_context(
                 ChatEngines(rotation, lambda: cache.now.engines, probe_seconds=0.05)
             )
-            recorder = await stack.enter_async_context(Recorder(turns, turns, spool, metrics))
+            announcements = await stack.enter_async_context(Announcements(announcer, turns, sessions, metrics))
+            recorder = await stack.enter_async_context(Recorder(turns, turns, spool, metrics, announcements))
             made.append(
                 Services(
                     keys=KeyRing(keys),
                     directory=cache,
                     engines=known,
                     recorder=recorder,
+                    announcements=announcements,
+                    sessions=sessions,
+                    feedback=sessions,
                     versions=VersionChooser(turns),
                     readiness=AlwaysReady(),
                     metrics=metrics,
@@ -106,7 +116,7 @@ async def running_gateway(
             yield made[0]
 
     async with serving(create_app(services)) as url:
-        yield Gateway(url, turns, keys, directory, list(engines), made[0], spool, key, admin_key)
+        yield Gateway(url, turns, sessions, keys, directory, list(engines), made[0], spool, key, admin_key)
 
 
 class AlwaysReady:

@@ -11,11 +11,14 @@ import pytest
 from clawloop.contracts import Directory, Policy, Scope
 from clawloop.ids import ApiKeyId
 from db.engine import Database
+from db.feedback import PostgresFeedbackStore
 from db.keys import PostgresKeyStore
 from db.policies import DEFAULT_SAMPLING, PostgresDirectoryStore, ensure_policy
+from db.sessions import PostgresSessionStore
 from db.turns import PostgresTurnStore
 from tests.fakes.directory_store import FakeDirectoryStore
 from tests.fakes.key_store import FakeKeyStore
+from tests.fakes.session_store import FakeSessionStore
 from tests.fakes.turn_store import FakeTurnStore
 
 PATIENT = timedelta(seconds=20)  # a busy machine is no failure here
@@ -31,6 +34,8 @@ class Stores:
     turns: FakeTurnStore | PostgresTurnStore
     keys: FakeKeyStore | PostgresKeyStore
     directory: FakeDirectoryStore | PostgresDirectoryStore
+    sessions: FakeSessionStore | PostgresSessionStore
+    feedback: FakeSessionStore | PostgresFeedbackStore
     key: ApiKeyId
     other_key: ApiKeyId
 
@@ -46,13 +51,22 @@ async def database(postgres_url: str) -> AsyncIterator[Database]:
 
 @pytest.fixture
 async def postgres_stores(database: Database) -> Stores:
-    return await _with_keys(PostgresTurnStore(database), PostgresKeyStore(database), PostgresDirectoryStore(database))
+    return await _with_keys(
+        PostgresTurnStore(database),
+        PostgresKeyStore(database),
+        PostgresDirectoryStore(database),
+        PostgresSessionStore(database),
+        PostgresFeedbackStore(database),
+    )
 
 
 @pytest.fixture
 async def fake_stores() -> Stores:
     policy = Policy("default", "tiny", ("qwen3-4b",), 0, dict(DEFAULT_SAMPLING))
-    return await _with_keys(FakeTurnStore(), FakeKeyStore(), FakeDirectoryStore(Directory((policy,), ())))
+    turns = FakeTurnStore()
+    sessions = FakeSessionStore(turns)
+    directory = FakeDirectoryStore(Directory((policy,), ()))
+    return await _with_keys(turns, FakeKeyStore(), directory, sessions, sessions)
 
 
 @pytest.fixture(params=["fake", pytest.param("postgres", marks=pytest.mark.postgres)])
@@ -65,7 +79,9 @@ async def _with_keys(
     turns: FakeTurnStore | PostgresTurnStore,
     keys: FakeKeyStore | PostgresKeyStore,
     directory: FakeDirectoryStore | PostgresDirectoryStore,
+    sessions: FakeSessionStore | PostgresSessionStore,
+    feedback: FakeSessionStore | PostgresFeedbackStore,
 ) -> Stores:
     first, _ = await keys.create_key("default", {Scope.CHAT}, "first")
     second, _ = await keys.create_key("default", {Scope.CHAT}, "second")
-    return Stores(turns, keys, directory, first.id, second.id)
+    return Stores(turns, keys, directory, sessions, feedback, first.id, second.id)

@@ -361,3 +361,17 @@ def _with(record: TurnRecord, **changes: Any) -> TurnRecord:
 def _logprobs(record: TurnRecord) -> list[float]:
     assert record.logprobs is not None
     return record.logprobs
+
+
+async def test_a_turn_is_noted_as_announced_once(stores: Stores) -> None:
+    first, second = conversation(stores, "a", "b")
+    await enter_all(stores, [first, second])
+    await stores.turns.mark_announced([first.turn_id])
+    once = await stores.turns.load(first.turn_id)
+    await stores.turns.mark_announced([first.turn_id, second.turn_id])
+    again, other = await stores.turns.load(first.turn_id), await stores.turns.load(second.turn_id)
+    assert once is not None
+    assert again is not None
+    assert other is not None
+    assert once.announced_at == again.announced_at is not None
+    assert other.announced_at is not None

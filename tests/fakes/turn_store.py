@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import copy
 from collections.abc import Sequence
+from datetime import UTC, datetime
 
 from clawloop.contracts import (
     EnteredTurn,
@@ -27,6 +28,7 @@ class FakeTurnStore:
     Attributes:
         available: False makes every call raise StoreUnavailable.
         records: what was entered, in order of arrival; tests may clear it.
+        announced: when each turn's workflow was told.
     """
 
     def __init__(self) -> None:
@@ -34,6 +36,7 @@ class FakeTurnStore:
         self.records: list[TurnRecord] = []
         self._entries: dict[TurnId, Entry] = {}
         self._places: dict[TurnId, EnteredTurn] = {}
+        self.announced: dict[TurnId, datetime] = {}
         self._expecting: dict[tuple[ApiKeyId, bytes], SessionId] = {}
 
     async def enter(self, record: TurnRecord) -> EnteredTurn:
@@ -69,7 +72,14 @@ class FakeTurnStore:
             return None
         place = self._places[turn_id]
         outcome, detail = entry.outcome
-        return StoredTurn(entry.record, place.session_id, place.parent_turn_id, outcome, detail, announced_at=None)
+        return StoredTurn(
+            entry.record, place.session_id, place.parent_turn_id, outcome, detail, self.announced.get(turn_id)
+        )
+
+    async def mark_announced(self, turn_ids: Sequence[TurnId]) -> None:
+        self._require_available()
+        for turn_id in turn_ids:
+            self.announced.setdefault(turn_id, datetime.now(UTC))
 
     def _require_available(self) -> None:
         if not self.available:

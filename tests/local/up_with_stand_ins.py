@@ -55,6 +55,6 @@ def program() -> None:
 
 
 if __name__ == "__main__":
-    up.run = functools.partial(up.run, gateway=gateway)
+    up.run = functools.partial(up.run, gateway=gateway, workers=lambda *_: [])
     app.command("up")(up_command(Settings, lambda: prepare))
     app()

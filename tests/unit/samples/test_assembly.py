@@ -11,7 +11,8 @@ from clawloop.errors import EngineAnswerUnusable
 from clawloop.ids import TurnId
 from clawloop.judging.hints import NOT_ASKED, HintChoice
 from clawloop.judging.voting import Verdict, majority, rated
-from clawloop.samples.assembly import Decision, JudgedTurn, Method, Sample, assemble, at_least_one, decide
+from clawloop.recipe import Signal
+from clawloop.samples.assembly import Decision, JudgedTurn, Sample, assemble, at_least_one, decide
 
 GOOD, BAD, ZERO, TIE, MISSING = (
     majority([1, 1, -1]),
@@ -20,6 +21,7 @@ GOOD, BAD, ZERO, TIE, MISSING = (
     majority([1, -1]),
     majority([None]),
 )
+BINARY, OPD, COMBINED = Signal(hints=False), Signal(verdicts=False, at_least_one=False), Signal()
 HINT = HintChoice("Use Python.", answered=True, why="1 of 1 hint answers usable")
 NO_HINT = HintChoice(None, answered=True, why="the judge found no hint")
 NO_ANSWER = HintChoice(None, answered=False, why="no valid hint answer")
@@ -31,39 +33,39 @@ def turn(number: int) -> TurnId:
 
 
 @pytest.mark.parametrize(
-    ("method", "verdict", "hint", "reward", "has_hint", "outcome"),
+    ("signal", "verdict", "hint", "reward", "has_hint", "outcome"),
     [
         # Combined: both terms, one of them, or none.
-        (Method.COMBINED, GOOD, HINT, 1.0, True, SAMPLED),
-        (Method.COMBINED, BAD, HINT, -1.0, True, SAMPLED),
-        (Method.COMBINED, ZERO, HINT, None, True, SAMPLED),
-        (Method.COMBINED, MISSING, HINT, None, True, SAMPLED),
-        (Method.COMBINED, GOOD, NO_HINT, 1.0, False, SAMPLED),
-        (Method.COMBINED, BAD, NO_ANSWER, -1.0, False, SAMPLED),
-        (Method.COMBINED, ZERO, NO_HINT, None, False, UNDECIDED),
-        (Method.COMBINED, TIE, NO_ANSWER, None, False, UNDECIDED),
-        (Method.COMBINED, MISSING, NO_HINT, None, False, UNJUDGED),
+        (COMBINED, GOOD, HINT, 1.0, True, SAMPLED),
+        (COMBINED, BAD, HINT, -1.0, True, SAMPLED),
+        (COMBINED, ZERO, HINT, None, True, SAMPLED),
+        (COMBINED, MISSING, HINT, None, True, SAMPLED),
+        (COMBINED, GOOD, NO_HINT, 1.0, False, SAMPLED),
+        (COMBINED, BAD, NO_ANSWER, -1.0, False, SAMPLED),
+        (COMBINED, ZERO, NO_HINT, None, False, UNDECIDED),
+        (COMBINED, TIE, NO_ANSWER, None, False, UNDECIDED),
+        (COMBINED, MISSING, NO_HINT, None, False, UNJUDGED),
         # Binary: hints do not matter.
-        (Method.BINARY, BAD, HINT, -1.0, False, SAMPLED),
-        (Method.BINARY, GOOD, NOT_ASKED, 1.0, False, SAMPLED),
-        (Method.BINARY, ZERO, HINT, None, False, UNDECIDED),
-        (Method.BINARY, MISSING, HINT, None, False, UNJUDGED),
+        (BINARY, BAD, HINT, -1.0, False, SAMPLED),
+        (BINARY, GOOD, NOT_ASKED, 1.0, False, SAMPLED),
+        (BINARY, ZERO, HINT, None, False, UNDECIDED),
+        (BINARY, MISSING, HINT, None, False, UNJUDGED),
         # OPD: verdicts do not matter.
-        (Method.OPD, GOOD, HINT, None, True, SAMPLED),
-        (Method.OPD, MISSING, HINT, None, True, SAMPLED),
-        (Method.OPD, BAD, NO_HINT, None, False, UNDECIDED),
-        (Method.OPD, BAD, NO_ANSWER, None, False, UNJUDGED),
+        (OPD, GOOD, HINT, None, True, SAMPLED),
+        (OPD, MISSING, HINT, None, True, SAMPLED),
+        (OPD, BAD, NO_HINT, None, False, UNDECIDED),
+        (OPD, BAD, NO_ANSWER, None, False, UNJUDGED),
     ],
 )
 def test_the_decision_table(
-    method: Method,
+    signal: Signal,
     verdict: Verdict,
     hint: HintChoice,
     reward: float | None,
     has_hint: bool,
     outcome: Outcome,
 ) -> None:
-    decision = decide(method, verdict, hint, None)
+    decision = decide(signal, verdict, hint, None)
     assert (decision.reward, decision.hint, decision.outcome) == (
         reward,
         "Use Python." if has_hint else None,
@@ -72,43 +74,43 @@ def test_the_decision_table(
 
 
 @pytest.mark.parametrize(
-    ("method", "verdict", "hint", "why"),
+    ("signal", "verdict", "hint", "why"),
     [
-        (Method.COMBINED, BAD, HINT, "verdict -1: 3 of 3 votes for -1; hint: 1 of 1 hint answers usable"),
-        (Method.COMBINED, TIE, NO_HINT, "verdict +0: vote tie; no hint: the judge found no hint"),
-        (Method.BINARY, MISSING, HINT, "no valid vote"),
-        (Method.OPD, GOOD, NO_ANSWER, "no hint: no valid hint answer"),
+        (COMBINED, BAD, HINT, "verdict -1: 3 of 3 votes for -1; hint: 1 of 1 hint answers usable"),
+        (COMBINED, TIE, NO_HINT, "verdict +0: vote tie; no hint: the judge found no hint"),
+        (BINARY, MISSING, HINT, "no valid vote"),
+        (OPD, GOOD, NO_ANSWER, "no hint: no valid hint answer"),
     ],
 )
-def test_a_decision_says_why(method: Method, verdict: Verdict, hint: HintChoice, why: str) -> None:
-    assert decide(method, verdict, hint, None).why == why
+def test_a_decision_says_why(signal: Signal, verdict: Verdict, hint: HintChoice, why: str) -> None:
+    assert decide(signal, verdict, hint, None).why == why
 
 
 def test_a_turn_that_cannot_be_trained_is_judged_and_shown_but_not_sampled() -> None:
-    assert decide(Method.BINARY, GOOD, NOT_ASKED, "not trainable: top_p") == Decision(
+    assert decide(BINARY, GOOD, NOT_ASKED, "not trainable: top_p") == Decision(
         None, None, Outcome.NOT_TRAINABLE, "not trainable: top_p (verdict +1: 2 of 3 votes for 1)"
     )
 
 
 def test_a_turn_without_a_verdict_stays_unjudged_even_if_it_could_not_be_trained() -> None:
-    assert decide(Method.BINARY, MISSING, NOT_ASKED, "not trainable: top_p").outcome is UNJUDGED
+    assert decide(BINARY, MISSING, NOT_ASKED, "not trainable: top_p").outcome is UNJUDGED
 
 
 def test_a_rating_is_trained_with_its_exact_score() -> None:
-    assert decide(Method.COMBINED, rated(-0.5), NO_HINT, None).reward == -0.5
-    assert decide(Method.COMBINED, rated(0.0), NO_HINT, None).outcome is UNDECIDED
+    assert decide(COMBINED, rated(-0.5), NO_HINT, None).reward == -0.5
+    assert decide(COMBINED, rated(0.0), NO_HINT, None).outcome is UNDECIDED
 
 
 @given(
-    st.sampled_from(Method),
+    st.sampled_from([BINARY, OPD, COMBINED]),
     st.lists(st.sampled_from([-1, 0, 1, None]), max_size=5),
     st.sampled_from([HINT, NO_HINT, NO_ANSWER]),
     st.sampled_from([None, "not trainable: top_p"]),
 )
 def test_sampled_means_that_there_is_a_gradient(
-    method: Method, votes: list[int | None], hint: HintChoice, fault: str | None
+    signal: Signal, votes: list[int | None], hint: HintChoice, fault: str | None
 ) -> None:
-    decision = decide(method, majority(votes), hint, fault)  # type: ignore[arg-type]
+    decision = decide(signal, majority(votes), hint, fault)  # type: ignore[arg-type]
     assert (decision.outcome is SAMPLED) == (decision.reward is not None or decision.hint is not None)
     assert decision.reward != 0
     assert decision.why
@@ -128,34 +130,34 @@ def sample(decision: Decision, **changes: object) -> Sample:
 
 
 def test_a_sample_holds_the_engines_ids_and_only_the_terms_there_are() -> None:
-    both = sample(decide(Method.COMBINED, BAD, HINT, None))
+    both = sample(decide(COMBINED, BAD, HINT, None))
     assert both == Sample(turn(1), (1, 2), (3, 4), (-0.1, -0.2), 0.6, 7, -1.0, (1, 9, 2))
-    verdict_only = sample(decide(Method.COMBINED, GOOD, NO_HINT, None))
+    verdict_only = sample(decide(COMBINED, GOOD, NO_HINT, None))
     assert (verdict_only.reward, verdict_only.hinted_prompt_ids) == (1.0, None)
-    hint_only = sample(decide(Method.COMBINED, ZERO, HINT, None))
+    hint_only = sample(decide(COMBINED, ZERO, HINT, None))
     assert (hint_only.reward, hint_only.hinted_prompt_ids) == (None, (1, 9, 2))
 
 
 def test_a_sample_of_a_turn_that_is_not_sampled_is_refused() -> None:
     with pytest.raises(ValueError, match="is undecided, not sampled"):
-        sample(decide(Method.BINARY, ZERO, NOT_ASKED, None))
+        sample(decide(BINARY, ZERO, NOT_ASKED, None))
 
 
 def test_hint_and_hinted_prompt_come_together() -> None:
     with pytest.raises(ValueError, match="must both be there"):
-        sample(decide(Method.COMBINED, BAD, HINT, None), hinted_prompt_ids=None)
+        sample(decide(COMBINED, BAD, HINT, None), hinted_prompt_ids=None)
     with pytest.raises(ValueError, match="must both be there"):
-        sample(decide(Method.COMBINED, BAD, NO_HINT, None), hinted_prompt_ids=[1])
+        sample(decide(COMBINED, BAD, NO_HINT, None), hinted_prompt_ids=[1])
 
 
 @pytest.mark.parametrize("changes", [{"logprobs": [-0.1]}, {"prompt_ids": []}, {"response_ids": [], "logprobs": []}])
 def test_ids_that_do_not_belong_together_raise(changes: dict[str, object]) -> None:
     with pytest.raises(EngineAnswerUnusable):
-        sample(decide(Method.BINARY, GOOD, NOT_ASKED, None), **changes)
+        sample(decide(BINARY, GOOD, NOT_ASKED, None), **changes)
 
 
 def test_a_sample_without_gradient_cannot_be_made() -> None:
-    good = sample(decide(Method.BINARY, GOOD, NOT_ASKED, None))
+    good = sample(decide(BINARY, GOOD, NOT_ASKED, None))
     for reward in (None, 0.0):
         with pytest.raises(ValueError, match="a reward other than 0 or a hinted prompt"):
             replace(good, reward=reward)

@@ -1,0 +1,219 @@
+"""Judging a turn: evidence, votes, hint, verdict, sample.
+
+Knows nothing about Postgres or HTTP. A judge is asked once for each answer: answers are stored as they come, and
+whoever goes on asks only for what is missing. What stays missing is a missing vote, never a zero.
+"""
+
+from __future__ import annotations
+
+import hashlib
+import json
+import logging
+from dataclasses import dataclass
+
+from temporalio import activity
+
+from activities.asking import Asking
+from activities.heartbeat import heartbeating
+from activities.messages import WHY_LIMIT, Judged, JudgeTurn, TurnFate
+from activities.pairing import find_next_state, judgeable_by
+from activities.ports import Judge, JudgementStore, Renderer
+from clawloop.contracts import Message, Outcome, TurnRecord
+from clawloop.errors import EngineRejected, EngineUnavailable
+from clawloop.judging.evidence import Evidence, gather
+from clawloop.judging.hints import NOT_ASKED, HintChoice, choose_hint, with_hint, without_hint
+from clawloop.judging.records import HINTS, GivenFeedback, OpenJudgement, PlacedTurn, Settlement
+from clawloop.judging.voting import Verdict, majority, rated
+from clawloop.samples.assembly import Decision, assemble, decide
+from clawloop.samples.eligibility import why_not_trainable
+from clawloop.turns.canonical import is_volatile
+from clawloop.turns.next_state import NextState
+
+log = logging.getLogger(__name__)
+
+NOT_VOTED = Verdict(None, None, None, "no verdict asked for")
+NO_WORDS = HintChoice(None, answered=True, why="nothing says what to do better")
+
+
+@dataclass(frozen=True, slots=True)
+class _Case:
+    """One turn to be judged, and by what."""
+
+    placed: PlacedTurn
+    state: NextState | None
+    feedback: list[GivenFeedback]
+    give_up: str | None
+
+    @property
+    def record(self) -> TurnRecord:
+        return self.placed.turn.record
+
+    @property
+    def texts(self) -> list[str]:
+        return [given.text for given in self.feedback if given.text]
+
+    @property
+    def hint_kind(self) -> str:
+        return f"{HINTS}+{len(self.texts)}" if self.texts else HINTS
+
+    @property
+    def evidence(self) -> Evidence:
+        messages = [] if self.state is None else self.state.messages
+        said = "\n\n".join(self.texts) or None
+        return gather(self.record.messages, self.record.response or {}, messages, said, is_volatile=is_volatile)
+
+    @property
+    def evidence_hash(self) -> bytes:
+        """Names what a turn was judged by: its next state and the feedback on it."""
+        messages: list[Message] = [] if self.state is None else self.state.messages
+        known = [messages, [[given.score, given.text] for given in self.feedback]]
+        return hashlib.sha256(json.dumps(known, sort_keys=True).encode("utf-8", "surrogatepass")).digest()
+
+
+class JudgingActivities:
+    """On the queue `judge`."""
+
+    def __init__(self, store: JudgementStore, judge: Judge, renderer: Renderer) -> None:
+        self._store = store
+        self._judge = judge
+        self._renderer = renderer
+
+    @activity.defn
+    async def judge_turn(self, ask: JudgeTurn) -> Judged:
+        """Judge what a turn makes judgeable: the turn it follows, itself if it came late, or itself if asked."""
+        async with heartbeating():
+            told = await self._store.place(ask.turn_id)
+            if told is None:
+                return Judged(fates=[_unknown(ask)])
+            fates: list[TurnFate] = []
+            for placed, state in await self._to_judge(ask, told):
+                fate = await self._judge_one(ask, placed, state)
+                fates += [] if fate is None else [fate]
+            return Judged(fates=fates)
+
+    async def _to_judge(self, ask: JudgeTurn, told: PlacedTurn) -> list[tuple[PlacedTurn, NextState | None]]:
+        if ask.itself or ask.feedback_id is not None:
+            return [(told, await find_next_state(self._store, told))]
+        return [*await judgeable_by(self._store, told)]
+
+    async def _judge_one(self, ask: JudgeTurn, placed: PlacedTurn, state: NextState | None) -> TurnFate | None:
+        turn = placed.turn
+        given = await self._store.feedback_of(turn.record.turn_id)
+        new_feedback = any(not one.applied for one in given)
+        if turn.outcome is Outcome.ERASED:
+            return _fate(placed, turn.outcome, None, turn.outcome_detail or "erased")
+        if placed.held is not None and not new_feedback:
+            # Judged before: this attempt only did not hear of it, or the message came twice.
+            return _fate(placed, turn.outcome, placed.held.verdict, turn.outcome_detail or "")
+        if state is None and not given:
+            return None
+        case = _Case(placed, state, given, ask.give_up)
+        opening = self._store.revise if new_feedback else self._store.open
+        shown_by = None if state is None else state.shown_by
+        judgement = await opening(turn.record.turn_id, shown_by, case.evidence_hash, case.hint_kind)
+        end = await self._end(case, judgement)
+        await self._store.settle(judgement.id, end, [one.id for one in given if not one.applied])
+        log.info("judged", extra={"turn_id": str(turn.record.turn_id), "outcome": end.outcome})
+        return _fate(placed, end.outcome, end.verdict.verdict, end.why)
+
+    async def _end(self, case: _Case, judgement: OpenJudgement) -> Settlement:
+        record, signal = case.record, judgement.recipe.signal
+        asking = Asking(self._store, self._judge, record, case.evidence, judgement, case.give_up)
+        verdict = NOT_VOTED
+        scores = [given.score for given in case.feedback if given.score is not None]
+        if scores:
+            verdict = rated(scores[-1])
+        elif signal.verdicts:
+            verdict = majority(await asking.votes())
+        hint = NOT_ASKED
+        if signal.hints and (case.state is not None or case.texts):
+            hint = choose_hint(await asking.hints(case.hint_kind), case.evidence)
+        elif signal.hints:
+            hint = NO_WORDS
+        fault = why_not_trainable(
+            status=record.status,
+            sampling=record.sampling,
+            tools=record.tools,
+            prompt_ids=record.prompt_ids,
+            response_ids=record.response_ids,
+            logprobs=record.logprobs,
+        )
+        decision = decide(signal, verdict, hint, fault)
+        hinted: list[int] | None = None
+        if decision.hint is not None:
+            hinted, problem = await self._hinted_prompt(case, decision.hint)
+            if problem is not None:
+                hint = without_hint(hint, problem)
+                decision = decide(signal, verdict, hint, fault)
+        if decision.outcome is Outcome.SAMPLED:
+            _check_sample(decision, record, hinted)
+        why = decision.why if not asking.problems else f"{decision.why} ({'; '.join(asking.problems)})"
+        return Settlement(
+            verdict=verdict,
+            hint=hint,
+            not_trainable=fault,
+            reward=decision.reward,
+            hinted_prompt_ids=None if hinted is None else tuple(hinted),
+            outcome=decision.outcome,
+            why=why,
+        )
+
+    async def _hinted_prompt(self, case: _Case, hint: str) -> tuple[list[int] | None, str | None]:
+        """The prompt's ids with the hint in it, or why there are none."""
+        record = case.record
+        hinted = with_hint(record.messages, hint, is_volatile=is_volatile)
+        if hinted is None:
+            return None, "no user message takes a hint"
+        try:
+            # Only a template that gives the recorded ids can be trusted with the hint.
+            if await self._renderer.render(record, record.messages) != record.prompt_ids:
+                return None, "template mismatch"
+            return await self._renderer.render(record, hinted), None
+        except EngineRejected as error:
+            return None, f"the engine does not render the hinted prompt ({error.status})"
+        except EngineUnavailable:
+            if case.give_up is None:
+                raise
+            return None, "no engine rendered the hinted prompt"
+
+
+def _check_sample(decision: Decision, record: TurnRecord, hinted: list[int] | None) -> None:
+    """Raises what a sample of this turn would raise; eligibility has seen to it that nothing is missing."""
+    temperature = record.sampling["temperature"]
+    assert isinstance(temperature, int | float)
+    assemble(
+        decision,
+        turn_id=record.turn_id,
+        prompt_ids=record.prompt_ids or (),
+        response_ids=record.response_ids or (),
+        logprobs=record.logprobs or (),
+        temperature=float(temperature),
+        version=record.version,
+        hinted_prompt_ids=hinted,
+    )
+
+
+def _fate(placed: PlacedTurn, outcome: Outcome, verdict: int | None, why: str) -> TurnFate:
+    return TurnFate(
+        turn_id=placed.turn.record.turn_id,
+        number=placed.number,
+        kind=placed.turn.record.kind,
+        outcome=outcome,
+        verdict=verdict,
+        sample=outcome in (Outcome.SAMPLED, Outcome.TRAINED),
+        step=None,
+        why=why[:WHY_LIMIT],
+    )
+
+
+def _unknown(ask: JudgeTurn) -> TurnFate:
+    return TurnFate(
+        turn_id=ask.turn_id,
+        number=None,
+        kind="unknown",
+        outcome=None,
+        verdict=None,
+        sample=False,
+        step=None,
+        why="no main turn of this id is stored",
+    )

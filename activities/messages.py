@@ -1,0 +1,105 @@
+"""What workflows and activities say to each other: ids, scores and reasons, never text.
+
+Knows nothing about who does the work. Durable: open workflows and saved histories hold these; later fields are
+optional.
+"""
+
+from __future__ import annotations
+
+from pydantic import BaseModel, ConfigDict
+
+from clawloop.contracts import Outcome
+from clawloop.ids import FeedbackId, SessionId, TurnId
+
+WHY_LIMIT = 200  # characters of a reason that cross Temporal; Postgres holds the whole
+
+
+class _Message(BaseModel):
+    model_config = ConfigDict(frozen=True)
+
+
+class JudgeTurn(_Message):
+    """Judge what a turn makes judgeable: the turn it follows, or itself when it came late.
+
+    Args:
+        turn_id: the turn that was announced, or that feedback speaks about.
+        feedback_id: judge `turn_id` itself, anew, because of this feedback.
+        itself: judge `turn_id` itself, by what follows it.
+        give_up: ask no judge any more: what is missing stays missing, for this reason.
+    """
+
+    session_id: SessionId
+    turn_id: TurnId
+    feedback_id: FeedbackId | None = None
+    itself: bool = False
+    give_up: str | None = None
+
+
+class TurnFate(_Message):
+    """What became of a turn, for the workflow's table.
+
+    Args:
+        number: its place among the session's main turns, from 1; None if there is no such turn.
+        outcome: None if there is no such turn.
+        verdict: −1, 0, 1, or None if there is none.
+        sample: it has a training sample.
+        step: the step it was trained in; None if it was not.
+        why: for people, without any text of the conversation.
+    """
+
+    turn_id: TurnId
+    number: int | None
+    kind: str
+    outcome: Outcome | None
+    verdict: int | None
+    sample: bool
+    step: int | None
+    why: str
+
+
+class Judged(_Message):
+    """What became of the turns that could be judged; none if nothing was said about any."""
+
+    fates: list[TurnFate]
+
+
+class CloseSession(_Message):
+    """
+    Args:
+        why: what closes it, e.g. `idle for 30 min`.
+        up_to: the newest turn the workflow was told of; newer ones are not its to decide. None: no limit.
+        give_up: turns that could be judged and were not are unjudged now.
+    """
+
+    session_id: SessionId
+    why: str
+    up_to: TurnId | None = None
+    give_up: bool = False
+
+
+class Closed(_Message):
+    """
+    Args:
+        to_judge: turns that have a next state and were never judged; the session is not closed before they are.
+        fates: of the turns the closing decided.
+        guarantee: what the at-least-one rule did, or why nothing; empty if it is not the first close.
+    """
+
+    to_judge: list[TurnId]
+    fates: list[TurnFate]
+    guarantee: str = ""
+    turns: int = 0
+
+
+class Swept(_Message):
+    """How much a sweep found.
+
+    Args:
+        announced: turns whose workflows were told.
+        feedback: pieces of feedback whose workflows were told.
+        woken: sessions that nobody had closed.
+    """
+
+    announced: int
+    feedback: int
+    woken: int

@@ -1,0 +1,116 @@
+"""What the activities need from outside, as they would like to be told it.
+
+Knows nothing about who answers. Every store call raises StoreUnavailable when PostgreSQL does not answer in time.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from datetime import timedelta
+from typing import Protocol
+
+from clawloop.contracts import FeedbackGiven, Message, SessionFacts, TurnRecord, TurnRecorded
+from clawloop.ids import FeedbackId, JudgementId, SessionId, TurnId
+from clawloop.judging.parsing import HintVote, Vote
+from clawloop.judging.prompts import AnswerForm, JudgePrompt
+from clawloop.judging.records import (
+    ClosingSession,
+    Ending,
+    ExtraSample,
+    GivenFeedback,
+    OpenJudgement,
+    PlacedTurn,
+    Settlement,
+)
+
+
+class TurnPlaces(Protocol):
+    async def place(self, turn_id: TurnId) -> PlacedTurn | None:
+        """A main turn with what is around it; None if there is none of that id, or it is a side turn."""
+
+
+class JudgementStore(TurnPlaces, Protocol):
+    """Where judgements are kept, each answer of a judge once."""
+
+    async def open(
+        self, turn_id: TurnId, shown_by: TurnId | None, evidence_hash: bytes, hint_kind: str
+    ) -> OpenJudgement:
+        """The turn's judgement of revision 0: made now under its policy's recipe, or gone on with."""
+
+    async def revise(
+        self, turn_id: TurnId, shown_by: TurnId | None, evidence_hash: bytes, hint_kind: str
+    ) -> OpenJudgement:
+        """The turn's newest judgement to amend; a further revision once a step has taken its sample."""
+
+    async def store_vote(self, judgement: JudgementId, index: int, raw: str, vote: Vote | None) -> None:
+        """Keep one answer for good; the first one counts."""
+
+    async def store_hint(
+        self, judgement: JudgementId, kind: str, index: int, raw: str, hint: HintVote | None
+    ) -> None: ...
+
+    async def settle(self, judgement: JudgementId, end: Settlement, applied: list[FeedbackId]) -> None:
+        """Verdict, hint, sample and the turn's outcome in one transaction; feedback `applied` is taken into it."""
+
+    async def feedback_of(self, turn_id: TurnId) -> list[GivenFeedback]:
+        """All feedback on a turn, oldest first."""
+
+
+class Judge(Protocol):
+    @property
+    def form(self) -> AnswerForm:
+        """How this judge can be made to answer."""
+
+    async def answers(self, policy: str, prompt: JudgePrompt, n: int, temperature: float) -> list[str]:
+        """At most `n` answers to one question, in one request.
+
+        Raises:
+            JudgeUnavailable: ask again later.
+            JudgeRefused: it will never take this question.
+        """
+
+
+class Renderer(Protocol):
+    async def render(self, turn: TurnRecord, messages: Sequence[Message]) -> list[int]:
+        """The ids of a prompt with these messages, otherwise as the turn's, by the engine's own template.
+
+        Raises:
+            EngineUnavailable: ask again later.
+            EngineRejected: the engine cannot render these.
+        """
+
+
+class ClosingStore(Protocol):
+    async def look(self, session: SessionId) -> ClosingSession | None:
+        """What a closing must decide; None if there is no such session."""
+
+    async def close(
+        self, session: SessionId, why: str, endings: Sequence[Ending], guarantee: str | None, extra: ExtraSample | None
+    ) -> None:
+        """End undecided turns and the session in one transaction. Turns decided meanwhile stay as they are."""
+
+
+class UpkeepStore(Protocol):
+    async def unannounced_turns(self, age: timedelta, limit: int) -> list[tuple[SessionFacts, TurnRecorded]]:
+        """Main turns older than `age` whose workflow was not told, in the order in which they were made."""
+
+    async def untold_feedback(self, age: timedelta, limit: int) -> list[tuple[SessionFacts, FeedbackGiven]]:
+        """Feedback older than `age` whose workflow was not told, or that was told a day ago and forgotten."""
+
+    async def sessions_left_open(self, age: timedelta, limit: int) -> list[SessionFacts]:
+        """Sessions without a turn for longer than `age` that nobody closed, oldest first."""
+
+    async def mark_announced(self, turn_ids: Sequence[TurnId]) -> None: ...
+
+    async def mark_feedback_announced(self, feedback_ids: Sequence[FeedbackId]) -> None: ...
+
+
+class Announcer(Protocol):
+    """What tells sessions' workflows. Every call raises AnnouncementFailed when it cannot."""
+
+    async def announce_turn(self, session: SessionFacts, turn: TurnRecorded) -> None: ...
+
+    async def announce_feedback(self, session: SessionFacts, feedback: FeedbackGiven) -> None: ...
+
+    async def wake(self, session: SessionFacts) -> None:
+        """See that the session's workflow runs, so that it closes."""

@@ -1,0 +1,97 @@
+"""`POST /v1/feedback`: what a user thinks of a reply, said outside the conversation, at once or days later.
+
+Knows nothing about judging. A rating or score is the verdict; text is evidence for the judge.
+"""
+
+from __future__ import annotations
+
+from typing import Annotated, Any, Literal
+
+from fastapi import APIRouter, Request
+from pydantic import BaseModel, ConfigDict, Field, ValidationError
+
+from api.boundary import read_json
+from api.dependencies import Services, services_of
+from clawloop.contracts import FeedbackEffect, Scope
+from clawloop.errors import RequestRejected
+from clawloop.ids import ApiKeyId, FeedbackId, TurnId, turn_id_of
+
+router = APIRouter()
+
+_RATINGS = {"up": 1.0, "down": -1.0}
+
+
+class FeedbackRequest(BaseModel):
+    """Which reply (`response_id`, or `session_id` and `turn`), and what is said about it."""
+
+    model_config = ConfigDict(extra="forbid", strict=True)
+
+    response_id: Annotated[str, Field(max_length=256)] | None = None
+    session_id: Annotated[str, Field(min_length=1, max_length=1024)] | None = None
+    turn: Annotated[int, Field(ge=1)] | None = None
+    """Which main turn of the session, from 1."""
+    rating: Literal["up", "down"] | None = None
+    score: Annotated[float, Field(ge=-1, le=1, allow_inf_nan=False)] | None = None
+    text: Annotated[str, Field(min_length=1, max_length=20_000)] | None = None
+
+
+_SCHEMA = FeedbackRequest.model_json_schema()
+
+
+class FeedbackTaken(BaseModel):
+    """
+    Args:
+        effect: whether it amends the judgement, makes a new sample, or is only recorded.
+    """
+
+    feedback_id: FeedbackId
+    effect: FeedbackEffect
+
+
+@router.post(
+    "/v1/feedback",
+    status_code=202,
+    openapi_extra={
+        "requestBody": {
+            "required": True,
+            "content": {"application/json": {"schema": FeedbackRequest.model_json_schema()}},
+        }
+    },
+)
+async def give_feedback(request: Request) -> FeedbackTaken:
+    """Rate or comment on a reply."""
+    services = services_of(request)
+    key = await services.keys.require(request.headers, Scope.CHAT)
+    asked = _check(await read_json(request, services.limits))
+    turn = await _turn(services, key.id, asked)
+    score = asked.score if asked.rating is None else _RATINGS[asked.rating]
+    stored = None if turn is None else await services.feedback.give(key.id, turn, score, asked.text)
+    if stored is None:
+        # Whether another key has it is not ours to say.
+        raise RequestRejected("This key has no such reply.", status=404, code="not_found")
+    services.announcements.add_feedback(stored)
+    return FeedbackTaken(feedback_id=stored.given.feedback_id, effect=stored.effect)
+
+
+def _check(body: dict[str, Any]) -> FeedbackRequest:
+    try:
+        asked = FeedbackRequest.model_validate(body)
+    except ValidationError as error:
+        first = error.errors(include_url=False, include_context=False)[0]
+        field = ".".join(str(part) for part in first["loc"])
+        raise RequestRejected(f"`{field}`: {first['msg'][:1].lower()}{first['msg'][1:]}.", field=field) from None
+    if (asked.response_id is None) == (asked.session_id is None or asked.turn is None):
+        raise RequestRejected("Say which reply: `response_id`, or `session_id` with `turn`.", field="response_id")
+    if asked.rating is not None and asked.score is not None:
+        raise RequestRejected("Give `rating` or `score`, not both.", field="score")
+    if asked.rating is None and asked.score is None and asked.text is None:
+        raise RequestRejected("Give a `rating`, a `score` or a `text`.", field="rating")
+    return asked
+
+
+async def _turn(services: Services, key: ApiKeyId, asked: FeedbackRequest) -> TurnId | None:
+    if asked.response_id is not None:
+        return turn_id_of(asked.response_id)
+    assert asked.session_id is not None
+    assert asked.turn is not None
+    return await services.feedback.turn_of(key, asked.session_id, asked.turn)

@@ -1,0 +1,171 @@
+"""What judging and its store hand to each other.
+
+Knows nothing about Postgres or Temporal.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from dataclasses import dataclass
+from datetime import datetime
+
+from clawloop.contracts import Outcome, StoredTurn
+from clawloop.ids import ApiKeyId, FeedbackId, JudgementId, SessionId, TurnId
+from clawloop.judging.hints import HintChoice
+from clawloop.judging.parsing import HintVote, Vote
+from clawloop.judging.voting import Verdict
+from clawloop.recipe import Recipe
+from clawloop.turns.parents import Candidate
+
+VOTES = "sampled"  # kind of a vote; a direct one is another kind
+HINTS = "hint"  # kind of a hint by the next state; with feedback texts their number is added
+
+
+@dataclass(frozen=True, slots=True)
+class Held:
+    """What is held of a turn already.
+
+    Args:
+        shown_by: the turn whose request showed its next state; None if it was judged by feedback alone.
+    """
+
+    verdict: int | None
+    shown_by: TurnId | None
+
+
+@dataclass(frozen=True, slots=True)
+class PlacedTurn:
+    """A main turn among the others of its session.
+
+    Args:
+        number: its place among the session's main turns, from 1.
+        seed: where its key's prefix digests begin.
+        candidates: older turns of the session whose replies its request holds.
+        follows: the nearest main turn it follows; side turns between them do not count.
+        followed_by: main turns that follow it so, oldest first.
+        overtaken_by: those of them that were entered before it.
+        held: its newest decided judgement; None if it has none.
+    """
+
+    turn: StoredTurn
+    number: int
+    seed: bytes
+    candidates: Sequence[Candidate]
+    follows: TurnId | None
+    followed_by: Sequence[TurnId]
+    overtaken_by: frozenset[TurnId]
+    held: Held | None
+
+
+@dataclass(frozen=True, slots=True)
+class GivenFeedback:
+    """What somebody said about a turn outside the conversation; a score is the verdict.
+
+    Args:
+        applied: a judgement has taken it in.
+    """
+
+    id: FeedbackId
+    turn_id: TurnId
+    api_key_id: ApiKeyId
+    score: float | None
+    text: str | None
+    received_at: datetime
+    applied: bool
+
+
+@dataclass(frozen=True, slots=True)
+class OpenJudgement:
+    """A judgement under way, or one that feedback opens anew.
+
+    Args:
+        votes: by index, those that were answered; None for an answer that cannot be read.
+        hints: likewise, of the kind that is wanted now.
+    """
+
+    id: JudgementId
+    recipe: Recipe
+    votes: dict[int, Vote | None]
+    hints: dict[int, HintVote | None]
+
+
+@dataclass(frozen=True, slots=True)
+class Settlement:
+    """A judgement's end: what is held of the turn, and what becomes of it.
+
+    Args:
+        not_trainable: why the turn cannot be trained whatever the verdict; None if it can.
+        hinted_prompt_ids: None without a teacher term.
+        sampled: it gives a sample, with `reward` and `hinted_prompt_ids`.
+    """
+
+    verdict: Verdict
+    hint: HintChoice
+    not_trainable: str | None
+    reward: float | None
+    hinted_prompt_ids: tuple[int, ...] | None
+    outcome: Outcome
+    why: str
+
+    @property
+    def sampled(self) -> bool:
+        return self.outcome is Outcome.SAMPLED
+
+
+@dataclass(frozen=True, slots=True)
+class SessionTurn:
+    """A main turn of a session that is to be closed.
+
+    Args:
+        followed_by: main turns that follow it, oldest first.
+        last: no main turn of the session is newer.
+        expected: its expected score; None if it has no valid vote.
+        trainable: None if it was not judged.
+        samples: how many it has, in whatever state but superseded.
+    """
+
+    turn_id: TurnId
+    number: int
+    outcome: Outcome
+    judged: bool
+    followed_by: Sequence[TurnId]
+    last: bool
+    expected: float | None
+    verdict: int | None
+    trainable: bool | None
+    samples: int
+
+
+@dataclass(frozen=True, slots=True)
+class ClosingSession:
+    """
+    Args:
+        turns: its main turns that are undecided; at a first close all of them.
+        first: it was never closed before.
+        at_least_one: its policy's recipe wants the rule.
+        main_turns: how many there are.
+    """
+
+    session_id: SessionId
+    turns: Sequence[SessionTurn]
+    first: bool
+    at_least_one: bool
+    main_turns: int
+
+
+@dataclass(frozen=True, slots=True)
+class ExtraSample:
+    """The sample of the at-least-one rule."""
+
+    turn_id: TurnId
+    reward: float
+    why: str
+
+
+@dataclass(frozen=True, slots=True)
+class Ending:
+    """What becomes of a turn that nobody judged."""
+
+    turn_id: TurnId
+    outcome: Outcome
+    why: str

@@ -1,0 +1,139 @@
+"""Asking one of several servers for one JSON answer, without any retry of our own: retries belong to Temporal.
+
+Knows nothing about what is asked. Error messages name statuses and kinds, never a word of what was sent.
+"""
+
+from __future__ import annotations
+
+import random
+from collections.abc import Callable, Sequence
+from dataclasses import dataclass
+from datetime import UTC, datetime
+from email.utils import parsedate_to_datetime
+from typing import Any
+
+import aiohttp
+import orjson
+
+# The next machine, or loopback; a connection that takes longer will not come.
+CONNECT_SECONDS = 5.0
+# Nothing we ask for is larger; a server that sends more is broken.
+ANSWER_LIMIT_BYTES = 8 * 2**20
+# A server that asks us to stay away longer than this is asked again anyway.
+LONGEST_WAIT_SECONDS = 600.0
+
+
+@dataclass(frozen=True, slots=True)
+class Endpoint:
+    """One server that speaks OpenAI's or vLLM's dialect.
+
+    Args:
+        url: without `/v1`.
+        model: the name it is asked for.
+        api_key: None sends none.
+    """
+
+    url: str
+    model: str
+    api_key: str | None = None
+
+
+Endpoints = Callable[[str], Sequence[Endpoint]]
+"""The servers for a policy now; may be empty."""
+
+
+@dataclass(frozen=True, slots=True)
+class Reply:
+    """
+    Args:
+        body: None if it was no JSON object, or larger than we read.
+        too_large: it was larger than we read.
+        retry_after_seconds: what it said, bounded; None if it said nothing we understand.
+    """
+
+    status: int
+    body: dict[str, Any] | None
+    too_large: bool
+    retry_after_seconds: float | None
+
+
+class NoReply(Exception):
+    """None of the servers could be reached, or the one that was did not answer in time."""
+
+
+class JsonClient:
+    """Use as an async context manager.
+
+    Args:
+        seconds: how long one answer may take.
+    """
+
+    def __init__(self, seconds: float) -> None:
+        self._seconds = seconds
+        self._session: aiohttp.ClientSession | None = None
+
+    async def __aenter__(self) -> JsonClient:
+        limit = aiohttp.ClientTimeout(total=self._seconds, sock_connect=CONNECT_SECONDS)
+        self._session = aiohttp.ClientSession(timeout=limit, connector=aiohttp.TCPConnector(limit=0))
+        return self
+
+    async def __aexit__(self, *_: object) -> None:
+        if self._session is not None:
+            await self._session.close()
+
+    async def post(self, endpoints: Sequence[Endpoint], path: str, body: dict[str, Any]) -> Reply:
+        """One answer, of the first of these servers that can be reached; which is tried first is chance.
+
+        Raises:
+            NoReply
+        """
+        assert self._session is not None, "used outside its context"
+        problem = "there is none"
+        for endpoint in random.sample(list(endpoints), len(endpoints)):
+            headers = {"Content-Type": "application/json"}
+            if endpoint.api_key is not None:
+                headers["Authorization"] = f"Bearer {endpoint.api_key}"
+            content = orjson.dumps({"model": endpoint.model} | body)
+            try:
+                async with self._session.post(f"{endpoint.url}{path}", data=content, headers=headers) as response:
+                    return await _reply(response)
+            except aiohttp.ClientConnectorError:
+                problem = "it cannot be reached"
+            except TimeoutError as error:
+                raise NoReply(f"no answer within {self._seconds:.0f} s") from error
+            except (aiohttp.ClientError, ConnectionError) as error:
+                raise NoReply(f"it broke off ({type(error).__name__})") from error
+        raise NoReply(problem)
+
+
+async def _reply(response: aiohttp.ClientResponse) -> Reply:
+    raw = bytearray()
+    async for chunk in response.content.iter_any():
+        raw += chunk
+        if len(raw) > ANSWER_LIMIT_BYTES:
+            return Reply(response.status, None, too_large=True, retry_after_seconds=None)
+    try:
+        body = orjson.loads(raw)
+    except orjson.JSONDecodeError:
+        body = None
+    return Reply(
+        response.status,
+        body if isinstance(body, dict) else None,
+        too_large=False,
+        retry_after_seconds=_seconds(response.headers.get("Retry-After")),
+    )
+
+
+def _seconds(header: str | None) -> float | None:
+    """Retry-After in seconds or as a date."""
+    if header is None:
+        return None
+    try:
+        seconds = float(header)
+    except ValueError:
+        try:
+            moment = parsedate_to_datetime(header)
+        except ValueError:
+            return None
+        seconds = (moment.replace(tzinfo=moment.tzinfo or UTC) - datetime.now(UTC)).total_seconds()
+    return min(max(seconds, 0.0), LONGEST_WAIT_SECONDS) if seconds == seconds else None

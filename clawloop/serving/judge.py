@@ -1,0 +1,104 @@
+"""A judge behind an OpenAI-compatible API: the base model of our own engines, or any other.
+
+Knows nothing about verdicts. One request asks for all answers at once (`n`); a server that does not know `n` gives
+one, and the rest is asked for one by one.
+"""
+
+from __future__ import annotations
+
+import asyncio
+from typing import Any
+
+from clawloop.errors import JudgeRefused, JudgeUnavailable
+from clawloop.judging.prompts import HINT_LIMIT, AnswerForm, JudgePrompt
+from clawloop.serving.endpoints import Endpoints, JsonClient, NoReply, Reply
+
+# Below the activity's limit for several such requests; a judge that thinks for 2,000 tokens on a CPU stays below.
+ANSWER_SECONDS = 110.0
+# Judges share the engine with people who chat: more at once would only make those wait.
+AT_ONCE = 8
+# Room to think, and a short answer.
+FREE_TOKENS = 2048
+# Nothing but the answer; a token holds at least a character.
+GRAMMAR_TOKENS = HINT_LIMIT + 40
+
+_COME_BACK = frozenset({408, 409, 425, 429})
+_TOO_LONG = ("context length", "context_length", "max_model_len", "maximum model length", "too long", "too large")
+
+
+class JudgeClient:
+    """Satisfies `activities.ports.Judge`. Use as an async context manager.
+
+    Args:
+        endpoints: who is asked.
+        form: GRAMMAR where they are vLLM: then nothing but an answer can be written; else FREE.
+    """
+
+    def __init__(self, endpoints: Endpoints, form: AnswerForm, *, seconds: float = ANSWER_SECONDS) -> None:
+        self._endpoints = endpoints
+        self._form = form
+        self._client = JsonClient(seconds)
+        self._at_once = asyncio.Semaphore(AT_ONCE)
+
+    async def __aenter__(self) -> JudgeClient:
+        await self._client.__aenter__()
+        return self
+
+    async def __aexit__(self, *_: object) -> None:
+        await self._client.__aexit__(None, None, None)
+
+    @property
+    def form(self) -> AnswerForm:
+        return self._form
+
+    async def answers(self, policy: str, prompt: JudgePrompt, n: int, temperature: float) -> list[str]:
+        """At most `n` answers to one question, in one request.
+
+        Raises:
+            JudgeUnavailable: ask again later.
+            JudgeRefused: it will never take this question.
+        """
+        async with self._at_once:
+            reply = await self._ask(policy, prompt, n, temperature)
+            if n > 1 and reply.status in (400, 422) and not _is_too_long(reply):
+                reply = await self._ask(policy, prompt, 1, temperature)  # perhaps it was `n` that it refused
+        if reply.status == 200:
+            return _texts(reply)[:n]
+        if reply.status in _COME_BACK or reply.status >= 500:
+            raise JudgeUnavailable(f"the judge answered {reply.status}", retry_after_seconds=reply.retry_after_seconds)
+        raise JudgeRefused(f"the judge refused: {reply.status}", too_long=_is_too_long(reply))
+
+    async def _ask(self, policy: str, prompt: JudgePrompt, n: int, temperature: float) -> Reply:
+        body: dict[str, Any] = {"messages": prompt.messages, "temperature": temperature, "max_tokens": FREE_TOKENS}
+        if n > 1:
+            body["n"] = n
+        if prompt.structured_outputs is not None:
+            # Only vLLM is asked in this form; thoughts would come before the grammar and use up its tokens.
+            body["structured_outputs"] = prompt.structured_outputs
+            body["chat_template_kwargs"] = {"enable_thinking": False}
+            body["max_tokens"] = GRAMMAR_TOKENS
+        try:
+            return await self._client.post(self._endpoints(policy), "/v1/chat/completions", body)
+        except NoReply as error:
+            raise JudgeUnavailable(f"the judge did not answer: {error}") from error
+
+
+def _texts(reply: Reply) -> list[str]:
+    """
+    Raises:
+        JudgeUnavailable: the answer is no chat completion.
+        JudgeRefused: it is larger than any answer.
+    """
+    if reply.too_large:
+        raise JudgeRefused("the judge's answer is too large")
+    try:
+        choices = (reply.body or {})["choices"]
+        contents = [choice["message"].get("content") for choice in choices]
+    except (KeyError, TypeError, AttributeError):
+        raise JudgeUnavailable("the judge's answer is no chat completion") from None
+    return [content if isinstance(content, str) else "" for content in contents]
+
+
+def _is_too_long(reply: Reply) -> bool:
+    said = str(reply.body).lower()
+    return reply.status == 413 or (reply.status == 400 and any(words in said for words in _TOO_LONG))

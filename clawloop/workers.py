@@ -1,0 +1,196 @@
+"""The workers put together: orchestrator (workflows, ledger) and judge.
+
+Knows nothing about how they are supervised. A worker waits for Temporal; PostgreSQL and judges may come and go.
+"""
+
+from __future__ import annotations
+
+import asyncio
+import logging
+import signal
+from collections.abc import AsyncIterator
+from contextlib import AsyncExitStack, asynccontextmanager
+from datetime import timedelta
+from enum import StrEnum
+
+from aiohttp import web
+from temporalio.client import Client
+from temporalio.service import RPCError
+from temporalio.worker import Worker
+
+from activities.judging import JudgingActivities
+from activities.ledger import LedgerActivities
+from activities.upkeep import UpkeepActivities
+from api.directory import DirectoryCache
+from clawloop.errors import SetupError
+from clawloop.judging.prompts import AnswerForm
+from clawloop.processes import database_url, temporal_address
+from clawloop.serving.endpoints import Endpoint, Endpoints
+from clawloop.serving.judge import JudgeClient
+from clawloop.serving.rendering import EngineRenderer
+from clawloop.settings import Settings
+from clawloop.temporal import TemporalAnnouncer, begin_sweeping, connect, register_search_attributes
+from db.closing import PostgresClosingStore
+from db.engine import BACKGROUND_LIMIT, Database
+from db.judgements import PostgresJudgementStore
+from db.policies import PostgresDirectoryStore
+from db.upkeep import PostgresUpkeepStore
+from workflows import attributes
+from workflows.session import SessionWorkflow
+from workflows.upkeep import SweepWorkflow
+
+log = logging.getLogger(__name__)
+
+# How often Temporal is tried while it is away.
+RETRY_SECONDS = 2.0
+# `clawloop up` promises to end within 15 s; a judging cut short goes on elsewhere with the votes it stored.
+GRACE = timedelta(seconds=2)
+# A judgement holds little memory while it waits for its judge, and the judge's client asks for 8 at once.
+JUDGEMENTS_AT_ONCE = 16
+
+
+class Role(StrEnum):
+    ORCHESTRATOR = "orchestrator"
+    JUDGE = "judge"
+
+
+async def run_worker(role: Role, settings: Settings, health_port: int) -> None:
+    """Work until asked to stop.
+
+    Args:
+        health_port: loopback port of `/healthz` and `/readyz`; 0 serves none.
+
+    Raises:
+        SetupError: no database or no Temporal is given.
+    """
+    url, address = database_url(settings), temporal_address(settings)
+    if address is None:
+        raise SetupError("no Temporal: set TEMPORAL_ADDRESS, or start `clawloop up` in another terminal")
+    stop = asyncio.Event()
+    loop = asyncio.get_running_loop()
+    for number in (signal.SIGINT, signal.SIGTERM):
+        loop.add_signal_handler(number, stop.set)
+    async with AsyncExitStack() as stack:
+        ready = await stack.enter_async_context(_health(health_port))
+        working = asyncio.create_task(_work(role, settings, url, address, ready))
+        stopping = asyncio.create_task(stop.wait())
+        await asyncio.wait({working, stopping}, return_when=asyncio.FIRST_COMPLETED)
+        stopping.cancel()
+        working.cancel()
+        try:
+            await working
+        except asyncio.CancelledError:
+            log.info("worker stopped", extra={"role": role})
+
+
+async def _work(role: Role, settings: Settings, url: str, address: str, ready: asyncio.Event) -> None:
+    """Ends only by raising or by being cancelled."""
+    client = await _connected(role, address)
+    async with AsyncExitStack() as stack:
+        for worker in await _workers(role, settings, url, client, stack):
+            await stack.enter_async_context(worker)
+        log.info("worker runs", extra={"role": role})
+        ready.set()
+        await asyncio.Event().wait()
+
+
+async def _connected(role: Role, address: str) -> Client:
+    """A client, once Temporal answers; the orchestrator also sees to what Temporal must know."""
+    told = False
+    while True:
+        try:
+            client = await connect(address)
+            if role is Role.ORCHESTRATOR:
+                await register_search_attributes(client)
+                await begin_sweeping(client)
+            return client
+        except (RPCError, RuntimeError) as error:
+            if not told:
+                log.warning("Temporal does not answer yet", extra={"why": " ".join(str(error).split())})
+                told = True
+            await asyncio.sleep(RETRY_SECONDS)
+
+
+async def _workers(role: Role, settings: Settings, url: str, client: Client, stack: AsyncExitStack) -> list[Worker]:
+    database = Database(url, BACKGROUND_LIMIT)
+    stack.push_async_callback(database.close)
+    judgements = PostgresJudgementStore(database)
+    if role is Role.JUDGE:
+        directory = await stack.enter_async_context(DirectoryCache(PostgresDirectoryStore(database)))
+        engines = _engines(directory)
+        judge = await stack.enter_async_context(_judge(settings, engines))
+        renderer = await stack.enter_async_context(EngineRenderer(engines))
+        return [
+            Worker(
+                client,
+                task_queue=attributes.JUDGE_QUEUE,
+                activities=[JudgingActivities(judgements, judge, renderer).judge_turn],
+                max_concurrent_activities=JUDGEMENTS_AT_ONCE,
+                graceful_shutdown_timeout=GRACE,
+            )
+        ]
+    idle = timedelta(minutes=settings.session_idle_minutes)
+    upkeep = UpkeepActivities(PostgresUpkeepStore(database), TemporalAnnouncer(client, idle), idle)
+    ledger = LedgerActivities(PostgresClosingStore(database), judgements)
+    return [
+        Worker(
+            client,
+            task_queue=attributes.WORKFLOW_QUEUE,
+            workflows=[SessionWorkflow, SweepWorkflow],
+            graceful_shutdown_timeout=GRACE,
+        ),
+        Worker(
+            client,
+            task_queue=attributes.LEDGER_QUEUE,
+            activities=[ledger.close_session, upkeep.sweep],
+            max_concurrent_activities=JUDGEMENTS_AT_ONCE,
+            graceful_shutdown_timeout=GRACE,
+        ),
+    ]
+
+
+def _engines(directory: DirectoryCache) -> Endpoints:
+    """Our own engines under the policy's base name."""
+
+    def endpoints(policy_id: str) -> list[Endpoint]:
+        names = [policy.base_model for policy in directory.now.policies if policy.id == policy_id]
+        return [Endpoint(engine.url, name) for name in names for engine in directory.now.engines if not engine.draining]
+
+    return endpoints
+
+
+def _judge(settings: Settings, engines: Endpoints) -> JudgeClient:
+    if settings.judge_url is None:
+        return JudgeClient(engines, AnswerForm(settings.judge_form or AnswerForm.GRAMMAR))
+    if settings.judge_model is None:
+        raise SetupError("CLAWLOOP_JUDGE_URL is set: say which model to ask for, CLAWLOOP_JUDGE_MODEL")
+    key = None if settings.judge_api_key is None else settings.judge_api_key.get_secret_value()
+    endpoint = Endpoint(settings.judge_url.rstrip("/").removesuffix("/v1"), settings.judge_model, key)
+    return JudgeClient(lambda policy: [endpoint], AnswerForm(settings.judge_form or AnswerForm.FREE))
+
+
+@asynccontextmanager
+async def _health(port: int) -> AsyncIterator[asyncio.Event]:
+    """Says that this process runs, and once the event is set, that it works."""
+    ready = asyncio.Event()
+
+    async def healthz(request: web.Request) -> web.Response:
+        return web.json_response({"status": "ok"})
+
+    async def readyz(request: web.Request) -> web.Response:
+        if ready.is_set():
+            return web.json_response({"status": "ready"})
+        return web.json_response({"status": "not ready"}, status=503)
+
+    if port == 0:
+        yield ready
+        return
+    app = web.Application()
+    app.add_routes([web.get("/healthz", healthz), web.get("/readyz", readyz)])
+    runner = web.AppRunner(app, access_log=None)
+    await runner.setup()
+    try:
+        await web.TCPSite(runner, "127.0.0.1", port).start()
+        yield ready
+    finally:
+        await runner.cleanup()

@@ -1,0 +1,140 @@
+"""Closing a session in PostgreSQL: what is still undecided, and its end in one transaction."""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from functools import partial
+
+from sqlalchemy import case, func, select, text, update
+from sqlalchemy.ext.asyncio import AsyncConnection
+
+from clawloop.contracts import Outcome, SessionState
+from clawloop.errors import RecordUnusable
+from clawloop.ids import JudgementId, SessionId, TurnId
+from clawloop.judging.records import ClosingSession, Ending, ExtraSample, SessionTurn
+from db.engine import Database
+from db.exact_json import storable
+from db.recipes import recipe_of_policy
+from db.samples import put_sample
+from db.tables import Judgement, Session, Turn
+
+# What follows a turn: every main turn below it, over side turns, which do not count.
+_TURNS = text("""
+    WITH RECURSIVE numbered AS (
+        SELECT id, outcome, row_number() OVER (ORDER BY id) AS number, count(*) OVER () AS main_turns
+        FROM turns WHERE session_id = :session AND kind = 'main'),
+    wanted AS (SELECT * FROM numbered WHERE :all_turns OR outcome = 'waiting'),
+    down AS (
+        SELECT w.id AS turn_id, t.id, t.kind FROM wanted w JOIN turns t ON t.parent_turn_id = w.id
+        WHERE w.outcome = 'waiting'
+        UNION ALL
+        SELECT d.turn_id, t.id, t.kind FROM down d JOIN turns t ON t.parent_turn_id = d.id WHERE d.kind = 'side')
+    SELECT w.id, w.outcome, w.number, w.number = w.main_turns AS last, j.verdict, j.expected, j.not_trainable,
+        j.decided_at IS NOT NULL AS judged,
+        (SELECT count(*) FROM samples s WHERE s.turn_id = w.id AND s.state <> 'superseded') AS samples,
+        ARRAY(SELECT d.id FROM down d WHERE d.turn_id = w.id AND d.kind = 'main' ORDER BY d.id) AS followed_by
+    FROM wanted w
+    LEFT JOIN LATERAL (
+        SELECT * FROM judgements WHERE turn_id = w.id AND decided_at IS NOT NULL
+        ORDER BY revision DESC, decided_at DESC LIMIT 1) j ON true
+    ORDER BY w.id
+""")
+
+
+class PostgresClosingStore:
+    """Satisfies `activities.ports.ClosingStore`."""
+
+    def __init__(self, database: Database) -> None:
+        self._database = database
+
+    async def look(self, session: SessionId) -> ClosingSession | None:
+        """What a closing must decide; None if there is no such session.
+
+        Raises:
+            StoreUnavailable
+        """
+        return await self._database.run(partial(_look, session))
+
+    async def close(
+        self, session: SessionId, why: str, endings: Sequence[Ending], guarantee: str | None, extra: ExtraSample | None
+    ) -> None:
+        """End undecided turns and the session in one transaction. Turns decided meanwhile stay as they are.
+
+        Args:
+            guarantee: what the at-least-one rule did; the first close's word stays.
+            extra: its sample.
+
+        Raises:
+            StoreUnavailable
+        """
+        await self._database.run(partial(_close, session, why, endings, guarantee, extra))
+
+
+async def _look(session: SessionId, connection: AsyncConnection) -> ClosingSession | None:
+    row = (
+        await connection.execute(select(Session.policy, Session.first_closed_at).where(Session.id == session))
+    ).first()
+    if row is None:
+        return None
+    first = row.first_closed_at is None
+    try:
+        at_least_one = (await recipe_of_policy(connection, row.policy)).signal.at_least_one
+    except RecordUnusable:
+        at_least_one = False
+    turns = [
+        SessionTurn(
+            turn_id=TurnId(turn.id),
+            number=turn.number,
+            outcome=Outcome(turn.outcome),
+            judged=turn.judged,
+            followed_by=[TurnId(after) for after in turn.followed_by],
+            last=turn.last,
+            expected=turn.expected,
+            verdict=turn.verdict,
+            trainable=turn.not_trainable is None if turn.judged else None,
+            samples=turn.samples,
+        )
+        for turn in await connection.execute(_TURNS, {"session": session, "all_turns": first})
+    ]
+    count = select(func.count()).where(Turn.session_id == session, Turn.kind == "main")
+    return ClosingSession(session, turns, first, at_least_one, await connection.scalar(count) or 0)
+
+
+async def _sample_anyway(connection: AsyncConnection, extra: ExtraSample) -> None:
+    turn_id, reward, why = extra.turn_id, extra.reward, extra.why
+    newest = (
+        select(Judgement.id)
+        .where(Judgement.turn_id == turn_id, Judgement.decided_at.is_not(None))
+        .order_by(Judgement.revision.desc(), Judgement.decided_at.desc())
+        .limit(1)
+    )
+    judgement = JudgementId((await connection.execute(newest)).scalar_one())
+    decided = {"outcome": Outcome.SAMPLED, "reward": reward, "why": why}
+    await connection.execute(update(Judgement).where(Judgement.id == judgement).values(decided))
+    await put_sample(connection, judgement, turn_id, reward, None, why)
+    await connection.execute(update(Turn).where(Turn.id == turn_id).values(outcome=Outcome.SAMPLED, outcome_detail=why))
+
+
+async def _close(
+    session: SessionId,
+    why: str,
+    endings: Sequence[Ending],
+    guarantee: str | None,
+    extra: ExtraSample | None,
+    connection: AsyncConnection,
+) -> None:
+    if extra is not None:
+        await _sample_anyway(connection, extra)
+    for end in endings:
+        undecided = update(Turn).where(Turn.id == end.turn_id, Turn.outcome == Outcome.WAITING)
+        await connection.execute(undecided.values(outcome=end.outcome, outcome_detail=storable(end.why)))
+    # A turn that came in meanwhile has not been told to this workflow yet: its session stays open.
+    unheard = select(Turn.id).where(Turn.session_id == session, Turn.kind == "main", Turn.outcome == Outcome.WAITING)
+    values = {
+        "state": case((unheard.exists(), Session.state), else_=SessionState.CLOSED),
+        "first_closed_at": func.coalesce(Session.first_closed_at, func.now()),
+        "closed_at": func.now(),
+        "closed_why": storable(why),
+        "guarantee": func.coalesce(Session.guarantee, guarantee),
+    }
+    await connection.execute(update(Session).where(Session.id == session).values(values))

@@ -1,0 +1,280 @@
+"""Judgements in PostgreSQL: each answer of a judge once, and a turn's end in one transaction."""
+
+from __future__ import annotations
+
+from functools import partial
+
+from sqlalchemy import func, select, text, update
+from sqlalchemy.dialects.postgresql import insert
+from sqlalchemy.ext.asyncio import AsyncConnection
+
+from clawloop.contracts import Outcome, SampleState, TurnKind
+from clawloop.ids import (
+    ApiKeyId,
+    FeedbackId,
+    JudgementId,
+    TurnId,
+    new_judgement_id,
+)
+from clawloop.judging.parsing import HintVote, Vote
+from clawloop.judging.records import VOTES, GivenFeedback, Held, OpenJudgement, PlacedTurn, Settlement
+from db.chains import Chains
+from db.engine import Database
+from db.entry import Request
+from db.exact_json import storable
+from db.placement import candidates_in
+from db.recipes import recipe_by_hash, recipe_of_policy
+from db.samples import put_sample, withdraw_sample
+from db.stored import read_turn
+from db.tables import Feedback, Hint, Judgement, Sample, Session, Turn
+from db.tables import Vote as VoteRow
+
+# The next main turn up and the next main turns down, over side turns, which do not count.
+_FOLLOWS = text("""
+    WITH RECURSIVE up AS (
+        SELECT p.id, p.kind, p.parent_turn_id FROM turns t JOIN turns p ON p.id = t.parent_turn_id WHERE t.id = :turn_id
+        UNION ALL
+        SELECT p.id, p.kind, p.parent_turn_id FROM up JOIN turns p ON p.id = up.parent_turn_id WHERE up.kind = 'side')
+    SELECT id FROM up WHERE kind = 'main'
+""")
+_FOLLOWED_BY = text("""
+    WITH RECURSIVE down AS (
+        SELECT id, kind, entered_at FROM turns WHERE parent_turn_id = :turn_id
+        UNION ALL
+        SELECT t.id, t.kind, t.entered_at FROM down JOIN turns t ON t.parent_turn_id = down.id WHERE down.kind = 'side')
+    SELECT id, entered_at FROM down WHERE kind = 'main' ORDER BY id
+""")
+
+
+class PostgresJudgementStore:
+    """Satisfies `activities.ports.JudgementStore`.
+
+    Args:
+        chains: share them with other stores on the same PostgreSQL.
+    """
+
+    def __init__(self, database: Database, chains: Chains | None = None) -> None:
+        self._database = database
+        self._chains = chains or Chains()
+
+    async def place(self, turn_id: TurnId) -> PlacedTurn | None:
+        """A main turn with what is around it; None if there is none of that id, or it is a side turn.
+
+        Raises:
+            StoreUnavailable
+        """
+        return await self._database.run(partial(self._place, turn_id))
+
+    async def open(
+        self, turn_id: TurnId, shown_by: TurnId | None, evidence_hash: bytes, hint_kind: str
+    ) -> OpenJudgement:
+        """The turn's judgement of revision 0: made now under its policy's recipe, or gone on with.
+
+        Raises:
+            StoreUnavailable
+            RecordUnusable: the policy has no recipe.
+        """
+        return await self._database.run(partial(_open, turn_id, shown_by, evidence_hash, hint_kind))
+
+    async def revise(
+        self, turn_id: TurnId, shown_by: TurnId | None, evidence_hash: bytes, hint_kind: str
+    ) -> OpenJudgement:
+        """The turn's newest judgement to amend; a further revision once a step has taken its sample.
+
+        Raises:
+            StoreUnavailable
+            RecordUnusable: the policy has no recipe.
+        """
+        return await self._database.run(partial(_revise, turn_id, shown_by, evidence_hash, hint_kind))
+
+    async def store_vote(self, judgement: JudgementId, index: int, raw: str, vote: Vote | None) -> None:
+        """Keep one answer for good; the first one counts.
+
+        Raises:
+            StoreUnavailable
+        """
+        row = {"judgement_id": judgement, "kind": VOTES, "index": index, "raw": storable(raw), "score": vote}
+        await self._database.run(lambda connection: connection.execute(_INSERT_VOTE, row))
+
+    async def store_hint(self, judgement: JudgementId, kind: str, index: int, raw: str, hint: HintVote | None) -> None:
+        """
+        Raises:
+            StoreUnavailable
+        """
+        row = {
+            "judgement_id": judgement,
+            "kind": kind,
+            "index": index,
+            "raw": storable(raw),
+            "accepted": None if hint is None else hint.accepted,
+            "text": None if hint is None or hint.text is None else storable(hint.text),
+        }
+        await self._database.run(lambda connection: connection.execute(_INSERT_HINT, row))
+
+    async def settle(self, judgement: JudgementId, end: Settlement, applied: list[FeedbackId]) -> None:
+        """Verdict, hint, sample and the turn's outcome in one transaction; feedback `applied` is taken into it.
+
+        Raises:
+            StoreUnavailable
+        """
+        await self._database.run(partial(_settle, judgement, end, applied))
+
+    async def feedback_of(self, turn_id: TurnId) -> list[GivenFeedback]:
+        """All feedback on a turn, oldest first.
+
+        Raises:
+            StoreUnavailable
+        """
+        return await self._database.run(partial(_feedback_of, turn_id))
+
+    async def _place(self, turn_id: TurnId, connection: AsyncConnection) -> PlacedTurn | None:
+        turn = await read_turn(self._chains, turn_id, connection)
+        if turn is None or turn.record.kind is not TurnKind.MAIN:
+            return None
+        record = turn.record
+        request = Request(record.api_key_id, record.evidence, record.messages, record.group_id or turn_id)
+        mine = Turn.session_id == turn.session_id
+        older = select(func.count()).where(mine, Turn.kind == TurnKind.MAIN, Turn.id <= turn_id)
+        entered_at = await connection.scalar(select(Turn.entered_at).where(Turn.id == turn_id))
+        after = (await connection.execute(_FOLLOWED_BY, {"turn_id": turn_id})).all()
+        held = (await connection.execute(_HELD, {"turn_id": turn_id})).first()
+        follows = await connection.scalar(_FOLLOWS, {"turn_id": turn_id})
+        return PlacedTurn(
+            turn=turn,
+            number=await connection.scalar(older) or 0,
+            seed=request.seed,
+            candidates=await candidates_in(connection, turn.session_id, request.replies, request.before),
+            follows=None if follows is None else TurnId(follows),
+            followed_by=[TurnId(row.id) for row in after],
+            overtaken_by=frozenset(TurnId(row.id) for row in after if row.entered_at < entered_at),
+            held=None if held is None else Held(held.verdict, None if held.shown_by is None else TurnId(held.shown_by)),
+        )
+
+
+_INSERT_VOTE = insert(VoteRow).on_conflict_do_nothing()
+_INSERT_HINT = insert(Hint).on_conflict_do_nothing()
+_HELD = text("""
+    SELECT verdict, shown_by FROM judgements WHERE turn_id = :turn_id AND decided_at IS NOT NULL
+    ORDER BY revision DESC, decided_at DESC LIMIT 1
+""")
+
+
+async def _open(
+    turn_id: TurnId,
+    shown_by: TurnId | None,
+    evidence_hash: bytes,
+    hint_kind: str,
+    connection: AsyncConnection,
+    revision: int = 0,
+) -> OpenJudgement:
+    policy = await _hold(connection, turn_id)
+    # One under way keeps its recipe, whatever the policy learns by now.
+    known = select(Judgement.id, Judgement.recipe_hash).where(
+        Judgement.turn_id == turn_id, Judgement.revision == revision
+    )
+    if (row := (await connection.execute(known)).first()) is not None:
+        return await _as_open(connection, JudgementId(row.id), row.recipe_hash, hint_kind)
+    recipe = await recipe_of_policy(connection, policy)
+    made = new_judgement_id()
+    values = {
+        "id": made,
+        "turn_id": turn_id,
+        "recipe_hash": recipe.hash,
+        "revision": revision,
+        "shown_by": shown_by,
+        "evidence_hash": evidence_hash,
+    }
+    await connection.execute(insert(Judgement).values(values))
+    return OpenJudgement(made, recipe, {}, {})
+
+
+async def _hold(connection: AsyncConnection, turn_id: TurnId) -> str:
+    """The turn's policy; its row is ours until the end of the transaction."""
+    query = select(Session.policy).join(Turn, Turn.session_id == Session.id).where(Turn.id == turn_id)
+    policy: str = (await connection.execute(query.with_for_update(of=Turn))).scalar_one()
+    return policy
+
+
+async def _revise(
+    turn_id: TurnId, shown_by: TurnId | None, evidence_hash: bytes, hint_kind: str, connection: AsyncConnection
+) -> OpenJudgement:
+    await _hold(connection, turn_id)
+    newest = (
+        select(Judgement.id, Judgement.recipe_hash, Judgement.revision, Judgement.decided_at, Sample.state)
+        .outerjoin(Sample, Sample.judgement_id == Judgement.id)
+        .where(Judgement.turn_id == turn_id)
+        .order_by(Judgement.revision.desc(), Judgement.opened_at.desc())
+        .limit(1)
+    )
+    row = (await connection.execute(newest)).first()
+    if row is None:
+        return await _open(turn_id, shown_by, evidence_hash, hint_kind, connection)
+    if row.state in (None, SampleState.FRESH, SampleState.SUPERSEDED):
+        return await _as_open(connection, JudgementId(row.id), row.recipe_hash, hint_kind)
+    return await _open(turn_id, shown_by, evidence_hash, hint_kind, connection, row.revision + 1)
+
+
+async def _as_open(
+    connection: AsyncConnection, judgement: JudgementId, recipe_hash: str, hint_kind: str
+) -> OpenJudgement:
+    recipe = await recipe_by_hash(connection, recipe_hash)
+    votes = select(VoteRow.index.label("n"), VoteRow.score).where(
+        VoteRow.judgement_id == judgement, VoteRow.kind == VOTES
+    )
+    hints = select(Hint.index.label("n"), Hint.accepted, Hint.text).where(
+        Hint.judgement_id == judgement, Hint.kind == hint_kind
+    )
+    return OpenJudgement(
+        judgement,
+        recipe,
+        {row.n: row.score for row in await connection.execute(votes)},
+        {
+            row.n: None if row.accepted is None else HintVote(row.accepted, row.text)
+            for row in await connection.execute(hints)
+        },
+    )
+
+
+async def _settle(
+    judgement: JudgementId, end: Settlement, applied: list[FeedbackId], connection: AsyncConnection
+) -> None:
+    query = select(Judgement.turn_id).where(Judgement.id == judgement).with_for_update()
+    turn_id = TurnId((await connection.execute(query)).scalar_one())
+    held = {
+        "verdict": end.verdict.verdict,
+        "expected": end.verdict.expected,
+        "reward": end.reward,
+        "verdict_why": end.verdict.why,
+        "hint": None if end.hint.text is None else storable(end.hint.text),
+        "hint_why": end.hint.why,
+        "not_trainable": end.not_trainable,
+        "outcome": end.outcome,
+        "why": end.why,
+        "decided_at": func.now(),
+    }
+    await connection.execute(update(Judgement).where(Judgement.id == judgement).values(held))
+    if end.sampled:
+        await put_sample(connection, judgement, turn_id, end.reward, end.hinted_prompt_ids, end.why)
+    else:
+        await withdraw_sample(connection, judgement, end.why)
+    alive = update(Turn).where(Turn.id == turn_id, Turn.outcome != Outcome.ERASED)
+    await connection.execute(alive.values(outcome=end.outcome, outcome_detail=storable(end.why)))
+    if applied:
+        taken = update(Feedback).where(Feedback.id.in_(applied), Feedback.applied_at.is_(None))
+        await connection.execute(taken.values(applied_at=func.now()))
+
+
+async def _feedback_of(turn_id: TurnId, connection: AsyncConnection) -> list[GivenFeedback]:
+    query = select(Feedback).where(Feedback.turn_id == turn_id).order_by(Feedback.received_at, Feedback.id)
+    return [
+        GivenFeedback(
+            id=FeedbackId(row.id),
+            turn_id=TurnId(row.turn_id),
+            api_key_id=ApiKeyId(row.api_key_id),
+            score=row.score,
+            text=row.text,
+            received_at=row.received_at,
+            applied=row.applied_at is not None,
+        )
+        for row in await connection.execute(query)
+    ]

@@ -1,0 +1,109 @@
+"""A judge over real HTTP whose answers are scripted, and an engine's `/tokenize`."""
+
+from __future__ import annotations
+
+import asyncio
+import json
+import re
+from collections.abc import AsyncIterator
+from contextlib import asynccontextmanager
+from dataclasses import dataclass, field
+from typing import Any
+
+from starlette.applications import Starlette
+from starlette.requests import Request
+from starlette.responses import JSONResponse, Response
+from starlette.routing import Route
+
+from tests.fakes.engine import serving
+
+_MARK = re.compile(r"<(?:task|reply|next|history|feedback) ([0-9a-f]{6}) ")
+
+
+@dataclass
+class FakeJudge:
+    """
+    Attributes:
+        votes: what it votes, one after the other; the last one for ever. A string is said as it is.
+        hint: the hint it gives; None says that there is none.
+        mode: `well`, or how it fails: a status like `429`, `hang`, `nonsense`, `html`, `huge`, `one` (ignores n).
+        requests: bodies of all questions, in order.
+        prompt_ids: what /tokenize says for a prompt, by its number of characters of hint.
+    """
+
+    url: str = ""
+    votes: list[int | str] = field(default_factory=lambda: [1])
+    hint: str | None = None
+    mode: str = "well"
+    retry_after: str | None = None
+    requests: list[dict[str, Any]] = field(default_factory=list)
+    tokenized: list[dict[str, Any]] = field(default_factory=list)
+    prompt_ids: list[int] = field(default_factory=lambda: [1, 2, 3])
+    hinted_ids: list[int] = field(default_factory=lambda: [1, 2, 9, 3])
+    max_characters: int | None = None
+    delay_seconds: float = 0.0
+
+    def asked(self, what: str) -> list[dict[str, Any]]:
+        """The questions for votes or hints."""
+        words = {"vote": "You judge one reply", "hint": "You find out"}[what]
+        return [body for body in self.requests if str(body["messages"][0]["content"]).startswith(words)]
+
+    async def chat(self, request: Request) -> Response:
+        body = json.loads(await request.body())
+        self.requests.append(body)
+        await asyncio.sleep(self.delay_seconds)
+        question = body["messages"][-1]["content"]
+        match self.mode:
+            case "hang":
+                await asyncio.sleep(3600)
+            case "html":
+                return Response("<html>oops</html>", 200, media_type="text/html")
+            case "shapeless":
+                return JSONResponse({"choices": [{"text": "no chat"}]})
+            case "huge":
+                return JSONResponse(_completion(["x" * (10 * 2**20)]))
+            case mode if mode.isdigit():
+                headers = {} if self.retry_after is None else {"Retry-After": self.retry_after}
+                return JSONResponse({"error": {"message": f"no: {question}"}}, int(mode), headers)
+        if self.max_characters is not None and len(question) > self.max_characters:
+            error = {"message": "This model's maximum context length is 4096 tokens.", "code": 400}
+            return JSONResponse({"error": error}, 400)
+        n = 1 if self.mode == "one" else body.get("n", 1)
+        return JSONResponse(_completion([self._answer(body, question) for _ in range(n)]))
+
+    def _answer(self, body: dict[str, Any], question: str) -> str:
+        found = _MARK.search(question)
+        mark = found[1] if found else "000000"
+        if str(body["messages"][0]["content"]).startswith("You find out"):
+            return f"no hint {mark}" if self.hint is None else f"hint {mark}: {self.hint}"
+        vote = self.votes.pop(0) if len(self.votes) > 1 else self.votes[0]
+        if isinstance(vote, str):
+            return vote
+        return str(vote) if "structured_outputs" in body else f"I thought about it.\nverdict {mark}: {vote}"
+
+    async def tokenize(self, request: Request) -> Response:
+        body = json.loads(await request.body())
+        self.tokenized.append(body)
+        hinted = "Keep in mind:" in json.dumps(body["messages"])
+        tokens = self.hinted_ids if hinted else self.prompt_ids
+        return JSONResponse({"count": len(tokens), "max_model_len": 4096, "tokens": tokens})
+
+
+def _completion(texts: list[str]) -> dict[str, Any]:
+    choices = [
+        {"index": index, "message": {"role": "assistant", "content": text}, "finish_reason": "stop"}
+        for index, text in enumerate(texts)
+    ]
+    return {"id": "x", "object": "chat.completion", "created": 1, "model": "judge", "choices": choices}
+
+
+@asynccontextmanager
+async def fake_judge() -> AsyncIterator[FakeJudge]:
+    judge = FakeJudge()
+    routes = [
+        Route("/v1/chat/completions", judge.chat, methods=["POST"]),
+        Route("/tokenize", judge.tokenize, methods=["POST"]),
+    ]
+    async with serving(Starlette(routes=routes)) as url:
+        judge.url = url
+        yield judge

@@ -1,0 +1,121 @@
+"""Sessions and feedback in memory, over the turns of a fake turn store; no judging ever happens here."""
+
+from __future__ import annotations
+
+from clawloop.contracts import (
+    FeedbackEffect,
+    FeedbackGiven,
+    Outcome,
+    SessionFacts,
+    SessionState,
+    StoredFeedback,
+    StoredTurn,
+    TurnKind,
+)
+from clawloop.ids import ApiKeyId, FeedbackId, SessionId, TurnId, new_feedback_id
+from clawloop.views import SessionView, TurnView
+from tests.fakes.turn_store import FakeTurnStore
+
+
+class FakeSessionStore:
+    """Satisfies `api.ports.SessionStore` and `api.ports.FeedbackStore`."""
+
+    def __init__(self, turns: FakeTurnStore) -> None:
+        self._turns = turns
+        self.given: list[tuple[TurnId, float | None, str | None]] = []
+        self.announced: list[FeedbackId] = []
+
+    async def sessions(
+        self, *, policy: str | None, state: SessionState | None, after: SessionId | None, limit: int
+    ) -> list[SessionView]:
+        views = [self._view(own) for own in (await self._by_session()).values()]
+        views = [view for view in views if policy in (None, view.policy) and state in (None, view.state)]
+        views.sort(key=lambda view: (view.last_turn_at, view.id), reverse=True)
+        begin = 0 if after is None else next(n + 1 for n, view in enumerate(views) if view.id == after)
+        return views[begin : begin + limit]
+
+    async def session(self, session: SessionId) -> SessionView | None:
+        own = (await self._by_session()).get(session)
+        return None if own is None else self._view(own)
+
+    async def turns(self, session: SessionId) -> list[TurnView]:
+        own = (await self._by_session()).get(session, [])
+        main = [turn.record.turn_id for turn in own if turn.record.kind is TurnKind.MAIN]
+        return [
+            TurnView(
+                id=turn.record.turn_id,
+                session_id=turn.session_id,
+                parent_turn_id=turn.parent_turn_id,
+                number=main.index(turn.record.turn_id) + 1 if turn.record.turn_id in main else None,
+                kind=turn.record.kind,
+                kind_reason=turn.record.kind_reason,
+                status=turn.record.status,
+                error=turn.record.error,
+                version=turn.record.version,
+                outcome=turn.outcome,
+                why=turn.outcome_detail,
+                verdict=None,
+                expected=None,
+                votes=0,
+                hint=None,
+                sample=None,
+                reward=None,
+                step=None,
+                started_at=turn.record.started_at,
+                announced_at=turn.announced_at,
+            )
+            for turn in own
+        ]
+
+    async def turn_of(self, key: ApiKeyId, session: str, number: int) -> TurnId | None:
+        for own in (await self._by_session()).values():
+            first = own[0].record
+            main = [turn.record.turn_id for turn in own if turn.record.kind is TurnKind.MAIN]
+            if first.api_key_id == key and session in (first.evidence.value, str(own[0].session_id)):
+                return main[number - 1] if number <= len(main) else None
+        return None
+
+    async def give(self, key: ApiKeyId, turn: TurnId, score: float | None, text: str | None) -> StoredFeedback | None:
+        stored = await self._turns.load(turn)
+        if stored is None or stored.record.api_key_id != key or stored.record.kind is not TurnKind.MAIN:
+            return None
+        self.given.append((turn, score, text))
+        record = stored.record
+        facts = SessionFacts(
+            stored.session_id, record.policy, record.evidence.source, record.started_at, record.version
+        )
+        fixed = stored.outcome in (Outcome.ERASED, Outcome.NOT_TRAINABLE)
+        effect = FeedbackEffect.RECORDED if fixed else FeedbackEffect.AMENDS
+        return StoredFeedback(FeedbackGiven(new_feedback_id(), turn), facts, effect)
+
+    async def mark_feedback_announced(self, feedback: FeedbackId) -> None:
+        self.announced.append(feedback)
+
+    async def _by_session(self) -> dict[SessionId, list[StoredTurn]]:
+        grouped: dict[SessionId, list[StoredTurn]] = {}
+        for record in sorted(self._turns.records, key=lambda record: record.turn_id):
+            stored = await self._turns.load(record.turn_id)
+            assert stored is not None
+            grouped.setdefault(stored.session_id, []).append(stored)
+        return grouped
+
+    def _view(self, own: list[StoredTurn]) -> SessionView:
+        newest = max(own, key=lambda turn: turn.record.started_at).record
+        first = own[0].record
+        main = [turn for turn in own if turn.record.kind is TurnKind.MAIN]
+        return SessionView(
+            id=own[0].session_id,
+            policy=first.policy,
+            external_id=first.evidence.value,
+            identified_by=first.evidence.source,
+            state=SessionState.ENDING if newest.ends_session else SessionState.OPEN,
+            main_turns=len(main),
+            side_turns=len(own) - len(main),
+            waiting=sum(turn.outcome is Outcome.WAITING for turn in own),
+            sampled=0,
+            created_at=first.started_at,
+            last_turn_at=newest.started_at,
+            closed_at=None,
+            closed_why=None,
+            guarantee=None,
+        )

@@ -1,0 +1,147 @@
+"""Judging on real PostgreSQL with a scripted judge over HTTP; no Temporal."""
+
+from __future__ import annotations
+
+from collections.abc import AsyncIterator, Sequence
+from dataclasses import dataclass
+from typing import Any
+
+import psycopg
+import pytest
+from psycopg.rows import dict_row
+
+from activities.judging import JudgingActivities
+from activities.ledger import LedgerActivities
+from activities.messages import Closed, CloseSession, JudgeTurn, TurnFate
+from clawloop.contracts import Message, Scope, SessionEvidence, SessionSource, StoredTurn, TurnRecord
+from clawloop.ids import ApiKeyId, FeedbackId, SessionId, TurnId, new_feedback_id
+from clawloop.judging.prompts import AnswerForm
+from clawloop.recipe import Recipe
+from clawloop.serving.endpoints import Endpoint
+from clawloop.serving.judge import JudgeClient
+from clawloop.serving.rendering import EngineRenderer
+from db.closing import PostgresClosingStore
+from db.engine import Database
+from db.judgements import PostgresJudgementStore
+from db.keys import PostgresKeyStore
+from db.policies import ensure_policy
+from db.recipes import ensure_recipe
+from db.turns import PostgresTurnStore
+from tests.contract.conftest import PATIENT
+from tests.fakes.judge import FakeJudge, fake_judge
+from tests.records import turn_record
+
+BINARY = Recipe.model_validate(
+    {
+        "name": "binary",
+        "signal": {"hints": False},
+        "train": {"advantage": {"verdict_weight": 1.0, "teacher_weight": 0.0}},
+    }
+)
+
+
+@dataclass
+class Bench:
+    """A database with one key and everything that judges.
+
+    Attributes:
+        judge: what answers.
+    """
+
+    url: str
+    database: Database
+    turns: PostgresTurnStore
+    judgements: PostgresJudgementStore
+    judge: FakeJudge
+    judging: JudgingActivities
+    ledger: LedgerActivities
+    key: ApiKeyId
+
+    async def enter(self, *records: TurnRecord) -> SessionId:
+        session = None
+        for record in records:
+            session = (await self.turns.enter(record)).session_id
+        assert session is not None
+        return session
+
+    async def tell(self, session: SessionId, record: TurnRecord, **ask: Any) -> list[TurnFate]:
+        return (await self.judging.judge_turn(JudgeTurn(session_id=session, turn_id=record.turn_id, **ask))).fates
+
+    async def close(self, session: SessionId, why: str = "idle for 30 min", **ask: Any) -> Closed:
+        return await self.ledger.close_session(CloseSession(session_id=session, why=why, **ask))
+
+    async def turn(self, turn_id: TurnId) -> StoredTurn:
+        stored = await self.turns.load(turn_id)
+        assert stored is not None
+        return stored
+
+    def rows(self, query: str, *values: object) -> list[dict[str, Any]]:
+        with psycopg.connect(self.url, row_factory=dict_row) as connection:
+            return connection.execute(query, values).fetchall()
+
+    def execute(self, query: str, *values: object) -> None:
+        with psycopg.connect(self.url, autocommit=True) as connection:
+            connection.execute(query, values)
+
+    def conversation(self, *asked: str | list[Message], session: str = "s", **fields: Any) -> list[TurnRecord]:
+        """Turns that follow each other; each request holds all before it, and what `asked` adds."""
+        evidence = SessionEvidence(SessionSource.HEADER, session)
+        messages: list[Message] = []
+        turns: list[TurnRecord] = []
+        for number, said in enumerate(asked):
+            added: Sequence[Message] = [{"role": "user", "content": said}] if isinstance(said, str) else said
+            messages = [*messages, *added]
+            answer: Message = {"role": "assistant", "content": f"answer {number} of {session}"}
+            turns.append(
+                turn_record(api_key_id=self.key, evidence=evidence, messages=messages, response=answer, **fields)
+            )
+            messages = [*messages, answer]
+        return turns
+
+    def feedback(self, record: TurnRecord, score: float | None, text: str | None = None) -> FeedbackId:
+        given = new_feedback_id()
+        self.execute(
+            "INSERT INTO feedback (id, turn_id, api_key_id, score, text, effect) VALUES (%s, %s, %s, %s, %s, 'amends')",
+            given,
+            record.turn_id,
+            self.key,
+            score,
+            text,
+        )
+        return given
+
+
+@pytest.fixture
+async def judge() -> AsyncIterator[FakeJudge]:
+    async with fake_judge() as running:
+        yield running
+
+
+@pytest.fixture
+async def bench(postgres_url: str, judge: FakeJudge) -> AsyncIterator[Bench]:
+    """The policy `default` learns by verdicts and hints (recipe `combined`)."""
+    database = Database(postgres_url, PATIENT)
+    await ensure_policy(database, "default", "tiny", [])
+    await ensure_recipe(database, "default", Recipe(name="combined"))
+    key, _ = await PostgresKeyStore(database).create_key("default", frozenset({Scope.CHAT}), "test")
+    judgements = PostgresJudgementStore(database)
+
+    def endpoints(policy: str) -> list[Endpoint]:
+        return [Endpoint(judge.url, "tiny")]
+
+    async with (
+        JudgeClient(endpoints, AnswerForm.FREE, seconds=2) as client,
+        EngineRenderer(endpoints) as renderer,
+    ):
+        judging = JudgingActivities(judgements, client, renderer)
+        ledger = LedgerActivities(PostgresClosingStore(database), judgements)
+        yield Bench(postgres_url, database, PostgresTurnStore(database), judgements, judge, judging, ledger, key.id)
+    await database.close()
+
+
+@pytest.fixture
+async def binary_bench(bench: Bench) -> Bench:
+    """The policy learns by verdicts alone."""
+    await ensure_recipe(bench.database, "default", BINARY)
+    bench.execute("UPDATE policies SET recipe_hash = %s", BINARY.hash)
+    return bench

@@ -1,0 +1,119 @@
+"""Closing a session: every main turn gets an outcome and a reason, and the session a sample if it can have one."""
+
+from __future__ import annotations
+
+from dataclasses import replace
+
+from clawloop.contracts import Message, Outcome, TurnKind, TurnRecord
+from clawloop.ids import SessionId, new_turn_id
+from tests.judging.conftest import Bench
+
+
+async def outcomes(bench: Bench, *turns: TurnRecord) -> list[tuple[Outcome, str | None]]:
+    stored = [await bench.turn(turn.turn_id) for turn in turns]
+    return [(turn.outcome, turn.outcome_detail) for turn in stored]
+
+
+async def test_every_main_turn_of_a_closed_session_has_an_outcome_and_says_why(binary_bench: Bench) -> None:
+    bench = binary_bench
+    first, second, third = bench.conversation("one", "two", "three")
+    (_, retried) = bench.conversation("one", "other")
+    retried = replace(retried, response={"role": "assistant", "content": "never shown again"})
+    title: Message = {"role": "assistant", "content": "A title"}
+    side = replace(second, turn_id=new_turn_id(), kind=TurnKind.SIDE, kind_reason="title", response=title)
+    broken = replace(third, turn_id=new_turn_id(), response=None, response_ids=None, logprobs=None, error="died")
+    third = replace(third, turn_id=new_turn_id())  # the newest
+    session = await bench.enter(first, side, second, retried, broken, third)
+    await bench.tell(session, second)
+    await bench.tell(session, broken)  # its engine died, but its request says what came next
+
+    closed = await bench.close(session)
+
+    assert closed.to_judge == []
+    why = "verdict +1: 3 of 3 votes for 1"
+    assert await outcomes(bench, first, second, retried, third, side, broken) == [
+        (Outcome.SAMPLED, why),
+        (Outcome.SAMPLED, why),
+        (Outcome.NO_FEEDBACK, "answer not in later history"),
+        (Outcome.NO_FEEDBACK, "nothing followed: idle for 30 min"),
+        (Outcome.SIDE, "title"),
+        (Outcome.NOT_TRAINABLE, "no reply: died"),
+    ]
+    (row,) = bench.rows("SELECT * FROM sessions")
+    assert (row["state"], row["closed_why"], row["guarantee"]) == ("closed", "idle for 30 min", "has a sample")
+    assert {fate.number for fate in closed.fates} == {3, 5}
+
+
+async def test_turns_that_can_still_be_judged_are_said_first_and_then_given_up(binary_bench: Bench) -> None:
+    bench = binary_bench
+    first, second = bench.conversation("one", "two")
+    session = await bench.enter(first, second)
+    closed = await bench.close(session)
+    assert closed.to_judge == [first.turn_id]
+    assert bench.rows("SELECT state FROM sessions") == [{"state": "open"}]
+    await bench.close(session, give_up=True)
+    assert (await outcomes(bench, first))[0] == (
+        Outcome.UNJUDGED,
+        "could not be judged before the session closed",
+    )
+
+
+async def test_a_turn_the_workflow_has_not_heard_of_stays_open(binary_bench: Bench) -> None:
+    bench = binary_bench
+    first, second = bench.conversation("one", "two")
+    session = await bench.enter(first, second)
+    await bench.tell(session, second)
+    await bench.close(session, up_to=first.turn_id)
+    assert await outcomes(bench, second) == [(Outcome.WAITING, None)]
+    assert bench.rows("SELECT state FROM sessions") == [{"state": "open"}]
+
+
+async def test_a_session_without_a_sample_gets_the_turn_with_the_clearest_score(binary_bench: Bench) -> None:
+    bench = binary_bench
+    first, second, third = bench.conversation("one", "two", "three")
+    session = await bench.enter(first, second, third)
+    bench.judge.votes = [1, 0, 0]
+    await bench.tell(session, second)  # 0, with a mean of +0.33
+    bench.judge.votes = [-1, 0, 1]  # a tie: 0, with a mean of 0
+    await bench.tell(session, third)
+    closed = await bench.close(session)
+    assert closed.guarantee == "at least one: expected score +0.33"
+    (sample,) = bench.rows("SELECT turn_id, reward, reason FROM samples")
+    assert (sample["turn_id"], sample["reason"]) == (first.turn_id, "at least one: expected score +0.33")
+    assert abs(sample["reward"] - 1 / 3) < 1e-9
+    assert (await outcomes(bench, first))[0][0] is Outcome.SAMPLED
+    # Once per session, at its first close.
+    bench.execute("UPDATE samples SET state = 'superseded'")
+    assert (await bench.close(session)).guarantee == ""
+
+
+async def test_a_session_in_which_nothing_was_judged_says_so(binary_bench: Bench) -> None:
+    bench = binary_bench
+    (only,) = bench.conversation("one")
+    session = await bench.enter(only)
+    assert (await bench.close(session)).guarantee == "no sample: no judged turn that can be trained"
+
+
+async def test_votes_that_cancel_out_give_no_sample_yet(binary_bench: Bench) -> None:
+    bench = binary_bench
+    first, second = bench.conversation("one", "two")
+    session = await bench.enter(first, second)
+    bench.judge.votes = [1, 0, -1]
+    await bench.tell(session, second)
+    assert (await bench.close(session)).guarantee == "no sample: votes cancel out"
+
+
+async def test_a_turn_that_got_no_feedback_is_judged_when_its_session_goes_on(binary_bench: Bench) -> None:
+    bench = binary_bench
+    first, second = bench.conversation("one", "two")
+    session = await bench.enter(first)
+    await bench.close(session)
+    await bench.enter(second)
+    assert bench.rows("SELECT state FROM sessions") == [{"state": "open"}]
+    (fate,) = await bench.tell(session, second)
+    assert fate.outcome is Outcome.SAMPLED
+
+
+async def test_a_session_nobody_knows_is_closed_without_a_trace(bench: Bench) -> None:
+    closed = await bench.close(SessionId(new_turn_id()))
+    assert (closed.to_judge, closed.guarantee) == ([], "no such session")

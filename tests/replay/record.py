@@ -1,0 +1,161 @@
+"""Records the histories that test_replay.py replays: `python -m tests.replay.record`.
+
+Each is one path through a workflow, run on Temporal's development server with scripted activities. Record anew only
+where a path is new: an old history is what open sessions hold, and must go on replaying until they are closed.
+"""
+
+from __future__ import annotations
+
+import asyncio
+import json
+import sys
+from collections.abc import Awaitable, Callable
+from datetime import timedelta
+from pathlib import Path
+from typing import Any
+
+from temporalio.client import Client
+from temporalio.exceptions import ApplicationError
+from temporalio.testing import WorkflowEnvironment
+
+from activities.messages import JudgeTurn
+from clawloop.contracts import FeedbackGiven
+from clawloop.ids import new_feedback_id, new_turn_id
+from clawloop.temporal import connect, register_search_attributes
+from tests.workflows.conftest import Conversation, ScriptedActivities, until, working
+
+HISTORIES = Path(__file__).with_name("histories")
+Scenario = Callable[[Client, ScriptedActivities], Awaitable[Conversation]]
+
+
+async def ended_by_the_client(client: Client, scripted: ScriptedActivities) -> Conversation:
+    talk = Conversation(client)
+    for version in (0, 0, 1):
+        await talk.say(version=version)
+    await talk.say(ends=True)
+    return talk
+
+
+async def idle(client: Client, scripted: ScriptedActivities) -> Conversation:
+    talk = Conversation(client, timedelta(seconds=1))
+    await talk.say()
+    await asyncio.sleep(0.5)
+    await talk.say()
+    return talk
+
+
+async def told_twice_and_at_once(client: Client, scripted: ScriptedActivities) -> Conversation:
+    talk = Conversation(client)
+    scripted.seconds = 0.2
+    turns = [await talk.say() for _ in range(8)]
+    for turn in turns:
+        await talk.say(turn_id=turn)
+    await talk.say(ends=True)
+    return talk
+
+
+async def given_up(client: Client, scripted: ScriptedActivities) -> Conversation:
+    def fails(ask: JudgeTurn) -> ApplicationError | None:
+        refused = ApplicationError("the judge refused: 404", type="JudgeRefused", non_retryable=True)
+        return refused if ask.give_up is None else None
+
+    scripted.fails = fails
+    talk = Conversation(client)
+    await talk.say(ends=True)
+    return talk
+
+
+async def never_decided(client: Client, scripted: ScriptedActivities) -> Conversation:
+    scripted.fails = lambda ask: ApplicationError("a bug", type="RecordUnusable", non_retryable=True)
+    talk = Conversation(client)
+    await talk.say(ends=True)
+    return talk
+
+
+async def missed_turns_at_the_close(client: Client, scripted: ScriptedActivities) -> Conversation:
+    missed = [new_turn_id(), new_turn_id()]
+    scripted.missed = [missed, missed[:1]]
+    talk = Conversation(client)
+    await talk.say(ends=True)
+    return talk
+
+
+async def feedback(client: Client, scripted: ScriptedActivities) -> Conversation:
+    talk = Conversation(client, timedelta(seconds=1))
+    turn = await talk.say()
+    await until(lambda: len(scripted.judged) == 1)
+    await talk.announcer.announce_feedback(talk.facts, FeedbackGiven(new_feedback_id(), turn))
+    return talk
+
+
+async def woken(client: Client, scripted: ScriptedActivities) -> Conversation:
+    talk = Conversation(client, timedelta(seconds=0.5))
+    await talk.announcer.wake(talk.facts)
+    return talk
+
+
+async def turn_while_closing(client: Client, scripted: ScriptedActivities) -> Conversation:
+    talk = Conversation(client)
+    scripted.missed = [[new_turn_id()]]
+    scripted.seconds = 0.3
+    await talk.say(ends=True)
+    await until(lambda: bool(scripted.closed))
+    await talk.say()
+    await talk.say(ends=True)
+    return talk
+
+
+async def rolled_over(client: Client, scripted: ScriptedActivities) -> Conversation:
+    talk = Conversation(client)
+    await talk.begin(roll_over_events=20)
+    for _ in range(4):
+        await talk.say()
+        await asyncio.sleep(0.2)
+    await talk.say(ends=True)
+    return talk
+
+
+PATHS: tuple[Scenario, ...] = (
+    ended_by_the_client,
+    idle,
+    told_twice_and_at_once,
+    given_up,
+    never_decided,
+    missed_turns_at_the_close,
+    feedback,
+    woken,
+    turn_while_closing,
+    rolled_over,
+)
+
+
+async def record() -> None:
+    program = Path(sys.executable).with_name("temporal")
+    async with await WorkflowEnvironment.start_local(dev_server_existing_path=str(program)) as environment:
+        client = await connect(environment.client.service_client.config.target_host)
+        await register_search_attributes(client)
+        for path in PATHS:
+            scripted = ScriptedActivities()
+            async with working(client, scripted):
+                talk = await path(client, scripted)
+                described = await talk.handle.describe()
+                first = described.raw_description.workflow_execution_info.first_run_id
+                await talk.handle.result()
+                handle = client.get_workflow_handle(described.id, run_id=first)
+                history = await handle.fetch_history()
+            kept = _without(json.loads(history.to_json()), ("stackTrace", "identity", "workerControlTaskQueue"))
+            (HISTORIES / f"{path.__name__}.json").write_text(json.dumps(kept, indent=1) + "\n")
+
+
+def _without(value: Any, names: tuple[str, ...]) -> Any:
+    """A history without what tells of the machine it was recorded on."""
+    if isinstance(value, dict):
+        if "normalName" in value:  # a worker's own queue is named after its process
+            value = value | {"name": value["normalName"]}
+        return {name: _without(inner, names) for name, inner in value.items() if name not in names}
+    return [_without(inner, names) for inner in value] if isinstance(value, list) else value
+
+
+if __name__ == "__main__":
+    HISTORIES.mkdir(exist_ok=True)
+    asyncio.run(record())

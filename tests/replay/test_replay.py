@@ -1,0 +1,41 @@
+"""Saved histories replay: a change of a workflow that open sessions could not follow fails here."""
+
+from __future__ import annotations
+
+import json
+from pathlib import Path
+
+import pytest
+from temporalio.client import WorkflowHistory
+from temporalio.worker import Replayer
+
+from clawloop.temporal import ClawloopPlugin
+from tests.replay.record import HISTORIES, PATHS
+from workflows.session import SessionWorkflow
+
+SAVED = sorted(HISTORIES.glob("*.json"))
+
+
+def replayer() -> Replayer:
+    return Replayer(workflows=[SessionWorkflow], plugins=[ClawloopPlugin()])
+
+
+@pytest.mark.parametrize("saved", SAVED, ids=lambda path: path.stem)
+async def test_a_saved_history_replays(saved: Path) -> None:
+    await replayer().replay_workflow(WorkflowHistory.from_json(f"session/{saved.stem}", saved.read_text()))
+
+
+def test_every_path_is_saved() -> None:
+    assert {path.__name__ for path in PATHS} <= {path.stem for path in SAVED}
+
+
+async def test_a_history_that_our_workflow_would_not_have_written_fails() -> None:
+    saved = json.loads((HISTORIES / "ended_by_the_client.json").read_text())
+    for event in saved["events"]:
+        scheduled = event.get("activityTaskScheduledEventAttributes")
+        if scheduled:
+            scheduled["activityType"]["name"] = "another_activity"
+    result = await replayer().replay_workflow(
+        WorkflowHistory.from_json("session/changed", json.dumps(saved)), raise_on_replay_failure=False
+    )
+    assert "another_activity" in str(result.replay_failure)

@@ -1,0 +1,169 @@
+"""Session workflows on Temporal's real development server, with activities that are scripted."""
+
+from __future__ import annotations
+
+import asyncio
+from collections.abc import AsyncIterator, Callable
+from contextlib import asynccontextmanager, suppress
+from datetime import UTC, datetime, timedelta
+from uuid import uuid4
+
+import pytest
+from temporalio import activity
+from temporalio.client import Client, WorkflowHandle
+from temporalio.exceptions import ApplicationError
+from temporalio.service import RPCError
+from temporalio.worker import Worker
+
+from activities.messages import Closed, CloseSession, Judged, JudgeTurn, TurnFate
+from clawloop.contracts import Outcome, SessionFacts, TurnRecorded
+from clawloop.ids import SessionId, TurnId, new_turn_id
+from clawloop.temporal import TemporalAnnouncer, connect, register_search_attributes
+from workflows import attributes
+from workflows.session import SessionWorkflow
+from workflows.state import SessionState, SessionSummary
+
+IDLE = timedelta(minutes=30)
+SessionHandle = WorkflowHandle[SessionWorkflow, SessionSummary]
+
+
+@pytest.fixture(scope="session")
+async def client(temporal_address: str) -> Client:
+    connected = await connect(temporal_address)
+    await register_search_attributes(connected)
+    return connected
+
+
+class ScriptedActivities:
+    """Stands in for judging and the ledger.
+
+    Attributes:
+        judged: what was asked, in the order in which it began.
+        most: the largest number of judgings at once.
+        fails: how a judging fails; asked with each question.
+        gate: judging waits for it.
+        missed: what the ledger finds still to be judged, one list for each closing.
+    """
+
+    def __init__(self) -> None:
+        self.judged: list[JudgeTurn] = []
+        self.closed: list[CloseSession] = []
+        self.now = 0
+        self.most = 0
+        self.seconds = 0.0
+        self.fails: Callable[[JudgeTurn], ApplicationError | None] = lambda ask: None
+        self.gate = asyncio.Event()
+        self.gate.set()
+        self.missed: list[list[TurnId]] = []
+
+    @activity.defn(name="judge_turn")
+    async def judge_turn(self, ask: JudgeTurn) -> Judged:
+        self.judged.append(ask)
+        self.now += 1
+        self.most = max(self.most, self.now)
+        try:
+            await self.gate.wait()
+            await asyncio.sleep(self.seconds)
+            if (error := self.fails(ask)) is not None:
+                raise error
+        finally:
+            self.now -= 1
+        why = "verdict +1: 3 of 3 votes for 1" if ask.give_up is None else f"no valid vote ({ask.give_up})"
+        outcome = Outcome.SAMPLED if ask.give_up is None else Outcome.UNJUDGED
+        return Judged(fates=[fate(ask.turn_id, len(self.judged), outcome, why)])
+
+    @activity.defn(name="close_session")
+    async def close_session(self, ask: CloseSession) -> Closed:
+        self.closed.append(ask)
+        missed = self.missed.pop(0) if self.missed else []
+        if missed and not ask.give_up:
+            return Closed(to_judge=missed, fates=[])
+        return Closed(to_judge=[], fates=[], guarantee="has a sample", turns=len(self.judged))
+
+
+def fate(turn_id: TurnId, number: int, outcome: Outcome, why: str) -> TurnFate:
+    sampled = outcome is Outcome.SAMPLED
+    return TurnFate(
+        turn_id=turn_id,
+        number=number,
+        kind="main",
+        outcome=outcome,
+        verdict=1 if sampled else None,
+        sample=sampled,
+        step=None,
+        why=why,
+    )
+
+
+class Conversation:
+    """One session, told as the gateway tells it."""
+
+    def __init__(self, client: Client, idle: timedelta = IDLE) -> None:
+        self.client = client
+        self.session = SessionId(uuid4())
+        self.announcer = TemporalAnnouncer(client, idle)
+        self.facts = SessionFacts(self.session, "default", "x-session-id", datetime(2026, 1, 2, tzinfo=UTC), 0)
+
+    @property
+    def handle(self) -> SessionHandle:
+        return self.client.get_workflow_handle_for(
+            SessionWorkflow.run,
+            attributes.session_workflow_id(self.session),
+        )
+
+    async def say(self, *, version: int = 0, ends: bool = False, turn_id: TurnId | None = None) -> TurnId:
+        told = turn_id or new_turn_id()
+        await self.announcer.announce_turn(self.facts, TurnRecorded(told, version, ends))
+        return told
+
+    async def begin(self, **state: object) -> SessionHandle:
+        """Begin it with a state of the test's own."""
+        start = SessionState(
+            session_id=self.session, policy="default", idle_seconds=IDLE.total_seconds(), adapter_version=0
+        )
+        await self.client.start_workflow(
+            attributes.SESSION_WORKFLOW,
+            start.model_copy(update=state),
+            id=attributes.session_workflow_id(self.session),
+            task_queue=attributes.WORKFLOW_QUEUE,
+        )
+        return self.handle
+
+
+@asynccontextmanager
+async def working(client: Client, scripted: ScriptedActivities, *, judges: int = 20) -> AsyncIterator[None]:
+    """Workers for sessions, judging and the ledger; what still runs at the end is ended."""
+    async with (
+        Worker(client, task_queue=attributes.WORKFLOW_QUEUE, workflows=[SessionWorkflow]),
+        Worker(client, task_queue=attributes.LEDGER_QUEUE, activities=[scripted.close_session]),
+        Worker(
+            client,
+            task_queue=attributes.JUDGE_QUEUE,
+            activities=[scripted.judge_turn],
+            max_concurrent_activities=judges,
+        ),
+    ):
+        try:
+            yield
+        finally:
+            scripted.gate.set()
+            await end_all(client)
+
+
+async def end_all(client: Client) -> None:
+    async for running in client.list_workflows('ExecutionStatus = "Running"'):
+        with suppress(RPCError):  # the list lags behind: it has ended meanwhile
+            await client.get_workflow_handle(running.id).terminate("the test is over")
+
+
+@pytest.fixture
+async def scripted(client: Client) -> AsyncIterator[ScriptedActivities]:
+    activities = ScriptedActivities()
+    async with working(client, activities):
+        yield activities
+
+
+async def until(true: Callable[[], bool], seconds: float = 20) -> None:
+    async with asyncio.timeout(seconds):
+        while not true():
+            await asyncio.sleep(0.02)

@@ -1,0 +1,56 @@
+"""A program for test_killed_worker.py: a judge worker that dies between the first and the second stored vote.
+
+`python killed_worker.py TEMPORAL_ADDRESS DATABASE_URL JUDGE_URL MARK`; it dies only where MARK does not exist yet.
+"""
+
+from __future__ import annotations
+
+import asyncio
+import os
+import signal
+import sys
+from pathlib import Path
+
+from temporalio.worker import Worker
+
+from activities.judging import JudgingActivities
+from clawloop.ids import JudgementId
+from clawloop.judging.parsing import Vote
+from clawloop.judging.prompts import AnswerForm
+from clawloop.serving.endpoints import Endpoint
+from clawloop.serving.judge import JudgeClient
+from clawloop.serving.rendering import EngineRenderer
+from clawloop.temporal import connect
+from db.engine import BACKGROUND_LIMIT, Database
+from db.judgements import PostgresJudgementStore
+from workflows import attributes
+
+
+class DyingStore(PostgresJudgementStore):
+    def __init__(self, database: Database, mark: Path) -> None:
+        super().__init__(database)
+        self._mark = mark
+
+    async def store_vote(self, judgement: JudgementId, index: int, raw: str, vote: Vote | None) -> None:
+        if self._mark.exists() and self._mark.read_text() == "one vote is stored":
+            self._mark.write_text("died")
+            os.kill(os.getpid(), signal.SIGKILL)
+        await super().store_vote(judgement, index, raw, vote)
+        if not self._mark.exists():
+            self._mark.write_text("one vote is stored")
+
+
+async def work(address: str, database_url: str, judge_url: str, mark: Path) -> None:
+    client = await connect(address)
+    store = DyingStore(Database(database_url, BACKGROUND_LIMIT), mark)
+
+    def endpoints(policy: str) -> list[Endpoint]:
+        return [Endpoint(judge_url, "tiny")]
+
+    async with JudgeClient(endpoints, AnswerForm.FREE) as judge, EngineRenderer(endpoints) as renderer:
+        judging = JudgingActivities(store, judge, renderer)
+        await Worker(client, task_queue=attributes.JUDGE_QUEUE, activities=[judging.judge_turn]).run()
+
+
+if __name__ == "__main__":
+    asyncio.run(work(sys.argv[1], sys.argv[2], sys.argv[3], Path(sys.argv[4])))

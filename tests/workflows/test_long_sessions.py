@@ -1,0 +1,73 @@
+"""Sessions longer than one history: they begin anew with all that is not done."""
+
+from __future__ import annotations
+
+import asyncio
+from collections import Counter
+
+from temporalio.client import Client
+
+from clawloop.ids import new_turn_id
+from clawloop.temporal import PAYLOAD_WARN_BYTES
+from tests.workflows.conftest import Conversation, ScriptedActivities
+
+TURNS = 2_000
+
+
+async def test_a_session_of_2000_turns_has_each_judged_once_over_several_runs(
+    client: Client, scripted: ScriptedActivities
+) -> None:
+    talk = Conversation(client)
+    turns = [new_turn_id() for _ in range(TURNS)]
+    waiting = iter(enumerate(turns))
+
+    async def tell() -> None:
+        for number, turn in waiting:
+            # A person never is this much ahead of the judge; 200 messages survive a roll-over.
+            while number - len(scripted.judged) > 100:
+                await asyncio.sleep(0.02)
+            await talk.say(turn_id=turn)
+
+    async with asyncio.TaskGroup() as group:
+        for _ in range(16):
+            group.create_task(tell())
+    await talk.say(ends=True)
+    async with asyncio.timeout(120):
+        summary = await talk.handle.result()
+    counted = Counter(ask.turn_id for ask in scripted.judged)
+    assert set(turns) <= set(counted)
+    assert set(counted.values()) == {1}
+    assert summary.guarantee == "has a sample"
+    runs, events, largest = await histories(client, talk)
+    assert runs > 2
+    assert events <= 12 * TURNS
+    assert largest < PAYLOAD_WARN_BYTES
+    print(f"\n{TURNS} turns: {runs} runs, {events / TURNS:.1f} events a turn, largest event {largest} bytes")  # noqa: T201
+
+
+async def histories(client: Client, talk: Conversation) -> tuple[int, int, int]:
+    """How many runs there were, their events in all, and the largest event in bytes."""
+    runs = events = largest = 0
+    described = await talk.handle.describe()
+    run_id: str | None = described.raw_description.workflow_execution_info.first_run_id
+    while run_id:
+        handle = client.get_workflow_handle(described.id, run_id=run_id)
+        history = await handle.fetch_history()
+        runs += 1
+        events += len(history.events)
+        largest = max(largest, *(event.ByteSize() for event in history.events))
+        ended = history.events[-1].workflow_execution_continued_as_new_event_attributes
+        run_id = ended.new_execution_run_id or None
+    return runs, events, largest
+
+
+async def test_nothing_is_lost_where_runs_meet(client: Client, scripted: ScriptedActivities) -> None:
+    talk = Conversation(client)
+    await talk.begin(roll_over_events=20)
+    scripted.seconds = 0.01
+    turns = [await talk.say() for _ in range(60)]
+    await talk.say(ends=True)
+    async with asyncio.timeout(60):
+        await talk.handle.result()
+    assert set(turns) <= {ask.turn_id for ask in scripted.judged}
+    assert (await histories(client, talk))[0] > 5

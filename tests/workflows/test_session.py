@@ -1,0 +1,145 @@
+"""A session's workflow: what it has judged, when it closes, and how it goes on."""
+
+from __future__ import annotations
+
+from datetime import timedelta
+
+from temporalio.client import Client, WorkflowExecutionStatus
+from temporalio.exceptions import ApplicationError
+
+from activities.messages import JudgeTurn
+from clawloop.contracts import FeedbackGiven
+from clawloop.ids import new_feedback_id, new_turn_id
+from tests.workflows.conftest import Conversation, ScriptedActivities, until, working
+
+
+async def test_each_turn_is_handed_to_judging_once_and_the_end_closes_the_session(
+    client: Client, scripted: ScriptedActivities
+) -> None:
+    talk = Conversation(client)
+    first = await talk.say()
+    await talk.say(turn_id=first)  # the gateway and the sweep may both tell
+    last = await talk.say(ends=True)
+    summary = await talk.handle.result()
+    assert [ask.turn_id for ask in scripted.judged] == [first, last]
+    assert (summary.why, summary.guarantee) == ("the client ended the session", "has a sample")
+    (closing,) = scripted.closed
+    assert (closing.session_id, closing.up_to) == (talk.session, last)
+
+
+async def test_judging_never_blocks_later_turns_and_is_bounded(client: Client, scripted: ScriptedActivities) -> None:
+    talk = Conversation(client)
+    scripted.gate.clear()
+    turns = [await talk.say() for _ in range(6)]
+    await until(lambda: len(scripted.judged) == 4)
+    assert scripted.now == 4
+    scripted.gate.set()
+    await talk.say(ends=True)
+    await talk.handle.result()
+    assert set(turns) < {ask.turn_id for ask in scripted.judged}
+    assert scripted.most == 4
+
+
+async def test_a_chatty_session_does_not_keep_the_judges_from_others(client: Client) -> None:
+    scripted = ScriptedActivities()
+    scripted.gate.clear()
+    async with working(client, scripted, judges=1):
+        chatty = Conversation(client)
+        await chatty.begin(in_flight=40)
+        for _ in range(40):
+            await chatty.say()
+        await until(lambda: len(scripted.judged) == 1)
+        quiet = Conversation(client)
+        await quiet.say(ends=True)
+        scripted.seconds = 0.02
+        scripted.gate.set()
+        await quiet.handle.result()
+        before = [ask.session_id for ask in scripted.judged].index(quiet.session)
+        assert before <= 5  # first come, first served would be 40
+
+
+async def test_a_judging_that_fails_for_good_is_decided_with_what_there_is(
+    client: Client, scripted: ScriptedActivities
+) -> None:
+    talk = Conversation(client)
+    broken = new_turn_id()
+
+    def fails(ask: JudgeTurn) -> ApplicationError | None:
+        refused = ApplicationError("the judge refused: 404", type="JudgeRefused", non_retryable=True)
+        return refused if ask.turn_id == broken and ask.give_up is None else None
+
+    scripted.fails = fails
+    await talk.say(turn_id=broken)
+    await until(lambda: len(scripted.judged) == 2)
+    await talk.say(ends=True)
+    await talk.handle.result()
+    asks = [ask.give_up for ask in scripted.judged if ask.turn_id == broken]
+    assert asks == [None, "the judge refused: 404"]
+
+
+async def test_what_the_ledger_finds_unjudged_is_judged_before_the_session_closes(
+    client: Client, scripted: ScriptedActivities
+) -> None:
+    talk = Conversation(client)
+    missed = new_turn_id()
+    # It is found once more although it was judged: then it is given up rather than tried for ever.
+    scripted.missed = [[missed], [missed]]
+    await talk.say(ends=True)
+    await talk.handle.result()
+    assert [ask.turn_id for ask in scripted.judged if ask.itself] == [missed]
+    assert [ask.give_up for ask in scripted.closed] == [False, False, True]
+
+
+async def test_a_closed_session_opens_again_with_its_next_turn(client: Client, scripted: ScriptedActivities) -> None:
+    talk = Conversation(client)
+    await talk.say(ends=True)
+    first = await talk.handle.describe()
+    await talk.handle.result()
+    await talk.say()
+    await until(lambda: len(scripted.judged) == 2)
+    again = await talk.handle.describe()
+    assert first.id == again.id
+    assert first.run_id != again.run_id
+    assert again.status is WorkflowExecutionStatus.RUNNING
+
+
+async def test_feedback_that_arrives_after_the_close_is_judged_by_a_new_run(
+    client: Client, scripted: ScriptedActivities
+) -> None:
+    talk = Conversation(client)
+    turn = await talk.say(ends=True)
+    await talk.handle.result()
+    given = FeedbackGiven(new_feedback_id(), turn)
+    await talk.announcer.announce_feedback(talk.facts, given)
+    await until(lambda: len(scripted.judged) == 2)
+    assert (scripted.judged[1].turn_id, scripted.judged[1].feedback_id) == (turn, given.feedback_id)
+
+
+async def test_a_turn_after_the_last_one_keeps_the_session_open(client: Client, scripted: ScriptedActivities) -> None:
+    talk = Conversation(client)
+    scripted.gate.clear()
+    await talk.say(ends=True)
+    await until(lambda: len(scripted.judged) == 1)
+    await talk.say()
+    scripted.gate.set()
+    await until(lambda: len(scripted.judged) == 2)
+    assert (await talk.handle.describe()).status is WorkflowExecutionStatus.RUNNING
+    assert scripted.closed == []
+
+
+async def test_an_idle_session_closes_and_a_turn_moves_its_deadline(
+    client: Client, scripted: ScriptedActivities
+) -> None:
+    talk = Conversation(client, timedelta(seconds=2))
+    await talk.say()
+    summary = await talk.handle.result()
+    assert summary.why == "idle for 0.0333333 min"
+    assert len(scripted.closed) == 1
+
+
+async def test_a_woken_session_closes_what_it_never_heard_of(client: Client, scripted: ScriptedActivities) -> None:
+    talk = Conversation(client, timedelta(seconds=0.5))
+    await talk.announcer.wake(talk.facts)
+    await talk.handle.result()
+    (closing,) = scripted.closed
+    assert closing.up_to is None

@@ -1,0 +1,30 @@
+"""Names under which our workflows are found in Temporal: ids, queues, search attributes.
+
+Knows nothing about clients. Names are kept: open workflows and saved histories hold them.
+"""
+
+from __future__ import annotations
+
+from temporalio.common import SearchAttributeKey
+
+from clawloop.ids import SessionId
+
+WORKFLOW_QUEUE = "clawloop"
+LEDGER_QUEUE = "ledger"
+JUDGE_QUEUE = "judge"
+
+SESSION_WORKFLOW = "Session"
+TURN_RECORDED = "turn_recorded"
+FEEDBACK_GIVEN = "feedback_given"
+SWEEP_WORKFLOW = "Sweep"
+SWEEP_ID = "sweep"
+
+POLICY = SearchAttributeKey.for_keyword("ClawPolicy")
+SESSION = SearchAttributeKey.for_keyword("ClawSession")
+STATE = SearchAttributeKey.for_keyword("ClawState")
+VERSION = SearchAttributeKey.for_int("ClawVersion")
+SEARCH_ATTRIBUTES = (POLICY, SESSION, STATE, VERSION)
+
+
+def session_workflow_id(session_id: SessionId) -> str:
+    return f"session/{session_id}"

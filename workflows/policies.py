@@ -1,0 +1,82 @@
+"""How long our activities may take, and how often they are tried. Names, not numbers, stand in workflows."""
+
+from __future__ import annotations
+
+from datetime import timedelta
+from typing import TypedDict
+
+from temporalio.common import RetryPolicy
+
+from workflows.attributes import JUDGE_QUEUE, LEDGER_QUEUE
+
+# What cannot get better by trying again, by the type names that cross Temporal.
+_PERMANENT = (
+    "PayloadSizeError",
+    "RecordUnusable",
+    "RecipeRejected",
+    "EngineAnswerUnusable",
+    "EngineRejected",
+    "JudgeRefused",
+    "SetupError",
+)
+
+
+class Policy(TypedDict, total=False):
+    """Where an activity runs, how long it may take, how often it is tried."""
+
+    task_queue: str
+    start_to_close_timeout: timedelta
+    heartbeat_timeout: timedelta
+    retry_policy: RetryPolicy
+
+
+JUDGE = Policy(
+    task_queue=JUDGE_QUEUE,
+    # 2 x (one request for all, then up to three by themselves), each at most 110 s, and room.
+    start_to_close_timeout=timedelta(minutes=15),
+    heartbeat_timeout=timedelta(seconds=30),
+    # About 8 minutes in all: an engine takes one to restart. After that what is missing stays missing.
+    retry_policy=RetryPolicy(
+        initial_interval=timedelta(seconds=1),
+        backoff_coefficient=2.0,
+        maximum_interval=timedelta(seconds=60),
+        maximum_attempts=12,
+        non_retryable_error_types=_PERMANENT,
+    ),
+)
+"""Votes and hints of a turn."""
+
+SETTLE = Policy(
+    task_queue=JUDGE_QUEUE,
+    start_to_close_timeout=timedelta(minutes=2),
+    heartbeat_timeout=timedelta(seconds=30),
+    retry_policy=RetryPolicy(
+        initial_interval=timedelta(seconds=1),
+        backoff_coefficient=2.0,
+        maximum_interval=timedelta(seconds=60),
+        maximum_attempts=10,
+        non_retryable_error_types=_PERMANENT,
+    ),
+)
+"""A turn's end without asking anybody any more."""
+
+STORE = Policy(
+    task_queue=LEDGER_QUEUE,
+    start_to_close_timeout=timedelta(minutes=2),
+    # PostgreSQL may be away for long; nothing is lost by waiting for it.
+    retry_policy=RetryPolicy(
+        initial_interval=timedelta(milliseconds=200),
+        backoff_coefficient=2.0,
+        maximum_interval=timedelta(seconds=30),
+        non_retryable_error_types=_PERMANENT,
+    ),
+)
+"""Reads and writes of PostgreSQL."""
+
+SWEEP = Policy(
+    task_queue=LEDGER_QUEUE,
+    start_to_close_timeout=timedelta(minutes=10),
+    heartbeat_timeout=timedelta(seconds=30),
+    # The next sweep comes within a minute.
+    retry_policy=RetryPolicy(maximum_attempts=3, non_retryable_error_types=_PERMANENT),
+)

@@ -1,0 +1,239 @@
+"""One conversation, from its first main turn to its close: durable, in ids only.
+
+It waits for turns, has each judged as soon as another shows what came next, and closes when the client says so or
+nothing comes any more. What it decides by is in its state and its messages; everything else is in Postgres.
+"""
+
+from __future__ import annotations
+
+import asyncio
+from datetime import timedelta
+
+from temporalio import workflow
+from temporalio.common import Priority
+from temporalio.exceptions import ActivityError, ApplicationError
+
+with workflow.unsafe.imports_passed_through():
+    from activities.judging import JudgingActivities
+    from activities.ledger import LedgerActivities
+    from activities.messages import Closed, CloseSession, Judged, JudgeTurn, TurnFate
+    from clawloop.contracts import FeedbackGiven, TurnRecorded
+    from clawloop.ids import TurnId
+    from workflows import attributes, story
+    from workflows.policies import JUDGE, SETTLE, STORE
+    from workflows.state import CARRIED_LIMIT, KNOWN_LIMIT, ROWS_LIMIT, SessionState, SessionSummary
+
+# Judging that takes longer than this is begun anew by the next run; stored votes are not asked for again.
+ROLL_OVER_WAIT = timedelta(minutes=2)
+
+
+@workflow.defn(name=attributes.SESSION_WORKFLOW)
+class SessionWorkflow:
+    @workflow.init
+    def __init__(self, state: SessionState) -> None:
+        self._state = state
+        self._inbox: list[TurnRecorded | FeedbackGiven] = list(state.carried)
+        self._known: list[TurnId] = list(state.known)
+        self._announced = state.announced
+        self._rows: list[TurnFate] = list(state.rows)
+        self._running: dict[asyncio.Task[None], TurnRecorded | FeedbackGiven] = {}
+        self._ends = state.ends
+        self._deadline = state.deadline or workflow.now() + self._idle_time
+        self._shown_version = state.adapter_version
+        self._closing = False
+        self._bug: BaseException | None = None
+
+    @workflow.run
+    async def run(self, state: SessionState) -> SessionSummary:
+        watch = asyncio.create_task(self._watch_deadline())
+        self._show()
+        while True:
+            await workflow.wait_condition(self._has_something_to_do)
+            if self._bug is not None:
+                raise self._bug  # the workflow waits here until we have mended it
+            if self._must_roll_over():
+                await self._roll_over()
+            elif self._can_begin():
+                self._begin(self._inbox.pop(0))
+            else:
+                closed = await self._close()
+                if not self._inbox:
+                    workflow.upsert_search_attributes([attributes.STATE.value_set("closed")])
+                    return SessionSummary(turns=closed.turns, why=self._why_closing, guarantee=closed.guarantee)
+                self._closing = False
+            if watch.done() and not self._is_idle():
+                watch = asyncio.create_task(self._watch_deadline())
+            self._show()
+
+    @workflow.signal(name=attributes.TURN_RECORDED)
+    def turn_recorded(self, turn: TurnRecorded) -> None:
+        if turn.turn_id in self._known:
+            return
+        self._known = [*self._known, turn.turn_id][-KNOWN_LIMIT:]
+        self._announced += 1
+        self._deadline = workflow.now() + self._idle_time
+        self._inbox.append(turn)
+
+    @workflow.signal(name=attributes.FEEDBACK_GIVEN)
+    def feedback_given(self, feedback: FeedbackGiven) -> None:
+        self._deadline = workflow.now() + self._idle_time
+        self._inbox.append(feedback)
+
+    # Waiting -------------------------------------------------------------------------------------------------------
+
+    @property
+    def _idle_time(self) -> timedelta:
+        return timedelta(seconds=self._state.idle_seconds)
+
+    async def _watch_deadline(self) -> None:
+        # One timer for many turns: each turn only moves the deadline.
+        while (left := self._deadline - workflow.now()) > timedelta(0):
+            await workflow.sleep(left, summary="the session's idle deadline")
+
+    def _is_idle(self) -> bool:
+        return workflow.now() >= self._deadline
+
+    def _has_something_to_do(self) -> bool:
+        return self._can_begin() or self._may_close() or self._must_roll_over() or self._bug is not None
+
+    def _can_begin(self) -> bool:
+        return bool(self._inbox) and len(self._running) < self._state.in_flight
+
+    def _may_close(self) -> bool:
+        return not self._inbox and not self._running and (self._ends or self._is_idle())
+
+    @property
+    def _why_closing(self) -> str:
+        return "the client ended the session" if self._ends else f"idle for {self._state.idle_seconds / 60:g} min"
+
+    # Judging -------------------------------------------------------------------------------------------------------
+
+    def _begin(self, message: TurnRecorded | FeedbackGiven) -> None:
+        if isinstance(message, FeedbackGiven):
+            ask = self._ask(message.turn_id).model_copy(update={"feedback_id": message.feedback_id})
+            summary = "judge a turn by what its user said about it"
+        else:
+            self._ends = message.ends_session
+            self._show_version(message.version)
+            ask = self._ask(message.turn_id)
+            summary = "judge the reply that a new turn answers"
+        task = asyncio.create_task(self._judge(ask, summary))
+        self._running[task] = message
+        task.add_done_callback(self._ended)
+
+    def _ended(self, task: asyncio.Task[None]) -> None:
+        del self._running[task]
+        if not task.cancelled():
+            self._bug = self._bug or task.exception()
+        self._show()
+
+    def _ask(self, turn_id: TurnId) -> JudgeTurn:
+        return JudgeTurn(session_id=self._state.session_id, turn_id=turn_id)
+
+    async def _judge(self, ask: JudgeTurn, summary: str) -> None:
+        # One chatty session must not keep the judges from the others.
+        fair = Priority(fairness_key=str(self._state.session_id))
+        judged = Judged(fates=[])
+        try:
+            judged = await workflow.execute_activity_method(
+                JudgingActivities.judge_turn, ask, summary=summary, priority=fair, **JUDGE
+            )
+        except ActivityError as error:
+            given_up = ask.model_copy(update={"give_up": _reason(error)})
+            try:
+                judged = await workflow.execute_activity_method(
+                    JudgingActivities.judge_turn,
+                    given_up,
+                    summary="decide with the votes there are",
+                    priority=fair,
+                    **SETTLE,
+                )
+            except ActivityError as still:
+                # The turn waits; closing the session ends it with a reason.
+                workflow.logger.warning("a turn could not be decided: %s", _reason(still))
+        self._remember(judged.fates)
+
+    def _remember(self, fates: list[TurnFate]) -> None:
+        told = {fate.turn_id for fate in fates}
+        kept = [row for row in self._rows if row.turn_id not in told]
+        self._rows = sorted([*kept, *fates], key=lambda row: row.number or 0)[-ROWS_LIMIT:]
+
+    # Ending --------------------------------------------------------------------------------------------------------
+
+    async def _close(self) -> Closed:
+        """End the session in Postgres; turns it still finds to be judged are judged first."""
+        self._closing = True
+        self._show()
+        tried: set[TurnId] = set()
+        while True:
+            ask = CloseSession(
+                session_id=self._state.session_id, why=self._why_closing, up_to=max(self._known, default=None)
+            )
+            closed = await self._closing_step(ask)
+            fresh = [turn_id for turn_id in closed.to_judge if turn_id not in tried]
+            if closed.to_judge and not fresh:
+                closed = await self._closing_step(ask.model_copy(update={"give_up": True}))
+            if not closed.to_judge:
+                self._remember(closed.fates)
+                self._show()
+                return closed
+            for turn_id in fresh:
+                tried.add(turn_id)
+                itself = self._ask(turn_id).model_copy(update={"itself": True})
+                await self._judge(itself, "judge a turn that was missed")
+
+    async def _closing_step(self, ask: CloseSession) -> Closed:
+        return await workflow.execute_activity_method(
+            LedgerActivities.close_session, ask, summary=f"close the session: {ask.why}", **STORE
+        )
+
+    def _must_roll_over(self) -> bool:
+        limit = self._state.roll_over_events
+        if limit is not None:
+            return workflow.info().get_current_history_length() >= limit
+        return workflow.info().is_continue_as_new_suggested()
+
+    async def _roll_over(self) -> None:
+        """Begin a new run with all that is not done."""
+        try:
+            await workflow.wait_condition(lambda: not self._running, timeout=ROLL_OVER_WAIT)
+        except TimeoutError:
+            self._inbox = [*self._running.values(), *self._inbox]
+            for task in self._running:
+                task.cancel()
+        await workflow.wait_condition(workflow.all_handlers_finished)
+        workflow.continue_as_new(
+            self._state.model_copy(
+                update={
+                    "adapter_version": self._shown_version,
+                    "announced": self._announced,
+                    "known": self._known,
+                    "carried": self._inbox[-CARRIED_LIMIT:],
+                    "rows": self._rows,
+                    "deadline": self._deadline,
+                    "ends": self._ends,
+                }
+            )
+        )
+
+    # The UI --------------------------------------------------------------------------------------------------------
+
+    def _show_version(self, version: int) -> None:
+        if version != self._shown_version:
+            self._shown_version = version
+            workflow.upsert_search_attributes([attributes.VERSION.value_set(version)])
+
+    def _show(self) -> None:
+        if self._closing:
+            closing = f"Closing: {self._why_closing}."
+        else:
+            closing = f"Closes at {self._deadline:%Y-%m-%d %H:%M} UTC unless a turn comes."
+        line = story.headline(
+            announced=self._announced, judging=len(self._running), waiting=len(self._inbox), closing=closing
+        )
+        workflow.set_current_details(f"{line}\n\n{story.table(self._rows)}")
+
+
+def _reason(error: ActivityError) -> str:
+    cause = error.cause
+    return cause.message if isinstance(cause, ApplicationError) else type(cause or error).__name__

@@ -1,0 +1,60 @@
+"""What a session's workflow remembers: its start argument, and its argument when it begins anew.
+
+Knows nothing about Temporal's calls. It stays far below 64 KiB whatever happens: what it forgets, Postgres knows,
+and the closing looks there.
+"""
+
+from __future__ import annotations
+
+from datetime import datetime
+
+from pydantic import BaseModel, ConfigDict
+
+from activities.messages import TurnFate
+from clawloop.contracts import FeedbackGiven, TurnRecorded
+from clawloop.ids import SessionId, TurnId
+
+KNOWN_LIMIT = 200  # ids of announced turns, to drop duplicates; an older one is judged once anyway, by its keys
+CARRIED_LIMIT = 200  # messages that wait; what is beyond is found in Postgres when the session closes
+ROWS_LIMIT = 20  # rows of the table in the UI
+
+
+class SessionState(BaseModel):
+    """
+    Args:
+        in_flight: how many turns are judged at once.
+        roll_over_events: begin anew at this many events; None when Temporal suggests it.
+        announced: main turns told of, in all runs since the session was opened.
+        known: ids of the newest of them.
+        carried: messages nobody took care of yet, oldest first.
+        rows: the newest decided turns.
+        adapter_version: of the newest turn.
+        deadline: when it closes without a new turn; None in a first run.
+        ends: the client said that its last turn was the last.
+    """
+
+    model_config = ConfigDict(frozen=True)
+
+    version: int = 1
+    session_id: SessionId
+    policy: str
+    idle_seconds: float
+    adapter_version: int
+    in_flight: int = 4
+    roll_over_events: int | None = None
+    announced: int = 0
+    known: list[TurnId] = []
+    carried: list[TurnRecorded | FeedbackGiven] = []
+    rows: list[TurnFate] = []
+    deadline: datetime | None = None
+    ends: bool = False
+
+
+class SessionSummary(BaseModel):
+    """What a closed session's workflow leaves behind."""
+
+    model_config = ConfigDict(frozen=True)
+
+    turns: int
+    why: str
+    guarantee: str
