@@ -208,7 +208,7 @@ async def _ensure_key(store: PostgresKeyStore, scope: Scope, secret: str | None)
 
 
 async def begin(url: str, base_model: str, aliases: Sequence[str], engines: Sequence[str]) -> None:
-    """Make the default policy with its recipe, and engines, in a migrated database, so that a deployment without `up` can begin.
+    """Make the default policy with its recipe, and engines, so that a deployment without `up` can begin.
 
     Raises:
         SetupError, StoreUnavailable
