@@ -12,6 +12,7 @@ from starlette.responses import Response
 
 from api import admin, chat, feedback, health, models, problems
 from api.boundary import HostAndOrigin
+from api.counting import CountChats
 from api.dependencies import Services
 from api.schemas import ChatRequest
 
@@ -33,12 +34,13 @@ def create_app(make_services: MakeServices, allowed_hosts: frozenset[str] = froz
             yield
             await services.finish()
 
-    app = FastAPI(title="Clawloop", lifespan=lifespan, openapi_url="/openapi.json", redoc_url=None)
+    app = FastAPI(title="Clawloop", lifespan=lifespan, openapi_url="/openapi.json", docs_url=None, redoc_url=None)
     for router in (chat.router, feedback.router, models.router, health.router, admin.router):
         app.include_router(router)
     problems.install(app)
     app.add_exception_handler(ClientDisconnect, _nobody_there)
     app.add_middleware(HostAndOrigin, allowed_hosts=allowed_hosts)
+    app.add_middleware(CountChats)
     _describe_chat(app)
     return app
 

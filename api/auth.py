@@ -17,6 +17,8 @@ from clawloop.errors import RequestRejected, StoreUnavailable
 
 # How long a revoked key may still work.
 FRESH_SECONDS = 30.0
+# After a failed look-up the remembered key is good this long without another.
+AWAY_SECONDS = 5.0
 # While Postgres is away a key that was good goes on being good; this bounds the memory, not the time.
 REMEMBERED = 10_000
 
@@ -67,6 +69,8 @@ class KeyRing:
         except StoreUnavailable:
             if remembered is None:
                 raise
+            # Postgres is silent: the next chats need not wait to hear that again.
+            self._known[digest] = (time.monotonic() - FRESH_SECONDS + AWAY_SECONDS, remembered[1])
             return remembered[1]
         if key is None:
             self._known.pop(digest, None)

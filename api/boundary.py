@@ -21,8 +21,10 @@ from api.problems import problem_of
 from clawloop.errors import RequestRejected
 
 LOOPBACK_NAMES = frozenset({"localhost"})
-# orjson writes at most 254 levels; what we store wraps the request in a few more.
-_SPARE_LEVELS = 16
+# What is stored wraps the request in a few more levels, and pydantic reads a spooled turn up to about 200. Nobody's
+# tool schema is this deep. orjson writes at most 254: that is how the depth is looked at without walking through it.
+_DEPTH_LIMIT = 128
+_SPARE_LEVELS = 254 - _DEPTH_LIMIT
 # A refused upload is read and thrown away up to this, so that the client is there to read the answer.
 _DISCARD_BYTES = 128 * 1024 * 1024
 
@@ -110,7 +112,7 @@ async def read_json(request: Request, limits: Limits) -> dict[str, Any]:
         orjson.dumps(wrapped)
     except orjson.JSONEncodeError:
         raise RequestRejected(
-            f"The body is nested too deeply: at most {254 - _SPARE_LEVELS} levels are read.",
+            f"The body is nested too deeply: at most {_DEPTH_LIMIT} levels are read.",
             code="invalid_json",
         ) from None
     return body

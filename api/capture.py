@@ -45,12 +45,12 @@ class ChoiceCapture:
         Args:
             ids: the chunk's `token_ids`.
             logprobs: the chunk's `logprobs` object.
-            says_something: the chunk carries text or a tool call, so it must carry tokens unless they came earlier.
+            says_something: the chunk carries text or a tool call, so it must carry tokens.
         """
         if self.response_ids is None or self.logprobs is None:
             return
         if ids is None and logprobs is None:
-            if says_something and not self.response_ids:
+            if says_something:
                 self._give_up("the engine sent text without token ids")
             return
         entries = logprobs.get("content") if isinstance(logprobs, dict) else None
@@ -64,9 +64,7 @@ class ChoiceCapture:
             self._give_up(f"the engine sent {len(ids)} token ids with {len(entries)} log-probs")
             return
         values = [entry.get("logprob") if isinstance(entry, dict) else None for entry in entries]
-        if not all(isinstance(value, float | int) for value in values) or not all(
-            isinstance(token, int) for token in ids
-        ):
+        if not all(isinstance(value, float | int) for value in values) or not _are_token_ids(ids):
             self._give_up("the engine sent token ids or log-probs that are not numbers")
             return
         self.response_ids.extend(ids)
@@ -112,8 +110,11 @@ class ChoiceCapture:
         return _ENDS.get(self.finish_reason or "", TurnStatus.COMPLETE)
 
     def _take_tool_call(self, delta: dict[str, Any]) -> None:
+        index = delta.get("index", 0)
+        if not isinstance(index, int):
+            raise TypeError(f"tool call {index!r}")
         call = self.tool_calls.setdefault(
-            delta.get("index", 0), {"id": None, "type": "function", "function": {"name": "", "arguments": ""}}
+            index, {"id": None, "type": "function", "function": {"name": "", "arguments": ""}}
         )
         if delta.get("id"):
             call["id"] = delta["id"]
@@ -155,11 +156,11 @@ class Capture:
         self._take_prompt(chunk)
         ended: list[ChoiceCapture] = []
         for choice in chunk["choices"]:
-            captured = self.choices[choice["index"]]
+            captured = self._choice(choice["index"])
             said = captured.take_delta(choice["delta"])
             self._take_tokens(choice, captured, says_something=said)
             if choice.get("finish_reason") is not None:
-                captured.finish_reason = choice["finish_reason"]
+                captured.finish_reason = _word(choice["finish_reason"])
                 ended.append(captured)
         return ended
 
@@ -171,20 +172,25 @@ class Capture:
         """
         self._take_prompt(body)
         for choice in body["choices"]:
-            captured = self.choices[choice["index"]]
+            captured = self._choice(choice["index"])
             message: dict[str, JsonValue] = choice["message"]
             _name_reasoning(message)
             captured.whole = {name: value for name, value in message.items() if value not in (None, [])}
             captured.whole.setdefault("content", None if captured.whole.get("tool_calls") else "")
-            captured.finish_reason = choice["finish_reason"]
+            captured.finish_reason = _word(choice["finish_reason"])
             self._take_tokens(choice, captured, says_something=bool(message.get("content")))
         if len(body["choices"]) != len(self.choices):
             raise IndexError(f"{len(body['choices'])} choices for n = {len(self.choices)}")
         return self.choices
 
+    def _choice(self, index: object) -> ChoiceCapture:
+        if not isinstance(index, int) or not 0 <= index < len(self.choices):
+            raise IndexError(f"choice {index!r} of {len(self.choices)}")
+        return self.choices[index]
+
     def _take_prompt(self, chunk: Chunk) -> None:
         ids = chunk.get("prompt_token_ids")
-        if isinstance(ids, list) and all(isinstance(token, int) for token in ids):
+        if isinstance(ids, list) and _are_token_ids(ids):
             self.prompt_ids = ids
         if not self._keep_ids:
             chunk.pop("prompt_token_ids", None)
@@ -196,6 +202,17 @@ class Capture:
             choice.pop("token_ids", None)
         if not self._keep_logprobs and "logprobs" in choice:
             choice["logprobs"] = None
+
+
+def _word(finish_reason: object) -> str:
+    if not isinstance(finish_reason, str):
+        raise TypeError(f"finish_reason {finish_reason!r}")
+    return finish_reason
+
+
+def _are_token_ids(ids: list[Any]) -> bool:
+    """Vocabularies are far below 2^31; true and false are ints to Python, but no ids."""
+    return all(type(token) is int and 0 <= token < 2**31 for token in ids)
 
 
 def _name_reasoning(part: dict[str, Any]) -> None:

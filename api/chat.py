@@ -30,7 +30,7 @@ from clawloop.contracts import (
     Wanted,
 )
 from clawloop.ids import TurnId, new_turn_id, version_name
-from clawloop.turns.canonical import prefix_digests, seed_digest
+from clawloop.turns.canonical import is_volatile, prefix_digests, seed_digest
 from clawloop.turns.classify import classify
 from clawloop.turns.identify import ends_session, identify
 
@@ -145,8 +145,9 @@ def _engine_fields(body: dict[str, Any], asked: ChatRequest, policy: Policy) -> 
 def _affinity(key: ApiKey, evidence: SessionEvidence, messages: list[Message]) -> str:
     if evidence.source is not SessionSource.CONVERSATION:
         return f"{key.id}/{evidence.value}"
-    # The first two messages stay while a conversation grows; the engine's prefix cache begins with them.
-    return prefix_digests(seed_digest(key.id, evidence.narrowing), messages[:2])[-1].hex()
+    # What stands up to the first user message stays while a conversation grows; the prefix cache begins with it.
+    opening = next((n for n, said in enumerate(messages) if said.get("role") == "user" and not is_volatile(said)), 0)
+    return prefix_digests(seed_digest(key.id, evidence.narrowing), messages[: opening + 1])[-1].hex()
 
 
 @router.post(

@@ -41,15 +41,17 @@ class Services:
     limits: Limits
     _background: set[asyncio.Task[None]] = field(default_factory=set)
 
-    def spawn(self, work: Coroutine[object, object, None]) -> None:
-        """Let work go on after its request is gone; shutdown waits for it."""
+    def spawn(self, work: Coroutine[object, object, None]) -> asyncio.Task[None]:
+        """Let work go on even when its request is gone; shutdown waits for it."""
         task = asyncio.create_task(work)
         self._background.add(task)
         task.add_done_callback(self._background.discard)
+        return task
 
     async def finish(self) -> None:
-        if self._background:
-            await asyncio.wait(self._background)
+        """Wait for all that was spawned, and for what that spawns in turn."""
+        while self._background:
+            await asyncio.wait(set(self._background))
 
 
 def services_of(request: Request) -> Services:

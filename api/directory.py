@@ -55,7 +55,10 @@ class DirectoryCache:
     async def _keep_looking(self) -> None:
         while True:
             await asyncio.sleep(REFRESH_SECONDS)
-            await self._look()
+            try:
+                await self._look()
+            except Exception:  # or the gateway would route by an old directory for ever
+                log.exception("directory not read")
 
     async def _look(self) -> None:
         try:

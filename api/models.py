@@ -1,7 +1,7 @@
 """Model names: which policy and version a client means, and the list it may choose from.
 
 `policy` and `policy-side` mean the key's policy; further aliases, and each with `-side`, too; `{policy}-v{n}` is
-one version.
+one version, and the base model's own name is version 0, unless it is an alias.
 """
 
 from __future__ import annotations
@@ -52,6 +52,8 @@ def choose_model(name: str, policy: Policy, versions: frozenset[int]) -> ModelCh
         return ModelChoice(version=None, side=False)
     if name.removesuffix(_SIDE) in aliases:
         return ModelChoice(version=None, side=True)
+    if name == policy.base_model:
+        return ModelChoice(version=0, side=False)
     match = _VERSION.fullmatch(name)
     if match and match["policy"] == policy.id and int(match["number"]) in versions | {0}:
         return ModelChoice(version=int(match["number"]), side=False)

@@ -54,7 +54,6 @@ class Recorder:
         self._breaker = AsyncCircuitBreakerFactory(
             default_threshold=1, default_ttl=BREAKER_SECONDS, exclude=[RecordUnusable]
         )
-        self._spooling = asyncio.Lock()
         self._spooled = asyncio.Event()
         self._drain: asyncio.Task[None] | None = None
 
@@ -99,6 +98,8 @@ class Recorder:
                 log.warning("Postgres away", extra={"turn_id": str(record.turn_id), "why": str(error)})
             except RecordUnusable as error:
                 return await self._put(record, unusable=error)
+            except Exception:  # whatever it is, neither the chat nor the turn may suffer from it
+                log.exception("turn not entered", extra={"turn_id": str(record.turn_id)})
             else:
                 return "postgres"
         return await self._put(record)
@@ -114,12 +115,11 @@ class Recorder:
 
     async def _put(self, record: TurnRecord, unusable: RecordUnusable | None = None) -> str:
         try:
-            async with self._spooling:
-                await asyncio.to_thread(self._spool.put, record)
-                if unusable is not None:
-                    path = await asyncio.to_thread(self._spool.set_aside, record.turn_id)
-                    self._reject(record.turn_id, unusable, str(path))
-                    return "rejected"
+            await asyncio.to_thread(self._spool.put, record)
+            if unusable is not None:
+                path = await asyncio.to_thread(self._spool.set_aside, record.turn_id)
+                self._reject(record.turn_id, unusable, str(path))
+                return "rejected"
         except SpoolFull as error:
             return self._lose(record, "spool full", error)
         except OSError as error:
@@ -141,30 +141,29 @@ class Recorder:
     async def _keep_draining(self) -> None:
         while True:
             await self._spooled.wait()
-            if await self._drain_once():
-                self._spooled.clear()
-                # One may have been spooled between the last look and the clear.
-                if self._spool.turns:
-                    self._spooled.set()
-            else:
+            self._spooled.clear()
+            for turn_id in self._spool.waiting():
+                try:
+                    await self._drain_one(turn_id)
+                except StoreUnavailable:
+                    break
+                except Exception:  # one bad file must not keep all later turns on disk
+                    log.exception("spooled turn not entered", extra={"turn_id": str(turn_id)})
+                self._count_spool()
+            if self._spool.turns:
+                self._spooled.set()
                 await asyncio.sleep(BREAKER_SECONDS)
 
-    async def _drain_once(self) -> bool:
-        """Enter what waits, oldest first; False if Postgres stopped answering."""
-        for turn_id in self._spool.waiting():
-            try:
-                record = await asyncio.to_thread(self._spool.read, turn_id)
-                await self._enter(self._patient_store, record)
-            except StoreUnavailable:
-                return False
-            except RecordUnusable as error:
-                path = await asyncio.to_thread(self._spool.set_aside, turn_id)
-                self._reject(turn_id, error, str(path))
-            else:
-                await asyncio.to_thread(self._spool.remove, turn_id)
-                log.info("turn entered from the spool", extra={"turn_id": str(turn_id)})
-            self._count_spool()
-        return True
+    async def _drain_one(self, turn_id: TurnId) -> None:
+        try:
+            record = await asyncio.to_thread(self._spool.read, turn_id)
+            await self._enter(self._patient_store, record)
+        except RecordUnusable as error:
+            path = await asyncio.to_thread(self._spool.set_aside, turn_id)
+            self._reject(turn_id, error, str(path))
+        else:
+            await asyncio.to_thread(self._spool.remove, turn_id)
+            log.info("turn entered from the spool", extra={"turn_id": str(turn_id)})
 
     def _count_spool(self) -> None:
         self._metrics.spool_turns.set(self._spool.turns)

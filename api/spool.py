@@ -7,8 +7,11 @@ contains it begins, so the order of names enters parents first. A file that can 
 
 from __future__ import annotations
 
+import fcntl
+import itertools
 import os
 import uuid
+from contextlib import suppress
 from pathlib import Path
 
 from pydantic import TypeAdapter, ValidationError
@@ -28,20 +31,29 @@ class SpoolFull(Exception):
 class Spool:
     """A folder of turns. Its methods block on the disk: call them from a thread.
 
+    Several gateways may share the folder: each takes a sub-folder of its own and locks it. What a gateway that died
+    left behind is taken over by the next one that starts.
+
     Args:
-        folder: made if missing; one gateway's own.
+        folder: made if missing.
         limit_bytes: how much may wait.
     """
 
     def __init__(self, folder: Path, limit_bytes: int) -> None:
-        self._folder = folder
         self._limit_bytes = limit_bytes
         self._sizes: dict[TurnId, int] = {}
         folder.mkdir(parents=True, exist_ok=True)
-        for path in folder.glob(f"*{_SUFFIX}"):
-            self._sizes[TurnId(uuid.UUID(path.stem))] = path.stat().st_size
-        for torn in folder.glob("*.tmp"):
+        self._folder, self._lock = _take_free(folder)
+        _adopt(folder, self._folder)
+        for torn in self._folder.glob("*.tmp"):
             torn.unlink()
+        for path in self._folder.glob(f"*{_SUFFIX}"):
+            with suppress(ValueError):  # not one of ours
+                self._sizes[TurnId(uuid.UUID(path.stem))] = path.stat().st_size
+
+    def close(self) -> None:
+        """Leave the folder to others."""
+        os.close(self._lock)
 
     @property
     def turns(self) -> int:
@@ -106,3 +118,34 @@ class Spool:
             os.fsync(descriptor)
         finally:
             os.close(descriptor)
+
+
+def _take_free(folder: Path) -> tuple[Path, int]:
+    """The first sub-folder nobody has locked, and its lock."""
+    for number in itertools.count():
+        own = folder / f"gateway-{number}"
+        own.mkdir(exist_ok=True)
+        if (lock := _try_lock(own)) is not None:
+            return own, lock
+    raise AssertionError("unreachable")
+
+
+def _adopt(folder: Path, own: Path) -> None:
+    """Move what dead gateways left into our own sub-folder."""
+    for other in folder.glob("gateway-*"):
+        if other == own or (lock := _try_lock(other)) is None:
+            continue
+        for path in other.glob(f"*{_SUFFIX}"):
+            path.rename(own / path.name)
+        os.close(lock)
+
+
+def _try_lock(folder: Path) -> int | None:
+    """A lock that ends with the process; None if another has it."""
+    descriptor = os.open(folder / "lock", os.O_RDWR | os.O_CREAT, 0o600)
+    try:
+        fcntl.flock(descriptor, fcntl.LOCK_EX | fcntl.LOCK_NB)
+    except BlockingIOError:
+        os.close(descriptor)
+        return None
+    return descriptor

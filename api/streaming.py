@@ -10,6 +10,7 @@ from __future__ import annotations
 import asyncio
 import logging
 import time
+from collections.abc import Sequence
 from datetime import UTC, datetime
 from typing import TYPE_CHECKING, Any
 
@@ -55,19 +56,20 @@ class ChatExchange(Response):
         self._clock = time.perf_counter()
 
     async def __call__(self, scope: Scope, receive: Receive, send: Send) -> None:
-        metrics = self._services.metrics
-        with metrics.in_flight.track_inprogress():
-            answering = asyncio.create_task(self._answer(send))
+        with self._services.metrics.in_flight.track_inprogress():
+            # Spawned, so that shutdown waits until what was made is stored.
+            answering = self._services.spawn(self._answer(send))
             leaving = asyncio.create_task(_client_leaves(receive))
             try:
                 await asyncio.wait({answering, leaving}, return_when=asyncio.FIRST_COMPLETED)
+            except asyncio.CancelledError:
+                # The server stops: this client is left as one that left us.
+                log.info("answer cut by shutdown", extra=self._ids())
             finally:
                 leaving.cancel()
                 answering.cancel()
                 await asyncio.wait({answering, leaving})
-        if answering.cancelled():
-            metrics.requests.labels("499").inc()
-        elif (error := answering.exception()) is not None:
+        if not answering.cancelled() and (error := answering.exception()) is not None:
             raise error
 
     async def _answer(self, send: Send) -> None:
@@ -79,18 +81,17 @@ class ChatExchange(Response):
             raise
         except ClawloopError as error:
             problem = problem_of(error)
-            log.warning("chat failed", extra={"status": problem.status, "why": str(error), **self._ids()})
+            # Not the error's words: they may be the engine's own, and hold what it was sent.
+            log.warning("chat failed", extra={"status": problem.status, "code": problem.code, **self._ids()})
             if not _is_refusal(error):
-                await self._record_unended(TurnStatus.ERROR, str(error))
+                await asyncio.shield(self._services.spawn(self._record_unended(TurnStatus.ERROR, str(error))))
             await self._send_problem(send, problem)
-            self._services.metrics.requests.labels(str(problem.status)).inc()
-        else:
-            self._services.metrics.requests.labels("200").inc()
 
     async def _exchange(self, send: Send) -> None:
         """Ask, and ask once more where the client need not notice."""
         for attempt in range(1, ATTEMPTS + 1):
             self._capture = self._fresh_capture()
+            self._engine_id = None
             try:
                 wanted = self._chat.wanted(self._version)
                 async with self._services.engines.ask(wanted, self._chat.engine_body(self._version)) as answer:
@@ -101,11 +102,13 @@ class ChatExchange(Response):
                         await self._reply(answer, send)
                 return
             except EngineRejected as error:
+                self._engine_id = error.engine_id
                 # The engine no longer has this version; the active one is as good a try as any.
                 if error.status != 404 or self._chat.pinned or attempt == ATTEMPTS:
                     raise
                 self._version = self._services.directory.policy(self._chat.policy.id).active
-            except EngineBroke:
+            except EngineBroke as error:
+                self._engine_id = error.engine_id or self._engine_id
                 if self._begun or attempt == ATTEMPTS:
                     raise
 
@@ -116,8 +119,7 @@ class ChatExchange(Response):
                 ended = self._capture.take_chunk(chunk)
             except (AttributeError, IndexError, KeyError, TypeError) as error:
                 raise EngineAnswerUnusable(f"a chunk that is not a chat chunk ({type(error).__name__})") from error
-            for choice in ended:
-                await self._record(choice, choice.status(), choice.unusable)
+            await self._record_ended(ended)
             chunk["id"] = response_id(self._chat.turn_ids[0])
             await self._begin(send, b"text/event-stream; charset=utf-8")
             await send(_body(b"data: " + orjson.dumps(chunk) + b"\n\n", more=True))
@@ -131,8 +133,7 @@ class ChatExchange(Response):
             choices = self._capture.take_body(body)
         except (AttributeError, IndexError, KeyError, TypeError) as error:
             raise EngineAnswerUnusable(f"a body that is no chat completion ({type(error).__name__})") from error
-        for choice in choices:
-            await self._record(choice, choice.status(), choice.unusable)
+        await self._record_ended(choices)
         body["id"] = response_id(self._chat.turn_ids[0])
         content = orjson.dumps(body)
         await self._begin(send, b"application/json", len(content))
@@ -160,10 +161,22 @@ class ChatExchange(Response):
         await send({"type": "http.response.start", "status": response.status_code, "headers": response.raw_headers})
         await send(_body(bytes(response.body), more=False))
 
+    async def _record_ended(self, choices: Sequence[ChoiceCapture]) -> None:
+        """Store choices that ended; all of them, even if the client leaves meanwhile."""
+
+        async def store() -> None:
+            for choice in choices:
+                await self._record(choice, choice.status(), choice.unusable)
+
+        if choices:
+            await asyncio.shield(self._services.spawn(store()))
+
     async def _record_unended(self, status: TurnStatus, error: str | None) -> None:
-        """Record each choice that did not come to its end, as far as it came."""
+        """Store each choice that is not stored yet, as far as it came."""
         for choice in self._capture.choices:
-            if choice.index not in self._recorded:
+            if choice.finish_reason is not None:
+                await self._record(choice, choice.status(), choice.unusable)
+            else:
                 await self._record(choice, status, error)
 
     async def _record(self, choice: ChoiceCapture, status: TurnStatus, error: str | None) -> None:
@@ -201,13 +214,7 @@ class ChatExchange(Response):
             started_at=chat.started_at,
             finished_at=datetime.now(UTC),
         )
-        # Once begun, a turn is stored even if its client leaves meanwhile.
-        storing = asyncio.ensure_future(self._services.recorder.record(record))
-        try:
-            await asyncio.shield(storing)
-        except asyncio.CancelledError:
-            self._services.spawn(_wait_for(storing))
-            raise
+        await self._services.recorder.record(record)
 
     def _fresh_capture(self) -> Capture:
         asked = self._chat.asked
@@ -255,7 +262,3 @@ def _body(content: bytes, *, more: bool) -> AsgiMessage:
 async def _client_leaves(receive: Receive) -> None:
     while (await receive())["type"] != "http.disconnect":
         pass
-
-
-async def _wait_for(storing: asyncio.Future[None]) -> None:
-    await storing

@@ -5,6 +5,7 @@ Knows nothing about how versions are made or loaded.
 
 from __future__ import annotations
 
+import time
 from collections import OrderedDict
 from collections.abc import Sequence
 
@@ -16,6 +17,8 @@ from clawloop.turns.canonical import is_volatile, response_digest
 
 # Answers whose version is remembered without asking Postgres; about 200 bytes each.
 REMEMBERED = 20_000
+# After a failed look-up Postgres is not asked for this long.
+AWAY_SECONDS = 1.0
 
 
 class VersionChooser:
@@ -24,6 +27,7 @@ class VersionChooser:
     def __init__(self, store: TurnStore) -> None:
         self._store = store
         self._recent: OrderedDict[tuple[ApiKeyId, bytes], int] = OrderedDict()
+        self._away_until = 0.0
 
     async def choose(
         self, key: ApiKeyId, policy: Policy, evidence: SessionEvidence, messages: Sequence[Message]
@@ -37,9 +41,12 @@ class VersionChooser:
             return policy.active
         if (recent := self._recent.get((key, digest))) is not None:
             return recent
+        if time.monotonic() < self._away_until:
+            return policy.active
         try:
             found = await self._store.version_of_parent(key, evidence, messages)
         except StoreUnavailable:
+            self._away_until = time.monotonic() + AWAY_SECONDS
             return policy.active
         return policy.active if found is None else found
 

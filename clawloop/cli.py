@@ -17,6 +17,7 @@ from typing import TYPE_CHECKING, Annotated, Any, TypeVar, cast
 import typer
 
 from clawloop.errors import ClawloopError
+from clawloop.install import check_install
 from clawloop.local.command import up_command
 
 if TYPE_CHECKING:
@@ -45,11 +46,18 @@ def clawloop() -> None:
 
 def _prepare_for_up() -> Prepare:
     from clawloop.processes import prepare
-    from clawloop.running import Running, write_running
+    from clawloop.running import Running, installation, write_running
 
     async def ready(around: Surroundings) -> dict[str, str]:
         write_running(around.data, Running(around.database_url, around.temporal_address))
-        return await prepare(around.database_url, around.base_model, around.aliases, around.engines, around.keys)
+        return await prepare(
+            around.database_url,
+            around.base_model,
+            around.aliases,
+            around.engines,
+            around.keys,
+            added_by=installation(around.data),
+        )
 
     return ready
 
@@ -65,12 +73,16 @@ def gateway(
     data: Data = None,
 ) -> None:
     """Serve the OpenAI-compatible API."""
+    from clawloop.local.checks import choose_port, require_folder
     from clawloop.processes import GatewayOptions, run_gateway
     from clawloop.telemetry import configure_logging
 
+    settings = _settings(data)
+    require_folder(settings.data)
+    chosen = choose_port("the gateway", host, port, "--port")
     configure_logging()
-    options = GatewayOptions(host=host, port=port, allowed_hosts=frozenset(allowed_host or ()))
-    asyncio.run(run_gateway(_settings(data), options))
+    options = GatewayOptions(host=host, port=chosen, allowed_hosts=frozenset(allowed_host or ()))
+    asyncio.run(run_gateway(settings, options))
 
 
 @app.command()
@@ -92,13 +104,29 @@ def worker(
 
 
 @app.command()
-def migrate(data: Data = None) -> None:
-    """Bring the database to this version's schema."""
-    from clawloop.processes import database_url
+def migrate(
+    base_model: Annotated[
+        str | None, typer.Option(help="Make the default policy too: the name by which engines serve this model.")
+    ] = None,
+    alias: Annotated[
+        list[str] | None, typer.Option(help="With --base-model: one more name clients may use; repeatable.")
+    ] = None,
+    engine: Annotated[list[str] | None, typer.Option(help="With --base-model: an engine's URL; repeatable.")] = None,
+    data: Data = None,
+) -> None:
+    """Bring the database to this version's schema; with --base-model, to where a gateway can serve."""
+    from clawloop.processes import begin, database_url
     from db.schema import migrate as bring_to_head
 
-    bring_to_head(database_url(_settings(data)))
+    if base_model is None and (alias or engine):
+        raise typer.BadParameter("needs --base-model", param_hint="--alias" if alias else "--engine")
+    url = database_url(_settings(data))
+    bring_to_head(url)
     typer.echo("The database has this version's schema.")
+    if base_model is not None:
+        aliases = alias or [base_model.rsplit("/", 1)[-1].lower()]
+        asyncio.run(begin(url, base_model, aliases, engine or []))
+        typer.echo(f"The default policy is there, for {base_model}.")
 
 
 @key_app.command("create")
@@ -195,6 +223,18 @@ def drain_engine(
     typer.echo(f"{engine_id} takes requests again." if undo else f"{engine_id} takes no new requests.")
 
 
+@engine_app.command("remove")
+def remove_engine(
+    engine_id: Annotated[str, typer.Argument(help="As `engine list` shows it.")], data: Data = None
+) -> None:
+    """Forget an engine. Drain it first: replies it is giving are not waited for."""
+    from db import serving_engines
+
+    if not _with_database(data, lambda database: serving_engines.remove_engine(database, engine_id)):
+        _fail(f"no engine {engine_id!r}; `clawloop engine list` shows them")
+    typer.echo(f"{engine_id} is removed.")
+
+
 @session_app.command("list")
 def list_sessions(
     policy: Annotated[str | None, typer.Option(help="Only of this policy.")] = None,
@@ -271,6 +311,7 @@ def why(
 def main() -> None:
     """Run a verb; what goes wrong is one line on standard error."""
     try:
+        check_install()
         app()
     except ClawloopError as error:
         _fail(str(error))

@@ -63,10 +63,14 @@ class EngineRejected(PermanentError):
         status: the engine's HTTP status, 4xx or 5xx.
         error: the engine's error object in OpenAI's shape: message, type, param, code.
         retry_after: the engine's Retry-After header, if it sent one.
+        engine_id: which engine.
     """
 
-    def __init__(self, status: int, error: dict[str, object], retry_after: str | None = None):
-        super().__init__(f"engine answered {status}: {error.get('message')}")
+    def __init__(
+        self, status: int, error: dict[str, object], retry_after: str | None = None, engine_id: str | None = None
+    ):
+        super().__init__(f"engine answered {status}")
+        self.engine_id = engine_id
         self.status = status
         self.error = error
         self.retry_after = retry_after
@@ -160,7 +164,15 @@ class EngineUnavailable(TransientError):
 
 
 class EngineBroke(TransientError):
-    """An engine went away in the middle of an answer."""
+    """An engine went away in the middle of an answer.
+
+    Args:
+        engine_id: which engine; None if it is not known.
+    """
+
+    def __init__(self, message: str, engine_id: str | None = None):
+        super().__init__(message)
+        self.engine_id = engine_id
 
 
 class JudgeUnavailable(TransientError):

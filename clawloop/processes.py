@@ -23,7 +23,7 @@ from api.versions import VersionChooser
 from clawloop.contracts import Engine, Scope
 from clawloop.errors import SetupError, StoreUnavailable
 from clawloop.recipe import Recipe
-from clawloop.running import read_running
+from clawloop.running import installation, read_running
 from clawloop.serving.chat import ChatEngines
 from clawloop.serving.rotation import Rotation
 from clawloop.settings import Settings
@@ -36,7 +36,7 @@ from db.keys import PostgresKeyStore
 from db.policies import PostgresDirectoryStore, ensure_policy
 from db.recipes import ensure_recipe
 from db.schema import is_current, migrate
-from db.serving_engines import ensure_engines
+from db.serving_engines import add_engine, add_missing_engines, ensure_engines
 from db.sessions import PostgresSessionStore
 from db.turns import PostgresTurnStore
 
@@ -79,7 +79,9 @@ class GatewayReadiness:
             if not await is_current(self._database):
                 found.append("the database schema is not this version's: run `clawloop migrate`")
         except StoreUnavailable as error:
-            found.append(f"PostgreSQL does not answer: {error}")
+            # The reason names hosts and users; whoever may read the log may read it.
+            log.warning("not ready", extra={"why": str(error)})
+            found.append("PostgreSQL does not answer; the log says why")
         if not self._engines.healthy():
             found.append("no engine is healthy")
         return found
@@ -89,10 +91,12 @@ async def run_gateway(settings: Settings, options: GatewayOptions) -> None:
     """Serve until asked to stop.
 
     Raises:
-        SetupError: no database is given, or it would listen beyond loopback without a key.
+        SetupError: no database is given, an engine's address is none, or it would listen beyond loopback without
+            a key.
     """
     url = database_url(settings)
     await _refuse_open_door(url, options)
+    await _add_given_engines(url, settings)
 
     @asynccontextmanager
     async def services() -> AsyncIterator[Services]:
@@ -106,8 +110,8 @@ async def run_gateway(settings: Settings, options: GatewayOptions) -> None:
         port=options.port,
         log_config=None,
         access_log=False,
-        # `clawloop up` promises to stop within 15 s: streams still open after this are cut and recorded as aborted.
-        timeout_graceful_shutdown=8,
+        # `clawloop up` gives the gateway 4 s to end: streams still open after this are cut and recorded as aborted.
+        timeout_graceful_shutdown=2,
         server_header=False,
     )
     await uvicorn.Server(config).serve()
@@ -133,6 +137,7 @@ async def _gateway_services(stack: AsyncExitStack, url: str, settings: Settings,
     chains = Chains()
     turns, patient_turns = PostgresTurnStore(database, chains), PostgresTurnStore(patient, chains)
     spool = Spool(settings.data / "spool", SPOOL_LIMIT_BYTES)
+    stack.callback(spool.close)
     feedback = PostgresFeedbackStore(patient)
     announcements = await stack.enter_async_context(
         Announcements(await _announcer(settings), patient_turns, feedback, metrics)
@@ -162,15 +167,21 @@ async def _announcer(settings: Settings) -> TemporalAnnouncer | None:
 
 
 async def prepare(
-    url: str, base_model: str, aliases: Sequence[str], engines: Sequence[str], secrets: Mapping[str, str]
+    url: str,
+    base_model: str,
+    aliases: Sequence[str],
+    engines: Sequence[str],
+    secrets: Mapping[str, str],
+    added_by: str = "clawloop up",
 ) -> dict[str, str]:
     """Bring a database to the state a gateway needs: schema, default policy and recipe, engines, a key of each scope.
 
     Args:
         base_model: the name under which the engines serve version 0.
         aliases: further names for `policy`.
-        engines: URLs; exactly these will be the engines.
+        engines: URLs; of the engines that `added_by` added exactly these stay.
         secrets: keys by scope that earlier starts made.
+        added_by: the installation, where several share the database.
 
     Returns:
         A good key for each scope: the given one where it still is, else a new one.
@@ -183,7 +194,7 @@ async def prepare(
     try:
         await ensure_policy(database, DEFAULT_POLICY, base_model, aliases)
         await ensure_recipe(database, DEFAULT_POLICY, DEFAULT_RECIPE)
-        await ensure_engines(database, engines)
+        await ensure_engines(database, engines, added_by)
         return {scope: await _ensure_key(PostgresKeyStore(database), scope, secrets.get(scope)) for scope in Scope}
     finally:
         await database.close()
@@ -194,6 +205,34 @@ async def _ensure_key(store: PostgresKeyStore, scope: Scope, secret: str | None)
         return secret
     _, made = await store.create_key(DEFAULT_POLICY, frozenset({scope}), name=f"made by clawloop up for {scope}")
     return made
+
+
+async def begin(url: str, base_model: str, aliases: Sequence[str], engines: Sequence[str]) -> None:
+    """Make the default policy with its recipe, and engines, so that a deployment without `up` can begin.
+
+    Raises:
+        SetupError, StoreUnavailable
+    """
+    database = Database(url, BACKGROUND_LIMIT)
+    try:
+        await ensure_policy(database, DEFAULT_POLICY, base_model, aliases)
+        await ensure_recipe(database, DEFAULT_POLICY, DEFAULT_RECIPE)
+        for engine in engines:
+            await add_engine(database, engine)
+    finally:
+        await database.close()
+
+
+async def _add_given_engines(url: str, settings: Settings) -> None:
+    if not settings.engines:
+        return
+    database = Database(url, BACKGROUND_LIMIT)
+    try:
+        await add_missing_engines(database, settings.engines, installation(settings.data))
+    except StoreUnavailable as error:  # a gateway starts without PostgreSQL, too
+        log.warning("CLAWLOOP_ENGINES not added", extra={"why": str(error)})
+    finally:
+        await database.close()
 
 
 async def _refuse_open_door(url: str, options: GatewayOptions) -> None:

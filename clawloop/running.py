@@ -6,8 +6,12 @@ Knows nothing about whether they still run. The file holds the database's passwo
 from __future__ import annotations
 
 import json
+from contextlib import suppress
 from dataclasses import asdict, dataclass
 from pathlib import Path
+from uuid import uuid4
+
+from clawloop.errors import SetupError
 
 
 @dataclass(frozen=True, slots=True)
@@ -17,11 +21,40 @@ class Running:
 
 
 def read_running(data: Path) -> Running | None:
-    """What was started on this data folder last, or None."""
+    """What was started on this data folder last, or None.
+
+    Raises:
+        SetupError: the file is damaged.
+    """
+    path = _path(data)
     try:
-        return Running(**json.loads(_path(data).read_text()))
-    except FileNotFoundError:
+        known = json.loads(path.read_text(encoding="utf-8"))
+        addresses = known["database_url"], known["temporal_address"]
+    except (FileNotFoundError, NotADirectoryError):
         return None
+    except OSError as error:
+        raise SetupError(f"cannot read {path}: {error.strerror}") from error
+    except (ValueError, LookupError, TypeError):
+        addresses = None, None
+    if not all(isinstance(address, str) for address in addresses):
+        raise SetupError(f"{path} is damaged: delete it and start `clawloop up` again, or set DATABASE_URL")
+    return Running(*addresses)
+
+
+def installation(data: Path) -> str:
+    """This data folder's own id, made once: by it one tells what this installation has added to a shared database.
+
+    Raises:
+        SetupError: the folder cannot be written to.
+    """
+    path = data / "installation"
+    try:
+        data.mkdir(parents=True, exist_ok=True)
+        with suppress(FileExistsError), path.open("x") as file:
+            file.write(f"{uuid4()}\n")
+        return path.read_text(encoding="utf-8").strip()
+    except OSError as error:
+        raise SetupError(f"cannot write to {data}: {error.strerror}; choose another folder: --data") from error
 
 
 def write_running(data: Path, running: Running) -> None:

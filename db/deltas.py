@@ -7,6 +7,7 @@ stored again.
 from __future__ import annotations
 
 import json
+import sys
 from collections.abc import Sequence
 from dataclasses import dataclass
 
@@ -42,7 +43,9 @@ class Conversation:
     @property
     def size_bytes(self) -> int:
         """About what it takes in memory, as if it shared nothing."""
-        return sum(map(len, self.texts)) + len(self.tokens) + 100 * len(self.messages)
+        # One character outside Latin-1 makes all of a text two or four bytes each, so it is asked, not counted.
+        tokens = len(self.prompt_ids or b"") + len(self.response_ids or b"")
+        return sum(map(sys.getsizeof, self.texts)) + tokens
 
     def request(self) -> list[Message]:
         return [json.loads(text) for text in self.messages]

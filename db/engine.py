@@ -35,8 +35,16 @@ _CLOSE_SECONDS = 1.0  # a gateway has 4 s to stop, and a silent server will not 
 _TOO_BIG = psycopg.errors.ProgramLimitExceeded | psycopg.errors.StatementTooComplex
 # While versions are rolled out turns must wait, not fail.
 _OTHER_SCHEMA = psycopg.errors.UndefinedTable | psycopg.errors.UndefinedColumn
-# The server we reach is not the one that takes writes now.
-_STANDBY = psycopg.errors.ReadOnlySqlTransaction
+# The server's state or its administrator's work, not ours: damage, a standby that takes no writes, a session ended
+# for idling, rights or a schema not (yet) given, a plan kept from before a migration (FeatureNotSupported).
+_MAY_PASS = (
+    psycopg.OperationalError
+    | psycopg.InterfaceError
+    | psycopg.InternalError
+    | psycopg.errors.InsufficientPrivilege
+    | psycopg.errors.InvalidSchemaName
+    | psycopg.errors.FeatureNotSupported
+)
 
 
 class Database:
@@ -57,6 +65,7 @@ class Database:
             pool_size=_POOL_SIZE,
             max_overflow=_POOL_OVERFLOW,
             pool_timeout=self._limit_seconds,
+            hide_parameters=True,  # they are conversations, and errors are logged
             pool_pre_ping=True,  # after a restart of PostgreSQL the first turn must not fail on a dead connection
             connect_args={
                 "application_name": "clawloop",
@@ -84,7 +93,7 @@ class Database:
         except DBAPIError as error:
             if (ours := _as_our_error(error)) is None:
                 raise
-            raise ours from error
+            raise ours from None  # the cause quotes rows
         except (PoolTimeoutError, OSError) as error:
             raise StoreUnavailable(_one_line(error)) from error
 
@@ -125,24 +134,41 @@ def driver_url(url: str) -> str:
     Raises:
         SetupError: this is no PostgreSQL address.
     """
+    no_address = SetupError(
+        "DATABASE_URL is no address: postgresql://user:password@host:port/name"
+        " (in user and password write %40 for @, %2F for / and %3A for :)"
+    )
     try:
         parsed = make_url(url)
-    except ArgumentError:
-        raise SetupError("DATABASE_URL is no address: postgresql://user:password@host:port/name") from None
+    except (ArgumentError, ValueError):  # ValueError: the port is no number
+        raise no_address from None
+    if "@" in (parsed.host or ""):  # the rest of a password; whoever looks the host up would print it
+        raise no_address
     if parsed.get_backend_name() not in {"postgresql", "postgres"}:
         raise SetupError("DATABASE_URL must begin with postgresql://")
     return parsed.set(drivername="postgresql+psycopg").render_as_string(hide_password=False)
+
+
+def told_by_postgres(error: DBAPIError | psycopg.Error) -> str:
+    """What PostgreSQL or the driver says is wrong, on one line.
+
+    Never DETAIL, HINT or CONTEXT, which quote rows: a row of ours is somebody's conversation.
+    """
+    cause = error.orig if isinstance(error, DBAPIError) else error
+    if isinstance(cause, psycopg.Error) and cause.diag.message_primary:
+        return " ".join(cause.diag.message_primary.split())
+    return _one_line(cause or error)  # of the driver itself, or of a connection that was never made
 
 
 def _as_our_error(error: DBAPIError) -> ClawloopError | None:
     """Ours for an error of the database; None for a bug, which must stay visible."""
     cause = error.orig
     if isinstance(cause, _TOO_BIG | psycopg.DataError | psycopg.IntegrityError):
-        return RecordUnusable(_one_line(cause))
+        return RecordUnusable(told_by_postgres(error))
     if isinstance(cause, _OTHER_SCHEMA):
-        return StoreUnavailable(f"the database has another schema (clawloop migrate): {_one_line(cause)}")
-    if isinstance(cause, _STANDBY | psycopg.OperationalError | psycopg.InterfaceError):
-        return StoreUnavailable(_one_line(cause))
+        return StoreUnavailable(f"the database has another schema (clawloop migrate): {told_by_postgres(error)}")
+    if isinstance(cause, _MAY_PASS):
+        return StoreUnavailable(told_by_postgres(error))
     return None
 
 

@@ -80,7 +80,10 @@ class PostgresKeyStore:
 
         async def add(connection: AsyncConnection) -> None:
             if await connection.scalar(select(Policy.id).where(Policy.id == policy)) is None:
-                raise SetupError(f"there is no policy {policy!r}")
+                raise SetupError(
+                    f"there is no policy {policy!r}: `clawloop up` makes the policy `default`,"
+                    " and so does `clawloop migrate --base-model NAME`"
+                )
             await connection.execute(
                 insert(KeyRow).values(
                     id=key.id,

@@ -11,18 +11,20 @@ from contextlib import contextmanager
 from functools import cache
 from importlib.resources import files
 
+import psycopg
 from alembic import command
 from alembic.config import Config
 from alembic.script import ScriptDirectory
 from alembic.util import CommandError
-from sqlalchemy import create_engine, text
-from sqlalchemy.exc import OperationalError
+from sqlalchemy import URL, create_engine, text
+from sqlalchemy.exc import DBAPIError
 from sqlalchemy.ext.asyncio import AsyncConnection
 
 from clawloop.errors import SetupError
-from db.engine import Database, driver_url
+from db.engine import Database, driver_url, told_by_postgres
 
-_LOCK = 0x636C6177  # "claw": whoever migrates holds this advisory lock
+LOCK = 0x636C6177  # "claw": whoever migrates holds this advisory lock
+LOCK_SECONDS = 10.0  # our migrations take one; a thread that waits for ever would keep Ctrl-C from ending us
 _CONNECT_SECONDS = 10
 
 
@@ -30,7 +32,8 @@ def migrate(database_url: str) -> None:
     """Bring the database to the newest schema; blocking. Several may do it at once.
 
     Raises:
-        SetupError: the database cannot be reached, does not let us in, or is newer than this code.
+        SetupError: the database cannot be reached, does not let us in or do it, is newer than this code, or
+            somebody else holds a lock on it for too long.
     """
     with _migrating(database_url) as config:
         command.upgrade(config, "head")
@@ -48,19 +51,38 @@ def migrate_down(database_url: str, revision: str) -> None:
 
 @contextmanager
 def _migrating(database_url: str) -> Iterator[Config]:
-    engine = create_engine(driver_url(database_url), connect_args={"connect_timeout": _CONNECT_SECONDS})
+    engine = create_engine(
+        driver_url(database_url), connect_args={"connect_timeout": _CONNECT_SECONDS}, hide_parameters=True
+    )
     try:
         with engine.begin() as connection:
-            connection.execute(text("SELECT pg_advisory_xact_lock(:lock)"), {"lock": _LOCK})
+            connection.execute(text(f"SET LOCAL lock_timeout = {int(LOCK_SECONDS * 1000)}"))
+            connection.execute(text("SELECT pg_advisory_xact_lock(:lock)"), {"lock": LOCK})
             config = _config()
             config.attributes["connection"] = connection
             yield config
-    except OperationalError as error:
-        raise SetupError(f"cannot use the database: {' '.join(str(error.orig).split())}") from error
+    except DBAPIError as error:
+        raise SetupError(_refusal(error, engine.url)) from None  # the cause may quote rows
     except CommandError as error:
         raise SetupError(f"cannot change the database's schema: {error}") from error
     finally:
         engine.dispose()
+
+
+def _refusal(error: DBAPIError, address: URL) -> str:
+    said = told_by_postgres(error)
+    if isinstance(error.orig, psycopg.errors.InsufficientPrivilege):
+        return (
+            f"cannot change the database's schema: {said}: as its owner,"
+            f" GRANT USAGE, CREATE ON SCHEMA public TO {address.username or 'this user'},"
+            " or migrate as the user that owns the tables"
+        )
+    if isinstance(error.orig, psycopg.errors.LockNotAvailable):
+        return (
+            f"cannot change the database's schema: another `clawloop migrate` or a long transaction has held a lock"
+            f" for {LOCK_SECONDS:g} s: wait for it, or end it (see pg_stat_activity), and try again"
+        )
+    return f"cannot use the database: {said}"
 
 
 async def is_current(database: Database) -> bool:

@@ -6,6 +6,8 @@ in every turn it answered, also after the engine was removed.
 
 from __future__ import annotations
 
+import ipaddress
+import re
 from collections import defaultdict
 from collections.abc import Sequence
 from functools import partial
@@ -21,9 +23,18 @@ from db.engine import Database
 from db.tables import Engine as EngineRow
 from db.tables import EngineVersion
 
+# Compose gives services names with underscores, so they are taken too.
+_LABEL = re.compile(r"[A-Za-z0-9_]([A-Za-z0-9_-]*[A-Za-z0-9_])?")
 
-async def ensure_engines(database: Database, urls: Sequence[str]) -> list[Engine]:
-    """Make exactly these the engines: missing ones are added, all others removed, known ones keep their state.
+
+async def ensure_engines(database: Database, urls: Sequence[str], added_by: str) -> list[Engine]:
+    """Make exactly these the engines of one place; those that others added stay, known ones keep their state.
+
+    Args:
+        added_by: the place, e.g. a data folder's own id; the same at each start.
+
+    Returns:
+        All engines there are now.
 
     Raises:
         SetupError: one is no http address.
@@ -32,12 +43,32 @@ async def ensure_engines(database: Database, urls: Sequence[str]) -> list[Engine
     rows = [_row(url) for url in urls]
 
     async def ensure(connection: AsyncConnection) -> list[Engine]:
-        await connection.execute(delete(EngineRow).where(EngineRow.id.not_in([row["id"] for row in rows])))
+        gone = EngineRow.id.not_in([row["id"] for row in rows])
+        await connection.execute(delete(EngineRow).where(EngineRow.added_by == added_by, gone))
         for row in rows:
-            await _add(connection, row)
+            await _add(connection, row, added_by)
         return await read_engines(connection)
 
     return await database.run(ensure)
+
+
+async def add_missing_engines(database: Database, urls: Sequence[str], added_by: str) -> None:
+    """Add those that are not known; known ones keep their state, none goes.
+
+    Args:
+        added_by: as in `ensure_engines`.
+
+    Raises:
+        SetupError: one is no http address.
+        StoreUnavailable
+    """
+    rows = [_row(url) for url in urls]
+
+    async def add(connection: AsyncConnection) -> None:
+        for row in rows:
+            await _add(connection, row, added_by)
+
+    await database.run(add)
 
 
 async def add_engine(database: Database, url: str) -> Engine:
@@ -50,7 +81,7 @@ async def add_engine(database: Database, url: str) -> Engine:
     row = _row(url)
 
     async def add(connection: AsyncConnection) -> Engine:
-        await _add(connection, row)
+        await _add(connection, row, None)
         await _set_draining(connection, row["id"], draining=False)
         return next(engine for engine in await read_engines(connection) if engine.id == row["id"])
 
@@ -93,18 +124,43 @@ async def read_engines(connection: AsyncConnection) -> list[Engine]:
 
 def _row(url: str) -> dict[str, str]:
     plain = url.strip().rstrip("/")
+    if "@" in plain:
+        raise SetupError("an engine address must look like http://host:port, without user and password")
     try:
         parts = urlsplit(plain)
-        port = parts.port
+        bracketed_name = "[" in parts.netloc and ":" not in (parts.hostname or "")
+        right = (
+            parts.scheme in {"http", "https"}
+            and parts.port != 0
+            and not parts.query
+            and not parts.fragment
+            and not any(letter.isspace() for letter in plain)
+            and not bracketed_name
+            and _is_host(parts.hostname or "")
+        )
     except ValueError as error:
         raise SetupError(f"engine address {url!r} must look like http://host:port: {error}") from error
-    if parts.scheme not in {"http", "https"} or not parts.hostname or port == 0 or "@" in parts.netloc:
+    if not right:
         raise SetupError(f"engine address {url!r} must look like http://host:port")
     return {"id": f"{parts.netloc}{parts.path}", "url": plain}
 
 
-async def _add(connection: AsyncConnection, row: dict[str, str]) -> None:
-    new = insert(EngineRow).values(row)
+def _is_host(name: str) -> bool:
+    """Whether this can be looked up at all.
+
+    Raises:
+        ValueError: it cannot.
+    """
+    if ":" in name:  # urlsplit has taken the brackets off
+        return ipaddress.ip_address(name.partition("%")[0]).version == 6
+    labels = name.encode("idna").decode().removesuffix(".").split(".")  # also refuses empty and long labels
+    if labels[-1].isdigit():
+        return ipaddress.ip_address(name).version == 4
+    return all(_LABEL.fullmatch(label) for label in labels)
+
+
+async def _add(connection: AsyncConnection, row: dict[str, str], added_by: str | None) -> None:
+    new = insert(EngineRow).values(row | {"added_by": added_by})
     await connection.execute(new.on_conflict_do_update(index_elements=[EngineRow.id], set_={"url": new.excluded.url}))
 
 

@@ -343,6 +343,7 @@ class Engine(Base):
     id: Mapped[str] = mapped_column(primary_key=True)
     url: Mapped[str] = mapped_column(unique=True)
     draining: Mapped[bool] = mapped_column(server_default=text("false"))
+    added_by: Mapped[str | None]  # the installation whose `clawloop up` or gateway added it; None: a person
     added_at: Mapped[datetime] = mapped_column(server_default=text("now()"))
 
 

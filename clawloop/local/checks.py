@@ -12,6 +12,7 @@ import json
 import os
 import shutil
 import socket
+import tempfile
 from collections.abc import Iterator
 from contextlib import contextmanager
 from datetime import timedelta
@@ -24,6 +25,7 @@ import psycopg
 from clawloop.errors import SetupError
 from clawloop.local.temporal_server import NAMESPACE
 from clawloop.local.vllm import chat_template
+from db.engine import driver_url, told_by_postgres
 
 # A fresh PostgreSQL takes 60 MiB, four logs at most 80, an adapter of a 4B model 130: room for the first days.
 NEEDED_BYTES = 2**30
@@ -58,6 +60,16 @@ def held_data_folder(data: Path) -> Iterator[None]:
         yield
 
 
+def require_folder(folder: Path) -> None:
+    """See that a data folder is there, or make it, and that it can be written to."""
+    try:
+        folder.mkdir(parents=True, exist_ok=True)
+        with tempfile.TemporaryFile(dir=folder):
+            pass
+    except OSError as error:
+        raise SetupError(f"cannot write to {folder}: {error.strerror}; choose another folder: --data") from error
+
+
 def require_disk(folder: Path, needed_bytes: int = NEEDED_BYTES) -> None:
     free = shutil.disk_usage(folder).free
     if free < needed_bytes:
@@ -71,7 +83,7 @@ def choose_port(part: str, host: str, port: int, option: str) -> int:
     """A port that can be listened on: the one asked for, or a free one for 0.
 
     Args:
-        option: the option of `clawloop up` that chooses it.
+        option: the command-line option that chooses it.
     """
     if port == 0:
         return _free_port(host)
@@ -128,16 +140,15 @@ def require_model(folder: Path) -> None:
 
 
 async def require_database(url: str) -> None:
-    """See that a given PostgreSQL lets us in."""
+    """See that a given PostgreSQL lets us in. The password is in no message."""
+    plain = driver_url(url).replace("+psycopg://", "://", 1)
     try:
-        connection = await psycopg.AsyncConnection.connect(
-            url.replace("+psycopg://", "://", 1), connect_timeout=int(_ANSWER_SECONDS)
-        )
+        connection = await psycopg.AsyncConnection.connect(plain, connect_timeout=int(_ANSWER_SECONDS))
         await connection.close()
     except psycopg.Error as error:
         raise SetupError(
-            f"DATABASE_URL: {_one_line(error)}: start that PostgreSQL or mend the URL; unset it to use our own"
-        ) from error
+            f"DATABASE_URL: {told_by_postgres(error)}: start that PostgreSQL or mend the URL; unset it to use our own"
+        ) from None
 
 
 async def require_temporal(address: str) -> None:

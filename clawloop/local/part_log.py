@@ -5,7 +5,9 @@ Knows nothing about what the lines mean, except that a line which names an error
 
 from __future__ import annotations
 
+import os
 import re
+import shutil
 from collections.abc import Iterator
 from datetime import datetime
 from pathlib import Path
@@ -31,11 +33,22 @@ class PartLog:
         self.path.parent.mkdir(parents=True, exist_ok=True)
         if self.path.exists() and self.path.stat().st_size > self._most_bytes:
             self.path.replace(self.path.with_name(self.path.name + ".1"))
-        file = self.path.open("ab")
+        file = self.path.open("ab")  # appending: what is written after `keep_bounded` begins at the beginning
         file.write(f"--- started {datetime.now().astimezone().isoformat(timespec='seconds')}\n".encode())
         file.flush()
         self._run_begins = self._read_to = file.tell()
         return file
+
+    def keep_bounded(self) -> None:
+        """Move what a running part has written to `NAME.log.1` once it is too much; call it now and then.
+
+        The part keeps its file open, so its content is copied and cut. What it writes between the two is lost.
+        """
+        if not self.path.exists() or self.path.stat().st_size <= self._most_bytes:
+            return
+        shutil.copyfile(self.path, self.path.with_name(self.path.name + ".1"))
+        os.truncate(self.path, 0)
+        self._run_begins = self._read_to = 0
 
     def new_lines(self) -> Iterator[str]:
         """Whole lines written since the last call."""

@@ -45,6 +45,9 @@ class GatewayFacts(Protocol):
     @property
     def engines(self) -> tuple[str, ...]: ...
 
+    @property
+    def allowed_hosts(self) -> tuple[str, ...]: ...
+
 
 def postgres(server: EmbeddedPostgres) -> Part:
     def prepare() -> Launch:
@@ -102,7 +105,8 @@ def vllm(
 def gateway(facts: GatewayFacts, host: str, port: int, environment: Mapping[str, str]) -> Part:
     url = gateway_url(host, port)
     settings = _settings(facts)
-    command = (sys.executable, "-m", "clawloop.cli", "gateway", "--host", host, "--port", str(port))
+    names = (f"--allowed-host={name}" for name in facts.allowed_hosts)
+    command = (sys.executable, "-m", "clawloop.cli", "gateway", "--host", host, "--port", str(port), *names)
     return Part(
         name="gateway",
         address=url,

@@ -223,12 +223,14 @@ class _Run:
                 if said is not None and said != detail:
                     detail = said
                     self._say(PartState.STARTING, detail)
+            self.log.keep_bounded()
             await asyncio.sleep(min(0.2, patience.look_every.total_seconds()))
         self.was_ready.set()
         self._say(PartState.READY, "")
         answered = loop.time()
         while loop.time() - answered < patience.silent_for.total_seconds():
             await asyncio.sleep(patience.look_every.total_seconds())
+            self.log.keep_bounded()
             if await part.is_ready():
                 answered = loop.time()
         return f"no answer for {patience.silent_for.total_seconds():g} s"

@@ -37,6 +37,7 @@ class UpOptions:
     Args:
         model: a model folder; None is the random tiny one.
         engines: URLs of engines to use; empty starts one.
+        allowed_hosts: names by which clients may address the gateway, beside loopback and addresses.
         environment: of this process; parts inherit it.
     """
 
@@ -44,6 +45,7 @@ class UpOptions:
     environment: Mapping[str, str]
     host: str = "127.0.0.1"
     port: int = 30000
+    allowed_hosts: tuple[str, ...] = ()
     temporal_port: int = 7233
     temporal_ui_port: int = 8233
     engine_port: int = 8100
@@ -65,6 +67,7 @@ class Surroundings:
         engines: URLs.
         base_model: the name under which the engines serve version 0.
         aliases: more names for the policy; the base model's short name unless others were asked for.
+        allowed_hosts: as in UpOptions.
         keys: secrets by scope that earlier starts made.
     """
 
@@ -75,6 +78,7 @@ class Surroundings:
     base_model: str
     aliases: tuple[str, ...]
     keys: Mapping[str, str]
+    allowed_hosts: tuple[str, ...] = ()
 
 
 Prepare = Callable[[Surroundings], Awaitable[Mapping[str, str]]]
@@ -176,6 +180,7 @@ async def _bring_up_gateway(
         base_model=plan.base_model,
         aliases=options.aliases or (plan.base_model.rsplit("/", 1)[-1].lower(),),
         keys=known,
+        allowed_hosts=options.allowed_hosts,
     )
     keys = dict(await prepare(surroundings))
     if keys != known:

@@ -55,14 +55,14 @@ class EngineAnswer:
                     return
                 yield data
         except (aiohttp.ClientError, TimeoutError, ValueError, ConnectionError) as error:
-            raise EngineBroke(f"engine {self.engine_id} broke off: {_said(error)}") from error
-        raise EngineBroke(f"engine {self.engine_id} ended its stream too early")
+            raise EngineBroke(f"engine {self.engine_id} broke off: {_said(error)}", self.engine_id) from error
+        raise EngineBroke(f"engine {self.engine_id} ended its stream too early", self.engine_id)
 
     async def body(self) -> bytes:
         try:
             return await self._response.read()
         except (aiohttp.ClientError, TimeoutError, ConnectionError) as error:
-            raise EngineBroke(f"engine {self.engine_id} broke off: {_said(error)}") from error
+            raise EngineBroke(f"engine {self.engine_id} broke off: {_said(error)}", self.engine_id) from error
 
 
 class ChatEngines:
@@ -88,8 +88,9 @@ class ChatEngines:
 
     async def __aenter__(self) -> ChatEngines:
         self._client = aiohttp.ClientSession(
-            # No limit of our own on connections: the engine queues better than we do.
-            connector=aiohttp.TCPConnector(limit=0, keepalive_timeout=30),
+            # No limit of our own on connections: the engine queues better than we do. It closes an idle one after
+            # 5 s (uvicorn's default); using that one would look like a dead engine.
+            connector=aiohttp.TCPConnector(limit=0, keepalive_timeout=3),
             timeout=aiohttp.ClientTimeout(sock_connect=CONNECT_SECONDS, sock_read=SILENCE_SECONDS, total=None),
             auto_decompress=False,
         )
@@ -114,11 +115,11 @@ class ChatEngines:
         engine, response = await self._begin(wanted, body)
         try:
             if response.status != 200:
-                refusal = await _refusal(response)
+                refusal = await _refusal(response, engine.id)
                 if response.status >= 500 and await self._is_gone(engine):
                     # vLLM answers 500 once before a dying engine's server is gone.
                     self._rotation.mark(engine.id, healthy=False)
-                    raise EngineBroke(f"engine {engine.id} died: {refusal}")
+                    raise EngineBroke(f"engine {engine.id} died: {refusal}", engine.id)
                 raise refusal
             yield EngineAnswer(engine.id, response)
         finally:
@@ -156,7 +157,12 @@ class ChatEngines:
         while True:
             engines = self._engines()
             self._rotation.forget_all_but({engine.id for engine in engines})
-            await asyncio.gather(*(self._probe(engine) for engine in engines))
+            results = await asyncio.gather(*(self._probe(engine) for engine in engines), return_exceptions=True)
+            for engine, error in zip(engines, results, strict=True):
+                if error is not None:
+                    # One engine's odd address must not end the watch over the others.
+                    self._rotation.mark(engine.id, healthy=False)
+                    log.error("engine not probed", extra={"engine_id": engine.id, "why": _said(error)})
             await asyncio.sleep(self._probe_seconds)
 
     async def _probe(self, engine: Engine) -> None:
@@ -195,7 +201,7 @@ class ChatEngines:
             return False
 
 
-async def _refusal(response: aiohttp.ClientResponse) -> EngineRejected:
+async def _refusal(response: aiohttp.ClientResponse, engine_id: str) -> EngineRejected:
     """The engine's own error, whatever shape it came in."""
     try:
         raw = await response.read()
@@ -207,7 +213,7 @@ async def _refusal(response: aiohttp.ClientResponse) -> EngineRejected:
         said = parsed.get("error", parsed) if isinstance(parsed, dict) else None
         if isinstance(said, dict) and isinstance(said.get("message"), str):
             error = said
-    return EngineRejected(response.status, error, response.headers.get("Retry-After"))
+    return EngineRejected(response.status, error, response.headers.get("Retry-After"), engine_id)
 
 
 def _said(error: BaseException) -> str:

@@ -17,26 +17,35 @@ async def event_data(chunks: AsyncIterator[bytes], limit_bytes: int) -> AsyncIte
 
     Args:
         chunks: the stream, cut anywhere.
-        limit_bytes: longest event accepted.
+        limit_bytes: longest event accepted, however many lines it has.
 
     Raises:
         ValueError: an event is longer than `limit_bytes`.
     """
     pending = b""
     data: list[bytes] = []
+    size_bytes = 0  # of the lines in `data`, as they travelled
     async for chunk in chunks:
-        if len(pending) > limit_bytes:
-            raise ValueError(f"an event is longer than {limit_bytes} bytes")
         *lines, pending = _LINE_END_SAFE.split(pending + chunk)
         for line in lines:
             if line.startswith(b"data:"):
                 data.append(line[6:] if line[5:6] == b" " else line[5:])
+                size_bytes += len(line)
             elif line == b"data":
                 data.append(b"")
+                size_bytes += len(line)
             elif not line and data:
+                _require_within(limit_bytes, size_bytes)
                 yield b"\n".join(data)
-                data = []
+                data, size_bytes = [], 0
+        # Also before its end is there: it may never come.
+        _require_within(limit_bytes, size_bytes + len(pending))
     # A last lone \r was a line end after all. An event that no blank line ended is dropped, as the spec says.
     *lines, _ = _LINE_END.split(pending)
     if data and lines and not lines[0]:
         yield b"\n".join(data)
+
+
+def _require_within(limit_bytes: int, size_bytes: int) -> None:
+    if size_bytes > limit_bytes:
+        raise ValueError(f"an event is longer than {limit_bytes} bytes")

@@ -23,6 +23,7 @@ def _policies_and_engines() -> None:
         sa.Column("id", sa.Text(), nullable=False),
         sa.Column("url", sa.Text(), nullable=False),
         sa.Column("draining", sa.Boolean(), server_default=sa.text("false"), nullable=False),
+        sa.Column("added_by", sa.Text(), nullable=True),
         sa.Column("added_at", postgresql.TIMESTAMP(timezone=True), server_default=sa.text("now()"), nullable=False),
         sa.PrimaryKeyConstraint("id", name="engines_pkey"),
         sa.UniqueConstraint("url", name="engines_url_key"),

@@ -90,6 +90,7 @@ async def running_gateway(
     @asynccontextmanager
     async def services() -> AsyncIterator[Services]:
         async with AsyncExitStack() as stack:
+            stack.callback(spool.close)
             cache = await stack.enter_async_context(DirectoryCache(directory))
             rotation = Rotation(lambda: cache.now.engines, hold_seconds=hold_seconds, hold_limit=2, held=metrics.held)
             known = await stack.enter_async_context(

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import asyncio
+from contextlib import AsyncExitStack
 from pathlib import Path
 from typing import Any
 
@@ -78,19 +79,30 @@ async def test_tokens_that_do_not_add_up_are_unknown_and_the_chat_goes_on(
     assert turn.response == {"role": "assistant", "content": TEXT}
 
 
-async def test_a_request_is_held_while_the_only_engine_restarts(tmp_path: Path) -> None:
-    async with fake_engine() as first:
+@pytest.mark.parametrize("noticed", [False, True])
+async def test_a_request_is_held_while_the_only_engine_restarts(tmp_path: Path, noticed: bool) -> None:
+    async with AsyncExitStack() as first_life:
+        first = await first_life.enter_async_context(fake_engine())
         port = int(first.url.rsplit(":", 1)[1])
         async with running_gateway(tmp_path, engines=[first]) as gateway, gateway.client() as client:
-            first.healthy = False
-            await _until(lambda: not gateway.services.engines.healthy())
+            await _until(gateway.services.engines.healthy)
+            await first_life.aclose()
+            if noticed:
+                await _until(lambda: not gateway.services.engines.healthy())
             asking = asyncio.create_task(client.post(PATH, json=ask(stream=True)))
-            await asyncio.sleep(0.3)
-            assert not asking.done()
-            first.healthy = True
-            answer = await asking
+            await _until(lambda: _held(gateway) == 1)
+            async with fake_engine(port) as second:
+                answer = await asking
             assert events(answer.text)[-1] == "[DONE]"
-            assert port
+            assert _held(gateway) == 0
+            assert (len(first.requests), len(second.requests)) == (0, 1)
+            [turn] = await gateway.recorded()
+            assert (turn.status, turn.response_ids) == (TurnStatus.COMPLETE, IDS)
+
+
+def _held(gateway: Gateway) -> float | None:
+    """How many requests wait for an engine."""
+    return gateway.services.metrics.registry.get_sample_value("clawloop_gateway_requests_held")
 
 
 async def test_a_dead_engine_is_left_for_a_living_one(tmp_path: Path, engine: FakeEngine) -> None:

@@ -199,12 +199,16 @@ async def test_a_client_that_leaves_ends_the_engines_request_and_what_was_made_i
 
 
 async def test_a_client_that_leaves_before_a_whole_answer_ends_the_engines_request(gateway: Gateway) -> None:
-    gateway.engine.delay_seconds = 0.2
+    gateway.engine.delay_seconds = 60
     async with gateway.client() as client:
         with pytest.raises(httpx.ReadTimeout):
             await client.post("/v1/chat/completions", json=ask(), timeout=0.3)
     [turn] = await gateway.recorded()
     assert (turn.status, turn.response_ids, turn.logprobs) == (TurnStatus.ABORTED, None, None)
+    async with asyncio.timeout(5):
+        while not gateway.engine.aborted:
+            await asyncio.sleep(0.01)
+    assert len(gateway.engine.requests) == 1
 
 
 async def test_an_answer_cut_by_length_says_so(gateway: Gateway) -> None:

@@ -1,12 +1,14 @@
-"""Requests made from the OpenAPI description: no 500, and every error in its shape."""
+"""Requests made from the OpenAPI description: no 500, whatever is away, and every error in its shape."""
 
 from __future__ import annotations
 
 import asyncio
 import threading
 from collections.abc import Iterator
+from contextlib import AsyncExitStack, contextmanager
 from pathlib import Path
 
+import httpx
 import pytest
 import schemathesis
 from hypothesis import HealthCheck, given, settings
@@ -17,6 +19,10 @@ from schemathesis.checks import not_a_server_error
 from tests.api.conftest import Gateway, running_gateway
 from tests.fakes.engine import fake_engine
 
+# One after the other, so a request that is held holds up all that follow.
+HOLD_SECONDS = 0.02
+CHAT = "/v1/chat/completions"
+
 
 class _Beside(threading.Thread):
     """A gateway on an event loop of its own, for a client that blocks."""
@@ -26,6 +32,7 @@ class _Beside(threading.Thread):
         self.folder = folder
         self.ready = threading.Event()
         self.gateway: Gateway | None = None
+        self._engines = AsyncExitStack()
         self._stop_it: tuple[asyncio.AbstractEventLoop, asyncio.Event] | None = None
 
     def run(self) -> None:
@@ -34,9 +41,16 @@ class _Beside(threading.Thread):
     async def _serve(self) -> None:
         stop = asyncio.Event()
         self._stop_it = (asyncio.get_running_loop(), stop)
-        async with fake_engine() as engine, running_gateway(self.folder, engines=[engine]) as self.gateway:
-            self.ready.set()
-            await stop.wait()
+        async with self._engines:
+            engine = await self._engines.enter_async_context(fake_engine())
+            async with running_gateway(self.folder, engines=[engine], hold_seconds=HOLD_SECONDS) as self.gateway:
+                self.ready.set()
+                await stop.wait()
+
+    def end_engine(self) -> None:
+        """Returns once nothing listens there any more."""
+        assert self._stop_it is not None
+        asyncio.run_coroutine_threadsafe(self._engines.aclose(), self._stop_it[0]).result(10)
 
     def end(self) -> None:
         assert self._stop_it is not None
@@ -45,14 +59,43 @@ class _Beside(threading.Thread):
         self.join()
 
 
+@contextmanager
+def _beside(folder: Path) -> Iterator[tuple[_Beside, Gateway]]:
+    thread = _Beside(folder)
+    thread.start()
+    try:
+        assert thread.ready.wait(10)
+        assert thread.gateway is not None
+        yield thread, thread.gateway
+    finally:
+        thread.end()
+
+
 @pytest.fixture(scope="module")
 def beside(tmp_path_factory: pytest.TempPathFactory) -> Iterator[Gateway]:
-    thread = _Beside(tmp_path_factory.mktemp("fuzz"))
-    thread.start()
-    assert thread.ready.wait(10)
-    assert thread.gateway is not None
-    yield thread.gateway
-    thread.end()
+    with _beside(tmp_path_factory.mktemp("fuzz")) as (_, gateway):
+        yield gateway
+
+
+@pytest.fixture
+def without_engine(tmp_path: Path) -> Iterator[Gateway]:
+    with _beside(tmp_path) as (thread, gateway):
+        thread.end_engine()
+        yield gateway
+
+
+@pytest.fixture(params=["a key it remembers", "a key it does not know"])
+def without_store(tmp_path: Path, request: pytest.FixtureRequest) -> Iterator[Gateway]:
+    with _beside(tmp_path) as (_, gateway):
+        if request.param == "a key it remembers":
+            body = {"model": "policy", "messages": [{"role": "user", "content": "hello"}]}
+            assert _post(gateway, body).status_code == 200
+        gateway.turns.available = gateway.keys.available = gateway.directory.available = False
+        yield gateway
+
+
+def _post(gateway: Gateway, body: object) -> httpx.Response:
+    return httpx.post(f"{gateway.url}{CHAT}", json=body, headers={"Authorization": f"Bearer {gateway.key}"})
 
 
 OPERATIONS = (
@@ -85,3 +128,37 @@ def test_no_request_makes_a_500(beside: Gateway, path: str, method: str) -> None
             assert set(response.json()["error"]) == {"message", "type", "param", "code"}
 
     check()
+
+
+def test_without_an_engine_a_chat_is_refused_as_such(without_engine: Gateway) -> None:
+    statuses = _fuzz_chat(without_engine)
+    assert 503 in statuses
+    assert 200 not in statuses
+
+
+def test_without_the_store_a_chat_is_answered_or_refused_as_such(without_store: Gateway) -> None:
+    statuses = _fuzz_chat(without_store)
+    # Who is remembered chats on; who is not is told to come again.
+    assert (200 in statuses) != (503 in statuses)
+
+
+def _fuzz_chat(gateway: Gateway) -> set[int]:
+    """The statuses seen; every refusal in OpenAI's shape, and none the gateway's own fault."""
+    operation = schemathesis.openapi.from_url(f"{gateway.url}/openapi.json")[CHAT]["POST"]
+    seen: set[int] = set()
+
+    @given(case=st.one_of(*(operation.as_strategy(generation_mode=mode) for mode in GenerationMode)))
+    @settings(max_examples=80, deadline=None, suppress_health_check=list(HealthCheck), derandomize=True)
+    def check(case: schemathesis.Case) -> None:
+        if isinstance(case.body, dict) and isinstance(case.body.get("model"), str):
+            case.body["model"] = "policy"  # else hardly one would come as far as the engine
+        response = case.call(headers={"Authorization": f"Bearer {gateway.key}"})
+        seen.add(response.status_code)
+        assert (
+            response.status_code == 200 or 400 <= response.status_code < 500 or response.status_code in {502, 503, 504}
+        )
+        if response.status_code != 200:
+            assert set(response.json()["error"]) == {"message", "type", "param", "code"}
+
+    check()
+    return seen

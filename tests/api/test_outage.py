@@ -98,7 +98,7 @@ async def test_a_turn_that_can_never_be_entered_is_set_aside_and_blocks_nothing(
         assert (await client.post(PATH, json=ask("poison"))).status_code == 200
         assert (await client.post(PATH, json=ask("fine"))).status_code == 200
     assert [record.messages[0]["content"] for record in store.records] == ["fine"]
-    assert len(list((tmp_path / "spool" / "rejected").glob("*.json"))) == 1
+    assert len(list((tmp_path / "spool").glob("*/rejected/*.json"))) == 1
 
 
 async def test_health_says_what_is_wrong(fresh_gateway: Gateway) -> None:

@@ -9,7 +9,14 @@ from clawloop.contracts import Directory, Engine, Policy
 from clawloop.errors import SetupError
 from db.engine import Database
 from db.policies import DEFAULT_SAMPLING, PostgresDirectoryStore, ensure_policy
-from db.serving_engines import add_engine, drain_engine, ensure_engines, list_engines, remove_engine
+from db.serving_engines import (
+    add_engine,
+    add_missing_engines,
+    drain_engine,
+    ensure_engines,
+    list_engines,
+    remove_engine,
+)
 from tests.conftest import execute
 from tests.contract.conftest import Stores
 
@@ -43,18 +50,40 @@ async def test_a_policy_never_changes_its_base_model(database: Database) -> None
 
 
 @postgres
-async def test_the_engines_are_exactly_those_given(database: Database, postgres_url: str) -> None:
-    await ensure_engines(database, ["http://127.0.0.1:8100/", "http://gpu:8100"])
+async def test_the_engines_of_one_place_are_exactly_those_given(database: Database, postgres_url: str) -> None:
+    await ensure_engines(database, ["http://127.0.0.1:8100/", "http://gpu:8100"], "here")
     execute(postgres_url, "INSERT INTO engine_versions VALUES ('gpu:8100', 'default', 0)")
     await drain_engine(database, "gpu:8100")
 
-    kept = await ensure_engines(database, ["http://gpu:8100", "https://gpu:8101"])
+    kept = await ensure_engines(database, ["http://gpu:8100", "https://gpu:8101"], "here")
 
     assert kept == [
         Engine("gpu:8100", "http://gpu:8100", {"default": frozenset({0})}, draining=True),
         Engine("gpu:8101", "https://gpu:8101", {}, draining=False),
     ]
     assert (await PostgresDirectoryStore(database).read()).engines == tuple(kept)
+
+
+@postgres
+async def test_engines_that_others_added_are_left_alone(database: Database) -> None:
+    await add_engine(database, "http://by-hand:8100")
+    await ensure_engines(database, ["http://there:8100"], "there")
+    await ensure_engines(database, ["http://here:8100", "http://by-hand:8100"], "here")
+
+    await ensure_engines(database, ["http://here:8200"], "here")
+
+    assert [engine.id for engine in await list_engines(database)] == ["by-hand:8100", "here:8200", "there:8100"]
+
+
+@postgres
+async def test_missing_engines_are_added_and_none_is_taken_away_or_woken(database: Database) -> None:
+    await ensure_engines(database, ["http://gpu:8100"], "here")
+    await drain_engine(database, "gpu:8100")
+
+    await add_missing_engines(database, ["http://gpu:8100", "http://gpu:8200"], "here")
+
+    found = await list_engines(database)
+    assert [(engine.id, engine.draining) for engine in found] == [("gpu:8100", True), ("gpu:8200", False)]
 
 
 @postgres
@@ -75,7 +104,40 @@ async def test_engines_come_drain_return_and_go(database: Database) -> None:
 
 
 @postgres
-@pytest.mark.parametrize("url", ["", "gpu:8100", "ftp://gpu", "http://", "http://user:password@gpu", "http://gpu:x"])
+@pytest.mark.parametrize(
+    "url",
+    [
+        "",
+        "gpu:8100",
+        "ftp://gpu",
+        "http://",
+        "http://user:secret@gpu",
+        "http://gpu:x",
+        "http://a..b:8000",
+        "http://.:8000",
+        "http://:8000",
+        "http://-gpu",
+        "http://g pu",
+        "http://g\npu",
+        "http://[::1",
+        "http://[v1.x]:1",
+        "http://300.1.1.1",
+        f"http://{64 * 'a'}",
+        "http://gpu:8000?key=1",
+        "http://gpu:8000#here",
+    ],
+)
 async def test_an_engine_needs_an_http_address(database: Database, url: str) -> None:
-    with pytest.raises(SetupError, match="http://host:port"):
+    with pytest.raises(SetupError, match="http://host:port") as raised:
         await add_engine(database, url)
+    assert "\n" not in str(raised.value)
+    assert "secret" not in str(raised.value)
+
+
+@postgres
+@pytest.mark.parametrize(
+    "url",
+    ["http://vllm_1:8100", "http://[::1]:8100", "https://gpu.example./engine", "http://10.0.0.1", "http://büro:1"],
+)
+async def test_an_engine_may_stand_anywhere(database: Database, url: str) -> None:
+    assert (await add_engine(database, url)).url == url

@@ -6,6 +6,7 @@ import asyncio
 import signal
 import subprocess
 import time
+import traceback
 from collections.abc import Iterator
 from contextlib import contextmanager
 from dataclasses import replace
@@ -219,6 +220,30 @@ async def test_a_turn_of_a_key_that_never_was_is_unusable(postgres_stores: Store
 async def test_a_bug_of_ours_is_not_taken_for_a_fault_of_postgres(database: Database) -> None:
     with pytest.raises(ProgrammingError):
         await database.run(lambda connection: connection.execute(text("SELEKT 1")))
+
+
+@pytest.mark.parametrize(
+    "statement",
+    [
+        "DO $$ BEGIN RAISE unique_violation USING MESSAGE = 'the rule', DETAIL = 'whispered'; END $$",
+        "DO $$ BEGIN RAISE internal_error USING MESSAGE = 'the rule', DETAIL = 'whispered'; END $$",
+        "DO $$ BEGIN RAISE insufficient_privilege USING MESSAGE = 'the rule', DETAIL = 'whispered'; END $$",
+        "DO $$ BEGIN RAISE idle_in_transaction_session_timeout USING MESSAGE = 'the rule', HINT = 'whispered'; END $$",
+        "DO $$ BEGIN RAISE feature_not_supported USING MESSAGE = 'the rule: cached plan', HINT = 'whispered'; END $$",
+    ],
+)
+async def test_what_postgres_says_beside_its_first_line_is_never_repeated(database: Database, statement: str) -> None:
+    with pytest.raises((RecordUnusable, StoreUnavailable), match="the rule") as raised:
+        await database.run(lambda connection: connection.execute(text(statement)))
+    assert "whispered" not in "".join(traceback.format_exception(raised.value))
+    assert isinstance(raised.value, RecordUnusable) == ("unique" in statement)
+
+
+async def test_a_bug_does_not_print_what_was_to_be_stored(database: Database) -> None:
+    told = {"word": "".join(("whis", "pered"))}  # or the traceback would quote it from this file
+    with pytest.raises(ProgrammingError) as raised:
+        await database.run(lambda connection: connection.execute(text("SELEKT :word"), told))
+    assert "whispered" not in "".join(traceback.format_exception(raised.value))
 
 
 def _cut_connections(url: str) -> None:

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import asyncio
 from pathlib import Path
+from urllib.parse import urlsplit
 
 import psycopg
 import pytest
@@ -13,6 +14,7 @@ from sqlalchemy import create_engine
 
 from clawloop.errors import SetupError
 from clawloop.local.postgres import free_port
+from db import schema
 from db.engine import Database, driver_url
 from db.schema import head, is_current, migrate, migrate_down
 from db.tables import Base
@@ -101,6 +103,8 @@ async def test_a_schema_is_current_only_when_it_is_exactly_ours(empty_postgres_u
         (f"postgresql://a:secret@127.0.0.1:{free_port()}/b", "cannot use the database: connection failed"),
         ("mysql://a:secret@127.0.0.1/b", "must begin with postgresql://"),
         ("nonsense:secret", "no address"),
+        ("postgresql://a:secret@127.0.0.1:port/b", "no address"),
+        ("postgresql://a:top@secret@127.0.0.1/b", "no address"),
     ],
 )
 def test_an_address_that_leads_nowhere_is_one_clear_line(url: str, said: str) -> None:
@@ -108,6 +112,29 @@ def test_an_address_that_leads_nowhere_is_one_clear_line(url: str, said: str) ->
         migrate(url)
     assert "\n" not in str(raised.value)
     assert "secret" not in str(raised.value)
+
+
+def test_a_user_who_may_not_make_tables_is_told_what_to_grant(empty_postgres_url: str) -> None:
+    execute(empty_postgres_url, "DROP ROLE IF EXISTS guest")
+    execute(empty_postgres_url, "CREATE ROLE guest LOGIN PASSWORD 'guest'")
+    parts = urlsplit(empty_postgres_url)
+    as_guest = parts._replace(netloc=f"guest:guest@{parts.hostname}:{parts.port}").geturl()
+
+    with pytest.raises(SetupError, match=r"permission denied.*GRANT USAGE, CREATE ON SCHEMA public TO guest") as raised:
+        migrate(as_guest)
+
+    assert "\n" not in str(raised.value)
+    execute(empty_postgres_url, "DROP ROLE guest")
+
+
+def test_a_lock_that_nobody_gives_back_ends_the_waiting(
+    empty_postgres_url: str, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(schema, "LOCK_SECONDS", 0.2)
+    with psycopg.connect(empty_postgres_url) as other:
+        other.execute("SELECT pg_advisory_lock(%s)", [schema.LOCK])
+        with pytest.raises(SetupError, match="another `clawloop migrate`"):
+            migrate(empty_postgres_url)
 
 
 def _checks(url: str) -> set[tuple[str, str]]:

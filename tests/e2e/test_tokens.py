@@ -11,12 +11,15 @@ from typing import Any
 
 import httpx
 import orjson
+import psycopg
 import pytest
 import torch
 from safetensors.torch import load_file, save_file
 from transformers import AutoModelForCausalLM
 
 from clawloop.contracts import StoredTurn, TurnRecord, TurnStatus
+from clawloop.ids import TurnId
+from clawloop.ids import response_id as id_of
 from db.schema import migrate
 from tests.conftest import database_address, execute
 from tests.e2e.conftest import StartEngine
@@ -155,7 +158,6 @@ async def test_an_answer_cut_by_length_and_one_cut_by_its_client_keep_their_toke
                     response_id = orjson.loads(line.removeprefix("data: "))["id"]
                 if seen == 12:
                     break
-    await asyncio.sleep(1)
     aborted = await gateway.turn(response_id)
     assert aborted.record.status is TurnStatus.ABORTED
     assert 11 <= len(aborted.record.response_ids or ()) < 2000
@@ -165,9 +167,28 @@ async def test_an_answer_cut_by_length_and_one_cut_by_its_client_keep_their_toke
 async def test_n_choices_are_n_turns_with_their_own_tokens(gateway: RealGateway, reference: Any) -> None:
     response_id, chunks = await streamed(gateway, ask("One of three.", n=3, temperature=1.0))
     first = await gateway.turn(response_id)
-    assert first.record.group_id == first.record.turn_id
-    assert {chunk["choices"][0]["index"] for chunk in chunks} == {0, 1, 2}
-    assert difference(reference, first) < 1e-5
+    turns = [await gateway.turn(id_of(turn_id)) for turn_id in await group(gateway, first.record.turn_id)]
+    assert [turn.record.choice for turn in turns] == [0, 1, 2]
+    assert turns[0] == first
+    assert len({tuple(turn.record.response_ids or ()) for turn in turns}) == 3
+    for turn in turns:
+        said = [chunk["choices"][0] for chunk in chunks if chunk["choices"][0]["index"] == turn.record.choice]
+        assert turn.record.response is not None
+        assert turn.record.response["content"] == "".join(choice["delta"].get("content") or "" for choice in said)
+        assert turn.record.prompt_ids == first.record.prompt_ids
+        assert difference(reference, turn) < 1e-5
+
+
+async def group(gateway: RealGateway, first: TurnId, size: int = 3) -> list[TurnId]:
+    """The turns of one request in order of their choice, once all are in PostgreSQL."""
+    query = "SELECT id FROM turns WHERE group_id = %s ORDER BY choice"
+    async with (
+        asyncio.timeout(20),
+        await psycopg.AsyncConnection.connect(gateway.database_url, autocommit=True) as connection,
+    ):
+        while len(rows := await (await connection.execute(query, [first])).fetchall()) < size:
+            await asyncio.sleep(0.1)
+    return [TurnId(turn_id) for (turn_id,) in rows]
 
 
 async def test_a_conversation_that_thinks_keeps_its_parents_though_the_prompt_drops_the_thoughts(

@@ -28,7 +28,7 @@ class FakeEngine:
     """
     Attributes:
         requests: bodies in order of arrival.
-        aborted: how many streams the gateway left before their end.
+        aborted: how many requests, streamed or not, the gateway left before their end.
         healthy: what /health says.
         models: names it serves; None serves all.
         delay_seconds: between tokens.
@@ -67,8 +67,20 @@ class FakeEngine:
                 raise ConnectionResetError("on purpose")
         if body.get("stream"):
             return StreamingResponse(self._stream(body, word), media_type="text/event-stream")
-        await asyncio.sleep(self.delay_seconds * len(WORDS))
+        if await self._left_before_its_end(request):
+            self.aborted += 1
+            return Response(status_code=499)  # nobody reads it
         return JSONResponse(_completion(body, word))
+
+    async def _left_before_its_end(self, request: Request) -> bool:
+        """Take the time a whole answer takes, as long as somebody waits for it; whether nobody did."""
+        loop = asyncio.get_running_loop()
+        ready = loop.time() + self.delay_seconds * len(WORDS)
+        while (missing := ready - loop.time()) > 0:
+            if await request.is_disconnected():
+                return True
+            await asyncio.sleep(min(missing, 0.01))
+        return False
 
     async def _stream(self, body: dict[str, Any], word: str) -> AsyncIterator[bytes]:
         ended = False

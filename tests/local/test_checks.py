@@ -8,6 +8,7 @@ import shutil
 import socket
 import subprocess
 import sys
+import traceback
 from collections.abc import AsyncIterator, Awaitable, Callable, Iterator
 from pathlib import Path
 
@@ -151,9 +152,21 @@ async def test_a_database_that_does_not_answer_is_said() -> None:
     assert "secret" not in text
 
 
-async def test_a_database_url_that_is_none_is_said() -> None:
-    with pytest.raises(SetupError, match="DATABASE_URL: "):
-        await checks.require_database("mysql://nope")
+@pytest.mark.parametrize(
+    "url",
+    [
+        "mysql://me:secret@127.0.0.1/x",
+        "me:secret@127.0.0.1/x",
+        "postgresql://me:secret@127.0.0.1:port/x",
+        "postgresql://me:top@secret@127.0.0.1/x",
+        "postgresql://me:secret@127.0.0.1/x?nonsense=1",
+    ],
+)
+async def test_a_database_url_that_is_none_is_said_without_its_password(url: str) -> None:
+    with pytest.raises(SetupError, match="DATABASE_URL") as raised:
+        await checks.require_database(url)
+    assert "secret" not in "".join(traceback.format_exception(raised.value))
+    assert "\n" not in str(raised.value)
 
 
 @pytest.mark.parametrize("address", ["127.0.0.1:{port}", "nonsense", ""])

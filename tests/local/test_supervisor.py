@@ -251,6 +251,33 @@ time.sleep(0.8 if n == 2 else 0.15)
     assert pauses == ["0.05 s", "0.1 s", "0.05 s", "0.1 s"]
 
 
+async def test_a_part_that_writes_without_end_does_not_fill_the_disk(tmp_path: Path) -> None:
+    flood = "import time; print('x' * (11 * 2**20), flush=True); print('then', flush=True); time.sleep(60)"
+    log = tmp_path / "flood.log"
+    async with supervising(tmp_path) as (supervisor, _):
+        supervisor.start(part("flood", flood))
+        await supervisor.ready("flood")
+        async with asyncio.timeout(10):
+            while not log.with_name("flood.log.1").exists() or log.stat().st_size > 100:
+                await asyncio.sleep(0.02)
+
+
+def test_a_log_is_bounded_while_its_part_goes_on_writing(tmp_path: Path) -> None:
+    log = PartLog(tmp_path / "vllm.log", most_bytes=100)
+    with log.open_for_run() as file:
+        for number in range(50):
+            file.write(b"line %d\n" % number)
+            file.flush()
+            log.keep_bounded()
+            assert log.path.stat().st_size <= 110
+            assert list(log.new_lines()) in ([], [f"line {number}"])
+        file.write(b"ValueError: the end\n")
+        file.flush()
+    assert log.path.with_name("vllm.log.1").stat().st_size <= 110
+    assert b"\0" not in log.path.read_bytes()
+    assert log.last_words() == "ValueError: the end"
+
+
 def test_a_log_that_grew_too_large_is_moved_aside_at_a_start(tmp_path: Path) -> None:
     log = PartLog(tmp_path / "logs" / "vllm.log", most_bytes=100)
     for text in (b"first " * 30, b"second " * 30, b"third"):

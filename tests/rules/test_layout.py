@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import json
 import re
 import subprocess
 import sys
@@ -16,6 +17,7 @@ from clawloop.settings import Settings
 
 ROOT = Path(__file__).resolve().parents[2]
 PACKAGES = ("clawloop", *TOP_LEVEL_NAMES)
+CONTRIBUTING = (ROOT / "CONTRIBUTING.md").read_text()
 SOURCES = [path for package in PACKAGES for path in sorted((ROOT / package).rglob("*.py"))]
 
 
@@ -45,6 +47,20 @@ def test_every_setting_is_in_the_readme() -> None:
         alias = field.validation_alias
         names.append(str(alias.choices[0]) if isinstance(alias, AliasChoices) else f"CLAWLOOP_{name.upper()}")
     assert [name for name in names if name not in readme] == []
+
+
+def test_openclaws_main_model_lets_chores_be_recognised_and_its_side_model_says_so() -> None:
+    """OpenClaw sends some chores with the primary model; a header would overrule what they are recognised by."""
+    given = json.loads((ROOT / "deploy" / "openclaw" / "openclaw.json").read_text())
+    models = {model["id"]: model for model in given["models"]["providers"]["clawloop"]["models"]}
+    assert "X-Turn-Type" not in models["policy"].get("headers", {})
+    assert models["policy-side"]["headers"] == {"X-Turn-Type": "side"}
+
+
+def test_every_path_that_contributing_names_is_there() -> None:
+    named = re.findall(r"`((?:api|clawloop|db|deploy|tests|workflows|requirements|migrations)/[\w/.]+)`", CONTRIBUTING)
+    assert named
+    assert [path for path in named if not (ROOT / path).exists()] == []
 
 
 def test_each_error_is_permanent_or_transient_and_stands_in_the_tree() -> None:

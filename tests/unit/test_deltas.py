@@ -1,6 +1,7 @@
 from __future__ import annotations
 
 import json
+import sys
 from dataclasses import replace
 
 import pytest
@@ -87,3 +88,10 @@ def test_what_is_nested_too_deeply_is_refused() -> None:
 
 def test_text_for_people_loses_only_what_postgres_refuses() -> None:
     assert storable("☃ \0 \ud83d é") == "☃ \N{REPLACEMENT CHARACTER} ? é"
+
+
+def test_the_size_in_memory_counts_bytes_and_not_characters() -> None:
+    plain = Conversation(("a" * 1000,), None, None, None, None)
+    wide = Conversation(("語" * 1000,), None, None, None, None)
+    assert wide.size_bytes - plain.size_bytes >= 1000
+    assert wide.size_bytes >= sys.getsizeof(wide.messages[0])

@@ -43,6 +43,28 @@ async def test_an_event_that_no_blank_line_ends_is_dropped() -> None:
     assert await _read(b"data: a\n\ndata: b\n", 100) == [b"a"]
 
 
-async def test_an_endless_event_is_refused() -> None:
+@pytest.mark.parametrize("size", [1000, 100_000])
+async def test_an_event_of_one_endless_line_is_refused(size: int) -> None:
     with pytest.raises(ValueError, match="longer than 10000 bytes"):
-        await _read(b"data: " + b"x" * 20_000 + b"\n\n", 1000)
+        await _read(b"data: " + b"x" * 20_000 + b"\n\n", size)
+
+
+@pytest.mark.parametrize("line", [b"data: " + b"x" * 1000 + b"\n", b"data\n"])
+async def test_an_event_of_endless_lines_is_refused_before_it_is_all_there(line: bytes) -> None:
+    limit_bytes, sent_bytes = 2**20, 0
+
+    async def endless() -> AsyncIterator[bytes]:
+        nonlocal sent_bytes
+        piece = line * (2**16 // len(line))
+        while sent_bytes < 30 * 2**20:
+            sent_bytes += len(piece)
+            yield piece
+
+    with pytest.raises(ValueError, match=f"longer than {limit_bytes} bytes"):
+        await anext(event_data(endless(), limit_bytes))
+    assert sent_bytes < 2 * limit_bytes
+
+
+async def test_many_events_together_may_be_longer_than_one() -> None:
+    event = b"data: " + b"x" * 6_000
+    assert await _read((event + b"\n\n") * 5, 100_000) == [event[6:]] * 5

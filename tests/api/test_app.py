@@ -1,0 +1,23 @@
+"""Which pages the gateway has."""
+
+from __future__ import annotations
+
+from collections.abc import AsyncIterator
+from contextlib import asynccontextmanager
+
+from starlette.routing import Route
+
+from api.app import create_app
+from api.dependencies import Services
+
+
+@asynccontextmanager
+async def never_opened() -> AsyncIterator[Services]:
+    raise AssertionError("no server was started")
+    yield
+
+
+def test_there_are_no_pages_that_load_scripts_from_elsewhere() -> None:
+    paths = {route.path for route in create_app(never_opened).routes if isinstance(route, Route)}
+    assert "/openapi.json" in paths
+    assert {"/docs", "/redoc"}.isdisjoint(paths)

@@ -1,0 +1,38 @@
+"""What a model name means."""
+
+from __future__ import annotations
+
+import pytest
+
+from api.models import ModelChoice, choose_model
+from clawloop.contracts import Policy
+from clawloop.errors import RequestRejected
+
+POLICY = Policy("default", "Qwen/Qwen3-4B", ("qwen3-4b",), 7, {})
+
+
+@pytest.mark.parametrize(
+    ("name", "choice"),
+    [
+        ("policy", ModelChoice(None, side=False)),
+        ("qwen3-4b", ModelChoice(None, side=False)),
+        ("policy-side", ModelChoice(None, side=True)),
+        ("default-v7", ModelChoice(7, side=False)),
+        ("default-v0", ModelChoice(0, side=False)),
+        ("Qwen/Qwen3-4B", ModelChoice(0, side=False)),
+    ],
+)
+def test_a_name_means_a_version_or_whatever_is_active(name: str, choice: ModelChoice) -> None:
+    assert choose_model(name, POLICY, frozenset({7})) == choice
+
+
+def test_the_base_models_name_may_be_an_alias() -> None:
+    policy = Policy("default", "qwen3-4b", ("qwen3-4b",), 7, {})
+    assert choose_model("qwen3-4b", policy, frozenset()) == ModelChoice(None, side=False)
+
+
+@pytest.mark.parametrize("name", ["", "gpt-4", "default-v8", "other-v7", "Qwen/Qwen3-4B-side"])
+def test_other_names_are_refused_with_what_there_is(name: str) -> None:
+    with pytest.raises(RequestRejected, match="`policy` or `qwen3-4b`") as raised:
+        choose_model(name, POLICY, frozenset({7}))
+    assert raised.value.status == 404

@@ -1,0 +1,120 @@
+"""The `clawloop` program as people and process supervisors run it."""
+
+from __future__ import annotations
+
+import asyncio
+import os
+import socket
+import subprocess
+import sys
+from pathlib import Path
+
+import psycopg
+import pytest
+
+from clawloop.local import parts
+from clawloop.local.up import Surroundings
+from db.engine import BACKGROUND_LIMIT, Database
+from db.serving_engines import add_engine, list_engines
+
+
+def clawloop(*arguments: str, **environment: str) -> subprocess.CompletedProcess[str]:
+    return subprocess.run(
+        [sys.executable, "-m", "clawloop.cli", *arguments],
+        env=dict(os.environ) | environment,
+        capture_output=True,
+        text=True,
+        timeout=60,
+    )
+
+
+def refusal(done: subprocess.CompletedProcess[str]) -> str:
+    """The one line on standard error of a verb that could not be done."""
+    assert done.returncode == 1, done.stderr
+    (line,) = done.stderr.splitlines()
+    assert line.startswith("clawloop: ")
+    return line
+
+
+@pytest.mark.postgres
+def test_a_deployment_begins_with_migrate_alone(empty_postgres_url: str, tmp_path: Path) -> None:
+    here = {"DATABASE_URL": empty_postgres_url, "CLAWLOOP_DATA": str(tmp_path)}
+    assert clawloop("migrate", **here).returncode == 0
+    assert "clawloop migrate --base-model" in refusal(clawloop("key", "create", **here))
+
+    begun = ["migrate", "--base-model", "Qwen/Qwen3-4B", "--alias", "small", "--engine", "http://gpu:8100"]
+    assert clawloop(*begun, **here).returncode == 0
+    assert clawloop("key", "create", **here).stdout.startswith("cl-")
+    with psycopg.connect(empty_postgres_url) as connection:
+        assert connection.execute("SELECT id, base_model, aliases FROM policies").fetchall() == [
+            ("default", "Qwen/Qwen3-4B", ["small"])
+        ]
+        assert connection.execute("SELECT id FROM engines").fetchall() == [("gpu:8100",)]
+
+    assert clawloop("engine", "remove", "gpu:8100", **here).stdout == "gpu:8100 is removed.\n"
+    assert "no engine 'gpu:8100'" in refusal(clawloop("engine", "remove", "gpu:8100", **here))
+    assert clawloop("migrate", "--alias", "small", **here).returncode == 2
+
+
+def test_a_gateway_whose_port_is_taken_says_so(tmp_path: Path) -> None:
+    with socket.socket() as taken:
+        taken.bind(("127.0.0.1", 0))
+        taken.listen()
+        port = taken.getsockname()[1]
+        said = refusal(
+            clawloop(
+                "gateway", "--port", str(port), "--data", str(tmp_path), DATABASE_URL="postgresql://me@127.0.0.1:1/x"
+            )
+        )
+    assert f"port {port} for the gateway is in use" in said
+    assert "--port" in said
+
+
+def test_a_gateway_whose_data_folder_is_a_file_says_so(tmp_path: Path) -> None:
+    (tmp_path / "file").touch()
+    done = clawloop(
+        "gateway", "--port", "0", "--data", str(tmp_path / "file"), DATABASE_URL="postgresql://me@127.0.0.1:1/x"
+    )
+    assert f"cannot write to {tmp_path / 'file'}" in refusal(done)
+
+
+@pytest.mark.postgres
+async def test_a_gateway_adds_the_engines_it_is_given(postgres_url: str, tmp_path: Path) -> None:
+    database = Database(postgres_url, BACKGROUND_LIMIT)
+    await add_engine(database, "http://127.0.0.1:1")
+    with socket.socket() as probe:
+        probe.bind(("127.0.0.1", 0))
+        port = probe.getsockname()[1]
+    given = {"DATABASE_URL": postgres_url, "CLAWLOOP_ENGINES": "http://127.0.0.1:2", "CLAWLOOP_DATA": str(tmp_path)}
+    with (tmp_path / "log").open("w") as log:
+        gateway = subprocess.Popen(
+            [sys.executable, "-m", "clawloop.cli", "gateway", "--port", str(port)],
+            env=dict(os.environ) | given,
+            stdout=log,
+            stderr=log,
+        )
+    try:
+        async with asyncio.timeout(30):
+            while len(await list_engines(database)) < 2:
+                assert gateway.poll() is None, (tmp_path / "log").read_text()
+                await asyncio.sleep(0.1)
+    finally:
+        gateway.terminate()
+        gateway.wait(20)
+        await database.close()
+
+
+def test_up_hands_the_names_of_the_gateway_on(tmp_path: Path) -> None:
+    around = Surroundings(tmp_path, "postgresql://x", "x:1", (), "tiny", (), {}, allowed_hosts=("clawloop.lan", "box"))
+    command = parts.gateway(around, "0.0.0.0", 30000, {}).prepare().command
+    assert command[-2:] == ("--allowed-host=clawloop.lan", "--allowed-host=box")
+
+
+def test_a_package_that_stands_in_the_way_is_named_by_every_verb(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    (tmp_path / "db").mkdir()
+    (tmp_path / "db" / "__init__.py").touch()
+    monkeypatch.chdir(tmp_path)
+    done = clawloop("key", "list", DATABASE_URL="postgresql://me@127.0.0.1:1/x")
+    assert f"{tmp_path}/db stands in the way" in refusal(done)

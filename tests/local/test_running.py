@@ -1,0 +1,34 @@
+"""The files by which other commands find what `clawloop up` started."""
+
+from __future__ import annotations
+
+import stat
+from pathlib import Path
+
+import pytest
+
+from clawloop.errors import SetupError
+from clawloop.running import Running, installation, read_running, write_running
+
+
+def test_what_was_started_is_read_again_and_only_by_its_owner(tmp_path: Path) -> None:
+    assert read_running(tmp_path) is None
+    write_running(tmp_path, Running("postgresql://me:secret@here/x", "here:7233"))
+    assert read_running(tmp_path) == Running("postgresql://me:secret@here/x", "here:7233")
+    assert stat.S_IMODE((tmp_path / "running.json").stat().st_mode) == 0o600
+
+
+@pytest.mark.parametrize("content", [b"", b'{"database_url": "secr', b"[]", b"7", b'{"secret": 1}', b"\xff"])
+def test_a_damaged_file_is_one_line_with_a_remedy(tmp_path: Path, content: bytes) -> None:
+    path = tmp_path / "running.json"
+    path.write_bytes(content)
+    with pytest.raises(SetupError, match=f"{path} is damaged") as raised:
+        read_running(tmp_path)
+    assert "\n" not in str(raised.value)
+    assert "secr" not in str(raised.value)
+
+
+def test_a_data_folder_keeps_its_name_for_ever(tmp_path: Path) -> None:
+    first = installation(tmp_path / "one")
+    assert installation(tmp_path / "one") == first
+    assert installation(tmp_path / "two") != first

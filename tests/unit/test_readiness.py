@@ -1,0 +1,59 @@
+"""When a gateway says that it is not ready, and why."""
+
+from __future__ import annotations
+
+from collections.abc import AsyncIterator, Sequence
+from contextlib import asynccontextmanager
+
+from prometheus_client import CollectorRegistry, Gauge
+
+from clawloop.contracts import Engine
+from clawloop.local.postgres import free_port
+from clawloop.processes import GatewayReadiness
+from clawloop.serving.chat import ChatEngines
+from clawloop.serving.rotation import Rotation
+from db.engine import BACKGROUND_LIMIT, Database
+
+ENGINE = Engine("e0", "http://e0", {}, False)
+
+
+@asynccontextmanager
+async def _readiness(database_url: str, *, engine_healthy: bool) -> AsyncIterator[GatewayReadiness]:
+    def engines() -> Sequence[Engine]:
+        return [ENGINE]
+
+    held = Gauge("held", "held", registry=CollectorRegistry())
+    rotation = Rotation(engines, hold_seconds=1, hold_limit=1, held=held)
+    rotation.mark(ENGINE.id, healthy=engine_healthy)
+    database = Database(database_url, BACKGROUND_LIMIT)
+    try:
+        yield GatewayReadiness(database, ChatEngines(rotation, engines))
+    finally:
+        await database.close()
+
+
+async def test_it_is_ready_with_a_current_schema_and_a_healthy_engine(postgres_url: str) -> None:
+    async with _readiness(postgres_url, engine_healthy=True) as readiness:
+        assert await readiness.problems() == []
+
+
+async def test_a_schema_that_is_behind_is_named_with_what_to_do(empty_postgres_url: str) -> None:
+    async with _readiness(empty_postgres_url, engine_healthy=True) as readiness:
+        [problem] = await readiness.problems()
+    assert "schema" in problem
+    assert "clawloop migrate" in problem
+
+
+async def test_an_engine_that_is_not_healthy_is_named(postgres_url: str) -> None:
+    async with _readiness(postgres_url, engine_healthy=False) as readiness:
+        assert await readiness.problems() == ["no engine is healthy"]
+
+
+async def test_a_store_that_is_away_is_named_beside_the_engine_without_who_and_where() -> None:
+    port = free_port()
+    url = f"postgresql://secret-user:secret-word@127.0.0.1:{port}/secret-name"
+    async with _readiness(url, engine_healthy=False) as readiness:
+        store, engine = await readiness.problems()
+    assert store.startswith("PostgreSQL does not answer")
+    assert not any(told in store for told in ("secret", "127.0.0.1", str(port)))
+    assert engine == "no engine is healthy"
