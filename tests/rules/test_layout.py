@@ -13,6 +13,8 @@ from pydantic import AliasChoices
 
 from clawloop.errors import ClawloopError, PermanentError, SetupError, TransientError
 from clawloop.install import TOP_LEVEL_NAMES, check_install
+from clawloop.processes import DEFAULT_RECIPE
+from clawloop.recipe import load_recipe
 from clawloop.settings import Settings
 
 ROOT = Path(__file__).resolve().parents[2]
@@ -81,6 +83,17 @@ def test_help_is_quick_to_load() -> None:
     ).stdout.split()
     heavy = {"torch", "vllm", "sqlalchemy", "fastapi", "uvicorn", "temporalio", "transformers", "pydantic"}
     assert heavy.isdisjoint(loaded)
+
+
+def test_importing_a_workflow_loads_nothing_that_reaches_out() -> None:
+    program = "import workflows.session, workflows.upkeep, sys; print(*sys.modules)"
+    loaded = subprocess.run([sys.executable, "-c", program], cwd=ROOT, capture_output=True, text=True, check=True)
+    reaching = {"sqlalchemy", "psycopg", "aiohttp", "httpx", "fastapi", "starlette", "torch", "db", "api"}
+    assert reaching.isdisjoint(loaded.stdout.split())
+
+
+def test_the_default_recipe_is_the_one_that_is_shown() -> None:
+    assert load_recipe(ROOT / "deploy" / "recipes" / "combined.toml").hash == DEFAULT_RECIPE.hash
 
 
 def test_a_shadowed_package_is_named(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:

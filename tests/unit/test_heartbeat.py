@@ -1,0 +1,60 @@
+"""A heartbeat beside the work: it beats, ends with the work, and never hides what went wrong."""
+
+from __future__ import annotations
+
+import asyncio
+from dataclasses import replace
+from datetime import timedelta
+from typing import Any
+
+import pytest
+from temporalio.testing import ActivityEnvironment
+
+from activities.heartbeat import heartbeating
+
+
+def environment(beat: Any) -> ActivityEnvironment:
+    made = ActivityEnvironment()
+    made.info = replace(made.info, heartbeat_timeout=timedelta(seconds=0.02))
+    made.on_heartbeat = beat
+    return made
+
+
+async def test_it_beats_while_the_work_lasts_and_no_longer() -> None:
+    beats: list[object] = []
+
+    async def work() -> int:
+        async with heartbeating():
+            await asyncio.sleep(0.1)
+        return len(beats)
+
+    during = await environment(lambda *_: beats.append(None)).run(work)
+    assert during >= 3
+    await asyncio.sleep(0.05)
+    assert len(beats) == during
+
+
+async def test_a_beat_that_breaks_ends_the_work() -> None:
+    def broken(*_: object) -> None:
+        raise OSError("no beat")
+
+    async def work() -> None:
+        async with heartbeating():
+            await asyncio.sleep(60)
+
+    with pytest.raises(OSError, match="no beat"):
+        await environment(broken).run(work)
+
+
+async def test_the_works_own_error_comes_out() -> None:
+    async def work() -> None:
+        async with heartbeating():
+            raise ValueError("the work's")
+
+    with pytest.raises(ValueError, match="the work's"):
+        await environment(lambda *_: None).run(work)
+
+
+async def test_outside_an_activity_it_is_nothing() -> None:
+    async with heartbeating():
+        pass
