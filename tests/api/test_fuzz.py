@@ -100,8 +100,11 @@ def _post(gateway: Gateway, body: object) -> httpx.Response:
 
 OPERATIONS = (
     ("/v1/chat/completions", "POST"),
+    ("/v1/feedback", "POST"),
     ("/v1/models", "GET"),
     ("/admin/v1/engines", "GET"),
+    ("/admin/v1/sessions", "GET"),
+    ("/admin/v1/sessions/{session_id}", "GET"),
     ("/healthz", "GET"),
     ("/readyz", "GET"),
     ("/metrics", "GET"),
