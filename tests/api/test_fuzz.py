@@ -101,7 +101,10 @@ def _post(gateway: Gateway, body: object) -> httpx.Response:
 OPERATIONS = (
     ("/v1/chat/completions", "POST"),
     ("/v1/models", "GET"),
+    ("/v1/feedback", "POST"),
     ("/admin/v1/engines", "GET"),
+    ("/admin/v1/sessions", "GET"),
+    ("/admin/v1/sessions/{session_id}", "GET"),
     ("/healthz", "GET"),
     ("/readyz", "GET"),
     ("/metrics", "GET"),
