@@ -13,6 +13,7 @@ from clawloop.contracts import Outcome, SampleState, SessionState, TurnKind, Tur
 from clawloop.ids import SessionId, TurnId
 from clawloop.views import SessionView, TurnView
 from db.engine import Database
+from db.exact_json import storable
 
 _SESSIONS = """
     SELECT s.*, count(t.id) FILTER (WHERE t.kind = 'main') AS main_turns,
@@ -61,12 +62,13 @@ class PostgresSessionStore:
         """Sessions, the one with the newest turn first.
 
         Args:
-            after: the last session of the page before.
+            after: the last session of the page before; after one that nobody knows there is none.
 
         Raises:
             StoreUnavailable
         """
-        wanted = {"policy": policy, "state": state, "after": after, "limit": limit}
+        named = None if policy is None else storable(policy)
+        wanted = {"policy": named, "state": state, "after": after, "limit": limit}
         return await self._database.run(partial(_sessions, wanted))
 
     async def session(self, session: SessionId) -> SessionView | None:

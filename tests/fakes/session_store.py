@@ -31,9 +31,7 @@ class FakeSessionStore:
         views = [self._view(own) for own in (await self._by_session()).values()]
         views = [view for view in views if policy in (None, view.policy) and state in (None, view.state)]
         views.sort(key=lambda view: (view.last_turn_at, view.id), reverse=True)
-        # Nothing comes after a session nobody knows, as in SQL.
-        places = (n + 1 for n, view in enumerate(views) if view.id == after)
-        begin = 0 if after is None else next(places, len(views))
+        begin = 0 if after is None else next((n + 1 for n, view in enumerate(views) if view.id == after), len(views))
         return views[begin : begin + limit]
 
     async def session(self, session: SessionId) -> SessionView | None:

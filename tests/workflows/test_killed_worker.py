@@ -34,6 +34,7 @@ def begin_worker(client: Client, bench: Bench, mark: Path) -> subprocess.Popen[b
     )
 
 
+@pytest.mark.slow
 @pytest.mark.postgres
 async def test_the_next_worker_asks_only_for_the_votes_that_are_missing(
     client: Client, binary_bench: Bench, tmp_path: Path, monkeypatch: pytest.MonkeyPatch

@@ -5,6 +5,7 @@ from __future__ import annotations
 import asyncio
 from collections import Counter
 
+import pytest
 from temporalio.client import Client
 
 from clawloop.ids import new_turn_id
@@ -14,6 +15,7 @@ from tests.workflows.conftest import Conversation, ScriptedActivities
 TURNS = 2_000
 
 
+@pytest.mark.slow
 async def test_a_session_of_2000_turns_has_each_judged_once_over_several_runs(
     client: Client, scripted: ScriptedActivities
 ) -> None:
@@ -61,6 +63,7 @@ async def histories(client: Client, talk: Conversation) -> tuple[int, int, int]:
     return runs, events, largest
 
 
+@pytest.mark.slow
 async def test_nothing_is_lost_where_runs_meet(client: Client, scripted: ScriptedActivities) -> None:
     talk = Conversation(client)
     await talk.begin(roll_over_events=20)
