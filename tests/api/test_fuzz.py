@@ -102,7 +102,6 @@ OPERATIONS = (
     ("/v1/chat/completions", "POST"),
     ("/v1/feedback", "POST"),
     ("/v1/models", "GET"),
-    ("/v1/feedback", "POST"),
     ("/admin/v1/engines", "GET"),
     ("/admin/v1/sessions", "GET"),
     ("/admin/v1/sessions/{session_id}", "GET"),
