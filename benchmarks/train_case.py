@@ -56,9 +56,11 @@ class Case:
         family: qwen3, or qwen2 for Qwen2.5.
         dtype: of weights and arithmetic.
         device: `cpu` or `cuda`.
+        rank: LoRA's.
         samples_at_once: samples in one micro-batch of a contender that pads; one that packs may read as many
             tokens at once as the longest such micro-batch has.
-        steps_ahead: optimiser steps before measuring begins.
+        threads: torch's, on the CPU.
+        max_tokens: of the longest sample.
     """
 
     family: Family

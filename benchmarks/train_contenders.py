@@ -6,7 +6,7 @@ adapter off, PPO clip, k3, clipped gradient, AdamW; each layer's activations are
 pass.
 
 Run as `python -m benchmarks.train_contenders NAME FOLDER`. A line on standard input is a command, a JSON line the
-answer: `step` takes a step, `profile` takes one and writes where its time went on standard error.
+answer: `step` takes a step, `profile` takes one under torch's profiler.
 """
 
 from __future__ import annotations
@@ -15,9 +15,10 @@ import ctypes
 import gc
 import json
 import sys
+import tempfile
 import time
-from collections.abc import Callable, Iterator, Sequence
-from contextlib import AbstractContextManager, contextmanager, nullcontext
+from collections.abc import Callable, Mapping, Sequence
+from contextlib import AbstractContextManager
 from dataclasses import dataclass
 from pathlib import Path
 
@@ -40,7 +41,7 @@ _RECIPE = Path(__file__).resolve().parents[1] / "deploy" / "recipes" / "binary.t
 _OUTPUT_CHUNKS = 8
 
 
-def clawloop(paths: Paths, case: Case, recipe: Train) -> Step:
+def our_step(paths: Paths, case: Case, recipe: Train) -> Step:
     """Our trainer's step."""
     from clawloop.training.adapter import read_adapter
     from clawloop.training.loading import load_model, set_adapter
@@ -54,9 +55,10 @@ def clawloop(paths: Paths, case: Case, recipe: Train) -> Step:
     return lambda: train_step(model, optimizer, samples, recipe, case.limits, parent=1).loss
 
 
-def peft(paths: Paths, case: Case, recipe: Train) -> Step:
+def peft_step(paths: Paths, case: Case, recipe: Train) -> Step:
     """PEFT on transformers; adapter in float32 under autocast, as ours, when the model is bfloat16."""
     from peft import PeftModel
+    from peft.helpers import disable_input_dtype_casting
     from transformers import AutoModelForCausalLM
 
     base = AutoModelForCausalLM.from_pretrained(
@@ -65,17 +67,18 @@ def peft(paths: Paths, case: Case, recipe: Train) -> Step:
     model = PeftModel.from_pretrained(base, str(paths.adapter), is_trainable=True)
     base.gradient_checkpointing_enable({"use_reentrant": False})
     model.train()
-    causal = model.get_base_model()
 
     def read(batch: MicroBatch) -> Tensor:
-        with torch.autocast(case.device, torch.bfloat16, enabled=case.dtype == "bfloat16"):
-            hidden_BSD = causal.model(input_ids=batch.tokens_BS, use_cache=False).last_hidden_state
-            return batch.logprobs(causal.lm_head(hidden_BSD.flatten(0, 1)[batch.rows_N]))
+        # Autocast casts by itself; PEFT would cast each input to float32 before, only for autocast to undo it.
+        autocast = torch.autocast(case.device, torch.bfloat16, enabled=case.dtype == "bfloat16")
+        with autocast, disable_input_dtype_casting(model):
+            hidden_BSD = base.model(input_ids=batch.tokens_BS, use_cache=False).last_hidden_state
+            return batch.logprobs(base.lm_head(hidden_BSD.flatten(0, 1)[batch.rows_N]))
 
     return _plain_step(read, model.disable_adapter, model, case, recipe, paths.samples())
 
 
-def torchtune(paths: Paths, case: Case, recipe: Train) -> Step:
+def torchtune_step(paths: Paths, case: Case, recipe: Train) -> Step:
     """torchtune's own LoRA model in its LoRA recipe's loop: outputs in chunks, fused AdamW, all in one dtype."""
     from torchtune import training
     from torchtune.models.qwen2 import lora_qwen2
@@ -133,7 +136,7 @@ def torchtune(paths: Paths, case: Case, recipe: Train) -> Step:
     return _plain_step(read, lambda: disable_adapter(model), model, case, recipe, paths.samples(), fused=True)
 
 
-CONTENDERS = {"clawloop": clawloop, "peft": peft, "torchtune": torchtune}
+CONTENDERS = {"clawloop": our_step, "peft": peft_step, "torchtune": torchtune_step}
 
 
 @dataclass(frozen=True, slots=True)
@@ -158,7 +161,9 @@ class MicroBatch:
     def of(cls, samples: Sequence[TrainingSample], device: torch.device) -> MicroBatch:
         width = max(sample.sequence().input_tokens for sample in samples)
         tokens = torch.zeros(len(samples), width, dtype=torch.int64)
-        rows, temperatures, advantages = [], [], []
+        rows: list[int] = []
+        temperatures: list[float] = []
+        advantages: list[float] = []
         for index, sample in enumerate(samples):
             ids = [*sample.prompt_ids, *sample.response_ids[:-1]]
             tokens[index, : len(ids)] = torch.tensor(ids)
@@ -243,33 +248,43 @@ def main() -> None:
     case = paths.case()
     torch.set_num_threads(case.threads)
     step = CONTENDERS[name](paths, case, load_recipe(_RECIPE).train)
-    loaded = _begin_to_watch_memory(case)
-    _answer({"loaded_bytes": loaded})
+    _answer({"loaded_bytes": _begin_to_watch_memory(case)})
     for line in sys.stdin:
-        with _profiled() if line.strip() == "profile" else nullcontext():
-            _wait_for_device(case)
-            wall, cpu = time.perf_counter(), time.process_time()
-            loss = step()
-            _wait_for_device(case)
-            seconds = {"wall_seconds": time.perf_counter() - wall, "cpu_seconds": time.process_time() - cpu}
-        _answer({"loss": loss, "peak_bytes": _peak_bytes(case), **seconds})
+        _answer(_profiled(step) if line.strip() == "profile" else _timed(step, case))
 
 
-def _answer(content: dict[str, float]) -> None:
+def _timed(step: Step, case: Case) -> dict[str, float]:
+    _wait_for_device(case)
+    wall, cpu = time.perf_counter(), time.process_time()
+    loss = step()
+    _wait_for_device(case)
+    seconds = {"wall_seconds": time.perf_counter() - wall, "cpu_seconds": time.process_time() - cpu}
+    return {"loss": loss, "peak_bytes": _peak_bytes(case), **seconds}
+
+
+def _profiled(step: Step) -> dict[str, float | str]:
+    """Where time goes, and the most that tensors on the CPU held during the step, beyond those held before."""
+    with profile(profile_memory=True) as found:
+        step()
+    sort = "self_device_time_total" if torch.cuda.is_available() else "self_cpu_time_total"
+    with tempfile.TemporaryDirectory() as folder:
+        trace = Path(folder) / "trace.json"
+        found.export_chrome_trace(str(trace))
+        events = json.loads(trace.read_text())["traceEvents"]
+    changes = [event for event in events if event["name"] == "[memory]" and event["args"]["Device Type"] == 0]
+    changes.sort(key=lambda event: float(event["ts"]))
+    before = changes[0]["args"]["Total Allocated"] - changes[0]["args"]["Bytes"]
+    tensor_bytes = max(event["args"]["Total Allocated"] for event in changes) - before
+    return {"tensor_bytes": tensor_bytes, "table": found.key_averages().table(sort_by=sort, row_limit=25)}
+
+
+def _answer(content: Mapping[str, float | str]) -> None:
     print(json.dumps(content), flush=True)
 
 
 def _wait_for_device(case: Case) -> None:
     if case.device == "cuda":
         torch.cuda.synchronize()
-
-
-@contextmanager
-def _profiled() -> Iterator[None]:
-    with profile(profile_memory=True) as found:
-        yield
-    sort = "self_device_time_total" if torch.cuda.is_available() else "self_cpu_time_total"
-    print(found.key_averages().table(sort_by=sort, row_limit=25), file=sys.stderr)
 
 
 def _begin_to_watch_memory(case: Case) -> int:

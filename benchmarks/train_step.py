@@ -2,7 +2,8 @@
 
 Same weights, adapter, batch and arithmetic in one run; the run fails if the losses differ. Each contender is a
 process of its own, so that peak memory is its own, and they take turns step by step, so that a machine that slows
-down slows all of them. Run as `make bench-train`.
+down slows all of them. On the CPU a process's memory also holds code, libraries and what the allocator keeps, so
+what the step's tensors held at most is shown beside it. Run as `make bench-train`.
 """
 
 from __future__ import annotations
@@ -13,9 +14,9 @@ import os
 import subprocess
 import sys
 import tempfile
-from collections.abc import Sequence
+from collections.abc import Iterator, Sequence
 from contextlib import ExitStack
-from dataclasses import dataclass, field
+from dataclasses import dataclass
 from multiprocessing import get_context
 from pathlib import Path
 from random import Random
@@ -57,47 +58,64 @@ PEAK_TFLOPS = {"H200": 989, "H100": 989, "A100": 312}
 TOLERANCE = {"float32": 1e-4, "bfloat16": 2e-2}
 
 
-class _Took(TypedDict):
+class Took(TypedDict):
+    """A contender's answer to `step`."""
+
     loss: float
     peak_bytes: float
     wall_seconds: float
     cpu_seconds: float
 
 
-@dataclass
+class Profiled(TypedDict):
+    """A contender's answer to `profile`."""
+
+    tensor_bytes: float
+    table: str
+
+
 class Contender:
-    """One process and what it answered."""
+    """One process and what it answered; the model is loaded once `wait_until_loaded` returns."""
 
-    name: str
-    process: subprocess.Popen[str]
-    loaded_bytes: float = 0.0
-    steps: list[_Took] = field(default_factory=list)
-
-    def answer(self) -> dict[str, float]:
-        assert self.process.stdout is not None
-        while line := self.process.stdout.readline():
-            if line.startswith("{"):
-                content: dict[str, float] = json.loads(line)
-                return content
-        raise RuntimeError(f"{self.name} ended with {self.process.wait(20)}; what it said stands above")
-
-    def take_step(self, command: str = "step") -> None:
-        assert self.process.stdin is not None
-        self.process.stdin.write(f"{command}\n")
-        self.process.stdin.flush()
-        found = self.answer()
-        self.steps.append(
-            _Took(
-                loss=found["loss"],
-                peak_bytes=found["peak_bytes"],
-                wall_seconds=found["wall_seconds"],
-                cpu_seconds=found["cpu_seconds"],
-            )
+    def __init__(self, name: str, folder: Path, case: Case):
+        self.name = name
+        self.loaded_bytes = 0.0
+        self.steps: list[Took] = []
+        self._process = subprocess.Popen(
+            [sys.executable, "-m", "benchmarks.train_contenders", name, str(folder)],
+            env={**os.environ, "OMP_NUM_THREADS": str(case.threads)},
+            stdin=subprocess.PIPE,
+            stdout=subprocess.PIPE,
+            text=True,
         )
 
+    def wait_until_loaded(self) -> None:
+        self.loaded_bytes = json.loads(self._answer())["loaded_bytes"]
+
+    def take_step(self) -> None:
+        took: Took = json.loads(self._ask("step"))
+        self.steps.append(took)
+
+    def profile(self) -> Profiled:
+        profiled: Profiled = json.loads(self._ask("profile"))
+        return profiled
+
     def end(self) -> None:
-        self.process.terminate()
-        self.process.wait(20)
+        self._process.terminate()
+        self._process.wait(20)
+
+    def _ask(self, command: str) -> str:
+        assert self._process.stdin is not None
+        self._process.stdin.write(f"{command}\n")
+        self._process.stdin.flush()
+        return self._answer()
+
+    def _answer(self) -> str:
+        assert self._process.stdout is not None
+        while line := self._process.stdout.readline():
+            if line.startswith("{"):
+                return line
+        raise RuntimeError(f"{self.name} ended with {self._process.wait(20)}; what it said stands above")
 
 
 @dataclass(frozen=True)
@@ -106,7 +124,7 @@ class Cost:
     Args:
         wall_seconds, cpu_seconds: median of a step.
         peak_bytes: the process's (on a GPU: what torch had allocated), from when the model was loaded.
-        step_bytes: of these, what came on top of the loaded model.
+        step_bytes: what came on top of the loaded model; on the CPU, tensors only.
     """
 
     name: str
@@ -122,6 +140,7 @@ def main() -> None:
     if options.gpu and not torch.cuda.is_available():
         console.print("skipped: --gpu needs CUDA, and torch sees no CUDA device here")
         return
+    os.environ.update(TRANSFORMERS_VERBOSITY="error", TQDM_DISABLE="1", TORCH_CPP_LOG_LEVEL="ERROR", HF_HUB_OFFLINE="1")
     lengths = _lengths(options.samples, options.tokens)
     with tempfile.TemporaryDirectory(dir=options.folder) as folder:
         for family in options.families:
@@ -133,50 +152,41 @@ def main() -> None:
             writer.join()
             if writer.exitcode != 0:
                 raise RuntimeError(f"the case could not be made: exit code {writer.exitcode}")
-            contenders = _measure(path, family, case, options)
-            off = _largest_loss_difference(contenders)
-            if not off <= TOLERANCE[case.dtype]:
-                raise RuntimeError(f"losses differ by {off:.2g}: not the same step, so there is nothing to compare")
-            costs = [_cost(contender, options.warm_up) for contender in contenders]
+            costs, off = _measure(path, family, case, options)
             _report(console, family, case, costs, lengths, options, off)
 
 
-def _measure(path: Path, family: Family, case: Case, options: argparse.Namespace) -> list[Contender]:
+def _measure(path: Path, family: Family, case: Case, options: argparse.Namespace) -> tuple[list[Cost], float]:
+    """What each contender's step costs, and the largest difference of their losses."""
     with ExitStack() as stack:
-        contenders = []
-        for name in CONTENDERS[family]:
-            contender = Contender(name, _start(name, path, case))
+        contenders = [Contender(name, path, case) for name in CONTENDERS[family]]
+        for contender in contenders:
             stack.callback(contender.end)
-            contender.loaded_bytes = contender.answer()["loaded_bytes"]
-            contenders.append(contender)
+        for contender in contenders:
+            contender.wait_until_loaded()
         for number in range(options.warm_up + options.repeats):
             for contender in contenders if number % 2 == 0 else reversed(contenders):
                 contender.take_step()
-        if options.profile:
-            for contender in contenders:
-                print(f"--- {contender.name}", file=sys.stderr)
-                contender.take_step("profile")
-                contender.steps.pop()
-        return contenders
-
-
-def _start(name: str, path: Path, case: Case) -> subprocess.Popen[str]:
-    quiet = {"TRANSFORMERS_VERBOSITY": "error", "TQDM_DISABLE": "1", "HF_HUB_OFFLINE": "1"}
-    return subprocess.Popen(
-        [sys.executable, "-m", "benchmarks.train_contenders", name, str(path)],
-        env={**os.environ, **quiet, "OMP_NUM_THREADS": str(case.threads)},
-        stdin=subprocess.PIPE,
-        stdout=subprocess.PIPE,
-        text=True,
-    )
+        off = _largest_loss_difference(contenders)
+        if not off <= TOLERANCE[case.dtype]:
+            raise RuntimeError(f"losses differ by {off:.2g}: not the same step, so there is nothing to compare")
+        costs = []
+        for contender in contenders:
+            profiled = contender.profile() if case.device == "cpu" or options.profile else None
+            if profiled and options.profile:
+                print(f"{contender.name}\n{profiled['table']}", file=sys.stderr)
+            in_tensors = profiled["tensor_bytes"] if profiled and case.device == "cpu" else None
+            costs.append(_cost(contender, options.warm_up, in_tensors))
+        return costs, off
 
 
 def _largest_loss_difference(contenders: Sequence[Contender]) -> float:
-    per_step = zip(*([took["loss"] for took in contender.steps] for contender in contenders), strict=True)
+    losses_of_each = [[took["loss"] for took in contender.steps] for contender in contenders]
+    per_step: Iterator[tuple[float, ...]] = zip(*losses_of_each, strict=True)
     return max(max(losses) - min(losses) for losses in per_step)
 
 
-def _cost(contender: Contender, warm_up: int) -> Cost:
+def _cost(contender: Contender, warm_up: int, tensor_bytes: float | None) -> Cost:
     timed = contender.steps[warm_up:]
     peak = max(took["peak_bytes"] for took in contender.steps)
     return Cost(
@@ -184,7 +194,7 @@ def _cost(contender: Contender, warm_up: int) -> Cost:
         median(took["wall_seconds"] for took in timed),
         median(took["cpu_seconds"] for took in timed),
         peak,
-        peak - contender.loaded_bytes,
+        peak - contender.loaded_bytes if tensor_bytes is None else tensor_bytes,
     )
 
 
@@ -220,8 +230,8 @@ def _report(
         "s/step",
         "CPU s/step",
         "tokens/s",
-        f"peak {unit}",
-        f"of these the step's {unit}",
+        f"peak {unit}" if on_gpu else f"peak RSS {unit}",
+        f"the step's {unit}" if on_gpu else f"the step's tensors {unit}",
         *(["MFU"] if on_gpu else []),
         title=f"{TITLES[family]}, {case.dtype}, {len(lengths)} samples, {tokens} tokens",
     )
@@ -242,7 +252,7 @@ def _report(
         console.print(
             f"ratio, ours to {other.name}: time {ours.wall_seconds / other.wall_seconds:.2f}, "
             f"CPU time {ours.cpu_seconds / other.cpu_seconds:.2f}, peak {ours.peak_bytes / other.peak_bytes:.2f}, "
-            f"of these the step's {ours.step_bytes / other.step_bytes:.2f}; losses differ by {off:.1e}"
+            f"the step's {ours.step_bytes / other.step_bytes:.2f}; losses differ by {off:.1e}"
         )
 
 
@@ -293,7 +303,7 @@ def _options() -> argparse.Namespace:
     parser.add_argument("--samples", type=int, default=16, help="in a batch")
     parser.add_argument("--tokens", type=int, help="of a sample, about; 256, with --gpu 2048")
     parser.add_argument("--samples-at-once", type=int, default=4, help="in a micro-batch")
-    parser.add_argument("--repeats", type=int, default=5, help="steps that are timed")
+    parser.add_argument("--repeats", type=int, default=3, help="steps that are timed")
     parser.add_argument("--warm-up", type=int, default=1, help="steps before")
     parser.add_argument("--dtype", choices=list(TOLERANCE), help="float32, with --gpu bfloat16")
     parser.add_argument("--rank", type=int, default=16, help="of LoRA")

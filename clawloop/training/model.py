@@ -72,7 +72,7 @@ class _Lora32(LoRALinear):  # type: ignore[misc]  # torchtune is untyped
             low = F.linear(flat, self.lora_a.weight.to(x.dtype))
             # Scaled and added by the matrix product itself: no further tensor of the output's size.
             out = out.addmm_(low, self.lora_b.weight.to(x.dtype).t(), alpha=self.alpha / self.rank)
-        return out.unflatten(0, x.shape[:-1])
+        return out.view(*x.shape[:-1], -1)
 
 
 class _HeadNormProjection(nn.Module):
@@ -237,8 +237,8 @@ class PolicyModel(nn.Module):
         # Each document is projected by itself: slices of joint logits would get a gradient of the joint size
         # each, mostly zeros. Split and not sliced for the same reason.
         lengths = [length for length, _ in divisors]
-        hidden, targets = hidden_ND.split(lengths), targets_N.split(lengths)
-        given = [None] * len(lengths) if ids_NK is None else ids_NK.split(lengths)
+        hidden, targets = torch.split(hidden_ND, lengths), torch.split(targets_N, lengths)
+        given = [None] * len(lengths) if ids_NK is None else torch.split(ids_NK, lengths)
         readings = []
         for (_, temperature), hidden_TD, targets_T, ids_TK in zip(divisors, hidden, targets, given, strict=True):
             logits_TV = self.logits(hidden_TD)
