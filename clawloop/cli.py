@@ -12,10 +12,11 @@ import sys
 from collections.abc import Callable, Coroutine
 from datetime import datetime
 from pathlib import Path
-from typing import TYPE_CHECKING, Annotated, Any, TypeVar, cast
+from typing import TYPE_CHECKING, Annotated, Any, NoReturn, TypeVar, cast
 
 import typer
 
+from clawloop.adapter_command import adapter_app
 from clawloop.errors import ClawloopError
 from clawloop.install import check_install
 from clawloop.local.command import up_command
@@ -33,6 +34,7 @@ session_app = typer.Typer(no_args_is_help=True, help="Conversations, and what be
 app.add_typer(session_app, name="session")
 app.add_typer(key_app, name="key")
 app.add_typer(engine_app, name="engine")
+app.add_typer(adapter_app, name="adapter")
 
 Result = TypeVar("Result")
 Data = Annotated[Path | None, typer.Option("--data", help="Folder of everything that survives a restart.")]
@@ -366,7 +368,7 @@ def _when(moment: datetime | None) -> str:
     return "" if moment is None else moment.isoformat(timespec="seconds")
 
 
-def _fail(reason: str) -> None:
+def _fail(reason: str) -> NoReturn:
     typer.echo(f"clawloop: {reason}", err=True)
     sys.exit(1)
 

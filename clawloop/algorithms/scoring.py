@@ -82,23 +82,22 @@ def score(
     """
     scaled_TV = _scaled(logits_TV, temperature)
     _check_ids(token_ids_T, scaled_TV)
-    total_T = scaled_TV.logsumexp(dim=-1)
-    logprob_T = scaled_TV.gather(-1, token_ids_T.unsqueeze(-1)).squeeze(-1) - total_T
-    entropy_T = None
-    if entropy:
-        entropy_T = total_T - ((scaled_TV - total_T.unsqueeze(-1)).exp() * scaled_TV).sum(dim=-1)
+    # One kernel forward and one backward; logsumexp and a difference take several passes over the vocabulary.
+    logprob_TV = scaled_TV.log_softmax(dim=-1)
+    logprob_T = logprob_TV.gather(-1, token_ids_T.unsqueeze(-1)).squeeze(-1)
+    entropy_T = -(logprob_TV.exp() * logprob_TV).sum(dim=-1) if entropy else None
     if topk_ids_TK is None:
         return Scores(logprob_T=logprob_T, entropy_T=entropy_T)
     _check_ids(topk_ids_TK, scaled_TV)
     if topk_ids_TK.shape[-1] >= scaled_TV.shape[-1]:
         raise StreamsUnusable(f"top-{topk_ids_TK.shape[-1]} of {scaled_TV.shape[-1]} ids leaves no tail")
     # Summed over the rest itself: 1 − Σ top-K loses every digit, and its gradient, where top-K is near 1.
-    rest_TV = scaled_TV.scatter(-1, topk_ids_TK, float("-inf"))
+    rest_TV = logprob_TV.scatter(-1, topk_ids_TK, float("-inf"))
     return Scores(
         logprob_T=logprob_T,
         entropy_T=entropy_T,
-        topk_logprobs_TK=scaled_TV.gather(-1, topk_ids_TK) - total_T.unsqueeze(-1),
-        tail_T=rest_TV.logsumexp(dim=-1) - total_T,
+        topk_logprobs_TK=logprob_TV.gather(-1, topk_ids_TK),
+        tail_T=rest_TV.logsumexp(dim=-1),
     )
 
 

@@ -66,12 +66,13 @@ class _Lora32(LoRALinear):  # type: ignore[misc]  # torchtune is untyped
     """LoRALinear whose A and B stay float32 and are cast for the arithmetic, as the engine does."""
 
     def forward(self, x: Tensor) -> Tensor:
-        out: Tensor = F.linear(x, self.weight, self.bias)
-        if self.disabled:
-            return out
-        low = F.linear(x, self.lora_a.weight.to(x.dtype))
-        scale: float = self.alpha / self.rank
-        return out + F.linear(low, self.lora_b.weight.to(x.dtype)) * scale
+        flat = x.flatten(0, -2)
+        out: Tensor = F.linear(flat, self.weight, self.bias)
+        if not self.disabled:
+            low = F.linear(flat, self.lora_a.weight.to(x.dtype))
+            # Scaled and added by the matrix product itself: no further tensor of the output's size.
+            out = out.addmm_(low, self.lora_b.weight.to(x.dtype).t(), alpha=self.alpha / self.rank)
+        return out.view(*x.shape[:-1], -1)
 
 
 class _HeadNormProjection(nn.Module):
@@ -233,13 +234,16 @@ class PolicyModel(nn.Module):
         entropies: bool,
         top_k: int | None,
     ) -> Reading:
-        logits_NV = self.logits(hidden_ND)
+        # Each document is projected by itself: slices of joint logits would get a gradient of the joint size
+        # each, mostly zeros. Split and not sliced for the same reason.
+        lengths = [length for length, _ in divisors]
+        hidden, targets = torch.split(hidden_ND, lengths), torch.split(targets_N, lengths)
+        given = [None] * len(lengths) if ids_NK is None else torch.split(ids_NK, lengths)
         readings = []
-        start = 0
-        for length, temperature in divisors:
-            rows = slice(start, start := start + length)
-            ids = most_likely(logits_NV[rows], top_k) if top_k else None if ids_NK is None else ids_NK[rows]
-            readings.append(_scored(logits_NV[rows], targets_N[rows], temperature, ids, entropies))
+        for (_, temperature), hidden_TD, targets_T, ids_TK in zip(divisors, hidden, targets, given, strict=True):
+            logits_TV = self.logits(hidden_TD)
+            ids = most_likely(logits_TV, top_k) if top_k else ids_TK
+            readings.append(_scored(logits_TV, targets_T, temperature, ids, entropies))
         return _concatenated(readings)
 
 

@@ -1,0 +1,185 @@
+"""What one comparison of training steps is about: a checkpoint, an adapter and a batch, as files.
+
+Knows nothing about who trains on them. Weights and tokens are random: a step's cost does not depend on them.
+"""
+
+from __future__ import annotations
+
+import json
+from collections.abc import Sequence
+from dataclasses import asdict, dataclass
+from pathlib import Path
+from typing import Literal
+
+import torch
+from transformers import Qwen2Config, Qwen2ForCausalLM, Qwen3Config, Qwen3ForCausalLM
+
+from clawloop.training.adapter import Adapter, BaseIdentity, adapter_files, write_version
+from clawloop.training.base_weights import BaseWeights
+from clawloop.training.batch import TrainingSample
+from clawloop.training.collate import Limits, TokenSequence, collate, plan
+from clawloop.training.loading import adapter_tensors, load_model
+from clawloop.training.model import Lora, PolicyModel
+
+Family = Literal["qwen3", "qwen2"]
+# Large enough that the adapter, the ratio and the KL do something; small enough that nothing diverges.
+_ADAPTER_SIZE = 0.02
+_LOGPROB_NOISE = 0.1
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Shape:
+    """A decoder's shape, in the names of Hugging Face's config."""
+
+    vocab_size: int
+    hidden_size: int
+    intermediate_size: int
+    num_hidden_layers: int
+    num_attention_heads: int
+    num_key_value_heads: int
+    head_dim: int
+
+    @property
+    def parameters_read_per_token(self) -> int:
+        """Weights of the layers a token is multiplied by; without the vocabulary's projection."""
+        queries = self.num_attention_heads * self.head_dim
+        keys = self.num_key_value_heads * self.head_dim
+        attention = self.hidden_size * (2 * queries + 2 * keys)
+        return self.num_hidden_layers * (attention + 3 * self.hidden_size * self.intermediate_size)
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Case:
+    """One comparison.
+
+    Args:
+        family: qwen3, or qwen2 for Qwen2.5.
+        dtype: of weights and arithmetic.
+        device: `cpu` or `cuda`.
+        rank: LoRA's.
+        samples_at_once: samples in one micro-batch of a contender that pads; one that packs may read as many
+            tokens at once as the longest such micro-batch has.
+        threads: torch's, on the CPU.
+        max_tokens: of the longest sample.
+    """
+
+    family: Family
+    shape: Shape
+    dtype: Literal["float32", "bfloat16"]
+    device: Literal["cpu", "cuda"]
+    rank: int
+    samples_at_once: int
+    threads: int
+    max_tokens: int
+
+    @property
+    def torch_dtype(self) -> torch.dtype:
+        return torch.float32 if self.dtype == "float32" else torch.bfloat16
+
+    @property
+    def lora(self) -> Lora:
+        return Lora(rank=self.rank, alpha=2.0 * self.rank)
+
+    @property
+    def limits(self) -> Limits:
+        """For a contender that packs."""
+        return Limits(
+            budget_tokens=self.samples_at_once * self.max_tokens,
+            max_tokens=self.max_tokens,
+            vocab_size=self.shape.vocab_size,
+        )
+
+
+@dataclass(frozen=True, slots=True)
+class Paths:
+    """Where a case's files are."""
+
+    folder: Path
+
+    @property
+    def checkpoint(self) -> Path:
+        return self.folder / "checkpoint"
+
+    @property
+    def adapter(self) -> Path:
+        (found,) = (self.folder / "versions").glob("v1-*")
+        return found
+
+    def case(self) -> Case:
+        content = json.loads((self.folder / "case.json").read_text())
+        return Case(**{**content, "shape": Shape(**content["shape"])})
+
+    def samples(self) -> list[TrainingSample]:
+        return [TrainingSample(**sample) for sample in json.loads((self.folder / "samples.json").read_text())]
+
+
+def write_case(folder: Path, case: Case, lengths: Sequence[tuple[int, int]]) -> None:
+    """Make a case's files.
+
+    Args:
+        folder: made here.
+        case: what they shall be like.
+        lengths: (prompt, response) tokens of each sample.
+    """
+    folder.mkdir()
+    (folder / "case.json").write_text(json.dumps(asdict(case)))
+    paths = Paths(folder)
+    _write_checkpoint(paths.checkpoint, case)
+    model = load_model(
+        paths.checkpoint,
+        case.lora,
+        dtype=case.torch_dtype,
+        device=torch.device(case.device),
+        max_tokens=case.max_tokens,
+    )
+    generator = torch.Generator().manual_seed(1)
+    with torch.no_grad():
+        for parameter in model.adapter_parameters().values():
+            parameter.copy_(_ADAPTER_SIZE * torch.randn(parameter.shape, generator=generator))
+    identity = BaseIdentity(name="random", fingerprint=BaseWeights(paths.checkpoint).fingerprint())
+    files = adapter_files(Adapter(case.lora, adapter_tensors(model), identity), model.architecture)
+    write_version(folder / "versions", 1, files)
+    samples = _samples(model, case, lengths, generator)
+    (folder / "samples.json").write_text(json.dumps([asdict(sample) for sample in samples]))
+
+
+def _write_checkpoint(path: Path, case: Case) -> None:
+    torch.manual_seed(0)
+    shared = {"max_position_embeddings": case.max_tokens, "tie_word_embeddings": True, "rope_theta": 10000.0}
+    shape = asdict(case.shape)
+    before = torch.get_default_dtype()
+    torch.set_default_dtype(case.torch_dtype)
+    try:
+        with torch.device(case.device):
+            if case.family == "qwen3":
+                Qwen3ForCausalLM(Qwen3Config(**shape, **shared)).save_pretrained(path)
+            else:
+                Qwen2ForCausalLM(Qwen2Config(**shape, **shared)).save_pretrained(path)
+    finally:
+        torch.set_default_dtype(before)
+
+
+@torch.no_grad()
+def _samples(
+    model: PolicyModel, case: Case, lengths: Sequence[tuple[int, int]], generator: torch.Generator
+) -> list[TrainingSample]:
+    sequences = []
+    for index, (prompt, response) in enumerate(lengths):
+        ids = torch.randint(0, case.shape.vocab_size, (prompt + response,), generator=generator).tolist()
+        sequences.append(TokenSequence(str(index), ids[:prompt], ids[prompt:], 0.6 + 0.1 * (index % 5)))
+    samples = {}
+    for members in plan(sequences, case.limits):
+        packed = collate(sequences, members).to(model.device)
+        for member, logprobs in packed.split(model(packed).logprobs_N.float().cpu()).items():
+            noise = _LOGPROB_NOISE * torch.randn(logprobs.shape, generator=generator)
+            sequence = sequences[member]
+            samples[member] = TrainingSample(
+                key=sequence.key,
+                prompt_ids=sequence.prompt_ids,
+                response_ids=sequence.response_ids,
+                behaviour_logprobs=(logprobs + noise).clamp(max=0).tolist(),
+                temperature=sequence.temperature,
+                version=1,
+                reward=1.0 if member % 3 else -1.0,
+            )
+    return [samples[index] for index in range(len(lengths))]

@@ -1,0 +1,313 @@
+"""Who takes the steps that `benchmarks.train_step` compares; one process each, told line by line what to do.
+
+The two others are written as one would write them well: the batch sorted by length and padded on the right, so
+that attention needs no mask; loss and KL written out. All take the same step: reference log-probs with the
+adapter off, PPO clip, k3, clipped gradient, AdamW; each layer's activations are computed again for the backward
+pass.
+
+Run as `python -m benchmarks.train_contenders NAME FOLDER`. A line on standard input is a command, a JSON line the
+answer: `step` takes a step, `profile` takes one under torch's profiler.
+"""
+
+from __future__ import annotations
+
+import ctypes
+import gc
+import json
+import sys
+import tempfile
+import time
+from collections.abc import Callable, Mapping, Sequence
+from contextlib import AbstractContextManager
+from dataclasses import dataclass
+from pathlib import Path
+
+import torch
+from torch import Tensor, nn
+from torch.nn.utils import clip_grad_norm_
+from torch.profiler import profile
+
+from benchmarks.train_case import Case, Paths
+from clawloop.recipe import Train, load_recipe
+from clawloop.training.batch import TrainingSample
+
+Step = Callable[[], float]
+"""Takes a step and returns its loss."""
+Read = Callable[["MicroBatch"], Tensor]
+"""The N response tokens' log-probs."""
+
+_RECIPE = Path(__file__).resolve().parents[1] / "deploy" / "recipes" / "binary.toml"
+# torchtune's own number, in the loss of its LoRA recipes.
+_OUTPUT_CHUNKS = 8
+
+
+def our_step(paths: Paths, case: Case, recipe: Train) -> Step:
+    """Our trainer's step."""
+    from clawloop.training.adapter import read_adapter
+    from clawloop.training.loading import load_model, set_adapter
+    from clawloop.training.step import make_optimizer, train_step
+
+    device = torch.device(case.device)
+    model = load_model(paths.checkpoint, case.lora, dtype=case.torch_dtype, device=device, max_tokens=case.max_tokens)
+    set_adapter(model, read_adapter(paths.adapter, model.architecture).tensors)
+    optimizer = make_optimizer(model, recipe.optimiser)
+    samples = paths.samples()
+    return lambda: train_step(model, optimizer, samples, recipe, case.limits, parent=1).loss
+
+
+def peft_step(paths: Paths, case: Case, recipe: Train) -> Step:
+    """PEFT on transformers; adapter in float32 under autocast, as ours, when the model is bfloat16."""
+    from peft import PeftModel
+    from peft.helpers import disable_input_dtype_casting
+    from transformers import AutoModelForCausalLM
+
+    base = AutoModelForCausalLM.from_pretrained(
+        paths.checkpoint, dtype=case.torch_dtype, attn_implementation="sdpa", device_map=case.device
+    )
+    model = PeftModel.from_pretrained(base, str(paths.adapter), is_trainable=True)
+    base.gradient_checkpointing_enable({"use_reentrant": False})
+    model.train()
+
+    def read(batch: MicroBatch) -> Tensor:
+        # Autocast casts by itself; PEFT would cast each input to float32 before, only for autocast to undo it.
+        autocast = torch.autocast(case.device, torch.bfloat16, enabled=case.dtype == "bfloat16")
+        with autocast, disable_input_dtype_casting(model):
+            hidden_BSD = base.model(input_ids=batch.tokens_BS, use_cache=False).last_hidden_state
+            return batch.logprobs(base.lm_head(hidden_BSD.flatten(0, 1)[batch.rows_N]))
+
+    return _plain_step(read, model.disable_adapter, model, case, recipe, paths.samples())
+
+
+def torchtune_step(paths: Paths, case: Case, recipe: Train) -> Step:
+    """torchtune's own LoRA model in its LoRA recipe's loop: outputs in chunks, fused AdamW, all in one dtype."""
+    from torchtune import training
+    from torchtune.models.qwen2 import lora_qwen2
+    from torchtune.models.qwen2._convert_weights import qwen2_hf_to_tune
+    from torchtune.modules import TransformerSelfAttentionLayer
+    from torchtune.modules.peft import disable_adapter, get_adapter_params, set_trainable_params
+
+    from clawloop.training.adapter import read_adapter
+    from clawloop.training.architecture import read_architecture
+    from clawloop.training.base_weights import BaseWeights
+
+    architecture = read_architecture(paths.checkpoint)
+    device = torch.device(case.device)
+    with training.set_default_dtype(case.torch_dtype), device:
+        model = lora_qwen2(
+            ["q_proj", "k_proj", "v_proj", "output_proj"],
+            apply_lora_to_mlp=True,
+            vocab_size=architecture.vocab_size,
+            num_layers=architecture.num_hidden_layers,
+            num_heads=architecture.num_attention_heads,
+            num_kv_heads=architecture.num_key_value_heads,
+            embed_dim=architecture.hidden_size,
+            intermediate_dim=architecture.intermediate_size,
+            max_seq_len=case.max_tokens,
+            norm_eps=architecture.rms_norm_eps,
+            rope_base=architecture.rope_theta,
+            tie_word_embeddings=True,
+            lora_rank=case.lora.rank,
+            lora_alpha=case.lora.alpha,
+        )
+    weights = BaseWeights(paths.checkpoint)
+    base = qwen2_hf_to_tune(dict(weights.read(weights.names, device)), tie_word_embeddings=True)
+    # For Qwen2 our names are torchtune's.
+    adapter = read_adapter(paths.adapter, architecture).tensors
+    model.load_state_dict({**base, **adapter}, strict=True)
+    set_trainable_params(model, get_adapter_params(model))
+    training.set_activation_checkpointing(model, auto_wrap_policy={TransformerSelfAttentionLayer})
+    model.set_num_output_chunks(_OUTPUT_CHUNKS)
+
+    def read(batch: MicroBatch) -> Tensor:
+        # All positions are projected, as in its recipe; the response's are picked from each chunk.
+        chunks_BSV = model(batch.tokens_BS)
+        width = chunks_BSV[0].shape[1]
+        found = torch.empty(0, device=device)
+        order = []
+        for number, chunk_BSV in enumerate(chunks_BSV):
+            rows = batch.rows_N % batch.tokens_BS.shape[1]
+            inside = (rows // width == number).nonzero()[:, 0]
+            samples = batch.rows_N[inside] // batch.tokens_BS.shape[1]
+            logprobs = batch.logprobs(chunk_BSV[samples, rows[inside] - number * width], inside)
+            found = torch.cat([found, logprobs])
+            order.append(inside)
+        return found[torch.cat(order).argsort()]
+
+    return _plain_step(read, lambda: disable_adapter(model), model, case, recipe, paths.samples(), fused=True)
+
+
+CONTENDERS = {"clawloop": our_step, "peft": peft_step, "torchtune": torchtune_step}
+
+
+@dataclass(frozen=True, slots=True)
+class MicroBatch:
+    """B samples padded on the right to S tokens, with N response tokens among them.
+
+    Args:
+        tokens_BS: int64; what stands in the padding is never looked at.
+        rows_N: index in B·S whose hidden state predicts a response token.
+        targets_N: that token.
+        temperature_N, behaviour_N, advantage_N: of each response token.
+    """
+
+    tokens_BS: Tensor
+    rows_N: Tensor
+    targets_N: Tensor
+    temperature_N: Tensor
+    behaviour_N: Tensor
+    advantage_N: Tensor
+
+    @classmethod
+    def of(cls, samples: Sequence[TrainingSample], device: torch.device) -> MicroBatch:
+        width = max(sample.sequence().input_tokens for sample in samples)
+        tokens = torch.zeros(len(samples), width, dtype=torch.int64)
+        rows: list[int] = []
+        temperatures: list[float] = []
+        advantages: list[float] = []
+        for index, sample in enumerate(samples):
+            ids = [*sample.prompt_ids, *sample.response_ids[:-1]]
+            tokens[index, : len(ids)] = torch.tensor(ids)
+            first = index * width + len(sample.prompt_ids) - 1
+            rows.extend(range(first, first + len(sample.response_ids)))
+            temperatures.extend([sample.temperature] * len(sample.response_ids))
+            advantages.extend([sample.reward or 0.0] * len(sample.response_ids))
+        return cls(
+            tokens.to(device),
+            torch.tensor(rows, device=device),
+            torch.tensor([token for sample in samples for token in sample.response_ids], device=device),
+            torch.tensor(temperatures, device=device),
+            torch.tensor([logprob for sample in samples for logprob in sample.behaviour_logprobs], device=device),
+            torch.tensor(advantages, device=device),
+        )
+
+    def logprobs(self, logits_NV: Tensor, chosen: Tensor | None = None) -> Tensor:
+        """Of the target tokens, from the logits of all response tokens or of those chosen."""
+        temperature_N = self.temperature_N if chosen is None else self.temperature_N[chosen]
+        targets_N = self.targets_N if chosen is None else self.targets_N[chosen]
+        scaled_NV = logits_NV.float() / temperature_N[:, None]
+        return scaled_NV.gather(-1, targets_N[:, None])[:, 0] - scaled_NV.logsumexp(-1)
+
+
+def _plain_step(
+    read: Read,
+    without_adapter: Callable[[], AbstractContextManager[None]],
+    model: nn.Module,
+    case: Case,
+    recipe: Train,
+    samples: Sequence[TrainingSample],
+    *,
+    fused: bool = False,
+) -> Step:
+    device = torch.device(case.device)
+    trained = [parameter for parameter in model.parameters() if parameter.requires_grad]
+    optimizer = torch.optim.AdamW(
+        trained,
+        lr=recipe.optimiser.lr,
+        betas=(recipe.optimiser.beta1, recipe.optimiser.beta2),
+        weight_decay=recipe.optimiser.weight_decay,
+        fused=fused,
+    )
+    by_length = sorted(samples, key=lambda sample: -sample.sequence().input_tokens)
+    at_once = case.samples_at_once
+    groups = [by_length[first : first + at_once] for first in range(0, len(by_length), at_once)]
+    total = sum(len(sample.response_ids) for sample in samples)
+
+    def step() -> float:
+        optimizer.zero_grad(set_to_none=True)
+        running = torch.zeros((), device=device)
+        for group in groups:
+            batch = MicroBatch.of(group, device)
+            with torch.no_grad(), without_adapter():
+                base_N = read(batch)
+            loss = _loss(read(batch), base_N, batch, recipe) / total
+            loss.backward()  # type: ignore[no-untyped-call]
+            running += loss.detach()
+        clip_grad_norm_(trained, recipe.optimiser.grad_clip)
+        optimizer.step()
+        return float(running)
+
+    return step
+
+
+def _loss(logprob_N: Tensor, base_N: Tensor, batch: MicroBatch, recipe: Train) -> Tensor:
+    """PPO clip with dual clip, and weighted k3: as our recipe's `loss`, written out; summed."""
+    told, advantage_N = recipe.loss, batch.advantage_N
+    ratio_N = (logprob_N - batch.behaviour_N).exp()
+    clipped_N = ratio_N.clamp(1 - told.clip_low, 1 + told.clip_high)
+    objective_N = torch.minimum(ratio_N * advantage_N, clipped_N * advantage_N)
+    dual_N = torch.maximum(objective_N, told.dual_clip * advantage_N)
+    objective_N = torch.where(advantage_N < 0, dual_N, objective_N)
+    distance_N = base_N - logprob_N
+    k3_N = distance_N.exp() - 1 - distance_N
+    return (told.kl * ratio_N.detach().clamp(0, 2) * k3_N - objective_N).sum()
+
+
+def main() -> None:
+    name, folder = sys.argv[1:]
+    paths = Paths(Path(folder))
+    case = paths.case()
+    torch.set_num_threads(case.threads)
+    step = CONTENDERS[name](paths, case, load_recipe(_RECIPE).train)
+    _answer({"loaded_bytes": _begin_to_watch_memory(case)})
+    for line in sys.stdin:
+        _answer(_profiled(step) if line.strip() == "profile" else _timed(step, case))
+
+
+def _timed(step: Step, case: Case) -> dict[str, float]:
+    _wait_for_device(case)
+    wall, cpu = time.perf_counter(), time.process_time()
+    loss = step()
+    _wait_for_device(case)
+    seconds = {"wall_seconds": time.perf_counter() - wall, "cpu_seconds": time.process_time() - cpu}
+    return {"loss": loss, "peak_bytes": _peak_bytes(case), **seconds}
+
+
+def _profiled(step: Step) -> dict[str, float | str]:
+    """Where time goes, and the most that tensors on the CPU held during the step, beyond those held before."""
+    with profile(profile_memory=True) as found:
+        step()
+    sort = "self_device_time_total" if torch.cuda.is_available() else "self_cpu_time_total"
+    with tempfile.TemporaryDirectory() as folder:
+        trace = Path(folder) / "trace.json"
+        found.export_chrome_trace(str(trace))
+        events = json.loads(trace.read_text())["traceEvents"]
+    changes = [event for event in events if event["name"] == "[memory]" and event["args"]["Device Type"] == 0]
+    changes.sort(key=lambda event: float(event["ts"]))
+    before = changes[0]["args"]["Total Allocated"] - changes[0]["args"]["Bytes"]
+    tensor_bytes = max(event["args"]["Total Allocated"] for event in changes) - before
+    return {"tensor_bytes": tensor_bytes, "table": found.key_averages().table(sort_by=sort, row_limit=25)}
+
+
+def _answer(content: Mapping[str, float | str]) -> None:
+    print(json.dumps(content), flush=True)
+
+
+def _wait_for_device(case: Case) -> None:
+    if case.device == "cuda":
+        torch.cuda.synchronize()
+
+
+def _begin_to_watch_memory(case: Case) -> int:
+    """Forget what loading needed; bytes in use now."""
+    gc.collect()
+    if case.device == "cuda":
+        torch.cuda.empty_cache()
+        torch.cuda.reset_peak_memory_stats()
+        return torch.cuda.memory_allocated()
+    ctypes.CDLL(None).malloc_trim(0)
+    Path("/proc/self/clear_refs").write_text("5")  # Linux: the peak begins anew from here
+    return _from_status("VmRSS")
+
+
+def _peak_bytes(case: Case) -> int:
+    return torch.cuda.max_memory_allocated() if case.device == "cuda" else _from_status("VmHWM")
+
+
+def _from_status(field: str) -> int:
+    lines = Path("/proc/self/status").read_text().splitlines()
+    (line,) = (line for line in lines if line.startswith(f"{field}:"))
+    return int(line.split()[1]) * 1024
+
+
+if __name__ == "__main__":
+    main()

@@ -1,0 +1,326 @@
+"""What a training step costs: ours beside PEFT + transformers (Qwen3) and torchtune's LoRA recipe (Qwen2.5).
+
+Same weights, adapter, batch and arithmetic in one run; the run fails if the losses differ. Each contender is a
+process of its own, so that peak memory is its own, and they take turns step by step, so that a machine that slows
+down slows all of them. On the CPU a process's memory also holds code, libraries and what the allocator keeps, so
+what the step's tensors held at most is shown beside it. Run as `make bench-train`.
+"""
+
+from __future__ import annotations
+
+import argparse
+import json
+import os
+import subprocess
+import sys
+import tempfile
+from collections.abc import Iterator, Sequence
+from contextlib import ExitStack
+from dataclasses import dataclass
+from multiprocessing import get_context
+from pathlib import Path
+from random import Random
+from statistics import median
+from typing import TypedDict
+
+import torch
+from rich.console import Console
+from rich.table import Table
+
+from benchmarks.train_case import Case, Family, Shape, write_case
+
+CONTENDERS: dict[Family, tuple[str, ...]] = {"qwen3": ("clawloop", "peft"), "qwen2": ("clawloop", "torchtune")}
+TITLES: dict[Family, str] = {"qwen3": "Qwen3 shape", "qwen2": "Qwen2.5 shape"}
+# Qwen3-4B, and Qwen2.5-3B: torchtune's builder cannot make heads whose sizes do not add up to the model's width.
+GPU_SHAPES: dict[Family, Shape] = {
+    "qwen3": Shape(
+        vocab_size=151936,
+        hidden_size=2560,
+        intermediate_size=9728,
+        num_hidden_layers=36,
+        num_attention_heads=32,
+        num_key_value_heads=8,
+        head_dim=128,
+    ),
+    "qwen2": Shape(
+        vocab_size=151936,
+        hidden_size=2048,
+        intermediate_size=11008,
+        num_hidden_layers=36,
+        num_attention_heads=16,
+        num_key_value_heads=2,
+        head_dim=128,
+    ),
+}
+# Dense bfloat16, from the makers' data sheets.
+PEAK_TFLOPS = {"H200": 989, "H100": 989, "A100": 312}
+# The largest difference of losses; bfloat16 rounds each log-prob by up to some hundredths.
+TOLERANCE = {"float32": 1e-4, "bfloat16": 2e-2}
+
+
+class Took(TypedDict):
+    """A contender's answer to `step`."""
+
+    loss: float
+    peak_bytes: float
+    wall_seconds: float
+    cpu_seconds: float
+
+
+class Profiled(TypedDict):
+    """A contender's answer to `profile`."""
+
+    tensor_bytes: float
+    table: str
+
+
+class Contender:
+    """One process and what it answered; the model is loaded once `wait_until_loaded` returns."""
+
+    def __init__(self, name: str, folder: Path, case: Case):
+        self.name = name
+        self.loaded_bytes = 0.0
+        self.steps: list[Took] = []
+        self._process = subprocess.Popen(
+            [sys.executable, "-m", "benchmarks.train_contenders", name, str(folder)],
+            env={**os.environ, "OMP_NUM_THREADS": str(case.threads)},
+            stdin=subprocess.PIPE,
+            stdout=subprocess.PIPE,
+            text=True,
+        )
+
+    def wait_until_loaded(self) -> None:
+        self.loaded_bytes = json.loads(self._answer())["loaded_bytes"]
+
+    def take_step(self) -> None:
+        took: Took = json.loads(self._ask("step"))
+        self.steps.append(took)
+
+    def profile(self) -> Profiled:
+        profiled: Profiled = json.loads(self._ask("profile"))
+        return profiled
+
+    def end(self) -> None:
+        self._process.terminate()
+        self._process.wait(20)
+
+    def _ask(self, command: str) -> str:
+        assert self._process.stdin is not None
+        self._process.stdin.write(f"{command}\n")
+        self._process.stdin.flush()
+        return self._answer()
+
+    def _answer(self) -> str:
+        assert self._process.stdout is not None
+        while line := self._process.stdout.readline():
+            if line.startswith("{"):
+                return line
+        raise RuntimeError(f"{self.name} ended with {self._process.wait(20)}; what it said stands above")
+
+
+@dataclass(frozen=True)
+class Cost:
+    """
+    Args:
+        wall_seconds, cpu_seconds: median of a step.
+        peak_bytes: the process's (on a GPU: what torch had allocated), from when the model was loaded.
+        step_bytes: what came on top of the loaded model; on the CPU, tensors only.
+    """
+
+    name: str
+    wall_seconds: float
+    cpu_seconds: float
+    peak_bytes: float
+    step_bytes: float
+
+
+def main() -> None:
+    options = _options()
+    console = Console()
+    if options.gpu and not torch.cuda.is_available():
+        console.print("skipped: --gpu needs CUDA, and torch sees no CUDA device here")
+        return
+    os.environ.update(TRANSFORMERS_VERBOSITY="error", TQDM_DISABLE="1", TORCH_CPP_LOG_LEVEL="ERROR", HF_HUB_OFFLINE="1")
+    lengths = _lengths(options.samples, options.tokens)
+    with tempfile.TemporaryDirectory(dir=options.folder) as folder:
+        for family in options.families:
+            case = _case(family, lengths, options)
+            path = Path(folder) / family
+            # In a process of its own: it would keep the GPU's memory, or make this one's peak.
+            writer = get_context("spawn").Process(target=write_case, args=(path, case, lengths))
+            writer.start()
+            writer.join()
+            if writer.exitcode != 0:
+                raise RuntimeError(f"the case could not be made: exit code {writer.exitcode}")
+            costs, off = _measure(path, family, case, options)
+            _report(console, family, case, costs, lengths, options, off)
+
+
+def _measure(path: Path, family: Family, case: Case, options: argparse.Namespace) -> tuple[list[Cost], float]:
+    """What each contender's step costs, and the largest difference of their losses."""
+    with ExitStack() as stack:
+        contenders = [Contender(name, path, case) for name in CONTENDERS[family]]
+        for contender in contenders:
+            stack.callback(contender.end)
+        for contender in contenders:
+            contender.wait_until_loaded()
+        for number in range(options.warm_up + options.repeats):
+            for contender in contenders if number % 2 == 0 else reversed(contenders):
+                contender.take_step()
+        off = _largest_loss_difference(contenders)
+        if not off <= TOLERANCE[case.dtype]:
+            raise RuntimeError(f"losses differ by {off:.2g}: not the same step, so there is nothing to compare")
+        costs = []
+        for contender in contenders:
+            profiled = contender.profile() if case.device == "cpu" or options.profile else None
+            if profiled and options.profile:
+                print(f"{contender.name}\n{profiled['table']}", file=sys.stderr)
+            in_tensors = profiled["tensor_bytes"] if profiled and case.device == "cpu" else None
+            costs.append(_cost(contender, options.warm_up, in_tensors))
+        return costs, off
+
+
+def _largest_loss_difference(contenders: Sequence[Contender]) -> float:
+    losses_of_each = [[took["loss"] for took in contender.steps] for contender in contenders]
+    per_step: Iterator[tuple[float, ...]] = zip(*losses_of_each, strict=True)
+    return max(max(losses) - min(losses) for losses in per_step)
+
+
+def _cost(contender: Contender, warm_up: int, tensor_bytes: float | None) -> Cost:
+    timed = contender.steps[warm_up:]
+    peak = max(took["peak_bytes"] for took in contender.steps)
+    return Cost(
+        contender.name,
+        median(took["wall_seconds"] for took in timed),
+        median(took["cpu_seconds"] for took in timed),
+        peak,
+        peak - contender.loaded_bytes if tensor_bytes is None else tensor_bytes,
+    )
+
+
+def _flops(shape: Shape, lengths: Sequence[tuple[int, int]]) -> float:
+    """What a step must compute; activations computed again are not counted.
+
+    Reference forward, forward, and a backward pass that needs gradients of activations only: three times a
+    forward for weights, four times for attention, whose backward pass has two factors to differentiate.
+    """
+    tokens = sum(prompt + response - 1 for prompt, response in lengths)
+    projected = sum(response for _, response in lengths)
+    weights = tokens * shape.parameters_read_per_token + projected * shape.hidden_size * shape.vocab_size
+    width = shape.num_hidden_layers * shape.num_attention_heads * shape.head_dim
+    attention = sum((prompt + response - 1) ** 2 for prompt, response in lengths) * width
+    return 3 * 2 * weights + 4 * 2 * attention
+
+
+def _report(
+    console: Console,
+    family: Family,
+    case: Case,
+    costs: Sequence[Cost],
+    lengths: Sequence[tuple[int, int]],
+    options: argparse.Namespace,
+    off: float,
+) -> None:
+    on_gpu = case.device == "cuda"
+    tokens = sum(prompt + response - 1 for prompt, response in lengths)
+    peak_flops = _peak_flops(options.peak_tflops) if on_gpu else None
+    unit, size = ("GiB", 2**30) if on_gpu else ("MiB", 2**20)
+    table = Table(
+        "trainer",
+        "s/step",
+        "CPU s/step",
+        "tokens/s",
+        f"peak {unit}" if on_gpu else f"peak RSS {unit}",
+        f"the step's {unit}" if on_gpu else f"the step's tensors {unit}",
+        *(["MFU"] if on_gpu else []),
+        title=f"{TITLES[family]}, {case.dtype}, {len(lengths)} samples, {tokens} tokens",
+    )
+    for cost in costs:
+        share = None if peak_flops is None else _flops(case.shape, lengths) / cost.wall_seconds / peak_flops
+        table.add_row(
+            cost.name,
+            f"{cost.wall_seconds:.3f}",
+            f"{cost.cpu_seconds:.3f}",
+            f"{tokens / cost.wall_seconds:.0f}",
+            f"{cost.peak_bytes / size:.1f}",
+            f"{cost.step_bytes / size:.1f}",
+            *(["unknown" if share is None else f"{share:.1%}"] if on_gpu else []),
+        )
+    console.print(table)
+    ours, *others = costs
+    for other in others:
+        console.print(
+            f"ratio, ours to {other.name}: time {ours.wall_seconds / other.wall_seconds:.2f}, "
+            f"CPU time {ours.cpu_seconds / other.cpu_seconds:.2f}, peak {ours.peak_bytes / other.peak_bytes:.2f}, "
+            f"the step's {ours.step_bytes / other.step_bytes:.2f}; losses differ by {off:.1e}"
+        )
+
+
+def _peak_flops(told_tflops: float | None) -> float | None:
+    if told_tflops is not None:
+        return told_tflops * 1e12
+    name = torch.cuda.get_device_name()
+    return next((tflops * 1e12 for known, tflops in PEAK_TFLOPS.items() if known in name), None)
+
+
+def _lengths(samples: int, tokens: int) -> list[tuple[int, int]]:
+    """(prompt, response) of each sample: a total within a quarter of `tokens`, a quarter to a half of it response."""
+    random = Random(0)
+    lengths = []
+    for _ in range(samples):
+        total = random.randint(tokens * 3 // 4, tokens * 5 // 4)
+        response = random.randint(total // 4, total // 2)
+        lengths.append((total - response, response))
+    return lengths
+
+
+def _case(family: Family, lengths: Sequence[tuple[int, int]], options: argparse.Namespace) -> Case:
+    small = Shape(
+        vocab_size=options.vocab,
+        hidden_size=options.hidden,
+        intermediate_size=3 * options.hidden,
+        num_hidden_layers=options.layers,
+        num_attention_heads=options.hidden // 64,
+        num_key_value_heads=max(1, options.hidden // 128),
+        head_dim=64,
+    )
+    return Case(
+        family=family,
+        shape=GPU_SHAPES[family] if options.gpu else small,
+        dtype=options.dtype,
+        device="cuda" if options.gpu else "cpu",
+        rank=options.rank,
+        samples_at_once=options.samples_at_once,
+        threads=options.threads,
+        max_tokens=max(prompt + response - 1 for prompt, response in lengths),
+    )
+
+
+def _options() -> argparse.Namespace:
+    parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.ArgumentDefaultsHelpFormatter)
+    parser.add_argument("--gpu", action="store_true", help="Qwen3-4B and Qwen2.5-3B shapes in bfloat16, 2k tokens")
+    parser.add_argument("--families", nargs="+", choices=list(CONTENDERS), default=list(CONTENDERS))
+    parser.add_argument("--samples", type=int, default=16, help="in a batch")
+    parser.add_argument("--tokens", type=int, help="of a sample, about; 256, with --gpu 2048")
+    parser.add_argument("--samples-at-once", type=int, default=4, help="in a micro-batch")
+    parser.add_argument("--repeats", type=int, default=3, help="steps that are timed")
+    parser.add_argument("--warm-up", type=int, default=1, help="steps before")
+    parser.add_argument("--dtype", choices=list(TOLERANCE), help="float32, with --gpu bfloat16")
+    parser.add_argument("--rank", type=int, default=16, help="of LoRA")
+    parser.add_argument("--hidden", type=int, default=256, help="a multiple of 128")
+    parser.add_argument("--layers", type=int, default=4)
+    parser.add_argument("--vocab", type=int, default=8192)
+    parser.add_argument("--threads", type=int, default=1, help="one thread's time says most on a busy machine")
+    parser.add_argument("--peak-tflops", type=float, help="of this GPU in dense bfloat16; for MFU")
+    parser.add_argument("--profile", action="store_true", help="also print where each contender's time goes")
+    parser.add_argument("--folder", type=Path, help="for the checkpoints; the system's temporary one if not given")
+    options = parser.parse_args()
+    options.tokens = options.tokens or (2048 if options.gpu else 256)
+    options.dtype = options.dtype or ("bfloat16" if options.gpu else "float32")
+    if options.hidden % 128:
+        parser.error("--hidden must be a multiple of 128")
+    return options
+
+
+if __name__ == "__main__":
+    main()
