@@ -188,4 +188,4 @@ class JudgeUnavailable(TransientError):
 
 
 class AnnouncementFailed(TransientError):
-    """A session's workflow could not be told of a turn; the turn waits in Postgres for the sweep."""
+    """A session's workflow could not be told; a turn or feedback waits in Postgres for the sweep."""

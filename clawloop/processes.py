@@ -28,10 +28,11 @@ from clawloop.serving.chat import ChatEngines
 from clawloop.serving.rotation import Rotation
 from clawloop.settings import Settings
 from clawloop.telemetry import GatewayMetrics
-from clawloop.temporal import TemporalAnnouncer, connect
+from clawloop.temporal import TemporalAnnouncer, WithoutTemporal, connect
 from db.chains import Chains
 from db.engine import BACKGROUND_LIMIT, CHAT_LIMIT, Database
 from db.feedback import PostgresFeedbackStore
+from db.judged_so_far import PostgresJudgedSoFar
 from db.keys import PostgresKeyStore
 from db.policies import PostgresDirectoryStore, ensure_policy
 from db.recipes import ensure_recipe
@@ -139,9 +140,8 @@ async def _gateway_services(stack: AsyncExitStack, url: str, settings: Settings,
     spool = Spool(settings.data / "spool", SPOOL_LIMIT_BYTES)
     stack.callback(spool.close)
     feedback = PostgresFeedbackStore(patient)
-    announcements = await stack.enter_async_context(
-        Announcements(await _announcer(settings), patient_turns, feedback, metrics)
-    )
+    announcer = await _announcer(settings)
+    announcements = await stack.enter_async_context(Announcements(announcer, patient_turns, feedback, metrics))
     recorder = await stack.enter_async_context(Recorder(turns, patient_turns, spool, metrics, announcements))
     return Services(
         keys=KeyRing(PostgresKeyStore(database)),
@@ -151,6 +151,8 @@ async def _gateway_services(stack: AsyncExitStack, url: str, settings: Settings,
         announcements=announcements,
         sessions=PostgresSessionStore(patient),
         feedback=feedback,
+        judged=PostgresJudgedSoFar(patient),
+        operations=announcer or WithoutTemporal(),
         versions=VersionChooser(turns),
         readiness=GatewayReadiness(database, engines),
         metrics=metrics,

@@ -16,7 +16,7 @@ from clawloop.ids import JudgementId, TurnId, new_sample_id
 from db.arrays import ids_to_bytes
 from db.tables import Sample, Session, Turn
 
-# A step has it, or had it: what is decided now comes too late for this sample.
+# In any other state a step has it, or had it: what is decided now comes too late for this sample.
 _OPEN = (SampleState.FRESH, SampleState.SUPERSEDED)
 
 
@@ -46,6 +46,15 @@ async def put_sample(
     await connection.execute(
         new.on_conflict_do_update(index_elements=[Sample.judgement_id], set_=values, where=Sample.state.in_(_OPEN))
     )
+
+
+async def supersede_older(connection: AsyncConnection, judgement: JudgementId, turn_id: TurnId, reason: str) -> bool:
+    """Take back the fresh samples of the turn's other judgements; False if a step has, or had, one of them."""
+    others = [Sample.turn_id == turn_id, Sample.judgement_id != judgement]
+    fresh = update(Sample).where(*others, Sample.state == SampleState.FRESH)
+    await connection.execute(fresh.values(state=SampleState.SUPERSEDED, reason=f"judged again: {reason}"))
+    taken = select(Sample.id).where(*others, Sample.state.not_in(_OPEN)).limit(1)
+    return await connection.scalar(taken) is None
 
 
 async def withdraw_sample(connection: AsyncConnection, judgement: JudgementId, reason: str) -> None:

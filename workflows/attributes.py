@@ -16,6 +16,7 @@ JUDGE_QUEUE = "judge"
 SESSION_WORKFLOW = "Session"
 TURN_RECORDED = "turn_recorded"
 FEEDBACK_GIVEN = "feedback_given"
+JUDGE_AGAIN = "judge_again"
 SWEEP_WORKFLOW = "Sweep"
 SWEEP_ID = "sweep"
 

@@ -105,6 +105,7 @@ OPERATIONS = (
     ("/admin/v1/engines", "GET"),
     ("/admin/v1/sessions", "GET"),
     ("/admin/v1/sessions/{session_id}", "GET"),
+    ("/admin/v1/turns/{turn}/judge", "POST"),
     ("/healthz", "GET"),
     ("/readyz", "GET"),
     ("/metrics", "GET"),
