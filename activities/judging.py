@@ -116,8 +116,19 @@ class JudgingActivities:
             why = f"judged again in vain, {end.why}; it stays: {turn.outcome_detail}"
             return _fate(placed, turn.outcome, held.verdict, why)
         await self._store.settle(judgement.id, end, [one.id for one in given if not one.applied])
+        if ask.revision is not None and (stays := await self._stays(ask)) is not None:
+            return stays
         log.info("judged", extra={"turn_id": str(turn.record.turn_id), "outcome": end.outcome})
         return _fate(placed, end.outcome, end.verdict.verdict, end.why)
+
+    async def _stays(self, ask: JudgeTurn) -> TurnFate | None:
+        """The turn's fate if an operator's wish came too late for it; None if it did not."""
+        now = await self._store.place(ask.turn_id)
+        if now is None or (now.held is not None and now.held.revision >= (ask.revision or 0)):
+            return None
+        held = None if now.held is None else now.held.verdict
+        why = f"a step has its sample, so it stays: {now.turn.outcome_detail}"
+        return _fate(now, now.turn.outcome, held, why)
 
     async def _open(self, case: _Case, ask: JudgeTurn, new_feedback: bool) -> OpenJudgement:
         turn_id = case.record.turn_id

@@ -54,11 +54,14 @@ class JudgementStore(TurnPlaces, Protocol):
         self, judgement: JudgementId, kind: str, index: int, raw: str, hint: HintVote | None
     ) -> None: ...
 
-    async def settle(self, judgement: JudgementId, end: Settlement, applied: list[FeedbackId]) -> None:
+    async def settle(self, judgement: JudgementId, end: Settlement, applied: list[FeedbackId]) -> str | None:
         """Verdict, hint, sample and the turn's outcome in one transaction; feedback `applied` is taken into it.
 
-        Samples of the turn's older judgements that no step has taken are superseded. Where a step has taken one, only
-        new feedback makes a further sample; without any, the turn stays as it is.
+        Samples of the turn's other judgements that no step has taken are superseded. Where a step has taken one, only
+        new feedback makes a further sample: without any, the judgement is not held and the turn stays as it is.
+
+        Returns:
+            The policy that has a batch waiting since this call; None if it has none, or had one before.
         """
 
     async def feedback_of(self, turn_id: TurnId) -> list[GivenFeedback]:
@@ -95,8 +98,12 @@ class ClosingStore(Protocol):
 
     async def close(
         self, session: SessionId, why: str, endings: Sequence[Ending], guarantee: str | None, extra: ExtraSample | None
-    ) -> None:
-        """End undecided turns and the session in one transaction. Turns decided meanwhile stay as they are."""
+    ) -> str | None:
+        """End undecided turns and the session in one transaction. Turns decided meanwhile stay as they are.
+
+        Returns:
+            The policy that has a batch waiting since this call; None if it has none, or had one before.
+        """
 
 
 class UpkeepStore(Protocol):

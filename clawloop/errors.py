@@ -187,5 +187,9 @@ class JudgeUnavailable(TransientError):
         self.retry_after_seconds = retry_after_seconds
 
 
+class TrainerUnavailable(TransientError):
+    """A training process or one of its ranks died or does not answer; the same step is computed again."""
+
+
 class AnnouncementFailed(TransientError):
     """A session's workflow could not be told; a turn or feedback waits in Postgres for the sweep."""

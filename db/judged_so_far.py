@@ -55,11 +55,12 @@ def _query() -> Select[Any]:
         .where(Judgement.turn_id == Turn.id, Judgement.decided_at.is_not(None))
         .scalar_subquery()
     )
-    newest_sample = (
+    open_states = (SampleState.FRESH, SampleState.SUPERSEDED)
+    telling_sample = (
         select(Sample.state)
         .join(Judgement, Judgement.id == Sample.judgement_id)
         .where(Sample.turn_id == Turn.id)
-        .order_by(Judgement.revision.desc())
+        .order_by(Sample.state.not_in(open_states).desc(), Judgement.revision.desc())
         .limit(1)
         .scalar_subquery()
     )
@@ -70,7 +71,7 @@ def _query() -> Select[Any]:
         Turn.version,
         Turn.response.is_not(None).label("replied"),
         (func.coalesce(newest_decided, -1) + 1).label("next_revision"),
-        newest_sample.label("sample"),
+        telling_sample.label("sample"),
         Session.id.label("session"),
         Session.policy,
         Session.identified_by,

@@ -29,6 +29,7 @@ from sqlalchemy.dialects.postgresql import TIMESTAMP
 from sqlalchemy.orm import DeclarativeBase, Mapped, mapped_column
 
 from clawloop.contracts import Outcome, SampleState, SessionState, TurnKind, TurnStatus
+from clawloop.steps import StepState
 from db.exact_json import ExactJson
 
 
@@ -76,8 +77,12 @@ class Policy(Base):
     head: Mapped[int]  # newest committed version
     active: Mapped[int]  # the version new requests get
     epoch: Mapped[int] = mapped_column(server_default=text("0"))  # raised by every roll-back
+    pinned: Mapped[int | None]  # stays active whatever is trained
+    pool: Mapped[str] = mapped_column(server_default=text("'default'"))  # the trainers that train it
     paused_reason: Mapped[str | None]
+    paused_at: Mapped[datetime | None]
     work_waiting: Mapped[bool] = mapped_column(server_default=text("false"))
+    work_signalled_at: Mapped[datetime | None]  # its training workflow was told that work waits
     recipe_hash: Mapped[str | None] = mapped_column(ForeignKey("recipes.hash"))  # what it learns by; None: nothing
     created_at: Mapped[datetime] = mapped_column(server_default=text("now()"))
 
@@ -97,6 +102,64 @@ class Version(Base):
     path: Mapped[str | None]
     sha256: Mapped[bytes | None]
     created_at: Mapped[datetime] = mapped_column(server_default=text("now()"))
+    activated_at: Mapped[datetime | None]  # it answered from then on
+    retired_at: Mapped[datetime | None]  # until then
+    removed_at: Mapped[datetime | None]  # its files are gone
+
+
+class Step(Base):
+    """One optimiser update on one claimed batch; step n makes version n."""
+
+    __tablename__ = "steps"
+    __table_args__ = (
+        _one_of("state", StepState),
+        ForeignKeyConstraint(["policy", "parent"], ["versions.policy", "versions.n"]),
+        CheckConstraint("(finished_at IS NULL) = (state = 'claimed')", name="finished"),
+        # One step at a time: the next batch belongs to the model this step makes.
+        Index("steps_claimed_idx", "policy", unique=True, postgresql_where=text("state = 'claimed'")),
+    )
+
+    policy: Mapped[str] = mapped_column(ForeignKey("policies.id"), primary_key=True)
+    n: Mapped[int] = mapped_column(primary_key=True)
+    parent: Mapped[int]
+    epoch: Mapped[int]
+    state: Mapped[str]
+    attempt: Mapped[int] = mapped_column(server_default=text("0"))  # how often it was begun
+    recipe_hash: Mapped[str] = mapped_column(ForeignKey("recipes.hash"))
+    reason: Mapped[str | None]  # why it was abandoned or quarantined
+    metrics: Mapped[Any | None] = mapped_column(ExactJson)
+    claimed_at: Mapped[datetime] = mapped_column(server_default=text("now()"))
+    finished_at: Mapped[datetime | None]
+
+
+class StepSample(Base):
+    """A step's batch, in its order."""
+
+    __tablename__ = "step_samples"
+    __table_args__ = (
+        ForeignKeyConstraint(["policy", "step"], ["steps.policy", "steps.n"]),
+        UniqueConstraint("policy", "step", "place"),
+        Index(None, "sample_id"),
+    )
+
+    policy: Mapped[str] = mapped_column(primary_key=True)
+    step: Mapped[int] = mapped_column(primary_key=True)
+    sample_id: Mapped[UUID] = mapped_column(ForeignKey("samples.id"), primary_key=True)
+    place: Mapped[int]
+    dropped: Mapped[str | None]  # why the step left it out
+
+
+class Event(Base):
+    """Something an operator or the service itself did to a policy."""
+
+    __tablename__ = "events"
+    __table_args__ = (Index(None, "policy", "id"),)
+
+    id: Mapped[UUID] = mapped_column(primary_key=True)
+    policy: Mapped[str] = mapped_column(ForeignKey("policies.id"))
+    kind: Mapped[str]  # e.g. paused, resumed, rolled_back, pinned, quarantined
+    detail: Mapped[Any] = mapped_column(ExactJson)
+    at: Mapped[datetime] = mapped_column(server_default=text("now()"))
 
 
 class ApiKey(Base):
@@ -171,6 +234,7 @@ class Turn(Base):
         Index(None, "session_id", "id"),
         Index(None, "session_id", "response_digest"),
         Index(None, "parent_turn_id"),
+        Index("turns_waiting_idx", "session_id", postgresql_where=text("outcome = 'waiting'")),
         Index("turns_unannounced_idx", "id", postgresql_where=text("announced_at IS NULL AND kind = 'main'")),
     )
 
@@ -343,6 +407,7 @@ class Engine(Base):
     id: Mapped[str] = mapped_column(primary_key=True)
     url: Mapped[str] = mapped_column(unique=True)
     draining: Mapped[bool] = mapped_column(server_default=text("false"))
+    problem: Mapped[str | None]  # why its agent took it out of rotation; None: it works, or has no agent
     added_by: Mapped[str | None]  # the installation whose `clawloop up` or gateway added it; None: a person
     added_at: Mapped[datetime] = mapped_column(server_default=text("now()"))
 

@@ -25,7 +25,7 @@ class JudgedSoFar:
     Args:
         session: its own, as its workflow is begun with.
         replied: it has a reply to judge.
-        sample: the state of its newest sample; None if it has none.
+        sample: the state of the sample a step has or had, else of its newest one; None if it has none.
         next_revision: of the judgement that would come after the newest decided one, from 0.
     """
 

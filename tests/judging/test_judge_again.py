@@ -109,7 +109,8 @@ async def test_a_sample_taken_meanwhile_stays_the_only_one(binary_bench: Bench, 
         "UPDATE turns SET outcome = 'trained', outcome_detail = 'trained in step 1' WHERE id = %s", first.turn_id
     )
     bench.judge.votes = [-1]
-    await bench.tell(session, first, revision=1)  # asked for before the step took it
+    (fate,) = await bench.tell(session, first, revision=1)  # asked for before the step took it
+    assert (fate.outcome, fate.why) == (Outcome.TRAINED, "a step has its sample, so it stays: trained in step 1")
     assert bench.rows("SELECT state, reward FROM samples") == [{"state": state, "reward": 1.0}]
     stored = await bench.turn(first.turn_id)
     assert (stored.outcome, stored.outcome_detail) == (Outcome.TRAINED, "trained in step 1")
