@@ -9,7 +9,7 @@ from temporalio import activity
 
 from activities.messages import WHY_LIMIT, Closed, CloseSession, TurnFate
 from activities.pairing import find_next_state
-from activities.ports import ClosingStore, TurnPlaces
+from activities.ports import ClosingStore, Counts, TurnPlaces, Uncounted
 from clawloop.contracts import Outcome, TurnKind
 from clawloop.ids import TurnId
 from clawloop.judging.records import ClosingSession, Ending, ExtraSample, SessionTurn
@@ -24,8 +24,9 @@ TO_JUDGE_LIMIT = 50
 class LedgerActivities:
     """On the queue `ledger`: short, PostgreSQL only."""
 
-    def __init__(self, store: ClosingStore, places: TurnPlaces) -> None:
+    def __init__(self, store: ClosingStore, places: TurnPlaces, counts: Counts | None = None) -> None:
         self._store = store
+        self._counts: Counts = counts or Uncounted()
         self._places = places
 
     @activity.defn
@@ -48,6 +49,7 @@ class LedgerActivities:
             return Closed(to_judge=to_judge[:TO_JUDGE_LIMIT], fates=[], turns=session.main_turns)
         guarantee, extra = _guarantee(session)
         await self._store.close(ask.session_id, ask.why, [end for _, end in ends], guarantee, extra)
+        self._counts.closed(guaranteed=extra is not None)
         fates = [_fate(turn, end.outcome, end.why) for turn, end in ends]
         if extra is not None:
             fates += [

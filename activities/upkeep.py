@@ -15,7 +15,7 @@ from temporalio import activity
 
 from activities.heartbeat import heartbeating
 from activities.messages import Swept
-from activities.ports import Announcer, UpkeepStore
+from activities.ports import Announcer, Counts, Uncounted, UpkeepStore
 from clawloop.contracts import SessionFacts
 
 # Younger ones are on their way: a gateway announces within milliseconds, or not at all.
@@ -37,8 +37,16 @@ class UpkeepActivities:
         age: how old what was not announced must be.
     """
 
-    def __init__(self, store: UpkeepStore, announcer: Announcer, idle: timedelta, age: timedelta = AGE) -> None:
+    def __init__(
+        self,
+        store: UpkeepStore,
+        announcer: Announcer,
+        idle: timedelta,
+        age: timedelta = AGE,
+        counts: Counts | None = None,
+    ) -> None:
         self._store = store
+        self._counts: Counts = counts or Uncounted()
         self._announcer = announcer
         self._idle = idle
         self._age = age
@@ -47,11 +55,13 @@ class UpkeepActivities:
     async def sweep(self) -> Swept:
         """Announce what was missed, oldest first and each session in order; wake what was left open."""
         async with heartbeating():
-            return Swept(
+            swept = Swept(
                 announced=await self._announce_turns(),
                 feedback=await self._announce_feedback(),
                 woken=await self._wake_sessions(),
             )
+            self._counts.swept(swept.announced, swept.feedback, swept.woken)
+            return swept
 
     async def _announce_turns(self) -> int:
         total = 0

@@ -92,7 +92,7 @@ def gateway(
 @app.command()
 def worker(
     role: Annotated[str, typer.Argument(help="orchestrator or judge.")],
-    health_port: Annotated[int, typer.Option(help="Loopback port of /healthz and /readyz; 0 serves none.")] = 0,
+    health_port: Annotated[int, typer.Option(help="Loopback port of /healthz, /readyz, /metrics; 0 serves none.")] = 0,
     data: Data = None,
 ) -> None:
     """Do what Temporal hands out: sessions and their ledger, or judging."""

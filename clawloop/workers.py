@@ -14,6 +14,7 @@ from datetime import timedelta
 from enum import StrEnum
 
 from aiohttp import web
+from prometheus_client import CONTENT_TYPE_LATEST, generate_latest
 from temporalio.client import Client
 from temporalio.service import RPCError
 from temporalio.worker import Worker
@@ -29,6 +30,7 @@ from clawloop.serving.endpoints import Endpoint, Endpoints
 from clawloop.serving.judge import JudgeClient
 from clawloop.serving.rendering import EngineRenderer
 from clawloop.settings import Settings
+from clawloop.telemetry import WorkerMetrics
 from clawloop.temporal import TemporalAnnouncer, begin_sweeping, connect, register_search_attributes
 from db.closing import PostgresClosingStore
 from db.engine import BACKGROUND_LIMIT, Database
@@ -58,7 +60,7 @@ async def run_worker(role: Role, settings: Settings, health_port: int) -> None:
     """Work until asked to stop.
 
     Args:
-        health_port: loopback port of `/healthz` and `/readyz`; 0 serves none.
+        health_port: loopback port of `/healthz`, `/readyz` and `/metrics`; 0 serves none.
 
     Raises:
         SetupError: no database or no Temporal is given.
@@ -71,8 +73,9 @@ async def run_worker(role: Role, settings: Settings, health_port: int) -> None:
     for number in (signal.SIGINT, signal.SIGTERM):
         loop.add_signal_handler(number, stop.set)
     async with AsyncExitStack() as stack:
-        ready = await stack.enter_async_context(_health(health_port))
-        working = asyncio.create_task(_work(role, settings, url, address, ready))
+        metrics = WorkerMetrics()
+        ready = await stack.enter_async_context(_health(health_port, metrics))
+        working = asyncio.create_task(_work(role, settings, url, address, metrics, ready))
         stopping = asyncio.create_task(stop.wait())
         await asyncio.wait({working, stopping}, return_when=asyncio.FIRST_COMPLETED)
         stopping.cancel()
@@ -83,11 +86,13 @@ async def run_worker(role: Role, settings: Settings, health_port: int) -> None:
             log.info("worker stopped", extra={"role": role})
 
 
-async def _work(role: Role, settings: Settings, url: str, address: str, ready: asyncio.Event) -> None:
+async def _work(
+    role: Role, settings: Settings, url: str, address: str, metrics: WorkerMetrics, ready: asyncio.Event
+) -> None:
     """Ends only by raising or by being cancelled."""
     client = await _connected(role, address)
     async with AsyncExitStack() as stack:
-        for worker in await _workers(role, settings, url, client, stack):
+        for worker in await _workers(role, settings, url, client, metrics, stack):
             await stack.enter_async_context(worker)
         log.info("worker runs", extra={"role": role})
         ready.set()
@@ -111,27 +116,29 @@ async def _connected(role: Role, address: str) -> Client:
             await asyncio.sleep(RETRY_SECONDS)
 
 
-async def _workers(role: Role, settings: Settings, url: str, client: Client, stack: AsyncExitStack) -> list[Worker]:
+async def _workers(
+    role: Role, settings: Settings, url: str, client: Client, metrics: WorkerMetrics, stack: AsyncExitStack
+) -> list[Worker]:
     database = Database(url, BACKGROUND_LIMIT)
     stack.push_async_callback(database.close)
     judgements = PostgresJudgementStore(database)
     if role is Role.JUDGE:
         directory = await stack.enter_async_context(DirectoryCache(PostgresDirectoryStore(database)))
         engines = _engines(directory)
-        judge = await stack.enter_async_context(_judge(settings, engines))
+        judge = await stack.enter_async_context(_judge(settings, engines, metrics))
         renderer = await stack.enter_async_context(EngineRenderer(engines))
         return [
             Worker(
                 client,
                 task_queue=attributes.JUDGE_QUEUE,
-                activities=[JudgingActivities(judgements, judge, renderer).judge_turn],
+                activities=[JudgingActivities(judgements, judge, renderer, metrics).judge_turn],
                 max_concurrent_activities=JUDGEMENTS_AT_ONCE,
                 graceful_shutdown_timeout=GRACE,
             )
         ]
     idle = timedelta(minutes=settings.session_idle_minutes)
-    upkeep = UpkeepActivities(PostgresUpkeepStore(database), TemporalAnnouncer(client, idle), idle)
-    ledger = LedgerActivities(PostgresClosingStore(database), judgements)
+    upkeep = UpkeepActivities(PostgresUpkeepStore(database), TemporalAnnouncer(client, idle), idle, counts=metrics)
+    ledger = LedgerActivities(PostgresClosingStore(database), judgements, metrics)
     return [
         Worker(
             client,
@@ -159,19 +166,19 @@ def _engines(directory: DirectoryCache) -> Endpoints:
     return endpoints
 
 
-def _judge(settings: Settings, engines: Endpoints) -> JudgeClient:
+def _judge(settings: Settings, engines: Endpoints, metrics: WorkerMetrics) -> JudgeClient:
     if settings.judge_url is None:
-        return JudgeClient(engines, AnswerForm(settings.judge_form or AnswerForm.GRAMMAR))
+        return JudgeClient(engines, AnswerForm(settings.judge_form or AnswerForm.GRAMMAR), clock=metrics)
     if settings.judge_model is None:
         raise SetupError("CLAWLOOP_JUDGE_URL is set: say which model to ask for, CLAWLOOP_JUDGE_MODEL")
     key = None if settings.judge_api_key is None else settings.judge_api_key.get_secret_value()
     endpoint = Endpoint(settings.judge_url.rstrip("/").removesuffix("/v1"), settings.judge_model, key)
-    return JudgeClient(lambda policy: [endpoint], AnswerForm(settings.judge_form or AnswerForm.FREE))
+    return JudgeClient(lambda policy: [endpoint], AnswerForm(settings.judge_form or AnswerForm.FREE), clock=metrics)
 
 
 @asynccontextmanager
-async def _health(port: int) -> AsyncIterator[asyncio.Event]:
-    """Says that this process runs, and once the event is set, that it works."""
+async def _health(port: int, metrics: WorkerMetrics) -> AsyncIterator[asyncio.Event]:
+    """Says that this process runs, what it counts, and once the event is set, that it works."""
     ready = asyncio.Event()
 
     async def healthz(request: web.Request) -> web.Response:
@@ -182,11 +189,14 @@ async def _health(port: int) -> AsyncIterator[asyncio.Event]:
             return web.json_response({"status": "ready"})
         return web.json_response({"status": "not ready"}, status=503)
 
+    async def count(request: web.Request) -> web.Response:
+        return web.Response(body=generate_latest(metrics.registry), headers={"Content-Type": CONTENT_TYPE_LATEST})
+
     if port == 0:
         yield ready
         return
     app = web.Application()
-    app.add_routes([web.get("/healthz", healthz), web.get("/readyz", readyz)])
+    app.add_routes([web.get("/healthz", healthz), web.get("/readyz", readyz), web.get("/metrics", count)])
     runner = web.AppRunner(app, access_log=None)
     await runner.setup()
     try:

@@ -20,6 +20,7 @@ from clawloop.recipe import Recipe
 from clawloop.serving.endpoints import Endpoint
 from clawloop.serving.judge import JudgeClient
 from clawloop.serving.rendering import EngineRenderer
+from clawloop.telemetry import WorkerMetrics
 from db.closing import PostgresClosingStore
 from db.engine import Database
 from db.judgements import PostgresJudgementStore
@@ -46,6 +47,7 @@ class Bench:
 
     Attributes:
         judge: what answers.
+        metrics: what all of it counts.
     """
 
     url: str
@@ -56,6 +58,11 @@ class Bench:
     judging: JudgingActivities
     ledger: LedgerActivities
     key: ApiKeyId
+    metrics: WorkerMetrics
+
+    def counted(self, name: str, **labels: str) -> float:
+        """A counter's value, or how many a histogram has seen."""
+        return self.metrics.registry.get_sample_value(f"clawloop_worker_{name}", labels) or 0.0
 
     async def enter(self, *records: TurnRecord) -> SessionId:
         session = None
@@ -129,13 +136,15 @@ async def bench(postgres_url: str, judge: FakeJudge) -> AsyncIterator[Bench]:
     def endpoints(policy: str) -> list[Endpoint]:
         return [Endpoint(judge.url, "tiny")]
 
+    metrics = WorkerMetrics()
     async with (
-        JudgeClient(endpoints, AnswerForm.FREE, seconds=2) as client,
+        JudgeClient(endpoints, AnswerForm.FREE, seconds=2, clock=metrics) as client,
         EngineRenderer(endpoints) as renderer,
     ):
-        judging = JudgingActivities(judgements, client, renderer)
-        ledger = LedgerActivities(PostgresClosingStore(database), judgements)
-        yield Bench(postgres_url, database, PostgresTurnStore(database), judgements, judge, judging, ledger, key.id)
+        judging = JudgingActivities(judgements, client, renderer, metrics)
+        ledger = LedgerActivities(PostgresClosingStore(database), judgements, metrics)
+        turns = PostgresTurnStore(database)
+        yield Bench(postgres_url, database, turns, judgements, judge, judging, ledger, key.id, metrics)
     await database.close()
 
 

@@ -197,7 +197,7 @@ async def test_a_question_too_long_for_the_judge_is_asked_shorter(binary_bench: 
         ("503", "the judge answered 503"),
         ("html", "the judge's answer is no chat completion"),
         ("shapeless", "the judge's answer is no chat completion"),
-        ("hang", "the judge did not answer: no answer within 2 s"),
+        pytest.param("hang", "the judge did not answer: no answer within 2 s", marks=pytest.mark.slow),
     ],
 )
 async def test_a_judge_that_may_recover_is_asked_again_later_and_nothing_is_decided(
