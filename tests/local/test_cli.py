@@ -17,7 +17,6 @@ from clawloop.local.up import Surroundings
 from db.engine import BACKGROUND_LIMIT, Database
 from db.serving_engines import add_engine, list_engines
 
-
 pytestmark = pytest.mark.slow  # each command is a process that imports all it needs
 
 
