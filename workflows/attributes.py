@@ -12,6 +12,7 @@ from clawloop.ids import SessionId
 WORKFLOW_QUEUE = "clawloop"
 LEDGER_QUEUE = "ledger"
 JUDGE_QUEUE = "judge"
+TRAINER_QUEUE_PREFIX = "trainer-"
 
 SESSION_WORKFLOW = "Session"
 TURN_RECORDED = "turn_recorded"
@@ -28,3 +29,8 @@ SEARCH_ATTRIBUTES = (POLICY, SESSION, STATE, VERSION)
 
 def session_workflow_id(session_id: SessionId) -> str:
     return f"session/{session_id}"
+
+
+def trainer_queue(pool: str) -> str:
+    """Where the trainers of a pool look for steps; each pool serves one base model."""
+    return f"{TRAINER_QUEUE_PREFIX}{pool}"
