@@ -117,3 +117,14 @@ class PublishAnnouncer(Protocol):
         Raises:
             AnnouncementFailed
         """
+
+
+class WorkAnnouncer(Protocol):
+    """What tells policies' training workflows that a batch waits."""
+
+    async def announce_work(self, policy: str) -> None:
+        """Tell the workflow, and begin it if it does not run. Twice is once.
+
+        Raises:
+            AnnouncementFailed: the sweep will tell it.
+        """

@@ -162,3 +162,19 @@ class Engines(Protocol):
 class Readiness(Protocol):
     async def problems(self) -> list[str]:
         """Why this gateway should get no traffic now, one line each; empty when it should."""
+
+
+class Operations(Protocol):
+    """What tells Temporal what an operator said, after PostgreSQL was told. It answers within its own limit.
+
+    Every call raises AnnouncementFailed when the workflow could not be told now; it holds nevertheless, and the
+    workflow sees it when it looks next.
+    """
+
+    async def pause(self, policy: str, reason: str) -> None: ...
+
+    async def resume(self, policy: str, retry: bool) -> None: ...
+
+    async def roll_back(self, policy: str, version: int) -> None: ...
+
+    async def pin(self, policy: str, version: int | None) -> None: ...

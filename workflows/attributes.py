@@ -12,12 +12,21 @@ from clawloop.ids import SessionId
 WORKFLOW_QUEUE = "clawloop"
 LEDGER_QUEUE = "ledger"
 JUDGE_QUEUE = "judge"
+TRAINER_QUEUE_PREFIX = "trainer-"
 
 SESSION_WORKFLOW = "Session"
 TURN_RECORDED = "turn_recorded"
 FEEDBACK_GIVEN = "feedback_given"
 SWEEP_WORKFLOW = "Sweep"
 SWEEP_ID = "sweep"
+TRAINING_WORKFLOW = "Training"
+WORK_WAITING = "work_waiting"
+PAUSE = "pause"
+RESUME = "resume"
+ROLL_BACK = "roll_back"
+PIN = "pin"
+TRAIN_STEP = "train_step"
+PUBLISH_VERSION = "publish_version"
 
 POLICY = SearchAttributeKey.for_keyword("ClawPolicy")
 SESSION = SearchAttributeKey.for_keyword("ClawSession")
@@ -28,3 +37,12 @@ SEARCH_ATTRIBUTES = (POLICY, SESSION, STATE, VERSION)
 
 def session_workflow_id(session_id: SessionId) -> str:
     return f"session/{session_id}"
+
+
+def training_workflow_id(policy: str) -> str:
+    return f"training/{policy}"
+
+
+def trainer_queue(pool: str) -> str:
+    """Where the trainers of a pool look for steps; each pool serves one base model."""
+    return f"{TRAINER_QUEUE_PREFIX}{pool}"
