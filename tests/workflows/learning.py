@@ -1,4 +1,4 @@
-"""Learning of one policy on Temporal's real development server, with a ledger, a trainer and engines that are scripted."""
+"""Learning of one policy on a real Temporal development server; ledger, trainer and engines are scripted."""
 
 from __future__ import annotations
 
