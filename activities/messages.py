@@ -98,8 +98,10 @@ class Swept(_Message):
         announced: turns whose workflows were told.
         feedback: pieces of feedback whose workflows were told.
         woken: sessions that nobody had closed.
+        work: policies whose training workflows were told that a batch waits.
     """
 
     announced: int
     feedback: int
     woken: int
+    work: int = 0

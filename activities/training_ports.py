@@ -128,3 +128,13 @@ class WorkAnnouncer(Protocol):
         Raises:
             AnnouncementFailed: the sweep will tell it.
         """
+
+
+class WorkStore(Protocol):
+    """Which policies' training workflows have to be told that work waits."""
+
+    async def untold_work(self, age: timedelta) -> list[str]:
+        """Policies with work whose workflow was never told of it, or longer than `age` ago."""
+
+    async def mark_work_told(self, policies: Sequence[str]) -> None:
+        """Note that their workflows were told now."""

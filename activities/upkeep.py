@@ -16,6 +16,7 @@ from temporalio import activity
 from activities.heartbeat import heartbeating
 from activities.messages import Swept
 from activities.ports import Announcer, UpkeepStore
+from activities.work import WorkTelling
 from clawloop.contracts import SessionFacts
 
 # Younger ones are on their way: a gateway announces within milliseconds, or not at all.
@@ -37,9 +38,17 @@ class UpkeepActivities:
         age: how old what was not announced must be.
     """
 
-    def __init__(self, store: UpkeepStore, announcer: Announcer, idle: timedelta, age: timedelta = AGE) -> None:
+    def __init__(
+        self,
+        store: UpkeepStore,
+        announcer: Announcer,
+        work: WorkTelling,
+        idle: timedelta,
+        age: timedelta = AGE,
+    ) -> None:
         self._store = store
         self._announcer = announcer
+        self._work = work
         self._idle = idle
         self._age = age
 
@@ -51,6 +60,7 @@ class UpkeepActivities:
                 announced=await self._announce_turns(),
                 feedback=await self._announce_feedback(),
                 woken=await self._wake_sessions(),
+                work=await self._work.tell_again(),
             )
 
     async def _announce_turns(self) -> int:

@@ -110,7 +110,7 @@ def _described(model: type[_Said]) -> dict[str, Any]:
 async def show_training(request: Request, policy: str = "default") -> TrainingStatus:
     """What learning of a policy does now, and what it waits for."""
     services = await _admitted(request)
-    return TrainingStatus.of(await services.training.look(_known(policy)))
+    return TrainingStatus.of(await services.training.look(policy))
 
 
 @router.post("/training/pause", openapi_extra=_described(PauseRequest))
@@ -118,7 +118,7 @@ async def pause_training(request: Request, policy: str = "default") -> TrainingS
     """Claim no batch until resumed; a step that runs is finished. Holds whatever is restarted."""
     services = await _admitted(request)
     asked = _check(PauseRequest, await read_json(request, services.limits))
-    view = await services.training.pause(_known(policy), asked.reason)
+    view = await services.training.pause(policy, asked.reason)
     await _tell(services.operations.pause(policy, asked.reason))
     return TrainingStatus.of(view)
 
@@ -129,7 +129,7 @@ async def resume_training(request: Request, policy: str = "default") -> Training
     services = await _admitted(request)
     empty = request.headers.get("content-length", "0") == "0" and "transfer-encoding" not in request.headers
     asked = ResumeRequest() if empty else _check(ResumeRequest, await read_json(request, services.limits))
-    view = await services.training.resume(_known(policy), retry_quarantined=asked.retry)
+    view = await services.training.resume(policy, retry_quarantined=asked.retry)
     await _tell(services.operations.resume(policy, asked.retry))
     return TrainingStatus.of(view)
 
@@ -155,7 +155,7 @@ async def list_policies(request: Request) -> PolicyList:
 async def list_versions(request: Request, policy: str) -> VersionList:
     """All versions there ever were, each with what its step measured and where it is loaded."""
     services = await _admitted(request)
-    return VersionList(versions=await services.training.versions(_known(policy)))
+    return VersionList(versions=await services.training.versions(policy))
 
 
 @router.post("/policies/{policy}/roll-back", openapi_extra=_described(RollBackRequest))
@@ -163,7 +163,7 @@ async def roll_back(request: Request, policy: str) -> TrainingStatus:
     """Go on from an earlier version; a step that runs is abandoned, and its samples are free again."""
     services = await _admitted(request)
     asked = _check(RollBackRequest, await read_json(request, services.limits))
-    view = await services.training.roll_back(_known(policy), asked.version)
+    view = await services.training.roll_back(policy, asked.version)
     await _tell(services.operations.roll_back(policy, asked.version))
     return TrainingStatus.of(view)
 
@@ -174,9 +174,9 @@ async def pin(request: Request, policy: str) -> TrainingStatus:
     services = await _admitted(request)
     asked = _check(PinRequest, await read_json(request, services.limits))
     if asked.version is None:
-        view = await services.training.unpin(_known(policy))
+        view = await services.training.unpin(policy)
     else:
-        view = await services.training.pin(_known(policy), asked.version)
+        view = await services.training.pin(policy, asked.version)
     await _tell(services.operations.pin(policy, asked.version))
     return TrainingStatus.of(view)
 
@@ -185,13 +185,6 @@ async def _admitted(request: Request) -> Services:
     services = services_of(request)
     await services.keys.require(request.headers, Scope.ADMIN)
     return services
-
-
-def _known(policy: str) -> str:
-    """What may be looked for; PostgreSQL cannot hold a NUL."""
-    if "\0" in policy:
-        raise RequestRejected(f"There is no policy {policy!r}.", status=404, code="policy_not_found", field="policy")
-    return policy
 
 
 def _check(model: type[Asked], body: dict[str, Any]) -> Asked:

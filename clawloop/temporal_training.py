@@ -7,7 +7,7 @@ stands in PostgreSQL.
 from __future__ import annotations
 
 from datetime import timedelta
-from typing import Any
+from typing import Any, NoReturn
 
 from temporalio.client import Client, WorkflowUpdateFailedError, WorkflowUpdateRPCTimeoutOrCancelledError
 from temporalio.common import SearchAttributePair, TypedSearchAttributes, WorkflowIDConflictPolicy
@@ -22,6 +22,25 @@ from workflows.training_state import PolicyTraining
 
 # An Update needs a worker; 20 ms where one runs. An operator's command must not wait for one that does not.
 UPDATE_LIMIT = timedelta(seconds=2)
+
+
+class WithoutTemporal:
+    """Satisfies `api.ports.Operations` where no Temporal is given: what operators say waits in PostgreSQL."""
+
+    async def pause(self, policy: str, reason: str) -> None:
+        self._fail()
+
+    async def resume(self, policy: str, retry: bool) -> None:
+        self._fail()
+
+    async def roll_back(self, policy: str, version: int) -> None:
+        self._fail()
+
+    async def pin(self, policy: str, version: int | None) -> None:
+        self._fail()
+
+    def _fail(self) -> NoReturn:
+        raise AnnouncementFailed("no Temporal is given: set TEMPORAL_ADDRESS")
 
 
 class TemporalTraining:

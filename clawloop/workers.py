@@ -20,7 +20,9 @@ from temporalio.worker import Worker
 
 from activities.judging import JudgingActivities
 from activities.ledger import LedgerActivities
+from activities.steps import StepActivities
 from activities.upkeep import UpkeepActivities
+from activities.work import WorkTelling
 from api.directory import DirectoryCache
 from clawloop.errors import SetupError
 from clawloop.judging.prompts import AnswerForm
@@ -30,13 +32,17 @@ from clawloop.serving.judge import JudgeClient
 from clawloop.serving.rendering import EngineRenderer
 from clawloop.settings import Settings
 from clawloop.temporal import TemporalAnnouncer, begin_sweeping, connect, register_search_attributes
+from clawloop.temporal_training import TemporalTraining
 from db.closing import PostgresClosingStore
 from db.engine import BACKGROUND_LIMIT, Database
 from db.judgements import PostgresJudgementStore
 from db.policies import PostgresDirectoryStore
+from db.steps import PostgresStepStore
 from db.upkeep import PostgresUpkeepStore
+from db.work import PostgresWorkStore
 from workflows import attributes
 from workflows.session import SessionWorkflow
+from workflows.training import TrainingWorkflow
 from workflows.upkeep import SweepWorkflow
 
 log = logging.getLogger(__name__)
@@ -115,6 +121,7 @@ async def _workers(role: Role, settings: Settings, url: str, client: Client, sta
     database = Database(url, BACKGROUND_LIMIT)
     stack.push_async_callback(database.close)
     judgements = PostgresJudgementStore(database)
+    work = WorkTelling(PostgresWorkStore(database), TemporalTraining(client))
     if role is Role.JUDGE:
         directory = await stack.enter_async_context(DirectoryCache(PostgresDirectoryStore(database)))
         engines = _engines(directory)
@@ -124,25 +131,33 @@ async def _workers(role: Role, settings: Settings, url: str, client: Client, sta
             Worker(
                 client,
                 task_queue=attributes.JUDGE_QUEUE,
-                activities=[JudgingActivities(judgements, judge, renderer).judge_turn],
+                activities=[JudgingActivities(judgements, judge, renderer, work).judge_turn],
                 max_concurrent_activities=JUDGEMENTS_AT_ONCE,
                 graceful_shutdown_timeout=GRACE,
             )
         ]
     idle = timedelta(minutes=settings.session_idle_minutes)
-    upkeep = UpkeepActivities(PostgresUpkeepStore(database), TemporalAnnouncer(client, idle), idle)
-    ledger = LedgerActivities(PostgresClosingStore(database), judgements)
+    upkeep = UpkeepActivities(PostgresUpkeepStore(database), TemporalAnnouncer(client, idle), work, idle)
+    ledger = LedgerActivities(PostgresClosingStore(database), judgements, work)
+    steps = StepActivities(PostgresStepStore(database))
     return [
         Worker(
             client,
             task_queue=attributes.WORKFLOW_QUEUE,
-            workflows=[SessionWorkflow, SweepWorkflow],
+            workflows=[SessionWorkflow, SweepWorkflow, TrainingWorkflow],
             graceful_shutdown_timeout=GRACE,
         ),
         Worker(
             client,
             task_queue=attributes.LEDGER_QUEUE,
-            activities=[ledger.close_session, upkeep.sweep],
+            activities=[
+                ledger.close_session,
+                upkeep.sweep,
+                steps.look_at_training,
+                steps.claim_batch,
+                steps.quarantine_step,
+                steps.abandon_step,
+            ],
             max_concurrent_activities=JUDGEMENTS_AT_ONCE,
             graceful_shutdown_timeout=GRACE,
         ),

@@ -38,7 +38,7 @@ def summary(look: TrainingLook, claimed: Claimed) -> str:
 def _now(look: TrainingLook, computing: Claimed | None, since: datetime) -> str:
     step = None if computing is None else f"{summary(look, computing)}, computing since {since:%Y-%m-%d %H:%M} UTC"
     if look.state is TrainingState.PAUSED:
-        return f"paused: {look.reason}" + ("" if step is None else f" (what runs is finished: {step})")
+        return look.reason if step is None else f"{look.reason}\n\nwhat runs is finished: {step}"
     if step is not None:
         return step
     if look.step_state is StepState.CLAIMED:

@@ -49,7 +49,7 @@ BATCH = Claimed(policy="default", n=7, state=StepState.CLAIMED, samples=16)
             "v6 answers, engines are being given the newest",
         ),
         (
-            LOOK.model_copy(update={"state": TrainingState.PAUSED, "reason": "for now", "version": 5}),
+            LOOK.model_copy(update={"state": TrainingState.PAUSED, "reason": "paused: for now", "version": 5}),
             None,
             False,
             "paused: for now\n\nv5 answers, v6 is trained",

@@ -76,7 +76,7 @@ class ScriptedLearning:
         if self.step_state is StepState.CLAIMED:
             state, reason = TrainingState.TRAINING, ""
         if self.paused is not None:
-            state, reason = TrainingState.PAUSED, self.paused
+            state, reason = TrainingState.PAUSED, f"paused: {self.paused}"
         return TrainingLook(
             policy=policy,
             pool=self.policy,

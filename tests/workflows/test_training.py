@@ -104,7 +104,7 @@ async def test_a_pause_lets_the_running_step_finish_and_holds(scripted: Scripted
     await learner.samples(40)
     await until(lambda: scripted.at_once == 1)
     await learner.pause("the machine is needed")
-    await learner.shows("paused: the machine is needed (what runs is finished: step 1: 16 samples, from v0")
+    await learner.shows("paused: the machine is needed\n\nwhat runs is finished: step 1: 16 samples, from v0")
     scripted.gate.set()
     await answers(scripted, 1)  # it is published nevertheless
     await learner.samples(16)
