@@ -40,6 +40,9 @@ class StepStore(Protocol):
     async def abandon(self, policy: str, n: int, reason: str) -> None:
         """Give a claimed step up; its samples are free again."""
 
+    async def expire(self, policy: str, n: int, reason: str) -> None:
+        """Give a claimed step up that teaches nothing; its samples expire with the reason. Twice is once."""
+
     async def committed(self, policy: str, n: int) -> VersionRef | None:
         """The version step `n` made; None if it is not committed."""
 

@@ -88,3 +88,30 @@ class GatewayMetrics:
         self.engines_healthy = Gauge(
             "clawloop_gateway_engines_healthy", "Engines that take requests", registry=self.registry
         )
+
+
+class TrainerMetrics:
+    """What a trainer counts. Names are public: dashboards and alerts use them."""
+
+    def __init__(self) -> None:
+        self.registry = CollectorRegistry()
+        self.steps = Counter(
+            "clawloop_trainer_steps_total", "Steps computed, by how they ended", ["result"], registry=self.registry
+        )
+        self.step_seconds = Histogram(
+            "clawloop_trainer_step_seconds",
+            "From a batch's arrival to its adapter's last byte",
+            buckets=(0.5, 1, 2.5, 5, 10, 30, 60, 120, 300, 900, 3600),
+            registry=self.registry,
+        )
+        self.tokens = Counter("clawloop_trainer_tokens_total", "Trained response tokens", registry=self.registry)
+        self.dropped = Counter(
+            "clawloop_trainer_samples_dropped_total", "Samples left out of steps", registry=self.registry
+        )
+        self.loss = Gauge("clawloop_trainer_loss", "Of the newest step", ["policy"], registry=self.registry)
+        self.kl = Gauge(
+            "clawloop_trainer_kl_nats", "Mean KL to the base of the newest step", ["policy"], registry=self.registry
+        )
+        self.ratio = Gauge(
+            "clawloop_trainer_ratio", "Mean ratio to the recorded log-probs", ["policy"], registry=self.registry
+        )
