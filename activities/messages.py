@@ -98,8 +98,10 @@ class Swept(_Message):
         announced: turns whose workflows were told.
         feedback: pieces of feedback whose workflows were told.
         woken: sessions that nobody had closed.
+        removed: versions whose files nobody needed.
     """
 
     announced: int
     feedback: int
     woken: int
+    removed: int = 0

@@ -20,6 +20,7 @@ from clawloop.adapter_command import adapter_app
 from clawloop.errors import ClawloopError
 from clawloop.install import check_install
 from clawloop.local.command import up_command
+from clawloop.worker_command import worker_app
 
 if TYPE_CHECKING:
     from clawloop.ids import SessionId
@@ -35,6 +36,7 @@ app.add_typer(session_app, name="session")
 app.add_typer(key_app, name="key")
 app.add_typer(engine_app, name="engine")
 app.add_typer(adapter_app, name="adapter")
+app.add_typer(worker_app, name="worker")
 
 Result = TypeVar("Result")
 Data = Annotated[Path | None, typer.Option("--data", help="Folder of everything that survives a restart.")]
@@ -85,24 +87,6 @@ def gateway(
     configure_logging()
     options = GatewayOptions(host=host, port=chosen, allowed_hosts=frozenset(allowed_host or ()))
     asyncio.run(run_gateway(settings, options))
-
-
-@app.command()
-def worker(
-    role: Annotated[str, typer.Argument(help="orchestrator or judge.")],
-    health_port: Annotated[int, typer.Option(help="Loopback port of /healthz and /readyz; 0 serves none.")] = 0,
-    data: Data = None,
-) -> None:
-    """Do what Temporal hands out: sessions and their ledger, or judging."""
-    from clawloop.telemetry import configure_logging
-    from clawloop.workers import Role, run_worker
-
-    try:
-        chosen = Role(role)
-    except ValueError:
-        raise typer.BadParameter(f"{role!r}: use {' or '.join(Role)}", param_hint="ROLE") from None
-    configure_logging()
-    asyncio.run(run_worker(chosen, _settings(data), health_port))
 
 
 @app.command()
@@ -196,6 +180,7 @@ def list_engines(data: Data = None, as_json: AsJson = False) -> None:
             "url": engine.url,
             "draining": str(engine.draining).lower(),
             "versions": " ".join(f"{policy}-v{n}" for policy, ns in engine.versions.items() for n in sorted(ns)),
+            "problem": engine.problem or "",
         }
         for engine in engines
     ]

@@ -33,6 +33,7 @@ from db.chains import Chains
 from db.engine import BACKGROUND_LIMIT, CHAT_LIMIT, Database
 from db.feedback import PostgresFeedbackStore
 from db.keys import PostgresKeyStore
+from db.notices import PostgresNotices
 from db.policies import PostgresDirectoryStore, ensure_policy
 from db.recipes import ensure_recipe
 from db.schema import is_current, migrate
@@ -123,7 +124,7 @@ async def _gateway_services(stack: AsyncExitStack, url: str, settings: Settings,
     patient = Database(url, BACKGROUND_LIMIT)
     stack.push_async_callback(patient.close)
     metrics = GatewayMetrics()
-    directory = await stack.enter_async_context(DirectoryCache(PostgresDirectoryStore(database)))
+    directory = await stack.enter_async_context(DirectoryCache(PostgresDirectoryStore(database), PostgresNotices(url)))
 
     def known_engines() -> Sequence[Engine]:
         return directory.now.engines

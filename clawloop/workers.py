@@ -8,12 +8,14 @@ from __future__ import annotations
 import asyncio
 import logging
 import signal
-from collections.abc import AsyncIterator
+from collections.abc import AsyncIterator, Awaitable, Callable
 from contextlib import AsyncExitStack, asynccontextmanager
 from datetime import timedelta
 from enum import StrEnum
+from typing import TypeAlias
 
 from aiohttp import web
+from prometheus_client import CONTENT_TYPE_LATEST, CollectorRegistry, generate_latest
 from temporalio.client import Client
 from temporalio.service import RPCError
 from temporalio.worker import Worker
@@ -54,6 +56,10 @@ class Role(StrEnum):
     JUDGE = "judge"
 
 
+Workers: TypeAlias = Callable[[Client, AsyncExitStack], Awaitable[list[Worker]]]
+"""Puts a process's workers together, once Temporal answers; what they need is closed with the stack."""
+
+
 async def run_worker(role: Role, settings: Settings, health_port: int) -> None:
     """Work until asked to stop.
 
@@ -63,7 +69,33 @@ async def run_worker(role: Role, settings: Settings, health_port: int) -> None:
     Raises:
         SetupError: no database or no Temporal is given.
     """
-    url, address = database_url(settings), temporal_address(settings)
+    url = database_url(settings)
+
+    async def workers(client: Client, stack: AsyncExitStack) -> list[Worker]:
+        if role is Role.ORCHESTRATOR:
+            await _tell_temporal(client)
+        return await _workers(role, settings, url, client, stack)
+
+    await serve(role, settings, workers, health_port)
+
+
+async def serve(
+    name: str,
+    settings: Settings,
+    workers: Workers,
+    health_port: int,
+    *,
+    registry: CollectorRegistry | None = None,
+) -> None:
+    """Run workers until asked to stop.
+
+    Args:
+        registry: what `/metrics` shows; without one there is no such route.
+
+    Raises:
+        SetupError: no Temporal is given.
+    """
+    address = temporal_address(settings)
     if address is None:
         raise SetupError("no Temporal: set TEMPORAL_ADDRESS, or start `clawloop up` in another terminal")
     stop = asyncio.Event()
@@ -71,8 +103,8 @@ async def run_worker(role: Role, settings: Settings, health_port: int) -> None:
     for number in (signal.SIGINT, signal.SIGTERM):
         loop.add_signal_handler(number, stop.set)
     async with AsyncExitStack() as stack:
-        ready = await stack.enter_async_context(_health(health_port))
-        working = asyncio.create_task(_work(role, settings, url, address, ready))
+        ready = await stack.enter_async_context(_health(health_port, registry))
+        working = asyncio.create_task(_work(name, address, workers, ready))
         stopping = asyncio.create_task(stop.wait())
         await asyncio.wait({working, stopping}, return_when=asyncio.FIRST_COMPLETED)
         stopping.cancel()
@@ -80,35 +112,35 @@ async def run_worker(role: Role, settings: Settings, health_port: int) -> None:
         try:
             await working
         except asyncio.CancelledError:
-            log.info("worker stopped", extra={"role": role})
+            log.info("worker stopped", extra={"role": name})
 
 
-async def _work(role: Role, settings: Settings, url: str, address: str, ready: asyncio.Event) -> None:
+async def _work(name: str, address: str, workers: Workers, ready: asyncio.Event) -> None:
     """Ends only by raising or by being cancelled."""
-    client = await _connected(role, address)
     async with AsyncExitStack() as stack:
-        for worker in await _workers(role, settings, url, client, stack):
+        for worker in await _when_temporal_answers(address, workers, stack):
             await stack.enter_async_context(worker)
-        log.info("worker runs", extra={"role": role})
+        log.info("worker runs", extra={"role": name})
         ready.set()
         await asyncio.Event().wait()
 
 
-async def _connected(role: Role, address: str) -> Client:
-    """A client, once Temporal answers; the orchestrator also sees to what Temporal must know."""
+async def _when_temporal_answers(address: str, workers: Workers, stack: AsyncExitStack) -> list[Worker]:
     told = False
     while True:
         try:
-            client = await connect(address)
-            if role is Role.ORCHESTRATOR:
-                await register_search_attributes(client)
-                await begin_sweeping(client)
-            return client
+            return await workers(await connect(address), stack)
         except (RPCError, RuntimeError) as error:
             if not told:
                 log.warning("Temporal does not answer yet", extra={"why": " ".join(str(error).split())})
                 told = True
             await asyncio.sleep(RETRY_SECONDS)
+
+
+async def _tell_temporal(client: Client) -> None:
+    """What Temporal must know before there are workflows."""
+    await register_search_attributes(client)
+    await begin_sweeping(client)
 
 
 async def _workers(role: Role, settings: Settings, url: str, client: Client, stack: AsyncExitStack) -> list[Worker]:
@@ -170,7 +202,7 @@ def _judge(settings: Settings, engines: Endpoints) -> JudgeClient:
 
 
 @asynccontextmanager
-async def _health(port: int) -> AsyncIterator[asyncio.Event]:
+async def _health(port: int, registry: CollectorRegistry | None) -> AsyncIterator[asyncio.Event]:
     """Says that this process runs, and once the event is set, that it works."""
     ready = asyncio.Event()
 
@@ -182,11 +214,17 @@ async def _health(port: int) -> AsyncIterator[asyncio.Event]:
             return web.json_response({"status": "ready"})
         return web.json_response({"status": "not ready"}, status=503)
 
+    async def metrics(request: web.Request) -> web.Response:
+        assert registry is not None
+        return web.Response(body=generate_latest(registry), headers={"Content-Type": CONTENT_TYPE_LATEST})
+
     if port == 0:
         yield ready
         return
     app = web.Application()
     app.add_routes([web.get("/healthz", healthz), web.get("/readyz", readyz)])
+    if registry is not None:
+        app.add_routes([web.get("/metrics", metrics)])
     runner = web.AppRunner(app, access_log=None)
     await runner.setup()
     try:

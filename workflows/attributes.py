@@ -18,13 +18,24 @@ TURN_RECORDED = "turn_recorded"
 FEEDBACK_GIVEN = "feedback_given"
 SWEEP_WORKFLOW = "Sweep"
 SWEEP_ID = "sweep"
+ENGINE_WORKFLOW = "Engine"
+PUBLISH = "publish"
 
 POLICY = SearchAttributeKey.for_keyword("ClawPolicy")
 SESSION = SearchAttributeKey.for_keyword("ClawSession")
 STATE = SearchAttributeKey.for_keyword("ClawState")
 VERSION = SearchAttributeKey.for_int("ClawVersion")
-SEARCH_ATTRIBUTES = (POLICY, SESSION, STATE, VERSION)
+ENGINE = SearchAttributeKey.for_keyword("ClawEngine")
+SEARCH_ATTRIBUTES = (POLICY, SESSION, STATE, VERSION, ENGINE)
 
 
 def session_workflow_id(session_id: SessionId) -> str:
     return f"session/{session_id}"
+
+
+def engine_workflow_id(engine_id: str) -> str:
+    return f"engine/{engine_id}"
+
+
+def engine_queue(engine_id: str) -> str:
+    return f"engine-{engine_id}"
