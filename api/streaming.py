@@ -93,8 +93,8 @@ class ChatExchange(Response):
         for attempt in range(1, ATTEMPTS + 1):
             self._capture = self._fresh_capture()
             self._engine_id = None
+            wanted = self._chat.wanted(self._version)
             try:
-                wanted = self._chat.wanted(self._version)
                 async with self._services.engines.ask(wanted, self._chat.engine_body(self._version)) as answer:
                     self._engine_id = answer.engine_id
                     if self._chat.asked.stream:

@@ -22,8 +22,12 @@ from temporalio.worker import Worker
 
 from activities.judging import JudgingActivities
 from activities.ledger import LedgerActivities
+from activities.publishing import PublishingActivities
+from activities.retention import Retention
 from activities.upkeep import UpkeepActivities
 from api.directory import DirectoryCache
+from clawloop.adapter_folder import AdapterFolder
+from clawloop.engine_announcing import TemporalPublishAnnouncer
 from clawloop.errors import SetupError
 from clawloop.judging.prompts import AnswerForm
 from clawloop.processes import database_url, temporal_address
@@ -36,8 +40,11 @@ from db.closing import PostgresClosingStore
 from db.engine import BACKGROUND_LIMIT, Database
 from db.judgements import PostgresJudgementStore
 from db.policies import PostgresDirectoryStore
+from db.publishing import PostgresPublishingStore
+from db.steps import PostgresStepStore
 from db.upkeep import PostgresUpkeepStore
 from workflows import attributes
+from workflows.engine import EngineWorkflow
 from workflows.session import SessionWorkflow
 from workflows.upkeep import SweepWorkflow
 
@@ -162,19 +169,22 @@ async def _workers(role: Role, settings: Settings, url: str, client: Client, sta
             )
         ]
     idle = timedelta(minutes=settings.session_idle_minutes)
-    upkeep = UpkeepActivities(PostgresUpkeepStore(database), TemporalAnnouncer(client, idle), idle)
+    publishing_store = PostgresPublishingStore(database)
+    retention = Retention(publishing_store, AdapterFolder(settings.data / "adapters"))
+    upkeep = UpkeepActivities(PostgresUpkeepStore(database), TemporalAnnouncer(client, idle), idle, retention=retention)
+    publishing = PublishingActivities(publishing_store, PostgresStepStore(database), TemporalPublishAnnouncer(client))
     ledger = LedgerActivities(PostgresClosingStore(database), judgements)
     return [
         Worker(
             client,
             task_queue=attributes.WORKFLOW_QUEUE,
-            workflows=[SessionWorkflow, SweepWorkflow],
+            workflows=[SessionWorkflow, SweepWorkflow, EngineWorkflow],
             graceful_shutdown_timeout=GRACE,
         ),
         Worker(
             client,
             task_queue=attributes.LEDGER_QUEUE,
-            activities=[ledger.close_session, upkeep.sweep],
+            activities=[ledger.close_session, upkeep.sweep, publishing.publish_version],
             max_concurrent_activities=JUDGEMENTS_AT_ONCE,
             graceful_shutdown_timeout=GRACE,
         ),

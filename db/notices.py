@@ -13,11 +13,11 @@ from contextlib import aclosing
 import psycopg
 from sqlalchemy import make_url
 
+from db.activation import CHANNEL
 from db.engine import driver_url, told_by_postgres
 
 log = logging.getLogger(__name__)
 
-DIRECTORY_CHANNEL = "clawloop_directory"
 # The directory is read every second anyway.
 RECONNECT_SECONDS = 1.0
 # A connection cut in between says nothing; after this long without word it is asked for a sign of life.
@@ -38,7 +38,7 @@ class PostgresNotices:
             try:
                 connection = await self._connect()
                 async with connection:
-                    await connection.execute(f"LISTEN {DIRECTORY_CHANNEL}")
+                    await connection.execute(f"LISTEN {CHANNEL}")
                     told = False
                     yield  # what changed before this connection listened
                     while True:

@@ -10,7 +10,6 @@ import torch
 from clawloop.steps import VersionRef
 from clawloop.training.adapter import Adapter, BaseIdentity, adapter_files, read_adapter, write_version
 from clawloop.training.base_weights import BaseWeights
-
 from clawloop.training.collate import TokenSequence, collate
 from clawloop.training.loading import adapter_tensors, load_model, reset_adapter, set_adapter
 from clawloop.training.model import Lora, PolicyModel
@@ -51,4 +50,5 @@ def logprobs(policy: PolicyModel, prompt: Sequence[int], response: Sequence[int]
     """Of each response token, in float32; shape (T,)."""
     sequence = TokenSequence("turn", list(prompt), list(response), temperature)
     with torch.no_grad():
-        return policy(collate([sequence], [0])).logprobs_N
+        found: torch.Tensor = policy(collate([sequence], [0])).logprobs_N
+        return found
