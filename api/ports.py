@@ -119,6 +119,11 @@ class DirectoryStore(Protocol):
         """
 
 
+class DirectoryNotices(Protocol):
+    def changes(self) -> AsyncIterator[None]:
+        """Something each time the directory changed, and when changes may have been missed; never ends by itself."""
+
+
 class Answer(Protocol):
     """An engine's answer that has begun: status 200, nothing read yet."""
 
@@ -152,6 +157,9 @@ class Engines(Protocol):
             EngineRejected: the engine answered with an error.
             EngineUnavailable: none could take it in time.
         """
+
+    def lost(self, engine_id: str, wanted: Wanted) -> None:
+        """It has just said that it does not have this version: send it none such until it may have caught up."""
 
     def has(self, policy: str, version: int) -> bool:
         """Whether some engine that takes requests has this version."""

@@ -180,6 +180,7 @@ def list_engines(data: Data = None, as_json: AsJson = False) -> None:
             "url": engine.url,
             "draining": str(engine.draining).lower(),
             "versions": " ".join(f"{policy}-v{n}" for policy, ns in engine.versions.items() for n in sorted(ns)),
+            "problem": engine.problem or "",
         }
         for engine in engines
     ]

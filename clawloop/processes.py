@@ -35,6 +35,7 @@ from db.chains import Chains
 from db.engine import BACKGROUND_LIMIT, CHAT_LIMIT, Database
 from db.feedback import PostgresFeedbackStore
 from db.keys import PostgresKeyStore
+from db.notices import PostgresNotices
 from db.operators import PostgresTrainingStore
 from db.policies import PostgresDirectoryStore, ensure_policy
 from db.recipes import ensure_recipe
@@ -126,7 +127,7 @@ async def _gateway_services(stack: AsyncExitStack, url: str, settings: Settings,
     patient = Database(url, BACKGROUND_LIMIT)
     stack.push_async_callback(patient.close)
     metrics = GatewayMetrics()
-    directory = await stack.enter_async_context(DirectoryCache(PostgresDirectoryStore(database)))
+    directory = await stack.enter_async_context(DirectoryCache(PostgresDirectoryStore(database), PostgresNotices(url)))
 
     def known_engines() -> Sequence[Engine]:
         return directory.now.engines

@@ -22,10 +22,14 @@ from temporalio.worker import Worker
 
 from activities.judging import JudgingActivities
 from activities.ledger import LedgerActivities
+from activities.publishing import PublishingActivities
+from activities.retention import Retention
 from activities.steps import StepActivities
 from activities.upkeep import UpkeepActivities
 from activities.work import WorkTelling
 from api.directory import DirectoryCache
+from clawloop.adapter_folder import AdapterFolder
+from clawloop.engine_announcing import TemporalPublishAnnouncer
 from clawloop.errors import SetupError, TrainerUnavailable
 from clawloop.judging.prompts import AnswerForm
 from clawloop.processes import database_url, temporal_address
@@ -39,10 +43,12 @@ from db.closing import PostgresClosingStore
 from db.engine import BACKGROUND_LIMIT, Database
 from db.judgements import PostgresJudgementStore
 from db.policies import PostgresDirectoryStore
+from db.publishing import PostgresPublishingStore
 from db.steps import PostgresStepStore
 from db.upkeep import PostgresUpkeepStore
 from db.work import PostgresWorkStore
 from workflows import attributes
+from workflows.engine import EngineWorkflow
 from workflows.session import SessionWorkflow
 from workflows.training import TrainingWorkflow
 from workflows.upkeep import SweepWorkflow
@@ -174,14 +180,18 @@ async def _workers(role: Role, settings: Settings, url: str, client: Client, sta
             )
         ]
     idle = timedelta(minutes=settings.session_idle_minutes)
-    upkeep = UpkeepActivities(PostgresUpkeepStore(database), TemporalAnnouncer(client, idle), work, idle)
+    step_store, publishing_store = PostgresStepStore(database), PostgresPublishingStore(database)
+    retention = Retention(publishing_store, AdapterFolder(settings.data / "adapters"))
+    announcer = TemporalAnnouncer(client, idle)
+    upkeep = UpkeepActivities(PostgresUpkeepStore(database), announcer, work, idle, retention=retention)
     ledger = LedgerActivities(PostgresClosingStore(database), judgements, work)
-    steps = StepActivities(PostgresStepStore(database))
+    steps = StepActivities(step_store)
+    publishing = PublishingActivities(publishing_store, step_store, TemporalPublishAnnouncer(client))
     return [
         Worker(
             client,
             task_queue=attributes.WORKFLOW_QUEUE,
-            workflows=[SessionWorkflow, SweepWorkflow, TrainingWorkflow],
+            workflows=[SessionWorkflow, SweepWorkflow, TrainingWorkflow, EngineWorkflow],
             graceful_shutdown_timeout=GRACE,
         ),
         Worker(
@@ -194,6 +204,7 @@ async def _workers(role: Role, settings: Settings, url: str, client: Client, sta
                 steps.claim_batch,
                 steps.quarantine_step,
                 steps.abandon_step,
+                publishing.publish_version,
             ],
             max_concurrent_activities=JUDGEMENTS_AT_ONCE,
             graceful_shutdown_timeout=GRACE,

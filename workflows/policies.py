@@ -87,6 +87,31 @@ SWEEP = Policy(
     retry_policy=RetryPolicy(maximum_attempts=3, non_retryable_error_types=_PERMANENT),
 )
 
+ENGINE_LOAD = Policy(
+    # It waits for long replies to end before it loads one more version.
+    start_to_close_timeout=timedelta(hours=1),
+    heartbeat_timeout=timedelta(seconds=15),
+    # An engine takes a minute to restart; until then it is asked every few seconds.
+    retry_policy=RetryPolicy(
+        initial_interval=timedelta(milliseconds=250),
+        backoff_coefficient=2.0,
+        maximum_interval=timedelta(seconds=4),
+        non_retryable_error_types=_PERMANENT,
+    ),
+)
+"""Versions into an engine and out of it, on the queue of its agent."""
+
+ENGINE_WATCH = Policy(
+    start_to_close_timeout=timedelta(hours=1),  # it ends by itself after half of that
+    heartbeat_timeout=timedelta(seconds=15),
+    retry_policy=RetryPolicy(
+        initial_interval=timedelta(seconds=1),
+        backoff_coefficient=2.0,
+        maximum_interval=timedelta(seconds=30),
+        non_retryable_error_types=_PERMANENT,
+    ),
+)
+"""An engine watched until something changes."""
 
 PUBLISH = Policy(
     task_queue=LEDGER_QUEUE,
