@@ -172,6 +172,12 @@ async def _telling(settings: Settings) -> tuple[TemporalAnnouncer | None, Operat
     return TemporalAnnouncer(client, timedelta(minutes=settings.session_idle_minutes)), TemporalTraining(client)
 
 
+async def operations(settings: Settings) -> Operations:
+    """What tells training workflows what an operator said."""
+    _, telling = await _telling(settings)
+    return telling
+
+
 async def prepare(
     url: str,
     base_model: str,

@@ -126,7 +126,9 @@ async def running_gateway(
             yield made[0]
 
     async with serving(create_app(services)) as url:
-        yield Gateway(url, turns, sessions, keys, directory, list(engines), made[0], spool, key, admin_key, ledger, operations)
+        yield Gateway(
+            url, turns, sessions, keys, directory, list(engines), made[0], spool, key, admin_key, ledger, operations
+        )
 
 
 class AlwaysReady:
