@@ -126,6 +126,7 @@ class Published(_Message):
         engines: how many have it.
         missing: how many left rotation until they have it.
         reason: why the head does not answer, e.g. another one is pinned; empty if it does.
+        waited_seconds: from when this was asked to when it answered.
     """
 
     policy: str
@@ -134,6 +135,7 @@ class Published(_Message):
     engines: int = 0
     missing: int = 0
     reason: str = ""
+    waited_seconds: float | None = None
 
 
 # What operators say. The row in Postgres is written before and is the truth; these only wake the workflow.

@@ -70,6 +70,7 @@ PASSED_THROUGH = (
     "workflows.attributes",
     "workflows.policies",
     "workflows.state",  # frozen pydantic models
+    "workflows.training_state",
 )
 
 

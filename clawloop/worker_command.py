@@ -100,6 +100,25 @@ def trainer(
     run_trainer(TrainerProcess(setup=setup, pool=pool, nproc=nproc, health_port=health_port), settings)
 
 
+@worker_app.command()
+def engine(
+    engine: Annotated[str, typer.Option(help="The vLLM beside it: its id, as `engine list` shows it, or its URL.")],
+    restart_command: Annotated[
+        str | None, typer.Option(help="Run when the engine is dead; leave out where something else restarts it.")
+    ] = None,
+    health_port: Annotated[
+        int, typer.Option(help="Loopback port of /healthz, /readyz and /metrics; 0 serves none.")
+    ] = 0,
+    data: Data = None,
+) -> None:
+    """Loads and unloads versions in its engine, and refills it after a restart; one beside each engine."""
+    from clawloop.engine_agent import run_agent
+    from clawloop.telemetry import configure_logging
+
+    configure_logging()
+    asyncio.run(run_agent(engine, _settings(data), health_port, restart_command))
+
+
 def _run(role: Role, health_port: int, data: Path | None) -> None:
     from clawloop.telemetry import configure_logging
     from clawloop.workers import run_worker

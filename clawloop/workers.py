@@ -22,8 +22,14 @@ from temporalio.worker import Worker
 
 from activities.judging import JudgingActivities
 from activities.ledger import LedgerActivities
+from activities.publishing import PublishingActivities
+from activities.retention import Retention
+from activities.steps import StepActivities
 from activities.upkeep import UpkeepActivities
+from activities.work import WorkTelling
 from api.directory import DirectoryCache
+from clawloop.adapter_folder import AdapterFolder
+from clawloop.engine_announcing import TemporalPublishAnnouncer
 from clawloop.errors import SetupError, TrainerUnavailable
 from clawloop.judging.prompts import AnswerForm
 from clawloop.processes import database_url, temporal_address
@@ -32,13 +38,19 @@ from clawloop.serving.judge import JudgeClient
 from clawloop.serving.rendering import EngineRenderer
 from clawloop.settings import Settings
 from clawloop.temporal import TemporalAnnouncer, begin_sweeping, connect, register_search_attributes
+from clawloop.temporal_training import TemporalTraining
 from db.closing import PostgresClosingStore
 from db.engine import BACKGROUND_LIMIT, Database
 from db.judgements import PostgresJudgementStore
 from db.policies import PostgresDirectoryStore
+from db.publishing import PostgresPublishingStore
+from db.steps import PostgresStepStore
 from db.upkeep import PostgresUpkeepStore
+from db.work import PostgresWorkStore
 from workflows import attributes
+from workflows.engine import EngineWorkflow
 from workflows.session import SessionWorkflow
+from workflows.training import TrainingWorkflow
 from workflows.upkeep import SweepWorkflow
 
 log = logging.getLogger(__name__)
@@ -152,6 +164,7 @@ async def _workers(role: Role, settings: Settings, url: str, client: Client, sta
     database = Database(url, BACKGROUND_LIMIT)
     stack.push_async_callback(database.close)
     judgements = PostgresJudgementStore(database)
+    work = WorkTelling(PostgresWorkStore(database), TemporalTraining(client))
     if role is Role.JUDGE:
         directory = await stack.enter_async_context(DirectoryCache(PostgresDirectoryStore(database)))
         engines = _engines(directory)
@@ -161,25 +174,38 @@ async def _workers(role: Role, settings: Settings, url: str, client: Client, sta
             Worker(
                 client,
                 task_queue=attributes.JUDGE_QUEUE,
-                activities=[JudgingActivities(judgements, judge, renderer).judge_turn],
+                activities=[JudgingActivities(judgements, judge, renderer, work).judge_turn],
                 max_concurrent_activities=JUDGEMENTS_AT_ONCE,
                 graceful_shutdown_timeout=GRACE,
             )
         ]
     idle = timedelta(minutes=settings.session_idle_minutes)
-    upkeep = UpkeepActivities(PostgresUpkeepStore(database), TemporalAnnouncer(client, idle), idle)
-    ledger = LedgerActivities(PostgresClosingStore(database), judgements)
+    step_store, publishing_store = PostgresStepStore(database), PostgresPublishingStore(database)
+    retention = Retention(publishing_store, AdapterFolder(settings.data / "adapters"))
+    announcer = TemporalAnnouncer(client, idle)
+    upkeep = UpkeepActivities(PostgresUpkeepStore(database), announcer, work, idle, retention=retention)
+    ledger = LedgerActivities(PostgresClosingStore(database), judgements, work)
+    steps = StepActivities(step_store)
+    publishing = PublishingActivities(publishing_store, step_store, TemporalPublishAnnouncer(client))
     return [
         Worker(
             client,
             task_queue=attributes.WORKFLOW_QUEUE,
-            workflows=[SessionWorkflow, SweepWorkflow],
+            workflows=[SessionWorkflow, SweepWorkflow, TrainingWorkflow, EngineWorkflow],
             graceful_shutdown_timeout=GRACE,
         ),
         Worker(
             client,
             task_queue=attributes.LEDGER_QUEUE,
-            activities=[ledger.close_session, upkeep.sweep],
+            activities=[
+                ledger.close_session,
+                upkeep.sweep,
+                steps.look_at_training,
+                steps.claim_batch,
+                steps.quarantine_step,
+                steps.abandon_step,
+                publishing.publish_version,
+            ],
             max_concurrent_activities=JUDGEMENTS_AT_ONCE,
             graceful_shutdown_timeout=GRACE,
         ),
