@@ -20,7 +20,20 @@ from clawloop.turns.canonical import is_volatile
 from tests.chats import assistant, system, user
 from tests.openclaw_chats import TOOLS
 
-_WORDS = ("the", "file", "notes", "apples", "meeting", "seven", "write", "please", "report", "draft", "server", "garden")
+_WORDS = (
+    "the",
+    "file",
+    "notes",
+    "apples",
+    "meeting",
+    "seven",
+    "write",
+    "please",
+    "report",
+    "draft",
+    "server",
+    "garden",
+)
 
 
 def session_turns(

@@ -24,6 +24,7 @@ from tests.training.tiny import (
     as_samples,
     random_batch,
     random_sequences,
+    relative_error,
     save_checkpoint,
     session_batch,
     shake_adapter,
@@ -40,11 +41,6 @@ def load(path: Path) -> PolicyModel:
 
 def gradients(model: PolicyModel) -> dict[str, Tensor]:
     return {name: p.grad.clone() for name, p in model.adapter_parameters().items() if p.grad is not None}
-
-
-def relative_error(found: dict[str, Tensor], wanted: dict[str, Tensor]) -> float:
-    assert found.keys() == wanted.keys()
-    return max(float((found[name] - wanted[name]).norm() / wanted[name].norm()) for name in wanted)
 
 
 def both_ways(
@@ -102,7 +98,7 @@ def test_along_any_tree_a_model_reads_and_learns_what_it_does_from_documents_alo
     def holds(sequences: list[TokenSequence]) -> None:
         found = []
         everyone = range(len(sequences))
-        weights = torch.linspace(-1, 1, sum(len(sequence.response_ids) for sequence in sequences))
+        weights = torch.linspace(0.5, 1.5, sum(len(sequence.response_ids) for sequence in sequences))
         for share in (True, False):
             model.zero_grad()
             reading = model(collate(sequences, everyone, share_prefixes=share), entropies=True)

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import math
 from collections.abc import Sequence
 from pathlib import Path
 from typing import Literal
@@ -83,6 +84,13 @@ def shake_adapter(model: PolicyModel, size: float = 0.1) -> None:
             parameter.copy_(size * torch.randn(parameter.shape, generator=generator))
 
 
+def relative_error(found: dict[str, Tensor], wanted: dict[str, Tensor]) -> float:
+    """Of gradients, each taken whole as one vector: of a single tensor's there may be none but noise."""
+    assert found.keys() == wanted.keys()
+    off = sum(float((found[name] - wanted[name]).double().square().sum()) for name in wanted)
+    return math.sqrt(off / sum(float(tensor.double().square().sum()) for tensor in wanted.values()))
+
+
 def all_logits(model: PolicyModel, ids: list[int]) -> Tensor:
     """Logits at every position of one document."""
     packed = collate([TokenSequence("all", ids, [0], 1.0)], [0])
@@ -106,10 +114,12 @@ def as_samples(
 ) -> list[TrainingSample]:
     """Samples of these sequences: recorded log-probs near the model's, every third verdict negative."""
     generator = torch.Generator().manual_seed(seed)
+    packed = collate(sequences, range(len(sequences)))
+    with torch.no_grad():
+        logprobs_of = packed.split(model(packed).logprobs_N)
     samples = []
     for index, sequence in enumerate(sequences):
-        with torch.no_grad():
-            logprobs = model(collate(sequences, [index])).logprobs_N
+        logprobs = logprobs_of[index]
         noise = 0.15 * torch.randn(logprobs.shape, generator=generator)
         samples.append(
             TrainingSample(
@@ -140,12 +150,12 @@ def random_batch(model: PolicyModel, *, hints: bool = False, version: int = 1, s
     return as_samples(model, sequences, hinted=hinted, version=version, seed=seed + 1)
 
 
-def session_batch(model: PolicyModel, *, version: int = 1) -> list[TrainingSample]:
+def session_batch(model: PolicyModel, *, version: int = 1, seed: int = 5) -> list[TrainingSample]:
     """Eight samples in the shape of a session and of a group: long beginnings in common, none a continuation.
 
-    Five turns, each with a volatile end to its prompt, every other one hinted; three responses to one prompt.
+    Five turns, each with a volatile end to its prompt; three responses to one prompt. Each has a hint.
     """
-    generator = torch.Generator().manual_seed(5)
+    generator = torch.Generator().manual_seed(seed)
 
     def ids(count: int) -> list[int]:
         found: list[int] = torch.randint(0, VOCAB, (count,), generator=generator).tolist()
@@ -156,9 +166,9 @@ def session_batch(model: PolicyModel, *, version: int = 1) -> list[TrainingSampl
         lasting = [*lasting, *ids(12)]
         volatile = ids(6)
         sequences.append(TokenSequence(f"turn {turn}", [*lasting, *volatile], ids(9), 0.7))
-        hinted.append([*lasting, *ids(5), *volatile] if turn % 2 else None)
+        hinted.append([*lasting, *ids(5), *volatile])
     prompt = ids(50)
     for member in range(3):
         sequences.append(TokenSequence(f"member {member}", prompt, ids(4 + member), 1.0))
-        hinted.append(None)
-    return as_samples(model, sequences, hinted=hinted, version=version)
+        hinted.append([*prompt, *ids(5)])
+    return as_samples(model, sequences, hinted=hinted, version=version, seed=seed + 1)
