@@ -19,6 +19,7 @@ from activities.heartbeat import heartbeating
 from activities.messages import WHY_LIMIT, Judged, JudgeTurn, TurnFate
 from activities.pairing import find_next_state, judgeable_by
 from activities.ports import Counts, Judge, JudgementStore, Renderer, Uncounted
+from activities.work import WorkTelling
 from clawloop.contracts import Message, Outcome, TurnRecord
 from clawloop.errors import EngineRejected, EngineUnavailable
 from clawloop.judging.evidence import Evidence, gather
@@ -74,10 +75,13 @@ class _Case:
 class JudgingActivities:
     """On the queue `judge`."""
 
-    def __init__(self, store: JudgementStore, judge: Judge, renderer: Renderer, counts: Counts | None = None) -> None:
+    def __init__(
+        self, store: JudgementStore, judge: Judge, renderer: Renderer, work: WorkTelling, counts: Counts | None = None
+    ) -> None:
         self._store = store
         self._judge = judge
         self._renderer = renderer
+        self._work = work
         self._counts: Counts = counts or Uncounted()
 
     @activity.defn
@@ -117,7 +121,8 @@ class JudgingActivities:
             # A judge that does not answer must not undo what one said before; the votes there are wait for the next.
             why = f"judged again in vain, {end.why}; it stays: {turn.outcome_detail}"
             return _fate(placed, turn.outcome, held.verdict, why)
-        await self._store.settle(judgement.id, end, [one.id for one in given if not one.applied])
+        ready = await self._store.settle(judgement.id, end, [one.id for one in given if not one.applied])
+        await self._work.tell(ready)
         if ask.revision is not None and (stays := await self._stays(ask)) is not None:
             return stays
         self._counts.judged(end.outcome)

@@ -40,5 +40,5 @@ async def judge_again(request: Request, turn: str) -> JudgingAsked:
     if (why := why_not_again(so_far)) is not None:
         message = f"This turn cannot be judged again: {why}."
         raise RequestRejected(message, status=409, code="cannot_judge_again", field="turn")
-    await services.operations.judge_again(so_far.session, JudgeAgain(so_far.turn_id, so_far.next_revision))
+    await services.session_operations.judge_again(so_far.session, JudgeAgain(so_far.turn_id, so_far.next_revision))
     return JudgingAsked(turn_id=so_far.turn_id, session_id=so_far.session.session_id, revision=so_far.next_revision)

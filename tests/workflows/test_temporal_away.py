@@ -98,7 +98,7 @@ async def test_chat_goes_on_and_is_judged_when_temporal_is_back(binary_bench: Be
         with server.running():
             client = await server.ready()
             upkeep = UpkeepActivities(
-                PostgresUpkeepStore(b.database), TemporalAnnouncer(client, IDLE), IDLE, timedelta(0)
+                PostgresUpkeepStore(b.database), TemporalAnnouncer(client, IDLE), b.work, IDLE, timedelta(0)
             )
             async with at_work(client, b):
                 assert (await upkeep.sweep()).announced >= 2
