@@ -257,6 +257,21 @@ async def test_odd_text_is_judged_like_any(binary_bench: Bench, text: str) -> No
     assert fate.sample
 
 
+@pytest.mark.slow
+async def test_ten_megabytes_are_judged_by_their_beginning_and_end(binary_bench: Bench) -> None:
+    bench = binary_bench
+    first, second = bench.conversation("one", "begins " + "y" * 10 * 2**20 + " ends")
+    first = replace(first, response={"role": "assistant", "content": "starts " + "x" * 10 * 2**20 + " stops"})
+    messages = [first.messages[0], first.response or {}, *second.messages[2:]]
+    session = await bench.enter(first, replace(second, messages=messages))
+    (fate,) = await bench.tell(session, second)
+    assert fate.sample
+    (request,) = bench.judge.requests
+    asked = request["messages"][-1]["content"]
+    assert len(asked) < 40_000
+    assert all(word in asked for word in ("starts x", "x stops", "begins y", "y ends", "characters cut"))
+
+
 # Feedback ------------------------------------------------------------------------------------------------------------
 
 
