@@ -18,6 +18,7 @@ from activities.heartbeat import heartbeating
 from activities.messages import WHY_LIMIT, Judged, JudgeTurn, TurnFate
 from activities.pairing import find_next_state, judgeable_by
 from activities.ports import Judge, JudgementStore, Renderer
+from activities.work import WorkTelling
 from clawloop.contracts import Message, Outcome, TurnRecord
 from clawloop.errors import EngineRejected, EngineUnavailable
 from clawloop.judging.evidence import Evidence, gather
@@ -73,10 +74,11 @@ class _Case:
 class JudgingActivities:
     """On the queue `judge`."""
 
-    def __init__(self, store: JudgementStore, judge: Judge, renderer: Renderer) -> None:
+    def __init__(self, store: JudgementStore, judge: Judge, renderer: Renderer, work: WorkTelling) -> None:
         self._store = store
         self._judge = judge
         self._renderer = renderer
+        self._work = work
 
     @activity.defn
     async def judge_turn(self, ask: JudgeTurn) -> Judged:
@@ -112,7 +114,8 @@ class JudgingActivities:
         shown_by = None if state is None else state.shown_by
         judgement = await opening(turn.record.turn_id, shown_by, case.evidence_hash, case.hint_kind)
         end = await self._end(case, judgement)
-        await self._store.settle(judgement.id, end, [one.id for one in given if not one.applied])
+        ready = await self._store.settle(judgement.id, end, [one.id for one in given if not one.applied])
+        await self._work.tell(ready)
         log.info("judged", extra={"turn_id": str(turn.record.turn_id), "outcome": end.outcome})
         return _fate(placed, end.outcome, end.verdict.verdict, end.why)
 

@@ -98,8 +98,12 @@ class Swept(_Message):
         announced: turns whose workflows were told.
         feedback: pieces of feedback whose workflows were told.
         woken: sessions that nobody had closed.
+        work: policies whose training workflows were told that a batch waits.
+        removed: versions whose files nobody needed.
     """
 
     announced: int
     feedback: int
     woken: int
+    work: int = 0
+    removed: int = 0

@@ -119,6 +119,11 @@ class DirectoryStore(Protocol):
         """
 
 
+class DirectoryNotices(Protocol):
+    def changes(self) -> AsyncIterator[None]:
+        """Something each time the directory changed, and when changes may have been missed; never ends by itself."""
+
+
 class Answer(Protocol):
     """An engine's answer that has begun: status 200, nothing read yet."""
 
@@ -153,6 +158,9 @@ class Engines(Protocol):
             EngineUnavailable: none could take it in time.
         """
 
+    def lost(self, engine_id: str, wanted: Wanted) -> None:
+        """It has just said that it does not have this version: send it none such until it may have caught up."""
+
     def has(self, policy: str, version: int) -> bool:
         """Whether some engine that takes requests has this version."""
 
@@ -163,6 +171,22 @@ class Engines(Protocol):
 class Readiness(Protocol):
     async def problems(self) -> list[str]:
         """Why this gateway should get no traffic now, one line each; empty when it should."""
+
+
+class Operations(Protocol):
+    """What tells Temporal what an operator said, after PostgreSQL was told. It answers within its own limit.
+
+    Every call raises AnnouncementFailed when the workflow could not be told now; it holds nevertheless, and the
+    workflow sees it when it looks next.
+    """
+
+    async def pause(self, policy: str, reason: str) -> None: ...
+
+    async def resume(self, policy: str, retry: bool) -> None: ...
+
+    async def roll_back(self, policy: str, version: int) -> None: ...
+
+    async def pin(self, policy: str, version: int | None) -> None: ...
 
 
 class TrainingStore(Protocol):

@@ -283,7 +283,8 @@ class Engine:
     Args:
         versions: per policy, the adapter versions it has loaded; version 0 needs no loading.
         draining: takes no new requests.
-        problem: why its agent took it out of rotation; None: it works, or has no agent.
+        problem: why its agent says it lacks something or does not answer; None: it works, or has no agent. Requests
+            go by `versions` and by each gateway's own look at its health, not by this.
     """
 
     id: str

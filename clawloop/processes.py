@@ -17,6 +17,7 @@ from api.app import create_app
 from api.auth import KeyRing
 from api.dependencies import Limits, Services
 from api.directory import DirectoryCache
+from api.ports import Operations
 from api.recording import Recorder
 from api.spool import Spool
 from api.versions import VersionChooser
@@ -29,10 +30,13 @@ from clawloop.serving.rotation import Rotation
 from clawloop.settings import Settings
 from clawloop.telemetry import GatewayMetrics
 from clawloop.temporal import TemporalAnnouncer, connect
+from clawloop.temporal_training import TemporalTraining, WithoutTemporal
 from db.chains import Chains
 from db.engine import BACKGROUND_LIMIT, CHAT_LIMIT, Database
 from db.feedback import PostgresFeedbackStore
 from db.keys import PostgresKeyStore
+from db.notices import PostgresNotices
+from db.operators import PostgresTrainingStore
 from db.policies import PostgresDirectoryStore, ensure_policy
 from db.recipes import ensure_recipe
 from db.schema import is_current, migrate
@@ -123,7 +127,7 @@ async def _gateway_services(stack: AsyncExitStack, url: str, settings: Settings,
     patient = Database(url, BACKGROUND_LIMIT)
     stack.push_async_callback(patient.close)
     metrics = GatewayMetrics()
-    directory = await stack.enter_async_context(DirectoryCache(PostgresDirectoryStore(database)))
+    directory = await stack.enter_async_context(DirectoryCache(PostgresDirectoryStore(database), PostgresNotices(url)))
 
     def known_engines() -> Sequence[Engine]:
         return directory.now.engines
@@ -139,9 +143,8 @@ async def _gateway_services(stack: AsyncExitStack, url: str, settings: Settings,
     spool = Spool(settings.data / "spool", SPOOL_LIMIT_BYTES)
     stack.callback(spool.close)
     feedback = PostgresFeedbackStore(patient)
-    announcements = await stack.enter_async_context(
-        Announcements(await _announcer(settings), patient_turns, feedback, metrics)
-    )
+    announcer, operations = await _telling(settings)
+    announcements = await stack.enter_async_context(Announcements(announcer, patient_turns, feedback, metrics))
     recorder = await stack.enter_async_context(Recorder(turns, patient_turns, spool, metrics, announcements))
     return Services(
         keys=KeyRing(PostgresKeyStore(database)),
@@ -151,6 +154,8 @@ async def _gateway_services(stack: AsyncExitStack, url: str, settings: Settings,
         announcements=announcements,
         sessions=PostgresSessionStore(patient),
         feedback=feedback,
+        training=PostgresTrainingStore(patient),
+        operations=operations,
         versions=VersionChooser(turns),
         readiness=GatewayReadiness(database, engines),
         metrics=metrics,
@@ -158,12 +163,19 @@ async def _gateway_services(stack: AsyncExitStack, url: str, settings: Settings,
     )
 
 
-async def _announcer(settings: Settings) -> TemporalAnnouncer | None:
+async def _telling(settings: Settings) -> tuple[TemporalAnnouncer | None, Operations]:
     address = temporal_address(settings)
     if address is None:
         log.warning("no Temporal is given: turns are stored and wait, set TEMPORAL_ADDRESS")
-        return None
-    return TemporalAnnouncer(await connect(address, lazy=True), timedelta(minutes=settings.session_idle_minutes))
+        return None, WithoutTemporal()
+    client = await connect(address, lazy=True)
+    return TemporalAnnouncer(client, timedelta(minutes=settings.session_idle_minutes)), TemporalTraining(client)
+
+
+async def operations(settings: Settings) -> Operations:
+    """What tells training workflows what an operator said."""
+    _, telling = await _telling(settings)
+    return telling
 
 
 async def prepare(

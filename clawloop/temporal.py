@@ -36,7 +36,14 @@ from temporalio.worker import ActivityInboundInterceptor, ExecuteActivityInput, 
 from temporalio.worker.workflow_sandbox import SandboxedWorkflowRunner
 
 from clawloop.contracts import FeedbackGiven, SessionFacts, TurnRecorded
-from clawloop.errors import AnnouncementFailed, ClawloopError, JudgeRefused, JudgeUnavailable, PermanentError
+from clawloop.errors import (
+    AnnouncementFailed,
+    ClawloopError,
+    JudgeRefused,
+    JudgeUnavailable,
+    PermanentError,
+    TrainerUnavailable,
+)
 from workflows import attributes
 from workflows.state import SessionState
 
@@ -63,6 +70,7 @@ PASSED_THROUGH = (
     "workflows.attributes",
     "workflows.policies",
     "workflows.state",  # frozen pydantic models
+    "workflows.training_state",
 )
 
 
@@ -77,7 +85,7 @@ class _SayingNoMore(ActivityInboundInterceptor):
     """Lets errors of activities cross Temporal by their kind.
 
     Their words may quote a conversation (PostgreSQL quotes the row it refuses), so they stay in our logs. A judge's
-    are safe by contract, and say what an operator must know.
+    and a trainer's are safe by contract, and say what an operator must know.
     """
 
     async def execute_activity(self, input: ExecuteActivityInput) -> Any:
@@ -87,7 +95,7 @@ class _SayingNoMore(ActivityInboundInterceptor):
             raise
         except Exception as error:  # noqa: BLE001  whatever it is, its words must not cross
             kind = type(error).__name__
-            told = isinstance(error, JudgeUnavailable | JudgeRefused)
+            told = isinstance(error, JudgeUnavailable | JudgeRefused | TrainerUnavailable)
             log.warning("activity failed", extra={"error": kind, "where": _where(error)})
             wait = error.retry_after_seconds if isinstance(error, JudgeUnavailable) else None
             raise ApplicationError(

@@ -38,3 +38,51 @@ class FakeAnnouncer:
         if not self.available:
             raise AnnouncementFailed("the fake was told to be away")
         self.told.append((session, message))
+
+
+class FakeWorkAnnouncer:
+    """Satisfies `activities.training_ports.WorkAnnouncer`.
+
+    Attributes:
+        told: policies, in order.
+        available: False makes every call raise AnnouncementFailed.
+    """
+
+    def __init__(self) -> None:
+        self.told: list[str] = []
+        self.available = True
+
+    async def announce_work(self, policy: str) -> None:
+        if not self.available:
+            raise AnnouncementFailed("Temporal: away")
+        self.told.append(policy)
+
+
+class FakeOperations:
+    """Satisfies `api.ports.Operations`.
+
+    Attributes:
+        said: what operators said, in order.
+        available: False makes every call raise AnnouncementFailed.
+    """
+
+    def __init__(self) -> None:
+        self.said: list[tuple[str, str, object]] = []
+        self.available = True
+
+    async def pause(self, policy: str, reason: str) -> None:
+        self._say("pause", policy, reason)
+
+    async def resume(self, policy: str, retry: bool) -> None:
+        self._say("resume", policy, retry)
+
+    async def roll_back(self, policy: str, version: int) -> None:
+        self._say("roll back", policy, version)
+
+    async def pin(self, policy: str, version: int | None) -> None:
+        self._say("pin", policy, version)
+
+    def _say(self, what: str, policy: str, value: object) -> None:
+        if not self.available:
+            raise AnnouncementFailed("Temporal: away")
+        self.said.append((what, policy, value))
