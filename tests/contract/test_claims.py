@@ -17,6 +17,7 @@ from clawloop.judging.records import Settlement
 from clawloop.judging.voting import Verdict
 from clawloop.steps import Claim, StepState
 from db.engine import Database
+from db.sessions import PostgresSessionStore
 from db.steps import PostgresStepStore
 from db.work import PostgresWorkStore
 from tests.conftest import execute
@@ -295,3 +296,15 @@ async def test_a_step_from_files_that_are_gone_is_refused(postgres_learning: Pos
     await postgres_learning.publishing.removed(POLICY, 1)
     with pytest.raises(RecordUnusable, match="version 1, from which step 2 begins"):
         await postgres_learning.steps.batch(POLICY, 2)
+
+
+async def test_a_turn_says_in_which_step_it_was_trained(postgres_learning: PostgresLearning) -> None:
+    await step(postgres_learning, 1)
+    batch = await step(postgres_learning, 2)
+    (row,) = await postgres_learning.rows(
+        "SELECT session_id FROM turns JOIN samples s ON s.turn_id = turns.id WHERE s.id = %s",
+        batch.samples[0].sample_id,
+    )
+    (turn,) = await PostgresSessionStore(postgres_learning.database).turns(row["session_id"])
+    assert (turn.outcome, turn.why, turn.step) == (Outcome.TRAINED, "trained in step 2", 2)
+    assert turn.sample is SampleState.TRAINED
