@@ -135,6 +135,8 @@ def training_worker(client: Client, pool: str, steps: StepStore, trainer: Traine
         client,
         task_queue=attributes.trainer_queue(pool),
         activities=[TrainingActivities(steps, trainer).train_step],
+        # Without one Temporal's SDK hashes the code of every loaded module, and torch has thousands: seconds.
+        build_id="clawloop",
         max_concurrent_activities=1,
         # A running step is then cancelled, and ends at its next micro-batch.
         graceful_shutdown_timeout=GRACE,

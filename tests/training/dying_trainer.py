@@ -1,14 +1,13 @@
 """A program for test_killed_trainer.py: a trainer's process that is killed in step 1 at one point, in step 2 at the
 next, and so on, and then lives.
 
-`python -m tests.training.dying_trainer TEMPORAL_ADDRESS DATABASE_URL PROCESS_JSON POINT…`. Each life is a process of
+`python -m tests.training.dying_trainer PROCESS_JSON POINT…`. Each life is a process of
 its own, forked so that torch is imported once. It takes steps as `clawloop worker trainer` does.
 """
 
 from __future__ import annotations
 
 import asyncio
-import faulthandler
 import os
 import signal
 import sys
@@ -26,6 +25,11 @@ from db.engine import BACKGROUND_LIMIT, Database
 from db.steps import PostgresStepStore
 
 POINTS = ("batch is read", "micro-batch", "before the rename", "after the rename", "adapter is written", "committed")
+
+
+def tell(what: str) -> None:
+    sys.stdout.write(f"{what}\n")
+    sys.stdout.flush()
 
 
 @dataclass(frozen=True)
@@ -64,7 +68,7 @@ class DyingTrainer(ResidentTrainer):
 
     async def train(self, step: StepBatch, report: Callable[[str], None]) -> TrainedStep:
         def told(at: str) -> None:
-            print(at, flush=True)
+            tell(at)
             if "train 3 of" in at:
                 self._death.at("micro-batch", step.n)
             report(at)
@@ -94,12 +98,12 @@ async def live(address: str, database_url: str, process: TrainerProcess, death: 
 
 
 def main() -> None:
-    address, database_url, given, *points = sys.argv[1:]
+    given, *points = sys.argv[1:]
+    address, database_url = os.environ["TEMPORAL_ADDRESS"], os.environ["DATABASE_URL"]
     process = TrainerProcess.model_validate_json(given)
     for n, point in enumerate((*points, None), start=1):
-        print(f"life until {point}", flush=True)
+        tell(f"life until {point}")
         if (life := os.fork()) == 0:
-            faulthandler.register(signal.SIGUSR1)
             asyncio.run(live(address, database_url, process, Death(n, point)))
             os._exit(0)
         signal.signal(signal.SIGTERM, lambda *_, life=life: (os.kill(life, signal.SIGKILL), os._exit(0)))
