@@ -120,7 +120,7 @@ def begin(shop: Shop, processes: ExitStack, log: Path, *points: str) -> subproce
     return running
 
 
-@pytest.mark.timeout(120)
+@pytest.mark.timeout(400)
 async def test_a_step_survives_kills_at_any_point_and_makes_the_same_adapter(
     shop: Shop, processes: ExitStack, tmp_path: Path
 ) -> None:
@@ -128,7 +128,7 @@ async def test_a_step_survives_kills_at_any_point_and_makes_the_same_adapter(
     begin(shop, processes, log, *POINTS)
     for n, point in enumerate(POINTS, start=1):
         await shop.claim(n)
-        done = await asyncio.wait_for(shop.step(n), 60)
+        done = await asyncio.wait_for(shop.step(n), 120)
         assert (done.state, done.sha256) == (StepState.COMMITTED, shop.undisturbed[n].sha256), point
         assert f"life until {POINTS[n] if n < len(POINTS) else None}" in log.read_text(), point
     assert [row["n"] for row in shop.rows("SELECT n FROM versions WHERE n > 0 ORDER BY n")] == [*range(1, 7)]
