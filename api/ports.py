@@ -15,6 +15,7 @@ from clawloop.contracts import (
     Directory,
     EnteredTurn,
     FeedbackGiven,
+    JudgeAgain,
     Message,
     SessionEvidence,
     SessionFacts,
@@ -25,6 +26,7 @@ from clawloop.contracts import (
     Wanted,
 )
 from clawloop.ids import ApiKeyId, FeedbackId, SessionId, TurnId
+from clawloop.judging.again import JudgedSoFar
 from clawloop.steps import TrainingView, VersionView
 from clawloop.views import SessionView, TurnView
 
@@ -99,6 +101,23 @@ class SessionStore(Protocol):
 
     async def turns(self, session: SessionId) -> list[TurnView]:
         """All turns of a session in their order, each with what became of it."""
+
+
+class JudgedTurns(Protocol):
+    """What has been judged so far. Every call raises StoreUnavailable when it cannot be done now."""
+
+    async def judged_so_far(self, turn_id: TurnId) -> JudgedSoFar | None:
+        """None if there is no such turn."""
+
+
+class SessionOperations(Protocol):
+    """What an operator can have done by sessions' workflows.
+
+    Every call raises AnnouncementFailed when it cannot be said now.
+    """
+
+    async def judge_again(self, session: SessionFacts, wanted: JudgeAgain) -> None:
+        """Have a turn judged once more. Twice for the same revision is once."""
 
 
 class KeyStore(Protocol):

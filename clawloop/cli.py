@@ -16,6 +16,7 @@ import typer
 from clawloop.adapter_command import adapter_app
 from clawloop.errors import ClawloopError
 from clawloop.install import check_install
+from clawloop.judge_command import judge_app
 from clawloop.local.command import up_command
 from clawloop.terminal import AsJson, Data, fail, settings_of, show_facts, show_rows, when, with_database
 from clawloop.training_command import policy_app, recipe_app, training_app
@@ -38,6 +39,7 @@ app.add_typer(worker_app, name="worker")
 app.add_typer(training_app, name="training")
 app.add_typer(policy_app, name="policy")
 app.add_typer(recipe_app, name="recipe")
+app.add_typer(judge_app, name="judge")
 
 
 @app.callback()

@@ -194,4 +194,4 @@ class TrainerUnavailable(TransientError):
 
 
 class AnnouncementFailed(TransientError):
-    """A session's workflow could not be told of a turn; the turn waits in Postgres for the sweep."""
+    """A session's workflow could not be told; a turn or feedback waits in Postgres for the sweep."""

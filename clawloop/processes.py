@@ -29,11 +29,12 @@ from clawloop.serving.chat import ChatEngines
 from clawloop.serving.rotation import Rotation
 from clawloop.settings import Settings
 from clawloop.telemetry import GatewayMetrics
-from clawloop.temporal import TemporalAnnouncer, connect
+from clawloop.temporal import SessionsWithoutTemporal, TemporalAnnouncer, connect
 from clawloop.temporal_training import TemporalTraining, WithoutTemporal
 from db.chains import Chains
 from db.engine import BACKGROUND_LIMIT, CHAT_LIMIT, Database
 from db.feedback import PostgresFeedbackStore
+from db.judged_so_far import PostgresJudgedSoFar
 from db.keys import PostgresKeyStore
 from db.notices import PostgresNotices
 from db.operators import PostgresTrainingStore
@@ -156,6 +157,8 @@ async def _gateway_services(stack: AsyncExitStack, url: str, settings: Settings,
         feedback=feedback,
         training=PostgresTrainingStore(patient),
         operations=operations,
+        judged=PostgresJudgedSoFar(patient),
+        session_operations=announcer or SessionsWithoutTemporal(),
         versions=VersionChooser(turns),
         readiness=GatewayReadiness(database, engines),
         metrics=metrics,

@@ -35,7 +35,7 @@ from temporalio.service import PayloadLimitsConfig, RPCError
 from temporalio.worker import ActivityInboundInterceptor, ExecuteActivityInput, Interceptor, WorkflowRunner
 from temporalio.worker.workflow_sandbox import SandboxedWorkflowRunner
 
-from clawloop.contracts import FeedbackGiven, SessionFacts, TurnRecorded
+from clawloop.contracts import FeedbackGiven, JudgeAgain, SessionFacts, TurnRecorded
 from clawloop.errors import (
     AnnouncementFailed,
     ClawloopError,
@@ -213,6 +213,14 @@ class TemporalAnnouncer:
         """
         await self._tell(session, attributes.FEEDBACK_GIVEN, feedback)
 
+    async def judge_again(self, session: SessionFacts, wanted: JudgeAgain) -> None:
+        """Have the session's workflow judge a turn once more; satisfies `api.ports.SessionOperations`.
+
+        Raises:
+            AnnouncementFailed
+        """
+        await self._tell(session, attributes.JUDGE_AGAIN, wanted)
+
     async def wake(self, session: SessionFacts) -> None:
         """See that the session's workflow runs, so that it closes.
 
@@ -222,7 +230,7 @@ class TemporalAnnouncer:
         await self._tell(session, None, None)
 
     async def _tell(
-        self, session: SessionFacts, signal: str | None, message: TurnRecorded | FeedbackGiven | None
+        self, session: SessionFacts, signal: str | None, message: TurnRecorded | FeedbackGiven | JudgeAgain | None
     ) -> None:
         state = SessionState(
             session_id=session.session_id,
@@ -254,3 +262,10 @@ class TemporalAnnouncer:
         except (RPCError, RuntimeError) as error:
             # RuntimeError: a lazy client found nobody to connect to.
             raise AnnouncementFailed(f"Temporal: {' '.join(str(error).split())}") from error
+
+
+class SessionsWithoutTemporal:
+    """Satisfies `api.ports.SessionOperations` where no Temporal is given."""
+
+    async def judge_again(self, session: SessionFacts, wanted: JudgeAgain) -> None:
+        raise AnnouncementFailed("no Temporal is given: set TEMPORAL_ADDRESS")

@@ -17,10 +17,11 @@ import torch
 from torch import Tensor
 
 from clawloop import recipe as recipes
+from clawloop.adapter_digest import check_version
 from clawloop.errors import AdapterUnusable, NothingToTrain, SampleUnusable, TrainerUnavailable
 from clawloop.ids import SampleId
 from clawloop.steps import BatchSample, StepBatch, StepFigures, TrainedStep, VersionRef
-from clawloop.training.adapter import BaseIdentity, WrittenVersion, adapter_lora, check_version, read_adapter
+from clawloop.training.adapter import BaseIdentity, WrittenVersion, adapter_lora, read_adapter
 from clawloop.training.base_weights import BaseWeights
 from clawloop.training.batch import TrainingSample
 from clawloop.training.checkpoint import begin, resume, save_version

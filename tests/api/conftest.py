@@ -17,7 +17,6 @@ from api.app import create_app
 from api.auth import KeyRing
 from api.dependencies import Limits, Services
 from api.directory import DirectoryCache
-from api.ports import Announcer
 from api.recording import Recorder
 from api.spool import Spool
 from api.versions import VersionChooser
@@ -27,7 +26,7 @@ from clawloop.serving.chat import ChatEngines
 from clawloop.serving.rotation import Rotation
 from clawloop.telemetry import GatewayMetrics
 from db.policies import DEFAULT_SAMPLING
-from tests.fakes.announcer import FakeOperations
+from tests.fakes.announcer import FakeAnnouncer, FakeOperations
 from tests.fakes.directory_store import FakeDirectoryStore
 from tests.fakes.engine import FakeEngine, fake_engine, serving
 from tests.fakes.key_store import FakeKeyStore
@@ -80,7 +79,7 @@ async def running_gateway(
     active: int = 0,
     versions: frozenset[int] = frozenset(),
     spool_bytes: int = 10**8,
-    announcer: Announcer | None = None,
+    announcer: FakeAnnouncer | None = None,
 ) -> AsyncIterator[Gateway]:
     turns, keys = FakeTurnStore(), FakeKeyStore()
     sessions = FakeSessionStore(turns)
@@ -117,6 +116,8 @@ async def running_gateway(
                     feedback=sessions,
                     training=FakeTrainingStore(ledger),
                     operations=operations,
+                    judged=sessions,
+                    session_operations=announcer or FakeAnnouncer(),
                     versions=VersionChooser(turns),
                     readiness=AlwaysReady(),
                     metrics=metrics,

@@ -112,6 +112,7 @@ OPERATIONS = (
     ("/admin/v1/policies/{policy}/versions", "GET"),
     ("/admin/v1/policies/{policy}/roll-back", "POST"),
     ("/admin/v1/policies/{policy}/pin", "POST"),
+    ("/admin/v1/turns/{turn}/judge", "POST"),
     ("/healthz", "GET"),
     ("/readyz", "GET"),
     ("/metrics", "GET"),

@@ -4,12 +4,15 @@ from __future__ import annotations
 
 import asyncio
 
-from clawloop.contracts import FeedbackGiven, SessionFacts, TurnRecorded
+from clawloop.contracts import FeedbackGiven, JudgeAgain, SessionFacts, TurnRecorded
 from clawloop.errors import AnnouncementFailed
+
+Told = TurnRecorded | FeedbackGiven | JudgeAgain
 
 
 class FakeAnnouncer:
-    """
+    """Satisfies `api.ports.Announcer`, `api.ports.SessionOperations` and `activities.ports.Announcer`.
+
     Attributes:
         told: in order.
         available: False makes every call raise AnnouncementFailed.
@@ -17,7 +20,7 @@ class FakeAnnouncer:
     """
 
     def __init__(self) -> None:
-        self.told: list[tuple[SessionFacts, TurnRecorded | FeedbackGiven | None]] = []
+        self.told: list[tuple[SessionFacts, Told | None]] = []
         self.calls = 0
         self.available = True
         self.hangs = False
@@ -28,10 +31,13 @@ class FakeAnnouncer:
     async def announce_feedback(self, session: SessionFacts, feedback: FeedbackGiven) -> None:
         await self._tell(session, feedback)
 
+    async def judge_again(self, session: SessionFacts, wanted: JudgeAgain) -> None:
+        await self._tell(session, wanted)
+
     async def wake(self, session: SessionFacts) -> None:
         await self._tell(session, None)
 
-    async def _tell(self, session: SessionFacts, message: TurnRecorded | FeedbackGiven | None) -> None:
+    async def _tell(self, session: SessionFacts, message: Told | None) -> None:
         self.calls += 1
         if self.hangs:
             await asyncio.Event().wait()

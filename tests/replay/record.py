@@ -19,7 +19,7 @@ from temporalio.exceptions import ApplicationError
 from temporalio.testing import WorkflowEnvironment
 
 from activities.messages import JudgeTurn
-from clawloop.contracts import FeedbackGiven
+from clawloop.contracts import FeedbackGiven, JudgeAgain
 from clawloop.ids import new_feedback_id, new_turn_id
 from clawloop.temporal import connect, register_search_attributes
 from tests.replay import training_paths
@@ -89,6 +89,14 @@ async def feedback(client: Client, scripted: ScriptedActivities) -> Conversation
     return talk
 
 
+async def judged_again(client: Client, scripted: ScriptedActivities) -> Conversation:
+    talk = Conversation(client, timedelta(seconds=1))
+    turn = await talk.say()
+    await until(lambda: len(scripted.judged) == 1)
+    await talk.announcer.judge_again(talk.facts, JudgeAgain(turn, 1))
+    return talk
+
+
 async def woken(client: Client, scripted: ScriptedActivities) -> Conversation:
     talk = Conversation(client, timedelta(seconds=0.5))
     await talk.announcer.wake(talk.facts)
@@ -124,6 +132,7 @@ PATHS: tuple[Scenario, ...] = (
     never_decided,
     missed_turns_at_the_close,
     feedback,
+    judged_again,
     woken,
     turn_while_closing,
     rolled_over,
