@@ -62,6 +62,7 @@ def _prepare_for_up() -> Prepare:
             around.engines,
             around.keys,
             added_by=installation(around.data),
+            recipe=around.recipe,
         )
 
     return ready
