@@ -3,12 +3,14 @@
 from __future__ import annotations
 
 from functools import partial
+from typing import Any
 
 from sqlalchemy import func, select, text, update
 from sqlalchemy.dialects.postgresql import insert
 from sqlalchemy.ext.asyncio import AsyncConnection
 
 from clawloop.contracts import Outcome, SampleState, TurnKind
+from clawloop.errors import StoreUnavailable
 from clawloop.ids import (
     ApiKeyId,
     FeedbackId,
@@ -24,10 +26,11 @@ from db.entry import Request
 from db.exact_json import storable
 from db.placement import candidates_in
 from db.recipes import recipe_by_hash, recipe_of_policy
-from db.samples import put_sample, withdraw_sample
+from db.samples import is_taken, others_taken, put_sample, supersede_others, withdraw_sample
 from db.stored import read_turn
 from db.tables import Feedback, Hint, Judgement, Sample, Session, Turn
 from db.tables import Vote as VoteRow
+from db.work import hold_policy_of, refresh_work
 
 # The next main turn up and the next main turns down, over side turns, which do not count.
 _FOLLOWS = text("""
@@ -87,6 +90,17 @@ class PostgresJudgementStore:
         """
         return await self._database.run(partial(_revise, turn_id, shown_by, evidence_hash, hint_kind))
 
+    async def judge_again(
+        self, turn_id: TurnId, revision: int, shown_by: TurnId | None, evidence_hash: bytes, hint_kind: str
+    ) -> OpenJudgement:
+        """The turn's judgement of this revision: made now under its policy's recipe, or gone on with.
+
+        Raises:
+            StoreUnavailable
+            RecordUnusable: the policy has no recipe.
+        """
+        return await self._database.run(partial(_open, turn_id, shown_by, evidence_hash, hint_kind, revision=revision))
+
     async def store_vote(self, judgement: JudgementId, index: int, raw: str, vote: Vote | None) -> None:
         """Keep one answer for good; the first one counts.
 
@@ -111,13 +125,19 @@ class PostgresJudgementStore:
         }
         await self._database.run(lambda connection: connection.execute(_INSERT_HINT, row))
 
-    async def settle(self, judgement: JudgementId, end: Settlement, applied: list[FeedbackId]) -> None:
+    async def settle(self, judgement: JudgementId, end: Settlement, applied: list[FeedbackId]) -> str | None:
         """Verdict, hint, sample and the turn's outcome in one transaction; feedback `applied` is taken into it.
 
+        Samples of the turn's other judgements that no step has taken are superseded. Where a step has taken one, only
+        new feedback makes a further sample: without any, the judgement is not held and the turn stays as it is.
+
+        Returns:
+            The policy that has a batch waiting since this call; None if it has none, or had one before.
+
         Raises:
-            StoreUnavailable
+            StoreUnavailable: also when a step took the sample that was to be amended; `revise` then gives another.
         """
-        await self._database.run(partial(_settle, judgement, end, applied))
+        return await self._database.run(partial(_settle, judgement, end, applied))
 
     async def feedback_of(self, turn_id: TurnId) -> list[GivenFeedback]:
         """All feedback on a turn, oldest first.
@@ -147,16 +167,20 @@ class PostgresJudgementStore:
             follows=None if follows is None else TurnId(follows),
             followed_by=[TurnId(row.id) for row in after],
             overtaken_by=frozenset(TurnId(row.id) for row in after if row.entered_at < entered_at),
-            held=None if held is None else Held(held.verdict, None if held.shown_by is None else TurnId(held.shown_by)),
+            held=None if held is None else _held(held),
         )
 
 
 _INSERT_VOTE = insert(VoteRow).on_conflict_do_nothing()
 _INSERT_HINT = insert(Hint).on_conflict_do_nothing()
 _HELD = text("""
-    SELECT verdict, shown_by FROM judgements WHERE turn_id = :turn_id AND decided_at IS NOT NULL
+    SELECT revision, outcome, verdict, shown_by FROM judgements WHERE turn_id = :turn_id AND decided_at IS NOT NULL
     ORDER BY revision DESC, decided_at DESC LIMIT 1
 """)
+
+
+def _held(row: Any) -> Held:
+    return Held(row.revision, Outcome(row.outcome), row.verdict, None if row.shown_by is None else TurnId(row.shown_by))
 
 
 async def _open(
@@ -237,9 +261,18 @@ async def _as_open(
 
 async def _settle(
     judgement: JudgementId, end: Settlement, applied: list[FeedbackId], connection: AsyncConnection
-) -> None:
-    query = select(Judgement.turn_id).where(Judgement.id == judgement).with_for_update()
+) -> str | None:
+    query = select(Judgement.turn_id).where(Judgement.id == judgement)
     turn_id = TurnId((await connection.execute(query)).scalar_one())
+    policy = await hold_policy_of(connection, turn_id)
+    await connection.execute(query.with_for_update())
+    if await is_taken(connection, judgement):
+        if applied:
+            raise StoreUnavailable(f"a step took the sample of turn {turn_id} meanwhile")
+        return None
+    if not applied and await others_taken(connection, judgement, turn_id):
+        return None
+    await supersede_others(connection, judgement, turn_id, end.why)
     held = {
         "verdict": end.verdict.verdict,
         "expected": end.verdict.expected,
@@ -262,6 +295,7 @@ async def _settle(
     if applied:
         taken = update(Feedback).where(Feedback.id.in_(applied), Feedback.applied_at.is_(None))
         await connection.execute(taken.values(applied_at=func.now()))
+    return policy if await refresh_work(connection, policy) else None
 
 
 async def _feedback_of(turn_id: TurnId, connection: AsyncConnection) -> list[GivenFeedback]:

@@ -117,9 +117,20 @@ async def read_engines(connection: AsyncConnection) -> list[Engine]:
             url=row.url,
             versions={policy: frozenset(versions) for policy, versions in loaded[row.id].items()},
             draining=row.draining,
+            problem=row.problem,
         )
         for row in await connection.execute(select(EngineRow).order_by(EngineRow.id))
     ]
+
+
+def engine_of(address: str) -> tuple[str, str]:
+    """The id and the URL of the engine at this address, which may be its id: `127.0.0.1:8100`.
+
+    Raises:
+        SetupError: it is no http address.
+    """
+    row = _row(address if "://" in address else f"http://{address}")
+    return row["id"], row["url"]
 
 
 def _row(url: str) -> dict[str, str]:

@@ -12,24 +12,23 @@ from typing import Any
 from uuid import UUID
 
 from sqlalchemy import (
-    ARRAY,
     CheckConstraint,
-    Double,
     ForeignKey,
     ForeignKeyConstraint,
     Index,
-    LargeBinary,
-    MetaData,
-    Text,
     UniqueConstraint,
     text,
 )
 from sqlalchemy import text as sql  # where a column is called text
-from sqlalchemy.dialects.postgresql import TIMESTAMP
-from sqlalchemy.orm import DeclarativeBase, Mapped, mapped_column
+from sqlalchemy.orm import Mapped, mapped_column
 
 from clawloop.contracts import Outcome, SampleState, SessionState, TurnKind, TurnStatus
+from db.declarative import Base as Base
+from db.declarative import one_of
 from db.exact_json import ExactJson
+from db.step_tables import Event as Event
+from db.step_tables import Step as Step
+from db.step_tables import StepSample as StepSample
 
 
 class PrefixRole(StrEnum):
@@ -38,30 +37,6 @@ class PrefixRole(StrEnum):
     REQUEST = "request"  # all messages of the turn's request
     REPLY = "reply"  # those and the turn's reply
     EXPECTED = "expected"  # up to a reply the turn's request holds, of a turn nobody has entered (yet)
-
-
-def _one_of(column: str, values: type[StrEnum]) -> CheckConstraint:
-    listed = ", ".join(f"'{value}'" for value in values)
-    return CheckConstraint(f"{column} IN ({listed})", name=column)
-
-
-class Base(DeclarativeBase):
-    metadata = MetaData(
-        naming_convention={
-            "ix": "%(table_name)s_%(column_0_N_name)s_idx",
-            "uq": "%(table_name)s_%(column_0_N_name)s_key",
-            "ck": "%(table_name)s_%(constraint_name)s_check",
-            "fk": "%(table_name)s_%(column_0_N_name)s_fkey",
-            "pk": "%(table_name)s_pkey",
-        }
-    )
-    type_annotation_map = {  # noqa: RUF012
-        str: Text,
-        bytes: LargeBinary,
-        list[str]: ARRAY(Text),
-        float: Double,
-        datetime: TIMESTAMP(timezone=True),
-    }
 
 
 class Policy(Base):
@@ -76,8 +51,12 @@ class Policy(Base):
     head: Mapped[int]  # newest committed version
     active: Mapped[int]  # the version new requests get
     epoch: Mapped[int] = mapped_column(server_default=text("0"))  # raised by every roll-back
+    pinned: Mapped[int | None]  # stays active whatever is trained
+    pool: Mapped[str] = mapped_column(server_default=text("'default'"))  # the trainers that train it
     paused_reason: Mapped[str | None]
+    paused_at: Mapped[datetime | None]
     work_waiting: Mapped[bool] = mapped_column(server_default=text("false"))
+    work_signalled_at: Mapped[datetime | None]  # its training workflow was told that work waits
     recipe_hash: Mapped[str | None] = mapped_column(ForeignKey("recipes.hash"))  # what it learns by; None: nothing
     created_at: Mapped[datetime] = mapped_column(server_default=text("now()"))
 
@@ -97,6 +76,9 @@ class Version(Base):
     path: Mapped[str | None]
     sha256: Mapped[bytes | None]
     created_at: Mapped[datetime] = mapped_column(server_default=text("now()"))
+    activated_at: Mapped[datetime | None]  # it answered from then on
+    retired_at: Mapped[datetime | None]  # until then
+    removed_at: Mapped[datetime | None]  # its files are gone
 
 
 class ApiKey(Base):
@@ -118,7 +100,7 @@ class Session(Base):
     """One conversation with one key."""
 
     __tablename__ = "sessions"
-    __table_args__ = (_one_of("state", SessionState),)
+    __table_args__ = (one_of("state", SessionState),)
 
     id: Mapped[UUID] = mapped_column(primary_key=True)
     policy: Mapped[str] = mapped_column(ForeignKey("policies.id"))
@@ -153,9 +135,9 @@ class Turn(Base):
 
     __tablename__ = "turns"
     __table_args__ = (
-        _one_of("kind", TurnKind),
-        _one_of("status", TurnStatus),
-        _one_of("outcome", Outcome),
+        one_of("kind", TurnKind),
+        one_of("status", TurnStatus),
+        one_of("outcome", Outcome),
         CheckConstraint("parent_turn_id < id", name="parent_is_older"),  # so chains end
         CheckConstraint("parent_turn_id IS NOT NULL OR messages_kept = 0", name="kept_of_parent"),
         CheckConstraint("parent_turn_id IS NOT NULL OR prompt_shared = 0", name="shared_with_parent"),
@@ -171,6 +153,7 @@ class Turn(Base):
         Index(None, "session_id", "id"),
         Index(None, "session_id", "response_digest"),
         Index(None, "parent_turn_id"),
+        Index("turns_waiting_idx", "session_id", postgresql_where=text("outcome = 'waiting'")),
         Index("turns_unannounced_idx", "id", postgresql_where=text("announced_at IS NULL AND kind = 'main'")),
     )
 
@@ -212,7 +195,7 @@ class SessionPrefix(Base):
     """Hashes by which a request without a name finds its conversation: two for each turn."""
 
     __tablename__ = "session_prefixes"
-    __table_args__ = (_one_of("role", PrefixRole),)
+    __table_args__ = (one_of("role", PrefixRole),)
 
     api_key_id: Mapped[UUID] = mapped_column(ForeignKey("api_keys.id"), primary_key=True)
     prefix_hash: Mapped[bytes] = mapped_column(primary_key=True)
@@ -317,7 +300,7 @@ class Sample(Base):
 
     __tablename__ = "samples"
     __table_args__ = (
-        _one_of("state", SampleState),
+        one_of("state", SampleState),
         CheckConstraint("coalesce(reward, 0) <> 0 OR hinted_prompt_ids IS NOT NULL", name="has_gradient"),
         CheckConstraint("octet_length(hinted_prompt_ids) % 4 = 0", name="ids_are_whole"),
         Index(None, "policy", "state", "id"),
@@ -343,6 +326,7 @@ class Engine(Base):
     id: Mapped[str] = mapped_column(primary_key=True)
     url: Mapped[str] = mapped_column(unique=True)
     draining: Mapped[bool] = mapped_column(server_default=text("false"))
+    problem: Mapped[str | None]  # why its agent took it out of rotation; None: it works, or has no agent
     added_by: Mapped[str | None]  # the installation whose `clawloop up` or gateway added it; None: a person
     added_at: Mapped[datetime] = mapped_column(server_default=text("now()"))
 
