@@ -65,7 +65,7 @@ async def test_two_ranks_idle_die_and_come_back_and_their_steps_are_those_of_one
 
 async def take(shop: Shop, n: int) -> None:
     await shop.claim(n)
-    done = await asyncio.wait_for(shop.step(n), 120)
+    done = await asyncio.wait_for(shop.step(n), 240)
     assert done.state is StepState.COMMITTED
     assert done.loss == pytest.approx(shop.undisturbed[n].figures.loss, abs=1e-5)
     compare(shop, n)
