@@ -9,7 +9,7 @@ from collections.abc import Sequence
 from datetime import timedelta
 from typing import Protocol
 
-from clawloop.contracts import FeedbackGiven, Message, SessionFacts, TurnRecord, TurnRecorded
+from clawloop.contracts import FeedbackGiven, Message, Outcome, SessionFacts, TurnRecord, TurnRecorded
 from clawloop.ids import FeedbackId, JudgementId, SessionId, TurnId
 from clawloop.judging.parsing import HintVote, Vote
 from clawloop.judging.prompts import AnswerForm, JudgePrompt
@@ -42,6 +42,11 @@ class JudgementStore(TurnPlaces, Protocol):
     ) -> OpenJudgement:
         """The turn's newest judgement to amend; a further revision once a step has taken its sample."""
 
+    async def judge_again(
+        self, turn_id: TurnId, revision: int, shown_by: TurnId | None, evidence_hash: bytes, hint_kind: str
+    ) -> OpenJudgement:
+        """The turn's judgement of this revision: made now under its policy's recipe, or gone on with."""
+
     async def store_vote(self, judgement: JudgementId, index: int, raw: str, vote: Vote | None) -> None:
         """Keep one answer for good; the first one counts."""
 
@@ -51,6 +56,9 @@ class JudgementStore(TurnPlaces, Protocol):
 
     async def settle(self, judgement: JudgementId, end: Settlement, applied: list[FeedbackId]) -> str | None:
         """Verdict, hint, sample and the turn's outcome in one transaction; feedback `applied` is taken into it.
+
+        Samples of the turn's other judgements that no step has taken are superseded. Where a step has taken one, only
+        new feedback makes a further sample: without any, the judgement is not held and the turn stays as it is.
 
         Returns:
             The policy that has a batch waiting since this call; None if it has none, or had one before.
@@ -82,6 +90,37 @@ class Renderer(Protocol):
             EngineUnavailable: ask again later.
             EngineRejected: the engine cannot render these.
         """
+
+
+class Counts(Protocol):
+    """What is told how much was done; never raises."""
+
+    def answered(self, kind: str, valid: int, missing: int) -> None:
+        """A judgement has this many valid answers of this kind (`vote`, `hint`) and lacks that many."""
+
+    def judged(self, outcome: Outcome) -> None: ...
+
+    def closed(self, guaranteed: bool) -> None:
+        """A session was closed; `guaranteed`: the at-least-one rule gave it a sample."""
+
+    def swept(self, turns: int, feedback: int, sessions: int) -> None:
+        """A sweep announced these turns and feedback, and woke these sessions."""
+
+
+class Uncounted:
+    """Counts nothing."""
+
+    def answered(self, kind: str, valid: int, missing: int) -> None:
+        pass
+
+    def judged(self, outcome: Outcome) -> None:
+        pass
+
+    def closed(self, guaranteed: bool) -> None:
+        pass
+
+    def swept(self, turns: int, feedback: int, sessions: int) -> None:
+        pass
 
 
 class ClosingStore(Protocol):

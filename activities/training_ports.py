@@ -40,6 +40,9 @@ class StepStore(Protocol):
     async def abandon(self, policy: str, n: int, reason: str) -> None:
         """Give a claimed step up; its samples are free again."""
 
+    async def expire(self, policy: str, n: int, reason: str) -> None:
+        """Give a claimed step up that teaches nothing; its samples expire with the reason. Twice is once."""
+
     async def committed(self, policy: str, n: int) -> VersionRef | None:
         """The version step `n` made; None if it is not committed."""
 
@@ -130,3 +133,24 @@ class PublishAnnouncer(Protocol):
         Raises:
             AnnouncementFailed
         """
+
+
+class WorkAnnouncer(Protocol):
+    """What tells policies' training workflows that a batch waits."""
+
+    async def announce_work(self, policy: str) -> None:
+        """Tell the workflow, and begin it if it does not run. Twice is once.
+
+        Raises:
+            AnnouncementFailed: the sweep will tell it.
+        """
+
+
+class WorkStore(Protocol):
+    """Which policies' training workflows have to be told that work waits."""
+
+    async def untold_work(self, age: timedelta) -> list[str]:
+        """Policies with work whose workflow was never told of it, or longer than `age` ago."""
+
+    async def mark_work_told(self, policies: Sequence[str]) -> None:
+        """Note that their workflows were told now."""

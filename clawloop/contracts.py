@@ -216,6 +216,18 @@ class FeedbackGiven:
     turn_id: TurnId
 
 
+@dataclass(frozen=True, slots=True)
+class JudgeAgain:
+    """A message to a session's workflow: an operator wants a turn judged once more.
+
+    Args:
+        revision: of the judgement wanted; asked for twice, it is made once.
+    """
+
+    turn_id: TurnId
+    revision: int
+
+
 class FeedbackEffect(StrEnum):
     """What feedback does, as far as can be told when it is given."""
 

@@ -12,7 +12,7 @@ from pydantic import BaseModel, ConfigDict
 
 from activities.engine_messages import EngineHas
 from activities.messages import TurnFate
-from clawloop.contracts import FeedbackGiven, TurnRecorded
+from clawloop.contracts import FeedbackGiven, JudgeAgain, TurnRecorded
 from clawloop.ids import SessionId, TurnId
 
 KNOWN_LIMIT = 200  # ids of announced turns, to drop duplicates; an older one is judged once anyway, by its keys
@@ -45,7 +45,7 @@ class SessionState(BaseModel):
     roll_over_events: int | None = None
     announced: int = 0
     known: list[TurnId] = []
-    carried: list[TurnRecorded | FeedbackGiven] = []
+    carried: list[TurnRecorded | FeedbackGiven | JudgeAgain] = []
     rows: list[TurnFate] = []
     deadline: datetime | None = None
     ends: bool = False

@@ -11,8 +11,10 @@ import json
 import os
 import shutil
 import tempfile
+import time
 from collections.abc import Mapping
 from dataclasses import dataclass
+from datetime import timedelta
 from pathlib import Path
 
 from pydantic import BaseModel, ConfigDict, ValidationError
@@ -147,9 +149,10 @@ def write_version(parent: Path, version: int, files: Mapping[str, bytes]) -> Wri
     return WrittenVersion(target, digest)
 
 
-def remove_unfinished(parent: Path) -> int:
-    """Delete what writers that were killed left behind; only while no other trainer writes here."""
-    left = list(parent.glob(f"{_UNFINISHED}*"))
+def remove_unfinished(parent: Path, age: timedelta = timedelta()) -> int:
+    """Delete what writers that were killed left behind, if it is older than `age`; another trainer may write here."""
+    before = time.time() - age.total_seconds()
+    left = [path for path in parent.glob(f"{_UNFINISHED}*") if path.stat().st_mtime <= before]
     for path in left:
         shutil.rmtree(path)
     return len(left)
@@ -184,6 +187,18 @@ def read_adapter(path: Path, architecture: Architecture, *, base: BaseIdentity |
     if different := set(names.values()) ^ stored.keys():
         raise AdapterUnusable(f"{path}: {len(different)} tensors differ, the first is {min(different)}")
     return Adapter(lora, {ours: stored[theirs].float() for ours, theirs in names.items()}, written_for)
+
+
+def adapter_lora(path: Path) -> Lora:
+    """The shape of the adapter in this directory, without reading its tensors.
+
+    Raises:
+        AdapterUnusable: its config is damaged, or not plain LoRA.
+    """
+    try:
+        return _plain_lora(path, _PeftConfig.model_validate_json(read_adapter_file(path / CONFIG_FILE)))
+    except ValidationError as error:
+        raise AdapterUnusable(f"{path} is damaged: {error}") from error
 
 
 def _plain_lora(path: Path, config: _PeftConfig) -> Lora:

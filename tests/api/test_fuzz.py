@@ -19,6 +19,8 @@ from schemathesis.checks import not_a_server_error
 from tests.api.conftest import Gateway, running_gateway
 from tests.fakes.engine import fake_engine
 
+pytestmark = pytest.mark.slow  # hundreds of requests for each operation
+
 # One after the other, so a request that is held holds up all that follow.
 HOLD_SECONDS = 0.02
 CHAT = "/v1/chat/completions"
@@ -105,6 +107,14 @@ OPERATIONS = (
     ("/admin/v1/engines", "GET"),
     ("/admin/v1/sessions", "GET"),
     ("/admin/v1/sessions/{session_id}", "GET"),
+    ("/admin/v1/training", "GET"),
+    ("/admin/v1/training/pause", "POST"),
+    ("/admin/v1/training/resume", "POST"),
+    ("/admin/v1/policies", "GET"),
+    ("/admin/v1/policies/{policy}/versions", "GET"),
+    ("/admin/v1/policies/{policy}/roll-back", "POST"),
+    ("/admin/v1/policies/{policy}/pin", "POST"),
+    ("/admin/v1/turns/{turn}/judge", "POST"),
     ("/healthz", "GET"),
     ("/readyz", "GET"),
     ("/metrics", "GET"),

@@ -176,6 +176,20 @@ async def test_giving_a_step_up_frees_its_samples_once(learning: Learning) -> No
     assert (await learning.steps.look(POLICY)).step_state is StepState.CLAIMED
 
 
+async def test_a_step_that_teaches_nothing_is_given_up_and_its_samples_expire(learning: Learning) -> None:
+    samples = await learning.add_samples(5)
+    await learning.steps.claim(POLICY, 1)
+    for _ in range(2):
+        await learning.steps.expire(POLICY, 1, "no sample of 4 can be trained: too long")
+    why = "no sample of 4 can be trained: too long"
+    assert await learning.became(samples[0]) == (SampleState.EXPIRED, Outcome.EXPIRED, f"step 1: {why}")
+    claim = await learning.steps.claim(POLICY, 1)
+    assert (claim.state, claim.reason) == (StepState.ABANDONED, why)
+    view = await learning.steps.look(POLICY)
+    assert (view.state, view.ready, view.step) == (TrainingState.WAITING, 1, 2)
+    assert not await learning.work_waiting()
+
+
 async def test_a_bad_step_is_set_aside_and_training_pauses(learning: Learning) -> None:
     samples = await learning.add_samples(8)
     await learning.steps.claim(POLICY, 1)

@@ -216,4 +216,5 @@ class FakeLedger:
             epoch=held.epoch,
             pinned=held.pinned,
             unpublished=held.active != (held.head if held.pinned is None else held.pinned),
+            max_wait_seconds=None if held.recipe is None else 3600 * held.recipe.train.max_wait_hours,
         )

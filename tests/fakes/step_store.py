@@ -139,6 +139,15 @@ class FakeStepStore:
             self.ledger.samples[sample].end(*end)
         return StepState.COMMITTED
 
+    async def expire(self, policy: str, n: int, reason: str) -> None:
+        step = self._step(policy, n)
+        if step.state is not StepState.CLAIMED:
+            return
+        step.state, step.reason = StepState.ABANDONED, reason
+        for sample in step.samples:
+            self.ledger.samples[sample].end(SampleState.EXPIRED, Outcome.EXPIRED, f"step {n}: {reason}")
+        self.ledger.refresh_work(policy)
+
     async def quarantine(self, policy: str, n: int, reason: str) -> None:
         held = self.ledger.held(policy)
         step = self._step(policy, n)

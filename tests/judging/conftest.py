@@ -13,6 +13,7 @@ from psycopg.rows import dict_row
 from activities.judging import JudgingActivities
 from activities.ledger import LedgerActivities
 from activities.messages import Closed, CloseSession, JudgeTurn, TurnFate
+from activities.work import WorkTelling
 from clawloop.contracts import Message, Scope, SessionEvidence, SessionSource, StoredTurn, TurnRecord
 from clawloop.ids import ApiKeyId, FeedbackId, SessionId, TurnId, new_feedback_id
 from clawloop.judging.prompts import AnswerForm
@@ -20,6 +21,7 @@ from clawloop.recipe import Recipe
 from clawloop.serving.endpoints import Endpoint
 from clawloop.serving.judge import JudgeClient
 from clawloop.serving.rendering import EngineRenderer
+from clawloop.telemetry import WorkerMetrics
 from db.closing import PostgresClosingStore
 from db.engine import Database
 from db.judgements import PostgresJudgementStore
@@ -27,7 +29,9 @@ from db.keys import PostgresKeyStore
 from db.policies import ensure_policy
 from db.recipes import ensure_recipe
 from db.turns import PostgresTurnStore
+from db.work import PostgresWorkStore
 from tests.contract.conftest import PATIENT
+from tests.fakes.announcer import FakeWorkAnnouncer
 from tests.fakes.judge import FakeJudge, fake_judge
 from tests.records import turn_record
 
@@ -46,6 +50,8 @@ class Bench:
 
     Attributes:
         judge: what answers.
+        announcer: what the training workflow was told.
+        metrics: what all of it counts.
     """
 
     url: str
@@ -55,7 +61,14 @@ class Bench:
     judge: FakeJudge
     judging: JudgingActivities
     ledger: LedgerActivities
+    work: WorkTelling
+    announcer: FakeWorkAnnouncer
     key: ApiKeyId
+    metrics: WorkerMetrics
+
+    def counted(self, name: str, **labels: str) -> float:
+        """A counter's value, or how many a histogram has seen."""
+        return self.metrics.registry.get_sample_value(f"clawloop_worker_{name}", labels) or 0.0
 
     async def enter(self, *records: TurnRecord) -> SessionId:
         session = None
@@ -129,13 +142,26 @@ async def bench(postgres_url: str, judge: FakeJudge) -> AsyncIterator[Bench]:
     def endpoints(policy: str) -> list[Endpoint]:
         return [Endpoint(judge.url, "tiny")]
 
+    metrics = WorkerMetrics()
     async with (
-        JudgeClient(endpoints, AnswerForm.FREE, seconds=2) as client,
+        JudgeClient(endpoints, AnswerForm.FREE, seconds=2, clock=metrics) as client,
         EngineRenderer(endpoints) as renderer,
     ):
-        judging = JudgingActivities(judgements, client, renderer)
-        ledger = LedgerActivities(PostgresClosingStore(database), judgements)
-        yield Bench(postgres_url, database, PostgresTurnStore(database), judgements, judge, judging, ledger, key.id)
+        announcer = FakeWorkAnnouncer()
+        work = WorkTelling(PostgresWorkStore(database), announcer)
+        yield Bench(
+            url=postgres_url,
+            database=database,
+            turns=PostgresTurnStore(database),
+            judgements=judgements,
+            judge=judge,
+            judging=JudgingActivities(judgements, client, renderer, work, metrics),
+            ledger=LedgerActivities(PostgresClosingStore(database), judgements, work, metrics),
+            work=work,
+            announcer=announcer,
+            key=key.id,
+            metrics=metrics,
+        )
     await database.close()
 
 
