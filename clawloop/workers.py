@@ -25,12 +25,14 @@ from activities.ledger import LedgerActivities
 from activities.publishing import PublishingActivities
 from activities.retention import Retention
 from activities.steps import StepActivities
+from activities.training_ports import WorkAnnouncer
 from activities.upkeep import UpkeepActivities
 from activities.work import WorkTelling
 from api.directory import DirectoryCache
+from api.ports import DirectoryStore
 from clawloop.adapter_folder import AdapterFolder
 from clawloop.engine_announcing import TemporalPublishAnnouncer
-from clawloop.errors import SetupError, TrainerUnavailable
+from clawloop.errors import AnnouncementFailed, SetupError, StoreUnavailable, TrainerUnavailable
 from clawloop.judging.prompts import AnswerForm
 from clawloop.processes import database_url, temporal_address
 from clawloop.serving.endpoints import Endpoint, Endpoints
@@ -183,6 +185,8 @@ async def _workers(
                 graceful_shutdown_timeout=GRACE,
             )
         ]
+    beginning = asyncio.create_task(_begin_learning(PostgresDirectoryStore(database), TemporalTraining(client)))
+    stack.callback(beginning.cancel)
     idle = timedelta(minutes=settings.session_idle_minutes)
     step_store, publishing_store = PostgresStepStore(database), PostgresPublishingStore(database)
     retention = Retention(publishing_store, AdapterFolder(settings.data / "adapters"))
@@ -214,6 +218,18 @@ async def _workers(
             graceful_shutdown_timeout=GRACE,
         ),
     ]
+
+
+async def _begin_learning(directory: DirectoryStore, announcer: WorkAnnouncer) -> None:
+    """See that each policy's training workflow runs and looks around; engines' agents begin those of engines."""
+    while True:
+        try:
+            for policy in (await directory.read()).policies:
+                await announcer.announce_work(policy.id)
+            return
+        except (StoreUnavailable, AnnouncementFailed) as error:
+            log.warning("learning is not begun yet", extra={"why": str(error)})
+            await asyncio.sleep(RETRY_SECONDS)
 
 
 def _engines(directory: DirectoryCache) -> Endpoints:
