@@ -8,6 +8,8 @@ from __future__ import annotations
 
 import asyncio
 import time
+from collections.abc import AsyncIterator
+from contextlib import asynccontextmanager
 from dataclasses import dataclass
 from datetime import timedelta
 
@@ -91,6 +93,7 @@ class EngineActivities:
         self._refused: dict[str, str] = {}
         self._silent = 0
         self._told: EngineHas | None = None
+        self._at_work = 0  # loads and unloads, which tell themselves what they changed
 
     @activity.defn
     async def load_versions(self, ask: EngineLoad) -> EngineHas:
@@ -100,7 +103,7 @@ class EngineActivities:
             EngineUnavailable: ask again; it may be restarting.
             StoreUnavailable
         """
-        async with heartbeating():
+        async with heartbeating(), self._working():
             refused: dict[str, str] = {}
             while True:
                 async with self._lock:
@@ -126,7 +129,7 @@ class EngineActivities:
         Raises:
             EngineRejected, EngineUnavailable, StoreUnavailable
         """
-        async with heartbeating():
+        async with heartbeating(), self._working():
             for version in await self._store.unloadable(ask.engine_id, self._keep):
                 await self._store.unloaded(ask.engine_id, version.policy, version.n)
             await asyncio.sleep(self._routed_seconds)
@@ -150,10 +153,19 @@ class EngineActivities:
                 waited = time.monotonic() - began
                 to_do = now.healthy and bool(now.missing or now.leaving)
                 worth_telling = now != before or (to_do and waited > RETRY_SECONDS) or waited > WATCH_SECONDS
-                if worth_telling and before is self._told:  # nothing else has told meanwhile
+                told_elsewhere = before is not self._told or (self._at_work and now.healthy)
+                if worth_telling and not told_elsewhere:
                     self._told = now
                     return now
                 await asyncio.sleep(self._look_seconds)
+
+    @asynccontextmanager
+    async def _working(self) -> AsyncIterator[None]:
+        self._at_work += 1
+        try:
+            yield
+        finally:
+            self._at_work -= 1
 
     async def _look(self, engine_id: str, *, tell: bool = True) -> EngineHas:
         """How the engine stands, after Postgres was told."""

@@ -39,7 +39,7 @@ from db.keys import PostgresKeyStore
 from db.notices import PostgresNotices
 from db.operators import PostgresTrainingStore
 from db.policies import PostgresDirectoryStore, ensure_policy
-from db.recipes import ensure_recipe
+from db.recipes import ensure_recipe, set_recipe
 from db.schema import is_current, migrate
 from db.serving_engines import add_engine, add_missing_engines, ensure_engines
 from db.sessions import PostgresSessionStore
@@ -188,6 +188,7 @@ async def prepare(
     engines: Sequence[str],
     secrets: Mapping[str, str],
     added_by: str = "clawloop up",
+    recipe: Recipe | None = None,
 ) -> dict[str, str]:
     """Bring a database to the state a gateway needs: schema, default policy and recipe, engines, a key of each scope.
 
@@ -197,6 +198,7 @@ async def prepare(
         engines: URLs; of the engines that `added_by` added exactly these stay.
         secrets: keys by scope that earlier starts made.
         added_by: the installation, where several share the database.
+        recipe: what the default policy learns by from now on; None: as before.
 
     Returns:
         A good key for each scope: the given one where it still is, else a new one.
@@ -209,6 +211,8 @@ async def prepare(
     try:
         await ensure_policy(database, DEFAULT_POLICY, base_model, aliases)
         await ensure_recipe(database, DEFAULT_POLICY, DEFAULT_RECIPE)
+        if recipe is not None:
+            await set_recipe(database, DEFAULT_POLICY, recipe)
         await ensure_engines(database, engines, added_by)
         return {scope: await _ensure_key(PostgresKeyStore(database), scope, secrets.get(scope)) for scope in Scope}
     finally:

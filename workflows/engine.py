@@ -50,8 +50,7 @@ class EngineWorkflow:
             raise self._bug  # the workflow waits here until we have mended it
         # A load is let finish, or its agent would do it twice at once.
         await workflow.wait_condition(lambda: not self._loading and workflow.all_handlers_finished())
-        for task in tasks:
-            task.cancel()
+        # The watch of this run is told by its next heartbeat that nobody waits for it.
         workflow.continue_as_new(
             self._state.model_copy(update={"has": self._has, "since": self._since, "wanted": self._to_load})
         )

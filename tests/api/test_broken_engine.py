@@ -131,6 +131,7 @@ async def test_without_any_engine_a_request_is_held_up_to_a_bound_then_503(tmp_p
     assert sum("wait for one already" in answer.json()["error"]["message"] for answer in answers) == 3
 
 
+@pytest.mark.slow
 async def test_a_session_stays_with_its_engine_and_others_spread(tmp_path: Path) -> None:
     async with fake_engine() as one, fake_engine() as two:
         async with running_gateway(tmp_path, engines=[one, two]) as gateway, gateway.client() as client:

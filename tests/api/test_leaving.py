@@ -53,6 +53,7 @@ async def _leave_while_storing(gateway: Gateway, body: dict[str, Any]) -> None:
         await asyncio.wait({asking})
 
 
+@pytest.mark.slow
 async def test_a_stop_with_a_stream_open_keeps_what_was_made(tmp_path: Path, engine: FakeEngine) -> None:
     engine.delay_seconds = 0.2
     async with running_gateway(tmp_path, engines=[engine]) as gateway:
