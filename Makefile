@@ -3,7 +3,7 @@ SHELL := /bin/bash
 VENV := .venv/bin
 ARGS ?=
 .DEFAULT_GOAL := help
-.PHONY: help setup up test quick check format pins bench bench-temporal bench-train
+.PHONY: help setup up test test-long quick check format pins bench bench-temporal bench-train
 
 help:  ## this list
 	@grep -E '^[a-z-]+:.*##' Makefile | sed -E 's/:[^#]*## /\t/' | expand -t 14
@@ -16,10 +16,13 @@ up: setup  ## start everything on this machine; Ctrl-C stops it
 
 test: setup  ## all checks and tests, on real PostgreSQL, Temporal and vLLM
 	@$(MAKE) --no-print-directory check
-	$(VENV)/python -m pytest $(ARGS)
+	$(VENV)/python -m pytest -m "not long" $(ARGS)
+
+test-long: setup  ## what `make test` has no time for
+	$(VENV)/python -m pytest -m long $(ARGS)
 
 quick: setup  ## what needs no engine and no patience, under a minute
-	$(VENV)/python -m pytest -m "not engine and not slow" $(ARGS)
+	$(VENV)/python -m pytest -m "not engine and not slow and not long" $(ARGS)
 
 check: setup  ## ruff, mypy strict, import-linter
 	$(VENV)/ruff check .
