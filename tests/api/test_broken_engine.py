@@ -131,6 +131,7 @@ async def test_without_any_engine_a_request_is_held_up_to_a_bound_then_503(tmp_p
     assert sum("wait for one already" in answer.json()["error"]["message"] for answer in answers) == 3
 
 
+@pytest.mark.slow
 async def test_a_session_stays_with_its_engine_and_others_spread(tmp_path: Path) -> None:
     async with fake_engine() as one, fake_engine() as two:
         async with running_gateway(tmp_path, engines=[one, two]) as gateway, gateway.client() as client:
@@ -171,3 +172,46 @@ async def _until(condition: Any) -> None:
     async with asyncio.timeout(5):
         while not condition():
             await asyncio.sleep(0.01)
+
+
+async def test_a_silent_engine_keeps_nobody_from_asking_the_others(tmp_path: Path) -> None:
+    async def never(reader: asyncio.StreamReader, writer: asyncio.StreamWriter) -> None:
+        await reader.read()
+        writer.close()
+
+    async def until(healthy: frozenset[str]) -> None:
+        async with asyncio.timeout(3):  # a probe that is not answered takes 5 s
+            while gateway.services.engines.healthy() != healthy:
+                await asyncio.sleep(0.01)
+
+    silent = await asyncio.start_server(never, "127.0.0.1", 0)
+    port = silent.sockets[0].getsockname()[1]
+    async with silent, fake_engine() as engine:
+        engines = [engine, FakeEngine(url=f"http://127.0.0.1:{port}")]
+        async with running_gateway(tmp_path, engines=engines) as gateway:
+            for _ in range(2):
+                await until(frozenset({"e0"}))
+                engine.healthy = False
+                await until(frozenset())
+                engine.healthy = True
+
+
+async def test_an_engine_that_lost_the_active_version_is_waited_for(
+    tmp_path: Path, engine: FakeEngine, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr("clawloop.serving.rotation.LOST_SECONDS", 0.3)
+    async with (
+        running_gateway(tmp_path, engines=[engine], active=2, versions=frozenset({2}), hold_seconds=20) as gateway,
+        gateway.client() as client,
+    ):
+        assert (await client.post(PATH, json=ask())).status_code == 200
+        engine.models = set()  # restarted, and its agent has not told yet
+        asking = asyncio.create_task(client.post(PATH, json=ask()))
+        await _until(lambda: len(engine.requests) == 2)
+        engine.models = {"default-v2"}  # refilled
+        assert (await asking).status_code == 200
+        engine.models = set()
+        lost = await client.post(PATH, json=ask())
+    assert lost.status_code == 503
+    assert lost.headers["Retry-After"]
+    assert lost.json()["error"]["code"] == "engine_unavailable"
