@@ -174,6 +174,28 @@ async def _until(condition: Any) -> None:
             await asyncio.sleep(0.01)
 
 
+async def test_a_silent_engine_keeps_nobody_from_asking_the_others(tmp_path: Path) -> None:
+    async def never(reader: asyncio.StreamReader, writer: asyncio.StreamWriter) -> None:
+        await reader.read()
+        writer.close()
+
+    async def until(healthy: frozenset[str]) -> None:
+        async with asyncio.timeout(3):  # a probe that is not answered takes 5 s
+            while gateway.services.engines.healthy() != healthy:
+                await asyncio.sleep(0.01)
+
+    silent = await asyncio.start_server(never, "127.0.0.1", 0)
+    port = silent.sockets[0].getsockname()[1]
+    async with silent, fake_engine() as engine:
+        engines = [engine, FakeEngine(url=f"http://127.0.0.1:{port}")]
+        async with running_gateway(tmp_path, engines=engines) as gateway:
+            for _ in range(2):
+                await until(frozenset({"e0"}))
+                engine.healthy = False
+                await until(frozenset())
+                engine.healthy = True
+
+
 async def test_an_engine_that_lost_the_active_version_is_waited_for(
     tmp_path: Path, engine: FakeEngine, monkeypatch: pytest.MonkeyPatch
 ) -> None:

@@ -3,13 +3,13 @@
 from __future__ import annotations
 
 import asyncio
-import time
 from datetime import timedelta
 
 import psycopg
 import pytest
+from sqlalchemy.ext.asyncio import AsyncConnection
 
-from clawloop.contracts import Outcome, SampleState
+from clawloop.contracts import Outcome, SampleState, SessionEvidence, SessionSource
 from clawloop.errors import RecordUnusable, StoreUnavailable
 from clawloop.ids import FeedbackId, SampleId, new_feedback_id
 from clawloop.judging.hints import HintChoice
@@ -82,14 +82,38 @@ async def test_claims_of_neighbouring_steps_never_share_a_sample(postgres_learni
     assert (rows[0]["n"], rows[0]["apart"]) == (12, 12)
 
 
-async def test_chat_does_not_wait_for_a_claim(postgres_learning: PostgresLearning, postgres_url: str) -> None:
-    await postgres_learning.add_samples(1)
-    with psycopg.connect(postgres_url) as claim:
-        claim.execute("SELECT * FROM policies FOR NO KEY UPDATE")
-        claim.execute("SELECT s.id FROM samples s JOIN turns t ON t.id = s.turn_id FOR NO KEY UPDATE OF s, t")
-        began = time.monotonic()
-        await postgres_learning.turns.enter(turn_record("hi", api_key_id=postgres_learning.key))
-        assert time.monotonic() - began < 5
+async def test_chat_does_not_wait_for_a_claim(postgres_learning: PostgresLearning) -> None:
+    await postgres_learning.add_samples(4)
+    asked = turn_record("s0", api_key_id=postgres_learning.key)
+    evidence = SessionEvidence(SessionSource.HEADER, "s0")
+    said = [*asked.messages, asked.response or {}, {"role": "user", "content": "and now?"}]
+    goes_on = turn_record(api_key_id=postgres_learning.key, evidence=evidence, messages=said)
+    begins = turn_record("another session", api_key_id=postgres_learning.key)
+
+    async def claim(connection: AsyncConnection) -> Claim:
+        claimed = await postgres_learning.steps._claim(POLICY, 1, connection)
+        # The claim holds all it will ever hold; a turn refers to the policy, and to the claimed turn it continues.
+        for record in (begins, goes_on):
+            await asyncio.wait_for(postgres_learning.turns.enter(record), 5)
+        return claimed
+
+    assert (await postgres_learning.database.run(claim)).state is StepState.CLAIMED
+    stored = await postgres_learning.turns.load(goes_on.turn_id)
+    assert stored is not None
+    (claimed_turn,) = await postgres_learning.rows("SELECT turn_id FROM samples ORDER BY id LIMIT 1")
+    assert stored.parent_turn_id == claimed_turn["turn_id"]
+
+
+@pytest.mark.parametrize("moved", ["epoch = 1", "head = 1"])
+async def test_a_commit_compares_head_and_epoch(postgres_learning: PostgresLearning, moved: str) -> None:
+    await step(postgres_learning, 1)
+    await postgres_learning.execute("UPDATE policies SET head = 0")
+    await postgres_learning.add_samples(4)
+    await postgres_learning.steps.claim(POLICY, 2)
+    batch = await postgres_learning.steps.batch(POLICY, 2)
+    await postgres_learning.execute(f"UPDATE policies SET {moved}")
+    assert await postgres_learning.steps.commit(batch, trained(batch)) is StepState.ABANDONED
+    assert (await postgres_learning.steps.look(POLICY)).ready == 4
 
 
 @pytest.mark.parametrize(
@@ -234,12 +258,12 @@ async def test_work_that_nobody_was_told_of_is_told_again(postgres_learning: Pos
     await postgres_learning.add_samples(4)
     assert await work.untold_work(minute) == [POLICY]
     await work.mark_work_told([POLICY])
+    await postgres_learning.add_samples(1)  # nothing new: there was work before
     assert await work.untold_work(minute) == []
     await postgres_learning.execute("UPDATE policies SET work_signalled_at = work_signalled_at - interval '2 minutes'")
     assert await work.untold_work(minute) == [POLICY]
     await postgres_learning.steps.claim(POLICY, 1)
     assert await work.untold_work(minute) == []
-    await postgres_learning.add_samples(1)
     await postgres_learning.age(timedelta(hours=25))
     assert await work.untold_work(minute) == [POLICY]  # by waiting alone
 

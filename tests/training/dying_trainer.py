@@ -13,6 +13,7 @@ import signal
 import sys
 from collections.abc import Callable
 from dataclasses import dataclass
+from functools import partial
 from pathlib import Path
 from typing import Any
 
@@ -34,7 +35,7 @@ def tell(what: str) -> None:
 
 @dataclass(frozen=True)
 class Death:
-    """Where a life ends: in step `n`, at this point; the last life has none."""
+    """Where a life ends: in step `n`, at this point; the last life has none. `stopped: POINT` is no end."""
 
     n: int
     point: str | None
@@ -42,6 +43,10 @@ class Death:
     def at(self, here: str, n: int) -> None:
         if (self.n, self.point) == (n, here):
             os.kill(os.getpid(), signal.SIGKILL)
+        if (self.n, self.point) == (n, f"stopped: {here}"):
+            tell(f"stopped {os.getpid()}")
+            os.kill(os.getpid(), signal.SIGSTOP)
+            tell("woken")
 
 
 class DyingStore(PostgresStepStore):
@@ -57,6 +62,7 @@ class DyingStore(PostgresStepStore):
     async def commit(self, step: StepBatch, trained: TrainedStep) -> StepState:
         self._death.at("adapter is written", step.n)
         state = await super().commit(step, trained)
+        tell(f"step {step.n}: {state}")
         self._death.at("committed", step.n)
         return state
 
@@ -86,7 +92,7 @@ def die_around_the_rename(death: Death) -> None:
         death.at("after the rename", n)
         return found
 
-    Path.rename = renamed  # type: ignore[method-assign]
+    Path.rename = renamed  # type: ignore[method-assign, assignment]
 
 
 async def live(address: str, database_url: str, process: TrainerProcess, death: Death) -> None:
@@ -95,6 +101,11 @@ async def live(address: str, database_url: str, process: TrainerProcess, death: 
     trainer = DyingTrainer(ResidentModel(process.setup), death)
     store = DyingStore(Database(database_url, BACKGROUND_LIMIT), death)
     await training_worker(await connect(address), process.pool, store, trainer).run()
+
+
+def end(life: int, *_: object) -> None:
+    os.kill(life, signal.SIGKILL)
+    os._exit(0)
 
 
 def main() -> None:
@@ -106,7 +117,7 @@ def main() -> None:
         if (life := os.fork()) == 0:
             asyncio.run(live(address, database_url, process, Death(n, point)))
             os._exit(0)
-        signal.signal(signal.SIGTERM, lambda *_, life=life: (os.kill(life, signal.SIGKILL), os._exit(0)))
+        signal.signal(signal.SIGTERM, partial(end, life))
         _, status = os.waitpid(life, 0)
         assert os.WIFSIGNALED(status), f"it was to be killed at {point!r}"
 

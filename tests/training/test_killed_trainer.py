@@ -3,11 +3,16 @@
 from __future__ import annotations
 
 import asyncio
+import os
+import re
+import signal
 from contextlib import ExitStack
 from pathlib import Path
 
+import aiohttp
 import pytest
 
+from clawloop.local.checks import choose_port
 from clawloop.steps import StepState
 from tests.training.dying_trainer import POINTS
 from tests.training.shop import STEPS, Shop, begin, processes, shop
@@ -25,7 +30,7 @@ async def test_a_step_survives_kills_at_any_point_and_makes_the_same_adapter(
     begin(shop, processes, log, "tests.training.dying_trainer", shop.process().model_dump_json(), *POINTS)
     for n, point in enumerate(POINTS, start=1):
         await shop.claim(n)
-        done = await asyncio.wait_for(shop.step(n), 120)
+        done = await asyncio.wait_for(shop.step(n), 240)
         assert (done.state, done.sha256) == (StepState.COMMITTED, shop.undisturbed[n].version.sha256), point
         assert f"life until {POINTS[n] if n < len(POINTS) else None}" in log.read_text(), point
     assert [row["n"] for row in shop.rows("SELECT n FROM versions WHERE n > 0 ORDER BY n")] == [*range(1, 7)]
@@ -35,3 +40,57 @@ async def test_a_step_survives_kills_at_any_point_and_makes_the_same_adapter(
     assert log.read_text().count(f"step {len(POINTS)}: begins") == 1
     folders = [path.name for path in (shop.setup.adapters / "default").iterdir() if not path.name.startswith(".")]
     assert len(folders) == len(POINTS)
+
+
+@pytest.mark.timeout(400)
+async def test_of_two_trainers_with_one_step_only_one_commits(shop: Shop, processes: ExitStack, tmp_path: Path) -> None:
+    await shop.claim(1)
+    log = tmp_path / "stopped.log"
+    told = shop.process().model_dump_json()
+    begin(shop, processes, log, "tests.training.dying_trainer", told, "stopped: adapter is written")
+    stepping = asyncio.create_task(shop.step(1))
+    while (found := re.search(r"stopped (\d+)", log.read_text())) is None:
+        await asyncio.sleep(0.05)
+    other = ["--model", str(shop.setup.model), "--base-model", "tiny", "--data", str(tmp_path), "--pool", shop.pool]
+    limits = ["--micro-batch-tokens", "40", "--threads", "1", "--device", "cpu"]
+    begin(shop, processes, tmp_path / "other.log", "clawloop.cli", "worker", "trainer", *other, *limits)
+    done = await asyncio.wait_for(stepping, 240)
+    assert (done.state, done.sha256) == (StepState.COMMITTED, shop.undisturbed[1].version.sha256)
+    await shop.claim(2)
+    assert (await asyncio.wait_for(shop.step(2), 240)).state is StepState.COMMITTED
+    committed = shop.rows("SELECT n, finished_at FROM steps ORDER BY n")
+
+    os.kill(int(found[1]), signal.SIGCONT)
+    while "step 1: committed" not in log.read_text():
+        await asyncio.sleep(0.05)
+    assert shop.rows("SELECT n, finished_at FROM steps ORDER BY n") == committed
+    assert shop.rows("SELECT head FROM policies") == [{"head": 2}]
+    assert shop.rows("SELECT count(*) FROM versions WHERE n > 0") == [{"count": 2}]
+
+
+@pytest.mark.timeout(200)
+async def test_a_trainer_that_is_told_to_end_stops_between_micro_batches_and_ends(
+    shop: Shop, processes: ExitStack, tmp_path: Path
+) -> None:
+    port = choose_port("the trainer", "127.0.0.1", 0, "")
+    told = shop.process(health_port=port).model_dump_json()
+    running = begin(shop, processes, tmp_path / "trainer.log", "tests.training.ranked_trainer", told)
+    await shop.claim(1)
+    assert (await asyncio.wait_for(shop.step(1), 240)).state is StepState.COMMITTED
+    async with aiohttp.ClientSession() as session:
+        async with session.get(f"http://127.0.0.1:{port}/readyz") as ready:
+            assert ready.status == 200
+        async with session.get(f"http://127.0.0.1:{port}/metrics") as metrics:
+            assert 'clawloop_trainer_steps_total{result="trained"} 1.0' in await metrics.text()
+    await shop.claim(2)
+    attempts = "SELECT attempt FROM steps WHERE n = 2"
+    before = shop.rows(attempts)
+    stepping = asyncio.create_task(shop.step(2))
+    while shop.rows(attempts) == before:
+        await asyncio.sleep(0.005)
+    running.terminate()
+    assert await asyncio.to_thread(running.wait, 30) == 0
+    # Whoever comes next goes on with the same batch.
+    begin(shop, processes, tmp_path / "next.log", "tests.training.ranked_trainer", told)
+    done = await asyncio.wait_for(stepping, 240)
+    assert (done.state, done.sha256) == (StepState.COMMITTED, shop.undisturbed[2].version.sha256)
