@@ -23,25 +23,51 @@ from db.publishing import PostgresPublishingStore
 from db.steps import PostgresStepStore
 
 TOKENS = 48
+# Of each publish: about as long as it takes, so that both kinds of gaps are as many.
+PAUSE_SECONDS = 0.7
+
+
+# The gateway hears of a new version within this, and the first requests for it have begun.
+SETTLING_SECONDS = 0.5
+
+
+@dataclass(frozen=True, slots=True)
+class Publish:
+    """When a version was committed and when it answered, by this machine's clock."""
+
+    began: float
+    active: float
+
+    @property
+    def seconds(self) -> float:
+        return self.active - self.began
 
 
 @dataclass
 class Listener:
-    """What eight clients saw.
+    """What clients saw.
 
     Attributes:
-        gaps: seconds between two events of one stream, in order of arrival.
+        gaps: when each ended that lies between two events of one stream, and its seconds.
         answers: response ids.
         errors: statuses other than 200, streams that broke off.
     """
 
-    gaps: list[float] = field(default_factory=list)
+    gaps: list[tuple[float, float]] = field(default_factory=list)
     answers: list[str] = field(default_factory=list)
     errors: list[str] = field(default_factory=list)
 
-    def take_gaps(self) -> list[float]:
-        taken, self.gaps = self.gaps, []
-        return taken
+    def gaps_around(self, publishes: Sequence[Publish]) -> tuple[list[float], list[float]]:
+        """Seconds of the gaps between publishes, and of those that fall into one; from the first one's pause on."""
+        spans = [(publish.began, publish.active + SETTLING_SECONDS) for publish in publishes]
+        first, last = spans[0][0] - PAUSE_SECONDS, spans[-1][1]
+        quiet: list[float] = []
+        during: list[float] = []
+        for end, seconds in self.gaps:
+            if first <= end - seconds and end <= last:
+                inside = any(end > began and end - seconds < until for began, until in spans)
+                (during if inside else quiet).append(seconds)
+        return quiet, during
 
 
 @asynccontextmanager
@@ -90,7 +116,7 @@ async def _stream(session: aiohttp.ClientSession, name: str, messages: Sequence[
                 continue
             now = time.perf_counter()
             if last is not None:
-                seen.gaps.append(now - last)
+                seen.gaps.append((now, now - last))
             last = now
             if line.startswith(b"data: [DONE]"):
                 ended = True
@@ -118,23 +144,22 @@ async def commit(database_url: str, version: VersionRef) -> None:
         await connection.execute("UPDATE policies SET head = %s WHERE id = %s", [version.n, version.policy])
 
 
-async def publish_all(
-    database_url: str, temporal: str, versions: Sequence[VersionRef], pause_seconds: float
-) -> list[float]:
-    """Commit and publish one version after the other; seconds from commit to active of each."""
+async def publish_all(database_url: str, temporal: str, versions: Sequence[VersionRef]) -> list[Publish]:
+    """Commit and publish one version after the other, with pauses in which nothing is published."""
     database = Database(database_url, BACKGROUND_LIMIT)
     announcer = TemporalPublishAnnouncer(await connect(temporal))
     publishing = PublishingActivities(PostgresPublishingStore(database), PostgresStepStore(database), announcer)
     took = []
     try:
         for version in versions:
+            await asyncio.sleep(PAUSE_SECONDS)
             began = time.perf_counter()
             await commit(database_url, version)
             done = await publishing.publish_version(PublishVersion(policy=version.policy))
-            took.append(time.perf_counter() - began)
             if done.version != version.n or done.missing:
                 raise RuntimeError(f"version {version.n} was not published: {done}")
-            await asyncio.sleep(pause_seconds)
+            took.append(Publish(began, time.perf_counter()))
+            await asyncio.sleep(SETTLING_SECONDS)
     finally:
         await database.close()
     return took

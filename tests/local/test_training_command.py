@@ -22,7 +22,7 @@ pytestmark = [pytest.mark.postgres, pytest.mark.slow]
 def here(postgres_url: str, tmp_path: Path) -> Iterator[dict[str, str]]:
     asyncio.run(begin(postgres_url, "tiny", [], []))
     # Nothing listens there: what operators say holds nevertheless.
-    yield {"DATABASE_URL": postgres_url, "CLAWLOOP_DATA": str(tmp_path), "TEMPORAL_ADDRESS": "127.0.0.1:1"}
+    return {"DATABASE_URL": postgres_url, "CLAWLOOP_DATA": str(tmp_path), "TEMPORAL_ADDRESS": "127.0.0.1:1"}
 
 
 def said(*words: str, here: dict[str, str]) -> Any:
