@@ -17,6 +17,8 @@ from typing import TYPE_CHECKING, Annotated, Any, NoReturn, TypeVar, cast
 import typer
 
 from clawloop.adapter_command import adapter_app
+from clawloop.demo.chat_command import chat_command
+from clawloop.demo.run_command import run_command
 from clawloop.errors import ClawloopError
 from clawloop.install import check_install
 from clawloop.local.command import up_command
@@ -31,10 +33,12 @@ app = typer.Typer(no_args_is_help=True, pretty_exceptions_enable=False, add_comp
 key_app = typer.Typer(no_args_is_help=True, help="API keys.")
 engine_app = typer.Typer(no_args_is_help=True, help="vLLM servers.")
 session_app = typer.Typer(no_args_is_help=True, help="Conversations, and what became of their turns.")
+demo_app = typer.Typer(no_args_is_help=True, help="See it learn, with a toy model on this machine.")
 app.add_typer(session_app, name="session")
 app.add_typer(key_app, name="key")
 app.add_typer(engine_app, name="engine")
 app.add_typer(adapter_app, name="adapter")
+app.add_typer(demo_app, name="demo")
 
 Result = TypeVar("Result")
 Data = Annotated[Path | None, typer.Option("--data", help="Folder of everything that survives a restart.")]
@@ -65,6 +69,8 @@ def _prepare_for_up() -> Prepare:
 
 
 app.command("up")(up_command(lambda: _settings(None), _prepare_for_up))
+demo_app.command("run")(run_command(lambda: _settings(None), _prepare_for_up))
+demo_app.command("chat")(chat_command(lambda: _settings(None)))
 
 
 @app.command()
