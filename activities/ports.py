@@ -49,8 +49,12 @@ class JudgementStore(TurnPlaces, Protocol):
         self, judgement: JudgementId, kind: str, index: int, raw: str, hint: HintVote | None
     ) -> None: ...
 
-    async def settle(self, judgement: JudgementId, end: Settlement, applied: list[FeedbackId]) -> None:
-        """Verdict, hint, sample and the turn's outcome in one transaction; feedback `applied` is taken into it."""
+    async def settle(self, judgement: JudgementId, end: Settlement, applied: list[FeedbackId]) -> str | None:
+        """Verdict, hint, sample and the turn's outcome in one transaction; feedback `applied` is taken into it.
+
+        Returns:
+            The policy that has a batch waiting since this call; None if it has none, or had one before.
+        """
 
     async def feedback_of(self, turn_id: TurnId) -> list[GivenFeedback]:
         """All feedback on a turn, oldest first."""
@@ -86,8 +90,12 @@ class ClosingStore(Protocol):
 
     async def close(
         self, session: SessionId, why: str, endings: Sequence[Ending], guarantee: str | None, extra: ExtraSample | None
-    ) -> None:
-        """End undecided turns and the session in one transaction. Turns decided meanwhile stay as they are."""
+    ) -> str | None:
+        """End undecided turns and the session in one transaction. Turns decided meanwhile stay as they are.
+
+        Returns:
+            The policy that has a batch waiting since this call; None if it has none, or had one before.
+        """
 
 
 class UpkeepStore(Protocol):

@@ -25,6 +25,7 @@ from clawloop.contracts import (
     Wanted,
 )
 from clawloop.ids import ApiKeyId, FeedbackId, SessionId, TurnId
+from clawloop.steps import TrainingView, VersionView
 from clawloop.views import SessionView, TurnView
 
 
@@ -162,3 +163,36 @@ class Engines(Protocol):
 class Readiness(Protocol):
     async def problems(self) -> list[str]:
         """Why this gateway should get no traffic now, one line each; empty when it should."""
+
+
+class TrainingStore(Protocol):
+    """What operators see and do of learning. Every call raises StoreUnavailable when it cannot be done now, and
+    RequestRejected with status 404 for a policy nobody knows."""
+
+    async def look(self, policy: str) -> TrainingView: ...
+
+    async def versions(self, policy: str) -> list[VersionView]:
+        """All versions there ever were, by number."""
+
+    async def pause(self, policy: str, reason: str) -> TrainingView:
+        """No batch is claimed until `resume`; a step that has one finishes."""
+
+    async def resume(self, policy: str, *, retry_quarantined: bool = False) -> TrainingView:
+        """Claim batches again; with `retry_quarantined` also of samples that were set aside."""
+
+    async def roll_back(self, policy: str, version: int) -> TrainingView:
+        """Go on from this version: it is the head at once, and answers as soon as an engine has it.
+
+        Raises:
+            RequestRejected: 404, there is no such version; 409, its files are gone, or another is pinned.
+        """
+
+    async def pin(self, policy: str, version: int) -> TrainingView:
+        """Let this version answer, as soon as an engine has it and until `unpin`, whatever is trained.
+
+        Raises:
+            RequestRejected: 404, there is no such version; 409, its files are gone.
+        """
+
+    async def unpin(self, policy: str) -> TrainingView:
+        """Let the newest version answer again; nothing if none is pinned."""

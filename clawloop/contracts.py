@@ -283,12 +283,14 @@ class Engine:
     Args:
         versions: per policy, the adapter versions it has loaded; version 0 needs no loading.
         draining: takes no new requests.
+        problem: why its agent took it out of rotation; None: it works, or has no agent.
     """
 
     id: str
     url: str
     versions: dict[str, frozenset[int]]
     draining: bool
+    problem: str | None = None
 
 
 @dataclass(frozen=True, slots=True)

@@ -17,6 +17,7 @@ ApiKeyId = NewType("ApiKeyId", UUID)
 JudgementId = NewType("JudgementId", UUID)
 SampleId = NewType("SampleId", UUID)
 FeedbackId = NewType("FeedbackId", UUID)
+EventId = NewType("EventId", UUID)
 
 _RESPONSE_PREFIX = "chatcmpl-"
 
@@ -40,6 +41,10 @@ def new_sample_id() -> SampleId:
 
 def new_feedback_id() -> FeedbackId:
     return FeedbackId(UUID(int=uuid7().int))
+
+
+def new_event_id() -> EventId:
+    return EventId(UUID(int=uuid7().int))
 
 
 def response_id(turn_id: TurnId) -> str:

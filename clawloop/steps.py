@@ -8,7 +8,10 @@ from __future__ import annotations
 
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, field
+from datetime import datetime
 from enum import StrEnum
+
+from pydantic import JsonValue
 
 from clawloop.ids import SampleId
 from clawloop.recipe import Recipe
@@ -163,3 +166,24 @@ class TrainingView:
     epoch: int
     pinned: int | None
     unpublished: bool
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class VersionView:
+    """A version of a policy, for people.
+
+    Args:
+        parent: None for version 0.
+        state: in words: `active`, `head`, `on the path`, `rolled back`, `files removed`; several joined by commas.
+        engines: those that have it loaded; every engine has version 0.
+        metrics: what its step measured (`StepFigures`, with the number of dropped samples); None for version 0.
+    """
+
+    n: int
+    parent: int | None
+    state: str
+    active: bool
+    pinned: bool
+    engines: Sequence[str]
+    metrics: Mapping[str, JsonValue] | None
+    created_at: datetime

@@ -17,6 +17,7 @@ from db.exact_json import storable
 from db.recipes import recipe_of_policy
 from db.samples import put_sample
 from db.tables import Judgement, Session, Turn
+from db.work import hold_policy_of, refresh_work
 
 # What follows a turn: every main turn below it, over side turns, which do not count.
 _TURNS = text("""
@@ -57,17 +58,20 @@ class PostgresClosingStore:
 
     async def close(
         self, session: SessionId, why: str, endings: Sequence[Ending], guarantee: str | None, extra: ExtraSample | None
-    ) -> None:
+    ) -> str | None:
         """End undecided turns and the session in one transaction. Turns decided meanwhile stay as they are.
 
         Args:
             guarantee: what the at-least-one rule did; the first close's word stays.
             extra: its sample.
 
+        Returns:
+            The policy that has a batch waiting since this call; None if it has none, or had one before.
+
         Raises:
             StoreUnavailable
         """
-        await self._database.run(partial(_close, session, why, endings, guarantee, extra))
+        return await self._database.run(partial(_close, session, why, endings, guarantee, extra))
 
 
 async def _look(session: SessionId, connection: AsyncConnection) -> ClosingSession | None:
@@ -122,8 +126,10 @@ async def _close(
     guarantee: str | None,
     extra: ExtraSample | None,
     connection: AsyncConnection,
-) -> None:
+) -> str | None:
+    policy = None
     if extra is not None:
+        policy = await hold_policy_of(connection, extra.turn_id)
         await _sample_anyway(connection, extra)
     for end in endings:
         undecided = update(Turn).where(Turn.id == end.turn_id, Turn.outcome == Outcome.WAITING)
@@ -138,3 +144,4 @@ async def _close(
         "guarantee": func.coalesce(Session.guarantee, guarantee),
     }
     await connection.execute(update(Session).where(Session.id == session).values(values))
+    return policy if policy is not None and await refresh_work(connection, policy) else None

@@ -9,6 +9,7 @@ from sqlalchemy.dialects.postgresql import insert
 from sqlalchemy.ext.asyncio import AsyncConnection
 
 from clawloop.contracts import Outcome, SampleState, TurnKind
+from clawloop.errors import StoreUnavailable
 from clawloop.ids import (
     ApiKeyId,
     FeedbackId,
@@ -24,10 +25,11 @@ from db.entry import Request
 from db.exact_json import storable
 from db.placement import candidates_in
 from db.recipes import recipe_by_hash, recipe_of_policy
-from db.samples import put_sample, withdraw_sample
+from db.samples import is_taken, put_sample, withdraw_sample
 from db.stored import read_turn
 from db.tables import Feedback, Hint, Judgement, Sample, Session, Turn
 from db.tables import Vote as VoteRow
+from db.work import hold_policy_of, refresh_work
 
 # The next main turn up and the next main turns down, over side turns, which do not count.
 _FOLLOWS = text("""
@@ -111,13 +113,16 @@ class PostgresJudgementStore:
         }
         await self._database.run(lambda connection: connection.execute(_INSERT_HINT, row))
 
-    async def settle(self, judgement: JudgementId, end: Settlement, applied: list[FeedbackId]) -> None:
+    async def settle(self, judgement: JudgementId, end: Settlement, applied: list[FeedbackId]) -> str | None:
         """Verdict, hint, sample and the turn's outcome in one transaction; feedback `applied` is taken into it.
 
+        Returns:
+            The policy that has a batch waiting since this call; None if it has none, or had one before.
+
         Raises:
-            StoreUnavailable
+            StoreUnavailable: also when a step took the sample that was to be amended; `revise` then gives another.
         """
-        await self._database.run(partial(_settle, judgement, end, applied))
+        return await self._database.run(partial(_settle, judgement, end, applied))
 
     async def feedback_of(self, turn_id: TurnId) -> list[GivenFeedback]:
         """All feedback on a turn, oldest first.
@@ -237,9 +242,15 @@ async def _as_open(
 
 async def _settle(
     judgement: JudgementId, end: Settlement, applied: list[FeedbackId], connection: AsyncConnection
-) -> None:
-    query = select(Judgement.turn_id).where(Judgement.id == judgement).with_for_update()
+) -> str | None:
+    query = select(Judgement.turn_id).where(Judgement.id == judgement)
     turn_id = TurnId((await connection.execute(query)).scalar_one())
+    policy = await hold_policy_of(connection, turn_id)
+    await connection.execute(query.with_for_update())
+    if await is_taken(connection, judgement):
+        if applied:
+            raise StoreUnavailable(f"a step took the sample of turn {turn_id} meanwhile")
+        return None
     held = {
         "verdict": end.verdict.verdict,
         "expected": end.verdict.expected,
@@ -262,6 +273,7 @@ async def _settle(
     if applied:
         taken = update(Feedback).where(Feedback.id.in_(applied), Feedback.applied_at.is_(None))
         await connection.execute(taken.values(applied_at=func.now()))
+    return policy if await refresh_work(connection, policy) else None
 
 
 async def _feedback_of(turn_id: TurnId, connection: AsyncConnection) -> list[GivenFeedback]:

@@ -5,19 +5,40 @@ Every function works in the caller's transaction.
 
 from __future__ import annotations
 
-from collections.abc import Sequence
+from collections import defaultdict
+from collections.abc import Collection, Mapping, Sequence
 
-from sqlalchemy import select, update
+from sqlalchemy import select, text, update
 from sqlalchemy.dialects.postgresql import insert
 from sqlalchemy.ext.asyncio import AsyncConnection
 
-from clawloop.contracts import SampleState
-from clawloop.ids import JudgementId, TurnId, new_sample_id
+from clawloop.contracts import Outcome, SampleState
+from clawloop.ids import JudgementId, SampleId, TurnId, new_sample_id
 from db.arrays import ids_to_bytes
+from db.exact_json import storable
 from db.tables import Sample, Session, Turn
 
 # A step has it, or had it: what is decided now comes too late for this sample.
 _OPEN = (SampleState.FRESH, SampleState.SUPERSEDED)
+
+# A turn shows what became of its newest sample; an erased one shows only that.
+_TELL = text("""
+    UPDATE turns t SET outcome = :outcome, outcome_detail = coalesce(:why, j.why)
+    FROM samples s JOIN judgements j ON j.id = s.judgement_id
+    WHERE s.id = ANY(:samples) AND t.id = s.turn_id AND t.outcome <> 'erased' AND NOT EXISTS (
+        SELECT FROM samples later WHERE later.turn_id = t.id AND later.id > s.id AND later.state <> 'superseded')
+""")
+# Somebody may have rated the turn while a step had its sample: then the later judgement counts.
+_FREE = text("""
+    UPDATE samples s SET state = CASE WHEN o.overruled THEN 'superseded' ELSE 'fresh' END,
+        reason = CASE WHEN o.overruled THEN 'a later judgement replaced this one' ELSE coalesce(o.why, '') END
+    FROM (
+        SELECT own.id, j.why, EXISTS (
+            SELECT FROM judgements newer WHERE newer.turn_id = own.turn_id AND newer.revision > j.revision
+                AND newer.decided_at IS NOT NULL) AS overruled
+        FROM samples own JOIN judgements j ON j.id = own.judgement_id WHERE own.id = ANY(:samples)) o
+    WHERE s.id = o.id RETURNING s.id, o.overruled
+""")
 
 
 async def put_sample(
@@ -52,3 +73,44 @@ async def withdraw_sample(connection: AsyncConnection, judgement: JudgementId, r
     """Take back a sample no step has taken; nothing if there is none."""
     fresh = update(Sample).where(Sample.judgement_id == judgement, Sample.state == SampleState.FRESH)
     await connection.execute(fresh.values(state=SampleState.SUPERSEDED, reason=reason))
+
+
+async def is_taken(connection: AsyncConnection, judgement: JudgementId) -> bool:
+    """Whether a step has, or had, the judgement's sample."""
+    state = await connection.scalar(select(Sample.state).where(Sample.judgement_id == judgement))
+    return state is not None and state not in _OPEN
+
+
+async def end_samples(
+    connection: AsyncConnection, ends: Mapping[SampleId, str], state: SampleState, outcome: Outcome
+) -> None:
+    """Give samples a state and a reason, and tell their turns.
+
+    Args:
+        ends: reason by sample.
+        outcome: what their turns become.
+    """
+    by_reason: defaultdict[str, list[SampleId]] = defaultdict(list)
+    for sample, why in ends.items():
+        by_reason[storable(why)].append(sample)
+    for why, samples in by_reason.items():
+        await connection.execute(update(Sample).where(Sample.id.in_(samples)).values(state=state, reason=why))
+        await tell_turns(connection, samples, outcome, why)
+
+
+async def tell_turns(
+    connection: AsyncConnection, samples: Collection[SampleId], outcome: Outcome, why: str | None
+) -> None:
+    """Let these samples' turns show what became of them.
+
+    Args:
+        why: None: what the judgement said.
+    """
+    await connection.execute(_TELL, {"samples": list(samples), "outcome": outcome.value, "why": why})
+
+
+async def free_samples(connection: AsyncConnection, samples: Collection[SampleId]) -> None:
+    """Let a later step take them, but for those whose turn has been judged anew since."""
+    rows = (await connection.execute(_FREE, {"samples": list(samples)})).all()
+    freed = [SampleId(row.id) for row in rows if not row.overruled]
+    await tell_turns(connection, freed, Outcome.SAMPLED, None)

@@ -117,6 +117,7 @@ async def read_engines(connection: AsyncConnection) -> list[Engine]:
             url=row.url,
             versions={policy: frozenset(versions) for policy, versions in loaded[row.id].items()},
             draining=row.draining,
+            problem=row.problem,
         )
         for row in await connection.execute(select(EngineRow).order_by(EngineRow.id))
     ]

@@ -40,7 +40,9 @@ _TURNS = text("""
     SELECT t.id, t.session_id, t.parent_turn_id, t.kind, t.kind_reason, t.status, t.error, t.version, t.outcome,
         t.outcome_detail, t.started_at, t.announced_at, j.verdict, j.expected, j.hint, s.state AS sample_state,
         s.reward, count(*) FILTER (WHERE t.kind = 'main') OVER (ORDER BY t.id) AS number,
-        (SELECT count(*) FROM votes v WHERE v.judgement_id = j.id AND v.score IS NOT NULL) AS votes
+        (SELECT count(*) FROM votes v WHERE v.judgement_id = j.id AND v.score IS NOT NULL) AS votes,
+        (SELECT max(m.step) FROM step_samples m JOIN steps p ON p.policy = m.policy AND p.n = m.step
+            WHERE m.sample_id = s.id AND m.dropped IS NULL AND p.state = 'committed') AS step
     FROM turns t
     LEFT JOIN LATERAL (
         SELECT * FROM judgements WHERE turn_id = t.id AND decided_at IS NOT NULL
@@ -128,7 +130,7 @@ async def _turns(session: SessionId, connection: AsyncConnection) -> list[TurnVi
             hint=row.hint,
             sample=None if row.sample_state is None else SampleState(row.sample_state),
             reward=row.reward,
-            step=None,
+            step=row.step,
             started_at=row.started_at,
             announced_at=row.announced_at,
         )

@@ -234,6 +234,7 @@ class Turn(Base):
         Index(None, "session_id", "id"),
         Index(None, "session_id", "response_digest"),
         Index(None, "parent_turn_id"),
+        Index("turns_waiting_idx", "session_id", postgresql_where=text("outcome = 'waiting'")),
         Index("turns_unannounced_idx", "id", postgresql_where=text("announced_at IS NULL AND kind = 'main'")),
     )
 

@@ -22,14 +22,15 @@ def versions_apart(version: int, head: int, parents: Mapping[int, int]) -> int:
     Raises:
         KeyError: a version of which no parent is known.
     """
-    up = _path_to_base(version, parents)
-    down = _path_to_base(head, parents)
+    up = path_to_base(version, parents)
+    down = path_to_base(head, parents)
     # Both paths end at version 0, so what they share is their common end.
     shared = len(set(up) & set(down))
     return len(up) + len(down) - 2 * shared
 
 
-def _path_to_base(version: int, parents: Mapping[int, int]) -> list[int]:
+def path_to_base(version: int, parents: Mapping[int, int]) -> list[int]:
+    """The version, its parent, and so on down to version 0."""
     path = [version]
     while path[-1] != 0:
         path.append(parents[path[-1]])

@@ -29,6 +29,7 @@ def upgrade() -> None:
     op.add_column("policies", sa.Column("pinned", sa.Integer(), nullable=True))
     op.add_column("policies", sa.Column("pool", sa.Text(), server_default=sa.text("'default'"), nullable=False))
     op.add_column("engines", sa.Column("problem", sa.Text(), nullable=True))
+    op.create_index("turns_waiting_idx", "turns", ["session_id"], postgresql_where=sa.text("outcome = 'waiting'"))
     _steps()
     op.create_table(
         "events",
@@ -87,6 +88,7 @@ def _steps() -> None:
 
 
 def downgrade() -> None:
+    op.drop_index("turns_waiting_idx", "turns")
     for table in ("events", "step_samples", "steps"):
         op.drop_table(table)
     op.drop_column("engines", "problem")

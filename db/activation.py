@@ -1,0 +1,40 @@
+"""Which version answers: changed in one row, told to gateways in the same transaction.
+
+Every function works in the caller's transaction, which must hold the policy.
+"""
+
+from __future__ import annotations
+
+from sqlalchemy import func, select, text, update
+from sqlalchemy.ext.asyncio import AsyncConnection
+
+from db.tables import Engine, EngineVersion, Policy, Version
+
+CHANNEL = "clawloop_directory"
+"""Gateways LISTEN to it; the payload is the policy."""
+
+_TELL = text("SELECT pg_notify(:channel, :policy)")
+
+
+async def is_served(connection: AsyncConnection, policy: str, n: int) -> bool:
+    """Whether an engine that takes requests has this version; each has version 0."""
+    if n == 0:
+        return True
+    having = (
+        select(EngineVersion.engine_id)
+        .join(Engine, Engine.id == EngineVersion.engine_id)
+        .where(EngineVersion.policy == policy, EngineVersion.version == n)
+        .where(~Engine.draining, Engine.problem.is_(None))
+    )
+    return bool(await connection.scalar(select(having.exists())))
+
+
+async def set_active(connection: AsyncConnection, policy: Policy, n: int) -> None:
+    """Let version `n` answer from now on."""
+    if policy.active == n:
+        return
+    versions = update(Version).where(Version.policy == policy.id)
+    await connection.execute(versions.where(Version.n == policy.active).values(retired_at=func.now()))
+    await connection.execute(versions.where(Version.n == n).values(activated_at=func.now(), retired_at=None))
+    await connection.execute(update(Policy).where(Policy.id == policy.id).values(active=n))
+    await connection.execute(_TELL, {"channel": CHANNEL, "policy": policy.id})

@@ -1,0 +1,122 @@
+"""Which samples a step takes: the oldest fresh ones it can learn from; the others expire, with the reason.
+
+Knows nothing about steps' rows. Works in the caller's transaction, which must hold the policy.
+"""
+
+from __future__ import annotations
+
+from dataclasses import dataclass, field
+from datetime import timedelta
+from typing import Any
+
+from sqlalchemy import text
+from sqlalchemy.ext.asyncio import AsyncConnection
+
+from clawloop.algorithms.staleness import is_stale, versions_apart
+from clawloop.contracts import Outcome, SampleState
+from clawloop.errors import RecordUnusable
+from clawloop.ids import SampleId
+from clawloop.recipe import Recipe
+from db.batches import EXPLICIT, needs_version, read_samples, uses_hint, uses_reward
+from db.chains import Chains
+from db.lineage import read_parents, version_refs
+from db.samples import end_samples
+
+# One claim looks at so many samples at most, so that it ends within its limit whatever has piled up: a sample that
+# expires takes 0.1 ms, one that is taken 2 ms.
+MOST_LOOKED_AT = 10_000
+_CHUNK = 500
+
+# Both rows are ours then, so nothing that judges or closes can wait for us while we wait for it. Turns that are
+# being continued are only referred to, which NO KEY UPDATE lets pass.
+_FRESH = text(f"""
+    SELECT s.id, s.reward, s.hinted_prompt_ids IS NOT NULL AS hinted, now() - s.created_at AS age, t.version, t.outcome,
+        r.signal_hash, {EXPLICIT} AS explicit
+    FROM samples s JOIN turns t ON t.id = s.turn_id JOIN judgements j ON j.id = s.judgement_id
+        JOIN recipes r ON r.hash = j.recipe_hash
+    WHERE s.policy = :policy AND s.state = 'fresh' AND s.id > :after
+    ORDER BY s.id LIMIT :limit FOR NO KEY UPDATE OF s, t SKIP LOCKED
+""")
+_FIRST = "00000000-0000-0000-0000-000000000000"
+
+
+@dataclass(frozen=True, slots=True)
+class Chosen:
+    """
+    Args:
+        samples: what the step takes; empty if it has to wait.
+        found: how many it could take.
+        exhausted: no fresh sample was left unlooked at.
+    """
+
+    samples: list[SampleId]
+    found: int
+    exhausted: bool
+
+
+async def choose_samples(connection: AsyncConnection, chains: Chains, policy: str, recipe: Recipe, head: int) -> Chosen:
+    """A full batch, or a smaller one whose oldest sample has waited long enough, or none."""
+    wanted = recipe.train.batch_samples
+    bounds = await _Bounds.of(connection, policy, recipe, head)
+    usable: list[Any] = []
+    after, looked_at, limit, exhausted = _FIRST, 0, max(2 * wanted, 32), False
+    while len(usable) < wanted and looked_at < MOST_LOOKED_AT:
+        asked = {"policy": policy, "after": after, "limit": limit}
+        rows = (await connection.execute(_FRESH, asked)).all()
+        expired = {SampleId(row.id): why for row in rows if (why := bounds.fault(row)) is not None}
+        good = [row for row in rows if row.id not in expired]
+        while good and len(usable) < wanted:
+            missing = wanted - len(usable)
+            part, good = good[:missing], good[missing:]
+            read = await read_samples(connection, chains, [SampleId(row.id) for row in part])
+            expired |= {sample: str(found) for sample, found in read.items() if isinstance(found, RecordUnusable)}
+            usable += [row for row in part if row.id not in expired]
+        await end_samples(connection, expired, SampleState.EXPIRED, Outcome.EXPIRED)
+        if exhausted := len(rows) < limit:
+            break
+        after, looked_at, limit = str(rows[-1].id), looked_at + len(rows), _CHUNK
+    waited = bool(usable) and usable[0].age >= timedelta(hours=recipe.train.max_wait_hours)
+    taken = usable if len(usable) == wanted or waited else []
+    return Chosen([SampleId(row.id) for row in taken], len(usable), exhausted)
+
+
+@dataclass(frozen=True, slots=True)
+class _Bounds:
+    """What a step from `head` can learn from."""
+
+    recipe: Recipe
+    head: int
+    parents: dict[int, int]
+    readable: frozenset[int]
+    apart: dict[int, int] = field(default_factory=dict)  # as far as it was asked for
+
+    @classmethod
+    async def of(cls, connection: AsyncConnection, policy: str, recipe: Recipe, head: int) -> _Bounds:
+        parents = await read_parents(connection, policy)
+        readable = await version_refs(connection, policy, list(parents))
+        return cls(recipe, head, parents, frozenset(readable))
+
+    def fault(self, row: Any) -> str | None:
+        """Why the sample expires; None if the step can take it."""
+        train = self.recipe.train
+        if row.outcome == Outcome.ERASED:
+            return "its turn was erased"
+        if row.signal_hash != self.recipe.signal.hash:
+            return "recipe changed"
+        if row.version != 0 and row.version not in self.parents:
+            return f"version {row.version}, which answered, is not known"
+        apart = self._apart(row.version)
+        if is_stale(apart, bound=train.staleness_versions, explicit=row.explicit):
+            return f"stale: {apart} versions apart, bound {train.staleness_versions}"
+        by_reward = bool(row.reward) and uses_reward(train)
+        by_hint = row.hinted and uses_hint(train)
+        if not by_reward and not by_hint:
+            return "neither a verdict nor a hint that this recipe learns from"
+        if not by_reward and needs_version(train, row.version, self.head) and row.version not in self.readable:
+            return f"version {row.version}, which would read its hint, is gone"
+        return None
+
+    def _apart(self, version: int) -> int:
+        if version not in self.apart:
+            self.apart[version] = versions_apart(version, self.head, self.parents)
+        return self.apart[version]

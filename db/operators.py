@@ -1,0 +1,246 @@
+"""What operators do to a policy's learning, in PostgreSQL: each in one transaction, with an event.
+
+It holds whoever else is away: claims, commits and activations look at the same row.
+"""
+
+from __future__ import annotations
+
+from functools import partial
+from typing import Any
+
+from sqlalchemy import func, select, text, update
+from sqlalchemy.ext.asyncio import AsyncConnection
+
+from clawloop.algorithms.staleness import path_to_base
+from clawloop.contracts import Outcome, SampleState
+from clawloop.errors import RecordUnusable, RequestRejected
+from clawloop.ids import SampleId
+from clawloop.steps import StepState, TrainingView, VersionView
+from db.activation import is_served, set_active
+from db.engine import Database
+from db.events import put_event
+from db.exact_json import storable
+from db.lineage import read_parents
+from db.samples import free_samples, tell_turns
+from db.step_ends import abandon_step, hold_step
+from db.tables import Policy, Sample, Step, Version
+from db.training_view import view_of
+from db.work import hold_policy, refresh_work
+
+_VERSIONS = text("""
+    SELECT v.n, v.parent, v.removed_at, v.created_at, s.metrics,
+        ARRAY(SELECT e.engine_id FROM engine_versions e WHERE e.policy = v.policy AND e.version = v.n
+            ORDER BY e.engine_id) AS engines
+    FROM versions v LEFT JOIN steps s ON s.policy = v.policy AND s.n = v.n
+    WHERE v.policy = :policy ORDER BY v.n
+""")
+_TRAINED_IN = text("""
+    SELECT m.step, array_agg(m.sample_id) AS samples FROM step_samples m
+    WHERE m.policy = :policy AND m.step = ANY(:steps) AND m.dropped IS NULL GROUP BY m.step ORDER BY m.step
+""")
+
+
+class PostgresTrainingStore:
+    """Satisfies `api.ports.TrainingStore`."""
+
+    def __init__(self, database: Database) -> None:
+        self._database = database
+
+    async def look(self, policy: str) -> TrainingView:
+        """
+        Raises:
+            StoreUnavailable
+            RequestRejected: 404, there is no such policy.
+        """
+        return await self._database.run(partial(_look, policy))
+
+    async def versions(self, policy: str) -> list[VersionView]:
+        """All versions there ever were, by number.
+
+        Raises:
+            StoreUnavailable
+            RequestRejected: 404, there is no such policy.
+        """
+        return await self._database.run(partial(_list, policy))
+
+    async def pause(self, policy: str, reason: str) -> TrainingView:
+        """No batch is claimed until `resume`; a step that has one finishes.
+
+        Raises:
+            StoreUnavailable
+            RequestRejected: 404, there is no such policy.
+        """
+        return await self._database.run(partial(_pause, policy, reason))
+
+    async def resume(self, policy: str, *, retry_quarantined: bool = False) -> TrainingView:
+        """
+        Args:
+            retry_quarantined: samples that were set aside are fresh again.
+
+        Raises:
+            StoreUnavailable
+            RequestRejected: 404, there is no such policy.
+        """
+        return await self._database.run(partial(_resume, policy, retry_quarantined))
+
+    async def roll_back(self, policy: str, version: int) -> TrainingView:
+        """Go on from this version: it is the head, and answers as soon as an engine has it.
+
+        A claimed step is abandoned, a publishing under way is refused (the epoch is another one), and turns trained
+        since are rolled back. A later version that was rolled back can be gone on from in the same way.
+
+        Raises:
+            StoreUnavailable
+            RequestRejected: 404, there is no such policy or version; 409, its files are gone, or another is pinned.
+        """
+        return await self._database.run(partial(_roll_back, policy, version))
+
+    async def pin(self, policy: str, version: int) -> TrainingView:
+        """Let this version answer, as soon as an engine has it and until `unpin`, whatever is trained.
+
+        Raises:
+            StoreUnavailable
+            RequestRejected: 404, there is no such policy or version; 409, its files are gone.
+        """
+        return await self._database.run(partial(_pin, policy, version))
+
+    async def unpin(self, policy: str) -> TrainingView:
+        """Let the newest version answer again; nothing if none is pinned.
+
+        Raises:
+            StoreUnavailable
+            RequestRejected: 404, there is no such policy.
+        """
+        return await self._database.run(partial(_unpin, policy))
+
+
+async def _hold(connection: AsyncConnection, policy: str) -> Policy:
+    try:
+        return await hold_policy(connection, storable(policy))
+    except RecordUnusable as error:
+        raise _unknown_policy(policy) from error
+
+
+def _unknown_policy(policy: str) -> RequestRejected:
+    return RequestRejected(f"There is no policy {policy!r}.", status=404, code="policy_not_found", field="policy")
+
+
+async def _look(policy: str, connection: AsyncConnection) -> TrainingView:
+    try:
+        return await view_of(connection, storable(policy))
+    except RecordUnusable as error:
+        raise _unknown_policy(policy) from error
+
+
+async def _pause(policy: str, reason: str, connection: AsyncConnection) -> TrainingView:
+    await _hold(connection, policy)
+    paused = {"paused_reason": storable(reason), "paused_at": func.now()}
+    await connection.execute(update(Policy).where(Policy.id == policy).values(paused))
+    await refresh_work(connection, policy)
+    await put_event(connection, policy, "paused", reason=reason)
+    return await view_of(connection, policy)
+
+
+async def _resume(policy: str, retry_quarantined: bool, connection: AsyncConnection) -> TrainingView:
+    held = await _hold(connection, policy)
+    await connection.execute(update(Policy).where(Policy.id == policy).values(paused_reason=None, paused_at=None))
+    retried: list[SampleId] = []
+    if retry_quarantined:
+        aside = select(Sample.id).where(Sample.policy == policy, Sample.state == SampleState.QUARANTINED)
+        retried = [SampleId(sample) for sample in await connection.scalars(aside)]
+        await free_samples(connection, retried)
+    await refresh_work(connection, policy)
+    if held.paused_reason is not None or retried:
+        await put_event(connection, policy, "resumed", was=held.paused_reason, retried=len(retried))
+    return await view_of(connection, policy)
+
+
+async def _roll_back(policy: str, version: int, connection: AsyncConnection) -> TrainingView:
+    held = await _hold(connection, policy)
+    await _with_files(connection, policy, version)
+    if held.pinned not in (None, version):
+        raise RequestRejected(
+            f"Version {held.pinned} of policy {policy!r} is pinned, so {version} could not answer: unpin first.",
+            status=409,
+            code="version_pinned",
+            field="version",
+        )
+    parents = await read_parents(connection, policy)
+    raised = {"head": version, "epoch": held.epoch + 1}
+    await connection.execute(update(Policy).where(Policy.id == policy).values(raised))
+    claimed = select(Step.n).where(Step.policy == policy, Step.state == StepState.CLAIMED)
+    if (n := await connection.scalar(claimed)) is not None:
+        await abandon_step(connection, await hold_step(connection, policy, n), f"rolled back to version {version}")
+    before, after = path_to_base(held.head, parents), path_to_base(version, parents)
+    await _tell_path(connection, policy, set(before) - set(after), Outcome.ROLLED_BACK, f"rolled back to {version}")
+    await _tell_path(connection, policy, set(after) - set(before), Outcome.TRAINED, None)
+    if await is_served(connection, policy, version):  # else chat would wait for an engine to load it
+        await set_active(connection, held, version)
+    await put_event(connection, policy, "rolled_back", to=version, head=held.head, active=held.active)
+    return await view_of(connection, policy)
+
+
+async def _tell_path(
+    connection: AsyncConnection, policy: str, steps: set[int], outcome: Outcome, then: str | None
+) -> None:
+    """Tell the turns that these steps trained."""
+    for row in await connection.execute(_TRAINED_IN, {"policy": policy, "steps": sorted(steps)}):
+        words = f"trained in step {row.step}" + (f", {then}" if then else "")
+        await tell_turns(connection, row.samples, outcome, words)
+
+
+async def _pin(policy: str, version: int, connection: AsyncConnection) -> TrainingView:
+    held = await _hold(connection, policy)
+    await _with_files(connection, policy, version)
+    await connection.execute(update(Policy).where(Policy.id == policy).values(pinned=version))
+    if await is_served(connection, policy, version):
+        await set_active(connection, held, version)
+    await put_event(connection, policy, "pinned", version=version, was=held.pinned)
+    return await view_of(connection, policy)
+
+
+async def _unpin(policy: str, connection: AsyncConnection) -> TrainingView:
+    held = await _hold(connection, policy)
+    if held.pinned is not None:
+        await connection.execute(update(Policy).where(Policy.id == policy).values(pinned=None))
+        if await is_served(connection, policy, held.head):
+            await set_active(connection, held, held.head)
+        await put_event(connection, policy, "unpinned", version=held.pinned)
+    return await view_of(connection, policy)
+
+
+async def _with_files(connection: AsyncConnection, policy: str, version: int) -> None:
+    query = select(Version.removed_at).where(Version.policy == policy, Version.n == version)
+    row = (await connection.execute(query)).one_or_none()
+    if row is None:
+        known = f"`clawloop policy list --policy {policy}` shows them"
+        problem = f"Policy {policy!r} has no version {version}; {known}."
+        raise RequestRejected(problem, status=404, code="version_not_found", field="version")
+    if row.removed_at is not None:
+        gone = f"The files of version {version} of policy {policy!r} were removed: choose one that still has them."
+        raise RequestRejected(gone, status=409, code="version_removed", field="version")
+
+
+async def _list(policy: str, connection: AsyncConnection) -> list[VersionView]:
+    view = await _look(policy, connection)
+    path = path_to_base(view.head, await read_parents(connection, policy))
+    rows = await connection.execute(_VERSIONS, {"policy": view.policy})
+    return [
+        VersionView(
+            n=row.n,
+            parent=row.parent,
+            state=_words(row, view, path),
+            active=row.n == view.version,
+            pinned=row.n == view.pinned,
+            engines=row.engines,
+            metrics=row.metrics,
+            created_at=row.created_at,
+        )
+        for row in rows
+    ]
+
+
+def _words(row: Any, view: TrainingView, path: list[int]) -> str:
+    place = "head" if row.n == view.head else "on the path" if row.n in path else "rolled back"
+    words = ["active"] * (row.n == view.version) + ["pinned"] * (row.n == view.pinned) + [place]
+    return ", ".join(words + ["files removed"] * (row.removed_at is not None))

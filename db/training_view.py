@@ -1,0 +1,94 @@
+"""How a policy's learning stands, in words. Works in the caller's transaction."""
+
+from __future__ import annotations
+
+from typing import Any
+
+from sqlalchemy import text
+from sqlalchemy.ext.asyncio import AsyncConnection
+
+from clawloop.errors import RecipeRejected, RecordUnusable
+from clawloop.recipe import Recipe, parse_recipe
+from clawloop.steps import StepState, TrainingState, TrainingView
+from db.lineage import next_step
+
+_LOOK = text("""
+    SELECT p.id, p.pool, p.head, p.active, p.epoch, p.pinned, p.paused_reason, r.content,
+        (SELECT count(*) FROM samples s WHERE s.policy = p.id AND s.state = 'fresh') AS ready,
+        (SELECT extract(epoch FROM now() - s.created_at) FROM samples s
+            WHERE s.policy = p.id AND s.state = 'fresh' ORDER BY s.id LIMIT 1) AS oldest_seconds,
+        (SELECT count(*) FROM turns t JOIN sessions c ON c.id = t.session_id
+            WHERE t.outcome = 'waiting' AND c.policy = p.id) AS judging,
+        st.n AS step, st.attempt
+    FROM policies p LEFT JOIN recipes r ON r.hash = p.recipe_hash
+        LEFT JOIN steps st ON st.policy = p.id AND st.state = 'claimed'
+    WHERE p.id = :policy
+""")
+
+
+def why_not_computable(recipe: Recipe) -> str | None:
+    """Why no step of this recipe can be computed; None if it can."""
+    if not recipe.train.train_thinking:
+        # Which ids open and close a model's thinking is nowhere recorded, so its tokens cannot be told from others.
+        return f"recipe {recipe.name!r} has train.train_thinking = false, which cannot be computed: set it to true"
+    return None
+
+
+async def view_of(connection: AsyncConnection, policy: str) -> TrainingView:
+    """
+    Raises:
+        RecordUnusable: there is no such policy.
+    """
+    row = (await connection.execute(_LOOK, {"policy": policy})).one_or_none()
+    if row is None:
+        raise RecordUnusable(f"there is no policy {policy!r}")
+    recipe, fault = _recipe(row.content)
+    needed = 0 if recipe is None else recipe.train.batch_samples
+    claimed = None if row.step is None else _claimed(row)
+    if row.paused_reason is not None:
+        state, reason = (
+            TrainingState.PAUSED,
+            "; ".join([f"paused: {row.paused_reason}", *([claimed] if claimed else [])]),
+        )
+    elif claimed is not None:
+        state, reason = TrainingState.TRAINING, claimed
+    else:
+        state, reason = TrainingState.WAITING, fault or waits_for(row.ready, needed, row.judging)
+    return TrainingView(
+        policy=row.id,
+        pool=row.pool,
+        state=state,
+        reason=reason,
+        ready=row.ready,
+        needed=needed,
+        judging=row.judging,
+        oldest_seconds=None if row.oldest_seconds is None else float(row.oldest_seconds),
+        step=row.step or await next_step(connection, policy),
+        step_state=None if row.step is None else StepState.CLAIMED,
+        head=row.head,
+        version=row.active,
+        epoch=row.epoch,
+        pinned=row.pinned,
+        unpublished=row.active != (row.head if row.pinned is None else row.pinned),
+    )
+
+
+def waits_for(ready: int, needed: int, judging: int) -> str:
+    """E.g. `5 of 16 samples; 3 turns wait for their next state or judge`."""
+    turns = "1 turn waits for its" if judging == 1 else f"{judging} turns wait for their"
+    samples = f"{ready} of {needed} samples"
+    return f"{samples}; {turns} next state or judge" if judging else samples
+
+
+def _claimed(row: Any) -> str:
+    return f"computing step {row.step} (attempt {row.attempt})" if row.attempt else f"step {row.step} is claimed"
+
+
+def _recipe(content: Any) -> tuple[Recipe | None, str | None]:
+    if content is None:
+        return None, "the policy has no recipe"
+    try:
+        recipe = parse_recipe(content)
+    except RecipeRejected as error:
+        return None, f"its recipe is none: {error}"
+    return recipe, why_not_computable(recipe)
