@@ -1,6 +1,6 @@
 """`clawloop demo run`: everything started on this machine, one run after another, and what came of it.
 
-Knows nothing about how a run goes (lesson.py) or how parts are run (clawloop.local).
+Knows nothing about how a run goes (course.py) or how parts are run (clawloop.local).
 """
 
 from __future__ import annotations
@@ -13,7 +13,7 @@ from dataclasses import dataclass, field
 from pathlib import Path
 
 from clawloop.demo.chart import draw_chart
-from clawloop.demo.lesson import Place, hold_lesson
+from clawloop.demo.course import Place, hold_course
 from clawloop.demo.location import model_path
 from clawloop.demo.place import Address, demo_folder, write_address
 from clawloop.demo.plan import Plan, PlannedRun
@@ -94,8 +94,18 @@ async def run(options: DemoOptions, board: DemoBoard, prepare: Prepare) -> Findi
             dtype="float32",
             max_model_len=_CONTEXT_TOKENS,
         )
-        await run_up(up, board, demo.ready, use=demo.use)
+        await run_up(up, _PartsOnly(board), demo.ready, use=demo.use)
     return demo.findings
+
+
+class _PartsOnly:
+    """Shows how the parts are; what `clawloop up` tells its operator is not for who watches a demo."""
+
+    def __init__(self, board: DemoBoard) -> None:
+        self.changed = board.changed
+
+    def say(self, line: str) -> None:
+        """Not shown."""
 
 
 class _Demo:
@@ -122,7 +132,7 @@ class _Demo:
             key = self._keys[planned]
             write_address(started.surroundings.data, Address(started.gateway, key, key))
             place = Place(started.gateway, key, key, started.surroundings.base_model)
-            evaluated, totals = await hold_lesson(
+            evaluated, totals = await hold_course(
                 planned, place, self._board, options.plan.interactions, paced=options.plan.paced
             )
             curves[planned] = evaluated

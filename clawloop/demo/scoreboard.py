@@ -1,6 +1,6 @@
 """Shows a demo as it goes: a live table on a terminal, lines anywhere else.
 
-Knows nothing about what is measured or how. Satisfies `clawloop.local.status.Board` and `lesson.Scoreboard`.
+Knows nothing about what is measured or how. Satisfies `clawloop.local.status.Board` and `course.Scoreboard`.
 """
 
 from __future__ import annotations

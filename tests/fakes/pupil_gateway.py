@@ -32,7 +32,7 @@ class PupilGateway:
     """
     Attributes:
         learns: share by which a version is better than the one before.
-        failures: how the next chat requests fail, first to last: `500`, `BREAK` (mid-stream), `ERROR` (event); empty: not.
+        failures: how the next chat requests fail, in order: `500`, `BREAK` (mid-stream), `ERROR` (event); empty: not.
         sessions: main turns by session name.
         headers: of each chat request.
         stuck: judging never ends.
@@ -158,14 +158,36 @@ def _event(value: dict[str, Any]) -> bytes:
 @asynccontextmanager
 async def pupil_gateway(**how: Any) -> AsyncIterator[PupilGateway]:
     gateway = PupilGateway(**how)
-    app = Starlette(
+    async with serving(_app(gateway)) as url:
+        gateway.url = url
+        yield gateway
+
+
+def _app(gateway: PupilGateway) -> Starlette:
+    return Starlette(
         routes=[
             Route("/v1/chat/completions", gateway.chat, methods=["POST"]),
+            Route("/v1/models", _models),
+            Route("/healthz", _healthy),
             Route("/admin/v1/training", gateway.training),
             Route("/admin/v1/sessions", gateway.list_sessions),
             Route("/admin/v1/sessions/{id}", gateway.show_session),
         ]
     )
-    async with serving(app) as url:
-        gateway.url = url
-        yield gateway
+
+
+async def _models(request: HttpRequest) -> Response:
+    return JSONResponse({"object": "list", "data": [{"id": "pupil", "object": "model", "parent": None}]})
+
+
+async def _healthy(request: HttpRequest) -> Response:
+    return Response()
+
+
+if __name__ == "__main__":
+    # As a process of its own: HOST PORT.
+    import sys
+
+    import uvicorn
+
+    uvicorn.run(_app(PupilGateway(learns=0.5)), host=sys.argv[1], port=int(sys.argv[2]), log_level="warning")

@@ -26,7 +26,7 @@ from clawloop.ids import version_name
 from clawloop.steps import TrainingState
 
 SESSIONS_AT_ONCE = 2
-SESSION_REQUESTS = 4
+SESSION_REQUESTS = 5
 # Judging, a step and publishing take seconds. What takes longer is stuck, and the figures then say so.
 PATIENCE_SECONDS = 120.0
 _LOOK_SECONDS = 0.3
@@ -71,7 +71,7 @@ def rounds(interactions: int) -> list[list[int]]:
 
 
 @dataclass
-class Lesson:
+class Course:
     """
     Args:
         paced: the user waits between two rounds of sessions until what was said is learned.
@@ -204,11 +204,11 @@ def _waited_for(now: Learning) -> str:
     return f"step {now.step}: {now.reason}"
 
 
-async def hold_lesson(
+async def hold_course(
     run: PlannedRun, place: Place, board: Scoreboard, interactions: int, *, paced: bool
 ) -> tuple[list[Evaluated], RunTotals]:
     """A whole run; returns what it found."""
     async with Talker(place.url, place.key) as talker, Watcher(place.url, place.admin_key) as watcher:
-        lesson = Lesson(run, place, talker, watcher, board, paced)
-        totals = await lesson.hold(interactions)
-        return lesson.evaluated, totals
+        course = Course(run, place, talker, watcher, board, paced)
+        totals = await course.hold(interactions)
+        return course.evaluated, totals

@@ -5,7 +5,7 @@ from __future__ import annotations
 import pytest
 
 from clawloop.demo import talking
-from clawloop.demo.lesson import Lesson, Place, rounds
+from clawloop.demo.course import Course, Place, rounds
 from clawloop.demo.plan import PlannedRun
 from clawloop.demo.recipes import Method
 from clawloop.demo.report import Evaluated, RunTotals, report_run
@@ -42,8 +42,8 @@ async def held(
 ) -> tuple[list[Evaluated], RunTotals]:
     place = Place(gateway.url, "key", "admin", "pupil")
     async with Talker(gateway.url, "key") as talker, Watcher(gateway.url, "admin") as watcher:
-        lesson = Lesson(RUN, place, talker, watcher, Board(), paced, patience)
-        return lesson.evaluated, await lesson.hold(interactions)
+        course = Course(RUN, place, talker, watcher, Board(), paced, patience)
+        return course.evaluated, await course.hold(interactions)
 
 
 def test_rounds_add_up_and_none_is_empty() -> None:
@@ -122,7 +122,7 @@ async def test_what_is_stuck_is_not_waited_for_for_ever() -> None:
         place = Place(gateway.url, "key", "admin", "pupil")
         board = Board()
         async with Talker(gateway.url, "key") as talker, Watcher(gateway.url, "admin") as watcher:
-            await Lesson(RUN, place, talker, watcher, board, patience_seconds=0.5).hold(8)
+            await Course(RUN, place, talker, watcher, board, patience_seconds=0.5).hold(8)
     assert board.lines == ["demo-1-combined: no longer waiting after 0.5 s: waits for samples"]
 
 
