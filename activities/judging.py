@@ -18,6 +18,7 @@ from activities.heartbeat import heartbeating
 from activities.messages import WHY_LIMIT, Judged, JudgeTurn, TurnFate
 from activities.pairing import find_next_state, judgeable_by
 from activities.ports import Judge, JudgementStore, Renderer
+from activities.work import WorkTelling
 from clawloop.contracts import Message, Outcome, TurnRecord
 from clawloop.errors import EngineRejected, EngineUnavailable
 from clawloop.judging.evidence import Evidence, gather
@@ -73,10 +74,11 @@ class _Case:
 class JudgingActivities:
     """On the queue `judge`."""
 
-    def __init__(self, store: JudgementStore, judge: Judge, renderer: Renderer) -> None:
+    def __init__(self, store: JudgementStore, judge: Judge, renderer: Renderer, work: WorkTelling) -> None:
         self._store = store
         self._judge = judge
         self._renderer = renderer
+        self._work = work
 
     @activity.defn
     async def judge_turn(self, ask: JudgeTurn) -> Judged:
@@ -92,7 +94,7 @@ class JudgingActivities:
             return Judged(fates=fates)
 
     async def _to_judge(self, ask: JudgeTurn, told: PlacedTurn) -> list[tuple[PlacedTurn, NextState | None]]:
-        if ask.itself or ask.feedback_id is not None:
+        if ask.itself or ask.feedback_id is not None or ask.revision is not None:
             return [(told, await find_next_state(self._store, told))]
         return [*await judgeable_by(self._store, told)]
 
@@ -102,19 +104,44 @@ class JudgingActivities:
         new_feedback = any(not one.applied for one in given)
         if turn.outcome is Outcome.ERASED:
             return _fate(placed, turn.outcome, None, turn.outcome_detail or "erased")
-        if placed.held is not None and not new_feedback:
+        if placed.held is not None and placed.held.revision >= (ask.revision or 0) and not new_feedback:
             # Judged before: this attempt only did not hear of it, or the message came twice.
             return _fate(placed, turn.outcome, placed.held.verdict, turn.outcome_detail or "")
         if state is None and not given:
             return None
         case = _Case(placed, state, given, ask.give_up)
-        opening = self._store.revise if new_feedback else self._store.open
-        shown_by = None if state is None else state.shown_by
-        judgement = await opening(turn.record.turn_id, shown_by, case.evidence_hash, case.hint_kind)
+        judgement = await self._open(case, ask, new_feedback)
         end = await self._end(case, judgement)
-        await self._store.settle(judgement.id, end, [one.id for one in given if not one.applied])
+        held = placed.held
+        if ask.revision and held is not None and end.outcome is Outcome.UNJUDGED is not held.outcome:
+            # A judge that does not answer must not undo what one said before; the votes there are wait for the next.
+            why = f"judged again in vain, {end.why}; it stays: {turn.outcome_detail}"
+            return _fate(placed, turn.outcome, held.verdict, why)
+        ready = await self._store.settle(judgement.id, end, [one.id for one in given if not one.applied])
+        await self._work.tell(ready)
+        if ask.revision is not None and (stays := await self._stays(ask)) is not None:
+            return stays
         log.info("judged", extra={"turn_id": str(turn.record.turn_id), "outcome": end.outcome})
         return _fate(placed, end.outcome, end.verdict.verdict, end.why)
+
+    async def _stays(self, ask: JudgeTurn) -> TurnFate | None:
+        """The turn's fate if an operator's wish came too late for it; None if it did not."""
+        now = await self._store.place(ask.turn_id)
+        if now is None or (now.held is not None and now.held.revision >= (ask.revision or 0)):
+            return None
+        held = None if now.held is None else now.held.verdict
+        why = f"a step has its sample, so it stays: {now.turn.outcome_detail}"
+        return _fate(now, now.turn.outcome, held, why)
+
+    async def _open(self, case: _Case, ask: JudgeTurn, new_feedback: bool) -> OpenJudgement:
+        turn_id = case.record.turn_id
+        shown_by = None if case.state is None else case.state.shown_by
+        known = shown_by, case.evidence_hash, case.hint_kind
+        if new_feedback:
+            return await self._store.revise(turn_id, *known)
+        if ask.revision is not None:
+            return await self._store.judge_again(turn_id, ask.revision, *known)
+        return await self._store.open(turn_id, *known)
 
     async def _end(self, case: _Case, judgement: OpenJudgement) -> Settlement:
         record, signal = case.record, judgement.recipe.signal

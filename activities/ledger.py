@@ -10,6 +10,7 @@ from temporalio import activity
 from activities.messages import WHY_LIMIT, Closed, CloseSession, TurnFate
 from activities.pairing import find_next_state
 from activities.ports import ClosingStore, TurnPlaces
+from activities.work import WorkTelling
 from clawloop.contracts import Outcome, TurnKind
 from clawloop.ids import TurnId
 from clawloop.judging.records import ClosingSession, Ending, ExtraSample, SessionTurn
@@ -24,9 +25,10 @@ TO_JUDGE_LIMIT = 50
 class LedgerActivities:
     """On the queue `ledger`: short, PostgreSQL only."""
 
-    def __init__(self, store: ClosingStore, places: TurnPlaces) -> None:
+    def __init__(self, store: ClosingStore, places: TurnPlaces, work: WorkTelling) -> None:
         self._store = store
         self._places = places
+        self._work = work
 
     @activity.defn
     async def close_session(self, ask: CloseSession) -> Closed:
@@ -47,7 +49,8 @@ class LedgerActivities:
         if to_judge and not ask.give_up:
             return Closed(to_judge=to_judge[:TO_JUDGE_LIMIT], fates=[], turns=session.main_turns)
         guarantee, extra = _guarantee(session)
-        await self._store.close(ask.session_id, ask.why, [end for _, end in ends], guarantee, extra)
+        ready = await self._store.close(ask.session_id, ask.why, [end for _, end in ends], guarantee, extra)
+        await self._work.tell(ready)
         fates = [_fate(turn, end.outcome, end.why) for turn, end in ends]
         if extra is not None:
             fates += [

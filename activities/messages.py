@@ -26,6 +26,7 @@ class JudgeTurn(_Message):
         feedback_id: judge `turn_id` itself, anew, because of this feedback.
         itself: judge `turn_id` itself, by what follows it.
         give_up: ask no judge any more: what is missing stays missing, for this reason.
+        revision: judge `turn_id` itself, as this revision, because an operator asked for it.
     """
 
     session_id: SessionId
@@ -33,6 +34,7 @@ class JudgeTurn(_Message):
     feedback_id: FeedbackId | None = None
     itself: bool = False
     give_up: str | None = None
+    revision: int | None = None
 
 
 class TurnFate(_Message):
@@ -98,8 +100,12 @@ class Swept(_Message):
         announced: turns whose workflows were told.
         feedback: pieces of feedback whose workflows were told.
         woken: sessions that nobody had closed.
+        work: policies whose training workflows were told that a batch waits.
+        removed: versions whose files nobody needed.
     """
 
     announced: int
     feedback: int
     woken: int
+    work: int = 0
+    removed: int = 0

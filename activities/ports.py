@@ -42,6 +42,11 @@ class JudgementStore(TurnPlaces, Protocol):
     ) -> OpenJudgement:
         """The turn's newest judgement to amend; a further revision once a step has taken its sample."""
 
+    async def judge_again(
+        self, turn_id: TurnId, revision: int, shown_by: TurnId | None, evidence_hash: bytes, hint_kind: str
+    ) -> OpenJudgement:
+        """The turn's judgement of this revision: made now under its policy's recipe, or gone on with."""
+
     async def store_vote(self, judgement: JudgementId, index: int, raw: str, vote: Vote | None) -> None:
         """Keep one answer for good; the first one counts."""
 
@@ -51,6 +56,9 @@ class JudgementStore(TurnPlaces, Protocol):
 
     async def settle(self, judgement: JudgementId, end: Settlement, applied: list[FeedbackId]) -> str | None:
         """Verdict, hint, sample and the turn's outcome in one transaction; feedback `applied` is taken into it.
+
+        Samples of the turn's other judgements that no step has taken are superseded. Where a step has taken one, only
+        new feedback makes a further sample: without any, the judgement is not held and the turn stays as it is.
 
         Returns:
             The policy that has a batch waiting since this call; None if it has none, or had one before.

@@ -40,6 +40,9 @@ class StepStore(Protocol):
     async def abandon(self, policy: str, n: int, reason: str) -> None:
         """Give a claimed step up; its samples are free again."""
 
+    async def expire(self, policy: str, n: int, reason: str) -> None:
+        """Give a claimed step up that teaches nothing; its samples expire with the reason. Twice is once."""
+
     async def committed(self, policy: str, n: int) -> VersionRef | None:
         """The version step `n` made; None if it is not committed."""
 
@@ -87,6 +90,15 @@ class PublishingStore(Protocol):
     async def removed(self, policy: str, n: int) -> None: ...
 
 
+class AdapterFiles(Protocol):
+    async def remove(self, version: VersionRef) -> bool:
+        """Delete a version's directory; one that is gone is no error. False if it cannot be told here.
+
+        Raises:
+            AdapterUnusable: it cannot be deleted.
+        """
+
+
 class EngineControl(Protocol):
     """One vLLM, as its agent holds it. Every call raises EngineUnavailable when it does not answer."""
 
@@ -103,9 +115,13 @@ class EngineControl(Protocol):
         """The adapters it has."""
 
     async def running(self) -> frozenset[str]:
-        """The adapters that have requests running."""
+        """The adapters that have requests, running or waiting."""
 
-    async def healthy(self) -> bool: ...
+    async def slots(self) -> int:
+        """How many adapters may have requests running at once; one more waits."""
+
+    async def healthy(self) -> bool:
+        """Whether it answers. Raises EngineUnavailable only when it is silent, which a busy engine may be."""
 
 
 class PublishAnnouncer(Protocol):
@@ -117,3 +133,24 @@ class PublishAnnouncer(Protocol):
         Raises:
             AnnouncementFailed
         """
+
+
+class WorkAnnouncer(Protocol):
+    """What tells policies' training workflows that a batch waits."""
+
+    async def announce_work(self, policy: str) -> None:
+        """Tell the workflow, and begin it if it does not run. Twice is once.
+
+        Raises:
+            AnnouncementFailed: the sweep will tell it.
+        """
+
+
+class WorkStore(Protocol):
+    """Which policies' training workflows have to be told that work waits."""
+
+    async def untold_work(self, age: timedelta) -> list[str]:
+        """Policies with work whose workflow was never told of it, or longer than `age` ago."""
+
+    async def mark_work_told(self, policies: Sequence[str]) -> None:
+        """Note that their workflows were told now."""

@@ -1,4 +1,5 @@
-"""The sweep: what was not announced is announced, in order; sessions nobody closed are woken so that they close.
+"""The sweep: what was not announced is announced, in order; sessions nobody closed are woken so that they close;
+adapters nobody needs are removed.
 
 Knows nothing about how often it runs. Doing it twice does no harm: workflows drop what they know.
 """
@@ -16,6 +17,8 @@ from temporalio import activity
 from activities.heartbeat import heartbeating
 from activities.messages import Swept
 from activities.ports import Announcer, UpkeepStore
+from activities.retention import Retention
+from activities.work import WorkTelling
 from clawloop.contracts import SessionFacts
 
 # Younger ones are on their way: a gateway announces within milliseconds, or not at all.
@@ -35,13 +38,24 @@ class UpkeepActivities:
     Args:
         idle: after how long without a turn a session closes.
         age: how old what was not announced must be.
+        retention: None leaves adapters where they are.
     """
 
-    def __init__(self, store: UpkeepStore, announcer: Announcer, idle: timedelta, age: timedelta = AGE) -> None:
+    def __init__(
+        self,
+        store: UpkeepStore,
+        announcer: Announcer,
+        work: WorkTelling,
+        idle: timedelta,
+        age: timedelta = AGE,
+        retention: Retention | None = None,
+    ) -> None:
         self._store = store
         self._announcer = announcer
+        self._work = work
         self._idle = idle
         self._age = age
+        self._retention = retention
 
     @activity.defn
     async def sweep(self) -> Swept:
@@ -51,6 +65,8 @@ class UpkeepActivities:
                 announced=await self._announce_turns(),
                 feedback=await self._announce_feedback(),
                 woken=await self._wake_sessions(),
+                work=await self._work.tell_again(),
+                removed=0 if self._retention is None else await self._retention.remove(),
             )
 
     async def _announce_turns(self) -> int:

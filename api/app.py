@@ -10,7 +10,7 @@ from fastapi import FastAPI
 from starlette.requests import ClientDisconnect, Request
 from starlette.responses import Response
 
-from api import admin, chat, feedback, health, models, problems
+from api import admin, chat, feedback, health, judging, models, problems, training
 from api.boundary import HostAndOrigin
 from api.counting import CountChats
 from api.dependencies import Services
@@ -35,7 +35,15 @@ def create_app(make_services: MakeServices, allowed_hosts: frozenset[str] = froz
             await services.finish()
 
     app = FastAPI(title="Clawloop", lifespan=lifespan, openapi_url="/openapi.json", docs_url=None, redoc_url=None)
-    for router in (chat.router, feedback.router, models.router, health.router, admin.router):
+    for router in (
+        chat.router,
+        feedback.router,
+        models.router,
+        health.router,
+        admin.router,
+        judging.router,
+        training.router,
+    ):
         app.include_router(router)
     problems.install(app)
     app.add_exception_handler(ClientDisconnect, _nobody_there)

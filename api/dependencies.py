@@ -11,7 +11,16 @@ from fastapi import Request
 from api.announcing import Announcements
 from api.auth import KeyRing
 from api.directory import DirectoryCache
-from api.ports import Engines, FeedbackStore, Readiness, SessionStore
+from api.ports import (
+    Engines,
+    FeedbackStore,
+    JudgedTurns,
+    Operations,
+    Readiness,
+    SessionOperations,
+    SessionStore,
+    TrainingStore,
+)
 from api.recording import Recorder
 from api.versions import VersionChooser
 from clawloop.telemetry import GatewayMetrics
@@ -36,6 +45,10 @@ class Services:
     versions: VersionChooser
     sessions: SessionStore
     feedback: FeedbackStore
+    training: TrainingStore
+    judged: JudgedTurns
+    session_operations: SessionOperations
+    operations: Operations
     readiness: Readiness
     metrics: GatewayMetrics
     limits: Limits

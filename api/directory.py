@@ -8,34 +8,43 @@ from __future__ import annotations
 import asyncio
 import logging
 
-from api.ports import DirectoryStore
+from api.ports import DirectoryNotices, DirectoryStore
 from clawloop.contracts import Directory, Policy
 from clawloop.errors import StoreUnavailable
 
 log = logging.getLogger(__name__)
 
-# How long a new version or engine may go unseen; one small query.
+# How long a new version or engine may go unseen where nobody tells of it; one small query.
 REFRESH_SECONDS = 1.0
 
 
 class DirectoryCache:
-    """Use as an async context manager: inside it the directory is kept fresh."""
+    """Use as an async context manager: inside it the directory is kept fresh.
 
-    def __init__(self, store: DirectoryStore) -> None:
+    Args:
+        notices: tell of changes as they happen; without them they are seen within a second.
+    """
+
+    def __init__(self, store: DirectoryStore, notices: DirectoryNotices | None = None) -> None:
         self._store = store
+        self._notices = notices
         self._last: Directory | None = None
-        self._refresh: asyncio.Task[None] | None = None
+        self._tasks: list[asyncio.Task[None]] = []
+        self._looking = asyncio.Lock()  # or an older look could end after a newer one
         self.current = False  # the last look succeeded
 
     async def __aenter__(self) -> DirectoryCache:
         await self._look()
-        self._refresh = asyncio.create_task(self._keep_looking())
+        self._tasks.append(asyncio.create_task(self._keep_looking()))
+        if self._notices is not None:
+            self._tasks.append(asyncio.create_task(self._listen(self._notices)))
         return self
 
     async def __aexit__(self, *_: object) -> None:
-        if self._refresh is not None:
-            self._refresh.cancel()
-            await asyncio.wait([self._refresh])
+        for task in self._tasks:
+            task.cancel()
+        if self._tasks:
+            await asyncio.wait(self._tasks)
 
     @property
     def now(self) -> Directory:
@@ -60,7 +69,18 @@ class DirectoryCache:
             except Exception:  # or the gateway would route by an old directory for ever
                 log.exception("directory not read")
 
+    async def _listen(self, notices: DirectoryNotices) -> None:
+        async for _ in notices.changes():
+            try:
+                await self._look()
+            except Exception:  # the next look may succeed
+                log.exception("directory not read")
+
     async def _look(self) -> None:
+        async with self._looking:
+            await self._look_now()
+
+    async def _look_now(self) -> None:
         try:
             self._last = await self._store.read()
         except StoreUnavailable as error:

@@ -15,6 +15,7 @@ from clawloop.contracts import (
     Directory,
     EnteredTurn,
     FeedbackGiven,
+    JudgeAgain,
     Message,
     SessionEvidence,
     SessionFacts,
@@ -25,6 +26,7 @@ from clawloop.contracts import (
     Wanted,
 )
 from clawloop.ids import ApiKeyId, FeedbackId, SessionId, TurnId
+from clawloop.judging.again import JudgedSoFar
 from clawloop.steps import TrainingView, VersionView
 from clawloop.views import SessionView, TurnView
 
@@ -101,6 +103,23 @@ class SessionStore(Protocol):
         """All turns of a session in their order, each with what became of it."""
 
 
+class JudgedTurns(Protocol):
+    """What has been judged so far. Every call raises StoreUnavailable when it cannot be done now."""
+
+    async def judged_so_far(self, turn_id: TurnId) -> JudgedSoFar | None:
+        """None if there is no such turn."""
+
+
+class SessionOperations(Protocol):
+    """What an operator can have done by sessions' workflows.
+
+    Every call raises AnnouncementFailed when it cannot be said now.
+    """
+
+    async def judge_again(self, session: SessionFacts, wanted: JudgeAgain) -> None:
+        """Have a turn judged once more. Twice for the same revision is once."""
+
+
 class KeyStore(Protocol):
     async def authenticate(self, secret: str) -> ApiKey | None:
         """The key this secret is, or None if it is none of ours or was revoked.
@@ -117,6 +136,11 @@ class DirectoryStore(Protocol):
         Raises:
             StoreUnavailable
         """
+
+
+class DirectoryNotices(Protocol):
+    def changes(self) -> AsyncIterator[None]:
+        """Something each time the directory changed, and when changes may have been missed; never ends by itself."""
 
 
 class Answer(Protocol):
@@ -153,6 +177,9 @@ class Engines(Protocol):
             EngineUnavailable: none could take it in time.
         """
 
+    def lost(self, engine_id: str, wanted: Wanted) -> None:
+        """It has just said that it does not have this version: send it none such until it may have caught up."""
+
     def has(self, policy: str, version: int) -> bool:
         """Whether some engine that takes requests has this version."""
 
@@ -163,6 +190,22 @@ class Engines(Protocol):
 class Readiness(Protocol):
     async def problems(self) -> list[str]:
         """Why this gateway should get no traffic now, one line each; empty when it should."""
+
+
+class Operations(Protocol):
+    """What tells Temporal what an operator said, after PostgreSQL was told. It answers within its own limit.
+
+    Every call raises AnnouncementFailed when the workflow could not be told now; it holds nevertheless, and the
+    workflow sees it when it looks next.
+    """
+
+    async def pause(self, policy: str, reason: str) -> None: ...
+
+    async def resume(self, policy: str, retry: bool) -> None: ...
+
+    async def roll_back(self, policy: str, version: int) -> None: ...
+
+    async def pin(self, policy: str, version: int | None) -> None: ...
 
 
 class TrainingStore(Protocol):

@@ -14,6 +14,7 @@ from starlette.exceptions import HTTPException
 from starlette.responses import Response
 
 from clawloop.errors import (
+    AnnouncementFailed,
     ClawloopError,
     EngineAnswerUnusable,
     EngineBroke,
@@ -25,9 +26,10 @@ from clawloop.errors import (
 
 log = logging.getLogger(__name__)
 
-# An engine restarts within about a minute; Postgres within seconds.
+# An engine restarts within about a minute; Postgres and Temporal within seconds.
 ENGINE_RETRY_SECONDS = 10
 STORE_RETRY_SECONDS = 2
+TEMPORAL_RETRY_SECONDS = 5
 
 _TYPES = {
     400: "invalid_request_error",
@@ -110,6 +112,9 @@ def problem_of(error: ClawloopError) -> Problem:
         case StoreUnavailable():
             message = f"The database does not answer, and this request needs it. Try again in {STORE_RETRY_SECONDS} s."
             return Problem(503, message, "store_unavailable", retry_after=str(STORE_RETRY_SECONDS))
+        case AnnouncementFailed():
+            message = f"Temporal does not answer, and this request needs it. Try again in {TEMPORAL_RETRY_SECONDS} s."
+            return Problem(503, message, "temporal_unavailable", retry_after=str(TEMPORAL_RETRY_SECONDS))
         case _:
             return Problem(500, "Something went wrong inside the gateway; its log says what.", "internal_error")
 

@@ -29,6 +29,7 @@ from clawloop.errors import (
     EngineAnswerUnusable,
     EngineBroke,
     EngineRejected,
+    EngineUnavailable,
 )
 from clawloop.ids import response_id
 
@@ -92,8 +93,8 @@ class ChatExchange(Response):
         for attempt in range(1, ATTEMPTS + 1):
             self._capture = self._fresh_capture()
             self._engine_id = None
+            wanted = self._chat.wanted(self._version)
             try:
-                wanted = self._chat.wanted(self._version)
                 async with self._services.engines.ask(wanted, self._chat.engine_body(self._version)) as answer:
                     self._engine_id = answer.engine_id
                     if self._chat.asked.stream:
@@ -104,9 +105,14 @@ class ChatExchange(Response):
             except EngineRejected as error:
                 self._engine_id = error.engine_id
                 # The engine no longer has this version; the active one is as good a try as any.
-                if error.status != 404 or self._chat.pinned or attempt == ATTEMPTS:
+                if error.status != 404 or self._chat.pinned or self._version == 0:
                     raise
-                self._version = self._services.directory.policy(self._chat.policy.id).active
+                if attempt == ATTEMPTS:
+                    raise EngineUnavailable("it has lost what it had loaded") from error
+                active = self._services.directory.policy(self._chat.policy.id).active
+                if self._version == active and error.engine_id is not None:
+                    self._services.engines.lost(error.engine_id, wanted)
+                self._version = active
             except EngineBroke as error:
                 self._engine_id = error.engine_id or self._engine_id
                 if self._begun or attempt == ATTEMPTS:

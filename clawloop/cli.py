@@ -9,10 +9,7 @@ from __future__ import annotations
 import asyncio
 import json
 import sys
-from collections.abc import Callable, Coroutine
-from datetime import datetime
-from pathlib import Path
-from typing import TYPE_CHECKING, Annotated, Any, NoReturn, TypeVar, cast
+from typing import TYPE_CHECKING, Annotated, cast
 
 import typer
 
@@ -21,12 +18,15 @@ from clawloop.demo.chat_command import chat_command
 from clawloop.demo.run_command import run_command
 from clawloop.errors import ClawloopError
 from clawloop.install import check_install
+from clawloop.judge_command import judge_app
 from clawloop.local.command import up_command
+from clawloop.terminal import AsJson, Data, fail, settings_of, show_facts, show_rows, when, with_database
+from clawloop.training_command import policy_app, recipe_app, training_app
+from clawloop.worker_command import worker_app
 
 if TYPE_CHECKING:
     from clawloop.ids import SessionId
     from clawloop.local.up import Prepare, Surroundings
-    from clawloop.settings import Settings
     from db.engine import Database
 
 app = typer.Typer(no_args_is_help=True, pretty_exceptions_enable=False, add_completion=False)
@@ -39,10 +39,11 @@ app.add_typer(key_app, name="key")
 app.add_typer(engine_app, name="engine")
 app.add_typer(adapter_app, name="adapter")
 app.add_typer(demo_app, name="demo")
-
-Result = TypeVar("Result")
-Data = Annotated[Path | None, typer.Option("--data", help="Folder of everything that survives a restart.")]
-AsJson = Annotated[bool, typer.Option("--json", help="For programs.")]
+app.add_typer(worker_app, name="worker")
+app.add_typer(training_app, name="training")
+app.add_typer(policy_app, name="policy")
+app.add_typer(recipe_app, name="recipe")
+app.add_typer(judge_app, name="judge")
 
 
 @app.callback()
@@ -63,14 +64,15 @@ def _prepare_for_up() -> Prepare:
             around.engines,
             around.keys,
             added_by=installation(around.data),
+            recipe=around.recipe,
         )
 
     return ready
 
 
-app.command("up")(up_command(lambda: _settings(None), _prepare_for_up))
-demo_app.command("run")(run_command(lambda: _settings(None), _prepare_for_up))
-demo_app.command("chat")(chat_command(lambda: _settings(None)))
+app.command("up")(up_command(lambda: settings_of(None), _prepare_for_up))
+demo_app.command("run")(run_command(lambda: settings_of(None), _prepare_for_up))
+demo_app.command("chat")(chat_command(lambda: settings_of(None)))
 
 
 @app.command()
@@ -85,30 +87,12 @@ def gateway(
     from clawloop.processes import GatewayOptions, run_gateway
     from clawloop.telemetry import configure_logging
 
-    settings = _settings(data)
+    settings = settings_of(data)
     require_folder(settings.data)
     chosen = choose_port("the gateway", host, port, "--port")
     configure_logging()
     options = GatewayOptions(host=host, port=chosen, allowed_hosts=frozenset(allowed_host or ()))
     asyncio.run(run_gateway(settings, options))
-
-
-@app.command()
-def worker(
-    role: Annotated[str, typer.Argument(help="orchestrator or judge.")],
-    health_port: Annotated[int, typer.Option(help="Loopback port of /healthz and /readyz; 0 serves none.")] = 0,
-    data: Data = None,
-) -> None:
-    """Do what Temporal hands out: sessions and their ledger, or judging."""
-    from clawloop.telemetry import configure_logging
-    from clawloop.workers import Role, run_worker
-
-    try:
-        chosen = Role(role)
-    except ValueError:
-        raise typer.BadParameter(f"{role!r}: use {' or '.join(Role)}", param_hint="ROLE") from None
-    configure_logging()
-    asyncio.run(run_worker(chosen, _settings(data), health_port))
 
 
 @app.command()
@@ -128,7 +112,7 @@ def migrate(
 
     if base_model is None and (alias or engine):
         raise typer.BadParameter("needs --base-model", param_hint="--alias" if alias else "--engine")
-    url = database_url(_settings(data))
+    url = database_url(settings_of(data))
     bring_to_head(url)
     typer.echo("The database has this version's schema.")
     if base_model is not None:
@@ -153,7 +137,7 @@ def create_key(
         scopes = frozenset(Scope(word) for word in scope or ["chat"])
     except ValueError as error:
         raise typer.BadParameter(f"{error}: use chat or admin", param_hint="--scope") from None
-    _, secret = _with_database(data, lambda database: PostgresKeyStore(database).create_key(policy, scopes, name))
+    _, secret = with_database(data, lambda database: PostgresKeyStore(database).create_key(policy, scopes, name))
     typer.echo(json.dumps({"key": secret, "scopes": sorted(scopes)}) if as_json else secret)
 
 
@@ -162,19 +146,19 @@ def list_keys(data: Data = None, as_json: AsJson = False) -> None:
     """Show the keys, without their secrets."""
     from db.keys import PostgresKeyStore
 
-    keys = _with_database(data, lambda database: PostgresKeyStore(database).list_keys())
+    keys = with_database(data, lambda database: PostgresKeyStore(database).list_keys())
     rows = [
         {
             "prefix": key.prefix,
             "name": key.name,
             "policy": key.policy,
             "scopes": ",".join(sorted(key.scopes)),
-            "created": _when(key.created_at),
-            "revoked": _when(key.revoked_at),
+            "created": when(key.created_at),
+            "revoked": when(key.revoked_at),
         }
         for key in keys
     ]
-    _show(rows, as_json)
+    show_rows(rows, as_json)
 
 
 @key_app.command("revoke")
@@ -185,8 +169,8 @@ def revoke_key(
     """End a key. Gateways stop taking it within 30 s."""
     from db.keys import PostgresKeyStore
 
-    if not _with_database(data, lambda database: PostgresKeyStore(database).revoke(prefix)):
-        _fail(f"no key {prefix!r} that is still good; `clawloop key list` shows them")
+    if not with_database(data, lambda database: PostgresKeyStore(database).revoke(prefix)):
+        fail(f"no key {prefix!r} that is still good; `clawloop key list` shows them")
     typer.echo(f"{prefix} is revoked.")
 
 
@@ -195,17 +179,18 @@ def list_engines(data: Data = None, as_json: AsJson = False) -> None:
     """Show the engines."""
     from db import serving_engines
 
-    engines = _with_database(data, serving_engines.list_engines)
+    engines = with_database(data, serving_engines.list_engines)
     rows = [
         {
             "id": engine.id,
             "url": engine.url,
             "draining": str(engine.draining).lower(),
             "versions": " ".join(f"{policy}-v{n}" for policy, ns in engine.versions.items() for n in sorted(ns)),
+            "problem": engine.problem or "",
         }
         for engine in engines
     ]
-    _show(rows, as_json)
+    show_rows(rows, as_json)
 
 
 @engine_app.command("add")
@@ -213,7 +198,7 @@ def add_engine(url: Annotated[str, typer.Argument(help="e.g. http://127.0.0.1:81
     """Let gateways send requests to one more vLLM server."""
     from db import serving_engines
 
-    engine = _with_database(data, lambda database: serving_engines.add_engine(database, url))
+    engine = with_database(data, lambda database: serving_engines.add_engine(database, url))
     typer.echo(f"{engine.id} is {engine.url}.")
 
 
@@ -226,8 +211,8 @@ def drain_engine(
     """Send an engine no new requests."""
     from db import serving_engines
 
-    if not _with_database(data, lambda database: serving_engines.drain_engine(database, engine_id, not undo)):
-        _fail(f"no engine {engine_id!r}; `clawloop engine list` shows them")
+    if not with_database(data, lambda database: serving_engines.drain_engine(database, engine_id, not undo)):
+        fail(f"no engine {engine_id!r}; `clawloop engine list` shows them")
     typer.echo(f"{engine_id} takes requests again." if undo else f"{engine_id} takes no new requests.")
 
 
@@ -238,8 +223,8 @@ def remove_engine(
     """Forget an engine. Drain it first: replies it is giving are not waited for."""
     from db import serving_engines
 
-    if not _with_database(data, lambda database: serving_engines.remove_engine(database, engine_id)):
-        _fail(f"no engine {engine_id!r}; `clawloop engine list` shows them")
+    if not with_database(data, lambda database: serving_engines.remove_engine(database, engine_id)):
+        fail(f"no engine {engine_id!r}; `clawloop engine list` shows them")
     typer.echo(f"{engine_id} is removed.")
 
 
@@ -260,11 +245,11 @@ def list_sessions(
         wanted = None if state is None else SessionState(state)
     except ValueError:
         raise typer.BadParameter(f"{state!r}: use {', '.join(SessionState)}", param_hint="--state") from None
-    sessions = _with_database(
+    sessions = with_database(
         data,
         lambda database: PostgresSessionStore(database).sessions(policy=policy, state=wanted, after=None, limit=limit),
     )
-    _show([session_row(session) for session in sessions], as_json)
+    show_rows([session_row(session) for session in sessions], as_json)
 
 
 @session_app.command("show")
@@ -278,10 +263,10 @@ def show_session(
     from db.sessions import PostgresSessionStore
 
     wanted = _uuid(session, "session")
-    turns = _with_database(data, lambda database: PostgresSessionStore(database).turns(wanted))
+    turns = with_database(data, lambda database: PostgresSessionStore(database).turns(wanted))
     if not turns:
-        _fail(f"no session {session!r}; `clawloop session list` shows them")
-    _show([turn_row(turn) for turn in turns], as_json)
+        fail(f"no session {session!r}; `clawloop session list` shows them")
+    show_rows([turn_row(turn) for turn in turns], as_json)
 
 
 @app.command()
@@ -304,16 +289,12 @@ def why(
         turns = [] if session is None else await store.turns(session)
         return next((view for view in turns if view.id == turn_id), None)
 
-    found = _with_database(data, look)
+    found = with_database(data, look)
     if found is None:
-        _fail(f"no reply {turn!r} is stored")
+        fail(f"no reply {turn!r} is stored")
         return
     facts = turn_facts(found)
-    if as_json:
-        typer.echo(json.dumps(facts))
-        return
-    for name, value in facts.items():
-        typer.echo(f"{name:<10} {value}")
+    show_facts(facts, as_json)
 
 
 def main() -> None:
@@ -322,43 +303,9 @@ def main() -> None:
         check_install()
         app()
     except ClawloopError as error:
-        _fail(str(error))
+        fail(str(error))
     except KeyboardInterrupt:
         sys.exit(130)
-
-
-def _settings(data: Path | None) -> Settings:
-    from clawloop.settings import Settings
-
-    settings = Settings()
-    return settings if data is None else settings.model_copy(update={"data": data})
-
-
-def _with_database(data: Path | None, work: Callable[[Database], Coroutine[Any, Any, Result]]) -> Result:
-    from clawloop.processes import database_url
-    from db.engine import BACKGROUND_LIMIT, Database
-
-    async def run() -> Result:
-        database = Database(database_url(_settings(data)), BACKGROUND_LIMIT)
-        try:
-            return await work(database)
-        finally:
-            await database.close()
-
-    return asyncio.run(run())
-
-
-def _show(rows: list[dict[str, str]], as_json: bool) -> None:
-    if as_json:
-        typer.echo(json.dumps(rows))
-        return
-    from rich.console import Console
-    from rich.table import Table
-
-    table = Table(*(rows[0] if rows else ["nothing yet"]))
-    for row in rows:
-        table.add_row(*row.values())
-    Console().print(table)
 
 
 def _uuid(text: str, what: str) -> SessionId:
@@ -368,15 +315,6 @@ def _uuid(text: str, what: str) -> SessionId:
         return cast("SessionId", UUID(text))
     except ValueError:
         raise typer.BadParameter(f"{text!r} is no {what} id") from None
-
-
-def _when(moment: datetime | None) -> str:
-    return "" if moment is None else moment.isoformat(timespec="seconds")
-
-
-def _fail(reason: str) -> NoReturn:
-    typer.echo(f"clawloop: {reason}", err=True)
-    sys.exit(1)
 
 
 if __name__ == "__main__":

@@ -216,6 +216,18 @@ class FeedbackGiven:
     turn_id: TurnId
 
 
+@dataclass(frozen=True, slots=True)
+class JudgeAgain:
+    """A message to a session's workflow: an operator wants a turn judged once more.
+
+    Args:
+        revision: of the judgement wanted; asked for twice, it is made once.
+    """
+
+    turn_id: TurnId
+    revision: int
+
+
 class FeedbackEffect(StrEnum):
     """What feedback does, as far as can be told when it is given."""
 
@@ -283,7 +295,8 @@ class Engine:
     Args:
         versions: per policy, the adapter versions it has loaded; version 0 needs no loading.
         draining: takes no new requests.
-        problem: why its agent took it out of rotation; None: it works, or has no agent.
+        problem: why its agent says it lacks something or does not answer; None: it works, or has no agent. Requests
+            go by `versions` and by each gateway's own look at its health, not by this.
     """
 
     id: str

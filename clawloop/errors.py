@@ -20,6 +20,7 @@ ClawloopError
     ├── EngineUnavailable       no engine could take the request in time
     ├── EngineBroke             an engine went away in the middle of an answer
     ├── JudgeUnavailable        a judge did not answer, or asked us to come back later
+    ├── TrainerUnavailable      a training process or one of its ranks is not there; the same step again
     └── AnnouncementFailed      a session's workflow could not be told; the sweep will tell it
 """
 
@@ -188,8 +189,9 @@ class JudgeUnavailable(TransientError):
 
 
 class TrainerUnavailable(TransientError):
-    """A training process or one of its ranks died or does not answer; the same step is computed again."""
+    """A training process or one of its ranks died, does not answer or holds another model; the same step is computed
+    again. Its message never holds anything of a conversation."""
 
 
 class AnnouncementFailed(TransientError):
-    """A session's workflow could not be told of a turn; the turn waits in Postgres for the sweep."""
+    """A session's workflow could not be told; a turn or feedback waits in Postgres for the sweep."""

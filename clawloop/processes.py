@@ -17,6 +17,7 @@ from api.app import create_app
 from api.auth import KeyRing
 from api.dependencies import Limits, Services
 from api.directory import DirectoryCache
+from api.ports import Operations
 from api.recording import Recorder
 from api.spool import Spool
 from api.versions import VersionChooser
@@ -28,13 +29,17 @@ from clawloop.serving.chat import ChatEngines
 from clawloop.serving.rotation import Rotation
 from clawloop.settings import Settings
 from clawloop.telemetry import GatewayMetrics
-from clawloop.temporal import TemporalAnnouncer, connect
+from clawloop.temporal import SessionsWithoutTemporal, TemporalAnnouncer, connect
+from clawloop.temporal_training import TemporalTraining, WithoutTemporal
 from db.chains import Chains
 from db.engine import BACKGROUND_LIMIT, CHAT_LIMIT, Database
 from db.feedback import PostgresFeedbackStore
+from db.judged_so_far import PostgresJudgedSoFar
 from db.keys import PostgresKeyStore
+from db.notices import PostgresNotices
+from db.operators import PostgresTrainingStore
 from db.policies import PostgresDirectoryStore, ensure_policy
-from db.recipes import ensure_recipe
+from db.recipes import ensure_recipe, set_recipe
 from db.schema import is_current, migrate
 from db.serving_engines import add_engine, add_missing_engines, ensure_engines
 from db.sessions import PostgresSessionStore
@@ -123,7 +128,7 @@ async def _gateway_services(stack: AsyncExitStack, url: str, settings: Settings,
     patient = Database(url, BACKGROUND_LIMIT)
     stack.push_async_callback(patient.close)
     metrics = GatewayMetrics()
-    directory = await stack.enter_async_context(DirectoryCache(PostgresDirectoryStore(database)))
+    directory = await stack.enter_async_context(DirectoryCache(PostgresDirectoryStore(database), PostgresNotices(url)))
 
     def known_engines() -> Sequence[Engine]:
         return directory.now.engines
@@ -139,9 +144,8 @@ async def _gateway_services(stack: AsyncExitStack, url: str, settings: Settings,
     spool = Spool(settings.data / "spool", SPOOL_LIMIT_BYTES)
     stack.callback(spool.close)
     feedback = PostgresFeedbackStore(patient)
-    announcements = await stack.enter_async_context(
-        Announcements(await _announcer(settings), patient_turns, feedback, metrics)
-    )
+    announcer, operations = await _telling(settings)
+    announcements = await stack.enter_async_context(Announcements(announcer, patient_turns, feedback, metrics))
     recorder = await stack.enter_async_context(Recorder(turns, patient_turns, spool, metrics, announcements))
     return Services(
         keys=KeyRing(PostgresKeyStore(database)),
@@ -151,6 +155,10 @@ async def _gateway_services(stack: AsyncExitStack, url: str, settings: Settings,
         announcements=announcements,
         sessions=PostgresSessionStore(patient),
         feedback=feedback,
+        training=PostgresTrainingStore(patient),
+        operations=operations,
+        judged=PostgresJudgedSoFar(patient),
+        session_operations=announcer or SessionsWithoutTemporal(),
         versions=VersionChooser(turns),
         readiness=GatewayReadiness(database, engines),
         metrics=metrics,
@@ -158,12 +166,19 @@ async def _gateway_services(stack: AsyncExitStack, url: str, settings: Settings,
     )
 
 
-async def _announcer(settings: Settings) -> TemporalAnnouncer | None:
+async def _telling(settings: Settings) -> tuple[TemporalAnnouncer | None, Operations]:
     address = temporal_address(settings)
     if address is None:
         log.warning("no Temporal is given: turns are stored and wait, set TEMPORAL_ADDRESS")
-        return None
-    return TemporalAnnouncer(await connect(address, lazy=True), timedelta(minutes=settings.session_idle_minutes))
+        return None, WithoutTemporal()
+    client = await connect(address, lazy=True)
+    return TemporalAnnouncer(client, timedelta(minutes=settings.session_idle_minutes)), TemporalTraining(client)
+
+
+async def operations(settings: Settings) -> Operations:
+    """What tells training workflows what an operator said."""
+    _, telling = await _telling(settings)
+    return telling
 
 
 async def prepare(
@@ -173,6 +188,7 @@ async def prepare(
     engines: Sequence[str],
     secrets: Mapping[str, str],
     added_by: str = "clawloop up",
+    recipe: Recipe | None = None,
 ) -> dict[str, str]:
     """Bring a database to the state a gateway needs: schema, default policy and recipe, engines, a key of each scope.
 
@@ -182,6 +198,7 @@ async def prepare(
         engines: URLs; of the engines that `added_by` added exactly these stay.
         secrets: keys by scope that earlier starts made.
         added_by: the installation, where several share the database.
+        recipe: what the default policy learns by from now on; None: as before.
 
     Returns:
         A good key for each scope: the given one where it still is, else a new one.
@@ -194,6 +211,8 @@ async def prepare(
     try:
         await ensure_policy(database, DEFAULT_POLICY, base_model, aliases)
         await ensure_recipe(database, DEFAULT_POLICY, DEFAULT_RECIPE)
+        if recipe is not None:
+            await set_recipe(database, DEFAULT_POLICY, recipe)
         await ensure_engines(database, engines, added_by)
         return {scope: await _ensure_key(PostgresKeyStore(database), scope, secrets.get(scope)) for scope in Scope}
     finally:

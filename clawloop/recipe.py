@@ -106,6 +106,7 @@ class Lora(_Table):
     rank: Count = 16
     alpha: Positive = 32.0
     dropout: Annotated[float, Field(ge=0, lt=1)] = 0.0
+    """0 and nothing else; here because adapters elsewhere have it."""
 
 
 class Optimiser(_Table):

@@ -143,6 +143,8 @@ def _of_loss(loss: Loss, train: Train) -> Iterator[tuple[bool, str, str]]:
         "train.loss.correction",
         "with train.optimiser.epochs = 1 the decoupled ratio is always 1 and nothing is ever clipped",
     )
+    # The same batch on the same checkpoint must give the same adapter, and the engine samples without dropout.
+    yield train.lora.dropout > 0, "train.lora.dropout", "the trainer drops nothing out; set it to 0 or leave it out"
 
 
 def _changed(table: BaseModel, name: str) -> bool:

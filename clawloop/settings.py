@@ -30,6 +30,9 @@ class Settings(BaseSettings):
     engines: Annotated[tuple[str, ...], NoDecode] = ()
     """URLs of vLLM servers, separated by commas. Empty: `clawloop up` runs one."""
 
+    model: Path | None = None
+    """Folder of the base model, for the trainer. `clawloop up` tells it the one that it serves."""
+
     session_idle_minutes: Annotated[float, Field(gt=0)] = 30.0
     """A session without a new turn for this long is closed; its next turn opens it again."""
 

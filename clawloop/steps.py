@@ -145,6 +145,7 @@ class TrainingView:
         reason: in words: what it waits for, or why it is paused.
         ready: fresh samples; needed: a full batch; judging: turns that wait for their next state or their judge.
         oldest_seconds: how long the oldest fresh sample has waited; None without one.
+        max_wait_seconds: a smaller batch is taken once it has waited this long; None without a recipe.
         step: the number of the step that is claimed, or that comes next.
         head: the newest committed version on the current path; version: the active one.
         pinned: the version that stays active whatever is trained; None if none.
@@ -166,6 +167,7 @@ class TrainingView:
     epoch: int
     pinned: int | None
     unpublished: bool
+    max_wait_seconds: float | None = None
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from clawloop.judging.voting import signed
 from clawloop.views import SessionView, TurnView
 
 
@@ -27,7 +28,7 @@ def turn_row(turn: TurnView) -> dict[str, str]:
         "kind": turn.kind,
         "status": turn.status,
         "version": str(turn.version),
-        "verdict": "" if turn.verdict is None else f"{turn.verdict:+d}",
+        "verdict": "" if turn.verdict is None else signed(turn.verdict),
         "sample": turn.sample or "",
         "step": "" if turn.step is None else str(turn.step),
         "outcome": turn.outcome,
@@ -44,7 +45,7 @@ def turn_facts(turn: TurnView) -> dict[str, str]:
         "kind": f"{turn.kind}: {turn.kind_reason}",
         "status": turn.status if turn.error is None else f"{turn.status}: {turn.error}",
         "version": str(turn.version),
-        "verdict": None if turn.verdict is None else f"{turn.verdict:+d}",
+        "verdict": None if turn.verdict is None else signed(turn.verdict),
         "expected": None if turn.expected is None else f"{turn.expected:+.2f} of {turn.votes} valid votes",
         "hint": turn.hint,
         "sample": turn.sample,

@@ -88,3 +88,52 @@ class GatewayMetrics:
         self.engines_healthy = Gauge(
             "clawloop_gateway_engines_healthy", "Engines that take requests", registry=self.registry
         )
+
+
+class TrainerMetrics:
+    """What a trainer counts. Names are public: dashboards and alerts use them."""
+
+    def __init__(self) -> None:
+        self.registry = CollectorRegistry()
+        self.steps = Counter(
+            "clawloop_trainer_steps_total", "Steps computed, by how they ended", ["result"], registry=self.registry
+        )
+        self.step_seconds = Histogram(
+            "clawloop_trainer_step_seconds",
+            "From a batch's arrival to its adapter's last byte",
+            buckets=(0.5, 1, 2.5, 5, 10, 30, 60, 120, 300, 900, 3600),
+            registry=self.registry,
+        )
+        self.tokens = Counter("clawloop_trainer_tokens_total", "Trained response tokens", registry=self.registry)
+        self.dropped = Counter(
+            "clawloop_trainer_samples_dropped_total", "Samples left out of steps", registry=self.registry
+        )
+        self.loss = Gauge("clawloop_trainer_loss", "Of the newest step", ["policy"], registry=self.registry)
+        self.kl = Gauge(
+            "clawloop_trainer_kl_nats", "Mean KL to the base of the newest step", ["policy"], registry=self.registry
+        )
+        self.ratio = Gauge(
+            "clawloop_trainer_ratio", "Mean ratio to the recorded log-probs", ["policy"], registry=self.registry
+        )
+
+
+class EngineMetrics:
+    """What an engine's agent counts. Names are public: dashboards and alerts use them."""
+
+    def __init__(self) -> None:
+        self.registry = CollectorRegistry()
+        self.loads = Counter(
+            "clawloop_engine_loads_total", "Versions loaded, by how that ended", ["result"], registry=self.registry
+        )
+        self.load_seconds = Histogram(
+            "clawloop_engine_load_seconds",
+            "Checking, loading and trying one version",
+            buckets=(0.025, 0.05, 0.1, 0.25, 0.5, 1, 2.5, 5, 10, 30, 60),
+            registry=self.registry,
+        )
+        self.unloads = Counter("clawloop_engine_unloads_total", "Versions unloaded", registry=self.registry)
+        self.adapters = Gauge("clawloop_engine_adapters", "Adapters the engine has", registry=self.registry)
+        self.healthy = Gauge("clawloop_engine_healthy", "1 while the engine answers", registry=self.registry)
+        self.restarts = Counter(
+            "clawloop_engine_restarts_total", "How often its restart command was run", registry=self.registry
+        )

@@ -35,8 +35,15 @@ from temporalio.service import PayloadLimitsConfig, RPCError
 from temporalio.worker import ActivityInboundInterceptor, ExecuteActivityInput, Interceptor, WorkflowRunner
 from temporalio.worker.workflow_sandbox import SandboxedWorkflowRunner
 
-from clawloop.contracts import FeedbackGiven, SessionFacts, TurnRecorded
-from clawloop.errors import AnnouncementFailed, ClawloopError, JudgeRefused, JudgeUnavailable, PermanentError
+from clawloop.contracts import FeedbackGiven, JudgeAgain, SessionFacts, TurnRecorded
+from clawloop.errors import (
+    AnnouncementFailed,
+    ClawloopError,
+    JudgeRefused,
+    JudgeUnavailable,
+    PermanentError,
+    TrainerUnavailable,
+)
 from workflows import attributes
 from workflows.state import SessionState
 
@@ -63,6 +70,7 @@ PASSED_THROUGH = (
     "workflows.attributes",
     "workflows.policies",
     "workflows.state",  # frozen pydantic models
+    "workflows.training_state",
 )
 
 
@@ -77,7 +85,7 @@ class _SayingNoMore(ActivityInboundInterceptor):
     """Lets errors of activities cross Temporal by their kind.
 
     Their words may quote a conversation (PostgreSQL quotes the row it refuses), so they stay in our logs. A judge's
-    are safe by contract, and say what an operator must know.
+    and a trainer's are safe by contract, and say what an operator must know.
     """
 
     async def execute_activity(self, input: ExecuteActivityInput) -> Any:
@@ -87,7 +95,7 @@ class _SayingNoMore(ActivityInboundInterceptor):
             raise
         except Exception as error:  # noqa: BLE001  whatever it is, its words must not cross
             kind = type(error).__name__
-            told = isinstance(error, JudgeUnavailable | JudgeRefused)
+            told = isinstance(error, JudgeUnavailable | JudgeRefused | TrainerUnavailable)
             log.warning("activity failed", extra={"error": kind, "where": _where(error)})
             wait = error.retry_after_seconds if isinstance(error, JudgeUnavailable) else None
             raise ApplicationError(
@@ -205,6 +213,14 @@ class TemporalAnnouncer:
         """
         await self._tell(session, attributes.FEEDBACK_GIVEN, feedback)
 
+    async def judge_again(self, session: SessionFacts, wanted: JudgeAgain) -> None:
+        """Have the session's workflow judge a turn once more; satisfies `api.ports.SessionOperations`.
+
+        Raises:
+            AnnouncementFailed
+        """
+        await self._tell(session, attributes.JUDGE_AGAIN, wanted)
+
     async def wake(self, session: SessionFacts) -> None:
         """See that the session's workflow runs, so that it closes.
 
@@ -214,7 +230,7 @@ class TemporalAnnouncer:
         await self._tell(session, None, None)
 
     async def _tell(
-        self, session: SessionFacts, signal: str | None, message: TurnRecorded | FeedbackGiven | None
+        self, session: SessionFacts, signal: str | None, message: TurnRecorded | FeedbackGiven | JudgeAgain | None
     ) -> None:
         state = SessionState(
             session_id=session.session_id,
@@ -246,3 +262,10 @@ class TemporalAnnouncer:
         except (RPCError, RuntimeError) as error:
             # RuntimeError: a lazy client found nobody to connect to.
             raise AnnouncementFailed(f"Temporal: {' '.join(str(error).split())}") from error
+
+
+class SessionsWithoutTemporal:
+    """Satisfies `api.ports.SessionOperations` where no Temporal is given."""
+
+    async def judge_again(self, session: SessionFacts, wanted: JudgeAgain) -> None:
+        raise AnnouncementFailed("no Temporal is given: set TEMPORAL_ADDRESS")

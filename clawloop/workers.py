@@ -8,21 +8,29 @@ from __future__ import annotations
 import asyncio
 import logging
 import signal
-from collections.abc import AsyncIterator
+from collections.abc import AsyncIterator, Awaitable, Callable
 from contextlib import AsyncExitStack, asynccontextmanager
 from datetime import timedelta
 from enum import StrEnum
+from typing import TypeAlias
 
 from aiohttp import web
+from prometheus_client import CONTENT_TYPE_LATEST, CollectorRegistry, generate_latest
 from temporalio.client import Client
 from temporalio.service import RPCError
 from temporalio.worker import Worker
 
 from activities.judging import JudgingActivities
 from activities.ledger import LedgerActivities
+from activities.publishing import PublishingActivities
+from activities.retention import Retention
+from activities.steps import StepActivities
 from activities.upkeep import UpkeepActivities
+from activities.work import WorkTelling
 from api.directory import DirectoryCache
-from clawloop.errors import SetupError
+from clawloop.adapter_folder import AdapterFolder
+from clawloop.engine_announcing import TemporalPublishAnnouncer
+from clawloop.errors import SetupError, TrainerUnavailable
 from clawloop.judging.prompts import AnswerForm
 from clawloop.processes import database_url, temporal_address
 from clawloop.serving.endpoints import Endpoint, Endpoints
@@ -30,13 +38,19 @@ from clawloop.serving.judge import JudgeClient
 from clawloop.serving.rendering import EngineRenderer
 from clawloop.settings import Settings
 from clawloop.temporal import TemporalAnnouncer, begin_sweeping, connect, register_search_attributes
+from clawloop.temporal_training import TemporalTraining
 from db.closing import PostgresClosingStore
 from db.engine import BACKGROUND_LIMIT, Database
 from db.judgements import PostgresJudgementStore
 from db.policies import PostgresDirectoryStore
+from db.publishing import PostgresPublishingStore
+from db.steps import PostgresStepStore
 from db.upkeep import PostgresUpkeepStore
+from db.work import PostgresWorkStore
 from workflows import attributes
+from workflows.engine import EngineWorkflow
 from workflows.session import SessionWorkflow
+from workflows.training import TrainingWorkflow
 from workflows.upkeep import SweepWorkflow
 
 log = logging.getLogger(__name__)
@@ -54,6 +68,10 @@ class Role(StrEnum):
     JUDGE = "judge"
 
 
+Workers: TypeAlias = Callable[[Client, AsyncExitStack], Awaitable[list[Worker]]]
+"""Puts a process's workers together, once Temporal answers; what they need is closed with the stack."""
+
+
 async def run_worker(role: Role, settings: Settings, health_port: int) -> None:
     """Work until asked to stop.
 
@@ -63,47 +81,72 @@ async def run_worker(role: Role, settings: Settings, health_port: int) -> None:
     Raises:
         SetupError: no database or no Temporal is given.
     """
-    url, address = database_url(settings), temporal_address(settings)
+    url = database_url(settings)
+
+    async def workers(client: Client, stack: AsyncExitStack) -> list[Worker]:
+        if role is Role.ORCHESTRATOR:
+            await _tell_temporal(client)
+        return await _workers(role, settings, url, client, stack)
+
+    await serve(role, settings, workers, health_port)
+
+
+async def serve(
+    name: str,
+    settings: Settings,
+    workers: Workers,
+    health_port: int,
+    *,
+    registry: CollectorRegistry | None = None,
+    broken: asyncio.Event | None = None,
+) -> None:
+    """Run workers until asked to stop, or until they say that they cannot go on.
+
+    Args:
+        registry: what `/metrics` shows; without one there is no such route.
+        broken: set by workers that cannot go on.
+
+    Raises:
+        SetupError: no Temporal is given.
+        TrainerUnavailable: `broken` was set.
+    """
+    address = temporal_address(settings)
     if address is None:
         raise SetupError("no Temporal: set TEMPORAL_ADDRESS, or start `clawloop up` in another terminal")
-    stop = asyncio.Event()
+    stop, broken = asyncio.Event(), broken or asyncio.Event()
     loop = asyncio.get_running_loop()
     for number in (signal.SIGINT, signal.SIGTERM):
         loop.add_signal_handler(number, stop.set)
     async with AsyncExitStack() as stack:
-        ready = await stack.enter_async_context(_health(health_port))
-        working = asyncio.create_task(_work(role, settings, url, address, ready))
-        stopping = asyncio.create_task(stop.wait())
-        await asyncio.wait({working, stopping}, return_when=asyncio.FIRST_COMPLETED)
-        stopping.cancel()
-        working.cancel()
+        ready = await stack.enter_async_context(_health(health_port, registry))
+        working = asyncio.create_task(_work(name, address, workers, ready))
+        ending = [asyncio.create_task(event.wait()) for event in (stop, broken)]
+        await asyncio.wait({working, *ending}, return_when=asyncio.FIRST_COMPLETED)
+        for task in (working, *ending):
+            task.cancel()
         try:
             await working
         except asyncio.CancelledError:
-            log.info("worker stopped", extra={"role": role})
+            log.info("worker stopped", extra={"role": name})
+    if broken.is_set():
+        raise TrainerUnavailable(f"the {name} cannot go on and must be started anew; its log says why")
 
 
-async def _work(role: Role, settings: Settings, url: str, address: str, ready: asyncio.Event) -> None:
+async def _work(name: str, address: str, workers: Workers, ready: asyncio.Event) -> None:
     """Ends only by raising or by being cancelled."""
-    client = await _connected(role, address)
     async with AsyncExitStack() as stack:
-        for worker in await _workers(role, settings, url, client, stack):
+        for worker in await _when_temporal_answers(address, workers, stack):
             await stack.enter_async_context(worker)
-        log.info("worker runs", extra={"role": role})
+        log.info("worker runs", extra={"role": name})
         ready.set()
         await asyncio.Event().wait()
 
 
-async def _connected(role: Role, address: str) -> Client:
-    """A client, once Temporal answers; the orchestrator also sees to what Temporal must know."""
+async def _when_temporal_answers(address: str, workers: Workers, stack: AsyncExitStack) -> list[Worker]:
     told = False
     while True:
         try:
-            client = await connect(address)
-            if role is Role.ORCHESTRATOR:
-                await register_search_attributes(client)
-                await begin_sweeping(client)
-            return client
+            return await workers(await connect(address), stack)
         except (RPCError, RuntimeError) as error:
             if not told:
                 log.warning("Temporal does not answer yet", extra={"why": " ".join(str(error).split())})
@@ -111,10 +154,17 @@ async def _connected(role: Role, address: str) -> Client:
             await asyncio.sleep(RETRY_SECONDS)
 
 
+async def _tell_temporal(client: Client) -> None:
+    """What Temporal must know before there are workflows."""
+    await register_search_attributes(client)
+    await begin_sweeping(client)
+
+
 async def _workers(role: Role, settings: Settings, url: str, client: Client, stack: AsyncExitStack) -> list[Worker]:
     database = Database(url, BACKGROUND_LIMIT)
     stack.push_async_callback(database.close)
     judgements = PostgresJudgementStore(database)
+    work = WorkTelling(PostgresWorkStore(database), TemporalTraining(client))
     if role is Role.JUDGE:
         directory = await stack.enter_async_context(DirectoryCache(PostgresDirectoryStore(database)))
         engines = _engines(directory)
@@ -124,25 +174,38 @@ async def _workers(role: Role, settings: Settings, url: str, client: Client, sta
             Worker(
                 client,
                 task_queue=attributes.JUDGE_QUEUE,
-                activities=[JudgingActivities(judgements, judge, renderer).judge_turn],
+                activities=[JudgingActivities(judgements, judge, renderer, work).judge_turn],
                 max_concurrent_activities=JUDGEMENTS_AT_ONCE,
                 graceful_shutdown_timeout=GRACE,
             )
         ]
     idle = timedelta(minutes=settings.session_idle_minutes)
-    upkeep = UpkeepActivities(PostgresUpkeepStore(database), TemporalAnnouncer(client, idle), idle)
-    ledger = LedgerActivities(PostgresClosingStore(database), judgements)
+    step_store, publishing_store = PostgresStepStore(database), PostgresPublishingStore(database)
+    retention = Retention(publishing_store, AdapterFolder(settings.data / "adapters"))
+    announcer = TemporalAnnouncer(client, idle)
+    upkeep = UpkeepActivities(PostgresUpkeepStore(database), announcer, work, idle, retention=retention)
+    ledger = LedgerActivities(PostgresClosingStore(database), judgements, work)
+    steps = StepActivities(step_store)
+    publishing = PublishingActivities(publishing_store, step_store, TemporalPublishAnnouncer(client))
     return [
         Worker(
             client,
             task_queue=attributes.WORKFLOW_QUEUE,
-            workflows=[SessionWorkflow, SweepWorkflow],
+            workflows=[SessionWorkflow, SweepWorkflow, TrainingWorkflow, EngineWorkflow],
             graceful_shutdown_timeout=GRACE,
         ),
         Worker(
             client,
             task_queue=attributes.LEDGER_QUEUE,
-            activities=[ledger.close_session, upkeep.sweep],
+            activities=[
+                ledger.close_session,
+                upkeep.sweep,
+                steps.look_at_training,
+                steps.claim_batch,
+                steps.quarantine_step,
+                steps.abandon_step,
+                publishing.publish_version,
+            ],
             max_concurrent_activities=JUDGEMENTS_AT_ONCE,
             graceful_shutdown_timeout=GRACE,
         ),
@@ -170,7 +233,7 @@ def _judge(settings: Settings, engines: Endpoints) -> JudgeClient:
 
 
 @asynccontextmanager
-async def _health(port: int) -> AsyncIterator[asyncio.Event]:
+async def _health(port: int, registry: CollectorRegistry | None) -> AsyncIterator[asyncio.Event]:
     """Says that this process runs, and once the event is set, that it works."""
     ready = asyncio.Event()
 
@@ -182,11 +245,17 @@ async def _health(port: int) -> AsyncIterator[asyncio.Event]:
             return web.json_response({"status": "ready"})
         return web.json_response({"status": "not ready"}, status=503)
 
+    async def metrics(request: web.Request) -> web.Response:
+        assert registry is not None
+        return web.Response(body=generate_latest(registry), headers={"Content-Type": CONTENT_TYPE_LATEST})
+
     if port == 0:
         yield ready
         return
     app = web.Application()
     app.add_routes([web.get("/healthz", healthz), web.get("/readyz", readyz)])
+    if registry is not None:
+        app.add_routes([web.get("/metrics", metrics)])
     runner = web.AppRunner(app, access_log=None)
     await runner.setup()
     try:

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from functools import partial
+from typing import Any
 
 from sqlalchemy import func, select, text, update
 from sqlalchemy.dialects.postgresql import insert
@@ -25,7 +26,7 @@ from db.entry import Request
 from db.exact_json import storable
 from db.placement import candidates_in
 from db.recipes import recipe_by_hash, recipe_of_policy
-from db.samples import is_taken, put_sample, withdraw_sample
+from db.samples import is_taken, others_taken, put_sample, supersede_others, withdraw_sample
 from db.stored import read_turn
 from db.tables import Feedback, Hint, Judgement, Sample, Session, Turn
 from db.tables import Vote as VoteRow
@@ -89,6 +90,17 @@ class PostgresJudgementStore:
         """
         return await self._database.run(partial(_revise, turn_id, shown_by, evidence_hash, hint_kind))
 
+    async def judge_again(
+        self, turn_id: TurnId, revision: int, shown_by: TurnId | None, evidence_hash: bytes, hint_kind: str
+    ) -> OpenJudgement:
+        """The turn's judgement of this revision: made now under its policy's recipe, or gone on with.
+
+        Raises:
+            StoreUnavailable
+            RecordUnusable: the policy has no recipe.
+        """
+        return await self._database.run(partial(_open, turn_id, shown_by, evidence_hash, hint_kind, revision=revision))
+
     async def store_vote(self, judgement: JudgementId, index: int, raw: str, vote: Vote | None) -> None:
         """Keep one answer for good; the first one counts.
 
@@ -115,6 +127,9 @@ class PostgresJudgementStore:
 
     async def settle(self, judgement: JudgementId, end: Settlement, applied: list[FeedbackId]) -> str | None:
         """Verdict, hint, sample and the turn's outcome in one transaction; feedback `applied` is taken into it.
+
+        Samples of the turn's other judgements that no step has taken are superseded. Where a step has taken one, only
+        new feedback makes a further sample: without any, the judgement is not held and the turn stays as it is.
 
         Returns:
             The policy that has a batch waiting since this call; None if it has none, or had one before.
@@ -152,16 +167,20 @@ class PostgresJudgementStore:
             follows=None if follows is None else TurnId(follows),
             followed_by=[TurnId(row.id) for row in after],
             overtaken_by=frozenset(TurnId(row.id) for row in after if row.entered_at < entered_at),
-            held=None if held is None else Held(held.verdict, None if held.shown_by is None else TurnId(held.shown_by)),
+            held=None if held is None else _held(held),
         )
 
 
 _INSERT_VOTE = insert(VoteRow).on_conflict_do_nothing()
 _INSERT_HINT = insert(Hint).on_conflict_do_nothing()
 _HELD = text("""
-    SELECT verdict, shown_by FROM judgements WHERE turn_id = :turn_id AND decided_at IS NOT NULL
+    SELECT revision, outcome, verdict, shown_by FROM judgements WHERE turn_id = :turn_id AND decided_at IS NOT NULL
     ORDER BY revision DESC, decided_at DESC LIMIT 1
 """)
+
+
+def _held(row: Any) -> Held:
+    return Held(row.revision, Outcome(row.outcome), row.verdict, None if row.shown_by is None else TurnId(row.shown_by))
 
 
 async def _open(
@@ -251,6 +270,9 @@ async def _settle(
         if applied:
             raise StoreUnavailable(f"a step took the sample of turn {turn_id} meanwhile")
         return None
+    if not applied and await others_taken(connection, judgement, turn_id):
+        return None
+    await supersede_others(connection, judgement, turn_id, end.why)
     held = {
         "verdict": end.verdict.verdict,
         "expected": end.verdict.expected,

@@ -213,7 +213,7 @@ async def _with_files(connection: AsyncConnection, policy: str, version: int) ->
     query = select(Version.removed_at).where(Version.policy == policy, Version.n == version)
     row = (await connection.execute(query)).one_or_none()
     if row is None:
-        known = f"`clawloop policy list --policy {policy}` shows them"
+        known = f"`clawloop policy versions {policy}` shows them"
         problem = f"Policy {policy!r} has no version {version}; {known}."
         raise RequestRejected(problem, status=404, code="version_not_found", field="version")
     if row.removed_at is not None:

@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+from functools import partial
+
 from sqlalchemy import select, update
 from sqlalchemy.dialects.postgresql import insert
 from sqlalchemy.ext.asyncio import AsyncConnection
@@ -9,9 +11,11 @@ from sqlalchemy.ext.asyncio import AsyncConnection
 from clawloop.errors import RecordUnusable
 from clawloop.recipe import Recipe, parse_recipe
 from db.engine import Database
+from db.events import put_event
 from db.exact_json import exact_json
 from db.tables import Policy
 from db.tables import Recipe as RecipeRow
+from db.work import hold_policy, refresh_work
 
 
 async def ensure_recipe(database: Database, policy: str, recipe: Recipe) -> None:
@@ -27,6 +31,39 @@ async def ensure_recipe(database: Database, policy: str, recipe: Recipe) -> None
         await connection.execute(without.values(recipe_hash=recipe.hash))
 
     await database.run(ensure)
+
+
+async def set_recipe(database: Database, policy: str, recipe: Recipe) -> None:
+    """Enter a recipe, and let the policy learn by it from the next step on; nothing if it does already.
+
+    Raises:
+        RecordUnusable: there is no such policy.
+        StoreUnavailable
+    """
+
+    async def change(connection: AsyncConnection) -> None:
+        held = await hold_policy(connection, policy)
+        if held.recipe_hash == recipe.hash:
+            return
+        await connection.execute(insert(RecipeRow).values(**_columns(recipe)).on_conflict_do_nothing())
+        await connection.execute(update(Policy).where(Policy.id == policy).values(recipe_hash=recipe.hash))
+        await put_event(connection, policy, "recipe_set", name=recipe.name, hash=recipe.hash, was=held.recipe_hash)
+        await refresh_work(connection, policy)
+
+    await database.run(change)
+
+
+async def read_recipe_of(database: Database, policy: str) -> Recipe:
+    """
+    Raises:
+        RecordUnusable: there is no such policy, or it has no recipe.
+        StoreUnavailable
+    """
+    return await database.run(partial(_recipe_of, policy))
+
+
+async def _recipe_of(policy: str, connection: AsyncConnection) -> Recipe:
+    return await recipe_of_policy(connection, policy)
 
 
 async def recipe_of_policy(connection: AsyncConnection, policy: str) -> Recipe:

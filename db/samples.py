@@ -18,7 +18,7 @@ from db.arrays import ids_to_bytes
 from db.exact_json import storable
 from db.tables import Sample, Session, Turn
 
-# A step has it, or had it: what is decided now comes too late for this sample.
+# In any other state a step has it, or had it: what is decided now comes too late for this sample.
 _OPEN = (SampleState.FRESH, SampleState.SUPERSEDED)
 
 # A turn shows what became of its newest sample; an erased one shows only that.
@@ -67,6 +67,19 @@ async def put_sample(
     await connection.execute(
         new.on_conflict_do_update(index_elements=[Sample.judgement_id], set_=values, where=Sample.state.in_(_OPEN))
     )
+
+
+async def others_taken(connection: AsyncConnection, judgement: JudgementId, turn_id: TurnId) -> bool:
+    """Whether a step has, or had, a sample of another judgement of the turn."""
+    others = [Sample.turn_id == turn_id, Sample.judgement_id != judgement, Sample.state.not_in(_OPEN)]
+    return await connection.scalar(select(Sample.id).where(*others).limit(1)) is not None
+
+
+async def supersede_others(connection: AsyncConnection, judgement: JudgementId, turn_id: TurnId, reason: str) -> None:
+    """Take back the samples of the turn's other judgements that no step has taken."""
+    others = [Sample.turn_id == turn_id, Sample.judgement_id != judgement, Sample.state == SampleState.FRESH]
+    values = {"state": SampleState.SUPERSEDED, "reason": f"judged again: {reason}"}
+    await connection.execute(update(Sample).where(*others).values(values))
 
 
 async def withdraw_sample(connection: AsyncConnection, judgement: JudgementId, reason: str) -> None:

@@ -123,6 +123,16 @@ async def read_engines(connection: AsyncConnection) -> list[Engine]:
     ]
 
 
+def engine_of(address: str) -> tuple[str, str]:
+    """The id and the URL of the engine at this address, which may be its id: `127.0.0.1:8100`.
+
+    Raises:
+        SetupError: it is no http address.
+    """
+    row = _row(address if "://" in address else f"http://{address}")
+    return row["id"], row["url"]
+
+
 def _row(url: str) -> dict[str, str]:
     plain = url.strip().rstrip("/")
     if "@" in plain:

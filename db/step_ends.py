@@ -83,6 +83,16 @@ async def abandon_step(connection: AsyncConnection, step: Step, reason: str) -> 
     await refresh_work(connection, step.policy)
 
 
+async def expire_step(connection: AsyncConnection, step: Step, reason: str) -> None:
+    """Its samples teach nothing: they are not taken again."""
+    why = f"step {step.n}: {reason}"
+    await _end(connection, step, StepState.ABANDONED, reason)
+    samples = await samples_of(connection, step)
+    await end_samples(connection, dict.fromkeys(samples, why), SampleState.EXPIRED, Outcome.EXPIRED)
+    await put_event(connection, step.policy, "step_expired", step=step.n, reason=reason, samples=len(samples))
+    await refresh_work(connection, step.policy)
+
+
 async def quarantine_step(connection: AsyncConnection, step: Step, reason: str) -> None:
     """Its samples are set aside, and the policy is paused."""
     why = f"step {step.n}: {reason}"

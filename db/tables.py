@@ -12,25 +12,23 @@ from typing import Any
 from uuid import UUID
 
 from sqlalchemy import (
-    ARRAY,
     CheckConstraint,
-    Double,
     ForeignKey,
     ForeignKeyConstraint,
     Index,
-    LargeBinary,
-    MetaData,
-    Text,
     UniqueConstraint,
     text,
 )
 from sqlalchemy import text as sql  # where a column is called text
-from sqlalchemy.dialects.postgresql import TIMESTAMP
-from sqlalchemy.orm import DeclarativeBase, Mapped, mapped_column
+from sqlalchemy.orm import Mapped, mapped_column
 
 from clawloop.contracts import Outcome, SampleState, SessionState, TurnKind, TurnStatus
-from clawloop.steps import StepState
+from db.declarative import Base as Base
+from db.declarative import one_of
 from db.exact_json import ExactJson
+from db.step_tables import Event as Event
+from db.step_tables import Step as Step
+from db.step_tables import StepSample as StepSample
 
 
 class PrefixRole(StrEnum):
@@ -39,30 +37,6 @@ class PrefixRole(StrEnum):
     REQUEST = "request"  # all messages of the turn's request
     REPLY = "reply"  # those and the turn's reply
     EXPECTED = "expected"  # up to a reply the turn's request holds, of a turn nobody has entered (yet)
-
-
-def _one_of(column: str, values: type[StrEnum]) -> CheckConstraint:
-    listed = ", ".join(f"'{value}'" for value in values)
-    return CheckConstraint(f"{column} IN ({listed})", name=column)
-
-
-class Base(DeclarativeBase):
-    metadata = MetaData(
-        naming_convention={
-            "ix": "%(table_name)s_%(column_0_N_name)s_idx",
-            "uq": "%(table_name)s_%(column_0_N_name)s_key",
-            "ck": "%(table_name)s_%(constraint_name)s_check",
-            "fk": "%(table_name)s_%(column_0_N_name)s_fkey",
-            "pk": "%(table_name)s_pkey",
-        }
-    )
-    type_annotation_map = {  # noqa: RUF012
-        str: Text,
-        bytes: LargeBinary,
-        list[str]: ARRAY(Text),
-        float: Double,
-        datetime: TIMESTAMP(timezone=True),
-    }
 
 
 class Policy(Base):
@@ -107,61 +81,6 @@ class Version(Base):
     removed_at: Mapped[datetime | None]  # its files are gone
 
 
-class Step(Base):
-    """One optimiser update on one claimed batch; step n makes version n."""
-
-    __tablename__ = "steps"
-    __table_args__ = (
-        _one_of("state", StepState),
-        ForeignKeyConstraint(["policy", "parent"], ["versions.policy", "versions.n"]),
-        CheckConstraint("(finished_at IS NULL) = (state = 'claimed')", name="finished"),
-        # One step at a time: the next batch belongs to the model this step makes.
-        Index("steps_claimed_idx", "policy", unique=True, postgresql_where=text("state = 'claimed'")),
-    )
-
-    policy: Mapped[str] = mapped_column(ForeignKey("policies.id"), primary_key=True)
-    n: Mapped[int] = mapped_column(primary_key=True)
-    parent: Mapped[int]
-    epoch: Mapped[int]
-    state: Mapped[str]
-    attempt: Mapped[int] = mapped_column(server_default=text("0"))  # how often it was begun
-    recipe_hash: Mapped[str] = mapped_column(ForeignKey("recipes.hash"))
-    reason: Mapped[str | None]  # why it was abandoned or quarantined
-    metrics: Mapped[Any | None] = mapped_column(ExactJson)
-    claimed_at: Mapped[datetime] = mapped_column(server_default=text("now()"))
-    finished_at: Mapped[datetime | None]
-
-
-class StepSample(Base):
-    """A step's batch, in its order."""
-
-    __tablename__ = "step_samples"
-    __table_args__ = (
-        ForeignKeyConstraint(["policy", "step"], ["steps.policy", "steps.n"]),
-        UniqueConstraint("policy", "step", "place"),
-        Index(None, "sample_id"),
-    )
-
-    policy: Mapped[str] = mapped_column(primary_key=True)
-    step: Mapped[int] = mapped_column(primary_key=True)
-    sample_id: Mapped[UUID] = mapped_column(ForeignKey("samples.id"), primary_key=True)
-    place: Mapped[int]
-    dropped: Mapped[str | None]  # why the step left it out
-
-
-class Event(Base):
-    """Something an operator or the service itself did to a policy."""
-
-    __tablename__ = "events"
-    __table_args__ = (Index(None, "policy", "id"),)
-
-    id: Mapped[UUID] = mapped_column(primary_key=True)
-    policy: Mapped[str] = mapped_column(ForeignKey("policies.id"))
-    kind: Mapped[str]  # e.g. paused, resumed, rolled_back, pinned, quarantined
-    detail: Mapped[Any] = mapped_column(ExactJson)
-    at: Mapped[datetime] = mapped_column(server_default=text("now()"))
-
-
 class ApiKey(Base):
     """A key's secret is not here: only what recognises it."""
 
@@ -181,7 +100,7 @@ class Session(Base):
     """One conversation with one key."""
 
     __tablename__ = "sessions"
-    __table_args__ = (_one_of("state", SessionState),)
+    __table_args__ = (one_of("state", SessionState),)
 
     id: Mapped[UUID] = mapped_column(primary_key=True)
     policy: Mapped[str] = mapped_column(ForeignKey("policies.id"))
@@ -216,9 +135,9 @@ class Turn(Base):
 
     __tablename__ = "turns"
     __table_args__ = (
-        _one_of("kind", TurnKind),
-        _one_of("status", TurnStatus),
-        _one_of("outcome", Outcome),
+        one_of("kind", TurnKind),
+        one_of("status", TurnStatus),
+        one_of("outcome", Outcome),
         CheckConstraint("parent_turn_id < id", name="parent_is_older"),  # so chains end
         CheckConstraint("parent_turn_id IS NOT NULL OR messages_kept = 0", name="kept_of_parent"),
         CheckConstraint("parent_turn_id IS NOT NULL OR prompt_shared = 0", name="shared_with_parent"),
@@ -276,7 +195,7 @@ class SessionPrefix(Base):
     """Hashes by which a request without a name finds its conversation: two for each turn."""
 
     __tablename__ = "session_prefixes"
-    __table_args__ = (_one_of("role", PrefixRole),)
+    __table_args__ = (one_of("role", PrefixRole),)
 
     api_key_id: Mapped[UUID] = mapped_column(ForeignKey("api_keys.id"), primary_key=True)
     prefix_hash: Mapped[bytes] = mapped_column(primary_key=True)
@@ -381,7 +300,7 @@ class Sample(Base):
 
     __tablename__ = "samples"
     __table_args__ = (
-        _one_of("state", SampleState),
+        one_of("state", SampleState),
         CheckConstraint("coalesce(reward, 0) <> 0 OR hinted_prompt_ids IS NOT NULL", name="has_gradient"),
         CheckConstraint("octet_length(hinted_prompt_ids) % 4 = 0", name="ids_are_whole"),
         Index(None, "policy", "state", "id"),

@@ -70,6 +70,7 @@ async def view_of(connection: AsyncConnection, policy: str) -> TrainingView:
         epoch=row.epoch,
         pinned=row.pinned,
         unpublished=row.active != (row.head if row.pinned is None else row.pinned),
+        max_wait_seconds=None if recipe is None else 3600 * recipe.train.max_wait_hours,
     )
 
 

@@ -12,19 +12,49 @@ from clawloop.ids import SessionId
 WORKFLOW_QUEUE = "clawloop"
 LEDGER_QUEUE = "ledger"
 JUDGE_QUEUE = "judge"
+TRAINER_QUEUE_PREFIX = "trainer-"
 
 SESSION_WORKFLOW = "Session"
 TURN_RECORDED = "turn_recorded"
 FEEDBACK_GIVEN = "feedback_given"
+JUDGE_AGAIN = "judge_again"
 SWEEP_WORKFLOW = "Sweep"
 SWEEP_ID = "sweep"
+TRAINING_WORKFLOW = "Training"
+WORK_WAITING = "work_waiting"
+PAUSE = "pause"
+RESUME = "resume"
+ROLL_BACK = "roll_back"
+PIN = "pin"
+TRAIN_STEP = "train_step"
+PUBLISH_VERSION = "publish_version"
+ENGINE_WORKFLOW = "Engine"
+PUBLISH = "publish"
 
 POLICY = SearchAttributeKey.for_keyword("ClawPolicy")
 SESSION = SearchAttributeKey.for_keyword("ClawSession")
 STATE = SearchAttributeKey.for_keyword("ClawState")
 VERSION = SearchAttributeKey.for_int("ClawVersion")
-SEARCH_ATTRIBUTES = (POLICY, SESSION, STATE, VERSION)
+ENGINE = SearchAttributeKey.for_keyword("ClawEngine")
+SEARCH_ATTRIBUTES = (POLICY, SESSION, STATE, VERSION, ENGINE)
 
 
 def session_workflow_id(session_id: SessionId) -> str:
     return f"session/{session_id}"
+
+
+def training_workflow_id(policy: str) -> str:
+    return f"training/{policy}"
+
+
+def trainer_queue(pool: str) -> str:
+    """Where the trainers of a pool look for steps; each pool serves one base model."""
+    return f"{TRAINER_QUEUE_PREFIX}{pool}"
+
+
+def engine_workflow_id(engine_id: str) -> str:
+    return f"engine/{engine_id}"
+
+
+def engine_queue(engine_id: str) -> str:
+    return f"engine-{engine_id}"

@@ -17,11 +17,13 @@ with workflow.unsafe.imports_passed_through():
     from activities.judging import JudgingActivities
     from activities.ledger import LedgerActivities
     from activities.messages import Closed, CloseSession, Judged, JudgeTurn, TurnFate
-    from clawloop.contracts import FeedbackGiven, TurnRecorded
+    from clawloop.contracts import FeedbackGiven, JudgeAgain, TurnRecorded
     from clawloop.ids import TurnId
     from workflows import attributes, story
     from workflows.policies import JUDGE, SETTLE, STORE
     from workflows.state import CARRIED_LIMIT, KNOWN_LIMIT, ROWS_LIMIT, SessionState, SessionSummary
+
+Told = TurnRecorded | FeedbackGiven | JudgeAgain
 
 # Judging that takes longer than this is begun anew by the next run; stored votes are not asked for again.
 ROLL_OVER_WAIT = timedelta(minutes=2)
@@ -32,11 +34,11 @@ class SessionWorkflow:
     @workflow.init
     def __init__(self, state: SessionState) -> None:
         self._state = state
-        self._inbox: list[TurnRecorded | FeedbackGiven] = list(state.carried)
+        self._inbox: list[Told] = list(state.carried)
         self._known: list[TurnId] = list(state.known)
         self._announced = state.announced
         self._rows: list[TurnFate] = list(state.rows)
-        self._running: dict[asyncio.Task[None], TurnRecorded | FeedbackGiven] = {}
+        self._running: dict[asyncio.Task[None], Told] = {}
         self._ends = state.ends
         self._deadline = state.deadline or workflow.now() + self._idle_time
         self._shown_version = state.adapter_version
@@ -79,6 +81,13 @@ class SessionWorkflow:
         self._deadline = workflow.now() + self._idle_time
         self._inbox.append(feedback)
 
+    @workflow.signal(name=attributes.JUDGE_AGAIN)
+    def judge_again(self, wanted: JudgeAgain) -> None:
+        if wanted in self._inbox or wanted in self._running.values():
+            return
+        self._deadline = workflow.now() + self._idle_time
+        self._inbox.append(wanted)
+
     # Waiting -------------------------------------------------------------------------------------------------------
 
     @property
@@ -108,10 +117,13 @@ class SessionWorkflow:
 
     # Judging -------------------------------------------------------------------------------------------------------
 
-    def _begin(self, message: TurnRecorded | FeedbackGiven) -> None:
+    def _begin(self, message: Told) -> None:
         if isinstance(message, FeedbackGiven):
             ask = self._ask(message.turn_id).model_copy(update={"feedback_id": message.feedback_id})
             summary = "judge a turn by what its user said about it"
+        elif isinstance(message, JudgeAgain):
+            ask = self._ask(message.turn_id).model_copy(update={"revision": message.revision})
+            summary = "judge a turn again, as an operator asked"
         else:
             self._ends = message.ends_session
             self._show_version(message.version)

@@ -1,4 +1,4 @@
-"""What a session's workflow remembers: its start argument, and its argument when it begins anew.
+"""What workflows of sessions and engines remember: start argument, and argument when they begin anew.
 
 Knows nothing about Temporal's calls. It stays far below 64 KiB whatever happens: what it forgets, Postgres knows,
 and the closing looks there.
@@ -10,8 +10,9 @@ from datetime import datetime
 
 from pydantic import BaseModel, ConfigDict
 
+from activities.engine_messages import EngineHas
 from activities.messages import TurnFate
-from clawloop.contracts import FeedbackGiven, TurnRecorded
+from clawloop.contracts import FeedbackGiven, JudgeAgain, TurnRecorded
 from clawloop.ids import SessionId, TurnId
 
 KNOWN_LIMIT = 200  # ids of announced turns, to drop duplicates; an older one is judged once anyway, by its keys
@@ -44,7 +45,7 @@ class SessionState(BaseModel):
     roll_over_events: int | None = None
     announced: int = 0
     known: list[TurnId] = []
-    carried: list[TurnRecorded | FeedbackGiven] = []
+    carried: list[TurnRecorded | FeedbackGiven | JudgeAgain] = []
     rows: list[TurnFate] = []
     deadline: datetime | None = None
     ends: bool = False
@@ -58,3 +59,23 @@ class SessionSummary(BaseModel):
     turns: int
     why: str
     guarantee: str
+
+
+class EngineState(BaseModel):
+    """What an engine's workflow remembers.
+
+    Args:
+        roll_over_events: begin anew at this many events; None when Temporal suggests it.
+        has: how the engine was seen last; None: not yet.
+        since: when it began to answer, or to be silent.
+        wanted: it was told of a version it has not looked for yet.
+    """
+
+    model_config = ConfigDict(frozen=True)
+
+    version: int = 1
+    engine_id: str
+    roll_over_events: int | None = None
+    has: EngineHas | None = None
+    since: datetime | None = None
+    wanted: bool = False

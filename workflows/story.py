@@ -8,26 +8,43 @@ from __future__ import annotations
 from collections.abc import Sequence
 
 from activities.messages import TurnFate
+from clawloop.judging.voting import signed
+
+# The UI draws tables without any space between columns; Markdown keeps spaces that do not break.
+_GAP = "\u00a0" * 3
+_COLUMNS = ("turn", "kind", "verdict", "sample", "step", "why")
 
 
 def table(rows: Sequence[TurnFate]) -> str:
     """The newest decided turns, one line each."""
     if not rows:
         return "No turn is decided yet."
-    lines = ["| turn | kind | verdict | sample | step | why |", "|---|---|---|---|---|---|"]
-    return "\n".join([*lines, *(_line(row) for row in rows)])
+    return "\n".join([_line(_COLUMNS), "|:---" * len(_COLUMNS) + "|", *(_line(_cells(row)) for row in rows)])
 
 
 def headline(*, announced: int, judging: int, waiting: int, closing: str) -> str:
     """One line above the table: how the session is."""
-    return f"{announced} main turns announced, {judging} being judged, {waiting} waiting. {closing}"
+    turns = "1 main turn" if announced == 1 else f"{announced} main turns"
+    return f"{turns} announced, {judging} being judged, {waiting} waiting. {closing}"
 
 
-def _line(row: TurnFate) -> str:
-    verdict = "" if row.verdict is None else f"{row.verdict:+d}" if row.verdict else "0"
-    sample = "yes" if row.sample else "no"
-    number = "?" if row.number is None else row.number
-    step = "" if row.step is None else row.step
-    outcome = "" if row.outcome is None else f"{row.outcome}: "
-    why = f"{outcome}{row.why}".replace("|", "/").replace("\n", " ")
-    return f"| {number} | {row.kind} | {verdict} | {sample} | {step} | {why} |"
+def _cells(row: TurnFate) -> tuple[str, ...]:
+    return (
+        "?" if row.number is None else str(row.number),
+        row.kind,
+        "" if row.verdict is None else signed(row.verdict),
+        "yes" if row.sample else "no",
+        "" if row.step is None else str(row.step),
+        _why(row),
+    )
+
+
+def _why(row: TurnFate) -> str:
+    outcome = "" if row.outcome is None else row.outcome.replace("_", " ")
+    # Some reasons begin with the outcome's own words.
+    whole = row.why if not outcome or row.why.startswith(outcome) else f"{outcome}: {row.why}"
+    return whole.replace("|", "/").replace("\n", " ")
+
+
+def _line(cells: Sequence[str]) -> str:
+    return "".join(f"|{cell}{_GAP}" for cell in cells) + "|"

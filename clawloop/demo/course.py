@@ -197,11 +197,9 @@ class Course:
 
 
 def _waited_for(now: Learning) -> str:
-    if now.step_state is not None and now.unpublished:
-        return f"version {now.head} is being published"
-    if now.judging:
-        return f"{now.judging} answers are being judged"
-    return f"step {now.step}: {now.reason}"
+    if now.head != now.version:
+        return f"publishing version {now.head}"
+    return f"step {now.step}: {now.reason}" if now.state is TrainingState.WAITING else now.reason
 
 
 async def hold_course(

@@ -15,7 +15,7 @@ from uuid import UUID
 import aiohttp
 
 from clawloop.errors import SetupError
-from clawloop.steps import StepState, TrainingState
+from clawloop.steps import TrainingState
 
 # It reads one row or a session; a gateway on a loaded machine answers within a second or two.
 _ANSWER_SECONDS = 30.0
@@ -29,9 +29,10 @@ class Learning:
     """What `GET /admin/v1/training` says of one policy.
 
     Args:
+        state: training while a step is computed.
         ready: samples that wait; needed: as many make a batch; judging: turns that are not decided yet.
         step: the step that is being computed, or comes next.
-        version: the active one; head: the newest.
+        version: the one that answers; head: the newest.
     """
 
     state: TrainingState
@@ -40,16 +41,14 @@ class Learning:
     needed: int
     judging: int
     step: int
-    step_state: StepState | None
     version: int
     head: int
-    unpublished: bool
 
     @property
     def is_done(self) -> bool:
         """All that was said has been judged, every full batch trained, the newest version answers."""
-        running = self.step_state is StepState.CLAIMED or self.unpublished
-        return self.judging == 0 and self.ready < self.needed and not running
+        nothing_to_learn = self.state is TrainingState.WAITING and self.ready < self.needed
+        return self.judging == 0 and nothing_to_learn and self.version == self.head
 
 
 @dataclass(frozen=True, slots=True)
@@ -100,7 +99,6 @@ class Watcher:
             SetupError: the gateway does not tell.
         """
         said = await self._get("/admin/v1/training", {"policy": policy})
-        state = said["step_state"]
         return Learning(
             state=TrainingState(said["state"]),
             reason=said["reason"],
@@ -108,10 +106,8 @@ class Watcher:
             needed=said["needed"],
             judging=said["judging"],
             step=said["step"],
-            step_state=None if state is None else StepState(state),
             version=said["version"],
             head=said["head"],
-            unpublished=said["unpublished"],
         )
 
     async def session_ids(self, policy: str | None) -> dict[str, UUID]:

@@ -27,8 +27,11 @@ class Held:
 
     Args:
         shown_by: the turn whose request showed its next state; None if it was judged by feedback alone.
+        outcome: what became of the turn by it.
     """
 
+    revision: int
+    outcome: Outcome
     verdict: int | None
     shown_by: TurnId | None
 

@@ -34,6 +34,11 @@ class Verdict:
     why: str
 
 
+def signed(verdict: int) -> str:
+    """A verdict for people: `+1`, `0` or `-1`."""
+    return f"{verdict:+d}" if verdict else "0"
+
+
 def majority(votes: Sequence[Vote | None]) -> Verdict:
     """The most frequent valid vote; a tie for the first place is 0; no valid vote is no verdict."""
     valid = [vote for vote in votes if vote is not None]

@@ -9,12 +9,13 @@ from __future__ import annotations
 import asyncio
 import os
 from collections.abc import Callable
+from dataclasses import replace
 from pathlib import Path
 from typing import TYPE_CHECKING, Annotated
 
 import typer
 
-from clawloop.errors import SetupError
+from clawloop.errors import RecipeRejected, SetupError
 
 if TYPE_CHECKING:
     from clawloop.local.up import Prepare
@@ -49,12 +50,20 @@ def up_command(read_settings: Callable[[], Settings], load_prepare: Callable[[],
         ] = None,
         dtype: Annotated[str | None, typer.Option(help="float32 or bfloat16; the model's own if left out.")] = None,
         max_model_len: Annotated[int | None, typer.Option(min=1, help="Longest context, in tokens.")] = None,
+        recipe: Annotated[
+            Path | None,
+            typer.Option(exists=True, dir_okay=False, help="What to learn by from now on; deploy/recipes has some."),
+        ] = None,
+        train: Annotated[
+            bool, typer.Option("--train/--no-train", help="Learn; or only record and judge, with less memory.")
+        ] = True,
     ) -> None:
         """Start everything on this machine; Ctrl-C stops it. Data is kept."""
         from rich.console import Console
 
         from clawloop.local.status import shown
         from clawloop.local.up import UpOptions, run
+        from clawloop.recipe import load_recipe
 
         settings = read_settings()
         options = UpOptions(
@@ -74,11 +83,13 @@ def up_command(read_settings: Callable[[], Settings], load_prepare: Callable[[],
             database_url=settings.database_url,
             temporal_address=settings.temporal_address,
             engines=settings.engines,
+            train=train,
         )
         try:
+            options = replace(options, recipe=None if recipe is None else load_recipe(recipe))
             with shown(Console()) as board:
                 asyncio.run(run(options, board, load_prepare()))
-        except SetupError as error:
+        except (SetupError, RecipeRejected) as error:
             typer.echo(f"clawloop: {error}", err=True)
             raise typer.Exit(1) from None
 

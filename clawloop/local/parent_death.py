@@ -32,3 +32,9 @@ def die_with_parent(sent: signal.Signals) -> Callable[[], None]:
             os._exit(1)
 
     return arrange
+
+
+def end_with_parent(sent: signal.Signals) -> None:
+    """From now on the kernel sends this process the signal when its parent ends; for children we do not start."""
+    if _libc is not None:
+        _libc.prctl(_PR_SET_PDEATHSIG, int(sent), 0, 0, 0)

@@ -9,7 +9,7 @@ from __future__ import annotations
 import asyncio
 import signal
 import sys
-from collections.abc import Mapping
+from collections.abc import Mapping, Sequence
 from datetime import timedelta
 from pathlib import Path
 from typing import Protocol
@@ -25,7 +25,9 @@ from clawloop.local.postgres import EmbeddedPostgres
 from clawloop.local.vllm import Device, EngineOptions, ModelFacts, detect_device
 
 LOOPBACK = "127.0.0.1"
-WORKERS = ("orchestrator", "judge")
+TRAINER = "trainer"
+AGENT = "engine agent"
+WORKERS = ("orchestrator", "judge", TRAINER, AGENT)
 # Local servers answer a health question in milliseconds, an engine under full load within a second or two.
 _HEALTH_SECONDS = 10.0
 
@@ -47,6 +49,27 @@ class GatewayFacts(Protocol):
 
     @property
     def allowed_hosts(self) -> tuple[str, ...]: ...
+
+
+class LearningFacts(GatewayFacts, Protocol):
+    """What the workers' processes must be told.
+
+    Properties:
+        model: the folder the trainer learns on; None: no trainer.
+        own_engine: the engine that needs an agent beside it; None if others care for it.
+    """
+
+    @property
+    def base_model(self) -> str: ...
+
+    @property
+    def model(self) -> Path | None: ...
+
+    @property
+    def dtype(self) -> str | None: ...
+
+    @property
+    def own_engine(self) -> str | None: ...
 
 
 def postgres(server: EmbeddedPostgres) -> Part:
@@ -116,16 +139,23 @@ def gateway(facts: GatewayFacts, host: str, port: int, environment: Mapping[str,
     )
 
 
-def workers(facts: GatewayFacts, environment: Mapping[str, str]) -> list[Part]:
-    return [_worker(role, facts, environment) for role in WORKERS]
+def workers(facts: LearningFacts, environment: Mapping[str, str]) -> list[Part]:
+    parts = [_worker(role, (role,), facts, environment) for role in ("orchestrator", "judge")]
+    if facts.own_engine is not None:
+        parts.append(_worker(AGENT, ("engine", "--engine", facts.own_engine), facts, environment))
+    if facts.model is not None:
+        options = ["--model", str(facts.model), "--base-model", facts.base_model]
+        options += [] if facts.dtype is None else ["--dtype", facts.dtype]
+        parts.append(_worker(TRAINER, ("trainer", *options), facts, environment))
+    return parts
 
 
-def _worker(role: str, facts: GatewayFacts, environment: Mapping[str, str]) -> Part:
-    port = choose_port(f"the {role}", LOOPBACK, 0, "")
+def _worker(name: str, words: Sequence[str], facts: GatewayFacts, environment: Mapping[str, str]) -> Part:
+    port = choose_port(f"the {name}", LOOPBACK, 0, "")
     url = f"http://{LOOPBACK}:{port}"
-    command = (sys.executable, "-m", "clawloop.cli", "worker", role, "--health-port", str(port))
+    command = (sys.executable, "-m", "clawloop.cli", "worker", *words, "--health-port", str(port))
     return Part(
-        name=role,
+        name=name,
         address=url,
         prepare=lambda: Launch(command, dict(environment) | _settings(facts)),
         is_ready=lambda: answers_ok(f"{url}/readyz"),

@@ -16,7 +16,7 @@ from dataclasses import dataclass
 from datetime import datetime
 from pathlib import Path
 
-from clawloop.errors import SetupError
+from clawloop.errors import ModelUnsupported, SetupError
 from clawloop.local import checks, parts, temporal_server
 from clawloop.local.keys_file import read_keys, write_keys
 from clawloop.local.part import Part, PartState, PartStatus
@@ -25,6 +25,8 @@ from clawloop.local.status import Board
 from clawloop.local.supervisor import Supervisor
 from clawloop.local.tiny_model import ensure_tiny_model
 from clawloop.local.vllm import EngineOptions, ModelFacts, read_model
+from clawloop.recipe import Recipe
+from clawloop.training.architecture import read_architecture
 
 # Who others write to ends last. The bounds of each group add up to less than the 15 s a person is promised.
 STOP_ORDER = (("gateway", *parts.WORKERS), ("vllm", "temporal"), ("postgres",))
@@ -37,6 +39,8 @@ class UpOptions:
     Args:
         model: a model folder; None is the random tiny one.
         engines: URLs of engines to use; empty starts one.
+        train: learn from what is recorded; without it it is only recorded and judged.
+        recipe: what the policy learns by from now on; None: what it learned by before, or the default.
         allowed_hosts: names by which clients may address the gateway, beside loopback and addresses.
         environment: of this process; parts inherit it.
     """
@@ -57,6 +61,8 @@ class UpOptions:
     database_url: str | None = None
     temporal_address: str | None = None
     engines: tuple[str, ...] = ()
+    train: bool = True
+    recipe: Recipe | None = None
 
 
 @dataclass(frozen=True, slots=True)
@@ -69,6 +75,10 @@ class Surroundings:
         aliases: more names for the policy; the base model's short name unless others were asked for.
         allowed_hosts: as in UpOptions.
         keys: secrets by scope that earlier starts made.
+        recipe: as in UpOptions.
+        model: the folder the trainer learns on; None: no trainer.
+        dtype: of the base weights; None: the model's own.
+        own_engine: the engine started here, which needs an agent; None if there is none.
     """
 
     data: Path
@@ -79,6 +89,10 @@ class Surroundings:
     aliases: tuple[str, ...]
     keys: Mapping[str, str]
     allowed_hosts: tuple[str, ...] = ()
+    recipe: Recipe | None = None
+    model: Path | None = None
+    dtype: str | None = None
+    own_engine: str | None = None
 
 
 Prepare = Callable[[Surroundings], Awaitable[Mapping[str, str]]]
@@ -220,6 +234,10 @@ async def _bring_up_gateway(
         aliases=options.aliases or (plan.base_model.rsplit("/", 1)[-1].lower(),),
         keys=known,
         allowed_hosts=options.allowed_hosts,
+        recipe=options.recipe,
+        model=plan.learned,
+        dtype=options.dtype,
+        own_engine=plan.own_engine,
     )
     keys = dict(await prepare(surroundings))
     if keys != known:
@@ -252,6 +270,8 @@ class _Plan:
     temporal_ui: str | None
     engines: tuple[str, ...]
     base_model: str
+    own_engine: str | None
+    learned: Path | None  # what the trainer learns on
 
     def database_url(self) -> str:
         if self.postgres is not None:
@@ -284,7 +304,9 @@ async def _plan(options: UpOptions) -> _Plan:
         temporal_address, temporal_ui = f"{parts.LOOPBACK}:{port}", f"http://{parts.LOOPBACK}:{ui_port}"
         ports = temporal_server.Ports(port, ui_port, http_port)
         started.append(parts.temporal(options.data / "temporal", ports, options.environment))
+    own_engine = learned = None
     if options.engines:
+        # Their adapters are loaded by agents beside them, and their model is trained where its folder is.
         base_model = await checks.require_engines(options.engines)
         engines = options.engines
         names = ["vllm"] if len(engines) == 1 else [f"vllm {n}" for n in range(1, len(engines) + 1)]
@@ -295,6 +317,7 @@ async def _plan(options: UpOptions) -> _Plan:
         engine = EngineOptions(port, options.dtype, options.max_model_len)
         started.append(parts.vllm(model, engine, options.environment))
         base_model, engines = model.name, (f"http://{parts.LOOPBACK}:{port}",)
+        own_engine, learned = engines[0], _learnable(model.path) if options.train else None
     return _Plan(
         parts=started,
         external=external,
@@ -304,7 +327,22 @@ async def _plan(options: UpOptions) -> _Plan:
         temporal_ui=temporal_ui,
         engines=engines,
         base_model=base_model,
+        own_engine=own_engine,
+        learned=learned,
     )
+
+
+def _learnable(model: Path) -> Path:
+    """The folder, if a trainer can learn on it.
+
+    Raises:
+        SetupError: says what it can, and how to do without.
+    """
+    try:
+        read_architecture(model)
+    except ModelUnsupported as error:
+        raise SetupError(f"--model: {error}; to serve and record it without learning: --no-train") from error
+    return model
 
 
 def _model(options: UpOptions) -> ModelFacts:

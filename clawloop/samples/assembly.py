@@ -14,7 +14,7 @@ from clawloop.contracts import Outcome
 from clawloop.errors import EngineAnswerUnusable
 from clawloop.ids import TurnId
 from clawloop.judging.hints import HintChoice
-from clawloop.judging.voting import Verdict
+from clawloop.judging.voting import Verdict, signed
 from clawloop.recipe import Signal
 
 SMALLEST_EXPECTED = 0.05  # an expected score nearer to 0 says too little to make a sample of
@@ -178,6 +178,6 @@ def at_least_one(turns: Sequence[JudgedTurn], *, direct: bool = False) -> Guaran
 
 
 def _why(signal: Signal, verdict: Verdict, hint: HintChoice) -> str:
-    of_verdict = verdict.why if verdict.verdict is None else f"verdict {verdict.verdict:+d}: {verdict.why}"
+    of_verdict = verdict.why if verdict.verdict is None else f"verdict {signed(verdict.verdict)}: {verdict.why}"
     of_hint = f"no hint: {hint.why}" if hint.text is None else f"hint: {hint.why}"
     return "; ".join([of_verdict] * signal.verdicts + [of_hint] * signal.hints)

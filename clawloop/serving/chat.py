@@ -104,6 +104,9 @@ class ChatEngines:
         if self._client is not None:
             await self._client.close()
 
+    def lost(self, engine_id: str, wanted: Wanted) -> None:
+        self._rotation.lost(engine_id, wanted.policy, wanted.version)
+
     def has(self, policy: str, version: int) -> bool:
         return self._rotation.has(policy, version)
 

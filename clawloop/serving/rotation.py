@@ -8,6 +8,7 @@ from __future__ import annotations
 
 import asyncio
 import hashlib
+import time
 from collections import Counter
 from collections.abc import Callable, Sequence
 from typing import Protocol
@@ -17,6 +18,8 @@ from clawloop.errors import EngineUnavailable
 
 # A prefill of a long prompt costs about as much as a few short requests waited for.
 AFFINITY_SLACK = 8
+# By then its agent has told the directory what it has: it looks every 2 s, and we look every second.
+LOST_SECONDS = 5.0
 
 
 class Gauge(Protocol):
@@ -49,6 +52,7 @@ class Rotation:
         self._waiting = 0
         self._healthy: set[str] = set()
         self._load: Counter[str] = Counter()
+        self._lost: dict[tuple[str, str, int], float] = {}
         self._changed = asyncio.Event()
 
     def mark(self, engine_id: str, *, healthy: bool) -> None:
@@ -58,9 +62,15 @@ class Rotation:
         else:
             self._healthy.discard(engine_id)
 
+    def lost(self, engine_id: str, policy: str, version: int) -> None:
+        """The engine said that it does not have this version, though the directory still says so."""
+        self._lost[engine_id, policy, version] = time.monotonic() + LOST_SECONDS
+
     def forget_all_but(self, engine_ids: set[str]) -> None:
         """Drop what is known of engines that left the directory."""
         self._healthy &= engine_ids
+        now = time.monotonic()
+        self._lost = {key: until for key, until in self._lost.items() if until > now and key[0] in engine_ids}
 
     def healthy(self) -> frozenset[str]:
         return frozenset(self._healthy)
@@ -107,7 +117,11 @@ class Rotation:
 
     def _choose(self, policy: str, version: int, affinity: str, avoid: str | None) -> Engine | None:
         ready = [
-            engine for engine in self._engines() if engine.id in self._healthy and _serves(engine, policy, version)
+            engine
+            for engine in self._engines()
+            if engine.id in self._healthy
+            and _serves(engine, policy, version)
+            and self._lost.get((engine.id, policy, version), 0.0) < time.monotonic()
         ]
         others = [engine for engine in ready if engine.id != avoid]
         if not others:

@@ -7,13 +7,14 @@ any time, and two directories with one name hold the same adapter.
 
 from __future__ import annotations
 
-import hashlib
 import json
 import os
 import shutil
 import tempfile
+import time
 from collections.abc import Mapping
 from dataclasses import dataclass
+from datetime import timedelta
 from pathlib import Path
 
 from pydantic import BaseModel, ConfigDict, ValidationError
@@ -21,16 +22,19 @@ from safetensors import SafetensorError
 from safetensors.torch import load, save
 from torch import Tensor
 
+from clawloop.adapter_digest import (
+    BASE_FILE,
+    CONFIG_FILE,
+    HASHED_FILES,
+    WEIGHTS_FILE,
+    check_version,
+    files_sha256,
+    read_adapter_file,
+)
 from clawloop.errors import AdapterUnusable
 from clawloop.training.architecture import PROJECTIONS, Architecture, adapter_names
 from clawloop.training.model import Lora
 
-WEIGHTS_FILE = "adapter_model.safetensors"
-CONFIG_FILE = "adapter_config.json"
-BASE_FILE = "base_model.json"
-"""Ours: which base model the adapter was trained on. vLLM and PEFT do not look at it."""
-
-_HASHED = (CONFIG_FILE, WEIGHTS_FILE, BASE_FILE)
 _UNFINISHED = ".writing-"
 
 
@@ -125,7 +129,7 @@ def write_version(parent: Path, version: int, files: Mapping[str, bytes]) -> Wri
     Raises:
         AdapterUnusable: the directory is there already but no longer holds what its name says.
     """
-    digest = _digest({name: files[name] for name in _HASHED})
+    digest = files_sha256({name: files[name] for name in HASHED_FILES})
     target = parent / f"v{version}-{digest[:12]}"
     parent.mkdir(parents=True, exist_ok=True)
     if target.exists():
@@ -145,27 +149,13 @@ def write_version(parent: Path, version: int, files: Mapping[str, bytes]) -> Wri
     return WrittenVersion(target, digest)
 
 
-def remove_unfinished(parent: Path) -> int:
-    """Delete what writers that were killed left behind; only while no other trainer writes here."""
-    left = list(parent.glob(f"{_UNFINISHED}*"))
+def remove_unfinished(parent: Path, age: timedelta = timedelta()) -> int:
+    """Delete what writers that were killed left behind, if it is older than `age`; another trainer may write here."""
+    before = time.time() - age.total_seconds()
+    left = [path for path in parent.glob(f"{_UNFINISHED}*") if path.stat().st_mtime <= before]
     for path in left:
         shutil.rmtree(path)
     return len(left)
-
-
-def adapter_sha256(path: Path) -> str:
-    """Hash, in hex, of the adapter in this directory: names, sizes and contents of its three files.
-
-    Raises:
-        AdapterUnusable: one of them cannot be read.
-    """
-    return _digest({name: _read_file(path / name) for name in _HASHED})
-
-
-def check_version(path: Path, sha256: str) -> None:
-    """Raise AdapterUnusable unless this directory holds the adapter with this hash."""
-    if (found := adapter_sha256(path)) != sha256:
-        raise AdapterUnusable(f"{path} holds {found[:12]}, expected {sha256[:12]}")
 
 
 def read_adapter(path: Path, architecture: Architecture, *, base: BaseIdentity | None = None) -> Adapter:
@@ -180,10 +170,12 @@ def read_adapter(path: Path, architecture: Architecture, *, base: BaseIdentity |
         AdapterUnusable: damaged, of a kind that is not plain LoRA, of another shape or another base model.
     """
     try:
-        config = _PeftConfig.model_validate_json(_read_file(path / CONFIG_FILE))
-        stored = load(_read_file(path / WEIGHTS_FILE))
+        config = _PeftConfig.model_validate_json(read_adapter_file(path / CONFIG_FILE))
+        stored = load(read_adapter_file(path / WEIGHTS_FILE))
         written_for = (
-            BaseIdentity.model_validate_json(_read_file(path / BASE_FILE)) if (path / BASE_FILE).exists() else None
+            BaseIdentity.model_validate_json(read_adapter_file(path / BASE_FILE))
+            if (path / BASE_FILE).exists()
+            else None
         )
     except (ValidationError, SafetensorError) as error:
         raise AdapterUnusable(f"{path} is damaged: {error}") from error
@@ -195,6 +187,18 @@ def read_adapter(path: Path, architecture: Architecture, *, base: BaseIdentity |
     if different := set(names.values()) ^ stored.keys():
         raise AdapterUnusable(f"{path}: {len(different)} tensors differ, the first is {min(different)}")
     return Adapter(lora, {ours: stored[theirs].float() for ours, theirs in names.items()}, written_for)
+
+
+def adapter_lora(path: Path) -> Lora:
+    """The shape of the adapter in this directory, without reading its tensors.
+
+    Raises:
+        AdapterUnusable: its config is damaged, or not plain LoRA.
+    """
+    try:
+        return _plain_lora(path, _PeftConfig.model_validate_json(read_adapter_file(path / CONFIG_FILE)))
+    except ValidationError as error:
+        raise AdapterUnusable(f"{path} is damaged: {error}") from error
 
 
 def _plain_lora(path: Path, config: _PeftConfig) -> Lora:
@@ -215,23 +219,8 @@ def _plain_lora(path: Path, config: _PeftConfig) -> Lora:
     return Lora(config.r, config.lora_alpha, tuple(p for p in PROJECTIONS if p in config.target_modules))
 
 
-def _digest(files: Mapping[str, bytes]) -> str:
-    digest = hashlib.sha256()
-    for name, content in sorted(files.items()):
-        digest.update(f"{name} {len(content)}\n".encode())
-        digest.update(content)
-    return digest.hexdigest()
-
-
 def _json(content: Mapping[str, object]) -> bytes:
     return (json.dumps(content, indent=1, sort_keys=True) + "\n").encode()
-
-
-def _read_file(path: Path) -> bytes:
-    try:
-        return path.read_bytes()
-    except OSError as error:
-        raise AdapterUnusable(f"{path} cannot be read: {error.strerror}") from error
 
 
 def _write_file(path: Path, content: bytes) -> None:

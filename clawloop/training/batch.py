@@ -104,9 +104,9 @@ def share_out(
             version = 0 if teacher == "base" else sample.version
             hinted.setdefault(version, {})[index] = sample.hinted_sequence()
     return Share(
-        _packs(sequences, per_rank, rank),
+        _packs(sequences, per_rank, rank, limits),
         {
-            version: _packs(of_version, _plan_per_rank(of_version, per_rank, limits), rank)
+            version: _packs(of_version, _plan_per_rank(of_version, per_rank, limits), rank, limits)
             for version, of_version in sorted(hinted.items())
         },
     )
@@ -121,7 +121,9 @@ def _plan_per_rank(hinted: Mapping[int, TokenSequence], per_rank: Sequence[Bins]
     return planned
 
 
-def _packs(sequences: Mapping[int, TokenSequence], per_rank: Sequence[Bins], rank: int) -> tuple[Packed, ...]:
-    packs = [collate(sequences, members) for members in per_rank[rank]]
+def _packs(
+    sequences: Mapping[int, TokenSequence], per_rank: Sequence[Bins], rank: int, limits: Limits
+) -> tuple[Packed, ...]:
+    packs = [collate(sequences, members, share_prefixes=limits.share_prefixes) for members in per_rank[rank]]
     missing = max(len(bins) for bins in per_rank) - len(packs)
     return tuple(packs + [filler()] * missing)

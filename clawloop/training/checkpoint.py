@@ -16,13 +16,13 @@ from safetensors import SafetensorError
 from safetensors.torch import load, save
 from torch import Tensor
 
+from clawloop.adapter_digest import check_version
 from clawloop.errors import AdapterUnusable
 from clawloop.training.adapter import (
     Adapter,
     BaseIdentity,
     WrittenVersion,
     adapter_files,
-    check_version,
     read_adapter,
     write_version,
 )

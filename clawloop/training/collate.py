@@ -1,7 +1,8 @@
 """Samples of unequal length laid end to end under a token budget, and the way back.
 
 Knows nothing about models or losses. Nothing is cut and nothing is padded: a sample that does not fit raises,
-and the only tokens that belong to no sample are those of `filler()`, which says so itself.
+and the only tokens that belong to no sample are those of `filler()`, which says so itself. What samples have in
+common from the first token on is read once.
 """
 
 from __future__ import annotations
@@ -14,6 +15,7 @@ import torch
 from torch import Tensor
 
 from clawloop.errors import SampleUnusable
+from clawloop.training.prefix_tree import Layout, Overlaps, grow
 
 
 @dataclass(frozen=True, slots=True)
@@ -46,20 +48,27 @@ class TokenSequence:
         """Tokens the model reads: the last response token is predicted, never read."""
         return len(self.prompt_ids) + len(self.response_ids) - 1
 
+    def input_ids(self) -> list[int]:
+        """The tokens the model reads."""
+        return [*self.prompt_ids, *self.response_ids[:-1]]
+
 
 @dataclass(frozen=True, slots=True)
 class Limits:
     """What the trainer takes.
 
     Args:
-        budget_tokens: tokens read in one micro-batch. A longer sample has a micro-batch of its own.
+        budget_tokens: tokens read in one micro-batch, a common beginning counted once. A longer sample has a
+            micro-batch of its own.
         max_tokens: tokens read of one sample; the model's positions end there, or the memory does.
         vocab_size: ids at or above it raise (on a GPU they would end the process).
+        share_prefixes: read a common beginning once; False to measure what that saves.
     """
 
     budget_tokens: int
     max_tokens: int
     vocab_size: int
+    share_prefixes: bool = True
 
 
 @dataclass(frozen=True, slots=True)
@@ -67,10 +76,10 @@ class Packed:
     """One micro-batch: S tokens of several documents end to end, N response positions among them.
 
     Args:
-        tokens_S: int64 token ids.
-        positions_S: int64; begins at 0 in each document.
-        lengths: tokens of each document, adding up to S; attention never crosses from one to the next.
-        rows_N: int64; index in S whose hidden state predicts a response token.
+        tokens_S: int64 token ids; a beginning that documents share stands there once.
+        positions_S: int64; each token's place in its document.
+        layout: what attends to what; never to another document's tokens that are not its own as well.
+        rows_N: int64; index in S whose hidden state predicts a response token. Documents may share rows.
         targets_N: int64; the response token it predicts.
         response_lengths: response tokens of each document, adding up to N.
         temperatures: what the logits of each document are divided by.
@@ -79,7 +88,7 @@ class Packed:
 
     tokens_S: Tensor
     positions_S: Tensor
-    lengths: tuple[int, ...]
+    layout: Layout
     rows_N: Tensor
     targets_N: Tensor
     response_lengths: tuple[int, ...]
@@ -115,7 +124,7 @@ class Packed:
 
 
 def plan(sequences: Sequence[TokenSequence], limits: Limits) -> tuple[tuple[int, ...], ...]:
-    """Which samples share a micro-batch: first fit, longest first; equal lengths in the given order.
+    """Which samples share a micro-batch: those with a common beginning, then first fit, longest first.
 
     Returns:
         Indices of `sequences`, each exactly once. The same input gives the same plan on every rank.
@@ -125,15 +134,17 @@ def plan(sequences: Sequence[TokenSequence], limits: Limits) -> tuple[tuple[int,
     """
     for sequence in sequences:
         _check(sequence, limits)
+    overlaps = Overlaps([sequence.input_ids() for sequence in sequences], share=limits.share_prefixes)
     bins: list[list[int]] = []
     room: list[int] = []
-    for index in sorted(range(len(sequences)), key=lambda i: -sequences[i].input_tokens):
-        need = sequences[index].input_tokens
-        place = next((b for b, free in enumerate(room) if free >= need), None)
-        if place is None:
+    for index in overlaps.neighbours():
+        length = sequences[index].input_tokens
+        needs = [length - overlaps.shared(index, members)[0] for members in bins]
+        fitting = [(need, place) for place, need in enumerate(needs) if need <= room[place]]
+        need, place = min(fitting, default=(length, len(bins)))
+        if place == len(bins):
             bins.append([])
             room.append(limits.budget_tokens)
-            place = len(bins) - 1
         bins[place].append(index)
         room[place] -= need
     return tuple(tuple(sorted(members)) for members in bins)
@@ -148,24 +159,35 @@ def _check(sequence: TokenSequence, limits: Limits) -> None:
         raise SampleUnusable(sequence.key, f"token ids {lowest} to {highest}, the vocabulary has {limits.vocab_size}")
 
 
-def collate(sequences: Sequence[TokenSequence] | Mapping[int, TokenSequence], members: Sequence[int]) -> Packed:
-    """These samples of the batch, end to end, on the CPU."""
+def collate(
+    sequences: Sequence[TokenSequence] | Mapping[int, TokenSequence],
+    members: Sequence[int],
+    *,
+    share_prefixes: bool = True,
+) -> Packed:
+    """These samples of the batch as one micro-batch, on the CPU."""
+    documents = [sequences[member].input_ids() for member in members]
+    tree = grow(documents, share=share_prefixes)
     tokens: list[int] = []
     positions: list[int] = []
+    begins: list[int] = []
+    for branch in tree.branches:
+        begins.append(len(tokens))
+        tokens.extend(documents[branch.document][branch.start : branch.end])
+        positions.extend(range(branch.start, branch.end))
     rows: list[int] = []
     targets: list[int] = []
-    for member in members:
+    for document, member in enumerate(members):
         sequence = sequences[member]
-        start = len(tokens)
-        tokens.extend(sequence.prompt_ids)
-        tokens.extend(sequence.response_ids[:-1])
-        positions.extend(range(sequence.input_tokens))
-        rows.extend(range(start + len(sequence.prompt_ids) - 1, start + sequence.input_tokens))
+        first = len(sequence.prompt_ids) - 1
+        for index, start, end in tree.pieces(document, sequence.input_tokens):
+            shift = begins[index] - tree.branches[index].start
+            rows.extend(range(max(start, first) + shift, end + shift))
         targets.extend(sequence.response_ids)
     return Packed(
         torch.tensor(tokens, dtype=torch.int64),
         torch.tensor(positions, dtype=torch.int64),
-        tuple(sequences[member].input_tokens for member in members),
+        tree.layout(),
         torch.tensor(rows, dtype=torch.int64),
         torch.tensor(targets, dtype=torch.int64),
         tuple(len(sequences[member].response_ids) for member in members),
@@ -180,4 +202,4 @@ def filler() -> Packed:
     Its one position is read and its loss multiplied by zero.
     """
     zero = torch.zeros(1, dtype=torch.int64)
-    return Packed(zero, zero, (1,), zero, zero, (1,), (1.0,), ())
+    return Packed(zero, zero, Layout((1,), (1,), ((0,),)), zero, zero, (1,), (1.0,), ())

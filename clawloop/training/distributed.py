@@ -17,12 +17,20 @@ import torch.distributed as dist
 from torch.distributed.device_mesh import init_device_mesh
 from torch.distributed.fsdp import fully_shard
 
-from clawloop.errors import NothingToTrain, PermanentError, StepDiverged, StreamsUnusable
+from clawloop.errors import (
+    AdapterUnusable,
+    ClawloopError,
+    ModelUnsupported,
+    NothingToTrain,
+    StepDiverged,
+    StreamsUnusable,
+    TrainerUnavailable,
+)
 from clawloop.training.loading import build_model, fill_model
 from clawloop.training.model import Lora, PolicyModel
 
 Value = TypeVar("Value")
-_SHARED = (StepDiverged, StreamsUnusable, NothingToTrain)
+_SHARED = (StepDiverged, StreamsUnusable, NothingToTrain, AdapterUnusable, ModelUnsupported, TrainerUnavailable)
 
 
 @dataclass(frozen=True, slots=True)
@@ -56,7 +64,7 @@ class Ranks:
 
         Of several errors, all ranks raise the lowest rank's.
         """
-        problem: PermanentError | None = None
+        problem: ClawloopError | None = None
         try:
             yield
         except _SHARED as error:
@@ -68,6 +76,14 @@ class Ranks:
         for found in self.gather(problem):
             if found is not None:
                 raise found
+
+    def first(self, value: Value) -> Value:
+        """The first rank's value, on all; a collective."""
+        if self.world == 1:
+            return value
+        values: list[Value] = [value]
+        dist.broadcast_object_list(values, src=0, group=self.group)
+        return values[0]
 
     def gather(self, value: Value) -> list[Value]:
         """Every rank's value, in order of rank; a collective."""

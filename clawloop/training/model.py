@@ -24,6 +24,7 @@ from torchtune.modules.peft import LoRALinear
 from clawloop.algorithms.scoring import most_likely, score
 from clawloop.errors import StepDiverged
 from clawloop.training.architecture import PROJECTIONS, Architecture
+from clawloop.training.attention import attend_along_branches
 from clawloop.training.collate import Packed
 
 # 64 Mi float32 logits are 256 MiB; a response of 8k tokens over a vocabulary of 152k would be 5 GiB at once.
@@ -176,13 +177,13 @@ class PolicyModel(nn.Module):
                 h = checkpoint(
                     layer,
                     h,
-                    mask=packed.lengths,
+                    mask=packed.layout,
                     input_pos=positions,
                     use_reentrant=False,
                     preserve_rng_state=False,
                 )
             else:
-                h = layer(h, mask=packed.lengths, input_pos=positions)
+                h = layer(h, mask=packed.layout, input_pos=positions)
         normed: Tensor = self.norm(h)
         return normed[0]
 
@@ -328,7 +329,7 @@ def _layer(architecture: Architecture, lora: Lora, rope: nn.Module, max_tokens: 
     )
     # torchtune chooses between a mask of S x S and a compiled kernel for CUDA alone; neither suits packing
     # on both devices, so the call inside its module is replaced.
-    attention._attention_call = _attend_within_documents
+    attention._attention_call = attend_along_branches
     return TransformerSelfAttentionLayer(
         attn=attention,
         mlp=FeedForward(
@@ -339,25 +340,3 @@ def _layer(architecture: Architecture, lora: Lora, rope: nn.Module, max_tokens: 
         sa_norm=RMSNorm(width, eps=eps),
         mlp_norm=RMSNorm(width, eps=eps),
     )
-
-
-def _attend_within_documents(
-    q: Tensor, k: Tensor, v: Tensor, *, mask: tuple[int, ...], dropout_p: float, is_causal: bool
-) -> Tensor:
-    """Causal attention inside each document; `mask` is the documents' lengths.
-
-    One call for each document: no S x S mask is made, and the work grows with the sum of squared lengths.
-    """
-    del is_causal  # torchtune says False whenever a mask is given; documents are always causal
-    lengths = list(mask)
-    documents = zip(
-        torch.split(q, lengths, dim=2),
-        torch.split(k, lengths, dim=2),
-        torch.split(v, lengths, dim=2),
-        strict=True,
-    )
-    parts = [
-        F.scaled_dot_product_attention(q_i, k_i, v_i, dropout_p=dropout_p, is_causal=True)
-        for q_i, k_i, v_i in documents
-    ]
-    return parts[0] if len(parts) == 1 else torch.cat(parts, dim=2)

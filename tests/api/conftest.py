@@ -17,19 +17,22 @@ from api.app import create_app
 from api.auth import KeyRing
 from api.dependencies import Limits, Services
 from api.directory import DirectoryCache
-from api.ports import Announcer
 from api.recording import Recorder
 from api.spool import Spool
 from api.versions import VersionChooser
 from clawloop.contracts import Directory, Engine, Policy, Scope, TurnRecord
+from clawloop.recipe import Recipe
 from clawloop.serving.chat import ChatEngines
 from clawloop.serving.rotation import Rotation
 from clawloop.telemetry import GatewayMetrics
 from db.policies import DEFAULT_SAMPLING
+from tests.fakes.announcer import FakeAnnouncer, FakeOperations
 from tests.fakes.directory_store import FakeDirectoryStore
 from tests.fakes.engine import FakeEngine, fake_engine, serving
 from tests.fakes.key_store import FakeKeyStore
+from tests.fakes.ledger import FakeLedger
 from tests.fakes.session_store import FakeSessionStore
+from tests.fakes.training_store import FakeTrainingStore
 from tests.fakes.turn_store import FakeTurnStore
 
 
@@ -45,6 +48,8 @@ class Gateway:
     spool: Spool
     key: str
     admin_key: str
+    ledger: FakeLedger
+    operations: FakeOperations
 
     @property
     def engine(self) -> FakeEngine:
@@ -74,10 +79,12 @@ async def running_gateway(
     active: int = 0,
     versions: frozenset[int] = frozenset(),
     spool_bytes: int = 10**8,
-    announcer: Announcer | None = None,
+    announcer: FakeAnnouncer | None = None,
 ) -> AsyncIterator[Gateway]:
     turns, keys = FakeTurnStore(), FakeKeyStore()
     sessions = FakeSessionStore(turns)
+    ledger, operations = FakeLedger(), FakeOperations()
+    ledger.add_policy("default", Recipe(name="combined"))
     policy = Policy("default", "tiny", ("qwen3-4b",), active, dict(DEFAULT_SAMPLING))
     rows = tuple(Engine(f"e{n}", engine.url, {"default": versions}, False) for n, engine in enumerate(engines))
     directory = FakeDirectoryStore(Directory((policy,), rows))
@@ -107,6 +114,10 @@ async def running_gateway(
                     announcements=announcements,
                     sessions=sessions,
                     feedback=sessions,
+                    training=FakeTrainingStore(ledger),
+                    operations=operations,
+                    judged=sessions,
+                    session_operations=announcer or FakeAnnouncer(),
                     versions=VersionChooser(turns),
                     readiness=AlwaysReady(),
                     metrics=metrics,
@@ -116,7 +127,9 @@ async def running_gateway(
             yield made[0]
 
     async with serving(create_app(services)) as url:
-        yield Gateway(url, turns, sessions, keys, directory, list(engines), made[0], spool, key, admin_key)
+        yield Gateway(
+            url, turns, sessions, keys, directory, list(engines), made[0], spool, key, admin_key, ledger, operations
+        )
 
 
 class AlwaysReady:

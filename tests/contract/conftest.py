@@ -16,6 +16,7 @@ from db.keys import PostgresKeyStore
 from db.policies import DEFAULT_SAMPLING, PostgresDirectoryStore, ensure_policy
 from db.sessions import PostgresSessionStore
 from db.turns import PostgresTurnStore
+from tests.contract.learning import FakeLearning, Learning, PostgresLearning
 from tests.fakes.directory_store import FakeDirectoryStore
 from tests.fakes.key_store import FakeKeyStore
 from tests.fakes.session_store import FakeSessionStore
@@ -85,3 +86,22 @@ async def _with_keys(
     first, _ = await keys.create_key("default", {Scope.CHAT}, "first")
     second, _ = await keys.create_key("default", {Scope.CHAT}, "second")
     return Stores(turns, keys, directory, sessions, feedback, first.id, second.id)
+
+
+@pytest.fixture
+async def postgres_learning(postgres_url: str) -> AsyncIterator[PostgresLearning]:
+    opened = Database(postgres_url, PATIENT)
+    yield await PostgresLearning.on(postgres_url, opened)
+    await opened.close()
+
+
+@pytest.fixture
+def fake_learning() -> FakeLearning:
+    return FakeLearning()
+
+
+@pytest.fixture(params=["fake", pytest.param("postgres", marks=pytest.mark.postgres)])
+def learning(request: pytest.FixtureRequest) -> Learning:
+    """A policy that learns, twice."""
+    both: Learning = request.getfixturevalue(f"{request.param}_learning")
+    return both

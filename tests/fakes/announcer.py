@@ -4,12 +4,15 @@ from __future__ import annotations
 
 import asyncio
 
-from clawloop.contracts import FeedbackGiven, SessionFacts, TurnRecorded
+from clawloop.contracts import FeedbackGiven, JudgeAgain, SessionFacts, TurnRecorded
 from clawloop.errors import AnnouncementFailed
+
+Told = TurnRecorded | FeedbackGiven | JudgeAgain
 
 
 class FakeAnnouncer:
-    """
+    """Satisfies `api.ports.Announcer`, `api.ports.SessionOperations` and `activities.ports.Announcer`.
+
     Attributes:
         told: in order.
         available: False makes every call raise AnnouncementFailed.
@@ -17,7 +20,7 @@ class FakeAnnouncer:
     """
 
     def __init__(self) -> None:
-        self.told: list[tuple[SessionFacts, TurnRecorded | FeedbackGiven | None]] = []
+        self.told: list[tuple[SessionFacts, Told | None]] = []
         self.calls = 0
         self.available = True
         self.hangs = False
@@ -28,13 +31,64 @@ class FakeAnnouncer:
     async def announce_feedback(self, session: SessionFacts, feedback: FeedbackGiven) -> None:
         await self._tell(session, feedback)
 
+    async def judge_again(self, session: SessionFacts, wanted: JudgeAgain) -> None:
+        await self._tell(session, wanted)
+
     async def wake(self, session: SessionFacts) -> None:
         await self._tell(session, None)
 
-    async def _tell(self, session: SessionFacts, message: TurnRecorded | FeedbackGiven | None) -> None:
+    async def _tell(self, session: SessionFacts, message: Told | None) -> None:
         self.calls += 1
         if self.hangs:
             await asyncio.Event().wait()
         if not self.available:
             raise AnnouncementFailed("the fake was told to be away")
         self.told.append((session, message))
+
+
+class FakeWorkAnnouncer:
+    """Satisfies `activities.training_ports.WorkAnnouncer`.
+
+    Attributes:
+        told: policies, in order.
+        available: False makes every call raise AnnouncementFailed.
+    """
+
+    def __init__(self) -> None:
+        self.told: list[str] = []
+        self.available = True
+
+    async def announce_work(self, policy: str) -> None:
+        if not self.available:
+            raise AnnouncementFailed("Temporal: away")
+        self.told.append(policy)
+
+
+class FakeOperations:
+    """Satisfies `api.ports.Operations`.
+
+    Attributes:
+        said: what operators said, in order.
+        available: False makes every call raise AnnouncementFailed.
+    """
+
+    def __init__(self) -> None:
+        self.said: list[tuple[str, str, object]] = []
+        self.available = True
+
+    async def pause(self, policy: str, reason: str) -> None:
+        self._say("pause", policy, reason)
+
+    async def resume(self, policy: str, retry: bool) -> None:
+        self._say("resume", policy, retry)
+
+    async def roll_back(self, policy: str, version: int) -> None:
+        self._say("roll back", policy, version)
+
+    async def pin(self, policy: str, version: int | None) -> None:
+        self._say("pin", policy, version)
+
+    def _say(self, what: str, policy: str, value: object) -> None:
+        if not self.available:
+            raise AnnouncementFailed("Temporal: away")
+        self.said.append((what, policy, value))

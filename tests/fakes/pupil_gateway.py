@@ -90,10 +90,9 @@ class PupilGateway:
                 "needed": BATCH,
                 "judging": 1 if self.stuck else 0,
                 "step": self.version + 1,
-                "step_state": "claimed" if training else None,
                 "version": self.version,
                 "head": self.version,
-                "unpublished": False,
+                "pinned": None,
             }
         )
 

@@ -13,12 +13,13 @@ from clawloop.contracts import (
     TurnKind,
 )
 from clawloop.ids import ApiKeyId, FeedbackId, SessionId, TurnId, new_feedback_id
+from clawloop.judging.again import JudgedSoFar
 from clawloop.views import SessionView, TurnView
 from tests.fakes.turn_store import FakeTurnStore
 
 
 class FakeSessionStore:
-    """Satisfies `api.ports.SessionStore` and `api.ports.FeedbackStore`."""
+    """Satisfies `api.ports.SessionStore`, `api.ports.FeedbackStore` and `api.ports.JudgedTurns`."""
 
     def __init__(self, turns: FakeTurnStore) -> None:
         self._turns = turns
@@ -87,6 +88,17 @@ class FakeSessionStore:
         fixed = stored.outcome in (Outcome.ERASED, Outcome.NOT_TRAINABLE)
         effect = FeedbackEffect.RECORDED if fixed else FeedbackEffect.AMENDS
         return StoredFeedback(FeedbackGiven(new_feedback_id(), turn), facts, effect)
+
+    async def judged_so_far(self, turn_id: TurnId) -> JudgedSoFar | None:
+        stored = await self._turns.load(turn_id)
+        if stored is None:
+            return None
+        record = stored.record
+        facts = SessionFacts(
+            stored.session_id, record.policy, record.evidence.source, record.started_at, record.version
+        )
+        replied = record.response is not None
+        return JudgedSoFar(turn_id, facts, record.kind, stored.outcome, replied, None, 0)
 
     async def mark_feedback_announced(self, feedback: FeedbackId) -> None:
         self.announced.append(feedback)

@@ -13,6 +13,7 @@ from psycopg.rows import dict_row
 from activities.judging import JudgingActivities
 from activities.ledger import LedgerActivities
 from activities.messages import Closed, CloseSession, JudgeTurn, TurnFate
+from activities.work import WorkTelling
 from clawloop.contracts import Message, Scope, SessionEvidence, SessionSource, StoredTurn, TurnRecord
 from clawloop.ids import ApiKeyId, FeedbackId, SessionId, TurnId, new_feedback_id
 from clawloop.judging.prompts import AnswerForm
@@ -27,7 +28,9 @@ from db.keys import PostgresKeyStore
 from db.policies import ensure_policy
 from db.recipes import ensure_recipe
 from db.turns import PostgresTurnStore
+from db.work import PostgresWorkStore
 from tests.contract.conftest import PATIENT
+from tests.fakes.announcer import FakeWorkAnnouncer
 from tests.fakes.judge import FakeJudge, fake_judge
 from tests.records import turn_record
 
@@ -46,6 +49,7 @@ class Bench:
 
     Attributes:
         judge: what answers.
+        announcer: what the training workflow was told.
     """
 
     url: str
@@ -55,6 +59,8 @@ class Bench:
     judge: FakeJudge
     judging: JudgingActivities
     ledger: LedgerActivities
+    work: WorkTelling
+    announcer: FakeWorkAnnouncer
     key: ApiKeyId
 
     async def enter(self, *records: TurnRecord) -> SessionId:
@@ -133,9 +139,20 @@ async def bench(postgres_url: str, judge: FakeJudge) -> AsyncIterator[Bench]:
         JudgeClient(endpoints, AnswerForm.FREE, seconds=2) as client,
         EngineRenderer(endpoints) as renderer,
     ):
-        judging = JudgingActivities(judgements, client, renderer)
-        ledger = LedgerActivities(PostgresClosingStore(database), judgements)
-        yield Bench(postgres_url, database, PostgresTurnStore(database), judgements, judge, judging, ledger, key.id)
+        announcer = FakeWorkAnnouncer()
+        work = WorkTelling(PostgresWorkStore(database), announcer)
+        yield Bench(
+            url=postgres_url,
+            database=database,
+            turns=PostgresTurnStore(database),
+            judgements=judgements,
+            judge=judge,
+            judging=JudgingActivities(judgements, client, renderer, work),
+            ledger=LedgerActivities(PostgresClosingStore(database), judgements, work),
+            work=work,
+            announcer=announcer,
+            key=key.id,
+        )
     await database.close()
 
 

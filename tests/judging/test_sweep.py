@@ -17,7 +17,7 @@ IDLE = timedelta(minutes=30)
 
 
 def sweeper(bench: Bench, announcer: FakeAnnouncer, age: timedelta = timedelta(0)) -> UpkeepActivities:
-    return UpkeepActivities(PostgresUpkeepStore(bench.database), announcer, IDLE, age)
+    return UpkeepActivities(PostgresUpkeepStore(bench.database), announcer, bench.work, IDLE, age)
 
 
 async def test_missed_main_turns_are_announced_in_order_once(bench: Bench) -> None:

@@ -1,4 +1,4 @@
-"""Records the histories that test_replay.py replays: `python -m tests.replay.record`.
+"""Records the histories that test_replay.py replays: `python -m tests.replay.record [PATH ...]`.
 
 Each is one path through a workflow, run on Temporal's development server with scripted activities. Record anew only
 where a path is new: an old history is what open sessions hold, and must go on replaying until they are closed.
@@ -9,19 +9,20 @@ from __future__ import annotations
 import asyncio
 import json
 import sys
-from collections.abc import Awaitable, Callable
+from collections.abc import Awaitable, Callable, Sequence
 from datetime import timedelta
 from pathlib import Path
 from typing import Any
 
-from temporalio.client import Client
+from temporalio.client import Client, WorkflowHistory
 from temporalio.exceptions import ApplicationError
 from temporalio.testing import WorkflowEnvironment
 
 from activities.messages import JudgeTurn
-from clawloop.contracts import FeedbackGiven
+from clawloop.contracts import FeedbackGiven, JudgeAgain
 from clawloop.ids import new_feedback_id, new_turn_id
 from clawloop.temporal import connect, register_search_attributes
+from tests.replay import training_paths
 from tests.workflows.conftest import Conversation, ScriptedActivities, until, working
 
 HISTORIES = Path(__file__).with_name("histories")
@@ -88,6 +89,14 @@ async def feedback(client: Client, scripted: ScriptedActivities) -> Conversation
     return talk
 
 
+async def judged_again(client: Client, scripted: ScriptedActivities) -> Conversation:
+    talk = Conversation(client, timedelta(seconds=1))
+    turn = await talk.say()
+    await until(lambda: len(scripted.judged) == 1)
+    await talk.announcer.judge_again(talk.facts, JudgeAgain(turn, 1))
+    return talk
+
+
 async def woken(client: Client, scripted: ScriptedActivities) -> Conversation:
     talk = Conversation(client, timedelta(seconds=0.5))
     await talk.announcer.wake(talk.facts)
@@ -123,18 +132,20 @@ PATHS: tuple[Scenario, ...] = (
     never_decided,
     missed_turns_at_the_close,
     feedback,
+    judged_again,
     woken,
     turn_while_closing,
     rolled_over,
 )
 
 
-async def record() -> None:
+async def record(names: Sequence[str] = ()) -> None:
+    """Record these paths, or all."""
     program = Path(sys.executable).with_name("temporal")
     async with await WorkflowEnvironment.start_local(dev_server_existing_path=str(program)) as environment:
         client = await connect(environment.client.service_client.config.target_host)
         await register_search_attributes(client)
-        for path in PATHS:
+        for path in (path for path in PATHS if not names or path.__name__ in names):
             scripted = ScriptedActivities()
             async with working(client, scripted):
                 talk = await path(client, scripted)
@@ -143,8 +154,14 @@ async def record() -> None:
                 await talk.handle.result()
                 handle = client.get_workflow_handle(described.id, run_id=first)
                 history = await handle.fetch_history()
-            kept = _without(json.loads(history.to_json()), ("stackTrace", "identity", "workerControlTaskQueue"))
-            (HISTORIES / f"{path.__name__}.json").write_text(json.dumps(kept, indent=1) + "\n")
+            _keep(path.__name__, history)
+        for learning in (path for path in training_paths.PATHS if not names or path.__name__ in names):
+            _keep(learning.__name__, await training_paths.history(client, learning))
+
+
+def _keep(name: str, history: WorkflowHistory) -> None:
+    kept = _without(json.loads(history.to_json()), ("stackTrace", "identity", "workerControlTaskQueue"))
+    (HISTORIES / f"{name}.json").write_text(json.dumps(kept, indent=1) + "\n")
 
 
 def _without(value: Any, names: tuple[str, ...]) -> Any:
@@ -158,4 +175,4 @@ def _without(value: Any, names: tuple[str, ...]) -> Any:
 
 if __name__ == "__main__":
     HISTORIES.mkdir(exist_ok=True)
-    asyncio.run(record())
+    asyncio.run(record(sys.argv[1:]))

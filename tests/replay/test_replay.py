@@ -10,14 +10,16 @@ from temporalio.client import WorkflowHistory
 from temporalio.worker import Replayer
 
 from clawloop.temporal import ClawloopPlugin
+from tests.replay import training_paths
 from tests.replay.record import HISTORIES, PATHS
 from workflows.session import SessionWorkflow
+from workflows.training import TrainingWorkflow
 
 SAVED = sorted(HISTORIES.glob("*.json"))
 
 
 def replayer() -> Replayer:
-    return Replayer(workflows=[SessionWorkflow], plugins=[ClawloopPlugin()])
+    return Replayer(workflows=[SessionWorkflow, TrainingWorkflow], plugins=[ClawloopPlugin()])
 
 
 @pytest.mark.parametrize("saved", SAVED, ids=lambda path: path.stem)
@@ -26,11 +28,12 @@ async def test_a_saved_history_replays(saved: Path) -> None:
 
 
 def test_every_path_is_saved() -> None:
-    assert {path.__name__ for path in PATHS} <= {path.stem for path in SAVED}
+    assert {path.__name__ for path in (*PATHS, *training_paths.PATHS)} <= {path.stem for path in SAVED}
 
 
-async def test_a_history_that_our_workflow_would_not_have_written_fails() -> None:
-    saved = json.loads((HISTORIES / "ended_by_the_client.json").read_text())
+@pytest.mark.parametrize("name", ["ended_by_the_client", "training_steps"])
+async def test_a_history_that_our_workflow_would_not_have_written_fails(name: str) -> None:
+    saved = json.loads((HISTORIES / f"{name}.json").read_text())
     for event in saved["events"]:
         scheduled = event.get("activityTaskScheduledEventAttributes")
         if scheduled:

@@ -10,13 +10,12 @@ import pytest
 import torch
 from peft import PeftModel
 
+from clawloop.adapter_digest import adapter_sha256, check_version
 from clawloop.errors import AdapterUnusable
 from clawloop.training.adapter import (
     Adapter,
     BaseIdentity,
     adapter_files,
-    adapter_sha256,
-    check_version,
     read_adapter,
     remove_unfinished,
     write_version,

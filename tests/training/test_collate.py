@@ -24,7 +24,7 @@ def test_every_sample_is_in_exactly_one_micro_batch_under_the_budget(
     made = plan(sequences, Limits(budget_tokens=budget, max_tokens=64, vocab_size=VOCAB))
     assert sorted(index for members in made for index in members) == list(range(len(sequences)))
     for members in made:
-        tokens = sum(sequences[index].input_tokens for index in members)
+        tokens = len(collate(sequences, members).tokens_S)
         assert tokens <= budget or len(members) == 1
     assert made == plan(sequences, Limits(budget_tokens=budget, max_tokens=64, vocab_size=VOCAB))
 
@@ -37,10 +37,11 @@ def test_a_plan_fills_micro_batches_before_it_opens_others() -> None:
 @given(lengths)
 def test_a_micro_batch_holds_its_documents_end_to_end(lengths: list[tuple[int, int]]) -> None:
     sequences = random_sequences(lengths)
-    packed = collate(sequences, range(len(sequences)))
-    assert sum(packed.lengths) == len(packed.tokens_S) == len(packed.positions_S)
-    documents = torch.split(packed.tokens_S, list(packed.lengths))
-    positions = torch.split(packed.positions_S, list(packed.lengths))
+    packed = collate(sequences, range(len(sequences)), share_prefixes=False)
+    lengths_read = list(packed.layout.lengths)
+    assert sum(lengths_read) == len(packed.tokens_S) == len(packed.positions_S)
+    documents = torch.split(packed.tokens_S, lengths_read)
+    positions = torch.split(packed.positions_S, lengths_read)
     rows = packed.split(packed.rows_N)
     targets = packed.split(packed.targets_N)
     start = 0

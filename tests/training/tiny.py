@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+import math
+from collections.abc import Sequence
 from pathlib import Path
 from typing import Literal
 
@@ -25,17 +27,19 @@ def save_checkpoint(
     shard_size: str = "1GB",
     dtype: torch.dtype = torch.float32,
     seed: int = 0,
+    vocab: int = VOCAB,
+    positions: int = 256,
 ) -> Path:
     """A checkpoint of about 100,000 parameters, as transformers writes it."""
     torch.manual_seed(seed)
     shape = {
-        "vocab_size": VOCAB,
+        "vocab_size": vocab,
         "hidden_size": 48,
         "intermediate_size": 80,
         "num_hidden_layers": 3,
         "num_attention_heads": 4,
         "num_key_value_heads": 2,
-        "max_position_embeddings": 256,
+        "max_position_embeddings": positions,
         "tie_word_embeddings": tied,
         "rope_theta": 10000.0,
     }
@@ -80,6 +84,13 @@ def shake_adapter(model: PolicyModel, size: float = 0.1) -> None:
             parameter.copy_(size * torch.randn(parameter.shape, generator=generator))
 
 
+def relative_error(found: dict[str, Tensor], wanted: dict[str, Tensor]) -> float:
+    """Of gradients, each taken whole as one vector: of a single tensor's there may be none but noise."""
+    assert found.keys() == wanted.keys()
+    off = sum(float((found[name] - wanted[name]).double().square().sum()) for name in wanted)
+    return math.sqrt(off / sum(float(tensor.double().square().sum()) for tensor in wanted.values()))
+
+
 def all_logits(model: PolicyModel, ids: list[int]) -> Tensor:
     """Logits at every position of one document."""
     packed = collate([TokenSequence("all", ids, [0], 1.0)], [0])
@@ -93,17 +104,23 @@ def random_ids(count: int) -> list[int]:
     return ids
 
 
-def random_batch(model: PolicyModel, *, hints: bool = False, version: int = 1, seed: int = 11) -> list[TrainingSample]:
-    """Nine samples of unequal length; recorded log-probs near the model's; every other one has a hint."""
-    shapes = [(5, 1), (12, 9), (30, 14), (3, 22), (8, 6), (17, 3), (40, 11), (2, 2), (9, 17)]
-    sequences = random_sequences(shapes, seed=seed)
-    generator = torch.Generator().manual_seed(seed + 1)
+def as_samples(
+    model: PolicyModel,
+    sequences: Sequence[TokenSequence],
+    *,
+    hinted: Sequence[Sequence[int] | None] | None = None,
+    version: int = 1,
+    seed: int = 12,
+) -> list[TrainingSample]:
+    """Samples of these sequences: recorded log-probs near the model's, every third verdict negative."""
+    generator = torch.Generator().manual_seed(seed)
+    packed = collate(sequences, range(len(sequences)))
+    with torch.no_grad():
+        logprobs_of = packed.split(model(packed).logprobs_N)
     samples = []
     for index, sequence in enumerate(sequences):
-        with torch.no_grad():
-            logprobs = model(collate(sequences, [index])).logprobs_N
+        logprobs = logprobs_of[index]
         noise = 0.15 * torch.randn(logprobs.shape, generator=generator)
-        hint = torch.randint(0, VOCAB, (7,), generator=generator).tolist()
         samples.append(
             TrainingSample(
                 key=sequence.key,
@@ -113,7 +130,45 @@ def random_batch(model: PolicyModel, *, hints: bool = False, version: int = 1, s
                 temperature=sequence.temperature,
                 version=version,
                 reward=1.0 if index % 3 else -1.0,
-                hinted_prompt_ids=[*sequence.prompt_ids, *hint] if hints and index % 2 else None,
+                hinted_prompt_ids=None if hinted is None else hinted[index],
             )
         )
     return samples
+
+
+def random_batch(model: PolicyModel, *, hints: bool = False, version: int = 1, seed: int = 11) -> list[TrainingSample]:
+    """Nine samples of unequal length; every other one has a hint."""
+    shapes = [(5, 1), (12, 9), (30, 14), (3, 22), (8, 6), (17, 3), (40, 11), (2, 2), (9, 17)]
+    sequences = random_sequences(shapes, seed=seed)
+    generator = torch.Generator().manual_seed(seed + 2)
+    hinted = [
+        [*sequence.prompt_ids, *torch.randint(0, VOCAB, (7,), generator=generator).tolist()]
+        if hints and index % 2
+        else None
+        for index, sequence in enumerate(sequences)
+    ]
+    return as_samples(model, sequences, hinted=hinted, version=version, seed=seed + 1)
+
+
+def session_batch(model: PolicyModel, *, version: int = 1, seed: int = 5) -> list[TrainingSample]:
+    """Eight samples in the shape of a session and of a group: long beginnings in common, none a continuation.
+
+    Five turns, each with a volatile end to its prompt; three responses to one prompt. Each has a hint.
+    """
+    generator = torch.Generator().manual_seed(seed)
+
+    def ids(count: int) -> list[int]:
+        found: list[int] = torch.randint(0, VOCAB, (count,), generator=generator).tolist()
+        return found
+
+    lasting, sequences, hinted = ids(40), [], []
+    for turn in range(5):
+        lasting = [*lasting, *ids(12)]
+        volatile = ids(6)
+        sequences.append(TokenSequence(f"turn {turn}", [*lasting, *volatile], ids(9), 0.7))
+        hinted.append([*lasting, *ids(5), *volatile])
+    prompt = ids(50)
+    for member in range(3):
+        sequences.append(TokenSequence(f"member {member}", prompt, ids(4 + member), 1.0))
+        hinted.append([*prompt, *ids(5)])
+    return as_samples(model, sequences, hinted=hinted, version=version, seed=seed + 1)

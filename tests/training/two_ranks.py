@@ -24,9 +24,10 @@ from clawloop.training.adapter import BaseIdentity
 from clawloop.training.checkpoint import begin, resume, save_version
 from clawloop.training.collate import Limits
 from clawloop.training.distributed import Ranks, load_sharded_model
-from clawloop.training.loading import load_model
+from clawloop.training.loading import adapter_tensors, load_model
 from clawloop.training.model import Lora, PolicyModel
 from clawloop.training.step import make_optimizer, train_step
+from tests.training import methods
 from tests.training.tiny import VOCAB, random_batch, shake_adapter
 
 CPU = torch.device("cpu")
@@ -102,9 +103,28 @@ def in_bfloat16(base: Path, ranks: Ranks) -> float:
     return train_step(model, optimizer, batch, RECIPE, LIMITS, ranks=ranks).loss
 
 
+def two_steps_of_each_method(base: Path, ranks: Ranks) -> dict[str, dict[str, object]]:
+    """Each method's second report, and what its adapter came to after it, as one list of numbers."""
+    whole = load_model(base, LORA, dtype=torch.float32, device=CPU)
+    shake_adapter(whole)
+    model = load(base, ranks, torch.float32)
+    found: dict[str, dict[str, object]] = {}
+    for method in methods.METHODS:
+        recipe = methods.train_part(method, Optimiser(lr=1e-3))
+        batch = methods.batch_of(method, whole, version=0)
+        optimizer = make_optimizer(model, recipe.optimiser)
+        begin(model, optimizer)
+        train_step(model, optimizer, batch, recipe, methods.LIMITS, ranks=ranks)
+        report = train_step(model, optimizer, batch, recipe, methods.LIMITS, parent=1, ranks=ranks)
+        adapter = torch.cat([tensor.flatten() for tensor in adapter_tensors(model).values()])
+        found[method] = {"loss": report.loss, "grad_norm": report.grad_norm, "adapter": adapter.tolist()}
+    return found
+
+
 def run(base: Path, out: Path, ranks: Ranks) -> dict[str, object]:
     return {
         "reports": four_steps(base, out, ranks),
+        "methods": two_steps_of_each_method(base, ranks),
         "failure": one_rank_fails(base, ranks),
         "bfloat16": in_bfloat16(base, ranks),
     }

@@ -184,6 +184,7 @@ def test_a_value_out_of_range_or_of_another_type_is_refused(text: str, field: st
         ),
         ("[train.loss]\ndual_clip = 1.28", "train.loss.dual_clip"),
         ('[train.loss]\ncorrection = "decoupled"', "train.loss.correction"),
+        ("[train.lora]\ndropout = 0.1", "train.lora.dropout"),
     ],
 )
 def test_keys_that_contradict_each_other_are_refused_by_the_one_to_change(text: str, field: str) -> None:
@@ -191,6 +192,12 @@ def test_keys_that_contradict_each_other_are_refused_by_the_one_to_change(text: 
     with pytest.raises(RecipeRejected) as caught:
         read_recipe(named)
     assert caught.value.field == field
+
+
+def test_dropout_is_refused_with_what_to_write_instead() -> None:
+    with pytest.raises(RecipeRejected, match=r"train\.lora\.dropout: .* set it to 0"):
+        read_recipe('name = "x"\n[train.lora]\ndropout = 0.05')
+    assert read_recipe('name = "x"\n[train.lora]\ndropout = 0.0').train.lora.dropout == 0
 
 
 def test_several_epochs_may_be_decoupled() -> None:

@@ -14,6 +14,7 @@ from pathlib import Path
 from temporalio.worker import Worker
 
 from activities.judging import JudgingActivities
+from activities.work import WorkTelling
 from clawloop.ids import JudgementId
 from clawloop.judging.parsing import Vote
 from clawloop.judging.prompts import AnswerForm
@@ -21,8 +22,10 @@ from clawloop.serving.endpoints import Endpoint
 from clawloop.serving.judge import JudgeClient
 from clawloop.serving.rendering import EngineRenderer
 from clawloop.temporal import connect
+from clawloop.temporal_training import TemporalTraining
 from db.engine import BACKGROUND_LIMIT, Database
 from db.judgements import PostgresJudgementStore
+from db.work import PostgresWorkStore
 from workflows import attributes
 
 
@@ -42,13 +45,15 @@ class DyingStore(PostgresJudgementStore):
 
 async def work(address: str, database_url: str, judge_url: str, mark: Path) -> None:
     client = await connect(address)
-    store = DyingStore(Database(database_url, BACKGROUND_LIMIT), mark)
+    database = Database(database_url, BACKGROUND_LIMIT)
+    store = DyingStore(database, mark)
+    telling = WorkTelling(PostgresWorkStore(database), TemporalTraining(client))
 
     def endpoints(policy: str) -> list[Endpoint]:
         return [Endpoint(judge_url, "tiny")]
 
     async with JudgeClient(endpoints, AnswerForm.FREE) as judge, EngineRenderer(endpoints) as renderer:
-        judging = JudgingActivities(store, judge, renderer)
+        judging = JudgingActivities(store, judge, renderer, telling)
         await Worker(client, task_queue=attributes.JUDGE_QUEUE, activities=[judging.judge_turn]).run()
 
 

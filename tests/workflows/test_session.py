@@ -8,7 +8,7 @@ from temporalio.client import Client, WorkflowExecutionStatus
 from temporalio.exceptions import ApplicationError
 
 from activities.messages import JudgeTurn
-from clawloop.contracts import FeedbackGiven
+from clawloop.contracts import FeedbackGiven, JudgeAgain
 from clawloop.ids import new_feedback_id, new_turn_id
 from tests.workflows.conftest import Conversation, ScriptedActivities, until, working
 
@@ -113,6 +113,25 @@ async def test_feedback_that_arrives_after_the_close_is_judged_by_a_new_run(
     await talk.announcer.announce_feedback(talk.facts, given)
     await until(lambda: len(scripted.judged) == 2)
     assert (scripted.judged[1].turn_id, scripted.judged[1].feedback_id) == (turn, given.feedback_id)
+
+
+async def test_a_turn_is_judged_again_by_a_new_run_and_asked_for_twice_only_once(
+    client: Client, scripted: ScriptedActivities
+) -> None:
+    talk = Conversation(client)
+    turn = await talk.say(ends=True)
+    await talk.handle.result()
+    scripted.gate.clear()
+    for _ in range(2):
+        await talk.announcer.judge_again(talk.facts, JudgeAgain(turn, 1))
+    await until(lambda: len(scripted.judged) == 2)
+    await talk.announcer.judge_again(talk.facts, JudgeAgain(turn, 1))  # it is being judged
+    scripted.gate.set()
+    await talk.say(ends=True)
+    await talk.handle.result()
+    asked = [(ask.turn_id, ask.revision) for ask in scripted.judged]
+    assert asked[:2] == [(turn, None), (turn, 1)]
+    assert len(asked) == 3
 
 
 async def test_a_turn_after_the_last_one_keeps_the_session_open(client: Client, scripted: ScriptedActivities) -> None:

@@ -74,7 +74,7 @@ async def test_what_was_stored_while_temporal_was_away_is_swept_and_judged(clien
     turns = b.conversation("one", "two", "three")
     session = await b.enter(*turns[:-1], replace(turns[-1], ends_session=True))
     announcer = TemporalAnnouncer(client, IDLE)
-    upkeep = UpkeepActivities(PostgresUpkeepStore(b.database), announcer, IDLE, timedelta(0))
+    upkeep = UpkeepActivities(PostgresUpkeepStore(b.database), announcer, b.work, IDLE, timedelta(0))
     async with at_work(client, b):
         assert (await upkeep.sweep()).announced == 3
         await end(client, session)

@@ -77,7 +77,7 @@ def test_the_decision_table(
     ("signal", "verdict", "hint", "why"),
     [
         (COMBINED, BAD, HINT, "verdict -1: 3 of 3 votes for -1; hint: 1 of 1 hint answers usable"),
-        (COMBINED, TIE, NO_HINT, "verdict +0: vote tie; no hint: the judge found no hint"),
+        (COMBINED, TIE, NO_HINT, "verdict 0: vote tie; no hint: the judge found no hint"),
         (BINARY, MISSING, HINT, "no valid vote"),
         (OPD, GOOD, NO_ANSWER, "no hint: no valid hint answer"),
     ],

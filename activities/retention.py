@@ -1,0 +1,43 @@
+"""Adapters on disk: those nobody needs any more go, an hour after they were made at the earliest.
+
+Knows nothing about what is needed; the store says that. An engine that has a version keeps its files.
+"""
+
+from __future__ import annotations
+
+import logging
+from datetime import timedelta
+
+from activities.training_ports import AdapterFiles, PublishingStore
+from clawloop.errors import AdapterUnusable
+
+log = logging.getLogger(__name__)
+
+# A request for a version whose directory is gone ends a vLLM: long after every engine has unloaded it.
+AGE = timedelta(hours=1)
+
+
+class Retention:
+    """
+    Args:
+        age: how old a version must be.
+    """
+
+    def __init__(self, store: PublishingStore, files: AdapterFiles, age: timedelta = AGE) -> None:
+        self._store = store
+        self._files = files
+        self._age = age
+
+    async def remove(self) -> int:
+        """Delete what nobody needs; how many versions."""
+        removed = 0
+        for version in await self._store.removable(self._age):
+            try:
+                if not await self._files.remove(version):
+                    continue
+            except AdapterUnusable as error:
+                log.warning("adapter not removed", extra={"version": version.n, "why": str(error)})
+                continue
+            await self._store.removed(version.policy, version.n)
+            removed += 1
+        return removed

@@ -1,0 +1,70 @@
+"""The ledger of steps, as the training workflow asks it.
+
+Knows nothing about how a step is computed. Each is one call of the store; asked twice, it answers the same.
+"""
+
+from __future__ import annotations
+
+from temporalio import activity
+
+from activities.training_messages import (
+    REASON_LIMIT,
+    AbandonStep,
+    ClaimBatch,
+    Claimed,
+    QuarantineStep,
+    TrainingLook,
+)
+from activities.training_ports import StepStore
+
+
+class StepActivities:
+    """On the queue `ledger`: short, PostgreSQL only."""
+
+    def __init__(self, store: StepStore) -> None:
+        self._store = store
+
+    @activity.defn
+    async def look_at_training(self, policy: str) -> TrainingLook:
+        """How learning of this policy stands now."""
+        view = await self._store.look(policy)
+        return TrainingLook(
+            policy=view.policy,
+            pool=view.pool,
+            state=view.state,
+            reason=view.reason[:REASON_LIMIT],
+            ready=view.ready,
+            needed=view.needed,
+            judging=view.judging,
+            oldest_seconds=view.oldest_seconds,
+            step=view.step,
+            step_state=view.step_state,
+            head=view.head,
+            version=view.version,
+            epoch=view.epoch,
+            pinned=view.pinned,
+            unpublished=view.unpublished,
+            max_wait_seconds=view.max_wait_seconds,
+        )
+
+    @activity.defn
+    async def claim_batch(self, ask: ClaimBatch) -> Claimed:
+        """The batch of a step, once."""
+        claim = await self._store.claim(ask.policy, ask.n)
+        return Claimed(
+            policy=ask.policy,
+            n=claim.n,
+            state=claim.state,
+            samples=claim.samples,
+            reason=claim.reason[:REASON_LIMIT],
+        )
+
+    @activity.defn
+    async def quarantine_step(self, ask: QuarantineStep) -> None:
+        """Set a step's samples aside and pause training."""
+        await self._store.quarantine(ask.policy, ask.n, ask.reason)
+
+    @activity.defn
+    async def abandon_step(self, ask: AbandonStep) -> None:
+        """Give a claimed step up."""
+        await self._store.abandon(ask.policy, ask.n, ask.reason)

@@ -1,0 +1,77 @@
+"""What tells engines' workflows in Temporal that there is a version to load, and sees that they run.
+
+Knows nothing about versions: the workflow looks by itself.
+"""
+
+from __future__ import annotations
+
+import asyncio
+from collections.abc import Sequence
+from typing import Any
+
+from temporalio.client import Client
+from temporalio.common import (
+    SearchAttributePair,
+    TypedSearchAttributes,
+    WorkflowIDConflictPolicy,
+    WorkflowIDReusePolicy,
+)
+from temporalio.service import RPCError
+
+from clawloop.errors import AnnouncementFailed
+from clawloop.temporal import ANNOUNCE_LIMIT
+from workflows import attributes
+from workflows.state import EngineState
+
+
+class TemporalPublishAnnouncer:
+    """Satisfies `activities.training_ports.PublishAnnouncer`.
+
+    Args:
+        client: may be lazy; it connects again by itself.
+    """
+
+    def __init__(self, client: Client) -> None:
+        self._client = client
+
+    async def publish(self, engine_ids: Sequence[str]) -> None:
+        """
+        Raises:
+            AnnouncementFailed: of one at least; the others were told.
+        """
+        told = await asyncio.gather(
+            *(self._begin(one, attributes.PUBLISH) for one in engine_ids), return_exceptions=True
+        )
+        for error in told:
+            if isinstance(error, BaseException):
+                raise error
+
+    async def begin(self, engine_id: str) -> None:
+        """See that the engine's workflow runs.
+
+        Raises:
+            AnnouncementFailed
+        """
+        await self._begin(engine_id, None)
+
+    async def _begin(self, engine_id: str, signal: str | None) -> None:
+        found_by: list[SearchAttributePair[Any]] = [
+            SearchAttributePair(attributes.ENGINE, engine_id),
+            SearchAttributePair(attributes.STATE, "new"),
+        ]
+        try:
+            await self._client.start_workflow(
+                attributes.ENGINE_WORKFLOW,
+                EngineState(engine_id=engine_id),
+                id=attributes.engine_workflow_id(engine_id),
+                task_queue=attributes.WORKFLOW_QUEUE,
+                start_signal=signal,
+                id_conflict_policy=WorkflowIDConflictPolicy.USE_EXISTING,
+                id_reuse_policy=WorkflowIDReusePolicy.ALLOW_DUPLICATE,
+                search_attributes=TypedSearchAttributes(found_by),
+                static_summary=f"engine {engine_id}: the versions it has",
+                rpc_timeout=ANNOUNCE_LIMIT,
+            )
+        except (RPCError, RuntimeError) as error:
+            # RuntimeError: a lazy client found nobody to connect to.
+            raise AnnouncementFailed(f"Temporal: {' '.join(str(error).split())}") from error

@@ -1,0 +1,53 @@
+"""May a turn be judged once more because an operator says so? Pure.
+
+Knows nothing about how it is judged. What a step has used stays as it was when it was used: only explicit feedback
+makes a further sample then.
+"""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+
+from clawloop.contracts import Outcome, SampleState, SessionFacts, TurnKind
+from clawloop.ids import TurnId
+
+_FINAL = {
+    Outcome.NO_FEEDBACK: "nothing later speaks about it, so there is nothing to judge it by",
+    Outcome.ERASED: "it was erased",
+    Outcome.SUPERSEDED: "a later judgement has replaced its own",
+}
+
+
+@dataclass(frozen=True, slots=True)
+class JudgedSoFar:
+    """What is known of a turn that somebody wants judged again.
+
+    Args:
+        session: its own, as its workflow is begun with.
+        replied: it has a reply to judge.
+        sample: the state of the sample a step has or had, else of its newest one; None if it has none.
+        next_revision: of the judgement that would come after the newest decided one, from 0.
+    """
+
+    turn_id: TurnId
+    session: SessionFacts
+    kind: TurnKind
+    outcome: Outcome
+    replied: bool
+    sample: SampleState | None
+    next_revision: int
+
+
+def why_not_again(turn: JudgedSoFar) -> str | None:
+    """Why this turn cannot be judged again, for people; None if it can."""
+    if turn.kind is TurnKind.SIDE:
+        return "it is a side turn: those are never judged"
+    if (why := _FINAL.get(turn.outcome)) is not None:
+        return why
+    if not turn.replied:
+        return "it has no reply to judge"
+    if turn.sample is SampleState.CLAIMED:
+        return "a training step is using its sample now"
+    if turn.sample not in (None, SampleState.FRESH, SampleState.SUPERSEDED):
+        return f"its sample is {turn.sample} already: give feedback on it instead"
+    return None

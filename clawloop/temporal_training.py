@@ -1,0 +1,115 @@
+"""How training workflows are told, by samples and by operators.
+
+Knows nothing about what they do. Telling twice does no harm, and not telling costs time only: what they decide by
+stands in PostgreSQL.
+"""
+
+from __future__ import annotations
+
+from datetime import timedelta
+from typing import Any, NoReturn
+
+from temporalio.client import Client, WorkflowUpdateFailedError, WorkflowUpdateRPCTimeoutOrCancelledError
+from temporalio.common import SearchAttributePair, TypedSearchAttributes, WorkflowIDConflictPolicy
+from temporalio.service import RPCError
+
+from activities.training_messages import PauseTraining, Pin, ResumeTraining, RollBack
+from clawloop.errors import AnnouncementFailed
+from clawloop.steps import TrainingState
+from clawloop.temporal import ANNOUNCE_LIMIT
+from workflows import attributes
+from workflows.training_state import PolicyTraining
+
+# An Update needs a worker; 20 ms where one runs. An operator's command must not wait for one that does not.
+UPDATE_LIMIT = timedelta(seconds=2)
+
+
+class WithoutTemporal:
+    """Satisfies `api.ports.Operations` where no Temporal is given: what operators say waits in PostgreSQL."""
+
+    async def pause(self, policy: str, reason: str) -> None:
+        self._fail()
+
+    async def resume(self, policy: str, retry: bool) -> None:
+        self._fail()
+
+    async def roll_back(self, policy: str, version: int) -> None:
+        self._fail()
+
+    async def pin(self, policy: str, version: int | None) -> None:
+        self._fail()
+
+    def _fail(self) -> NoReturn:
+        raise AnnouncementFailed("no Temporal is given: set TEMPORAL_ADDRESS")
+
+
+class TemporalTraining:
+    """Satisfies `activities.training_ports.WorkAnnouncer` and `api.ports.Operations`.
+
+    Args:
+        client: may be lazy; it connects again by itself.
+    """
+
+    def __init__(self, client: Client) -> None:
+        self._client = client
+
+    async def announce_work(self, policy: str) -> None:
+        """Wake the policy's workflow by signal-with-start, which needs Temporal's server, but no worker.
+
+        Raises:
+            AnnouncementFailed
+        """
+        found_by: list[SearchAttributePair[Any]] = [
+            SearchAttributePair(attributes.POLICY, policy),
+            SearchAttributePair(attributes.STATE, str(TrainingState.WAITING)),
+        ]
+        try:
+            await self._client.start_workflow(
+                attributes.TRAINING_WORKFLOW,
+                PolicyTraining(policy=policy),
+                id=attributes.training_workflow_id(policy),
+                task_queue=attributes.WORKFLOW_QUEUE,
+                start_signal=attributes.WORK_WAITING,
+                id_conflict_policy=WorkflowIDConflictPolicy.USE_EXISTING,
+                search_attributes=TypedSearchAttributes(found_by),
+                static_summary=f"{policy}: steps and versions",
+                rpc_timeout=ANNOUNCE_LIMIT,
+            )
+        except (RPCError, RuntimeError) as error:
+            # RuntimeError: a lazy client found nobody to connect to.
+            raise AnnouncementFailed(f"Temporal: {' '.join(str(error).split())}") from error
+
+    async def pause(self, policy: str, reason: str) -> None:
+        """
+        Raises:
+            AnnouncementFailed
+        """
+        await self._update(policy, attributes.PAUSE, PauseTraining(reason=reason))
+
+    async def resume(self, policy: str, retry: bool) -> None:
+        """
+        Raises:
+            AnnouncementFailed
+        """
+        await self._update(policy, attributes.RESUME, ResumeTraining(retry=retry))
+
+    async def roll_back(self, policy: str, version: int) -> None:
+        """
+        Raises:
+            AnnouncementFailed
+        """
+        await self._update(policy, attributes.ROLL_BACK, RollBack(version=version))
+
+    async def pin(self, policy: str, version: int | None) -> None:
+        """
+        Raises:
+            AnnouncementFailed
+        """
+        await self._update(policy, attributes.PIN, Pin(version=version))
+
+    async def _update(self, policy: str, name: str, message: PauseTraining | ResumeTraining | RollBack | Pin) -> None:
+        handle = self._client.get_workflow_handle(attributes.training_workflow_id(policy))
+        try:
+            await handle.execute_update(name, message, rpc_timeout=UPDATE_LIMIT)
+        except (RPCError, RuntimeError, WorkflowUpdateFailedError, WorkflowUpdateRPCTimeoutOrCancelledError) as error:
+            raise AnnouncementFailed(f"Temporal: {' '.join(str(error).split())}") from error

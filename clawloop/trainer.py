@@ -1,0 +1,202 @@
+"""The trainer put together: Temporal, the ledger of steps and a resident model; one process, or ranks under torchrun.
+
+Knows nothing about how it is supervised. The only process that loads torch. Of several ranks the first holds the
+Temporal worker and the others follow it; when one dies, torchrun ends the rest and starts all anew, and Temporal
+tries the step again.
+"""
+
+from __future__ import annotations
+
+import asyncio
+import logging
+import os
+import signal
+import sys
+from collections.abc import Callable
+from contextlib import AsyncExitStack
+from datetime import timedelta
+
+from pydantic import BaseModel, ConfigDict
+from temporalio.client import Client
+from temporalio.worker import Worker
+from torch.distributed.elastic.multiprocessing.api import SignalException
+from torch.distributed.elastic.multiprocessing.errors import ChildFailedError
+from torch.distributed.launcher.api import LaunchConfig, elastic_launch
+
+from activities.training import TrainingActivities
+from activities.training_ports import StepStore, Trainer
+from clawloop.errors import ClawloopError, PermanentError, TrainerUnavailable, TransientError
+from clawloop.local.parent_death import end_with_parent
+from clawloop.processes import database_url
+from clawloop.settings import Settings
+from clawloop.steps import StepBatch, TrainedStep
+from clawloop.telemetry import TrainerMetrics, configure_logging
+from clawloop.training.adapter import remove_unfinished
+from clawloop.training.distributed import Ranks
+from clawloop.training.group import COMMAND_TIMEOUT, follow, join, leave_process
+from clawloop.training.resident import ResidentModel
+from clawloop.training.setup import TrainerSetup
+from clawloop.training.trainer import NOTHING_EVERY, ResidentTrainer
+from clawloop.workers import GRACE, serve
+from db.engine import BACKGROUND_LIMIT, Database
+from db.steps import PostgresStepStore
+from workflows import attributes
+
+log = logging.getLogger(__name__)
+
+# torchrun counts restarts over its whole life; a trainer lives for months, and a dead rank is no reason to end it.
+_RESTARTS = 1_000_000
+# A writer that is still at it after a day has been killed.
+_UNFINISHED_AGE = timedelta(days=1)
+
+
+class TrainerProcess(BaseModel):
+    """All that a trainer's process must be told; as JSON, what its ranks are told.
+
+    Args:
+        pool: whose steps it takes.
+        nproc: ranks on this machine.
+        health_port: loopback port of `/healthz`, `/readyz` and `/metrics`; 0 serves none.
+        nothing_every, command_timeout: see `clawloop.training.group`.
+    """
+
+    model_config = ConfigDict(frozen=True, extra="forbid")
+
+    setup: TrainerSetup
+    pool: str = "default"
+    nproc: int = 1
+    health_port: int = 0
+    nothing_every: timedelta = NOTHING_EVERY
+    command_timeout: timedelta = COMMAND_TIMEOUT
+
+
+def run_trainer(process: TrainerProcess, settings: Settings) -> None:
+    """Take steps until asked to stop.
+
+    Raises:
+        SetupError: the model, the device, the database or Temporal is missing or unfit.
+    """
+    process.setup.check()
+    database_url(settings)
+    if process.nproc > 1:
+        _run_ranks(process, settings)
+        return
+    process.setup.bound_threads()
+    try:
+        asyncio.run(_serve(process, settings, ResidentModel(process.setup)))
+    except TrainerUnavailable as error:
+        log.error("trainer ended", extra={"why": str(error)})
+        leave_process(1)  # Python's own shutdown would wait for the thread that hangs
+
+
+def _run_ranks(process: TrainerProcess, settings: Settings) -> None:
+    """This process becomes torchrun's agent: it starts the ranks and starts them anew when one dies."""
+    os.environ["CLAWLOOP_DATA"] = str(settings.data)
+    launched = LaunchConfig(
+        min_nodes=1,
+        max_nodes=1,
+        nproc_per_node=process.nproc,
+        run_id=f"clawloop-{process.pool}-{os.getpid()}",
+        rdzv_backend="c10d",
+        rdzv_endpoint="localhost:0",
+        max_restarts=_RESTARTS,
+        monitor_interval=0.5,
+    )
+    try:
+        elastic_launch(launched, sys.executable)("-u", "-m", "clawloop.trainer", process.model_dump_json())
+    except SignalException:
+        log.info("worker stopped", extra={"role": "trainer"})
+    except ChildFailedError as error:
+        raise TrainerUnavailable(f"the ranks could not be kept running: {error.name}") from error
+
+
+async def _serve(process: TrainerProcess, settings: Settings, model: ResidentModel) -> None:
+    metrics = TrainerMetrics()
+    trainer = ResidentTrainer(model, nothing_every=process.nothing_every)
+    for folder in process.setup.adapters.glob("*"):
+        remove_unfinished(folder, _UNFINISHED_AGE)
+
+    async def workers(client: Client, stack: AsyncExitStack) -> list[Worker]:
+        database = Database(database_url(settings), BACKGROUND_LIMIT)
+        stack.push_async_callback(database.close)
+        return [training_worker(client, process.pool, PostgresStepStore(database), CountedTrainer(trainer, metrics))]
+
+    watching = asyncio.create_task(trainer.watch_ranks())
+    try:
+        await serve("trainer", settings, workers, process.health_port, registry=metrics.registry, broken=trainer.broken)
+    finally:
+        watching.cancel()
+        await trainer.close()
+
+
+def training_worker(client: Client, pool: str, steps: StepStore, trainer: Trainer) -> Worker:
+    """What takes a pool's steps from Temporal, one at a time."""
+    return Worker(
+        client,
+        task_queue=attributes.trainer_queue(pool),
+        activities=[TrainingActivities(steps, trainer).train_step],
+        max_concurrent_activities=1,
+        # A running step is then cancelled, and ends at its next micro-batch.
+        graceful_shutdown_timeout=GRACE,
+    )
+
+
+class CountedTrainer:
+    """A trainer whose steps are counted. Satisfies `activities.training_ports.Trainer`."""
+
+    def __init__(self, trainer: Trainer, metrics: TrainerMetrics) -> None:
+        self._trainer = trainer
+        self._metrics = metrics
+
+    async def train(self, step: StepBatch, report: Callable[[str], None]) -> TrainedStep:
+        try:
+            trained = await self._trainer.train(step, report)
+        except (PermanentError, TransientError) as error:
+            self._metrics.steps.labels(type(error).__name__).inc()
+            raise
+        figures = trained.figures
+        self._metrics.steps.labels("trained").inc()
+        self._metrics.step_seconds.observe(figures.seconds)
+        self._metrics.tokens.inc(figures.tokens)
+        self._metrics.dropped.inc(len(figures.dropped))
+        self._metrics.loss.labels(step.policy).set(figures.loss)
+        self._metrics.ratio.labels(step.policy).set(figures.ratio)
+        if figures.kl is not None:
+            self._metrics.kl.labels(step.policy).set(figures.kl)
+        return trained
+
+
+def _rank(process: TrainerProcess) -> int:
+    """What each rank does from its start to its end; its exit code."""
+    process.setup.bound_threads()
+    ranks: Ranks = join(process.setup.torch_device(), process.command_timeout)
+    model = ResidentModel(process.setup, ranks)
+    if ranks.is_first:
+        asyncio.run(_serve(process, Settings(), model))
+        return 0
+    # The first rank says when to leave, between micro-batches; a signal would leave the others waiting.
+    for number in (signal.SIGTERM, signal.SIGINT):
+        signal.signal(number, signal.SIG_IGN)
+    follow(model)
+    return 0
+
+
+def main() -> None:
+    """One rank, started by torchrun."""
+    end_with_parent(signal.SIGKILL)  # torchrun killed outright; a step survives that at any point
+    configure_logging()
+    process = TrainerProcess.model_validate_json(sys.argv[1])
+    try:
+        code = _rank(process)
+    except ClawloopError as error:
+        log.error("rank ended", extra={"why": str(error)})
+        code = 1
+    except RuntimeError:
+        # torch's, of a rank that is gone; torchrun starts all anew.
+        log.exception("rank ended")
+        code = 1
+    leave_process(code)
+
+
+if __name__ == "__main__":
+    main()

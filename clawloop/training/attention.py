@@ -1,0 +1,59 @@
+"""Causal attention along the branches of a micro-batch.
+
+Knows nothing about layers or samples. No mask of S x S is made: each branch is attended by itself to its own
+document's tokens and to no others, so the work is what the branches need, and a branch that shares nothing runs
+the kernel a lone document runs.
+"""
+
+from __future__ import annotations
+
+import torch
+import torch.nn.functional as F
+from torch import Tensor
+
+from clawloop.training.prefix_tree import Layout
+
+# A mask of 512 queries over a document of 32k tokens takes 16 MiB, and as numbers, on the CPU, 64 MiB.
+_QUERIES_AT_ONCE = 512
+
+
+def attend_along_branches(
+    q: Tensor, k: Tensor, v: Tensor, *, mask: Layout, dropout_p: float, is_causal: bool
+) -> Tensor:
+    """Each token attends to itself and to what stands before it in its document.
+
+    Args:
+        q, k, v: [1, heads, S, head_dim].
+        mask: what attends to what; called so because it comes through torchtune's attention as its mask.
+        dropout_p: of the attention weights.
+        is_causal: torchtune says False whenever a mask is given; documents are always causal.
+    """
+    del is_causal
+    branches = torch.split(q, list(mask.lengths), dim=2)
+    # Split and not sliced: a slice would get a gradient of the whole's size, mostly zeros.
+    keys, values = torch.split(k, list(mask.segments), dim=2), torch.split(v, list(mask.segments), dim=2)
+    attended = [
+        _attend(branch, _joined(keys, reads), _joined(values, reads), dropout_p)
+        for branch, reads in zip(branches, mask.reads, strict=True)
+    ]
+    return attended[0] if len(attended) == 1 else torch.cat(attended, dim=2)
+
+
+def _joined(segments: tuple[Tensor, ...], reads: tuple[int, ...]) -> Tensor:
+    return segments[reads[0]] if len(reads) == 1 else torch.cat([segments[index] for index in reads], dim=2)
+
+
+def _attend(q: Tensor, k: Tensor, v: Tensor, dropout_p: float) -> Tensor:
+    """Q queries, the last of K keys' tokens."""
+    queries, before = q.shape[2], k.shape[2] - q.shape[2]
+    if before == 0:
+        return F.scaled_dot_product_attention(q, k, v, dropout_p=dropout_p, is_causal=True)
+    parts = []
+    for start in range(0, queries, _QUERIES_AT_ONCE):
+        part = q[:, :, start : start + _QUERIES_AT_ONCE]
+        seen = before + start + part.shape[2]
+        allowed = torch.ones(part.shape[2], seen, dtype=torch.bool, device=q.device).tril(before + start)
+        parts.append(
+            F.scaled_dot_product_attention(part, k[:, :, :seen], v[:, :, :seen], attn_mask=allowed, dropout_p=dropout_p)
+        )
+    return parts[0] if len(parts) == 1 else torch.cat(parts, dim=2)

@@ -1,0 +1,122 @@
+"""Several ranks that wait for the first one to say what to do.
+
+Knows nothing about who asks the first rank. Commands go over a gloo group of their own: torch's default time-out
+of 30 minutes would end ranks that wait for work, and on GPUs the default group belongs to tensors. A no-op goes
+round now and then, so that a dead rank is seen before there is work.
+"""
+
+from __future__ import annotations
+
+import logging
+import os
+from collections.abc import Callable
+from dataclasses import dataclass
+from datetime import timedelta
+from typing import TypeAlias
+
+import torch
+import torch.distributed as dist
+
+from clawloop.errors import PermanentError, TransientError
+from clawloop.steps import StepBatch, TrainedStep
+from clawloop.training.distributed import Ranks
+from clawloop.training.resident import ResidentModel, Say
+
+log = logging.getLogger(__name__)
+
+# Longer than any trainer idles; the no-op is what notices the dead.
+COMMAND_TIMEOUT = timedelta(days=30)
+
+
+@dataclass(frozen=True, slots=True)
+class Nothing:
+    """Everybody says that it is there."""
+
+
+@dataclass(frozen=True, slots=True)
+class Leave:
+    """There is no more to do."""
+
+
+Command: TypeAlias = StepBatch | Nothing | Leave
+
+
+def join(device: torch.device, command_timeout: timedelta = COMMAND_TIMEOUT) -> Ranks:
+    """Become one of the ranks that torchrun started; returns when all are there."""
+    if device.type == "cuda":
+        torch.cuda.set_device(device)
+    dist.init_process_group("nccl" if device.type == "cuda" else "gloo")
+    group = dist.new_group(backend="gloo", timeout=command_timeout)
+    return Ranks.current(group)
+
+
+def leave_process(code: int) -> None:
+    """End this process without Python's own shutdown.
+
+    Seen now and then on a busy machine, after all work was done: "terminate called without an active exception",
+    from a thread of torch's.
+    """
+    if dist.is_initialized() and code == 0:
+        dist.destroy_process_group()
+    logging.shutdown()
+    os._exit(code)
+
+
+def lead(model: ResidentModel, step: StepBatch, say: Say, should_stop: Callable[[], bool]) -> TrainedStep:
+    """On the first rank: have all ranks take this step.
+
+    Raises:
+        ClawloopError: as `ResidentModel.train`; all ranks go on to wait for the next command.
+        Exception: anything else leaves the ranks apart; the group must be started anew.
+    """
+    model.ranks.first(_as_command(step))
+    try:
+        trained = model.train(step, say, should_stop)
+    except (PermanentError, TransientError):
+        model.ranks.gather(None)
+        raise
+    model.ranks.gather(None)
+    assert trained is not None  # only other ranks get None
+    return trained
+
+
+def lead_nothing(model: ResidentModel) -> None:
+    """On the first rank: see that all are there. Raises RuntimeError if one is not."""
+    model.ranks.first(_as_command(Nothing()))
+    model.ranks.gather(None)
+
+
+def lead_away(model: ResidentModel) -> None:
+    """On the first rank: let the others end. Raises RuntimeError if one has ended already."""
+    model.ranks.first(_as_command(Leave()))
+
+
+def follow(model: ResidentModel) -> None:
+    """On every other rank: do what the first one says until it says to leave.
+
+    Raises:
+        Exception: this rank alone met something; its process must end, so that the others see it.
+    """
+    while True:
+        command = model.ranks.first(_as_command(Leave()))  # what we pass is replaced by the first rank's
+        if isinstance(command, Leave):
+            return
+        if isinstance(command, StepBatch):
+            try:
+                model.train(command, _say_nothing, _never)
+            except (PermanentError, TransientError) as error:
+                # The first rank raises the same, and says so.
+                log.info("step ended", extra={"step": command.n, "error": type(error).__name__})
+        model.ranks.gather(None)
+
+
+def _as_command(command: Command) -> Command:
+    return command
+
+
+def _say_nothing(at: str) -> None:
+    del at
+
+
+def _never() -> bool:
+    return False

@@ -1,0 +1,95 @@
+"""How a trainer is set up: which base model, where versions go, on what device, with what limits.
+
+Knows nothing about steps. It can be written as JSON, for the ranks of a group.
+"""
+
+from __future__ import annotations
+
+import json
+import os
+from pathlib import Path
+from typing import Literal
+
+import torch
+from pydantic import BaseModel, ConfigDict, PositiveInt
+
+from clawloop.errors import ModelUnsupported, SetupError, TrainerUnavailable
+from clawloop.training.architecture import read_architecture
+from clawloop.training.base_weights import BaseWeights
+
+DTYPES = {"float32": torch.float32, "bfloat16": torch.bfloat16}
+
+
+class TrainerSetup(BaseModel):
+    """One trainer.
+
+    Args:
+        model: Hugging Face folder of the base model.
+        base_model: the name by which engines serve it; None: the folder's name, or anything that ends in it.
+        adapters: the data folder's `adapters`; each policy has a folder in it.
+        device: None: a GPU if there is one.
+        dtype: of base weights and arithmetic; None: bfloat16 on a GPU, what the model is stored in on a CPU.
+        max_tokens: longest sample; None: all positions the model was made for.
+        micro_batch_tokens: read in one forward. A longer sample has a forward of its own.
+        threads: of torch on the CPU; None: half the cores, since engine and gateway may share them.
+    """
+
+    model_config = ConfigDict(frozen=True, extra="forbid", protected_namespaces=())
+
+    model: Path
+    adapters: Path
+    base_model: str | None = None
+    device: Literal["cpu", "cuda"] | None = None
+    dtype: Literal["float32", "bfloat16"] | None = None
+    max_tokens: PositiveInt | None = None
+    micro_batch_tokens: PositiveInt = 8192
+    threads: PositiveInt | None = None
+
+    def check(self) -> None:
+        """Raise SetupError unless steps can be taken with this on this machine."""
+        try:
+            read_architecture(self.model)
+            BaseWeights(self.model)
+        except ModelUnsupported as error:
+            raise SetupError(f"--model: {error}") from error
+        if self.device == "cuda" and not torch.cuda.is_available():
+            raise SetupError("--device cuda: torch sees no CUDA device here")
+
+    def require_base(self, base_model: str) -> None:
+        """Raise TrainerUnavailable if the policy's base is not the model we hold; nothing is lost by waiting."""
+        held = self.base_model or self.model.resolve().name
+        if base_model != held and (self.base_model is not None or base_model.rsplit("/", 1)[-1] != held):
+            raise TrainerUnavailable(
+                f"this trainer holds {held!r}, the policy's base is {base_model!r}: start one with "
+                f"`--model DIR --base-model {base_model}`, or give the policy a pool of its own"
+            )
+
+    def files_stamp(self) -> tuple[tuple[str, int, int], ...]:
+        """Changes when the model's files do."""
+        try:
+            found = [(path.name, path.stat()) for path in sorted(self.model.iterdir()) if _is_of_model(path)]
+        except OSError as error:
+            raise TrainerUnavailable(f"{self.model} cannot be read: {error.strerror}") from error
+        return tuple((name, stat.st_size, stat.st_mtime_ns) for name, stat in found)
+
+    def torch_device(self) -> torch.device:
+        if self.device == "cpu" or not torch.cuda.is_available():
+            return torch.device("cpu")
+        # torchrun says which of the machine's GPUs is ours.
+        return torch.device("cuda", int(os.environ.get("LOCAL_RANK", "0")))
+
+    def torch_dtype(self, device: torch.device) -> torch.dtype:
+        if self.dtype is not None:
+            return DTYPES[self.dtype]
+        if device.type == "cuda":
+            return torch.bfloat16
+        config = json.loads((self.model / "config.json").read_text(encoding="utf-8"))
+        return DTYPES.get(config.get("dtype") or config.get("torch_dtype"), torch.float32)
+
+    def bound_threads(self) -> None:
+        """Let torch use this many threads; the sums, and so an adapter's hash, depend on their number."""
+        torch.set_num_threads(self.threads or max(1, (os.cpu_count() or 2) // 2))
+
+
+def _is_of_model(path: Path) -> bool:
+    return path.suffix == ".safetensors" or path.name in ("config.json", "model.safetensors.index.json")

@@ -1,0 +1,35 @@
+"""What every table is declared with: names of constraints, column types of Python types."""
+
+from __future__ import annotations
+
+from datetime import datetime
+from enum import StrEnum
+
+from sqlalchemy import ARRAY, CheckConstraint, Double, LargeBinary, MetaData, Text
+from sqlalchemy.dialects.postgresql import TIMESTAMP
+from sqlalchemy.orm import DeclarativeBase
+
+
+def one_of(column: str, values: type[StrEnum]) -> CheckConstraint:
+    """The column holds one of these words."""
+    listed = ", ".join(f"'{value}'" for value in values)
+    return CheckConstraint(f"{column} IN ({listed})", name=column)
+
+
+class Base(DeclarativeBase):
+    metadata = MetaData(
+        naming_convention={
+            "ix": "%(table_name)s_%(column_0_N_name)s_idx",
+            "uq": "%(table_name)s_%(column_0_N_name)s_key",
+            "ck": "%(table_name)s_%(constraint_name)s_check",
+            "fk": "%(table_name)s_%(column_0_N_name)s_fkey",
+            "pk": "%(table_name)s_pkey",
+        }
+    )
+    type_annotation_map = {  # noqa: RUF012
+        str: Text,
+        bytes: LargeBinary,
+        list[str]: ARRAY(Text),
+        float: Double,
+        datetime: TIMESTAMP(timezone=True),
+    }

@@ -1,0 +1,161 @@
+"""`/admin/v1/training` and `/admin/v1/policies`, over HTTP."""
+
+from __future__ import annotations
+
+from typing import Any
+
+import pytest
+
+from clawloop.contracts import Outcome, SampleState
+from clawloop.steps import StepState, VersionRef
+from tests.api.conftest import Gateway
+from tests.fakes.ledger import FakeStep, FakeVersion
+
+TRAINING = "/admin/v1/training"
+POLICY = "/admin/v1/policies/default"
+
+
+async def get(gateway: Gateway, path: str) -> dict[str, Any]:
+    async with gateway.client(gateway.admin_key) as client:
+        answer = await client.get(path)
+    assert answer.status_code == 200, answer.text
+    body: dict[str, Any] = answer.json()
+    return body
+
+
+async def post(gateway: Gateway, path: str, body: Any = None) -> tuple[int, dict[str, Any]]:
+    async with gateway.client(gateway.admin_key) as client:
+        answer = await (client.post(path) if body is None else client.post(path, json=body))
+    return answer.status_code, answer.json()
+
+
+def with_versions(gateway: Gateway, count: int) -> None:
+    """The policy has learned so many steps."""
+    ledger = gateway.ledger
+    recipe = ledger.policies["default"].recipe
+    assert recipe is not None
+    for n in range(1, count + 1):
+        ledger.steps["default", n] = FakeStep(n - 1, 0, recipe, [], StepState.COMMITTED)
+        ref = VersionRef("default", n, n - 1, f"default/v{n}-0123456789ab", "ab" * 32)
+        ledger.versions["default", n] = FakeVersion(n - 1, ref, ledger.now)
+        ledger.policies["default"].head = n
+    ledger.set_active("default", 0)
+
+
+async def test_training_says_what_it_waits_for(fresh_gateway: Gateway) -> None:
+    for _ in range(5):
+        fresh_gateway.ledger.add_sample("default")
+    fresh_gateway.ledger.waiting_turns = 3
+    assert await get(fresh_gateway, TRAINING) == {
+        "policy": "default",
+        "state": "waiting",
+        "reason": "5 of 16 samples; 3 turns wait for their next state or judge",
+        "ready": 5,
+        "needed": 16,
+        "judging": 3,
+        "step": 1,
+        "version": 0,
+        "head": 0,
+        "pinned": None,
+    }
+
+
+async def test_a_pause_says_why_and_a_resume_ends_it(fresh_gateway: Gateway) -> None:
+    status, said = await post(fresh_gateway, f"{TRAINING}/pause?policy=default", {"reason": "the machine is needed"})
+    assert (status, said["state"], said["reason"]) == (200, "paused", "paused: the machine is needed")
+    assert (await get(fresh_gateway, TRAINING))["state"] == "paused"
+    status, said = await post(fresh_gateway, f"{TRAINING}/resume")
+    assert (status, said["state"]) == (200, "waiting")
+    assert fresh_gateway.operations.said == [
+        ("pause", "default", "the machine is needed"),
+        ("resume", "default", False),
+    ]
+
+
+async def test_a_resume_may_take_again_what_was_set_aside(fresh_gateway: Gateway) -> None:
+    sample = fresh_gateway.ledger.add_sample("default")
+    fresh_gateway.ledger.samples[sample].end(SampleState.QUARANTINED, Outcome.QUARANTINED, "step 1: NaN")
+    assert (await post(fresh_gateway, f"{TRAINING}/resume", {}))[1]["ready"] == 0
+    assert (await post(fresh_gateway, f"{TRAINING}/resume", {"retry": True}))[1]["ready"] == 1
+
+
+async def test_while_temporal_is_away_an_operators_word_holds(fresh_gateway: Gateway) -> None:
+    fresh_gateway.operations.available = False
+    with_versions(fresh_gateway, 1)
+    for path, body in (
+        (f"{TRAINING}/pause", {"reason": "now"}),
+        (f"{TRAINING}/resume", {"retry": True}),
+        (f"{POLICY}/pin", {"version": 1}),
+        (f"{POLICY}/pin", {"version": None}),
+        (f"{POLICY}/roll-back", {"version": 0}),
+    ):
+        status, said = await post(fresh_gateway, path, body)
+        assert status == 200, said
+    assert (await get(fresh_gateway, TRAINING))["head"] == 0
+
+
+async def test_a_roll_back_goes_on_from_an_earlier_version(fresh_gateway: Gateway) -> None:
+    with_versions(fresh_gateway, 3)
+    status, said = await post(fresh_gateway, f"{POLICY}/roll-back", {"version": 2})
+    assert (status, said["head"], said["step"]) == (200, 2, 4)
+    assert fresh_gateway.operations.said == [("roll back", "default", 2)]
+    shown = (await get(fresh_gateway, f"{POLICY}/versions"))["versions"]
+    assert [(version["n"], version["state"]) for version in shown] == [
+        (0, "active, on the path"),
+        (1, "on the path"),
+        (2, "head"),
+        (3, "rolled back"),
+    ]
+
+
+async def test_a_pinned_version_is_shown_and_unpinned_by_null(fresh_gateway: Gateway) -> None:
+    with_versions(fresh_gateway, 2)
+    assert (await post(fresh_gateway, f"{POLICY}/pin", {"version": 1}))[1]["pinned"] == 1
+    status, refused = await post(fresh_gateway, f"{POLICY}/roll-back", {"version": 2})
+    assert (status, refused["code"]) == (409, "version_pinned")
+    (policy,) = (await get(fresh_gateway, "/admin/v1/policies"))["policies"]
+    assert (policy["base_model"], policy["training"]["pinned"]) == ("tiny", 1)
+    assert (await post(fresh_gateway, f"{POLICY}/pin", {"version": None}))[1]["pinned"] is None
+    assert [what for what, *_ in fresh_gateway.operations.said] == ["pin", "pin"]
+
+
+@pytest.mark.parametrize(
+    ("path", "body", "status", "field"),
+    [
+        (f"{TRAINING}/pause", {}, 400, "reason"),
+        (f"{TRAINING}/pause", {"reason": "  "}, 400, "reason"),
+        (f"{TRAINING}/pause", {"reason": "x" * 501}, 400, "reason"),
+        (f"{TRAINING}/pause", {"reason": "x", "for": "1 h"}, 400, "for"),
+        (f"{TRAINING}/pause?policy=nobody", {"reason": "x"}, 404, "policy"),
+        (f"{TRAINING}/resume", {"retry": "yes"}, 400, "retry"),
+        (f"{POLICY}/roll-back", {"version": -1}, 400, "version"),
+        (f"{POLICY}/roll-back", {"version": 2**31}, 400, "version"),
+        (f"{POLICY}/roll-back", {"version": 7}, 404, "version"),
+        (f"{POLICY}/roll-back", {"version": None}, 400, "version"),
+        (f"{POLICY}/pin", {}, 400, "version"),
+        (f"{POLICY}/pin", {"version": "2"}, 400, "version"),
+        ("/admin/v1/policies/no%00body/pin", {"version": 0}, 404, "policy"),
+    ],
+)
+async def test_what_cannot_be_done_is_refused_by_its_field(
+    fresh_gateway: Gateway, path: str, body: Any, status: int, field: str
+) -> None:
+    answered, problem = await post(fresh_gateway, path, body)
+    assert (answered, problem["field"]) == (status, field)
+    assert problem["detail"]
+    assert fresh_gateway.operations.said == []
+
+
+async def test_learning_needs_an_admin_key(fresh_gateway: Gateway) -> None:
+    async with fresh_gateway.client() as client:
+        assert (await client.get(TRAINING)).status_code == 403
+        assert (await client.post(f"{TRAINING}/pause", json={"reason": "x"})).status_code == 403
+        assert (await client.post(f"{POLICY}/roll-back", json={"version": 0})).status_code == 403
+        assert (await client.get("/admin/v1/policies")).status_code == 403
+
+
+async def test_without_the_store_it_says_so(fresh_gateway: Gateway) -> None:
+    fresh_gateway.ledger.available = False
+    async with fresh_gateway.client(fresh_gateway.admin_key) as client:
+        answer = await client.get(TRAINING)
+    assert (answer.status_code, answer.json()["code"]) == (503, "store_unavailable")

@@ -1,0 +1,275 @@
+"""One policy that learns, in memory and in PostgreSQL alike: samples to claim, engines to publish to, a clock."""
+
+from __future__ import annotations
+
+import asyncio
+from collections.abc import Sequence
+from dataclasses import dataclass, replace
+from datetime import timedelta
+from typing import Any, Protocol
+
+import psycopg
+from psycopg.rows import dict_row
+
+from activities.training_ports import PublishingStore, StepStore
+from api.ports import TrainingStore
+from clawloop.contracts import Engine, Outcome, SampleState, Scope, SessionEvidence, SessionSource
+from clawloop.ids import ApiKeyId, FeedbackId, SampleId, new_feedback_id
+from clawloop.judging.hints import HintChoice
+from clawloop.judging.records import Settlement
+from clawloop.judging.voting import Verdict
+from clawloop.recipe import Recipe
+from clawloop.steps import StepBatch, StepFigures, StepState, TrainedStep, VersionRef
+from db.engine import Database
+from db.judgements import PostgresJudgementStore
+from db.keys import PostgresKeyStore
+from db.operators import PostgresTrainingStore
+from db.policies import ensure_policy
+from db.publishing import PostgresPublishingStore
+from db.recipes import ensure_recipe
+from db.serving_engines import add_engine
+from db.steps import PostgresStepStore
+from db.turns import PostgresTurnStore
+from tests.fakes.ledger import FakeLedger
+from tests.fakes.publishing_store import FakePublishingStore
+from tests.fakes.step_store import FakeStepStore
+from tests.fakes.training_store import FakeTrainingStore
+from tests.records import turn_record
+
+POLICY = "default"
+HOURS = timedelta(hours=1)
+
+
+def recipe(**train: object) -> Recipe:
+    """Batches of four, two versions of staleness."""
+    return Recipe.model_validate(
+        {"name": "small", "train": {"batch_samples": 4, "staleness_versions": 2, "max_wait_hours": 24.0} | train}
+    )
+
+
+RECIPE = recipe()
+
+
+def trained(step: StepBatch, *, sha256: str = "", dropped: dict[SampleId, str] | None = None) -> TrainedStep:
+    """What a trainer makes of a batch."""
+    digest = sha256 or f"{step.n:064x}"
+    parent = 0 if step.parent is None else step.parent.n
+    path = f"{step.policy}/v{step.n}-{digest[:12]}"
+    figures = StepFigures(
+        loss=0.5,
+        parts={"policy_gradient": 0.4, "kl": 0.1},
+        grad_norm=1.5,
+        ratio=1.01,
+        kl=0.02,
+        tokens=8,
+        samples=len(step.samples),
+        dropped=dropped or {},
+        seconds=2.5,
+    )
+    return TrainedStep(VersionRef(step.policy, step.n, parent, path, digest), figures)
+
+
+class Learning(Protocol):
+    """A policy `default` with RECIPE, and what changes it."""
+
+    steps: StepStore
+    publishing: PublishingStore
+    operators: TrainingStore
+
+    async def add_samples(
+        self,
+        count: int,
+        *,
+        version: int = 0,
+        reward: float | None = 1.0,
+        hinted: Sequence[int] | None = None,
+        explicit: bool = False,
+    ) -> list[SampleId]: ...
+
+    async def set_recipe(self, new: Recipe) -> None: ...
+
+    async def add_engine(self, url: str) -> str: ...
+
+    async def drain(self, engine: str) -> None: ...
+
+    async def age(self, by: timedelta) -> None:
+        """Let all that is there be older."""
+
+    async def became(self, sample: SampleId) -> tuple[SampleState, Outcome, str]:
+        """The sample's state, its turn's outcome and why."""
+
+    async def work_waiting(self) -> bool: ...
+
+
+async def step(learning: Learning, n: int, *, count: int = 4) -> StepBatch:
+    """One step from samples to commit; it starts where the policy's head is."""
+    head = (await learning.steps.look(POLICY)).head
+    await learning.add_samples(count, version=head)
+    assert (await learning.steps.claim(POLICY, n)).state is StepState.CLAIMED
+    batch = await learning.steps.batch(POLICY, n)
+    assert await learning.steps.commit(batch, trained(batch)) is StepState.COMMITTED
+    return batch
+
+
+async def publish(learning: Learning, n: int, *engines: str) -> bool:
+    """Load a version and let it answer."""
+    for engine in engines:
+        await learning.publishing.loaded(engine, POLICY, n)
+    return await learning.publishing.activate(POLICY, n, (await learning.steps.look(POLICY)).epoch)
+
+
+class FakeLearning:
+    """In memory."""
+
+    def __init__(self) -> None:
+        self.ledger = FakeLedger()
+        self.ledger.add_policy(POLICY, RECIPE)
+        self.steps = FakeStepStore(self.ledger)
+        self.publishing = FakePublishingStore(self.ledger)
+        self.operators = FakeTrainingStore(self.ledger)
+
+    async def add_samples(
+        self,
+        count: int,
+        *,
+        version: int = 0,
+        reward: float | None = 1.0,
+        hinted: Sequence[int] | None = None,
+        explicit: bool = False,
+    ) -> list[SampleId]:
+        return [
+            self.ledger.add_sample(POLICY, version=version, reward=reward, hinted_prompt_ids=hinted, explicit=explicit)
+            for _ in range(count)
+        ]
+
+    async def set_recipe(self, new: Recipe) -> None:
+        self.ledger.policies[POLICY].recipe = new
+
+    async def add_engine(self, url: str) -> str:
+        engine = url.removeprefix("http://")
+        self.ledger.engines[engine] = Engine(engine, url, {}, draining=False)
+        return engine
+
+    async def drain(self, engine: str) -> None:
+        self.ledger.engines[engine] = replace(self.ledger.engines[engine], draining=True)
+
+    async def age(self, by: timedelta) -> None:
+        self.ledger.now += by
+
+    async def became(self, sample: SampleId) -> tuple[SampleState, Outcome, str]:
+        found = self.ledger.samples[sample]
+        return found.state, found.outcome, found.why
+
+    async def work_waiting(self) -> bool:
+        return self.ledger.policies[POLICY].work_waiting
+
+
+@dataclass
+class PostgresLearning:
+    """In PostgreSQL; samples are made by settling judgements of entered turns.
+
+    Attributes:
+        woken: what each settlement said of work.
+    """
+
+    url: str
+    database: Database
+    steps: PostgresStepStore
+    publishing: PostgresPublishingStore
+    operators: PostgresTrainingStore
+    turns: PostgresTurnStore
+    judgements: PostgresJudgementStore
+    key: ApiKeyId
+    woken: list[str | None]
+
+    @classmethod
+    async def on(cls, url: str, database: Database) -> PostgresLearning:
+        await ensure_policy(database, POLICY, "tiny", [])
+        await ensure_recipe(database, POLICY, RECIPE)
+        key, _ = await PostgresKeyStore(database).create_key(POLICY, frozenset({Scope.CHAT}), "test")
+        return cls(
+            url,
+            database,
+            PostgresStepStore(database),
+            PostgresPublishingStore(database),
+            PostgresTrainingStore(database),
+            PostgresTurnStore(database),
+            PostgresJudgementStore(database),
+            key.id,
+            [],
+        )
+
+    async def add_samples(
+        self,
+        count: int,
+        *,
+        version: int = 0,
+        reward: float | None = 1.0,
+        hinted: Sequence[int] | None = None,
+        explicit: bool = False,
+    ) -> list[SampleId]:
+        return [await self._add_sample(version, reward, hinted, explicit) for _ in range(count)]
+
+    async def _add_sample(
+        self, version: int, reward: float | None, hinted: Sequence[int] | None, explicit: bool
+    ) -> SampleId:
+        evidence = SessionEvidence(SessionSource.HEADER, f"s{len(self.woken)}")
+        turn = turn_record(f"{evidence.value}", api_key_id=self.key, version=version, evidence=evidence)
+        await self.turns.enter(turn)
+        applied: list[FeedbackId] = []
+        if explicit:
+            applied.append(new_feedback_id())
+            insert = "INSERT INTO feedback (id, turn_id, api_key_id, score, effect) VALUES (%s, %s, %s, 1, 'amends')"
+            await self.execute(insert, applied[0], turn.turn_id, self.key)
+        opened = await self.judgements.open(turn.turn_id, None, b"evidence", "hint")
+        end = Settlement(
+            verdict=Verdict(1, 1.0, reward, "3 of 3 votes"),
+            hint=HintChoice(None, answered=True, why="none"),
+            not_trainable=None,
+            reward=reward,
+            hinted_prompt_ids=None if hinted is None else tuple(hinted),
+            outcome=Outcome.SAMPLED,
+            why="verdict +1",
+        )
+        self.woken.append(await self.judgements.settle(opened.id, end, applied))
+        (row,) = await self.rows("SELECT id FROM samples WHERE turn_id = %s", turn.turn_id)
+        return SampleId(row["id"])
+
+    async def set_recipe(self, new: Recipe) -> None:
+        await ensure_recipe(self.database, POLICY, new)
+        await self.execute("UPDATE policies SET recipe_hash = %s", new.hash)
+
+    async def add_engine(self, url: str) -> str:
+        return (await add_engine(self.database, url)).id
+
+    async def drain(self, engine: str) -> None:
+        await self.execute("UPDATE engines SET draining = true WHERE id = %s", engine)
+
+    async def age(self, by: timedelta) -> None:
+        await self.execute("UPDATE samples SET created_at = created_at - %s", by)
+        await self.execute("UPDATE engine_versions SET loaded_at = loaded_at - %s", by)
+        moved = "created_at = created_at - %s, retired_at = retired_at - %s"
+        await self.execute(f"UPDATE versions SET {moved}", by, by)
+
+    async def became(self, sample: SampleId) -> tuple[SampleState, Outcome, str]:
+        query = """SELECT s.state, t.outcome, t.outcome_detail AS why
+            FROM samples s JOIN turns t ON t.id = s.turn_id WHERE s.id = %s"""
+        (row,) = await self.rows(query, sample)
+        return SampleState(row["state"]), Outcome(row["outcome"]), row["why"]
+
+    async def work_waiting(self) -> bool:
+        return bool((await self.rows("SELECT work_waiting FROM policies"))[0]["work_waiting"])
+
+    async def rows(self, query: str, *values: object) -> list[dict[str, Any]]:
+        def read() -> list[dict[str, Any]]:
+            with psycopg.connect(self.url, row_factory=dict_row) as connection:
+                return connection.execute(query, values).fetchall()
+
+        return await asyncio.to_thread(read)
+
+    async def execute(self, query: str, *values: object) -> None:
+        def write() -> None:
+            with psycopg.connect(self.url, autocommit=True) as connection:
+                connection.execute(query, values)
+
+        await asyncio.to_thread(write)

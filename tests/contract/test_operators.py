@@ -1,0 +1,113 @@
+"""What operators see and do of learning, in memory and in PostgreSQL alike."""
+
+from __future__ import annotations
+
+import pytest
+
+from clawloop.contracts import Outcome, SampleState
+from clawloop.errors import RequestRejected
+from clawloop.steps import StepState, TrainingState
+from tests.contract.learning import POLICY, Learning, publish, step
+
+
+async def test_a_policy_nobody_knows_is_not_found(learning: Learning) -> None:
+    operators = learning.operators
+    for asked in (
+        operators.look("other"),
+        operators.versions("oth\0er"),
+        operators.pause("other", "why"),
+        operators.resume("other"),
+        operators.roll_back("other", 0),
+        operators.pin("other", 0),
+        operators.unpin("other"),
+    ):
+        with pytest.raises(RequestRejected, match="no policy") as raised:
+            await asked
+        assert (raised.value.status, raised.value.field) == (404, "policy")
+
+
+async def test_a_version_that_is_not_there_is_refused(learning: Learning) -> None:
+    await step(learning, 1)
+    await step(learning, 2)
+    for asked in (learning.operators.roll_back(POLICY, 5), learning.operators.pin(POLICY, 5)):
+        with pytest.raises(RequestRejected, match="no version 5") as raised:
+            await asked
+        assert (raised.value.status, raised.value.field) == (404, "version")
+    await learning.publishing.removed(POLICY, 1)
+    for asked in (learning.operators.roll_back(POLICY, 1), learning.operators.pin(POLICY, 1)):
+        with pytest.raises(RequestRejected, match="were removed") as raised:
+            await asked
+        assert raised.value.status == 409
+
+
+async def test_a_pause_stays_until_it_is_ended(learning: Learning) -> None:
+    assert (await learning.operators.pause(POLICY, "first")).reason == "paused: first"
+    assert (await learning.operators.pause(POLICY, "second")).reason == "paused: second"
+    assert (await learning.operators.look(POLICY)).state is TrainingState.PAUSED
+    assert (await learning.operators.resume(POLICY)).state is TrainingState.WAITING
+    assert (await learning.operators.resume(POLICY)).state is TrainingState.WAITING
+
+
+async def test_rolling_back_undoes_what_was_trained_since_and_going_forward_again_redoes_it(
+    learning: Learning,
+) -> None:
+    engine = await learning.add_engine("http://e1:8100")
+    batches = {n: await step(learning, n) for n in (1, 2, 3)}
+    for n in (1, 3):
+        await learning.publishing.loaded(engine, POLICY, n)
+    assert await publish(learning, 3, engine)
+    view = await learning.operators.roll_back(POLICY, 1)
+    assert (view.head, view.version, view.epoch, view.step, view.unpublished) == (1, 1, 1, 4, False)
+    kept, undone = batches[1].samples[0].sample_id, batches[3].samples[0].sample_id
+    assert (await learning.became(kept))[1:] == (Outcome.TRAINED, "trained in step 1")
+    assert await learning.became(undone) == (
+        SampleState.TRAINED,  # it is not trained once more
+        Outcome.ROLLED_BACK,
+        "trained in step 3, rolled back to 1",
+    )
+    await learning.operators.roll_back(POLICY, 3)
+    assert (await learning.became(undone))[1:] == (Outcome.TRAINED, "trained in step 3")
+    assert (await learning.operators.look(POLICY)).epoch == 2
+
+
+async def test_rolling_back_gives_up_the_claimed_step(learning: Learning) -> None:
+    await step(learning, 1)
+    await learning.add_samples(4, version=1)
+    await learning.steps.claim(POLICY, 2)
+    await learning.operators.roll_back(POLICY, 0)
+    claim = await learning.steps.claim(POLICY, 2)
+    assert (claim.state, claim.reason) == (StepState.ABANDONED, "rolled back to version 0")
+
+
+async def test_a_pinned_version_stands_in_the_way_of_another(learning: Learning) -> None:
+    for n in (1, 2):
+        await step(learning, n)
+    await learning.operators.pin(POLICY, 2)
+    with pytest.raises(RequestRejected, match="unpin first") as raised:
+        await learning.operators.roll_back(POLICY, 1)
+    assert raised.value.status == 409
+    await learning.operators.unpin(POLICY)
+    assert (await learning.operators.roll_back(POLICY, 1)).head == 1
+
+
+async def test_versions_say_what_they_are_and_what_their_step_measured(learning: Learning) -> None:
+    engine = await learning.add_engine("http://e1:8100")
+    for n in (1, 2):
+        await step(learning, n)
+    await publish(learning, 2, engine)
+    await learning.operators.roll_back(POLICY, 1)
+    base, first, second = await learning.operators.versions(POLICY)
+    assert (base.n, base.parent, base.state, base.metrics, base.engines) == (0, None, "on the path", None, [])
+    assert (first.n, first.parent, first.state, first.active) == (1, 0, "head", False)
+    assert (second.state, second.engines, second.active) == ("active, rolled back", [engine], True)
+    assert first.metrics == {
+        "loss": 0.5,
+        "parts": {"policy_gradient": 0.4, "kl": 0.1},
+        "grad_norm": 1.5,
+        "ratio": 1.01,
+        "kl": 0.02,
+        "tokens": 8,
+        "samples": 4,
+        "dropped": 0,
+        "seconds": 2.5,
+    }

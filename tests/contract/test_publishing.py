@@ -1,0 +1,187 @@
+"""Publishing, in memory and in PostgreSQL alike."""
+
+from __future__ import annotations
+
+from datetime import timedelta
+
+import pytest
+
+from clawloop.errors import RecordUnusable
+from clawloop.steps import StepState
+from tests.contract.learning import HOURS, POLICY, Learning, publish, step, trained
+
+MINUTE = timedelta(minutes=1)
+
+
+async def names(learning: Learning, engine: str) -> list[int]:
+    return [version.n for version in await learning.publishing.wanted(engine)]
+
+
+async def removable(learning: Learning) -> list[int]:
+    return [version.n for version in await learning.publishing.removable(1 * HOURS)]
+
+
+async def unloadable(learning: Learning, engine: str) -> list[int]:
+    return [version.n for version in await learning.publishing.unloadable(engine, MINUTE)]
+
+
+async def test_engines_should_have_the_head_the_active_and_the_pinned_version(learning: Learning) -> None:
+    engine = await learning.add_engine("http://e1:8100")
+    assert await names(learning, engine) == []
+    for n in (1, 2, 3):
+        await step(learning, n)
+    assert await names(learning, engine) == [3]
+    await publish(learning, 3, engine)
+    await step(learning, 4)
+    await learning.operators.pin(POLICY, 1)
+    assert await names(learning, engine) == [1, 3, 4]
+    assert (await learning.publishing.wanted(engine))[0] == await learning.steps.committed(POLICY, 1)
+
+
+async def test_what_an_engine_has_is_told_once_and_can_be_lost(learning: Learning) -> None:
+    engine = await learning.add_engine("http://e1:8100")
+    for n in (1, 2):
+        await step(learning, n)
+        await learning.publishing.loaded(engine, POLICY, n)
+        await learning.publishing.loaded(engine, POLICY, n)
+    await learning.publishing.unloaded(engine, POLICY, 1)
+    (found,) = await learning.publishing.engines()
+    assert (found.id, found.versions, found.draining, found.problem) == (engine, {POLICY: frozenset({2})}, False, None)
+    await learning.publishing.report(engine, "it does not load v2")
+    await learning.publishing.forget(engine)
+    (found,) = await learning.publishing.engines()
+    assert (found.versions, found.problem) == ({}, "it does not load v2")
+    await learning.publishing.report(engine, None)
+    assert (await learning.publishing.engines())[0].problem is None
+
+
+async def test_a_version_nobody_made_is_on_no_engine(learning: Learning) -> None:
+    engine = await learning.add_engine("http://e1:8100")
+    with pytest.raises(RecordUnusable):
+        await learning.publishing.loaded(engine, POLICY, 7)
+    with pytest.raises(RecordUnusable, match="version 7"):
+        await learning.publishing.activate(POLICY, 7, 0)
+
+
+async def test_a_version_answers_once_an_engine_in_rotation_has_it(learning: Learning) -> None:
+    engine = await learning.add_engine("http://e1:8100")
+    await step(learning, 1)
+    assert not await learning.publishing.activate(POLICY, 1, 0)
+    await learning.publishing.report(engine, "it restarts")
+    assert not await publish(learning, 1, engine)
+    await learning.publishing.report(engine, None)
+    await learning.drain(engine)
+    assert not await learning.publishing.activate(POLICY, 1, 0)
+    other = await learning.add_engine("http://e2:8100")
+    assert await publish(learning, 1, other)
+    assert await learning.publishing.activate(POLICY, 1, 0)
+    view = await learning.steps.look(POLICY)
+    assert (view.version, view.unpublished) == (1, False)
+
+
+async def test_activation_only_goes_forward(learning: Learning) -> None:
+    engine = await learning.add_engine("http://e1:8100")
+    for n in (1, 2, 3):
+        await step(learning, n)
+    assert await publish(learning, 2, engine)
+    assert not await publish(learning, 1, engine)
+    assert await publish(learning, 3, engine)
+    assert not await learning.publishing.activate(POLICY, 2, 0)
+    assert (await learning.steps.look(POLICY)).version == 3
+
+
+async def test_a_publishing_that_was_overtaken_by_a_roll_back_changes_nothing(learning: Learning) -> None:
+    engine = await learning.add_engine("http://e1:8100")
+    for n in (1, 2, 3):
+        await step(learning, n)
+        await learning.publishing.loaded(engine, POLICY, n)
+    await learning.publishing.activate(POLICY, 3, 0)
+    await learning.operators.roll_back(POLICY, 1)
+    assert not await learning.publishing.activate(POLICY, 3, 0)
+    assert not await learning.publishing.activate(POLICY, 3, 1)  # nor off the path
+    assert (await learning.steps.look(POLICY)).version == 1
+
+
+async def test_a_rolled_back_version_is_left_once_an_engine_has_the_other(learning: Learning) -> None:
+    engine = await learning.add_engine("http://e1:8100")
+    for n in (1, 2):
+        await step(learning, n)
+    await publish(learning, 2, engine)
+    view = await learning.operators.roll_back(POLICY, 1)
+    assert (view.head, view.version, view.epoch, view.unpublished) == (1, 2, 1, True)
+    assert await names(learning, engine) == [1, 2]
+    assert await publish(learning, 1, engine)
+    assert (await learning.steps.look(POLICY)).version == 1
+
+
+async def test_a_pinned_version_stays_whatever_is_trained(learning: Learning) -> None:
+    engine = await learning.add_engine("http://e1:8100")
+    for n in (1, 2):
+        await step(learning, n)
+        await publish(learning, n, engine)
+    view = await learning.operators.pin(POLICY, 1)
+    assert (view.version, view.pinned, view.unpublished) == (1, 1, False)
+    await step(learning, 3)
+    assert not await publish(learning, 3, engine)
+    assert not (await learning.steps.look(POLICY)).unpublished
+    view = await learning.operators.unpin(POLICY)
+    assert (view.version, view.pinned) == (3, None)
+
+
+async def test_an_old_version_is_unloaded_a_while_after_it_answered_last(learning: Learning) -> None:
+    engine = await learning.add_engine("http://e1:8100")
+    for n in (1, 2):
+        await step(learning, n)
+        await publish(learning, n, engine)
+    assert await unloadable(learning, engine) == []
+    await learning.age(2 * MINUTE)
+    assert await unloadable(learning, engine) == [1]
+    await learning.operators.pin(POLICY, 1)
+    assert await unloadable(learning, engine) == []
+    await learning.operators.unpin(POLICY)
+    await learning.age(2 * MINUTE)
+    await learning.publishing.unloaded(engine, POLICY, 1)
+    assert await unloadable(learning, engine) == []
+
+
+async def test_a_version_that_never_answered_is_unloaded_too(learning: Learning) -> None:
+    engine = await learning.add_engine("http://e1:8100")
+    await step(learning, 1)
+    await learning.publishing.loaded(engine, POLICY, 1)
+    await step(learning, 2)
+    assert await unloadable(learning, engine) == []
+    await learning.age(2 * MINUTE)
+    assert await unloadable(learning, engine) == [1]
+
+
+async def test_files_go_when_nobody_needs_them(learning: Learning) -> None:
+    engine = await learning.add_engine("http://e1:8100")
+    for n in range(1, 7):
+        await step(learning, n)
+    await publish(learning, 6, engine)
+    assert await removable(learning) == []
+    await learning.age(2 * HOURS)
+    assert await removable(learning) == [1, 2, 3]  # the last three of the path stay
+    await learning.publishing.loaded(engine, POLICY, 1)
+    await learning.operators.pin(POLICY, 2)
+    await learning.add_samples(1, version=3, hinted=[1, 2])
+    assert await removable(learning) == []
+    await learning.publishing.unloaded(engine, POLICY, 1)
+    assert await removable(learning) == [1]
+    await learning.publishing.removed(POLICY, 1)
+    assert await removable(learning) == []
+    assert [version.state for version in await learning.operators.versions(POLICY)][1] == "on the path, files removed"
+
+
+async def test_the_version_a_claimed_step_begins_from_keeps_its_files(learning: Learning) -> None:
+    await learning.add_engine("http://e1:8100")
+    for n in range(1, 6):
+        await step(learning, n)
+    await learning.operators.roll_back(POLICY, 1)
+    await learning.add_samples(4, version=1)
+    await learning.steps.claim(POLICY, 6)
+    batch = await learning.steps.batch(POLICY, 6)
+    await learning.age(2 * HOURS)
+    assert await removable(learning) == [2, 3, 4, 5]
+    assert await learning.steps.commit(batch, trained(batch)) is StepState.COMMITTED
+    assert [version.n for version in await learning.publishing.removable(1 * HOURS)] == [2, 3, 4, 5]

@@ -1,0 +1,339 @@
+"""The ledger of steps, in memory and in PostgreSQL alike."""
+
+from __future__ import annotations
+
+import asyncio
+from datetime import timedelta
+
+import pytest
+
+from clawloop.contracts import Outcome, SampleState
+from clawloop.errors import RecordUnusable
+from clawloop.recipe import Recipe
+from clawloop.steps import Claim, StepState, TrainingState
+from tests.contract.learning import HOURS, POLICY, RECIPE, Learning, recipe, step, trained
+
+
+async def test_a_policy_begins_by_waiting_for_samples(learning: Learning) -> None:
+    view = await learning.steps.look(POLICY)
+    assert (view.state, view.reason, view.step, view.step_state) == (
+        TrainingState.WAITING,
+        "0 of 4 samples",
+        1,
+        None,
+    )
+    assert (view.head, view.version, view.epoch, view.unpublished, view.oldest_seconds) == (0, 0, 0, False, None)
+    assert await learning.steps.claim(POLICY, 1) == Claim(1, None, 0, "0 of 4 samples")
+
+
+async def test_a_policy_nobody_knows_is_said_to_be_none(learning: Learning) -> None:
+    for asked in (learning.steps.look("other"), learning.steps.claim("other", 1), learning.steps.batch("other", 1)):
+        with pytest.raises(RecordUnusable, match="other"):
+            await asked
+    with pytest.raises(RecordUnusable, match="no step 1"):
+        await learning.steps.batch(POLICY, 1)
+    assert await learning.steps.committed(POLICY, 1) is None
+
+
+async def test_the_oldest_samples_are_claimed_once_in_their_order(learning: Learning) -> None:
+    samples = await learning.add_samples(6)
+    assert await learning.work_waiting()
+    first = await learning.steps.claim(POLICY, 1)
+    assert first == Claim(1, StepState.CLAIMED, 4, "4 of 4 samples")
+    again = await learning.steps.claim(POLICY, 1)
+    assert (again.state, again.samples) == (StepState.CLAIMED, 4)
+    batch = await learning.steps.batch(POLICY, 1)
+    assert [sample.sample_id for sample in batch.samples] == samples[:4]
+    assert (batch.n, batch.base_model, batch.parent, batch.epoch, batch.recipe) == (1, "tiny", None, 0, RECIPE)
+    assert await learning.steps.batch(POLICY, 1) == batch
+    assert not await learning.work_waiting()
+    view = await learning.steps.look(POLICY)
+    assert (view.state, view.reason, view.step, view.step_state, view.ready) == (
+        TrainingState.TRAINING,
+        "computing step 1 (attempt 2)",
+        1,
+        StepState.CLAIMED,
+        2,
+    )
+
+
+async def test_a_sample_brings_all_that_its_turn_recorded(learning: Learning) -> None:
+    await learning.add_samples(1, reward=-0.5, hinted=[1, 9, 2, 3], explicit=True)
+    await learning.add_samples(3)
+    await learning.steps.claim(POLICY, 1)
+    sample, plain, *_ = (await learning.steps.batch(POLICY, 1)).samples
+    assert (sample.prompt_ids, sample.response_ids, sample.logprobs) == ([1, 2, 3], [4, 5], [-0.5, -0.25])
+    assert (sample.temperature, sample.version, sample.reward) == (0.6, 0, -0.5)
+    assert (sample.hinted_prompt_ids, sample.explicit) == ([1, 9, 2, 3], True)
+    assert (plain.hinted_prompt_ids, plain.explicit) == (None, False)
+
+
+async def test_only_the_next_step_is_claimed_and_one_at_a_time(learning: Learning) -> None:
+    await learning.add_samples(8)
+    assert await learning.steps.claim(POLICY, 2) == Claim(2, None, 0, "the next step is 1")
+    await learning.steps.claim(POLICY, 1)
+    assert await learning.steps.claim(POLICY, 2) == Claim(2, None, 0, "step 1 is claimed")
+    assert await learning.work_waiting()  # a batch is left behind
+
+
+async def test_a_smaller_batch_is_taken_once_its_oldest_sample_has_waited(learning: Learning) -> None:
+    await learning.add_samples(2)
+    assert (await learning.steps.claim(POLICY, 1)).state is None
+    await learning.age(23 * HOURS)
+    assert await learning.steps.claim(POLICY, 1) == Claim(1, None, 0, "2 of 4 samples")
+    await learning.age(2 * HOURS)
+    claim = await learning.steps.claim(POLICY, 1)
+    assert (claim.state, claim.samples) == (StepState.CLAIMED, 2)
+    assert claim.reason == "2 of 4 samples; the oldest waited 24 h"
+
+
+async def test_a_committed_step_is_the_head_and_its_turns_say_so(learning: Learning) -> None:
+    first, dropped, *_ = await learning.add_samples(4)
+    await learning.steps.claim(POLICY, 1)
+    batch = await learning.steps.batch(POLICY, 1)
+    result = trained(batch, dropped={dropped: "drifted: mean |log ratio| 1.20, bound 1"})
+    assert await learning.steps.commit(batch, result) is StepState.COMMITTED
+    assert await learning.steps.commit(batch, result) is StepState.COMMITTED
+    assert await learning.steps.committed(POLICY, 1) == result.version
+    assert await learning.became(first) == (SampleState.TRAINED, Outcome.TRAINED, "trained in step 1")
+    state, outcome, why = await learning.became(dropped)
+    assert (state, outcome) == (SampleState.EXPIRED, Outcome.EXPIRED)
+    assert why == "left out of step 1: drifted: mean |log ratio| 1.20, bound 1"
+    view = await learning.steps.look(POLICY)
+    assert (view.state, view.head, view.version, view.step, view.unpublished) == (TrainingState.WAITING, 1, 0, 2, True)
+    again = await learning.steps.claim(POLICY, 1)
+    assert (again.state, again.samples) == (StepState.COMMITTED, 4)
+    with pytest.raises(RecordUnusable, match="committed"):
+        await learning.steps.batch(POLICY, 1)
+
+
+async def test_the_next_step_begins_where_the_last_one_ended(learning: Learning) -> None:
+    await step(learning, 1)
+    await learning.add_samples(4, version=1)
+    await learning.steps.claim(POLICY, 2)
+    batch = await learning.steps.batch(POLICY, 2)
+    assert batch.parent == await learning.steps.committed(POLICY, 1)
+    await learning.steps.commit(batch, trained(batch))
+    made = await learning.steps.committed(POLICY, 2)
+    assert made is not None
+    assert (made.n, made.parent) == (2, 1)
+
+
+async def test_of_two_trainers_of_one_step_exactly_one_commits(learning: Learning) -> None:
+    await learning.add_samples(4)
+    await learning.steps.claim(POLICY, 1)
+    batch = await learning.steps.batch(POLICY, 1)
+    ends = await asyncio.gather(
+        *(learning.steps.commit(batch, trained(batch, sha256=f"{digit}" * 64)) for digit in "abcdef")
+    )
+    assert sorted(ends) == sorted([StepState.COMMITTED] + [StepState.ABANDONED] * 5)
+    made = await learning.steps.committed(POLICY, 1)
+    assert made is not None
+    assert made.sha256 == "abcdef"[ends.index(StepState.COMMITTED)] * 64
+
+
+async def test_a_step_whose_policy_went_on_is_abandoned_and_its_samples_are_free(learning: Learning) -> None:
+    await step(learning, 1)
+    samples = await learning.add_samples(4, version=1)
+    await learning.steps.claim(POLICY, 2)
+    batch = await learning.steps.batch(POLICY, 2)
+    await learning.operators.roll_back(POLICY, 0)
+    assert (await learning.steps.claim(POLICY, 2)).state is StepState.ABANDONED
+    assert await learning.steps.commit(batch, trained(batch)) is StepState.ABANDONED
+    assert await learning.steps.committed(POLICY, 2) is None
+    assert await learning.became(samples[0]) == (SampleState.FRESH, Outcome.SAMPLED, "verdict +1")
+    assert await learning.work_waiting()
+    assert (await learning.steps.claim(POLICY, 2)).samples == 4  # what it had; its number is used up
+    claim = await learning.steps.claim(POLICY, 3)
+    assert (claim.state, claim.samples) == (StepState.CLAIMED, 4)
+    again = await learning.steps.batch(POLICY, 3)
+    assert (again.epoch, again.parent, [one.sample_id for one in again.samples]) == (1, None, samples)
+
+
+async def test_what_a_step_made_must_be_of_that_step(learning: Learning) -> None:
+    await learning.add_samples(8)
+    await learning.steps.claim(POLICY, 1)
+    batch = await learning.steps.batch(POLICY, 1)
+    other = trained(batch).version
+    for wrong in ({"n": 2}, {"parent": 1}, {"policy": "other"}):
+        fields = {"policy": other.policy, "n": 1, "parent": 0, "path": other.path, "sha256": other.sha256} | wrong
+        made = trained(batch).__class__(other.__class__(**fields), trained(batch).figures)  # type: ignore[arg-type]
+        with pytest.raises(RecordUnusable, match="is not what step 1"):
+            await learning.steps.commit(batch, made)
+
+
+async def test_giving_a_step_up_frees_its_samples_once(learning: Learning) -> None:
+    samples = await learning.add_samples(4)
+    await learning.steps.claim(POLICY, 1)
+    await learning.steps.abandon(POLICY, 1, "the trainer cannot load the model")
+    await learning.steps.abandon(POLICY, 1, "again")
+    claim = await learning.steps.claim(POLICY, 1)
+    assert (claim.state, claim.reason) == (StepState.ABANDONED, "the trainer cannot load the model")
+    assert await learning.work_waiting()
+    await learning.steps.claim(POLICY, 2)
+    assert [one.sample_id for one in (await learning.steps.batch(POLICY, 2)).samples] == samples
+    await learning.steps.abandon(POLICY, 1, "late")
+    assert (await learning.steps.look(POLICY)).step_state is StepState.CLAIMED
+
+
+async def test_a_step_that_teaches_nothing_is_given_up_and_its_samples_expire(learning: Learning) -> None:
+    samples = await learning.add_samples(5)
+    await learning.steps.claim(POLICY, 1)
+    for _ in range(2):
+        await learning.steps.expire(POLICY, 1, "no sample of 4 can be trained: too long")
+    why = "no sample of 4 can be trained: too long"
+    assert await learning.became(samples[0]) == (SampleState.EXPIRED, Outcome.EXPIRED, f"step 1: {why}")
+    claim = await learning.steps.claim(POLICY, 1)
+    assert (claim.state, claim.reason) == (StepState.ABANDONED, why)
+    view = await learning.steps.look(POLICY)
+    assert (view.state, view.ready, view.step) == (TrainingState.WAITING, 1, 2)
+    assert not await learning.work_waiting()
+
+
+async def test_a_bad_step_is_set_aside_and_training_pauses(learning: Learning) -> None:
+    samples = await learning.add_samples(8)
+    await learning.steps.claim(POLICY, 1)
+    for _ in range(2):
+        await learning.steps.quarantine(POLICY, 1, "KL 12.0, bound 10")
+    assert await learning.became(samples[0]) == (
+        SampleState.QUARANTINED,
+        Outcome.QUARANTINED,
+        "step 1: KL 12.0, bound 10",
+    )
+    view = await learning.steps.look(POLICY)
+    assert (view.state, view.reason, view.ready) == (TrainingState.PAUSED, "paused: step 1: KL 12.0, bound 10", 4)
+    assert not await learning.work_waiting()
+    claim = await learning.steps.claim(POLICY, 2)
+    assert claim == Claim(2, None, 0, "paused: step 1: KL 12.0, bound 10")
+    assert (await learning.steps.claim(POLICY, 1)).state is StepState.QUARANTINED
+
+
+async def test_resuming_takes_what_was_set_aside_only_when_told_to(learning: Learning) -> None:
+    samples = await learning.add_samples(4)
+    await learning.steps.claim(POLICY, 1)
+    await learning.steps.quarantine(POLICY, 1, "not finite")
+    view = await learning.operators.resume(POLICY)
+    assert (view.state, view.ready) == (TrainingState.WAITING, 0)
+    view = await learning.operators.resume(POLICY, retry_quarantined=True)
+    assert (view.state, view.ready) == (TrainingState.WAITING, 4)
+    assert await learning.became(samples[0]) == (SampleState.FRESH, Outcome.SAMPLED, "verdict +1")
+    assert await learning.work_waiting()
+    assert (await learning.steps.claim(POLICY, 2)).samples == 4
+
+
+async def test_next_state_evidence_ages_in_versions_and_explicit_feedback_does_not(learning: Learning) -> None:
+    for n in (1, 2, 3):
+        await step(learning, n)
+    (old,) = await learning.add_samples(1, version=0)
+    (rated,) = await learning.add_samples(1, version=0, explicit=True)
+    (near,) = await learning.add_samples(1, version=1)
+    await learning.add_samples(2, version=3)
+    assert (await learning.steps.claim(POLICY, 4)).state is StepState.CLAIMED
+    assert await learning.became(old) == (
+        SampleState.EXPIRED,
+        Outcome.EXPIRED,
+        "stale: 3 versions apart, bound 2",
+    )
+    batch = await learning.steps.batch(POLICY, 4)
+    assert [sample.sample_id for sample in batch.samples][:2] == [rated, near]
+
+
+async def test_after_a_roll_back_age_is_counted_along_the_tree(learning: Learning) -> None:
+    for n in (1, 2):
+        await step(learning, n)
+    (other_branch,) = await learning.add_samples(1, version=2)
+    await learning.operators.roll_back(POLICY, 0)
+    await step(learning, 3, count=3)  # with the sample of version 2, two edges away
+    assert (await learning.became(other_branch))[0] is SampleState.TRAINED
+    (too_far,) = await learning.add_samples(1, version=2)  # 2 → 1 → 0 → 3
+    await learning.add_samples(4, version=3)
+    await learning.steps.claim(POLICY, 4)
+    assert (await learning.became(too_far))[2] == "stale: 3 versions apart, bound 2"
+
+
+async def test_samples_of_another_signal_expire_and_those_of_another_training_do_not(learning: Learning) -> None:
+    (kept,) = await learning.add_samples(1)
+    await learning.set_recipe(recipe(batch_samples=2))
+    await learning.add_samples(1)
+    assert (await learning.steps.claim(POLICY, 1)).samples == 2
+    batch = await learning.steps.batch(POLICY, 1)
+    assert kept in [sample.sample_id for sample in batch.samples]
+    assert batch.recipe.train.batch_samples == 2
+    (lost,) = await learning.add_samples(1)
+    await learning.steps.commit(batch, trained(batch))
+    await learning.set_recipe(Recipe.model_validate({"name": "small", "signal": {"m": 5}}))
+    assert (await learning.steps.claim(POLICY, 2)).state is None
+    assert await learning.became(lost) == (SampleState.EXPIRED, Outcome.EXPIRED, "recipe changed")
+
+
+async def test_a_sample_the_recipe_learns_nothing_from_fills_no_batch(learning: Learning) -> None:
+    no_gap = {"verdict_weight": 1.0, "teacher_weight": 0.0}
+    await learning.set_recipe(
+        Recipe.model_validate(
+            {"name": "small", "signal": {"hints": False}, "train": {"batch_samples": 1, "advantage": no_gap}}
+        )
+    )
+    (hint_only,) = await learning.add_samples(1, reward=None, hinted=[1, 2])
+    assert (await learning.steps.claim(POLICY, 1)).state is None
+    assert await learning.became(hint_only) == (
+        SampleState.EXPIRED,
+        Outcome.EXPIRED,
+        "neither a verdict nor a hint that this recipe learns from",
+    )
+
+
+async def test_a_recipe_that_cannot_be_computed_is_refused_in_words(learning: Learning) -> None:
+    await learning.set_recipe(recipe(train_thinking=False))
+    await learning.add_samples(4)
+    claim = await learning.steps.claim(POLICY, 1)
+    assert claim.state is None
+    assert "train.train_thinking" in claim.reason
+    assert (await learning.steps.look(POLICY)).reason == claim.reason
+    assert not await learning.work_waiting()
+
+
+async def test_earlier_versions_that_answered_hinted_samples_are_teachers(learning: Learning) -> None:
+    for n in (1, 2):
+        await step(learning, n)
+    for version in (0, 1, 2):
+        await learning.add_samples(1, version=version, hinted=[1, 2, 3])
+    await learning.add_samples(1, version=1)
+    await learning.steps.claim(POLICY, 3)
+    batch = await learning.steps.batch(POLICY, 3)
+    assert batch.teachers == {1: await learning.steps.committed(POLICY, 1)}  # not the base, not the parent
+
+
+async def test_a_hint_nobody_can_read_any_more_leaves_the_verdict(learning: Learning) -> None:
+    for n in (1, 2):
+        await step(learning, n)
+    await learning.publishing.removed(POLICY, 1)
+    (both,) = await learning.add_samples(1, version=1, hinted=[1, 2, 3])
+    (hint_only,) = await learning.add_samples(1, version=1, reward=None, hinted=[1, 2, 3])
+    await learning.add_samples(3, version=2)
+    await learning.steps.claim(POLICY, 3)
+    batch = await learning.steps.batch(POLICY, 3)
+    assert batch.teachers == {}
+    assert {sample.sample_id: sample.hinted_prompt_ids for sample in batch.samples}[both] is None
+    assert (await learning.became(hint_only))[2] == "version 1, which would read its hint, is gone"
+
+
+async def test_no_batch_is_claimed_while_paused_and_a_running_step_finishes(learning: Learning) -> None:
+    await learning.add_samples(8)
+    await learning.steps.claim(POLICY, 1)
+    view = await learning.operators.pause(POLICY, "lunch")
+    assert (view.state, view.reason) == (TrainingState.PAUSED, "paused: lunch; step 1 is claimed")
+    assert not await learning.work_waiting()
+    batch = await learning.steps.batch(POLICY, 1)
+    assert await learning.steps.commit(batch, trained(batch)) is StepState.COMMITTED
+    assert await learning.steps.claim(POLICY, 2) == Claim(2, None, 0, "paused: lunch")
+    await learning.operators.resume(POLICY)
+    assert await learning.work_waiting()
+    assert (await learning.steps.claim(POLICY, 2)).samples == 4
+
+
+async def test_the_oldest_sample_says_how_long_it_has_waited(learning: Learning) -> None:
+    await learning.add_samples(1)
+    await learning.age(timedelta(minutes=5))
+    oldest = (await learning.steps.look(POLICY)).oldest_seconds
+    assert oldest is not None
+    assert 300 <= oldest < 330

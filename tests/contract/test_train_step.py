@@ -1,0 +1,136 @@
+"""The activity that trains a step: what becomes of a batch, on the ledger in memory and in PostgreSQL alike."""
+
+from __future__ import annotations
+
+import pytest
+
+from activities.training import TrainingActivities
+from activities.training_messages import StepDone, TrainStep
+from clawloop.contracts import Outcome, SampleState
+from clawloop.errors import (
+    AdapterUnusable,
+    ModelUnsupported,
+    NothingToTrain,
+    PermanentError,
+    RecordUnusable,
+    StepDiverged,
+    TrainerUnavailable,
+)
+from clawloop.ids import SampleId
+from clawloop.steps import StepBatch, StepState, TrainingState
+from tests.contract.learning import POLICY, Learning
+from tests.fakes.trainer import FakeTrainer
+
+ASK = TrainStep(policy=POLICY, n=1)
+
+
+class Desk:
+    def __init__(self, learning: Learning) -> None:
+        self.learning = learning
+        self.trainer = FakeTrainer()
+        self.activities = TrainingActivities(learning.steps, self.trainer)
+
+    async def claim(self, n: int = 1) -> tuple[list[SampleId], StepBatch]:
+        samples = await self.learning.add_samples(4)
+        assert (await self.learning.steps.claim(POLICY, n)).state is StepState.CLAIMED
+        return samples, await self.learning.steps.batch(POLICY, n)
+
+
+@pytest.fixture
+def desk(learning: Learning) -> Desk:
+    return Desk(learning)
+
+
+async def test_a_step_is_trained_and_committed_with_its_figures(desk: Desk) -> None:
+    samples, batch = await desk.claim()
+    desk.trainer.dropped = {samples[3]: "9000 tokens, the trainer takes 8192"}
+    done = await desk.activities.train_step(ASK)
+    made = await desk.learning.steps.committed(POLICY, 1)
+    assert made is not None
+    assert (done.state, done.path, done.sha256, done.parent) == (StepState.COMMITTED, made.path, made.sha256, 0)
+    assert (done.samples, done.loss, done.reason) == (3, 0.5, "")
+    assert desk.trainer.taken == [batch]
+    assert await desk.learning.became(samples[0]) == (SampleState.TRAINED, Outcome.TRAINED, "trained in step 1")
+    why = "left out of step 1: 9000 tokens, the trainer takes 8192"
+    assert await desk.learning.became(samples[3]) == (SampleState.EXPIRED, Outcome.EXPIRED, why)
+
+
+async def test_a_step_that_is_committed_is_answered_and_not_trained_again(desk: Desk) -> None:
+    await desk.claim()
+    first = await desk.activities.train_step(ASK)
+    again = await desk.activities.train_step(ASK)
+    assert again == StepDone(
+        policy=POLICY, n=1, state=StepState.COMMITTED, parent=0, path=first.path, sha256=first.sha256
+    )
+    assert len(desk.trainer.taken) == 1
+
+
+@pytest.mark.parametrize(
+    "error",
+    [
+        StepDiverged("mean KL to the base 12, bound 10"),
+        AdapterUnusable("default/v0 was trained on another base"),
+        ModelUnsupported("it is a Llama"),
+    ],
+    ids=lambda error: type(error).__name__,
+)
+async def test_a_step_that_can_never_work_is_set_aside_and_training_pauses(desk: Desk, error: PermanentError) -> None:
+    samples, _ = await desk.claim()
+    desk.trainer.fails = [error]
+    done = await desk.activities.train_step(ASK)
+    assert done == StepDone(policy=POLICY, n=1, state=StepState.QUARANTINED, reason=str(error))
+    view = await desk.learning.steps.look(POLICY)
+    assert (view.state, view.reason, view.head) == (TrainingState.PAUSED, f"paused: step 1: {error}", 0)
+    assert (await desk.learning.became(samples[0]))[0] is SampleState.QUARANTINED
+    # Its answer was lost: asked again, the same.
+    assert await desk.activities.train_step(ASK) == done
+    assert len(desk.trainer.taken) == 1
+
+
+async def test_a_batch_that_teaches_nothing_expires_and_training_goes_on(desk: Desk) -> None:
+    samples, _ = await desk.claim()
+    desk.trainer.fails = [NothingToTrain("no sample of 4 can be trained: 9000 tokens, the trainer takes 8192")]
+    done = await desk.activities.train_step(ASK)
+    why = "no sample of 4 can be trained: 9000 tokens, the trainer takes 8192"
+    assert (done.state, done.reason) == (StepState.ABANDONED, why)
+    assert await desk.learning.became(samples[0]) == (SampleState.EXPIRED, Outcome.EXPIRED, f"step 1: {why}")
+    assert (await desk.learning.steps.look(POLICY)).state is TrainingState.WAITING
+    assert await desk.activities.train_step(ASK) == done
+    await desk.claim(2)
+    assert (await desk.activities.train_step(TrainStep(policy=POLICY, n=2))).state is StepState.COMMITTED
+
+
+async def test_a_trainer_that_is_away_leaves_the_batch_claimed(desk: Desk) -> None:
+    await desk.claim()
+    desk.trainer.fails = [TrainerUnavailable("a rank died")]
+    with pytest.raises(TrainerUnavailable):
+        await desk.activities.train_step(ASK)
+    assert (await desk.learning.steps.look(POLICY)).step_state is StepState.CLAIMED
+    assert (await desk.activities.train_step(ASK)).state is StepState.COMMITTED
+
+
+async def test_a_step_whose_policy_was_rolled_back_meanwhile_is_abandoned(desk: Desk) -> None:
+    samples, _ = await desk.claim()
+    train = desk.trainer.train
+
+    async def slow(step: StepBatch, report: object) -> object:
+        trained = await train(step, lambda at: None)
+        await desk.learning.operators.roll_back(POLICY, 0)
+        return trained
+
+    desk.trainer.train = slow  # type: ignore[method-assign, assignment]
+    done = await desk.activities.train_step(ASK)
+    assert done.state is StepState.ABANDONED
+    assert done.reason
+    assert (await desk.learning.became(samples[0]))[0] is SampleState.FRESH
+
+
+async def test_a_step_nobody_claimed_is_no_step(desk: Desk) -> None:
+    with pytest.raises(RecordUnusable, match="no step 7"):
+        await desk.activities.train_step(TrainStep(policy=POLICY, n=7))
+
+
+async def test_long_reasons_are_cut_before_they_cross_temporal(desk: Desk) -> None:
+    await desk.claim()
+    desk.trainer.fails = [AdapterUnusable("x" * 500)]
+    assert len((await desk.activities.train_step(ASK)).reason) == 200

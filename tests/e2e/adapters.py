@@ -1,0 +1,54 @@
+"""Adapters of the random tiny model that change what it says, ready to be published; and the model that checks them."""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from pathlib import Path
+
+import torch
+
+from clawloop.steps import VersionRef
+from clawloop.training.adapter import Adapter, BaseIdentity, adapter_files, read_adapter, write_version
+from clawloop.training.base_weights import BaseWeights
+from clawloop.training.collate import TokenSequence, collate
+from clawloop.training.loading import adapter_tensors, load_model, reset_adapter, set_adapter
+from clawloop.training.model import Lora, PolicyModel
+
+LORA = Lora(rank=4, alpha=8.0)
+
+
+def random_versions(model: Path, adapters: Path, numbers: Sequence[int]) -> list[VersionRef]:
+    """Versions of policy `default`, each another random adapter."""
+    policy = load_policy(model)
+    base = BaseIdentity(name=model.name, fingerprint=BaseWeights(model).fingerprint())
+    versions = []
+    for n in numbers:
+        generator = torch.Generator().manual_seed(n)
+        with torch.no_grad():
+            for parameter in policy.adapter_parameters().values():
+                parameter.copy_(0.1 * torch.randn(parameter.shape, generator=generator))
+        files = adapter_files(Adapter(LORA, adapter_tensors(policy), base), policy.architecture)
+        written = write_version(adapters / "default", n, files)
+        path = str(written.path.relative_to(adapters))
+        versions.append(VersionRef("default", n, n - 1, path, written.sha256))
+    return versions
+
+
+def load_policy(model: Path) -> PolicyModel:
+    return load_model(model, LORA, dtype=torch.float32, device=torch.device("cpu"))
+
+
+def put_on(policy: PolicyModel, directory: Path | None) -> None:
+    """Make the model answer as this version does; None is the base."""
+    if directory is None:
+        reset_adapter(policy, seed=0)
+    else:
+        set_adapter(policy, read_adapter(directory, policy.architecture).tensors)
+
+
+def logprobs(policy: PolicyModel, prompt: Sequence[int], response: Sequence[int], temperature: float) -> torch.Tensor:
+    """Of each response token, in float32; shape (T,)."""
+    sequence = TokenSequence("turn", list(prompt), list(response), temperature)
+    with torch.no_grad():
+        found: torch.Tensor = policy(collate([sequence], [0])).logprobs_N
+        return found

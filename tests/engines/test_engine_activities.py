@@ -1,0 +1,188 @@
+"""What an engine's agent does: rows say no more than the engine has, and it gets what it should have."""
+
+from __future__ import annotations
+
+import asyncio
+
+import pytest
+
+from clawloop.errors import EngineUnavailable
+from tests.conftest import execute
+from tests.engines.conftest import ENGINE, Shelf
+
+
+async def test_what_is_wanted_and_missing_is_loaded_oldest_first_once(shelf: Shelf) -> None:
+    await shelf.publish(1)
+    shelf.commit(2, 3)
+    execute(shelf.url, "UPDATE policies SET pinned = 2")
+    has = await shelf.load()
+    assert shelf.control.loads == ["default-v1", "default-v2", "default-v3"]
+    assert shelf.rows() == has.versions == ["default-v1", "default-v2", "default-v3"]
+    assert (await shelf.load()).missing == []
+    assert len(shelf.control.loads) == 3
+
+
+async def test_what_was_passed_over_is_not_loaded_any_more(shelf: Shelf) -> None:
+    shelf.commit(1, 2, 3)
+    await shelf.load()
+    assert shelf.control.loads == ["default-v3"]
+
+
+async def test_what_an_engine_refuses_is_not_routed_there_and_others_are(shelf: Shelf) -> None:
+    await shelf.publish(1)
+    shelf.commit(2)
+    shelf.control.refuses["default-v2"] = "rank 64 is greater than max_lora_rank 16"
+    has = await shelf.load()
+    assert (has.versions, has.missing) == (["default-v1"], ["default-v2"])
+    assert has.problem == "default-v2: rank 64 is greater than max_lora_rank 16"
+    assert shelf.one("SELECT problem FROM engines") == has.problem
+
+    shelf.control.refuses.clear()  # it catches up
+    has = await shelf.load()
+    assert (has.versions, has.problem) == (["default-v1", "default-v2"], "")
+    assert shelf.one("SELECT problem FROM engines") is None
+
+
+async def test_an_engine_that_cannot_be_reached_is_asked_again_and_gets_no_row(shelf: Shelf) -> None:
+    shelf.commit(1)
+    shelf.control.alive = False
+    with pytest.raises(EngineUnavailable):
+        await shelf.load()
+    assert shelf.rows() == []
+
+
+async def test_a_load_waits_while_too_many_versions_have_requests(shelf: Shelf) -> None:
+    for n in (1, 2, 3):
+        await shelf.publish(n)
+    shelf.control.busy = {"default-v1", "default-v2", "default-v3", "default-v0"}
+    shelf.commit(4)
+    waiting = asyncio.create_task(shelf.load())
+    await asyncio.sleep(0.5)
+    assert not waiting.done()
+    shelf.commit(5)  # newer by the time there is room
+    shelf.control.busy = {"default-v1", "default-v2"}
+    async with asyncio.timeout(5):
+        await waiting
+    assert shelf.control.loads[-1] == "default-v5"
+    assert "default-v4" not in shelf.control.loads
+
+
+async def test_old_versions_are_unloaded_a_minute_after_another_took_their_place(shelf: Shelf) -> None:
+    for n in (1, 2, 3, 4):
+        await shelf.publish(n)
+    assert (await shelf.watch()).leaving == []
+    shelf.age(61)
+    shelf.control.busy = {"default-v2"}
+    has = await shelf.watch()
+    assert has.leaving == ["default-v1", "default-v3"]
+    has = await shelf.unload()
+    assert shelf.control.listed == {"default-v2", "default-v4"}
+    assert has.versions == shelf.rows() == ["default-v4"]  # nothing new goes to v2, what runs goes on
+
+    shelf.control.busy.clear()
+    assert (await shelf.watch(has)).leaving == ["default-v2"]
+    await shelf.unload()
+    assert shelf.control.listed == {"default-v4"}
+
+
+async def test_pinned_and_active_versions_stay_however_old(shelf: Shelf) -> None:
+    for n in (1, 2, 3):
+        await shelf.publish(n)
+    execute(shelf.url, "UPDATE policies SET pinned = 1")
+    shelf.age(10_000)
+    await shelf.unload()
+    assert shelf.control.listed == {"default-v1", "default-v3"}
+
+
+async def test_what_is_wanted_again_before_it_is_unloaded_stays(shelf: Shelf) -> None:
+    for n in (1, 2):
+        await shelf.publish(n)
+    shelf.age(61)
+    shelf.activities._routed_seconds = 0.3
+    unloading = asyncio.create_task(shelf.unload())
+    await asyncio.sleep(0.1)
+    execute(shelf.url, "UPDATE policies SET pinned = 1")
+    has = await unloading
+    assert shelf.control.listed == {"default-v1", "default-v2"}
+    assert has.missing == ["default-v1"]
+    assert (await shelf.load()).versions == ["default-v1", "default-v2"]
+
+
+async def test_an_engine_that_dies_loses_its_rows_and_a_restarted_one_is_refilled(shelf: Shelf) -> None:
+    await shelf.publish(1)
+    seen = await shelf.watch()
+    assert seen.healthy
+    watching = asyncio.create_task(shelf.watch(seen))
+    await asyncio.sleep(0.1)
+    assert not watching.done()
+
+    shelf.control.alive = False
+    async with asyncio.timeout(5):
+        dead = await watching
+    assert (dead.healthy, dead.problem) == (False, "does not answer")
+    assert shelf.rows() == []
+    assert shelf.one("SELECT problem FROM engines") == "does not answer"
+
+    shelf.control.restart()
+    async with asyncio.timeout(5):
+        up = await shelf.watch(dead)
+    assert (up.healthy, up.missing, up.versions) == (True, ["default-v1"], [])
+    assert (await shelf.load()).versions == shelf.rows() == ["default-v1"]
+    assert shelf.one("SELECT problem FROM engines") is None
+
+
+async def test_a_restart_nobody_saw_is_found_by_what_it_lists(shelf: Shelf) -> None:
+    await shelf.publish(1)
+    seen = await shelf.watch()
+    shelf.control.restart()
+    async with asyncio.timeout(5):
+        has = await shelf.watch(seen)
+    assert (has.versions, has.missing, shelf.rows()) == ([], ["default-v1"], [])
+
+
+async def test_one_lost_adapter_is_loaded_again(shelf: Shelf) -> None:
+    await shelf.publish(1)
+    await shelf.publish(2)
+    shelf.control.listed.remove("default-v2")
+    assert (await shelf.load()).versions == ["default-v1", "default-v2"]
+
+
+async def test_a_load_that_was_not_written_down_is_written_down_or_undone(shelf: Shelf) -> None:
+    shelf.commit(1)
+    await shelf.publish(2)
+    shelf.control.listed |= {"default-v1", "by-hand", "other-v7"}
+    assert (await shelf.watch()).leaving == ["default-v1"]
+    await shelf.unload()
+    assert shelf.control.listed == {"default-v2", "by-hand", "other-v7"}
+
+
+async def test_a_silent_engine_keeps_its_rows_for_a_while(shelf: Shelf) -> None:
+    await shelf.publish(1)
+    seen = await shelf.watch()
+    shelf.control.silent = True
+    for _ in range(4):
+        await shelf.activities._look(ENGINE, tell=False)
+    assert shelf.rows() == ["default-v1"]
+    async with asyncio.timeout(5):
+        has = await shelf.watch(seen)
+    assert (has.healthy, has.problem, shelf.rows()) == (False, "silent for a minute", [])
+
+
+async def test_a_watch_tells_nothing_that_a_load_has_told_already(shelf: Shelf) -> None:
+    await shelf.publish(1)
+    watching = asyncio.create_task(shelf.watch(await shelf.watch()))
+    await asyncio.sleep(0.05)
+    shelf.commit(2)
+    await shelf.load()
+    await asyncio.sleep(0.2)
+    # It may have seen that v2 was missing before the load began, but tells nothing of what the load changed.
+    if watching.done():
+        assert watching.result().missing == ["default-v2"]
+    watching.cancel()
+    await asyncio.wait([watching])
+
+
+async def test_an_engine_nobody_added_is_told_so(shelf: Shelf) -> None:
+    execute(shelf.url, "DELETE FROM engines")
+    has = await shelf.watch()
+    assert (has.healthy, has.problem) == (False, "not among the engines: clawloop engine add")

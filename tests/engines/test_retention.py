@@ -1,0 +1,68 @@
+"""Adapters nobody needs go from the disk; whatever an engine has, or a step may begin from, stays."""
+
+from __future__ import annotations
+
+from pathlib import Path
+
+import pytest
+
+from activities.retention import Retention
+from clawloop.adapter_folder import AdapterFolder
+from clawloop.errors import AdapterUnusable
+from clawloop.steps import VersionRef
+from tests.engines.conftest import Shelf
+
+HOURS = 2 * 3600.0
+
+
+def on_disk(adapters: Path, *numbers: int) -> None:
+    for n in numbers:
+        folder = adapters / "default" / f"v{n}-0123456789ab"
+        folder.mkdir(parents=True)
+        (folder / "adapter_config.json").write_text("{}")
+
+
+def left(adapters: Path) -> list[str]:
+    return sorted(path.name.split("-")[0] for path in (adapters / "default").iterdir())
+
+
+async def test_old_versions_that_no_engine_has_are_removed_once(shelf: Shelf, tmp_path: Path) -> None:
+    on_disk(tmp_path, 1, 2, 3, 4, 5, 6)
+    for n in range(1, 7):
+        await shelf.publish(n)
+    retention = Retention(shelf.store, AdapterFolder(tmp_path))
+    assert await retention.remove() == 0
+    shelf.age(HOURS)
+    assert await retention.remove() == 0  # the engine has them all
+    await shelf.unload()
+    assert await retention.remove() == 3
+    assert left(tmp_path) == ["v4", "v5", "v6"]  # the newest on the path stay for a roll-back
+    assert await retention.remove() == 0
+
+
+async def test_where_the_folder_is_not_nothing_is_noted(shelf: Shelf, tmp_path: Path) -> None:
+    for n in range(1, 6):
+        await shelf.publish(n)
+    shelf.age(HOURS)
+    await shelf.unload()
+    assert await Retention(shelf.store, AdapterFolder(tmp_path / "elsewhere")).remove() == 0
+    assert shelf.one("SELECT count(*) FROM versions WHERE removed_at IS NOT NULL") == 0
+
+
+@pytest.mark.parametrize("path", ["../outside/v1-0", "default", ".", "/etc"])
+async def test_only_a_versions_directory_is_ever_deleted(path: str, tmp_path: Path) -> None:
+    on_disk(tmp_path / "adapters", 1)
+    (tmp_path / "outside" / "v1-0").mkdir(parents=True)
+    with pytest.raises(AdapterUnusable, match="not a version"):
+        await AdapterFolder(tmp_path / "adapters").remove(VersionRef("default", 1, 0, path, "0" * 64))
+    assert (tmp_path / "outside" / "v1-0").is_dir()
+    assert left(tmp_path / "adapters") == ["v1"]
+
+
+async def test_a_removal_that_was_cut_short_is_finished(tmp_path: Path) -> None:
+    on_disk(tmp_path, 1)
+    folder = tmp_path / "default"
+    (folder / "v1-0123456789ab").rename(folder / ".removing-v1-0123456789ab")
+    version = VersionRef("default", 1, 0, "default/v1-0123456789ab", "0" * 64)
+    assert await AdapterFolder(tmp_path).remove(version)
+    assert list(folder.iterdir()) == []

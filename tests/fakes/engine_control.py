@@ -1,0 +1,75 @@
+"""A vLLM's adapters in memory."""
+
+from __future__ import annotations
+
+import json
+from pathlib import Path
+
+from clawloop.adapter_digest import CONFIG_FILE, check_version
+from clawloop.errors import EngineRejected, EngineUnavailable
+from clawloop.steps import VersionRef
+
+
+class FakeEngineControl:
+    """
+    Attributes:
+        listed: adapters it has.
+        loads: names in the order in which they were asked for.
+        busy: adapters that have requests.
+        alive: False: it cannot be reached.
+        silent: health is not answered in time.
+        refuses: names it will not load, with its reason.
+    """
+
+    def __init__(self, adapters: Path | None = None, slots: int = 4) -> None:
+        self.listed: set[str] = set()
+        self.loads: list[str] = []
+        self.busy: set[str] = set()
+        self.alive = True
+        self.silent = False
+        self.refuses: dict[str, str] = {}
+        self._adapters = adapters
+        self._slots = slots
+
+    def restart(self) -> None:
+        """It is up again, with nothing but the base."""
+        self.alive = True
+        self.listed.clear()
+        self.busy.clear()
+
+    async def load(self, version: VersionRef, name: str) -> None:
+        if self._adapters is not None:
+            path = self._adapters / version.path
+            check_version(path, version.sha256)
+            if "r" not in json.loads((path / CONFIG_FILE).read_text()):
+                raise EngineRejected(500, {"message": "Missing required configuration fields"})
+        self._reach()
+        self.loads.append(name)
+        if name in self.refuses:
+            raise EngineRejected(400, {"message": self.refuses[name]})
+        self.listed.add(name)
+
+    async def unload(self, name: str) -> None:
+        self._reach()
+        self.listed.discard(name)
+
+    async def names(self) -> frozenset[str]:
+        self._reach()
+        return frozenset(self.listed)
+
+    async def running(self) -> frozenset[str]:
+        self._reach()
+        return frozenset(self.busy)
+
+    async def slots(self) -> int:
+        self._reach()
+        return self._slots
+
+    async def healthy(self) -> bool:
+        if self.silent:
+            raise EngineUnavailable("no answer within 10 s")
+        return self.alive
+
+    def _reach(self) -> None:
+        if not self.alive:
+            raise EngineUnavailable("it cannot be reached")

@@ -1,0 +1,220 @@
+"""The ledger of learning in memory: what the fake step, publishing and operators' stores share."""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from dataclasses import dataclass, field
+from datetime import UTC, datetime, timedelta
+
+from clawloop.algorithms.staleness import path_to_base
+from clawloop.contracts import Engine, Outcome, SampleState
+from clawloop.errors import RecordUnusable, StoreUnavailable
+from clawloop.ids import SampleId, new_sample_id
+from clawloop.recipe import Recipe
+from clawloop.steps import BatchSample, StepFigures, StepState, TrainingState, TrainingView, VersionRef
+from db.training_view import waits_for, why_not_computable
+
+
+@dataclass
+class FakePolicy:
+    id: str
+    recipe: Recipe | None
+    head: int = 0
+    active: int = 0
+    epoch: int = 0
+    pinned: int | None = None
+    paused: str | None = None
+    work_waiting: bool = False
+
+
+@dataclass
+class FakeSample:
+    """
+    Attributes:
+        said: what the judgement said.
+    """
+
+    of: BatchSample
+    policy: str
+    signal_hash: str | None
+    made_at: datetime
+    said: str = "verdict +1"
+    state: SampleState = SampleState.FRESH
+    outcome: Outcome = Outcome.SAMPLED
+    why: str = "verdict +1"
+
+    def end(self, state: SampleState, outcome: Outcome, why: str) -> None:
+        self.state, self.outcome, self.why = state, outcome, why
+
+
+@dataclass
+class FakeStep:
+    parent: int
+    epoch: int
+    recipe: Recipe
+    samples: list[SampleId]
+    state: StepState = StepState.CLAIMED
+    attempt: int = 0
+    reason: str | None = None
+    figures: StepFigures | None = None
+
+
+@dataclass
+class FakeVersion:
+    parent: int | None
+    ref: VersionRef | None
+    made_at: datetime
+    retired_at: datetime | None = None
+    removed: bool = False
+
+
+@dataclass
+class FakeLedger:
+    """
+    Attributes:
+        now: the clock; set it forward to let things age.
+        available: False makes every call raise StoreUnavailable.
+        told: policies of which gateways were told that another version answers.
+    """
+
+    now: datetime = field(default_factory=lambda: datetime.now(UTC))
+    available: bool = True
+    policies: dict[str, FakePolicy] = field(default_factory=dict)
+    samples: dict[SampleId, FakeSample] = field(default_factory=dict)
+    steps: dict[tuple[str, int], FakeStep] = field(default_factory=dict)
+    versions: dict[tuple[str, int], FakeVersion] = field(default_factory=dict)
+    engines: dict[str, Engine] = field(default_factory=dict)
+    loaded: dict[tuple[str, str, int], datetime] = field(default_factory=dict)
+    waiting_turns: int = 0
+    told: list[str] = field(default_factory=list)
+
+    def add_policy(self, policy: str, recipe: Recipe | None) -> FakePolicy:
+        self.versions[policy, 0] = FakeVersion(None, None, self.now)
+        self.policies[policy] = FakePolicy(policy, recipe)
+        return self.policies[policy]
+
+    def add_sample(
+        self,
+        policy: str,
+        *,
+        version: int = 0,
+        reward: float | None = 1.0,
+        hinted_prompt_ids: Sequence[int] | None = None,
+        explicit: bool = False,
+    ) -> SampleId:
+        """A fresh sample, as settling a judgement makes it."""
+        recipe = self.held(policy).recipe
+        sample = BatchSample(
+            sample_id=new_sample_id(),
+            prompt_ids=[1, 2, 3],
+            response_ids=[4, 5],
+            logprobs=[-0.5, -0.25],
+            temperature=0.6,
+            version=version,
+            reward=reward,
+            hinted_prompt_ids=hinted_prompt_ids,
+            explicit=explicit,
+        )
+        signal = None if recipe is None else recipe.signal.hash
+        self.samples[sample.sample_id] = FakeSample(sample, policy, signal, self.now)
+        self.refresh_work(policy)
+        return sample.sample_id
+
+    def held(self, policy: str) -> FakePolicy:
+        if not self.available:
+            raise StoreUnavailable("the fake was told to be away")
+        if policy not in self.policies:
+            raise RecordUnusable(f"there is no policy {policy!r}")
+        return self.policies[policy]
+
+    def fresh(self, policy: str) -> list[SampleId]:
+        own = [key for key, one in self.samples.items() if one.policy == policy and one.state is SampleState.FRESH]
+        return sorted(own)
+
+    def refresh_work(self, policy: str) -> bool:
+        held = self.held(policy)
+        fresh = self.fresh(policy)
+        ready = False
+        if held.recipe is not None and held.paused is None and fresh:
+            train = held.recipe.train
+            waited = self.now - self.samples[fresh[0]].made_at
+            ready = len(fresh) >= train.batch_samples or waited > timedelta(hours=train.max_wait_hours)
+        raised = ready and not held.work_waiting
+        held.work_waiting = ready
+        return raised
+
+    def parents(self, policy: str) -> dict[int, int]:
+        return {
+            n: version.parent
+            for (name, n), version in self.versions.items()
+            if name == policy and version.parent is not None
+        }
+
+    def path(self, policy: str, n: int) -> list[int]:
+        return path_to_base(n, self.parents(policy))
+
+    def claimed(self, policy: str) -> int | None:
+        found = [n for (name, n), step in self.steps.items() if name == policy and step.state is StepState.CLAIMED]
+        return found[0] if found else None
+
+    def next_step(self, policy: str) -> int:
+        return max(n for name, n in [*self.steps, *self.versions] if name == policy) + 1
+
+    def abandon(self, policy: str, n: int, reason: str) -> None:
+        step = self.steps[policy, n]
+        step.state, step.reason = StepState.ABANDONED, reason
+        for sample in step.samples:
+            found = self.samples[sample]
+            found.end(SampleState.FRESH, Outcome.SAMPLED, found.said)
+        self.refresh_work(policy)
+
+    def is_served(self, policy: str, n: int) -> bool:
+        return n == 0 or any(
+            not engine.draining and engine.problem is None and (engine.id, policy, n) in self.loaded
+            for engine in self.engines.values()
+        )
+
+    def set_active(self, policy: str, n: int) -> None:
+        held = self.policies[policy]
+        if held.active == n:
+            return
+        self.versions[policy, held.active].retired_at = self.now
+        self.versions[policy, n].retired_at = None
+        held.active = n
+        self.told.append(policy)
+
+    def view(self, policy: str) -> TrainingView:
+        held = self.held(policy)
+        claimed, fresh = self.claimed(policy), self.fresh(policy)
+        needed = 0 if held.recipe is None else held.recipe.train.batch_samples
+        if held.recipe is None:
+            waits = "the policy has no recipe"
+        else:
+            waits = why_not_computable(held.recipe) or waits_for(len(fresh), needed, self.waiting_turns)
+        state, reason = TrainingState.WAITING, waits
+        if claimed is not None:
+            attempt = self.steps[policy, claimed].attempt
+            state, reason = TrainingState.TRAINING, f"step {claimed} is claimed"
+            reason = f"computing step {claimed} (attempt {attempt})" if attempt else reason
+        if held.paused is not None:
+            under_way = f"; {reason}" if claimed is not None else ""
+            state, reason = TrainingState.PAUSED, f"paused: {held.paused}{under_way}"
+        oldest = (self.now - self.samples[fresh[0]].made_at).total_seconds() if fresh else None
+        return TrainingView(
+            policy=policy,
+            pool="default",
+            state=state,
+            reason=reason,
+            ready=len(fresh),
+            needed=needed,
+            judging=self.waiting_turns,
+            oldest_seconds=oldest,
+            step=claimed or self.next_step(policy),
+            step_state=None if claimed is None else StepState.CLAIMED,
+            head=held.head,
+            version=held.active,
+            epoch=held.epoch,
+            pinned=held.pinned,
+            unpublished=held.active != (held.head if held.pinned is None else held.pinned),
+            max_wait_seconds=None if held.recipe is None else 3600 * held.recipe.train.max_wait_hours,
+        )

@@ -1,0 +1,176 @@
+"""The ledger of steps in memory. Turns and their tokens always agree here."""
+
+from __future__ import annotations
+
+from dataclasses import replace
+from datetime import timedelta
+
+from clawloop.algorithms.staleness import is_stale, versions_apart
+from clawloop.contracts import Outcome, SampleState
+from clawloop.errors import RecordUnusable
+from clawloop.ids import SampleId
+from clawloop.recipe import Recipe
+from clawloop.steps import Claim, StepBatch, StepState, TrainedStep, TrainingView, VersionRef
+from db.batches import needs_version, uses_hint, uses_reward
+from db.training_view import why_not_computable
+from tests.fakes.ledger import FakeLedger, FakePolicy, FakeSample, FakeStep, FakeVersion
+
+
+class FakeStepStore:
+    """Satisfies `activities.training_ports.StepStore`."""
+
+    def __init__(self, ledger: FakeLedger) -> None:
+        self.ledger = ledger
+
+    async def look(self, policy: str) -> TrainingView:
+        return self.ledger.view(policy)
+
+    async def claim(self, policy: str, n: int) -> Claim:
+        held = self.ledger.held(policy)
+        known = self.ledger.steps.get((policy, n))
+        if known is not None:
+            return Claim(n, known.state, len(known.samples), known.reason or f"{len(known.samples)} samples")
+        if (other := self.ledger.claimed(policy)) is not None:
+            return Claim(n, None, 0, f"step {other} is claimed")
+        if n != (expected := self.ledger.next_step(policy)):
+            return Claim(n, None, 0, f"the next step is {expected}")
+        recipe = held.recipe
+        fault = "the policy has no recipe" if recipe is None else why_not_computable(recipe)
+        fault = fault if held.paused is None else f"paused: {held.paused}"
+        if recipe is None or fault is not None:
+            held.work_waiting = False
+            return Claim(n, None, 0, fault or "")
+        return self._claim_new(held, recipe, n)
+
+    def _claim_new(self, held: FakePolicy, recipe: Recipe, n: int) -> Claim:
+        wanted = recipe.train.batch_samples
+        usable: list[SampleId] = []
+        for sample in self.ledger.fresh(held.id):
+            if len(usable) == wanted:
+                break
+            found = self.ledger.samples[sample]
+            if (fault := self._fault(held, recipe, found)) is None:
+                usable.append(sample)
+            else:
+                found.end(SampleState.EXPIRED, Outcome.EXPIRED, fault)
+        oldest = self.ledger.samples[usable[0]].made_at if usable else self.ledger.now
+        waited = self.ledger.now - oldest >= timedelta(hours=recipe.train.max_wait_hours)
+        words = f"{len(usable)} of {wanted} samples"
+        if not usable or (len(usable) < wanted and not waited):
+            held.work_waiting = False
+            return Claim(n, None, 0, words)
+        for sample in usable:
+            self.ledger.samples[sample].state = SampleState.CLAIMED
+        self.ledger.steps[held.id, n] = FakeStep(held.head, held.epoch, recipe, usable)
+        self.ledger.refresh_work(held.id)
+        if len(usable) < wanted:
+            words += f"; the oldest waited {recipe.train.max_wait_hours:g} h"
+        return Claim(n, StepState.CLAIMED, len(usable), words)
+
+    def _fault(self, held: FakePolicy, recipe: Recipe, sample: FakeSample) -> str | None:
+        train = recipe.train
+        parents = self.ledger.parents(held.id)
+        if sample.signal_hash != recipe.signal.hash:
+            return "recipe changed"
+        apart = versions_apart(sample.of.version, held.head, parents)
+        if is_stale(apart, bound=train.staleness_versions, explicit=sample.of.explicit):
+            return f"stale: {apart} versions apart, bound {train.staleness_versions}"
+        by_reward = bool(sample.of.reward) and uses_reward(train)
+        if not by_reward and not (sample.of.hinted_prompt_ids is not None and uses_hint(train)):
+            return "neither a verdict nor a hint that this recipe learns from"
+        gone = self._ref(held.id, sample.of.version) is None
+        if not by_reward and needs_version(train, sample.of.version, held.head) and gone:
+            return f"version {sample.of.version}, which would read its hint, is gone"
+        return None
+
+    def _ref(self, policy: str, n: int) -> VersionRef | None:
+        version = self.ledger.versions.get((policy, n))
+        return None if version is None or version.removed else version.ref
+
+    async def batch(self, policy: str, n: int) -> StepBatch:
+        self.ledger.held(policy)
+        step = self._step(policy, n)
+        if step.state is not StepState.CLAIMED:
+            raise RecordUnusable(f"step {n} of policy {policy!r} is {step.state}")
+        step.attempt += 1
+        samples = [self.ledger.samples[sample].of for sample in step.samples]
+        hinted = {sample.version for sample in samples if sample.hinted_prompt_ids is not None}
+        wanted = {n for n in hinted if needs_version(step.recipe.train, n, step.parent)}
+        teachers = {n: ref for n in sorted(wanted) if (ref := self._ref(policy, n)) is not None}
+        return StepBatch(
+            policy=policy,
+            base_model="tiny",
+            n=n,
+            parent=self._ref(policy, step.parent),
+            epoch=step.epoch,
+            recipe=step.recipe,
+            samples=[
+                replace(sample, hinted_prompt_ids=None) if sample.version in wanted - teachers.keys() else sample
+                for sample in samples
+            ],
+            teachers=teachers,
+        )
+
+    async def commit(self, step: StepBatch, trained: TrainedStep) -> StepState:
+        held = self.ledger.held(step.policy)
+        parent = 0 if step.parent is None else step.parent.n
+        version = trained.version
+        if (version.policy, version.n, version.parent) != (step.policy, step.n, parent):
+            raise RecordUnusable(f"{version.path} is not what step {step.n} of policy {step.policy!r} makes")
+        row = self._step(step.policy, step.n)
+        if row.state is StepState.COMMITTED:
+            made = self._ref(step.policy, step.n)
+            same = made is not None and made.sha256 == version.sha256
+            return StepState.COMMITTED if same else StepState.ABANDONED
+        if row.state is not StepState.CLAIMED:
+            return row.state
+        if (held.head, held.epoch) != (parent, step.epoch):
+            self.ledger.abandon(step.policy, step.n, f"the policy went on to version {held.head}")
+            return StepState.ABANDONED
+        row.state, row.figures = StepState.COMMITTED, trained.figures
+        self.ledger.versions[step.policy, step.n] = FakeVersion(parent, version, self.ledger.now)
+        held.head = step.n
+        for sample in row.samples:
+            dropped = trained.figures.dropped.get(sample)
+            if dropped is None:
+                end = (SampleState.TRAINED, Outcome.TRAINED, f"trained in step {step.n}")
+            else:
+                end = (SampleState.EXPIRED, Outcome.EXPIRED, f"left out of step {step.n}: {dropped}")
+            self.ledger.samples[sample].end(*end)
+        return StepState.COMMITTED
+
+    async def expire(self, policy: str, n: int, reason: str) -> None:
+        step = self._step(policy, n)
+        if step.state is not StepState.CLAIMED:
+            return
+        step.state, step.reason = StepState.ABANDONED, reason
+        for sample in step.samples:
+            self.ledger.samples[sample].end(SampleState.EXPIRED, Outcome.EXPIRED, f"step {n}: {reason}")
+        self.ledger.refresh_work(policy)
+
+    async def quarantine(self, policy: str, n: int, reason: str) -> None:
+        held = self.ledger.held(policy)
+        step = self._step(policy, n)
+        if step.state is not StepState.CLAIMED:
+            return
+        step.state, step.reason = StepState.QUARANTINED, reason
+        held.paused = f"step {n}: {reason}"
+        for sample in step.samples:
+            self.ledger.samples[sample].end(SampleState.QUARANTINED, Outcome.QUARANTINED, f"step {n}: {reason}")
+        self.ledger.refresh_work(policy)
+
+    async def abandon(self, policy: str, n: int, reason: str) -> None:
+        self.ledger.held(policy)
+        if self._step(policy, n).state is StepState.CLAIMED:
+            self.ledger.abandon(policy, n, reason)
+
+    async def committed(self, policy: str, n: int) -> VersionRef | None:
+        step = self.ledger.steps.get((policy, n))
+        if step is None or step.state is not StepState.COMMITTED:
+            return None
+        return self.ledger.versions[policy, n].ref
+
+    def _step(self, policy: str, n: int) -> FakeStep:
+        if (policy, n) not in self.ledger.steps:
+            raise RecordUnusable(f"policy {policy!r} has no step {n}")
+        return self.ledger.steps[policy, n]

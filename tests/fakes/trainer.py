@@ -1,0 +1,53 @@
+"""A trainer that computes nothing: the same batch always makes the same version."""
+
+from __future__ import annotations
+
+import hashlib
+from collections.abc import Callable
+
+from clawloop.errors import ClawloopError
+from clawloop.ids import SampleId
+from clawloop.steps import StepBatch, StepFigures, TrainedStep, VersionRef
+
+
+class FakeTrainer:
+    """Satisfies `activities.training_ports.Trainer`.
+
+    Attributes:
+        taken: the steps it was asked for.
+        fails: raised, one for each step, before it computes any.
+        dropped: samples it leaves out, with reasons.
+    """
+
+    def __init__(self) -> None:
+        self.taken: list[StepBatch] = []
+        self.fails: list[ClawloopError] = []
+        self.dropped: dict[SampleId, str] = {}
+
+    async def train(self, step: StepBatch, report: Callable[[str], None]) -> TrainedStep:
+        report(f"step {step.n}: begins")
+        self.taken.append(step)
+        if self.fails:
+            raise self.fails.pop(0)
+        parent = 0 if step.parent is None else step.parent.n
+        told = repr((step.policy, step.n, parent, [sample.sample_id for sample in step.samples]))
+        digest = hashlib.sha256(told.encode()).hexdigest()
+        path = f"{step.policy}/v{step.n}-{digest[:12]}"
+        report(f"step {step.n}: train 1 of 1")
+        dropped = {
+            sample.sample_id: self.dropped[sample.sample_id]
+            for sample in step.samples
+            if sample.sample_id in self.dropped
+        }
+        figures = StepFigures(
+            loss=0.5,
+            parts={"policy_gradient": 0.5},
+            grad_norm=1.0,
+            ratio=1.0,
+            kl=0.01,
+            tokens=sum(len(sample.response_ids) for sample in step.samples),
+            samples=len(step.samples) - len(dropped),
+            dropped=dropped,
+            seconds=0.1,
+        )
+        return TrainedStep(VersionRef(step.policy, step.n, parent, path, digest), figures)

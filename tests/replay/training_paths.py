@@ -1,0 +1,113 @@
+"""The paths through a policy's training workflow, for the histories that test_replay.py replays."""
+
+from __future__ import annotations
+
+import asyncio
+from collections.abc import Awaitable, Callable
+
+from temporalio.client import Client, WorkflowHistory
+from temporalio.exceptions import ApplicationError
+
+from clawloop.steps import StepState
+from tests.workflows.conftest import until
+from tests.workflows.learning import Learner, ScriptedLearning, learning
+
+Path = Callable[[Learner, ScriptedLearning], Awaitable[None]]
+
+
+async def training_steps(learner: Learner, scripted: ScriptedLearning) -> None:
+    await learner.samples(5)
+    await learner.shows("waiting: 5 of 16")
+    await learner.samples(43)
+    await until(lambda: scripted.version == 3)
+
+
+async def training_while_engines_are_slow(learner: Learner, scripted: ScriptedLearning) -> None:
+    scripted.engines.clear()
+    await learner.samples(48)
+    await until(lambda: scripted.head == 3)
+    scripted.engines.set()
+    await until(lambda: scripted.version == 3)
+
+
+async def training_paused_and_resumed(learner: Learner, scripted: ScriptedLearning) -> None:
+    scripted.gate.clear()
+    await learner.samples(32)
+    await until(lambda: scripted.at_once == 1)
+    await learner.pause("for now")
+    await learner.shows("what runs is finished")
+    scripted.gate.set()
+    await learner.shows("v1 answers, the newest")
+    await learner.resume()
+    await until(lambda: scripted.version == 2)
+
+
+async def training_quarantined(learner: Learner, scripted: ScriptedLearning) -> None:
+    scripted.ends[1] = (StepState.QUARANTINED, "KL 12.3 above 10")
+    await learner.samples(16)
+    await learner.shows("paused: step 1")
+    await learner.resume(retry=True)
+    await until(lambda: scripted.version == 2)
+
+
+async def training_refused(learner: Learner, scripted: ScriptedLearning) -> None:
+    errors = {kind: ApplicationError(kind, type=kind, non_retryable=True) for kind in ("RecordUnusable", "SetupError")}
+    failing = iter(errors.values())
+    scripted.fails = lambda n: next(failing, None)
+    await learner.samples(16)
+    await learner.shows("paused: step 2 quarantined: SetupError")
+
+
+async def training_rolled_back_and_pinned(learner: Learner, scripted: ScriptedLearning) -> None:
+    await learner.samples(32)
+    await until(lambda: scripted.version == 2)
+    scripted.gate.clear()
+    await learner.samples(16)
+    await until(lambda: scripted.at_once == 1)
+    await learner.roll_back(1)
+    scripted.gate.set()
+    await until(lambda: scripted.version == 4)
+    await learner.pin(4)
+    await learner.samples(16)
+    await until(lambda: scripted.head == 5)
+    await learner.pin(None)
+    await until(lambda: scripted.version == 5)
+
+
+async def training_by_timer(learner: Learner, scripted: ScriptedLearning) -> None:
+    scripted.max_wait_seconds, scripted.oldest_seconds = 10.0, 9.0
+    await learner.samples(3)
+    await learner.shows("waiting: 3 of 16")
+    scripted.oldest_seconds = 10.0
+    await until(lambda: scripted.version == 1)
+
+
+async def training_rolled_over(learner: Learner, scripted: ScriptedLearning) -> None:
+    await learner.begin(roll_over_events=30)
+    await learner.samples(48)
+    await until(lambda: scripted.version == 3)
+
+
+PATHS: tuple[Path, ...] = (
+    training_steps,
+    training_while_engines_are_slow,
+    training_paused_and_resumed,
+    training_quarantined,
+    training_refused,
+    training_rolled_back_and_pinned,
+    training_by_timer,
+    training_rolled_over,
+)
+
+
+async def history(client: Client, path: Path) -> WorkflowHistory:
+    """What the first run of a workflow on this path leaves behind; the workflow itself never ends."""
+    scripted = ScriptedLearning()
+    scripted.policy = "default"
+    learner = Learner(client, scripted)
+    async with learning(client, scripted):
+        await path(learner, scripted)
+        await asyncio.sleep(0.3)  # it looks once more
+        described = await learner.handle.describe()
+        first = described.raw_description.workflow_execution_info.first_run_id
+        return await client.get_workflow_handle(described.id, run_id=first).fetch_history()

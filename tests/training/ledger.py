@@ -1,0 +1,58 @@
+"""Samples of the tiny model in PostgreSQL, entered as the gateway and the judge enter them."""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+
+import psycopg
+
+from clawloop.contracts import Outcome, Scope, SessionEvidence, SessionSource
+from clawloop.judging.hints import NOT_ASKED
+from clawloop.judging.records import Settlement
+from clawloop.judging.voting import Verdict
+from clawloop.recipe import Recipe
+from clawloop.steps import BatchSample
+from db.engine import Database
+from db.judgements import PostgresJudgementStore
+from db.keys import PostgresKeyStore
+from db.policies import ensure_policy
+from db.recipes import ensure_recipe
+from db.turns import PostgresTurnStore
+from tests.records import turn_record
+
+
+async def enter_samples(
+    database: Database, url: str, samples: Sequence[BatchSample], recipe: Recipe, policy: str = "default"
+) -> None:
+    """The policy `tiny` with this recipe, and one judged turn for each sample."""
+    await ensure_policy(database, policy, "tiny", [])
+    await ensure_recipe(database, policy, recipe)
+    with psycopg.connect(url, autocommit=True) as connection:
+        connection.execute("UPDATE policies SET recipe_hash = %s WHERE id = %s", [recipe.hash, policy])
+    key, _ = await PostgresKeyStore(database).create_key(policy, frozenset({Scope.CHAT}), "test")
+    turns, judgements = PostgresTurnStore(database), PostgresJudgementStore(database)
+    for place, sample in enumerate(samples):
+        record = turn_record(
+            f"question {place}",
+            policy=policy,
+            api_key_id=key.id,
+            evidence=SessionEvidence(SessionSource.HEADER, f"session {place}"),
+            version=sample.version,
+            prompt_ids=list(sample.prompt_ids),
+            response_ids=list(sample.response_ids),
+            logprobs=list(sample.logprobs),
+            sampling={"temperature": sample.temperature, "top_p": 1.0, "top_k": -1},
+        )
+        await turns.enter(record)
+        opened = await judgements.open(record.turn_id, None, b"evidence", "hints")
+        good = sample.reward is not None and sample.reward > 0
+        settled = Settlement(
+            verdict=Verdict(1 if good else -1, sample.reward, sample.reward, "3 of 3 votes"),
+            hint=NOT_ASKED,
+            not_trainable=None,
+            reward=sample.reward,
+            hinted_prompt_ids=None if sample.hinted_prompt_ids is None else tuple(sample.hinted_prompt_ids),
+            outcome=Outcome.SAMPLED,
+            why="a test's",
+        )
+        await judgements.settle(opened.id, settled, [])

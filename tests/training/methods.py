@@ -1,0 +1,53 @@
+"""Each recipe of deploy/recipes as a training step, and a batch that has what it learns from."""
+
+from __future__ import annotations
+
+from dataclasses import replace
+from pathlib import Path
+
+from clawloop.algorithms.groups import group_advantages
+from clawloop.algorithms.outcome import Vote, integrated_reward
+from clawloop.recipe import Optimiser, Train, load_recipe
+from clawloop.training.batch import TrainingSample
+from clawloop.training.collate import Limits
+from clawloop.training.model import PolicyModel
+from tests.training.tiny import VOCAB, session_batch
+
+RECIPES = Path(__file__).parents[2] / "deploy" / "recipes"
+METHODS = sorted(path.stem for path in RECIPES.glob("*.toml"))
+# Several micro-batches, so that samples of one step are apart, and some share what they begin with.
+LIMITS = Limits(budget_tokens=130, max_tokens=256, vocab_size=VOCAB)
+
+
+def train_part(method: str, optimiser: Optimiser) -> Train:
+    """What a step of this recipe does, with another optimiser: the demo's lr, or no gradient clip."""
+    return load_recipe(RECIPES / f"{method}.toml").train.model_copy(update={"optimiser": optimiser})
+
+
+def batch_of(method: str, model: PolicyModel, *, version: int = 1, seed: int = 5) -> list[TrainingSample]:
+    """Five turns of a session and a group of three, rewarded and hinted as this recipe's signal would."""
+    samples = session_batch(model, version=version, seed=seed)
+    signal = load_recipe(RECIPES / f"{method}.toml").signal
+    rewards: list[float | None]
+    if not signal.verdicts:
+        rewards = [None] * 8
+    elif signal.reward == "group":
+        rewards = [1.0, -1.0, 1.0, 1.0, -1.0, *group_advantages((1.0, -1.0, 1.0))]
+    elif signal.reward == "outcome_process":
+        succeeded: list[list[Vote | None]] = [[1, 1, -1], [1, 1, 1], [-1, -1, 1], [1, None, -1], [1, 1, 1]]
+        failed: list[list[Vote | None]] = [[1, -1, -1], [-1, -1, -1], [-1]]
+        rewards = [integrated_reward(1, votes) for votes in succeeded]
+        rewards += [integrated_reward(-1, votes) for votes in failed]
+    elif signal.hints:
+        rewards = [1.0, None, -1.0, 0.0, 1.0, -1.0, None, 1.0]  # None and 0: a hint and no verdict
+    else:
+        rewards = [1.0, -1.0, 1.0, 1.0, -1.0, 1.0, -1.0, 1.0]
+    unhinted = {0, 5, 7} if signal.verdicts else set()
+    return [
+        replace(
+            sample,
+            reward=reward,
+            hinted_prompt_ids=sample.hinted_prompt_ids if signal.hints and index not in unhinted else None,
+        )
+        for index, (sample, reward) in enumerate(zip(samples, rewards, strict=True))
+    ]

@@ -1,0 +1,81 @@
+"""Whole steps on the tiny model, as the ledger hands them out."""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from pathlib import Path
+from uuid import UUID
+
+import torch
+
+from clawloop.ids import SampleId
+from clawloop.recipe import Lora, Loss, Optimiser, Recipe, Train
+from clawloop.steps import BatchSample, StepBatch, TrainedStep, VersionRef
+from clawloop.training import model as models
+from clawloop.training.loading import load_model
+from clawloop.training.setup import TrainerSetup
+from tests.training.tiny import random_batch
+
+RECIPE = Recipe(
+    name="tiny",
+    train=Train(batch_samples=9, lora=Lora(rank=4, alpha=8.0), loss=Loss(kl=0.1), optimiser=Optimiser(lr=5e-3)),
+)
+
+
+def setup_of(base: Path, adapters: Path, **named: object) -> TrainerSetup:
+    # A budget of 40 makes five micro-batches of nine samples: an odd number for two ranks.
+    settings: dict[str, object] = {"device": "cpu", "micro_batch_tokens": 40, "threads": 1, "base_model": "tiny"}
+    return TrainerSetup.model_validate({"model": base, "adapters": adapters, **settings, **named})
+
+
+def samples_of(base: Path, n: int, *, hints: bool = True, version: int = 0) -> list[BatchSample]:
+    """Nine samples of unequal length that depend on `n` only."""
+    clean = load_model(base, models.Lora(4, 8.0), dtype=torch.float32, device=torch.device("cpu"))
+    return [
+        BatchSample(
+            sample_id=SampleId(UUID(int=1000 * n + place)),
+            prompt_ids=sample.prompt_ids,
+            response_ids=sample.response_ids,
+            logprobs=sample.behaviour_logprobs,
+            temperature=sample.temperature,
+            version=version,
+            reward=sample.reward,
+            hinted_prompt_ids=sample.hinted_prompt_ids,
+        )
+        for place, sample in enumerate(random_batch(clean, hints=hints, seed=n))
+    ]
+
+
+def step_of(
+    samples: Sequence[BatchSample],
+    n: int,
+    parent: VersionRef | None = None,
+    *,
+    policy: str = "default",
+    base_model: str = "tiny",
+    recipe: Recipe = RECIPE,
+    teachers: dict[int, VersionRef] | None = None,
+) -> StepBatch:
+    return StepBatch(
+        policy=policy,
+        base_model=base_model,
+        n=n,
+        parent=parent,
+        epoch=0,
+        recipe=recipe,
+        samples=samples,
+        teachers=teachers or {},
+    )
+
+
+def never() -> bool:
+    return False
+
+
+def quiet(at: str) -> None:
+    del at
+
+
+def whole(trained: TrainedStep | None) -> TrainedStep:
+    assert trained is not None
+    return trained

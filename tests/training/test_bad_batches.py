@@ -1,0 +1,100 @@
+"""What cannot be trained is refused by name or left out with its reason; nothing becomes a silent zero."""
+
+from __future__ import annotations
+
+import math
+from dataclasses import replace
+from pathlib import Path
+
+import pytest
+import torch
+
+from clawloop.errors import NothingToTrain, SampleUnusable
+from clawloop.recipe import Optimiser, Train
+from clawloop.training.batch import TrainingSample
+from clawloop.training.collate import Limits
+from clawloop.training.loading import adapter_tensors, load_model
+from clawloop.training.model import Lora, PolicyModel
+from clawloop.training.step import StepReport, make_optimizer, train_step
+from tests.training.tiny import VOCAB, random_batch, shake_adapter
+
+LIMITS = Limits(budget_tokens=4096, max_tokens=256, vocab_size=VOCAB)
+
+
+@pytest.fixture
+def model(qwen3: Path) -> PolicyModel:
+    found = load_model(qwen3, Lora(rank=4, alpha=8.0), dtype=torch.float32, device=torch.device("cpu"))
+    shake_adapter(found)
+    return found
+
+
+def step(model: PolicyModel, samples: list[TrainingSample]) -> StepReport:
+    return train_step(model, make_optimizer(model, Optimiser()), samples, Train(), LIMITS, parent=1)
+
+
+def spoiled(sample: TrainingSample, **changes: object) -> TrainingSample:
+    return replace(sample, key="bad", **changes)  # type: ignore[arg-type]
+
+
+@pytest.mark.parametrize(
+    ("what", "reason"),
+    [
+        ({"behaviour_logprobs": math.nan}, "behaviour_logprob_T has a number that is not finite"),
+        ({"behaviour_logprobs": -math.inf}, "behaviour_logprob_T has a number that is not finite"),
+        ({"behaviour_logprobs": 0.5}, "behaviour_logprob_T has a log-probability above 0"),
+        ({"behaviour_logprobs": None}, "behaviour_logprob_T is unknown at position 1"),
+        ({"response_mask": False}, "of which none is trained"),
+        ({"reward": math.inf}, "reward inf is not finite"),
+        ({"reward": math.nan}, "reward nan is not finite"),
+        ({"reward": 0.0}, "neither a verdict nor a hint"),
+    ],
+)
+def test_a_sample_that_cannot_teach_is_left_out_and_says_why(
+    what: dict[str, float | None], reason: str, model: PolicyModel
+) -> None:
+    good = random_batch(model)
+    [(field, value)] = what.items()
+    victim, changed = good[1], value
+    changes: dict[str, object] = {field: changed}
+    if field == "behaviour_logprobs":
+        changes[field] = [victim.behaviour_logprobs[0], changed, *victim.behaviour_logprobs[2:]]
+    elif field == "response_mask":
+        changes[field] = [changed] * len(victim.response_ids)
+    alone = step(model, [good[0], *good[2:]])
+    model_as_before = adapter_tensors(model)
+    report = step(model, [good[0], spoiled(victim, **changes), *good[2:]])
+    assert list(report.dropped) == ["bad"]
+    assert reason in report.dropped["bad"]
+    assert report.tokens == alone.tokens, "it dilutes nobody"
+    with pytest.raises(NothingToTrain, match="no sample of 1 is left"):
+        step(model, [spoiled(victim, **changes)])
+    assert any(not torch.equal(model_as_before[name], now) for name, now in adapter_tensors(model).items())
+
+
+def test_an_empty_batch_is_no_step(model: PolicyModel) -> None:
+    before = adapter_tensors(model)
+    with pytest.raises(NothingToTrain, match="no sample of 0 is left"):
+        step(model, [])
+    assert all(torch.equal(before[name], now) for name, now in adapter_tensors(model).items())
+
+
+@pytest.mark.parametrize(
+    ("changes", "message"),
+    [
+        ({"response_ids": []}, "log-probs of length 9 for 0 response tokens"),
+        ({"response_ids": [], "behaviour_logprobs": []}, "at least one token each"),
+        ({"prompt_ids": []}, "at least one token each"),
+        ({"behaviour_logprobs": [-1.0]}, "log-probs of length 1 for 9 response tokens"),
+        ({"response_mask": [True]}, "mask of length 1 for 9 response tokens"),
+        ({"prompt_ids": [VOCAB]}, "the vocabulary has 199"),
+        ({"hinted_prompt_ids": [-1]}, "bad with hint: token ids -1"),
+        ({"hinted_prompt_ids": [1] * 300}, "bad with hint: 308 tokens, the trainer takes 256"),
+        ({"temperature": 0.0}, "temperature 0.0"),
+    ],
+)
+def test_a_malformed_sample_stops_the_step_by_its_name(
+    changes: dict[str, object], message: str, model: PolicyModel
+) -> None:
+    good = random_batch(model)
+    with pytest.raises(SampleUnusable, match=f"sample bad.*{message}|sample {message}"):
+        step(model, [good[0], spoiled(good[1], **changes)])

@@ -1,0 +1,55 @@
+"""A trainer killed in the middle of a step goes on from the disk as if nothing had happened, for every method."""
+
+from __future__ import annotations
+
+import json
+import signal
+import subprocess
+import sys
+from pathlib import Path
+
+import pytest
+import torch
+
+from clawloop.training.checkpoint import begin, resume
+from tests.training.killed_steps import IDENTITY, fresh, take_step
+from tests.training.methods import METHODS
+from tests.training.tiny import save_checkpoint
+
+pytestmark = pytest.mark.slow
+
+
+@pytest.fixture(scope="module")
+def base(tmp_path_factory: pytest.TempPathFactory) -> Path:
+    return save_checkpoint(tmp_path_factory.mktemp("base"))
+
+
+@pytest.fixture(scope="module")
+def left_behind(base: Path, tmp_path_factory: pytest.TempPathFactory) -> Path:
+    """Folders of versions, one for each method, of trainers killed in their second step."""
+    out = tmp_path_factory.mktemp("killed")
+    command = [sys.executable, "-m", "tests.training.killed_steps", str(base), str(out)]
+    done = subprocess.run(command, capture_output=True, text=True, timeout=240, check=False)
+    assert done.returncode == 0, done.stderr
+    assert json.loads(done.stdout.splitlines()[-1]) == dict.fromkeys(METHODS, signal.SIGKILL)
+    return out
+
+
+@pytest.mark.parametrize("method", METHODS)
+def test_resumed_after_a_kill_training_gives_the_same_files_as_uninterrupted(
+    method: str, base: Path, left_behind: Path, tmp_path: Path
+) -> None:
+    model, optimizer = fresh(base)
+    begin(model, optimizer)
+    straight = [take_step(method, base, tmp_path, version, model, optimizer) for version in (1, 2)]
+
+    [first] = (left_behind / method).glob("v*")
+    model, optimizer = fresh(base)
+    torch.manual_seed(99)
+    resume(first, straight[0].sha256, model, optimizer, IDENTITY)
+    resumed = take_step(method, base, left_behind, 2, model, optimizer)
+
+    assert straight[0].sha256 != straight[1].sha256
+    for one, other in zip([version.path for version in straight], [first, resumed.path], strict=True):
+        assert one.name == other.name
+        assert {f.name: f.read_bytes() for f in one.iterdir()} == {f.name: f.read_bytes() for f in other.iterdir()}

@@ -1,0 +1,136 @@
+"""Every recipe's step against plain autograd over PEFT and transformers, and what must not change it."""
+
+from __future__ import annotations
+
+import math
+from itertools import combinations
+from pathlib import Path
+
+import pytest
+import torch
+from peft import PeftModel
+from torch import Tensor, nn
+
+from clawloop.recipe import Optimiser, Train
+from clawloop.training.adapter import Adapter, BaseIdentity, adapter_files, write_version
+from clawloop.training.architecture import adapter_names
+from clawloop.training.batch import TrainingSample
+from clawloop.training.collate import Limits
+from clawloop.training.loading import adapter_tensors, load_model
+from clawloop.training.model import Lora, PolicyModel
+from clawloop.training.step import StepReport, make_optimizer, train_step
+from tests.training.methods import LIMITS, METHODS, batch_of, train_part
+from tests.training.tiny import VOCAB, reference_model, relative_error, shake_adapter
+
+UNCLIPPED = Optimiser(grad_clip=1e9)
+
+
+def load(path: Path) -> PolicyModel:
+    model = load_model(path, Lora(rank=4, alpha=8.0), dtype=torch.float32, device=torch.device("cpu"))
+    shake_adapter(model)
+    return model
+
+
+def gradients_of_step(
+    base: Path, samples: list[TrainingSample], recipe: Train, limits: Limits = LIMITS
+) -> tuple[dict[str, Tensor], StepReport]:
+    """What one step leaves, by PEFT's names."""
+    model = load(base)
+    report = train_step(model, make_optimizer(model, recipe.optimiser), samples, recipe, limits, parent=1)
+    names = adapter_names(model.architecture, model.lora.targets)
+    return {names[ours]: p.grad.clone() for ours, p in model.adapter_parameters().items() if p.grad is not None}, report
+
+
+def plain_step(
+    base: Path, folder: Path, samples: list[TrainingSample], recipe: Train
+) -> tuple[dict[str, Tensor], float]:
+    """The step written out from DESIGN section 7: one sample at a time, unpadded, nothing of ours but files."""
+    model = load(base)
+    identity = BaseIdentity(name="tiny", fingerprint="")
+    files = adapter_files(Adapter(model.lora, adapter_tensors(model), identity), model.architecture)
+    written = write_version(folder, 1, files)
+    peft: nn.Module = PeftModel.from_pretrained(reference_model(base), str(written.path), is_trainable=True).eval()
+    total = sum(len(sample.response_ids) for sample in samples)
+    loss = torch.zeros(())
+    for sample in samples:
+        loss = loss + _plain_loss(peft, sample, recipe).sum() / total
+    loss.backward()  # type: ignore[no-untyped-call]
+    named = dict(peft.named_parameters())
+    found = {name.replace(".default", ""): p.grad for name, p in named.items() if p.grad is not None}
+    return found, float(loss.detach())
+
+
+def _plain_loss(peft: nn.Module, sample: TrainingSample, recipe: Train) -> Tensor:
+    response = torch.tensor(sample.response_ids)[:, None]
+
+    def distribution(prompt: list[int]) -> Tensor:
+        ids = torch.tensor([[*prompt, *sample.response_ids]])
+        logits: Tensor = peft(ids).logits[0, len(prompt) - 1 : -1]
+        return (logits / sample.temperature).log_softmax(-1)
+
+    student = distribution(list(sample.prompt_ids))
+    own, mu = student.gather(-1, response)[:, 0], torch.tensor(sample.behaviour_logprobs)
+    teacher = None
+    with torch.no_grad():
+        with peft.disable_adapter():  # type: ignore[operator]
+            reference = distribution(list(sample.prompt_ids)).gather(-1, response)[:, 0]
+        if sample.hinted_prompt_ids is not None:
+            teacher = distribution(list(sample.hinted_prompt_ids))
+    rho = (own - mu).exp()
+    k3 = (reference - own).exp() - 1 - (reference - own)
+    loss = recipe.loss.kl * rho.clamp(0, 2).detach() * k3
+    advantage = recipe.advantage.verdict_weight * torch.full_like(mu, sample.reward or 0.0)
+    if teacher is not None:
+        gap = (teacher.gather(-1, response)[:, 0] - mu).clamp(-2, 2)
+        advantage = advantage + recipe.advantage.teacher_weight * gap
+        if recipe.loss.distillation:
+            ids = student.detach().topk(recipe.distillation.top_k).indices
+            inside = torch.zeros_like(student, dtype=torch.bool).scatter(-1, ids, True)
+            p, q = (
+                torch.cat([d.gather(-1, ids), d.masked_fill(inside, -math.inf).logsumexp(-1, keepdim=True)], -1)
+                for d in (student, teacher)
+            )
+            loss = loss + recipe.loss.distillation * (p.exp() * (p - q)).sum(-1)
+    if recipe.loss.policy_gradient:
+        objective = torch.minimum(rho * advantage, rho.clamp(0.8, 1.28) * advantage)
+        loss = loss - torch.where(advantage < 0, torch.maximum(objective, 3 * advantage), objective)
+    return loss
+
+
+@pytest.mark.parametrize("checkpoint", ["qwen3", "qwen2"])
+@pytest.mark.parametrize("method", METHODS)
+def test_a_methods_gradient_is_that_of_peft_and_transformers(
+    method: str, checkpoint: str, tmp_path: Path, request: pytest.FixtureRequest
+) -> None:
+    base = request.getfixturevalue(checkpoint)
+    recipe = train_part(method, UNCLIPPED)
+    samples = batch_of(method, load(base))
+    wanted, loss = plain_step(base, tmp_path, samples, recipe)
+    found, report = gradients_of_step(base, samples, recipe)
+    assert not report.dropped
+    assert report.micro_batches > 1
+    assert report.loss == pytest.approx(loss, rel=1e-5, abs=1e-6)
+    assert relative_error(found, wanted) < 1e-5
+
+
+@pytest.mark.parametrize("method", METHODS)
+def test_neither_order_nor_packing_changes_a_methods_gradient(method: str, qwen3: Path) -> None:
+    recipe = train_part(method, UNCLIPPED)
+    samples = batch_of(method, load(qwen3))
+    straight, _ = gradients_of_step(qwen3, samples, recipe)
+    shuffled, _ = gradients_of_step(qwen3, [samples[index] for index in (3, 6, 0, 7, 2, 5, 1, 4)], recipe)
+    assert relative_error(shuffled, straight) < 1e-5
+    for budget, share in ((1, True), (4096, True), (200, False)):
+        packed, _ = gradients_of_step(qwen3, samples, recipe, Limits(budget, 256, VOCAB, share_prefixes=share))
+        assert relative_error(packed, straight) < 1e-5
+
+
+def test_every_methods_loss_reaches_the_adapter(qwen3: Path) -> None:
+    """The system we follow trains every method as plain RL once LoRA is on."""
+    samples = batch_of("combined", load(qwen3))
+    both = [sample for sample in samples if sample.reward and sample.hinted_prompt_ids]
+    assert len(both) > 1
+    methods = ("binary", "opd", "combined", "topk")
+    found = {method: gradients_of_step(qwen3, both, train_part(method, UNCLIPPED))[0] for method in methods}
+    for one, other in combinations(methods, 2):
+        assert relative_error(found[one], found[other]) > 0.01, (one, other)

@@ -1,0 +1,180 @@
+"""Packed along a tree, a step is the step over the same samples packed one after the other."""
+
+from __future__ import annotations
+
+from pathlib import Path
+
+import pytest
+import torch
+from hypothesis import given, settings
+from hypothesis import strategies as st
+from torch import Tensor
+
+from clawloop.local.tiny_model import ensure_tiny_model
+from clawloop.recipe import Loss, Optimiser, Train
+from clawloop.training import attention, prefix_tree
+from clawloop.training.batch import TrainingSample
+from clawloop.training.collate import Limits, TokenSequence, collate, plan
+from clawloop.training.loading import load_model
+from clawloop.training.model import Lora, PolicyModel
+from clawloop.training.step import StepReport, make_optimizer, train_step
+from tests.training.chat_session import session_turns
+from tests.training.tiny import (
+    VOCAB,
+    as_samples,
+    random_batch,
+    random_sequences,
+    relative_error,
+    save_checkpoint,
+    session_batch,
+    shake_adapter,
+)
+
+RECIPE = Train(loss=Loss(kl=0.1, entropy=0.01), optimiser=Optimiser(grad_clip=1e9))
+
+
+def load(path: Path) -> PolicyModel:
+    model = load_model(path, Lora(rank=4, alpha=8.0), dtype=torch.float32, device=torch.device("cpu"))
+    shake_adapter(model)
+    return model
+
+
+def gradients(model: PolicyModel) -> dict[str, Tensor]:
+    return {name: p.grad.clone() for name, p in model.adapter_parameters().items() if p.grad is not None}
+
+
+def both_ways(
+    model: PolicyModel, samples: list[TrainingSample], limits: Limits
+) -> tuple[StepReport, StepReport, float]:
+    """A step's reports with and without sharing, and how far their gradients are apart."""
+    reports, found = [], []
+    for share in (True, False):
+        before = {name: p.detach().clone() for name, p in model.adapter_parameters().items()}
+        of_kind = Limits(limits.budget_tokens, limits.max_tokens, limits.vocab_size, share_prefixes=share)
+        optimizer = make_optimizer(model, RECIPE.optimiser)
+        reports.append(train_step(model, optimizer, samples, RECIPE, of_kind, parent=1))
+        found.append(gradients(model))
+        with torch.no_grad():
+            for name, parameter in model.adapter_parameters().items():
+                parameter.copy_(before[name])
+    return reports[0], reports[1], relative_error(found[0], found[1])
+
+
+@st.composite
+def families(draw: st.DrawFn) -> list[TokenSequence]:
+    """Sequences that leave one another anywhere, also inside a response; some equal."""
+    generator = torch.Generator().manual_seed(draw(st.integers(0, 2**31)))
+    documents: list[list[int]] = []
+    for _ in range(draw(st.integers(2, 6))):
+        kept: list[int] = []
+        if documents:
+            model = draw(st.sampled_from(documents))
+            kept = model[: draw(st.integers(0, len(model)))]
+        new = torch.randint(0, VOCAB, (draw(st.integers(0 if len(kept) > 1 else 2, 12)),), generator=generator)
+        documents.append([*kept, *new.tolist()])
+    cuts = [draw(st.integers(1, len(ids) - 1)) for ids in documents]
+    return [
+        TokenSequence(str(index), ids[:cut], ids[cut:], 0.6 + 0.2 * index)
+        for index, (ids, cut) in enumerate(zip(documents, cuts, strict=True))
+    ]
+
+
+@pytest.fixture
+def small_steps(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(prefix_tree, "SHARED_AT_LEAST", 1)
+    monkeypatch.setattr(attention, "_QUERIES_AT_ONCE", 3)
+
+
+@pytest.mark.slow
+@pytest.mark.usefixtures("small_steps")
+@pytest.mark.parametrize("checkpoint", ["qwen3", "qwen2"])
+def test_along_any_tree_a_model_reads_and_learns_what_it_does_from_documents_alone(
+    checkpoint: str, request: pytest.FixtureRequest
+) -> None:
+    model = load(request.getfixturevalue(checkpoint))
+
+    @settings(deadline=None, max_examples=40)
+    @given(families())
+    def holds(sequences: list[TokenSequence]) -> None:
+        found = []
+        everyone = range(len(sequences))
+        weights = torch.linspace(0.5, 1.5, sum(len(sequence.response_ids) for sequence in sequences))
+        for share in (True, False):
+            model.zero_grad()
+            reading = model(collate(sequences, everyone, share_prefixes=share), entropies=True)
+            (reading.logprobs_N * weights).sum().backward()
+            found.append((reading.logprobs_N.detach(), reading.entropies_N.detach(), gradients(model)))
+        (logprobs, entropies, gradient), (plain_logprobs, plain_entropies, plain_gradient) = found
+        assert (logprobs - plain_logprobs).abs().max() < 1e-5
+        assert (entropies - plain_entropies).abs().max() < 1e-5
+        assert relative_error(gradient, plain_gradient) < 1e-5
+
+    holds()
+
+
+@pytest.mark.parametrize("checkpoint", ["qwen3", "qwen2"])
+@pytest.mark.parametrize("budget", [4096, 150])
+def test_a_step_over_a_session_and_a_group_is_the_step_without_sharing(
+    checkpoint: str, budget: int, request: pytest.FixtureRequest
+) -> None:
+    model = load(request.getfixturevalue(checkpoint))
+    samples = session_batch(model)
+    shared, apart, off = both_ways(model, samples, Limits(budget, 256, VOCAB))
+    assert shared.micro_batches < apart.micro_batches or budget == 4096
+    assert shared.loss == pytest.approx(apart.loss, abs=1e-5)
+    assert shared.grad_norm == pytest.approx(apart.grad_norm, rel=1e-5)
+    assert off < 1e-5
+
+
+@pytest.mark.slow
+def test_twenty_turns_of_a_real_clients_session_need_a_third_of_the_tokens(tmp_path: Path) -> None:
+    turns = session_turns(ensure_tiny_model(tmp_path), 20, hints=True)
+    sequences, hinted = [sequence for sequence, _ in turns], [ids for _, ids in turns]
+    model = load(save_checkpoint(tmp_path / "base", vocab=1024, positions=4096))
+    samples = as_samples(model, sequences, hinted=hinted)
+    shared, apart, off = both_ways(model, samples, Limits(40_000, 4096, 1024))
+    together, one_by_one = (
+        len(collate(sequences, range(20), share_prefixes=share).tokens_S) for share in (True, False)
+    )
+    assert one_by_one == sum(sequence.input_tokens for sequence in sequences)
+    assert one_by_one / together > 3
+    assert shared.loss == pytest.approx(apart.loss, abs=1e-5)
+    assert off < 1e-5
+
+
+def test_a_batch_with_nothing_in_common_is_packed_as_without_sharing(qwen3: Path) -> None:
+    sequences = [sample.sequence() for sample in random_batch(load(qwen3))]
+    limits = [Limits(60, 256, VOCAB, share_prefixes=share) for share in (True, False)]
+    assert plan(sequences, limits[0]) == plan(sequences, limits[1])
+    for members in plan(sequences, limits[0]):
+        shared, apart = (collate(sequences, members, share_prefixes=share) for share in (True, False))
+        assert shared.layout == apart.layout
+        assert torch.equal(shared.tokens_S, apart.tokens_S)
+        assert torch.equal(shared.rows_N, apart.rows_N)
+
+
+def test_a_groups_prompt_is_read_once(qwen3: Path) -> None:
+    prompt = random_sequences([(60, 1)])[0].prompt_ids
+    members = [TokenSequence(str(n), prompt, [n, 5, 6, 7], 1.0) for n in range(4)]
+    packed = collate(members, range(4))
+    assert len(packed.tokens_S) == 60 + 4 * 3
+    # The first token of all four responses is predicted at the prompt's last position.
+    assert len({rows[0].item() for rows in packed.split(packed.rows_N).values()}) == 1
+
+
+def test_micro_batches_keep_sessions_together_and_count_what_is_read() -> None:
+    generator = torch.Generator().manual_seed(0)
+
+    def ids(count: int) -> list[int]:
+        found: list[int] = torch.randint(0, VOCAB, (count,), generator=generator).tolist()
+        return found
+
+    histories = [ids(100), ids(100)]
+    sequences = []
+    for turn in range(6):  # two sessions, their turns in turn
+        histories[turn % 2] += ids(10)
+        sequences.append(TokenSequence(str(turn), [*histories[turn % 2], *ids(5)], ids(6), 1.0))
+    # Each session reads 130 tokens of history and 5 + 5 for each turn.
+    assert plan(sequences, Limits(160, 256, VOCAB)) == ((0, 2, 4), (1, 3, 5))
+    assert plan(sequences, Limits(320, 256, VOCAB)) == ((0, 1, 2, 3, 4, 5),)
+    assert len(plan(sequences, Limits(160, 256, VOCAB, share_prefixes=False))) == 6

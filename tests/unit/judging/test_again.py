@@ -1,0 +1,49 @@
+"""Which turns an operator may have judged again, and what the others say."""
+
+from __future__ import annotations
+
+from dataclasses import replace
+from datetime import UTC, datetime
+from typing import Any
+from uuid import UUID
+
+import pytest
+
+from clawloop.contracts import Outcome, SampleState, SessionFacts, TurnKind
+from clawloop.ids import SessionId, new_turn_id
+from clawloop.judging.again import JudgedSoFar, why_not_again
+
+SESSION = SessionFacts(SessionId(UUID(int=1)), "default", "session_id", datetime.now(UTC), 0)
+GOOD = JudgedSoFar(new_turn_id(), SESSION, TurnKind.MAIN, Outcome.UNJUDGED, True, None, 1)
+
+
+@pytest.mark.parametrize(
+    "changes",
+    [
+        {},
+        {"outcome": Outcome.WAITING},
+        {"outcome": Outcome.UNDECIDED},
+        {"outcome": Outcome.NOT_TRAINABLE},
+        {"outcome": Outcome.SAMPLED, "sample": SampleState.FRESH},
+        {"outcome": Outcome.UNDECIDED, "sample": SampleState.SUPERSEDED},
+    ],
+)
+def test_what_no_step_has_used_may_be_judged_again(changes: dict[str, Any]) -> None:
+    assert why_not_again(replace(GOOD, **changes)) is None
+
+
+@pytest.mark.parametrize(
+    ("changes", "why"),
+    [
+        ({"kind": TurnKind.SIDE, "outcome": Outcome.SIDE}, "side turn"),
+        ({"outcome": Outcome.ERASED}, "it was erased"),
+        ({"outcome": Outcome.NO_FEEDBACK}, "nothing to judge it by"),
+        ({"outcome": Outcome.NOT_TRAINABLE, "replied": False}, "no reply"),
+        ({"outcome": Outcome.SAMPLED, "sample": SampleState.CLAIMED}, "a training step is using its sample now"),
+        ({"outcome": Outcome.TRAINED, "sample": SampleState.TRAINED}, "its sample is trained already: give feedback"),
+        ({"outcome": Outcome.EXPIRED, "sample": SampleState.EXPIRED}, "its sample is expired already"),
+        ({"outcome": Outcome.QUARANTINED, "sample": SampleState.QUARANTINED}, "its sample is quarantined already"),
+    ],
+)
+def test_what_may_not_says_why(changes: dict[str, Any], why: str) -> None:
+    assert why in str(why_not_again(replace(GOOD, **changes)))

@@ -1,0 +1,270 @@
+"""Learning of one policy on a real Temporal development server; ledger, trainer and engines are scripted."""
+
+from __future__ import annotations
+
+import asyncio
+from collections.abc import AsyncIterator, Callable
+from contextlib import asynccontextmanager
+from uuid import uuid4
+
+from temporalio import activity
+from temporalio.api.sdk.v1 import WorkflowMetadata
+from temporalio.client import Client, WorkflowHandle
+from temporalio.exceptions import ApplicationError
+from temporalio.worker import Worker
+
+from activities.training_messages import (
+    AbandonStep,
+    ClaimBatch,
+    Claimed,
+    Published,
+    PublishVersion,
+    QuarantineStep,
+    StepDone,
+    TrainingLook,
+    TrainStep,
+)
+from clawloop.steps import StepState, TrainingState
+from clawloop.temporal_training import TemporalTraining
+from tests.workflows.conftest import end_all
+from workflows import attributes
+from workflows.training import TrainingWorkflow
+from workflows.training_state import PolicyTraining
+
+TrainingHandle = WorkflowHandle[TrainingWorkflow, None]
+
+
+class ScriptedLearning:
+    """Stands in for the ledger, the trainer and the engines of one policy.
+
+    Attributes:
+        ready: fresh samples.
+        happened: what was asked of the ledger, trainer and engines, in order; looks are only counted.
+        gate: a step waits for it.
+        engines: publishing waits for it.
+        fails: how a step fails, by its number.
+        ends: what becomes of a step, by its number; committed if nothing is said.
+    """
+
+    def __init__(self) -> None:
+        self.policy = f"p{uuid4().hex[:8]}"
+        self.needed = 16
+        self.ready = 0
+        self.judging = 0
+        self.oldest_seconds: float | None = None
+        self.max_wait_seconds = 86_400.0
+        self.paused: str | None = None
+        self.pinned: int | None = None
+        self.head = self.version = self.epoch = 0
+        self.step = 1
+        self.step_state: StepState | None = None
+        self.looks = 0
+        self.happened: list[str] = []
+        self.gate = asyncio.Event()
+        self.gate.set()
+        self.engines = asyncio.Event()
+        self.engines.set()
+        self.fails: Callable[[int], ApplicationError | None] = lambda n: None
+        self.ends: dict[int, tuple[StepState, str]] = {}
+        self.at_once = self.most_at_once = 0
+
+    @activity.defn(name="look_at_training")
+    async def look(self, policy: str) -> TrainingLook:
+        self.looks += 1
+        state = TrainingState.WAITING
+        reason = f"{self.ready} of {self.needed} samples, {self.judging} turns are being judged"
+        if self.step_state is StepState.CLAIMED:
+            state, reason = TrainingState.TRAINING, ""
+        if self.paused is not None:
+            state, reason = TrainingState.PAUSED, f"paused: {self.paused}"
+        return TrainingLook(
+            policy=policy,
+            pool=self.policy,
+            state=state,
+            reason=reason,
+            ready=self.ready,
+            needed=self.needed,
+            judging=self.judging,
+            oldest_seconds=self.oldest_seconds,
+            step=self.step,
+            step_state=self.step_state,
+            head=self.head,
+            version=self.version,
+            epoch=self.epoch,
+            pinned=self.pinned,
+            unpublished=self.pinned is None and self.head != self.version,
+            max_wait_seconds=self.max_wait_seconds,
+        )
+
+    @activity.defn(name="claim_batch")
+    async def claim(self, ask: ClaimBatch) -> Claimed:
+        if self.step_state is StepState.CLAIMED:
+            return Claimed(policy=ask.policy, n=ask.n, state=self.step_state, samples=self.needed)
+        old = self.oldest_seconds is not None and self.oldest_seconds >= self.max_wait_seconds
+        if self.paused is not None or (self.ready < self.needed and not (old and self.ready)):
+            return Claimed(policy=ask.policy, n=ask.n, state=None, reason="waiting")
+        samples = min(self.ready, self.needed)
+        self.ready -= samples
+        self.oldest_seconds = None
+        self.step_state = StepState.CLAIMED
+        self.happened.append(f"claim {ask.n}: {samples}")
+        return Claimed(policy=ask.policy, n=ask.n, state=StepState.CLAIMED, samples=samples)
+
+    @activity.defn(name="train_step")
+    async def train(self, ask: TrainStep) -> StepDone:
+        self.happened.append(f"train {ask.n}")
+        self.at_once += 1
+        self.most_at_once = max(self.most_at_once, self.at_once)
+        epoch = self.epoch
+        try:
+            while not self.gate.is_set():
+                activity.heartbeat()
+                await asyncio.sleep(0.05)
+            if (error := self.fails(ask.n)) is not None:
+                raise error
+        finally:
+            self.at_once -= 1
+        state, reason = self.ends.get(ask.n, (StepState.COMMITTED, ""))
+        if epoch != self.epoch:
+            state, reason = StepState.ABANDONED, f"rolled back to v{self.head}"
+        parent = self.head
+        if state is not StepState.QUARANTINED:
+            self._end(state)
+        return StepDone(
+            policy=ask.policy,
+            n=ask.n,
+            state=state,
+            parent=parent,
+            samples=self.needed,
+            loss=0.5,
+            kl=0.01,
+            ratio=1.0,
+            seconds=1.25,
+            reason=reason,
+        )
+
+    def _end(self, state: StepState) -> None:
+        if state is StepState.COMMITTED:
+            self.head = self.step
+        else:
+            self.ready += self.needed
+        self.step += 1
+        self.step_state = None
+
+    @activity.defn(name="quarantine_step")
+    async def quarantine(self, ask: QuarantineStep) -> None:
+        self.happened.append(f"quarantine {ask.n}: {ask.reason}")
+        self.paused = f"step {ask.n} quarantined: {ask.reason}"
+        self.step, self.step_state = ask.n + 1, None
+
+    @activity.defn(name="abandon_step")
+    async def abandon(self, ask: AbandonStep) -> None:
+        self.happened.append(f"abandon {ask.n}: {ask.reason}")
+        self._end(StepState.ABANDONED)
+
+    @activity.defn(name="publish_version")
+    async def publish(self, ask: PublishVersion) -> Published:
+        self.happened.append("publish begins")
+        await self.engines.wait()
+        reason = "" if self.pinned is None else f"v{self.pinned} is pinned"
+        self.version = self.head if self.pinned is None else self.pinned
+        self.happened.append(f"v{self.version} answers")
+        return Published(policy=ask.policy, head=self.head, version=self.version, engines=1, reason=reason)
+
+
+class Learner:
+    """One policy's workflow, told as samples and operators tell it."""
+
+    def __init__(self, client: Client, scripted: ScriptedLearning) -> None:
+        self.client = client
+        self.scripted = scripted
+        self.policy = scripted.policy
+        self.telling = TemporalTraining(client)
+
+    @property
+    def handle(self) -> TrainingHandle:
+        return self.client.get_workflow_handle_for(TrainingWorkflow.run, attributes.training_workflow_id(self.policy))
+
+    async def samples(self, count: int) -> None:
+        self.scripted.ready += count
+        await self.telling.announce_work(self.policy)
+
+    async def begin(self, **state: object) -> None:
+        """Begin it with a state of the test's own."""
+        await self.client.start_workflow(
+            attributes.TRAINING_WORKFLOW,
+            PolicyTraining(policy=self.policy).model_copy(update=state),
+            id=attributes.training_workflow_id(self.policy),
+            task_queue=attributes.WORKFLOW_QUEUE,
+        )
+
+    async def pause(self, reason: str) -> None:
+        self.scripted.paused = reason
+        await self.telling.pause(self.policy, reason)
+
+    async def resume(self, retry: bool = False) -> None:
+        self.scripted.paused = None
+        if retry:
+            self.scripted.ready += self.scripted.needed
+        await self.telling.resume(self.policy, retry)
+
+    async def roll_back(self, version: int) -> None:
+        self.scripted.head = self.scripted.version = version
+        self.scripted.epoch += 1
+        await self.telling.roll_back(self.policy, version)
+
+    async def pin(self, version: int | None) -> None:
+        self.scripted.pinned = version
+        await self.telling.pin(self.policy, version)
+
+    async def details(self) -> str:
+        """What the UI shows."""
+        metadata: WorkflowMetadata = await self.handle.query(
+            "__temporal_workflow_metadata", result_type=WorkflowMetadata
+        )
+        return metadata.current_details
+
+    async def shows(self, words: str, seconds: float = 20) -> str:
+        """The details, once these words stand in them."""
+        details = ""
+        try:
+            async with asyncio.timeout(seconds):
+                while words not in (details := await self.details()):
+                    await asyncio.sleep(0.05)
+        except TimeoutError:
+            raise AssertionError(f"{words!r} is not in {details!r}") from None
+        return details
+
+
+@asynccontextmanager
+async def learning(client: Client, scripted: ScriptedLearning, *, trainer: bool = True) -> AsyncIterator[None]:
+    """Workers for learning; what still runs at the end is ended."""
+    async with (
+        Worker(client, task_queue=attributes.WORKFLOW_QUEUE, workflows=[TrainingWorkflow]),
+        Worker(
+            client,
+            task_queue=attributes.LEDGER_QUEUE,
+            activities=[scripted.look, scripted.claim, scripted.quarantine, scripted.abandon, scripted.publish],
+        ),
+    ):
+        try:
+            if trainer:
+                async with training(client, scripted):
+                    yield
+            else:
+                yield
+        finally:
+            scripted.gate.set()
+            scripted.engines.set()
+            await end_all(client)
+
+
+@asynccontextmanager
+async def training(client: Client, scripted: ScriptedLearning) -> AsyncIterator[None]:
+    """A trainer."""
+    queue = attributes.trainer_queue(scripted.policy)
+    async with Worker(client, task_queue=queue, activities=[scripted.train], max_concurrent_activities=1):
+        try:
+            yield
+        finally:
+            scripted.gate.set()

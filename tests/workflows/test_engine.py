@@ -1,0 +1,199 @@
+"""An engine's workflow: what it asks of its agent, and what it tells in the Temporal UI."""
+
+from __future__ import annotations
+
+import asyncio
+import itertools
+from collections.abc import AsyncIterator
+from contextlib import asynccontextmanager
+
+import pytest
+from temporalio import activity
+from temporalio.api.sdk.v1 import WorkflowMetadata
+from temporalio.client import Client, WorkflowHandle
+from temporalio.exceptions import ApplicationError
+from temporalio.worker import Worker
+
+from activities.engine_messages import EngineHas, EngineLoad, EngineUnload, EngineWatch
+from clawloop.engine_announcing import TemporalPublishAnnouncer
+from tests.workflows.conftest import until
+from workflows import attributes
+from workflows.engine import EngineWorkflow
+from workflows.state import EngineState
+
+_numbers = itertools.count()
+
+
+class ScriptedAgent:
+    """Stands in for an engine's agent.
+
+    Attributes:
+        has: what the next watch sees; set `changed` to let it answer.
+        gate: loads wait for it.
+        fails: how the next loads fail.
+    """
+
+    def __init__(self) -> None:
+        self.engine_id = f"gpu:{next(_numbers)}"
+        self.has = EngineHas(engine_id=self.engine_id, healthy=True)
+        self.changed = asyncio.Event()
+        self.watched: list[EngineWatch] = []
+        self.loads = 0
+        self.unloads = 0
+        self.gate = asyncio.Event()
+        self.gate.set()
+        self.fails: list[ApplicationError] = []
+
+    def see(self, **facts: object) -> None:
+        self.has = EngineHas.model_validate({"engine_id": self.engine_id, "healthy": True} | facts)
+        self.changed.set()
+
+    @activity.defn(name="watch_engine")
+    async def watch_engine(self, ask: EngineWatch) -> EngineHas:
+        self.watched.append(ask)
+        if ask.seen is not None:
+            await self.changed.wait()
+            self.changed.clear()
+        return self.has
+
+    @activity.defn(name="load_versions")
+    async def load_versions(self, ask: EngineLoad) -> EngineHas:
+        self.loads += 1
+        await self.gate.wait()
+        if self.fails:
+            raise self.fails.pop(0)
+        return self.has.model_copy(update={"versions": [*self.has.versions, *self.has.missing], "missing": []})
+
+    @activity.defn(name="unload_versions")
+    async def unload_versions(self, ask: EngineUnload) -> EngineHas:
+        self.unloads += 1
+        return self.has.model_copy(update={"leaving": []})
+
+
+@asynccontextmanager
+async def at_work(client: Client, agent: ScriptedAgent) -> AsyncIterator[WorkflowHandle[EngineWorkflow, None]]:
+    announcer = TemporalPublishAnnouncer(client)
+    async with (
+        Worker(client, task_queue=attributes.WORKFLOW_QUEUE, workflows=[EngineWorkflow]),
+        Worker(
+            client,
+            task_queue=attributes.engine_queue(agent.engine_id),
+            activities=[agent.watch_engine, agent.load_versions, agent.unload_versions],
+        ),
+    ):
+        await announcer.begin(agent.engine_id)
+        handle = client.get_workflow_handle_for(EngineWorkflow.run, attributes.engine_workflow_id(agent.engine_id))
+        try:
+            await until(lambda: len(agent.watched) >= 2)
+            yield handle
+        finally:
+            await handle.terminate("the test is over")
+            agent.gate.set()
+            agent.changed.set()
+
+
+async def details(handle: WorkflowHandle[EngineWorkflow, None], word: str) -> str:
+    """What the UI shows, once it says this."""
+    async with asyncio.timeout(10):
+        while True:
+            shown = await handle.query("__temporal_workflow_metadata", result_type=WorkflowMetadata)
+            if word in shown.current_details:
+                return shown.current_details
+            await asyncio.sleep(0.05)
+
+
+async def test_told_many_times_while_it_loads_it_loads_once_more(client: Client) -> None:
+    agent = ScriptedAgent()
+    announcer = TemporalPublishAnnouncer(client)
+    async with at_work(client, agent):
+        agent.gate.clear()
+        await announcer.publish([agent.engine_id])
+        await until(lambda: agent.loads == 1)
+        for _ in range(10):
+            await announcer.publish([agent.engine_id])
+        agent.gate.set()
+        await until(lambda: agent.loads == 2)
+        await asyncio.sleep(0.3)
+        assert agent.loads == 2
+
+
+async def test_what_the_watch_finds_is_loaded_and_unloaded(client: Client) -> None:
+    agent = ScriptedAgent()
+    async with at_work(client, agent) as handle:
+        agent.see(missing=["default-v3"])
+        await until(lambda: agent.loads == 1)
+        assert "Serves default-v3." in await details(handle, "default-v3")
+        agent.see(versions=["default-v3"], leaving=["default-v1"])
+        await until(lambda: agent.unloads == 1)
+        assert (agent.loads, agent.unloads) == (1, 1)
+
+
+async def test_it_says_in_words_how_the_engine_stands(client: Client) -> None:
+    agent = ScriptedAgent()
+    async with at_work(client, agent) as handle:
+        assert "Serves the base model only." in await details(handle, "Healthy since 20")
+        agent.see(healthy=False, problem="does not answer")
+        assert (await details(handle, "Out of rotation")).startswith("Out of rotation, it does not answer, since 20")
+        described = await handle.describe()
+        assert described.typed_search_attributes[attributes.ENGINE] == agent.engine_id
+        assert described.typed_search_attributes[attributes.STATE] == "unhealthy"
+        assert await described.static_summary() == f"engine {agent.engine_id}: the versions it has"
+
+
+async def test_an_idle_engine_adds_nothing_to_its_history(client: Client) -> None:
+    agent = ScriptedAgent()
+    async with at_work(client, agent) as handle:
+        before = len((await handle.fetch_history()).events)
+        await asyncio.sleep(2)
+        assert len((await handle.fetch_history()).events) == before < 20
+
+
+async def test_a_publish_costs_few_events(client: Client) -> None:
+    agent = ScriptedAgent()
+    async with at_work(client, agent) as handle:
+        before = len((await handle.fetch_history()).events)
+        for n in range(5):
+            await TemporalPublishAnnouncer(client).publish([agent.engine_id])
+            await until(lambda n=n: agent.loads == n + 1)  # type: ignore[misc]
+        await details(handle, "Healthy")
+        assert len((await handle.fetch_history()).events) - before <= 5 * 10
+
+
+async def test_what_fails_for_good_is_shown_and_a_publish_still_comes_later(client: Client) -> None:
+    agent = ScriptedAgent()
+    agent.fails = [ApplicationError("RecordUnusable", type="RecordUnusable", non_retryable=True)]
+    async with at_work(client, agent) as handle:
+        await TemporalPublishAnnouncer(client).publish([agent.engine_id])
+        assert "could not do what it was asked: RecordUnusable" in await details(handle, "could not")
+
+
+async def test_a_new_run_knows_what_the_old_one_knew(client: Client) -> None:
+    agent = ScriptedAgent()
+    agent.has = agent.has.model_copy(update={"versions": ["default-v1"]})
+    handle = await client.start_workflow(
+        attributes.ENGINE_WORKFLOW,
+        EngineState(engine_id=agent.engine_id, roll_over_events=20),
+        id=attributes.engine_workflow_id(agent.engine_id),
+        task_queue=attributes.WORKFLOW_QUEUE,
+    )
+    first = handle.result_run_id
+    async with at_work(client, agent) as latest:
+        for n in range(6):
+            await TemporalPublishAnnouncer(client).publish([agent.engine_id])
+            await until(lambda n=n: agent.loads >= n + 1)  # type: ignore[misc]
+        async with asyncio.timeout(10):
+            while (await latest.describe()).run_id == first:
+                await asyncio.sleep(0.05)
+        assert "Serves default-v1." in await details(latest, "Serves")
+        loads = agent.loads
+        await TemporalPublishAnnouncer(client).publish([agent.engine_id])
+        await until(lambda: agent.loads > loads)
+
+
+@pytest.mark.parametrize("missing", [[], ["default-v2"]])
+async def test_the_workflow_of_an_engine_whose_agent_is_away_waits_for_it(client: Client, missing: list[str]) -> None:
+    agent = ScriptedAgent()
+    agent.has = agent.has.model_copy(update={"missing": missing})
+    await TemporalPublishAnnouncer(client).publish([agent.engine_id])
+    async with at_work(client, agent):
+        await until(lambda: agent.loads >= 1)

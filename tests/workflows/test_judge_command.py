@@ -1,0 +1,82 @@
+"""`clawloop judge again`, from the command line to the new verdict: real Temporal, real PostgreSQL."""
+
+from __future__ import annotations
+
+import asyncio
+import json
+from dataclasses import replace
+
+import pytest
+from temporalio.client import Client
+from typer.testing import CliRunner, Result
+
+from clawloop.cli import app
+from clawloop.contracts import Outcome
+from clawloop.errors import AnnouncementFailed, SetupError
+from clawloop.ids import new_turn_id, response_id
+from tests.judging.conftest import Bench, bench, binary_bench, judge
+from tests.workflows.conftest import until
+from tests.workflows.test_whole import at_work, end, tell
+
+__all__ = ["bench", "binary_bench", "judge"]
+
+
+async def clawloop(client: Client, bench: Bench, *arguments: str, temporal: str | None = None) -> Result:
+    address = temporal or client.service_client.config.target_host
+    here = {"DATABASE_URL": bench.url, "TEMPORAL_ADDRESS": address}
+    return await asyncio.to_thread(CliRunner().invoke, app, ["judge", "again", *arguments], env=here)
+
+
+@pytest.mark.postgres
+async def test_what_no_judge_answered_is_judged_when_an_operator_asks(client: Client, binary_bench: Bench) -> None:
+    b = binary_bench
+    b.judge.mode = "401"
+    turns = b.conversation("one", "two", "three")
+    session = await b.enter(*turns[:-1], replace(turns[-1], ends_session=True))
+    async with at_work(client, b):
+        for turn in turns:
+            await tell(client, session, turn, ends=turn is turns[-1])
+        await end(client, session)
+        assert [(await b.turn(turn.turn_id)).outcome for turn in turns] == ["unjudged", "unjudged", "no_feedback"]
+
+        b.judge.mode = "well"
+        said = await clawloop(client, b, "--unjudged", "--json")
+        asked = [(str(turn.turn_id), True) for turn in turns[:-1]]
+        assert [(row["turn_id"], row["asked"]) for row in json.loads(said.stdout)] == asked
+        samples = "SELECT * FROM samples"
+        await until(lambda: len(b.rows(samples)) == 2)
+        assert (await clawloop(client, b, "--unjudged")).stdout == "No turn of that kind.\n"
+
+        b.judge.votes = [-1]
+        said = await clawloop(client, b, "--session", str(session))
+        assert "stays: nothing later speaks about it" in said.stdout
+        assert said.stdout.count("is judged again, revision 2") == 2
+        await until(lambda: len(b.rows(samples)) == 4)
+        said = await clawloop(client, b, response_id(turns[0].turn_id))
+        assert said.stdout == f"{turns[0].turn_id} is judged again, revision 3\n"
+        await until(lambda: len(b.rows(samples)) == 5)
+    assert (await b.turn(turns[1].turn_id)).outcome is Outcome.SAMPLED
+    fresh = b.rows("SELECT reward FROM samples WHERE state = 'fresh'")
+    assert [sample["reward"] for sample in fresh] == [-1.0, -1.0]
+
+
+@pytest.mark.postgres
+async def test_what_cannot_be_done_says_why(client: Client, bench: Bench) -> None:
+    (only,) = bench.conversation("one")
+    session = await bench.enter(only)
+    unknown = str(new_turn_id())
+    assert (await clawloop(client, bench, unknown, "--unjudged")).exit_code == 2
+    assert (await clawloop(client, bench)).exit_code == 2
+    for arguments, why in (
+        ([unknown], f"no turn '{unknown}' is stored"),
+        (["--session", unknown], f"no session '{unknown}'"),
+        (["--session", "x"], "no session 'x'"),
+    ):
+        error = (await clawloop(client, bench, *arguments)).exception
+        assert isinstance(error, SetupError)
+        assert why in str(error)
+    away = (await clawloop(client, bench, str(only.turn_id), temporal="127.0.0.1:1")).exception
+    assert isinstance(away, AnnouncementFailed)
+    await bench.close(session)
+    refused = (await clawloop(client, bench, str(only.turn_id))).exception
+    assert "cannot be judged again: nothing later speaks about it" in str(refused)

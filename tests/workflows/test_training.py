@@ -1,0 +1,258 @@
+"""A policy's training workflow: what it does in which order, what operators can say, and what it waits through."""
+
+from __future__ import annotations
+
+import asyncio
+from collections.abc import AsyncIterator
+
+import pytest
+from temporalio.client import Client, WorkflowUpdateFailedError
+from temporalio.exceptions import ApplicationError
+
+from activities.training_messages import PauseTraining
+from clawloop.steps import StepState
+from tests.workflows.conftest import until
+from tests.workflows.learning import Learner, ScriptedLearning, learning, training
+from workflows import attributes
+
+
+@pytest.fixture
+async def scripted(client: Client) -> AsyncIterator[ScriptedLearning]:
+    activities = ScriptedLearning()
+    async with learning(client, activities):
+        yield activities
+
+
+@pytest.fixture
+def learner(client: Client, scripted: ScriptedLearning) -> Learner:
+    return Learner(client, scripted)
+
+
+async def answers(scripted: ScriptedLearning, version: int) -> None:
+    await until(lambda: scripted.version == version and not scripted.at_once)
+
+
+async def test_a_full_batch_becomes_a_step_and_its_version_answers(
+    scripted: ScriptedLearning, learner: Learner
+) -> None:
+    scripted.judging = 3
+    await learner.samples(5)
+    assert "waiting: 5 of 16 samples, 3 turns are being judged" in await learner.shows("waiting: 5 of 16")
+    await learner.samples(11)
+    await answers(scripted, 1)
+    told = [line for line in scripted.happened if not line.startswith("publish")]
+    assert told == ["v0 answers", "claim 1: 16", "train 1", "v1 answers"]
+    details = await learner.shows("v1 answers, the newest")
+    assert "| 1 | 16 | 0.5 | 0.01 | 1 | 1.2 | committed | yes |" in details
+
+
+async def test_it_says_what_it_computes_and_is_found_by_it(
+    client: Client, scripted: ScriptedLearning, learner: Learner
+) -> None:
+    scripted.gate.clear()
+    await learner.samples(16)
+    await learner.shows("step 1: 16 samples, from v0, computing since ")
+    described = await learner.handle.describe()
+    assert await described.static_summary() == f"{learner.policy}: steps and versions"
+    assert described.typed_search_attributes[attributes.POLICY] == learner.policy
+    assert described.typed_search_attributes[attributes.STATE] == "training"
+    scripted.gate.set()
+    await learner.shows("v1 answers, the newest")
+    await until(lambda: scripted.looks >= 2)
+    found = (await learner.handle.describe()).typed_search_attributes
+    assert (found[attributes.STATE], found[attributes.VERSION]) == ("waiting", 1)
+    summaries = [
+        event.user_metadata.summary.data.decode().strip('"')
+        for event in (await learner.handle.fetch_history()).events
+        if event.HasField("activity_task_scheduled_event_attributes")
+    ]
+    assert set(summaries) == {
+        "how learning stands",
+        "a batch for step 1",
+        "a batch for step 2",
+        "step 1: 16 samples, from v0",
+        "let the newest version answer",
+    }
+
+
+async def test_the_next_step_is_computed_while_engines_load_and_publishing_goes_to_the_newest(
+    scripted: ScriptedLearning, learner: Learner
+) -> None:
+    scripted.engines.clear()
+    await learner.samples(64)
+    await until(lambda: scripted.head == 4)
+    assert scripted.version == 0
+    scripted.engines.set()
+    await answers(scripted, 4)
+    # One that began before the first step, one for all four.
+    assert scripted.happened.count("publish begins") <= 2
+    assert scripted.most_at_once == 1
+
+
+async def test_told_many_times_a_batch_is_trained_once(scripted: ScriptedLearning, learner: Learner) -> None:
+    scripted.gate.clear()
+    await learner.samples(16)
+    await asyncio.gather(*(learner.samples(0) for _ in range(20)))
+    scripted.gate.set()
+    await answers(scripted, 1)
+    await learner.shows("waiting: 0 of 16")
+    assert [line for line in scripted.happened if line.startswith("train")] == ["train 1"]
+
+
+async def test_a_pause_lets_the_running_step_finish_and_holds(scripted: ScriptedLearning, learner: Learner) -> None:
+    scripted.gate.clear()
+    await learner.samples(40)
+    await until(lambda: scripted.at_once == 1)
+    await learner.pause("the machine is needed")
+    await learner.shows("paused: the machine is needed\n\nwhat runs is finished: step 1: 16 samples, from v0")
+    scripted.gate.set()
+    await answers(scripted, 1)  # it is published nevertheless
+    await learner.samples(16)
+    assert "paused: the machine is needed" in await learner.shows("v1 answers, the newest")
+    assert scripted.step == 2
+    await learner.resume()
+    await answers(scripted, 3)
+    assert scripted.ready == 8
+
+
+async def test_a_pause_holds_when_temporal_was_not_told(scripted: ScriptedLearning, learner: Learner) -> None:
+    await learner.samples(0)
+    await learner.shows("waiting: 0 of 16")
+    scripted.paused = "said while Temporal was away"
+    await learner.samples(16)
+    await learner.shows("paused: said while Temporal was away")
+    assert scripted.step == 1
+
+
+async def test_a_resume_that_temporal_did_not_hear_is_seen_at_the_next_look(
+    scripted: ScriptedLearning, learner: Learner
+) -> None:
+    scripted.paused, scripted.ready = "for now", 16
+    await learner.begin(quiet_seconds=0.5)
+    await learner.shows("paused: for now")
+    scripted.paused = None
+    await answers(scripted, 1)
+
+
+async def test_a_bad_step_is_set_aside_and_training_pauses_and_says_why(
+    scripted: ScriptedLearning, learner: Learner
+) -> None:
+    scripted.ends[2] = (StepState.QUARANTINED, "KL 12.3 above 10")
+    await learner.samples(48)
+    details = await learner.shows("paused: step 2 quarantined: KL 12.3 above 10")
+    assert "| 2 | 16 | 0.5 | 0.01 | 1 | 1.2 | quarantined: KL 12.3 above 10 |  |" in details
+    await answers(scripted, 1)
+    assert scripted.ready == 16
+    await learner.resume(retry=True)
+    await answers(scripted, 4)
+    assert [line for line in scripted.happened if line.startswith("train")] == [f"train {n}" for n in (1, 2, 3, 4)]
+
+
+async def test_a_step_that_can_never_work_is_set_aside_too(scripted: ScriptedLearning, learner: Learner) -> None:
+    scripted.fails = lambda n: ApplicationError("AdapterUnusable", type="AdapterUnusable", non_retryable=True)
+    await learner.samples(16)
+    await learner.shows("paused: step 1 quarantined: AdapterUnusable")
+
+
+async def test_a_step_the_ledger_has_given_up_is_abandoned(scripted: ScriptedLearning, learner: Learner) -> None:
+    gone = ApplicationError("RecordUnusable", type="RecordUnusable", non_retryable=True)
+    scripted.fails = lambda n: gone if n == 1 else None
+    await learner.samples(16)
+    await answers(scripted, 2)
+    assert "abandon 1: RecordUnusable" in scripted.happened
+
+
+async def test_a_trainer_that_breaks_computes_the_same_step_again(scripted: ScriptedLearning, learner: Learner) -> None:
+    broken = iter([ApplicationError("a rank died", type="TrainerUnavailable")])
+    scripted.fails = lambda n: next(broken, None)
+    await learner.samples(16)
+    await answers(scripted, 1)
+    assert [line for line in scripted.happened if line.startswith("train")] == ["train 1", "train 1"]
+
+
+async def test_a_roll_back_while_a_step_is_computed_abandons_it_and_its_samples_go_to_the_next(
+    scripted: ScriptedLearning, learner: Learner
+) -> None:
+    await learner.samples(32)
+    await answers(scripted, 2)
+    scripted.gate.clear()
+    await learner.samples(16)
+    await until(lambda: scripted.at_once == 1)
+    published = scripted.happened.count("publish begins")
+    await learner.roll_back(1)
+    await until(lambda: scripted.happened.count("publish begins") > published)  # engines may lack v1
+    scripted.gate.set()
+    await answers(scripted, 4)
+    details = await learner.shows("v4 answers, the newest")
+    assert "| 3 | 16 | 0.5 | 0.01 | 1 | 1.2 | abandoned: rolled back to v1 |  |" in details
+
+
+async def test_a_pinned_version_answers_while_others_are_trained(scripted: ScriptedLearning, learner: Learner) -> None:
+    await learner.samples(16)
+    await answers(scripted, 1)
+    await learner.pin(1)
+    await learner.samples(16)
+    await until(lambda: scripted.head == 2)
+    assert "v1 answers, pinned" in await learner.shows("v1 is pinned")
+    await learner.pin(None)
+    await answers(scripted, 2)
+
+
+async def test_an_operator_who_says_nothing_is_refused_before_anything_is_written(
+    scripted: ScriptedLearning, learner: Learner
+) -> None:
+    await learner.samples(0)
+    with pytest.raises(WorkflowUpdateFailedError) as refused:
+        await learner.handle.execute_update(attributes.PAUSE, PauseTraining(reason="  "))
+    assert "reason" in str(refused.value.cause)
+    with pytest.raises(WorkflowUpdateFailedError):
+        await learner.handle.execute_update(attributes.ROLL_BACK, {"version": -1})
+    with pytest.raises(WorkflowUpdateFailedError):
+        await learner.handle.execute_update(attributes.PIN, {"version": "newest"})
+
+
+async def test_a_smaller_batch_is_taken_once_its_oldest_sample_has_waited_long_enough(
+    scripted: ScriptedLearning, learner: Learner
+) -> None:
+    scripted.max_wait_seconds, scripted.oldest_seconds = 10.0, 8.5
+    await learner.samples(3)
+    await learner.shows("waiting: 3 of 16")
+    scripted.oldest_seconds = 10.0
+    await answers(scripted, 1)
+    assert "claim 1: 3" in scripted.happened
+
+
+async def test_while_no_trainer_is_there_nothing_is_lost_and_history_does_not_grow(client: Client) -> None:
+    scripted = ScriptedLearning()
+    async with learning(client, scripted, trainer=False):
+        learner = Learner(client, scripted)
+        await learner.samples(16)
+        await learner.shows("step 1: 16 samples, from v0, computing since")
+        before = (await learner.handle.describe()).history_length
+        await asyncio.sleep(1)
+        assert (await learner.handle.describe()).history_length == before
+        async with training(client, scripted):
+            await answers(scripted, 1)
+
+
+async def test_engines_that_are_away_leave_no_trace_and_get_the_version_when_they_come_back(
+    scripted: ScriptedLearning, learner: Learner
+) -> None:
+    scripted.engines.clear()
+    await learner.samples(16)
+    details = await learner.shows("v0 answers, engines are being given the newest")
+    assert "step 1" in details or "waiting" in details
+    scripted.engines.set()
+    await answers(scripted, 1)
+
+
+async def test_it_goes_on_where_it_was_ended(client: Client, scripted: ScriptedLearning, learner: Learner) -> None:
+    scripted.gate.clear()
+    await learner.samples(16)
+    await until(lambda: scripted.at_once == 1)
+    await learner.handle.terminate("the whole of Temporal is lost")
+    scripted.gate.set()
+    await until(lambda: scripted.at_once == 0)
+    await learner.samples(16)
+    await answers(scripted, 2)
+    assert scripted.ready == 0
