@@ -17,6 +17,7 @@ from typing import TYPE_CHECKING, Annotated, Any, NoReturn, TypeVar, cast
 import typer
 
 from clawloop.adapter_command import adapter_app
+from clawloop.demo.command import demo_app
 from clawloop.errors import ClawloopError
 from clawloop.install import check_install
 from clawloop.local.command import up_command
@@ -35,6 +36,7 @@ app.add_typer(session_app, name="session")
 app.add_typer(key_app, name="key")
 app.add_typer(engine_app, name="engine")
 app.add_typer(adapter_app, name="adapter")
+app.add_typer(demo_app, name="demo")
 
 Result = TypeVar("Result")
 Data = Annotated[Path | None, typer.Option("--data", help="Folder of everything that survives a restart.")]
