@@ -15,6 +15,7 @@ import typer
 
 from clawloop.adapter_command import adapter_app
 from clawloop.demo.chat_command import chat_command
+from clawloop.demo.command import demo_app
 from clawloop.demo.run_command import run_command
 from clawloop.errors import ClawloopError
 from clawloop.install import check_install
@@ -33,7 +34,6 @@ app = typer.Typer(no_args_is_help=True, pretty_exceptions_enable=False, add_comp
 key_app = typer.Typer(no_args_is_help=True, help="API keys.")
 engine_app = typer.Typer(no_args_is_help=True, help="vLLM servers.")
 session_app = typer.Typer(no_args_is_help=True, help="Conversations, and what became of their turns.")
-demo_app = typer.Typer(no_args_is_help=True, help="See it learn, with a toy model on this machine.")
 app.add_typer(session_app, name="session")
 app.add_typer(key_app, name="key")
 app.add_typer(engine_app, name="engine")

@@ -104,37 +104,153 @@ FUNCTION_ASKS = (
 
 # What to explain: (a short fact, a detail, a second detail).
 TOPICS = {
-    "rain": ("rain is water that falls from clouds", "Water rises from the sea and cools in the sky", "Small drops join until they are heavy enough to fall"),
-    "the moon": ("the moon is a rock that circles the earth", "It takes about a month to go around once", "It shines because it reflects the light of the sun"),
-    "a battery": ("a battery stores energy in chemicals", "When it is connected they react and push electrons", "When the reaction is over the battery is empty"),
-    "a cache": ("a cache keeps copies of data close by", "Reading a copy is faster than asking the source again", "Old copies are dropped when the cache is full"),
-    "a loop": ("a loop repeats the same steps", "It checks a condition before each round", "It stops when the condition is no longer true"),
-    "a tree": ("a tree is a tall plant made of wood", "Its roots drink water and its leaves catch light", "Each year it adds one more ring of wood"),
-    "bread": ("bread is baked dough of flour and water", "Yeast makes bubbles that let the dough rise", "The heat of the oven makes the crust brown"),
-    "the wind": ("the wind is air that moves", "Air flows from high pressure to low pressure", "The sun drives it by heating some places more"),
-    "a database": ("a database stores data in order", "Tables hold rows and an index helps to find them", "Transactions keep the data right when many people write"),
-    "a magnet": ("a magnet pulls iron", "Its atoms all point in the same direction", "Equal poles push and different poles pull"),
-    "sleep": ("sleep is rest for the body and the brain", "The brain sorts memories during the night", "The body repairs itself and saves energy"),
-    "gravity": ("gravity pulls masses together", "The more mass a thing has the stronger it pulls", "It keeps the planets on their way around the sun"),
-    "snow": ("snow is frozen water from clouds", "Ice crystals grow around tiny grains of dust", "Each crystal has six arms"),
-    "a volcano": ("a volcano is a hole through which hot rock comes out", "Pressure below the ground pushes the melted rock up", "When it cools it becomes new stone"),
-    "a river": ("a river is water that flows to the sea", "It begins at a spring or a melting glacier", "On its way other streams join it"),
-    "the heart": ("the heart pumps blood through the body", "One side sends blood to the lungs to fetch oxygen", "The other side sends it everywhere else"),
+    "rain": (
+        "rain is water that falls from clouds",
+        "Water rises from the sea and cools in the sky",
+        "Small drops join until they are heavy enough to fall",
+    ),
+    "the moon": (
+        "the moon is a rock that circles the earth",
+        "It takes about a month to go around once",
+        "It shines because it reflects the light of the sun",
+    ),
+    "a battery": (
+        "a battery stores energy in chemicals",
+        "When it is connected they react and push electrons",
+        "When the reaction is over the battery is empty",
+    ),
+    "a cache": (
+        "a cache keeps copies of data close by",
+        "Reading a copy is faster than asking the source again",
+        "Old copies are dropped when the cache is full",
+    ),
+    "a loop": (
+        "a loop repeats the same steps",
+        "It checks a condition before each round",
+        "It stops when the condition is no longer true",
+    ),
+    "a tree": (
+        "a tree is a tall plant made of wood",
+        "Its roots drink water and its leaves catch light",
+        "Each year it adds one more ring of wood",
+    ),
+    "bread": (
+        "bread is baked dough of flour and water",
+        "Yeast makes bubbles that let the dough rise",
+        "The heat of the oven makes the crust brown",
+    ),
+    "the wind": (
+        "the wind is air that moves",
+        "Air flows from high pressure to low pressure",
+        "The sun drives it by heating some places more",
+    ),
+    "a database": (
+        "a database stores data in order",
+        "Tables hold rows and an index helps to find them",
+        "Transactions keep the data right when many people write",
+    ),
+    "a magnet": (
+        "a magnet pulls iron",
+        "Its atoms all point in the same direction",
+        "Equal poles push and different poles pull",
+    ),
+    "sleep": (
+        "sleep is rest for the body and the brain",
+        "The brain sorts memories during the night",
+        "The body repairs itself and saves energy",
+    ),
+    "gravity": (
+        "gravity pulls masses together",
+        "The more mass a thing has the stronger it pulls",
+        "It keeps the planets on their way around the sun",
+    ),
+    "snow": (
+        "snow is frozen water from clouds",
+        "Ice crystals grow around tiny grains of dust",
+        "Each crystal has six arms",
+    ),
+    "a volcano": (
+        "a volcano is a hole through which hot rock comes out",
+        "Pressure below the ground pushes the melted rock up",
+        "When it cools it becomes new stone",
+    ),
+    "a river": (
+        "a river is water that flows to the sea",
+        "It begins at a spring or a melting glacier",
+        "On its way other streams join it",
+    ),
+    "the heart": (
+        "the heart pumps blood through the body",
+        "One side sends blood to the lungs to fetch oxygen",
+        "The other side sends it everywhere else",
+    ),
     "a clock": ("a clock shows the time", "Something in it swings at a steady pace", "Gears or chips count the swings"),
-    "a compiler": ("a compiler turns source code into machine code", "First it reads the code and checks its grammar", "Then it writes instructions for the processor"),
-    "a server": ("a server answers requests of other computers", "It waits at an address until somebody asks", "Many clients can ask at the same time"),
-    "a password": ("a password is a secret that proves who you are", "A long one is harder to guess", "Services should store only a hash of it"),
-    "a bicycle": ("a bicycle is a vehicle with two wheels", "The chain carries force from the pedals to the wheel", "It stays upright because the rider steers"),
-    "a bridge": ("a bridge carries a road over a gap", "Its pillars lead the weight into the ground", "Long ones hang from steel cables"),
-    "honey": ("honey is sweet food made by bees", "Bees collect nectar and dry it in the hive", "Sealed with wax it keeps for years"),
-    "the sun": ("the sun is a star made of hot gas", "Deep inside hydrogen becomes helium", "Its light needs eight minutes to reach us"),
-    "a vaccine": ("a vaccine prepares the body for an illness", "It shows the body a harmless part of the germ", "Later the body knows the germ and reacts fast"),
-    "a backup": ("a backup is a second copy of your data", "It should be kept in another place", "Only a restore shows that it works"),
-    "glass": ("glass is melted sand that cooled down", "It is formed while it is hot and soft", "Old glass can be melted and used again"),
-    "an echo": ("an echo is sound that comes back", "Sound bounces off a wall or a mountain", "The farther away the wall the later it returns"),
-    "a firewall": ("a firewall blocks unwanted network traffic", "It compares each packet with a list of rules", "What no rule allows is dropped"),
-    "tea": ("tea is a drink made from leaves", "Hot water takes colour and taste out of them", "Green leaves need cooler water than black ones"),
-}  # fmt: skip
+    "a compiler": (
+        "a compiler turns source code into machine code",
+        "First it reads the code and checks its grammar",
+        "Then it writes instructions for the processor",
+    ),
+    "a server": (
+        "a server answers requests of other computers",
+        "It waits at an address until somebody asks",
+        "Many clients can ask at the same time",
+    ),
+    "a password": (
+        "a password is a secret that proves who you are",
+        "A long one is harder to guess",
+        "Services should store only a hash of it",
+    ),
+    "a bicycle": (
+        "a bicycle is a vehicle with two wheels",
+        "The chain carries force from the pedals to the wheel",
+        "It stays upright because the rider steers",
+    ),
+    "a bridge": (
+        "a bridge carries a road over a gap",
+        "Its pillars lead the weight into the ground",
+        "Long ones hang from steel cables",
+    ),
+    "honey": (
+        "honey is sweet food made by bees",
+        "Bees collect nectar and dry it in the hive",
+        "Sealed with wax it keeps for years",
+    ),
+    "the sun": (
+        "the sun is a star made of hot gas",
+        "Deep inside hydrogen becomes helium",
+        "Its light needs eight minutes to reach us",
+    ),
+    "a vaccine": (
+        "a vaccine prepares the body for an illness",
+        "It shows the body a harmless part of the germ",
+        "Later the body knows the germ and reacts fast",
+    ),
+    "a backup": (
+        "a backup is a second copy of your data",
+        "It should be kept in another place",
+        "Only a restore shows that it works",
+    ),
+    "glass": (
+        "glass is melted sand that cooled down",
+        "It is formed while it is hot and soft",
+        "Old glass can be melted and used again",
+    ),
+    "an echo": (
+        "an echo is sound that comes back",
+        "Sound bounces off a wall or a mountain",
+        "The farther away the wall the later it returns",
+    ),
+    "a firewall": (
+        "a firewall blocks unwanted network traffic",
+        "It compares each packet with a list of rules",
+        "What no rule allows is dropped",
+    ),
+    "tea": (
+        "tea is a drink made from leaves",
+        "Hot water takes colour and taste out of them",
+        "Green leaves need cooler water than black ones",
+    ),
+}
 TOPIC_ASKS = (
     "What is {}?",
     "Explain {}.",
@@ -144,8 +260,27 @@ TOPIC_ASKS = (
     "Describe {} please.",
 )
 
-PEOPLE = tuple(
-    "Anna Ben Clara David Emma Felix Grace Henry Ida Jonas Karin Leo Mia Noah Olga Paul Rosa Sam Tom Vera".split()
+PEOPLE = (
+    "Anna",
+    "Ben",
+    "Clara",
+    "David",
+    "Emma",
+    "Felix",
+    "Grace",
+    "Henry",
+    "Ida",
+    "Jonas",
+    "Karin",
+    "Leo",
+    "Mia",
+    "Noah",
+    "Olga",
+    "Paul",
+    "Rosa",
+    "Sam",
+    "Tom",
+    "Vera",
 )
 EVENTS = (
     "the meeting on Monday",

@@ -22,14 +22,14 @@ from clawloop.demo.hints import HINTS
 from clawloop.demo.phrasing import MEASURED_PHRASES, Feedback, Mood, held_out_phrases, own_phrases
 from clawloop.demo.vocabulary import END, PAD
 from clawloop.demo.world import STYLES, Axis, Request, answer, every_request, style_of
-from clawloop.ids import TurnId
 from clawloop.judging.hints import with_hint
-from clawloop.judging.parsing import parse_hint, parse_vote
+from clawloop.judging.parsing import Vote, parse_hint, parse_vote
 from clawloop.judging.prompts import AnswerForm, JudgePrompt
 
 _AT_ONCE = 64  # prompts in one forward: a few hundred tokens each
 _LONGEST_ANSWER = 96  # tokens; the longest right one has about 70
 Prompt = TypeVar("Prompt")
+_VOTES: tuple[Vote, ...] = (1, 0, -1)
 _STYLE_OF_HINT = {texts[0]: style for style, texts in HINTS.items()}
 
 
@@ -111,18 +111,31 @@ class DemoModel:
                 found.append(self.tokenizer.decode(reply))
         return found
 
+    def reply_ids(self, reply: str) -> list[int]:
+        """A reply as ids, with the end of the turn."""
+        ids: list[int] = self.tokenizer(reply, add_special_tokens=False)["input_ids"]
+        return [*ids, self._end]
+
+    def votes(self, prompts: Sequence[JudgePrompt]) -> list[Vote]:
+        """The likeliest of the three answers a grammar allows."""
+        return [_VOTES[int(at)] for at in self._vote_logits(prompts).argmax(-1)]
+
+    def sampled_votes(self, prompt: JudgePrompt, count: int, temperature: float) -> list[Vote]:
+        """That many votes, as an engine samples them under the grammar."""
+        odds = torch.softmax(self._vote_logits([prompt])[0] / temperature, -1)
+        return [_VOTES[int(at)] for at in torch.multinomial(odds, count, replacement=True)]
+
     @torch.no_grad()
-    def votes(self, prompts: Sequence[JudgePrompt]) -> list[int]:
-        """The likeliest of the three answers a grammar allows, by its first token."""
+    def _vote_logits(self, prompts: Sequence[JudgePrompt]) -> Tensor:
+        """Of the three answers' first tokens: [prompts, 3]."""
         vocabulary = self.tokenizer.get_vocab()
-        choices = {1: vocabulary["1"], 0: vocabulary["0"], -1: vocabulary["-"]}
-        found: list[int] = []
+        firsts = [vocabulary[text] for text in ("1", "0", "-")]
+        found = []
         for some in _batches(prompts):
             ids_BL, mask_BL = self._left_padded([self.prompt_ids(prompt.messages) for prompt in some])
             logits_BV = self.model(input_ids=ids_BL, attention_mask=mask_BL, logits_to_keep=1).logits[:, -1]
-            best = logits_BV[:, list(choices.values())].argmax(-1).tolist()
-            found += [list(choices)[at] for at in best]
-        return found
+            found.append(logits_BV[:, firsts])
+        return torch.cat(found)
 
     def _left_padded(self, prompts: Sequence[Sequence[int]]) -> tuple[Tensor, Tensor]:
         longest = max(map(len, prompts))
@@ -163,7 +176,7 @@ def measure_judge(model: DemoModel, feedback: Sequence[Feedback], form: AnswerFo
     """Votes and hints on a list of phrases, each after some reply in some chat."""
     lessons = Lessons(f"judge {seed}")
     asked = [lessons.ask_vote(each, form) for each in feedback]
-    votes: list[int | None] = list(model.votes(asked)) if form is AnswerForm.GRAMMAR else []
+    votes: list[Vote | None] = list(model.votes(asked)) if form is AnswerForm.GRAMMAR else []
     if form is AnswerForm.FREE:
         answers = model.replies([prompt.messages for prompt in asked], 0.0, 24)
         votes = [parse_vote(text, prompt) for text, prompt in zip(answers, asked, strict=True)]

@@ -96,6 +96,6 @@ def attend_within_lessons(
         [1, S, heads, head_dim], and no attention weights.
     """
     del module, attention_mask, unused
-    parts = zip(*(tensor.split(lengths, dim=2) for tensor in (query, key, value)), strict=True)
+    parts = zip(*(torch.split(tensor, list(lengths), dim=2) for tensor in (query, key, value)), strict=True)
     out = [F.scaled_dot_product_attention(q, k, v, is_causal=True, scale=scaling, enable_gqa=True) for q, k, v in parts]
     return torch.cat(out, dim=2).transpose(1, 2), None

@@ -8,7 +8,7 @@ from __future__ import annotations
 import json
 import math
 from collections.abc import Callable, Iterator
-from dataclasses import asdict, dataclass
+from dataclasses import dataclass
 from itertools import islice
 from pathlib import Path
 
@@ -57,7 +57,7 @@ class Progress:
 
     Args:
         loss: nats per weighted token, smoothed.
-        by_kind: the same for each kind of lesson in the last batch.
+        tokens: read so far.
     """
 
     step: int
@@ -75,23 +75,30 @@ def pretrain(folder: Path, plan: Plan, report: Callable[[Progress], None]) -> No
     model = _new_model(plan, tokenizer)
     _train(model, _packs(lessons, tokenizer, plan.lessons), plan, report)
     write_vocabulary(tokenizer, folder)
-    _write_model(model, plan, folder)
+    _write_model(model, folder)
 
 
 def encode(lesson: Lesson, tokenizer: Tokenizer) -> Encoded:
     """A lesson as ids. Of a chat all replies are learned, of a question to the judge the answer."""
-    end = tokenizer.token_to_id(END)
+    end = _id(tokenizer, END)
     tokens: list[int] = []
     replies: list[tuple[int, int]] = []
     reply: Message = {"role": "assistant", "content": lesson.reply}
     for message in [*lesson.messages, reply]:
         tokens += tokenizer.encode(f"{START}{message['role']}\n").ids
         begin = len(tokens)
-        tokens += [*tokenizer.encode(str(message["content"])).ids, end]
+        tokens += tokenizer.encode(str(message["content"])).ids
+        tokens.append(end)
         if message["role"] == "assistant":
             replies.append((begin, len(tokens)))
         tokens += tokenizer.encode("\n").ids
     return Encoded(tokens, replies)
+
+
+def _id(tokenizer: Tokenizer, token: str) -> int:
+    found: int | None = tokenizer.token_to_id(token)
+    assert found is not None
+    return found
 
 
 def _flat(lessons: Lessons) -> Iterator[Lesson]:
@@ -116,9 +123,9 @@ def _new_model(plan: Plan, tokenizer: Tokenizer) -> Qwen3ForCausalLM:
         head_dim=plan.head_dim,
         max_position_embeddings=CONTEXT_TOKENS,
         tie_word_embeddings=True,
-        eos_token_id=tokenizer.token_to_id(END),
+        eos_token_id=_id(tokenizer, END),
         bos_token_id=None,
-        pad_token_id=tokenizer.token_to_id(PAD),
+        pad_token_id=_id(tokenizer, PAD),
         rope_parameters={"rope_type": "default", "rope_theta": 10000.0},
         attn_implementation=_ATTENTION,
     )
@@ -162,7 +169,7 @@ def _share_of_lr(step: int, steps: int) -> float:
     return rise * (0.02 + 0.98 * 0.5 * (1 + math.cos(math.pi * min(1.0, step / steps))))
 
 
-def _write_model(model: Qwen3ForCausalLM, plan: Plan, folder: Path) -> None:
+def _write_model(model: Qwen3ForCausalLM, folder: Path) -> None:
     # Stored in half the bytes, read as float32: what is lost is far below what sampling at any temperature shows.
     weights = {name: tensor.to(torch.float16).contiguous() for name, tensor in model.state_dict().items()}
     del weights["lm_head.weight"]  # the embedding again
@@ -172,7 +179,6 @@ def _write_model(model: Qwen3ForCausalLM, plan: Plan, folder: Path) -> None:
     _write_json(folder / "config.json", config)
     ends = [model.config.eos_token_id, model.config.pad_token_id]
     _write_json(folder / "generation_config.json", {"do_sample": True, "temperature": 1.0, "eos_token_id": ends})
-    _write_json(folder / "plan.json", asdict(plan))
 
 
 def _write_json(path: Path, value: dict[str, object]) -> None:
