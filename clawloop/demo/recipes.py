@@ -39,6 +39,6 @@ def demo_recipe(method: Method) -> Recipe:
             advantage=_ADVANTAGES[method],
             loss=Loss(kl=0.05),
             lora=Lora(rank=8, alpha=16.0),
-            optimiser=Optimiser(lr=4e-3, beta2=0.95, weight_decay=0.0, epochs=2),
+            optimiser=Optimiser(lr=4e-3, epochs=2),
         ),
     )

@@ -2,11 +2,14 @@
 
 from __future__ import annotations
 
+from pathlib import Path
+
 import pytest
 
 from clawloop.demo.plan import Plan, plan
 from clawloop.demo.recipes import Method, demo_recipe
 from clawloop.errors import SetupError
+from clawloop.recipe import load_recipe
 
 
 def planned(
@@ -66,3 +69,8 @@ def test_methods_differ_by_what_they_ask_for_and_weigh() -> None:
     assert recipes[Method.OPD].train.advantage.verdict_weight == 0
     assert recipes[Method.COMBINED].signal.hints
     assert recipes[Method.COMBINED].signal.verdicts
+
+
+def test_the_combined_recipe_is_the_one_that_is_shown() -> None:
+    shown = Path(__file__).resolve().parents[2] / "deploy" / "recipes" / "demo.toml"
+    assert load_recipe(shown).hash == demo_recipe(Method.COMBINED).hash
