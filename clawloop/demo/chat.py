@@ -23,8 +23,6 @@ from clawloop.demo.watching import WatchedTurn, Watcher
 from clawloop.errors import SetupError
 
 _LOOK_SECONDS = 0.5
-# A judge on two cores takes a second or two; after a while of nothing new there is nobody to look for.
-_LOOK_FOR_SECONDS = 120.0
 _BYE = ("/bye", "/quit", "/exit")
 
 
@@ -47,9 +45,14 @@ class Chat:
     answers: list[str] = field(default_factory=list)
     told: set[UUID] = field(default_factory=set)
     session: UUID | None = None
+    _printing: asyncio.Lock = field(default_factory=asyncio.Lock)
 
     async def say(self, text: str) -> bool:
         """Say something and print the answer as it comes; False if there was none, and then it was not said."""
+        async with self._printing:  # news would stand in the middle of the answer
+            return await self._say(text)
+
+    async def _say(self, text: str) -> bool:
         said: ChatCompletionMessageParam = {"role": "user", "content": text}
         try:
             stream = await self.client.chat.completions.create(
@@ -87,10 +90,12 @@ class Chat:
             self.session = (await self.watcher.session_ids(None)).get(self.name)
             if self.session is None:
                 return
-        for number, turn in enumerate(await self.watcher.main_turns(self.session), 1):
-            if turn.is_decided and turn.id not in self.told:
-                self.told.add(turn.id)
-                self.console.print(Text(f"  answer {number}: {fate(turn)}", style="cyan"))
+        turns = await self.watcher.main_turns(self.session)
+        async with self._printing:
+            for number, turn in enumerate(turns, 1):
+                if turn.is_decided and turn.id not in self.told:
+                    self.told.add(turn.id)
+                    self.console.print(Text(f"  answer {number}: {fate(turn)}", style="cyan"))
 
 
 def fate(turn: WatchedTurn) -> str:
@@ -122,15 +127,14 @@ async def chat(address: Address, console: Console) -> None:
 
 
 async def _talk(chat: Chat, console: Console) -> None:
-    console.print("Say what you want; what you say next is the feedback on the answer before. Ctrl-D or /bye ends it.")
+    console.print(Text("What you say next is the feedback on the answer before. Ctrl-D or /bye ends the chat."))
     if chat.watcher is None:
-        console.print("Without an admin key you will not see what becomes of the answers: --admin-key")
+        console.print(Text("Without an admin key you will not see what becomes of the answers: --admin-key"))
     prompt: PromptSession[str] = PromptSession()
     watching = asyncio.create_task(chat.watch())
     try:
-        # Keeps lines that are printed meanwhile above what is being typed.
-        with patch_stdout(raw=True), suppress(EOFError, KeyboardInterrupt):
-            while (text := (await prompt.prompt_async("you> ")).strip()) not in _BYE:
+        with suppress(EOFError, KeyboardInterrupt):
+            while (text := await _typed(prompt)) not in _BYE:
                 if watching.done():
                     watching.result()
                 if text:
@@ -139,3 +143,8 @@ async def _talk(chat: Chat, console: Console) -> None:
         watching.cancel()
         with suppress(asyncio.CancelledError):
             await watching
+
+
+async def _typed(prompt: PromptSession[str]) -> str:
+    with patch_stdout(raw=True):  # keeps lines that are printed meanwhile above what is being typed
+        return (await prompt.prompt_async("you> ")).strip()

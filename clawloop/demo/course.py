@@ -206,7 +206,11 @@ async def hold_course(
     run: PlannedRun, place: Place, board: Scoreboard, interactions: int, *, paced: bool
 ) -> tuple[list[Evaluated], RunTotals]:
     """A whole run; returns what it found."""
-    async with Talker(place.url, place.key) as talker, Watcher(place.url, place.admin_key) as watcher:
+
+    def failed(words: str) -> None:
+        board.say(f"{run.policy}: a request failed: {words}")
+
+    async with Talker(place.url, place.key, failed) as talker, Watcher(place.url, place.admin_key) as watcher:
         course = Course(run, place, talker, watcher, board, paced)
         totals = await course.hold(interactions)
         return course.evaluated, totals

@@ -7,6 +7,7 @@ from __future__ import annotations
 
 import asyncio
 import json
+from collections.abc import Callable
 from dataclasses import dataclass
 from types import TracebackType
 
@@ -46,15 +47,17 @@ class Talker:
     Args:
         url: the gateway's, without `/v1`.
         key: of the policy.
+        told: hears of each failure, in words.
 
     Attributes:
         failed: HTTP answers of 400 and above, answers that never came and streams that broke, each one counted
             whether or not it was asked again.
     """
 
-    def __init__(self, url: str, key: str) -> None:
+    def __init__(self, url: str, key: str, told: Callable[[str], None] = lambda words: None) -> None:
         # Retries are ours: the SDK's own would hide what failed.
         self._client = AsyncOpenAI(base_url=f"{url}/v1", api_key=key, max_retries=0, timeout=_REPLY_SECONDS)
+        self._told = told
         self.failed = 0
 
     async def __aenter__(self) -> Talker:
@@ -121,7 +124,8 @@ class Talker:
 
     async def _failed(self, error: Exception, pause: float | None) -> None:
         self.failed += 1
+        words = " ".join(str(error).split())
+        self._told(words)
         if pause is None:
-            words = " ".join(str(error).split())
             raise SetupError(f"the gateway does not answer the demo's requests: {words}") from error
         await asyncio.sleep(pause)

@@ -66,7 +66,7 @@ class PupilGateway:
         if side:
             self.asked_of.append(body["model"])
         elif failure is None:
-            self._remember(request.headers["x-session-id"], body["messages"])
+            self._remember(request.headers["x-session-id"], request.headers.get("x-session-done") == "true")
         if body.get("stream"):
             return StreamingResponse(self._stream(text, failure), media_type="text/event-stream")
         message = {"role": "assistant", "content": text}
@@ -104,7 +104,7 @@ class PupilGateway:
         name = next(name for name in self.sessions if str(uuid5(_SPACE, name)) == request.path_params["id"])
         return JSONResponse({"session": {}, "turns": self.sessions[name]})
 
-    def _remember(self, session: str, messages: list[dict[str, Any]]) -> None:
+    def _remember(self, session: str, last: bool) -> None:
         turns = self.sessions.setdefault(session, [])
         if turns:  # what is said now is the feedback on the last answer
             self.samples += 1
@@ -114,8 +114,8 @@ class PupilGateway:
                 "id": str(uuid5(_SPACE, f"{session}-{len(turns)}")),
                 "kind": "main",
                 "version": self.version,
-                "outcome": "no_feedback",
-                "why": "nothing followed",
+                "outcome": "no_feedback" if last else "waiting",
+                "why": "nothing followed" if last else None,
                 "verdict": None,
                 "hint": None,
                 "step": None,
