@@ -9,6 +9,7 @@ from __future__ import annotations
 import hashlib
 import json
 import logging
+from collections.abc import Sequence
 from dataclasses import dataclass
 
 from temporalio import activity
@@ -17,7 +18,7 @@ from activities.asking import Asking
 from activities.heartbeat import heartbeating
 from activities.messages import WHY_LIMIT, Judged, JudgeTurn, TurnFate
 from activities.pairing import find_next_state, judgeable_by
-from activities.ports import Judge, JudgementStore, Renderer
+from activities.ports import Counts, Judge, JudgementStore, Renderer, Uncounted
 from activities.work import WorkTelling
 from clawloop.contracts import Message, Outcome, TurnRecord
 from clawloop.errors import EngineRejected, EngineUnavailable
@@ -74,11 +75,14 @@ class _Case:
 class JudgingActivities:
     """On the queue `judge`."""
 
-    def __init__(self, store: JudgementStore, judge: Judge, renderer: Renderer, work: WorkTelling) -> None:
+    def __init__(
+        self, store: JudgementStore, judge: Judge, renderer: Renderer, work: WorkTelling, counts: Counts | None = None
+    ) -> None:
         self._store = store
         self._judge = judge
         self._renderer = renderer
         self._work = work
+        self._counts: Counts = counts or Uncounted()
 
     @activity.defn
     async def judge_turn(self, ask: JudgeTurn) -> Judged:
@@ -121,6 +125,7 @@ class JudgingActivities:
         await self._work.tell(ready)
         if ask.revision is not None and (stays := await self._stays(ask)) is not None:
             return stays
+        self._counts.judged(end.outcome)
         log.info("judged", extra={"turn_id": str(turn.record.turn_id), "outcome": end.outcome})
         return _fate(placed, end.outcome, end.verdict.verdict, end.why)
 
@@ -151,10 +156,14 @@ class JudgingActivities:
         if scores:
             verdict = rated(scores[-1])
         elif signal.verdicts:
-            verdict = majority(await asking.votes())
+            votes = await asking.votes()
+            self._count("vote", votes)
+            verdict = majority(votes)
         hint = NOT_ASKED
         if signal.hints and (case.state is not None or case.texts):
-            hint = choose_hint(await asking.hints(case.hint_kind), case.evidence)
+            hints = await asking.hints(case.hint_kind)
+            self._count("hint", hints)
+            hint = choose_hint(hints, case.evidence)
         elif signal.hints:
             hint = NO_WORDS
         fault = why_not_trainable(
@@ -184,6 +193,10 @@ class JudgingActivities:
             outcome=decision.outcome,
             why=why,
         )
+
+    def _count(self, kind: str, answers: Sequence[object | None]) -> None:
+        missing = sum(answer is None for answer in answers)
+        self._counts.answered(kind, len(answers) - missing, missing)
 
     async def _hinted_prompt(self, case: _Case, hint: str) -> tuple[list[int] | None, str | None]:
         """The prompt's ids with the hint in it, or why there are none."""

@@ -9,7 +9,7 @@ from temporalio import activity
 
 from activities.messages import WHY_LIMIT, Closed, CloseSession, TurnFate
 from activities.pairing import find_next_state
-from activities.ports import ClosingStore, TurnPlaces
+from activities.ports import ClosingStore, Counts, TurnPlaces, Uncounted
 from activities.work import WorkTelling
 from clawloop.contracts import Outcome, TurnKind
 from clawloop.ids import TurnId
@@ -25,8 +25,11 @@ TO_JUDGE_LIMIT = 50
 class LedgerActivities:
     """On the queue `ledger`: short, PostgreSQL only."""
 
-    def __init__(self, store: ClosingStore, places: TurnPlaces, work: WorkTelling) -> None:
+    def __init__(
+        self, store: ClosingStore, places: TurnPlaces, work: WorkTelling, counts: Counts | None = None
+    ) -> None:
         self._store = store
+        self._counts: Counts = counts or Uncounted()
         self._places = places
         self._work = work
 
@@ -51,6 +54,7 @@ class LedgerActivities:
         guarantee, extra = _guarantee(session)
         ready = await self._store.close(ask.session_id, ask.why, [end for _, end in ends], guarantee, extra)
         await self._work.tell(ready)
+        self._counts.closed(guaranteed=extra is not None)
         fates = [_fate(turn, end.outcome, end.why) for turn, end in ends]
         if extra is not None:
             fates += [

@@ -9,7 +9,7 @@ from collections.abc import Sequence
 from datetime import timedelta
 from typing import Protocol
 
-from clawloop.contracts import FeedbackGiven, Message, SessionFacts, TurnRecord, TurnRecorded
+from clawloop.contracts import FeedbackGiven, Message, Outcome, SessionFacts, TurnRecord, TurnRecorded
 from clawloop.ids import FeedbackId, JudgementId, SessionId, TurnId
 from clawloop.judging.parsing import HintVote, Vote
 from clawloop.judging.prompts import AnswerForm, JudgePrompt
@@ -90,6 +90,37 @@ class Renderer(Protocol):
             EngineUnavailable: ask again later.
             EngineRejected: the engine cannot render these.
         """
+
+
+class Counts(Protocol):
+    """What is told how much was done; never raises."""
+
+    def answered(self, kind: str, valid: int, missing: int) -> None:
+        """A judgement has this many valid answers of this kind (`vote`, `hint`) and lacks that many."""
+
+    def judged(self, outcome: Outcome) -> None: ...
+
+    def closed(self, guaranteed: bool) -> None:
+        """A session was closed; `guaranteed`: the at-least-one rule gave it a sample."""
+
+    def swept(self, turns: int, feedback: int, sessions: int) -> None:
+        """A sweep announced these turns and feedback, and woke these sessions."""
+
+
+class Uncounted:
+    """Counts nothing."""
+
+    def answered(self, kind: str, valid: int, missing: int) -> None:
+        pass
+
+    def judged(self, outcome: Outcome) -> None:
+        pass
+
+    def closed(self, guaranteed: bool) -> None:
+        pass
+
+    def swept(self, turns: int, feedback: int, sessions: int) -> None:
+        pass
 
 
 class ClosingStore(Protocol):

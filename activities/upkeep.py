@@ -16,7 +16,7 @@ from temporalio import activity
 
 from activities.heartbeat import heartbeating
 from activities.messages import Swept
-from activities.ports import Announcer, UpkeepStore
+from activities.ports import Announcer, Counts, Uncounted, UpkeepStore
 from activities.retention import Retention
 from activities.work import WorkTelling
 from clawloop.contracts import SessionFacts
@@ -49,8 +49,10 @@ class UpkeepActivities:
         idle: timedelta,
         age: timedelta = AGE,
         retention: Retention | None = None,
+        counts: Counts | None = None,
     ) -> None:
         self._store = store
+        self._counts: Counts = counts or Uncounted()
         self._announcer = announcer
         self._work = work
         self._idle = idle
@@ -61,13 +63,15 @@ class UpkeepActivities:
     async def sweep(self) -> Swept:
         """Announce what was missed, oldest first and each session in order; wake what was left open."""
         async with heartbeating():
-            return Swept(
+            swept = Swept(
                 announced=await self._announce_turns(),
                 feedback=await self._announce_feedback(),
                 woken=await self._wake_sessions(),
                 work=await self._work.tell_again(),
                 removed=0 if self._retention is None else await self._retention.remove(),
             )
+            self._counts.swept(swept.announced, swept.feedback, swept.woken)
+            return swept
 
     async def _announce_turns(self) -> int:
         total = 0

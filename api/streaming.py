@@ -1,8 +1,8 @@
 """One answer on its way from an engine to a client, recorded before its end leaves.
 
 Knows nothing about how the request was understood. Each token goes out when the engine made it. The chunk that ends
-a choice waits until its turn is stored, so what a client saw end is recorded. A client that goes away ends the
-engine's request, and what was made until then is recorded as aborted.
+a choice waits until its turn is stored, so what a client saw end is recorded. A client that goes away, or reads
+nothing for a minute, ends the engine's request, and what was made until then is recorded as aborted.
 """
 
 from __future__ import annotations
@@ -38,6 +38,9 @@ if TYPE_CHECKING:
 
 log = logging.getLogger(__name__)
 
+# A client that takes nothing for this long sleeps or hangs; its reply holds a place in the engine.
+UNREAD_SECONDS = 60.0
+LOOK_SECONDS = 5.0
 # An engine that dies before the client saw anything costs the client nothing but time, once.
 ATTEMPTS = 2
 
@@ -55,23 +58,42 @@ class ChatExchange(Response):
         self._recorded: set[int] = set()
         self._begun = False
         self._clock = time.perf_counter()
+        self._sending_since: float | None = None
 
     async def __call__(self, scope: Scope, receive: Receive, send: Send) -> None:
         with self._services.metrics.in_flight.track_inprogress():
             # Spawned, so that shutdown waits until what was made is stored.
-            answering = self._services.spawn(self._answer(send))
-            leaving = asyncio.create_task(_client_leaves(receive))
+            answering = self._services.spawn(self._answer(self._timed(send)))
+            leaving = [asyncio.create_task(_client_leaves(receive)), asyncio.create_task(self._client_stops_reading())]
             try:
-                await asyncio.wait({answering, leaving}, return_when=asyncio.FIRST_COMPLETED)
+                await asyncio.wait({answering, *leaving}, return_when=asyncio.FIRST_COMPLETED)
             except asyncio.CancelledError:
                 # The server stops: this client is left as one that left us.
                 log.info("answer cut by shutdown", extra=self._ids())
             finally:
-                leaving.cancel()
-                answering.cancel()
-                await asyncio.wait({answering, leaving})
+                for task in (answering, *leaving):
+                    task.cancel()
+                await asyncio.wait({answering, *leaving})
         if not answering.cancelled() and (error := answering.exception()) is not None:
             raise error
+
+    def _timed(self, send: Send) -> Send:
+        """Sends, and notes since when it waits for the client to read."""
+
+        async def timed(message: AsgiMessage) -> None:
+            self._sending_since = time.monotonic()
+            await send(message)
+            self._sending_since = None
+
+        return timed
+
+    async def _client_stops_reading(self) -> None:
+        while True:
+            await asyncio.sleep(LOOK_SECONDS)
+            since = self._sending_since
+            if since is not None and time.monotonic() - since > UNREAD_SECONDS:
+                log.warning("client reads nothing, its answer is cut", extra=self._ids())
+                return
 
     async def _answer(self, send: Send) -> None:
         try:

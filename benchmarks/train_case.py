@@ -9,7 +9,8 @@ import json
 from collections.abc import Sequence
 from dataclasses import asdict, dataclass
 from pathlib import Path
-from typing import Literal
+from random import Random
+from typing import Literal, TypeAlias
 
 import torch
 from transformers import Qwen2Config, Qwen2ForCausalLM, Qwen3Config, Qwen3ForCausalLM
@@ -22,6 +23,8 @@ from clawloop.training.loading import adapter_tensors, load_model
 from clawloop.training.model import Lora, PolicyModel
 
 Family = Literal["qwen3", "qwen2"]
+Ids: TypeAlias = tuple[list[int], list[int]]
+"""Prompt and response."""
 # Large enough that the adapter, the ratio and the KL do something; small enough that nothing diverges.
 _ADAPTER_SIZE = 0.02
 _LOGPROB_NOISE = 0.1
@@ -113,13 +116,46 @@ class Paths:
         return [TrainingSample(**sample) for sample in json.loads((self.folder / "samples.json").read_text())]
 
 
-def write_case(folder: Path, case: Case, lengths: Sequence[tuple[int, int]]) -> None:
+def unrelated_samples(count: int, tokens: int, vocab: int) -> list[Ids]:
+    """Samples without a common token: totals within a quarter of `tokens`, a quarter to a half of it response."""
+    random = Random(0)
+    found = []
+    for _ in range(count):
+        total = random.randint(tokens * 3 // 4, tokens * 5 // 4)
+        response = random.randint(total // 4, total // 2)
+        ids = random.choices(range(vocab), k=total)
+        found.append((ids[:-response], ids[-response:]))
+    return found
+
+
+def session_samples(turns: int, tokens: int, vocab: int) -> list[Ids]:
+    """The turns of one session as OpenClaw holds it; a sample has about twice `tokens`.
+
+    Each prompt is the whole history, the user's message, and a block that no later request holds; each reply
+    thinks first, and the history keeps the answer only. The system prompt is as long as three turns, which favours
+    sharing less than OpenClaw's, 24,000 characters and twelve tools.
+    """
+    random = Random(0)
+
+    def ids(share: float) -> list[int]:
+        return random.choices(range(vocab), k=round(share * tokens))
+
+    history, found = ids(0.8), []
+    for _ in range(turns):
+        history += ids(0.04)
+        answer = ids(0.08)
+        found.append(([*history, *ids(0.06)], [*ids(0.12), *answer]))
+        history += answer
+    return found
+
+
+def write_case(folder: Path, case: Case, ids: Sequence[Ids]) -> None:
     """Make a case's files.
 
     Args:
         folder: made here.
         case: what they shall be like.
-        lengths: (prompt, response) tokens of each sample.
+        ids: of each sample.
     """
     folder.mkdir()
     (folder / "case.json").write_text(json.dumps(asdict(case)))
@@ -139,7 +175,7 @@ def write_case(folder: Path, case: Case, lengths: Sequence[tuple[int, int]]) -> 
     identity = BaseIdentity(name="random", fingerprint=BaseWeights(paths.checkpoint).fingerprint())
     files = adapter_files(Adapter(case.lora, adapter_tensors(model), identity), model.architecture)
     write_version(folder / "versions", 1, files)
-    samples = _samples(model, case, lengths, generator)
+    samples = _samples(model, case, ids, generator)
     (folder / "samples.json").write_text(json.dumps([asdict(sample) for sample in samples]))
 
 
@@ -160,13 +196,11 @@ def _write_checkpoint(path: Path, case: Case) -> None:
 
 
 @torch.no_grad()
-def _samples(
-    model: PolicyModel, case: Case, lengths: Sequence[tuple[int, int]], generator: torch.Generator
-) -> list[TrainingSample]:
-    sequences = []
-    for index, (prompt, response) in enumerate(lengths):
-        ids = torch.randint(0, case.shape.vocab_size, (prompt + response,), generator=generator).tolist()
-        sequences.append(TokenSequence(str(index), ids[:prompt], ids[prompt:], 0.6 + 0.1 * (index % 5)))
+def _samples(model: PolicyModel, case: Case, ids: Sequence[Ids], generator: torch.Generator) -> list[TrainingSample]:
+    sequences = [
+        TokenSequence(str(index), prompt, response, 0.6 + 0.1 * (index % 5))
+        for index, (prompt, response) in enumerate(ids)
+    ]
     samples = {}
     for members in plan(sequences, case.limits):
         packed = collate(sequences, members).to(model.device)
@@ -182,4 +216,4 @@ def _samples(
                 version=1,
                 reward=1.0 if member % 3 else -1.0,
             )
-    return [samples[index] for index in range(len(lengths))]
+    return [samples[index] for index in range(len(ids))]

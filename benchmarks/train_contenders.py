@@ -1,9 +1,9 @@
 """Who takes the steps that `benchmarks.train_step` compares; one process each, told line by line what to do.
 
-The two others are written as one would write them well: the batch sorted by length and padded on the right, so
-that attention needs no mask; loss and KL written out. All take the same step: reference log-probs with the
-adapter off, PPO clip, k3, clipped gradient, AdamW; each layer's activations are computed again for the backward
-pass.
+PEFT's and torchtune's are written as one would write them well: the batch sorted by length and padded on the
+right, so that attention needs no mask; loss and KL written out. All take the same step: reference log-probs with
+the adapter off, PPO clip, k3, clipped gradient, AdamW; each layer's activations are computed again for the
+backward pass.
 
 Run as `python -m benchmarks.train_contenders NAME FOLDER`. A line on standard input is a command, a JSON line the
 answer: `step` takes a step, `profile` takes one under torch's profiler.
@@ -19,7 +19,8 @@ import tempfile
 import time
 from collections.abc import Callable, Mapping, Sequence
 from contextlib import AbstractContextManager
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
+from functools import partial
 from pathlib import Path
 
 import torch
@@ -41,8 +42,8 @@ _RECIPE = Path(__file__).resolve().parents[1] / "deploy" / "recipes" / "binary.t
 _OUTPUT_CHUNKS = 8
 
 
-def our_step(paths: Paths, case: Case, recipe: Train) -> Step:
-    """Our trainer's step."""
+def our_step(paths: Paths, case: Case, recipe: Train, *, share_prefixes: bool = True) -> Step:
+    """Our trainer's step; without `share_prefixes` a beginning that samples share is read with each of them."""
     from clawloop.training.adapter import read_adapter
     from clawloop.training.loading import load_model, set_adapter
     from clawloop.training.step import make_optimizer, train_step
@@ -52,7 +53,8 @@ def our_step(paths: Paths, case: Case, recipe: Train) -> Step:
     set_adapter(model, read_adapter(paths.adapter, model.architecture).tensors)
     optimizer = make_optimizer(model, recipe.optimiser)
     samples = paths.samples()
-    return lambda: train_step(model, optimizer, samples, recipe, case.limits, parent=1).loss
+    limits = replace(case.limits, share_prefixes=share_prefixes)
+    return lambda: train_step(model, optimizer, samples, recipe, limits, parent=1).loss
 
 
 def peft_step(paths: Paths, case: Case, recipe: Train) -> Step:
@@ -136,7 +138,12 @@ def torchtune_step(paths: Paths, case: Case, recipe: Train) -> Step:
     return _plain_step(read, lambda: disable_adapter(model), model, case, recipe, paths.samples(), fused=True)
 
 
-CONTENDERS = {"clawloop": our_step, "peft": peft_step, "torchtune": torchtune_step}
+CONTENDERS: dict[str, Callable[[Paths, Case, Train], Step]] = {
+    "clawloop": our_step,
+    "clawloop, not sharing": partial(our_step, share_prefixes=False),
+    "peft": peft_step,
+    "torchtune": torchtune_step,
+}
 
 
 @dataclass(frozen=True, slots=True)

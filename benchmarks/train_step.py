@@ -1,5 +1,7 @@
 """What a training step costs: ours beside PEFT + transformers (Qwen3) and torchtune's LoRA recipe (Qwen2.5).
 
+And what it costs where samples share beginnings, the turns of one session, beside ours without sharing them.
+
 Same weights, adapter, batch and arithmetic in one run; the run fails if the losses differ. Each contender is a
 process of its own, so that peak memory is its own, and they take turns step by step, so that a machine that slows
 down slows all of them. On the CPU a process's memory also holds code, libraries and what the allocator keeps, so
@@ -19,7 +21,6 @@ from contextlib import ExitStack
 from dataclasses import dataclass
 from multiprocessing import get_context
 from pathlib import Path
-from random import Random
 from statistics import median
 from typing import TypedDict
 
@@ -27,10 +28,32 @@ import torch
 from rich.console import Console
 from rich.table import Table
 
-from benchmarks.train_case import Case, Family, Shape, write_case
+from benchmarks.train_case import Case, Family, Ids, Shape, session_samples, unrelated_samples, write_case
+from clawloop.training.collate import TokenSequence, collate, plan
 
-CONTENDERS: dict[Family, tuple[str, ...]] = {"qwen3": ("clawloop", "peft"), "qwen2": ("clawloop", "torchtune")}
-TITLES: dict[Family, str] = {"qwen3": "Qwen3 shape", "qwen2": "Qwen2.5 shape"}
+
+@dataclass(frozen=True, slots=True)
+class Comparison:
+    """Who takes the same step, and on samples of which shape.
+
+    Args:
+        family, title: the model's.
+        contenders: ours first.
+        is_session: the samples are the turns of one session; else they have nothing in common.
+    """
+
+    family: Family
+    title: str
+    contenders: tuple[str, ...]
+    is_session: bool = False
+
+
+OURS, OURS_APART = "clawloop", "clawloop, not sharing"
+COMPARISONS = {
+    "qwen3": Comparison("qwen3", "Qwen3 shape, nothing shared", (OURS, OURS_APART, "peft")),
+    "qwen2": Comparison("qwen2", "Qwen2.5 shape, nothing shared", (OURS, "torchtune")),
+    "session": Comparison("qwen3", "Qwen3 shape, turns of one session", (OURS, OURS_APART), is_session=True),
+}
 # Qwen3-4B, and Qwen2.5-3B: torchtune's builder cannot make heads whose sizes do not add up to the model's width.
 GPU_SHAPES: dict[Family, Shape] = {
     "qwen3": Shape(
@@ -141,25 +164,29 @@ def main() -> None:
         console.print("skipped: --gpu needs CUDA, and torch sees no CUDA device here")
         return
     os.environ.update(TRANSFORMERS_VERBOSITY="error", TQDM_DISABLE="1", TORCH_CPP_LOG_LEVEL="ERROR", HF_HUB_OFFLINE="1")
-    lengths = _lengths(options.samples, options.tokens)
     with tempfile.TemporaryDirectory(dir=options.folder) as folder:
-        for family in options.families:
-            case = _case(family, lengths, options)
-            path = Path(folder) / family
+        for name in options.comparisons:
+            comparison = COMPARISONS[name]
+            if comparison.is_session:
+                ids = session_samples(options.turns, options.tokens, options.vocab)
+            else:
+                ids = unrelated_samples(options.samples, options.tokens, options.vocab)
+            case = _case(comparison.family, ids, options)
+            path = Path(folder) / name
             # In a process of its own: it would keep the GPU's memory, or make this one's peak.
-            writer = get_context("spawn").Process(target=write_case, args=(path, case, lengths))
+            writer = get_context("spawn").Process(target=write_case, args=(path, case, ids))
             writer.start()
             writer.join()
             if writer.exitcode != 0:
                 raise RuntimeError(f"the case could not be made: exit code {writer.exitcode}")
-            costs, off = _measure(path, family, case, options)
-            _report(console, family, case, costs, lengths, options, off)
+            costs, off = _measure(path, comparison, case, options)
+            _report(console, comparison, case, costs, ids, options, off)
 
 
-def _measure(path: Path, family: Family, case: Case, options: argparse.Namespace) -> tuple[list[Cost], float]:
+def _measure(path: Path, comparison: Comparison, case: Case, options: argparse.Namespace) -> tuple[list[Cost], float]:
     """What each contender's step costs, and the largest difference of their losses."""
     with ExitStack() as stack:
-        contenders = [Contender(name, path, case) for name in CONTENDERS[family]]
+        contenders = [Contender(name, path, case) for name in comparison.contenders]
         for contender in contenders:
             stack.callback(contender.end)
         for contender in contenders:
@@ -198,32 +225,44 @@ def _cost(contender: Contender, warm_up: int, tensor_bytes: float | None) -> Cos
     )
 
 
-def _flops(shape: Shape, lengths: Sequence[tuple[int, int]]) -> float:
+def _flops(shape: Shape, ids: Sequence[Ids]) -> float:
     """What a step must compute; activations computed again are not counted.
 
     Reference forward, forward, and a backward pass that needs gradients of activations only: three times a
     forward for weights, four times for attention, whose backward pass has two factors to differentiate.
     """
-    tokens = sum(prompt + response - 1 for prompt, response in lengths)
-    projected = sum(response for _, response in lengths)
+    lengths = _lengths(ids)
+    tokens = sum(lengths)
+    projected = sum(len(response) for _, response in ids)
     weights = tokens * shape.parameters_read_per_token + projected * shape.hidden_size * shape.vocab_size
     width = shape.num_hidden_layers * shape.num_attention_heads * shape.head_dim
-    attention = sum((prompt + response - 1) ** 2 for prompt, response in lengths) * width
+    attention = sum(length**2 for length in lengths) * width
     return 3 * 2 * weights + 4 * 2 * attention
+
+
+def _lengths(ids: Sequence[Ids]) -> list[int]:
+    """Tokens read of each sample; its last one is predicted, never read."""
+    return [len(prompt) + len(response) - 1 for prompt, response in ids]
+
+
+def _tokens_read(ids: Sequence[Ids], case: Case) -> int:
+    """Tokens read in one pass over the batch by ours."""
+    sequences = [TokenSequence(str(index), *both, 1.0) for index, both in enumerate(ids)]
+    return sum(len(collate(sequences, members).tokens_S) for members in plan(sequences, case.limits))
 
 
 def _report(
     console: Console,
-    family: Family,
+    comparison: Comparison,
     case: Case,
     costs: Sequence[Cost],
-    lengths: Sequence[tuple[int, int]],
+    ids: Sequence[Ids],
     options: argparse.Namespace,
     off: float,
 ) -> None:
     on_gpu = case.device == "cuda"
-    tokens = sum(prompt + response - 1 for prompt, response in lengths)
-    peak_flops = _peak_flops(options.peak_tflops) if on_gpu else None
+    tokens = sum(_lengths(ids))
+    peak_flops = _peak_flops(options.peak_tflops) if on_gpu and not comparison.is_session else None
     unit, size = ("GiB", 2**30) if on_gpu else ("MiB", 2**20)
     table = Table(
         "trainer",
@@ -233,10 +272,10 @@ def _report(
         f"peak {unit}" if on_gpu else f"peak RSS {unit}",
         f"the step's {unit}" if on_gpu else f"the step's tensors {unit}",
         *(["MFU"] if on_gpu else []),
-        title=f"{TITLES[family]}, {case.dtype}, {len(lengths)} samples, {tokens} tokens",
+        title=f"{comparison.title}, {case.dtype}, {len(ids)} samples, {tokens} tokens",
     )
     for cost in costs:
-        share = None if peak_flops is None else _flops(case.shape, lengths) / cost.wall_seconds / peak_flops
+        share = None if peak_flops is None else _flops(case.shape, ids) / cost.wall_seconds / peak_flops
         table.add_row(
             cost.name,
             f"{cost.wall_seconds:.3f}",
@@ -247,6 +286,9 @@ def _report(
             *(["unknown" if share is None else f"{share:.1%}"] if on_gpu else []),
         )
     console.print(table)
+    if comparison.is_session:
+        read = _tokens_read(ids, case)
+        console.print(f"tokens of a forward pass: {read} shared, {tokens} not; ratio {tokens / read:.2f}")
     ours, *others = costs
     for other in others:
         console.print(
@@ -263,18 +305,7 @@ def _peak_flops(told_tflops: float | None) -> float | None:
     return next((tflops * 1e12 for known, tflops in PEAK_TFLOPS.items() if known in name), None)
 
 
-def _lengths(samples: int, tokens: int) -> list[tuple[int, int]]:
-    """(prompt, response) of each sample: a total within a quarter of `tokens`, a quarter to a half of it response."""
-    random = Random(0)
-    lengths = []
-    for _ in range(samples):
-        total = random.randint(tokens * 3 // 4, tokens * 5 // 4)
-        response = random.randint(total // 4, total // 2)
-        lengths.append((total - response, response))
-    return lengths
-
-
-def _case(family: Family, lengths: Sequence[tuple[int, int]], options: argparse.Namespace) -> Case:
+def _case(family: Family, ids: Sequence[Ids], options: argparse.Namespace) -> Case:
     small = Shape(
         vocab_size=options.vocab,
         hidden_size=options.hidden,
@@ -292,15 +323,16 @@ def _case(family: Family, lengths: Sequence[tuple[int, int]], options: argparse.
         rank=options.rank,
         samples_at_once=options.samples_at_once,
         threads=options.threads,
-        max_tokens=max(prompt + response - 1 for prompt, response in lengths),
+        max_tokens=max(_lengths(ids)),
     )
 
 
 def _options() -> argparse.Namespace:
     parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.ArgumentDefaultsHelpFormatter)
     parser.add_argument("--gpu", action="store_true", help="Qwen3-4B and Qwen2.5-3B shapes in bfloat16, 2k tokens")
-    parser.add_argument("--families", nargs="+", choices=list(CONTENDERS), default=list(CONTENDERS))
+    parser.add_argument("--comparisons", nargs="+", choices=list(COMPARISONS), default=list(COMPARISONS))
     parser.add_argument("--samples", type=int, default=16, help="in a batch")
+    parser.add_argument("--turns", type=int, default=20, help="of the session")
     parser.add_argument("--tokens", type=int, help="of a sample, about; 256, with --gpu 2048")
     parser.add_argument("--samples-at-once", type=int, default=4, help="in a micro-batch")
     parser.add_argument("--repeats", type=int, default=3, help="steps that are timed")

@@ -14,6 +14,7 @@ from typing import TYPE_CHECKING, Annotated, cast
 import typer
 
 from clawloop.adapter_command import adapter_app
+from clawloop.check_command import check_command
 from clawloop.demo.chat_command import chat_command
 from clawloop.demo.command import demo_app
 from clawloop.demo.run_command import run_command
@@ -43,6 +44,7 @@ app.add_typer(worker_app, name="worker")
 app.add_typer(training_app, name="training")
 app.add_typer(policy_app, name="policy")
 app.add_typer(recipe_app, name="recipe")
+app.command("check")(check_command)
 app.add_typer(judge_app, name="judge")
 
 

@@ -90,6 +90,63 @@ class GatewayMetrics:
         )
 
 
+class WorkerMetrics:
+    """What a worker counts; satisfies `activities.ports.Counts` and `clawloop.serving.judge.RequestClock`."""
+
+    def __init__(self) -> None:
+        self.registry = CollectorRegistry()
+        self.turns_judged = Counter(
+            "clawloop_worker_turns_judged_total",
+            "Judgements made, by what became of their turn",
+            ["outcome"],
+            registry=self.registry,
+        )
+        self.answers = Counter(
+            "clawloop_worker_judge_answers_total",
+            "Votes and hints that judgements had when they were made, and that they lacked",
+            ["kind", "result"],
+            registry=self.registry,
+        )
+        self.judge_seconds = Histogram(
+            "clawloop_worker_judge_request_seconds",
+            "One request to a judge, by how it ended",
+            ["result"],
+            buckets=(0.05, 0.1, 0.25, 0.5, 1, 2.5, 5, 10, 30, 60, 120),
+            registry=self.registry,
+        )
+        self.sessions_closed = Counter(
+            "clawloop_worker_sessions_closed_total",
+            "Sessions closed, by whether the at-least-one rule gave them a sample",
+            ["guaranteed"],
+            registry=self.registry,
+        )
+        self.sweeps = Counter("clawloop_worker_sweeps_total", "Sweeps done", registry=self.registry)
+        self.found = Counter(
+            "clawloop_worker_swept_total",
+            "What sweeps found: turns and feedback nobody had announced, sessions left open",
+            ["what"],
+            registry=self.registry,
+        )
+
+    def answered(self, kind: str, valid: int, missing: int) -> None:
+        self.answers.labels(kind, "valid").inc(valid)
+        self.answers.labels(kind, "missing").inc(missing)
+
+    def judged(self, outcome: str) -> None:
+        self.turns_judged.labels(outcome).inc()
+
+    def closed(self, guaranteed: bool) -> None:
+        self.sessions_closed.labels(str(guaranteed).lower()).inc()
+
+    def swept(self, turns: int, feedback: int, sessions: int) -> None:
+        self.sweeps.inc()
+        for what, count in (("turns", turns), ("feedback", feedback), ("sessions", sessions)):
+            self.found.labels(what).inc(count)
+
+    def asked(self, result: str, seconds: float) -> None:
+        self.judge_seconds.labels(result).observe(seconds)
+
+
 class TrainerMetrics:
     """What a trainer counts. Names are public: dashboards and alerts use them."""
 

@@ -79,7 +79,7 @@ def run_trainer(process: TrainerProcess, settings: Settings) -> None:
     process.setup.check()
     database_url(settings)
     if process.nproc > 1:
-        _run_ranks(process, settings)
+        _run_ranks(process)
         return
     process.setup.bound_threads()
     try:
@@ -89,9 +89,10 @@ def run_trainer(process: TrainerProcess, settings: Settings) -> None:
         leave_process(1)  # Python's own shutdown would wait for the thread that hangs
 
 
-def _run_ranks(process: TrainerProcess, settings: Settings) -> None:
+def _run_ranks(process: TrainerProcess) -> None:
     """This process becomes torchrun's agent: it starts the ranks and starts them anew when one dies."""
-    os.environ["CLAWLOOP_DATA"] = str(settings.data)
+    threads = process.setup.threads or max(1, (os.cpu_count() or 2) // 2 // process.nproc)
+    told = process.model_copy(update={"setup": process.setup.model_copy(update={"threads": threads})})
     launched = LaunchConfig(
         min_nodes=1,
         max_nodes=1,
@@ -103,7 +104,7 @@ def _run_ranks(process: TrainerProcess, settings: Settings) -> None:
         monitor_interval=0.5,
     )
     try:
-        elastic_launch(launched, sys.executable)("-u", "-m", "clawloop.trainer", process.model_dump_json())
+        elastic_launch(launched, sys.executable)("-u", "-m", "clawloop.trainer", told.model_dump_json())
     except SignalException:
         log.info("worker stopped", extra={"role": "trainer"})
     except ChildFailedError as error:
@@ -135,6 +136,8 @@ def training_worker(client: Client, pool: str, steps: StepStore, trainer: Traine
         client,
         task_queue=attributes.trainer_queue(pool),
         activities=[TrainingActivities(steps, trainer).train_step],
+        # Without one Temporal's SDK hashes the code of every loaded module, and torch has thousands: seconds.
+        build_id="clawloop",
         max_concurrent_activities=1,
         # A running step is then cancelled, and ends at its next micro-batch.
         graceful_shutdown_timeout=GRACE,

@@ -21,7 +21,7 @@ if TYPE_CHECKING:
 worker_app = typer.Typer(no_args_is_help=True, help="Do what Temporal hands out.")
 
 Data = Annotated[Path | None, typer.Option("--data", help="Folder of everything that survives a restart.")]
-HealthPort = Annotated[int, typer.Option(help="Loopback port of /healthz and /readyz; 0 serves none.")]
+HealthPort = Annotated[int, typer.Option(help="Loopback port of /healthz, /readyz and /metrics; 0 serves none.")]
 
 
 class Device(StrEnum):

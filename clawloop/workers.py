@@ -25,18 +25,21 @@ from activities.ledger import LedgerActivities
 from activities.publishing import PublishingActivities
 from activities.retention import Retention
 from activities.steps import StepActivities
+from activities.training_ports import WorkAnnouncer
 from activities.upkeep import UpkeepActivities
 from activities.work import WorkTelling
 from api.directory import DirectoryCache
+from api.ports import DirectoryStore
 from clawloop.adapter_folder import AdapterFolder
 from clawloop.engine_announcing import TemporalPublishAnnouncer
-from clawloop.errors import SetupError, TrainerUnavailable
+from clawloop.errors import AnnouncementFailed, SetupError, StoreUnavailable, TrainerUnavailable
 from clawloop.judging.prompts import AnswerForm
 from clawloop.processes import database_url, temporal_address
 from clawloop.serving.endpoints import Endpoint, Endpoints
 from clawloop.serving.judge import JudgeClient
 from clawloop.serving.rendering import EngineRenderer
 from clawloop.settings import Settings
+from clawloop.telemetry import WorkerMetrics
 from clawloop.temporal import TemporalAnnouncer, begin_sweeping, connect, register_search_attributes
 from clawloop.temporal_training import TemporalTraining
 from db.closing import PostgresClosingStore
@@ -76,19 +79,20 @@ async def run_worker(role: Role, settings: Settings, health_port: int) -> None:
     """Work until asked to stop.
 
     Args:
-        health_port: loopback port of `/healthz` and `/readyz`; 0 serves none.
+        health_port: loopback port of `/healthz`, `/readyz` and `/metrics`; 0 serves none.
 
     Raises:
         SetupError: no database or no Temporal is given.
     """
     url = database_url(settings)
+    metrics = WorkerMetrics()
 
     async def workers(client: Client, stack: AsyncExitStack) -> list[Worker]:
         if role is Role.ORCHESTRATOR:
             await _tell_temporal(client)
-        return await _workers(role, settings, url, client, stack)
+        return await _workers(role, settings, url, client, metrics, stack)
 
-    await serve(role, settings, workers, health_port)
+    await serve(role, settings, workers, health_port, registry=metrics.registry)
 
 
 async def serve(
@@ -160,7 +164,9 @@ async def _tell_temporal(client: Client) -> None:
     await begin_sweeping(client)
 
 
-async def _workers(role: Role, settings: Settings, url: str, client: Client, stack: AsyncExitStack) -> list[Worker]:
+async def _workers(
+    role: Role, settings: Settings, url: str, client: Client, metrics: WorkerMetrics, stack: AsyncExitStack
+) -> list[Worker]:
     database = Database(url, BACKGROUND_LIMIT)
     stack.push_async_callback(database.close)
     judgements = PostgresJudgementStore(database)
@@ -168,23 +174,25 @@ async def _workers(role: Role, settings: Settings, url: str, client: Client, sta
     if role is Role.JUDGE:
         directory = await stack.enter_async_context(DirectoryCache(PostgresDirectoryStore(database)))
         engines = _engines(directory)
-        judge = await stack.enter_async_context(_judge(settings, engines))
+        judge = await stack.enter_async_context(_judge(settings, engines, metrics))
         renderer = await stack.enter_async_context(EngineRenderer(engines))
         return [
             Worker(
                 client,
                 task_queue=attributes.JUDGE_QUEUE,
-                activities=[JudgingActivities(judgements, judge, renderer, work).judge_turn],
+                activities=[JudgingActivities(judgements, judge, renderer, work, metrics).judge_turn],
                 max_concurrent_activities=JUDGEMENTS_AT_ONCE,
                 graceful_shutdown_timeout=GRACE,
             )
         ]
+    beginning = asyncio.create_task(_begin_learning(PostgresDirectoryStore(database), TemporalTraining(client)))
+    stack.callback(beginning.cancel)
     idle = timedelta(minutes=settings.session_idle_minutes)
     step_store, publishing_store = PostgresStepStore(database), PostgresPublishingStore(database)
     retention = Retention(publishing_store, AdapterFolder(settings.data / "adapters"))
     announcer = TemporalAnnouncer(client, idle)
-    upkeep = UpkeepActivities(PostgresUpkeepStore(database), announcer, work, idle, retention=retention)
-    ledger = LedgerActivities(PostgresClosingStore(database), judgements, work)
+    upkeep = UpkeepActivities(PostgresUpkeepStore(database), announcer, work, idle, retention=retention, counts=metrics)
+    ledger = LedgerActivities(PostgresClosingStore(database), judgements, work, metrics)
     steps = StepActivities(step_store)
     publishing = PublishingActivities(publishing_store, step_store, TemporalPublishAnnouncer(client))
     return [
@@ -212,6 +220,18 @@ async def _workers(role: Role, settings: Settings, url: str, client: Client, sta
     ]
 
 
+async def _begin_learning(directory: DirectoryStore, announcer: WorkAnnouncer) -> None:
+    """See that each policy's training workflow runs and looks around; engines' agents begin those of engines."""
+    while True:
+        try:
+            for policy in (await directory.read()).policies:
+                await announcer.announce_work(policy.id)
+            return
+        except (StoreUnavailable, AnnouncementFailed) as error:
+            log.warning("learning is not begun yet", extra={"why": str(error)})
+            await asyncio.sleep(RETRY_SECONDS)
+
+
 def _engines(directory: DirectoryCache) -> Endpoints:
     """Our own engines under the policy's base name."""
 
@@ -222,14 +242,14 @@ def _engines(directory: DirectoryCache) -> Endpoints:
     return endpoints
 
 
-def _judge(settings: Settings, engines: Endpoints) -> JudgeClient:
+def _judge(settings: Settings, engines: Endpoints, metrics: WorkerMetrics) -> JudgeClient:
     if settings.judge_url is None:
-        return JudgeClient(engines, AnswerForm(settings.judge_form or AnswerForm.GRAMMAR))
+        return JudgeClient(engines, AnswerForm(settings.judge_form or AnswerForm.GRAMMAR), clock=metrics)
     if settings.judge_model is None:
         raise SetupError("CLAWLOOP_JUDGE_URL is set: say which model to ask for, CLAWLOOP_JUDGE_MODEL")
     key = None if settings.judge_api_key is None else settings.judge_api_key.get_secret_value()
     endpoint = Endpoint(settings.judge_url.rstrip("/").removesuffix("/v1"), settings.judge_model, key)
-    return JudgeClient(lambda policy: [endpoint], AnswerForm(settings.judge_form or AnswerForm.FREE))
+    return JudgeClient(lambda policy: [endpoint], AnswerForm(settings.judge_form or AnswerForm.FREE), clock=metrics)
 
 
 @asynccontextmanager

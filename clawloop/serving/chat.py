@@ -10,6 +10,7 @@ import logging
 from collections import Counter
 from collections.abc import AsyncIterator, Callable, Sequence
 from contextlib import asynccontextmanager, suppress
+from functools import partial
 
 import aiohttp
 import orjson
@@ -85,6 +86,7 @@ class ChatEngines:
         self._client: aiohttp.ClientSession | None = None
         self._watch: asyncio.Task[None] | None = None
         self._silent: Counter[str] = Counter()
+        self._probing: dict[str, asyncio.Task[None]] = {}
 
     async def __aenter__(self) -> ChatEngines:
         self._client = aiohttp.ClientSession(
@@ -98,9 +100,11 @@ class ChatEngines:
         return self
 
     async def __aexit__(self, *_: object) -> None:
-        if self._watch is not None:
-            self._watch.cancel()
-            await asyncio.wait([self._watch])
+        watching = [task for task in (self._watch, *self._probing.values()) if task is not None]
+        for task in watching:
+            task.cancel()
+        if watching:
+            await asyncio.wait(watching)
         if self._client is not None:
             await self._client.close()
 
@@ -160,13 +164,19 @@ class ChatEngines:
         while True:
             engines = self._engines()
             self._rotation.forget_all_but({engine.id for engine in engines})
-            results = await asyncio.gather(*(self._probe(engine) for engine in engines), return_exceptions=True)
-            for engine, error in zip(engines, results, strict=True):
-                if error is not None:
-                    # One engine's odd address must not end the watch over the others.
-                    self._rotation.mark(engine.id, healthy=False)
-                    log.error("engine not probed", extra={"engine_id": engine.id, "why": _said(error)})
+            for engine in engines:
+                # One that is silent is not asked twice at once, and keeps nobody from asking the others.
+                if engine.id not in self._probing:
+                    probe = self._probing[engine.id] = asyncio.create_task(self._probe(engine))
+                    probe.add_done_callback(partial(self._probed, engine.id))
             await asyncio.sleep(self._probe_seconds)
+
+    def _probed(self, engine_id: str, probe: asyncio.Task[None]) -> None:
+        del self._probing[engine_id]
+        if not probe.cancelled() and (error := probe.exception()) is not None:
+            # One engine's odd address must not end the watch over the others.
+            self._rotation.mark(engine_id, healthy=False)
+            log.error("engine not probed", extra={"engine_id": engine_id, "why": _said(error)})
 
     async def _probe(self, engine: Engine) -> None:
         was = engine.id in self._rotation.healthy()

@@ -7,7 +7,8 @@ one, and the rest is asked for one by one.
 from __future__ import annotations
 
 import asyncio
-from typing import Any
+import time
+from typing import Any, Protocol
 
 from clawloop.errors import JudgeRefused, JudgeUnavailable
 from clawloop.judging.prompts import HINT_LIMIT, AnswerForm, JudgePrompt
@@ -26,15 +27,29 @@ _COME_BACK = frozenset({408, 409, 425, 429})
 _TOO_LONG = ("context length", "context_length", "max_model_len", "maximum model length", "too long", "too large")
 
 
+class RequestClock(Protocol):
+    def asked(self, result: str, seconds: float) -> None:
+        """A request to a judge ended: `answered`, `unavailable` or `refused`."""
+
+
 class JudgeClient:
     """Satisfies `activities.ports.Judge`. Use as an async context manager.
 
     Args:
         endpoints: who is asked.
         form: GRAMMAR where they are vLLM: then nothing but an answer can be written; else FREE.
+        clock: told how long each question took; None tells nobody.
     """
 
-    def __init__(self, endpoints: Endpoints, form: AnswerForm, *, seconds: float = ANSWER_SECONDS) -> None:
+    def __init__(
+        self,
+        endpoints: Endpoints,
+        form: AnswerForm,
+        *,
+        seconds: float = ANSWER_SECONDS,
+        clock: RequestClock | None = None,
+    ) -> None:
+        self._clock = clock
         self._endpoints = endpoints
         self._form = form
         self._client = JsonClient(seconds)
@@ -59,9 +74,23 @@ class JudgeClient:
             JudgeRefused: it will never take this question.
         """
         async with self._at_once:
-            reply = await self._ask(policy, prompt, n, temperature)
-            if n > 1 and reply.status in (400, 422) and not _is_too_long(reply):
-                reply = await self._ask(policy, prompt, 1, temperature)  # perhaps it was `n` that it refused
+            began = time.perf_counter()
+            result = "unavailable"
+            try:
+                texts = await self._answers(policy, prompt, n, temperature)
+                result = "answered"
+                return texts
+            except JudgeRefused:
+                result = "refused"
+                raise
+            finally:
+                if self._clock is not None:
+                    self._clock.asked(result, time.perf_counter() - began)
+
+    async def _answers(self, policy: str, prompt: JudgePrompt, n: int, temperature: float) -> list[str]:
+        reply = await self._ask(policy, prompt, n, temperature)
+        if n > 1 and reply.status in (400, 422) and not _is_too_long(reply):
+            reply = await self._ask(policy, prompt, 1, temperature)  # perhaps it was `n` that it refused
         if reply.status == 200:
             return _texts(reply)[:n]
         if reply.status in _COME_BACK or reply.status >= 500:

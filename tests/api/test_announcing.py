@@ -93,6 +93,7 @@ async def test_a_turn_is_told_again_when_it_could_not_be_noted(tmp_path: Path) -
         await until(lambda: len(gateway.turns.announced) == 1)
 
 
+@pytest.mark.slow
 async def test_what_waits_to_be_announced_is_bounded(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(announcing, "LANE_LIMIT", 2)
     announcer = FakeAnnouncer()
@@ -106,6 +107,7 @@ async def test_what_waits_to_be_announced_is_bounded(tmp_path: Path, monkeypatch
         assert announcer.calls == 1
 
 
+@pytest.mark.slow
 async def test_a_chat_is_as_quick_while_announcing_hangs_or_fails(
     tmp_path: Path, capsys: pytest.CaptureFixture[str]
 ) -> None:

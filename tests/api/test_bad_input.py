@@ -100,6 +100,7 @@ async def test_scopes_are_kept_apart(gateway: Gateway) -> None:
     assert "admin" in refused.json()["detail"]
 
 
+@pytest.mark.slow
 async def test_a_body_over_the_limit_is_413_and_the_client_hears_it(engine: FakeEngine, tmp_path: Path) -> None:
     async with running_gateway(tmp_path, engines=[engine], limits=Limits(body_bytes=1024 * 1024)) as gateway:
         big = GOOD | {"messages": [{"role": "user", "content": "x" * 50 * 1024 * 1024}]}
@@ -111,6 +112,7 @@ async def test_a_body_over_the_limit_is_413_and_the_client_hears_it(engine: Fake
             assert (await client.post(PATH, json=GOOD)).status_code == 200
 
 
+@pytest.mark.slow
 async def test_a_body_that_does_not_come_is_408(engine: FakeEngine, tmp_path: Path) -> None:
     async def slowly() -> Any:
         import asyncio

@@ -131,6 +131,7 @@ async def test_without_any_engine_a_request_is_held_up_to_a_bound_then_503(tmp_p
     assert sum("wait for one already" in answer.json()["error"]["message"] for answer in answers) == 3
 
 
+@pytest.mark.slow
 async def test_a_session_stays_with_its_engine_and_others_spread(tmp_path: Path) -> None:
     async with fake_engine() as one, fake_engine() as two:
         async with running_gateway(tmp_path, engines=[one, two]) as gateway, gateway.client() as client:
@@ -171,3 +172,25 @@ async def _until(condition: Any) -> None:
     async with asyncio.timeout(5):
         while not condition():
             await asyncio.sleep(0.01)
+
+
+async def test_a_silent_engine_keeps_nobody_from_asking_the_others(tmp_path: Path) -> None:
+    async def never(reader: asyncio.StreamReader, writer: asyncio.StreamWriter) -> None:
+        await reader.read()
+        writer.close()
+
+    async def until(healthy: frozenset[str]) -> None:
+        async with asyncio.timeout(3):  # a probe that is not answered takes 5 s
+            while gateway.services.engines.healthy() != healthy:
+                await asyncio.sleep(0.01)
+
+    silent = await asyncio.start_server(never, "127.0.0.1", 0)
+    port = silent.sockets[0].getsockname()[1]
+    async with silent, fake_engine() as engine:
+        engines = [engine, FakeEngine(url=f"http://127.0.0.1:{port}")]
+        async with running_gateway(tmp_path, engines=engines) as gateway:
+            for _ in range(2):
+                await until(frozenset({"e0"}))
+                engine.healthy = False
+                await until(frozenset())
+                engine.healthy = True

@@ -19,6 +19,8 @@ from schemathesis.checks import not_a_server_error
 from tests.api.conftest import Gateway, running_gateway
 from tests.fakes.engine import fake_engine
 
+pytestmark = pytest.mark.slow  # hundreds of requests for each operation
+
 # One after the other, so a request that is held holds up all that follow.
 HOLD_SECONDS = 0.02
 CHAT = "/v1/chat/completions"

@@ -3,14 +3,17 @@
 from __future__ import annotations
 
 import asyncio
+import socket
 from pathlib import Path
 from typing import Any
+from urllib.parse import urlsplit
 
 import httpx
 import orjson
 import pytest
 from starlette.datastructures import Headers
 
+from api import streaming
 from api.chat import prepare
 from clawloop.contracts import EnteredTurn, Scope, TurnRecord, TurnStatus
 from tests.api.conftest import Gateway, running_gateway
@@ -53,6 +56,32 @@ async def _leave_while_storing(gateway: Gateway, body: dict[str, Any]) -> None:
         await asyncio.wait({asking})
 
 
+@pytest.mark.slow
+async def test_a_client_that_stops_reading_gives_its_place_in_the_engine_back(
+    tmp_path: Path, engine: FakeEngine, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(streaming, "UNREAD_SECONDS", 0.5)
+    monkeypatch.setattr(streaming, "LOOK_SECONDS", 0.1)
+    async with running_gateway(tmp_path, engines=[engine]) as gateway:
+        address = urlsplit(gateway.url)
+        with socket.socket() as client:
+            client.setsockopt(socket.SOL_SOCKET, socket.SO_RCVBUF, 4096)
+            client.connect((address.hostname, address.port))
+            body = orjson.dumps(ask("ENDLESS", stream=True))
+            head = f"POST {PATH} HTTP/1.1\r\nHost: {address.netloc}\r\nAuthorization: Bearer {gateway.key}\r\n"
+            client.sendall(f"{head}Content-Length: {len(body)}\r\n\r\n".encode() + body)
+            (turn,) = await gateway.recorded(1)
+            assert turn.status is TurnStatus.ABORTED
+            assert len(turn.response_ids or []) > 1
+            async with asyncio.timeout(5):
+                while not engine.aborted:
+                    await asyncio.sleep(0.01)
+        # Another one is answered as ever, however slowly it is read.
+        async with gateway.client() as well:
+            assert (await well.post(PATH, json=ask(stream=True))).text.endswith("data: [DONE]\n\n")
+
+
+@pytest.mark.slow
 async def test_a_stop_with_a_stream_open_keeps_what_was_made(tmp_path: Path, engine: FakeEngine) -> None:
     engine.delay_seconds = 0.2
     async with running_gateway(tmp_path, engines=[engine]) as gateway:

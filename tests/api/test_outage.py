@@ -22,6 +22,7 @@ def _postgres(gateway: Gateway, *, available: bool) -> None:
     gateway.turns.available = gateway.keys.available = gateway.directory.available = available
 
 
+@pytest.mark.slow
 async def test_chat_goes_on_and_turns_are_entered_when_postgres_is_back(fresh_gateway: Gateway) -> None:
     async with fresh_gateway.client() as client:
         await client.post(PATH, json=ask("before"))
@@ -40,6 +41,7 @@ async def test_chat_goes_on_and_turns_are_entered_when_postgres_is_back(fresh_ga
     assert said == ["before", *(f"away {n}" for n in range(5))]
 
 
+@pytest.mark.slow
 async def test_a_turn_never_overtakes_those_that_wait(fresh_gateway: Gateway) -> None:
     async with fresh_gateway.client() as client:
         await client.post(PATH, json=ask("warm"))

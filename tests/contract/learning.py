@@ -72,9 +72,14 @@ def trained(step: StepBatch, *, sha256: str = "", dropped: dict[SampleId, str] |
 class Learning(Protocol):
     """A policy `default` with RECIPE, and what changes it."""
 
-    steps: StepStore
-    publishing: PublishingStore
-    operators: TrainingStore
+    @property
+    def steps(self) -> StepStore: ...
+
+    @property
+    def publishing(self) -> PublishingStore: ...
+
+    @property
+    def operators(self) -> TrainingStore: ...
 
     async def add_samples(
         self,

@@ -110,6 +110,8 @@ async def test_a_rolled_back_version_is_left_once_an_engine_has_the_other(learni
     view = await learning.operators.roll_back(POLICY, 1)
     assert (view.head, view.version, view.epoch, view.unpublished) == (1, 2, 1, True)
     assert await names(learning, engine) == [1, 2]
+    await learning.publishing.loaded(engine, POLICY, 1)
+    assert not await learning.publishing.activate(POLICY, 1, 0)  # what began before the roll-back
     assert await publish(learning, 1, engine)
     assert (await learning.steps.look(POLICY)).version == 1
 

@@ -99,6 +99,10 @@ class FakeEngine:
             if body.get("return_token_ids"):
                 first |= {"prompt_token_ids": PROMPT_IDS, "prompt_text": None}
             yield _event(first)
+        if word == "ENDLESS":
+            while True:
+                yield _event(_chunk(body, 0, {"content": "x" * 65_536}, [7], None, word))
+                await asyncio.sleep(0)
         deltas = _deltas(word)
         for position, (delta, ids) in enumerate(deltas):
             await asyncio.sleep(self.delay_seconds)

@@ -5,7 +5,7 @@ from __future__ import annotations
 import asyncio
 import json
 import re
-from collections.abc import AsyncIterator
+from collections.abc import AsyncIterator, Callable
 from contextlib import asynccontextmanager
 from dataclasses import dataclass, field
 from typing import Any
@@ -28,6 +28,7 @@ class FakeJudge:
         hint: the hint it gives; None says that there is none.
         mode: `well`, or how it fails: a status like `429`, `hang`, `nonsense`, `html`, `huge`, `one` (ignores n).
         requests: bodies of all questions, in order.
+        says: answers instead, given the body and the question.
         prompt_ids: what /tokenize says for a prompt, by its number of characters of hint.
     """
 
@@ -42,6 +43,7 @@ class FakeJudge:
     hinted_ids: list[int] = field(default_factory=lambda: [1, 2, 9, 3])
     max_characters: int | None = None
     delay_seconds: float = 0.0
+    says: Callable[[dict[str, Any], str], str] | None = None
 
     def asked(self, what: str) -> list[dict[str, Any]]:
         """The questions for votes or hints."""
@@ -72,6 +74,8 @@ class FakeJudge:
         return JSONResponse(_completion([self._answer(body, question) for _ in range(n)]))
 
     def _answer(self, body: dict[str, Any], question: str) -> str:
+        if self.says is not None:
+            return self.says(body, question)
         found = _MARK.search(question)
         mark = found[1] if found else "000000"
         if str(body["messages"][0]["content"]).startswith("You find out"):

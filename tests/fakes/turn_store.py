@@ -9,6 +9,7 @@ from datetime import UTC, datetime
 from clawloop.contracts import (
     EnteredTurn,
     Message,
+    Outcome,
     SessionEvidence,
     SessionSource,
     StoredTurn,
@@ -29,6 +30,7 @@ class FakeTurnStore:
         available: False makes every call raise StoreUnavailable.
         records: what was entered, in order of arrival; tests may clear it.
         announced: when each turn's workflow was told.
+        fates: what became of turns since they were entered.
     """
 
     def __init__(self) -> None:
@@ -37,6 +39,7 @@ class FakeTurnStore:
         self._entries: dict[TurnId, Entry] = {}
         self._places: dict[TurnId, EnteredTurn] = {}
         self.announced: dict[TurnId, datetime] = {}
+        self.fates: dict[TurnId, tuple[Outcome, str | None]] = {}
         self._expecting: dict[tuple[ApiKeyId, bytes], SessionId] = {}
 
     async def enter(self, record: TurnRecord) -> EnteredTurn:
@@ -71,7 +74,7 @@ class FakeTurnStore:
         if (entry := self._entries.get(turn_id)) is None:
             return None
         place = self._places[turn_id]
-        outcome, detail = entry.outcome
+        outcome, detail = self.fates.get(turn_id, entry.outcome)
         return StoredTurn(
             entry.record, place.session_id, place.parent_turn_id, outcome, detail, self.announced.get(turn_id)
         )
@@ -109,13 +112,16 @@ class FakeTurnStore:
         return choose_session(request.lookup, known)
 
     def _parent(self, session: SessionId, request: Request) -> TurnId | None:
-        candidates = [
+        return find_parent(request.seed, request.messages, self.candidates(session, request))
+
+    def candidates(self, session: SessionId, request: Request) -> list[Candidate]:
+        """The turns of this session, older than the request, that replied."""
+        return [
             Candidate(turn_id, entry.record.kind, entry.response_digest, entry.reply_digest)
             for turn_id, entry in self._before(request.before)
             if self._places[turn_id].session_id == session
             if entry.response_digest is not None and entry.reply_digest is not None
         ]
-        return find_parent(request.seed, request.messages, candidates)
 
     def _before(self, bound: TurnId | None) -> list[tuple[TurnId, Entry]]:
         return [(turn_id, entry) for turn_id, entry in self._entries.items() if bound is None or turn_id < bound]

@@ -21,6 +21,7 @@ from clawloop.recipe import Recipe
 from clawloop.serving.endpoints import Endpoint
 from clawloop.serving.judge import JudgeClient
 from clawloop.serving.rendering import EngineRenderer
+from clawloop.telemetry import WorkerMetrics
 from db.closing import PostgresClosingStore
 from db.engine import Database
 from db.judgements import PostgresJudgementStore
@@ -50,6 +51,7 @@ class Bench:
     Attributes:
         judge: what answers.
         announcer: what the training workflow was told.
+        metrics: what all of it counts.
     """
 
     url: str
@@ -62,6 +64,11 @@ class Bench:
     work: WorkTelling
     announcer: FakeWorkAnnouncer
     key: ApiKeyId
+    metrics: WorkerMetrics
+
+    def counted(self, name: str, **labels: str) -> float:
+        """A counter's value, or how many a histogram has seen."""
+        return self.metrics.registry.get_sample_value(f"clawloop_worker_{name}", labels) or 0.0
 
     async def enter(self, *records: TurnRecord) -> SessionId:
         session = None
@@ -135,8 +142,9 @@ async def bench(postgres_url: str, judge: FakeJudge) -> AsyncIterator[Bench]:
     def endpoints(policy: str) -> list[Endpoint]:
         return [Endpoint(judge.url, "tiny")]
 
+    metrics = WorkerMetrics()
     async with (
-        JudgeClient(endpoints, AnswerForm.FREE, seconds=2) as client,
+        JudgeClient(endpoints, AnswerForm.FREE, seconds=2, clock=metrics) as client,
         EngineRenderer(endpoints) as renderer,
     ):
         announcer = FakeWorkAnnouncer()
@@ -147,11 +155,12 @@ async def bench(postgres_url: str, judge: FakeJudge) -> AsyncIterator[Bench]:
             turns=PostgresTurnStore(database),
             judgements=judgements,
             judge=judge,
-            judging=JudgingActivities(judgements, client, renderer, work),
-            ledger=LedgerActivities(PostgresClosingStore(database), judgements, work),
+            judging=JudgingActivities(judgements, client, renderer, work, metrics),
+            ledger=LedgerActivities(PostgresClosingStore(database), judgements, work, metrics),
             work=work,
             announcer=announcer,
             key=key.id,
+            metrics=metrics,
         )
     await database.close()
 

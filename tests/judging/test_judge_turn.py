@@ -197,7 +197,7 @@ async def test_a_question_too_long_for_the_judge_is_asked_shorter(binary_bench: 
         ("503", "the judge answered 503"),
         ("html", "the judge's answer is no chat completion"),
         ("shapeless", "the judge's answer is no chat completion"),
-        ("hang", "the judge did not answer: no answer within 2 s"),
+        pytest.param("hang", "the judge did not answer: no answer within 2 s", marks=pytest.mark.slow),
     ],
 )
 async def test_a_judge_that_may_recover_is_asked_again_later_and_nothing_is_decided(
@@ -255,6 +255,21 @@ async def test_odd_text_is_judged_like_any(binary_bench: Bench, text: str) -> No
     session = await bench.enter(first, second)
     (fate,) = await bench.tell(session, second)
     assert fate.sample
+
+
+@pytest.mark.slow
+async def test_ten_megabytes_are_judged_by_their_beginning_and_end(binary_bench: Bench) -> None:
+    bench = binary_bench
+    first, second = bench.conversation("one", "begins " + "y" * 10 * 2**20 + " ends")
+    first = replace(first, response={"role": "assistant", "content": "starts " + "x" * 10 * 2**20 + " stops"})
+    messages = [first.messages[0], first.response or {}, *second.messages[2:]]
+    session = await bench.enter(first, replace(second, messages=messages))
+    (fate,) = await bench.tell(session, second)
+    assert fate.sample
+    (request,) = bench.judge.requests
+    asked = request["messages"][-1]["content"]
+    assert len(asked) < 40_000
+    assert all(word in asked for word in ("starts x", "x stops", "begins y", "y ends", "characters cut"))
 
 
 # Feedback ------------------------------------------------------------------------------------------------------------

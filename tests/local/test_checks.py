@@ -119,6 +119,7 @@ def test_too_little_disk_states_the_need(tmp_path: Path) -> None:
     checks.require_disk(tmp_path, needed_bytes=1)
 
 
+@pytest.mark.slow
 def test_one_data_folder_is_for_one_process(tmp_path: Path) -> None:
     data = tmp_path / "data"
     with checks.held_data_folder(data):

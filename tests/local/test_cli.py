@@ -17,6 +17,8 @@ from clawloop.local.up import Surroundings
 from db.engine import BACKGROUND_LIMIT, Database
 from db.serving_engines import add_engine, list_engines
 
+pytestmark = pytest.mark.slow  # each command is a process that imports all it needs
+
 
 def clawloop(*arguments: str, **environment: str) -> subprocess.CompletedProcess[str]:
     return subprocess.run(

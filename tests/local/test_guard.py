@@ -104,6 +104,7 @@ def test_a_second_sigterm_ends_the_patience(
     assert alive(members) == []
 
 
+@pytest.mark.slow
 def test_what_a_killed_part_leaves_behind_is_ended(
     run_guarded: Callable[..., subprocess.Popen[bytes]], tmp_path: Path
 ) -> None:

@@ -236,6 +236,7 @@ def test_pauses_double_up_to_half_a_minute() -> None:
     assert [patience.pause(n).total_seconds() for n in (1, 2, 3, 6, 7, 8, 10_000)] == [0.5, 1, 2, 16, 30, 30, 30]
 
 
+@pytest.mark.slow
 async def test_pauses_start_anew_after_a_while_in_health(tmp_path: Path) -> None:
     program = f"""
 import pathlib, time

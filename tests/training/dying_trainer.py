@@ -1,19 +1,19 @@
 """A program for test_killed_trainer.py: a trainer's process that is killed in step 1 at one point, in step 2 at the
 next, and so on, and then lives.
 
-`python -m tests.training.dying_trainer TEMPORAL_ADDRESS DATABASE_URL PROCESS_JSON POINT…`. Each life is a process of
+`python -m tests.training.dying_trainer PROCESS_JSON POINT…`. Each life is a process of
 its own, forked so that torch is imported once. It takes steps as `clawloop worker trainer` does.
 """
 
 from __future__ import annotations
 
 import asyncio
-import faulthandler
 import os
 import signal
 import sys
 from collections.abc import Callable
 from dataclasses import dataclass
+from functools import partial
 from pathlib import Path
 from typing import Any
 
@@ -28,9 +28,14 @@ from db.steps import PostgresStepStore
 POINTS = ("batch is read", "micro-batch", "before the rename", "after the rename", "adapter is written", "committed")
 
 
+def tell(what: str) -> None:
+    sys.stdout.write(f"{what}\n")
+    sys.stdout.flush()
+
+
 @dataclass(frozen=True)
 class Death:
-    """Where a life ends: in step `n`, at this point; the last life has none."""
+    """Where a life ends: in step `n`, at this point; the last life has none. `stopped: POINT` is no end."""
 
     n: int
     point: str | None
@@ -38,6 +43,10 @@ class Death:
     def at(self, here: str, n: int) -> None:
         if (self.n, self.point) == (n, here):
             os.kill(os.getpid(), signal.SIGKILL)
+        if (self.n, self.point) == (n, f"stopped: {here}"):
+            tell(f"stopped {os.getpid()}")
+            os.kill(os.getpid(), signal.SIGSTOP)
+            tell("woken")
 
 
 class DyingStore(PostgresStepStore):
@@ -53,6 +62,7 @@ class DyingStore(PostgresStepStore):
     async def commit(self, step: StepBatch, trained: TrainedStep) -> StepState:
         self._death.at("adapter is written", step.n)
         state = await super().commit(step, trained)
+        tell(f"step {step.n}: {state}")
         self._death.at("committed", step.n)
         return state
 
@@ -64,7 +74,7 @@ class DyingTrainer(ResidentTrainer):
 
     async def train(self, step: StepBatch, report: Callable[[str], None]) -> TrainedStep:
         def told(at: str) -> None:
-            print(at, flush=True)
+            tell(at)
             if "train 3 of" in at:
                 self._death.at("micro-batch", step.n)
             report(at)
@@ -82,7 +92,7 @@ def die_around_the_rename(death: Death) -> None:
         death.at("after the rename", n)
         return found
 
-    Path.rename = renamed  # type: ignore[method-assign]
+    Path.rename = renamed  # type: ignore[method-assign, assignment]
 
 
 async def live(address: str, database_url: str, process: TrainerProcess, death: Death) -> None:
@@ -93,16 +103,21 @@ async def live(address: str, database_url: str, process: TrainerProcess, death: 
     await training_worker(await connect(address), process.pool, store, trainer).run()
 
 
+def end(life: int, *_: object) -> None:
+    os.kill(life, signal.SIGKILL)
+    os._exit(0)
+
+
 def main() -> None:
-    address, database_url, given, *points = sys.argv[1:]
+    given, *points = sys.argv[1:]
+    address, database_url = os.environ["TEMPORAL_ADDRESS"], os.environ["DATABASE_URL"]
     process = TrainerProcess.model_validate_json(given)
     for n, point in enumerate((*points, None), start=1):
-        print(f"life until {point}", flush=True)
+        tell(f"life until {point}")
         if (life := os.fork()) == 0:
-            faulthandler.register(signal.SIGUSR1)
             asyncio.run(live(address, database_url, process, Death(n, point)))
             os._exit(0)
-        signal.signal(signal.SIGTERM, lambda *_, life=life: (os.kill(life, signal.SIGKILL), os._exit(0)))
+        signal.signal(signal.SIGTERM, partial(end, life))
         _, status = os.waitpid(life, 0)
         assert os.WIFSIGNALED(status), f"it was to be killed at {point!r}"
 

@@ -18,7 +18,13 @@ from tests.training.tiny import random_batch
 
 RECIPE = Recipe(
     name="tiny",
-    train=Train(batch_samples=9, lora=Lora(rank=4, alpha=8.0), loss=Loss(kl=0.1), optimiser=Optimiser(lr=5e-3)),
+    train=Train(
+        batch_samples=9,
+        staleness_versions=20,  # all samples are of version 0
+        lora=Lora(rank=4, alpha=8.0),
+        loss=Loss(kl=0.1),
+        optimiser=Optimiser(lr=5e-3),
+    ),
 )
 
 

@@ -61,7 +61,7 @@ def test_after_a_step_that_failed_half_way_the_next_one_is_what_it_would_have_be
             )
         }
     )
-    with pytest.raises(StepDiverged, match="KL|ratio"):
+    with pytest.raises(StepDiverged, match=r"KL|ratio"):
         model.train(step_of(batches[3], 2, first, recipe=wild), quiet, never)
     said: list[str] = []
     with pytest.raises(TrainerUnavailable, match="between two micro-batches"):
@@ -156,7 +156,7 @@ def test_what_cannot_be_started_says_why(tmp_path: Path, qwen3: Path) -> None:
     with pytest.raises(SetupError, match=r"--model: .* has no readable config.json"):
         setup_of(tmp_path, tmp_path).check()
     (tmp_path / "config.json").write_text((qwen3 / "config.json").read_text())
-    with pytest.raises(SetupError, match="neither model.safetensors"):
+    with pytest.raises(SetupError, match=r"neither model.safetensors"):
         setup_of(tmp_path, tmp_path).check()
 
 

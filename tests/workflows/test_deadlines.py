@@ -73,6 +73,32 @@ async def test_a_judge_that_fails_for_minutes_is_asked_again_and_then_given_up(
     assert [ask.give_up for ask in scripted.judged] == [None] * 12 + ["the judge answered 500"]
 
 
+async def test_an_hour_of_500s_costs_its_own_turns_their_verdict_and_no_later_one(
+    skipping: tuple[WorkflowEnvironment, ScriptedActivities],
+) -> None:
+    environment, scripted = skipping
+    down = True
+
+    def fails(ask: JudgeTurn) -> ApplicationError | None:
+        away = ApplicationError("the judge answered 500", type="JudgeUnavailable")
+        return away if down and ask.give_up is None else None
+
+    scripted.fails = fails
+    talk = Conversation(environment.client)
+    during = []
+    for _ in range(3):
+        during.append(await talk.say())
+        await environment.sleep(timedelta(minutes=20))
+    down = False
+    after = await talk.say(ends=True)
+    summary = await talk.handle.result()
+    assert summary.why == "the client ended the session"
+    for turn in during:
+        asked = [ask.give_up for ask in scripted.judged if ask.turn_id == turn]
+        assert asked == [None] * 12 + ["the judge answered 500"]
+    assert [ask.give_up for ask in scripted.judged if ask.turn_id == after] == [None]
+
+
 async def test_a_judge_that_says_when_to_come_back_is_asked_then(
     skipping: tuple[WorkflowEnvironment, ScriptedActivities],
 ) -> None:

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 from datetime import timedelta
 
+import pytest
 from temporalio.client import Client, WorkflowExecutionStatus
 from temporalio.exceptions import ApplicationError
 
@@ -146,6 +147,7 @@ async def test_a_turn_after_the_last_one_keeps_the_session_open(client: Client, 
     assert scripted.closed == []
 
 
+@pytest.mark.slow
 async def test_an_idle_session_closes_and_a_turn_moves_its_deadline(
     client: Client, scripted: ScriptedActivities
 ) -> None:

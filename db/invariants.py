@@ -1,0 +1,136 @@
+"""What must hold of the ledger at any moment, one query each: a row it finds is damage.
+
+Knows nothing about files; `clawloop check` compares their hashes. Reads only.
+"""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+
+from sqlalchemy import select, text
+from sqlalchemy.ext.asyncio import AsyncConnection
+
+from clawloop.steps import VersionRef
+from db.engine import Database
+from db.lineage import version_ref
+from db.tables import Step, Version
+
+# Of each kind so many are named: enough to see what is wrong, and damage may be everywhere.
+NAMED = 50
+
+INVARIANTS: dict[str, str] = {
+    "every main turn of a closed session has an outcome": """
+        SELECT 'turn ' || t.id || ' of session ' || s.id FROM turns t JOIN sessions s ON s.id = t.session_id
+        WHERE t.outcome = 'waiting' AND t.kind = 'main' AND s.state = 'closed'""",
+    "no turn announced more than 10 minutes ago waits without an open session": """
+        SELECT 'turn ' || t.id || ', announced ' || t.announced_at FROM turns t JOIN sessions s ON s.id = t.session_id
+        WHERE t.outcome = 'waiting' AND t.announced_at < now() - interval '10 minutes' AND s.state = 'closed'""",
+    # Clocks of a gateway and of PostgreSQL may differ; a version answers seconds after it was made, at the earliest.
+    "every turn names a version that existed when it began": """
+        SELECT 'turn ' || t.id || ' names version ' || t.version || ' of ' || s.policy
+        FROM turns t JOIN sessions s ON s.id = t.session_id
+            LEFT JOIN versions v ON v.policy = s.policy AND v.n = t.version
+        WHERE v.n IS NULL OR (v.n > 0 AND v.created_at > t.started_at + interval '10 seconds')""",
+    "no sample is twice on the path from a version to the base": """
+        WITH RECURSIVE learned AS (
+            SELECT m.policy, m.sample_id, m.step FROM step_samples m
+                JOIN steps s ON s.policy = m.policy AND s.n = m.step
+            WHERE s.state = 'committed' AND m.dropped IS NULL),
+        up AS (
+            SELECT a.policy, a.sample_id, a.step AS first, b.step AS second, b.step AS n
+            FROM learned a JOIN learned b ON b.policy = a.policy AND b.sample_id = a.sample_id AND b.step > a.step
+            UNION ALL
+            SELECT u.policy, u.sample_id, u.first, u.second, v.parent
+            FROM up u JOIN versions v ON v.policy = u.policy AND v.n = u.n WHERE v.parent >= u.first)
+        SELECT 'sample ' || sample_id || ' in steps ' || first || ' and ' || second || ' of ' || policy
+        FROM up WHERE n = first""",
+    "every trained sample has a verdict, a hint or a rating": """
+        SELECT 'sample ' || s.id || ' of turn ' || s.turn_id FROM samples s JOIN judgements j ON j.id = s.judgement_id
+        WHERE s.state = 'trained' AND j.verdict IS NULL AND j.hint IS NULL AND NOT EXISTS (
+            SELECT FROM feedback f WHERE f.turn_id = s.turn_id AND f.score IS NOT NULL AND f.applied_at IS NOT NULL)""",
+    "a turn is trained once by one recipe, and once more after feedback": """
+        SELECT 'turn ' || s.turn_id || ', ' || count(*) || ' times' FROM samples s
+            JOIN judgements j ON j.id = s.judgement_id
+        WHERE s.state = 'trained' GROUP BY s.turn_id, j.recipe_hash, j.revision HAVING count(*) > 1""",
+    "a sample is claimed or trained exactly if a step has it": """
+        SELECT 'sample ' || s.id || ' is ' || s.state FROM samples s
+        WHERE s.state IN ('claimed', 'trained') AND NOT EXISTS (
+            SELECT FROM step_samples m JOIN steps p ON p.policy = m.policy AND p.n = m.step
+            WHERE m.sample_id = s.id AND p.state = CASE s.state WHEN 'claimed' THEN 'claimed' ELSE 'committed' END)
+        UNION ALL
+        SELECT 'sample ' || s.id || ' is ' || s.state || ', but step ' || p.n || ' of ' || p.policy || ' is ' || p.state
+        FROM step_samples m JOIN steps p ON p.policy = m.policy AND p.n = m.step JOIN samples s ON s.id = m.sample_id
+        WHERE (p.state = 'claimed' AND s.state <> 'claimed')
+            OR (p.state = 'committed' AND m.dropped IS NULL AND s.state <> 'trained')""",
+    "a committed step's version exists": """
+        SELECT 'step ' || s.n || ' of ' || s.policy FROM steps s
+            LEFT JOIN versions v ON v.policy = s.policy AND v.n = s.n AND v.parent = s.parent
+        WHERE s.state = 'committed' AND (v.path IS NULL OR v.sha256 IS NULL)""",
+    "head, active and pinned versions exist and have files": """
+        SELECT 'version ' || w.n || ' of ' || p.id FROM policies p
+            CROSS JOIN LATERAL (VALUES (p.head), (p.active), (p.pinned)) w (n)
+            LEFT JOIN versions v ON v.policy = p.id AND v.n = w.n
+        WHERE w.n IS NOT NULL AND (v.n IS NULL OR v.removed_at IS NOT NULL)""",
+    "the active version is loaded where requests go": """
+        SELECT 'version ' || p.active || ' of ' || p.id FROM policies p
+        WHERE p.active > 0 AND EXISTS (SELECT FROM engines e WHERE NOT e.draining AND e.problem IS NULL)
+            AND NOT EXISTS (
+                SELECT FROM engine_versions v JOIN engines e ON e.id = v.engine_id
+                WHERE v.policy = p.id AND v.version = p.active AND NOT e.draining AND e.problem IS NULL)""",
+    "a policy with a full batch, and not paused, is known to have work": """
+        SELECT 'policy ' || p.id || ', ' || count(*) || ' samples' FROM policies p
+            JOIN recipes r ON r.hash = p.recipe_hash JOIN samples s ON s.policy = p.id AND s.state = 'fresh'
+        WHERE p.paused_reason IS NULL AND NOT p.work_waiting
+            AND NOT EXISTS (SELECT FROM steps c WHERE c.policy = p.id AND c.state = 'claimed')
+        GROUP BY p.id, r.hash HAVING count(*) >= CAST(r.content->'train'->>'batch_samples' AS int)
+            AND r.content->'train'->>'train_thinking' = 'true'""",
+}
+"""In words → the rows, in words, of which there must be none."""
+
+
+@dataclass(frozen=True, slots=True)
+class Violation:
+    """
+    Args:
+        row: which one, in words.
+    """
+
+    invariant: str
+    row: str
+
+
+async def violations(database: Database) -> list[Violation]:
+    """All that is wrong with the ledger, at one moment.
+
+    Raises:
+        StoreUnavailable
+    """
+    return await database.run(_violations)
+
+
+async def committed_versions(database: Database) -> list[VersionRef]:
+    """The versions of committed steps whose files were not removed.
+
+    Raises:
+        StoreUnavailable
+    """
+
+    async def read(connection: AsyncConnection) -> list[VersionRef]:
+        query = (
+            select(Version)
+            .join(Step, (Step.policy == Version.policy) & (Step.n == Version.n))
+            .where(Step.state == "committed", Version.path.is_not(None), Version.removed_at.is_(None))
+        )
+        rows = await connection.execute(query.order_by(Version.policy, Version.n))
+        return [version_ref(row) for row in rows]
+
+    return await database.run(read)
+
+
+async def _violations(connection: AsyncConnection) -> list[Violation]:
+    await connection.execute(text("SET TRANSACTION ISOLATION LEVEL REPEATABLE READ, READ ONLY"))
+    found: list[Violation] = []
+    for invariant, query in INVARIANTS.items():
+        rows = await connection.scalars(text(f"{query} LIMIT {NAMED}"))
+        found += [Violation(invariant, row) for row in rows]
+    return found

@@ -1,0 +1,334 @@
+"""What only PostgreSQL can lose: overlapping claims, killed connections, damaged rows, samples judged anew."""
+
+from __future__ import annotations
+
+import asyncio
+from datetime import timedelta
+
+import psycopg
+import pytest
+from sqlalchemy.ext.asyncio import AsyncConnection
+
+from clawloop.contracts import Outcome, SampleState, SessionEvidence, SessionSource
+from clawloop.errors import RecordUnusable, StoreUnavailable
+from clawloop.ids import FeedbackId, SampleId, new_feedback_id
+from clawloop.judging.hints import HintChoice
+from clawloop.judging.records import Settlement
+from clawloop.judging.voting import Verdict
+from clawloop.steps import Claim, StepState
+from db.engine import Database
+from db.sessions import PostgresSessionStore
+from db.steps import PostgresStepStore
+from db.work import PostgresWorkStore
+from tests.conftest import execute
+from tests.contract.conftest import PATIENT
+from tests.contract.learning import POLICY, RECIPE, PostgresLearning, recipe, step, trained
+from tests.records import turn_record
+
+pytestmark = pytest.mark.postgres
+
+KILL = """SELECT pg_terminate_backend(pid) FROM pg_stat_activity
+    WHERE application_name = 'clawloop' AND state <> 'idle' AND pid <> pg_backend_pid() AND datname = 'migrated'"""
+
+
+@pytest.mark.slow
+async def test_overlapping_claims_of_which_some_are_killed_give_one_batch(
+    postgres_learning: PostgresLearning, postgres_url: str
+) -> None:
+    await postgres_learning.set_recipe(recipe(batch_samples=16))
+    samples = await postgres_learning.add_samples(40)
+    databases = [Database(postgres_url, PATIENT) for _ in range(4)]
+    stores = [PostgresStepStore(database) for database in databases]
+    killed = 0
+
+    async def claim(place: int) -> Claim:
+        nonlocal killed
+        while True:
+            try:
+                return await stores[place % 4].claim(POLICY, 1)
+            except StoreUnavailable:
+                killed += 1
+
+    async def kill() -> None:
+        async with await psycopg.AsyncConnection.connect(postgres_url, autocommit=True) as connection:
+            while not claims.done():
+                await connection.execute(KILL)
+                await asyncio.sleep(0.02)
+
+    claims = asyncio.ensure_future(asyncio.gather(*(claim(place) for place in range(32))))
+    killing = asyncio.create_task(asyncio.wait_for(kill(), 1.5))
+    found = await claims
+    await asyncio.wait([killing])
+    for database in databases:
+        await database.close()
+    assert killed > 0
+    assert {(one.state, one.samples) for one in found} == {(StepState.CLAIMED, 16)}
+    rows = await postgres_learning.rows("SELECT step, sample_id, place FROM step_samples ORDER BY place")
+    assert [row["sample_id"] for row in rows] == samples[:16]
+    assert {row["step"] for row in rows} == {1}
+    states = await postgres_learning.rows("SELECT state, count(*) AS n FROM samples GROUP BY state ORDER BY state")
+    assert [(row["state"], row["n"]) for row in states] == [("claimed", 16), ("fresh", 24)]
+
+
+async def test_claims_of_neighbouring_steps_never_share_a_sample(postgres_learning: PostgresLearning) -> None:
+    await postgres_learning.add_samples(12)
+    store = postgres_learning.steps
+    for n in (1, 2, 3):
+        ends = await asyncio.gather(*(store.claim(POLICY, number) for number in (n, n, n + 1, n)))
+        assert [end.state for end in ends] == [StepState.CLAIMED, StepState.CLAIMED, None, StepState.CLAIMED]
+        batch = await store.batch(POLICY, n)
+        await store.commit(batch, trained(batch))
+    rows = await postgres_learning.rows("SELECT count(*) AS n, count(DISTINCT sample_id) AS apart FROM step_samples")
+    assert (rows[0]["n"], rows[0]["apart"]) == (12, 12)
+
+
+async def test_chat_does_not_wait_for_a_claim(postgres_learning: PostgresLearning) -> None:
+    await postgres_learning.add_samples(4)
+    asked = turn_record("s0", api_key_id=postgres_learning.key)
+    evidence = SessionEvidence(SessionSource.HEADER, "s0")
+    said = [*asked.messages, asked.response or {}, {"role": "user", "content": "and now?"}]
+    goes_on = turn_record(api_key_id=postgres_learning.key, evidence=evidence, messages=said)
+    begins = turn_record("another session", api_key_id=postgres_learning.key)
+
+    async def claim(connection: AsyncConnection) -> Claim:
+        claimed = await postgres_learning.steps._claim(POLICY, 1, connection)
+        # The claim holds all it will ever hold; a turn refers to the policy, and to the claimed turn it continues.
+        for record in (begins, goes_on):
+            await asyncio.wait_for(postgres_learning.turns.enter(record), 5)
+        return claimed
+
+    assert (await postgres_learning.database.run(claim)).state is StepState.CLAIMED
+    stored = await postgres_learning.turns.load(goes_on.turn_id)
+    assert stored is not None
+    (claimed_turn,) = await postgres_learning.rows("SELECT turn_id FROM samples ORDER BY id LIMIT 1")
+    assert stored.parent_turn_id == claimed_turn["turn_id"]
+
+
+@pytest.mark.parametrize("moved", ["epoch = 1", "head = 1"])
+async def test_a_commit_compares_head_and_epoch(postgres_learning: PostgresLearning, moved: str) -> None:
+    await step(postgres_learning, 1)
+    await postgres_learning.execute("UPDATE policies SET head = 0")
+    await postgres_learning.add_samples(4)
+    await postgres_learning.steps.claim(POLICY, 2)
+    batch = await postgres_learning.steps.batch(POLICY, 2)
+    await postgres_learning.execute(f"UPDATE policies SET {moved}")
+    assert await postgres_learning.steps.commit(batch, trained(batch)) is StepState.ABANDONED
+    assert (await postgres_learning.steps.look(POLICY)).ready == 4
+
+
+@pytest.mark.parametrize(
+    ("damage", "said"),
+    [
+        ("UPDATE turns SET logprobs = NULL", "log-probs are unknown"),
+        ("UPDATE turns SET response_ids = NULL, logprobs = NULL", "0 response ids"),
+        ("UPDATE turns SET prompt_ids = NULL, prompt_shared = NULL", "0 prompt and"),
+        ("""UPDATE turns SET sampling = '{"top_p": 1}'""", "temperature None"),
+        ("UPDATE turns SET outcome = 'erased'", "its turn was erased"),
+    ],
+)
+async def test_a_sample_that_cannot_be_had_expires_and_the_claim_goes_on(
+    postgres_learning: PostgresLearning, damage: str, said: str
+) -> None:
+    bad, *_ = await postgres_learning.add_samples(5)
+    turn = (await postgres_learning.rows("SELECT turn_id FROM samples WHERE id = %s", bad))[0]["turn_id"]
+    await postgres_learning.execute(f"{damage} WHERE id = %s", turn)
+    claim = await PostgresStepStore(postgres_learning.database).claim(POLICY, 1)
+    assert (claim.state, claim.samples) == (StepState.CLAIMED, 4)
+    state, outcome, _ = await postgres_learning.became(bad)
+    reason = (await postgres_learning.rows("SELECT reason FROM samples WHERE id = %s", bad))[0]["reason"]
+    assert state is SampleState.EXPIRED
+    assert outcome is (Outcome.ERASED if "erased" in said else Outcome.EXPIRED)
+    assert said in reason
+    assert "erased" in said or str(turn) in reason
+
+
+async def test_what_is_erased_after_the_claim_is_left_out(postgres_learning: PostgresLearning) -> None:
+    erased, *_ = await postgres_learning.add_samples(4)
+    store = postgres_learning.steps
+    await store.claim(POLICY, 1)
+    await postgres_learning.execute(
+        "UPDATE turns SET outcome = 'erased', outcome_detail = 'asked for' WHERE id ="
+        " (SELECT turn_id FROM samples WHERE id = %s)",
+        erased,
+    )
+    batch = await store.batch(POLICY, 1)
+    assert len(batch.samples) == 3
+    assert await store.commit(batch, trained(batch)) is StepState.COMMITTED
+    assert await postgres_learning.became(erased) == (SampleState.EXPIRED, Outcome.ERASED, "asked for")
+
+
+async def test_a_prompt_that_lost_its_parents_tokens_is_noticed(postgres_learning: PostgresLearning) -> None:
+    (sample, *_) = await postgres_learning.add_samples(5)
+    await postgres_learning.execute(
+        "UPDATE turns SET prompt_shared = 9, parent_turn_id = (SELECT min(id::text)::uuid FROM turns) WHERE id ="
+        " (SELECT turn_id FROM samples ORDER BY id DESC LIMIT 1)"
+    )
+    await PostgresStepStore(postgres_learning.database).claim(POLICY, 1)
+    assert (await postgres_learning.became(sample))[0] is SampleState.CLAIMED
+    await postgres_learning.steps.abandon(POLICY, 1, "to claim the last one")
+    await postgres_learning.set_recipe(recipe(batch_samples=5))
+    claim = await PostgresStepStore(postgres_learning.database).claim(POLICY, 2)
+    assert claim.state is None
+    (row,) = await postgres_learning.rows("SELECT reason FROM samples WHERE state = 'expired'")
+    assert "its prompt is 9 tokens of its parent's and 3 more, but 8 are there" in row["reason"]
+
+
+def end(reward: float) -> Settlement:
+    return Settlement(
+        verdict=Verdict(1 if reward > 0 else -1, reward, reward, "rated"),
+        hint=HintChoice(None, answered=True, why="none"),
+        not_trainable=None,
+        reward=reward,
+        hinted_prompt_ids=None,
+        outcome=Outcome.SAMPLED,
+        why=f"rated {reward:+g}",
+    )
+
+
+async def rate(learning: PostgresLearning, sample: SampleId) -> FeedbackId:
+    given = new_feedback_id()
+    await learning.execute(
+        "INSERT INTO feedback (id, turn_id, api_key_id, score, effect) SELECT %s, turn_id, %s, -1, 'amends'"
+        " FROM samples WHERE id = %s",
+        given,
+        learning.key,
+        sample,
+    )
+    return given
+
+
+async def test_feedback_that_meets_a_claim_makes_a_further_sample(postgres_learning: PostgresLearning) -> None:
+    sample, *_ = await postgres_learning.add_samples(4)
+    (row,) = await postgres_learning.rows("SELECT turn_id, judgement_id FROM samples WHERE id = %s", sample)
+    given = await rate(postgres_learning, sample)
+    judgements = postgres_learning.judgements
+    amended = await judgements.revise(row["turn_id"], None, b"e", "hint")
+    assert amended.id == row["judgement_id"]
+    await postgres_learning.steps.claim(POLICY, 1)
+    with pytest.raises(StoreUnavailable, match="meanwhile"):
+        await judgements.settle(amended.id, end(-1), [given])
+    further = await judgements.revise(row["turn_id"], None, b"e", "hint")
+    assert further.id != amended.id
+    await judgements.settle(further.id, end(-1), [given])
+    assert (await postgres_learning.became(sample))[1:] == (Outcome.SAMPLED, "rated -1")
+    batch = await postgres_learning.steps.batch(POLICY, 1)
+    assert [one.explicit for one in batch.samples] == [False] * 4
+    await postgres_learning.steps.commit(batch, trained(batch))
+    # The newer sample still waits, and that is what the turn says.
+    assert await postgres_learning.became(sample) == (SampleState.TRAINED, Outcome.SAMPLED, "rated -1")
+    (newer,) = await postgres_learning.rows("SELECT id FROM samples WHERE state = 'fresh'")
+    await postgres_learning.set_recipe(recipe(batch_samples=1))
+    await postgres_learning.steps.claim(POLICY, 2)
+    assert [one.explicit for one in (await postgres_learning.steps.batch(POLICY, 2)).samples] == [True]
+    assert newer["id"] == (await postgres_learning.steps.batch(POLICY, 2)).samples[0].sample_id
+
+
+async def test_of_a_sample_and_its_later_judgement_only_the_later_is_freed(postgres_learning: PostgresLearning) -> None:
+    sample, *_ = await postgres_learning.add_samples(4)
+    (row,) = await postgres_learning.rows("SELECT turn_id FROM samples WHERE id = %s", sample)
+    await postgres_learning.steps.claim(POLICY, 1)
+    given = await rate(postgres_learning, sample)
+    further = await postgres_learning.judgements.revise(row["turn_id"], None, b"e", "hint")
+    await postgres_learning.judgements.settle(further.id, end(-1), [given])
+    await postgres_learning.steps.abandon(POLICY, 1, "the trainer is gone")
+    assert (await postgres_learning.became(sample))[0] is SampleState.SUPERSEDED
+    (ready,) = await postgres_learning.rows("SELECT count(*) AS n FROM samples WHERE state = 'fresh'")
+    assert ready["n"] == 4
+    assert (await postgres_learning.became(sample))[1:] == (Outcome.SAMPLED, "rated -1")
+
+
+async def test_only_the_settlement_that_fills_a_batch_says_so(postgres_learning: PostgresLearning) -> None:
+    await postgres_learning.add_samples(6)
+    assert postgres_learning.woken == [None, None, None, POLICY, None, None]
+    await postgres_learning.steps.claim(POLICY, 1)
+    await postgres_learning.add_samples(2)
+    assert postgres_learning.woken[6:] == [None, POLICY]
+
+
+async def test_settlements_at_the_same_moment_wake_once(postgres_learning: PostgresLearning) -> None:
+    await postgres_learning.set_recipe(recipe(batch_samples=24))
+    await asyncio.gather(*(postgres_learning.add_samples(3) for _ in range(8)))
+    assert postgres_learning.woken.count(POLICY) == 1
+
+
+async def test_work_that_nobody_was_told_of_is_told_again(postgres_learning: PostgresLearning) -> None:
+    work = PostgresWorkStore(postgres_learning.database)
+    minute = timedelta(minutes=1)
+    assert await work.untold_work(minute) == []
+    await postgres_learning.add_samples(4)
+    assert await work.untold_work(minute) == [POLICY]
+    await work.mark_work_told([POLICY])
+    await postgres_learning.add_samples(1)  # nothing new: there was work before
+    assert await work.untold_work(minute) == []
+    await postgres_learning.execute("UPDATE policies SET work_signalled_at = work_signalled_at - interval '2 minutes'")
+    assert await work.untold_work(minute) == [POLICY]
+    await postgres_learning.steps.claim(POLICY, 1)
+    assert await work.untold_work(minute) == []
+    await postgres_learning.age(timedelta(hours=25))
+    assert await work.untold_work(minute) == [POLICY]  # by waiting alone
+
+
+async def test_one_step_at_a_time_is_held_by_the_database_itself(
+    postgres_learning: PostgresLearning, postgres_url: str
+) -> None:
+    await postgres_learning.add_samples(4)
+    await postgres_learning.steps.claim(POLICY, 1)
+    with pytest.raises(psycopg.errors.UniqueViolation, match="steps_claimed_idx"):
+        execute(
+            postgres_url,
+            "INSERT INTO steps (policy, n, parent, epoch, state, recipe_hash)"
+            f" VALUES ('default', 2, 0, 0, 'claimed', '{RECIPE.hash}')",
+        )
+
+
+async def test_gateways_are_told_of_another_active_version(
+    postgres_learning: PostgresLearning, postgres_url: str
+) -> None:
+    engine = await postgres_learning.add_engine("http://e1:8100")
+    await step(postgres_learning, 1)
+    async with await psycopg.AsyncConnection.connect(postgres_url, autocommit=True) as connection:
+        await connection.execute("LISTEN clawloop_directory")
+        await postgres_learning.publishing.loaded(engine, POLICY, 1)
+        assert await postgres_learning.publishing.activate(POLICY, 1, 0)
+        told = [one.payload async for one in connection.notifies(timeout=5, stop_after=1)]
+    assert told == [POLICY]
+    (row,) = await postgres_learning.rows("SELECT activated_at, retired_at FROM versions WHERE n = 1")
+    assert row["activated_at"] is not None
+    assert row["retired_at"] is None
+
+
+async def test_what_operators_did_is_kept(postgres_learning: PostgresLearning) -> None:
+    await postgres_learning.operators.pause(POLICY, "lunch")
+    await postgres_learning.operators.resume(POLICY)
+    await postgres_learning.operators.resume(POLICY)  # nothing to resume
+    await step(postgres_learning, 1)
+    await postgres_learning.operators.roll_back(POLICY, 0)
+    await postgres_learning.operators.pin(POLICY, 1)
+    rows = await postgres_learning.rows("SELECT kind, detail FROM events ORDER BY id")
+    assert [(row["kind"], row["detail"]) for row in rows] == [
+        ("paused", {"reason": "lunch"}),
+        ("resumed", {"was": "lunch", "retried": 0}),
+        ("rolled_back", {"to": 0, "head": 1, "active": 0}),
+        ("pinned", {"version": 1, "was": None}),
+    ]
+
+
+async def test_a_step_from_files_that_are_gone_is_refused(postgres_learning: PostgresLearning) -> None:
+    await step(postgres_learning, 1)
+    await postgres_learning.add_samples(4, version=1)
+    await postgres_learning.steps.claim(POLICY, 2)
+    await postgres_learning.publishing.removed(POLICY, 1)
+    with pytest.raises(RecordUnusable, match="version 1, from which step 2 begins"):
+        await postgres_learning.steps.batch(POLICY, 2)
+
+
+async def test_a_turn_says_in_which_step_it_was_trained(postgres_learning: PostgresLearning) -> None:
+    await step(postgres_learning, 1)
+    batch = await step(postgres_learning, 2)
+    (row,) = await postgres_learning.rows(
+        "SELECT session_id FROM turns JOIN samples s ON s.turn_id = turns.id WHERE s.id = %s",
+        batch.samples[0].sample_id,
+    )
+    (turn,) = await PostgresSessionStore(postgres_learning.database).turns(row["session_id"])
+    assert (turn.outcome, turn.why, turn.step) == (Outcome.TRAINED, "trained in step 2", 2)
+    assert turn.sample is SampleState.TRAINED

@@ -1,0 +1,145 @@
+"""What must hold of the ledger holds after a life of steps, and every kind of damage is seen."""
+
+from __future__ import annotations
+
+import json
+import os
+import subprocess
+import sys
+from pathlib import Path
+
+import pytest
+
+from clawloop.adapter_digest import HASHED_FILES, adapter_sha256
+from clawloop.check_command import damaged_files
+from clawloop.steps import StepState
+from db.invariants import INVARIANTS, committed_versions, violations
+from tests.contract.learning import POLICY, PostgresLearning, publish, step, trained
+from tests.records import turn_record
+
+pytestmark = pytest.mark.postgres
+
+
+@pytest.fixture
+async def lived(postgres_learning: PostgresLearning) -> PostgresLearning:
+    """Three steps, one of them rolled back, one claimed, one quarantined; a version that answers; a closed session."""
+    engine = await postgres_learning.add_engine("http://e1:8100")
+    for n in (1, 2):
+        await step(postgres_learning, n)
+    await publish(postgres_learning, 2, engine)
+    await postgres_learning.operators.roll_back(POLICY, 1)
+    await publish(postgres_learning, 1, engine)
+    await step(postgres_learning, 3)
+    await publish(postgres_learning, 3, engine)
+    await postgres_learning.add_samples(8, version=3)
+    await postgres_learning.steps.claim(POLICY, 4)
+    await postgres_learning.steps.quarantine(POLICY, 4, "not finite")
+    await postgres_learning.operators.resume(POLICY)
+    await postgres_learning.steps.claim(POLICY, 5)
+    await postgres_learning.execute("UPDATE sessions SET state = 'closed'")
+    await postgres_learning.turns.enter(turn_record("open", api_key_id=postgres_learning.key))
+    # Turns of tests begin when their version is made; a version answers later.
+    await postgres_learning.execute("UPDATE versions SET created_at = created_at - interval '1 hour'")
+    return postgres_learning
+
+
+async def test_a_life_of_steps_leaves_the_ledger_whole(lived: PostgresLearning) -> None:
+    assert await violations(lived.database) == []
+
+
+DAMAGE: dict[str, tuple[str, ...]] = {
+    "every main turn of a closed session has an outcome": (
+        "UPDATE turns SET outcome = 'waiting' WHERE id = (SELECT turn_id FROM samples ORDER BY id LIMIT 1)",
+    ),
+    "no turn announced more than 10 minutes ago waits without an open session": (
+        "UPDATE turns SET outcome = 'waiting', announced_at = now() - interval '11 minutes'"
+        " WHERE id = (SELECT turn_id FROM samples ORDER BY id LIMIT 1)",
+    ),
+    "every turn names a version that existed when it began": (
+        "UPDATE turns SET version = 9 WHERE id = (SELECT turn_id FROM samples ORDER BY id LIMIT 1)",
+    ),
+    "no sample is twice on the path from a version to the base": (
+        "INSERT INTO step_samples SELECT policy, 3, sample_id, 99, NULL FROM step_samples WHERE step = 1 AND place = 0",
+    ),
+    "every trained sample has a verdict, a hint or a rating": (
+        "UPDATE judgements SET verdict = NULL WHERE id ="
+        " (SELECT judgement_id FROM samples WHERE state = 'trained' LIMIT 1)",
+    ),
+    "a turn is trained once by one recipe, and once more after feedback": (
+        "UPDATE samples SET turn_id = (SELECT turn_id FROM samples WHERE state = 'trained' ORDER BY id LIMIT 1)"
+        " WHERE id = (SELECT id FROM samples WHERE state = 'trained' ORDER BY id DESC LIMIT 1)",
+    ),
+    "a sample is claimed or trained exactly if a step has it": (
+        "UPDATE samples SET state = 'fresh' WHERE id = (SELECT id FROM samples WHERE state = 'trained' LIMIT 1)",
+    ),
+    "a committed step's version exists": (
+        "UPDATE steps SET state = 'committed' WHERE n = 4",
+        "UPDATE samples SET state = 'trained' WHERE state = 'quarantined'",
+    ),
+    "head, active and pinned versions exist and have files": ("UPDATE versions SET removed_at = now() WHERE n = 3",),
+    "the active version is loaded where requests go": ("DELETE FROM engine_versions WHERE version = 3",),
+    "a policy with a full batch, and not paused, is known to have work": (
+        "UPDATE steps SET state = 'abandoned', finished_at = now() WHERE n = 5",
+        "UPDATE samples SET state = 'fresh' WHERE state = 'claimed'",
+        "UPDATE policies SET work_waiting = false",
+    ),
+}
+
+
+def test_damage_of_every_kind_is_planted() -> None:
+    assert DAMAGE.keys() == INVARIANTS.keys()
+
+
+@pytest.mark.parametrize("invariant", DAMAGE)
+async def test_damage_is_seen_and_the_row_is_named(lived: PostgresLearning, invariant: str) -> None:
+    for statement in DAMAGE[invariant]:
+        await lived.execute(statement)
+    found = await violations(lived.database)
+    seen = [violation.row for violation in found if violation.invariant == invariant]
+    assert seen
+    assert all(len(row) > 4 for row in seen)
+
+
+async def test_a_version_that_is_younger_than_a_turn_it_answered_is_seen(lived: PostgresLearning) -> None:
+    await lived.execute("UPDATE versions SET created_at = now() + interval '1 hour' WHERE n = 1")
+    assert {violation.invariant for violation in await violations(lived.database)} == {
+        "every turn names a version that existed when it began"
+    }
+
+
+def check(url: str, data: Path, *options: str) -> subprocess.CompletedProcess[str]:
+    return subprocess.run(
+        [sys.executable, "-m", "clawloop.cli", "check", "--data", str(data), *options],
+        env=dict(os.environ) | {"DATABASE_URL": url},
+        capture_output=True,
+        text=True,
+        timeout=60,
+    )
+
+
+@pytest.mark.slow
+async def test_the_command_names_damage_of_rows_and_of_files(
+    postgres_learning: PostgresLearning, postgres_url: str, tmp_path: Path
+) -> None:
+    folder = tmp_path / "adapters" / POLICY / "v1-written"
+    folder.mkdir(parents=True)
+    for name in HASHED_FILES:
+        (folder / name).write_text(name)
+    await postgres_learning.add_samples(4)
+    await postgres_learning.steps.claim(POLICY, 1)
+    batch = await postgres_learning.steps.batch(POLICY, 1)
+    made = trained(batch, sha256=adapter_sha256(folder))
+    folder.rename(tmp_path / "adapters" / made.version.path)
+    assert await postgres_learning.steps.commit(batch, made) is StepState.COMMITTED
+    assert damaged_files(await committed_versions(postgres_learning.database), tmp_path / "adapters") == []
+    whole = check(postgres_url, tmp_path)
+    assert (whole.returncode, whole.stdout) == (0, f"The ledger is whole: {len(INVARIANTS)} rules, 1 adapters.\n")
+
+    (tmp_path / "adapters" / made.version.path / HASHED_FILES[0]).write_text("another")
+    await postgres_learning.execute("UPDATE turns SET version = 9")
+    broken = check(postgres_url, tmp_path)
+    assert broken.returncode == 1
+    assert f"{made.version.path} holds" in broken.stdout
+    assert "names version 9 of default" in broken.stdout
+    rows = json.loads(check(postgres_url, tmp_path, "--json", "--no-files").stdout)
+    assert {row["invariant"] for row in rows} == {"every turn names a version that existed when it began"}

@@ -1,0 +1,147 @@
+"""Clients that stream through a gateway while versions are published, and what they saw. For tests and benchmarks."""
+
+from __future__ import annotations
+
+import asyncio
+import itertools
+import time
+from collections.abc import AsyncIterator, Sequence
+from contextlib import asynccontextmanager
+from dataclasses import dataclass, field
+
+import aiohttp
+import orjson
+import psycopg
+
+from activities.publishing import PublishingActivities
+from activities.training_messages import PublishVersion
+from clawloop.engine_announcing import TemporalPublishAnnouncer
+from clawloop.steps import VersionRef
+from clawloop.temporal import connect
+from db.engine import BACKGROUND_LIMIT, Database
+from db.publishing import PostgresPublishingStore
+from db.steps import PostgresStepStore
+
+TOKENS = 48
+
+
+@dataclass
+class Listener:
+    """What eight clients saw.
+
+    Attributes:
+        gaps: seconds between two events of one stream, in order of arrival.
+        answers: response ids.
+        errors: statuses other than 200, streams that broke off.
+    """
+
+    gaps: list[float] = field(default_factory=list)
+    answers: list[str] = field(default_factory=list)
+    errors: list[str] = field(default_factory=list)
+
+    def take_gaps(self) -> list[float]:
+        taken, self.gaps = self.gaps, []
+        return taken
+
+
+@asynccontextmanager
+async def chatting(url: str, key: str, clients: int) -> AsyncIterator[Listener]:
+    """Clients that stream while the block runs; at its end each ends the answer it listens to."""
+    seen, stop = Listener(), asyncio.Event()
+    talking = asyncio.create_task(_keep_chatting(url, key, clients, seen, stop))
+    try:
+        yield seen
+        stop.set()
+        await talking
+    finally:
+        talking.cancel()
+        await asyncio.wait([talking])
+
+
+async def _keep_chatting(url: str, key: str, clients: int, seen: Listener, stop: asyncio.Event) -> None:
+    """Each client has one conversation after the other, three turns each, until told to stop."""
+    limit = aiohttp.ClientTimeout(total=120)
+    async with aiohttp.ClientSession(url, headers={"Authorization": f"Bearer {key}"}, timeout=limit) as session:
+        async with asyncio.TaskGroup() as group:
+            for client in range(clients):
+                group.create_task(_chat(session, client, seen, stop))
+
+
+async def _chat(session: aiohttp.ClientSession, client: int, seen: Listener, stop: asyncio.Event) -> None:
+    for conversation in itertools.count():
+        messages: list[dict[str, str]] = []
+        for turn in range(3):
+            if stop.is_set():
+                return
+            messages.append({"role": "user", "content": f"Client {client}, tale {conversation}, part {turn}."})
+            text = await _stream(session, f"{client}-{conversation}", messages, seen)
+            messages.append({"role": "assistant", "content": text})
+
+
+async def _stream(session: aiohttp.ClientSession, name: str, messages: Sequence[object], seen: Listener) -> str:
+    body = {"model": "policy", "messages": messages, "max_tokens": TOKENS, "stream": True, "ignore_eos": True}
+    text, ended, last, response = "", False, None, None
+    async with session.post("/v1/chat/completions", json=body, headers={"X-Session-Id": name}) as answer:
+        if answer.status != 200:
+            seen.errors.append(f"{answer.status}: {await answer.text()}")
+            return text
+        async for line in answer.content:
+            if not line.startswith(b"data: "):
+                continue
+            now = time.perf_counter()
+            if last is not None:
+                seen.gaps.append(now - last)
+            last = now
+            if line.startswith(b"data: [DONE]"):
+                ended = True
+                break
+            chunk = orjson.loads(line.removeprefix(b"data: "))
+            if "error" in chunk:
+                seen.errors.append(str(chunk["error"]))
+                return text
+            response = chunk["id"]
+            text += chunk["choices"][0]["delta"].get("content") or ""
+    if ended and response is not None:
+        seen.answers.append(response)
+    else:
+        seen.errors.append("a stream broke off")
+    return text
+
+
+async def commit(database_url: str, version: VersionRef) -> None:
+    """What a committed step leaves in the ledger."""
+    async with await psycopg.AsyncConnection.connect(database_url) as connection:
+        await connection.execute(
+            "INSERT INTO versions (policy, n, parent, path, sha256) VALUES (%s, %s, %s, %s, decode(%s, 'hex'))",
+            [version.policy, version.n, version.parent, version.path, version.sha256],
+        )
+        await connection.execute("UPDATE policies SET head = %s WHERE id = %s", [version.n, version.policy])
+
+
+async def publish_all(
+    database_url: str, temporal: str, versions: Sequence[VersionRef], pause_seconds: float
+) -> list[float]:
+    """Commit and publish one version after the other; seconds from commit to active of each."""
+    database = Database(database_url, BACKGROUND_LIMIT)
+    announcer = TemporalPublishAnnouncer(await connect(temporal))
+    publishing = PublishingActivities(PostgresPublishingStore(database), PostgresStepStore(database), announcer)
+    took = []
+    try:
+        for version in versions:
+            began = time.perf_counter()
+            await commit(database_url, version)
+            done = await publishing.publish_version(PublishVersion(policy=version.policy))
+            took.append(time.perf_counter() - began)
+            if done.version != version.n or done.missing:
+                raise RuntimeError(f"version {version.n} was not published: {done}")
+            await asyncio.sleep(pause_seconds)
+    finally:
+        await database.close()
+    return took
+
+
+def spread(seconds: Sequence[float]) -> str:
+    """Median, 99th percentile and maximum, for people."""
+    ordered = sorted(seconds)
+    picks = {"median": ordered[len(ordered) // 2], "p99": ordered[int(len(ordered) * 0.99)], "max": ordered[-1]}
+    return ", ".join(f"{name} {value * 1000:.0f} ms" for name, value in picks.items())

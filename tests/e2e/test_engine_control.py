@@ -1,0 +1,143 @@
+"""The adapters of an engine, in memory and in a real vLLM: one suite for both."""
+
+from __future__ import annotations
+
+import asyncio
+from collections.abc import AsyncIterator, Callable
+from contextlib import AbstractAsyncContextManager, asynccontextmanager
+from dataclasses import dataclass, replace
+from pathlib import Path
+
+import aiohttp
+import pytest
+
+from clawloop.adapter_digest import CONFIG_FILE, adapter_sha256
+from clawloop.errors import AdapterUnusable, EngineRejected, EngineUnavailable
+from clawloop.local.checks import choose_port
+from clawloop.serving.adapters import VllmControl
+from clawloop.steps import VersionRef
+from tests.e2e.adapters import random_versions
+from tests.fakes.engine_control import FakeEngineControl
+
+Control = FakeEngineControl | VllmControl
+
+
+@dataclass
+class Bench:
+    """
+    Attributes:
+        busy: a context in which an adapter has a request running.
+        dead: a control of an engine that is not there.
+    """
+
+    control: Control
+    dead: Control
+    adapters: Path
+    versions: list[VersionRef]
+    busy: Callable[[str], AbstractAsyncContextManager[None]]
+
+
+@pytest.fixture(scope="module")
+def versions(tiny_model_path: Path, tmp_path_factory: pytest.TempPathFactory) -> tuple[Path, list[VersionRef]]:
+    adapters = tmp_path_factory.mktemp("data") / "adapters"
+    return adapters, random_versions(tiny_model_path, adapters, [901, 902])
+
+
+@pytest.fixture
+async def fake_bench(versions: tuple[Path, list[VersionRef]]) -> Bench:
+    adapters, made = versions
+    control, dead = FakeEngineControl(adapters), FakeEngineControl(adapters)
+    dead.alive = False
+
+    @asynccontextmanager
+    async def busy(name: str) -> AsyncIterator[None]:
+        control.busy.add(name)
+        yield
+        control.busy.remove(name)
+
+    return Bench(control, dead, adapters, made, busy)
+
+
+@pytest.fixture
+async def vllm_bench(versions: tuple[Path, list[VersionRef]], engine_url: str) -> AsyncIterator[Bench]:
+    adapters, made = versions
+    nowhere = f"http://127.0.0.1:{choose_port('nobody', '127.0.0.1', 0, '')}"
+
+    @asynccontextmanager
+    async def busy(name: str) -> AsyncIterator[None]:
+        body = {"model": name, "prompt": [1], "max_tokens": 3000, "ignore_eos": True, "stream": True}
+        async with aiohttp.ClientSession() as session, session.post(f"{engine_url}/v1/completions", json=body) as said:
+            await said.content.readline()
+            yield
+
+    async with VllmControl(engine_url, adapters) as control, VllmControl(nowhere, adapters) as dead:
+        yield Bench(control, dead, adapters, made, busy)
+        for name in await control.names():
+            await control.unload(name)
+
+
+@pytest.fixture(params=["fake", pytest.param("vllm", marks=pytest.mark.engine)])
+def bench(request: pytest.FixtureRequest) -> Bench:
+    both: Bench = request.getfixturevalue(f"{request.param}_bench")
+    return both
+
+
+async def test_a_version_is_loaded_listed_and_unloaded_twice_is_once(bench: Bench) -> None:
+    one, two = bench.versions
+    await bench.control.load(one, "default-v901")
+    await bench.control.load(two, "default-v902")
+    await bench.control.load(one, "default-v901")
+    assert await bench.control.names() == {"default-v901", "default-v902"}
+    for _ in range(2):
+        await bench.control.unload("default-v901")
+    assert await bench.control.names() == {"default-v902"}
+
+
+async def test_a_directory_that_is_not_what_the_ledger_says_is_not_loaded(bench: Bench) -> None:
+    with pytest.raises(AdapterUnusable, match="expected 000000000000"):
+        await bench.control.load(replace(bench.versions[0], sha256="0" * 64), "default-v903")
+    with pytest.raises(AdapterUnusable, match="cannot be read"):
+        await bench.control.load(replace(bench.versions[0], path="default/v903-nowhere"), "default-v903")
+    assert "default-v903" not in await bench.control.names()
+
+
+async def test_what_the_engine_cannot_read_it_refuses_with_its_reason(bench: Bench, tmp_path: Path) -> None:
+    good = bench.adapters / bench.versions[0].path
+    bad = good.with_name("v904-bad")
+    bad.mkdir(exist_ok=True)
+    for file in good.iterdir():
+        (bad / file.name).write_bytes(file.read_bytes())
+    (bad / CONFIG_FILE).write_text("{}")
+    version = VersionRef("default", 904, 0, "default/v904-bad", adapter_sha256(bad))
+    with pytest.raises(EngineRejected) as raised:
+        await bench.control.load(version, "default-v904")
+    assert "Missing required configuration fields" in str(raised.value.error["message"])
+    assert "default-v904" not in await bench.control.names()
+    assert await bench.control.healthy()
+
+
+async def test_it_says_which_adapters_have_requests(bench: Bench) -> None:
+    one, two = bench.versions
+    await bench.control.load(one, "default-v901")
+    await bench.control.load(two, "default-v902")
+    assert await bench.control.running() == frozenset()
+    async with bench.busy("default-v901"):
+        async with asyncio.timeout(10):
+            while await bench.control.running() != {"default-v901"}:
+                await asyncio.sleep(0.05)
+    async with asyncio.timeout(20):
+        while await bench.control.running():
+            await asyncio.sleep(0.05)
+    assert await bench.control.slots() == 4
+
+
+async def test_a_dead_engine_is_told_from_one_that_refuses(bench: Bench) -> None:
+    assert await bench.control.healthy()
+    assert not await bench.dead.healthy()
+    for call in (bench.dead.names, bench.dead.running, bench.dead.slots):
+        with pytest.raises(EngineUnavailable, match="cannot be reached"):
+            await call()
+    with pytest.raises(EngineUnavailable):
+        await bench.dead.load(bench.versions[0], "default-v901")
+    with pytest.raises(EngineUnavailable):
+        await bench.dead.unload("default-v901")

@@ -1,0 +1,326 @@
+"""Judgements, closing and upkeep in memory, over the turns of a fake turn store; no step takes a sample by itself."""
+
+from __future__ import annotations
+
+from collections.abc import Iterator, Sequence
+from dataclasses import dataclass, field
+from datetime import UTC, datetime, timedelta
+
+from clawloop.contracts import (
+    FeedbackGiven,
+    Outcome,
+    SampleState,
+    SessionFacts,
+    SessionState,
+    StoredTurn,
+    TurnKind,
+    TurnRecorded,
+)
+from clawloop.errors import StoreUnavailable
+from clawloop.ids import ApiKeyId, FeedbackId, JudgementId, SessionId, TurnId, new_feedback_id, new_judgement_id
+from clawloop.judging.parsing import HintVote, Vote
+from clawloop.judging.records import (
+    ClosingSession,
+    Ending,
+    ExtraSample,
+    GivenFeedback,
+    Held,
+    OpenJudgement,
+    PlacedTurn,
+    SessionTurn,
+    Settlement,
+)
+from clawloop.recipe import Recipe
+from db.entry import Entry
+from tests.fakes.turn_store import FakeTurnStore
+
+_OPEN = (None, SampleState.FRESH, SampleState.SUPERSEDED)
+
+
+@dataclass
+class FakeJudgement:
+    """
+    Attributes:
+        end: None until it is settled.
+        sample: the state of its sample; None if it has none.
+    """
+
+    id: JudgementId
+    turn_id: TurnId
+    revision: int
+    recipe: Recipe
+    shown_by: TurnId | None
+    votes: dict[int, Vote | None] = field(default_factory=dict)
+    hints: dict[tuple[str, int], HintVote | None] = field(default_factory=dict)
+    end: Settlement | None = None
+    sample: SampleState | None = None
+    reward: float | None = None
+
+
+@dataclass
+class _Closed:
+    first: datetime
+    state: SessionState
+
+
+class FakeJudgementStore:
+    """Satisfies `activities.ports.JudgementStore`, `ClosingStore` and `UpkeepStore`.
+
+    Attributes:
+        recipe: the policy's.
+    """
+
+    def __init__(self, turns: FakeTurnStore, recipe: Recipe) -> None:
+        self._turns = turns
+        self.recipe = recipe
+        self.judgements: list[FakeJudgement] = []
+        self.given: list[GivenFeedback] = []
+        self.closed: dict[SessionId, _Closed] = {}
+        self._told: set[FeedbackId] = set()
+
+    # Judging ---------------------------------------------------------------------------------------------------------
+
+    async def place(self, turn_id: TurnId) -> PlacedTurn | None:
+        stored = await self._turns.load(turn_id)
+        if stored is None or stored.record.kind is not TurnKind.MAIN:
+            return None
+        own = await self._session(stored.session_id)
+        request = Entry(stored.record).request
+        after = [turn for turn in own if turn.record.kind is TurnKind.MAIN and self._follows(own, turn) == turn_id]
+        arrived = [record.turn_id for record in self._turns.records]
+        overtaken = [turn for turn in after if arrived.index(turn.record.turn_id) < arrived.index(turn_id)]
+        held = self._held(turn_id)
+        replies = [
+            candidate
+            for candidate in self._turns.candidates(stored.session_id, request)
+            if candidate.response_digest in request.replies
+        ]
+        return PlacedTurn(
+            turn=stored,
+            number=sum(turn.record.kind is TurnKind.MAIN and turn.record.turn_id <= turn_id for turn in own),
+            seed=request.seed,
+            candidates=replies,
+            follows=self._follows(own, stored),
+            followed_by=[turn.record.turn_id for turn in after],
+            overtaken_by=frozenset(turn.record.turn_id for turn in overtaken),
+            held=None
+            if held is None or held.end is None
+            else Held(held.revision, held.end.outcome, held.end.verdict.verdict, held.shown_by),
+        )
+
+    async def open(
+        self, turn_id: TurnId, shown_by: TurnId | None, evidence_hash: bytes, hint_kind: str
+    ) -> OpenJudgement:
+        return await self.judge_again(turn_id, 0, shown_by, evidence_hash, hint_kind)
+
+    async def judge_again(
+        self, turn_id: TurnId, revision: int, shown_by: TurnId | None, evidence_hash: bytes, hint_kind: str
+    ) -> OpenJudgement:
+        known = next((one for one in self._of(turn_id) if one.revision == revision), None)
+        if known is None:
+            known = FakeJudgement(new_judgement_id(), turn_id, revision, self.recipe, shown_by)
+            self.judgements.append(known)
+        hints = {index: hint for (kind, index), hint in known.hints.items() if kind == hint_kind}
+        return OpenJudgement(known.id, known.recipe, dict(known.votes), hints)
+
+    async def revise(
+        self, turn_id: TurnId, shown_by: TurnId | None, evidence_hash: bytes, hint_kind: str
+    ) -> OpenJudgement:
+        newest = max(self._of(turn_id), key=lambda one: one.revision, default=None)
+        revision = 0 if newest is None else newest.revision + (newest.sample not in _OPEN)
+        return await self.judge_again(turn_id, revision, shown_by, evidence_hash, hint_kind)
+
+    async def store_vote(self, judgement: JudgementId, index: int, raw: str, vote: Vote | None) -> None:
+        self._by_id(judgement).votes.setdefault(index, vote)
+
+    async def store_hint(self, judgement: JudgementId, kind: str, index: int, raw: str, hint: HintVote | None) -> None:
+        self._by_id(judgement).hints.setdefault((kind, index), hint)
+
+    async def settle(self, judgement: JudgementId, end: Settlement, applied: list[FeedbackId]) -> str | None:
+        one = self._by_id(judgement)
+        if one.sample not in _OPEN:
+            if applied:
+                raise StoreUnavailable("a step took the sample meanwhile")
+            return None
+        others = [other for other in self._of(one.turn_id) if other is not one]
+        if not applied and any(other.sample not in _OPEN for other in others):
+            return None
+        for other in others:
+            if other.sample is SampleState.FRESH:
+                other.sample = SampleState.SUPERSEDED
+        one.end, one.reward = end, end.reward
+        if end.sampled:
+            one.sample = SampleState.FRESH
+        elif one.sample is SampleState.FRESH:
+            one.sample = SampleState.SUPERSEDED
+        self._become(one.turn_id, end.outcome, end.why)
+        self.given = [_applied(given) if given.id in applied else given for given in self.given]
+        return None
+
+    async def feedback_of(self, turn_id: TurnId) -> list[GivenFeedback]:
+        return [given for given in self.given if given.turn_id == turn_id]
+
+    # Closing ---------------------------------------------------------------------------------------------------------
+
+    async def look(self, session: SessionId) -> ClosingSession | None:
+        own = await self._session(session)
+        if not own:
+            return None
+        main = [turn for turn in own if turn.record.kind is TurnKind.MAIN]
+        first = session not in self.closed
+        turns = [
+            self._closing_turn(own, turn, number, last=turn is main[-1])
+            for number, turn in enumerate(main, 1)
+            if first or turn.outcome is Outcome.WAITING
+        ]
+        return ClosingSession(session, turns, first, self.recipe.signal.at_least_one, len(main))
+
+    def _closing_turn(self, own: Sequence[StoredTurn], turn: StoredTurn, number: int, *, last: bool) -> SessionTurn:
+        turn_id = turn.record.turn_id
+        held = self._held(turn_id)
+        end = None if held is None else held.end
+        waiting = turn.outcome is Outcome.WAITING
+        followers = [
+            other.record.turn_id
+            for other in own
+            if waiting and other.record.kind is TurnKind.MAIN and self._follows(own, other) == turn_id
+        ]
+        return SessionTurn(
+            turn_id=turn_id,
+            number=number,
+            outcome=turn.outcome,
+            judged=end is not None,
+            followed_by=followers,
+            last=last,
+            expected=None if end is None else end.verdict.expected,
+            verdict=None if end is None else end.verdict.verdict,
+            trainable=None if end is None else end.not_trainable is None,
+            samples=sum(one.sample not in (None, SampleState.SUPERSEDED) for one in self._of(turn_id)),
+        )
+
+    async def close(
+        self, session: SessionId, why: str, endings: Sequence[Ending], guarantee: str | None, extra: ExtraSample | None
+    ) -> str | None:
+        if extra is not None:
+            held = self._held(extra.turn_id)
+            assert held is not None
+            held.sample, held.reward = SampleState.FRESH, extra.reward
+            self._become(extra.turn_id, Outcome.SAMPLED, extra.why)
+        for end in endings:
+            stored = await self._turns.load(end.turn_id)
+            if stored is not None and stored.outcome is Outcome.WAITING:
+                self._become(end.turn_id, end.outcome, end.why)
+        unheard = any(
+            turn.outcome is Outcome.WAITING and turn.record.kind is TurnKind.MAIN
+            for turn in await self._session(session)
+        )
+        state = SessionState.OPEN if unheard else SessionState.CLOSED
+        self.closed[session] = _Closed(datetime.now(UTC), state)
+        return None
+
+    # Upkeep ----------------------------------------------------------------------------------------------------------
+
+    async def unannounced_turns(self, age: timedelta, limit: int) -> list[tuple[SessionFacts, TurnRecorded]]:
+        missed = [
+            turn
+            for turn in await self._all()
+            if turn.announced_at is None and turn.record.kind is TurnKind.MAIN and _is_older(turn, age)
+        ]
+        return [
+            (_facts(turn), TurnRecorded(turn.record.turn_id, turn.record.version, turn.record.ends_session))
+            for turn in missed[:limit]
+        ]
+
+    async def untold_feedback(self, age: timedelta, limit: int) -> list[tuple[SessionFacts, FeedbackGiven]]:
+        untold = [
+            given
+            for given in self.given
+            if not given.applied and given.id not in self._told and datetime.now(UTC) - given.received_at >= age
+        ]
+        found: list[tuple[SessionFacts, FeedbackGiven]] = []
+        for given in untold[:limit]:
+            stored = await self._turns.load(given.turn_id)
+            assert stored is not None
+            found.append((_facts(stored), FeedbackGiven(given.id, given.turn_id)))
+        return found
+
+    async def sessions_left_open(self, age: timedelta, limit: int) -> list[SessionFacts]:
+        newest: dict[SessionId, StoredTurn] = {turn.session_id: turn for turn in await self._all()}
+        return [
+            _facts(turn)
+            for session, turn in newest.items()
+            if (session not in self.closed or self.closed[session].state is not SessionState.CLOSED)
+            and _is_older(turn, age)
+        ][:limit]
+
+    async def mark_announced(self, turn_ids: Sequence[TurnId]) -> None:
+        await self._turns.mark_announced(turn_ids)
+
+    async def mark_feedback_announced(self, feedback_ids: Sequence[FeedbackId]) -> None:
+        self._told.update(feedback_ids)
+
+    # What only tests say ---------------------------------------------------------------------------------------------
+
+    def give(self, key: ApiKeyId, turn_id: TurnId, score: float | None, text: str | None) -> FeedbackId:
+        given = GivenFeedback(new_feedback_id(), turn_id, key, score, text, datetime.now(UTC), applied=False)
+        self.given.append(given)
+        return given.id
+
+    def samples(self, turn_id: TurnId) -> list[tuple[SampleState, float | None]]:
+        return [(one.sample, one.reward) for one in self._of(turn_id) if one.sample is not None]
+
+    def claim(self, turn_id: TurnId) -> None:
+        """As a step would: take its fresh sample."""
+        for one in self._of(turn_id):
+            if one.sample is SampleState.FRESH:
+                one.sample = SampleState.CLAIMED
+
+    # Looking things up -----------------------------------------------------------------------------------------------
+
+    async def _all(self) -> list[StoredTurn]:
+        ids = sorted(record.turn_id for record in self._turns.records)
+        return [stored for turn_id in ids if (stored := await self._turns.load(turn_id)) is not None]
+
+    async def _session(self, session: SessionId) -> list[StoredTurn]:
+        return [turn for turn in await self._all() if turn.session_id == session]
+
+    def _of(self, turn_id: TurnId) -> list[FakeJudgement]:
+        return [one for one in self.judgements if one.turn_id == turn_id]
+
+    def _held(self, turn_id: TurnId) -> FakeJudgement | None:
+        decided = [one for one in self._of(turn_id) if one.end is not None]
+        return max(decided, key=lambda one: one.revision, default=None)
+
+    def _by_id(self, judgement: JudgementId) -> FakeJudgement:
+        return next(one for one in self.judgements if one.id == judgement)
+
+    def _become(self, turn_id: TurnId, outcome: Outcome, why: str) -> None:
+        if self._turns.fates.get(turn_id, (None, None))[0] is not Outcome.ERASED:
+            self._turns.fates[turn_id] = (outcome, why)
+
+    def _follows(self, own: Sequence[StoredTurn], turn: StoredTurn) -> TurnId | None:
+        """The nearest main turn above it."""
+        return next((up.record.turn_id for up in _above(own, turn) if up.record.kind is TurnKind.MAIN), None)
+
+
+def _above(own: Sequence[StoredTurn], turn: StoredTurn) -> Iterator[StoredTurn]:
+    by_id = {one.record.turn_id: one for one in own}
+    parent = turn.parent_turn_id
+    while parent is not None and parent in by_id:
+        yield by_id[parent]
+        parent = by_id[parent].parent_turn_id
+
+
+def _applied(given: GivenFeedback) -> GivenFeedback:
+    return GivenFeedback(
+        given.id, given.turn_id, given.api_key_id, given.score, given.text, given.received_at, applied=True
+    )
+
+
+def _is_older(turn: StoredTurn, age: timedelta) -> bool:
+    return datetime.now(UTC) - turn.record.started_at >= age
+
+
+def _facts(turn: StoredTurn) -> SessionFacts:
+    record = turn.record
+    return SessionFacts(turn.session_id, record.policy, record.evidence.source, record.started_at, record.version)

@@ -1,0 +1,16 @@
+"""A program for test_ranked_trainer.py: `clawloop worker trainer --nproc 2`, with shorter waits.
+
+`python -m tests.training.ranked_trainer PROCESS_JSON`.
+"""
+
+from __future__ import annotations
+
+import sys
+
+from clawloop.settings import Settings
+from clawloop.telemetry import configure_logging
+from clawloop.trainer import TrainerProcess, run_trainer
+
+if __name__ == "__main__":
+    configure_logging()
+    run_trainer(TrainerProcess.model_validate_json(sys.argv[1]), Settings())

@@ -1,0 +1,100 @@
+"""Two ranks under torchrun that take steps from Temporal: as one process would; idle, killed, started anew."""
+
+from __future__ import annotations
+
+import asyncio
+import subprocess
+from contextlib import ExitStack, suppress
+from datetime import timedelta
+from pathlib import Path
+
+import psutil
+import pytest
+
+from clawloop.steps import StepState, VersionRef
+from clawloop.training.adapter import read_adapter
+from clawloop.training.architecture import read_architecture
+from clawloop.training.resident import ResidentModel
+from tests.training.shop import Shop, begin, processes, shop
+
+__all__ = ["processes", "shop"]
+
+NOTHING_EVERY = timedelta(seconds=1)
+# Shorter than the test lets the ranks idle: without the no-op they would be gone.
+COMMAND_TIMEOUT = timedelta(seconds=6)
+
+
+@pytest.mark.timeout(500)
+async def test_two_ranks_idle_die_and_come_back_and_their_steps_are_those_of_one_process(
+    shop: Shop, processes: ExitStack, tmp_path: Path
+) -> None:
+    # Versions of both are read by both.
+    shop.straight = ResidentModel(shop.setup)
+    process = shop.process(nproc=2, nothing_every=NOTHING_EVERY, command_timeout=COMMAND_TIMEOUT)
+    agent = begin(shop, processes, tmp_path / "ranks.log", "tests.training.ranked_trainer", process.model_dump_json())
+    await take(shop, 1)
+    first = ranks(agent)
+    await asyncio.sleep(COMMAND_TIMEOUT.total_seconds() * 1.5)
+    await take(shop, 2)
+    assert ranks(agent) == first
+
+    # Killed while all wait.
+    psutil.Process(first[1]).kill()
+    second = await others(agent, first)
+    await take(shop, 3)
+    assert ranks(agent) == second
+
+    # Killed in the middle of a step.
+    await shop.claim(4)
+    attempts = "SELECT attempt FROM steps WHERE n = 4"
+    before = shop.rows(attempts)
+    stepping = asyncio.create_task(shop.step(4))
+    while shop.rows(attempts) == before:
+        await asyncio.sleep(0.005)
+    psutil.Process(second[1]).kill()
+    assert (await stepping).state is StepState.COMMITTED
+    assert ranks(agent) == await others(agent, second)
+    compare(shop, 4)
+
+    # Stopped, not dead: it is given up as well.
+    third = ranks(agent)
+    psutil.Process(third[1]).suspend()
+    await others(agent, third, seconds=120)
+    await take(shop, 5)
+
+
+async def take(shop: Shop, n: int) -> None:
+    await shop.claim(n)
+    done = await asyncio.wait_for(shop.step(n), 240)
+    assert done.state is StepState.COMMITTED
+    assert done.loss == pytest.approx(shop.undisturbed[n].figures.loss, abs=1e-5)
+    compare(shop, n)
+
+
+def compare(shop: Shop, n: int) -> None:
+    """The adapter of both ranks with the one made in this process."""
+    [row] = shop.rows(f"SELECT path FROM versions WHERE n = {n}")
+    architecture = read_architecture(shop.setup.model)
+    alone: VersionRef = shop.undisturbed[n].version
+    wanted = read_adapter(shop.setup.adapters / alone.path, architecture).tensors
+    found = read_adapter(shop.setup.adapters / row["path"], architecture).tensors
+    assert max(float((found[name] - tensor).abs().max()) for name, tensor in wanted.items()) < 1e-4
+    assert any(float(tensor.abs().max()) > 1e-3 for name, tensor in wanted.items() if "lora_b" in name)
+
+
+def ranks(agent: subprocess.Popen[bytes]) -> list[int]:
+    """Process ids, in order of rank."""
+    by_rank: dict[str, int] = {}
+    for child in psutil.Process(agent.pid).children():
+        with suppress(psutil.Error):  # it is ending
+            if "clawloop.trainer" in child.cmdline():
+                by_rank[child.environ()["RANK"]] = child.pid
+    return [by_rank[rank] for rank in sorted(by_rank)]
+
+
+async def others(agent: subprocess.Popen[bytes], before: list[int], seconds: float = 90) -> list[int]:
+    """Wait until all ranks are new ones."""
+    async with asyncio.timeout(seconds):
+        while len(now := ranks(agent)) < len(before) or set(now) & set(before):
+            await asyncio.sleep(0.1)
+    return now

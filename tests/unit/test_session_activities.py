@@ -1,0 +1,150 @@
+"""Judging, closing and sweeping on fakes that satisfy the stores' contract; nothing here leaves the process."""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from dataclasses import dataclass, field
+from datetime import timedelta
+
+import pytest
+
+from activities.judging import JudgingActivities
+from activities.ledger import LedgerActivities
+from activities.messages import CloseSession, JudgeTurn, TurnFate
+from activities.upkeep import UpkeepActivities
+from activities.work import WorkTelling
+from clawloop.contracts import Message, Outcome, SampleState, SessionEvidence, SessionSource, TurnRecord
+from clawloop.errors import JudgeUnavailable
+from clawloop.ids import SessionId
+from clawloop.judging.prompts import AnswerForm, JudgePrompt
+from clawloop.recipe import Recipe
+from tests.fakes.announcer import FakeAnnouncer, FakeWorkAnnouncer
+from tests.fakes.judgement_store import FakeJudgementStore
+from tests.fakes.turn_store import FakeTurnStore
+from tests.records import KEY, turn_record
+
+BINARY = Recipe.model_validate(
+    {
+        "name": "binary",
+        "signal": {"hints": False},
+        "train": {"advantage": {"verdict_weight": 1.0, "teacher_weight": 0.0}},
+    }
+)
+
+
+class NoWork:
+    """Satisfies `activities.training_ports.WorkStore`: no batch ever waits."""
+
+    async def untold_work(self, age: timedelta) -> list[str]:
+        return []
+
+    async def mark_work_told(self, policies: Sequence[str]) -> None:
+        pass
+
+
+@dataclass
+class ScriptedJudge:
+    """Satisfies `activities.ports.Judge` and `Renderer`; answers by grammar.
+
+    Attributes:
+        votes: its next answers; the last one for ever. An exception is raised.
+        asked: for how many answers, question by question.
+    """
+
+    votes: list[str | Exception] = field(default_factory=lambda: ["1"])
+    asked: list[int] = field(default_factory=list)
+    form: AnswerForm = AnswerForm.GRAMMAR
+
+    async def answers(self, policy: str, prompt: JudgePrompt, n: int, temperature: float) -> list[str]:
+        self.asked.append(n)
+        return [self._next() for _ in range(n)]
+
+    def _next(self) -> str:
+        vote = self.votes.pop(0) if len(self.votes) > 1 else self.votes[0]
+        if isinstance(vote, Exception):
+            raise vote
+        return vote
+
+    async def render(self, turn: TurnRecord, messages: Sequence[Message]) -> list[int]:
+        return [1, 2, 3]
+
+
+class Desk:
+    """All that judges, in memory."""
+
+    def __init__(self) -> None:
+        self.turns = FakeTurnStore()
+        self.store = FakeJudgementStore(self.turns, BINARY)
+        self.judge = ScriptedJudge()
+        self.announcer = FakeAnnouncer()
+        work = WorkTelling(NoWork(), FakeWorkAnnouncer())
+        self.judging = JudgingActivities(self.store, self.judge, self.judge, work)
+        self.ledger = LedgerActivities(self.store, self.store, work)
+        idle = timedelta(minutes=30)
+        self.upkeep = UpkeepActivities(self.store, self.announcer, work, idle, timedelta(0))
+
+    async def talk(self, *asked: str) -> tuple[SessionId, list[TurnRecord]]:
+        messages: list[Message] = []
+        turns: list[TurnRecord] = []
+        for number, said in enumerate(asked):
+            messages = [*messages, {"role": "user", "content": said}]
+            answer: Message = {"role": "assistant", "content": f"answer {number}"}
+            evidence = SessionEvidence(SessionSource.HEADER, "s")
+            turns.append(turn_record(api_key_id=KEY, evidence=evidence, messages=messages, response=answer))
+            messages = [*messages, answer]
+        session = [(await self.turns.enter(turn)).session_id for turn in turns][-1]
+        return session, turns
+
+    async def tell(self, session: SessionId, turn: TurnRecord, revision: int | None = None) -> list[TurnFate]:
+        ask = JudgeTurn(session_id=session, turn_id=turn.turn_id, revision=revision)
+        return (await self.judging.judge_turn(ask)).fates
+
+
+@pytest.fixture
+def desk() -> Desk:
+    return Desk()
+
+
+async def test_a_turn_is_judged_once_by_the_next_one(desk: Desk) -> None:
+    session, (first, second) = await desk.talk("one", "two")
+    assert await desk.tell(session, first) == []
+    once = await desk.tell(session, second)
+    assert [(fate.turn_id, fate.verdict, fate.sample) for fate in once] == [(first.turn_id, 1, True)]
+    assert await desk.tell(session, second) == once
+    assert desk.judge.asked == [3]
+
+
+async def test_a_judge_that_breaks_off_is_asked_only_for_the_rest(desk: Desk) -> None:
+    session, (first, second) = await desk.talk("one", "two")
+    desk.judge.votes = ["1", "what?", "-1", JudgeUnavailable("away")]
+    with pytest.raises(JudgeUnavailable):
+        await desk.tell(session, second)
+    desk.judge.votes = ["1"]
+    (fate,) = await desk.tell(session, second)
+    assert (desk.judge.asked, fate.why) == ([3, 1, 1], "verdict +1: 2 of 3 votes for 1")
+    assert desk.store.samples(first.turn_id) == [(SampleState.FRESH, 1.0)]
+
+
+async def test_judged_again_it_asks_anew_and_replaces_the_sample(desk: Desk) -> None:
+    session, (first, second) = await desk.talk("one", "two")
+    await desk.tell(session, second)
+    desk.judge.votes = ["-1"]
+    (fate,) = await desk.tell(session, first, revision=1)
+    assert (fate.verdict, desk.judge.asked) == (-1, [3, 3])
+    assert [state for state, _ in desk.store.samples(first.turn_id)] == [SampleState.SUPERSEDED, SampleState.FRESH]
+
+
+async def test_a_closing_judges_what_was_missed_and_ends_the_rest(desk: Desk) -> None:
+    session, (first, second) = await desk.talk("one", "two")
+    ask = CloseSession(session_id=session, why="idle for 30 min")
+    assert (await desk.ledger.close_session(ask)).to_judge == [first.turn_id]
+    await desk.tell(session, second)
+    closed = await desk.ledger.close_session(ask)
+    assert (closed.guarantee, [fate.outcome for fate in closed.fates]) == ("has a sample", [Outcome.NO_FEEDBACK])
+
+
+async def test_a_sweep_tells_what_was_missed_once(desk: Desk) -> None:
+    _, turns = await desk.talk("one", "two")
+    assert (await desk.upkeep.sweep()).announced == len(turns)
+    assert (await desk.upkeep.sweep()).announced == 0
+    assert len(desk.announcer.told) == len(turns)

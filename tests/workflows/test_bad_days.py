@@ -1,0 +1,90 @@
+"""What a session does when rows are gone, turns are unknown or its judge asks to be left alone, on the real parts."""
+
+from __future__ import annotations
+
+import asyncio
+import time
+from dataclasses import replace
+
+import pytest
+from temporalio.client import Client
+
+from clawloop.contracts import FeedbackGiven, JudgeAgain, Outcome, SessionFacts
+from clawloop.ids import new_feedback_id, new_turn_id
+from clawloop.temporal import TemporalAnnouncer
+from tests.judging.conftest import Bench, bench, binary_bench, judge
+from tests.workflows.conftest import IDLE
+from tests.workflows.test_whole import at_work, end, tell
+
+__all__ = ["bench", "binary_bench", "judge"]
+
+pytestmark = pytest.mark.postgres
+
+
+async def test_turns_whose_rows_are_gone_hold_up_nothing(client: Client, binary_bench: Bench) -> None:
+    b = binary_bench
+    turns = b.conversation("one", "two", "three")
+    session = await b.enter(*turns)
+    b.execute("DELETE FROM turns WHERE id = %s", turns[-1].turn_id)
+    async with at_work(client, b):
+        for turn in turns:
+            await tell(client, session, turn, ends=turn is turns[-1])
+        await end(client, session)
+    # The second one's next state went with the third.
+    outcomes = [(await b.turn(turn.turn_id)).outcome for turn in turns[:-1]]
+    assert outcomes == [Outcome.SAMPLED, Outcome.NO_FEEDBACK]
+    assert len(b.judge.requests) == 1
+
+
+async def test_a_session_whose_rows_are_all_gone_ends(client: Client, binary_bench: Bench) -> None:
+    b = binary_bench
+    turns = b.conversation("one", "two")
+    session = await b.enter(*turns)
+    b.execute("DELETE FROM turns")
+    b.execute("DELETE FROM sessions")
+    async with at_work(client, b):
+        for turn in turns:
+            await tell(client, session, turn, ends=turn is turns[-1])
+        await end(client, session)
+    assert b.judge.requests == []
+    assert b.rows("SELECT * FROM judgements") == []
+
+
+async def test_messages_about_unknown_turns_change_nothing(client: Client, binary_bench: Bench) -> None:
+    b = binary_bench
+    turns = b.conversation("one", "two")
+    session = await b.enter(*turns)
+    facts = SessionFacts(session, "default", "x-session-id", turns[0].started_at, 0)
+    sessions = TemporalAnnouncer(client, IDLE)
+    async with at_work(client, b):
+        await tell(client, session, replace(turns[0], turn_id=new_turn_id()))
+        await sessions.announce_feedback(facts, FeedbackGiven(new_feedback_id(), new_turn_id()))
+        await sessions.judge_again(facts, JudgeAgain(new_turn_id(), 3))
+        await tell(client, session, turns[1])
+        await tell(client, session, turns[0], ends=True)  # late, and out of order
+        await end(client, session)
+    # The id made up here is the newest the workflow heard of, so the last real turn is its to end.
+    outcomes = [(await b.turn(turn.turn_id)).outcome for turn in turns]
+    assert outcomes == [Outcome.SAMPLED, Outcome.NO_FEEDBACK]
+    assert len(b.rows("SELECT * FROM judgements")) == 1
+
+
+@pytest.mark.slow
+async def test_a_judge_that_answers_429_is_asked_again_when_it_said(client: Client, binary_bench: Bench) -> None:
+    b = binary_bench
+    turns = b.conversation("one", "two")
+    session = await b.enter(*turns)
+    b.judge.mode, b.judge.retry_after = "429", "5"
+    async with at_work(client, b):
+        await tell(client, session, turns[0])
+        await tell(client, session, turns[1], ends=True)
+        async with asyncio.timeout(20):
+            while not b.judge.requests:
+                await asyncio.sleep(0.02)
+        refused = time.monotonic()
+        b.judge.mode = "well"
+        await end(client, session)
+    # Our own first pause would be a second.
+    assert time.monotonic() - refused > 4.5
+    assert len(b.judge.requests) == 2
+    assert (await b.turn(turns[0].turn_id)).outcome is Outcome.SAMPLED
