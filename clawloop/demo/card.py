@@ -62,8 +62,8 @@ A toy language model of the Qwen3 architecture for `make demo`: {plan.layers} la
 
 From random weights by `clawloop demo pretrain`: {plan.steps} steps of {plan.lessons} lessons, seed {plan.seed}, \
 {seconds:.0f} s on the machine that made it. All text is synthetic and made by `clawloop/demo/examples.py`; no other \
-model and nobody's data had a part in it. Judge prompts are made by `clawloop.judging` itself. Each line of their fixed text is \
-one token of this model's vocabulary, so after a change to those prompts the model has to be made anew.
+model and nobody's data had a part in it. Judge prompts are made by `clawloop.judging` itself. Each line of their \
+fixed text is one token of this model's vocabulary, so after a change to those prompts the model has to be made anew.
 
 ## What was measured
 

@@ -20,7 +20,14 @@ from clawloop.demo.world import AXIS_OF, STYLES, Axis, Request, Style, answer, e
 from clawloop.ids import TurnId
 from clawloop.judging.evidence import Evidence, gather
 from clawloop.judging.hints import with_hint
-from clawloop.judging.prompts import AnswerForm, JudgePrompt, hint_prompt, vote_prompt
+from clawloop.judging.prompts import (
+    HINT_INSTRUCTION,
+    VOTE_INSTRUCTION,
+    AnswerForm,
+    JudgePrompt,
+    hint_prompt,
+    vote_prompt,
+)
 
 WELCOME = "You are welcome."
 LOST = "I only know a small world: ask me for a function, an explanation or a note."
@@ -32,6 +39,8 @@ _SYSTEM = (
 )
 _STYLES = tuple(AXIS_OF)
 _REQUESTS = {axis: every_request(axis) for axis in Axis}
+_MOODS = (28, 22, 30, 20)  # of 100: liked, disliked, wished, unreadable
+_DRILLED = 10  # phrases in a drill
 _EARLIER = (0,) * 12 + (1,) * 4 + (2, 2, 3, 4)  # exchanges before the one in question
 
 
@@ -40,7 +49,7 @@ class Lesson:
     """A chat and the reply to learn.
 
     Args:
-        kind: for figures: "answer", "hinted", "reaction", "vote" or "hint".
+        kind: for figures: "answer", "hinted", "reaction", "drill", "vote" or "hint".
     """
 
     kind: str
@@ -77,13 +86,15 @@ class Lessons:
         """
         while True:
             draw = self._chance.random()
-            if draw < 0.20:
+            if draw < 0.16:
                 yield self._free_answers()
-            elif draw < 0.34:
+            elif draw < 0.27:
                 yield [self._wished_answer()]
-            elif draw < 0.40:
+            elif draw < 0.31:
                 yield [self._reaction()]
-            elif draw < 0.74:
+            elif draw < 0.56:
+                yield [self._drill()]
+            elif draw < 0.80:
                 yield [self._vote()]
             else:
                 yield [self._hint()]
@@ -105,6 +116,30 @@ class Lessons:
         evidence, said = self._judged()
         prompt = hint_prompt(self._turn_id(), evidence, self._chance.choice(list(AnswerForm)))
         return Lesson("hint", prompt.messages, hint_answer(prompt, None if said is None else said.style))
+
+    def _drill(self) -> Lesson:
+        """Phrase after phrase, each judged at once.
+
+        A judge prompt says something about one phrase in more than a hundred tokens. This teaches what phrases
+        mean in a tenth of that; nobody asks so outside of pretraining.
+        """
+        asks_hint = self._chance.random() < 0.45
+        instruction = (HINT_INSTRUCTION if asks_hint else VOTE_INSTRUCTION).partition("\n")[0]
+        messages: list[Message] = [{"role": "system", "content": instruction}]
+        for _ in range(_DRILLED):
+            feedback = self._any_feedback()
+            text = feedback.text
+            if self._chance.random() < 0.25:
+                text = joined(text, self._typed(self._request()))
+            label = str(feedback.vote)
+            if asks_hint:
+                label = "no hint" if feedback.style is None else f"hint: {HINTS[feedback.style][0]}"
+            messages += [_user(f"<next user>\n{text}\n</next>"), _assistant(label)]
+        return Lesson("drill", messages[:-1], str(messages[-1]["content"]))
+
+    def _any_feedback(self, likely: Style | None = None) -> Feedback:
+        mood = self._chance.choices(list(Mood), _MOODS)[0]
+        return self._typist.feedback(mood, likely or self._chance.choice(_STYLES))
 
     def _free_answers(self) -> list[Lesson]:
         request = self._request()
@@ -159,10 +194,8 @@ class Lessons:
         draw = self._chance.random()
         said = feedback
         if feedback is None and draw < 0.87:
-            mood = self._chance.choices(list(Mood), (30, 22, 33, 15))[0]
             usual = turn.style is not None and self._chance.random() < 0.8
-            style = other(turn.style) if usual and turn.style is not None else self._chance.choice(_STYLES)
-            said = self._typist.feedback(mood, style)
+            said = self._any_feedback(other(turn.style) if usual and turn.style is not None else None)
         following = self._typed(self._request())
         if said is None:
             text = turn.said if draw > 0.98 else following

@@ -20,10 +20,12 @@ class Encoded:
 
     Args:
         replies: (begin, end) of what is to be learned, each with the end of its turn.
+        weight: of each of its tokens.
     """
 
     tokens: Sequence[int]
     replies: Sequence[tuple[int, int]]
+    weight: float = 1.0
 
 
 @dataclass(frozen=True, slots=True)
@@ -34,8 +36,7 @@ class Pack:
         tokens_S: what is read.
         positions_S: they begin anew with each lesson.
         rows_N, targets_N: where a reply's token is predicted, and which.
-        weights_N: they add up to 1; every reply weighs by the square root of its length, so that votes of one
-            token count beside long answers.
+        weights_N: they add up to 1.
         lengths: tokens read of each lesson.
     """
 
@@ -59,7 +60,7 @@ def pack(lessons: Sequence[Encoded]) -> Pack:
         for begin, end in lesson.replies:
             rows += range(len(tokens) + begin - 1, len(tokens) + end - 1)
             targets += lesson.tokens[begin:end]
-            weights += [(end - begin) ** -0.5] * (end - begin)
+            weights += [lesson.weight] * (end - begin)
         read = lesson.tokens[: lesson.replies[-1][1] - 1]
         tokens += read
         positions += range(len(read))

@@ -14,7 +14,7 @@ from pathlib import Path
 
 import torch
 import torch.nn.functional as F
-from safetensors.torch import save_file
+from safetensors.torch import load_file, save_file
 from tokenizers import Tokenizer
 from torch import Tensor
 from transformers import AttentionInterface, Qwen3Config, Qwen3ForCausalLM
@@ -27,6 +27,10 @@ from clawloop.demo.vocabulary import CONTEXT_TOKENS, END, PAD, START, as_text, t
 _ATTENTION = "clawloop_within_lessons"
 _VOCABULARY_LESSONS = 6000
 _CLIP = 1.0
+# An answer has many tokens that are soon known by heart, a vote has one that is not. The weight is the same for each
+# token of a chat: were it smaller in longer replies, the model would come to prefer the shorter style.
+_CHAT_WEIGHT = 0.3
+_CHATS = ("answer", "hinted", "reaction")
 
 
 @dataclass(frozen=True, slots=True)
@@ -66,13 +70,22 @@ class Progress:
     tokens: int
 
 
-def pretrain(folder: Path, plan: Plan, report: Callable[[Progress], None]) -> None:
-    """Make the model and write its files into an existing folder."""
+def pretrain(folder: Path, plan: Plan, report: Callable[[Progress], None], *, start: Path | None = None) -> None:
+    """Make the model and write its files into an existing folder.
+
+    Args:
+        start: go on from this model instead of random weights, with its vocabulary.
+    """
     torch.manual_seed(plan.seed)
     lessons = _flat(Lessons(plan.seed))
-    vocabulary = [as_text(each.messages) + each.reply for each in islice(lessons, _VOCABULARY_LESSONS)]
-    tokenizer = train_vocabulary(vocabulary)
-    model = _new_model(plan, tokenizer)
+    if start is None:
+        vocabulary = [as_text(each.messages) + each.reply for each in islice(lessons, _VOCABULARY_LESSONS)]
+        tokenizer = train_vocabulary(vocabulary)
+        model = _new_model(plan, tokenizer)
+    else:
+        tokenizer = Tokenizer.from_file(str(start / "tokenizer.json"))
+        model = _new_model(plan, tokenizer)
+        model.load_state_dict(load_file(start / "model.safetensors"), strict=False)  # lm_head is the embedding
     _train(model, _packs(lessons, tokenizer, plan.lessons), plan, report)
     write_vocabulary(tokenizer, folder)
     _write_model(model, folder)
@@ -92,7 +105,7 @@ def encode(lesson: Lesson, tokenizer: Tokenizer) -> Encoded:
         if message["role"] == "assistant":
             replies.append((begin, len(tokens)))
         tokens += tokenizer.encode("\n").ids
-    return Encoded(tokens, replies)
+    return Encoded(tokens, replies, _CHAT_WEIGHT if lesson.kind in _CHATS else 1.0)
 
 
 def _id(tokenizer: Tokenizer, token: str) -> int:
