@@ -207,8 +207,12 @@ async def hold_course(
 ) -> tuple[list[Evaluated], RunTotals]:
     """A whole run; returns what it found."""
 
+    heard: set[str] = set()
+
     def failed(words: str) -> None:
-        board.say(f"{run.policy}: a request failed: {words}")
+        if words not in heard:
+            heard.add(words)
+            board.say(f"{run.policy}: a request failed: {words} (others that fail like it are only counted)")
 
     async with Talker(place.url, place.key, failed) as talker, Watcher(place.url, place.admin_key) as watcher:
         course = Course(run, place, talker, watcher, board, paced)

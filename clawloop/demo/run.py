@@ -83,9 +83,7 @@ async def run(options: DemoOptions, board: DemoBoard, prepare: Prepare) -> Findi
     with demo_folder(options.data, keep=options.keep) as folder:
         up = UpOptions(
             data=folder,
-            environment={
-                name: value for name, value in options.environment.items() if not name.startswith(_NOT_INHERITED)
-            },
+            environment=_environment(options.environment),
             port=options.port,
             temporal_port=options.temporal_port,
             temporal_ui_port=options.temporal_ui_port,
@@ -165,6 +163,12 @@ def write_report(out: Path, findings: Findings, curves: Mapping[PlannedRun, Sequ
         draw_chart(out / "demo-report.png", curves)
     except OSError as error:
         raise SetupError(f"cannot write the report to {out}: {error.strerror}; choose a folder with --out") from error
+
+
+def _environment(ours: Mapping[str, str]) -> dict[str, str]:
+    inherited = {name: value for name, value in ours.items() if not name.startswith(_NOT_INHERITED)}
+    # For so small a model a second thread costs engine and trainer more than it gives.
+    return {"OMP_NUM_THREADS": "1"} | inherited
 
 
 def _model_in(folder: Path, model: Path) -> Path:
