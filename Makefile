@@ -3,7 +3,7 @@ SHELL := /bin/bash
 VENV := .venv/bin
 ARGS ?=
 .DEFAULT_GOAL := help
-.PHONY: help setup up demo test quick check format pins bench bench-temporal bench-train
+.PHONY: help setup up demo test test-long quick check format pins bench bench-temporal bench-train
 
 help:  ## this list
 	@grep -E '^[a-z-]+:.*##' Makefile | sed -E 's/:[^#]*## /\t/' | expand -t 14
@@ -19,10 +19,13 @@ demo:  ## see it learn: a toy model, a synthetic user, everything real; ARGS="--
 
 test: setup  ## all checks and tests, on real PostgreSQL, Temporal and vLLM
 	@$(MAKE) --no-print-directory check
-	$(VENV)/python -m pytest $(ARGS)
+	$(VENV)/python -m pytest -m "not long" $(ARGS)
+
+test-long: setup  ## what `make test` has no time for
+	$(VENV)/python -m pytest -m long $(ARGS)
 
 quick: setup  ## what needs no engine and no patience, under a minute
-	$(VENV)/python -m pytest -m "not engine and not slow" $(ARGS)
+	$(VENV)/python -m pytest -m "not engine and not slow and not long" $(ARGS)
 
 check: setup  ## ruff, mypy strict, import-linter
 	$(VENV)/ruff check .

@@ -194,3 +194,24 @@ async def test_a_silent_engine_keeps_nobody_from_asking_the_others(tmp_path: Pat
                 engine.healthy = False
                 await until(frozenset())
                 engine.healthy = True
+
+
+async def test_an_engine_that_lost_the_active_version_is_waited_for(
+    tmp_path: Path, engine: FakeEngine, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr("clawloop.serving.rotation.LOST_SECONDS", 0.3)
+    async with (
+        running_gateway(tmp_path, engines=[engine], active=2, versions=frozenset({2}), hold_seconds=20) as gateway,
+        gateway.client() as client,
+    ):
+        assert (await client.post(PATH, json=ask())).status_code == 200
+        engine.models = set()  # restarted, and its agent has not told yet
+        asking = asyncio.create_task(client.post(PATH, json=ask()))
+        await _until(lambda: len(engine.requests) == 2)
+        engine.models = {"default-v2"}  # refilled
+        assert (await asking).status_code == 200
+        engine.models = set()
+        lost = await client.post(PATH, json=ask())
+    assert lost.status_code == 503
+    assert lost.headers["Retry-After"]
+    assert lost.json()["error"]["code"] == "engine_unavailable"

@@ -87,3 +87,20 @@ async def test_waiting_is_bounded_in_time_and_number() -> None:
     for task in waiting:
         with pytest.raises(EngineUnavailable, match="no engine could take"):
             await task
+
+
+async def test_an_engine_that_lost_a_version_gets_none_such_until_it_may_have_caught_up(
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
+    monkeypatch.setattr("clawloop.serving.rotation.LOST_SECONDS", 0.1)
+    rotation = _rotation(_engine("a", 1, 2), _engine("b", 1), hold_seconds=5)
+    rotation.lost("a", "default", 1)
+    assert {(await rotation.acquire("default", 1, str(n))).id for n in range(20)} == {"b"}
+    assert (await rotation.acquire("default", 2, "s")).id == "a"
+    rotation.lost("b", "default", 1)
+    waiting = asyncio.create_task(rotation.acquire("default", 1, "s"))
+    await asyncio.sleep(0.05)
+    assert not waiting.done()
+    await asyncio.sleep(0.1)
+    rotation.mark("a", healthy=True)
+    assert (await waiting).id in {"a", "b"}

@@ -120,7 +120,7 @@ async def test_a_worker_serves_what_it_counts(temporal_address: str, binary_benc
         worker = subprocess.Popen(command, env=dict(os.environ) | settings, stdout=log, stderr=log)
     try:
         async with httpx.AsyncClient(base_url=f"http://127.0.0.1:{port}") as client:
-            async with asyncio.timeout(60):
+            async with asyncio.timeout(240):
                 while True:
                     try:
                         if (await client.get("/readyz")).status_code == 200:
