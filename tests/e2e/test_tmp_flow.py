@@ -1,0 +1,239 @@
+"""Learning with every part real: chat, judge over HTTP, ledger, Temporal, trainer, engine; nothing is handed over."""
+
+from __future__ import annotations
+
+import asyncio
+import json
+import os
+import re
+import signal
+import subprocess
+import sys
+import time
+from collections.abc import AsyncIterator, Callable
+from contextlib import asynccontextmanager, suppress
+from pathlib import Path
+from typing import Any
+
+import httpx
+import pytest
+
+from clawloop.local.checks import choose_port
+from clawloop.local.parts import answers_ok
+from clawloop.recipe import Recipe
+from db.engine import BACKGROUND_LIMIT, Database
+from db.recipes import set_recipe
+from db.schema import migrate
+from tests.conftest import database_address, execute
+from tests.e2e.adapters import LORA, load_policy, logprobs, put_on
+from tests.e2e.gateway import RealGateway, prepared, running_gateway
+from tests.fakes.judge import FakeJudge, fake_judge
+
+RECIPE = Recipe.model_validate(
+    {
+        "name": "binary",
+        "signal": {"hints": False, "m": 1},
+        "train": {
+            "batch_samples": 16,
+            "advantage": {"teacher_weight": 0.0},
+            "lora": {"rank": LORA.rank, "alpha": LORA.alpha},
+            # Of random weights nothing can be spoilt; one step has to be seen.
+            "optimiser": {"lr": 0.01},
+        },
+    }
+)
+SESSIONS, TURNS = 4, 5
+# Four Python programs side by side; 10 s on two idle cores.
+START_SECONDS = 900
+LIKED, DISLIKED = "Yes, like that.", "No, not like that."
+
+
+def is_preferred(answer: str) -> bool:
+    """This user likes answers of an even number of characters: about half of what random weights say."""
+    return len(answer) % 2 == 0
+
+
+def votes_by_what_the_user_said(body: dict[str, Any], question: str) -> str:
+    mark = re.findall(r"verdict ([0-9a-f]{6}):", question)[-1]
+    return f"verdict {mark}: {1 if LIKED in question.rsplit('<next', 1)[-1] else -1}"
+
+
+@pytest.fixture
+async def judge() -> AsyncIterator[FakeJudge]:
+    async with fake_judge() as running:
+        running.says = votes_by_what_the_user_said
+        yield running
+
+
+@pytest.fixture
+async def gateway(
+    postgres_server: Any, temporal_address: str, engine_url: str, tmp_path: Path
+) -> AsyncIterator[RealGateway]:
+    execute(postgres_server.url, "CREATE DATABASE learned")
+    url = database_address(postgres_server.url, "learned")
+    await asyncio.to_thread(migrate, url)
+    keys = await prepared(url, [engine_url])
+    database = Database(url, BACKGROUND_LIMIT)
+    await set_recipe(database, "default", RECIPE)
+    await database.close()
+    try:
+        async with running_gateway(url, keys, tmp_path, TEMPORAL_ADDRESS=temporal_address) as running:
+            yield running
+    finally:
+        async with httpx.AsyncClient(base_url=engine_url) as client:
+            for model in (await client.get("/v1/models")).json()["data"]:
+                if model["id"].startswith("default-v"):  # the engine goes to other tests
+                    await client.post("/v1/unload_lora_adapter", json={"lora_name": model["id"]})
+
+
+@asynccontextmanager
+async def workers(
+    gateway: RealGateway, temporal: str, judge: FakeJudge, engine: str, model: Path
+) -> AsyncIterator[None]:
+    settings = {
+        "DATABASE_URL": gateway.database_url,
+        "TEMPORAL_ADDRESS": temporal,
+        "CLAWLOOP_DATA": str(gateway.data),
+        "CLAWLOOP_MODEL": str(model),
+        "CLAWLOOP_JUDGE_URL": judge.url,
+        "CLAWLOOP_JUDGE_MODEL": "scripted",
+        "OMP_NUM_THREADS": "1",
+    }
+    roles = (["orchestrator"], ["judge"], ["trainer", "--base-model", model.name], ["engine", "--engine", engine])
+    running: dict[int, subprocess.Popen[bytes]] = {}
+    try:
+        for words in roles:
+            port = choose_port(words[0], "127.0.0.1", 0, "")
+            command = [sys.executable, "-m", "clawloop.cli", "worker", *words, "--health-port", str(port)]
+            with (gateway.data / f"{words[0]}.log").open("ab") as log:
+                running[port] = subprocess.Popen(command, env=dict(os.environ) | settings, stdout=log, stderr=log)
+        async with asyncio.timeout(START_SECONDS):
+            for port, worker in running.items():
+                while not await answers_ok(f"http://127.0.0.1:{port}/readyz"):
+                    assert worker.poll() is None, logs(gateway)
+                    await asyncio.sleep(0.1)
+        yield
+    finally:
+        for worker in running.values():
+            worker.send_signal(signal.SIGTERM)
+        ended = [await asyncio.to_thread(worker.wait, 30) for worker in running.values()]
+    assert ended == [0] * len(running)
+
+
+async def talk(gateway: RealGateway, session: int) -> list[str]:
+    """A conversation whose user says at each turn whether he liked the answer; the replies' ids."""
+    messages: list[dict[str, Any]] = [{"role": "user", "content": f"Hello, I am user {session}."}]
+    replies = []
+    async with gateway.client() as client:
+        for number in range(TURNS):
+            body = {"model": "policy", "messages": messages, "max_tokens": 12, "temperature": 1.0}
+            ends = {"session_id": f"s{session}", "session_done": number == TURNS - 1}
+            answer = await client.post("/v1/chat/completions", json=body | ends)
+            assert answer.status_code == 200, answer.text
+            message = answer.json()["choices"][0]["message"]
+            replies.append(answer.json()["id"])
+            liked = is_preferred(message["content"] or "")
+            messages += [message, {"role": "user", "content": LIKED if liked else DISLIKED}]
+    return replies
+
+
+async def admin(gateway: RealGateway, path: str) -> Any:
+    headers = {"Authorization": f"Bearer {gateway.admin_key}"}
+    async with httpx.AsyncClient(base_url=gateway.url, headers=headers, timeout=30) as client:
+        answer = await client.get(f"/admin/v1/{path}")
+    assert answer.status_code == 200, answer.text
+    return answer.json()
+
+
+async def learned(gateway: RealGateway, done: Callable[[dict[str, Any]], bool]) -> dict[str, Any]:
+    status: dict[str, Any] = {}
+    with suppress(TimeoutError):
+        async with asyncio.timeout(600):
+            while not done(status := await admin(gateway, "training")):
+                await asyncio.sleep(0.2)
+            return status
+    raise AssertionError(f"{status}\n{logs(gateway)}")
+
+
+def logs(gateway: RealGateway) -> str:
+    return "\n".join(f"{path.name}: {path.read_text()[-1500:]}" for path in sorted(gateway.data.glob("*.log")))
+
+
+def clawloop(gateway: RealGateway, *words: str) -> str:
+    """What a command says."""
+    settings = dict(os.environ) | {"DATABASE_URL": gateway.database_url, "CLAWLOOP_DATA": str(gateway.data)}
+    done = subprocess.run(
+        [sys.executable, "-m", "clawloop.cli", *words], env=settings, capture_output=True, text=True, check=False
+    )
+    assert done.returncode == 0, done.stderr
+    return done.stdout
+
+
+async def test_a_chat_with_a_preference_becomes_a_version_that_answers_more_like_it(
+    gateway: RealGateway,
+    temporal_address: str,
+    engine_url: str,
+    tiny_model_path: Path,
+    judge: FakeJudge,
+    capsys: pytest.CaptureFixture[str],
+) -> None:
+    async with workers(gateway, temporal_address, judge, engine_url, tiny_model_path):
+        began = time.monotonic()
+        talks = await asyncio.gather(*(talk(gateway, session) for session in range(SESSIONS)))
+        chatted = time.monotonic()
+        status = await learned(gateway, lambda status: status["version"] == 1)
+        answered = time.monotonic()
+        assert (status["head"], status["step"], status["ready"]) == (1, 2, 0)
+
+        # The new version answers, and what is recorded are the log-probs of that very adapter.
+        (fresh, *_) = await talk(gateway, 99)
+        newest = (await gateway.turn(fresh)).record
+        assert newest.version == 1
+    await _check_the_versions(gateway, tiny_model_path, talks, newest)
+
+    judged = [reply for replies in talks for reply in replies[:-1]]
+    told = await asyncio.to_thread(clawloop, gateway, "why", judged[0])
+    assert re.search(r"^outcome +trained$", told, re.MULTILINE), told
+    assert "trained in step 1" in told
+    versions = json.loads(await asyncio.to_thread(clawloop, gateway, "policy", "versions", "--json"))
+    assert [version["state"] for version in versions] == ["on the path", "active, head"]
+    assert versions[1]["samples"] == str(len(judged))
+    with capsys.disabled():
+        words = f"{chatted - began:.1f} s of chat, {answered - chatted:.1f} s to the next version"
+        print(f"\n{SESSIONS * TURNS} turns, {len(judged)} samples, {words}")  # noqa: T201
+
+
+async def _check_the_versions(gateway: RealGateway, model: Path, talks: list[list[str]], newest: Any) -> None:
+    (adapter,) = (gateway.data / "adapters" / "default").glob("v1-*")
+    policy = load_policy(model)
+    moved: dict[bool, list[float]] = {True: [], False: []}
+    for replies in talks:
+        for reply in replies[:-1]:
+            record = (await gateway.turn(reply)).record
+            assert record.version == 0
+            assert record.prompt_ids is not None
+            assert record.response_ids is not None
+            assert record.response is not None
+            ids = (record.prompt_ids, record.response_ids, 1.0)
+            put_on(policy, None)
+            before = logprobs(policy, *ids).mean().item()
+            put_on(policy, adapter)
+            after = logprobs(policy, *ids).mean().item()
+            moved[is_preferred(str(record.response["content"] or ""))].append(after - before)
+    assert all(moved.values()), "this user liked all answers, or none"
+    assert sum(moved[True]) / len(moved[True]) > 0 > sum(moved[False]) / len(moved[False]), moved
+
+    put_on(policy, adapter)
+    assert newest.logprobs is not None
+    ours = logprobs(policy, newest.prompt_ids, newest.response_ids, 1.0).tolist()
+    assert ours == pytest.approx(newest.logprobs, abs=1e-3)
+
+
+@pytest.fixture(scope="session")
+def engine_url() -> str:
+    return "http://127.0.0.1:18177"
+
+
+@pytest.fixture(scope="session")
+def tiny_model_path() -> Path:
+    return Path("/tmp/flow/models/tiny-random")
