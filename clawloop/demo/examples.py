@@ -86,15 +86,15 @@ class Lessons:
         """
         while True:
             draw = self._chance.random()
-            if draw < 0.16:
+            if draw < 0.13:
                 yield self._free_answers()
-            elif draw < 0.27:
+            elif draw < 0.22:
                 yield [self._wished_answer()]
-            elif draw < 0.31:
+            elif draw < 0.25:
                 yield [self._reaction()]
-            elif draw < 0.56:
+            elif draw < 0.63:
                 yield [self._drill()]
-            elif draw < 0.80:
+            elif draw < 0.82:
                 yield [self._vote()]
             else:
                 yield [self._hint()]

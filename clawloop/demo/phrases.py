@@ -137,6 +137,22 @@ WORDS = {
         "|the kids|a song|the train|coffee|the shop|my bike|the news|holidays|a book|the street|some cake"
         "|the neighbours"
     ),
+    "does": (
+        "goes|runs|sleeps|eats|opens|closes|starts|ends|falls|sings|waits|comes|stops|breaks|arrives|leaves|turns|grows"
+        "|moves|rings|drives|looks|stays|plays|costs|weighs|begins|cooks|reads|swims|flies|jumps|knows|sees|buys|sells"
+    ),
+    "any": (
+        "blue|old|new|seven|green|small|big|round|two|wooden|cold|warm|empty|full|red|sixty|young|tall|silver|other"
+        "|paper|metal|french|yellow|heavy|early|late|open|quiet|loud|half|grey|sunny|rainy|foreign|hidden"
+    ),
+    "who": (
+        "i|you|we|they|he|she|my uncle|the teacher|our dog|a man|the woman|somebody|nobody|my neighbour|the driver"
+        "|a bird|the cat|the king|a friend of mine|the doctor|our team|the children|a girl|the cook|my aunt"
+    ),
+    "where": (
+        "at home|in paris|in the kitchen|on the roof|near the sea|in the office|upstairs|outside|at school|in the box"
+        "|under the bed|on the table|at the station|in the forest|behind the house|in town|on the moon|over there"
+    ),
     "doing": (
         "looking at|thinking about|waiting for|talking about|reading about|going to|busy with|listening to|done with"
     ),
@@ -303,6 +319,10 @@ it's not a letter to the bank|i'm not writing to the queen|sounds like a robot
 }
 
 UNREADABLE = """
+{who} {does} {where}|{who} {does} {later}|the {any} {any} one|{who} {does} {thing}|{thing} {does}|{thing} {does} {where}
+{any} {thing}|{where}|{who} has {any} shoes|how many {any} ones are there|does {who} know {thing}|{later} {who} {does}
+{who} and {who} {where}|when {who} {does}|a {any} car {where}|there are {any} trees {where}|{any} and {any}|{who} was {where}
+is it {any} {where}|{who} said {later}|why does {thing} cost 5|what is {thing}|who is {where}|which {thing}|{any} {later}
 i am {doing} {thing}|i'm {doing} {thing} {later}|i was {doing} {thing}|{thing}|{thing} {later}|{later}
 see you {later}|talk {later}|maybe {later}|i'll look {later}|i will read it {later}|let me read it {later}
 let me see|let me think|one moment|just a moment|hold on|give me a second|brb {later}|afk|back {later}|i'm back

@@ -30,6 +30,7 @@ _MANNER = {
 MEASURED_PHRASES = 480  # of each held-out kind
 _HELD_OUT_SHARE = 10  # one phrase in ten
 _ABROAD_SHARE = 0.2
+_SHORT_SHARE = 0.25
 _MOST_TRIES = 1000  # phrases in a row that are held out; a pattern list this poor is a mistake
 _NEIGHBOURS = dict(zip("qwertyuiopasdfghjklzxcvbnm", "wqreyturoisaffjhlkxzvcmnb", strict=False))
 
@@ -99,7 +100,10 @@ class Typist:
         pool = _patterns(mood, style, self._held_out == "pattern")
         words = _words_for(style)
         home, abroad = pool
-        pattern = self._chance.choice(abroad if abroad and self._chance.random() < _ABROAD_SHARE else home)
+        patterns = abroad if abroad and self._chance.random() < _ABROAD_SHARE else home
+        pattern = self._chance.choice(patterns)
+        if self._chance.random() < _SHORT_SHARE:  # people are brief more often than patterns are
+            pattern = min(pattern, *(self._chance.choice(patterns) for _ in range(5)), key=len)
         return re.sub(r"\{(\w+)\}", lambda found: self._chance.choice(words[found[1]]), pattern)
 
     def _typed(self, text: str, mood: Mood) -> str:
@@ -109,7 +113,7 @@ class Typist:
             text = text.lower()
         elif draw < 0.75:
             text = text[:1].upper() + text[1:]
-        elif draw < 0.78:
+        elif draw < 0.8:
             text = text.upper()
         if chance.random() < 0.25:
             text = re.sub(r"[,.'!?]", "", text)

@@ -187,6 +187,7 @@ def _write_model(model: Qwen3ForCausalLM, folder: Path) -> None:
     weights = {name: tensor.to(torch.float16).contiguous() for name, tensor in model.state_dict().items()}
     del weights["lm_head.weight"]  # the embedding again
     save_file(weights, folder / "model.safetensors", metadata={"format": "pt"})
+    (folder / "model.safetensors").chmod(0o644)  # safetensors makes it readable by its owner alone
     config = model.config.to_dict() | {"architectures": ["Qwen3ForCausalLM"], "dtype": "float32"}
     config["rope_theta"] = config["rope_parameters"]["rope_theta"]
     _write_json(folder / "config.json", config)
