@@ -5,6 +5,7 @@ Knows nothing about how keys are stored.
 
 from __future__ import annotations
 
+import asyncio
 import hashlib
 import time
 from collections import OrderedDict
@@ -33,6 +34,7 @@ class KeyRing:
     def __init__(self, store: KeyStore) -> None:
         self._store = store
         self._known: OrderedDict[bytes, tuple[float, ApiKey]] = OrderedDict()
+        self._asked: dict[bytes, asyncio.Task[ApiKey | None]] = {}
 
     async def require(self, headers: Headers, scope: Scope) -> ApiKey:
         """The key of this request.
@@ -65,7 +67,7 @@ class KeyRing:
         if remembered is not None and time.monotonic() - remembered[0] < FRESH_SECONDS:
             return remembered[1]
         try:
-            key = await self._store.authenticate(secret)
+            key = await self._look_up(digest, secret)
         except StoreUnavailable:
             if remembered is None:
                 raise
@@ -80,6 +82,22 @@ class KeyRing:
         if len(self._known) > REMEMBERED:
             self._known.popitem(last=False)
         return key
+
+    async def _look_up(self, digest: bytes, secret: str) -> ApiKey | None:
+        """Ask the store, once for all requests that wait for the same key.
+
+        A client that begins with many requests at once would otherwise take every connection, and on a busy machine
+        none of them would be answered in time.
+        """
+        if (asked := self._asked.get(digest)) is None:
+            asked = self._asked[digest] = asyncio.create_task(self._store.authenticate(secret))
+            asked.add_done_callback(lambda task: self._answered(digest, task))
+        return await asyncio.shield(asked)  # a client that leaves takes nobody's answer with it
+
+    def _answered(self, digest: bytes, task: asyncio.Task[ApiKey | None]) -> None:
+        del self._asked[digest]
+        if not task.cancelled():
+            task.exception()  # read, so that asyncio does not report what nobody waits for any more
 
 
 def _bearer(headers: Headers) -> str:
