@@ -20,7 +20,7 @@ from clawloop.errors import RequestRejected, StoreUnavailable
 FRESH_SECONDS = 30.0
 # After a failed look-up the remembered key is good this long without another.
 AWAY_SECONDS = 5.0
-# How long a request with a key we do not remember waits for Postgres: at a burst on a busy machine it is late, not away.
+# How long a request with a key we do not remember waits for Postgres: in a burst on a busy machine it is only late.
 PATIENCE_SECONDS = 5.0
 _PAUSE_SECONDS = 0.2
 # While Postgres is away a key that was good goes on being good; this bounds the memory, not the time.
