@@ -20,6 +20,9 @@ from clawloop.errors import RequestRejected, StoreUnavailable
 FRESH_SECONDS = 30.0
 # After a failed look-up the remembered key is good this long without another.
 AWAY_SECONDS = 5.0
+# How long a request with a key we do not remember waits for Postgres: in a burst on a busy machine it is only late.
+PATIENCE_SECONDS = 5.0
+_PAUSE_SECONDS = 0.2
 # While Postgres is away a key that was good goes on being good; this bounds the memory, not the time.
 REMEMBERED = 10_000
 
@@ -29,10 +32,12 @@ class KeyRing:
 
     Args:
         store: where keys are looked up.
+        patience_seconds: how long the first request with a key may wait for the store.
     """
 
-    def __init__(self, store: KeyStore) -> None:
+    def __init__(self, store: KeyStore, patience_seconds: float = PATIENCE_SECONDS) -> None:
         self._store = store
+        self._patience_seconds = patience_seconds
         self._known: OrderedDict[bytes, tuple[float, ApiKey]] = OrderedDict()
         self._asked: dict[bytes, asyncio.Task[ApiKey | None]] = {}
 
@@ -90,9 +95,20 @@ class KeyRing:
         none of them would be answered in time.
         """
         if (asked := self._asked.get(digest)) is None:
-            asked = self._asked[digest] = asyncio.create_task(self._store.authenticate(secret))
+            patience = 0.0 if digest in self._known else self._patience_seconds
+            asked = self._asked[digest] = asyncio.create_task(self._authenticate(secret, patience))
             asked.add_done_callback(lambda task: self._answered(digest, task))
         return await asyncio.shield(asked)  # a client that leaves takes nobody's answer with it
+
+    async def _authenticate(self, secret: str, patience_seconds: float) -> ApiKey | None:
+        until = time.monotonic() + patience_seconds
+        while True:
+            try:
+                return await self._store.authenticate(secret)
+            except StoreUnavailable:
+                if time.monotonic() >= until:
+                    raise
+                await asyncio.sleep(_PAUSE_SECONDS)
 
     def _answered(self, digest: bytes, task: asyncio.Task[ApiKey | None]) -> None:
         del self._asked[digest]

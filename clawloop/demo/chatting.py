@@ -14,8 +14,8 @@ from clawloop.demo.talking import Talker
 from clawloop.demo.user import SyntheticUser
 from clawloop.demo.world import EVALUATION, Grade, grade
 
-# As many as the engine computes side by side without making a single one late.
-_ASKED_AT_ONCE = 30
+# Enough to keep the engine busy; more only wait in its queue.
+_ASKED_AT_ONCE = 16
 
 
 async def chat_session(talker: Talker, user: SyntheticUser, session: str, requests: int) -> None:

@@ -47,7 +47,7 @@ def demo_folder(data: Path, *, keep: bool) -> Iterator[Path]:
     with held(data / "demo.lock", f"a demo already runs on {folder}"):
         _clear(folder)
         require_folder(folder)
-        (folder / _MARK).write_text("{}\n")
+        (folder / _MARK).touch()
         try:
             yield folder
         finally:
@@ -67,7 +67,7 @@ def read_address(data: Path) -> Address | None:
     """Where the demo on this data folder is; None if none runs there."""
     path = data / "demo" / _MARK
     try:
-        known = json.loads(path.read_text(encoding="utf-8"))
+        known = json.loads(path.read_text(encoding="utf-8") or "{}")
         if not psutil.pid_exists(known["process"]):
             return None
         return Address(known["url"], known["key"], known["admin_key"])

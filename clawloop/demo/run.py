@@ -21,7 +21,7 @@ from clawloop.demo.pupils import enter_policies
 from clawloop.demo.report import Evaluated, RunReport, as_json, in_one_line, report_run
 from clawloop.demo.scoreboard import DemoBoard
 from clawloop.errors import SetupError
-from clawloop.local.checks import require_folder
+from clawloop.local.checks import require_disk, require_folder
 from clawloop.local.up import Prepare, Started, Surroundings, UpOptions
 from clawloop.local.up import run as run_up
 
@@ -81,6 +81,7 @@ async def run(options: DemoOptions, board: DemoBoard, prepare: Prepare) -> Findi
     require_folder(options.out)
     demo = _Demo(options, board, prepare)
     with demo_folder(options.data, keep=options.keep) as folder:
+        require_disk(folder)  # before the first byte is written
         up = UpOptions(
             data=folder,
             environment=_environment(options.environment),

@@ -37,9 +37,7 @@ def run_command(read_settings: Callable[[], Settings], load_prepare: Callable[[]
             typer.Option(help="Between two rounds of sessions the user waits until what was said is learned."),
         ] = True,
         keep: Annotated[bool, typer.Option("--keep", help="Leave everything running afterwards.")] = False,
-        data: Annotated[
-            Path | None, typer.Option(help="The demo takes its subfolder `demo`.")
-        ] = None,
+        data: Annotated[Path | None, typer.Option(help="The demo takes its subfolder `demo`.")] = None,
         out: Annotated[Path, typer.Option(help="Where demo-report.json and demo-report.png go.")] = Path(),
         port: Port = 0,
         temporal_port: Port = 0,

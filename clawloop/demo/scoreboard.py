@@ -10,7 +10,7 @@ from collections.abc import Iterator
 from contextlib import contextmanager
 from typing import Protocol
 
-from rich.console import Console, Group
+from rich.console import Console, Group, RenderableType
 from rich.live import Live
 from rich.table import Table
 from rich.text import Text
@@ -20,6 +20,7 @@ from clawloop.demo.report import GOAL, Evaluated
 from clawloop.local.part import PartState, PartStatus
 
 _COLUMNS = ("user", "method", "step", "version", "interactions", "reward", "match", "requests failed", "seconds")
+_WORDS = ("user", "method")
 # Enough to see that it lives; more only costs the machine that learns.
 _DRAWS_PER_SECOND = 2
 _BAR = 20
@@ -106,7 +107,9 @@ class TableBoard:
         if status.state in (PartState.WAITING, PartState.FAILED):
             self._lines.changed(status)
         starting = [part for part in self._parts.values() if part.state is PartState.STARTING]
-        if status.state is PartState.STOPPING:
+        if all(part.state in (PartState.STOPPED, PartState.FAILED) for part in self._parts.values()):
+            self._now("")
+        elif status.state is PartState.STOPPING:
             self._now("stopping")
         elif starting and not self._rows:
             parts = ", ".join(f"{part.name} ({part.detail})" if part.detail else part.name for part in starting)
@@ -122,16 +125,21 @@ class TableBoard:
         self._now(words)
 
     def __rich__(self) -> Group:
-        seconds = time.monotonic() - self._since
-        line = Text(f"{self._doing} … {seconds:.0f} s", style="dim", overflow="ellipsis", no_wrap=True)
-        return Group(self._table(), line) if self._rows else Group(line)
+        shown: list[RenderableType] = [self._table()] if self._rows else []
+        if self._doing:
+            seconds = time.monotonic() - self._since
+            shown.append(Text(f"{self._doing} … {seconds:.0f} s", style="dim", overflow="ellipsis", no_wrap=True))
+        return Group(*shown)
 
     def _now(self, words: str) -> None:
         if words != self._doing:
             self._doing, self._since = words, time.monotonic()
 
     def _table(self) -> Table:
-        table = Table(*_COLUMNS, "", box=None, pad_edge=False)
+        table = Table(box=None, pad_edge=False)
+        for name in _COLUMNS:
+            table.add_column(name, justify="left" if name in _WORDS else "right")
+        table.add_column()
         current = self._rows[-1][0]
         last = dict(self._rows)  # of runs that are over only the end, or the table would not fit a screen
         for run, row in self._rows:

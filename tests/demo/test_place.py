@@ -3,13 +3,21 @@
 from __future__ import annotations
 
 import os
+import shutil
 import stat
+from io import StringIO
 from pathlib import Path
+from types import SimpleNamespace
 
 import pytest
+from rich.console import Console
 
 from clawloop.demo.place import Address, demo_folder, read_address, write_address
+from clawloop.demo.plan import plan
+from clawloop.demo.run import DemoOptions, run
+from clawloop.demo.scoreboard import LineBoard
 from clawloop.errors import SetupError
+from clawloop.local.up import Surroundings
 
 
 def test_it_is_empty_at_first_and_gone_in_the_end(tmp_path: Path) -> None:
@@ -57,3 +65,15 @@ def test_a_running_demo_is_found_and_one_that_has_ended_is_not(tmp_path: Path) -
         (folder / "demo.json").write_text("{")
         with pytest.raises(SetupError, match="give --url and --key"):
             read_address(tmp_path)
+
+
+async def test_a_full_disk_is_seen_before_anything_is_written(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(shutil, "disk_usage", lambda folder: SimpleNamespace(free=5 * 2**20))
+    options = DemoOptions(plan(None, None, "combined", 64, paced=True, batch=8), tmp_path, tmp_path, {})
+
+    async def prepare(around: Surroundings) -> dict[str, str]:
+        raise AssertionError
+
+    with pytest.raises(SetupError, match=r"1024 MiB of free disk are needed in .*demo, 5 MiB are free"):
+        await run(options, LineBoard(Console(file=StringIO())), prepare)
+    assert not (tmp_path / "demo").exists()

@@ -41,6 +41,8 @@ def test_a_table_shows_the_run_that_goes_on_whole_and_the_others_by_their_end() 
             board.evaluated(run, row)
     board.doing(TWO, "chatting")
     on.print(board)
+    board.changed(PartStatus("vllm", PartState.STOPPED, "", "", datetime.now().astimezone(), 0))
+    assert all("chatting" not in str(part) for part in board.__rich__().renderables)
     rows = [line.split() for line in output.getvalue().splitlines()]
     assert [row[:2] for row in rows[1:-1]] == [["1", "combined"], ["2", "binary"], ["2", "binary"], ["2", "binary"]]
     assert rows[-1][:2] == ["chatting", "…"]

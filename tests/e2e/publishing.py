@@ -5,7 +5,7 @@ from __future__ import annotations
 import asyncio
 import itertools
 import time
-from collections.abc import AsyncIterator, Sequence
+from collections.abc import AsyncIterator, Awaitable, Callable, Sequence
 from contextlib import asynccontextmanager
 from dataclasses import dataclass, field
 
@@ -23,12 +23,8 @@ from db.publishing import PostgresPublishingStore
 from db.steps import PostgresStepStore
 
 TOKENS = 48
-# Of each publish: about as long as it takes, so that both kinds of gaps are as many.
+# Between publishes, so that some answers begin and end under each version.
 PAUSE_SECONDS = 0.7
-
-
-# The gateway hears of a new version within this, and the first requests for it have begun.
-SETTLING_SECONDS = 0.5
 
 
 @dataclass(frozen=True, slots=True)
@@ -57,17 +53,9 @@ class Listener:
     answers: list[str] = field(default_factory=list)
     errors: list[str] = field(default_factory=list)
 
-    def gaps_around(self, publishes: Sequence[Publish]) -> tuple[list[float], list[float]]:
-        """Seconds of the gaps between publishes, and of those that fall into one; from the first one's pause on."""
-        spans = [(publish.began, publish.active + SETTLING_SECONDS) for publish in publishes]
-        first, last = spans[0][0] - PAUSE_SECONDS, spans[-1][1]
-        quiet: list[float] = []
-        during: list[float] = []
-        for end, seconds in self.gaps:
-            if first <= end - seconds and end <= last:
-                inside = any(end > began and end - seconds < until for began, until in spans)
-                (during if inside else quiet).append(seconds)
-        return quiet, during
+    def gaps_between(self, began: float, ended: float) -> list[float]:
+        """Seconds of the gaps that began in this span of this machine's clock."""
+        return [seconds for end, seconds in self.gaps if began <= end - seconds < ended]
 
 
 @asynccontextmanager
@@ -82,6 +70,17 @@ async def chatting(url: str, key: str, clients: int) -> AsyncIterator[Listener]:
     finally:
         talking.cancel()
         await asyncio.wait([talking])
+
+
+async def gaps_with_and_without(
+    seen: Listener, publish: Callable[[], Awaitable[list[Publish]]]
+) -> tuple[list[Publish], list[float], list[float]]:
+    """The publishes, gaps while they are made, and gaps of an equal time after them in which nothing is published."""
+    began = time.perf_counter()
+    publishes = await publish()
+    ended = time.perf_counter()
+    await asyncio.sleep(ended - began)
+    return publishes, seen.gaps_between(began, ended), seen.gaps_between(ended, 2 * ended - began)
 
 
 async def _keep_chatting(url: str, key: str, clients: int, seen: Listener, stop: asyncio.Event) -> None:
@@ -145,7 +144,7 @@ async def commit(database_url: str, version: VersionRef) -> None:
 
 
 async def publish_all(database_url: str, temporal: str, versions: Sequence[VersionRef]) -> list[Publish]:
-    """Commit and publish one version after the other, with pauses in which nothing is published."""
+    """Commit and publish one version after the other, with pauses between them."""
     database = Database(database_url, BACKGROUND_LIMIT)
     announcer = TemporalPublishAnnouncer(await connect(temporal))
     publishing = PublishingActivities(PostgresPublishingStore(database), PostgresStepStore(database), announcer)
@@ -159,7 +158,6 @@ async def publish_all(database_url: str, temporal: str, versions: Sequence[Versi
             if done.version != version.n or done.missing:
                 raise RuntimeError(f"version {version.n} was not published: {done}")
             took.append(Publish(began, time.perf_counter()))
-            await asyncio.sleep(SETTLING_SECONDS)
     finally:
         await database.close()
     return took
