@@ -117,8 +117,9 @@ class JudgingActivities:
         judgement = await self._open(case, ask, new_feedback)
         end = await self._end(case, judgement)
         held = placed.held
-        if ask.revision and held is not None and end.outcome is Outcome.UNJUDGED is not held.outcome:
-            # A judge that does not answer must not undo what one said before; the votes there are wait for the next.
+        if held is not None and end.outcome is Outcome.UNJUDGED is not held.outcome:
+            # A judge that does not answer must not undo what one said before; the votes there are wait for the next
+            # time, and feedback that is not taken in is told again by the sweep.
             why = f"judged again in vain, {end.why}; it stays: {turn.outcome_detail}"
             return _fate(placed, turn.outcome, held.verdict, why)
         ready = await self._store.settle(judgement.id, end, [one.id for one in given])
@@ -142,6 +143,10 @@ class JudgingActivities:
         turn_id = case.record.turn_id
         shown_by = None if case.state is None else case.state.shown_by
         known = shown_by, case.evidence_hash, case.hint_kind
+        held = case.placed.held
+        if new_feedback and held is not None and all(given.score is None for given in case.feedback):
+            # Words are evidence, so the votes given without them do not count any more.
+            return await self._store.judge_again(turn_id, held.revision + 1, *known)
         if new_feedback:
             return await self._store.revise(turn_id, *known)
         if ask.revision is not None:

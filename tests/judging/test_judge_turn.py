@@ -327,6 +327,39 @@ async def test_late_feedback_amends_a_judgement_whose_sample_is_fresh(bench: Ben
     assert len(bench.judge.requests) == before
 
 
+async def test_late_words_without_a_rating_are_evidence_for_new_votes(binary_bench: Bench) -> None:
+    bench = binary_bench
+    first, second = bench.conversation("one", "two")
+    session = await bench.enter(first, second)
+    await bench.tell(session, second)
+    bench.judge.votes = [-1]
+    given = bench.feedback(first, None, "It deleted my file.")
+    (fate,) = await bench.tell(session, first, feedback_id=given)
+    assert (fate.verdict, fate.why) == (-1, "verdict -1: 3 of 3 votes for -1")
+    assert "It deleted my file." in bench.judge.requests[-1]["messages"][-1]["content"]
+    samples = bench.rows("SELECT state, reward FROM samples ORDER BY id")
+    assert [(row["state"], row["reward"]) for row in samples] == [("superseded", 1.0), ("fresh", -1.0)]
+    # Told again, it changes nothing.
+    assert await bench.tell(session, first, feedback_id=given) == [fate]
+    assert len(bench.judge.requests) == 2
+
+
+async def test_late_words_that_no_judge_reads_undo_nothing_and_wait(binary_bench: Bench) -> None:
+    bench = binary_bench
+    first, second = bench.conversation("one", "two")
+    session = await bench.enter(first, second)
+    await bench.tell(session, second)
+    given = bench.feedback(first, None, "It deleted my file.")
+    (fate,) = await bench.tell(session, first, feedback_id=given, give_up="the judge answered 500")
+    assert (fate.outcome, fate.verdict) == (Outcome.SAMPLED, 1)
+    assert fate.why.startswith("judged again in vain, no valid vote (the judge answered 500); it stays: ")
+    assert bench.rows("SELECT state FROM samples") == [{"state": "fresh"}]
+    assert bench.rows("SELECT applied_at FROM feedback") == [{"applied_at": None}]  # the sweep tells it again
+    bench.judge.votes = [-1]
+    (fate,) = await bench.tell(session, first, feedback_id=given)
+    assert fate.verdict == -1
+
+
 async def test_feedback_after_a_step_took_the_sample_makes_a_new_one(bench: Bench) -> None:
     first, second = bench.conversation("one", "two")
     session = await bench.enter(first, second)

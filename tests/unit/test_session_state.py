@@ -1,0 +1,45 @@
+"""What a session's workflow carries from run to run stays far below what Temporal takes."""
+
+from __future__ import annotations
+
+from datetime import UTC, datetime
+from uuid import uuid4
+
+from activities.messages import WHY_LIMIT, TurnFate
+from clawloop.contracts import FeedbackGiven, JudgeAgain, Outcome, TurnRecorded
+from clawloop.ids import SessionId, new_feedback_id, new_turn_id
+from clawloop.temporal import PAYLOAD_WARN_BYTES
+from workflows.state import CARRIED_LIMIT, KNOWN_LIMIT, ROWS_LIMIT, SessionState
+
+
+def full() -> SessionState:
+    row = TurnFate(
+        turn_id=new_turn_id(),
+        number=123_456,
+        kind="main",
+        outcome=Outcome.NOT_TRAINABLE,
+        verdict=-1,
+        sample=False,
+        step=123_456,
+        why="−" * WHY_LIMIT,
+    )
+    message = FeedbackGiven(new_feedback_id(), new_turn_id())
+    return SessionState(
+        session_id=SessionId(uuid4()),
+        policy="p" * 200,
+        idle_seconds=1800.0,
+        adapter_version=123_456,
+        known=[new_turn_id() for _ in range(KNOWN_LIMIT)],
+        carried=[TurnRecorded(new_turn_id(), 7, True), JudgeAgain(new_turn_id(), 2), *[message] * (CARRIED_LIMIT - 2)],
+        rows=[row] * ROWS_LIMIT,
+        deadline=datetime.now(UTC),
+    )
+
+
+def test_a_session_with_all_it_can_carry_is_a_small_payload() -> None:
+    assert len(full().model_dump_json().encode()) < PAYLOAD_WARN_BYTES
+
+
+def test_carried_messages_come_back_as_what_they_were() -> None:
+    state = full()
+    assert SessionState.model_validate_json(state.model_dump_json()) == state
