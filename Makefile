@@ -3,7 +3,7 @@ SHELL := /bin/bash
 VENV := .venv/bin
 ARGS ?=
 .DEFAULT_GOAL := help
-.PHONY: help setup up demo test test-long quick check format pins bench bench-temporal bench-publish bench-train
+.PHONY: help setup up demo test test-long quick check format pins bench bench-temporal bench-publish bench-injections bench-train
 
 help:  ## this list
 	@grep -E '^[a-z-]+:.*##' Makefile | sed -E 's/:[^#]*## /\t/' | expand -t 14
@@ -45,6 +45,9 @@ bench-temporal: setup  ## what a chat notices of Temporal: up, hanging and ended
 
 bench-publish: setup  ## gaps between tokens while versions are published, trainer idle and busy
 	$(VENV)/python -m benchmarks.publish $(ARGS)
+
+bench-injections: setup  ## how often injected text sways a judge; ARGS="--url URL --name MODEL" for one on vLLM
+	$(VENV)/python -m benchmarks.injections $(ARGS)
 
 bench-train: setup  ## a training step beside PEFT + transformers and torchtune; ARGS="--gpu" with CUDA
 	$(VENV)/python -m benchmarks.train_step $(ARGS)
