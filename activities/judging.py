@@ -22,6 +22,7 @@ from activities.ports import Counts, Judge, JudgementStore, Renderer, Uncounted
 from activities.work import WorkTelling
 from clawloop.contracts import Message, Outcome, TurnRecord
 from clawloop.errors import EngineRejected, EngineUnavailable
+from clawloop.ids import TurnId
 from clawloop.judging.evidence import Evidence, gather
 from clawloop.judging.hints import NOT_ASKED, HintChoice, choose_hint, with_hint, without_hint
 from clawloop.judging.records import HINTS, GivenFeedback, OpenJudgement, PlacedTurn, Settlement
@@ -108,7 +109,8 @@ class JudgingActivities:
         new_feedback = any(not one.applied for one in given)
         if turn.outcome is Outcome.ERASED:
             return _fate(placed, turn.outcome, None, turn.outcome_detail or "erased")
-        if placed.held is not None and placed.held.revision >= (ask.revision or 0) and not new_feedback:
+        late_state = placed.held is not None and placed.held.shown_by is None and state is not None
+        if placed.held is not None and placed.held.revision >= (ask.revision or 0) and not (new_feedback or late_state):
             # Judged before: this attempt only did not hear of it, or the message came twice.
             return _fate(placed, turn.outcome, placed.held.verdict, turn.outcome_detail or "")
         if state is None and not given:
@@ -124,16 +126,17 @@ class JudgingActivities:
             return _fate(placed, turn.outcome, held.verdict, why)
         ready = await self._store.settle(judgement.id, end, [one.id for one in given])
         await self._work.tell(ready)
-        if ask.revision is not None and (stays := await self._stays(ask)) is not None:
+        wanted = held.revision + 1 if ask.revision is None and held is not None and not new_feedback else ask.revision
+        if wanted is not None and (stays := await self._stays(turn.record.turn_id, wanted)) is not None:
             return stays
         self._counts.judged(end.outcome)
         log.info("judged", extra={"turn_id": str(turn.record.turn_id), "outcome": end.outcome})
         return _fate(placed, end.outcome, end.verdict.verdict, end.why)
 
-    async def _stays(self, ask: JudgeTurn) -> TurnFate | None:
-        """The turn's fate if an operator's wish came too late for it; None if it did not."""
-        now = await self._store.place(ask.turn_id)
-        if now is None or (now.held is not None and now.held.revision >= (ask.revision or 0)):
+    async def _stays(self, turn_id: TurnId, revision: int) -> TurnFate | None:
+        """The turn's fate if this judgement of it came too late; None if it did not."""
+        now = await self._store.place(turn_id)
+        if now is None or (now.held is not None and now.held.revision >= revision):
             return None
         held = None if now.held is None else now.held.verdict
         why = f"a step has its sample, so it stays: {now.turn.outcome_detail}"
@@ -144,8 +147,10 @@ class JudgingActivities:
         shown_by = None if case.state is None else case.state.shown_by
         known = shown_by, case.evidence_hash, case.hint_kind
         held = case.placed.held
-        if new_feedback and held is not None and all(given.score is None for given in case.feedback):
-            # Words are evidence, so the votes given without them do not count any more.
+        words = new_feedback and all(given.score is None for given in case.feedback)
+        late_state = held is not None and held.shown_by is None and case.state is not None
+        if held is not None and ask.revision is None and (words or late_state):
+            # There is more to judge by than before, so what was answered without it does not count any more.
             return await self._store.judge_again(turn_id, held.revision + 1, *known)
         if new_feedback:
             return await self._store.revise(turn_id, *known)
