@@ -143,6 +143,18 @@ class Watcher:
         found = await asyncio.gather(*(self.main_turns(session) for session in sessions))
         return [turn for turns in found for turn in turns]
 
+    async def roll_back(self, policy: str) -> None:
+        """Let the base model answer again, so that the policy needs no place on the engine any more."""
+        try:
+            async with self._session.post(
+                f"{self._url}/admin/v1/policies/{policy}/roll-back", json={"version": 0}
+            ) as answer:
+                why = "" if answer.status == 200 else f"{answer.status}: {(await answer.text())[:200]}"
+        except (aiohttp.ClientError, TimeoutError) as error:
+            why = " ".join(str(error).split()) or "no answer in time"
+        if why:
+            raise SetupError(f"{policy} cannot be rolled back: {why}")
+
     async def _get(self, path: str, query: dict[str, str]) -> Any:
         why = ""
         for attempt in range(_TRIES):

@@ -101,6 +101,12 @@ class PupilGateway:
     async def versions(self, request: HttpRequest) -> Response:
         return JSONResponse({"versions": [{"n": n} for n in range(self.version + 1)]})
 
+    async def roll_back(self, request: HttpRequest) -> Response:
+        assert await request.json() == {"version": 0}
+        self.version = 0
+        self.sessions.clear()
+        return JSONResponse({})
+
     async def list_sessions(self, request: HttpRequest) -> Response:
         self.late = max(0, self.late - 1)
         sessions = [
@@ -179,6 +185,7 @@ def _app(gateway: PupilGateway) -> Starlette:
             Route("/healthz", _healthy),
             Route("/admin/v1/training", gateway.training),
             Route("/admin/v1/policies/{policy}/versions", gateway.versions),
+            Route("/admin/v1/policies/{policy}/roll-back", gateway.roll_back, methods=["POST"]),
             Route("/admin/v1/sessions", gateway.list_sessions),
             Route("/admin/v1/sessions/{id}", gateway.show_session),
         ]
