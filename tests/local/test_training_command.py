@@ -78,4 +78,4 @@ def test_a_recipe_that_is_shown_can_be_changed_and_set(here: dict[str, str], tmp
     assert said("training", "status", here=here)["samples"] == "0 of 4"
     file.write_text("name = 'combined'\ntrain.batch_sample = 4\n")
     assert "batch_samples" in refusal(clawloop("recipe", "set", str(file), **here))
-    assert "no policy 'nobody'" in refusal(clawloop("recipe", "show", "--policy", "nobody", **here))
+    assert "policy 'nobody' has no recipe" in refusal(clawloop("recipe", "show", "--policy", "nobody", **here))
