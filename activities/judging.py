@@ -121,7 +121,7 @@ class JudgingActivities:
             # A judge that does not answer must not undo what one said before; the votes there are wait for the next.
             why = f"judged again in vain, {end.why}; it stays: {turn.outcome_detail}"
             return _fate(placed, turn.outcome, held.verdict, why)
-        ready = await self._store.settle(judgement.id, end, [one.id for one in given if not one.applied])
+        ready = await self._store.settle(judgement.id, end, [one.id for one in given])
         await self._work.tell(ready)
         if ask.revision is not None and (stays := await self._stays(ask)) is not None:
             return stays

@@ -54,14 +54,17 @@ class JudgementStore(TurnPlaces, Protocol):
         self, judgement: JudgementId, kind: str, index: int, raw: str, hint: HintVote | None
     ) -> None: ...
 
-    async def settle(self, judgement: JudgementId, end: Settlement, applied: list[FeedbackId]) -> str | None:
-        """Verdict, hint, sample and the turn's outcome in one transaction; feedback `applied` is taken into it.
+    async def settle(self, judgement: JudgementId, end: Settlement, heard: list[FeedbackId]) -> str | None:
+        """Verdict, hint, sample and the turn's outcome in one transaction; feedback `heard` is taken into it.
 
         Samples of the turn's other judgements that no step has taken are superseded. Where a step has taken one, only
         new feedback makes a further sample: without any, the judgement is not held and the turn stays as it is.
 
         Returns:
             The policy that has a batch waiting since this call; None if it has none, or had one before.
+
+        Raises:
+            StoreUnavailable: also when feedback it has not heard of was taken in meanwhile: that is not undone.
         """
 
     async def feedback_of(self, turn_id: TurnId) -> list[GivenFeedback]:

@@ -125,8 +125,8 @@ class PostgresJudgementStore:
         }
         await self._database.run(lambda connection: connection.execute(_INSERT_HINT, row))
 
-    async def settle(self, judgement: JudgementId, end: Settlement, applied: list[FeedbackId]) -> str | None:
-        """Verdict, hint, sample and the turn's outcome in one transaction; feedback `applied` is taken into it.
+    async def settle(self, judgement: JudgementId, end: Settlement, heard: list[FeedbackId]) -> str | None:
+        """Verdict, hint, sample and the turn's outcome in one transaction; feedback `heard` is taken into it.
 
         Samples of the turn's other judgements that no step has taken are superseded. Where a step has taken one, only
         new feedback makes a further sample: without any, the judgement is not held and the turn stays as it is.
@@ -135,9 +135,10 @@ class PostgresJudgementStore:
             The policy that has a batch waiting since this call; None if it has none, or had one before.
 
         Raises:
-            StoreUnavailable: also when a step took the sample that was to be amended; `revise` then gives another.
+            StoreUnavailable: also when a step took the sample that was to be amended; `revise` then gives another. And
+                when feedback it has not heard of was taken in meanwhile: a judge's late answer does not undo it.
         """
-        return await self._database.run(partial(_settle, judgement, end, applied))
+        return await self._database.run(partial(_settle, judgement, end, heard))
 
     async def feedback_of(self, turn_id: TurnId) -> list[GivenFeedback]:
         """All feedback on a turn, oldest first.
@@ -260,12 +261,13 @@ async def _as_open(
 
 
 async def _settle(
-    judgement: JudgementId, end: Settlement, applied: list[FeedbackId], connection: AsyncConnection
+    judgement: JudgementId, end: Settlement, heard: list[FeedbackId], connection: AsyncConnection
 ) -> str | None:
     query = select(Judgement.turn_id).where(Judgement.id == judgement)
     turn_id = TurnId((await connection.execute(query)).scalar_one())
     policy = await hold_policy_of(connection, turn_id)
     await connection.execute(query.with_for_update())
+    applied = await _new_among(connection, turn_id, heard)
     if await is_taken(connection, judgement):
         if applied:
             raise StoreUnavailable(f"a step took the sample of turn {turn_id} meanwhile")
@@ -296,6 +298,19 @@ async def _settle(
         taken = update(Feedback).where(Feedback.id.in_(applied), Feedback.applied_at.is_(None))
         await connection.execute(taken.values(applied_at=func.now()))
     return policy if await refresh_work(connection, policy) else None
+
+
+async def _new_among(connection: AsyncConnection, turn_id: TurnId, heard: list[FeedbackId]) -> list[FeedbackId]:
+    """Those of them that no judgement has taken in.
+
+    Raises:
+        StoreUnavailable: one has taken in feedback that is not among them.
+    """
+    query = select(Feedback.id, Feedback.applied_at.is_not(None).label("applied")).where(Feedback.turn_id == turn_id)
+    known = (await connection.execute(query)).all()
+    if any(row.applied and row.id not in heard for row in known):
+        raise StoreUnavailable(f"feedback on turn {turn_id} was taken in meanwhile")
+    return [FeedbackId(row.id) for row in known if not row.applied and row.id in heard]
 
 
 async def _feedback_of(turn_id: TurnId, connection: AsyncConnection) -> list[GivenFeedback]:

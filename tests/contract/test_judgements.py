@@ -185,15 +185,28 @@ async def test_feedback_amends_a_fresh_judgement_and_adds_one_to_a_taken(ledger:
     await ledger.judgements.settle(amended.id, TIE, [given])
     assert [one.applied for one in await ledger.judgements.feedback_of(first.turn_id)] == [True]
     assert [state for state, _ in ledger.samples(first.turn_id)] == [SampleState.SUPERSEDED]
-    await ledger.judgements.settle(amended.id, GOOD, [])
+    await ledger.judgements.settle(amended.id, GOOD, [given])
     ledger.claim(first.turn_id)
-    given = await ledger.give(first.turn_id, -1.0, "no")
+    heard = [given, await ledger.give(first.turn_id, -1.0, "no")]
     with pytest.raises(StoreUnavailable):
-        await ledger.judgements.settle(opened.id, BAD, [given])  # a step took it meanwhile
+        await ledger.judgements.settle(opened.id, BAD, heard)  # a step took it meanwhile
     further = await ledger.judgements.revise(first.turn_id, None, b"g", "hint")
     assert further.id != opened.id
-    await ledger.judgements.settle(further.id, BAD, [given])
+    await ledger.judgements.settle(further.id, BAD, heard)
     assert ledger.samples(first.turn_id) == [(SampleState.CLAIMED, 1.0), (SampleState.FRESH, -1.0)]
+
+
+async def test_a_judge_that_answers_after_a_rating_does_not_undo_it(ledger: Ledger) -> None:
+    first, second = ledger.talk("one", "two")
+    await ledger.enter(first, second)
+    slow = await ledger.judgements.open(first.turn_id, second.turn_id, b"e", "hint")
+    given = await ledger.give(first.turn_id, -1.0, None)
+    quick = await ledger.judgements.revise(first.turn_id, second.turn_id, b"f", "hint")
+    await ledger.judgements.settle(quick.id, BAD, [given])
+    with pytest.raises(StoreUnavailable):
+        await ledger.judgements.settle(slow.id, GOOD, [])
+    assert ledger.samples(first.turn_id) == [(SampleState.FRESH, -1.0)]
+    assert await ledger.fate(first) == (Outcome.SAMPLED, "verdict -1")
 
 
 async def test_judged_again_it_replaces_what_no_step_has(ledger: Ledger) -> None:

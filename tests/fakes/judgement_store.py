@@ -136,8 +136,12 @@ class FakeJudgementStore:
     async def store_hint(self, judgement: JudgementId, kind: str, index: int, raw: str, hint: HintVote | None) -> None:
         self._by_id(judgement).hints.setdefault((kind, index), hint)
 
-    async def settle(self, judgement: JudgementId, end: Settlement, applied: list[FeedbackId]) -> str | None:
+    async def settle(self, judgement: JudgementId, end: Settlement, heard: list[FeedbackId]) -> str | None:
         one = self._by_id(judgement)
+        feedback = await self.feedback_of(one.turn_id)
+        if any(given.applied and given.id not in heard for given in feedback):
+            raise StoreUnavailable("feedback was taken in meanwhile")
+        applied = [given.id for given in feedback if not given.applied and given.id in heard]
         if one.sample not in _OPEN:
             if applied:
                 raise StoreUnavailable("a step took the sample meanwhile")

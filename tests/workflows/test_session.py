@@ -164,3 +164,13 @@ async def test_a_woken_session_closes_what_it_never_heard_of(client: Client, scr
     await talk.handle.result()
     (closing,) = scripted.closed
     assert closing.up_to is None
+
+
+async def test_waking_a_session_that_runs_already_changes_nothing(client: Client, scripted: ScriptedActivities) -> None:
+    talk = Conversation(client)
+    await talk.say()
+    running = await talk.handle.describe()
+    await talk.announcer.wake(talk.facts)  # the sweep does so every minute until the session has closed
+    assert (await talk.handle.describe()).run_id == running.run_id
+    await talk.say(ends=True)
+    assert (await talk.handle.result()).why == "the client ended the session"
