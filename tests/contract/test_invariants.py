@@ -65,9 +65,12 @@ DAMAGE: dict[str, tuple[str, ...]] = {
         "UPDATE judgements SET verdict = NULL WHERE id ="
         " (SELECT judgement_id FROM samples WHERE state = 'trained' LIMIT 1)",
     ),
+    # Two judgements of one turn, of which both were trained.
     "a turn is trained once by one recipe, and once more after feedback": (
-        "UPDATE samples SET turn_id = (SELECT turn_id FROM samples WHERE state = 'trained' ORDER BY id LIMIT 1)"
-        " WHERE id = (SELECT id FROM samples WHERE state = 'trained' ORDER BY id DESC LIMIT 1)",
+        "UPDATE judgements SET revision = 1, turn_id ="
+        " (SELECT turn_id FROM samples WHERE state = 'trained' ORDER BY id LIMIT 1)"
+        " WHERE id = (SELECT judgement_id FROM samples WHERE state = 'trained' ORDER BY id DESC LIMIT 1)",
+        "UPDATE samples s SET turn_id = j.turn_id FROM judgements j WHERE j.id = s.judgement_id",
     ),
     "a sample is claimed or trained exactly if a step has it": (
         "UPDATE samples SET state = 'fresh' WHERE id = (SELECT id FROM samples WHERE state = 'trained' LIMIT 1)",

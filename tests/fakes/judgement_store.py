@@ -147,7 +147,7 @@ class FakeJudgementStore:
                 raise StoreUnavailable("a step took the sample meanwhile")
             return None
         others = [other for other in self._of(one.turn_id) if other is not one]
-        if not applied and any(other.sample not in _OPEN for other in others):
+        if not applied and any(other.sample not in (*_OPEN, SampleState.EXPIRED) for other in others):
             return None
         for other in others:
             if other.sample is SampleState.FRESH:
