@@ -7,6 +7,7 @@ import re
 import pytest
 import torch
 
+from clawloop.contracts import Message
 from clawloop.demo.card import CARD, digest
 from clawloop.demo.evaluate import DemoModel, measure_answers, measure_judge, measured_lists
 from clawloop.demo.location import model_path
@@ -57,7 +58,7 @@ def test_its_chat_template_takes_every_role(model: DemoModel) -> None:
 
 
 def test_its_template_writes_chats_as_its_lessons_do(model: DemoModel) -> None:
-    chat = [
+    chat: list[Message] = [
         {"role": "system", "content": "Be."},
         {"role": "user", "content": "Hi"},
         {"role": "assistant", "content": "x"},
