@@ -118,6 +118,11 @@ def _of_signal(signal: Signal) -> Iterator[tuple[bool, str, str]]:
         "signal.baseline",
         "needs signal.verdicts = true",
     )
+    yield (
+        signal.hints and signal.reward == "group",
+        "signal.hints",
+        'a group is compared by verdicts alone: reward = "group" needs hints = false',
+    )
     if signal.overlong is not None:
         yield not signal.verdicts, "signal.overlong", "is added to verdicts; needs signal.verdicts = true"
         yield (

@@ -12,12 +12,15 @@ from clawloop.contracts import Outcome, SessionState
 from clawloop.errors import RecordUnusable
 from clawloop.ids import JudgementId, SessionId, TurnId
 from clawloop.judging.records import ClosingSession, Ending, ExtraSample, SessionTurn
+from clawloop.samples.rewards import MemberEnd
+from db.direct_votes import direct_from_text
 from db.engine import Database
 from db.exact_json import storable
 from db.recipes import recipe_of_policy
+from db.related import settle_groups_of
 from db.samples import put_sample
 from db.tables import Judgement, Session, Turn
-from db.work import hold_policy_of, refresh_work
+from db.work import hold_policy, hold_policy_of, refresh_work
 
 # What follows a turn: every main turn below it, over side turns, which do not count.
 _TURNS = text("""
@@ -32,6 +35,7 @@ _TURNS = text("""
         SELECT d.turn_id, t.id, t.kind FROM down d JOIN turns t ON t.parent_turn_id = d.id WHERE d.kind = 'side')
     SELECT w.id, w.outcome, w.number, w.number = w.main_turns AS last, j.verdict, j.expected, j.not_trainable,
         j.decided_at IS NOT NULL AS judged,
+        (SELECT v.raw FROM votes v WHERE v.judgement_id = j.id AND v.kind = 'direct') AS direct,
         (SELECT count(*) FROM samples s WHERE s.turn_id = w.id AND s.state <> 'superseded') AS samples,
         ARRAY(SELECT d.id FROM down d WHERE d.turn_id = w.id AND d.kind = 'main' ORDER BY d.id) AS followed_by
     FROM wanted w
@@ -55,6 +59,17 @@ class PostgresClosingStore:
             StoreUnavailable
         """
         return await self._database.run(partial(_look, session))
+
+    async def settle_groups(self, session: SessionId) -> tuple[list[MemberEnd], str | None]:
+        """Settle the groups of a session that closes: what is not judged by now will not be.
+
+        Returns:
+            What became of their members, and the policy that has a batch waiting since this call.
+
+        Raises:
+            StoreUnavailable
+        """
+        return await self._database.run(partial(_settle_groups, session))
 
     async def close(
         self, session: SessionId, why: str, endings: Sequence[Ending], guarantee: str | None, extra: ExtraSample | None
@@ -97,11 +112,27 @@ async def _look(session: SessionId, connection: AsyncConnection) -> ClosingSessi
             verdict=turn.verdict,
             trainable=turn.not_trainable is None if turn.judged else None,
             samples=turn.samples,
+            direct=None if turn.direct is None else direct_from_text(turn.direct),
         )
         for turn in await connection.execute(_TURNS, {"session": session, "all_turns": first})
     ]
     count = select(func.count()).where(Turn.session_id == session, Turn.kind == "main")
-    return ClosingSession(session, turns, first, at_least_one, await connection.scalar(count) or 0)
+    grouped = select(Turn.id).where(Turn.session_id == session, Turn.group_id.is_not(None)).limit(1)
+    return ClosingSession(
+        session,
+        turns,
+        first,
+        at_least_one,
+        main_turns=await connection.scalar(count) or 0,
+        grouped=await connection.scalar(grouped) is not None,
+    )
+
+
+async def _settle_groups(session: SessionId, connection: AsyncConnection) -> tuple[list[MemberEnd], str | None]:
+    policy: str = (await connection.execute(select(Session.policy).where(Session.id == session))).scalar_one()
+    await hold_policy(connection, policy)
+    ends = await settle_groups_of(connection, session)
+    return ends, policy if await refresh_work(connection, policy) else None
 
 
 async def _sample_anyway(connection: AsyncConnection, extra: ExtraSample) -> None:
@@ -113,7 +144,7 @@ async def _sample_anyway(connection: AsyncConnection, extra: ExtraSample) -> Non
         .limit(1)
     )
     judgement = JudgementId((await connection.execute(newest)).scalar_one())
-    decided = {"outcome": Outcome.SAMPLED, "reward": reward, "why": why}
+    decided = {"outcome": Outcome.SAMPLED, "why": why}
     await connection.execute(update(Judgement).where(Judgement.id == judgement).values(decided))
     await put_sample(connection, judgement, turn_id, reward, None, why)
     await connection.execute(update(Turn).where(Turn.id == turn_id).values(outcome=Outcome.SAMPLED, outcome_detail=why))

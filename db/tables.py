@@ -58,6 +58,8 @@ class Policy(Base):
     work_waiting: Mapped[bool] = mapped_column(server_default=text("false"))
     work_signalled_at: Mapped[datetime | None]  # its training workflow was told that work waits
     recipe_hash: Mapped[str | None] = mapped_column(ForeignKey("recipes.hash"))  # what it learns by; None: nothing
+    verdict_count: Mapped[int] = mapped_column(server_default=text("0"))  # verdicts of +1 and -1 so far
+    verdict_total: Mapped[int] = mapped_column(server_default=text("0"))  # their sum
     created_at: Mapped[datetime] = mapped_column(server_default=text("now()"))
 
 
@@ -154,6 +156,7 @@ class Turn(Base):
         Index(None, "session_id", "response_digest"),
         Index(None, "parent_turn_id"),
         Index("turns_waiting_idx", "session_id", postgresql_where=text("outcome = 'waiting'")),
+        Index("turns_group_idx", "group_id", postgresql_where=text("group_id IS NOT NULL")),
         Index("turns_unannounced_idx", "id", postgresql_where=text("announced_at IS NULL AND kind = 'main'")),
     )
 
@@ -234,7 +237,7 @@ class Judgement(Base):
     evidence_hash: Mapped[bytes]
     verdict: Mapped[int | None]
     expected: Mapped[float | None]
-    reward: Mapped[float | None]
+    reward: Mapped[float | None]  # of its own verdict, before it is set in relation to others
     verdict_why: Mapped[str | None]
     hint: Mapped[str | None]
     hint_why: Mapped[str | None]

@@ -2,10 +2,11 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterator, Sequence
+from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import dataclass, field
 from datetime import UTC, datetime, timedelta
 
+from clawloop.algorithms.baseline import RunningMean
 from clawloop.contracts import (
     FeedbackGiven,
     Outcome,
@@ -27,10 +28,12 @@ from clawloop.judging.records import (
     Held,
     OpenJudgement,
     PlacedTurn,
+    Relation,
     SessionTurn,
     Settlement,
 )
 from clawloop.recipe import Recipe
+from clawloop.samples.rewards import Member, MemberEnd, group_ends, with_reward
 from db.entry import Entry
 from tests.fakes.turn_store import FakeTurnStore
 
@@ -43,6 +46,7 @@ class FakeJudgement:
     Attributes:
         end: None until it is settled.
         sample: the state of its sample; None if it has none.
+        own: its reward before it was set in relation to others; `reward` is its sample's.
     """
 
     id: JudgementId
@@ -52,9 +56,11 @@ class FakeJudgement:
     shown_by: TurnId | None
     votes: dict[int, Vote | None] = field(default_factory=dict)
     hints: dict[tuple[str, int], HintVote | None] = field(default_factory=dict)
+    direct: Mapping[Vote, float] | None = None
     end: Settlement | None = None
     sample: SampleState | None = None
     reward: float | None = None
+    own: float | None = None
 
 
 @dataclass
@@ -77,6 +83,7 @@ class FakeJudgementStore:
         self.given: list[GivenFeedback] = []
         self.closed: dict[SessionId, _Closed] = {}
         self._told: set[FeedbackId] = set()
+        self._closed_with: set[TurnId] = set()
 
     # Judging ---------------------------------------------------------------------------------------------------------
 
@@ -121,7 +128,7 @@ class FakeJudgementStore:
             known = FakeJudgement(new_judgement_id(), turn_id, revision, self.recipe, shown_by)
             self.judgements.append(known)
         hints = {index: hint for (kind, index), hint in known.hints.items() if kind == hint_kind}
-        return OpenJudgement(known.id, known.recipe, dict(known.votes), hints)
+        return OpenJudgement(known.id, known.recipe, dict(known.votes), hints, known.direct)
 
     async def revise(
         self, turn_id: TurnId, shown_by: TurnId | None, evidence_hash: bytes, hint_kind: str
@@ -132,6 +139,10 @@ class FakeJudgementStore:
 
     async def store_vote(self, judgement: JudgementId, index: int, raw: str, vote: Vote | None) -> None:
         self._by_id(judgement).votes.setdefault(index, vote)
+
+    async def store_direct_vote(self, judgement: JudgementId, logprobs: Mapping[Vote, float], vote: Vote) -> None:
+        one = self._by_id(judgement)
+        one.direct = one.direct or dict(logprobs)
 
     async def store_hint(self, judgement: JudgementId, kind: str, index: int, raw: str, hint: HintVote | None) -> None:
         self._by_id(judgement).hints.setdefault((kind, index), hint)
@@ -148,17 +159,50 @@ class FakeJudgementStore:
         for other in others:
             if other.sample is SampleState.FRESH:
                 other.sample = SampleState.SUPERSEDED
-        one.end, one.reward = end, end.reward
-        if end.sampled:
+        own = end.reward
+        if end.relation is Relation.MEAN and end.verdict.verdict and own is not None:
+            said = [other.end.verdict.verdict or 0 for other in self.judgements if other.end and other is not one]
+            mean = RunningMean(sum(map(abs, said)), sum(said))
+            if mean.count:
+                end = with_reward(end, mean.relative(own), f"mean before {mean.total / mean.count:+.2f}")
+        one.end, one.own, one.reward = end, own, end.reward or None
+        if end.sampled and end.relation is not Relation.GROUP:
             one.sample = SampleState.FRESH
         elif one.sample is SampleState.FRESH:
             one.sample = SampleState.SUPERSEDED
         self._become(one.turn_id, end.outcome, end.why)
+        if end.relation is Relation.GROUP:
+            record = next(record for record in self._turns.records if record.turn_id == one.turn_id)
+            await self._settle_group(record.group_id or record.turn_id)
         self.given = [_applied(given) if given.id in applied else given for given in self.given]
         return None
 
     async def feedback_of(self, turn_id: TurnId) -> list[GivenFeedback]:
         return [given for given in self.given if given.turn_id == turn_id]
+
+    async def _settle_group(self, group: TurnId, *, closing: bool = False) -> list[MemberEnd]:
+        ids = sorted(record.turn_id for record in self._turns.records if record.group_id == group)
+        members = []
+        closed = closing
+        for turn_id in ids:
+            held = self._held(turn_id)
+            end = None if held is None else held.end
+            taken = held is not None and held.sample not in _OPEN
+            own = None if held is None or end is None or end.relation is not Relation.GROUP else held.own
+            why, fault = ("", None) if end is None else (end.why, end.not_trainable)
+            members.append(Member(turn_id, own, fault, why, taken))
+            stored = await self._turns.load(turn_id)
+            closed = closed or (stored is not None and turn_id in self._closed_with)
+        ends = group_ends(members, session_closed=closed)
+        for done in ends:
+            held = self._held(done.turn_id)
+            assert held is not None
+            if done.outcome is Outcome.SAMPLED:
+                held.sample, held.reward = SampleState.FRESH, done.reward
+            elif held.sample is SampleState.FRESH:
+                held.sample = SampleState.SUPERSEDED
+            self._become(done.turn_id, done.outcome, done.why)
+        return ends
 
     # Closing ---------------------------------------------------------------------------------------------------------
 
@@ -173,7 +217,8 @@ class FakeJudgementStore:
             for number, turn in enumerate(main, 1)
             if first or turn.outcome is Outcome.WAITING
         ]
-        return ClosingSession(session, turns, first, self.recipe.signal.at_least_one, len(main))
+        grouped = any(turn.record.group_id is not None for turn in own)
+        return ClosingSession(session, turns, first, self.recipe.signal.at_least_one, len(main), grouped)
 
     def _closing_turn(self, own: Sequence[StoredTurn], turn: StoredTurn, number: int, *, last: bool) -> SessionTurn:
         turn_id = turn.record.turn_id
@@ -196,11 +241,19 @@ class FakeJudgementStore:
             verdict=None if end is None else end.verdict.verdict,
             trainable=None if end is None else end.not_trainable is None,
             samples=sum(one.sample not in (None, SampleState.SUPERSEDED) for one in self._of(turn_id)),
+            direct=None if end is None or held is None else held.direct,
         )
+
+    async def settle_groups(self, session: SessionId) -> tuple[list[MemberEnd], str | None]:
+        own = {turn.record.turn_id: turn.record.group_id for turn in await self._session(session)}
+        open_groups = {group for turn, group in own.items() if group is not None and turn not in self._closed_with}
+        ends = [end for group in sorted(open_groups) for end in await self._settle_group(group, closing=True)]
+        return ends, None
 
     async def close(
         self, session: SessionId, why: str, endings: Sequence[Ending], guarantee: str | None, extra: ExtraSample | None
     ) -> str | None:
+        self._closed_with.update(turn.record.turn_id for turn in await self._session(session))
         if extra is not None:
             held = self._held(extra.turn_id)
             assert held is not None
