@@ -35,6 +35,7 @@ from clawloop.turns.next_state import NextState
 log = logging.getLogger(__name__)
 
 NOT_VOTED = Verdict(None, None, None, "no verdict asked for")
+NOTHING_FOLLOWED = Verdict(None, None, None, "nothing followed")
 NO_WORDS = HintChoice(None, answered=True, why="nothing says what to do better")
 
 
@@ -130,7 +131,8 @@ class JudgingActivities:
         if placed.held is not None and placed.held.revision >= (ask.revision or 0) and not new_feedback:
             # Judged before: this attempt only did not hear of it, or the message came twice.
             return _fate(placed, turn.outcome, placed.held.verdict, turn.outcome_detail or "")
-        if state is None and not given:
+        by_outcome = ask.itself and placed.task_outcome is not None
+        if state is None and not given and not by_outcome:
             return None
         case = _Case(placed, state, given, ask.give_up)
         judgement = await self._open(case, ask, new_feedback)
@@ -177,6 +179,8 @@ class JudgingActivities:
         scores = [given.score for given in case.feedback if given.score is not None]
         if scores:
             verdict = rated(scores[-1])
+        elif signal.verdicts and case.state is None and not case.texts:
+            verdict = NOTHING_FOLLOWED
         elif signal.verdicts and signal.votes == "direct":
             verdict = await asking.direct_vote()
             self._count("vote", [verdict.verdict])

@@ -47,7 +47,7 @@ class LedgerActivities:
         ends: list[tuple[SessionTurn, Ending]] = []
         to_judge: list[TurnId] = []
         for turn in undecided:
-            if await self._has_next_state(turn):
+            if await self._has_next_state(turn) or (session.by_outcome and turn.last and not turn.judged):
                 to_judge.append(turn.turn_id)
                 ends.append((turn, Ending(turn.turn_id, Outcome.UNJUDGED, NEVER_JUDGED)))
             else:
@@ -56,8 +56,8 @@ class LedgerActivities:
         if to_judge and not ask.give_up:
             return Closed(to_judge=to_judge[:TO_JUDGE_LIMIT], fates=[], turns=session.main_turns)
         settled: list[MemberEnd] = []
-        if session.grouped:
-            settled, ready = await self._store.settle_groups(ask.session_id)
+        if session.related:
+            settled, ready = await self._store.settle_related(ask.session_id)
             await self._work.tell(ready)
             session = await self._store.look(ask.session_id) or session
         found = _at_least_one(session, asked_directly=ask.asked_directly)

@@ -139,8 +139,8 @@ class ClosingStore(Protocol):
     async def look(self, session: SessionId) -> ClosingSession | None:
         """What a closing must decide; None if there is no such session."""
 
-    async def settle_groups(self, session: SessionId) -> tuple[list[MemberEnd], str | None]:
-        """Settle the groups of a session that closes: what is not judged by now will not be.
+    async def settle_related(self, session: SessionId) -> tuple[list[MemberEnd], str | None]:
+        """Settle groups and outcome of a session that closes: what is not known by now will not be.
 
         Returns:
             What became of their members, and the policy that has a batch waiting since this call.

@@ -17,7 +17,7 @@ from db.direct_votes import direct_from_text
 from db.engine import Database
 from db.exact_json import storable
 from db.recipes import recipe_of_policy
-from db.related import settle_groups_of
+from db.related import settle_groups_of, settle_outcome_of
 from db.samples import put_sample
 from db.tables import Judgement, Session, Turn
 from db.work import hold_policy, hold_policy_of, refresh_work
@@ -44,6 +44,11 @@ _TURNS = text("""
         ORDER BY revision DESC, decided_at DESC LIMIT 1) j ON true
     ORDER BY w.id
 """)
+_RELATED = text("""
+    SELECT EXISTS (
+        SELECT FROM turns t JOIN judgements j ON j.turn_id = t.id JOIN recipes r ON r.hash = j.recipe_hash
+        WHERE t.session_id = :session AND r.content->'signal'->>'reward' <> 'verdict')
+""")
 
 
 class PostgresClosingStore:
@@ -60,8 +65,8 @@ class PostgresClosingStore:
         """
         return await self._database.run(partial(_look, session))
 
-    async def settle_groups(self, session: SessionId) -> tuple[list[MemberEnd], str | None]:
-        """Settle the groups of a session that closes: what is not judged by now will not be.
+    async def settle_related(self, session: SessionId) -> tuple[list[MemberEnd], str | None]:
+        """Settle groups and outcome of a session that closes: what is not known by now will not be.
 
         Returns:
             What became of their members, and the policy that has a batch waiting since this call.
@@ -69,7 +74,7 @@ class PostgresClosingStore:
         Raises:
             StoreUnavailable
         """
-        return await self._database.run(partial(_settle_groups, session))
+        return await self._database.run(partial(_settle_related, session))
 
     async def close(
         self, session: SessionId, why: str, endings: Sequence[Ending], guarantee: str | None, extra: ExtraSample | None
@@ -90,16 +95,15 @@ class PostgresClosingStore:
 
 
 async def _look(session: SessionId, connection: AsyncConnection) -> ClosingSession | None:
-    row = (
-        await connection.execute(select(Session.policy, Session.first_closed_at).where(Session.id == session))
-    ).first()
+    query = select(Session.policy, Session.first_closed_at, Session.task_outcome).where(Session.id == session)
+    row = (await connection.execute(query)).first()
     if row is None:
         return None
     first = row.first_closed_at is None
     try:
-        at_least_one = (await recipe_of_policy(connection, row.policy)).signal.at_least_one
+        signal = (await recipe_of_policy(connection, row.policy)).signal
     except RecordUnusable:
-        at_least_one = False
+        signal = None
     turns = [
         SessionTurn(
             turn_id=TurnId(turn.id),
@@ -117,21 +121,22 @@ async def _look(session: SessionId, connection: AsyncConnection) -> ClosingSessi
         for turn in await connection.execute(_TURNS, {"session": session, "all_turns": first})
     ]
     count = select(func.count()).where(Turn.session_id == session, Turn.kind == "main")
-    grouped = select(Turn.id).where(Turn.session_id == session, Turn.group_id.is_not(None)).limit(1)
     return ClosingSession(
         session,
         turns,
         first,
-        at_least_one,
+        signal is not None and signal.at_least_one,
         main_turns=await connection.scalar(count) or 0,
-        grouped=await connection.scalar(grouped) is not None,
+        related=bool(await connection.scalar(_RELATED, {"session": session})),
+        by_outcome=row.task_outcome is not None and signal is not None and signal.reward == "outcome_process",
     )
 
 
-async def _settle_groups(session: SessionId, connection: AsyncConnection) -> tuple[list[MemberEnd], str | None]:
+async def _settle_related(session: SessionId, connection: AsyncConnection) -> tuple[list[MemberEnd], str | None]:
     policy: str = (await connection.execute(select(Session.policy).where(Session.id == session))).scalar_one()
     await hold_policy(connection, policy)
     ends = await settle_groups_of(connection, session)
+    ends += await settle_outcome_of(connection, session, closing=True)
     return ends, policy if await refresh_work(connection, policy) else None
 
 

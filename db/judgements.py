@@ -29,7 +29,7 @@ from db.entry import Request
 from db.exact_json import storable
 from db.placement import candidates_in
 from db.recipes import recipe_by_hash, recipe_of_policy
-from db.related import mean_before, settle_group
+from db.related import mean_before, settle_by_outcome, settle_group
 from db.samples import is_taken, others_taken, put_sample, supersede_others, withdraw_sample
 from db.stored import read_turn
 from db.tables import Feedback, Hint, Judgement, Sample, Session, Turn
@@ -181,6 +181,7 @@ class PostgresJudgementStore:
             followed_by=[TurnId(row.id) for row in after],
             overtaken_by=frozenset(TurnId(row.id) for row in after if row.entered_at < entered_at),
             held=None if held is None else _held(held),
+            task_outcome=await connection.scalar(select(Session.task_outcome).where(Session.id == turn.session_id)),
         )
 
 
@@ -306,7 +307,7 @@ async def _settle(
         "decided_at": func.now(),
     }
     await connection.execute(update(Judgement).where(Judgement.id == judgement).values(held))
-    if end.sampled and end.relation is not Relation.GROUP:
+    if end.sampled and end.relation in (Relation.NONE, Relation.MEAN):
         await put_sample(connection, judgement, turn_id, end.reward or None, end.hinted_prompt_ids, end.why)
     else:
         await withdraw_sample(connection, judgement, end.why)
@@ -315,6 +316,8 @@ async def _settle(
     if end.relation is Relation.GROUP:
         group = (await connection.execute(select(Turn.group_id).where(Turn.id == turn_id))).scalar_one()
         await settle_group(connection, TurnId(group or turn_id))
+    if end.relation is Relation.OUTCOME:
+        await settle_by_outcome(connection, turn_id)
     if applied:
         taken = update(Feedback).where(Feedback.id.in_(applied), Feedback.applied_at.is_(None))
         await connection.execute(taken.values(applied_at=func.now()))

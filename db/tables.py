@@ -102,7 +102,10 @@ class Session(Base):
     """One conversation with one key."""
 
     __tablename__ = "sessions"
-    __table_args__ = (one_of("state", SessionState),)
+    __table_args__ = (
+        one_of("state", SessionState),
+        CheckConstraint("task_outcome IN (-1, 1)", name="task_outcome"),
+    )
 
     id: Mapped[UUID] = mapped_column(primary_key=True)
     policy: Mapped[str] = mapped_column(ForeignKey("policies.id"))
@@ -116,6 +119,7 @@ class Session(Base):
     closed_at: Mapped[datetime | None]  # the last time
     closed_why: Mapped[str | None]
     guarantee: Mapped[str | None]  # what the at-least-one rule did, or why nothing
+    task_outcome: Mapped[int | None]  # whether its task succeeded, 1 or -1; None: nobody said
 
 
 class ToolList(Base):

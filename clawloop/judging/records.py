@@ -50,6 +50,7 @@ class PlacedTurn:
         followed_by: main turns that follow it so, oldest first.
         overtaken_by: those of them that were entered before it.
         held: its newest decided judgement; None if it has none.
+        task_outcome: whether its session's task succeeded, 1 or −1; None if nobody said.
     """
 
     turn: StoredTurn
@@ -60,6 +61,7 @@ class PlacedTurn:
     followed_by: Sequence[TurnId]
     overtaken_by: frozenset[TurnId]
     held: Held | None
+    task_outcome: int | None = None
 
 
 @dataclass(frozen=True, slots=True)
@@ -102,6 +104,7 @@ class Relation(StrEnum):
     NONE = "none"
     MEAN = "mean"  # the policy's mean verdict so far
     GROUP = "group"  # the other responses to the same prompt
+    OUTCOME = "outcome"  # whether the session's task succeeded
 
 
 @dataclass(frozen=True, slots=True)
@@ -164,7 +167,8 @@ class ClosingSession:
         first: it was never closed before.
         at_least_one: its policy's recipe wants the rule.
         main_turns: how many there are.
-        grouped: it has responses of one prompt among them.
+        related: rewards of some wait for each other, or for the session's end.
+        by_outcome: somebody said how its task came out, and its policy learns by that.
     """
 
     session_id: SessionId
@@ -172,7 +176,8 @@ class ClosingSession:
     first: bool
     at_least_one: bool
     main_turns: int
-    grouped: bool = False
+    related: bool = False
+    by_outcome: bool = False
 
 
 @dataclass(frozen=True, slots=True)

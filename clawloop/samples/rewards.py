@@ -28,17 +28,22 @@ def relation_of(signal: Signal, *, grouped: bool) -> Relation:
         return Relation.NONE
     if signal.reward == "group":
         return Relation.GROUP if grouped else Relation.NONE
+    if signal.reward == "outcome_process":
+        return Relation.OUTCOME
     return Relation.MEAN if signal.baseline == "mean" else Relation.NONE
 
 
 def priced(signal: Signal, verdict: Verdict, relation: Relation, *, tokens: int, cut_by_length: bool) -> Verdict:
     """The verdict with the reward of this turn alone: with the penalty for length, where the recipe has one.
 
-    A verdict of 0 is no opinion, and length alone is none either; only in a group does a 0 count.
+    A verdict of 0 is no opinion, and length alone is none either; only in relation to others does a 0 count. Beside an
+    outcome it is the mean of the votes that counts, (λ/m)·ΣS_j.
     """
+    if relation is Relation.OUTCOME and verdict.expected is not None:
+        verdict = replace(verdict, reward=signal.process_weight * verdict.expected)
     if verdict.reward is None or signal.overlong is None:
         return verdict
-    if not verdict.verdict and relation is not Relation.GROUP:
+    if not verdict.verdict and relation not in (Relation.GROUP, Relation.OUTCOME):
         return verdict
     penalty = overlong_penalty(
         tokens,
@@ -111,8 +116,36 @@ def _end(member: Member, advantage: float | None, known: int) -> MemberEnd:
         why = f"group agrees ({member.why})"
     else:
         why = f"{advantage:+.2f} in its group of {known} ({member.why})"
-    if not advantage:
+    return _ended(member, advantage, why)
+
+
+def outcome_ends(members: Sequence[Member], outcome: int | None) -> list[MemberEnd]:
+    """R = O + (λ/m)·ΣS of each turn of a closed session, of the terms that are known (RLAnything).
+
+    Args:
+        outcome: of the session's task, 1 or −1; None if nobody said.
+    """
+    ends = []
+    for member in members:
+        if member.taken or (member.reward is None and outcome is None):
+            continue
+        process = "" if member.reward is None else f"process {member.reward:+.2f}"
+        if outcome is None:
+            why = f"{process}, no outcome ({member.why})"
+        else:
+            why = f"outcome {outcome:+d}{process and ', ' + process} ({member.why})"
+        ends.append(_ended(member, (outcome or 0) + (member.reward or 0.0), why))
+    return ends
+
+
+def outcome_waits(member: Member) -> MemberEnd:
+    """What becomes of a judged turn until its session closes."""
+    return MemberEnd(member.turn_id, None, Outcome.UNDECIDED, f"waits for its session's outcome ({member.why})")
+
+
+def _ended(member: Member, reward: float | None, why: str) -> MemberEnd:
+    if not reward:
         return MemberEnd(member.turn_id, None, Outcome.UNDECIDED, why)
     if member.not_trainable is not None:
         return MemberEnd(member.turn_id, None, Outcome.NOT_TRAINABLE, f"{member.not_trainable} ({why})")
-    return MemberEnd(member.turn_id, advantage, Outcome.SAMPLED, why)
+    return MemberEnd(member.turn_id, reward, Outcome.SAMPLED, why)

@@ -1,4 +1,4 @@
-"""Rewards in relation to others: a policy's mean verdict, and groups found by their id."""
+"""Rewards in relation to others: a policy's mean verdict, groups found by their id, outcomes of sessions."""
 
 from __future__ import annotations
 
@@ -14,6 +14,8 @@ depends_on = None
 def upgrade() -> None:
     for name in ("verdict_count", "verdict_total"):
         op.add_column("policies", sa.Column(name, sa.Integer(), server_default=sa.text("0"), nullable=False))
+    op.add_column("sessions", sa.Column("task_outcome", sa.Integer(), nullable=True))
+    op.create_check_constraint(op.f("sessions_task_outcome_check"), "sessions", "task_outcome IN (-1, 1)")
     op.execute("""
         UPDATE policies p SET verdict_count = seen.count, verdict_total = seen.total
         FROM (
@@ -26,5 +28,6 @@ def upgrade() -> None:
 
 def downgrade() -> None:
     op.drop_index("turns_group_idx", table_name="turns")
+    op.drop_column("sessions", "task_outcome")
     for name in ("verdict_total", "verdict_count"):
         op.drop_column("policies", name)

@@ -2,142 +2,22 @@
 
 from __future__ import annotations
 
-from collections.abc import Awaitable, Callable
-from dataclasses import dataclass, replace
+from dataclasses import replace
 from datetime import timedelta
 
-import psycopg
 import pytest
 
-from activities.ports import ClosingStore, JudgementStore, UpkeepStore
-from clawloop.contracts import Message, Outcome, SampleState, SessionEvidence, SessionSource, TurnKind, TurnRecord
+from clawloop.contracts import Outcome, SampleState, TurnKind, TurnRecord
 from clawloop.errors import StoreUnavailable
-from clawloop.ids import FeedbackId, SessionId, TurnId, new_turn_id
-from clawloop.judging.hints import NOT_ASKED
+from clawloop.ids import SessionId, new_turn_id
 from clawloop.judging.parsing import HintVote, Vote
-from clawloop.judging.records import Ending, ExtraSample, Relation, Settlement
-from clawloop.judging.voting import Verdict
+from clawloop.judging.records import Ending, ExtraSample, Relation
 from clawloop.recipe import Recipe
-from db.closing import PostgresClosingStore
-from db.engine import Database
-from db.feedback import PostgresFeedbackStore
-from db.judgements import PostgresJudgementStore
-from db.recipes import ensure_recipe, set_recipe
-from db.upkeep import PostgresUpkeepStore
-from tests.contract.conftest import Stores
-from tests.fakes.judgement_store import FakeJudgementStore
-from tests.records import turn_record
+from tests.contract.ledgers import BAD, GOOD, TIE, Ledger, fake_ledger, ledger, postgres_ledger, related, settle
 
-RECIPE = Recipe(name="combined")
+__all__ = ["fake_ledger", "ledger", "postgres_ledger"]
+
 NOW, LATER = timedelta(0), timedelta(hours=1)
-GOOD = Settlement(Verdict(1, 1.0, 1.0, "3 of 3"), NOT_ASKED, None, 1.0, None, Outcome.SAMPLED, "verdict +1")
-BAD = Settlement(Verdict(-1, -1.0, -1.0, "3 of 3"), NOT_ASKED, None, -1.0, None, Outcome.SAMPLED, "verdict -1")
-TIE = Settlement(Verdict(0, 0.0, 0.0, "vote tie"), NOT_ASKED, None, None, None, Outcome.UNDECIDED, "vote tie")
-
-
-@dataclass
-class Ledger:
-    """
-    Attributes:
-        claim: takes a turn's fresh sample, as a step would.
-        samples: states and rewards of a turn's samples, oldest first.
-        learn_by: gives the policy another recipe.
-    """
-
-    stores: Stores
-    judgements: JudgementStore
-    closing: ClosingStore
-    upkeep: UpkeepStore
-    give: Callable[[TurnId, float | None, str | None], Awaitable[FeedbackId]]
-    claim: Callable[[TurnId], None]
-    samples: Callable[[TurnId], list[tuple[SampleState, float | None]]]
-    learn_by: Callable[[Recipe], Awaitable[None]]
-
-    async def enter(self, *turns: TurnRecord) -> SessionId:
-        sessions = [(await self.stores.turns.enter(turn)).session_id for turn in turns]
-        return sessions[-1]
-
-    def talk(self, *asked: str, session: str = "s") -> list[TurnRecord]:
-        """Turns that follow each other."""
-        messages: list[Message] = []
-        turns = []
-        for number, said in enumerate(asked):
-            messages = [*messages, {"role": "user", "content": said}]
-            answer: Message = {"role": "assistant", "content": f"answer {number} of {session}"}
-            turns.append(
-                turn_record(
-                    api_key_id=self.stores.key,
-                    evidence=SessionEvidence(SessionSource.HEADER, session),
-                    messages=messages,
-                    response=answer,
-                )
-            )
-            messages = [*messages, answer]
-        return turns
-
-    async def samples_of(self, turn: TurnRecord) -> list[float]:
-        """Rewards of its fresh samples."""
-        fresh = [reward for state, reward in self.samples(turn.turn_id) if state is SampleState.FRESH]
-        return [reward for reward in fresh if reward is not None]
-
-    async def fate(self, turn: TurnRecord) -> tuple[Outcome, str | None]:
-        stored = await self.stores.turns.load(turn.turn_id)
-        assert stored is not None
-        return stored.outcome, stored.outcome_detail
-
-
-@pytest.fixture
-async def fake_ledger(fake_stores: Stores) -> Ledger:
-    stores = fake_stores
-    fake = FakeJudgementStore(stores.turns, RECIPE)  # type: ignore[arg-type]
-
-    async def give(turn: TurnId, score: float | None, text: str | None) -> FeedbackId:
-        return fake.give(stores.key, turn, score, text)
-
-    async def learn_by(recipe: Recipe) -> None:
-        fake.recipe = recipe
-
-    return Ledger(stores, fake, fake, fake, give, fake.claim, fake.samples, learn_by)
-
-
-@pytest.fixture
-async def postgres_ledger(postgres_stores: Stores, database: Database, postgres_url: str) -> Ledger:
-    stores, url = postgres_stores, postgres_url
-    await ensure_recipe(database, "default", RECIPE)
-
-    async def give(turn: TurnId, score: float | None, text: str | None) -> FeedbackId:
-        stored = await PostgresFeedbackStore(database).give(stores.key, turn, score, text)
-        assert stored is not None
-        return stored.given.feedback_id
-
-    def claim(turn: TurnId) -> None:
-        with psycopg.connect(url, autocommit=True) as connection:
-            connection.execute("UPDATE samples SET state = 'claimed' WHERE state = 'fresh' AND turn_id = %s", [turn])
-
-    def samples(turn: TurnId) -> list[tuple[SampleState, float | None]]:
-        with psycopg.connect(url) as connection:
-            query = "SELECT state, reward FROM samples WHERE turn_id = %s ORDER BY id"
-            return [(SampleState(state), reward) for state, reward in connection.execute(query, [turn])]
-
-    async def learn_by(recipe: Recipe) -> None:
-        await set_recipe(database, "default", recipe)
-
-    return Ledger(
-        stores,
-        PostgresJudgementStore(database),
-        PostgresClosingStore(database),
-        PostgresUpkeepStore(database),
-        give,
-        claim,
-        samples,
-        learn_by,
-    )
-
-
-@pytest.fixture(params=["fake", pytest.param("postgres", marks=pytest.mark.postgres)])
-def ledger(request: pytest.FixtureRequest) -> Ledger:
-    both: Ledger = request.getfixturevalue(f"{request.param}_ledger")
-    return both
 
 
 async def test_a_turn_knows_its_place_over_side_turns(ledger: Ledger) -> None:
@@ -296,15 +176,6 @@ async def test_feedback_nobody_was_told_of_is_found_until_somebody_is(ledger: Le
     assert await ledger.upkeep.untold_feedback(NOW, 9) == []
 
 
-def related(end: Settlement, relation: Relation, reward: float | None) -> Settlement:
-    return replace(end, relation=relation, reward=reward)
-
-
-async def settle(ledger: Ledger, turn: TurnRecord, end: Settlement) -> None:
-    opened = await ledger.judgements.revise(turn.turn_id, None, b"e", "hint")
-    await ledger.judgements.settle(opened.id, end, [])
-
-
 async def responses(ledger: Ledger, n: int) -> list[TurnRecord]:
     """The responses to one prompt, of a policy that compares them."""
     await ledger.learn_by(
@@ -369,15 +240,15 @@ async def test_a_group_that_agrees_gives_no_sample(ledger: Ledger) -> None:
 async def test_closing_settles_the_groups_that_wait(ledger: Ledger) -> None:
     group = await responses(ledger, 3)
     session = await ledger.enter(*group)
+    await settle(ledger, group[1], related(BAD, Relation.GROUP, -1.0))
     seen = await ledger.closing.look(session)
     assert seen is not None
-    assert seen.grouped
-    await settle(ledger, group[1], related(BAD, Relation.GROUP, -1.0))
-    (end,), _ = await ledger.closing.settle_groups(session)
+    assert seen.related
+    (end,), _ = await ledger.closing.settle_related(session)
     assert (end.turn_id, end.reward, end.outcome) == (group[1].turn_id, -1.0, Outcome.SAMPLED)
     assert end.why == "the only verdict in its group: verdict -1"
     await ledger.closing.close(session, "idle", [], None, None)
-    assert await ledger.closing.settle_groups(session) == ([], None)
+    assert await ledger.closing.settle_related(session) == ([], None)
     # A rating that comes later meets the verdict there is.
     await settle(ledger, group[0], related(GOOD, Relation.GROUP, 1.0))
     assert [(await ledger.samples_of(turn)) for turn in group] == [[1.0], [-1.0], []]
@@ -388,7 +259,7 @@ async def test_a_member_that_a_step_has_stays_as_it_is(ledger: Ledger) -> None:
     session = await ledger.enter(*group)
     await settle(ledger, group[0], related(GOOD, Relation.GROUP, 1.0))
     await settle(ledger, group[1], related(BAD, Relation.GROUP, -1.0))
-    await ledger.closing.settle_groups(session)
+    await ledger.closing.settle_related(session)
     await ledger.closing.close(session, "idle", [], None, None)
     ledger.claim(group[0].turn_id)
     await settle(ledger, group[2], related(BAD, Relation.GROUP, -1.0))

@@ -2,12 +2,13 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterator, Mapping, Sequence
+from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, field
 from datetime import UTC, datetime, timedelta
 
 from clawloop.algorithms.baseline import RunningMean
 from clawloop.contracts import (
+    FeedbackEffect,
     FeedbackGiven,
     Outcome,
     SampleState,
@@ -33,10 +34,12 @@ from clawloop.judging.records import (
     Settlement,
 )
 from clawloop.recipe import Recipe
-from clawloop.samples.rewards import Member, MemberEnd, group_ends, with_reward
+from clawloop.samples.rewards import Member, MemberEnd, group_ends, outcome_ends, outcome_waits, with_reward
 from db.entry import Entry
+from tests.fakes.turn_facts import above, facts, is_older
 from tests.fakes.turn_store import FakeTurnStore
 
+_BY_OUTCOME = "outcome_process"
 _OPEN = (None, SampleState.FRESH, SampleState.SUPERSEDED)
 
 
@@ -84,6 +87,7 @@ class FakeJudgementStore:
         self.closed: dict[SessionId, _Closed] = {}
         self._told: set[FeedbackId] = set()
         self._closed_with: set[TurnId] = set()
+        self._outcomes: dict[SessionId, int] = {}
 
     # Judging ---------------------------------------------------------------------------------------------------------
 
@@ -113,6 +117,7 @@ class FakeJudgementStore:
             held=None
             if held is None or held.end is None
             else Held(held.revision, held.end.outcome, held.end.verdict.verdict, held.shown_by),
+            task_outcome=self._outcomes.get(stored.session_id),
         )
 
     async def open(
@@ -166,34 +171,47 @@ class FakeJudgementStore:
             if mean.count:
                 end = with_reward(end, mean.relative(own), f"mean before {mean.total / mean.count:+.2f}")
         one.end, one.own, one.reward = end, own, end.reward or None
-        if end.sampled and end.relation is not Relation.GROUP:
+        if end.sampled and end.relation in (Relation.NONE, Relation.MEAN):
             one.sample = SampleState.FRESH
         elif one.sample is SampleState.FRESH:
             one.sample = SampleState.SUPERSEDED
         self._become(one.turn_id, end.outcome, end.why)
-        if end.relation is Relation.GROUP:
-            record = next(record for record in self._turns.records if record.turn_id == one.turn_id)
-            await self._settle_group(record.group_id or record.turn_id)
+        await self._relate(one, end.relation, own)
         self.given = [_applied(given) if given.id in applied else given for given in self.given]
         return None
+
+    async def _relate(self, one: FakeJudgement, relation: Relation, own: float | None) -> None:
+        if relation is Relation.GROUP:
+            record = next(record for record in self._turns.records if record.turn_id == one.turn_id)
+            await self._settle_group(record.group_id or record.turn_id)
+        if relation is Relation.OUTCOME and one.turn_id in self._closed_with:
+            stored = await self._turns.load(one.turn_id)
+            assert stored is not None
+            self._settle_outcome([one.turn_id], self._outcomes.get(stored.session_id))
+        elif relation is Relation.OUTCOME and own is not None:
+            self._end_members([outcome_waits(self._member(one.turn_id, Relation.OUTCOME))])
 
     async def feedback_of(self, turn_id: TurnId) -> list[GivenFeedback]:
         return [given for given in self.given if given.turn_id == turn_id]
 
     async def _settle_group(self, group: TurnId, *, closing: bool = False) -> list[MemberEnd]:
         ids = sorted(record.turn_id for record in self._turns.records if record.group_id == group)
-        members = []
-        closed = closing
-        for turn_id in ids:
-            held = self._held(turn_id)
-            end = None if held is None else held.end
-            taken = held is not None and held.sample not in _OPEN
-            own = None if held is None or end is None or end.relation is not Relation.GROUP else held.own
-            why, fault = ("", None) if end is None else (end.why, end.not_trainable)
-            members.append(Member(turn_id, own, fault, why, taken))
-            stored = await self._turns.load(turn_id)
-            closed = closed or (stored is not None and turn_id in self._closed_with)
-        ends = group_ends(members, session_closed=closed)
+        members = [self._member(turn_id, Relation.GROUP) for turn_id in ids]
+        closed = closing or any(turn_id in self._closed_with for turn_id in ids)
+        return self._end_members(group_ends(members, session_closed=closed))
+
+    def _member(self, turn_id: TurnId, relation: Relation) -> Member:
+        held = self._held(turn_id)
+        end = None if held is None or held.end is None or held.end.relation is not relation else held.end
+        if held is None or end is None:
+            return Member(turn_id, None, None, "", taken=False)
+        return Member(turn_id, held.own, end.not_trainable, end.why, held.sample not in _OPEN)
+
+    def _settle_outcome(self, turns: Sequence[TurnId], outcome: int | None) -> list[MemberEnd]:
+        judged = [turn for turn in turns if (held := self._held(turn)) and held.recipe.signal.reward == _BY_OUTCOME]
+        return self._end_members(outcome_ends([self._member(turn, Relation.OUTCOME) for turn in judged], outcome))
+
+    def _end_members(self, ends: list[MemberEnd]) -> list[MemberEnd]:
         for done in ends:
             held = self._held(done.turn_id)
             assert held is not None
@@ -217,8 +235,10 @@ class FakeJudgementStore:
             for number, turn in enumerate(main, 1)
             if first or turn.outcome is Outcome.WAITING
         ]
-        grouped = any(turn.record.group_id is not None for turn in own)
-        return ClosingSession(session, turns, first, self.recipe.signal.at_least_one, len(main), grouped)
+        signal = self.recipe.signal
+        related = any(one.recipe.signal.reward != "verdict" for turn in main for one in self._of(turn.record.turn_id))
+        by_outcome = session in self._outcomes and signal.reward == _BY_OUTCOME
+        return ClosingSession(session, turns, first, signal.at_least_one, len(main), related, by_outcome)
 
     def _closing_turn(self, own: Sequence[StoredTurn], turn: StoredTurn, number: int, *, last: bool) -> SessionTurn:
         turn_id = turn.record.turn_id
@@ -244,11 +264,24 @@ class FakeJudgementStore:
             direct=None if end is None or held is None else held.direct,
         )
 
-    async def settle_groups(self, session: SessionId) -> tuple[list[MemberEnd], str | None]:
+    async def settle_related(self, session: SessionId) -> tuple[list[MemberEnd], str | None]:
         own = {turn.record.turn_id: turn.record.group_id for turn in await self._session(session)}
         open_groups = {group for turn, group in own.items() if group is not None and turn not in self._closed_with}
         ends = [end for group in sorted(open_groups) for end in await self._settle_group(group, closing=True)]
-        return ends, None
+        fresh = [turn for turn in own if turn not in self._closed_with]
+        return ends + self._settle_outcome(fresh, self._outcomes.get(session)), None
+
+    async def give_outcome(self, key: ApiKeyId, session: str, outcome: int) -> FeedbackEffect | None:
+        found = next((turn for turn in await self._all() if turn.record.evidence.value == session), None)
+        if found is None or found.record.api_key_id != key:
+            return None
+        self._outcomes[found.session_id] = outcome
+        own = [turn.record.turn_id for turn in await self._session(found.session_id)]
+        ends = self._settle_outcome([turn for turn in own if turn in self._closed_with], outcome)
+        closed = self.closed.get(found.session_id)
+        waits = closed is None or closed.state is not SessionState.CLOSED
+        amends = bool(ends) or (waits and self.recipe.signal.reward == _BY_OUTCOME)
+        return FeedbackEffect.AMENDS if amends else FeedbackEffect.RECORDED
 
     async def close(
         self, session: SessionId, why: str, endings: Sequence[Ending], guarantee: str | None, extra: ExtraSample | None
@@ -277,10 +310,10 @@ class FakeJudgementStore:
         missed = [
             turn
             for turn in await self._all()
-            if turn.announced_at is None and turn.record.kind is TurnKind.MAIN and _is_older(turn, age)
+            if turn.announced_at is None and turn.record.kind is TurnKind.MAIN and is_older(turn, age)
         ]
         return [
-            (_facts(turn), TurnRecorded(turn.record.turn_id, turn.record.version, turn.record.ends_session))
+            (facts(turn), TurnRecorded(turn.record.turn_id, turn.record.version, turn.record.ends_session))
             for turn in missed[:limit]
         ]
 
@@ -294,16 +327,16 @@ class FakeJudgementStore:
         for given in untold[:limit]:
             stored = await self._turns.load(given.turn_id)
             assert stored is not None
-            found.append((_facts(stored), FeedbackGiven(given.id, given.turn_id)))
+            found.append((facts(stored), FeedbackGiven(given.id, given.turn_id)))
         return found
 
     async def sessions_left_open(self, age: timedelta, limit: int) -> list[SessionFacts]:
         newest: dict[SessionId, StoredTurn] = {turn.session_id: turn for turn in await self._all()}
         return [
-            _facts(turn)
+            facts(turn)
             for session, turn in newest.items()
             if (session not in self.closed or self.closed[session].state is not SessionState.CLOSED)
-            and _is_older(turn, age)
+            and is_older(turn, age)
         ][:limit]
 
     async def mark_announced(self, turn_ids: Sequence[TurnId]) -> None:
@@ -353,27 +386,10 @@ class FakeJudgementStore:
 
     def _follows(self, own: Sequence[StoredTurn], turn: StoredTurn) -> TurnId | None:
         """The nearest main turn above it."""
-        return next((up.record.turn_id for up in _above(own, turn) if up.record.kind is TurnKind.MAIN), None)
-
-
-def _above(own: Sequence[StoredTurn], turn: StoredTurn) -> Iterator[StoredTurn]:
-    by_id = {one.record.turn_id: one for one in own}
-    parent = turn.parent_turn_id
-    while parent is not None and parent in by_id:
-        yield by_id[parent]
-        parent = by_id[parent].parent_turn_id
+        return next((up.record.turn_id for up in above(own, turn) if up.record.kind is TurnKind.MAIN), None)
 
 
 def _applied(given: GivenFeedback) -> GivenFeedback:
     return GivenFeedback(
         given.id, given.turn_id, given.api_key_id, given.score, given.text, given.received_at, applied=True
     )
-
-
-def _is_older(turn: StoredTurn, age: timedelta) -> bool:
-    return datetime.now(UTC) - turn.record.started_at >= age
-
-
-def _facts(turn: StoredTurn) -> SessionFacts:
-    record = turn.record
-    return SessionFacts(turn.session_id, record.policy, record.evidence.source, record.started_at, record.version)

@@ -7,8 +7,9 @@ from typing import Any
 
 import pytest
 
-from clawloop.contracts import Outcome
+from clawloop.contracts import FeedbackEffect, Outcome
 from clawloop.ids import new_turn_id
+from db.feedback import PostgresFeedbackStore
 from tests.judging.conftest import Bench, set_recipe, with_signal
 
 
@@ -86,3 +87,24 @@ async def test_a_group_that_cannot_fill_is_settled_by_the_close(bench: Bench) ->
     )
     assert said[other.turn_id][0] is Outcome.NO_FEEDBACK
     assert bench.rows("SELECT reward, state FROM samples") == [{"reward": -1.0, "state": "fresh"}]
+
+
+async def test_a_sessions_outcome_reaches_every_main_turn(bench: Bench) -> None:
+    await set_recipe(bench, with_signal(reward="outcome_process", process_weight=1.0))
+    turns = bench.conversation("one", "two", "three")
+    session = await bench.enter(*turns)
+    for votes, turn in zip([[1, 1, -1], [-1, -1, -1]], turns[1:], strict=True):
+        bench.judge.votes = [*votes]
+        await bench.tell(session, turn)
+    feedback = PostgresFeedbackStore(bench.database)
+    assert await feedback.give_outcome(bench.key, "s", 1) is FeedbackEffect.AMENDS
+    closed = await bench.close(session)
+    assert closed.to_judge == [turns[2].turn_id]  # nothing followed it, but the outcome speaks about it too
+    asked = len(bench.judge.requests)
+    (fate,) = await bench.tell(session, turns[2], itself=True)
+    assert (fate.outcome, len(bench.judge.requests)) == (Outcome.UNJUDGED, asked)
+    closed = await bench.close(session)
+    rewards = {row["turn_id"]: row["reward"] for row in bench.rows("SELECT turn_id, reward FROM samples")}
+    assert rewards == {turns[0].turn_id: pytest.approx(4 / 3), turns[2].turn_id: 1.0}  # the second cancels out
+    assert {fate.turn_id: fate.why for fate in closed.fates}[turns[2].turn_id] == "outcome +1 (nothing followed)"
+    assert bench.rows("SELECT state FROM sessions") == [{"state": "closed"}]
