@@ -3,7 +3,7 @@ SHELL := /bin/bash
 VENV := .venv/bin
 ARGS ?=
 .DEFAULT_GOAL := help
-.PHONY: help setup up test test-long quick check format pins bench bench-temporal bench-train
+.PHONY: help setup up demo test test-long quick check format pins bench bench-temporal bench-publish bench-train
 
 help:  ## this list
 	@grep -E '^[a-z-]+:.*##' Makefile | sed -E 's/:[^#]*## /\t/' | expand -t 14
@@ -13,6 +13,9 @@ setup:  ## environment from the pinned list; nothing to do when it is current
 
 up: setup  ## start everything on this machine; Ctrl-C stops it
 	@$(VENV)/clawloop up $(ARGS)
+
+demo:  ## see it learn: a toy model, a synthetic user, everything real; ARGS="--keep", "--seeds 10"
+	@began=$$(date +%s) && $(MAKE) --no-print-directory setup && $(VENV)/clawloop demo run --began $$began $(ARGS)
 
 test: setup  ## all checks and tests, on real PostgreSQL, Temporal and vLLM
 	@$(MAKE) --no-print-directory check
@@ -39,6 +42,9 @@ bench: setup  ## side-by-side figures of the relay
 
 bench-temporal: setup  ## what a chat notices of Temporal: up, hanging and ended side by side
 	$(VENV)/python -m benchmarks.temporal_away $(ARGS)
+
+bench-publish: setup  ## gaps between tokens while versions are published, trainer idle and busy
+	$(VENV)/python -m benchmarks.publish $(ARGS)
 
 bench-train: setup  ## a training step beside PEFT + transformers and torchtune; ARGS="--gpu" with CUDA
 	$(VENV)/python -m benchmarks.train_step $(ARGS)

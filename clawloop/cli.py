@@ -15,6 +15,9 @@ import typer
 
 from clawloop.adapter_command import adapter_app
 from clawloop.check_command import check_command
+from clawloop.demo.chat_command import chat_command
+from clawloop.demo.command import demo_app
+from clawloop.demo.run_command import run_command
 from clawloop.errors import ClawloopError
 from clawloop.install import check_install
 from clawloop.judge_command import judge_app
@@ -36,6 +39,7 @@ app.add_typer(session_app, name="session")
 app.add_typer(key_app, name="key")
 app.add_typer(engine_app, name="engine")
 app.add_typer(adapter_app, name="adapter")
+app.add_typer(demo_app, name="demo")
 app.add_typer(worker_app, name="worker")
 app.add_typer(training_app, name="training")
 app.add_typer(policy_app, name="policy")
@@ -69,6 +73,8 @@ def _prepare_for_up() -> Prepare:
 
 
 app.command("up")(up_command(lambda: settings_of(None), _prepare_for_up))
+demo_app.command("run")(run_command(lambda: settings_of(None), _prepare_for_up))
+demo_app.command("chat")(chat_command(lambda: settings_of(None)))
 
 
 @app.command()

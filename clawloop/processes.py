@@ -53,6 +53,8 @@ DEFAULT_RECIPE = Recipe(name="combined")
 
 # A vLLM engine takes 45-75 s to restart on two cores; OpenClaw retries a 503 with a rewritten message, so hold.
 HOLD_SECONDS = 150.0
+# A server that listens takes a connection at once; a far one within some tenths of a second.
+TEMPORAL_LOOK_SECONDS = 2.0
 # Held requests keep their bodies in memory: 256 of OpenClaw's 35 KB are nothing, 256 of 32 MiB are not the habit.
 HOLD_LIMIT = 256
 # About 3,000 turns of a 32k-token conversation: a day without Postgres for one busy person.
@@ -170,15 +172,28 @@ async def _telling(settings: Settings) -> tuple[TemporalAnnouncer | None, Operat
     address = temporal_address(settings)
     if address is None:
         log.warning("no Temporal is given: turns are stored and wait, set TEMPORAL_ADDRESS")
-        return None, WithoutTemporal()
+        return None, WithoutTemporal("no Temporal is given: set TEMPORAL_ADDRESS")
     client = await connect(address, lazy=True)
     return TemporalAnnouncer(client, timedelta(minutes=settings.session_idle_minutes)), TemporalTraining(client)
 
 
 async def operations(settings: Settings) -> Operations:
-    """What tells training workflows what an operator said."""
-    _, telling = await _telling(settings)
-    return telling
+    """What tells training workflows what an operator said, for a program that ends at once.
+
+    Temporal's client cannot be made where nothing listens: a thread of its own goes on trying while Python ends, which
+    ends in a crash.
+    """
+    address = temporal_address(settings)
+    if address is None:
+        return WithoutTemporal("no Temporal is given: set TEMPORAL_ADDRESS")
+    host, _, port = address.rpartition(":")
+    try:
+        async with asyncio.timeout(TEMPORAL_LOOK_SECONDS):
+            _, writer = await asyncio.open_connection(host.strip("[]"), int(port))
+    except (OSError, TimeoutError, ValueError):
+        return WithoutTemporal(f"Temporal does not answer at {address}")
+    writer.close()
+    return TemporalTraining(await connect(address, lazy=True))
 
 
 async def prepare(

@@ -25,7 +25,10 @@ UPDATE_LIMIT = timedelta(seconds=2)
 
 
 class WithoutTemporal:
-    """Satisfies `api.ports.Operations` where no Temporal is given: what operators say waits in PostgreSQL."""
+    """Satisfies `api.ports.Operations` where there is no Temporal: what operators say waits in PostgreSQL."""
+
+    def __init__(self, why: str) -> None:
+        self._why = why
 
     async def pause(self, policy: str, reason: str) -> None:
         self._fail()
@@ -40,7 +43,7 @@ class WithoutTemporal:
         self._fail()
 
     def _fail(self) -> NoReturn:
-        raise AnnouncementFailed("no Temporal is given: set TEMPORAL_ADDRESS")
+        raise AnnouncementFailed(self._why)
 
 
 class TemporalTraining:

@@ -57,12 +57,10 @@ class Chosen:
     Args:
         samples: what the step takes; empty if it has to wait.
         found: how many it could take.
-        exhausted: no fresh sample was left unlooked at.
     """
 
     samples: list[SampleId]
     found: int
-    exhausted: bool
 
 
 async def choose_samples(connection: AsyncConnection, chains: Chains, policy: str, recipe: Recipe, head: int) -> Chosen:
@@ -73,7 +71,7 @@ async def choose_samples(connection: AsyncConnection, chains: Chains, policy: st
     wanted = recipe.train.batch_samples
     bounds = await _Bounds.of(connection, policy, recipe, head)
     usable: list[Any] = []
-    after, looked_at, limit, exhausted = _FIRST, 0, max(2 * wanted, 32), False
+    after, looked_at, limit = _FIRST, 0, max(2 * wanted, 32)
     while len(usable) < wanted and looked_at < MOST_LOOKED_AT:
         asked = {"policy": policy, "after": after, "limit": limit}
         rows = (await connection.execute(_FRESH, asked)).all()
@@ -86,14 +84,14 @@ async def choose_samples(connection: AsyncConnection, chains: Chains, policy: st
             expired |= {sample: str(found) for sample, found in read.items() if isinstance(found, RecordUnusable)}
             usable += [row for row in part if row.id not in expired]
         await end_samples(connection, expired, SampleState.EXPIRED, Outcome.EXPIRED)
-        if exhausted := len(rows) < limit:
+        if len(rows) < limit:
             break
         after, looked_at, limit = str(rows[-1].id), looked_at + len(rows), _CHUNK
     if recipe.signal.reward == "group":
         usable = await _whole_groups(connection, chains, bounds, policy, usable)
     waited = bool(usable) and usable[0].age >= timedelta(hours=recipe.train.max_wait_hours)
     taken = usable if len(usable) >= wanted or waited else []
-    return Chosen([SampleId(row.id) for row in taken], len(usable), exhausted)
+    return Chosen([SampleId(row.id) for row in taken], len(usable))
 
 
 async def _whole_groups(

@@ -7,7 +7,7 @@ from __future__ import annotations
 
 import asyncio
 import logging
-from collections.abc import AsyncIterator
+from collections.abc import AsyncGenerator
 from contextlib import aclosing
 
 import psycopg
@@ -31,7 +31,7 @@ class PostgresNotices:
     def __init__(self, url: str) -> None:
         self._address = make_url(driver_url(url)).set(drivername="postgresql").render_as_string(hide_password=False)
 
-    async def changes(self) -> AsyncIterator[None]:
+    async def changes(self) -> AsyncGenerator[None, None]:
         """Something at once, at each change, and after each time in which word could be lost; never ends by itself."""
         told = False
         while True:

@@ -135,8 +135,8 @@ class PostgresStepStore:
         chosen = await choose_samples(connection, self._chains, policy.id, recipe, policy.head)
         words = f"{chosen.found} of {recipe.train.batch_samples} samples"
         if not chosen.samples:
-            if chosen.exhausted:
-                await set_work(connection, policy.id, False)
+            # Not always false: a sample whose turn is being judged anew or moved was passed over, and still waits.
+            await refresh_work(connection, policy.id)
             return Claim(n, None, 0, words)
         await _insert_step(connection, policy, n, recipe, chosen.samples)
         await refresh_work(connection, policy.id)

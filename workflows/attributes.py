@@ -26,8 +26,6 @@ PAUSE = "pause"
 RESUME = "resume"
 ROLL_BACK = "roll_back"
 PIN = "pin"
-TRAIN_STEP = "train_step"
-PUBLISH_VERSION = "publish_version"
 ENGINE_WORKFLOW = "Engine"
 PUBLISH = "publish"
 

@@ -13,7 +13,9 @@ from temporalio import workflow
 from temporalio.exceptions import ActivityError, ApplicationError
 
 with workflow.unsafe.imports_passed_through():
+    from activities.publishing import PublishingActivities
     from activities.steps import StepActivities
+    from activities.training import TrainingActivities
     from activities.training_messages import (
         REASON_LIMIT,
         AbandonStep,
@@ -21,7 +23,6 @@ with workflow.unsafe.imports_passed_through():
         Claimed,
         PauseTraining,
         Pin,
-        Published,
         PublishVersion,
         QuarantineStep,
         ResumeTraining,
@@ -160,14 +161,12 @@ class TrainingWorkflow:
 
     async def _compute(self, look: TrainingLook, claimed: Claimed) -> StepDone:
         try:
-            done: StepDone = await workflow.execute_activity(
-                attributes.TRAIN_STEP,
+            return await workflow.execute_activity_method(
+                TrainingActivities.train_step,
                 TrainStep(policy=self._policy, n=claimed.n),
-                result_type=StepDone,
                 summary=training_story.summary(look, claimed),
                 **train_on(look.pool),
             )
-            return done
         except ActivityError as error:
             reason = _reason(error)
             if _kind(error) == GONE:
@@ -218,10 +217,9 @@ class TrainingWorkflow:
             self._unpublished, self._publishing = False, True
             self._tell()
             try:
-                published = await workflow.execute_activity(
-                    attributes.PUBLISH_VERSION,
+                published = await workflow.execute_activity_method(
+                    PublishingActivities.publish_version,
                     PublishVersion(policy=self._policy),
-                    result_type=Published,
                     summary="let the newest version answer",
                     **PUBLISH,
                 )

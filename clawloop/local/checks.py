@@ -39,19 +39,29 @@ _ANSWER_SECONDS = 10.0
 @contextmanager
 def held_data_folder(data: Path) -> Iterator[None]:
     """Hold a data folder for this process alone, until the end of the block or of the process."""
-    path = data / "up.lock"
+    with held(data / "up.lock", f"clawloop up already runs on {data}"):
+        yield
+
+
+@contextmanager
+def held(path: Path, already: str) -> Iterator[None]:
+    """Hold a lock file, which is made if it is not there and says who holds it.
+
+    Args:
+        already: what is the case when another process holds it.
+    """
     try:
-        data.mkdir(parents=True, exist_ok=True)
+        path.parent.mkdir(parents=True, exist_ok=True)
         file = path.open("a+")
     except OSError as error:
-        raise SetupError(f"cannot write to {data}: {error.strerror}; choose another folder: --data") from error
+        raise SetupError(f"cannot write to {path.parent}: {error.strerror}; choose another folder: --data") from error
     with file:
         try:
             fcntl.flock(file, fcntl.LOCK_EX | fcntl.LOCK_NB)
         except BlockingIOError:
             file.seek(0)
             raise SetupError(
-                f"clawloop up already runs on {data} (process {file.read().strip() or 'unknown'}):"
+                f"{already} (process {file.read().strip() or 'unknown'}):"
                 " stop it first, or choose another folder: --data"
             ) from None
         file.truncate(0)

@@ -26,7 +26,7 @@ from clawloop.local.vllm import Device, EngineOptions, ModelFacts, detect_device
 
 LOOPBACK = "127.0.0.1"
 TRAINER = "trainer"
-AGENT = "engine agent"
+AGENT = "engine-agent"
 WORKERS = ("orchestrator", "judge", TRAINER, AGENT)
 # Local servers answer a health question in milliseconds, an engine under full load within a second or two.
 _HEALTH_SECONDS = 10.0

@@ -85,6 +85,10 @@ class Supervisor:
             ready.cancel()
             failed.cancel()
 
+    async def all_ready(self) -> None:
+        """Wait until every part begun so far has become ready; raises as `ready` does."""
+        await asyncio.gather(*(self.ready(name) for name in list(self._runs)))
+
     async def first_failure(self) -> None:
         """Wait until some part has been given up, for ever if none is; raises its SetupError."""
         await asyncio.shield(self._failure)

@@ -111,14 +111,38 @@ Workers = Callable[[Surroundings, Mapping[str, str]], list[Part]]
 """Makes the workers' parts from their surroundings and environment."""
 
 
+@dataclass(frozen=True, slots=True)
+class Started:
+    """Where the parts are, once all of them are ready.
+
+    Args:
+        gateway: its URL, without `/v1`.
+        temporal_ui: None if Temporal is not ours.
+        keys: secrets by scope.
+    """
+
+    gateway: str
+    temporal_ui: str | None
+    surroundings: Surroundings
+    keys: Mapping[str, str]
+
+
+Use = Callable[[Started], Awaitable[None]]
+"""What everything was started for: when it ends, everything is ended."""
+
+
 async def run(
     options: UpOptions,
     board: Board,
     prepare: Prepare,
     gateway: Gateway = parts.gateway,
     workers: Workers = parts.workers,
+    use: Use | None = None,
 ) -> None:
     """Start everything and keep it running until SIGINT or SIGTERM; then end everything, within 15 s.
+
+    Args:
+        use: begun once every part is ready; everything ends with it, and what it raises is raised here.
 
     Raises:
         SetupError: something cannot start; nothing of ours runs any more.
@@ -136,7 +160,7 @@ async def run(
         for number in (signal.SIGINT, signal.SIGTERM, signal.SIGHUP):
             loop.add_signal_handler(number, end)
         try:
-            await _until(stop, _keep_up(options, supervisor, board, prepare, gateway, workers))
+            await _until(stop, _keep_up(options, supervisor, board, prepare, gateway, workers, use))
         finally:
             board.say("stopping")
             await supervisor.stop(STOP_ORDER)
@@ -146,9 +170,15 @@ async def run(
 
 
 async def _keep_up(
-    options: UpOptions, supervisor: Supervisor, board: Board, prepare: Prepare, gateway: Gateway, workers: Workers
+    options: UpOptions,
+    supervisor: Supervisor,
+    board: Board,
+    prepare: Prepare,
+    gateway: Gateway,
+    workers: Workers,
+    use: Use | None,
 ) -> None:
-    """Ends only by raising or by being cancelled.
+    """Ends with `use`; without it only by raising or by being cancelled.
 
     Raises:
         SetupError: some part cannot be started.
@@ -159,17 +189,26 @@ async def _keep_up(
         board.changed(PartStatus(name, PartState.EXTERNAL, address, "", now, 0))
     for part in plan.parts:
         supervisor.start(part)
-    bringing = asyncio.create_task(_bring_up_gateway(options, plan, supervisor, board, prepare, gateway, workers))
+
+    async def bring_up_and_use() -> None:
+        started = await _bring_up_gateway(options, plan, supervisor, board, prepare, gateway, workers)
+        if use is None:
+            await asyncio.Event().wait()
+        else:
+            await supervisor.all_ready()
+            await use(started)
+
+    using = asyncio.create_task(bring_up_and_use())
     failing = asyncio.create_task(supervisor.first_failure())
     try:
-        await asyncio.wait({bringing, failing}, return_when=asyncio.FIRST_EXCEPTION)
-        for task in (failing, bringing):
+        await asyncio.wait({using, failing}, return_when=asyncio.FIRST_COMPLETED)
+        for task in (failing, using):
             if task.done():
                 task.result()
     finally:
-        for task in (bringing, failing):
+        for task in (using, failing):
             task.cancel()
-        await asyncio.gather(bringing, failing, return_exceptions=True)
+        await asyncio.gather(using, failing, return_exceptions=True)
 
 
 async def _bring_up_gateway(
@@ -180,7 +219,7 @@ async def _bring_up_gateway(
     prepare: Prepare,
     gateway: Gateway,
     workers: Workers,
-) -> None:
+) -> Started:
     if plan.postgres is not None:
         await supervisor.ready("postgres")
     database_url = plan.database_url()
@@ -208,13 +247,15 @@ async def _bring_up_gateway(
     for part in workers(surroundings, options.environment):
         supervisor.start(part)
     await supervisor.ready("gateway")
-    board.say(f"gateway      {parts.gateway_url(options.host, port)}/v1")
+    url = parts.gateway_url(options.host, port)
+    board.say(f"gateway      {url}/v1")
     if plan.temporal_ui is not None:
         board.say(f"Temporal UI  {plan.temporal_ui}")
     for scope, secret in keys.items():
         if secret != known.get(scope):
             board.say(f"{scope} key".ljust(13) + secret)
     board.say(f"keys are in {keys_path}, logs in {options.data / 'logs'}; Ctrl-C stops everything")
+    return Started(url, plan.temporal_ui, surroundings, keys)
 
 
 @dataclass(frozen=True, slots=True)

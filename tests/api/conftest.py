@@ -107,7 +107,7 @@ async def running_gateway(
             recorder = await stack.enter_async_context(Recorder(turns, turns, spool, metrics, announcements))
             made.append(
                 Services(
-                    keys=KeyRing(keys),
+                    keys=KeyRing(keys, patience_seconds=0),
                     directory=cache,
                     engines=known,
                     recorder=recorder,

@@ -271,6 +271,17 @@ async def test_work_that_nobody_was_told_of_is_told_again(postgres_learning: Pos
     assert await work.untold_work(minute) == [POLICY]  # by waiting alone
 
 
+async def test_a_sample_that_is_busy_is_passed_over_and_not_forgotten(
+    postgres_learning: PostgresLearning, postgres_url: str
+) -> None:
+    await postgres_learning.add_samples(4)
+    with psycopg.connect(postgres_url) as other:
+        other.execute("SELECT * FROM turns ORDER BY id LIMIT 1 FOR UPDATE")
+        assert await postgres_learning.steps.claim(POLICY, 1) == Claim(1, None, 0, "3 of 4 samples")
+    assert await postgres_learning.work_waiting()
+    assert (await postgres_learning.steps.claim(POLICY, 1)).samples == 4
+
+
 async def test_one_step_at_a_time_is_held_by_the_database_itself(
     postgres_learning: PostgresLearning, postgres_url: str
 ) -> None:

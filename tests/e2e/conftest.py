@@ -54,7 +54,7 @@ def start_engine(tiny_model_path: Path, tmp_path_factory: pytest.TempPathFactory
         ) -> str:
             port = choose_port("vLLM", "127.0.0.1", 0, "")
             options = EngineOptions(port, dtype, max_model_len, guard_sampling)
-            return running.enter_context(_engine(model, options, logs / f"vllm-{port}.log"))
+            return running.enter_context(running_engine(model, options, logs / f"vllm-{port}.log"))
 
         yield start
 
@@ -66,7 +66,7 @@ def engine_url(start_engine: StartEngine) -> str:
 
 
 @contextmanager
-def _engine(model: Path, options: EngineOptions, log: Path) -> Iterator[str]:
+def running_engine(model: Path, options: EngineOptions, log: Path) -> Iterator[str]:
     started = launch(read_model(model), options, Device.CPU, dict(os.environ) | {"OMP_NUM_THREADS": "1"})
     command = guarded(started.command, signal.SIGTERM, timedelta(seconds=3))
     with log.open("wb") as output:

@@ -5,7 +5,7 @@ from __future__ import annotations
 import asyncio
 import itertools
 import time
-from collections.abc import AsyncIterator, Sequence
+from collections.abc import AsyncIterator, Awaitable, Callable, Sequence
 from contextlib import asynccontextmanager
 from dataclasses import dataclass, field
 
@@ -23,25 +23,39 @@ from db.publishing import PostgresPublishingStore
 from db.steps import PostgresStepStore
 
 TOKENS = 48
+# Between publishes, so that some answers begin and end under each version.
+PAUSE_SECONDS = 0.7
+
+
+@dataclass(frozen=True, slots=True)
+class Publish:
+    """When a version was committed and when it answered, by this machine's clock."""
+
+    began: float
+    active: float
+
+    @property
+    def seconds(self) -> float:
+        return self.active - self.began
 
 
 @dataclass
 class Listener:
-    """What eight clients saw.
+    """What clients saw.
 
     Attributes:
-        gaps: seconds between two events of one stream, in order of arrival.
+        gaps: when each ended that lies between two events of one stream, and its seconds.
         answers: response ids.
         errors: statuses other than 200, streams that broke off.
     """
 
-    gaps: list[float] = field(default_factory=list)
+    gaps: list[tuple[float, float]] = field(default_factory=list)
     answers: list[str] = field(default_factory=list)
     errors: list[str] = field(default_factory=list)
 
-    def take_gaps(self) -> list[float]:
-        taken, self.gaps = self.gaps, []
-        return taken
+    def gaps_between(self, began: float, ended: float) -> list[float]:
+        """Seconds of the gaps that began in this span of this machine's clock."""
+        return [seconds for end, seconds in self.gaps if began <= end - seconds < ended]
 
 
 @asynccontextmanager
@@ -56,6 +70,17 @@ async def chatting(url: str, key: str, clients: int) -> AsyncIterator[Listener]:
     finally:
         talking.cancel()
         await asyncio.wait([talking])
+
+
+async def gaps_with_and_without(
+    seen: Listener, publish: Callable[[], Awaitable[list[Publish]]]
+) -> tuple[list[Publish], list[float], list[float]]:
+    """The publishes, gaps while they are made, and gaps of an equal time after them in which nothing is published."""
+    began = time.perf_counter()
+    publishes = await publish()
+    ended = time.perf_counter()
+    await asyncio.sleep(ended - began)
+    return publishes, seen.gaps_between(began, ended), seen.gaps_between(ended, 2 * ended - began)
 
 
 async def _keep_chatting(url: str, key: str, clients: int, seen: Listener, stop: asyncio.Event) -> None:
@@ -90,7 +115,7 @@ async def _stream(session: aiohttp.ClientSession, name: str, messages: Sequence[
                 continue
             now = time.perf_counter()
             if last is not None:
-                seen.gaps.append(now - last)
+                seen.gaps.append((now, now - last))
             last = now
             if line.startswith(b"data: [DONE]"):
                 ended = True
@@ -118,23 +143,21 @@ async def commit(database_url: str, version: VersionRef) -> None:
         await connection.execute("UPDATE policies SET head = %s WHERE id = %s", [version.n, version.policy])
 
 
-async def publish_all(
-    database_url: str, temporal: str, versions: Sequence[VersionRef], pause_seconds: float
-) -> list[float]:
-    """Commit and publish one version after the other; seconds from commit to active of each."""
+async def publish_all(database_url: str, temporal: str, versions: Sequence[VersionRef]) -> list[Publish]:
+    """Commit and publish one version after the other, with pauses between them."""
     database = Database(database_url, BACKGROUND_LIMIT)
     announcer = TemporalPublishAnnouncer(await connect(temporal))
     publishing = PublishingActivities(PostgresPublishingStore(database), PostgresStepStore(database), announcer)
     took = []
     try:
         for version in versions:
+            await asyncio.sleep(PAUSE_SECONDS)
             began = time.perf_counter()
             await commit(database_url, version)
             done = await publishing.publish_version(PublishVersion(policy=version.policy))
-            took.append(time.perf_counter() - began)
             if done.version != version.n or done.missing:
                 raise RuntimeError(f"version {version.n} was not published: {done}")
-            await asyncio.sleep(pause_seconds)
+            took.append(Publish(began, time.perf_counter()))
     finally:
         await database.close()
     return took

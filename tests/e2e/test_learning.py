@@ -10,14 +10,16 @@ import signal
 import subprocess
 import sys
 import time
-from collections.abc import AsyncIterator, Callable, Iterator
-from contextlib import contextmanager, suppress
+from collections.abc import AsyncIterator, Callable
+from contextlib import asynccontextmanager, suppress
 from pathlib import Path
 from typing import Any
 
 import httpx
 import pytest
 
+from clawloop.local.checks import choose_port
+from clawloop.local.parts import answers_ok
 from clawloop.recipe import Recipe
 from db.engine import BACKGROUND_LIMIT, Database
 from db.recipes import set_recipe
@@ -41,6 +43,8 @@ RECIPE = Recipe.model_validate(
     }
 )
 SESSIONS, TURNS = 4, 5
+# Four Python programs side by side; 10 s on two idle cores.
+START_SECONDS = 180
 LIKED, DISLIKED = "Yes, like that.", "No, not like that."
 
 
@@ -82,8 +86,10 @@ async def gateway(
                     await client.post("/v1/unload_lora_adapter", json={"lora_name": model["id"]})
 
 
-@contextmanager
-def workers(gateway: RealGateway, temporal: str, judge: FakeJudge, engine: str, model: Path) -> Iterator[None]:
+@asynccontextmanager
+async def workers(
+    gateway: RealGateway, temporal: str, judge: FakeJudge, engine: str, model: Path
+) -> AsyncIterator[None]:
     settings = {
         "DATABASE_URL": gateway.database_url,
         "TEMPORAL_ADDRESS": temporal,
@@ -93,18 +99,25 @@ def workers(gateway: RealGateway, temporal: str, judge: FakeJudge, engine: str, 
         "CLAWLOOP_JUDGE_MODEL": "scripted",
         "OMP_NUM_THREADS": "1",
     }
-    running = []
-    for words in (["orchestrator"], ["judge"], ["trainer", "--base-model", model.name], ["engine", "--engine", engine]):
-        with (gateway.data / f"{words[0]}.log").open("ab") as log:
-            command = [sys.executable, "-m", "clawloop.cli", "worker", *words]
-            running.append(subprocess.Popen(command, env=dict(os.environ) | settings, stdout=log, stderr=log))
+    roles = (["orchestrator"], ["judge"], ["trainer", "--base-model", model.name], ["engine", "--engine", engine])
+    running: dict[int, subprocess.Popen[bytes]] = {}
     try:
+        for words in roles:
+            port = choose_port(words[0], "127.0.0.1", 0, "")
+            command = [sys.executable, "-m", "clawloop.cli", "worker", *words, "--health-port", str(port)]
+            with (gateway.data / f"{words[0]}.log").open("ab") as log:
+                running[port] = subprocess.Popen(command, env=dict(os.environ) | settings, stdout=log, stderr=log)
+        async with asyncio.timeout(START_SECONDS):
+            for port, worker in running.items():
+                while not await answers_ok(f"http://127.0.0.1:{port}/readyz"):
+                    assert worker.poll() is None, logs(gateway)
+                    await asyncio.sleep(0.1)
         yield
     finally:
-        for worker in running:
+        for worker in running.values():
             worker.send_signal(signal.SIGTERM)
-        for worker in running:
-            assert worker.wait(20) == 0
+        ended = [await asyncio.to_thread(worker.wait, 30) for worker in running.values()]
+    assert ended == [0] * len(running)
 
 
 async def talk(gateway: RealGateway, session: int) -> list[str]:
@@ -139,8 +152,11 @@ async def learned(gateway: RealGateway, done: Callable[[dict[str, Any]], bool]) 
             while not done(status := await admin(gateway, "training")):
                 await asyncio.sleep(0.2)
             return status
-    logs = "\n".join(f"{path.name}: {path.read_text()[-1500:]}" for path in sorted(gateway.data.glob("*.log")))
-    raise AssertionError(f"{status}\n{logs}")
+    raise AssertionError(f"{status}\n{logs(gateway)}")
+
+
+def logs(gateway: RealGateway) -> str:
+    return "\n".join(f"{path.name}: {path.read_text()[-1500:]}" for path in sorted(gateway.data.glob("*.log")))
 
 
 def clawloop(gateway: RealGateway, *words: str) -> str:
@@ -161,8 +177,8 @@ async def test_a_chat_with_a_preference_becomes_a_version_that_answers_more_like
     judge: FakeJudge,
     capsys: pytest.CaptureFixture[str],
 ) -> None:
-    began = time.monotonic()
-    with workers(gateway, temporal_address, judge, engine_url, tiny_model_path):
+    async with workers(gateway, temporal_address, judge, engine_url, tiny_model_path):
+        began = time.monotonic()
         talks = await asyncio.gather(*(talk(gateway, session) for session in range(SESSIONS)))
         chatted = time.monotonic()
         status = await learned(gateway, lambda status: status["version"] == 1)
@@ -182,8 +198,9 @@ async def test_a_chat_with_a_preference_becomes_a_version_that_answers_more_like
     versions = json.loads(await asyncio.to_thread(clawloop, gateway, "policy", "versions", "--json"))
     assert [version["state"] for version in versions] == ["on the path", "active, head"]
     assert versions[1]["samples"] == str(len(judged))
+    assert "whole" in await asyncio.to_thread(clawloop, gateway, "check")
     with capsys.disabled():
-        words = f"{chatted - began:.1f} s of chat (workers starting), {answered - chatted:.1f} s to the next version"
+        words = f"{chatted - began:.1f} s of chat, {answered - chatted:.1f} s to the next version"
         print(f"\n{SESSIONS * TURNS} turns, {len(judged)} samples, {words}")  # noqa: T201
 
 

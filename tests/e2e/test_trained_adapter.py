@@ -63,11 +63,11 @@ async def test_the_engine_gives_a_steps_adapter_the_trainers_log_probs(
     samples = [await say(engine_url, base, f"Tell me about {what}.", seed) for seed, what in enumerate(SUBJECTS)]
     recipe = RECIPE.model_copy(update={"train": RECIPE.train.model_copy(update={"optimiser": Optimiser(lr=2e-2)})})
     trainer = ResidentModel(setup_of(tiny_model_path, tmp_path, base_model=None, micro_batch_tokens=512))
-    trained = whole(trainer.train(step_of(samples, 1, base_model=base, recipe=recipe), quiet, never))
+    trained = whole(trainer.train(step_of(samples, 1, policy="parity", base_model=base, recipe=recipe), quiet, never))
     # What the engine recorded is what the trainer computes: the mean ratio of a step on the base is 1.
     assert abs(trained.figures.ratio - 1) < 1e-4
 
-    name = version_name("default", 1, base)
+    name = version_name("parity", 1, base)
     folder = tmp_path / trained.version.path
     await post(engine_url, "/v1/load_lora_adapter", {"lora_name": name, "lora_path": str(folder)})
     try:

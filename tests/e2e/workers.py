@@ -1,4 +1,4 @@
-"""Real worker processes beside a real gateway."""
+"""Real worker processes of Clawloop."""
 
 from __future__ import annotations
 
@@ -10,10 +10,10 @@ import sys
 import time
 from collections.abc import AsyncIterator, Sequence
 from contextlib import asynccontextmanager
+from pathlib import Path
 
 from clawloop.local.checks import choose_port
 from clawloop.local.parts import answers_ok
-from tests.e2e.gateway import RealGateway
 
 # Importing everything takes 2 s on an idle machine, more when tests share it.
 START_SECONDS = 120
@@ -21,22 +21,22 @@ START_SECONDS = 120
 
 @asynccontextmanager
 async def running_workers(
-    gateway: RealGateway, temporal: str, *commands: Sequence[str]
+    data: Path, database_url: str, temporal: str, *commands: Sequence[str]
 ) -> AsyncIterator[list[subprocess.Popen[bytes]]]:
     """`clawloop worker …` for each command, all ready; each must end well when it is told to."""
-    settings = {"DATABASE_URL": gateway.database_url, "TEMPORAL_ADDRESS": temporal, "OMP_NUM_THREADS": "1"}
+    settings = {"DATABASE_URL": database_url, "TEMPORAL_ADDRESS": temporal, "OMP_NUM_THREADS": "1"}
     workers, ports = [], []
     for command in commands:
         ports.append(choose_port("a worker", "127.0.0.1", 0, ""))
-        with (gateway.data / f"{command[0]}.log").open("ab") as log:
+        with (data / f"{command[0]}.log").open("ab") as log:
             program = [sys.executable, "-m", "clawloop.cli", "worker", *command, "--health-port", str(ports[-1])]
-            environment = dict(os.environ) | settings | {"CLAWLOOP_DATA": str(gateway.data)}
+            environment = dict(os.environ) | settings | {"CLAWLOOP_DATA": str(data)}
             workers.append(subprocess.Popen(program, env=environment, stdin=subprocess.DEVNULL, stdout=log, stderr=log))
     try:
         deadline = time.monotonic() + START_SECONDS
         for command, worker, port in zip(commands, workers, ports, strict=True):
             while not await answers_ok(f"http://127.0.0.1:{port}/readyz"):
-                log_tail = (gateway.data / f"{command[0]}.log").read_text()[-3000:]
+                log_tail = (data / f"{command[0]}.log").read_text()[-3000:]
                 assert worker.poll() is None, f"{command} ended: {log_tail}"
                 assert time.monotonic() < deadline, f"{command} is not ready: {log_tail}"
                 await asyncio.sleep(0.2)

@@ -22,7 +22,7 @@ from activities.messages import JudgeTurn
 from clawloop.contracts import FeedbackGiven, JudgeAgain
 from clawloop.ids import new_feedback_id, new_turn_id
 from clawloop.temporal import connect, register_search_attributes
-from tests.replay import training_paths
+from tests.replay import engine_paths, training_paths
 from tests.workflows.conftest import Conversation, ScriptedActivities, until, working
 
 HISTORIES = Path(__file__).with_name("histories")
@@ -165,6 +165,8 @@ async def record(names: Sequence[str] = ()) -> None:
             _keep(path.__name__, history)
         for learning in (path for path in training_paths.PATHS if not names or path.__name__ in names):
             _keep(learning.__name__, await training_paths.history(client, learning))
+        for serving in (path for path in engine_paths.PATHS if not names or path.__name__ in names):
+            _keep(serving.__name__, await engine_paths.history(client, serving))
 
 
 def _keep(name: str, history: WorkflowHistory) -> None:

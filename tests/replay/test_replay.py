@@ -10,8 +10,9 @@ from temporalio.client import WorkflowHistory
 from temporalio.worker import Replayer
 
 from clawloop.temporal import ClawloopPlugin
-from tests.replay import training_paths
+from tests.replay import engine_paths, training_paths
 from tests.replay.record import HISTORIES, PATHS
+from workflows.engine import EngineWorkflow
 from workflows.session import SessionWorkflow
 from workflows.training import TrainingWorkflow
 
@@ -19,7 +20,7 @@ SAVED = sorted(HISTORIES.glob("*.json"))
 
 
 def replayer() -> Replayer:
-    return Replayer(workflows=[SessionWorkflow, TrainingWorkflow], plugins=[ClawloopPlugin()])
+    return Replayer(workflows=[SessionWorkflow, TrainingWorkflow, EngineWorkflow], plugins=[ClawloopPlugin()])
 
 
 @pytest.mark.parametrize("saved", SAVED, ids=lambda path: path.stem)
@@ -28,10 +29,11 @@ async def test_a_saved_history_replays(saved: Path) -> None:
 
 
 def test_every_path_is_saved() -> None:
-    assert {path.__name__ for path in (*PATHS, *training_paths.PATHS)} <= {path.stem for path in SAVED}
+    paths = (*PATHS, *training_paths.PATHS, *engine_paths.PATHS)
+    assert {path.__name__ for path in paths} <= {path.stem for path in SAVED}
 
 
-@pytest.mark.parametrize("name", ["ended_by_the_client", "training_steps"])
+@pytest.mark.parametrize("name", ["ended_by_the_client", "training_steps", "engine_publishes"])
 async def test_a_history_that_our_workflow_would_not_have_written_fails(name: str) -> None:
     saved = json.loads((HISTORIES / f"{name}.json").read_text())
     for event in saved["events"]:

@@ -29,9 +29,19 @@ def test_metrics_are_over_the_trained_tokens() -> None:
     assert found.ratio_max == pytest.approx(4.0)
     assert found.mean_abs_log_ratio == pytest.approx((math.log(1.5) + math.log(2) + math.log(4)) / 3)
     assert found.clip_share == pytest.approx(2 / 3)
-    k3 = [1 / ratio - 1 + math.log(ratio) for ratio in (1.5, 0.5, 4.0)]
+    k3 = [min(ratio, 2.0) * (1 / ratio - 1 + math.log(ratio)) for ratio in (1.5, 0.5, 4.0)]
     assert found.kl == pytest.approx(sum(k3) / 3)
     assert found.entropy == pytest.approx(0.6)
+
+
+def test_a_token_that_was_unlearned_does_not_stand_for_the_distance_of_all() -> None:
+    streams = Streams(
+        response_mask_T=torch.tensor([True, True]),
+        behaviour_logprob_T=torch.tensor([-0.7, -0.7], dtype=torch.float64),
+        reference_logprob_T=torch.tensor([-0.7, -0.7], dtype=torch.float64),
+    )
+    found = sample_metrics(Scores(logprob_T=torch.tensor([-15.0, -0.7], dtype=torch.float64)), streams, Clip())
+    assert found.kl == pytest.approx(0.5, abs=1e-3)  # unweighted: 8e5
 
 
 def test_what_is_not_known_is_none() -> None:

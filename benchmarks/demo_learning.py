@@ -1,0 +1,195 @@
+"""How the demo's model learns, all in this process: the numbers behind `deploy/recipes/demo.toml`.
+
+Knows nothing about gateways, stores or Temporal: the user, the judge, the samples and the step are the real
+ones, what lies between them is a loop. Run: python -m benchmarks.demo_learning --seeds 0 1
+"""
+
+from __future__ import annotations
+
+import argparse
+import random
+import time
+from collections.abc import Iterator, Sequence
+from pathlib import Path
+from uuid import UUID
+
+import torch
+
+from clawloop.contracts import Message
+from clawloop.demo.evaluate import DemoModel
+from clawloop.demo.location import model_path
+from clawloop.demo.user import SyntheticUser
+from clawloop.demo.world import EVALUATION, Grade, grade
+from clawloop.ids import TurnId
+from clawloop.judging.evidence import gather
+from clawloop.judging.hints import HintChoice, choose_hint, with_hint
+from clawloop.judging.parsing import parse_hint
+from clawloop.judging.prompts import AnswerForm, hint_prompt, vote_prompt
+from clawloop.judging.voting import Verdict, majority
+from clawloop.recipe import Recipe, load_recipe
+from clawloop.samples.assembly import decide
+from clawloop.training.architecture import base_names
+from clawloop.training.batch import TrainingSample
+from clawloop.training.checkpoint import begin
+from clawloop.training.collate import Limits, TokenSequence, collate
+from clawloop.training.loading import adapter_tensors, load_model
+from clawloop.training.model import Lora
+from clawloop.training.step import make_optimizer, train_step
+
+RECIPES = Path(__file__).resolve().parents[1] / "deploy" / "recipes"
+LONGEST_REPLY = 96
+SESSION_REQUESTS = 4
+LIMITS = Limits(budget_tokens=8192, max_tokens=4096, vocab_size=100_000)
+
+
+class Loop:
+    """One user, one policy, and everything between them.
+
+    Args:
+        seed: of the user and of sampling.
+    """
+
+    def __init__(self, folder: Path, recipe: Recipe, seed: int, temperature: float):
+        torch.manual_seed(seed)
+        self.recipe, self.seed, self.temperature = recipe, seed, temperature
+        self.judge, self.served = DemoModel(folder), DemoModel(folder)
+        lora = Lora(recipe.train.lora.rank, recipe.train.lora.alpha)
+        device = torch.device("cpu")
+        self.policy = load_model(folder, lora, dtype=torch.float32, device=device, seed=seed)
+        self.optimizer = make_optimizer(self.policy, recipe.train.optimiser)
+        begin(self.policy, self.optimizer, seed=seed)
+        self.user = SyntheticUser(seed)
+        self.base = {name: tensor.clone() for name, tensor in self.served.model.state_dict().items()}
+        self.version, self.interactions = 0, 0
+        self.versions = {0: adapter_tensors(self.policy)}
+        self.chance = random.Random(seed)
+
+    def evaluate(self) -> tuple[float, float]:
+        """(match, exact) on the evaluation requests."""
+        chats: list[list[Message]] = [[{"role": "user", "content": request.text}] for request in EVALUATION]
+        replies = self.served.replies(chats, self.temperature, LONGEST_REPLY)
+        grades: list[Grade] = [
+            grade(request, reply, self.user.preference) for request, reply in zip(EVALUATION, replies, strict=True)
+        ]
+        return sum(g.match for g in grades) / len(grades), sum(g.exact for g in grades) / len(grades)
+
+    def session(self) -> list[TrainingSample]:
+        """One chat of a few requests, and its samples."""
+        samples: list[TrainingSample] = []
+        messages: list[Message] = []
+        request = self.user.first_request()
+        text = request.text
+        for _ in range(SESSION_REQUESTS):
+            messages = [*messages, {"role": "user", "content": text}]
+            reply = self.served.replies([messages], self.temperature, LONGEST_REPLY)[0]
+            follow_up = self.user.follow_up(request, reply)
+            self.interactions += 1
+            samples += self.judged(messages, reply, follow_up.text)
+            messages = [*messages, {"role": "assistant", "content": reply}]
+            request, text = follow_up.request, follow_up.text
+        return samples
+
+    def judged(self, messages: Sequence[Message], reply: str, following: str) -> list[TrainingSample]:
+        """The sample of a turn, if it gives one."""
+        turn = TurnId(UUID(int=self.chance.getrandbits(128), version=4))
+        answered: Message = {"role": "assistant", "content": reply}
+        evidence = gather(messages, answered, [{"role": "user", "content": following}], is_volatile=_never)
+        signal = self.recipe.signal
+        vote = vote_prompt(turn, evidence, AnswerForm.GRAMMAR)
+        verdict: Verdict = majority(self.judge.sampled_votes(vote, signal.m, signal.judge_temperature))
+        asked = hint_prompt(turn, evidence, AnswerForm.GRAMMAR)
+        texts = self.judge.replies([asked.messages] * signal.m, signal.judge_temperature, 40)
+        hint: HintChoice = choose_hint([parse_hint(text, asked) for text in texts], evidence)
+        decision = decide(signal, verdict, hint, None)
+        if decision.reward is None and decision.hint is None:
+            return []
+        hinted = None if decision.hint is None else with_hint(messages, decision.hint, is_volatile=_never)
+        prompt_ids, response_ids = self.served.prompt_ids(messages), self.served.reply_ids(reply)
+        return [
+            TrainingSample(
+                key=str(turn),
+                prompt_ids=prompt_ids,
+                response_ids=response_ids,
+                behaviour_logprobs=self.logprobs(prompt_ids, response_ids),
+                temperature=self.temperature,
+                version=self.version,
+                reward=decision.reward,
+                hinted_prompt_ids=None if hinted is None else self.served.prompt_ids(hinted),
+            )
+        ]
+
+    @torch.no_grad()
+    def logprobs(self, prompt_ids: Sequence[int], response_ids: Sequence[int]) -> list[float]:
+        sequence = TokenSequence("one", prompt_ids, response_ids, self.temperature)
+        found: list[float] = self.policy(collate([sequence], (0,))).logprobs_N.tolist()
+        return found
+
+    def learn(self, samples: Sequence[TrainingSample]) -> None:
+        train_step(
+            self.policy,
+            self.optimizer,
+            samples,
+            self.recipe.train,
+            LIMITS,
+            parent=self.version,
+            read_version=lambda version: self.versions[version],
+        )
+        self.version += 1
+        self.versions[self.version] = adapter_tensors(self.policy)
+        self.serve()
+
+    def serve(self) -> None:
+        """Fold the adapter into the model that answers."""
+        merged = dict(self.base)
+        tensors = self.versions[self.version]
+        scale = self.policy.lora.alpha / self.policy.lora.rank
+        for ours, theirs in base_names(self.policy.architecture).items():
+            module = ours.removesuffix(".weight")
+            if f"{module}.lora_a.weight" in tensors:
+                a, b = tensors[f"{module}.lora_a.weight"], tensors[f"{module}.lora_b.weight"]
+                merged[theirs] = self.base[theirs] + scale * (b @ a)
+        self.served.model.load_state_dict(merged)
+
+
+def learn(
+    folder: Path, recipe: Recipe, seed: int, interactions: int, temperature: float
+) -> Iterator[tuple[int, float, float]]:
+    """(interactions, match, exact) before learning and after each step."""
+    loop = Loop(folder, recipe, seed, temperature)
+    yield 0, *loop.evaluate()
+    waiting: list[TrainingSample] = []
+    size = recipe.train.batch_samples
+    while loop.interactions < interactions:
+        waiting += loop.session()
+        while len(waiting) >= size:
+            batch, waiting = waiting[:size], waiting[size:]
+            loop.learn(batch)
+            yield loop.interactions, *loop.evaluate()
+
+
+def main() -> None:
+    parser = argparse.ArgumentParser(description=__doc__)
+    parser.add_argument("--model", type=Path, default=model_path())
+    parser.add_argument("--recipe", default="demo", help="a file of deploy/recipes, without .toml")
+    parser.add_argument("--seeds", type=int, nargs="+", default=[0, 1])
+    parser.add_argument("--interactions", type=int, default=96)
+    parser.add_argument("--temperature", type=float, default=0.7)
+    chosen = parser.parse_args()
+    recipe = load_recipe(RECIPES / f"{chosen.recipe}.toml")
+    for seed in chosen.seeds:
+        began = time.perf_counter()
+        reached: int | None = None
+        for at, match, exact in learn(chosen.model, recipe, seed, chosen.interactions, chosen.temperature):
+            print(f"seed {seed}: {at} interactions, match {match:.2f}, exact {exact:.2f}", flush=True)
+            reached = at if reached is None and match >= 0.9 else reached
+        print(f"seed {seed}: 90 % at {reached}, {time.perf_counter() - began:.0f} s", flush=True)
+
+
+def _never(message: Message) -> bool:
+    del message
+    return False
+
+
+if __name__ == "__main__":
+    torch.set_num_threads(1)
+    main()

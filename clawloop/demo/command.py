@@ -1,0 +1,93 @@
+"""`clawloop demo`: the demo's verbs.
+
+Imports what is heavy only when a verb runs.
+"""
+
+from __future__ import annotations
+
+import time
+from pathlib import Path
+from typing import TYPE_CHECKING, Annotated
+
+import typer
+
+from clawloop.errors import SetupError
+
+if TYPE_CHECKING:
+    from rich.console import Console
+
+    from clawloop.demo.pretrain import Plan
+    from clawloop.demo.pretrain import Progress as Step
+
+demo_app = typer.Typer(no_args_is_help=True, help="A small model that learns while you watch.")
+
+
+@demo_app.callback()
+def demo() -> None:
+    """A small model that learns while you watch."""
+
+
+@demo_app.command("pretrain")
+def pretrain_command(
+    out: Annotated[Path, typer.Option(help="Folder for the model; must be empty or new.")],
+    seed: Annotated[int, typer.Option(min=0, help="Of the lessons and the first weights.")] = 0,
+    steps: Annotated[int | None, typer.Option(min=1, help="Fewer make a worse model sooner.")] = None,
+    threads: Annotated[
+        int | None, typer.Option(min=1, help="How many the arithmetic uses; all cores if left out.")
+    ] = None,
+) -> None:
+    """Make the demo model anew from synthetic data, and measure it: under 10 minutes on two idle cores."""
+    from rich.console import Console
+
+    from clawloop.demo.card import write_card
+    from clawloop.demo.evaluate import DemoModel, measure_answers, measure_judge, measured_lists
+    from clawloop.demo.pretrain import Plan
+    from clawloop.judging.prompts import AnswerForm
+
+    if out.is_dir() and any(out.iterdir()):
+        raise SetupError(f"{out} is not empty: name a new folder with --out")
+    plan = Plan(seed=seed) if steps is None else Plan(seed=seed, steps=steps)
+    console = Console()
+    try:
+        out.mkdir(parents=True, exist_ok=True)
+        seconds = _made(out, plan, threads, console)
+        with console.status("measuring"):
+            model = DemoModel(out)
+            answers = [measure_answers(model, temperature) for temperature in (0.6, 1.0)]
+            judged = {
+                name: measure_judge(model, phrases, AnswerForm.GRAMMAR) for name, phrases in measured_lists().items()
+            }
+            own = measured_lists()["our own list"]
+            judged["our own list, free form"] = measure_judge(model, own, AnswerForm.FREE)
+        write_card(out, plan, seconds, answers, judged)
+    except OSError as error:
+        raise SetupError(f"{out} cannot be written: {error}") from error
+    for figures in answers:
+        console.print(
+            f"temperature {figures.temperature}: exact {figures.exact:.3f}, hint followed {figures.hint_followed:.3f}, "
+            f"first style {figures.first_style}"
+        )
+    for name, verdicts in judged.items():
+        console.print(f"{name}: votes {verdicts.vote:.3f}, hints {verdicts.hint:.3f}, none {verdicts.no_hint:.3f}")
+    console.print(f"{out} holds the model, made in {seconds:.0f} s; its card is {out / 'README.md'}.")
+
+
+def _made(out: Path, plan: Plan, threads: int | None, console: Console) -> float:
+    """Make the model with a progress bar; how many seconds it took."""
+    import torch
+    from rich.progress import BarColumn, Progress, TextColumn, TimeRemainingColumn
+
+    from clawloop.demo.pretrain import pretrain
+
+    if threads is not None:
+        torch.set_num_threads(threads)
+    began = time.perf_counter()
+    columns = ("pretraining", BarColumn(), TextColumn("step {task.completed} of {task.total}"), TimeRemainingColumn())
+    with Progress(*columns, TextColumn("loss {task.fields[loss]}"), console=console) as bar:
+        task = bar.add_task("pretraining", total=plan.steps, loss="")
+
+        def show(at: Step) -> None:
+            bar.update(task, completed=at.step, loss=f"{at.loss:.3f}")
+
+        pretrain(out, plan, show)
+    return time.perf_counter() - began

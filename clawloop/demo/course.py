@@ -1,0 +1,229 @@
+"""One run of the demo: a user chats, versions come, each is measured.
+
+Knows nothing about how anything is started. A chat never waits for learning; a *paced* user does between two
+sessions, because people take longer for a session than this machine for a step.
+"""
+
+from __future__ import annotations
+
+import asyncio
+import time
+from dataclasses import dataclass, field
+from statistics import fmean
+from typing import Protocol
+from uuid import UUID
+
+from clawloop.demo.chatting import chat_session, measure
+from clawloop.demo.plan import PlannedRun
+from clawloop.demo.report import Evaluated, RunTotals
+from clawloop.demo.talking import Talker
+from clawloop.demo.user import SyntheticUser
+from clawloop.demo.watching import Learning, Watcher
+from clawloop.demo.world import draw_preference
+from clawloop.errors import SetupError
+from clawloop.ids import version_name
+from clawloop.steps import TrainingState
+
+SESSIONS_AT_ONCE = 2
+SESSION_REQUESTS = 5
+# Judging, a step and publishing take seconds. What takes longer is stuck, and the figures then say so.
+PATIENCE_SECONDS = 120.0
+_LOOK_SECONDS = 0.3
+
+
+class Scoreboard(Protocol):
+    """Where a run shows how it goes."""
+
+    def evaluated(self, run: PlannedRun, row: Evaluated) -> None: ...
+
+    def doing(self, run: PlannedRun, words: str) -> None: ...
+
+    def say(self, line: str) -> None: ...
+
+
+@dataclass(frozen=True, slots=True)
+class Place:
+    """Where a run finds its policy.
+
+    Args:
+        url: the gateway's, without `/v1`.
+        key: of the run's policy; admin_key: of any.
+        base_model: the name under which version 0 is served.
+    """
+
+    url: str
+    key: str
+    admin_key: str
+    base_model: str
+
+
+def rounds(interactions: int) -> list[list[int]]:
+    """How many requests each session has, the sessions of a round side by side; together `interactions`."""
+    left, planned = interactions, []
+    while left:
+        sizes: list[int] = []
+        while left and len(sizes) < SESSIONS_AT_ONCE:
+            sizes.append(min(left, SESSION_REQUESTS))
+            left -= sizes[-1]
+        planned.append(sizes)
+    return planned
+
+
+@dataclass
+class Course:
+    """
+    Args:
+        paced: the user waits between two rounds of sessions until what was said is learned.
+
+    Attributes:
+        evaluated: so far, in order.
+    """
+
+    run: PlannedRun
+    place: Place
+    talker: Talker
+    watcher: Watcher
+    board: Scoreboard
+    paced: bool = True
+    patience_seconds: float = PATIENCE_SECONDS
+    evaluated: list[Evaluated] = field(default_factory=list)
+    _steps: set[int] = field(default_factory=set)
+    _begun: float = 0.0
+    _interactions: int = 0
+    _waiting: bool = False  # the user says nothing until what was said is learned
+    _sessions: dict[str, UUID | None] = field(default_factory=dict)
+    _seen: set[UUID] = field(default_factory=set)
+
+    async def hold(self, interactions: int) -> RunTotals:
+        """Chat, and measure every version that comes.
+
+        Raises:
+            SetupError: the gateway gives no answer, or training has paused itself.
+        """
+        self._begun = time.monotonic()
+        measurer = SyntheticUser(self.run.seed)
+        await self._evaluate(measurer, 0)
+        following = None if self.paced else asyncio.create_task(self._follow(measurer))
+        try:
+            for sizes in rounds(interactions):
+                self.board.doing(self.run, f"{self._interactions} of {interactions} interactions, chatting")
+                await self._chat(sizes)
+                if following is None:
+                    self._waiting = True
+                    await self._follow(measurer)
+                    self._waiting = False
+            self._waiting = True
+            if following is not None:
+                await following
+        finally:
+            if following is not None:
+                following.cancel()
+        await self._reward()  # for the steps of the last turns
+        return RunTotals(
+            interactions=self._interactions,
+            failed=self.talker.failed,
+            versions=await self.watcher.versions_made(self.run.policy),
+            steps=len(self._steps),
+            seconds=time.monotonic() - self._begun,
+        )
+
+    async def _chat(self, sizes: list[int]) -> None:
+        preference = draw_preference(self.run.seed)
+
+        async def one(number: int, size: int) -> None:
+            name = f"{self.run.policy}-{number}"
+            self._sessions[name] = None
+            # A user of its own for each session: what they say then does not depend on whose answer comes first.
+            user = SyntheticUser(self.run.seed * 10_000 + number, preference)
+            await chat_session(self.talker, user, name, size, self._count)
+
+        first = len(self._sessions) + 1
+        try:
+            async with asyncio.TaskGroup() as group:
+                for offset, size in enumerate(sizes):
+                    group.create_task(one(first + offset, size))
+        except* SetupError as several:
+            raise several.exceptions[0] from None
+
+    def _count(self) -> None:
+        self._interactions += 1
+
+    async def _is_learned(self) -> bool:
+        """Whether every turn has arrived (they may come late, over the spool), and nothing is left to do with them."""
+        sessions = await self.watcher.sessions(self.run.policy)
+        arrived = sum(session.main_turns for session in sessions)
+        return arrived >= self._interactions and (await self.watcher.learning(self.run.policy)).is_done
+
+    async def _follow(self, measurer: SyntheticUser) -> None:
+        """Measure each version as it comes, until the user waits and there is nothing left to wait for."""
+        waited_since = time.monotonic()
+        while True:
+            now = await self.watcher.learning(self.run.policy)
+            if now.version > self.evaluated[-1].version:
+                await self._evaluate(measurer, now.version)
+                waited_since = time.monotonic()
+                continue
+            if self._waiting and now.is_done and await self._is_learned():
+                return
+            if now.state is TrainingState.PAUSED:
+                raise SetupError(f"training of {self.run.policy} has paused itself: {now.reason}")
+            if not self._waiting:
+                waited_since = time.monotonic()
+            if time.monotonic() - waited_since > self.patience_seconds:
+                self.board.say(f"{self.run.policy}: no longer waiting after {self.patience_seconds:g} s: {now.reason}")
+                return
+            self.board.doing(self.run, f"{self._interactions} interactions; {_waited_for(now)}")
+            await asyncio.sleep(_LOOK_SECONDS)
+
+    async def _evaluate(self, measurer: SyntheticUser, version: int) -> None:
+        interactions = self._interactions
+        self.board.doing(self.run, f"{interactions} interactions; asking version {version} the 60 fixed requests")
+        model = version_name(self.run.policy, version, self.place.base_model)
+        measured = await measure(self.talker, measurer, model)
+        row = Evaluated(
+            step=version,
+            version=version,
+            interactions=interactions,
+            reward=await self._reward(),
+            match=measured.match,
+            exact=measured.exact,
+            failed=self.talker.failed,
+            seconds=time.monotonic() - self._begun,
+        )
+        self.evaluated.append(row)
+        self.board.evaluated(self.run, row)
+
+    async def _reward(self) -> float | None:
+        """Mean verdict of the turns that were judged since the last time."""
+        if any(session is None for session in self._sessions.values()):
+            known = {session.name: session.id for session in await self.watcher.sessions(self.run.policy)}
+            self._sessions = {name: known.get(name) for name in self._sessions}
+        turns = await self.watcher.main_turns_of(one for one in self._sessions.values() if one is not None)
+        self._steps |= {turn.step for turn in turns if turn.step is not None and turn.outcome == "trained"}
+        fresh = [turn for turn in turns if turn.verdict is not None and turn.id not in self._seen]
+        self._seen |= {turn.id for turn in fresh}
+        return fmean(float(turn.verdict or 0) for turn in fresh) if fresh else None
+
+
+def _waited_for(now: Learning) -> str:
+    if now.head != now.version:
+        return f"publishing version {now.head}"
+    return f"step {now.step}: {now.reason}" if now.state is TrainingState.WAITING else now.reason
+
+
+async def hold_course(
+    run: PlannedRun, place: Place, board: Scoreboard, interactions: int, *, paced: bool
+) -> tuple[list[Evaluated], RunTotals]:
+    """A whole run; returns what it found."""
+
+    heard: set[str] = set()
+
+    def failed(words: str) -> None:
+        if words not in heard:
+            heard.add(words)
+            board.say(f"{run.policy}: a request failed: {words} (others that fail like it are only counted)")
+
+    async with Talker(place.url, place.key, failed) as talker, Watcher(place.url, place.admin_key) as watcher:
+        course = Course(run, place, talker, watcher, board, paced)
+        totals = await course.hold(interactions)
+        return course.evaluated, totals

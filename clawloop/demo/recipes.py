@@ -1,0 +1,44 @@
+"""What the demo learns by: one recipe for each method, the same but for the terms.
+
+Knows nothing about runs. The model is 200 times smaller than those the defaults are for, and steps are few, so
+batches are small, the rate is high, and each batch is gone through twice.
+"""
+
+from __future__ import annotations
+
+from enum import StrEnum
+
+from clawloop.recipe import Advantage, Lora, Loss, Optimiser, Recipe, Signal, Train
+
+
+class Method(StrEnum):
+    BINARY = "binary"  # the verdict rewards the whole answer
+    OPD = "opd"  # the model that has read the hint teaches the one that has not
+    COMBINED = "combined"  # both
+
+
+_SIGNALS = {
+    Method.BINARY: Signal(hints=False),
+    Method.OPD: Signal(verdicts=False, at_least_one=False),
+    Method.COMBINED: Signal(),
+}
+_ADVANTAGES = {
+    Method.BINARY: Advantage(teacher_weight=0.0),
+    Method.OPD: Advantage(verdict_weight=0.0),
+    Method.COMBINED: Advantage(),
+}
+
+
+def demo_recipe(method: Method) -> Recipe:
+    """The recipe of a method; the combined one is also shown as deploy/recipes/demo.toml."""
+    return Recipe(
+        name="demo" if method is Method.COMBINED else f"demo_{method}",
+        signal=_SIGNALS[method],
+        train=Train(
+            batch_samples=8,
+            advantage=_ADVANTAGES[method],
+            loss=Loss(kl=0.05),
+            lora=Lora(rank=8, alpha=16.0),
+            optimiser=Optimiser(lr=4e-3, epochs=2),
+        ),
+    )

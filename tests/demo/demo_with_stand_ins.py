@@ -1,0 +1,47 @@
+"""A program for test_demo_command.py: `clawloop demo` with real PostgreSQL and Temporal, but no model.
+
+`python demo_with_stand_ins.py ENGINE_URL run|chat OPTIONS…`. The gateway's place is taken by the pupil gateway, the
+engine is one that only tells its name.
+"""
+
+from __future__ import annotations
+
+import functools
+import sys
+from collections.abc import Mapping
+from dataclasses import replace
+from pathlib import Path
+from typing import Any
+
+import typer
+
+from clawloop.cli import _prepare_for_up
+from clawloop.demo import run as demo_run
+from clawloop.demo.chat_command import chat_command
+from clawloop.demo.run_command import run_command
+from clawloop.local import parts, up
+from clawloop.local.part import Launch, Part
+from clawloop.settings import Settings
+
+ROOT = Path(__file__).resolve().parents[2]
+
+
+def gateway(facts: up.Surroundings, host: str, port: int, environment: Mapping[str, str]) -> Part:
+    real = parts.gateway(facts, host, port, environment)
+    command = (sys.executable, "-m", "tests.fakes.pupil_gateway", host, str(port))
+    return replace(real, prepare=lambda: Launch(command, real.prepare().environment, ROOT))
+
+
+async def run_up(options: up.UpOptions, *given: Any, **named: Any) -> None:
+    stood_in = functools.partial(up.run, gateway=gateway, workers=lambda *_: [])
+    await stood_in(replace(options, engines=(sys.argv[1],)), *given, **named)
+
+
+app = typer.Typer()
+app.command("run")(run_command(Settings, _prepare_for_up))
+app.command("chat")(chat_command(Settings))
+
+if __name__ == "__main__":
+    demo_run.run_up = run_up  # type: ignore[attr-defined]
+    demo_run.model_path = lambda: Path(sys.argv[2])  # type: ignore[attr-defined]
+    app(sys.argv[3:])

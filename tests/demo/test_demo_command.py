@@ -1,0 +1,197 @@
+"""`clawloop demo run` as a process: real PostgreSQL and Temporal, a stand-in for the gateway, no model.
+
+With everything real it is in tests/e2e.
+"""
+
+from __future__ import annotations
+
+import json
+import os
+import re
+import signal
+import subprocess
+import sys
+import threading
+import time
+from collections.abc import Iterator
+from contextlib import contextmanager
+from http.server import BaseHTTPRequestHandler, HTTPServer
+from pathlib import Path
+
+import psutil
+import pytest
+
+pytestmark = pytest.mark.slow
+
+PROGRAM = Path(__file__).with_name("demo_with_stand_ins.py")
+START_SECONDS = 90
+
+
+@pytest.fixture(scope="module")
+def engine() -> Iterator[str]:
+    """Tells its name as vLLM does."""
+
+    class Handler(BaseHTTPRequestHandler):
+        def do_GET(self) -> None:
+            body = json.dumps({"data": [{"id": "clawloop-demo", "parent": None}]}).encode()
+            self.send_response(200)
+            self.send_header("content-length", str(len(body)))
+            self.end_headers()
+            self.wfile.write(body)
+
+        def log_message(self, format: str, *args: object) -> None:
+            pass
+
+    server = HTTPServer(("127.0.0.1", 0), Handler)
+    thread = threading.Thread(target=server.serve_forever)
+    thread.start()
+    yield f"http://127.0.0.1:{server.server_port}"
+    server.shutdown()
+    thread.join()
+    server.server_close()
+
+
+@pytest.fixture
+def model(tmp_path: Path) -> Path:
+    """A folder that looks like a model's; nothing reads it here."""
+    folder = tmp_path / "model"
+    folder.mkdir()
+    (folder / "config.json").write_text("{}")
+    return folder
+
+
+class Demo:
+    """A `clawloop demo run`, and what it printed so far."""
+
+    def __init__(self, folder: Path, *command: str) -> None:
+        self.output = folder / f"printed-{time.monotonic_ns()}.txt"
+        with self.output.open("wb") as written:
+            self.process = subprocess.Popen(
+                [sys.executable, str(PROGRAM), *command],
+                stdin=subprocess.DEVNULL,
+                stdout=written,
+                stderr=subprocess.STDOUT,
+                env=dict(os.environ) | {"PYTHONPATH": str(PROGRAM.parents[2])},
+                cwd=folder,
+            )
+
+    @property
+    def printed(self) -> str:
+        return self.output.read_text()
+
+    def line(self, pattern: str) -> re.Match[str]:
+        deadline = time.monotonic() + START_SECONDS
+        while (found := re.search(pattern, self.printed, re.MULTILINE)) is None:
+            assert self.process.poll() is None, self.printed
+            assert time.monotonic() < deadline, self.printed
+            time.sleep(0.05)
+        return found
+
+    def family(self) -> list[psutil.Process]:
+        return psutil.Process(self.process.pid).children(recursive=True)
+
+
+@contextmanager
+def demo(folder: Path, *command: str) -> Iterator[Demo]:
+    running = Demo(folder, *command)
+    try:
+        yield running
+    finally:
+        running.process.terminate()
+        running.process.wait(20)
+
+
+def alive(processes: list[psutil.Process]) -> list[psutil.Process]:
+    return [one for one in processes if one.is_running() and one.status() != psutil.STATUS_ZOMBIE]
+
+
+@pytest.mark.postgres
+def test_it_shows_what_is_learned_writes_its_report_and_leaves_nothing(
+    tmp_path: Path, engine: str, model: Path
+) -> None:
+    with demo(tmp_path, engine, str(model), "run", "--interactions", "40", "--data", "data") as running:
+        assert running.process.wait(START_SECONDS) == 0, running.printed
+    assert re.search(r"^ +1 +combined +1 +1 +\d+ +\+1\.00 +\d+% +0 +\d+$", running.printed, re.MULTILINE)
+    said = running.printed.splitlines()[-1]
+    assert re.match(r"match \d\d% → 100% in 40 interactions, 90 % after \d+; right content 100%; requests fail", said)
+    report = json.loads((tmp_path / "demo-report.json").read_text())
+    assert (report["seed"], report["interactions"], report["match_after"]) == (1, 40, 1.0)
+    assert (tmp_path / "demo-report.png").read_bytes().startswith(b"\x89PNG")
+    assert not (tmp_path / "data" / "demo").exists()
+
+
+@pytest.mark.postgres
+def test_a_second_one_beside_it_and_ctrl_c_are_a_line_each_and_leave_nothing(
+    tmp_path: Path, engine: str, model: Path
+) -> None:
+    with demo(tmp_path, engine, str(model), "run", "--interactions", "900", "--data", "data") as running:
+        running.line(r"combined +1 +1 ")
+        with demo(tmp_path, engine, str(model), "run", "--data", "data") as second:
+            assert second.process.wait(START_SECONDS) == 1
+        assert second.printed == (
+            f"clawloop: a demo already runs on {tmp_path}/data/demo (process {running.process.pid}):"
+            " stop it first, or choose another folder: --data\n"
+        )
+        family = running.family()
+        assert {"temporal", "postgres"} <= {process.name() for process in family}
+        running.process.send_signal(signal.SIGINT)
+        assert running.process.wait(15) == 130
+    assert alive(family) == []
+    assert running.printed.splitlines()[-1] == (
+        "clawloop: stopped before the end; nothing is left running, and there is no report"
+    )
+    assert "Traceback" not in running.printed
+    assert not (tmp_path / "data" / "demo").exists()
+    assert not (tmp_path / "demo-report.json").exists()
+
+
+@pytest.mark.postgres
+def test_a_kept_one_says_where_it_is_until_it_is_stopped(tmp_path: Path, engine: str, model: Path) -> None:
+    with demo(tmp_path, engine, str(model), "run", "--interactions", "8", "--keep", "--data", "data") as running:
+        key = running.line(r"gateway +http://\S+/v1, model `policy`, key (cl-\S+)$").group(1)
+        running.line(r"Temporal UI +http://")
+        running.line(r"clawloop demo chat --data ")
+        running.line(r"Ctrl-C ends it")
+        assert json.loads((tmp_path / "data" / "demo" / "demo.json").read_text())["key"] == key
+        assert (tmp_path / "demo-report.json").exists()
+        family = running.family()
+        running.process.send_signal(signal.SIGINT)
+        assert running.process.wait(15) == 0, running.printed
+    assert alive(family) == []
+    assert (tmp_path / "data" / "demo" / "postgres").exists()
+
+
+@pytest.mark.parametrize(
+    ("options", "says"),
+    [
+        (["--seed", "one"], "--seed 'one': a seed is a whole number from 0 to 4294967295"),
+        (["--methods", "grpo"], "--methods 'grpo': use binary, opd, combined, or several with commas"),
+        (["--interactions", "0"], "--interactions 0: give 8 to 1000; a step takes 8 samples"),
+        (["--port", "{taken}"], "port {taken} for the gateway is in use"),
+        (["--data", "/proc/nowhere"], "cannot write to /proc/nowhere"),
+        (["--out", "/proc/nowhere"], "cannot write to /proc/nowhere"),
+    ],
+)
+def test_what_cannot_work_is_one_line_and_leaves_nothing(
+    tmp_path: Path, engine: str, model: Path, options: list[str], says: str
+) -> None:
+    taken = engine.rsplit(":", 1)[1]
+    given = [option.format(taken=taken) for option in options]
+    with demo(tmp_path, engine, str(model), "run", "--data", str(tmp_path / "data"), *given) as running:
+        assert running.process.wait(START_SECONDS) == 1
+    lines = running.printed.splitlines()
+    assert [line for line in lines if line.startswith("clawloop: ")] == [lines[-1]]
+    assert lines[-1].startswith(f"clawloop: {says.format(taken=taken)}")
+    assert not (tmp_path / "data" / "demo").exists()
+
+
+def test_without_the_model_it_says_how_to_make_it(tmp_path: Path, engine: str) -> None:
+    with demo(tmp_path, engine, str(tmp_path), "run", "--data", "data") as running:
+        assert running.process.wait(START_SECONDS) == 1
+    assert running.printed == f"clawloop: the demo model is not in {tmp_path}: make it with `clawloop demo pretrain`\n"
+
+
+def test_a_chat_without_a_terminal_or_a_gateway_says_so(tmp_path: Path, engine: str, model: Path) -> None:
+    with demo(tmp_path, engine, str(model), "chat", "--data", "data") as running:
+        assert running.process.wait(START_SECONDS) == 1
+    assert running.printed == "clawloop: a chat needs a terminal; for a program use the API\n"

@@ -1,0 +1,61 @@
+"""What a demo shows while it runs."""
+
+from __future__ import annotations
+
+from dataclasses import replace
+from datetime import datetime
+from io import StringIO
+
+from rich.console import Console
+
+from clawloop.demo.plan import PlannedRun
+from clawloop.demo.recipes import Method
+from clawloop.demo.scoreboard import LineBoard, TableBoard
+from clawloop.local.part import PartState, PartStatus
+from tests.demo.test_report import evaluated
+
+ONE, TWO = PlannedRun(1, Method.COMBINED), PlannedRun(2, Method.BINARY)
+
+
+def console() -> tuple[Console, StringIO]:
+    output = StringIO()
+    return Console(file=output, width=140), output
+
+
+def test_lines_have_the_names_of_their_columns_once() -> None:
+    on, output = console()
+    board = LineBoard(on)
+    for row in evaluated(0.5, 0.95):
+        board.evaluated(ONE, replace(row, reward=-0.25))
+    head, first, second = output.getvalue().splitlines()
+    assert head.split()[:4] == ["user", "method", "step", "version"]
+    assert second.split() == ["1", "combined", "1", "1", "8", "-0.25", "95%", "1", "10"]
+    assert len(first) == len(second)
+
+
+def test_a_table_shows_the_run_that_goes_on_whole_and_the_others_by_their_end() -> None:
+    on, output = console()
+    board = TableBoard(on)
+    for run in (ONE, TWO):
+        for row in evaluated(0.5, 0.7, 0.95):
+            board.evaluated(run, row)
+    board.doing(TWO, "chatting")
+    on.print(board)
+    board.changed(PartStatus("vllm", PartState.STOPPED, "", "", datetime.now().astimezone(), 0))
+    assert all("chatting" not in str(part) for part in board.__rich__().renderables)
+    rows = [line.split() for line in output.getvalue().splitlines()]
+    assert [row[:2] for row in rows[1:-1]] == [["1", "combined"], ["2", "binary"], ["2", "binary"], ["2", "binary"]]
+    assert rows[-1][:2] == ["chatting", "…"]
+
+
+def test_what_starts_is_named_and_what_goes_wrong_stays() -> None:
+    on, output = console()
+    board = TableBoard(on)
+    now = datetime.now().astimezone()
+    board.changed(PartStatus("vllm", PartState.STARTING, "", "loading weights", now, 0))
+    board.changed(PartStatus("postgres", PartState.STARTING, "", "", now, 0))
+    board.changed(PartStatus("judge", PartState.WAITING, "", "ended with exit code 1; again in 1 s", now, 1))
+    on.print(board)
+    printed = output.getvalue()
+    assert "starting vllm (loading weights), postgres" in printed
+    assert "judge waiting: ended with exit code 1; again in 1 s" in printed

@@ -1,0 +1,109 @@
+"""An engine killed in the middle of a load is restarted by its agent's command, refilled, and answers again."""
+
+from __future__ import annotations
+
+import asyncio
+import json
+import os
+import shlex
+import signal
+import sys
+from pathlib import Path
+from typing import Any
+
+import aiohttp
+import psutil
+import psycopg
+import pytest
+
+from clawloop.local.checks import choose_port
+from clawloop.local.vllm import Device, EngineOptions, launch, read_model
+from db.schema import migrate
+from tests.conftest import database_address, execute
+from tests.e2e.adapters import random_versions
+from tests.e2e.gateway import RealGateway, prepared, running_gateway
+from tests.e2e.publishing import commit
+from tests.e2e.workers import running_workers
+
+pytestmark = [pytest.mark.engine, pytest.mark.slow, pytest.mark.postgres]
+
+START_SECONDS = 240
+
+
+def start_command(model: Path, port: int, folder: Path) -> str:
+    """For the shell: starts the engine in a session of its own and leaves; its process id is in `engine.pid`."""
+    environment = dict(os.environ) | {"OMP_NUM_THREADS": "1"}
+    started = launch(read_model(model), EngineOptions(port, "float32", 4096), Device.CPU, environment)
+    (folder / "engine.json").write_text(json.dumps([list(started.command), dict(started.environment)]))
+    program = (
+        "import json, pathlib, subprocess, sys; folder = pathlib.Path(sys.argv[1]);"
+        "command, environment = json.loads((folder / 'engine.json').read_text());"
+        "log = (folder / 'vllm.log').open('ab');"
+        "started = subprocess.Popen(command, env=environment, stdin=subprocess.DEVNULL, stdout=log, stderr=log,"
+        " start_new_session=True);"
+        "(folder / 'engine.pid').write_text(str(started.pid))"
+    )
+    return shlex.join([sys.executable, "-c", program, str(folder)])
+
+
+def kill_engine(folder: Path) -> None:
+    engine = psutil.Process(int((folder / "engine.pid").read_text()))
+    for process in [engine, *engine.children(recursive=True)]:
+        process.send_signal(signal.SIGKILL)
+
+
+@pytest.mark.timeout(600)
+async def test_an_engine_killed_while_it_loads_is_restarted_and_refilled(
+    postgres_server: Any, temporal_address: str, tiny_model_path: Path, tmp_path: Path
+) -> None:
+    execute(postgres_server.url, "CREATE DATABASE killed")
+    url = database_address(postgres_server.url, "killed")
+    await asyncio.to_thread(migrate, url)
+    port = choose_port("vLLM", "127.0.0.1", 0, "")
+    engine = f"http://127.0.0.1:{port}"
+    keys = await prepared(url, [engine])
+    versions = random_versions(tiny_model_path, tmp_path / "adapters", [1, 2])
+    # Nobody else begins this engine: its agent does, also the first time.
+    agent = ["engine", "--engine", engine, "--restart-command", start_command(tiny_model_path, port, tmp_path)]
+    try:
+        async with running_workers(tmp_path, url, temporal_address, ["orchestrator"], agent):
+            await commit(url, versions[0])
+            await until_loaded(url, 1)
+            async with running_gateway(url, keys, tmp_path, TEMPORAL_ADDRESS=temporal_address) as gateway:
+                execute(url, "UPDATE policies SET active = 1")
+                await answered_by(gateway, 1)
+                await commit(url, versions[1])
+                # The load is on its way or about to be; wherever this meets it, it must come out the same.
+                asked = asyncio.create_task(load_directly(engine, tmp_path / "adapters" / versions[1].path))
+                kill_engine(tmp_path)
+                await asyncio.gather(asked, return_exceptions=True)
+                held = asyncio.create_task(answered_by(gateway, 1))
+                await until_loaded(url, 1, 2)
+                await held
+    finally:
+        kill_engine(tmp_path)
+
+
+async def load_directly(engine: str, path: Path) -> None:
+    async with aiohttp.ClientSession(engine) as session:
+        await session.post("/v1/load_lora_adapter", json={"lora_name": "default-v2", "lora_path": str(path)})
+
+
+async def until_loaded(url: str, *numbers: int) -> None:
+    """Until the ledger says that the engine has these, and has nothing to complain of."""
+    async with asyncio.timeout(START_SECONDS):
+        while True:
+            async with await psycopg.AsyncConnection.connect(url, autocommit=True) as connection:
+                rows = await (await connection.execute("SELECT version FROM engine_versions ORDER BY 1")).fetchall()
+                told = await (await connection.execute("SELECT problem FROM engines")).fetchone()
+            if [n for (n,) in rows] == list(numbers) and told == (None,):
+                return
+            await asyncio.sleep(0.2)
+
+
+async def answered_by(gateway: RealGateway, version: int) -> None:
+    body = {"model": "policy", "messages": [{"role": "user", "content": "Hello."}], "max_tokens": 8}
+    async with gateway.client(timeout=START_SECONDS) as client:
+        answer = await client.post("/v1/chat/completions", json=body)
+    assert answer.status_code == 200, answer.text
+    assert (await gateway.turn(answer.json()["id"])).record.version == version

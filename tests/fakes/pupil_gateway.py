@@ -1,0 +1,202 @@
+"""A gateway stand-in for the demo, over real HTTP: one policy that learns what its user reacts to.
+
+It answers requests of the demo's world in either style. Each batch of eight reactions makes a version; a version
+answers a larger share of requests in the style that was not complained about. No model, no judge.
+"""
+
+from __future__ import annotations
+
+import json
+import random
+from collections.abc import AsyncIterator
+from contextlib import asynccontextmanager
+from dataclasses import dataclass, field
+from typing import Any
+from uuid import UUID, uuid5
+
+from starlette.applications import Starlette
+from starlette.requests import Request as HttpRequest
+from starlette.responses import JSONResponse, Response, StreamingResponse
+from starlette.routing import Route
+
+from clawloop.demo.world import STYLES, Axis, Request, Style, answer, draw_preference, every_request
+from tests.fakes.engine import serving
+
+BATCH = 8
+_SPACE = UUID(int=7)
+_REQUESTS: dict[str, Request] = {request.text: request for axis in Axis for request in every_request(axis)}
+
+
+@dataclass
+class PupilGateway:
+    """
+    Attributes:
+        learns: share by which a version is better than the one before.
+        failures: how the next chat requests fail, in order: `500`, `BREAK` (mid-stream), `ERROR` (event); empty: not.
+        sessions: main turns by session name.
+        headers: of each chat request.
+        stuck: judging never ends.
+        paused: why training has paused itself.
+        delay: how many looks at training a version takes to come.
+        late: how many looks at the sessions their turns take to arrive.
+    """
+
+    seed: int = 1
+    learns: float = 0.3
+    url: str = ""
+    failures: list[str] = field(default_factory=list)
+    sessions: dict[str, list[dict[str, Any]]] = field(default_factory=dict)
+    headers: list[dict[str, str]] = field(default_factory=list)
+    asked_of: list[str] = field(default_factory=list)
+    stuck: bool = False
+    paused: str | None = None
+    delay: int = 2
+    late: int = 0
+    version: int = 0
+    samples: int = 0
+    looks: int = 0
+    chance: random.Random = field(default_factory=lambda: random.Random(3))
+
+    async def chat(self, request: HttpRequest) -> Response:
+        body = json.loads(await request.body())
+        self.headers.append(dict(request.headers))
+        side = request.headers.get("x-turn-type") == "side"
+        failure = (self.failures.pop(0) if self.failures else None) or None
+        if failure == "500":
+            return JSONResponse({"error": {"message": "on purpose", "type": "x", "code": None, "param": None}}, 500)
+        text = self._answer(body["messages"][-1]["content"], self._version_of(body["model"]))
+        if side:
+            self.asked_of.append(body["model"])
+        elif failure is None:
+            self._remember(request.headers["x-session-id"], request.headers.get("x-session-done") == "true")
+        if body.get("stream"):
+            return StreamingResponse(self._stream(text, failure), media_type="text/event-stream")
+        message = {"role": "assistant", "content": text}
+        choice = {"index": 0, "message": message, "finish_reason": "stop", "logprobs": None}
+        return JSONResponse(_completion("chat.completion") | {"choices": [choice]})
+
+    async def training(self, request: HttpRequest) -> Response:
+        assert request.headers["authorization"].startswith("Bearer ")
+        if self.samples >= BATCH:
+            self.looks += 1
+            if self.looks >= self.delay:
+                self.samples, self.looks, self.version = self.samples - BATCH, 0, self.version + 1
+        training = self.samples >= BATCH
+        state = "paused" if self.paused else "training" if training else "waiting"
+        return JSONResponse(
+            {
+                "policy": request.query_params["policy"],
+                "state": state,
+                "reason": self.paused or "waits for samples",
+                "ready": self.samples % BATCH,
+                "needed": BATCH,
+                "judging": 1 if self.stuck else 0,
+                "step": self.version + 1,
+                "version": self.version,
+                "head": self.version,
+                "pinned": None,
+            }
+        )
+
+    async def versions(self, request: HttpRequest) -> Response:
+        return JSONResponse({"versions": [{"n": n} for n in range(self.version + 1)]})
+
+    async def list_sessions(self, request: HttpRequest) -> Response:
+        self.late = max(0, self.late - 1)
+        sessions = [
+            {"id": str(uuid5(_SPACE, name)), "external_id": name, "main_turns": 0 if self.late else len(turns)}
+            for name, turns in self.sessions.items()
+        ]
+        return JSONResponse({"sessions": sessions, "next": None})
+
+    async def show_session(self, request: HttpRequest) -> Response:
+        name = next(name for name in self.sessions if str(uuid5(_SPACE, name)) == request.path_params["id"])
+        return JSONResponse({"session": {}, "turns": self.sessions[name]})
+
+    def _remember(self, session: str, last: bool) -> None:
+        turns = self.sessions.setdefault(session, [])
+        if turns:  # what is said now is the feedback on the last answer
+            self.samples += 1
+            turns[-1] |= {"outcome": "trained", "verdict": 1, "step": self.version + 1}
+        turns.append(
+            {
+                "id": str(uuid5(_SPACE, f"{session}-{len(turns)}")),
+                "kind": "main",
+                "version": self.version,
+                "outcome": "no_feedback" if last else "waiting",
+                "why": "nothing followed" if last else None,
+                "verdict": None,
+                "hint": None,
+                "step": None,
+            }
+        )
+
+    def _version_of(self, model: str) -> int:
+        if model == "policy":
+            return self.version
+        return int(model.rsplit("-v", 1)[1]) if "-v" in model else 0
+
+    def _answer(self, said: str, version: int) -> str:
+        request = _REQUESTS[said.rsplit("\n", 1)[-1]]
+        liked = draw_preference(self.seed)[request.axis]
+        styles: tuple[Style, Style] = STYLES[request.axis]
+        learned = self.chance.random() < version * self.learns
+        return answer(request, liked if learned else self.chance.choice(styles))
+
+    async def _stream(self, text: str, failure: str | None) -> AsyncIterator[bytes]:
+        chunk = _completion("chat.completion.chunk")
+        yield _event(chunk | {"choices": [{"index": 0, "delta": {"content": text[:5]}, "finish_reason": None}]})
+        if failure == "BREAK":
+            return
+        if failure == "ERROR":
+            yield _event({"error": {"message": "engine died", "type": "x", "code": 500}})
+            return
+        yield _event(chunk | {"choices": [{"index": 0, "delta": {"content": text[5:]}, "finish_reason": "stop"}]})
+        yield b"data: [DONE]\n\n"
+
+
+def _completion(kind: str) -> dict[str, Any]:
+    return {"id": "chatcmpl-1", "object": kind, "created": 1, "model": "pupil"}
+
+
+def _event(value: dict[str, Any]) -> bytes:
+    return b"data: " + json.dumps(value).encode() + b"\n\n"
+
+
+@asynccontextmanager
+async def pupil_gateway(**how: Any) -> AsyncIterator[PupilGateway]:
+    gateway = PupilGateway(**how)
+    async with serving(_app(gateway)) as url:
+        gateway.url = url
+        yield gateway
+
+
+def _app(gateway: PupilGateway) -> Starlette:
+    return Starlette(
+        routes=[
+            Route("/v1/chat/completions", gateway.chat, methods=["POST"]),
+            Route("/v1/models", _models),
+            Route("/healthz", _healthy),
+            Route("/admin/v1/training", gateway.training),
+            Route("/admin/v1/policies/{policy}/versions", gateway.versions),
+            Route("/admin/v1/sessions", gateway.list_sessions),
+            Route("/admin/v1/sessions/{id}", gateway.show_session),
+        ]
+    )
+
+
+async def _models(request: HttpRequest) -> Response:
+    return JSONResponse({"object": "list", "data": [{"id": "pupil", "object": "model", "parent": None}]})
+
+
+async def _healthy(request: HttpRequest) -> Response:
+    return Response()
+
+
+if __name__ == "__main__":
+    # As a process of its own: HOST PORT.
+    import sys
+
+    import uvicorn
+
+    uvicorn.run(_app(PupilGateway(learns=0.5)), host=sys.argv[1], port=int(sys.argv[2]), log_level="warning")

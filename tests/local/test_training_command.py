@@ -1,0 +1,81 @@
+"""`clawloop training`, `policy` and `recipe` as operators run them, on real PostgreSQL; Temporal is away."""
+
+from __future__ import annotations
+
+import asyncio
+import json
+from pathlib import Path
+from typing import Any
+
+import psycopg
+import pytest
+
+from clawloop.processes import begin
+from clawloop.recipe import Recipe, load_recipe
+from tests.local.test_cli import clawloop, refusal
+
+pytestmark = [pytest.mark.postgres, pytest.mark.slow]
+
+
+@pytest.fixture
+def here(postgres_url: str, tmp_path: Path) -> dict[str, str]:
+    asyncio.run(begin(postgres_url, "tiny", [], []))
+    # Nothing listens there: what operators say holds nevertheless.
+    return {"DATABASE_URL": postgres_url, "CLAWLOOP_DATA": str(tmp_path), "TEMPORAL_ADDRESS": "127.0.0.1:1"}
+
+
+def said(*words: str, here: dict[str, str]) -> Any:
+    done = clawloop(*words, "--json", **here)
+    assert done.returncode == 0, done.stderr
+    return json.loads(done.stdout)
+
+
+def test_a_pause_holds_although_temporal_is_away(here: dict[str, str]) -> None:
+    status = said("training", "status", here=here)
+    assert (status["state"], status["samples"], status["version"]) == ("waiting", "0 of 16", "0")
+    paused = clawloop("training", "pause", "the machine is needed", **here)
+    assert paused.returncode == 0
+    assert "paused: the machine is needed" in paused.stdout
+    assert "It holds; the training workflow sees it when it looks next" in paused.stderr
+    assert said("training", "status", here=here)["state"] == "paused"
+    assert said("training", "resume", here=here)["state"] == "waiting"
+    assert "no policy 'nobody'" in refusal(clawloop("training", "status", "--policy", "nobody", **here))
+    assert clawloop("training", "pause", " ", **here).returncode == 2
+
+
+def test_versions_are_listed_rolled_back_to_and_pinned(here: dict[str, str]) -> None:
+    with psycopg.connect(here["DATABASE_URL"]) as connection:
+        for n in (1, 2):
+            connection.execute(
+                "INSERT INTO versions (policy, n, parent, path, sha256) VALUES ('default', %s, %s, %s, %s)",
+                (n, n - 1, f"default/v{n}-0123456789ab", b"\1" * 32),
+            )
+        connection.execute("UPDATE policies SET head = 2")
+    listed = said("policy", "versions", here=here)
+    assert [(row["version"], row["state"]) for row in listed] == [
+        ("0", "active, on the path"),
+        ("1", "on the path"),
+        ("2", "head"),
+    ]
+    assert said("policy", "pin", "1", here=here)["version"] == "0 (pinned)"  # no engine has it yet
+    assert "unpin first" in refusal(clawloop("policy", "roll-back", "0", **here))
+    assert said("policy", "pin", "--none", here=here)["version"] == "0"
+    assert said("policy", "roll-back", "1", here=here)["head"] == "1"
+    assert "clawloop policy versions default" in refusal(clawloop("policy", "roll-back", "7", **here))
+    assert clawloop("policy", "pin", **here).returncode == 2
+    (policy,) = said("policy", "list", here=here)
+    assert (policy["policy"], policy["base model"], policy["head"]) == ("default", "tiny", "1")
+
+
+def test_a_recipe_that_is_shown_can_be_changed_and_set(here: dict[str, str], tmp_path: Path) -> None:
+    shown = clawloop("recipe", "show", **here).stdout
+    file = tmp_path / "combined.toml"
+    file.write_text(shown)
+    assert load_recipe(file) == Recipe(name="combined")
+    file.write_text(shown.replace("train.batch_samples = 16", "train.batch_samples = 4"))
+    assert clawloop("recipe", "set", str(file), **here).returncode == 0
+    assert said("recipe", "show", here=here)["train"]["batch_samples"] == 4
+    assert said("training", "status", here=here)["samples"] == "0 of 4"
+    file.write_text("name = 'combined'\ntrain.batch_sample = 4\n")
+    assert "batch_samples" in refusal(clawloop("recipe", "set", str(file), **here))
+    assert "policy 'nobody' has no recipe" in refusal(clawloop("recipe", "show", "--policy", "nobody", **here))

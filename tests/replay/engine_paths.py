@@ -1,0 +1,85 @@
+"""Paths through an engine's workflow whose histories are kept."""
+
+from __future__ import annotations
+
+import asyncio
+from collections.abc import Awaitable, Callable
+
+from temporalio.client import Client, WorkflowHistory
+from temporalio.exceptions import ApplicationError
+
+from clawloop.engine_announcing import TemporalPublishAnnouncer
+from tests.workflows.conftest import until
+from tests.workflows.engine_agent import ScriptedAgent, at_work
+from workflows import attributes
+from workflows.state import EngineState
+
+Path = Callable[[Client, ScriptedAgent], Awaitable[None]]
+
+
+async def _publish(client: Client, agent: ScriptedAgent) -> None:
+    loads = agent.loads
+    await TemporalPublishAnnouncer(client).publish([agent.engine_id])
+    await until(lambda: agent.loads > loads)
+
+
+async def engine_publishes(client: Client, agent: ScriptedAgent) -> None:
+    for _ in range(3):
+        await _publish(client, agent)
+
+
+async def engine_told_while_it_loads(client: Client, agent: ScriptedAgent) -> None:
+    agent.gate.clear()
+    await _publish(client, agent)
+    for _ in range(3):
+        await TemporalPublishAnnouncer(client).publish([agent.engine_id])
+    agent.gate.set()
+    await until(lambda: agent.loads == 2)
+
+
+async def engine_restarted(client: Client, agent: ScriptedAgent) -> None:
+    await _publish(client, agent)
+    agent.see(healthy=False, problem="does not answer")
+    await asyncio.sleep(0.3)
+    agent.see(missing=["default-v1"])
+    await until(lambda: agent.loads == 2)
+
+
+async def engine_unloads(client: Client, agent: ScriptedAgent) -> None:
+    agent.see(versions=["default-v2"], leaving=["default-v1"])
+    await until(lambda: agent.unloads == 1)
+
+
+async def engine_agent_fails(client: Client, agent: ScriptedAgent) -> None:
+    agent.fails = [ApplicationError("RecordUnusable", type="RecordUnusable", non_retryable=True)]
+    await _publish(client, agent)
+
+
+async def engine_rolled_over(client: Client, agent: ScriptedAgent) -> None:
+    for _ in range(4):
+        await _publish(client, agent)
+
+
+PATHS: tuple[Path, ...] = (
+    engine_publishes,
+    engine_told_while_it_loads,
+    engine_restarted,
+    engine_unloads,
+    engine_agent_fails,
+    engine_rolled_over,
+)
+
+
+async def history(client: Client, path: Path) -> WorkflowHistory:
+    """What the first run of a workflow on this path leaves behind; the workflow itself never ends."""
+    agent = ScriptedAgent()
+    first = await client.start_workflow(
+        attributes.ENGINE_WORKFLOW,
+        EngineState(engine_id=agent.engine_id, roll_over_events=25 if path is engine_rolled_over else None),
+        id=attributes.engine_workflow_id(agent.engine_id),
+        task_queue=attributes.WORKFLOW_QUEUE,
+    )
+    async with at_work(client, agent):
+        await path(client, agent)
+        await asyncio.sleep(0.3)  # what it began is answered
+        return await client.get_workflow_handle(first.id, run_id=first.first_execution_run_id).fetch_history()

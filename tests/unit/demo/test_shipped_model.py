@@ -1,0 +1,103 @@
+"""The model that ships: it is the one its card describes, and it does what the demo needs."""
+
+from __future__ import annotations
+
+import re
+
+import pytest
+import torch
+
+from clawloop.demo.card import CARD, digest
+from clawloop.demo.evaluate import DemoModel, measure_answers, measure_judge, measured_lists
+from clawloop.demo.location import model_path
+from clawloop.demo.vocabulary import CONTEXT_TOKENS, as_text, fixed_lines
+from clawloop.judging.prompts import AnswerForm
+from clawloop.local.checks import require_model
+from clawloop.training.loading import load_model
+from clawloop.training.model import Lora
+
+MEGABYTES = 4.2
+
+
+@pytest.fixture(scope="module")
+def model() -> DemoModel:
+    return DemoModel(model_path())
+
+
+def test_the_card_describes_these_weights() -> None:
+    card = (model_path() / CARD).read_text()
+    assert f"`{digest(model_path())}`" in card
+
+
+def test_it_is_small() -> None:
+    assert sum(path.stat().st_size for path in model_path().iterdir()) <= MEGABYTES * 1e6
+
+
+def test_an_engine_can_be_started_on_it_and_the_trainer_reads_it() -> None:
+    require_model(model_path())
+    policy = load_model(model_path(), Lora(8, 16.0), dtype=torch.float32, device=torch.device("cpu"))
+    assert policy.max_tokens == CONTEXT_TOKENS >= 8192
+
+
+def test_its_chat_template_takes_every_role(model: DemoModel) -> None:
+    call = {"type": "function", "function": {"name": "look", "arguments": "{}"}}
+    text = model.tokenizer.apply_chat_template(
+        [
+            {"role": "system", "content": "Be helpful."},
+            {"role": "user", "content": "Explain rain."},
+            {"role": "assistant", "content": "", "tool_calls": [call]},
+            {"role": "tool", "content": "wet"},
+        ],
+        add_generation_prompt=True,
+        tokenize=False,
+    )
+    assert "wet" in text
+    assert text.endswith("<|im_start|>assistant\n")
+
+
+def test_its_template_writes_chats_as_its_lessons_do(model: DemoModel) -> None:
+    chat = [
+        {"role": "system", "content": "Be."},
+        {"role": "user", "content": "Hi"},
+        {"role": "assistant", "content": "x"},
+    ]
+    written = model.tokenizer.apply_chat_template(chat, add_generation_prompt=True, tokenize=False)
+    assert written == as_text(chat)
+
+
+def test_it_was_made_for_todays_judge_prompts(model: DemoModel) -> None:
+    """Each fixed line is one token. If this fails, the prompts have changed: make the model anew."""
+    for line in fixed_lines():
+        assert len(model.tokenizer(line, add_special_tokens=False)["input_ids"]) == 1, line
+
+
+def test_a_mark_is_three_tokens_after_its_space(model: DemoModel) -> None:
+    ids = model.tokenizer("hint 3fa2bc: x", add_special_tokens=False)["input_ids"]
+    assert [model.tokenizer.decode([token]) for token in ids][:6] == ["hint", " ", "3f", "a2", "bc", ":"]
+
+
+@pytest.mark.slow
+def test_it_answers_in_even_styles_and_follows_hints(model: DemoModel) -> None:
+    torch.set_num_threads(1)
+    figures = measure_answers(model, 0.8, per_axis=40)
+    assert figures.exact >= 0.97
+    assert figures.hint_followed >= 0.95
+    assert all(0.25 < share < 0.75 for share in figures.first_style.values())
+
+
+@pytest.mark.slow
+@pytest.mark.parametrize("name", ["held-out phrases", "held-out patterns", "our own list"])
+def test_it_judges_what_it_never_saw(model: DemoModel, name: str) -> None:
+    figures = measure_judge(model, measured_lists()[name][:200], AnswerForm.GRAMMAR)
+    assert figures.vote >= 0.9, figures.wrong
+    assert figures.unreadable_as_bad <= 0.1
+    assert figures.hint >= 0.9
+
+
+def test_the_card_gives_the_figures_the_demo_needs() -> None:
+    card = (model_path() / CARD).read_text()
+    votes = [
+        float(found) for found in re.findall(r"^\| (?:held-out|our own)[^|]*\| \d+ \| ([\d.]+) \|", card, re.MULTILINE)
+    ]
+    assert len(votes) >= 3
+    assert min(votes) >= 0.9

@@ -1,0 +1,101 @@
+"""An engine's workflow with an agent that is scripted."""
+
+from __future__ import annotations
+
+import asyncio
+import itertools
+from collections.abc import AsyncIterator
+from contextlib import asynccontextmanager
+
+from temporalio import activity
+from temporalio.api.sdk.v1 import WorkflowMetadata
+from temporalio.client import Client, WorkflowHandle
+from temporalio.exceptions import ApplicationError
+from temporalio.worker import Worker
+
+from activities.engine_messages import EngineHas, EngineLoad, EngineUnload, EngineWatch
+from clawloop.engine_announcing import TemporalPublishAnnouncer
+from tests.workflows.conftest import until
+from workflows import attributes
+from workflows.engine import EngineWorkflow
+
+_numbers = itertools.count()
+
+
+class ScriptedAgent:
+    """Stands in for an engine's agent.
+
+    Attributes:
+        has: what the next watch sees; set `changed` to let it answer.
+        gate: loads wait for it.
+        fails: how the next loads fail.
+    """
+
+    def __init__(self) -> None:
+        self.engine_id = f"gpu:{next(_numbers)}"
+        self.has = EngineHas(engine_id=self.engine_id, healthy=True)
+        self.changed = asyncio.Event()
+        self.watched: list[EngineWatch] = []
+        self.loads = 0
+        self.unloads = 0
+        self.gate = asyncio.Event()
+        self.gate.set()
+        self.fails: list[ApplicationError] = []
+
+    def see(self, **facts: object) -> None:
+        self.has = EngineHas.model_validate({"engine_id": self.engine_id, "healthy": True} | facts)
+        self.changed.set()
+
+    @activity.defn(name="watch_engine")
+    async def watch_engine(self, ask: EngineWatch) -> EngineHas:
+        self.watched.append(ask)
+        if ask.seen is not None:
+            await self.changed.wait()
+            self.changed.clear()
+        return self.has
+
+    @activity.defn(name="load_versions")
+    async def load_versions(self, ask: EngineLoad) -> EngineHas:
+        self.loads += 1
+        await self.gate.wait()
+        if self.fails:
+            raise self.fails.pop(0)
+        return self.has.model_copy(update={"versions": [*self.has.versions, *self.has.missing], "missing": []})
+
+    @activity.defn(name="unload_versions")
+    async def unload_versions(self, ask: EngineUnload) -> EngineHas:
+        self.unloads += 1
+        return self.has.model_copy(update={"leaving": []})
+
+
+@asynccontextmanager
+async def at_work(client: Client, agent: ScriptedAgent) -> AsyncIterator[WorkflowHandle[EngineWorkflow, None]]:
+    announcer = TemporalPublishAnnouncer(client)
+    async with (
+        Worker(client, task_queue=attributes.WORKFLOW_QUEUE, workflows=[EngineWorkflow]),
+        Worker(
+            client,
+            task_queue=attributes.engine_queue(agent.engine_id),
+            activities=[agent.watch_engine, agent.load_versions, agent.unload_versions],
+        ),
+    ):
+        await announcer.begin(agent.engine_id)
+        handle = client.get_workflow_handle_for(EngineWorkflow.run, attributes.engine_workflow_id(agent.engine_id))
+        try:
+            await until(lambda: len(agent.watched) >= 2)
+            yield handle
+        finally:
+            await handle.terminate("the test is over")
+            agent.gate.set()
+            agent.changed.set()
+
+
+async def details(handle: WorkflowHandle[EngineWorkflow, None], word: str) -> str:
+    """What the UI shows, once it says this."""
+    async with asyncio.timeout(10):
+        while True:
+            shown = await handle.query("__temporal_workflow_metadata", result_type=WorkflowMetadata)
+            said: str = shown.current_details
+            if word in said:
+                return said
+            await asyncio.sleep(0.05)
