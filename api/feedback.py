@@ -8,7 +8,7 @@ from __future__ import annotations
 from typing import Annotated, Any, Literal
 
 from fastapi import APIRouter, Request
-from pydantic import BaseModel, ConfigDict, Field, ValidationError
+from pydantic import BaseModel, BeforeValidator, ConfigDict, Field, ValidationError
 
 from api.boundary import read_json
 from api.dependencies import Services, services_of
@@ -19,6 +19,13 @@ from clawloop.ids import ApiKeyId, FeedbackId, TurnId, turn_id_of
 router = APIRouter()
 
 _RATINGS = {"up": 1.0, "down": -1.0}
+
+
+def _no_bool(said: object) -> object:
+    # To Python true is 1, and a literal takes it for that even when strict.
+    if isinstance(said, bool):
+        raise ValueError("input should be -1 or 1")
+    return said
 
 
 class FeedbackRequest(BaseModel):
@@ -33,7 +40,7 @@ class FeedbackRequest(BaseModel):
     rating: Literal["up", "down"] | None = None
     score: Annotated[float, Field(ge=-1, le=1, allow_inf_nan=False)] | None = None
     text: Annotated[str, Field(min_length=1, max_length=20_000)] | None = None
-    outcome: Literal[-1, 1] | None = None
+    outcome: Annotated[Literal[-1, 1], BeforeValidator(_no_bool)] | None = None
     """Whether the task of the whole session succeeded: with `session_id` and nothing else."""
 
 
