@@ -44,14 +44,18 @@ INVARIANTS: dict[str, str] = {
             FROM up u JOIN versions v ON v.policy = u.policy AND v.n = u.n WHERE v.parent >= u.first)
         SELECT 'sample ' || sample_id || ' in steps ' || first || ' and ' || second || ' of ' || policy
         FROM up WHERE n = first""",
-    "every trained sample has a verdict, a hint or a rating": """
+    "every trained sample has a verdict, a hint, a rating or an outcome": """
         SELECT 'sample ' || s.id || ' of turn ' || s.turn_id FROM samples s JOIN judgements j ON j.id = s.judgement_id
         WHERE s.state = 'trained' AND j.verdict IS NULL AND j.hint IS NULL AND NOT EXISTS (
-            SELECT FROM feedback f WHERE f.turn_id = s.turn_id AND f.score IS NOT NULL AND f.applied_at IS NOT NULL)""",
+            SELECT FROM feedback f WHERE f.turn_id = s.turn_id AND f.score IS NOT NULL AND f.applied_at IS NOT NULL)
+            AND NOT EXISTS (
+                SELECT FROM turns t JOIN sessions o ON o.id = t.session_id
+                WHERE t.id = s.turn_id AND o.task_outcome IS NOT NULL)""",
     "a turn is trained once by one recipe, and once more after feedback": """
         SELECT 'turn ' || s.turn_id || ', ' || count(*) || ' times' FROM samples s
             JOIN judgements j ON j.id = s.judgement_id
-        WHERE s.state = 'trained' GROUP BY s.turn_id, j.recipe_hash, j.revision HAVING count(*) > 1""",
+        WHERE s.state = 'trained' GROUP BY s.turn_id, j.recipe_hash
+        HAVING count(*) > 1 + (SELECT count(DISTINCT f.applied_at) FROM feedback f WHERE f.turn_id = s.turn_id)""",
     "a sample is claimed or trained exactly if a step has it": """
         SELECT 'sample ' || s.id || ' is ' || s.state FROM samples s
         WHERE s.state IN ('claimed', 'trained') AND NOT EXISTS (
@@ -76,7 +80,7 @@ INVARIANTS: dict[str, str] = {
         WHERE p.active > 0 AND EXISTS (SELECT FROM engines e WHERE NOT e.draining AND e.problem IS NULL)
             AND NOT EXISTS (
                 SELECT FROM engine_versions v JOIN engines e ON e.id = v.engine_id
-                WHERE v.policy = p.id AND v.version = p.active AND NOT e.draining AND e.problem IS NULL)""",
+                WHERE v.policy = p.id AND v.version = p.active AND NOT e.draining)""",
     "a policy with a full batch, and not paused, is known to have work": """
         SELECT 'policy ' || p.id || ', ' || count(*) || ' samples' FROM policies p
             JOIN recipes r ON r.hash = p.recipe_hash JOIN samples s ON s.policy = p.id AND s.state = 'fresh'

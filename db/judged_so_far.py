@@ -55,7 +55,7 @@ def _query() -> Select[Any]:
         .where(Judgement.turn_id == Turn.id, Judgement.decided_at.is_not(None))
         .scalar_subquery()
     )
-    open_states = (SampleState.FRESH, SampleState.SUPERSEDED)
+    open_states = (SampleState.FRESH, SampleState.SUPERSEDED, SampleState.EXPIRED)
     telling_sample = (
         select(Sample.state)
         .join(Judgement, Judgement.id == Sample.judgement_id)

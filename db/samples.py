@@ -70,8 +70,12 @@ async def put_sample(
 
 
 async def others_taken(connection: AsyncConnection, judgement: JudgementId, turn_id: TurnId) -> bool:
-    """Whether a step has, or had, a sample of another judgement of the turn."""
-    others = [Sample.turn_id == turn_id, Sample.judgement_id != judgement, Sample.state.not_in(_OPEN)]
+    """Whether a step has a sample of another judgement of the turn, has learned from it or has set it aside.
+
+    One that expired taught nothing, so that the turn may have another.
+    """
+    used = [*_OPEN, SampleState.EXPIRED]
+    others = [Sample.turn_id == turn_id, Sample.judgement_id != judgement, Sample.state.not_in(used)]
     return await connection.scalar(select(Sample.id).where(*others).limit(1)) is not None
 
 

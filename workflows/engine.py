@@ -22,6 +22,8 @@ with workflow.unsafe.imports_passed_through():
 
 # What failed for good is tried again after this: somebody may have mended it.
 AGAIN = timedelta(minutes=1)
+# About where Temporal suggests to begin anew; at 51,200 it ends a workflow.
+SUGGESTED_EVENTS = 4096
 
 
 @workflow.defn(name=attributes.ENGINE_WORKFLOW)
@@ -48,11 +50,15 @@ class EngineWorkflow:
         await workflow.wait_condition(lambda: self._must_roll_over() or self._bug is not None)
         if self._bug is not None:
             raise self._bug  # the workflow waits here until we have mended it
-        # A load is let finish, or its agent would do it twice at once.
-        await workflow.wait_condition(lambda: not self._loading and workflow.all_handlers_finished())
+        # A load is let finish, or its agent would do it twice at once, which is harmless; one whose agent is away does
+        # not end, while each publish tells us once more.
+        await workflow.wait_condition(
+            lambda: (not self._loading or self._must_not_grow()) and workflow.all_handlers_finished()
+        )
         # The watch of this run is told by its next heartbeat that nobody waits for it.
+        wanted = self._to_load or self._loading
         workflow.continue_as_new(
-            self._state.model_copy(update={"has": self._has, "since": self._since, "wanted": self._to_load})
+            self._state.model_copy(update={"has": self._has, "since": self._since, "wanted": wanted})
         )
 
     @workflow.signal(name=attributes.PUBLISH)
@@ -121,6 +127,10 @@ class EngineWorkflow:
         if (limit := self._state.roll_over_events) is not None:
             return workflow.info().get_current_history_length() >= limit
         return workflow.info().is_continue_as_new_suggested()
+
+    def _must_not_grow(self) -> bool:
+        limit = self._state.roll_over_events or SUGGESTED_EVENTS
+        return workflow.info().get_current_history_length() >= 2 * limit
 
     def _show(self) -> None:
         workflow.set_current_details(_in_words(self._has, self._since, self._trouble))

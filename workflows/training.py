@@ -10,7 +10,7 @@ import asyncio
 from datetime import datetime, timedelta
 
 from temporalio import workflow
-from temporalio.exceptions import ActivityError, ApplicationError
+from temporalio.exceptions import ActivityError, ApplicationError, is_cancelled_exception
 
 with workflow.unsafe.imports_passed_through():
     from activities.publishing import PublishingActivities
@@ -76,6 +76,8 @@ class TrainingWorkflow:
                 look = await self._look_around()
                 learned = await self._learn(look)
             except ActivityError as error:
+                if is_cancelled_exception(error):
+                    raise
                 self._refused = f"the ledger refuses: {_reason(error)}"
                 learned = False
                 self._tell()
@@ -168,6 +170,8 @@ class TrainingWorkflow:
                 **train_on(look.pool),
             )
         except ActivityError as error:
+            if is_cancelled_exception(error):
+                raise  # somebody cancelled the workflow, which says nothing about the batch
             reason = _reason(error)
             if _kind(error) == GONE:
                 await workflow.execute_activity_method(

@@ -36,7 +36,9 @@ def summary(look: TrainingLook, claimed: Claimed) -> str:
 
 
 def _now(look: TrainingLook, computing: Claimed | None, since: datetime) -> str:
-    step = None if computing is None else f"{summary(look, computing)}, computing since {since:%Y-%m-%d %H:%M} UTC"
+    # Whether a trainer is there to take it, only its activity tells.
+    given = f"given to trainer-{look.pool} {since:%Y-%m-%d %H:%M} UTC"
+    step = None if computing is None else f"{summary(look, computing)}, {given}"
     if look.state is TrainingState.PAUSED:
         return look.reason if step is None else f"{look.reason}\n\nwhat runs is finished: {step}"
     if step is not None:

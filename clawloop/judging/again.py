@@ -48,6 +48,7 @@ def why_not_again(turn: JudgedSoFar) -> str | None:
         return "it has no reply to judge"
     if turn.sample is SampleState.CLAIMED:
         return "a training step is using its sample now"
-    if turn.sample not in (None, SampleState.FRESH, SampleState.SUPERSEDED):
+    # One that expired taught nothing: e.g. the recipe was changed while it waited.
+    if turn.sample not in (None, SampleState.FRESH, SampleState.SUPERSEDED, SampleState.EXPIRED):
         return f"its sample is {turn.sample} already: give feedback on it instead"
     return None

@@ -61,13 +61,16 @@ DAMAGE: dict[str, tuple[str, ...]] = {
     "no sample is twice on the path from a version to the base": (
         "INSERT INTO step_samples SELECT policy, 3, sample_id, 99, NULL FROM step_samples WHERE step = 1 AND place = 0",
     ),
-    "every trained sample has a verdict, a hint or a rating": (
+    "every trained sample has a verdict, a hint, a rating or an outcome": (
         "UPDATE judgements SET verdict = NULL WHERE id ="
         " (SELECT judgement_id FROM samples WHERE state = 'trained' LIMIT 1)",
     ),
+    # Two judgements of one turn, of which both were trained.
     "a turn is trained once by one recipe, and once more after feedback": (
-        "UPDATE samples SET turn_id = (SELECT turn_id FROM samples WHERE state = 'trained' ORDER BY id LIMIT 1)"
-        " WHERE id = (SELECT id FROM samples WHERE state = 'trained' ORDER BY id DESC LIMIT 1)",
+        "UPDATE judgements SET revision = 1, turn_id ="
+        " (SELECT turn_id FROM samples WHERE state = 'trained' ORDER BY id LIMIT 1)"
+        " WHERE id = (SELECT judgement_id FROM samples WHERE state = 'trained' ORDER BY id DESC LIMIT 1)",
+        "UPDATE samples s SET turn_id = j.turn_id FROM judgements j WHERE j.id = s.judgement_id",
     ),
     "a sample is claimed or trained exactly if a step has it": (
         "UPDATE samples SET state = 'fresh' WHERE id = (SELECT id FROM samples WHERE state = 'trained' LIMIT 1)",

@@ -120,6 +120,22 @@ async def test_a_sample_taken_meanwhile_stays_the_only_one(binary_bench: Bench, 
     assert len(bench.judge.requests) == asked
 
 
+async def test_a_sample_that_expired_taught_nothing_so_the_turn_may_have_another(binary_bench: Bench) -> None:
+    bench = binary_bench
+    session, first = await judged(bench, 1)
+    bench.execute("UPDATE samples SET state = 'expired', reason = 'recipe changed'")
+    bench.execute(
+        "UPDATE turns SET outcome = 'expired', outcome_detail = 'recipe changed' WHERE id = %s", first.turn_id
+    )
+    bench.judge.votes = [-1]
+    (fate,) = await again(bench, session, first)
+    assert (fate.verdict, fate.outcome) == (-1, Outcome.SAMPLED)
+    samples = bench.rows("SELECT state, reward FROM samples ORDER BY id")
+    assert [(row["state"], row["reward"]) for row in samples] == [("expired", 1.0), ("fresh", -1.0)]
+    stored = await bench.turn(first.turn_id)
+    assert (stored.outcome, stored.outcome_detail) == (Outcome.SAMPLED, "verdict -1: 3 of 3 votes for -1")
+
+
 async def test_a_rating_stays_the_verdict(binary_bench: Bench) -> None:
     bench = binary_bench
     session, first = await judged(bench, 1)

@@ -45,7 +45,7 @@ BATCH = Claimed(policy="default", n=7, state=StepState.CLAIMED, samples=16)
             LOOK,
             BATCH,
             True,
-            "step 7: 16 samples, from v6, computing since 2026-01-02 03:04 UTC\n\n"
+            "step 7: 16 samples, from v6, given to trainer-default 2026-01-02 03:04 UTC\n\n"
             "v6 answers, engines are being given the newest",
         ),
         (

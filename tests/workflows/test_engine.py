@@ -7,11 +7,13 @@ import asyncio
 import pytest
 from temporalio.client import Client
 from temporalio.exceptions import ApplicationError
+from temporalio.worker import Worker
 
 from clawloop.engine_announcing import TemporalPublishAnnouncer
 from tests.workflows.conftest import until
 from tests.workflows.engine_agent import ScriptedAgent, at_work, details
 from workflows import attributes
+from workflows.engine import EngineWorkflow
 from workflows.state import EngineState
 
 
@@ -108,5 +110,23 @@ async def test_the_workflow_of_an_engine_whose_agent_is_away_waits_for_it(client
     agent = ScriptedAgent()
     agent.has = agent.has.model_copy(update={"missing": missing})
     await TemporalPublishAnnouncer(client).publish([agent.engine_id])
+    async with at_work(client, agent):
+        await until(lambda: agent.loads >= 1)
+
+
+async def test_told_for_weeks_while_its_agent_is_away_it_begins_anew_and_still_loads(client: Client) -> None:
+    agent = ScriptedAgent()
+    handle = await client.start_workflow(
+        attributes.ENGINE_WORKFLOW,
+        EngineState(engine_id=agent.engine_id, roll_over_events=20),
+        id=attributes.engine_workflow_id(agent.engine_id),
+        task_queue=attributes.WORKFLOW_QUEUE,
+    )
+    async with Worker(client, task_queue=attributes.WORKFLOW_QUEUE, workflows=[EngineWorkflow]):
+        async with asyncio.timeout(30):
+            latest = client.get_workflow_handle(attributes.engine_workflow_id(agent.engine_id))
+            while (await latest.describe()).run_id == handle.result_run_id:
+                await TemporalPublishAnnouncer(client).publish([agent.engine_id])
+                await asyncio.sleep(0.1)
     async with at_work(client, agent):
         await until(lambda: agent.loads >= 1)

@@ -6,8 +6,8 @@ import asyncio
 from collections.abc import AsyncIterator
 
 import pytest
-from temporalio.client import Client, WorkflowUpdateFailedError
-from temporalio.exceptions import ApplicationError
+from temporalio.client import Client, WorkflowFailureError, WorkflowUpdateFailedError
+from temporalio.exceptions import ApplicationError, CancelledError
 
 from activities.training_messages import PauseTraining
 from clawloop.steps import StepState
@@ -51,7 +51,7 @@ async def test_it_says_what_it_computes_and_is_found_by_it(
 ) -> None:
     scripted.gate.clear()
     await learner.samples(16)
-    await learner.shows("step 1: 16 samples, from v0, computing since ")
+    await learner.shows("step 1: 16 samples, from v0, given to trainer-")
     described = await learner.handle.describe()
     assert await described.static_summary() == f"{learner.policy}: steps and versions"
     assert described.typed_search_attributes[attributes.POLICY] == learner.policy
@@ -227,7 +227,7 @@ async def test_while_no_trainer_is_there_nothing_is_lost_and_history_does_not_gr
     async with learning(client, scripted, trainer=False):
         learner = Learner(client, scripted)
         await learner.samples(16)
-        await learner.shows("step 1: 16 samples, from v0, computing since")
+        await learner.shows("step 1: 16 samples, from v0, given to trainer-")
         before = (await learner.handle.describe()).history_length
         await asyncio.sleep(1)
         assert (await learner.handle.describe()).history_length == before
@@ -243,6 +243,23 @@ async def test_engines_that_are_away_leave_no_trace_and_get_the_version_when_the
     details = await learner.shows("v0 answers, engines are being given the newest")
     assert "step 1" in details or "waiting" in details
     scripted.engines.set()
+    await answers(scripted, 1)
+
+
+async def test_a_workflow_cancelled_in_the_ui_sets_nothing_aside_and_goes_on_when_begun_anew(
+    scripted: ScriptedLearning, learner: Learner
+) -> None:
+    scripted.gate.clear()
+    await learner.samples(16)
+    await until(lambda: scripted.at_once == 1)
+    await learner.handle.cancel()
+    with pytest.raises(WorkflowFailureError) as ended:
+        await learner.handle.result()
+    assert isinstance(ended.value.cause, CancelledError)
+    assert [line for line in scripted.happened if line.startswith("quarantine")] == []
+    scripted.gate.set()
+    await until(lambda: scripted.at_once == 0)
+    await learner.samples(0)
     await answers(scripted, 1)
 
 

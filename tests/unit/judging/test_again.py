@@ -26,6 +26,7 @@ GOOD = JudgedSoFar(new_turn_id(), SESSION, TurnKind.MAIN, Outcome.UNJUDGED, True
         {"outcome": Outcome.NOT_TRAINABLE},
         {"outcome": Outcome.SAMPLED, "sample": SampleState.FRESH},
         {"outcome": Outcome.UNDECIDED, "sample": SampleState.SUPERSEDED},
+        {"outcome": Outcome.EXPIRED, "sample": SampleState.EXPIRED},
     ],
 )
 def test_what_no_step_has_used_may_be_judged_again(changes: dict[str, Any]) -> None:
@@ -41,7 +42,6 @@ def test_what_no_step_has_used_may_be_judged_again(changes: dict[str, Any]) -> N
         ({"outcome": Outcome.NOT_TRAINABLE, "replied": False}, "no reply"),
         ({"outcome": Outcome.SAMPLED, "sample": SampleState.CLAIMED}, "a training step is using its sample now"),
         ({"outcome": Outcome.TRAINED, "sample": SampleState.TRAINED}, "its sample is trained already: give feedback"),
-        ({"outcome": Outcome.EXPIRED, "sample": SampleState.EXPIRED}, "its sample is expired already"),
         ({"outcome": Outcome.QUARANTINED, "sample": SampleState.QUARANTINED}, "its sample is quarantined already"),
     ],
 )
