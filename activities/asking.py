@@ -8,18 +8,23 @@ from __future__ import annotations
 
 from collections.abc import Awaitable, Callable, Mapping
 from dataclasses import dataclass
+from functools import partial
 from typing import Generic, TypeVar
 
 from activities.ports import Judge, JudgementStore
 from clawloop.contracts import TurnRecord
-from clawloop.errors import JudgeRefused
+from clawloop.errors import EngineAnswerUnusable, JudgeRefused
 from clawloop.judging.evidence import Evidence
 from clawloop.judging.parsing import HintVote, Vote, parse_hint, parse_vote
 from clawloop.judging.prompts import AnswerForm, JudgePrompt, hint_prompt, vote_prompt
 from clawloop.judging.records import OpenJudgement
 from clawloop.judging.truncation import Budgets
+from clawloop.judging.voting import Verdict, direct_vote
 
 Answer = TypeVar("Answer")
+Reply = TypeVar("Reply")
+
+NO_DIRECT_VOTE = Verdict(None, None, None, "no direct vote")
 
 # Characters of evidence, tried one after the other while a judge says that the question is too long. The last one
 # fits the smallest context anyone serves a judge with.
@@ -73,6 +78,27 @@ class Asking:
 
         return await self._all(_Question[Vote](self._judgement.votes, vote_prompt, parse_vote, keep))
 
+    async def direct_vote(self) -> Verdict:
+        """What one direct vote says; without a verdict if there is none.
+
+        Raises:
+            JudgeUnavailable
+        """
+        if self._judgement.direct is not None:
+            return direct_vote(self._judgement.direct)
+        if self._give_up is not None:
+            self._say(self._give_up)
+            return NO_DIRECT_VOTE
+        try:
+            logprobs = await self._first(vote_prompt, partial(self._judge.distribution, self._turn.policy))
+            verdict = direct_vote(logprobs)
+        except (JudgeRefused, EngineAnswerUnusable) as error:
+            self._say(str(error))
+            return NO_DIRECT_VOTE
+        assert verdict.verdict is not None
+        await self._store.store_direct_vote(self._judgement.id, logprobs, verdict.verdict)
+        return verdict
+
     async def hints(self, kind: str) -> list[HintVote | None]:
         """
         Raises:
@@ -92,7 +118,8 @@ class Asking:
             self._say(self._give_up)
         elif missing:
             try:
-                prompt, raws = await self._first(question.make_prompt, len(missing))
+                ask = partial(self._ask_with_prompt, n=len(missing))
+                prompt, raws = await self._first(question.make_prompt, ask)
                 # A judge may give fewer than asked for; more are not ours.
                 for index, raw in zip(missing, raws, strict=False):
                     answer = question.parse(raw, prompt)
@@ -108,17 +135,20 @@ class Asking:
                 self._say(str(error))
         return [answers.get(index) for index in wanted]
 
-    async def _first(self, make_prompt: Callable[..., JudgePrompt], n: int) -> tuple[JudgePrompt, list[str]]:
+    async def _first(
+        self, make_prompt: Callable[..., JudgePrompt], ask: Callable[[JudgePrompt], Awaitable[Reply]]
+    ) -> Reply:
         """Ask, with less evidence each time the judge finds it too long."""
         *larger, smallest = TOTALS
         for total in larger:
-            prompt = self._prompt(make_prompt, total)
             try:
-                return prompt, await self._ask(prompt, n)
+                return await ask(self._prompt(make_prompt, total))
             except JudgeRefused as error:
                 if not error.too_long:
                     raise
-        prompt = self._prompt(make_prompt, smallest)
+        return await ask(self._prompt(make_prompt, smallest))
+
+    async def _ask_with_prompt(self, prompt: JudgePrompt, n: int) -> tuple[JudgePrompt, list[str]]:
         return prompt, await self._ask(prompt, n)
 
     def _prompt(self, make_prompt: Callable[..., JudgePrompt], total: int) -> JudgePrompt:

@@ -109,7 +109,7 @@ class EngineActivities:
                 async with self._lock:
                     sight = await self._sight(await self._engine(ask.engine_id))
                     waiting = [name for name in sight.missing if name not in refused]
-                    if waiting and await self._has_room(sight):
+                    if waiting and await self._has_room(sight, sight.missing[waiting[0]].policy):
                         name = waiting[0]
                         try:
                             await self._load(ask.engine_id, sight.missing[name], name)
@@ -233,12 +233,16 @@ class EngineActivities:
             known={name: said for name in listed if (said := _version(name)) and said[0] in policies},
         )
 
-    async def _has_room(self, sight: _Sight) -> bool:
-        """Whether one more version can have requests beside those that have, or are about to."""
+    async def _has_room(self, sight: _Sight, policy: str) -> bool:
+        """Whether one more version of the policy can have requests beside those that have, or are about to.
+
+        Other policies do not count: more of them than slots only take turns, and none may keep another from learning.
+        """
         if len(sight.known) < 2:
             return True  # saves a question where it cannot matter
-        running = await self._control.running()
-        return len(running | (sight.rows & sight.wanted.keys())) < max(2, await self._control.slots())
+        busy = await self._control.running() | (sight.rows & sight.wanted.keys())
+        own = [name for name in busy if (said := _version(name)) and said[0] == policy]
+        return len(own) < max(2, await self._control.slots())
 
     async def _load(self, engine_id: str, version: VersionRef, name: str) -> None:
         await self._control.load(version, name)

@@ -16,7 +16,7 @@ from temporalio import activity
 
 from activities.asking import Asking
 from activities.heartbeat import heartbeating
-from activities.messages import WHY_LIMIT, Judged, JudgeTurn, TurnFate
+from activities.messages import WHY_LIMIT, AskDirectly, Judged, JudgeTurn, TurnFate
 from activities.pairing import find_next_state, judgeable_by
 from activities.ports import Counts, Judge, JudgementStore, Renderer, Uncounted
 from activities.work import WorkTelling
@@ -24,16 +24,18 @@ from clawloop.contracts import Message, Outcome, TurnRecord
 from clawloop.errors import EngineRejected, EngineUnavailable
 from clawloop.judging.evidence import Evidence, gather
 from clawloop.judging.hints import NOT_ASKED, HintChoice, choose_hint, with_hint, without_hint
-from clawloop.judging.records import HINTS, GivenFeedback, OpenJudgement, PlacedTurn, Settlement
+from clawloop.judging.records import HINTS, GivenFeedback, OpenJudgement, PlacedTurn, Relation, Settlement
 from clawloop.judging.voting import Verdict, majority, rated
 from clawloop.samples.assembly import Decision, assemble, decide
 from clawloop.samples.eligibility import why_not_trainable
+from clawloop.samples.rewards import priced, relation_of
 from clawloop.turns.canonical import is_volatile
 from clawloop.turns.next_state import NextState
 
 log = logging.getLogger(__name__)
 
 NOT_VOTED = Verdict(None, None, None, "no verdict asked for")
+NOTHING_FOLLOWED = Verdict(None, None, None, "nothing followed")
 NO_WORDS = HintChoice(None, answered=True, why="nothing says what to do better")
 
 
@@ -97,6 +99,24 @@ class JudgingActivities:
                 fates += [] if fate is None else [fate]
             return Judged(fates=fates)
 
+    @activity.defn
+    async def ask_directly(self, ask: AskDirectly) -> None:
+        """Ask one direct vote on a judged turn and keep it; its session's closing decides by it."""
+        async with heartbeating():
+            placed = await self._store.place(ask.turn_id)
+            if placed is None or placed.turn.outcome is Outcome.ERASED:
+                return
+            state = await find_next_state(self._store, placed)
+            given = await self._store.feedback_of(ask.turn_id)
+            case = _Case(placed, state, given, None)
+            shown_by = None if state is None else state.shown_by
+            judgement = await self._store.revise(ask.turn_id, shown_by, case.evidence_hash, case.hint_kind)
+            asking = Asking(self._store, self._judge, case.record, case.evidence, judgement, None)
+            vote = await asking.direct_vote()
+            self._count("vote", [vote.verdict])
+            if asking.problems:
+                log.warning("no direct vote", extra={"turn_id": str(ask.turn_id), "why": "; ".join(asking.problems)})
+
     async def _to_judge(self, ask: JudgeTurn, told: PlacedTurn) -> list[tuple[PlacedTurn, NextState | None]]:
         if ask.itself or ask.feedback_id is not None or ask.revision is not None:
             return [(told, await find_next_state(self._store, told))]
@@ -111,7 +131,8 @@ class JudgingActivities:
         if placed.held is not None and placed.held.revision >= (ask.revision or 0) and not new_feedback:
             # Judged before: this attempt only did not hear of it, or the message came twice.
             return _fate(placed, turn.outcome, placed.held.verdict, turn.outcome_detail or "")
-        if state is None and not given:
+        by_outcome = ask.itself and placed.task_outcome is not None
+        if state is None and not given and not by_outcome:
             return None
         case = _Case(placed, state, given, ask.give_up)
         judgement = await self._open(case, ask, new_feedback)
@@ -121,12 +142,15 @@ class JudgingActivities:
             # A judge that does not answer must not undo what one said before; the votes there are wait for the next.
             why = f"judged again in vain, {end.why}; it stays: {turn.outcome_detail}"
             return _fate(placed, turn.outcome, held.verdict, why)
-        ready = await self._store.settle(judgement.id, end, [one.id for one in given if not one.applied])
+        ready = await self._store.settle(judgement.id, end, [one.id for one in given])
         await self._work.tell(ready)
         if ask.revision is not None and (stays := await self._stays(ask)) is not None:
             return stays
         self._counts.judged(end.outcome)
         log.info("judged", extra={"turn_id": str(turn.record.turn_id), "outcome": end.outcome})
+        if end.relation is not Relation.NONE and (now := await self._store.place(turn.record.turn_id)) is not None:
+            # Only the store knew what the reward was in relation to.
+            return _fate(now, now.turn.outcome, end.verdict.verdict, now.turn.outcome_detail or "")
         return _fate(placed, end.outcome, end.verdict.verdict, end.why)
 
     async def _stays(self, ask: JudgeTurn) -> TurnFate | None:
@@ -155,10 +179,19 @@ class JudgingActivities:
         scores = [given.score for given in case.feedback if given.score is not None]
         if scores:
             verdict = rated(scores[-1])
+        elif signal.verdicts and case.state is None and not case.texts:
+            verdict = NOTHING_FOLLOWED
+        elif signal.verdicts and signal.votes == "direct":
+            verdict = await asking.direct_vote()
+            self._count("vote", [verdict.verdict])
         elif signal.verdicts:
             votes = await asking.votes()
             self._count("vote", votes)
             verdict = majority(votes)
+        relation = relation_of(signal, grouped=record.group_id is not None)
+        if record.response_ids is not None:
+            cut = record.finish_reason == "length"
+            verdict = priced(signal, verdict, relation, tokens=len(record.response_ids), cut_by_length=cut)
         hint = NOT_ASKED
         if signal.hints and (case.state is not None or case.texts):
             hints = await asking.hints(case.hint_kind)
@@ -188,10 +221,11 @@ class JudgingActivities:
             verdict=verdict,
             hint=hint,
             not_trainable=fault,
-            reward=decision.reward,
+            reward=decision.reward if relation is Relation.NONE else verdict.reward,
             hinted_prompt_ids=None if hinted is None else tuple(hinted),
             outcome=decision.outcome,
             why=why,
+            relation=relation,
         )
 
     def _count(self, kind: str, answers: Sequence[object | None]) -> None:

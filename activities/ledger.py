@@ -5,6 +5,8 @@ Knows nothing about judges: what could still be judged is said to the workflow f
 
 from __future__ import annotations
 
+from dataclasses import replace
+
 from temporalio import activity
 
 from activities.messages import WHY_LIMIT, Closed, CloseSession, TurnFate
@@ -14,7 +16,9 @@ from activities.work import WorkTelling
 from clawloop.contracts import Outcome, TurnKind
 from clawloop.ids import TurnId
 from clawloop.judging.records import ClosingSession, Ending, ExtraSample, SessionTurn
-from clawloop.samples.assembly import JudgedTurn, at_least_one
+from clawloop.judging.voting import direct_vote
+from clawloop.samples.assembly import Guarantee, JudgedTurn, at_least_one
+from clawloop.samples.rewards import MemberEnd
 
 ELSEWHERE = "answer not in later history"
 NEVER_JUDGED = "could not be judged before the session closed"
@@ -43,7 +47,7 @@ class LedgerActivities:
         ends: list[tuple[SessionTurn, Ending]] = []
         to_judge: list[TurnId] = []
         for turn in undecided:
-            if await self._has_next_state(turn):
+            if await self._has_next_state(turn) or (session.by_outcome and turn.last and not turn.judged):
                 to_judge.append(turn.turn_id)
                 ends.append((turn, Ending(turn.turn_id, Outcome.UNJUDGED, NEVER_JUDGED)))
             else:
@@ -51,15 +55,23 @@ class LedgerActivities:
                 ends.append((turn, Ending(turn.turn_id, Outcome.NO_FEEDBACK, why)))
         if to_judge and not ask.give_up:
             return Closed(to_judge=to_judge[:TO_JUDGE_LIMIT], fates=[], turns=session.main_turns)
-        guarantee, extra = _guarantee(session)
+        settled: list[MemberEnd] = []
+        if session.related:
+            settled, ready = await self._store.settle_related(ask.session_id)
+            await self._work.tell(ready)
+            session = await self._store.look(ask.session_id) or session
+        found = _at_least_one(session, asked_directly=ask.asked_directly)
+        if found is not None and found.ask:
+            return Closed(to_judge=[], to_ask=list(found.ask[:TO_JUDGE_LIMIT]), fates=[], turns=session.main_turns)
+        guarantee, extra = _guarantee(found)
         ready = await self._store.close(ask.session_id, ask.why, [end for _, end in ends], guarantee, extra)
         await self._work.tell(ready)
         self._counts.closed(guaranteed=extra is not None)
         fates = [_fate(turn, end.outcome, end.why) for turn, end in ends]
+        by_id = {turn.turn_id: turn for turn in session.turns}
+        fates += [_fate(by_id[end.turn_id], end.outcome, end.why) for end in settled if end.turn_id in by_id]
         if extra is not None:
-            fates += [
-                _fate(turn, Outcome.SAMPLED, extra.why) for turn in session.turns if turn.turn_id == extra.turn_id
-            ]
+            fates += [_fate(by_id[extra.turn_id], Outcome.SAMPLED, extra.why)]
         return Closed(to_judge=[], fates=fates, guarantee=guarantee or "", turns=session.main_turns)
 
     async def _has_next_state(self, turn: SessionTurn) -> bool:
@@ -73,20 +85,34 @@ def _is_undecided(turn: SessionTurn, up_to: TurnId | None) -> bool:
     return turn.outcome is Outcome.WAITING and (up_to is None or turn.turn_id <= up_to)
 
 
-def _guarantee(session: ClosingSession) -> tuple[str | None, ExtraSample | None]:
-    """What the at-least-one rule says; (None, None) where it does not apply."""
+def _at_least_one(session: ClosingSession, *, asked_directly: bool) -> Guarantee | None:
+    """What the rule says, with the direct votes there are; None where it does not apply."""
     if not session.first or not session.at_least_one:
+        return None
+    judged = [turn for turn in session.turns if turn.judged]
+    found = at_least_one([_seen(turn, turn.expected) for turn in judged])
+    if not found.ask:
+        return found
+    known = {turn.turn_id: direct_vote(turn.direct).expected for turn in judged if turn.direct is not None}
+    missing = tuple(turn_id for turn_id in found.ask if turn_id not in known)
+    if missing and not asked_directly:
+        return replace(found, ask=missing)
+    if not known:
+        return Guarantee(None, None, (), "no sample: votes cancel out, and no direct vote was given")
+    return at_least_one([_seen(turn, known.get(turn.turn_id)) for turn in judged], direct=True)
+
+
+def _seen(turn: SessionTurn, expected: float | None) -> JudgedTurn:
+    return JudgedTurn(turn.turn_id, expected, bool(turn.trainable), turn.samples > 0)
+
+
+def _guarantee(found: Guarantee | None) -> tuple[str | None, ExtraSample | None]:
+    """For the session, and the sample it gets."""
+    if found is None:
         return None, None
-    judged = [
-        JudgedTurn(turn.turn_id, turn.expected, bool(turn.trainable), turn.samples > 0)
-        for turn in session.turns
-        if turn.judged
-    ]
-    found = at_least_one(judged)
-    if found.turn_id is not None and found.reward is not None:
-        return found.why, ExtraSample(found.turn_id, found.reward, found.why)
-    # A direct vote could break the tie; no judge is asked for one yet.
-    return "no sample: votes cancel out" if found.ask else found.why, None
+    if found.turn_id is None or found.reward is None:
+        return found.why, None
+    return found.why, ExtraSample(found.turn_id, found.reward, found.why)
 
 
 def _fate(turn: SessionTurn, outcome: Outcome, why: str) -> TurnFate:

@@ -37,6 +37,13 @@ class JudgeTurn(_Message):
     revision: int | None = None
 
 
+class AskDirectly(_Message):
+    """Ask one direct vote on a turn that was judged, and keep it; nothing is decided by it here."""
+
+    session_id: SessionId
+    turn_id: TurnId
+
+
 class TurnFate(_Message):
     """What became of a turn, for the workflow's table.
 
@@ -71,18 +78,21 @@ class CloseSession(_Message):
         why: what closes it, e.g. `idle for 30 min`.
         up_to: the newest turn the workflow was told of; newer ones are not its to decide. None: no limit.
         give_up: turns that could be judged and were not are unjudged now.
+        asked_directly: direct votes were asked for; those there are decide.
     """
 
     session_id: SessionId
     why: str
     up_to: TurnId | None = None
     give_up: bool = False
+    asked_directly: bool = False
 
 
 class Closed(_Message):
     """
     Args:
         to_judge: turns that have a next state and were never judged; the session is not closed before they are.
+        to_ask: turns whose votes cancel out, for a direct vote each; the session is not closed before that.
         fates: of the turns the closing decided.
         guarantee: what the at-least-one rule did, or why nothing; empty if it is not the first close.
     """
@@ -91,6 +101,7 @@ class Closed(_Message):
     fates: list[TurnFate]
     guarantee: str = ""
     turns: int = 0
+    to_ask: list[TurnId] = []
 
 
 class Swept(_Message):

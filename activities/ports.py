@@ -5,7 +5,7 @@ Knows nothing about who answers. Every store call raises StoreUnavailable when P
 
 from __future__ import annotations
 
-from collections.abc import Sequence
+from collections.abc import Mapping, Sequence
 from datetime import timedelta
 from typing import Protocol
 
@@ -22,6 +22,7 @@ from clawloop.judging.records import (
     PlacedTurn,
     Settlement,
 )
+from clawloop.samples.rewards import MemberEnd
 
 
 class TurnPlaces(Protocol):
@@ -50,18 +51,24 @@ class JudgementStore(TurnPlaces, Protocol):
     async def store_vote(self, judgement: JudgementId, index: int, raw: str, vote: Vote | None) -> None:
         """Keep one answer for good; the first one counts."""
 
+    async def store_direct_vote(self, judgement: JudgementId, logprobs: Mapping[Vote, float], vote: Vote) -> None:
+        """Keep a direct vote, its log-probs as they came, for good; the first one counts."""
+
     async def store_hint(
         self, judgement: JudgementId, kind: str, index: int, raw: str, hint: HintVote | None
     ) -> None: ...
 
-    async def settle(self, judgement: JudgementId, end: Settlement, applied: list[FeedbackId]) -> str | None:
-        """Verdict, hint, sample and the turn's outcome in one transaction; feedback `applied` is taken into it.
+    async def settle(self, judgement: JudgementId, end: Settlement, heard: list[FeedbackId]) -> str | None:
+        """Verdict, hint, sample and the turn's outcome in one transaction; feedback `heard` is taken into it.
 
         Samples of the turn's other judgements that no step has taken are superseded. Where a step has taken one, only
         new feedback makes a further sample: without any, the judgement is not held and the turn stays as it is.
 
         Returns:
             The policy that has a batch waiting since this call; None if it has none, or had one before.
+
+        Raises:
+            StoreUnavailable: also when feedback it has not heard of was taken in meanwhile: that is not undone.
         """
 
     async def feedback_of(self, turn_id: TurnId) -> list[GivenFeedback]:
@@ -79,6 +86,14 @@ class Judge(Protocol):
         Raises:
             JudgeUnavailable: ask again later.
             JudgeRefused: it will never take this question.
+        """
+
+    async def distribution(self, policy: str, prompt: JudgePrompt) -> Mapping[Vote, float]:
+        """Log-probs of the three votes, as the first token of a bare answer at temperature 1.
+
+        Raises:
+            JudgeUnavailable: ask again later.
+            JudgeRefused: it will never take this question, writes free answers, or does not report log-probs.
         """
 
 
@@ -126,6 +141,13 @@ class Uncounted:
 class ClosingStore(Protocol):
     async def look(self, session: SessionId) -> ClosingSession | None:
         """What a closing must decide; None if there is no such session."""
+
+    async def settle_related(self, session: SessionId) -> tuple[list[MemberEnd], str | None]:
+        """Settle groups and outcome of a session that closes: what is not known by now will not be.
+
+        Returns:
+            What became of their members, and the policy that has a batch waiting since this call.
+        """
 
     async def close(
         self, session: SessionId, why: str, endings: Sequence[Ending], guarantee: str | None, extra: ExtraSample | None

@@ -8,7 +8,7 @@ from __future__ import annotations
 from typing import Annotated, Any, Literal
 
 from fastapi import APIRouter, Request
-from pydantic import BaseModel, ConfigDict, Field, ValidationError
+from pydantic import BaseModel, BeforeValidator, ConfigDict, Field, ValidationError
 
 from api.boundary import read_json
 from api.dependencies import Services, services_of
@@ -21,8 +21,15 @@ router = APIRouter()
 _RATINGS = {"up": 1.0, "down": -1.0}
 
 
+def _no_bool(said: object) -> object:
+    # To Python true is 1, and a literal takes it for that even when strict.
+    if isinstance(said, bool):
+        raise ValueError("input should be -1 or 1")
+    return said
+
+
 class FeedbackRequest(BaseModel):
-    """Which reply (`response_id`, or `session_id` and `turn`), and what is said about it."""
+    """Which reply (`response_id`, or `session_id` and `turn`), and what is said about it; or a session's outcome."""
 
     model_config = ConfigDict(extra="forbid", strict=True)
 
@@ -33,6 +40,8 @@ class FeedbackRequest(BaseModel):
     rating: Literal["up", "down"] | None = None
     score: Annotated[float, Field(ge=-1, le=1, allow_inf_nan=False)] | None = None
     text: Annotated[str, Field(min_length=1, max_length=20_000)] | None = None
+    outcome: Annotated[Literal[-1, 1], BeforeValidator(_no_bool)] | None = None
+    """Whether the task of the whole session succeeded: with `session_id` and nothing else."""
 
 
 _SCHEMA = FeedbackRequest.model_json_schema()
@@ -48,6 +57,17 @@ class FeedbackTaken(BaseModel):
     effect: FeedbackEffect
 
 
+class OutcomeTaken(BaseModel):
+    """
+    Args:
+        effect: whether it amends what is learned from the session, or is only recorded.
+    """
+
+    session_id: str
+    outcome: int
+    effect: FeedbackEffect
+
+
 @router.post(
     "/v1/feedback",
     status_code=202,
@@ -58,11 +78,13 @@ class FeedbackTaken(BaseModel):
         }
     },
 )
-async def give_feedback(request: Request) -> FeedbackTaken:
-    """Rate or comment on a reply."""
+async def give_feedback(request: Request) -> FeedbackTaken | OutcomeTaken:
+    """Rate or comment on a reply, or say whether a session's task succeeded."""
     services = services_of(request)
     key = await services.keys.require(request.headers, Scope.CHAT)
     asked = _check(await read_json(request, services.limits))
+    if asked.outcome is not None:
+        return await _give_outcome(services, key.id, asked.session_id or "", asked.outcome)
     turn = await _turn(services, key.id, asked)
     score = asked.score if asked.rating is None else _RATINGS[asked.rating]
     stored = None if turn is None else await services.feedback.give(key.id, turn, score, asked.text)
@@ -73,6 +95,13 @@ async def give_feedback(request: Request) -> FeedbackTaken:
     return FeedbackTaken(feedback_id=stored.given.feedback_id, effect=stored.effect)
 
 
+async def _give_outcome(services: Services, key: ApiKeyId, session: str, outcome: int) -> OutcomeTaken:
+    effect = await services.feedback.give_outcome(key, session, outcome)
+    if effect is None:
+        raise RequestRejected("This key has no such session.", status=404, code="not_found")
+    return OutcomeTaken(session_id=session, outcome=outcome, effect=effect)
+
+
 def _check(body: dict[str, Any]) -> FeedbackRequest:
     try:
         asked = FeedbackRequest.model_validate(body)
@@ -80,6 +109,13 @@ def _check(body: dict[str, Any]) -> FeedbackRequest:
         first = error.errors(include_url=False, include_context=False)[0]
         field = ".".join(str(part) for part in first["loc"])
         raise RequestRejected(f"`{field}`: {first['msg'][:1].lower()}{first['msg'][1:]}.", field=field) from None
+    if asked.outcome is not None:
+        others = asked.model_dump(exclude={"outcome", "session_id"}, exclude_none=True)
+        if asked.session_id is None or others:
+            said = f", not with `{next(iter(others))}`" if others else ""
+            problem = f"`outcome` is about a whole session: give it with `session_id` alone{said}."
+            raise RequestRejected(problem, field="outcome" if others else "session_id")
+        return asked
     if (asked.response_id is None) == (asked.session_id is None or asked.turn is None):
         raise RequestRejected("Say which reply: `response_id`, or `session_id` with `turn`.", field="response_id")
     if asked.rating is not None and asked.score is not None:

@@ -14,6 +14,7 @@ from clawloop.contracts import (
     ApiKey,
     Directory,
     EnteredTurn,
+    FeedbackEffect,
     FeedbackGiven,
     JudgeAgain,
     Message,
@@ -85,6 +86,9 @@ class FeedbackStore(Protocol):
 
     async def give(self, key: ApiKeyId, turn: TurnId, score: float | None, text: str | None) -> StoredFeedback | None:
         """Store feedback on a main turn of this key; None if it has no such turn."""
+
+    async def give_outcome(self, key: ApiKeyId, session: str, outcome: int) -> FeedbackEffect | None:
+        """Store whether the task of a session of this key succeeded, 1 or −1; None if it has no such session."""
 
     async def mark_feedback_announced(self, feedback: FeedbackId) -> None: ...
 

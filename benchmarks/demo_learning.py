@@ -9,7 +9,7 @@ from __future__ import annotations
 import argparse
 import random
 import time
-from collections.abc import Sequence
+from collections.abc import Iterator, Sequence
 from pathlib import Path
 from uuid import UUID
 
@@ -151,12 +151,12 @@ class Loop:
         self.served.model.load_state_dict(merged)
 
 
-def run(
+def learn(
     folder: Path, recipe: Recipe, seed: int, interactions: int, temperature: float
-) -> list[tuple[int, float, float]]:
+) -> Iterator[tuple[int, float, float]]:
     """(interactions, match, exact) before learning and after each step."""
     loop = Loop(folder, recipe, seed, temperature)
-    curve = [(0, *loop.evaluate())]
+    yield 0, *loop.evaluate()
     waiting: list[TrainingSample] = []
     size = recipe.train.batch_samples
     while loop.interactions < interactions:
@@ -164,8 +164,7 @@ def run(
         while len(waiting) >= size:
             batch, waiting = waiting[:size], waiting[size:]
             loop.learn(batch)
-            curve.append((loop.interactions, *loop.evaluate()))
-    return curve
+            yield loop.interactions, *loop.evaluate()
 
 
 def main() -> None:
@@ -179,10 +178,11 @@ def main() -> None:
     recipe = load_recipe(RECIPES / f"{chosen.recipe}.toml")
     for seed in chosen.seeds:
         began = time.perf_counter()
-        curve = run(chosen.model, recipe, seed, chosen.interactions, chosen.temperature)
-        reached = next((at for at, match, _ in curve if match >= 0.9), None)
-        print(f"seed {seed}: 90 % at {reached}, {time.perf_counter() - began:.0f} s")
-        print("  " + "  ".join(f"{at}: {match:.2f}/{exact:.2f}" for at, match, exact in curve))
+        reached: int | None = None
+        for at, match, exact in learn(chosen.model, recipe, seed, chosen.interactions, chosen.temperature):
+            print(f"seed {seed}: {at} interactions, match {match:.2f}, exact {exact:.2f}", flush=True)
+            reached = at if reached is None and match >= 0.9 else reached
+        print(f"seed {seed}: 90 % at {reached}, {time.perf_counter() - began:.0f} s", flush=True)
 
 
 def _never(message: Message) -> bool:

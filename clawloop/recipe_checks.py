@@ -128,9 +128,19 @@ def _of_signal(signal: Signal) -> Iterator[tuple[bool, str, str]]:
         "a group is its own baseline",
     )
     yield (
+        signal.baseline == "mean" and signal.reward == "outcome_process",
+        "signal.baseline",
+        'is of verdicts; reward = "outcome_process" adds votes to an outcome',
+    )
+    yield (
         signal.baseline == "mean" and not signal.verdicts,
         "signal.baseline",
         "needs signal.verdicts = true",
+    )
+    yield (
+        signal.hints and signal.reward != "verdict",
+        "signal.hints",
+        f'only verdicts count for reward = "{signal.reward}": it needs hints = false',
     )
     if signal.overlong is not None:
         yield not signal.verdicts, "signal.overlong", "is added to verdicts; needs signal.verdicts = true"

@@ -26,7 +26,12 @@ from temporalio.client import (
     SchedulePolicy,
     ScheduleSpec,
 )
-from temporalio.common import SearchAttributePair, TypedSearchAttributes, WorkflowIDReusePolicy
+from temporalio.common import (
+    SearchAttributePair,
+    TypedSearchAttributes,
+    WorkflowIDConflictPolicy,
+    WorkflowIDReusePolicy,
+)
 from temporalio.contrib.pydantic import pydantic_data_converter
 from temporalio.envconfig import ClientConfig
 from temporalio.exceptions import ApplicationError
@@ -255,6 +260,8 @@ class TemporalAnnouncer:
                 start_signal_args=[] if message is None else [message],
                 # A closed session opens again under its own id.
                 id_reuse_policy=WorkflowIDReusePolicy.ALLOW_DUPLICATE,
+                # Without a signal the server would refuse to begin one that runs already.
+                id_conflict_policy=WorkflowIDConflictPolicy.USE_EXISTING,
                 search_attributes=TypedSearchAttributes(found_by),
                 static_summary=f"{session.policy}: session known by {session.identified_by}, open since {since}",
                 rpc_timeout=ANNOUNCE_LIMIT,

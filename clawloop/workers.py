@@ -176,11 +176,12 @@ async def _workers(
         engines = _engines(directory)
         judge = await stack.enter_async_context(_judge(settings, engines, metrics))
         renderer = await stack.enter_async_context(EngineRenderer(engines))
+        judging = JudgingActivities(judgements, judge, renderer, work, metrics)
         return [
             Worker(
                 client,
                 task_queue=attributes.JUDGE_QUEUE,
-                activities=[JudgingActivities(judgements, judge, renderer, work, metrics).judge_turn],
+                activities=[judging.judge_turn, judging.ask_directly],
                 max_concurrent_activities=JUDGEMENTS_AT_ONCE,
                 graceful_shutdown_timeout=GRACE,
             )

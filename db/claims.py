@@ -5,6 +5,7 @@ Knows nothing about steps' rows. Works in the caller's transaction, which must h
 
 from __future__ import annotations
 
+from collections import Counter
 from dataclasses import dataclass, field
 from datetime import timedelta
 from typing import Any
@@ -29,13 +30,23 @@ _CHUNK = 500
 
 # Both rows are ours then, so nothing that judges or closes can wait for us while we wait for it. Turns that are
 # being continued are only referred to, which NO KEY UPDATE lets pass.
-_FRESH = text(f"""
-    SELECT s.id, s.reward, s.hinted_prompt_ids IS NOT NULL AS hinted, now() - s.created_at AS age, t.version, t.outcome,
-        r.signal_hash, {EXPLICIT} AS explicit
+_COLUMNS = f"""
+    SELECT s.id, t.group_id, s.reward, s.hinted_prompt_ids IS NOT NULL AS hinted, now() - s.created_at AS age,
+        t.version, t.outcome, r.signal_hash, {EXPLICIT} AS explicit
     FROM samples s JOIN turns t ON t.id = s.turn_id JOIN judgements j ON j.id = s.judgement_id
         JOIN recipes r ON r.hash = j.recipe_hash
+"""
+_FRESH = text(f"""{_COLUMNS}
     WHERE s.policy = :policy AND s.state = 'fresh' AND s.id > :after
     ORDER BY s.id LIMIT :limit FOR NO KEY UPDATE OF s, t SKIP LOCKED
+""")
+_REST = text(f"""{_COLUMNS}
+    WHERE s.policy = :policy AND s.state = 'fresh' AND t.group_id = ANY(:groups) AND s.id <> ALL(:known)
+    ORDER BY s.id FOR NO KEY UPDATE OF s, t SKIP LOCKED
+""")
+_SIZES = text("""
+    SELECT t.group_id, count(*) AS size FROM samples s JOIN turns t ON t.id = s.turn_id
+    WHERE s.policy = :policy AND s.state = 'fresh' AND t.group_id = ANY(:groups) GROUP BY t.group_id
 """)
 _FIRST = "00000000-0000-0000-0000-000000000000"
 
@@ -53,7 +64,10 @@ class Chosen:
 
 
 async def choose_samples(connection: AsyncConnection, chains: Chains, policy: str, recipe: Recipe, head: int) -> Chosen:
-    """A full batch, or a smaller one whose oldest sample has waited long enough, or none."""
+    """A full batch, or a smaller one whose oldest sample has waited long enough, or none.
+
+    Where the recipe compares groups a batch may be larger by the rest of its last group.
+    """
     wanted = recipe.train.batch_samples
     bounds = await _Bounds.of(connection, policy, recipe, head)
     usable: list[Any] = []
@@ -73,9 +87,31 @@ async def choose_samples(connection: AsyncConnection, chains: Chains, policy: st
         if len(rows) < limit:
             break
         after, looked_at, limit = str(rows[-1].id), looked_at + len(rows), _CHUNK
+    if recipe.signal.reward == "group":
+        usable = await _whole_groups(connection, chains, bounds, policy, usable)
     waited = bool(usable) and usable[0].age >= timedelta(hours=recipe.train.max_wait_hours)
-    taken = usable if len(usable) == wanted or waited else []
+    taken = usable if len(usable) >= wanted or waited else []
     return Chosen([SampleId(row.id) for row in taken], len(usable))
+
+
+async def _whole_groups(
+    connection: AsyncConnection, chains: Chains, bounds: _Bounds, policy: str, usable: list[Any]
+) -> list[Any]:
+    """With the rest of each group; without groups of which somebody holds a turn at this moment."""
+    groups = {row.group_id for row in usable if row.group_id is not None}
+    if not groups:
+        return usable
+    asked = {"policy": policy, "groups": list(groups)}
+    rest = (await connection.execute(_REST, asked | {"known": [row.id for row in usable]})).all()
+    expired = {SampleId(row.id): why for row in rest if (why := bounds.fault(row)) is not None}
+    good = [row for row in rest if row.id not in expired]
+    read = await read_samples(connection, chains, [SampleId(row.id) for row in good])
+    expired |= {sample: str(found) for sample, found in read.items() if isinstance(found, RecordUnusable)}
+    await end_samples(connection, expired, SampleState.EXPIRED, Outcome.EXPIRED)
+    together = [*usable, *(row for row in good if row.id not in expired)]
+    here = Counter(row.group_id for row in together)
+    sizes = {row.group_id: row.size for row in await connection.execute(_SIZES, asked)}
+    return [row for row in together if row.group_id is None or here[row.group_id] == sizes[row.group_id]]
 
 
 @dataclass(frozen=True, slots=True)

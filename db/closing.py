@@ -12,12 +12,15 @@ from clawloop.contracts import Outcome, SessionState
 from clawloop.errors import RecordUnusable
 from clawloop.ids import JudgementId, SessionId, TurnId
 from clawloop.judging.records import ClosingSession, Ending, ExtraSample, SessionTurn
+from clawloop.samples.rewards import MemberEnd
+from db.direct_votes import direct_from_text
 from db.engine import Database
 from db.exact_json import storable
 from db.recipes import recipe_of_policy
+from db.related import settle_groups_of, settle_outcome_of
 from db.samples import put_sample
 from db.tables import Judgement, Session, Turn
-from db.work import hold_policy_of, refresh_work
+from db.work import hold_policy, hold_policy_of, refresh_work
 
 # What follows a turn: every main turn below it, over side turns, which do not count.
 _TURNS = text("""
@@ -32,6 +35,7 @@ _TURNS = text("""
         SELECT d.turn_id, t.id, t.kind FROM down d JOIN turns t ON t.parent_turn_id = d.id WHERE d.kind = 'side')
     SELECT w.id, w.outcome, w.number, w.number = w.main_turns AS last, j.verdict, j.expected, j.not_trainable,
         j.decided_at IS NOT NULL AS judged,
+        (SELECT v.raw FROM votes v WHERE v.judgement_id = j.id AND v.kind = 'direct') AS direct,
         (SELECT count(*) FROM samples s WHERE s.turn_id = w.id AND s.state <> 'superseded') AS samples,
         ARRAY(SELECT d.id FROM down d WHERE d.turn_id = w.id AND d.kind = 'main' ORDER BY d.id) AS followed_by
     FROM wanted w
@@ -39,6 +43,11 @@ _TURNS = text("""
         SELECT * FROM judgements WHERE turn_id = w.id AND decided_at IS NOT NULL
         ORDER BY revision DESC, decided_at DESC LIMIT 1) j ON true
     ORDER BY w.id
+""")
+_RELATED = text("""
+    SELECT EXISTS (
+        SELECT FROM turns t JOIN judgements j ON j.turn_id = t.id JOIN recipes r ON r.hash = j.recipe_hash
+        WHERE t.session_id = :session AND r.content->'signal'->>'reward' <> 'verdict')
 """)
 
 
@@ -55,6 +64,17 @@ class PostgresClosingStore:
             StoreUnavailable
         """
         return await self._database.run(partial(_look, session))
+
+    async def settle_related(self, session: SessionId) -> tuple[list[MemberEnd], str | None]:
+        """Settle groups and outcome of a session that closes: what is not known by now will not be.
+
+        Returns:
+            What became of their members, and the policy that has a batch waiting since this call.
+
+        Raises:
+            StoreUnavailable
+        """
+        return await self._database.run(partial(_settle_related, session))
 
     async def close(
         self, session: SessionId, why: str, endings: Sequence[Ending], guarantee: str | None, extra: ExtraSample | None
@@ -75,16 +95,15 @@ class PostgresClosingStore:
 
 
 async def _look(session: SessionId, connection: AsyncConnection) -> ClosingSession | None:
-    row = (
-        await connection.execute(select(Session.policy, Session.first_closed_at).where(Session.id == session))
-    ).first()
+    query = select(Session.policy, Session.first_closed_at, Session.task_outcome).where(Session.id == session)
+    row = (await connection.execute(query)).first()
     if row is None:
         return None
     first = row.first_closed_at is None
     try:
-        at_least_one = (await recipe_of_policy(connection, row.policy)).signal.at_least_one
+        signal = (await recipe_of_policy(connection, row.policy)).signal
     except RecordUnusable:
-        at_least_one = False
+        signal = None
     turns = [
         SessionTurn(
             turn_id=TurnId(turn.id),
@@ -97,11 +116,28 @@ async def _look(session: SessionId, connection: AsyncConnection) -> ClosingSessi
             verdict=turn.verdict,
             trainable=turn.not_trainable is None if turn.judged else None,
             samples=turn.samples,
+            direct=None if turn.direct is None else direct_from_text(turn.direct),
         )
         for turn in await connection.execute(_TURNS, {"session": session, "all_turns": first})
     ]
     count = select(func.count()).where(Turn.session_id == session, Turn.kind == "main")
-    return ClosingSession(session, turns, first, at_least_one, await connection.scalar(count) or 0)
+    return ClosingSession(
+        session,
+        turns,
+        first,
+        signal is not None and signal.at_least_one,
+        main_turns=await connection.scalar(count) or 0,
+        related=bool(await connection.scalar(_RELATED, {"session": session})),
+        by_outcome=row.task_outcome is not None and signal is not None and signal.reward == "outcome_process",
+    )
+
+
+async def _settle_related(session: SessionId, connection: AsyncConnection) -> tuple[list[MemberEnd], str | None]:
+    policy: str = (await connection.execute(select(Session.policy).where(Session.id == session))).scalar_one()
+    await hold_policy(connection, policy)
+    ends = await settle_groups_of(connection, session)
+    ends += await settle_outcome_of(connection, session, closing=True)
+    return ends, policy if await refresh_work(connection, policy) else None
 
 
 async def _sample_anyway(connection: AsyncConnection, extra: ExtraSample) -> None:
@@ -113,7 +149,7 @@ async def _sample_anyway(connection: AsyncConnection, extra: ExtraSample) -> Non
         .limit(1)
     )
     judgement = JudgementId((await connection.execute(newest)).scalar_one())
-    decided = {"outcome": Outcome.SAMPLED, "reward": reward, "why": why}
+    decided = {"outcome": Outcome.SAMPLED, "why": why}
     await connection.execute(update(Judgement).where(Judgement.id == judgement).values(decided))
     await put_sample(connection, judgement, turn_id, reward, None, why)
     await connection.execute(update(Turn).where(Turn.id == turn_id).values(outcome=Outcome.SAMPLED, outcome_detail=why))

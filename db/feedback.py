@@ -6,7 +6,7 @@ from contextlib import suppress
 from functools import partial
 from uuid import UUID
 
-from sqlalchemy import func, or_, select, update
+from sqlalchemy import ColumnElement, func, or_, select, update
 from sqlalchemy.dialects.postgresql import insert
 from sqlalchemy.ext.asyncio import AsyncConnection
 
@@ -16,13 +16,17 @@ from clawloop.contracts import (
     Outcome,
     SampleState,
     SessionFacts,
+    SessionState,
     StoredFeedback,
     TurnKind,
 )
 from clawloop.ids import ApiKeyId, FeedbackId, SessionId, TurnId, new_feedback_id
 from db.engine import Database
 from db.exact_json import storable
+from db.recipes import recipe_by_hash
+from db.related import settle_outcome_of
 from db.tables import Feedback, Judgement, Sample, Session, Turn
+from db.work import hold_policy, refresh_work
 
 
 class PostgresFeedbackStore:
@@ -47,6 +51,18 @@ class PostgresFeedbackStore:
         """
         return await self._database.run(partial(_give, key, turn, score, text))
 
+    async def give_outcome(self, key: ApiKeyId, session: str, outcome: int) -> FeedbackEffect | None:
+        """Store whether the task of a session of this key succeeded; None if it has no such session.
+
+        Args:
+            session: our id or the client's own value.
+            outcome: 1 or −1; a later one replaces an earlier one.
+
+        Raises:
+            StoreUnavailable
+        """
+        return await self._database.run(partial(_give_outcome, key, session, outcome))
+
     async def mark_feedback_announced(self, feedback: FeedbackId) -> None:
         """
         Raises:
@@ -56,14 +72,38 @@ class PostgresFeedbackStore:
         await self._database.run(lambda connection: connection.execute(told))
 
 
-async def _turn_of(key: ApiKeyId, session: str, number: int, connection: AsyncConnection) -> TurnId | None:
+def _named(session: str) -> ColumnElement[bool]:
+    """Sessions by our id or the client's own value."""
     named = [Session.external_id == storable(session)]
     with suppress(ValueError):
         named.append(Session.id == UUID(session))
+    return or_(*named)
+
+
+async def _give_outcome(
+    key: ApiKeyId, session: str, outcome: int, connection: AsyncConnection
+) -> FeedbackEffect | None:
+    query = select(Session.id, Session.policy, Session.state).where(Session.api_key_id == key, _named(session))
+    row = (await connection.execute(query.order_by(Session.id.desc()).limit(1))).first()
+    if row is None:
+        return None
+    learns = (await hold_policy(connection, row.policy)).recipe_hash
+    await connection.execute(update(Session).where(Session.id == row.id).values(task_outcome=outcome))
+    ends = await settle_outcome_of(connection, SessionId(row.id), closing=False)
+    await refresh_work(connection, row.policy)
+    if ends:
+        return FeedbackEffect.AMENDS
+    if row.state == SessionState.CLOSED or learns is None:
+        return FeedbackEffect.RECORDED
+    by_outcome = (await recipe_by_hash(connection, learns)).signal.reward == "outcome_process"
+    return FeedbackEffect.AMENDS if by_outcome else FeedbackEffect.RECORDED
+
+
+async def _turn_of(key: ApiKeyId, session: str, number: int, connection: AsyncConnection) -> TurnId | None:
     query = (
         select(Turn.id)
         .join(Session, Session.id == Turn.session_id)
-        .where(Session.api_key_id == key, or_(*named), Turn.kind == TurnKind.MAIN)
+        .where(Session.api_key_id == key, _named(session), Turn.kind == TurnKind.MAIN)
         .order_by(Turn.id)
         .offset(number - 1)
         .limit(1)

@@ -44,10 +44,13 @@ INVARIANTS: dict[str, str] = {
             FROM up u JOIN versions v ON v.policy = u.policy AND v.n = u.n WHERE v.parent >= u.first)
         SELECT 'sample ' || sample_id || ' in steps ' || first || ' and ' || second || ' of ' || policy
         FROM up WHERE n = first""",
-    "every trained sample has a verdict, a hint or a rating": """
+    "every trained sample has a verdict, a hint, a rating or an outcome": """
         SELECT 'sample ' || s.id || ' of turn ' || s.turn_id FROM samples s JOIN judgements j ON j.id = s.judgement_id
         WHERE s.state = 'trained' AND j.verdict IS NULL AND j.hint IS NULL AND NOT EXISTS (
-            SELECT FROM feedback f WHERE f.turn_id = s.turn_id AND f.score IS NOT NULL AND f.applied_at IS NOT NULL)""",
+            SELECT FROM feedback f WHERE f.turn_id = s.turn_id AND f.score IS NOT NULL AND f.applied_at IS NOT NULL)
+            AND NOT EXISTS (
+                SELECT FROM turns t JOIN sessions o ON o.id = t.session_id
+                WHERE t.id = s.turn_id AND o.task_outcome IS NOT NULL)""",
     "a turn is trained once by one recipe, and once more after feedback": """
         SELECT 'turn ' || s.turn_id || ', ' || count(*) || ' times' FROM samples s
             JOIN judgements j ON j.id = s.judgement_id

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from collections.abc import Mapping
 from functools import partial
 from typing import Any
 
@@ -19,13 +20,16 @@ from clawloop.ids import (
     new_judgement_id,
 )
 from clawloop.judging.parsing import HintVote, Vote
-from clawloop.judging.records import VOTES, GivenFeedback, Held, OpenJudgement, PlacedTurn, Settlement
+from clawloop.judging.records import DIRECT, VOTES, GivenFeedback, Held, OpenJudgement, PlacedTurn, Relation, Settlement
+from clawloop.samples.rewards import with_reward
 from db.chains import Chains
+from db.direct_votes import direct_from_text, direct_to_text
 from db.engine import Database
 from db.entry import Request
 from db.exact_json import storable
 from db.placement import candidates_in
 from db.recipes import recipe_by_hash, recipe_of_policy
+from db.related import mean_before, settle_by_outcome, settle_group
 from db.samples import is_taken, others_taken, put_sample, supersede_others, withdraw_sample
 from db.stored import read_turn
 from db.tables import Feedback, Hint, Judgement, Sample, Session, Turn
@@ -110,6 +114,15 @@ class PostgresJudgementStore:
         row = {"judgement_id": judgement, "kind": VOTES, "index": index, "raw": storable(raw), "score": vote}
         await self._database.run(lambda connection: connection.execute(_INSERT_VOTE, row))
 
+    async def store_direct_vote(self, judgement: JudgementId, logprobs: Mapping[Vote, float], vote: Vote) -> None:
+        """Keep a direct vote, its log-probs as they came, for good; the first one counts.
+
+        Raises:
+            StoreUnavailable
+        """
+        row = {"judgement_id": judgement, "kind": DIRECT, "index": 0, "raw": direct_to_text(logprobs), "score": vote}
+        await self._database.run(lambda connection: connection.execute(_INSERT_VOTE, row))
+
     async def store_hint(self, judgement: JudgementId, kind: str, index: int, raw: str, hint: HintVote | None) -> None:
         """
         Raises:
@@ -125,8 +138,8 @@ class PostgresJudgementStore:
         }
         await self._database.run(lambda connection: connection.execute(_INSERT_HINT, row))
 
-    async def settle(self, judgement: JudgementId, end: Settlement, applied: list[FeedbackId]) -> str | None:
-        """Verdict, hint, sample and the turn's outcome in one transaction; feedback `applied` is taken into it.
+    async def settle(self, judgement: JudgementId, end: Settlement, heard: list[FeedbackId]) -> str | None:
+        """Verdict, hint, sample and the turn's outcome in one transaction; feedback `heard` is taken into it.
 
         Samples of the turn's other judgements that no step has taken are superseded. Where a step has taken one, only
         new feedback makes a further sample: without any, the judgement is not held and the turn stays as it is.
@@ -135,9 +148,10 @@ class PostgresJudgementStore:
             The policy that has a batch waiting since this call; None if it has none, or had one before.
 
         Raises:
-            StoreUnavailable: also when a step took the sample that was to be amended; `revise` then gives another.
+            StoreUnavailable: also when a step took the sample that was to be amended; `revise` then gives another. And
+                when feedback it has not heard of was taken in meanwhile: a judge's late answer does not undo it.
         """
-        return await self._database.run(partial(_settle, judgement, end, applied))
+        return await self._database.run(partial(_settle, judgement, end, heard))
 
     async def feedback_of(self, turn_id: TurnId) -> list[GivenFeedback]:
         """All feedback on a turn, oldest first.
@@ -168,6 +182,7 @@ class PostgresJudgementStore:
             followed_by=[TurnId(row.id) for row in after],
             overtaken_by=frozenset(TurnId(row.id) for row in after if row.entered_at < entered_at),
             held=None if held is None else _held(held),
+            task_outcome=await connection.scalar(select(Session.task_outcome).where(Session.id == turn.session_id)),
         )
 
 
@@ -248,6 +263,8 @@ async def _as_open(
     hints = select(Hint.index.label("n"), Hint.accepted, Hint.text).where(
         Hint.judgement_id == judgement, Hint.kind == hint_kind
     )
+    direct = select(VoteRow.raw).where(VoteRow.judgement_id == judgement, VoteRow.kind == DIRECT)
+    raw = await connection.scalar(direct)
     return OpenJudgement(
         judgement,
         recipe,
@@ -256,16 +273,18 @@ async def _as_open(
             row.n: None if row.accepted is None else HintVote(row.accepted, row.text)
             for row in await connection.execute(hints)
         },
+        None if raw is None else direct_from_text(raw),
     )
 
 
 async def _settle(
-    judgement: JudgementId, end: Settlement, applied: list[FeedbackId], connection: AsyncConnection
+    judgement: JudgementId, end: Settlement, heard: list[FeedbackId], connection: AsyncConnection
 ) -> str | None:
     query = select(Judgement.turn_id).where(Judgement.id == judgement)
     turn_id = TurnId((await connection.execute(query)).scalar_one())
     policy = await hold_policy_of(connection, turn_id)
     await connection.execute(query.with_for_update())
+    applied = await _new_among(connection, turn_id, heard)
     if await is_taken(connection, judgement):
         if applied:
             raise StoreUnavailable(f"a step took the sample of turn {turn_id} meanwhile")
@@ -273,10 +292,14 @@ async def _settle(
     if not applied and await others_taken(connection, judgement, turn_id):
         return None
     await supersede_others(connection, judgement, turn_id, end.why)
+    own = end.reward
+    mean = await mean_before(connection, policy, judgement, end.verdict.verdict or 0)
+    if end.relation is Relation.MEAN and end.verdict.verdict and own is not None and mean.count:
+        end = with_reward(end, mean.relative(own), f"mean before {mean.total / mean.count:+.2f}")
     held = {
         "verdict": end.verdict.verdict,
         "expected": end.verdict.expected,
-        "reward": end.reward,
+        "reward": own,
         "verdict_why": end.verdict.why,
         "hint": None if end.hint.text is None else storable(end.hint.text),
         "hint_why": end.hint.why,
@@ -286,16 +309,34 @@ async def _settle(
         "decided_at": func.now(),
     }
     await connection.execute(update(Judgement).where(Judgement.id == judgement).values(held))
-    if end.sampled:
-        await put_sample(connection, judgement, turn_id, end.reward, end.hinted_prompt_ids, end.why)
+    if end.sampled and end.relation in (Relation.NONE, Relation.MEAN):
+        await put_sample(connection, judgement, turn_id, end.reward or None, end.hinted_prompt_ids, end.why)
     else:
         await withdraw_sample(connection, judgement, end.why)
     alive = update(Turn).where(Turn.id == turn_id, Turn.outcome != Outcome.ERASED)
     await connection.execute(alive.values(outcome=end.outcome, outcome_detail=storable(end.why)))
+    if end.relation is Relation.GROUP:
+        group = (await connection.execute(select(Turn.group_id).where(Turn.id == turn_id))).scalar_one()
+        await settle_group(connection, TurnId(group or turn_id))
+    if end.relation is Relation.OUTCOME:
+        await settle_by_outcome(connection, turn_id)
     if applied:
         taken = update(Feedback).where(Feedback.id.in_(applied), Feedback.applied_at.is_(None))
         await connection.execute(taken.values(applied_at=func.now()))
     return policy if await refresh_work(connection, policy) else None
+
+
+async def _new_among(connection: AsyncConnection, turn_id: TurnId, heard: list[FeedbackId]) -> list[FeedbackId]:
+    """Those of them that no judgement has taken in.
+
+    Raises:
+        StoreUnavailable: one has taken in feedback that is not among them.
+    """
+    query = select(Feedback.id, Feedback.applied_at.is_not(None).label("applied")).where(Feedback.turn_id == turn_id)
+    known = (await connection.execute(query)).all()
+    if any(row.applied and row.id not in heard for row in known):
+        raise StoreUnavailable(f"feedback on turn {turn_id} was taken in meanwhile")
+    return [FeedbackId(row.id) for row in known if not row.applied and row.id in heard]
 
 
 async def _feedback_of(turn_id: TurnId, connection: AsyncConnection) -> list[GivenFeedback]:

@@ -40,7 +40,9 @@ _TURNS = text("""
     SELECT t.id, t.session_id, t.parent_turn_id, t.kind, t.kind_reason, t.status, t.error, t.version, t.outcome,
         t.outcome_detail, t.started_at, t.announced_at, j.verdict, j.expected, j.hint, s.state AS sample_state,
         s.reward, count(*) FILTER (WHERE t.kind = 'main') OVER (ORDER BY t.id) AS number,
-        (SELECT count(*) FROM votes v WHERE v.judgement_id = j.id AND v.score IS NOT NULL) AS votes,
+        coalesce((
+            SELECT count(*) FROM votes v WHERE v.judgement_id = j.id AND v.score IS NOT NULL
+            GROUP BY v.kind ORDER BY count(*) DESC LIMIT 1), 0) AS votes,
         (SELECT max(m.step) FROM step_samples m JOIN steps p ON p.policy = m.policy AND p.n = m.step
             WHERE m.sample_id = s.id AND m.dropped IS NULL AND p.state = 'committed') AS step
     FROM turns t

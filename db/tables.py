@@ -58,6 +58,8 @@ class Policy(Base):
     work_waiting: Mapped[bool] = mapped_column(server_default=text("false"))
     work_signalled_at: Mapped[datetime | None]  # its training workflow was told that work waits
     recipe_hash: Mapped[str | None] = mapped_column(ForeignKey("recipes.hash"))  # what it learns by; None: nothing
+    verdict_count: Mapped[int] = mapped_column(server_default=text("0"))  # verdicts of +1 and -1 so far
+    verdict_total: Mapped[int] = mapped_column(server_default=text("0"))  # their sum
     created_at: Mapped[datetime] = mapped_column(server_default=text("now()"))
 
 
@@ -100,7 +102,10 @@ class Session(Base):
     """One conversation with one key."""
 
     __tablename__ = "sessions"
-    __table_args__ = (one_of("state", SessionState),)
+    __table_args__ = (
+        one_of("state", SessionState),
+        CheckConstraint("task_outcome IN (-1, 1)", name="task_outcome"),
+    )
 
     id: Mapped[UUID] = mapped_column(primary_key=True)
     policy: Mapped[str] = mapped_column(ForeignKey("policies.id"))
@@ -114,6 +119,7 @@ class Session(Base):
     closed_at: Mapped[datetime | None]  # the last time
     closed_why: Mapped[str | None]
     guarantee: Mapped[str | None]  # what the at-least-one rule did, or why nothing
+    task_outcome: Mapped[int | None]  # whether its task succeeded, 1 or -1; None: nobody said
 
 
 class ToolList(Base):
@@ -154,6 +160,7 @@ class Turn(Base):
         Index(None, "session_id", "response_digest"),
         Index(None, "parent_turn_id"),
         Index("turns_waiting_idx", "session_id", postgresql_where=text("outcome = 'waiting'")),
+        Index("turns_group_idx", "group_id", postgresql_where=text("group_id IS NOT NULL")),
         Index("turns_unannounced_idx", "id", postgresql_where=text("announced_at IS NULL AND kind = 'main'")),
     )
 
@@ -234,7 +241,7 @@ class Judgement(Base):
     evidence_hash: Mapped[bytes]
     verdict: Mapped[int | None]
     expected: Mapped[float | None]
-    reward: Mapped[float | None]
+    reward: Mapped[float | None]  # of its own verdict, before it is set in relation to others
     verdict_why: Mapped[str | None]
     hint: Mapped[str | None]
     hint_why: Mapped[str | None]

@@ -7,6 +7,7 @@ nothing comes any more. What it decides by is in its state and its messages; eve
 from __future__ import annotations
 
 import asyncio
+from collections.abc import Sequence
 from datetime import timedelta
 
 from temporalio import workflow
@@ -16,7 +17,7 @@ from temporalio.exceptions import ActivityError, ApplicationError
 with workflow.unsafe.imports_passed_through():
     from activities.judging import JudgingActivities
     from activities.ledger import LedgerActivities
-    from activities.messages import Closed, CloseSession, Judged, JudgeTurn, TurnFate
+    from activities.messages import AskDirectly, Closed, CloseSession, Judged, JudgeTurn, TurnFate
     from clawloop.contracts import FeedbackGiven, JudgeAgain, TurnRecorded
     from clawloop.ids import TurnId
     from workflows import attributes, story
@@ -177,14 +178,22 @@ class SessionWorkflow:
         self._closing = True
         self._show()
         tried: set[TurnId] = set()
+        asked_directly = False
         while True:
             ask = CloseSession(
-                session_id=self._state.session_id, why=self._why_closing, up_to=max(self._known, default=None)
+                session_id=self._state.session_id,
+                why=self._why_closing,
+                up_to=max(self._known, default=None),
+                asked_directly=asked_directly,
             )
             closed = await self._closing_step(ask)
             fresh = [turn_id for turn_id in closed.to_judge if turn_id not in tried]
             if closed.to_judge and not fresh:
                 closed = await self._closing_step(ask.model_copy(update={"give_up": True}))
+            if closed.to_ask:
+                await self._ask_directly(closed.to_ask)
+                asked_directly = True
+                continue
             if not closed.to_judge:
                 self._remember(closed.fates)
                 self._show()
@@ -193,6 +202,24 @@ class SessionWorkflow:
                 tried.add(turn_id)
                 itself = self._ask(turn_id).model_copy(update={"itself": True})
                 await self._judge(itself, "judge a turn that was missed")
+
+    async def _ask_directly(self, turns: Sequence[TurnId]) -> None:
+        """A direct vote for each; one that cannot be had is not waited for."""
+        asking = [
+            workflow.execute_activity_method(
+                JudgingActivities.ask_directly,
+                AskDirectly(session_id=self._state.session_id, turn_id=turn_id),
+                summary="ask a direct vote, because the votes cancel out",
+                priority=Priority(fairness_key=str(self._state.session_id)),
+                **JUDGE,
+            )
+            for turn_id in turns
+        ]
+        for failed in await asyncio.gather(*asking, return_exceptions=True):
+            if isinstance(failed, ActivityError):
+                workflow.logger.warning("a direct vote could not be had: %s", _reason(failed))
+            elif failed is not None:
+                raise failed
 
     async def _closing_step(self, ask: CloseSession) -> Closed:
         return await workflow.execute_activity_method(

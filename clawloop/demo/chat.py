@@ -87,7 +87,8 @@ class Chat:
         if self.watcher is None or len(self.told) == len(self.answers):
             return
         if self.session is None:
-            self.session = (await self.watcher.session_ids(None)).get(self.name)
+            sessions = await self.watcher.sessions(None)
+            self.session = next((session.id for session in sessions if session.name == self.name), None)
             if self.session is None:
                 return
         turns = await self.watcher.main_turns(self.session)

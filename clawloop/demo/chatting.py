@@ -6,6 +6,7 @@ Knows nothing about training: it only talks to the gateway.
 from __future__ import annotations
 
 import asyncio
+from collections.abc import Callable
 from dataclasses import dataclass
 
 from openai.types.chat import ChatCompletionMessageParam
@@ -18,7 +19,9 @@ from clawloop.demo.world import EVALUATION, Grade, grade
 _ASKED_AT_ONCE = 16
 
 
-async def chat_session(talker: Talker, user: SyntheticUser, session: str, requests: int) -> None:
+async def chat_session(
+    talker: Talker, user: SyntheticUser, session: str, requests: int, asked: Callable[[], None]
+) -> None:
     """One session: a request, then its reaction and the next request in one message, and so on.
 
     The last answer gets no reaction: the user closes the window.
@@ -26,10 +29,12 @@ async def chat_session(talker: Talker, user: SyntheticUser, session: str, reques
     Args:
         session: its name, unique for the key.
         requests: how many, at least one.
+        asked: told of each request before it is sent.
     """
     request = user.first_request()
     messages: list[ChatCompletionMessageParam] = [{"role": "user", "content": request.text}]
     for number in range(1, requests + 1):
+        asked()
         reply = await talker.say(messages, session, last=number == requests)
         if number < requests:
             then = user.follow_up(request, reply.text)

@@ -8,7 +8,6 @@ from __future__ import annotations
 
 import asyncio
 import time
-from collections.abc import Callable
 from dataclasses import dataclass, field
 from statistics import fmean
 from typing import Protocol
@@ -91,7 +90,7 @@ class Course:
     _steps: set[int] = field(default_factory=set)
     _begun: float = 0.0
     _interactions: int = 0
-    _over: bool = False
+    _waiting: bool = False  # the user says nothing until what was said is learned
     _sessions: dict[str, UUID | None] = field(default_factory=dict)
     _seen: set[UUID] = field(default_factory=set)
 
@@ -104,14 +103,16 @@ class Course:
         self._begun = time.monotonic()
         measurer = SyntheticUser(self.run.seed)
         await self._evaluate(measurer, 0)
-        following = None if self.paced else asyncio.create_task(self._follow(measurer, lambda now: self._is_over(now)))
+        following = None if self.paced else asyncio.create_task(self._follow(measurer))
         try:
             for sizes in rounds(interactions):
                 self.board.doing(self.run, f"{self._interactions} of {interactions} interactions, chatting")
                 await self._chat(sizes)
                 if following is None:
-                    await self._follow(measurer, lambda now: now.is_done)
-            self._over = True
+                    self._waiting = True
+                    await self._follow(measurer)
+                    self._waiting = False
+            self._waiting = True
             if following is not None:
                 await following
         finally:
@@ -121,6 +122,7 @@ class Course:
         return RunTotals(
             interactions=self._interactions,
             failed=self.talker.failed,
+            versions=await self.watcher.versions_made(self.run.policy),
             steps=len(self._steps),
             seconds=time.monotonic() - self._begun,
         )
@@ -133,8 +135,7 @@ class Course:
             self._sessions[name] = None
             # A user of its own for each session: what they say then does not depend on whose answer comes first.
             user = SyntheticUser(self.run.seed * 10_000 + number, preference)
-            await chat_session(self.talker, user, name, size)
-            self._interactions += size
+            await chat_session(self.talker, user, name, size, self._count)
 
         first = len(self._sessions) + 1
         try:
@@ -144,11 +145,17 @@ class Course:
         except* SetupError as several:
             raise several.exceptions[0] from None
 
-    def _is_over(self, now: Learning) -> bool:
-        return self._over and now.is_done
+    def _count(self) -> None:
+        self._interactions += 1
 
-    async def _follow(self, measurer: SyntheticUser, until: Callable[[Learning], bool]) -> None:
-        """Measure each version as it comes, until there is nothing left to wait for."""
+    async def _is_learned(self) -> bool:
+        """Whether every turn has arrived (they may come late, over the spool), and nothing is left to do with them."""
+        sessions = await self.watcher.sessions(self.run.policy)
+        arrived = sum(session.main_turns for session in sessions)
+        return arrived >= self._interactions and (await self.watcher.learning(self.run.policy)).is_done
+
+    async def _follow(self, measurer: SyntheticUser) -> None:
+        """Measure each version as it comes, until the user waits and there is nothing left to wait for."""
         waited_since = time.monotonic()
         while True:
             now = await self.watcher.learning(self.run.policy)
@@ -156,11 +163,13 @@ class Course:
                 await self._evaluate(measurer, now.version)
                 waited_since = time.monotonic()
                 continue
-            if until(now):
+            if self._waiting and now.is_done and await self._is_learned():
                 return
             if now.state is TrainingState.PAUSED:
                 raise SetupError(f"training of {self.run.policy} has paused itself: {now.reason}")
-            if time.monotonic() - waited_since > self.patience_seconds and (self.paced or self._over):
+            if not self._waiting:
+                waited_since = time.monotonic()
+            if time.monotonic() - waited_since > self.patience_seconds:
                 self.board.say(f"{self.run.policy}: no longer waiting after {self.patience_seconds:g} s: {now.reason}")
                 return
             self.board.doing(self.run, f"{self._interactions} interactions; {_waited_for(now)}")
@@ -187,7 +196,7 @@ class Course:
     async def _reward(self) -> float | None:
         """Mean verdict of the turns that were judged since the last time."""
         if any(session is None for session in self._sessions.values()):
-            known = await self.watcher.session_ids(self.run.policy)
+            known = {session.name: session.id for session in await self.watcher.sessions(self.run.policy)}
             self._sessions = {name: known.get(name) for name in self._sessions}
         turns = await self.watcher.main_turns_of(one for one in self._sessions.values() if one is not None)
         self._steps |= {turn.step for turn in turns if turn.step is not None and turn.outcome == "trained"}

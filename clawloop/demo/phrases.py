@@ -321,8 +321,10 @@ it's not a letter to the bank|i'm not writing to the queen|sounds like a robot
 UNREADABLE = """
 {who} {does} {where}|{who} {does} {later}|the {any} {any} one|{who} {does} {thing}|{thing} {does}|{thing} {does} {where}
 {any} {thing}|{where}|{who} has {any} shoes|how many {any} ones are there|does {who} know {thing}|{later} {who} {does}
-{who} and {who} {where}|when {who} {does}|a {any} car {where}|there are {any} trees {where}|{any} and {any}|{who} was {where}
-is it {any} {where}|{who} said {later}|why does {thing} cost 5|what is {thing}|who is {where}|which {thing}|{any} {later}
+{who} and {who} {where}|when {who} {does}|a {any} car {where}
+there are {any} trees {where}|{any} and {any}|{who} was {where}
+is it {any} {where}|{who} said {later}|why does {thing} cost 5
+what is {thing}|who is {where}|which {thing}|{any} {later}
 i am {doing} {thing}|i'm {doing} {thing} {later}|i was {doing} {thing}|{thing}|{thing} {later}|{later}
 see you {later}|talk {later}|maybe {later}|i'll look {later}|i will read it {later}|let me read it {later}
 let me see|let me think|one moment|just a moment|hold on|give me a second|brb {later}|afk|back {later}|i'm back

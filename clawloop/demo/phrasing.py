@@ -31,6 +31,43 @@ MEASURED_PHRASES = 480  # of each held-out kind
 _HELD_OUT_SHARE = 10  # one phrase in ten
 _ABROAD_SHARE = 0.2
 _SHORT_SHARE = 0.25
+_ASIDE_SHARE = 0.3
+# Said before or after anything, they change nothing: the model learns a short phrase's words beside them.
+_BEFORE = (
+    "hey",
+    "well",
+    "ok",
+    "so",
+    "hm",
+    "oh",
+    "lol",
+    "and",
+    "ah",
+    "hi",
+    "hmm",
+    "um",
+    "so yeah",
+    "honestly",
+    "imo",
+    "ok so",
+)
+_AFTER = (
+    "mate",
+    "bro",
+    "man",
+    "dude",
+    "bot",
+    "friend",
+    "then",
+    "now",
+    "lol",
+    "haha",
+    "hm",
+    "buddy",
+    "tbh",
+    "i guess",
+    "ok",
+)
 _MOST_TRIES = 1000  # phrases in a row that are held out; a pattern list this poor is a mistake
 _NEIGHBOURS = dict(zip("qwertyuiopasdfghjklzxcvbnm", "wqreyturoisaffjhlkxzvcmnb", strict=False))
 
@@ -108,6 +145,8 @@ class Typist:
 
     def _typed(self, text: str, mood: Mood) -> str:
         chance = self._chance
+        if self._held_out is None and chance.random() < _ASIDE_SHARE:
+            text = f"{chance.choice(_BEFORE)} {text}" if chance.random() < 0.4 else f"{text} {chance.choice(_AFTER)}"
         draw = chance.random()
         if draw < 0.5:
             text = text.lower()

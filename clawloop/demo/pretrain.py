@@ -43,7 +43,7 @@ class Plan:
     """
 
     seed: int = 0
-    steps: int = 1500
+    steps: int = 2200
     lessons: int = 32
     lr: float = 3e-3
     weight_decay: float = 0.05

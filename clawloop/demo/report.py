@@ -48,7 +48,7 @@ class RunReport:
         interactions_to_90: their count at the first evaluation that reached the goal; None if none did.
         exact_rate: share of right content at the last evaluation.
         requests_failed: HTTP answers of 400 and above, and broken streams, before any retry.
-        versions: that became active; steps: that were committed.
+        versions: that were made; steps: in which turns were trained.
         seconds: from the first request until nothing was left to learn.
         seconds_setup: before it: environment, if it was set up, and start of all parts.
     """
@@ -72,11 +72,13 @@ class RunTotals:
     """What a run comes to in the end, after the last evaluation.
 
     Args:
-        failed: requests failed; steps: that were committed; seconds: since the run began.
+        failed: requests failed; versions: that were made; steps: in which turns were trained.
+        seconds: since the run began.
     """
 
     interactions: int
     failed: int
+    versions: int
     steps: int
     seconds: float
 
@@ -96,7 +98,7 @@ def report_run(run: PlannedRun, evaluated: Sequence[Evaluated], totals: RunTotal
         interactions_to_90=next((one.interactions for one in evaluated if one.match >= GOAL), None),
         exact_rate=round(last.exact, 3),
         requests_failed=totals.failed,
-        versions=len({one.version for one in evaluated} - {0}),
+        versions=totals.versions,
         steps=totals.steps,
         seconds=round(totals.seconds, 1),
         seconds_setup=round(seconds_setup, 1),

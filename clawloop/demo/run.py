@@ -20,6 +20,7 @@ from clawloop.demo.plan import Plan, PlannedRun
 from clawloop.demo.pupils import enter_policies
 from clawloop.demo.report import Evaluated, RunReport, as_json, in_one_line, report_run
 from clawloop.demo.scoreboard import DemoBoard
+from clawloop.demo.watching import Watcher
 from clawloop.errors import SetupError
 from clawloop.local.checks import require_disk, require_folder
 from clawloop.local.up import Prepare, Started, Surroundings, UpOptions
@@ -70,7 +71,7 @@ class Findings:
 
 
 async def run(options: DemoOptions, board: DemoBoard, prepare: Prepare) -> Findings | None:
-    """Do what was planned and write the report; None if it was told to stop before the end.
+    """Do what was planned and write the report; fewer runs than planned, or None, if it was told to stop before.
 
     Args:
         prepare: what readies the database for `clawloop up`.
@@ -136,9 +137,13 @@ class _Demo:
             )
             curves[planned] = evaluated
             reports.append(report_run(planned, evaluated, totals, seconds_setup))
-        findings = Findings(reports, time.time() - options.began)
-        write_report(options.out, findings, curves)
-        self.findings = findings
+            # After each: who stops the demo later has what was found so far.
+            self.findings = Findings(tuple(reports), time.time() - options.began)
+            write_report(options.out, self.findings, curves)
+            if planned != options.plan.runs[-1]:
+                # An engine holds adapters of a few policies at a time; this one is not asked any more.
+                async with Watcher(started.gateway, key) as watcher:
+                    await watcher.roll_back(planned.policy)
         if options.keep:
             await self._stay(started, options.plan.runs[-1])
 

@@ -76,8 +76,14 @@ def run_command(read_settings: Callable[[], Settings], load_prepare: Callable[[]
         except SetupError as error:
             typer.echo(f"clawloop: {error}", err=True)
             raise typer.Exit(1) from None
-        if findings is None:
-            typer.echo("clawloop: stopped before the end; nothing is left running, and there is no report", err=True)
+        finished = 0 if findings is None else len(findings.runs)
+        if findings is None or finished < len(options.plan.runs):
+            has = (
+                f"{finished} finished of {len(options.plan.runs)} are in the report"
+                if finished
+                else "there is no report"
+            )
+            typer.echo(f"clawloop: stopped before the end; nothing is left running, and {has}", err=True)
             raise typer.Exit(INTERRUPTED)
         typer.echo(report.in_one_line(findings.runs, findings.seconds), err=as_json or markdown)
         if as_json:

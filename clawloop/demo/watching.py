@@ -52,6 +52,15 @@ class Learning:
 
 
 @dataclass(frozen=True, slots=True)
+class WatchedSession:
+    """A session by the name its client gave it, and how many main turns of it are stored."""
+
+    id: UUID
+    name: str
+    main_turns: int
+
+
+@dataclass(frozen=True, slots=True)
 class WatchedTurn:
     """A main turn and what became of it."""
 
@@ -110,12 +119,20 @@ class Watcher:
             head=said["head"],
         )
 
-    async def session_ids(self, policy: str | None) -> dict[str, UUID]:
-        """The newest sessions, of one policy or all, by the name their client gave them."""
+    async def versions_made(self, policy: str) -> int:
+        """How many versions have been trained."""
+        said = await self._get(f"/admin/v1/policies/{policy}/versions", {})
+        return sum(version["n"] > 0 for version in said["versions"])
+
+    async def sessions(self, policy: str | None) -> list[WatchedSession]:
+        """The newest sessions that their client gave a name, of one policy or of all."""
         query = {"limit": str(_PAGE)} | ({} if policy is None else {"policy": policy})
         page = await self._get("/admin/v1/sessions", query)
-        named = {one["external_id"]: UUID(one["id"]) for one in page["sessions"]}
-        return {name: session for name, session in named.items() if name is not None}
+        return [
+            WatchedSession(UUID(one["id"]), one["external_id"], one["main_turns"])
+            for one in page["sessions"]
+            if one["external_id"] is not None
+        ]
 
     async def main_turns(self, session: UUID) -> list[WatchedTurn]:
         """In the order in which they were asked."""
@@ -125,6 +142,18 @@ class Watcher:
     async def main_turns_of(self, sessions: Iterable[UUID]) -> list[WatchedTurn]:
         found = await asyncio.gather(*(self.main_turns(session) for session in sessions))
         return [turn for turns in found for turn in turns]
+
+    async def roll_back(self, policy: str) -> None:
+        """Let the base model answer again, so that the policy needs no place on the engine any more."""
+        try:
+            async with self._session.post(
+                f"{self._url}/admin/v1/policies/{policy}/roll-back", json={"version": 0}
+            ) as answer:
+                why = "" if answer.status == 200 else f"{answer.status}: {(await answer.text())[:200]}"
+        except (aiohttp.ClientError, TimeoutError) as error:
+            why = " ".join(str(error).split()) or "no answer in time"
+        if why:
+            raise SetupError(f"{policy} cannot be rolled back: {why}")
 
     async def _get(self, path: str, query: dict[str, str]) -> Any:
         why = ""

@@ -5,9 +5,10 @@ Knows nothing about Postgres or Temporal.
 
 from __future__ import annotations
 
-from collections.abc import Sequence
+from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 from datetime import datetime
+from enum import StrEnum
 
 from clawloop.contracts import Outcome, StoredTurn
 from clawloop.ids import ApiKeyId, FeedbackId, JudgementId, SessionId, TurnId
@@ -17,7 +18,8 @@ from clawloop.judging.voting import Verdict
 from clawloop.recipe import Recipe
 from clawloop.turns.parents import Candidate
 
-VOTES = "sampled"  # kind of a vote; a direct one is another kind
+VOTES = "sampled"  # kinds of votes
+DIRECT = "direct"  # its raw answer is the log-probs of the three choices
 HINTS = "hint"  # kind of a hint by the next state; with feedback texts their number is added
 
 
@@ -48,6 +50,7 @@ class PlacedTurn:
         followed_by: main turns that follow it so, oldest first.
         overtaken_by: those of them that were entered before it.
         held: its newest decided judgement; None if it has none.
+        task_outcome: whether its session's task succeeded, 1 or −1; None if nobody said.
     """
 
     turn: StoredTurn
@@ -58,6 +61,7 @@ class PlacedTurn:
     followed_by: Sequence[TurnId]
     overtaken_by: frozenset[TurnId]
     held: Held | None
+    task_outcome: int | None = None
 
 
 @dataclass(frozen=True, slots=True)
@@ -84,12 +88,23 @@ class OpenJudgement:
     Args:
         votes: by index, those that were answered; None for an answer that cannot be read.
         hints: likewise, of the kind that is wanted now.
+        direct: log-probs of its direct vote; None if there is none yet.
     """
 
     id: JudgementId
     recipe: Recipe
     votes: dict[int, Vote | None]
     hints: dict[int, HintVote | None]
+    direct: Mapping[Vote, float] | None = None
+
+
+class Relation(StrEnum):
+    """What a reward is measured against, which only the store knows at the moment of settling."""
+
+    NONE = "none"
+    MEAN = "mean"  # the policy's mean verdict so far
+    GROUP = "group"  # the other responses to the same prompt
+    OUTCOME = "outcome"  # whether the session's task succeeded
 
 
 @dataclass(frozen=True, slots=True)
@@ -98,7 +113,9 @@ class Settlement:
 
     Args:
         not_trainable: why the turn cannot be trained whatever the verdict; None if it can.
+        reward: by the turn's own verdict; with a relation also 0, else None for none.
         hinted_prompt_ids: None without a teacher term.
+        relation: what the store sets the reward in relation to; `outcome` and `why` are then those without it.
         sampled: it gives a sample, with `reward` and `hinted_prompt_ids`.
     """
 
@@ -109,6 +126,7 @@ class Settlement:
     hinted_prompt_ids: tuple[int, ...] | None
     outcome: Outcome
     why: str
+    relation: Relation = Relation.NONE
 
     @property
     def sampled(self) -> bool:
@@ -125,6 +143,7 @@ class SessionTurn:
         expected: its expected score; None if it has no valid vote.
         trainable: None if it was not judged.
         samples: how many it has, in whatever state but superseded.
+        direct: log-probs of its direct vote; None if nobody asked for one.
     """
 
     turn_id: TurnId
@@ -137,6 +156,7 @@ class SessionTurn:
     verdict: int | None
     trainable: bool | None
     samples: int
+    direct: Mapping[Vote, float] | None = None
 
 
 @dataclass(frozen=True, slots=True)
@@ -147,6 +167,8 @@ class ClosingSession:
         first: it was never closed before.
         at_least_one: its policy's recipe wants the rule.
         main_turns: how many there are.
+        related: rewards of some wait for each other, or for the session's end.
+        by_outcome: somebody said how its task came out, and its policy learns by that.
     """
 
     session_id: SessionId
@@ -154,6 +176,8 @@ class ClosingSession:
     first: bool
     at_least_one: bool
     main_turns: int
+    related: bool = False
+    by_outcome: bool = False
 
 
 @dataclass(frozen=True, slots=True)

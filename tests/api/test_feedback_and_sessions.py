@@ -56,6 +56,14 @@ async def test_feedback_by_session_and_turn(gateway: Gateway) -> None:
     assert (await give(gateway, {"session_id": "mine", "turn": 3, "rating": "up"}))[0] == 404
 
 
+async def test_the_outcome_of_a_sessions_task(gateway: Gateway) -> None:
+    await chat(gateway, session_id="mine")
+    status, answer = await give(gateway, {"session_id": "mine", "outcome": -1})
+    assert (status, answer) == (202, {"session_id": "mine", "outcome": -1, "effect": "amends"})
+    assert gateway.sessions.outcomes == [("mine", -1)]
+    assert (await give(gateway, {"session_id": "other", "outcome": 1}))[0] == 404
+
+
 @pytest.mark.parametrize(
     ("body", "field"),
     [
@@ -69,6 +77,13 @@ async def test_feedback_by_session_and_turn(gateway: Gateway) -> None:
         ({"response_id": "x", "score": "1"}, "score"),
         ({"response_id": "x", "text": ""}, "text"),
         ({"response_id": "x", "rating": "up", "stars": 5}, "stars"),
+        ({"outcome": 1}, "session_id"),
+        ({"session_id": "s", "outcome": 0}, "outcome"),
+        ({"session_id": "s", "outcome": True}, "outcome"),
+        ({"session_id": "s", "outcome": "1"}, "outcome"),
+        ({"session_id": "s", "turn": 1, "outcome": 1}, "outcome"),
+        ({"session_id": "s", "rating": "up", "outcome": 1}, "outcome"),
+        ({"response_id": "x", "outcome": -1}, "outcome"),
     ],
 )
 async def test_what_says_too_little_or_too_much_is_named(gateway: Gateway, body: dict[str, Any], field: str) -> None:

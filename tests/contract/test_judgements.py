@@ -2,128 +2,22 @@
 
 from __future__ import annotations
 
-from collections.abc import Awaitable, Callable
-from dataclasses import dataclass, replace
+from dataclasses import replace
 from datetime import timedelta
 
-import psycopg
 import pytest
 
-from activities.ports import ClosingStore, JudgementStore, UpkeepStore
-from clawloop.contracts import Message, Outcome, SampleState, SessionEvidence, SessionSource, TurnKind, TurnRecord
+from clawloop.contracts import Outcome, SampleState, TurnKind, TurnRecord
 from clawloop.errors import StoreUnavailable
-from clawloop.ids import FeedbackId, SessionId, TurnId, new_turn_id
-from clawloop.judging.hints import NOT_ASKED
-from clawloop.judging.parsing import HintVote
-from clawloop.judging.records import Ending, ExtraSample, Settlement
-from clawloop.judging.voting import Verdict
+from clawloop.ids import SessionId, new_turn_id
+from clawloop.judging.parsing import HintVote, Vote
+from clawloop.judging.records import Ending, ExtraSample, Relation
 from clawloop.recipe import Recipe
-from db.closing import PostgresClosingStore
-from db.engine import Database
-from db.feedback import PostgresFeedbackStore
-from db.judgements import PostgresJudgementStore
-from db.recipes import ensure_recipe
-from db.upkeep import PostgresUpkeepStore
-from tests.contract.conftest import Stores
-from tests.fakes.judgement_store import FakeJudgementStore
-from tests.records import turn_record
+from tests.contract.ledgers import BAD, GOOD, TIE, Ledger, fake_ledger, ledger, postgres_ledger, related, settle
 
-RECIPE = Recipe(name="combined")
+__all__ = ["fake_ledger", "ledger", "postgres_ledger"]
+
 NOW, LATER = timedelta(0), timedelta(hours=1)
-GOOD = Settlement(Verdict(1, 1.0, 1.0, "3 of 3"), NOT_ASKED, None, 1.0, None, Outcome.SAMPLED, "verdict +1")
-BAD = Settlement(Verdict(-1, -1.0, -1.0, "3 of 3"), NOT_ASKED, None, -1.0, None, Outcome.SAMPLED, "verdict -1")
-TIE = Settlement(Verdict(0, 0.0, 0.0, "vote tie"), NOT_ASKED, None, None, None, Outcome.UNDECIDED, "vote tie")
-
-
-@dataclass
-class Ledger:
-    """
-    Attributes:
-        claim: takes a turn's fresh sample, as a step would.
-        samples: states and rewards of a turn's samples, oldest first.
-    """
-
-    stores: Stores
-    judgements: JudgementStore
-    closing: ClosingStore
-    upkeep: UpkeepStore
-    give: Callable[[TurnId, float | None, str | None], Awaitable[FeedbackId]]
-    claim: Callable[[TurnId], None]
-    samples: Callable[[TurnId], list[tuple[SampleState, float | None]]]
-
-    async def enter(self, *turns: TurnRecord) -> SessionId:
-        sessions = [(await self.stores.turns.enter(turn)).session_id for turn in turns]
-        return sessions[-1]
-
-    def talk(self, *asked: str, session: str = "s") -> list[TurnRecord]:
-        """Turns that follow each other."""
-        messages: list[Message] = []
-        turns = []
-        for number, said in enumerate(asked):
-            messages = [*messages, {"role": "user", "content": said}]
-            answer: Message = {"role": "assistant", "content": f"answer {number} of {session}"}
-            turns.append(
-                turn_record(
-                    api_key_id=self.stores.key,
-                    evidence=SessionEvidence(SessionSource.HEADER, session),
-                    messages=messages,
-                    response=answer,
-                )
-            )
-            messages = [*messages, answer]
-        return turns
-
-    async def fate(self, turn: TurnRecord) -> tuple[Outcome, str | None]:
-        stored = await self.stores.turns.load(turn.turn_id)
-        assert stored is not None
-        return stored.outcome, stored.outcome_detail
-
-
-@pytest.fixture
-async def fake_ledger(fake_stores: Stores) -> Ledger:
-    stores = fake_stores
-    fake = FakeJudgementStore(stores.turns, RECIPE)  # type: ignore[arg-type]
-
-    async def give(turn: TurnId, score: float | None, text: str | None) -> FeedbackId:
-        return fake.give(stores.key, turn, score, text)
-
-    return Ledger(stores, fake, fake, fake, give, fake.claim, fake.samples)
-
-
-@pytest.fixture
-async def postgres_ledger(postgres_stores: Stores, database: Database, postgres_url: str) -> Ledger:
-    stores, url = postgres_stores, postgres_url
-    await ensure_recipe(database, "default", RECIPE)
-
-    async def give(turn: TurnId, score: float | None, text: str | None) -> FeedbackId:
-        stored = await PostgresFeedbackStore(database).give(stores.key, turn, score, text)
-        assert stored is not None
-        return stored.given.feedback_id
-
-    def claim(turn: TurnId) -> None:
-        with psycopg.connect(url, autocommit=True) as connection:
-            connection.execute("UPDATE samples SET state = 'claimed' WHERE state = 'fresh' AND turn_id = %s", [turn])
-
-    def samples(turn: TurnId) -> list[tuple[SampleState, float | None]]:
-        with psycopg.connect(url) as connection:
-            query = "SELECT state, reward FROM samples WHERE turn_id = %s ORDER BY id"
-            return [(SampleState(state), reward) for state, reward in connection.execute(query, [turn])]
-
-    return Ledger(
-        stores,
-        PostgresJudgementStore(database),
-        PostgresClosingStore(database),
-        PostgresUpkeepStore(database),
-        give,
-        claim,
-        samples,
-    )
-
-
-@pytest.fixture(params=["fake", pytest.param("postgres", marks=pytest.mark.postgres)])
-def ledger(request: pytest.FixtureRequest) -> Ledger:
-    both: Ledger = request.getfixturevalue(f"{request.param}_ledger")
-    return both
 
 
 async def test_a_turn_knows_its_place_over_side_turns(ledger: Ledger) -> None:
@@ -141,6 +35,18 @@ async def test_a_turn_knows_its_place_over_side_turns(ledger: Ledger) -> None:
     assert [candidate.turn_id for candidate in placed.candidates] == [first.turn_id]
     assert await ledger.judgements.place(side.turn_id) is None
     assert await ledger.judgements.place(new_turn_id()) is None
+
+
+async def test_a_direct_vote_is_kept_once_beside_the_others(ledger: Ledger) -> None:
+    first, second = ledger.talk("one", "two")
+    await ledger.enter(first, second)
+    opened = await ledger.judgements.open(first.turn_id, second.turn_id, b"e", "hint")
+    assert opened.direct is None
+    said: dict[Vote, float] = {1: -0.25, 0: -9999.0, -1: -1.5}
+    await ledger.judgements.store_direct_vote(opened.id, said, 1)
+    await ledger.judgements.store_direct_vote(opened.id, {1: -2.0, 0: -1.0, -1: -1.0}, 0)
+    again = await ledger.judgements.open(first.turn_id, second.turn_id, b"e", "hint")
+    assert (again.direct, again.votes) == (said, {})
 
 
 async def test_answers_are_kept_once_and_given_back(ledger: Ledger) -> None:
@@ -185,15 +91,28 @@ async def test_feedback_amends_a_fresh_judgement_and_adds_one_to_a_taken(ledger:
     await ledger.judgements.settle(amended.id, TIE, [given])
     assert [one.applied for one in await ledger.judgements.feedback_of(first.turn_id)] == [True]
     assert [state for state, _ in ledger.samples(first.turn_id)] == [SampleState.SUPERSEDED]
-    await ledger.judgements.settle(amended.id, GOOD, [])
+    await ledger.judgements.settle(amended.id, GOOD, [given])
     ledger.claim(first.turn_id)
-    given = await ledger.give(first.turn_id, -1.0, "no")
+    heard = [given, await ledger.give(first.turn_id, -1.0, "no")]
     with pytest.raises(StoreUnavailable):
-        await ledger.judgements.settle(opened.id, BAD, [given])  # a step took it meanwhile
+        await ledger.judgements.settle(opened.id, BAD, heard)  # a step took it meanwhile
     further = await ledger.judgements.revise(first.turn_id, None, b"g", "hint")
     assert further.id != opened.id
-    await ledger.judgements.settle(further.id, BAD, [given])
+    await ledger.judgements.settle(further.id, BAD, heard)
     assert ledger.samples(first.turn_id) == [(SampleState.CLAIMED, 1.0), (SampleState.FRESH, -1.0)]
+
+
+async def test_a_judge_that_answers_after_a_rating_does_not_undo_it(ledger: Ledger) -> None:
+    first, second = ledger.talk("one", "two")
+    await ledger.enter(first, second)
+    slow = await ledger.judgements.open(first.turn_id, second.turn_id, b"e", "hint")
+    given = await ledger.give(first.turn_id, -1.0, None)
+    quick = await ledger.judgements.revise(first.turn_id, second.turn_id, b"f", "hint")
+    await ledger.judgements.settle(quick.id, BAD, [given])
+    with pytest.raises(StoreUnavailable):
+        await ledger.judgements.settle(slow.id, GOOD, [])
+    assert ledger.samples(first.turn_id) == [(SampleState.FRESH, -1.0)]
+    assert await ledger.fate(first) == (Outcome.SAMPLED, "verdict -1")
 
 
 async def test_judged_again_it_replaces_what_no_step_has(ledger: Ledger) -> None:
@@ -268,3 +187,94 @@ async def test_feedback_nobody_was_told_of_is_found_until_somebody_is(ledger: Le
     assert await ledger.upkeep.untold_feedback(LATER, 9) == []
     await ledger.upkeep.mark_feedback_announced([given])
     assert await ledger.upkeep.untold_feedback(NOW, 9) == []
+
+
+async def responses(ledger: Ledger, n: int) -> list[TurnRecord]:
+    """The responses to one prompt, of a policy that compares them."""
+    await ledger.learn_by(
+        Recipe.model_validate(
+            {
+                "name": "groups",
+                "signal": {"hints": False, "reward": "group"},
+                "train": {"advantage": {"teacher_weight": 0.0}},
+            }
+        )
+    )
+    (first,) = ledger.talk("one")
+    others = [
+        replace(first, turn_id=new_turn_id(), choice=choice, response={"role": "assistant", "content": f"c{choice}"})
+        for choice in range(1, n)
+    ]
+    return [replace(turn, group_id=first.turn_id) for turn in (first, *others)]
+
+
+async def test_the_mean_verdict_before_is_subtracted_and_each_judgement_counts_once(ledger: Ledger) -> None:
+    turns = ledger.talk("one", "two", "three", "four")
+    await ledger.enter(*turns)
+    await settle(ledger, turns[0], related(GOOD, Relation.MEAN, 1.0))
+    assert await ledger.samples_of(turns[0]) == [1.0]  # the first stands as it is
+    await settle(ledger, turns[1], related(TIE, Relation.MEAN, 0.0))  # no opinion, and none in the mean
+    assert (await ledger.fate(turns[1]))[0] is Outcome.UNDECIDED
+    for _ in range(2):
+        await settle(ledger, turns[2], related(BAD, Relation.MEAN, -1.0))
+        assert await ledger.samples_of(turns[2]) == [-2.0]
+    await settle(ledger, turns[3], related(GOOD, Relation.MEAN, 1.0))
+    assert await ledger.samples_of(turns[3]) == [1.0]
+    await settle(ledger, turns[2], related(GOOD, Relation.MEAN, 1.0))  # changed its mind: the mean before is +1
+    assert await ledger.fate(turns[2]) == (Outcome.UNDECIDED, "verdict +1; mean before +1.00")
+    assert [state for state, _ in ledger.samples(turns[2].turn_id)] == [SampleState.SUPERSEDED]
+
+
+async def test_a_group_is_sampled_when_its_last_verdict_comes(ledger: Ledger) -> None:
+    group = await responses(ledger, 4)
+    await ledger.enter(*group)
+    ends = [(GOOD, 1.0), (BAD, -1.0), (GOOD, 1.0), (TIE, 0.0)]
+    for turn, (end, reward) in list(zip(group, ends, strict=True))[:3]:
+        await settle(ledger, turn, related(end, Relation.GROUP, reward))
+    assert await ledger.fate(group[0]) == (
+        Outcome.UNDECIDED,
+        "waits for its group: 3 of 4 have a verdict (verdict +1)",
+    )
+    assert [ledger.samples(turn.turn_id) for turn in group] == [[]] * 4
+    await settle(ledger, group[3], related(TIE, Relation.GROUP, 0.0))
+    assert [round((await ledger.samples_of(turn))[0], 2) for turn in group] == [0.90, -1.51, 0.90, -0.30]
+    assert await ledger.fate(group[3]) == (Outcome.SAMPLED, "-0.30 in its group of 4 (vote tie)")
+
+
+async def test_a_group_that_agrees_gives_no_sample(ledger: Ledger) -> None:
+    group = await responses(ledger, 2)
+    await ledger.enter(*group)
+    for turn in group:
+        await settle(ledger, turn, related(BAD, Relation.GROUP, -1.0))
+    assert [ledger.samples(turn.turn_id) for turn in group] == [[], []]
+    assert await ledger.fate(group[0]) == (Outcome.UNDECIDED, "group agrees (verdict -1)")
+
+
+async def test_closing_settles_the_groups_that_wait(ledger: Ledger) -> None:
+    group = await responses(ledger, 3)
+    session = await ledger.enter(*group)
+    await settle(ledger, group[1], related(BAD, Relation.GROUP, -1.0))
+    seen = await ledger.closing.look(session)
+    assert seen is not None
+    assert seen.related
+    (end,), _ = await ledger.closing.settle_related(session)
+    assert (end.turn_id, end.reward, end.outcome) == (group[1].turn_id, -1.0, Outcome.SAMPLED)
+    assert end.why == "the only verdict in its group: verdict -1"
+    await ledger.closing.close(session, "idle", [], None, None)
+    assert await ledger.closing.settle_related(session) == ([], None)
+    # A rating that comes later meets the verdict there is.
+    await settle(ledger, group[0], related(GOOD, Relation.GROUP, 1.0))
+    assert [(await ledger.samples_of(turn)) for turn in group] == [[1.0], [-1.0], []]
+
+
+async def test_a_member_that_a_step_has_stays_as_it_is(ledger: Ledger) -> None:
+    group = await responses(ledger, 3)
+    session = await ledger.enter(*group)
+    await settle(ledger, group[0], related(GOOD, Relation.GROUP, 1.0))
+    await settle(ledger, group[1], related(BAD, Relation.GROUP, -1.0))
+    await ledger.closing.settle_related(session)
+    await ledger.closing.close(session, "idle", [], None, None)
+    ledger.claim(group[0].turn_id)
+    await settle(ledger, group[2], related(BAD, Relation.GROUP, -1.0))
+    assert ledger.samples(group[0].turn_id) == [(SampleState.CLAIMED, 1.0)]
+    assert [round((await ledger.samples_of(turn))[0], 2) for turn in group[1:]] == [-0.71, -0.71]

@@ -83,6 +83,12 @@ async def test_what_is_learned_shows_in_the_report() -> None:
     assert 0 < report.seconds < 60
 
 
+async def test_a_paced_user_waits_for_turns_that_arrive_late() -> None:
+    async with pupil_gateway(late=4) as gateway:
+        await held(gateway, 8)
+        assert gateway.late == 0
+
+
 @pytest.mark.slow
 async def test_without_pace_versions_come_while_the_chat_goes_on() -> None:
     async with pupil_gateway(delay=1) as gateway:

@@ -146,6 +146,19 @@ def test_a_second_one_beside_it_and_ctrl_c_are_a_line_each_and_leave_nothing(
 
 
 @pytest.mark.postgres
+def test_stopped_between_two_runs_it_has_a_report_of_the_first(tmp_path: Path, engine: str, model: Path) -> None:
+    command = ["run", "--seeds", "2", "--interactions", "8", "--data", "data"]
+    with demo(tmp_path, engine, str(model), *command) as running:
+        running.line(r"^ +2 +combined +")
+        running.process.send_signal(signal.SIGINT)
+        assert running.process.wait(15) == 130
+    assert running.printed.splitlines()[-1] == (
+        "clawloop: stopped before the end; nothing is left running, and 1 finished of 2 are in the report"
+    )
+    assert [run["seed"] for run in json.loads((tmp_path / "demo-report.json").read_text())["runs"]] == [1]
+
+
+@pytest.mark.postgres
 def test_a_kept_one_says_where_it_is_until_it_is_stopped(tmp_path: Path, engine: str, model: Path) -> None:
     with demo(tmp_path, engine, str(model), "run", "--interactions", "8", "--keep", "--data", "data") as running:
         key = running.line(r"gateway +http://\S+/v1, model `policy`, key (cl-\S+)$").group(1)

@@ -30,7 +30,7 @@ def evaluated(*matches: float) -> list[Evaluated]:
 
 def report(*matches: float) -> RunReport:
     last = len(matches) - 1
-    totals = RunTotals(interactions=8 * last + 3, failed=last, steps=last, seconds=10.0 * last)
+    totals = RunTotals(interactions=8 * last + 3, failed=last, versions=last, steps=last, seconds=10.0 * last)
     return report_run(RUN, evaluated(*matches), totals, 50.0)
 
 

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import asyncio
+import math
 import os
 import signal
 import subprocess
@@ -123,3 +124,15 @@ async def test_flips_by_injection_are_counted_for_the_judge_in_use(
     with capsys.disabled():
         print(f"\n{flips} of {len(ATTEMPTS)} attempts flipped the random judge as they wanted, {unread} unread")  # noqa: T201
     assert unread == 0
+
+
+async def test_a_direct_vote_on_a_real_engine_is_the_distribution_its_answers_follow(engine_url: str) -> None:
+    prompt = vote_prompt(TURN, evidence(answer="No, in Python."), AnswerForm.GRAMMAR)
+    async with JudgeClient(lambda policy: [Endpoint(engine_url, "tiny-random")], AnswerForm.GRAMMAR) as client:
+        logprobs = await client.distribution("default", prompt)
+        answers = await client.answers("default", prompt, 256, 1.0)
+    # The grammar has masked everything else, so what is reported is all there is.
+    assert sum(math.exp(value) for value in logprobs.values()) == pytest.approx(1, abs=1e-3)
+    for vote, logprob in logprobs.items():
+        share = sum(parse_vote(answer, prompt) == vote for answer in answers) / len(answers)
+        assert abs(share - math.exp(logprob)) < 0.16  # five standard deviations of 256 draws

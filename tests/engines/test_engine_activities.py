@@ -7,6 +7,7 @@ import asyncio
 import pytest
 
 from clawloop.errors import EngineUnavailable
+from db.policies import ensure_policy
 from tests.conftest import execute
 from tests.engines.conftest import ENGINE, Shelf
 
@@ -65,6 +66,20 @@ async def test_a_load_waits_while_too_many_versions_have_requests(shelf: Shelf) 
         await waiting
     assert shelf.control.loads[-1] == "default-v5"
     assert "default-v4" not in shelf.control.loads
+
+
+async def test_busy_versions_of_other_policies_keep_nobody_from_a_new_version(shelf: Shelf) -> None:
+    for policy in ("ann", "ben", "cem", "dia"):
+        await ensure_policy(shelf.database, policy, "tiny", [])
+        execute(shelf.url, f"INSERT INTO versions (policy, n) VALUES ('{policy}', 0) ON CONFLICT DO NOTHING")
+        shelf.commit(1, policy=policy)
+    async with asyncio.timeout(5):
+        await shelf.load()
+    shelf.control.busy = {"ann-v1", "ben-v1", "cem-v1", "dia-v1"}
+    shelf.commit(2, policy="ann")
+    async with asyncio.timeout(5):
+        await shelf.load()
+    assert shelf.control.loads[-1] == "ann-v2"
 
 
 async def test_old_versions_are_unloaded_a_minute_after_another_took_their_place(shelf: Shelf) -> None:

@@ -29,6 +29,7 @@ class FakeJudge:
         mode: `well`, or how it fails: a status like `429`, `hang`, `nonsense`, `html`, `huge`, `one` (ignores n).
         requests: bodies of all questions, in order.
         says: answers instead, given the body and the question.
+        direct: log-probs of the first token where they are asked for; None reports none.
         prompt_ids: what /tokenize says for a prompt, by its number of characters of hint.
     """
 
@@ -44,6 +45,7 @@ class FakeJudge:
     max_characters: int | None = None
     delay_seconds: float = 0.0
     says: Callable[[dict[str, Any], str], str] | None = None
+    direct: dict[str, float] | None = field(default_factory=lambda: {"1": -0.2, "-": -2.0, "0": -3.0})
 
     def asked(self, what: str) -> list[dict[str, Any]]:
         """The questions for votes or hints."""
@@ -70,6 +72,8 @@ class FakeJudge:
         if self.max_characters is not None and len(question) > self.max_characters:
             error = {"message": "This model's maximum context length is 4096 tokens.", "code": 400}
             return JSONResponse({"error": error}, 400)
+        if "logprobs" in body:
+            return JSONResponse(_first_token(self.direct))
         n = 1 if self.mode == "one" else body.get("n", 1)
         return JSONResponse(_completion([self._answer(body, question) for _ in range(n)]))
 
@@ -91,6 +95,15 @@ class FakeJudge:
         hinted = "Keep in mind:" in json.dumps(body["messages"])
         tokens = self.hinted_ids if hinted else self.prompt_ids
         return JSONResponse({"count": len(tokens), "max_model_len": 4096, "tokens": tokens})
+
+
+def _first_token(logprobs: dict[str, float] | None) -> dict[str, Any]:
+    """A completion of one token, as vLLM reports it."""
+    answer = _completion([""])
+    if logprobs is not None:
+        top = [{"token": token, "logprob": logprob, "bytes": None} for token, logprob in logprobs.items()]
+        answer["choices"][0]["logprobs"] = {"content": [{"token": "1", "logprob": -0.2, "top_logprobs": top}]}
+    return answer
 
 
 def _completion(texts: list[str]) -> dict[str, Any]:

@@ -2,11 +2,13 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterator, Sequence
+from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, field
 from datetime import UTC, datetime, timedelta
 
+from clawloop.algorithms.baseline import RunningMean
 from clawloop.contracts import (
+    FeedbackEffect,
     FeedbackGiven,
     Outcome,
     SampleState,
@@ -27,13 +29,17 @@ from clawloop.judging.records import (
     Held,
     OpenJudgement,
     PlacedTurn,
+    Relation,
     SessionTurn,
     Settlement,
 )
 from clawloop.recipe import Recipe
+from clawloop.samples.rewards import Member, MemberEnd, group_ends, outcome_ends, outcome_waits, with_reward
 from db.entry import Entry
+from tests.fakes.turn_facts import above, facts, is_older
 from tests.fakes.turn_store import FakeTurnStore
 
+_BY_OUTCOME = "outcome_process"
 _OPEN = (None, SampleState.FRESH, SampleState.SUPERSEDED)
 
 
@@ -43,6 +49,7 @@ class FakeJudgement:
     Attributes:
         end: None until it is settled.
         sample: the state of its sample; None if it has none.
+        own: its reward before it was set in relation to others; `reward` is its sample's.
     """
 
     id: JudgementId
@@ -52,9 +59,11 @@ class FakeJudgement:
     shown_by: TurnId | None
     votes: dict[int, Vote | None] = field(default_factory=dict)
     hints: dict[tuple[str, int], HintVote | None] = field(default_factory=dict)
+    direct: Mapping[Vote, float] | None = None
     end: Settlement | None = None
     sample: SampleState | None = None
     reward: float | None = None
+    own: float | None = None
 
 
 @dataclass
@@ -77,6 +86,8 @@ class FakeJudgementStore:
         self.given: list[GivenFeedback] = []
         self.closed: dict[SessionId, _Closed] = {}
         self._told: set[FeedbackId] = set()
+        self._closed_with: set[TurnId] = set()
+        self._outcomes: dict[SessionId, int] = {}
 
     # Judging ---------------------------------------------------------------------------------------------------------
 
@@ -106,6 +117,7 @@ class FakeJudgementStore:
             held=None
             if held is None or held.end is None
             else Held(held.revision, held.end.outcome, held.end.verdict.verdict, held.shown_by),
+            task_outcome=self._outcomes.get(stored.session_id),
         )
 
     async def open(
@@ -121,7 +133,7 @@ class FakeJudgementStore:
             known = FakeJudgement(new_judgement_id(), turn_id, revision, self.recipe, shown_by)
             self.judgements.append(known)
         hints = {index: hint for (kind, index), hint in known.hints.items() if kind == hint_kind}
-        return OpenJudgement(known.id, known.recipe, dict(known.votes), hints)
+        return OpenJudgement(known.id, known.recipe, dict(known.votes), hints, known.direct)
 
     async def revise(
         self, turn_id: TurnId, shown_by: TurnId | None, evidence_hash: bytes, hint_kind: str
@@ -133,11 +145,19 @@ class FakeJudgementStore:
     async def store_vote(self, judgement: JudgementId, index: int, raw: str, vote: Vote | None) -> None:
         self._by_id(judgement).votes.setdefault(index, vote)
 
+    async def store_direct_vote(self, judgement: JudgementId, logprobs: Mapping[Vote, float], vote: Vote) -> None:
+        one = self._by_id(judgement)
+        one.direct = one.direct or dict(logprobs)
+
     async def store_hint(self, judgement: JudgementId, kind: str, index: int, raw: str, hint: HintVote | None) -> None:
         self._by_id(judgement).hints.setdefault((kind, index), hint)
 
-    async def settle(self, judgement: JudgementId, end: Settlement, applied: list[FeedbackId]) -> str | None:
+    async def settle(self, judgement: JudgementId, end: Settlement, heard: list[FeedbackId]) -> str | None:
         one = self._by_id(judgement)
+        feedback = await self.feedback_of(one.turn_id)
+        if any(given.applied and given.id not in heard for given in feedback):
+            raise StoreUnavailable("feedback was taken in meanwhile")
+        applied = [given.id for given in feedback if not given.applied and given.id in heard]
         if one.sample not in _OPEN:
             if applied:
                 raise StoreUnavailable("a step took the sample meanwhile")
@@ -148,17 +168,63 @@ class FakeJudgementStore:
         for other in others:
             if other.sample is SampleState.FRESH:
                 other.sample = SampleState.SUPERSEDED
-        one.end, one.reward = end, end.reward
-        if end.sampled:
+        own = end.reward
+        if end.relation is Relation.MEAN and end.verdict.verdict and own is not None:
+            said = [other.end.verdict.verdict or 0 for other in self.judgements if other.end and other is not one]
+            mean = RunningMean(sum(map(abs, said)), sum(said))
+            if mean.count:
+                end = with_reward(end, mean.relative(own), f"mean before {mean.total / mean.count:+.2f}")
+        one.end, one.own, one.reward = end, own, end.reward or None
+        if end.sampled and end.relation in (Relation.NONE, Relation.MEAN):
             one.sample = SampleState.FRESH
         elif one.sample is SampleState.FRESH:
             one.sample = SampleState.SUPERSEDED
         self._become(one.turn_id, end.outcome, end.why)
+        await self._relate(one, end.relation, own)
         self.given = [_applied(given) if given.id in applied else given for given in self.given]
         return None
 
+    async def _relate(self, one: FakeJudgement, relation: Relation, own: float | None) -> None:
+        if relation is Relation.GROUP:
+            record = next(record for record in self._turns.records if record.turn_id == one.turn_id)
+            await self._settle_group(record.group_id or record.turn_id)
+        if relation is Relation.OUTCOME and one.turn_id in self._closed_with:
+            stored = await self._turns.load(one.turn_id)
+            assert stored is not None
+            self._settle_outcome([one.turn_id], self._outcomes.get(stored.session_id))
+        elif relation is Relation.OUTCOME and own is not None:
+            self._end_members([outcome_waits(self._member(one.turn_id, Relation.OUTCOME))])
+
     async def feedback_of(self, turn_id: TurnId) -> list[GivenFeedback]:
         return [given for given in self.given if given.turn_id == turn_id]
+
+    async def _settle_group(self, group: TurnId, *, closing: bool = False) -> list[MemberEnd]:
+        ids = sorted(record.turn_id for record in self._turns.records if record.group_id == group)
+        members = [self._member(turn_id, Relation.GROUP) for turn_id in ids]
+        closed = closing or any(turn_id in self._closed_with for turn_id in ids)
+        return self._end_members(group_ends(members, session_closed=closed))
+
+    def _member(self, turn_id: TurnId, relation: Relation) -> Member:
+        held = self._held(turn_id)
+        end = None if held is None or held.end is None or held.end.relation is not relation else held.end
+        if held is None or end is None:
+            return Member(turn_id, None, None, "", taken=False)
+        return Member(turn_id, held.own, end.not_trainable, end.why, held.sample not in _OPEN)
+
+    def _settle_outcome(self, turns: Sequence[TurnId], outcome: int | None) -> list[MemberEnd]:
+        judged = [turn for turn in turns if (held := self._held(turn)) and held.recipe.signal.reward == _BY_OUTCOME]
+        return self._end_members(outcome_ends([self._member(turn, Relation.OUTCOME) for turn in judged], outcome))
+
+    def _end_members(self, ends: list[MemberEnd]) -> list[MemberEnd]:
+        for done in ends:
+            held = self._held(done.turn_id)
+            assert held is not None
+            if done.outcome is Outcome.SAMPLED:
+                held.sample, held.reward = SampleState.FRESH, done.reward
+            elif held.sample is SampleState.FRESH:
+                held.sample = SampleState.SUPERSEDED
+            self._become(done.turn_id, done.outcome, done.why)
+        return ends
 
     # Closing ---------------------------------------------------------------------------------------------------------
 
@@ -173,7 +239,10 @@ class FakeJudgementStore:
             for number, turn in enumerate(main, 1)
             if first or turn.outcome is Outcome.WAITING
         ]
-        return ClosingSession(session, turns, first, self.recipe.signal.at_least_one, len(main))
+        signal = self.recipe.signal
+        related = any(one.recipe.signal.reward != "verdict" for turn in main for one in self._of(turn.record.turn_id))
+        by_outcome = session in self._outcomes and signal.reward == _BY_OUTCOME
+        return ClosingSession(session, turns, first, signal.at_least_one, len(main), related, by_outcome)
 
     def _closing_turn(self, own: Sequence[StoredTurn], turn: StoredTurn, number: int, *, last: bool) -> SessionTurn:
         turn_id = turn.record.turn_id
@@ -196,11 +265,32 @@ class FakeJudgementStore:
             verdict=None if end is None else end.verdict.verdict,
             trainable=None if end is None else end.not_trainable is None,
             samples=sum(one.sample not in (None, SampleState.SUPERSEDED) for one in self._of(turn_id)),
+            direct=None if end is None or held is None else held.direct,
         )
+
+    async def settle_related(self, session: SessionId) -> tuple[list[MemberEnd], str | None]:
+        own = {turn.record.turn_id: turn.record.group_id for turn in await self._session(session)}
+        open_groups = {group for turn, group in own.items() if group is not None and turn not in self._closed_with}
+        ends = [end for group in sorted(open_groups) for end in await self._settle_group(group, closing=True)]
+        fresh = [turn for turn in own if turn not in self._closed_with]
+        return ends + self._settle_outcome(fresh, self._outcomes.get(session)), None
+
+    async def give_outcome(self, key: ApiKeyId, session: str, outcome: int) -> FeedbackEffect | None:
+        found = next((turn for turn in await self._all() if turn.record.evidence.value == session), None)
+        if found is None or found.record.api_key_id != key:
+            return None
+        self._outcomes[found.session_id] = outcome
+        own = [turn.record.turn_id for turn in await self._session(found.session_id)]
+        ends = self._settle_outcome([turn for turn in own if turn in self._closed_with], outcome)
+        closed = self.closed.get(found.session_id)
+        waits = closed is None or closed.state is not SessionState.CLOSED
+        amends = bool(ends) or (waits and self.recipe.signal.reward == _BY_OUTCOME)
+        return FeedbackEffect.AMENDS if amends else FeedbackEffect.RECORDED
 
     async def close(
         self, session: SessionId, why: str, endings: Sequence[Ending], guarantee: str | None, extra: ExtraSample | None
     ) -> str | None:
+        self._closed_with.update(turn.record.turn_id for turn in await self._session(session))
         if extra is not None:
             held = self._held(extra.turn_id)
             assert held is not None
@@ -224,10 +314,10 @@ class FakeJudgementStore:
         missed = [
             turn
             for turn in await self._all()
-            if turn.announced_at is None and turn.record.kind is TurnKind.MAIN and _is_older(turn, age)
+            if turn.announced_at is None and turn.record.kind is TurnKind.MAIN and is_older(turn, age)
         ]
         return [
-            (_facts(turn), TurnRecorded(turn.record.turn_id, turn.record.version, turn.record.ends_session))
+            (facts(turn), TurnRecorded(turn.record.turn_id, turn.record.version, turn.record.ends_session))
             for turn in missed[:limit]
         ]
 
@@ -241,16 +331,16 @@ class FakeJudgementStore:
         for given in untold[:limit]:
             stored = await self._turns.load(given.turn_id)
             assert stored is not None
-            found.append((_facts(stored), FeedbackGiven(given.id, given.turn_id)))
+            found.append((facts(stored), FeedbackGiven(given.id, given.turn_id)))
         return found
 
     async def sessions_left_open(self, age: timedelta, limit: int) -> list[SessionFacts]:
         newest: dict[SessionId, StoredTurn] = {turn.session_id: turn for turn in await self._all()}
         return [
-            _facts(turn)
+            facts(turn)
             for session, turn in newest.items()
             if (session not in self.closed or self.closed[session].state is not SessionState.CLOSED)
-            and _is_older(turn, age)
+            and is_older(turn, age)
         ][:limit]
 
     async def mark_announced(self, turn_ids: Sequence[TurnId]) -> None:
@@ -300,27 +390,10 @@ class FakeJudgementStore:
 
     def _follows(self, own: Sequence[StoredTurn], turn: StoredTurn) -> TurnId | None:
         """The nearest main turn above it."""
-        return next((up.record.turn_id for up in _above(own, turn) if up.record.kind is TurnKind.MAIN), None)
-
-
-def _above(own: Sequence[StoredTurn], turn: StoredTurn) -> Iterator[StoredTurn]:
-    by_id = {one.record.turn_id: one for one in own}
-    parent = turn.parent_turn_id
-    while parent is not None and parent in by_id:
-        yield by_id[parent]
-        parent = by_id[parent].parent_turn_id
+        return next((up.record.turn_id for up in above(own, turn) if up.record.kind is TurnKind.MAIN), None)
 
 
 def _applied(given: GivenFeedback) -> GivenFeedback:
     return GivenFeedback(
         given.id, given.turn_id, given.api_key_id, given.score, given.text, given.received_at, applied=True
     )
-
-
-def _is_older(turn: StoredTurn, age: timedelta) -> bool:
-    return datetime.now(UTC) - turn.record.started_at >= age
-
-
-def _facts(turn: StoredTurn) -> SessionFacts:
-    record = turn.record
-    return SessionFacts(turn.session_id, record.policy, record.evidence.source, record.started_at, record.version)

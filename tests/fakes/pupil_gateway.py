@@ -38,6 +38,7 @@ class PupilGateway:
         stuck: judging never ends.
         paused: why training has paused itself.
         delay: how many looks at training a version takes to come.
+        late: how many looks at the sessions their turns take to arrive.
     """
 
     seed: int = 1
@@ -50,6 +51,7 @@ class PupilGateway:
     stuck: bool = False
     paused: str | None = None
     delay: int = 2
+    late: int = 0
     version: int = 0
     samples: int = 0
     looks: int = 0
@@ -96,8 +98,21 @@ class PupilGateway:
             }
         )
 
+    async def versions(self, request: HttpRequest) -> Response:
+        return JSONResponse({"versions": [{"n": n} for n in range(self.version + 1)]})
+
+    async def roll_back(self, request: HttpRequest) -> Response:
+        assert await request.json() == {"version": 0}
+        self.version = 0
+        self.sessions.clear()
+        return JSONResponse({})
+
     async def list_sessions(self, request: HttpRequest) -> Response:
-        sessions = [{"id": str(uuid5(_SPACE, name)), "external_id": name} for name in self.sessions]
+        self.late = max(0, self.late - 1)
+        sessions = [
+            {"id": str(uuid5(_SPACE, name)), "external_id": name, "main_turns": 0 if self.late else len(turns)}
+            for name, turns in self.sessions.items()
+        ]
         return JSONResponse({"sessions": sessions, "next": None})
 
     async def show_session(self, request: HttpRequest) -> Response:
@@ -169,6 +184,8 @@ def _app(gateway: PupilGateway) -> Starlette:
             Route("/v1/models", _models),
             Route("/healthz", _healthy),
             Route("/admin/v1/training", gateway.training),
+            Route("/admin/v1/policies/{policy}/versions", gateway.versions),
+            Route("/admin/v1/policies/{policy}/roll-back", gateway.roll_back, methods=["POST"]),
             Route("/admin/v1/sessions", gateway.list_sessions),
             Route("/admin/v1/sessions/{id}", gateway.show_session),
         ]

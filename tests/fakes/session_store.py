@@ -24,6 +24,7 @@ class FakeSessionStore:
     def __init__(self, turns: FakeTurnStore) -> None:
         self._turns = turns
         self.given: list[tuple[TurnId, float | None, str | None]] = []
+        self.outcomes: list[tuple[str, int]] = []
         self.announced: list[FeedbackId] = []
 
     async def sessions(
@@ -88,6 +89,14 @@ class FakeSessionStore:
         fixed = stored.outcome in (Outcome.ERASED, Outcome.NOT_TRAINABLE)
         effect = FeedbackEffect.RECORDED if fixed else FeedbackEffect.AMENDS
         return StoredFeedback(FeedbackGiven(new_feedback_id(), turn), facts, effect)
+
+    async def give_outcome(self, key: ApiKeyId, session: str, outcome: int) -> FeedbackEffect | None:
+        for own in (await self._by_session()).values():
+            named = own[0].record.evidence.value, str(own[0].session_id)
+            if own[0].record.api_key_id == key and session in named:
+                self.outcomes.append((session, outcome))
+                return FeedbackEffect.AMENDS
+        return None
 
     async def judged_so_far(self, turn_id: TurnId) -> JudgedSoFar | None:
         stored = await self._turns.load(turn_id)

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import AsyncIterator, Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from typing import Any
 
 import psycopg
@@ -165,9 +165,34 @@ async def bench(postgres_url: str, judge: FakeJudge) -> AsyncIterator[Bench]:
     await database.close()
 
 
+def with_signal(**signal: object) -> Recipe:
+    """BINARY with another signal; at least one is off, so that nothing but the test's rule gives samples."""
+    known = BINARY.model_dump(mode="json")
+    return Recipe.model_validate(known | {"signal": known["signal"] | {"at_least_one": False} | signal})
+
+
+async def set_recipe(bench: Bench, recipe: Recipe) -> None:
+    await ensure_recipe(bench.database, "default", recipe)
+    bench.execute("UPDATE policies SET recipe_hash = %s", recipe.hash)
+
+
+@pytest.fixture
+async def grammar_bench(bench: Bench) -> AsyncIterator[Bench]:
+    """The policy learns by verdicts alone, and its judge answers by grammar."""
+    await set_recipe(bench, BINARY)
+
+    def endpoints(policy: str) -> list[Endpoint]:
+        return [Endpoint(bench.judge.url, "tiny")]
+
+    async with (
+        JudgeClient(endpoints, AnswerForm.GRAMMAR, seconds=2, clock=bench.metrics) as client,
+        EngineRenderer(endpoints) as renderer,
+    ):
+        yield replace(bench, judging=JudgingActivities(bench.judgements, client, renderer, bench.work, bench.metrics))
+
+
 @pytest.fixture
 async def binary_bench(bench: Bench) -> Bench:
     """The policy learns by verdicts alone."""
-    await ensure_recipe(bench.database, "default", BINARY)
-    bench.execute("UPDATE policies SET recipe_hash = %s", BINARY.hash)
+    await set_recipe(bench, BINARY)
     return bench

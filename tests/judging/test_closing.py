@@ -4,6 +4,7 @@ from __future__ import annotations
 
 from dataclasses import replace
 
+from activities.messages import AskDirectly
 from clawloop.contracts import Message, Outcome, TurnKind, TurnRecord
 from clawloop.ids import SessionId, new_turn_id
 from tests.judging.conftest import Bench
@@ -94,13 +95,54 @@ async def test_a_session_in_which_nothing_was_judged_says_so(binary_bench: Bench
     assert (await bench.close(session)).guarantee == "no sample: no judged turn that can be trained"
 
 
-async def test_votes_that_cancel_out_give_no_sample_yet(binary_bench: Bench) -> None:
-    bench = binary_bench
-    first, second = bench.conversation("one", "two")
-    session = await bench.enter(first, second)
-    bench.judge.votes = [1, 0, -1]
-    await bench.tell(session, second)
-    assert (await bench.close(session)).guarantee == "no sample: votes cancel out"
+async def tied_session(bench: Bench) -> tuple[SessionId, list[TurnRecord]]:
+    """Two judged turns whose votes cancel out, and one that nothing followed."""
+    turns = bench.conversation("one", "two", "three")
+    session = await bench.enter(*turns)
+    bench.judge.votes = [1, 0, -1, 1, 0, -1]
+    for turn in turns[1:]:
+        await bench.tell(session, turn)
+    return session, turns
+
+
+async def test_votes_that_cancel_out_are_said_and_direct_votes_decide(grammar_bench: Bench) -> None:
+    bench = grammar_bench
+    session, (first, second, third) = await tied_session(bench)
+    closed = await bench.close(session)
+    assert (closed.to_ask, closed.fates) == ([first.turn_id, second.turn_id], [])
+    assert bench.rows("SELECT state FROM sessions") == [{"state": "open"}]
+    for turn, logprobs in ((first, {"1": -1.2, "0": -1.0, "-": -1.1}), (second, {"1": -3.0, "0": -1.0, "-": -0.6})):
+        bench.judge.direct = logprobs
+        await bench.judging.ask_directly(AskDirectly(session_id=session, turn_id=turn.turn_id))
+        await bench.judging.ask_directly(AskDirectly(session_id=session, turn_id=turn.turn_id))
+    assert [body.get("top_logprobs") for body in bench.judge.requests].count(20) == 2
+    assert "three" in bench.judge.requests[-1]["messages"][-1]["content"]
+
+    closed = await bench.close(session, asked_directly=True)
+
+    assert closed.guarantee == "at least one: expected score -0.52"
+    (sample,) = bench.rows("SELECT turn_id, reward FROM samples")
+    assert (sample["turn_id"], round(sample["reward"], 2)) == (second.turn_id, -0.52)
+    # The votes and the verdict by them stay what they were.
+    assert [row["verdict"] for row in bench.rows("SELECT verdict FROM judgements")] == [0, 0]
+    assert (await outcomes(bench, third))[0][0] is Outcome.NO_FEEDBACK
+
+
+async def test_a_direct_vote_without_a_lean_gives_no_sample(grammar_bench: Bench) -> None:
+    bench = grammar_bench
+    session, (first, _, _) = await tied_session(bench)
+    bench.judge.direct = {"1": -1.0, "0": -1.0, "-": -1.01}
+    await bench.judging.ask_directly(AskDirectly(session_id=session, turn_id=first.turn_id))
+    assert (await bench.close(session, asked_directly=True)).guarantee == "no sample: largest expected score is +0.00"
+    assert bench.rows("SELECT * FROM samples") == []
+
+
+async def test_without_direct_votes_the_session_says_that_votes_cancel_out(binary_bench: Bench) -> None:
+    bench = binary_bench  # its judge answers freely
+    session, (first, _, _) = await tied_session(bench)
+    await bench.judging.ask_directly(AskDirectly(session_id=session, turn_id=first.turn_id))
+    closed = await bench.close(session, asked_directly=True)
+    assert closed.guarantee == "no sample: votes cancel out, and no direct vote was given"
 
 
 async def test_a_turn_that_got_no_feedback_is_judged_when_its_session_goes_on(binary_bench: Bench) -> None:

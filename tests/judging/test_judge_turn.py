@@ -2,12 +2,13 @@
 
 from __future__ import annotations
 
+import asyncio
 from dataclasses import replace
 
 import pytest
 
 from clawloop.contracts import Message, Outcome, TurnKind
-from clawloop.errors import JudgeUnavailable
+from clawloop.errors import JudgeUnavailable, StoreUnavailable
 from clawloop.ids import new_turn_id
 from tests.judging.conftest import Bench
 
@@ -285,6 +286,25 @@ async def test_a_rating_is_the_verdict_without_any_judge(bench: Bench) -> None:
     assert fate.why == "verdict -1: rated -0.50 by the user; no hint: nothing says what to do better"
     assert bench.rows("SELECT reward FROM samples") == [{"reward": -0.5}]
     assert bench.rows("SELECT applied_at IS NOT NULL AS applied FROM feedback") == [{"applied": True}]
+
+
+async def test_a_rating_given_while_the_judge_thinks_outweighs_it(binary_bench: Bench) -> None:
+    bench = binary_bench
+    first, second = bench.conversation("one", "two")
+    session = await bench.enter(first, second)
+    bench.judge.delay_seconds = 0.5
+    judging = asyncio.create_task(bench.tell(session, second))
+    async with asyncio.timeout(10):
+        while not bench.judge.requests:
+            await asyncio.sleep(0.01)
+    (rated,) = await bench.tell(session, first, feedback_id=bench.feedback(first, -1.0))
+    with pytest.raises(StoreUnavailable, match="taken in meanwhile"):
+        await judging
+    # As Temporal tries again:
+    assert await bench.tell(session, second) == [rated]
+    assert rated.why == "verdict -1: rated -1.00 by the user"
+    assert bench.rows("SELECT state, reward FROM samples") == [{"state": "fresh", "reward": -1.0}]
+    assert len(bench.judge.requests) == 1
 
 
 async def test_late_feedback_amends_a_judgement_whose_sample_is_fresh(bench: Bench) -> None:

@@ -81,6 +81,13 @@ async def missed_turns_at_the_close(client: Client, scripted: ScriptedActivities
     return talk
 
 
+async def direct_votes_at_the_close(client: Client, scripted: ScriptedActivities) -> Conversation:
+    scripted.missed, scripted.tied = [[new_turn_id()]], [new_turn_id(), new_turn_id()]
+    talk = Conversation(client)
+    await talk.say(ends=True)
+    return talk
+
+
 async def feedback(client: Client, scripted: ScriptedActivities) -> Conversation:
     talk = Conversation(client, timedelta(seconds=1))
     turn = await talk.say()
@@ -131,6 +138,7 @@ PATHS: tuple[Scenario, ...] = (
     given_up,
     never_decided,
     missed_turns_at_the_close,
+    direct_votes_at_the_close,
     feedback,
     judged_again,
     woken,

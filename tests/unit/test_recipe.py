@@ -158,6 +158,9 @@ def test_a_value_out_of_range_or_of_another_type_is_refused(text: str, field: st
             "[train.advantage]\nverdict_weight = 0.0",
             "signal.reward",
         ),
+        ('[signal]\nreward = "group"', "signal.hints"),
+        ('[signal]\nreward = "outcome_process"', "signal.hints"),
+        ('[signal]\nreward = "outcome_process"\nbaseline = "mean"', "signal.baseline"),
         (
             '[signal]\nverdicts = false\nat_least_one = false\nvotes = "direct"\n'
             "[train.advantage]\nverdict_weight = 0.0",

@@ -16,6 +16,7 @@ from activities.work import WorkTelling
 from clawloop.contracts import Message, Outcome, SampleState, SessionEvidence, SessionSource, TurnRecord
 from clawloop.errors import JudgeUnavailable
 from clawloop.ids import SessionId
+from clawloop.judging.parsing import Vote
 from clawloop.judging.prompts import AnswerForm, JudgePrompt
 from clawloop.recipe import Recipe
 from tests.fakes.announcer import FakeAnnouncer, FakeWorkAnnouncer
@@ -48,16 +49,23 @@ class ScriptedJudge:
 
     Attributes:
         votes: its next answers; the last one for ever. An exception is raised.
+        direct: the log-probs of its direct votes.
         asked: for how many answers, question by question.
     """
 
     votes: list[str | Exception] = field(default_factory=lambda: ["1"])
     asked: list[int] = field(default_factory=list)
+    direct: dict[Vote, float] = field(default_factory=lambda: {1: -0.2, 0: -3.0, -1: -2.0})
+    asked_directly: int = 0
     form: AnswerForm = AnswerForm.GRAMMAR
 
     async def answers(self, policy: str, prompt: JudgePrompt, n: int, temperature: float) -> list[str]:
         self.asked.append(n)
         return [self._next() for _ in range(n)]
+
+    async def distribution(self, policy: str, prompt: JudgePrompt) -> dict[Vote, float]:
+        self.asked_directly += 1
+        return self.direct
 
     def _next(self) -> str:
         vote = self.votes.pop(0) if len(self.votes) > 1 else self.votes[0]

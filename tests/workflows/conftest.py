@@ -15,7 +15,7 @@ from temporalio.exceptions import ApplicationError
 from temporalio.service import RPCError
 from temporalio.worker import Worker
 
-from activities.messages import Closed, CloseSession, Judged, JudgeTurn, TurnFate
+from activities.messages import AskDirectly, Closed, CloseSession, Judged, JudgeTurn, TurnFate
 from clawloop.contracts import Outcome, SessionFacts, TurnRecorded
 from clawloop.ids import SessionId, TurnId, new_turn_id
 from clawloop.temporal import TemporalAnnouncer, connect, register_search_attributes
@@ -43,6 +43,7 @@ class ScriptedActivities:
         fails: how a judging fails; asked with each question.
         gate: judging waits for it.
         missed: what the ledger finds still to be judged, one list for each closing.
+        tied: turns whose votes cancel out, as the ledger finds; asked_directly: for those a direct vote was asked.
     """
 
     def __init__(self) -> None:
@@ -55,6 +56,8 @@ class ScriptedActivities:
         self.gate = asyncio.Event()
         self.gate.set()
         self.missed: list[list[TurnId]] = []
+        self.tied: list[TurnId] = []
+        self.asked_directly: list[TurnId] = []
 
     @activity.defn(name="judge_turn")
     async def judge_turn(self, ask: JudgeTurn) -> Judged:
@@ -72,12 +75,20 @@ class ScriptedActivities:
         outcome = Outcome.SAMPLED if ask.give_up is None else Outcome.UNJUDGED
         return Judged(fates=[fate(ask.turn_id, len(self.judged), outcome, why)])
 
+    @activity.defn(name="ask_directly")
+    async def ask_directly(self, ask: AskDirectly) -> None:
+        self.asked_directly.append(ask.turn_id)
+        if (error := self.fails(JudgeTurn(session_id=ask.session_id, turn_id=ask.turn_id))) is not None:
+            raise error
+
     @activity.defn(name="close_session")
     async def close_session(self, ask: CloseSession) -> Closed:
         self.closed.append(ask)
         missed = self.missed.pop(0) if self.missed else []
         if missed and not ask.give_up:
             return Closed(to_judge=missed, fates=[])
+        if self.tied and not ask.asked_directly:
+            return Closed(to_judge=[], to_ask=self.tied, fates=[])
         return Closed(to_judge=[], fates=[], guarantee="has a sample", turns=len(self.judged))
 
 
@@ -139,7 +150,7 @@ async def working(client: Client, scripted: ScriptedActivities, *, judges: int =
         Worker(
             client,
             task_queue=attributes.JUDGE_QUEUE,
-            activities=[scripted.judge_turn],
+            activities=[scripted.judge_turn, scripted.ask_directly],
             max_concurrent_activities=judges,
         ),
     ):

@@ -164,3 +164,40 @@ async def test_a_woken_session_closes_what_it_never_heard_of(client: Client, scr
     await talk.handle.result()
     (closing,) = scripted.closed
     assert closing.up_to is None
+
+
+async def test_waking_a_session_that_runs_already_changes_nothing(client: Client, scripted: ScriptedActivities) -> None:
+    talk = Conversation(client)
+    await talk.say()
+    running = await talk.handle.describe()
+    await talk.announcer.wake(talk.facts)  # the sweep does so every minute until the session has closed
+    assert (await talk.handle.describe()).run_id == running.run_id
+    await talk.say(ends=True)
+    assert (await talk.handle.result()).why == "the client ended the session"
+
+
+async def test_turns_whose_votes_cancel_out_are_asked_directly_before_the_close(
+    client: Client, scripted: ScriptedActivities
+) -> None:
+    talk = Conversation(client)
+    scripted.missed, scripted.tied = [[new_turn_id()]], [new_turn_id(), new_turn_id()]
+    await talk.say(ends=True)
+    await talk.handle.result()
+    assert sorted(scripted.asked_directly) == sorted(scripted.tied)
+    assert [(ask.asked_directly, ask.give_up) for ask in scripted.closed] == [
+        (False, False),
+        (False, False),
+        (True, False),
+    ]
+
+
+async def test_a_direct_vote_that_cannot_be_had_does_not_keep_a_session_open(
+    client: Client, scripted: ScriptedActivities
+) -> None:
+    talk = Conversation(client)
+    scripted.tied = [new_turn_id(), new_turn_id()]
+    refused = ApplicationError("the judge refused: 404", type="JudgeRefused", non_retryable=True)
+    scripted.fails = lambda ask: refused if ask.turn_id == scripted.tied[0] else None
+    await talk.say(ends=True)
+    summary = await talk.handle.result()
+    assert (summary.guarantee, len(scripted.asked_directly), len(scripted.closed)) == ("has a sample", 2, 2)

@@ -20,10 +20,11 @@ def test_a_pack_predicts_every_reply_token_from_the_one_before_it() -> None:
     assert packed.targets_N.tolist() == [7, 8, 10, 2, 3]
 
 
-def test_a_reply_weighs_by_the_root_of_its_length() -> None:
-    weights = pack([ONE, TWO]).weights_N
+def test_a_lessons_tokens_weigh_what_it_says() -> None:
+    light = Encoded(TWO.tokens, TWO.replies, weight=0.5)
+    weights = pack([ONE, light]).weights_N
     assert weights.sum().item() == pytest.approx(1)
-    assert (weights[2] / weights[0]).item() == pytest.approx(2**0.5)
+    assert (weights[0] / weights[-1]).item() == pytest.approx(2)
 
 
 def test_attention_stays_within_a_lesson() -> None:

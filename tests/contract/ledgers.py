@@ -1,0 +1,151 @@
+"""Judging, closing and upkeep over one policy, in memory and in PostgreSQL alike."""
+
+from __future__ import annotations
+
+from collections.abc import Awaitable, Callable
+from dataclasses import dataclass, replace
+from functools import partial
+
+import psycopg
+import pytest
+
+from activities.ports import ClosingStore, JudgementStore, UpkeepStore
+from clawloop.contracts import FeedbackEffect, Message, Outcome, SampleState, SessionEvidence, SessionSource, TurnRecord
+from clawloop.ids import FeedbackId, SessionId, TurnId
+from clawloop.judging.hints import NOT_ASKED
+from clawloop.judging.records import Relation, Settlement
+from clawloop.judging.voting import Verdict
+from clawloop.recipe import Recipe
+from db.closing import PostgresClosingStore
+from db.engine import Database
+from db.feedback import PostgresFeedbackStore
+from db.judgements import PostgresJudgementStore
+from db.recipes import ensure_recipe, set_recipe
+from db.upkeep import PostgresUpkeepStore
+from tests.contract.conftest import Stores
+from tests.fakes.judgement_store import FakeJudgementStore
+from tests.records import turn_record
+
+RECIPE = Recipe(name="combined")
+GOOD = Settlement(Verdict(1, 1.0, 1.0, "3 of 3"), NOT_ASKED, None, 1.0, None, Outcome.SAMPLED, "verdict +1")
+BAD = Settlement(Verdict(-1, -1.0, -1.0, "3 of 3"), NOT_ASKED, None, -1.0, None, Outcome.SAMPLED, "verdict -1")
+TIE = Settlement(Verdict(0, 0.0, 0.0, "vote tie"), NOT_ASKED, None, None, None, Outcome.UNDECIDED, "vote tie")
+
+
+@dataclass
+class Ledger:
+    """
+    Attributes:
+        claim: takes a turn's fresh sample, as a step would.
+        samples: states and rewards of a turn's samples, oldest first.
+        learn_by: gives the policy another recipe.
+        give_outcome: says whether the task of a session of that name succeeded.
+    """
+
+    stores: Stores
+    judgements: JudgementStore
+    closing: ClosingStore
+    upkeep: UpkeepStore
+    give: Callable[[TurnId, float | None, str | None], Awaitable[FeedbackId]]
+    claim: Callable[[TurnId], None]
+    samples: Callable[[TurnId], list[tuple[SampleState, float | None]]]
+    learn_by: Callable[[Recipe], Awaitable[None]]
+    give_outcome: Callable[[str, int], Awaitable[FeedbackEffect | None]]
+
+    async def enter(self, *turns: TurnRecord) -> SessionId:
+        sessions = [(await self.stores.turns.enter(turn)).session_id for turn in turns]
+        return sessions[-1]
+
+    def talk(self, *asked: str, session: str = "s") -> list[TurnRecord]:
+        """Turns that follow each other."""
+        messages: list[Message] = []
+        turns = []
+        for number, said in enumerate(asked):
+            messages = [*messages, {"role": "user", "content": said}]
+            answer: Message = {"role": "assistant", "content": f"answer {number} of {session}"}
+            turns.append(
+                turn_record(
+                    api_key_id=self.stores.key,
+                    evidence=SessionEvidence(SessionSource.HEADER, session),
+                    messages=messages,
+                    response=answer,
+                )
+            )
+            messages = [*messages, answer]
+        return turns
+
+    async def samples_of(self, turn: TurnRecord) -> list[float]:
+        """Rewards of its fresh samples."""
+        fresh = [reward for state, reward in self.samples(turn.turn_id) if state is SampleState.FRESH]
+        return [reward for reward in fresh if reward is not None]
+
+    async def fate(self, turn: TurnRecord) -> tuple[Outcome, str | None]:
+        stored = await self.stores.turns.load(turn.turn_id)
+        assert stored is not None
+        return stored.outcome, stored.outcome_detail
+
+
+@pytest.fixture
+async def fake_ledger(fake_stores: Stores) -> Ledger:
+    stores = fake_stores
+    fake = FakeJudgementStore(stores.turns, RECIPE)  # type: ignore[arg-type]
+
+    async def give(turn: TurnId, score: float | None, text: str | None) -> FeedbackId:
+        return fake.give(stores.key, turn, score, text)
+
+    async def learn_by(recipe: Recipe) -> None:
+        fake.recipe = recipe
+
+    return Ledger(
+        stores, fake, fake, fake, give, fake.claim, fake.samples, learn_by, partial(fake.give_outcome, stores.key)
+    )
+
+
+@pytest.fixture
+async def postgres_ledger(postgres_stores: Stores, database: Database, postgres_url: str) -> Ledger:
+    stores, url = postgres_stores, postgres_url
+    await ensure_recipe(database, "default", RECIPE)
+
+    async def give(turn: TurnId, score: float | None, text: str | None) -> FeedbackId:
+        stored = await PostgresFeedbackStore(database).give(stores.key, turn, score, text)
+        assert stored is not None
+        return stored.given.feedback_id
+
+    def claim(turn: TurnId) -> None:
+        with psycopg.connect(url, autocommit=True) as connection:
+            connection.execute("UPDATE samples SET state = 'claimed' WHERE state = 'fresh' AND turn_id = %s", [turn])
+
+    def samples(turn: TurnId) -> list[tuple[SampleState, float | None]]:
+        with psycopg.connect(url) as connection:
+            query = "SELECT state, reward FROM samples WHERE turn_id = %s ORDER BY id"
+            return [(SampleState(state), reward) for state, reward in connection.execute(query, [turn])]
+
+    async def learn_by(recipe: Recipe) -> None:
+        await set_recipe(database, "default", recipe)
+
+    return Ledger(
+        stores,
+        PostgresJudgementStore(database),
+        PostgresClosingStore(database),
+        PostgresUpkeepStore(database),
+        give,
+        claim,
+        samples,
+        learn_by,
+        partial(PostgresFeedbackStore(database).give_outcome, stores.key),
+    )
+
+
+@pytest.fixture(params=["fake", pytest.param("postgres", marks=pytest.mark.postgres)])
+def ledger(request: pytest.FixtureRequest) -> Ledger:
+    both: Ledger = request.getfixturevalue(f"{request.param}_ledger")
+    return both
+
+
+def related(end: Settlement, relation: Relation, reward: float | None) -> Settlement:
+    return replace(end, relation=relation, reward=reward)
+
+
+async def settle(ledger: Ledger, turn: TurnRecord, end: Settlement) -> None:
+    opened = await ledger.judgements.revise(turn.turn_id, None, b"e", "hint")
+    await ledger.judgements.settle(opened.id, end, [])

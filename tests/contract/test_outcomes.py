@@ -1,0 +1,81 @@
+"""Whether a session's task succeeded, in memory and in PostgreSQL alike."""
+
+from __future__ import annotations
+
+from clawloop.contracts import FeedbackEffect, Outcome, SampleState, TurnRecord
+from clawloop.ids import SessionId
+from clawloop.judging.records import Relation
+from clawloop.recipe import Recipe
+from tests.contract.ledgers import BAD, GOOD, TIE, Ledger, fake_ledger, ledger, postgres_ledger, related, settle
+
+__all__ = ["fake_ledger", "ledger", "postgres_ledger"]
+
+BY_OUTCOME = Recipe.model_validate(
+    {
+        "name": "outcomes",
+        "signal": {"hints": False, "reward": "outcome_process"},
+        "train": {"advantage": {"teacher_weight": 0.0}},
+    }
+)
+
+
+async def judged(ledger: Ledger) -> tuple[SessionId, list[TurnRecord]]:
+    """Three turns with process +1/3, 0 and -1, and one that nothing followed."""
+    await ledger.learn_by(BY_OUTCOME)
+    turns = ledger.talk("one", "two", "three", "four")
+    session = await ledger.enter(*turns)
+    for turn, end, process in zip(turns, (GOOD, TIE, BAD), (1 / 3, 0.0, -1.0), strict=False):
+        await settle(ledger, turn, related(end, Relation.OUTCOME, process))
+    return session, turns
+
+
+async def close(ledger: Ledger, session: SessionId) -> None:
+    await ledger.closing.settle_related(session)
+    await ledger.closing.close(session, "idle", [], None, None)
+
+
+async def test_each_turn_earns_the_outcome_and_its_own_votes(ledger: Ledger) -> None:
+    session, turns = await judged(ledger)
+    assert await ledger.fate(turns[0]) == (Outcome.UNDECIDED, "waits for its session's outcome (verdict +1)")
+    assert await ledger.give_outcome("s", 1) is FeedbackEffect.AMENDS
+    seen = await ledger.closing.look(session)
+    assert seen is not None
+    assert (seen.related, seen.by_outcome) == (True, True)
+    await close(ledger, session)
+    assert [[round(r, 2) for r in await ledger.samples_of(turn)] for turn in turns] == [[1.33], [1.0], [], []]
+    assert await ledger.fate(turns[0]) == (Outcome.SAMPLED, "outcome +1, process +0.33 (verdict +1)")
+    assert await ledger.fate(turns[2]) == (Outcome.UNDECIDED, "outcome +1, process -1.00 (verdict -1)")
+
+
+async def test_without_an_outcome_the_votes_alone_count(ledger: Ledger) -> None:
+    session, turns = await judged(ledger)
+    await close(ledger, session)
+    assert [[round(r, 2) for r in await ledger.samples_of(turn)] for turn in turns] == [[0.33], [], [-1.0], []]
+    assert await ledger.fate(turns[1]) == (Outcome.UNDECIDED, "process +0.00, no outcome (vote tie)")
+
+
+async def test_an_outcome_that_comes_late_changes_what_no_step_has(ledger: Ledger) -> None:
+    session, turns = await judged(ledger)
+    await close(ledger, session)
+    ledger.claim(turns[0].turn_id)
+    assert await ledger.give_outcome("s", -1) is FeedbackEffect.AMENDS
+    assert ledger.samples(turns[0].turn_id) == [(SampleState.CLAIMED, 1 / 3)]
+    assert [await ledger.samples_of(turn) for turn in turns[1:]] == [[-1.0], [-2.0], []]
+    assert await ledger.give_outcome("another", 1) is None
+
+
+async def test_other_recipes_only_record_it(ledger: Ledger) -> None:
+    turns = ledger.talk("one", "two")
+    session = await ledger.enter(*turns)
+    await settle(ledger, turns[0], GOOD)
+    assert await ledger.give_outcome("s", -1) is FeedbackEffect.RECORDED
+    await close(ledger, session)
+    assert await ledger.samples_of(turns[0]) == [1.0]
+
+
+async def test_a_turn_that_is_judged_late_earns_the_outcome_at_once(ledger: Ledger) -> None:
+    session, turns = await judged(ledger)
+    await ledger.give_outcome("s", 1)
+    await close(ledger, session)
+    await settle(ledger, turns[3], related(GOOD, Relation.OUTCOME, 1.0))
+    assert await ledger.samples_of(turns[3]) == [2.0]

@@ -1,0 +1,25 @@
+"""What fakes ask of stored turns."""
+
+from __future__ import annotations
+
+from collections.abc import Iterator, Sequence
+from datetime import UTC, datetime, timedelta
+
+from clawloop.contracts import SessionFacts, StoredTurn
+
+
+def above(own: Sequence[StoredTurn], turn: StoredTurn) -> Iterator[StoredTurn]:
+    by_id = {one.record.turn_id: one for one in own}
+    parent = turn.parent_turn_id
+    while parent is not None and parent in by_id:
+        yield by_id[parent]
+        parent = by_id[parent].parent_turn_id
+
+
+def is_older(turn: StoredTurn, age: timedelta) -> bool:
+    return datetime.now(UTC) - turn.record.started_at >= age
+
+
+def facts(turn: StoredTurn) -> SessionFacts:
+    record = turn.record
+    return SessionFacts(turn.session_id, record.policy, record.evidence.source, record.started_at, record.version)
