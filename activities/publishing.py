@@ -87,9 +87,10 @@ class PublishingActivities:
         look_again = time.monotonic() + LOOK_AGAIN_SECONDS
         while True:
             engines = [engine for engine in await self._store.engines() if not engine.draining]
-            having = [engine.id for engine in engines if engine.problem is None and _has(engine, view.policy, n)]
+            # One that refuses some other version is good for this one.
+            having = [engine.id for engine in engines if _has(engine, view.policy, n)]
             missing = [engine.id for engine in engines if engine.id not in having]
-            # One that says what is wrong with it is not waited for.
+            # One that lacks it and says what is wrong with it is not waited for.
             slow = [engine for engine in engines if engine.problem is None and engine.id in missing]
             if (having and not slow) or time.monotonic() > until:
                 return having, missing
@@ -104,7 +105,7 @@ def _target(view: TrainingView) -> int:
 
 
 def _has(engine: Engine, policy: str, n: int) -> bool:
-    return n == 0 or n in engine.versions.get(policy, frozenset())
+    return (n == 0 and engine.problem is None) or n in engine.versions.get(policy, frozenset())
 
 
 def _published(

@@ -1,4 +1,5 @@
-"""Adapters on disk: those nobody needs any more go, an hour after they were made at the earliest.
+"""Adapters on disk: those nobody needs any more go, an hour after they were made at the earliest; so do those of
+attempts at a step that was given up or that another attempt finished.
 
 Knows nothing about what is needed; the store says that. An engine that has a version keeps its files.
 """
@@ -29,15 +30,20 @@ class Retention:
         self._age = age
 
     async def remove(self) -> int:
-        """Delete what nobody needs; how many versions."""
+        """Delete what nobody needs; how many directories."""
         removed = 0
         for version in await self._store.removable(self._age):
-            try:
-                if not await self._files.remove(version):
-                    continue
-            except AdapterUnusable as error:
-                log.warning("adapter not removed", extra={"version": version.n, "why": str(error)})
-                continue
-            await self._store.removed(version.policy, version.n)
-            removed += 1
+            if await self._remove(version.path):
+                await self._store.removed(version.policy, version.n)
+                removed += 1
+        if there := await self._files.directories():
+            for directory in await self._store.leftover(there):
+                removed += await self._remove(directory.path)
         return removed
+
+    async def _remove(self, path: str) -> bool:
+        try:
+            return await self._files.remove(path)
+        except AdapterUnusable as error:
+            log.warning("adapter not removed", extra={"directory": path, "why": str(error)})
+            return False

@@ -11,7 +11,7 @@ from datetime import timedelta
 from typing import Protocol
 
 from clawloop.contracts import Engine
-from clawloop.steps import Claim, StepBatch, StepState, TrainedStep, TrainingView, VersionRef
+from clawloop.steps import AdapterDirectory, Claim, StepBatch, StepState, TrainedStep, TrainingView, VersionRef
 
 
 class StepStore(Protocol):
@@ -89,10 +89,20 @@ class PublishingStore(Protocol):
 
     async def removed(self, policy: str, n: int) -> None: ...
 
+    async def leftover(self, directories: Sequence[AdapterDirectory]) -> list[AdapterDirectory]:
+        """Those that no version has and none will have: their step is over, and another attempt was committed or none.
+        One whose step nobody knows is somebody else's, and stays."""
+
 
 class AdapterFiles(Protocol):
-    async def remove(self, version: VersionRef) -> bool:
+    async def directories(self) -> list[AdapterDirectory]:
+        """The finished ones there are here, whoever has them."""
+
+    async def remove(self, path: str) -> bool:
         """Delete a version's directory; one that is gone is no error. False if it cannot be told here.
+
+        Args:
+            path: as in `VersionRef`.
 
         Raises:
             AdapterUnusable: it cannot be deleted.

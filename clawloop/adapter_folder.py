@@ -3,11 +3,15 @@
 from __future__ import annotations
 
 import asyncio
+import re
 import shutil
 from pathlib import Path
 
 from clawloop.errors import AdapterUnusable
-from clawloop.steps import VersionRef
+from clawloop.steps import AdapterDirectory
+
+# As the trainer names them once they are whole.
+_VERSION = re.compile(r"v(?P<n>[1-9][0-9]{0,8})-[0-9a-f]{12}")
 
 
 class AdapterFolder:
@@ -20,8 +24,23 @@ class AdapterFolder:
     def __init__(self, path: Path) -> None:
         self._path = path.resolve()
 
-    async def remove(self, version: VersionRef) -> bool:
+    async def directories(self) -> list[AdapterDirectory]:
+        """The finished ones there are here, in the order of their paths."""
+        return await asyncio.to_thread(self._directories)
+
+    def _directories(self) -> list[AdapterDirectory]:
+        found = sorted(path for path in self._path.glob("*/*") if path.is_dir())
+        return [
+            AdapterDirectory(path.parent.name, int(name["n"]), path.relative_to(self._path).as_posix())
+            for path in found
+            if (name := _VERSION.fullmatch(path.name)) is not None
+        ]
+
+    async def remove(self, path: str) -> bool:
         """Delete a version's directory; one that is gone is no error.
+
+        Args:
+            path: as in `VersionRef`.
 
         Returns:
             False if the folder itself is not here: then another machine has it.
@@ -29,14 +48,14 @@ class AdapterFolder:
         Raises:
             AdapterUnusable: the directory cannot be deleted, or does not lie in this folder.
         """
-        return await asyncio.to_thread(self._remove, version)
+        return await asyncio.to_thread(self._remove, path)
 
-    def _remove(self, version: VersionRef) -> bool:
+    def _remove(self, relative: str) -> bool:
         if not self._path.is_dir():
             return False
-        path = (self._path / version.path).resolve()
+        path = (self._path / relative).resolve()
         if not path.is_relative_to(self._path) or path.parent == self._path or path == self._path:
-            raise AdapterUnusable(f"{version.path} is not a version's directory")
+            raise AdapterUnusable(f"{relative} is not a version's directory")
         try:
             # First out of its name: a directory of this name is whole or not there.
             if path.is_dir():

@@ -67,6 +67,7 @@ def _prepare_for_up() -> Prepare:
             around.keys,
             added_by=installation(around.data),
             recipe=around.recipe,
+            max_lora_rank=around.max_lora_rank,
         )
 
     return ready

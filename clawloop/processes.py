@@ -24,6 +24,7 @@ from api.versions import VersionChooser
 from clawloop.contracts import Engine, Scope
 from clawloop.errors import SetupError, StoreUnavailable
 from clawloop.recipe import Recipe
+from clawloop.recipe_checks import require_rank
 from clawloop.running import installation, read_running
 from clawloop.serving.chat import ChatEngines
 from clawloop.serving.rotation import Rotation
@@ -39,7 +40,7 @@ from db.keys import PostgresKeyStore
 from db.notices import PostgresNotices
 from db.operators import PostgresTrainingStore
 from db.policies import PostgresDirectoryStore, ensure_policy
-from db.recipes import ensure_recipe, set_recipe
+from db.recipes import ensure_recipe, read_recipe_of, set_recipe
 from db.schema import is_current, migrate
 from db.serving_engines import add_engine, add_missing_engines, ensure_engines
 from db.sessions import PostgresSessionStore
@@ -204,6 +205,7 @@ async def prepare(
     secrets: Mapping[str, str],
     added_by: str = "clawloop up",
     recipe: Recipe | None = None,
+    max_lora_rank: int = 16,
 ) -> dict[str, str]:
     """Bring a database to the state a gateway needs: schema, default policy and recipe, engines, a key of each scope.
 
@@ -214,18 +216,21 @@ async def prepare(
         secrets: keys by scope that earlier starts made.
         added_by: the installation, where several share the database.
         recipe: what the default policy learns by from now on; None: as before.
+        max_lora_rank: of the adapters that engines take.
 
     Returns:
         A good key for each scope: the given one where it still is, else a new one.
 
     Raises:
         SetupError, StoreUnavailable
+        RecipeRejected: no engine could load, or no trainer compute, what this recipe makes.
     """
     await asyncio.to_thread(migrate, url)
     database = Database(url, BACKGROUND_LIMIT)
     try:
         await ensure_policy(database, DEFAULT_POLICY, base_model, aliases)
         await ensure_recipe(database, DEFAULT_POLICY, DEFAULT_RECIPE)
+        require_rank(recipe or await read_recipe_of(database, DEFAULT_POLICY), max_lora_rank)
         if recipe is not None:
             await set_recipe(database, DEFAULT_POLICY, recipe)
         await ensure_engines(database, engines, added_by)

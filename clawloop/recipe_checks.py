@@ -30,6 +30,20 @@ def contradictions(recipe: Recipe) -> Iterator[RecipeRejected]:
             yield RecipeRejected(problem, field=field)
 
 
+def require_rank(recipe: Recipe, largest: int) -> None:
+    """Raise RecipeRejected if engines would refuse every version this recipe makes.
+
+    Args:
+        largest: the rank engines take.
+    """
+    if (rank := recipe.train.lora.rank) > largest:
+        raise RecipeRejected(
+            f"{rank}, but engines take {largest} at most, and would load no version: set CLAWLOOP_MAX_LORA_RANK here "
+            "and where `clawloop up` runs, and --max-lora-rank of engines of your own",
+            field="train.lora.rank",
+        )
+
+
 def _of_terms(signal: Signal, train: Train) -> Iterator[tuple[bool, str, str]]:
     advantage, loss = train.advantage, train.loss
     terms = advantage.verdict_weight or advantage.teacher_weight

@@ -12,6 +12,9 @@ from typing import Annotated, Literal
 from pydantic import AliasChoices, Field, SecretStr, field_validator
 from pydantic_settings import BaseSettings, NoDecode, SettingsConfigDict
 
+ENGINE_RANKS = (1, 8, 16, 32, 64, 128, 256, 320, 512)
+"""What vLLM's `--max-lora-rank` takes."""
+
 
 class Settings(BaseSettings):
     """Settings every process shares."""
@@ -33,6 +36,10 @@ class Settings(BaseSettings):
     model: Path | None = None
     """Folder of the base model, for the trainer. `clawloop up` tells it the one that it serves."""
 
+    max_lora_rank: int = 16
+    """The largest LoRA rank that engines take: `clawloop up` starts its own with it, engines of your own have their
+    `--max-lora-rank`. A larger one costs every engine memory and time, whatever the adapters' own rank."""
+
     session_idle_minutes: Annotated[float, Field(gt=0)] = 30.0
     """A session without a new turn for this long is closed; its next turn opens it again."""
 
@@ -47,6 +54,13 @@ class Settings(BaseSettings):
 
     judge_form: Literal["free", "grammar"] | None = None
     """`grammar`: nothing but an answer can be written (vLLM only). None: `grammar` on our own engines, else `free`."""
+
+    @field_validator("max_lora_rank")
+    @classmethod
+    def _check_rank(cls, value: int) -> int:
+        if value not in ENGINE_RANKS:
+            raise ValueError(f"engines take one of {', '.join(map(str, ENGINE_RANKS))}")
+        return value
 
     @field_validator("engines", mode="before")
     @classmethod

@@ -48,6 +48,19 @@ class VersionRef:
     sha256: str
 
 
+@dataclass(frozen=True, slots=True)
+class AdapterDirectory:
+    """What an attempt at a step left on disk, by its name; whether a version has it, the ledger knows.
+
+    Args:
+        path: as in `VersionRef`.
+    """
+
+    policy: str
+    n: int
+    path: str
+
+
 @dataclass(frozen=True, slots=True, kw_only=True)
 class BatchSample:
     """One judged response with all that its turn recorded; every length agrees.

@@ -159,9 +159,11 @@ def set_recipe(
     Samples that wait stay good while the recipe's [signal] part is the same; others expire: `recipe changed`.
     """
     from clawloop.recipe import load_recipe
+    from clawloop.recipe_checks import require_rank
     from db.recipes import set_recipe as set_in_database
 
     recipe = load_recipe(file)
+    require_rank(recipe, settings_of(data).max_lora_rank)
     with_database(data, lambda database: set_in_database(database, policy, recipe))
     typer.echo(f"{policy} learns by {recipe.name} ({recipe.hash[:12]}).")
 

@@ -17,14 +17,18 @@ _TELL = text("SELECT pg_notify(:channel, :policy)")
 
 
 async def is_served(connection: AsyncConnection, policy: str, n: int) -> bool:
-    """Whether an engine that takes requests has this version; each has version 0."""
+    """Whether an engine that takes requests has this version; each has version 0.
+
+    What is wrong with an engine does not matter here: one that does not answer has no row, and one that cannot load a
+    version, perhaps the active one, must not keep another from taking its place.
+    """
     if n == 0:
         return True
     having = (
         select(EngineVersion.engine_id)
         .join(Engine, Engine.id == EngineVersion.engine_id)
         .where(EngineVersion.policy == policy, EngineVersion.version == n)
-        .where(~Engine.draining, Engine.problem.is_(None))
+        .where(~Engine.draining)
     )
     return bool(await connection.scalar(select(having.exists())))
 

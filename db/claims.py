@@ -20,7 +20,7 @@ from clawloop.ids import SampleId
 from clawloop.recipe import Recipe
 from db.batches import EXPLICIT, needs_version, read_samples, uses_hint, uses_reward
 from db.chains import Chains
-from db.lineage import read_parents, version_refs
+from db.lineage import of_other_shape, read_parents, version_refs
 from db.samples import end_samples
 
 # One claim looks at so many samples at most, so that it ends within its limit whatever has piled up: a sample that
@@ -128,7 +128,8 @@ class _Bounds:
     async def of(cls, connection: AsyncConnection, policy: str, recipe: Recipe, head: int) -> _Bounds:
         parents = await read_parents(connection, policy)
         readable = await version_refs(connection, policy, list(parents))
-        return cls(recipe, head, parents, frozenset(readable))
+        other = await of_other_shape(connection, policy, recipe.train.lora)
+        return cls(recipe, head, parents, frozenset(readable) - other)
 
     def fault(self, row: Any) -> str | None:
         """Why the sample expires; None if the step can take it."""

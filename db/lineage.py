@@ -5,11 +5,19 @@ from __future__ import annotations
 from collections.abc import Collection
 from typing import Any
 
-from sqlalchemy import func, literal, select, union_all
+from sqlalchemy import func, literal, select, text, union_all
 from sqlalchemy.ext.asyncio import AsyncConnection
 
+from clawloop.recipe import Lora
 from clawloop.steps import VersionRef
 from db.tables import Step, Version
+
+_OF_OTHER_SHAPE = text("""
+    SELECT s.n FROM steps s JOIN recipes r ON r.hash = s.recipe_hash
+    WHERE s.policy = :policy AND s.state = 'committed' AND (
+        CAST(r.content->'train'->'lora'->>'rank' AS int), CAST(r.content->'train'->'lora'->>'alpha' AS float8)
+    ) <> (CAST(:rank AS int), CAST(:alpha AS float8))
+""")
 
 
 async def read_parents(connection: AsyncConnection, policy: str) -> dict[int, int]:
@@ -24,6 +32,12 @@ async def version_refs(connection: AsyncConnection, policy: str, wanted: Collect
         Version.policy == policy, Version.n.in_(wanted), Version.path.is_not(None), Version.removed_at.is_(None)
     )
     return {row.n: version_ref(row) for row in await connection.execute(query.order_by(Version.n))}
+
+
+async def of_other_shape(connection: AsyncConnection, policy: str, lora: Lora) -> frozenset[int]:
+    """Versions whose adapter has another rank or alpha, so that a model with this one cannot take it on."""
+    shape = {"policy": policy, "rank": lora.rank, "alpha": lora.alpha}
+    return frozenset(await connection.scalars(_OF_OTHER_SHAPE, shape))
 
 
 def version_ref(row: Any) -> VersionRef:

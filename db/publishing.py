@@ -14,7 +14,7 @@ from sqlalchemy.ext.asyncio import AsyncConnection
 from clawloop.algorithms.staleness import path_to_base
 from clawloop.contracts import Engine
 from clawloop.errors import RecordUnusable
-from clawloop.steps import VersionRef
+from clawloop.steps import AdapterDirectory, VersionRef
 from db.activation import is_served, set_active
 from db.engine import Database
 from db.exact_json import storable
@@ -55,6 +55,13 @@ _REMOVABLE = text(f"""
             SELECT FROM turns t JOIN sessions c ON c.id = t.session_id
             WHERE t.outcome = 'waiting' AND c.policy = v.policy AND t.version = v.n)
     ORDER BY v.policy, v.n
+""")
+
+_LEFTOVER = text("""
+    SELECT d.path FROM unnest(CAST(:policies AS text[]), CAST(:ns AS int[]), CAST(:paths AS text[])) d (policy, n, path)
+        JOIN steps s ON s.policy = d.policy AND s.n = d.n
+    WHERE s.state <> 'claimed'
+        AND NOT EXISTS (SELECT FROM versions v WHERE v.path = d.path AND v.policy = d.policy AND v.removed_at IS NULL)
 """)
 
 
@@ -154,6 +161,16 @@ class PostgresPublishingStore:
         gone = update(Version).where(Version.policy == policy, Version.n == n, Version.removed_at.is_(None))
         await self._database.run(lambda connection: connection.execute(gone.values(removed_at=func.now())))
 
+    async def leftover(self, directories: Sequence[AdapterDirectory]) -> list[AdapterDirectory]:
+        """Those that no version has and none will have, because their step is over.
+
+        A step's own row is what a late attempt would have to commit, so this needs no age.
+
+        Raises:
+            StoreUnavailable
+        """
+        return await self._database.run(partial(_leftover, directories))
+
 
 _HAS = insert(EngineVersion).on_conflict_do_nothing()
 
@@ -189,6 +206,16 @@ async def _removable(age: timedelta, connection: AsyncConnection) -> list[Versio
     found = await _versions(_REMOVABLE, connection, age=age)
     kept = {policy: await _kept(connection, policy) for policy in {version.policy for version in found}}
     return [version for version in found if version.n not in kept[version.policy]]
+
+
+async def _leftover(directories: Sequence[AdapterDirectory], connection: AsyncConnection) -> list[AdapterDirectory]:
+    asked = {
+        "policies": [one.policy for one in directories],
+        "ns": [one.n for one in directories],
+        "paths": [one.path for one in directories],
+    }
+    found = set(await connection.scalars(_LEFTOVER, asked))
+    return [one for one in directories if one.path in found]
 
 
 async def _kept(connection: AsyncConnection, policy: str) -> Collection[int]:

@@ -8,13 +8,14 @@ from sqlalchemy import select, update
 from sqlalchemy.dialects.postgresql import insert
 from sqlalchemy.ext.asyncio import AsyncConnection
 
-from clawloop.errors import RecordUnusable
-from clawloop.recipe import Recipe, parse_recipe
+from clawloop.errors import RecipeRejected, RecordUnusable
+from clawloop.recipe import Lora, Recipe, parse_recipe
 from db.engine import Database
 from db.events import put_event
 from db.exact_json import exact_json
-from db.tables import Policy
+from db.tables import Policy, Step
 from db.tables import Recipe as RecipeRow
+from db.training_view import why_not_computable
 from db.work import hold_policy, refresh_work
 
 
@@ -37,20 +38,42 @@ async def set_recipe(database: Database, policy: str, recipe: Recipe) -> None:
     """Enter a recipe, and let the policy learn by it from the next step on; nothing if it does already.
 
     Raises:
+        RecipeRejected: no step of it can be computed, or not from where the policy is.
         RecordUnusable: there is no such policy.
         StoreUnavailable
     """
+    if (fault := why_not_computable(recipe)) is not None:
+        raise RecipeRejected(fault)
 
     async def change(connection: AsyncConnection) -> None:
         held = await hold_policy(connection, policy)
         if held.recipe_hash == recipe.hash:
             return
+        await _require_shape(connection, held, recipe.train.lora)
         await connection.execute(insert(RecipeRow).values(**_columns(recipe)).on_conflict_do_nothing())
         await connection.execute(update(Policy).where(Policy.id == policy).values(recipe_hash=recipe.hash))
         await put_event(connection, policy, "recipe_set", name=recipe.name, hash=recipe.hash, was=held.recipe_hash)
         await refresh_work(connection, policy)
 
     await database.run(change)
+
+
+async def _require_shape(connection: AsyncConnection, policy: Policy, asked: Lora) -> None:
+    """Raise RecipeRejected unless the next step can go on from the head's adapter.
+
+    Without this the step would be quarantined, its samples set aside and training paused.
+    """
+    query = select(Step.recipe_hash).where(Step.policy == policy.id, Step.n == policy.head)
+    if (made_by := await connection.scalar(query)) is None:  # version 0 has no adapter
+        return
+    has = (await recipe_by_hash(connection, made_by)).train.lora
+    if (has.rank, has.alpha) != (asked.rank, asked.alpha):
+        raise RecipeRejected(
+            f"rank {asked.rank} and alpha {asked.alpha:g}, but version {policy.head} of policy {policy.id!r}, from "
+            f"which it learns on, has rank {has.rank} and alpha {has.alpha:g}: keep those, or begin anew with "
+            "`clawloop policy roll-back 0`",
+            field="train.lora",
+        )
 
 
 async def read_recipe_of(database: Database, policy: str) -> Recipe:

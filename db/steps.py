@@ -20,7 +20,7 @@ from db.batches import needs_version, read_samples
 from db.chains import Chains
 from db.claims import choose_samples
 from db.engine import Database
-from db.lineage import next_step, version_ref, version_refs
+from db.lineage import next_step, of_other_shape, version_ref, version_refs
 from db.recipes import recipe_by_hash, recipe_of_policy
 from db.step_ends import abandon_step, commit_step, expire_step, hold_step, mark_dropped, quarantine_step, samples_of
 from db.tables import Policy, Sample, Step, StepSample, Version
@@ -188,7 +188,8 @@ async def _with_versions(
 ) -> StepBatch:
     hinted = {sample.version for sample in samples if sample.hinted_prompt_ids is not None}
     teachers = {n for n in hinted if needs_version(recipe.train, n, step.parent)}
-    refs = await version_refs(connection, step.policy, teachers | {step.parent})
+    unreadable = teachers & await of_other_shape(connection, step.policy, recipe.train.lora)
+    refs = await version_refs(connection, step.policy, (teachers - unreadable) | {step.parent})
     if step.parent != 0 and step.parent not in refs:
         raise RecordUnusable(f"version {step.parent}, from which step {step.n} begins, has no files any more")
     base = select(Policy.base_model).where(Policy.id == step.policy)

@@ -10,13 +10,18 @@ from collections.abc import Sequence
 from datetime import timedelta
 from functools import partial
 
-from sqlalchemy import func, or_, select, text, update
+from sqlalchemy import case, func, or_, select, text, update
 from sqlalchemy.ext.asyncio import AsyncConnection
 
 from clawloop.errors import RecordUnusable
 from clawloop.ids import TurnId
+from clawloop.steps import StepState
 from db.engine import Database
-from db.tables import Policy, Session, Turn
+from db.tables import Policy, Session, Step, Turn
+
+# While a step is computed its workflow takes no other batch, and each telling stays in its history: a trainer may be
+# away for weeks. So it is told once an hour instead of once a minute, in case the workflow itself was lost.
+_WHILE_COMPUTING = 60
 
 # A batch is there when a full one is, or when the oldest sample has waited as long as the recipe lets it.
 _READY = text("""
@@ -76,7 +81,7 @@ class PostgresWorkStore:
     async def untold_work(self, age: timedelta) -> list[str]:
         """Policies with work whose workflow was never told of it, or longer than `age` ago.
 
-        Finds also what became work by waiting alone.
+        Finds also what became work by waiting alone. While a step is computed it is told more rarely.
 
         Raises:
             StoreUnavailable
@@ -98,6 +103,8 @@ async def _untold_work(age: timedelta, connection: AsyncConnection) -> list[str]
     for policy in (await connection.scalars(quiet)).all():
         await hold_policy(connection, policy)
         await refresh_work(connection, policy)
-    told_long_ago = or_(Policy.work_signalled_at.is_(None), Policy.work_signalled_at < func.now() - age)
+    claimed = select(Step.n).where(Step.policy == Policy.id, Step.state == StepState.CLAIMED).exists()
+    due = func.now() - case((claimed, _WHILE_COMPUTING * age), else_=age)
+    told_long_ago = or_(Policy.work_signalled_at.is_(None), Policy.work_signalled_at < due)
     query = select(Policy.id).where(Policy.work_waiting, told_long_ago).order_by(Policy.id)
     return list(await connection.scalars(query))

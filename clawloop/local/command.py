@@ -84,6 +84,7 @@ def up_command(read_settings: Callable[[], Settings], load_prepare: Callable[[],
             temporal_address=settings.temporal_address,
             engines=settings.engines,
             train=train,
+            max_lora_rank=settings.max_lora_rank,
         )
         try:
             options = replace(options, recipe=None if recipe is None else load_recipe(recipe))

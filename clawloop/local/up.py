@@ -41,6 +41,7 @@ class UpOptions:
         engines: URLs of engines to use; empty starts one.
         train: learn from what is recorded; without it it is only recorded and judged.
         recipe: what the policy learns by from now on; None: what it learned by before, or the default.
+        max_lora_rank: of the adapters that the engine started here can load.
         allowed_hosts: names by which clients may address the gateway, beside loopback and addresses.
         environment: of this process; parts inherit it.
     """
@@ -63,6 +64,7 @@ class UpOptions:
     engines: tuple[str, ...] = ()
     train: bool = True
     recipe: Recipe | None = None
+    max_lora_rank: int = 16
 
 
 @dataclass(frozen=True, slots=True)
@@ -79,6 +81,7 @@ class Surroundings:
         model: the folder the trainer learns on; None: no trainer.
         dtype: of the base weights; None: the model's own.
         own_engine: the engine started here, which needs an agent; None if there is none.
+        max_lora_rank: as in UpOptions.
     """
 
     data: Path
@@ -93,6 +96,7 @@ class Surroundings:
     model: Path | None = None
     dtype: str | None = None
     own_engine: str | None = None
+    max_lora_rank: int = 16
 
 
 Prepare = Callable[[Surroundings], Awaitable[Mapping[str, str]]]
@@ -238,6 +242,7 @@ async def _bring_up_gateway(
         model=plan.learned,
         dtype=options.dtype,
         own_engine=plan.own_engine,
+        max_lora_rank=options.max_lora_rank,
     )
     keys = dict(await prepare(surroundings))
     if keys != known:
@@ -314,7 +319,7 @@ async def _plan(options: UpOptions) -> _Plan:
     else:
         model = _model(options)
         port = checks.choose_port("vLLM", parts.LOOPBACK, options.engine_port, "--engine-port")
-        engine = EngineOptions(port, options.dtype, options.max_model_len)
+        engine = EngineOptions(port, options.dtype, options.max_model_len, max_lora_rank=options.max_lora_rank)
         started.append(parts.vllm(model, engine, options.environment))
         base_model, engines = model.name, (f"http://{parts.LOOPBACK}:{port}",)
         own_engine, learned = engines[0], _learnable(model.path) if options.train else None

@@ -64,6 +64,7 @@ class EngineOptions:
     """What a person may choose about the engine; None lets the model and the machine decide.
 
     Args:
+        max_lora_rank: of the adapters it can load.
         guard_sampling: keep the model's own `generation_config.json` from changing requests that set nothing.
             False is how a careless operator starts vLLM; tests need such an engine.
     """
@@ -72,6 +73,7 @@ class EngineOptions:
     dtype: str | None = None
     max_model_len: int | None = None
     guard_sampling: bool = True
+    max_lora_rank: int = 16
 
 
 def detect_device() -> Device:
@@ -125,7 +127,8 @@ def launch(model: ModelFacts, options: EngineOptions, device: Device, environmen
     command += ["--host", HOST, "--port", str(options.port)]
     command += ["--dtype", dtype, "--max-model-len", str(length)]
     # Four versions at once: the active one, its successor, and two that still have requests running.
-    command += ["--enable-lora", "--max-lora-rank", "16", "--max-loras", "4", "--max-cpu-loras", "8"]
+    command += ["--enable-lora", "--max-lora-rank", str(options.max_lora_rank)]
+    command += ["--max-loras", "4", "--max-cpu-loras", "8"]
     command += ["--lora-target-modules", *LORA_TARGETS]
     command += ["--enable-auto-tool-choice", "--tool-call-parser", "hermes"]
     # Log-probs under the temperature used, not under 1.

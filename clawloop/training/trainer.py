@@ -13,6 +13,8 @@ from collections.abc import Callable
 from concurrent.futures import ThreadPoolExecutor
 from datetime import timedelta
 
+import torch
+
 from clawloop.errors import ClawloopError, TrainerUnavailable
 from clawloop.steps import StepBatch, TrainedStep
 from clawloop.training.group import lead, lead_away, lead_nothing
@@ -45,7 +47,7 @@ class ResidentTrainer:
         self._thread = ThreadPoolExecutor(1, "torch")
         self._busy = asyncio.Lock()
         self.broken = asyncio.Event()
-        """Set when this process cannot go on: a rank is gone, or the thread hangs. It must be started anew."""
+        """Set when this process must be started anew: a rank is gone, the thread hangs, the GPU failed."""
 
     async def train(self, step: StepBatch, report: Callable[[str], None]) -> TrainedStep:
         """See the port. Cancelled, it ends at the next micro-batch."""
@@ -79,6 +81,10 @@ class ResidentTrainer:
         except ClawloopError:
             raise
         except Exception as error:
+            if isinstance(error, torch.AcceleratorError):
+                self.broken.set()  # CUDA fails in this process from now on, whatever it is asked
+                log.exception("the device failed", extra={"step": step.n})
+                raise TrainerUnavailable("the GPU failed; the trainer is started anew") from error
             if self._model.ranks.world == 1:
                 raise  # a bug; the next step begins from files, so this process may go on
             self.broken.set()

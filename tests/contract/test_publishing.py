@@ -7,7 +7,7 @@ from datetime import timedelta
 import pytest
 
 from clawloop.errors import RecordUnusable
-from clawloop.steps import StepState
+from clawloop.steps import AdapterDirectory, StepState
 from tests.contract.learning import HOURS, POLICY, Learning, publish, step, trained
 
 MINUTE = timedelta(minutes=1)
@@ -67,9 +67,7 @@ async def test_a_version_answers_once_an_engine_in_rotation_has_it(learning: Lea
     engine = await learning.add_engine("http://e1:8100")
     await step(learning, 1)
     assert not await learning.publishing.activate(POLICY, 1, 0)
-    await learning.publishing.report(engine, "it restarts")
-    assert not await publish(learning, 1, engine)
-    await learning.publishing.report(engine, None)
+    await learning.publishing.loaded(engine, POLICY, 1)
     await learning.drain(engine)
     assert not await learning.publishing.activate(POLICY, 1, 0)
     other = await learning.add_engine("http://e2:8100")
@@ -77,6 +75,21 @@ async def test_a_version_answers_once_an_engine_in_rotation_has_it(learning: Lea
     assert await learning.publishing.activate(POLICY, 1, 0)
     view = await learning.steps.look(POLICY)
     assert (view.version, view.unpublished) == (1, False)
+
+
+async def test_an_engine_that_refuses_one_version_may_serve_another(learning: Learning) -> None:
+    engine = await learning.add_engine("http://e1:8100")
+    for n in (1, 2):
+        await step(learning, n)
+    await publish(learning, 2, engine)
+    # It was restarted, and the directory of the version that answers is damaged.
+    await learning.publishing.forget(engine)
+    await learning.publishing.report(engine, "default-v2: holds 0123, expected 4567")
+    await learning.operators.roll_back(POLICY, 1)
+    assert (await learning.steps.look(POLICY)).version == 2
+    await learning.publishing.loaded(engine, POLICY, 1)
+    assert await learning.publishing.activate(POLICY, 1, 1)
+    assert (await learning.steps.look(POLICY)).version == 1
 
 
 async def test_activation_only_goes_forward(learning: Learning) -> None:
@@ -187,3 +200,20 @@ async def test_the_version_a_claimed_step_begins_from_keeps_its_files(learning: 
     assert await removable(learning) == [2, 3, 4, 5]
     assert await learning.steps.commit(batch, trained(batch)) is StepState.COMMITTED
     assert [version.n for version in await learning.publishing.removable(1 * HOURS)] == [2, 3, 4, 5]
+
+
+async def test_what_an_attempt_left_that_nobody_will_commit_is_leftover(learning: Learning) -> None:
+    batch = await step(learning, 1)
+    own = trained(batch).version.path
+    await learning.add_samples(4)
+    await learning.steps.claim(POLICY, 2)
+    there = [
+        AdapterDirectory(POLICY, 1, own),
+        AdapterDirectory(POLICY, 1, f"{POLICY}/v1-ffffffffffff"),
+        AdapterDirectory(POLICY, 2, f"{POLICY}/v2-ffffffffffff"),  # may be committed yet
+        AdapterDirectory(POLICY, 3, f"{POLICY}/v3-ffffffffffff"),  # of a ledger that knows it, perhaps
+        AdapterDirectory("other", 1, "other/v1-ffffffffffff"),
+    ]
+    assert await learning.publishing.leftover(there) == [there[1]]
+    await learning.steps.abandon(POLICY, 2, "rolled back")
+    assert await learning.publishing.leftover(there) == [there[1], there[2]]

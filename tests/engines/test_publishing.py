@@ -74,6 +74,18 @@ async def test_drained_engines_and_those_with_a_problem_are_not_waited_for(shelf
     assert wakes.told == [[ENGINE, "ill:1"]]
 
 
+async def test_a_version_whose_files_are_damaged_can_be_left_for_another(shelf: Shelf) -> None:
+    shelf.commit(1)
+    await publisher(shelf, Wakes(shelf)).publish_version(ASK)
+    shelf.commit(2)
+    shelf.control.restart()
+    shelf.control.refuses["default-v1"] = "it holds 0123, expected 4567"
+    await shelf.load()
+    assert "default-v1: it holds 0123" in shelf.one("SELECT problem FROM engines")
+    done = await publisher(shelf, Wakes(shelf), wait_seconds=0.6).publish_version(ASK)
+    assert (done.version, done.engines) == (2, 1)
+
+
 async def test_while_no_engine_has_it_the_old_one_answers(shelf: Shelf) -> None:
     shelf.commit(1)
     with pytest.raises(EngineUnavailable, match="no engine has version 1"):

@@ -9,7 +9,7 @@ import pytest
 from activities.retention import Retention
 from clawloop.adapter_folder import AdapterFolder
 from clawloop.errors import AdapterUnusable
-from clawloop.steps import VersionRef
+from tests.conftest import execute
 from tests.engines.conftest import Shelf
 
 HOURS = 2 * 3600.0
@@ -54,7 +54,7 @@ async def test_only_a_versions_directory_is_ever_deleted(path: str, tmp_path: Pa
     on_disk(tmp_path / "adapters", 1)
     (tmp_path / "outside" / "v1-0").mkdir(parents=True)
     with pytest.raises(AdapterUnusable, match="not a version"):
-        await AdapterFolder(tmp_path / "adapters").remove(VersionRef("default", 1, 0, path, "0" * 64))
+        await AdapterFolder(tmp_path / "adapters").remove(path)
     assert (tmp_path / "outside" / "v1-0").is_dir()
     assert left(tmp_path / "adapters") == ["v1"]
 
@@ -63,6 +63,30 @@ async def test_a_removal_that_was_cut_short_is_finished(tmp_path: Path) -> None:
     on_disk(tmp_path, 1)
     folder = tmp_path / "default"
     (folder / "v1-0123456789ab").rename(folder / ".removing-v1-0123456789ab")
-    version = VersionRef("default", 1, 0, "default/v1-0123456789ab", "0" * 64)
-    assert await AdapterFolder(tmp_path).remove(version)
+    assert await AdapterFolder(tmp_path).remove("default/v1-0123456789ab")
     assert list(folder.iterdir()) == []
+
+
+async def test_what_an_attempt_at_a_step_left_goes_once_the_step_is_over(shelf: Shelf, tmp_path: Path) -> None:
+    await shelf.publish(1)
+    execute(shelf.url, "INSERT INTO recipes VALUES ('r', 'r', 's', 't', '{}')")
+    for n, state, finished in ((1, "committed", "now()"), (2, "abandoned", "now()"), (3, "claimed", "NULL")):
+        execute(
+            shelf.url,
+            "INSERT INTO steps (policy, n, parent, epoch, state, recipe_hash, finished_at) "
+            f"VALUES ('default', {n}, {min(n - 1, 1)}, 0, '{state}', 'r', {finished})",
+        )
+    for name in ("v1-0123456789ab", "v1-ba9876543210", "v2-0123456789ab", "v3-0123456789ab", "v4-0123456789ab"):
+        (tmp_path / "default" / name).mkdir(parents=True)
+    for name in (".tmp-v2-0123456789ab", "v2-0123456789ab-mine"):
+        (tmp_path / "default" / name).mkdir()
+    retention = Retention(shelf.store, AdapterFolder(tmp_path))
+    assert await retention.remove() == 2
+    assert sorted(path.name for path in (tmp_path / "default").iterdir()) == [
+        ".tmp-v2-0123456789ab",
+        "v1-0123456789ab",
+        "v2-0123456789ab-mine",
+        "v3-0123456789ab",  # its trainer may commit it yet
+        "v4-0123456789ab",  # no step of this ledger: somebody else's
+    ]
+    assert await retention.remove() == 0

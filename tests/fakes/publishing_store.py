@@ -3,12 +3,13 @@
 from __future__ import annotations
 
 from collections import defaultdict
+from collections.abc import Sequence
 from dataclasses import replace
 from datetime import timedelta
 
 from clawloop.contracts import Engine, SampleState
 from clawloop.errors import RecordUnusable
-from clawloop.steps import VersionRef
+from clawloop.steps import AdapterDirectory, StepState, VersionRef
 from db.publishing import KEPT_ON_PATH
 from tests.fakes.ledger import FakeLedger, FakeVersion
 
@@ -89,6 +90,16 @@ class FakePublishingStore:
 
     async def removed(self, policy: str, n: int) -> None:
         self.ledger.versions[policy, n].removed = True
+
+    async def leftover(self, directories: Sequence[AdapterDirectory]) -> list[AdapterDirectory]:
+        kept = {version.ref.path for _, version in self._versions() if version.ref and not version.removed}
+        return [
+            one
+            for one in directories
+            if (step := self.ledger.steps.get((one.policy, one.n))) is not None
+            and step.state is not StepState.CLAIMED
+            and one.path not in kept
+        ]
 
     def _needed(self, policy: str, n: int) -> bool:
         claimed = self.ledger.claimed(policy)

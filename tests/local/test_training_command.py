@@ -9,9 +9,12 @@ from typing import Any
 
 import psycopg
 import pytest
+from pydantic import ValidationError
 
-from clawloop.processes import begin
+from clawloop.errors import RecipeRejected
+from clawloop.processes import begin, prepare
 from clawloop.recipe import Recipe, load_recipe
+from clawloop.settings import Settings
 from tests.local.test_cli import clawloop, refusal
 
 pytestmark = [pytest.mark.postgres, pytest.mark.slow]
@@ -79,3 +82,24 @@ def test_a_recipe_that_is_shown_can_be_changed_and_set(here: dict[str, str], tmp
     file.write_text("name = 'combined'\ntrain.batch_sample = 4\n")
     assert "batch_samples" in refusal(clawloop("recipe", "set", str(file), **here))
     assert "policy 'nobody' has no recipe" in refusal(clawloop("recipe", "show", "--policy", "nobody", **here))
+
+
+def test_a_rank_that_engines_do_not_take_is_refused(here: dict[str, str], tmp_path: Path) -> None:
+    large = Recipe.model_validate({"name": "large", "train": {"lora": {"rank": 32}}})
+    file = tmp_path / "large.toml"
+    file.write_text("name = 'large'\ntrain.lora.rank = 32\n")
+    told = refusal(clawloop("recipe", "set", str(file), **here))
+    assert "train.lora.rank: 32, but engines take 16 at most" in told
+    assert "CLAWLOOP_MAX_LORA_RANK" in told
+    with pytest.raises(ValidationError, match="engines take one of 1, 8, 16, 32"):
+        Settings(max_lora_rank=17)
+    url = here["DATABASE_URL"]
+    with pytest.raises(RecipeRejected, match="engines take 16"):
+        asyncio.run(prepare(url, "tiny", [], [], {}, recipe=large))
+    assert said("recipe", "show", here=here)["name"] == "combined"
+    wide = here | {"CLAWLOOP_MAX_LORA_RANK": "32"}
+    assert clawloop("recipe", "set", str(file), **wide).returncode == 0
+    # Started without it later, no engine could load what is learned.
+    with pytest.raises(RecipeRejected, match="engines take 16"):
+        asyncio.run(prepare(url, "tiny", [], [], {}))
+    asyncio.run(prepare(url, "tiny", [], [], {}, max_lora_rank=32))

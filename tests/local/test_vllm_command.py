@@ -47,6 +47,12 @@ def test_what_every_engine_needs() -> None:
     assert {"--enable-lora", "--enable-auto-tool-choice"} <= given.keys()
 
 
+@pytest.mark.parametrize("rank", [16, 64])
+def test_it_takes_adapters_of_the_rank_asked_for(rank: int) -> None:
+    given = flags(launch(QWEN3_4B, replace(OPTIONS, max_lora_rank=rank), Device.CUDA, {}).command)
+    assert given["--max-lora-rank"] == [str(rank)]
+
+
 def test_a_careless_engine_is_one_without_the_guard_against_generation_config() -> None:
     careless = launch(QWEN3_4B, replace(OPTIONS, guard_sampling=False), Device.CPU, {})
     assert "--generation-config" not in flags(careless.command)

@@ -9,6 +9,7 @@ from datetime import timedelta
 from pathlib import Path
 
 import pytest
+import torch
 
 from clawloop.errors import TrainerUnavailable
 from clawloop.steps import BatchSample, StepBatch, TrainedStep
@@ -85,6 +86,21 @@ async def test_a_bug_in_one_step_leaves_the_trainer_in_order(
             await trainer.train(step_of(samples, 1), quiet)
     assert not trainer.broken.is_set()
     assert (await trainer.train(step_of(samples, 1), quiet)).version.n == 1
+    await trainer.close()
+
+
+async def test_a_gpu_that_failed_needs_a_new_process(
+    qwen3: Path, samples: list[BatchSample], tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    trainer = ResidentTrainer(ResidentModel(setup_of(qwen3, tmp_path)))
+
+    def illegal(*given: object, **named: object) -> None:
+        raise torch.AcceleratorError("CUDA error: an illegal memory access was encountered")
+
+    monkeypatch.setattr("clawloop.training.resident.train_step", illegal)
+    with pytest.raises(TrainerUnavailable, match="the GPU failed"):
+        await trainer.train(step_of(samples, 1), quiet)
+    assert trainer.broken.is_set()
     await trainer.close()
 
 

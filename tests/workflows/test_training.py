@@ -253,8 +253,9 @@ async def test_a_workflow_cancelled_in_the_ui_sets_nothing_aside_and_goes_on_whe
     await learner.samples(16)
     await until(lambda: scripted.at_once == 1)
     await learner.handle.cancel()
-    with pytest.raises(WorkflowFailureError) as ended:
-        await learner.handle.result()
+    async with asyncio.timeout(20):
+        with pytest.raises(WorkflowFailureError) as ended:
+            await learner.handle.result()
     assert isinstance(ended.value.cause, CancelledError)
     assert [line for line in scripted.happened if line.startswith("quarantine")] == []
     scripted.gate.set()

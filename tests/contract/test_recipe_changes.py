@@ -1,0 +1,52 @@
+"""A policy that is given another recipe goes on from where it is, or the recipe is refused."""
+
+from __future__ import annotations
+
+import pytest
+
+from clawloop.errors import RecipeRejected
+from db.recipes import read_recipe_of, set_recipe
+from tests.contract.learning import POLICY, RECIPE, PostgresLearning, recipe, step
+
+pytestmark = pytest.mark.postgres
+
+
+async def test_a_recipe_whose_adapter_cannot_go_on_from_the_head_is_refused(
+    postgres_learning: PostgresLearning,
+) -> None:
+    database, learned = postgres_learning.database, recipe(lora={"rank": 8, "alpha": 16.0})
+    await set_recipe(database, POLICY, learned)  # version 0 has no adapter, so any shape begins
+    await step(postgres_learning, 1)
+    for shape in ({"rank": 16, "alpha": 16.0}, {"rank": 8, "alpha": 32.0}):
+        with pytest.raises(
+            RecipeRejected, match=r"version 1 of policy 'default'.* has rank 8 and alpha 16: keep those"
+        ):
+            await set_recipe(database, POLICY, recipe(lora=shape))
+    assert await read_recipe_of(database, POLICY) == learned
+    await set_recipe(database, POLICY, recipe(lora={"rank": 8, "alpha": 16.0}, batch_samples=2))
+    await postgres_learning.operators.roll_back(POLICY, 0)
+    await set_recipe(database, POLICY, recipe(lora={"rank": 16, "alpha": 16.0}))
+
+
+async def test_a_recipe_no_step_can_be_computed_of_is_not_set(postgres_learning: PostgresLearning) -> None:
+    with pytest.raises(RecipeRejected, match=r"train\.train_thinking = false"):
+        await set_recipe(postgres_learning.database, POLICY, recipe(train_thinking=False))
+    assert await read_recipe_of(postgres_learning.database, POLICY) == RECIPE
+
+
+async def test_a_hint_that_only_an_adapter_of_another_shape_could_read_leaves_the_verdict(
+    postgres_learning: PostgresLearning,
+) -> None:
+    await step(postgres_learning, 1)
+    judged = await postgres_learning.add_samples(3, version=1, hinted=[1, 2])
+    unjudged = await postgres_learning.add_samples(1, version=1, reward=None, hinted=[1, 2])
+    plain = await postgres_learning.add_samples(1)
+    await postgres_learning.operators.roll_back(POLICY, 0)
+    await set_recipe(postgres_learning.database, POLICY, recipe(lora={"rank": 8, "alpha": 16.0}))
+    await postgres_learning.steps.claim(POLICY, 2)
+    batch = await postgres_learning.steps.batch(POLICY, 2)
+    assert batch.teachers == {}
+    assert [(one.sample_id, one.hinted_prompt_ids) for one in batch.samples] == [
+        (sample, None) for sample in (*judged, *plain)
+    ]
+    assert (await postgres_learning.became(*unjudged))[2] == "version 1, which would read its hint, is gone"
