@@ -16,13 +16,13 @@ from db.engine import Database
 from db.exact_json import storable
 
 _SESSIONS = """
-    SELECT s.*, count(t.id) FILTER (WHERE t.kind = 'main') AS main_turns,
-        count(t.id) FILTER (WHERE t.kind = 'side') AS side_turns,
-        count(t.id) FILTER (WHERE t.outcome = 'waiting') AS waiting,
-        count(t.id) FILTER (WHERE t.outcome IN ('sampled', 'trained')) AS sampled
-    FROM ({chosen}) s LEFT JOIN turns t ON t.session_id = s.id
-    GROUP BY s.id, s.policy, s.api_key_id, s.external_id, s.identified_by, s.state, s.created_at, s.last_turn_at,
-        s.first_closed_at, s.closed_at, s.closed_why, s.guarantee
+    SELECT s.*, counts.*
+    FROM ({chosen}) s CROSS JOIN LATERAL (
+        SELECT count(*) FILTER (WHERE kind = 'main') AS main_turns,
+            count(*) FILTER (WHERE kind = 'side') AS side_turns,
+            count(*) FILTER (WHERE outcome = 'waiting') AS waiting,
+            count(*) FILTER (WHERE outcome IN ('sampled', 'trained')) AS sampled
+        FROM turns WHERE session_id = s.id) counts
     ORDER BY s.last_turn_at DESC, s.id DESC
 """
 # The newest first; the next page begins after the last session of the one before.
