@@ -19,6 +19,8 @@ from clawloop.training.model import Lora
 
 MEGABYTES = 4.2
 VOTES_RIGHT = 0.8  # what the shipped model reaches on every list; the aim is 0.9
+# Of the few dozen wishes among the phrases a test takes; the card has the shares of the whole lists.
+HINTS_RIGHT = 0.7
 
 
 @pytest.fixture(scope="module")
@@ -93,7 +95,7 @@ def test_it_judges_what_it_never_saw(model: DemoModel, name: str) -> None:
     figures = measure_judge(model, measured_lists()[name][:200], AnswerForm.GRAMMAR)
     assert figures.vote >= VOTES_RIGHT, figures.wrong
     assert figures.unreadable_as_bad <= 0.25
-    assert figures.hint >= VOTES_RIGHT
+    assert figures.hint >= HINTS_RIGHT
 
 
 def test_the_card_gives_the_figures_the_demo_needs() -> None:
