@@ -32,6 +32,7 @@ from clawloop.judging.records import (
     Relation,
     SessionTurn,
     Settlement,
+    TrainedTurn,
 )
 from clawloop.recipe import Recipe
 from clawloop.samples.rewards import Member, MemberEnd, group_ends, outcome_ends, outcome_waits, with_reward
@@ -49,6 +50,7 @@ class FakeJudgement:
     Attributes:
         end: None until it is settled.
         sample: the state of its sample; None if it has none.
+        step: the one that learned from it.
         own: its reward before it was set in relation to others; `reward` is its sample's.
     """
 
@@ -64,6 +66,7 @@ class FakeJudgement:
     sample: SampleState | None = None
     reward: float | None = None
     own: float | None = None
+    step: int | None = None
 
 
 @dataclass
@@ -119,6 +122,19 @@ class FakeJudgementStore:
             else Held(held.revision, held.end.outcome, held.end.verdict.verdict, held.shown_by),
             task_outcome=self._outcomes.get(stored.session_id),
         )
+
+    async def trained(self, session: SessionId, limit: int) -> list[TrainedTurn]:
+        main = [turn for turn in await self._session(session) if turn.record.kind is TurnKind.MAIN]
+        found: list[TrainedTurn] = []
+        for number, turn in enumerate(main, 1):
+            learned = [one for one in self._of(turn.record.turn_id) if one.sample is SampleState.TRAINED]
+            if turn.outcome is not Outcome.TRAINED or not learned:
+                continue
+            newest = max(learned, key=lambda one: one.step or 0)
+            assert newest.step is not None
+            verdict = None if newest.end is None else newest.end.verdict.verdict
+            found.append(TrainedTurn(turn.record.turn_id, number, verdict, newest.step))
+        return found[-limit:]
 
     async def open(
         self, turn_id: TurnId, shown_by: TurnId | None, evidence_hash: bytes, hint_kind: str
@@ -364,6 +380,13 @@ class FakeJudgementStore:
         for one in self._of(turn_id):
             if one.sample is SampleState.FRESH:
                 one.sample = SampleState.CLAIMED
+
+    def train(self, turn_id: TurnId, step: int) -> None:
+        """As a step would: learn from its fresh sample."""
+        for one in self._of(turn_id):
+            if one.sample is SampleState.FRESH:
+                one.sample, one.step = SampleState.TRAINED, step
+        self._become(turn_id, Outcome.TRAINED, f"trained in step {step}")
 
     # Looking things up -----------------------------------------------------------------------------------------------
 
