@@ -92,7 +92,7 @@ def _at_least_one(session: ClosingSession, *, asked_directly: bool) -> Guarantee
     """What the rule says, with the direct votes there are; None where it does not apply."""
     if not session.first or not session.at_least_one:
         return None
-    judged = [turn for turn in session.turns if turn.judged]
+    judged = [turn for turn in session.turns if turn.judged and turn.outcome is not Outcome.ERASED]
     found = at_least_one([_seen(turn, turn.expected) for turn in judged])
     if not found.ask:
         return found

@@ -38,6 +38,7 @@ class Ledger:
     Attributes:
         claim: takes a turn's fresh sample, as a step would.
         train: learns from a turn's fresh sample in a step, as that would.
+        erase: lets a turn be erased.
         samples: states and rewards of a turn's samples, oldest first.
         learn_by: gives the policy another recipe.
         give_outcome: says whether the task of a session of that name succeeded.
@@ -50,6 +51,7 @@ class Ledger:
     give: Callable[[TurnId, float | None, str | None], Awaitable[FeedbackId]]
     claim: Callable[[TurnId], None]
     train: Callable[[TurnId, int], None]
+    erase: Callable[[TurnId], None]
     samples: Callable[[TurnId], list[tuple[SampleState, float | None]]]
     learn_by: Callable[[Recipe], Awaitable[None]]
     give_outcome: Callable[[str, int], Awaitable[FeedbackEffect | None]]
@@ -99,7 +101,7 @@ async def fake_ledger(fake_stores: Stores) -> Ledger:
         fake.recipe = recipe
 
     outcome = partial(fake.give_outcome, stores.key)
-    return Ledger(stores, fake, fake, fake, give, fake.claim, fake.train, fake.samples, learn_by, outcome)
+    return Ledger(stores, fake, fake, fake, give, fake.claim, fake.train, fake.erase, fake.samples, learn_by, outcome)
 
 
 @pytest.fixture
@@ -115,6 +117,10 @@ async def postgres_ledger(postgres_stores: Stores, database: Database, postgres_
     def claim(turn: TurnId) -> None:
         with psycopg.connect(url, autocommit=True) as connection:
             connection.execute("UPDATE samples SET state = 'claimed' WHERE state = 'fresh' AND turn_id = %s", [turn])
+
+    def erase(turn: TurnId) -> None:
+        with psycopg.connect(url, autocommit=True) as connection:
+            connection.execute("UPDATE turns SET outcome = 'erased' WHERE id = %s", [turn])
 
     def samples(turn: TurnId) -> list[tuple[SampleState, float | None]]:
         with psycopg.connect(url) as connection:
@@ -132,6 +138,7 @@ async def postgres_ledger(postgres_stores: Stores, database: Database, postgres_
         give,
         claim,
         partial(train, url),
+        erase,
         samples,
         learn_by,
         partial(PostgresFeedbackStore(database).give_outcome, stores.key),

@@ -173,6 +173,17 @@ async def test_a_closing_sees_all_turns_first_and_later_only_the_undecided(ledge
     assert await ledger.closing.look(SessionId(new_turn_id())) is None
 
 
+async def test_a_closing_never_samples_a_turn_that_was_erased_meanwhile(ledger: Ledger) -> None:
+    first, second = ledger.talk("one", "two")
+    session = await ledger.enter(first, second)
+    await settle(ledger, first, TIE)
+    ledger.erase(first.turn_id)
+    extra = ExtraSample(first.turn_id, 0.5, "at least one")
+    await ledger.closing.close(session, "idle", [], "done", extra)
+    assert (await ledger.fate(first))[0] is Outcome.ERASED
+    assert ledger.samples(first.turn_id) == []
+
+
 async def test_a_turn_nobody_ended_keeps_its_session_open(ledger: Ledger) -> None:
     (first,) = ledger.talk("one")
     session = await ledger.enter(first)

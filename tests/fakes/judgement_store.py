@@ -307,7 +307,7 @@ class FakeJudgementStore:
         self, session: SessionId, why: str, endings: Sequence[Ending], guarantee: str | None, extra: ExtraSample | None
     ) -> str | None:
         self._closed_with.update(turn.record.turn_id for turn in await self._session(session))
-        if extra is not None:
+        if extra is not None and self._turns.fates.get(extra.turn_id, (None, None))[0] is not Outcome.ERASED:
             held = self._held(extra.turn_id)
             assert held is not None
             held.sample, held.reward = SampleState.FRESH, extra.reward
@@ -380,6 +380,9 @@ class FakeJudgementStore:
         for one in self._of(turn_id):
             if one.sample is SampleState.FRESH:
                 one.sample = SampleState.CLAIMED
+
+    def erase(self, turn_id: TurnId) -> None:
+        self._turns.fates[turn_id] = (Outcome.ERASED, None)
 
     def train(self, turn_id: TurnId, step: int) -> None:
         """As a step would: learn from its fresh sample."""

@@ -173,6 +173,19 @@ async def test_a_closing_judges_what_was_missed_and_ends_the_rest(desk: Desk) ->
     assert (closed.guarantee, [fate.outcome for fate in closed.fates]) == ("has a sample", [Outcome.NO_FEEDBACK])
 
 
+@pytest.mark.parametrize("erased", [False, True])
+async def test_an_erased_turn_is_no_candidate_for_the_sample_a_session_gets(desk: Desk, erased: bool) -> None:
+    session, (first, second) = await desk.talk("one", "two")
+    desk.judge.votes = ["1", "-1", "0"]
+    desk.judge.direct = {1: -0.1, 0: -3.0, -1: -3.0}
+    await desk.tell(session, second)
+    if erased:
+        desk.store.erase(first.turn_id)
+    closed = await desk.ledger.close_session(CloseSession(session_id=session, why="idle for 30 min"))
+    assert closed.to_ask == ([] if erased else [first.turn_id])
+    assert closed.guarantee == ("no sample: no judged turn that can be trained" if erased else "")
+
+
 async def test_a_sweep_tells_what_was_missed_once(desk: Desk) -> None:
     _, turns = await desk.talk("one", "two")
     assert (await desk.upkeep.sweep()).announced == len(turns)
