@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Mapping, Sequence
-from dataclasses import dataclass, field
+from dataclasses import dataclass
 from datetime import UTC, datetime, timedelta
 
 from clawloop.algorithms.baseline import RunningMean
@@ -37,36 +37,12 @@ from clawloop.judging.records import (
 from clawloop.recipe import Recipe
 from clawloop.samples.rewards import Member, MemberEnd, group_ends, outcome_ends, outcome_waits, with_reward
 from db.entry import Entry
+from tests.fakes.judgement import FakeJudgement
 from tests.fakes.turn_facts import above, facts, is_older
 from tests.fakes.turn_store import FakeTurnStore
 
 _BY_OUTCOME = "outcome_process"
 _OPEN = (None, SampleState.FRESH, SampleState.SUPERSEDED)
-
-
-@dataclass
-class FakeJudgement:
-    """
-    Attributes:
-        end: None until it is settled.
-        sample: the state of its sample; None if it has none.
-        step: the one that learned from it.
-        own: its reward before it was set in relation to others; `reward` is its sample's.
-    """
-
-    id: JudgementId
-    turn_id: TurnId
-    revision: int
-    recipe: Recipe
-    shown_by: TurnId | None
-    votes: dict[int, Vote | None] = field(default_factory=dict)
-    hints: dict[tuple[str, int], HintVote | None] = field(default_factory=dict)
-    direct: Mapping[Vote, float] | None = None
-    end: Settlement | None = None
-    sample: SampleState | None = None
-    reward: float | None = None
-    own: float | None = None
-    step: int | None = None
 
 
 @dataclass
@@ -131,9 +107,8 @@ class FakeJudgementStore:
             if turn.outcome is not Outcome.TRAINED or not learned:
                 continue
             newest = max(learned, key=lambda one: one.step or 0)
-            assert newest.step is not None
-            verdict = None if newest.end is None else newest.end.verdict.verdict
-            found.append(TrainedTurn(turn.record.turn_id, number, verdict, newest.step))
+            assert newest.end is not None
+            found.append(TrainedTurn(turn.record.turn_id, number, newest.end.verdict.verdict, newest.step or 0))
         return found[-limit:]
 
     async def open(
