@@ -15,6 +15,7 @@ from dataclasses import dataclass
 from temporalio import activity
 
 from activities.asking import Asking
+from activities.fates import with_trained
 from activities.heartbeat import heartbeating
 from activities.messages import WHY_LIMIT, AskDirectly, Judged, JudgeTurn, TurnFate
 from activities.pairing import find_next_state, judgeable_by
@@ -98,7 +99,7 @@ class JudgingActivities:
             for placed, state in await self._to_judge(ask, told):
                 fate = await self._judge_one(ask, placed, state)
                 fates += [] if fate is None else [fate]
-            return Judged(fates=fates)
+            return Judged(fates=await with_trained(self._store, ask.session_id, fates))
 
     @activity.defn
     async def ask_directly(self, ask: AskDirectly) -> None:

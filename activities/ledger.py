@@ -9,6 +9,7 @@ from dataclasses import replace
 
 from temporalio import activity
 
+from activities.fates import with_trained
 from activities.messages import WHY_LIMIT, Closed, CloseSession, TurnFate
 from activities.pairing import find_next_state
 from activities.ports import ClosingStore, Counts, TurnPlaces, Uncounted
@@ -64,14 +65,16 @@ class LedgerActivities:
         if found is not None and found.ask:
             return Closed(to_judge=[], to_ask=list(found.ask[:TO_JUDGE_LIMIT]), fates=[], turns=session.main_turns)
         guarantee, extra = _guarantee(found)
-        ready = await self._store.close(ask.session_id, ask.why, [end for _, end in ends], guarantee, extra)
-        await self._work.tell(ready)
-        self._counts.closed(guaranteed=extra is not None)
         fates = [_fate(turn, end.outcome, end.why) for turn, end in ends]
         by_id = {turn.turn_id: turn for turn in session.turns}
         fates += [_fate(by_id[end.turn_id], end.outcome, end.why) for end in settled if end.turn_id in by_id]
         if extra is not None:
             fates += [_fate(by_id[extra.turn_id], Outcome.SAMPLED, extra.why)]
+        # Before it is closed: an attempt that came after that would find nothing left to tell.
+        fates = await with_trained(self._places, ask.session_id, fates)
+        ready = await self._store.close(ask.session_id, ask.why, [end for _, end in ends], guarantee, extra)
+        await self._work.tell(ready)
+        self._counts.closed(guaranteed=extra is not None)
         return Closed(to_judge=[], fates=fates, guarantee=guarantee or "", turns=session.main_turns)
 
     async def _has_next_state(self, turn: SessionTurn) -> bool:
@@ -89,7 +92,7 @@ def _at_least_one(session: ClosingSession, *, asked_directly: bool) -> Guarantee
     """What the rule says, with the direct votes there are; None where it does not apply."""
     if not session.first or not session.at_least_one:
         return None
-    judged = [turn for turn in session.turns if turn.judged]
+    judged = [turn for turn in session.turns if turn.judged and turn.outcome is not Outcome.ERASED]
     found = at_least_one([_seen(turn, turn.expected) for turn in judged])
     if not found.ask:
         return found

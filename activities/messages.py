@@ -67,7 +67,7 @@ class TurnFate(_Message):
 
 
 class Judged(_Message):
-    """What became of the turns that could be judged; none if nothing was said about any."""
+    """What became of the turns that could be judged, and of those of the session that steps have learned from."""
 
     fates: list[TurnFate]
 
@@ -93,7 +93,7 @@ class Closed(_Message):
     Args:
         to_judge: turns that have a next state and were never judged; the session is not closed before they are.
         to_ask: turns whose votes cancel out, for a direct vote each; the session is not closed before that.
-        fates: of the turns the closing decided.
+        fates: of the turns the closing decided, and of those that steps have learned from.
         guarantee: what the at-least-one rule did, or why nothing; empty if it is not the first close.
     """
 

@@ -21,6 +21,7 @@ from clawloop.judging.records import (
     OpenJudgement,
     PlacedTurn,
     Settlement,
+    TrainedTurn,
 )
 from clawloop.samples.rewards import MemberEnd
 
@@ -28,6 +29,9 @@ from clawloop.samples.rewards import MemberEnd
 class TurnPlaces(Protocol):
     async def place(self, turn_id: TurnId) -> PlacedTurn | None:
         """A main turn with what is around it; None if there is none of that id, or it is a side turn."""
+
+    async def trained(self, session: SessionId, limit: int) -> list[TrainedTurn]:
+        """The session's newest `limit` main turns whose outcome is `trained`, in their order."""
 
 
 class JudgementStore(TurnPlaces, Protocol):

@@ -30,12 +30,19 @@ class Retention:
         self._age = age
 
     async def remove(self) -> int:
-        """Delete what nobody needs; how many directories."""
+        """Delete what nobody needs; how many directories.
+
+        Raises:
+            StoreUnavailable
+        """
+        if not await self._files.are_here():
+            return 0
         removed = 0
         for version in await self._store.removable(self._age):
-            if await self._remove(version.path):
-                await self._store.removed(version.policy, version.n)
-                removed += 1
+            # Marked first: whoever rolls back to it meanwhile is refused, or has it kept. Files of a marked version
+            # are leftover, so that the next sweep deletes them if we do not come to it.
+            if await self._store.mark_removed(version.policy, version.n, self._age):
+                removed += await self._remove(version.path)
         if there := await self._files.directories():
             for directory in await self._store.leftover(there):
                 removed += await self._remove(directory.path)

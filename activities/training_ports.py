@@ -87,7 +87,8 @@ class PublishingStore(Protocol):
     async def removable(self, age: timedelta) -> list[VersionRef]:
         """Versions whose files nobody needs: older than `age`, on no engine, and no step may begin from them."""
 
-    async def removed(self, policy: str, n: int) -> None: ...
+    async def mark_removed(self, policy: str, n: int, age: timedelta) -> bool:
+        """Note that a version's files are gone, unless it is not removable any more: then False."""
 
     async def leftover(self, directories: Sequence[AdapterDirectory]) -> list[AdapterDirectory]:
         """Those that no version has and none will have: their step is over, and another attempt was committed or none.
@@ -95,8 +96,11 @@ class PublishingStore(Protocol):
 
 
 class AdapterFiles(Protocol):
+    async def are_here(self) -> bool:
+        """Whether this machine has the folder."""
+
     async def directories(self) -> list[AdapterDirectory]:
-        """The finished ones there are here, whoever has them."""
+        """The finished ones there are here, whoever has them, and those whose removal was cut short."""
 
     async def remove(self, path: str) -> bool:
         """Delete a version's directory; one that is gone is no error. False if it cannot be told here.

@@ -7,6 +7,7 @@ Knows nothing about how often it runs. Doing it twice does no harm: workflows dr
 from __future__ import annotations
 
 import asyncio
+import logging
 from collections.abc import Awaitable, Callable, Hashable, Sequence
 from datetime import timedelta
 from itertools import groupby
@@ -20,6 +21,8 @@ from activities.ports import Announcer, Counts, Uncounted, UpkeepStore
 from activities.retention import Retention
 from activities.work import WorkTelling
 from clawloop.contracts import SessionFacts
+
+log = logging.getLogger(__name__)
 
 # Younger ones are on their way: a gateway announces within milliseconds, or not at all.
 AGE = timedelta(seconds=30)
@@ -61,16 +64,24 @@ class UpkeepActivities:
 
     @activity.defn
     async def sweep(self) -> Swept:
-        """Announce what was missed, oldest first and each session in order; wake what was left open."""
+        """Announce what was missed, oldest first and each session in order; wake what was left open.
+
+        Every part is tried. The first failure is raised when all are done, so that what failed is tried again soon.
+        """
         async with heartbeating():
+            failed: list[BaseException] = []
             swept = Swept(
-                announced=await self._announce_turns(),
-                feedback=await self._announce_feedback(),
-                woken=await self._wake_sessions(),
-                work=await self._work.tell_again(),
-                removed=0 if self._retention is None else await self._retention.remove(),
+                announced=await _tried(self._announce_turns(), failed),
+                feedback=await _tried(self._announce_feedback(), failed),
+                woken=await _tried(self._wake_sessions(), failed),
+                work=await _tried(self._work.tell_again(), failed),
+                removed=0 if self._retention is None else await _tried(self._retention.remove(), failed),
             )
             self._counts.swept(swept.announced, swept.feedback, swept.woken)
+            for later in failed[1:]:
+                log.warning("another part of the sweep failed", exc_info=later)
+            if failed:
+                raise failed[0]
             return swept
 
     async def _announce_turns(self) -> int:
@@ -93,6 +104,16 @@ class UpkeepActivities:
         left: list[SessionFacts] = await self._store.sessions_left_open(self._idle + LEFT_OPEN_AFTER, BATCH)
         await _by_session(left, lambda item: item.session_id, self._announcer.wake)
         return len(left)
+
+
+async def _tried(part: Awaitable[int], failed: list[BaseException]) -> int:
+    """What the part returns; 0 if it fails, and then it is noted in `failed`."""
+    # Whatever is wrong with one part, a bug included, must not keep the others from running.
+    (result,) = await asyncio.gather(part, return_exceptions=True)
+    if isinstance(result, BaseException):
+        failed.append(result)
+        return 0
+    return result
 
 
 async def _by_session(

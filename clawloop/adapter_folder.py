@@ -10,8 +10,8 @@ from pathlib import Path
 from clawloop.errors import AdapterUnusable
 from clawloop.steps import AdapterDirectory
 
-# As the trainer names them once they are whole.
-_VERSION = re.compile(r"v(?P<n>[1-9][0-9]{0,8})-[0-9a-f]{12}")
+# As the trainer names them once they are whole, and as `remove` does before it deletes them.
+_VERSION = re.compile(r"(?:\.removing-)?(?P<name>v(?P<n>[1-9][0-9]{0,8})-[0-9a-f]{12})")
 
 
 class AdapterFolder:
@@ -24,17 +24,21 @@ class AdapterFolder:
     def __init__(self, path: Path) -> None:
         self._path = path.resolve()
 
+    async def are_here(self) -> bool:
+        """Whether there is such a folder: else another machine has it."""
+        return await asyncio.to_thread(self._path.is_dir)
+
     async def directories(self) -> list[AdapterDirectory]:
-        """The finished ones there are here, in the order of their paths."""
+        """The finished ones there are here, and those whose removal was cut short, in the order of their paths."""
         return await asyncio.to_thread(self._directories)
 
     def _directories(self) -> list[AdapterDirectory]:
-        found = sorted(path for path in self._path.glob("*/*") if path.is_dir())
-        return [
-            AdapterDirectory(path.parent.name, int(name["n"]), path.relative_to(self._path).as_posix())
-            for path in found
-            if (name := _VERSION.fullmatch(path.name)) is not None
-        ]
+        found = {
+            AdapterDirectory(path.parent.name, int(name["n"]), f"{path.parent.name}/{name['name']}")
+            for path in self._path.glob("*/*")
+            if (name := _VERSION.fullmatch(path.name)) is not None and path.is_dir()
+        }
+        return sorted(found, key=lambda directory: directory.path)
 
     async def remove(self, path: str) -> bool:
         """Delete a version's directory; one that is gone is no error.

@@ -142,6 +142,9 @@ async def _settle_related(session: SessionId, connection: AsyncConnection) -> tu
 
 async def _sample_anyway(connection: AsyncConnection, extra: ExtraSample) -> None:
     turn_id, reward, why = extra.turn_id, extra.reward, extra.why
+    outcome = select(Turn.outcome).where(Turn.id == turn_id).with_for_update()
+    if (await connection.execute(outcome)).scalar_one() == Outcome.ERASED:
+        return
     newest = (
         select(Judgement.id)
         .where(Judgement.turn_id == turn_id, Judgement.decided_at.is_not(None))

@@ -16,11 +16,22 @@ from clawloop.ids import (
     ApiKeyId,
     FeedbackId,
     JudgementId,
+    SessionId,
     TurnId,
     new_judgement_id,
 )
 from clawloop.judging.parsing import HintVote, Vote
-from clawloop.judging.records import DIRECT, VOTES, GivenFeedback, Held, OpenJudgement, PlacedTurn, Relation, Settlement
+from clawloop.judging.records import (
+    DIRECT,
+    VOTES,
+    GivenFeedback,
+    Held,
+    OpenJudgement,
+    PlacedTurn,
+    Relation,
+    Settlement,
+    TrainedTurn,
+)
 from clawloop.samples.rewards import with_reward
 from db.chains import Chains
 from db.direct_votes import direct_from_text, direct_to_text
@@ -34,6 +45,7 @@ from db.samples import is_taken, others_taken, put_sample, supersede_others, wit
 from db.stored import read_turn
 from db.tables import Feedback, Hint, Judgement, Sample, Session, Turn
 from db.tables import Vote as VoteRow
+from db.trained_turns import read_trained
 from db.work import hold_policy_of, refresh_work
 
 # The next main turn up and the next main turns down, over side turns, which do not count.
@@ -71,6 +83,14 @@ class PostgresJudgementStore:
             StoreUnavailable
         """
         return await self._database.run(partial(self._place, turn_id))
+
+    async def trained(self, session: SessionId, limit: int) -> list[TrainedTurn]:
+        """The session's newest `limit` main turns whose outcome is `trained`, in their order.
+
+        Raises:
+            StoreUnavailable
+        """
+        return await self._database.run(partial(read_trained, session, limit))
 
     async def open(
         self, turn_id: TurnId, shown_by: TurnId | None, evidence_hash: bytes, hint_kind: str

@@ -153,13 +153,14 @@ class PostgresPublishingStore:
         """
         return await self._database.run(partial(_removable, age))
 
-    async def removed(self, policy: str, n: int) -> None:
-        """
+    async def mark_removed(self, policy: str, n: int, age: timedelta) -> bool:
+        """Note that a version's files are gone, unless it is not removable any more: then False.
+
         Raises:
             StoreUnavailable
+            RecordUnusable: there is no such policy.
         """
-        gone = update(Version).where(Version.policy == policy, Version.n == n, Version.removed_at.is_(None))
-        await self._database.run(lambda connection: connection.execute(gone.values(removed_at=func.now())))
+        return await self._database.run(partial(_mark_removed, policy, n, age))
 
     async def leftover(self, directories: Sequence[AdapterDirectory]) -> list[AdapterDirectory]:
         """Those that no version has and none will have, because their step is over.
@@ -206,6 +207,16 @@ async def _removable(age: timedelta, connection: AsyncConnection) -> list[Versio
     found = await _versions(_REMOVABLE, connection, age=age)
     kept = {policy: await _kept(connection, policy) for policy in {version.policy for version in found}}
     return [version for version in found if version.n not in kept[version.policy]]
+
+
+async def _mark_removed(policy: str, n: int, age: timedelta, connection: AsyncConnection) -> bool:
+    # Roll-backs, pins and claims hold the policy too: they see that it is gone, or we see what they want.
+    await hold_policy(connection, policy)
+    if not any((version.policy, version.n) == (policy, n) for version in await _removable(age, connection)):
+        return False
+    gone = update(Version).where(Version.policy == policy, Version.n == n)
+    await connection.execute(gone.values(removed_at=func.now()))
+    return True
 
 
 async def _leftover(directories: Sequence[AdapterDirectory], connection: AsyncConnection) -> list[AdapterDirectory]:

@@ -181,6 +181,22 @@ class ClosingSession:
 
 
 @dataclass(frozen=True, slots=True)
+class TrainedTurn:
+    """A main turn that a step has learned from.
+
+    Args:
+        number: its place among the session's main turns, from 1.
+        verdict: what the sample was made by; None if it had no vote.
+        step: the newest that learned from it.
+    """
+
+    turn_id: TurnId
+    number: int
+    verdict: int | None
+    step: int
+
+
+@dataclass(frozen=True, slots=True)
 class ExtraSample:
     """The sample of the at-least-one rule."""
 

@@ -100,6 +100,9 @@ class Learning(Protocol):
     async def age(self, by: timedelta) -> None:
         """Let all that is there be older."""
 
+    async def lose_files(self, n: int) -> None:
+        """Let a version's files be gone, whoever needs them."""
+
     async def became(self, sample: SampleId) -> tuple[SampleState, Outcome, str]:
         """The sample's state, its turn's outcome and why."""
 
@@ -160,6 +163,9 @@ class FakeLearning:
 
     async def age(self, by: timedelta) -> None:
         self.ledger.now += by
+
+    async def lose_files(self, n: int) -> None:
+        self.ledger.versions[POLICY, n].removed = True
 
     async def became(self, sample: SampleId) -> tuple[SampleState, Outcome, str]:
         found = self.ledger.samples[sample]
@@ -255,6 +261,9 @@ class PostgresLearning:
         await self.execute("UPDATE engine_versions SET loaded_at = loaded_at - %s", by)
         moved = "created_at = created_at - %s, retired_at = retired_at - %s"
         await self.execute(f"UPDATE versions SET {moved}", by, by)
+
+    async def lose_files(self, n: int) -> None:
+        await self.execute("UPDATE versions SET removed_at = now() WHERE n = %s", n)
 
     async def became(self, sample: SampleId) -> tuple[SampleState, Outcome, str]:
         query = """SELECT s.state, t.outcome, t.outcome_detail AS why

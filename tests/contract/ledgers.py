@@ -37,6 +37,8 @@ class Ledger:
     """
     Attributes:
         claim: takes a turn's fresh sample, as a step would.
+        train: learns from a turn's fresh sample in a step, as that would.
+        erase: lets a turn be erased.
         samples: states and rewards of a turn's samples, oldest first.
         learn_by: gives the policy another recipe.
         give_outcome: says whether the task of a session of that name succeeded.
@@ -48,6 +50,8 @@ class Ledger:
     upkeep: UpkeepStore
     give: Callable[[TurnId, float | None, str | None], Awaitable[FeedbackId]]
     claim: Callable[[TurnId], None]
+    train: Callable[[TurnId, int], None]
+    erase: Callable[[TurnId], None]
     samples: Callable[[TurnId], list[tuple[SampleState, float | None]]]
     learn_by: Callable[[Recipe], Awaitable[None]]
     give_outcome: Callable[[str, int], Awaitable[FeedbackEffect | None]]
@@ -96,9 +100,8 @@ async def fake_ledger(fake_stores: Stores) -> Ledger:
     async def learn_by(recipe: Recipe) -> None:
         fake.recipe = recipe
 
-    return Ledger(
-        stores, fake, fake, fake, give, fake.claim, fake.samples, learn_by, partial(fake.give_outcome, stores.key)
-    )
+    outcome = partial(fake.give_outcome, stores.key)
+    return Ledger(stores, fake, fake, fake, give, fake.claim, fake.train, fake.erase, fake.samples, learn_by, outcome)
 
 
 @pytest.fixture
@@ -115,6 +118,10 @@ async def postgres_ledger(postgres_stores: Stores, database: Database, postgres_
         with psycopg.connect(url, autocommit=True) as connection:
             connection.execute("UPDATE samples SET state = 'claimed' WHERE state = 'fresh' AND turn_id = %s", [turn])
 
+    def erase(turn: TurnId) -> None:
+        with psycopg.connect(url, autocommit=True) as connection:
+            connection.execute("UPDATE turns SET outcome = 'erased' WHERE id = %s", [turn])
+
     def samples(turn: TurnId) -> list[tuple[SampleState, float | None]]:
         with psycopg.connect(url) as connection:
             query = "SELECT state, reward FROM samples WHERE turn_id = %s ORDER BY id"
@@ -130,6 +137,8 @@ async def postgres_ledger(postgres_stores: Stores, database: Database, postgres_
         PostgresUpkeepStore(database),
         give,
         claim,
+        partial(train, url),
+        erase,
         samples,
         learn_by,
         partial(PostgresFeedbackStore(database).give_outcome, stores.key),
@@ -140,6 +149,25 @@ async def postgres_ledger(postgres_stores: Stores, database: Database, postgres_
 def ledger(request: pytest.FixtureRequest) -> Ledger:
     both: Ledger = request.getfixturevalue(f"{request.param}_ledger")
     return both
+
+
+def train(url: str, turn: TurnId, step: int) -> None:
+    """A committed step learns from the turn's fresh sample; those beside it had the sample and were given up."""
+    with psycopg.connect(url) as connection:
+        for n, state in ((step - 1, "abandoned"), (step, "committed"), (step + 1, "abandoned")):
+            connection.execute(
+                """INSERT INTO steps (policy, n, parent, epoch, state, recipe_hash, finished_at)
+                SELECT id, %s, 0, 0, %s, recipe_hash, now() FROM policies WHERE id = 'default'""",
+                [n, state],
+            )
+            connection.execute(
+                """INSERT INTO step_samples (policy, step, sample_id, place)
+                SELECT policy, %s, id, 0 FROM samples WHERE turn_id = %s AND state = 'fresh'""",
+                [n, turn],
+            )
+        connection.execute("UPDATE samples SET state = 'trained' WHERE turn_id = %s AND state = 'fresh'", [turn])
+        became = "UPDATE turns SET outcome = 'trained', outcome_detail = %s WHERE id = %s"
+        connection.execute(became, [f"trained in step {step}", turn])
 
 
 def related(end: Settlement, relation: Relation, reward: float | None) -> Settlement:

@@ -346,7 +346,7 @@ async def test_a_step_from_files_that_are_gone_is_refused(postgres_learning: Pos
     await step(postgres_learning, 1)
     await postgres_learning.add_samples(4, version=1)
     await postgres_learning.steps.claim(POLICY, 2)
-    await postgres_learning.publishing.removed(POLICY, 1)
+    await postgres_learning.lose_files(1)
     with pytest.raises(RecordUnusable, match="version 1, from which step 2 begins"):
         await postgres_learning.steps.batch(POLICY, 2)
 

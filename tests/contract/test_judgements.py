@@ -11,7 +11,7 @@ from clawloop.contracts import Outcome, SampleState, TurnKind, TurnRecord
 from clawloop.errors import StoreUnavailable
 from clawloop.ids import SessionId, new_turn_id
 from clawloop.judging.parsing import HintVote, Vote
-from clawloop.judging.records import Ending, ExtraSample, Relation
+from clawloop.judging.records import Ending, ExtraSample, Relation, TrainedTurn
 from clawloop.recipe import Recipe
 from tests.contract.ledgers import BAD, GOOD, TIE, Ledger, fake_ledger, ledger, postgres_ledger, related, settle
 
@@ -132,6 +132,24 @@ async def test_judged_again_it_replaces_what_no_step_has(ledger: Ledger) -> None
     assert await ledger.fate(first) == (Outcome.SAMPLED, "verdict -1")
 
 
+async def test_the_newest_trained_turns_are_known_with_their_steps(ledger: Ledger) -> None:
+    turns = ledger.talk("one", "two", "three", "four")
+    other = ledger.talk("one", session="other")
+    side = replace(turns[0], turn_id=new_turn_id(), kind=TurnKind.SIDE)
+    session = await ledger.enter(side, *turns)
+    await ledger.enter(*other)
+    for turn, end in ((turns[0], GOOD), (turns[1], BAD), (turns[2], GOOD), (other[0], GOOD)):
+        await settle(ledger, turn, end)
+    assert await ledger.judgements.trained(session, 9) == []
+    ledger.train(turns[1].turn_id, 2)
+    ledger.train(turns[0].turn_id, 5)
+    ledger.train(other[0].turn_id, 8)
+    ledger.claim(turns[2].turn_id)
+    first, second = TrainedTurn(turns[0].turn_id, 1, 1, 5), TrainedTurn(turns[1].turn_id, 2, -1, 2)
+    assert await ledger.judgements.trained(session, 9) == [first, second]
+    assert await ledger.judgements.trained(session, 1) == [second]
+
+
 async def test_a_closing_sees_all_turns_first_and_later_only_the_undecided(ledger: Ledger) -> None:
     first, second = ledger.talk("one", "two")
     session = await ledger.enter(first, second)
@@ -153,6 +171,17 @@ async def test_a_closing_sees_all_turns_first_and_later_only_the_undecided(ledge
     assert seen is not None
     assert (seen.first, seen.turns) == (False, [])
     assert await ledger.closing.look(SessionId(new_turn_id())) is None
+
+
+async def test_a_closing_never_samples_a_turn_that_was_erased_meanwhile(ledger: Ledger) -> None:
+    first, second = ledger.talk("one", "two")
+    session = await ledger.enter(first, second)
+    await settle(ledger, first, TIE)
+    ledger.erase(first.turn_id)
+    extra = ExtraSample(first.turn_id, 0.5, "at least one")
+    await ledger.closing.close(session, "idle", [], "done", extra)
+    assert (await ledger.fate(first))[0] is Outcome.ERASED
+    assert ledger.samples(first.turn_id) == []
 
 
 async def test_a_turn_nobody_ended_keeps_its_session_open(ledger: Ledger) -> None:

@@ -33,7 +33,7 @@ async def test_a_version_that_is_not_there_is_refused(learning: Learning) -> Non
         with pytest.raises(RequestRejected, match="no version 5") as raised:
             await asked
         assert (raised.value.status, raised.value.field) == (404, "version")
-    await learning.publishing.removed(POLICY, 1)
+    await learning.lose_files(1)
     for asked in (learning.operators.roll_back(POLICY, 1), learning.operators.pin(POLICY, 1)):
         with pytest.raises(RequestRejected, match="were removed") as raised:
             await asked

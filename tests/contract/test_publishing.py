@@ -6,7 +6,7 @@ from datetime import timedelta
 
 import pytest
 
-from clawloop.errors import RecordUnusable
+from clawloop.errors import RecordUnusable, RequestRejected
 from clawloop.steps import AdapterDirectory, StepState
 from tests.contract.learning import HOURS, POLICY, Learning, publish, step, trained
 
@@ -183,9 +183,27 @@ async def test_files_go_when_nobody_needs_them(learning: Learning) -> None:
     assert await removable(learning) == []
     await learning.publishing.unloaded(engine, POLICY, 1)
     assert await removable(learning) == [1]
-    await learning.publishing.removed(POLICY, 1)
+    assert not await learning.publishing.mark_removed(POLICY, 1, 9 * HOURS)
+    assert await learning.publishing.mark_removed(POLICY, 1, 1 * HOURS)
+    assert not await learning.publishing.mark_removed(POLICY, 1, 1 * HOURS)
     assert await removable(learning) == []
     assert [version.state for version in await learning.operators.versions(POLICY)][1] == "on the path, files removed"
+
+
+async def test_what_became_wanted_since_it_was_found_removable_keeps_its_files(learning: Learning) -> None:
+    engine = await learning.add_engine("http://e1:8100")
+    for n in range(1, 7):
+        await step(learning, n)
+    await publish(learning, 6, engine)
+    await learning.age(2 * HOURS)
+    assert await removable(learning) == [1, 2, 3]
+    await learning.operators.roll_back(POLICY, 2)
+    await learning.operators.pin(POLICY, 2)
+    assert not await learning.publishing.mark_removed(POLICY, 2, 1 * HOURS)
+    assert not await learning.publishing.mark_removed(POLICY, 1, 1 * HOURS)  # of the newest on the path now
+    assert await learning.publishing.mark_removed(POLICY, 3, 1 * HOURS)
+    with pytest.raises(RequestRejected, match="were removed"):
+        await learning.operators.pin(POLICY, 3)
 
 
 async def test_the_version_a_claimed_step_begins_from_keeps_its_files(learning: Learning) -> None:

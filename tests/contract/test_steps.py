@@ -306,7 +306,7 @@ async def test_earlier_versions_that_answered_hinted_samples_are_teachers(learni
 async def test_a_hint_nobody_can_read_any_more_leaves_the_verdict(learning: Learning) -> None:
     for n in (1, 2):
         await step(learning, n)
-    await learning.publishing.removed(POLICY, 1)
+    await learning.lose_files(1)
     (both,) = await learning.add_samples(1, version=1, hinted=[1, 2, 3])
     (hint_only,) = await learning.add_samples(1, version=1, reward=None, hinted=[1, 2, 3])
     await learning.add_samples(3, version=2)

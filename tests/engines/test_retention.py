@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from datetime import timedelta
 from pathlib import Path
 
 import pytest
@@ -9,6 +10,9 @@ import pytest
 from activities.retention import Retention
 from clawloop.adapter_folder import AdapterFolder
 from clawloop.errors import AdapterUnusable
+from clawloop.steps import VersionRef
+from db.operators import PostgresTrainingStore
+from db.publishing import PostgresPublishingStore
 from tests.conftest import execute
 from tests.engines.conftest import Shelf
 
@@ -38,6 +42,60 @@ async def test_old_versions_that_no_engine_has_are_removed_once(shelf: Shelf, tm
     assert await retention.remove() == 3
     assert left(tmp_path) == ["v4", "v5", "v6"]  # the newest on the path stay for a roll-back
     assert await retention.remove() == 0
+
+
+class RolledBackMeanwhile(PostgresPublishingStore):
+    """Somebody rolls back to a version between being found removable and being removed."""
+
+    async def removable(self, age: timedelta) -> list[VersionRef]:
+        found = await super().removable(age)
+        await PostgresTrainingStore(self._database).roll_back("default", 2)
+        return found
+
+
+async def test_a_version_somebody_rolled_back_to_meanwhile_keeps_its_files(shelf: Shelf, tmp_path: Path) -> None:
+    on_disk(tmp_path, 1, 2, 3, 4, 5, 6)
+    for n in range(1, 7):
+        await shelf.publish(n)
+    shelf.age(HOURS)
+    await shelf.unload()
+    retention = Retention(RolledBackMeanwhile(shelf.database), AdapterFolder(tmp_path))
+    assert await retention.remove() == 1
+    assert left(tmp_path) == ["v1", "v2", "v4", "v5", "v6"]
+    assert shelf.one("SELECT array_agg(n) FROM versions WHERE removed_at IS NOT NULL") == [3]
+
+
+class Unplugged(AdapterFolder):
+    """The machine goes down before anything is deleted."""
+
+    async def remove(self, path: str) -> bool:
+        raise ConnectionAbortedError(path)
+
+
+@pytest.mark.parametrize("begun", [False, True], ids=["marked", "half deleted"])
+async def test_a_crash_after_the_mark_leaves_what_the_next_sweep_deletes(
+    begun: bool, shelf: Shelf, tmp_path: Path
+) -> None:
+    on_disk(tmp_path, 1, 2, 3, 4)
+    execute(shelf.url, "INSERT INTO recipes VALUES ('r', 'r', 's', 't', '{}')")
+    for n in range(1, 5):
+        await shelf.publish(n)
+        execute(
+            shelf.url,
+            "INSERT INTO steps (policy, n, parent, epoch, state, recipe_hash, finished_at) "
+            f"VALUES ('default', {n}, {n - 1}, 0, 'committed', 'r', now())",
+        )
+    shelf.age(HOURS)
+    await shelf.unload()
+    with pytest.raises(ConnectionAbortedError):
+        await Retention(shelf.store, Unplugged(tmp_path)).remove()
+    assert shelf.one("SELECT array_agg(n) FROM versions WHERE removed_at IS NOT NULL") == [1]
+    assert left(tmp_path) == ["v1", "v2", "v3", "v4"]
+    if begun:
+        folder = tmp_path / "default"
+        (folder / "v1-0123456789ab").rename(folder / ".removing-v1-0123456789ab")
+    assert await Retention(shelf.store, AdapterFolder(tmp_path)).remove() == 1
+    assert left(tmp_path) == ["v2", "v3", "v4"]
 
 
 async def test_where_the_folder_is_not_nothing_is_noted(shelf: Shelf, tmp_path: Path) -> None:

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Mapping, Sequence
-from dataclasses import dataclass, field
+from dataclasses import dataclass
 from datetime import UTC, datetime, timedelta
 
 from clawloop.algorithms.baseline import RunningMean
@@ -32,38 +32,17 @@ from clawloop.judging.records import (
     Relation,
     SessionTurn,
     Settlement,
+    TrainedTurn,
 )
 from clawloop.recipe import Recipe
 from clawloop.samples.rewards import Member, MemberEnd, group_ends, outcome_ends, outcome_waits, with_reward
 from db.entry import Entry
+from tests.fakes.judgement import FakeJudgement
 from tests.fakes.turn_facts import above, facts, is_older
 from tests.fakes.turn_store import FakeTurnStore
 
 _BY_OUTCOME = "outcome_process"
 _OPEN = (None, SampleState.FRESH, SampleState.SUPERSEDED)
-
-
-@dataclass
-class FakeJudgement:
-    """
-    Attributes:
-        end: None until it is settled.
-        sample: the state of its sample; None if it has none.
-        own: its reward before it was set in relation to others; `reward` is its sample's.
-    """
-
-    id: JudgementId
-    turn_id: TurnId
-    revision: int
-    recipe: Recipe
-    shown_by: TurnId | None
-    votes: dict[int, Vote | None] = field(default_factory=dict)
-    hints: dict[tuple[str, int], HintVote | None] = field(default_factory=dict)
-    direct: Mapping[Vote, float] | None = None
-    end: Settlement | None = None
-    sample: SampleState | None = None
-    reward: float | None = None
-    own: float | None = None
 
 
 @dataclass
@@ -119,6 +98,18 @@ class FakeJudgementStore:
             else Held(held.revision, held.end.outcome, held.end.verdict.verdict, held.shown_by),
             task_outcome=self._outcomes.get(stored.session_id),
         )
+
+    async def trained(self, session: SessionId, limit: int) -> list[TrainedTurn]:
+        main = [turn for turn in await self._session(session) if turn.record.kind is TurnKind.MAIN]
+        found: list[TrainedTurn] = []
+        for number, turn in enumerate(main, 1):
+            learned = [one for one in self._of(turn.record.turn_id) if one.sample is SampleState.TRAINED]
+            if turn.outcome is not Outcome.TRAINED or not learned:
+                continue
+            newest = max(learned, key=lambda one: one.step or 0)
+            assert newest.end is not None
+            found.append(TrainedTurn(turn.record.turn_id, number, newest.end.verdict.verdict, newest.step or 0))
+        return found[-limit:]
 
     async def open(
         self, turn_id: TurnId, shown_by: TurnId | None, evidence_hash: bytes, hint_kind: str
@@ -291,7 +282,7 @@ class FakeJudgementStore:
         self, session: SessionId, why: str, endings: Sequence[Ending], guarantee: str | None, extra: ExtraSample | None
     ) -> str | None:
         self._closed_with.update(turn.record.turn_id for turn in await self._session(session))
-        if extra is not None:
+        if extra is not None and self._turns.fates.get(extra.turn_id, (None, None))[0] is not Outcome.ERASED:
             held = self._held(extra.turn_id)
             assert held is not None
             held.sample, held.reward = SampleState.FRESH, extra.reward
@@ -364,6 +355,16 @@ class FakeJudgementStore:
         for one in self._of(turn_id):
             if one.sample is SampleState.FRESH:
                 one.sample = SampleState.CLAIMED
+
+    def erase(self, turn_id: TurnId) -> None:
+        self._turns.fates[turn_id] = (Outcome.ERASED, None)
+
+    def train(self, turn_id: TurnId, step: int) -> None:
+        """As a step would: learn from its fresh sample."""
+        for one in self._of(turn_id):
+            if one.sample is SampleState.FRESH:
+                one.sample, one.step = SampleState.TRAINED, step
+        self._become(turn_id, Outcome.TRAINED, f"trained in step {step}")
 
     # Looking things up -----------------------------------------------------------------------------------------------
 

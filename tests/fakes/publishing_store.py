@@ -88,8 +88,11 @@ class FakePublishingStore:
             and not self._needed(policy, n)
         ]
 
-    async def removed(self, policy: str, n: int) -> None:
+    async def mark_removed(self, policy: str, n: int, age: timedelta) -> bool:
+        if all((version.policy, version.n) != (policy, n) for version in await self.removable(age)):
+            return False
         self.ledger.versions[policy, n].removed = True
+        return True
 
     async def leftover(self, directories: Sequence[AdapterDirectory]) -> list[AdapterDirectory]:
         kept = {version.ref.path for _, version in self._versions() if version.ref and not version.removed}

@@ -3,11 +3,12 @@
 from __future__ import annotations
 
 from datetime import timedelta
+from typing import Any
 
 import pytest
 
 from activities.upkeep import UpkeepActivities
-from clawloop.contracts import FeedbackGiven, TurnKind, TurnRecorded
+from clawloop.contracts import FeedbackGiven, SessionFacts, TurnKind, TurnRecorded
 from clawloop.errors import AnnouncementFailed
 from db.upkeep import PostgresUpkeepStore
 from tests.fakes.announcer import FakeAnnouncer
@@ -48,6 +49,43 @@ async def test_while_workflows_cannot_be_told_nothing_is_noted(bench: Bench) -> 
         await sweeper(bench, away).sweep()
     assert raised.group_contains(AnnouncementFailed)
     assert (await sweeper(bench, FakeAnnouncer()).sweep()).announced == 1
+
+
+class FullDisk:
+    """A retention that fails.
+
+    Attributes:
+        tried: how often.
+    """
+
+    tried = 0
+
+    async def remove(self) -> int:
+        self.tried += 1
+        raise OSError("disk")
+
+
+async def test_a_part_that_fails_keeps_no_other_from_running(bench: Bench) -> None:
+    (turn,) = bench.conversation("a")
+    session = await bench.enter(turn)
+    bench.feedback(turn, 1.0)
+    bench.execute("UPDATE sessions SET last_turn_at = now() - interval '1 hour'")
+
+    class NoTurns(FakeAnnouncer):
+        async def announce_turn(self, session: SessionFacts, turn: TurnRecorded) -> None:
+            raise AnnouncementFailed("of turns")
+
+    announcer, disk = NoTurns(), FullDisk()
+    store = PostgresUpkeepStore(bench.database)
+    retention: Any = disk
+    upkeep = UpkeepActivities(store, announcer, bench.work, IDLE, timedelta(0), retention, bench.metrics)
+    with pytest.raises(ExceptionGroup) as raised:  # the first failure, not the disk's
+        await upkeep.sweep()
+    assert raised.group_contains(AnnouncementFailed, match="of turns")
+    assert [facts.session_id for facts, _ in announcer.told] == [session, session]
+    assert [type(message) for _, message in announcer.told] == [FeedbackGiven, type(None)]
+    assert disk.tried == 1
+    assert (await sweeper(bench, FakeAnnouncer()).sweep()).announced == 1  # it is still to be told
 
 
 async def test_feedback_nobody_was_told_of_is_announced_once(bench: Bench) -> None:

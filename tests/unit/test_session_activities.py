@@ -142,6 +142,28 @@ async def test_judged_again_it_asks_anew_and_replaces_the_sample(desk: Desk) -> 
     assert [state for state, _ in desk.store.samples(first.turn_id)] == [SampleState.SUPERSEDED, SampleState.FRESH]
 
 
+async def test_the_next_judgement_tells_which_step_learned_from_a_turn(desk: Desk) -> None:
+    session, (first, second, third) = await desk.talk("one", "two", "three")
+    (fate,) = await desk.tell(session, second)
+    assert (fate.outcome, fate.step) == (Outcome.SAMPLED, None)
+    desk.store.train(first.turn_id, 7)
+    judged, trained = await desk.tell(session, third)
+    assert (judged.turn_id, judged.step) == (second.turn_id, None)
+    assert (trained.turn_id, trained.number, trained.verdict, trained.step) == (first.turn_id, 1, 1, 7)
+    assert (trained.outcome, trained.sample, trained.why) == (Outcome.TRAINED, True, "trained in step 7")
+    # Told of again, the turn has one row, and that has the step.
+    again = await desk.tell(session, second)
+    assert [(fate.turn_id, fate.outcome, fate.step) for fate in again] == [(first.turn_id, Outcome.TRAINED, 7)]
+
+
+async def test_a_closing_tells_which_steps_learned(desk: Desk) -> None:
+    session, (first, second) = await desk.talk("one", "two")
+    await desk.tell(session, second)
+    desk.store.train(first.turn_id, 7)
+    closed = await desk.ledger.close_session(CloseSession(session_id=session, why="idle for 30 min"))
+    assert [(fate.turn_id, fate.step) for fate in closed.fates] == [(second.turn_id, None), (first.turn_id, 7)]
+
+
 async def test_a_closing_judges_what_was_missed_and_ends_the_rest(desk: Desk) -> None:
     session, (first, second) = await desk.talk("one", "two")
     ask = CloseSession(session_id=session, why="idle for 30 min")
@@ -149,6 +171,19 @@ async def test_a_closing_judges_what_was_missed_and_ends_the_rest(desk: Desk) ->
     await desk.tell(session, second)
     closed = await desk.ledger.close_session(ask)
     assert (closed.guarantee, [fate.outcome for fate in closed.fates]) == ("has a sample", [Outcome.NO_FEEDBACK])
+
+
+@pytest.mark.parametrize("erased", [False, True])
+async def test_an_erased_turn_is_no_candidate_for_the_sample_a_session_gets(desk: Desk, erased: bool) -> None:
+    session, (first, second) = await desk.talk("one", "two")
+    desk.judge.votes = ["1", "-1", "0"]
+    desk.judge.direct = {1: -0.1, 0: -3.0, -1: -3.0}
+    await desk.tell(session, second)
+    if erased:
+        desk.store.erase(first.turn_id)
+    closed = await desk.ledger.close_session(CloseSession(session_id=session, why="idle for 30 min"))
+    assert closed.to_ask == ([] if erased else [first.turn_id])
+    assert closed.guarantee == ("no sample: no judged turn that can be trained" if erased else "")
 
 
 async def test_a_sweep_tells_what_was_missed_once(desk: Desk) -> None:

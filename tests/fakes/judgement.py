@@ -1,0 +1,37 @@
+"""One judgement as the fake store keeps it."""
+
+from __future__ import annotations
+
+from collections.abc import Mapping
+from dataclasses import dataclass, field
+
+from clawloop.contracts import SampleState
+from clawloop.ids import JudgementId, TurnId
+from clawloop.judging.parsing import HintVote, Vote
+from clawloop.judging.records import Settlement
+from clawloop.recipe import Recipe
+
+
+@dataclass
+class FakeJudgement:
+    """
+    Attributes:
+        end: None until it is settled.
+        sample: the state of its sample; None if it has none.
+        step: the one that learned from it.
+        own: its reward before it was set in relation to others; `reward` is its sample's.
+    """
+
+    id: JudgementId
+    turn_id: TurnId
+    revision: int
+    recipe: Recipe
+    shown_by: TurnId | None
+    votes: dict[int, Vote | None] = field(default_factory=dict)
+    hints: dict[tuple[str, int], HintVote | None] = field(default_factory=dict)
+    direct: Mapping[Vote, float] | None = None
+    end: Settlement | None = None
+    sample: SampleState | None = None
+    reward: float | None = None
+    own: float | None = None
+    step: int | None = None
