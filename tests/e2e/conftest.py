@@ -30,6 +30,9 @@ def pytest_collection_modifyitems(items: list[pytest.Item]) -> None:
     for item in items:
         if ENGINE_FIXTURES & set(getattr(item, "fixturenames", ())):
             item.add_marker(pytest.mark.engine)
+            if item.get_closest_marker("timeout") is None:
+                # The first of them also waits for the engine.
+                item.add_marker(pytest.mark.timeout(START_SECONDS + 300))
 
 
 @pytest.fixture(scope="session")

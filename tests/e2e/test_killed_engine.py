@@ -25,7 +25,7 @@ from tests.e2e.gateway import RealGateway, prepared, running_gateway
 from tests.e2e.publishing import commit
 from tests.e2e.workers import running_workers
 
-pytestmark = [pytest.mark.engine, pytest.mark.slow, pytest.mark.postgres]
+pytestmark = [pytest.mark.engine, pytest.mark.slow, pytest.mark.long, pytest.mark.postgres]
 
 START_SECONDS = 240
 

@@ -46,6 +46,8 @@ async def gateway(postgres_server: Any, engine_url: str, tmp_path: Path) -> Asyn
 
 
 @pytest.mark.slow
+@pytest.mark.long
+@pytest.mark.timeout(1500)
 async def test_twenty_publishes_while_eight_clients_stream(
     gateway: RealGateway, temporal_address: str, engine_url: str, tiny_model_path: Path, capsys: Any
 ) -> None:

@@ -43,6 +43,7 @@ async def test_a_step_survives_kills_at_any_point_and_makes_the_same_adapter(
 
 
 @pytest.mark.timeout(400)
+@pytest.mark.long
 async def test_of_two_trainers_with_one_step_only_one_commits(shop: Shop, processes: ExitStack, tmp_path: Path) -> None:
     await shop.claim(1)
     log = tmp_path / "stopped.log"
@@ -69,6 +70,7 @@ async def test_of_two_trainers_with_one_step_only_one_commits(shop: Shop, proces
 
 
 @pytest.mark.timeout(200)
+@pytest.mark.long
 async def test_a_trainer_that_is_told_to_end_stops_between_micro_batches_and_ends(
     shop: Shop, processes: ExitStack, tmp_path: Path
 ) -> None:

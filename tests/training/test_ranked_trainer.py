@@ -26,6 +26,7 @@ COMMAND_TIMEOUT = timedelta(seconds=12)
 
 
 @pytest.mark.timeout(500)
+@pytest.mark.long
 async def test_two_ranks_idle_die_and_come_back_and_their_steps_are_those_of_one_process(
     shop: Shop, processes: ExitStack, tmp_path: Path
 ) -> None:
