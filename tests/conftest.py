@@ -15,6 +15,7 @@ from urllib.parse import urlsplit
 
 import psycopg
 import pytest
+from hypothesis import settings
 
 from clawloop.local import temporal_server
 from clawloop.local.checks import choose_port
@@ -24,6 +25,10 @@ from db.schema import migrate
 from db.tables import Base
 
 _numbers = itertools.count()
+
+# A busy machine is no fault of what is tested.
+settings.register_profile("patient", deadline=None)
+settings.load_profile("patient")
 
 
 def pytest_collection_modifyitems(items: list[pytest.Item]) -> None:

@@ -57,7 +57,7 @@ def test_after_a_step_that_failed_half_way_the_next_one_is_what_it_would_have_be
     wild = RECIPE.model_copy(
         update={
             "train": RECIPE.train.model_copy(
-                update={"optimiser": Optimiser(lr=0.5, epochs=3), "bounds": Bounds(kl=1.0)},
+                update={"optimiser": Optimiser(lr=0.5, epochs=3), "bounds": Bounds(kl=0.1)},
             )
         }
     )
