@@ -165,7 +165,7 @@ async def test_an_answer_cut_by_length_and_one_cut_by_its_client_keep_their_toke
 
 
 async def test_n_choices_are_n_turns_with_their_own_tokens(gateway: RealGateway, reference: Any) -> None:
-    response_id, chunks = await streamed(gateway, ask("One of three.", n=3, temperature=1.0))
+    response_id, chunks = await streamed(gateway, ask("One of three.", n=3, temperature=1.0, ignore_eos=True))
     first = await gateway.turn(response_id)
     turns = [await gateway.turn(id_of(turn_id)) for turn_id in await group(gateway, first.record.turn_id)]
     assert [turn.record.choice for turn in turns] == [0, 1, 2]
