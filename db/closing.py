@@ -169,6 +169,9 @@ async def _close(
     policy = None
     if extra is not None:
         policy = await hold_policy_of(connection, extra.turn_id)
+    # Before its turns, as whoever enters or erases some.
+    await connection.execute(select(Session.id).where(Session.id == session).with_for_update())
+    if extra is not None:
         await _sample_anyway(connection, extra)
     for end in endings:
         undecided = update(Turn).where(Turn.id == end.turn_id, Turn.outcome == Outcome.WAITING)

@@ -18,7 +18,7 @@ with workflow.unsafe.imports_passed_through():
     from activities.judging import JudgingActivities
     from activities.ledger import LedgerActivities
     from activities.messages import AskDirectly, Closed, CloseSession, Judged, JudgeTurn, TurnFate
-    from clawloop.contracts import FeedbackGiven, JudgeAgain, TurnRecorded
+    from clawloop.contracts import ContentErased, FeedbackGiven, JudgeAgain, TurnRecorded
     from clawloop.ids import TurnId
     from workflows import attributes, story
     from workflows.policies import JUDGE, SETTLE, STORE
@@ -41,6 +41,7 @@ class SessionWorkflow:
         self._rows: list[TurnFate] = list(state.rows)
         self._running: dict[asyncio.Task[None], Told] = {}
         self._ends = state.ends
+        self._erased = state.erased
         self._deadline = state.deadline or workflow.now() + self._idle_time
         self._shown_version = state.adapter_version
         self._closing = False
@@ -89,6 +90,20 @@ class SessionWorkflow:
         self._deadline = workflow.now() + self._idle_time
         self._inbox.append(wanted)
 
+    @workflow.signal(name=attributes.CONTENT_ERASED)
+    def content_erased(self, erased: ContentErased) -> None:
+        newest = max(erased.turns, default=None)
+
+        def gone(turn_id: TurnId) -> bool:
+            return turn_id in erased.turns or (erased.whole and newest is not None and turn_id <= newest)
+
+        # What is being judged now finds the turn erased when it wants to keep something of it.
+        self._inbox = [told for told in self._inbox if not gone(told.turn_id)]
+        self._rows = [story.erased(row) if gone(row.turn_id) else row for row in self._rows]
+        if erased.whole and all(gone(turn_id) for turn_id in self._known):
+            self._ends = self._erased = True
+        self._show()
+
     # Waiting -------------------------------------------------------------------------------------------------------
 
     @property
@@ -114,6 +129,8 @@ class SessionWorkflow:
 
     @property
     def _why_closing(self) -> str:
+        if self._erased:
+            return "erased"
         return "the client ended the session" if self._ends else f"idle for {self._state.idle_seconds / 60:g} min"
 
     # Judging -------------------------------------------------------------------------------------------------------
@@ -126,7 +143,7 @@ class SessionWorkflow:
             ask = self._ask(message.turn_id).model_copy(update={"revision": message.revision})
             summary = "judge a turn again, as an operator asked"
         else:
-            self._ends = message.ends_session
+            self._ends, self._erased = message.ends_session, False
             self._show_version(message.version)
             ask = self._ask(message.turn_id)
             summary = "judge the reply that a new turn answers"
@@ -251,6 +268,7 @@ class SessionWorkflow:
                     "rows": self._rows,
                     "deadline": self._deadline,
                     "ends": self._ends,
+                    "erased": self._erased,
                 }
             )
         )

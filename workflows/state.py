@@ -31,7 +31,8 @@ class SessionState(BaseModel):
         rows: the newest decided turns.
         adapter_version: of the newest turn.
         deadline: when it closes without a new turn; None in a first run.
-        ends: the client said that its last turn was the last.
+        ends: the client said that its last turn was the last, or all its turns were erased.
+        erased: they were, and no other has come.
     """
 
     model_config = ConfigDict(frozen=True)
@@ -49,6 +50,7 @@ class SessionState(BaseModel):
     rows: list[TurnFate] = []
     deadline: datetime | None = None
     ends: bool = False
+    erased: bool = False
 
 
 class SessionSummary(BaseModel):

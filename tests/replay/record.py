@@ -19,7 +19,7 @@ from temporalio.exceptions import ApplicationError
 from temporalio.testing import WorkflowEnvironment
 
 from activities.messages import JudgeTurn
-from clawloop.contracts import FeedbackGiven, JudgeAgain
+from clawloop.contracts import ContentErased, FeedbackGiven, JudgeAgain
 from clawloop.ids import new_feedback_id, new_turn_id
 from clawloop.temporal import connect, register_search_attributes
 from tests.replay import engine_paths, training_paths
@@ -104,6 +104,16 @@ async def judged_again(client: Client, scripted: ScriptedActivities) -> Conversa
     return talk
 
 
+async def erased(client: Client, scripted: ScriptedActivities) -> Conversation:
+    talk = Conversation(client)
+    scripted.gate.clear()
+    turns = [await talk.say() for _ in range(6)]
+    await until(lambda: len(scripted.judged) == 4)
+    await talk.announcer.content_erased(talk.session, ContentErased(tuple(turns), whole=True))
+    scripted.gate.set()
+    return talk
+
+
 async def woken(client: Client, scripted: ScriptedActivities) -> Conversation:
     talk = Conversation(client, timedelta(seconds=0.5))
     await talk.announcer.wake(talk.facts)
@@ -141,6 +151,7 @@ PATHS: tuple[Scenario, ...] = (
     direct_votes_at_the_close,
     feedback,
     judged_again,
+    erased,
     woken,
     turn_while_closing,
     rolled_over,

@@ -9,7 +9,7 @@ from temporalio.client import Client, WorkflowExecutionStatus
 from temporalio.exceptions import ApplicationError
 
 from activities.messages import JudgeTurn
-from clawloop.contracts import FeedbackGiven, JudgeAgain
+from clawloop.contracts import ContentErased, FeedbackGiven, JudgeAgain
 from clawloop.ids import new_feedback_id, new_turn_id
 from tests.workflows.conftest import Conversation, ScriptedActivities, until, working
 
@@ -201,3 +201,32 @@ async def test_a_direct_vote_that_cannot_be_had_does_not_keep_a_session_open(
     await talk.say(ends=True)
     summary = await talk.handle.result()
     assert (summary.guarantee, len(scripted.asked_directly), len(scripted.closed)) == ("has a sample", 2, 2)
+
+
+async def test_a_session_whose_turns_were_erased_judges_none_of_them_and_ends(
+    client: Client, scripted: ScriptedActivities
+) -> None:
+    talk = Conversation(client)
+    scripted.gate.clear()
+    turns = [await talk.say() for _ in range(6)]
+    await until(lambda: len(scripted.judged) == 4)
+    for _ in range(2):
+        await talk.announcer.content_erased(talk.session, ContentErased(tuple(turns), whole=True))
+    scripted.gate.set()
+    assert (await talk.handle.result()).why == "erased"
+    assert len(scripted.judged) == 4
+    # Nobody has to hear of it any more.
+    await talk.announcer.content_erased(talk.session, ContentErased(tuple(turns), whole=True))
+
+
+async def test_a_turn_after_the_erasure_keeps_the_session_open(client: Client, scripted: ScriptedActivities) -> None:
+    talk = Conversation(client)
+    erased = await talk.say()
+    await until(lambda: len(scripted.judged) == 1)
+    later = await talk.say()
+    await talk.announcer.content_erased(talk.session, ContentErased((erased,), whole=True))
+    await until(lambda: len(scripted.judged) == 2)
+    assert scripted.closed == []
+    last = await talk.say(ends=True)
+    assert (await talk.handle.result()).why == "the client ended the session"
+    assert [ask.turn_id for ask in scripted.judged] == [erased, later, last]
