@@ -14,7 +14,6 @@ from clawloop.ids import TurnId
 _FINAL = {
     Outcome.NO_FEEDBACK: "nothing later speaks about it, so there is nothing to judge it by",
     Outcome.ERASED: "it was erased",
-    Outcome.SUPERSEDED: "a later judgement has replaced its own",
 }
 
 
