@@ -53,10 +53,12 @@ class JudgementStore(TurnPlaces, Protocol):
         """The turn's judgement of this revision: made now under its policy's recipe, or gone on with."""
 
     async def store_vote(self, judgement: JudgementId, index: int, raw: str, vote: Vote | None) -> None:
-        """Keep one answer for good; the first one counts."""
+        """Keep one answer for good; the first one counts, and none once the judgement is decided."""
 
-    async def store_direct_vote(self, judgement: JudgementId, logprobs: Mapping[Vote, float], vote: Vote) -> None:
-        """Keep a direct vote, its log-probs as they came, for good; the first one counts."""
+    async def store_direct_vote(
+        self, judgement: JudgementId, logprobs: Mapping[Vote, float], vote: Vote
+    ) -> Mapping[Vote, float]:
+        """Keep a direct vote, its log-probs as they came, for good; the first one counts, and is returned."""
 
     async def store_hint(
         self, judgement: JudgementId, kind: str, index: int, raw: str, hint: HintVote | None
@@ -72,7 +74,9 @@ class JudgementStore(TurnPlaces, Protocol):
             The policy that has a batch waiting since this call; None if it has none, or had one before.
 
         Raises:
-            StoreUnavailable: also when feedback it has not heard of was taken in meanwhile: that is not undone.
+            RecordUnusable: the turn was erased meanwhile.
+            StoreUnavailable: also when feedback it has not heard of was taken in meanwhile: that is not undone. And
+                when the stored votes are not those it was decided by: whoever tries again reads them.
         """
 
     async def feedback_of(self, turn_id: TurnId) -> list[GivenFeedback]:

@@ -22,7 +22,6 @@ from clawloop.ids import (
 )
 from clawloop.judging.parsing import HintVote, Vote
 from clawloop.judging.records import (
-    DIRECT,
     VOTES,
     GivenFeedback,
     Held,
@@ -33,9 +32,8 @@ from clawloop.judging.records import (
     TrainedTurn,
 )
 from clawloop.samples.rewards import with_reward
-from db.answers import keep_hint, keep_vote, read_open
+from db.answers import keep_direct_vote, keep_hint, keep_vote, read_open, says_the_same
 from db.chains import Chains
-from db.direct_votes import direct_to_text
 from db.engine import Database
 from db.entry import Request
 from db.exact_json import storable
@@ -126,20 +124,22 @@ class PostgresJudgementStore:
         return await self._database.run(partial(_open, turn_id, shown_by, evidence_hash, hint_kind, revision=revision))
 
     async def store_vote(self, judgement: JudgementId, index: int, raw: str, vote: Vote | None) -> None:
-        """Keep one answer for good; the first one counts.
+        """Keep one answer for good; the first one counts, and none once the judgement is decided.
 
         Raises:
             StoreUnavailable
         """
         await self._database.run(partial(keep_vote, judgement, VOTES, index, raw, vote))
 
-    async def store_direct_vote(self, judgement: JudgementId, logprobs: Mapping[Vote, float], vote: Vote) -> None:
-        """Keep a direct vote, its log-probs as they came, for good; the first one counts.
+    async def store_direct_vote(
+        self, judgement: JudgementId, logprobs: Mapping[Vote, float], vote: Vote
+    ) -> Mapping[Vote, float]:
+        """Keep a direct vote, its log-probs as they came, for good; the first one counts, and is returned.
 
         Raises:
             StoreUnavailable
         """
-        await self._database.run(partial(keep_vote, judgement, DIRECT, 0, direct_to_text(logprobs), vote))
+        return await self._database.run(partial(keep_direct_vote, judgement, logprobs, vote))
 
     async def store_hint(self, judgement: JudgementId, kind: str, index: int, raw: str, hint: HintVote | None) -> None:
         """
@@ -160,7 +160,8 @@ class PostgresJudgementStore:
         Raises:
             RecordUnusable: the turn was erased meanwhile.
             StoreUnavailable: also when a step took the sample that was to be amended; `revise` then gives another. And
-                when feedback it has not heard of was taken in meanwhile: a judge's late answer does not undo it.
+                when feedback it has not heard of was taken in meanwhile: a judge's late answer does not undo it. And
+                when the stored votes are not those it was decided by: whoever tries again reads them.
         """
         return await self._database.run(partial(_settle, judgement, end, heard))
 
@@ -286,6 +287,8 @@ async def _settle(
         if applied:
             raise StoreUnavailable(f"a step took the sample of turn {turn_id} meanwhile")
         return None
+    if end.ballot is not None and not await says_the_same(connection, judgement, end.ballot):
+        raise StoreUnavailable(f"other votes on turn {turn_id} were stored first")
     if not applied and await others_taken(connection, judgement, turn_id):
         return None
     await supersede_others(connection, judgement, turn_id, end.why)

@@ -24,6 +24,7 @@ from db.recipes import ensure_recipe, set_recipe
 from db.upkeep import PostgresUpkeepStore
 from tests.contract.conftest import Stores
 from tests.fakes.judgement_store import FakeJudgementStore
+from tests.fakes.upkeep_store import FakeUpkeepStore
 from tests.records import turn_record
 
 RECIPE = Recipe(name="combined")
@@ -101,7 +102,8 @@ async def fake_ledger(fake_stores: Stores) -> Ledger:
         fake.recipe = recipe
 
     outcome = partial(fake.give_outcome, stores.key)
-    return Ledger(stores, fake, fake, fake, give, fake.claim, fake.train, fake.erase, fake.samples, learn_by, outcome)
+    upkeep = FakeUpkeepStore(stores.turns, fake)  # type: ignore[arg-type]
+    return Ledger(stores, fake, fake, upkeep, give, fake.claim, fake.train, fake.erase, fake.samples, learn_by, outcome)
 
 
 @pytest.fixture

@@ -98,6 +98,11 @@ class FakeTurnStore:
             entry.record, place.session_id, place.parent_turn_id, outcome, detail, self.announced.get(turn_id)
         )
 
+    async def all(self) -> list[StoredTurn]:
+        """In their order."""
+        ids = sorted(record.turn_id for record in self.records)
+        return [stored for turn_id in ids if (stored := await self.load(turn_id)) is not None]
+
     async def mark_announced(self, turn_ids: Sequence[TurnId]) -> None:
         self._require_available()
         for turn_id in turn_ids:

@@ -22,6 +22,7 @@ from clawloop.recipe import Recipe
 from tests.fakes.announcer import FakeAnnouncer, FakeWorkAnnouncer
 from tests.fakes.judgement_store import FakeJudgementStore
 from tests.fakes.turn_store import FakeTurnStore
+from tests.fakes.upkeep_store import FakeUpkeepStore
 from tests.records import KEY, turn_record
 
 BINARY = Recipe.model_validate(
@@ -89,7 +90,9 @@ class Desk:
         self.judging = JudgingActivities(self.store, self.judge, self.judge, work)
         self.ledger = LedgerActivities(self.store, self.store, work)
         idle = timedelta(minutes=30)
-        self.upkeep = UpkeepActivities(self.store, self.announcer, work, idle, timedelta(0))
+        self.upkeep = UpkeepActivities(
+            FakeUpkeepStore(self.turns, self.store), self.announcer, work, idle, timedelta(0)
+        )
 
     async def talk(self, *asked: str) -> tuple[SessionId, list[TurnRecord]]:
         messages: list[Message] = []
