@@ -44,6 +44,8 @@ class LedgerActivities:
         session = await self._store.look(ask.session_id)
         if session is None:
             return Closed(to_judge=[], fates=[], guarantee="no such session")
+        if ask.again and not session.closed:
+            return Closed(to_judge=[], fates=[], turns=session.main_turns, still_open=True)
         undecided = [turn for turn in session.turns if _is_undecided(turn, ask.up_to)]
         ends: list[tuple[SessionTurn, Ending]] = []
         to_judge: list[TurnId] = []

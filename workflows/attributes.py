@@ -19,6 +19,7 @@ TURN_RECORDED = "turn_recorded"
 FEEDBACK_GIVEN = "feedback_given"
 JUDGE_AGAIN = "judge_again"
 CONTENT_ERASED = "content_erased"
+CLOSES_AGAIN = "closes-again"  # a patch of the session's workflow
 SWEEP_WORKFLOW = "Sweep"
 SWEEP_ID = "sweep"
 TRAINING_WORKFLOW = "Training"

@@ -42,6 +42,7 @@ class SessionWorkflow:
         self._running: dict[asyncio.Task[None], Told] = {}
         self._ends = state.ends
         self._erased = state.erased
+        self._looked_into = state.looked_into
         self._deadline = state.deadline or workflow.now() + self._idle_time
         self._shown_version = state.adapter_version
         self._closing = False
@@ -61,7 +62,9 @@ class SessionWorkflow:
                 self._begin(self._inbox.pop(0))
             else:
                 closed = await self._close()
-                if not self._inbox:
+                if closed.still_open:
+                    self._looked_into = False
+                elif not self._inbox:
                     workflow.upsert_search_attributes([attributes.STATE.value_set("closed")])
                     return SessionSummary(turns=closed.turns, why=self._why_closing, guarantee=closed.guarantee)
                 self._closing = False
@@ -75,11 +78,13 @@ class SessionWorkflow:
             return
         self._known = [*self._known, turn.turn_id][-KNOWN_LIMIT:]
         self._announced += 1
+        self._looked_into = False
         self._deadline = workflow.now() + self._idle_time
         self._inbox.append(turn)
 
     @workflow.signal(name=attributes.FEEDBACK_GIVEN)
     def feedback_given(self, feedback: FeedbackGiven) -> None:
+        self._look_into()
         self._deadline = workflow.now() + self._idle_time
         self._inbox.append(feedback)
 
@@ -87,6 +92,7 @@ class SessionWorkflow:
     def judge_again(self, wanted: JudgeAgain) -> None:
         if wanted in self._inbox or wanted in self._running.values():
             return
+        self._look_into()
         self._deadline = workflow.now() + self._idle_time
         self._inbox.append(wanted)
 
@@ -103,6 +109,11 @@ class SessionWorkflow:
         if erased.whole and all(gone(turn_id) for turn_id in self._known):
             self._ends = self._erased = True
         self._show()
+
+    def _look_into(self) -> None:
+        # Sessions that were looked into before this was so still wait for their deadline.
+        if not self._announced and not self._looked_into:
+            self._looked_into = workflow.patched(attributes.CLOSES_AGAIN)
 
     # Waiting -------------------------------------------------------------------------------------------------------
 
@@ -125,12 +136,14 @@ class SessionWorkflow:
         return bool(self._inbox) and len(self._running) < self._state.in_flight
 
     def _may_close(self) -> bool:
-        return not self._inbox and not self._running and (self._ends or self._is_idle())
+        return not self._inbox and not self._running and (self._ends or self._looked_into or self._is_idle())
 
     @property
     def _why_closing(self) -> str:
         if self._erased:
             return "erased"
+        if self._looked_into:
+            return "it was closed before"
         return "the client ended the session" if self._ends else f"idle for {self._state.idle_seconds / 60:g} min"
 
     # Judging -------------------------------------------------------------------------------------------------------
@@ -195,21 +208,21 @@ class SessionWorkflow:
         self._closing = True
         self._show()
         tried: set[TurnId] = set()
-        asked_directly = False
+        # A turn that comes from now on is none of this closing's.
+        ask = CloseSession(
+            session_id=self._state.session_id,
+            why=self._why_closing,
+            up_to=max(self._known, default=None),
+            again=self._looked_into,
+        )
         while True:
-            ask = CloseSession(
-                session_id=self._state.session_id,
-                why=self._why_closing,
-                up_to=max(self._known, default=None),
-                asked_directly=asked_directly,
-            )
             closed = await self._closing_step(ask)
             fresh = [turn_id for turn_id in closed.to_judge if turn_id not in tried]
             if closed.to_judge and not fresh:
                 closed = await self._closing_step(ask.model_copy(update={"give_up": True}))
             if closed.to_ask:
                 await self._ask_directly(closed.to_ask)
-                asked_directly = True
+                ask = ask.model_copy(update={"asked_directly": True})
                 continue
             if not closed.to_judge:
                 self._remember(closed.fates)
@@ -269,6 +282,7 @@ class SessionWorkflow:
                     "deadline": self._deadline,
                     "ends": self._ends,
                     "erased": self._erased,
+                    "looked_into": self._looked_into,
                 }
             )
         )

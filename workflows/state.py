@@ -33,6 +33,8 @@ class SessionState(BaseModel):
         deadline: when it closes without a new turn; None in a first run.
         ends: the client said that its last turn was the last, or all its turns were erased.
         erased: they were, and no other has come.
+        looked_into: it was begun for feedback or an operator, and no turn has come: it was closed before, and is closed
+            again at once.
     """
 
     model_config = ConfigDict(frozen=True)
@@ -51,6 +53,7 @@ class SessionState(BaseModel):
     deadline: datetime | None = None
     ends: bool = False
     erased: bool = False
+    looked_into: bool = False
 
 
 class SessionSummary(BaseModel):

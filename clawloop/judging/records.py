@@ -184,6 +184,7 @@ class ClosingSession:
         main_turns: how many there are.
         related: rewards of some wait for each other, or for the session's end.
         by_outcome: somebody said how its task came out, and its policy learns by that.
+        closed: it is closed, and no turn has come since.
     """
 
     session_id: SessionId
@@ -193,6 +194,7 @@ class ClosingSession:
     main_turns: int
     related: bool = False
     by_outcome: bool = False
+    closed: bool = False
 
 
 @dataclass(frozen=True, slots=True)

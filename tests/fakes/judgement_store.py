@@ -241,7 +241,10 @@ class FakeJudgementStore:
         signal = self.recipe.signal
         related = any(one.recipe.signal.reward != "verdict" for turn in main for one in self._of(turn.record.turn_id))
         by_outcome = session in self._outcomes and signal.reward == _BY_OUTCOME
-        return ClosingSession(session, turns, first, signal.at_least_one, len(main), related, by_outcome)
+        known = self.closed.get(session)
+        closed = known is not None and known.state is SessionState.CLOSED
+        closed = closed and all(turn.record.turn_id in self._closed_with for turn in own)
+        return ClosingSession(session, turns, first, signal.at_least_one, len(main), related, by_outcome, closed)
 
     def _closing_turn(self, own: Sequence[StoredTurn], turn: StoredTurn, number: int, *, last: bool) -> SessionTurn:
         turn_id = turn.record.turn_id

@@ -59,6 +59,31 @@ async def test_turns_that_can_still_be_judged_are_said_first_and_then_given_up(b
     )
 
 
+async def test_a_session_that_was_closed_keeps_when_and_why_whoever_looks_into_it(binary_bench: Bench) -> None:
+    bench = binary_bench
+    turns = bench.conversation("one", "two", "three")
+    session = await bench.enter(*turns[:2])
+    await bench.tell(session, turns[1])
+    assert (await bench.close(session, "it was closed before", again=True)).still_open
+    assert bench.rows("SELECT state, closed_why FROM sessions") == [{"state": "open", "closed_why": None}]
+    assert await outcomes(bench, turns[1]) == [(Outcome.WAITING, None)]
+    await bench.close(session, "the client ended the session")
+    known = "SELECT state, closed_why, closed_at FROM sessions"
+    before = bench.rows(known)
+    given = bench.feedback(turns[0], -1.0)
+    await bench.tell(session, turns[0], feedback_id=given)
+    assert not (await bench.close(session, "it was closed before", again=True)).still_open
+    assert bench.rows(known) == before
+    # Its next turn opens it again, and then another reason counts.
+    await bench.enter(turns[2])
+    assert (await bench.close(session, "it was closed before", again=True)).still_open
+    await bench.tell(session, turns[2])
+    await bench.close(session)
+    (row,) = bench.rows(known)
+    assert (row["state"], row["closed_why"]) == ("closed", "idle for 30 min")
+    assert row["closed_at"] > before[0]["closed_at"]
+
+
 async def test_a_turn_the_workflow_has_not_heard_of_stays_open(binary_bench: Bench) -> None:
     bench = binary_bench
     first, second = bench.conversation("one", "two")

@@ -96,6 +96,12 @@ async def feedback(client: Client, scripted: ScriptedActivities) -> Conversation
     return talk
 
 
+async def feedback_after_the_close(client: Client, scripted: ScriptedActivities) -> Conversation:
+    talk = Conversation(client)
+    await talk.announcer.announce_feedback(talk.facts, FeedbackGiven(new_feedback_id(), new_turn_id()))
+    return talk
+
+
 async def judged_again(client: Client, scripted: ScriptedActivities) -> Conversation:
     talk = Conversation(client, timedelta(seconds=1))
     turn = await talk.say()
@@ -150,6 +156,7 @@ PATHS: tuple[Scenario, ...] = (
     missed_turns_at_the_close,
     direct_votes_at_the_close,
     feedback,
+    feedback_after_the_close,
     judged_again,
     erased,
     woken,

@@ -114,6 +114,39 @@ async def test_feedback_that_arrives_after_the_close_is_judged_by_a_new_run(
     await talk.announcer.announce_feedback(talk.facts, given)
     await until(lambda: len(scripted.judged) == 2)
     assert (scripted.judged[1].turn_id, scripted.judged[1].feedback_id) == (turn, given.feedback_id)
+    # The session is not open for that: it closes again at once.
+    assert (await talk.handle.result()).why == "it was closed before"
+    assert [ask.again for ask in scripted.closed] == [False, True]
+
+
+async def test_feedback_on_a_session_that_is_open_after_all_leaves_it_open(
+    client: Client, scripted: ScriptedActivities
+) -> None:
+    talk = Conversation(client)
+    scripted.open_after_all = True
+    given = FeedbackGiven(new_feedback_id(), new_turn_id())
+    await talk.announcer.announce_feedback(talk.facts, given)
+    await until(lambda: len(scripted.closed) == 1)
+    await talk.say()
+    await until(lambda: len(scripted.judged) == 2)
+    assert (await talk.handle.describe()).status is WorkflowExecutionStatus.RUNNING
+    assert [ask.again for ask in scripted.closed] == [True]
+
+
+async def test_a_turn_that_comes_while_a_session_closes_is_not_ended_by_that(
+    client: Client, scripted: ScriptedActivities
+) -> None:
+    talk = Conversation(client)
+    missed = new_turn_id()
+    scripted.missed = [[missed]]
+    last = await talk.say(ends=True)
+    await until(lambda: len(scripted.judged) == 1)
+    scripted.gate.clear()
+    await until(lambda: len(scripted.judged) == 2)
+    later = await talk.say(ends=True)
+    scripted.gate.set()
+    await talk.handle.result()
+    assert [ask.up_to for ask in scripted.closed] == [last, last, later]
 
 
 async def test_a_turn_is_judged_again_by_a_new_run_and_asked_for_twice_only_once(
