@@ -117,6 +117,7 @@ class Swept(_Message):
         woken: sessions that nobody had closed.
         work: policies whose training workflows were told that a batch waits.
         removed: versions whose files nobody needed.
+        stuck: sessions whose workflow could not be told; the next sweep tries again.
     """
 
     announced: int
@@ -124,3 +125,4 @@ class Swept(_Message):
     woken: int
     work: int = 0
     removed: int = 0
+    stuck: int = 0

@@ -126,8 +126,8 @@ class Counts(Protocol):
     def closed(self, guaranteed: bool) -> None:
         """A session was closed; `guaranteed`: the at-least-one rule gave it a sample."""
 
-    def swept(self, turns: int, feedback: int, sessions: int) -> None:
-        """A sweep announced these turns and feedback, and woke these sessions."""
+    def swept(self, turns: int, feedback: int, sessions: int, stuck: int) -> None:
+        """A sweep announced these turns and feedback, and woke these sessions; `stuck` could not be told."""
 
 
 class Uncounted:
@@ -142,7 +142,7 @@ class Uncounted:
     def closed(self, guaranteed: bool) -> None:
         pass
 
-    def swept(self, turns: int, feedback: int, sessions: int) -> None:
+    def swept(self, turns: int, feedback: int, sessions: int, stuck: int) -> None:
         pass
 
 
@@ -168,11 +168,17 @@ class ClosingStore(Protocol):
 
 
 class UpkeepStore(Protocol):
-    async def unannounced_turns(self, age: timedelta, limit: int) -> list[tuple[SessionFacts, TurnRecorded]]:
-        """Main turns older than `age` whose workflow was not told, in the order in which they were made."""
+    async def unannounced_turns(
+        self, age: timedelta, limit: int, but: Sequence[SessionId] = ()
+    ) -> list[tuple[SessionFacts, TurnRecorded]]:
+        """Main turns older than `age` whose workflow was not told, in the order in which they were made; none of the
+        sessions in `but`."""
 
-    async def untold_feedback(self, age: timedelta, limit: int) -> list[tuple[SessionFacts, FeedbackGiven]]:
-        """Feedback older than `age` whose workflow was not told, or that was told a day ago and forgotten."""
+    async def untold_feedback(
+        self, age: timedelta, limit: int, but: Sequence[SessionId] = ()
+    ) -> list[tuple[SessionFacts, FeedbackGiven]]:
+        """Feedback older than `age` whose workflow was not told, or that was told a day ago and forgotten; none of the
+        sessions in `but`."""
 
     async def sessions_left_open(self, age: timedelta, limit: int) -> list[SessionFacts]:
         """Sessions without a turn for longer than `age` that nobody closed, oldest first."""

@@ -20,29 +20,35 @@ class FakeUpkeepStore:
         self._judged = judged
         self._told: set[FeedbackId] = set()
 
-    async def unannounced_turns(self, age: timedelta, limit: int) -> list[tuple[SessionFacts, TurnRecorded]]:
+    async def unannounced_turns(
+        self, age: timedelta, limit: int, but: Sequence[SessionId] = ()
+    ) -> list[tuple[SessionFacts, TurnRecorded]]:
         missed = [
             turn
             for turn in await self._turns.all()
             if turn.announced_at is None and turn.record.kind is TurnKind.MAIN and is_older(turn, age)
+            if turn.session_id not in but
         ]
         return [
             (facts(turn), TurnRecorded(turn.record.turn_id, turn.record.version, turn.record.ends_session))
             for turn in missed[:limit]
         ]
 
-    async def untold_feedback(self, age: timedelta, limit: int) -> list[tuple[SessionFacts, FeedbackGiven]]:
+    async def untold_feedback(
+        self, age: timedelta, limit: int, but: Sequence[SessionId] = ()
+    ) -> list[tuple[SessionFacts, FeedbackGiven]]:
         untold = [
             given
             for given in self._judged.given
             if not given.applied and given.id not in self._told and datetime.now(UTC) - given.received_at >= age
         ]
         found: list[tuple[SessionFacts, FeedbackGiven]] = []
-        for given in untold[:limit]:
+        for given in untold:
             stored = await self._turns.load(given.turn_id)
             assert stored is not None
-            found.append((facts(stored), FeedbackGiven(given.id, given.turn_id)))
-        return found
+            if stored.session_id not in but:
+                found.append((facts(stored), FeedbackGiven(given.id, given.turn_id)))
+        return found[:limit]
 
     async def sessions_left_open(self, age: timedelta, limit: int) -> list[SessionFacts]:
         newest: dict[SessionId, StoredTurn] = {turn.session_id: turn for turn in await self._turns.all()}
