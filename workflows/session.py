@@ -12,7 +12,7 @@ from datetime import timedelta
 
 from temporalio import workflow
 from temporalio.common import Priority
-from temporalio.exceptions import ActivityError, ApplicationError
+from temporalio.exceptions import ActivityError
 
 with workflow.unsafe.imports_passed_through():
     from activities.judging import JudgingActivities
@@ -22,6 +22,7 @@ with workflow.unsafe.imports_passed_through():
     from clawloop.ids import TurnId
     from workflows import attributes, story
     from workflows.policies import JUDGE, SETTLE, STORE
+    from workflows.reasons import reason_of
     from workflows.state import CARRIED_LIMIT, KNOWN_LIMIT, ROWS_LIMIT, SessionState, SessionSummary
 
 Told = TurnRecorded | FeedbackGiven | JudgeAgain
@@ -182,7 +183,7 @@ class SessionWorkflow:
                 JudgingActivities.judge_turn, ask, summary=summary, priority=fair, **JUDGE
             )
         except ActivityError as error:
-            given_up = ask.model_copy(update={"give_up": _reason(error)})
+            given_up = ask.model_copy(update={"give_up": reason_of(error)})
             try:
                 judged = await workflow.execute_activity_method(
                     JudgingActivities.judge_turn,
@@ -193,7 +194,7 @@ class SessionWorkflow:
                 )
             except ActivityError as still:
                 # The turn waits; closing the session ends it with a reason.
-                workflow.logger.warning("a turn could not be decided: %s", _reason(still))
+                workflow.logger.warning("a turn could not be decided: %s", reason_of(still))
         self._remember(judged.fates)
 
     def _remember(self, fates: list[TurnFate]) -> None:
@@ -247,7 +248,7 @@ class SessionWorkflow:
         ]
         for failed in await asyncio.gather(*asking, return_exceptions=True):
             if isinstance(failed, ActivityError):
-                workflow.logger.warning("a direct vote could not be had: %s", _reason(failed))
+                workflow.logger.warning("a direct vote could not be had: %s", reason_of(failed))
             elif failed is not None:
                 raise failed
 
@@ -303,8 +304,3 @@ class SessionWorkflow:
             announced=self._announced, judging=len(self._running), waiting=len(self._inbox), closing=closing
         )
         workflow.set_current_details(f"{line}\n\n{story.table(self._rows)}")
-
-
-def _reason(error: ActivityError) -> str:
-    cause = error.cause
-    return cause.message if isinstance(cause, ApplicationError) else type(cause or error).__name__
