@@ -57,6 +57,8 @@ class LedgerActivities:
                 why = f"nothing followed: {ask.why}" if turn.last else ELSEWHERE
                 ends.append((turn, Ending(turn.turn_id, Outcome.NO_FEEDBACK, why)))
         if to_judge and not ask.give_up:
+            # What cannot be judged must not keep those behind it from being tried.
+            to_judge.sort(key=lambda turn_id: ask.tried_up_to is not None and turn_id <= ask.tried_up_to)
             return Closed(to_judge=to_judge[:TO_JUDGE_LIMIT], fates=[], turns=session.main_turns)
         settled: list[MemberEnd] = []
         if session.related:

@@ -79,6 +79,7 @@ class CloseSession(_Message):
         up_to: the newest turn the workflow was told of; newer ones are not its to decide. None: no limit.
         give_up: turns that could be judged and were not are unjudged now.
         asked_directly: direct votes were asked for; those there are decide.
+        tried_up_to: turns that could be judged were tried up to this one: newer ones are said first.
         again: it was looked into after it was closed, e.g. for feedback: one that is open stays so.
     """
 
@@ -88,6 +89,7 @@ class CloseSession(_Message):
     give_up: bool = False
     asked_directly: bool = False
     again: bool = False
+    tried_up_to: TurnId | None = None
 
 
 class Closed(_Message):

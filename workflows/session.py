@@ -157,13 +157,19 @@ class SessionWorkflow:
             ask = self._ask(message.turn_id).model_copy(update={"revision": message.revision})
             summary = "judge a turn again, as an operator asked"
         else:
-            self._ends, self._erased = message.ends_session, False
+            if not self._is_late(message):
+                self._ends, self._erased = message.ends_session, False
             self._show_version(message.version)
             ask = self._ask(message.turn_id)
             summary = "judge the reply that a new turn answers"
         task = asyncio.create_task(self._judge(ask, summary))
         self._running[task] = message
         task.add_done_callback(self._ended)
+
+    def _is_late(self, turn: TurnRecorded) -> bool:
+        """A newer turn was told before it, and says whether the session ends."""
+        newest = max(self._known, default=turn.turn_id)
+        return turn.turn_id < newest and workflow.patched(attributes.ENDS_BY_NEWEST)
 
     def _ended(self, task: asyncio.Task[None]) -> None:
         del self._running[task]
@@ -231,6 +237,7 @@ class SessionWorkflow:
                 return closed
             for turn_id in fresh:
                 tried.add(turn_id)
+                ask = ask.model_copy(update={"tried_up_to": max(tried)})
                 itself = self._ask(turn_id).model_copy(update={"itself": True})
                 await self._judge(itself, "judge a turn that was missed")
 

@@ -4,6 +4,9 @@ from __future__ import annotations
 
 from dataclasses import replace
 
+import pytest
+
+from activities import ledger
 from activities.messages import AskDirectly
 from clawloop.contracts import Message, Outcome, TurnKind, TurnRecord
 from clawloop.ids import SessionId, new_turn_id
@@ -57,6 +60,20 @@ async def test_turns_that_can_still_be_judged_are_said_first_and_then_given_up(b
         Outcome.UNJUDGED,
         "could not be judged before the session closed",
     )
+
+
+async def test_turns_that_cannot_be_judged_keep_none_behind_them_from_being_said(
+    binary_bench: Bench, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    bench = binary_bench
+    monkeypatch.setattr(ledger, "TO_JUDGE_LIMIT", 2)
+    turns = bench.conversation(*"abcdef")
+    ids = [turn.turn_id for turn in turns]
+    session = await bench.enter(*turns)
+    assert (await bench.close(session)).to_judge == ids[:2]
+    assert (await bench.close(session, tried_up_to=ids[1])).to_judge == ids[2:4]
+    assert (await bench.close(session, tried_up_to=ids[3])).to_judge == [ids[4], ids[0]]
+    assert (await bench.close(session, tried_up_to=ids[4])).to_judge == ids[:2]  # all were tried: the workflow gives up
 
 
 async def test_a_session_that_was_closed_keeps_when_and_why_whoever_looks_into_it(binary_bench: Bench) -> None:

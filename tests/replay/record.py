@@ -37,6 +37,17 @@ async def ended_by_the_client(client: Client, scripted: ScriptedActivities) -> C
     return talk
 
 
+async def late_older_turn(client: Client, scripted: ScriptedActivities) -> Conversation:
+    talk = Conversation(client)
+    older, newest = new_turn_id(), new_turn_id()
+    scripted.gate.clear()
+    await talk.say(turn_id=newest, ends=True)
+    await until(lambda: len(scripted.judged) == 1)
+    await talk.say(turn_id=older)
+    scripted.gate.set()
+    return talk
+
+
 async def idle(client: Client, scripted: ScriptedActivities) -> Conversation:
     talk = Conversation(client, timedelta(seconds=1))
     await talk.say()
@@ -149,6 +160,7 @@ async def rolled_over(client: Client, scripted: ScriptedActivities) -> Conversat
 
 PATHS: tuple[Scenario, ...] = (
     ended_by_the_client,
+    late_older_turn,
     idle,
     told_twice_and_at_once,
     given_up,

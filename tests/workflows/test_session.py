@@ -91,6 +91,37 @@ async def test_what_the_ledger_finds_unjudged_is_judged_before_the_session_close
     assert [ask.give_up for ask in scripted.closed] == [False, False, True]
 
 
+async def test_turns_that_stay_unjudged_keep_none_behind_them_from_being_tried(
+    client: Client, scripted: ScriptedActivities
+) -> None:
+    talk = Conversation(client)
+    stuck, behind = new_turn_id(), new_turn_id()
+    scripted.missed = [[stuck], [behind, stuck], [stuck]]
+    await talk.say(ends=True)
+    await talk.handle.result()
+    assert [ask.turn_id for ask in scripted.judged if ask.itself] == [stuck, behind]
+    assert [(ask.tried_up_to, ask.give_up) for ask in scripted.closed] == [
+        (None, False),
+        (stuck, False),
+        (behind, False),
+        (behind, True),
+    ]
+
+
+async def test_an_older_turn_that_comes_late_does_not_keep_an_ended_session_open(
+    client: Client, scripted: ScriptedActivities
+) -> None:
+    talk = Conversation(client)
+    older, newest = new_turn_id(), new_turn_id()
+    scripted.gate.clear()
+    await talk.say(turn_id=newest, ends=True)
+    await until(lambda: len(scripted.judged) == 1)
+    await talk.say(turn_id=older)  # e.g. it waited in a spool
+    scripted.gate.set()
+    assert (await talk.handle.result()).why == "the client ended the session"
+    assert [ask.turn_id for ask in scripted.judged] == [newest, older]
+
+
 async def test_a_closed_session_opens_again_with_its_next_turn(client: Client, scripted: ScriptedActivities) -> None:
     talk = Conversation(client)
     await talk.say(ends=True)
