@@ -31,7 +31,7 @@ class TurnPlaces(Protocol):
         """A main turn with what is around it; None if there is none of that id, or it is a side turn."""
 
     async def trained(self, session: SessionId, limit: int) -> list[TrainedTurn]:
-        """The session's newest `limit` main turns whose outcome is `trained`, in their order."""
+        """The session's newest `limit` main turns that were trained, rolled back since or not, in their order."""
 
 
 class JudgementStore(TurnPlaces, Protocol):

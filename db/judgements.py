@@ -83,7 +83,7 @@ class PostgresJudgementStore:
         return await self._database.run(partial(self._place, turn_id))
 
     async def trained(self, session: SessionId, limit: int) -> list[TrainedTurn]:
-        """The session's newest `limit` main turns whose outcome is `trained`, in their order.
+        """The session's newest `limit` main turns that were trained, rolled back since or not, in their order.
 
         Raises:
             StoreUnavailable

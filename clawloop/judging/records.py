@@ -205,12 +205,14 @@ class TrainedTurn:
         number: its place among the session's main turns, from 1.
         verdict: what the sample was made by; None if it had no vote.
         step: the newest that learned from it.
+        rolled_back: to where, in words, if the policy was rolled back to before that step; None if it was not.
     """
 
     turn_id: TurnId
     number: int
     verdict: int | None
     step: int
+    rolled_back: str | None = None
 
 
 @dataclass(frozen=True, slots=True)

@@ -181,6 +181,9 @@ async def test_the_newest_trained_turns_are_known_with_their_steps(ledger: Ledge
     first, second = TrainedTurn(turns[0].turn_id, 1, 1, 5), TrainedTurn(turns[1].turn_id, 2, -1, 2)
     assert await ledger.judgements.trained(session, 9) == [first, second]
     assert await ledger.judgements.trained(session, 1) == [second]
+    ledger.roll_back(turns[0].turn_id)
+    first = replace(first, rolled_back="trained in step 5, rolled back to 0")
+    assert await ledger.judgements.trained(session, 9) == [first, second]
 
 
 async def test_a_closing_sees_all_turns_first_and_later_only_the_undecided(ledger: Ledger) -> None:

@@ -100,11 +100,13 @@ class FakeJudgementStore:
         found: list[TrainedTurn] = []
         for number, turn in enumerate(main, 1):
             learned = [one for one in self._of(turn.record.turn_id) if one.sample is SampleState.TRAINED]
-            if turn.outcome is not Outcome.TRAINED or not learned:
+            if turn.outcome not in (Outcome.TRAINED, Outcome.ROLLED_BACK) or not learned:
                 continue
             newest = max(learned, key=lambda one: one.step or 0)
             assert newest.end is not None
-            found.append(TrainedTurn(turn.record.turn_id, number, newest.end.verdict.verdict, newest.step or 0))
+            back = turn.outcome_detail if turn.outcome is Outcome.ROLLED_BACK else None
+            verdict = newest.end.verdict.verdict
+            found.append(TrainedTurn(turn.record.turn_id, number, verdict, newest.step or 0, back))
         return found[-limit:]
 
     async def open(
@@ -335,6 +337,9 @@ class FakeJudgementStore:
             if one.sample is SampleState.FRESH:
                 one.sample, one.step = SampleState.TRAINED, step
         self._become(turn_id, Outcome.TRAINED, f"trained in step {step}")
+
+    def roll_back(self, turn_id: TurnId) -> None:
+        self._become(turn_id, Outcome.ROLLED_BACK, f"{self._turns.fates[turn_id][1]}, rolled back to 0")
 
     # Looking things up -----------------------------------------------------------------------------------------------
 

@@ -110,7 +110,9 @@ class FakeSessionStore:
             stored.session_id, record.policy, record.evidence.source, record.started_at, record.version
         )
         replied = record.response is not None
-        return JudgedSoFar(turn_id, facts, record.kind, stored.outcome, replied, None, 0)
+        followed = any(turn.parent_turn_id == turn_id for turn in await self._turns.all())
+        answered = followed or any(given == turn_id for given, *_ in self.given)
+        return JudgedSoFar(turn_id, facts, record.kind, stored.outcome, replied, None, 0, answered)
 
     async def mark_feedback_announced(self, feedback: FeedbackId) -> None:
         self.announced.append(feedback)
