@@ -13,7 +13,7 @@ from openai.types.chat import ChatCompletionMessageParam
 
 from clawloop.demo.talking import Talker
 from clawloop.demo.user import SyntheticUser
-from clawloop.demo.world import EVALUATION, Grade, grade
+from clawloop.demo.world import EVALUATION, Grade, Preference, grade
 
 # Enough to keep the engine busy; more only wait in its queue.
 _ASKED_AT_ONCE = 16
@@ -50,10 +50,11 @@ class Measured:
     exact: float
 
 
-async def measure(talker: Talker, user: SyntheticUser, model: str) -> Measured:
+async def measure(talker: Talker, preference: Preference, model: str) -> Measured:
     """Ask one version all evaluation requests, each as a side turn in a session of its own.
 
     Args:
+        preference: by which the answers are graded.
         model: the name the version is served under.
     """
     gate = asyncio.Semaphore(_ASKED_AT_ONCE)
@@ -62,7 +63,7 @@ async def measure(talker: Talker, user: SyntheticUser, model: str) -> Measured:
         request = EVALUATION[number]
         async with gate:
             text = await talker.ask_aside(request.text, model, f"evaluation-{model}-{number}")
-        return grade(request, text, user.preference)
+        return grade(request, text, preference)
 
     grades = await asyncio.gather(*(ask(number) for number in range(len(EVALUATION))))
     return Measured(

@@ -19,7 +19,7 @@ from starlette.requests import Request as HttpRequest
 from starlette.responses import JSONResponse, Response, StreamingResponse
 from starlette.routing import Route
 
-from clawloop.demo.world import STYLES, Axis, Request, Style, answer, draw_preference, every_request
+from clawloop.demo.world import STYLES, Axis, Request, Style, answer, draw_preference, every_request, flipped
 from tests.fakes.engine import serving
 
 BATCH = 8
@@ -39,6 +39,7 @@ class PupilGateway:
         paused: why training has paused itself.
         delay: how many looks at training a version takes to come.
         late: how many looks at the sessions their turns take to arrive.
+        flip, flips_after: the axes on which it learns the other style after so many main turns.
     """
 
     seed: int = 1
@@ -52,6 +53,9 @@ class PupilGateway:
     paused: str | None = None
     delay: int = 2
     late: int = 0
+    flip: tuple[Axis, ...] = ()
+    flips_after: int = 0
+    learned_since: int = 0
     version: int = 0
     samples: int = 0
     looks: int = 0
@@ -124,6 +128,8 @@ class PupilGateway:
         if turns:  # what is said now is the feedback on the last answer
             self.samples += 1
             turns[-1] |= {"outcome": "trained", "verdict": 1, "step": self.version + 1}
+        if sum(map(len, self.sessions.values())) == self.flips_after:
+            self.learned_since = self.version
         turns.append(
             {
                 "id": str(uuid5(_SPACE, f"{session}-{len(turns)}")),
@@ -144,9 +150,10 @@ class PupilGateway:
 
     def _answer(self, said: str, version: int) -> str:
         request = _REQUESTS[said.rsplit("\n", 1)[-1]]
-        liked = draw_preference(self.seed)[request.axis]
+        axes = self.flip if self.learned_since else ()
+        liked = flipped(draw_preference(self.seed), axes)[request.axis]
         styles: tuple[Style, Style] = STYLES[request.axis]
-        learned = self.chance.random() < version * self.learns
+        learned = self.chance.random() < (version - self.learned_since) * self.learns
         return answer(request, liked if learned else self.chance.choice(styles))
 
     async def _stream(self, text: str, failure: str | None) -> AsyncIterator[bytes]:
