@@ -8,7 +8,8 @@ from __future__ import annotations
 
 import asyncio
 import time
-from dataclasses import dataclass, field
+from dataclasses import dataclass, field, replace
+from functools import partial
 from statistics import fmean
 from typing import Protocol
 from uuid import UUID
@@ -18,7 +19,7 @@ from clawloop.demo.plan import Plan, PlannedRun
 from clawloop.demo.report import Evaluated, RunTotals
 from clawloop.demo.talking import Talker
 from clawloop.demo.user import SyntheticUser
-from clawloop.demo.watching import Learning, Watcher
+from clawloop.demo.watching import Learning, WatchedSession, Watcher
 from clawloop.demo.world import Preference, draw_preference, flipped
 from clawloop.errors import SetupError
 from clawloop.ids import version_name
@@ -98,7 +99,8 @@ class Course:
     _begun: float = 0.0
     _interactions: int = 0
     _waiting: bool = False  # the user says nothing until what was said is learned
-    _sessions: dict[str, UUID | None] = field(default_factory=dict)
+    _asked: dict[str, int] = field(default_factory=dict)  # requests by session
+    _sessions: dict[str, WatchedSession] = field(default_factory=dict)  # as last seen
     _settled: set[str] = field(default_factory=set)  # sessions of which no turn changes any more
     _judged: set[UUID] = field(default_factory=set)
     _newest: int = 0  # version that answers
@@ -179,12 +181,12 @@ class Course:
 
         async def one(number: int, size: int) -> None:
             name = f"{self.run.policy}-{number}"
-            self._sessions[name] = None
+            self._asked[name] = 0
             # A user of its own for each session: what they say then does not depend on whose answer comes first.
             user = SyntheticUser(self.run.seed * 10_000 + number, preference)
-            await chat_session(self.talker, user, name, size, self._count)
+            await chat_session(self.talker, user, name, size, partial(self._count, name))
 
-        first = len(self._sessions) + 1
+        first = len(self._asked) + 1
         try:
             async with asyncio.TaskGroup() as group:
                 for offset, size in enumerate(sizes):
@@ -192,14 +194,24 @@ class Course:
         except* SetupError as several:
             raise several.exceptions[0] from None
 
-    def _count(self) -> None:
+    def _count(self, session: str) -> None:
         self._interactions += 1
+        self._asked[session] += 1
 
     async def _is_learned(self) -> bool:
         """Whether every turn has arrived (they may come late, over the spool), and nothing is left to do with them."""
-        sessions = await self.watcher.sessions(self.run.policy)
-        arrived = sum(session.main_turns for session in sessions)
+        await self._look_for_sessions()
+        for name, seen in self._sessions.items():
+            if seen.main_turns < self._asked[name]:
+                self._sessions[name] = replace(seen, main_turns=len(await self.watcher.main_turns(seen.id)))
+        arrived = sum(seen.main_turns for seen in self._sessions.values())
         return arrived >= self._interactions and (await self.watcher.learning(self.run.policy)).is_done
+
+    async def _look_for_sessions(self) -> None:
+        """Take note of those among the newest; each evaluation is 60 sessions, so older chats are not among them."""
+        for session in await self.watcher.sessions(self.run.policy):
+            if session.name in self._asked:
+                self._sessions[session.name] = session
 
     async def _follow(self) -> None:
         """Measure versions as they come, until the user waits and there is nothing left to wait for."""
@@ -253,10 +265,9 @@ class Course:
 
     async def _reward(self) -> float | None:
         """Mean verdict of the turns that were judged since the last time."""
-        if any(session is None for session in self._sessions.values()):
-            known = {session.name: session.id for session in await self.watcher.sessions(self.run.policy)}
-            self._sessions = {name: known.get(name) for name in self._sessions}
-        unsettled = {name: one for name, one in self._sessions.items() if one is not None and name not in self._settled}
+        if len(self._sessions) < len(self._asked):
+            await self._look_for_sessions()
+        unsettled = {name: one.id for name, one in self._sessions.items() if name not in self._settled}
         found = await asyncio.gather(*(self.watcher.main_turns(one) for one in unsettled.values()))
         for name, its in zip(unsettled, found, strict=True):
             if its and all(turn.outcome not in _OPEN_OUTCOMES for turn in its):

@@ -33,7 +33,7 @@ class PupilGateway:
     Attributes:
         learns: share by which a version is better than the one before.
         failures: how the next chat requests fail, in order: `500`, `BREAK` (mid-stream), `ERROR` (event); empty: not.
-        sessions: main turns by session name.
+        sessions: main turns by session name; by_last_turn: names of all, those of side turns too, the newest last.
         headers: of each chat request.
         stuck: judging never ends.
         paused: why training has paused itself.
@@ -47,6 +47,7 @@ class PupilGateway:
     url: str = ""
     failures: list[str] = field(default_factory=list)
     sessions: dict[str, list[dict[str, Any]]] = field(default_factory=dict)
+    by_last_turn: dict[str, None] = field(default_factory=dict)
     headers: list[dict[str, str]] = field(default_factory=list)
     asked_of: list[str] = field(default_factory=list)
     stuck: bool = False
@@ -69,6 +70,8 @@ class PupilGateway:
         if failure == "500":
             return JSONResponse({"error": {"message": "on purpose", "type": "x", "code": None, "param": None}}, 500)
         text = self._answer(body["messages"][-1]["content"], self._version_of(body["model"]))
+        self.by_last_turn.pop(request.headers.get("x-session-id", ""), None)
+        self.by_last_turn[request.headers.get("x-session-id", "")] = None
         if side:
             self.asked_of.append(body["model"])
         elif failure is None:
@@ -113,9 +116,14 @@ class PupilGateway:
 
     async def list_sessions(self, request: HttpRequest) -> Response:
         self.late = max(0, self.late - 1)
+        newest = list(reversed(self.by_last_turn))[: int(request.query_params["limit"])]
         sessions = [
-            {"id": str(uuid5(_SPACE, name)), "external_id": name, "main_turns": 0 if self.late else len(turns)}
-            for name, turns in self.sessions.items()
+            {
+                "id": str(uuid5(_SPACE, name)),
+                "external_id": name,
+                "main_turns": 0 if self.late else len(self.sessions.get(name, [])),
+            }
+            for name in newest
         ]
         return JSONResponse({"sessions": sessions, "next": None})
 
