@@ -1,4 +1,4 @@
-"""What the demo learns by: one recipe for each method, the same but for the terms.
+"""What the demo learns by: one recipe for each method, the same but for the terms and the size of a batch.
 
 Knows nothing about runs. The model is 200 times smaller than those the defaults are for, and steps are few, so
 batches are small, the rate is high, and each batch is gone through twice.
@@ -27,6 +27,9 @@ _ADVANTAGES = {
     Method.OPD: Advantage(verdict_weight=0.0),
     Method.COMBINED: Advantage(),
 }
+# A user gives a hint only with some complaints, and the fewer the better it gets: of eight there was one batch in 64
+# interactions.
+_BATCH_SAMPLES = {Method.BINARY: 8, Method.OPD: 4, Method.COMBINED: 8}
 
 
 def demo_recipe(method: Method) -> Recipe:
@@ -35,7 +38,7 @@ def demo_recipe(method: Method) -> Recipe:
         name="demo" if method is Method.COMBINED else f"demo_{method}",
         signal=_SIGNALS[method],
         train=Train(
-            batch_samples=8,
+            batch_samples=_BATCH_SAMPLES[method],
             advantage=_ADVANTAGES[method],
             loss=Loss(kl=0.05),
             lora=Lora(rank=8, alpha=16.0),
