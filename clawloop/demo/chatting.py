@@ -17,6 +17,9 @@ from clawloop.demo.world import EVALUATION, Grade, Preference, grade
 
 # Enough to keep the engine busy; more only wait in its queue.
 _ASKED_AT_ONCE = 16
+# What is never said cannot be learned: at the policy's 0.6 the style that was not liked dies out, and when the taste
+# flipped none of 60 answers followed it in 96 interactions; at 1 two thirds did.
+CHAT_TEMPERATURE = 1.0
 
 
 async def chat_session(
@@ -35,7 +38,7 @@ async def chat_session(
     messages: list[ChatCompletionMessageParam] = [{"role": "user", "content": request.text}]
     for number in range(1, requests + 1):
         asked()
-        reply = await talker.say(messages, session, last=number == requests)
+        reply = await talker.say(messages, session, last=number == requests, temperature=CHAT_TEMPERATURE)
         if number < requests:
             then = user.follow_up(request, reply.text)
             messages += [{"role": "assistant", "content": reply.text}, {"role": "user", "content": then.text}]

@@ -71,6 +71,7 @@ async def test_every_version_is_measured_once_and_every_request_of_a_session_is_
     assert versions == list(range(gateway.version + 1))
     assert gateway.version >= 3
     names = ["pupil", *(f"demo-1-combined-v{version}" for version in versions[1:])]
+    assert gateway.temperatures == {True: {None}, False: {1.0}}
     assert gateway.asked_of == [name for name in names for _ in range(60)]
     assert [row.failed for row in rows] == [0] * len(versions)
 

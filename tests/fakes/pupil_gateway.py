@@ -34,7 +34,7 @@ class PupilGateway:
         learns: share by which a version is better than the one before.
         failures: how the next chat requests fail, in order: `500`, `BREAK` (mid-stream), `ERROR` (event); empty: not.
         sessions: main turns by session name; by_last_turn: names of all, those of side turns too, the newest last.
-        headers: of each chat request.
+        headers: of each chat request; temperatures: asked for in side turns (True) and in main turns.
         stuck: judging never ends.
         paused: why training has paused itself.
         delay: how many looks at training a version takes to come.
@@ -50,6 +50,7 @@ class PupilGateway:
     by_last_turn: dict[str, None] = field(default_factory=dict)
     headers: list[dict[str, str]] = field(default_factory=list)
     asked_of: list[str] = field(default_factory=list)
+    temperatures: dict[bool, set[float | None]] = field(default_factory=lambda: {True: set(), False: set()})
     stuck: bool = False
     paused: str | None = None
     delay: int = 2
@@ -66,6 +67,7 @@ class PupilGateway:
         body = json.loads(await request.body())
         self.headers.append(dict(request.headers))
         side = request.headers.get("x-turn-type") == "side"
+        self.temperatures[side].add(body.get("temperature"))
         failure = (self.failures.pop(0) if self.failures else None) or None
         if failure == "500":
             return JSONResponse({"error": {"message": "on purpose", "type": "x", "code": None, "param": None}}, 500)
