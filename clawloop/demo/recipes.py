@@ -1,7 +1,8 @@
 """What the demo learns by: one recipe for each method, the same but for the terms and the size of a batch.
 
 Knows nothing about runs. The model is 200 times smaller than those the defaults are for, and steps are few, so
-batches are small, the rate is high, and each batch is gone through twice.
+batches are small, the rate is high, and each batch is gone through twice. Its judge takes praise for blame now and
+then, which unlearns right content: a verdict counts half, and the pull to the base model is strong.
 """
 
 from __future__ import annotations
@@ -22,10 +23,11 @@ _SIGNALS = {
     Method.OPD: Signal(verdicts=False, at_least_one=False),
     Method.COMBINED: Signal(),
 }
+_VERDICT = 0.5
 _ADVANTAGES = {
-    Method.BINARY: Advantage(teacher_weight=0.0),
+    Method.BINARY: Advantage(verdict_weight=_VERDICT, teacher_weight=0.0),
     Method.OPD: Advantage(verdict_weight=0.0),
-    Method.COMBINED: Advantage(),
+    Method.COMBINED: Advantage(verdict_weight=_VERDICT),
 }
 # A user gives a hint only with some complaints, and the fewer the better it gets: of eight there was one batch in 64
 # interactions.
@@ -40,7 +42,7 @@ def demo_recipe(method: Method) -> Recipe:
         train=Train(
             batch_samples=_BATCH_SAMPLES[method],
             advantage=_ADVANTAGES[method],
-            loss=Loss(kl=0.05),
+            loss=Loss(kl=0.2),
             lora=Lora(rank=8, alpha=16.0),
             optimiser=Optimiser(lr=4e-3, epochs=2),
         ),
