@@ -1,7 +1,7 @@
-"""How the demo's model learns, all in this process: the numbers behind `deploy/recipes/demo.toml`.
+"""How the demo's model learns, all in this process: the numbers behind `clawloop/demo/recipes.py`.
 
 Knows nothing about gateways, stores or Temporal: the user, the judge, the samples and the step are the real
-ones, what lies between them is a loop. Run: python -m benchmarks.demo_learning --seeds 0 1
+ones, what lies between them is a loop. Run: python -m benchmarks.demo_learning --methods opd --seeds 1 2 --flip code
 """
 
 from __future__ import annotations
@@ -16,17 +16,19 @@ from uuid import UUID
 import torch
 
 from clawloop.contracts import Message
+from clawloop.demo.chatting import CHAT_TEMPERATURE
 from clawloop.demo.evaluate import DemoModel
 from clawloop.demo.location import model_path
+from clawloop.demo.recipes import Method, demo_recipe
 from clawloop.demo.user import SyntheticUser
-from clawloop.demo.world import EVALUATION, Grade, grade
+from clawloop.demo.world import EVALUATION, Axis, Grade, flipped, grade
 from clawloop.ids import TurnId
 from clawloop.judging.evidence import gather
 from clawloop.judging.hints import HintChoice, choose_hint, with_hint
 from clawloop.judging.parsing import parse_hint
 from clawloop.judging.prompts import AnswerForm, hint_prompt, vote_prompt
 from clawloop.judging.voting import Verdict, majority
-from clawloop.recipe import Recipe, load_recipe
+from clawloop.recipe import Recipe
 from clawloop.samples.assembly import decide
 from clawloop.training.architecture import base_names
 from clawloop.training.batch import TrainingSample
@@ -36,7 +38,8 @@ from clawloop.training.loading import adapter_tensors, load_model
 from clawloop.training.model import Lora
 from clawloop.training.step import make_optimizer, train_step
 
-RECIPES = Path(__file__).resolve().parents[1] / "deploy" / "recipes"
+# As the policies of the demo answer who names none.
+EVALUATION_TEMPERATURE = 0.6
 LONGEST_REPLY = 96
 SESSION_REQUESTS = 4
 LIMITS = Limits(budget_tokens=8192, max_tokens=4096, vocab_size=100_000)
@@ -49,9 +52,9 @@ class Loop:
         seed: of the user and of sampling.
     """
 
-    def __init__(self, folder: Path, recipe: Recipe, seed: int, temperature: float):
+    def __init__(self, folder: Path, recipe: Recipe, seed: int):
         torch.manual_seed(seed)
-        self.recipe, self.seed, self.temperature = recipe, seed, temperature
+        self.recipe, self.seed = recipe, seed
         self.judge, self.served = DemoModel(folder), DemoModel(folder)
         lora = Lora(recipe.train.lora.rank, recipe.train.lora.alpha)
         device = torch.device("cpu")
@@ -67,11 +70,15 @@ class Loop:
     def evaluate(self) -> tuple[float, float]:
         """(match, exact) on the evaluation requests."""
         chats: list[list[Message]] = [[{"role": "user", "content": request.text}] for request in EVALUATION]
-        replies = self.served.replies(chats, self.temperature, LONGEST_REPLY)
+        replies = self.served.replies(chats, EVALUATION_TEMPERATURE, LONGEST_REPLY)
         grades: list[Grade] = [
             grade(request, reply, self.user.preference) for request, reply in zip(EVALUATION, replies, strict=True)
         ]
         return sum(g.match for g in grades) / len(grades), sum(g.exact for g in grades) / len(grades)
+
+    def flip(self, axes: Sequence[Axis]) -> None:
+        """From now on the user likes the other style of these axes."""
+        self.user = SyntheticUser(self.seed, flipped(self.user.preference, axes))
 
     def session(self) -> list[TrainingSample]:
         """One chat of a few requests, and its samples."""
@@ -81,7 +88,7 @@ class Loop:
         text = request.text
         for _ in range(SESSION_REQUESTS):
             messages = [*messages, {"role": "user", "content": text}]
-            reply = self.served.replies([messages], self.temperature, LONGEST_REPLY)[0]
+            reply = self.served.replies([messages], CHAT_TEMPERATURE, LONGEST_REPLY)[0]
             follow_up = self.user.follow_up(request, reply)
             self.interactions += 1
             samples += self.judged(messages, reply, follow_up.text)
@@ -111,7 +118,7 @@ class Loop:
                 prompt_ids=prompt_ids,
                 response_ids=response_ids,
                 behaviour_logprobs=self.logprobs(prompt_ids, response_ids),
-                temperature=self.temperature,
+                temperature=CHAT_TEMPERATURE,
                 version=self.version,
                 reward=decision.reward,
                 hinted_prompt_ids=None if hinted is None else self.served.prompt_ids(hinted),
@@ -120,7 +127,7 @@ class Loop:
 
     @torch.no_grad()
     def logprobs(self, prompt_ids: Sequence[int], response_ids: Sequence[int]) -> list[float]:
-        sequence = TokenSequence("one", prompt_ids, response_ids, self.temperature)
+        sequence = TokenSequence("one", prompt_ids, response_ids, CHAT_TEMPERATURE)
         found: list[float] = self.policy(collate([sequence], (0,))).logprobs_N.tolist()
         return found
 
@@ -152,14 +159,18 @@ class Loop:
 
 
 def learn(
-    folder: Path, recipe: Recipe, seed: int, interactions: int, temperature: float
+    folder: Path, recipe: Recipe, seed: int, interactions: int, flip: Sequence[Axis]
 ) -> Iterator[tuple[int, float, float]]:
-    """(interactions, match, exact) before learning and after each step."""
-    loop = Loop(folder, recipe, seed, temperature)
+    """(interactions, match, exact) before learning and after each step; the taste flips half-way."""
+    loop = Loop(folder, recipe, seed)
     yield 0, *loop.evaluate()
     waiting: list[TrainingSample] = []
     size = recipe.train.batch_samples
+    has_flipped = False
     while loop.interactions < interactions:
+        if flip and not has_flipped and loop.interactions >= interactions // 2:
+            loop.flip(flip)
+            has_flipped = True
         waiting += loop.session()
         while len(waiting) >= size:
             batch, waiting = waiting[:size], waiting[size:]
@@ -170,19 +181,23 @@ def learn(
 def main() -> None:
     parser = argparse.ArgumentParser(description=__doc__)
     parser.add_argument("--model", type=Path, default=model_path())
-    parser.add_argument("--recipe", default="demo", help="a file of deploy/recipes, without .toml")
-    parser.add_argument("--seeds", type=int, nargs="+", default=[0, 1])
+    parser.add_argument("--methods", type=Method, nargs="+", default=[Method.COMBINED], help="binary, opd, combined")
+    parser.add_argument("--seeds", type=int, nargs="+", default=[1, 2])
     parser.add_argument("--interactions", type=int, default=96)
-    parser.add_argument("--temperature", type=float, default=0.7)
+    parser.add_argument("--flip", type=Axis, nargs="+", default=[], help="code, length, tone")
     chosen = parser.parse_args()
-    recipe = load_recipe(RECIPES / f"{chosen.recipe}.toml")
     for seed in chosen.seeds:
-        began = time.perf_counter()
-        reached: int | None = None
-        for at, match, exact in learn(chosen.model, recipe, seed, chosen.interactions, chosen.temperature):
-            print(f"seed {seed}: {at} interactions, match {match:.2f}, exact {exact:.2f}", flush=True)
-            reached = at if reached is None and match >= 0.9 else reached
-        print(f"seed {seed}: 90 % at {reached}, {time.perf_counter() - began:.0f} s", flush=True)
+        for method in chosen.methods:
+            began = time.perf_counter()
+            recipe = demo_recipe(method)
+            found = []
+            for at, match, exact in learn(chosen.model, recipe, seed, chosen.interactions, chosen.flip):
+                found.append((at, match, exact))
+                print(f"seed {seed} {method}: {at} interactions, match {match:.2f}, exact {exact:.2f}", flush=True)
+            reached = next((at for at, match, _ in found if match >= 0.9), None)
+            least = min(exact for _, _, exact in found)
+            seconds = time.perf_counter() - began
+            print(f"seed {seed} {method}: 90 % at {reached}, exact at least {least:.2f}, {seconds:.0f} s", flush=True)
 
 
 def _never(message: Message) -> bool:

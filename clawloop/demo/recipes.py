@@ -1,8 +1,10 @@
 """What the demo learns by: one recipe for each method, the same but for the terms, the size of a batch and the KL.
 
 Knows nothing about runs. The model is 200 times smaller than those the defaults are for, and steps are few, so
-batches are small, the rate is high, and each batch is gone through twice. Its judge takes praise for blame now and
-then, which unlearns right content: where verdicts count they count half, and the pull to the base model is strong.
+batches are small, the rate is high, and each batch is gone through twice. Where verdicts count they count half, and
+the pull to the base model is strong. Once nearly all is right gradients are small; an optimiser that had forgotten the
+large ones by then would make full steps of what is left, which is noise (`benchmarks/demo_learning.py`, seed 1, 400
+interactions: least right content of `binary` 92 % with beta2 0.98).
 """
 
 from __future__ import annotations
@@ -32,8 +34,8 @@ _ADVANTAGES = {
 # A user gives a hint only with some complaints, and the fewer the better it gets: of eight there was one batch in 64
 # interactions.
 _BATCH_SAMPLES = {Method.BINARY: 8, Method.OPD: 4, Method.COMBINED: 8}
-# It only hears of what is wrong, so nothing holds against the pull what is right.
-_KL = {Method.BINARY: 0.2, Method.OPD: 0.05, Method.COMBINED: 0.2}
+_KL = 0.2
+_REMEMBERS = 0.999
 
 
 def demo_recipe(method: Method) -> Recipe:
@@ -44,8 +46,8 @@ def demo_recipe(method: Method) -> Recipe:
         train=Train(
             batch_samples=_BATCH_SAMPLES[method],
             advantage=_ADVANTAGES[method],
-            loss=Loss(kl=_KL[method]),
+            loss=Loss(kl=_KL),
             lora=Lora(rank=8, alpha=16.0),
-            optimiser=Optimiser(lr=4e-3, epochs=2),
+            optimiser=Optimiser(lr=4e-3, beta2=_REMEMBERS, epochs=2),
         ),
     )
