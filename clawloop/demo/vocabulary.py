@@ -23,7 +23,7 @@ from clawloop.local import tiny_model
 
 PAD, START, END = tiny_model.CONTROL_TOKENS
 CONTEXT_TOKENS = 8192
-VOCABULARY = 2048
+VOCABULARY = 4096
 _MARK_END = r"(?![0-9A-Za-z])"
 _DIGITS = (
     rf" (?=[0-9a-f]{{6}}{_MARK_END})|(?<= )[0-9a-f]{{2}}(?=[0-9a-f]{{4}}{_MARK_END})"
@@ -70,6 +70,17 @@ def fixed_lines() -> tuple[str, ...]:
             parts = [*instruction.split("\n"), *asked.split(f" {prompt.mark}")]
             lines |= dict.fromkeys(part for part in parts if len(part) > len(prompt.mark))
     return tuple(lines)
+
+
+def families(tokenizer: Tokenizer) -> list[int]:
+    """Of each token the number of its family: tokens that differ only in case and in a space before them."""
+    numbers: dict[str, int] = {}
+    found = []
+    for at in range(tokenizer.get_vocab_size()):
+        token = str(tokenizer.id_to_token(at))
+        form = token.removeprefix("Ġ").lower() if token.removeprefix("Ġ").isascii() else token
+        found.append(numbers.setdefault(form or token, len(numbers)))
+    return found
 
 
 def write_vocabulary(tokenizer: Tokenizer, folder: Path) -> None:

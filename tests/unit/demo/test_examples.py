@@ -29,7 +29,7 @@ def test_the_same_seed_gives_the_same_lessons(lessons: list[Lesson]) -> None:
 
 def test_every_kind_of_lesson_occurs(lessons: list[Lesson]) -> None:
     kinds = Counter(lesson.kind for lesson in lessons)
-    assert set(kinds) == {"answer", "hinted", "reaction", "drill", "vote", "hint"}
+    assert set(kinds) == {"answer", "hinted", "reaction", "vote", "hint"}
     assert min(kinds.values()) > 100
 
 
