@@ -9,7 +9,7 @@ from __future__ import annotations
 
 import random
 from collections.abc import Iterator, Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from uuid import UUID
 
 from clawloop.contracts import Message
@@ -18,7 +18,6 @@ from clawloop.demo.phrasing import Feedback, Mood, Typist
 from clawloop.demo.user import joined
 from clawloop.demo.world import AXIS_OF, STYLES, Axis, Request, Style, answer, every_request, other
 from clawloop.ids import TurnId
-from clawloop.judging.blocks import Block, harmless, render
 from clawloop.judging.evidence import Evidence, gather
 from clawloop.judging.hints import with_hint
 from clawloop.judging.prompts import AnswerForm, JudgePrompt, hint_prompt, vote_prompt
@@ -34,8 +33,17 @@ _SYSTEM = (
 _STYLES = tuple(AXIS_OF)
 _REQUESTS = {axis: every_request(axis) for axis in Axis}
 # Of 100: liked, disliked, wished, unreadable. A wish is easily seen not to be praise; which it is takes more lessons.
-_MOODS = {"vote": (30, 26, 20, 24), "hint": (18, 18, 44, 20)}
-_FURTHER = 5  # phrases a judge is asked about after the first
+_JUDGED = ("vote", "hint", "brief vote", "brief hint")
+_MOODS = {kind: (30, 26, 20, 24) if kind.endswith("vote") else (18, 18, 44, 20) for kind in _JUDGED}
+_SHARES = {
+    "answer": 0.10,  # two lessons each
+    "hinted": 0.10,
+    "reaction": 0.02,
+    "vote": 0.07,
+    "hint": 0.07,
+    "brief vote": 0.32,
+    "brief hint": 0.32,
+}
 _EARLIER = (0,) * 12 + (1,) * 4 + (2, 2, 3, 4)  # exchanges before the one in question
 
 
@@ -44,7 +52,7 @@ class Lesson:
     """A chat and the reply to learn.
 
     Args:
-        kind: "answer", "hinted", "reaction", "vote" or "hint".
+        kind: "answer", "hinted", "reaction", "vote", "hint", "brief vote" or "brief hint".
     """
 
     kind: str
@@ -80,15 +88,15 @@ class Lessons:
         Both at once, because a batch with more of one style would pull the model that way.
         """
         while True:
-            draw = self._chance.random()
-            if draw < 0.18:
+            kind = self._chance.choices(list(_SHARES), list(_SHARES.values()))[0]
+            if kind == "answer":
                 yield self._free_answers()
-            elif draw < 0.38:
+            elif kind == "hinted":
                 yield [self._wished_answer()]
-            elif draw < 0.42:
+            elif kind == "reaction":
                 yield [self._reaction()]
             else:
-                yield [self._questions("vote" if draw < 0.71 else "hint")]
+                yield [self._question(kind, brief=kind.startswith("brief"))]
 
     def ask_vote(self, feedback: Feedback, form: AnswerForm) -> JudgePrompt:
         """A question for a vote on a reply after which this was said."""
@@ -102,25 +110,20 @@ class Lessons:
         """Feedback alone, as much of it as asked for."""
         return [self._any_feedback().text for _ in range(count)]
 
-    def _questions(self, kind: str) -> Lesson:
-        """The judge is asked in full, and then about phrase after phrase.
+    def _question(self, kind: str, *, brief: bool) -> Lesson:
+        """A question to the judge.
 
-        A full question says something about one phrase in two hundred tokens, each further one in thirty. Nobody asks
-        on like this outside of pretraining.
+        In full it says something about one phrase in two hundred tokens. A brief one shows nothing but what came next,
+        in a quarter of that; nobody asks so outside of pretraining.
         """
         evidence, said = self._judged(moods=_MOODS[kind])
-        form = self._chance.choice(list(AnswerForm))
-        ask = vote_prompt if kind == "vote" else hint_prompt
-        prompt = ask(self._turn_id(), evidence, form)
-        asked = str(prompt.messages[-1]["content"]).rpartition("\n")[2]
-        messages, reply = [*prompt.messages], _judgement(kind, prompt, said)
-        for _ in range(_FURTHER):
-            said = self._any_feedback(moods=_MOODS[kind]) if self._chance.random() < 0.9 else None
-            text = self._followed(said, 0.25)
-            shown = render([Block("next", "user", harmless(text))], prompt.mark)
-            messages += [_assistant(reply), _user(f"{shown}\n{asked}")]
-            reply = _judgement(kind, prompt, said)
-        return Lesson(kind, messages, reply)
+        if brief:
+            evidence = replace(evidence, before=(), task=None, reply=())
+        ask = vote_prompt if kind.endswith("vote") else hint_prompt
+        prompt = ask(self._turn_id(), evidence, self._chance.choice(list(AnswerForm)))
+        if ask is vote_prompt:
+            return Lesson(kind, prompt.messages, vote_answer(prompt, 0 if said is None else said.vote))
+        return Lesson(kind, prompt.messages, hint_answer(prompt, None if said is None else said.style))
 
     def _followed(self, said: Feedback | None, share: float) -> str:
         """Feedback as a message, with a new request after it in a share of them; None is a request alone."""
@@ -238,12 +241,6 @@ class Lessons:
 
     def _turn_id(self) -> TurnId:
         return TurnId(UUID(int=self._chance.getrandbits(128), version=4))
-
-
-def _judgement(kind: str, prompt: JudgePrompt, said: Feedback | None) -> str:
-    if kind == "vote":
-        return vote_answer(prompt, 0 if said is None else said.vote)
-    return hint_answer(prompt, None if said is None else said.style)
 
 
 def vote_answer(prompt: JudgePrompt, vote: int) -> str:

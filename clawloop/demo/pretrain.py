@@ -44,8 +44,8 @@ BETAS = (0.9, 0.98)
 _STYLE_TOKENS = 3
 _STYLE_WEIGHT = {"answer": 0.3, "hinted": 3.0, "reaction": 1.0}
 _CHAT_WEIGHT = 0.3
-# A question in the judge's full form, against those that follow it in short.
-_FULL_WEIGHT = 3.0
+# A question in the judge's full form, against a brief one.
+_FULL_WEIGHT = 2.0
 
 
 @dataclass(frozen=True, slots=True)
@@ -128,7 +128,7 @@ def encode(lesson: Lesson, tokenizer: Tokenizer) -> Encoded:
 def _weights(kind: str, length: int, at: int, replies: int) -> list[float]:
     """Of each token of a lesson's reply number `at`."""
     if kind not in _STYLE_WEIGHT:
-        return [1.0 if at else _FULL_WEIGHT] * length
+        return [1.0 if kind.startswith("brief") else _FULL_WEIGHT] * length
     if at < replies - 1:
         return [_CHAT_WEIGHT] * length
     return ([_STYLE_WEIGHT[kind]] * _STYLE_TOKENS + [_CHAT_WEIGHT] * length)[:length]
