@@ -34,15 +34,15 @@ _STYLES = tuple(AXIS_OF)
 _REQUESTS = {axis: every_request(axis) for axis in Axis}
 # Of 100: liked, disliked, wished, unreadable. A wish is easily seen not to be praise; which it is takes more lessons.
 _JUDGED = ("vote", "hint", "brief vote", "brief hint")
-_MOODS = {kind: (30, 26, 20, 24) if kind.endswith("vote") else (18, 18, 44, 20) for kind in _JUDGED}
+_MOODS = {kind: (33, 30, 15, 22) if kind.endswith("vote") else (18, 18, 44, 20) for kind in _JUDGED}
 _SHARES = {
     "answer": 0.10,  # two lessons each
     "hinted": 0.10,
     "reaction": 0.02,
-    "vote": 0.07,
-    "hint": 0.07,
-    "brief vote": 0.32,
-    "brief hint": 0.32,
+    "vote": 0.09,
+    "hint": 0.09,
+    "brief vote": 0.33,
+    "brief hint": 0.27,
 }
 _EARLIER = (0,) * 12 + (1,) * 4 + (2, 2, 3, 4)  # exchanges before the one in question
 

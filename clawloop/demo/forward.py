@@ -36,7 +36,7 @@ def last_states(model: Qwen3ForCausalLM, embedded_SH: Tensor, lengths: Sequence[
         joint = torch.cat((attention.q_proj.weight, attention.k_proj.weight, attention.v_proj.weight))
         normed_SH = _normed(states_SH, config.rms_norm_eps)
         projected = F.linear(normed_SH, joint * layer.input_layernorm.weight)
-        heads = projected.unflatten(1, (-1, config.head_dim))
+        heads = projected.view(len(projected), -1, config.head_dim)
         query, key, value = heads.split(
             (config.num_attention_heads, config.num_key_value_heads, config.num_key_value_heads), dim=1
         )
@@ -47,14 +47,16 @@ def last_states(model: Qwen3ForCausalLM, embedded_SH: Tensor, lengths: Sequence[
         both = torch.cat((mlp.gate_proj.weight, mlp.up_proj.weight)) * layer.post_attention_layernorm.weight
         gate, up = F.linear(_normed(states_SH, config.rms_norm_eps), both).chunk(2, dim=1)
         states_SH = states_SH + F.linear(F.silu(gate) * up, mlp.down_proj.weight)
-    return _normed(states_SH[rows_N], config.rms_norm_eps) * model.model.norm.weight
+    found: Tensor = _normed(states_SH[rows_N], config.rms_norm_eps) * model.model.norm.weight
+    return found
 
 
 def _attended(query: Tensor, key: Tensor, value: Tensor, lengths: Sequence[int]) -> Tensor:
     """Causal attention inside each lesson; [S, heads, head_dim] each, keys and values have fewer heads."""
     times = query.shape[1] // key.shape[1]
     key, value = key.repeat_interleave(times, 1), value.repeat_interleave(times, 1)
-    parts = zip(*(tensor.transpose(0, 1)[None].split(list(lengths), 2) for tensor in (query, key, value)), strict=True)
+    laid = (tensor.transpose(0, 1)[None] for tensor in (query, key, value))
+    parts = zip(*(torch.split(tensor, list(lengths), 2) for tensor in laid), strict=True)
     out = [F.scaled_dot_product_attention(q, k, v, is_causal=True) for q, k, v in parts]
     return torch.cat(out, dim=2)[0].transpose(0, 1)
 
@@ -73,7 +75,7 @@ class _Normed(Function):
     @staticmethod
     def forward(ctx: Any, x: Tensor, eps: float) -> Tensor:
         scale = torch.linalg.vector_norm(x, dim=-1, keepdim=True).square_().div_(x.shape[-1]).add_(eps).rsqrt_()
-        normed = x * scale
+        normed: Tensor = x * scale
         ctx.save_for_backward(normed, scale)
         return normed
 

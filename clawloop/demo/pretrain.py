@@ -14,7 +14,7 @@ from pathlib import Path
 
 import torch
 import torch.nn.functional as F
-from safetensors.torch import load_file, save_file
+from safetensors.torch import save_file
 from tokenizers import Tokenizer
 from torch import Tensor, nn
 from transformers import Qwen3Config, Qwen3ForCausalLM
@@ -35,10 +35,10 @@ from clawloop.demo.vocabulary import (
 )
 
 _VOCABULARY_LESSONS = 3000
-_VOCABULARY_PHRASES = 30_000  # so that what people type gets tokens of its own, not pieces
+_VOCABULARY_PHRASES = 30_000
 _CLIP = 1.0
-MUON = False
-BETAS = (0.9, 0.98)
+_RISE_STEPS = 50
+_FALL_SHARE = 0.4
 # Of an answer's tokens the first three say in which style it is; the rest are soon known by heart. The weights are the
 # same for each style: were they smaller in longer replies, the model would come to prefer the shorter style.
 _STYLE_TOKENS = 3
@@ -54,13 +54,13 @@ class Plan:
 
     Args:
         lessons: in each step's batch.
-        lr: the peak; a short rise to it, then a cosine down to nearly 0.
+        lr: the peak; a short rise to it, and a straight line down from it over the last two fifths of the steps.
     """
 
     seed: int = 0
-    steps: int = 2200
+    steps: int = 2600
     lessons: int = 32
-    lr: float = 3e-3
+    lr: float = 4e-3
     weight_decay: float = 0.05
     hidden: int = 128
     layers: int = 4
@@ -85,23 +85,13 @@ class Progress:
     tokens: int
 
 
-def pretrain(folder: Path, plan: Plan, report: Callable[[Progress], None], *, start: Path | None = None) -> None:
-    """Make the model and write its files into an existing folder.
-
-    Args:
-        start: go on from this model instead of random weights, with its vocabulary.
-    """
+def pretrain(folder: Path, plan: Plan, report: Callable[[Progress], None]) -> None:
+    """Make the model and write its files into an existing folder."""
     torch.manual_seed(plan.seed)
     lessons = _flat(Lessons(plan.seed))
-    if start is None:
-        chats = [as_text(each.messages) + each.reply for each in islice(lessons, _VOCABULARY_LESSONS)]
-        typed = Lessons(f"{plan.seed} typed").phrases(_VOCABULARY_PHRASES)
-        tokenizer = train_vocabulary([*chats, *typed])
-        model = _new_model(plan, tokenizer)
-    else:
-        tokenizer = Tokenizer.from_file(str(start / "tokenizer.json"))
-        model = _new_model(plan, tokenizer)
-        model.load_state_dict(load_file(start / "model.safetensors"), strict=False)  # lm_head is the embedding
+    chats = [as_text(each.messages) + each.reply for each in islice(lessons, _VOCABULARY_LESSONS)]
+    tokenizer = train_vocabulary(chats, Lessons(f"{plan.seed} typed").phrases(_VOCABULARY_PHRASES))
+    model = _new_model(plan, tokenizer)
     _train(model, tokenizer, _packs(lessons, tokenizer, plan.lessons), plan, report)
     write_vocabulary(tokenizer, folder)
     _write_model(model, folder)
@@ -178,8 +168,10 @@ def _train(
 ) -> None:
     own_VH = model.model.embed_tokens.weight
     families_V = torch.tensor(families(tokenizer))
-    # What a word means is learned once for all ways to write it.
+    # What a word means is learned once for all ways to write it; a way that is hardly seen says little by itself.
     shared_FH = nn.Parameter(torch.randn(int(families_V.max()) + 1, plan.hidden) * own_VH.std().item())
+    with torch.no_grad():
+        own_VH *= 0.25
     optimizers = _optimizers(model, shared_FH, plan)
     parameters = [*model.parameters(), shared_FH]
     model.train()
@@ -201,18 +193,15 @@ def _train(
 
 
 def _optimizers(model: Qwen3ForCausalLM, shared_FH: nn.Parameter, plan: Plan) -> list[torch.optim.Optimizer]:
-    """Muon for the layers' matrices, AdamW for embeddings and scales."""
+    """Muon for the layers' matrices (after 250 of 600 steps the loss is 0.38, with AdamW 0.97), AdamW for the rest."""
     matrices = [p for p in model.model.layers.parameters() if p.dim() > 1]
     scales = [p for p in model.parameters() if p.dim() < 2]
     groups = [
         {"params": [model.model.embed_tokens.weight, shared_FH], "weight_decay": plan.weight_decay},
         {"params": scales, "weight_decay": 0.0},
     ]
-    if not MUON:
-        groups[0]["params"] += matrices
-        return [torch.optim.AdamW(groups, lr=plan.lr, betas=BETAS, fused=True)]
     return [
-        torch.optim.AdamW(groups, lr=plan.lr, betas=BETAS, fused=True),
+        torch.optim.AdamW(groups, lr=plan.lr, betas=(0.9, 0.98), fused=True),
         torch.optim.Muon(matrices, lr=plan.lr, weight_decay=plan.weight_decay, adjust_lr_fn="match_rms_adamw"),
     ]
 
@@ -224,8 +213,7 @@ def _loss(model: Qwen3ForCausalLM, embedding_VH: Tensor, batch: Pack) -> Tensor:
 
 
 def _share_of_lr(step: int, steps: int) -> float:
-    rise = min(1.0, step / 50)
-    return rise * (0.02 + 0.98 * 0.5 * (1 + math.cos(math.pi * min(1.0, step / steps))))
+    return min(1.0, step / _RISE_STEPS, (steps + 1 - step) / (_FALL_SHARE * steps))
 
 
 def _write_model(model: Qwen3ForCausalLM, folder: Path) -> None:
