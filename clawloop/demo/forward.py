@@ -37,9 +37,8 @@ def last_states(model: Qwen3ForCausalLM, embedded_SH: Tensor, lengths: Sequence[
         normed_SH = _normed(states_SH, config.rms_norm_eps)
         projected = F.linear(normed_SH, joint * layer.input_layernorm.weight)
         heads = projected.view(len(projected), -1, config.head_dim)
-        query, key, value = heads.split(
-            (config.num_attention_heads, config.num_key_value_heads, config.num_key_value_heads), dim=1
-        )
+        counts = [config.num_attention_heads, config.num_key_value_heads, config.num_key_value_heads]
+        query, key, value = torch.split(heads, counts, dim=1)
         query = _rotated(_normed(query, config.rms_norm_eps) * attention.q_norm.weight, cos_S1D, sin_S1D)
         key = _rotated(_normed(key, config.rms_norm_eps) * attention.k_norm.weight, cos_S1D, sin_S1D)
         seen = _attended(query, key, value, lengths).flatten(1)
