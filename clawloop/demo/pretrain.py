@@ -58,7 +58,7 @@ class Plan:
     """
 
     seed: int = 0
-    steps: int = 2600
+    steps: int = 1900
     lessons: int = 32
     lr: float = 4e-3
     weight_decay: float = 0.05
