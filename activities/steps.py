@@ -5,17 +5,13 @@ Knows nothing about how a step is computed. Each is one call of the store; asked
 
 from __future__ import annotations
 
+from dataclasses import replace
+
 from temporalio import activity
 
-from activities.training_messages import (
-    REASON_LIMIT,
-    AbandonStep,
-    ClaimBatch,
-    Claimed,
-    QuarantineStep,
-    TrainingLook,
-)
+from activities.training_messages import REASON_LIMIT, AbandonStep, ClaimBatch, Claimed, QuarantineStep
 from activities.training_ports import StepStore
+from clawloop.steps import TrainingView
 
 
 class StepActivities:
@@ -25,27 +21,10 @@ class StepActivities:
         self._store = store
 
     @activity.defn
-    async def look_at_training(self, policy: str) -> TrainingLook:
+    async def look_at_training(self, policy: str) -> TrainingView:
         """How learning of this policy stands now."""
         view = await self._store.look(policy)
-        return TrainingLook(
-            policy=view.policy,
-            pool=view.pool,
-            state=view.state,
-            reason=view.reason[:REASON_LIMIT],
-            ready=view.ready,
-            needed=view.needed,
-            judging=view.judging,
-            oldest_seconds=view.oldest_seconds,
-            step=view.step,
-            step_state=view.step_state,
-            head=view.head,
-            version=view.version,
-            epoch=view.epoch,
-            pinned=view.pinned,
-            unpublished=view.unpublished,
-            max_wait_seconds=view.max_wait_seconds,
-        )
+        return replace(view, reason=view.reason[:REASON_LIMIT])
 
     @activity.defn
     async def claim_batch(self, ask: ClaimBatch) -> Claimed:

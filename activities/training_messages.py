@@ -8,34 +8,13 @@ from __future__ import annotations
 
 from pydantic import BaseModel, ConfigDict, Field
 
-from clawloop.steps import StepState, TrainingState
+from clawloop.steps import StepState
 
 REASON_LIMIT = 200  # characters of a reason that cross Temporal; Postgres holds the whole
 
 
 class _Message(BaseModel):
     model_config = ConfigDict(frozen=True)
-
-
-class TrainingLook(_Message):
-    """How learning of a policy stands; see `clawloop.steps.TrainingView` for each field."""
-
-    policy: str
-    pool: str
-    state: TrainingState
-    reason: str
-    ready: int
-    needed: int
-    judging: int
-    oldest_seconds: float | None
-    step: int
-    step_state: StepState | None
-    head: int
-    version: int
-    epoch: int
-    pinned: int | None
-    unpublished: bool
-    max_wait_seconds: float | None = None
 
 
 class ClaimBatch(_Message):

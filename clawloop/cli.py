@@ -17,6 +17,7 @@ from clawloop.adapter_command import adapter_app
 from clawloop.check_command import check_command
 from clawloop.demo.chat_command import chat_command
 from clawloop.demo.command import demo_app
+from clawloop.demo.report_command import report_command
 from clawloop.demo.run_command import run_command
 from clawloop.errors import ClawloopError
 from clawloop.install import check_install
@@ -75,6 +76,7 @@ def _prepare_for_up() -> Prepare:
 
 app.command("up")(up_command(lambda: settings_of(None), _prepare_for_up))
 demo_app.command("run")(run_command(lambda: settings_of(None), _prepare_for_up))
+demo_app.command("report")(report_command)
 demo_app.command("chat")(chat_command(lambda: settings_of(None)))
 
 

@@ -152,7 +152,7 @@ class Claim:
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class TrainingView:
-    """How learning stands, for people and for the training workflow.
+    """How learning stands, for people and for the training workflow, whose saved histories hold it.
 
     Args:
         reason: in words: what it waits for, or why it is paused.

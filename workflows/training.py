@@ -7,6 +7,7 @@ be ended at any point and begun anew, and what was said while Temporal was away 
 from __future__ import annotations
 
 import asyncio
+from dataclasses import replace
 from datetime import datetime, timedelta
 
 from temporalio import workflow
@@ -28,10 +29,9 @@ with workflow.unsafe.imports_passed_through():
         ResumeTraining,
         RollBack,
         StepDone,
-        TrainingLook,
         TrainStep,
     )
-    from clawloop.steps import StepState, TrainingState
+    from clawloop.steps import StepState, TrainingState, TrainingView
     from workflows import attributes, training_story
     from workflows.policies import PUBLISH, STORE, train_on
     from workflows.training_state import STEPS_LIMIT, PolicyTraining
@@ -49,7 +49,7 @@ class TrainingWorkflow:
         self._state = state
         self._policy = state.policy
         self._steps: list[StepDone] = list(state.steps)
-        self._look: TrainingLook | None = None
+        self._look: TrainingView | None = None
         self._work_waits = False
         self._operator_spoke = False
         # After a start engines may lack what the ledger wants.
@@ -121,7 +121,7 @@ class TrainingWorkflow:
 
     # Learning --------------------------------------------------------------------------------------------------------
 
-    async def _learn(self, look: TrainingLook) -> bool:
+    async def _learn(self, look: TrainingView) -> bool:
         """One step, if there is a batch for it."""
         if look.state is TrainingState.PAUSED and look.step_state is StepState.CLAIMED:
             return False
@@ -143,7 +143,7 @@ class TrainingWorkflow:
         self._ended_step = claimed.n
         return True
 
-    async def _step(self, look: TrainingLook, claimed: Claimed) -> None:
+    async def _step(self, look: TrainingView, claimed: Claimed) -> None:
         self._computing, self._since = claimed, workflow.now()
         self._tell()
         try:
@@ -161,7 +161,7 @@ class TrainingWorkflow:
             self._unpublished = True
         self._steps = [*self._steps, done][-STEPS_LIMIT:]
 
-    async def _compute(self, look: TrainingLook, claimed: Claimed) -> StepDone:
+    async def _compute(self, look: TrainingView, claimed: Claimed) -> StepDone:
         try:
             return await workflow.execute_activity_method(
                 TrainingActivities.train_step,
@@ -185,7 +185,7 @@ class TrainingWorkflow:
                 state = StepState.QUARANTINED
             return StepDone(policy=self._policy, n=claimed.n, state=state, samples=claimed.samples, reason=reason)
 
-    async def _look_around(self) -> TrainingLook:
+    async def _look_around(self) -> TrainingView:
         self._look = await workflow.execute_activity_method(
             StepActivities.look_at_training, self._policy, summary="how learning stands", **STORE
         )
@@ -232,7 +232,7 @@ class TrainingWorkflow:
             else:
                 self._held_back = published.reason
                 if self._look is not None:
-                    self._look = self._look.model_copy(update={"version": published.version})
+                    self._look = replace(self._look, version=published.version)
             finally:
                 self._publishing = False
             self._tell()

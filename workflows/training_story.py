@@ -8,12 +8,12 @@ from __future__ import annotations
 from collections.abc import Sequence
 from datetime import datetime
 
-from activities.training_messages import Claimed, StepDone, TrainingLook
-from clawloop.steps import StepState, TrainingState
+from activities.training_messages import Claimed, StepDone
+from clawloop.steps import StepState, TrainingState, TrainingView
 
 
 def headline(
-    look: TrainingLook | None, computing: Claimed | None, since: datetime, publishing: bool, problems: Sequence[str]
+    look: TrainingView | None, computing: Claimed | None, since: datetime, publishing: bool, problems: Sequence[str]
 ) -> str:
     """Lines above the table: what it does now, and what holds it up."""
     lines = ["looking at the ledger"]
@@ -30,12 +30,12 @@ def table(steps: Sequence[StepDone], active: int | None) -> str:
     return "\n".join([*lines, *(_line(step, active) for step in steps)])
 
 
-def summary(look: TrainingLook, claimed: Claimed) -> str:
+def summary(look: TrainingView, claimed: Claimed) -> str:
     """One line beside the activity that computes a step."""
     return f"step {claimed.n}: {claimed.samples} samples, from v{look.head}"
 
 
-def _now(look: TrainingLook, computing: Claimed | None, since: datetime) -> str:
+def _now(look: TrainingView, computing: Claimed | None, since: datetime) -> str:
     # Whether a trainer is there to take it, only its activity tells.
     given = f"given to trainer-{look.pool} {since:%Y-%m-%d %H:%M} UTC"
     step = None if computing is None else f"{summary(look, computing)}, {given}"
@@ -49,7 +49,7 @@ def _now(look: TrainingLook, computing: Claimed | None, since: datetime) -> str:
     return f"waiting: {look.reason or counted}"
 
 
-def _publishing(look: TrainingLook, publishing: bool) -> str:
+def _publishing(look: TrainingView, publishing: bool) -> str:
     if look.pinned is not None:
         return "pinned"
     if publishing:

@@ -13,10 +13,13 @@ from openai.types.chat import ChatCompletionMessageParam
 
 from clawloop.demo.talking import Talker
 from clawloop.demo.user import SyntheticUser
-from clawloop.demo.world import EVALUATION, Grade, grade
+from clawloop.demo.world import EVALUATION, Grade, Preference, grade
 
 # Enough to keep the engine busy; more only wait in its queue.
 _ASKED_AT_ONCE = 16
+# What is never said cannot be learned: at the policy's 0.6 the style that was not liked dies out, and when the taste
+# flipped none of 60 answers followed it after 96 interactions; at 1, two fifths to two thirds did.
+CHAT_TEMPERATURE = 1.0
 
 
 async def chat_session(
@@ -35,7 +38,7 @@ async def chat_session(
     messages: list[ChatCompletionMessageParam] = [{"role": "user", "content": request.text}]
     for number in range(1, requests + 1):
         asked()
-        reply = await talker.say(messages, session, last=number == requests)
+        reply = await talker.say(messages, session, last=number == requests, temperature=CHAT_TEMPERATURE)
         if number < requests:
             then = user.follow_up(request, reply.text)
             messages += [{"role": "assistant", "content": reply.text}, {"role": "user", "content": then.text}]
@@ -50,10 +53,11 @@ class Measured:
     exact: float
 
 
-async def measure(talker: Talker, user: SyntheticUser, model: str) -> Measured:
+async def measure(talker: Talker, preference: Preference, model: str) -> Measured:
     """Ask one version all evaluation requests, each as a side turn in a session of its own.
 
     Args:
+        preference: by which the answers are graded.
         model: the name the version is served under.
     """
     gate = asyncio.Semaphore(_ASKED_AT_ONCE)
@@ -62,7 +66,7 @@ async def measure(talker: Talker, user: SyntheticUser, model: str) -> Measured:
         request = EVALUATION[number]
         async with gate:
             text = await talker.ask_aside(request.text, model, f"evaluation-{model}-{number}")
-        return grade(request, text, user.preference)
+        return grade(request, text, preference)
 
     grades = await asyncio.gather(*(ask(number) for number in range(len(EVALUATION))))
     return Measured(

@@ -9,12 +9,17 @@ from collections.abc import Sequence
 from dataclasses import dataclass
 
 from clawloop.demo.recipes import Method
+from clawloop.demo.world import Axis
 from clawloop.errors import SetupError
 
 SEED_LIMIT = 2**32
 # A thousand interactions are two hours on two cores; more is a slip of the finger.
 MOST_INTERACTIONS = 1000
 MOST_RUNS = 100
+INTERACTIONS = 64
+# What was learned in the first 96 is to be learned anew in the next 96.
+INTERACTIONS_WITH_FLIP = 192
+_ALL_AXES = "all"
 
 
 @dataclass(frozen=True, slots=True)
@@ -36,20 +41,37 @@ class Plan:
     Args:
         interactions: requests of each run that may be learned from.
         paced: between two sessions the user waits until what has been said is learned.
+        flip: the axes on which the user likes the other style from half-way on.
+        measure_every: after the first 128 interactions, and the first 128 after a flip, only every so manieth
+            version is measured; and the last one.
     """
 
     runs: tuple[PlannedRun, ...]
     interactions: int
     paced: bool
+    flip: tuple[Axis, ...] = ()
+    measure_every: int = 1
 
 
-def plan(seeds: str | None, seed: str | None, methods: str, interactions: int, *, paced: bool, batch: int) -> Plan:
+def plan(
+    seeds: str | None,
+    seed: str | None,
+    methods: str,
+    interactions: int | None,
+    *,
+    paced: bool,
+    batch: int,
+    flip: str | None = None,
+    measure_every: int = 1,
+) -> Plan:
     """
     Args:
         seeds: how many (`10` is 1 to 10), or a list with commas.
         seed: the one seed; seed 1 if neither is given.
         methods: with commas.
+        interactions: 64 if not given, 192 with a flip.
         batch: how many samples a step takes.
+        flip: axes with commas, or `all`.
 
     Raises:
         SetupError: names the option and what it takes.
@@ -57,14 +79,24 @@ def plan(seeds: str | None, seed: str | None, methods: str, interactions: int, *
     if seeds is not None and seed is not None:
         raise SetupError("--seed and --seeds: give one of them")
     chosen = _seeds(seeds) if seeds is not None else (_number(seed or "1", "--seed"),)
+    axes = () if flip is None else _axes(flip)
+    if interactions is None:
+        interactions = INTERACTIONS_WITH_FLIP if axes else INTERACTIONS
     if not batch <= interactions <= MOST_INTERACTIONS:
         raise SetupError(
             f"--interactions {interactions}: give {batch} to {MOST_INTERACTIONS}; a step takes {batch} samples"
         )
-    runs = tuple(PlannedRun(number, method) for method in _methods(methods) for number in chosen)
+    if axes and interactions < 2 * batch:
+        raise SetupError(
+            f"--flip with --interactions {interactions}: give {2 * batch} or more; each half needs {batch} samples"
+        )
+    if measure_every < 1:
+        raise SetupError(f"--measure-every {measure_every}: give 1 for each version, 4 for every fourth")
+    # Every method with one user before the next user: who stops early has compared what there is.
+    runs = tuple(PlannedRun(number, method) for number in chosen for method in _methods(methods))
     if len(runs) > MOST_RUNS:
         raise SetupError(f"{len(runs)} runs: at most {MOST_RUNS} at a time; give fewer --seeds or --methods")
-    return Plan(runs, interactions, paced)
+    return Plan(runs, interactions, paced, axes, measure_every)
 
 
 def _seeds(text: str) -> Sequence[int]:
@@ -92,3 +124,12 @@ def _methods(text: str) -> list[Method]:
             raise SetupError(f"--methods {word!r}: use {', '.join(Method)}, or several with commas")
         chosen.append(Method(word))
     return chosen
+
+
+def _axes(text: str) -> tuple[Axis, ...]:
+    if text.strip() == _ALL_AXES:
+        return tuple(Axis)
+    words = {part.strip() for part in text.split(",")}
+    if unknown := sorted(words - set(Axis)):
+        raise SetupError(f"--flip {unknown[0]!r}: use {', '.join(Axis)}, several with commas, or {_ALL_AXES}")
+    return tuple(axis for axis in Axis if axis in words)

@@ -1,7 +1,8 @@
-"""What the demo learns by: one recipe for each method, the same but for the terms.
+"""What the demo learns by: one recipe for each method, the same but for the terms, the size of a batch and the KL.
 
 Knows nothing about runs. The model is 200 times smaller than those the defaults are for, and steps are few, so
-batches are small, the rate is high, and each batch is gone through twice.
+batches are small, the rate is high, and each batch is gone through twice. Its judge takes praise for blame now and
+then, which unlearns right content: where verdicts count they count half, and the pull to the base model is strong.
 """
 
 from __future__ import annotations
@@ -22,11 +23,17 @@ _SIGNALS = {
     Method.OPD: Signal(verdicts=False, at_least_one=False),
     Method.COMBINED: Signal(),
 }
+_VERDICT = 0.5
 _ADVANTAGES = {
-    Method.BINARY: Advantage(teacher_weight=0.0),
+    Method.BINARY: Advantage(verdict_weight=_VERDICT, teacher_weight=0.0),
     Method.OPD: Advantage(verdict_weight=0.0),
-    Method.COMBINED: Advantage(),
+    Method.COMBINED: Advantage(verdict_weight=_VERDICT),
 }
+# A user gives a hint only with some complaints, and the fewer the better it gets: of eight there was one batch in 64
+# interactions.
+_BATCH_SAMPLES = {Method.BINARY: 8, Method.OPD: 4, Method.COMBINED: 8}
+# It only hears of what is wrong, so nothing holds against the pull what is right.
+_KL = {Method.BINARY: 0.2, Method.OPD: 0.05, Method.COMBINED: 0.2}
 
 
 def demo_recipe(method: Method) -> Recipe:
@@ -35,9 +42,9 @@ def demo_recipe(method: Method) -> Recipe:
         name="demo" if method is Method.COMBINED else f"demo_{method}",
         signal=_SIGNALS[method],
         train=Train(
-            batch_samples=8,
+            batch_samples=_BATCH_SAMPLES[method],
             advantage=_ADVANTAGES[method],
-            loss=Loss(kl=0.05),
+            loss=Loss(kl=_KL[method]),
             lora=Lora(rank=8, alpha=16.0),
             optimiser=Optimiser(lr=4e-3, epochs=2),
         ),

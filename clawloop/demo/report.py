@@ -1,19 +1,20 @@
-"""What a demo found: one record for each run, their summary, as JSON and as rows for a README.
+"""What a demo found: one record for each run.
 
 Knows nothing about how it was measured. DESIGN section 12 says what every figure means.
 """
 
 from __future__ import annotations
 
-import json
 from collections.abc import Sequence
-from dataclasses import asdict, dataclass
-from statistics import fmean, median
+from dataclasses import dataclass, replace
+from statistics import fmean
 
-from clawloop.demo.plan import PlannedRun
+from clawloop.demo.plan import Plan, PlannedRun
 
 GOAL = 0.9
 """The match a run is to reach."""
+AT_A_TIME = 3
+"""So many evaluations make a mean: one is of 60 sampled answers, and may be off by chance."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -27,6 +28,7 @@ class Evaluated:
         exact: share with the right content.
         failed: requests failed so far.
         seconds: since the run began.
+        flipped: by what the user likes after the flip.
     """
 
     step: int
@@ -37,6 +39,7 @@ class Evaluated:
     exact: float
     failed: int
     seconds: float
+    flipped: bool = False
 
 
 @dataclass(frozen=True, slots=True)
@@ -45,12 +48,20 @@ class RunReport:
 
     Args:
         interactions: user requests that may be learned from.
-        interactions_to_90: their count at the first evaluation that reached the goal; None if none did.
-        exact_rate: share of right content at the last evaluation.
+        interactions_to_90: their count at the first evaluation that reached the goal; None if none did before the
+            flip.
+        match_held: the lowest mean match of three evaluations in a row after that one, before the flip; None if there
+            were fewer.
+        exact_rate: share of right content at the last evaluation; exact_least: at the worst one.
         requests_failed: HTTP answers of 400 and above, and broken streams, before any retry.
         versions: that were made; steps: in which turns were trained.
         seconds: from the first request until nothing was left to learn.
         seconds_setup: before it: environment, if it was set up, and start of all parts.
+        flipped_at: interactions before the user came to like something else; None if the user did not.
+        relearned_after: interactions from then until an evaluation reached the goal again; None if none did.
+        paced, measure_every: as in `Plan`.
+        stopped: why the run ended early; None if it did not.
+        evaluations: all, in order; the first is of version 0.
     """
 
     seed: int
@@ -59,12 +70,20 @@ class RunReport:
     match_before: float
     match_after: float
     interactions_to_90: int | None
+    match_held: float | None
     exact_rate: float
+    exact_least: float
     requests_failed: int
     versions: int
     steps: int
     seconds: float
     seconds_setup: float
+    flipped_at: int | None
+    relearned_after: int | None
+    paced: bool
+    measure_every: int
+    stopped: str | None
+    evaluations: tuple[Evaluated, ...]
 
 
 @dataclass(frozen=True, slots=True)
@@ -74,6 +93,7 @@ class RunTotals:
     Args:
         failed: requests failed; versions: that were made; steps: in which turns were trained.
         seconds: since the run began.
+        flipped_at: interactions before the flip; stopped: why it ended early. None if neither was.
     """
 
     interactions: int
@@ -81,83 +101,57 @@ class RunTotals:
     versions: int
     steps: int
     seconds: float
+    flipped_at: int | None = None
+    stopped: str | None = None
 
 
-def report_run(run: PlannedRun, evaluated: Sequence[Evaluated], totals: RunTotals, seconds_setup: float) -> RunReport:
+def report_run(
+    plan: Plan, run: PlannedRun, evaluated: Sequence[Evaluated], totals: RunTotals, seconds_setup: float
+) -> RunReport:
     """
     Args:
         evaluated: in order; the first is of version 0.
     """
     first, last = evaluated[0], evaluated[-1]
+    before_flip = [one for one in evaluated if not one.flipped]
+    again = _first([one for one in evaluated if one.flipped])
     return RunReport(
         seed=run.seed,
         method=run.method.value,
         interactions=totals.interactions,
         match_before=round(first.match, 3),
         match_after=round(last.match, 3),
-        interactions_to_90=next((one.interactions for one in evaluated if one.match >= GOAL), None),
+        interactions_to_90=_first(before_flip),
+        match_held=_held(before_flip),
         exact_rate=round(last.exact, 3),
+        exact_least=round(min(one.exact for one in evaluated), 3),
         requests_failed=totals.failed,
         versions=totals.versions,
         steps=totals.steps,
         seconds=round(totals.seconds, 1),
         seconds_setup=round(seconds_setup, 1),
+        flipped_at=totals.flipped_at,
+        relearned_after=None if again is None or totals.flipped_at is None else again - totals.flipped_at,
+        paced=plan.paced,
+        measure_every=plan.measure_every,
+        stopped=totals.stopped,
+        evaluations=tuple(_rounded(one) for one in evaluated),
     )
 
 
-def as_json(runs: Sequence[RunReport], seconds: float) -> str:
-    """`demo-report.json`.
-
-    Args:
-        seconds: of all of it, setting up included.
-    """
-    rows = [asdict(run) for run in runs]
-    reached = [run.interactions_to_90 for run in runs if run.interactions_to_90 is not None]
-    summary = {
-        "runs": len(runs),
-        "reached_90": len(reached),
-        "match_before": round(fmean(run.match_before for run in runs), 3),
-        "match_after": round(fmean(run.match_after for run in runs), 3),
-        "interactions_to_90_median": median(reached) if reached else None,
-        "exact_rate_least": min(run.exact_rate for run in runs),
-        "requests_failed": sum(run.requests_failed for run in runs),
-        "seconds": round(seconds, 1),
-        "seconds_setup": runs[0].seconds_setup,
-    }
-    top = rows[0] if len(rows) == 1 else {}
-    return json.dumps({**top, "runs": rows, "summary": summary}, indent=2) + "\n"
+def _first(evaluated: Sequence[Evaluated]) -> int | None:
+    return next((one.interactions for one in evaluated if one.match >= GOAL), None)
 
 
-def in_one_line(runs: Sequence[RunReport], seconds: float) -> str:
-    """What the demo says at its end."""
-    failed = sum(run.requests_failed for run in runs)
-    if len(runs) == 1:
-        (run,) = runs
-        when = f"90 % after {run.interactions_to_90}" if run.interactions_to_90 is not None else "90 % not reached"
-        said = f"match {run.match_before:.0%} → {run.match_after:.0%} in {run.interactions} interactions, {when}"
-    else:
-        reached = sum(run.interactions_to_90 is not None for run in runs)
-        before, after = fmean(run.match_before for run in runs), fmean(run.match_after for run in runs)
-        said = f"{reached} of {len(runs)} runs reached 90 %, match {before:.0%} → {after:.0%} on average"
-    exact = min(run.exact_rate for run in runs)
-    return (
-        f"{said}; right content {exact:.0%}; requests failed: {failed};"
-        f" {seconds:.0f} s in all, {runs[0].seconds_setup:.0f} s of them setting up"
+def _held(evaluated: Sequence[Evaluated]) -> float | None:
+    reached = next((at for at, one in enumerate(evaluated) if one.match >= GOAL), len(evaluated))
+    after = [one.match for one in evaluated[reached + 1 :]]
+    means = [fmean(after[at : at + AT_A_TIME]) for at in range(len(after) - AT_A_TIME + 1)]
+    return round(min(means), 3) if means else None
+
+
+def _rounded(one: Evaluated) -> Evaluated:
+    reward = None if one.reward is None else round(one.reward, 3)
+    return replace(
+        one, reward=reward, match=round(one.match, 3), exact=round(one.exact, 3), seconds=round(one.seconds, 1)
     )
-
-
-def as_markdown(runs: Sequence[RunReport]) -> str:
-    """One row for each run."""
-    head = ["seed", "method", "interactions", "match before", "match after", "90 % after", "right content"]
-    head += ["requests failed", "versions", "seconds"]
-    lines = [_row(head), _row(["---"] * len(head))]
-    for run in runs:
-        cells = [str(run.seed), run.method, str(run.interactions), f"{run.match_before:.0%}", f"{run.match_after:.0%}"]
-        cells += ["–" if run.interactions_to_90 is None else str(run.interactions_to_90), f"{run.exact_rate:.0%}"]
-        cells += [str(run.requests_failed), str(run.versions), f"{run.seconds:.0f}"]
-        lines.append(_row(cells))
-    return "\n".join(lines) + "\n"
-
-
-def _row(cells: Sequence[str]) -> str:
-    return f"| {' | '.join(cells)} |"

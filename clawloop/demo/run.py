@@ -18,7 +18,8 @@ from clawloop.demo.location import model_path
 from clawloop.demo.place import Address, demo_folder, write_address
 from clawloop.demo.plan import Plan, PlannedRun
 from clawloop.demo.pupils import enter_policies
-from clawloop.demo.report import Evaluated, RunReport, as_json, in_one_line, report_run
+from clawloop.demo.report import RunReport, report_run
+from clawloop.demo.report_forms import as_json, in_one_line
 from clawloop.demo.scoreboard import DemoBoard
 from clawloop.demo.watching import Watcher
 from clawloop.errors import SetupError
@@ -127,19 +128,17 @@ class _Demo:
         options = self._options
         seconds_setup = time.time() - options.began
         reports: list[RunReport] = []
-        curves: dict[PlannedRun, Sequence[Evaluated]] = {}
         for planned in options.plan.runs:
             key = self._keys[planned]
             write_address(started.surroundings.data, Address(started.gateway, key, key))
             place = Place(started.gateway, key, key, started.surroundings.base_model)
-            evaluated, totals = await hold_course(
-                planned, place, self._board, options.plan.interactions, paced=options.plan.paced
-            )
-            curves[planned] = evaluated
-            reports.append(report_run(planned, evaluated, totals, seconds_setup))
+            evaluated, totals = await hold_course(planned, place, self._board, options.plan)
+            if totals.stopped is not None:
+                self._board.say(f"{totals.stopped}; the run ends early")
+            reports.append(report_run(options.plan, planned, evaluated, totals, seconds_setup))
             # After each: who stops the demo later has what was found so far.
             self.findings = Findings(tuple(reports), time.time() - options.began)
-            write_report(options.out, self.findings, curves)
+            write_report(options.out, self.findings)
             if planned != options.plan.runs[-1]:
                 # An engine holds adapters of a few policies at a time; this one is not asked any more.
                 async with Watcher(started.gateway, key) as watcher:
@@ -159,14 +158,18 @@ class _Demo:
         await asyncio.Event().wait()
 
 
-def write_report(out: Path, findings: Findings, curves: Mapping[PlannedRun, Sequence[Evaluated]]) -> None:
-    """
+def write_report(out: Path, findings: Findings) -> None:
+    """Write `demo-report.json` and `demo-report.png`.
+
     Raises:
         SetupError: the folder cannot be written to.
     """
     try:
-        (out / "demo-report.json").write_text(as_json(findings.runs, findings.seconds), encoding="utf-8")
-        draw_chart(out / "demo-report.png", curves)
+        # By a new name first: what was found before is not lost when this is cut short.
+        written = out / "demo-report.json.new"
+        written.write_text(as_json(findings.runs, findings.seconds), encoding="utf-8")
+        written.replace(out / "demo-report.json")
+        draw_chart(out / "demo-report.png", findings.runs)
     except OSError as error:
         raise SetupError(f"cannot write the report to {out}: {error.strerror}; choose a folder with --out") from error
 

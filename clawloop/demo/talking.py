@@ -11,7 +11,7 @@ from collections.abc import Callable
 from dataclasses import dataclass
 from types import TracebackType
 
-from openai import APIError, AsyncOpenAI
+from openai import APIError, AsyncOpenAI, omit
 from openai.types.chat import ChatCompletionMessageParam
 
 from clawloop.errors import SetupError
@@ -68,12 +68,15 @@ class Talker:
     ) -> None:
         await self._client.close()
 
-    async def say(self, messages: list[ChatCompletionMessageParam], session: str, *, last: bool) -> Reply:
+    async def say(
+        self, messages: list[ChatCompletionMessageParam], session: str, *, last: bool, temperature: float | None = None
+    ) -> Reply:
         """A main turn, streamed.
 
         Args:
             session: by which the gateway knows the conversation.
             last: the session ends with it.
+            temperature: None for the policy's.
 
         Raises:
             SetupError: it failed again and again.
@@ -81,7 +84,7 @@ class Talker:
         headers = {"X-Session-Id": session} | ({"X-Session-Done": "true"} if last else {})
         for pause in (*_PAUSES_SECONDS, None):
             try:
-                return await self._stream(messages, headers)
+                return await self._stream(messages, headers, temperature)
             except (APIError, StreamBroke) as error:
                 await self._failed(error, pause)
         raise AssertionError  # the last pause raises
@@ -102,9 +105,16 @@ class Talker:
                 await self._failed(error, pause)
         raise AssertionError
 
-    async def _stream(self, messages: list[ChatCompletionMessageParam], headers: dict[str, str]) -> Reply:
+    async def _stream(
+        self, messages: list[ChatCompletionMessageParam], headers: dict[str, str], temperature: float | None
+    ) -> Reply:
         stream = await self._client.chat.completions.create(
-            model="policy", messages=messages, max_tokens=MOST_TOKENS, stream=True, extra_headers=headers
+            model="policy",
+            messages=messages,
+            max_tokens=MOST_TOKENS,
+            temperature=omit if temperature is None else temperature,
+            stream=True,
+            extra_headers=headers,
         )
         pieces: list[str] = []
         reply_id = model = ""

@@ -6,7 +6,6 @@ Knows nothing about who chats. What the API does not say is None.
 from __future__ import annotations
 
 import asyncio
-from collections.abc import Iterable
 from dataclasses import dataclass
 from types import TracebackType
 from typing import Any
@@ -138,10 +137,6 @@ class Watcher:
         """In the order in which they were asked."""
         shown = await self._get(f"/admin/v1/sessions/{session}", {})
         return [_turn(turn) for turn in shown["turns"] if turn["kind"] == "main"]
-
-    async def main_turns_of(self, sessions: Iterable[UUID]) -> list[WatchedTurn]:
-        found = await asyncio.gather(*(self.main_turns(session) for session in sessions))
-        return [turn for turns in found for turn in turns]
 
     async def roll_back(self, policy: str) -> None:
         """Let the base model answer again, so that the policy needs no place on the engine any more."""

@@ -8,7 +8,7 @@ for evaluation and for chats share no subject: what was learned about one must c
 from __future__ import annotations
 
 import random
-from collections.abc import Mapping, Sequence
+from collections.abc import Collection, Mapping, Sequence
 from dataclasses import dataclass
 from enum import StrEnum
 from typing import TypeAlias
@@ -128,6 +128,11 @@ def draw_preference(seed: int) -> dict[Axis, Style]:
     """A hidden preference for every axis, drawn from the seed."""
     chance = random.Random(f"preference {seed}")
     return {axis: chance.choice(styles) for axis, styles in STYLES.items()}
+
+
+def flipped(preference: Preference, axes: Collection[Axis]) -> dict[Axis, Style]:
+    """The same preference, but the other style on these axes."""
+    return {axis: other(style) if axis in axes else style for axis, style in preference.items()}
 
 
 def _phrased(axis: Axis, *, evaluation: bool) -> list[Request]:

@@ -16,6 +16,8 @@ from typing import TypeAlias
 
 import torch
 import torch.distributed as dist
+from torch.distributed.distributed_c10d import PrefixStore
+from torch.distributed.rendezvous import rendezvous
 
 from clawloop.errors import PermanentError, TransientError
 from clawloop.steps import StepBatch, TrainedStep
@@ -45,7 +47,11 @@ def join(device: torch.device, command_timeout: timedelta = COMMAND_TIMEOUT) -> 
     """Become one of the ranks that torchrun started; returns when all are there."""
     if device.type == "cuda":
         torch.cuda.set_device(device)
-    dist.init_process_group("nccl" if device.type == "cuda" else "gloo")
+    store, rank, size = next(rendezvous("env://"))
+    # torchrun keeps one store for all its restarts, and torch writes the ranks' addresses under the same names each
+    # time: who came first read the address of a rank that is dead, was refused, or waited for ever.
+    ours = PrefixStore(f"attempt_{os.environ.get('TORCHELASTIC_RESTART_COUNT', '0')}", store)
+    dist.init_process_group("nccl" if device.type == "cuda" else "gloo", store=ours, rank=rank, world_size=size)
     group = dist.new_group(backend="gloo", timeout=command_timeout)
     return Ranks.current(group)
 

@@ -11,15 +11,15 @@ import re
 import signal
 import subprocess
 import sys
-import threading
 import time
 from collections.abc import Iterator
 from contextlib import contextmanager
-from http.server import BaseHTTPRequestHandler, HTTPServer
 from pathlib import Path
 
 import psutil
 import pytest
+
+from tests.fakes.model_server import model_server
 
 pytestmark = pytest.mark.slow
 
@@ -30,25 +30,8 @@ START_SECONDS = 90
 @pytest.fixture(scope="module")
 def engine() -> Iterator[str]:
     """Tells its name as vLLM does."""
-
-    class Handler(BaseHTTPRequestHandler):
-        def do_GET(self) -> None:
-            body = json.dumps({"data": [{"id": "clawloop-demo", "parent": None}]}).encode()
-            self.send_response(200)
-            self.send_header("content-length", str(len(body)))
-            self.end_headers()
-            self.wfile.write(body)
-
-        def log_message(self, format: str, *args: object) -> None:
-            pass
-
-    server = HTTPServer(("127.0.0.1", 0), Handler)
-    thread = threading.Thread(target=server.serve_forever)
-    thread.start()
-    yield f"http://127.0.0.1:{server.server_port}"
-    server.shutdown()
-    thread.join()
-    server.server_close()
+    with model_server("clawloop-demo") as url:
+        yield url
 
 
 @pytest.fixture
@@ -180,6 +163,7 @@ def test_a_kept_one_says_where_it_is_until_it_is_stopped(tmp_path: Path, engine:
         (["--seed", "one"], "--seed 'one': a seed is a whole number from 0 to 4294967295"),
         (["--methods", "grpo"], "--methods 'grpo': use binary, opd, combined, or several with commas"),
         (["--interactions", "0"], "--interactions 0: give 8 to 1000; a step takes 8 samples"),
+        (["--flip", "colour"], "--flip 'colour': use code, length, tone, several with commas, or all"),
         (["--port", "{taken}"], "port {taken} for the gateway is in use"),
         (["--data", "/proc/nowhere"], "cannot write to /proc/nowhere"),
         (["--out", "/proc/nowhere"], "cannot write to /proc/nowhere"),

@@ -8,14 +8,20 @@ import pytest
 
 from clawloop.demo.plan import Plan, plan
 from clawloop.demo.recipes import Method, demo_recipe
+from clawloop.demo.world import Axis
 from clawloop.errors import SetupError
 from clawloop.recipe import load_recipe
 
 
 def planned(
-    seeds: str | None = None, seed: str | None = None, methods: str = "combined", interactions: int = 64
+    seeds: str | None = None,
+    seed: str | None = None,
+    methods: str = "combined",
+    interactions: int | None = 64,
+    flip: str | None = None,
+    measure_every: int = 1,
 ) -> Plan:
-    return plan(seeds, seed, methods, interactions, paced=True, batch=8)
+    return plan(seeds, seed, methods, interactions, paced=True, batch=8, flip=flip, measure_every=measure_every)
 
 
 @pytest.mark.parametrize(
@@ -26,12 +32,12 @@ def test_seeds_are_one_a_count_or_a_list(seeds: str | None, seed: str | None, nu
     assert [run.seed for run in planned(seeds, seed).runs] == numbers
 
 
-def test_each_method_meets_each_seed_with_a_policy_of_its_own() -> None:
+def test_each_user_meets_each_method_before_the_next_user_does() -> None:
     runs = planned("2", methods="binary,opd").runs
     assert [(run.method, run.seed) for run in runs] == [
         (Method.BINARY, 1),
-        (Method.BINARY, 2),
         (Method.OPD, 1),
+        (Method.BINARY, 2),
         (Method.OPD, 2),
     ]
     assert len({run.policy for run in runs}) == 4
@@ -53,6 +59,10 @@ def test_each_method_meets_each_seed_with_a_policy_of_its_own() -> None:
         ({"interactions": 0}, "--interactions 0: give 8 to 1000; a step takes 8 samples"),
         ({"interactions": 7}, "--interactions 7: give"),
         ({"interactions": 1001}, "--interactions 1001: give"),
+        ({"flip": "colour"}, "--flip 'colour': use code, length, tone, several with commas, or all"),
+        ({"flip": "code,"}, "--flip '': use code"),
+        ({"flip": "code", "interactions": 15}, "--flip with --interactions 15: give 16 or more; each half needs 8"),
+        ({"measure_every": 0}, "--measure-every 0: give 1 for each version"),
     ],
 )
 def test_what_makes_no_sense_is_one_line_that_says_what_would(given: dict[str, object], says: str) -> None:
@@ -62,13 +72,27 @@ def test_what_makes_no_sense_is_one_line_that_says_what_would(given: dict[str, o
     assert "\n" not in str(raised.value)
 
 
-def test_methods_differ_by_what_they_ask_for_and_weigh() -> None:
+@pytest.mark.parametrize(
+    ("flip", "axes"),
+    [(None, ()), ("code", (Axis.CODE,)), ("tone, code", (Axis.CODE, Axis.TONE)), ("all", tuple(Axis))],
+)
+def test_a_flip_names_axes_and_takes_longer(flip: str | None, axes: tuple[Axis, ...]) -> None:
+    found = planned(flip=flip, interactions=None)
+    assert (found.flip, found.interactions) == (axes, 192 if axes else 64)
+    assert planned(flip=flip, interactions=16).interactions == 16
+
+
+def test_methods_differ_by_what_they_ask_for_and_weigh_and_how_soon_they_step() -> None:
     recipes = {method: demo_recipe(method) for method in Method}
     assert len({recipe.hash for recipe in recipes.values()}) == 3
     assert not recipes[Method.BINARY].needs_teacher
     assert recipes[Method.OPD].train.advantage.verdict_weight == 0
     assert recipes[Method.COMBINED].signal.hints
     assert recipes[Method.COMBINED].signal.verdicts
+    same = {"advantage": None, "batch_samples": None, "loss": None}
+    alike = [recipe.train.model_copy(update=same) for recipe in recipes.values()]
+    assert alike[0] == alike[1] == alike[2]
+    assert recipes[Method.OPD].train.batch_samples < recipes[Method.COMBINED].train.batch_samples
 
 
 def test_the_combined_recipe_is_the_one_that_is_shown() -> None:

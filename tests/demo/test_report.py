@@ -9,13 +9,17 @@ from pathlib import Path
 import pytest
 
 from clawloop.demo.chart import draw_chart
-from clawloop.demo.plan import PlannedRun
+from clawloop.demo.plan import Plan, PlannedRun
 from clawloop.demo.recipes import Method
-from clawloop.demo.report import Evaluated, RunReport, RunTotals, as_json, as_markdown, in_one_line, report_run
+from clawloop.demo.report import Evaluated, RunReport, RunTotals, report_run
+from clawloop.demo.report_forms import as_json, as_lines, as_markdown, in_one_line, read_report
+from clawloop.errors import SetupError
 
 RUN = PlannedRun(4, Method.OPD)
-KEYS = ["seed", "method", "interactions", "match_before", "match_after", "interactions_to_90", "exact_rate"]
-KEYS += ["requests_failed", "versions", "steps", "seconds", "seconds_setup"]
+PLAN = Plan((RUN,), 64, paced=True)
+KEYS = ["seed", "method", "interactions", "match_before", "match_after", "interactions_to_90", "match_held"]
+KEYS += ["exact_rate", "exact_least", "requests_failed", "versions", "steps", "seconds", "seconds_setup", "flipped_at"]
+KEYS += ["relearned_after", "paced", "measure_every", "stopped"]
 
 
 def evaluated(*matches: float) -> list[Evaluated]:
@@ -31,7 +35,7 @@ def evaluated(*matches: float) -> list[Evaluated]:
 def report(*matches: float) -> RunReport:
     last = len(matches) - 1
     totals = RunTotals(interactions=8 * last + 3, failed=last, versions=last, steps=last, seconds=10.0 * last)
-    return report_run(RUN, evaluated(*matches), totals, 50.0)
+    return report_run(PLAN, RUN, evaluated(*matches), totals, 50.0)
 
 
 @pytest.mark.parametrize(
@@ -58,7 +62,9 @@ def test_match_is_of_the_first_and_last_evaluation_and_counts_are_of_the_whole_r
 def test_one_run_also_stands_at_the_top() -> None:
     whole = json.loads(as_json([report(0.5, 0.95)], 99.0))
     assert [key for key in whole if key not in ("runs", "summary")] == KEYS
-    assert whole["runs"] == [{key: whole[key] for key in KEYS}]
+    (run,) = whole["runs"]
+    assert run.pop("evaluations")[1]["match"] == 0.95
+    assert run == {key: whole[key] for key in KEYS}
     assert whole["method"] == "opd"
     assert whole["summary"]["seconds"] == 99.0
 
@@ -67,7 +73,7 @@ def test_of_several_runs_the_summary_says_how_many_reached_the_goal() -> None:
     runs = [report(0.5, 0.95), report(0.4, 0.6), replace(report(0.6, 0.7, 0.9), exact_rate=0.9)]
     whole = json.loads(as_json(runs, 99.0))
     assert set(whole) == {"runs", "summary"}
-    assert [list(run) for run in whole["runs"]] == [KEYS] * 3
+    assert [list(run) for run in whole["runs"]] == [[*KEYS, "evaluations"]] * 3
     summary = whole["summary"]
     assert (summary["runs"], summary["reached_90"], summary["interactions_to_90_median"]) == (3, 2, 12)
     assert (summary["match_before"], summary["exact_rate_least"], summary["requests_failed"]) == (0.5, 0.9, 4)
@@ -81,15 +87,90 @@ def test_the_last_line_and_the_rows_say_the_same_to_people() -> None:
     )
     assert in_one_line([one, other], 99.0).startswith("1 of 2 runs reached 90 %, match 45% → 77% on average")
     rows = as_markdown([one, other]).splitlines()
-    assert len({row.count("|") for row in rows}) == 1
-    assert rows[2:] == [
+    assert rows[2] == "| opd | 1 of 2 | – (8 to –) | 45% | 78% | – | 100% | 1 | 11 | 2 | 10 | 0.91 |"
+    assert len({row.count("|") for row in rows[-4:]}) == 1
+    assert rows[-2:] == [
         "| 4 | opd | 11 | 50% | 95% | 8 | 100% | 1 | 1 | 10 |",
         "| 4 | opd | 11 | 40% | 60% | – | 100% | 1 | 1 | 10 |",
     ]
 
 
 def test_the_chart_is_a_picture(tmp_path: Path) -> None:
-    draw_chart(tmp_path / "chart.png", {RUN: evaluated(0.5, 0.95), PlannedRun(5, Method.BINARY): evaluated(0.4)})
-    content = (tmp_path / "chart.png").read_bytes()
-    assert content.startswith(b"\x89PNG")
-    assert len(content) > 10_000
+    one, other = report(0.5, 0.95), report(0.4, 0.6)
+    for name, runs in (("one", [one]), ("several", [one, other, replace(one, method="binary", flipped_at=8)])):
+        draw_chart(tmp_path / f"{name}.png", runs)
+        content = (tmp_path / f"{name}.png").read_bytes()
+        assert content.startswith(b"\x89PNG")
+        assert len(content) > 10_000
+
+
+@pytest.mark.parametrize(
+    ("matches", "held"),
+    [
+        ((0.5, 0.9, 0.94, 1.0, 0.94, 1.0, 0.7), 0.88),
+        ((0.5, 0.9, 0.94, 1.0, 0.94), 0.96),
+        ((0.5, 0.95, 1.0, 1.0), None),
+        ((0.5, 0.7, 0.6, 0.5, 0.4), None),
+    ],
+)
+def test_what_held_is_the_lowest_mean_of_three_in_a_row_after_the_goal(
+    matches: tuple[float, ...], held: float | None
+) -> None:
+    assert report(*matches).match_held == held
+
+
+def test_right_content_is_the_last_and_the_least() -> None:
+    rows = [replace(row, exact=exact) for row, exact in zip(evaluated(0.5, 0.7, 0.9), (1.0, 0.9, 0.95), strict=True)]
+    found = report_run(PLAN, RUN, rows, RunTotals(16, 0, 2, 2, 20.0), 50.0)
+    assert (found.exact_rate, found.exact_least) == (0.95, 0.9)
+
+
+@pytest.mark.parametrize(("after", "relearned"), [((0.3, 0.6, 0.9, 1.0), 16), ((0.3, 0.89), None), ((0.9,), 0)])
+def test_after_a_flip_the_goal_counts_anew(after: tuple[float, ...], relearned: int | None) -> None:
+    before = evaluated(0.5, 0.7, 0.89)
+    rows = [*before, *(replace(row, interactions=16 + row.interactions, flipped=True) for row in evaluated(*after))]
+    found = report_run(PLAN, RUN, rows, RunTotals(48, 0, 5, 5, 50.0, flipped_at=16), 50.0)
+    assert (found.flipped_at, found.relearned_after) == (16, relearned)
+    assert (found.interactions_to_90, found.match_held, found.match_after) == (None, None, after[-1])
+    again = "not learned again" if relearned is None else f"learned again after {relearned};"
+    assert f"90 % not reached, flipped at 16, {again}" in in_one_line([found], 99.0)
+
+
+def test_a_report_read_back_is_the_same(tmp_path: Path) -> None:
+    runs = [report(0.5, 0.95, 0.934567), replace(report(0.4, 0.6), stopped="paused")]
+    path = tmp_path / "demo-report.json"
+    path.write_text(as_json(runs, 99.5))
+    assert read_report(path) == (runs, 99.5)
+    assert as_json(*read_report(path)) == path.read_text()
+
+
+@pytest.mark.parametrize(
+    ("content", "says"),
+    [
+        ("", "is no demo-report.json"),
+        ("[]", "is no demo-report.json"),
+        (
+            '{"runs": [{"seed": 1}], "summary": {"seconds": 1}}',
+            "runs.0.method: Field required; is it of another release",
+        ),
+    ],
+)
+def test_what_is_no_report_is_one_line(tmp_path: Path, content: str, says: str) -> None:
+    path = tmp_path / "other.json"
+    path.write_text(content)
+    with pytest.raises(SetupError, match=says):
+        read_report(path)
+    with pytest.raises(SetupError, match=r"missing\.json cannot be read: No such file"):
+        read_report(tmp_path / "missing.json")
+
+
+def test_on_a_terminal_methods_stand_in_columns_with_what_differs() -> None:
+    assert as_lines([report(0.5, 0.95)]) == []
+    runs = [replace(report(0.5, 0.5 + seed / 100, 0.9), seed=seed, method="binary") for seed in range(5)]
+    runs += [replace(report(0.5, 0.91 + seed / 100, 0.9), seed=seed, method="opd") for seed in range(5)]
+    lines = as_lines(runs)
+    assert len({len(line) for line in lines[:3]}) == 1
+    assert lines[1].split()[:5] == ["binary", "5", "of", "5", "16"]
+    assert lines[3] == "binary and opd, 90 % after: 16 and 8; more than noise (p = 0.008)"
+    assert lines[4] == "binary and opd, match after: 90% and 90%; within noise (p = 1.000)"
+    assert as_lines(runs[3:7])[-1] == "too few runs of each method to tell a difference from noise"

@@ -19,7 +19,7 @@ from starlette.requests import Request as HttpRequest
 from starlette.responses import JSONResponse, Response, StreamingResponse
 from starlette.routing import Route
 
-from clawloop.demo.world import STYLES, Axis, Request, Style, answer, draw_preference, every_request
+from clawloop.demo.world import STYLES, Axis, Request, Style, answer, draw_preference, every_request, flipped
 from tests.fakes.engine import serving
 
 BATCH = 8
@@ -33,12 +33,13 @@ class PupilGateway:
     Attributes:
         learns: share by which a version is better than the one before.
         failures: how the next chat requests fail, in order: `500`, `BREAK` (mid-stream), `ERROR` (event); empty: not.
-        sessions: main turns by session name.
-        headers: of each chat request.
+        sessions: main turns by session name; by_last_turn: names of all, those of side turns too, the newest last.
+        headers: of each chat request; temperatures: asked for in side turns (True) and in main turns.
         stuck: judging never ends.
         paused: why training has paused itself.
         delay: how many looks at training a version takes to come.
         late: how many looks at the sessions their turns take to arrive.
+        flip, flips_after: the axes on which it learns the other style after so many main turns.
     """
 
     seed: int = 1
@@ -46,12 +47,17 @@ class PupilGateway:
     url: str = ""
     failures: list[str] = field(default_factory=list)
     sessions: dict[str, list[dict[str, Any]]] = field(default_factory=dict)
+    by_last_turn: dict[str, None] = field(default_factory=dict)
     headers: list[dict[str, str]] = field(default_factory=list)
     asked_of: list[str] = field(default_factory=list)
+    temperatures: dict[bool, set[float | None]] = field(default_factory=lambda: {True: set(), False: set()})
     stuck: bool = False
     paused: str | None = None
     delay: int = 2
     late: int = 0
+    flip: tuple[Axis, ...] = ()
+    flips_after: int = 0
+    learned_since: int = 0
     version: int = 0
     samples: int = 0
     looks: int = 0
@@ -61,10 +67,13 @@ class PupilGateway:
         body = json.loads(await request.body())
         self.headers.append(dict(request.headers))
         side = request.headers.get("x-turn-type") == "side"
+        self.temperatures[side].add(body.get("temperature"))
         failure = (self.failures.pop(0) if self.failures else None) or None
         if failure == "500":
             return JSONResponse({"error": {"message": "on purpose", "type": "x", "code": None, "param": None}}, 500)
         text = self._answer(body["messages"][-1]["content"], self._version_of(body["model"]))
+        self.by_last_turn.pop(request.headers.get("x-session-id", ""), None)
+        self.by_last_turn[request.headers.get("x-session-id", "")] = None
         if side:
             self.asked_of.append(body["model"])
         elif failure is None:
@@ -109,9 +118,14 @@ class PupilGateway:
 
     async def list_sessions(self, request: HttpRequest) -> Response:
         self.late = max(0, self.late - 1)
+        newest = list(reversed(self.by_last_turn))[: int(request.query_params["limit"])]
         sessions = [
-            {"id": str(uuid5(_SPACE, name)), "external_id": name, "main_turns": 0 if self.late else len(turns)}
-            for name, turns in self.sessions.items()
+            {
+                "id": str(uuid5(_SPACE, name)),
+                "external_id": name,
+                "main_turns": 0 if self.late else len(self.sessions.get(name, [])),
+            }
+            for name in newest
         ]
         return JSONResponse({"sessions": sessions, "next": None})
 
@@ -124,6 +138,8 @@ class PupilGateway:
         if turns:  # what is said now is the feedback on the last answer
             self.samples += 1
             turns[-1] |= {"outcome": "trained", "verdict": 1, "step": self.version + 1}
+        if sum(map(len, self.sessions.values())) == self.flips_after:
+            self.learned_since = self.version
         turns.append(
             {
                 "id": str(uuid5(_SPACE, f"{session}-{len(turns)}")),
@@ -144,9 +160,10 @@ class PupilGateway:
 
     def _answer(self, said: str, version: int) -> str:
         request = _REQUESTS[said.rsplit("\n", 1)[-1]]
-        liked = draw_preference(self.seed)[request.axis]
+        axes = self.flip if self.learned_since else ()
+        liked = flipped(draw_preference(self.seed), axes)[request.axis]
         styles: tuple[Style, Style] = STYLES[request.axis]
-        learned = self.chance.random() < version * self.learns
+        learned = self.chance.random() < (version - self.learned_since) * self.learns
         return answer(request, liked if learned else self.chance.choice(styles))
 
     async def _stream(self, text: str, failure: str | None) -> AsyncIterator[bytes]:

@@ -17,11 +17,12 @@ import time
 import urllib.request
 from collections.abc import Iterator
 from contextlib import contextmanager
-from http.server import BaseHTTPRequestHandler, HTTPServer
 from pathlib import Path
 
 import psutil
 import pytest
+
+from tests.fakes.model_server import model_server
 
 pytestmark = pytest.mark.slow
 
@@ -87,25 +88,8 @@ def alive(processes: list[psutil.Process]) -> list[psutil.Process]:
 @pytest.fixture(scope="module")
 def engine() -> Iterator[str]:
     """Answers `/v1/models` as vLLM does."""
-
-    class Handler(BaseHTTPRequestHandler):
-        def do_GET(self) -> None:
-            body = json.dumps({"data": [{"id": "Qwen3-4B", "parent": None}]}).encode()
-            self.send_response(200)
-            self.send_header("content-length", str(len(body)))
-            self.end_headers()
-            self.wfile.write(body)
-
-        def log_message(self, format: str, *args: object) -> None:
-            pass
-
-    server = HTTPServer(("127.0.0.1", 0), Handler)
-    thread = threading.Thread(target=server.serve_forever)
-    thread.start()
-    yield f"http://127.0.0.1:{server.server_port}"
-    server.shutdown()
-    thread.join()
-    server.server_close()
+    with model_server("Qwen3-4B") as url:
+        yield url
 
 
 @pytest.mark.postgres

@@ -2,16 +2,17 @@
 
 from __future__ import annotations
 
+from dataclasses import replace
 from datetime import UTC, datetime
 
 import pytest
 
-from activities.training_messages import Claimed, StepDone, TrainingLook
-from clawloop.steps import StepState, TrainingState
+from activities.training_messages import Claimed, StepDone
+from clawloop.steps import StepState, TrainingState, TrainingView
 from workflows.training_story import headline, table
 
 SINCE = datetime(2026, 1, 2, 3, 4, tzinfo=UTC)
-LOOK = TrainingLook(
+LOOK = TrainingView(
     policy="default",
     pool="default",
     state=TrainingState.WAITING,
@@ -49,13 +50,13 @@ BATCH = Claimed(policy="default", n=7, state=StepState.CLAIMED, samples=16)
             "v6 answers, engines are being given the newest",
         ),
         (
-            LOOK.model_copy(update={"state": TrainingState.PAUSED, "reason": "paused: for now", "version": 5}),
+            replace(LOOK, state=TrainingState.PAUSED, reason="paused: for now", version=5),
             None,
             False,
             "paused: for now\n\nv5 answers, v6 is trained",
         ),
         (
-            LOOK.model_copy(update={"step_state": StepState.CLAIMED, "pinned": 6}),
+            replace(LOOK, step_state=StepState.CLAIMED, pinned=6),
             None,
             False,
             "step 7: its batch is claimed\n\nv6 answers, pinned",
@@ -63,7 +64,7 @@ BATCH = Claimed(policy="default", n=7, state=StepState.CLAIMED, samples=16)
     ],
 )
 def test_one_line_says_what_it_does_and_one_who_answers(
-    look: TrainingLook | None, computing: Claimed | None, publishing: bool, told: str
+    look: TrainingView | None, computing: Claimed | None, publishing: bool, told: str
 ) -> None:
     assert headline(look, computing, SINCE, publishing, []) == told
     assert headline(look, computing, SINCE, publishing, ["the ledger refuses: x"]) == f"{told}\n\nthe ledger refuses: x"

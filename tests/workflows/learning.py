@@ -21,10 +21,9 @@ from activities.training_messages import (
     PublishVersion,
     QuarantineStep,
     StepDone,
-    TrainingLook,
     TrainStep,
 )
-from clawloop.steps import StepState, TrainingState
+from clawloop.steps import StepState, TrainingState, TrainingView
 from clawloop.temporal_training import TemporalTraining
 from tests.workflows.conftest import end_all
 from workflows import attributes
@@ -69,7 +68,7 @@ class ScriptedLearning:
         self.at_once = self.most_at_once = 0
 
     @activity.defn(name="look_at_training")
-    async def look(self, policy: str) -> TrainingLook:
+    async def look(self, policy: str) -> TrainingView:
         self.looks += 1
         state = TrainingState.WAITING
         reason = f"{self.ready} of {self.needed} samples, {self.judging} turns are being judged"
@@ -77,7 +76,7 @@ class ScriptedLearning:
             state, reason = TrainingState.TRAINING, ""
         if self.paused is not None:
             state, reason = TrainingState.PAUSED, f"paused: {self.paused}"
-        return TrainingLook(
+        return TrainingView(
             policy=policy,
             pool=self.policy,
             state=state,

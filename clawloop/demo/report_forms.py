@@ -1,0 +1,183 @@
+"""A report in the forms people and programs read: JSON, a line, rows on a terminal, rows for a README.
+
+Knows nothing about how its figures come about.
+"""
+
+from __future__ import annotations
+
+import json
+from collections.abc import Sequence
+from dataclasses import asdict
+from pathlib import Path
+from statistics import fmean, median
+
+from pydantic import TypeAdapter, ValidationError
+
+from clawloop.demo.comparison import BAND, TEST, Difference, MethodSummary, Spread, differences, summarise
+from clawloop.demo.report import RunReport
+from clawloop.errors import SetupError
+
+_RUNS = TypeAdapter(list[RunReport])
+_NAMES = {
+    "interactions_to_90": "90 % after",
+    "match_after": "match after",
+    "match_held": "match held",
+    "exact_least": "least right content",
+    "relearned_after": "learned again after",
+}
+_COUNTS = ("interactions_to_90", "relearned_after")
+_NEVER = "–"
+
+
+def as_json(runs: Sequence[RunReport], seconds: float) -> str:
+    """`demo-report.json`.
+
+    Args:
+        seconds: of all of it, setting up included.
+    """
+    rows = [asdict(run) for run in runs]
+    reached = [run.interactions_to_90 for run in runs if run.interactions_to_90 is not None]
+    summary = {
+        "runs": len(runs),
+        "reached_90": len(reached),
+        "match_before": round(fmean(run.match_before for run in runs), 3),
+        "match_after": round(fmean(run.match_after for run in runs), 3),
+        "interactions_to_90_median": median(reached) if reached else None,
+        "exact_rate_least": min(run.exact_rate for run in runs),
+        "requests_failed": sum(run.requests_failed for run in runs),
+        "seconds": round(seconds, 1),
+        "seconds_setup": runs[0].seconds_setup,
+        "band": BAND,
+        "methods": {method: asdict(one) for method, one in summarise(runs).items()},
+        "test": TEST,
+        "differences": [asdict(one) for one in differences(runs)],
+    }
+    top = {key: value for key, value in rows[0].items() if key != "evaluations"} if len(rows) == 1 else {}
+    return json.dumps({**top, "runs": rows, "summary": summary}, indent=2) + "\n"
+
+
+def read_report(path: Path) -> tuple[list[RunReport], float]:
+    """The runs of a `demo-report.json`, and the seconds of all of it.
+
+    Raises:
+        SetupError: it is none, or one of another release.
+    """
+    try:
+        content = json.loads(path.read_text(encoding="utf-8"))
+        return _RUNS.validate_python(content["runs"]), float(content["summary"]["seconds"])
+    except OSError as error:
+        raise SetupError(f"{path} cannot be read: {error.strerror}") from error
+    except ValidationError as error:
+        where = ".".join(map(str, error.errors()[0]["loc"]))
+        raise SetupError(f"{path}: runs.{where}: {error.errors()[0]['msg']}; is it of another release?") from error
+    except (ValueError, KeyError, TypeError) as error:
+        raise SetupError(f"{path} is no demo-report.json") from error
+
+
+def in_one_line(runs: Sequence[RunReport], seconds: float) -> str:
+    """What the demo says at its end."""
+    failed = sum(run.requests_failed for run in runs)
+    if len(runs) == 1:
+        (run,) = runs
+        when = f"90 % after {run.interactions_to_90}" if run.interactions_to_90 is not None else "90 % not reached"
+        said = f"match {run.match_before:.0%} → {run.match_after:.0%} in {run.interactions} interactions, {when}"
+        if run.flipped_at is not None:
+            again = "not learned again" if run.relearned_after is None else f"learned again after {run.relearned_after}"
+            said += f", flipped at {run.flipped_at}, {again}"
+    else:
+        reached = sum(run.interactions_to_90 is not None for run in runs)
+        before, after = fmean(run.match_before for run in runs), fmean(run.match_after for run in runs)
+        said = f"{reached} of {len(runs)} runs reached 90 %, match {before:.0%} → {after:.0%} on average"
+    exact = min(run.exact_rate for run in runs)
+    return (
+        f"{said}; right content {exact:.0%}; requests failed: {failed};"
+        f" {seconds:.0f} s in all, {runs[0].seconds_setup:.0f} s of them setting up"
+    )
+
+
+def as_lines(runs: Sequence[RunReport]) -> list[str]:
+    """The methods side by side and what differs, for a terminal; nothing for one run."""
+    if len(runs) == 1:
+        return []
+    rows = _method_rows(runs)
+    widths = [max(map(len, column)) for column in zip(*rows, strict=True)]
+    table = ["  ".join(cell.rjust(width) for cell, width in zip(row, widths, strict=True)) for row in rows]
+    return [*table, *difference_lines(runs)]
+
+
+def difference_lines(runs: Sequence[RunReport]) -> list[str]:
+    """One sentence for each figure and pair of methods; a single one if there are too few runs to tell anything."""
+    found = differences(runs)
+    if found and all(one.within_noise is None for one in found):
+        return ["too few runs of each method to tell a difference from noise"]
+    return [_in_words(one) for one in found]
+
+
+def as_markdown(runs: Sequence[RunReport]) -> str:
+    """The methods if there are several runs, then one row for each run."""
+    head = ["seed", "method", "interactions", "match before", "match after", "90 % after", "right content"]
+    head += ["requests failed", "versions", "seconds"]
+    rows = [head]
+    for run in runs:
+        cells = [str(run.seed), run.method, str(run.interactions), f"{run.match_before:.0%}", f"{run.match_after:.0%}"]
+        cells += [_count(run.interactions_to_90), f"{run.exact_rate:.0%}"]
+        cells += [str(run.requests_failed), str(run.versions), f"{run.seconds:.0f}"]
+        rows.append(cells)
+    lines = _markdown(rows)
+    if len(runs) > 1:
+        said = [f"- {line}" for line in difference_lines(runs)]
+        lines = [*_markdown(_method_rows(runs)), "", *said, *([""] if said else []), *lines]
+    return "\n".join(lines) + "\n"
+
+
+def _method_rows(runs: Sequence[RunReport]) -> list[list[str]]:
+    summaries = summarise(runs)
+    head = ["method", "reached 90 %", "90 % after", "match before", "match after", "match held", "least right content"]
+    head += ["steps", "interactions", "requests failed", "seconds", "seconds per interaction"]
+    flipped = any(one.relearned_after is not None for one in summaries.values())
+    rows = [head + ([_NAMES["relearned_after"]] if flipped else [])]
+    for method, one in summaries.items():
+        cells = [method, f"{one.interactions_to_90.known} of {one.runs}", _spread(one.interactions_to_90, one.runs)]
+        cells += [f"{one.match_before:.0%}", f"{one.match_after:.0%}", _share(one.match_held)]
+        cells += [_share(one.exact_least), f"{one.steps:g}", str(one.interactions), str(one.requests_failed)]
+        cells += [f"{one.seconds:.0f}", f"{one.seconds_per_interaction:.2f}"]
+        rows.append(cells + ([_relearned(one)] if flipped else []))
+    return rows
+
+
+def _relearned(one: MethodSummary) -> str:
+    if one.relearned_after is None:
+        return _NEVER
+    return f"{_spread(one.relearned_after, one.runs)}, {one.relearned_after.known} of {one.runs}"
+
+
+def _spread(found: Spread, runs: int) -> str:
+    """The median, and the least and the most in brackets."""
+    if runs == 1 or found.known == 0:
+        return _count(found.median)
+    return f"{_count(found.median)} ({_count(found.least)} to {_count(found.most)})"
+
+
+def _in_words(one: Difference) -> str:
+    first, second = (_count(value) if one.of in _COUNTS else _share(value) for value in one.medians)
+    said = f"{one.between[0]} and {one.between[1]}, {_NAMES[one.of]}: {first} and {second}"
+    if one.within_noise is None or one.p is None:
+        return f"{said}; too few runs to tell"
+    return f"{said}; {'within noise' if one.within_noise else 'more than noise'} (p = {one.p:.3f})"
+
+
+def _count(value: float | None) -> str:
+    return _NEVER if value is None else f"{value:g}"
+
+
+def _share(value: float | None) -> str:
+    return _NEVER if value is None else f"{value:.0%}"
+
+
+def _markdown(rows: Sequence[Sequence[str]]) -> list[str]:
+    head, *others = rows
+    return [_row(head), _row(["---"] * len(head)), *map(_row, others)]
+
+
+def _row(cells: Sequence[str]) -> str:
+    return f"| {' | '.join(cells)} |"

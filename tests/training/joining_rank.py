@@ -1,0 +1,45 @@
+"""A program for test_group.py: ranks under torchrun that join, and the last of which dies until the last attempt.
+
+`python -m tests.training.joining_rank agent FOLDER RESTARTS`; torchrun starts it again as `… rank FOLDER RESTARTS`.
+"""
+
+from __future__ import annotations
+
+import os
+import sys
+from datetime import timedelta
+from pathlib import Path
+
+import torch
+from torch.distributed.launcher.api import LaunchConfig, elastic_launch
+
+from clawloop.training.group import join, leave_process
+
+
+def _rank(folder: Path, restarts: int) -> None:
+    attempt = int(os.environ["TORCHELASTIC_RESTART_COUNT"])
+    ranks = join(torch.device("cpu"), timedelta(seconds=20))
+    present = ranks.gather(os.environ["RANK"])
+    (folder / f"{attempt}-{os.environ['RANK']}").write_text(" ".join(present or []))
+    ranks.gather(None)
+    if attempt < restarts and not ranks.is_first:
+        os._exit(9)
+    ranks.gather(None)  # as a rank that waits for work, it sees the other die
+    leave_process(0)
+
+
+if __name__ == "__main__":
+    role, folder, restarts = sys.argv[1:]
+    if role == "rank":
+        _rank(Path(folder), int(restarts))
+    else:
+        launched = LaunchConfig(
+            min_nodes=1,
+            max_nodes=1,
+            nproc_per_node=2,
+            rdzv_backend="c10d",
+            rdzv_endpoint="localhost:0",
+            max_restarts=int(restarts),
+            monitor_interval=0.1,
+        )
+        elastic_launch(launched, sys.executable)("-m", "tests.training.joining_rank", "rank", folder, restarts)
