@@ -96,8 +96,7 @@ class Asking:
             self._say(str(error))
             return NO_DIRECT_VOTE
         assert verdict.verdict is not None
-        await self._store.store_direct_vote(self._judgement.id, logprobs, verdict.verdict)
-        return verdict
+        return direct_vote(await self._store.store_direct_vote(self._judgement.id, logprobs, verdict.verdict))
 
     async def hints(self, kind: str) -> list[HintVote | None]:
         """

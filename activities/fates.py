@@ -27,7 +27,7 @@ async def with_trained(places: TurnPlaces, session: SessionId, fates: Sequence[T
     told = [
         fate
         if (turn := trained.get(fate.turn_id)) is None
-        else fate.model_copy(update={"outcome": Outcome.TRAINED, "sample": True, "step": turn.step})
+        else fate.model_copy(update={"outcome": _outcome(turn), "sample": True, "step": turn.step})
         for fate in fates
     ]
     known = {fate.turn_id for fate in fates}
@@ -39,9 +39,13 @@ def _fate(turn: TrainedTurn) -> TurnFate:
         turn_id=turn.turn_id,
         number=turn.number,
         kind=TurnKind.MAIN,
-        outcome=Outcome.TRAINED,
+        outcome=_outcome(turn),
         verdict=turn.verdict,
         sample=True,
         step=turn.step,
-        why=f"trained in step {turn.step}",
+        why=turn.rolled_back or f"trained in step {turn.step}",
     )
+
+
+def _outcome(turn: TrainedTurn) -> Outcome:
+    return Outcome.TRAINED if turn.rolled_back is None else Outcome.ROLLED_BACK

@@ -26,7 +26,17 @@ from clawloop.errors import EngineRejected, EngineUnavailable
 from clawloop.ids import TurnId
 from clawloop.judging.evidence import Evidence, gather
 from clawloop.judging.hints import NOT_ASKED, HintChoice, choose_hint, with_hint, without_hint
-from clawloop.judging.records import HINTS, GivenFeedback, OpenJudgement, PlacedTurn, Relation, Settlement
+from clawloop.judging.records import (
+    DIRECT,
+    HINTS,
+    VOTES,
+    Ballot,
+    GivenFeedback,
+    OpenJudgement,
+    PlacedTurn,
+    Relation,
+    Settlement,
+)
 from clawloop.judging.voting import Verdict, majority, rated
 from clawloop.samples.assembly import Decision, assemble, decide
 from clawloop.samples.eligibility import why_not_trainable
@@ -174,19 +184,19 @@ class JudgingActivities:
         held = case.placed.held
         words = new_feedback and all(given.score is None for given in case.feedback)
         late_state = held is not None and held.shown_by is None and case.state is not None
-        if held is not None and ask.revision is None and (words or late_state):
+        if ask.revision is not None and (held is None or ask.revision > held.revision):
+            return await self._store.judge_again(turn_id, ask.revision, *known)
+        if held is not None and (words or late_state):
             # There is more to judge by than before, so what was answered without it does not count any more.
             return await self._store.judge_again(turn_id, held.revision + 1, *known)
         if new_feedback:
             return await self._store.revise(turn_id, *known)
-        if ask.revision is not None:
-            return await self._store.judge_again(turn_id, ask.revision, *known)
         return await self._store.open(turn_id, *known)
 
     async def _end(self, case: _Case, judgement: OpenJudgement) -> Settlement:
         record, signal = case.record, judgement.recipe.signal
         asking = Asking(self._store, self._judge, record, case.evidence, judgement, case.give_up)
-        verdict = NOT_VOTED
+        verdict, ballot = NOT_VOTED, None
         scores = [given.score for given in case.feedback if given.score is not None]
         if scores:
             verdict = rated(scores[-1])
@@ -194,11 +204,13 @@ class JudgingActivities:
             verdict = NOTHING_FOLLOWED
         elif signal.verdicts and signal.votes == "direct":
             verdict = await asking.direct_vote()
-            self._count("vote", [verdict.verdict])
+            ballot = Ballot(DIRECT, (verdict.verdict,))
         elif signal.verdicts:
             votes = await asking.votes()
-            self._count("vote", votes)
             verdict = majority(votes)
+            ballot = Ballot(VOTES, tuple(votes))
+        if ballot is not None:
+            self._count("vote", ballot.scores)
         relation = relation_of(signal, grouped=record.group_id is not None)
         if record.response_ids is not None:
             cut = record.finish_reason == "length"
@@ -237,6 +249,7 @@ class JudgingActivities:
             outcome=decision.outcome,
             why=why,
             relation=relation,
+            ballot=ballot,
         )
 
     def _count(self, kind: str, answers: Sequence[object | None]) -> None:

@@ -44,6 +44,8 @@ class LedgerActivities:
         session = await self._store.look(ask.session_id)
         if session is None:
             return Closed(to_judge=[], fates=[], guarantee="no such session")
+        if ask.again and not session.closed:
+            return Closed(to_judge=[], fates=[], turns=session.main_turns, still_open=True)
         undecided = [turn for turn in session.turns if _is_undecided(turn, ask.up_to)]
         ends: list[tuple[SessionTurn, Ending]] = []
         to_judge: list[TurnId] = []
@@ -55,6 +57,8 @@ class LedgerActivities:
                 why = f"nothing followed: {ask.why}" if turn.last else ELSEWHERE
                 ends.append((turn, Ending(turn.turn_id, Outcome.NO_FEEDBACK, why)))
         if to_judge and not ask.give_up:
+            # What cannot be judged must not keep those behind it from being tried.
+            to_judge.sort(key=lambda turn_id: ask.tried_up_to is not None and turn_id <= ask.tried_up_to)
             return Closed(to_judge=to_judge[:TO_JUDGE_LIMIT], fates=[], turns=session.main_turns)
         settled: list[MemberEnd] = []
         if session.related:

@@ -79,6 +79,8 @@ class CloseSession(_Message):
         up_to: the newest turn the workflow was told of; newer ones are not its to decide. None: no limit.
         give_up: turns that could be judged and were not are unjudged now.
         asked_directly: direct votes were asked for; those there are decide.
+        tried_up_to: turns that could be judged were tried up to this one: newer ones are said first.
+        again: it was looked into after it was closed, e.g. for feedback: one that is open stays so.
     """
 
     session_id: SessionId
@@ -86,6 +88,8 @@ class CloseSession(_Message):
     up_to: TurnId | None = None
     give_up: bool = False
     asked_directly: bool = False
+    again: bool = False
+    tried_up_to: TurnId | None = None
 
 
 class Closed(_Message):
@@ -95,6 +99,7 @@ class Closed(_Message):
         to_ask: turns whose votes cancel out, for a direct vote each; the session is not closed before that.
         fates: of the turns the closing decided, and of those that steps have learned from.
         guarantee: what the at-least-one rule did, or why nothing; empty if it is not the first close.
+        still_open: it was to be closed again, but it is open: nothing was done.
     """
 
     to_judge: list[TurnId]
@@ -102,6 +107,7 @@ class Closed(_Message):
     guarantee: str = ""
     turns: int = 0
     to_ask: list[TurnId] = []
+    still_open: bool = False
 
 
 class Swept(_Message):
@@ -113,6 +119,7 @@ class Swept(_Message):
         woken: sessions that nobody had closed.
         work: policies whose training workflows were told that a batch waits.
         removed: versions whose files nobody needed.
+        stuck: sessions whose workflow could not be told; the next sweep tries again.
     """
 
     announced: int
@@ -120,3 +127,4 @@ class Swept(_Message):
     woken: int
     work: int = 0
     removed: int = 0
+    stuck: int = 0

@@ -31,7 +31,7 @@ class TurnPlaces(Protocol):
         """A main turn with what is around it; None if there is none of that id, or it is a side turn."""
 
     async def trained(self, session: SessionId, limit: int) -> list[TrainedTurn]:
-        """The session's newest `limit` main turns whose outcome is `trained`, in their order."""
+        """The session's newest `limit` main turns that were trained, rolled back since or not, in their order."""
 
 
 class JudgementStore(TurnPlaces, Protocol):
@@ -53,10 +53,12 @@ class JudgementStore(TurnPlaces, Protocol):
         """The turn's judgement of this revision: made now under its policy's recipe, or gone on with."""
 
     async def store_vote(self, judgement: JudgementId, index: int, raw: str, vote: Vote | None) -> None:
-        """Keep one answer for good; the first one counts."""
+        """Keep one answer for good; the first one counts, and none once the judgement is decided."""
 
-    async def store_direct_vote(self, judgement: JudgementId, logprobs: Mapping[Vote, float], vote: Vote) -> None:
-        """Keep a direct vote, its log-probs as they came, for good; the first one counts."""
+    async def store_direct_vote(
+        self, judgement: JudgementId, logprobs: Mapping[Vote, float], vote: Vote
+    ) -> Mapping[Vote, float]:
+        """Keep a direct vote, its log-probs as they came, for good; the first one counts, and is returned."""
 
     async def store_hint(
         self, judgement: JudgementId, kind: str, index: int, raw: str, hint: HintVote | None
@@ -72,7 +74,9 @@ class JudgementStore(TurnPlaces, Protocol):
             The policy that has a batch waiting since this call; None if it has none, or had one before.
 
         Raises:
-            StoreUnavailable: also when feedback it has not heard of was taken in meanwhile: that is not undone.
+            RecordUnusable: the turn was erased meanwhile.
+            StoreUnavailable: also when feedback it has not heard of was taken in meanwhile: that is not undone. And
+                when the stored votes are not those it was decided by: whoever tries again reads them.
         """
 
     async def feedback_of(self, turn_id: TurnId) -> list[GivenFeedback]:
@@ -122,8 +126,8 @@ class Counts(Protocol):
     def closed(self, guaranteed: bool) -> None:
         """A session was closed; `guaranteed`: the at-least-one rule gave it a sample."""
 
-    def swept(self, turns: int, feedback: int, sessions: int) -> None:
-        """A sweep announced these turns and feedback, and woke these sessions."""
+    def swept(self, turns: int, feedback: int, sessions: int, stuck: int) -> None:
+        """A sweep announced these turns and feedback, and woke these sessions; `stuck` could not be told."""
 
 
 class Uncounted:
@@ -138,7 +142,7 @@ class Uncounted:
     def closed(self, guaranteed: bool) -> None:
         pass
 
-    def swept(self, turns: int, feedback: int, sessions: int) -> None:
+    def swept(self, turns: int, feedback: int, sessions: int, stuck: int) -> None:
         pass
 
 
@@ -164,11 +168,17 @@ class ClosingStore(Protocol):
 
 
 class UpkeepStore(Protocol):
-    async def unannounced_turns(self, age: timedelta, limit: int) -> list[tuple[SessionFacts, TurnRecorded]]:
-        """Main turns older than `age` whose workflow was not told, in the order in which they were made."""
+    async def unannounced_turns(
+        self, age: timedelta, limit: int, but: Sequence[SessionId] = ()
+    ) -> list[tuple[SessionFacts, TurnRecorded]]:
+        """Main turns older than `age` whose workflow was not told, in the order in which they were made; none of the
+        sessions in `but`."""
 
-    async def untold_feedback(self, age: timedelta, limit: int) -> list[tuple[SessionFacts, FeedbackGiven]]:
-        """Feedback older than `age` whose workflow was not told, or that was told a day ago and forgotten."""
+    async def untold_feedback(
+        self, age: timedelta, limit: int, but: Sequence[SessionId] = ()
+    ) -> list[tuple[SessionFacts, FeedbackGiven]]:
+        """Feedback older than `age` whose workflow was not told, or that was told a day ago and forgotten; none of the
+        sessions in `but`."""
 
     async def sessions_left_open(self, age: timedelta, limit: int) -> list[SessionFacts]:
         """Sessions without a turn for longer than `age` that nobody closed, oldest first."""

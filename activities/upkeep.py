@@ -8,10 +8,8 @@ from __future__ import annotations
 
 import asyncio
 import logging
-from collections.abc import Awaitable, Callable, Hashable, Sequence
+from collections.abc import Awaitable
 from datetime import timedelta
-from itertools import groupby
-from typing import TypeVar
 
 from temporalio import activity
 
@@ -19,8 +17,9 @@ from activities.heartbeat import heartbeating
 from activities.messages import Swept
 from activities.ports import Announcer, Counts, Uncounted, UpkeepStore
 from activities.retention import Retention
+from activities.telling import Telling
 from activities.work import WorkTelling
-from clawloop.contracts import SessionFacts
+from clawloop.ids import SessionId
 
 log = logging.getLogger(__name__)
 
@@ -29,10 +28,6 @@ AGE = timedelta(seconds=30)
 # Far beyond any idle time of the workflow itself, counted from its deadline.
 LEFT_OPEN_AFTER = timedelta(minutes=10)
 BATCH = 500
-# Sessions told side by side; a signal takes 10 ms.
-AT_ONCE = 16
-
-Item = TypeVar("Item")
 
 
 class UpkeepActivities:
@@ -66,44 +61,62 @@ class UpkeepActivities:
     async def sweep(self) -> Swept:
         """Announce what was missed, oldest first and each session in order; wake what was left open.
 
-        Every part is tried. The first failure is raised when all are done, so that what failed is tried again soon.
+        A session that cannot be told is left to the next sweep. Every part is tried; the first failure of one is raised
+        when all are done, so that what failed is tried again soon.
         """
         async with heartbeating():
             failed: list[BaseException] = []
+            stuck: set[SessionId] = set()
             swept = Swept(
-                announced=await _tried(self._announce_turns(), failed),
-                feedback=await _tried(self._announce_feedback(), failed),
-                woken=await _tried(self._wake_sessions(), failed),
+                announced=await _tried(self._announce_turns(stuck), failed),
+                feedback=await _tried(self._announce_feedback(stuck), failed),
+                woken=await _tried(self._wake_sessions(stuck), failed),
                 work=await _tried(self._work.tell_again(), failed),
                 removed=0 if self._retention is None else await _tried(self._retention.remove(), failed),
             )
-            self._counts.swept(swept.announced, swept.feedback, swept.woken)
+            swept = swept.model_copy(update={"stuck": len(stuck)})
+            self._counts.swept(swept.announced, swept.feedback, swept.woken, swept.stuck)
             for later in failed[1:]:
                 log.warning("another part of the sweep failed", exc_info=later)
             if failed:
                 raise failed[0]
             return swept
 
-    async def _announce_turns(self) -> int:
-        total = 0
-        while batch := await self._store.unannounced_turns(self._age, BATCH):
-            await _by_session(batch, lambda item: item[0].session_id, lambda item: self._announcer.announce_turn(*item))
-            await self._store.mark_announced([turn.turn_id for _, turn in batch])
-            total += len(batch)
+    async def _announce_turns(self, stuck: set[SessionId]) -> int:
+        telling, total = Telling(), 0
+        while batch := await self._store.unannounced_turns(self._age, BATCH, [*telling.stuck]):
+            told = await telling.tell(
+                batch, lambda item: item[0].session_id, lambda item: self._announcer.announce_turn(*item)
+            )
+            await self._store.mark_announced([turn.turn_id for _, turn in told])
+            stuck.update(telling.stuck)
+            telling.require_that_most_hear()
+            total += len(told)
             if len(batch) < BATCH:
                 break
         return total
 
-    async def _announce_feedback(self) -> int:
-        given = await self._store.untold_feedback(self._age, BATCH)
-        await _by_session(given, lambda item: item[0].session_id, lambda item: self._announcer.announce_feedback(*item))
-        await self._store.mark_feedback_announced([feedback.feedback_id for _, feedback in given])
-        return len(given)
+    async def _announce_feedback(self, stuck: set[SessionId]) -> int:
+        telling, total = Telling(), 0
+        while batch := await self._store.untold_feedback(self._age, BATCH, [*telling.stuck]):
+            told = await telling.tell(
+                batch, lambda item: item[0].session_id, lambda item: self._announcer.announce_feedback(*item)
+            )
+            await self._store.mark_feedback_announced([feedback.feedback_id for _, feedback in told])
+            stuck.update(telling.stuck)
+            telling.require_that_most_hear()
+            total += len(told)
+            if len(batch) < BATCH:
+                break
+        return total
 
-    async def _wake_sessions(self) -> int:
-        left: list[SessionFacts] = await self._store.sessions_left_open(self._idle + LEFT_OPEN_AFTER, BATCH)
-        await _by_session(left, lambda item: item.session_id, self._announcer.wake)
-        return len(left)
+    async def _wake_sessions(self, stuck: set[SessionId]) -> int:
+        telling = Telling()
+        left = await self._store.sessions_left_open(self._idle + LEFT_OPEN_AFTER, BATCH)
+        told = await telling.tell(left, lambda item: item.session_id, self._announcer.wake)
+        stuck.update(telling.stuck)
+        telling.require_that_most_hear()
+        return len(told)
 
 
 async def _tried(part: Awaitable[int], failed: list[BaseException]) -> int:
@@ -114,21 +127,3 @@ async def _tried(part: Awaitable[int], failed: list[BaseException]) -> int:
         failed.append(result)
         return 0
     return result
-
-
-async def _by_session(
-    items: Sequence[Item], session: Callable[[Item], Hashable], tell: Callable[[Item], Awaitable[None]]
-) -> None:
-    """Tell each item; those of one session one after the other, in their order."""
-    at_once = asyncio.Semaphore(AT_ONCE)
-
-    async def tell_all(own: list[Item]) -> None:
-        async with at_once:
-            for item in own:
-                await tell(item)
-
-    order = {session(item): place for place, item in reversed(list(enumerate(items)))}
-    sorted_items = sorted(items, key=lambda item: order[session(item)])  # stable: each session keeps its order
-    async with asyncio.TaskGroup() as group:
-        for _, own in groupby(sorted_items, key=session):
-            group.create_task(tell_all(list(own)))

@@ -72,7 +72,7 @@ class Announcements:
 
     def add(self, record: TurnRecord, entered: EnteredTurn) -> None:
         """Announce a stored turn soon, if it is one that may be judged."""
-        if record.kind is not TurnKind.MAIN:
+        if record.kind is not TurnKind.MAIN or entered.erased:
             return
         facts = SessionFacts(
             session_id=entered.session_id,

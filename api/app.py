@@ -10,7 +10,7 @@ from fastapi import FastAPI
 from starlette.requests import ClientDisconnect, Request
 from starlette.responses import Response
 
-from api import admin, chat, feedback, health, judging, models, problems, training
+from api import admin, chat, erasing, feedback, health, judging, models, problems, training
 from api.boundary import HostAndOrigin
 from api.counting import CountChats
 from api.dependencies import Services
@@ -42,6 +42,7 @@ def create_app(make_services: MakeServices, allowed_hosts: frozenset[str] = froz
         health.router,
         admin.router,
         judging.router,
+        erasing.router,
         training.router,
     ):
         app.include_router(router)

@@ -16,7 +16,7 @@ from starlette.datastructures import Headers
 
 from api.boundary import read_json
 from api.dependencies import Services, services_of
-from api.models import choose_model, loaded_versions
+from api.models import find_model
 from api.schemas import ChatRequest, check_chat_request
 from api.streaming import ChatExchange
 from clawloop.contracts import (
@@ -103,8 +103,8 @@ async def prepare(services: Services, key: ApiKey, headers: Headers, body: dict[
         StoreUnavailable: this gateway does not know the key's policy yet.
     """
     asked = check_chat_request(body)
-    policy = services.directory.policy(key.policy)
-    choice = choose_model(asked.model, policy, loaded_versions(services.directory.now, policy))
+    policy = await services.directory.known_policy(key.policy)
+    choice = await find_model(asked.model, policy, services.directory)
     evidence = identify(headers, body)
     messages: list[Message] = body["messages"]
     version = choice.version

@@ -13,6 +13,7 @@ from api.auth import KeyRing
 from api.directory import DirectoryCache
 from api.ports import (
     Engines,
+    Erasures,
     FeedbackStore,
     JudgedTurns,
     Operations,
@@ -47,6 +48,7 @@ class Services:
     feedback: FeedbackStore
     training: TrainingStore
     judged: JudgedTurns
+    erasures: Erasures
     session_operations: SessionOperations
     operations: Operations
     readiness: Readiness

@@ -31,6 +31,7 @@ class DirectoryCache:
         self._last: Directory | None = None
         self._tasks: list[asyncio.Task[None]] = []
         self._looking = asyncio.Lock()  # or an older look could end after a newer one
+        self._looks = 0
         self.current = False  # the last look succeeded
 
     async def __aenter__(self) -> DirectoryCache:
@@ -61,6 +62,21 @@ class DirectoryCache:
                 return policy
         raise StoreUnavailable(f"policy {name!r} is not known here yet")
 
+    async def known_policy(self, name: str) -> Policy:
+        """As `policy`, and looks afresh before it says that there is none."""
+        try:
+            return self.policy(name)
+        except StoreUnavailable:
+            await self.look_afresh()
+            return self.policy(name)
+
+    async def look_afresh(self) -> None:
+        """For whoever misses something that may be newer than the last look; those who wait together share one look."""
+        before = self._looks
+        async with self._looking:
+            if self.current and self._looks == before:
+                await self._look_now()
+
     async def _keep_looking(self) -> None:
         while True:
             await asyncio.sleep(REFRESH_SECONDS)
@@ -81,6 +97,7 @@ class DirectoryCache:
             await self._look_now()
 
     async def _look_now(self) -> None:
+        self._looks += 1
         try:
             self._last = await self._store.read()
         except StoreUnavailable as error:

@@ -15,6 +15,7 @@ from fastapi import APIRouter, Query, Request
 from pydantic import BaseModel
 
 from api.dependencies import services_of
+from api.directory import DirectoryCache
 from clawloop.contracts import Directory, Policy, Scope
 from clawloop.errors import RequestRejected
 from clawloop.ids import version_name
@@ -65,6 +66,15 @@ def choose_model(name: str, policy: Policy, versions: frozenset[int]) -> ModelCh
     )
 
 
+async def find_model(name: str, policy: Policy, directory: DirectoryCache) -> ModelChoice:
+    """As `choose_model`; looks afresh before it refuses: an engine may have loaded that version just now."""
+    try:
+        return choose_model(name, policy, loaded_versions(directory.now, policy))
+    except RequestRejected:
+        await directory.look_afresh()
+        return choose_model(name, policy, loaded_versions(directory.now, policy))
+
+
 def loaded_versions(directory: Directory, policy: Policy) -> frozenset[int]:
     """The adapter versions of this policy that some engine has."""
     return frozenset[int]().union(*(engine.versions.get(policy.id, frozenset()) for engine in directory.engines))
@@ -90,7 +100,7 @@ async def list_models(
     """The models this key may name."""
     services = services_of(request)
     key = await services.keys.require(request.headers, Scope.CHAT)
-    policy = services.directory.policy(key.policy)
+    policy = await services.directory.known_policy(key.policy)
     names = ["policy", *policy.aliases, f"policy{_SIDE}"]
     if versions:
         loaded = loaded_versions(services.directory.now, policy)

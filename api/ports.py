@@ -12,8 +12,10 @@ from typing import Protocol
 
 from clawloop.contracts import (
     ApiKey,
+    ContentErased,
     Directory,
     EnteredTurn,
+    Erasure,
     FeedbackEffect,
     FeedbackGiven,
     JudgeAgain,
@@ -122,6 +124,19 @@ class SessionOperations(Protocol):
 
     async def judge_again(self, session: SessionFacts, wanted: JudgeAgain) -> None:
         """Have a turn judged once more. Twice for the same revision is once."""
+
+    async def content_erased(self, session: SessionId, erased: ContentErased) -> None:
+        """Tell the session's workflow, if it has one, which turns have no content any more."""
+
+
+class Erasures(Protocol):
+    """What takes content away for good. Every call raises StoreUnavailable when it cannot be done now."""
+
+    async def erase_session(self, session: SessionId) -> Erasure | None:
+        """All there is of a session, and what of it is still on its way here; None if there is no such session."""
+
+    async def erase_turn(self, turn: TurnId) -> Erasure | None:
+        """A turn, other replies to its request, and all turns that continue them; None if there is no such turn."""
 
 
 class KeyStore(Protocol):

@@ -19,6 +19,7 @@ from clawloop.demo.chat_command import chat_command
 from clawloop.demo.command import demo_app
 from clawloop.demo.report_command import report_command
 from clawloop.demo.run_command import run_command
+from clawloop.erase_command import erase_command
 from clawloop.errors import ClawloopError
 from clawloop.install import check_install
 from clawloop.judge_command import judge_app
@@ -46,6 +47,7 @@ app.add_typer(training_app, name="training")
 app.add_typer(policy_app, name="policy")
 app.add_typer(recipe_app, name="recipe")
 app.command("check")(check_command)
+app.command("erase")(erase_command)
 app.add_typer(judge_app, name="judge")
 
 

@@ -47,7 +47,6 @@ class Outcome(StrEnum):
     WAITING = "waiting"  # for its next state or its judge
     SIDE = "side"  # a side turn
     NO_FEEDBACK = "no_feedback"  # nothing later speaks about it
-    SUPERSEDED = "superseded"  # a later judgement replaced this one
     NOT_TRAINABLE = "not_trainable"  # e.g. sampled with top_p < 1, or no reply
     UNJUDGED = "unjudged"  # no valid vote
     UNDECIDED = "undecided"  # verdict 0 and no hint
@@ -174,12 +173,14 @@ class EnteredTurn:
 
     Args:
         duplicate: it had been entered before; nothing was written.
+        erased: its session was erased after it began, so that it was entered without its content.
     """
 
     turn_id: TurnId
     session_id: SessionId
     parent_turn_id: TurnId | None
     duplicate: bool
+    erased: bool = False
 
 
 @dataclass(frozen=True, slots=True)
@@ -226,6 +227,37 @@ class JudgeAgain:
 
     turn_id: TurnId
     revision: int
+
+
+@dataclass(frozen=True, slots=True)
+class ContentErased:
+    """A message to a session's workflow: a person had content of it erased.
+
+    Args:
+        turns: the newest of its erased main turns, as many as fit a message.
+        whole: all there was of the session, so that it ends unless a newer turn came.
+    """
+
+    turns: tuple[TurnId, ...]
+    whole: bool = False
+
+
+@dataclass(frozen=True, slots=True)
+class Erasure:
+    """What an erasure did.
+
+    Args:
+        turns: how many lost their content now; 0 if all had before.
+        expired: how many samples that waited for a step do not any more.
+        learned: how many of these turns steps had learned from. What they learned stays in their versions.
+        told: for the session's workflow; the same whenever the same is erased.
+    """
+
+    session: SessionFacts
+    turns: int
+    expired: int
+    learned: int
+    told: ContentErased
 
 
 class FeedbackEffect(StrEnum):

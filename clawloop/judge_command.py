@@ -40,11 +40,11 @@ def judge_again(
     as_json: Annotated[bool, typer.Option("--json", help="For programs.")] = False,
 ) -> None:
     """Have turns judged once more: by the recipe of now, without the votes of before."""
-    from clawloop.settings import Settings
+    from clawloop.settings import read_settings
 
     if [turn is not None, session is not None, unjudged].count(True) != 1:
         raise typer.BadParameter("say which: an ID, --session or --unjudged", param_hint="ID")
-    settings = Settings()
+    settings = read_settings()
     settings = settings if data is None else settings.model_copy(update={"data": data})
     told = asyncio.run(_judge_again(settings, turn, session, unjudged))
     if as_json:

@@ -34,6 +34,7 @@ from clawloop.temporal import SessionsWithoutTemporal, TemporalAnnouncer, connec
 from clawloop.temporal_training import TemporalTraining, WithoutTemporal
 from db.chains import Chains
 from db.engine import BACKGROUND_LIMIT, CHAT_LIMIT, Database
+from db.erasure import PostgresErasureStore
 from db.feedback import PostgresFeedbackStore
 from db.judged_so_far import PostgresJudgedSoFar
 from db.keys import PostgresKeyStore
@@ -161,6 +162,7 @@ async def _gateway_services(stack: AsyncExitStack, url: str, settings: Settings,
         training=PostgresTrainingStore(patient),
         operations=operations,
         judged=PostgresJudgedSoFar(patient),
+        erasures=PostgresErasureStore(patient),
         session_operations=announcer or SessionsWithoutTemporal(),
         versions=VersionChooser(turns),
         readiness=GatewayReadiness(database, engines),

@@ -9,8 +9,10 @@ from __future__ import annotations
 from pathlib import Path
 from typing import Annotated, Literal
 
-from pydantic import AliasChoices, Field, SecretStr, field_validator
+from pydantic import AliasChoices, Field, SecretStr, ValidationError, field_validator
 from pydantic_settings import BaseSettings, NoDecode, SettingsConfigDict
+
+from clawloop.errors import SetupError
 
 ENGINE_RANKS = (1, 8, 16, 32, 64, 128, 256, 320, 512)
 """What vLLM's `--max-lora-rank` takes."""
@@ -68,3 +70,19 @@ class Settings(BaseSettings):
         if not isinstance(value, str):
             return value
         return tuple(url.strip().rstrip("/") for url in value.split(",") if url.strip())
+
+
+def read_settings() -> Settings:
+    """What the environment says.
+
+    Raises:
+        SetupError: a value cannot be what its variable means; names both the first such variable and the remedy.
+    """
+    try:
+        return Settings()
+    except ValidationError as error:
+        first = error.errors(include_url=False, include_context=False, include_input=False)[0]
+        field = str(first["loc"][0])
+        name = f"CLAWLOOP_{field.upper()}" if field in Settings.model_fields else field  # an alias is the variable
+        said = first["msg"].removeprefix("Value error, ")
+        raise SetupError(f"{name}: {said[:1].lower()}{said[1:]}; correct it or unset it") from None

@@ -123,7 +123,7 @@ class WorkerMetrics:
         self.sweeps = Counter("clawloop_worker_sweeps_total", "Sweeps done", registry=self.registry)
         self.found = Counter(
             "clawloop_worker_swept_total",
-            "What sweeps found: turns and feedback nobody had announced, sessions left open",
+            "What sweeps found: turns and feedback nobody had announced, sessions left open; stuck: sessions not told",
             ["what"],
             registry=self.registry,
         )
@@ -138,9 +138,9 @@ class WorkerMetrics:
     def closed(self, guaranteed: bool) -> None:
         self.sessions_closed.labels(str(guaranteed).lower()).inc()
 
-    def swept(self, turns: int, feedback: int, sessions: int) -> None:
+    def swept(self, turns: int, feedback: int, sessions: int, stuck: int) -> None:
         self.sweeps.inc()
-        for what, count in (("turns", turns), ("feedback", feedback), ("sessions", sessions)):
+        for what, count in (("turns", turns), ("feedback", feedback), ("sessions", sessions), ("stuck", stuck)):
             self.found.labels(what).inc(count)
 
     def asked(self, result: str, seconds: float) -> None:

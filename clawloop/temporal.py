@@ -36,11 +36,11 @@ from temporalio.contrib.pydantic import pydantic_data_converter
 from temporalio.envconfig import ClientConfig
 from temporalio.exceptions import ApplicationError
 from temporalio.plugin import SimplePlugin
-from temporalio.service import PayloadLimitsConfig, RPCError
+from temporalio.service import PayloadLimitsConfig, RPCError, RPCStatusCode
 from temporalio.worker import ActivityInboundInterceptor, ExecuteActivityInput, Interceptor, WorkflowRunner
 from temporalio.worker.workflow_sandbox import SandboxedWorkflowRunner
 
-from clawloop.contracts import FeedbackGiven, JudgeAgain, SessionFacts, TurnRecorded
+from clawloop.contracts import ContentErased, FeedbackGiven, JudgeAgain, SessionFacts, TurnRecorded
 from clawloop.errors import (
     AnnouncementFailed,
     ClawloopError,
@@ -49,6 +49,7 @@ from clawloop.errors import (
     PermanentError,
     TrainerUnavailable,
 )
+from clawloop.ids import SessionId
 from workflows import attributes
 from workflows.state import SessionState
 
@@ -226,6 +227,19 @@ class TemporalAnnouncer:
         """
         await self._tell(session, attributes.JUDGE_AGAIN, wanted)
 
+    async def content_erased(self, session: SessionId, erased: ContentErased) -> None:
+        """Tell the session's workflow; where none runs, nobody has to hear of it.
+
+        Raises:
+            AnnouncementFailed
+        """
+        workflow = self._client.get_workflow_handle(attributes.session_workflow_id(session))
+        try:
+            await workflow.signal(attributes.CONTENT_ERASED, erased, rpc_timeout=ANNOUNCE_LIMIT)
+        except (RPCError, RuntimeError) as error:
+            if not (isinstance(error, RPCError) and error.status is RPCStatusCode.NOT_FOUND):
+                raise _failed(error) from error
+
     async def wake(self, session: SessionFacts) -> None:
         """See that the session's workflow runs, so that it closes.
 
@@ -267,12 +281,19 @@ class TemporalAnnouncer:
                 rpc_timeout=ANNOUNCE_LIMIT,
             )
         except (RPCError, RuntimeError) as error:
-            # RuntimeError: a lazy client found nobody to connect to.
-            raise AnnouncementFailed(f"Temporal: {' '.join(str(error).split())}") from error
+            raise _failed(error) from error
+
+
+def _failed(error: RPCError | RuntimeError) -> AnnouncementFailed:
+    """RuntimeError: a lazy client found nobody to connect to."""
+    return AnnouncementFailed(f"Temporal: {' '.join(str(error).split())}")
 
 
 class SessionsWithoutTemporal:
     """Satisfies `api.ports.SessionOperations` where no Temporal is given."""
 
     async def judge_again(self, session: SessionFacts, wanted: JudgeAgain) -> None:
+        raise AnnouncementFailed("no Temporal is given: set TEMPORAL_ADDRESS")
+
+    async def content_erased(self, session: SessionId, erased: ContentErased) -> None:
         raise AnnouncementFailed("no Temporal is given: set TEMPORAL_ADDRESS")

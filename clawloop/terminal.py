@@ -22,9 +22,9 @@ AsJson = Annotated[bool, typer.Option("--json", help="For programs.")]
 
 
 def settings_of(data: Path | None) -> Settings:
-    from clawloop.settings import Settings
+    from clawloop.settings import read_settings
 
-    settings = Settings()
+    settings = read_settings()
     return settings if data is None else settings.model_copy(update={"data": data})
 
 

@@ -28,7 +28,7 @@ from activities.training_ports import StepStore, Trainer
 from clawloop.errors import ClawloopError, PermanentError, TrainerUnavailable, TransientError
 from clawloop.local.parent_death import end_with_parent
 from clawloop.processes import database_url
-from clawloop.settings import Settings
+from clawloop.settings import Settings, read_settings
 from clawloop.steps import StepBatch, TrainedStep
 from clawloop.telemetry import TrainerMetrics, configure_logging
 from clawloop.training.adapter import remove_unfinished
@@ -175,7 +175,7 @@ def _rank(process: TrainerProcess) -> int:
     ranks: Ranks = join(process.setup.torch_device(), process.command_timeout)
     model = ResidentModel(process.setup, ranks)
     if ranks.is_first:
-        asyncio.run(_serve(process, Settings(), model))
+        asyncio.run(_serve(process, read_settings(), model))
         return 0
     # The first rank says when to leave, between micro-batches; a signal would leave the others waiting.
     for number in (signal.SIGTERM, signal.SIGINT):

@@ -128,7 +128,7 @@ def _run(role: Role, health_port: int, data: Path | None) -> None:
 
 
 def _settings(data: Path | None) -> Settings:
-    from clawloop.settings import Settings
+    from clawloop.settings import read_settings
 
-    settings = Settings()
+    settings = read_settings()
     return settings if data is None else settings.model_copy(update={"data": data})

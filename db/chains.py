@@ -1,7 +1,7 @@
 """Whole conversations out of what each turn added, kept in memory while they are likely to go on.
 
 Knows nothing about sessions. A turn's conversation never changes once entered, even when its parent does, so what
-is kept never has to be dropped for its content, only for room.
+is kept is only dropped for room, and when it was erased.
 """
 
 from __future__ import annotations
@@ -37,6 +37,10 @@ class Chains:
     def keep(self, turn_id: TurnId, conversation: Conversation) -> None:
         if conversation.size_bytes <= self._kept.maxsize:
             self._kept[turn_id] = conversation
+
+    def forget(self, turn_id: TurnId) -> None:
+        """It was erased."""
+        self._kept.pop(turn_id, None)
 
     async def conversation(self, connection: AsyncConnection, turn_id: TurnId) -> Conversation:
         """One turn's conversation: from memory, or from its ancestors in one query.

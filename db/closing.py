@@ -79,7 +79,8 @@ class PostgresClosingStore:
     async def close(
         self, session: SessionId, why: str, endings: Sequence[Ending], guarantee: str | None, extra: ExtraSample | None
     ) -> str | None:
-        """End undecided turns and the session in one transaction. Turns decided meanwhile stay as they are.
+        """End undecided turns and the session in one transaction. Turns decided meanwhile stay as they are, and so does
+        when and why a session was closed that nothing has come to since.
 
         Args:
             guarantee: what the at-least-one rule did; the first close's word stays.
@@ -95,8 +96,8 @@ class PostgresClosingStore:
 
 
 async def _look(session: SessionId, connection: AsyncConnection) -> ClosingSession | None:
-    query = select(Session.policy, Session.first_closed_at, Session.task_outcome).where(Session.id == session)
-    row = (await connection.execute(query)).first()
+    query = select(Session.policy, Session.first_closed_at, Session.task_outcome, Session.state)
+    row = (await connection.execute(query.where(Session.id == session))).first()
     if row is None:
         return None
     first = row.first_closed_at is None
@@ -129,6 +130,7 @@ async def _look(session: SessionId, connection: AsyncConnection) -> ClosingSessi
         main_turns=await connection.scalar(count) or 0,
         related=bool(await connection.scalar(_RELATED, {"session": session})),
         by_outcome=row.task_outcome is not None and signal is not None and signal.reward == "outcome_process",
+        closed=row.state == SessionState.CLOSED,
     )
 
 
@@ -169,6 +171,9 @@ async def _close(
     policy = None
     if extra is not None:
         policy = await hold_policy_of(connection, extra.turn_id)
+    # Before its turns, as whoever enters or erases some.
+    await connection.execute(select(Session.id).where(Session.id == session).with_for_update())
+    if extra is not None:
         await _sample_anyway(connection, extra)
     for end in endings:
         undecided = update(Turn).where(Turn.id == end.turn_id, Turn.outcome == Outcome.WAITING)
@@ -178,8 +183,9 @@ async def _close(
     values = {
         "state": case((unheard.exists(), Session.state), else_=SessionState.CLOSED),
         "first_closed_at": func.coalesce(Session.first_closed_at, func.now()),
-        "closed_at": func.now(),
-        "closed_why": storable(why),
+        # One that was closed already was only looked into, e.g. for feedback.
+        "closed_at": case((Session.state == SessionState.CLOSED, Session.closed_at), else_=func.now()),
+        "closed_why": case((Session.state == SessionState.CLOSED, Session.closed_why), else_=storable(why)),
         "guarantee": func.coalesce(Session.guarantee, guarantee),
     }
     await connection.execute(update(Session).where(Session.id == session).values(values))

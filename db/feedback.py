@@ -44,7 +44,7 @@ class PostgresFeedbackStore:
         return await self._database.run(partial(_turn_of, key, session, number))
 
     async def give(self, key: ApiKeyId, turn: TurnId, score: float | None, text: str | None) -> StoredFeedback | None:
-        """Store feedback on a main turn of this key; None if it has no such turn.
+        """Store feedback on a main turn of this key; None if it has no such turn, or it was erased.
 
         Raises:
             StoreUnavailable
@@ -118,7 +118,9 @@ async def _give(
     query = (
         select(Turn.version, Turn.outcome, Turn.session_id, Session.policy, Session.identified_by, Session.created_at)
         .join(Session, Session.id == Turn.session_id)
-        .where(Turn.id == turn, Session.api_key_id == key, Turn.kind == TurnKind.MAIN)
+        .where(Turn.id == turn, Session.api_key_id == key, Turn.kind == TurnKind.MAIN, Turn.outcome != Outcome.ERASED)
+        # Waits for an erasure of the turn, and sees it.
+        .with_for_update(key_share=True, read=True, of=Turn)
     )
     row = (await connection.execute(query)).first()
     if row is None:
@@ -139,7 +141,7 @@ async def _give(
 
 
 async def _effect(connection: AsyncConnection, turn: TurnId, outcome: Outcome) -> FeedbackEffect:
-    if outcome in (Outcome.ERASED, Outcome.NOT_TRAINABLE):
+    if outcome is Outcome.NOT_TRAINABLE:
         return FeedbackEffect.RECORDED
     newest = (
         select(Sample.state)

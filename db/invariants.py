@@ -31,6 +31,10 @@ INVARIANTS: dict[str, str] = {
         FROM turns t JOIN sessions s ON s.id = t.session_id
             LEFT JOIN versions v ON v.policy = s.policy AND v.n = t.version
         WHERE v.n IS NULL OR (v.n > 0 AND v.created_at > t.started_at + interval '10 seconds')""",
+    "an erased turn has no content": """
+        SELECT 'turn ' || t.id FROM turns t
+        WHERE t.outcome = 'erased' AND (t.messages_added::text <> '[]' OR t.response IS NOT NULL
+            OR t.prompt_ids IS NOT NULL OR t.response_ids IS NOT NULL OR t.sampling::text <> '{}')""",
     "no sample is twice on the path from a version to the base": """
         WITH RECURSIVE learned AS (
             SELECT m.policy, m.sample_id, m.step FROM step_samples m

@@ -5,14 +5,15 @@ from __future__ import annotations
 from functools import partial
 from typing import Any
 
-from sqlalchemy import Select, func, select
+from sqlalchemy import Select, func, or_, select
 from sqlalchemy.ext.asyncio import AsyncConnection
+from sqlalchemy.orm import aliased
 
 from clawloop.contracts import Outcome, SampleState, SessionFacts, TurnKind
 from clawloop.ids import SessionId, TurnId
 from clawloop.judging.again import JudgedSoFar
 from db.engine import Database
-from db.tables import Judgement, Sample, Session, Turn
+from db.tables import Feedback, Judgement, Sample, Session, Turn
 
 
 class PostgresJudgedSoFar:
@@ -64,6 +65,11 @@ def _query() -> Select[Any]:
         .limit(1)
         .scalar_subquery()
     )
+    after, further = aliased(Turn), aliased(Turn)
+    # Side turns between do not count.
+    leads_on = select(further.id).where(further.parent_turn_id == after.id).exists()
+    followed = select(after.id).where(after.parent_turn_id == Turn.id, or_(after.kind == TurnKind.MAIN, leads_on))
+    rated = select(Feedback.id).where(Feedback.turn_id == Turn.id)
     return select(
         Turn.id,
         Turn.kind,
@@ -72,6 +78,7 @@ def _query() -> Select[Any]:
         Turn.response.is_not(None).label("replied"),
         (func.coalesce(newest_decided, -1) + 1).label("next_revision"),
         telling_sample.label("sample"),
+        or_(followed.exists(), rated.exists()).label("answered"),
         Session.id.label("session"),
         Session.policy,
         Session.identified_by,
@@ -89,6 +96,7 @@ async def _read(query: Select[Any], connection: AsyncConnection) -> list[JudgedS
             replied=row.replied,
             sample=None if row.sample is None else SampleState(row.sample),
             next_revision=row.next_revision,
+            answered=row.answered,
         )
         for row in await connection.execute(query)
     ]

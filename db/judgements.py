@@ -11,7 +11,7 @@ from sqlalchemy.dialects.postgresql import insert
 from sqlalchemy.ext.asyncio import AsyncConnection
 
 from clawloop.contracts import Outcome, SampleState, TurnKind
-from clawloop.errors import StoreUnavailable
+from clawloop.errors import RecordUnusable, StoreUnavailable
 from clawloop.ids import (
     ApiKeyId,
     FeedbackId,
@@ -22,7 +22,6 @@ from clawloop.ids import (
 )
 from clawloop.judging.parsing import HintVote, Vote
 from clawloop.judging.records import (
-    DIRECT,
     VOTES,
     GivenFeedback,
     Held,
@@ -33,18 +32,17 @@ from clawloop.judging.records import (
     TrainedTurn,
 )
 from clawloop.samples.rewards import with_reward
+from db.answers import keep_direct_vote, keep_hint, keep_vote, read_open, says_the_same
 from db.chains import Chains
-from db.direct_votes import direct_from_text, direct_to_text
 from db.engine import Database
 from db.entry import Request
 from db.exact_json import storable
 from db.placement import candidates_in
-from db.recipes import recipe_by_hash, recipe_of_policy
+from db.recipes import recipe_of_policy
 from db.related import mean_before, settle_by_outcome, settle_group
 from db.samples import is_taken, others_taken, put_sample, supersede_others, withdraw_sample
 from db.stored import read_turn
-from db.tables import Feedback, Hint, Judgement, Sample, Session, Turn
-from db.tables import Vote as VoteRow
+from db.tables import Feedback, Judgement, Sample, Session, Turn
 from db.trained_turns import read_trained
 from db.work import hold_policy_of, refresh_work
 
@@ -85,7 +83,7 @@ class PostgresJudgementStore:
         return await self._database.run(partial(self._place, turn_id))
 
     async def trained(self, session: SessionId, limit: int) -> list[TrainedTurn]:
-        """The session's newest `limit` main turns whose outcome is `trained`, in their order.
+        """The session's newest `limit` main turns that were trained, rolled back since or not, in their order.
 
         Raises:
             StoreUnavailable
@@ -99,7 +97,7 @@ class PostgresJudgementStore:
 
         Raises:
             StoreUnavailable
-            RecordUnusable: the policy has no recipe.
+            RecordUnusable: the policy has no recipe, or the turn was erased.
         """
         return await self._database.run(partial(_open, turn_id, shown_by, evidence_hash, hint_kind))
 
@@ -110,7 +108,7 @@ class PostgresJudgementStore:
 
         Raises:
             StoreUnavailable
-            RecordUnusable: the policy has no recipe.
+            RecordUnusable: the policy has no recipe, or the turn was erased.
         """
         return await self._database.run(partial(_revise, turn_id, shown_by, evidence_hash, hint_kind))
 
@@ -121,42 +119,34 @@ class PostgresJudgementStore:
 
         Raises:
             StoreUnavailable
-            RecordUnusable: the policy has no recipe.
+            RecordUnusable: the policy has no recipe, or the turn was erased.
         """
         return await self._database.run(partial(_open, turn_id, shown_by, evidence_hash, hint_kind, revision=revision))
 
     async def store_vote(self, judgement: JudgementId, index: int, raw: str, vote: Vote | None) -> None:
-        """Keep one answer for good; the first one counts.
+        """Keep one answer for good; the first one counts, and none once the judgement is decided.
 
         Raises:
             StoreUnavailable
         """
-        row = {"judgement_id": judgement, "kind": VOTES, "index": index, "raw": storable(raw), "score": vote}
-        await self._database.run(lambda connection: connection.execute(_INSERT_VOTE, row))
+        await self._database.run(partial(keep_vote, judgement, VOTES, index, raw, vote))
 
-    async def store_direct_vote(self, judgement: JudgementId, logprobs: Mapping[Vote, float], vote: Vote) -> None:
-        """Keep a direct vote, its log-probs as they came, for good; the first one counts.
+    async def store_direct_vote(
+        self, judgement: JudgementId, logprobs: Mapping[Vote, float], vote: Vote
+    ) -> Mapping[Vote, float]:
+        """Keep a direct vote, its log-probs as they came, for good; the first one counts, and is returned.
 
         Raises:
             StoreUnavailable
         """
-        row = {"judgement_id": judgement, "kind": DIRECT, "index": 0, "raw": direct_to_text(logprobs), "score": vote}
-        await self._database.run(lambda connection: connection.execute(_INSERT_VOTE, row))
+        return await self._database.run(partial(keep_direct_vote, judgement, logprobs, vote))
 
     async def store_hint(self, judgement: JudgementId, kind: str, index: int, raw: str, hint: HintVote | None) -> None:
         """
         Raises:
             StoreUnavailable
         """
-        row = {
-            "judgement_id": judgement,
-            "kind": kind,
-            "index": index,
-            "raw": storable(raw),
-            "accepted": None if hint is None else hint.accepted,
-            "text": None if hint is None or hint.text is None else storable(hint.text),
-        }
-        await self._database.run(lambda connection: connection.execute(_INSERT_HINT, row))
+        await self._database.run(partial(keep_hint, judgement, kind, index, raw, hint))
 
     async def settle(self, judgement: JudgementId, end: Settlement, heard: list[FeedbackId]) -> str | None:
         """Verdict, hint, sample and the turn's outcome in one transaction; feedback `heard` is taken into it.
@@ -168,8 +158,10 @@ class PostgresJudgementStore:
             The policy that has a batch waiting since this call; None if it has none, or had one before.
 
         Raises:
+            RecordUnusable: the turn was erased meanwhile.
             StoreUnavailable: also when a step took the sample that was to be amended; `revise` then gives another. And
-                when feedback it has not heard of was taken in meanwhile: a judge's late answer does not undo it.
+                when feedback it has not heard of was taken in meanwhile: a judge's late answer does not undo it. And
+                when the stored votes are not those it was decided by: whoever tries again reads them.
         """
         return await self._database.run(partial(_settle, judgement, end, heard))
 
@@ -206,8 +198,6 @@ class PostgresJudgementStore:
         )
 
 
-_INSERT_VOTE = insert(VoteRow).on_conflict_do_nothing()
-_INSERT_HINT = insert(Hint).on_conflict_do_nothing()
 _HELD = text("""
     SELECT revision, outcome, verdict, shown_by FROM judgements WHERE turn_id = :turn_id AND decided_at IS NOT NULL
     ORDER BY revision DESC, decided_at DESC LIMIT 1
@@ -232,7 +222,7 @@ async def _open(
         Judgement.turn_id == turn_id, Judgement.revision == revision
     )
     if (row := (await connection.execute(known)).first()) is not None:
-        return await _as_open(connection, JudgementId(row.id), row.recipe_hash, hint_kind)
+        return await read_open(connection, JudgementId(row.id), row.recipe_hash, hint_kind)
     recipe = await recipe_of_policy(connection, policy)
     made = new_judgement_id()
     values = {
@@ -248,10 +238,21 @@ async def _open(
 
 
 async def _hold(connection: AsyncConnection, turn_id: TurnId) -> str:
-    """The turn's policy; its row is ours until the end of the transaction."""
-    query = select(Session.policy).join(Turn, Turn.session_id == Session.id).where(Turn.id == turn_id)
-    policy: str = (await connection.execute(query.with_for_update(of=Turn))).scalar_one()
+    """The turn's policy; its row is ours until the end of the transaction.
+
+    Raises:
+        RecordUnusable: the turn was erased.
+    """
+    query = select(Session.policy, Turn.outcome).join(Turn, Turn.session_id == Session.id).where(Turn.id == turn_id)
+    row = (await connection.execute(query.with_for_update(of=Turn))).one()
+    _require_content(turn_id, row.outcome)
+    policy: str = row.policy
     return policy
+
+
+def _require_content(turn_id: TurnId, outcome: str) -> None:
+    if outcome == Outcome.ERASED:
+        raise RecordUnusable(f"turn {turn_id} was erased")
 
 
 async def _revise(
@@ -269,32 +270,8 @@ async def _revise(
     if row is None:
         return await _open(turn_id, shown_by, evidence_hash, hint_kind, connection)
     if row.state in (None, SampleState.FRESH, SampleState.SUPERSEDED):
-        return await _as_open(connection, JudgementId(row.id), row.recipe_hash, hint_kind)
+        return await read_open(connection, JudgementId(row.id), row.recipe_hash, hint_kind)
     return await _open(turn_id, shown_by, evidence_hash, hint_kind, connection, row.revision + 1)
-
-
-async def _as_open(
-    connection: AsyncConnection, judgement: JudgementId, recipe_hash: str, hint_kind: str
-) -> OpenJudgement:
-    recipe = await recipe_by_hash(connection, recipe_hash)
-    votes = select(VoteRow.index.label("n"), VoteRow.score).where(
-        VoteRow.judgement_id == judgement, VoteRow.kind == VOTES
-    )
-    hints = select(Hint.index.label("n"), Hint.accepted, Hint.text).where(
-        Hint.judgement_id == judgement, Hint.kind == hint_kind
-    )
-    direct = select(VoteRow.raw).where(VoteRow.judgement_id == judgement, VoteRow.kind == DIRECT)
-    raw = await connection.scalar(direct)
-    return OpenJudgement(
-        judgement,
-        recipe,
-        {row.n: row.score for row in await connection.execute(votes)},
-        {
-            row.n: None if row.accepted is None else HintVote(row.accepted, row.text)
-            for row in await connection.execute(hints)
-        },
-        None if raw is None else direct_from_text(raw),
-    )
 
 
 async def _settle(
@@ -304,11 +281,14 @@ async def _settle(
     turn_id = TurnId((await connection.execute(query)).scalar_one())
     policy = await hold_policy_of(connection, turn_id)
     await connection.execute(query.with_for_update())
+    _require_content(turn_id, (await connection.execute(select(Turn.outcome).where(Turn.id == turn_id))).scalar_one())
     applied = await _new_among(connection, turn_id, heard)
     if await is_taken(connection, judgement):
         if applied:
             raise StoreUnavailable(f"a step took the sample of turn {turn_id} meanwhile")
         return None
+    if end.ballot is not None and not await says_the_same(connection, judgement, end.ballot):
+        raise StoreUnavailable(f"other votes on turn {turn_id} were stored first")
     if not applied and await others_taken(connection, judgement, turn_id):
         return None
     await supersede_others(connection, judgement, turn_id, end.why)
@@ -333,8 +313,8 @@ async def _settle(
         await put_sample(connection, judgement, turn_id, end.reward or None, end.hinted_prompt_ids, end.why)
     else:
         await withdraw_sample(connection, judgement, end.why)
-    alive = update(Turn).where(Turn.id == turn_id, Turn.outcome != Outcome.ERASED)
-    await connection.execute(alive.values(outcome=end.outcome, outcome_detail=storable(end.why)))
+    became = update(Turn).where(Turn.id == turn_id)
+    await connection.execute(became.values(outcome=end.outcome, outcome_detail=storable(end.why)))
     if end.relation is Relation.GROUP:
         group = (await connection.execute(select(Turn.group_id).where(Turn.id == turn_id))).scalar_one()
         await settle_group(connection, TurnId(group or turn_id))

@@ -33,6 +33,8 @@ async def read_turn(chains: Chains, turn_id: TurnId, connection: AsyncConnection
     row = (await connection.execute(_TURN.where(Turn.id == turn_id))).mappings().one_or_none()
     if row is None:
         return None
+    if row["outcome"] == Outcome.ERASED:
+        chains.forget(turn_id)
     conversation = await chains.conversation(connection, turn_id)
     return StoredTurn(
         record=_record(row, conversation),

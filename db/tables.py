@@ -120,6 +120,7 @@ class Session(Base):
     closed_why: Mapped[str | None]
     guarantee: Mapped[str | None]  # what the at-least-one rule did, or why nothing
     task_outcome: Mapped[int | None]  # whether its task succeeded, 1 or -1; None: nobody said
+    erased_at: Mapped[datetime | None]  # what began before then has no content any more
 
 
 class ToolList(Base):
@@ -161,6 +162,7 @@ class Turn(Base):
         Index(None, "parent_turn_id"),
         Index("turns_waiting_idx", "session_id", postgresql_where=text("outcome = 'waiting'")),
         Index("turns_group_idx", "group_id", postgresql_where=text("group_id IS NOT NULL")),
+        Index("turns_tools_idx", "tools_sha256", postgresql_where=text("tools_sha256 IS NOT NULL")),
         Index("turns_unannounced_idx", "id", postgresql_where=text("announced_at IS NULL AND kind = 'main'")),
     )
 

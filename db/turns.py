@@ -3,12 +3,14 @@
 from __future__ import annotations
 
 from collections.abc import Sequence
+from datetime import datetime
 from functools import partial
 from typing import Any
 
-from sqlalchemy import case, func, select, update
-from sqlalchemy.dialects.postgresql import Insert, insert
+from sqlalchemy import and_, case, func, or_, select, text, update
+from sqlalchemy.dialects.postgresql import insert
 from sqlalchemy.ext.asyncio import AsyncConnection
+from sqlalchemy.sql.dml import ReturningInsert
 
 from clawloop.contracts import (
     EnteredTurn,
@@ -25,6 +27,7 @@ from db.chains import Chains
 from db.deltas import delta
 from db.engine import Database
 from db.entry import Entry, Request
+from db.erasure import BARE_TURN
 from db.exact_json import exact_json, storable
 from db.late import adopt_later_turns
 from db.placement import known_session, parent_in, session_for
@@ -32,20 +35,25 @@ from db.stored import read_turn
 from db.tables import PrefixRole, Session, SessionPrefix, ToolList, Turn
 
 
-def _hold_session_statement() -> Insert:
+def _hold_session_statement() -> ReturningInsert[tuple[datetime | None]]:
     new = insert(Session)
-    newest = new.excluded.last_turn_at >= Session.last_turn_at
+    # What was erased before it came does not open its session again.
+    alive = or_(Session.erased_at.is_(None), new.excluded.last_turn_at > Session.erased_at)
+    newest = and_(new.excluded.last_turn_at >= Session.last_turn_at, alive)
     return new.on_conflict_do_update(
         index_elements=[Session.id],
         set_={
             "state": case((newest, new.excluded.state), else_=Session.state),
             "last_turn_at": func.greatest(new.excluded.last_turn_at, Session.last_turn_at),
+            # It was taken away when the session was erased.
+            "external_id": case((alive, func.coalesce(Session.external_id, new.excluded.external_id)), else_=None),
         },
-    )
+    ).returning(Session.erased_at)
 
 
 _HOLD_SESSION = _hold_session_statement()
 _INSERT_TOOLS = insert(ToolList).on_conflict_do_nothing()
+_HOLD_TOOLS = text("SELECT sha256 FROM tool_lists WHERE sha256 = :sha256 FOR KEY SHARE")
 _INSERT_TURN = insert(Turn).on_conflict_do_nothing().returning(Turn.id)
 
 
@@ -71,7 +79,7 @@ class PostgresTurnStore:
         entry = Entry(record)
         conversation = entry.conversation
         entered = await self._database.run(partial(self._enter, entry))
-        if not entered.duplicate:
+        if not entered.duplicate and not entered.erased:
             self._chains.keep(record.turn_id, conversation)
         return entered
 
@@ -107,7 +115,9 @@ class PostgresTurnStore:
         if (found := await _entered(connection, turn_id)) is not None:
             return found
         session, unknown_before = await session_for(connection, entry)
-        await _hold_session(connection, session, entry.record)
+        erased_at = await _hold_session(connection, session, entry.record)
+        if erased_at is not None and entry.record.started_at <= erased_at:
+            return await _enter_erased(connection, entry, session)
         parent = await parent_in(connection, session, entry.request)
         if not await self._insert_turn(connection, entry, session, parent):
             # The same record, entered at the same moment: it waited for the session's row as we did.
@@ -125,7 +135,7 @@ class PostgresTurnStore:
         before = None if parent is None else await self._chains.conversation(connection, parent)
         tools = entry.conversation.tools_sha256
         if tools is not None and (before is None or before.tools_sha256 != tools):
-            await connection.execute(_INSERT_TOOLS, {"sha256": tools, "tools": entry.tools})
+            await _hold_tools(connection, tools, entry.tools)
         stored = delta(entry.conversation, before)
         values = _columns(entry) | {
             "session_id": session,
@@ -147,10 +157,31 @@ async def _entered(connection: AsyncConnection, turn_id: TurnId) -> EnteredTurn 
     return EnteredTurn(turn_id, SessionId(row.session_id), parent, duplicate=True)
 
 
-async def _hold_session(connection: AsyncConnection, session: SessionId, record: TurnRecord) -> None:
+async def _enter_erased(connection: AsyncConnection, entry: Entry, session: SessionId) -> EnteredTurn:
+    """It was on its way here, in a spool or in an engine, when its session was erased: only that it was there stays."""
+    record = entry.record
+    bare = exact_json({"source": record.evidence.source, "value": None, "narrowing": []})
+    values = _columns(entry) | BARE_TURN | {"session_id": session, "parent_turn_id": None, "evidence": bare}
+    # No workflow has to hear of it.
+    made = await connection.scalar(_INSERT_TURN.values(announced_at=func.now()), values)
+    return EnteredTurn(record.turn_id, session, None, duplicate=made is None, erased=True)
+
+
+async def _hold_tools(connection: AsyncConnection, sha256: bytes, tools: str | None) -> None:
+    """See that this list is stored, and stays until the end of the transaction."""
+    values = {"sha256": sha256, "tools": tools}
+    await connection.execute(_INSERT_TOOLS, values)
+    if await connection.scalar(_HOLD_TOOLS, values) is None:  # the last turn with it was erased at this moment
+        await connection.execute(_INSERT_TOOLS, values)
+
+
+async def _hold_session(connection: AsyncConnection, session: SessionId, record: TurnRecord) -> datetime | None:
     """Make the session if it is new; its row stays ours until the end of the transaction.
 
     So turns of one session are entered one after the other, and each sees all before it.
+
+    Returns:
+        When it was erased; None if it was not.
     """
     named = record.evidence.value
     values = {
@@ -162,7 +193,8 @@ async def _hold_session(connection: AsyncConnection, session: SessionId, record:
         "state": SessionState.ENDING if record.ends_session else SessionState.OPEN,
         "last_turn_at": record.started_at,
     }
-    await connection.execute(_HOLD_SESSION, values)
+    erased_at: datetime | None = await connection.scalar(_HOLD_SESSION, values)
+    return erased_at
 
 
 async def _insert_prefixes(connection: AsyncConnection, entry: Entry, expecting: bool) -> None:

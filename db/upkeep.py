@@ -25,21 +25,31 @@ class PostgresUpkeepStore:
     def __init__(self, database: Database) -> None:
         self._database = database
 
-    async def unannounced_turns(self, age: timedelta, limit: int) -> list[tuple[SessionFacts, TurnRecorded]]:
+    async def unannounced_turns(
+        self, age: timedelta, limit: int, but: Sequence[SessionId] = ()
+    ) -> list[tuple[SessionFacts, TurnRecorded]]:
         """Main turns older than `age` whose workflow was not told, in the order in which they were made.
 
+        Args:
+            but: none of these sessions.
+
         Raises:
             StoreUnavailable
         """
-        return await self._database.run(partial(_unannounced_turns, age, limit))
+        return await self._database.run(partial(_unannounced_turns, age, limit, but))
 
-    async def untold_feedback(self, age: timedelta, limit: int) -> list[tuple[SessionFacts, FeedbackGiven]]:
+    async def untold_feedback(
+        self, age: timedelta, limit: int, but: Sequence[SessionId] = ()
+    ) -> list[tuple[SessionFacts, FeedbackGiven]]:
         """Feedback older than `age` whose workflow was not told, or that was told a day ago and forgotten.
 
+        Args:
+            but: none of these sessions.
+
         Raises:
             StoreUnavailable
         """
-        return await self._database.run(partial(_untold_feedback, age, limit))
+        return await self._database.run(partial(_untold_feedback, age, limit, but))
 
     async def sessions_left_open(self, age: timedelta, limit: int) -> list[SessionFacts]:
         """Sessions without a turn for longer than `age` that nobody closed, oldest first.
@@ -69,12 +79,13 @@ class PostgresUpkeepStore:
 
 
 async def _unannounced_turns(
-    age: timedelta, limit: int, connection: AsyncConnection
+    age: timedelta, limit: int, but: Sequence[SessionId], connection: AsyncConnection
 ) -> list[tuple[SessionFacts, TurnRecorded]]:
     query = (
         select(Turn.id, Turn.version, Turn.ends_session, *_FACTS)
         .join(Session, Session.id == Turn.session_id)
         .where(Turn.announced_at.is_(None), Turn.kind == TurnKind.MAIN, Turn.entered_at < func.now() - age)
+        .where(Turn.session_id.not_in(but))
         .order_by(Turn.id)
         .limit(limit)
     )
@@ -85,7 +96,7 @@ async def _unannounced_turns(
 
 
 async def _untold_feedback(
-    age: timedelta, limit: int, connection: AsyncConnection
+    age: timedelta, limit: int, but: Sequence[SessionId], connection: AsyncConnection
 ) -> list[tuple[SessionFacts, FeedbackGiven]]:
     query = (
         select(Feedback.id, Feedback.turn_id, Turn.version, *_FACTS)
@@ -93,6 +104,7 @@ async def _untold_feedback(
         .join(Session, Session.id == Turn.session_id)
         .where(Feedback.applied_at.is_(None), Feedback.received_at < func.now() - age)
         .where(or_(Feedback.announced_at.is_(None), Feedback.announced_at < func.now() - _FORGOTTEN))
+        .where(Turn.session_id.not_in(but))
         .order_by(Feedback.id)
         .limit(limit)
     )

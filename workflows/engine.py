@@ -11,13 +11,14 @@ from datetime import datetime, timedelta
 from typing import Any
 
 from temporalio import workflow
-from temporalio.exceptions import ActivityError, ApplicationError
+from temporalio.exceptions import ActivityError
 
 with workflow.unsafe.imports_passed_through():
     from activities.engine_messages import EngineHas, EngineLoad, EngineUnload, EngineWatch
     from activities.engines import EngineActivities
     from workflows import attributes
     from workflows.policies import ENGINE_LOAD, ENGINE_WATCH
+    from workflows.reasons import reason_of
     from workflows.state import EngineState
 
 # What failed for good is tried again after this: somebody may have mended it.
@@ -74,7 +75,7 @@ class EngineWorkflow:
                 self._trouble = ""
                 self._take(has)
             except ActivityError as error:
-                self._trouble = _reason(error)
+                self._trouble = reason_of(error)
                 self._show()
                 await workflow.sleep(AGAIN, summary="until it is tried again")
 
@@ -157,8 +158,3 @@ def _in_words(has: EngineHas | None, since: datetime, trouble: str) -> str:
 
 def _listed(names: list[str]) -> str:
     return ", ".join(names)
-
-
-def _reason(error: ActivityError) -> str:
-    cause = error.cause
-    return cause.message if isinstance(cause, ApplicationError) else type(cause or error).__name__

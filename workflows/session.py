@@ -12,16 +12,17 @@ from datetime import timedelta
 
 from temporalio import workflow
 from temporalio.common import Priority
-from temporalio.exceptions import ActivityError, ApplicationError
+from temporalio.exceptions import ActivityError
 
 with workflow.unsafe.imports_passed_through():
     from activities.judging import JudgingActivities
     from activities.ledger import LedgerActivities
     from activities.messages import AskDirectly, Closed, CloseSession, Judged, JudgeTurn, TurnFate
-    from clawloop.contracts import FeedbackGiven, JudgeAgain, TurnRecorded
+    from clawloop.contracts import ContentErased, FeedbackGiven, JudgeAgain, TurnRecorded
     from clawloop.ids import TurnId
     from workflows import attributes, story
     from workflows.policies import JUDGE, SETTLE, STORE
+    from workflows.reasons import reason_of
     from workflows.state import CARRIED_LIMIT, KNOWN_LIMIT, ROWS_LIMIT, SessionState, SessionSummary
 
 Told = TurnRecorded | FeedbackGiven | JudgeAgain
@@ -41,6 +42,8 @@ class SessionWorkflow:
         self._rows: list[TurnFate] = list(state.rows)
         self._running: dict[asyncio.Task[None], Told] = {}
         self._ends = state.ends
+        self._erased = state.erased
+        self._looked_into = state.looked_into
         self._deadline = state.deadline or workflow.now() + self._idle_time
         self._shown_version = state.adapter_version
         self._closing = False
@@ -60,7 +63,9 @@ class SessionWorkflow:
                 self._begin(self._inbox.pop(0))
             else:
                 closed = await self._close()
-                if not self._inbox:
+                if closed.still_open:
+                    self._looked_into = False
+                elif not self._inbox:
                     workflow.upsert_search_attributes([attributes.STATE.value_set("closed")])
                     return SessionSummary(turns=closed.turns, why=self._why_closing, guarantee=closed.guarantee)
                 self._closing = False
@@ -74,11 +79,13 @@ class SessionWorkflow:
             return
         self._known = [*self._known, turn.turn_id][-KNOWN_LIMIT:]
         self._announced += 1
+        self._looked_into = False
         self._deadline = workflow.now() + self._idle_time
         self._inbox.append(turn)
 
     @workflow.signal(name=attributes.FEEDBACK_GIVEN)
     def feedback_given(self, feedback: FeedbackGiven) -> None:
+        self._look_into()
         self._deadline = workflow.now() + self._idle_time
         self._inbox.append(feedback)
 
@@ -86,8 +93,28 @@ class SessionWorkflow:
     def judge_again(self, wanted: JudgeAgain) -> None:
         if wanted in self._inbox or wanted in self._running.values():
             return
+        self._look_into()
         self._deadline = workflow.now() + self._idle_time
         self._inbox.append(wanted)
+
+    @workflow.signal(name=attributes.CONTENT_ERASED)
+    def content_erased(self, erased: ContentErased) -> None:
+        newest = max(erased.turns, default=None)
+
+        def gone(turn_id: TurnId) -> bool:
+            return turn_id in erased.turns or (erased.whole and newest is not None and turn_id <= newest)
+
+        # What is being judged now finds the turn erased when it wants to keep something of it.
+        self._inbox = [told for told in self._inbox if not gone(told.turn_id)]
+        self._rows = [story.erased(row) if gone(row.turn_id) else row for row in self._rows]
+        if erased.whole and all(gone(turn_id) for turn_id in self._known):
+            self._ends = self._erased = True
+        self._show()
+
+    def _look_into(self) -> None:
+        # Sessions that were looked into before this was so still wait for their deadline.
+        if not self._announced and not self._looked_into:
+            self._looked_into = workflow.patched(attributes.CLOSES_AGAIN)
 
     # Waiting -------------------------------------------------------------------------------------------------------
 
@@ -110,10 +137,14 @@ class SessionWorkflow:
         return bool(self._inbox) and len(self._running) < self._state.in_flight
 
     def _may_close(self) -> bool:
-        return not self._inbox and not self._running and (self._ends or self._is_idle())
+        return not self._inbox and not self._running and (self._ends or self._looked_into or self._is_idle())
 
     @property
     def _why_closing(self) -> str:
+        if self._erased:
+            return "erased"
+        if self._looked_into:
+            return "it was closed before"
         return "the client ended the session" if self._ends else f"idle for {self._state.idle_seconds / 60:g} min"
 
     # Judging -------------------------------------------------------------------------------------------------------
@@ -126,13 +157,19 @@ class SessionWorkflow:
             ask = self._ask(message.turn_id).model_copy(update={"revision": message.revision})
             summary = "judge a turn again, as an operator asked"
         else:
-            self._ends = message.ends_session
+            if not self._is_late(message):
+                self._ends, self._erased = message.ends_session, False
             self._show_version(message.version)
             ask = self._ask(message.turn_id)
             summary = "judge the reply that a new turn answers"
         task = asyncio.create_task(self._judge(ask, summary))
         self._running[task] = message
         task.add_done_callback(self._ended)
+
+    def _is_late(self, turn: TurnRecorded) -> bool:
+        """A newer turn was told before it, and says whether the session ends."""
+        newest = max(self._known, default=turn.turn_id)
+        return turn.turn_id < newest and workflow.patched(attributes.ENDS_BY_NEWEST)
 
     def _ended(self, task: asyncio.Task[None]) -> None:
         del self._running[task]
@@ -152,7 +189,7 @@ class SessionWorkflow:
                 JudgingActivities.judge_turn, ask, summary=summary, priority=fair, **JUDGE
             )
         except ActivityError as error:
-            given_up = ask.model_copy(update={"give_up": _reason(error)})
+            given_up = ask.model_copy(update={"give_up": reason_of(error)})
             try:
                 judged = await workflow.execute_activity_method(
                     JudgingActivities.judge_turn,
@@ -163,7 +200,7 @@ class SessionWorkflow:
                 )
             except ActivityError as still:
                 # The turn waits; closing the session ends it with a reason.
-                workflow.logger.warning("a turn could not be decided: %s", _reason(still))
+                workflow.logger.warning("a turn could not be decided: %s", reason_of(still))
         self._remember(judged.fates)
 
     def _remember(self, fates: list[TurnFate]) -> None:
@@ -178,21 +215,21 @@ class SessionWorkflow:
         self._closing = True
         self._show()
         tried: set[TurnId] = set()
-        asked_directly = False
+        # A turn that comes from now on is none of this closing's.
+        ask = CloseSession(
+            session_id=self._state.session_id,
+            why=self._why_closing,
+            up_to=max(self._known, default=None),
+            again=self._looked_into,
+        )
         while True:
-            ask = CloseSession(
-                session_id=self._state.session_id,
-                why=self._why_closing,
-                up_to=max(self._known, default=None),
-                asked_directly=asked_directly,
-            )
             closed = await self._closing_step(ask)
             fresh = [turn_id for turn_id in closed.to_judge if turn_id not in tried]
             if closed.to_judge and not fresh:
                 closed = await self._closing_step(ask.model_copy(update={"give_up": True}))
             if closed.to_ask:
                 await self._ask_directly(closed.to_ask)
-                asked_directly = True
+                ask = ask.model_copy(update={"asked_directly": True})
                 continue
             if not closed.to_judge:
                 self._remember(closed.fates)
@@ -200,6 +237,7 @@ class SessionWorkflow:
                 return closed
             for turn_id in fresh:
                 tried.add(turn_id)
+                ask = ask.model_copy(update={"tried_up_to": max(tried)})
                 itself = self._ask(turn_id).model_copy(update={"itself": True})
                 await self._judge(itself, "judge a turn that was missed")
 
@@ -217,7 +255,7 @@ class SessionWorkflow:
         ]
         for failed in await asyncio.gather(*asking, return_exceptions=True):
             if isinstance(failed, ActivityError):
-                workflow.logger.warning("a direct vote could not be had: %s", _reason(failed))
+                workflow.logger.warning("a direct vote could not be had: %s", reason_of(failed))
             elif failed is not None:
                 raise failed
 
@@ -251,6 +289,8 @@ class SessionWorkflow:
                     "rows": self._rows,
                     "deadline": self._deadline,
                     "ends": self._ends,
+                    "erased": self._erased,
+                    "looked_into": self._looked_into,
                 }
             )
         )
@@ -271,8 +311,3 @@ class SessionWorkflow:
             announced=self._announced, judging=len(self._running), waiting=len(self._inbox), closing=closing
         )
         workflow.set_current_details(f"{line}\n\n{story.table(self._rows)}")
-
-
-def _reason(error: ActivityError) -> str:
-    cause = error.cause
-    return cause.message if isinstance(cause, ApplicationError) else type(cause or error).__name__

@@ -31,7 +31,10 @@ class SessionState(BaseModel):
         rows: the newest decided turns.
         adapter_version: of the newest turn.
         deadline: when it closes without a new turn; None in a first run.
-        ends: the client said that its last turn was the last.
+        ends: the client said that its last turn was the last, or all its turns were erased.
+        erased: they were, and no other has come.
+        looked_into: it was begun for feedback or an operator, and no turn has come: it was closed before, and is closed
+            again at once.
     """
 
     model_config = ConfigDict(frozen=True)
@@ -49,6 +52,8 @@ class SessionState(BaseModel):
     rows: list[TurnFate] = []
     deadline: datetime | None = None
     ends: bool = False
+    erased: bool = False
+    looked_into: bool = False
 
 
 class SessionSummary(BaseModel):

@@ -8,6 +8,7 @@ from __future__ import annotations
 from collections.abc import Sequence
 
 from activities.messages import TurnFate
+from clawloop.contracts import Outcome
 from clawloop.judging.voting import signed
 
 # The UI draws tables without any space between columns; Markdown keeps spaces that do not break.
@@ -26,6 +27,12 @@ def headline(*, announced: int, judging: int, waiting: int, closing: str) -> str
     """One line above the table: how the session is."""
     turns = "1 main turn" if announced == 1 else f"{announced} main turns"
     return f"{turns} announced, {judging} being judged, {waiting} waiting. {closing}"
+
+
+def erased(row: TurnFate) -> TurnFate:
+    """The row of a turn whose content was erased: what steps learned from it stays."""
+    gone = {"outcome": Outcome.ERASED, "verdict": None, "sample": row.step is not None, "why": Outcome.ERASED.value}
+    return row.model_copy(update=gone)
 
 
 def _cells(row: TurnFate) -> tuple[str, ...]:

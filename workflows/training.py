@@ -34,6 +34,7 @@ with workflow.unsafe.imports_passed_through():
     from clawloop.steps import StepState, TrainingState, TrainingView
     from workflows import attributes, training_story
     from workflows.policies import PUBLISH, STORE, train_on
+    from workflows.reasons import reason_of
     from workflows.training_state import STEPS_LIMIT, PolicyTraining
 
 # Publishing that takes longer than this is begun anew by the next run; engines keep what they have loaded.
@@ -300,6 +301,4 @@ def _kind(error: ActivityError) -> str | None:
 
 
 def _reason(error: ActivityError) -> str:
-    cause = error.cause
-    text = cause.message if isinstance(cause, ApplicationError) else type(cause or error).__name__
-    return text[:REASON_LIMIT]
+    return reason_of(error)[:REASON_LIMIT]

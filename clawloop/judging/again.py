@@ -14,7 +14,6 @@ from clawloop.ids import TurnId
 _FINAL = {
     Outcome.NO_FEEDBACK: "nothing later speaks about it, so there is nothing to judge it by",
     Outcome.ERASED: "it was erased",
-    Outcome.SUPERSEDED: "a later judgement has replaced its own",
 }
 
 
@@ -25,6 +24,7 @@ class JudgedSoFar:
     Args:
         session: its own, as its workflow is begun with.
         replied: it has a reply to judge.
+        answered: a main turn continues it, or somebody has given feedback on it: there may be something to judge it by.
         sample: the state of the sample a step has or had, else of its newest one; None if it has none.
         next_revision: of the judgement that would come after the newest decided one, from 0.
     """
@@ -36,6 +36,7 @@ class JudgedSoFar:
     replied: bool
     sample: SampleState | None
     next_revision: int
+    answered: bool = True
 
 
 def why_not_again(turn: JudgedSoFar) -> str | None:
@@ -46,6 +47,8 @@ def why_not_again(turn: JudgedSoFar) -> str | None:
         return why
     if not turn.replied:
         return "it has no reply to judge"
+    if not turn.answered:
+        return "nothing has followed it yet, and nobody has given feedback on it"
     if turn.sample is SampleState.CLAIMED:
         return "a training step is using its sample now"
     # One that expired taught nothing: e.g. the recipe was changed while it waited.

@@ -108,6 +108,19 @@ class Relation(StrEnum):
 
 
 @dataclass(frozen=True, slots=True)
+class Ballot:
+    """The votes a verdict was decided by: all there were.
+
+    Args:
+        kind: VOTES or DIRECT.
+        scores: by index; None for one that is missing or cannot be read.
+    """
+
+    kind: str
+    scores: tuple[Vote | None, ...]
+
+
+@dataclass(frozen=True, slots=True)
 class Settlement:
     """A judgement's end: what is held of the turn, and what becomes of it.
 
@@ -116,6 +129,7 @@ class Settlement:
         reward: by the turn's own verdict; with a relation also 0, else None for none.
         hinted_prompt_ids: None without a teacher term.
         relation: what the store sets the reward in relation to; `outcome` and `why` are then those without it.
+        ballot: what the verdict was decided by; None if that was a rating, or nothing.
         sampled: it gives a sample, with `reward` and `hinted_prompt_ids`.
     """
 
@@ -127,6 +141,7 @@ class Settlement:
     outcome: Outcome
     why: str
     relation: Relation = Relation.NONE
+    ballot: Ballot | None = None
 
     @property
     def sampled(self) -> bool:
@@ -169,6 +184,7 @@ class ClosingSession:
         main_turns: how many there are.
         related: rewards of some wait for each other, or for the session's end.
         by_outcome: somebody said how its task came out, and its policy learns by that.
+        closed: it is closed, and no turn has come since.
     """
 
     session_id: SessionId
@@ -178,6 +194,7 @@ class ClosingSession:
     main_turns: int
     related: bool = False
     by_outcome: bool = False
+    closed: bool = False
 
 
 @dataclass(frozen=True, slots=True)
@@ -188,12 +205,14 @@ class TrainedTurn:
         number: its place among the session's main turns, from 1.
         verdict: what the sample was made by; None if it had no vote.
         step: the newest that learned from it.
+        rolled_back: to where, in words, if the policy was rolled back to before that step; None if it was not.
     """
 
     turn_id: TurnId
     number: int
     verdict: int | None
     step: int
+    rolled_back: str | None = None
 
 
 @dataclass(frozen=True, slots=True)

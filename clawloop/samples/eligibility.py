@@ -104,7 +104,9 @@ def _of_sampling(sampling: Mapping[str, JsonValue], tools: Sequence[JsonValue] |
             number = _number(value)
             reasons += [] if number is not None and neutral(number) else [name]
     reasons += [name for name in _ABSENT if _is_set(sampling.get(name))]
-    reasons += [name for name in sampling if name.startswith("guided_") and _is_set(sampling[name])]
+    # Any name that begins so is the client's own word: reasons reach Temporal, which holds none of those.
+    if any(name.startswith("guided_") and _is_set(value) for name, value in sampling.items()):
+        reasons.append("guided decoding")
     response_format = sampling.get("response_format")
     if _is_set(response_format) and not (isinstance(response_format, dict) and response_format.get("type") == "text"):
         reasons.append("response_format")

@@ -29,6 +29,7 @@ from db.policies import DEFAULT_SAMPLING
 from tests.fakes.announcer import FakeAnnouncer, FakeOperations
 from tests.fakes.directory_store import FakeDirectoryStore
 from tests.fakes.engine import FakeEngine, fake_engine, serving
+from tests.fakes.erasure_store import FakeErasureStore
 from tests.fakes.key_store import FakeKeyStore
 from tests.fakes.ledger import FakeLedger
 from tests.fakes.session_store import FakeSessionStore
@@ -117,6 +118,7 @@ async def running_gateway(
                     training=FakeTrainingStore(ledger),
                     operations=operations,
                     judged=sessions,
+                    erasures=FakeErasureStore(turns),
                     session_operations=announcer or FakeAnnouncer(),
                     versions=VersionChooser(turns),
                     readiness=AlwaysReady(),

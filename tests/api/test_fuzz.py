@@ -107,6 +107,8 @@ OPERATIONS = (
     ("/admin/v1/engines", "GET"),
     ("/admin/v1/sessions", "GET"),
     ("/admin/v1/sessions/{session_id}", "GET"),
+    ("/admin/v1/sessions/{session_id}", "DELETE"),
+    ("/admin/v1/turns/{turn}", "DELETE"),
     ("/admin/v1/training", "GET"),
     ("/admin/v1/training/pause", "POST"),
     ("/admin/v1/training/resume", "POST"),

@@ -11,7 +11,7 @@ import pytest
 from clawloop.contracts import JudgeAgain
 from clawloop.ids import new_turn_id, response_id, turn_id_of
 from tests.api.conftest import Gateway, running_gateway
-from tests.api.test_feedback_and_sessions import chat
+from tests.api.test_feedback_and_sessions import chat, give
 from tests.fakes.announcer import FakeAnnouncer
 from tests.fakes.engine import fake_engine
 
@@ -33,10 +33,24 @@ async def judge(gateway: Gateway, turn: str, key: str | None = None) -> tuple[in
     return answer.status_code, answer.json(), dict(answer.headers)
 
 
+async def rated(gateway: Gateway) -> str:
+    """A reply there is something to judge by."""
+    reply = await chat(gateway)
+    assert (await give(gateway, {"response_id": reply, "text": "Too long."}))[0] == 202
+    return reply
+
+
+async def test_a_turn_nobody_has_answered_is_refused(gateway: Gateway, operations: FakeAnnouncer) -> None:
+    status, body, _ = await judge(gateway, await chat(gateway))
+    assert (status, body["code"]) == (409, "cannot_judge_again")
+    assert "nothing has followed it yet, and nobody has given feedback on it" in body["detail"]
+    assert not any(isinstance(message, JudgeAgain) for _, message in operations.told)
+
+
 async def test_a_turn_is_named_by_its_id_or_its_replys_and_its_workflow_is_told(
     gateway: Gateway, operations: FakeAnnouncer
 ) -> None:
-    reply = await chat(gateway)
+    reply = await rated(gateway)
     turn = turn_id_of(reply)
     assert turn is not None
     for name in (reply, str(turn)):
@@ -61,7 +75,7 @@ async def test_a_side_turn_is_refused_and_nobody_is_told(gateway: Gateway, opera
 
 
 async def test_without_temporal_it_says_when_to_come_back(gateway: Gateway, operations: FakeAnnouncer) -> None:
-    reply = await chat(gateway)
+    reply = await rated(gateway)
     operations.available = False
     status, body, headers = await judge(gateway, reply)
     assert (status, body["code"], headers["retry-after"]) == (503, "temporal_unavailable", "5")

@@ -11,6 +11,7 @@ import pytest
 from clawloop.contracts import Directory, Policy, Scope
 from clawloop.ids import ApiKeyId
 from db.engine import Database
+from db.erasure import PostgresErasureStore
 from db.feedback import PostgresFeedbackStore
 from db.keys import PostgresKeyStore
 from db.policies import DEFAULT_SAMPLING, PostgresDirectoryStore, ensure_policy
@@ -18,6 +19,7 @@ from db.sessions import PostgresSessionStore
 from db.turns import PostgresTurnStore
 from tests.contract.learning import FakeLearning, Learning, PostgresLearning
 from tests.fakes.directory_store import FakeDirectoryStore
+from tests.fakes.erasure_store import FakeErasureStore
 from tests.fakes.key_store import FakeKeyStore
 from tests.fakes.session_store import FakeSessionStore
 from tests.fakes.turn_store import FakeTurnStore
@@ -37,6 +39,7 @@ class Stores:
     directory: FakeDirectoryStore | PostgresDirectoryStore
     sessions: FakeSessionStore | PostgresSessionStore
     feedback: FakeSessionStore | PostgresFeedbackStore
+    erasures: FakeErasureStore | PostgresErasureStore
     key: ApiKeyId
     other_key: ApiKeyId
 
@@ -58,6 +61,7 @@ async def postgres_stores(database: Database) -> Stores:
         PostgresDirectoryStore(database),
         PostgresSessionStore(database),
         PostgresFeedbackStore(database),
+        PostgresErasureStore(database),
     )
 
 
@@ -67,7 +71,7 @@ async def fake_stores() -> Stores:
     turns = FakeTurnStore()
     sessions = FakeSessionStore(turns)
     directory = FakeDirectoryStore(Directory((policy,), ()))
-    return await _with_keys(turns, FakeKeyStore(), directory, sessions, sessions)
+    return await _with_keys(turns, FakeKeyStore(), directory, sessions, sessions, FakeErasureStore(turns))
 
 
 @pytest.fixture(params=["fake", pytest.param("postgres", marks=pytest.mark.postgres)])
@@ -82,10 +86,11 @@ async def _with_keys(
     directory: FakeDirectoryStore | PostgresDirectoryStore,
     sessions: FakeSessionStore | PostgresSessionStore,
     feedback: FakeSessionStore | PostgresFeedbackStore,
+    erasures: FakeErasureStore | PostgresErasureStore,
 ) -> Stores:
     first, _ = await keys.create_key("default", {Scope.CHAT}, "first")
     second, _ = await keys.create_key("default", {Scope.CHAT}, "second")
-    return Stores(turns, keys, directory, sessions, feedback, first.id, second.id)
+    return Stores(turns, keys, directory, sessions, feedback, erasures, first.id, second.id)
 
 
 @pytest.fixture

@@ -24,9 +24,11 @@ from db.recipes import ensure_recipe, set_recipe
 from db.upkeep import PostgresUpkeepStore
 from tests.contract.conftest import Stores
 from tests.fakes.judgement_store import FakeJudgementStore
+from tests.fakes.upkeep_store import FakeUpkeepStore
 from tests.records import turn_record
 
 RECIPE = Recipe(name="combined")
+ROLLED_BACK = ", rolled back to 0"
 GOOD = Settlement(Verdict(1, 1.0, 1.0, "3 of 3"), NOT_ASKED, None, 1.0, None, Outcome.SAMPLED, "verdict +1")
 BAD = Settlement(Verdict(-1, -1.0, -1.0, "3 of 3"), NOT_ASKED, None, -1.0, None, Outcome.SAMPLED, "verdict -1")
 TIE = Settlement(Verdict(0, 0.0, 0.0, "vote tie"), NOT_ASKED, None, None, None, Outcome.UNDECIDED, "vote tie")
@@ -40,6 +42,7 @@ class Ledger:
         train: learns from a turn's fresh sample in a step, as that would.
         erase: lets a turn be erased.
         samples: states and rewards of a turn's samples, oldest first.
+        roll_back: lets the step that learned from a turn be rolled back.
         learn_by: gives the policy another recipe.
         give_outcome: says whether the task of a session of that name succeeded.
     """
@@ -51,6 +54,7 @@ class Ledger:
     give: Callable[[TurnId, float | None, str | None], Awaitable[FeedbackId]]
     claim: Callable[[TurnId], None]
     train: Callable[[TurnId, int], None]
+    roll_back: Callable[[TurnId], None]
     erase: Callable[[TurnId], None]
     samples: Callable[[TurnId], list[tuple[SampleState, float | None]]]
     learn_by: Callable[[Recipe], Awaitable[None]]
@@ -101,7 +105,21 @@ async def fake_ledger(fake_stores: Stores) -> Ledger:
         fake.recipe = recipe
 
     outcome = partial(fake.give_outcome, stores.key)
-    return Ledger(stores, fake, fake, fake, give, fake.claim, fake.train, fake.erase, fake.samples, learn_by, outcome)
+    upkeep = FakeUpkeepStore(stores.turns, fake)  # type: ignore[arg-type]
+    return Ledger(
+        stores,
+        fake,
+        fake,
+        upkeep,
+        give,
+        fake.claim,
+        fake.train,
+        fake.roll_back,
+        fake.erase,
+        fake.samples,
+        learn_by,
+        outcome,
+    )
 
 
 @pytest.fixture
@@ -122,6 +140,11 @@ async def postgres_ledger(postgres_stores: Stores, database: Database, postgres_
         with psycopg.connect(url, autocommit=True) as connection:
             connection.execute("UPDATE turns SET outcome = 'erased' WHERE id = %s", [turn])
 
+    def roll_back(turn: TurnId) -> None:
+        with psycopg.connect(url, autocommit=True) as connection:
+            became = "UPDATE turns SET outcome = 'rolled_back', outcome_detail = outcome_detail || %s WHERE id = %s"
+            connection.execute(became, [ROLLED_BACK, turn])
+
     def samples(turn: TurnId) -> list[tuple[SampleState, float | None]]:
         with psycopg.connect(url) as connection:
             query = "SELECT state, reward FROM samples WHERE turn_id = %s ORDER BY id"
@@ -138,6 +161,7 @@ async def postgres_ledger(postgres_stores: Stores, database: Database, postgres_
         give,
         claim,
         partial(train, url),
+        roll_back,
         erase,
         samples,
         learn_by,

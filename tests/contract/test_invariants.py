@@ -55,6 +55,9 @@ DAMAGE: dict[str, tuple[str, ...]] = {
         "UPDATE turns SET outcome = 'waiting', announced_at = now() - interval '11 minutes'"
         " WHERE id = (SELECT turn_id FROM samples ORDER BY id LIMIT 1)",
     ),
+    "an erased turn has no content": (
+        "UPDATE turns SET outcome = 'erased' WHERE id = (SELECT turn_id FROM samples ORDER BY id LIMIT 1)",
+    ),
     "every turn names a version that existed when it began": (
         "UPDATE turns SET version = 9 WHERE id = (SELECT turn_id FROM samples ORDER BY id LIMIT 1)",
     ),

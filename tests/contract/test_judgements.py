@@ -10,8 +10,10 @@ import pytest
 from clawloop.contracts import Outcome, SampleState, TurnKind, TurnRecord
 from clawloop.errors import StoreUnavailable
 from clawloop.ids import SessionId, new_turn_id
+from clawloop.judging.hints import NOT_ASKED
 from clawloop.judging.parsing import HintVote, Vote
-from clawloop.judging.records import Ending, ExtraSample, Relation, TrainedTurn
+from clawloop.judging.records import DIRECT, VOTES, Ballot, Ending, ExtraSample, Relation, Settlement, TrainedTurn
+from clawloop.judging.voting import Verdict
 from clawloop.recipe import Recipe
 from tests.contract.ledgers import BAD, GOOD, TIE, Ledger, fake_ledger, ledger, postgres_ledger, related, settle
 
@@ -64,6 +66,37 @@ async def test_answers_are_kept_once_and_given_back(ledger: Ledger) -> None:
     assert (again.id, again.votes, again.hints) == (opened.id, {0: 1, 2: None}, {1: hint})
     other = await ledger.judgements.open(first.turn_id, second.turn_id, b"e", "hint+1")
     assert list(other.hints) == [0]
+
+
+async def test_a_vote_that_comes_after_the_verdict_is_not_kept(ledger: Ledger) -> None:
+    first, second = ledger.talk("one", "two")
+    await ledger.enter(first, second)
+    opened = await ledger.judgements.open(first.turn_id, second.turn_id, b"e", "hint")
+    await ledger.judgements.store_vote(opened.id, 0, "1", 1)
+    others: list[tuple[Vote | None, ...]] = [(None, None, None), (-1, None, None), (1, 1, None), (None, None, 1)]
+    for scores in others:
+        with pytest.raises(StoreUnavailable):
+            await ledger.judgements.settle(opened.id, replace(GOOD, ballot=Ballot(VOTES, scores)), [])
+    await ledger.judgements.settle(opened.id, replace(GOOD, ballot=Ballot(VOTES, (1, None, None))), [])
+    await ledger.judgements.store_vote(opened.id, 1, "-1", -1)
+    again = await ledger.judgements.open(first.turn_id, second.turn_id, b"e", "hint")
+    assert again.votes == {0: 1}
+    # A closing asks for a direct vote where the others cancel out.
+    await ledger.judgements.store_direct_vote(opened.id, {1: -0.1, 0: -3.0, -1: -4.0}, 1)
+    again = await ledger.judgements.open(first.turn_id, second.turn_id, b"e", "hint")
+    assert again.direct is not None
+
+
+async def test_a_direct_vote_that_comes_after_there_was_none_is_not_kept(ledger: Ledger) -> None:
+    first, second = ledger.talk("one", "two")
+    await ledger.enter(first, second)
+    opened = await ledger.judgements.open(first.turn_id, second.turn_id, b"e", "hint")
+    none = Settlement(Verdict(None, None, None, "none"), NOT_ASKED, None, None, None, Outcome.UNJUDGED, "none")
+    await ledger.judgements.settle(opened.id, replace(none, ballot=Ballot(DIRECT, (None,))), [])
+    said: dict[Vote, float] = {1: -0.1, 0: -3.0, -1: -4.0}
+    assert await ledger.judgements.store_direct_vote(opened.id, said, 1) == said
+    again = await ledger.judgements.open(first.turn_id, second.turn_id, b"e", "hint")
+    assert again.direct is None
 
 
 async def test_settled_it_is_held_and_has_a_sample(ledger: Ledger) -> None:
@@ -148,6 +181,9 @@ async def test_the_newest_trained_turns_are_known_with_their_steps(ledger: Ledge
     first, second = TrainedTurn(turns[0].turn_id, 1, 1, 5), TrainedTurn(turns[1].turn_id, 2, -1, 2)
     assert await ledger.judgements.trained(session, 9) == [first, second]
     assert await ledger.judgements.trained(session, 1) == [second]
+    ledger.roll_back(turns[0].turn_id)
+    first = replace(first, rolled_back="trained in step 5, rolled back to 0")
+    assert await ledger.judgements.trained(session, 9) == [first, second]
 
 
 async def test_a_closing_sees_all_turns_first_and_later_only_the_undecided(ledger: Ledger) -> None:

@@ -4,8 +4,9 @@ from __future__ import annotations
 
 import asyncio
 
-from clawloop.contracts import FeedbackGiven, JudgeAgain, SessionFacts, TurnRecorded
+from clawloop.contracts import ContentErased, FeedbackGiven, JudgeAgain, SessionFacts, TurnRecorded
 from clawloop.errors import AnnouncementFailed
+from clawloop.ids import SessionId
 
 Told = TurnRecorded | FeedbackGiven | JudgeAgain
 
@@ -15,12 +16,14 @@ class FakeAnnouncer:
 
     Attributes:
         told: in order.
+        erased: what sessions' workflows were told of erasures.
         available: False makes every call raise AnnouncementFailed.
         hangs: True makes every call wait for ever.
     """
 
     def __init__(self) -> None:
         self.told: list[tuple[SessionFacts, Told | None]] = []
+        self.erased: list[tuple[SessionId, ContentErased]] = []
         self.calls = 0
         self.available = True
         self.hangs = False
@@ -33,6 +36,11 @@ class FakeAnnouncer:
 
     async def judge_again(self, session: SessionFacts, wanted: JudgeAgain) -> None:
         await self._tell(session, wanted)
+
+    async def content_erased(self, session: SessionId, erased: ContentErased) -> None:
+        if not self.available:
+            raise AnnouncementFailed("the fake was told to be away")
+        self.erased.append((session, erased))
 
     async def wake(self, session: SessionFacts) -> None:
         await self._tell(session, None)

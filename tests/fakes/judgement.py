@@ -8,7 +8,8 @@ from dataclasses import dataclass, field
 from clawloop.contracts import SampleState
 from clawloop.ids import JudgementId, TurnId
 from clawloop.judging.parsing import HintVote, Vote
-from clawloop.judging.records import Settlement
+from clawloop.judging.records import DIRECT, Ballot, Settlement
+from clawloop.judging.voting import direct_vote
 from clawloop.recipe import Recipe
 
 
@@ -35,3 +36,9 @@ class FakeJudgement:
     reward: float | None = None
     own: float | None = None
     step: int | None = None
+
+    def says(self, ballot: Ballot) -> bool:
+        """Whether these are its votes."""
+        if ballot.kind == DIRECT:
+            return ballot.scores == (None if self.direct is None else direct_vote(self.direct).verdict,)
+        return [self.votes.get(index) for index in range(len(ballot.scores))] == list(ballot.scores)

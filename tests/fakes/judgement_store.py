@@ -1,24 +1,21 @@
-"""Judgements, closing and upkeep in memory, over the turns of a fake turn store; no step takes a sample by itself."""
+"""Judgements and closing in memory, over the turns of a fake turn store; no step takes a sample by itself."""
 
 from __future__ import annotations
 
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
-from datetime import UTC, datetime, timedelta
+from datetime import UTC, datetime
 
 from clawloop.algorithms.baseline import RunningMean
 from clawloop.contracts import (
     FeedbackEffect,
-    FeedbackGiven,
     Outcome,
     SampleState,
-    SessionFacts,
     SessionState,
     StoredTurn,
     TurnKind,
-    TurnRecorded,
 )
-from clawloop.errors import StoreUnavailable
+from clawloop.errors import RecordUnusable, StoreUnavailable
 from clawloop.ids import ApiKeyId, FeedbackId, JudgementId, SessionId, TurnId, new_feedback_id, new_judgement_id
 from clawloop.judging.parsing import HintVote, Vote
 from clawloop.judging.records import (
@@ -38,7 +35,7 @@ from clawloop.recipe import Recipe
 from clawloop.samples.rewards import Member, MemberEnd, group_ends, outcome_ends, outcome_waits, with_reward
 from db.entry import Entry
 from tests.fakes.judgement import FakeJudgement
-from tests.fakes.turn_facts import above, facts, is_older
+from tests.fakes.turn_facts import above
 from tests.fakes.turn_store import FakeTurnStore
 
 _BY_OUTCOME = "outcome_process"
@@ -46,13 +43,13 @@ _OPEN = (None, SampleState.FRESH, SampleState.SUPERSEDED)
 
 
 @dataclass
-class _Closed:
+class Closed:
     first: datetime
     state: SessionState
 
 
 class FakeJudgementStore:
-    """Satisfies `activities.ports.JudgementStore`, `ClosingStore` and `UpkeepStore`.
+    """Satisfies `activities.ports.JudgementStore` and `ClosingStore`.
 
     Attributes:
         recipe: the policy's.
@@ -63,8 +60,7 @@ class FakeJudgementStore:
         self.recipe = recipe
         self.judgements: list[FakeJudgement] = []
         self.given: list[GivenFeedback] = []
-        self.closed: dict[SessionId, _Closed] = {}
-        self._told: set[FeedbackId] = set()
+        self.closed: dict[SessionId, Closed] = {}
         self._closed_with: set[TurnId] = set()
         self._outcomes: dict[SessionId, int] = {}
 
@@ -104,11 +100,13 @@ class FakeJudgementStore:
         found: list[TrainedTurn] = []
         for number, turn in enumerate(main, 1):
             learned = [one for one in self._of(turn.record.turn_id) if one.sample is SampleState.TRAINED]
-            if turn.outcome is not Outcome.TRAINED or not learned:
+            if turn.outcome not in (Outcome.TRAINED, Outcome.ROLLED_BACK) or not learned:
                 continue
             newest = max(learned, key=lambda one: one.step or 0)
             assert newest.end is not None
-            found.append(TrainedTurn(turn.record.turn_id, number, newest.end.verdict.verdict, newest.step or 0))
+            back = turn.outcome_detail if turn.outcome is Outcome.ROLLED_BACK else None
+            verdict = newest.end.verdict.verdict
+            found.append(TrainedTurn(turn.record.turn_id, number, verdict, newest.step or 0, back))
         return found[-limit:]
 
     async def open(
@@ -119,6 +117,7 @@ class FakeJudgementStore:
     async def judge_again(
         self, turn_id: TurnId, revision: int, shown_by: TurnId | None, evidence_hash: bytes, hint_kind: str
     ) -> OpenJudgement:
+        self._require_content(turn_id)
         known = next((one for one in self._of(turn_id) if one.revision == revision), None)
         if known is None:
             known = FakeJudgement(new_judgement_id(), turn_id, revision, self.recipe, shown_by)
@@ -134,17 +133,26 @@ class FakeJudgementStore:
         return await self.judge_again(turn_id, revision, shown_by, evidence_hash, hint_kind)
 
     async def store_vote(self, judgement: JudgementId, index: int, raw: str, vote: Vote | None) -> None:
-        self._by_id(judgement).votes.setdefault(index, vote)
-
-    async def store_direct_vote(self, judgement: JudgementId, logprobs: Mapping[Vote, float], vote: Vote) -> None:
         one = self._by_id(judgement)
-        one.direct = one.direct or dict(logprobs)
+        if one.end is None and not self._is_erased(one.turn_id):
+            one.votes.setdefault(index, vote)
+
+    async def store_direct_vote(
+        self, judgement: JudgementId, logprobs: Mapping[Vote, float], vote: Vote
+    ) -> Mapping[Vote, float]:
+        one = self._by_id(judgement)
+        if (one.end is None or one.end.verdict.verdict is not None) and not self._is_erased(one.turn_id):
+            one.direct = one.direct or dict(logprobs)
+        return one.direct or logprobs
 
     async def store_hint(self, judgement: JudgementId, kind: str, index: int, raw: str, hint: HintVote | None) -> None:
-        self._by_id(judgement).hints.setdefault((kind, index), hint)
+        one = self._by_id(judgement)
+        if not self._is_erased(one.turn_id):
+            one.hints.setdefault((kind, index), hint)
 
     async def settle(self, judgement: JudgementId, end: Settlement, heard: list[FeedbackId]) -> str | None:
         one = self._by_id(judgement)
+        self._require_content(one.turn_id)
         feedback = await self.feedback_of(one.turn_id)
         if any(given.applied and given.id not in heard for given in feedback):
             raise StoreUnavailable("feedback was taken in meanwhile")
@@ -153,6 +161,8 @@ class FakeJudgementStore:
             if applied:
                 raise StoreUnavailable("a step took the sample meanwhile")
             return None
+        if end.ballot is not None and not one.says(end.ballot):
+            raise StoreUnavailable("other votes were stored first")
         others = [other for other in self._of(one.turn_id) if other is not one]
         if not applied and any(other.sample not in (*_OPEN, SampleState.EXPIRED) for other in others):
             return None
@@ -233,7 +243,10 @@ class FakeJudgementStore:
         signal = self.recipe.signal
         related = any(one.recipe.signal.reward != "verdict" for turn in main for one in self._of(turn.record.turn_id))
         by_outcome = session in self._outcomes and signal.reward == _BY_OUTCOME
-        return ClosingSession(session, turns, first, signal.at_least_one, len(main), related, by_outcome)
+        known = self.closed.get(session)
+        closed = known is not None and known.state is SessionState.CLOSED
+        closed = closed and all(turn.record.turn_id in self._closed_with for turn in own)
+        return ClosingSession(session, turns, first, signal.at_least_one, len(main), related, by_outcome, closed)
 
     def _closing_turn(self, own: Sequence[StoredTurn], turn: StoredTurn, number: int, *, last: bool) -> SessionTurn:
         turn_id = turn.record.turn_id
@@ -267,7 +280,7 @@ class FakeJudgementStore:
         return ends + self._settle_outcome(fresh, self._outcomes.get(session)), None
 
     async def give_outcome(self, key: ApiKeyId, session: str, outcome: int) -> FeedbackEffect | None:
-        found = next((turn for turn in await self._all() if turn.record.evidence.value == session), None)
+        found = next((turn for turn in await self._turns.all() if turn.record.evidence.value == session), None)
         if found is None or found.record.api_key_id != key:
             return None
         self._outcomes[found.session_id] = outcome
@@ -296,49 +309,8 @@ class FakeJudgementStore:
             for turn in await self._session(session)
         )
         state = SessionState.OPEN if unheard else SessionState.CLOSED
-        self.closed[session] = _Closed(datetime.now(UTC), state)
+        self.closed[session] = Closed(datetime.now(UTC), state)
         return None
-
-    # Upkeep ----------------------------------------------------------------------------------------------------------
-
-    async def unannounced_turns(self, age: timedelta, limit: int) -> list[tuple[SessionFacts, TurnRecorded]]:
-        missed = [
-            turn
-            for turn in await self._all()
-            if turn.announced_at is None and turn.record.kind is TurnKind.MAIN and is_older(turn, age)
-        ]
-        return [
-            (facts(turn), TurnRecorded(turn.record.turn_id, turn.record.version, turn.record.ends_session))
-            for turn in missed[:limit]
-        ]
-
-    async def untold_feedback(self, age: timedelta, limit: int) -> list[tuple[SessionFacts, FeedbackGiven]]:
-        untold = [
-            given
-            for given in self.given
-            if not given.applied and given.id not in self._told and datetime.now(UTC) - given.received_at >= age
-        ]
-        found: list[tuple[SessionFacts, FeedbackGiven]] = []
-        for given in untold[:limit]:
-            stored = await self._turns.load(given.turn_id)
-            assert stored is not None
-            found.append((facts(stored), FeedbackGiven(given.id, given.turn_id)))
-        return found
-
-    async def sessions_left_open(self, age: timedelta, limit: int) -> list[SessionFacts]:
-        newest: dict[SessionId, StoredTurn] = {turn.session_id: turn for turn in await self._all()}
-        return [
-            facts(turn)
-            for session, turn in newest.items()
-            if (session not in self.closed or self.closed[session].state is not SessionState.CLOSED)
-            and is_older(turn, age)
-        ][:limit]
-
-    async def mark_announced(self, turn_ids: Sequence[TurnId]) -> None:
-        await self._turns.mark_announced(turn_ids)
-
-    async def mark_feedback_announced(self, feedback_ids: Sequence[FeedbackId]) -> None:
-        self._told.update(feedback_ids)
 
     # What only tests say ---------------------------------------------------------------------------------------------
 
@@ -366,14 +338,13 @@ class FakeJudgementStore:
                 one.sample, one.step = SampleState.TRAINED, step
         self._become(turn_id, Outcome.TRAINED, f"trained in step {step}")
 
+    def roll_back(self, turn_id: TurnId) -> None:
+        self._become(turn_id, Outcome.ROLLED_BACK, f"{self._turns.fates[turn_id][1]}, rolled back to 0")
+
     # Looking things up -----------------------------------------------------------------------------------------------
 
-    async def _all(self) -> list[StoredTurn]:
-        ids = sorted(record.turn_id for record in self._turns.records)
-        return [stored for turn_id in ids if (stored := await self._turns.load(turn_id)) is not None]
-
     async def _session(self, session: SessionId) -> list[StoredTurn]:
-        return [turn for turn in await self._all() if turn.session_id == session]
+        return [turn for turn in await self._turns.all() if turn.session_id == session]
 
     def _of(self, turn_id: TurnId) -> list[FakeJudgement]:
         return [one for one in self.judgements if one.turn_id == turn_id]
@@ -385,8 +356,15 @@ class FakeJudgementStore:
     def _by_id(self, judgement: JudgementId) -> FakeJudgement:
         return next(one for one in self.judgements if one.id == judgement)
 
+    def _is_erased(self, turn_id: TurnId) -> bool:
+        return self._turns.fates.get(turn_id, (None, None))[0] is Outcome.ERASED
+
+    def _require_content(self, turn_id: TurnId) -> None:
+        if self._is_erased(turn_id):
+            raise RecordUnusable(f"turn {turn_id} was erased")
+
     def _become(self, turn_id: TurnId, outcome: Outcome, why: str) -> None:
-        if self._turns.fates.get(turn_id, (None, None))[0] is not Outcome.ERASED:
+        if not self._is_erased(turn_id):
             self._turns.fates[turn_id] = (outcome, why)
 
     def _follows(self, own: Sequence[StoredTurn], turn: StoredTurn) -> TurnId | None:

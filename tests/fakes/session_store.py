@@ -73,7 +73,8 @@ class FakeSessionStore:
         for own in (await self._by_session()).values():
             first = own[0].record
             main = [turn.record.turn_id for turn in own if turn.record.kind is TurnKind.MAIN]
-            if first.api_key_id == key and session in (first.evidence.value, str(own[0].session_id)):
+            names = {turn.record.evidence.value for turn in own}
+            if first.api_key_id == key and session in {*names, str(own[0].session_id)}:
                 return main[number - 1] if number <= len(main) else None
         return None
 
@@ -81,12 +82,14 @@ class FakeSessionStore:
         stored = await self._turns.load(turn)
         if stored is None or stored.record.api_key_id != key or stored.record.kind is not TurnKind.MAIN:
             return None
+        if stored.outcome is Outcome.ERASED:
+            return None
         self.given.append((turn, score, text))
         record = stored.record
         facts = SessionFacts(
             stored.session_id, record.policy, record.evidence.source, record.started_at, record.version
         )
-        fixed = stored.outcome in (Outcome.ERASED, Outcome.NOT_TRAINABLE)
+        fixed = stored.outcome is Outcome.NOT_TRAINABLE
         effect = FeedbackEffect.RECORDED if fixed else FeedbackEffect.AMENDS
         return StoredFeedback(FeedbackGiven(new_feedback_id(), turn), facts, effect)
 
@@ -107,7 +110,9 @@ class FakeSessionStore:
             stored.session_id, record.policy, record.evidence.source, record.started_at, record.version
         )
         replied = record.response is not None
-        return JudgedSoFar(turn_id, facts, record.kind, stored.outcome, replied, None, 0)
+        followed = any(turn.parent_turn_id == turn_id for turn in await self._turns.all())
+        answered = followed or any(given == turn_id for given, *_ in self.given)
+        return JudgedSoFar(turn_id, facts, record.kind, stored.outcome, replied, None, 0, answered)
 
     async def mark_feedback_announced(self, feedback: FeedbackId) -> None:
         self.announced.append(feedback)

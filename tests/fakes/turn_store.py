@@ -3,7 +3,8 @@
 from __future__ import annotations
 
 import copy
-from collections.abc import Sequence
+from collections.abc import Collection, Sequence
+from dataclasses import replace
 from datetime import UTC, datetime
 
 from clawloop.contracts import (
@@ -31,6 +32,7 @@ class FakeTurnStore:
         records: what was entered, in order of arrival; tests may clear it.
         announced: when each turn's workflow was told.
         fates: what became of turns since they were entered.
+        erased: when sessions were.
     """
 
     def __init__(self) -> None:
@@ -40,6 +42,8 @@ class FakeTurnStore:
         self._places: dict[TurnId, EnteredTurn] = {}
         self.announced: dict[TurnId, datetime] = {}
         self.fates: dict[TurnId, tuple[Outcome, str | None]] = {}
+        self.erased: dict[SessionId, datetime] = {}
+        self._prefixes: dict[TurnId, tuple[bytes, bytes | None]] = {}  # they outlive an erasure
         self._expecting: dict[tuple[ApiKeyId, bytes], SessionId] = {}
 
     async def enter(self, record: TurnRecord) -> EnteredTurn:
@@ -54,11 +58,26 @@ class FakeTurnStore:
         if unknown_before and parent is None and record.evidence.source is SessionSource.CONVERSATION:
             for digest in entry.request.lookup.replies:
                 self._expecting.setdefault((record.api_key_id, digest), session)
+        self._prefixes[record.turn_id] = (entry.request.lookup.whole, entry.reply_digest)
+        erased_at = self.erased.get(session)
+        if erased_at is not None and record.started_at <= erased_at:
+            entry, parent = Entry(bare(record)), None
+            record = entry.record
+            self.fates[record.turn_id] = (Outcome.ERASED, "erased")
         self.records.append(record)
         self._entries[record.turn_id] = entry
-        self._places[record.turn_id] = EnteredTurn(record.turn_id, session, parent, duplicate=False)
+        gone = record.turn_id in self.fates
+        self._places[record.turn_id] = EnteredTurn(record.turn_id, session, parent, duplicate=False, erased=gone)
         self._adopt_later_turns(record.turn_id, session)
         return self._places[record.turn_id]
+
+    def erase(self, turns: Collection[TurnId]) -> None:
+        """Take the content of these turns."""
+        for turn_id in turns:
+            entry = Entry(bare(self._entries[turn_id].record))
+            self._entries[turn_id] = entry
+            self.fates[turn_id] = (Outcome.ERASED, "erased")
+        self.records = [self._entries[record.turn_id].record for record in self.records]
 
     async def version_of_parent(
         self, key: ApiKeyId, evidence: SessionEvidence, messages: Sequence[Message]
@@ -78,6 +97,11 @@ class FakeTurnStore:
         return StoredTurn(
             entry.record, place.session_id, place.parent_turn_id, outcome, detail, self.announced.get(turn_id)
         )
+
+    async def all(self) -> list[StoredTurn]:
+        """In their order."""
+        ids = sorted(record.turn_id for record in self.records)
+        return [stored for turn_id in ids if (stored := await self.load(turn_id)) is not None]
 
     async def mark_announced(self, turn_ids: Sequence[TurnId]) -> None:
         self._require_available()
@@ -106,9 +130,10 @@ class FakeTurnStore:
                 continue
             session = self._places[turn_id].session_id
             completed = entry.record.status in (TurnStatus.COMPLETE, TurnStatus.LENGTH)
-            known.append(KnownPrefix(entry.request.lookup.whole, turn_id, session, False, completed))
-            if entry.reply_digest is not None:
-                known.append(KnownPrefix(entry.reply_digest, turn_id, session, True, completed))
+            asked, replied = self._prefixes[turn_id]
+            known.append(KnownPrefix(asked, turn_id, session, False, completed))
+            if replied is not None:
+                known.append(KnownPrefix(replied, turn_id, session, True, completed))
         return choose_session(request.lookup, known)
 
     def _parent(self, session: SessionId, request: Request) -> TurnId | None:
@@ -129,7 +154,26 @@ class FakeTurnStore:
     def _adopt_later_turns(self, late: TurnId, session: SessionId) -> None:
         for turn_id, place in list(self._places.items()):
             parent = place.parent_turn_id
+            if self.fates.get(turn_id, (None, None))[0] is Outcome.ERASED:
+                continue
             if place.session_id != session or turn_id <= late or (parent is not None and parent >= late):
                 continue
             if self._parent(session, self._entries[turn_id].request) == late:
                 self._places[turn_id] = EnteredTurn(turn_id, session, late, duplicate=False)
+
+
+def bare(record: TurnRecord) -> TurnRecord:
+    """A turn without its content."""
+    return replace(
+        record,
+        evidence=SessionEvidence(record.evidence.source, None),
+        kind_reason="erased",
+        error=None,
+        messages=[],
+        tools=None,
+        response=None,
+        prompt_ids=None,
+        response_ids=None,
+        logprobs=None,
+        sampling={},
+    )

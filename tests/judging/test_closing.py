@@ -4,6 +4,9 @@ from __future__ import annotations
 
 from dataclasses import replace
 
+import pytest
+
+from activities import ledger
 from activities.messages import AskDirectly
 from clawloop.contracts import Message, Outcome, TurnKind, TurnRecord
 from clawloop.ids import SessionId, new_turn_id
@@ -57,6 +60,45 @@ async def test_turns_that_can_still_be_judged_are_said_first_and_then_given_up(b
         Outcome.UNJUDGED,
         "could not be judged before the session closed",
     )
+
+
+async def test_turns_that_cannot_be_judged_keep_none_behind_them_from_being_said(
+    binary_bench: Bench, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    bench = binary_bench
+    monkeypatch.setattr(ledger, "TO_JUDGE_LIMIT", 2)
+    turns = bench.conversation(*"abcdef")
+    ids = [turn.turn_id for turn in turns]
+    session = await bench.enter(*turns)
+    assert (await bench.close(session)).to_judge == ids[:2]
+    assert (await bench.close(session, tried_up_to=ids[1])).to_judge == ids[2:4]
+    assert (await bench.close(session, tried_up_to=ids[3])).to_judge == [ids[4], ids[0]]
+    assert (await bench.close(session, tried_up_to=ids[4])).to_judge == ids[:2]  # all were tried: the workflow gives up
+
+
+async def test_a_session_that_was_closed_keeps_when_and_why_whoever_looks_into_it(binary_bench: Bench) -> None:
+    bench = binary_bench
+    turns = bench.conversation("one", "two", "three")
+    session = await bench.enter(*turns[:2])
+    await bench.tell(session, turns[1])
+    assert (await bench.close(session, "it was closed before", again=True)).still_open
+    assert bench.rows("SELECT state, closed_why FROM sessions") == [{"state": "open", "closed_why": None}]
+    assert await outcomes(bench, turns[1]) == [(Outcome.WAITING, None)]
+    await bench.close(session, "the client ended the session")
+    known = "SELECT state, closed_why, closed_at FROM sessions"
+    before = bench.rows(known)
+    given = bench.feedback(turns[0], -1.0)
+    await bench.tell(session, turns[0], feedback_id=given)
+    assert not (await bench.close(session, "it was closed before", again=True)).still_open
+    assert bench.rows(known) == before
+    # Its next turn opens it again, and then another reason counts.
+    await bench.enter(turns[2])
+    assert (await bench.close(session, "it was closed before", again=True)).still_open
+    await bench.tell(session, turns[2])
+    await bench.close(session)
+    (row,) = bench.rows(known)
+    assert (row["state"], row["closed_why"]) == ("closed", "idle for 30 min")
+    assert row["closed_at"] > before[0]["closed_at"]
 
 
 async def test_a_turn_the_workflow_has_not_heard_of_stays_open(binary_bench: Bench) -> None:

@@ -2,10 +2,12 @@
 
 from __future__ import annotations
 
+from dataclasses import replace
+
 import pytest
 
 from activities.messages import TurnFate
-from clawloop.contracts import Outcome, TurnRecord
+from clawloop.contracts import Outcome, TurnKind, TurnRecord
 from clawloop.errors import JudgeUnavailable
 from clawloop.ids import SessionId, new_turn_id
 from clawloop.judging.again import why_not_again
@@ -162,3 +164,27 @@ async def test_a_sessions_main_turns_are_listed_in_their_order(binary_bench: Ben
     found = await PostgresJudgedSoFar(bench.database).of_session(session)
     assert [(turn.outcome, turn.next_revision) for turn in found] == [(Outcome.SAMPLED, 1), (Outcome.WAITING, 0)]
     assert found[0].turn_id == first.turn_id
+
+
+async def test_a_turn_that_nothing_speaks_about_is_refused(binary_bench: Bench) -> None:
+    b = binary_bench
+    first, second = b.conversation("one", "two")
+    title = replace(second, kind=TurnKind.SIDE, turn_id=new_turn_id())
+    await b.enter(first)
+
+    async def why() -> str | None:
+        so_far = await PostgresJudgedSoFar(b.database).judged_so_far(first.turn_id)
+        assert so_far is not None
+        return why_not_again(so_far)
+
+    nothing = "nothing has followed it yet, and nobody has given feedback on it"
+    assert await why() == nothing
+    await b.enter(title)  # a side turn says nothing about it
+    assert await why() == nothing
+    await b.enter(second)
+    assert await why() is None
+    b.execute("DELETE FROM session_prefixes")
+    b.execute("DELETE FROM turns WHERE id = %s", second.turn_id)
+    assert await why() == nothing
+    b.feedback(first, -1.0)
+    assert await why() is None

@@ -2,12 +2,14 @@
 
 from __future__ import annotations
 
+import re
 from dataclasses import replace
+from typing import Any
 
 import pytest
 
 from clawloop.contracts import Message, Outcome, TurnKind
-from clawloop.errors import JudgeUnavailable
+from clawloop.errors import JudgeUnavailable, StoreUnavailable
 from clawloop.ids import new_turn_id
 from tests.judging.conftest import Bench
 
@@ -167,6 +169,32 @@ async def test_a_retry_asks_only_for_what_is_missing(binary_bench: Bench) -> Non
     assert [request.get("n", 1) for request in bench.judge.requests] == [2]
     assert fate.why == "verdict -1: 2 of 3 votes for -1"
     assert [vote["score"] for vote in bench.rows("SELECT score FROM votes ORDER BY index")] == [-1, -1, 1]
+
+
+async def test_of_two_workers_at_once_the_stored_votes_decide(binary_bench: Bench) -> None:
+    bench = binary_bench
+    first, second = bench.conversation("one", "two")
+    session = await bench.enter(first, second)
+
+    def overtaken(body: dict[str, Any], question: str) -> str:
+        # Another worker, which asked the same at the same moment, has just stored what it heard.
+        bench.execute(
+            """INSERT INTO votes (judgement_id, kind, index, raw, score)
+            SELECT id, 'sampled', n, '', -1 FROM judgements, generate_series(0, 1) n ON CONFLICT DO NOTHING"""
+        )
+        (mark,) = set(re.findall(r"<reply ([0-9a-f]{6}) ", question))
+        return f"verdict {mark}: 1"
+
+    bench.judge.says = overtaken
+    with pytest.raises(StoreUnavailable, match=r"other votes on turn .* were stored first"):
+        await bench.tell(session, second)
+    assert (await bench.turn(first.turn_id)).outcome is Outcome.WAITING
+    asked = len(bench.judge.requests)
+    (fate,) = await bench.tell(session, second)
+    assert fate.why == "verdict -1: 2 of 3 votes for -1"
+    assert [vote["score"] for vote in bench.rows("SELECT score FROM votes ORDER BY index")] == [-1, -1, 1]
+    assert bench.rows("SELECT verdict FROM judgements") == [{"verdict": -1}]
+    assert len(bench.judge.requests) == asked
 
 
 async def test_a_judge_that_knows_no_n_is_asked_one_by_one(binary_bench: Bench) -> None:

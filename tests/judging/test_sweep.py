@@ -7,9 +7,11 @@ from typing import Any
 
 import pytest
 
+from activities import telling, upkeep
 from activities.upkeep import UpkeepActivities
 from clawloop.contracts import FeedbackGiven, SessionFacts, TurnKind, TurnRecorded
 from clawloop.errors import AnnouncementFailed
+from clawloop.ids import SessionId
 from db.upkeep import PostgresUpkeepStore
 from tests.fakes.announcer import FakeAnnouncer
 from tests.judging.conftest import Bench
@@ -45,10 +47,62 @@ async def test_while_workflows_cannot_be_told_nothing_is_noted(bench: Bench) -> 
     await bench.enter(*bench.conversation("a"))
     away = FakeAnnouncer()
     away.available = False
-    with pytest.raises(ExceptionGroup) as raised:
-        await sweeper(bench, away).sweep()
-    assert raised.group_contains(AnnouncementFailed)
+    swept = await sweeper(bench, away).sweep()
+    assert (swept.announced, swept.stuck) == (0, 1)
     assert (await sweeper(bench, FakeAnnouncer()).sweep()).announced == 1
+
+
+class Stubborn(FakeAnnouncer):
+    """Cannot tell some sessions.
+
+    Attributes:
+        stuck: these, by where they are in their order.
+    """
+
+    def __init__(self, stuck: set[SessionId]) -> None:
+        super().__init__()
+        self.stuck = stuck
+
+    async def _tell(self, session: SessionFacts, message: Any) -> None:
+        self.available = session.session_id not in self.stuck
+        await super()._tell(session, message)
+
+
+async def test_a_session_that_cannot_be_told_keeps_nobody_from_the_others(
+    bench: Bench, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(upkeep, "BATCH", 2)
+    stuck = bench.conversation("a", "b", "c", session="stuck")
+    first = await bench.enter(*stuck)
+    others = [bench.conversation("x", session=f"other {n}")[0] for n in range(3)]
+    await bench.enter(*others)
+    bench.feedback(stuck[0], 1.0)
+    bench.feedback(stuck[0], -1.0)
+    bench.feedback(others[0], 1.0)
+    announcer = Stubborn({first})
+    sweeping = UpkeepActivities(
+        PostgresUpkeepStore(bench.database), announcer, bench.work, IDLE, timedelta(0), counts=bench.metrics
+    )
+    swept = await sweeping.sweep()
+    assert (swept.announced, swept.feedback, swept.stuck) == (3, 1, 1)
+    assert bench.counted("swept_total", what="stuck") == 1
+    announcer.stuck = set()
+    swept = await sweeping.sweep()
+    assert (swept.announced, swept.feedback, swept.stuck) == (3, 2, 0)
+
+
+async def test_where_nearly_nobody_can_be_told_the_sweep_gives_up_and_keeps_what_it_said(
+    bench: Bench, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(telling, "MOST_STUCK", 2)
+    turns = [bench.conversation("x", session=f"{n}")[0] for n in range(6)]
+    sessions = [await bench.enter(turn) for turn in turns]
+    announcer = Stubborn(set(sessions[1:]))
+    with pytest.raises(AnnouncementFailed):
+        await sweeper(bench, announcer).sweep()
+    assert announcer.calls <= 6
+    announcer.stuck = set()
+    assert (await sweeper(bench, announcer).sweep()).announced == 5
 
 
 class FullDisk:
@@ -73,15 +127,15 @@ async def test_a_part_that_fails_keeps_no_other_from_running(bench: Bench) -> No
 
     class NoTurns(FakeAnnouncer):
         async def announce_turn(self, session: SessionFacts, turn: TurnRecorded) -> None:
-            raise AnnouncementFailed("of turns")
+            raise ValueError("of turns")
 
     announcer, disk = NoTurns(), FullDisk()
     store = PostgresUpkeepStore(bench.database)
     retention: Any = disk
-    upkeep = UpkeepActivities(store, announcer, bench.work, IDLE, timedelta(0), retention, bench.metrics)
+    sweeping = UpkeepActivities(store, announcer, bench.work, IDLE, timedelta(0), retention, bench.metrics)
     with pytest.raises(ExceptionGroup) as raised:  # the first failure, not the disk's
-        await upkeep.sweep()
-    assert raised.group_contains(AnnouncementFailed, match="of turns")
+        await sweeping.sweep()
+    assert raised.group_contains(ValueError, match="of turns")
     assert [facts.session_id for facts, _ in announcer.told] == [session, session]
     assert [type(message) for _, message in announcer.told] == [FeedbackGiven, type(None)]
     assert disk.tried == 1

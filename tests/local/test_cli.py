@@ -12,8 +12,10 @@ from pathlib import Path
 import psycopg
 import pytest
 
+from clawloop.errors import SetupError
 from clawloop.local import parts
 from clawloop.local.up import Surroundings
+from clawloop.settings import read_settings
 from db.engine import BACKGROUND_LIMIT, Database
 from db.serving_engines import add_engine, list_engines
 
@@ -120,3 +122,30 @@ def test_a_package_that_stands_in_the_way_is_named_by_every_verb(
     monkeypatch.chdir(tmp_path)
     done = clawloop("key", "list", DATABASE_URL="postgresql://me@127.0.0.1:1/x")
     assert f"{tmp_path}/db stands in the way" in refusal(done)
+
+
+@pytest.mark.parametrize(
+    ("name", "value", "said"),
+    [
+        ("CLAWLOOP_SESSION_IDLE_MINUTES", "soon", "input should be a valid number"),
+        ("CLAWLOOP_SESSION_IDLE_MINUTES", "0", "input should be greater than 0"),
+        ("CLAWLOOP_MAX_LORA_RANK", "7", "engines take one of 1, 8, 16"),
+        ("CLAWLOOP_JUDGE_FORM", "secret", "input should be 'free' or 'grammar'"),
+    ],
+)
+def test_a_setting_that_cannot_be_is_one_line_with_its_name(
+    name: str, value: str, said: str, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setenv(name, value)
+    with pytest.raises(SetupError) as raised:
+        read_settings()
+    told = str(raised.value)
+    assert told.startswith(f"{name}: {said}")
+    assert told.endswith("; correct it or unset it")
+    assert "\n" not in told
+    assert "secret" not in told
+
+
+def test_a_verb_says_so_too() -> None:
+    line = refusal(clawloop("session", "list", CLAWLOOP_SESSION_IDLE_MINUTES="soon"))
+    assert "CLAWLOOP_SESSION_IDLE_MINUTES" in line

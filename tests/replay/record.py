@@ -19,7 +19,7 @@ from temporalio.exceptions import ApplicationError
 from temporalio.testing import WorkflowEnvironment
 
 from activities.messages import JudgeTurn
-from clawloop.contracts import FeedbackGiven, JudgeAgain
+from clawloop.contracts import ContentErased, FeedbackGiven, JudgeAgain
 from clawloop.ids import new_feedback_id, new_turn_id
 from clawloop.temporal import connect, register_search_attributes
 from tests.replay import engine_paths, training_paths
@@ -34,6 +34,17 @@ async def ended_by_the_client(client: Client, scripted: ScriptedActivities) -> C
     for version in (0, 0, 1):
         await talk.say(version=version)
     await talk.say(ends=True)
+    return talk
+
+
+async def late_older_turn(client: Client, scripted: ScriptedActivities) -> Conversation:
+    talk = Conversation(client)
+    older, newest = new_turn_id(), new_turn_id()
+    scripted.gate.clear()
+    await talk.say(turn_id=newest, ends=True)
+    await until(lambda: len(scripted.judged) == 1)
+    await talk.say(turn_id=older)
+    scripted.gate.set()
     return talk
 
 
@@ -96,11 +107,27 @@ async def feedback(client: Client, scripted: ScriptedActivities) -> Conversation
     return talk
 
 
+async def feedback_after_the_close(client: Client, scripted: ScriptedActivities) -> Conversation:
+    talk = Conversation(client)
+    await talk.announcer.announce_feedback(talk.facts, FeedbackGiven(new_feedback_id(), new_turn_id()))
+    return talk
+
+
 async def judged_again(client: Client, scripted: ScriptedActivities) -> Conversation:
     talk = Conversation(client, timedelta(seconds=1))
     turn = await talk.say()
     await until(lambda: len(scripted.judged) == 1)
     await talk.announcer.judge_again(talk.facts, JudgeAgain(turn, 1))
+    return talk
+
+
+async def erased(client: Client, scripted: ScriptedActivities) -> Conversation:
+    talk = Conversation(client)
+    scripted.gate.clear()
+    turns = [await talk.say() for _ in range(6)]
+    await until(lambda: len(scripted.judged) == 4)
+    await talk.announcer.content_erased(talk.session, ContentErased(tuple(turns), whole=True))
+    scripted.gate.set()
     return talk
 
 
@@ -133,6 +160,7 @@ async def rolled_over(client: Client, scripted: ScriptedActivities) -> Conversat
 
 PATHS: tuple[Scenario, ...] = (
     ended_by_the_client,
+    late_older_turn,
     idle,
     told_twice_and_at_once,
     given_up,
@@ -140,7 +168,9 @@ PATHS: tuple[Scenario, ...] = (
     missed_turns_at_the_close,
     direct_votes_at_the_close,
     feedback,
+    feedback_after_the_close,
     judged_again,
+    erased,
     woken,
     turn_while_closing,
     rolled_over,

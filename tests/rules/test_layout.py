@@ -11,6 +11,7 @@ from pathlib import Path
 import pytest
 from pydantic import AliasChoices
 
+from clawloop.contracts import Outcome
 from clawloop.errors import ClawloopError, PermanentError, SetupError, TransientError
 from clawloop.install import TOP_LEVEL_NAMES, check_install
 from clawloop.processes import DEFAULT_RECIPE
@@ -71,6 +72,13 @@ def test_each_error_is_permanent_or_transient_and_stands_in_the_tree() -> None:
     assert leaves
     assert {kind.__name__ for kind in ClawloopError.__subclasses__()} == {"PermanentError", "TransientError"}
     assert [leaf.__name__ for leaf in leaves if not re.search(rf"\b{leaf.__name__}\b", drawn)] == []
+
+
+def test_some_code_gives_each_outcome() -> None:
+    """What no turn can ever become is not promised to anybody who reads `why`."""
+    telling = {"contracts.py", "again.py", "stored.py"}  # they name outcomes, and give none
+    written = "\n".join(path.read_text() for path in SOURCES if path.name not in telling)
+    assert [outcome.value for outcome in Outcome if f"Outcome.{outcome.name}" not in written] == []
 
 
 def test_help_is_quick_to_load() -> None:

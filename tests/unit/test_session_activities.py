@@ -22,6 +22,7 @@ from clawloop.recipe import Recipe
 from tests.fakes.announcer import FakeAnnouncer, FakeWorkAnnouncer
 from tests.fakes.judgement_store import FakeJudgementStore
 from tests.fakes.turn_store import FakeTurnStore
+from tests.fakes.upkeep_store import FakeUpkeepStore
 from tests.records import KEY, turn_record
 
 BINARY = Recipe.model_validate(
@@ -89,7 +90,9 @@ class Desk:
         self.judging = JudgingActivities(self.store, self.judge, self.judge, work)
         self.ledger = LedgerActivities(self.store, self.store, work)
         idle = timedelta(minutes=30)
-        self.upkeep = UpkeepActivities(self.store, self.announcer, work, idle, timedelta(0))
+        self.upkeep = UpkeepActivities(
+            FakeUpkeepStore(self.turns, self.store), self.announcer, work, idle, timedelta(0)
+        )
 
     async def talk(self, *asked: str) -> tuple[SessionId, list[TurnRecord]]:
         messages: list[Message] = []
@@ -151,6 +154,10 @@ async def test_the_next_judgement_tells_which_step_learned_from_a_turn(desk: Des
     assert (judged.turn_id, judged.step) == (second.turn_id, None)
     assert (trained.turn_id, trained.number, trained.verdict, trained.step) == (first.turn_id, 1, 1, 7)
     assert (trained.outcome, trained.sample, trained.why) == (Outcome.TRAINED, True, "trained in step 7")
+    desk.store.roll_back(first.turn_id)
+    _, back = await desk.tell(session, third)
+    assert (back.outcome, back.step, back.why) == (Outcome.ROLLED_BACK, 7, "trained in step 7, rolled back to 0")
+    desk.store.train(first.turn_id, 7)
     # Told of again, the turn has one row, and that has the step.
     again = await desk.tell(session, second)
     assert [(fate.turn_id, fate.outcome, fate.step) for fate in again] == [(first.turn_id, Outcome.TRAINED, 7)]

@@ -43,6 +43,7 @@ class ScriptedActivities:
         fails: how a judging fails; asked with each question.
         gate: judging waits for it.
         missed: what the ledger finds still to be judged, one list for each closing.
+        open_after_all: the ledger finds a session open that was to be closed again.
         tied: turns whose votes cancel out, as the ledger finds; asked_directly: for those a direct vote was asked.
     """
 
@@ -56,6 +57,7 @@ class ScriptedActivities:
         self.gate = asyncio.Event()
         self.gate.set()
         self.missed: list[list[TurnId]] = []
+        self.open_after_all = False
         self.tied: list[TurnId] = []
         self.asked_directly: list[TurnId] = []
 
@@ -84,6 +86,8 @@ class ScriptedActivities:
     @activity.defn(name="close_session")
     async def close_session(self, ask: CloseSession) -> Closed:
         self.closed.append(ask)
+        if ask.again and self.open_after_all:
+            return Closed(to_judge=[], fates=[], still_open=True)
         missed = self.missed.pop(0) if self.missed else []
         if missed and not ask.give_up:
             return Closed(to_judge=missed, fates=[])

@@ -52,18 +52,18 @@ async def test_a_session_whose_rows_are_all_gone_ends(client: Client, binary_ben
 
 async def test_messages_about_unknown_turns_change_nothing(client: Client, binary_bench: Bench) -> None:
     b = binary_bench
+    unknown = new_turn_id()
     turns = b.conversation("one", "two")
     session = await b.enter(*turns)
     facts = SessionFacts(session, "default", "x-session-id", turns[0].started_at, 0)
     sessions = TemporalAnnouncer(client, IDLE)
     async with at_work(client, b):
-        await tell(client, session, replace(turns[0], turn_id=new_turn_id()))
+        await tell(client, session, replace(turns[0], turn_id=unknown))
         await sessions.announce_feedback(facts, FeedbackGiven(new_feedback_id(), new_turn_id()))
         await sessions.judge_again(facts, JudgeAgain(new_turn_id(), 3))
-        await tell(client, session, turns[1])
-        await tell(client, session, turns[0], ends=True)  # late, and out of order
+        await tell(client, session, turns[1], ends=True)
+        await tell(client, session, turns[0])  # late, and out of order
         await end(client, session)
-    # The id made up here is the newest the workflow heard of, so the last real turn is its to end.
     outcomes = [(await b.turn(turn.turn_id)).outcome for turn in turns]
     assert outcomes == [Outcome.SAMPLED, Outcome.NO_FEEDBACK]
     assert len(b.rows("SELECT * FROM judgements")) == 1

@@ -75,6 +75,9 @@ async def test_what_cannot_be_done_says_why(client: Client, bench: Bench) -> Non
         error = (await clawloop(client, bench, *arguments)).exception
         assert isinstance(error, SetupError)
         assert why in str(error)
+    early = (await clawloop(client, bench, str(only.turn_id))).exception
+    assert "cannot be judged again: nothing has followed it yet" in str(early)
+    bench.feedback(only, 1.0)
     away = (await clawloop(client, bench, str(only.turn_id), temporal="127.0.0.1:1")).exception
     assert isinstance(away, AnnouncementFailed)
     await bench.close(session)

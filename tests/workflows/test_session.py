@@ -9,7 +9,7 @@ from temporalio.client import Client, WorkflowExecutionStatus
 from temporalio.exceptions import ApplicationError
 
 from activities.messages import JudgeTurn
-from clawloop.contracts import FeedbackGiven, JudgeAgain
+from clawloop.contracts import ContentErased, FeedbackGiven, JudgeAgain
 from clawloop.ids import new_feedback_id, new_turn_id
 from tests.workflows.conftest import Conversation, ScriptedActivities, until, working
 
@@ -91,6 +91,37 @@ async def test_what_the_ledger_finds_unjudged_is_judged_before_the_session_close
     assert [ask.give_up for ask in scripted.closed] == [False, False, True]
 
 
+async def test_turns_that_stay_unjudged_keep_none_behind_them_from_being_tried(
+    client: Client, scripted: ScriptedActivities
+) -> None:
+    talk = Conversation(client)
+    stuck, behind = new_turn_id(), new_turn_id()
+    scripted.missed = [[stuck], [behind, stuck], [stuck]]
+    await talk.say(ends=True)
+    await talk.handle.result()
+    assert [ask.turn_id for ask in scripted.judged if ask.itself] == [stuck, behind]
+    assert [(ask.tried_up_to, ask.give_up) for ask in scripted.closed] == [
+        (None, False),
+        (stuck, False),
+        (behind, False),
+        (behind, True),
+    ]
+
+
+async def test_an_older_turn_that_comes_late_does_not_keep_an_ended_session_open(
+    client: Client, scripted: ScriptedActivities
+) -> None:
+    talk = Conversation(client)
+    older, newest = new_turn_id(), new_turn_id()
+    scripted.gate.clear()
+    await talk.say(turn_id=newest, ends=True)
+    await until(lambda: len(scripted.judged) == 1)
+    await talk.say(turn_id=older)  # e.g. it waited in a spool
+    scripted.gate.set()
+    assert (await talk.handle.result()).why == "the client ended the session"
+    assert [ask.turn_id for ask in scripted.judged] == [newest, older]
+
+
 async def test_a_closed_session_opens_again_with_its_next_turn(client: Client, scripted: ScriptedActivities) -> None:
     talk = Conversation(client)
     await talk.say(ends=True)
@@ -114,6 +145,39 @@ async def test_feedback_that_arrives_after_the_close_is_judged_by_a_new_run(
     await talk.announcer.announce_feedback(talk.facts, given)
     await until(lambda: len(scripted.judged) == 2)
     assert (scripted.judged[1].turn_id, scripted.judged[1].feedback_id) == (turn, given.feedback_id)
+    # The session is not open for that: it closes again at once.
+    assert (await talk.handle.result()).why == "it was closed before"
+    assert [ask.again for ask in scripted.closed] == [False, True]
+
+
+async def test_feedback_on_a_session_that_is_open_after_all_leaves_it_open(
+    client: Client, scripted: ScriptedActivities
+) -> None:
+    talk = Conversation(client)
+    scripted.open_after_all = True
+    given = FeedbackGiven(new_feedback_id(), new_turn_id())
+    await talk.announcer.announce_feedback(talk.facts, given)
+    await until(lambda: len(scripted.closed) == 1)
+    await talk.say()
+    await until(lambda: len(scripted.judged) == 2)
+    assert (await talk.handle.describe()).status is WorkflowExecutionStatus.RUNNING
+    assert [ask.again for ask in scripted.closed] == [True]
+
+
+async def test_a_turn_that_comes_while_a_session_closes_is_not_ended_by_that(
+    client: Client, scripted: ScriptedActivities
+) -> None:
+    talk = Conversation(client)
+    missed = new_turn_id()
+    scripted.missed = [[missed]]
+    last = await talk.say(ends=True)
+    await until(lambda: len(scripted.judged) == 1)
+    scripted.gate.clear()
+    await until(lambda: len(scripted.judged) == 2)
+    later = await talk.say(ends=True)
+    scripted.gate.set()
+    await talk.handle.result()
+    assert [ask.up_to for ask in scripted.closed] == [last, last, later]
 
 
 async def test_a_turn_is_judged_again_by_a_new_run_and_asked_for_twice_only_once(
@@ -201,3 +265,32 @@ async def test_a_direct_vote_that_cannot_be_had_does_not_keep_a_session_open(
     await talk.say(ends=True)
     summary = await talk.handle.result()
     assert (summary.guarantee, len(scripted.asked_directly), len(scripted.closed)) == ("has a sample", 2, 2)
+
+
+async def test_a_session_whose_turns_were_erased_judges_none_of_them_and_ends(
+    client: Client, scripted: ScriptedActivities
+) -> None:
+    talk = Conversation(client)
+    scripted.gate.clear()
+    turns = [await talk.say() for _ in range(6)]
+    await until(lambda: len(scripted.judged) == 4)
+    for _ in range(2):
+        await talk.announcer.content_erased(talk.session, ContentErased(tuple(turns), whole=True))
+    scripted.gate.set()
+    assert (await talk.handle.result()).why == "erased"
+    assert len(scripted.judged) == 4
+    # Nobody has to hear of it any more.
+    await talk.announcer.content_erased(talk.session, ContentErased(tuple(turns), whole=True))
+
+
+async def test_a_turn_after_the_erasure_keeps_the_session_open(client: Client, scripted: ScriptedActivities) -> None:
+    talk = Conversation(client)
+    erased = await talk.say()
+    await until(lambda: len(scripted.judged) == 1)
+    later = await talk.say()
+    await talk.announcer.content_erased(talk.session, ContentErased((erased,), whole=True))
+    await until(lambda: len(scripted.judged) == 2)
+    assert scripted.closed == []
+    last = await talk.say(ends=True)
+    assert (await talk.handle.result()).why == "the client ended the session"
+    assert [ask.turn_id for ask in scripted.judged] == [erased, later, last]

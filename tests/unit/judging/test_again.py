@@ -40,6 +40,7 @@ def test_what_no_step_has_used_may_be_judged_again(changes: dict[str, Any]) -> N
         ({"outcome": Outcome.ERASED}, "it was erased"),
         ({"outcome": Outcome.NO_FEEDBACK}, "nothing to judge it by"),
         ({"outcome": Outcome.NOT_TRAINABLE, "replied": False}, "no reply"),
+        ({"outcome": Outcome.WAITING, "answered": False}, "nothing has followed it yet"),
         ({"outcome": Outcome.SAMPLED, "sample": SampleState.CLAIMED}, "a training step is using its sample now"),
         ({"outcome": Outcome.TRAINED, "sample": SampleState.TRAINED}, "its sample is trained already: give feedback"),
         ({"outcome": Outcome.QUARANTINED, "sample": SampleState.QUARANTINED}, "its sample is quarantined already"),

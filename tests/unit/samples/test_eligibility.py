@@ -99,8 +99,9 @@ def test_neutral_values_and_what_does_not_bend_the_distribution_leave_it_trainab
         ({"response_format": {"type": "json_schema", "json_schema": {}}}, "response_format"),
         ({"response_format": "json"}, "response_format"),
         ({"structured_outputs": {"choice": ["a"]}}, "structured_outputs"),
-        ({"guided_json": {"type": "object"}}, "guided_json"),
-        ({"guided_regex": "a+"}, "guided_regex"),
+        ({"guided_json": {"type": "object"}}, "guided decoding"),
+        ({"guided_regex": "a+", "guided_choice": ["a"]}, "guided decoding"),
+        ({"guided_my secret": True}, "guided decoding"),  # a client's own word has no place in a reason
         ({"tool_choice": "required"}, "tool_choice"),
         ({"tool_choice": {"type": "function", "function": {"name": "f"}}}, "tool_choice"),
         ({"use_beam_search": True}, "use_beam_search"),

@@ -1,0 +1,136 @@
+"""Content goes for good, bare turns stay; what was on its way when it was erased comes bare."""
+
+from __future__ import annotations
+
+from dataclasses import replace
+from datetime import timedelta
+from uuid import uuid4
+
+import pytest
+
+from clawloop.contracts import Message, Outcome, SessionEvidence, SessionSource, TurnRecord
+from clawloop.ids import SessionId, TurnId, new_turn_id
+from tests.contract.conftest import Stores
+from tests.records import turn_record
+
+NAMED = SessionEvidence(SessionSource.HEADER, "s")
+NAMELESS = SessionEvidence(SessionSource.CONVERSATION, None)
+
+
+def conversation(stores: Stores, *asked: str, evidence: SessionEvidence = NAMED) -> list[TurnRecord]:
+    messages: list[Message] = []
+    turns: list[TurnRecord] = []
+    for said in asked:
+        messages = [*messages, {"role": "user", "content": said}]
+        answer: Message = {"role": "assistant", "content": f"about {said}"}
+        turns.append(turn_record(api_key_id=stores.key, evidence=evidence, messages=messages, response=answer))
+        messages = [*messages, answer]
+    return turns
+
+
+async def enter(stores: Stores, *turns: TurnRecord) -> SessionId:
+    return [(await stores.turns.enter(turn)).session_id for turn in turns][-1]
+
+
+async def is_bare(stores: Stores, turn: TurnRecord) -> bool:
+    stored = await stores.turns.load(turn.turn_id)
+    assert stored is not None
+    known = stored.record
+    content = (known.messages, known.tools, known.response, known.prompt_ids, known.response_ids, known.logprobs)
+    whole = known == turn
+    bare = not any(content) and not known.sampling and known.evidence.value is None
+    assert whole is not bare
+    assert bare is (stored.outcome is Outcome.ERASED)
+    return bare
+
+
+async def test_a_session_loses_all_content_and_keeps_its_turns(stores: Stores) -> None:
+    turns = conversation(stores, "one", "two", "three")
+    other = conversation(stores, "one", evidence=SessionEvidence(SessionSource.HEADER, "other"))
+    session = await enter(stores, *turns)
+    await enter(stores, *other)
+    assert not any([await is_bare(stores, turn) for turn in turns])
+    erasure = await stores.erasures.erase_session(session)
+    assert erasure is not None
+    assert (erasure.session.session_id, erasure.session.policy, erasure.turns) == (session, "default", 3)
+    assert erasure.told.whole
+    assert erasure.told.turns == tuple(turn.turn_id for turn in reversed(turns))
+    assert all([await is_bare(stores, turn) for turn in turns])
+    assert not await is_bare(stores, *other)
+    assert [(view.outcome, view.why) for view in await stores.sessions.turns(session)] == [("erased", "erased")] * 3
+
+
+async def test_erasing_twice_is_erasing_once(stores: Stores) -> None:
+    (turn,) = conversation(stores, "one")
+    session = await enter(stores, turn)
+    first = await stores.erasures.erase_session(session)
+    again = await stores.erasures.erase_session(session)
+    assert first is not None
+    assert again is not None
+    assert (first.turns, again.turns) == (1, 0)
+    assert first.told == again.told  # a workflow that was away the first time hears the same
+
+
+async def test_what_nobody_knows_is_not_erased(stores: Stores) -> None:
+    assert await stores.erasures.erase_session(SessionId(uuid4())) is None
+    assert await stores.erasures.erase_turn(new_turn_id()) is None
+
+
+async def test_a_turn_goes_with_all_that_holds_what_it_said_and_the_others_stay(stores: Stores) -> None:
+    first, second, third = conversation(stores, "one", "two", "three")
+    regenerated = replace(second, turn_id=new_turn_id(), response={"role": "assistant", "content": "another reply"})
+    session = await enter(stores, first, second, third, regenerated)
+    erasure = await stores.erasures.erase_turn(second.turn_id)
+    assert erasure is not None
+    assert (erasure.turns, erasure.told.whole) == (3, False)
+    assert erasure.told.turns == (regenerated.turn_id, third.turn_id, second.turn_id)
+    bare = [await is_bare(stores, turn) for turn in (first, second, third, regenerated)]
+    assert bare == [False, True, True, True]
+    # Once more from there reaches what continues it, and finds nothing left.
+    again = await stores.erasures.erase_turn(second.turn_id)
+    assert again is not None
+    assert (again.turns, again.session.session_id) == (0, session)
+
+
+@pytest.mark.parametrize("evidence", [NAMED, NAMELESS], ids=["named", "nameless"])
+async def test_what_was_on_its_way_when_its_session_was_erased_comes_bare(
+    stores: Stores, evidence: SessionEvidence
+) -> None:
+    first, second, third = conversation(stores, "one", "two", "three", evidence=evidence)
+    session = await enter(stores, first)
+    await stores.erasures.erase_session(session)
+    entered = await stores.turns.enter(second)  # e.g. from a spool: it began before
+    assert (entered.session_id, entered.parent_turn_id, entered.erased) == (session, None, True)
+    assert await is_bare(stores, second)
+    # What a client says afterwards is new, also where it says the same again.
+    later = replace(third, started_at=third.started_at + timedelta(hours=1))
+    entered = await stores.turns.enter(later)
+    assert (entered.session_id, entered.parent_turn_id, entered.erased) == (session, None, False)
+    assert not await is_bare(stores, later)
+
+
+async def test_a_turn_that_comes_late_takes_none_of_the_erased_ones_back(stores: Stores) -> None:
+    late, first, second = conversation(stores, "one", "two", "three")
+    await enter(stores, first, second)
+    await stores.erasures.erase_turn(first.turn_id)
+    entered = await stores.turns.enter(late)
+    assert not entered.erased
+    assert not await is_bare(stores, late)
+    assert [await is_bare(stores, turn) for turn in (first, second)] == [True, True]
+
+
+async def test_nobody_can_rate_what_was_erased(stores: Stores) -> None:
+    (turn,) = conversation(stores, "one")
+    session = await enter(stores, turn)
+    assert await stores.feedback.give(stores.key, turn.turn_id, 1.0, None) is not None
+    await stores.erasures.erase_session(session)
+    assert await stores.feedback.give(stores.key, turn.turn_id, None, "words") is None
+
+
+async def test_a_session_is_found_by_its_name_again_when_it_goes_on(stores: Stores) -> None:
+    first, second = conversation(stores, "one", "two")
+    session = await enter(stores, first)
+    await stores.erasures.erase_session(session)
+    later = replace(second, started_at=second.started_at + timedelta(hours=1))
+    await enter(stores, later)
+    assert await stores.feedback.turn_of(stores.key, "s", 2) == TurnId(later.turn_id)

@@ -1,0 +1,56 @@
+"""Erasing in memory, over the turns of a fake turn store; samples are not known here."""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from datetime import UTC, datetime
+
+from clawloop.contracts import ContentErased, Erasure, Outcome, StoredTurn, TurnKind
+from clawloop.ids import SessionId, TurnId
+from tests.fakes.turn_facts import above, facts
+from tests.fakes.turn_store import FakeTurnStore
+
+
+class FakeErasureStore:
+    """Satisfies `api.ports.Erasures`."""
+
+    def __init__(self, turns: FakeTurnStore) -> None:
+        self._turns = turns
+
+    async def erase_session(self, session: SessionId) -> Erasure | None:
+        own = [turn for turn in await self._turns.all() if turn.session_id == session]
+        if not own:
+            return None
+        self._turns.erased[session] = datetime.now(UTC)
+        return await self._erase(own, own, whole=True)
+
+    async def erase_turn(self, turn: TurnId) -> Erasure | None:
+        stored = await self._turns.load(turn)
+        if stored is None:
+            return None
+        own = [other for other in await self._turns.all() if other.session_id == stored.session_id]
+        begins = {other.record.turn_id for other in own if _same_request(stored, other)}
+        meant = [
+            other for other in own if begins & {other.record.turn_id, *(up.record.turn_id for up in above(own, other))}
+        ]
+        return await self._erase(own, meant, whole=False)
+
+    async def _erase(self, own: Sequence[StoredTurn], meant: Sequence[StoredTurn], *, whole: bool) -> Erasure:
+        alive = [turn for turn in meant if turn.outcome is not Outcome.ERASED]
+        self._turns.erase([turn.record.turn_id for turn in alive])
+        gone = {turn.record.turn_id for turn in meant}
+        told = [
+            turn.record.turn_id
+            for turn in own
+            if turn.record.kind is TurnKind.MAIN
+            if turn.outcome is Outcome.ERASED or turn.record.turn_id in gone
+        ]
+        learned = sum(turn.outcome is Outcome.TRAINED for turn in alive)
+        return Erasure(facts(own[0]), len(alive), 0, learned, ContentErased(tuple(reversed(told)), whole))
+
+
+def _same_request(one: StoredTurn, other: StoredTurn) -> bool:
+    if one.record.turn_id == other.record.turn_id:
+        return True
+    alive = Outcome.ERASED not in (one.outcome, other.outcome)
+    return alive and one.parent_turn_id == other.parent_turn_id and one.record.messages == other.record.messages
