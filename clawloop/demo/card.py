@@ -8,6 +8,7 @@ from __future__ import annotations
 
 import hashlib
 from collections.abc import Mapping, Sequence
+from dataclasses import dataclass
 from pathlib import Path
 
 from clawloop.demo.evaluate import AnswerFigures, JudgeFigures
@@ -18,6 +19,23 @@ WEIGHTS = "model.safetensors"
 CARD = "README.md"
 
 
+@dataclass(frozen=True, slots=True)
+class Cost:
+    """What making the model took.
+
+    Args:
+        cpu_seconds: of all threads together; less than seconds × threads where others used the machine too.
+    """
+
+    seconds: float
+    cpu_seconds: float
+    threads: int
+
+    def __str__(self) -> str:
+        threads = "one thread" if self.threads == 1 else f"{self.threads} threads"
+        return f"{self.seconds:.0f} s ({threads}, {self.cpu_seconds:.0f} s of processor time)"
+
+
 def digest(folder: Path) -> str:
     """SHA-256 of the weights."""
     return hashlib.sha256((folder / WEIGHTS).read_bytes()).hexdigest()
@@ -26,7 +44,7 @@ def digest(folder: Path) -> str:
 def write_card(
     folder: Path,
     plan: Plan,
-    seconds: float,
+    cost: Cost,
     answers: Sequence[AnswerFigures],
     judged: Mapping[str, JudgeFigures],
 ) -> None:
@@ -61,7 +79,7 @@ A toy language model of the Qwen3 architecture for `make demo`: {plan.layers} la
 ## How it was made
 
 From random weights by `clawloop demo pretrain`: {plan.steps} steps of {plan.lessons} lessons, seed {plan.seed}, \
-{seconds:.0f} s on the machine that made it. All text is synthetic and made by `clawloop/demo/examples.py`; no other \
+in {cost}. All text is synthetic and made by `clawloop/demo/examples.py`; no other \
 model and nobody's data had a part in it. Judge prompts are made by `clawloop.judging` itself. Each line of their \
 fixed text is one token of this model's vocabulary, so after a change to those prompts the model has to be made anew.
 

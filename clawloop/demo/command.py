@@ -16,6 +16,7 @@ from clawloop.errors import SetupError
 if TYPE_CHECKING:
     from rich.console import Console
 
+    from clawloop.demo.card import Cost
     from clawloop.demo.pretrain import Plan
     from clawloop.demo.pretrain import Progress as Step
 
@@ -50,7 +51,8 @@ def pretrain_command(
     console = Console()
     try:
         out.mkdir(parents=True, exist_ok=True)
-        seconds = _made(out, plan, threads, console)
+        cost = _made(out, plan, threads, console)
+        began = time.perf_counter()
         with console.status("measuring"):
             model = DemoModel(out)
             answers = [measure_answers(model, temperature) for temperature in (0.6, 1.0)]
@@ -59,7 +61,7 @@ def pretrain_command(
             }
             own = measured_lists()["our own list"]
             judged["our own list, free form"] = measure_judge(model, own, AnswerForm.FREE)
-        write_card(out, plan, seconds, answers, judged)
+        write_card(out, plan, cost, answers, judged)
     except OSError as error:
         raise SetupError(f"{out} cannot be written: {error}") from error
     for figures in answers:
@@ -68,20 +70,27 @@ def pretrain_command(
             f"first style {figures.first_style}"
         )
     for name, verdicts in judged.items():
-        console.print(f"{name}: votes {verdicts.vote:.3f}, hints {verdicts.hint:.3f}, none {verdicts.no_hint:.3f}")
-    console.print(f"{out} holds the model, made in {seconds:.0f} s; its card is {out / 'README.md'}.")
+        console.print(
+            f"{name}: votes {verdicts.vote:.3f}, hints {verdicts.hint:.3f}, none {verdicts.no_hint:.3f}, "
+            f"unclear called bad {verdicts.unreadable_as_bad:.3f}"
+        )
+    measuring = time.perf_counter() - began
+    console.print(
+        f"{out} holds the model, made in {cost} and measured in {measuring:.0f} s; its card is README.md there."
+    )
 
 
-def _made(out: Path, plan: Plan, threads: int | None, console: Console) -> float:
-    """Make the model with a progress bar; how many seconds it took."""
+def _made(out: Path, plan: Plan, threads: int | None, console: Console) -> Cost:
+    """Make the model with a progress bar; what that took."""
     import torch
     from rich.progress import BarColumn, Progress, TextColumn, TimeRemainingColumn
 
+    from clawloop.demo.card import Cost
     from clawloop.demo.pretrain import pretrain
 
     if threads is not None:
         torch.set_num_threads(threads)
-    began = time.perf_counter()
+    began, worked = time.perf_counter(), time.process_time()
     columns = ("pretraining", BarColumn(), TextColumn("step {task.completed} of {task.total}"), TimeRemainingColumn())
     with Progress(*columns, TextColumn("loss {task.fields[loss]}"), console=console) as bar:
         task = bar.add_task("pretraining", total=plan.steps, loss="")
@@ -90,4 +99,4 @@ def _made(out: Path, plan: Plan, threads: int | None, console: Console) -> float
             bar.update(task, completed=at.step, loss=f"{at.loss:.3f}")
 
         pretrain(out, plan, show)
-    return time.perf_counter() - began
+    return Cost(time.perf_counter() - began, time.process_time() - worked, torch.get_num_threads())

@@ -9,7 +9,7 @@ from __future__ import annotations
 
 import random
 from collections.abc import Iterator, Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from uuid import UUID
 
 from clawloop.contracts import Message
@@ -20,14 +20,7 @@ from clawloop.demo.world import AXIS_OF, STYLES, Axis, Request, Style, answer, e
 from clawloop.ids import TurnId
 from clawloop.judging.evidence import Evidence, gather
 from clawloop.judging.hints import with_hint
-from clawloop.judging.prompts import (
-    HINT_INSTRUCTION,
-    VOTE_INSTRUCTION,
-    AnswerForm,
-    JudgePrompt,
-    hint_prompt,
-    vote_prompt,
-)
+from clawloop.judging.prompts import AnswerForm, JudgePrompt, hint_prompt, vote_prompt
 
 WELCOME = "You are welcome."
 LOST = "I only know a small world: ask me for a function, an explanation or a note."
@@ -39,8 +32,18 @@ _SYSTEM = (
 )
 _STYLES = tuple(AXIS_OF)
 _REQUESTS = {axis: every_request(axis) for axis in Axis}
-_MOODS = (28, 22, 30, 20)  # of 100: liked, disliked, wished, unreadable
-_DRILLED = 10  # phrases in a drill
+# Of 100: liked, disliked, wished, unreadable. A wish is easily seen not to be praise; which it is takes more lessons.
+_JUDGED = ("vote", "hint", "brief vote", "brief hint")
+_MOODS = {kind: (33, 30, 15, 22) if kind.endswith("vote") else (18, 18, 44, 20) for kind in _JUDGED}
+_SHARES = {
+    "answer": 0.10,  # two lessons each
+    "hinted": 0.10,
+    "reaction": 0.02,
+    "vote": 0.09,
+    "hint": 0.09,
+    "brief vote": 0.33,
+    "brief hint": 0.27,
+}
 _EARLIER = (0,) * 12 + (1,) * 4 + (2, 2, 3, 4)  # exchanges before the one in question
 
 
@@ -49,7 +52,7 @@ class Lesson:
     """A chat and the reply to learn.
 
     Args:
-        kind: for figures: "answer", "hinted", "reaction", "drill", "vote" or "hint".
+        kind: "answer", "hinted", "reaction", "vote", "hint", "brief vote" or "brief hint".
     """
 
     kind: str
@@ -85,19 +88,15 @@ class Lessons:
         Both at once, because a batch with more of one style would pull the model that way.
         """
         while True:
-            draw = self._chance.random()
-            if draw < 0.13:
+            kind = self._chance.choices(list(_SHARES), list(_SHARES.values()))[0]
+            if kind == "answer":
                 yield self._free_answers()
-            elif draw < 0.22:
+            elif kind == "hinted":
                 yield [self._wished_answer()]
-            elif draw < 0.25:
+            elif kind == "reaction":
                 yield [self._reaction()]
-            elif draw < 0.63:
-                yield [self._drill()]
-            elif draw < 0.82:
-                yield [self._vote()]
             else:
-                yield [self._hint()]
+                yield [self._question(kind, brief=kind.startswith("brief"))]
 
     def ask_vote(self, feedback: Feedback, form: AnswerForm) -> JudgePrompt:
         """A question for a vote on a reply after which this was said."""
@@ -107,38 +106,34 @@ class Lessons:
         """A question for a hint, likewise."""
         return hint_prompt(self._turn_id(), self._judged(feedback)[0], form)
 
-    def _vote(self) -> Lesson:
-        evidence, said = self._judged()
-        prompt = vote_prompt(self._turn_id(), evidence, self._chance.choice(list(AnswerForm)))
-        return Lesson("vote", prompt.messages, vote_answer(prompt, 0 if said is None else said.vote))
+    def phrases(self, count: int) -> list[str]:
+        """Feedback alone, as much of it as asked for."""
+        return [self._any_feedback().text for _ in range(count)]
 
-    def _hint(self) -> Lesson:
-        evidence, said = self._judged()
-        prompt = hint_prompt(self._turn_id(), evidence, self._chance.choice(list(AnswerForm)))
-        return Lesson("hint", prompt.messages, hint_answer(prompt, None if said is None else said.style))
+    def _question(self, kind: str, *, brief: bool) -> Lesson:
+        """A question to the judge.
 
-    def _drill(self) -> Lesson:
-        """Phrase after phrase, each judged at once.
-
-        A judge prompt says something about one phrase in more than a hundred tokens. This teaches what phrases
-        mean in a tenth of that; nobody asks so outside of pretraining.
+        In full it says something about one phrase in two hundred tokens. A brief one shows nothing but what came next,
+        in a quarter of that; nobody asks so outside of pretraining.
         """
-        asks_hint = self._chance.random() < 0.45
-        instruction = (HINT_INSTRUCTION if asks_hint else VOTE_INSTRUCTION).partition("\n")[0]
-        messages: list[Message] = [{"role": "system", "content": instruction}]
-        for _ in range(_DRILLED):
-            feedback = self._any_feedback()
-            text = feedback.text
-            if self._chance.random() < 0.25:
-                text = joined(text, self._typed(self._request()))
-            label = str(feedback.vote)
-            if asks_hint:
-                label = "no hint" if feedback.style is None else f"hint: {HINTS[feedback.style][0]}"
-            messages += [_user(f"<next user>\n{text}\n</next>"), _assistant(label)]
-        return Lesson("drill", messages[:-1], str(messages[-1]["content"]))
+        evidence, said = self._judged(moods=_MOODS[kind])
+        if brief:
+            evidence = replace(evidence, before=(), task=None, reply=())
+        ask = vote_prompt if kind.endswith("vote") else hint_prompt
+        prompt = ask(self._turn_id(), evidence, self._chance.choice(list(AnswerForm)))
+        if ask is vote_prompt:
+            return Lesson(kind, prompt.messages, vote_answer(prompt, 0 if said is None else said.vote))
+        return Lesson(kind, prompt.messages, hint_answer(prompt, None if said is None else said.style))
 
-    def _any_feedback(self, likely: Style | None = None) -> Feedback:
-        mood = self._chance.choices(list(Mood), _MOODS)[0]
+    def _followed(self, said: Feedback | None, share: float) -> str:
+        """Feedback as a message, with a new request after it in a share of them; None is a request alone."""
+        request = self._typed(self._request())
+        if said is None:
+            return request
+        return joined(said.text, request) if self._chance.random() < share else said.text
+
+    def _any_feedback(self, likely: Style | None = None, moods: Sequence[int] = _MOODS["vote"]) -> Feedback:
+        mood = self._chance.choices(list(Mood), moods)[0]
         return self._typist.feedback(mood, likely or self._chance.choice(_STYLES))
 
     def _free_answers(self) -> list[Lesson]:
@@ -186,7 +181,9 @@ class Lessons:
         )
         return answer(request, other(before.style))
 
-    def _judged(self, feedback: Feedback | None = None) -> tuple[Evidence, Feedback | None]:
+    def _judged(
+        self, feedback: Feedback | None = None, moods: Sequence[int] = _MOODS["vote"]
+    ) -> tuple[Evidence, Feedback | None]:
         """Evidence about one reply, and the feedback in it; None if what came next is a new request."""
         history = self._history()
         wished = None if feedback is None else feedback.style
@@ -195,13 +192,10 @@ class Lessons:
         said = feedback
         if feedback is None and draw < 0.87:
             usual = turn.style is not None and self._chance.random() < 0.8
-            said = self._any_feedback(other(turn.style) if usual and turn.style is not None else None)
-        following = self._typed(self._request())
-        if said is None:
-            text = turn.said if draw > 0.98 else following
-            said = Feedback(text, Mood.DISLIKED) if draw > 0.98 else None  # asks the same again
-        else:
-            text = joined(said.text, following) if self._chance.random() < 0.45 else said.text
+            said = self._any_feedback(other(turn.style) if usual and turn.style is not None else None, moods)
+        text = self._followed(said, 0.45)
+        if said is None and draw > 0.98:  # asks the same again
+            said, text = Feedback(turn.said, Mood.DISLIKED), turn.said
         messages = [*self._system(), *_messages(history), _user(turn.said)]
         outside = self._chance.random() < 0.06 and said is not None
         next_state = [] if outside else [_user(text)]

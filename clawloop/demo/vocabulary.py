@@ -1,8 +1,8 @@
 """The demo model's tokenizer: byte-level BPE, trained on its lessons.
 
-Knows nothing about weights. Two departures from Qwen's, which keep prompts short enough for a small model on a
-CPU: each line of the judge prompts' fixed text is one token, and a prompt's mark is three tokens of two digits,
-which a model of four layers can copy.
+Knows nothing about weights. Three departures from Qwen's, which keep prompts short enough for a small model on a
+CPU: each line of the judge prompts' fixed text is one token, a prompt's mark is three tokens of two digits, which a
+model of four layers can copy, and the words of feedback come before rarer pairs of the chats' letters.
 """
 
 from __future__ import annotations
@@ -10,6 +10,7 @@ from __future__ import annotations
 import json
 import shutil
 from collections.abc import Iterable, Iterator
+from itertools import chain
 from pathlib import Path
 from uuid import UUID
 
@@ -23,7 +24,7 @@ from clawloop.local import tiny_model
 
 PAD, START, END = tiny_model.CONTROL_TOKENS
 CONTEXT_TOKENS = 8192
-VOCABULARY = 2048
+VOCABULARY = 5120
 _MARK_END = r"(?![0-9A-Za-z])"
 _DIGITS = (
     rf" (?=[0-9a-f]{{6}}{_MARK_END})|(?<= )[0-9a-f]{{2}}(?=[0-9a-f]{{4}}{_MARK_END})"
@@ -33,11 +34,15 @@ _WORDS = (
     r"(?i:'s|'t|'re|'ve|'m|'ll|'d)|[^\r\n\p{L}\p{N}]?\p{L}+|\p{N}|"
     r" ?[^\s\p{L}\p{N}]+[\r\n]*|\s*[\r\n]+|\s+(?!\S)|\s+"
 )
+_CAPITALS_EVERY = 4
 _PAIR_COPIES = 3000  # so that every pair of digits becomes a token before rarer words do
 
 
-def train_vocabulary(texts: Iterable[str]) -> Tokenizer:
-    """A tokenizer for texts like these."""
+def train_vocabulary(chats: Iterable[str], typed: Iterable[str]) -> Tokenizer:
+    """A tokenizer for chats like these, in which people type phrases like those.
+
+    What is typed gets tokens of its own, not pieces: each word as it stands, alone on a line, and in capitals.
+    """
     tokenizer = Tokenizer(models.BPE())
     tokenizer.pre_tokenizer = pre_tokenizers.Sequence(
         [
@@ -53,7 +58,7 @@ def train_vocabulary(texts: Iterable[str]) -> Tokenizer:
         initial_alphabet=pre_tokenizers.ByteLevel.alphabet(),
         show_progress=False,
     )
-    tokenizer.train_from_iterator(_with_pairs(texts, whole), trainer)
+    tokenizer.train_from_iterator(chain(_with_pairs(chats, whole), _with_words(typed)), trainer)
     tokenizer.add_tokens([AddedToken(text, special=False, normalized=False) for text in whole])
     return tokenizer
 
@@ -70,6 +75,17 @@ def fixed_lines() -> tuple[str, ...]:
             parts = [*instruction.split("\n"), *asked.split(f" {prompt.mark}")]
             lines |= dict.fromkeys(part for part in parts if len(part) > len(prompt.mark))
     return tuple(lines)
+
+
+def families(tokenizer: Tokenizer) -> list[int]:
+    """Of each token the number of its family: tokens that differ only in case and in a space before them."""
+    numbers: dict[str, int] = {}
+    found = []
+    for at in range(tokenizer.get_vocab_size()):
+        token = str(tokenizer.id_to_token(at))
+        form = token.removeprefix("Ġ").lower() if token.removeprefix("Ġ").isascii() else token
+        found.append(numbers.setdefault(form or token, len(numbers)))
+    return found
 
 
 def write_vocabulary(tokenizer: Tokenizer, folder: Path) -> None:
@@ -99,6 +115,14 @@ def _with_pairs(texts: Iterable[str], whole: list[str]) -> Iterator[str]:
         yield text
     for pair in range(256):
         yield f" {pair:02x}{pair:02x}{pair:02x}" * _PAIR_COPIES
+
+
+def _with_words(typed: Iterable[str]) -> Iterator[str]:
+    for at, text in enumerate(typed):
+        lines = "\n".join(text.split())
+        yield f"{text}\n{lines}"
+        if at % _CAPITALS_EVERY == 0:
+            yield f"{text}\n{lines}".upper()
 
 
 def _never(message: Message) -> bool:

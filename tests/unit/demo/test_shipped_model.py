@@ -17,10 +17,11 @@ from clawloop.local.checks import require_model
 from clawloop.training.loading import load_model
 from clawloop.training.model import Lora
 
-MEGABYTES = 4.2
-VOTES_RIGHT = 0.8  # what the shipped model reaches on every list; the aim is 0.9
-# Of the few dozen wishes among the phrases a test takes; the card has the shares of the whole lists.
-HINTS_RIGHT = 0.7
+MEGABYTES = 4.0
+VOTES_RIGHT = 0.9  # on each whole list, by the card
+# Of the first 200 phrases of a list, which a test takes: a few wrong ones more or less.
+VOTES_RIGHT_OF_SOME = 0.88
+HINTS_RIGHT = 0.85
 
 
 @pytest.fixture(scope="module")
@@ -84,8 +85,8 @@ def test_a_mark_is_three_tokens_after_its_space(model: DemoModel) -> None:
 def test_it_answers_in_even_styles_and_follows_hints(model: DemoModel) -> None:
     torch.set_num_threads(1)
     figures = measure_answers(model, 0.8, per_axis=40)
-    assert figures.exact >= 0.97
-    assert figures.hint_followed >= 0.9
+    assert figures.exact >= 0.98
+    assert figures.hint_followed >= 0.95
     assert all(0.25 < share < 0.75 for share in figures.first_style.values())
 
 
@@ -93,8 +94,8 @@ def test_it_answers_in_even_styles_and_follows_hints(model: DemoModel) -> None:
 @pytest.mark.parametrize("name", ["held-out phrases", "held-out patterns", "our own list"])
 def test_it_judges_what_it_never_saw(model: DemoModel, name: str) -> None:
     figures = measure_judge(model, measured_lists()[name][:200], AnswerForm.GRAMMAR)
-    assert figures.vote >= VOTES_RIGHT, figures.wrong
-    assert figures.unreadable_as_bad <= 0.25
+    assert figures.vote >= VOTES_RIGHT_OF_SOME, figures.wrong
+    assert figures.unreadable_as_bad <= 0.2
     assert figures.hint >= HINTS_RIGHT
 
 

@@ -1,0 +1,28 @@
+"""The demo model's tokens: what people type is read in whole words, and a word's spellings know each other."""
+
+from __future__ import annotations
+
+import pytest
+from tokenizers import Tokenizer
+
+from clawloop.demo.location import model_path
+from clawloop.demo.vocabulary import families
+
+
+@pytest.fixture(scope="module")
+def tokenizer() -> Tokenizer:
+    return Tokenizer.from_file(str(model_path() / "tokenizer.json"))
+
+
+@pytest.mark.parametrize("text", ["thanks", "thx", "terrible", "THANKS", "danke", "perfect", "python"])
+def test_words_of_feedback_are_one_token(tokenizer: Tokenizer, text: str) -> None:
+    assert len(tokenizer.encode(text).ids) == 1
+
+
+def test_tokens_that_differ_in_case_or_a_space_are_one_family(tokenizer: Tokenizer) -> None:
+    numbers = families(tokenizer)
+    vocabulary = tokenizer.get_vocab()
+    assert len({numbers[vocabulary[token]] for token in ("thanks", "Thanks", "THANKS", "Ġthanks", "ĠTHANKS")}) == 1
+    assert len({numbers[vocabulary[token]] for token in ("thanks", "thx", "perfect", "Ġ", "Ċ", "3f")}) == 6
+    assert len(numbers) == tokenizer.get_vocab_size()
+    assert set(numbers) == set(range(max(numbers) + 1))
