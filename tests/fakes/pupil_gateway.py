@@ -131,7 +131,7 @@ class PupilGateway:
 
     async def show_session(self, request: HttpRequest) -> Response:
         name = next(name for name in self.sessions if str(uuid5(_SPACE, name)) == request.path_params["id"])
-        return JSONResponse({"session": {}, "turns": self.sessions[name]})
+        return JSONResponse({"session": {}, "turns": [] if self.late else self.sessions[name]})
 
     def _remember(self, session: str, last: bool) -> None:
         turns = self.sessions.setdefault(session, [])
