@@ -8,8 +8,9 @@ from __future__ import annotations
 
 import asyncio
 import logging
-from collections.abc import Awaitable
+from collections.abc import Awaitable, Callable, Sequence
 from datetime import timedelta
+from typing import TypeVar
 
 from temporalio import activity
 
@@ -19,6 +20,7 @@ from activities.ports import Announcer, Counts, Uncounted, UpkeepStore
 from activities.retention import Retention
 from activities.telling import Telling
 from activities.work import WorkTelling
+from clawloop.contracts import SessionFacts
 from clawloop.ids import SessionId
 
 log = logging.getLogger(__name__)
@@ -28,6 +30,8 @@ AGE = timedelta(seconds=30)
 # Far beyond any idle time of the workflow itself, counted from its deadline.
 LEFT_OPEN_AFTER = timedelta(minutes=10)
 BATCH = 500
+
+Item = TypeVar("Item")
 
 
 class UpkeepActivities:
@@ -83,32 +87,20 @@ class UpkeepActivities:
             return swept
 
     async def _announce_turns(self, stuck: set[SessionId]) -> int:
-        telling, total = Telling(), 0
-        while batch := await self._store.unannounced_turns(self._age, BATCH, [*telling.stuck]):
-            told = await telling.tell(
-                batch, lambda item: item[0].session_id, lambda item: self._announcer.announce_turn(*item)
-            )
-            await self._store.mark_announced([turn.turn_id for _, turn in told])
-            stuck.update(telling.stuck)
-            telling.require_that_most_hear()
-            total += len(told)
-            if len(batch) < BATCH:
-                break
-        return total
+        return await _announced(
+            lambda but: self._store.unannounced_turns(self._age, BATCH, but),
+            self._announcer.announce_turn,
+            lambda turns: self._store.mark_announced([turn.turn_id for turn in turns]),
+            stuck,
+        )
 
     async def _announce_feedback(self, stuck: set[SessionId]) -> int:
-        telling, total = Telling(), 0
-        while batch := await self._store.untold_feedback(self._age, BATCH, [*telling.stuck]):
-            told = await telling.tell(
-                batch, lambda item: item[0].session_id, lambda item: self._announcer.announce_feedback(*item)
-            )
-            await self._store.mark_feedback_announced([feedback.feedback_id for _, feedback in told])
-            stuck.update(telling.stuck)
-            telling.require_that_most_hear()
-            total += len(told)
-            if len(batch) < BATCH:
-                break
-        return total
+        return await _announced(
+            lambda but: self._store.untold_feedback(self._age, BATCH, but),
+            self._announcer.announce_feedback,
+            lambda given: self._store.mark_feedback_announced([feedback.feedback_id for feedback in given]),
+            stuck,
+        )
 
     async def _wake_sessions(self, stuck: set[SessionId]) -> int:
         telling = Telling()
@@ -117,6 +109,30 @@ class UpkeepActivities:
         stuck.update(telling.stuck)
         telling.require_that_most_hear()
         return len(told)
+
+
+async def _announced(
+    unheard: Callable[[list[SessionId]], Awaitable[Sequence[tuple[SessionFacts, Item]]]],
+    announce: Callable[[SessionFacts, Item], Awaitable[None]],
+    mark: Callable[[list[Item]], Awaitable[None]],
+    stuck: set[SessionId],
+) -> int:
+    """Tell workflows what they have not heard, batch after batch; how much they heard.
+
+    Args:
+        unheard: the next batch, without these sessions.
+        stuck: sessions that could not be told are added.
+    """
+    telling, total = Telling(), 0
+    while batch := await unheard([*telling.stuck]):
+        told = await telling.tell(batch, lambda item: item[0].session_id, lambda item: announce(*item))
+        await mark([item for _, item in told])
+        stuck.update(telling.stuck)
+        telling.require_that_most_hear()
+        total += len(told)
+        if len(batch) < BATCH:
+            break
+    return total
 
 
 async def _tried(part: Awaitable[int], failed: list[BaseException]) -> int:
