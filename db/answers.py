@@ -19,20 +19,28 @@ from db.recipes import recipe_by_hash
 from db.tables import Hint
 from db.tables import Vote as VoteRow
 
-# An answer that comes when its turn is erased is not kept, nor a vote that comes when the verdict is decided: a verdict
-# is always what its stored votes say. One that is being kept holds the erasure and the decision up. A direct vote is
-# also asked for when votes cancelled out, for the closing alone.
+# Whoever erases one of them waits for an answer that is being kept; by their ids, as erasing holds them.
+_HOLD_TURNS = text("""
+    SELECT t.id FROM judgements j JOIN turns t ON t.id IN (j.turn_id, j.shown_by) WHERE j.id = :judgement_id
+    ORDER BY t.id FOR KEY SHARE OF t
+""")
+# An answer that comes when its turn is erased, or the one that shows what followed, is not kept, nor a vote that comes
+# when the verdict is decided: a verdict is always what its stored votes say. One that is being kept holds the decision
+# up. A direct vote is also asked for when votes cancelled out, for the closing alone.
 _INSERT_VOTE = text("""
     INSERT INTO votes (judgement_id, kind, index, raw, score)
-    SELECT j.id, :kind, :index, :raw, :score FROM judgements j JOIN turns t ON t.id = j.turn_id
-    WHERE j.id = :judgement_id AND t.outcome <> 'erased'
+    SELECT j.id, :kind, :index, :raw, :score
+    FROM judgements j JOIN turns t ON t.id = j.turn_id LEFT JOIN turns b ON b.id = j.shown_by
+    WHERE j.id = :judgement_id AND t.outcome <> 'erased' AND (b.id IS NULL OR b.outcome <> 'erased')
         AND (j.decided_at IS NULL OR (:kind = 'direct' AND j.verdict IS NOT NULL))
-    FOR KEY SHARE OF j, t ON CONFLICT DO NOTHING
+    FOR KEY SHARE OF j ON CONFLICT DO NOTHING
 """).bindparams(bindparam("index", type_=Integer), bindparam("score", type_=Integer), bindparam("kind", type_=Text))
 _INSERT_HINT = text("""
     INSERT INTO hints (judgement_id, kind, index, raw, accepted, text)
-    SELECT j.id, :kind, :index, :raw, :accepted, :text FROM judgements j JOIN turns t ON t.id = j.turn_id
-    WHERE j.id = :judgement_id AND t.outcome <> 'erased' FOR KEY SHARE OF t ON CONFLICT DO NOTHING
+    SELECT j.id, :kind, :index, :raw, :accepted, :text
+    FROM judgements j JOIN turns t ON t.id = j.turn_id LEFT JOIN turns b ON b.id = j.shown_by
+    WHERE j.id = :judgement_id AND t.outcome <> 'erased' AND (b.id IS NULL OR b.outcome <> 'erased')
+    FOR KEY SHARE OF j ON CONFLICT DO NOTHING
 """).bindparams(bindparam("index", type_=Integer), bindparam("accepted", type_=Boolean))
 
 
@@ -41,6 +49,7 @@ async def keep_vote(
 ) -> None:
     """The first one of its kind and index counts."""
     row = {"judgement_id": judgement, "kind": kind, "index": index, "raw": storable(raw), "score": vote}
+    await connection.execute(_HOLD_TURNS, {"judgement_id": judgement})
     await connection.execute(_INSERT_VOTE, row)
 
 
@@ -65,6 +74,7 @@ async def keep_hint(
         "accepted": None if hint is None else hint.accepted,
         "text": None if hint is None or hint.text is None else storable(hint.text),
     }
+    await connection.execute(_HOLD_TURNS, {"judgement_id": judgement})
     await connection.execute(_INSERT_HINT, row)
 
 

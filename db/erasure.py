@@ -78,9 +78,17 @@ _JUDGEMENTS = """
     SELECT j.id FROM judgements j JOIN turns t ON t.id = j.turn_id
     WHERE t.session_id = :session AND (j.turn_id = ANY(:turns) OR j.shown_by = ANY(:turns))
 """
+# Votes on the turn before an erased one that nobody has decided by: what follows next is judged by votes of its own.
+_HALF_JUDGED = """
+    SELECT j.id FROM judgements j JOIN turns t ON t.id = j.turn_id
+    WHERE t.session_id = :session AND j.decided_at IS NULL AND j.shown_by = ANY(:turns)
+"""
 _STRIP = tuple(
     text(statement)
     for statement in (
+        f"DELETE FROM votes WHERE judgement_id IN ({_HALF_JUDGED})",
+        f"DELETE FROM hints WHERE judgement_id IN ({_HALF_JUDGED})",
+        f"DELETE FROM judgements WHERE id IN ({_HALF_JUDGED})",
         f"""UPDATE judgements SET evidence_hash = '', hint = CASE WHEN hint IS NOT NULL THEN '{WHY}' END
             WHERE id IN ({_JUDGEMENTS})""",
         f"""UPDATE judgements SET why = CASE WHEN why IS NOT NULL THEN '{WHY}' END,

@@ -9,6 +9,7 @@ from typing import Any
 from sqlalchemy import func, select, text, update
 from sqlalchemy.dialects.postgresql import insert
 from sqlalchemy.ext.asyncio import AsyncConnection
+from sqlalchemy.orm import aliased
 
 from clawloop.contracts import Outcome, SampleState, TurnKind
 from clawloop.errors import RecordUnusable, StoreUnavailable
@@ -97,7 +98,7 @@ class PostgresJudgementStore:
 
         Raises:
             StoreUnavailable
-            RecordUnusable: the policy has no recipe, or the turn was erased.
+            RecordUnusable: the policy has no recipe, or the turn, or what followed it, was erased.
         """
         return await self._database.run(partial(_open, turn_id, shown_by, evidence_hash, hint_kind))
 
@@ -108,7 +109,7 @@ class PostgresJudgementStore:
 
         Raises:
             StoreUnavailable
-            RecordUnusable: the policy has no recipe, or the turn was erased.
+            RecordUnusable: the policy has no recipe, or the turn, or what followed it, was erased.
         """
         return await self._database.run(partial(_revise, turn_id, shown_by, evidence_hash, hint_kind))
 
@@ -119,7 +120,7 @@ class PostgresJudgementStore:
 
         Raises:
             StoreUnavailable
-            RecordUnusable: the policy has no recipe, or the turn was erased.
+            RecordUnusable: the policy has no recipe, or the turn, or what followed it, was erased.
         """
         return await self._database.run(partial(_open, turn_id, shown_by, evidence_hash, hint_kind, revision=revision))
 
@@ -158,7 +159,7 @@ class PostgresJudgementStore:
             The policy that has a batch waiting since this call; None if it has none, or had one before.
 
         Raises:
-            RecordUnusable: the turn was erased meanwhile.
+            RecordUnusable: the turn, or what followed it, was erased meanwhile.
             StoreUnavailable: also when a step took the sample that was to be amended; `revise` then gives another. And
                 when feedback it has not heard of was taken in meanwhile: a judge's late answer does not undo it. And
                 when the stored votes are not those it was decided by: whoever tries again reads them.
@@ -216,7 +217,7 @@ async def _open(
     connection: AsyncConnection,
     revision: int = 0,
 ) -> OpenJudgement:
-    policy = await _hold(connection, turn_id)
+    policy = await _hold(connection, turn_id, shown_by)
     # One under way keeps its recipe, whatever the policy learns by now.
     known = select(Judgement.id, Judgement.recipe_hash).where(
         Judgement.turn_id == turn_id, Judgement.revision == revision
@@ -237,15 +238,18 @@ async def _open(
     return OpenJudgement(made, recipe, {}, {})
 
 
-async def _hold(connection: AsyncConnection, turn_id: TurnId) -> str:
-    """The turn's policy; its row is ours until the end of the transaction.
+async def _hold(connection: AsyncConnection, turn_id: TurnId, shown_by: TurnId | None) -> str:
+    """The turn's policy; its row is ours until the end of the transaction, and what followed it is not erased.
 
     Raises:
-        RecordUnusable: the turn was erased.
+        RecordUnusable: one of them was erased.
     """
     query = select(Session.policy, Turn.outcome).join(Turn, Turn.session_id == Session.id).where(Turn.id == turn_id)
     row = (await connection.execute(query.with_for_update(of=Turn))).one()
     _require_content(turn_id, row.outcome)
+    if shown_by is not None:
+        after = select(Turn.outcome).where(Turn.id == shown_by).with_for_update(read=True, key_share=True)
+        _require_content(shown_by, (await connection.execute(after)).scalar_one())
     policy: str = row.policy
     return policy
 
@@ -258,10 +262,12 @@ def _require_content(turn_id: TurnId, outcome: str) -> None:
 async def _revise(
     turn_id: TurnId, shown_by: TurnId | None, evidence_hash: bytes, hint_kind: str, connection: AsyncConnection
 ) -> OpenJudgement:
-    await _hold(connection, turn_id)
+    await _hold(connection, turn_id, shown_by)
+    after = aliased(Turn)
     newest = (
-        select(Judgement.id, Judgement.recipe_hash, Judgement.revision, Judgement.decided_at, Sample.state)
+        select(Judgement.id, Judgement.recipe_hash, Judgement.revision, Sample.state, after.outcome.label("after"))
         .outerjoin(Sample, Sample.judgement_id == Judgement.id)
+        .outerjoin(after, after.id == Judgement.shown_by)
         .where(Judgement.turn_id == turn_id)
         .order_by(Judgement.revision.desc(), Judgement.opened_at.desc())
         .limit(1)
@@ -269,7 +275,8 @@ async def _revise(
     row = (await connection.execute(newest)).first()
     if row is None:
         return await _open(turn_id, shown_by, evidence_hash, hint_kind, connection)
-    if row.state in (None, SampleState.FRESH, SampleState.SUPERSEDED):
+    # What was made by words that were erased is not gone on with.
+    if row.state in (None, SampleState.FRESH, SampleState.SUPERSEDED) and row.after != Outcome.ERASED:
         return await read_open(connection, JudgementId(row.id), row.recipe_hash, hint_kind)
     return await _open(turn_id, shown_by, evidence_hash, hint_kind, connection, row.revision + 1)
 
@@ -277,11 +284,7 @@ async def _revise(
 async def _settle(
     judgement: JudgementId, end: Settlement, heard: list[FeedbackId], connection: AsyncConnection
 ) -> str | None:
-    query = select(Judgement.turn_id).where(Judgement.id == judgement)
-    turn_id = TurnId((await connection.execute(query)).scalar_one())
-    policy = await hold_policy_of(connection, turn_id)
-    await connection.execute(query.with_for_update())
-    _require_content(turn_id, (await connection.execute(select(Turn.outcome).where(Turn.id == turn_id))).scalar_one())
+    turn_id, policy = await _hold_judgement(connection, judgement)
     applied = await _new_among(connection, turn_id, heard)
     if await is_taken(connection, judgement):
         if applied:
@@ -324,6 +327,23 @@ async def _settle(
         taken = update(Feedback).where(Feedback.id.in_(applied), Feedback.applied_at.is_(None))
         await connection.execute(taken.values(applied_at=func.now()))
     return policy if await refresh_work(connection, policy) else None
+
+
+async def _hold_judgement(connection: AsyncConnection, judgement: JudgementId) -> tuple[TurnId, str]:
+    """The turn it is of and that turn's policy; policy and judgement are ours until the end of the transaction.
+
+    Raises:
+        RecordUnusable: the turn, what followed it, or with that the judgement was erased.
+    """
+    query = select(Judgement.turn_id, Judgement.shown_by).where(Judgement.id == judgement)
+    row = (await connection.execute(query)).first()
+    policy = None if row is None else await hold_policy_of(connection, TurnId(row.turn_id))
+    row = (await connection.execute(query.with_for_update())).first()
+    if row is None or policy is None:
+        raise RecordUnusable(f"judgement {judgement} was erased")
+    for turn in await connection.execute(select(Turn.id, Turn.outcome).where(Turn.id.in_([*row]))):
+        _require_content(TurnId(turn.id), turn.outcome)
+    return TurnId(row.turn_id), policy
 
 
 async def _new_among(connection: AsyncConnection, turn_id: TurnId, heard: list[FeedbackId]) -> list[FeedbackId]:

@@ -117,7 +117,7 @@ class FakeJudgementStore:
     async def judge_again(
         self, turn_id: TurnId, revision: int, shown_by: TurnId | None, evidence_hash: bytes, hint_kind: str
     ) -> OpenJudgement:
-        self._require_content(turn_id)
+        self._require_content(turn_id, shown_by)
         known = next((one for one in self._of(turn_id) if one.revision == revision), None)
         if known is None:
             known = FakeJudgement(new_judgement_id(), turn_id, revision, self.recipe, shown_by)
@@ -129,30 +129,32 @@ class FakeJudgementStore:
         self, turn_id: TurnId, shown_by: TurnId | None, evidence_hash: bytes, hint_kind: str
     ) -> OpenJudgement:
         newest = max(self._of(turn_id), key=lambda one: one.revision, default=None)
-        revision = 0 if newest is None else newest.revision + (newest.sample not in _OPEN)
+        revision = 0
+        if newest is not None:
+            revision = newest.revision + (newest.sample not in _OPEN or self._is_erased(newest.shown_by))
         return await self.judge_again(turn_id, revision, shown_by, evidence_hash, hint_kind)
 
     async def store_vote(self, judgement: JudgementId, index: int, raw: str, vote: Vote | None) -> None:
         one = self._by_id(judgement)
-        if one.end is None and not self._is_erased(one.turn_id):
+        if one.end is None and not self._lost_words(one):
             one.votes.setdefault(index, vote)
 
     async def store_direct_vote(
         self, judgement: JudgementId, logprobs: Mapping[Vote, float], vote: Vote
     ) -> Mapping[Vote, float]:
         one = self._by_id(judgement)
-        if (one.end is None or one.end.verdict.verdict is not None) and not self._is_erased(one.turn_id):
+        if (one.end is None or one.end.verdict.verdict is not None) and not self._lost_words(one):
             one.direct = one.direct or dict(logprobs)
         return one.direct or logprobs
 
     async def store_hint(self, judgement: JudgementId, kind: str, index: int, raw: str, hint: HintVote | None) -> None:
         one = self._by_id(judgement)
-        if not self._is_erased(one.turn_id):
+        if not self._lost_words(one):
             one.hints.setdefault((kind, index), hint)
 
     async def settle(self, judgement: JudgementId, end: Settlement, heard: list[FeedbackId]) -> str | None:
         one = self._by_id(judgement)
-        self._require_content(one.turn_id)
+        self._require_content(one.turn_id, one.shown_by)
         feedback = await self.feedback_of(one.turn_id)
         if any(given.applied and given.id not in heard for given in feedback):
             raise StoreUnavailable("feedback was taken in meanwhile")
@@ -356,12 +358,16 @@ class FakeJudgementStore:
     def _by_id(self, judgement: JudgementId) -> FakeJudgement:
         return next(one for one in self.judgements if one.id == judgement)
 
-    def _is_erased(self, turn_id: TurnId) -> bool:
-        return self._turns.fates.get(turn_id, (None, None))[0] is Outcome.ERASED
+    def _is_erased(self, turn_id: TurnId | None) -> bool:
+        return turn_id is not None and self._turns.fates.get(turn_id, (None, None))[0] is Outcome.ERASED
 
-    def _require_content(self, turn_id: TurnId) -> None:
-        if self._is_erased(turn_id):
-            raise RecordUnusable(f"turn {turn_id} was erased")
+    def _lost_words(self, one: FakeJudgement) -> bool:
+        return self._is_erased(one.turn_id) or self._is_erased(one.shown_by)
+
+    def _require_content(self, *turns: TurnId | None) -> None:
+        for turn_id in turns:
+            if self._is_erased(turn_id):
+                raise RecordUnusable(f"turn {turn_id} was erased")
 
     def _become(self, turn_id: TurnId, outcome: Outcome, why: str) -> None:
         if not self._is_erased(turn_id):

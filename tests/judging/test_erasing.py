@@ -4,14 +4,15 @@ from __future__ import annotations
 
 import re
 from dataclasses import replace
+from datetime import UTC, datetime
 from typing import Any
 
 import pytest
 
-from clawloop.contracts import Outcome, SessionEvidence, SessionSource, TurnKind, TurnRecord, TurnStatus
+from clawloop.contracts import Message, Outcome, SessionEvidence, SessionSource, TurnKind, TurnRecord, TurnStatus
 from clawloop.errors import RecordUnusable
 from clawloop.ids import SessionId, new_turn_id
-from clawloop.judging.hints import NOT_ASKED
+from clawloop.judging.hints import NOT_ASKED, HintChoice
 from clawloop.judging.parsing import HintVote
 from clawloop.judging.records import Settlement
 from clawloop.judging.voting import Verdict
@@ -140,6 +141,42 @@ async def test_a_judge_that_answers_too_late_brings_nothing_back(binary_bench: B
     (fate,) = await b.tell(session, first, itself=True, give_up="RecordUnusable")
     assert (fate.outcome, fate.why) == (Outcome.ERASED, "erased")
     assert b.judge.requests == []
+
+
+async def test_a_turn_that_is_erased_while_a_judge_reads_it_leaves_the_one_before_as_it_was(bench: Bench) -> None:
+    first, second = bench.conversation("one", f"two {WORD}")
+    session = await bench.enter(first, second)
+    opened = await bench.judgements.open(first.turn_id, second.turn_id, b"e", "hint")
+    await PostgresErasureStore(bench.database).erase_turn(second.turn_id)
+    await bench.judgements.store_vote(opened.id, 0, f"The {WORD}", 1)
+    await bench.judgements.store_direct_vote(opened.id, {1: -0.1, 0: -3.0, -1: -4.0}, 1)
+    await bench.judgements.store_hint(opened.id, "hint", 0, f"The {WORD}", HintVote(True, WORD))
+    with pytest.raises(RecordUnusable, match="was erased"):
+        await bench.judgements.settle(opened.id, replace(GOOD, hint=HintChoice(WORD, True, "1 of 1")), [])
+    assert holding_words(bench) == []
+    assert await bench.tell(session, second, give_up="RecordUnusable") == []
+    assert (await bench.turn(first.turn_id)).outcome is Outcome.WAITING
+    assert bench.judge.requests == []
+
+
+async def test_what_follows_next_is_judged_by_votes_of_its_own(binary_bench: Bench) -> None:
+    b = binary_bench
+    first, second = b.conversation("one", "two")
+    session = await b.enter(first, second)
+    opened = await b.judgements.open(first.turn_id, second.turn_id, b"e", "hint")
+    await b.judgements.store_vote(opened.id, 0, "verdict: -1", -1)
+    await b.judgements.store_hint(opened.id, "hint", 0, "unreadable", None)
+    await PostgresErasureStore(b.database).erase_turn(second.turn_id)
+    assert [b.rows(f"SELECT * FROM {table}") for table in ("judgements", "votes", "hints")] == [[], [], []]
+    answered: Message = {"role": "assistant", "content": "answer 0 of s"}
+    said: Message = {"role": "user", "content": "other"}
+    messages = [*first.messages, answered, said]
+    followed = replace(second, turn_id=new_turn_id(), messages=messages, started_at=datetime.now(UTC))
+    await b.enter(followed)
+    b.judge.votes = [1]
+    (fate,) = await b.tell(session, followed)
+    assert fate.why == "verdict +1: 3 of 3 votes for 1"
+    assert [vote["score"] for vote in b.rows("SELECT score FROM votes")] == [1, 1, 1]
 
 
 async def test_what_was_judged_by_an_erased_turn_keeps_its_verdict_and_no_word_of_it(bench: Bench) -> None:
