@@ -18,6 +18,7 @@ from sqlalchemy.ext.asyncio import AsyncConnection
 from clawloop.contracts import ContentErased, Erasure, Outcome, SampleState, SessionFacts
 from clawloop.ids import SampleId, SessionId, TurnId
 from db.engine import Database
+from db.entry import Entry
 from db.events import put_event
 from db.samples import end_samples
 from db.tables import Session, Turn
@@ -63,6 +64,14 @@ _FROM_TURN = text("""
         SELECT t.id FROM down JOIN turns t ON t.parent_turn_id = down.id)
     SELECT id FROM down
 """)
+# Hashes outlive an erasure.
+_ERASED_BEFORE = text("""
+    SELECT EXISTS (
+        SELECT FROM session_prefixes p JOIN turns t ON t.id = p.turn_id
+        WHERE p.api_key_id = :key AND p.prefix_hash = ANY(CAST(:hashes AS bytea[])) AND t.session_id = :session
+            AND (p.role = 'reply' OR (p.role = 'request' AND p.prefix_hash = :whole))
+            AND t.outcome = 'erased' AND t.erased_at >= :started_at)
+""")
 # Whoever stores an answer of a judge or feedback looks at the turn under KEY SHARE, which waits for this.
 _HOLD_TURNS = text("""
     SELECT id, outcome, tools_sha256 FROM turns WHERE id = ANY(:turns) AND outcome <> 'erased'
@@ -70,7 +79,8 @@ _HOLD_TURNS = text("""
 """)
 _STRIP_TURNS = text(f"""
     UPDATE turns SET {", ".join(f"{column} = :{column}" for column in BARE_TURN)},
-        evidence = json_build_object('source', evidence->>'source', 'value', NULL::text, 'narrowing', '[]'::json)
+        evidence = json_build_object('source', evidence->>'source', 'value', NULL::text, 'narrowing', '[]'::json),
+        erased_at = clock_timestamp()
     WHERE id = ANY(:turns)
 """)
 # Judgements of these turns, and those that were made by what these turns said.
@@ -149,6 +159,22 @@ class PostgresErasureStore:
             StoreUnavailable
         """
         return await self._database.run(partial(_erase_turn, turn))
+
+
+async def holds_erased(connection: AsyncConnection, entry: Entry, session: SessionId) -> bool:
+    """Whether a turn on its way repeats the request of one that was erased since, or continues it.
+
+    The session's row must be held.
+    """
+    found = entry.request.lookup
+    values = {
+        "key": entry.record.api_key_id,
+        "hashes": [*found.replies, found.whole],
+        "whole": found.whole,
+        "session": session,
+        "started_at": entry.record.started_at,
+    }
+    return bool(await connection.scalar(_ERASED_BEFORE, values))
 
 
 async def _erase_turn(turn: TurnId, connection: AsyncConnection) -> Erasure | None:

@@ -198,6 +198,7 @@ class Turn(Base):
     finished_at: Mapped[datetime]
     entered_at: Mapped[datetime] = mapped_column(server_default=text("now()"))
     announced_at: Mapped[datetime | None]
+    erased_at: Mapped[datetime | None]  # what continues it and began before then has no content any more
 
 
 class SessionPrefix(Base):

@@ -27,7 +27,7 @@ from db.chains import Chains
 from db.deltas import delta
 from db.engine import Database
 from db.entry import Entry, Request
-from db.erasure import BARE_TURN
+from db.erasure import BARE_TURN, holds_erased
 from db.exact_json import exact_json, storable
 from db.late import adopt_later_turns
 from db.placement import known_session, parent_in, session_for
@@ -116,7 +116,8 @@ class PostgresTurnStore:
             return found
         session, unknown_before = await session_for(connection, entry)
         erased_at = await _hold_session(connection, session, entry.record)
-        if erased_at is not None and entry.record.started_at <= erased_at:
+        gone = erased_at is not None and entry.record.started_at <= erased_at
+        if gone or await holds_erased(connection, entry, session):
             return await _enter_erased(connection, entry, session)
         parent = await parent_in(connection, session, entry.request)
         if not await self._insert_turn(connection, entry, session, parent):
@@ -158,12 +159,13 @@ async def _entered(connection: AsyncConnection, turn_id: TurnId) -> EnteredTurn 
 
 
 async def _enter_erased(connection: AsyncConnection, entry: Entry, session: SessionId) -> EnteredTurn:
-    """It was on its way here, in a spool or in an engine, when its session was erased: only that it was there stays."""
+    """It was on its way here, in a spool or in an engine, when that was erased: only that it was there stays."""
     record = entry.record
     bare = exact_json({"source": record.evidence.source, "value": None, "narrowing": []})
     values = _columns(entry) | BARE_TURN | {"session_id": session, "parent_turn_id": None, "evidence": bare}
     # No workflow has to hear of it.
-    made = await connection.scalar(_INSERT_TURN.values(announced_at=func.now()), values)
+    bare_turn = _INSERT_TURN.values(announced_at=func.now(), erased_at=func.clock_timestamp())
+    made = await connection.scalar(bare_turn, values)
     return EnteredTurn(record.turn_id, session, None, duplicate=made is None, erased=True)
 
 

@@ -109,6 +109,34 @@ async def test_what_was_on_its_way_when_its_session_was_erased_comes_bare(
     assert not await is_bare(stores, later)
 
 
+@pytest.mark.parametrize("evidence", [NAMED, NAMELESS], ids=["named", "nameless"])
+async def test_what_continues_an_erased_turn_and_began_before_comes_bare(
+    stores: Stores, evidence: SessionEvidence
+) -> None:
+    first, second, third, fourth = conversation(stores, "one", "two", "three", "four", evidence=evidence)
+    regenerated = replace(second, turn_id=new_turn_id(), response={"role": "assistant", "content": "another reply"})
+    session = await enter(stores, first, second)
+    await stores.erasures.erase_turn(second.turn_id)
+    for on_its_way in (third, regenerated, fourth):  # e.g. an engine is still answering
+        entered = await stores.turns.enter(on_its_way)
+        assert (entered.session_id, entered.parent_turn_id, entered.erased) == (session, None, True)
+        assert await is_bare(stores, on_its_way)
+    assert not await is_bare(stores, first)
+    later = replace(third, turn_id=new_turn_id(), started_at=third.started_at + timedelta(hours=1))
+    entered = await stores.turns.enter(later)
+    assert (entered.session_id, entered.parent_turn_id, entered.erased) == (session, first.turn_id, False)
+    assert not await is_bare(stores, later)
+
+
+async def test_what_began_beside_an_erased_turn_stays(stores: Stores) -> None:
+    first, second = conversation(stores, "one", "two")
+    _, beside = conversation(stores, "one", "something else")
+    session = await enter(stores, first, second)
+    await stores.erasures.erase_turn(second.turn_id)
+    entered = await stores.turns.enter(beside)
+    assert (entered.session_id, entered.parent_turn_id, entered.erased) == (session, first.turn_id, False)
+
+
 async def test_a_turn_that_comes_late_takes_none_of_the_erased_ones_back(stores: Stores) -> None:
     late, first, second = conversation(stores, "one", "two", "three")
     await enter(stores, first, second)

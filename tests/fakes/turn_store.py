@@ -32,7 +32,7 @@ class FakeTurnStore:
         records: what was entered, in order of arrival; tests may clear it.
         announced: when each turn's workflow was told.
         fates: what became of turns since they were entered.
-        erased: when sessions were.
+        erased: when sessions and turns were.
     """
 
     def __init__(self) -> None:
@@ -42,7 +42,7 @@ class FakeTurnStore:
         self._places: dict[TurnId, EnteredTurn] = {}
         self.announced: dict[TurnId, datetime] = {}
         self.fates: dict[TurnId, tuple[Outcome, str | None]] = {}
-        self.erased: dict[SessionId, datetime] = {}
+        self.erased: dict[SessionId | TurnId, datetime] = {}
         self._prefixes: dict[TurnId, tuple[bytes, bytes | None]] = {}  # they outlive an erasure
         self._expecting: dict[tuple[ApiKeyId, bytes], SessionId] = {}
 
@@ -58,12 +58,12 @@ class FakeTurnStore:
         if unknown_before and parent is None and record.evidence.source is SessionSource.CONVERSATION:
             for digest in entry.request.lookup.replies:
                 self._expecting.setdefault((record.api_key_id, digest), session)
-        self._prefixes[record.turn_id] = (entry.request.lookup.whole, entry.reply_digest)
-        erased_at = self.erased.get(session)
-        if erased_at is not None and record.started_at <= erased_at:
+        if self._was_erased(entry, session):
             entry, parent = Entry(bare(record)), None
             record = entry.record
             self.fates[record.turn_id] = (Outcome.ERASED, "erased")
+        else:
+            self._prefixes[record.turn_id] = (entry.request.lookup.whole, entry.reply_digest)
         self.records.append(record)
         self._entries[record.turn_id] = entry
         gone = record.turn_id in self.fates
@@ -77,7 +77,17 @@ class FakeTurnStore:
             entry = Entry(bare(self._entries[turn_id].record))
             self._entries[turn_id] = entry
             self.fates[turn_id] = (Outcome.ERASED, "erased")
+            self.erased[turn_id] = datetime.now(UTC)
         self.records = [self._entries[record.turn_id].record for record in self.records]
+
+    def _was_erased(self, entry: Entry, session: SessionId) -> bool:
+        """Whether a turn on its way holds what was erased since."""
+        found, began = entry.request.lookup, entry.record.started_at
+        holds: set[SessionId | TurnId] = {session}
+        for turn_id, (asked, replied) in self._prefixes.items():
+            if self._places[turn_id].session_id == session and (asked == found.whole or replied in found.replies):
+                holds.add(turn_id)
+        return any(began <= self.erased[one] for one in holds & self.erased.keys())
 
     async def version_of_parent(
         self, key: ApiKeyId, evidence: SessionEvidence, messages: Sequence[Message]
@@ -126,7 +136,7 @@ class FakeTurnStore:
             return named_session_id(request.key, request.evidence)
         known: list[KnownPrefix] = []
         for turn_id, entry in self._before(request.before):
-            if entry.record.api_key_id != request.key:
+            if entry.record.api_key_id != request.key or turn_id not in self._prefixes:
                 continue
             session = self._places[turn_id].session_id
             completed = entry.record.status in (TurnStatus.COMPLETE, TurnStatus.LENGTH)
