@@ -53,13 +53,16 @@ BARE_TURN: dict[str, Any] = {
 
 _HOLD_SESSION = text("SELECT id FROM sessions WHERE id = :session FOR UPDATE")
 _ALL_TURNS = text("SELECT id FROM turns WHERE session_id = :session")
-# Other replies to the same request hold the same messages, and whatever continues them holds them again.
+# Other replies to the same request hold the same messages, and whatever continues them holds them again. So does a
+# request that goes on without a reply, e.g. after one that was stopped: its messages begin with those.
 _FROM_TURN = text("""
     WITH RECURSIVE down AS (
         SELECT t.id FROM turns t JOIN turns own ON own.id = :turn AND own.session_id = t.session_id
         WHERE t.id = own.id OR t.group_id = own.group_id OR (
             own.outcome <> 'erased' AND t.parent_turn_id IS NOT DISTINCT FROM own.parent_turn_id
-            AND t.messages_kept = own.messages_kept AND t.messages_added::text = own.messages_added::text)
+            AND t.messages_kept = own.messages_kept
+            AND starts_with(t.messages_added::text, left(own.messages_added::text, -1))
+            AND substr(t.messages_added::text, length(own.messages_added::text), 1) IN (',', ']'))
         UNION
         SELECT t.id FROM down JOIN turns t ON t.parent_turn_id = down.id)
     SELECT id FROM down

@@ -92,6 +92,24 @@ async def test_a_turn_goes_with_all_that_holds_what_it_said_and_the_others_stay(
     assert (again.turns, again.session.session_id) == (0, session)
 
 
+@pytest.mark.parametrize("begun", [False, True], ids=["first", "later"])
+async def test_a_turn_goes_with_one_that_went_on_after_it_was_stopped(stores: Stores, begun: bool) -> None:
+    before, stopped = conversation(stores, "one", "two")
+    if begun:
+        await enter(stores, before)
+    said = stopped.messages if begun else before.messages
+    stopped = replace(stopped, messages=said, response={"role": "assistant", "content": "abo"})
+    goes_on = replace(stopped, turn_id=new_turn_id(), messages=[*said, {"role": "user", "content": "three"}])
+    beside = replace(
+        stopped, turn_id=new_turn_id(), messages=[*said[:-1], {"role": "user", "content": f"{said[-1]['content']}!"}]
+    )
+    await enter(stores, stopped, goes_on, beside)
+    erasure = await stores.erasures.erase_turn(stopped.turn_id)
+    assert erasure is not None
+    assert erasure.told.turns == (goes_on.turn_id, stopped.turn_id)
+    assert [await is_bare(stores, turn) for turn in (stopped, goes_on, beside)] == [True, True, False]
+
+
 @pytest.mark.parametrize("evidence", [NAMED, NAMELESS], ids=["named", "nameless"])
 async def test_what_was_on_its_way_when_its_session_was_erased_comes_bare(
     stores: Stores, evidence: SessionEvidence

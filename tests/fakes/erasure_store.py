@@ -29,7 +29,7 @@ class FakeErasureStore:
         if stored is None:
             return None
         own = [other for other in await self._turns.all() if other.session_id == stored.session_id]
-        begins = {other.record.turn_id for other in own if _same_request(stored, other)}
+        begins = {other.record.turn_id for other in own if _begins_with(stored, other)}
         meant = [
             other for other in own if begins & {other.record.turn_id, *(up.record.turn_id for up in above(own, other))}
         ]
@@ -49,8 +49,9 @@ class FakeErasureStore:
         return Erasure(facts(own[0]), len(alive), 0, learned, ContentErased(tuple(reversed(told)), whole))
 
 
-def _same_request(one: StoredTurn, other: StoredTurn) -> bool:
+def _begins_with(one: StoredTurn, other: StoredTurn) -> bool:
     if one.record.turn_id == other.record.turn_id:
         return True
     alive = Outcome.ERASED not in (one.outcome, other.outcome)
-    return alive and one.parent_turn_id == other.parent_turn_id and one.record.messages == other.record.messages
+    messages = one.record.messages
+    return alive and one.parent_turn_id == other.parent_turn_id and messages == other.record.messages[: len(messages)]
