@@ -129,8 +129,9 @@ _DROP_TOOLS = text("""
     DELETE FROM tool_lists l WHERE l.sha256 = ANY(:tools)
         AND NOT EXISTS (SELECT FROM turns t WHERE t.tools_sha256 = l.sha256)
 """)
+# Not when this transaction began: it may have waited for its locks since, and what came meanwhile is erased, too.
 _END_SESSION = text(f"""
-    UPDATE sessions SET external_id = NULL, erased_at = now(), state = 'closed', closed_at = now(),
+    UPDATE sessions SET external_id = NULL, erased_at = clock_timestamp(), state = 'closed', closed_at = now(),
         closed_why = '{WHY}', first_closed_at = coalesce(first_closed_at, now()),
         guarantee = coalesce(guarantee, 'no sample: {WHY}')
     WHERE id = :session

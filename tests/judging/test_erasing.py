@@ -2,11 +2,13 @@
 
 from __future__ import annotations
 
+import asyncio
 import re
 from dataclasses import replace
 from datetime import UTC, datetime
 from typing import Any
 
+import psycopg
 import pytest
 
 from clawloop.contracts import Message, Outcome, SessionEvidence, SessionSource, TurnKind, TurnRecord, TurnStatus
@@ -202,6 +204,22 @@ async def test_a_verdict_alone_still_waits_for_its_step_when_what_showed_it_is_e
     await PostgresErasureStore(b.database).erase_turn(second.turn_id)
     assert b.rows("SELECT state FROM samples") == [{"state": "fresh"}]
     assert holding_words(b) == []
+
+
+@pytest.mark.parametrize("whole", [True, False], ids=["session", "turn"])
+async def test_it_is_erased_when_its_locks_are_held_and_not_when_they_were_asked_for(bench: Bench, whole: bool) -> None:
+    (turn,) = bench.conversation("one")
+    session = await bench.enter(turn)
+    store = PostgresErasureStore(bench.database)
+    with psycopg.connect(bench.url) as claiming:
+        claiming.execute("SELECT FROM policies FOR UPDATE")
+        erasing = asyncio.create_task(store.erase_session(session) if whole else store.erase_turn(turn.turn_id))
+        while not bench.rows("SELECT FROM pg_locks WHERE NOT granted"):
+            await asyncio.sleep(0.01)
+        began = datetime.now(UTC)
+    await erasing
+    (row,) = bench.rows(f"SELECT erased_at FROM {'sessions' if whole else 'turns'}")
+    assert row["erased_at"] > began
 
 
 async def test_tools_that_others_use_stay(bench: Bench) -> None:
