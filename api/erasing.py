@@ -26,14 +26,14 @@ class ContentGone(BaseModel):
     Args:
         turns: how many lost their content now; 0 if all had before.
         samples_expired: how many samples waited for a step and do not any more.
-        turns_trained: how many of these turns steps had learned from: that stays in their versions.
+        samples_learned: how many samples of it steps have learned, or are learning: that stays in their versions.
         workflow_told: false while Temporal is away: its table shows the turns as they were.
     """
 
     session_id: SessionId
     turns: int
     samples_expired: int
-    turns_trained: int
+    samples_learned: int
     workflow_told: bool
 
 
@@ -72,6 +72,6 @@ async def _told(services: Services, erasure: Erasure) -> ContentGone:
         session_id=erasure.session.session_id,
         turns=erasure.turns,
         samples_expired=erasure.expired,
-        turns_trained=erasure.learned,
+        samples_learned=erasure.learned,
         workflow_told=told,
     )

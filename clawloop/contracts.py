@@ -249,7 +249,7 @@ class Erasure:
     Args:
         turns: how many lost their content now; 0 if all had before.
         expired: how many samples that waited for a step do not any more.
-        learned: how many of these turns steps had learned from. What they learned stays in their versions.
+        learned: how many samples of what is gone steps have learned, or are learning. That stays in their versions.
         told: for the session's workflow; the same whenever the same is erased.
     """
 

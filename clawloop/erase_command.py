@@ -43,7 +43,7 @@ def erase_command(
     problem = asyncio.run(_tell(settings, erasure))
     if as_json:
         told = {"workflow_told": problem is None}
-        counts = {"turns": erasure.turns, "samples_expired": erasure.expired, "turns_trained": erasure.learned}
+        counts = {"turns": erasure.turns, "samples_expired": erasure.expired, "samples_learned": erasure.learned}
         typer.echo(json.dumps({"session_id": str(found)} | counts | told))
         return
     typer.echo(_in_words(erasure))
@@ -112,8 +112,8 @@ def _in_words(erasure: Erasure) -> str:
         said += f" {_counted(erasure.expired, 'sample')} that waited for a step expired."
     if erasure.learned:
         said += (
-            f" Steps have learned from {_counted(erasure.learned, 'turn')} of these: that stays in their versions"
-            " (`clawloop policy roll-back` goes back before them)."
+            f" Steps have learned, or are learning, {_counted(erasure.learned, 'sample')} of it: that stays in their"
+            " versions (`clawloop policy roll-back` goes back before them)."
         )
     return said
 

@@ -77,7 +77,7 @@ _ERASED_BEFORE = text("""
 """)
 # Whoever stores an answer of a judge or feedback looks at the turn under KEY SHARE, which waits for this.
 _HOLD_TURNS = text("""
-    SELECT id, outcome, tools_sha256 FROM turns WHERE id = ANY(:turns) AND outcome <> 'erased'
+    SELECT id, tools_sha256 FROM turns WHERE id = ANY(:turns) AND outcome <> 'erased'
     ORDER BY id FOR UPDATE
 """)
 _STRIP_TURNS = text(f"""
@@ -118,6 +118,10 @@ _STRIP = tuple(
 )
 _WAITING_SAMPLES = text(f"""
     SELECT id, turn_id = ANY(:turns) AS own FROM samples WHERE state = 'fresh' AND (turn_id = ANY(:turns)
+        OR (hinted_prompt_ids IS NOT NULL AND judgement_id IN ({_JUDGEMENTS})))
+""")
+_LEARNED_SAMPLES = text(f"""
+    SELECT count(*) FROM samples WHERE state IN ('trained', 'claimed') AND (turn_id = ANY(:turns)
         OR (hinted_prompt_ids IS NOT NULL AND judgement_id IN ({_JUDGEMENTS})))
 """)
 _STRIP_SAMPLES = text(f"""
@@ -201,6 +205,8 @@ async def _erase(session: SessionId, turn: TurnId | None, connection: AsyncConne
     meant = (await connection.scalars(reached, {"session": session} if turn is None else {"turn": turn})).all()
     held = (await connection.execute(_HOLD_TURNS, {"turns": list(meant)})).all()
     erased = [TurnId(row.id) for row in held]
+    which = {"session": session, "turns": erased}
+    learned = await connection.scalar(_LEARNED_SAMPLES, which) or 0
     expired = await _strip(connection, session, erased) if erased else 0
     await _drop_tools(connection, sorted({row.tools_sha256 for row in held if row.tools_sha256 is not None}))
     if turn is None:
@@ -222,7 +228,7 @@ async def _erase(session: SessionId, turn: TurnId | None, connection: AsyncConne
         session=SessionFacts(session, facts.policy, facts.identified_by, facts.created_at, version or 0),
         turns=len(erased),
         expired=expired,
-        learned=sum(row.outcome == Outcome.TRAINED for row in held),
+        learned=learned,
         told=ContentErased(tuple(TurnId(gone) for gone in told), whole=turn is None),
     )
 

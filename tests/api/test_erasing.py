@@ -43,7 +43,7 @@ async def test_a_session_is_erased_once_and_its_workflow_is_told(gateway: Gatewa
         "session_id": str(stored.session_id),
         "turns": 1,
         "samples_expired": 0,
-        "turns_trained": 0,
+        "samples_learned": 0,
         "workflow_told": True,
     }
     assert await delete(gateway, path) == (200, body)

@@ -118,7 +118,7 @@ async def test_what_steps_have_keeps_its_place_and_teaches_nothing_more(bench: B
         SELECT policy, 6, id, 0 FROM samples WHERE state = 'claimed'"""
     )
     erasure = await erase(bench, session)
-    assert (erasure.expired, erasure.learned) == (0, 1)
+    assert (erasure.expired, erasure.learned) == (0, 2)
     assert [row["state"] for row in bench.rows("SELECT state FROM samples ORDER BY id")] == ["trained", "claimed"]
     assert holding_words(bench) == []
     assert await violations(bench.database) == []
@@ -194,6 +194,17 @@ async def test_what_was_judged_by_an_erased_turn_keeps_its_verdict_and_no_word_o
     assert turn.record == first
     assert bench.rows("SELECT verdict FROM judgements") == [{"verdict": 1}]
     assert await violations(bench.database) == []
+
+
+async def test_a_hint_of_an_erased_turn_that_a_step_has_is_counted_as_learned(bench: Bench) -> None:
+    bench.judge.hint = f"Say that a {WORD} has stripes next time."
+    first, second = bench.conversation("one", f"two {WORD}")
+    session = await bench.enter(first, second)
+    await bench.tell(session, second)
+    train(bench.url, first.turn_id, 4)
+    erasure = await PostgresErasureStore(bench.database).erase_turn(second.turn_id)
+    assert erasure is not None
+    assert (erasure.turns, erasure.expired, erasure.learned) == (1, 0, 1)
 
 
 async def test_a_verdict_alone_still_waits_for_its_step_when_what_showed_it_is_erased(binary_bench: Bench) -> None:

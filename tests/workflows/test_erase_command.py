@@ -50,7 +50,7 @@ async def test_a_person_erases_a_session_and_its_workflow_ends(client: Client, b
         "session_id": str(session),
         "turns": 0,
         "samples_expired": 0,
-        "turns_trained": 0,
+        "samples_learned": 0,
         "workflow_told": True,
     }
     why = await clawloop(client, b, "why", response_id(turns[0].turn_id), "--json")
