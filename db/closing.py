@@ -5,10 +5,10 @@ from __future__ import annotations
 from collections.abc import Sequence
 from functools import partial
 
-from sqlalchemy import case, func, select, text, update
+from sqlalchemy import and_, case, func, select, text, update
 from sqlalchemy.ext.asyncio import AsyncConnection
 
-from clawloop.contracts import Outcome, SessionState
+from clawloop.contracts import Outcome, SessionState, TurnKind
 from clawloop.errors import RecordUnusable
 from clawloop.ids import JudgementId, SessionId, TurnId
 from clawloop.judging.records import ClosingSession, Ending, ExtraSample, SessionTurn
@@ -44,6 +44,15 @@ _TURNS = text("""
         ORDER BY revision DESC, decided_at DESC LIMIT 1) j ON true
     ORDER BY w.id
 """)
+# A spooled one that is older than the newest leaves its session closed.
+_came_since = (
+    select(Turn.id)
+    .where(Turn.session_id == Session.id, Turn.kind == TurnKind.MAIN, Turn.outcome != Outcome.ERASED)
+    .where(Turn.entered_at > Session.closed_at)
+    .correlate(Session)
+    .exists()
+)
+_closed = and_(Session.state == SessionState.CLOSED, ~_came_since)
 _RELATED = text("""
     SELECT EXISTS (
         SELECT FROM turns t JOIN judgements j ON j.turn_id = t.id JOIN recipes r ON r.hash = j.recipe_hash
@@ -96,7 +105,7 @@ class PostgresClosingStore:
 
 
 async def _look(session: SessionId, connection: AsyncConnection) -> ClosingSession | None:
-    query = select(Session.policy, Session.first_closed_at, Session.task_outcome, Session.state)
+    query = select(Session.policy, Session.first_closed_at, Session.task_outcome, _closed.label("closed"))
     row = (await connection.execute(query.where(Session.id == session))).first()
     if row is None:
         return None
@@ -130,7 +139,7 @@ async def _look(session: SessionId, connection: AsyncConnection) -> ClosingSessi
         main_turns=await connection.scalar(count) or 0,
         related=bool(await connection.scalar(_RELATED, {"session": session})),
         by_outcome=row.task_outcome is not None and signal is not None and signal.reward == "outcome_process",
-        closed=row.state == SessionState.CLOSED,
+        closed=row.closed,
     )
 
 
@@ -184,8 +193,8 @@ async def _close(
         "state": case((unheard.exists(), Session.state), else_=SessionState.CLOSED),
         "first_closed_at": func.coalesce(Session.first_closed_at, func.now()),
         # One that was closed already was only looked into, e.g. for feedback.
-        "closed_at": case((Session.state == SessionState.CLOSED, Session.closed_at), else_=func.now()),
-        "closed_why": case((Session.state == SessionState.CLOSED, Session.closed_why), else_=storable(why)),
+        "closed_at": case((_closed, Session.closed_at), else_=func.now()),
+        "closed_why": case((_closed, Session.closed_why), else_=storable(why)),
         "guarantee": func.coalesce(Session.guarantee, guarantee),
     }
     await connection.execute(update(Session).where(Session.id == session).values(values))

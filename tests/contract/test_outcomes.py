@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from clawloop.contracts import FeedbackEffect, Outcome, SampleState, TurnRecord
 from clawloop.ids import SessionId
-from clawloop.judging.records import Relation
+from clawloop.judging.records import Ending, Relation
 from clawloop.recipe import Recipe
 from tests.contract.ledgers import BAD, GOOD, TIE, Ledger, fake_ledger, ledger, postgres_ledger, related, settle
 
@@ -79,3 +79,28 @@ async def test_a_turn_that_is_judged_late_earns_the_outcome_at_once(ledger: Ledg
     await close(ledger, session)
     await settle(ledger, turns[3], related(GOOD, Relation.OUTCOME, 1.0))
     assert await ledger.samples_of(turns[3]) == [2.0]
+
+
+async def test_a_turn_that_comes_late_earns_the_outcome_when_its_session_closes_again(ledger: Ledger) -> None:
+    await ledger.learn_by(BY_OUTCOME)
+    late, last = ledger.talk("one", "two")
+    session = await ledger.enter(last)
+    await ledger.give_outcome("s", 1)
+    await ledger.closing.close(session, "idle", [Ending(last.turn_id, Outcome.NO_FEEDBACK, "")], None, None)
+    seen = await ledger.closing.look(session)
+    assert seen is not None
+    assert seen.closed
+    await ledger.enter(late)
+    seen = await ledger.closing.look(session)
+    assert seen is not None
+    assert not seen.closed
+    await settle(ledger, late, related(GOOD, Relation.OUTCOME, 1 / 3))
+    assert await ledger.fate(late) == (Outcome.UNDECIDED, "waits for its session's outcome (verdict +1)")
+    await ledger.closing.settle_related(session)
+    await ledger.closing.close(session, "came late", [], None, None)
+    assert [round(reward, 2) for reward in await ledger.samples_of(late)] == [1.33]
+    assert await ledger.give_outcome("s", -1) is FeedbackEffect.AMENDS
+    assert [round(reward, 2) for reward in await ledger.samples_of(late)] == [-0.67]
+    seen = await ledger.closing.look(session)
+    assert seen is not None
+    assert seen.closed

@@ -247,7 +247,8 @@ class FakeJudgementStore:
         by_outcome = session in self._outcomes and signal.reward == _BY_OUTCOME
         known = self.closed.get(session)
         closed = known is not None and known.state is SessionState.CLOSED
-        closed = closed and all(turn.record.turn_id in self._closed_with for turn in own)
+        alive = [turn.record.turn_id for turn in main if turn.outcome is not Outcome.ERASED]
+        closed = closed and self._closed_with.issuperset(alive)
         return ClosingSession(session, turns, first, signal.at_least_one, len(main), related, by_outcome, closed)
 
     def _closing_turn(self, own: Sequence[StoredTurn], turn: StoredTurn, number: int, *, last: bool) -> SessionTurn:
