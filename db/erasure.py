@@ -80,10 +80,11 @@ _HOLD_TURNS = text("""
     SELECT id, tools_sha256 FROM turns WHERE id = ANY(:turns) AND outcome <> 'erased'
     ORDER BY id FOR UPDATE
 """)
+# Its workflow is told of the erasure, or knows nothing of them and need not.
 _STRIP_TURNS = text(f"""
     UPDATE turns SET {", ".join(f"{column} = :{column}" for column in BARE_TURN)},
         evidence = json_build_object('source', evidence->>'source', 'value', NULL::text, 'narrowing', '[]'::json),
-        erased_at = clock_timestamp()
+        erased_at = clock_timestamp(), announced_at = coalesce(announced_at, now())
     WHERE id = ANY(:turns)
 """)
 # Judgements of these turns, and those that were made by what these turns said.

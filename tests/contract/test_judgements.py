@@ -275,6 +275,15 @@ async def test_what_was_not_announced_is_found_in_order_until_it_is(ledger: Ledg
     assert [told.turn_id for _, told in await ledger.upkeep.unannounced_turns(NOW, 9)] == [turns[2].turn_id]
 
 
+async def test_what_was_erased_before_it_was_announced_never_is(ledger: Ledger) -> None:
+    first, second, third = ledger.talk("one", "two", "three")
+    await ledger.enter(first, second)
+    await ledger.stores.erasures.erase_turn(second.turn_id)
+    await ledger.enter(third)  # it was on its way
+    found = await ledger.upkeep.unannounced_turns(NOW, 10)
+    assert [told.turn_id for _, told in found] == [first.turn_id]
+
+
 async def test_feedback_nobody_was_told_of_is_found_until_somebody_is(ledger: Ledger) -> None:
     (first,) = ledger.talk("one")
     await ledger.enter(first)

@@ -62,6 +62,7 @@ class FakeTurnStore:
             entry, parent = Entry(bare(record)), None
             record = entry.record
             self.fates[record.turn_id] = (Outcome.ERASED, "erased")
+            self.announced[record.turn_id] = datetime.now(UTC)
         else:
             self._prefixes[record.turn_id] = (entry.request.lookup.whole, entry.reply_digest)
         self.records.append(record)
@@ -78,6 +79,7 @@ class FakeTurnStore:
             self._entries[turn_id] = entry
             self.fates[turn_id] = (Outcome.ERASED, "erased")
             self.erased[turn_id] = datetime.now(UTC)
+            self.announced.setdefault(turn_id, datetime.now(UTC))
         self.records = [self._entries[record.turn_id].record for record in self.records]
 
     def _was_erased(self, entry: Entry, session: SessionId) -> bool:
