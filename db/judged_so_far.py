@@ -66,9 +66,13 @@ def _query() -> Select[Any]:
         .scalar_subquery()
     )
     after, further = aliased(Turn), aliased(Turn)
-    # Side turns between do not count.
-    leads_on = select(further.id).where(further.parent_turn_id == after.id).exists()
-    followed = select(after.id).where(after.parent_turn_id == Turn.id, or_(after.kind == TurnKind.MAIN, leads_on))
+    # Side turns between do not count, nor does what was erased.
+    leads_on = select(further.id).where(further.parent_turn_id == after.id, further.outcome != Outcome.ERASED).exists()
+    followed = select(after.id).where(
+        after.parent_turn_id == Turn.id,
+        after.outcome != Outcome.ERASED,
+        or_(after.kind == TurnKind.MAIN, leads_on),
+    )
     rated = select(Feedback.id).where(Feedback.turn_id == Turn.id)
     return select(
         Turn.id,

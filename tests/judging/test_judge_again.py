@@ -11,6 +11,7 @@ from clawloop.contracts import Outcome, TurnKind, TurnRecord
 from clawloop.errors import JudgeUnavailable
 from clawloop.ids import SessionId, new_turn_id
 from clawloop.judging.again import why_not_again
+from db.erasure import PostgresErasureStore
 from db.judged_so_far import PostgresJudgedSoFar
 from tests.judging.conftest import Bench
 
@@ -183,8 +184,7 @@ async def test_a_turn_that_nothing_speaks_about_is_refused(binary_bench: Bench) 
     assert await why() == nothing
     await b.enter(second)
     assert await why() is None
-    b.execute("DELETE FROM session_prefixes")
-    b.execute("DELETE FROM turns WHERE id = %s", second.turn_id)
+    await PostgresErasureStore(b.database).erase_turn(second.turn_id)
     assert await why() == nothing
     b.feedback(first, -1.0)
     assert await why() is None
