@@ -75,11 +75,6 @@ _ERASED_BEFORE = text("""
             AND (p.role = 'reply' OR (p.role = 'request' AND p.prefix_hash = :whole))
             AND t.outcome = 'erased' AND t.erased_at >= :started_at)
 """)
-# Whoever stores an answer of a judge or feedback looks at the turn under KEY SHARE, which waits for this.
-_HOLD_TURNS = text("""
-    SELECT id, tools_sha256 FROM turns WHERE id = ANY(:turns) AND outcome <> 'erased'
-    ORDER BY id FOR UPDATE
-""")
 # Its workflow is told of the erasure, or knows nothing of them and need not.
 _STRIP_TURNS = text(f"""
     UPDATE turns SET {", ".join(f"{column} = :{column}" for column in BARE_TURN)},
@@ -117,9 +112,17 @@ _STRIP = tuple(
         f"UPDATE samples SET reason = '{WHY}' WHERE state = 'superseded' AND turn_id = ANY(:turns)",
     )
 )
-_WAITING_SAMPLES = text(f"""
-    SELECT id, turn_id = ANY(:turns) AS own FROM samples WHERE state = 'fresh' AND (turn_id = ANY(:turns)
+_WAITING = f"""
+    FROM samples WHERE state = 'fresh' AND (turn_id = ANY(:turns)
         OR (hinted_prompt_ids IS NOT NULL AND judgement_id IN ({_JUDGEMENTS})))
+"""
+_WAITING_SAMPLES = text(f"SELECT id, turn_id = ANY(:turns) AS own {_WAITING}")
+# Whoever stores an answer of a judge or feedback looks at the turn under KEY SHARE, which waits for this. Turns whose
+# samples will expire are changed, too: all in one order, as a judge's answer holds a turn and what followed it.
+_HOLD_TURNS = text(f"""
+    SELECT id, tools_sha256, id = ANY(:turns) AS meant FROM turns
+    WHERE outcome <> 'erased' AND (id = ANY(:turns) OR id IN (SELECT turn_id {_WAITING}))
+    ORDER BY id FOR UPDATE
 """)
 _LEARNED_SAMPLES = text(f"""
     SELECT count(*) FROM samples WHERE state IN ('trained', 'claimed') AND (turn_id = ANY(:turns)
@@ -204,7 +207,8 @@ async def _erase(session: SessionId, turn: TurnId | None, connection: AsyncConne
     await connection.execute(_HOLD_SESSION, {"session": session})
     reached = _ALL_TURNS if turn is None else _FROM_TURN
     meant = (await connection.scalars(reached, {"session": session} if turn is None else {"turn": turn})).all()
-    held = (await connection.execute(_HOLD_TURNS, {"turns": list(meant)})).all()
+    rows = (await connection.execute(_HOLD_TURNS, {"session": session, "turns": list(meant)})).all()
+    held = [row for row in rows if row.meant]
     erased = [TurnId(row.id) for row in held]
     which = {"session": session, "turns": erased}
     learned = await connection.scalar(_LEARNED_SAMPLES, which) or 0

@@ -233,6 +233,25 @@ async def test_it_is_erased_when_its_locks_are_held_and_not_when_they_were_asked
     assert row["erased_at"] > began
 
 
+async def test_it_holds_no_turn_while_it_waits_for_the_one_before(bench: Bench) -> None:
+    bench.judge.hint = "Say that it has stripes next time."
+    first, second = bench.conversation("one", "two")
+    session = await bench.enter(first, second)
+    await bench.tell(session, second)
+    assert bench.rows("SELECT FROM samples WHERE hinted_prompt_ids IS NOT NULL")
+    hold = "SELECT id FROM turns WHERE id = %s FOR"
+    with psycopg.connect(bench.url) as judging:  # as whoever opens a judgement, which names what followed
+        judging.execute(f"{hold} UPDATE", [first.turn_id])
+        erasing = asyncio.create_task(PostgresErasureStore(bench.database).erase_turn(second.turn_id))
+        while not bench.rows("SELECT FROM pg_locks WHERE NOT granted"):
+            await asyncio.sleep(0.01)
+        free = judging.execute(f"{hold} KEY SHARE SKIP LOCKED", [second.turn_id]).fetchall()
+    erasure = await erasing
+    assert free == [(second.turn_id,)]
+    assert erasure is not None
+    assert (erasure.turns, erasure.expired) == (1, 1)
+
+
 async def test_tools_that_others_use_stay(bench: Bench) -> None:
     tools = [{"function": {"name": WORD}}]
     (mine,) = bench.conversation("one", session="mine", tools=tools)
