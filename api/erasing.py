@@ -1,7 +1,8 @@
 """`DELETE /admin/v1/sessions/{session_id}` and `/turns/{turn}`: content is taken away for good.
 
 Needs the scope `admin`. Knows nothing about where content is. It is gone when this answers; the same may be asked
-again at any time.
+again at any time. Out of reach are turns that could never be stored: no session is known of them, and they lie whole in
+`spool/gateway-*/rejected/` of the data folder until somebody deletes them there.
 """
 
 from __future__ import annotations
