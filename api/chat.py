@@ -103,8 +103,7 @@ async def prepare(services: Services, key: ApiKey, headers: Headers, body: dict[
         StoreUnavailable: this gateway does not know the key's policy yet.
     """
     asked = check_chat_request(body)
-    policy = await services.directory.known_policy(key.policy)
-    choice = await find_model(asked.model, policy, services.directory)
+    policy, choice = await find_model(asked.model, key, services.directory)
     evidence = identify(headers, body)
     messages: list[Message] = body["messages"]
     version = choice.version

@@ -16,7 +16,7 @@ from pydantic import BaseModel
 
 from api.dependencies import services_of
 from api.directory import DirectoryCache
-from clawloop.contracts import Directory, Policy, Scope
+from clawloop.contracts import ApiKey, Directory, Policy, Scope
 from clawloop.errors import RequestRejected
 from clawloop.ids import version_name
 
@@ -66,13 +66,20 @@ def choose_model(name: str, policy: Policy, versions: frozenset[int]) -> ModelCh
     )
 
 
-async def find_model(name: str, policy: Policy, directory: DirectoryCache) -> ModelChoice:
-    """As `choose_model`; looks afresh before it refuses: an engine may have loaded that version just now."""
+async def find_model(name: str, key: ApiKey, directory: DirectoryCache) -> tuple[Policy, ModelChoice]:
+    """As `choose_model` for the key's policy; looks afresh before it refuses: what is named may be a moment old.
+
+    Raises:
+        RequestRejected: 404, names what there is.
+        StoreUnavailable: this gateway does not know the key's policy yet.
+    """
+    policy = await directory.known_policy(key.policy)
     try:
-        return choose_model(name, policy, loaded_versions(directory.now, policy))
+        return policy, choose_model(name, policy, loaded_versions(directory.now, policy))
     except RequestRejected:
         await directory.look_afresh()
-        return choose_model(name, policy, loaded_versions(directory.now, policy))
+        policy = directory.policy(key.policy)
+        return policy, choose_model(name, policy, loaded_versions(directory.now, policy))
 
 
 def loaded_versions(directory: Directory, policy: Policy) -> frozenset[int]:

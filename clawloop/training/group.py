@@ -49,7 +49,8 @@ def join(device: torch.device, command_timeout: timedelta = COMMAND_TIMEOUT) -> 
         torch.cuda.set_device(device)
     store, rank, size = next(rendezvous("env://"))
     # torchrun keeps one store for all its restarts, and torch writes the ranks' addresses under the same names each
-    # time: who came first read the address of a rank that is dead, was refused, or waited for ever.
+    # time: who came first read the address of a rank that is dead, was refused, or waited for ever. The count is that
+    # of this machine's torchrun, and all ranks are on one machine.
     ours = PrefixStore(f"attempt_{os.environ.get('TORCHELASTIC_RESTART_COUNT', '0')}", store)
     dist.init_process_group("nccl" if device.type == "cuda" else "gloo", store=ours, rank=rank, world_size=size)
     group = dist.new_group(backend="gloo", timeout=command_timeout)

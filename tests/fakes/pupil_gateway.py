@@ -57,7 +57,7 @@ class PupilGateway:
     late: int = 0
     flip: tuple[Axis, ...] = ()
     flips_after: int = 0
-    learned_since: int = 0
+    learned_since: int | None = None
     version: int = 0
     samples: int = 0
     looks: int = 0
@@ -160,10 +160,10 @@ class PupilGateway:
 
     def _answer(self, said: str, version: int) -> str:
         request = _REQUESTS[said.rsplit("\n", 1)[-1]]
-        axes = self.flip if self.learned_since else ()
+        axes = () if self.learned_since is None else self.flip
         liked = flipped(draw_preference(self.seed), axes)[request.axis]
         styles: tuple[Style, Style] = STYLES[request.axis]
-        learned = self.chance.random() < (version - self.learned_since) * self.learns
+        learned = self.chance.random() < (version - (self.learned_since or 0)) * self.learns
         return answer(request, liked if learned else self.chance.choice(styles))
 
     async def _stream(self, text: str, failure: str | None) -> AsyncIterator[bytes]:

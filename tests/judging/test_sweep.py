@@ -95,12 +95,13 @@ async def test_where_nearly_nobody_can_be_told_the_sweep_gives_up_and_keeps_what
     bench: Bench, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     monkeypatch.setattr(telling, "MOST_STUCK", 2)
+    monkeypatch.setattr(telling, "AT_ONCE", 1)
     turns = [bench.conversation("x", session=f"{n}")[0] for n in range(6)]
     sessions = [await bench.enter(turn) for turn in turns]
     announcer = Stubborn(set(sessions[1:]))
     with pytest.raises(AnnouncementFailed):
         await sweeper(bench, announcer).sweep()
-    assert announcer.calls <= 6
+    assert announcer.calls <= 4  # one that hears, and one more than may be stuck
     announcer.stuck = set()
     assert (await sweeper(bench, announcer).sweep()).announced == 5
 
