@@ -6,7 +6,7 @@ from collections.abc import Mapping
 from functools import partial
 from typing import Any
 
-from sqlalchemy import func, select, text, update
+from sqlalchemy import and_, func, select, text, update
 from sqlalchemy.dialects.postgresql import insert
 from sqlalchemy.ext.asyncio import AsyncConnection
 from sqlalchemy.orm import aliased
@@ -265,7 +265,14 @@ async def _revise(
     await _hold(connection, turn_id, shown_by)
     after = aliased(Turn)
     newest = (
-        select(Judgement.id, Judgement.recipe_hash, Judgement.revision, Sample.state, after.outcome.label("after"))
+        select(
+            Judgement.id,
+            Judgement.recipe_hash,
+            Judgement.revision,
+            Sample.state,
+            after.outcome.label("after"),
+            and_(Judgement.decided_at.is_(None), Judgement.shown_by.is_(None)).label("nothing_followed"),
+        )
         .outerjoin(Sample, Sample.judgement_id == Judgement.id)
         .outerjoin(after, after.id == Judgement.shown_by)
         .where(Judgement.turn_id == turn_id)
@@ -275,8 +282,9 @@ async def _revise(
     row = (await connection.execute(newest)).first()
     if row is None:
         return await _open(turn_id, shown_by, evidence_hash, hint_kind, connection)
-    # What was made by words that were erased is not gone on with.
-    if row.state in (None, SampleState.FRESH, SampleState.SUPERSEDED) and row.after != Outcome.ERASED:
+    # One is by the words of the turn it names and of no other: who erases those finds it, and whoever goes on, none.
+    other_words = row.after == Outcome.ERASED or (row.nothing_followed and shown_by is not None)
+    if row.state in (None, SampleState.FRESH, SampleState.SUPERSEDED) and not other_words:
         return await read_open(connection, JudgementId(row.id), row.recipe_hash, hint_kind)
     return await _open(turn_id, shown_by, evidence_hash, hint_kind, connection, row.revision + 1)
 

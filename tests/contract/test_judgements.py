@@ -131,6 +131,21 @@ async def test_a_rating_after_what_followed_was_erased_is_judged_by_itself(ledge
     assert await ledger.samples_of(first) == [1.0]
 
 
+async def test_a_judgement_begun_before_anything_followed_takes_none_of_what_follows(ledger: Ledger) -> None:
+    first, second = ledger.talk("one", "two")
+    await ledger.enter(first, second)
+    opened = await ledger.judgements.revise(first.turn_id, None, b"e", "hint")
+    await ledger.judgements.store_vote(opened.id, 0, "1", 1)
+    later = await ledger.judgements.revise(first.turn_id, second.turn_id, b"e", "hint")
+    assert (later.id != opened.id, later.votes) == (True, {})
+    assert (await ledger.judgements.revise(first.turn_id, second.turn_id, b"e", "hint")).id == later.id
+    await ledger.judgements.settle(later.id, GOOD, [])
+    placed = await ledger.judgements.place(first.turn_id)
+    assert placed is not None
+    assert placed.held is not None
+    assert placed.held.shown_by == second.turn_id
+
+
 async def test_settled_it_is_held_and_has_a_sample(ledger: Ledger) -> None:
     first, second = ledger.talk("one", "two")
     await ledger.enter(first, second)

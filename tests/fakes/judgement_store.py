@@ -131,7 +131,9 @@ class FakeJudgementStore:
         newest = max(self._of(turn_id), key=lambda one: one.revision, default=None)
         revision = 0
         if newest is not None:
-            revision = newest.revision + (newest.sample not in _OPEN or self._is_erased(newest.shown_by))
+            nothing_followed = newest.end is None and newest.shown_by is None
+            other_words = self._is_erased(newest.shown_by) or (nothing_followed and shown_by is not None)
+            revision = newest.revision + (newest.sample not in _OPEN or other_words)
         return await self.judge_again(turn_id, revision, shown_by, evidence_hash, hint_kind)
 
     async def store_vote(self, judgement: JudgementId, index: int, raw: str, vote: Vote | None) -> None:
