@@ -142,7 +142,7 @@ def _acknowledged(chatters: Chatters) -> int:
 
 async def _everything_stands(chatters: Chatters, url: str) -> None:
     """Each acknowledged turn is there, and its parent is the acknowledged turn before it."""
-    async with chatters.gateway.client() as client, asyncio.timeout(60):
+    async with chatters.gateway.client() as client, asyncio.timeout(240):
         while "clawloop_gateway_spool_turns 0.0" not in (await client.get("/metrics")).text:
             await asyncio.sleep(0.1)
     database = Database(url, BACKGROUND_LIMIT)
