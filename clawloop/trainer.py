@@ -33,7 +33,7 @@ from clawloop.steps import StepBatch, TrainedStep
 from clawloop.telemetry import TrainerMetrics, configure_logging
 from clawloop.training.adapter import remove_unfinished
 from clawloop.training.distributed import Ranks
-from clawloop.training.group import COMMAND_TIMEOUT, follow, join, leave_process
+from clawloop.training.group import COMMAND_TIMEOUT, follow, join, leave_group
 from clawloop.training.resident import ResidentModel
 from clawloop.training.setup import TrainerSetup
 from clawloop.training.trainer import NOTHING_EVERY, ResidentTrainer
@@ -86,7 +86,7 @@ def run_trainer(process: TrainerProcess, settings: Settings) -> None:
         asyncio.run(_serve(process, settings, ResidentModel(process.setup)))
     except TrainerUnavailable as error:
         log.error("trainer ended", extra={"why": str(error)})
-        leave_process(1)  # Python's own shutdown would wait for the thread that hangs
+        leave_group(1)  # Python's own shutdown would wait for the thread that hangs
 
 
 def _run_ranks(process: TrainerProcess) -> None:
@@ -198,7 +198,7 @@ def main() -> None:
         # torch's, of a rank that is gone; torchrun starts all anew.
         log.exception("rank ended")
         code = 1
-    leave_process(code)
+    leave_group(code)
 
 
 if __name__ == "__main__":

@@ -12,7 +12,7 @@ import os
 from collections.abc import Callable
 from dataclasses import dataclass
 from datetime import timedelta
-from typing import TypeAlias
+from typing import NoReturn, TypeAlias
 
 import torch
 import torch.distributed as dist
@@ -20,6 +20,7 @@ from torch.distributed.distributed_c10d import PrefixStore
 from torch.distributed.rendezvous import rendezvous
 
 from clawloop.errors import PermanentError, TransientError
+from clawloop.leaving import leave_process
 from clawloop.steps import StepBatch, TrainedStep
 from clawloop.training.distributed import Ranks
 from clawloop.training.resident import ResidentModel, Say
@@ -57,16 +58,11 @@ def join(device: torch.device, command_timeout: timedelta = COMMAND_TIMEOUT) -> 
     return Ranks.current(group)
 
 
-def leave_process(code: int) -> None:
-    """End this process without Python's own shutdown.
-
-    Seen now and then on a busy machine, after all work was done: "terminate called without an active exception",
-    from a thread of torch's.
-    """
+def leave_group(code: int) -> NoReturn:
+    """End this rank's process, leaving its group first when all went well."""
     if dist.is_initialized() and code == 0:
         dist.destroy_process_group()
-    logging.shutdown()
-    os._exit(code)
+    leave_process(code)
 
 
 def lead(model: ResidentModel, step: StepBatch, say: Say, should_stop: Callable[[], bool]) -> TrainedStep:

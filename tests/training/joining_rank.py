@@ -13,7 +13,7 @@ from pathlib import Path
 import torch
 from torch.distributed.launcher.api import LaunchConfig, elastic_launch
 
-from clawloop.training.group import join, leave_process
+from clawloop.training.group import join, leave_group
 
 
 def _rank(folder: Path, restarts: int) -> None:
@@ -25,7 +25,7 @@ def _rank(folder: Path, restarts: int) -> None:
     if attempt < restarts and not ranks.is_first:
         os._exit(9)
     ranks.gather(None)  # as a rank that waits for work, it sees the other die
-    leave_process(0)
+    leave_group(0)
 
 
 if __name__ == "__main__":
