@@ -42,7 +42,8 @@ class EngineRenderer:
         """
         body: dict[str, Any] = {"messages": list(messages), "add_generation_prompt": True}
         body |= {name: turn.sampling[name] for name in _SHAPING if name in turn.sampling}
-        if turn.tools is not None and turn.sampling.get("tool_choice") != "none":
+        # In vLLM's prompts they stand whatever `tool_choice` says; an engine told to leave them out gives other ids.
+        if turn.tools is not None:
             body["tools"] = turn.tools
         try:
             reply = await self._client.post(self._endpoints(turn.policy), "/tokenize", body)

@@ -34,9 +34,9 @@ async def test_a_prompt_is_rendered_with_its_turns_tools_and_template_settings(e
     assert engine.tokenized == [{"model": "tiny", "messages": turn.messages, "tools": TOOLS, **settings}]
 
 
-async def test_tools_that_must_not_be_called_are_not_in_the_prompt(engine: FakeJudge) -> None:
+async def test_tools_that_must_not_be_called_are_in_the_prompt_all_the_same(engine: FakeJudge) -> None:
     await rendered(engine, turn_record(tools=TOOLS, sampling={"temperature": 0.6, "tool_choice": "none"}))
-    assert "tools" not in engine.tokenized[0]
+    assert engine.tokenized[0]["tools"] == TOOLS
 
 
 async def test_a_prompt_that_leaves_no_room_for_its_reply_is_too_long(engine: FakeJudge) -> None:
