@@ -283,7 +283,7 @@ def test_explicit_feedback_far_from_the_policy_is_dropped_as_drifted(qwen3: Path
     model = load(qwen3)
     samples = random_batch(model)
     far = [logprob - 1.5 for logprob in samples[0].behaviour_logprobs]
-    for explicit in (True, False):
+    for explicit, drift in ((True, 1.0), (True, 2.0), (False, 1.0)):
         changed = TrainingSample(
             key="far",
             prompt_ids=samples[0].prompt_ids,
@@ -294,9 +294,10 @@ def test_explicit_feedback_far_from_the_policy_is_dropped_as_drifted(qwen3: Path
             reward=1.0,
             explicit=explicit,
         )
-        report = step(load(qwen3), [changed, *samples[1:]], Train())
-        assert ("far" in report.samples) is not explicit
-        assert ("drifted: mean |log ratio| 1.5" in report.dropped.get("far", "")) is explicit
+        report = step(load(qwen3), [changed, *samples[1:]], Train(drift=drift))
+        dropped = explicit and drift < 1.5
+        assert ("far" in report.samples) is not dropped
+        assert ("drifted: mean |log ratio| 1.5" in report.dropped.get("far", "")) is dropped
 
 
 def test_a_batch_with_nothing_to_learn_from_is_no_step(qwen3: Path) -> None:
