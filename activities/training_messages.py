@@ -144,3 +144,13 @@ class Pin(_Message):
     """
 
     version: int | None = Field(default=None, ge=0)
+
+
+class SetRecipe(_Message):
+    """
+    Args:
+        hash: of the recipe the policy learns by from the next step on.
+    """
+
+    name: str
+    hash: str = Field(min_length=1)

@@ -54,6 +54,7 @@ class Services:
     readiness: Readiness
     metrics: GatewayMetrics
     limits: Limits
+    max_lora_rank: int  # of the adapters that engines take
     _background: set[asyncio.Task[None]] = field(default_factory=set)
 
     def spawn(self, work: Coroutine[object, object, None]) -> asyncio.Task[None]:

@@ -30,6 +30,7 @@ from clawloop.contracts import (
 )
 from clawloop.ids import ApiKeyId, FeedbackId, SessionId, TurnId
 from clawloop.judging.again import JudgedSoFar
+from clawloop.recipe import Recipe
 from clawloop.steps import TrainingView, VersionView
 from clawloop.views import SessionView, TurnView
 
@@ -226,6 +227,8 @@ class Operations(Protocol):
 
     async def pin(self, policy: str, version: int | None) -> None: ...
 
+    async def set_recipe(self, policy: str, recipe: Recipe) -> None: ...
+
 
 class TrainingStore(Protocol):
     """What operators see and do of learning. Every call raises StoreUnavailable when it cannot be done now, and
@@ -258,3 +261,19 @@ class TrainingStore(Protocol):
 
     async def unpin(self, policy: str) -> TrainingView:
         """Let the newest version answer again; nothing if none is pinned."""
+
+    async def recipe(self, policy: str) -> Recipe:
+        """What the policy learns by.
+
+        Raises:
+            RequestRejected: 404, it has none.
+        """
+
+    async def set_recipe(self, policy: str, recipe: Recipe) -> TrainingView:
+        """Let the policy learn by this recipe from the next step on; nothing if it does already.
+
+        Waiting samples of another signal hash expire at once, for good: `recipe changed`.
+
+        Raises:
+            RecipeRejected: learning cannot go on by it from where the policy is.
+        """

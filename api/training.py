@@ -16,7 +16,9 @@ from pydantic import BaseModel, ConfigDict, Field, ValidationError
 from api.boundary import read_json
 from api.dependencies import Services, services_of
 from clawloop.contracts import Scope
-from clawloop.errors import AnnouncementFailed, RequestRejected
+from clawloop.errors import AnnouncementFailed, RecipeRejected, RequestRejected
+from clawloop.recipe import Recipe, parse_recipe
+from clawloop.recipe_checks import require_rank
 from clawloop.steps import TrainingState, TrainingView, VersionView
 
 log = logging.getLogger(__name__)
@@ -106,6 +108,11 @@ def _described(model: type[_Said]) -> dict[str, Any]:
     return {"requestBody": {"required": model is not ResumeRequest, "content": {"application/json": schema}}}
 
 
+# Its own schema would refer to parts that the description does not hold.
+_OBJECT = {"type": "object", "description": "The keys of a file in deploy/recipes; what is left out has its default."}
+_RECIPE = {"requestBody": {"required": True, "content": {"application/json": {"schema": _OBJECT}}}}
+
+
 @router.get("/training")
 async def show_training(request: Request, policy: str = "default") -> TrainingStatus:
     """What learning of a policy does now, and what it waits for."""
@@ -179,6 +186,38 @@ async def pin(request: Request, policy: str) -> TrainingStatus:
         view = await services.training.pin(policy, asked.version)
     await _tell(services.operations.pin(policy, asked.version))
     return TrainingStatus.of(view)
+
+
+@router.get("/policies/{policy}/recipe")
+async def show_recipe(request: Request, policy: str) -> Recipe:
+    """What the policy learns by, all keys filled in, as setting it takes it."""
+    services = await _admitted(request)
+    return await services.training.recipe(policy)
+
+
+@router.post("/policies/{policy}/recipe", openapi_extra=_RECIPE)
+async def set_recipe(request: Request, policy: str) -> TrainingStatus:
+    """Learn by this recipe from the next step on.
+
+    Samples that wait stay good while its `signal` part is the same; others expire at once, and for good.
+    """
+    services = await _admitted(request)
+    asked = _read_recipe(await read_json(request, services.limits), services.max_lora_rank)
+    try:
+        view = await services.training.set_recipe(policy, asked)
+    except RecipeRejected as error:  # a good recipe, but not from where the policy is
+        raise RequestRejected(f"{error}.", status=409, code="recipe_conflict", field=error.field) from error
+    await _tell(services.operations.set_recipe(policy, asked))
+    return TrainingStatus.of(view)
+
+
+def _read_recipe(body: dict[str, Any], max_lora_rank: int) -> Recipe:
+    try:
+        recipe = parse_recipe(body)
+        require_rank(recipe, max_lora_rank)
+    except RecipeRejected as error:
+        raise RequestRejected(f"{error}.", code="invalid_recipe", field=error.field) from error
+    return recipe
 
 
 async def _admitted(request: Request) -> Services:

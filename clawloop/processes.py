@@ -168,6 +168,7 @@ async def _gateway_services(stack: AsyncExitStack, url: str, settings: Settings,
         readiness=GatewayReadiness(database, engines),
         metrics=metrics,
         limits=options.limits,
+        max_lora_rank=settings.max_lora_rank,
     )
 
 

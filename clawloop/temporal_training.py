@@ -9,12 +9,14 @@ from __future__ import annotations
 from datetime import timedelta
 from typing import Any, NoReturn
 
+from pydantic import BaseModel
 from temporalio.client import Client, WorkflowUpdateFailedError, WorkflowUpdateRPCTimeoutOrCancelledError
 from temporalio.common import SearchAttributePair, TypedSearchAttributes, WorkflowIDConflictPolicy
 from temporalio.service import RPCError
 
-from activities.training_messages import PauseTraining, Pin, ResumeTraining, RollBack
+from activities.training_messages import PauseTraining, Pin, ResumeTraining, RollBack, SetRecipe
 from clawloop.errors import AnnouncementFailed
+from clawloop.recipe import Recipe
 from clawloop.steps import TrainingState
 from clawloop.temporal import ANNOUNCE_LIMIT
 from workflows import attributes
@@ -40,6 +42,9 @@ class WithoutTemporal:
         self._fail()
 
     async def pin(self, policy: str, version: int | None) -> None:
+        self._fail()
+
+    async def set_recipe(self, policy: str, recipe: Recipe) -> None:
         self._fail()
 
     def _fail(self) -> NoReturn:
@@ -110,7 +115,14 @@ class TemporalTraining:
         """
         await self._update(policy, attributes.PIN, Pin(version=version))
 
-    async def _update(self, policy: str, name: str, message: PauseTraining | ResumeTraining | RollBack | Pin) -> None:
+    async def set_recipe(self, policy: str, recipe: Recipe) -> None:
+        """
+        Raises:
+            AnnouncementFailed
+        """
+        await self._update(policy, attributes.SET_RECIPE, SetRecipe(name=recipe.name, hash=recipe.hash))
+
+    async def _update(self, policy: str, name: str, message: BaseModel) -> None:
         handle = self._client.get_workflow_handle(attributes.training_workflow_id(policy))
         try:
             await handle.execute_update(name, message, rpc_timeout=UPDATE_LIMIT)

@@ -156,15 +156,19 @@ def set_recipe(
 ) -> None:
     """Let the policy learn by this recipe from the next step on.
 
-    Samples that wait stay good while the recipe's [signal] part is the same; others expire: `recipe changed`.
+    Samples that wait stay good while the recipe's [signal] part is the same; others expire at once, and for good:
+    `recipe changed`. Holds whatever is restarted.
     """
     from clawloop.recipe import load_recipe
     from clawloop.recipe_checks import require_rank
-    from db.recipes import set_recipe as set_in_database
 
     recipe = load_recipe(file)
     require_rank(recipe, settings_of(data).max_lora_rank)
-    with_database(data, lambda database: set_in_database(database, policy, recipe))
+    _do(
+        data,
+        lambda store: store.set_recipe(policy, recipe),
+        lambda operations: operations.set_recipe(policy, recipe),
+    )
     typer.echo(f"{policy} learns by {recipe.name} ({recipe.hash[:12]}).")
 
 

@@ -21,7 +21,7 @@ from clawloop.recipe import Recipe
 from db.batches import EXPLICIT, needs_version, read_samples, uses_hint, uses_reward
 from db.chains import Chains
 from db.lineage import of_other_shape, read_parents, version_refs
-from db.samples import end_samples
+from db.samples import RECIPE_CHANGED, end_samples
 
 # One claim looks at so many samples at most, so that it ends within its limit whatever has piled up: a sample that
 # expires takes 0.1 ms, one that is taken 2 ms.
@@ -137,7 +137,7 @@ class _Bounds:
         if row.outcome == Outcome.ERASED:
             return "its turn was erased"
         if row.signal_hash != self.recipe.signal.hash:
-            return "recipe changed"
+            return RECIPE_CHANGED
         if row.version != 0 and row.version not in self.parents:
             return f"version {row.version}, which answered, is not known"
         apart = self._apart(row.version)

@@ -15,12 +15,14 @@ from clawloop.algorithms.staleness import path_to_base
 from clawloop.contracts import Outcome, SampleState
 from clawloop.errors import RecordUnusable, RequestRejected
 from clawloop.ids import SampleId
+from clawloop.recipe import Recipe
 from clawloop.steps import StepState, TrainingView, VersionView
 from db.activation import is_served, set_active
 from db.engine import Database
 from db.events import put_event
 from db.exact_json import storable
 from db.lineage import read_parents
+from db.recipes import read_recipe_of, set_recipe
 from db.samples import free_samples, tell_turns
 from db.step_ends import abandon_step, hold_step
 from db.tables import Policy, Sample, Step, Version
@@ -112,6 +114,35 @@ class PostgresTrainingStore:
             RequestRejected: 404, there is no such policy.
         """
         return await self._database.run(partial(_unpin, policy))
+
+    async def recipe(self, policy: str) -> Recipe:
+        """What the policy learns by.
+
+        Raises:
+            StoreUnavailable
+            RequestRejected: 404, there is no such policy, or it has no recipe.
+        """
+        await self.look(policy)
+        try:
+            return await read_recipe_of(self._database, storable(policy))
+        except RecordUnusable as error:
+            raise RequestRejected(f"{error}.", status=404, code="recipe_not_found", field="policy") from error
+
+    async def set_recipe(self, policy: str, recipe: Recipe) -> TrainingView:
+        """Let the policy learn by this recipe from the next step on; nothing if it does already.
+
+        Waiting samples of another signal hash expire at once, for good: `recipe changed`.
+
+        Raises:
+            StoreUnavailable
+            RecipeRejected: no step of it can be computed, or not from where the policy is.
+            RequestRejected: 404, there is no such policy.
+        """
+        try:
+            await set_recipe(self._database, storable(policy), recipe)
+        except RecordUnusable as error:
+            raise _unknown_policy(policy) from error
+        return await self.look(policy)
 
 
 async def _hold(connection: AsyncConnection, policy: str) -> Policy:

@@ -13,6 +13,7 @@ from clawloop.recipe import Lora, Recipe, parse_recipe
 from db.engine import Database
 from db.events import put_event
 from db.exact_json import exact_json
+from db.samples import expire_other_signals
 from db.tables import Policy, Step
 from db.tables import Recipe as RecipeRow
 from db.training_view import why_not_computable
@@ -37,6 +38,8 @@ async def ensure_recipe(database: Database, policy: str, recipe: Recipe) -> None
 async def set_recipe(database: Database, policy: str, recipe: Recipe) -> None:
     """Enter a recipe, and let the policy learn by it from the next step on; nothing if it does already.
 
+    Waiting samples of another signal hash expire at once, for good: `recipe changed`.
+
     Raises:
         RecipeRejected: no step of it can be computed, or not from where the policy is.
         RecordUnusable: there is no such policy.
@@ -52,6 +55,7 @@ async def set_recipe(database: Database, policy: str, recipe: Recipe) -> None:
         await _require_shape(connection, held, recipe.train.lora)
         await connection.execute(insert(RecipeRow).values(**_columns(recipe)).on_conflict_do_nothing())
         await connection.execute(update(Policy).where(Policy.id == policy).values(recipe_hash=recipe.hash))
+        await expire_other_signals(connection, policy, recipe.signal.hash)
         await put_event(connection, policy, "recipe_set", name=recipe.name, hash=recipe.hash, was=held.recipe_hash)
         await refresh_work(connection, policy)
 

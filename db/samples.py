@@ -28,6 +28,18 @@ _TELL = text("""
     WHERE s.id = ANY(:samples) AND t.id = s.turn_id AND t.outcome <> 'erased' AND NOT EXISTS (
         SELECT FROM samples later WHERE later.turn_id = t.id AND later.id > s.id AND later.state <> 'superseded')
 """)
+# As a claim locks them: both rows are ours then, and a turn that somebody judges or moves at this moment is passed
+# over. The next claim lets such a sample expire.
+_OF_OTHER_SIGNAL = text("""
+    SELECT s.id FROM samples s JOIN turns t ON t.id = s.turn_id JOIN judgements j ON j.id = s.judgement_id
+        JOIN recipes r ON r.hash = j.recipe_hash
+    WHERE s.policy = :policy AND s.state = 'fresh' AND r.signal_hash <> :signal
+    ORDER BY s.id LIMIT :limit FOR NO KEY UPDATE OF s, t SKIP LOCKED
+""")
+# A sample takes 0.1 ms, and one transaction must end within its limit; what is beyond expires at the next claims.
+_MOST_EXPIRED, _CHUNK = 10_000, 500
+RECIPE_CHANGED = "recipe changed"
+
 # Somebody may have rated the turn while a step had its sample: then the later judgement counts.
 _FREE = text("""
     UPDATE samples s SET state = CASE WHEN o.overruled THEN 'superseded' ELSE 'fresh' END,
@@ -113,6 +125,17 @@ async def end_samples(
     for why, samples in by_reason.items():
         await connection.execute(update(Sample).where(Sample.id.in_(samples)).values(state=state, reason=why))
         await tell_turns(connection, samples, outcome, why)
+
+
+async def expire_other_signals(connection: AsyncConnection, policy: str, signal_hash: str) -> None:
+    """Let waiting samples that were judged by another signal part expire."""
+    for _ in range(_MOST_EXPIRED // _CHUNK):
+        asked = {"policy": policy, "signal": signal_hash, "limit": _CHUNK}
+        found = [SampleId(sample) for sample in await connection.scalars(_OF_OTHER_SIGNAL, asked)]
+        ends = dict.fromkeys(found, RECIPE_CHANGED)
+        await end_samples(connection, ends, SampleState.EXPIRED, Outcome.EXPIRED)
+        if len(found) < _CHUNK:
+            return
 
 
 async def tell_turns(

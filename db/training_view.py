@@ -12,16 +12,19 @@ from clawloop.recipe import Recipe, parse_recipe
 from clawloop.steps import StepState, TrainingState, TrainingView
 from db.lineage import next_step
 
+# Samples of another signal part are not ready: a step will not take them.
 _LOOK = text("""
     SELECT p.id, p.pool, p.head, p.active, p.epoch, p.pinned, p.paused_reason, r.content,
-        (SELECT count(*) FROM samples s WHERE s.policy = p.id AND s.state = 'fresh') AS ready,
-        (SELECT extract(epoch FROM now() - s.created_at) FROM samples s
-            WHERE s.policy = p.id AND s.state = 'fresh' ORDER BY s.id LIMIT 1) AS oldest_seconds,
+        waits.ready, waits.oldest_seconds,
         (SELECT count(*) FROM turns t JOIN sessions c ON c.id = t.session_id
             WHERE t.outcome = 'waiting' AND c.policy = p.id) AS judging,
         st.n AS step, st.attempt
     FROM policies p LEFT JOIN recipes r ON r.hash = p.recipe_hash
         LEFT JOIN steps st ON st.policy = p.id AND st.state = 'claimed'
+        CROSS JOIN LATERAL (
+            SELECT count(*) AS ready, extract(epoch FROM now() - min(s.created_at)) AS oldest_seconds
+            FROM samples s JOIN judgements j ON j.id = s.judgement_id JOIN recipes by ON by.hash = j.recipe_hash
+            WHERE s.policy = p.id AND s.state = 'fresh' AND by.signal_hash = r.signal_hash) waits
     WHERE p.id = :policy
 """)
 

@@ -28,6 +28,7 @@ PAUSE = "pause"
 RESUME = "resume"
 ROLL_BACK = "roll_back"
 PIN = "pin"
+SET_RECIPE = "set_recipe"
 ENGINE_WORKFLOW = "Engine"
 PUBLISH = "publish"
 

@@ -28,6 +28,7 @@ with workflow.unsafe.imports_passed_through():
         QuarantineStep,
         ResumeTraining,
         RollBack,
+        SetRecipe,
         StepDone,
         TrainStep,
     )
@@ -119,6 +120,10 @@ class TrainingWorkflow:
     @pin.validator
     def _check_pin(self, said: Pin) -> None:
         _check_version(said.version)
+
+    @workflow.update(name=attributes.SET_RECIPE)
+    def set_recipe(self, said: SetRecipe) -> None:
+        self._operator_spoke = True
 
     # Learning --------------------------------------------------------------------------------------------------------
 

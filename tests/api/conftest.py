@@ -124,6 +124,7 @@ async def running_gateway(
                     readiness=AlwaysReady(),
                     metrics=metrics,
                     limits=limits or Limits(),
+                    max_lora_rank=16,
                 )
             )
             yield made[0]

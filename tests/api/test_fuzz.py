@@ -116,6 +116,8 @@ OPERATIONS = (
     ("/admin/v1/policies/{policy}/versions", "GET"),
     ("/admin/v1/policies/{policy}/roll-back", "POST"),
     ("/admin/v1/policies/{policy}/pin", "POST"),
+    ("/admin/v1/policies/{policy}/recipe", "GET"),
+    ("/admin/v1/policies/{policy}/recipe", "POST"),
     ("/admin/v1/turns/{turn}/judge", "POST"),
     ("/healthz", "GET"),
     ("/readyz", "GET"),

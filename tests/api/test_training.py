@@ -7,6 +7,7 @@ from typing import Any
 import pytest
 
 from clawloop.contracts import Outcome, SampleState
+from clawloop.recipe import Recipe, parse_recipe
 from clawloop.steps import StepState, VersionRef
 from tests.api.conftest import Gateway
 from tests.fakes.ledger import FakeStep, FakeVersion
@@ -88,6 +89,7 @@ async def test_while_temporal_is_away_an_operators_word_holds(fresh_gateway: Gat
         (f"{POLICY}/pin", {"version": 1}),
         (f"{POLICY}/pin", {"version": None}),
         (f"{POLICY}/roll-back", {"version": 0}),
+        (f"{POLICY}/recipe", {"name": "other"}),
     ):
         status, said = await post(fresh_gateway, path, body)
         assert status == 200, said
@@ -119,6 +121,18 @@ async def test_a_pinned_version_is_shown_and_unpinned_by_null(fresh_gateway: Gat
     assert [what for what, *_ in fresh_gateway.operations.said] == ["pin", "pin"]
 
 
+async def test_a_recipe_is_shown_changed_and_set(fresh_gateway: Gateway) -> None:
+    fresh_gateway.ledger.add_sample("default")
+    shown = await get(fresh_gateway, f"{POLICY}/recipe")
+    assert parse_recipe(shown) == Recipe(name="combined")
+    shown["train"]["batch_samples"] = 4
+    status, said = await post(fresh_gateway, f"{POLICY}/recipe", shown)
+    assert (status, said["ready"], said["needed"]) == (200, 1, 4)
+    status, said = await post(fresh_gateway, f"{POLICY}/recipe", {"name": "combined", "signal": {"m": 5}})
+    assert (status, said["ready"], said["needed"]) == (200, 0, 16)
+    assert fresh_gateway.operations.said == [("set recipe", "default", "combined")] * 2
+
+
 @pytest.mark.parametrize(
     ("path", "body", "status", "field"),
     [
@@ -133,6 +147,10 @@ async def test_a_pinned_version_is_shown_and_unpinned_by_null(fresh_gateway: Gat
         (f"{POLICY}/roll-back", {"version": 7}, 404, "version"),
         (f"{POLICY}/roll-back", {"version": None}, 400, "version"),
         (f"{POLICY}/pin", {}, 400, "version"),
+        (f"{POLICY}/recipe", {}, 400, "name"),
+        (f"{POLICY}/recipe", {"name": "other", "train": {"batch_sample": 4}}, 400, "train.batch_sample"),
+        (f"{POLICY}/recipe", {"name": "other", "train": {"lora": {"rank": 32}}}, 400, "train.lora.rank"),
+        ("/admin/v1/policies/nobody/recipe", {"name": "other"}, 404, "policy"),
         (f"{POLICY}/pin", {"version": "2"}, 400, "version"),
         ("/admin/v1/policies/no%00body/pin", {"version": 0}, 404, "policy"),
     ],

@@ -6,8 +6,9 @@ import pytest
 
 from clawloop.contracts import Outcome, SampleState
 from clawloop.errors import RequestRejected
+from clawloop.recipe import Recipe
 from clawloop.steps import StepState, TrainingState
-from tests.contract.learning import POLICY, Learning, publish, step
+from tests.contract.learning import POLICY, RECIPE, Learning, publish, recipe, step
 
 
 async def test_a_policy_nobody_knows_is_not_found(learning: Learning) -> None:
@@ -20,6 +21,8 @@ async def test_a_policy_nobody_knows_is_not_found(learning: Learning) -> None:
         operators.roll_back("other", 0),
         operators.pin("other", 0),
         operators.unpin("other"),
+        operators.recipe("oth\0er"),
+        operators.set_recipe("other", RECIPE),
     ):
         with pytest.raises(RequestRejected, match="no policy") as raised:
             await asked
@@ -38,6 +41,34 @@ async def test_a_version_that_is_not_there_is_refused(learning: Learning) -> Non
         with pytest.raises(RequestRejected, match="were removed") as raised:
             await asked
         assert raised.value.status == 409
+
+
+async def test_a_recipe_that_is_set_ends_waiting_samples_of_another_signal_at_once_and_for_good(
+    learning: Learning,
+) -> None:
+    waiting = await learning.add_samples(3)
+    same_signal = recipe(batch_samples=3, drift=0.5)
+    view = await learning.operators.set_recipe(POLICY, same_signal)
+    assert (view.ready, view.needed) == (3, 3)
+    assert await learning.work_waiting()
+    assert await learning.operators.recipe(POLICY) == same_signal
+
+    view = await learning.operators.set_recipe(POLICY, Recipe.model_validate({"name": "small", "signal": {"m": 5}}))
+    assert (view.ready, view.oldest_seconds) == (0, None)
+    assert not await learning.work_waiting()
+    changed = (SampleState.EXPIRED, Outcome.EXPIRED, "recipe changed")
+    assert [await learning.became(sample) for sample in waiting] == [changed] * 3
+
+    view = await learning.operators.set_recipe(POLICY, same_signal)
+    assert view.ready == 0  # what expired stays so, although its signal is the policy's again
+    assert [await learning.became(sample) for sample in waiting] == [changed] * 3
+
+
+async def test_a_sample_that_was_judged_by_the_recipe_before_is_not_counted(learning: Learning) -> None:
+    await learning.add_samples(4)
+    await learning.set_recipe(Recipe.model_validate({"name": "small", "signal": {"m": 5}}))
+    view = await learning.operators.look(POLICY)
+    assert (view.ready, view.oldest_seconds) == (0, None)
 
 
 async def test_a_pause_stays_until_it_is_ended(learning: Learning) -> None:

@@ -7,6 +7,7 @@ import asyncio
 from clawloop.contracts import ContentErased, FeedbackGiven, JudgeAgain, SessionFacts, TurnRecorded
 from clawloop.errors import AnnouncementFailed
 from clawloop.ids import SessionId
+from clawloop.recipe import Recipe
 
 Told = TurnRecorded | FeedbackGiven | JudgeAgain
 
@@ -95,6 +96,9 @@ class FakeOperations:
 
     async def pin(self, policy: str, version: int | None) -> None:
         self._say("pin", policy, version)
+
+    async def set_recipe(self, policy: str, recipe: Recipe) -> None:
+        self._say("set recipe", policy, recipe.name)
 
     def _say(self, what: str, policy: str, value: object) -> None:
         if not self.available:

@@ -184,7 +184,9 @@ class FakeLedger:
 
     def view(self, policy: str) -> TrainingView:
         held = self.held(policy)
-        claimed, fresh = self.claimed(policy), self.fresh(policy)
+        signal = None if held.recipe is None else held.recipe.signal.hash
+        claimed = self.claimed(policy)
+        fresh = [one for one in self.fresh(policy) if self.samples[one].signal_hash == signal]
         needed = 0 if held.recipe is None else held.recipe.train.batch_samples
         if held.recipe is None:
             waits = "the policy has no recipe"

@@ -7,6 +7,7 @@ from pydantic import JsonValue
 from clawloop.contracts import Outcome, SampleState
 from clawloop.errors import RecordUnusable, RequestRejected
 from clawloop.ids import SampleId
+from clawloop.recipe import Recipe
 from clawloop.steps import TrainingView, VersionView
 from db.step_ends import metrics_of
 from tests.fakes.ledger import FakeLedger, FakePolicy, FakeVersion
@@ -78,6 +79,20 @@ class FakeTrainingStore:
             held.pinned = None
             if self.ledger.is_served(policy, held.head):
                 self.ledger.set_active(policy, held.head)
+        return self.ledger.view(policy)
+
+    async def recipe(self, policy: str) -> Recipe:
+        if (recipe := self._held(policy).recipe) is None:
+            problem = f"policy {policy!r} has no recipe."
+            raise RequestRejected(problem, status=404, code="recipe_not_found", field="policy")
+        return recipe
+
+    async def set_recipe(self, policy: str, recipe: Recipe) -> TrainingView:
+        self._held(policy).recipe = recipe
+        for sample in self.ledger.fresh(policy):
+            if (found := self.ledger.samples[sample]).signal_hash != recipe.signal.hash:
+                found.end(SampleState.EXPIRED, Outcome.EXPIRED, "recipe changed")
+        self.ledger.refresh_work(policy)
         return self.ledger.view(policy)
 
     def _held(self, policy: str) -> FakePolicy:

@@ -76,7 +76,9 @@ def test_a_recipe_that_is_shown_can_be_changed_and_set(here: dict[str, str], tmp
     file.write_text(shown)
     assert load_recipe(file) == Recipe(name="combined")
     file.write_text(shown.replace("train.batch_samples = 16", "train.batch_samples = 4"))
-    assert clawloop("recipe", "set", str(file), **here).returncode == 0
+    done = clawloop("recipe", "set", str(file), **here)
+    assert done.returncode == 0
+    assert "It holds; the training workflow sees it when it looks next" in done.stderr
     assert said("recipe", "show", here=here)["train"]["batch_samples"] == 4
     assert said("training", "status", here=here)["samples"] == "0 of 4"
     file.write_text("name = 'combined'\ntrain.batch_sample = 4\n")

@@ -74,6 +74,13 @@ async def training_rolled_back_and_pinned(learner: Learner, scripted: ScriptedLe
     await until(lambda: scripted.version == 5)
 
 
+async def training_recipe_set(learner: Learner, scripted: ScriptedLearning) -> None:
+    await learner.samples(8)
+    await learner.shows("waiting: 8 of 16")
+    await learner.set_recipe(needed=8)
+    await until(lambda: scripted.version == 1)
+
+
 async def training_by_timer(learner: Learner, scripted: ScriptedLearning) -> None:
     scripted.max_wait_seconds, scripted.oldest_seconds = 10.0, 9.0
     await learner.samples(3)
@@ -95,6 +102,7 @@ PATHS: tuple[Path, ...] = (
     training_quarantined,
     training_refused,
     training_rolled_back_and_pinned,
+    training_recipe_set,
     training_by_timer,
     training_rolled_over,
 )

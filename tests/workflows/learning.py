@@ -23,6 +23,7 @@ from activities.training_messages import (
     StepDone,
     TrainStep,
 )
+from clawloop.recipe import Recipe
 from clawloop.steps import StepState, TrainingState, TrainingView
 from clawloop.temporal_training import TemporalTraining
 from tests.workflows.conftest import end_all
@@ -215,6 +216,10 @@ class Learner:
     async def pin(self, version: int | None) -> None:
         self.scripted.pinned = version
         await self.telling.pin(self.policy, version)
+
+    async def set_recipe(self, needed: int) -> None:
+        self.scripted.needed = needed
+        await self.telling.set_recipe(self.policy, Recipe(name="combined"))
 
     async def details(self) -> str:
         """What the UI shows."""

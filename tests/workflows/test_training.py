@@ -115,6 +115,19 @@ async def test_a_pause_lets_the_running_step_finish_and_holds(scripted: Scripted
     assert scripted.ready == 8
 
 
+async def test_a_recipe_that_is_set_counts_at_once(scripted: ScriptedLearning, learner: Learner) -> None:
+    await learner.samples(8)
+    await learner.shows("waiting: 8 of 16")
+    await learner.set_recipe(needed=8)  # nobody else tells the workflow
+    await answers(scripted, 1)
+    scripted.gate.clear()
+    await learner.samples(8)
+    await until(lambda: scripted.at_once == 1)
+    looks = scripted.looks
+    await learner.set_recipe(needed=4)
+    await until(lambda: scripted.looks > looks)  # also beside a running step
+
+
 async def test_a_pause_holds_when_temporal_was_not_told(scripted: ScriptedLearning, learner: Learner) -> None:
     await learner.samples(0)
     await learner.shows("waiting: 0 of 16")
