@@ -95,6 +95,7 @@ class StepBatch:
         epoch: the policy's when the batch was claimed.
         samples: in the order in which they were claimed.
         teachers: earlier versions that answered samples with a hint, by number; neither 0 nor the parent.
+        without_hint: samples whose hint nobody can read any more, and why.
     """
 
     policy: str
@@ -105,6 +106,7 @@ class StepBatch:
     recipe: Recipe
     samples: Sequence[BatchSample]
     teachers: Mapping[int, VersionRef] = field(default_factory=dict)
+    without_hint: Mapping[SampleId, str] = field(default_factory=dict)
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -113,6 +115,7 @@ class StepFigures:
 
     Args:
         dropped: samples left out, and why.
+        without_hint: samples of which only the verdict was trained, and why.
         seconds: from the batch's arrival to the adapter's last byte.
     """
 
@@ -124,6 +127,7 @@ class StepFigures:
     tokens: int
     samples: int
     dropped: Mapping[SampleId, str]
+    without_hint: Mapping[SampleId, str] = field(default_factory=dict)
     seconds: float
 
 
@@ -191,7 +195,8 @@ class VersionView:
         parent: None for version 0.
         state: in words: `active`, `head`, `on the path`, `rolled back`, `files removed`; several joined by commas.
         engines: those that have it loaded; every engine has version 0.
-        metrics: what its step measured (`StepFigures`, with the number of dropped samples); None for version 0.
+        metrics: what its step measured (`StepFigures`, with the numbers of samples
+            that were dropped or trained without their hint); None for version 0.
     """
 
     n: int

@@ -37,8 +37,10 @@ _VERSIONS = text("""
     WHERE v.policy = :policy ORDER BY v.n
 """)
 _TRAINED_IN = text("""
-    SELECT m.step, array_agg(m.sample_id) AS samples FROM step_samples m
-    WHERE m.policy = :policy AND m.step = ANY(:steps) AND m.dropped IS NULL GROUP BY m.step ORDER BY m.step
+    SELECT m.step, s.reason, array_agg(m.sample_id) AS samples
+    FROM step_samples m JOIN samples s ON s.id = m.sample_id
+    WHERE m.policy = :policy AND m.step = ANY(:steps) AND m.dropped IS NULL
+    GROUP BY m.step, s.reason ORDER BY m.step
 """)
 
 
@@ -216,7 +218,7 @@ async def _tell_path(
 ) -> None:
     """Tell the turns that these steps trained."""
     for row in await connection.execute(_TRAINED_IN, {"policy": policy, "steps": sorted(steps)}):
-        words = f"trained in step {row.step}" + (f", {then}" if then else "")
+        words = row.reason + (f", {then}" if then else "")
         await tell_turns(connection, row.samples, outcome, words)
 
 

@@ -66,7 +66,11 @@ async def commit_step(connection: AsyncConnection, step: Step, trained: TrainedS
     await connection.execute(insert(Version).values(made))
     await mark_dropped(connection, step, trained.figures.dropped)
     samples = await samples_of(connection, step)
-    learned = {sample: f"trained in step {step.n}" for sample, dropped in samples.items() if dropped is None}
+    learned = {
+        sample: trained_words(step.n, trained.figures.without_hint.get(sample))
+        for sample, dropped in samples.items()
+        if dropped is None
+    }
     left_out = {sample: f"left out of step {step.n}: {why}" for sample, why in samples.items() if why is not None}
     await end_samples(connection, learned, SampleState.TRAINED, Outcome.TRAINED)
     await end_samples(connection, left_out, SampleState.EXPIRED, Outcome.EXPIRED)
@@ -105,6 +109,15 @@ async def quarantine_step(connection: AsyncConnection, step: Step, reason: str) 
     await refresh_work(connection, step.policy)
 
 
+def trained_words(n: int, without_hint: str | None) -> str:
+    """What the turn of a trained sample says of it.
+
+    Args:
+        without_hint: why only its verdict was trained; None if nothing of it was left out.
+    """
+    return f"trained in step {n}" if without_hint is None else f"trained in step {n} without its hint: {without_hint}"
+
+
 def metrics_of(figures: StepFigures) -> dict[str, JsonValue]:
     return {
         "loss": figures.loss,
@@ -115,6 +128,7 @@ def metrics_of(figures: StepFigures) -> dict[str, JsonValue]:
         "tokens": figures.tokens,
         "samples": figures.samples,
         "dropped": len(figures.dropped),
+        "without_hint": len(figures.without_hint),
         "seconds": figures.seconds,
     }
 

@@ -188,11 +188,18 @@ async def _with_versions(
 ) -> StepBatch:
     hinted = {sample.version for sample in samples if sample.hinted_prompt_ids is not None}
     teachers = {n for n in hinted if needs_version(recipe.train, n, step.parent)}
-    unreadable = teachers & await of_other_shape(connection, step.policy, recipe.train.lora)
-    refs = await version_refs(connection, step.policy, (teachers - unreadable) | {step.parent})
+    other_shape = teachers & await of_other_shape(connection, step.policy, recipe.train.lora)
+    refs = await version_refs(connection, step.policy, (teachers - other_shape) | {step.parent})
     if step.parent != 0 and step.parent not in refs:
         raise RecordUnusable(f"version {step.parent}, from which step {step.n} begins, has no files any more")
     base = select(Policy.base_model).where(Policy.id == step.policy)
+    # The verdict still teaches where nobody can read the hint any more.
+    without_hint = {
+        sample.sample_id: f"version {sample.version}, which would read it, "
+        + ("has a LoRA of another shape" if sample.version in other_shape else "is gone")
+        for sample in samples
+        if sample.hinted_prompt_ids is not None and sample.version in teachers - refs.keys()
+    }
     return StepBatch(
         policy=step.policy,
         base_model=(await connection.execute(base)).scalar_one(),
@@ -200,12 +207,12 @@ async def _with_versions(
         parent=refs.get(step.parent),
         epoch=step.epoch,
         recipe=recipe,
-        # The verdict still teaches where nobody can read the hint any more.
         samples=[
-            replace(sample, hinted_prompt_ids=None) if sample.version in teachers - refs.keys() else sample
+            replace(sample, hinted_prompt_ids=None) if sample.sample_id in without_hint else sample
             for sample in samples
         ],
         teachers={n: refs[n] for n in sorted(teachers & refs.keys())},
+        without_hint=without_hint,
     )
 
 
@@ -222,7 +229,9 @@ async def _commit(step: StepBatch, trained: TrainedStep, connection: AsyncConnec
     if row.state != StepState.CLAIMED:
         return StepState(row.state)
     if (policy.head, policy.epoch) == (parent, step.epoch) == (row.parent, row.epoch):
-        await commit_step(connection, row, trained)
+        without_hint = {**step.without_hint, **trained.figures.without_hint}
+        figures = replace(trained.figures, without_hint=without_hint)
+        await commit_step(connection, row, replace(trained, figures=figures))
         return StepState.COMMITTED
     went_on = f"the policy went on to version {policy.head} in epoch {policy.epoch}"
     await abandon_step(connection, row, f"{went_on}; it began from {parent} in epoch {step.epoch}")

@@ -8,10 +8,9 @@ Under FSDP every rank holds one of these and calls it alike.
 from __future__ import annotations
 
 import hashlib
-import logging
 import time
 from collections.abc import Callable, Mapping
-from dataclasses import replace
+from dataclasses import dataclass, replace
 from pathlib import Path
 from uuid import UUID
 
@@ -35,8 +34,6 @@ from clawloop.training.loading import load_model
 from clawloop.training.model import Lora, PolicyModel
 from clawloop.training.setup import TrainerSetup
 from clawloop.training.step import StepReport, make_optimizer, train_step
-
-log = logging.getLogger(__name__)
 
 Say = Callable[[str], None]
 
@@ -94,7 +91,7 @@ class ResidentModel:
         limits = Limits(
             min(self._setup.micro_batch_tokens, model.max_tokens), model.max_tokens, model.architecture.vocab_size
         )
-        samples, unusable = _samples(step, limits)
+        batch = _usable(step, limits)
         settings = step.recipe.train
         optimizer = make_optimizer(model, settings.optimiser)
         if step.parent is None:
@@ -104,7 +101,7 @@ class ResidentModel:
         done = train_step(
             model,
             optimizer,
-            samples,
+            batch.samples,
             settings,
             limits,
             parent=0 if step.parent is None else step.parent.n,
@@ -119,7 +116,7 @@ class ResidentModel:
         parent = 0 if step.parent is None else step.parent.n
         return TrainedStep(
             VersionRef(step.policy, step.n, parent, path, written.sha256),
-            _figures(done, unusable, time.monotonic() - began),
+            _figures(done, batch, time.monotonic() - began),
         )
 
     def _save(
@@ -179,46 +176,59 @@ class ResidentModel:
         return self._setup.adapters / version.path
 
 
-def _samples(step: StepBatch, limits: Limits) -> tuple[list[TrainingSample], dict[SampleId, str]]:
-    """The batch without what cannot be trained as it is; that, with reasons.
+@dataclass(frozen=True, slots=True)
+class _Usable:
+    """What of a batch can be trained.
 
+    Args:
+        unusable: samples that cannot be trained as they are, and why.
+        without_hint: samples that are trained without their hint, and why.
+    """
+
+    samples: list[TrainingSample]
+    unusable: dict[SampleId, str]
+    without_hint: dict[SampleId, str]
+
+
+def _usable(step: StepBatch, limits: Limits) -> _Usable:
+    """
     Raises:
         NothingToTrain: nothing is left.
     """
-    samples: list[TrainingSample] = []
-    unusable: dict[SampleId, str] = {}
+    found = _Usable([], {}, {})
     for given in step.samples:
         try:
             sample = _sample(given)
             plan([sample.sequence()], limits)
-            sample = _with_readable_hint(sample, step.recipe, limits)
+            if (why := _hint_fault(sample, step.recipe, limits)) is not None:
+                found.without_hint[given.sample_id] = why
+                sample = replace(sample, hinted_prompt_ids=None)
         except SampleUnusable as error:
-            unusable[given.sample_id] = error.reason
+            found.unusable[given.sample_id] = error.reason
         else:
-            samples.append(sample)
-    if not samples:
-        reasons = "; ".join(sorted(set(unusable.values())))
+            found.samples.append(sample)
+    if not found.samples:
+        reasons = "; ".join(sorted(set(found.unusable.values())))
         raise NothingToTrain(f"no sample of {len(step.samples)} can be trained: {reasons}")
-    return samples, unusable
+    return found
 
 
-def _with_readable_hint(sample: TrainingSample, recipe: Recipe, limits: Limits) -> TrainingSample:
-    """The sample, without its hint if the teacher cannot read that: its verdict still teaches.
+def _hint_fault(sample: TrainingSample, recipe: Recipe, limits: Limits) -> str | None:
+    """Why the teacher cannot read the sample's hint, whose verdict still teaches; None if nothing is wrong.
 
     Raises:
         SampleUnusable: it has nothing to teach but the hint.
     """
     if not recipe.needs_teacher or sample.hinted_prompt_ids is None:
-        return sample
+        return None
     try:
         plan([sample.hinted_sequence()], limits)
     except SampleUnusable as error:
         by_verdict = recipe.train.loss.policy_gradient > 0 and recipe.train.advantage.verdict_weight > 0
         if not (by_verdict and sample.reward):
             raise
-        log.info("hint left out", extra={"sample": sample.key, "why": error.reason})
-        return replace(sample, hinted_prompt_ids=None)
-    return sample
+        return error.reason
+    return None
 
 
 def _sample(given: BatchSample) -> TrainingSample:
@@ -235,7 +245,7 @@ def _sample(given: BatchSample) -> TrainingSample:
     )
 
 
-def _figures(done: StepReport, unusable: Mapping[SampleId, str], seconds: float) -> StepFigures:
+def _figures(done: StepReport, batch: _Usable, seconds: float) -> StepFigures:
     dropped = {SampleId(UUID(key)): reason for key, reason in done.dropped.items()}
     return StepFigures(
         loss=done.loss,
@@ -245,7 +255,9 @@ def _figures(done: StepReport, unusable: Mapping[SampleId, str], seconds: float)
         kl=done.kl,
         tokens=done.tokens,
         samples=len(done.samples),
-        dropped=dropped | dict(unusable),
+        dropped=dropped | batch.unusable,
+        # One that was dropped all the same was trained without anything.
+        without_hint={sample: why for sample, why in batch.without_hint.items() if sample not in dropped},
         seconds=seconds,
     )
 

@@ -50,7 +50,13 @@ def recipe(**train: object) -> Recipe:
 RECIPE = recipe()
 
 
-def trained(step: StepBatch, *, sha256: str = "", dropped: dict[SampleId, str] | None = None) -> TrainedStep:
+def trained(
+    step: StepBatch,
+    *,
+    sha256: str = "",
+    dropped: dict[SampleId, str] | None = None,
+    without_hint: dict[SampleId, str] | None = None,
+) -> TrainedStep:
     """What a trainer makes of a batch."""
     digest = sha256 or f"{step.n:064x}"
     parent = 0 if step.parent is None else step.parent.n
@@ -64,6 +70,7 @@ def trained(step: StepBatch, *, sha256: str = "", dropped: dict[SampleId, str] |
         tokens=8,
         samples=len(step.samples),
         dropped=dropped or {},
+        without_hint=without_hint or {},
         seconds=2.5,
     )
     return TrainedStep(VersionRef(step.policy, step.n, parent, path, digest), figures)

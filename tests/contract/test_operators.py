@@ -140,5 +140,6 @@ async def test_versions_say_what_they_are_and_what_their_step_measured(learning:
         "tokens": 8,
         "samples": 4,
         "dropped": 0,
+        "without_hint": 0,
         "seconds": 2.5,
     }

@@ -49,4 +49,6 @@ async def test_a_hint_that_only_an_adapter_of_another_shape_could_read_leaves_th
     assert [(one.sample_id, one.hinted_prompt_ids) for one in batch.samples] == [
         (sample, None) for sample in (*judged, *plain)
     ]
+    shape = "version 1, which would read it, has a LoRA of another shape"
+    assert batch.without_hint == dict.fromkeys(judged, shape)
     assert (await postgres_learning.became(*unjudged))[2] == "version 1, which would read its hint, is gone"

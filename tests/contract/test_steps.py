@@ -221,6 +221,35 @@ async def test_resuming_takes_what_was_set_aside_only_when_told_to(learning: Lea
     assert (await learning.steps.claim(POLICY, 2)).samples == 4
 
 
+async def test_a_turn_that_was_trained_without_its_hint_says_why(learning: Learning) -> None:
+    for n in (1, 2):
+        await step(learning, n)
+    (unreadable,) = await learning.add_samples(1, version=1, hinted=[1, 2])
+    too_long, plain, *_ = await learning.add_samples(3, version=2, hinted=[1, 2])
+    await learning.steps.claim(POLICY, 3)
+    await learning.lose_files(1)
+    batch = await learning.steps.batch(POLICY, 3)
+    gone = "version 1, which would read it, is gone"
+    assert batch.without_hint == {unreadable: gone}
+    assert [sample.hinted_prompt_ids is None for sample in batch.samples] == [True, False, False, False]
+    result = trained(batch, without_hint={too_long: "9000 tokens, the trainer takes 8192"})
+    assert await learning.steps.commit(batch, result) is StepState.COMMITTED
+    say = {
+        unreadable: f"trained in step 3 without its hint: {gone}",
+        too_long: "trained in step 3 without its hint: 9000 tokens, the trainer takes 8192",
+        plain: "trained in step 3",
+    }
+    assert {sample: (await learning.became(sample))[2] for sample in say} == say
+    metrics = (await learning.operators.versions(POLICY))[3].metrics
+    assert metrics is not None
+    assert metrics["without_hint"] == 2
+    # It is not forgotten on the way back and forth.
+    await learning.operators.roll_back(POLICY, 2)
+    assert (await learning.became(too_long))[2] == f"{say[too_long]}, rolled back to 2"
+    await learning.operators.roll_back(POLICY, 3)
+    assert {sample: (await learning.became(sample))[2] for sample in say} == say
+
+
 async def test_next_state_evidence_ages_in_versions_and_explicit_feedback_does_not(learning: Learning) -> None:
     for n in (1, 2, 3):
         await step(learning, n)

@@ -12,6 +12,7 @@ from clawloop.ids import SampleId
 from clawloop.recipe import Recipe
 from clawloop.steps import Claim, StepBatch, StepState, TrainedStep, TrainingView, VersionRef
 from db.batches import needs_version, uses_hint, uses_reward
+from db.step_ends import trained_words
 from db.training_view import why_not_computable
 from tests.fakes.ledger import FakeLedger, FakePolicy, FakeSample, FakeStep, FakeVersion
 
@@ -93,10 +94,15 @@ class FakeStepStore:
         if step.state is not StepState.CLAIMED:
             raise RecordUnusable(f"step {n} of policy {policy!r} is {step.state}")
         step.attempt += 1
-        samples = [self.ledger.samples[sample].of for sample in step.samples]
-        hinted = {sample.version for sample in samples if sample.hinted_prompt_ids is not None}
+        samples = {sample: self.ledger.samples[sample].of for sample in step.samples}
+        hinted = {sample.version for sample in samples.values() if sample.hinted_prompt_ids is not None}
         wanted = {n for n in hinted if needs_version(step.recipe.train, n, step.parent)}
         teachers = {n: ref for n in sorted(wanted) if (ref := self._ref(policy, n)) is not None}
+        without_hint = {
+            key: f"version {sample.version}, which would read it, is gone"
+            for key, sample in samples.items()
+            if sample.hinted_prompt_ids is not None and sample.version in wanted - teachers.keys()
+        }
         return StepBatch(
             policy=policy,
             base_model="tiny",
@@ -105,10 +111,11 @@ class FakeStepStore:
             epoch=step.epoch,
             recipe=step.recipe,
             samples=[
-                replace(sample, hinted_prompt_ids=None) if sample.version in wanted - teachers.keys() else sample
-                for sample in samples
+                replace(sample, hinted_prompt_ids=None) if key in without_hint else sample
+                for key, sample in samples.items()
             ],
             teachers=teachers,
+            without_hint=without_hint,
         )
 
     async def commit(self, step: StepBatch, trained: TrainedStep) -> StepState:
@@ -127,13 +134,14 @@ class FakeStepStore:
         if (held.head, held.epoch) != (parent, step.epoch):
             self.ledger.abandon(step.policy, step.n, f"the policy went on to version {held.head}")
             return StepState.ABANDONED
-        row.state, row.figures = StepState.COMMITTED, trained.figures
+        without_hint = {**step.without_hint, **trained.figures.without_hint}
+        row.state, row.figures = StepState.COMMITTED, replace(trained.figures, without_hint=without_hint)
         self.ledger.versions[step.policy, step.n] = FakeVersion(parent, version, self.ledger.now)
         held.head = step.n
         for sample in row.samples:
             dropped = trained.figures.dropped.get(sample)
             if dropped is None:
-                end = (SampleState.TRAINED, Outcome.TRAINED, f"trained in step {step.n}")
+                end = (SampleState.TRAINED, Outcome.TRAINED, trained_words(step.n, without_hint.get(sample)))
             else:
                 end = (SampleState.EXPIRED, Outcome.EXPIRED, f"left out of step {step.n}: {dropped}")
             self.ledger.samples[sample].end(*end)

@@ -9,7 +9,7 @@ from clawloop.errors import RecordUnusable, RequestRejected
 from clawloop.ids import SampleId
 from clawloop.recipe import Recipe
 from clawloop.steps import TrainingView, VersionView
-from db.step_ends import metrics_of
+from db.step_ends import metrics_of, trained_words
 from tests.fakes.ledger import FakeLedger, FakePolicy, FakeVersion
 
 
@@ -53,14 +53,15 @@ class FakeTrainingStore:
         held.head, held.epoch = version, held.epoch + 1
         if (claimed := self.ledger.claimed(policy)) is not None:
             self.ledger.abandon(policy, claimed, f"rolled back to version {version}")
-        for n in before - after:
+        for n in before ^ after:
+            step = self.ledger.steps.get((policy, n))
+            figures = None if step is None else step.figures
             for sample in self._trained_in(policy, n):
                 found = self.ledger.samples[sample]
-                found.outcome, found.why = Outcome.ROLLED_BACK, f"trained in step {n}, rolled back to {version}"
-        for n in after - before:
-            for sample in self._trained_in(policy, n):
-                found = self.ledger.samples[sample]
-                found.outcome, found.why = Outcome.TRAINED, f"trained in step {n}"
+                found.why = trained_words(n, None if figures is None else figures.without_hint.get(sample))
+                found.outcome = Outcome.TRAINED
+                if n in before:
+                    found.outcome, found.why = Outcome.ROLLED_BACK, f"{found.why}, rolled back to {version}"
         if self.ledger.is_served(policy, version):
             self.ledger.set_active(policy, version)
         return self.ledger.view(policy)

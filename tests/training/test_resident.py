@@ -95,20 +95,21 @@ def test_a_sample_that_cannot_be_trained_is_left_out_with_its_reason(
 
 
 def test_a_hint_the_trainer_cannot_read_leaves_the_verdict(
-    qwen3: Path, batches: dict[int, list[BatchSample]], tmp_path: Path, caplog: pytest.LogCaptureFixture
+    qwen3: Path, batches: dict[int, list[BatchSample]], tmp_path: Path
 ) -> None:
     hinted = next(place for place, sample in enumerate(batches[1]) if sample.hinted_prompt_ids and sample.reward)
     taken = []
     for name, hint in (("long", [1] * 60), ("none", None)):
         samples = [*batches[1]]
         samples[hinted] = replace(samples[hinted], hinted_prompt_ids=hint)
-        with caplog.at_level("INFO"):
-            model = ResidentModel(setup_of(qwen3, tmp_path / name, max_tokens=60))
-            taken.append(whole(model.train(step_of(samples, 1), quiet, never)))
+        model = ResidentModel(setup_of(qwen3, tmp_path / name, max_tokens=60))
+        taken.append(whole(model.train(step_of(samples, 1), quiet, never)))
     assert [trained.figures.dropped for trained in taken] == [{}, {}]
     assert taken[0].version.sha256 == taken[1].version.sha256
-    (said,) = [record for record in caplog.records if record.message == "hint left out"]
-    assert "the trainer takes 60" in said.__dict__["why"]
+    ((sample, why),) = taken[0].figures.without_hint.items()
+    assert sample == batches[1][hinted].sample_id
+    assert why.endswith("tokens, the trainer takes 60")
+    assert taken[1].figures.without_hint == {}
 
 
 def test_what_an_adapter_cannot_be_used_for_is_said(
