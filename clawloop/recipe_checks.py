@@ -25,6 +25,12 @@ def contradictions(recipe: Recipe) -> Iterator[RecipeRejected]:
         *_of_terms(signal, train),
         *_of_signal(signal),
         *_of_loss(train.loss, train),
+        (
+            # Nowhere is it recorded which ids open and close a model's thinking.
+            not train.train_thinking,
+            "train.train_thinking",
+            "thinking cannot be told from other tokens, so it is trained like them; set it to true or leave it out",
+        ),
     ):
         if holds:
             yield RecipeRejected(problem, field=field)

@@ -90,8 +90,7 @@ INVARIANTS: dict[str, str] = {
             JOIN recipes r ON r.hash = p.recipe_hash JOIN samples s ON s.policy = p.id AND s.state = 'fresh'
         WHERE p.paused_reason IS NULL AND NOT p.work_waiting
             AND NOT EXISTS (SELECT FROM steps c WHERE c.policy = p.id AND c.state = 'claimed')
-        GROUP BY p.id, r.hash HAVING count(*) >= CAST(r.content->'train'->>'batch_samples' AS int)
-            AND r.content->'train'->>'train_thinking' = 'true'""",
+        GROUP BY p.id, r.hash HAVING count(*) >= CAST(r.content->'train'->>'batch_samples' AS int)""",
 }
 """In words → the rows, in words, of which there must be none."""
 

@@ -137,7 +137,7 @@ class PostgresTrainingStore:
 
         Raises:
             StoreUnavailable
-            RecipeRejected: no step of it can be computed, or not from where the policy is.
+            RecipeRejected: no step of it can go on from where the policy is.
             RequestRejected: 404, there is no such policy.
         """
         try:

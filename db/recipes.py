@@ -16,7 +16,6 @@ from db.exact_json import exact_json
 from db.samples import expire_other_signals
 from db.tables import Policy, Step
 from db.tables import Recipe as RecipeRow
-from db.training_view import why_not_computable
 from db.work import hold_policy, refresh_work
 
 
@@ -41,12 +40,10 @@ async def set_recipe(database: Database, policy: str, recipe: Recipe) -> None:
     Waiting samples of another signal hash expire at once, for good: `recipe changed`.
 
     Raises:
-        RecipeRejected: no step of it can be computed, or not from where the policy is.
+        RecipeRejected: no step of it can go on from where the policy is.
         RecordUnusable: there is no such policy.
         StoreUnavailable
     """
-    if (fault := why_not_computable(recipe)) is not None:
-        raise RecipeRejected(fault)
 
     async def change(connection: AsyncConnection) -> None:
         held = await hold_policy(connection, policy)

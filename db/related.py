@@ -29,6 +29,7 @@ _COUNT = text("""
 # The newest decided judgement of each turn, if that was made under a recipe that rewards so.
 _MEMBERS = """
     SELECT t.id AS turn_id, t.session_id, j.id AS judgement, j.reward, j.not_trainable, j.why, j.taken,
+        (SELECT avg(v.score) FROM votes v WHERE v.judgement_id = j.id) AS mean_vote,
         coalesce(ss.closed_at >= t.entered_at, false) AS closed, ss.task_outcome
     FROM turns t JOIN sessions ss ON ss.id = t.session_id
     LEFT JOIN LATERAL (
@@ -109,7 +110,8 @@ async def settle_outcome_of(connection: AsyncConnection, session: SessionId, *, 
 
 
 def _member(row: Any) -> Member:
-    return Member(TurnId(row.turn_id), row.reward, row.not_trainable, row.why or "", bool(row.taken))
+    mean_vote = None if row.mean_vote is None else float(row.mean_vote)
+    return Member(TurnId(row.turn_id), row.reward, row.not_trainable, row.why or "", bool(row.taken), mean_vote)
 
 
 async def _become(connection: AsyncConnection, judgement: JudgementId, end: MemberEnd) -> None:

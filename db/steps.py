@@ -12,7 +12,7 @@ from sqlalchemy import insert, select, update
 from sqlalchemy.ext.asyncio import AsyncConnection
 
 from clawloop.contracts import SampleState
-from clawloop.errors import RecordUnusable
+from clawloop.errors import RecipeRejected, RecordUnusable
 from clawloop.ids import SampleId
 from clawloop.recipe import Recipe
 from clawloop.steps import BatchSample, Claim, StepBatch, StepState, TrainedStep, TrainingView, VersionRef
@@ -24,7 +24,7 @@ from db.lineage import next_step, of_other_shape, version_ref, version_refs
 from db.recipes import recipe_by_hash, recipe_of_policy
 from db.step_ends import abandon_step, commit_step, expire_step, hold_step, mark_dropped, quarantine_step, samples_of
 from db.tables import Policy, Sample, Step, StepSample, Version
-from db.training_view import view_of, why_not_computable
+from db.training_view import unusable_words, view_of
 from db.work import hold_policy, refresh_work, set_work
 
 
@@ -163,11 +163,11 @@ class PostgresStepStore:
 async def _usable_recipe(connection: AsyncConnection, policy: str) -> tuple[Recipe | None, str | None]:
     """The policy's present recipe, or why there is none to train by."""
     try:
-        recipe = await recipe_of_policy(connection, policy)
+        return await recipe_of_policy(connection, policy), None
     except RecordUnusable as error:
         return None, str(error)
-    fault = why_not_computable(recipe)
-    return (recipe, None) if fault is None else (None, fault)
+    except RecipeRejected as error:
+        return None, unusable_words(error)
 
 
 async def _insert_step(

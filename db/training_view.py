@@ -29,14 +29,6 @@ _LOOK = text("""
 """)
 
 
-def why_not_computable(recipe: Recipe) -> str | None:
-    """Why no step of this recipe can be computed; None if it can."""
-    if not recipe.train.train_thinking:
-        # Which ids open and close a model's thinking is nowhere recorded, so its tokens cannot be told from others.
-        return f"recipe {recipe.name!r} has train.train_thinking = false, which cannot be computed: set it to true"
-    return None
-
-
 async def view_of(connection: AsyncConnection, policy: str) -> TrainingView:
     """
     Raises:
@@ -92,7 +84,11 @@ def _recipe(content: Any) -> tuple[Recipe | None, str | None]:
     if content is None:
         return None, "the policy has no recipe"
     try:
-        recipe = parse_recipe(content)
+        return parse_recipe(content), None
     except RecipeRejected as error:
-        return None, f"its recipe is none: {error}"
-    return recipe, why_not_computable(recipe)
+        return None, unusable_words(error)
+
+
+def unusable_words(error: RecipeRejected) -> str:
+    """What is said of a stored recipe that was good when it was set, and is no recipe any more."""
+    return f"its recipe cannot be used any more: {error}; set another with `clawloop recipe set`"

@@ -14,7 +14,7 @@ from torch import Tensor
 
 from clawloop.algorithms.aggregation import Aggregation, Divisor, aggregate
 from clawloop.algorithms.kl import kl_loss
-from clawloop.algorithms.metrics import SampleMetrics, metrics_of_trained
+from clawloop.algorithms.metrics import SampleMetrics, sample_metrics
 from clawloop.algorithms.policy_gradient import Clip, policy_gradient_loss
 from clawloop.algorithms.scoring import Scores
 from clawloop.algorithms.streams import Streams
@@ -87,7 +87,7 @@ def step_loss(batch: Sequence[tuple[Scores, Streams]], plan: LossPlan, divisor: 
     metrics: list[SampleMetrics] = []
     for index, (scores, streams) in enumerate(batch):
         trained_scores, trained = scores.at(streams.response_mask_T), streams.trained()
-        metrics.append(metrics_of_trained(trained_scores, trained, plan.clip))
+        metrics.append(sample_metrics(trained_scores, trained, plan.clip))
         for part, loss_N in _parts(trained_scores, trained, plan).items():
             share = aggregate(loss_N, divisor, plan.aggregation)
             if not bool(share.isfinite()):

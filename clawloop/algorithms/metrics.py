@@ -38,14 +38,9 @@ class SampleMetrics:
     entropy: float | None
 
 
-def sample_metrics(scores: Scores, streams: Streams, clip: Clip) -> SampleMetrics:
-    """The metrics of one sample; `scores` and `streams` of the same response, masked tokens included."""
-    return metrics_of_trained(scores.at(streams.response_mask_T), streams.trained(), clip)
-
-
 @torch.no_grad()
-def metrics_of_trained(scores: Scores, streams: Streams, clip: Clip) -> SampleMetrics:
-    """As `sample_metrics`, for numbers from which the masked tokens are gone already."""
+def sample_metrics(scores: Scores, streams: Streams, clip: Clip) -> SampleMetrics:
+    """The metrics of one sample; from `scores` and `streams` the masked tokens are gone already."""
     found: dict[str, torch.Tensor] = {}
     if streams.behaviour_logprob_T is not None:
         ratio_N = ratio(scores.logprob_T, streams.behaviour_logprob_T)

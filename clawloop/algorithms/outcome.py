@@ -6,36 +6,39 @@ Knows nothing about how votes are asked for or who says whether a task succeeded
 from __future__ import annotations
 
 import math
-from collections.abc import Sequence
-from typing import Literal, TypeAlias
-
-Outcome: TypeAlias = Literal[-1, 1]
-Vote: TypeAlias = Literal[-1, 0, 1]
 
 
-def integrated_reward(
-    outcome: Outcome | None, votes: Sequence[Vote | None], *, process_weight: float = 1.0
-) -> float | None:
+def process_reward(mean_vote: float, *, process_weight: float) -> float:
+    """(λ/m)·ΣS_j of one turn.
+
+    Args:
+        mean_vote: of its valid votes, or of a direct vote's distribution.
+        process_weight: λ.
+    """
+    return process_weight * mean_vote
+
+
+def integrated_reward(outcome: int | None, process: float | None) -> float | None:
     """R = O + (λ/m)·ΣS_j of one turn, of the terms that are known.
 
     Args:
-        outcome: whether the task as a whole succeeded; None if nobody said.
-        votes: of this turn; None for a vote that failed, which counts neither in the sum nor in m.
-        process_weight: λ.
+        outcome: whether the task as a whole succeeded, 1 or −1; None if nobody said.
+        process: `process_reward`; None if there is no valid vote.
 
     Returns:
         None if neither is known.
     """
-    valid = [vote for vote in votes if vote is not None]
-    process = process_weight * sum(valid) / len(valid) if valid else None
     if outcome is None:
         return process
-    return float(outcome) if process is None else outcome + process
+    return outcome + (process or 0.0)
 
 
-def judge_consistency(reward: float, vote: Vote) -> float:
-    """R·S: what the judge earns for one vote; negative when it said the opposite of what came out."""
-    return reward * vote
+def judge_consistency(reward: float, mean_vote: float) -> float:
+    """R·S, what the judge earns: for one vote, or for each of a turn's votes on average.
+
+    Negative when it said the opposite of what came out.
+    """
+    return reward * mean_vote
 
 
 def precision_bound(votes: int, *, true_positive_rate: float, true_negative_rate: float) -> float:

@@ -24,14 +24,3 @@ def overlong_penalty(tokens: int, *, limit_tokens: int, cache_tokens: int, cut_b
         return -1.0
     # +0.0: a penalty of nothing is 0, not −0.
     return min(0.0, (limit_tokens - cache_tokens - tokens) / cache_tokens) + 0.0
-
-
-def shaped_reward(
-    reward: float | None, tokens: int, *, limit_tokens: int, cache_tokens: int, cut_by_length: bool
-) -> float | None:
-    """The reward with its penalty; None stays None: length alone is no verdict."""
-    if reward is None:
-        return None
-    return reward + overlong_penalty(
-        tokens, limit_tokens=limit_tokens, cache_tokens=cache_tokens, cut_by_length=cut_by_length
-    )

@@ -10,6 +10,7 @@ from collections.abc import Sequence
 from dataclasses import dataclass, replace
 
 from clawloop.algorithms.groups import group_advantages, is_complete
+from clawloop.algorithms.outcome import integrated_reward, judge_consistency, process_reward
 from clawloop.algorithms.overlong import overlong_penalty
 from clawloop.contracts import Outcome
 from clawloop.ids import TurnId
@@ -40,7 +41,7 @@ def priced(signal: Signal, verdict: Verdict, relation: Relation, *, tokens: int,
     outcome it is the mean of the votes that counts, (λ/m)·ΣS_j.
     """
     if relation is Relation.OUTCOME and verdict.expected is not None:
-        verdict = replace(verdict, reward=signal.process_weight * verdict.expected)
+        verdict = replace(verdict, reward=process_reward(verdict.expected, process_weight=signal.process_weight))
     if verdict.reward is None or signal.overlong is None:
         return verdict
     if not verdict.verdict and relation not in (Relation.GROUP, Relation.OUTCOME):
@@ -76,6 +77,7 @@ class Member:
         not_trainable: why it cannot be trained; its reward counts for the others all the same.
         why: of its own verdict.
         taken: a step has, or had, its sample: it stays as it is.
+        mean_vote: of the judge's valid votes; None without any, as where a user has rated the turn unjudged.
     """
 
     turn_id: TurnId
@@ -83,6 +85,7 @@ class Member:
     not_trainable: str | None
     why: str
     taken: bool
+    mean_vote: float | None = None
 
 
 @dataclass(frozen=True, slots=True)
@@ -122,19 +125,24 @@ def _end(member: Member, advantage: float | None, known: int) -> MemberEnd:
 def outcome_ends(members: Sequence[Member], outcome: int | None) -> list[MemberEnd]:
     """R = O + (λ/m)·ΣS of each turn of a closed session, of the terms that are known (RLAnything).
 
+    Beside an outcome each judged turn says what its votes earned the judge on average, R·S: `judge +0.44`.
+
     Args:
         outcome: of the session's task, 1 or −1; None if nobody said.
     """
     ends = []
     for member in members:
-        if member.taken or (member.reward is None and outcome is None):
+        reward = integrated_reward(outcome, member.reward)
+        if member.taken or reward is None:
             continue
-        process = "" if member.reward is None else f"process {member.reward:+.2f}"
+        said = [] if member.reward is None else [f"process {member.reward:+.2f}"]
         if outcome is None:
-            why = f"{process}, no outcome ({member.why})"
+            said.append("no outcome")
         else:
-            why = f"outcome {outcome:+d}{process and ', ' + process} ({member.why})"
-        ends.append(_ended(member, (outcome or 0) + (member.reward or 0.0), why))
+            said.insert(0, f"outcome {outcome:+d}")
+            if member.mean_vote is not None:
+                said.append(f"judge {judge_consistency(reward, member.mean_vote):+.2f}")
+        ends.append(_ended(member, reward, f"{', '.join(said)} ({member.why})"))
     return ends
 
 

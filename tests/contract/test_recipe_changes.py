@@ -6,7 +6,7 @@ import pytest
 
 from clawloop.errors import RecipeRejected
 from db.recipes import read_recipe_of, set_recipe
-from tests.contract.learning import POLICY, RECIPE, PostgresLearning, recipe, step
+from tests.contract.learning import POLICY, PostgresLearning, recipe, step
 
 pytestmark = pytest.mark.postgres
 
@@ -28,10 +28,20 @@ async def test_a_recipe_whose_adapter_cannot_go_on_from_the_head_is_refused(
     await set_recipe(database, POLICY, recipe(lora={"rank": 16, "alpha": 16.0}))
 
 
-async def test_a_recipe_no_step_can_be_computed_of_is_not_set(postgres_learning: PostgresLearning) -> None:
-    with pytest.raises(RecipeRejected, match=r"train\.train_thinking = false"):
-        await set_recipe(postgres_learning.database, POLICY, recipe(train_thinking=False))
-    assert await read_recipe_of(postgres_learning.database, POLICY) == RECIPE
+async def test_a_stored_recipe_that_is_none_any_more_is_told_in_words_until_another_is_set(
+    postgres_learning: PostgresLearning,
+) -> None:
+    await postgres_learning.add_samples(4)
+    older = "UPDATE recipes SET content = jsonb_set(content::jsonb, '{train,train_thinking}', 'false')::json"
+    await postgres_learning.execute(older)
+    claim = await postgres_learning.steps.claim(POLICY, 1)
+    assert claim.state is None
+    assert "train.train_thinking" in claim.reason
+    assert "clawloop recipe set" in claim.reason
+    assert (await postgres_learning.steps.look(POLICY)).reason == claim.reason
+    assert not await postgres_learning.work_waiting()
+    await set_recipe(postgres_learning.database, POLICY, recipe(drift=0.5))
+    assert (await postgres_learning.steps.claim(POLICY, 1)).samples == 4
 
 
 async def test_a_hint_that_only_an_adapter_of_another_shape_could_read_leaves_the_verdict(

@@ -311,16 +311,6 @@ async def test_a_sample_the_recipe_learns_nothing_from_fills_no_batch(learning: 
     )
 
 
-async def test_a_recipe_that_cannot_be_computed_is_refused_in_words(learning: Learning) -> None:
-    await learning.set_recipe(recipe(train_thinking=False))
-    await learning.add_samples(4)
-    claim = await learning.steps.claim(POLICY, 1)
-    assert claim.state is None
-    assert "train.train_thinking" in claim.reason
-    assert (await learning.steps.look(POLICY)).reason == claim.reason
-    assert not await learning.work_waiting()
-
-
 async def test_earlier_versions_that_answered_hinted_samples_are_teachers(learning: Learning) -> None:
     for n in (1, 2):
         await step(learning, n)

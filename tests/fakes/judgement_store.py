@@ -214,7 +214,9 @@ class FakeJudgementStore:
         end = None if held is None or held.end is None or held.end.relation is not relation else held.end
         if held is None or end is None:
             return Member(turn_id, None, None, "", taken=False)
-        return Member(turn_id, held.own, end.not_trainable, end.why, held.sample not in _OPEN)
+        votes = [vote for vote in held.votes.values() if vote is not None]
+        mean_vote = sum(votes) / len(votes) if votes else None
+        return Member(turn_id, held.own, end.not_trainable, end.why, held.sample not in _OPEN, mean_vote)
 
     def _settle_outcome(self, turns: Sequence[TurnId], outcome: int | None) -> list[MemberEnd]:
         judged = [turn for turn in turns if (held := self._held(turn)) and held.recipe.signal.reward == _BY_OUTCOME]

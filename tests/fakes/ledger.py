@@ -12,7 +12,7 @@ from clawloop.errors import RecordUnusable, StoreUnavailable
 from clawloop.ids import SampleId, new_sample_id
 from clawloop.recipe import Recipe
 from clawloop.steps import BatchSample, StepFigures, StepState, TrainingState, TrainingView, VersionRef
-from db.training_view import waits_for, why_not_computable
+from db.training_view import waits_for
 
 
 @dataclass
@@ -188,10 +188,7 @@ class FakeLedger:
         claimed = self.claimed(policy)
         fresh = [one for one in self.fresh(policy) if self.samples[one].signal_hash == signal]
         needed = 0 if held.recipe is None else held.recipe.train.batch_samples
-        if held.recipe is None:
-            waits = "the policy has no recipe"
-        else:
-            waits = why_not_computable(held.recipe) or waits_for(len(fresh), needed, self.waiting_turns)
+        waits = "the policy has no recipe" if held.recipe is None else waits_for(len(fresh), needed, self.waiting_turns)
         state, reason = TrainingState.WAITING, waits
         if claimed is not None:
             attempt = self.steps[policy, claimed].attempt

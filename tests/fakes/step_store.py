@@ -13,7 +13,6 @@ from clawloop.recipe import Recipe
 from clawloop.steps import Claim, StepBatch, StepState, TrainedStep, TrainingView, VersionRef
 from db.batches import needs_version, uses_hint, uses_reward
 from db.step_ends import trained_words
-from db.training_view import why_not_computable
 from tests.fakes.ledger import FakeLedger, FakePolicy, FakeSample, FakeStep, FakeVersion
 
 
@@ -36,7 +35,7 @@ class FakeStepStore:
         if n != (expected := self.ledger.next_step(policy)):
             return Claim(n, None, 0, f"the next step is {expected}")
         recipe = held.recipe
-        fault = "the policy has no recipe" if recipe is None else why_not_computable(recipe)
+        fault = "the policy has no recipe" if recipe is None else None
         fault = fault if held.paused is None else f"paused: {held.paused}"
         if recipe is None or fault is not None:
             held.work_waiting = False

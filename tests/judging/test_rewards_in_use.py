@@ -106,5 +106,7 @@ async def test_a_sessions_outcome_reaches_every_main_turn(bench: Bench) -> None:
     closed = await bench.close(session)
     rewards = {row["turn_id"]: row["reward"] for row in bench.rows("SELECT turn_id, reward FROM samples")}
     assert rewards == {turns[0].turn_id: pytest.approx(4 / 3), turns[2].turn_id: 1.0}  # the second cancels out
-    assert {fate.turn_id: fate.why for fate in closed.fates}[turns[2].turn_id] == "outcome +1 (nothing followed)"
+    said = {fate.turn_id: fate.why or "" for fate in closed.fates}
+    assert said[turns[2].turn_id] == "outcome +1 (nothing followed)"
+    assert said[turns[0].turn_id].startswith("outcome +1, process +0.33, judge +0.44 (")
     assert bench.rows("SELECT state FROM sessions") == [{"state": "closed"}]

@@ -6,7 +6,9 @@ from dataclasses import replace
 from pathlib import Path
 
 from clawloop.algorithms.groups import group_advantages
-from clawloop.algorithms.outcome import Vote, integrated_reward
+from clawloop.algorithms.outcome import integrated_reward, process_reward
+from clawloop.judging.parsing import Vote
+from clawloop.judging.voting import majority
 from clawloop.recipe import Optimiser, Train, load_recipe
 from clawloop.training.batch import TrainingSample
 from clawloop.training.collate import Limits
@@ -24,6 +26,11 @@ def train_part(method: str, optimiser: Optimiser) -> Train:
     return load_recipe(RECIPES / f"{method}.toml").train.model_copy(update={"optimiser": optimiser})
 
 
+def _by_outcome(outcome: int, votes: list[Vote | None]) -> float | None:
+    expected = majority(votes).expected
+    return integrated_reward(outcome, None if expected is None else process_reward(expected, process_weight=1.0))
+
+
 def batch_of(method: str, model: PolicyModel, *, version: int = 1, seed: int = 5) -> list[TrainingSample]:
     """Five turns of a session and a group of three, rewarded and hinted as this recipe's signal would."""
     samples = session_batch(model, version=version, seed=seed)
@@ -36,8 +43,7 @@ def batch_of(method: str, model: PolicyModel, *, version: int = 1, seed: int = 5
     elif signal.reward == "outcome_process":
         succeeded: list[list[Vote | None]] = [[1, 1, -1], [1, 1, 1], [-1, -1, 1], [1, None, -1], [1, 1, 1]]
         failed: list[list[Vote | None]] = [[1, -1, -1], [-1, -1, -1], [-1]]
-        rewards = [integrated_reward(1, votes) for votes in succeeded]
-        rewards += [integrated_reward(-1, votes) for votes in failed]
+        rewards = [_by_outcome(1, votes) for votes in succeeded] + [_by_outcome(-1, votes) for votes in failed]
     elif signal.hints:
         rewards = [1.0, None, -1.0, 0.0, 1.0, -1.0, None, 1.0]  # None and 0: a hint and no verdict
     else:

@@ -7,10 +7,11 @@ import torch
 
 from clawloop.algorithms.advantages import teacher_gap, with_advantage
 from clawloop.algorithms.groups import group_advantages
-from clawloop.algorithms.outcome import integrated_reward, judge_consistency, precision_bound
+from clawloop.algorithms.outcome import integrated_reward, judge_consistency, precision_bound, process_reward
 from clawloop.algorithms.overlong import overlong_penalty
 from clawloop.algorithms.policy_gradient import Clip, clipped_objective, policy_gradient_loss
 from clawloop.algorithms.streams import Streams
+from clawloop.judging.voting import majority
 
 
 def test_a_group_of_four_rewards_gives_the_articles_advantages() -> None:
@@ -57,7 +58,9 @@ def test_a_reply_of_700_900_and_1100_tokens_loses_0_a_half_and_1(tokens: int, pe
 
 
 def test_a_success_with_two_good_votes_of_three_earns_1_33() -> None:
-    reward = integrated_reward(1, (1, 1, -1), process_weight=1.0)
+    expected = majority((1, 1, -1)).expected
+    assert expected is not None
+    reward = integrated_reward(1, process_reward(expected, process_weight=1.0))
     assert reward is not None
     assert f"{reward:.2f}" == "1.33"
     assert f"{judge_consistency(reward, 1):.2f}" == "1.33"

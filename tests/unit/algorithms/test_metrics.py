@@ -7,6 +7,8 @@ import math
 import pytest
 import torch
 
+from clawloop.algorithms.aggregation import Divisor
+from clawloop.algorithms.losses import LossPlan, step_loss
 from clawloop.algorithms.metrics import SampleMetrics, sample_metrics
 from clawloop.algorithms.policy_gradient import Clip
 from clawloop.algorithms.scoring import Scores
@@ -23,7 +25,7 @@ def test_metrics_are_over_the_trained_tokens() -> None:
         reference_logprob_T=behaviour_T,
     )
     scores = Scores(logprob_T=behaviour_T + ratios.log(), entropy_T=torch.tensor([0.3, 9.0, 0.6, 0.9]).double())
-    found = sample_metrics(scores, streams, Clip())
+    (found,) = step_loss([(scores, streams)], LossPlan(), Divisor.of([streams])).metrics
     assert found.tokens == 3
     assert found.ratio_mean == pytest.approx(2.0)
     assert found.ratio_max == pytest.approx(4.0)

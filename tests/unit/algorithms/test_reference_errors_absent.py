@@ -13,15 +13,13 @@ from clawloop.algorithms.advantages import with_advantage
 from clawloop.algorithms.aggregation import Divisor
 from clawloop.algorithms.groups import group_advantages
 from clawloop.algorithms.losses import LossPlan, step_loss
-from clawloop.algorithms.masking import predicting_positions
-from clawloop.algorithms.metrics import sample_metrics
-from clawloop.algorithms.policy_gradient import Clip
 from clawloop.algorithms.scoring import Scores, score
 from clawloop.algorithms.streams import Streams, logprobs_T
 from clawloop.errors import NothingToTrain, StreamsUnusable
 from clawloop.ids import new_turn_id
 from clawloop.recipe import load_recipe
 from clawloop.samples.assembly import JudgedTurn, at_least_one
+from clawloop.training.collate import TokenSequence, collate
 from tests.unit.algorithms.cases import (
     VOCABULARY,
     gradients,
@@ -55,16 +53,20 @@ def test_an_unknown_log_prob_is_refused_not_taken_as_probability_one() -> None:
 
 def test_the_first_response_token_is_predicted_by_the_last_prompt_token() -> None:
     generator = torch.Generator().manual_seed(0)
-    prompt, response = [3, 1, 4], [1, 5]
+    prompts, responses = [[3, 1, 4], [3, 1, 2]], [[1, 5], [6]]
+    sequences = [
+        TokenSequence(f"s{n}", *ids, temperature=1.0) for n, ids in enumerate(zip(prompts, responses, strict=True))
+    ]
     # A model whose logits depend on the token they follow only.
     table_VV = torch.randn(VOCABULARY, VOCABULARY, generator=generator)
-    logits_TV = table_VV[torch.tensor(prompt + response)]
-    found_T = score(
-        logits_TV[predicting_positions(len(prompt), len(response))], torch.tensor(response), temperature=1.0
-    ).logprob_T
-    expected = table_VV.log_softmax(-1)
-    torch.testing.assert_close(found_T, torch.stack([expected[4, 1], expected[1, 5]]))
-    assert found_T[0].item() < -0.01
+    expected_VV = table_VV.log_softmax(-1)
+    for share_prefixes in (True, False):
+        packed = collate(sequences, [0, 1], share_prefixes=share_prefixes)
+        logits_NV = table_VV[packed.tokens_S[packed.rows_N]]
+        found = packed.split(score(logits_NV, packed.targets_N, temperature=1.0).logprob_T)
+        torch.testing.assert_close(found[0], torch.stack([expected_VV[4, 1], expected_VV[1, 5]]))
+        torch.testing.assert_close(found[1], expected_VV[2, 6].unsqueeze(0))
+        assert found[0][0].item() < -0.01
 
 
 def test_a_top_k_target_of_probability_one_for_every_id_is_refused() -> None:
@@ -131,7 +133,7 @@ def test_a_sample_without_signal_cannot_dilute_a_batch() -> None:
 def test_the_ratio_is_against_what_was_recorded_and_so_is_not_one_on_the_first_step() -> None:
     sample = random_sample(random.Random(0), topk=False)
     streams = streams_of(sample)
-    metrics = sample_metrics(scores_of(sample, logits_of(sample)), streams, Clip())
+    (metrics,) = run([sample], [logits_of(sample)], LossPlan()).metrics
     assert metrics.mean_abs_log_ratio is not None
     assert metrics.mean_abs_log_ratio > 0.1
     frozen_at_one = replace(streams, behaviour_logprob_T=scores_of(sample, logits_of(sample)).logprob_T.detach())

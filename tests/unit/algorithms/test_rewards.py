@@ -2,16 +2,14 @@
 
 from __future__ import annotations
 
-from functools import partial
-
 import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
 from clawloop.algorithms.baseline import RunningMean
 from clawloop.algorithms.groups import group_advantages, is_complete
-from clawloop.algorithms.outcome import integrated_reward, precision_bound
-from clawloop.algorithms.overlong import overlong_penalty, shaped_reward
+from clawloop.algorithms.outcome import integrated_reward, precision_bound, process_reward
+from clawloop.algorithms.overlong import overlong_penalty
 from clawloop.errors import StreamsUnusable
 
 
@@ -52,23 +50,16 @@ def test_a_reply_cut_by_length_loses_one_whatever_its_length() -> None:
     assert overlong_penalty(10, limit_tokens=1000, cache_tokens=200, cut_by_length=True) == -1.0
 
 
-def test_length_alone_is_no_verdict() -> None:
-    shaped = partial(shaped_reward, limit_tokens=1000, cache_tokens=200, cut_by_length=False)
-    assert shaped(None, 5000) is None
-    assert shaped(1.0, 900) == 0.5
-
-
 @pytest.mark.parametrize(("limit", "cache"), [(100, 0), (100, 101), (100, -1)])
 def test_a_slope_that_does_not_fit_is_refused(limit: int, cache: int) -> None:
     with pytest.raises(ValueError, match="limit"):
         overlong_penalty(1, limit_tokens=limit, cache_tokens=cache, cut_by_length=False)
 
 
-def test_a_failed_vote_counts_neither_in_the_sum_nor_in_the_number() -> None:
-    assert integrated_reward(1, (1, None, -1, 1)) == pytest.approx(1 + 1 / 3)
-    assert integrated_reward(-1, (None,)) == -1.0
-    assert integrated_reward(None, (1, 1, -1, 0), process_weight=2.0) == pytest.approx(0.5)
-    assert integrated_reward(None, ()) is None
+def test_outcome_and_process_count_alone_where_the_other_is_not_known() -> None:
+    assert integrated_reward(-1, None) == -1.0
+    assert integrated_reward(None, process_reward(0.25, process_weight=2.0)) == 0.5
+    assert integrated_reward(None, None) is None
 
 
 @pytest.mark.parametrize(("votes", "rate"), [(-1, 0.5), (3, 1.1), (3, -0.1)])

@@ -6,7 +6,6 @@ from dataclasses import replace
 
 import pytest
 
-from clawloop.algorithms.outcome import integrated_reward
 from clawloop.contracts import Outcome
 from clawloop.ids import TurnId, new_turn_id
 from clawloop.judging.hints import NOT_ASKED, HintChoice
@@ -44,7 +43,16 @@ def test_votes_count_beside_an_outcome_as_much_as_the_recipe_says(weight: float,
     turn = Member(new_turn_id(), found.reward, None, found.why, taken=False)
     (end,) = outcome_ends([turn], outcome)
     assert end.reward == pytest.approx(reward)
-    assert end.reward == pytest.approx(integrated_reward(1 if outcome > 0 else -1, votes, process_weight=weight))
+
+
+@pytest.mark.parametrize(("outcome", "judge"), [(1, "+0.44"), (-1, "-0.22")])
+def test_a_turn_says_what_its_votes_earned_the_judge(outcome: int, judge: str) -> None:
+    """R·S of each vote on average: 4/3 · (1 + 1 − 1)/3, and −2/3 · 1/3."""
+    turn = Member(new_turn_id(), 1 / 3, None, "2 of 3 votes for 1", taken=False, mean_vote=1 / 3)
+    (end,) = outcome_ends([turn], outcome)
+    assert end.why == f"outcome {outcome:+d}, process +0.33, judge {judge} (2 of 3 votes for 1)"
+    (alone,) = outcome_ends([turn], None)
+    assert alone.why == "process +0.33, no outcome (2 of 3 votes for 1)"
 
 
 def test_a_reply_cut_by_length_pays_in_full_and_it_is_said() -> None:
