@@ -15,7 +15,7 @@ from temporalio import activity
 from activities.heartbeat import heartbeating
 from activities.training_messages import REASON_LIMIT, StepDone, TrainStep
 from activities.training_ports import StepStore, Trainer
-from clawloop.errors import NothingToTrain, PermanentError, RecordUnusable
+from clawloop.errors import NothingToTrain, PermanentError, RecipeRejected, RecordUnusable
 from clawloop.steps import StepBatch, StepState, TrainedStep, VersionRef
 
 log = logging.getLogger(__name__)
@@ -36,6 +36,7 @@ class TrainingActivities:
 
         A sample that cannot be trained as it is is left out, and the commit says so. A step that diverges, or whose
         adapter or model cannot be used, is quarantined and training pauses. A batch without anything to learn expires.
+        Where the recipe does not fit the model, training pauses too, and the samples are free again.
         """
         at = "begins"
 
@@ -63,6 +64,11 @@ class TrainingActivities:
             reason = str(error)
             await self._steps.expire(ask.policy, ask.n, reason)
             log.warning("step without anything to learn", extra={"policy": ask.policy, "step": ask.n, "why": reason})
+            return _ended(ask, StepState.ABANDONED, reason)
+        except RecipeRejected as error:
+            reason = str(error)
+            await self._steps.hand_back(ask.policy, ask.n, reason)
+            log.warning("recipe refused by the trainer", extra={"policy": ask.policy, "step": ask.n, "why": reason})
             return _ended(ask, StepState.ABANDONED, reason)
         except PermanentError as error:
             # It diverged, or its adapter or model cannot be used: numbers and paths, nothing of a conversation.

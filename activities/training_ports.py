@@ -40,6 +40,9 @@ class StepStore(Protocol):
     async def abandon(self, policy: str, n: int, reason: str) -> None:
         """Give a claimed step up; its samples are free again."""
 
+    async def hand_back(self, policy: str, n: int, reason: str) -> None:
+        """The same, and pause training with the reason: the samples are good, the recipe is not. Twice is once."""
+
     async def expire(self, policy: str, n: int, reason: str) -> None:
         """Give a claimed step up that teaches nothing; its samples expire with the reason. Twice is once."""
 
@@ -55,6 +58,7 @@ class Trainer(Protocol):
 
         Raises:
             StepDiverged, NothingToTrain, AdapterUnusable, ModelUnsupported, SampleUnusable: it will never work.
+            RecipeRejected: nor will any other batch of this recipe on this base model.
             TrainerUnavailable: ask again; e.g. one of its ranks died.
         """
 

@@ -18,6 +18,20 @@ if TYPE_CHECKING:
     from clawloop.recipe import Loss, Recipe, Signal, Train
 
 
+# What the same setting is called in other trainers' files, where that is not near enough to our name.
+_OTHER_NAMES = {
+    "learning_rate": "lr",
+    "batch_size": "batch_samples",
+    "max_grad_norm": "grad_clip",
+    "num_train_epochs": "epochs",
+    "kl_coef": "kl",
+    "r": "rank",
+    "lora_r": "rank",
+    "lora_alpha": "alpha",
+    "lambda": "process_weight",
+}
+
+
 def contradictions(recipe: Recipe) -> Iterator[RecipeRejected]:
     """Each contradiction, with the key to change."""
     signal, train = recipe.signal, recipe.train
@@ -206,20 +220,24 @@ def rejected(error: ValidationError, model: type[BaseModel]) -> RecipeRejected:
     path = [str(part) for part in problem["loc"]]
     field = ".".join(path)
     if problem["type"] == "extra_forbidden":
-        return RecipeRejected("unknown key", field=field, near=_near_key(path, model))
+        if (near := _near_key(path, model)) is not None:
+            return RecipeRejected("unknown key", field=field, near=near)
+        here = [key[-1] for key in _keys(model, ()) if key[:-1] == tuple(path[:-1])]
+        return RecipeRejected(f"unknown key; the keys here are {', '.join(here)}", field=field)
     near = None
     if problem["type"] == "literal_error":
         choices = [choice.strip("'") for choice in problem["ctx"]["expected"].replace(" or ", ", ").split(", ")]
-        near = next(iter(get_close_matches(str(problem["input"]), choices, n=1)), None)
+        near = next(iter(get_close_matches(str(problem["input"]).lower(), choices, n=1)), None)
     return RecipeRejected(problem["msg"][0].lower() + problem["msg"][1:], field=field, near=near)
 
 
 def _near_key(path: list[str], model: type[BaseModel]) -> str | None:
-    """The key of that name in another table, else the one with the nearest name: here, then anywhere."""
+    """The key of that name, but for its case, or of the same meaning; else the one with the nearest name."""
     known = list(_keys(model, ()))
     here = [key for key in known if key[:-1] == tuple(path[:-1])]
-    for keys, likeness in ((known, 1.0), (here, 0.6), (known, 0.6)):
-        match = get_close_matches(path[-1], [key[-1] for key in keys], n=1, cutoff=likeness)
+    name = path[-1].lower()
+    for keys, likeness in ((here, 1.0), (known, 1.0), (here, 0.6), (known, 0.6)):
+        match = get_close_matches(_OTHER_NAMES.get(name, name), [key[-1] for key in keys], n=1, cutoff=likeness)
         if match:
             return ".".join(next(key for key in keys if key[-1] == match[0]))
     return None

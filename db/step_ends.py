@@ -87,6 +87,12 @@ async def abandon_step(connection: AsyncConnection, step: Step, reason: str) -> 
     await refresh_work(connection, step.policy)
 
 
+async def hand_back_step(connection: AsyncConnection, step: Step, reason: str) -> None:
+    """Its samples are free again, and the policy is paused."""
+    await _pause(connection, step, f"step {step.n}: {reason}")
+    await abandon_step(connection, step, reason)
+
+
 async def expire_step(connection: AsyncConnection, step: Step, reason: str) -> None:
     """Its samples teach nothing: they are not taken again."""
     why = f"step {step.n}: {reason}"
@@ -103,8 +109,7 @@ async def quarantine_step(connection: AsyncConnection, step: Step, reason: str) 
     await _end(connection, step, StepState.QUARANTINED, reason)
     samples = await samples_of(connection, step)
     await end_samples(connection, dict.fromkeys(samples, why), SampleState.QUARANTINED, Outcome.QUARANTINED)
-    paused = {"paused_reason": storable(why), "paused_at": func.coalesce(Policy.paused_at, func.now())}
-    await connection.execute(update(Policy).where(Policy.id == step.policy).values(paused))
+    await _pause(connection, step, why)
     await put_event(connection, step.policy, "quarantined", step=step.n, reason=reason, samples=len(samples))
     await refresh_work(connection, step.policy)
 
@@ -131,6 +136,11 @@ def metrics_of(figures: StepFigures) -> dict[str, JsonValue]:
         "without_hint": len(figures.without_hint),
         "seconds": figures.seconds,
     }
+
+
+async def _pause(connection: AsyncConnection, step: Step, why: str) -> None:
+    paused = {"paused_reason": storable(why), "paused_at": func.coalesce(Policy.paused_at, func.now())}
+    await connection.execute(update(Policy).where(Policy.id == step.policy).values(paused))
 
 
 async def _end(

@@ -22,7 +22,16 @@ from db.claims import choose_samples
 from db.engine import Database
 from db.lineage import next_step, of_other_shape, version_ref, version_refs
 from db.recipes import recipe_by_hash, recipe_of_policy
-from db.step_ends import abandon_step, commit_step, expire_step, hold_step, mark_dropped, quarantine_step, samples_of
+from db.step_ends import (
+    abandon_step,
+    commit_step,
+    expire_step,
+    hand_back_step,
+    hold_step,
+    mark_dropped,
+    quarantine_step,
+    samples_of,
+)
 from db.tables import Policy, Sample, Step, StepSample, Version
 from db.training_view import unusable_words, view_of
 from db.work import hold_policy, refresh_work, set_work
@@ -93,6 +102,17 @@ class PostgresStepStore:
             RecordUnusable: there is no such step.
         """
         await self._database.run(partial(_abandon, policy, n, reason))
+
+    async def hand_back(self, policy: str, n: int, reason: str) -> None:
+        """Give a claimed step up whose recipe cannot be used: its samples are free again, and training pauses.
+
+        Nothing if the step is over.
+
+        Raises:
+            StoreUnavailable
+            RecordUnusable: there is no such step.
+        """
+        await self._database.run(partial(_hand_back, policy, n, reason))
 
     async def expire(self, policy: str, n: int, reason: str) -> None:
         """Give a claimed step up that teaches nothing, its samples expire; nothing if the step is over.
@@ -250,6 +270,13 @@ async def _abandon(policy: str, n: int, reason: str, connection: AsyncConnection
     step = await hold_step(connection, policy, n)
     if step.state == StepState.CLAIMED:
         await abandon_step(connection, step, reason)
+
+
+async def _hand_back(policy: str, n: int, reason: str, connection: AsyncConnection) -> None:
+    await hold_policy(connection, policy)
+    step = await hold_step(connection, policy, n)
+    if step.state == StepState.CLAIMED:
+        await hand_back_step(connection, step, reason)
 
 
 async def _expire(policy: str, n: int, reason: str, connection: AsyncConnection) -> None:

@@ -19,7 +19,7 @@ from torch import Tensor
 
 from clawloop import recipe as recipes
 from clawloop.adapter_digest import check_version
-from clawloop.errors import AdapterUnusable, NothingToTrain, SampleUnusable, TrainerUnavailable
+from clawloop.errors import AdapterUnusable, NothingToTrain, RecipeRejected, SampleUnusable, TrainerUnavailable
 from clawloop.ids import SampleId
 from clawloop.recipe import Recipe
 from clawloop.steps import BatchSample, StepBatch, StepFigures, TrainedStep, VersionRef
@@ -67,6 +67,7 @@ class ResidentModel:
 
         Raises:
             StepDiverged, NothingToTrain, AdapterUnusable, ModelUnsupported: it will never work.
+            RecipeRejected: the recipe does not fit the base model; the batch is good.
             TrainerUnavailable: it was asked to stop, has no room on the disk or the device, or holds another base.
         """
         try:
@@ -91,6 +92,7 @@ class ResidentModel:
         limits = Limits(
             min(self._setup.micro_batch_tokens, model.max_tokens), model.max_tokens, model.architecture.vocab_size
         )
+        _require_top_k(step, limits.vocab_size)
         batch = _usable(step, limits)
         settings = step.recipe.train
         optimizer = make_optimizer(model, settings.optimiser)
@@ -174,6 +176,16 @@ class ResidentModel:
 
     def _folder(self, version: VersionRef) -> Path:
         return self._setup.adapters / version.path
+
+
+def _require_top_k(step: StepBatch, vocab_size: int) -> None:
+    top_k = step.recipe.train.distillation.top_k
+    if step.recipe.train.loss.distillation > 0 and top_k >= vocab_size:
+        raise RecipeRejected(
+            f"{top_k}, but {step.base_model} has a vocabulary of {vocab_size}, and one bin stands for what is beside "
+            "the K: set it below that with `clawloop recipe set`, then `clawloop training resume`",
+            field="train.distillation.top_k",
+        )
 
 
 @dataclass(frozen=True, slots=True)

@@ -12,6 +12,7 @@ from clawloop.errors import (
     ModelUnsupported,
     NothingToTrain,
     PermanentError,
+    RecipeRejected,
     RecordUnusable,
     StepDiverged,
     TrainerUnavailable,
@@ -98,6 +99,21 @@ async def test_a_batch_that_teaches_nothing_expires_and_training_goes_on(desk: D
     assert await desk.activities.train_step(ASK) == done
     await desk.claim(2)
     assert (await desk.activities.train_step(TrainStep(policy=POLICY, n=2))).state is StepState.COMMITTED
+
+
+async def test_a_recipe_that_does_not_fit_the_model_pauses_training_and_costs_no_sample(desk: Desk) -> None:
+    samples, _ = await desk.claim()
+    error = RecipeRejected("50, but the vocabulary has 40", field="train.distillation.top_k")
+    desk.trainer.fails = [error]
+    done = await desk.activities.train_step(ASK)
+    assert done == StepDone(policy=POLICY, n=1, state=StepState.ABANDONED, reason=str(error))
+    view = await desk.learning.steps.look(POLICY)
+    assert (view.state, view.reason, view.ready) == (TrainingState.PAUSED, f"paused: step 1: {error}", 4)
+    assert (await desk.learning.became(samples[0]))[0] is SampleState.FRESH
+    assert not await desk.learning.work_waiting()
+    assert await desk.activities.train_step(ASK) == done  # its answer was lost
+    await desk.learning.operators.resume(POLICY)
+    assert (await desk.learning.steps.claim(POLICY, 2)).samples == 4
 
 
 async def test_a_trainer_that_is_away_leaves_the_batch_claimed(desk: Desk) -> None:

@@ -171,6 +171,12 @@ class FakeStepStore:
         if self._step(policy, n).state is StepState.CLAIMED:
             self.ledger.abandon(policy, n, reason)
 
+    async def hand_back(self, policy: str, n: int, reason: str) -> None:
+        held = self.ledger.held(policy)
+        if self._step(policy, n).state is StepState.CLAIMED:
+            held.paused = f"step {n}: {reason}"
+            self.ledger.abandon(policy, n, reason)
+
     async def committed(self, policy: str, n: int) -> VersionRef | None:
         step = self.ledger.steps.get((policy, n))
         if step is None or step.state is not StepState.COMMITTED:

@@ -8,12 +8,19 @@ from pathlib import Path
 
 import pytest
 
-from clawloop.errors import AdapterUnusable, NothingToTrain, SetupError, StepDiverged, TrainerUnavailable
-from clawloop.recipe import Bounds, Lora, Loss, Optimiser, Recipe
+from clawloop.errors import (
+    AdapterUnusable,
+    NothingToTrain,
+    RecipeRejected,
+    SetupError,
+    StepDiverged,
+    TrainerUnavailable,
+)
+from clawloop.recipe import Bounds, Distillation, Lora, Loss, Optimiser, Recipe
 from clawloop.steps import BatchSample, VersionRef
 from clawloop.training.resident import ResidentModel
 from tests.training.steps import RECIPE, never, quiet, samples_of, setup_of, step_of, whole
-from tests.training.tiny import save_checkpoint
+from tests.training.tiny import VOCAB, save_checkpoint
 
 
 @pytest.fixture(scope="module")
@@ -176,6 +183,24 @@ def test_what_cannot_be_started_says_why(tmp_path: Path, qwen3: Path) -> None:
     (tmp_path / "config.json").write_text((qwen3 / "config.json").read_text())
     with pytest.raises(SetupError, match=r"neither model.safetensors"):
         setup_of(tmp_path, tmp_path).check()
+
+
+def test_more_ids_to_compare_than_the_vocabulary_has_are_refused_by_their_key(
+    qwen3: Path, batches: dict[int, list[BatchSample]], tmp_path: Path
+) -> None:
+    model = ResidentModel(setup_of(qwen3, tmp_path))
+
+    def comparing(top_k: int) -> Recipe:
+        train = RECIPE.train.model_copy(
+            update={"loss": Loss(policy_gradient=0.0, distillation=1.0), "distillation": Distillation(top_k=top_k)}
+        )
+        return Recipe.model_construct(name="topk", signal=RECIPE.signal, train=train)
+
+    for top_k in (VOCAB, VOCAB + 7):
+        with pytest.raises(RecipeRejected, match=r"recipe set.*training resume") as raised:
+            model.train(step_of(batches[1], 1, recipe=comparing(top_k)), quiet, never)
+        assert raised.value.field == "train.distillation.top_k"
+    assert whole(model.train(step_of(batches[1], 1, recipe=comparing(VOCAB - 1)), quiet, never)).figures.samples > 0
 
 
 def test_a_recipe_without_a_reference_or_hints_takes_steps(

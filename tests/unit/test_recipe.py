@@ -115,6 +115,12 @@ def test_each_part_has_its_own_hash() -> None:
         ("[signal.overlong]\nlimit_token = 3", "signal.overlong.limit_token", "signal.overlong.limit_tokens"),
         ('[signal]\nvotes = "drect"', "signal.votes", "direct"),
         ('[train.advantage]\nteacher = "polisy"', "train.advantage.teacher", "policy"),
+        ("[train.loss]\nKL = 0.1", "train.loss.KL", "train.loss.kl"),
+        ("[train.bounds]\nKL = 0.1", "train.bounds.KL", "train.bounds.kl"),
+        ('[signal]\nvotes = "DIRECT"', "signal.votes", "direct"),
+        ("[train.optimiser]\nlearning_rate = 1e-4", "train.optimiser.learning_rate", "train.optimiser.lr"),
+        ("[train]\nlearning_rate = 1e-4", "train.learning_rate", "train.optimiser.lr"),
+        ("[train.lora]\nr = 8", "train.lora.r", "train.lora.rank"),
         ("[train]\nwhatever = 1", "train.whatever", None),
     ],
 )
@@ -125,6 +131,8 @@ def test_an_unknown_key_or_word_is_refused_with_the_one_probably_meant(text: str
     assert field in str(caught.value)
     if near:
         assert f"did you mean '{near}'" in str(caught.value)
+    else:
+        assert "the keys here are batch_samples, max_wait_hours, staleness_versions" in str(caught.value)
 
 
 @pytest.mark.parametrize(
