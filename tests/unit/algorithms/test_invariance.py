@@ -78,6 +78,11 @@ def test_any_split_of_a_step_adds_up_to_the_same_loss_and_gradient(
         total += loss.item()
         found += torch.autograd.grad(loss, logits)
     assert total == pytest.approx(whole_loss.item(), rel=1e-12)
+    # Without any division the parts would add up as well, to something else: each sample counts as it does alone.
+    alone = [run([sample], [logits_of(sample)], plan).loss.item() for sample in batch]
+    weights = [1 if plan.aggregation == "sequence" else sum(sample.mask) for sample in batch]
+    mean = sum(weight * loss for weight, loss in zip(weights, alone, strict=True)) / sum(weights)
+    assert total == pytest.approx(mean, rel=1e-12)
     for plain_TV, split_TV in zip(whole, found, strict=True):
         torch.testing.assert_close(split_TV, plain_TV, rtol=1e-12, atol=1e-14)
 
