@@ -3,7 +3,7 @@ SHELL := /bin/bash
 VENV := .venv/bin
 ARGS ?=
 .DEFAULT_GOAL := help
-.PHONY: help setup up demo test test-long quick check format pins bench bench-temporal bench-publish bench-injections bench-train
+.PHONY: help setup up demo test test-long quick check format pins bench bench-temporal bench-publish bench-injections bench-direct-vote bench-train
 
 help:  ## this list
 	@grep -E '^[a-z-]+:.*##' Makefile | sed -E 's/:[^#]*## /\t/' | expand -t 14
@@ -48,6 +48,9 @@ bench-publish: setup  ## gaps between tokens while versions are published, train
 
 bench-injections: setup  ## how often injected text sways a judge; ARGS="--url URL --name MODEL" for one on vLLM
 	$(VENV)/python -m benchmarks.injections $(ARGS)
+
+bench-direct-vote: setup  ## one direct vote beside m sampled ones: agreement, tokens, time; ARGS as bench-injections
+	$(VENV)/python -m benchmarks.direct_vote $(ARGS)
 
 bench-train: setup  ## a training step beside PEFT + transformers and torchtune; ARGS="--gpu" with CUDA
 	$(VENV)/python -m benchmarks.train_step $(ARGS)

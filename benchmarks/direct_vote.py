@@ -1,8 +1,9 @@
-"""One direct vote beside the majority of m sampled votes, on the demo judge behind an engine: agreement and cost.
+"""One direct vote beside the majority of m sampled votes, on the demo judge: agreement and cost.
 
 Every phrase is judged by all contenders, in turns: another one is the first each time, and only what was first on a
-phrase is timed, because the engine keeps a prompt it has read. Needs a running engine that serves the demo model:
-`python -m benchmarks.direct_vote --engine http://127.0.0.1:8000 --model NAME`.
+phrase is timed, because an engine keeps a prompt it has read. The demo model in this process is the judge, which reads
+a prompt once and writes its m answers side by side as an engine does; or a server by URL: a vLLM, with the name it
+serves. Run as `make bench-direct-vote`.
 """
 
 from __future__ import annotations
@@ -13,16 +14,21 @@ import time
 from collections import defaultdict
 from collections.abc import Sequence
 from dataclasses import dataclass, field
+from pathlib import Path
 from random import Random
-from statistics import median
+from statistics import fmean, median
+from typing import Protocol
 
+import torch
 from rich.console import Console
 from rich.table import Table
 
-from clawloop.demo.evaluate import measured_lists
+from clawloop.algorithms.outcome import precision_bound
+from clawloop.demo.evaluate import DemoModel, measured_lists
 from clawloop.demo.examples import Lessons
+from clawloop.demo.location import model_path
 from clawloop.demo.phrasing import Feedback
-from clawloop.judging.parsing import parse_vote
+from clawloop.judging.parsing import Vote, parse_vote
 from clawloop.judging.prompts import AnswerForm, JudgePrompt
 from clawloop.judging.voting import Verdict, direct_vote, majority
 from clawloop.recipe import Signal
@@ -31,6 +37,18 @@ from clawloop.serving.judge import JudgeClient
 
 SAMPLED = (1, 3, 5, 9)
 DIRECT = 0  # among the contenders: no vote is sampled
+FIRST_TOKENS: dict[Vote, str] = {1: "1", 0: "0", -1: "-"}
+HEADINGS = (
+    "contender",
+    "right",
+    "at least",  # by the article's bound, from the rates of one vote
+    "as the direct vote",
+    "as itself again",
+    "tokens read",
+    "written",
+    "ms, median",
+    "9 of 10 below",
+)
 
 
 @dataclass
@@ -41,73 +59,149 @@ class Tally:
         right: its verdict is the phrase's.
         with_direct: it is the direct vote's.
         with_itself: asked once more, it is the same.
+        said: its verdicts, by the phrase's.
+        read, written: tokens of one judgement; nothing where the judge does not say.
         seconds: of judgements that were the first on their phrase.
     """
 
     right: list[bool] = field(default_factory=list)
     with_direct: list[bool] = field(default_factory=list)
     with_itself: list[bool] = field(default_factory=list)
+    said: defaultdict[int, list[int | None]] = field(default_factory=lambda: defaultdict(list))
+    read: list[int] = field(default_factory=list)
+    written: list[int] = field(default_factory=list)
     seconds: list[float] = field(default_factory=list)
 
-
-async def judge(client: JudgeClient, prompt: JudgePrompt, votes: int) -> Verdict:
-    if votes == DIRECT:
-        return direct_vote(await client.distribution("default", prompt))
-    answers = await client.answers("default", prompt, votes, Signal().judge_temperature)
-    return majority([parse_vote(answer, prompt) for answer in answers])
+    def rate(self, vote: int) -> float:
+        """How often a phrase of this vote got it."""
+        return fmean(said == vote for said in self.said[vote])
 
 
-async def compare(client: JudgeClient, feedback: Sequence[Feedback], seed: int) -> dict[int, Tally]:
+@dataclass(frozen=True, slots=True)
+class Judged:
+    """A verdict, and the tokens that were read and written for it; None where the judge does not say."""
+
+    verdict: Verdict
+    read: int | None = None
+    written: int | None = None
+
+
+class Judge(Protocol):
+    async def judge(self, prompt: JudgePrompt, votes: int) -> Judged: ...
+
+
+class InProcess:
+    """A small model in this process."""
+
+    def __init__(self, folder: Path) -> None:
+        self._demo = DemoModel(folder)
+        vocabulary = self._demo.tokenizer.get_vocab()
+        self._choices = {vote: vocabulary[text] for vote, text in FIRST_TOKENS.items()}
+
+    @torch.no_grad()
+    async def judge(self, prompt: JudgePrompt, votes: int) -> Judged:
+        ids = self._demo.prompt_ids(prompt.messages)
+        out = self._demo.model(input_ids=torch.tensor([ids]), logits_to_keep=1, use_cache=True)
+        logits = out.logits[0, -1, list(self._choices.values())]
+        if votes == DIRECT:
+            logprobs = dict(zip(self._choices, logits.log_softmax(-1).tolist(), strict=True))
+            return Judged(direct_vote(logprobs), len(ids), 1)
+        odds = torch.softmax(logits / Signal().judge_temperature, -1)
+        places = torch.multinomial(odds, votes, replacement=True).tolist()
+        drawn = [list(self._choices)[place] for place in places]
+        # What the grammar leaves of an answer is fixed, but an engine computes each of its tokens.
+        answers = [[self._choices[vote], *self._demo.reply_ids(str(vote))[1:]] for vote in drawn]
+        cache = out.past_key_values
+        cache.batch_repeat_interleave(votes)
+        for place in range(max(map(len, answers)) - 1):
+            column = [[answer[min(place, len(answer) - 1)]] for answer in answers]
+            self._demo.model(input_ids=torch.tensor(column), past_key_values=cache, use_cache=True)
+        return Judged(majority(drawn), len(ids), sum(map(len, answers)))
+
+
+class Served:
+    """A judge as the judge worker asks one."""
+
+    def __init__(self, client: JudgeClient) -> None:
+        self._client = client
+
+    async def judge(self, prompt: JudgePrompt, votes: int) -> Judged:
+        if votes == DIRECT:
+            return Judged(direct_vote(await self._client.distribution("default", prompt)))
+        answers = await self._client.answers("default", prompt, votes, Signal().judge_temperature)
+        return Judged(majority([parse_vote(answer, prompt) for answer in answers]))
+
+
+async def compare(judge: Judge, feedback: Sequence[Feedback], seed: int) -> dict[int, Tally]:
     lessons = Lessons(f"direct votes {seed}")
     tallies: defaultdict[int, Tally] = defaultdict(Tally)
     contenders = (DIRECT, *SAMPLED)
     for place, said in enumerate(feedback):
         prompt = lessons.ask_vote(said, AnswerForm.GRAMMAR)
         turn = place % len(contenders)
-        found: dict[int, Verdict] = {}
+        found: dict[int, Judged] = {}
         for votes in (*contenders[turn:], *contenders[:turn]):
             began = time.perf_counter()
-            found[votes] = await judge(client, prompt, votes)
+            found[votes] = await judge.judge(prompt, votes)
             if len(found) == 1:
                 tallies[votes].seconds.append(time.perf_counter() - began)
-        for votes, verdict in found.items():
-            again = await judge(client, prompt, votes)
-            tallies[votes].right.append(verdict.verdict == said.vote)
-            tallies[votes].with_direct.append(verdict.verdict == found[DIRECT].verdict)
-            tallies[votes].with_itself.append(verdict.verdict == again.verdict)
+        direct = found[DIRECT].verdict.verdict
+        for votes, judged in found.items():
+            tally, verdict = tallies[votes], judged.verdict.verdict
+            again = await judge.judge(prompt, votes)
+            tally.right.append(verdict == said.vote)
+            tally.with_direct.append(verdict == direct)
+            tally.with_itself.append(verdict == again.verdict.verdict)
+            tally.said[said.vote].append(verdict)
+            tally.read += [] if judged.read is None else [judged.read]
+            tally.written += [] if judged.written is None else [judged.written]
     return tallies
 
 
 def show(console: Console, name: str, count: int, tallies: dict[int, Tally]) -> None:
+    one = tallies[1]
+    rates = {"true_positive_rate": one.rate(1), "true_negative_rate": one.rate(-1)}
     table = Table(title=f"{name}: {count} phrases")
-    for column in ("contender", "right", "as the direct vote", "as itself again", "ms, median", "ms, 9 of 10 below"):
+    for column in HEADINGS:
         table.add_column(column, justify="left" if column == "contender" else "right")
     for votes in (DIRECT, *SAMPLED):
         tally = tallies[votes]
         slow = sorted(tally.seconds)[int(0.9 * len(tally.seconds))]
         table.add_row(
             "direct vote" if votes == DIRECT else f"majority of {votes}",
-            *(f"{sum(told) / count:.3f}" for told in (tally.right, tally.with_direct, tally.with_itself)),
+            f"{fmean(tally.right):.3f}",
+            "" if votes == DIRECT else f"{precision_bound(votes, **rates):.3f}",
+            *(f"{fmean(told):.3f}" for told in (tally.with_direct, tally.with_itself)),
+            *(f"{fmean(tokens):.0f}" if tokens else "" for tokens in (tally.read, tally.written)),
             f"{1000 * median(tally.seconds):.0f}",
             f"{1000 * slow:.0f}",
         )
     console.print(table)
 
 
+async def measure(judge: Judge, phrases: int, seed: int) -> None:
+    console = Console(width=120)
+    for name, feedback in measured_lists().items():
+        some = Random(seed).sample(feedback, min(phrases, len(feedback)))
+        await compare(judge, some[:5], seed)  # the first questions are slow
+        show(console, name, len(some), await compare(judge, some, seed))
+
+
 async def main() -> None:
     parser = argparse.ArgumentParser(description=__doc__)
-    parser.add_argument("--engine", required=True, help="URL of an engine that serves the demo model")
-    parser.add_argument("--model", required=True, help="its name there")
+    parser.add_argument("--model", type=Path, default=model_path(), help="a small model's folder (default: the demo's)")
+    parser.add_argument("--url", help="ask a vLLM here instead, e.g. http://127.0.0.1:8000")
+    parser.add_argument("--name", default="policy", help="the name that server gives the model")
     parser.add_argument("--phrases", type=int, default=200, help="of each list")
     parser.add_argument("--seed", type=int, default=0)
     asked = parser.parse_args()
-    console = Console(width=120)
-    endpoint = Endpoint(asked.engine, asked.model)
+    torch.manual_seed(asked.seed)
+    if asked.url is None:
+        await measure(InProcess(asked.model), asked.phrases, asked.seed)
+        return
+    endpoint = Endpoint(asked.url.rstrip("/").removesuffix("/v1"), asked.name)
     async with JudgeClient(lambda policy: [endpoint], AnswerForm.GRAMMAR) as client:
-        for name, feedback in measured_lists().items():
-            some = Random(asked.seed).sample(feedback, min(asked.phrases, len(feedback)))
-            await compare(client, some[:5], asked.seed)  # the engine's first requests are slow
-            show(console, name, len(some), await compare(client, some, asked.seed))
+        await measure(Served(client), asked.phrases, asked.seed)
 
 
 if __name__ == "__main__":
