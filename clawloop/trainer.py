@@ -25,9 +25,9 @@ from torch.distributed.launcher.api import LaunchConfig, elastic_launch
 
 from activities.training import TrainingActivities
 from activities.training_ports import StepStore, Trainer
+from clawloop.addresses import database_url
 from clawloop.errors import ClawloopError, PermanentError, TrainerUnavailable, TransientError
 from clawloop.local.parent_death import end_with_parent
-from clawloop.processes import database_url
 from clawloop.settings import Settings, read_settings
 from clawloop.steps import StepBatch, TrainedStep
 from clawloop.telemetry import TrainerMetrics, configure_logging

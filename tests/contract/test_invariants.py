@@ -2,10 +2,8 @@
 
 from __future__ import annotations
 
+import asyncio
 import json
-import os
-import subprocess
-import sys
 from pathlib import Path
 
 import pytest
@@ -16,6 +14,7 @@ from clawloop.steps import StepState
 from db.invariants import INVARIANTS, committed_versions, violations
 from tests.contract.learning import POLICY, PostgresLearning, publish, step, trained
 from tests.records import turn_record
+from tests.verbs import clawloop, clawloop_process
 
 pytestmark = pytest.mark.postgres
 
@@ -113,16 +112,6 @@ async def test_a_version_that_is_younger_than_a_turn_it_answered_is_seen(lived: 
     }
 
 
-def check(url: str, data: Path, *options: str) -> subprocess.CompletedProcess[str]:
-    return subprocess.run(
-        [sys.executable, "-m", "clawloop.cli", "check", "--data", str(data), *options],
-        env=dict(os.environ) | {"DATABASE_URL": url},
-        capture_output=True,
-        text=True,
-        timeout=60,
-    )
-
-
 @pytest.mark.slow
 async def test_the_command_names_damage_of_rows_and_of_files(
     postgres_learning: PostgresLearning, postgres_url: str, tmp_path: Path
@@ -138,14 +127,16 @@ async def test_the_command_names_damage_of_rows_and_of_files(
     folder.rename(tmp_path / "adapters" / made.version.path)
     assert await postgres_learning.steps.commit(batch, made) is StepState.COMMITTED
     assert damaged_files(await committed_versions(postgres_learning.database), tmp_path / "adapters") == []
-    whole = check(postgres_url, tmp_path)
+    check = ("check", "--data", str(tmp_path))
+    whole = clawloop_process(*check, DATABASE_URL=postgres_url)
     assert (whole.returncode, whole.stdout) == (0, f"The ledger is whole: {len(INVARIANTS)} rules, 1 adapters.\n")
 
     (tmp_path / "adapters" / made.version.path / HASHED_FILES[0]).write_text("another")
     await postgres_learning.execute("UPDATE turns SET version = 9")
-    broken = check(postgres_url, tmp_path)
+    broken = await asyncio.to_thread(clawloop, *check, DATABASE_URL=postgres_url)
     assert broken.returncode == 1
     assert f"{made.version.path} holds" in broken.stdout
     assert "names version 9 of default" in broken.stdout
-    rows = json.loads(check(postgres_url, tmp_path, "--json", "--no-files").stdout)
+    listed = await asyncio.to_thread(clawloop, *check, "--json", "--no-files", DATABASE_URL=postgres_url)
+    rows = json.loads(listed.stdout)
     assert {row["invariant"] for row in rows} == {"every turn names a version that existed when it began"}
