@@ -32,8 +32,8 @@ from clawloop.settings import Settings, read_settings
 from clawloop.steps import StepBatch, TrainedStep
 from clawloop.telemetry import TrainerMetrics, configure_logging
 from clawloop.training.adapter import remove_unfinished
-from clawloop.training.distributed import Ranks
 from clawloop.training.group import COMMAND_TIMEOUT, follow, join, leave_group
+from clawloop.training.ranks import Ranks
 from clawloop.training.resident import ResidentModel
 from clawloop.training.setup import TrainerSetup
 from clawloop.training.trainer import NOTHING_EVERY, ResidentTrainer
