@@ -27,6 +27,7 @@ class FakeJudge:
         votes: what it votes, one after the other; the last one for ever. A string is said as it is.
         hint: the hint it gives; None says that there is none.
         mode: `well`, or how it fails: a status like `429`, `hang`, `nonsense`, `html`, `huge`, `one` (ignores n).
+        leaving: ends what hangs, so that the server can end.
         requests: bodies of all questions, in order.
         says: answers instead, given the body and the question.
         direct: log-probs of the first token where they are asked for; None reports none.
@@ -37,6 +38,7 @@ class FakeJudge:
     votes: list[int | str] = field(default_factory=lambda: [1])
     hint: str | None = None
     mode: str = "well"
+    leaving: asyncio.Event = field(default_factory=asyncio.Event)
     retry_after: str | None = None
     requests: list[dict[str, Any]] = field(default_factory=list)
     tokenized: list[dict[str, Any]] = field(default_factory=list)
@@ -59,7 +61,7 @@ class FakeJudge:
         question = body["messages"][-1]["content"]
         match self.mode:
             case "hang":
-                await asyncio.sleep(3600)
+                await self.leaving.wait()
             case "html":
                 return Response("<html>oops</html>", 200, media_type="text/html")
             case "shapeless":
@@ -123,4 +125,7 @@ async def fake_judge() -> AsyncIterator[FakeJudge]:
     ]
     async with serving(Starlette(routes=routes)) as url:
         judge.url = url
-        yield judge
+        try:
+            yield judge
+        finally:
+            judge.leaving.set()
