@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import asyncio
+from types import SimpleNamespace
 
 import pytest
 
@@ -109,15 +110,20 @@ async def test_pinned_and_active_versions_stay_however_old(shelf: Shelf) -> None
     assert shelf.control.listed == {"default-v1", "default-v3"}
 
 
-async def test_what_is_wanted_again_before_it_is_unloaded_stays(shelf: Shelf) -> None:
+async def test_what_is_wanted_again_before_it_is_unloaded_stays(shelf: Shelf, monkeypatch: pytest.MonkeyPatch) -> None:
     for n in (1, 2):
         await shelf.publish(n)
     shelf.age(61)
-    shelf.activities._routed_seconds = 0.3
-    unloading = asyncio.create_task(shelf.unload())
-    await asyncio.sleep(0.1)
-    execute(shelf.url, "UPDATE policies SET pinned = 1")
-    has = await unloading
+    waited: list[float] = []
+
+    async def meanwhile(seconds: float) -> None:
+        execute(shelf.url, "UPDATE policies SET pinned = 1")
+        waited.append(seconds)
+
+    monkeypatch.setattr("activities.engines.asyncio", SimpleNamespace(**vars(asyncio) | {"sleep": meanwhile}))
+    has = await shelf.unload()
+    monkeypatch.undo()
+    assert waited == [shelf.activities._routed_seconds]
     assert shelf.control.listed == {"default-v1", "default-v2"}
     assert has.missing == ["default-v1"]
     assert (await shelf.load()).versions == ["default-v1", "default-v2"]
