@@ -56,10 +56,11 @@ class FakeJudge:
 
     async def chat(self, request: Request) -> Response:
         body = json.loads(await request.body())
+        mode = self.mode  # a test may change it as soon as it sees the request
         self.requests.append(body)
         await asyncio.sleep(self.delay_seconds)
         question = body["messages"][-1]["content"]
-        match self.mode:
+        match mode:
             case "hang":
                 await self.leaving.wait()
             case "html":
@@ -68,7 +69,7 @@ class FakeJudge:
                 return JSONResponse({"choices": [{"text": "no chat"}]})
             case "huge":
                 return JSONResponse(_completion(["x" * (10 * 2**20)]))
-            case mode if mode.isdigit():
+            case _ if mode.isdigit():
                 headers = {} if self.retry_after is None else {"Retry-After": self.retry_after}
                 return JSONResponse({"error": {"message": f"no: {question}"}}, int(mode), headers)
         if self.max_characters is not None and len(question) > self.max_characters:

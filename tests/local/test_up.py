@@ -47,7 +47,7 @@ class Running:
         for line in self.process.stdout:
             self.lines.append(line.rstrip())
 
-    def line(self, pattern: str, seconds: float = 30) -> re.Match[str]:
+    def line(self, pattern: str, seconds: float = 120) -> re.Match[str]:
         """The first line that matches; waits for it."""
         deadline = time.monotonic() + seconds
         while time.monotonic() < deadline:
@@ -63,7 +63,7 @@ class Running:
     def family(self) -> list[psutil.Process]:
         return psutil.Process(self.process.pid).children(recursive=True)
 
-    def ended(self, seconds: float = 15) -> int:
+    def ended(self, seconds: float = 60) -> int:
         code = self.process.wait(seconds)
         self._reader.join()
         return code
@@ -151,7 +151,7 @@ def test_killed_itself_it_leaves_nothing_and_starts_again(tmp_path: Path, engine
         running.line("temporal ready")
         family = running.family()
         running.process.kill()
-        deadline = time.monotonic() + 10
+        deadline = time.monotonic() + 30
         while alive(family) and time.monotonic() < deadline:
             time.sleep(0.05)
         assert alive(family) == []
