@@ -21,6 +21,7 @@ from clawloop.ids import turn_id_of
 from clawloop.local.postgres import running as running_postgres
 from clawloop.running import read_running
 from tests.e2e.up import Up
+from tests.processes import alive, by_name
 
 # It waits for an engine, like the tests with an engine of their own.
 pytestmark = [pytest.mark.engine, pytest.mark.slow, pytest.mark.postgres, pytest.mark.timeout(600)]
@@ -48,7 +49,7 @@ def test_it_serves_records_and_ends_in_15_s_without_losing_the_stream_it_cuts(be
             assert page.status == 200
 
         family = psutil.Process(started.process.pid).children(recursive=True)
-        assert {"temporal", "postgres"} <= {process.name() for process in family}
+        assert {"temporal", "postgres"} <= by_name(family).keys()
         with _stream(client, max_tokens=20_000) as answer:
             cut_id = next(answer).id
             next(answer)
@@ -57,7 +58,7 @@ def test_it_serves_records_and_ends_in_15_s_without_losing_the_stream_it_cuts(be
             _read_to_its_end(answer)
         assert started.process.wait(STOP_SECONDS) == 0
         assert time.monotonic() - told < STOP_SECONDS
-    assert _alive(family) == []
+    assert alive(family) == []
     assert _kept_as(data, cut_id) == "aborted"
 
 
@@ -98,7 +99,3 @@ def _kept_as(data: Path, response_id: str) -> str | None:
         return str(json.loads(waiting.read_text())["status"])
     with running_postgres(data / "postgres") as server, psycopg.connect(server.url) as connection:
         return _status(connection, response_id)
-
-
-def _alive(processes: list[psutil.Process]) -> list[psutil.Process]:
-    return [process for process in processes if process.is_running() and process.status() != psutil.STATUS_ZOMBIE]

@@ -15,6 +15,7 @@ import psutil
 import pytest
 
 from clawloop.local.supervisor import guarded
+from tests.processes import alive
 
 GRACE = timedelta(seconds=30)
 # A parent with a child and, in a session of its own, a grandchild; each writes its pid.
@@ -49,10 +50,6 @@ def family(folder: Path) -> list[psutil.Process]:
     names = ("parent", "child", "grandchild")
     until(lambda: all((folder / name).exists() and (folder / name).read_text() for name in names))
     return [psutil.Process(int((folder / name).read_text())) for name in names]
-
-
-def alive(processes: list[psutil.Process]) -> list[psutil.Process]:
-    return [p for p in processes if p.is_running() and p.status() != psutil.STATUS_ZOMBIE]
 
 
 @pytest.fixture

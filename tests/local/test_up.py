@@ -23,6 +23,7 @@ import psutil
 import pytest
 
 from tests.fakes.model_server import model_server
+from tests.processes import alive, by_name
 
 pytestmark = pytest.mark.slow
 
@@ -81,10 +82,6 @@ def up(data: Path, *options: str, **environment: str) -> Iterator[Running]:
         running.process.stdout.close()
 
 
-def alive(processes: list[psutil.Process]) -> list[psutil.Process]:
-    return [p for p in processes if p.is_running() and p.status() != psutil.STATUS_ZOMBIE]
-
-
 @pytest.fixture(scope="module")
 def engine() -> Iterator[str]:
     """Answers `/v1/models` as vLLM does."""
@@ -106,12 +103,12 @@ def test_it_starts_everything_prints_where_brings_back_what_dies_and_ends_all_in
         assert urllib.request.urlopen(gateway).read().decode() == engine
         assert urllib.request.urlopen(ui).status == 200
         for name in ("temporal", "postgres"):
-            next(process for process in running.family() if process.name() == name).kill()
+            by_name(running.family())[name].kill()
         for name in ("temporal", "postgres"):
             running.line(rf"{name} waiting: was ended by SIGKILL.*; again in 0\.5 s")
             running.line(rf"{name} ready at .* \(restarts: 1\)")
         family = running.family()
-        assert {"temporal", "postgres"} <= {process.name() for process in family}
+        assert {"temporal", "postgres"} <= by_name(family).keys()
         told = time.monotonic()
         running.process.send_signal(signal.SIGINT)
         assert running.ended(15) == 0
