@@ -145,4 +145,6 @@ async def test_a_chat_is_as_quick_while_announcing_hangs_or_fails(
     medians = {name: statistics.median(times) * 1000 for name, times in took.items()}
     with capsys.disabled():
         print("\nchat, median ms:", {name: round(value, 1) for name, value in medians.items()})  # noqa: T201
-    assert max(medians["hangs"], medians["away"]) < medians["told"] + 15  # milliseconds; a busy machine's noise
+    # A chat that waited would do so each time; what a busy machine adds, it adds to some. In milliseconds.
+    quicker = {name: statistics.quantiles(times, n=4)[0] * 1000 for name, times in took.items()}
+    assert max(quicker["hangs"], quicker["away"]) < quicker["told"] + 15, medians
