@@ -22,7 +22,7 @@ from activities.pairing import find_next_state, judgeable_by
 from activities.ports import Counts, Judge, JudgementStore, Renderer, Uncounted
 from activities.work import WorkTelling
 from clawloop.contracts import Message, Outcome, TurnRecord
-from clawloop.errors import EngineRejected, EngineUnavailable
+from clawloop.errors import EngineRejected, EngineUnavailable, PromptTooLong
 from clawloop.ids import TurnId
 from clawloop.judging.evidence import Evidence, gather
 from clawloop.judging.hints import NOT_ASKED, HintChoice, choose_hint, with_hint, without_hint
@@ -269,6 +269,8 @@ class JudgingActivities:
             return await self._renderer.render(record, hinted), None
         except EngineRejected as error:
             return None, f"the engine does not render the hinted prompt ({error.status})"
+        except PromptTooLong as error:
+            return None, f"the hinted prompt is too long: {error}"
         except EngineUnavailable:
             if case.give_up is None:
                 raise

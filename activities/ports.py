@@ -112,6 +112,7 @@ class Renderer(Protocol):
         Raises:
             EngineUnavailable: ask again later.
             EngineRejected: the engine cannot render these.
+            PromptTooLong: they and the turn's reply do not fit into its context.
         """
 
 

@@ -5,6 +5,7 @@ ClawloopError
 │   ├── RequestRejected         the caller's input is at fault: names the field and the remedy
 │   ├── EngineRejected          an engine refused the request; its status, code and message are kept
 │   ├── EngineAnswerUnusable    an engine's answer cannot be read, or its lengths disagree
+│   ├── PromptTooLong           a prompt and its reply are more than the engine's context holds
 │   ├── RecordUnusable          a spooled turn that cannot be entered
 │   ├── ModelUnsupported        the trainer cannot load this checkpoint: says what it can load
 │   ├── SampleUnusable          a sample cannot be trained as it is: too long, or its parts disagree
@@ -79,6 +80,10 @@ class EngineRejected(PermanentError):
 
 class EngineAnswerUnusable(PermanentError):
     """An engine's answer cannot be read, or its lengths disagree."""
+
+
+class PromptTooLong(PermanentError):
+    """A rendered prompt and the reply to it are more than the engine's context holds; the message says how many."""
 
 
 class RecordUnusable(PermanentError):

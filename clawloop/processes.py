@@ -112,6 +112,9 @@ async def run_gateway(settings: Settings, options: GatewayOptions) -> None:
         access_log=False,
         # `clawloop up` gives the gateway 4 s to end: streams still open after this are cut and recorded as aborted.
         timeout_graceful_shutdown=2,
+        # Longer than clients and proxies keep an idle connection (httpx 5 s, nginx 60 s): who ends it first must be the
+        # one that sends, or now and then a request meets a connection that is just being closed, and fails.
+        timeout_keep_alive=75,
         server_header=False,
     )
     await uvicorn.Server(config).serve()

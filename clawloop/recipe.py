@@ -132,9 +132,10 @@ class Bounds(_Table):
 class Train(_Table):
     """What a step depends on."""
 
-    batch_samples: Count = 16
-    max_wait_hours: Positive = 24.0
-    """A smaller batch is taken once its oldest sample has waited this long."""
+    batch_samples: Annotated[int, Field(ge=1, le=10_000)] = 16
+    """One claim looks at no more samples than 10,000, so a larger batch would never be full."""
+    max_wait_hours: Annotated[float, Field(gt=0, le=87_600)] = 24.0
+    """A smaller batch is taken once its oldest sample has waited this long; ten years at most, so that it is a date."""
     staleness_versions: Annotated[int, Field(ge=0)] = 4
     """A sample of next-state evidence expires when more versions apart; explicit feedback never does."""
     drift: Positive = 1.0
@@ -203,9 +204,13 @@ def load_recipe(path: Path) -> Recipe:
     """A recipe from a TOML file.
 
     Raises:
-        RecipeRejected: see `read_recipe`; also when the file's stem is not the recipe's name.
+        RecipeRejected: see `read_recipe`; also when the file is no text, or its stem is not the recipe's name.
     """
-    recipe = read_recipe(path.read_text(encoding="utf-8"))
+    try:
+        text = path.read_text(encoding="utf-8")
+    except (OSError, UnicodeDecodeError) as error:
+        raise RecipeRejected(f"{path} cannot be read: {error}") from error
+    recipe = read_recipe(text)
     if recipe.name != path.stem:
         raise RecipeRejected(f"{recipe.name!r} in a file called {path.name}", field="name", near=path.stem)
     return recipe

@@ -118,6 +118,11 @@ def _of_signal(signal: Signal) -> Iterator[tuple[bool, str, str]]:
         "has no effect: a direct vote is one vote, and there are no hints",
     )
     yield (
+        _changed(signal, "judge_temperature") and signal.votes == "direct" and not signal.hints,
+        "signal.judge_temperature",
+        "has no effect: a direct vote is read at 1, and there are no hints",
+    )
+    yield (
         _changed(signal, "process_weight") and signal.reward != "outcome_process",
         "signal.process_weight",
         'needs reward = "outcome_process"',
@@ -156,6 +161,17 @@ def _of_loss(loss: Loss, train: Train) -> Iterator[tuple[bool, str, str]]:
         not loss.policy_gradient and not loss.distillation,
         "train.loss",
         "neither policy_gradient nor distillation: nothing is trained",
+    )
+    for name in ("clip_low", "clip_high", "dual_clip", "correction"):
+        yield (
+            _changed(loss, name) and not loss.policy_gradient,
+            f"train.loss.{name}",
+            "has no effect while policy_gradient is 0",
+        )
+    yield (
+        _changed(train.bounds, "kl") and not loss.kl,
+        "train.bounds.kl",
+        "has no effect while train.loss.kl is 0: the distance is not measured then",
     )
     yield (
         loss.dual_clip <= 1 + loss.clip_high,

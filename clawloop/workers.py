@@ -24,6 +24,7 @@ from activities.judging import JudgingActivities
 from activities.ledger import LedgerActivities
 from activities.publishing import PublishingActivities
 from activities.retention import Retention
+from activities.roster import Roster
 from activities.steps import StepActivities
 from activities.training_ports import WorkAnnouncer
 from activities.upkeep import UpkeepActivities
@@ -192,10 +193,14 @@ async def _workers(
     step_store, publishing_store = PostgresStepStore(database), PostgresPublishingStore(database)
     retention = Retention(publishing_store, AdapterFolder(settings.data / "adapters"))
     announcer = TemporalAnnouncer(client, idle)
-    upkeep = UpkeepActivities(PostgresUpkeepStore(database), announcer, work, idle, retention=retention, counts=metrics)
+    engine_workflows = TemporalPublishAnnouncer(client)
+    roster = Roster(publishing_store, engine_workflows)
+    upkeep = UpkeepActivities(
+        PostgresUpkeepStore(database), announcer, work, idle, retention=retention, roster=roster, counts=metrics
+    )
     ledger = LedgerActivities(PostgresClosingStore(database), judgements, work, metrics)
     steps = StepActivities(step_store)
-    publishing = PublishingActivities(publishing_store, step_store, TemporalPublishAnnouncer(client))
+    publishing = PublishingActivities(publishing_store, step_store, engine_workflows)
     return [
         Worker(
             client,

@@ -9,7 +9,7 @@ from collections.abc import Sequence
 from typing import Any
 
 from clawloop.contracts import Message, TurnRecord
-from clawloop.errors import EngineRejected, EngineUnavailable
+from clawloop.errors import EngineRejected, EngineUnavailable, PromptTooLong
 from clawloop.serving.endpoints import Endpoints, JsonClient, NoReply
 
 # Rendering takes milliseconds; a busy engine's event loop, some seconds.
@@ -38,10 +38,12 @@ class EngineRenderer:
         Raises:
             EngineUnavailable: ask again later.
             EngineRejected: the engine cannot render these.
+            PromptTooLong: they and the turn's reply do not fit into its context.
         """
         body: dict[str, Any] = {"messages": list(messages), "add_generation_prompt": True}
         body |= {name: turn.sampling[name] for name in _SHAPING if name in turn.sampling}
-        if turn.tools is not None and turn.sampling.get("tool_choice") != "none":
+        # In vLLM's prompts they stand whatever `tool_choice` says; an engine told to leave them out gives other ids.
+        if turn.tools is not None:
             body["tools"] = turn.tools
         try:
             reply = await self._client.post(self._endpoints(turn.policy), "/tokenize", body)
@@ -49,7 +51,12 @@ class EngineRenderer:
             raise EngineUnavailable(f"no engine rendered a prompt: {error}") from error
         if reply.status >= 500:
             raise EngineUnavailable(f"an engine answered {reply.status} when asked to render a prompt")
-        tokens = None if reply.body is None else reply.body.get("tokens")
+        said = reply.body or {}
+        tokens, context = said.get("tokens"), said.get("max_model_len")
         if reply.status != 200 or not isinstance(tokens, list) or not all(isinstance(token, int) for token in tokens):
             raise EngineRejected(reply.status, {"message": "it does not render this prompt"})
+        # vLLM renders a prompt of any length here, and says beside it what a chat may have.
+        length = len(tokens) + len(turn.response_ids or ())
+        if isinstance(context, int) and length > context:
+            raise PromptTooLong(f"{length} tokens with the reply, the context holds {context}")
         return tokens

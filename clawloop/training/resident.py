@@ -8,8 +8,10 @@ Under FSDP every rank holds one of these and calls it alike.
 from __future__ import annotations
 
 import hashlib
+import logging
 import time
 from collections.abc import Callable, Mapping
+from dataclasses import replace
 from pathlib import Path
 from uuid import UUID
 
@@ -20,6 +22,7 @@ from clawloop import recipe as recipes
 from clawloop.adapter_digest import check_version
 from clawloop.errors import AdapterUnusable, NothingToTrain, SampleUnusable, TrainerUnavailable
 from clawloop.ids import SampleId
+from clawloop.recipe import Recipe
 from clawloop.steps import BatchSample, StepBatch, StepFigures, TrainedStep, VersionRef
 from clawloop.training.adapter import BaseIdentity, WrittenVersion, adapter_lora, read_adapter
 from clawloop.training.base_weights import BaseWeights
@@ -33,6 +36,8 @@ from clawloop.training.model import Lora, PolicyModel
 from clawloop.training.ranks import Ranks
 from clawloop.training.setup import TrainerSetup
 from clawloop.training.step import StepReport, make_optimizer, train_step
+
+log = logging.getLogger(__name__)
 
 Say = Callable[[str], None]
 
@@ -187,8 +192,7 @@ def _samples(step: StepBatch, limits: Limits) -> tuple[list[TrainingSample], dic
         try:
             sample = _sample(given)
             plan([sample.sequence()], limits)
-            if step.recipe.needs_teacher and sample.hinted_prompt_ids is not None:
-                plan([sample.hinted_sequence()], limits)
+            sample = _with_readable_hint(sample, step.recipe, limits)
         except SampleUnusable as error:
             unusable[given.sample_id] = error.reason
         else:
@@ -197,6 +201,25 @@ def _samples(step: StepBatch, limits: Limits) -> tuple[list[TrainingSample], dic
         reasons = "; ".join(sorted(set(unusable.values())))
         raise NothingToTrain(f"no sample of {len(step.samples)} can be trained: {reasons}")
     return samples, unusable
+
+
+def _with_readable_hint(sample: TrainingSample, recipe: Recipe, limits: Limits) -> TrainingSample:
+    """The sample, without its hint if the teacher cannot read that: its verdict still teaches.
+
+    Raises:
+        SampleUnusable: it has nothing to teach but the hint.
+    """
+    if not recipe.needs_teacher or sample.hinted_prompt_ids is None:
+        return sample
+    try:
+        plan([sample.hinted_sequence()], limits)
+    except SampleUnusable as error:
+        by_verdict = recipe.train.loss.policy_gradient > 0 and recipe.train.advantage.verdict_weight > 0
+        if not (by_verdict and sample.reward):
+            raise
+        log.info("hint left out", extra={"sample": sample.key, "why": error.reason})
+        return replace(sample, hinted_prompt_ids=None)
+    return sample
 
 
 def _sample(given: BatchSample) -> TrainingSample:

@@ -31,7 +31,8 @@ class FakeJudge:
         requests: bodies of all questions, in order.
         says: answers instead, given the body and the question.
         direct: log-probs of the first token where they are asked for; None reports none.
-        prompt_ids: what /tokenize says for a prompt, by its number of characters of hint.
+        prompt_ids, hinted_ids: what /tokenize says for a prompt without and with a hint, however long.
+        context_tokens: what /tokenize says that a chat may have.
     """
 
     url: str = ""
@@ -44,6 +45,7 @@ class FakeJudge:
     tokenized: list[dict[str, Any]] = field(default_factory=list)
     prompt_ids: list[int] = field(default_factory=lambda: [1, 2, 3])
     hinted_ids: list[int] = field(default_factory=lambda: [1, 2, 9, 3])
+    context_tokens: int = 4096
     max_characters: int | None = None
     delay_seconds: float = 0.0
     says: Callable[[dict[str, Any], str], str] | None = None
@@ -97,7 +99,7 @@ class FakeJudge:
         self.tokenized.append(body)
         hinted = "Keep in mind:" in json.dumps(body["messages"])
         tokens = self.hinted_ids if hinted else self.prompt_ids
-        return JSONResponse({"count": len(tokens), "max_model_len": 4096, "tokens": tokens})
+        return JSONResponse({"count": len(tokens), "max_model_len": self.context_tokens, "tokens": tokens})
 
 
 def _first_token(logprobs: dict[str, float] | None) -> dict[str, Any]:

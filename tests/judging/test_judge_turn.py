@@ -68,6 +68,17 @@ async def test_a_template_that_gives_other_ids_than_recorded_takes_no_hint(bench
     assert bench.rows("SELECT hinted_prompt_ids FROM samples") == [{"hinted_prompt_ids": None}]
 
 
+async def test_a_hint_that_does_not_fit_into_the_context_is_left_out_and_the_verdict_stays(bench: Bench) -> None:
+    first, second = bench.conversation("Add two numbers.", "No, in Python.")
+    session = await bench.enter(first, second)
+    bench.judge.votes, bench.judge.hint = [-1], "Write it in Python, not in JavaScript."
+    bench.judge.hinted_ids = [1] * (bench.judge.context_tokens - len(first.response_ids or ()) + 1)
+    (fate,) = await bench.tell(session, second)
+    too_long = "no hint: the hinted prompt is too long: 4097 tokens with the reply, the context holds 4096"
+    assert fate.why == f"verdict -1: 3 of 3 votes for -1; {too_long}"
+    assert bench.rows("SELECT reward, hinted_prompt_ids FROM samples") == [{"reward": -1.0, "hinted_prompt_ids": None}]
+
+
 async def test_side_turns_between_do_not_count(binary_bench: Bench) -> None:
     bench = binary_bench
     first, side, second = bench.conversation("Add in Python.", "Title?", "Thanks!")

@@ -3,10 +3,12 @@
 from __future__ import annotations
 
 import asyncio
+import http.client
 import os
 import socket
 import subprocess
 import sys
+import time
 from pathlib import Path
 
 import psycopg
@@ -65,8 +67,25 @@ def test_a_gateway_whose_data_folder_is_a_file_says_so(tmp_path: Path) -> None:
     assert f"cannot write to {tmp_path / 'file'}" in refusal(done)
 
 
+def speak_twice(port: int) -> None:
+    """Over one connection, which the openai SDK would keep for 5 s between the two."""
+    connection = http.client.HTTPConnection("127.0.0.1", port)
+    while True:
+        try:
+            connection.connect()
+            break
+        except ConnectionRefusedError:
+            time.sleep(0.1)
+    connection.auto_open = 0  # the second must not get a connection of its own
+    for pause in (6, 0):
+        connection.request("GET", "/healthz")
+        connection.getresponse().read()
+        time.sleep(pause)
+    connection.close()
+
+
 @pytest.mark.postgres
-async def test_a_gateway_adds_the_engines_it_is_given(postgres_url: str, tmp_path: Path) -> None:
+async def test_a_gateway_adds_the_engines_it_is_given_and_keeps_connections(postgres_url: str, tmp_path: Path) -> None:
     database = Database(postgres_url, BACKGROUND_LIMIT)
     await add_engine(database, "http://127.0.0.1:1")
     with socket.socket() as probe:
@@ -85,6 +104,7 @@ async def test_a_gateway_adds_the_engines_it_is_given(postgres_url: str, tmp_pat
             while len(await list_engines(database)) < 2:
                 assert gateway.poll() is None, (tmp_path / "log").read_text()
                 await asyncio.sleep(0.1)
+            await asyncio.to_thread(speak_twice, port)
     finally:
         gateway.terminate()
         gateway.wait(20)

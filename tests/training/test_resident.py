@@ -81,17 +81,34 @@ def test_a_sample_that_cannot_be_trained_is_left_out_with_its_reason(
         "vocabulary": replace(given[0], response_ids=[9999] * len(given[0].response_ids)),
         "tokens, the trainer takes 60": replace(given[1], prompt_ids=[1] * 60),
         "log-probs of length": replace(given[2], logprobs=[-1.0] * 99),
-        "hint": replace(given[3], hinted_prompt_ids=[1] * 60),
+        "73 tokens, the trainer takes 60": replace(given[3], hinted_prompt_ids=[1] * 52, reward=None),
     }
     trained = whole(model.train(step_of([*bad.values(), *given[4:]], 1), quiet, never))
     assert trained.figures.samples == 5
     for (reason, sample), found in zip(bad.items(), trained.figures.dropped.values(), strict=True):
-        assert reason in found or reason == "hint"
+        assert reason in found
         assert sample.sample_id in trained.figures.dropped
     without = whole(ResidentModel(setup_of(qwen3, tmp_path / "b")).train(step_of(given[4:], 1), quiet, never))
     assert trained.version.sha256 == without.version.sha256
     with pytest.raises(NothingToTrain, match="no sample of 4 can be trained: "):
         model.train(step_of(list(bad.values()), 1), quiet, never)
+
+
+def test_a_hint_the_trainer_cannot_read_leaves_the_verdict(
+    qwen3: Path, batches: dict[int, list[BatchSample]], tmp_path: Path, caplog: pytest.LogCaptureFixture
+) -> None:
+    hinted = next(place for place, sample in enumerate(batches[1]) if sample.hinted_prompt_ids and sample.reward)
+    taken = []
+    for name, hint in (("long", [1] * 60), ("none", None)):
+        samples = [*batches[1]]
+        samples[hinted] = replace(samples[hinted], hinted_prompt_ids=hint)
+        with caplog.at_level("INFO"):
+            model = ResidentModel(setup_of(qwen3, tmp_path / name, max_tokens=60))
+            taken.append(whole(model.train(step_of(samples, 1), quiet, never)))
+    assert [trained.figures.dropped for trained in taken] == [{}, {}]
+    assert taken[0].version.sha256 == taken[1].version.sha256
+    (said,) = [record for record in caplog.records if record.message == "hint left out"]
+    assert "the trainer takes 60" in said.__dict__["why"]
 
 
 def test_what_an_adapter_cannot_be_used_for_is_said(

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import math
+from dataclasses import replace
 from pathlib import Path
 
 import pytest
@@ -15,7 +16,7 @@ from clawloop.recipe import Advantage, Bounds, Distillation, Loss, Optimiser, Tr
 from clawloop.training.adapter import Adapter, BaseIdentity, adapter_files, write_version
 from clawloop.training.architecture import adapter_names
 from clawloop.training.batch import TrainingSample
-from clawloop.training.collate import Limits
+from clawloop.training.collate import Limits, collate
 from clawloop.training.evidence import Progress
 from clawloop.training.loading import adapter_tensors, load_model
 from clawloop.training.model import Lora, PolicyModel
@@ -209,6 +210,26 @@ def test_several_epochs_update_several_times_with_the_first_policy_as_anchor(qwe
     assert moved[1] > 1.5 * moved[0]
 
 
+def test_decoupled_a_token_counts_by_how_far_the_policy_was_from_what_sampled_it(qwen3: Path) -> None:
+    model = load(qwen3)
+    samples = random_batch(model)
+    far = [logprob - 1.0 for logprob in samples[1].behaviour_logprobs]
+    samples[1] = replace(samples[1], behaviour_logprobs=far)
+    packed = collate([sample.sequence() for sample in samples], range(len(samples)))
+    with torch.no_grad():
+        begins = packed.split(model(packed).logprobs_N)
+    # As the step begins the ratio is 1, and nothing is clipped.
+    weights = [
+        (begins[index] - torch.tensor(sample.behaviour_logprobs)).exp().clamp(max=2)
+        for index, sample in enumerate(samples)
+    ]
+    wanted = -sum(
+        float(weight.sum()) * (sample.reward or 0) for weight, sample in zip(weights, samples, strict=True)
+    ) / sum(map(len, weights))
+    report = step(model, samples, Train(loss=Loss(kl=0, correction="decoupled")))
+    assert report.loss == pytest.approx(wanted, rel=1e-5)
+
+
 def test_masked_tokens_teach_nothing(qwen3: Path) -> None:
     whole_model, masked_model = load(qwen3), load(qwen3)
     samples = random_batch(whole_model)
@@ -262,7 +283,7 @@ def test_explicit_feedback_far_from_the_policy_is_dropped_as_drifted(qwen3: Path
     model = load(qwen3)
     samples = random_batch(model)
     far = [logprob - 1.5 for logprob in samples[0].behaviour_logprobs]
-    for explicit in (True, False):
+    for explicit, drift in ((True, 1.0), (True, 2.0), (False, 1.0)):
         changed = TrainingSample(
             key="far",
             prompt_ids=samples[0].prompt_ids,
@@ -273,9 +294,10 @@ def test_explicit_feedback_far_from_the_policy_is_dropped_as_drifted(qwen3: Path
             reward=1.0,
             explicit=explicit,
         )
-        report = step(load(qwen3), [changed, *samples[1:]], Train())
-        assert ("far" in report.samples) is not explicit
-        assert ("drifted: mean |log ratio| 1.5" in report.dropped.get("far", "")) is explicit
+        report = step(load(qwen3), [changed, *samples[1:]], Train(drift=drift))
+        dropped = explicit and drift < 1.5
+        assert ("far" in report.samples) is not dropped
+        assert ("drifted: mean |log ratio| 1.5" in report.dropped.get("far", "")) is dropped
 
 
 def test_a_batch_with_nothing_to_learn_from_is_no_step(qwen3: Path) -> None:

@@ -105,18 +105,25 @@ def in_bfloat16(base: Path, ranks: Ranks) -> float:
 
 
 def two_steps_of_each_method(base: Path, ranks: Ranks) -> dict[str, dict[str, object]]:
-    """Each method's second report, and what its adapter came to after it, as one list of numbers."""
+    """Each method's second report, and what its adapter came to after it, as one list of numbers.
+
+    What the first step takes was answered by version 0, what the second takes by one that is neither that nor the
+    parent: its hints are read by that version.
+    """
     whole = load_model(base, LORA, dtype=torch.float32, device=CPU)
     shake_adapter(whole)
+    older = adapter_tensors(whole)
     model = load(base, ranks, torch.float32)
     found: dict[str, dict[str, object]] = {}
     for method in methods.METHODS:
         recipe = methods.train_part(method, Optimiser(lr=1e-3))
-        batch = methods.batch_of(method, whole, version=0)
+        first, second = (methods.batch_of(method, whole, version=version) for version in (0, 1))
         optimizer = make_optimizer(model, recipe.optimiser)
         begin(model, optimizer)
-        train_step(model, optimizer, batch, recipe, methods.LIMITS, ranks=ranks)
-        report = train_step(model, optimizer, batch, recipe, methods.LIMITS, parent=1, ranks=ranks)
+        train_step(model, optimizer, first, recipe, methods.LIMITS, ranks=ranks)
+        report = train_step(
+            model, optimizer, second, recipe, methods.LIMITS, parent=2, read_version=lambda _: older, ranks=ranks
+        )
         adapter = torch.cat([tensor.flatten() for tensor in adapter_tensors(model).values()])
         found[method] = {"loss": report.loss, "grad_norm": report.grad_norm, "adapter": adapter.tolist()}
     return found

@@ -25,6 +25,19 @@ hints = false
 teacher_weight = 0.0
 """
 
+TOP_K = """
+name = "x"
+[signal]
+verdicts = false
+at_least_one = false
+[train.advantage]
+verdict_weight = 0.0
+teacher_weight = 0.0
+[train.loss]
+policy_gradient = 0.0
+distillation = 1.0
+"""
+
 
 def test_a_recipe_is_shipped_for_each_known_method() -> None:
     names = {path.stem for path in RECIPES}
@@ -125,6 +138,8 @@ def test_an_unknown_key_or_word_is_refused_with_the_one_probably_meant(text: str
         ("[train.loss]\nclip_low = 1.0", "train.loss.clip_low"),
         ("[train.optimiser]\nlr = inf", "train.optimiser.lr"),
         ("[train]\nbatch_samples = 0", "train.batch_samples"),
+        ("[train]\nbatch_samples = 10001", "train.batch_samples"),
+        ("[train]\nmax_wait_hours = 1e9", "train.max_wait_hours"),
         ("train = 3", "train"),
     ],
 )
@@ -188,6 +203,12 @@ def test_a_value_out_of_range_or_of_another_type_is_refused(text: str, field: st
         ("[train.loss]\ndual_clip = 1.28", "train.loss.dual_clip"),
         ('[train.loss]\ncorrection = "decoupled"', "train.loss.correction"),
         ("[train.lora]\ndropout = 0.1", "train.lora.dropout"),
+        (f"{TOP_K}clip_low = 0.1", "train.loss.clip_low"),
+        (f"{TOP_K}clip_high = 0.4", "train.loss.clip_high"),
+        (f"{TOP_K}dual_clip = 5.0", "train.loss.dual_clip"),
+        (f'{TOP_K}correction = "decoupled"\n[train.optimiser]\nepochs = 2', "train.loss.correction"),
+        ("[train.loss]\nkl = 0.0\n[train.bounds]\nkl = 3.0", "train.bounds.kl"),
+        (BINARY.replace("[signal]", '[signal]\nvotes = "direct"\njudge_temperature = 0.2'), "signal.judge_temperature"),
     ],
 )
 def test_keys_that_contradict_each_other_are_refused_by_the_one_to_change(text: str, field: str) -> None:
@@ -217,6 +238,9 @@ def test_a_file_that_is_not_toml_or_named_otherwise_is_refused(tmp_path: Path) -
     path = tmp_path / "mine.toml"
     path.write_text('name = "yours"')
     with pytest.raises(RecipeRejected, match=r"mine\.toml"):
+        load_recipe(path)
+    path.write_bytes(b'name = "mine"  # \xff')
+    with pytest.raises(RecipeRejected, match=r"mine\.toml cannot be read"):
         load_recipe(path)
 
 

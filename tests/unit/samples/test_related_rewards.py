@@ -6,13 +6,23 @@ from dataclasses import replace
 
 import pytest
 
+from clawloop.algorithms.outcome import integrated_reward
 from clawloop.contracts import Outcome
 from clawloop.ids import TurnId, new_turn_id
 from clawloop.judging.hints import NOT_ASKED, HintChoice
+from clawloop.judging.parsing import Vote
 from clawloop.judging.records import Relation, Settlement
 from clawloop.judging.voting import majority
 from clawloop.recipe import Signal
-from clawloop.samples.rewards import Member, MemberEnd, group_ends, priced, relation_of, with_reward
+from clawloop.samples.rewards import (
+    Member,
+    MemberEnd,
+    group_ends,
+    outcome_ends,
+    priced,
+    relation_of,
+    with_reward,
+)
 
 OVERLONG = Signal.model_validate({"overlong": {"limit_tokens": 1000, "cache_tokens": 200}})
 GOOD, EVEN = majority([1, 1, 1]), majority([1, -1, 0])
@@ -24,6 +34,17 @@ def test_length_costs_a_verdict_what_the_article_says(tokens: int, cut: bool, re
     found = priced(OVERLONG, GOOD, Relation.NONE, tokens=tokens, cut_by_length=cut)
     assert found.reward == pytest.approx(reward)
     assert (found.verdict, found.expected) == (1, 1.0)
+
+
+@pytest.mark.parametrize(("weight", "outcome", "reward"), [(1.0, 1, 4 / 3), (0.5, 1, 7 / 6), (2.0, -1, -1 / 3)])
+def test_votes_count_beside_an_outcome_as_much_as_the_recipe_says(weight: float, outcome: int, reward: float) -> None:
+    votes: list[Vote | None] = [1, 1, -1]
+    signal = Signal(reward="outcome_process", process_weight=weight, hints=False)
+    found = priced(signal, majority(votes), Relation.OUTCOME, tokens=3, cut_by_length=False)
+    turn = Member(new_turn_id(), found.reward, None, found.why, taken=False)
+    (end,) = outcome_ends([turn], outcome)
+    assert end.reward == pytest.approx(reward)
+    assert end.reward == pytest.approx(integrated_reward(1 if outcome > 0 else -1, votes, process_weight=weight))
 
 
 def test_a_reply_cut_by_length_pays_in_full_and_it_is_said() -> None:
