@@ -32,10 +32,10 @@ from activities.work import WorkTelling
 from api.directory import DirectoryCache
 from api.ports import DirectoryStore
 from clawloop.adapter_folder import AdapterFolder
+from clawloop.addresses import database_url, temporal_address
 from clawloop.engine_announcing import TemporalPublishAnnouncer
 from clawloop.errors import AnnouncementFailed, SetupError, StoreUnavailable, TrainerUnavailable
 from clawloop.judging.prompts import AnswerForm
-from clawloop.processes import database_url, temporal_address
 from clawloop.serving.endpoints import Endpoint, Endpoints
 from clawloop.serving.judge import JudgeClient
 from clawloop.serving.rendering import EngineRenderer

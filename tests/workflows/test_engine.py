@@ -133,7 +133,7 @@ async def test_a_new_run_knows_what_the_old_one_knew(client: Client) -> None:
         for n in range(6):
             await TemporalPublishAnnouncer(client).publish([agent.engine_id])
             await until(lambda n=n: agent.loads >= n + 1)  # type: ignore[misc]
-        async with asyncio.timeout(10):
+        async with asyncio.timeout(30):
             while (await latest.describe()).run_id == first:
                 await asyncio.sleep(0.05)
         assert "Serves default-v1." in await details(latest, "Serves")
