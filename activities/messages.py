@@ -119,6 +119,7 @@ class Swept(_Message):
         woken: sessions that nobody had closed.
         work: policies whose training workflows were told that a batch waits.
         removed: versions whose files nobody needed.
+        engines: engines' workflows that were begun, or ended since their engine was removed.
         stuck: sessions whose workflow could not be told; the next sweep tries again.
     """
 
@@ -127,4 +128,5 @@ class Swept(_Message):
     woken: int
     work: int = 0
     removed: int = 0
+    engines: int = 0
     stuck: int = 0

@@ -153,6 +153,31 @@ class PublishAnnouncer(Protocol):
         """
 
 
+class EngineWorkflows(Protocol):
+    """The workflows of engines, by the engines' ids."""
+
+    async def running(self) -> frozenset[str]:
+        """Engines that have one, as far as Temporal has it indexed, which is seconds behind at most.
+
+        Raises:
+            AnnouncementFailed
+        """
+
+    async def begin(self, engine_id: str) -> None:
+        """See that it runs; twice is once.
+
+        Raises:
+            AnnouncementFailed
+        """
+
+    async def end(self, engine_id: str) -> None:
+        """Have it complete; nothing if it does not run.
+
+        Raises:
+            AnnouncementFailed
+        """
+
+
 class WorkAnnouncer(Protocol):
     """What tells policies' training workflows that a batch waits."""
 

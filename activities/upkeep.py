@@ -1,5 +1,5 @@
 """The sweep: what was not announced is announced, in order; sessions nobody closed are woken so that they close;
-adapters nobody needs are removed.
+adapters nobody needs are removed; each engine has its workflow, and no other has one.
 
 Knows nothing about how often it runs. Doing it twice does no harm: workflows drop what they know.
 """
@@ -18,6 +18,7 @@ from activities.heartbeat import heartbeating
 from activities.messages import Swept
 from activities.ports import Announcer, Counts, Uncounted, UpkeepStore
 from activities.retention import Retention
+from activities.roster import Roster
 from activities.telling import Telling
 from activities.work import WorkTelling
 from clawloop.contracts import SessionFacts
@@ -41,6 +42,7 @@ class UpkeepActivities:
         idle: after how long without a turn a session closes.
         age: how old what was not announced must be.
         retention: None leaves adapters where they are.
+        roster: None leaves engines' workflows alone.
     """
 
     def __init__(
@@ -51,6 +53,7 @@ class UpkeepActivities:
         idle: timedelta,
         age: timedelta = AGE,
         retention: Retention | None = None,
+        roster: Roster | None = None,
         counts: Counts | None = None,
     ) -> None:
         self._store = store
@@ -60,6 +63,7 @@ class UpkeepActivities:
         self._idle = idle
         self._age = age
         self._retention = retention
+        self._roster = roster
 
     @activity.defn
     async def sweep(self) -> Swept:
@@ -77,6 +81,7 @@ class UpkeepActivities:
                 woken=await _tried(self._wake_sessions(stuck), failed),
                 work=await _tried(self._work.tell_again(), failed),
                 removed=0 if self._retention is None else await _tried(self._retention.remove(), failed),
+                engines=0 if self._roster is None else await _tried(self._roster.mend(), failed),
             )
             swept = swept.model_copy(update={"stuck": len(stuck)})
             self._counts.swept(swept.announced, swept.feedback, swept.woken, swept.stuck)

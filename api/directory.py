@@ -16,6 +16,8 @@ log = logging.getLogger(__name__)
 
 # How long a new version or engine may go unseen where nobody tells of it; one small query.
 REFRESH_SECONDS = 1.0
+# How long a request that misses something waits for Postgres to answer again: two looks, and one that times out.
+PATIENCE_SECONDS = 3.0
 
 
 class DirectoryCache:
@@ -33,6 +35,7 @@ class DirectoryCache:
         self._looking = asyncio.Lock()  # or an older look could end after a newer one
         self._looks = 0
         self.current = False  # the last look succeeded
+        self._seen = asyncio.Event()  # set while `current`
 
     async def __aenter__(self) -> DirectoryCache:
         await self._look()
@@ -63,7 +66,11 @@ class DirectoryCache:
         raise StoreUnavailable(f"policy {name!r} is not known here yet")
 
     async def known_policy(self, name: str) -> Policy:
-        """As `policy`, and looks afresh before it says that there is none."""
+        """As `policy`, and looks afresh before it says that there is none.
+
+        Raises:
+            StoreUnavailable: there is none, or Postgres does not answer.
+        """
         try:
             return self.policy(name)
         except StoreUnavailable:
@@ -71,11 +78,22 @@ class DirectoryCache:
             return self.policy(name)
 
     async def look_afresh(self) -> None:
-        """For whoever misses something that may be newer than the last look; those who wait together share one look."""
+        """For whoever misses something that may be newer than the last look; those who wait together share one look.
+
+        While Postgres is away they ask nothing more of it, and wait a moment for the looks that go on anyway.
+
+        Raises:
+            StoreUnavailable: it stays away, so nobody can say whether there is such a thing.
+        """
         before = self._looks
         async with self._looking:
             if self.current and self._looks == before:
                 await self._look_now()
+        try:
+            async with asyncio.timeout(PATIENCE_SECONDS):
+                await self._seen.wait()
+        except TimeoutError:
+            raise StoreUnavailable("PostgreSQL does not answer, and what is asked for is not known here yet") from None
 
     async def _keep_looking(self) -> None:
         while True:
@@ -104,5 +122,7 @@ class DirectoryCache:
             if self.current or self._last is None:
                 log.warning("directory not readable", extra={"why": str(error)})
             self.current = False
+            self._seen.clear()
         else:
             self.current = True
+            self._seen.set()

@@ -71,7 +71,7 @@ async def find_model(name: str, key: ApiKey, directory: DirectoryCache) -> tuple
 
     Raises:
         RequestRejected: 404, names what there is.
-        StoreUnavailable: this gateway does not know the key's policy yet.
+        StoreUnavailable: this gateway does not know the key's policy yet, or cannot look whether there is such a name.
     """
     policy = await directory.known_policy(key.policy)
     try:

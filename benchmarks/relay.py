@@ -25,7 +25,7 @@ from rich.table import Table
 
 from clawloop.local.checks import choose_port
 from clawloop.local.postgres import running as running_postgres
-from clawloop.processes import prepare
+from clawloop.preparing import prepare
 
 
 @dataclass(frozen=True)

@@ -30,7 +30,7 @@ from rich.table import Table
 from clawloop.local import temporal_server
 from clawloop.local.checks import choose_port
 from clawloop.local.postgres import running as running_postgres
-from clawloop.processes import prepare
+from clawloop.preparing import prepare
 from clawloop.temporal import connect, register_search_attributes
 
 LOOPBACK = "127.0.0.1"

@@ -58,7 +58,7 @@ def clawloop() -> None:
 
 
 def _prepare_for_up() -> Prepare:
-    from clawloop.processes import prepare
+    from clawloop.preparing import prepare
     from clawloop.running import Running, installation, write_running
 
     async def ready(around: Surroundings) -> dict[str, str]:
@@ -92,12 +92,14 @@ def gateway(
 ) -> None:
     """Serve the OpenAI-compatible API."""
     from clawloop.local.checks import choose_port, require_folder
-    from clawloop.processes import GatewayOptions, run_gateway
-    from clawloop.telemetry import configure_logging
 
     settings = settings_of(data)
     require_folder(settings.data)
     chosen = choose_port("the gateway", host, port, "--port")
+    # Seconds of imports: what is wrong is said before.
+    from clawloop.processes import GatewayOptions, run_gateway
+    from clawloop.telemetry import configure_logging
+
     configure_logging()
     options = GatewayOptions(host=host, port=chosen, allowed_hosts=frozenset(allowed_host or ()))
     asyncio.run(run_gateway(settings, options))
@@ -115,7 +117,8 @@ def migrate(
     data: Data = None,
 ) -> None:
     """Bring the database to this version's schema; with --base-model, to where a gateway can serve."""
-    from clawloop.processes import begin, database_url
+    from clawloop.addresses import database_url
+    from clawloop.preparing import begin
     from db.schema import migrate as bring_to_head
 
     if base_model is None and (alias or engine):
@@ -307,10 +310,11 @@ def why(
 
 def main() -> None:
     """Run a verb; what goes wrong is one line on standard error."""
-    run_and_leave(_run_verb)
+    run_and_leave(run_verb)
 
 
-def _run_verb() -> None:
+def run_verb() -> None:
+    """What `main` does, for a process that goes on: what went wrong is said, then SystemExit."""
     try:
         check_install()
         app()

@@ -15,9 +15,9 @@ from temporalio.worker import Worker
 
 from activities.engines import EngineActivities
 from activities.training_ports import EngineControl
+from clawloop.addresses import database_url
 from clawloop.engine_announcing import TemporalPublishAnnouncer
 from clawloop.errors import AnnouncementFailed, EngineUnavailable
-from clawloop.processes import database_url
 from clawloop.serving.adapters import VllmControl
 from clawloop.settings import Settings
 from clawloop.steps import VersionRef

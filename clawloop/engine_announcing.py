@@ -16,7 +16,7 @@ from temporalio.common import (
     WorkflowIDConflictPolicy,
     WorkflowIDReusePolicy,
 )
-from temporalio.service import RPCError
+from temporalio.service import RPCError, RPCStatusCode
 
 from clawloop.errors import AnnouncementFailed
 from clawloop.temporal import ANNOUNCE_LIMIT
@@ -25,7 +25,7 @@ from workflows.state import EngineState
 
 
 class TemporalPublishAnnouncer:
-    """Satisfies `activities.training_ports.PublishAnnouncer`.
+    """Satisfies `activities.training_ports.PublishAnnouncer` and `.EngineWorkflows`.
 
     Args:
         client: may be lazy; it connects again by itself.
@@ -54,6 +54,32 @@ class TemporalPublishAnnouncer:
         """
         await self._begin(engine_id, None)
 
+    async def running(self) -> frozenset[str]:
+        """
+        Raises:
+            AnnouncementFailed
+        """
+        query = f"WorkflowType = '{attributes.ENGINE_WORKFLOW}' AND ExecutionStatus = 'Running'"
+        try:
+            found = self._client.list_workflows(query, rpc_timeout=ANNOUNCE_LIMIT)
+            return frozenset([attributes.engine_of_workflow(execution.id) async for execution in found])
+        except (RPCError, RuntimeError) as error:
+            raise _unreachable(error) from error
+
+    async def end(self, engine_id: str) -> None:
+        """
+        Raises:
+            AnnouncementFailed
+        """
+        handle = self._client.get_workflow_handle(attributes.engine_workflow_id(engine_id))
+        try:
+            await handle.signal(attributes.ENGINE_REMOVED, rpc_timeout=ANNOUNCE_LIMIT)
+        except RPCError as error:
+            if error.status is not RPCStatusCode.NOT_FOUND:
+                raise _unreachable(error) from error
+        except RuntimeError as error:
+            raise _unreachable(error) from error
+
     async def _begin(self, engine_id: str, signal: str | None) -> None:
         found_by: list[SearchAttributePair[Any]] = [
             SearchAttributePair(attributes.ENGINE, engine_id),
@@ -73,5 +99,9 @@ class TemporalPublishAnnouncer:
                 rpc_timeout=ANNOUNCE_LIMIT,
             )
         except (RPCError, RuntimeError) as error:
-            # RuntimeError: a lazy client found nobody to connect to.
-            raise AnnouncementFailed(f"Temporal: {' '.join(str(error).split())}") from error
+            raise _unreachable(error) from error
+
+
+def _unreachable(error: RPCError | RuntimeError) -> AnnouncementFailed:
+    """Of a RuntimeError too: a lazy client found nobody to connect to."""
+    return AnnouncementFailed(f"Temporal: {' '.join(str(error).split())}")

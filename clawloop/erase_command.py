@@ -91,7 +91,7 @@ async def _tell(settings: Settings, erasure: Erasure) -> str | None:
     """Why the session's workflow could not be told; None if it was, or none runs."""
     from datetime import timedelta
 
-    from clawloop.processes import temporal_address
+    from clawloop.addresses import temporal_address
     from clawloop.temporal import TemporalAnnouncer, connect
 
     if (address := temporal_address(settings)) is None:

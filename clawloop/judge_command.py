@@ -67,9 +67,9 @@ async def _judge_again(
     """
     from datetime import timedelta
 
+    from clawloop.addresses import database_url, temporal_address
     from clawloop.contracts import JudgeAgain
     from clawloop.judging.again import why_not_again
-    from clawloop.processes import database_url, temporal_address
     from clawloop.temporal import TemporalAnnouncer, connect
     from db.engine import BACKGROUND_LIMIT, Database
     from db.judged_so_far import PostgresJudgedSoFar

@@ -29,7 +29,7 @@ def settings_of(data: Path | None) -> Settings:
 
 
 def with_database(data: Path | None, work: Callable[[Database], Coroutine[Any, Any, Result]]) -> Result:
-    from clawloop.processes import database_url
+    from clawloop.addresses import database_url
     from db.engine import BACKGROUND_LIMIT, Database
 
     async def run() -> Result:

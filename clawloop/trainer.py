@@ -25,15 +25,15 @@ from torch.distributed.launcher.api import LaunchConfig, elastic_launch
 
 from activities.training import TrainingActivities
 from activities.training_ports import StepStore, Trainer
+from clawloop.addresses import database_url
 from clawloop.errors import ClawloopError, PermanentError, TrainerUnavailable, TransientError
 from clawloop.local.parent_death import end_with_parent
-from clawloop.processes import database_url
 from clawloop.settings import Settings, read_settings
 from clawloop.steps import StepBatch, TrainedStep
 from clawloop.telemetry import TrainerMetrics, configure_logging
 from clawloop.training.adapter import remove_unfinished
-from clawloop.training.distributed import Ranks
 from clawloop.training.group import COMMAND_TIMEOUT, follow, join, leave_group
+from clawloop.training.ranks import Ranks
 from clawloop.training.resident import ResidentModel
 from clawloop.training.setup import TrainerSetup
 from clawloop.training.trainer import NOTHING_EVERY, ResidentTrainer

@@ -6,6 +6,7 @@ what is heavy only when a verb runs.
 
 from __future__ import annotations
 
+import asyncio
 import json
 from collections.abc import Awaitable, Callable
 from pathlib import Path
@@ -18,6 +19,7 @@ from clawloop.terminal import AsJson, Data, settings_of, show_facts, show_rows, 
 
 if TYPE_CHECKING:
     from api.ports import Operations, TrainingStore
+    from clawloop.settings import Settings
     from clawloop.steps import TrainingView, VersionView
     from db.engine import Database
 
@@ -26,6 +28,9 @@ policy_app = typer.Typer(no_args_is_help=True, help="Policies and their versions
 recipe_app = typer.Typer(no_args_is_help=True, help="What a policy learns by.")
 
 Policy = Annotated[str, typer.Option(help="Which policy.")]
+
+# A server that listens takes a connection at once; a far one within some tenths of a second.
+TEMPORAL_LOOK_SECONDS = 2.0
 
 
 @training_app.command("status")
@@ -183,18 +188,44 @@ def _do(
     write: Callable[[TrainingStore], Awaitable[TrainingView]],
     tell: Callable[[Operations], Awaitable[None]],
 ) -> TrainingView:
-    from clawloop.processes import operations
     from db.operators import PostgresTrainingStore
 
     async def do(database: Database) -> TrainingView:
         view = await write(PostgresTrainingStore(database))
         try:
-            await tell(await operations(settings_of(data)))
+            await tell(await _operations(settings_of(data)))
         except AnnouncementFailed as error:
             typer.echo(f"It holds; the training workflow sees it when it looks next ({error}).", err=True)
         return view
 
     return with_database(data, do)
+
+
+async def _operations(settings: Settings) -> Operations:
+    """What tells training workflows what an operator said.
+
+    Temporal's client cannot be made where nothing listens: a thread of its own goes on trying while Python ends, which
+    ends in a crash.
+
+    Raises:
+        AnnouncementFailed: there is no Temporal, or it does not answer.
+    """
+    from clawloop.addresses import temporal_address
+
+    address = temporal_address(settings)
+    if address is None:
+        raise AnnouncementFailed("no Temporal is given: set TEMPORAL_ADDRESS")
+    host, _, port = address.rpartition(":")
+    try:
+        async with asyncio.timeout(TEMPORAL_LOOK_SECONDS):
+            _, writer = await asyncio.open_connection(host.strip("[]"), int(port))
+    except (OSError, TimeoutError, ValueError):
+        raise AnnouncementFailed(f"Temporal does not answer at {address}") from None
+    writer.close()
+    from clawloop.temporal import connect
+    from clawloop.temporal_training import TemporalTraining
+
+    return TemporalTraining(await connect(address, lazy=True))
 
 
 def _show(view: TrainingView, as_json: bool) -> None:

@@ -24,6 +24,7 @@ from activities.judging import JudgingActivities
 from activities.ledger import LedgerActivities
 from activities.publishing import PublishingActivities
 from activities.retention import Retention
+from activities.roster import Roster
 from activities.steps import StepActivities
 from activities.training_ports import WorkAnnouncer
 from activities.upkeep import UpkeepActivities
@@ -31,10 +32,10 @@ from activities.work import WorkTelling
 from api.directory import DirectoryCache
 from api.ports import DirectoryStore
 from clawloop.adapter_folder import AdapterFolder
+from clawloop.addresses import database_url, temporal_address
 from clawloop.engine_announcing import TemporalPublishAnnouncer
 from clawloop.errors import AnnouncementFailed, SetupError, StoreUnavailable, TrainerUnavailable
 from clawloop.judging.prompts import AnswerForm
-from clawloop.processes import database_url, temporal_address
 from clawloop.serving.endpoints import Endpoint, Endpoints
 from clawloop.serving.judge import JudgeClient
 from clawloop.serving.rendering import EngineRenderer
@@ -192,10 +193,14 @@ async def _workers(
     step_store, publishing_store = PostgresStepStore(database), PostgresPublishingStore(database)
     retention = Retention(publishing_store, AdapterFolder(settings.data / "adapters"))
     announcer = TemporalAnnouncer(client, idle)
-    upkeep = UpkeepActivities(PostgresUpkeepStore(database), announcer, work, idle, retention=retention, counts=metrics)
+    engine_workflows = TemporalPublishAnnouncer(client)
+    roster = Roster(publishing_store, engine_workflows)
+    upkeep = UpkeepActivities(
+        PostgresUpkeepStore(database), announcer, work, idle, retention=retention, roster=roster, counts=metrics
+    )
     ledger = LedgerActivities(PostgresClosingStore(database), judgements, work, metrics)
     steps = StepActivities(step_store)
-    publishing = PublishingActivities(publishing_store, step_store, TemporalPublishAnnouncer(client))
+    publishing = PublishingActivities(publishing_store, step_store, engine_workflows)
     return [
         Worker(
             client,

@@ -31,6 +31,7 @@ PIN = "pin"
 SET_RECIPE = "set_recipe"
 ENGINE_WORKFLOW = "Engine"
 PUBLISH = "publish"
+ENGINE_REMOVED = "engine_removed"
 
 POLICY = SearchAttributeKey.for_keyword("ClawPolicy")
 SESSION = SearchAttributeKey.for_keyword("ClawSession")
@@ -55,6 +56,11 @@ def trainer_queue(pool: str) -> str:
 
 def engine_workflow_id(engine_id: str) -> str:
     return f"engine/{engine_id}"
+
+
+def engine_of_workflow(workflow_id: str) -> str:
+    """The engine whose workflow has this id."""
+    return workflow_id.removeprefix(engine_workflow_id(""))
 
 
 def engine_queue(engine_id: str) -> str:

@@ -40,6 +40,7 @@ class EngineWorkflow:
         self._to_unload = False
         self._loading = False
         self._trouble = ""
+        self._removed = False
         self._bug: BaseException | None = None
 
     @workflow.run
@@ -48,7 +49,10 @@ class EngineWorkflow:
         for task in tasks:
             task.add_done_callback(self._ended)
         self._show()
-        await workflow.wait_condition(lambda: self._must_roll_over() or self._bug is not None)
+        await workflow.wait_condition(lambda: self._removed or self._must_roll_over() or self._bug is not None)
+        if self._removed:
+            workflow.set_current_details("The engine was removed.")
+            return  # its agent is told by its next heartbeat that nobody waits for it
         if self._bug is not None:
             raise self._bug  # the workflow waits here until we have mended it
         # A load is let finish, or its agent would do it twice at once, which is harmless; one whose agent is away does
@@ -65,6 +69,10 @@ class EngineWorkflow:
     @workflow.signal(name=attributes.PUBLISH)
     def publish(self) -> None:
         self._to_load = True
+
+    @workflow.signal(name=attributes.ENGINE_REMOVED)
+    def engine_removed(self) -> None:
+        self._removed = True
 
     # Its three concerns, side by side ------------------------------------------------------------------------------
 

@@ -21,9 +21,9 @@ from clawloop.errors import AdapterUnusable, NothingToTrain, StreamsUnusable
 from clawloop.recipe import Train
 from clawloop.training.batch import Share, TrainingSample
 from clawloop.training.collate import Packed
-from clawloop.training.distributed import Ranks
 from clawloop.training.loading import adapter_tensors, set_adapter
 from clawloop.training.model import PolicyModel, Reading
+from clawloop.training.ranks import Ranks
 
 
 @dataclass(frozen=True, slots=True)

@@ -12,7 +12,7 @@ import os
 from collections.abc import Callable
 from dataclasses import dataclass
 from datetime import timedelta
-from typing import NoReturn, TypeAlias
+from typing import TYPE_CHECKING, NoReturn, TypeAlias
 
 import torch
 import torch.distributed as dist
@@ -22,8 +22,10 @@ from torch.distributed.rendezvous import rendezvous
 from clawloop.errors import PermanentError, TransientError
 from clawloop.leaving import leave_process
 from clawloop.steps import StepBatch, TrainedStep
-from clawloop.training.distributed import Ranks
-from clawloop.training.resident import ResidentModel, Say
+from clawloop.training.ranks import Ranks
+
+if TYPE_CHECKING:
+    from clawloop.training.resident import ResidentModel, Say
 
 log = logging.getLogger(__name__)
 

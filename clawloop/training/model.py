@@ -1,9 +1,8 @@
 """A Qwen3 or Qwen2.5 decoder with LoRA, composed from torchtune's modules.
 
-The only module that imports torchtune (no longer developed, hence pinned). Knows nothing about samples,
-losses or files of ours. Base weights and arithmetic are in `dtype`; norm scales and LoRA weights are always
-float32: norms because torch then has a fused kernel for them, LoRA because AdamW's small updates vanish in
-bfloat16.
+The only module that knows torchtune. Knows nothing about samples, losses or files of ours. Base weights and
+arithmetic are in `dtype`; norm scales and LoRA weights are always float32: norms because torch then has a fused
+kernel for them, LoRA because AdamW's small updates vanish in bfloat16.
 """
 
 from __future__ import annotations
@@ -17,15 +16,20 @@ import torch
 import torch.nn.functional as F
 from torch import Tensor, nn
 from torch.utils.checkpoint import checkpoint
-from torchtune.models.qwen2 import Qwen2RotaryPositionalEmbeddings
-from torchtune.modules import FeedForward, MultiHeadAttention, RMSNorm, TransformerSelfAttentionLayer
-from torchtune.modules.peft import LoRALinear
 
 from clawloop.algorithms.scoring import most_likely, score
 from clawloop.errors import StepDiverged
 from clawloop.training.architecture import PROJECTIONS, Architecture
 from clawloop.training.attention import attend_along_branches
 from clawloop.training.collate import Packed
+from clawloop.training.torchtune_parts import (
+    FeedForward,
+    LoRALinear,
+    MultiHeadAttention,
+    Qwen2RotaryPositionalEmbeddings,
+    RMSNorm,
+    TransformerSelfAttentionLayer,
+)
 
 # 64 Mi float32 logits are 256 MiB; a response of 8k tokens over a vocabulary of 152k would be 5 GiB at once.
 _LOGITS_AT_ONCE = 2**26

@@ -28,10 +28,11 @@ from clawloop.training.base_weights import BaseWeights
 from clawloop.training.batch import TrainingSample
 from clawloop.training.checkpoint import begin, resume, save_version
 from clawloop.training.collate import Limits, plan
-from clawloop.training.distributed import Ranks, load_sharded_model
+from clawloop.training.distributed import load_sharded_model
 from clawloop.training.evidence import Progress
 from clawloop.training.loading import load_model
 from clawloop.training.model import Lora, PolicyModel
+from clawloop.training.ranks import Ranks
 from clawloop.training.setup import TrainerSetup
 from clawloop.training.step import StepReport, make_optimizer, train_step
 

@@ -24,7 +24,6 @@ from clawloop.errors import NothingToTrain, StepDiverged
 from clawloop.recipe import Optimiser, Train
 from clawloop.training.batch import Share, TrainingSample, share_out
 from clawloop.training.collate import Limits, Packed
-from clawloop.training.distributed import Ranks
 from clawloop.training.evidence import (
     Evidence,
     Passes,
@@ -36,6 +35,7 @@ from clawloop.training.evidence import (
 )
 from clawloop.training.loading import whole
 from clawloop.training.model import PolicyModel, Reading
+from clawloop.training.ranks import Ranks
 
 Value = TypeVar("Value")
 

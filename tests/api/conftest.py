@@ -64,7 +64,7 @@ class Gateway:
 
     async def recorded(self, count: int = 1) -> list[TurnRecord]:
         """The turns stored so far, once there are `count`; a turn of a client that left is stored a moment later."""
-        async with asyncio.timeout(5):
+        async with asyncio.timeout(30):
             while len(self.turns.records) < count:
                 await asyncio.sleep(0.01)
         return list(self.turns.records)

@@ -34,7 +34,16 @@ async def chat(gateway: Gateway, **fields: object) -> str:
     return response
 
 
-async def until(true: object, seconds: float = 5) -> None:
+class Clock:
+    """Stands in for the module `time` where a test decides when a while is over."""
+
+    now = 0.0
+
+    def monotonic(self) -> float:
+        return self.now
+
+
+async def until(true: object, seconds: float = 30) -> None:
     assert callable(true)
     async with asyncio.timeout(seconds):
         while not true():
@@ -66,16 +75,19 @@ async def test_every_choice_of_a_request_is_a_turn_of_its_own(tmp_path: Path) ->
 async def test_what_cannot_be_announced_waits_for_the_sweep_and_later_turns_are_tried_again(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    monkeypatch.setattr(announcing, "QUIET_SECONDS", 0.2)
+    clock = Clock()
+    monkeypatch.setattr(announcing, "time", clock)
     announcer = FakeAnnouncer()
     announcer.available = False
     async with announcing_gateway(tmp_path, announcer) as gateway:
+        clock.now = 1.0
         await chat(gateway)
         await until(lambda: announcer.calls == 1)
+        clock.now += announcing.QUIET_SECONDS - 0.1
         await chat(gateway)  # within the quiet time: not even tried
         assert announcer.calls == 1
         announcer.available = True
-        await asyncio.sleep(0.25)
+        clock.now += 0.2
         last = await chat(gateway)
         await until(lambda: gateway.turns.announced)
         assert list(gateway.turns.announced) == [turn_id_of(last)]
@@ -133,4 +145,6 @@ async def test_a_chat_is_as_quick_while_announcing_hangs_or_fails(
     medians = {name: statistics.median(times) * 1000 for name, times in took.items()}
     with capsys.disabled():
         print("\nchat, median ms:", {name: round(value, 1) for name, value in medians.items()})  # noqa: T201
-    assert max(medians["hangs"], medians["away"]) < medians["told"] + 15  # milliseconds; a busy machine's noise
+    # A chat that waited would do so each time; what a busy machine adds, it adds to some. In milliseconds.
+    quicker = {name: statistics.quantiles(times, n=4)[0] * 1000 for name, times in took.items()}
+    assert max(quicker["hangs"], quicker["away"]) < quicker["told"] + 15, medians

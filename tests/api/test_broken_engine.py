@@ -169,7 +169,7 @@ async def test_a_version_the_engine_lost_is_answered_by_the_active_one(tmp_path:
 
 
 async def _until(condition: Any) -> None:
-    async with asyncio.timeout(5):
+    async with asyncio.timeout(30):
         while not condition():
             await asyncio.sleep(0.01)
 

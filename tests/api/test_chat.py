@@ -193,7 +193,7 @@ async def test_a_client_that_leaves_ends_the_engines_request_and_what_was_made_i
     assert 2 <= len(turn.response_ids) < len(IDS)
     assert turn.logprobs is not None
     assert turn.response == {"role": "assistant", "content": "".join(WORDS[: len(turn.response_ids)])}
-    async with asyncio.timeout(5):
+    async with asyncio.timeout(30):
         while not gateway.engine.aborted:
             await asyncio.sleep(0.01)
 
@@ -205,7 +205,7 @@ async def test_a_client_that_leaves_before_a_whole_answer_ends_the_engines_reque
             await client.post("/v1/chat/completions", json=ask(), timeout=0.3)
     [turn] = await gateway.recorded()
     assert (turn.status, turn.response_ids, turn.logprobs) == (TurnStatus.ABORTED, None, None)
-    async with asyncio.timeout(5):
+    async with asyncio.timeout(30):
         while not gateway.engine.aborted:
             await asyncio.sleep(0.01)
     assert len(gateway.engine.requests) == 1

@@ -68,13 +68,42 @@ async def test_who_misses_something_together_shares_one_look() -> None:
         assert store.reads == 3  # at the start, for the first, and for all who asked after that look had begun
 
 
-async def test_nobody_waits_for_postgres_while_it_is_away() -> None:
+async def test_who_misses_something_while_postgres_is_away_asks_it_once_and_does_not_wait_for_ever(
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
+    monkeypatch.setattr(directory, "PATIENCE_SECONDS", 0.05)
     store = CountedStore()
     async with DirectoryCache(store) as cache:
         store.available = False
-        with pytest.raises(StoreUnavailable):
-            await cache.known_policy("none")
-        with pytest.raises(StoreUnavailable):
-            await cache.known_policy("none")
+        for _ in range(2):
+            with pytest.raises(StoreUnavailable, match="does not answer"):
+                await cache.known_policy("none")
         assert store.reads == 2
-        assert cache.policy("default") == POLICY
+        assert (await cache.known_policy("default")) == POLICY
+
+
+async def test_what_is_missed_while_postgres_stops_for_a_moment_is_found(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(directory, "REFRESH_SECONDS", 0.1)
+    store = CountedStore()
+    async with DirectoryCache(store) as cache:
+        store.available = False
+        while cache.current:
+            await asyncio.sleep(0.01)
+        asked = asyncio.create_task(cache.known_policy("second"))
+        await asyncio.sleep(0.2)
+        assert not asked.done()
+        store.add_policy("second")
+        store.available = True
+        assert (await asked).id == "second"
+
+
+async def test_nobody_is_told_that_there_is_no_such_model_while_nobody_can_look(
+    fresh_gateway: Gateway, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(directory, "PATIENCE_SECONDS", 0.05)
+    fresh_gateway.directory.available = False
+    body = {"model": "default-v7", "messages": [{"role": "user", "content": "Hello."}]}
+    async with fresh_gateway.client() as client:
+        answer = await client.post("/v1/chat/completions", json=body)
+    assert answer.status_code == 503
+    assert int(answer.headers["Retry-After"]) > 0

@@ -101,7 +101,7 @@ async def test_feedback_is_announced(tmp_path: Path) -> None:
     announcer = FakeAnnouncer()
     async with fake_engine() as engine, running_gateway(tmp_path, engines=[engine], announcer=announcer) as gateway:
         _, answer = await give(gateway, {"response_id": await chat(gateway), "rating": "up"})
-        async with asyncio.timeout(5):
+        async with asyncio.timeout(30):
             while not gateway.sessions.announced:
                 await asyncio.sleep(0.01)
     assert isinstance(announcer.told[-1][1], FeedbackGiven)

@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import asyncio
-import time
 from collections.abc import AsyncIterator
 from contextlib import aclosing
 
@@ -22,7 +21,7 @@ pytestmark = pytest.mark.postgres
 
 
 async def soon(notices: AsyncIterator[None]) -> None:
-    async with asyncio.timeout(5):
+    async with asyncio.timeout(30):
         await anext(notices)
 
 
@@ -70,8 +69,6 @@ async def test_a_gateway_knows_of_a_new_version_before_it_would_look(
         assert cache.policy("default").active == 0
         store = await commit(database, postgres_url, 1)
         assert await store.activate("default", 1, 0)
-        began = time.monotonic()
-        async with asyncio.timeout(5):
+        async with asyncio.timeout(30):  # it would look in an hour
             while cache.policy("default").active != 1:
                 await asyncio.sleep(0.005)
-    assert time.monotonic() - began < 1

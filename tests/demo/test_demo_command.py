@@ -20,6 +20,7 @@ import psutil
 import pytest
 
 from tests.fakes.model_server import model_server
+from tests.processes import alive, by_name
 
 pytestmark = pytest.mark.slow
 
@@ -84,10 +85,6 @@ def demo(folder: Path, *command: str) -> Iterator[Demo]:
         running.process.wait(20)
 
 
-def alive(processes: list[psutil.Process]) -> list[psutil.Process]:
-    return [one for one in processes if one.is_running() and one.status() != psutil.STATUS_ZOMBIE]
-
-
 @pytest.mark.postgres
 def test_it_shows_what_is_learned_writes_its_report_and_leaves_nothing(
     tmp_path: Path, engine: str, model: Path
@@ -116,7 +113,7 @@ def test_a_second_one_beside_it_and_ctrl_c_are_a_line_each_and_leave_nothing(
             " stop it first, or choose another folder: --data\n"
         )
         family = running.family()
-        assert {"temporal", "postgres"} <= {process.name() for process in family}
+        assert {"temporal", "postgres"} <= by_name(family).keys()
         running.process.send_signal(signal.SIGINT)
         assert running.process.wait(15) == 130
     assert alive(family) == []

@@ -18,7 +18,7 @@ import httpx
 from clawloop.contracts import StoredTurn
 from clawloop.ids import turn_id_of
 from clawloop.local.checks import choose_port
-from clawloop.processes import prepare
+from clawloop.preparing import prepare
 from db.engine import BACKGROUND_LIMIT, Database
 from db.turns import PostgresTurnStore
 

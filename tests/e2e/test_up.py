@@ -3,16 +3,10 @@
 from __future__ import annotations
 
 import json
-import os
-import re
 import signal
-import subprocess
-import sys
 import time
 import urllib.request
-from collections.abc import Iterator
-from contextlib import contextmanager, suppress
-from dataclasses import dataclass
+from contextlib import suppress
 from pathlib import Path
 from uuid import UUID
 
@@ -26,87 +20,45 @@ from openai.types.chat import ChatCompletionChunk
 from clawloop.ids import turn_id_of
 from clawloop.local.postgres import running as running_postgres
 from clawloop.running import read_running
+from tests.e2e.up import Up
+from tests.processes import alive, by_name
 
-pytestmark = [pytest.mark.engine, pytest.mark.slow, pytest.mark.postgres]
+# It waits for an engine, like the tests with an engine of their own.
+pytestmark = [pytest.mark.engine, pytest.mark.slow, pytest.mark.postgres, pytest.mark.timeout(600)]
 
-# The tiny model's engine takes 50 s on two idle cores, more when tests share them.
-START_SECONDS = 240
 # What `clawloop up` promises a person who presses Ctrl-C.
 STOP_SECONDS = 15
-FREE_PORTS = [f"--{part}port=0" for part in ("", "temporal-", "temporal-ui-", "engine-", "postgres-")]
 
 
-@dataclass
-class Up:
-    process: subprocess.Popen[bytes]
-    output: Path
+def test_it_serves_records_and_ends_in_15_s_without_losing_the_stream_it_cuts(begun_up: Up) -> None:
+    started, data = begun_up, begun_up.data
+    url = started.line(r"gateway +(http://127\.0\.0\.1:\d+/v1)$")
+    temporal_ui = started.line(r"Temporal UI +(http://\S+)$")
+    started.line("(vllm ready) at ")
+    keys = json.loads((data / "keys.json").read_text())
+    where = read_running(data)
+    assert where is not None
+    with OpenAI(base_url=url, api_key=keys["chat"], max_retries=0, timeout=60) as client:
+        with _stream(client, max_tokens=24) as answer:
+            chunks = list(answer)
+        said = "".join(chunk.choices[0].delta.content or "" for chunk in chunks)
+        with psycopg.connect(where.database_url) as connection:
+            assert _status(connection, chunks[0].id) == "length"
+            assert _reply(connection, chunks[0].id) == said
+        with urllib.request.urlopen(temporal_ui, timeout=10) as page:
+            assert page.status == 200
 
-    def line(self, pattern: str) -> str:
-        """The first group of the first printed line that matches; waits for it."""
-        deadline = time.monotonic() + START_SECONDS
-        while True:
-            printed = self.output.read_text(errors="replace")
-            if found := re.search(pattern, printed, re.MULTILINE):
-                return found.group(1)
-            assert self.process.poll() is None, printed
-            assert time.monotonic() < deadline, printed
-            time.sleep(0.1)
-
-
-@contextmanager
-def up(data: Path, output: Path) -> Iterator[Up]:
-    with output.open("wb") as written:
-        process = subprocess.Popen(
-            [sys.executable, "-m", "clawloop.cli", "up", "--data", str(data), *FREE_PORTS],
-            env=_environment(),
-            stdin=subprocess.DEVNULL,
-            stdout=written,
-            stderr=written,
-        )
-    try:
-        yield Up(process, output)
-    finally:
-        # Its guards end every part once it is gone.
-        process.kill()
-        process.wait()
-
-
-def _environment() -> dict[str, str]:
-    """This process's, without what would make `up` use parts that run elsewhere."""
-    given = {"DATABASE_URL", "TEMPORAL_ADDRESS", "CLAWLOOP_ENGINES", "CLAWLOOP_DATA"}
-    return {name: value for name, value in os.environ.items() if name not in given} | {"OMP_NUM_THREADS": "1"}
-
-
-def test_it_serves_records_and_ends_in_15_s_without_losing_the_stream_it_cuts(tmp_path: Path) -> None:
-    data = tmp_path / "data"
-    with up(data, tmp_path / "up.log") as started:
-        url = started.line(r"gateway +(http://127\.0\.0\.1:\d+/v1)$")
-        temporal_ui = started.line(r"Temporal UI +(http://\S+)$")
-        started.line("(vllm ready) at ")
-        keys = json.loads((data / "keys.json").read_text())
-        where = read_running(data)
-        assert where is not None
-        with OpenAI(base_url=url, api_key=keys["chat"], max_retries=0, timeout=60) as client:
-            with _stream(client, max_tokens=24) as answer:
-                chunks = list(answer)
-            said = "".join(chunk.choices[0].delta.content or "" for chunk in chunks)
-            with psycopg.connect(where.database_url) as connection:
-                assert _status(connection, chunks[0].id) == "length"
-                assert _reply(connection, chunks[0].id) == said
-            with urllib.request.urlopen(temporal_ui, timeout=10) as page:
-                assert page.status == 200
-
-            family = psutil.Process(started.process.pid).children(recursive=True)
-            assert {"temporal", "postgres"} <= {process.name() for process in family}
-            with _stream(client, max_tokens=20_000) as answer:
-                cut_id = next(answer).id
-                next(answer)
-                told = time.monotonic()
-                started.process.send_signal(signal.SIGINT)
-                _read_to_its_end(answer)
-            assert started.process.wait(STOP_SECONDS) == 0
-            assert time.monotonic() - told < STOP_SECONDS
-        assert _alive(family) == []
+        family = psutil.Process(started.process.pid).children(recursive=True)
+        assert {"temporal", "postgres"} <= by_name(family).keys()
+        with _stream(client, max_tokens=20_000) as answer:
+            cut_id = next(answer).id
+            next(answer)
+            told = time.monotonic()
+            started.process.send_signal(signal.SIGINT)
+            _read_to_its_end(answer)
+        assert started.process.wait(STOP_SECONDS) == 0
+        assert time.monotonic() - told < STOP_SECONDS
+    assert alive(family) == []
     assert _kept_as(data, cut_id) == "aborted"
 
 
@@ -147,7 +99,3 @@ def _kept_as(data: Path, response_id: str) -> str | None:
         return str(json.loads(waiting.read_text())["status"])
     with running_postgres(data / "postgres") as server, psycopg.connect(server.url) as connection:
         return _status(connection, response_id)
-
-
-def _alive(processes: list[psutil.Process]) -> list[psutil.Process]:
-    return [process for process in processes if process.is_running() and process.status() != psutil.STATUS_ZOMBIE]

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import asyncio
+from types import SimpleNamespace
 
 import pytest
 
@@ -62,7 +63,7 @@ async def test_a_load_waits_while_too_many_versions_have_requests(shelf: Shelf) 
     assert not waiting.done()
     shelf.commit(5)  # newer by the time there is room
     shelf.control.busy = {"default-v1", "default-v2"}
-    async with asyncio.timeout(5):
+    async with asyncio.timeout(30):
         await waiting
     assert shelf.control.loads[-1] == "default-v5"
     assert "default-v4" not in shelf.control.loads
@@ -73,11 +74,11 @@ async def test_busy_versions_of_other_policies_keep_nobody_from_a_new_version(sh
         await ensure_policy(shelf.database, policy, "tiny", [])
         execute(shelf.url, f"INSERT INTO versions (policy, n) VALUES ('{policy}', 0) ON CONFLICT DO NOTHING")
         shelf.commit(1, policy=policy)
-    async with asyncio.timeout(5):
+    async with asyncio.timeout(30):
         await shelf.load()
     shelf.control.busy = {"ann-v1", "ben-v1", "cem-v1", "dia-v1"}
     shelf.commit(2, policy="ann")
-    async with asyncio.timeout(5):
+    async with asyncio.timeout(30):
         await shelf.load()
     assert shelf.control.loads[-1] == "ann-v2"
 
@@ -109,15 +110,20 @@ async def test_pinned_and_active_versions_stay_however_old(shelf: Shelf) -> None
     assert shelf.control.listed == {"default-v1", "default-v3"}
 
 
-async def test_what_is_wanted_again_before_it_is_unloaded_stays(shelf: Shelf) -> None:
+async def test_what_is_wanted_again_before_it_is_unloaded_stays(shelf: Shelf, monkeypatch: pytest.MonkeyPatch) -> None:
     for n in (1, 2):
         await shelf.publish(n)
     shelf.age(61)
-    shelf.activities._routed_seconds = 0.3
-    unloading = asyncio.create_task(shelf.unload())
-    await asyncio.sleep(0.1)
-    execute(shelf.url, "UPDATE policies SET pinned = 1")
-    has = await unloading
+    waited: list[float] = []
+
+    async def meanwhile(seconds: float) -> None:
+        execute(shelf.url, "UPDATE policies SET pinned = 1")
+        waited.append(seconds)
+
+    monkeypatch.setattr("activities.engines.asyncio", SimpleNamespace(**vars(asyncio) | {"sleep": meanwhile}))
+    has = await shelf.unload()
+    monkeypatch.undo()
+    assert waited == [shelf.activities._routed_seconds]
     assert shelf.control.listed == {"default-v1", "default-v2"}
     assert has.missing == ["default-v1"]
     assert (await shelf.load()).versions == ["default-v1", "default-v2"]
@@ -132,14 +138,14 @@ async def test_an_engine_that_dies_loses_its_rows_and_a_restarted_one_is_refille
     assert not watching.done()
 
     shelf.control.alive = False
-    async with asyncio.timeout(5):
+    async with asyncio.timeout(30):
         dead = await watching
     assert (dead.healthy, dead.problem) == (False, "does not answer")
     assert shelf.rows() == []
     assert shelf.one("SELECT problem FROM engines") == "does not answer"
 
     shelf.control.restart()
-    async with asyncio.timeout(5):
+    async with asyncio.timeout(30):
         up = await shelf.watch(dead)
     assert (up.healthy, up.missing, up.versions) == (True, ["default-v1"], [])
     assert (await shelf.load()).versions == shelf.rows() == ["default-v1"]
@@ -150,7 +156,7 @@ async def test_a_restart_nobody_saw_is_found_by_what_it_lists(shelf: Shelf) -> N
     await shelf.publish(1)
     seen = await shelf.watch()
     shelf.control.restart()
-    async with asyncio.timeout(5):
+    async with asyncio.timeout(30):
         has = await shelf.watch(seen)
     assert (has.versions, has.missing, shelf.rows()) == ([], ["default-v1"], [])
 
@@ -178,7 +184,7 @@ async def test_a_silent_engine_keeps_its_rows_for_a_while(shelf: Shelf) -> None:
     for _ in range(4):
         await shelf.activities._look(ENGINE, tell=False)
     assert shelf.rows() == ["default-v1"]
-    async with asyncio.timeout(5):
+    async with asyncio.timeout(30):
         has = await shelf.watch(seen)
     assert (has.healthy, has.problem, shelf.rows()) == (False, "silent for a minute", [])
 

@@ -27,6 +27,7 @@ class FakeJudge:
         votes: what it votes, one after the other; the last one for ever. A string is said as it is.
         hint: the hint it gives; None says that there is none.
         mode: `well`, or how it fails: a status like `429`, `hang`, `nonsense`, `html`, `huge`, `one` (ignores n).
+        leaving: ends what hangs, so that the server can end.
         requests: bodies of all questions, in order.
         says: answers instead, given the body and the question.
         direct: log-probs of the first token where they are asked for; None reports none.
@@ -38,6 +39,7 @@ class FakeJudge:
     votes: list[int | str] = field(default_factory=lambda: [1])
     hint: str | None = None
     mode: str = "well"
+    leaving: asyncio.Event = field(default_factory=asyncio.Event)
     retry_after: str | None = None
     requests: list[dict[str, Any]] = field(default_factory=list)
     tokenized: list[dict[str, Any]] = field(default_factory=list)
@@ -56,19 +58,20 @@ class FakeJudge:
 
     async def chat(self, request: Request) -> Response:
         body = json.loads(await request.body())
+        mode = self.mode  # a test may change it as soon as it sees the request
         self.requests.append(body)
         await asyncio.sleep(self.delay_seconds)
         question = body["messages"][-1]["content"]
-        match self.mode:
+        match mode:
             case "hang":
-                await asyncio.sleep(3600)
+                await self.leaving.wait()
             case "html":
                 return Response("<html>oops</html>", 200, media_type="text/html")
             case "shapeless":
                 return JSONResponse({"choices": [{"text": "no chat"}]})
             case "huge":
                 return JSONResponse(_completion(["x" * (10 * 2**20)]))
-            case mode if mode.isdigit():
+            case _ if mode.isdigit():
                 headers = {} if self.retry_after is None else {"Retry-After": self.retry_after}
                 return JSONResponse({"error": {"message": f"no: {question}"}}, int(mode), headers)
         if self.max_characters is not None and len(question) > self.max_characters:
@@ -125,4 +128,7 @@ async def fake_judge() -> AsyncIterator[FakeJudge]:
     ]
     async with serving(Starlette(routes=routes)) as url:
         judge.url = url
-        yield judge
+        try:
+            yield judge
+        finally:
+            judge.leaving.set()

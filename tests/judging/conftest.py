@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import AsyncIterator, Sequence
+from contextlib import asynccontextmanager
 from dataclasses import dataclass, replace
 from typing import Any
 
@@ -34,6 +35,8 @@ from tests.contract.conftest import PATIENT
 from tests.fakes.announcer import FakeWorkAnnouncer
 from tests.fakes.judge import FakeJudge, fake_judge
 from tests.records import turn_record
+
+JUDGE_SECONDS = 30.0  # a busy machine is no judge that hangs
 
 BINARY = Recipe.model_validate(
     {
@@ -144,7 +147,7 @@ async def bench(postgres_url: str, judge: FakeJudge) -> AsyncIterator[Bench]:
 
     metrics = WorkerMetrics()
     async with (
-        JudgeClient(endpoints, AnswerForm.FREE, seconds=2, clock=metrics) as client,
+        JudgeClient(endpoints, AnswerForm.FREE, seconds=JUDGE_SECONDS, clock=metrics) as client,
         EngineRenderer(endpoints) as renderer,
     ):
         announcer = FakeWorkAnnouncer()
@@ -180,12 +183,24 @@ async def set_recipe(bench: Bench, recipe: Recipe) -> None:
 async def grammar_bench(bench: Bench) -> AsyncIterator[Bench]:
     """The policy learns by verdicts alone, and its judge answers by grammar."""
     await set_recipe(bench, BINARY)
+    async with _with_client(bench, AnswerForm.GRAMMAR, JUDGE_SECONDS) as asking:
+        yield asking
 
+
+@pytest.fixture
+async def hurried_bench(binary_bench: Bench) -> AsyncIterator[Bench]:
+    """The policy learns by verdicts alone, and a judge has a second."""
+    async with _with_client(binary_bench, AnswerForm.FREE, 1) as asking:
+        yield asking
+
+
+@asynccontextmanager
+async def _with_client(bench: Bench, form: AnswerForm, seconds: float) -> AsyncIterator[Bench]:
     def endpoints(policy: str) -> list[Endpoint]:
         return [Endpoint(bench.judge.url, "tiny")]
 
     async with (
-        JudgeClient(endpoints, AnswerForm.GRAMMAR, seconds=2, clock=bench.metrics) as client,
+        JudgeClient(endpoints, form, seconds=seconds, clock=bench.metrics) as client,
         EngineRenderer(endpoints) as renderer,
     ):
         yield replace(bench, judging=JudgingActivities(bench.judgements, client, renderer, bench.work, bench.metrics))

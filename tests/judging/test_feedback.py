@@ -29,7 +29,7 @@ async def test_a_rating_given_while_the_judge_thinks_outweighs_it(binary_bench: 
     session = await bench.enter(first, second)
     bench.judge.delay_seconds = 0.5
     judging = asyncio.create_task(bench.tell(session, second))
-    async with asyncio.timeout(10):
+    async with asyncio.timeout(30):
         while not bench.judge.requests:
             await asyncio.sleep(0.01)
     (rated,) = await bench.tell(session, first, feedback_id=bench.feedback(first, -1.0))

@@ -236,13 +236,20 @@ async def test_a_question_too_long_for_the_judge_is_asked_shorter(binary_bench: 
         ("503", "the judge answered 503"),
         ("html", "the judge's answer is no chat completion"),
         ("shapeless", "the judge's answer is no chat completion"),
-        pytest.param("hang", "the judge did not answer: no answer within 2 s", marks=pytest.mark.slow),
     ],
 )
 async def test_a_judge_that_may_recover_is_asked_again_later_and_nothing_is_decided(
     binary_bench: Bench, mode: str, said: str
 ) -> None:
-    bench = binary_bench
+    await _is_asked_again_later(binary_bench, mode, said)
+
+
+@pytest.mark.slow
+async def test_a_judge_that_hangs_is_asked_again_later_and_nothing_is_decided(hurried_bench: Bench) -> None:
+    await _is_asked_again_later(hurried_bench, "hang", "the judge did not answer: no answer within 1 s")
+
+
+async def _is_asked_again_later(bench: Bench, mode: str, said: str) -> None:
     first, second = bench.conversation("a secret", "two")
     session = await bench.enter(first, second)
     bench.judge.mode, bench.judge.retry_after = mode, "7"

@@ -133,7 +133,7 @@ async def test_a_part_that_fails_keeps_no_other_from_running(bench: Bench) -> No
     announcer, disk = NoTurns(), FullDisk()
     store = PostgresUpkeepStore(bench.database)
     retention: Any = disk
-    sweeping = UpkeepActivities(store, announcer, bench.work, IDLE, timedelta(0), retention, bench.metrics)
+    sweeping = UpkeepActivities(store, announcer, bench.work, IDLE, timedelta(0), retention, counts=bench.metrics)
     with pytest.raises(ExceptionGroup) as raised:  # the first failure, not the disk's
         await sweeping.sweep()
     assert raised.group_contains(ValueError, match="of turns")

@@ -3,10 +3,12 @@
 from __future__ import annotations
 
 import asyncio
+import http.client
 import os
 import socket
 import subprocess
 import sys
+import time
 from pathlib import Path
 
 import psycopg
@@ -18,26 +20,9 @@ from clawloop.local.up import Surroundings
 from clawloop.settings import read_settings
 from db.engine import BACKGROUND_LIMIT, Database
 from db.serving_engines import add_engine, list_engines
+from tests.verbs import clawloop, clawloop_process, refusal
 
 pytestmark = pytest.mark.slow  # each command is a process that imports all it needs
-
-
-def clawloop(*arguments: str, **environment: str) -> subprocess.CompletedProcess[str]:
-    return subprocess.run(
-        [sys.executable, "-m", "clawloop.cli", *arguments],
-        env=dict(os.environ) | environment,
-        capture_output=True,
-        text=True,
-        timeout=60,
-    )
-
-
-def refusal(done: subprocess.CompletedProcess[str]) -> str:
-    """The one line on standard error of a verb that could not be done."""
-    assert done.returncode == 1, done.stderr
-    (line,) = done.stderr.splitlines()
-    assert line.startswith("clawloop: ")
-    return line
 
 
 @pytest.mark.postgres
@@ -47,15 +32,15 @@ def test_a_deployment_begins_with_migrate_alone(empty_postgres_url: str, tmp_pat
     assert "clawloop migrate --base-model" in refusal(clawloop("key", "create", **here))
 
     begun = ["migrate", "--base-model", "Qwen/Qwen3-4B", "--alias", "small", "--engine", "http://gpu:8100"]
-    assert clawloop(*begun, **here).returncode == 0
-    assert clawloop("key", "create", **here).stdout.startswith("cl-")
+    assert clawloop_process(*begun, **here).returncode == 0
+    assert clawloop_process("key", "create", **here).stdout.startswith("cl-")
     with psycopg.connect(empty_postgres_url) as connection:
         assert connection.execute("SELECT id, base_model, aliases FROM policies").fetchall() == [
             ("default", "Qwen/Qwen3-4B", ["small"])
         ]
         assert connection.execute("SELECT id FROM engines").fetchall() == [("gpu:8100",)]
 
-    assert clawloop("engine", "remove", "gpu:8100", **here).stdout == "gpu:8100 is removed.\n"
+    assert clawloop_process("engine", "remove", "gpu:8100", **here).stdout == "gpu:8100 is removed.\n"
     assert "no engine 'gpu:8100'" in refusal(clawloop("engine", "remove", "gpu:8100", **here))
     assert clawloop("migrate", "--alias", "small", **here).returncode == 2
 
@@ -66,7 +51,7 @@ def test_a_gateway_whose_port_is_taken_says_so(tmp_path: Path) -> None:
         taken.listen()
         port = taken.getsockname()[1]
         said = refusal(
-            clawloop(
+            clawloop_process(
                 "gateway", "--port", str(port), "--data", str(tmp_path), DATABASE_URL="postgresql://me@127.0.0.1:1/x"
             )
         )
@@ -82,8 +67,25 @@ def test_a_gateway_whose_data_folder_is_a_file_says_so(tmp_path: Path) -> None:
     assert f"cannot write to {tmp_path / 'file'}" in refusal(done)
 
 
+def speak_twice(port: int) -> None:
+    """Over one connection, which the openai SDK would keep for 5 s between the two."""
+    connection = http.client.HTTPConnection("127.0.0.1", port)
+    while True:
+        try:
+            connection.connect()
+            break
+        except ConnectionRefusedError:
+            time.sleep(0.1)
+    connection.auto_open = 0  # the second must not get a connection of its own
+    for pause in (6, 0):
+        connection.request("GET", "/healthz")
+        connection.getresponse().read()
+        time.sleep(pause)
+    connection.close()
+
+
 @pytest.mark.postgres
-async def test_a_gateway_adds_the_engines_it_is_given(postgres_url: str, tmp_path: Path) -> None:
+async def test_a_gateway_adds_the_engines_it_is_given_and_keeps_connections(postgres_url: str, tmp_path: Path) -> None:
     database = Database(postgres_url, BACKGROUND_LIMIT)
     await add_engine(database, "http://127.0.0.1:1")
     with socket.socket() as probe:
@@ -102,6 +104,7 @@ async def test_a_gateway_adds_the_engines_it_is_given(postgres_url: str, tmp_pat
             while len(await list_engines(database)) < 2:
                 assert gateway.poll() is None, (tmp_path / "log").read_text()
                 await asyncio.sleep(0.1)
+            await asyncio.to_thread(speak_twice, port)
     finally:
         gateway.terminate()
         gateway.wait(20)
@@ -120,7 +123,7 @@ def test_a_package_that_stands_in_the_way_is_named_by_every_verb(
     (tmp_path / "db").mkdir()
     (tmp_path / "db" / "__init__.py").touch()
     monkeypatch.chdir(tmp_path)
-    done = clawloop("key", "list", DATABASE_URL="postgresql://me@127.0.0.1:1/x")
+    done = clawloop_process("key", "list", DATABASE_URL="postgresql://me@127.0.0.1:1/x")
     assert f"{tmp_path}/db stands in the way" in refusal(done)
 
 
@@ -147,5 +150,5 @@ def test_a_setting_that_cannot_be_is_one_line_with_its_name(
 
 
 def test_a_verb_says_so_too() -> None:
-    line = refusal(clawloop("session", "list", CLAWLOOP_SESSION_IDLE_MINUTES="soon"))
+    line = refusal(clawloop_process("session", "list", CLAWLOOP_SESSION_IDLE_MINUTES="soon"))
     assert "CLAWLOOP_SESSION_IDLE_MINUTES" in line

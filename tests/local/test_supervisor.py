@@ -76,7 +76,7 @@ async def test_a_part_that_is_killed_is_started_again_and_the_signal_is_named(tm
     async with supervising(tmp_path) as (supervisor, told):
         supervisor.start(part("worker", "print('all is well'); " + SLEEPS))
         await supervisor.ready("worker")
-        async with asyncio.timeout(10):
+        async with asyncio.timeout(30):
             while (running := _guarded_process("all is well")) is None:
                 await asyncio.sleep(0.02)
         running.send_signal(signal.SIGSEGV)
@@ -190,7 +190,7 @@ async def test_a_part_that_ignores_sigterm_is_killed_in_time(tmp_path: Path) -> 
         await supervisor.ready("stubborn")
         begun = time.monotonic()
         await supervisor.stop([["stubborn"]])
-        assert 0.4 <= time.monotonic() - begun < 2
+        assert 0.4 <= time.monotonic() - begun < 20
 
 
 async def test_hurry_ends_the_patience_of_a_stop(tmp_path: Path) -> None:
@@ -204,10 +204,11 @@ async def test_hurry_ends_the_patience_of_a_stop(tmp_path: Path) -> None:
         await supervisor.ready("stubborn")
         stopping = asyncio.create_task(supervisor.stop([["stubborn"]]))
         await told.until("stubborn", PartState.STOPPING)
-        await asyncio.sleep(0.2)
-        supervisor.hurry()
-        async with asyncio.timeout(3):
-            await stopping
+        async with asyncio.timeout(30):  # its patience is 5 min
+            while not stopping.done():
+                await asyncio.sleep(0.2)
+                supervisor.hurry()  # again, should its guard have seen one signal instead of two
+        await stopping
 
 
 async def test_a_stop_between_two_starts_starts_nothing_more(tmp_path: Path) -> None:
@@ -217,7 +218,7 @@ async def test_a_stop_between_two_starts_starts_nothing_more(tmp_path: Path) -> 
     ):
         supervisor.start(part("worker", "raise SystemExit(1)", never))
         await told.until("worker", PartState.WAITING)
-        async with asyncio.timeout(1):
+        async with asyncio.timeout(30):  # its pause is 5 min
             await supervisor.stop([["worker"]])
     assert told.states("worker") == [PartState.STARTING, PartState.WAITING, PartState.STOPPED]
 
@@ -226,7 +227,7 @@ async def test_a_stop_during_a_start_leaves_nothing(tmp_path: Path) -> None:
     async with supervising(tmp_path) as (supervisor, told):
         supervisor.start(part("worker", SLEEPS, never))
         await told.until("worker", PartState.STARTING)  # nothing has been spawned yet
-        async with asyncio.timeout(5):
+        async with asyncio.timeout(30):
             await supervisor.stop([["worker"]])
     assert told.states("worker")[-1] is PartState.STOPPED
 
@@ -243,9 +244,10 @@ import pathlib, time
 starts = pathlib.Path({str(tmp_path / "starts")!r})
 n = len(starts.read_text()) if starts.exists() else 0
 starts.write_text("x" * (n + 1))
-time.sleep(0.8 if n == 2 else 0.15)
+time.sleep(2.5 if n == 2 else 0.15)
 """
-    async with supervising(tmp_path) as (supervisor, told):
+    # Far above a short life, which a busy machine may draw out.
+    async with supervising(tmp_path, replace(QUICK, forgiven_after=timedelta(seconds=2))) as (supervisor, told):
         supervisor.start(part("worker", program))
         await told.until("worker", PartState.WAITING, times=4)
     pauses = [s.detail.rsplit("in ", 1)[1] for s in told.statuses if s.state is PartState.WAITING][:4]
@@ -258,7 +260,7 @@ async def test_a_part_that_writes_without_end_does_not_fill_the_disk(tmp_path: P
     async with supervising(tmp_path) as (supervisor, _):
         supervisor.start(part("flood", flood))
         await supervisor.ready("flood")
-        async with asyncio.timeout(10):
+        async with asyncio.timeout(30):
             while not log.with_name("flood.log.1").exists() or log.stat().st_size > 100:
                 await asyncio.sleep(0.02)
 

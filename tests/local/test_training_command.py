@@ -12,10 +12,10 @@ import pytest
 from pydantic import ValidationError
 
 from clawloop.errors import RecipeRejected
-from clawloop.processes import begin, prepare
+from clawloop.preparing import begin, prepare
 from clawloop.recipe import Recipe, load_recipe
 from clawloop.settings import Settings
-from tests.local.test_cli import clawloop, refusal
+from tests.verbs import clawloop, clawloop_process, refusal
 
 pytestmark = [pytest.mark.postgres, pytest.mark.slow]
 
@@ -36,7 +36,7 @@ def said(*words: str, here: dict[str, str]) -> Any:
 def test_a_pause_holds_although_temporal_is_away(here: dict[str, str]) -> None:
     status = said("training", "status", here=here)
     assert (status["state"], status["samples"], status["version"]) == ("waiting", "0 of 16", "0")
-    paused = clawloop("training", "pause", "the machine is needed", **here)
+    paused = clawloop_process("training", "pause", "the machine is needed", **here)
     assert paused.returncode == 0
     assert "paused: the machine is needed" in paused.stdout
     assert "It holds; the training workflow sees it when it looks next" in paused.stderr
@@ -54,7 +54,7 @@ def test_versions_are_listed_rolled_back_to_and_pinned(here: dict[str, str]) -> 
                 (n, n - 1, f"default/v{n}-0123456789ab", b"\1" * 32),
             )
         connection.execute("UPDATE policies SET head = 2")
-    listed = said("policy", "versions", here=here)
+    listed = json.loads(clawloop_process("policy", "versions", "--json", **here).stdout)
     assert [(row["version"], row["state"]) for row in listed] == [
         ("0", "active, on the path"),
         ("1", "on the path"),
@@ -71,12 +71,12 @@ def test_versions_are_listed_rolled_back_to_and_pinned(here: dict[str, str]) -> 
 
 
 def test_a_recipe_that_is_shown_can_be_changed_and_set(here: dict[str, str], tmp_path: Path) -> None:
-    shown = clawloop("recipe", "show", **here).stdout
+    shown = clawloop_process("recipe", "show", **here).stdout
     file = tmp_path / "combined.toml"
     file.write_text(shown)
     assert load_recipe(file) == Recipe(name="combined")
     file.write_text(shown.replace("train.batch_samples = 16", "train.batch_samples = 4"))
-    done = clawloop("recipe", "set", str(file), **here)
+    done = clawloop_process("recipe", "set", str(file), **here)
     assert done.returncode == 0
     assert "It holds; the training workflow sees it when it looks next" in done.stderr
     assert said("recipe", "show", here=here)["train"]["batch_samples"] == 4

@@ -23,6 +23,7 @@ import psutil
 import pytest
 
 from tests.fakes.model_server import model_server
+from tests.processes import alive, by_name
 
 pytestmark = pytest.mark.slow
 
@@ -47,7 +48,7 @@ class Running:
         for line in self.process.stdout:
             self.lines.append(line.rstrip())
 
-    def line(self, pattern: str, seconds: float = 30) -> re.Match[str]:
+    def line(self, pattern: str, seconds: float = 120) -> re.Match[str]:
         """The first line that matches; waits for it."""
         deadline = time.monotonic() + seconds
         while time.monotonic() < deadline:
@@ -63,7 +64,7 @@ class Running:
     def family(self) -> list[psutil.Process]:
         return psutil.Process(self.process.pid).children(recursive=True)
 
-    def ended(self, seconds: float = 15) -> int:
+    def ended(self, seconds: float = 60) -> int:
         code = self.process.wait(seconds)
         self._reader.join()
         return code
@@ -79,10 +80,6 @@ def up(data: Path, *options: str, **environment: str) -> Iterator[Running]:
         running.ended()
         assert running.process.stdout is not None
         running.process.stdout.close()
-
-
-def alive(processes: list[psutil.Process]) -> list[psutil.Process]:
-    return [p for p in processes if p.is_running() and p.status() != psutil.STATUS_ZOMBIE]
 
 
 @pytest.fixture(scope="module")
@@ -106,12 +103,12 @@ def test_it_starts_everything_prints_where_brings_back_what_dies_and_ends_all_in
         assert urllib.request.urlopen(gateway).read().decode() == engine
         assert urllib.request.urlopen(ui).status == 200
         for name in ("temporal", "postgres"):
-            next(process for process in running.family() if process.name() == name).kill()
+            by_name(running.family())[name].kill()
         for name in ("temporal", "postgres"):
             running.line(rf"{name} waiting: was ended by SIGKILL.*; again in 0\.5 s")
             running.line(rf"{name} ready at .* \(restarts: 1\)")
         family = running.family()
-        assert {"temporal", "postgres"} <= {process.name() for process in family}
+        assert {"temporal", "postgres"} <= by_name(family).keys()
         told = time.monotonic()
         running.process.send_signal(signal.SIGINT)
         assert running.ended(15) == 0
@@ -151,7 +148,7 @@ def test_killed_itself_it_leaves_nothing_and_starts_again(tmp_path: Path, engine
         running.line("temporal ready")
         family = running.family()
         running.process.kill()
-        deadline = time.monotonic() + 10
+        deadline = time.monotonic() + 30
         while alive(family) and time.monotonic() < deadline:
             time.sleep(0.05)
         assert alive(family) == []

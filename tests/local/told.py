@@ -21,7 +21,7 @@ class Told:
 
     async def until(self, name: str, state: PartState, times: int = 1) -> PartStatus:
         """The status in which a part was in that state for the n-th time; waits for it."""
-        async with asyncio.timeout(10):
+        async with asyncio.timeout(30):
             while self.states(name).count(state) < times:
                 await asyncio.sleep(0.02)
         return [status for status in self.statuses if status.name == name and status.state is state][times - 1]

@@ -14,7 +14,7 @@ from pydantic import AliasChoices
 from clawloop.contracts import Outcome
 from clawloop.errors import ClawloopError, PermanentError, SetupError, TransientError
 from clawloop.install import TOP_LEVEL_NAMES, check_install
-from clawloop.processes import DEFAULT_RECIPE
+from clawloop.preparing import DEFAULT_RECIPE
 from clawloop.recipe import load_recipe
 from clawloop.settings import Settings
 

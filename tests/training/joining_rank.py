@@ -13,10 +13,11 @@ from pathlib import Path
 import torch
 from torch.distributed.launcher.api import LaunchConfig, elastic_launch
 
-from clawloop.training.group import join, leave_group
-
 
 def _rank(folder: Path, restarts: int) -> None:
+    # Not above: the agent needs none of it, and it takes seconds.
+    from clawloop.training.group import join, leave_group
+
     attempt = int(os.environ["TORCHELASTIC_RESTART_COUNT"])
     ranks = join(torch.device("cpu"), timedelta(seconds=20))
     present = ranks.gather(os.environ["RANK"])

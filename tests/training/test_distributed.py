@@ -14,8 +14,8 @@ import torch
 from clawloop.training.adapter import read_adapter
 from clawloop.training.architecture import read_architecture
 from clawloop.training.batch import share_out
-from clawloop.training.distributed import Ranks
 from clawloop.training.loading import load_model
+from clawloop.training.ranks import Ranks
 from tests.training.methods import METHODS
 from tests.training.tiny import random_batch, save_checkpoint
 from tests.training.two_ranks import CPU, LIMITS, LORA, run

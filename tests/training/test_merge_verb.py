@@ -10,7 +10,7 @@ import pytest
 import torch
 from typer.testing import CliRunner
 
-from clawloop.cli import app, main
+from clawloop.cli import app, run_verb
 from tests.training.test_merge import base_and_adapter
 from tests.training.tiny import random_ids, reference_model, save_checkpoint
 
@@ -29,7 +29,7 @@ def reason(called: list[str], monkeypatch: pytest.MonkeyPatch, capsys: pytest.Ca
     capsys.readouterr()
     monkeypatch.setattr(sys, "argv", ["clawloop", *called])
     with pytest.raises(SystemExit) as ended:
-        main()
+        run_verb()
     assert ended.value.code == 1
     return capsys.readouterr().err
 

@@ -23,9 +23,10 @@ from clawloop.training import model as model_module
 from clawloop.training.adapter import BaseIdentity
 from clawloop.training.checkpoint import begin, resume, save_version
 from clawloop.training.collate import Limits
-from clawloop.training.distributed import Ranks, load_sharded_model
+from clawloop.training.distributed import load_sharded_model
 from clawloop.training.loading import adapter_tensors, load_model
 from clawloop.training.model import Lora, PolicyModel
+from clawloop.training.ranks import Ranks
 from clawloop.training.step import make_optimizer, train_step
 from tests.training import methods
 from tests.training.tiny import VOCAB, random_batch, shake_adapter

@@ -25,7 +25,9 @@ async def test_it_beats_while_the_work_lasts_and_no_longer() -> None:
 
     async def work() -> int:
         async with heartbeating():
-            await asyncio.sleep(0.1)
+            async with asyncio.timeout(30):
+                while len(beats) < 3:
+                    await asyncio.sleep(0.005)
         return len(beats)
 
     during = await environment(lambda *_: beats.append(None)).run(work)

@@ -4,13 +4,14 @@ from __future__ import annotations
 
 import asyncio
 from collections import Counter
+from types import SimpleNamespace
 
 import pytest
 from prometheus_client import CollectorRegistry, Gauge
 
 from clawloop.contracts import Engine
 from clawloop.errors import EngineUnavailable
-from clawloop.serving.rotation import AFFINITY_SLACK, Rotation
+from clawloop.serving.rotation import AFFINITY_SLACK, LOST_SECONDS, Rotation
 
 
 def _engine(name: str, *versions: int, draining: bool = False) -> Engine:
@@ -92,15 +93,18 @@ async def test_waiting_is_bounded_in_time_and_number() -> None:
 async def test_an_engine_that_lost_a_version_gets_none_such_until_it_may_have_caught_up(
     monkeypatch: pytest.MonkeyPatch,
 ) -> None:
-    monkeypatch.setattr("clawloop.serving.rotation.LOST_SECONDS", 0.1)
-    rotation = _rotation(_engine("a", 1, 2), _engine("b", 1), hold_seconds=5)
+    now = 100.0
+    monkeypatch.setattr("clawloop.serving.rotation.time", SimpleNamespace(monotonic=lambda: now))
+    rotation = _rotation(_engine("a", 1, 2), _engine("b", 1), hold_seconds=30)
     rotation.lost("a", "default", 1)
     assert {(await rotation.acquire("default", 1, str(n))).id for n in range(20)} == {"b"}
     assert (await rotation.acquire("default", 2, "s")).id == "a"
     rotation.lost("b", "default", 1)
     waiting = asyncio.create_task(rotation.acquire("default", 1, "s"))
+    now += LOST_SECONDS - 0.1
+    rotation.mark("a", healthy=True)
     await asyncio.sleep(0.05)
     assert not waiting.done()
-    await asyncio.sleep(0.1)
+    now += 0.2
     rotation.mark("a", healthy=True)
     assert (await waiting).id in {"a", "b"}

@@ -178,7 +178,7 @@ async def scripted(client: Client) -> AsyncIterator[ScriptedActivities]:
         yield activities
 
 
-async def until(true: Callable[[], bool], seconds: float = 20) -> None:
+async def until(true: Callable[[], bool], seconds: float = 60) -> None:
     async with asyncio.timeout(seconds):
         while not true():
             await asyncio.sleep(0.02)

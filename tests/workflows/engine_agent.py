@@ -92,7 +92,7 @@ async def at_work(client: Client, agent: ScriptedAgent) -> AsyncIterator[Workflo
 
 async def details(handle: WorkflowHandle[EngineWorkflow, None], word: str) -> str:
     """What the UI shows, once it says this."""
-    async with asyncio.timeout(10):
+    async with asyncio.timeout(30):
         while True:
             shown = await handle.query("__temporal_workflow_metadata", result_type=WorkflowMetadata)
             said: str = shown.current_details

@@ -228,7 +228,7 @@ class Learner:
         )
         return metadata.current_details
 
-    async def shows(self, words: str, seconds: float = 20) -> str:
+    async def shows(self, words: str, seconds: float = 60) -> str:
         """The details, once these words stand in them."""
         details = ""
         try:

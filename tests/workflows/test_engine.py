@@ -9,7 +9,11 @@ from temporalio.client import Client
 from temporalio.exceptions import ApplicationError
 from temporalio.worker import Worker
 
+from activities.roster import Roster
+from clawloop.contracts import Engine
 from clawloop.engine_announcing import TemporalPublishAnnouncer
+from tests.fakes.ledger import FakeLedger
+from tests.fakes.publishing_store import FakePublishingStore
 from tests.workflows.conftest import until
 from tests.workflows.engine_agent import ScriptedAgent, at_work, details
 from workflows import attributes
@@ -82,6 +86,39 @@ async def test_what_fails_for_good_is_shown_and_a_publish_still_comes_later(clie
         assert "could not do what it was asked: RecordUnusable" in await details(handle, "could not")
 
 
+async def test_engines_that_are_there_have_a_workflow_and_no_other_keeps_one(client: Client) -> None:
+    agent, ledger, workflows = ScriptedAgent(), FakeLedger(), TemporalPublishAnnouncer(client)
+    roster = Roster(FakePublishingStore(ledger), workflows)
+    async with at_work(client, agent) as handle:
+        await known(workflows, agent.engine_id, runs=True)
+        added = ScriptedAgent().engine_id
+        ledger.engines = {one: engine_of(one) for one in (agent.engine_id, added)}
+        await roster.mend()
+        await known(workflows, added, runs=True)
+        ledger.engines = {}
+        assert await roster.mend() >= 2  # other tests may have left theirs
+        await handle.result()
+        await known(workflows, agent.engine_id, runs=False)
+        assert await details(handle, "removed") == "The engine was removed."
+        await known(workflows, added, runs=False)
+        await workflows.end(added)  # twice is once
+        ledger.engines = {agent.engine_id: engine_of(agent.engine_id)}  # added again, its agent never went
+        await roster.mend()
+        watched = len(agent.watched)
+        await until(lambda: len(agent.watched) > watched)
+
+
+def engine_of(engine_id: str) -> Engine:
+    return Engine(engine_id, f"http://{engine_id}", {}, draining=False)
+
+
+async def known(workflows: TemporalPublishAnnouncer, engine_id: str, *, runs: bool) -> None:
+    """Wait until Temporal has it indexed."""
+    async with asyncio.timeout(30):
+        while (engine_id in await workflows.running()) != runs:
+            await asyncio.sleep(0.05)
+
+
 async def test_a_new_run_knows_what_the_old_one_knew(client: Client) -> None:
     agent = ScriptedAgent()
     agent.has = agent.has.model_copy(update={"versions": ["default-v1"]})
@@ -96,7 +133,7 @@ async def test_a_new_run_knows_what_the_old_one_knew(client: Client) -> None:
         for n in range(6):
             await TemporalPublishAnnouncer(client).publish([agent.engine_id])
             await until(lambda n=n: agent.loads >= n + 1)  # type: ignore[misc]
-        async with asyncio.timeout(10):
+        async with asyncio.timeout(30):
             while (await latest.describe()).run_id == first:
                 await asyncio.sleep(0.05)
         assert "Serves default-v1." in await details(latest, "Serves")

@@ -11,7 +11,8 @@ from clawloop.temporal import PAYLOAD_WARN_BYTES
 from tests.workflows.conftest import until
 from tests.workflows.learning import Learner, ScriptedLearning, learning
 
-STEPS = 100
+STEPS = 50
+RUN_EVENTS = 125
 
 
 @pytest.mark.slow
@@ -20,7 +21,7 @@ async def test_many_steps_take_several_runs_of_bounded_size(client: Client) -> N
     scripted.needed = 1
     async with learning(client, scripted):
         learner = Learner(client, scripted)
-        await learner.begin(roll_over_events=250)
+        await learner.begin(roll_over_events=RUN_EVENTS)
         await learner.samples(STEPS)
         async with asyncio.timeout(120):
             await until(lambda: scripted.version == STEPS, seconds=110)
@@ -32,7 +33,7 @@ async def test_many_steps_take_several_runs_of_bounded_size(client: Client) -> N
     assert details.count("committed") == 20
     assert len(sizes) > 5
     # A run ends after the step during which it reached its limit.
-    assert max(sizes) < 250 + 60
+    assert max(sizes) < RUN_EVENTS + 60
     assert largest < PAYLOAD_WARN_BYTES
     print(f"\n{STEPS} steps: {len(sizes)} runs, {sum(sizes) / STEPS:.1f} events a step, largest {largest} bytes")  # noqa: T201
 

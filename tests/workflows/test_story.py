@@ -29,7 +29,7 @@ async def test_a_session_tells_its_story_in_the_ui(client: Client, scripted: Scr
     await talk.say()
     await talk.say(version=3)
     await until(lambda: len(scripted.judged) == 2)
-    async with asyncio.timeout(10):
+    async with asyncio.timeout(30):
         while "0 being judged" not in (details := await current_details(talk)):
             await asyncio.sleep(0.05)
     described = await talk.handle.describe()
@@ -64,7 +64,7 @@ async def test_sessions_are_found_by_policy_and_state(client: Client, scripted: 
     query = f"ClawPolicy = 'default' AND ClawState = 'open' AND ClawSession = '{talk.session}'"
 
     wanted = [attributes.session_workflow_id(talk.session)]
-    async with asyncio.timeout(10):  # the list lags behind
+    async with asyncio.timeout(30):  # the list lags behind
         while [run.id async for run in client.list_workflows(query)] != wanted:
             await asyncio.sleep(0.05)
 

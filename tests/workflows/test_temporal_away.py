@@ -20,7 +20,7 @@ from activities.upkeep import UpkeepActivities
 from clawloop.ids import turn_id_of
 from clawloop.local import temporal_server
 from clawloop.local.checks import choose_port
-from clawloop.processes import prepare
+from clawloop.preparing import prepare
 from clawloop.temporal import TemporalAnnouncer, connect, register_search_attributes
 from db.upkeep import PostgresUpkeepStore
 from tests.e2e.gateway import RealGateway, running_gateway
@@ -85,7 +85,7 @@ async def test_chat_goes_on_and_is_judged_when_temporal_is_back(binary_bench: Be
             async with running_gateway(b.url, keys, tmp_path / "data", TEMPORAL_ADDRESS=server.address) as gateway:
                 messages: list[dict[str, str]] = []
                 said = [await say(gateway, messages, "one")]
-                async with asyncio.timeout(10):
+                async with asyncio.timeout(30):
                     while (await gateway.turn(said[0])).announced_at is None:
                         await asyncio.sleep(0.1)
                 process.send_signal(signal.SIGSTOP)

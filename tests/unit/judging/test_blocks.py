@@ -73,9 +73,9 @@ def test_a_text_full_of_marks_costs_no_more_than_a_moment() -> None:
         planted.append(choose_mark(TURN, planted))
     text = "".join(planted) * 13  # about the size of a full prompt
 
-    began = time.perf_counter()
+    began = time.process_time()
     assert choose_mark(TURN, [text]) not in text
-    assert time.perf_counter() - began < 1
+    assert time.process_time() - began < 1
 
 
 @given(hostile_text)

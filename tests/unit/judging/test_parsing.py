@@ -163,11 +163,11 @@ def test_an_answer_after_any_thoughts_counts(thoughts: str, vote: int) -> None:
 )
 def test_ten_megabytes_are_read_in_a_moment(piece: str) -> None:
     answer = piece * (10_000_000 // len(piece))
-    began = time.perf_counter()
+    began = time.process_time()
     parse_vote(answer, VOTE)
     parse_vote(answer, BARE)
     parse_hint(answer, HINT)
-    assert time.perf_counter() - began < 3
+    assert time.process_time() - began < 3
 
 
 def test_a_vote_at_the_end_of_ten_megabytes_counts() -> None:

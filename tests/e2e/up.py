@@ -1,0 +1,59 @@
+"""`clawloop up` as a person starts it, for tests to talk to."""
+
+from __future__ import annotations
+
+import os
+import re
+import subprocess
+import sys
+import time
+from collections.abc import Iterator
+from contextlib import contextmanager
+from dataclasses import dataclass
+from pathlib import Path
+
+# The tiny model's engine takes 50 s on two idle cores, more when tests share them.
+START_SECONDS = 240
+FREE_PORTS = [f"--{part}port=0" for part in ("", "temporal-", "temporal-ui-", "engine-", "postgres-")]
+
+
+@dataclass
+class Up:
+    process: subprocess.Popen[bytes]
+    data: Path
+    output: Path
+
+    def line(self, pattern: str) -> str:
+        """The first group of the first printed line that matches; waits for it."""
+        deadline = time.monotonic() + START_SECONDS
+        while True:
+            printed = self.output.read_text(errors="replace")
+            if found := re.search(pattern, printed, re.MULTILINE):
+                return found.group(1)
+            assert self.process.poll() is None, printed
+            assert time.monotonic() < deadline, printed
+            time.sleep(0.1)
+
+
+@contextmanager
+def up(data: Path, output: Path) -> Iterator[Up]:
+    with output.open("wb") as written:
+        process = subprocess.Popen(
+            [sys.executable, "-m", "clawloop.cli", "up", "--data", str(data), *FREE_PORTS],
+            env=_environment(),
+            stdin=subprocess.DEVNULL,
+            stdout=written,
+            stderr=written,
+        )
+    try:
+        yield Up(process, data, output)
+    finally:
+        # Its guards end every part once it is gone.
+        process.kill()
+        process.wait()
+
+
+def _environment() -> dict[str, str]:
+    """This process's, without what would make `up` use parts that run elsewhere."""
+    given = {"DATABASE_URL", "TEMPORAL_ADDRESS", "CLAWLOOP_ENGINES", "CLAWLOOP_DATA"}
+    return {name: value for name, value in os.environ.items() if name not in given} | {"OMP_NUM_THREADS": "1"}
