@@ -41,7 +41,10 @@ class StepStore(Protocol):
         """Give a claimed step up; its samples are free again."""
 
     async def hand_back(self, policy: str, n: int, reason: str) -> None:
-        """The same, and pause training with the reason: the samples are good, the recipe is not. Twice is once."""
+        """The same, and pause training with the reason: the samples are good, the recipe is not. Twice is once.
+
+        No pause where the policy has another recipe by now.
+        """
 
     async def expire(self, policy: str, n: int, reason: str) -> None:
         """Give a claimed step up that teaches nothing; its samples expire with the reason. Twice is once."""

@@ -266,7 +266,7 @@ class TrainingStore(Protocol):
         """What the policy learns by.
 
         Raises:
-            RequestRejected: 404, it has none.
+            RequestRejected: 404, it has none; 409, it has one that is none any more.
         """
 
     async def set_recipe(self, policy: str, recipe: Recipe) -> TrainingView:

@@ -18,9 +18,10 @@ def leave_process(code: int) -> NoReturn:
     "PyGILState_Release: thread state must be current". It is seen once in some hundred ends, on a busy machine.
     """
     logging.shutdown()
-    with suppress(BrokenPipeError):  # of `… | head`
-        sys.stdout.flush()
-        sys.stderr.flush()
+    for stream in (sys.stdout, sys.stderr):
+        if stream is not None:  # else it was closed before we began, as by `… >&-`
+            with suppress(BrokenPipeError):  # of `… | head`
+                stream.flush()
     os._exit(code)
 
 
@@ -40,6 +41,7 @@ def run_and_leave(run: Callable[[], object]) -> NoReturn:
 def _code(asked: str | int | None) -> int:
     """As Python reads what was given to `sys.exit`."""
     if isinstance(asked, str):
-        sys.stderr.write(f"{asked}\n")
+        if sys.stderr is not None:
+            sys.stderr.write(f"{asked}\n")
         return 1
     return asked or 0

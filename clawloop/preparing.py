@@ -6,6 +6,7 @@ import asyncio
 from collections.abc import Mapping, Sequence
 
 from clawloop.contracts import Scope
+from clawloop.errors import RecipeRejected, SetupError
 from clawloop.recipe import Recipe
 from clawloop.recipe_checks import require_rank
 from db.engine import BACKGROUND_LIMIT, Database
@@ -53,13 +54,23 @@ async def prepare(
     try:
         await ensure_policy(database, DEFAULT_POLICY, base_model, aliases)
         await ensure_recipe(database, DEFAULT_POLICY, DEFAULT_RECIPE)
-        require_rank(recipe or await read_recipe_of(database, DEFAULT_POLICY), max_lora_rank)
+        require_rank(recipe or await _stored_recipe(database), max_lora_rank)
         if recipe is not None:
             await set_recipe(database, DEFAULT_POLICY, recipe)
         await ensure_engines(database, engines, added_by)
         return {scope: await _ensure_key(PostgresKeyStore(database), scope, secrets.get(scope)) for scope in Scope}
     finally:
         await database.close()
+
+
+async def _stored_recipe(database: Database) -> Recipe:
+    try:
+        return await read_recipe_of(database, DEFAULT_POLICY)
+    except RecipeRejected as error:
+        raise SetupError(
+            f"the recipe of policy {DEFAULT_POLICY!r} cannot be used any more: {error}; start once with another, "
+            "--recipe FILE"
+        ) from error
 
 
 async def _ensure_key(store: PostgresKeyStore, scope: Scope, secret: str | None) -> str:

@@ -18,6 +18,8 @@ if TYPE_CHECKING:
     from clawloop.recipe import Loss, Recipe, Signal, Train
 
 
+# Comparing takes a second for each million characters, and recipes come over HTTP too.
+_NAME_LIMIT = 100
 # What the same setting is called in other trainers' files, where that is not near enough to our name.
 _OTHER_NAMES = {
     "learning_rate": "lr",
@@ -227,7 +229,7 @@ def rejected(error: ValidationError, model: type[BaseModel]) -> RecipeRejected:
     near = None
     if problem["type"] == "literal_error":
         choices = [choice.strip("'") for choice in problem["ctx"]["expected"].replace(" or ", ", ").split(", ")]
-        near = next(iter(get_close_matches(str(problem["input"]).lower(), choices, n=1)), None)
+        near = next(iter(get_close_matches(str(problem["input"]).lower()[:_NAME_LIMIT], choices, n=1)), None)
     return RecipeRejected(problem["msg"][0].lower() + problem["msg"][1:], field=field, near=near)
 
 
@@ -235,7 +237,7 @@ def _near_key(path: list[str], model: type[BaseModel]) -> str | None:
     """The key of that name, but for its case, or of the same meaning; else the one with the nearest name."""
     known = list(_keys(model, ()))
     here = [key for key in known if key[:-1] == tuple(path[:-1])]
-    name = path[-1].lower()
+    name = path[-1].lower()[:_NAME_LIMIT]
     for keys, likeness in ((here, 1.0), (known, 1.0), (here, 0.6), (known, 0.6)):
         match = get_close_matches(_OTHER_NAMES.get(name, name), [key[-1] for key in keys], n=1, cutoff=likeness)
         if match:

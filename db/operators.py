@@ -13,7 +13,7 @@ from sqlalchemy.ext.asyncio import AsyncConnection
 
 from clawloop.algorithms.staleness import path_to_base
 from clawloop.contracts import Outcome, SampleState
-from clawloop.errors import RecordUnusable, RequestRejected
+from clawloop.errors import RecipeRejected, RecordUnusable, RequestRejected
 from clawloop.ids import SampleId
 from clawloop.recipe import Recipe
 from clawloop.steps import StepState, TrainingView, VersionView
@@ -26,7 +26,7 @@ from db.recipes import read_recipe_of, set_recipe
 from db.samples import free_samples, tell_turns
 from db.step_ends import abandon_step, hold_step
 from db.tables import Policy, Sample, Step, Version
-from db.training_view import view_of
+from db.training_view import unusable_words, view_of
 from db.work import hold_policy, refresh_work
 
 _VERSIONS = text("""
@@ -122,13 +122,15 @@ class PostgresTrainingStore:
 
         Raises:
             StoreUnavailable
-            RequestRejected: 404, there is no such policy, or it has no recipe.
+            RequestRejected: 404, there is no such policy, or it has no recipe; 409, that is none any more.
         """
         await self.look(policy)
         try:
             return await read_recipe_of(self._database, storable(policy))
         except RecordUnusable as error:
             raise RequestRejected(f"{error}.", status=404, code="recipe_not_found", field="policy") from error
+        except RecipeRejected as error:
+            raise RequestRejected(f"{unusable_words(error)}.", status=409, code="recipe_unusable") from error
 
     async def set_recipe(self, policy: str, recipe: Recipe) -> TrainingView:
         """Let the policy learn by this recipe from the next step on; nothing if it does already.

@@ -64,10 +64,12 @@ async def _require_shape(connection: AsyncConnection, policy: Policy, asked: Lor
 
     Without this the step would be quarantined, its samples set aside and training paused.
     """
-    query = select(Step.recipe_hash).where(Step.policy == policy.id, Step.n == policy.head)
-    if (made_by := await connection.scalar(query)) is None:  # version 0 has no adapter
+    made_by = select(RecipeRow.content).join(Step, Step.recipe_hash == RecipeRow.hash)
+    content = await connection.scalar(made_by.where(Step.policy == policy.id, Step.n == policy.head))
+    if content is None:  # version 0 has no adapter
         return
-    has = (await recipe_by_hash(connection, made_by)).train.lora
+    # No other key: that recipe may be none any more, which is why another is set.
+    has = Lora.model_validate(content["train"]["lora"])
     if (has.rank, has.alpha) != (asked.rank, asked.alpha):
         raise RecipeRejected(
             f"rank {asked.rank} and alpha {asked.alpha:g}, but version {policy.head} of policy {policy.id!r}, from "
@@ -81,6 +83,7 @@ async def read_recipe_of(database: Database, policy: str) -> Recipe:
     """
     Raises:
         RecordUnusable: there is no such policy, or it has no recipe.
+        RecipeRejected: it was good when it was set, and is none any more.
         StoreUnavailable
     """
     return await database.run(partial(_recipe_of, policy))
@@ -94,6 +97,7 @@ async def recipe_of_policy(connection: AsyncConnection, policy: str) -> Recipe:
     """
     Raises:
         RecordUnusable: the policy has no recipe.
+        RecipeRejected: it was good when it was set, and is none any more.
     """
     query = select(RecipeRow.content).join(Policy, Policy.recipe_hash == RecipeRow.hash).where(Policy.id == policy)
     content = await connection.scalar(query)

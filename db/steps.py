@@ -106,7 +106,7 @@ class PostgresStepStore:
     async def hand_back(self, policy: str, n: int, reason: str) -> None:
         """Give a claimed step up whose recipe cannot be used: its samples are free again, and training pauses.
 
-        Nothing if the step is over.
+        Nothing if the step is over; no pause if the policy has another recipe by now.
 
         Raises:
             StoreUnavailable
@@ -273,10 +273,14 @@ async def _abandon(policy: str, n: int, reason: str, connection: AsyncConnection
 
 
 async def _hand_back(policy: str, n: int, reason: str, connection: AsyncConnection) -> None:
-    await hold_policy(connection, policy)
+    held = await hold_policy(connection, policy)
     step = await hold_step(connection, policy, n)
-    if step.state == StepState.CLAIMED:
+    if step.state != StepState.CLAIMED:
+        return
+    if held.recipe_hash == step.recipe_hash:
         await hand_back_step(connection, step, reason)
+    else:
+        await abandon_step(connection, step, reason)
 
 
 async def _expire(policy: str, n: int, reason: str, connection: AsyncConnection) -> None:

@@ -50,16 +50,16 @@ class EngineWorkflow:
             task.add_done_callback(self._ended)
         self._show()
         await workflow.wait_condition(lambda: self._removed or self._must_roll_over() or self._bug is not None)
-        if self._removed:
-            workflow.set_current_details("The engine was removed.")
-            return  # its agent is told by its next heartbeat that nobody waits for it
-        if self._bug is not None:
+        if self._bug is not None and not self._removed:
             raise self._bug  # the workflow waits here until we have mended it
         # A load is let finish, or its agent would do it twice at once, which is harmless; one whose agent is away does
         # not end, while each publish tells us once more.
         await workflow.wait_condition(
-            lambda: (not self._loading or self._must_not_grow()) and workflow.all_handlers_finished()
+            lambda: self._removed or ((not self._loading or self._must_not_grow()) and workflow.all_handlers_finished())
         )
+        if self._removed:
+            workflow.set_current_details("The engine was removed.")
+            return  # its agent is told by its next heartbeat that nobody waits for it
         # The watch of this run is told by its next heartbeat that nobody waits for it.
         wanted = self._to_load or self._loading
         workflow.continue_as_new(

@@ -19,7 +19,7 @@ from clawloop.errors import (
 )
 from clawloop.ids import SampleId
 from clawloop.steps import StepBatch, StepState, TrainingState
-from tests.contract.learning import POLICY, Learning
+from tests.contract.learning import POLICY, Learning, recipe
 from tests.fakes.trainer import FakeTrainer
 
 ASK = TrainStep(policy=POLICY, n=1)
@@ -113,6 +113,16 @@ async def test_a_recipe_that_does_not_fit_the_model_pauses_training_and_costs_no
     assert not await desk.learning.work_waiting()
     assert await desk.activities.train_step(ASK) == done  # its answer was lost
     await desk.learning.operators.resume(POLICY)
+    assert (await desk.learning.steps.claim(POLICY, 2)).samples == 4
+
+
+async def test_a_refused_recipe_that_is_not_the_policys_any_more_pauses_nothing(desk: Desk) -> None:
+    await desk.claim()
+    desk.trainer.fails = [RecipeRejected("50, but the vocabulary has 40", field="train.distillation.top_k")]
+    await desk.learning.operators.set_recipe(POLICY, recipe(drift=0.5))
+    assert (await desk.activities.train_step(ASK)).state is StepState.ABANDONED
+    view = await desk.learning.steps.look(POLICY)
+    assert (view.state, view.ready) == (TrainingState.WAITING, 4)
     assert (await desk.learning.steps.claim(POLICY, 2)).samples == 4
 
 

@@ -173,8 +173,10 @@ class FakeStepStore:
 
     async def hand_back(self, policy: str, n: int, reason: str) -> None:
         held = self.ledger.held(policy)
-        if self._step(policy, n).state is StepState.CLAIMED:
-            held.paused = f"step {n}: {reason}"
+        step = self._step(policy, n)
+        if step.state is StepState.CLAIMED:
+            if held.recipe == step.recipe:
+                held.paused = f"step {n}: {reason}"
             self.ledger.abandon(policy, n, reason)
 
     async def committed(self, policy: str, n: int) -> VersionRef | None:

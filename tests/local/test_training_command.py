@@ -11,10 +11,11 @@ import psycopg
 import pytest
 from pydantic import ValidationError
 
-from clawloop.errors import RecipeRejected
+from clawloop.errors import RecipeRejected, SetupError
 from clawloop.preparing import begin, prepare
 from clawloop.recipe import Recipe, load_recipe
 from clawloop.settings import Settings
+from tests.conftest import execute
 from tests.verbs import clawloop, clawloop_process, refusal
 
 pytestmark = [pytest.mark.postgres, pytest.mark.slow]
@@ -105,3 +106,13 @@ def test_a_rank_that_engines_do_not_take_is_refused(here: dict[str, str], tmp_pa
     with pytest.raises(RecipeRejected, match="engines take 16"):
         asyncio.run(prepare(url, "tiny", [], [], {}))
     asyncio.run(prepare(url, "tiny", [], [], {}, max_lora_rank=32))
+
+
+def test_up_says_what_to_do_about_a_stored_recipe_that_is_none_any_more(here: dict[str, str]) -> None:
+    url = here["DATABASE_URL"]
+    older = "UPDATE recipes SET content = jsonb_set(content::jsonb, '{train,train_thinking}', 'false')::json"
+    execute(url, older)
+    with pytest.raises(SetupError, match=r"recipe of policy 'default' .*train\.train_thinking.*--recipe FILE"):
+        asyncio.run(prepare(url, "tiny", [], [], {}))
+    asyncio.run(prepare(url, "tiny", [], [], {}, recipe=Recipe(name="other")))
+    asyncio.run(prepare(url, "tiny", [], [], {}))

@@ -36,3 +36,10 @@ def test_what_nobody_caught_is_printed_with_its_traceback() -> None:
     process = ended("raise LookupError('lost')")
     assert "LookupError: lost" in process.stderr
     assert process.returncode != 0
+
+
+@pytest.mark.parametrize(("end", "closed", "code"), [("pass", 1, 0), ("sys.exit('no')", 2, 1)])
+def test_a_process_whose_output_is_closed_ends_as_it_asked(end: str, closed: int, code: int) -> None:
+    asked = ["/bin/sh", "-c", f'exec "$0" -c "$1" {closed}>&-', sys.executable, PROGRAM.format(end=end)]
+    process = subprocess.run(asked, capture_output=True, text=True, check=False)
+    assert (process.returncode, process.stderr) == (code, "")

@@ -11,6 +11,7 @@ from pathlib import Path
 
 import pytest
 
+from clawloop import recipe_checks
 from clawloop.algorithms.losses import LossPlan
 from clawloop.errors import RecipeRejected
 from clawloop.recipe import Loss, Recipe, load_recipe, parse_recipe, read_recipe
@@ -133,6 +134,20 @@ def test_an_unknown_key_or_word_is_refused_with_the_one_probably_meant(text: str
         assert f"did you mean '{near}'" in str(caught.value)
     else:
         assert "the keys here are batch_samples, max_wait_hours, staleness_versions" in str(caught.value)
+
+
+@pytest.mark.parametrize("text", [f"{'k' * 1000} = 1", f'[signal]\nvotes = "{"d" * 1000}"'])
+def test_what_is_compared_with_our_names_is_short(text: str, monkeypatch: pytest.MonkeyPatch) -> None:
+    compared: list[str] = []
+
+    def compare(word: str, *_: object, **__: object) -> list[str]:
+        compared.append(word)
+        return []
+
+    monkeypatch.setattr(recipe_checks, "get_close_matches", compare)
+    with pytest.raises(RecipeRejected):
+        read_recipe(f'name = "x"\n{text}')
+    assert {len(word) for word in compared} == {100}
 
 
 @pytest.mark.parametrize(

@@ -167,3 +167,19 @@ async def test_told_for_weeks_while_its_agent_is_away_it_begins_anew_and_still_l
                 await asyncio.sleep(0.1)
     async with at_work(client, agent):
         await until(lambda: agent.loads >= 1)
+
+
+async def test_one_that_waits_to_roll_over_ends_too_when_its_engine_is_removed(client: Client) -> None:
+    engine_id, workflows = ScriptedAgent().engine_id, TemporalPublishAnnouncer(client)
+    handle = await client.start_workflow(
+        attributes.ENGINE_WORKFLOW,
+        EngineState(engine_id=engine_id, roll_over_events=10),
+        id=attributes.engine_workflow_id(engine_id),
+        task_queue=attributes.WORKFLOW_QUEUE,
+    )
+    async with Worker(client, task_queue=attributes.WORKFLOW_QUEUE, workflows=[EngineWorkflow]), asyncio.timeout(30):
+        await workflows.publish([engine_id])  # nobody is there to load, and a load is let finish
+        while (await handle.describe()).history_length < 10:
+            await asyncio.sleep(0.05)
+        await workflows.end(engine_id)
+        await handle.result()
