@@ -12,16 +12,19 @@ import json
 import tomllib
 from collections.abc import Mapping
 from pathlib import Path
-from typing import Annotated, Literal, Self, TypeAlias
+from typing import Annotated, Final, Literal, Self, TypeAlias
 
-from pydantic import BaseModel, ConfigDict, Field, ValidationError, model_validator
+from pydantic import BaseModel, ConfigDict, Field, ValidationError, ValidationInfo, model_validator
 
 from clawloop.errors import RecipeRejected
-from clawloop.recipe_checks import contradictions, rejected
+from clawloop.recipe_checks import contradictions, impossibilities, rejected
 
 Weight: TypeAlias = Annotated[float, Field(ge=0)]
 Positive: TypeAlias = Annotated[float, Field(gt=0)]
 Count: TypeAlias = Annotated[int, Field(ge=1)]
+
+
+_STORED: Final = {"stored": True}
 
 
 class _Table(BaseModel):
@@ -157,9 +160,11 @@ class Recipe(_Table):
     train: Train = Train()
 
     @model_validator(mode="after")
-    def _agrees_with_itself(self) -> Self:
+    def _agrees_with_itself(self, info: ValidationInfo) -> Self:
         # Not a ValueError, so pydantic lets it pass as it is, with its field.
-        for problem in contradictions(self):
+        for problem in impossibilities(self):
+            raise problem
+        for problem in () if info.context is _STORED else contradictions(self):
             raise problem
         return self
 
@@ -189,13 +194,26 @@ def read_recipe(text: str) -> Recipe:
 
 
 def parse_recipe(content: Mapping[str, object]) -> Recipe:
-    """A recipe from plain data, as TOML or the store gives it.
+    """A recipe from plain data, as TOML gives it.
 
     Raises:
         RecipeRejected: see `read_recipe`.
     """
+    return _parsed(content, None)
+
+
+def parse_stored_recipe(content: Mapping[str, object]) -> Recipe:
+    """A recipe that was checked when it was set: what is refused since, but can be learned by, stays good.
+
+    Raises:
+        RecipeRejected: it cannot be learned by any more.
+    """
+    return _parsed(content, _STORED)
+
+
+def _parsed(content: Mapping[str, object], context: Mapping[str, bool] | None) -> Recipe:
     try:
-        return Recipe.model_validate(content)
+        return Recipe.model_validate(content, context=context)
     except ValidationError as error:
         raise rejected(error, Recipe) from error
 

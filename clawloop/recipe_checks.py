@@ -37,19 +37,19 @@ _OTHER_NAMES = {
 def contradictions(recipe: Recipe) -> Iterator[RecipeRejected]:
     """Each contradiction, with the key to change."""
     signal, train = recipe.signal, recipe.train
-    for holds, field, problem in (
-        *_of_terms(signal, train),
-        *_of_signal(signal),
-        *_of_loss(train.loss, train),
-        (
-            # Nowhere is it recorded which ids open and close a model's thinking.
-            not train.train_thinking,
-            "train.train_thinking",
-            "thinking cannot be told from other tokens, so it is trained like them; set it to true or leave it out",
-        ),
-    ):
+    for holds, field, problem in (*_of_terms(signal, train), *_of_signal(signal), *_of_loss(train.loss, train)):
         if holds:
             yield RecipeRejected(problem, field=field)
+
+
+def impossibilities(recipe: Recipe) -> Iterator[RecipeRejected]:
+    """What cannot be done, however the recipe came here."""
+    if not recipe.train.train_thinking:
+        # Nowhere is it recorded which ids open and close a model's thinking.
+        yield RecipeRejected(
+            "thinking cannot be told from other tokens, so it is trained like them; set it to true or leave it out",
+            field="train.train_thinking",
+        )
 
 
 def require_rank(recipe: Recipe, largest: int) -> None:

@@ -9,7 +9,7 @@ from sqlalchemy.dialects.postgresql import insert
 from sqlalchemy.ext.asyncio import AsyncConnection
 
 from clawloop.errors import RecipeRejected, RecordUnusable
-from clawloop.recipe import Lora, Recipe, parse_recipe
+from clawloop.recipe import Lora, Recipe, parse_stored_recipe
 from db.engine import Database
 from db.events import put_event
 from db.exact_json import exact_json
@@ -103,12 +103,12 @@ async def recipe_of_policy(connection: AsyncConnection, policy: str) -> Recipe:
     content = await connection.scalar(query)
     if content is None:
         raise RecordUnusable(f"policy {policy!r} has no recipe")
-    return parse_recipe(content)
+    return parse_stored_recipe(content)
 
 
 async def recipe_by_hash(connection: AsyncConnection, recipe_hash: str) -> Recipe:
     query = select(RecipeRow.content).where(RecipeRow.hash == recipe_hash)
-    return parse_recipe((await connection.execute(query)).scalar_one())
+    return parse_stored_recipe((await connection.execute(query)).scalar_one())
 
 
 def _columns(recipe: Recipe) -> dict[str, str]:

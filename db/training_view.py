@@ -8,7 +8,7 @@ from sqlalchemy import text
 from sqlalchemy.ext.asyncio import AsyncConnection
 
 from clawloop.errors import RecipeRejected, RecordUnusable
-from clawloop.recipe import Recipe, parse_recipe
+from clawloop.recipe import Recipe, parse_stored_recipe
 from clawloop.steps import StepState, TrainingState, TrainingView
 from db.lineage import next_step
 
@@ -84,7 +84,7 @@ def _recipe(content: Any) -> tuple[Recipe | None, str | None]:
     if content is None:
         return None, "the policy has no recipe"
     try:
-        return parse_recipe(content), None
+        return parse_stored_recipe(content), None
     except RecipeRejected as error:
         return None, unusable_words(error)
 

@@ -7,6 +7,7 @@ import json
 import re
 import subprocess
 import sys
+import tomllib
 from pathlib import Path
 
 import pytest
@@ -14,7 +15,7 @@ import pytest
 from clawloop import recipe_checks
 from clawloop.algorithms.losses import LossPlan
 from clawloop.errors import RecipeRejected
-from clawloop.recipe import Loss, Recipe, load_recipe, parse_recipe, read_recipe
+from clawloop.recipe import Loss, Recipe, load_recipe, parse_recipe, parse_stored_recipe, read_recipe
 
 RECIPES = sorted((Path(__file__).parents[2] / "deploy" / "recipes").glob("*.toml"))
 
@@ -277,3 +278,14 @@ def test_a_recipe_cannot_be_changed() -> None:
 def test_reading_a_recipe_loads_no_torch() -> None:
     code = "import sys, clawloop.recipe; sys.exit('torch' in sys.modules)"
     subprocess.run([sys.executable, "-c", code], check=True, timeout=60)
+
+
+@pytest.mark.parametrize("text", [f"{TOP_K}clip_low = 0.1", "[train.loss]\nkl = 0.0\n[train.bounds]\nkl = 3.0"])
+def test_a_stored_recipe_stays_good_though_it_says_what_has_no_effect(text: str) -> None:
+    content = tomllib.loads(text if "name" in text else f'name = "x"\n{text}')
+    with pytest.raises(RecipeRejected):
+        parse_recipe(content)
+    assert parse_stored_recipe(content).name == content["name"]
+    content["train"]["train_thinking"] = False
+    with pytest.raises(RecipeRejected, match="thinking cannot be told"):
+        parse_stored_recipe(content)
