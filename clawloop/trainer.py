@@ -27,6 +27,7 @@ from activities.training import TrainingActivities
 from activities.training_ports import StepStore, Trainer
 from clawloop.addresses import database_url
 from clawloop.errors import ClawloopError, PermanentError, TrainerUnavailable, TransientError
+from clawloop.leaving import leave_process
 from clawloop.local.parent_death import end_with_parent
 from clawloop.settings import Settings, read_settings
 from clawloop.steps import StepBatch, TrainedStep
@@ -86,7 +87,7 @@ def run_trainer(process: TrainerProcess, settings: Settings) -> None:
         asyncio.run(_serve(process, settings, ResidentModel(process.setup)))
     except TrainerUnavailable as error:
         log.error("trainer ended", extra={"why": str(error)})
-        leave_group(1)  # Python's own shutdown would wait for the thread that hangs
+        leave_process(1)  # Python's own shutdown would wait for the thread that hangs
 
 
 def _run_ranks(process: TrainerProcess) -> None:
