@@ -2,7 +2,7 @@
 
 PEFT's and torchtune's are written as one would write them well: the batch sorted by length and padded on the
 right, so that attention needs no mask; loss and KL written out. All take the same step: reference log-probs with
-the adapter off, PPO clip, k3, clipped gradient, AdamW; each layer's activations are computed again for the
+the adapter off, PPO clip, k2, clipped gradient, AdamW; each layer's activations are computed again for the
 backward pass.
 
 Run as `python -m benchmarks.train_contenders NAME FOLDER`. A line on standard input is a command, a JSON line the
@@ -237,7 +237,7 @@ def _plain_step(
 
 
 def _loss(logprob_N: Tensor, base_N: Tensor, batch: MicroBatch, recipe: Train) -> Tensor:
-    """PPO clip with dual clip, and weighted k3: as our recipe's `loss`, written out; summed."""
+    """PPO clip with dual clip, and weighted k2: as our recipe's `loss`, written out; summed."""
     told, advantage_N = recipe.loss, batch.advantage_N
     ratio_N = (logprob_N - batch.behaviour_N).exp()
     clipped_N = ratio_N.clamp(1 - told.clip_low, 1 + told.clip_high)
@@ -245,8 +245,7 @@ def _loss(logprob_N: Tensor, base_N: Tensor, batch: MicroBatch, recipe: Train) -
     dual_N = torch.maximum(objective_N, told.dual_clip * advantage_N)
     objective_N = torch.where(advantage_N < 0, dual_N, objective_N)
     distance_N = base_N - logprob_N
-    k3_N = distance_N.exp() - 1 - distance_N
-    return (told.kl * ratio_N.detach().clamp(0, 2) * k3_N - objective_N).sum()
+    return (told.kl * ratio_N.detach().clamp(0, 2) * distance_N.square() / 2 - objective_N).sum()
 
 
 def main() -> None:

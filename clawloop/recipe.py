@@ -127,7 +127,7 @@ class Bounds(_Table):
     """What stops a step: it is not committed, and training pauses. Far above healthy values."""
 
     kl: Positive = 10.0
-    """Mean distance to the base model of a batch's tokens in nats, as the loss estimates it."""
+    """Mean distance to the base model of a batch's tokens in nats, as k3 estimates it."""
     ratio: Positive = 10.0
     """Mean ratio of a batch's tokens; 1 when nothing has changed since they were sampled."""
 

@@ -9,7 +9,7 @@ from dataclasses import dataclass
 
 import torch
 
-from clawloop.algorithms.kl import kl_loss
+from clawloop.algorithms.kl import kl_distance
 from clawloop.algorithms.policy_gradient import Clip, is_clipped, ratio
 from clawloop.algorithms.scoring import Scores
 from clawloop.algorithms.streams import Streams
@@ -24,7 +24,7 @@ class SampleMetrics:
         ratio_mean, ratio_max: of ρ = π_θ/μ.
         mean_abs_log_ratio: mean |log ρ|, unclipped; what `staleness.has_drifted` looks at.
         clip_share: share of tokens from which the clip takes the gradient.
-        kl: mean distance to the base in nats, estimated as the loss does (`kl.kl_loss`). Unweighted, a token the
+        kl: mean distance to the base in nats (`kl.kl_distance`). Unweighted, a token the
             policy has unlearned since it was sampled would stand for all: its k3 is as large as it is now rare.
         entropy: mean, in nats.
     """
@@ -50,7 +50,7 @@ def sample_metrics(scores: Scores, streams: Streams, clip: Clip) -> SampleMetric
             base_N = ratio_N if streams.prox_logprob_T is None else ratio(scores.logprob_T, streams.prox_logprob_T)
             found["clip_share"] = is_clipped(base_N, streams.advantage_T, clip).double().mean()
     if streams.reference_logprob_T is not None and streams.behaviour_logprob_T is not None:
-        found["kl"] = kl_loss(scores.logprob_T, streams.behaviour_logprob_T, streams.reference_logprob_T).mean()
+        found["kl"] = kl_distance(scores.logprob_T, streams.behaviour_logprob_T, streams.reference_logprob_T).mean()
     if scores.entropy_T is not None:
         found["entropy"] = scores.entropy_T.mean()
     # One transfer from the device for all of them.

@@ -48,7 +48,7 @@ class StepReport:
         loss, parts: of the last epoch; `parts` are weighted shares that add up to `loss`.
         grad_norm: before clipping, of the last epoch.
         ratio: mean π_θ/μ over the batch's trained tokens, before the first update.
-        kl: mean distance to the base in nats, as the loss estimates it, likewise; None if the recipe has no KL part.
+        kl: mean distance to the base in nats, as k3 estimates it, likewise; None if the recipe has no KL part.
         tokens: trained tokens.
         samples: key → figures before the first update, of samples that were trained.
         dropped: key → why a sample was left out.

@@ -77,8 +77,7 @@ def _plain_loss(peft: nn.Module, sample: TrainingSample, recipe: Train) -> Tenso
         if sample.hinted_prompt_ids is not None:
             teacher = distribution(list(sample.hinted_prompt_ids))
     rho = (own - mu).exp()
-    k3 = (reference - own).exp() - 1 - (reference - own)
-    loss = recipe.loss.kl * rho.clamp(0, 2).detach() * k3
+    loss = recipe.loss.kl * rho.clamp(0, 2).detach() * (own - reference).square() / 2
     advantage = recipe.advantage.verdict_weight * torch.full_like(mu, sample.reward or 0.0)
     if teacher is not None:
         gap = (teacher.gather(-1, response)[:, 0] - mu).clamp(-2, 2)

@@ -70,7 +70,7 @@ def plain_logprobs(peft: nn.Module, prompt: list[int], response: list[int], temp
 
 
 def plain_gradients(peft: nn.Module, samples: list[TrainingSample], recipe: Train) -> tuple[dict[str, Tensor], float]:
-    """The same step written out: one sample at a time, PPO clip and k3 as in DESIGN section 7."""
+    """The same step written out: one sample at a time, PPO clip and weighted k2."""
     total = sum(sum(s.response_mask or [True] * len(s.response_ids)) for s in samples)
     loss = torch.zeros(())
     for sample in samples:
@@ -90,8 +90,7 @@ def plain_gradients(peft: nn.Module, samples: list[TrainingSample], recipe: Trai
         rho = (logp - mu).exp()
         objective = torch.minimum(rho * advantage, rho.clamp(0.8, 1.28) * advantage)
         objective = torch.where(advantage < 0, torch.maximum(objective, 3 * advantage), objective)
-        k3 = (base - logp).exp() - 1 - (base - logp)
-        per_token = -objective + recipe.loss.kl * rho.clamp(0, 2).detach() * k3
+        per_token = -objective + recipe.loss.kl * rho.clamp(0, 2).detach() * (logp - base).square() / 2
         share = per_token.sum() / total if recipe.loss.aggregation == "token" else per_token.mean() / len(samples)
         loss = loss + share
     loss.backward()  # type: ignore[no-untyped-call]

@@ -78,9 +78,9 @@ def token_loss(sample: PlainSample, t: int, plan: PlainPlan, frozen: Vector) -> 
             loss += plan.distillation * p * (logprobs[token] - teacher)
         loss += plan.distillation * rest * (math.log(rest) - sample.tail[t])
     if plan.kl and sample.reference is not None:
-        d = sample.reference[t] - own
+        distance = own - sample.reference[t]
         weight = min(2.0, math.exp(frozen_own - sample.behaviour[t]))
-        loss += plan.kl * weight * (math.exp(d) - 1 - d)
+        loss += plan.kl * weight * distance**2 / 2
     if plan.entropy:
         loss += plan.entropy * sum(math.exp(value) * value for value in logprobs)
     return loss

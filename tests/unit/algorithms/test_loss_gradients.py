@@ -10,7 +10,7 @@ import pytest
 import torch
 from torch import Tensor
 
-from clawloop.algorithms.kl import k3, kl_loss
+from clawloop.algorithms.kl import kl_distance, kl_loss
 from clawloop.algorithms.policy_gradient import Clip, is_clipped, policy_gradient_loss
 from clawloop.algorithms.scoring import Scores, score
 from clawloop.algorithms.topk import reverse_kl_loss
@@ -44,9 +44,35 @@ def test_the_policy_gradient_agrees_with_finite_differences(seed: int, decoupled
 
 
 @pytest.mark.parametrize("seed", range(5))
-def test_k3_agrees_with_finite_differences(seed: int) -> None:
-    logprob_T, _, _, reference_T = drawn(seed)
-    assert torch.autograd.gradcheck(lambda logprobs: k3(logprobs, reference_T), (logprob_T,))
+def test_over_all_tokens_the_kl_loss_has_the_gradient_of_the_distance_to_the_base(seed: int) -> None:
+    generator = torch.Generator().manual_seed(seed)
+    own_V, base_V = (2 * torch.randn(VOCABULARY, generator=generator, dtype=torch.float64) for _ in range(2))
+    own_V.requires_grad_()
+    policy_V, reference_V = own_V.log_softmax(-1), base_V.log_softmax(-1)
+    sampled_V = policy_V.detach()
+    (wanted_V,) = torch.autograd.grad((policy_V.exp() * (policy_V - reference_V)).sum(), own_V, retain_graph=True)
+    # What is drawn from the policy, each token as often as it is drawn.
+    loss = (sampled_V.exp() * kl_loss(policy_V, sampled_V, reference_V)).sum()
+    (found_V,) = torch.autograd.grad(loss, own_V, retain_graph=True)
+    torch.testing.assert_close(found_V, wanted_V)
+    estimate = (sampled_V.exp() * kl_distance(policy_V, sampled_V, reference_V)).sum()
+    assert estimate.item() == pytest.approx((policy_V.exp() * (policy_V - reference_V)).sum().item())
+
+
+@pytest.mark.parametrize("seed", range(5))
+def test_the_kl_loss_agrees_with_finite_differences(seed: int) -> None:
+    logprob_T, behaviour_T, _, reference_T = drawn(seed)
+    detached_T = logprob_T.detach()  # the weight's place does not move with the gradient's
+
+    def loss(logprobs_T: Tensor) -> Tensor:
+        weight_T = (detached_T - behaviour_T).exp().clamp(max=2)
+        return weight_T * (logprobs_T - reference_T) ** 2 / 2
+
+    torch.testing.assert_close(kl_loss(logprob_T, behaviour_T, reference_T), loss(logprob_T))
+    (found_T,) = torch.autograd.grad(kl_loss(logprob_T, behaviour_T, reference_T).sum(), logprob_T)
+    step = 1e-6
+    ups, downs = loss(detached_T + step), loss(detached_T - step)
+    torch.testing.assert_close(found_T, (ups - downs) / (2 * step), rtol=1e-6, atol=1e-8)
 
 
 @pytest.mark.parametrize(("log_ratio", "weight"), [(-1.0, math.exp(-1.0)), (0.0, 1.0), (1.5, 2.0)])
@@ -55,8 +81,15 @@ def test_the_kl_weight_is_the_clipped_ratio_and_carries_no_gradient(log_ratio: f
     reference_T = torch.tensor([-0.4], dtype=torch.float64)
     loss_T = kl_loss(logprob_T, logprob_T.detach() - log_ratio, reference_T)
     (gradient_T,) = torch.autograd.grad(loss_T.sum(), logprob_T)
-    assert loss_T.item() == pytest.approx(weight * (math.exp(0.6) - 1 - 0.6))
-    assert gradient_T.item() == pytest.approx(weight * (1 - math.exp(0.6)))
+    assert loss_T.item() == pytest.approx(weight * 0.6**2 / 2)
+    assert gradient_T.item() == pytest.approx(weight * -0.6)
+
+
+def test_one_token_that_was_unlearned_weighs_by_the_logarithm() -> None:
+    logprob_T = torch.tensor([math.log(0.01)], dtype=torch.float64, requires_grad=True)
+    reference_T = torch.tensor([math.log(0.5)], dtype=torch.float64)
+    (gradient_T,) = torch.autograd.grad(kl_loss(logprob_T, logprob_T.detach(), reference_T).sum(), logprob_T)
+    assert gradient_T.item() == pytest.approx(-math.log(50))  # k3 would have -49
 
 
 def _own(scores: Scores) -> Tensor:

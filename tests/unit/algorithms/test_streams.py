@@ -123,7 +123,7 @@ def test_a_loss_that_overflows_is_a_diverged_step_that_names_part_and_sample() -
         advantage_T=torch.tensor([1.0]),
         reference_logprob_T=torch.tensor([-1.0]),
     )
-    scores = Scores(logprob_T=torch.tensor([-1000.0]))
+    scores = Scores(logprob_T=torch.tensor([-1e30]))
     with pytest.raises(StepDiverged, match="kl loss of sample 0"):
         step_loss([(scores, streams)], LossPlan(), Divisor(1, 1))
 
