@@ -183,7 +183,7 @@ async def _resume(policy: str, retry_quarantined: bool, connection: AsyncConnect
     if retry_quarantined:
         aside = select(Sample.id).where(Sample.policy == policy, Sample.state == SampleState.QUARANTINED)
         retried = [SampleId(sample) for sample in await connection.scalars(aside)]
-        await free_samples(connection, retried)
+        await free_samples(connection, policy, retried)
     await refresh_work(connection, policy)
     if held.paused_reason is not None or retried:
         await put_event(connection, policy, "resumed", was=held.paused_reason, retried=len(retried))

@@ -37,7 +37,8 @@ async def ensure_recipe(database: Database, policy: str, recipe: Recipe) -> None
 async def set_recipe(database: Database, policy: str, recipe: Recipe) -> None:
     """Enter a recipe, and let the policy learn by it from the next step on; nothing if it does already.
 
-    Waiting samples of another signal hash expire at once, for good: `recipe changed`.
+    Waiting samples of another signal hash expire at once, for good: `recipe changed`; those a step holds, when it is
+    given up.
 
     Raises:
         RecipeRejected: no step of it can go on from where the policy is.
@@ -52,7 +53,7 @@ async def set_recipe(database: Database, policy: str, recipe: Recipe) -> None:
         await _require_shape(connection, held, recipe.train.lora)
         await connection.execute(insert(RecipeRow).values(**_columns(recipe)).on_conflict_do_nothing())
         await connection.execute(update(Policy).where(Policy.id == policy).values(recipe_hash=recipe.hash))
-        await expire_other_signals(connection, policy, recipe.signal.hash)
+        await expire_other_signals(connection, policy)
         await put_event(connection, policy, "recipe_set", name=recipe.name, hash=recipe.hash, was=held.recipe_hash)
         await refresh_work(connection, policy)
 

@@ -33,7 +33,8 @@ _TELL = text("""
 _OF_OTHER_SIGNAL = text("""
     SELECT s.id FROM samples s JOIN turns t ON t.id = s.turn_id JOIN judgements j ON j.id = s.judgement_id
         JOIN recipes r ON r.hash = j.recipe_hash
-    WHERE s.policy = :policy AND s.state = 'fresh' AND r.signal_hash <> :signal
+    WHERE s.policy = :policy AND s.state = 'fresh' AND r.signal_hash <> (
+        SELECT own.signal_hash FROM policies p JOIN recipes own ON own.hash = p.recipe_hash WHERE p.id = :policy)
     ORDER BY s.id LIMIT :limit FOR NO KEY UPDATE OF s, t SKIP LOCKED
 """)
 # A sample takes 0.1 ms, and one transaction must end within its limit; what is beyond expires at the next claims.
@@ -127,10 +128,10 @@ async def end_samples(
         await tell_turns(connection, samples, outcome, why)
 
 
-async def expire_other_signals(connection: AsyncConnection, policy: str, signal_hash: str) -> None:
-    """Let waiting samples that were judged by another signal part expire."""
+async def expire_other_signals(connection: AsyncConnection, policy: str) -> None:
+    """Let waiting samples that were judged by another signal part than the policy's expire."""
     for _ in range(_MOST_EXPIRED // _CHUNK):
-        asked = {"policy": policy, "signal": signal_hash, "limit": _CHUNK}
+        asked = {"policy": policy, "limit": _CHUNK}
         found = [SampleId(sample) for sample in await connection.scalars(_OF_OTHER_SIGNAL, asked)]
         ends = dict.fromkeys(found, RECIPE_CHANGED)
         await end_samples(connection, ends, SampleState.EXPIRED, Outcome.EXPIRED)
@@ -149,8 +150,12 @@ async def tell_turns(
     await connection.execute(_TELL, {"samples": list(samples), "outcome": outcome.value, "why": why})
 
 
-async def free_samples(connection: AsyncConnection, samples: Collection[SampleId]) -> None:
-    """Let a later step take them, but for those whose turn has been judged anew since."""
+async def free_samples(connection: AsyncConnection, policy: str, samples: Collection[SampleId]) -> None:
+    """Let a later step take them, but for those whose turn has been judged anew since.
+
+    Where the policy was given another signal part meanwhile, they expire.
+    """
     rows = (await connection.execute(_FREE, {"samples": list(samples)})).all()
     freed = [SampleId(row.id) for row in rows if not row.overruled]
     await tell_turns(connection, freed, Outcome.SAMPLED, None)
+    await expire_other_signals(connection, policy)

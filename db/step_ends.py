@@ -79,10 +79,10 @@ async def commit_step(connection: AsyncConnection, step: Step, trained: TrainedS
 
 
 async def abandon_step(connection: AsyncConnection, step: Step, reason: str) -> None:
-    """Its samples are free again."""
+    """Its samples are free again; they expire where the policy's signal part is another by now."""
     await _end(connection, step, StepState.ABANDONED, reason)
     samples = await samples_of(connection, step)
-    await free_samples(connection, list(samples))
+    await free_samples(connection, step.policy, list(samples))
     await put_event(connection, step.policy, "step_abandoned", step=step.n, reason=reason)
     await refresh_work(connection, step.policy)
 

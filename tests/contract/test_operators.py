@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+from collections.abc import Awaitable, Callable
+
 import pytest
 
 from clawloop.contracts import Outcome, SampleState
@@ -62,6 +64,34 @@ async def test_a_recipe_that_is_set_ends_waiting_samples_of_another_signal_at_on
     view = await learning.operators.set_recipe(POLICY, same_signal)
     assert view.ready == 0  # what expired stays so, although its signal is the policy's again
     assert [await learning.became(sample) for sample in waiting] == [changed] * 3
+
+
+async def test_samples_a_step_held_while_the_signal_changed_expire_when_the_step_is_given_up(
+    learning: Learning,
+) -> None:
+    steps, operators = learning.steps, learning.operators
+
+    async def resumed(n: int) -> None:
+        await steps.quarantine(POLICY, n, "not finite")
+        await operators.resume(POLICY, retry_quarantined=True)
+
+    gives_up: list[Callable[[int], Awaitable[object]]] = [
+        lambda n: steps.hand_back(POLICY, n, "the recipe does not fit"),
+        lambda n: steps.abandon(POLICY, n, "the trainer is gone"),
+        lambda n: operators.roll_back(POLICY, 0),
+        resumed,
+    ]
+    for n, give_up in enumerate(gives_up, start=1):
+        held = await learning.add_samples(4)
+        await steps.claim(POLICY, n)
+        await operators.set_recipe(POLICY, Recipe.model_validate(RECIPE.model_dump() | {"signal": {"m": 4 + n}}))
+        later = await learning.add_samples(1)
+        await give_up(n)
+        changed = (SampleState.EXPIRED, Outcome.EXPIRED, "recipe changed")
+        assert [await learning.became(sample) for sample in held] == [changed] * 4
+        assert (await learning.became(*later))[0] is SampleState.FRESH
+        assert not await learning.work_waiting()
+        await operators.set_recipe(POLICY, RECIPE)  # lets the later one expire
 
 
 async def test_a_sample_that_was_judged_by_the_recipe_before_is_not_counted(learning: Learning) -> None:

@@ -166,7 +166,14 @@ class FakeLedger:
         for sample in step.samples:
             found = self.samples[sample]
             found.end(SampleState.FRESH, Outcome.SAMPLED, found.said)
+        self.expire_other_signals(policy)
         self.refresh_work(policy)
+
+    def expire_other_signals(self, policy: str) -> None:
+        recipe = self.held(policy).recipe
+        for sample in self.fresh(policy):
+            if recipe is not None and (found := self.samples[sample]).signal_hash != recipe.signal.hash:
+                found.end(SampleState.EXPIRED, Outcome.EXPIRED, "recipe changed")
 
     def is_served(self, policy: str, n: int) -> bool:
         return n == 0 or any(

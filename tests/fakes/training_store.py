@@ -38,6 +38,8 @@ class FakeTrainingStore:
         for sample in self.ledger.samples.values():
             if retry_quarantined and sample.policy == policy and sample.state is SampleState.QUARANTINED:
                 sample.end(SampleState.FRESH, Outcome.SAMPLED, sample.said)
+        if retry_quarantined:
+            self.ledger.expire_other_signals(policy)
         self.ledger.refresh_work(policy)
         return self.ledger.view(policy)
 
@@ -90,9 +92,7 @@ class FakeTrainingStore:
 
     async def set_recipe(self, policy: str, recipe: Recipe) -> TrainingView:
         self._held(policy).recipe = recipe
-        for sample in self.ledger.fresh(policy):
-            if (found := self.ledger.samples[sample]).signal_hash != recipe.signal.hash:
-                found.end(SampleState.EXPIRED, Outcome.EXPIRED, "recipe changed")
+        self.ledger.expire_other_signals(policy)
         self.ledger.refresh_work(policy)
         return self.ledger.view(policy)
 
