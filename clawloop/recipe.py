@@ -156,6 +156,7 @@ class Recipe(_Table):
     """One recipe; `signal.hash` and `train.hash` identify its parts, `hash` the whole."""
 
     name: Annotated[str, Field(pattern=r"^[a-z][a-z0-9_]*$")]
+    """Its file's, without `.toml`; 250 characters at most where it is set anew."""
     signal: Signal = Signal()
     train: Train = Train()
 

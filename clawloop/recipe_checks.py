@@ -20,6 +20,9 @@ if TYPE_CHECKING:
 
 # Comparing takes a second for each million characters, and recipes come over HTTP too.
 _NAME_LIMIT = 100
+# A recipe is a file called after it: file systems take 255 bytes, and five of them are `.toml`. Temporal and the tables
+# people see take such a name too.
+_LONGEST_NAME = 250
 # What the same setting is called in other trainers' files, where that is not near enough to our name.
 _OTHER_NAMES = {
     "learning_rate": "lr",
@@ -35,8 +38,11 @@ _OTHER_NAMES = {
 
 
 def contradictions(recipe: Recipe) -> Iterator[RecipeRejected]:
-    """Each contradiction, with the key to change."""
+    """Each contradiction, with the key to change; and a name that its file could not have."""
     signal, train = recipe.signal, recipe.train
+    if (length := len(recipe.name)) > _LONGEST_NAME:
+        problem = f"{length} characters, but {_LONGEST_NAME} at most, so that a file can be called after it"
+        yield RecipeRejected(problem, field="name")
     for holds, field, problem in (*_of_terms(signal, train), *_of_signal(signal), *_of_loss(train.loss, train)):
         if holds:
             yield RecipeRejected(problem, field=field)

@@ -269,6 +269,16 @@ def test_a_file_that_is_not_toml_or_named_otherwise_is_refused(tmp_path: Path) -
         load_recipe(path)
 
 
+def test_a_name_no_file_could_have_is_refused_and_stays_good_where_it_is_stored() -> None:
+    longest = {"name": "x" * 250}
+    assert parse_recipe(longest).name == longest["name"]
+    longer = {"name": "x" * 251}
+    with pytest.raises(RecipeRejected, match=r"name: 251 characters, but 250 at most") as caught:
+        parse_recipe(longer)
+    assert caught.value.field == "name"
+    assert parse_stored_recipe(longer).name == longer["name"]
+
+
 def test_a_recipe_cannot_be_changed() -> None:
     recipe = Recipe(name="x")
     with pytest.raises(ValueError, match="frozen"):
