@@ -5,7 +5,10 @@ Knows nothing about versions or health; a workflow looks at its engine by itself
 
 from __future__ import annotations
 
+import asyncio
+
 from activities.training_ports import EngineWorkflows, PublishingStore
+from clawloop.errors import AnnouncementFailed
 
 
 class Roster:
@@ -18,13 +21,24 @@ class Roster:
 
         Raises:
             StoreUnavailable
-            AnnouncementFailed: the next sweep tries again.
+            AnnouncementFailed: of the engines it names; the others were told, and the next sweep tries again.
         """
         # Asked first: an engine added meanwhile is begun once too often, which is nothing; none is ended wrongly.
         running = await self._workflows.running()
         engines = {engine.id for engine in await self._store.engines()}
-        for engine_id in sorted(engines - running):
-            await self._workflows.begin(engine_id)
-        for engine_id in sorted(running - engines):
-            await self._workflows.end(engine_id)
+        failed: list[str] = []
+
+        async def tell(engine_id: str) -> None:
+            how = self._workflows.begin if engine_id in engines else self._workflows.end
+            try:
+                await how(engine_id)
+            except AnnouncementFailed as error:
+                failed.append(f"engine {engine_id}: {error}")
+
+        # Side by side: each may take its whole limit where Temporal hangs.
+        async with asyncio.TaskGroup() as group:
+            for engine_id in engines ^ running:
+                group.create_task(tell(engine_id))
+        if failed:
+            raise AnnouncementFailed("; ".join(sorted(failed)))
         return len(engines ^ running)
