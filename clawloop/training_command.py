@@ -142,9 +142,9 @@ def pin(
 @recipe_app.command("show")
 def show_recipe(policy: Policy = "default", data: Data = None, as_json: AsJson = False) -> None:
     """Print what the policy learns by, as TOML that `recipe set` takes."""
-    from db.recipes import read_recipe_of
+    from db.operators import PostgresTrainingStore
 
-    recipe = with_database(data, lambda database: read_recipe_of(database, policy))
+    recipe = with_database(data, lambda database: PostgresTrainingStore(database).recipe(policy))
     content = recipe.model_dump(mode="json", exclude_none=True)
     if as_json:
         typer.echo(json.dumps(content))

@@ -130,7 +130,8 @@ class PostgresTrainingStore:
         except RecordUnusable as error:
             raise RequestRejected(f"{error}.", status=404, code="recipe_not_found", field="policy") from error
         except RecipeRejected as error:
-            raise RequestRejected(f"{unusable_words(error)}.", status=409, code="recipe_unusable") from error
+            problem = f"Policy {policy!r}: {unusable_words(error)}."
+            raise RequestRejected(problem, status=409, code="recipe_unusable") from error
 
     async def set_recipe(self, policy: str, recipe: Recipe) -> TrainingView:
         """Let the policy learn by this recipe from the next step on; nothing if it does already.

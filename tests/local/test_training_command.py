@@ -84,7 +84,7 @@ def test_a_recipe_that_is_shown_can_be_changed_and_set(here: dict[str, str], tmp
     assert said("training", "status", here=here)["samples"] == "0 of 4"
     file.write_text("name = 'combined'\ntrain.batch_sample = 4\n")
     assert "batch_samples" in refusal(clawloop("recipe", "set", str(file), **here))
-    assert "policy 'nobody' has no recipe" in refusal(clawloop("recipe", "show", "--policy", "nobody", **here))
+    assert "no policy 'nobody'" in refusal(clawloop("recipe", "show", "--policy", "nobody", **here))
 
 
 def test_a_rank_that_engines_do_not_take_is_refused(here: dict[str, str], tmp_path: Path) -> None:
@@ -108,10 +108,13 @@ def test_a_rank_that_engines_do_not_take_is_refused(here: dict[str, str], tmp_pa
     asyncio.run(prepare(url, "tiny", [], [], {}, max_lora_rank=32))
 
 
-def test_up_says_what_to_do_about_a_stored_recipe_that_is_none_any_more(here: dict[str, str]) -> None:
+def test_up_and_show_say_what_to_do_about_a_stored_recipe_that_is_none_any_more(here: dict[str, str]) -> None:
     url = here["DATABASE_URL"]
     older = "UPDATE recipes SET content = jsonb_set(content::jsonb, '{train,train_thinking}', 'false')::json"
     execute(url, older)
+    told = refusal(clawloop("recipe", "show", **here))
+    assert told.startswith("clawloop: Policy 'default': its recipe cannot be used any more: train.train_thinking")
+    assert "set another with `clawloop recipe set`" in told
     with pytest.raises(SetupError, match=r"recipe of policy 'default' .*train\.train_thinking.*--recipe FILE"):
         asyncio.run(prepare(url, "tiny", [], [], {}))
     asyncio.run(prepare(url, "tiny", [], [], {}, recipe=Recipe(name="other")))
