@@ -6,6 +6,7 @@ Every function works in the caller's transaction, which must hold the policy.
 from __future__ import annotations
 
 from collections.abc import Mapping
+from dataclasses import replace
 
 from pydantic import JsonValue
 from sqlalchemy import func, select, update
@@ -15,7 +16,7 @@ from sqlalchemy.ext.asyncio import AsyncConnection
 from clawloop.contracts import Outcome, SampleState
 from clawloop.errors import RecordUnusable
 from clawloop.ids import SampleId
-from clawloop.steps import StepFigures, StepState, TrainedStep
+from clawloop.steps import StepBatch, StepFigures, StepState, TrainedStep
 from db.events import put_event
 from db.exact_json import exact_json, storable
 from db.samples import end_samples, free_samples
@@ -112,6 +113,13 @@ async def quarantine_step(connection: AsyncConnection, step: Step, reason: str) 
     await _pause(connection, step, why)
     await put_event(connection, step.policy, "quarantined", step=step.n, reason=reason, samples=len(samples))
     await refresh_work(connection, step.policy)
+
+
+def with_hints_lost(step: StepBatch, trained: TrainedStep) -> TrainedStep:
+    """Its figures, with the hints of trained samples that nobody could read before the trainer had them."""
+    lost = {**step.without_hint, **trained.figures.without_hint}
+    of_trained = {sample: why for sample, why in lost.items() if sample not in trained.figures.dropped}
+    return replace(trained, figures=replace(trained.figures, without_hint=of_trained))
 
 
 def trained_words(n: int, without_hint: str | None) -> str:

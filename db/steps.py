@@ -31,6 +31,7 @@ from db.step_ends import (
     mark_dropped,
     quarantine_step,
     samples_of,
+    with_hints_lost,
 )
 from db.tables import Policy, Sample, Step, StepSample, Version
 from db.training_view import unusable_words, view_of
@@ -249,9 +250,7 @@ async def _commit(step: StepBatch, trained: TrainedStep, connection: AsyncConnec
     if row.state != StepState.CLAIMED:
         return StepState(row.state)
     if (policy.head, policy.epoch) == (parent, step.epoch) == (row.parent, row.epoch):
-        without_hint = {**step.without_hint, **trained.figures.without_hint}
-        figures = replace(trained.figures, without_hint=without_hint)
-        await commit_step(connection, row, replace(trained, figures=figures))
+        await commit_step(connection, row, with_hints_lost(step, trained))
         return StepState.COMMITTED
     went_on = f"the policy went on to version {policy.head} in epoch {policy.epoch}"
     await abandon_step(connection, row, f"{went_on}; it began from {parent} in epoch {step.epoch}")

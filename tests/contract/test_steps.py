@@ -250,6 +250,21 @@ async def test_a_turn_that_was_trained_without_its_hint_says_why(learning: Learn
     assert {sample: (await learning.became(sample))[2] for sample in say} == say
 
 
+async def test_a_sample_that_was_left_out_is_none_that_was_trained_without_its_hint(learning: Learning) -> None:
+    for n in (1, 2):
+        await step(learning, n)
+    kept, left_out, *_ = await learning.add_samples(4, version=1, hinted=[1, 2])
+    await learning.steps.claim(POLICY, 3)
+    await learning.lose_files(1)
+    batch = await learning.steps.batch(POLICY, 3)
+    await learning.steps.commit(batch, trained(batch, dropped={left_out: "drifted: 1.2, bound 1"}))
+    assert (await learning.became(kept))[2].startswith("trained in step 3 without its hint: ")
+    assert (await learning.became(left_out))[2] == "left out of step 3: drifted: 1.2, bound 1"
+    metrics = (await learning.operators.versions(POLICY))[3].metrics
+    assert metrics is not None
+    assert (metrics["dropped"], metrics["without_hint"]) == (1, 3)
+
+
 async def test_next_state_evidence_ages_in_versions_and_explicit_feedback_does_not(learning: Learning) -> None:
     for n in (1, 2, 3):
         await step(learning, n)

@@ -12,7 +12,7 @@ from clawloop.ids import SampleId
 from clawloop.recipe import Recipe
 from clawloop.steps import Claim, StepBatch, StepState, TrainedStep, TrainingView, VersionRef
 from db.batches import needs_version, uses_hint, uses_reward
-from db.step_ends import trained_words
+from db.step_ends import trained_words, with_hints_lost
 from tests.fakes.ledger import FakeLedger, FakePolicy, FakeSample, FakeStep, FakeVersion
 
 
@@ -133,14 +133,14 @@ class FakeStepStore:
         if (held.head, held.epoch) != (parent, step.epoch):
             self.ledger.abandon(step.policy, step.n, f"the policy went on to version {held.head}")
             return StepState.ABANDONED
-        without_hint = {**step.without_hint, **trained.figures.without_hint}
-        row.state, row.figures = StepState.COMMITTED, replace(trained.figures, without_hint=without_hint)
+        row.state, row.figures = StepState.COMMITTED, with_hints_lost(step, trained).figures
         self.ledger.versions[step.policy, step.n] = FakeVersion(parent, version, self.ledger.now)
         held.head = step.n
         for sample in row.samples:
-            dropped = trained.figures.dropped.get(sample)
+            dropped = row.figures.dropped.get(sample)
             if dropped is None:
-                end = (SampleState.TRAINED, Outcome.TRAINED, trained_words(step.n, without_hint.get(sample)))
+                words = trained_words(step.n, row.figures.without_hint.get(sample))
+                end = (SampleState.TRAINED, Outcome.TRAINED, words)
             else:
                 end = (SampleState.EXPIRED, Outcome.EXPIRED, f"left out of step {step.n}: {dropped}")
             self.ledger.samples[sample].end(*end)
