@@ -36,8 +36,11 @@ async def test_a_step_survives_kills_at_any_point_and_makes_the_same_adapter(
     assert [row["n"] for row in shop.rows("SELECT n FROM versions WHERE n > 0 ORDER BY n")] == [*range(1, 7)]
     assert shop.rows("SELECT head FROM policies") == [{"head": 6}]
     assert shop.rows("SELECT state, count(*) FROM samples GROUP BY state") == [{"state": "trained", "count": 54}]
-    # A step that was committed before the kill was answered, not taken again.
-    assert log.read_text().count(f"step {len(POINTS)}: begins") == 1
+    # A step that was committed before the kill was answered, not taken again. Before that it may have been: a machine
+    # may be so busy that a living trainer seems silent.
+    _, committed, after = log.read_text().partition(f"step {len(POINTS)}: committed")
+    assert committed
+    assert "begins" not in after
     folders = [path.name for path in (shop.setup.adapters / "default").iterdir() if not path.name.startswith(".")]
     assert len(folders) == len(POINTS)
 

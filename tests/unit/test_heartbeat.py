@@ -9,8 +9,11 @@ from typing import Any
 
 import pytest
 from temporalio.testing import ActivityEnvironment
+from temporalio.worker import WorkerConfig
 
 from activities.heartbeat import heartbeating
+from clawloop.temporal import ClawloopPlugin, connect
+from workflows import policies
 
 
 def environment(beat: Any) -> ActivityEnvironment:
@@ -55,6 +58,15 @@ async def test_the_works_own_error_comes_out() -> None:
 
     with pytest.raises(ValueError, match="the work's"):
         await environment(lambda *_: None).run(work)
+
+
+async def test_workers_keep_no_beat_back() -> None:
+    config: WorkerConfig = {"client": await connect("127.0.0.1:1", lazy=True)}
+    told = ClawloopPlugin().configure_worker(config).get("max_heartbeat_throttle_interval", timedelta.max)
+    limits = [
+        it["heartbeat_timeout"] for it in vars(policies).values() if isinstance(it, dict) and "heartbeat_timeout" in it
+    ]
+    assert told < min(limits) / 2
 
 
 async def test_outside_an_activity_it_is_nothing() -> None:
