@@ -204,8 +204,8 @@ def _do(
 async def _operations(settings: Settings) -> Operations:
     """What tells training workflows what an operator said.
 
-    Temporal's client cannot be made where nothing listens: a thread of its own goes on trying while Python ends, which
-    ends in a crash.
+    Whether anybody listens is asked before the client is imported, which takes a second or two: it would say the same
+    in its transport's words.
 
     Raises:
         AnnouncementFailed: there is no Temporal, or it does not answer.
