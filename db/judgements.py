@@ -1,4 +1,4 @@
-"""Judgements in PostgreSQL: each answer of a judge once, and a turn's end in one transaction."""
+"""Judgements in PostgreSQL: opened once for each revision, and each answer of a judge kept once."""
 
 from __future__ import annotations
 
@@ -6,13 +6,12 @@ from collections.abc import Mapping
 from functools import partial
 from typing import Any
 
-from sqlalchemy import and_, func, select, text, update
+from sqlalchemy import and_, func, select, text
 from sqlalchemy.dialects.postgresql import insert
 from sqlalchemy.ext.asyncio import AsyncConnection
 from sqlalchemy.orm import aliased
 
 from clawloop.contracts import Outcome, SampleState, TurnKind
-from clawloop.errors import RecordUnusable, StoreUnavailable
 from clawloop.ids import (
     ApiKeyId,
     FeedbackId,
@@ -28,24 +27,19 @@ from clawloop.judging.records import (
     Held,
     OpenJudgement,
     PlacedTurn,
-    Relation,
     Settlement,
     TrainedTurn,
 )
-from clawloop.samples.rewards import with_reward
-from db.answers import keep_direct_vote, keep_hint, keep_vote, read_open, says_the_same
+from db.answers import keep_direct_vote, keep_hint, keep_vote, read_open
 from db.chains import Chains
 from db.engine import Database
 from db.entry import Request
-from db.exact_json import storable
+from db.judgement_ends import require_content, settle_judgement
 from db.placement import candidates_in
 from db.recipes import recipe_of_policy
-from db.related import mean_before, settle_by_outcome, settle_group
-from db.samples import is_taken, others_taken, put_sample, supersede_others, withdraw_sample
 from db.stored import read_turn
 from db.tables import Feedback, Judgement, Sample, Session, Turn
 from db.trained_turns import read_trained
-from db.work import hold_policy_of, refresh_work
 
 # The next main turn up and the next main turns down, over side turns, which do not count.
 _FOLLOWS = text("""
@@ -164,7 +158,7 @@ class PostgresJudgementStore:
                 when feedback it has not heard of was taken in meanwhile: a judge's late answer does not undo it. And
                 when the stored votes are not those it was decided by: whoever tries again reads them.
         """
-        return await self._database.run(partial(_settle, judgement, end, heard))
+        return await self._database.run(partial(settle_judgement, judgement, end, heard))
 
     async def feedback_of(self, turn_id: TurnId) -> list[GivenFeedback]:
         """All feedback on a turn, oldest first.
@@ -246,17 +240,12 @@ async def _hold(connection: AsyncConnection, turn_id: TurnId, shown_by: TurnId |
     """
     query = select(Session.policy, Turn.outcome).join(Turn, Turn.session_id == Session.id).where(Turn.id == turn_id)
     row = (await connection.execute(query.with_for_update(of=Turn))).one()
-    _require_content(turn_id, row.outcome)
+    require_content(turn_id, row.outcome)
     if shown_by is not None:
         after = select(Turn.outcome).where(Turn.id == shown_by).with_for_update(read=True, key_share=True)
-        _require_content(shown_by, (await connection.execute(after)).scalar_one())
+        require_content(shown_by, (await connection.execute(after)).scalar_one())
     policy: str = row.policy
     return policy
-
-
-def _require_content(turn_id: TurnId, outcome: str) -> None:
-    if outcome == Outcome.ERASED:
-        raise RecordUnusable(f"turn {turn_id} was erased")
 
 
 async def _revise(
@@ -287,84 +276,6 @@ async def _revise(
     if row.state in (None, SampleState.FRESH, SampleState.SUPERSEDED) and not other_words:
         return await read_open(connection, JudgementId(row.id), row.recipe_hash, hint_kind)
     return await _open(turn_id, shown_by, evidence_hash, hint_kind, connection, row.revision + 1)
-
-
-async def _settle(
-    judgement: JudgementId, end: Settlement, heard: list[FeedbackId], connection: AsyncConnection
-) -> str | None:
-    turn_id, policy = await _hold_judgement(connection, judgement)
-    applied = await _new_among(connection, turn_id, heard)
-    if await is_taken(connection, judgement):
-        if applied:
-            raise StoreUnavailable(f"a step took the sample of turn {turn_id} meanwhile")
-        return None
-    if end.ballot is not None and not await says_the_same(connection, judgement, end.ballot):
-        raise StoreUnavailable(f"other votes on turn {turn_id} were stored first")
-    if not applied and await others_taken(connection, judgement, turn_id):
-        return None
-    await supersede_others(connection, judgement, turn_id, end.why)
-    own = end.reward
-    mean = await mean_before(connection, policy, judgement, end.verdict.verdict or 0)
-    if end.relation is Relation.MEAN and end.verdict.verdict and own is not None and mean.count:
-        end = with_reward(end, mean.relative(own), f"mean before {mean.total / mean.count:+.2f}")
-    held = {
-        "verdict": end.verdict.verdict,
-        "expected": end.verdict.expected,
-        "reward": own,
-        "verdict_why": end.verdict.why,
-        "hint": None if end.hint.text is None else storable(end.hint.text),
-        "hint_why": end.hint.why,
-        "not_trainable": end.not_trainable,
-        "outcome": end.outcome,
-        "why": end.why,
-        "decided_at": func.now(),
-    }
-    await connection.execute(update(Judgement).where(Judgement.id == judgement).values(held))
-    if end.sampled and end.relation in (Relation.NONE, Relation.MEAN):
-        await put_sample(connection, judgement, turn_id, end.reward or None, end.hinted_prompt_ids, end.why)
-    else:
-        await withdraw_sample(connection, judgement, end.why)
-    became = update(Turn).where(Turn.id == turn_id)
-    await connection.execute(became.values(outcome=end.outcome, outcome_detail=storable(end.why)))
-    if end.relation is Relation.GROUP:
-        group = (await connection.execute(select(Turn.group_id).where(Turn.id == turn_id))).scalar_one()
-        await settle_group(connection, TurnId(group or turn_id))
-    if end.relation is Relation.OUTCOME:
-        await settle_by_outcome(connection, turn_id)
-    if applied:
-        taken = update(Feedback).where(Feedback.id.in_(applied), Feedback.applied_at.is_(None))
-        await connection.execute(taken.values(applied_at=func.now()))
-    return policy if await refresh_work(connection, policy) else None
-
-
-async def _hold_judgement(connection: AsyncConnection, judgement: JudgementId) -> tuple[TurnId, str]:
-    """The turn it is of and that turn's policy; policy and judgement are ours until the end of the transaction.
-
-    Raises:
-        RecordUnusable: the turn, what followed it, or with that the judgement was erased.
-    """
-    query = select(Judgement.turn_id, Judgement.shown_by).where(Judgement.id == judgement)
-    row = (await connection.execute(query)).first()
-    policy = None if row is None else await hold_policy_of(connection, TurnId(row.turn_id))
-    row = (await connection.execute(query.with_for_update())).first()
-    if row is None or policy is None:
-        raise RecordUnusable(f"judgement {judgement} was erased")
-    for turn in await connection.execute(select(Turn.id, Turn.outcome).where(Turn.id.in_([*row]))):
-        _require_content(TurnId(turn.id), turn.outcome)
-    return TurnId(row.turn_id), policy
-
-
-async def _new_among(connection: AsyncConnection, turn_id: TurnId, heard: list[FeedbackId]) -> list[FeedbackId]:
-    """Those of them that no judgement has taken in.
-
-    Raises:
-        StoreUnavailable: one has taken in feedback that is not among them.
-    """
-    query = select(Feedback.id, Feedback.applied_at.is_not(None).label("applied")).where(Feedback.turn_id == turn_id)
-    known = (await connection.execute(query)).all()
-    if any(row.applied and row.id not in heard for row in known):
-        raise StoreUnavailable(f"feedback on turn {turn_id} was taken in meanwhile")
-    return [FeedbackId(row.id) for row in known if not row.applied and row.id in heard]
 
 
 async def _feedback_of(turn_id: TurnId, connection: AsyncConnection) -> list[GivenFeedback]:
