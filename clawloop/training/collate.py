@@ -83,7 +83,7 @@ class Packed:
         targets_N: int64; the response token it predicts.
         response_lengths: response tokens of each document, adding up to N.
         temperatures: what the logits of each document are divided by.
-        members: index in the batch of each document; empty for a filler.
+        members: the number of each document among those collated from; empty for a filler.
     """
 
     tokens_S: Tensor
@@ -109,14 +109,14 @@ class Packed:
         )
 
     def split(self, values_N: Tensor) -> dict[int, Tensor]:
-        """Values at the response positions, as one tensor for each sample's index in the batch."""
+        """Values at the response positions, as one tensor for each member."""
         if self.is_filler:
             return {}
         parts = torch.split(values_N, list(self.response_lengths))
         return dict(zip(self.members, parts, strict=True))
 
     def join(self, values: Sequence[Tensor] | Mapping[int, Tensor]) -> Tensor:
-        """The reverse of `split`: values of the whole batch, by index → those of this micro-batch."""
+        """The reverse of `split`: values of all documents, by number → those of this micro-batch."""
         parts = [values[member] for member in self.members]
         if [len(part) for part in parts] != list(self.response_lengths):
             raise ValueError(f"lengths {[len(p) for p in parts]} for responses of {self.response_lengths}")
@@ -165,7 +165,7 @@ def collate(
     *,
     share_prefixes: bool = True,
 ) -> Packed:
-    """These samples of the batch as one micro-batch, on the CPU."""
+    """Some of the sequences, by their numbers, as one micro-batch on the CPU."""
     documents = [sequences[member].input_ids() for member in members]
     tree = grow(documents, share=share_prefixes)
     tokens: list[int] = []

@@ -1,7 +1,8 @@
 """What a step knows about each of its tokens before it trains: the passes without gradient.
 
-Knows nothing about losses. Up to three passes, each only if the recipe and the batch need it: the policy as
-the step begins, the base model as reference, and the teacher, who reads the prompt with the hint in it.
+Knows nothing about losses. Up to three readers, each only if the recipe and the batch need it: the policy as
+the step begins, the base model as reference, and the teacher, who reads the prompt with the hint in it. Those that
+are the same version read in one pass.
 """
 
 from __future__ import annotations
@@ -19,10 +20,11 @@ from clawloop.algorithms.staleness import has_drifted
 from clawloop.algorithms.streams import Streams, logprobs_T
 from clawloop.errors import AdapterUnusable, NothingToTrain, StreamsUnusable
 from clawloop.recipe import Train
-from clawloop.training.batch import Share, TrainingSample
+from clawloop.training.batch import TrainingSample
 from clawloop.training.collate import Packed
 from clawloop.training.loading import adapter_tensors, set_adapter
 from clawloop.training.model import PolicyModel, Reading
+from clawloop.training.passes import Pass, Share, of_hint
 from clawloop.training.ranks import Ranks
 
 
@@ -31,7 +33,8 @@ class Progress:
     """A micro-batch is done; for heartbeats.
 
     Args:
-        stage: `policy`, `reference`, `teacher` or `train`.
+        stage: `policy`, `reference`, `teacher`, several of them that are read in one pass (`reference and teacher`),
+            or `train`.
         done, of: micro-batches of this rank in this stage.
     """
 
@@ -69,9 +72,21 @@ def scores_by_sample(packed: Packed, reading: Reading) -> dict[int, Scores]:
     return {member: Scores(**{name: parts[member] for name, parts in apart.items()}) for member in packed.members}
 
 
+def ids_at_positions(packed: Packed, ids: Mapping[int, Tensor]) -> Tensor | None:
+    """[N, K] of the ids of some members, each [T, K]; the positions of others get any ids. None if none has any."""
+    known = {member: ids[member] for member in packed.members if member in ids}
+    if not known:
+        return None
+    like = next(iter(known.values()))
+    anything = torch.arange(like.shape[1], device=like.device)
+    for member, length in zip(packed.members, packed.response_lengths, strict=True):
+        known.setdefault(member, anything.expand(length, -1))
+    return packed.join(known)
+
+
 @dataclass(frozen=True, slots=True)
-class Passes:
-    """The forward passes of one rank.
+class Reader:
+    """Runs one rank's part of the passes without gradient.
 
     Args:
         model: the policy as the step begins.
@@ -88,35 +103,35 @@ class Passes:
 
     @torch.no_grad()
     def read(
-        self,
-        stage: str,
-        packs: Sequence[Packed],
-        *,
-        top_k: int | None = None,
-        at_ids: Mapping[int, Tensor] | None = None,
+        self, asked: Pass, packs: Sequence[Packed], at_ids: Mapping[int, Tensor]
     ) -> tuple[dict[int, Scores], dict[int, Tensor]]:
-        """Scores, and the ids of top-K scores, of these micro-batches' samples."""
+        """What a pass says of these micro-batches' members: scores, and the ids of the top-K scores among them.
+
+        Args:
+            at_ids: members → [T, K], ids to score them at; only if the pass does not ask for top-K ids itself.
+        """
         scores: dict[int, Scores] = {}
         ids: dict[int, Tensor] = {}
-        for done, pack in enumerate(packs, start=1):
-            on_device = pack.to(self.model.device)
-            ids_NK = on_device.join(at_ids) if at_ids and not pack.is_filler else None
-            reading: Reading = self.model(on_device, at_ids_NK=ids_NK, top_k=top_k)
-            with self.ranks.together():
-                scores |= scores_by_sample(on_device, reading)
-            if reading.topk_ids_NK is not None:
-                ids |= on_device.split(reading.topk_ids_NK)
-            self.report(Progress(stage, done, len(packs)))
+        with self._as_version(asked.version):
+            for done, pack in enumerate(packs, start=1):
+                on_device = pack.to(self.model.device)
+                ids_NK = ids_at_positions(on_device, at_ids)
+                reading: Reading = self.model(on_device, at_ids_NK=ids_NK, top_k=asked.top_k)
+                with self.ranks.together():
+                    scores |= scores_by_sample(on_device, reading)
+                if reading.topk_ids_NK is not None:
+                    ids |= on_device.split(reading.topk_ids_NK)
+                self.report(Progress(asked.stage, done, len(packs)))
         return scores, ids
 
     @contextmanager
-    def as_version(self, version: int) -> Iterator[None]:
+    def _as_version(self, version: int) -> Iterator[None]:
         """Inside, the model is this version."""
-        if version == self.parent:
-            yield
-        elif version == 0:
+        if version == 0:
             with self.model.without_adapter():
                 yield
+        elif version == self.parent:
+            yield
         else:
             if self.read_version is None:
                 raise AdapterUnusable(f"version {version} is a teacher, but there is no way to read it")
@@ -128,40 +143,41 @@ class Passes:
                 set_adapter(self.model, own)
 
 
-def gather_evidence(passes: Passes, samples: Sequence[TrainingSample], share: Share, recipe: Train) -> Evidence:
+def gather_evidence(reader: Reader, samples: Sequence[TrainingSample], share: Share, recipe: Train) -> Evidence:
     """Run the passes and put what they say beside what was recorded.
 
     Raises:
         StepDiverged: a pass gives numbers that are not finite.
         AdapterUnusable: a teacher's version cannot be had.
     """
-    compares = recipe.loss.distillation > 0 and bool(share.hinted_packs)
-    top_k = recipe.distillation.top_k if compares else None
-    of_student = top_k if recipe.distillation.top_k_of == "student" else None
-    decoupled = recipe.loss.correction == "decoupled"
     policy: dict[int, Scores] = {}
-    policy_ids: dict[int, Tensor] = {}
-    if decoupled or of_student or any(sample.explicit for sample in samples):
-        policy, policy_ids = passes.read("policy", share.packs, top_k=of_student)
     reference: dict[int, Scores] = {}
-    if recipe.loss.kl > 0:
-        with passes.model.without_adapter():
-            reference, _ = passes.read("reference", share.packs)
     teacher: dict[int, Scores] = {}
     teacher_ids: dict[int, Tensor] = {}
-    for version, packs in share.hinted_packs.items():
-        with passes.as_version(version):
-            scores, ids = passes.read("teacher", packs, top_k=None if of_student else top_k, at_ids=policy_ids)
-        teacher |= scores
-        teacher_ids |= ids
+    of_student: dict[int, Tensor] = {}
+    for asked, packs in share.before.items():
+        scores, ids = reader.read(asked, packs, at_ids=of_student)
+        if asked.policy:
+            policy = scores
+        if asked.reference:
+            reference = scores
+        if asked.hinted:
+            teacher |= scores
+            teacher_ids |= ids
+        elif asked.top_k:
+            of_student = {of_hint(index): ids_TK for index, ids_TK in ids.items()}
     found = Evidence({}, {})
     for index in (member for pack in share.packs for member in pack.members):
         sample = samples[index]
         try:
             streams = _streams(
-                sample, reference.get(index), teacher.get(index), teacher_ids.get(index), passes.model.device
+                sample,
+                reference.get(index),
+                teacher.get(of_hint(index)),
+                teacher_ids.get(of_hint(index)),
+                reader.model.device,
             )
-            if decoupled:
+            if recipe.loss.correction == "decoupled":
                 streams = replace(streams, prox_logprob_T=policy[index].logprob_T)
             streams = with_advantage(
                 streams,

@@ -22,19 +22,21 @@ from clawloop.algorithms.scoring import Scores
 from clawloop.algorithms.streams import Streams
 from clawloop.errors import NothingToTrain, StepDiverged
 from clawloop.recipe import Optimiser, Train
-from clawloop.training.batch import Share, TrainingSample, share_out
+from clawloop.training.batch import TrainingSample
 from clawloop.training.collate import Limits, Packed
 from clawloop.training.evidence import (
     Evidence,
-    Passes,
     Progress,
+    Reader,
     ReadVersion,
     Report,
     gather_evidence,
+    ids_at_positions,
     scores_by_sample,
 )
 from clawloop.training.loading import whole
 from clawloop.training.model import PolicyModel, Reading
+from clawloop.training.passes import Share, passes_before, share_out
 from clawloop.training.ranks import Ranks
 
 Value = TypeVar("Value")
@@ -110,10 +112,8 @@ def train_step(
     """
     ranks = ranks or Ranks()
     report = report or _say_nothing
-    reads_hints = recipe.advantage.teacher_weight > 0 or recipe.loss.distillation > 0
-    teacher = recipe.advantage.teacher if reads_hints else None
-    share = share_out(samples, limits, teacher=teacher, rank=ranks.rank, world=ranks.world)
-    evidence = gather_evidence(Passes(model, parent, read_version, ranks, report), samples, share, recipe)
+    share = share_out(samples, limits, passes_before(samples, recipe, parent), rank=ranks.rank, world=ranks.world)
+    evidence = gather_evidence(Reader(model, parent, read_version, ranks, report), samples, share, recipe)
     dropped = _merged(ranks.gather(evidence.dropped))
     divisor = sum(ranks.gather(Divisor.of(evidence.streams.values())), start=Divisor(0, 0))
     if divisor.samples == 0:
@@ -205,14 +205,7 @@ def _accumulate(
 def _compared_ids(packed: Packed, streams: Mapping[int, Streams]) -> Tensor | None:
     """The ids at which a teacher was read, for each position; positions without one get any ids."""
     known = {m: s.teacher_topk_ids_TK for m in packed.members if (s := streams.get(m)) is not None}
-    ids = {member: ids_TK for member, ids_TK in known.items() if ids_TK is not None}
-    if not ids:
-        return None
-    like = next(iter(ids.values()))
-    anything = torch.arange(like.shape[1], device=like.device)
-    for member, length in zip(packed.members, packed.response_lengths, strict=True):
-        ids.setdefault(member, anything.expand(length, -1))
-    return packed.join(ids)
+    return ids_at_positions(packed, {member: ids_TK for member, ids_TK in known.items() if ids_TK is not None})
 
 
 def _comparable(scores: Scores, streams: Streams) -> Scores:

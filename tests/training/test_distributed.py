@@ -13,8 +13,8 @@ import torch
 
 from clawloop.training.adapter import read_adapter
 from clawloop.training.architecture import read_architecture
-from clawloop.training.batch import share_out
 from clawloop.training.loading import load_model
+from clawloop.training.passes import Pass, of_hint, share_out
 from clawloop.training.ranks import Ranks
 from tests.training.methods import METHODS
 from tests.training.tiny import random_batch, save_checkpoint
@@ -105,14 +105,25 @@ def test_every_rank_runs_as_many_forwards_of_each_kind(base: Path) -> None:
         *random_batch(model, hints=True, version=2),
         *random_batch(model, hints=True, version=5)[:3],
     ]
+    hinted = {v: tuple(m for m, one in enumerate(batch) if one.version == v and one.hinted_prompt_ids) for v in (2, 5)}
+    joined, plain, teacher = (
+        Pass(version=2, policy=True, hinted=hinted[2]),
+        Pass(version=0, reference=True),
+        Pass(version=5, hinted=hinted[5]),
+    )
+    fillers = 0
     for world in (1, 2, 3, 16):
-        shares = [share_out(batch, LIMITS, teacher="policy", rank=r, world=world) for r in range(world)]
+        shares = [share_out(batch, LIMITS, (joined, plain, teacher), rank=r, world=world) for r in range(world)]
         assert len({len(share.packs) for share in shares}) == 1
         members = [m for share in shares for pack in share.packs for m in pack.members]
         assert sorted(members) == list(range(len(batch)))
-        for version in (2, 5):
-            assert len({len(share.hinted_packs[version]) for share in shares}) == 1
+        for one in (joined, plain, teacher):
+            assert len({len(share.before[one]) for share in shares}) == 1
+        fillers += sum(pack.is_filler for share in shares for pack in share.before[joined])
         for share in shares:
             own = {m for pack in share.packs for m in pack.members}
-            hinted = {m for packs in share.hinted_packs.values() for pack in packs for m in pack.members}
-            assert hinted == {m for m in own if batch[m].hinted_prompt_ids is not None}
+            read = {one: [m for pack in packs for m in pack.members] for one, packs in share.before.items()}
+            assert sorted(read[joined]) == sorted([*own, *(of_hint(m) for m in own.intersection(hinted[2]))])
+            assert sorted(read[plain]) == sorted(own)
+            assert sorted(read[teacher]) == sorted(of_hint(m) for m in own.intersection(hinted[5]))
+    assert fillers

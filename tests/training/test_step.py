@@ -363,14 +363,18 @@ def test_the_base_model_may_teach_instead(qwen3: Path) -> None:
     assert relative_error(gradients(asked_base), gradients(of_base)) < 1e-6
 
 
-def test_progress_is_told_after_every_micro_batch(qwen3: Path) -> None:
+@pytest.mark.parametrize(
+    ("teacher", "before"), [("policy", ["reference", "teacher"]), ("base", ["reference and teacher"])]
+)
+def test_progress_is_told_after_every_micro_batch(teacher: str, before: list[str], qwen3: Path) -> None:
     model = load(qwen3)
     told: list[Progress] = []
     optimizer = make_optimizer(model, Optimiser())
     limits = Limits(budget_tokens=60, max_tokens=256, vocab_size=VOCAB)
     samples = random_batch(model, hints=True)
-    report = train_step(model, optimizer, samples, Train(), limits, parent=1, report=told.append)
+    recipe = Train(advantage=Advantage(teacher=teacher))  # type: ignore[arg-type]
+    report = train_step(model, optimizer, samples, recipe, limits, parent=1, report=told.append)
     trained = [progress for progress in told if progress.stage == "train"]
     assert [progress.done for progress in trained] == list(range(1, report.micro_batches + 1))
     assert {progress.of for progress in trained} == {report.micro_batches}
-    assert list(dict.fromkeys(p.stage for p in told)) == ["reference", "teacher", "train"]
+    assert list(dict.fromkeys(p.stage for p in told)) == [*before, "train"]
