@@ -25,6 +25,8 @@ from clawloop.training.model import Lora, PolicyModel
 Family = Literal["qwen3", "qwen2"]
 Ids: TypeAlias = tuple[list[int], list[int]]
 """Prompt and response."""
+# Of a session's turn, as shares of `tokens`: the block that no later request holds, and a hint.
+_BLOCK, _HINT = 0.06, 0.06
 # Large enough that the adapter, the ratio and the KL do something; small enough that nothing diverges.
 _ADAPTER_SIZE = 0.02
 _LOGPROB_NOISE = 0.1
@@ -144,8 +146,19 @@ def session_samples(turns: int, tokens: int, vocab: int) -> list[Ids]:
     for _ in range(turns):
         history += ids(0.04)
         answer = ids(0.08)
-        found.append(([*history, *ids(0.06)], [*ids(0.12), *answer]))
+        found.append(([*history, *ids(_BLOCK)], [*ids(0.12), *answer]))
         history += answer
+    return found
+
+
+def hinted_prompts(session: Sequence[Ids], tokens: int, vocab: int) -> list[list[int]]:
+    """The prompts of `session_samples`, each with a hint where the user's message ends: before the passing block."""
+    random = Random(1)
+    block, hint = round(_BLOCK * tokens), round(_HINT * tokens)
+    found = []
+    for prompt, _ in session:
+        place = len(prompt) - block
+        found.append([*prompt[:place], *random.choices(range(vocab), k=hint), *prompt[place:]])
     return found
 
 

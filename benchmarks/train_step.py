@@ -1,6 +1,7 @@
 """What a training step costs: ours beside PEFT + transformers (Qwen3) and torchtune's LoRA recipe (Qwen2.5).
 
-And what it costs where samples share beginnings, the turns of one session, beside ours without sharing them.
+And what it costs where samples share beginnings, the turns of one session, beside ours without sharing them, and
+how many tokens hinted prompts cost that are read together with the plain ones.
 
 Same weights, adapter, batch and arithmetic in one run; the run fails if the losses differ. Each contender is a
 process of its own, so that peak memory is its own, and they take turns step by step, so that a machine that slows
@@ -29,7 +30,7 @@ from rich.console import Console
 from rich.table import Table
 
 from benchmarks.train_case import Case, Family, Ids, Shape, session_samples, unrelated_samples, write_case
-from clawloop.training.collate import TokenSequence, collate, plan
+from benchmarks.train_tokens import tokens_of_session
 
 
 @dataclass(frozen=True, slots=True)
@@ -245,12 +246,6 @@ def _lengths(ids: Sequence[Ids]) -> list[int]:
     return [len(prompt) + len(response) - 1 for prompt, response in ids]
 
 
-def _tokens_read(ids: Sequence[Ids], case: Case) -> int:
-    """Tokens read in one pass over the batch by ours."""
-    sequences = [TokenSequence(str(index), *both, 1.0) for index, both in enumerate(ids)]
-    return sum(len(collate(sequences, members).tokens_S) for members in plan(sequences, case.limits))
-
-
 def _report(
     console: Console,
     comparison: Comparison,
@@ -287,8 +282,14 @@ def _report(
         )
     console.print(table)
     if comparison.is_session:
-        read = _tokens_read(ids, case)
-        console.print(f"tokens of a forward pass: {read} shared, {tokens} not; ratio {tokens / read:.2f}")
+        read = tokens_of_session(ids, case, options.tokens)
+        console.print(f"tokens of a forward pass: {read.plain} shared, {tokens} not; ratio {tokens / read.plain:.2f}")
+        console.print("and of the passes before, where all have a hint and the base model teaches:")
+        for what, read in (("the session", read), ("its last turn", tokens_of_session(ids[-1:], case, options.tokens))):
+            console.print(
+                f"{what}: {read.joined} joined, reference {read.plain} and teacher {read.hinted} apart; "
+                f"ratio {(read.plain + read.hinted) / read.joined:.2f}"
+            )
     ours, *others = costs
     for other in others:
         console.print(

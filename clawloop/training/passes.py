@@ -5,9 +5,9 @@ step trains, all that is to be read under the same weights is one pass, in which
 plain prompt it begins like. Every rank computes the same plan for all ranks from the same batch, so that nobody has to
 ask how many forwards the others will run.
 
-The pass with gradient takes no hinted prompts in, not even where it runs under the teacher's weights: each token of a
-hinted prompt's own branch would be read again and differentiated for nothing, and the loss's divisor, needed from the
-first micro-batch on, counts the samples that are left after the teacher has read them all.
+The pass with gradient takes no hinted prompts in, not even where it runs under their teacher's weights: each token from
+the hint on would be computed again and differentiated for nothing, which over the turns of a session costs more than
+their common beginning saves, and the loss's divisor counts the samples that are left once all teachers have read.
 """
 
 from __future__ import annotations
@@ -89,13 +89,13 @@ def passes_before(samples: Sequence[TrainingSample], recipe: Train, parent: int)
 
 def _by_teacher(samples: Sequence[TrainingSample], recipe: Train) -> dict[int, tuple[int, ...]]:
     """The teacher's version → indices of the samples it reads the hinted prompt of; nothing if no hint is read."""
-    found: dict[int, tuple[int, ...]] = {}
+    found: dict[int, list[int]] = {}
     if recipe.advantage.teacher_weight > 0 or recipe.loss.distillation > 0:
         for index, sample in enumerate(samples):
             if sample.hinted_prompt_ids is not None:
                 version = 0 if recipe.advantage.teacher == "base" else sample.version
-                found[version] = (*found.get(version, ()), index)
-    return found
+                found.setdefault(version, []).append(index)
+    return {version: tuple(indices) for version, indices in found.items()}
 
 
 @dataclass(frozen=True, slots=True)

@@ -17,6 +17,7 @@ from clawloop.training.batch import TrainingSample
 from clawloop.training.collate import Limits, TokenSequence, collate, plan
 from clawloop.training.loading import load_model
 from clawloop.training.model import Lora, PolicyModel
+from clawloop.training.passes import Pass, share_out
 from clawloop.training.step import StepReport, make_optimizer, train_step
 from tests.training.chat_session import session_turns
 from tests.training.tiny import (
@@ -138,6 +139,13 @@ def test_twenty_turns_of_a_real_clients_session_need_a_third_of_the_tokens(tmp_p
     )
     assert one_by_one == sum(sequence.input_tokens for sequence in sequences)
     assert one_by_one / together > 3
+    hints = tuple(index for index, ids in enumerate(hinted) if ids is not None)
+    passes = [Pass(version=0, reference=True), Pass(version=0, hinted=hints)]
+    passes.append(Pass(version=0, reference=True, hinted=hints))
+    before = share_out(samples, Limits(40_000, 4096, 1024), passes, rank=0, world=1).before
+    plain, taught, joined = (sum(len(pack.tokens_S) for pack in before[one]) for one in passes)
+    assert plain == together
+    assert (plain + taught) / joined > 1.2
     assert shared.loss == pytest.approx(apart.loss, abs=1e-5)
     assert off < 1e-5
 

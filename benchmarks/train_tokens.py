@@ -1,0 +1,53 @@
+"""How many tokens our passes over a session read, alone and joined; counted, not timed."""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from dataclasses import replace
+from typing import NamedTuple
+
+from benchmarks.train_case import Case, Ids, hinted_prompts
+from clawloop.training.batch import TrainingSample
+from clawloop.training.passes import Pass, share_out
+
+
+class Tokens(NamedTuple):
+    """Of all micro-batches of one pass over a session.
+
+    Args:
+        plain: the samples as they are: the reference's pass, the policy's, or the one that trains.
+        hinted: each sample's hinted prompt and its response: the teacher's pass alone.
+        joined: both in one pass, as where reference and teacher are the base model.
+    """
+
+    plain: int
+    hinted: int
+    joined: int
+
+
+def tokens_of_session(ids: Sequence[Ids], case: Case, tokens: int) -> Tokens:
+    """What ours reads where every sample has a hint.
+
+    Args:
+        ids, tokens: of `session_samples`, and what they were made with.
+        case: its vocabulary and limits; hinted prompts may be longer.
+    """
+    hinted = hinted_prompts(ids, tokens, case.shape.vocab_size)
+    samples = [
+        TrainingSample(
+            key=str(index),
+            prompt_ids=prompt,
+            response_ids=response,
+            behaviour_logprobs=[-1.0] * len(response),
+            temperature=1.0,
+            version=1,
+            reward=None,
+            hinted_prompt_ids=with_hint,
+        )
+        for index, ((prompt, response), with_hint) in enumerate(zip(ids, hinted, strict=True))
+    ]
+    joined = Pass(version=0, reference=True, hinted=tuple(range(len(samples))))
+    passes = (replace(joined, hinted=()), replace(joined, reference=False), joined)
+    longest = max(sample.hinted_sequence().input_tokens for sample in samples)
+    share = share_out(samples, replace(case.limits, max_tokens=longest), passes, rank=0, world=1)
+    return Tokens(*(sum(len(pack.tokens_S) for pack in share.before[one]) for one in passes))
