@@ -282,10 +282,12 @@ def _report(
         )
     console.print(table)
     if comparison.is_session:
-        read = tokens_of_session(ids, case, options.tokens)
-        console.print(f"tokens of a forward pass: {read.plain} shared, {tokens} not; ratio {tokens / read.plain:.2f}")
+        session, last = (tokens_of_session(turns, case, options.tokens) for turns in (ids, ids[-1:]))
+        console.print(
+            f"tokens of a forward pass: {session.plain} shared, {tokens} not; ratio {tokens / session.plain:.2f}"
+        )
         console.print("and of the passes before, where all have a hint and the base model teaches:")
-        for what, read in (("the session", read), ("its last turn", tokens_of_session(ids[-1:], case, options.tokens))):
+        for what, read in (("the session", session), ("its last turn", last)):
             console.print(
                 f"{what}: {read.joined} joined, reference {read.plain} and teacher {read.hinted} apart; "
                 f"ratio {(read.plain + read.hinted) / read.joined:.2f}"
