@@ -91,7 +91,10 @@ def test_methods_differ_by_what_they_ask_for_and_weigh_and_how_soon_they_step() 
     assert recipes[Method.COMBINED].signal.verdicts
     own = {"advantage": None, "batch_samples": None}
     alike = [
-        recipe.train.model_copy(update=own | {"optimiser": recipe.train.optimiser.model_copy(update={"epochs": 1})})
+        recipe.train.model_copy(
+            update=own
+            | {"optimiser": recipe.train.optimiser.model_copy(update={"epochs": 1, "lr": 1.0, "grad_clip": 1.0})}
+        )
         for recipe in recipes.values()
     ]
     assert alike[0] == alike[1] == alike[2]

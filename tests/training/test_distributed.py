@@ -40,8 +40,13 @@ def together(base: Path, tmp_path_factory: pytest.TempPathFactory) -> tuple[Path
     # --standalone takes a free port.
     torchrun = [sys.executable, "-m", "torch.distributed.run", "--standalone", "--nproc-per-node", "2"]
     worker = ["-m", "tests.training.two_ranks", str(base), str(out)]
-    done = subprocess.run([*torchrun, *worker], capture_output=True, text=True, timeout=240, check=False)
-    assert done.returncode == 0, done.stderr
+    with subprocess.Popen([*torchrun, *worker], stderr=subprocess.PIPE, text=True) as ranks:
+        try:
+            _, said = ranks.communicate(timeout=240)
+        except subprocess.TimeoutExpired:
+            ranks.terminate()  # killed, it would leave its ranks behind
+            raise
+    assert ranks.returncode == 0, said
     result: dict[str, Any] = json.loads((out / "result.json").read_text())
     return out, result
 
