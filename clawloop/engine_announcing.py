@@ -16,10 +16,8 @@ from temporalio.common import (
     WorkflowIDConflictPolicy,
     WorkflowIDReusePolicy,
 )
-from temporalio.service import RPCError, RPCStatusCode
 
-from clawloop.errors import AnnouncementFailed
-from clawloop.temporal import ANNOUNCE_LIMIT
+from clawloop.telling import telling
 from workflows import attributes
 from workflows.state import EngineState
 
@@ -60,11 +58,9 @@ class TemporalPublishAnnouncer:
             AnnouncementFailed
         """
         query = f"WorkflowType = '{attributes.ENGINE_WORKFLOW}' AND ExecutionStatus = 'Running'"
-        try:
-            found = self._client.list_workflows(query, rpc_timeout=ANNOUNCE_LIMIT)
+        async with telling():
+            found = self._client.list_workflows(query)
             return frozenset([attributes.engine_of_workflow(execution.id) async for execution in found])
-        except (RPCError, RuntimeError) as error:
-            raise _unreachable(error) from error
 
     async def end(self, engine_id: str) -> None:
         """
@@ -72,20 +68,15 @@ class TemporalPublishAnnouncer:
             AnnouncementFailed
         """
         handle = self._client.get_workflow_handle(attributes.engine_workflow_id(engine_id))
-        try:
-            await handle.signal(attributes.ENGINE_REMOVED, rpc_timeout=ANNOUNCE_LIMIT)
-        except RPCError as error:
-            if error.status is not RPCStatusCode.NOT_FOUND:
-                raise _unreachable(error) from error
-        except RuntimeError as error:
-            raise _unreachable(error) from error
+        async with telling(may_be_gone=True):
+            await handle.signal(attributes.ENGINE_REMOVED)
 
     async def _begin(self, engine_id: str, signal: str | None) -> None:
         found_by: list[SearchAttributePair[Any]] = [
             SearchAttributePair(attributes.ENGINE, engine_id),
             SearchAttributePair(attributes.STATE, "new"),
         ]
-        try:
+        async with telling():
             await self._client.start_workflow(
                 attributes.ENGINE_WORKFLOW,
                 EngineState(engine_id=engine_id),
@@ -96,12 +87,4 @@ class TemporalPublishAnnouncer:
                 id_reuse_policy=WorkflowIDReusePolicy.ALLOW_DUPLICATE,
                 search_attributes=TypedSearchAttributes(found_by),
                 static_summary=f"engine {engine_id}: the versions it has",
-                rpc_timeout=ANNOUNCE_LIMIT,
             )
-        except (RPCError, RuntimeError) as error:
-            raise _unreachable(error) from error
-
-
-def _unreachable(error: RPCError | RuntimeError) -> AnnouncementFailed:
-    """Of a RuntimeError too: a lazy client found nobody to connect to."""
-    return AnnouncementFailed(f"Temporal: {' '.join(str(error).split())}")

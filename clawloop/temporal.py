@@ -36,7 +36,7 @@ from temporalio.contrib.pydantic import pydantic_data_converter
 from temporalio.envconfig import ClientConfig
 from temporalio.exceptions import ApplicationError
 from temporalio.plugin import SimplePlugin
-from temporalio.service import PayloadLimitsConfig, RPCError, RPCStatusCode
+from temporalio.service import PayloadLimitsConfig
 from temporalio.worker import (
     ActivityInboundInterceptor,
     ExecuteActivityInput,
@@ -56,6 +56,7 @@ from clawloop.errors import (
     TrainerUnavailable,
 )
 from clawloop.ids import SessionId
+from clawloop.telling import telling
 from workflows import attributes
 from workflows.state import SessionState
 
@@ -66,8 +67,6 @@ PAYLOAD_WARN_BYTES = 64 * 1024
 
 # A turn that was not announced is judged this much later at most.
 SWEEP_EVERY = timedelta(minutes=1)
-# A signal takes 10 ms; a server that needs longer than this is as good as away, and the sweep does it.
-ANNOUNCE_LIMIT = timedelta(seconds=3)
 # An activity beats at half its time-out; the SDK alone would keep beats back for 0.8 of it (measured), and then a busy
 # machine that is late by a fifth loses the work.
 BEATS_APART = timedelta(seconds=0.5)
@@ -248,11 +247,8 @@ class TemporalAnnouncer:
             AnnouncementFailed
         """
         workflow = self._client.get_workflow_handle(attributes.session_workflow_id(session))
-        try:
-            await workflow.signal(attributes.CONTENT_ERASED, erased, rpc_timeout=ANNOUNCE_LIMIT)
-        except (RPCError, RuntimeError) as error:
-            if not (isinstance(error, RPCError) and error.status is RPCStatusCode.NOT_FOUND):
-                raise _failed(error) from error
+        async with telling(may_be_gone=True):
+            await workflow.signal(attributes.CONTENT_ERASED, erased)
 
     async def wake(self, session: SessionFacts) -> None:
         """See that the session's workflow runs, so that it closes.
@@ -278,7 +274,7 @@ class TemporalAnnouncer:
             SearchAttributePair(attributes.VERSION, session.version),
         ]
         since = f"{session.since:%Y-%m-%d %H:%M} UTC"
-        try:
+        async with telling():
             await self._client.start_workflow(
                 attributes.SESSION_WORKFLOW,
                 state,
@@ -292,15 +288,7 @@ class TemporalAnnouncer:
                 id_conflict_policy=WorkflowIDConflictPolicy.USE_EXISTING,
                 search_attributes=TypedSearchAttributes(found_by),
                 static_summary=f"{session.policy}: session known by {session.identified_by}, open since {since}",
-                rpc_timeout=ANNOUNCE_LIMIT,
             )
-        except (RPCError, RuntimeError) as error:
-            raise _failed(error) from error
-
-
-def _failed(error: RPCError | RuntimeError) -> AnnouncementFailed:
-    """RuntimeError: a lazy client found nobody to connect to."""
-    return AnnouncementFailed(f"Temporal: {' '.join(str(error).split())}")
 
 
 class SessionsWithoutTemporal:

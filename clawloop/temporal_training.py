@@ -6,24 +6,19 @@ stands in PostgreSQL.
 
 from __future__ import annotations
 
-from datetime import timedelta
 from typing import Any, NoReturn
 
 from pydantic import BaseModel
 from temporalio.client import Client, WorkflowUpdateFailedError, WorkflowUpdateRPCTimeoutOrCancelledError
 from temporalio.common import SearchAttributePair, TypedSearchAttributes, WorkflowIDConflictPolicy
-from temporalio.service import RPCError
 
 from activities.training_messages import PauseTraining, Pin, ResumeTraining, RollBack, SetRecipe
 from clawloop.errors import AnnouncementFailed
 from clawloop.recipe import Recipe
 from clawloop.steps import TrainingState
-from clawloop.temporal import ANNOUNCE_LIMIT
+from clawloop.telling import UPDATE_LIMIT, telling
 from workflows import attributes
 from workflows.training_state import PolicyTraining
-
-# An Update needs a worker; 20 ms where one runs. An operator's command must not wait for one that does not.
-UPDATE_LIMIT = timedelta(seconds=2)
 
 
 class WithoutTemporal:
@@ -71,7 +66,7 @@ class TemporalTraining:
             SearchAttributePair(attributes.POLICY, policy),
             SearchAttributePair(attributes.STATE, str(TrainingState.WAITING)),
         ]
-        try:
+        async with telling():
             await self._client.start_workflow(
                 attributes.TRAINING_WORKFLOW,
                 PolicyTraining(policy=policy),
@@ -81,11 +76,7 @@ class TemporalTraining:
                 id_conflict_policy=WorkflowIDConflictPolicy.USE_EXISTING,
                 search_attributes=TypedSearchAttributes(found_by),
                 static_summary=f"{policy}: steps and versions",
-                rpc_timeout=ANNOUNCE_LIMIT,
             )
-        except (RPCError, RuntimeError) as error:
-            # RuntimeError: a lazy client found nobody to connect to.
-            raise AnnouncementFailed(f"Temporal: {' '.join(str(error).split())}") from error
 
     async def pause(self, policy: str, reason: str) -> None:
         """
@@ -125,6 +116,7 @@ class TemporalTraining:
     async def _update(self, policy: str, name: str, message: BaseModel) -> None:
         handle = self._client.get_workflow_handle(attributes.training_workflow_id(policy))
         try:
-            await handle.execute_update(name, message, rpc_timeout=UPDATE_LIMIT)
-        except (RPCError, RuntimeError, WorkflowUpdateFailedError, WorkflowUpdateRPCTimeoutOrCancelledError) as error:
+            async with telling(UPDATE_LIMIT):
+                await handle.execute_update(name, message)
+        except (WorkflowUpdateFailedError, WorkflowUpdateRPCTimeoutOrCancelledError) as error:
             raise AnnouncementFailed(f"Temporal: {' '.join(str(error).split())}") from error
