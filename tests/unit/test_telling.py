@@ -49,7 +49,7 @@ def not_found() -> RPCError:
 
 async def test_what_is_refused_or_not_reached_is_one_error_with_its_words() -> None:
     for error in (not_found(), RuntimeError("failed\n to  connect")):
-        with pytest.raises(AnnouncementFailed, match="Temporal: (workflow not found|failed to connect)"):
+        with pytest.raises(AnnouncementFailed, match=r"Temporal: (workflow not found|failed to connect)"):
             async with telling():
                 raise error
 
