@@ -11,7 +11,8 @@ its batch, and took half of the right content with it (seen: norm 3, then 63 % r
 what is ordinary while it learns.
 
 `opd` stays the one a single late batch can harm: once nearly all is right, hints come with garbled answers and with
-mistakes of the judge only (seen in the last of 10 steps: 83 % right content; 60 % uncut and at twice the rate).
+mistakes of the judge only (seen in the last of 10 steps: 83 % right content; 60 % uncut and at twice the rate). So it is
+pulled back twice as hard: right content 97 to 100 % with four users, in one process.
 
 A verdict falls on every token of an answer, right content included: `binary` goes through each batch once.
 """
@@ -45,7 +46,7 @@ _ADVANTAGES = {
 _BATCH_SAMPLES = {Method.BINARY: 8, Method.OPD: 4, Method.COMBINED: 8}
 _EPOCHS = {Method.BINARY: 1, Method.OPD: 2, Method.COMBINED: 2}
 _RATES = {Method.BINARY: 4e-3, Method.OPD: 2e-3, Method.COMBINED: 3e-3}
-_KL = 0.2
+_KL = {Method.BINARY: 0.2, Method.OPD: 0.4, Method.COMBINED: 0.2}
 _REMEMBERS = 0.999
 _CUT_AT = {Method.BINARY: 0.01, Method.OPD: 0.02, Method.COMBINED: 0.02}
 
@@ -58,7 +59,7 @@ def demo_recipe(method: Method) -> Recipe:
         train=Train(
             batch_samples=_BATCH_SAMPLES[method],
             advantage=_ADVANTAGES[method],
-            loss=Loss(kl=_KL),
+            loss=Loss(kl=_KL[method]),
             lora=Lora(rank=8, alpha=16.0),
             optimiser=Optimiser(lr=_RATES[method], beta2=_REMEMBERS, grad_clip=_CUT_AT[method], epochs=_EPOCHS[method]),
         ),
