@@ -11,8 +11,8 @@ its batch, and took half of the right content with it (seen: norm 3, then 63 % r
 what is ordinary while it learns.
 
 `opd` stays the one a single late batch can harm: once nearly all is right, hints come with garbled answers and with
-mistakes of the judge only (seen in the last of 10 steps: 83 % right content; 60 % uncut and at twice the rate). So it is
-pulled back twice as hard: right content 97 to 100 % with four users, in one process.
+mistakes of the judge only (seen in the last of 10 steps: 83 % right content; 60 % uncut and at twice the rate). So it
+is pulled back twice as hard: right content 97 to 100 % with four users, in one process.
 
 A verdict falls on every token of an answer, right content included: `binary` goes through each batch once.
 """
