@@ -10,6 +10,7 @@ from collections.abc import AsyncIterator
 from contextlib import asynccontextmanager
 from datetime import timedelta
 
+from temporalio.client import WorkflowUpdateFailedError, WorkflowUpdateRPCTimeoutOrCancelledError
 from temporalio.service import RPCError, RPCStatusCode
 
 from clawloop.errors import AnnouncementFailed
@@ -39,7 +40,7 @@ async def telling(limit: timedelta = ANNOUNCE_LIMIT, *, may_be_gone: bool = Fals
             yield
     except TimeoutError as error:
         raise AnnouncementFailed(f"Temporal: no answer within {limit.total_seconds():g} s") from error
-    except (RPCError, RuntimeError) as error:
+    except (RPCError, RuntimeError, WorkflowUpdateFailedError, WorkflowUpdateRPCTimeoutOrCancelledError) as error:
         if may_be_gone and isinstance(error, RPCError) and error.status is RPCStatusCode.NOT_FOUND:
             return
         raise AnnouncementFailed(f"Temporal: {' '.join(str(error).split())}") from error

@@ -9,7 +9,7 @@ from __future__ import annotations
 from typing import Any, NoReturn
 
 from pydantic import BaseModel
-from temporalio.client import Client, WorkflowUpdateFailedError, WorkflowUpdateRPCTimeoutOrCancelledError
+from temporalio.client import Client
 from temporalio.common import SearchAttributePair, TypedSearchAttributes, WorkflowIDConflictPolicy
 
 from activities.training_messages import PauseTraining, Pin, ResumeTraining, RollBack, SetRecipe
@@ -115,8 +115,5 @@ class TemporalTraining:
 
     async def _update(self, policy: str, name: str, message: BaseModel) -> None:
         handle = self._client.get_workflow_handle(attributes.training_workflow_id(policy))
-        try:
-            async with telling(UPDATE_LIMIT):
-                await handle.execute_update(name, message)
-        except (WorkflowUpdateFailedError, WorkflowUpdateRPCTimeoutOrCancelledError) as error:
-            raise AnnouncementFailed(f"Temporal: {' '.join(str(error).split())}") from error
+        async with telling(UPDATE_LIMIT):
+            await handle.execute_update(name, message)
