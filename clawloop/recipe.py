@@ -12,7 +12,7 @@ import json
 import tomllib
 from collections.abc import Mapping
 from pathlib import Path
-from typing import Annotated, Final, Literal, Self, TypeAlias
+from typing import Annotated, ClassVar, Final, Literal, Self, TypeAlias
 
 from pydantic import BaseModel, ConfigDict, Field, ValidationError, ValidationInfo, model_validator
 
@@ -31,11 +31,21 @@ class _Table(BaseModel):
     # Strict: "3" is not 3, and true is not 1. NaN is a float in TOML, but no setting.
     model_config = ConfigDict(frozen=True, extra="forbid", strict=True, allow_inf_nan=False)
 
+    later: ClassVar[frozenset[str]] = frozenset()
+    """Keys that recipes in use were made without: at its default such a key is not part of the hash."""
+
     @property
     def hash(self) -> str:
         """SHA-256 of the content with all defaults filled in; the order of keys does not matter."""
-        content = json.dumps(self.model_dump(mode="json"), sort_keys=True, separators=(",", ":"))
+        content = json.dumps(self._hashed(), sort_keys=True, separators=(",", ":"))
         return hashlib.sha256(content.encode()).hexdigest()
+
+    def _hashed(self) -> dict[str, object]:
+        return {
+            name: value._hashed() if isinstance(value, _Table) else value
+            for name, value in self
+            if name not in self.later or value != type(self).model_fields[name].default
+        }
 
 
 class Overlong(_Table):
@@ -49,6 +59,8 @@ class Overlong(_Table):
 class Signal(_Table):
     """What judging and sample making depend on."""
 
+    later = frozenset({"hints_needed"})
+
     verdicts: bool = True
     """Ask for verdicts, and learn from them."""
     hints: bool = True
@@ -57,6 +69,8 @@ class Signal(_Table):
     """Sampled votes, and hints, of each judgement."""
     votes: Literal["sampled", "direct"] = "sampled"
     """`direct`: one unreasoned one-token answer, its probabilities read; `m` is then for hints."""
+    hints_needed: Count = 1
+    """Of m answers about a hint, how many must have one to use; more than 1 keeps out what one judge imagined."""
     judge_temperature: Positive = 0.6
     """Of sampled votes and of hints; a direct vote is read at 1."""
     reward: Literal["verdict", "group", "outcome_process"] = "verdict"
@@ -82,10 +96,15 @@ class Advantage(_Table):
 
 
 class Distillation(_Table):
-    """Which ids student and teacher are compared at."""
+    """How student and teacher are compared over whole distributions."""
+
+    later = frozenset({"divergence"})
 
     top_k: Count = 50
     top_k_of: Literal["student", "teacher"] = "student"
+    """Whose most likely ids are compared; the teacher's cost one pass less."""
+    divergence: Literal["reverse", "forward"] = "reverse"
+    """`forward` also brings back what the student has stopped saying."""
 
 
 class Loss(_Table):

@@ -146,6 +146,16 @@ def _of_signal(signal: Signal) -> Iterator[tuple[bool, str, str]]:
         "has no effect: a direct vote is one vote, and there are no hints",
     )
     yield (
+        _changed(signal, "hints_needed") and not signal.hints,
+        "signal.hints_needed",
+        "has no effect without signal.hints",
+    )
+    yield (
+        signal.hints_needed > signal.m,
+        "signal.hints_needed",
+        f"{signal.hints_needed}, but there are only signal.m = {signal.m} answers about a hint",
+    )
+    yield (
         _changed(signal, "judge_temperature") and signal.votes == "direct" and not signal.hints,
         "signal.judge_temperature",
         "has no effect: a direct vote is read at 1, and there are no hints",

@@ -18,7 +18,7 @@ from clawloop.algorithms.metrics import SampleMetrics, sample_metrics
 from clawloop.algorithms.policy_gradient import Clip, policy_gradient_loss
 from clawloop.algorithms.scoring import Scores
 from clawloop.algorithms.streams import Streams
-from clawloop.algorithms.topk import reverse_kl_loss
+from clawloop.algorithms.topk import Divergence, kl_over_top_k
 from clawloop.errors import NothingToTrain, StepDiverged, StreamsUnusable
 
 Part: TypeAlias = Literal["policy_gradient", "distillation", "kl", "entropy"]
@@ -26,7 +26,8 @@ Part: TypeAlias = Literal["policy_gradient", "distillation", "kl", "entropy"]
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class LossPlan:
-    """What a recipe says about the loss; its `train.loss` table has the same names and defaults.
+    """What a recipe says about the loss; its `train.loss` table, and `divergence` in `train.distillation`, have the
+    same names and defaults.
 
     Args:
         policy_gradient, distillation, kl, entropy: weights of the parts; 0 leaves a part out. `entropy` is a
@@ -34,6 +35,7 @@ class LossPlan:
         clip_low, clip_high, dual_clip: see `Clip`.
         correction: `decoupled` needs `prox_logprob_T`, and is for several epochs over one batch.
         aggregation: what counts the same, tokens or samples.
+        divergence: of the distillation, see `kl_over_top_k`.
     """
 
     policy_gradient: float = 1.0
@@ -45,6 +47,7 @@ class LossPlan:
     dual_clip: float = 3.0
     correction: Literal["none", "decoupled"] = "none"
     aggregation: Aggregation = "token"
+    divergence: Divergence = "reverse"
 
     @property
     def clip(self) -> Clip:
@@ -118,8 +121,12 @@ def _parts(scores: Scores, streams: Streams, plan: LossPlan) -> dict[Part, Tenso
     if plan.distillation and streams.teacher_topk_logprobs_TK is not None:
         if scores.topk_logprobs_TK is None or scores.tail_T is None or streams.teacher_tail_T is None:
             raise StreamsUnusable("distillation needs the student's log-probs at the teacher's ids")
-        parts["distillation"] = plan.distillation * reverse_kl_loss(
-            scores.topk_logprobs_TK, scores.tail_T, streams.teacher_topk_logprobs_TK, streams.teacher_tail_T
+        parts["distillation"] = plan.distillation * kl_over_top_k(
+            scores.topk_logprobs_TK,
+            scores.tail_T,
+            streams.teacher_topk_logprobs_TK,
+            streams.teacher_tail_T,
+            plan.divergence,
         )
     if not parts:
         raise NothingToTrain("a sample with neither an advantage nor a teacher's distribution")

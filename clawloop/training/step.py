@@ -118,7 +118,7 @@ def train_step(
     divisor = sum(ranks.gather(Divisor.of(evidence.streams.values())), start=Divisor(0, 0))
     if divisor.samples == 0:
         raise NothingToTrain(f"no sample of {len(samples)} is left: {'; '.join(sorted(set(dropped.values())))}")
-    plan = LossPlan(**recipe.loss.model_dump())
+    plan = LossPlan(**recipe.loss.model_dump(), divergence=recipe.distillation.divergence)
     epochs: list[_Epoch] = []
     for _ in range(recipe.optimiser.epochs):
         optimizer.zero_grad(set_to_none=True)

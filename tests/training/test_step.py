@@ -140,13 +140,13 @@ def test_gradient_checkpointing_changes_memory_not_the_gradient(qwen3: Path) -> 
     assert relative_error(found[0], found[1]) < 1e-6
 
 
-@pytest.mark.parametrize("of", ["student", "teacher"])
-def test_distillation_follows_the_reverse_kl_over_top_k_and_tail(qwen3: Path, tmp_path: Path, of: str) -> None:
+@pytest.mark.parametrize(("of", "divergence"), [("student", "reverse"), ("teacher", "reverse"), ("teacher", "forward")])
+def test_distillation_follows_the_kl_over_top_k_and_tail(qwen3: Path, tmp_path: Path, of: str, divergence: str) -> None:
     model = load(qwen3)
     recipe = Train(
         loss=Loss(policy_gradient=0, distillation=1.0, kl=0),
         advantage=Advantage(verdict_weight=0, teacher_weight=0),
-        distillation=Distillation(top_k=5, top_k_of=of),  # type: ignore[arg-type]
+        distillation=Distillation.model_validate({"top_k": 5, "top_k_of": of, "divergence": divergence}),
         optimiser=UNCLIPPED,
     )
     samples = [sample for sample in random_batch(model, hints=True) if sample.hinted_prompt_ids]
@@ -166,6 +166,8 @@ def test_distillation_follows_the_reverse_kl_over_top_k_and_tail(qwen3: Path, tm
             torch.cat([d.gather(-1, ids), d.masked_fill(~rest, -math.inf).logsumexp(-1, keepdim=True)], -1)
             for d in (student, taught)
         )
+        if divergence == "forward":
+            p, q = q, p
         loss = loss + (p.exp() * (p - q)).sum() / total
     loss.backward()  # type: ignore[no-untyped-call]
     named = dict(peft.named_parameters())

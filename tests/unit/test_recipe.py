@@ -15,7 +15,17 @@ import pytest
 from clawloop import recipe_checks
 from clawloop.algorithms.losses import LossPlan
 from clawloop.errors import RecipeRejected
-from clawloop.recipe import Loss, Recipe, load_recipe, parse_recipe, parse_stored_recipe, read_recipe
+from clawloop.recipe import (
+    Distillation,
+    Loss,
+    Recipe,
+    Signal,
+    Train,
+    load_recipe,
+    parse_recipe,
+    parse_stored_recipe,
+    read_recipe,
+)
 
 RECIPES = sorted((Path(__file__).parents[2] / "deploy" / "recipes").glob("*.toml"))
 
@@ -76,7 +86,8 @@ def test_no_two_shipped_recipes_learn_the_same() -> None:
 
 
 def test_the_loss_table_has_the_names_and_defaults_of_the_loss_plan() -> None:
-    assert Loss().model_dump() == dataclasses.asdict(LossPlan())
+    of_plan = dataclasses.asdict(LossPlan())
+    assert Loss().model_dump() | {"divergence": Distillation().divergence} == of_plan
 
 
 def test_the_hash_is_of_the_content_and_not_of_its_spelling() -> None:
@@ -93,6 +104,19 @@ def test_the_hash_is_of_the_content_and_not_of_its_spelling() -> None:
 def test_the_hash_stays_the_same_from_release_to_release() -> None:
     # Samples wait in the store under these: when a change here is meant, waiting samples expire.
     assert Recipe(name="combined").signal.hash[:12] == "09831064e1ff"
+    assert Recipe(name="combined").hash[:12] == "7b18e108299e"
+
+
+def test_a_key_that_came_later_counts_once_it_is_not_at_its_default() -> None:
+    plain = Recipe(name="x")
+    needy = Recipe(name="x", signal=Signal(hints_needed=2))
+    distilled = Loss(distillation=1.0)
+    reverse, forward = (
+        Recipe(name="x", train=Train(loss=distilled, distillation=Distillation(divergence=divergence)))
+        for divergence in ("reverse", "forward")
+    )
+    assert needy.signal.hash != plain.signal.hash
+    assert (reverse.signal.hash, reverse.hash == forward.hash) == (forward.signal.hash, False)
 
 
 def test_each_part_has_its_own_hash() -> None:
@@ -206,6 +230,9 @@ def test_a_value_out_of_range_or_of_another_type_is_refused(text: str, field: st
             "signal.votes",
         ),
         (BINARY.replace("[signal]", '[signal]\nvotes = "direct"\nm = 5'), "signal.m"),
+        (BINARY.replace("[signal]", "[signal]\nhints_needed = 2"), "signal.hints_needed"),
+        ("[signal]\nm = 3\nhints_needed = 4", "signal.hints_needed"),
+        ('[train.distillation]\ndivergence = "forward"', "train.distillation"),
         ("[signal]\nprocess_weight = 0.5", "signal.process_weight"),
         ('[signal]\nreward = "group"\nbaseline = "mean"', "signal.baseline"),
         (

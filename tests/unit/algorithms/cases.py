@@ -121,4 +121,5 @@ def as_plan(plan: PlainPlan) -> LossPlan:
         dual_clip=plan.dual,
         correction="decoupled" if plan.decoupled else "none",
         aggregation="sequence" if plan.sequence else "token",
+        divergence="forward" if plan.forward else "reverse",
     )

@@ -41,6 +41,7 @@ class PlainPlan:
     dual: float = 3.0
     decoupled: bool = False
     sequence: bool = False
+    forward: bool = False
 
 
 def log_softmax(logits: Vector, temperature: float) -> Vector:
@@ -54,6 +55,13 @@ def clipped(ratio: float, advantage: float, plan: PlainPlan) -> float:
     if advantage >= 0:
         return min(ratio, 1 + plan.high) * advantage
     return min(max(ratio, 1 - plan.low), plan.dual) * advantage
+
+
+def divergence(student: float, teacher: float, plan: PlainPlan) -> float:
+    """One bin's share, from log-probabilities."""
+    if plan.forward:
+        return math.exp(teacher) * (teacher - student)
+    return math.exp(student) * (student - teacher)
 
 
 def token_loss(sample: PlainSample, t: int, plan: PlainPlan, frozen: Vector) -> float:
@@ -75,8 +83,8 @@ def token_loss(sample: PlainSample, t: int, plan: PlainPlan, frozen: Vector) -> 
         for token, teacher in zip(sample.topk_ids[t], sample.topk_logprobs[t], strict=True):
             p = math.exp(logprobs[token])
             rest -= p
-            loss += plan.distillation * p * (logprobs[token] - teacher)
-        loss += plan.distillation * rest * (math.log(rest) - sample.tail[t])
+            loss += plan.distillation * divergence(logprobs[token], teacher, plan)
+        loss += plan.distillation * divergence(math.log(rest), sample.tail[t], plan)
     if plan.kl and sample.reference is not None:
         distance = own - sample.reference[t]
         weight = min(2.0, math.exp(frozen_own - sample.behaviour[t]))

@@ -13,7 +13,7 @@ from torch import Tensor
 from clawloop.algorithms.kl import kl_distance, kl_loss
 from clawloop.algorithms.policy_gradient import Clip, is_clipped, policy_gradient_loss
 from clawloop.algorithms.scoring import Scores, score
-from clawloop.algorithms.topk import reverse_kl_loss
+from clawloop.algorithms.topk import Divergence, kl_over_top_k
 from tests.unit.algorithms.cases import VOCABULARY, floats, logits_of, random_sample, scores_of
 
 CLIP = Clip()
@@ -113,8 +113,12 @@ def test_scores_agree_with_finite_differences(pick: Callable[[Scores], Tensor], 
     assert torch.autograd.gradcheck(lambda logits_TV: pick(scores_of(sample, logits_TV)), (logits_of(sample),))
 
 
+DIVERGENCES: list[Divergence] = ["reverse", "forward"]
+
+
+@pytest.mark.parametrize("divergence", DIVERGENCES)
 @pytest.mark.parametrize("seed", range(5))
-def test_top_k_distillation_agrees_with_finite_differences(seed: int) -> None:
+def test_top_k_distillation_agrees_with_finite_differences(seed: int, divergence: Divergence) -> None:
     sample = random_sample(random.Random(seed))
     teacher_TK, teacher_tail_T = floats(sample.topk_logprobs), floats(sample.tail)
     assert teacher_TK is not None
@@ -123,12 +127,13 @@ def test_top_k_distillation_agrees_with_finite_differences(seed: int) -> None:
     def loss(logits_TV: Tensor) -> Tensor:
         scores = scores_of(sample, logits_TV)
         assert scores.topk_logprobs_TK is not None
-        return reverse_kl_loss(scores.topk_logprobs_TK, _tail(scores), teacher_TK, teacher_tail_T)
+        return kl_over_top_k(scores.topk_logprobs_TK, _tail(scores), teacher_TK, teacher_tail_T, divergence)
 
     assert torch.autograd.gradcheck(loss, (logits_of(sample),))
 
 
-def test_top_k_distillation_is_the_whole_reverse_kl_when_one_id_is_left_for_the_tail() -> None:
+@pytest.mark.parametrize("divergence", DIVERGENCES)
+def test_top_k_distillation_is_the_whole_kl_when_one_id_is_left_for_the_tail(divergence: Divergence) -> None:
     generator = torch.Generator().manual_seed(1)
     student_TV, teacher_TV = (torch.randn(4, VOCABULARY, generator=generator).double() for _ in range(2))
     ids_TK = torch.arange(VOCABULARY - 1).expand(4, -1)
@@ -137,9 +142,33 @@ def test_top_k_distillation_is_the_whole_reverse_kl_when_one_id_is_left_for_the_
     teacher = score(teacher_TV, own_T, temperature=1.0, topk_ids_TK=ids_TK)
     assert student.topk_logprobs_TK is not None
     assert teacher.topk_logprobs_TK is not None
-    found_T = reverse_kl_loss(student.topk_logprobs_TK, _tail(student), teacher.topk_logprobs_TK, _tail(teacher))
+    found_T = kl_over_top_k(
+        student.topk_logprobs_TK, _tail(student), teacher.topk_logprobs_TK, _tail(teacher), divergence
+    )
     p_TV, q_TV = student_TV.log_softmax(-1), teacher_TV.log_softmax(-1)
+    if divergence == "forward":
+        p_TV, q_TV = q_TV, p_TV
     torch.testing.assert_close(found_T, (p_TV.exp() * (p_TV - q_TV)).sum(-1))
+
+
+def test_only_the_forward_kl_brings_back_what_the_student_has_stopped_saying() -> None:
+    sure_of_0_TV, sure_of_1_TV = torch.zeros(2, 1, VOCABULARY, dtype=torch.float64)
+    sure_of_0_TV[0, 0] = sure_of_1_TV[0, 1] = 14.0  # e^-14 for each other id
+    sure_of_0_TV.requires_grad_()
+    own_T, ids_TK = torch.tensor([0]), torch.tensor([[1]])
+    student = score(sure_of_0_TV, own_T, temperature=1.0, topk_ids_TK=ids_TK)
+    teacher = score(sure_of_1_TV, own_T, temperature=1.0, topk_ids_TK=ids_TK)
+    assert student.topk_logprobs_TK is not None
+    assert teacher.topk_logprobs_TK is not None
+    pulls: dict[Divergence, float] = {}
+    for divergence in DIVERGENCES:
+        loss = kl_over_top_k(
+            student.topk_logprobs_TK, _tail(student), teacher.topk_logprobs_TK, _tail(teacher), divergence
+        )
+        (gradient_TV,) = torch.autograd.grad(loss.sum(), sure_of_0_TV, retain_graph=True)
+        pulls[divergence] = -gradient_TV[0, 1].item()
+    assert pulls["forward"] == pytest.approx(1.0, abs=1e-4)
+    assert 0 < pulls["reverse"] < 1e-4
 
 
 def test_a_tail_of_almost_nothing_keeps_its_digits_and_its_gradient() -> None:

@@ -25,6 +25,7 @@ plans = st.builds(
     dual=st.sampled_from([1.6, 3.0]),
     decoupled=st.booleans(),
     sequence=st.booleans(),
+    forward=st.booleans(),
 )
 
 

@@ -11,7 +11,7 @@ from clawloop.algorithms.aggregation import Divisor
 from clawloop.algorithms.losses import LossPlan, step_loss
 from clawloop.algorithms.scoring import Scores, most_likely, score
 from clawloop.algorithms.streams import Streams, logprobs_T
-from clawloop.algorithms.topk import reverse_kl_loss
+from clawloop.algorithms.topk import kl_over_top_k
 from clawloop.errors import StepDiverged, StreamsUnusable
 
 MASK = torch.tensor([True, False, True])
@@ -157,4 +157,4 @@ def test_scores_of_disagreeing_shapes_are_refused() -> None:
     with pytest.raises(StreamsUnusable, match="entropy_T"):
         Scores(logprob_T=torch.zeros(2), entropy_T=torch.zeros(3))
     with pytest.raises(StreamsUnusable, match="student top-K"):
-        reverse_kl_loss(torch.zeros(2, 3), torch.zeros(2), torch.zeros(2, 4), torch.zeros(2))
+        kl_over_top_k(torch.zeros(2, 3), torch.zeros(2), torch.zeros(2, 4), torch.zeros(2))
