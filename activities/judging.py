@@ -219,7 +219,7 @@ class JudgingActivities:
         if signal.hints and (case.state is not None or case.texts):
             hints = await asking.hints(case.hint_kind)
             self._count("hint", hints)
-            hint = choose_hint(hints, case.evidence)
+            hint = choose_hint(hints, case.evidence, signal.hints_needed)
         elif signal.hints:
             hint = NO_WORDS
         fault = why_not_trainable(

@@ -106,7 +106,7 @@ class Loop:
         verdict: Verdict = majority(self.judge.sampled_votes(vote, signal.m, signal.judge_temperature))
         asked = hint_prompt(turn, evidence, AnswerForm.GRAMMAR)
         texts = self.judge.replies([asked.messages] * signal.m, signal.judge_temperature, 40)
-        hint: HintChoice = choose_hint([parse_hint(text, asked) for text in texts], evidence)
+        hint: HintChoice = choose_hint([parse_hint(text, asked) for text in texts], evidence, signal.hints_needed)
         decision = decide(signal, verdict, hint, None)
         if decision.reward is None and decision.hint is None:
             return []

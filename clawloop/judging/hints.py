@@ -55,8 +55,12 @@ class HintChoice:
 NOT_ASKED = HintChoice(None, answered=False, why="no hint asked for")
 
 
-def choose_hint(votes: Sequence[HintVote | None], evidence: Evidence) -> HintChoice:
-    """The longest accepted hint of more than ten characters that is not trivial; the first of equals."""
+def choose_hint(votes: Sequence[HintVote | None], evidence: Evidence, needed: int = 1) -> HintChoice:
+    """The longest accepted hint of more than ten characters that is not trivial; the first of equals.
+
+    Args:
+        needed: how many answers must have one; an answer that could not be read is none.
+    """
     request = "" if evidence.task is None else evidence.task.text
     reply = "\n".join(said.text for said in evidence.reply)
     known = [vote for vote in votes if vote is not None]
@@ -70,6 +74,8 @@ def choose_hint(votes: Sequence[HintVote | None], evidence: Evidence) -> HintCho
     if not usable:
         return HintChoice(None, answered=True, why=f"hint dropped: {faults[0]}")
     why = f"{len(usable)} of {len(known)} hint answers usable"
+    if len(usable) < needed:
+        return HintChoice(None, answered=True, why=f"{why}, {needed} needed")
     return HintChoice(max(usable, key=len), answered=True, why=why)
 
 

@@ -24,6 +24,13 @@ def test_the_longest_usable_hint_is_chosen_and_one_positive_is_enough() -> None:
     )
 
 
+def test_as_many_answers_must_have_a_usable_hint_as_are_needed() -> None:
+    votes = [NONE, hint("Use Python here."), None, hint("Use Python."), hint("Be formal.")]
+    assert choose_hint(votes, evidence(), 2).text == "Use Python here."
+    why = "2 of 4 hint answers usable, 3 needed"
+    assert choose_hint(votes, evidence(), 3) == HintChoice(None, answered=True, why=why)
+
+
 def test_a_longer_hint_that_is_trivial_does_not_win() -> None:
     votes = [hint("Use type hints."), hint("The assistant should improve the previous response.")]
     assert choose_hint(votes, evidence()).text == "Use type hints."
