@@ -87,12 +87,16 @@ class Signal(_Table):
 class Advantage(_Table):
     """The terms of a token's advantage."""
 
+    later = frozenset({"spare_unlikely"})
+
     verdict_weight: Weight = 1.0
     teacher_weight: Weight = 1.0
     opd_clip: Positive = 2.0
     """The teacher's gap is cut to ± this."""
     teacher: Literal["policy", "base"] = "policy"
     """Who reads the hint: the version that answered, or the base model, which undoes what was learned."""
+    spare_unlikely: Annotated[float, Field(ge=0, le=1)] = 0.0
+    """How far blame shrinks with the probability of the token it falls on: A < 0 is times 1 − this·(1 − μ)."""
 
 
 class Distillation(_Table):

@@ -118,6 +118,11 @@ def _of_terms(signal: Signal, train: Train) -> Iterator[tuple[bool, str, str]]:
         "has no effect while teacher_weight is 0",
     )
     yield (
+        _changed(advantage, "spare_unlikely") and not loss.policy_gradient,
+        "train.advantage.spare_unlikely",
+        "has no effect while train.loss.policy_gradient is 0",
+    )
+    yield (
         _changed(train, "distillation") and not loss.distillation,
         "train.distillation",
         "has no effect while train.loss.distillation is 0",

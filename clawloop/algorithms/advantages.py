@@ -29,6 +29,20 @@ def teacher_gap(teacher_logprob_T: Tensor, behaviour_logprob_T: Tensor, clip: fl
     return (teacher_logprob_T - behaviour_logprob_T).clamp(-clip, clip)
 
 
+def spared(advantage_T: Tensor, behaviour_logprob_T: Tensor, share: float) -> Tensor:
+    """Blame by how likely a token was: A < 0 becomes A·(1 − share·(1 − μ)), praise stays as it is.
+
+    ∇ log π of a token is the longer the less likely it was: without this, one garbled answer that is blamed token by
+    token outweighs its whole batch, only to make less likely what hardly ever comes (Z. Yang et al., "Do Not Let
+    Low-Probability Tokens Over-Dominate in RL for LLMs", arXiv 2505.12929, equation 6, weigh praise as well).
+
+    Args:
+        share: 0 changes nothing; 1 makes the blame of a token as small as its probability.
+    """
+    weight_T = 1 - share * (1 - behaviour_logprob_T.exp())
+    return torch.where(advantage_T < 0, advantage_T * weight_T, advantage_T)
+
+
 def with_advantage(
     streams: Streams,
     reward: float | None,
@@ -36,6 +50,7 @@ def with_advantage(
     verdict_weight: float = 1.0,
     teacher_weight: float = 1.0,
     gap_clip: float = 2.0,
+    spare_unlikely: float = 0.0,
 ) -> Streams:
     """The streams with their advantage: verdict_weight·r + teacher_weight·gap, of the terms that exist.
 
@@ -44,12 +59,13 @@ def with_advantage(
         reward: the same for every token; None or 0 if there is no verdict to learn from.
         verdict_weight, teacher_weight: 0 leaves a term out.
         gap_clip: see `teacher_gap`.
+        spare_unlikely: the share of `spared`.
 
     Returns:
         A copy; its `advantage_T` is None when no term exists.
 
     Raises:
-        StreamsUnusable: the reward is not finite, or a teacher without recorded log-probs.
+        StreamsUnusable: the reward is not finite, or a teacher, or sparing, without recorded log-probs.
     """
     if reward is not None and not math.isfinite(reward):
         raise StreamsUnusable(f"reward {reward} is not finite")
@@ -63,4 +79,8 @@ def with_advantage(
         like_T = streams.response_mask_T.float() if advantage_T is None else advantage_T
         broadcast_T = torch.full_like(like_T, verdict_weight * reward)
         advantage_T = broadcast_T if advantage_T is None else advantage_T + broadcast_T
+    if spare_unlikely and advantage_T is not None:
+        if streams.behaviour_logprob_T is None:
+            raise StreamsUnusable("sparing unlikely tokens needs the log-probs recorded when sampling")
+        advantage_T = spared(advantage_T, streams.behaviour_logprob_T, spare_unlikely)
     return replace(streams, advantage_T=advantage_T)

@@ -185,6 +185,7 @@ def gather_evidence(reader: Reader, samples: Sequence[TrainingSample], share: Sh
                 verdict_weight=recipe.advantage.verdict_weight,
                 teacher_weight=recipe.advantage.teacher_weight,
                 gap_clip=recipe.advantage.opd_clip,
+                spare_unlikely=recipe.advantage.spare_unlikely,
             )
         except (StreamsUnusable, NothingToTrain) as error:
             found.dropped[index] = str(error)

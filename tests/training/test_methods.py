@@ -83,14 +83,19 @@ def _plain_loss(peft: nn.Module, sample: TrainingSample, recipe: Train) -> Tenso
         gap = (teacher.gather(-1, response)[:, 0] - mu).clamp(-2, 2)
         advantage = advantage + recipe.advantage.teacher_weight * gap
         if recipe.loss.distillation:
-            ids = student.detach().topk(recipe.distillation.top_k).indices
+            whose = student.detach() if recipe.distillation.top_k_of == "student" else teacher
+            ids = whose.topk(recipe.distillation.top_k).indices
             inside = torch.zeros_like(student, dtype=torch.bool).scatter(-1, ids, True)
             p, q = (
                 torch.cat([d.gather(-1, ids), d.masked_fill(inside, -math.inf).logsumexp(-1, keepdim=True)], -1)
                 for d in (student, teacher)
             )
+            if recipe.distillation.divergence == "forward":
+                p, q = q, p
             loss = loss + recipe.loss.distillation * (p.exp() * (p - q)).sum(-1)
     if recipe.loss.policy_gradient:
+        spared = 1 - recipe.advantage.spare_unlikely * (1 - mu.exp())
+        advantage = torch.where(advantage < 0, advantage * spared, advantage)
         objective = torch.minimum(rho * advantage, rho.clamp(0.8, 1.28) * advantage)
         loss = loss - torch.where(advantage < 0, torch.maximum(objective, 3 * advantage), objective)
     return loss

@@ -24,6 +24,7 @@ LIMITS = Limits(budget_tokens=4096, max_tokens=256, vocab_size=VOCAB)
         ("advantage", "teacher_weight", 0.5),
         ("advantage", "opd_clip", 0.1),
         ("advantage", "teacher", "base"),
+        ("advantage", "spare_unlikely", 0.5),
         ("loss", "policy_gradient", 0.5),
         ("loss", "distillation", 0.5),
         ("loss", "kl", 0.5),
@@ -39,11 +40,16 @@ LIMITS = Limits(budget_tokens=4096, max_tokens=256, vocab_size=VOCAB)
         ("optimiser", "weight_decay", 0.5),
         ("optimiser", "grad_clip", 0.01),
         ("optimiser", "epochs", 3),
+        ("distillation", "top_k", 2),
+        ("distillation", "top_k_of", "teacher"),
+        ("distillation", "divergence", "forward"),
     ],
 )
 def test_every_setting_of_a_recipe_reaches_its_step(qwen3: Path, table: str, key: str, value: object) -> None:
     # Two epochs: AdamW's first update depends on neither beta, nor on how long the gradient is.
     plain: dict[str, dict[str, object]] = {"advantage": {}, "loss": {}, "optimiser": {"epochs": 2, "lr": 1e-3}}
+    if table == "distillation":
+        plain |= {"loss": {"distillation": 1.0}, table: {"top_k": 5}}
     changed = plain | {table: plain[table] | {key: value}}
     after = []
     for settings in (plain, plain, changed):

@@ -215,6 +215,7 @@ def test_a_value_out_of_range_or_of_another_type_is_refused(text: str, field: st
         (f'{BINARY}teacher = "base"', "train.advantage.teacher"),
         (f"{BINARY}opd_clip = 5.0", "train.advantage.opd_clip"),
         ("[train.distillation]\ntop_k = 20", "train.distillation"),
+        (TOP_K.replace("[train.loss]", "spare_unlikely = 0.5\n[train.loss]"), "train.advantage.spare_unlikely"),
         ("[signal]\nverdicts = false\n[train.advantage]\nverdict_weight = 0.0", "signal.at_least_one"),
         (
             '[signal]\nverdicts = false\nat_least_one = false\nreward = "group"\n'

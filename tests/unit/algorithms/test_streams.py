@@ -149,6 +149,8 @@ def test_advantages_of_disagreeing_or_missing_streams_are_refused() -> None:
         with_advantage(Streams(response_mask_T=MASK), float("nan"))
     with pytest.raises(StreamsUnusable, match="recorded when sampling"):
         with_advantage(Streams(response_mask_T=MASK, teacher_logprob_T=torch.full((3,), -1.0)), None)
+    with pytest.raises(StreamsUnusable, match="recorded when sampling"):
+        with_advantage(Streams(response_mask_T=MASK), -1.0, spare_unlikely=0.5)
 
 
 def test_scores_of_disagreeing_shapes_are_refused() -> None:
