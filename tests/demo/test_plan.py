@@ -89,7 +89,7 @@ def test_methods_differ_by_what_they_ask_for_and_weigh_and_how_soon_they_step() 
     assert recipes[Method.OPD].train.advantage.verdict_weight == 0
     assert recipes[Method.COMBINED].signal.hints
     assert recipes[Method.COMBINED].signal.verdicts
-    own = {"advantage": None, "batch_samples": None, "loss": None}
+    own = {"advantage": None, "batch_samples": None, "distillation": None, "loss": None}
     alike = [
         recipe.train.model_copy(
             update=own
