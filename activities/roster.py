@@ -5,10 +5,8 @@ Knows nothing about versions or health; a workflow looks at its engine by itself
 
 from __future__ import annotations
 
-import asyncio
-
+from activities.side_by_side import tell_each
 from activities.training_ports import EngineWorkflows, PublishingStore
-from clawloop.errors import AnnouncementFailed
 
 
 class Roster:
@@ -26,19 +24,10 @@ class Roster:
         # Asked first: an engine added meanwhile is begun once too often, which is nothing; none is ended wrongly.
         running = await self._workflows.running()
         engines = {engine.id for engine in await self._store.engines()}
-        failed: list[str] = []
 
         async def tell(engine_id: str) -> None:
             how = self._workflows.begin if engine_id in engines else self._workflows.end
-            try:
-                await how(engine_id)
-            except AnnouncementFailed as error:
-                failed.append(f"engine {engine_id}: {error}")
+            await how(engine_id)
 
-        # Side by side: each may take its whole limit where Temporal hangs.
-        async with asyncio.TaskGroup() as group:
-            for engine_id in engines ^ running:
-                group.create_task(tell(engine_id))
-        if failed:
-            raise AnnouncementFailed("; ".join(sorted(failed)))
+        await tell_each("engine", engines ^ running, tell)
         return len(engines ^ running)

@@ -9,6 +9,7 @@ from __future__ import annotations
 import logging
 from datetime import timedelta
 
+from activities.side_by_side import tell_each
 from activities.training_ports import WorkAnnouncer, WorkStore
 from clawloop.errors import AnnouncementFailed
 
@@ -39,10 +40,19 @@ class WorkTelling:
         """Tell every workflow that was not told, or long ago; how many there were.
 
         Raises:
-            AnnouncementFailed
+            StoreUnavailable
+            AnnouncementFailed: of the policies it names; the others were told, and the next sweep tries again.
         """
         policies = await self._store.untold_work(TOLD_AGAIN_AFTER)
-        for policy in policies:
+
+        told: list[str] = []
+
+        async def tell(policy: str) -> None:
             await self._announcer.announce_work(policy)
-            await self._store.mark_work_told([policy])
+            told.append(policy)
+
+        try:
+            await tell_each("policy", policies, tell)
+        finally:
+            await self._store.mark_work_told(told)
         return len(policies)

@@ -1,0 +1,54 @@
+"""Policies are told of waiting batches one by one: what cannot be told keeps no other from it."""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from datetime import timedelta
+
+import pytest
+
+from activities.work import WorkTelling
+from clawloop.errors import AnnouncementFailed
+
+
+class Work:
+    """Satisfies `activities.training_ports.WorkStore` and `WorkAnnouncer`.
+
+    Args:
+        untold: policies with work that were not told.
+        stuck: policies whose workflow cannot be told.
+    """
+
+    def __init__(self, untold: set[str], stuck: set[str]) -> None:
+        self.untold = untold
+        self.stuck = stuck
+
+    async def untold_work(self, age: timedelta) -> list[str]:
+        del age
+        return sorted(self.untold)
+
+    async def mark_work_told(self, policies: Sequence[str]) -> None:
+        self.untold -= set(policies)
+
+    async def announce_work(self, policy: str) -> None:
+        if policy in self.stuck:
+            raise AnnouncementFailed("Temporal: too many signals")
+
+
+async def test_a_policy_that_cannot_be_told_keeps_no_other_from_it_and_is_named() -> None:
+    work = Work(untold={"ada", "bob", "cyd"}, stuck={"ada", "cyd"})
+    telling = WorkTelling(work, work)
+    with pytest.raises(AnnouncementFailed, match=r"^policy ada: Temporal: too many signals; policy cyd: Temporal: "):
+        await telling.tell_again()
+    assert work.untold == {"ada", "cyd"}
+    work.stuck = set()
+    assert await telling.tell_again() == 2
+    assert work.untold == set()
+
+
+async def test_a_batch_that_cannot_be_told_is_left_to_the_sweep() -> None:
+    work = Work(untold={"ada", "bob"}, stuck={"ada"})
+    telling = WorkTelling(work, work)
+    for policy in ("ada", "bob", None):
+        await telling.tell(policy)
+    assert work.untold == {"ada"}
