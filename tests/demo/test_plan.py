@@ -82,14 +82,14 @@ def test_a_flip_names_axes_and_takes_longer(flip: str | None, axes: tuple[Axis, 
     assert planned(flip=flip, interactions=16).interactions == 16
 
 
-def test_methods_differ_by_what_they_ask_for_and_weigh_and_how_soon_they_step() -> None:
+def test_methods_differ_by_what_they_ask_for_and_weigh_and_how_fast_they_go() -> None:
     recipes = {method: demo_recipe(method) for method in Method}
     assert len({recipe.hash for recipe in recipes.values()}) == 3
     assert not recipes[Method.BINARY].needs_teacher
     assert recipes[Method.OPD].train.advantage.verdict_weight == 0
     assert recipes[Method.COMBINED].signal.hints
     assert recipes[Method.COMBINED].signal.verdicts
-    own = {"advantage": None, "batch_samples": None, "distillation": None, "loss": None}
+    own = {"advantage": None, "distillation": None, "loss": None}
     alike = [
         recipe.train.model_copy(
             update=own
@@ -98,7 +98,6 @@ def test_methods_differ_by_what_they_ask_for_and_weigh_and_how_soon_they_step() 
         for recipe in recipes.values()
     ]
     assert alike[0] == alike[1] == alike[2]
-    assert recipes[Method.OPD].train.batch_samples < recipes[Method.COMBINED].train.batch_samples
 
 
 def test_the_combined_recipe_is_the_one_that_is_shown() -> None:
