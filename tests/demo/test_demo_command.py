@@ -159,7 +159,7 @@ def test_a_kept_one_says_where_it_is_until_it_is_stopped(tmp_path: Path, engine:
     [
         (["--seed", "one"], "--seed 'one': a seed is a whole number from 0 to 4294967295"),
         (["--methods", "grpo"], "--methods 'grpo': use binary, opd, combined, or several with commas"),
-        (["--interactions", "0"], "--interactions 0: give 8 to 1000; a step takes 8 samples"),
+        (["--interactions", "0"], "--interactions 0: give 4 to 1000; a step takes 4 samples"),
         (["--flip", "colour"], "--flip 'colour': use code, length, tone, several with commas, or all"),
         (["--port", "{taken}"], "port {taken} for the gateway is in use"),
         (["--data", "/proc/nowhere"], "cannot write to /proc/nowhere"),

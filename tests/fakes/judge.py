@@ -26,6 +26,7 @@ class FakeJudge:
     Attributes:
         votes: what it votes, one after the other; the last one for ever. A string is said as it is.
         hint: the hint it gives; None says that there is none.
+        withheld: so many answers about a hint say that there is none, the first ones.
         mode: `well`, or how it fails: a status like `429`, `hang`, `nonsense`, `html`, `huge`, `one` (ignores n).
         leaving: ends what hangs, so that the server can end.
         requests: bodies of all questions, in order.
@@ -38,6 +39,7 @@ class FakeJudge:
     url: str = ""
     votes: list[int | str] = field(default_factory=lambda: [1])
     hint: str | None = None
+    withheld: int = 0
     mode: str = "well"
     leaving: asyncio.Event = field(default_factory=asyncio.Event)
     retry_after: str | None = None
@@ -88,7 +90,8 @@ class FakeJudge:
         found = _MARK.search(question)
         mark = found[1] if found else "000000"
         if str(body["messages"][0]["content"]).startswith("You find out"):
-            return f"no hint {mark}" if self.hint is None else f"hint {mark}: {self.hint}"
+            self.withheld -= 1
+            return f"no hint {mark}" if self.hint is None or self.withheld >= 0 else f"hint {mark}: {self.hint}"
         vote = self.votes.pop(0) if len(self.votes) > 1 else self.votes[0]
         if isinstance(vote, str):
             return vote

@@ -11,7 +11,8 @@ import pytest
 from clawloop.contracts import Message, Outcome, TurnKind
 from clawloop.errors import JudgeUnavailable, StoreUnavailable
 from clawloop.ids import new_turn_id
-from tests.judging.conftest import Bench
+from clawloop.recipe import Recipe, Signal
+from tests.judging.conftest import Bench, set_recipe
 
 
 def user(text: str) -> Message:
@@ -56,6 +57,23 @@ async def test_a_hint_is_put_into_the_prompt_by_the_engines_own_template(bench: 
     plain, hinted = bench.judge.tokenized
     assert plain["messages"] == first.messages
     assert hinted["messages"][-1]["content"].endswith("Keep in mind: Write it in Python, not in JavaScript.")
+
+
+async def test_as_many_judges_as_the_recipe_needs_must_have_a_hint(bench: Bench) -> None:
+    await set_recipe(bench, Recipe(name="careful", signal=Signal(hints_needed=2)))
+    first, second, third = bench.conversation("Add two numbers.", "No, in Python.", "Still not.")
+    session = await bench.enter(first, second, third)
+    bench.judge.votes, bench.judge.hint = [-1], "Write it in Python, not in JavaScript."
+
+    bench.judge.withheld = 2
+    (fate,) = await bench.tell(session, second)
+    assert fate.why == "verdict -1: 3 of 3 votes for -1; no hint: 1 of 3 hint answers usable, 2 needed"
+    bench.judge.withheld = 1
+    (fate,) = await bench.tell(session, third)
+    assert fate.why == "verdict -1: 3 of 3 votes for -1; hint: 2 of 3 hint answers usable"
+
+    hinted = bench.rows("SELECT hinted_prompt_ids IS NOT NULL AS hinted FROM samples ORDER BY turn_id")
+    assert [sample["hinted"] for sample in hinted] == [False, True]
 
 
 async def test_a_template_that_gives_other_ids_than_recorded_takes_no_hint(bench: Bench) -> None:
