@@ -10,20 +10,25 @@ from collections.abc import Awaitable, Callable, Iterable
 
 from clawloop.errors import AnnouncementFailed
 
+# There may be a policy for each user: all of them at once would make each other wait past their limits.
+_AT_ONCE = 16
+
 
 async def tell_each(what: str, names: Iterable[str], tell: Callable[[str], Awaitable[None]]) -> None:
-    """Call `tell` with each name; all at once, for each may take its whole limit where Temporal hangs.
+    """Call `tell` with each name; many at once, for each may take its whole limit where Temporal hangs.
 
     Raises:
         AnnouncementFailed: of those it names; the others were told.
     """
     failed: list[str] = []
+    turns = asyncio.Semaphore(_AT_ONCE)
 
     async def try_one(name: str) -> None:
-        try:
-            await tell(name)
-        except AnnouncementFailed as error:
-            failed.append(f"{what} {name}: {error}")
+        async with turns:
+            try:
+                await tell(name)
+            except AnnouncementFailed as error:
+                failed.append(f"{what} {name}: {error}")
 
     async with asyncio.TaskGroup() as group:
         for name in names:

@@ -54,5 +54,6 @@ class WorkTelling:
         try:
             await tell_each("policy", policies, tell)
         finally:
-            await self._store.mark_work_told(told)
+            if told:
+                await self._store.mark_work_told(told)
         return len(policies)

@@ -14,7 +14,7 @@ from collections.abc import Mapping
 from pathlib import Path
 from typing import Annotated, ClassVar, Final, Literal, Self, TypeAlias
 
-from pydantic import BaseModel, ConfigDict, Field, ValidationError, ValidationInfo, model_validator
+from pydantic import BaseModel, ConfigDict, Field, JsonValue, ValidationError, ValidationInfo, model_validator
 
 from clawloop.errors import RecipeRejected
 from clawloop.recipe_checks import contradictions, impossibilities, rejected
@@ -32,17 +32,22 @@ class _Table(BaseModel):
     model_config = ConfigDict(frozen=True, extra="forbid", strict=True, allow_inf_nan=False)
 
     later: ClassVar[frozenset[str]] = frozenset()
-    """Keys that recipes in use were made without: at its default such a key is not part of the hash."""
+    """Keys that recipes in use were made without: at its default such a key is not part of the hash.
+
+    A key is put here as it is added, and its default never changes: in a stored recipe it is what is missing.
+    """
 
     @property
     def hash(self) -> str:
-        """SHA-256 of the content with all defaults filled in; the order of keys does not matter."""
-        content = json.dumps(self._hashed(), sort_keys=True, separators=(",", ":"))
+        """SHA-256 of the content; the order of keys does not matter."""
+        content = json.dumps(self.content, sort_keys=True, separators=(",", ":"))
         return hashlib.sha256(content.encode()).hexdigest()
 
-    def _hashed(self) -> dict[str, object]:
+    @property
+    def content(self) -> dict[str, JsonValue]:
+        """All keys, defaults filled in, but for later ones at their default: what is hashed and stored."""
         return {
-            name: value._hashed() if isinstance(value, _Table) else value
+            name: value.content if isinstance(value, _Table) else value
             for name, value in self
             if name not in self.later or value != type(self).model_fields[name].default
         }
@@ -108,7 +113,7 @@ class Distillation(_Table):
     top_k_of: Literal["student", "teacher"] = "student"
     """Whose most likely ids are compared; the teacher's cost one pass less."""
     divergence: Literal["reverse", "forward"] = "reverse"
-    """`forward` also brings back what the student has stopped saying."""
+    """`forward` also brings back what the student has stopped saying, where it is among the teacher's ids."""
 
 
 class Loss(_Table):

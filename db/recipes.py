@@ -118,5 +118,5 @@ def _columns(recipe: Recipe) -> dict[str, str]:
         "name": recipe.name,
         "signal_hash": recipe.signal.hash,
         "train_hash": recipe.train.hash,
-        "content": exact_json(recipe.model_dump(mode="json")),
+        "content": exact_json(recipe.content),
     }

@@ -34,10 +34,10 @@ def spared(advantage_T: Tensor, behaviour_logprob_T: Tensor, share: float) -> Te
 
     ∇ log π of a token is the longer the less likely it was: without this, one garbled answer that is blamed token by
     token outweighs its whole batch, only to make less likely what hardly ever comes (Z. Yang et al., "Do Not Let
-    Low-Probability Tokens Over-Dominate in RL for LLMs", arXiv 2505.12929, equation 6, weigh praise as well).
+    Low-Probability Tokens Over-Dominate in RL for LLMs", arXiv 2505.12929, whose reweighting this follows for blame).
 
     Args:
-        share: 0 changes nothing; 1 makes the blame of a token as small as its probability.
+        share: 0 changes nothing; 1 makes the blame of a token A·μ.
     """
     weight_T = 1 - share * (1 - behaviour_logprob_T.exp())
     return torch.where(advantage_T < 0, advantage_T * weight_T, advantage_T)

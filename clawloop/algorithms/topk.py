@@ -5,8 +5,9 @@ gathered at them) and `teacher` differ in the ids only.
 
 The two directions differ where the student is sure of something else. The gradient of the reverse one on a logit
 is p_S·(log p_S/p_T − KL): next to nothing where p_S is next to nothing, so what a student has stopped saying it does
-not take up again. That of the forward one is p_S − p_T: the teacher's word is taken up from wherever the student
-stands (R. Agarwal et al., "On-Policy Distillation of Language Models", arXiv 2306.13649, compare them).
+not take up again. That of the forward one is p_S − p_T on each of the K ids: the teacher's word is taken up from
+wherever the student stands, if it is among them, as with ids of the teacher's choice (R. Agarwal et al., "On-Policy
+Distillation of Language Models", arXiv 2306.13649, compare them).
 """
 
 from __future__ import annotations

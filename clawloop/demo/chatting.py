@@ -18,7 +18,7 @@ from clawloop.demo.world import EVALUATION, Grade, Preference, grade
 # Enough to keep the engine busy; more only wait in its queue.
 _ASKED_AT_ONCE = 16
 # What is never said cannot be learned: at the policy's 0.6 the style that was not liked dies out, and when the taste
-# flipped none of 60 answers followed it after 96 interactions; at 1, two fifths to two thirds did.
+# flipped none of 60 answers followed it after 96 interactions.
 CHAT_TEMPERATURE = 1.0
 
 

@@ -41,7 +41,7 @@ _ADVANTAGES = {
     Method.OPD: Advantage(verdict_weight=0.0, spare_unlikely=_SPARED),
     Method.COMBINED: Advantage(verdict_weight=_VERDICT, spare_unlikely=_SPARED),
 }
-# The styles of a request differ in their first token: the teacher's eight likeliest ids hold both.
+# The styles of a request differ from one of their first tokens on: there the teacher's eight likeliest ids hold both.
 _BY_DISTRIBUTION = Distillation(top_k=8, top_k_of="teacher", divergence="forward")
 # A user gives a hint only with some complaints, and the fewer the better it gets: of eight there was one batch in 64
 # interactions. With verdicts, batches of eight took twice as long to 90 %.

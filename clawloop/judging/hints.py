@@ -43,7 +43,7 @@ class HintChoice:
 
     Args:
         text: None if there is none.
-        answered: at least one judge could be read; False with `text` None means "not known", not "none".
+        answered: as many judges could be read as a hint needs; False with `text` None means "not known", not "none".
         why: for people.
     """
 
@@ -75,7 +75,7 @@ def choose_hint(votes: Sequence[HintVote | None], evidence: Evidence, needed: in
         return HintChoice(None, answered=True, why=f"hint dropped: {faults[0]}")
     why = f"{len(usable)} of {len(known)} hint answers usable"
     if len(usable) < needed:
-        return HintChoice(None, answered=True, why=f"{why}, {needed} needed")
+        return HintChoice(None, answered=len(known) >= needed, why=f"{why}, {needed} needed")
     return HintChoice(max(usable, key=len), answered=True, why=why)
 
 

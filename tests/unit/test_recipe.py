@@ -16,6 +16,7 @@ from clawloop import recipe_checks
 from clawloop.algorithms.losses import LossPlan
 from clawloop.errors import RecipeRejected
 from clawloop.recipe import (
+    Advantage,
     Distillation,
     Loss,
     Recipe,
@@ -117,6 +118,21 @@ def test_a_key_that_came_later_counts_once_it_is_not_at_its_default() -> None:
     )
     assert needy.signal.hash != plain.signal.hash
     assert (reverse.signal.hash, reverse.hash == forward.hash) == (forward.signal.hash, False)
+
+
+def test_the_default_of_a_later_key_is_what_a_stored_recipe_without_it_means() -> None:
+    tables = (Signal(), Train(), Advantage(), Loss(), Distillation())
+    later = {type(table).__name__: {name: getattr(table, name) for name in table.later} for table in tables}
+    assert later == {
+        "Signal": {"hints_needed": 1},
+        "Train": {},
+        "Advantage": {"spare_unlikely": 0.0},
+        "Loss": {},
+        "Distillation": {"divergence": "reverse"},
+    }
+    stored = Recipe(name="x").content
+    assert not {"hints_needed", "spare_unlikely", "divergence"} & set(re.findall(r"\w+", json.dumps(stored)))
+    assert parse_recipe(stored) == Recipe(name="x")
 
 
 def test_each_part_has_its_own_hash() -> None:

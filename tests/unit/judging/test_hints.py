@@ -29,6 +29,9 @@ def test_as_many_answers_must_have_a_usable_hint_as_are_needed() -> None:
     assert choose_hint(votes, evidence(), 2).text == "Use Python here."
     why = "2 of 4 hint answers usable, 3 needed"
     assert choose_hint(votes, evidence(), 3) == HintChoice(None, answered=True, why=why)
+    unread = [None, None, hint("Use Python here.")]
+    why = "1 of 1 hint answers usable, 2 needed"
+    assert choose_hint(unread, evidence(), 2) == HintChoice(None, answered=False, why=why)
 
 
 def test_a_longer_hint_that_is_trivial_does_not_win() -> None:
