@@ -79,6 +79,11 @@ def make_optimizer(model: PolicyModel, settings: Optimiser) -> torch.optim.AdamW
     )
 
 
+def loss_plan(recipe: Train) -> LossPlan:
+    """All that a recipe says about the loss, wherever it says it."""
+    return LossPlan(**recipe.loss.model_dump(), divergence=recipe.distillation.divergence)
+
+
 def train_step(
     model: PolicyModel,
     optimizer: torch.optim.Optimizer,
@@ -118,7 +123,7 @@ def train_step(
     divisor = sum(ranks.gather(Divisor.of(evidence.streams.values())), start=Divisor(0, 0))
     if divisor.samples == 0:
         raise NothingToTrain(f"no sample of {len(samples)} is left: {'; '.join(sorted(set(dropped.values())))}")
-    plan = LossPlan(**recipe.loss.model_dump(), divergence=recipe.distillation.divergence)
+    plan = loss_plan(recipe)
     epochs: list[_Epoch] = []
     for _ in range(recipe.optimiser.epochs):
         optimizer.zero_grad(set_to_none=True)

@@ -2,11 +2,13 @@
 
 from __future__ import annotations
 
+import asyncio
 from collections.abc import Sequence
 from datetime import timedelta
 
 import pytest
 
+from activities.side_by_side import tell_each
 from activities.work import WorkTelling
 from clawloop.errors import AnnouncementFailed
 
@@ -52,3 +54,15 @@ async def test_a_batch_that_cannot_be_told_is_left_to_the_sweep() -> None:
     for policy in ("ada", "bob", None):
         await telling.tell(policy)
     assert work.untold == {"ada"}
+
+
+async def test_one_that_takes_long_does_not_make_the_others_wait() -> None:
+    others, told = asyncio.Barrier(4), list[str]()
+
+    async def tell(name: str) -> None:
+        await others.wait()
+        told.append(name)
+
+    async with asyncio.timeout(30):  # each waits for the three others: told in turn, none would ever be
+        await tell_each("policy", ["ada", "bob", "cyd", "dan"], tell)
+    assert sorted(told) == ["ada", "bob", "cyd", "dan"]

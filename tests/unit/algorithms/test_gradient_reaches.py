@@ -18,6 +18,7 @@ from clawloop.algorithms.scoring import most_likely, score
 from clawloop.algorithms.streams import Streams
 from clawloop.errors import NothingToTrain
 from clawloop.recipe import Recipe, load_recipe
+from clawloop.training.step import loss_plan
 from tests.unit.algorithms.cases import VOCABULARY, gradients, random_sample
 
 RECIPES = Path(__file__).parents[3] / "deploy" / "recipes"
@@ -30,7 +31,7 @@ def recipe(name: str) -> Recipe:
 
 
 def without_kl(recipe: Recipe) -> LossPlan:
-    return replace(LossPlan(**recipe.train.loss.model_dump()), kl=0.0)
+    return replace(loss_plan(recipe.train), kl=0.0)
 
 
 def reached(name: str, *, reward: float | None, hint: bool) -> list[int]:

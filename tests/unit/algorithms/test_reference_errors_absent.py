@@ -20,6 +20,7 @@ from clawloop.ids import new_turn_id
 from clawloop.recipe import load_recipe
 from clawloop.samples.assembly import JudgedTurn, at_least_one
 from clawloop.training.collate import TokenSequence, collate
+from clawloop.training.step import loss_plan
 from tests.unit.algorithms.cases import (
     VOCABULARY,
     gradients,
@@ -174,7 +175,7 @@ def test_no_two_recipes_have_the_same_gradient_on_a_turn_with_verdict_and_hint()
             teacher_weight=train.advantage.teacher_weight,
         )
         logits_TV = logits_of(sample)
-        plan = LossPlan(**train.loss.model_dump())
+        plan = loss_plan(train)
         loss = step_loss([(scores_of(sample, logits_TV), streams)], plan, Divisor.of([streams])).loss
         found[name] = torch.autograd.grad(loss, logits_TV)[0]
     names = list(found)
