@@ -2,7 +2,9 @@
 
 Knows nothing about layers or samples. No mask of S x S is made: each branch is attended by itself to its own
 document's tokens and to no others, so the work is what the branches need, and a branch that shares nothing runs
-the kernel a lone document runs.
+the kernel a lone document runs. On CUDA that is flash attention for all branches: what a branch may see is the lower
+right of a causal mask, which the kernel knows by itself. FlexAttention would do them in one call; but torchtune
+compiles it anew for every number of tokens, and on a CPU, where every test runs, it has no gradient.
 """
 
 from __future__ import annotations
@@ -10,10 +12,11 @@ from __future__ import annotations
 import torch
 import torch.nn.functional as F
 from torch import Tensor
+from torch.nn.attention.bias import causal_lower_right
 
 from clawloop.training.prefix_tree import Layout
 
-# A mask of 512 queries over a document of 32k tokens takes 16 MiB, and as numbers, on the CPU, 64 MiB.
+# On a CPU the mask is made: one of 512 queries over a document of 32k tokens takes 64 MiB as numbers.
 _QUERIES_AT_ONCE = 512
 
 
@@ -48,11 +51,12 @@ def _attend(q: Tensor, k: Tensor, v: Tensor, dropout_p: float) -> Tensor:
     queries, before = q.shape[2], k.shape[2] - q.shape[2]
     if before == 0:
         return F.scaled_dot_product_attention(q, k, v, dropout_p=dropout_p, is_causal=True)
+    at_once = queries if q.is_cuda else _QUERIES_AT_ONCE
     parts = []
-    for start in range(0, queries, _QUERIES_AT_ONCE):
-        part = q[:, :, start : start + _QUERIES_AT_ONCE]
+    for start in range(0, queries, at_once):
+        part = q[:, :, start : start + at_once]
         seen = before + start + part.shape[2]
-        allowed = torch.ones(part.shape[2], seen, dtype=torch.bool, device=q.device).tril(before + start)
+        allowed = causal_lower_right(part.shape[2], seen)
         parts.append(
             F.scaled_dot_product_attention(part, k[:, :, :seen], v[:, :, :seen], attn_mask=allowed, dropout_p=dropout_p)
         )
