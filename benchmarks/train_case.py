@@ -134,8 +134,8 @@ def session_samples(turns: int, tokens: int, vocab: int) -> list[Ids]:
     """The turns of one session as OpenClaw holds it; a sample has about twice `tokens`.
 
     Each prompt is the whole history, the user's message, and a block that no later request holds; each reply
-    thinks first, and the history keeps the answer only. The system prompt is as long as three turns, which favours
-    sharing less than OpenClaw's, 24,000 characters and twelve tools.
+    thinks first, and the history keeps the answer only. The system prompt is as long as three turns; OpenClaw's,
+    24,000 characters and twelve tools, is longer than many, which leaves more to share.
     """
     random = Random(0)
 

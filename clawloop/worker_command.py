@@ -70,7 +70,14 @@ def trainer(
     max_tokens: Annotated[
         int | None, typer.Option(min=1, help="Longest sample; longer ones are left out. The model's own if left out.")
     ] = None,
-    micro_batch_tokens: Annotated[int, typer.Option(min=1, help="Tokens read at once; fewer need less memory.")] = 8192,
+    micro_batch_tokens: Annotated[
+        int,
+        typer.Option(
+            min=1,
+            help="Tokens read at once; fewer need less memory. Beside a long sample, half as many of those that share "
+            "its beginning.",
+        ),
+    ] = 8192,
     threads: Annotated[int | None, typer.Option(min=1, help="Of torch on the CPU; half the cores if left out.")] = None,
     health_port: Annotated[
         int, typer.Option(help="Loopback port of /healthz, /readyz and /metrics; 0 serves none.")

@@ -58,8 +58,8 @@ class Limits:
     """What the trainer takes.
 
     Args:
-        budget_tokens: tokens read in one micro-batch, a common beginning counted once. A longer sample has a
-            micro-batch of its own.
+        budget_tokens: tokens read in one micro-batch, a common beginning counted once. The longest sample of those
+            that share one is read whatever its length, and of what the others add up to half the budget.
         max_tokens: tokens read of one sample; the model's positions end there, or the memory does.
         vocab_size: ids at or above it raise (on a GPU they would end the process).
         share_prefixes: read a common beginning once; False to measure what that saves.
@@ -69,6 +69,17 @@ class Limits:
     max_tokens: int
     vocab_size: int
     share_prefixes: bool = True
+
+    def room(self, longest: int | None) -> int:
+        """Most tokens of a micro-batch that one more sample may join.
+
+        A chat's prompts may each fill the budget, and differ in their last few hundred tokens: held to the budget,
+        each would be read by itself, from its first token on.
+
+        Args:
+            longest: of the sample and those it would share a beginning with; None if it shares none.
+        """
+        return max(self.budget_tokens, 0 if longest is None else longest + self.budget_tokens // 2)
 
 
 @dataclass(frozen=True, slots=True)
@@ -136,17 +147,22 @@ def plan(sequences: Sequence[TokenSequence], limits: Limits) -> tuple[tuple[int,
         _check(sequence, limits)
     overlaps = Overlaps([sequence.input_ids() for sequence in sequences], share=limits.share_prefixes)
     bins: list[list[int]] = []
-    room: list[int] = []
+    read: list[int] = []
     for index in overlaps.neighbours():
         length = sequences[index].input_tokens
-        needs = [length - overlaps.shared(index, members)[0] for members in bins]
-        fitting = [(need, place) for place, need in enumerate(needs) if need <= room[place]]
+        fitting: list[tuple[int, int]] = []
+        for place, members in enumerate(bins):
+            shared, _ = overlaps.shared(index, members)
+            need = length - shared
+            longest = max(length, *(sequences[member].input_tokens for member in members))
+            if read[place] + need <= limits.room(longest if shared else None):
+                fitting.append((need, place))
         need, place = min(fitting, default=(length, len(bins)))
         if place == len(bins):
             bins.append([])
-            room.append(limits.budget_tokens)
+            read.append(0)
         bins[place].append(index)
-        room[place] -= need
+        read[place] += need
     return tuple(tuple(sorted(members)) for members in bins)
 
 

@@ -30,7 +30,7 @@ class TrainerSetup(BaseModel):
         device: None: a GPU if there is one.
         dtype: of base weights and arithmetic; None: bfloat16 on a GPU, what the model is stored in on a CPU.
         max_tokens: longest sample; None: all positions the model was made for.
-        micro_batch_tokens: read in one forward. A longer sample has a forward of its own.
+        micro_batch_tokens: read in one forward, see `Limits.budget_tokens`.
         threads: of torch on the CPU; None: half the cores, since engine and gateway may share them.
     """
 

@@ -37,7 +37,7 @@ _WORDS = (
 
 
 def session_turns(
-    tokenizer_folder: Path, turns: int, *, seed: int = 0, hints: bool = False
+    tokenizer_folder: Path, turns: int, *, seed: int = 0, hints: bool = False, system_words: int = 60
 ) -> list[tuple[TokenSequence, list[int] | None]]:
     """The turns of one session, each with its hinted prompt; every third turn has none, or all if not asked for."""
     rng = random.Random(seed)
@@ -53,7 +53,7 @@ def session_turns(
         return ids
 
     encode: Callable[[str], list[int]] = tokenizer.encode
-    lasting: list[Message] = [system(f"You are a personal assistant running inside OpenClaw. {text(60)}")]
+    lasting: list[Message] = [system(f"You are a personal assistant running inside OpenClaw. {text(system_words)}")]
     found: list[tuple[TokenSequence, list[int] | None]] = []
     for turn in range(turns):
         lasting.append(user(f"[Fri 2026-11-20 11:{turn:02d} UTC] {text(8)}"))

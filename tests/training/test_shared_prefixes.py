@@ -18,6 +18,7 @@ from clawloop.training.collate import Limits, TokenSequence, collate, plan
 from clawloop.training.loading import load_model
 from clawloop.training.model import Lora, PolicyModel
 from clawloop.training.passes import Pass, share_out
+from clawloop.training.setup import TrainerSetup
 from clawloop.training.step import StepReport, make_optimizer, train_step
 from tests.training.chat_session import session_turns
 from tests.training.tiny import (
@@ -150,6 +151,19 @@ def test_twenty_turns_of_a_real_clients_session_need_a_third_of_the_tokens(tmp_p
     assert off < 1e-5
 
 
+def test_prompts_that_each_fill_the_trainers_own_budget_are_read_together_too(tmp_path: Path) -> None:
+    tokenizer = ensure_tiny_model(tmp_path)
+    sequences = [sequence for sequence, _ in session_turns(tokenizer, 20, system_words=4000)]
+    setup = TrainerSetup(model=tokenizer, adapters=tmp_path)
+    limits = Limits(setup.micro_batch_tokens, 40_960, 1024)
+    # OpenClaw's smallest request is 35 KB.
+    assert min(sequence.input_tokens for sequence in sequences) > limits.budget_tokens
+    read = [len(collate(sequences, members).tokens_S) for members in plan(sequences, limits)]
+    assert sum(sequence.input_tokens for sequence in sequences) / sum(read) > 3
+    longest = max(sequence.input_tokens for sequence in sequences)
+    assert max(read) <= longest + limits.budget_tokens // 2
+
+
 def test_a_batch_with_nothing_in_common_is_packed_as_without_sharing(qwen3: Path) -> None:
     sequences = [sample.sequence() for sample in random_batch(load(qwen3))]
     limits = [Limits(60, 256, VOCAB, share_prefixes=share) for share in (True, False)]
@@ -184,5 +198,10 @@ def test_micro_batches_keep_sessions_together_and_count_what_is_read() -> None:
         sequences.append(TokenSequence(str(turn), [*histories[turn % 2], *ids(5)], ids(6), 1.0))
     # Each session reads 130 tokens of history and 5 + 5 for each turn.
     assert plan(sequences, Limits(160, 256, VOCAB)) == ((0, 2, 4), (1, 3, 5))
+    # Together they need 320; what shares nothing is held to the budget, however long the longest is.
+    assert plan(sequences, Limits(270, 256, VOCAB)) == ((0, 2, 4), (1, 3, 5))
+    # Beside the longest of a session, 140, the two others add 20, half of 40.
+    assert plan(sequences, Limits(40, 256, VOCAB)) == ((0, 2, 4), (1, 3, 5))
+    assert len(plan(sequences, Limits(38, 256, VOCAB))) == 4
     assert plan(sequences, Limits(320, 256, VOCAB)) == ((0, 1, 2, 3, 4, 5),)
     assert len(plan(sequences, Limits(160, 256, VOCAB, share_prefixes=False))) == 6
