@@ -22,7 +22,7 @@ MOST_SECONDS = 840
 
 # What is promised is nine seeds of ten, so one miss may be chance; two in a row are a fault.
 SEEDS = (1, 2)
-# Right content whatever the style: 0.95 to 1.0 was measured, of 60 answers.
+# Right content of 60 answers, whatever the style, of the worst version: 0.95 to 1.0 was measured with ten users.
 LEAST_EXACT = 0.9
 
 
@@ -36,7 +36,7 @@ def test_a_user_with_a_hidden_taste_teaches_it_in_64_interactions_without_a_fail
     assert report["match_after"] >= GOAL, reports
     assert 0.2 <= report["match_before"] <= 0.85
     assert 0 < report["interactions_to_90"] <= 64
-    assert report["exact_rate"] >= LEAST_EXACT
+    assert report["exact_least"] >= LEAST_EXACT
     assert (tmp_path / "demo-report.png").read_bytes().startswith(b"\x89PNG")
 
 
