@@ -57,8 +57,9 @@ class Overlong(_Table):
     """Penalty on long replies, added to the reward of samples with a verdict."""
 
     limit_tokens: Count
+    """From so many tokens of a reply on the penalty is −1, as for one that was cut by length."""
     cache_tokens: Count
-    """Width of the slope below the limit."""
+    """Width, in tokens, of the slope below the limit, on which it falls from 0 to −1."""
 
 
 class Signal(_Table):
@@ -71,19 +72,21 @@ class Signal(_Table):
     hints: bool = True
     """Ask for hints, and learn from them."""
     m: Annotated[int, Field(ge=1, le=64)] = 3
-    """Sampled votes, and hints, of each judgement."""
+    """Sampled votes, and answers about a hint, of each judgement; 1 to 64."""
     votes: Literal["sampled", "direct"] = "sampled"
-    """`direct`: one unreasoned one-token answer, its probabilities read; `m` is then for hints."""
+    """`sampled`: the majority of m. `direct`: one unreasoned one-token answer, its probabilities read; m is then for
+    hints, and the judge must be one that answers by grammar."""
     hints_needed: Count = 1
     """Of m answers about a hint, how many must have one to use; more than 1 keeps out what one judge imagined."""
     judge_temperature: Positive = 0.6
     """Of sampled votes and of hints; a direct vote is read at 1."""
     reward: Literal["verdict", "group", "outcome_process"] = "verdict"
-    """`group`: relative to the other responses to the prompt. `outcome_process`: outcome + λ · mean vote."""
+    """What a reply earns: its `verdict`; in a `group`, that relative to the other responses to the prompt; with
+    `outcome_process`, outcome + λ · mean vote."""
     process_weight: Weight = 1.0
-    """λ; only with `outcome_process`."""
+    """λ, what the mean vote counts beside the outcome; only with `outcome_process`."""
     baseline: Literal["none", "mean"] = "none"
-    """`mean`: the running mean of verdicts is subtracted."""
+    """`mean`: the policy's mean verdict so far is subtracted from one that is not 0; `none`: nothing is."""
     at_least_one: bool = True
     """A session that closes judged but without a sample gives the turn with the clearest score."""
     overlong: Overlong | None = None
@@ -95,13 +98,15 @@ class Advantage(_Table):
     later = frozenset({"spare_unlikely"})
 
     verdict_weight: Weight = 1.0
+    """What the reward counts, the same for each token of a reply; 0 leaves it out."""
     teacher_weight: Weight = 1.0
+    """What the teacher's gap counts, log π_T − log μ of each token in nats; 0 leaves it out."""
     opd_clip: Positive = 2.0
-    """The teacher's gap is cut to ± this."""
+    """The teacher's gap is cut to ± this, in nats."""
     teacher: Literal["policy", "base"] = "policy"
-    """Who reads the hint: the version that answered, or the base model, which undoes what was learned."""
+    """Who reads the hint: `policy`, the version that answered, or the `base` model, which undoes what was learned."""
     spare_unlikely: Annotated[float, Field(ge=0, le=1)] = 0.0
-    """How far blame shrinks with the probability of the token it falls on: A < 0 is times 1 − this·(1 − μ)."""
+    """How far blame shrinks with the probability of the token it falls on: A < 0 is times 1 − this·(1 − μ); 0 to 1."""
 
 
 class Distillation(_Table):
@@ -110,32 +115,44 @@ class Distillation(_Table):
     later = frozenset({"divergence"})
 
     top_k: Count = 50
+    """How many ids are compared at each position, all others as one bin; less than the model's vocabulary."""
     top_k_of: Literal["student", "teacher"] = "student"
-    """Whose most likely ids are compared; the teacher's cost one pass less."""
+    """Whose most likely ids are compared, the `student`'s or the `teacher`'s; the teacher's cost one pass less."""
     divergence: Literal["reverse", "forward"] = "reverse"
-    """`forward` also brings back what the student has stopped saying, where it is among the teacher's ids."""
+    """`reverse`: KL(student ‖ teacher). `forward`: KL(teacher ‖ student), which also brings back what the student has
+    stopped saying, where it is among the teacher's ids."""
 
 
 class Loss(_Table):
     """Weighted parts of the loss; the same names and defaults as `algorithms.losses.LossPlan`."""
 
     policy_gradient: Weight = 1.0
+    """Weight of the clipped policy gradient; 0 leaves it out."""
     distillation: Weight = 0.0
+    """Weight of the divergence from the teacher over whole distributions; 0 leaves it out."""
     kl: Weight = 0.02
+    """Weight of the pull to the base model, k2; with 0 its distance is not measured either."""
     entropy: Weight = 0.0
+    """Weight of a bonus for the entropy of each token's distribution, in nats; 0 leaves it out."""
     clip_low: Annotated[float, Field(ge=0, lt=1)] = 0.2
+    """For A < 0 a ratio under 1 − this gives no gradient."""
     clip_high: Weight = 0.28
+    """For A > 0 a ratio over 1 + this gives no gradient."""
     dual_clip: Positive = 3.0
+    """For A < 0 a ratio over this gives no gradient; above 1 + clip_high."""
     correction: Literal["none", "decoupled"] = "none"
-    """`decoupled` is for several epochs."""
+    """`none`: ρ = π_θ/μ. `decoupled`, for several epochs: ρ = π_θ/π_0, times min(2, π_0/μ), π_0 as the step began."""
     aggregation: Literal["token", "sequence"] = "token"
+    """What counts the same in a step: each trained `token`, or each sample (`sequence`)."""
 
 
 class Lora(_Table):
     """Shape of the adapter; on the seven projections q k v o gate up down."""
 
     rank: Count = 16
+    """Rank of the adapter; `CLAWLOOP_MAX_LORA_RANK` at most."""
     alpha: Positive = 32.0
+    """What the adapter adds is times alpha / rank."""
     dropout: Annotated[float, Field(ge=0, lt=1)] = 0.0
     """0 and nothing else; here because adapters elsewhere have it."""
 
@@ -144,34 +161,41 @@ class Optimiser(_Table):
     """AdamW."""
 
     lr: Positive = 1e-4
+    """Learning rate of AdamW, the same at every step."""
     beta1: Annotated[float, Field(ge=0, lt=1)] = 0.9
+    """Share of AdamW's mean of gradients that an update keeps."""
     beta2: Annotated[float, Field(ge=0, lt=1)] = 0.98
+    """Share of AdamW's mean of squared gradients that an update keeps; the nearer to 1, the slower it forgets."""
     weight_decay: Weight = 0.1
+    """An update shrinks the adapter's weights by lr times this."""
     grad_clip: Positive = 1.0
+    """A gradient whose norm is longer is cut to this length."""
     epochs: Count = 1
+    """How often a step goes through its batch, with one update each time."""
 
 
 class Bounds(_Table):
     """What stops a step: it is not committed, and training pauses. Far above healthy values."""
 
     kl: Positive = 10.0
-    """Mean distance to the base model of a batch's tokens in nats, as k3 estimates it."""
+    """A step stops above this mean distance of its tokens to the base model, in nats as k3 estimates it."""
     ratio: Positive = 10.0
-    """Mean ratio of a batch's tokens; 1 when nothing has changed since they were sampled."""
+    """A step stops above this mean ρ of its tokens; 1 when nothing has changed since they were sampled."""
 
 
 class Train(_Table):
     """What a step depends on."""
 
     batch_samples: Annotated[int, Field(ge=1, le=10_000)] = 16
-    """One claim looks at no more samples than 10,000, so a larger batch would never be full."""
+    """Samples of a step. One claim looks at no more than 10,000, so a larger batch would never be full."""
     max_wait_hours: Annotated[float, Field(gt=0, le=87_600)] = 24.0
-    """A smaller batch is taken once its oldest sample has waited this long; ten years at most, so that it is a date."""
+    """A smaller batch is taken once its oldest sample has waited so long; ten years at most, so that it is a date."""
     staleness_versions: Annotated[int, Field(ge=0)] = 4
     """A sample of next-state evidence expires when more versions apart; explicit feedback never does."""
     drift: Positive = 1.0
-    """Explicit feedback is dropped when mean |log ratio| of its response exceeds this."""
+    """Explicit feedback is dropped when the mean size of log ρ over its response exceeds this, in nats."""
     train_thinking: bool = True
+    """true and nothing else: thinking cannot be told from other tokens, so it is trained like them."""
     advantage: Advantage = Advantage()
     distillation: Distillation = Distillation()
     loss: Loss = Loss()
@@ -184,7 +208,7 @@ class Recipe(_Table):
     """One recipe; `signal.hash` and `train.hash` identify its parts, `hash` the whole."""
 
     name: Annotated[str, Field(pattern=r"^[a-z][a-z0-9_]*$")]
-    """Its file's, without `.toml`; 250 characters at most where it is set anew."""
+    """Its file's, without `.toml`: small letters, digits and `_`; 250 characters at most where it is set anew."""
     signal: Signal = Signal()
     train: Train = Train()
 
