@@ -79,7 +79,22 @@ def _head(path: Path) -> str:
     return "\n".join(line.removeprefix("#").removeprefix(" ") for line in lines)
 
 
+def _formula(path: Path) -> str:
+    """Its indented lines as one."""
+    lines = [line for line in _head(path).splitlines() if line.startswith("  ")]
+    return " ".join(" ".join(lines).split()).replace(" · ", "·")
+
+
 def test_the_readme_says_of_each_recipe_what_its_file_says() -> None:
     sections = re.findall(r"^### `(\w+)`\n(.*?)(?=^##|\Z)", README, flags=re.MULTILINE | re.DOTALL)
     told = {name: text.replace("```", "").split() for name, text in sections}
     assert told == {path.stem: _head(path).split() for path in RECIPES}
+
+
+def test_every_symbol_of_a_formula_is_explained() -> None:
+    symbols = README.split("## Symbols")[1].split("\n## ")[0]
+    explained = set(re.findall(r"`([^`]+)`", symbols))
+    used = {symbol for path in RECIPES for symbol in re.findall(r"[A-Za-zΣπ]+_\w+|\b[AKLmOr]\b|[ρμλ]", _formula(path))}
+    assert used
+    assert used - explained == set()
+    assert {"k2(base)", "clip(x, a, b)", "gap"} <= explained
