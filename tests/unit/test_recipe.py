@@ -58,13 +58,8 @@ def test_a_recipe_is_shipped_for_each_known_method() -> None:
 
 
 @pytest.mark.parametrize("path", RECIPES, ids=lambda path: path.stem)
-def test_every_shipped_recipe_loads_and_opens_with_a_paragraph_and_its_formula(path: Path) -> None:
-    recipe = load_recipe(path)
-    assert recipe.name == path.stem
-    head = re.split(r"\n(?!#)", path.read_text(encoding="utf-8"), maxsplit=1)[0]
-    paragraph, formula = head.split("\n#\n", maxsplit=1)
-    assert len(paragraph) > 150
-    assert "=" in formula
+def test_every_shipped_recipe_loads(path: Path) -> None:
+    assert load_recipe(path).name == path.stem
 
 
 @pytest.mark.parametrize("path", RECIPES, ids=lambda path: path.stem)

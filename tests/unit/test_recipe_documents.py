@@ -10,11 +10,12 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import Any, get_args
 
+import pytest
 from pydantic import BaseModel
 from pydantic_core import PydanticUndefined
 
 from clawloop import recipe as recipes
-from clawloop.recipe import Recipe
+from clawloop.recipe import Recipe, load_recipe
 
 FOLDER = Path(__file__).parents[2] / "deploy" / "recipes"
 RECIPES = sorted(FOLDER.glob("*.toml"))
@@ -98,3 +99,64 @@ def test_every_symbol_of_a_formula_is_explained() -> None:
     assert used
     assert used - explained == set()
     assert {"k2(base)", "clip(x, a, b)", "gap"} <= explained
+
+
+def _times(weight: float) -> str:
+    return "" if weight == 1 else f"{weight:g}·"
+
+
+def _advantage(recipe: Recipe) -> str:
+    advantage, reward = recipe.train.advantage, recipe.signal.reward
+    of_verdict = _times(advantage.verdict_weight)
+    if reward == "group":
+        return f"A_i = {of_verdict}(r_i − mean r) / std r"
+    if reward == "outcome_process":
+        return f"A_t = {of_verdict}R_i"
+    clip = f"clip(log π_T(a_t | s + hint) − log μ(a_t | s), −{advantage.opd_clip:g}, {advantage.opd_clip:g})"
+    terms = [f"{of_verdict}r"] if advantage.verdict_weight else []
+    terms += [f"{_times(advantage.teacher_weight)}{clip}"] if advantage.teacher_weight else []
+    return f"A_t = {' + '.join(terms)}"
+
+
+def _distillation(recipe: Recipe) -> str:
+    train = recipe.train
+    one, other = ("p_T(k)", "p_S(k)") if train.distillation.divergence == "forward" else ("p_S(k)", "p_T(k)")
+    whose = "the teacher's " if train.distillation.top_k_of == "teacher" else ""
+    divergence = f"{_times(train.loss.distillation)}Σ_k {one}·(log {one} − log {other})"
+    return f"{divergence} over {whose}K = {train.distillation.top_k} ids and the tail"
+
+
+def _parts(recipe: Recipe) -> Iterator[str]:
+    """What a recipe's formula has to say, in its numbers."""
+    advantage, loss, overlong = recipe.train.advantage, recipe.train.loss, recipe.signal.overlong
+    if loss.policy_gradient:
+        yield _advantage(recipe)
+        bounds = f"{1 - loss.clip_low:g}, {1 + loss.clip_high:g}"
+        gradient = f"min(ρA, clip(ρ, {bounds})·A), for A < 0 at most {loss.dual_clip:g}|A|"
+        yield f"L = −{_times(loss.policy_gradient)}{gradient}"
+    if share := advantage.spare_unlikely:
+        yield f"A < 0 times {1 - share:g} + {share:g}·μ"
+    if loss.distillation:
+        yield _distillation(recipe)
+    if loss.kl:
+        yield f"+ {loss.kl:g}·min(ρ, 2)·k2(base)"
+    if overlong is not None:
+        flat = overlong.limit_tokens - overlong.cache_tokens
+        yield f"penalty = 0 up to {flat} tokens, falling to −1 at {overlong.limit_tokens}"
+
+
+@pytest.mark.parametrize("path", RECIPES, ids=lambda path: path.stem)
+def test_a_recipe_opens_with_a_paragraph_and_a_formula_in_its_own_numbers(path: Path) -> None:
+    recipe = load_recipe(path)
+    assert len(_head(path).split("\n\n", maxsplit=1)[0]) > 150
+    # combined.toml names its weights, and says beside the numbers which they are.
+    weights = {"w_rl·": recipe.train.advantage.verdict_weight, "w_opd·": recipe.train.advantage.teacher_weight}
+    rest = _formula(path)
+    for name, weight in weights.items():
+        rest = rest.replace(name, _times(weight))
+    for part in _parts(recipe):
+        assert part in rest
+        rest = rest.replace(part, "", 1)
+    # What is left is words and what votes can be: no number, and no part, that the recipe does not have.
+    rest = re.sub(r"\{[−+01, ]+\}", "", rest)
+    assert re.findall(r"[-−.\d]*\d|k2|clip|Σ_k|A_t", rest) == []
