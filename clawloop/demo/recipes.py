@@ -47,7 +47,7 @@ _BY_DISTRIBUTION = Distillation(top_k=8, top_k_of="teacher", divergence="forward
 # interactions. With verdicts, batches of eight took twice as long to 90 %.
 _BATCH_SAMPLES = 4
 _EPOCHS = {Method.BINARY: 1, Method.OPD: 2, Method.COMBINED: 2}
-_RATES = {Method.BINARY: 4e-3, Method.OPD: 2e-3, Method.COMBINED: 3e-3}
+_RATES = {Method.BINARY: 4e-3, Method.OPD: 3e-3, Method.COMBINED: 3e-3}
 _LOSSES = {
     Method.BINARY: Loss(kl=0.2),
     Method.OPD: Loss(distillation=0.2, kl=0.2),
