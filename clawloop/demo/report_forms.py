@@ -115,12 +115,12 @@ def difference_lines(runs: Sequence[RunReport]) -> list[str]:
 
 def as_markdown(runs: Sequence[RunReport]) -> str:
     """The methods if there are several runs, then one row for each run."""
-    head = ["seed", "method", "interactions", "match before", "match after", "90 % after", "right content"]
-    head += ["requests failed", "versions", "seconds"]
+    head = ["seed", "method", "interactions", "match before", "match after", "90 % after", "match held"]
+    head += ["least right content", "requests failed", "versions", "seconds"]
     rows = [head]
     for run in runs:
         cells = [str(run.seed), run.method, str(run.interactions), f"{run.match_before:.0%}", f"{run.match_after:.0%}"]
-        cells += [_count(run.interactions_to_90), f"{run.exact_rate:.0%}"]
+        cells += [_count(run.interactions_to_90), _share(run.match_held), _share(run.exact_least)]
         cells += [str(run.requests_failed), str(run.versions), f"{run.seconds:.0f}"]
         rows.append(cells)
     lines = _markdown(rows)

@@ -90,8 +90,8 @@ def test_the_last_line_and_the_rows_say_the_same_to_people() -> None:
     assert rows[2] == "| opd | 1 of 2 | – (8 to –) | 45% | 78% | – | 100% | 1 | 11 | 2 | 10 | 0.91 |"
     assert len({row.count("|") for row in rows[-4:]}) == 1
     assert rows[-2:] == [
-        "| 4 | opd | 11 | 50% | 95% | 8 | 100% | 1 | 1 | 10 |",
-        "| 4 | opd | 11 | 40% | 60% | – | 100% | 1 | 1 | 10 |",
+        "| 4 | opd | 11 | 50% | 95% | 8 | – | 100% | 1 | 1 | 10 |",
+        "| 4 | opd | 11 | 40% | 60% | – | – | 100% | 1 | 1 | 10 |",
     ]
 
 
