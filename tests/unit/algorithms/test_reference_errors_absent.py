@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import random
 from dataclasses import replace
-from pathlib import Path
+from itertools import combinations
 
 import pytest
 import torch
@@ -13,14 +13,14 @@ from clawloop.algorithms.advantages import with_advantage
 from clawloop.algorithms.aggregation import Divisor
 from clawloop.algorithms.groups import group_advantages
 from clawloop.algorithms.losses import LossPlan, step_loss
+from clawloop.algorithms.outcome import integrated_reward, process_reward
 from clawloop.algorithms.scoring import Scores, score
 from clawloop.algorithms.streams import Streams, logprobs_T
 from clawloop.errors import NothingToTrain, StreamsUnusable
 from clawloop.ids import new_turn_id
-from clawloop.recipe import load_recipe
+from clawloop.recipe import Signal
 from clawloop.samples.assembly import JudgedTurn, at_least_one
 from clawloop.training.collate import TokenSequence, collate
-from clawloop.training.step import loss_plan
 from tests.unit.algorithms.cases import (
     VOCABULARY,
     gradients,
@@ -30,8 +30,8 @@ from tests.unit.algorithms.cases import (
     scores_of,
     streams_of,
 )
+from tests.unit.algorithms.shipped import RECIPES, gradient_of
 
-RECIPES = Path(__file__).parents[3] / "deploy" / "recipes"
 THREE = torch.ones(3, dtype=torch.bool)
 
 
@@ -161,24 +161,19 @@ def test_a_lone_response_keeps_its_verdict_instead_of_being_normalised_away() ->
     assert group_advantages((None, 1.0, None)) == (None, 1.0, None)
 
 
+def reward_of(signal: Signal) -> float | None:
+    """What an answer judged bad in two votes of three comes to; among four, and in a task that failed."""
+    if signal.reward == "group":
+        return group_advantages((1.0, -1.0, 1.0, 0.0))[1]
+    if signal.reward == "outcome_process":
+        return integrated_reward(-1, process_reward(-1 / 3, process_weight=signal.process_weight))
+    return -1.0
+
+
 def test_no_two_recipes_have_the_same_gradient_on_a_turn_with_verdict_and_hint() -> None:
     """The reference's LoRA path trains combined and distillation as plain RL."""
-    sample = random_sample(random.Random(1))
-    teacher = scores_of(random_sample(random.Random(2)), logits_of(random_sample(random.Random(2)))).logprob_T
-    found = {}
-    for name in ("binary", "opd", "combined", "topk"):
-        train = load_recipe(RECIPES / f"{name}.toml").train
-        streams = with_advantage(
-            replace(streams_of(sample), teacher_logprob_T=teacher.detach()),
-            -1.0,
-            verdict_weight=train.advantage.verdict_weight,
-            teacher_weight=train.advantage.teacher_weight,
-        )
-        logits_TV = logits_of(sample)
-        plan = loss_plan(train)
-        loss = step_loss([(scores_of(sample, logits_TV), streams)], plan, Divisor.of([streams])).loss
-        found[name] = torch.autograd.grad(loss, logits_TV)[0]
-    names = list(found)
-    for index, one in enumerate(names):
-        for other in names[index + 1 :]:
-            assert (found[one] - found[other]).abs().max().item() > 1e-3, (one, other)
+    found = {
+        name: gradient_of(recipe.train, reward=reward_of(recipe.signal), hint=True) for name, recipe in RECIPES.items()
+    }
+    for one, other in combinations(found, 2):
+        assert (found[one] - found[other]).abs().max().item() > 1e-3, (one, other)

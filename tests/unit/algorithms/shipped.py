@@ -1,0 +1,60 @@
+"""The recipes of deploy/recipes, each on the same sample."""
+
+from __future__ import annotations
+
+from pathlib import Path
+
+import torch
+from torch import Tensor
+
+from clawloop.algorithms.advantages import with_advantage
+from clawloop.algorithms.aggregation import Divisor
+from clawloop.algorithms.losses import step_loss
+from clawloop.algorithms.scoring import most_likely, score
+from clawloop.algorithms.streams import Streams
+from clawloop.recipe import Train, load_recipe
+from clawloop.training.step import loss_plan
+from tests.unit.algorithms.cases import VOCABULARY, K
+
+RECIPES = {
+    path.stem: load_recipe(path) for path in sorted((Path(__file__).parents[3] / "deploy/recipes").glob("*.toml"))
+}
+MASK = [True, True, False, True, True, True]
+HINTED = [1, 2, 4]  # positions at which the teacher differs; 2 is masked
+
+
+def gradient_of(train: Train, *, reward: float | None, hint: bool) -> Tensor:
+    """[T, V]: how a recipe would change the logits of one sample on policy, whose KL is not asked for.
+
+    Raises:
+        NothingToTrain: the recipe learns nothing from it.
+    """
+    generator = torch.Generator().manual_seed(5)
+    logits_TV = torch.randn(len(MASK), VOCABULARY, generator=generator, dtype=torch.float64)
+    ids_T = torch.randint(VOCABULARY, (len(MASK),), generator=generator)
+    teacher_TV = logits_TV.clone()
+    teacher_TV[HINTED] += torch.randn(len(HINTED), VOCABULARY, generator=generator, dtype=torch.float64)
+    logits_TV.requires_grad_()
+    whose_TV = teacher_TV if train.distillation.top_k_of == "teacher" else logits_TV
+    topk_ids_TK = most_likely(whose_TV, K) if train.loss.distillation else None
+    student = score(logits_TV, ids_T, temperature=0.6, topk_ids_TK=topk_ids_TK)
+    teacher = score(teacher_TV, ids_T, temperature=0.6, topk_ids_TK=topk_ids_TK)
+    streams = Streams(
+        response_mask_T=torch.tensor(MASK),
+        behaviour_logprob_T=student.logprob_T.detach(),
+        teacher_logprob_T=teacher.logprob_T if hint else None,
+        teacher_topk_ids_TK=topk_ids_TK if hint else None,
+        teacher_topk_logprobs_TK=teacher.topk_logprobs_TK if hint else None,
+        teacher_tail_T=teacher.tail_T if hint else None,
+    )
+    streams = with_advantage(
+        streams,
+        reward,
+        verdict_weight=train.advantage.verdict_weight,
+        teacher_weight=train.advantage.teacher_weight,
+        gap_clip=train.advantage.opd_clip,
+        spare_unlikely=train.advantage.spare_unlikely,
+    )
+    loss = step_loss([(student, streams)], loss_plan(train), Divisor.of([streams])).loss
+    gradient_TV: Tensor = torch.autograd.grad(loss, logits_TV)[0]
+    return gradient_TV
