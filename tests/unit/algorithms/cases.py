@@ -26,6 +26,7 @@ def random_sample(
     reference: bool = True,
     prox: bool = True,
     topk: bool = True,
+    hint: bool = False,
 ) -> PlainSample:
     """A sample whose recorded log-probs come from other weights than its logits: ratios are off 1."""
 
@@ -61,6 +62,8 @@ def random_sample(
             float(torch.tensor([p for token, p in enumerate(row) if token not in ids]).double().logsumexp(0))
             for row, ids in zip(teacher, sample.topk_ids, strict=True)
         ]
+    if hint:
+        sample.teacher = chosen(near(own, 1.5))
     return sample
 
 
@@ -73,6 +76,7 @@ def streams_of(sample: PlainSample) -> Streams:
         response_mask_T=torch.tensor(sample.mask),
         behaviour_logprob_T=floats(sample.behaviour),
         advantage_T=floats(sample.advantage),
+        teacher_logprob_T=floats(sample.teacher),
         reference_logprob_T=floats(sample.reference),
         prox_logprob_T=floats(sample.prox),
         teacher_topk_ids_TK=None if sample.topk_ids is None else torch.tensor(sample.topk_ids),

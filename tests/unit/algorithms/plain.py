@@ -1,7 +1,7 @@
-"""The loss again, slowly: one number after the other, on Python floats, without torch.
+"""Advantages and the loss again, slowly: one number after the other, on Python floats, without torch.
 
-Written from the formulas of DESIGN section 7 and from nothing in clawloop. Weights that carry no gradient are
-computed from `frozen` logits, so that central differences over `logits` give the gradient that is meant.
+Written from the formulas of DESIGN section 7 and of the recipes, and from nothing in clawloop. Weights that carry no
+gradient are computed from `frozen` logits, so that central differences over `logits` give the gradient that is meant.
 """
 
 from __future__ import annotations
@@ -25,6 +25,7 @@ class PlainSample:
     advantage: Vector | None = None
     reference: Vector | None = None
     prox: Vector | None = None
+    teacher: Vector | None = None
     topk_ids: list[list[int]] | None = None
     topk_logprobs: Matrix | None = None
     tail: Vector | None = None
@@ -42,6 +43,41 @@ class PlainPlan:
     decoupled: bool = False
     sequence: bool = False
     forward: bool = False
+
+
+@dataclass
+class PlainTerms:
+    """What an advantage is made of."""
+
+    verdict_weight: float = 1.0
+    teacher_weight: float = 1.0
+    gap_clip: float = 2.0
+    spare: float = 0.0
+
+
+def advantage(sample: PlainSample, reward: float | None, terms: PlainTerms) -> Vector | None:
+    """A_t = w_rl·r + w_opd·gap of the terms there are; None if there is neither: no sample.
+
+    A verdict of 0 is none. Blame, all terms together, is times 1 − share·(1 − μ).
+    """
+    by_verdict = reward is not None and reward != 0 and terms.verdict_weight > 0
+    by_hint = sample.teacher is not None and terms.teacher_weight > 0
+    if not by_verdict and not by_hint:
+        return None
+    found = []
+    for t, behaviour in enumerate(sample.behaviour):
+        value = 0.0
+        if by_verdict:
+            assert reward is not None
+            value += terms.verdict_weight * reward
+        if by_hint:
+            assert sample.teacher is not None
+            gap = sample.teacher[t] - behaviour
+            value += terms.teacher_weight * max(-terms.gap_clip, min(terms.gap_clip, gap))
+        if value < 0:
+            value *= 1 - terms.spare * (1 - math.exp(behaviour))
+        found.append(value)
+    return found
 
 
 def log_softmax(logits: Vector, temperature: float) -> Vector:

@@ -1,4 +1,4 @@
-"""The loss and its gradient against a slow implementation of the same formulas, over random batches."""
+"""Advantages, the loss and its gradient against a slow implementation of the same formulas, over random batches."""
 
 from __future__ import annotations
 
@@ -9,8 +9,12 @@ import pytest
 from hypothesis import assume, given, settings
 from hypothesis import strategies as st
 
-from tests.unit.algorithms.cases import as_plan, gradients, logits_of, random_sample, run
-from tests.unit.algorithms.plain import PlainPlan, PlainSample, batch_loss, near_a_kink
+from clawloop.algorithms.advantages import with_advantage
+from clawloop.algorithms.aggregation import Divisor
+from clawloop.algorithms.losses import step_loss
+from clawloop.errors import NothingToTrain
+from tests.unit.algorithms.cases import as_plan, gradients, logits_of, random_sample, run, scores_of, streams_of
+from tests.unit.algorithms.plain import PlainPlan, PlainSample, PlainTerms, advantage, batch_loss, near_a_kink
 
 pytestmark = pytest.mark.slow
 
@@ -26,6 +30,15 @@ plans = st.builds(
     decoupled=st.booleans(),
     sequence=st.booleans(),
     forward=st.booleans(),
+)
+
+
+terms = st.builds(
+    PlainTerms,
+    verdict_weight=st.sampled_from([0.0, 0.5, 1.0]),
+    teacher_weight=st.sampled_from([0.0, 0.7, 1.0]),
+    gap_clip=st.sampled_from([0.3, 2.0]),
+    spare=st.floats(0, 1),
 )
 
 
@@ -46,6 +59,35 @@ def batches(draw: st.DrawFn, plan: PlainPlan) -> list[PlainSample]:
             )
         )
     return batch
+
+
+@settings(deadline=None, max_examples=200)
+@given(
+    seed=st.integers(0, 2**32),
+    tokens=st.integers(1, 6),
+    hint=st.booleans(),
+    reward=st.sampled_from([None, 0.0, 1.0, -1.0]) | st.floats(-2, 2),
+    terms=terms,
+)
+def test_the_advantage_equals_the_plain_one(
+    seed: int, tokens: int, hint: bool, reward: float | None, terms: PlainTerms
+) -> None:
+    sample = random_sample(random.Random(seed), tokens=tokens, advantage=False, topk=False, hint=hint)
+    streams = with_advantage(
+        streams_of(sample),
+        reward,
+        verdict_weight=terms.verdict_weight,
+        teacher_weight=terms.teacher_weight,
+        gap_clip=terms.gap_clip,
+        spare_unlikely=terms.spare,
+    )
+    wanted = advantage(sample, reward, terms)
+    if streams.advantage_T is not None:
+        assert streams.advantage_T.tolist() == pytest.approx(wanted, rel=1e-6, abs=1e-9)
+    else:
+        assert wanted is None
+        with pytest.raises(NothingToTrain, match="neither an advantage"):
+            step_loss([(scores_of(sample, logits_of(sample)), streams)], as_plan(PlainPlan()), Divisor.of([streams]))
 
 
 @settings(deadline=None, max_examples=150)
