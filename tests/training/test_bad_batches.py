@@ -5,18 +5,20 @@ from __future__ import annotations
 import math
 from dataclasses import replace
 from pathlib import Path
+from typing import Literal
 
 import pytest
 import torch
+from torch import Tensor
 
 from clawloop.errors import NothingToTrain, SampleUnusable
-from clawloop.recipe import Optimiser, Train
+from clawloop.recipe import Loss, Optimiser, Train
 from clawloop.training.batch import TrainingSample
 from clawloop.training.collate import Limits
-from clawloop.training.loading import adapter_tensors, load_model
+from clawloop.training.loading import adapter_tensors, load_model, set_adapter
 from clawloop.training.model import Lora, PolicyModel
 from clawloop.training.step import StepReport, make_optimizer, train_step
-from tests.training.tiny import VOCAB, random_batch, shake_adapter
+from tests.training.tiny import VOCAB, random_batch, relative_error, shake_adapter
 
 LIMITS = Limits(budget_tokens=4096, max_tokens=256, vocab_size=VOCAB)
 
@@ -32,10 +34,27 @@ def step(model: PolicyModel, samples: list[TrainingSample]) -> StepReport:
     return train_step(model, make_optimizer(model, Optimiser()), samples, Train(), LIMITS, parent=1)
 
 
+def followed(
+    model: PolicyModel, samples: list[TrainingSample], aggregation: Literal["token", "sequence"]
+) -> tuple[StepReport, dict[str, Tensor]]:
+    """A step, and how it moved the adapter, which is then put back.
+
+    By plain descent without a cut: AdamW's first step is as long however short the gradient is.
+    """
+    before = adapter_tensors(model)
+    recipe = Train(loss=Loss(aggregation=aggregation), optimiser=Optimiser(grad_clip=1e9))
+    plain = torch.optim.SGD(list(model.adapter_parameters().values()), lr=1e-3)
+    report = train_step(model, plain, samples, recipe, LIMITS, parent=1)
+    moved = {name: now - before[name] for name, now in adapter_tensors(model).items()}
+    set_adapter(model, before)
+    return report, moved
+
+
 def spoiled(sample: TrainingSample, **changes: object) -> TrainingSample:
     return replace(sample, key="bad", **changes)  # type: ignore[arg-type]
 
 
+@pytest.mark.parametrize("aggregation", ["token", "sequence"])
 @pytest.mark.parametrize(
     ("what", "reason"),
     [
@@ -50,7 +69,7 @@ def spoiled(sample: TrainingSample, **changes: object) -> TrainingSample:
     ],
 )
 def test_a_sample_that_cannot_teach_is_left_out_and_says_why(
-    what: dict[str, float | None], reason: str, model: PolicyModel
+    what: dict[str, float | None], reason: str, aggregation: Literal["token", "sequence"], model: PolicyModel
 ) -> None:
     good = random_batch(model)
     [(field, value)] = what.items()
@@ -60,15 +79,16 @@ def test_a_sample_that_cannot_teach_is_left_out_and_says_why(
         changes[field] = [victim.behaviour_logprobs[0], changed, *victim.behaviour_logprobs[2:]]
     elif field == "response_mask":
         changes[field] = [changed] * len(victim.response_ids)
-    alone = step(model, [good[0], *good[2:]])
-    model_as_before = adapter_tensors(model)
-    report = step(model, [good[0], spoiled(victim, **changes), *good[2:]])
+    others = [good[0], *good[2:]]
+    alone, moved_alone = followed(model, others, aggregation)
+    report, moved = followed(model, [good[0], spoiled(victim, **changes), *good[2:]], aggregation)
     assert list(report.dropped) == ["bad"]
     assert reason in report.dropped["bad"]
     assert report.tokens == alone.tokens, "it dilutes nobody"
+    assert report.loss == pytest.approx(alone.loss, rel=1e-5)
+    assert relative_error(moved, moved_alone) < 1e-5
     with pytest.raises(NothingToTrain, match="no sample of 1 is left"):
         step(model, [spoiled(victim, **changes)])
-    assert any(not torch.equal(model_as_before[name], now) for name, now in adapter_tensors(model).items())
 
 
 def test_an_empty_batch_is_no_step(model: PolicyModel) -> None:
