@@ -16,6 +16,7 @@ from clawloop.training.collate import Limits
 from clawloop.training.loading import load_model
 from clawloop.training.model import Lora
 from clawloop.training.step import make_optimizer, train_step
+from tests.training.methods import train_part
 from tests.training.tiny import save_checkpoint
 
 pytestmark = pytest.mark.slow
@@ -25,6 +26,7 @@ LOGITS = VOCAB * 4  # bytes of one position's logits
 METHODS = {
     "combined": Train(optimiser=Optimiser(lr=0.0001)),
     "topk": Train(loss=Loss(policy_gradient=0, distillation=1.0), distillation=Distillation(top_k=50)),
+    "demo": train_part("demo", Optimiser(lr=0.0001)),  # both parts, the forward divergence, and the teacher's ids
 }
 
 
