@@ -192,6 +192,8 @@ def test_what_is_compared_with_our_names_is_short(text: str, monkeypatch: pytest
         ("[signal]\nm = 0", "signal.m"),
         ('[signal]\nm = "3"', "signal.m"),
         ("[signal]\nm = true", "signal.m"),
+        ("[signal]\nhints_needed = 0", "signal.hints_needed"),
+        ("[train.advantage]\nspare_unlikely = 1.5", "train.advantage.spare_unlikely"),
         ("[train.loss]\nkl = nan", "train.loss.kl"),
         ("[train.loss]\nkl = -0.1", "train.loss.kl"),
         ("[train.loss]\nclip_low = 1.0", "train.loss.clip_low"),
