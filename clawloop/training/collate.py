@@ -9,13 +9,13 @@ from __future__ import annotations
 
 import math
 from collections.abc import Mapping, Sequence
-from dataclasses import dataclass, replace
+from dataclasses import dataclass, field, replace
 
 import torch
 from torch import Tensor
 
 from clawloop.errors import SampleUnusable
-from clawloop.training.prefix_tree import Layout, Overlaps, grow
+from clawloop.training.prefix_tree import Gathered, Layout, Overlaps, grow
 
 
 @dataclass(frozen=True, slots=True)
@@ -134,6 +134,22 @@ class Packed:
         return torch.cat(parts)
 
 
+@dataclass(slots=True)
+class _Bin:
+    """A micro-batch as it fills; lengths in tokens read."""
+
+    documents: Gathered
+    members: list[int] = field(default_factory=list)
+    read: int = 0
+    longest: int = 0
+
+    def add(self, index: int, length: int, need: int) -> None:
+        self.documents.add(index)
+        self.members.append(index)
+        self.read += need
+        self.longest = max(self.longest, length)
+
+
 def plan(sequences: Sequence[TokenSequence], limits: Limits) -> tuple[tuple[int, ...], ...]:
     """Which samples share a micro-batch: those with a common beginning, then first fit, longest first.
 
@@ -146,24 +162,20 @@ def plan(sequences: Sequence[TokenSequence], limits: Limits) -> tuple[tuple[int,
     for sequence in sequences:
         _check(sequence, limits)
     overlaps = Overlaps([sequence.input_ids() for sequence in sequences], share=limits.share_prefixes)
-    bins: list[list[int]] = []
-    read: list[int] = []
+    bins: list[_Bin] = []
     for index in overlaps.neighbours():
         length = sequences[index].input_tokens
         fitting: list[tuple[int, int]] = []
-        for place, members in enumerate(bins):
-            shared, _ = overlaps.shared(index, members)
-            need = length - shared
-            longest = max(length, *(sequences[member].input_tokens for member in members))
-            if read[place] + need <= limits.room(longest if shared else None):
-                fitting.append((need, place))
+        for place, one in enumerate(bins):
+            shared, _ = one.documents.shared(index)
+            longest = max(length, one.longest) if shared else None
+            if one.read + length - shared <= limits.room(longest):
+                fitting.append((length - shared, place))
         need, place = min(fitting, default=(length, len(bins)))
         if place == len(bins):
-            bins.append([])
-            read.append(0)
-        bins[place].append(index)
-        read[place] += need
-    return tuple(tuple(sorted(members)) for members in bins)
+            bins.append(_Bin(Gathered(overlaps)))
+        bins[place].add(index, length, need)
+    return tuple(tuple(sorted(one.members)) for one in bins)
 
 
 def _check(sequence: TokenSequence, limits: Limits) -> None:

@@ -7,7 +7,8 @@ turn's prompt need not contain an earlier turn's response, and mostly does not.
 
 from __future__ import annotations
 
-from collections.abc import Iterable, Iterator, Sequence
+from bisect import bisect, insort
+from collections.abc import Iterator, Sequence
 from dataclasses import dataclass
 from itertools import pairwise
 from typing import NamedTuple
@@ -58,6 +59,9 @@ class Overlaps:
     Args:
         documents: token ids, at least one each.
         share: False takes them as having nothing in common.
+
+    Attributes:
+        place: where each document stands when they are sorted.
     """
 
     def __init__(self, documents: Sequence[Sequence[int]], *, share: bool = True):
@@ -66,20 +70,13 @@ class Overlaps:
         # Sorted, a document's neighbours have the most in common with it, and of any two the least common
         # beginning on the way from one to the other is what both have.
         in_order = sorted(range(len(documents)), key=lambda document: list(documents[document]))
-        self._place = {document: place for place, document in enumerate(in_order)}
-        self._with_next = [
-            _common(documents[one], documents[other]) if share else 0 for one, other in pairwise(in_order)
-        ]
-
-    def shared(self, document: int, others: Iterable[int]) -> tuple[int, int | None]:
-        """How many of a document's tokens are read with another's, and whose; (0, None) if it does not pay."""
-        common, best = 0, None
-        for other in others:
-            if (found := self._between(document, other)) > common:
-                common, best = found, other
-        # A document that is wholly inside another needs no branch, however short it is.
-        pays = common >= SHARED_AT_LEAST or common == len(self._documents[document])
-        return (common, best) if pays else (0, None)
+        self.place = {document: place for place, document in enumerate(in_order)}
+        with_next = [_common(documents[one], documents[other]) if share else 0 for one, other in pairwise(in_order)]
+        # Level k has the least of each 2^k in a row, so that the least of any stretch is that of two.
+        self._least = [with_next]
+        while (width := 1 << len(self._least)) <= len(with_next):
+            below = self._least[-1]
+            self._least.append([min(pair) for pair in zip(below, below[width // 2 :], strict=False)])
 
     def neighbours(self) -> Iterator[int]:
         """The documents in an order in which those that share stand together; the longest family first.
@@ -90,14 +87,39 @@ class Overlaps:
         for document, ids in enumerate(self._documents):
             families.setdefault(tuple(ids[:SHARED_AT_LEAST]) if self._share else document, []).append(document)
         for family in sorted(families.values(), key=lambda family: -max(map(self._length, family))):
-            yield from sorted(family, key=self._place.__getitem__)
+            yield from sorted(family, key=self.place.__getitem__)
+
+    def common(self, one: int, other: int) -> int:
+        """How many tokens these two have in common."""
+        first, last = sorted((self.place[one], self.place[other]))
+        level = (last - first).bit_length() - 1
+        return min(self._least[level][first], self._least[level][last - (1 << level)])
+
+    def pays(self, document: int, common: int) -> bool:
+        """Whether so much of a document is to be read with another's."""
+        # A document that is wholly inside another needs no branch, however short it is.
+        return common >= SHARED_AT_LEAST or common == len(self._documents[document])
 
     def _length(self, document: int) -> int:
         return len(self._documents[document])
 
-    def _between(self, one: int, other: int) -> int:
-        first, last = sorted((self._place[one], self._place[other]))
-        return min(self._with_next[first:last])
+
+class Gathered:
+    """Some of the documents, which one more may join."""
+
+    def __init__(self, overlaps: Overlaps):
+        self._overlaps = overlaps
+        self._in_order: list[int] = []
+
+    def add(self, document: int) -> None:
+        insort(self._in_order, document, key=self._overlaps.place.__getitem__)
+
+    def shared(self, document: int) -> tuple[int, int | None]:
+        """How many tokens of one more are read with another's, and whose; (0, None) if it does not pay."""
+        at = bisect(self._in_order, self._overlaps.place[document], key=self._overlaps.place.__getitem__)
+        beside = self._in_order[max(0, at - 1) : at + 1]
+        common, other = max(((self._overlaps.common(document, one), one) for one in beside), default=(0, None))
+        return (common, other) if common and self._overlaps.pays(document, common) else (0, None)
 
 
 @dataclass(frozen=True, slots=True)
@@ -156,14 +178,16 @@ def grow(documents: Sequence[Sequence[int]], *, share: bool = True) -> PrefixTre
     """
     overlaps = Overlaps(documents, share=share)
     placed: dict[int, tuple[int, int | None]] = {}  # document with a branch → its start, the document it leaves
+    gathered = Gathered(overlaps)
     inside: dict[int, int] = {}  # document without → the document it is the beginning of
     # Longest first: the longest needs no mask, and a document comes after those it may be the beginning of.
     for document in sorted(range(len(documents)), key=lambda document: -len(documents[document])):
-        start, other = overlaps.shared(document, placed)
+        start, other = gathered.shared(document)
         if other is not None and start == len(documents[document]):
             inside[document] = other
         else:
             placed[document] = (start, other)
+            gathered.add(document)
     index = {document: branch for branch, document in enumerate(sorted(placed))}
 
     def holding(position: int, document: int) -> int:

@@ -4,13 +4,14 @@ from __future__ import annotations
 
 from collections.abc import Iterator
 from itertools import chain
+from random import Random
 
 import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
 from clawloop.training import prefix_tree
-from clawloop.training.prefix_tree import Overlaps, PrefixTree, grow
+from clawloop.training.prefix_tree import Gathered, Overlaps, PrefixTree, grow
 
 # Two ids only, so that beginnings are shared often and at every depth; some documents equal or inside others.
 forests = st.lists(st.lists(st.integers(0, 1), min_size=1, max_size=12), min_size=1, max_size=12)
@@ -67,13 +68,33 @@ def test_without_sharing_every_document_has_a_branch_of_its_own(documents: list[
 @given(forests)
 def test_what_a_document_adds_is_what_the_tree_grows_by(documents: list[list[int]]) -> None:
     overlaps = Overlaps(documents)
+    gathered = Gathered(overlaps)
     placed: list[int] = []
     added = 0
     for document in overlaps.neighbours():
-        added += len(documents[document]) - overlaps.shared(document, placed)[0]
+        added += len(documents[document]) - gathered.shared(document)[0]
+        gathered.add(document)
         placed.append(document)
         assert added == grow([documents[index] for index in placed]).tokens
     assert sorted(placed) == list(range(len(documents)))
+
+
+@given(forests, st.randoms(use_true_random=False))
+def test_what_is_found_in_common_is_what_comparing_with_each_finds(documents: list[list[int]], rng: Random) -> None:
+    order = list(range(len(documents)))
+    rng.shuffle(order)
+    gathered = Gathered(Overlaps(documents))
+    for place, document in enumerate(order):
+        beginnings = [
+            [one == other for one, other in zip(documents[document], documents[earlier], strict=False)]
+            for earlier in order[:place]
+        ]
+        most = max(([*same, False].index(False) for same in beginnings), default=0)
+        common, other = gathered.shared(document)
+        assert common == most
+        assert (other is None) == (most == 0)
+        assert other is None or documents[other][:common] == documents[document][:common]
+        gathered.add(document)
 
 
 def test_a_beginning_too_short_to_pay_is_not_shared(monkeypatch: pytest.MonkeyPatch) -> None:
