@@ -14,7 +14,7 @@ from pathlib import Path
 
 import torch
 
-from clawloop.recipe import Optimiser
+from clawloop.recipe import Train
 from clawloop.training.adapter import BaseIdentity, WrittenVersion
 from clawloop.training.checkpoint import begin, save_version
 from clawloop.training.evidence import Progress
@@ -23,13 +23,16 @@ from clawloop.training.model import Lora, PolicyModel
 from clawloop.training.step import make_optimizer, train_step
 from tests.training.methods import LIMITS, METHODS, batch_of, train_part
 
-OPTIMISER = Optimiser(lr=1e-3)
 IDENTITY = BaseIdentity(name="tiny", fingerprint="same in all runs")
 
 
-def fresh(base: Path) -> tuple[PolicyModel, torch.optim.Optimizer]:
+def recipe_of(method: str) -> Train:
+    return train_part(method, lr=1e-3)
+
+
+def fresh(method: str, base: Path) -> tuple[PolicyModel, torch.optim.Optimizer]:
     model = load_model(base, Lora(rank=4, alpha=8.0), dtype=torch.float32, device=torch.device("cpu"))
-    return model, make_optimizer(model, OPTIMISER)
+    return model, make_optimizer(model, recipe_of(method).optimiser)
 
 
 def take_step(
@@ -43,15 +46,14 @@ def take_step(
     die: bool = False,
 ) -> WrittenVersion:
     """The step to this version, on a batch that depends on method and version only."""
-    clean, _ = fresh(base)
+    clean, _ = fresh(method, base)
     batch = batch_of(method, clean, version=0, seed=version)
 
     def report(progress: Progress) -> None:
         if die and progress.stage == "train":
             os.kill(os.getpid(), signal.SIGKILL)
 
-    recipe = train_part(method, OPTIMISER)
-    train_step(model, optimizer, batch, recipe, LIMITS, parent=version - 1, report=report)
+    train_step(model, optimizer, batch, recipe_of(method), LIMITS, parent=version - 1, report=report)
     written = save_version(out / method, version, model, optimizer, IDENTITY)
     assert written is not None
     return written
@@ -61,7 +63,7 @@ def killed(method: str, base: Path, out: Path) -> int:
     """The signal the child died of; 0 if it did not."""
     child = os.fork()
     if child == 0:
-        model, optimizer = fresh(base)
+        model, optimizer = fresh(method, base)
         begin(model, optimizer)
         take_step(method, base, out, 1, model, optimizer)
         take_step(method, base, out, 2, model, optimizer, die=True)

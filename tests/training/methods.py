@@ -21,9 +21,11 @@ METHODS = sorted(path.stem for path in RECIPES.glob("*.toml"))
 LIMITS = Limits(budget_tokens=130, max_tokens=256, vocab_size=VOCAB)
 
 
-def train_part(method: str, optimiser: Optimiser) -> Train:
-    """What a step of this recipe does, with another optimiser: the demo's lr, or no gradient clip."""
-    return load_recipe(RECIPES / f"{method}.toml").train.model_copy(update={"optimiser": optimiser})
+def train_part(method: str, **changed: float) -> Train:
+    """What a step of this recipe does, but for these keys of its optimiser."""
+    train = load_recipe(RECIPES / f"{method}.toml").train
+    optimiser = Optimiser(**train.optimiser.model_dump() | changed)
+    return train.model_copy(update={"optimiser": optimiser})
 
 
 def _by_outcome(outcome: int, votes: list[Vote | None]) -> float | None:

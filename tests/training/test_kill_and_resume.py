@@ -39,12 +39,12 @@ def left_behind(base: Path, tmp_path_factory: pytest.TempPathFactory) -> Path:
 def test_resumed_after_a_kill_training_gives_the_same_files_as_uninterrupted(
     method: str, base: Path, left_behind: Path, tmp_path: Path
 ) -> None:
-    model, optimizer = fresh(base)
+    model, optimizer = fresh(method, base)
     begin(model, optimizer)
     straight = [take_step(method, base, tmp_path, version, model, optimizer) for version in (1, 2)]
 
     [first] = (left_behind / method).glob("v*")
-    model, optimizer = fresh(base)
+    model, optimizer = fresh(method, base)
     torch.manual_seed(99)
     resume(first, straight[0].sha256, model, optimizer, IDENTITY)
     resumed = take_step(method, base, left_behind, 2, model, optimizer)

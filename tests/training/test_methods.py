@@ -11,7 +11,7 @@ import torch
 from peft import PeftModel
 from torch import Tensor, nn
 
-from clawloop.recipe import Optimiser, Train
+from clawloop.recipe import Train
 from clawloop.training.adapter import Adapter, BaseIdentity, adapter_files, write_version
 from clawloop.training.architecture import adapter_names
 from clawloop.training.batch import TrainingSample
@@ -22,7 +22,10 @@ from clawloop.training.step import StepReport, make_optimizer, train_step
 from tests.training.methods import LIMITS, METHODS, batch_of, train_part
 from tests.training.tiny import VOCAB, reference_model, relative_error, shake_adapter
 
-UNCLIPPED = Optimiser(grad_clip=1e9)
+
+def unclipped(method: str) -> Train:
+    """The recipe, so that what its step leaves is the gradient of the loss: whole, and of the model as given."""
+    return train_part(method, grad_clip=1e9, epochs=1)
 
 
 def load(path: Path) -> PolicyModel:
@@ -107,7 +110,7 @@ def test_a_methods_gradient_is_that_of_peft_and_transformers(
     method: str, checkpoint: str, tmp_path: Path, request: pytest.FixtureRequest
 ) -> None:
     base = request.getfixturevalue(checkpoint)
-    recipe = train_part(method, UNCLIPPED)
+    recipe = unclipped(method)
     samples = batch_of(method, load(base))
     wanted, loss = plain_step(base, tmp_path, samples, recipe)
     found, report = gradients_of_step(base, samples, recipe)
@@ -119,7 +122,7 @@ def test_a_methods_gradient_is_that_of_peft_and_transformers(
 
 @pytest.mark.parametrize("method", METHODS)
 def test_neither_order_nor_packing_changes_a_methods_gradient(method: str, qwen3: Path) -> None:
-    recipe = train_part(method, UNCLIPPED)
+    recipe = unclipped(method)
     samples = batch_of(method, load(qwen3))
     straight, _ = gradients_of_step(qwen3, samples, recipe)
     shuffled, _ = gradients_of_step(qwen3, [samples[index] for index in (3, 6, 0, 7, 2, 5, 1, 4)], recipe)
@@ -135,8 +138,8 @@ def test_every_methods_loss_reaches_the_adapter(qwen3: Path) -> None:
     both = [sample for sample in samples if sample.reward and sample.hinted_prompt_ids]
     assert len(both) > 1
     # Some differ in the reward alone, which is not the step's.
-    methods = {train_part(method, UNCLIPPED).hash: method for method in METHODS}
+    methods = {unclipped(method).hash: method for method in METHODS}
     assert len(methods) >= 5
-    found = {method: gradients_of_step(qwen3, both, train_part(method, UNCLIPPED))[0] for method in methods.values()}
+    found = {method: gradients_of_step(qwen3, both, unclipped(method))[0] for method in methods.values()}
     for one, other in combinations(found, 2):
         assert relative_error(found[one], found[other]) > 0.01, (one, other)

@@ -116,7 +116,7 @@ def two_steps_of_each_method(base: Path, ranks: Ranks) -> dict[str, dict[str, ob
     model = load(base, ranks, torch.float32)
     found: dict[str, dict[str, object]] = {}
     for method in methods.METHODS:
-        recipe = methods.train_part(method, Optimiser(lr=1e-3))
+        recipe = methods.train_part(method, lr=1e-3)
         first, second = (methods.batch_of(method, whole, version=version) for version in (0, 1))
         optimizer = make_optimizer(model, recipe.optimiser)
         begin(model, optimizer)
