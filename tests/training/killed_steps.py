@@ -1,7 +1,7 @@
 """What `test_kill_and_resume.py` runs in a process of its own: trainers that are killed in the middle of a step.
 
-Usage: `python -m tests.training.killed_steps BASE OUT`. For each method a child takes a step and saves version 1,
-then kills itself after the first micro-batch of the next one that has a gradient. Writes the signals they died of.
+Usage: `python -m tests.training.killed_steps BASE OUT`. For each of `KILLS` a child takes a step and saves version 1,
+then kills itself in the next one, after the first micro-batch of that epoch. Writes the signals they died of.
 """
 
 from __future__ import annotations
@@ -30,6 +30,10 @@ def recipe_of(method: str) -> Train:
     return train_part(method, lr=1e-3)
 
 
+# Method and epoch: after the first the model in memory has moved, and still nothing of that may be on disk.
+KILLS = [(method, epoch) for method in METHODS for epoch in range(1, recipe_of(method).optimiser.epochs + 1)]
+
+
 def fresh(method: str, base: Path) -> tuple[PolicyModel, torch.optim.Optimizer]:
     model = load_model(base, Lora(rank=4, alpha=8.0), dtype=torch.float32, device=torch.device("cpu"))
     return model, make_optimizer(model, recipe_of(method).optimiser)
@@ -38,35 +42,45 @@ def fresh(method: str, base: Path) -> tuple[PolicyModel, torch.optim.Optimizer]:
 def take_step(
     method: str,
     base: Path,
-    out: Path,
+    folder: Path,
     version: int,
     model: PolicyModel,
     optimizer: torch.optim.Optimizer,
     *,
-    die: bool = False,
+    die_in: int | None = None,
 ) -> WrittenVersion:
     """The step to this version, on a batch that depends on method and version only."""
     clean, _ = fresh(method, base)
     batch = batch_of(method, clean, version=0, seed=version)
+    epoch = 0
 
     def report(progress: Progress) -> None:
-        if die and progress.stage == "train":
-            os.kill(os.getpid(), signal.SIGKILL)
+        nonlocal epoch
+        if progress.stage == "train" and progress.done == 1:
+            epoch += 1
+            if epoch == die_in:
+                os.kill(os.getpid(), signal.SIGKILL)
 
     train_step(model, optimizer, batch, recipe_of(method), LIMITS, parent=version - 1, report=report)
-    written = save_version(out / method, version, model, optimizer, IDENTITY)
+    written = save_version(folder, version, model, optimizer, IDENTITY)
     assert written is not None
     return written
 
 
-def killed(method: str, base: Path, out: Path) -> int:
+def left_by(method: str, epoch: int, out: Path) -> Path:
+    """The folder of versions of the child that died there."""
+    return out / f"{method}-{epoch}"
+
+
+def killed(method: str, epoch: int, base: Path, out: Path) -> int:
     """The signal the child died of; 0 if it did not."""
     child = os.fork()
     if child == 0:
         model, optimizer = fresh(method, base)
         begin(model, optimizer)
-        take_step(method, base, out, 1, model, optimizer)
-        take_step(method, base, out, 2, model, optimizer, die=True)
+        folder = left_by(method, epoch, out)
+        take_step(method, base, folder, 1, model, optimizer)
+        take_step(method, base, folder, 2, model, optimizer, die_in=epoch)
         os._exit(0)
     _, status = os.waitpid(child, 0)
     return os.WTERMSIG(status) if os.WIFSIGNALED(status) else 0
@@ -74,5 +88,6 @@ def killed(method: str, base: Path, out: Path) -> int:
 
 if __name__ == "__main__":
     torch.set_num_threads(1)
-    signals = {method: killed(method, Path(sys.argv[1]), Path(sys.argv[2])) for method in METHODS}
+    base, out = Path(sys.argv[1]), Path(sys.argv[2])
+    signals = {left_by(method, epoch, out).name: killed(method, epoch, base, out) for method, epoch in KILLS}
     sys.stdout.write(f"{json.dumps(signals)}\n")
