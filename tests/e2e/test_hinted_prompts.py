@@ -1,0 +1,161 @@
+"""A hint in the prompt of a turn with tools, by the real engine's own template; the judge alone is scripted."""
+
+from __future__ import annotations
+
+import asyncio
+import re
+from collections.abc import AsyncIterator
+from contextlib import asynccontextmanager
+from dataclasses import dataclass, replace
+from pathlib import Path
+from typing import Any
+
+import psycopg
+import pytest
+from tokenizers import Tokenizer
+
+from activities.judging import JudgingActivities
+from activities.messages import JudgeTurn, TurnFate
+from activities.work import WorkTelling
+from clawloop.contracts import StoredTurn
+from clawloop.judging.hints import LEAD_IN
+from clawloop.judging.prompts import AnswerForm
+from clawloop.serving.endpoints import Endpoint
+from clawloop.serving.judge import JudgeClient
+from clawloop.serving.rendering import EngineRenderer
+from db.arrays import bytes_to_ids
+from db.engine import Database
+from db.judgements import PostgresJudgementStore
+from db.schema import migrate
+from db.work import PostgresWorkStore
+from tests.conftest import database_address, execute
+from tests.contract.conftest import PATIENT
+from tests.e2e.gateway import RealGateway, prepared, running_gateway
+from tests.e2e.test_tokens import CALL, TOOL
+from tests.fakes.announcer import FakeWorkAnnouncer
+from tests.fakes.judge import FakeJudge, fake_judge
+
+CONTEXT_TOKENS = 4096  # of the shared engine
+# It ends in a letter: a tokenizer may merge a full stop with the line breaks before a hint.
+ASKED = "List the files"
+HINT = "Also list the hidden files, with their sizes."
+
+
+@dataclass(frozen=True)
+class Judged:
+    """
+    Attributes:
+        call: the turn that called the tool.
+        reply: the turn after it, which was judged.
+        hinted: of its sample; None if that has none.
+    """
+
+    call: StoredTurn
+    reply: StoredTurn
+    fate: TurnFate
+    hinted: list[int] | None
+
+
+@pytest.fixture(scope="module")
+async def gateway(postgres_server: Any, engine_url: str, tmp_path_factory: Any) -> AsyncIterator[RealGateway]:
+    execute(postgres_server.url, "CREATE DATABASE hinted")
+    url = database_address(postgres_server.url, "hinted")
+    await asyncio.to_thread(migrate, url)
+    keys = await prepared(url, [engine_url])
+    async with running_gateway(url, keys, tmp_path_factory.mktemp("gateway")) as running:
+        yield running
+
+
+@pytest.fixture
+async def renderer(engine_url: str) -> AsyncIterator[EngineRenderer]:
+    async with EngineRenderer(lambda policy: [Endpoint(engine_url, "tiny-random")]) as running:
+        yield running
+
+
+@asynccontextmanager
+async def judging(gateway: RealGateway, judge: FakeJudge, renderer: EngineRenderer) -> AsyncIterator[JudgingActivities]:
+    database = Database(gateway.database_url, PATIENT)
+    work = WorkTelling(PostgresWorkStore(database), FakeWorkAnnouncer())
+    try:
+        async with JudgeClient(lambda policy: [Endpoint(judge.url, "judge")], AnswerForm.FREE) as client:
+            yield JudgingActivities(PostgresJudgementStore(database), client, renderer, work)
+    finally:
+        await database.close()
+
+
+async def judged(gateway: RealGateway, renderer: EngineRenderer, session: str, listing: str, hint: str) -> Judged:
+    """A chat in which a tool is called, answers with this listing, and a user who misses something."""
+    messages: list[dict[str, Any]] = []
+
+    async def say(message: dict[str, Any], **fields: Any) -> StoredTurn:
+        messages.append(message)
+        body = {"model": "policy", "messages": messages, "tools": [TOOL], "session_id": session, "seed": 3, **fields}
+        async with gateway.client() as client:
+            answer = await client.post("/v1/chat/completions", json=body)
+        assert answer.status_code == 200, answer.text
+        messages.append(answer.json()["choices"][0]["message"])
+        return await gateway.turn(answer.json()["id"])
+
+    call = await say({"role": "user", "content": ASKED}, max_tokens=200, structured_outputs={"choice": [CALL]})
+    (made,) = messages[-1]["tool_calls"]
+    # Long and warm enough for text: what reads as nothing is no reply that one can answer to.
+    results = {"role": "tool", "tool_call_id": made["id"], "content": listing}
+    reply = await say(results, max_tokens=24, temperature=1.5)
+    assert messages[-1]["content"]
+    last = await say({"role": "user", "content": "No, not only those."}, max_tokens=1)
+    async with fake_judge() as judge, judging(gateway, judge, renderer) as activities:
+        judge.votes, judge.hint = [-1], hint
+        ask = JudgeTurn(session_id=last.session_id, turn_id=last.record.turn_id)
+        (fate,) = (await activities.judge_turn(ask)).fates
+    assert fate.turn_id == reply.record.turn_id
+    query = "SELECT hinted_prompt_ids FROM samples WHERE turn_id = %s"
+    async with await psycopg.AsyncConnection.connect(gateway.database_url) as connection:
+        ((stored,),) = await (await connection.execute(query, [fate.turn_id])).fetchall()
+    return Judged(call, reply, fate, None if stored is None else bytes_to_ids(stored))
+
+
+def inserted(ids: list[int], longer: list[int]) -> list[int]:
+    """What the longer ids have in one place and the others lack, which are the same otherwise."""
+    more = len(longer) - len(ids)
+    start = next(at for at, (one, other) in enumerate(zip(ids, longer, strict=False)) if one != other)
+    assert longer[:start] + longer[start + more :] == ids
+    return longer[start : start + more]
+
+
+async def test_a_hint_is_one_insertion_into_the_prompt_as_it_was_read_with_tools_and_their_results(
+    gateway: RealGateway, renderer: EngineRenderer, tiny_model_path: Path
+) -> None:
+    found = await judged(gateway, renderer, "insertion", "README.md\nsrc", HINT)
+
+    for turn in (found.call.record, found.reply.record):
+        assert turn.tools == [TOOL]
+        assert await renderer.render(turn, turn.messages) == turn.prompt_ids
+        assert await renderer.render(replace(turn, tools=None), turn.messages) != turn.prompt_ids
+    assert found.fate.why == "verdict -1: 3 of 3 votes for -1; hint: 3 of 3 hint answers usable"
+    assert found.reply.record.prompt_ids is not None
+    assert found.hinted is not None
+    tokenizer = Tokenizer.from_file(str(tiny_model_path / "tokenizer.json"))
+    hint = inserted(found.reply.record.prompt_ids, found.hinted)
+    assert tokenizer.decode(hint, skip_special_tokens=False) == f"{LEAD_IN}{HINT}"
+    whole = tokenizer.decode(found.hinted, skip_special_tokens=False)
+    assert f"<|im_start|>user\n{ASKED}{LEAD_IN}{HINT}<|im_end|>" in whole
+
+
+async def test_a_hint_that_the_engine_renders_beyond_its_context_is_left_out_and_says_so(
+    gateway: RealGateway, renderer: EngineRenderer
+) -> None:
+    found = await judged(gateway, renderer, "context", "README.md\n" * 360, " ".join([HINT] * 13))
+
+    prompt, reply = found.reply.record.prompt_ids, found.reply.record.response_ids
+    assert prompt is not None
+    assert reply is not None
+    assert len(prompt) + len(reply) <= CONTEXT_TOKENS
+    told = re.fullmatch(
+        r"verdict -1: 3 of 3 votes for -1; no hint: the hinted prompt is too long: "
+        rf"(\d+) tokens with the reply, the context holds {CONTEXT_TOKENS}",
+        found.fate.why,
+    )
+    # vLLM itself rendered more than the engine could read, and did not complain.
+    assert told, found.fate.why
+    assert int(told[1]) - len(reply) > CONTEXT_TOKENS
+    assert found.hinted is None
