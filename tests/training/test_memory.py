@@ -26,7 +26,7 @@ LOGITS = VOCAB * 4  # bytes of one position's logits
 METHODS = {
     "combined": Train(optimiser=Optimiser(lr=0.0001)),
     "topk": Train(loss=Loss(policy_gradient=0, distillation=1.0), distillation=Distillation(top_k=50)),
-    "demo": train_part("demo", Optimiser(lr=0.0001)),  # both parts, the forward divergence, and the teacher's ids
+    "demo": train_part("demo", lr=0.0001, epochs=1),  # both parts, the forward divergence, and the teacher's ids
 }
 
 
