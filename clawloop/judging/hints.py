@@ -66,16 +66,17 @@ def choose_hint(votes: Sequence[HintVote | None], evidence: Evidence, needed: in
     known = [vote for vote in votes if vote is not None]
     if not known:
         return HintChoice(None, answered=False, why="no valid hint answer")
+    answered = len(known) >= needed
     offered = [vote.text for vote in known if vote.text is not None]
     if not offered:
-        return HintChoice(None, answered=True, why="the judge found no hint")
+        return HintChoice(None, answered, why="the judge found no hint")
     faults = [fault_of(text, request=request, reply=reply) for text in offered]
     usable = [text for text, fault in zip(offered, faults, strict=True) if fault is None]
     if not usable:
-        return HintChoice(None, answered=True, why=f"hint dropped: {faults[0]}")
+        return HintChoice(None, answered, why=f"hint dropped: {faults[0]}")
     why = f"{len(usable)} of {len(known)} hint answers usable"
     if len(usable) < needed:
-        return HintChoice(None, answered=len(known) >= needed, why=f"{why}, {needed} needed")
+        return HintChoice(None, answered, why=f"{why}, {needed} needed")
     return HintChoice(max(usable, key=len), answered=True, why=why)
 
 

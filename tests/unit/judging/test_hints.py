@@ -32,6 +32,9 @@ def test_as_many_answers_must_have_a_usable_hint_as_are_needed() -> None:
     unread = [None, None, hint("Use Python here.")]
     why = "1 of 1 hint answers usable, 2 needed"
     assert choose_hint(unread, evidence(), 2) == HintChoice(None, answered=False, why=why)
+    for readable in (NONE, hint("Python")):
+        assert not choose_hint([None, None, readable], evidence(), 2).answered
+        assert choose_hint([None, readable, readable], evidence(), 2).answered
 
 
 def test_a_longer_hint_that_is_trivial_does_not_win() -> None:
