@@ -8,23 +8,23 @@ from __future__ import annotations
 import asyncio
 from collections.abc import Awaitable, Callable, Iterable
 
+from activities.telling import AT_ONCE, MOST_STUCK
 from clawloop.errors import AnnouncementFailed
-
-# There may be a policy for each user: all of them at once would make each other wait past their limits.
-_AT_ONCE = 16
 
 
 async def tell_each(what: str, names: Iterable[str], tell: Callable[[str], Awaitable[None]]) -> None:
     """Call `tell` with each name; many at once, for each may take its whole limit where Temporal hangs.
 
     Raises:
-        AnnouncementFailed: of those it names; the others were told.
+        AnnouncementFailed: of those it names; the others were told, unless so many failed that it gave up.
     """
     failed: list[str] = []
-    turns = asyncio.Semaphore(_AT_ONCE)
+    turns = asyncio.Semaphore(AT_ONCE)
 
     async def try_one(name: str) -> None:
         async with turns:
+            if len(failed) > MOST_STUCK:
+                return
             try:
                 await tell(name)
             except AnnouncementFailed as error:

@@ -9,6 +9,7 @@ from datetime import timedelta
 import pytest
 
 from activities.side_by_side import tell_each
+from activities.telling import AT_ONCE, MOST_STUCK
 from activities.work import WorkTelling
 from clawloop.errors import AnnouncementFailed
 
@@ -54,6 +55,34 @@ async def test_a_batch_that_cannot_be_told_is_left_to_the_sweep() -> None:
     for policy in ("ada", "bob", None):
         await telling.tell(policy)
     assert work.untold == {"ada"}
+
+
+async def test_no_more_are_told_at_once_than_sessions_are() -> None:
+    now, most = 0, 0
+
+    async def tell(name: str) -> None:
+        nonlocal now, most
+        del name
+        now += 1
+        most = max(most, now)
+        await asyncio.sleep(0)
+        now -= 1
+
+    await tell_each("policy", map(str, range(5 * AT_ONCE)), tell)
+    assert most == AT_ONCE
+
+
+async def test_where_hardly_any_can_be_told_the_rest_is_left_to_the_next_sweep() -> None:
+    tried: list[str] = []
+
+    async def tell(name: str) -> None:
+        tried.append(name)
+        await asyncio.sleep(0)
+        raise AnnouncementFailed("Temporal: deadline exceeded")
+
+    with pytest.raises(AnnouncementFailed):
+        await tell_each("policy", map(str, range(20 * AT_ONCE)), tell)
+    assert MOST_STUCK < len(tried) <= MOST_STUCK + AT_ONCE
 
 
 async def test_one_that_takes_long_does_not_make_the_others_wait() -> None:
