@@ -180,7 +180,7 @@ class Bounds(_Table):
     kl: Positive = 10.0
     """A step stops above this mean distance of its tokens to the base model, in nats as k3 estimates it."""
     ratio: Positive = 10.0
-    """A step stops above this mean ρ of its tokens; 1 when nothing has changed since they were sampled."""
+    """A step stops above this mean π_θ/μ of its tokens; 1 when nothing has changed since they were sampled."""
 
 
 class Train(_Table):
