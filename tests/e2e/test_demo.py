@@ -22,7 +22,7 @@ MOST_SECONDS = 840
 
 # What is promised is nine seeds of ten, so one miss may be chance; two in a row are a fault.
 SEEDS = (1, 2)
-# Right content of 60 answers, whatever the style, of the worst version: 0.95 to 1.0 was measured with ten users.
+# Right content of 60 answers, whatever the style, of the worst version: 0.95 to 1.0 was measured with nine of ten.
 LEAST_EXACT = 0.9
 
 
@@ -30,13 +30,13 @@ def test_a_user_with_a_hidden_taste_teaches_it_in_64_interactions_without_a_fail
     reports = []
     for seed in SEEDS:
         reports.append(_run(tmp_path, seed))
-        if reports[-1]["match_after"] >= GOAL:
+        if reports[-1]["match_after"] >= GOAL and reports[-1]["exact_least"] >= LEAST_EXACT:
             break
     report = reports[-1]
     assert report["match_after"] >= GOAL, reports
     assert 0.2 <= report["match_before"] <= 0.85
     assert 0 < report["interactions_to_90"] <= 64
-    assert report["exact_least"] >= LEAST_EXACT
+    assert report["exact_least"] >= LEAST_EXACT, reports
     assert (tmp_path / "demo-report.png").read_bytes().startswith(b"\x89PNG")
 
 
