@@ -2,9 +2,10 @@
 
 Knows nothing about layers or samples. No mask of S x S is made: each branch is attended by itself to its own
 document's tokens and to no others, so the work is what the branches need, and a branch that shares nothing runs
-the kernel a lone document runs. On CUDA that is flash attention for all branches: what a branch may see is the lower
-right of a causal mask, which the kernel knows by itself. FlexAttention would do them in one call; but torchtune
-compiles it anew for every number of tokens, and on a CPU, where every test runs, it has no gradient.
+the kernel a lone document runs. On CUDA all branches ask for flash attention, in float32 for the memory-efficient
+one: what a branch may see is the lower right of a causal mask, which these kernels know by themselves. FlexAttention
+would do them in one call; but torchtune compiles it anew for every number of tokens, and on a CPU, where every test
+runs, it has no gradient.
 """
 
 from __future__ import annotations
@@ -13,6 +14,7 @@ import torch
 import torch.nn.functional as F
 from torch import Tensor
 from torch.nn.attention.bias import causal_lower_right
+from torch.utils.checkpoint import checkpoint
 
 from clawloop.training.prefix_tree import Layout
 
@@ -36,14 +38,22 @@ def attend_along_branches(
     # Split and not sliced: a slice would get a gradient of the whole's size, mostly zeros.
     keys, values = torch.split(k, list(mask.segments), dim=2), torch.split(v, list(mask.segments), dim=2)
     attended = [
-        _attend(branch, _joined(keys, reads), _joined(values, reads), dropout_p)
+        _attend_joined(branch, [keys[index] for index in reads], [values[index] for index in reads], dropout_p)
         for branch, reads in zip(branches, mask.reads, strict=True)
     ]
     return attended[0] if len(attended) == 1 else torch.cat(attended, dim=2)
 
 
-def _joined(segments: tuple[Tensor, ...], reads: tuple[int, ...]) -> Tensor:
-    return segments[reads[0]] if len(reads) == 1 else torch.cat([segments[index] for index in reads], dim=2)
+def _attend_joined(q: Tensor, keys: list[Tensor], values: list[Tensor], dropout_p: float) -> Tensor:
+    if len(keys) == 1:
+        return _attend(q, keys[0], values[0], dropout_p)
+    # Kept for the backward pass, each branch's copy of all its document's keys would take more than the tokens read.
+    attended: Tensor = checkpoint(
+        lambda: _attend(q, torch.cat(keys, dim=2), torch.cat(values, dim=2), dropout_p),
+        use_reentrant=False,
+        preserve_rng_state=dropout_p > 0,
+    )
+    return attended
 
 
 def _attend(q: Tensor, k: Tensor, v: Tensor, dropout_p: float) -> Tensor:

@@ -9,7 +9,7 @@ from __future__ import annotations
 
 import math
 from collections.abc import Mapping, Sequence
-from dataclasses import dataclass, field, replace
+from dataclasses import dataclass, replace
 
 import torch
 from torch import Tensor
@@ -58,8 +58,8 @@ class Limits:
     """What the trainer takes.
 
     Args:
-        budget_tokens: tokens read in one micro-batch, a common beginning counted once. The longest sample of those
-            that share one is read whatever its length, and of what the others add up to half the budget.
+        budget_tokens: tokens read in one micro-batch, a common beginning counted once. A longer sample is read all the
+            same, and beside a long one up to half the budget of what is added by those it shares most of them with.
         max_tokens: tokens read of one sample; the model's positions end there, or the memory does.
         vocab_size: ids at or above it raise (on a GPU they would end the process).
         share_prefixes: read a common beginning once; False to measure what that saves.
@@ -77,7 +77,7 @@ class Limits:
         each would be read by itself, from its first token on.
 
         Args:
-            longest: of the sample and those it would share a beginning with; None if it shares none.
+            longest: of those that share most of their tokens with the sample, itself included; None if none does.
         """
         return max(self.budget_tokens, 0 if longest is None else longest + self.budget_tokens // 2)
 
@@ -134,20 +134,38 @@ class Packed:
         return torch.cat(parts)
 
 
-@dataclass(slots=True)
 class _Bin:
-    """A micro-batch as it fills; lengths in tokens read."""
+    """A micro-batch as it fills.
 
-    documents: Gathered
-    members: list[int] = field(default_factory=list)
-    read: int = 0
-    longest: int = 0
+    Attributes:
+        members: in the order in which they came.
+        read: tokens.
+    """
 
-    def add(self, index: int, length: int, need: int) -> None:
-        self.documents.add(index)
+    def __init__(self, overlaps: Overlaps):
+        self.members: list[int] = []
+        self.read = 0
+        self._gathered = Gathered(overlaps)
+        self._longest: dict[int, int] = {}  # of each chat, by its first member
+        self._chats: dict[int, int] = {}
+
+    def needs(self, index: int, length: int) -> tuple[int, int | None]:
+        """What one more adds, and `Limits.room`'s longest."""
+        shared, chat = self._shared(index, length)
+        return length - shared, None if chat is None else max(length, self._longest[chat])
+
+    def add(self, index: int, length: int) -> None:
+        shared, chat = self._shared(index, length)
+        self.read += length - shared
+        self._chats[index] = index if chat is None else chat
+        self._longest[self._chats[index]] = max(length, 0 if chat is None else self._longest[chat])
         self.members.append(index)
-        self.read += need
-        self.longest = max(self.longest, length)
+        self._gathered.add(index)
+
+    def _shared(self, index: int, length: int) -> tuple[int, int | None]:
+        """How many tokens of one more are there already; and whose chat it belongs to: that of most of its tokens."""
+        shared, other = self._gathered.shared(index)
+        return shared, None if other is None or 2 * shared < length else self._chats[other]
 
 
 def plan(sequences: Sequence[TokenSequence], limits: Limits) -> tuple[tuple[int, ...], ...]:
@@ -167,14 +185,13 @@ def plan(sequences: Sequence[TokenSequence], limits: Limits) -> tuple[tuple[int,
         length = sequences[index].input_tokens
         fitting: list[tuple[int, int]] = []
         for place, one in enumerate(bins):
-            shared, _ = one.documents.shared(index)
-            longest = max(length, one.longest) if shared else None
-            if one.read + length - shared <= limits.room(longest):
-                fitting.append((length - shared, place))
-        need, place = min(fitting, default=(length, len(bins)))
+            need, longest = one.needs(index, length)
+            if one.read + need <= limits.room(longest):
+                fitting.append((need, place))
+        _, place = min(fitting, default=(length, len(bins)))
         if place == len(bins):
-            bins.append(_Bin(Gathered(overlaps)))
-        bins[place].add(index, length, need)
+            bins.append(_Bin(overlaps))
+        bins[place].add(index, length)
     return tuple(tuple(sorted(one.members)) for one in bins)
 
 

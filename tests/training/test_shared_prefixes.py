@@ -164,6 +164,30 @@ def test_prompts_that_each_fill_the_trainers_own_budget_are_read_together_too(tm
     assert max(read) <= longest + limits.budget_tokens // 2
 
 
+def test_what_attention_keeps_for_the_backward_pass_grows_with_the_tokens_read() -> None:
+    def kept(branches: int) -> tuple[int, int]:
+        """Bytes, and tokens read."""
+        prompt = random_sequences([(512, 1)])[0].prompt_ids
+        sequences = [TokenSequence(str(n), [*prompt, *[n + 1] * 40], [1, 2], 1.0) for n in range(branches)]
+        layout = collate(sequences, range(branches)).layout
+        read = sum(layout.lengths)
+        q, k, v = (torch.randn(1, 2, read, 16, requires_grad=True) for _ in range(3))
+        storages: dict[int, int] = {}
+
+        def keep(tensor: Tensor) -> Tensor:
+            storage = tensor.untyped_storage()
+            storages[storage.data_ptr()] = storage.nbytes()
+            return tensor
+
+        with torch.autograd.graph.saved_tensors_hooks(keep, lambda tensor: tensor):
+            attention.attend_along_branches(q, k, v, mask=layout, dropout_p=0.0, is_causal=False)
+        return sum(storages.values()), read
+
+    (lone, few), (shared, many) = kept(1), kept(12)
+    assert many > few + 11 * 40
+    assert shared / lone < 1.5 * many / few
+
+
 def test_a_batch_with_nothing_in_common_is_packed_as_without_sharing(qwen3: Path) -> None:
     sequences = [sample.sequence() for sample in random_batch(load(qwen3))]
     limits = [Limits(60, 256, VOCAB, share_prefixes=share) for share in (True, False)]
@@ -205,3 +229,18 @@ def test_micro_batches_keep_sessions_together_and_count_what_is_read() -> None:
     assert len(plan(sequences, Limits(38, 256, VOCAB))) == 4
     assert plan(sequences, Limits(320, 256, VOCAB)) == ((0, 1, 2, 3, 4, 5),)
     assert len(plan(sequences, Limits(160, 256, VOCAB, share_prefixes=False))) == 6
+
+
+def test_only_what_shares_most_of_its_tokens_is_read_beyond_the_budget() -> None:
+    def like(*parts: tuple[int, int]) -> TokenSequence:
+        """Parts of (id, how often) and a response of one token."""
+        return TokenSequence("x", [token for token, often in parts for _ in range(often)], [1], 1.0)
+
+    chats = [like((1, 40), (2, 760)), like((1, 40), (3, 360))]  # two with a system prompt of 40 tokens
+    assert plan(chats, Limits(800, 1000, VOCAB)) == ((0,), (1,))
+    turns = [like((1, 800)), like((1, 700), (2, 90))]
+    assert plan(turns, Limits(800, 1000, VOCAB)) == ((0, 1),)
+    # The long one is nothing to the short ones beside it.
+    strangers = [like((1, 700)), *(like((2, 60), (3 + n, 20)) for n in range(4))]
+    for members in plan(strangers, Limits(800, 1000, VOCAB)):
+        assert len(collate(strangers, members).tokens_S) <= 800
