@@ -27,8 +27,8 @@ test: setup  ## all checks and tests, on real PostgreSQL, Temporal and vLLM
 test-long: setup  ## what `make test` has no time for
 	$(VENV)/python -m pytest -m long $(ARGS)
 
-quick: setup  ## what needs no engine and no patience, under a minute
-	$(VENV)/python -m pytest -m "not engine and not slow and not long" $(ARGS)
+quick: setup  ## what needs no engine, no database and no patience, under a minute
+	$(VENV)/python -m pytest -m "not engine and not postgres and not slow and not long" $(ARGS)
 
 check: setup  ## ruff, mypy strict, import-linter
 	$(VENV)/ruff check .

@@ -31,12 +31,16 @@ settings.register_profile("patient", deadline=None)
 settings.load_profile("patient")
 
 
+# What starts services or processes, or has models, if tiny ones.
+PATIENT = {"api", "local", "training", "workflows"}
+
+
 def pytest_collection_modifyitems(items: list[pytest.Item]) -> None:
     for item in items:
         if "postgres_server" in getattr(item, "fixturenames", ()):
             item.add_marker(pytest.mark.postgres)
-        if "training" in item.path.parts:
-            item.add_marker(pytest.mark.slow)  # models, if tiny ones
+        if PATIENT & set(item.path.parts):
+            item.add_marker(pytest.mark.slow)
 
 
 @pytest.fixture(scope="session")
