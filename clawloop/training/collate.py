@@ -79,7 +79,9 @@ class Limits:
         Args:
             longest: of those that share most of their tokens with the sample, itself included; None if none does.
         """
-        return max(self.budget_tokens, 0 if longest is None else longest + self.budget_tokens // 2)
+        if longest is None:
+            return self.budget_tokens
+        return max(self.budget_tokens, longest + self.budget_tokens // 2)
 
 
 @dataclass(frozen=True, slots=True)
@@ -138,16 +140,15 @@ class _Bin:
     """A micro-batch as it fills.
 
     Attributes:
-        members: in the order in which they came.
+        chats: of each member, the first member of the chat it belongs to.
         read: tokens.
     """
 
     def __init__(self, overlaps: Overlaps):
-        self.members: list[int] = []
+        self.chats: dict[int, int] = {}
         self.read = 0
         self._gathered = Gathered(overlaps)
-        self._longest: dict[int, int] = {}  # of each chat, by its first member
-        self._chats: dict[int, int] = {}
+        self._longest: dict[int, int] = {}  # of each chat
 
     def needs(self, index: int, length: int) -> tuple[int, int | None]:
         """What one more adds, and `Limits.room`'s longest."""
@@ -157,15 +158,14 @@ class _Bin:
     def add(self, index: int, length: int) -> None:
         shared, chat = self._shared(index, length)
         self.read += length - shared
-        self._chats[index] = index if chat is None else chat
-        self._longest[self._chats[index]] = max(length, 0 if chat is None else self._longest[chat])
-        self.members.append(index)
+        self.chats[index] = chat = index if chat is None else chat
+        self._longest[chat] = max(length, self._longest.get(chat, 0))
         self._gathered.add(index)
 
     def _shared(self, index: int, length: int) -> tuple[int, int | None]:
         """How many tokens of one more are there already; and whose chat it belongs to: that of most of its tokens."""
         shared, other = self._gathered.shared(index)
-        return shared, None if other is None or 2 * shared < length else self._chats[other]
+        return shared, None if other is None or 2 * shared < length else self.chats[other]
 
 
 def plan(sequences: Sequence[TokenSequence], limits: Limits) -> tuple[tuple[int, ...], ...]:
@@ -192,7 +192,7 @@ def plan(sequences: Sequence[TokenSequence], limits: Limits) -> tuple[tuple[int,
         if place == len(bins):
             bins.append(_Bin(overlaps))
         bins[place].add(index, length)
-    return tuple(tuple(sorted(one.members)) for one in bins)
+    return tuple(tuple(sorted(one.chats)) for one in bins)
 
 
 def _check(sequence: TokenSequence, limits: Limits) -> None:
