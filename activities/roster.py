@@ -5,7 +5,7 @@ Knows nothing about versions or health; a workflow looks at its engine by itself
 
 from __future__ import annotations
 
-from activities.side_by_side import tell_each
+from activities.telling import Telling
 from activities.training_ports import EngineWorkflows, PublishingStore
 
 
@@ -29,5 +29,8 @@ class Roster:
             how = self._workflows.begin if engine_id in engines else self._workflows.end
             await how(engine_id)
 
-        await tell_each("engine", engines ^ running, tell)
-        return len(engines ^ running)
+        wrong = sorted(engines ^ running)
+        telling = Telling[str]("engine")
+        await telling.tell(wrong, str, tell)
+        telling.require_that_all_hear()
+        return len(wrong)

@@ -1,4 +1,4 @@
-"""Telling many sessions' workflows, side by side; one that cannot be told keeps nobody from the others.
+"""Telling many workflows, side by side; one that cannot be told keeps nobody from the others.
 
 Knows nothing about what they are told.
 """
@@ -9,34 +9,38 @@ import asyncio
 import logging
 from collections.abc import Awaitable, Callable, Sequence
 from itertools import groupby
-from typing import TypeVar
+from typing import Generic, TypeVar
 
 from clawloop.errors import AnnouncementFailed
-from clawloop.ids import SessionId
 
 log = logging.getLogger(__name__)
 
-# Sessions told side by side; a signal takes 10 ms.
+# Workflows told side by side; a signal takes 10 ms.
 AT_ONCE = 16
-# So many that cannot be told are not these sessions' fault; each may take 3 s, and the next sweep comes in a minute.
+# So many that cannot be told are not these workflows' fault; each may take 3 s, and the next sweep comes in a minute.
 MOST_STUCK = 2 * AT_ONCE
 
 Item = TypeVar("Item")
+Whom = TypeVar("Whom")
 
 
-class Telling:
+class Telling(Generic[Whom]):
     """
+    Args:
+        what: whose workflows they are: `session`, `policy`, `engine`.
+
     Attributes:
-        stuck: the sessions that could not be told, each with the reason.
+        stuck: those that could not be told, each with the reason.
     """
 
-    def __init__(self) -> None:
-        self.stuck: dict[SessionId, AnnouncementFailed] = {}
+    def __init__(self, what: str) -> None:
+        self._what = what
+        self.stuck: dict[Whom, AnnouncementFailed] = {}
 
     async def tell(
-        self, items: Sequence[Item], session: Callable[[Item], SessionId], tell: Callable[[Item], Awaitable[None]]
+        self, items: Sequence[Item], whom: Callable[[Item], Whom], tell: Callable[[Item], Awaitable[None]]
     ) -> list[Item]:
-        """Tell each item; those of one session one after the other, in their order, up to the first that fails.
+        """Tell each item; those of one workflow one after the other, in their order, up to the first that fails.
 
         Returns:
             Those that were told.
@@ -44,7 +48,7 @@ class Telling:
         at_once = asyncio.Semaphore(AT_ONCE)
         told: list[Item] = []
 
-        async def tell_all(of: SessionId, own: list[Item]) -> None:
+        async def tell_all(of: Whom, own: list[Item]) -> None:
             async with at_once:
                 for item in own:
                     if self._gave_up:
@@ -53,16 +57,17 @@ class Telling:
                         await tell(item)
                     except AnnouncementFailed as error:
                         log.warning(
-                            "a session is left to the next sweep", extra={"session_id": str(of), "why": str(error)}
+                            f"a {self._what} is left to the next sweep",
+                            extra={f"{self._what}_id": str(of), "why": str(error)},
                         )
                         self.stuck[of] = error
                         return
                     told.append(item)
 
-        order = {session(item): place for place, item in reversed(list(enumerate(items)))}
-        sorted_items = sorted(items, key=lambda item: order[session(item)])  # stable: each session keeps its order
+        order = {whom(item): place for place, item in reversed(list(enumerate(items)))}
+        sorted_items = sorted(items, key=lambda item: order[whom(item)])  # stable: each workflow's keep their order
         async with asyncio.TaskGroup() as group:
-            for of, own in groupby(sorted_items, key=session):
+            for of, own in groupby(sorted_items, key=whom):
                 group.create_task(tell_all(of, list(own)))
         return told
 
@@ -73,6 +78,14 @@ class Telling:
         """
         if self._gave_up:
             raise next(iter(self.stuck.values()))
+
+    def require_that_all_hear(self) -> None:
+        """
+        Raises:
+            AnnouncementFailed: of those it names; the others were told, unless so many failed that it gave up.
+        """
+        if self.stuck:
+            raise AnnouncementFailed("; ".join(sorted(f"{self._what} {of}: {why}" for of, why in self.stuck.items())))
 
     @property
     def _gave_up(self) -> bool:

@@ -108,7 +108,7 @@ class UpkeepActivities:
         )
 
     async def _wake_sessions(self, stuck: set[SessionId]) -> int:
-        telling = Telling()
+        telling = Telling[SessionId]("session")
         left = await self._store.sessions_left_open(self._idle + LEFT_OPEN_AFTER, BATCH)
         told = await telling.tell(left, lambda item: item.session_id, self._announcer.wake)
         stuck.update(telling.stuck)
@@ -128,7 +128,7 @@ async def _announced(
         unheard: the next batch, without these sessions.
         stuck: sessions that could not be told are added.
     """
-    telling, total = Telling(), 0
+    telling, total = Telling[SessionId]("session"), 0
     while batch := await unheard([*telling.stuck]):
         told = await telling.tell(batch, lambda item: item[0].session_id, lambda item: announce(*item))
         await mark([item for _, item in told])

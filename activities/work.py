@@ -9,7 +9,7 @@ from __future__ import annotations
 import logging
 from datetime import timedelta
 
-from activities.side_by_side import tell_each
+from activities.telling import Telling
 from activities.training_ports import WorkAnnouncer, WorkStore
 from clawloop.errors import AnnouncementFailed
 
@@ -44,16 +44,8 @@ class WorkTelling:
             AnnouncementFailed: of the policies it names; the others were told, and the next sweep tries again.
         """
         policies = await self._store.untold_work(TOLD_AGAIN_AFTER)
-
-        told: list[str] = []
-
-        async def tell(policy: str) -> None:
-            await self._announcer.announce_work(policy)
-            told.append(policy)
-
-        try:
-            await tell_each("policy", policies, tell)
-        finally:
-            if told:
-                await self._store.mark_work_told(told)
+        telling = Telling[str]("policy")
+        if told := await telling.tell(policies, str, self._announcer.announce_work):
+            await self._store.mark_work_told(told)
+        telling.require_that_all_hear()
         return len(policies)

@@ -3,13 +3,12 @@
 from __future__ import annotations
 
 import asyncio
-from collections.abc import Sequence
+from collections.abc import Awaitable, Callable, Iterable, Sequence
 from datetime import timedelta
 
 import pytest
 
-from activities.side_by_side import tell_each
-from activities.telling import AT_ONCE, MOST_STUCK
+from activities.telling import AT_ONCE, MOST_STUCK, Telling
 from activities.work import WorkTelling
 from clawloop.errors import AnnouncementFailed
 
@@ -36,6 +35,12 @@ class Work:
     async def announce_work(self, policy: str) -> None:
         if policy in self.stuck:
             raise AnnouncementFailed("Temporal: too many signals")
+
+
+async def tell_each(names: Iterable[str], tell: Callable[[str], Awaitable[None]]) -> None:
+    telling = Telling[str]("policy")
+    await telling.tell(list(names), str, tell)
+    telling.require_that_all_hear()
 
 
 async def test_a_policy_that_cannot_be_told_keeps_no_other_from_it_and_is_named() -> None:
@@ -68,7 +73,7 @@ async def test_no_more_are_told_at_once_than_sessions_are() -> None:
         await asyncio.sleep(0)
         now -= 1
 
-    await tell_each("policy", map(str, range(5 * AT_ONCE)), tell)
+    await tell_each(map(str, range(5 * AT_ONCE)), tell)
     assert most == AT_ONCE
 
 
@@ -81,7 +86,7 @@ async def test_where_hardly_any_can_be_told_the_rest_is_left_to_the_next_sweep()
         raise AnnouncementFailed("Temporal: deadline exceeded")
 
     with pytest.raises(AnnouncementFailed):
-        await tell_each("policy", map(str, range(20 * AT_ONCE)), tell)
+        await tell_each(map(str, range(20 * AT_ONCE)), tell)
     assert MOST_STUCK < len(tried) <= MOST_STUCK + AT_ONCE
 
 
@@ -93,5 +98,5 @@ async def test_one_that_takes_long_does_not_make_the_others_wait() -> None:
         told.append(name)
 
     async with asyncio.timeout(30):  # each waits for the three others: told in turn, none would ever be
-        await tell_each("policy", ["ada", "bob", "cyd", "dan"], tell)
+        await tell_each(["ada", "bob", "cyd", "dan"], tell)
     assert sorted(told) == ["ada", "bob", "cyd", "dan"]
