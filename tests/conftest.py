@@ -32,14 +32,14 @@ settings.load_profile("patient")
 
 
 # What starts services or processes, or has models, if tiny ones.
-PATIENT = {"api", "local", "training", "workflows"}
+PATIENT_FOLDERS = {"api", "local", "training", "workflows"}
 
 
 def pytest_collection_modifyitems(items: list[pytest.Item]) -> None:
     for item in items:
         if "postgres_server" in getattr(item, "fixturenames", ()):
             item.add_marker(pytest.mark.postgres)
-        if PATIENT & set(item.path.parts):
+        if PATIENT_FOLDERS & set(item.path.parts):
             item.add_marker(pytest.mark.slow)
 
 
