@@ -1,4 +1,4 @@
-"""What deploy/recipes says of the recipes, and its README of their keys, is what recipes and code say."""
+"""docs/learning.md says of recipes and their keys what the recipe files and the code say."""
 
 from __future__ import annotations
 
@@ -17,9 +17,11 @@ from pydantic_core import PydanticUndefined
 from clawloop import recipe as recipes
 from clawloop.recipe import Recipe, load_recipe
 
-FOLDER = Path(__file__).parents[2] / "deploy" / "recipes"
-RECIPES = sorted(FOLDER.glob("*.toml"))
-README = (FOLDER / "README.md").read_text(encoding="utf-8")
+ROOT = Path(__file__).parents[2]
+RECIPES = sorted((ROOT / "deploy" / "recipes").glob("*.toml"))
+LEARNING = (ROOT / "docs" / "learning.md").read_text(encoding="utf-8")
+SYMBOLS = LEARNING.split("## Symbols")[1].split("\n## ")[0]
+KEY_TABLE = LEARNING.split("## All recipe keys")[1]
 
 
 @dataclass(frozen=True, slots=True)
@@ -63,8 +65,8 @@ def _keys(table: type[BaseModel], prefix: str = "") -> Iterator[Key]:
 KEYS = list(_keys(Recipe))
 
 
-def test_the_readme_lists_every_key_with_its_default_and_docstring() -> None:
-    rows = [line for line in README.splitlines() if line.startswith("| `")]
+def test_every_key_is_listed_with_its_default_and_docstring() -> None:
+    rows = [line for line in KEY_TABLE.splitlines() if line.startswith("| `")]
     assert rows == [key.row for key in KEYS]
 
 
@@ -86,15 +88,14 @@ def _formula(path: Path) -> str:
     return " ".join(" ".join(lines).split()).replace(" · ", "·")
 
 
-def test_the_readme_says_of_each_recipe_what_its_file_says() -> None:
-    sections = re.findall(r"^### `(\w+)`\n(.*?)(?=^##|\Z)", README, flags=re.MULTILINE | re.DOTALL)
-    told = {name: text.replace("```", "").split() for name, text in sections}
-    assert told == {path.stem: _head(path).split() for path in RECIPES}
+def test_each_recipe_has_a_section_with_the_comment_of_its_file() -> None:
+    sections = re.findall(r"^### `(\w+)`\n(.*?)(?=^##|\Z)", LEARNING, flags=re.MULTILINE | re.DOTALL)
+    documented = {name: text.replace("```", "").split() for name, text in sections}
+    assert documented == {path.stem: _head(path).split() for path in RECIPES}
 
 
 def test_every_symbol_of_a_formula_is_explained() -> None:
-    symbols = README.split("## Symbols")[1].split("\n## ")[0]
-    explained = set(re.findall(r"`([^`]+)`", symbols))
+    explained = set(re.findall(r"`([^`]+)`", SYMBOLS))
     used = {symbol for path in RECIPES for symbol in re.findall(r"[A-Za-zΣπ]+_\w+|\b[AKLmOr]\b|[ρμλ]", _formula(path))}
     assert used
     assert used - explained == set()
