@@ -1,0 +1,259 @@
+"""The documents name every setting, command, route, metric, error, table and Temporal name, and no other."""
+
+from __future__ import annotations
+
+import ast
+import re
+import shlex
+from collections.abc import Iterator
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Any
+
+import pytest
+import typer
+from pydantic import AliasChoices
+from starlette.routing import Route
+
+from api.app import create_app
+from clawloop.cli import app as clawloop
+from clawloop.contracts import Outcome
+from clawloop.settings import Settings
+from db.invariants import INVARIANTS
+from db.tables import Base
+from workflows import attributes
+
+ROOT = Path(__file__).resolve().parents[2]
+DOCUMENTS = [ROOT / name for name in ("README.md", "CHANGELOG.md", "CONTRIBUTING.md")] + sorted(ROOT.glob("docs/*.md"))
+TEXT = {path.name: path.read_text(encoding="utf-8") for path in DOCUMENTS}
+OPERATING, LEARNING, ARCHITECTURE = TEXT["operating.md"], TEXT["learning.md"], TEXT["architecture.md"]
+PACKAGES = ("activities", "api", "clawloop", "db", "workflows")
+
+# Every command of one person's interest has these; the command line's section explains them once.
+EXPLAINED_ONCE = {"--data", "--json", "--help"}
+
+
+@dataclass(frozen=True, slots=True)
+class Command:
+    """A command of `clawloop`, e.g. `session list`, with all its options and those an operator is told about."""
+
+    name: str
+    options: frozenset[str]
+    shown: frozenset[str]
+
+
+def _commands(command: Any, name: str = "") -> Iterator[Command]:
+    if not hasattr(command, "commands"):
+        options = {option: parameter for parameter in command.params for option in _flags(parameter)}
+        shown = {option for option, parameter in options.items() if not getattr(parameter, "hidden", False)}
+        yield Command(name, frozenset(options) | {"--help"}, frozenset(shown - EXPLAINED_ONCE))
+        return
+    for word, inner in command.commands.items():
+        yield from _commands(inner, f"{name} {word}".strip())
+
+
+def _flags(parameter: Any) -> list[str]:
+    return [option for option in (*parameter.opts, *parameter.secondary_opts) if option.startswith("--")]
+
+
+COMMANDS = {command.name: command for command in _commands(typer.main.get_command(clawloop))}
+
+
+def _section(text: str, heading: str) -> str:
+    """From a heading to the next one of its level."""
+    level = heading.split()[0]
+    return text.split(f"\n{heading}\n", 1)[1].split(f"\n{level} ", 1)[0]
+
+
+def _rows(section: str) -> list[list[str]]:
+    """The cells of a section's table rows that begin with code."""
+    return [line.strip("| ").split(" | ") for line in section.splitlines() if line.startswith("| `")]
+
+
+def _codes(cell: str) -> list[str]:
+    return re.findall(r"`([^`]+)`", cell)
+
+
+def test_the_readme_is_short() -> None:
+    assert len(TEXT["README.md"].splitlines()) <= 150
+
+
+def test_every_setting_is_documented_and_no_other() -> None:
+    settings = set()
+    for name, field in Settings.model_fields.items():
+        alias = field.validation_alias
+        settings.add(str(alias.choices[0]) if isinstance(alias, AliasChoices) else f"CLAWLOOP_{name.upper()}")
+    assert {_codes(row[0])[0] for row in _rows(_section(OPERATING, "## Settings"))} == settings
+    named = {name for text in TEXT.values() for name in re.findall(r"\bCLAWLOOP_[A-Z_]+", text)}
+    assert named - settings == set()
+
+
+def test_every_command_is_documented_with_its_options_and_no_other() -> None:
+    documented = {}
+    for row in _rows(_section(OPERATING, "## Command line")):
+        name, *codes = _codes(row[0])
+        words = [word for word in name.removeprefix("clawloop ").split() if word.islower()]
+        documented[" ".join(words)] = {option for code in codes for option in code.split("/")} - EXPLAINED_ONCE
+    assert documented == {command.name: command.shown for command in COMMANDS.values()}
+
+
+def test_every_route_is_documented_and_no_other() -> None:
+    application = create_app(lambda: pytest.fail("no service is needed to list routes"))
+    routes = {
+        f"{method} {route.path}"
+        for route in application.routes
+        if isinstance(route, Route) and route.path != "/openapi.json"
+        for method in (route.methods or set()) - {"HEAD"}
+    }
+    assert {_codes(row[0])[0] for row in _rows(_section(OPERATING, "## HTTP")) if " /" in row[0]} == routes
+    paths = {re.sub(r"\{\w+\}", "{}", route) for route in routes}
+    named = {
+        (document, re.sub(r"\{\w+\}", "{}", route))
+        for document, text in TEXT.items()
+        for route in re.findall(r"`((?:GET|POST|DELETE) /[\w/{}-]+)", text)
+    }
+    assert {(document, route) for document, route in named if route not in paths} == set()
+
+
+def test_every_metric_is_documented_and_no_other() -> None:
+    counted = r"clawloop_(?:gateway|worker|trainer|engine)_[a-z_0-9]+"
+    metrics = {name for text in _sources("clawloop") for name in re.findall(rf'"({counted})"', text)}
+    assert metrics
+    named = {name for text in TEXT.values() for name in re.findall(counted, text)}
+    assert named == metrics
+
+
+def test_every_error_code_is_documented_and_no_other() -> None:
+    found = set()
+    for source in _sources(*PACKAGES):
+        for node in ast.walk(ast.parse(source)):
+            if isinstance(node, ast.Call):
+                found |= _error_codes(node)
+            elif isinstance(node, ast.Assign) and [ast.unparse(target) for target in node.targets] == ["code"]:
+                found |= _strings(node.value)
+    documented = {code for line in _section(OPERATING, "## Errors").splitlines() for code in _error_cell(line)}
+    # What is refused without a word of its own.
+    assert documented == found | {"invalid_request"}
+
+
+def _error_codes(call: ast.Call) -> set[str]:
+    found = {text for keyword in call.keywords if keyword.arg == "code" for text in _strings(keyword.value)}
+    if isinstance(call.func, ast.Name) and call.func.id == "Problem" and len(call.args) > 2:
+        found |= _strings(call.args[2])
+    return found
+
+
+def _strings(value: ast.AST) -> set[str]:
+    """The string constants an expression may be, such as both sides of a conditional."""
+    sides = [value.body, value.orelse] if isinstance(value, ast.IfExp) else [value]
+    return {side.value for side in sides if isinstance(side, ast.Constant) and isinstance(side.value, str)}
+
+
+def _error_cell(line: str) -> list[str]:
+    cells = line.strip("| ").split(" | ")
+    return _codes(cells[1]) if cells[0].isdigit() else []
+
+
+def test_every_outcome_of_a_turn_is_documented_and_no_other() -> None:
+    rows = _rows(_section(LEARNING, "## What became of a turn"))
+    assert [_codes(row[0])[0] for row in rows] == [outcome.value for outcome in Outcome]
+
+
+def test_every_table_and_invariant_is_in_the_architecture() -> None:
+    tables = {_codes(row[0])[0] for row in _rows(_section(ARCHITECTURE, "## Tables"))}
+    assert tables == set(Base.metadata.tables)
+    listed = {line.removeprefix("- ").rstrip(".;") for line in _section(ARCHITECTURE, "## Invariants").splitlines()}
+    assert {invariant for invariant in INVARIANTS if invariant not in listed} == set()
+
+
+def test_every_temporal_name_is_in_the_architecture() -> None:
+    names = {value for name, value in vars(attributes).items() if name.isupper() and isinstance(value, str)}
+    names |= {key.name for key in attributes.SEARCH_ATTRIBUTES}
+    named = set(_codes(_section(ARCHITECTURE, "## Temporal names")))
+    assert {name for name in names if not any(code.startswith(name) for code in named)} == set()
+
+
+def test_every_path_that_a_document_names_is_there() -> None:
+    folders = "activities|api|benchmarks|clawloop|db|deploy|docs|migrations|requirements|tests|workflows"
+    named = {(name, path) for name, text in TEXT.items() for path in re.findall(rf"`((?:{folders})/[\w/.-]*)`", text)}
+    assert named
+    assert sorted((name, path) for name, path in named if not (ROOT / path).exists()) == []
+
+
+def test_documents_do_not_refer_to_what_the_repository_does_not_hold() -> None:
+    assert [name for name, text in TEXT.items() if "DESIGN" in text or "shared/" in text] == []
+
+
+def test_every_link_leads_somewhere() -> None:
+    broken = []
+    for path in DOCUMENTS:
+        for target in re.findall(r"\]\(([^)\s]+)\)", TEXT[path.name]):
+            if target.startswith("https://"):
+                continue
+            file, _, anchor = target.partition("#")
+            there = (path.parent / file).resolve() if file else path
+            if not there.exists() or (anchor and anchor not in _anchors(there)):
+                broken.append((path.name, target))
+    assert broken == []
+
+
+def _anchors(document: Path) -> set[str]:
+    """What a forge makes of headings: lower case, spaces as hyphens, nothing but words."""
+    headings = re.findall(r"^#+ (.+)$", document.read_text(encoding="utf-8"), flags=re.MULTILINE)
+    return {re.sub(r"[^\w -]", "", heading).strip().lower().replace(" ", "-") for heading in headings}
+
+
+def test_every_command_that_a_document_shows_exists() -> None:
+    wrong = []
+    for document, text in TEXT.items():
+        for words in _shown_commands(text, "clawloop"):
+            command = _longest(words)
+            options = {word.split("=")[0] for word in words if word.startswith("--")}
+            if command is None or options - command.options:
+                wrong.append((document, " ".join(words)))
+    assert wrong == []
+
+
+def test_every_make_target_that_a_document_shows_exists() -> None:
+    makefile = (ROOT / "Makefile").read_text(encoding="utf-8")
+    recipes = dict(re.findall(r"^([a-z-]+):[^\n]*\n((?:\t[^\n]*\n)+)", makefile, flags=re.MULTILINE))
+    wrong = []
+    for document, text in TEXT.items():
+        for target, *rest in _shown_commands(text, "make"):
+            options = {word for argument in rest for word in argument.removeprefix("ARGS=").split() if word[:2] == "--"}
+            if target not in recipes or options - _options_of(recipes[target]):
+                wrong.append((document, target, sorted(options)))
+    assert wrong == []
+
+
+def _options_of(recipe: str) -> frozenset[str]:
+    """What `ARGS` of a make target may hold: options of a command, or those that a benchmark names."""
+    if found := re.search(r"/clawloop ((?:\w+ ?)+)", recipe):
+        command = _longest(found[1].split())
+        return frozenset() if command is None else command.options
+    if found := re.search(r"-m benchmarks\.(\w+)", recipe):
+        source = (ROOT / "benchmarks" / f"{found[1]}.py").read_text(encoding="utf-8")
+        return frozenset(re.findall(r'"(--[a-z-]+)"', source))
+    return frozenset()
+
+
+def _shown_commands(text: str, program: str) -> Iterator[list[str]]:
+    """The words of each command of a program that stands in a block or in code of its own."""
+    blocks = re.findall(r"^```(?:sh|bash)?\n(.*?)^```", text, flags=re.MULTILINE | re.DOTALL)
+    lines = [line for block in blocks for line in block.replace("\\\n", " ").splitlines()]
+    inline = re.sub(r"^```.*?^```", "", text, flags=re.MULTILINE | re.DOTALL)
+    for shown in [*lines, *re.findall(r"`([^`\n]+)`", inline)]:
+        if found := re.match(rf"(?:\S*/)?{program} (.+)", shown.strip()):
+            yield shlex.split(found[1], comments=True)
+
+
+def _longest(words: list[str]) -> Command | None:
+    """The command that these words begin with; a group of commands is none."""
+    for end in range(len(words), 0, -1):
+        if (command := COMMANDS.get(" ".join(words[:end]))) is not None:
+            return command
+    return None
+
+
+def _sources(*packages: str) -> list[str]:
+    return [path.read_text(encoding="utf-8") for package in packages for path in (ROOT / package).rglob("*.py")]
