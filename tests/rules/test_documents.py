@@ -214,6 +214,15 @@ def test_every_command_that_a_document_shows_exists() -> None:
     assert wrong == []
 
 
+def test_every_option_that_a_document_names_exists() -> None:
+    known = {option for command in COMMANDS.values() for option in command.options}
+    known |= {option for text in _sources("clawloop", "benchmarks") for option in re.findall(r'"(--[a-z-]+)"', text)}
+    known.add("--api-key")  # vLLM's, which the documents warn of
+    named = {(name, option) for name, text in TEXT.items() for option in re.findall(r"`(--[a-z-]+)", text)}
+    assert named
+    assert sorted((name, option) for name, option in named if option not in known) == []
+
+
 def test_every_make_target_that_a_document_shows_exists() -> None:
     makefile = (ROOT / "Makefile").read_text(encoding="utf-8")
     recipes = dict(re.findall(r"^([a-z-]+):[^\n]*\n((?:\t[^\n]*\n)+)", makefile, flags=re.MULTILINE))
@@ -239,9 +248,10 @@ def _options_of(recipe: str) -> frozenset[str]:
 
 def _shown_commands(text: str, program: str) -> Iterator[list[str]]:
     """The words of each command of a program that stands in a block or in code of its own."""
-    blocks = re.findall(r"^```(?:sh|bash)?\n(.*?)^```", text, flags=re.MULTILINE | re.DOTALL)
+    fence = re.compile(r"^```(\w*)\n(.*?)^```$", flags=re.MULTILINE | re.DOTALL)
+    blocks = [block for language, block in fence.findall(text) if language in ("", "sh", "bash")]
     lines = [line for block in blocks for line in block.replace("\\\n", " ").splitlines()]
-    inline = re.sub(r"^```.*?^```", "", text, flags=re.MULTILINE | re.DOTALL)
+    inline = fence.sub("", text)
     for shown in [*lines, *re.findall(r"`([^`\n]+)`", inline)]:
         if found := re.match(rf"(?:\S*/)?{program} (.+)", shown.strip()):
             yield shlex.split(found[1], comments=True)
