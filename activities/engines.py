@@ -95,7 +95,7 @@ class EngineActivities:
         self._told: EngineHas | None = None
         self._at_work = 0  # loads and unloads, which tell themselves what they changed
 
-    @activity.defn
+    @activity.defn(name="load_versions")
     async def load_versions(self, ask: EngineLoad) -> EngineHas:
         """Load what is wanted and missing, oldest first, each as soon as there is room for one more.
 
@@ -122,7 +122,7 @@ class EngineActivities:
             self._refused = refused
             return await self._look(ask.engine_id)
 
-    @activity.defn
+    @activity.defn(name="unload_versions")
     async def unload_versions(self, ask: EngineUnload) -> EngineHas:
         """Take from gateways what is neither wanted nor was active lately, then unload what no request needs.
 
@@ -141,7 +141,7 @@ class EngineActivities:
                         await self._control.unload(name)
             return await self._look(ask.engine_id)
 
-    @activity.defn
+    @activity.defn(name="watch_engine")
     async def watch_engine(self, ask: EngineWatch) -> EngineHas:
         """Look until something is to be done, or is not as it was; at most half an hour."""
         async with heartbeating():

@@ -98,7 +98,7 @@ class JudgingActivities:
         self._work = work
         self._counts: Counts = counts or Uncounted()
 
-    @activity.defn
+    @activity.defn(name="judge_turn")
     async def judge_turn(self, ask: JudgeTurn) -> Judged:
         """Judge what a turn makes judgeable: the turn it follows, itself if it came late, or itself if asked."""
         async with heartbeating():
@@ -111,7 +111,7 @@ class JudgingActivities:
                 fates += [] if fate is None else [fate]
             return Judged(fates=await with_trained(self._store, ask.session_id, fates))
 
-    @activity.defn
+    @activity.defn(name="ask_directly")
     async def ask_directly(self, ask: AskDirectly) -> None:
         """Ask one direct vote on a judged turn and keep it; its session's closing decides by it."""
         async with heartbeating():

@@ -38,7 +38,7 @@ class LedgerActivities:
         self._places = places
         self._work = work
 
-    @activity.defn
+    @activity.defn(name="close_session")
     async def close_session(self, ask: CloseSession) -> Closed:
         """End a session, unless turns of it can still be judged: then say which, and change nothing."""
         session = await self._store.look(ask.session_id)

@@ -50,7 +50,7 @@ class PublishingActivities:
         self._announcer = announcer
         self._wait_seconds = wait_seconds
 
-    @activity.defn
+    @activity.defn(name="publish_version")
     async def publish_version(self, ask: PublishVersion) -> Published:
         """Let the newest version answer, once every engine in rotation has it, or after 30 s those that do.
 

@@ -20,13 +20,13 @@ class StepActivities:
     def __init__(self, store: StepStore) -> None:
         self._store = store
 
-    @activity.defn
+    @activity.defn(name="look_at_training")
     async def look_at_training(self, policy: str) -> TrainingView:
         """How learning of this policy stands now."""
         view = await self._store.look(policy)
         return replace(view, reason=view.reason[:REASON_LIMIT])
 
-    @activity.defn
+    @activity.defn(name="claim_batch")
     async def claim_batch(self, ask: ClaimBatch) -> Claimed:
         """The batch of a step, once."""
         claim = await self._store.claim(ask.policy, ask.n)
@@ -38,12 +38,12 @@ class StepActivities:
             reason=claim.reason[:REASON_LIMIT],
         )
 
-    @activity.defn
+    @activity.defn(name="quarantine_step")
     async def quarantine_step(self, ask: QuarantineStep) -> None:
         """Set a step's samples aside and pause training."""
         await self._store.quarantine(ask.policy, ask.n, ask.reason)
 
-    @activity.defn
+    @activity.defn(name="abandon_step")
     async def abandon_step(self, ask: AbandonStep) -> None:
         """Give a claimed step up."""
         await self._store.abandon(ask.policy, ask.n, ask.reason)

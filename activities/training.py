@@ -30,7 +30,7 @@ class TrainingActivities:
         self._steps = steps
         self._trainer = trainer
 
-    @activity.defn
+    @activity.defn(name="train_step")
     async def train_step(self, ask: TrainStep) -> StepDone:
         """Compute and commit a claimed step.
 

@@ -65,7 +65,7 @@ class UpkeepActivities:
         self._retention = retention
         self._roster = roster
 
-    @activity.defn
+    @activity.defn(name="sweep")
     async def sweep(self) -> Swept:
         """Announce what was missed, oldest first and each session in order; wake what was left open.
 

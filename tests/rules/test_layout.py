@@ -100,6 +100,28 @@ def test_importing_a_workflow_loads_nothing_that_reaches_out() -> None:
     assert reaching.isdisjoint(loaded.stdout.split())
 
 
+def test_every_activity_has_the_name_that_open_workflows_hold() -> None:
+    """A Python rename must not change what stands in histories."""
+    sources = [path.read_text() for path in (ROOT / "activities").rglob("*.py")]
+    named = [name for source in sources for name in re.findall(r"@activity\.defn\(name=\"(\w+)\"\)", source)]
+    assert [source for source in sources if re.search(r"@activity\.defn\s*\n", source)] == []
+    assert sorted(named) == [
+        "abandon_step",
+        "ask_directly",
+        "claim_batch",
+        "close_session",
+        "judge_turn",
+        "load_versions",
+        "look_at_training",
+        "publish_version",
+        "quarantine_step",
+        "sweep",
+        "train_step",
+        "unload_versions",
+        "watch_engine",
+    ]
+
+
 def test_the_default_recipe_is_the_one_that_is_shown() -> None:
     assert load_recipe(ROOT / "deploy" / "recipes" / "combined.toml").hash == DEFAULT_RECIPE.hash
 
