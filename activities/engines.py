@@ -152,9 +152,9 @@ class EngineActivities:
                 now = await self._look(ask.engine_id, tell=False)
                 waited = time.monotonic() - began
                 to_do = now.healthy and bool(now.missing or now.leaving)
-                worth_telling = now != before or (to_do and waited > RETRY_SECONDS) or waited > WATCH_SECONDS
+                worth_notifying = now != before or (to_do and waited > RETRY_SECONDS) or waited > WATCH_SECONDS
                 told_elsewhere = before is not self._told or (self._at_work and now.healthy)
-                if worth_telling and not told_elsewhere:
+                if worth_notifying and not told_elsewhere:
                     self._told = now
                     return now
                 await asyncio.sleep(self._look_seconds)

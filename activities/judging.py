@@ -20,7 +20,7 @@ from activities.heartbeat import heartbeating
 from activities.messages import WHY_LIMIT, AskDirectly, Judged, JudgeTurn, TurnFate
 from activities.pairing import find_next_state, judgeable_by
 from activities.ports import Counts, Judge, JudgementStore, Renderer, Uncounted
-from activities.work import WorkTelling
+from activities.work import TrainingNotifier
 from clawloop.contracts import Message, Outcome, TurnRecord
 from clawloop.errors import EngineRejected, EngineUnavailable, PromptTooLong
 from clawloop.ids import TurnId
@@ -90,7 +90,12 @@ class JudgingActivities:
     """On the queue `judge`."""
 
     def __init__(
-        self, store: JudgementStore, judge: Judge, renderer: Renderer, work: WorkTelling, counts: Counts | None = None
+        self,
+        store: JudgementStore,
+        judge: Judge,
+        renderer: Renderer,
+        work: TrainingNotifier,
+        counts: Counts | None = None,
     ) -> None:
         self._store = store
         self._judge = judge

@@ -13,7 +13,7 @@ from activities.fates import with_trained
 from activities.messages import WHY_LIMIT, Closed, CloseSession, TurnFate
 from activities.pairing import find_next_state
 from activities.ports import ClosingStore, Counts, TurnPlaces, Uncounted
-from activities.work import WorkTelling
+from activities.work import TrainingNotifier
 from clawloop.contracts import Outcome, TurnKind
 from clawloop.ids import TurnId
 from clawloop.judging.records import ClosingSession, Ending, ExtraSample, SessionTurn
@@ -31,7 +31,7 @@ class LedgerActivities:
     """On the queue `ledger`: short, PostgreSQL only."""
 
     def __init__(
-        self, store: ClosingStore, places: TurnPlaces, work: WorkTelling, counts: Counts | None = None
+        self, store: ClosingStore, places: TurnPlaces, work: TrainingNotifier, counts: Counts | None = None
     ) -> None:
         self._store = store
         self._counts: Counts = counts or Uncounted()

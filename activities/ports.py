@@ -169,13 +169,13 @@ class ClosingStore(Protocol):
 
 
 class UpkeepStore(Protocol):
-    async def unannounced_turns(
+    async def pending_turns(
         self, age: timedelta, limit: int, but: Sequence[SessionId] = ()
     ) -> list[tuple[SessionFacts, TurnRecorded]]:
         """Main turns older than `age` whose workflow was not told, in the order in which they were made; none of the
         sessions in `but`."""
 
-    async def untold_feedback(
+    async def pending_feedback(
         self, age: timedelta, limit: int, but: Sequence[SessionId] = ()
     ) -> list[tuple[SessionFacts, FeedbackGiven]]:
         """Feedback older than `age` whose workflow was not told, or that was told a day ago and forgotten; none of the
@@ -184,17 +184,17 @@ class UpkeepStore(Protocol):
     async def sessions_left_open(self, age: timedelta, limit: int) -> list[SessionFacts]:
         """Sessions without a turn for longer than `age` that nobody closed, oldest first."""
 
-    async def mark_announced(self, turn_ids: Sequence[TurnId]) -> None: ...
+    async def mark_notified(self, turn_ids: Sequence[TurnId]) -> None: ...
 
-    async def mark_feedback_announced(self, feedback_ids: Sequence[FeedbackId]) -> None: ...
+    async def mark_feedback_notified(self, feedback_ids: Sequence[FeedbackId]) -> None: ...
 
 
-class Announcer(Protocol):
-    """What tells sessions' workflows. Every call raises AnnouncementFailed when it cannot."""
+class SessionNotifier(Protocol):
+    """What tells sessions' workflows. Every call raises SignalFailed when it cannot."""
 
-    async def announce_turn(self, session: SessionFacts, turn: TurnRecorded) -> None: ...
+    async def notify_turn(self, session: SessionFacts, turn: TurnRecorded) -> None: ...
 
-    async def announce_feedback(self, session: SessionFacts, feedback: FeedbackGiven) -> None: ...
+    async def notify_feedback(self, session: SessionFacts, feedback: FeedbackGiven) -> None: ...
 
     async def wake(self, session: SessionFacts) -> None:
         """See that the session's workflow runs, so that it closes."""

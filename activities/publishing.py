@@ -15,9 +15,9 @@ from temporalio import activity
 
 from activities.heartbeat import heartbeating
 from activities.training_messages import Published, PublishVersion
-from activities.training_ports import PublishAnnouncer, PublishingStore, StepStore
+from activities.training_ports import PublishingStore, PublishNotifier, StepStore
 from clawloop.contracts import Engine
-from clawloop.errors import AnnouncementFailed, EngineUnavailable
+from clawloop.errors import EngineUnavailable, SignalFailed
 from clawloop.steps import TrainingView
 
 log = logging.getLogger(__name__)
@@ -41,13 +41,13 @@ class PublishingActivities:
         self,
         store: PublishingStore,
         steps: StepStore,
-        announcer: PublishAnnouncer,
+        notifier: PublishNotifier,
         *,
         wait_seconds: float = WAIT_SECONDS,
     ) -> None:
         self._store = store
         self._steps = steps
-        self._announcer = announcer
+        self._notifier = notifier
         self._wait_seconds = wait_seconds
 
     @activity.defn(name="publish_version")
@@ -77,8 +77,8 @@ class PublishingActivities:
 
     async def _tell(self, engines: Sequence[Engine]) -> None:
         try:
-            await self._announcer.publish([engine.id for engine in engines if not engine.draining])
-        except AnnouncementFailed as error:  # their agents look every two seconds by themselves
+            await self._notifier.publish([engine.id for engine in engines if not engine.draining])
+        except SignalFailed as error:  # their agents look every two seconds by themselves
             log.warning("engines not told of a version", extra={"why": str(error)})
 
     async def _wait(self, view: TrainingView, until: float) -> tuple[list[str], list[str]]:

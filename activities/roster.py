@@ -5,7 +5,7 @@ Knows nothing about versions or health; a workflow looks at its engine by itself
 
 from __future__ import annotations
 
-from activities.telling import Telling
+from activities.telling import Notifier
 from activities.training_ports import EngineWorkflows, PublishingStore
 
 
@@ -19,7 +19,7 @@ class Roster:
 
         Raises:
             StoreUnavailable
-            AnnouncementFailed: of the engines it names; the others were told, and the next sweep tries again.
+            SignalFailed: of the engines it names; the others were told, and the next sweep tries again.
         """
         # Asked first: an engine added meanwhile is begun once too often, which is nothing; none is ended wrongly.
         running = await self._workflows.running()
@@ -30,7 +30,7 @@ class Roster:
             await how(engine_id)
 
         wrong = sorted(engines ^ running)
-        telling = Telling[str]("engine")
+        telling = Notifier[str]("engine")
         await telling.tell(wrong, str, tell)
-        telling.require_that_all_hear()
+        telling.raise_if_any_failed()
         return len(wrong)

@@ -11,20 +11,20 @@ from collections.abc import Awaitable, Callable, Sequence
 from itertools import groupby
 from typing import Generic, TypeVar
 
-from clawloop.errors import AnnouncementFailed
+from clawloop.errors import SignalFailed
 
 log = logging.getLogger(__name__)
 
 # Workflows told side by side; a signal takes 10 ms.
 AT_ONCE = 16
 # So many that cannot be told are not these workflows' fault; each may take 3 s, and the next sweep comes in a minute.
-MOST_STUCK = 2 * AT_ONCE
+MAX_FAILED = 2 * AT_ONCE
 
 Item = TypeVar("Item")
 Whom = TypeVar("Whom")
 
 
-class Telling(Generic[Whom]):
+class Notifier(Generic[Whom]):
     """
     Args:
         what: whose workflows they are: `session`, `policy`, `engine`.
@@ -35,7 +35,7 @@ class Telling(Generic[Whom]):
 
     def __init__(self, what: str) -> None:
         self._what = what
-        self.stuck: dict[Whom, AnnouncementFailed] = {}
+        self.stuck: dict[Whom, SignalFailed] = {}
 
     async def tell(
         self, items: Sequence[Item], whom: Callable[[Item], Whom], tell: Callable[[Item], Awaitable[None]]
@@ -51,11 +51,11 @@ class Telling(Generic[Whom]):
         async def tell_all(of: Whom, own: list[Item]) -> None:
             async with at_once:
                 for item in own:
-                    if self._gave_up:
+                    if self._too_many_failed:
                         return
                     try:
                         await tell(item)
-                    except AnnouncementFailed as error:
+                    except SignalFailed as error:
                         log.warning(
                             f"a {self._what} is left to the next sweep",
                             extra={f"{self._what}_id": str(of), "why": str(error)},
@@ -71,22 +71,22 @@ class Telling(Generic[Whom]):
                 group.create_task(tell_all(of, list(own)))
         return told
 
-    def require_that_most_hear(self) -> None:
+    def raise_if_most_failed(self) -> None:
         """
         Raises:
-            AnnouncementFailed: so many cannot be told that it is of no use to go on now.
+            SignalFailed: so many cannot be told that it is of no use to go on now.
         """
-        if self._gave_up:
+        if self._too_many_failed:
             raise next(iter(self.stuck.values()))
 
-    def require_that_all_hear(self) -> None:
+    def raise_if_any_failed(self) -> None:
         """
         Raises:
-            AnnouncementFailed: of those it names; the others were told, unless so many failed that it gave up.
+            SignalFailed: of those it names; the others were told, unless so many failed that it gave up.
         """
         if self.stuck:
-            raise AnnouncementFailed("; ".join(sorted(f"{self._what} {of}: {why}" for of, why in self.stuck.items())))
+            raise SignalFailed("; ".join(sorted(f"{self._what} {of}: {why}" for of, why in self.stuck.items())))
 
     @property
-    def _gave_up(self) -> bool:
-        return len(self.stuck) > MOST_STUCK
+    def _too_many_failed(self) -> bool:
+        return len(self.stuck) > MAX_FAILED

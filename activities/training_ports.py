@@ -145,14 +145,14 @@ class EngineControl(Protocol):
         """Whether it answers. Raises EngineUnavailable only when it is silent, which a busy engine may be."""
 
 
-class PublishAnnouncer(Protocol):
+class PublishNotifier(Protocol):
     """What tells engines' workflows that there is a version to load."""
 
     async def publish(self, engine_ids: Sequence[str]) -> None:
         """Wake them; twice is once.
 
         Raises:
-            AnnouncementFailed
+            SignalFailed
         """
 
 
@@ -163,40 +163,40 @@ class EngineWorkflows(Protocol):
         """Engines that have one, as far as Temporal has it indexed, which is seconds behind at most.
 
         Raises:
-            AnnouncementFailed
+            SignalFailed
         """
 
     async def begin(self, engine_id: str) -> None:
         """See that it runs; twice is once.
 
         Raises:
-            AnnouncementFailed
+            SignalFailed
         """
 
     async def end(self, engine_id: str) -> None:
         """Have it complete; nothing if it does not run.
 
         Raises:
-            AnnouncementFailed
+            SignalFailed
         """
 
 
-class WorkAnnouncer(Protocol):
+class WorkNotifier(Protocol):
     """What tells policies' training workflows that a batch waits."""
 
-    async def announce_work(self, policy: str) -> None:
+    async def notify_work(self, policy: str) -> None:
         """Tell the workflow, and begin it if it does not run. Twice is once.
 
         Raises:
-            AnnouncementFailed: the sweep will tell it.
+            SignalFailed: the sweep will tell it.
         """
 
 
 class WorkStore(Protocol):
     """Which policies' training workflows have to be told that work waits."""
 
-    async def untold_work(self, age: timedelta) -> list[str]:
+    async def pending_work(self, age: timedelta) -> list[str]:
         """Policies with work whose workflow was never told of it, or longer than `age` ago."""
 
-    async def mark_work_told(self, policies: Sequence[str]) -> None:
+    async def mark_work_notified(self, policies: Sequence[str]) -> None:
         """Note that their workflows were told now."""

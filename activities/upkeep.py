@@ -16,11 +16,11 @@ from temporalio import activity
 
 from activities.heartbeat import heartbeating
 from activities.messages import Swept
-from activities.ports import Announcer, Counts, Uncounted, UpkeepStore
+from activities.ports import Counts, SessionNotifier, Uncounted, UpkeepStore
 from activities.retention import Retention
 from activities.roster import Roster
-from activities.telling import Telling
-from activities.work import WorkTelling
+from activities.telling import Notifier
+from activities.work import TrainingNotifier
 from clawloop.contracts import SessionFacts
 from clawloop.ids import SessionId
 
@@ -48,8 +48,8 @@ class UpkeepActivities:
     def __init__(
         self,
         store: UpkeepStore,
-        announcer: Announcer,
-        work: WorkTelling,
+        notifier: SessionNotifier,
+        work: TrainingNotifier,
         idle: timedelta,
         age: timedelta = AGE,
         retention: Retention | None = None,
@@ -58,7 +58,7 @@ class UpkeepActivities:
     ) -> None:
         self._store = store
         self._counts: Counts = counts or Uncounted()
-        self._announcer = announcer
+        self._notifier = notifier
         self._work = work
         self._idle = idle
         self._age = age
@@ -76,10 +76,10 @@ class UpkeepActivities:
             failed: list[BaseException] = []
             stuck: set[SessionId] = set()
             swept = Swept(
-                announced=await _tried(self._announce_turns(stuck), failed),
-                feedback=await _tried(self._announce_feedback(stuck), failed),
+                announced=await _tried(self._notify_turns(stuck), failed),
+                feedback=await _tried(self._notify_feedback(stuck), failed),
                 woken=await _tried(self._wake_sessions(stuck), failed),
-                work=await _tried(self._work.tell_again(), failed),
+                work=await _tried(self._work.notify_pending(), failed),
                 removed=0 if self._retention is None else await _tried(self._retention.remove(), failed),
                 engines=0 if self._roster is None else await _tried(self._roster.mend(), failed),
             )
@@ -91,28 +91,28 @@ class UpkeepActivities:
                 raise failed[0]
             return swept
 
-    async def _announce_turns(self, stuck: set[SessionId]) -> int:
+    async def _notify_turns(self, stuck: set[SessionId]) -> int:
         return await _announced(
-            lambda but: self._store.unannounced_turns(self._age, BATCH, but),
-            self._announcer.announce_turn,
-            lambda turns: self._store.mark_announced([turn.turn_id for turn in turns]),
+            lambda but: self._store.pending_turns(self._age, BATCH, but),
+            self._notifier.notify_turn,
+            lambda turns: self._store.mark_notified([turn.turn_id for turn in turns]),
             stuck,
         )
 
-    async def _announce_feedback(self, stuck: set[SessionId]) -> int:
+    async def _notify_feedback(self, stuck: set[SessionId]) -> int:
         return await _announced(
-            lambda but: self._store.untold_feedback(self._age, BATCH, but),
-            self._announcer.announce_feedback,
-            lambda given: self._store.mark_feedback_announced([feedback.feedback_id for feedback in given]),
+            lambda but: self._store.pending_feedback(self._age, BATCH, but),
+            self._notifier.notify_feedback,
+            lambda given: self._store.mark_feedback_notified([feedback.feedback_id for feedback in given]),
             stuck,
         )
 
     async def _wake_sessions(self, stuck: set[SessionId]) -> int:
-        telling = Telling[SessionId]("session")
+        telling = Notifier[SessionId]("session")
         left = await self._store.sessions_left_open(self._idle + LEFT_OPEN_AFTER, BATCH)
-        told = await telling.tell(left, lambda item: item.session_id, self._announcer.wake)
+        told = await telling.tell(left, lambda item: item.session_id, self._notifier.wake)
         stuck.update(telling.stuck)
-        telling.require_that_most_hear()
+        telling.raise_if_most_failed()
         return len(told)
 
 
@@ -128,12 +128,12 @@ async def _announced(
         unheard: the next batch, without these sessions.
         stuck: sessions that could not be told are added.
     """
-    telling, total = Telling[SessionId]("session"), 0
+    telling, total = Notifier[SessionId]("session"), 0
     while batch := await unheard([*telling.stuck]):
         told = await telling.tell(batch, lambda item: item[0].session_id, lambda item: announce(*item))
         await mark([item for _, item in told])
         stuck.update(telling.stuck)
-        telling.require_that_most_hear()
+        telling.raise_if_most_failed()
         total += len(told)
         if len(batch) < BATCH:
             break

@@ -10,7 +10,7 @@ import asyncio
 import logging
 import time
 
-from api.ports import Announcer, FeedbackStore, TurnStore
+from api.ports import FeedbackStore, SessionNotifier, TurnStore
 from clawloop.contracts import (
     EnteredTurn,
     FeedbackGiven,
@@ -20,7 +20,7 @@ from clawloop.contracts import (
     TurnRecord,
     TurnRecorded,
 )
-from clawloop.errors import AnnouncementFailed, StoreUnavailable
+from clawloop.errors import SignalFailed, StoreUnavailable
 from clawloop.telemetry import GatewayMetrics
 
 log = logging.getLogger(__name__)
@@ -34,10 +34,10 @@ QUIET_SECONDS = 5.0
 # At shutdown: what is not told by then is the sweep's.
 FINISH_SECONDS = 1.0
 
-Told = tuple[SessionFacts, TurnRecorded | FeedbackGiven]
+SessionMessage = tuple[SessionFacts, TurnRecorded | FeedbackGiven]
 
 
-class Announcements:
+class NotificationQueue:
     """Use as an async context manager: inside it turns are announced; turns of one session in their order.
 
     Args:
@@ -46,20 +46,20 @@ class Announcements:
     """
 
     def __init__(
-        self, announcer: Announcer | None, turns: TurnStore, feedback: FeedbackStore, metrics: GatewayMetrics
+        self, notifier: SessionNotifier | None, turns: TurnStore, feedback: FeedbackStore, metrics: GatewayMetrics
     ) -> None:
-        self._announcer = announcer
+        self._notifier = notifier
         self._turns = turns
         self._feedback = feedback
         self._metrics = metrics
-        self._lanes: list[asyncio.Queue[Told]] = []
+        self._lanes: list[asyncio.Queue[SessionMessage]] = []
         self._tasks: list[asyncio.Task[None]] = []
         self._quiet_until = 0.0
 
-    async def __aenter__(self) -> Announcements:
-        if self._announcer is not None:
+    async def __aenter__(self) -> NotificationQueue:
+        if self._notifier is not None:
             self._lanes = [asyncio.Queue(LANE_LIMIT) for _ in range(LANES)]
-            self._tasks = [asyncio.create_task(self._keep_telling(lane, self._announcer)) for lane in self._lanes]
+            self._tasks = [asyncio.create_task(self._send_batches(lane, self._notifier)) for lane in self._lanes]
         return self
 
     async def __aexit__(self, *_: object) -> None:
@@ -97,28 +97,28 @@ class Announcements:
         except asyncio.QueueFull:
             self._leave(1)
 
-    async def _keep_telling(self, lane: asyncio.Queue[Told], announcer: Announcer) -> None:
+    async def _send_batches(self, lane: asyncio.Queue[SessionMessage], notifier: SessionNotifier) -> None:
         while True:
             batch = [await lane.get()]
             while not lane.empty():
                 batch.append(lane.get_nowait())
             try:
-                await self._note(await self._tell(batch, announcer))
+                await self._note(await self._tell(batch, notifier))
             finally:
                 for _ in batch:
                     lane.task_done()
 
-    async def _tell(self, batch: list[Told], announcer: Announcer) -> list[TurnRecorded | FeedbackGiven]:
+    async def _tell(self, batch: list[SessionMessage], notifier: SessionNotifier) -> list[TurnRecorded | FeedbackGiven]:
         told: list[TurnRecorded | FeedbackGiven] = []
         for session, message in batch:
             if time.monotonic() < self._quiet_until:
                 break
             try:
                 if isinstance(message, FeedbackGiven):
-                    await announcer.announce_feedback(session, message)
+                    await notifier.notify_feedback(session, message)
                 else:
-                    await announcer.announce_turn(session, message)
-            except AnnouncementFailed as error:
+                    await notifier.notify_turn(session, message)
+            except SignalFailed as error:
                 self._quiet_until = time.monotonic() + QUIET_SECONDS
                 log.warning("turns are left to the sweep", extra={"why": str(error)})
                 break
@@ -130,15 +130,15 @@ class Announcements:
         turns = [message.turn_id for message in told if isinstance(message, TurnRecorded)]
         try:
             if turns:
-                await self._turns.mark_announced(turns)
+                await self._turns.mark_notified(turns)
             for message in told:
                 if isinstance(message, FeedbackGiven):
-                    await self._feedback.mark_feedback_announced(message.feedback_id)
+                    await self._feedback.mark_feedback_notified(message.feedback_id)
         except StoreUnavailable as error:
             # Told twice is told once: the sweep will tell them again.
             log.warning("announced, but not noted", extra={"messages": len(told), "why": str(error)})
-        self._metrics.announcements.labels("told").inc(len(told))
+        self._metrics.notifications.labels("told").inc(len(told))
 
     def _leave(self, count: int) -> None:
         if count:
-            self._metrics.announcements.labels("left to the sweep").inc(count)
+            self._metrics.notifications.labels("left to the sweep").inc(count)

@@ -8,7 +8,7 @@ from dataclasses import dataclass, field
 
 from fastapi import Request
 
-from api.announcing import Announcements
+from api.announcing import NotificationQueue
 from api.auth import KeyRing
 from api.directory import DirectoryCache
 from api.ports import (
@@ -42,7 +42,7 @@ class Services:
     directory: DirectoryCache
     engines: Engines
     recorder: Recorder
-    announcements: Announcements
+    notifications: NotificationQueue
     versions: VersionChooser
     sessions: SessionStore
     feedback: FeedbackStore

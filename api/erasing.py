@@ -14,7 +14,7 @@ from pydantic import BaseModel
 
 from api.dependencies import Services, services_of
 from clawloop.contracts import Erasure, Scope
-from clawloop.errors import AnnouncementFailed, RequestRejected
+from clawloop.errors import RequestRejected, SignalFailed
 from clawloop.ids import SessionId, turn_id_of
 
 router = APIRouter(prefix="/admin/v1")
@@ -65,7 +65,7 @@ async def _told(services: Services, erasure: Erasure) -> ContentGone:
     told = True
     try:
         await services.session_operations.content_erased(erasure.session.session_id, erasure.told)
-    except AnnouncementFailed as error:
+    except SignalFailed as error:
         # Nothing hangs on it: a workflow holds ids and reasons only.
         log.warning("erased, but its workflow was not told", extra={"why": str(error)})
         told = False

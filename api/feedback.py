@@ -91,7 +91,7 @@ async def give_feedback(request: Request) -> FeedbackTaken | OutcomeTaken:
     if stored is None:
         # Whether another key has it is not ours to say.
         raise RequestRejected("This key has no such reply.", status=404, code="not_found")
-    services.announcements.add_feedback(stored)
+    services.notifications.add_feedback(stored)
     return FeedbackTaken(feedback_id=stored.given.feedback_id, effect=stored.effect)
 
 

@@ -55,7 +55,7 @@ class TurnStore(Protocol):
             StoreUnavailable
         """
 
-    async def mark_announced(self, turn_ids: Sequence[TurnId]) -> None:
+    async def mark_notified(self, turn_ids: Sequence[TurnId]) -> None:
         """Note that the workflows of these turns were told of them; the first time counts.
 
         Raises:
@@ -63,21 +63,21 @@ class TurnStore(Protocol):
         """
 
 
-class Announcer(Protocol):
+class SessionNotifier(Protocol):
     """What tells a session's workflow about a turn."""
 
-    async def announce_turn(self, session: SessionFacts, turn: TurnRecorded) -> None:
+    async def notify_turn(self, session: SessionFacts, turn: TurnRecorded) -> None:
         """Tell the session's workflow, and begin it if it does not run. Twice is once.
 
         Raises:
-            AnnouncementFailed: it could not be told now; the sweep will tell it.
+            SignalFailed: it could not be told now; the sweep will tell it.
         """
 
-    async def announce_feedback(self, session: SessionFacts, feedback: FeedbackGiven) -> None:
+    async def notify_feedback(self, session: SessionFacts, feedback: FeedbackGiven) -> None:
         """Tell the session's workflow of feedback, and begin it if it does not run.
 
         Raises:
-            AnnouncementFailed
+            SignalFailed
         """
 
 
@@ -93,7 +93,7 @@ class FeedbackStore(Protocol):
     async def give_outcome(self, key: ApiKeyId, session: str, outcome: int) -> FeedbackEffect | None:
         """Store whether the task of a session of this key succeeded, 1 or −1; None if it has no such session."""
 
-    async def mark_feedback_announced(self, feedback: FeedbackId) -> None: ...
+    async def mark_feedback_notified(self, feedback: FeedbackId) -> None: ...
 
 
 class SessionStore(Protocol):
@@ -120,7 +120,7 @@ class JudgedTurns(Protocol):
 class SessionOperations(Protocol):
     """What an operator can have done by sessions' workflows.
 
-    Every call raises AnnouncementFailed when it cannot be said now.
+    Every call raises SignalFailed when it cannot be said now.
     """
 
     async def judge_again(self, session: SessionFacts, wanted: JudgeAgain) -> None:
@@ -215,7 +215,7 @@ class Readiness(Protocol):
 class Operations(Protocol):
     """What tells Temporal what an operator said, after PostgreSQL was told. It answers within its own limit.
 
-    Every call raises AnnouncementFailed when the workflow could not be told now; it holds nevertheless, and the
+    Every call raises SignalFailed when the workflow could not be told now; it holds nevertheless, and the
     workflow sees it when it looks next.
     """
 

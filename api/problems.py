@@ -14,13 +14,13 @@ from starlette.exceptions import HTTPException
 from starlette.responses import Response
 
 from clawloop.errors import (
-    AnnouncementFailed,
     ClawloopError,
     EngineAnswerUnusable,
     EngineBroke,
     EngineRejected,
     EngineUnavailable,
     RequestRejected,
+    SignalFailed,
     StoreUnavailable,
 )
 
@@ -112,7 +112,7 @@ def problem_of(error: ClawloopError) -> Problem:
         case StoreUnavailable():
             message = f"The database does not answer, and this request needs it. Try again in {STORE_RETRY_SECONDS} s."
             return Problem(503, message, "store_unavailable", retry_after=str(STORE_RETRY_SECONDS))
-        case AnnouncementFailed():
+        case SignalFailed():
             message = f"Temporal does not answer, and this request needs it. Try again in {TEMPORAL_RETRY_SECONDS} s."
             return Problem(503, message, "temporal_unavailable", retry_after=str(TEMPORAL_RETRY_SECONDS))
         case _:

@@ -13,7 +13,7 @@ import time
 from purgatory import AsyncCircuitBreakerFactory
 from purgatory.domain.model import OpenedState
 
-from api.announcing import Announcements
+from api.announcing import NotificationQueue
 from api.ports import TurnStore
 from api.spool import Spool, SpoolFull
 from clawloop.contracts import EnteredTurn, TurnRecord
@@ -44,13 +44,13 @@ class Recorder:
         patient_store: TurnStore,
         spool: Spool,
         metrics: GatewayMetrics,
-        announcements: Announcements,
+        notifications: NotificationQueue,
     ) -> None:
         self._store = store
         self._patient_store = patient_store
         self._spool = spool
         self._metrics = metrics
-        self._announcements = announcements
+        self._announcements = notifications
         self._breaker = AsyncCircuitBreakerFactory(
             default_threshold=1, default_ttl=BREAKER_SECONDS, exclude=[RecordUnusable]
         )

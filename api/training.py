@@ -16,7 +16,7 @@ from pydantic import BaseModel, ConfigDict, Field, ValidationError
 from api.boundary import read_json
 from api.dependencies import Services, services_of
 from clawloop.contracts import Scope
-from clawloop.errors import AnnouncementFailed, RecipeRejected, RequestRejected
+from clawloop.errors import RecipeRejected, RequestRejected, SignalFailed
 from clawloop.recipe import Recipe, parse_recipe
 from clawloop.recipe_checks import require_rank
 from clawloop.steps import TrainingState, TrainingView, VersionView
@@ -243,5 +243,5 @@ def _check(model: type[Asked], body: dict[str, Any]) -> Asked:
 async def _tell(telling: Awaitable[None]) -> None:
     try:
         await telling
-    except AnnouncementFailed as error:
+    except SignalFailed as error:
         log.warning("told PostgreSQL, but not the training workflow", extra={"why": str(error)})

@@ -16,8 +16,8 @@ from temporalio.worker import Worker
 from activities.engines import EngineActivities
 from activities.training_ports import EngineControl
 from clawloop.addresses import database_url
-from clawloop.engine_announcing import TemporalPublishAnnouncer
-from clawloop.errors import AnnouncementFailed, EngineUnavailable
+from clawloop.engine_announcing import TemporalEngineNotifier
+from clawloop.errors import EngineUnavailable, SignalFailed
 from clawloop.serving.adapters import VllmControl
 from clawloop.settings import Settings
 from clawloop.steps import VersionRef
@@ -85,9 +85,9 @@ def agent_worker(client: Client, engine_id: str, activities: EngineActivities) -
 async def _begin_workflow(client: Client, engine_id: str) -> None:
     while True:
         try:
-            await TemporalPublishAnnouncer(client).begin(engine_id)
+            await TemporalEngineNotifier(client).begin(engine_id)
             return
-        except AnnouncementFailed as error:
+        except SignalFailed as error:
             # The orchestrator makes the search attributes known; it may start after us.
             log.warning("the engine's workflow not begun yet", extra={"engine_id": engine_id, "why": str(error)})
             await asyncio.sleep(_BEGIN_AGAIN_SECONDS)

@@ -17,13 +17,13 @@ from temporalio.common import (
     WorkflowIDReusePolicy,
 )
 
-from clawloop.telling import telling
+from clawloop.telling import temporal_deadline
 from workflows import attributes
 from workflows.state import EngineState
 
 
-class TemporalPublishAnnouncer:
-    """Satisfies `activities.training_ports.PublishAnnouncer` and `.EngineWorkflows`.
+class TemporalEngineNotifier:
+    """Satisfies `activities.training_ports.PublishNotifier` and `.EngineWorkflows`.
 
     Args:
         client: may be lazy; it connects again by itself.
@@ -35,7 +35,7 @@ class TemporalPublishAnnouncer:
     async def publish(self, engine_ids: Sequence[str]) -> None:
         """
         Raises:
-            AnnouncementFailed: of one at least; the others were told.
+            SignalFailed: of one at least; the others were told.
         """
         told = await asyncio.gather(
             *(self._begin(one, attributes.PUBLISH) for one in engine_ids), return_exceptions=True
@@ -48,27 +48,27 @@ class TemporalPublishAnnouncer:
         """See that the engine's workflow runs.
 
         Raises:
-            AnnouncementFailed
+            SignalFailed
         """
         await self._begin(engine_id, None)
 
     async def running(self) -> frozenset[str]:
         """
         Raises:
-            AnnouncementFailed
+            SignalFailed
         """
         query = f"WorkflowType = '{attributes.ENGINE_WORKFLOW}' AND ExecutionStatus = 'Running'"
-        async with telling():
+        async with temporal_deadline():
             found = self._client.list_workflows(query)
             return frozenset([attributes.engine_of_workflow(execution.id) async for execution in found])
 
     async def end(self, engine_id: str) -> None:
         """
         Raises:
-            AnnouncementFailed
+            SignalFailed
         """
         handle = self._client.get_workflow_handle(attributes.engine_workflow_id(engine_id))
-        async with telling(may_be_gone=True):
+        async with temporal_deadline(may_be_gone=True):
             await handle.signal(attributes.ENGINE_REMOVED)
 
     async def _begin(self, engine_id: str, signal: str | None) -> None:
@@ -76,7 +76,7 @@ class TemporalPublishAnnouncer:
             SearchAttributePair(attributes.ENGINE, engine_id),
             SearchAttributePair(attributes.STATE, "new"),
         ]
-        async with telling():
+        async with temporal_deadline():
             await self._client.start_workflow(
                 attributes.ENGINE_WORKFLOW,
                 EngineState(engine_id=engine_id),

@@ -11,7 +11,7 @@ from typing import TYPE_CHECKING, Annotated
 
 import typer
 
-from clawloop.errors import AnnouncementFailed, SetupError
+from clawloop.errors import SetupError, SignalFailed
 from clawloop.terminal import AsJson, Data, settings_of, with_database
 
 if TYPE_CHECKING:
@@ -92,14 +92,16 @@ async def _tell(settings: Settings, erasure: Erasure) -> str | None:
     from datetime import timedelta
 
     from clawloop.addresses import temporal_address
-    from clawloop.temporal import TemporalAnnouncer, connect
+    from clawloop.temporal import TemporalSessionNotifier, connect
 
     if (address := temporal_address(settings)) is None:
         return "no Temporal: set TEMPORAL_ADDRESS, or start `clawloop up` in another terminal"
-    announcer = TemporalAnnouncer(await connect(address, lazy=True), timedelta(minutes=settings.session_idle_minutes))
+    notifier = TemporalSessionNotifier(
+        await connect(address, lazy=True), timedelta(minutes=settings.session_idle_minutes)
+    )
     try:
-        await announcer.content_erased(erasure.session.session_id, erasure.told)
-    except AnnouncementFailed as error:
+        await notifier.content_erased(erasure.session.session_id, erasure.told)
+    except SignalFailed as error:
         return str(error)
     return None
 

@@ -63,14 +63,14 @@ async def _judge_again(
 
     Raises:
         SetupError: there is no such turn or session, or the one turn cannot be judged again.
-        AnnouncementFailed, StoreUnavailable
+        SignalFailed, StoreUnavailable
     """
     from datetime import timedelta
 
     from clawloop.addresses import database_url, temporal_address
     from clawloop.contracts import JudgeAgain
     from clawloop.judging.again import why_not_again
-    from clawloop.temporal import TemporalAnnouncer, connect
+    from clawloop.temporal import TemporalSessionNotifier, connect
     from db.engine import BACKGROUND_LIMIT, Database
     from db.judged_so_far import PostgresJudgedSoFar
 
@@ -81,7 +81,9 @@ async def _judge_again(
         await database.close()
     if (address := temporal_address(settings)) is None:
         raise SetupError("no Temporal: set TEMPORAL_ADDRESS, or start `clawloop up` in another terminal")
-    sessions = TemporalAnnouncer(await connect(address, lazy=True), timedelta(minutes=settings.session_idle_minutes))
+    sessions = TemporalSessionNotifier(
+        await connect(address, lazy=True), timedelta(minutes=settings.session_idle_minutes)
+    )
     told: list[dict[str, object]] = []
     for one in found:
         why = why_not_again(one)

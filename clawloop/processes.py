@@ -11,7 +11,7 @@ from datetime import timedelta
 
 import uvicorn
 
-from api.announcing import Announcements
+from api.announcing import NotificationQueue
 from api.app import create_app
 from api.auth import KeyRing
 from api.dependencies import Limits, Services
@@ -28,8 +28,8 @@ from clawloop.serving.chat import ChatEngines
 from clawloop.serving.rotation import Rotation
 from clawloop.settings import Settings
 from clawloop.telemetry import GatewayMetrics
-from clawloop.temporal import SessionsWithoutTemporal, TemporalAnnouncer, connect
-from clawloop.temporal_training import TemporalTraining, WithoutTemporal
+from clawloop.temporal import DisconnectedSessions, TemporalSessionNotifier, connect
+from clawloop.temporal_training import DisconnectedTraining, TemporalTraining
 from db.chains import Chains
 from db.engine import BACKGROUND_LIMIT, CHAT_LIMIT, Database
 from db.erasure import PostgresErasureStore
@@ -142,22 +142,22 @@ async def _gateway_services(stack: AsyncExitStack, url: str, settings: Settings,
     spool = Spool(settings.data / "spool", SPOOL_LIMIT_BYTES)
     stack.callback(spool.close)
     feedback = PostgresFeedbackStore(patient)
-    announcer, operations = await _telling(settings)
-    announcements = await stack.enter_async_context(Announcements(announcer, patient_turns, feedback, metrics))
-    recorder = await stack.enter_async_context(Recorder(turns, patient_turns, spool, metrics, announcements))
+    notifier, operations = await _telling(settings)
+    notifications = await stack.enter_async_context(NotificationQueue(notifier, patient_turns, feedback, metrics))
+    recorder = await stack.enter_async_context(Recorder(turns, patient_turns, spool, metrics, notifications))
     return Services(
         keys=KeyRing(PostgresKeyStore(database)),
         directory=directory,
         engines=engines,
         recorder=recorder,
-        announcements=announcements,
+        notifications=notifications,
         sessions=PostgresSessionStore(patient),
         feedback=feedback,
         training=PostgresTrainingStore(patient),
         operations=operations,
         judged=PostgresJudgedSoFar(patient),
         erasures=PostgresErasureStore(patient),
-        session_operations=announcer or SessionsWithoutTemporal(),
+        session_operations=notifier or DisconnectedSessions(),
         versions=VersionChooser(turns),
         readiness=GatewayReadiness(database, engines),
         metrics=metrics,
@@ -166,13 +166,13 @@ async def _gateway_services(stack: AsyncExitStack, url: str, settings: Settings,
     )
 
 
-async def _telling(settings: Settings) -> tuple[TemporalAnnouncer | None, Operations]:
+async def _telling(settings: Settings) -> tuple[TemporalSessionNotifier | None, Operations]:
     address = temporal_address(settings)
     if address is None:
         log.warning("no Temporal is given: turns are stored and wait, set TEMPORAL_ADDRESS")
-        return None, WithoutTemporal("no Temporal is given: set TEMPORAL_ADDRESS")
+        return None, DisconnectedTraining("no Temporal is given: set TEMPORAL_ADDRESS")
     client = await connect(address, lazy=True)
-    return TemporalAnnouncer(client, timedelta(minutes=settings.session_idle_minutes)), TemporalTraining(client)
+    return TemporalSessionNotifier(client, timedelta(minutes=settings.session_idle_minutes)), TemporalTraining(client)
 
 
 async def _add_given_engines(url: str, settings: Settings) -> None:

@@ -79,7 +79,7 @@ class GatewayMetrics:
             ["why"],
             registry=self.registry,
         )
-        self.announcements = Counter(
+        self.notifications = Counter(
             "clawloop_gateway_announcements_total",
             "Main turns by whether their session's workflow was told at once",
             ["result"],

@@ -48,15 +48,15 @@ from temporalio.worker.workflow_sandbox import SandboxedWorkflowRunner
 
 from clawloop.contracts import ContentErased, FeedbackGiven, JudgeAgain, SessionFacts, TurnRecorded
 from clawloop.errors import (
-    AnnouncementFailed,
     ClawloopError,
     JudgeRefused,
     JudgeUnavailable,
     PermanentError,
+    SignalFailed,
     TrainerUnavailable,
 )
 from clawloop.ids import SessionId
-from clawloop.telling import telling
+from clawloop.telling import temporal_deadline
 from workflows import attributes
 from workflows.state import SessionState
 
@@ -206,7 +206,7 @@ async def begin_sweeping(client: Client) -> None:
         await client.create_schedule(attributes.SWEEP_ID, schedule)
 
 
-class TemporalAnnouncer:
+class TemporalSessionNotifier:
     """Tells session workflows by signal-with-start, which needs Temporal's server, but no worker.
 
     Args:
@@ -218,17 +218,17 @@ class TemporalAnnouncer:
         self._client = client
         self._idle = idle
 
-    async def announce_turn(self, session: SessionFacts, turn: TurnRecorded) -> None:
+    async def notify_turn(self, session: SessionFacts, turn: TurnRecorded) -> None:
         """
         Raises:
-            AnnouncementFailed
+            SignalFailed
         """
         await self._tell(session, attributes.TURN_RECORDED, turn)
 
-    async def announce_feedback(self, session: SessionFacts, feedback: FeedbackGiven) -> None:
+    async def notify_feedback(self, session: SessionFacts, feedback: FeedbackGiven) -> None:
         """
         Raises:
-            AnnouncementFailed
+            SignalFailed
         """
         await self._tell(session, attributes.FEEDBACK_GIVEN, feedback)
 
@@ -236,7 +236,7 @@ class TemporalAnnouncer:
         """Have the session's workflow judge a turn once more; satisfies `api.ports.SessionOperations`.
 
         Raises:
-            AnnouncementFailed
+            SignalFailed
         """
         await self._tell(session, attributes.JUDGE_AGAIN, wanted)
 
@@ -244,17 +244,17 @@ class TemporalAnnouncer:
         """Tell the session's workflow; where none runs, nobody has to hear of it.
 
         Raises:
-            AnnouncementFailed
+            SignalFailed
         """
         workflow = self._client.get_workflow_handle(attributes.session_workflow_id(session))
-        async with telling(may_be_gone=True):
+        async with temporal_deadline(may_be_gone=True):
             await workflow.signal(attributes.CONTENT_ERASED, erased)
 
     async def wake(self, session: SessionFacts) -> None:
         """See that the session's workflow runs, so that it closes.
 
         Raises:
-            AnnouncementFailed
+            SignalFailed
         """
         await self._tell(session, None, None)
 
@@ -274,7 +274,7 @@ class TemporalAnnouncer:
             SearchAttributePair(attributes.VERSION, session.version),
         ]
         since = f"{session.since:%Y-%m-%d %H:%M} UTC"
-        async with telling():
+        async with temporal_deadline():
             await self._client.start_workflow(
                 attributes.SESSION_WORKFLOW,
                 state,
@@ -291,11 +291,11 @@ class TemporalAnnouncer:
             )
 
 
-class SessionsWithoutTemporal:
+class DisconnectedSessions:
     """Satisfies `api.ports.SessionOperations` where no Temporal is given."""
 
     async def judge_again(self, session: SessionFacts, wanted: JudgeAgain) -> None:
-        raise AnnouncementFailed("no Temporal is given: set TEMPORAL_ADDRESS")
+        raise SignalFailed("no Temporal is given: set TEMPORAL_ADDRESS")
 
     async def content_erased(self, session: SessionId, erased: ContentErased) -> None:
-        raise AnnouncementFailed("no Temporal is given: set TEMPORAL_ADDRESS")
+        raise SignalFailed("no Temporal is given: set TEMPORAL_ADDRESS")

@@ -13,15 +13,15 @@ from temporalio.client import Client
 from temporalio.common import SearchAttributePair, TypedSearchAttributes, WorkflowIDConflictPolicy
 
 from activities.training_messages import PauseTraining, Pin, ResumeTraining, RollBack, SetRecipe
-from clawloop.errors import AnnouncementFailed
+from clawloop.errors import SignalFailed
 from clawloop.recipe import Recipe
 from clawloop.steps import TrainingState
-from clawloop.telling import UPDATE_LIMIT, telling
+from clawloop.telling import UPDATE_LIMIT, temporal_deadline
 from workflows import attributes
 from workflows.training_state import PolicyTraining
 
 
-class WithoutTemporal:
+class DisconnectedTraining:
     """Satisfies `api.ports.Operations` where there is no Temporal: what operators say waits in PostgreSQL."""
 
     def __init__(self, why: str) -> None:
@@ -43,11 +43,11 @@ class WithoutTemporal:
         self._fail()
 
     def _fail(self) -> NoReturn:
-        raise AnnouncementFailed(self._why)
+        raise SignalFailed(self._why)
 
 
 class TemporalTraining:
-    """Satisfies `activities.training_ports.WorkAnnouncer` and `api.ports.Operations`.
+    """Satisfies `activities.training_ports.WorkNotifier` and `api.ports.Operations`.
 
     Args:
         client: may be lazy; it connects again by itself.
@@ -56,17 +56,17 @@ class TemporalTraining:
     def __init__(self, client: Client) -> None:
         self._client = client
 
-    async def announce_work(self, policy: str) -> None:
+    async def notify_work(self, policy: str) -> None:
         """Wake the policy's workflow by signal-with-start, which needs Temporal's server, but no worker.
 
         Raises:
-            AnnouncementFailed
+            SignalFailed
         """
         found_by: list[SearchAttributePair[Any]] = [
             SearchAttributePair(attributes.POLICY, policy),
             SearchAttributePair(attributes.STATE, str(TrainingState.WAITING)),
         ]
-        async with telling():
+        async with temporal_deadline():
             await self._client.start_workflow(
                 attributes.TRAINING_WORKFLOW,
                 PolicyTraining(policy=policy),
@@ -81,39 +81,39 @@ class TemporalTraining:
     async def pause(self, policy: str, reason: str) -> None:
         """
         Raises:
-            AnnouncementFailed
+            SignalFailed
         """
         await self._update(policy, attributes.PAUSE, PauseTraining(reason=reason))
 
     async def resume(self, policy: str, retry: bool) -> None:
         """
         Raises:
-            AnnouncementFailed
+            SignalFailed
         """
         await self._update(policy, attributes.RESUME, ResumeTraining(retry=retry))
 
     async def roll_back(self, policy: str, version: int) -> None:
         """
         Raises:
-            AnnouncementFailed
+            SignalFailed
         """
         await self._update(policy, attributes.ROLL_BACK, RollBack(version=version))
 
     async def pin(self, policy: str, version: int | None) -> None:
         """
         Raises:
-            AnnouncementFailed
+            SignalFailed
         """
         await self._update(policy, attributes.PIN, Pin(version=version))
 
     async def set_recipe(self, policy: str, recipe: Recipe) -> None:
         """
         Raises:
-            AnnouncementFailed
+            SignalFailed
         """
         await self._update(policy, attributes.SET_RECIPE, SetRecipe(name=recipe.name, hash=recipe.hash))
 
     async def _update(self, policy: str, name: str, message: BaseModel) -> None:
         handle = self._client.get_workflow_handle(attributes.training_workflow_id(policy))
-        async with telling(UPDATE_LIMIT):
+        async with temporal_deadline(UPDATE_LIMIT):
             await handle.execute_update(name, message)

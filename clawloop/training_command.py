@@ -14,7 +14,7 @@ from typing import TYPE_CHECKING, Annotated
 
 import typer
 
-from clawloop.errors import AnnouncementFailed
+from clawloop.errors import SignalFailed
 from clawloop.terminal import AsJson, Data, settings_of, show_facts, show_rows, when, with_database
 
 if TYPE_CHECKING:
@@ -194,7 +194,7 @@ def _do(
         view = await write(PostgresTrainingStore(database))
         try:
             await tell(await _operations(settings_of(data)))
-        except AnnouncementFailed as error:
+        except SignalFailed as error:
             typer.echo(f"It holds; the training workflow sees it when it looks next ({error}).", err=True)
         return view
 
@@ -208,19 +208,19 @@ async def _operations(settings: Settings) -> Operations:
     in its transport's words.
 
     Raises:
-        AnnouncementFailed: there is no Temporal, or it does not answer.
+        SignalFailed: there is no Temporal, or it does not answer.
     """
     from clawloop.addresses import temporal_address
 
     address = temporal_address(settings)
     if address is None:
-        raise AnnouncementFailed("no Temporal is given: set TEMPORAL_ADDRESS")
+        raise SignalFailed("no Temporal is given: set TEMPORAL_ADDRESS")
     host, _, port = address.rpartition(":")
     try:
         async with asyncio.timeout(TEMPORAL_LOOK_SECONDS):
             _, writer = await asyncio.open_connection(host.strip("[]"), int(port))
     except (OSError, TimeoutError, ValueError):
-        raise AnnouncementFailed(f"Temporal does not answer at {address}") from None
+        raise SignalFailed(f"Temporal does not answer at {address}") from None
     writer.close()
     from clawloop.temporal import connect
     from clawloop.temporal_training import TemporalTraining

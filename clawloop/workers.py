@@ -26,22 +26,22 @@ from activities.publishing import PublishingActivities
 from activities.retention import Retention
 from activities.roster import Roster
 from activities.steps import StepActivities
-from activities.training_ports import WorkAnnouncer
+from activities.training_ports import WorkNotifier
 from activities.upkeep import UpkeepActivities
-from activities.work import WorkTelling
+from activities.work import TrainingNotifier
 from api.directory import DirectoryCache
 from api.ports import DirectoryStore
 from clawloop.adapter_folder import AdapterFolder
 from clawloop.addresses import database_url, temporal_address
-from clawloop.engine_announcing import TemporalPublishAnnouncer
-from clawloop.errors import AnnouncementFailed, SetupError, StoreUnavailable, TrainerUnavailable
+from clawloop.engine_announcing import TemporalEngineNotifier
+from clawloop.errors import SetupError, SignalFailed, StoreUnavailable, TrainerUnavailable
 from clawloop.judging.prompts import AnswerForm
 from clawloop.serving.endpoints import Endpoint, Endpoints
 from clawloop.serving.judge import JudgeClient
 from clawloop.serving.rendering import EngineRenderer
 from clawloop.settings import Settings
 from clawloop.telemetry import WorkerMetrics
-from clawloop.temporal import TemporalAnnouncer, begin_sweeping, connect, register_search_attributes
+from clawloop.temporal import TemporalSessionNotifier, begin_sweeping, connect, register_search_attributes
 from clawloop.temporal_training import TemporalTraining
 from db.closing import PostgresClosingStore
 from db.engine import BACKGROUND_LIMIT, Database
@@ -90,7 +90,7 @@ async def run_worker(role: Role, settings: Settings, health_port: int) -> None:
 
     async def workers(client: Client, stack: AsyncExitStack) -> list[Worker]:
         if role is Role.ORCHESTRATOR:
-            await _tell_temporal(client)
+            await _notify_temporal(client)
         return await _workers(role, settings, url, client, metrics, stack)
 
     await serve(role, settings, workers, health_port, registry=metrics.registry)
@@ -159,7 +159,7 @@ async def _when_temporal_answers(address: str, workers: Workers, stack: AsyncExi
             await asyncio.sleep(RETRY_SECONDS)
 
 
-async def _tell_temporal(client: Client) -> None:
+async def _notify_temporal(client: Client) -> None:
     """What Temporal must know before there are workflows."""
     await register_search_attributes(client)
     await begin_sweeping(client)
@@ -171,7 +171,7 @@ async def _workers(
     database = Database(url, BACKGROUND_LIMIT)
     stack.push_async_callback(database.close)
     judgements = PostgresJudgementStore(database)
-    work = WorkTelling(PostgresWorkStore(database), TemporalTraining(client))
+    work = TrainingNotifier(PostgresWorkStore(database), TemporalTraining(client))
     if role is Role.JUDGE:
         directory = await stack.enter_async_context(DirectoryCache(PostgresDirectoryStore(database)))
         engines = _engines(directory)
@@ -192,11 +192,11 @@ async def _workers(
     idle = timedelta(minutes=settings.session_idle_minutes)
     step_store, publishing_store = PostgresStepStore(database), PostgresPublishingStore(database)
     retention = Retention(publishing_store, AdapterFolder(settings.data / "adapters"))
-    announcer = TemporalAnnouncer(client, idle)
-    engine_workflows = TemporalPublishAnnouncer(client)
+    notifier = TemporalSessionNotifier(client, idle)
+    engine_workflows = TemporalEngineNotifier(client)
     roster = Roster(publishing_store, engine_workflows)
     upkeep = UpkeepActivities(
-        PostgresUpkeepStore(database), announcer, work, idle, retention=retention, roster=roster, counts=metrics
+        PostgresUpkeepStore(database), notifier, work, idle, retention=retention, roster=roster, counts=metrics
     )
     ledger = LedgerActivities(PostgresClosingStore(database), judgements, work, metrics)
     steps = StepActivities(step_store)
@@ -226,14 +226,14 @@ async def _workers(
     ]
 
 
-async def _begin_learning(directory: DirectoryStore, announcer: WorkAnnouncer) -> None:
+async def _begin_learning(directory: DirectoryStore, notifier: WorkNotifier) -> None:
     """See that each policy's training workflow runs and looks around; engines' agents begin those of engines."""
     while True:
         try:
             for policy in (await directory.read()).policies:
-                await announcer.announce_work(policy.id)
+                await notifier.notify_work(policy.id)
             return
-        except (StoreUnavailable, AnnouncementFailed) as error:
+        except (StoreUnavailable, SignalFailed) as error:
             log.warning("learning is not begun yet", extra={"why": str(error)})
             await asyncio.sleep(RETRY_SECONDS)
 

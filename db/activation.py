@@ -13,7 +13,7 @@ from db.tables import Engine, EngineVersion, Policy, Version
 CHANNEL = "clawloop_directory"
 """Gateways LISTEN to it; the payload is the policy."""
 
-_TELL = text("SELECT pg_notify(:channel, :policy)")
+_NOTIFY = text("SELECT pg_notify(:channel, :policy)")
 
 
 async def is_served(connection: AsyncConnection, policy: str, n: int) -> bool:
@@ -41,4 +41,4 @@ async def set_active(connection: AsyncConnection, policy: Policy, n: int) -> Non
     await connection.execute(versions.where(Version.n == policy.active).values(retired_at=func.now()))
     await connection.execute(versions.where(Version.n == n).values(activated_at=func.now(), retired_at=None))
     await connection.execute(update(Policy).where(Policy.id == policy.id).values(active=n))
-    await connection.execute(_TELL, {"channel": CHANNEL, "policy": policy.id})
+    await connection.execute(_NOTIFY, {"channel": CHANNEL, "policy": policy.id})

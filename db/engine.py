@@ -149,7 +149,7 @@ def driver_url(url: str) -> str:
     return parsed.set(drivername="postgresql+psycopg").render_as_string(hide_password=False)
 
 
-def told_by_postgres(error: DBAPIError | psycopg.Error) -> str:
+def postgres_message(error: DBAPIError | psycopg.Error) -> str:
     """What PostgreSQL or the driver says is wrong, on one line.
 
     Never DETAIL, HINT or CONTEXT, which quote rows: a row of ours is somebody's conversation.
@@ -164,11 +164,11 @@ def _as_our_error(error: DBAPIError) -> ClawloopError | None:
     """Ours for an error of the database; None for a bug, which must stay visible."""
     cause = error.orig
     if isinstance(cause, _TOO_BIG | psycopg.DataError | psycopg.IntegrityError):
-        return RecordUnusable(told_by_postgres(error))
+        return RecordUnusable(postgres_message(error))
     if isinstance(cause, _OTHER_SCHEMA):
-        return StoreUnavailable(f"the database has another schema (clawloop migrate): {told_by_postgres(error)}")
+        return StoreUnavailable(f"the database has another schema (clawloop migrate): {postgres_message(error)}")
     if isinstance(cause, _MAY_PASS):
-        return StoreUnavailable(told_by_postgres(error))
+        return StoreUnavailable(postgres_message(error))
     return None
 
 

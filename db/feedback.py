@@ -63,7 +63,7 @@ class PostgresFeedbackStore:
         """
         return await self._database.run(partial(_give_outcome, key, session, outcome))
 
-    async def mark_feedback_announced(self, feedback: FeedbackId) -> None:
+    async def mark_feedback_notified(self, feedback: FeedbackId) -> None:
         """
         Raises:
             StoreUnavailable

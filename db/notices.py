@@ -14,7 +14,7 @@ import psycopg
 from sqlalchemy import make_url
 
 from db.activation import CHANNEL
-from db.engine import driver_url, told_by_postgres
+from db.engine import driver_url, postgres_message
 
 log = logging.getLogger(__name__)
 
@@ -48,7 +48,7 @@ class PostgresNotices:
                         await connection.execute("SELECT")
             except (psycopg.Error, OSError) as error:
                 if not told:
-                    why = told_by_postgres(error) if isinstance(error, psycopg.Error) else str(error)
+                    why = postgres_message(error) if isinstance(error, psycopg.Error) else str(error)
                     log.warning("no word of changes; looking every second", extra={"why": why})
                     told = True
             await asyncio.sleep(RECONNECT_SECONDS)

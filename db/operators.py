@@ -23,7 +23,7 @@ from db.events import put_event
 from db.exact_json import storable
 from db.lineage import read_parents
 from db.recipes import read_recipe_of, set_recipe
-from db.samples import free_samples, tell_turns
+from db.samples import free_samples, set_turn_outcomes
 from db.step_ends import abandon_step, hold_step
 from db.tables import Policy, Sample, Step, Version
 from db.training_view import unusable_words, view_of
@@ -222,7 +222,7 @@ async def _tell_path(
     """Tell the turns that these steps trained."""
     for row in await connection.execute(_TRAINED_IN, {"policy": policy, "steps": sorted(steps)}):
         words = row.reason + (f", {then}" if then else "")
-        await tell_turns(connection, row.samples, outcome, words)
+        await set_turn_outcomes(connection, row.samples, outcome, words)
 
 
 async def _pin(policy: str, version: int, connection: AsyncConnection) -> TrainingView:

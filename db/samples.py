@@ -22,7 +22,7 @@ from db.tables import Sample, Session, Turn
 _OPEN = (SampleState.FRESH, SampleState.SUPERSEDED)
 
 # A turn shows what became of its newest sample; an erased one shows only that.
-_TELL = text("""
+_SET_OUTCOMES = text("""
     UPDATE turns t SET outcome = :outcome, outcome_detail = coalesce(:why, j.why)
     FROM samples s JOIN judgements j ON j.id = s.judgement_id
     WHERE s.id = ANY(:samples) AND t.id = s.turn_id AND t.outcome <> 'erased' AND NOT EXISTS (
@@ -125,7 +125,7 @@ async def end_samples(
         by_reason[storable(why)].append(sample)
     for why, samples in by_reason.items():
         await connection.execute(update(Sample).where(Sample.id.in_(samples)).values(state=state, reason=why))
-        await tell_turns(connection, samples, outcome, why)
+        await set_turn_outcomes(connection, samples, outcome, why)
 
 
 async def expire_other_signals(connection: AsyncConnection, policy: str) -> None:
@@ -139,7 +139,7 @@ async def expire_other_signals(connection: AsyncConnection, policy: str) -> None
             return
 
 
-async def tell_turns(
+async def set_turn_outcomes(
     connection: AsyncConnection, samples: Collection[SampleId], outcome: Outcome, why: str | None
 ) -> None:
     """Let these samples' turns show what became of them.
@@ -147,7 +147,7 @@ async def tell_turns(
     Args:
         why: None: what the judgement said.
     """
-    await connection.execute(_TELL, {"samples": list(samples), "outcome": outcome.value, "why": why})
+    await connection.execute(_SET_OUTCOMES, {"samples": list(samples), "outcome": outcome.value, "why": why})
 
 
 async def free_samples(connection: AsyncConnection, policy: str, samples: Collection[SampleId]) -> None:
@@ -157,5 +157,5 @@ async def free_samples(connection: AsyncConnection, policy: str, samples: Collec
     """
     rows = (await connection.execute(_FREE, {"samples": list(samples)})).all()
     freed = [SampleId(row.id) for row in rows if not row.overruled]
-    await tell_turns(connection, freed, Outcome.SAMPLED, None)
+    await set_turn_outcomes(connection, freed, Outcome.SAMPLED, None)
     await expire_other_signals(connection, policy)

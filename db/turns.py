@@ -93,7 +93,7 @@ class PostgresTurnStore:
         """
         return await self._database.run(partial(_version_of_parent, Request(key, evidence, messages)))
 
-    async def mark_announced(self, turn_ids: Sequence[TurnId]) -> None:
+    async def mark_notified(self, turn_ids: Sequence[TurnId]) -> None:
         """Note that the workflows of these turns were told of them; the first time counts.
 
         Raises:

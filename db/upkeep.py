@@ -25,7 +25,7 @@ class PostgresUpkeepStore:
     def __init__(self, database: Database) -> None:
         self._database = database
 
-    async def unannounced_turns(
+    async def pending_turns(
         self, age: timedelta, limit: int, but: Sequence[SessionId] = ()
     ) -> list[tuple[SessionFacts, TurnRecorded]]:
         """Main turns older than `age` whose workflow was not told, in the order in which they were made.
@@ -36,9 +36,9 @@ class PostgresUpkeepStore:
         Raises:
             StoreUnavailable
         """
-        return await self._database.run(partial(_unannounced_turns, age, limit, but))
+        return await self._database.run(partial(_pending_turns, age, limit, but))
 
-    async def untold_feedback(
+    async def pending_feedback(
         self, age: timedelta, limit: int, but: Sequence[SessionId] = ()
     ) -> list[tuple[SessionFacts, FeedbackGiven]]:
         """Feedback older than `age` whose workflow was not told, or that was told a day ago and forgotten.
@@ -49,7 +49,7 @@ class PostgresUpkeepStore:
         Raises:
             StoreUnavailable
         """
-        return await self._database.run(partial(_untold_feedback, age, limit, but))
+        return await self._database.run(partial(_pending_feedback, age, limit, but))
 
     async def sessions_left_open(self, age: timedelta, limit: int) -> list[SessionFacts]:
         """Sessions without a turn for longer than `age` that nobody closed, oldest first.
@@ -59,7 +59,7 @@ class PostgresUpkeepStore:
         """
         return await self._database.run(partial(_sessions_left_open, age, limit))
 
-    async def mark_announced(self, turn_ids: Sequence[TurnId]) -> None:
+    async def mark_notified(self, turn_ids: Sequence[TurnId]) -> None:
         """Note that the workflows of these turns were told of them; the first time counts.
 
         Raises:
@@ -68,7 +68,7 @@ class PostgresUpkeepStore:
         told = update(Turn).where(Turn.id.in_(turn_ids), Turn.announced_at.is_(None))
         await self._database.run(lambda connection: connection.execute(told.values(announced_at=func.now())))
 
-    async def mark_feedback_announced(self, feedback_ids: Sequence[FeedbackId]) -> None:
+    async def mark_feedback_notified(self, feedback_ids: Sequence[FeedbackId]) -> None:
         """Note that the workflows were told of this feedback; the last time counts.
 
         Raises:
@@ -78,7 +78,7 @@ class PostgresUpkeepStore:
         await self._database.run(lambda connection: connection.execute(told.values(announced_at=func.now())))
 
 
-async def _unannounced_turns(
+async def _pending_turns(
     age: timedelta, limit: int, but: Sequence[SessionId], connection: AsyncConnection
 ) -> list[tuple[SessionFacts, TurnRecorded]]:
     query = (
@@ -95,7 +95,7 @@ async def _unannounced_turns(
     ]
 
 
-async def _untold_feedback(
+async def _pending_feedback(
     age: timedelta, limit: int, but: Sequence[SessionId], connection: AsyncConnection
 ) -> list[tuple[SessionFacts, FeedbackGiven]]:
     query = (

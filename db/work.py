@@ -78,7 +78,7 @@ class PostgresWorkStore:
     def __init__(self, database: Database) -> None:
         self._database = database
 
-    async def untold_work(self, age: timedelta) -> list[str]:
+    async def pending_work(self, age: timedelta) -> list[str]:
         """Policies with work whose workflow was never told of it, or longer than `age` ago.
 
         Finds also what became work by waiting alone. While a step is computed it is told more rarely.
@@ -86,9 +86,9 @@ class PostgresWorkStore:
         Raises:
             StoreUnavailable
         """
-        return await self._database.run(partial(_untold_work, age))
+        return await self._database.run(partial(_pending_work, age))
 
-    async def mark_work_told(self, policies: Sequence[str]) -> None:
+    async def mark_work_notified(self, policies: Sequence[str]) -> None:
         """Note that their workflows were told now.
 
         Raises:
@@ -98,7 +98,7 @@ class PostgresWorkStore:
         await self._database.run(lambda connection: connection.execute(told.values(work_signalled_at=func.now())))
 
 
-async def _untold_work(age: timedelta, connection: AsyncConnection) -> list[str]:
+async def _pending_work(age: timedelta, connection: AsyncConnection) -> list[str]:
     quiet = select(Policy.id).where(~Policy.work_waiting, Policy.paused_reason.is_(None)).order_by(Policy.id)
     for policy in (await connection.scalars(quiet)).all():
         await hold_policy(connection, policy)

@@ -25,7 +25,7 @@ with workflow.unsafe.imports_passed_through():
     from workflows.reasons import reason_of
     from workflows.state import CARRIED_LIMIT, KNOWN_LIMIT, ROWS_LIMIT, SessionState, SessionSummary
 
-Told = TurnRecorded | FeedbackGiven | JudgeAgain
+SessionMessage = TurnRecorded | FeedbackGiven | JudgeAgain
 
 # Judging that takes longer than this is begun anew by the next run; stored votes are not asked for again.
 ROLL_OVER_WAIT = timedelta(minutes=2)
@@ -36,11 +36,11 @@ class SessionWorkflow:
     @workflow.init
     def __init__(self, state: SessionState) -> None:
         self._state = state
-        self._inbox: list[Told] = list(state.carried)
+        self._inbox: list[SessionMessage] = list(state.carried)
         self._known: list[TurnId] = list(state.known)
         self._announced = state.announced
         self._rows: list[TurnFate] = list(state.rows)
-        self._running: dict[asyncio.Task[None], Told] = {}
+        self._running: dict[asyncio.Task[None], SessionMessage] = {}
         self._ends = state.ends
         self._erased = state.erased
         self._looked_into = state.looked_into
@@ -149,7 +149,7 @@ class SessionWorkflow:
 
     # Judging -------------------------------------------------------------------------------------------------------
 
-    def _begin(self, message: Told) -> None:
+    def _begin(self, message: SessionMessage) -> None:
         if isinstance(message, FeedbackGiven):
             ask = self._ask(message.turn_id).model_copy(update={"feedback_id": message.feedback_id})
             summary = "judge a turn by what its user said about it"

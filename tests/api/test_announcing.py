@@ -15,13 +15,13 @@ from api import announcing
 from clawloop.contracts import TurnRecorded
 from clawloop.ids import turn_id_of
 from tests.api.conftest import Gateway, running_gateway
-from tests.fakes.announcer import FakeAnnouncer
+from tests.fakes.announcer import FakeNotifier
 from tests.fakes.engine import fake_engine
 
 
 @asynccontextmanager
-async def announcing_gateway(folder: Path, announcer: FakeAnnouncer) -> AsyncIterator[Gateway]:
-    async with fake_engine() as engine, running_gateway(folder, engines=[engine], announcer=announcer) as running:
+async def announcing_gateway(folder: Path, notifier: FakeNotifier) -> AsyncIterator[Gateway]:
+    async with fake_engine() as engine, running_gateway(folder, engines=[engine], notifier=notifier) as running:
         yield running
 
 
@@ -51,23 +51,23 @@ async def until(true: object, seconds: float = 30) -> None:
 
 
 async def test_each_main_turn_is_announced_once_with_ids_and_noted(tmp_path: Path) -> None:
-    announcer = FakeAnnouncer()
-    async with announcing_gateway(tmp_path, announcer) as gateway:
+    notifier = FakeNotifier()
+    async with announcing_gateway(tmp_path, notifier) as gateway:
         said = [await chat(gateway, session_id="s", session_done=done) for done in (False, True)]
         await chat(gateway, session_id="s", turn_type="side")
         await until(lambda: len(gateway.turns.announced) == 2)
     turns = [turn_id_of(response) for response in said]
-    assert [message for _, message in announcer.told] == [
+    assert [message for _, message in notifier.told] == [
         TurnRecorded(turns[0], 0, ends_session=False),  # type: ignore[arg-type]
         TurnRecorded(turns[1], 0, ends_session=True),  # type: ignore[arg-type]
     ]
-    assert len({session.session_id for session, _ in announcer.told}) == 1
-    assert {(session.policy, session.identified_by) for session, _ in announcer.told} == {("default", "session_id")}
+    assert len({session.session_id for session, _ in notifier.told}) == 1
+    assert {(session.policy, session.identified_by) for session, _ in notifier.told} == {("default", "session_id")}
 
 
 async def test_every_choice_of_a_request_is_a_turn_of_its_own(tmp_path: Path) -> None:
-    announcer = FakeAnnouncer()
-    async with announcing_gateway(tmp_path, announcer) as gateway:
+    notifier = FakeNotifier()
+    async with announcing_gateway(tmp_path, notifier) as gateway:
         await chat(gateway, n=3)
         await until(lambda: len(gateway.turns.announced) == 3)
 
@@ -77,16 +77,16 @@ async def test_what_cannot_be_announced_waits_for_the_sweep_and_later_turns_are_
 ) -> None:
     clock = Clock()
     monkeypatch.setattr(announcing, "time", clock)
-    announcer = FakeAnnouncer()
-    announcer.available = False
-    async with announcing_gateway(tmp_path, announcer) as gateway:
+    notifier = FakeNotifier()
+    notifier.available = False
+    async with announcing_gateway(tmp_path, notifier) as gateway:
         clock.now = 1.0
         await chat(gateway)
-        await until(lambda: announcer.calls == 1)
+        await until(lambda: notifier.calls == 1)
         clock.now += announcing.QUIET_SECONDS - 0.1
         await chat(gateway)  # within the quiet time: not even tried
-        assert announcer.calls == 1
-        announcer.available = True
+        assert notifier.calls == 1
+        notifier.available = True
         clock.now += 0.2
         last = await chat(gateway)
         await until(lambda: gateway.turns.announced)
@@ -95,12 +95,12 @@ async def test_what_cannot_be_announced_waits_for_the_sweep_and_later_turns_are_
 
 
 async def test_a_turn_is_told_again_when_it_could_not_be_noted(tmp_path: Path) -> None:
-    announcer = FakeAnnouncer()
-    async with announcing_gateway(tmp_path, announcer) as gateway:
+    notifier = FakeNotifier()
+    async with announcing_gateway(tmp_path, notifier) as gateway:
         gateway.turns.available = False
         await chat(gateway)  # spooled
         await asyncio.sleep(0.1)
-        assert announcer.told == []
+        assert notifier.told == []
         gateway.turns.available = True
         await until(lambda: len(gateway.turns.announced) == 1)
 
@@ -108,22 +108,22 @@ async def test_a_turn_is_told_again_when_it_could_not_be_noted(tmp_path: Path) -
 @pytest.mark.slow
 async def test_what_waits_to_be_announced_is_bounded(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(announcing, "LANE_LIMIT", 2)
-    announcer = FakeAnnouncer()
-    announcer.hangs = True
-    async with announcing_gateway(tmp_path, announcer) as gateway:
+    notifier = FakeNotifier()
+    notifier.hangs = True
+    async with announcing_gateway(tmp_path, notifier) as gateway:
         for _ in range(6):
             await chat(gateway, session_id="one")
-        left = gateway.services.metrics.announcements.labels("left to the sweep")
+        left = gateway.services.metrics.notifications.labels("left to the sweep")
         # One on its way, at most two more waiting behind it.
         assert left._value.get() >= 3
-        assert announcer.calls == 1
+        assert notifier.calls == 1
 
 
 @pytest.mark.slow
 async def test_a_chat_is_as_quick_while_announcing_hangs_or_fails(
     tmp_path: Path, capsys: pytest.CaptureFixture[str]
 ) -> None:
-    well, hanging, away = FakeAnnouncer(), FakeAnnouncer(), FakeAnnouncer()
+    well, hanging, away = FakeNotifier(), FakeNotifier(), FakeNotifier()
     hanging.hangs, away.available = True, False
     took: dict[str, list[float]] = {"told": [], "hangs": [], "away": []}
     async with (

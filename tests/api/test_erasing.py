@@ -12,18 +12,18 @@ import pytest
 from clawloop.ids import new_turn_id, turn_id_of
 from tests.api.conftest import Gateway, running_gateway
 from tests.api.test_feedback_and_sessions import chat
-from tests.fakes.announcer import FakeAnnouncer
+from tests.fakes.announcer import FakeNotifier
 from tests.fakes.engine import fake_engine
 
 
 @pytest.fixture
-def workflows() -> FakeAnnouncer:
-    return FakeAnnouncer()
+def workflows() -> FakeNotifier:
+    return FakeNotifier()
 
 
 @pytest.fixture
-async def gateway(tmp_path: Path, workflows: FakeAnnouncer) -> AsyncIterator[Gateway]:
-    async with fake_engine() as engine, running_gateway(tmp_path, engines=[engine], announcer=workflows) as running:
+async def gateway(tmp_path: Path, workflows: FakeNotifier) -> AsyncIterator[Gateway]:
+    async with fake_engine() as engine, running_gateway(tmp_path, engines=[engine], notifier=workflows) as running:
         yield running
 
 
@@ -33,7 +33,7 @@ async def delete(gateway: Gateway, path: str, key: str | None = None) -> tuple[i
     return answer.status_code, answer.json()
 
 
-async def test_a_session_is_erased_once_and_its_workflow_is_told(gateway: Gateway, workflows: FakeAnnouncer) -> None:
+async def test_a_session_is_erased_once_and_its_workflow_is_told(gateway: Gateway, workflows: FakeNotifier) -> None:
     turn = turn_id_of(await chat(gateway))
     assert turn is not None
     stored = await gateway.turns.load(turn)
@@ -55,7 +55,7 @@ async def test_a_session_is_erased_once_and_its_workflow_is_told(gateway: Gatewa
 
 
 async def test_a_turn_is_named_by_its_reply_and_erased_while_temporal_is_away(
-    gateway: Gateway, workflows: FakeAnnouncer
+    gateway: Gateway, workflows: FakeNotifier
 ) -> None:
     reply = await chat(gateway)
     workflows.available = False

@@ -12,18 +12,18 @@ from clawloop.contracts import JudgeAgain
 from clawloop.ids import new_turn_id, response_id, turn_id_of
 from tests.api.conftest import Gateway, running_gateway
 from tests.api.test_feedback_and_sessions import chat, give
-from tests.fakes.announcer import FakeAnnouncer
+from tests.fakes.announcer import FakeNotifier
 from tests.fakes.engine import fake_engine
 
 
 @pytest.fixture
-def operations() -> FakeAnnouncer:
-    return FakeAnnouncer()
+def operations() -> FakeNotifier:
+    return FakeNotifier()
 
 
 @pytest.fixture
-async def gateway(tmp_path: Path, operations: FakeAnnouncer) -> AsyncIterator[Gateway]:
-    async with fake_engine() as engine, running_gateway(tmp_path, engines=[engine], announcer=operations) as running:
+async def gateway(tmp_path: Path, operations: FakeNotifier) -> AsyncIterator[Gateway]:
+    async with fake_engine() as engine, running_gateway(tmp_path, engines=[engine], notifier=operations) as running:
         yield running
 
 
@@ -40,7 +40,7 @@ async def rated(gateway: Gateway) -> str:
     return reply
 
 
-async def test_a_turn_nobody_has_answered_is_refused(gateway: Gateway, operations: FakeAnnouncer) -> None:
+async def test_a_turn_nobody_has_answered_is_refused(gateway: Gateway, operations: FakeNotifier) -> None:
     status, body, _ = await judge(gateway, await chat(gateway))
     assert (status, body["code"]) == (409, "cannot_judge_again")
     assert "nothing has followed it yet, and nobody has given feedback on it" in body["detail"]
@@ -48,7 +48,7 @@ async def test_a_turn_nobody_has_answered_is_refused(gateway: Gateway, operation
 
 
 async def test_a_turn_is_named_by_its_id_or_its_replys_and_its_workflow_is_told(
-    gateway: Gateway, operations: FakeAnnouncer
+    gateway: Gateway, operations: FakeNotifier
 ) -> None:
     reply = await rated(gateway)
     turn = turn_id_of(reply)
@@ -67,14 +67,14 @@ async def test_a_turn_nobody_knows_is_404(gateway: Gateway, unknown: str) -> Non
     assert (status, body["code"], headers["content-type"]) == (404, "not_found", "application/problem+json")
 
 
-async def test_a_side_turn_is_refused_and_nobody_is_told(gateway: Gateway, operations: FakeAnnouncer) -> None:
+async def test_a_side_turn_is_refused_and_nobody_is_told(gateway: Gateway, operations: FakeNotifier) -> None:
     status, body, _ = await judge(gateway, await chat(gateway, turn_type="side"))
     assert (status, body["code"]) == (409, "cannot_judge_again")
     assert "side turn" in body["detail"]
     assert operations.told == []
 
 
-async def test_without_temporal_it_says_when_to_come_back(gateway: Gateway, operations: FakeAnnouncer) -> None:
+async def test_without_temporal_it_says_when_to_come_back(gateway: Gateway, operations: FakeNotifier) -> None:
     reply = await rated(gateway)
     operations.available = False
     status, body, headers = await judge(gateway, reply)

@@ -254,18 +254,18 @@ async def test_settlements_at_the_same_moment_wake_once(postgres_learning: Postg
 async def test_work_that_nobody_was_told_of_is_told_again(postgres_learning: PostgresLearning) -> None:
     work = PostgresWorkStore(postgres_learning.database)
     minute = timedelta(minutes=1)
-    assert await work.untold_work(minute) == []
+    assert await work.pending_work(minute) == []
     await postgres_learning.add_samples(4)
-    assert await work.untold_work(minute) == [POLICY]
-    await work.mark_work_told([POLICY])
+    assert await work.pending_work(minute) == [POLICY]
+    await work.mark_work_notified([POLICY])
     await postgres_learning.add_samples(1)  # nothing new: there was work before
-    assert await work.untold_work(minute) == []
+    assert await work.pending_work(minute) == []
     await postgres_learning.execute("UPDATE policies SET work_signalled_at = work_signalled_at - interval '2 minutes'")
-    assert await work.untold_work(minute) == [POLICY]
+    assert await work.pending_work(minute) == [POLICY]
     await postgres_learning.steps.claim(POLICY, 1)
-    assert await work.untold_work(minute) == []
+    assert await work.pending_work(minute) == []
     await postgres_learning.age(timedelta(hours=25))
-    assert await work.untold_work(minute) == [POLICY]  # by waiting alone
+    assert await work.pending_work(minute) == [POLICY]  # by waiting alone
 
 
 async def test_while_a_step_is_computed_its_workflow_is_told_rarely(postgres_learning: PostgresLearning) -> None:
@@ -273,17 +273,19 @@ async def test_while_a_step_is_computed_its_workflow_is_told_rarely(postgres_lea
     minute = timedelta(minutes=1)
     await postgres_learning.add_samples(8)
     await postgres_learning.steps.claim(POLICY, 1)  # and the next batch waits already
-    assert await work.untold_work(minute) == [POLICY]
-    await work.mark_work_told([POLICY])
+    assert await work.pending_work(minute) == [POLICY]
+    await work.mark_work_notified([POLICY])
     ago = "UPDATE policies SET work_signalled_at = now() - interval '{} minutes'"
     await postgres_learning.execute(ago.format(59))
-    assert await work.untold_work(minute) == []  # the trainer may be away for weeks, and every telling stays in history
+    assert (
+        await work.pending_work(minute) == []
+    )  # the trainer may be away for weeks, and every telling stays in history
     await postgres_learning.execute(ago.format(61))
-    assert await work.untold_work(minute) == [POLICY]
+    assert await work.pending_work(minute) == [POLICY]
     await postgres_learning.execute(ago.format(2))
     await postgres_learning.steps.abandon(POLICY, 1, "to be told at once again")
     await postgres_learning.execute(ago.format(2))
-    assert await work.untold_work(minute) == [POLICY]
+    assert await work.pending_work(minute) == [POLICY]
 
 
 async def test_a_sample_that_is_busy_is_passed_over_and_not_forgotten(

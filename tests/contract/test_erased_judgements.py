@@ -68,5 +68,5 @@ async def test_what_was_erased_before_it_was_announced_never_is(ledger: Ledger) 
     await ledger.enter(first, second)
     await ledger.stores.erasures.erase_turn(second.turn_id)
     await ledger.enter(third)  # it was on its way
-    found = await ledger.upkeep.unannounced_turns(NOW, 10)
+    found = await ledger.upkeep.pending_turns(NOW, 10)
     assert [told.turn_id for _, told in found] == [first.turn_id]

@@ -236,22 +236,22 @@ async def test_what_was_not_announced_is_found_in_order_until_it_is(ledger: Ledg
     turns = ledger.talk("one", "two", "three")
     side = replace(turns[0], turn_id=new_turn_id(), kind=TurnKind.SIDE)
     await ledger.enter(turns[1], turns[0], side, turns[2])
-    missed = await ledger.upkeep.unannounced_turns(NOW, 2)
+    missed = await ledger.upkeep.pending_turns(NOW, 2)
     assert [told.turn_id for _, told in missed] == [turn.turn_id for turn in turns[:2]]
-    assert await ledger.upkeep.unannounced_turns(LATER, 9) == []
-    await ledger.upkeep.mark_announced([told.turn_id for _, told in missed])
-    assert [told.turn_id for _, told in await ledger.upkeep.unannounced_turns(NOW, 9)] == [turns[2].turn_id]
+    assert await ledger.upkeep.pending_turns(LATER, 9) == []
+    await ledger.upkeep.mark_notified([told.turn_id for _, told in missed])
+    assert [told.turn_id for _, told in await ledger.upkeep.pending_turns(NOW, 9)] == [turns[2].turn_id]
 
 
 async def test_feedback_nobody_was_told_of_is_found_until_somebody_is(ledger: Ledger) -> None:
     (first,) = ledger.talk("one")
     await ledger.enter(first)
     given = await ledger.give(first.turn_id, 1.0, None)
-    ((facts, told),) = await ledger.upkeep.untold_feedback(NOW, 9)
+    ((facts, told),) = await ledger.upkeep.pending_feedback(NOW, 9)
     assert (facts.policy, told.feedback_id, told.turn_id) == ("default", given, first.turn_id)
-    assert await ledger.upkeep.untold_feedback(LATER, 9) == []
-    await ledger.upkeep.mark_feedback_announced([given])
-    assert await ledger.upkeep.untold_feedback(NOW, 9) == []
+    assert await ledger.upkeep.pending_feedback(LATER, 9) == []
+    await ledger.upkeep.mark_feedback_notified([given])
+    assert await ledger.upkeep.pending_feedback(NOW, 9) == []
 
 
 async def responses(ledger: Ledger, n: int) -> list[TurnRecord]:

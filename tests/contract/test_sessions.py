@@ -76,7 +76,7 @@ async def test_feedback_finds_its_turn_by_id_by_our_session_and_by_the_clients(s
         session,
         FeedbackEffect.AMENDS,
     )
-    await stores.feedback.mark_feedback_announced(given.given.feedback_id)
+    await stores.feedback.mark_feedback_notified(given.given.feedback_id)
 
 
 async def test_feedback_on_anothers_or_a_side_turn_is_refused(stores: Stores) -> None:

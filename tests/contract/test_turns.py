@@ -366,9 +366,9 @@ def _logprobs(record: TurnRecord) -> list[float]:
 async def test_a_turn_is_noted_as_announced_once(stores: Stores) -> None:
     first, second = conversation(stores, "a", "b")
     await enter_all(stores, [first, second])
-    await stores.turns.mark_announced([first.turn_id])
+    await stores.turns.mark_notified([first.turn_id])
     once = await stores.turns.load(first.turn_id)
-    await stores.turns.mark_announced([first.turn_id, second.turn_id])
+    await stores.turns.mark_notified([first.turn_id, second.turn_id])
     again, other = await stores.turns.load(first.turn_id), await stores.turns.load(second.turn_id)
     assert once is not None
     assert again is not None

@@ -15,7 +15,7 @@ import psycopg
 
 from activities.publishing import PublishingActivities
 from activities.training_messages import PublishVersion
-from clawloop.engine_announcing import TemporalPublishAnnouncer
+from clawloop.engine_announcing import TemporalEngineNotifier
 from clawloop.steps import VersionRef
 from clawloop.temporal import connect
 from db.engine import BACKGROUND_LIMIT, Database
@@ -146,8 +146,8 @@ async def commit(database_url: str, version: VersionRef) -> None:
 async def publish_all(database_url: str, temporal: str, versions: Sequence[VersionRef]) -> list[Publish]:
     """Commit and publish one version after the other, with pauses between them."""
     database = Database(database_url, BACKGROUND_LIMIT)
-    announcer = TemporalPublishAnnouncer(await connect(temporal))
-    publishing = PublishingActivities(PostgresPublishingStore(database), PostgresStepStore(database), announcer)
+    notifier = TemporalEngineNotifier(await connect(temporal))
+    publishing = PublishingActivities(PostgresPublishingStore(database), PostgresStepStore(database), notifier)
     took = []
     try:
         for version in versions:

@@ -16,7 +16,7 @@ from tokenizers import Tokenizer
 
 from activities.judging import JudgingActivities
 from activities.messages import JudgeTurn, TurnFate
-from activities.work import WorkTelling
+from activities.work import TrainingNotifier
 from clawloop.contracts import StoredTurn
 from clawloop.judging.hints import LEAD_IN
 from clawloop.judging.prompts import AnswerForm
@@ -75,7 +75,7 @@ async def renderer(engine_url: str) -> AsyncIterator[EngineRenderer]:
 @asynccontextmanager
 async def judging(gateway: RealGateway, judge: FakeJudge, renderer: EngineRenderer) -> AsyncIterator[JudgingActivities]:
     database = Database(gateway.database_url, PATIENT)
-    work = WorkTelling(PostgresWorkStore(database), FakeWorkAnnouncer())
+    work = TrainingNotifier(PostgresWorkStore(database), FakeWorkAnnouncer())
     try:
         async with JudgeClient(lambda policy: [Endpoint(judge.url, "judge")], AnswerForm.FREE) as client:
             yield JudgingActivities(PostgresJudgementStore(database), client, renderer, work)

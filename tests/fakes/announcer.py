@@ -5,20 +5,20 @@ from __future__ import annotations
 import asyncio
 
 from clawloop.contracts import ContentErased, FeedbackGiven, JudgeAgain, SessionFacts, TurnRecorded
-from clawloop.errors import AnnouncementFailed
+from clawloop.errors import SignalFailed
 from clawloop.ids import SessionId
 from clawloop.recipe import Recipe
 
 Told = TurnRecorded | FeedbackGiven | JudgeAgain
 
 
-class FakeAnnouncer:
+class FakeNotifier:
     """Satisfies `api.ports.Announcer`, `api.ports.SessionOperations` and `activities.ports.Announcer`.
 
     Attributes:
         told: in order.
         erased: what sessions' workflows were told of erasures.
-        available: False makes every call raise AnnouncementFailed.
+        available: False makes every call raise SignalFailed.
         hangs: True makes every call wait for ever.
     """
 
@@ -29,10 +29,10 @@ class FakeAnnouncer:
         self.available = True
         self.hangs = False
 
-    async def announce_turn(self, session: SessionFacts, turn: TurnRecorded) -> None:
+    async def notify_turn(self, session: SessionFacts, turn: TurnRecorded) -> None:
         await self._tell(session, turn)
 
-    async def announce_feedback(self, session: SessionFacts, feedback: FeedbackGiven) -> None:
+    async def notify_feedback(self, session: SessionFacts, feedback: FeedbackGiven) -> None:
         await self._tell(session, feedback)
 
     async def judge_again(self, session: SessionFacts, wanted: JudgeAgain) -> None:
@@ -40,7 +40,7 @@ class FakeAnnouncer:
 
     async def content_erased(self, session: SessionId, erased: ContentErased) -> None:
         if not self.available:
-            raise AnnouncementFailed("the fake was told to be away")
+            raise SignalFailed("the fake was told to be away")
         self.erased.append((session, erased))
 
     async def wake(self, session: SessionFacts) -> None:
@@ -51,25 +51,25 @@ class FakeAnnouncer:
         if self.hangs:
             await asyncio.Event().wait()
         if not self.available:
-            raise AnnouncementFailed("the fake was told to be away")
+            raise SignalFailed("the fake was told to be away")
         self.told.append((session, message))
 
 
 class FakeWorkAnnouncer:
-    """Satisfies `activities.training_ports.WorkAnnouncer`.
+    """Satisfies `activities.training_ports.WorkNotifier`.
 
     Attributes:
         told: policies, in order.
-        available: False makes every call raise AnnouncementFailed.
+        available: False makes every call raise SignalFailed.
     """
 
     def __init__(self) -> None:
         self.told: list[str] = []
         self.available = True
 
-    async def announce_work(self, policy: str) -> None:
+    async def notify_work(self, policy: str) -> None:
         if not self.available:
-            raise AnnouncementFailed("Temporal: away")
+            raise SignalFailed("Temporal: away")
         self.told.append(policy)
 
 
@@ -78,7 +78,7 @@ class FakeOperations:
 
     Attributes:
         said: what operators said, in order.
-        available: False makes every call raise AnnouncementFailed.
+        available: False makes every call raise SignalFailed.
     """
 
     def __init__(self) -> None:
@@ -102,5 +102,5 @@ class FakeOperations:
 
     def _say(self, what: str, policy: str, value: object) -> None:
         if not self.available:
-            raise AnnouncementFailed("Temporal: away")
+            raise SignalFailed("Temporal: away")
         self.said.append((what, policy, value))

@@ -114,7 +114,7 @@ class FakeSessionStore:
         answered = followed or any(given == turn_id for given, *_ in self.given)
         return JudgedSoFar(turn_id, facts, record.kind, stored.outcome, replied, None, 0, answered)
 
-    async def mark_feedback_announced(self, feedback: FeedbackId) -> None:
+    async def mark_feedback_notified(self, feedback: FeedbackId) -> None:
         self.announced.append(feedback)
 
     async def _by_session(self) -> dict[SessionId, list[StoredTurn]]:

@@ -115,7 +115,7 @@ class FakeTurnStore:
         ids = sorted(record.turn_id for record in self.records)
         return [stored for turn_id in ids if (stored := await self.load(turn_id)) is not None]
 
-    async def mark_announced(self, turn_ids: Sequence[TurnId]) -> None:
+    async def mark_notified(self, turn_ids: Sequence[TurnId]) -> None:
         self._require_available()
         for turn_id in turn_ids:
             self.announced.setdefault(turn_id, datetime.now(UTC))

@@ -20,7 +20,7 @@ class FakeUpkeepStore:
         self._judged = judged
         self._told: set[FeedbackId] = set()
 
-    async def unannounced_turns(
+    async def pending_turns(
         self, age: timedelta, limit: int, but: Sequence[SessionId] = ()
     ) -> list[tuple[SessionFacts, TurnRecorded]]:
         missed = [
@@ -34,7 +34,7 @@ class FakeUpkeepStore:
             for turn in missed[:limit]
         ]
 
-    async def untold_feedback(
+    async def pending_feedback(
         self, age: timedelta, limit: int, but: Sequence[SessionId] = ()
     ) -> list[tuple[SessionFacts, FeedbackGiven]]:
         untold = [
@@ -59,8 +59,8 @@ class FakeUpkeepStore:
             and is_older(turn, age)
         ][:limit]
 
-    async def mark_announced(self, turn_ids: Sequence[TurnId]) -> None:
-        await self._turns.mark_announced(turn_ids)
+    async def mark_notified(self, turn_ids: Sequence[TurnId]) -> None:
+        await self._turns.mark_notified(turn_ids)
 
-    async def mark_feedback_announced(self, feedback_ids: Sequence[FeedbackId]) -> None:
+    async def mark_feedback_notified(self, feedback_ids: Sequence[FeedbackId]) -> None:
         self._told.update(feedback_ids)

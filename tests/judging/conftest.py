@@ -14,7 +14,7 @@ from psycopg.rows import dict_row
 from activities.judging import JudgingActivities
 from activities.ledger import LedgerActivities
 from activities.messages import Closed, CloseSession, JudgeTurn, TurnFate
-from activities.work import WorkTelling
+from activities.work import TrainingNotifier
 from clawloop.contracts import Message, Scope, SessionEvidence, SessionSource, StoredTurn, TurnRecord
 from clawloop.ids import ApiKeyId, FeedbackId, SessionId, TurnId, new_feedback_id
 from clawloop.judging.prompts import AnswerForm
@@ -64,8 +64,8 @@ class Bench:
     judge: FakeJudge
     judging: JudgingActivities
     ledger: LedgerActivities
-    work: WorkTelling
-    announcer: FakeWorkAnnouncer
+    work: TrainingNotifier
+    notifier: FakeWorkAnnouncer
     key: ApiKeyId
     metrics: WorkerMetrics
 
@@ -150,8 +150,8 @@ async def bench(postgres_url: str, judge: FakeJudge) -> AsyncIterator[Bench]:
         JudgeClient(endpoints, AnswerForm.FREE, seconds=JUDGE_SECONDS, clock=metrics) as client,
         EngineRenderer(endpoints) as renderer,
     ):
-        announcer = FakeWorkAnnouncer()
-        work = WorkTelling(PostgresWorkStore(database), announcer)
+        notifier = FakeWorkAnnouncer()
+        work = TrainingNotifier(PostgresWorkStore(database), notifier)
         yield Bench(
             url=postgres_url,
             database=database,
@@ -161,7 +161,7 @@ async def bench(postgres_url: str, judge: FakeJudge) -> AsyncIterator[Bench]:
             judging=JudgingActivities(judgements, client, renderer, work, metrics),
             ledger=LedgerActivities(PostgresClosingStore(database), judgements, work, metrics),
             work=work,
-            announcer=announcer,
+            notifier=notifier,
             key=key.id,
             metrics=metrics,
         )

@@ -7,7 +7,7 @@ import pytest
 from activities.upkeep import UpkeepActivities
 from clawloop.errors import JudgeUnavailable
 from db.upkeep import PostgresUpkeepStore
-from tests.fakes.announcer import FakeAnnouncer
+from tests.fakes.announcer import FakeNotifier
 from tests.judging.conftest import Bench
 from tests.judging.test_sweep import IDLE
 
@@ -46,7 +46,7 @@ async def test_closed_sessions_and_sweeps_are_counted(binary_bench: Bench) -> No
     first, second = bench.conversation("one", "two")
     session = await bench.enter(first, second)
     upkeep = UpkeepActivities(
-        PostgresUpkeepStore(bench.database), FakeAnnouncer(), bench.work, IDLE, IDLE * 0, counts=bench.metrics
+        PostgresUpkeepStore(bench.database), FakeNotifier(), bench.work, IDLE, IDLE * 0, counts=bench.metrics
     )
     await upkeep.sweep()
     await upkeep.sweep()

@@ -6,7 +6,7 @@ from activities.upkeep import UpkeepActivities
 from clawloop.recipe import Recipe
 from db.recipes import set_recipe
 from db.upkeep import PostgresUpkeepStore
-from tests.fakes.announcer import FakeAnnouncer
+from tests.fakes.announcer import FakeNotifier
 from tests.judging.conftest import BINARY, Bench
 from tests.judging.test_sweep import IDLE
 
@@ -23,29 +23,29 @@ async def judge_two(bench: Bench) -> None:
 
 
 async def sweep(bench: Bench) -> int:
-    upkeep = UpkeepActivities(PostgresUpkeepStore(bench.database), FakeAnnouncer(), bench.work, IDLE)
+    upkeep = UpkeepActivities(PostgresUpkeepStore(bench.database), FakeNotifier(), bench.work, IDLE)
     return (await upkeep.sweep()).work
 
 
 async def test_only_the_judgement_that_completes_a_batch_tells(bench: Bench) -> None:
     await set_recipe(bench.database, "default", TWO)
     await judge_two(bench)
-    assert bench.announcer.told == ["default"]
+    assert bench.notifier.told == ["default"]
     assert await sweep(bench) == 0
     bench.execute("UPDATE policies SET work_signalled_at = now() - interval '2 minutes'")
     assert await sweep(bench) == 1
-    assert bench.announcer.told == ["default", "default"]
+    assert bench.notifier.told == ["default", "default"]
 
 
 async def test_while_temporal_is_away_the_batch_is_left_to_the_sweep(bench: Bench) -> None:
     await set_recipe(bench.database, "default", TWO)
-    bench.announcer.available = False
+    bench.notifier.available = False
     await judge_two(bench)
     (policy,) = bench.rows("SELECT work_waiting, work_signalled_at FROM policies")
     assert policy == {"work_waiting": True, "work_signalled_at": None}
-    bench.announcer.available = True
+    bench.notifier.available = True
     assert await sweep(bench) == 1
-    assert bench.announcer.told == ["default"]
+    assert bench.notifier.told == ["default"]
 
 
 async def test_what_became_a_batch_by_waiting_is_found_by_the_sweep(bench: Bench) -> None:

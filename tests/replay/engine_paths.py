@@ -8,7 +8,7 @@ from collections.abc import Awaitable, Callable
 from temporalio.client import Client, WorkflowHistory
 from temporalio.exceptions import ApplicationError
 
-from clawloop.engine_announcing import TemporalPublishAnnouncer
+from clawloop.engine_announcing import TemporalEngineNotifier
 from tests.workflows.conftest import until
 from tests.workflows.engine_agent import ScriptedAgent, at_work
 from workflows import attributes
@@ -19,7 +19,7 @@ Path = Callable[[Client, ScriptedAgent], Awaitable[None]]
 
 async def _publish(client: Client, agent: ScriptedAgent) -> None:
     loads = agent.loads
-    await TemporalPublishAnnouncer(client).publish([agent.engine_id])
+    await TemporalEngineNotifier(client).publish([agent.engine_id])
     await until(lambda: agent.loads > loads)
 
 
@@ -32,7 +32,7 @@ async def engine_told_while_it_loads(client: Client, agent: ScriptedAgent) -> No
     agent.gate.clear()
     await _publish(client, agent)
     for _ in range(3):
-        await TemporalPublishAnnouncer(client).publish([agent.engine_id])
+        await TemporalEngineNotifier(client).publish([agent.engine_id])
     agent.gate.set()
     await until(lambda: agent.loads == 2)
 

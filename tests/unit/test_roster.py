@@ -6,7 +6,7 @@ import pytest
 
 from activities.roster import Roster
 from clawloop.contracts import Engine
-from clawloop.errors import AnnouncementFailed
+from clawloop.errors import SignalFailed
 from tests.fakes.ledger import FakeLedger
 from tests.fakes.publishing_store import FakePublishingStore
 
@@ -35,14 +35,14 @@ class Workflows:
 
     def _tell(self, engine_id: str) -> None:
         if engine_id in self.stuck:
-            raise AnnouncementFailed("Temporal: too many signals")
+            raise SignalFailed("Temporal: too many signals")
 
 
 async def test_an_engine_that_cannot_be_told_keeps_no_other_from_it_and_is_named() -> None:
     ledger = FakeLedger(engines={one: Engine(one, f"http://{one}", {}, draining=False) for one in ("a", "b", "c")})
     workflows = Workflows(running={"c", "x", "y"}, stuck={"a", "x"})
     roster = Roster(FakePublishingStore(ledger), workflows)
-    with pytest.raises(AnnouncementFailed, match=r"^engine a: Temporal: too many signals; engine x: Temporal: "):
+    with pytest.raises(SignalFailed, match=r"^engine a: Temporal: too many signals; engine x: Temporal: "):
         await roster.mend()
     assert workflows.own == {"b", "c", "x"}
     workflows.stuck = set()

@@ -12,14 +12,14 @@ from activities.judging import JudgingActivities
 from activities.ledger import LedgerActivities
 from activities.messages import CloseSession, JudgeTurn, TurnFate
 from activities.upkeep import UpkeepActivities
-from activities.work import WorkTelling
+from activities.work import TrainingNotifier
 from clawloop.contracts import Message, Outcome, SampleState, SessionEvidence, SessionSource, TurnRecord
 from clawloop.errors import JudgeUnavailable
 from clawloop.ids import SessionId
 from clawloop.judging.parsing import Vote
 from clawloop.judging.prompts import AnswerForm, JudgePrompt
 from clawloop.recipe import Recipe
-from tests.fakes.announcer import FakeAnnouncer, FakeWorkAnnouncer
+from tests.fakes.announcer import FakeNotifier, FakeWorkAnnouncer
 from tests.fakes.judgement_store import FakeJudgementStore
 from tests.fakes.turn_store import FakeTurnStore
 from tests.fakes.upkeep_store import FakeUpkeepStore
@@ -37,10 +37,10 @@ BINARY = Recipe.model_validate(
 class NoWork:
     """Satisfies `activities.training_ports.WorkStore`: no batch ever waits."""
 
-    async def untold_work(self, age: timedelta) -> list[str]:
+    async def pending_work(self, age: timedelta) -> list[str]:
         return []
 
-    async def mark_work_told(self, policies: Sequence[str]) -> None:
+    async def mark_work_notified(self, policies: Sequence[str]) -> None:
         pass
 
 
@@ -85,14 +85,12 @@ class Desk:
         self.turns = FakeTurnStore()
         self.store = FakeJudgementStore(self.turns, BINARY)
         self.judge = ScriptedJudge()
-        self.announcer = FakeAnnouncer()
-        work = WorkTelling(NoWork(), FakeWorkAnnouncer())
+        self.notifier = FakeNotifier()
+        work = TrainingNotifier(NoWork(), FakeWorkAnnouncer())
         self.judging = JudgingActivities(self.store, self.judge, self.judge, work)
         self.ledger = LedgerActivities(self.store, self.store, work)
         idle = timedelta(minutes=30)
-        self.upkeep = UpkeepActivities(
-            FakeUpkeepStore(self.turns, self.store), self.announcer, work, idle, timedelta(0)
-        )
+        self.upkeep = UpkeepActivities(FakeUpkeepStore(self.turns, self.store), self.notifier, work, idle, timedelta(0))
 
     async def talk(self, *asked: str) -> tuple[SessionId, list[TurnRecord]]:
         messages: list[Message] = []
@@ -197,4 +195,4 @@ async def test_a_sweep_tells_what_was_missed_once(desk: Desk) -> None:
     _, turns = await desk.talk("one", "two")
     assert (await desk.upkeep.sweep()).announced == len(turns)
     assert (await desk.upkeep.sweep()).announced == 0
-    assert len(desk.announcer.told) == len(turns)
+    assert len(desk.notifier.told) == len(turns)

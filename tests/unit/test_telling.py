@@ -9,8 +9,8 @@ from datetime import timedelta
 import pytest
 from temporalio.service import RPCError, RPCStatusCode
 
-from clawloop.errors import AnnouncementFailed
-from clawloop.telling import telling
+from clawloop.errors import SignalFailed
+from clawloop.telling import temporal_deadline
 from clawloop.temporal import connect
 from clawloop.temporal_training import TemporalTraining
 
@@ -37,10 +37,10 @@ async def test_somebody_who_listens_and_says_nothing_is_waited_for_no_longer_tha
     operations = TemporalTraining(await connect(mute, lazy=True))
     # The SDK alone gives up after 30 s.
     async with asyncio.timeout(20):
-        with pytest.raises(AnnouncementFailed, match="Temporal: Timeout"):
+        with pytest.raises(SignalFailed, match="Temporal: Timeout"):
             await operations.pause("default", "why")
-        with pytest.raises(AnnouncementFailed, match="Temporal: no answer within 3 s"):
-            await operations.announce_work("default")
+        with pytest.raises(SignalFailed, match="Temporal: no answer within 3 s"):
+            await operations.notify_work("default")
 
 
 def not_found() -> RPCError:
@@ -49,22 +49,22 @@ def not_found() -> RPCError:
 
 async def test_what_is_refused_or_not_reached_is_one_error_with_its_words() -> None:
     for error in (not_found(), RuntimeError("failed\n to  connect")):
-        with pytest.raises(AnnouncementFailed, match=r"Temporal: (workflow not found|failed to connect)"):
-            async with telling():
+        with pytest.raises(SignalFailed, match=r"Temporal: (workflow not found|failed to connect)"):
+            async with temporal_deadline():
                 raise error
 
 
 async def test_only_a_workflow_that_is_gone_need_not_be_told() -> None:
-    async with telling(may_be_gone=True):
+    async with temporal_deadline(may_be_gone=True):
         raise not_found()
-    with pytest.raises(AnnouncementFailed):
-        async with telling(may_be_gone=True):
+    with pytest.raises(SignalFailed):
+        async with temporal_deadline(may_be_gone=True):
             raise RPCError("no", RPCStatusCode.PERMISSION_DENIED, b"")
 
 
 async def test_who_gives_up_the_whole_is_not_told_of_a_limit() -> None:
     async def tell() -> None:
-        async with telling(timedelta(hours=1)):
+        async with temporal_deadline(timedelta(hours=1)):
             await asyncio.Event().wait()
 
     task = asyncio.create_task(tell())

@@ -8,13 +8,13 @@ from datetime import timedelta
 
 import pytest
 
-from activities.telling import AT_ONCE, MOST_STUCK, Telling
-from activities.work import WorkTelling
-from clawloop.errors import AnnouncementFailed
+from activities.telling import AT_ONCE, MAX_FAILED, Notifier
+from activities.work import TrainingNotifier
+from clawloop.errors import SignalFailed
 
 
 class Work:
-    """Satisfies `activities.training_ports.WorkStore` and `WorkAnnouncer`.
+    """Satisfies `activities.training_ports.WorkStore` and `WorkNotifier`.
 
     Args:
         untold: policies with work that were not told.
@@ -25,38 +25,38 @@ class Work:
         self.untold = untold
         self.stuck = stuck
 
-    async def untold_work(self, age: timedelta) -> list[str]:
+    async def pending_work(self, age: timedelta) -> list[str]:
         del age
         return sorted(self.untold)
 
-    async def mark_work_told(self, policies: Sequence[str]) -> None:
+    async def mark_work_notified(self, policies: Sequence[str]) -> None:
         self.untold -= set(policies)
 
-    async def announce_work(self, policy: str) -> None:
+    async def notify_work(self, policy: str) -> None:
         if policy in self.stuck:
-            raise AnnouncementFailed("Temporal: too many signals")
+            raise SignalFailed("Temporal: too many signals")
 
 
 async def tell_each(names: Iterable[str], tell: Callable[[str], Awaitable[None]]) -> None:
-    telling = Telling[str]("policy")
+    telling = Notifier[str]("policy")
     await telling.tell(list(names), str, tell)
-    telling.require_that_all_hear()
+    telling.raise_if_any_failed()
 
 
 async def test_a_policy_that_cannot_be_told_keeps_no_other_from_it_and_is_named() -> None:
     work = Work(untold={"ada", "bob", "cyd"}, stuck={"ada", "cyd"})
-    telling = WorkTelling(work, work)
-    with pytest.raises(AnnouncementFailed, match=r"^policy ada: Temporal: too many signals; policy cyd: Temporal: "):
-        await telling.tell_again()
+    telling = TrainingNotifier(work, work)
+    with pytest.raises(SignalFailed, match=r"^policy ada: Temporal: too many signals; policy cyd: Temporal: "):
+        await telling.notify_pending()
     assert work.untold == {"ada", "cyd"}
     work.stuck = set()
-    assert await telling.tell_again() == 2
+    assert await telling.notify_pending() == 2
     assert work.untold == set()
 
 
 async def test_a_batch_that_cannot_be_told_is_left_to_the_sweep() -> None:
     work = Work(untold={"ada", "bob"}, stuck={"ada"})
-    telling = WorkTelling(work, work)
+    telling = TrainingNotifier(work, work)
     for policy in ("ada", "bob", None):
         await telling.tell(policy)
     assert work.untold == {"ada"}
@@ -83,11 +83,11 @@ async def test_where_hardly_any_can_be_told_the_rest_is_left_to_the_next_sweep()
     async def tell(name: str) -> None:
         tried.append(name)
         await asyncio.sleep(0)
-        raise AnnouncementFailed("Temporal: deadline exceeded")
+        raise SignalFailed("Temporal: deadline exceeded")
 
-    with pytest.raises(AnnouncementFailed):
+    with pytest.raises(SignalFailed):
         await tell_each(map(str, range(20 * AT_ONCE)), tell)
-    assert MOST_STUCK < len(tried) <= MOST_STUCK + AT_ONCE
+    assert MAX_FAILED < len(tried) <= MAX_FAILED + AT_ONCE
 
 
 async def test_one_that_takes_long_does_not_make_the_others_wait() -> None:

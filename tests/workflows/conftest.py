@@ -18,7 +18,7 @@ from temporalio.worker import Worker
 from activities.messages import AskDirectly, Closed, CloseSession, Judged, JudgeTurn, TurnFate
 from clawloop.contracts import Outcome, SessionFacts, TurnRecorded
 from clawloop.ids import SessionId, TurnId, new_turn_id
-from clawloop.temporal import TemporalAnnouncer, connect, register_search_attributes
+from clawloop.temporal import TemporalSessionNotifier, connect, register_search_attributes
 from workflows import attributes
 from workflows.session import SessionWorkflow
 from workflows.state import SessionState, SessionSummary
@@ -116,7 +116,7 @@ class Conversation:
     def __init__(self, client: Client, idle: timedelta = IDLE) -> None:
         self.client = client
         self.session = SessionId(uuid4())
-        self.announcer = TemporalAnnouncer(client, idle)
+        self.notifier = TemporalSessionNotifier(client, idle)
         self.facts = SessionFacts(self.session, "default", "x-session-id", datetime(2026, 1, 2, tzinfo=UTC), 0)
 
     @property
@@ -128,7 +128,7 @@ class Conversation:
 
     async def say(self, *, version: int = 0, ends: bool = False, turn_id: TurnId | None = None) -> TurnId:
         told = turn_id or new_turn_id()
-        await self.announcer.announce_turn(self.facts, TurnRecorded(told, version, ends))
+        await self.notifier.notify_turn(self.facts, TurnRecorded(told, version, ends))
         return told
 
     async def begin(self, **state: object) -> SessionHandle:

@@ -14,7 +14,7 @@ from temporalio.exceptions import ApplicationError
 from temporalio.worker import Worker
 
 from activities.engine_messages import EngineHas, EngineLoad, EngineUnload, EngineWatch
-from clawloop.engine_announcing import TemporalPublishAnnouncer
+from clawloop.engine_announcing import TemporalEngineNotifier
 from tests.workflows.conftest import until
 from workflows import attributes
 from workflows.engine import EngineWorkflow
@@ -70,7 +70,7 @@ class ScriptedAgent:
 
 @asynccontextmanager
 async def at_work(client: Client, agent: ScriptedAgent) -> AsyncIterator[WorkflowHandle[EngineWorkflow, None]]:
-    announcer = TemporalPublishAnnouncer(client)
+    notifier = TemporalEngineNotifier(client)
     async with (
         Worker(client, task_queue=attributes.WORKFLOW_QUEUE, workflows=[EngineWorkflow]),
         Worker(
@@ -79,7 +79,7 @@ async def at_work(client: Client, agent: ScriptedAgent) -> AsyncIterator[Workflo
             activities=[agent.watch_engine, agent.load_versions, agent.unload_versions],
         ),
     ):
-        await announcer.begin(agent.engine_id)
+        await notifier.begin(agent.engine_id)
         handle = client.get_workflow_handle_for(EngineWorkflow.run, attributes.engine_workflow_id(agent.engine_id))
         try:
             await until(lambda: len(agent.watched) >= 2)

@@ -14,7 +14,7 @@ from pathlib import Path
 from temporalio.worker import Worker
 
 from activities.judging import JudgingActivities
-from activities.work import WorkTelling
+from activities.work import TrainingNotifier
 from clawloop.ids import JudgementId
 from clawloop.judging.parsing import Vote
 from clawloop.judging.prompts import AnswerForm
@@ -47,7 +47,7 @@ async def work(address: str, database_url: str, judge_url: str, mark: Path) -> N
     client = await connect(address)
     database = Database(database_url, BACKGROUND_LIMIT)
     store = DyingStore(database, mark)
-    telling = WorkTelling(PostgresWorkStore(database), TemporalTraining(client))
+    telling = TrainingNotifier(PostgresWorkStore(database), TemporalTraining(client))
 
     def endpoints(policy: str) -> list[Endpoint]:
         return [Endpoint(judge_url, "tiny")]

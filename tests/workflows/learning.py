@@ -187,7 +187,7 @@ class Learner:
 
     async def samples(self, count: int) -> None:
         self.scripted.ready += count
-        await self.telling.announce_work(self.policy)
+        await self.telling.notify_work(self.policy)
 
     async def begin(self, **state: object) -> None:
         """Begin it with a state of the test's own."""

@@ -11,7 +11,7 @@ from temporalio.client import Client
 
 from clawloop.contracts import FeedbackGiven, JudgeAgain, Outcome, SessionFacts
 from clawloop.ids import new_feedback_id, new_turn_id
-from clawloop.temporal import TemporalAnnouncer
+from clawloop.temporal import TemporalSessionNotifier
 from tests.judging.conftest import Bench, bench, binary_bench, judge
 from tests.workflows.conftest import IDLE
 from tests.workflows.test_whole import at_work, end, tell
@@ -56,10 +56,10 @@ async def test_messages_about_unknown_turns_change_nothing(client: Client, binar
     turns = b.conversation("one", "two")
     session = await b.enter(*turns)
     facts = SessionFacts(session, "default", "x-session-id", turns[0].started_at, 0)
-    sessions = TemporalAnnouncer(client, IDLE)
+    sessions = TemporalSessionNotifier(client, IDLE)
     async with at_work(client, b):
         await tell(client, session, replace(turns[0], turn_id=unknown))
-        await sessions.announce_feedback(facts, FeedbackGiven(new_feedback_id(), new_turn_id()))
+        await sessions.notify_feedback(facts, FeedbackGiven(new_feedback_id(), new_turn_id()))
         await sessions.judge_again(facts, JudgeAgain(new_turn_id(), 3))
         await tell(client, session, turns[1], ends=True)
         await tell(client, session, turns[0])  # late, and out of order

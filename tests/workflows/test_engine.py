@@ -11,7 +11,7 @@ from temporalio.worker import Worker
 
 from activities.roster import Roster
 from clawloop.contracts import Engine
-from clawloop.engine_announcing import TemporalPublishAnnouncer
+from clawloop.engine_announcing import TemporalEngineNotifier
 from tests.fakes.ledger import FakeLedger
 from tests.fakes.publishing_store import FakePublishingStore
 from tests.workflows.conftest import until
@@ -23,13 +23,13 @@ from workflows.state import EngineState
 
 async def test_told_many_times_while_it_loads_it_loads_once_more(client: Client) -> None:
     agent = ScriptedAgent()
-    announcer = TemporalPublishAnnouncer(client)
+    notifier = TemporalEngineNotifier(client)
     async with at_work(client, agent):
         agent.gate.clear()
-        await announcer.publish([agent.engine_id])
+        await notifier.publish([agent.engine_id])
         await until(lambda: agent.loads == 1)
         for _ in range(10):
-            await announcer.publish([agent.engine_id])
+            await notifier.publish([agent.engine_id])
         agent.gate.set()
         await until(lambda: agent.loads == 2)
         await asyncio.sleep(0.3)
@@ -72,7 +72,7 @@ async def test_a_publish_costs_few_events(client: Client) -> None:
     async with at_work(client, agent) as handle:
         before = len((await handle.fetch_history()).events)
         for n in range(5):
-            await TemporalPublishAnnouncer(client).publish([agent.engine_id])
+            await TemporalEngineNotifier(client).publish([agent.engine_id])
             await until(lambda n=n: agent.loads == n + 1)  # type: ignore[misc]
         await details(handle, "Healthy")
         assert len((await handle.fetch_history()).events) - before <= 5 * 10
@@ -82,12 +82,12 @@ async def test_what_fails_for_good_is_shown_and_a_publish_still_comes_later(clie
     agent = ScriptedAgent()
     agent.fails = [ApplicationError("RecordUnusable", type="RecordUnusable", non_retryable=True)]
     async with at_work(client, agent) as handle:
-        await TemporalPublishAnnouncer(client).publish([agent.engine_id])
+        await TemporalEngineNotifier(client).publish([agent.engine_id])
         assert "could not do what it was asked: RecordUnusable" in await details(handle, "could not")
 
 
 async def test_engines_that_are_there_have_a_workflow_and_no_other_keeps_one(client: Client) -> None:
-    agent, ledger, workflows = ScriptedAgent(), FakeLedger(), TemporalPublishAnnouncer(client)
+    agent, ledger, workflows = ScriptedAgent(), FakeLedger(), TemporalEngineNotifier(client)
     roster = Roster(FakePublishingStore(ledger), workflows)
     async with at_work(client, agent) as handle:
         await known(workflows, agent.engine_id, runs=True)
@@ -112,7 +112,7 @@ def engine_of(engine_id: str) -> Engine:
     return Engine(engine_id, f"http://{engine_id}", {}, draining=False)
 
 
-async def known(workflows: TemporalPublishAnnouncer, engine_id: str, *, runs: bool) -> None:
+async def known(workflows: TemporalEngineNotifier, engine_id: str, *, runs: bool) -> None:
     """Wait until Temporal has it indexed."""
     async with asyncio.timeout(30):
         while (engine_id in await workflows.running()) != runs:
@@ -131,14 +131,14 @@ async def test_a_new_run_knows_what_the_old_one_knew(client: Client) -> None:
     first = handle.result_run_id
     async with at_work(client, agent) as latest:
         for n in range(6):
-            await TemporalPublishAnnouncer(client).publish([agent.engine_id])
+            await TemporalEngineNotifier(client).publish([agent.engine_id])
             await until(lambda n=n: agent.loads >= n + 1)  # type: ignore[misc]
         async with asyncio.timeout(30):
             while (await latest.describe()).run_id == first:
                 await asyncio.sleep(0.05)
         assert "Serves default-v1." in await details(latest, "Serves")
         loads = agent.loads
-        await TemporalPublishAnnouncer(client).publish([agent.engine_id])
+        await TemporalEngineNotifier(client).publish([agent.engine_id])
         await until(lambda: agent.loads > loads)
 
 
@@ -146,7 +146,7 @@ async def test_a_new_run_knows_what_the_old_one_knew(client: Client) -> None:
 async def test_the_workflow_of_an_engine_whose_agent_is_away_waits_for_it(client: Client, missing: list[str]) -> None:
     agent = ScriptedAgent()
     agent.has = agent.has.model_copy(update={"missing": missing})
-    await TemporalPublishAnnouncer(client).publish([agent.engine_id])
+    await TemporalEngineNotifier(client).publish([agent.engine_id])
     async with at_work(client, agent):
         await until(lambda: agent.loads >= 1)
 
@@ -163,14 +163,14 @@ async def test_told_for_weeks_while_its_agent_is_away_it_begins_anew_and_still_l
         async with asyncio.timeout(30):
             latest = client.get_workflow_handle(attributes.engine_workflow_id(agent.engine_id))
             while (await latest.describe()).run_id == handle.result_run_id:
-                await TemporalPublishAnnouncer(client).publish([agent.engine_id])
+                await TemporalEngineNotifier(client).publish([agent.engine_id])
                 await asyncio.sleep(0.1)
     async with at_work(client, agent):
         await until(lambda: agent.loads >= 1)
 
 
 async def test_one_that_waits_to_roll_over_ends_too_when_its_engine_is_removed(client: Client) -> None:
-    engine_id, workflows = ScriptedAgent().engine_id, TemporalPublishAnnouncer(client)
+    engine_id, workflows = ScriptedAgent().engine_id, TemporalEngineNotifier(client)
     handle = await client.start_workflow(
         attributes.ENGINE_WORKFLOW,
         EngineState(engine_id=engine_id, roll_over_events=10),

@@ -12,7 +12,7 @@ from typer.testing import CliRunner, Result
 
 from clawloop.cli import app
 from clawloop.contracts import Outcome
-from clawloop.errors import AnnouncementFailed, SetupError
+from clawloop.errors import SetupError, SignalFailed
 from clawloop.ids import new_turn_id, response_id
 from tests.judging.conftest import Bench, bench, binary_bench, judge
 from tests.workflows.conftest import until
@@ -79,7 +79,7 @@ async def test_what_cannot_be_done_says_why(client: Client, bench: Bench) -> Non
     assert "cannot be judged again: nothing has followed it yet" in str(early)
     bench.feedback(only, 1.0)
     away = (await clawloop(client, bench, str(only.turn_id), temporal="127.0.0.1:1")).exception
-    assert isinstance(away, AnnouncementFailed)
+    assert isinstance(away, SignalFailed)
     await bench.close(session)
     refused = (await clawloop(client, bench, str(only.turn_id))).exception
     assert "cannot be judged again: nothing later speaks about it" in str(refused)

@@ -21,7 +21,7 @@ from clawloop.ids import turn_id_of
 from clawloop.local import temporal_server
 from clawloop.local.checks import choose_port
 from clawloop.preparing import prepare
-from clawloop.temporal import TemporalAnnouncer, connect, register_search_attributes
+from clawloop.temporal import TemporalSessionNotifier, connect, register_search_attributes
 from db.upkeep import PostgresUpkeepStore
 from tests.e2e.gateway import RealGateway, running_gateway
 from tests.fakes.engine import fake_engine
@@ -98,7 +98,7 @@ async def test_chat_goes_on_and_is_judged_when_temporal_is_back(binary_bench: Be
         with server.running():
             client = await server.ready()
             upkeep = UpkeepActivities(
-                PostgresUpkeepStore(b.database), TemporalAnnouncer(client, IDLE), b.work, IDLE, timedelta(0)
+                PostgresUpkeepStore(b.database), TemporalSessionNotifier(client, IDLE), b.work, IDLE, timedelta(0)
             )
             async with at_work(client, b):
                 assert (await upkeep.sweep()).announced >= 2

@@ -16,7 +16,7 @@ from temporalio.worker import Worker
 from activities.upkeep import UpkeepActivities
 from clawloop.contracts import SessionFacts, TurnRecord, TurnRecorded
 from clawloop.ids import SessionId
-from clawloop.temporal import TemporalAnnouncer
+from clawloop.temporal import TemporalSessionNotifier
 from db.upkeep import PostgresUpkeepStore
 from tests.judging.conftest import Bench, bench, binary_bench, judge
 from tests.workflows.conftest import IDLE, end_all
@@ -43,7 +43,7 @@ async def at_work(client: Client, bench: Bench) -> AsyncIterator[None]:
 
 async def tell(client: Client, session: SessionId, turn: TurnRecord, *, ends: bool = False) -> None:
     facts = SessionFacts(session, "default", "x-session-id", turn.started_at, turn.version)
-    await TemporalAnnouncer(client, IDLE).announce_turn(facts, TurnRecorded(turn.turn_id, turn.version, ends))
+    await TemporalSessionNotifier(client, IDLE).notify_turn(facts, TurnRecorded(turn.turn_id, turn.version, ends))
 
 
 async def end(client: Client, session: SessionId) -> None:
@@ -75,8 +75,8 @@ async def test_what_was_stored_while_temporal_was_away_is_swept_and_judged(clien
     b = binary_bench
     turns = b.conversation("one", "two", "three")
     session = await b.enter(*turns[:-1], replace(turns[-1], ends_session=True))
-    announcer = TemporalAnnouncer(client, IDLE)
-    upkeep = UpkeepActivities(PostgresUpkeepStore(b.database), announcer, b.work, IDLE, timedelta(0))
+    notifier = TemporalSessionNotifier(client, IDLE)
+    upkeep = UpkeepActivities(PostgresUpkeepStore(b.database), notifier, b.work, IDLE, timedelta(0))
     async with at_work(client, b):
         assert (await upkeep.sweep()).announced == 3
         await end(client, session)
