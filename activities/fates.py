@@ -7,9 +7,9 @@ from __future__ import annotations
 
 from collections.abc import Sequence
 
-from activities.messages import TurnFate
+from activities.messages import TurnResult
 from activities.ports import TurnPlaces
-from clawloop.contracts import Outcome, TurnKind
+from clawloop.contracts import TurnKind, TurnOutcome
 from clawloop.ids import SessionId
 from clawloop.judging.records import TrainedTurn
 
@@ -17,7 +17,7 @@ from clawloop.judging.records import TrainedTurn
 TRAINED_LIMIT = 20
 
 
-async def with_trained(places: TurnPlaces, session: SessionId, fates: Sequence[TurnFate]) -> list[TurnFate]:
+async def with_trained_turns(places: TurnPlaces, session: SessionId, fates: Sequence[TurnResult]) -> list[TurnResult]:
     """These fates and those of the session's newest trained turns; each turn once if `fates` has each once.
 
     Raises:
@@ -25,17 +25,17 @@ async def with_trained(places: TurnPlaces, session: SessionId, fates: Sequence[T
     """
     trained = {turn.turn_id: turn for turn in await places.trained(session, TRAINED_LIMIT)}
     told = [
-        fate
-        if (turn := trained.get(fate.turn_id)) is None
-        else fate.model_copy(update={"outcome": _outcome(turn), "sample": True, "step": turn.step})
-        for fate in fates
+        result
+        if (turn := trained.get(result.turn_id)) is None
+        else result.model_copy(update={"outcome": _outcome(turn), "sample": True, "step": turn.step})
+        for result in fates
     ]
-    known = {fate.turn_id for fate in fates}
-    return [*told, *(_fate(turn) for turn in trained.values() if turn.turn_id not in known)]
+    known = {result.turn_id for result in fates}
+    return [*told, *(_turn_result(turn) for turn in trained.values() if turn.turn_id not in known)]
 
 
-def _fate(turn: TrainedTurn) -> TurnFate:
-    return TurnFate(
+def _turn_result(turn: TrainedTurn) -> TurnResult:
+    return TurnResult(
         turn_id=turn.turn_id,
         number=turn.number,
         kind=TurnKind.MAIN,
@@ -47,5 +47,5 @@ def _fate(turn: TrainedTurn) -> TurnFate:
     )
 
 
-def _outcome(turn: TrainedTurn) -> Outcome:
-    return Outcome.TRAINED if turn.rolled_back is None else Outcome.ROLLED_BACK
+def _outcome(turn: TrainedTurn) -> TurnOutcome:
+    return TurnOutcome.TRAINED if turn.rolled_back is None else TurnOutcome.ROLLED_BACK

@@ -15,13 +15,13 @@ from dataclasses import dataclass
 from temporalio import activity
 
 from activities.asking import Asking
-from activities.fates import with_trained
+from activities.fates import with_trained_turns
 from activities.heartbeat import heartbeating
-from activities.messages import WHY_LIMIT, AskDirectly, Judged, JudgeTurn, TurnFate
+from activities.messages import WHY_LIMIT, AskDirectly, Judged, JudgeTurn, TurnResult
 from activities.pairing import find_next_state, judgeable_by
 from activities.ports import Counts, Judge, JudgementStore, Renderer, Uncounted
 from activities.work import TrainingNotifier
-from clawloop.contracts import Message, Outcome, TurnRecord
+from clawloop.contracts import Message, TurnOutcome, TurnRecord
 from clawloop.errors import EngineRejected, EngineUnavailable, PromptTooLong
 from clawloop.ids import TurnId
 from clawloop.judging.evidence import Evidence, gather
@@ -110,18 +110,18 @@ class JudgingActivities:
             told = await self._store.place(ask.turn_id)
             if told is None:
                 return Judged(fates=[_unknown(ask)])
-            fates: list[TurnFate] = []
+            fates: list[TurnResult] = []
             for placed, state in await self._to_judge(ask, told):
-                fate = await self._judge_one(ask, placed, state)
-                fates += [] if fate is None else [fate]
-            return Judged(fates=await with_trained(self._store, ask.session_id, fates))
+                result = await self._judge_one(ask, placed, state)
+                fates += [] if result is None else [result]
+            return Judged(fates=await with_trained_turns(self._store, ask.session_id, fates))
 
     @activity.defn(name="ask_directly")
     async def ask_directly(self, ask: AskDirectly) -> None:
         """Ask one direct vote on a judged turn and keep it; its session's closing decides by it."""
         async with heartbeating():
             placed = await self._store.place(ask.turn_id)
-            if placed is None or placed.turn.outcome is Outcome.ERASED:
+            if placed is None or placed.turn.outcome is TurnOutcome.ERASED:
                 return
             state = await find_next_state(self._store, placed)
             given = await self._store.feedback_of(ask.turn_id)
@@ -139,16 +139,16 @@ class JudgingActivities:
             return [(told, await find_next_state(self._store, told))]
         return [*await judgeable_by(self._store, told)]
 
-    async def _judge_one(self, ask: JudgeTurn, placed: PlacedTurn, state: NextState | None) -> TurnFate | None:
+    async def _judge_one(self, ask: JudgeTurn, placed: PlacedTurn, state: NextState | None) -> TurnResult | None:
         turn = placed.turn
         given = await self._store.feedback_of(turn.record.turn_id)
         new_feedback = any(not one.applied for one in given)
-        if turn.outcome is Outcome.ERASED:
-            return _fate(placed, turn.outcome, None, turn.outcome_detail or "erased")
+        if turn.outcome is TurnOutcome.ERASED:
+            return _turn_result(placed, turn.outcome, None, turn.outcome_detail or "erased")
         late_state = placed.held is not None and placed.held.shown_by is None and state is not None
         if placed.held is not None and placed.held.revision >= (ask.revision or 0) and not (new_feedback or late_state):
             # Judged before: this attempt only did not hear of it, or the message came twice.
-            return _fate(placed, turn.outcome, placed.held.verdict, turn.outcome_detail or "")
+            return _turn_result(placed, turn.outcome, placed.held.verdict, turn.outcome_detail or "")
         by_outcome = ask.itself and placed.task_outcome is not None
         if state is None and not given and not by_outcome:
             return None
@@ -156,11 +156,11 @@ class JudgingActivities:
         judgement = await self._open(case, ask, new_feedback)
         end = await self._end(case, judgement)
         held = placed.held
-        if held is not None and end.outcome is Outcome.UNJUDGED is not held.outcome:
+        if held is not None and end.outcome is TurnOutcome.UNJUDGED is not held.outcome:
             # A judge that does not answer must not undo what one said before; the votes there are wait for the next
             # time, and feedback that is not taken in is told again by the sweep.
             why = f"judged again in vain, {end.why}; it stays: {turn.outcome_detail}"
-            return _fate(placed, turn.outcome, held.verdict, why)
+            return _turn_result(placed, turn.outcome, held.verdict, why)
         ready = await self._store.settle(judgement.id, end, [one.id for one in given])
         await self._work.tell(ready)
         wanted = held.revision + 1 if ask.revision is None and held is not None and not new_feedback else ask.revision
@@ -170,17 +170,17 @@ class JudgingActivities:
         log.info("judged", extra={"turn_id": str(turn.record.turn_id), "outcome": end.outcome})
         if end.relation is not Relation.NONE and (now := await self._store.place(turn.record.turn_id)) is not None:
             # Only the store knew what the reward was in relation to.
-            return _fate(now, now.turn.outcome, end.verdict.verdict, now.turn.outcome_detail or "")
-        return _fate(placed, end.outcome, end.verdict.verdict, end.why)
+            return _turn_result(now, now.turn.outcome, end.verdict.verdict, now.turn.outcome_detail or "")
+        return _turn_result(placed, end.outcome, end.verdict.verdict, end.why)
 
-    async def _stays(self, turn_id: TurnId, revision: int) -> TurnFate | None:
+    async def _stays(self, turn_id: TurnId, revision: int) -> TurnResult | None:
         """The turn's fate if this judgement of it came too late; None if it did not."""
         now = await self._store.place(turn_id)
         if now is None or (now.held is not None and now.held.revision >= revision):
             return None
         held = None if now.held is None else now.held.verdict
         why = f"a step has its sample, so it stays: {now.turn.outcome_detail}"
-        return _fate(now, now.turn.outcome, held, why)
+        return _turn_result(now, now.turn.outcome, held, why)
 
     async def _open(self, case: _Case, ask: JudgeTurn, new_feedback: bool) -> OpenJudgement:
         turn_id = case.record.turn_id
@@ -242,7 +242,7 @@ class JudgingActivities:
             if problem is not None:
                 hint = without_hint(hint, problem)
                 decision = decide(signal, verdict, hint, fault)
-        if decision.outcome is Outcome.SAMPLED:
+        if decision.outcome is TurnOutcome.SAMPLED:
             _check_sample(decision, record, hinted)
         why = decision.why if not asking.problems else f"{decision.why} ({'; '.join(asking.problems)})"
         return Settlement(
@@ -298,21 +298,21 @@ def _check_sample(decision: Decision, record: TurnRecord, hinted: list[int] | No
     )
 
 
-def _fate(placed: PlacedTurn, outcome: Outcome, verdict: int | None, why: str) -> TurnFate:
-    return TurnFate(
+def _turn_result(placed: PlacedTurn, outcome: TurnOutcome, verdict: int | None, why: str) -> TurnResult:
+    return TurnResult(
         turn_id=placed.turn.record.turn_id,
         number=placed.number,
         kind=placed.turn.record.kind,
         outcome=outcome,
         verdict=verdict,
-        sample=outcome in (Outcome.SAMPLED, Outcome.TRAINED),
+        sample=outcome in (TurnOutcome.SAMPLED, TurnOutcome.TRAINED),
         step=None,
         why=why[:WHY_LIMIT],
     )
 
 
-def _unknown(ask: JudgeTurn) -> TurnFate:
-    return TurnFate(
+def _unknown(ask: JudgeTurn) -> TurnResult:
+    return TurnResult(
         turn_id=ask.turn_id,
         number=None,
         kind="unknown",

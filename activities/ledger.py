@@ -9,17 +9,17 @@ from dataclasses import replace
 
 from temporalio import activity
 
-from activities.fates import with_trained
-from activities.messages import WHY_LIMIT, Closed, CloseSession, TurnFate
+from activities.fates import with_trained_turns
+from activities.messages import WHY_LIMIT, Closed, CloseSession, TurnResult
 from activities.pairing import find_next_state
 from activities.ports import ClosingStore, Counts, TurnPlaces, Uncounted
 from activities.work import TrainingNotifier
-from clawloop.contracts import Outcome, TurnKind
+from clawloop.contracts import TurnKind, TurnOutcome
 from clawloop.ids import TurnId
 from clawloop.judging.records import ClosingSession, Ending, ExtraSample, SessionTurn
 from clawloop.judging.voting import direct_vote
 from clawloop.samples.assembly import Guarantee, JudgedTurn, at_least_one
-from clawloop.samples.rewards import MemberEnd
+from clawloop.samples.rewards import MemberResult
 
 ELSEWHERE = "answer not in later history"
 NEVER_JUDGED = "could not be judged before the session closed"
@@ -52,15 +52,15 @@ class LedgerActivities:
         for turn in undecided:
             if await self._has_next_state(turn) or (session.by_outcome and turn.last and not turn.judged):
                 to_judge.append(turn.turn_id)
-                ends.append((turn, Ending(turn.turn_id, Outcome.UNJUDGED, NEVER_JUDGED)))
+                ends.append((turn, Ending(turn.turn_id, TurnOutcome.UNJUDGED, NEVER_JUDGED)))
             else:
                 why = f"nothing followed: {ask.why}" if turn.last else ELSEWHERE
-                ends.append((turn, Ending(turn.turn_id, Outcome.NO_FEEDBACK, why)))
+                ends.append((turn, Ending(turn.turn_id, TurnOutcome.NO_FEEDBACK, why)))
         if to_judge and not ask.give_up:
             # What cannot be judged must not keep those behind it from being tried.
             to_judge.sort(key=lambda turn_id: ask.tried_up_to is not None and turn_id <= ask.tried_up_to)
             return Closed(to_judge=to_judge[:TO_JUDGE_LIMIT], fates=[], turns=session.main_turns)
-        settled: list[MemberEnd] = []
+        settled: list[MemberResult] = []
         if session.related:
             settled, ready = await self._store.settle_related(ask.session_id)
             await self._work.tell(ready)
@@ -69,13 +69,13 @@ class LedgerActivities:
         if found is not None and found.ask:
             return Closed(to_judge=[], to_ask=list(found.ask[:TO_JUDGE_LIMIT]), fates=[], turns=session.main_turns)
         guarantee, extra = _guarantee(found)
-        fates = [_fate(turn, end.outcome, end.why) for turn, end in ends]
+        fates = [_turn_result(turn, end.outcome, end.why) for turn, end in ends]
         by_id = {turn.turn_id: turn for turn in session.turns}
-        fates += [_fate(by_id[end.turn_id], end.outcome, end.why) for end in settled if end.turn_id in by_id]
+        fates += [_turn_result(by_id[end.turn_id], end.outcome, end.why) for end in settled if end.turn_id in by_id]
         if extra is not None:
-            fates += [_fate(by_id[extra.turn_id], Outcome.SAMPLED, extra.why)]
+            fates += [_turn_result(by_id[extra.turn_id], TurnOutcome.SAMPLED, extra.why)]
         # Before it is closed: an attempt that came after that would find nothing left to tell.
-        fates = await with_trained(self._places, ask.session_id, fates)
+        fates = await with_trained_turns(self._places, ask.session_id, fates)
         ready = await self._store.close(ask.session_id, ask.why, [end for _, end in ends], guarantee, extra)
         await self._work.tell(ready)
         self._counts.closed(guaranteed=extra is not None)
@@ -89,14 +89,14 @@ class LedgerActivities:
 
 
 def _is_undecided(turn: SessionTurn, up_to: TurnId | None) -> bool:
-    return turn.outcome is Outcome.WAITING and (up_to is None or turn.turn_id <= up_to)
+    return turn.outcome is TurnOutcome.WAITING and (up_to is None or turn.turn_id <= up_to)
 
 
 def _at_least_one(session: ClosingSession, *, asked_directly: bool) -> Guarantee | None:
     """What the rule says, with the direct votes there are; None where it does not apply."""
     if not session.first or not session.at_least_one:
         return None
-    judged = [turn for turn in session.turns if turn.judged and turn.outcome is not Outcome.ERASED]
+    judged = [turn for turn in session.turns if turn.judged and turn.outcome is not TurnOutcome.ERASED]
     found = at_least_one([_seen(turn, turn.expected) for turn in judged])
     if not found.ask:
         return found
@@ -122,14 +122,14 @@ def _guarantee(found: Guarantee | None) -> tuple[str | None, ExtraSample | None]
     return found.why, ExtraSample(found.turn_id, found.reward, found.why)
 
 
-def _fate(turn: SessionTurn, outcome: Outcome, why: str) -> TurnFate:
-    return TurnFate(
+def _turn_result(turn: SessionTurn, outcome: TurnOutcome, why: str) -> TurnResult:
+    return TurnResult(
         turn_id=turn.turn_id,
         number=turn.number,
         kind=TurnKind.MAIN,
         outcome=outcome,
         verdict=turn.verdict,
-        sample=outcome is Outcome.SAMPLED,
+        sample=outcome is TurnOutcome.SAMPLED,
         step=None,
         why=why[:WHY_LIMIT],
     )

@@ -8,7 +8,7 @@ from __future__ import annotations
 
 from pydantic import BaseModel, ConfigDict
 
-from clawloop.contracts import Outcome
+from clawloop.contracts import TurnOutcome
 from clawloop.ids import FeedbackId, SessionId, TurnId
 
 WHY_LIMIT = 200  # characters of a reason that cross Temporal; Postgres holds the whole
@@ -44,7 +44,7 @@ class AskDirectly(_Message):
     turn_id: TurnId
 
 
-class TurnFate(_Message):
+class TurnResult(_Message):
     """What became of a turn, for the workflow's table.
 
     Args:
@@ -59,7 +59,7 @@ class TurnFate(_Message):
     turn_id: TurnId
     number: int | None
     kind: str
-    outcome: Outcome | None
+    outcome: TurnOutcome | None
     verdict: int | None
     sample: bool
     step: int | None
@@ -69,7 +69,7 @@ class TurnFate(_Message):
 class Judged(_Message):
     """What became of the turns that could be judged, and of those of the session that steps have learned from."""
 
-    fates: list[TurnFate]
+    fates: list[TurnResult]
 
 
 class CloseSession(_Message):
@@ -103,7 +103,7 @@ class Closed(_Message):
     """
 
     to_judge: list[TurnId]
-    fates: list[TurnFate]
+    fates: list[TurnResult]
     guarantee: str = ""
     turns: int = 0
     to_ask: list[TurnId] = []

@@ -6,7 +6,7 @@ Knows nothing about judges. A turn follows the main turn it continues; side turn
 from __future__ import annotations
 
 from activities.ports import TurnPlaces
-from clawloop.contracts import Outcome
+from clawloop.contracts import TurnOutcome
 from clawloop.judging.records import PlacedTurn
 from clawloop.turns.next_state import NextState, next_states
 
@@ -40,11 +40,11 @@ async def judgeable_by(places: TurnPlaces, told: PlacedTurn) -> list[tuple[Place
     found: list[tuple[PlacedTurn, NextState]] = []
     turn_id = told.turn.record.turn_id
     before = None if told.follows is None else await places.place(told.follows)
-    if before is not None and before.turn.outcome is not Outcome.ERASED:
+    if before is not None and before.turn.outcome is not TurnOutcome.ERASED:
         state = await find_next_state(places, before, told)
         if state is not None and state.shown_by == turn_id:
             found.append((before, state))
-    if told.overtaken_by and told.turn.outcome is not Outcome.ERASED:
+    if told.overtaken_by and told.turn.outcome is not TurnOutcome.ERASED:
         state = await find_next_state(places, told)
         if state is not None and state.shown_by in told.overtaken_by:
             found.append((told, state))

@@ -9,7 +9,7 @@ from collections.abc import Mapping, Sequence
 from datetime import timedelta
 from typing import Protocol
 
-from clawloop.contracts import FeedbackGiven, Message, Outcome, SessionFacts, TurnRecord, TurnRecorded
+from clawloop.contracts import FeedbackGiven, Message, SessionFacts, TurnOutcome, TurnRecord, TurnRecorded
 from clawloop.ids import FeedbackId, JudgementId, SessionId, TurnId
 from clawloop.judging.parsing import HintVote, Vote
 from clawloop.judging.prompts import AnswerForm, JudgePrompt
@@ -23,7 +23,7 @@ from clawloop.judging.records import (
     Settlement,
     TrainedTurn,
 )
-from clawloop.samples.rewards import MemberEnd
+from clawloop.samples.rewards import MemberResult
 
 
 class TurnPlaces(Protocol):
@@ -122,7 +122,7 @@ class Counts(Protocol):
     def answered(self, kind: str, valid: int, missing: int) -> None:
         """A judgement has this many valid answers of this kind (`vote`, `hint`) and lacks that many."""
 
-    def judged(self, outcome: Outcome) -> None: ...
+    def judged(self, outcome: TurnOutcome) -> None: ...
 
     def closed(self, guaranteed: bool) -> None:
         """A session was closed; `guaranteed`: the at-least-one rule gave it a sample."""
@@ -137,7 +137,7 @@ class Uncounted:
     def answered(self, kind: str, valid: int, missing: int) -> None:
         pass
 
-    def judged(self, outcome: Outcome) -> None:
+    def judged(self, outcome: TurnOutcome) -> None:
         pass
 
     def closed(self, guaranteed: bool) -> None:
@@ -151,7 +151,7 @@ class ClosingStore(Protocol):
     async def look(self, session: SessionId) -> ClosingSession | None:
         """What a closing must decide; None if there is no such session."""
 
-    async def settle_related(self, session: SessionId) -> tuple[list[MemberEnd], str | None]:
+    async def settle_related(self, session: SessionId) -> tuple[list[MemberResult], str | None]:
         """Settle groups and outcome of a session that closes: what is not known by now will not be.
 
         Returns:

@@ -41,7 +41,7 @@ class TurnStatus(StrEnum):
     ERROR = "error"  # the engine failed
 
 
-class Outcome(StrEnum):
+class TurnOutcome(StrEnum):
     """What became of a turn. `outcome_detail` says why."""
 
     WAITING = "waiting"  # for its next state or its judge
@@ -288,7 +288,7 @@ class StoredTurn:
     record: TurnRecord
     session_id: SessionId
     parent_turn_id: TurnId | None
-    outcome: Outcome
+    outcome: TurnOutcome
     outcome_detail: str | None
     announced_at: datetime | None
 

@@ -8,7 +8,7 @@ from __future__ import annotations
 from dataclasses import dataclass
 from datetime import datetime
 
-from clawloop.contracts import Outcome, SampleState, SessionState, TurnKind, TurnStatus
+from clawloop.contracts import SampleState, SessionState, TurnKind, TurnOutcome, TurnStatus
 from clawloop.ids import SessionId, TurnId
 
 
@@ -59,7 +59,7 @@ class TurnView:
     status: TurnStatus
     error: str | None
     version: int
-    outcome: Outcome
+    outcome: TurnOutcome
     why: str | None
     verdict: int | None
     expected: float | None

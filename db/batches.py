@@ -11,7 +11,7 @@ from typing import Any
 from sqlalchemy import text
 from sqlalchemy.ext.asyncio import AsyncConnection
 
-from clawloop.contracts import Outcome
+from clawloop.contracts import TurnOutcome
 from clawloop.errors import RecordUnusable
 from clawloop.ids import SampleId, TurnId
 from clawloop.recipe import Train
@@ -50,7 +50,7 @@ async def _read(connection: AsyncConnection, chains: Chains, row: Any) -> BatchS
 
 
 def _assembled(row: Any, conversation: Conversation) -> BatchSample:
-    if row.outcome == Outcome.ERASED:
+    if row.outcome == TurnOutcome.ERASED:
         raise RecordUnusable("it was erased")
     prompt = conversation.prompt_ids or b""
     if len(prompt) != (row.prompt_shared or 0) * ID_BYTES + (row.prompt_added_bytes or 0):

@@ -14,7 +14,7 @@ from sqlalchemy import text
 from sqlalchemy.ext.asyncio import AsyncConnection
 
 from clawloop.algorithms.staleness import is_stale, versions_apart
-from clawloop.contracts import Outcome, SampleState
+from clawloop.contracts import SampleState, TurnOutcome
 from clawloop.errors import RecordUnusable
 from clawloop.ids import SampleId
 from clawloop.recipe import Recipe
@@ -83,7 +83,7 @@ async def choose_samples(connection: AsyncConnection, chains: Chains, policy: st
             read = await read_samples(connection, chains, [SampleId(row.id) for row in part])
             expired |= {sample: str(found) for sample, found in read.items() if isinstance(found, RecordUnusable)}
             usable += [row for row in part if row.id not in expired]
-        await end_samples(connection, expired, SampleState.EXPIRED, Outcome.EXPIRED)
+        await end_samples(connection, expired, SampleState.EXPIRED, TurnOutcome.EXPIRED)
         if len(rows) < limit:
             break
         after, looked_at, limit = str(rows[-1].id), looked_at + len(rows), _CHUNK
@@ -107,7 +107,7 @@ async def _whole_groups(
     good = [row for row in rest if row.id not in expired]
     read = await read_samples(connection, chains, [SampleId(row.id) for row in good])
     expired |= {sample: str(found) for sample, found in read.items() if isinstance(found, RecordUnusable)}
-    await end_samples(connection, expired, SampleState.EXPIRED, Outcome.EXPIRED)
+    await end_samples(connection, expired, SampleState.EXPIRED, TurnOutcome.EXPIRED)
     together = [*usable, *(row for row in good if row.id not in expired)]
     here = Counter(row.group_id for row in together)
     sizes = {row.group_id: row.size for row in await connection.execute(_SIZES, asked)}
@@ -134,7 +134,7 @@ class _Bounds:
     def fault(self, row: Any) -> str | None:
         """Why the sample expires; None if the step can take it."""
         train = self.recipe.train
-        if row.outcome == Outcome.ERASED:
+        if row.outcome == TurnOutcome.ERASED:
             return "its turn was erased"
         if row.signal_hash != self.recipe.signal.hash:
             return RECIPE_CHANGED

@@ -8,11 +8,11 @@ from functools import partial
 from sqlalchemy import and_, case, func, select, text, update
 from sqlalchemy.ext.asyncio import AsyncConnection
 
-from clawloop.contracts import Outcome, SessionState, TurnKind
+from clawloop.contracts import SessionState, TurnKind, TurnOutcome
 from clawloop.errors import RecordUnusable
 from clawloop.ids import JudgementId, SessionId, TurnId
 from clawloop.judging.records import ClosingSession, Ending, ExtraSample, SessionTurn
-from clawloop.samples.rewards import MemberEnd
+from clawloop.samples.rewards import MemberResult
 from db.direct_votes import direct_from_text
 from db.engine import Database
 from db.exact_json import storable
@@ -47,7 +47,7 @@ _TURNS = text("""
 # A spooled one that is older than the newest leaves its session closed.
 _came_since = (
     select(Turn.id)
-    .where(Turn.session_id == Session.id, Turn.kind == TurnKind.MAIN, Turn.outcome != Outcome.ERASED)
+    .where(Turn.session_id == Session.id, Turn.kind == TurnKind.MAIN, Turn.outcome != TurnOutcome.ERASED)
     .where(Turn.entered_at > Session.closed_at)
     .correlate(Session)
     .exists()
@@ -74,7 +74,7 @@ class PostgresClosingStore:
         """
         return await self._database.run(partial(_look, session))
 
-    async def settle_related(self, session: SessionId) -> tuple[list[MemberEnd], str | None]:
+    async def settle_related(self, session: SessionId) -> tuple[list[MemberResult], str | None]:
         """Settle groups and outcome of a session that closes: what is not known by now will not be.
 
         Returns:
@@ -118,7 +118,7 @@ async def _look(session: SessionId, connection: AsyncConnection) -> ClosingSessi
         SessionTurn(
             turn_id=TurnId(turn.id),
             number=turn.number,
-            outcome=Outcome(turn.outcome),
+            outcome=TurnOutcome(turn.outcome),
             judged=turn.judged,
             followed_by=[TurnId(after) for after in turn.followed_by],
             last=turn.last,
@@ -143,7 +143,7 @@ async def _look(session: SessionId, connection: AsyncConnection) -> ClosingSessi
     )
 
 
-async def _settle_related(session: SessionId, connection: AsyncConnection) -> tuple[list[MemberEnd], str | None]:
+async def _settle_related(session: SessionId, connection: AsyncConnection) -> tuple[list[MemberResult], str | None]:
     policy: str = (await connection.execute(select(Session.policy).where(Session.id == session))).scalar_one()
     await hold_policy(connection, policy)
     ends = await settle_groups_of(connection, session)
@@ -154,7 +154,7 @@ async def _settle_related(session: SessionId, connection: AsyncConnection) -> tu
 async def _sample_anyway(connection: AsyncConnection, extra: ExtraSample) -> None:
     turn_id, reward, why = extra.turn_id, extra.reward, extra.why
     outcome = select(Turn.outcome).where(Turn.id == turn_id).with_for_update()
-    if (await connection.execute(outcome)).scalar_one() == Outcome.ERASED:
+    if (await connection.execute(outcome)).scalar_one() == TurnOutcome.ERASED:
         return
     newest = (
         select(Judgement.id)
@@ -163,10 +163,12 @@ async def _sample_anyway(connection: AsyncConnection, extra: ExtraSample) -> Non
         .limit(1)
     )
     judgement = JudgementId((await connection.execute(newest)).scalar_one())
-    decided = {"outcome": Outcome.SAMPLED, "why": why}
+    decided = {"outcome": TurnOutcome.SAMPLED, "why": why}
     await connection.execute(update(Judgement).where(Judgement.id == judgement).values(decided))
     await put_sample(connection, judgement, turn_id, reward, None, why)
-    await connection.execute(update(Turn).where(Turn.id == turn_id).values(outcome=Outcome.SAMPLED, outcome_detail=why))
+    await connection.execute(
+        update(Turn).where(Turn.id == turn_id).values(outcome=TurnOutcome.SAMPLED, outcome_detail=why)
+    )
 
 
 async def _close(
@@ -185,10 +187,12 @@ async def _close(
     if extra is not None:
         await _sample_anyway(connection, extra)
     for end in endings:
-        undecided = update(Turn).where(Turn.id == end.turn_id, Turn.outcome == Outcome.WAITING)
+        undecided = update(Turn).where(Turn.id == end.turn_id, Turn.outcome == TurnOutcome.WAITING)
         await connection.execute(undecided.values(outcome=end.outcome, outcome_detail=storable(end.why)))
     # A turn that came in meanwhile has not been told to this workflow yet: its session stays open.
-    unheard = select(Turn.id).where(Turn.session_id == session, Turn.kind == "main", Turn.outcome == Outcome.WAITING)
+    unheard = select(Turn.id).where(
+        Turn.session_id == session, Turn.kind == "main", Turn.outcome == TurnOutcome.WAITING
+    )
     values = {
         "state": case((unheard.exists(), Session.state), else_=SessionState.CLOSED),
         "first_closed_at": func.coalesce(Session.first_closed_at, func.now()),

@@ -10,7 +10,7 @@ from collections.abc import Sequence
 from dataclasses import dataclass
 from functools import cached_property
 
-from clawloop.contracts import Message, Outcome, SessionEvidence, TurnKind, TurnRecord
+from clawloop.contracts import Message, SessionEvidence, TurnKind, TurnOutcome, TurnRecord
 from clawloop.ids import ApiKeyId, TurnId
 from clawloop.turns.canonical import extend_digest, response_digest, seed_digest
 from clawloop.turns.conversation import ConversationLookup, lookup
@@ -94,11 +94,11 @@ class Entry:
         return extend_digest(self.request.lookup.whole, self.record.response)
 
     @cached_property
-    def outcome(self) -> tuple[Outcome, str | None]:
+    def outcome(self) -> tuple[TurnOutcome, str | None]:
         """What is known of a turn's fate when it is entered."""
         record = self.record
         if record.kind is TurnKind.SIDE:
-            return Outcome.SIDE, record.kind_reason
+            return TurnOutcome.SIDE, record.kind_reason
         if record.response is None:
-            return Outcome.NOT_TRAINABLE, f"no reply: {record.error or record.status}"
-        return Outcome.WAITING, None
+            return TurnOutcome.NOT_TRAINABLE, f"no reply: {record.error or record.status}"
+        return TurnOutcome.WAITING, None

@@ -15,7 +15,7 @@ from typing import Any
 from sqlalchemy import func, select, text
 from sqlalchemy.ext.asyncio import AsyncConnection
 
-from clawloop.contracts import ContentErased, Erasure, Outcome, SampleState, SessionFacts
+from clawloop.contracts import ContentErased, Erasure, SampleState, SessionFacts, TurnOutcome
 from clawloop.ids import SampleId, SessionId, TurnId
 from db.engine import Database
 from db.entry import Entry
@@ -33,7 +33,7 @@ WHY_BEFORE = "what followed it was erased"
 TOLD_LIMIT = 200
 
 BARE_TURN: dict[str, Any] = {
-    "outcome": Outcome.ERASED.value,
+    "outcome": TurnOutcome.ERASED.value,
     "outcome_detail": WHY,
     "kind_reason": WHY,
     "error": None,
@@ -246,7 +246,7 @@ async def _strip(connection: AsyncConnection, session: SessionId, turns: Sequenc
         await connection.execute(statement, which)
     waiting = (await connection.execute(_WAITING_SAMPLES, which)).all()
     ends = {SampleId(sample.id): WHY if sample.own else WHY_BEFORE for sample in waiting}
-    await end_samples(connection, ends, SampleState.EXPIRED, Outcome.EXPIRED)
+    await end_samples(connection, ends, SampleState.EXPIRED, TurnOutcome.EXPIRED)
     await connection.execute(_STRIP_SAMPLES, which)
     return len(waiting)
 

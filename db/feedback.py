@@ -13,12 +13,12 @@ from sqlalchemy.ext.asyncio import AsyncConnection
 from clawloop.contracts import (
     FeedbackEffect,
     FeedbackGiven,
-    Outcome,
     SampleState,
     SessionFacts,
     SessionState,
     StoredFeedback,
     TurnKind,
+    TurnOutcome,
 )
 from clawloop.ids import ApiKeyId, FeedbackId, SessionId, TurnId, new_feedback_id
 from db.engine import Database
@@ -118,14 +118,16 @@ async def _give(
     query = (
         select(Turn.version, Turn.outcome, Turn.session_id, Session.policy, Session.identified_by, Session.created_at)
         .join(Session, Session.id == Turn.session_id)
-        .where(Turn.id == turn, Session.api_key_id == key, Turn.kind == TurnKind.MAIN, Turn.outcome != Outcome.ERASED)
+        .where(
+            Turn.id == turn, Session.api_key_id == key, Turn.kind == TurnKind.MAIN, Turn.outcome != TurnOutcome.ERASED
+        )
         # Waits for an erasure of the turn, and sees it.
         .with_for_update(key_share=True, read=True, of=Turn)
     )
     row = (await connection.execute(query)).first()
     if row is None:
         return None
-    effect = await _effect(connection, turn, Outcome(row.outcome))
+    effect = await _effect(connection, turn, TurnOutcome(row.outcome))
     feedback = new_feedback_id()
     values = {
         "id": feedback,
@@ -140,8 +142,8 @@ async def _give(
     return StoredFeedback(FeedbackGiven(feedback, turn), facts, effect)
 
 
-async def _effect(connection: AsyncConnection, turn: TurnId, outcome: Outcome) -> FeedbackEffect:
-    if outcome is Outcome.NOT_TRAINABLE:
+async def _effect(connection: AsyncConnection, turn: TurnId, outcome: TurnOutcome) -> FeedbackEffect:
+    if outcome is TurnOutcome.NOT_TRAINABLE:
         return FeedbackEffect.RECORDED
     newest = (
         select(Sample.state)

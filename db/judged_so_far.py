@@ -9,7 +9,7 @@ from sqlalchemy import Select, func, or_, select
 from sqlalchemy.ext.asyncio import AsyncConnection
 from sqlalchemy.orm import aliased
 
-from clawloop.contracts import Outcome, SampleState, SessionFacts, TurnKind
+from clawloop.contracts import SampleState, SessionFacts, TurnKind, TurnOutcome
 from clawloop.ids import SessionId, TurnId
 from clawloop.judging.again import JudgedSoFar
 from db.engine import Database
@@ -46,7 +46,7 @@ class PostgresJudgedSoFar:
         Raises:
             StoreUnavailable
         """
-        query = _query().where(Turn.outcome == Outcome.UNJUDGED).order_by(Turn.id).limit(limit)
+        query = _query().where(Turn.outcome == TurnOutcome.UNJUDGED).order_by(Turn.id).limit(limit)
         return await self._database.run(partial(_read, query))
 
 
@@ -67,10 +67,12 @@ def _query() -> Select[Any]:
     )
     after, further = aliased(Turn), aliased(Turn)
     # Side turns between do not count, nor does what was erased.
-    leads_on = select(further.id).where(further.parent_turn_id == after.id, further.outcome != Outcome.ERASED).exists()
+    leads_on = (
+        select(further.id).where(further.parent_turn_id == after.id, further.outcome != TurnOutcome.ERASED).exists()
+    )
     followed = select(after.id).where(
         after.parent_turn_id == Turn.id,
-        after.outcome != Outcome.ERASED,
+        after.outcome != TurnOutcome.ERASED,
         or_(after.kind == TurnKind.MAIN, leads_on),
     )
     rated = select(Feedback.id).where(Feedback.turn_id == Turn.id)
@@ -96,7 +98,7 @@ async def _read(query: Select[Any], connection: AsyncConnection) -> list[JudgedS
             turn_id=TurnId(row.id),
             session=SessionFacts(SessionId(row.session), row.policy, row.identified_by, row.created_at, row.version),
             kind=TurnKind(row.kind),
-            outcome=Outcome(row.outcome),
+            outcome=TurnOutcome(row.outcome),
             replied=row.replied,
             sample=None if row.sample is None else SampleState(row.sample),
             next_revision=row.next_revision,

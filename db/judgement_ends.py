@@ -8,7 +8,7 @@ from __future__ import annotations
 from sqlalchemy import func, select, update
 from sqlalchemy.ext.asyncio import AsyncConnection
 
-from clawloop.contracts import Outcome
+from clawloop.contracts import TurnOutcome
 from clawloop.errors import RecordUnusable, StoreUnavailable
 from clawloop.ids import FeedbackId, JudgementId, TurnId
 from clawloop.judging.records import Relation, Settlement
@@ -102,5 +102,5 @@ async def _new_among(connection: AsyncConnection, turn_id: TurnId, heard: list[F
 
 def require_content(turn_id: TurnId, outcome: str) -> None:
     """Raise RecordUnusable if the turn with this outcome was erased."""
-    if outcome == Outcome.ERASED:
+    if outcome == TurnOutcome.ERASED:
         raise RecordUnusable(f"turn {turn_id} was erased")

@@ -11,7 +11,7 @@ from sqlalchemy.dialects.postgresql import insert
 from sqlalchemy.ext.asyncio import AsyncConnection
 from sqlalchemy.orm import aliased
 
-from clawloop.contracts import Outcome, SampleState, TurnKind
+from clawloop.contracts import SampleState, TurnKind, TurnOutcome
 from clawloop.ids import (
     ApiKeyId,
     FeedbackId,
@@ -200,7 +200,9 @@ _HELD = text("""
 
 
 def _held(row: Any) -> Held:
-    return Held(row.revision, Outcome(row.outcome), row.verdict, None if row.shown_by is None else TurnId(row.shown_by))
+    return Held(
+        row.revision, TurnOutcome(row.outcome), row.verdict, None if row.shown_by is None else TurnId(row.shown_by)
+    )
 
 
 async def _open(
@@ -272,7 +274,7 @@ async def _revise(
     if row is None:
         return await _open(turn_id, shown_by, evidence_hash, hint_kind, connection)
     # One is by the words of the turn it names and of no other: who erases those finds it, and whoever goes on, none.
-    other_words = row.after == Outcome.ERASED or (row.nothing_followed and shown_by is not None)
+    other_words = row.after == TurnOutcome.ERASED or (row.nothing_followed and shown_by is not None)
     if row.state in (None, SampleState.FRESH, SampleState.SUPERSEDED) and not other_words:
         return await read_open(connection, JudgementId(row.id), row.recipe_hash, hint_kind)
     return await _open(turn_id, shown_by, evidence_hash, hint_kind, connection, row.revision + 1)

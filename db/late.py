@@ -9,7 +9,7 @@ from __future__ import annotations
 from sqlalchemy import or_, select, update
 from sqlalchemy.ext.asyncio import AsyncConnection
 
-from clawloop.contracts import Outcome
+from clawloop.contracts import TurnOutcome
 from clawloop.ids import SessionId, TurnId
 from db.chains import Chains
 from db.deltas import delta
@@ -26,7 +26,7 @@ async def adopt_later_turns(connection: AsyncConnection, chains: Chains, entry: 
         return
     later = (
         select(Turn.id, Turn.group_id, Turn.evidence)
-        .where(Turn.session_id == session, Turn.id > parent, Turn.outcome != Outcome.ERASED)
+        .where(Turn.session_id == session, Turn.id > parent, Turn.outcome != TurnOutcome.ERASED)
         .where(or_(Turn.parent_turn_id.is_(None), Turn.parent_turn_id < parent))
         .order_by(Turn.id)
     )

@@ -12,7 +12,7 @@ from sqlalchemy import func, select, text, update
 from sqlalchemy.ext.asyncio import AsyncConnection
 
 from clawloop.algorithms.staleness import path_to_base
-from clawloop.contracts import Outcome, SampleState
+from clawloop.contracts import SampleState, TurnOutcome
 from clawloop.errors import RecipeRejected, RecordUnusable, RequestRejected
 from clawloop.ids import SampleId
 from clawloop.recipe import Recipe
@@ -208,8 +208,8 @@ async def _roll_back(policy: str, version: int, connection: AsyncConnection) -> 
     if (n := await connection.scalar(claimed)) is not None:
         await abandon_step(connection, await hold_step(connection, policy, n), f"rolled back to version {version}")
     before, after = path_to_base(held.head, parents), path_to_base(version, parents)
-    await _tell_path(connection, policy, set(before) - set(after), Outcome.ROLLED_BACK, f"rolled back to {version}")
-    await _tell_path(connection, policy, set(after) - set(before), Outcome.TRAINED, None)
+    await _tell_path(connection, policy, set(before) - set(after), TurnOutcome.ROLLED_BACK, f"rolled back to {version}")
+    await _tell_path(connection, policy, set(after) - set(before), TurnOutcome.TRAINED, None)
     if await is_served(connection, policy, version):  # else chat would wait for an engine to load it
         await set_active(connection, held, version)
     await put_event(connection, policy, "rolled_back", to=version, head=held.head, active=held.active)
@@ -217,7 +217,7 @@ async def _roll_back(policy: str, version: int, connection: AsyncConnection) -> 
 
 
 async def _tell_path(
-    connection: AsyncConnection, policy: str, steps: set[int], outcome: Outcome, then: str | None
+    connection: AsyncConnection, policy: str, steps: set[int], outcome: TurnOutcome, then: str | None
 ) -> None:
     """Tell the turns that these steps trained."""
     for row in await connection.execute(_TRAINED_IN, {"policy": policy, "steps": sorted(steps)}):

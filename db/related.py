@@ -11,9 +11,9 @@ from sqlalchemy import text, update
 from sqlalchemy.ext.asyncio import AsyncConnection
 
 from clawloop.algorithms.baseline import RunningMean
-from clawloop.contracts import Outcome
+from clawloop.contracts import TurnOutcome
 from clawloop.ids import JudgementId, SessionId, TurnId
-from clawloop.samples.rewards import Member, MemberEnd, group_ends, outcome_ends, outcome_waits
+from clawloop.samples.rewards import Member, MemberResult, group_ends, outcome_ends, outcome_waits
 from db.exact_json import storable
 from db.samples import put_sample, withdraw_sample
 from db.tables import Judgement, Turn
@@ -67,7 +67,7 @@ async def mean_before(connection: AsyncConnection, policy: str, judgement: Judge
     return before
 
 
-async def settle_group(connection: AsyncConnection, group: TurnId, *, closing: bool = False) -> list[MemberEnd]:
+async def settle_group(connection: AsyncConnection, group: TurnId, *, closing: bool = False) -> list[MemberResult]:
     """Samples for all members at once if none can still get a verdict; else they say what they wait for."""
     rows = {TurnId(row.turn_id): row for row in await connection.execute(_IN_GROUP, {"group": group})}
     members = [_member(row) for row in rows.values()]
@@ -78,7 +78,7 @@ async def settle_group(connection: AsyncConnection, group: TurnId, *, closing: b
     return ends
 
 
-async def settle_groups_of(connection: AsyncConnection, session: SessionId) -> list[MemberEnd]:
+async def settle_groups_of(connection: AsyncConnection, session: SessionId) -> list[MemberResult]:
     """The same for all groups of a session that closes."""
     groups = (await connection.scalars(_OPEN_GROUPS, {"session": session})).all()
     return [end for group in groups for end in await settle_group(connection, TurnId(group), closing=True)]
@@ -95,7 +95,7 @@ async def settle_by_outcome(connection: AsyncConnection, turn_id: TurnId) -> Non
             await _become(connection, JudgementId(row.judgement), end)
 
 
-async def settle_outcome_of(connection: AsyncConnection, session: SessionId, *, closing: bool) -> list[MemberEnd]:
+async def settle_outcome_of(connection: AsyncConnection, session: SessionId, *, closing: bool) -> list[MemberResult]:
     """Rewards for all judged turns of a session.
 
     Args:
@@ -114,12 +114,12 @@ def _member(row: Any) -> Member:
     return Member(TurnId(row.turn_id), row.reward, row.not_trainable, row.why or "", bool(row.taken), mean_vote)
 
 
-async def _become(connection: AsyncConnection, judgement: JudgementId, end: MemberEnd) -> None:
-    if end.outcome is Outcome.SAMPLED:
+async def _become(connection: AsyncConnection, judgement: JudgementId, end: MemberResult) -> None:
+    if end.outcome is TurnOutcome.SAMPLED:
         await put_sample(connection, judgement, end.turn_id, end.reward, None, end.why)
     else:
         await withdraw_sample(connection, judgement, end.why)
     # The judgement keeps its own reason, which the group's next settling quotes.
     await connection.execute(update(Judgement).where(Judgement.id == judgement).values(outcome=end.outcome))
-    alive = update(Turn).where(Turn.id == end.turn_id, Turn.outcome != Outcome.ERASED)
+    alive = update(Turn).where(Turn.id == end.turn_id, Turn.outcome != TurnOutcome.ERASED)
     await connection.execute(alive.values(outcome=end.outcome, outcome_detail=storable(end.why)))

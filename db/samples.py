@@ -12,7 +12,7 @@ from sqlalchemy import select, text, update
 from sqlalchemy.dialects.postgresql import insert
 from sqlalchemy.ext.asyncio import AsyncConnection
 
-from clawloop.contracts import Outcome, SampleState
+from clawloop.contracts import SampleState, TurnOutcome
 from clawloop.ids import JudgementId, SampleId, TurnId, new_sample_id
 from db.arrays import ids_to_bytes
 from db.exact_json import storable
@@ -112,7 +112,7 @@ async def is_taken(connection: AsyncConnection, judgement: JudgementId) -> bool:
 
 
 async def end_samples(
-    connection: AsyncConnection, ends: Mapping[SampleId, str], state: SampleState, outcome: Outcome
+    connection: AsyncConnection, ends: Mapping[SampleId, str], state: SampleState, outcome: TurnOutcome
 ) -> None:
     """Give samples a state and a reason, and tell their turns.
 
@@ -134,13 +134,13 @@ async def expire_other_signals(connection: AsyncConnection, policy: str) -> None
         asked = {"policy": policy, "limit": _CHUNK}
         found = [SampleId(sample) for sample in await connection.scalars(_OF_OTHER_SIGNAL, asked)]
         ends = dict.fromkeys(found, RECIPE_CHANGED)
-        await end_samples(connection, ends, SampleState.EXPIRED, Outcome.EXPIRED)
+        await end_samples(connection, ends, SampleState.EXPIRED, TurnOutcome.EXPIRED)
         if len(found) < _CHUNK:
             return
 
 
 async def set_turn_outcomes(
-    connection: AsyncConnection, samples: Collection[SampleId], outcome: Outcome, why: str | None
+    connection: AsyncConnection, samples: Collection[SampleId], outcome: TurnOutcome, why: str | None
 ) -> None:
     """Let these samples' turns show what became of them.
 
@@ -157,5 +157,5 @@ async def free_samples(connection: AsyncConnection, policy: str, samples: Collec
     """
     rows = (await connection.execute(_FREE, {"samples": list(samples)})).all()
     freed = [SampleId(row.id) for row in rows if not row.overruled]
-    await set_turn_outcomes(connection, freed, Outcome.SAMPLED, None)
+    await set_turn_outcomes(connection, freed, TurnOutcome.SAMPLED, None)
     await expire_other_signals(connection, policy)

@@ -9,7 +9,7 @@ from uuid import UUID
 from sqlalchemy import text
 from sqlalchemy.ext.asyncio import AsyncConnection
 
-from clawloop.contracts import Outcome, SampleState, SessionState, TurnKind, TurnStatus
+from clawloop.contracts import SampleState, SessionState, TurnKind, TurnOutcome, TurnStatus
 from clawloop.ids import SessionId, TurnId
 from clawloop.views import SessionView, TurnView
 from db.engine import Database
@@ -124,7 +124,7 @@ async def _turns(session: SessionId, connection: AsyncConnection) -> list[TurnVi
             status=TurnStatus(row.status),
             error=row.error,
             version=row.version,
-            outcome=Outcome(row.outcome),
+            outcome=TurnOutcome(row.outcome),
             why=row.outcome_detail,
             verdict=row.verdict,
             expected=row.expected,

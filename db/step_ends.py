@@ -13,7 +13,7 @@ from sqlalchemy import func, select, update
 from sqlalchemy.dialects.postgresql import insert
 from sqlalchemy.ext.asyncio import AsyncConnection
 
-from clawloop.contracts import Outcome, SampleState
+from clawloop.contracts import SampleState, TurnOutcome
 from clawloop.errors import RecordUnusable
 from clawloop.ids import SampleId
 from clawloop.steps import StepBatch, StepFigures, StepState, TrainedStep
@@ -73,8 +73,8 @@ async def commit_step(connection: AsyncConnection, step: Step, trained: TrainedS
         if dropped is None
     }
     left_out = {sample: f"left out of step {step.n}: {why}" for sample, why in samples.items() if why is not None}
-    await end_samples(connection, learned, SampleState.TRAINED, Outcome.TRAINED)
-    await end_samples(connection, left_out, SampleState.EXPIRED, Outcome.EXPIRED)
+    await end_samples(connection, learned, SampleState.TRAINED, TurnOutcome.TRAINED)
+    await end_samples(connection, left_out, SampleState.EXPIRED, TurnOutcome.EXPIRED)
     await _end(connection, step, StepState.COMMITTED, None, exact_json(metrics_of(trained.figures)))
     await connection.execute(update(Policy).where(Policy.id == step.policy).values(head=step.n))
 
@@ -99,7 +99,7 @@ async def expire_step(connection: AsyncConnection, step: Step, reason: str) -> N
     why = f"step {step.n}: {reason}"
     await _end(connection, step, StepState.ABANDONED, reason)
     samples = await samples_of(connection, step)
-    await end_samples(connection, dict.fromkeys(samples, why), SampleState.EXPIRED, Outcome.EXPIRED)
+    await end_samples(connection, dict.fromkeys(samples, why), SampleState.EXPIRED, TurnOutcome.EXPIRED)
     await put_event(connection, step.policy, "step_expired", step=step.n, reason=reason, samples=len(samples))
     await refresh_work(connection, step.policy)
 
@@ -109,7 +109,7 @@ async def quarantine_step(connection: AsyncConnection, step: Step, reason: str) 
     why = f"step {step.n}: {reason}"
     await _end(connection, step, StepState.QUARANTINED, reason)
     samples = await samples_of(connection, step)
-    await end_samples(connection, dict.fromkeys(samples, why), SampleState.QUARANTINED, Outcome.QUARANTINED)
+    await end_samples(connection, dict.fromkeys(samples, why), SampleState.QUARANTINED, TurnOutcome.QUARANTINED)
     await _pause(connection, step, why)
     await put_event(connection, step.policy, "quarantined", step=step.n, reason=reason, samples=len(samples))
     await refresh_work(connection, step.policy)

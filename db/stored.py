@@ -8,11 +8,11 @@ from sqlalchemy import RowMapping, select
 from sqlalchemy.ext.asyncio import AsyncConnection
 
 from clawloop.contracts import (
-    Outcome,
     SessionEvidence,
     SessionSource,
     StoredTurn,
     TurnKind,
+    TurnOutcome,
     TurnRecord,
     TurnStatus,
 )
@@ -33,14 +33,14 @@ async def read_turn(chains: Chains, turn_id: TurnId, connection: AsyncConnection
     row = (await connection.execute(_TURN.where(Turn.id == turn_id))).mappings().one_or_none()
     if row is None:
         return None
-    if row["outcome"] == Outcome.ERASED:
+    if row["outcome"] == TurnOutcome.ERASED:
         chains.forget(turn_id)
     conversation = await chains.conversation(connection, turn_id)
     return StoredTurn(
         record=_record(row, conversation),
         session_id=SessionId(row["session_id"]),
         parent_turn_id=_turn_id(row["parent_turn_id"]),
-        outcome=Outcome(row["outcome"]),
+        outcome=TurnOutcome(row["outcome"]),
         outcome_detail=row["outcome_detail"],
         announced_at=row["announced_at"],
     )

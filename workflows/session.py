@@ -17,7 +17,7 @@ from temporalio.exceptions import ActivityError
 with workflow.unsafe.imports_passed_through():
     from activities.judging import JudgingActivities
     from activities.ledger import LedgerActivities
-    from activities.messages import AskDirectly, Closed, CloseSession, Judged, JudgeTurn, TurnFate
+    from activities.messages import AskDirectly, Closed, CloseSession, Judged, JudgeTurn, TurnResult
     from clawloop.contracts import ContentErased, FeedbackGiven, JudgeAgain, TurnRecorded
     from clawloop.ids import TurnId
     from workflows import attributes, story
@@ -39,7 +39,7 @@ class SessionWorkflow:
         self._inbox: list[SessionMessage] = list(state.carried)
         self._known: list[TurnId] = list(state.known)
         self._announced = state.announced
-        self._rows: list[TurnFate] = list(state.rows)
+        self._rows: list[TurnResult] = list(state.rows)
         self._running: dict[asyncio.Task[None], SessionMessage] = {}
         self._ends = state.ends
         self._erased = state.erased
@@ -203,8 +203,8 @@ class SessionWorkflow:
                 workflow.logger.warning("a turn could not be decided: %s", reason_of(still))
         self._remember(judged.fates)
 
-    def _remember(self, fates: list[TurnFate]) -> None:
-        told = {fate.turn_id for fate in fates}
+    def _remember(self, fates: list[TurnResult]) -> None:
+        told = {result.turn_id for result in fates}
         kept = [row for row in self._rows if row.turn_id not in told]
         self._rows = sorted([*kept, *fates], key=lambda row: row.number or 0)[-ROWS_LIMIT:]
 

@@ -11,7 +11,7 @@ from datetime import datetime
 from pydantic import BaseModel, ConfigDict
 
 from activities.engine_messages import EngineHas
-from activities.messages import TurnFate
+from activities.messages import TurnResult
 from clawloop.contracts import FeedbackGiven, JudgeAgain, TurnRecorded
 from clawloop.ids import SessionId, TurnId
 
@@ -49,7 +49,7 @@ class SessionState(BaseModel):
     announced: int = 0
     known: list[TurnId] = []
     carried: list[TurnRecorded | FeedbackGiven | JudgeAgain] = []
-    rows: list[TurnFate] = []
+    rows: list[TurnResult] = []
     deadline: datetime | None = None
     ends: bool = False
     erased: bool = False

@@ -7,8 +7,8 @@ from __future__ import annotations
 
 from collections.abc import Sequence
 
-from activities.messages import TurnFate
-from clawloop.contracts import Outcome
+from activities.messages import TurnResult
+from clawloop.contracts import TurnOutcome
 from clawloop.judging.voting import signed
 
 # The UI draws tables without any space between columns; Markdown keeps spaces that do not break.
@@ -16,7 +16,7 @@ _GAP = "\u00a0" * 3
 _COLUMNS = ("turn", "kind", "verdict", "sample", "step", "why")
 
 
-def table(rows: Sequence[TurnFate]) -> str:
+def table(rows: Sequence[TurnResult]) -> str:
     """The newest decided turns, one line each."""
     if not rows:
         return "No turn is decided yet."
@@ -29,13 +29,18 @@ def headline(*, announced: int, judging: int, waiting: int, closing: str) -> str
     return f"{turns} announced, {judging} being judged, {waiting} waiting. {closing}"
 
 
-def erased(row: TurnFate) -> TurnFate:
+def erased(row: TurnResult) -> TurnResult:
     """The row of a turn whose content was erased: what steps learned from it stays."""
-    gone = {"outcome": Outcome.ERASED, "verdict": None, "sample": row.step is not None, "why": Outcome.ERASED.value}
+    gone = {
+        "outcome": TurnOutcome.ERASED,
+        "verdict": None,
+        "sample": row.step is not None,
+        "why": TurnOutcome.ERASED.value,
+    }
     return row.model_copy(update=gone)
 
 
-def _cells(row: TurnFate) -> tuple[str, ...]:
+def _cells(row: TurnResult) -> tuple[str, ...]:
     return (
         "?" if row.number is None else str(row.number),
         row.kind,
@@ -46,7 +51,7 @@ def _cells(row: TurnFate) -> tuple[str, ...]:
     )
 
 
-def _why(row: TurnFate) -> str:
+def _why(row: TurnResult) -> str:
     outcome = "" if row.outcome is None else row.outcome.replace("_", " ")
     # Some reasons begin with the outcome's own words.
     whole = row.why if not outcome or row.why.startswith(outcome) else f"{outcome}: {row.why}"

@@ -8,12 +8,12 @@ from __future__ import annotations
 
 from dataclasses import dataclass
 
-from clawloop.contracts import Outcome, SampleState, SessionFacts, TurnKind
+from clawloop.contracts import SampleState, SessionFacts, TurnKind, TurnOutcome
 from clawloop.ids import TurnId
 
 _FINAL = {
-    Outcome.NO_FEEDBACK: "nothing later speaks about it, so there is nothing to judge it by",
-    Outcome.ERASED: "it was erased",
+    TurnOutcome.NO_FEEDBACK: "nothing later speaks about it, so there is nothing to judge it by",
+    TurnOutcome.ERASED: "it was erased",
 }
 
 
@@ -32,7 +32,7 @@ class JudgedSoFar:
     turn_id: TurnId
     session: SessionFacts
     kind: TurnKind
-    outcome: Outcome
+    outcome: TurnOutcome
     replied: bool
     sample: SampleState | None
     next_revision: int

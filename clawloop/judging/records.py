@@ -10,7 +10,7 @@ from dataclasses import dataclass
 from datetime import datetime
 from enum import StrEnum
 
-from clawloop.contracts import Outcome, StoredTurn
+from clawloop.contracts import StoredTurn, TurnOutcome
 from clawloop.ids import ApiKeyId, FeedbackId, JudgementId, SessionId, TurnId
 from clawloop.judging.hints import HintChoice
 from clawloop.judging.parsing import HintVote, Vote
@@ -33,7 +33,7 @@ class Held:
     """
 
     revision: int
-    outcome: Outcome
+    outcome: TurnOutcome
     verdict: int | None
     shown_by: TurnId | None
 
@@ -138,14 +138,14 @@ class Settlement:
     not_trainable: str | None
     reward: float | None
     hinted_prompt_ids: tuple[int, ...] | None
-    outcome: Outcome
+    outcome: TurnOutcome
     why: str
     relation: Relation = Relation.NONE
     ballot: Ballot | None = None
 
     @property
     def sampled(self) -> bool:
-        return self.outcome is Outcome.SAMPLED
+        return self.outcome is TurnOutcome.SAMPLED
 
 
 @dataclass(frozen=True, slots=True)
@@ -163,7 +163,7 @@ class SessionTurn:
 
     turn_id: TurnId
     number: int
-    outcome: Outcome
+    outcome: TurnOutcome
     judged: bool
     followed_by: Sequence[TurnId]
     last: bool
@@ -229,5 +229,5 @@ class Ending:
     """What becomes of a turn that nobody judged."""
 
     turn_id: TurnId
-    outcome: Outcome
+    outcome: TurnOutcome
     why: str

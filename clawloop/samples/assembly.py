@@ -10,7 +10,7 @@ from __future__ import annotations
 from collections.abc import Sequence
 from dataclasses import dataclass
 
-from clawloop.contracts import Outcome
+from clawloop.contracts import TurnOutcome
 from clawloop.errors import EngineAnswerUnusable
 from clawloop.ids import TurnId
 from clawloop.judging.hints import HintChoice
@@ -33,7 +33,7 @@ class Decision:
 
     reward: float | None
     hint: str | None
-    outcome: Outcome
+    outcome: TurnOutcome
     why: str
 
 
@@ -81,10 +81,10 @@ def decide(signal: Signal, verdict: Verdict, hint: HintChoice, not_trainable: st
     why = _why(signal, verdict, hint)
     if reward is None and text is None:
         unknown = verdict.verdict is None if signal.verdicts else not hint.answered
-        return Decision(None, None, Outcome.UNJUDGED if unknown else Outcome.UNDECIDED, why)
+        return Decision(None, None, TurnOutcome.UNJUDGED if unknown else TurnOutcome.UNDECIDED, why)
     if not_trainable is not None:
-        return Decision(None, None, Outcome.NOT_TRAINABLE, f"{not_trainable} ({why})")
-    return Decision(reward, text, Outcome.SAMPLED, why)
+        return Decision(None, None, TurnOutcome.NOT_TRAINABLE, f"{not_trainable} ({why})")
+    return Decision(reward, text, TurnOutcome.SAMPLED, why)
 
 
 def assemble(
@@ -105,7 +105,7 @@ def assemble(
             other way round.
         EngineAnswerUnusable: ids and log-probs do not belong together.
     """
-    if decision.outcome is not Outcome.SAMPLED:
+    if decision.outcome is not TurnOutcome.SAMPLED:
         raise ValueError(f"turn {turn_id} is {decision.outcome.value}, not sampled")
     if (decision.hint is None) != (hinted_prompt_ids is None):
         raise ValueError(f"turn {turn_id}: hint and hinted prompt must both be there or both be missing")

@@ -13,7 +13,7 @@ from psycopg.rows import dict_row
 
 from activities.training_ports import PublishingStore, StepStore
 from api.ports import TrainingStore
-from clawloop.contracts import Engine, Outcome, SampleState, Scope, SessionEvidence, SessionSource
+from clawloop.contracts import Engine, SampleState, Scope, SessionEvidence, SessionSource, TurnOutcome
 from clawloop.ids import ApiKeyId, FeedbackId, SampleId, new_feedback_id
 from clawloop.judging.hints import HintChoice
 from clawloop.judging.records import Settlement
@@ -110,7 +110,7 @@ class Learning(Protocol):
     async def lose_files(self, n: int) -> None:
         """Let a version's files be gone, whoever needs them."""
 
-    async def became(self, sample: SampleId) -> tuple[SampleState, Outcome, str]:
+    async def became(self, sample: SampleId) -> tuple[SampleState, TurnOutcome, str]:
         """The sample's state, its turn's outcome and why."""
 
     async def work_waiting(self) -> bool: ...
@@ -174,7 +174,7 @@ class FakeLearning:
     async def lose_files(self, n: int) -> None:
         self.ledger.versions[POLICY, n].removed = True
 
-    async def became(self, sample: SampleId) -> tuple[SampleState, Outcome, str]:
+    async def became(self, sample: SampleId) -> tuple[SampleState, TurnOutcome, str]:
         found = self.ledger.samples[sample]
         return found.state, found.outcome, found.why
 
@@ -246,7 +246,7 @@ class PostgresLearning:
             not_trainable=None,
             reward=reward,
             hinted_prompt_ids=None if hinted is None else tuple(hinted),
-            outcome=Outcome.SAMPLED,
+            outcome=TurnOutcome.SAMPLED,
             why="verdict +1",
         )
         self.woken.append(await self.judgements.settle(opened.id, end, applied))
@@ -272,11 +272,11 @@ class PostgresLearning:
     async def lose_files(self, n: int) -> None:
         await self.execute("UPDATE versions SET removed_at = now() WHERE n = %s", n)
 
-    async def became(self, sample: SampleId) -> tuple[SampleState, Outcome, str]:
+    async def became(self, sample: SampleId) -> tuple[SampleState, TurnOutcome, str]:
         query = """SELECT s.state, t.outcome, t.outcome_detail AS why
             FROM samples s JOIN turns t ON t.id = s.turn_id WHERE s.id = %s"""
         (row,) = await self.rows(query, sample)
-        return SampleState(row["state"]), Outcome(row["outcome"]), row["why"]
+        return SampleState(row["state"]), TurnOutcome(row["outcome"]), row["why"]
 
     async def work_waiting(self) -> bool:
         return bool((await self.rows("SELECT work_waiting FROM policies"))[0]["work_waiting"])

@@ -10,7 +10,15 @@ import psycopg
 import pytest
 
 from activities.ports import ClosingStore, JudgementStore, UpkeepStore
-from clawloop.contracts import FeedbackEffect, Message, Outcome, SampleState, SessionEvidence, SessionSource, TurnRecord
+from clawloop.contracts import (
+    FeedbackEffect,
+    Message,
+    SampleState,
+    SessionEvidence,
+    SessionSource,
+    TurnOutcome,
+    TurnRecord,
+)
 from clawloop.ids import FeedbackId, SessionId, TurnId
 from clawloop.judging.hints import NOT_ASKED
 from clawloop.judging.records import Relation, Settlement
@@ -29,9 +37,9 @@ from tests.records import turn_record
 
 RECIPE = Recipe(name="combined")
 ROLLED_BACK = ", rolled back to 0"
-GOOD = Settlement(Verdict(1, 1.0, 1.0, "3 of 3"), NOT_ASKED, None, 1.0, None, Outcome.SAMPLED, "verdict +1")
-BAD = Settlement(Verdict(-1, -1.0, -1.0, "3 of 3"), NOT_ASKED, None, -1.0, None, Outcome.SAMPLED, "verdict -1")
-TIE = Settlement(Verdict(0, 0.0, 0.0, "vote tie"), NOT_ASKED, None, None, None, Outcome.UNDECIDED, "vote tie")
+GOOD = Settlement(Verdict(1, 1.0, 1.0, "3 of 3"), NOT_ASKED, None, 1.0, None, TurnOutcome.SAMPLED, "verdict +1")
+BAD = Settlement(Verdict(-1, -1.0, -1.0, "3 of 3"), NOT_ASKED, None, -1.0, None, TurnOutcome.SAMPLED, "verdict -1")
+TIE = Settlement(Verdict(0, 0.0, 0.0, "vote tie"), NOT_ASKED, None, None, None, TurnOutcome.UNDECIDED, "vote tie")
 
 
 @dataclass
@@ -87,7 +95,7 @@ class Ledger:
         fresh = [reward for state, reward in self.samples(turn.turn_id) if state is SampleState.FRESH]
         return [reward for reward in fresh if reward is not None]
 
-    async def fate(self, turn: TurnRecord) -> tuple[Outcome, str | None]:
+    async def fate(self, turn: TurnRecord) -> tuple[TurnOutcome, str | None]:
         stored = await self.stores.turns.load(turn.turn_id)
         assert stored is not None
         return stored.outcome, stored.outcome_detail

@@ -9,7 +9,7 @@ import psycopg
 import pytest
 from sqlalchemy.ext.asyncio import AsyncConnection
 
-from clawloop.contracts import Outcome, SampleState, SessionEvidence, SessionSource
+from clawloop.contracts import SampleState, SessionEvidence, SessionSource, TurnOutcome
 from clawloop.errors import RecordUnusable, StoreUnavailable
 from clawloop.ids import FeedbackId, SampleId, new_feedback_id
 from clawloop.judging.hints import HintChoice
@@ -137,7 +137,7 @@ async def test_a_sample_that_cannot_be_had_expires_and_the_claim_goes_on(
     state, outcome, _ = await postgres_learning.became(bad)
     reason = (await postgres_learning.rows("SELECT reason FROM samples WHERE id = %s", bad))[0]["reason"]
     assert state is SampleState.EXPIRED
-    assert outcome is (Outcome.ERASED if "erased" in said else Outcome.EXPIRED)
+    assert outcome is (TurnOutcome.ERASED if "erased" in said else TurnOutcome.EXPIRED)
     assert said in reason
     assert "erased" in said or str(turn) in reason
 
@@ -154,7 +154,7 @@ async def test_what_is_erased_after_the_claim_is_left_out(postgres_learning: Pos
     batch = await store.batch(POLICY, 1)
     assert len(batch.samples) == 3
     assert await store.commit(batch, trained(batch)) is StepState.COMMITTED
-    assert await postgres_learning.became(erased) == (SampleState.EXPIRED, Outcome.ERASED, "asked for")
+    assert await postgres_learning.became(erased) == (SampleState.EXPIRED, TurnOutcome.ERASED, "asked for")
 
 
 async def test_a_prompt_that_lost_its_parents_tokens_is_noticed(postgres_learning: PostgresLearning) -> None:
@@ -180,7 +180,7 @@ def end(reward: float) -> Settlement:
         not_trainable=None,
         reward=reward,
         hinted_prompt_ids=None,
-        outcome=Outcome.SAMPLED,
+        outcome=TurnOutcome.SAMPLED,
         why=f"rated {reward:+g}",
     )
 
@@ -210,12 +210,12 @@ async def test_feedback_that_meets_a_claim_makes_a_further_sample(postgres_learn
     further = await judgements.revise(row["turn_id"], None, b"e", "hint")
     assert further.id != amended.id
     await judgements.settle(further.id, end(-1), [given])
-    assert (await postgres_learning.became(sample))[1:] == (Outcome.SAMPLED, "rated -1")
+    assert (await postgres_learning.became(sample))[1:] == (TurnOutcome.SAMPLED, "rated -1")
     batch = await postgres_learning.steps.batch(POLICY, 1)
     assert [one.explicit for one in batch.samples] == [False] * 4
     await postgres_learning.steps.commit(batch, trained(batch))
     # The newer sample still waits, and that is what the turn says.
-    assert await postgres_learning.became(sample) == (SampleState.TRAINED, Outcome.SAMPLED, "rated -1")
+    assert await postgres_learning.became(sample) == (SampleState.TRAINED, TurnOutcome.SAMPLED, "rated -1")
     (newer,) = await postgres_learning.rows("SELECT id FROM samples WHERE state = 'fresh'")
     await postgres_learning.set_recipe(recipe(batch_samples=1))
     await postgres_learning.steps.claim(POLICY, 2)
@@ -234,7 +234,7 @@ async def test_of_a_sample_and_its_later_judgement_only_the_later_is_freed(postg
     assert (await postgres_learning.became(sample))[0] is SampleState.SUPERSEDED
     (ready,) = await postgres_learning.rows("SELECT count(*) AS n FROM samples WHERE state = 'fresh'")
     assert ready["n"] == 4
-    assert (await postgres_learning.became(sample))[1:] == (Outcome.SAMPLED, "rated -1")
+    assert (await postgres_learning.became(sample))[1:] == (TurnOutcome.SAMPLED, "rated -1")
 
 
 async def test_only_the_settlement_that_fills_a_batch_says_so(postgres_learning: PostgresLearning) -> None:
@@ -361,5 +361,5 @@ async def test_a_turn_says_in_which_step_it_was_trained(postgres_learning: Postg
         batch.samples[0].sample_id,
     )
     (turn,) = await PostgresSessionStore(postgres_learning.database).turns(row["session_id"])
-    assert (turn.outcome, turn.why, turn.step) == (Outcome.TRAINED, "trained in step 2", 2)
+    assert (turn.outcome, turn.why, turn.step) == (TurnOutcome.TRAINED, "trained in step 2", 2)
     assert turn.sample is SampleState.TRAINED

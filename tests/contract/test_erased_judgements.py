@@ -6,7 +6,7 @@ from datetime import timedelta
 
 import pytest
 
-from clawloop.contracts import Outcome
+from clawloop.contracts import TurnOutcome
 from clawloop.errors import RecordUnusable
 from clawloop.judging.parsing import HintVote
 from tests.contract.ledgers import GOOD, TIE, Ledger, fake_ledger, ledger, postgres_ledger
@@ -31,7 +31,7 @@ async def test_an_answer_that_comes_when_what_followed_is_erased_is_not_kept(led
             await open_it(first.turn_id, second.turn_id, b"e", "hint")
     seen = await ledger.judgements.open(first.turn_id, None, b"e", "hint")
     assert (seen.votes, seen.direct, seen.hints) == ({}, None, {})
-    assert (await ledger.fate(first))[0] is Outcome.WAITING
+    assert (await ledger.fate(first))[0] is TurnOutcome.WAITING
     assert ledger.samples(first.turn_id) == []
 
 

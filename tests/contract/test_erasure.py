@@ -8,7 +8,7 @@ from uuid import uuid4
 
 import pytest
 
-from clawloop.contracts import Message, Outcome, SessionEvidence, SessionSource, TurnRecord
+from clawloop.contracts import Message, SessionEvidence, SessionSource, TurnOutcome, TurnRecord
 from clawloop.ids import SessionId, TurnId, new_turn_id
 from tests.contract.conftest import Stores
 from tests.records import turn_record
@@ -40,7 +40,7 @@ async def is_bare(stores: Stores, turn: TurnRecord) -> bool:
     whole = known == turn
     bare = not any(content) and not known.sampling and known.evidence.value is None
     assert whole is not bare
-    assert bare is (stored.outcome is Outcome.ERASED)
+    assert bare is (stored.outcome is TurnOutcome.ERASED)
     return bare
 
 

@@ -7,7 +7,7 @@ from datetime import timedelta
 
 import pytest
 
-from clawloop.contracts import Outcome, SampleState, TurnKind, TurnRecord
+from clawloop.contracts import SampleState, TurnKind, TurnOutcome, TurnRecord
 from clawloop.errors import StoreUnavailable
 from clawloop.ids import SessionId, new_turn_id
 from clawloop.judging.hints import NOT_ASKED
@@ -91,7 +91,7 @@ async def test_a_direct_vote_that_comes_after_there_was_none_is_not_kept(ledger:
     first, second = ledger.talk("one", "two")
     await ledger.enter(first, second)
     opened = await ledger.judgements.open(first.turn_id, second.turn_id, b"e", "hint")
-    none = Settlement(Verdict(None, None, None, "none"), NOT_ASKED, None, None, None, Outcome.UNJUDGED, "none")
+    none = Settlement(Verdict(None, None, None, "none"), NOT_ASKED, None, None, None, TurnOutcome.UNJUDGED, "none")
     await ledger.judgements.settle(opened.id, replace(none, ballot=Ballot(DIRECT, (None,))), [])
     said: dict[Vote, float] = {1: -0.1, 0: -3.0, -1: -4.0}
     assert await ledger.judgements.store_direct_vote(opened.id, said, 1) == said
@@ -108,8 +108,8 @@ async def test_settled_it_is_held_and_has_a_sample(ledger: Ledger) -> None:
     assert placed is not None
     assert placed.held is not None
     held = placed.held
-    assert (held.revision, held.outcome, held.verdict, held.shown_by) == (0, Outcome.SAMPLED, 1, second.turn_id)
-    assert await ledger.fate(first) == (Outcome.SAMPLED, "verdict +1")
+    assert (held.revision, held.outcome, held.verdict, held.shown_by) == (0, TurnOutcome.SAMPLED, 1, second.turn_id)
+    assert await ledger.fate(first) == (TurnOutcome.SAMPLED, "verdict +1")
     assert ledger.samples(first.turn_id) == [(SampleState.FRESH, 1.0)]
 
 
@@ -145,7 +145,7 @@ async def test_a_judge_that_answers_after_a_rating_does_not_undo_it(ledger: Ledg
     with pytest.raises(StoreUnavailable):
         await ledger.judgements.settle(slow.id, GOOD, [])
     assert ledger.samples(first.turn_id) == [(SampleState.FRESH, -1.0)]
-    assert await ledger.fate(first) == (Outcome.SAMPLED, "verdict -1")
+    assert await ledger.fate(first) == (TurnOutcome.SAMPLED, "verdict -1")
 
 
 async def test_judged_again_it_replaces_what_no_step_has(ledger: Ledger) -> None:
@@ -162,7 +162,7 @@ async def test_judged_again_it_replaces_what_no_step_has(ledger: Ledger) -> None
     late = await ledger.judgements.judge_again(first.turn_id, 2, second.turn_id, b"e", "hint")
     await ledger.judgements.settle(late.id, GOOD, [])
     assert [state for state, _ in ledger.samples(first.turn_id)] == [SampleState.SUPERSEDED, SampleState.CLAIMED]
-    assert await ledger.fate(first) == (Outcome.SAMPLED, "verdict -1")
+    assert await ledger.fate(first) == (TurnOutcome.SAMPLED, "verdict -1")
 
 
 async def test_the_newest_trained_turns_are_known_with_their_steps(ledger: Ledger) -> None:
@@ -196,12 +196,14 @@ async def test_a_closing_sees_all_turns_first_and_later_only_the_undecided(ledge
     assert (seen.first, seen.at_least_one, seen.main_turns) == (True, True, 2)
     judged, last = seen.turns
     assert (judged.number, judged.judged, judged.expected, judged.trainable, judged.samples) == (1, True, 0.0, True, 0)
-    assert (last.last, last.judged, last.outcome, last.followed_by) == (True, False, Outcome.WAITING, [])
-    ending = Ending(second.turn_id, Outcome.NO_FEEDBACK, "nothing followed")
+    assert (last.last, last.judged, last.outcome, last.followed_by) == (True, False, TurnOutcome.WAITING, [])
+    ending = Ending(second.turn_id, TurnOutcome.NO_FEEDBACK, "nothing followed")
     extra = ExtraSample(first.turn_id, 0.5, "at least one")
-    await ledger.closing.close(session, "idle", [ending, Ending(first.turn_id, Outcome.UNJUDGED, "x")], "done", extra)
-    assert await ledger.fate(first) == (Outcome.SAMPLED, "at least one")
-    assert await ledger.fate(second) == (Outcome.NO_FEEDBACK, "nothing followed")
+    await ledger.closing.close(
+        session, "idle", [ending, Ending(first.turn_id, TurnOutcome.UNJUDGED, "x")], "done", extra
+    )
+    assert await ledger.fate(first) == (TurnOutcome.SAMPLED, "at least one")
+    assert await ledger.fate(second) == (TurnOutcome.NO_FEEDBACK, "nothing followed")
     assert ledger.samples(first.turn_id) == [(SampleState.FRESH, 0.5)]
     seen = await ledger.closing.look(session)
     assert seen is not None
@@ -216,7 +218,7 @@ async def test_a_closing_never_samples_a_turn_that_was_erased_meanwhile(ledger: 
     ledger.erase(first.turn_id)
     extra = ExtraSample(first.turn_id, 0.5, "at least one")
     await ledger.closing.close(session, "idle", [], "done", extra)
-    assert (await ledger.fate(first))[0] is Outcome.ERASED
+    assert (await ledger.fate(first))[0] is TurnOutcome.ERASED
     assert ledger.samples(first.turn_id) == []
 
 
@@ -228,7 +230,7 @@ async def test_a_turn_nobody_ended_keeps_its_session_open(ledger: Ledger) -> Non
     seen = await ledger.closing.look(session)
     assert seen is not None
     assert [turn.turn_id for turn in seen.turns] == [first.turn_id]
-    await ledger.closing.close(session, "idle", [Ending(first.turn_id, Outcome.NO_FEEDBACK, "no")], None, None)
+    await ledger.closing.close(session, "idle", [Ending(first.turn_id, TurnOutcome.NO_FEEDBACK, "no")], None, None)
     assert await ledger.upkeep.sessions_left_open(NOW, 9) == []
 
 
@@ -279,14 +281,14 @@ async def test_the_mean_verdict_before_is_subtracted_and_each_judgement_counts_o
     await settle(ledger, turns[0], related(GOOD, Relation.MEAN, 1.0))
     assert await ledger.samples_of(turns[0]) == [1.0]  # the first stands as it is
     await settle(ledger, turns[1], related(TIE, Relation.MEAN, 0.0))  # no opinion, and none in the mean
-    assert (await ledger.fate(turns[1]))[0] is Outcome.UNDECIDED
+    assert (await ledger.fate(turns[1]))[0] is TurnOutcome.UNDECIDED
     for _ in range(2):
         await settle(ledger, turns[2], related(BAD, Relation.MEAN, -1.0))
         assert await ledger.samples_of(turns[2]) == [-2.0]
     await settle(ledger, turns[3], related(GOOD, Relation.MEAN, 1.0))
     assert await ledger.samples_of(turns[3]) == [1.0]
     await settle(ledger, turns[2], related(GOOD, Relation.MEAN, 1.0))  # changed its mind: the mean before is +1
-    assert await ledger.fate(turns[2]) == (Outcome.UNDECIDED, "verdict +1; mean before +1.00")
+    assert await ledger.fate(turns[2]) == (TurnOutcome.UNDECIDED, "verdict +1; mean before +1.00")
     assert [state for state, _ in ledger.samples(turns[2].turn_id)] == [SampleState.SUPERSEDED]
 
 
@@ -297,13 +299,13 @@ async def test_a_group_is_sampled_when_its_last_verdict_comes(ledger: Ledger) ->
     for turn, (end, reward) in list(zip(group, ends, strict=True))[:3]:
         await settle(ledger, turn, related(end, Relation.GROUP, reward))
     assert await ledger.fate(group[0]) == (
-        Outcome.UNDECIDED,
+        TurnOutcome.UNDECIDED,
         "waits for its group: 3 of 4 have a verdict (verdict +1)",
     )
     assert [ledger.samples(turn.turn_id) for turn in group] == [[]] * 4
     await settle(ledger, group[3], related(TIE, Relation.GROUP, 0.0))
     assert [round((await ledger.samples_of(turn))[0], 2) for turn in group] == [0.90, -1.51, 0.90, -0.30]
-    assert await ledger.fate(group[3]) == (Outcome.SAMPLED, "-0.30 in its group of 4 (vote tie)")
+    assert await ledger.fate(group[3]) == (TurnOutcome.SAMPLED, "-0.30 in its group of 4 (vote tie)")
 
 
 async def test_a_group_that_agrees_gives_no_sample(ledger: Ledger) -> None:
@@ -312,7 +314,7 @@ async def test_a_group_that_agrees_gives_no_sample(ledger: Ledger) -> None:
     for turn in group:
         await settle(ledger, turn, related(BAD, Relation.GROUP, -1.0))
     assert [ledger.samples(turn.turn_id) for turn in group] == [[], []]
-    assert await ledger.fate(group[0]) == (Outcome.UNDECIDED, "group agrees (verdict -1)")
+    assert await ledger.fate(group[0]) == (TurnOutcome.UNDECIDED, "group agrees (verdict -1)")
 
 
 async def test_closing_settles_the_groups_that_wait(ledger: Ledger) -> None:
@@ -323,7 +325,7 @@ async def test_closing_settles_the_groups_that_wait(ledger: Ledger) -> None:
     assert seen is not None
     assert seen.related
     (end,), _ = await ledger.closing.settle_related(session)
-    assert (end.turn_id, end.reward, end.outcome) == (group[1].turn_id, -1.0, Outcome.SAMPLED)
+    assert (end.turn_id, end.reward, end.outcome) == (group[1].turn_id, -1.0, TurnOutcome.SAMPLED)
     assert end.why == "the only verdict in its group: verdict -1"
     await ledger.closing.close(session, "idle", [], None, None)
     assert await ledger.closing.settle_related(session) == ([], None)

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from clawloop.contracts import FeedbackEffect, Outcome, SampleState, TurnRecord
+from clawloop.contracts import FeedbackEffect, SampleState, TurnOutcome, TurnRecord
 from clawloop.ids import SessionId
 from clawloop.judging.records import Ending, Relation
 from clawloop.recipe import Recipe
@@ -36,22 +36,22 @@ async def close(ledger: Ledger, session: SessionId) -> None:
 
 async def test_each_turn_earns_the_outcome_and_its_own_votes(ledger: Ledger) -> None:
     session, turns = await judged(ledger)
-    assert await ledger.fate(turns[0]) == (Outcome.UNDECIDED, "waits for its session's outcome (verdict +1)")
+    assert await ledger.fate(turns[0]) == (TurnOutcome.UNDECIDED, "waits for its session's outcome (verdict +1)")
     assert await ledger.give_outcome("s", 1) is FeedbackEffect.AMENDS
     seen = await ledger.closing.look(session)
     assert seen is not None
     assert (seen.related, seen.by_outcome) == (True, True)
     await close(ledger, session)
     assert [[round(r, 2) for r in await ledger.samples_of(turn)] for turn in turns] == [[1.33], [1.0], [], []]
-    assert await ledger.fate(turns[0]) == (Outcome.SAMPLED, "outcome +1, process +0.33 (verdict +1)")
-    assert await ledger.fate(turns[2]) == (Outcome.UNDECIDED, "outcome +1, process -1.00 (verdict -1)")
+    assert await ledger.fate(turns[0]) == (TurnOutcome.SAMPLED, "outcome +1, process +0.33 (verdict +1)")
+    assert await ledger.fate(turns[2]) == (TurnOutcome.UNDECIDED, "outcome +1, process -1.00 (verdict -1)")
 
 
 async def test_without_an_outcome_the_votes_alone_count(ledger: Ledger) -> None:
     session, turns = await judged(ledger)
     await close(ledger, session)
     assert [[round(r, 2) for r in await ledger.samples_of(turn)] for turn in turns] == [[0.33], [], [-1.0], []]
-    assert await ledger.fate(turns[1]) == (Outcome.UNDECIDED, "process +0.00, no outcome (vote tie)")
+    assert await ledger.fate(turns[1]) == (TurnOutcome.UNDECIDED, "process +0.00, no outcome (vote tie)")
 
 
 async def test_an_outcome_that_comes_late_changes_what_no_step_has(ledger: Ledger) -> None:
@@ -86,7 +86,7 @@ async def test_a_turn_that_comes_late_earns_the_outcome_when_its_session_closes_
     late, last = ledger.talk("one", "two")
     session = await ledger.enter(last)
     await ledger.give_outcome("s", 1)
-    await ledger.closing.close(session, "idle", [Ending(last.turn_id, Outcome.NO_FEEDBACK, "")], None, None)
+    await ledger.closing.close(session, "idle", [Ending(last.turn_id, TurnOutcome.NO_FEEDBACK, "")], None, None)
     seen = await ledger.closing.look(session)
     assert seen is not None
     assert seen.closed
@@ -95,7 +95,7 @@ async def test_a_turn_that_comes_late_earns_the_outcome_when_its_session_closes_
     assert seen is not None
     assert not seen.closed
     await settle(ledger, late, related(GOOD, Relation.OUTCOME, 1 / 3))
-    assert await ledger.fate(late) == (Outcome.UNDECIDED, "waits for its session's outcome (verdict +1)")
+    assert await ledger.fate(late) == (TurnOutcome.UNDECIDED, "waits for its session's outcome (verdict +1)")
     await ledger.closing.settle_related(session)
     await ledger.closing.close(session, "came late", [], None, None)
     assert [round(reward, 2) for reward in await ledger.samples_of(late)] == [1.33]

@@ -7,11 +7,11 @@ from datetime import timedelta
 
 from clawloop.contracts import (
     FeedbackEffect,
-    Outcome,
     SessionEvidence,
     SessionSource,
     SessionState,
     TurnKind,
+    TurnOutcome,
     TurnRecord,
 )
 from clawloop.ids import SessionId, new_turn_id
@@ -51,8 +51,8 @@ async def test_a_session_shows_each_turn_with_its_outcome_and_why(stores: Stores
     assert view is not None
     assert (view.main_turns, view.side_turns, view.waiting, view.sampled) == (1, 1, 1, 0)
     first, second = await stores.sessions.turns(session)
-    assert (first.id, first.number, first.outcome, first.why) == (main.turn_id, 1, Outcome.WAITING, None)
-    assert (second.number, second.outcome, second.why) == (None, Outcome.SIDE, "header X-Turn-Type: side")
+    assert (first.id, first.number, first.outcome, first.why) == (main.turn_id, 1, TurnOutcome.WAITING, None)
+    assert (second.number, second.outcome, second.why) == (None, TurnOutcome.SIDE, "header X-Turn-Type: side")
 
 
 async def test_a_session_nobody_knows_is_none(stores: Stores) -> None:

@@ -11,7 +11,7 @@ from typing import Any
 
 import pytest
 
-from clawloop.contracts import Message, Outcome, SessionEvidence, SessionSource, TurnKind, TurnRecord, TurnStatus
+from clawloop.contracts import Message, SessionEvidence, SessionSource, TurnKind, TurnOutcome, TurnRecord, TurnStatus
 from clawloop.errors import RecordUnusable
 from clawloop.ids import SessionId, TurnId, new_turn_id
 from tests.contract.conftest import Stores
@@ -270,19 +270,19 @@ async def test_the_version_of_the_turn_before_is_known(stores: Stores) -> None:
 @pytest.mark.parametrize(
     ("changes", "outcome", "detail"),
     [
-        ({}, Outcome.WAITING, None),
-        ({"status": TurnStatus.ABORTED, "finish_reason": None}, Outcome.WAITING, None),
-        ({"kind": TurnKind.SIDE, "kind_reason": "heartbeat"}, Outcome.SIDE, "heartbeat"),
+        ({}, TurnOutcome.WAITING, None),
+        ({"status": TurnStatus.ABORTED, "finish_reason": None}, TurnOutcome.WAITING, None),
+        ({"kind": TurnKind.SIDE, "kind_reason": "heartbeat"}, TurnOutcome.SIDE, "heartbeat"),
         (
             {"status": TurnStatus.ERROR, "error": "engine gone", "response": None},
-            Outcome.NOT_TRAINABLE,
+            TurnOutcome.NOT_TRAINABLE,
             "no reply: engine gone",
         ),
-        ({"status": TurnStatus.ABORTED, "response": None}, Outcome.NOT_TRAINABLE, "no reply: aborted"),
+        ({"status": TurnStatus.ABORTED, "response": None}, TurnOutcome.NOT_TRAINABLE, "no reply: aborted"),
     ],
 )
 async def test_what_is_known_of_a_turns_fate_when_it_is_entered(
-    stores: Stores, changes: dict[str, Any], outcome: Outcome, detail: str | None
+    stores: Stores, changes: dict[str, Any], outcome: TurnOutcome, detail: str | None
 ) -> None:
     record = turn_record(api_key_id=stores.key, **changes)
     await stores.turns.enter(record)

@@ -15,7 +15,7 @@ import pytest
 from tokenizers import Tokenizer
 
 from activities.judging import JudgingActivities
-from activities.messages import JudgeTurn, TurnFate
+from activities.messages import JudgeTurn, TurnResult
 from activities.work import TrainingNotifier
 from clawloop.contracts import StoredTurn
 from clawloop.judging.hints import LEAD_IN
@@ -52,7 +52,7 @@ class Judged:
 
     call: StoredTurn
     reply: StoredTurn
-    fate: TurnFate
+    fate: TurnResult
     hinted: list[int] | None
 
 

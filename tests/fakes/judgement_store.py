@@ -9,11 +9,11 @@ from datetime import UTC, datetime
 from clawloop.algorithms.baseline import RunningMean
 from clawloop.contracts import (
     FeedbackEffect,
-    Outcome,
     SampleState,
     SessionState,
     StoredTurn,
     TurnKind,
+    TurnOutcome,
 )
 from clawloop.errors import RecordUnusable, StoreUnavailable
 from clawloop.ids import ApiKeyId, FeedbackId, JudgementId, SessionId, TurnId, new_feedback_id, new_judgement_id
@@ -32,7 +32,7 @@ from clawloop.judging.records import (
     TrainedTurn,
 )
 from clawloop.recipe import Recipe
-from clawloop.samples.rewards import Member, MemberEnd, group_ends, outcome_ends, outcome_waits, with_reward
+from clawloop.samples.rewards import Member, MemberResult, group_ends, outcome_ends, outcome_waits, with_reward
 from db.entry import Entry
 from tests.fakes.judgement import FakeJudgement
 from tests.fakes.turn_facts import above
@@ -100,11 +100,11 @@ class FakeJudgementStore:
         found: list[TrainedTurn] = []
         for number, turn in enumerate(main, 1):
             learned = [one for one in self._of(turn.record.turn_id) if one.sample is SampleState.TRAINED]
-            if turn.outcome not in (Outcome.TRAINED, Outcome.ROLLED_BACK) or not learned:
+            if turn.outcome not in (TurnOutcome.TRAINED, TurnOutcome.ROLLED_BACK) or not learned:
                 continue
             newest = max(learned, key=lambda one: one.step or 0)
             assert newest.end is not None
-            back = turn.outcome_detail if turn.outcome is Outcome.ROLLED_BACK else None
+            back = turn.outcome_detail if turn.outcome is TurnOutcome.ROLLED_BACK else None
             verdict = newest.end.verdict.verdict
             found.append(TrainedTurn(turn.record.turn_id, number, verdict, newest.step or 0, back))
         return found[-limit:]
@@ -203,7 +203,7 @@ class FakeJudgementStore:
     async def feedback_of(self, turn_id: TurnId) -> list[GivenFeedback]:
         return [given for given in self.given if given.turn_id == turn_id]
 
-    async def _settle_group(self, group: TurnId, *, closing: bool = False) -> list[MemberEnd]:
+    async def _settle_group(self, group: TurnId, *, closing: bool = False) -> list[MemberResult]:
         ids = sorted(record.turn_id for record in self._turns.records if record.group_id == group)
         members = [self._member(turn_id, Relation.GROUP) for turn_id in ids]
         closed = closing or any(turn_id in self._closed_with for turn_id in ids)
@@ -218,15 +218,15 @@ class FakeJudgementStore:
         mean_vote = sum(votes) / len(votes) if votes else None
         return Member(turn_id, held.own, end.not_trainable, end.why, held.sample not in _OPEN, mean_vote)
 
-    def _settle_outcome(self, turns: Sequence[TurnId], outcome: int | None) -> list[MemberEnd]:
+    def _settle_outcome(self, turns: Sequence[TurnId], outcome: int | None) -> list[MemberResult]:
         judged = [turn for turn in turns if (held := self._held(turn)) and held.recipe.signal.reward == _BY_OUTCOME]
         return self._end_members(outcome_ends([self._member(turn, Relation.OUTCOME) for turn in judged], outcome))
 
-    def _end_members(self, ends: list[MemberEnd]) -> list[MemberEnd]:
+    def _end_members(self, ends: list[MemberResult]) -> list[MemberResult]:
         for done in ends:
             held = self._held(done.turn_id)
             assert held is not None
-            if done.outcome is Outcome.SAMPLED:
+            if done.outcome is TurnOutcome.SAMPLED:
                 held.sample, held.reward = SampleState.FRESH, done.reward
             elif held.sample is SampleState.FRESH:
                 held.sample = SampleState.SUPERSEDED
@@ -244,14 +244,14 @@ class FakeJudgementStore:
         turns = [
             self._closing_turn(own, turn, number, last=turn is main[-1])
             for number, turn in enumerate(main, 1)
-            if first or turn.outcome is Outcome.WAITING
+            if first or turn.outcome is TurnOutcome.WAITING
         ]
         signal = self.recipe.signal
         related = any(one.recipe.signal.reward != "verdict" for turn in main for one in self._of(turn.record.turn_id))
         by_outcome = session in self._outcomes and signal.reward == _BY_OUTCOME
         known = self.closed.get(session)
         closed = known is not None and known.state is SessionState.CLOSED
-        alive = [turn.record.turn_id for turn in main if turn.outcome is not Outcome.ERASED]
+        alive = [turn.record.turn_id for turn in main if turn.outcome is not TurnOutcome.ERASED]
         closed = closed and self._closed_with.issuperset(alive)
         return ClosingSession(session, turns, first, signal.at_least_one, len(main), related, by_outcome, closed)
 
@@ -259,7 +259,7 @@ class FakeJudgementStore:
         turn_id = turn.record.turn_id
         held = self._held(turn_id)
         end = None if held is None else held.end
-        waiting = turn.outcome is Outcome.WAITING
+        waiting = turn.outcome is TurnOutcome.WAITING
         followers = [
             other.record.turn_id
             for other in own
@@ -279,7 +279,7 @@ class FakeJudgementStore:
             direct=None if end is None or held is None else held.direct,
         )
 
-    async def settle_related(self, session: SessionId) -> tuple[list[MemberEnd], str | None]:
+    async def settle_related(self, session: SessionId) -> tuple[list[MemberResult], str | None]:
         own = {turn.record.turn_id: turn.record.group_id for turn in await self._session(session)}
         open_groups = {group for turn, group in own.items() if group is not None and turn not in self._closed_with}
         ends = [end for group in sorted(open_groups) for end in await self._settle_group(group, closing=True)]
@@ -302,17 +302,17 @@ class FakeJudgementStore:
         self, session: SessionId, why: str, endings: Sequence[Ending], guarantee: str | None, extra: ExtraSample | None
     ) -> str | None:
         self._closed_with.update(turn.record.turn_id for turn in await self._session(session))
-        if extra is not None and self._turns.fates.get(extra.turn_id, (None, None))[0] is not Outcome.ERASED:
+        if extra is not None and self._turns.fates.get(extra.turn_id, (None, None))[0] is not TurnOutcome.ERASED:
             held = self._held(extra.turn_id)
             assert held is not None
             held.sample, held.reward = SampleState.FRESH, extra.reward
-            self._become(extra.turn_id, Outcome.SAMPLED, extra.why)
+            self._become(extra.turn_id, TurnOutcome.SAMPLED, extra.why)
         for end in endings:
             stored = await self._turns.load(end.turn_id)
-            if stored is not None and stored.outcome is Outcome.WAITING:
+            if stored is not None and stored.outcome is TurnOutcome.WAITING:
                 self._become(end.turn_id, end.outcome, end.why)
         unheard = any(
-            turn.outcome is Outcome.WAITING and turn.record.kind is TurnKind.MAIN
+            turn.outcome is TurnOutcome.WAITING and turn.record.kind is TurnKind.MAIN
             for turn in await self._session(session)
         )
         state = SessionState.OPEN if unheard else SessionState.CLOSED
@@ -336,17 +336,17 @@ class FakeJudgementStore:
                 one.sample = SampleState.CLAIMED
 
     def erase(self, turn_id: TurnId) -> None:
-        self._turns.fates[turn_id] = (Outcome.ERASED, None)
+        self._turns.fates[turn_id] = (TurnOutcome.ERASED, None)
 
     def train(self, turn_id: TurnId, step: int) -> None:
         """As a step would: learn from its fresh sample."""
         for one in self._of(turn_id):
             if one.sample is SampleState.FRESH:
                 one.sample, one.step = SampleState.TRAINED, step
-        self._become(turn_id, Outcome.TRAINED, f"trained in step {step}")
+        self._become(turn_id, TurnOutcome.TRAINED, f"trained in step {step}")
 
     def roll_back(self, turn_id: TurnId) -> None:
-        self._become(turn_id, Outcome.ROLLED_BACK, f"{self._turns.fates[turn_id][1]}, rolled back to 0")
+        self._become(turn_id, TurnOutcome.ROLLED_BACK, f"{self._turns.fates[turn_id][1]}, rolled back to 0")
 
     # Looking things up -----------------------------------------------------------------------------------------------
 
@@ -364,7 +364,7 @@ class FakeJudgementStore:
         return next(one for one in self.judgements if one.id == judgement)
 
     def _is_erased(self, turn_id: TurnId | None) -> bool:
-        return turn_id is not None and self._turns.fates.get(turn_id, (None, None))[0] is Outcome.ERASED
+        return turn_id is not None and self._turns.fates.get(turn_id, (None, None))[0] is TurnOutcome.ERASED
 
     def _lost_words(self, one: FakeJudgement) -> bool:
         return self._is_erased(one.turn_id) or self._is_erased(one.shown_by)
@@ -374,7 +374,7 @@ class FakeJudgementStore:
             if self._is_erased(turn_id):
                 raise RecordUnusable(f"turn {turn_id} was erased")
 
-    def _become(self, turn_id: TurnId, outcome: Outcome, why: str) -> None:
+    def _become(self, turn_id: TurnId, outcome: TurnOutcome, why: str) -> None:
         if not self._is_erased(turn_id):
             self._turns.fates[turn_id] = (outcome, why)
 

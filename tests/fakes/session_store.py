@@ -5,12 +5,12 @@ from __future__ import annotations
 from clawloop.contracts import (
     FeedbackEffect,
     FeedbackGiven,
-    Outcome,
     SessionFacts,
     SessionState,
     StoredFeedback,
     StoredTurn,
     TurnKind,
+    TurnOutcome,
 )
 from clawloop.ids import ApiKeyId, FeedbackId, SessionId, TurnId, new_feedback_id
 from clawloop.judging.again import JudgedSoFar
@@ -82,14 +82,14 @@ class FakeSessionStore:
         stored = await self._turns.load(turn)
         if stored is None or stored.record.api_key_id != key or stored.record.kind is not TurnKind.MAIN:
             return None
-        if stored.outcome is Outcome.ERASED:
+        if stored.outcome is TurnOutcome.ERASED:
             return None
         self.given.append((turn, score, text))
         record = stored.record
         facts = SessionFacts(
             stored.session_id, record.policy, record.evidence.source, record.started_at, record.version
         )
-        fixed = stored.outcome is Outcome.NOT_TRAINABLE
+        fixed = stored.outcome is TurnOutcome.NOT_TRAINABLE
         effect = FeedbackEffect.RECORDED if fixed else FeedbackEffect.AMENDS
         return StoredFeedback(FeedbackGiven(new_feedback_id(), turn), facts, effect)
 
@@ -137,7 +137,7 @@ class FakeSessionStore:
             state=SessionState.ENDING if newest.ends_session else SessionState.OPEN,
             main_turns=len(main),
             side_turns=len(own) - len(main),
-            waiting=sum(turn.outcome is Outcome.WAITING for turn in own),
+            waiting=sum(turn.outcome is TurnOutcome.WAITING for turn in own),
             sampled=0,
             created_at=first.started_at,
             last_turn_at=newest.started_at,

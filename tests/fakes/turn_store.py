@@ -10,10 +10,10 @@ from datetime import UTC, datetime
 from clawloop.contracts import (
     EnteredTurn,
     Message,
-    Outcome,
     SessionEvidence,
     SessionSource,
     StoredTurn,
+    TurnOutcome,
     TurnRecord,
     TurnStatus,
 )
@@ -41,7 +41,7 @@ class FakeTurnStore:
         self._entries: dict[TurnId, Entry] = {}
         self._places: dict[TurnId, EnteredTurn] = {}
         self.announced: dict[TurnId, datetime] = {}
-        self.fates: dict[TurnId, tuple[Outcome, str | None]] = {}
+        self.fates: dict[TurnId, tuple[TurnOutcome, str | None]] = {}
         self.erased: dict[SessionId | TurnId, datetime] = {}
         self._prefixes: dict[TurnId, tuple[bytes, bytes | None]] = {}  # they outlive an erasure
         self._expecting: dict[tuple[ApiKeyId, bytes], SessionId] = {}
@@ -61,7 +61,7 @@ class FakeTurnStore:
         if self._was_erased(entry, session):
             entry, parent = Entry(bare(record)), None
             record = entry.record
-            self.fates[record.turn_id] = (Outcome.ERASED, "erased")
+            self.fates[record.turn_id] = (TurnOutcome.ERASED, "erased")
             self.announced[record.turn_id] = datetime.now(UTC)
         else:
             self._prefixes[record.turn_id] = (entry.request.lookup.whole, entry.reply_digest)
@@ -77,7 +77,7 @@ class FakeTurnStore:
         for turn_id in turns:
             entry = Entry(bare(self._entries[turn_id].record))
             self._entries[turn_id] = entry
-            self.fates[turn_id] = (Outcome.ERASED, "erased")
+            self.fates[turn_id] = (TurnOutcome.ERASED, "erased")
             self.erased[turn_id] = datetime.now(UTC)
             self.announced.setdefault(turn_id, datetime.now(UTC))
         self.records = [self._entries[record.turn_id].record for record in self.records]
@@ -166,7 +166,7 @@ class FakeTurnStore:
     def _adopt_later_turns(self, late: TurnId, session: SessionId) -> None:
         for turn_id, place in list(self._places.items()):
             parent = place.parent_turn_id
-            if self.fates.get(turn_id, (None, None))[0] is Outcome.ERASED:
+            if self.fates.get(turn_id, (None, None))[0] is TurnOutcome.ERASED:
                 continue
             if place.session_id != session or turn_id <= late or (parent is not None and parent >= late):
                 continue

@@ -13,7 +13,7 @@ from psycopg.rows import dict_row
 
 from activities.judging import JudgingActivities
 from activities.ledger import LedgerActivities
-from activities.messages import Closed, CloseSession, JudgeTurn, TurnFate
+from activities.messages import Closed, CloseSession, JudgeTurn, TurnResult
 from activities.work import TrainingNotifier
 from clawloop.contracts import Message, Scope, SessionEvidence, SessionSource, StoredTurn, TurnRecord
 from clawloop.ids import ApiKeyId, FeedbackId, SessionId, TurnId, new_feedback_id
@@ -80,7 +80,7 @@ class Bench:
         assert session is not None
         return session
 
-    async def tell(self, session: SessionId, record: TurnRecord, **ask: Any) -> list[TurnFate]:
+    async def tell(self, session: SessionId, record: TurnRecord, **ask: Any) -> list[TurnResult]:
         return (await self.judging.judge_turn(JudgeTurn(session_id=session, turn_id=record.turn_id, **ask))).fates
 
     async def close(self, session: SessionId, why: str = "idle for 30 min", **ask: Any) -> Closed:

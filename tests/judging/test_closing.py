@@ -8,12 +8,12 @@ import pytest
 
 from activities import ledger
 from activities.messages import AskDirectly
-from clawloop.contracts import Message, Outcome, TurnKind, TurnRecord
+from clawloop.contracts import Message, TurnKind, TurnOutcome, TurnRecord
 from clawloop.ids import SessionId, new_turn_id
 from tests.judging.conftest import Bench
 
 
-async def outcomes(bench: Bench, *turns: TurnRecord) -> list[tuple[Outcome, str | None]]:
+async def outcomes(bench: Bench, *turns: TurnRecord) -> list[tuple[TurnOutcome, str | None]]:
     stored = [await bench.turn(turn.turn_id) for turn in turns]
     return [(turn.outcome, turn.outcome_detail) for turn in stored]
 
@@ -36,12 +36,12 @@ async def test_every_main_turn_of_a_closed_session_has_an_outcome_and_says_why(b
     assert closed.to_judge == []
     why = "verdict +1: 3 of 3 votes for 1"
     assert await outcomes(bench, first, second, retried, third, side, broken) == [
-        (Outcome.SAMPLED, why),
-        (Outcome.SAMPLED, why),
-        (Outcome.NO_FEEDBACK, "answer not in later history"),
-        (Outcome.NO_FEEDBACK, "nothing followed: idle for 30 min"),
-        (Outcome.SIDE, "title"),
-        (Outcome.NOT_TRAINABLE, "no reply: died"),
+        (TurnOutcome.SAMPLED, why),
+        (TurnOutcome.SAMPLED, why),
+        (TurnOutcome.NO_FEEDBACK, "answer not in later history"),
+        (TurnOutcome.NO_FEEDBACK, "nothing followed: idle for 30 min"),
+        (TurnOutcome.SIDE, "title"),
+        (TurnOutcome.NOT_TRAINABLE, "no reply: died"),
     ]
     (row,) = bench.rows("SELECT * FROM sessions")
     assert (row["state"], row["closed_why"], row["guarantee"]) == ("closed", "idle for 30 min", "has a sample")
@@ -57,7 +57,7 @@ async def test_turns_that_can_still_be_judged_are_said_first_and_then_given_up(b
     assert bench.rows("SELECT state FROM sessions") == [{"state": "open"}]
     await bench.close(session, give_up=True)
     assert (await outcomes(bench, first))[0] == (
-        Outcome.UNJUDGED,
+        TurnOutcome.UNJUDGED,
         "could not be judged before the session closed",
     )
 
@@ -83,7 +83,7 @@ async def test_a_session_that_was_closed_keeps_when_and_why_whoever_looks_into_i
     await bench.tell(session, turns[1])
     assert (await bench.close(session, "it was closed before", again=True)).still_open
     assert bench.rows("SELECT state, closed_why FROM sessions") == [{"state": "open", "closed_why": None}]
-    assert await outcomes(bench, turns[1]) == [(Outcome.WAITING, None)]
+    assert await outcomes(bench, turns[1]) == [(TurnOutcome.WAITING, None)]
     await bench.close(session, "the client ended the session")
     known = "SELECT state, closed_why, closed_at FROM sessions"
     before = bench.rows(known)
@@ -107,7 +107,7 @@ async def test_a_turn_the_workflow_has_not_heard_of_stays_open(binary_bench: Ben
     session = await bench.enter(first, second)
     await bench.tell(session, second)
     await bench.close(session, up_to=first.turn_id)
-    assert await outcomes(bench, second) == [(Outcome.WAITING, None)]
+    assert await outcomes(bench, second) == [(TurnOutcome.WAITING, None)]
     assert bench.rows("SELECT state FROM sessions") == [{"state": "open"}]
 
 
@@ -124,7 +124,7 @@ async def test_a_session_without_a_sample_gets_the_turn_with_the_clearest_score(
     (sample,) = bench.rows("SELECT turn_id, reward, reason FROM samples")
     assert (sample["turn_id"], sample["reason"]) == (first.turn_id, "at least one: expected score +0.33")
     assert abs(sample["reward"] - 1 / 3) < 1e-9
-    assert (await outcomes(bench, first))[0][0] is Outcome.SAMPLED
+    assert (await outcomes(bench, first))[0][0] is TurnOutcome.SAMPLED
     # Once per session, at its first close.
     bench.execute("UPDATE samples SET state = 'superseded'")
     assert (await bench.close(session)).guarantee == ""
@@ -167,7 +167,7 @@ async def test_votes_that_cancel_out_are_said_and_direct_votes_decide(grammar_be
     assert (sample["turn_id"], round(sample["reward"], 2)) == (second.turn_id, -0.52)
     # The votes and the verdict by them stay what they were.
     assert [row["verdict"] for row in bench.rows("SELECT verdict FROM judgements")] == [0, 0]
-    assert (await outcomes(bench, third))[0][0] is Outcome.NO_FEEDBACK
+    assert (await outcomes(bench, third))[0][0] is TurnOutcome.NO_FEEDBACK
 
 
 async def test_a_direct_vote_without_a_lean_gives_no_sample(grammar_bench: Bench) -> None:
@@ -195,7 +195,7 @@ async def test_a_turn_that_got_no_feedback_is_judged_when_its_session_goes_on(bi
     await bench.enter(second)
     assert bench.rows("SELECT state FROM sessions") == [{"state": "open"}]
     (fate,) = await bench.tell(session, second)
-    assert fate.outcome is Outcome.SAMPLED
+    assert fate.outcome is TurnOutcome.SAMPLED
 
 
 async def test_a_session_nobody_knows_is_closed_without_a_trace(bench: Bench) -> None:

@@ -7,7 +7,7 @@ import math
 
 import pytest
 
-from clawloop.contracts import Outcome
+from clawloop.contracts import TurnOutcome
 from clawloop.errors import JudgeUnavailable
 from clawloop.recipe import Recipe
 from tests.judging.conftest import Bench, set_recipe, with_signal
@@ -27,7 +27,7 @@ async def test_one_token_at_temperature_1_is_the_vote(direct_bench: Bench) -> No
     session = await bench.enter(first, second)
     bench.judge.direct = {"-": math.log(0.7), "1": math.log(0.1), "0": math.log(0.2), "x": -9999.0}
     (fate,) = await bench.tell(session, second)
-    assert (fate.verdict, fate.outcome, fate.why) == (-1, Outcome.SAMPLED, "verdict -1: direct vote -0.60")
+    assert (fate.verdict, fate.outcome, fate.why) == (-1, TurnOutcome.SAMPLED, "verdict -1: direct vote -0.60")
     (request,) = bench.judge.requests
     asked = {name: request[name] for name in ("temperature", "max_tokens", "logprobs", "top_logprobs")}
     assert asked == {"temperature": 1.0, "max_tokens": 1, "logprobs": True, "top_logprobs": 20}
@@ -61,7 +61,7 @@ async def test_a_judge_that_answers_freely_leaves_the_turn_unjudged_and_names_th
     first, second = bench.conversation("one", "two")
     session = await bench.enter(first, second)
     (fate,) = await bench.tell(session, second)
-    assert (fate.outcome, bench.judge.requests) == (Outcome.UNJUDGED, [])
+    assert (fate.outcome, bench.judge.requests) == (TurnOutcome.UNJUDGED, [])
     assert fate.why.startswith('no direct vote (signal.votes = "direct" needs a judge with a grammar')
     stored = await bench.turn(first.turn_id)
     assert stored.outcome_detail is not None
@@ -77,7 +77,7 @@ async def test_a_judge_that_reports_no_distribution_leaves_the_turn_unjudged(
     session = await bench.enter(first, second)
     bench.judge.direct = reported
     (fate,) = await bench.tell(session, second)
-    assert fate.outcome is Outcome.UNJUDGED
+    assert fate.outcome is TurnOutcome.UNJUDGED
     assert "log-probs" in fate.why
     assert bench.rows("SELECT * FROM votes") == []
 
@@ -97,5 +97,5 @@ async def test_given_up_nothing_is_asked(direct_bench: Bench) -> None:
     first, second = bench.conversation("one", "two")
     session = await bench.enter(first, second)
     (fate,) = await bench.tell(session, second, give_up="the judge was away")
-    assert (fate.outcome, fate.why) == (Outcome.UNJUDGED, "no direct vote (the judge was away)")
+    assert (fate.outcome, fate.why) == (TurnOutcome.UNJUDGED, "no direct vote (the judge was away)")
     assert bench.judge.requests == []

@@ -11,7 +11,7 @@ from typing import Any
 import psycopg
 import pytest
 
-from clawloop.contracts import Message, Outcome, SessionEvidence, SessionSource, TurnKind, TurnRecord, TurnStatus
+from clawloop.contracts import Message, SessionEvidence, SessionSource, TurnKind, TurnOutcome, TurnRecord, TurnStatus
 from clawloop.errors import RecordUnusable
 from clawloop.ids import SessionId, new_turn_id
 from clawloop.judging.hints import NOT_ASKED, HintChoice
@@ -28,7 +28,7 @@ pytestmark = pytest.mark.postgres
 
 WORD = "zebra"
 IDS = [0x7A65, 0x6272, 0x61]  # in no other array
-GOOD = Settlement(Verdict(1, 1.0, 1.0, "3 of 3"), NOT_ASKED, None, 1.0, None, Outcome.SAMPLED, "verdict +1")
+GOOD = Settlement(Verdict(1, 1.0, 1.0, "3 of 3"), NOT_ASKED, None, 1.0, None, TurnOutcome.SAMPLED, "verdict +1")
 
 
 def says(body: dict[str, Any], question: str) -> str:
@@ -141,7 +141,7 @@ async def test_a_judge_that_answers_too_late_brings_nothing_back(binary_bench: B
     assert holding_words(b) == []
     # The workflow tries once more without asking anybody, and hears what became of it.
     (fate,) = await b.tell(session, first, itself=True, give_up="RecordUnusable")
-    assert (fate.outcome, fate.why) == (Outcome.ERASED, "erased")
+    assert (fate.outcome, fate.why) == (TurnOutcome.ERASED, "erased")
     assert b.judge.requests == []
 
 
@@ -157,7 +157,7 @@ async def test_a_turn_that_is_erased_while_a_judge_reads_it_leaves_the_one_befor
         await bench.judgements.settle(opened.id, replace(GOOD, hint=HintChoice(WORD, True, "1 of 1")), [])
     assert holding_words(bench) == []
     assert await bench.tell(session, second, give_up="RecordUnusable") == []
-    assert (await bench.turn(first.turn_id)).outcome is Outcome.WAITING
+    assert (await bench.turn(first.turn_id)).outcome is TurnOutcome.WAITING
     assert bench.judge.requests == []
 
 
@@ -190,7 +190,7 @@ async def test_what_was_judged_by_an_erased_turn_keeps_its_verdict_and_no_word_o
     await PostgresErasureStore(bench.database).erase_turn(second.turn_id)
     assert holding_words(bench) == []
     turn = await bench.turn(first.turn_id)
-    assert (turn.outcome, turn.outcome_detail) == (Outcome.EXPIRED, "what followed it was erased")
+    assert (turn.outcome, turn.outcome_detail) == (TurnOutcome.EXPIRED, "what followed it was erased")
     assert turn.record == first
     assert bench.rows("SELECT verdict FROM judgements") == [{"verdict": 1}]
     assert await violations(bench.database) == []

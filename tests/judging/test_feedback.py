@@ -6,7 +6,7 @@ import asyncio
 
 import pytest
 
-from clawloop.contracts import Outcome
+from clawloop.contracts import TurnOutcome
 from clawloop.errors import StoreUnavailable
 from tests.judging.conftest import Bench
 
@@ -50,7 +50,7 @@ async def test_late_feedback_amends_a_judgement_whose_sample_is_fresh(bench: Ben
     bench.judge.hint = "Be shorter next time, please."
     given = bench.feedback(first, -1.0, "Too long.")
     (fate,) = await bench.tell(session, first, feedback_id=given)
-    assert (fate.verdict, fate.outcome) == (-1, Outcome.SAMPLED)
+    assert (fate.verdict, fate.outcome) == (-1, TurnOutcome.SAMPLED)
     assert len(bench.judge.asked("vote")) == asked  # the rating is the verdict
     assert "Too long." in bench.judge.asked("hint")[-1]["messages"][-1]["content"]
     (sample,) = bench.rows("SELECT * FROM samples")
@@ -116,7 +116,7 @@ async def test_late_words_that_no_judge_reads_undo_nothing_and_wait(binary_bench
     await bench.tell(session, second)
     given = bench.feedback(first, None, "It deleted my file.")
     (fate,) = await bench.tell(session, first, feedback_id=given, give_up="the judge answered 500")
-    assert (fate.outcome, fate.verdict) == (Outcome.SAMPLED, 1)
+    assert (fate.outcome, fate.verdict) == (TurnOutcome.SAMPLED, 1)
     assert fate.why.startswith("judged again in vain, no valid vote (the judge answered 500); it stays: ")
     assert bench.rows("SELECT state FROM samples") == [{"state": "fresh"}]
     assert bench.rows("SELECT applied_at FROM feedback") == [{"applied_at": None}]  # the sweep tells it again
@@ -142,7 +142,7 @@ async def test_a_neutral_rating_takes_a_fresh_sample_back(binary_bench: Bench) -
     session = await bench.enter(first, second)
     await bench.tell(session, second)
     (fate,) = await bench.tell(session, first, feedback_id=bench.feedback(first, 0.0))
-    assert fate.outcome is Outcome.UNDECIDED
+    assert fate.outcome is TurnOutcome.UNDECIDED
     assert bench.rows("SELECT state FROM samples") == [{"state": "superseded"}]
 
 
@@ -152,6 +152,6 @@ async def test_an_erased_turn_is_left_alone(bench: Bench) -> None:
     bench.execute("UPDATE turns SET outcome = 'erased', outcome_detail = 'on request' WHERE id = %s", first.turn_id)
     assert await bench.tell(session, second) == []
     (fate,) = await bench.tell(session, first, feedback_id=bench.feedback(first, 1.0))
-    assert fate.outcome is Outcome.ERASED
+    assert fate.outcome is TurnOutcome.ERASED
     assert bench.judge.requests == []
     assert bench.rows("SELECT * FROM judgements") == []

@@ -6,8 +6,8 @@ from dataclasses import replace
 
 import pytest
 
-from activities.messages import TurnFate
-from clawloop.contracts import Outcome, TurnKind, TurnRecord
+from activities.messages import TurnResult
+from clawloop.contracts import TurnKind, TurnOutcome, TurnRecord
 from clawloop.errors import JudgeUnavailable
 from clawloop.ids import SessionId, new_turn_id
 from clawloop.judging.again import why_not_again
@@ -16,7 +16,7 @@ from db.judged_so_far import PostgresJudgedSoFar
 from tests.judging.conftest import Bench
 
 
-async def again(bench: Bench, session: SessionId, turn: TurnRecord, **ask: object) -> list[TurnFate]:
+async def again(bench: Bench, session: SessionId, turn: TurnRecord, **ask: object) -> list[TurnResult]:
     """As the API asks: the revision after the newest decided one."""
     so_far = await PostgresJudgedSoFar(bench.database).judged_so_far(turn.turn_id)
     assert so_far is not None
@@ -36,11 +36,11 @@ async def test_a_turn_whose_judge_was_away_is_judged_later(binary_bench: Bench) 
     bench = binary_bench
     bench.judge.mode = "401"
     session, first = await judged(bench, 1)
-    assert (await bench.turn(first.turn_id)).outcome is Outcome.UNJUDGED
+    assert (await bench.turn(first.turn_id)).outcome is TurnOutcome.UNJUDGED
     assert [turn.turn_id for turn in await PostgresJudgedSoFar(bench.database).unjudged(10)] == [first.turn_id]
     bench.judge.mode = "well"
     (fate,) = await again(bench, session, first)
-    assert (fate.outcome, fate.why) == (Outcome.SAMPLED, "verdict +1: 3 of 3 votes for 1")
+    assert (fate.outcome, fate.why) == (TurnOutcome.SAMPLED, "verdict +1: 3 of 3 votes for 1")
     assert await PostgresJudgedSoFar(bench.database).unjudged(10) == []
     revisions = bench.rows("SELECT revision, outcome FROM judgements ORDER BY revision")
     assert [(row["revision"], row["outcome"]) for row in revisions] == [(0, "unjudged"), (1, "sampled")]
@@ -61,7 +61,7 @@ async def test_a_fresh_sample_is_replaced_and_the_old_votes_are_kept(binary_benc
     session, first = await judged(bench, 1)
     bench.judge.votes = [-1]
     (fate,) = await again(bench, session, first)
-    assert (fate.verdict, fate.outcome) == (-1, Outcome.SAMPLED)
+    assert (fate.verdict, fate.outcome) == (-1, TurnOutcome.SAMPLED)
     samples = bench.rows("SELECT state, reward, reason FROM samples ORDER BY id")
     assert [(row["state"], row["reward"]) for row in samples] == [("superseded", 1.0), ("fresh", -1.0)]
     assert samples[0]["reason"] == "judged again: verdict -1: 3 of 3 votes for -1"
@@ -100,7 +100,7 @@ async def test_a_judge_that_does_not_answer_undoes_nothing(binary_bench: Bench) 
         "judged again in vain, no valid vote (the judge answered 500); it stays: verdict +1: 3 of 3 votes for 1"
     )
     assert bench.rows("SELECT state FROM samples") == [{"state": "fresh"}]
-    assert (await bench.turn(first.turn_id)).outcome is Outcome.SAMPLED
+    assert (await bench.turn(first.turn_id)).outcome is TurnOutcome.SAMPLED
 
 
 @pytest.mark.parametrize("state", ["claimed", "trained"])
@@ -113,10 +113,10 @@ async def test_a_sample_taken_meanwhile_stays_the_only_one(binary_bench: Bench, 
     )
     bench.judge.votes = [-1]
     (fate,) = await bench.tell(session, first, revision=1)  # asked for before the step took it
-    assert (fate.outcome, fate.why) == (Outcome.TRAINED, "a step has its sample, so it stays: trained in step 1")
+    assert (fate.outcome, fate.why) == (TurnOutcome.TRAINED, "a step has its sample, so it stays: trained in step 1")
     assert bench.rows("SELECT state, reward FROM samples") == [{"state": state, "reward": 1.0}]
     stored = await bench.turn(first.turn_id)
-    assert (stored.outcome, stored.outcome_detail) == (Outcome.TRAINED, "trained in step 1")
+    assert (stored.outcome, stored.outcome_detail) == (TurnOutcome.TRAINED, "trained in step 1")
     # What the judge said is kept all the same, and is not asked for again.
     asked = len(bench.judge.requests)
     await bench.tell(session, first, revision=1)
@@ -132,11 +132,11 @@ async def test_a_sample_that_expired_taught_nothing_so_the_turn_may_have_another
     )
     bench.judge.votes = [-1]
     (fate,) = await again(bench, session, first)
-    assert (fate.verdict, fate.outcome) == (-1, Outcome.SAMPLED)
+    assert (fate.verdict, fate.outcome) == (-1, TurnOutcome.SAMPLED)
     samples = bench.rows("SELECT state, reward FROM samples ORDER BY id")
     assert [(row["state"], row["reward"]) for row in samples] == [("expired", 1.0), ("fresh", -1.0)]
     stored = await bench.turn(first.turn_id)
-    assert (stored.outcome, stored.outcome_detail) == (Outcome.SAMPLED, "verdict -1: 3 of 3 votes for -1")
+    assert (stored.outcome, stored.outcome_detail) == (TurnOutcome.SAMPLED, "verdict -1: 3 of 3 votes for -1")
 
 
 async def test_a_rating_stays_the_verdict(binary_bench: Bench) -> None:
@@ -152,7 +152,7 @@ async def test_erased_and_unknown_turns_are_left_alone(binary_bench: Bench) -> N
     session, first = await judged(bench, 1)
     bench.execute("UPDATE turns SET outcome = 'erased', outcome_detail = 'on request' WHERE id = %s", first.turn_id)
     (fate,) = await bench.tell(session, first, revision=1)
-    assert (fate.outcome, fate.why) == (Outcome.ERASED, "on request")
+    assert (fate.outcome, fate.why) == (TurnOutcome.ERASED, "on request")
     so_far = await PostgresJudgedSoFar(bench.database).judged_so_far(first.turn_id)
     assert so_far is not None
     assert why_not_again(so_far) == "it was erased"
@@ -163,7 +163,10 @@ async def test_a_sessions_main_turns_are_listed_in_their_order(binary_bench: Ben
     bench = binary_bench
     session, first = await judged(bench, 1)
     found = await PostgresJudgedSoFar(bench.database).of_session(session)
-    assert [(turn.outcome, turn.next_revision) for turn in found] == [(Outcome.SAMPLED, 1), (Outcome.WAITING, 0)]
+    assert [(turn.outcome, turn.next_revision) for turn in found] == [
+        (TurnOutcome.SAMPLED, 1),
+        (TurnOutcome.WAITING, 0),
+    ]
     assert found[0].turn_id == first.turn_id
 
 

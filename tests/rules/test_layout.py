@@ -11,7 +11,7 @@ from pathlib import Path
 import pytest
 from pydantic import AliasChoices
 
-from clawloop.contracts import Outcome
+from clawloop.contracts import TurnOutcome
 from clawloop.errors import ClawloopError, PermanentError, SetupError, TransientError
 from clawloop.install import TOP_LEVEL_NAMES, check_install
 from clawloop.preparing import DEFAULT_RECIPE
@@ -78,7 +78,7 @@ def test_some_code_gives_each_outcome() -> None:
     """What no turn can ever become is not promised to anybody who reads `why`."""
     telling = {"contracts.py", "again.py", "stored.py"}  # they name outcomes, and give none
     written = "\n".join(path.read_text() for path in SOURCES if path.name not in telling)
-    assert [outcome.value for outcome in Outcome if f"Outcome.{outcome.name}" not in written] == []
+    assert [outcome.value for outcome in TurnOutcome if f"Outcome.{outcome.name}" not in written] == []
 
 
 def test_help_is_quick_to_load() -> None:

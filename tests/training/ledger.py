@@ -6,7 +6,7 @@ from collections.abc import Sequence
 
 import psycopg
 
-from clawloop.contracts import Outcome, Scope, SessionEvidence, SessionSource
+from clawloop.contracts import Scope, SessionEvidence, SessionSource, TurnOutcome
 from clawloop.judging.hints import NOT_ASKED
 from clawloop.judging.records import Settlement
 from clawloop.judging.voting import Verdict
@@ -52,7 +52,7 @@ async def enter_samples(
             not_trainable=None,
             reward=sample.reward,
             hinted_prompt_ids=None if sample.hinted_prompt_ids is None else tuple(sample.hinted_prompt_ids),
-            outcome=Outcome.SAMPLED,
+            outcome=TurnOutcome.SAMPLED,
             why="a test's",
         )
         await judgements.settle(opened.id, settled, [])

@@ -10,10 +10,10 @@ import pytest
 
 from activities.judging import JudgingActivities
 from activities.ledger import LedgerActivities
-from activities.messages import CloseSession, JudgeTurn, TurnFate
+from activities.messages import CloseSession, JudgeTurn, TurnResult
 from activities.upkeep import UpkeepActivities
 from activities.work import TrainingNotifier
-from clawloop.contracts import Message, Outcome, SampleState, SessionEvidence, SessionSource, TurnRecord
+from clawloop.contracts import Message, SampleState, SessionEvidence, SessionSource, TurnOutcome, TurnRecord
 from clawloop.errors import JudgeUnavailable
 from clawloop.ids import SessionId
 from clawloop.judging.parsing import Vote
@@ -104,7 +104,7 @@ class Desk:
         session = [(await self.turns.enter(turn)).session_id for turn in turns][-1]
         return session, turns
 
-    async def tell(self, session: SessionId, turn: TurnRecord, revision: int | None = None) -> list[TurnFate]:
+    async def tell(self, session: SessionId, turn: TurnRecord, revision: int | None = None) -> list[TurnResult]:
         ask = JudgeTurn(session_id=session, turn_id=turn.turn_id, revision=revision)
         return (await self.judging.judge_turn(ask)).fates
 
@@ -146,19 +146,19 @@ async def test_judged_again_it_asks_anew_and_replaces_the_sample(desk: Desk) -> 
 async def test_the_next_judgement_tells_which_step_learned_from_a_turn(desk: Desk) -> None:
     session, (first, second, third) = await desk.talk("one", "two", "three")
     (fate,) = await desk.tell(session, second)
-    assert (fate.outcome, fate.step) == (Outcome.SAMPLED, None)
+    assert (fate.outcome, fate.step) == (TurnOutcome.SAMPLED, None)
     desk.store.train(first.turn_id, 7)
     judged, trained = await desk.tell(session, third)
     assert (judged.turn_id, judged.step) == (second.turn_id, None)
     assert (trained.turn_id, trained.number, trained.verdict, trained.step) == (first.turn_id, 1, 1, 7)
-    assert (trained.outcome, trained.sample, trained.why) == (Outcome.TRAINED, True, "trained in step 7")
+    assert (trained.outcome, trained.sample, trained.why) == (TurnOutcome.TRAINED, True, "trained in step 7")
     desk.store.roll_back(first.turn_id)
     _, back = await desk.tell(session, third)
-    assert (back.outcome, back.step, back.why) == (Outcome.ROLLED_BACK, 7, "trained in step 7, rolled back to 0")
+    assert (back.outcome, back.step, back.why) == (TurnOutcome.ROLLED_BACK, 7, "trained in step 7, rolled back to 0")
     desk.store.train(first.turn_id, 7)
     # Told of again, the turn has one row, and that has the step.
     again = await desk.tell(session, second)
-    assert [(fate.turn_id, fate.outcome, fate.step) for fate in again] == [(first.turn_id, Outcome.TRAINED, 7)]
+    assert [(fate.turn_id, fate.outcome, fate.step) for fate in again] == [(first.turn_id, TurnOutcome.TRAINED, 7)]
 
 
 async def test_a_closing_tells_which_steps_learned(desk: Desk) -> None:
@@ -175,7 +175,7 @@ async def test_a_closing_judges_what_was_missed_and_ends_the_rest(desk: Desk) ->
     assert (await desk.ledger.close_session(ask)).to_judge == [first.turn_id]
     await desk.tell(session, second)
     closed = await desk.ledger.close_session(ask)
-    assert (closed.guarantee, [fate.outcome for fate in closed.fates]) == ("has a sample", [Outcome.NO_FEEDBACK])
+    assert (closed.guarantee, [fate.outcome for fate in closed.fates]) == ("has a sample", [TurnOutcome.NO_FEEDBACK])
 
 
 @pytest.mark.parametrize("erased", [False, True])

@@ -5,19 +5,19 @@ from __future__ import annotations
 from datetime import UTC, datetime
 from uuid import uuid4
 
-from activities.messages import WHY_LIMIT, TurnFate
-from clawloop.contracts import FeedbackGiven, JudgeAgain, Outcome, TurnRecorded
+from activities.messages import WHY_LIMIT, TurnResult
+from clawloop.contracts import FeedbackGiven, JudgeAgain, TurnOutcome, TurnRecorded
 from clawloop.ids import SessionId, new_feedback_id, new_turn_id
 from clawloop.temporal import PAYLOAD_WARN_BYTES
 from workflows.state import CARRIED_LIMIT, KNOWN_LIMIT, ROWS_LIMIT, SessionState
 
 
 def full() -> SessionState:
-    row = TurnFate(
+    row = TurnResult(
         turn_id=new_turn_id(),
         number=123_456,
         kind="main",
-        outcome=Outcome.NOT_TRAINABLE,
+        outcome=TurnOutcome.NOT_TRAINABLE,
         verdict=-1,
         sample=False,
         step=123_456,

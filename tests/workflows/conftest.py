@@ -15,8 +15,8 @@ from temporalio.exceptions import ApplicationError
 from temporalio.service import RPCError
 from temporalio.worker import Worker
 
-from activities.messages import AskDirectly, Closed, CloseSession, Judged, JudgeTurn, TurnFate
-from clawloop.contracts import Outcome, SessionFacts, TurnRecorded
+from activities.messages import AskDirectly, Closed, CloseSession, Judged, JudgeTurn, TurnResult
+from clawloop.contracts import SessionFacts, TurnOutcome, TurnRecorded
 from clawloop.ids import SessionId, TurnId, new_turn_id
 from clawloop.temporal import TemporalSessionNotifier, connect, register_search_attributes
 from workflows import attributes
@@ -74,7 +74,7 @@ class ScriptedActivities:
         finally:
             self.now -= 1
         why = "verdict +1: 3 of 3 votes for 1" if ask.give_up is None else f"no valid vote ({ask.give_up})"
-        outcome = Outcome.SAMPLED if ask.give_up is None else Outcome.UNJUDGED
+        outcome = TurnOutcome.SAMPLED if ask.give_up is None else TurnOutcome.UNJUDGED
         return Judged(fates=[fate(ask.turn_id, len(self.judged), outcome, why)])
 
     @activity.defn(name="ask_directly")
@@ -96,9 +96,9 @@ class ScriptedActivities:
         return Closed(to_judge=[], fates=[], guarantee="has a sample", turns=len(self.judged))
 
 
-def fate(turn_id: TurnId, number: int, outcome: Outcome, why: str) -> TurnFate:
-    sampled = outcome is Outcome.SAMPLED
-    return TurnFate(
+def fate(turn_id: TurnId, number: int, outcome: TurnOutcome, why: str) -> TurnResult:
+    sampled = outcome is TurnOutcome.SAMPLED
+    return TurnResult(
         turn_id=turn_id,
         number=number,
         kind="main",

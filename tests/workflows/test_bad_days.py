@@ -9,7 +9,7 @@ from dataclasses import replace
 import pytest
 from temporalio.client import Client
 
-from clawloop.contracts import FeedbackGiven, JudgeAgain, Outcome, SessionFacts
+from clawloop.contracts import FeedbackGiven, JudgeAgain, SessionFacts, TurnOutcome
 from clawloop.ids import new_feedback_id, new_turn_id
 from clawloop.temporal import TemporalSessionNotifier
 from tests.judging.conftest import Bench, bench, binary_bench, judge
@@ -32,7 +32,7 @@ async def test_turns_whose_rows_are_gone_hold_up_nothing(client: Client, binary_
         await end(client, session)
     # The second one's next state went with the third.
     outcomes = [(await b.turn(turn.turn_id)).outcome for turn in turns[:-1]]
-    assert outcomes == [Outcome.SAMPLED, Outcome.NO_FEEDBACK]
+    assert outcomes == [TurnOutcome.SAMPLED, TurnOutcome.NO_FEEDBACK]
     assert len(b.judge.requests) == 1
 
 
@@ -65,7 +65,7 @@ async def test_messages_about_unknown_turns_change_nothing(client: Client, binar
         await tell(client, session, turns[0])  # late, and out of order
         await end(client, session)
     outcomes = [(await b.turn(turn.turn_id)).outcome for turn in turns]
-    assert outcomes == [Outcome.SAMPLED, Outcome.NO_FEEDBACK]
+    assert outcomes == [TurnOutcome.SAMPLED, TurnOutcome.NO_FEEDBACK]
     assert len(b.rows("SELECT * FROM judgements")) == 1
 
 
@@ -87,4 +87,4 @@ async def test_a_judge_that_answers_429_is_asked_again_when_it_said(client: Clie
     # Our own first pause would be a second.
     assert time.monotonic() - refused > 4.5
     assert len(b.judge.requests) == 2
-    assert (await b.turn(turns[0].turn_id)).outcome is Outcome.SAMPLED
+    assert (await b.turn(turns[0].turn_id)).outcome is TurnOutcome.SAMPLED

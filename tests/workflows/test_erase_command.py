@@ -10,7 +10,7 @@ from temporalio.client import Client
 from typer.testing import CliRunner, Result
 
 from clawloop.cli import app
-from clawloop.contracts import Outcome
+from clawloop.contracts import TurnOutcome
 from clawloop.errors import SetupError
 from clawloop.ids import new_turn_id, response_id
 from tests.judging.conftest import Bench, bench, binary_bench, judge
@@ -65,7 +65,7 @@ async def test_a_person_erases_a_turn(client: Client, binary_bench: Bench) -> No
     done = await clawloop(client, binary_bench, "erase", "--turn", response_id(second.turn_id), "--yes")
     assert done.stdout == "1 turn erased.\n"
     outcomes = [(await binary_bench.turn(turn.turn_id)).outcome for turn in (first, second)]
-    assert outcomes == [Outcome.WAITING, Outcome.ERASED]
+    assert outcomes == [TurnOutcome.WAITING, TurnOutcome.ERASED]
 
 
 async def test_what_cannot_be_erased_says_why(client: Client, bench: Bench) -> None:

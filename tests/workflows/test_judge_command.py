@@ -11,7 +11,7 @@ from temporalio.client import Client
 from typer.testing import CliRunner, Result
 
 from clawloop.cli import app
-from clawloop.contracts import Outcome
+from clawloop.contracts import TurnOutcome
 from clawloop.errors import SetupError, SignalFailed
 from clawloop.ids import new_turn_id, response_id
 from tests.judging.conftest import Bench, bench, binary_bench, judge
@@ -55,7 +55,7 @@ async def test_what_no_judge_answered_is_judged_when_an_operator_asks(client: Cl
         said = await clawloop(client, b, response_id(turns[0].turn_id))
         assert said.stdout == f"{turns[0].turn_id} is judged again, revision 3\n"
         await until(lambda: len(b.rows(samples)) == 5)
-    assert (await b.turn(turns[1].turn_id)).outcome is Outcome.SAMPLED
+    assert (await b.turn(turns[1].turn_id)).outcome is TurnOutcome.SAMPLED
     fresh = b.rows("SELECT reward FROM samples WHERE state = 'fresh'")
     assert [sample["reward"] for sample in fresh] == [-1.0, -1.0]
 

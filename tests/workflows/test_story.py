@@ -7,8 +7,8 @@ import asyncio
 from temporalio.api.sdk.v1 import WorkflowMetadata
 from temporalio.client import Client
 
-from activities.messages import TurnFate
-from clawloop.contracts import Outcome
+from activities.messages import TurnResult
+from clawloop.contracts import TurnOutcome
 from clawloop.ids import new_turn_id
 from tests.workflows.conftest import Conversation, ScriptedActivities, until
 from workflows import attributes, story
@@ -70,18 +70,18 @@ async def test_sessions_are_found_by_policy_and_state(client: Client, scripted: 
 
 
 def test_the_table_keeps_its_form_whatever_a_reason_says() -> None:
-    row = TurnFate(
+    row = TurnResult(
         turn_id=new_turn_id(),
         number=7,
         kind="main",
-        outcome=Outcome.UNJUDGED,
+        outcome=TurnOutcome.UNJUDGED,
         verdict=0,
         sample=False,
         step=12,
         why="a | b\nc",
     )
     unknown = row.model_copy(update={"number": None, "outcome": None, "verdict": None, "step": None, "why": "gone"})
-    cut = row.model_copy(update={"outcome": Outcome.NOT_TRAINABLE, "why": "not trainable: top_p"})
+    cut = row.model_copy(update={"outcome": TurnOutcome.NOT_TRAINABLE, "why": "not trainable: top_p"})
     assert seen(story.table([row, unknown, cut]))[2:] == [
         "|7|main|0|no|12|unjudged: a / b c|",
         "|?|main||no||gone|",

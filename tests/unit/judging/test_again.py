@@ -9,24 +9,24 @@ from uuid import UUID
 
 import pytest
 
-from clawloop.contracts import Outcome, SampleState, SessionFacts, TurnKind
+from clawloop.contracts import SampleState, SessionFacts, TurnKind, TurnOutcome
 from clawloop.ids import SessionId, new_turn_id
 from clawloop.judging.again import JudgedSoFar, why_not_again
 
 SESSION = SessionFacts(SessionId(UUID(int=1)), "default", "session_id", datetime.now(UTC), 0)
-GOOD = JudgedSoFar(new_turn_id(), SESSION, TurnKind.MAIN, Outcome.UNJUDGED, True, None, 1)
+GOOD = JudgedSoFar(new_turn_id(), SESSION, TurnKind.MAIN, TurnOutcome.UNJUDGED, True, None, 1)
 
 
 @pytest.mark.parametrize(
     "changes",
     [
         {},
-        {"outcome": Outcome.WAITING},
-        {"outcome": Outcome.UNDECIDED},
-        {"outcome": Outcome.NOT_TRAINABLE},
-        {"outcome": Outcome.SAMPLED, "sample": SampleState.FRESH},
-        {"outcome": Outcome.UNDECIDED, "sample": SampleState.SUPERSEDED},
-        {"outcome": Outcome.EXPIRED, "sample": SampleState.EXPIRED},
+        {"outcome": TurnOutcome.WAITING},
+        {"outcome": TurnOutcome.UNDECIDED},
+        {"outcome": TurnOutcome.NOT_TRAINABLE},
+        {"outcome": TurnOutcome.SAMPLED, "sample": SampleState.FRESH},
+        {"outcome": TurnOutcome.UNDECIDED, "sample": SampleState.SUPERSEDED},
+        {"outcome": TurnOutcome.EXPIRED, "sample": SampleState.EXPIRED},
     ],
 )
 def test_what_no_step_has_used_may_be_judged_again(changes: dict[str, Any]) -> None:
@@ -36,14 +36,17 @@ def test_what_no_step_has_used_may_be_judged_again(changes: dict[str, Any]) -> N
 @pytest.mark.parametrize(
     ("changes", "why"),
     [
-        ({"kind": TurnKind.SIDE, "outcome": Outcome.SIDE}, "side turn"),
-        ({"outcome": Outcome.ERASED}, "it was erased"),
-        ({"outcome": Outcome.NO_FEEDBACK}, "nothing to judge it by"),
-        ({"outcome": Outcome.NOT_TRAINABLE, "replied": False}, "no reply"),
-        ({"outcome": Outcome.WAITING, "answered": False}, "nothing has followed it yet"),
-        ({"outcome": Outcome.SAMPLED, "sample": SampleState.CLAIMED}, "a training step is using its sample now"),
-        ({"outcome": Outcome.TRAINED, "sample": SampleState.TRAINED}, "its sample is trained already: give feedback"),
-        ({"outcome": Outcome.QUARANTINED, "sample": SampleState.QUARANTINED}, "its sample is quarantined already"),
+        ({"kind": TurnKind.SIDE, "outcome": TurnOutcome.SIDE}, "side turn"),
+        ({"outcome": TurnOutcome.ERASED}, "it was erased"),
+        ({"outcome": TurnOutcome.NO_FEEDBACK}, "nothing to judge it by"),
+        ({"outcome": TurnOutcome.NOT_TRAINABLE, "replied": False}, "no reply"),
+        ({"outcome": TurnOutcome.WAITING, "answered": False}, "nothing has followed it yet"),
+        ({"outcome": TurnOutcome.SAMPLED, "sample": SampleState.CLAIMED}, "a training step is using its sample now"),
+        (
+            {"outcome": TurnOutcome.TRAINED, "sample": SampleState.TRAINED},
+            "its sample is trained already: give feedback",
+        ),
+        ({"outcome": TurnOutcome.QUARANTINED, "sample": SampleState.QUARANTINED}, "its sample is quarantined already"),
     ],
 )
 def test_what_may_not_says_why(changes: dict[str, Any], why: str) -> None:
