@@ -41,7 +41,7 @@ class _Question(Generic[Answer]):
     keep: Callable[[int, str, Answer | None], Awaitable[None]]
 
 
-class Asking:
+class VoteCollector:
     """
     Args:
         give_up: ask nothing: why.

@@ -8,7 +8,7 @@ from __future__ import annotations
 from collections.abc import Sequence
 
 from activities.messages import TurnResult
-from activities.ports import TurnPlaces
+from activities.ports import TurnContextStore
 from clawloop.contracts import TurnKind, TurnOutcome
 from clawloop.ids import SessionId
 from clawloop.judging.records import TrainedTurn
@@ -17,7 +17,9 @@ from clawloop.judging.records import TrainedTurn
 TRAINED_LIMIT = 20
 
 
-async def with_trained_turns(places: TurnPlaces, session: SessionId, fates: Sequence[TurnResult]) -> list[TurnResult]:
+async def with_trained_turns(
+    places: TurnContextStore, session: SessionId, fates: Sequence[TurnResult]
+) -> list[TurnResult]:
     """These fates and those of the session's newest trained turns; each turn once if `fates` has each once.
 
     Raises:

@@ -14,7 +14,7 @@ from dataclasses import dataclass
 
 from temporalio import activity
 
-from activities.asking import Asking
+from activities.asking import VoteCollector
 from activities.fates import with_trained_turns
 from activities.heartbeat import heartbeating
 from activities.messages import WHY_LIMIT, AskDirectly, Judged, JudgeTurn, TurnResult
@@ -31,16 +31,16 @@ from clawloop.judging.records import (
     HINTS,
     VOTES,
     Ballot,
+    FinalizedJudgement,
     GivenFeedback,
     OpenJudgement,
-    PlacedTurn,
     Relation,
-    Settlement,
+    TurnContext,
 )
 from clawloop.judging.voting import Verdict, majority, rated
 from clawloop.samples.assembly import Decision, assemble, decide
 from clawloop.samples.eligibility import why_not_trainable
-from clawloop.samples.rewards import priced, relation_of
+from clawloop.samples.rewards import relation_of, shape_reward
 from clawloop.turns.canonical import is_volatile
 from clawloop.turns.next_state import NextState
 
@@ -55,7 +55,7 @@ NO_WORDS = HintChoice(None, answered=True, why="nothing says what to do better")
 class _Case:
     """One turn to be judged, and by what."""
 
-    placed: PlacedTurn
+    placed: TurnContext
     state: NextState | None
     feedback: list[GivenFeedback]
     give_up: str | None
@@ -117,7 +117,7 @@ class JudgingActivities:
             return Judged(fates=await with_trained_turns(self._store, ask.session_id, fates))
 
     @activity.defn(name="ask_directly")
-    async def ask_directly(self, ask: AskDirectly) -> None:
+    async def collect_direct_vote(self, ask: AskDirectly) -> None:
         """Ask one direct vote on a judged turn and keep it; its session's closing decides by it."""
         async with heartbeating():
             placed = await self._store.place(ask.turn_id)
@@ -126,26 +126,26 @@ class JudgingActivities:
             state = await find_next_state(self._store, placed)
             given = await self._store.feedback_of(ask.turn_id)
             case = _Case(placed, state, given, None)
-            shown_by = None if state is None else state.shown_by
-            judgement = await self._store.revise(ask.turn_id, shown_by, case.evidence_hash, case.hint_kind)
-            asking = Asking(self._store, self._judge, case.record, case.evidence, judgement, None)
+            next_turn_id = None if state is None else state.next_turn_id
+            judgement = await self._store.revise(ask.turn_id, next_turn_id, case.evidence_hash, case.hint_kind)
+            asking = VoteCollector(self._store, self._judge, case.record, case.evidence, judgement, None)
             vote = await asking.direct_vote()
             self._count("vote", [vote.verdict])
             if asking.problems:
                 log.warning("no direct vote", extra={"turn_id": str(ask.turn_id), "why": "; ".join(asking.problems)})
 
-    async def _to_judge(self, ask: JudgeTurn, told: PlacedTurn) -> list[tuple[PlacedTurn, NextState | None]]:
+    async def _to_judge(self, ask: JudgeTurn, told: TurnContext) -> list[tuple[TurnContext, NextState | None]]:
         if ask.itself or ask.feedback_id is not None or ask.revision is not None:
             return [(told, await find_next_state(self._store, told))]
         return [*await judgeable_by(self._store, told)]
 
-    async def _judge_one(self, ask: JudgeTurn, placed: PlacedTurn, state: NextState | None) -> TurnResult | None:
+    async def _judge_one(self, ask: JudgeTurn, placed: TurnContext, state: NextState | None) -> TurnResult | None:
         turn = placed.turn
         given = await self._store.feedback_of(turn.record.turn_id)
         new_feedback = any(not one.applied for one in given)
         if turn.outcome is TurnOutcome.ERASED:
             return _turn_result(placed, turn.outcome, None, turn.outcome_detail or "erased")
-        late_state = placed.held is not None and placed.held.shown_by is None and state is not None
+        late_state = placed.held is not None and placed.held.next_turn_id is None and state is not None
         if placed.held is not None and placed.held.revision >= (ask.revision or 0) and not (new_feedback or late_state):
             # Judged before: this attempt only did not hear of it, or the message came twice.
             return _turn_result(placed, turn.outcome, placed.held.verdict, turn.outcome_detail or "")
@@ -161,7 +161,7 @@ class JudgingActivities:
             # time, and feedback that is not taken in is told again by the sweep.
             why = f"judged again in vain, {end.why}; it stays: {turn.outcome_detail}"
             return _turn_result(placed, turn.outcome, held.verdict, why)
-        ready = await self._store.settle(judgement.id, end, [one.id for one in given])
+        ready = await self._store.finalize(judgement.id, end, [one.id for one in given])
         await self._work.tell(ready)
         wanted = held.revision + 1 if ask.revision is None and held is not None and not new_feedback else ask.revision
         if wanted is not None and (stays := await self._stays(turn.record.turn_id, wanted)) is not None:
@@ -184,23 +184,23 @@ class JudgingActivities:
 
     async def _open(self, case: _Case, ask: JudgeTurn, new_feedback: bool) -> OpenJudgement:
         turn_id = case.record.turn_id
-        shown_by = None if case.state is None else case.state.shown_by
-        known = shown_by, case.evidence_hash, case.hint_kind
+        next_turn_id = None if case.state is None else case.state.next_turn_id
+        known = next_turn_id, case.evidence_hash, case.hint_kind
         held = case.placed.held
         words = new_feedback and all(given.score is None for given in case.feedback)
-        late_state = held is not None and held.shown_by is None and case.state is not None
+        late_state = held is not None and held.next_turn_id is None and case.state is not None
         if ask.revision is not None and (held is None or ask.revision > held.revision):
-            return await self._store.judge_again(turn_id, ask.revision, *known)
+            return await self._store.rejudge(turn_id, ask.revision, *known)
         if held is not None and (words or late_state):
             # There is more to judge by than before, so what was answered without it does not count any more.
-            return await self._store.judge_again(turn_id, held.revision + 1, *known)
+            return await self._store.rejudge(turn_id, held.revision + 1, *known)
         if new_feedback:
             return await self._store.revise(turn_id, *known)
         return await self._store.open(turn_id, *known)
 
-    async def _end(self, case: _Case, judgement: OpenJudgement) -> Settlement:
+    async def _end(self, case: _Case, judgement: OpenJudgement) -> FinalizedJudgement:
         record, signal = case.record, judgement.recipe.signal
-        asking = Asking(self._store, self._judge, record, case.evidence, judgement, case.give_up)
+        asking = VoteCollector(self._store, self._judge, record, case.evidence, judgement, case.give_up)
         verdict, ballot = NOT_VOTED, None
         scores = [given.score for given in case.feedback if given.score is not None]
         if scores:
@@ -219,7 +219,7 @@ class JudgingActivities:
         relation = relation_of(signal, grouped=record.group_id is not None)
         if record.response_ids is not None:
             cut = record.finish_reason == "length"
-            verdict = priced(signal, verdict, relation, tokens=len(record.response_ids), cut_by_length=cut)
+            verdict = shape_reward(signal, verdict, relation, tokens=len(record.response_ids), cut_by_length=cut)
         hint = NOT_ASKED
         if signal.hints and (case.state is not None or case.texts):
             hints = await asking.hints(case.hint_kind)
@@ -245,7 +245,7 @@ class JudgingActivities:
         if decision.outcome is TurnOutcome.SAMPLED:
             _check_sample(decision, record, hinted)
         why = decision.why if not asking.problems else f"{decision.why} ({'; '.join(asking.problems)})"
-        return Settlement(
+        return FinalizedJudgement(
             verdict=verdict,
             hint=hint,
             not_trainable=fault,
@@ -298,7 +298,7 @@ def _check_sample(decision: Decision, record: TurnRecord, hinted: list[int] | No
     )
 
 
-def _turn_result(placed: PlacedTurn, outcome: TurnOutcome, verdict: int | None, why: str) -> TurnResult:
+def _turn_result(placed: TurnContext, outcome: TurnOutcome, verdict: int | None, why: str) -> TurnResult:
     return TurnResult(
         turn_id=placed.turn.record.turn_id,
         number=placed.number,

@@ -12,13 +12,13 @@ from temporalio import activity
 from activities.fates import with_trained_turns
 from activities.messages import WHY_LIMIT, Closed, CloseSession, TurnResult
 from activities.pairing import find_next_state
-from activities.ports import ClosingStore, Counts, TurnPlaces, Uncounted
+from activities.ports import ClosingStore, Counts, TurnContextStore, Uncounted
 from activities.work import TrainingNotifier
 from clawloop.contracts import TurnKind, TurnOutcome
 from clawloop.ids import TurnId
 from clawloop.judging.records import ClosingSession, Ending, ExtraSample, SessionTurn
 from clawloop.judging.voting import direct_vote
-from clawloop.samples.assembly import Guarantee, JudgedTurn, at_least_one
+from clawloop.samples.assembly import FallbackSample, JudgedTurn, at_least_one
 from clawloop.samples.rewards import MemberResult
 
 ELSEWHERE = "answer not in later history"
@@ -31,7 +31,7 @@ class LedgerActivities:
     """On the queue `ledger`: short, PostgreSQL only."""
 
     def __init__(
-        self, store: ClosingStore, places: TurnPlaces, work: TrainingNotifier, counts: Counts | None = None
+        self, store: ClosingStore, places: TurnContextStore, work: TrainingNotifier, counts: Counts | None = None
     ) -> None:
         self._store = store
         self._counts: Counts = counts or Uncounted()
@@ -60,9 +60,9 @@ class LedgerActivities:
             # What cannot be judged must not keep those behind it from being tried.
             to_judge.sort(key=lambda turn_id: ask.tried_up_to is not None and turn_id <= ask.tried_up_to)
             return Closed(to_judge=to_judge[:TO_JUDGE_LIMIT], fates=[], turns=session.main_turns)
-        settled: list[MemberResult] = []
+        finalized: list[MemberResult] = []
         if session.related:
-            settled, ready = await self._store.settle_related(ask.session_id)
+            finalized, ready = await self._store.finalize_related(ask.session_id)
             await self._work.tell(ready)
             session = await self._store.look(ask.session_id) or session
         found = _at_least_one(session, asked_directly=ask.asked_directly)
@@ -71,7 +71,7 @@ class LedgerActivities:
         guarantee, extra = _guarantee(found)
         fates = [_turn_result(turn, end.outcome, end.why) for turn, end in ends]
         by_id = {turn.turn_id: turn for turn in session.turns}
-        fates += [_turn_result(by_id[end.turn_id], end.outcome, end.why) for end in settled if end.turn_id in by_id]
+        fates += [_turn_result(by_id[end.turn_id], end.outcome, end.why) for end in finalized if end.turn_id in by_id]
         if extra is not None:
             fates += [_turn_result(by_id[extra.turn_id], TurnOutcome.SAMPLED, extra.why)]
         # Before it is closed: an attempt that came after that would find nothing left to tell.
@@ -92,7 +92,7 @@ def _is_undecided(turn: SessionTurn, up_to: TurnId | None) -> bool:
     return turn.outcome is TurnOutcome.WAITING and (up_to is None or turn.turn_id <= up_to)
 
 
-def _at_least_one(session: ClosingSession, *, asked_directly: bool) -> Guarantee | None:
+def _at_least_one(session: ClosingSession, *, asked_directly: bool) -> FallbackSample | None:
     """What the rule says, with the direct votes there are; None where it does not apply."""
     if not session.first or not session.at_least_one:
         return None
@@ -105,7 +105,7 @@ def _at_least_one(session: ClosingSession, *, asked_directly: bool) -> Guarantee
     if missing and not asked_directly:
         return replace(found, ask=missing)
     if not known:
-        return Guarantee(None, None, (), "no sample: votes cancel out, and no direct vote was given")
+        return FallbackSample(None, None, (), "no sample: votes cancel out, and no direct vote was given")
     return at_least_one([_seen(turn, known.get(turn.turn_id)) for turn in judged], direct=True)
 
 
@@ -113,7 +113,7 @@ def _seen(turn: SessionTurn, expected: float | None) -> JudgedTurn:
     return JudgedTurn(turn.turn_id, expected, bool(turn.trainable), turn.samples > 0)
 
 
-def _guarantee(found: Guarantee | None) -> tuple[str | None, ExtraSample | None]:
+def _guarantee(found: FallbackSample | None) -> tuple[str | None, ExtraSample | None]:
     """For the session, and the sample it gets."""
     if found is None:
         return None, None

@@ -5,13 +5,15 @@ Knows nothing about judges. A turn follows the main turn it continues; side turn
 
 from __future__ import annotations
 
-from activities.ports import TurnPlaces
+from activities.ports import TurnContextStore
 from clawloop.contracts import TurnOutcome
-from clawloop.judging.records import PlacedTurn
+from clawloop.judging.records import TurnContext
 from clawloop.turns.next_state import NextState, next_states
 
 
-async def find_next_state(places: TurnPlaces, placed: PlacedTurn, known: PlacedTurn | None = None) -> NextState | None:
+async def find_next_state(
+    places: TurnContextStore, placed: TurnContext, known: TurnContext | None = None
+) -> NextState | None:
     """What follows a turn's response in the first later main request that holds it; None: none does.
 
     Args:
@@ -20,7 +22,7 @@ async def find_next_state(places: TurnPlaces, placed: PlacedTurn, known: PlacedT
     turn_id = placed.turn.record.turn_id
     for later_id in placed.followed_by:
         if known is not None and known.turn.record.turn_id == later_id:
-            later: PlacedTurn | None = known
+            later: TurnContext | None = known
         else:
             later = await places.place(later_id)
         if later is None:
@@ -31,21 +33,21 @@ async def find_next_state(places: TurnPlaces, placed: PlacedTurn, known: PlacedT
     return None
 
 
-async def judgeable_by(places: TurnPlaces, told: PlacedTurn) -> list[tuple[PlacedTurn, NextState]]:
+async def judgeable_by(places: TurnContextStore, told: TurnContext) -> list[tuple[TurnContext, NextState]]:
     """The turns for which this one is the moment to be judged, each with its next state.
 
     The turn it follows, if its request is the first that says something about that. And itself, if it was entered
     after the turn that says something about it: nobody else will look.
     """
-    found: list[tuple[PlacedTurn, NextState]] = []
+    found: list[tuple[TurnContext, NextState]] = []
     turn_id = told.turn.record.turn_id
     before = None if told.follows is None else await places.place(told.follows)
     if before is not None and before.turn.outcome is not TurnOutcome.ERASED:
         state = await find_next_state(places, before, told)
-        if state is not None and state.shown_by == turn_id:
+        if state is not None and state.next_turn_id == turn_id:
             found.append((before, state))
     if told.overtaken_by and told.turn.outcome is not TurnOutcome.ERASED:
         state = await find_next_state(places, told)
-        if state is not None and state.shown_by in told.overtaken_by:
+        if state is not None and state.next_turn_id in told.overtaken_by:
             found.append((told, state))
     return found

@@ -17,38 +17,38 @@ from clawloop.judging.records import (
     ClosingSession,
     Ending,
     ExtraSample,
+    FinalizedJudgement,
     GivenFeedback,
     OpenJudgement,
-    PlacedTurn,
-    Settlement,
     TrainedTurn,
+    TurnContext,
 )
 from clawloop.samples.rewards import MemberResult
 
 
-class TurnPlaces(Protocol):
-    async def place(self, turn_id: TurnId) -> PlacedTurn | None:
+class TurnContextStore(Protocol):
+    async def place(self, turn_id: TurnId) -> TurnContext | None:
         """A main turn with what is around it; None if there is none of that id, or it is a side turn."""
 
     async def trained(self, session: SessionId, limit: int) -> list[TrainedTurn]:
         """The session's newest `limit` main turns that were trained, rolled back since or not, in their order."""
 
 
-class JudgementStore(TurnPlaces, Protocol):
+class JudgementStore(TurnContextStore, Protocol):
     """Where judgements are kept, each answer of a judge once."""
 
     async def open(
-        self, turn_id: TurnId, shown_by: TurnId | None, evidence_hash: bytes, hint_kind: str
+        self, turn_id: TurnId, next_turn_id: TurnId | None, evidence_hash: bytes, hint_kind: str
     ) -> OpenJudgement:
         """The turn's judgement of revision 0: made now under its policy's recipe, or gone on with."""
 
     async def revise(
-        self, turn_id: TurnId, shown_by: TurnId | None, evidence_hash: bytes, hint_kind: str
+        self, turn_id: TurnId, next_turn_id: TurnId | None, evidence_hash: bytes, hint_kind: str
     ) -> OpenJudgement:
         """The turn's newest judgement to amend; a further revision once a step has taken its sample."""
 
-    async def judge_again(
-        self, turn_id: TurnId, revision: int, shown_by: TurnId | None, evidence_hash: bytes, hint_kind: str
+    async def rejudge(
+        self, turn_id: TurnId, revision: int, next_turn_id: TurnId | None, evidence_hash: bytes, hint_kind: str
     ) -> OpenJudgement:
         """The turn's judgement of this revision: made now under its policy's recipe, or gone on with."""
 
@@ -64,7 +64,7 @@ class JudgementStore(TurnPlaces, Protocol):
         self, judgement: JudgementId, kind: str, index: int, raw: str, hint: HintVote | None
     ) -> None: ...
 
-    async def settle(self, judgement: JudgementId, end: Settlement, heard: list[FeedbackId]) -> str | None:
+    async def finalize(self, judgement: JudgementId, end: FinalizedJudgement, heard: list[FeedbackId]) -> str | None:
         """Verdict, hint, sample and the turn's outcome in one transaction; feedback `heard` is taken into it.
 
         Samples of the turn's other judgements that no step has taken are superseded. Where a step has taken one, only
@@ -151,7 +151,7 @@ class ClosingStore(Protocol):
     async def look(self, session: SessionId) -> ClosingSession | None:
         """What a closing must decide; None if there is no such session."""
 
-    async def settle_related(self, session: SessionId) -> tuple[list[MemberResult], str | None]:
+    async def finalize_related(self, session: SessionId) -> tuple[list[MemberResult], str | None]:
         """Settle groups and outcome of a session that closes: what is not known by now will not be.
 
         Returns:

@@ -15,9 +15,9 @@ from api.ports import (
     Engines,
     Erasures,
     FeedbackStore,
-    JudgedTurns,
     Operations,
     Readiness,
+    RejudgeStore,
     SessionOperations,
     SessionStore,
     TrainingStore,
@@ -47,7 +47,7 @@ class Services:
     sessions: SessionStore
     feedback: FeedbackStore
     training: TrainingStore
-    judged: JudgedTurns
+    judged: RejudgeStore
     erasures: Erasures
     session_operations: SessionOperations
     operations: Operations

@@ -18,8 +18,8 @@ from clawloop.contracts import (
     Erasure,
     FeedbackEffect,
     FeedbackGiven,
-    JudgeAgain,
     Message,
+    RejudgeRequested,
     SessionEvidence,
     SessionFacts,
     SessionState,
@@ -29,7 +29,7 @@ from clawloop.contracts import (
     Wanted,
 )
 from clawloop.ids import ApiKeyId, FeedbackId, SessionId, TurnId
-from clawloop.judging.again import JudgedSoFar
+from clawloop.judging.again import RejudgeFacts
 from clawloop.recipe import Recipe
 from clawloop.steps import TrainingView, VersionView
 from clawloop.views import SessionView, TurnView
@@ -110,10 +110,10 @@ class SessionStore(Protocol):
         """All turns of a session in their order, each with what became of it."""
 
 
-class JudgedTurns(Protocol):
+class RejudgeStore(Protocol):
     """What has been judged so far. Every call raises StoreUnavailable when it cannot be done now."""
 
-    async def judged_so_far(self, turn_id: TurnId) -> JudgedSoFar | None:
+    async def rejudge_facts(self, turn_id: TurnId) -> RejudgeFacts | None:
         """None if there is no such turn."""
 
 
@@ -123,7 +123,7 @@ class SessionOperations(Protocol):
     Every call raises SignalFailed when it cannot be said now.
     """
 
-    async def judge_again(self, session: SessionFacts, wanted: JudgeAgain) -> None:
+    async def rejudge(self, session: SessionFacts, wanted: RejudgeRequested) -> None:
         """Have a turn judged once more. Twice for the same revision is once."""
 
     async def content_erased(self, session: SessionId, erased: ContentErased) -> None:

@@ -218,7 +218,7 @@ class FeedbackGiven:
 
 
 @dataclass(frozen=True, slots=True)
-class JudgeAgain:
+class RejudgeRequested:
     """A message to a session's workflow: an operator wants a turn judged once more.
 
     Args:

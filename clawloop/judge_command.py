@@ -16,9 +16,9 @@ import typer
 from clawloop.errors import SetupError
 
 if TYPE_CHECKING:
-    from clawloop.judging.again import JudgedSoFar
+    from clawloop.judging.again import RejudgeFacts
     from clawloop.settings import Settings
-    from db.judged_so_far import PostgresJudgedSoFar
+    from db.judged_so_far import PostgresRejudgeStore
 
 judge_app = typer.Typer(no_args_is_help=True, help="What judges are asked.")
 
@@ -32,7 +32,7 @@ def judge() -> None:
 
 
 @judge_app.command("again")
-def judge_again(
+def rejudge(
     turn: Annotated[str | None, typer.Argument(metavar="[ID]", help="A reply's id (chatcmpl-…) or a turn's.")] = None,
     session: Annotated[str | None, typer.Option(help="All turns of this session that can be.")] = None,
     unjudged: Annotated[bool, typer.Option("--unjudged", help="All turns that got no valid vote.")] = False,
@@ -46,7 +46,7 @@ def judge_again(
         raise typer.BadParameter("say which: an ID, --session or --unjudged", param_hint="ID")
     settings = read_settings()
     settings = settings if data is None else settings.model_copy(update={"data": data})
-    told = asyncio.run(_judge_again(settings, turn, session, unjudged))
+    told = asyncio.run(_rejudge(settings, turn, session, unjudged))
     if as_json:
         typer.echo(json.dumps(told))
         return
@@ -56,7 +56,7 @@ def judge_again(
         typer.echo("No turn of that kind.")
 
 
-async def _judge_again(
+async def _rejudge(
     settings: Settings, turn: str | None, session: str | None, unjudged: bool
 ) -> list[dict[str, object]]:
     """What was said of each turn.
@@ -68,15 +68,15 @@ async def _judge_again(
     from datetime import timedelta
 
     from clawloop.addresses import database_url, temporal_address
-    from clawloop.contracts import JudgeAgain
-    from clawloop.judging.again import why_not_again
+    from clawloop.contracts import RejudgeRequested
+    from clawloop.judging.again import why_not_rejudged
     from clawloop.temporal import TemporalSessionNotifier, connect
     from db.engine import BACKGROUND_LIMIT, Database
-    from db.judged_so_far import PostgresJudgedSoFar
+    from db.judged_so_far import PostgresRejudgeStore
 
     database = Database(database_url(settings), BACKGROUND_LIMIT)
     try:
-        found = await _turns(PostgresJudgedSoFar(database), turn, session, unjudged)
+        found = await _turns(PostgresRejudgeStore(database), turn, session, unjudged)
     finally:
         await database.close()
     if (address := temporal_address(settings)) is None:
@@ -86,19 +86,19 @@ async def _judge_again(
     )
     told: list[dict[str, object]] = []
     for one in found:
-        why = why_not_again(one)
+        why = why_not_rejudged(one)
         if why is not None and turn is not None:
             raise SetupError(f"turn {one.turn_id} cannot be judged again: {why}")
         if why is None:
-            await sessions.judge_again(one.session, JudgeAgain(one.turn_id, one.next_revision))
+            await sessions.rejudge(one.session, RejudgeRequested(one.turn_id, one.next_revision))
         said = f"is judged again, revision {one.next_revision}" if why is None else f"stays: {why}"
         told.append({"turn_id": str(one.turn_id), "asked": why is None, "said": said})
     return told
 
 
 async def _turns(
-    store: PostgresJudgedSoFar, turn: str | None, session: str | None, unjudged: bool
-) -> list[JudgedSoFar]:
+    store: PostgresRejudgeStore, turn: str | None, session: str | None, unjudged: bool
+) -> list[RejudgeFacts]:
     from uuid import UUID
 
     from clawloop.ids import SessionId, turn_id_of
@@ -107,7 +107,7 @@ async def _turns(
         return await store.unjudged(UNJUDGED_LIMIT)
     if turn is not None:
         turn_id = turn_id_of(turn)
-        one = None if turn_id is None else await store.judged_so_far(turn_id)
+        one = None if turn_id is None else await store.rejudge_facts(turn_id)
         if one is None:
             raise SetupError(f"no turn {turn!r} is stored")
         return [one]

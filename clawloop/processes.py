@@ -34,7 +34,7 @@ from db.chains import Chains
 from db.engine import BACKGROUND_LIMIT, CHAT_LIMIT, Database
 from db.erasure import PostgresErasureStore
 from db.feedback import PostgresFeedbackStore
-from db.judged_so_far import PostgresJudgedSoFar
+from db.judged_so_far import PostgresRejudgeStore
 from db.keys import PostgresKeyStore
 from db.notices import PostgresNotices
 from db.operators import PostgresTrainingStore
@@ -155,7 +155,7 @@ async def _gateway_services(stack: AsyncExitStack, url: str, settings: Settings,
         feedback=feedback,
         training=PostgresTrainingStore(patient),
         operations=operations,
-        judged=PostgresJudgedSoFar(patient),
+        judged=PostgresRejudgeStore(patient),
         erasures=PostgresErasureStore(patient),
         session_operations=notifier or DisconnectedSessions(),
         versions=VersionChooser(turns),

@@ -46,7 +46,7 @@ from temporalio.worker import (
 )
 from temporalio.worker.workflow_sandbox import SandboxedWorkflowRunner
 
-from clawloop.contracts import ContentErased, FeedbackGiven, JudgeAgain, SessionFacts, TurnRecorded
+from clawloop.contracts import ContentErased, FeedbackGiven, RejudgeRequested, SessionFacts, TurnRecorded
 from clawloop.errors import (
     ClawloopError,
     JudgeRefused,
@@ -232,7 +232,7 @@ class TemporalSessionNotifier:
         """
         await self._tell(session, attributes.FEEDBACK_GIVEN, feedback)
 
-    async def judge_again(self, session: SessionFacts, wanted: JudgeAgain) -> None:
+    async def rejudge(self, session: SessionFacts, wanted: RejudgeRequested) -> None:
         """Have the session's workflow judge a turn once more; satisfies `api.ports.SessionOperations`.
 
         Raises:
@@ -259,7 +259,7 @@ class TemporalSessionNotifier:
         await self._tell(session, None, None)
 
     async def _tell(
-        self, session: SessionFacts, signal: str | None, message: TurnRecorded | FeedbackGiven | JudgeAgain | None
+        self, session: SessionFacts, signal: str | None, message: TurnRecorded | FeedbackGiven | RejudgeRequested | None
     ) -> None:
         state = SessionState(
             session_id=session.session_id,
@@ -294,7 +294,7 @@ class TemporalSessionNotifier:
 class DisconnectedSessions:
     """Satisfies `api.ports.SessionOperations` where no Temporal is given."""
 
-    async def judge_again(self, session: SessionFacts, wanted: JudgeAgain) -> None:
+    async def rejudge(self, session: SessionFacts, wanted: RejudgeRequested) -> None:
         raise SignalFailed("no Temporal is given: set TEMPORAL_ADDRESS")
 
     async def content_erased(self, session: SessionId, erased: ContentErased) -> None:

@@ -182,7 +182,7 @@ async def _workers(
             Worker(
                 client,
                 task_queue=attributes.JUDGE_QUEUE,
-                activities=[judging.judge_turn, judging.ask_directly],
+                activities=[judging.judge_turn, judging.collect_direct_vote],
                 max_concurrent_activities=JUDGEMENTS_AT_ONCE,
                 graceful_shutdown_timeout=GRACE,
             )

@@ -78,7 +78,7 @@ async def keep_hint(
     await connection.execute(_INSERT_HINT, row)
 
 
-async def says_the_same(connection: AsyncConnection, judgement: JudgementId, ballot: Ballot) -> bool:
+async def votes_match(connection: AsyncConnection, judgement: JudgementId, ballot: Ballot) -> bool:
     """Whether these are the votes that are stored; the judgement must be held, so that it stays so."""
     query = select(VoteRow.index.label("n"), VoteRow.score).where(VoteRow.judgement_id == judgement)
     stored = {row.n: row.score for row in await connection.execute(query.where(VoteRow.kind == ballot.kind))}

@@ -17,7 +17,7 @@ from db.direct_votes import direct_from_text
 from db.engine import Database
 from db.exact_json import storable
 from db.recipes import recipe_of_policy
-from db.related import settle_groups_of, settle_outcome_of
+from db.related import finalize_groups_of, finalize_outcome_of
 from db.samples import put_sample
 from db.tables import Judgement, Session, Turn
 from db.work import hold_policy, hold_policy_of, refresh_work
@@ -74,7 +74,7 @@ class PostgresClosingStore:
         """
         return await self._database.run(partial(_look, session))
 
-    async def settle_related(self, session: SessionId) -> tuple[list[MemberResult], str | None]:
+    async def finalize_related(self, session: SessionId) -> tuple[list[MemberResult], str | None]:
         """Settle groups and outcome of a session that closes: what is not known by now will not be.
 
         Returns:
@@ -83,7 +83,7 @@ class PostgresClosingStore:
         Raises:
             StoreUnavailable
         """
-        return await self._database.run(partial(_settle_related, session))
+        return await self._database.run(partial(_finalize_related, session))
 
     async def close(
         self, session: SessionId, why: str, endings: Sequence[Ending], guarantee: str | None, extra: ExtraSample | None
@@ -143,11 +143,11 @@ async def _look(session: SessionId, connection: AsyncConnection) -> ClosingSessi
     )
 
 
-async def _settle_related(session: SessionId, connection: AsyncConnection) -> tuple[list[MemberResult], str | None]:
+async def _finalize_related(session: SessionId, connection: AsyncConnection) -> tuple[list[MemberResult], str | None]:
     policy: str = (await connection.execute(select(Session.policy).where(Session.id == session))).scalar_one()
     await hold_policy(connection, policy)
-    ends = await settle_groups_of(connection, session)
-    ends += await settle_outcome_of(connection, session, closing=True)
+    ends = await finalize_groups_of(connection, session)
+    ends += await finalize_outcome_of(connection, session, closing=True)
     return ends, policy if await refresh_work(connection, policy) else None
 
 

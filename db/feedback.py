@@ -24,7 +24,7 @@ from clawloop.ids import ApiKeyId, FeedbackId, SessionId, TurnId, new_feedback_i
 from db.engine import Database
 from db.exact_json import storable
 from db.recipes import recipe_by_hash
-from db.related import settle_outcome_of
+from db.related import finalize_outcome_of
 from db.tables import Feedback, Judgement, Sample, Session, Turn
 from db.work import hold_policy, refresh_work
 
@@ -89,7 +89,7 @@ async def _give_outcome(
         return None
     learns = (await hold_policy(connection, row.policy)).recipe_hash
     await connection.execute(update(Session).where(Session.id == row.id).values(task_outcome=outcome))
-    ends = await settle_outcome_of(connection, SessionId(row.id), closing=False)
+    ends = await finalize_outcome_of(connection, SessionId(row.id), closing=False)
     await refresh_work(connection, row.policy)
     if ends:
         return FeedbackEffect.AMENDS

@@ -11,18 +11,18 @@ from sqlalchemy.orm import aliased
 
 from clawloop.contracts import SampleState, SessionFacts, TurnKind, TurnOutcome
 from clawloop.ids import SessionId, TurnId
-from clawloop.judging.again import JudgedSoFar
+from clawloop.judging.again import RejudgeFacts
 from db.engine import Database
 from db.tables import Feedback, Judgement, Sample, Session, Turn
 
 
-class PostgresJudgedSoFar:
-    """Satisfies `api.ports.JudgedTurns`."""
+class PostgresRejudgeStore:
+    """Satisfies `api.ports.RejudgeStore`."""
 
     def __init__(self, database: Database) -> None:
         self._database = database
 
-    async def judged_so_far(self, turn_id: TurnId) -> JudgedSoFar | None:
+    async def rejudge_facts(self, turn_id: TurnId) -> RejudgeFacts | None:
         """None if there is no such turn.
 
         Raises:
@@ -31,7 +31,7 @@ class PostgresJudgedSoFar:
         found = await self._database.run(partial(_read, _query().where(Turn.id == turn_id)))
         return found[0] if found else None
 
-    async def of_session(self, session: SessionId) -> list[JudgedSoFar]:
+    async def of_session(self, session: SessionId) -> list[RejudgeFacts]:
         """The session's main turns in their order.
 
         Raises:
@@ -40,7 +40,7 @@ class PostgresJudgedSoFar:
         main = _query().where(Turn.session_id == session, Turn.kind == TurnKind.MAIN).order_by(Turn.id)
         return await self._database.run(partial(_read, main))
 
-    async def unjudged(self, limit: int) -> list[JudgedSoFar]:
+    async def unjudged(self, limit: int) -> list[RejudgeFacts]:
         """Turns that no judge gave a valid vote on, oldest first.
 
         Raises:
@@ -92,9 +92,9 @@ def _query() -> Select[Any]:
     ).join(Session, Session.id == Turn.session_id)
 
 
-async def _read(query: Select[Any], connection: AsyncConnection) -> list[JudgedSoFar]:
+async def _read(query: Select[Any], connection: AsyncConnection) -> list[RejudgeFacts]:
     return [
-        JudgedSoFar(
+        RejudgeFacts(
             turn_id=TurnId(row.id),
             session=SessionFacts(SessionId(row.session), row.policy, row.identified_by, row.created_at, row.version),
             kind=TurnKind(row.kind),

@@ -11,18 +11,18 @@ from sqlalchemy.ext.asyncio import AsyncConnection
 from clawloop.contracts import TurnOutcome
 from clawloop.errors import RecordUnusable, StoreUnavailable
 from clawloop.ids import FeedbackId, JudgementId, TurnId
-from clawloop.judging.records import Relation, Settlement
+from clawloop.judging.records import FinalizedJudgement, Relation
 from clawloop.samples.rewards import with_reward
-from db.answers import says_the_same
+from db.answers import votes_match
 from db.exact_json import storable
-from db.related import mean_before, settle_by_outcome, settle_group
+from db.related import finalize_by_outcome, finalize_group, mean_before
 from db.samples import is_taken, others_taken, put_sample, supersede_others, withdraw_sample
 from db.tables import Feedback, Judgement, Turn
 from db.work import hold_policy_of, refresh_work
 
 
-async def settle_judgement(
-    judgement: JudgementId, end: Settlement, heard: list[FeedbackId], connection: AsyncConnection
+async def finalize_judgement(
+    judgement: JudgementId, end: FinalizedJudgement, heard: list[FeedbackId], connection: AsyncConnection
 ) -> str | None:
     """See `PostgresJudgementStore.settle`."""
     turn_id, policy = await _hold_judgement(connection, judgement)
@@ -31,7 +31,7 @@ async def settle_judgement(
         if applied:
             raise StoreUnavailable(f"a step took the sample of turn {turn_id} meanwhile")
         return None
-    if end.ballot is not None and not await says_the_same(connection, judgement, end.ballot):
+    if end.ballot is not None and not await votes_match(connection, judgement, end.ballot):
         raise StoreUnavailable(f"other votes on turn {turn_id} were stored first")
     if not applied and await others_taken(connection, judgement, turn_id):
         return None
@@ -61,9 +61,9 @@ async def settle_judgement(
     await connection.execute(became.values(outcome=end.outcome, outcome_detail=storable(end.why)))
     if end.relation is Relation.GROUP:
         group = (await connection.execute(select(Turn.group_id).where(Turn.id == turn_id))).scalar_one()
-        await settle_group(connection, TurnId(group or turn_id))
+        await finalize_group(connection, TurnId(group or turn_id))
     if end.relation is Relation.OUTCOME:
-        await settle_by_outcome(connection, turn_id)
+        await finalize_by_outcome(connection, turn_id)
     if applied:
         taken = update(Feedback).where(Feedback.id.in_(applied), Feedback.applied_at.is_(None))
         await connection.execute(taken.values(applied_at=func.now()))

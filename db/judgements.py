@@ -23,18 +23,18 @@ from clawloop.ids import (
 from clawloop.judging.parsing import HintVote, Vote
 from clawloop.judging.records import (
     VOTES,
+    CurrentJudgement,
+    FinalizedJudgement,
     GivenFeedback,
-    Held,
     OpenJudgement,
-    PlacedTurn,
-    Settlement,
     TrainedTurn,
+    TurnContext,
 )
 from db.answers import keep_direct_vote, keep_hint, keep_vote, read_open
 from db.chains import Chains
 from db.engine import Database
 from db.entry import Request
-from db.judgement_ends import require_content, settle_judgement
+from db.judgement_ends import finalize_judgement, require_content
 from db.placement import candidates_in
 from db.recipes import recipe_of_policy
 from db.stored import read_turn
@@ -69,7 +69,7 @@ class PostgresJudgementStore:
         self._database = database
         self._chains = chains or Chains()
 
-    async def place(self, turn_id: TurnId) -> PlacedTurn | None:
+    async def place(self, turn_id: TurnId) -> TurnContext | None:
         """A main turn with what is around it; None if there is none of that id, or it is a side turn.
 
         Raises:
@@ -86,7 +86,7 @@ class PostgresJudgementStore:
         return await self._database.run(partial(read_trained, session, limit))
 
     async def open(
-        self, turn_id: TurnId, shown_by: TurnId | None, evidence_hash: bytes, hint_kind: str
+        self, turn_id: TurnId, next_turn_id: TurnId | None, evidence_hash: bytes, hint_kind: str
     ) -> OpenJudgement:
         """The turn's judgement of revision 0: made now under its policy's recipe, or gone on with.
 
@@ -94,10 +94,10 @@ class PostgresJudgementStore:
             StoreUnavailable
             RecordUnusable: the policy has no recipe, or the turn, or what followed it, was erased.
         """
-        return await self._database.run(partial(_open, turn_id, shown_by, evidence_hash, hint_kind))
+        return await self._database.run(partial(_open, turn_id, next_turn_id, evidence_hash, hint_kind))
 
     async def revise(
-        self, turn_id: TurnId, shown_by: TurnId | None, evidence_hash: bytes, hint_kind: str
+        self, turn_id: TurnId, next_turn_id: TurnId | None, evidence_hash: bytes, hint_kind: str
     ) -> OpenJudgement:
         """The turn's newest judgement to amend; a further revision once a step has taken its sample.
 
@@ -105,10 +105,10 @@ class PostgresJudgementStore:
             StoreUnavailable
             RecordUnusable: the policy has no recipe, or the turn, or what followed it, was erased.
         """
-        return await self._database.run(partial(_revise, turn_id, shown_by, evidence_hash, hint_kind))
+        return await self._database.run(partial(_revise, turn_id, next_turn_id, evidence_hash, hint_kind))
 
-    async def judge_again(
-        self, turn_id: TurnId, revision: int, shown_by: TurnId | None, evidence_hash: bytes, hint_kind: str
+    async def rejudge(
+        self, turn_id: TurnId, revision: int, next_turn_id: TurnId | None, evidence_hash: bytes, hint_kind: str
     ) -> OpenJudgement:
         """The turn's judgement of this revision: made now under its policy's recipe, or gone on with.
 
@@ -116,7 +116,9 @@ class PostgresJudgementStore:
             StoreUnavailable
             RecordUnusable: the policy has no recipe, or the turn, or what followed it, was erased.
         """
-        return await self._database.run(partial(_open, turn_id, shown_by, evidence_hash, hint_kind, revision=revision))
+        return await self._database.run(
+            partial(_open, turn_id, next_turn_id, evidence_hash, hint_kind, revision=revision)
+        )
 
     async def store_vote(self, judgement: JudgementId, index: int, raw: str, vote: Vote | None) -> None:
         """Keep one answer for good; the first one counts, and none once the judgement is decided.
@@ -143,7 +145,7 @@ class PostgresJudgementStore:
         """
         await self._database.run(partial(keep_hint, judgement, kind, index, raw, hint))
 
-    async def settle(self, judgement: JudgementId, end: Settlement, heard: list[FeedbackId]) -> str | None:
+    async def finalize(self, judgement: JudgementId, end: FinalizedJudgement, heard: list[FeedbackId]) -> str | None:
         """Verdict, hint, sample and the turn's outcome in one transaction; feedback `heard` is taken into it.
 
         Samples of the turn's other judgements that no step has taken are superseded. Where a step has taken one, only
@@ -158,7 +160,7 @@ class PostgresJudgementStore:
                 when feedback it has not heard of was taken in meanwhile: a judge's late answer does not undo it. And
                 when the stored votes are not those it was decided by: whoever tries again reads them.
         """
-        return await self._database.run(partial(settle_judgement, judgement, end, heard))
+        return await self._database.run(partial(finalize_judgement, judgement, end, heard))
 
     async def feedback_of(self, turn_id: TurnId) -> list[GivenFeedback]:
         """All feedback on a turn, oldest first.
@@ -168,7 +170,7 @@ class PostgresJudgementStore:
         """
         return await self._database.run(partial(_feedback_of, turn_id))
 
-    async def _place(self, turn_id: TurnId, connection: AsyncConnection) -> PlacedTurn | None:
+    async def _place(self, turn_id: TurnId, connection: AsyncConnection) -> TurnContext | None:
         turn = await read_turn(self._chains, turn_id, connection)
         if turn is None or turn.record.kind is not TurnKind.MAIN:
             return None
@@ -180,7 +182,7 @@ class PostgresJudgementStore:
         after = (await connection.execute(_FOLLOWED_BY, {"turn_id": turn_id})).all()
         held = (await connection.execute(_HELD, {"turn_id": turn_id})).first()
         follows = await connection.scalar(_FOLLOWS, {"turn_id": turn_id})
-        return PlacedTurn(
+        return TurnContext(
             turn=turn,
             number=await connection.scalar(older) or 0,
             seed=request.seed,
@@ -199,21 +201,21 @@ _HELD = text("""
 """)
 
 
-def _held(row: Any) -> Held:
-    return Held(
+def _held(row: Any) -> CurrentJudgement:
+    return CurrentJudgement(
         row.revision, TurnOutcome(row.outcome), row.verdict, None if row.shown_by is None else TurnId(row.shown_by)
     )
 
 
 async def _open(
     turn_id: TurnId,
-    shown_by: TurnId | None,
+    next_turn_id: TurnId | None,
     evidence_hash: bytes,
     hint_kind: str,
     connection: AsyncConnection,
     revision: int = 0,
 ) -> OpenJudgement:
-    policy = await _hold(connection, turn_id, shown_by)
+    policy = await _hold(connection, turn_id, next_turn_id)
     # One under way keeps its recipe, whatever the policy learns by now.
     known = select(Judgement.id, Judgement.recipe_hash).where(
         Judgement.turn_id == turn_id, Judgement.revision == revision
@@ -227,14 +229,14 @@ async def _open(
         "turn_id": turn_id,
         "recipe_hash": recipe.hash,
         "revision": revision,
-        "shown_by": shown_by,
+        "shown_by": next_turn_id,
         "evidence_hash": evidence_hash,
     }
     await connection.execute(insert(Judgement).values(values))
     return OpenJudgement(made, recipe, {}, {})
 
 
-async def _hold(connection: AsyncConnection, turn_id: TurnId, shown_by: TurnId | None) -> str:
+async def _hold(connection: AsyncConnection, turn_id: TurnId, next_turn_id: TurnId | None) -> str:
     """The turn's policy; its row is ours until the end of the transaction, and what followed it is not erased.
 
     Raises:
@@ -243,17 +245,17 @@ async def _hold(connection: AsyncConnection, turn_id: TurnId, shown_by: TurnId |
     query = select(Session.policy, Turn.outcome).join(Turn, Turn.session_id == Session.id).where(Turn.id == turn_id)
     row = (await connection.execute(query.with_for_update(of=Turn))).one()
     require_content(turn_id, row.outcome)
-    if shown_by is not None:
-        after = select(Turn.outcome).where(Turn.id == shown_by).with_for_update(read=True, key_share=True)
-        require_content(shown_by, (await connection.execute(after)).scalar_one())
+    if next_turn_id is not None:
+        after = select(Turn.outcome).where(Turn.id == next_turn_id).with_for_update(read=True, key_share=True)
+        require_content(next_turn_id, (await connection.execute(after)).scalar_one())
     policy: str = row.policy
     return policy
 
 
 async def _revise(
-    turn_id: TurnId, shown_by: TurnId | None, evidence_hash: bytes, hint_kind: str, connection: AsyncConnection
+    turn_id: TurnId, next_turn_id: TurnId | None, evidence_hash: bytes, hint_kind: str, connection: AsyncConnection
 ) -> OpenJudgement:
-    await _hold(connection, turn_id, shown_by)
+    await _hold(connection, turn_id, next_turn_id)
     after = aliased(Turn)
     newest = (
         select(
@@ -272,12 +274,12 @@ async def _revise(
     )
     row = (await connection.execute(newest)).first()
     if row is None:
-        return await _open(turn_id, shown_by, evidence_hash, hint_kind, connection)
+        return await _open(turn_id, next_turn_id, evidence_hash, hint_kind, connection)
     # One is by the words of the turn it names and of no other: who erases those finds it, and whoever goes on, none.
-    other_words = row.after == TurnOutcome.ERASED or (row.nothing_followed and shown_by is not None)
+    other_words = row.after == TurnOutcome.ERASED or (row.nothing_followed and next_turn_id is not None)
     if row.state in (None, SampleState.FRESH, SampleState.SUPERSEDED) and not other_words:
         return await read_open(connection, JudgementId(row.id), row.recipe_hash, hint_kind)
-    return await _open(turn_id, shown_by, evidence_hash, hint_kind, connection, row.revision + 1)
+    return await _open(turn_id, next_turn_id, evidence_hash, hint_kind, connection, row.revision + 1)
 
 
 async def _feedback_of(turn_id: TurnId, connection: AsyncConnection) -> list[GivenFeedback]:

@@ -67,7 +67,7 @@ async def mean_before(connection: AsyncConnection, policy: str, judgement: Judge
     return before
 
 
-async def settle_group(connection: AsyncConnection, group: TurnId, *, closing: bool = False) -> list[MemberResult]:
+async def finalize_group(connection: AsyncConnection, group: TurnId, *, closing: bool = False) -> list[MemberResult]:
     """Samples for all members at once if none can still get a verdict; else they say what they wait for."""
     rows = {TurnId(row.turn_id): row for row in await connection.execute(_IN_GROUP, {"group": group})}
     members = [_member(row) for row in rows.values()]
@@ -78,13 +78,13 @@ async def settle_group(connection: AsyncConnection, group: TurnId, *, closing: b
     return ends
 
 
-async def settle_groups_of(connection: AsyncConnection, session: SessionId) -> list[MemberResult]:
+async def finalize_groups_of(connection: AsyncConnection, session: SessionId) -> list[MemberResult]:
     """The same for all groups of a session that closes."""
     groups = (await connection.scalars(_OPEN_GROUPS, {"session": session})).all()
-    return [end for group in groups for end in await settle_group(connection, TurnId(group), closing=True)]
+    return [end for group in groups for end in await finalize_group(connection, TurnId(group), closing=True)]
 
 
-async def settle_by_outcome(connection: AsyncConnection, turn_id: TurnId) -> None:
+async def finalize_by_outcome(connection: AsyncConnection, turn_id: TurnId) -> None:
     """A turn that was judged: its reward if its session is closed; else it says that it waits for that."""
     for row in await connection.execute(_ALONE, {"turn": turn_id}):
         if row.closed:
@@ -95,7 +95,7 @@ async def settle_by_outcome(connection: AsyncConnection, turn_id: TurnId) -> Non
             await _become(connection, JudgementId(row.judgement), end)
 
 
-async def settle_outcome_of(connection: AsyncConnection, session: SessionId, *, closing: bool) -> list[MemberResult]:
+async def finalize_outcome_of(connection: AsyncConnection, session: SessionId, *, closing: bool) -> list[MemberResult]:
     """Rewards for all judged turns of a session.
 
     Args:

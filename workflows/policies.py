@@ -52,7 +52,7 @@ JUDGE = Policy(
 )
 """Votes and hints of a turn."""
 
-SETTLE = Policy(
+FINALIZE = Policy(
     task_queue=JUDGE_QUEUE,
     start_to_close_timeout=timedelta(minutes=2),
     heartbeat_timeout=timedelta(seconds=30),

@@ -18,14 +18,14 @@ with workflow.unsafe.imports_passed_through():
     from activities.judging import JudgingActivities
     from activities.ledger import LedgerActivities
     from activities.messages import AskDirectly, Closed, CloseSession, Judged, JudgeTurn, TurnResult
-    from clawloop.contracts import ContentErased, FeedbackGiven, JudgeAgain, TurnRecorded
+    from clawloop.contracts import ContentErased, FeedbackGiven, RejudgeRequested, TurnRecorded
     from clawloop.ids import TurnId
     from workflows import attributes, story
-    from workflows.policies import JUDGE, SETTLE, STORE
+    from workflows.policies import FINALIZE, JUDGE, STORE
     from workflows.reasons import reason_of
     from workflows.state import CARRIED_LIMIT, KNOWN_LIMIT, ROWS_LIMIT, SessionState, SessionSummary
 
-SessionMessage = TurnRecorded | FeedbackGiven | JudgeAgain
+SessionMessage = TurnRecorded | FeedbackGiven | RejudgeRequested
 
 # Judging that takes longer than this is begun anew by the next run; stored votes are not asked for again.
 ROLL_OVER_WAIT = timedelta(minutes=2)
@@ -90,7 +90,7 @@ class SessionWorkflow:
         self._inbox.append(feedback)
 
     @workflow.signal(name=attributes.JUDGE_AGAIN)
-    def judge_again(self, wanted: JudgeAgain) -> None:
+    def rejudge(self, wanted: RejudgeRequested) -> None:
         if wanted in self._inbox or wanted in self._running.values():
             return
         self._look_into()
@@ -153,7 +153,7 @@ class SessionWorkflow:
         if isinstance(message, FeedbackGiven):
             ask = self._ask(message.turn_id).model_copy(update={"feedback_id": message.feedback_id})
             summary = "judge a turn by what its user said about it"
-        elif isinstance(message, JudgeAgain):
+        elif isinstance(message, RejudgeRequested):
             ask = self._ask(message.turn_id).model_copy(update={"revision": message.revision})
             summary = "judge a turn again, as an operator asked"
         else:
@@ -196,7 +196,7 @@ class SessionWorkflow:
                     given_up,
                     summary="decide with the votes there are",
                     priority=fair,
-                    **SETTLE,
+                    **FINALIZE,
                 )
             except ActivityError as still:
                 # The turn waits; closing the session ends it with a reason.
@@ -228,7 +228,7 @@ class SessionWorkflow:
             if closed.to_judge and not fresh:
                 closed = await self._closing_step(ask.model_copy(update={"give_up": True}))
             if closed.to_ask:
-                await self._ask_directly(closed.to_ask)
+                await self._collect_direct_votes(closed.to_ask)
                 ask = ask.model_copy(update={"asked_directly": True})
                 continue
             if not closed.to_judge:
@@ -241,11 +241,11 @@ class SessionWorkflow:
                 itself = self._ask(turn_id).model_copy(update={"itself": True})
                 await self._judge(itself, "judge a turn that was missed")
 
-    async def _ask_directly(self, turns: Sequence[TurnId]) -> None:
+    async def _collect_direct_votes(self, turns: Sequence[TurnId]) -> None:
         """A direct vote for each; one that cannot be had is not waited for."""
         asking = [
             workflow.execute_activity_method(
-                JudgingActivities.ask_directly,
+                JudgingActivities.collect_direct_vote,
                 AskDirectly(session_id=self._state.session_id, turn_id=turn_id),
                 summary="ask a direct vote, because the votes cancel out",
                 priority=Priority(fairness_key=str(self._state.session_id)),

@@ -12,7 +12,7 @@ from pydantic import BaseModel, ConfigDict
 
 from activities.engine_messages import EngineHas
 from activities.messages import TurnResult
-from clawloop.contracts import FeedbackGiven, JudgeAgain, TurnRecorded
+from clawloop.contracts import FeedbackGiven, RejudgeRequested, TurnRecorded
 from clawloop.ids import SessionId, TurnId
 
 KNOWN_LIMIT = 200  # ids of announced turns, to drop duplicates; an older one is judged once anyway, by its keys
@@ -48,7 +48,7 @@ class SessionState(BaseModel):
     roll_over_events: int | None = None
     announced: int = 0
     known: list[TurnId] = []
-    carried: list[TurnRecorded | FeedbackGiven | JudgeAgain] = []
+    carried: list[TurnRecorded | FeedbackGiven | RejudgeRequested] = []
     rows: list[TurnResult] = []
     deadline: datetime | None = None
     ends: bool = False

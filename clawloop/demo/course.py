@@ -101,7 +101,7 @@ class Course:
     _waiting: bool = False  # the user says nothing until what was said is learned
     _asked: dict[str, int] = field(default_factory=dict)  # requests by session
     _sessions: dict[str, WatchedSession] = field(default_factory=dict)  # as last seen
-    _settled: set[str] = field(default_factory=set)  # sessions of which no turn changes any more
+    _finalized: set[str] = field(default_factory=set)  # sessions of which no turn changes any more
     _judged: set[UUID] = field(default_factory=set)
     _newest: int = 0  # version that answers
     _flipped_at: int | None = None
@@ -267,11 +267,11 @@ class Course:
         """Mean verdict of the turns that were judged since the last time."""
         if len(self._sessions) < len(self._asked):
             await self._look_for_sessions()
-        unsettled = {name: one.id for name, one in self._sessions.items() if name not in self._settled}
-        found = await asyncio.gather(*(self.watcher.main_turns(one) for one in unsettled.values()))
-        for name, its in zip(unsettled, found, strict=True):
+        unfinalized = {name: one.id for name, one in self._sessions.items() if name not in self._finalized}
+        found = await asyncio.gather(*(self.watcher.main_turns(one) for one in unfinalized.values()))
+        for name, its in zip(unfinalized, found, strict=True):
             if its and all(turn.outcome not in _OPEN_OUTCOMES for turn in its):
-                self._settled.add(name)
+                self._finalized.add(name)
         turns = [turn for its in found for turn in its]
         self._steps |= {turn.step for turn in turns if turn.step is not None and turn.outcome == "trained"}
         fresh = [turn for turn in turns if turn.verdict is not None and turn.id not in self._judged]

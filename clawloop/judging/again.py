@@ -18,7 +18,7 @@ _FINAL = {
 
 
 @dataclass(frozen=True, slots=True)
-class JudgedSoFar:
+class RejudgeFacts:
     """What is known of a turn that somebody wants judged again.
 
     Args:
@@ -39,7 +39,7 @@ class JudgedSoFar:
     answered: bool = True
 
 
-def why_not_again(turn: JudgedSoFar) -> str | None:
+def why_not_rejudged(turn: RejudgeFacts) -> str | None:
     """Why this turn cannot be judged again, for people; None if it can."""
     if turn.kind is TurnKind.SIDE:
         return "it is a side turn: those are never judged"

@@ -24,22 +24,22 @@ HINTS = "hint"  # kind of a hint by the next state; with feedback texts their nu
 
 
 @dataclass(frozen=True, slots=True)
-class Held:
+class CurrentJudgement:
     """What is held of a turn already.
 
     Args:
-        shown_by: the turn whose request showed its next state; None if it was judged by feedback alone.
+        next_turn_id: the turn whose request showed its next state; None if it was judged by feedback alone.
         outcome: what became of the turn by it.
     """
 
     revision: int
     outcome: TurnOutcome
     verdict: int | None
-    shown_by: TurnId | None
+    next_turn_id: TurnId | None
 
 
 @dataclass(frozen=True, slots=True)
-class PlacedTurn:
+class TurnContext:
     """A main turn among the others of its session.
 
     Args:
@@ -60,7 +60,7 @@ class PlacedTurn:
     follows: TurnId | None
     followed_by: Sequence[TurnId]
     overtaken_by: frozenset[TurnId]
-    held: Held | None
+    held: CurrentJudgement | None
     task_outcome: int | None = None
 
 
@@ -121,7 +121,7 @@ class Ballot:
 
 
 @dataclass(frozen=True, slots=True)
-class Settlement:
+class FinalizedJudgement:
     """A judgement's end: what is held of the turn, and what becomes of it.
 
     Args:

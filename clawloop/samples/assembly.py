@@ -138,7 +138,7 @@ class JudgedTurn:
 
 
 @dataclass(frozen=True, slots=True)
-class Guarantee:
+class FallbackSample:
     """What the at-least-one rule says at a session's first close.
 
     Args:
@@ -153,28 +153,28 @@ class Guarantee:
     why: str
 
 
-def at_least_one(turns: Sequence[JudgedTurn], *, direct: bool = False) -> Guarantee:
+def at_least_one(turns: Sequence[JudgedTurn], *, direct: bool = False) -> FallbackSample:
     """The judged turn with the largest |expected score|, the first of equals, unless one is sampled already.
 
     Args:
         direct: the expected scores come from direct votes, so none is asked for any more.
     """
     if any(turn.sampled for turn in turns):
-        return Guarantee(None, None, (), "has a sample")
+        return FallbackSample(None, None, (), "has a sample")
     known = [
         (abs(turn.expected), turn.expected, turn.turn_id)
         for turn in turns
         if turn.trainable and turn.expected is not None
     ]
     if not known:
-        return Guarantee(None, None, (), "no sample: no judged turn that can be trained")
+        return FallbackSample(None, None, (), "no sample: no judged turn that can be trained")
     size, score, turn_id = max(known, key=lambda candidate: candidate[0])
     if size == 0 and not direct:
         asked = tuple(candidate for _, _, candidate in known)
-        return Guarantee(None, None, asked, "votes cancel out: direct vote asked for")
+        return FallbackSample(None, None, asked, "votes cancel out: direct vote asked for")
     if size < SMALLEST_EXPECTED:
-        return Guarantee(None, None, (), f"no sample: largest expected score is {score:+.2f}")
-    return Guarantee(turn_id, score, (), f"at least one: expected score {score:+.2f}")
+        return FallbackSample(None, None, (), f"no sample: largest expected score is {score:+.2f}")
+    return FallbackSample(turn_id, score, (), f"at least one: expected score {score:+.2f}")
 
 
 def _why(signal: Signal, verdict: Verdict, hint: HintChoice) -> str:

@@ -14,7 +14,7 @@ from clawloop.algorithms.outcome import integrated_reward, judge_consistency, pr
 from clawloop.algorithms.overlong import overlong_penalty
 from clawloop.contracts import TurnOutcome
 from clawloop.ids import TurnId
-from clawloop.judging.records import Relation, Settlement
+from clawloop.judging.records import FinalizedJudgement, Relation
 from clawloop.judging.voting import Verdict
 from clawloop.recipe import Signal
 
@@ -34,7 +34,7 @@ def relation_of(signal: Signal, *, grouped: bool) -> Relation:
     return Relation.MEAN if signal.baseline == "mean" else Relation.NONE
 
 
-def priced(signal: Signal, verdict: Verdict, relation: Relation, *, tokens: int, cut_by_length: bool) -> Verdict:
+def shape_reward(signal: Signal, verdict: Verdict, relation: Relation, *, tokens: int, cut_by_length: bool) -> Verdict:
     """The verdict with the reward of this turn alone: with the penalty for length, where the recipe has one.
 
     A verdict of 0 is no opinion, and length alone is none either; only in relation to others does a 0 count. Beside an
@@ -57,7 +57,7 @@ def priced(signal: Signal, verdict: Verdict, relation: Relation, *, tokens: int,
     return replace(verdict, reward=verdict.reward + penalty, why=f"{verdict.why}, length {penalty:+.2f}")
 
 
-def with_reward(end: Settlement, reward: float, said: str) -> Settlement:
+def with_reward(end: FinalizedJudgement, reward: float, said: str) -> FinalizedJudgement:
     """The same end with another reward term; 0 is none, and then only a hint makes a sample."""
     term = reward or None
     why = f"{end.why}; {said}"

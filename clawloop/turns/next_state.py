@@ -31,11 +31,11 @@ class NextState:
     """What followed a response.
 
     Args:
-        shown_by: the turn whose request showed it.
+        next_turn_id: the turn whose request showed it.
         messages: what followed, untouched: several tool results, user messages, in their order. Never empty.
     """
 
-    shown_by: TurnId
+    next_turn_id: TurnId
     messages: list[Message]
 
 

@@ -8,7 +8,7 @@ from typing import Any
 
 import pytest
 
-from clawloop.contracts import JudgeAgain
+from clawloop.contracts import RejudgeRequested
 from clawloop.ids import new_turn_id, response_id, turn_id_of
 from tests.api.conftest import Gateway, running_gateway
 from tests.api.test_feedback_and_sessions import chat, give
@@ -44,7 +44,7 @@ async def test_a_turn_nobody_has_answered_is_refused(gateway: Gateway, operation
     status, body, _ = await judge(gateway, await chat(gateway))
     assert (status, body["code"]) == (409, "cannot_judge_again")
     assert "nothing has followed it yet, and nobody has given feedback on it" in body["detail"]
-    assert not any(isinstance(message, JudgeAgain) for _, message in operations.told)
+    assert not any(isinstance(message, RejudgeRequested) for _, message in operations.told)
 
 
 async def test_a_turn_is_named_by_its_id_or_its_replys_and_its_workflow_is_told(
@@ -57,8 +57,8 @@ async def test_a_turn_is_named_by_its_id_or_its_replys_and_its_workflow_is_told(
         status, body, _ = await judge(gateway, name)
         assert (status, body["turn_id"], body["revision"]) == (202, str(turn), 0)
     # Asked twice before it is judged, it is the same judgement.
-    asked = [message for _, message in operations.told if isinstance(message, JudgeAgain)]
-    assert asked == [JudgeAgain(turn, 0)] * 2
+    asked = [message for _, message in operations.told if isinstance(message, RejudgeRequested)]
+    assert asked == [RejudgeRequested(turn, 0)] * 2
 
 
 @pytest.mark.parametrize("unknown", [response_id(new_turn_id()), "nonsense", "%00"])

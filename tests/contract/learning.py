@@ -16,7 +16,7 @@ from api.ports import TrainingStore
 from clawloop.contracts import Engine, SampleState, Scope, SessionEvidence, SessionSource, TurnOutcome
 from clawloop.ids import ApiKeyId, FeedbackId, SampleId, new_feedback_id
 from clawloop.judging.hints import HintChoice
-from clawloop.judging.records import Settlement
+from clawloop.judging.records import FinalizedJudgement
 from clawloop.judging.voting import Verdict
 from clawloop.recipe import Recipe
 from clawloop.steps import StepBatch, StepFigures, StepState, TrainedStep, VersionRef
@@ -240,7 +240,7 @@ class PostgresLearning:
             insert = "INSERT INTO feedback (id, turn_id, api_key_id, score, effect) VALUES (%s, %s, %s, 1, 'amends')"
             await self.execute(insert, applied[0], turn.turn_id, self.key)
         opened = await self.judgements.open(turn.turn_id, None, b"evidence", "hint")
-        end = Settlement(
+        end = FinalizedJudgement(
             verdict=Verdict(1, 1.0, reward, "3 of 3 votes"),
             hint=HintChoice(None, answered=True, why="none"),
             not_trainable=None,
@@ -249,7 +249,7 @@ class PostgresLearning:
             outcome=TurnOutcome.SAMPLED,
             why="verdict +1",
         )
-        self.woken.append(await self.judgements.settle(opened.id, end, applied))
+        self.woken.append(await self.judgements.finalize(opened.id, end, applied))
         (row,) = await self.rows("SELECT id FROM samples WHERE turn_id = %s", turn.turn_id)
         return SampleId(row["id"])
 

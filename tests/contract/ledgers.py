@@ -21,7 +21,7 @@ from clawloop.contracts import (
 )
 from clawloop.ids import FeedbackId, SessionId, TurnId
 from clawloop.judging.hints import NOT_ASKED
-from clawloop.judging.records import Relation, Settlement
+from clawloop.judging.records import FinalizedJudgement, Relation
 from clawloop.judging.voting import Verdict
 from clawloop.recipe import Recipe
 from db.closing import PostgresClosingStore
@@ -37,9 +37,13 @@ from tests.records import turn_record
 
 RECIPE = Recipe(name="combined")
 ROLLED_BACK = ", rolled back to 0"
-GOOD = Settlement(Verdict(1, 1.0, 1.0, "3 of 3"), NOT_ASKED, None, 1.0, None, TurnOutcome.SAMPLED, "verdict +1")
-BAD = Settlement(Verdict(-1, -1.0, -1.0, "3 of 3"), NOT_ASKED, None, -1.0, None, TurnOutcome.SAMPLED, "verdict -1")
-TIE = Settlement(Verdict(0, 0.0, 0.0, "vote tie"), NOT_ASKED, None, None, None, TurnOutcome.UNDECIDED, "vote tie")
+GOOD = FinalizedJudgement(Verdict(1, 1.0, 1.0, "3 of 3"), NOT_ASKED, None, 1.0, None, TurnOutcome.SAMPLED, "verdict +1")
+BAD = FinalizedJudgement(
+    Verdict(-1, -1.0, -1.0, "3 of 3"), NOT_ASKED, None, -1.0, None, TurnOutcome.SAMPLED, "verdict -1"
+)
+TIE = FinalizedJudgement(
+    Verdict(0, 0.0, 0.0, "vote tie"), NOT_ASKED, None, None, None, TurnOutcome.UNDECIDED, "vote tie"
+)
 
 
 @dataclass
@@ -202,10 +206,10 @@ def train(url: str, turn: TurnId, step: int) -> None:
         connection.execute(became, [f"trained in step {step}", turn])
 
 
-def related(end: Settlement, relation: Relation, reward: float | None) -> Settlement:
+def related(end: FinalizedJudgement, relation: Relation, reward: float | None) -> FinalizedJudgement:
     return replace(end, relation=relation, reward=reward)
 
 
-async def settle(ledger: Ledger, turn: TurnRecord, end: Settlement) -> None:
+async def finalize(ledger: Ledger, turn: TurnRecord, end: FinalizedJudgement) -> None:
     opened = await ledger.judgements.revise(turn.turn_id, None, b"e", "hint")
-    await ledger.judgements.settle(opened.id, end, [])
+    await ledger.judgements.finalize(opened.id, end, [])

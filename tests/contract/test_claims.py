@@ -13,7 +13,7 @@ from clawloop.contracts import SampleState, SessionEvidence, SessionSource, Turn
 from clawloop.errors import RecordUnusable, StoreUnavailable
 from clawloop.ids import FeedbackId, SampleId, new_feedback_id
 from clawloop.judging.hints import HintChoice
-from clawloop.judging.records import Settlement
+from clawloop.judging.records import FinalizedJudgement
 from clawloop.judging.voting import Verdict
 from clawloop.steps import Claim, StepState
 from db.engine import Database
@@ -173,8 +173,8 @@ async def test_a_prompt_that_lost_its_parents_tokens_is_noticed(postgres_learnin
     assert "its prompt is 9 tokens of its parent's and 3 more, but 8 are there" in row["reason"]
 
 
-def end(reward: float) -> Settlement:
-    return Settlement(
+def end(reward: float) -> FinalizedJudgement:
+    return FinalizedJudgement(
         verdict=Verdict(1 if reward > 0 else -1, reward, reward, "rated"),
         hint=HintChoice(None, answered=True, why="none"),
         not_trainable=None,
@@ -206,10 +206,10 @@ async def test_feedback_that_meets_a_claim_makes_a_further_sample(postgres_learn
     assert amended.id == row["judgement_id"]
     await postgres_learning.steps.claim(POLICY, 1)
     with pytest.raises(StoreUnavailable, match="meanwhile"):
-        await judgements.settle(amended.id, end(-1), [given])
+        await judgements.finalize(amended.id, end(-1), [given])
     further = await judgements.revise(row["turn_id"], None, b"e", "hint")
     assert further.id != amended.id
-    await judgements.settle(further.id, end(-1), [given])
+    await judgements.finalize(further.id, end(-1), [given])
     assert (await postgres_learning.became(sample))[1:] == (TurnOutcome.SAMPLED, "rated -1")
     batch = await postgres_learning.steps.batch(POLICY, 1)
     assert [one.explicit for one in batch.samples] == [False] * 4
@@ -229,7 +229,7 @@ async def test_of_a_sample_and_its_later_judgement_only_the_later_is_freed(postg
     await postgres_learning.steps.claim(POLICY, 1)
     given = await rate(postgres_learning, sample)
     further = await postgres_learning.judgements.revise(row["turn_id"], None, b"e", "hint")
-    await postgres_learning.judgements.settle(further.id, end(-1), [given])
+    await postgres_learning.judgements.finalize(further.id, end(-1), [given])
     await postgres_learning.steps.abandon(POLICY, 1, "the trainer is gone")
     assert (await postgres_learning.became(sample))[0] is SampleState.SUPERSEDED
     (ready,) = await postgres_learning.rows("SELECT count(*) AS n FROM samples WHERE state = 'fresh'")

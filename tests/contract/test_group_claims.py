@@ -10,7 +10,7 @@ import pytest
 from clawloop.contracts import SampleState, SessionEvidence, SessionSource, TurnOutcome
 from clawloop.ids import SampleId
 from clawloop.judging.hints import NOT_ASKED
-from clawloop.judging.records import Relation, Settlement
+from clawloop.judging.records import FinalizedJudgement, Relation
 from clawloop.judging.voting import rated
 from clawloop.recipe import Recipe
 from clawloop.steps import StepState
@@ -40,8 +40,10 @@ async def add_group(learning: PostgresLearning, name: str, *rewards: float) -> l
         await learning.turns.enter(turn)
     for turn, reward in zip(turns, rewards, strict=True):
         opened = await learning.judgements.open(turn.turn_id, None, b"e", "hint")
-        end = Settlement(rated(reward), NOT_ASKED, None, reward, None, TurnOutcome.SAMPLED, "rated", Relation.GROUP)
-        await learning.judgements.settle(opened.id, end, [])
+        end = FinalizedJudgement(
+            rated(reward), NOT_ASKED, None, reward, None, TurnOutcome.SAMPLED, "rated", Relation.GROUP
+        )
+        await learning.judgements.finalize(opened.id, end, [])
     query = "SELECT s.id FROM samples s JOIN turns t ON t.id = s.turn_id WHERE t.group_id = %s ORDER BY s.id"
     return [SampleId(row["id"]) for row in await learning.rows(query, turns[0].turn_id)]
 

@@ -12,10 +12,19 @@ from clawloop.errors import StoreUnavailable
 from clawloop.ids import SessionId, new_turn_id
 from clawloop.judging.hints import NOT_ASKED
 from clawloop.judging.parsing import HintVote, Vote
-from clawloop.judging.records import DIRECT, VOTES, Ballot, Ending, ExtraSample, Relation, Settlement, TrainedTurn
+from clawloop.judging.records import (
+    DIRECT,
+    VOTES,
+    Ballot,
+    Ending,
+    ExtraSample,
+    FinalizedJudgement,
+    Relation,
+    TrainedTurn,
+)
 from clawloop.judging.voting import Verdict
 from clawloop.recipe import Recipe
-from tests.contract.ledgers import BAD, GOOD, TIE, Ledger, fake_ledger, ledger, postgres_ledger, related, settle
+from tests.contract.ledgers import BAD, GOOD, TIE, Ledger, fake_ledger, finalize, ledger, postgres_ledger, related
 
 __all__ = ["fake_ledger", "ledger", "postgres_ledger"]
 
@@ -76,8 +85,8 @@ async def test_a_vote_that_comes_after_the_verdict_is_not_kept(ledger: Ledger) -
     others: list[tuple[Vote | None, ...]] = [(None, None, None), (-1, None, None), (1, 1, None), (None, None, 1)]
     for scores in others:
         with pytest.raises(StoreUnavailable):
-            await ledger.judgements.settle(opened.id, replace(GOOD, ballot=Ballot(VOTES, scores)), [])
-    await ledger.judgements.settle(opened.id, replace(GOOD, ballot=Ballot(VOTES, (1, None, None))), [])
+            await ledger.judgements.finalize(opened.id, replace(GOOD, ballot=Ballot(VOTES, scores)), [])
+    await ledger.judgements.finalize(opened.id, replace(GOOD, ballot=Ballot(VOTES, (1, None, None))), [])
     await ledger.judgements.store_vote(opened.id, 1, "-1", -1)
     again = await ledger.judgements.open(first.turn_id, second.turn_id, b"e", "hint")
     assert again.votes == {0: 1}
@@ -91,8 +100,10 @@ async def test_a_direct_vote_that_comes_after_there_was_none_is_not_kept(ledger:
     first, second = ledger.talk("one", "two")
     await ledger.enter(first, second)
     opened = await ledger.judgements.open(first.turn_id, second.turn_id, b"e", "hint")
-    none = Settlement(Verdict(None, None, None, "none"), NOT_ASKED, None, None, None, TurnOutcome.UNJUDGED, "none")
-    await ledger.judgements.settle(opened.id, replace(none, ballot=Ballot(DIRECT, (None,))), [])
+    none = FinalizedJudgement(
+        Verdict(None, None, None, "none"), NOT_ASKED, None, None, None, TurnOutcome.UNJUDGED, "none"
+    )
+    await ledger.judgements.finalize(opened.id, replace(none, ballot=Ballot(DIRECT, (None,))), [])
     said: dict[Vote, float] = {1: -0.1, 0: -3.0, -1: -4.0}
     assert await ledger.judgements.store_direct_vote(opened.id, said, 1) == said
     again = await ledger.judgements.open(first.turn_id, second.turn_id, b"e", "hint")
@@ -103,12 +114,12 @@ async def test_settled_it_is_held_and_has_a_sample(ledger: Ledger) -> None:
     first, second = ledger.talk("one", "two")
     await ledger.enter(first, second)
     opened = await ledger.judgements.open(first.turn_id, second.turn_id, b"e", "hint")
-    await ledger.judgements.settle(opened.id, GOOD, [])
+    await ledger.judgements.finalize(opened.id, GOOD, [])
     placed = await ledger.judgements.place(first.turn_id)
     assert placed is not None
     assert placed.held is not None
     held = placed.held
-    assert (held.revision, held.outcome, held.verdict, held.shown_by) == (0, TurnOutcome.SAMPLED, 1, second.turn_id)
+    assert (held.revision, held.outcome, held.verdict, held.next_turn_id) == (0, TurnOutcome.SAMPLED, 1, second.turn_id)
     assert await ledger.fate(first) == (TurnOutcome.SAMPLED, "verdict +1")
     assert ledger.samples(first.turn_id) == [(SampleState.FRESH, 1.0)]
 
@@ -117,21 +128,21 @@ async def test_feedback_amends_a_fresh_judgement_and_adds_one_to_a_taken(ledger:
     first, second = ledger.talk("one", "two")
     await ledger.enter(first, second)
     opened = await ledger.judgements.open(first.turn_id, second.turn_id, b"e", "hint")
-    await ledger.judgements.settle(opened.id, GOOD, [])
+    await ledger.judgements.finalize(opened.id, GOOD, [])
     given = await ledger.give(first.turn_id, -1.0, None)
     amended = await ledger.judgements.revise(first.turn_id, second.turn_id, b"f", "hint")
     assert amended.id == opened.id
-    await ledger.judgements.settle(amended.id, TIE, [given])
+    await ledger.judgements.finalize(amended.id, TIE, [given])
     assert [one.applied for one in await ledger.judgements.feedback_of(first.turn_id)] == [True]
     assert [state for state, _ in ledger.samples(first.turn_id)] == [SampleState.SUPERSEDED]
-    await ledger.judgements.settle(amended.id, GOOD, [given])
+    await ledger.judgements.finalize(amended.id, GOOD, [given])
     ledger.claim(first.turn_id)
     heard = [given, await ledger.give(first.turn_id, -1.0, "no")]
     with pytest.raises(StoreUnavailable):
-        await ledger.judgements.settle(opened.id, BAD, heard)  # a step took it meanwhile
+        await ledger.judgements.finalize(opened.id, BAD, heard)  # a step took it meanwhile
     further = await ledger.judgements.revise(first.turn_id, None, b"g", "hint")
     assert further.id != opened.id
-    await ledger.judgements.settle(further.id, BAD, heard)
+    await ledger.judgements.finalize(further.id, BAD, heard)
     assert ledger.samples(first.turn_id) == [(SampleState.CLAIMED, 1.0), (SampleState.FRESH, -1.0)]
 
 
@@ -141,9 +152,9 @@ async def test_a_judge_that_answers_after_a_rating_does_not_undo_it(ledger: Ledg
     slow = await ledger.judgements.open(first.turn_id, second.turn_id, b"e", "hint")
     given = await ledger.give(first.turn_id, -1.0, None)
     quick = await ledger.judgements.revise(first.turn_id, second.turn_id, b"f", "hint")
-    await ledger.judgements.settle(quick.id, BAD, [given])
+    await ledger.judgements.finalize(quick.id, BAD, [given])
     with pytest.raises(StoreUnavailable):
-        await ledger.judgements.settle(slow.id, GOOD, [])
+        await ledger.judgements.finalize(slow.id, GOOD, [])
     assert ledger.samples(first.turn_id) == [(SampleState.FRESH, -1.0)]
     assert await ledger.fate(first) == (TurnOutcome.SAMPLED, "verdict -1")
 
@@ -152,15 +163,15 @@ async def test_judged_again_it_replaces_what_no_step_has(ledger: Ledger) -> None
     first, second = ledger.talk("one", "two")
     await ledger.enter(first, second)
     opened = await ledger.judgements.open(first.turn_id, second.turn_id, b"e", "hint")
-    await ledger.judgements.settle(opened.id, GOOD, [])
-    again = await ledger.judgements.judge_again(first.turn_id, 1, second.turn_id, b"e", "hint")
-    same = await ledger.judgements.judge_again(first.turn_id, 1, second.turn_id, b"e", "hint")
+    await ledger.judgements.finalize(opened.id, GOOD, [])
+    again = await ledger.judgements.rejudge(first.turn_id, 1, second.turn_id, b"e", "hint")
+    same = await ledger.judgements.rejudge(first.turn_id, 1, second.turn_id, b"e", "hint")
     assert again.id == same.id != opened.id
-    await ledger.judgements.settle(again.id, BAD, [])
+    await ledger.judgements.finalize(again.id, BAD, [])
     assert ledger.samples(first.turn_id) == [(SampleState.SUPERSEDED, 1.0), (SampleState.FRESH, -1.0)]
     ledger.claim(first.turn_id)
-    late = await ledger.judgements.judge_again(first.turn_id, 2, second.turn_id, b"e", "hint")
-    await ledger.judgements.settle(late.id, GOOD, [])
+    late = await ledger.judgements.rejudge(first.turn_id, 2, second.turn_id, b"e", "hint")
+    await ledger.judgements.finalize(late.id, GOOD, [])
     assert [state for state, _ in ledger.samples(first.turn_id)] == [SampleState.SUPERSEDED, SampleState.CLAIMED]
     assert await ledger.fate(first) == (TurnOutcome.SAMPLED, "verdict -1")
 
@@ -172,7 +183,7 @@ async def test_the_newest_trained_turns_are_known_with_their_steps(ledger: Ledge
     session = await ledger.enter(side, *turns)
     await ledger.enter(*other)
     for turn, end in ((turns[0], GOOD), (turns[1], BAD), (turns[2], GOOD), (other[0], GOOD)):
-        await settle(ledger, turn, end)
+        await finalize(ledger, turn, end)
     assert await ledger.judgements.trained(session, 9) == []
     ledger.train(turns[1].turn_id, 2)
     ledger.train(turns[0].turn_id, 5)
@@ -190,7 +201,7 @@ async def test_a_closing_sees_all_turns_first_and_later_only_the_undecided(ledge
     first, second = ledger.talk("one", "two")
     session = await ledger.enter(first, second)
     opened = await ledger.judgements.open(first.turn_id, second.turn_id, b"e", "hint")
-    await ledger.judgements.settle(opened.id, TIE, [])
+    await ledger.judgements.finalize(opened.id, TIE, [])
     seen = await ledger.closing.look(session)
     assert seen is not None
     assert (seen.first, seen.at_least_one, seen.main_turns) == (True, True, 2)
@@ -214,7 +225,7 @@ async def test_a_closing_sees_all_turns_first_and_later_only_the_undecided(ledge
 async def test_a_closing_never_samples_a_turn_that_was_erased_meanwhile(ledger: Ledger) -> None:
     first, second = ledger.talk("one", "two")
     session = await ledger.enter(first, second)
-    await settle(ledger, first, TIE)
+    await finalize(ledger, first, TIE)
     ledger.erase(first.turn_id)
     extra = ExtraSample(first.turn_id, 0.5, "at least one")
     await ledger.closing.close(session, "idle", [], "done", extra)
@@ -278,16 +289,16 @@ async def responses(ledger: Ledger, n: int) -> list[TurnRecord]:
 async def test_the_mean_verdict_before_is_subtracted_and_each_judgement_counts_once(ledger: Ledger) -> None:
     turns = ledger.talk("one", "two", "three", "four")
     await ledger.enter(*turns)
-    await settle(ledger, turns[0], related(GOOD, Relation.MEAN, 1.0))
+    await finalize(ledger, turns[0], related(GOOD, Relation.MEAN, 1.0))
     assert await ledger.samples_of(turns[0]) == [1.0]  # the first stands as it is
-    await settle(ledger, turns[1], related(TIE, Relation.MEAN, 0.0))  # no opinion, and none in the mean
+    await finalize(ledger, turns[1], related(TIE, Relation.MEAN, 0.0))  # no opinion, and none in the mean
     assert (await ledger.fate(turns[1]))[0] is TurnOutcome.UNDECIDED
     for _ in range(2):
-        await settle(ledger, turns[2], related(BAD, Relation.MEAN, -1.0))
+        await finalize(ledger, turns[2], related(BAD, Relation.MEAN, -1.0))
         assert await ledger.samples_of(turns[2]) == [-2.0]
-    await settle(ledger, turns[3], related(GOOD, Relation.MEAN, 1.0))
+    await finalize(ledger, turns[3], related(GOOD, Relation.MEAN, 1.0))
     assert await ledger.samples_of(turns[3]) == [1.0]
-    await settle(ledger, turns[2], related(GOOD, Relation.MEAN, 1.0))  # changed its mind: the mean before is +1
+    await finalize(ledger, turns[2], related(GOOD, Relation.MEAN, 1.0))  # changed its mind: the mean before is +1
     assert await ledger.fate(turns[2]) == (TurnOutcome.UNDECIDED, "verdict +1; mean before +1.00")
     assert [state for state, _ in ledger.samples(turns[2].turn_id)] == [SampleState.SUPERSEDED]
 
@@ -297,13 +308,13 @@ async def test_a_group_is_sampled_when_its_last_verdict_comes(ledger: Ledger) ->
     await ledger.enter(*group)
     ends = [(GOOD, 1.0), (BAD, -1.0), (GOOD, 1.0), (TIE, 0.0)]
     for turn, (end, reward) in list(zip(group, ends, strict=True))[:3]:
-        await settle(ledger, turn, related(end, Relation.GROUP, reward))
+        await finalize(ledger, turn, related(end, Relation.GROUP, reward))
     assert await ledger.fate(group[0]) == (
         TurnOutcome.UNDECIDED,
         "waits for its group: 3 of 4 have a verdict (verdict +1)",
     )
     assert [ledger.samples(turn.turn_id) for turn in group] == [[]] * 4
-    await settle(ledger, group[3], related(TIE, Relation.GROUP, 0.0))
+    await finalize(ledger, group[3], related(TIE, Relation.GROUP, 0.0))
     assert [round((await ledger.samples_of(turn))[0], 2) for turn in group] == [0.90, -1.51, 0.90, -0.30]
     assert await ledger.fate(group[3]) == (TurnOutcome.SAMPLED, "-0.30 in its group of 4 (vote tie)")
 
@@ -312,7 +323,7 @@ async def test_a_group_that_agrees_gives_no_sample(ledger: Ledger) -> None:
     group = await responses(ledger, 2)
     await ledger.enter(*group)
     for turn in group:
-        await settle(ledger, turn, related(BAD, Relation.GROUP, -1.0))
+        await finalize(ledger, turn, related(BAD, Relation.GROUP, -1.0))
     assert [ledger.samples(turn.turn_id) for turn in group] == [[], []]
     assert await ledger.fate(group[0]) == (TurnOutcome.UNDECIDED, "group agrees (verdict -1)")
 
@@ -320,28 +331,28 @@ async def test_a_group_that_agrees_gives_no_sample(ledger: Ledger) -> None:
 async def test_closing_settles_the_groups_that_wait(ledger: Ledger) -> None:
     group = await responses(ledger, 3)
     session = await ledger.enter(*group)
-    await settle(ledger, group[1], related(BAD, Relation.GROUP, -1.0))
+    await finalize(ledger, group[1], related(BAD, Relation.GROUP, -1.0))
     seen = await ledger.closing.look(session)
     assert seen is not None
     assert seen.related
-    (end,), _ = await ledger.closing.settle_related(session)
+    (end,), _ = await ledger.closing.finalize_related(session)
     assert (end.turn_id, end.reward, end.outcome) == (group[1].turn_id, -1.0, TurnOutcome.SAMPLED)
     assert end.why == "the only verdict in its group: verdict -1"
     await ledger.closing.close(session, "idle", [], None, None)
-    assert await ledger.closing.settle_related(session) == ([], None)
+    assert await ledger.closing.finalize_related(session) == ([], None)
     # A rating that comes later meets the verdict there is.
-    await settle(ledger, group[0], related(GOOD, Relation.GROUP, 1.0))
+    await finalize(ledger, group[0], related(GOOD, Relation.GROUP, 1.0))
     assert [(await ledger.samples_of(turn)) for turn in group] == [[1.0], [-1.0], []]
 
 
 async def test_a_member_that_a_step_has_stays_as_it_is(ledger: Ledger) -> None:
     group = await responses(ledger, 3)
     session = await ledger.enter(*group)
-    await settle(ledger, group[0], related(GOOD, Relation.GROUP, 1.0))
-    await settle(ledger, group[1], related(BAD, Relation.GROUP, -1.0))
-    await ledger.closing.settle_related(session)
+    await finalize(ledger, group[0], related(GOOD, Relation.GROUP, 1.0))
+    await finalize(ledger, group[1], related(BAD, Relation.GROUP, -1.0))
+    await ledger.closing.finalize_related(session)
     await ledger.closing.close(session, "idle", [], None, None)
     ledger.claim(group[0].turn_id)
-    await settle(ledger, group[2], related(BAD, Relation.GROUP, -1.0))
+    await finalize(ledger, group[2], related(BAD, Relation.GROUP, -1.0))
     assert ledger.samples(group[0].turn_id) == [(SampleState.CLAIMED, 1.0)]
     assert [round((await ledger.samples_of(turn))[0], 2) for turn in group[1:]] == [-0.71, -0.71]

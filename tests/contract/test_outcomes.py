@@ -6,7 +6,7 @@ from clawloop.contracts import FeedbackEffect, SampleState, TurnOutcome, TurnRec
 from clawloop.ids import SessionId
 from clawloop.judging.records import Ending, Relation
 from clawloop.recipe import Recipe
-from tests.contract.ledgers import BAD, GOOD, TIE, Ledger, fake_ledger, ledger, postgres_ledger, related, settle
+from tests.contract.ledgers import BAD, GOOD, TIE, Ledger, fake_ledger, finalize, ledger, postgres_ledger, related
 
 __all__ = ["fake_ledger", "ledger", "postgres_ledger"]
 
@@ -25,12 +25,12 @@ async def judged(ledger: Ledger) -> tuple[SessionId, list[TurnRecord]]:
     turns = ledger.talk("one", "two", "three", "four")
     session = await ledger.enter(*turns)
     for turn, end, process in zip(turns, (GOOD, TIE, BAD), (1 / 3, 0.0, -1.0), strict=False):
-        await settle(ledger, turn, related(end, Relation.OUTCOME, process))
+        await finalize(ledger, turn, related(end, Relation.OUTCOME, process))
     return session, turns
 
 
 async def close(ledger: Ledger, session: SessionId) -> None:
-    await ledger.closing.settle_related(session)
+    await ledger.closing.finalize_related(session)
     await ledger.closing.close(session, "idle", [], None, None)
 
 
@@ -67,7 +67,7 @@ async def test_an_outcome_that_comes_late_changes_what_no_step_has(ledger: Ledge
 async def test_other_recipes_only_record_it(ledger: Ledger) -> None:
     turns = ledger.talk("one", "two")
     session = await ledger.enter(*turns)
-    await settle(ledger, turns[0], GOOD)
+    await finalize(ledger, turns[0], GOOD)
     assert await ledger.give_outcome("s", -1) is FeedbackEffect.RECORDED
     await close(ledger, session)
     assert await ledger.samples_of(turns[0]) == [1.0]
@@ -77,7 +77,7 @@ async def test_a_turn_that_is_judged_late_earns_the_outcome_at_once(ledger: Ledg
     session, turns = await judged(ledger)
     await ledger.give_outcome("s", 1)
     await close(ledger, session)
-    await settle(ledger, turns[3], related(GOOD, Relation.OUTCOME, 1.0))
+    await finalize(ledger, turns[3], related(GOOD, Relation.OUTCOME, 1.0))
     assert await ledger.samples_of(turns[3]) == [2.0]
 
 
@@ -94,9 +94,9 @@ async def test_a_turn_that_comes_late_earns_the_outcome_when_its_session_closes_
     seen = await ledger.closing.look(session)
     assert seen is not None
     assert not seen.closed
-    await settle(ledger, late, related(GOOD, Relation.OUTCOME, 1 / 3))
+    await finalize(ledger, late, related(GOOD, Relation.OUTCOME, 1 / 3))
     assert await ledger.fate(late) == (TurnOutcome.UNDECIDED, "waits for its session's outcome (verdict +1)")
-    await ledger.closing.settle_related(session)
+    await ledger.closing.finalize_related(session)
     await ledger.closing.close(session, "came late", [], None, None)
     assert [round(reward, 2) for reward in await ledger.samples_of(late)] == [1.33]
     assert await ledger.give_outcome("s", -1) is FeedbackEffect.AMENDS

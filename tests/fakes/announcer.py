@@ -4,12 +4,12 @@ from __future__ import annotations
 
 import asyncio
 
-from clawloop.contracts import ContentErased, FeedbackGiven, JudgeAgain, SessionFacts, TurnRecorded
+from clawloop.contracts import ContentErased, FeedbackGiven, RejudgeRequested, SessionFacts, TurnRecorded
 from clawloop.errors import SignalFailed
 from clawloop.ids import SessionId
 from clawloop.recipe import Recipe
 
-Told = TurnRecorded | FeedbackGiven | JudgeAgain
+Told = TurnRecorded | FeedbackGiven | RejudgeRequested
 
 
 class FakeNotifier:
@@ -35,7 +35,7 @@ class FakeNotifier:
     async def notify_feedback(self, session: SessionFacts, feedback: FeedbackGiven) -> None:
         await self._tell(session, feedback)
 
-    async def judge_again(self, session: SessionFacts, wanted: JudgeAgain) -> None:
+    async def rejudge(self, session: SessionFacts, wanted: RejudgeRequested) -> None:
         await self._tell(session, wanted)
 
     async def content_erased(self, session: SessionId, erased: ContentErased) -> None:

@@ -20,16 +20,16 @@ from clawloop.ids import ApiKeyId, FeedbackId, JudgementId, SessionId, TurnId, n
 from clawloop.judging.parsing import HintVote, Vote
 from clawloop.judging.records import (
     ClosingSession,
+    CurrentJudgement,
     Ending,
     ExtraSample,
+    FinalizedJudgement,
     GivenFeedback,
-    Held,
     OpenJudgement,
-    PlacedTurn,
     Relation,
     SessionTurn,
-    Settlement,
     TrainedTurn,
+    TurnContext,
 )
 from clawloop.recipe import Recipe
 from clawloop.samples.rewards import Member, MemberResult, group_ends, outcome_ends, outcome_waits, with_reward
@@ -66,7 +66,7 @@ class FakeJudgementStore:
 
     # Judging ---------------------------------------------------------------------------------------------------------
 
-    async def place(self, turn_id: TurnId) -> PlacedTurn | None:
+    async def place(self, turn_id: TurnId) -> TurnContext | None:
         stored = await self._turns.load(turn_id)
         if stored is None or stored.record.kind is not TurnKind.MAIN:
             return None
@@ -81,7 +81,7 @@ class FakeJudgementStore:
             for candidate in self._turns.candidates(stored.session_id, request)
             if candidate.response_digest in request.replies
         ]
-        return PlacedTurn(
+        return TurnContext(
             turn=stored,
             number=sum(turn.record.kind is TurnKind.MAIN and turn.record.turn_id <= turn_id for turn in own),
             seed=request.seed,
@@ -91,7 +91,7 @@ class FakeJudgementStore:
             overtaken_by=frozenset(turn.record.turn_id for turn in overtaken),
             held=None
             if held is None or held.end is None
-            else Held(held.revision, held.end.outcome, held.end.verdict.verdict, held.shown_by),
+            else CurrentJudgement(held.revision, held.end.outcome, held.end.verdict.verdict, held.next_turn_id),
             task_outcome=self._outcomes.get(stored.session_id),
         )
 
@@ -110,31 +110,31 @@ class FakeJudgementStore:
         return found[-limit:]
 
     async def open(
-        self, turn_id: TurnId, shown_by: TurnId | None, evidence_hash: bytes, hint_kind: str
+        self, turn_id: TurnId, next_turn_id: TurnId | None, evidence_hash: bytes, hint_kind: str
     ) -> OpenJudgement:
-        return await self.judge_again(turn_id, 0, shown_by, evidence_hash, hint_kind)
+        return await self.rejudge(turn_id, 0, next_turn_id, evidence_hash, hint_kind)
 
-    async def judge_again(
-        self, turn_id: TurnId, revision: int, shown_by: TurnId | None, evidence_hash: bytes, hint_kind: str
+    async def rejudge(
+        self, turn_id: TurnId, revision: int, next_turn_id: TurnId | None, evidence_hash: bytes, hint_kind: str
     ) -> OpenJudgement:
-        self._require_content(turn_id, shown_by)
+        self._require_content(turn_id, next_turn_id)
         known = next((one for one in self._of(turn_id) if one.revision == revision), None)
         if known is None:
-            known = FakeJudgement(new_judgement_id(), turn_id, revision, self.recipe, shown_by)
+            known = FakeJudgement(new_judgement_id(), turn_id, revision, self.recipe, next_turn_id)
             self.judgements.append(known)
         hints = {index: hint for (kind, index), hint in known.hints.items() if kind == hint_kind}
         return OpenJudgement(known.id, known.recipe, dict(known.votes), hints, known.direct)
 
     async def revise(
-        self, turn_id: TurnId, shown_by: TurnId | None, evidence_hash: bytes, hint_kind: str
+        self, turn_id: TurnId, next_turn_id: TurnId | None, evidence_hash: bytes, hint_kind: str
     ) -> OpenJudgement:
         newest = max(self._of(turn_id), key=lambda one: one.revision, default=None)
         revision = 0
         if newest is not None:
-            nothing_followed = newest.end is None and newest.shown_by is None
-            other_words = self._is_erased(newest.shown_by) or (nothing_followed and shown_by is not None)
+            nothing_followed = newest.end is None and newest.next_turn_id is None
+            other_words = self._is_erased(newest.next_turn_id) or (nothing_followed and next_turn_id is not None)
             revision = newest.revision + (newest.sample not in _OPEN or other_words)
-        return await self.judge_again(turn_id, revision, shown_by, evidence_hash, hint_kind)
+        return await self.rejudge(turn_id, revision, next_turn_id, evidence_hash, hint_kind)
 
     async def store_vote(self, judgement: JudgementId, index: int, raw: str, vote: Vote | None) -> None:
         one = self._by_id(judgement)
@@ -154,9 +154,9 @@ class FakeJudgementStore:
         if not self._lost_words(one):
             one.hints.setdefault((kind, index), hint)
 
-    async def settle(self, judgement: JudgementId, end: Settlement, heard: list[FeedbackId]) -> str | None:
+    async def finalize(self, judgement: JudgementId, end: FinalizedJudgement, heard: list[FeedbackId]) -> str | None:
         one = self._by_id(judgement)
-        self._require_content(one.turn_id, one.shown_by)
+        self._require_content(one.turn_id, one.next_turn_id)
         feedback = await self.feedback_of(one.turn_id)
         if any(given.applied and given.id not in heard for given in feedback):
             raise StoreUnavailable("feedback was taken in meanwhile")
@@ -279,7 +279,7 @@ class FakeJudgementStore:
             direct=None if end is None or held is None else held.direct,
         )
 
-    async def settle_related(self, session: SessionId) -> tuple[list[MemberResult], str | None]:
+    async def finalize_related(self, session: SessionId) -> tuple[list[MemberResult], str | None]:
         own = {turn.record.turn_id: turn.record.group_id for turn in await self._session(session)}
         open_groups = {group for turn, group in own.items() if group is not None and turn not in self._closed_with}
         ends = [end for group in sorted(open_groups) for end in await self._settle_group(group, closing=True)]
@@ -367,7 +367,7 @@ class FakeJudgementStore:
         return turn_id is not None and self._turns.fates.get(turn_id, (None, None))[0] is TurnOutcome.ERASED
 
     def _lost_words(self, one: FakeJudgement) -> bool:
-        return self._is_erased(one.turn_id) or self._is_erased(one.shown_by)
+        return self._is_erased(one.turn_id) or self._is_erased(one.next_turn_id)
 
     def _require_content(self, *turns: TurnId | None) -> None:
         for turn_id in turns:

@@ -13,13 +13,13 @@ from clawloop.contracts import (
     TurnOutcome,
 )
 from clawloop.ids import ApiKeyId, FeedbackId, SessionId, TurnId, new_feedback_id
-from clawloop.judging.again import JudgedSoFar
+from clawloop.judging.again import RejudgeFacts
 from clawloop.views import SessionView, TurnView
 from tests.fakes.turn_store import FakeTurnStore
 
 
 class FakeSessionStore:
-    """Satisfies `api.ports.SessionStore`, `api.ports.FeedbackStore` and `api.ports.JudgedTurns`."""
+    """Satisfies `api.ports.SessionStore`, `api.ports.FeedbackStore` and `api.ports.RejudgeStore`."""
 
     def __init__(self, turns: FakeTurnStore) -> None:
         self._turns = turns
@@ -101,7 +101,7 @@ class FakeSessionStore:
                 return FeedbackEffect.AMENDS
         return None
 
-    async def judged_so_far(self, turn_id: TurnId) -> JudgedSoFar | None:
+    async def rejudge_facts(self, turn_id: TurnId) -> RejudgeFacts | None:
         stored = await self._turns.load(turn_id)
         if stored is None:
             return None
@@ -112,7 +112,7 @@ class FakeSessionStore:
         replied = record.response is not None
         followed = any(turn.parent_turn_id == turn_id for turn in await self._turns.all())
         answered = followed or any(given == turn_id for given, *_ in self.given)
-        return JudgedSoFar(turn_id, facts, record.kind, stored.outcome, replied, None, 0, answered)
+        return RejudgeFacts(turn_id, facts, record.kind, stored.outcome, replied, None, 0, answered)
 
     async def mark_feedback_notified(self, feedback: FeedbackId) -> None:
         self.announced.append(feedback)

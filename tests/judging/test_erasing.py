@@ -16,7 +16,7 @@ from clawloop.errors import RecordUnusable
 from clawloop.ids import SessionId, new_turn_id
 from clawloop.judging.hints import NOT_ASKED, HintChoice
 from clawloop.judging.parsing import HintVote
-from clawloop.judging.records import Settlement
+from clawloop.judging.records import FinalizedJudgement
 from clawloop.judging.voting import Verdict
 from db.erasure import PostgresErasureStore
 from db.invariants import violations
@@ -28,7 +28,7 @@ pytestmark = pytest.mark.postgres
 
 WORD = "zebra"
 IDS = [0x7A65, 0x6272, 0x61]  # in no other array
-GOOD = Settlement(Verdict(1, 1.0, 1.0, "3 of 3"), NOT_ASKED, None, 1.0, None, TurnOutcome.SAMPLED, "verdict +1")
+GOOD = FinalizedJudgement(Verdict(1, 1.0, 1.0, "3 of 3"), NOT_ASKED, None, 1.0, None, TurnOutcome.SAMPLED, "verdict +1")
 
 
 def says(body: dict[str, Any], question: str) -> str:
@@ -134,7 +134,7 @@ async def test_a_judge_that_answers_too_late_brings_nothing_back(binary_bench: B
     await b.judgements.store_direct_vote(opened.id, {1: -0.1, 0: -3.0, -1: -4.0}, 1)
     await b.judgements.store_hint(opened.id, "hint", 0, f"The {WORD}", HintVote(True, WORD))
     with pytest.raises(RecordUnusable, match="was erased"):
-        await b.judgements.settle(opened.id, GOOD, [])
+        await b.judgements.finalize(opened.id, GOOD, [])
     with pytest.raises(RecordUnusable, match="was erased"):
         await b.judgements.revise(first.turn_id, None, b"e", "hint")
     assert [b.rows(f"SELECT * FROM {table}") for table in ("votes", "hints", "samples")] == [[], [], []]
@@ -154,7 +154,7 @@ async def test_a_turn_that_is_erased_while_a_judge_reads_it_leaves_the_one_befor
     await bench.judgements.store_direct_vote(opened.id, {1: -0.1, 0: -3.0, -1: -4.0}, 1)
     await bench.judgements.store_hint(opened.id, "hint", 0, f"The {WORD}", HintVote(True, WORD))
     with pytest.raises(RecordUnusable, match="was erased"):
-        await bench.judgements.settle(opened.id, replace(GOOD, hint=HintChoice(WORD, True, "1 of 1")), [])
+        await bench.judgements.finalize(opened.id, replace(GOOD, hint=HintChoice(WORD, True, "1 of 1")), [])
     assert holding_words(bench) == []
     assert await bench.tell(session, second, give_up="RecordUnusable") == []
     assert (await bench.turn(first.turn_id)).outcome is TurnOutcome.WAITING

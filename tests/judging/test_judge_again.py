@@ -10,17 +10,17 @@ from activities.messages import TurnResult
 from clawloop.contracts import TurnKind, TurnOutcome, TurnRecord
 from clawloop.errors import JudgeUnavailable
 from clawloop.ids import SessionId, new_turn_id
-from clawloop.judging.again import why_not_again
+from clawloop.judging.again import why_not_rejudged
 from db.erasure import PostgresErasureStore
-from db.judged_so_far import PostgresJudgedSoFar
+from db.judged_so_far import PostgresRejudgeStore
 from tests.judging.conftest import Bench
 
 
 async def again(bench: Bench, session: SessionId, turn: TurnRecord, **ask: object) -> list[TurnResult]:
     """As the API asks: the revision after the newest decided one."""
-    so_far = await PostgresJudgedSoFar(bench.database).judged_so_far(turn.turn_id)
+    so_far = await PostgresRejudgeStore(bench.database).rejudge_facts(turn.turn_id)
     assert so_far is not None
-    assert why_not_again(so_far) is None
+    assert why_not_rejudged(so_far) is None
     return await bench.tell(session, turn, revision=so_far.next_revision, **ask)
 
 
@@ -37,11 +37,11 @@ async def test_a_turn_whose_judge_was_away_is_judged_later(binary_bench: Bench) 
     bench.judge.mode = "401"
     session, first = await judged(bench, 1)
     assert (await bench.turn(first.turn_id)).outcome is TurnOutcome.UNJUDGED
-    assert [turn.turn_id for turn in await PostgresJudgedSoFar(bench.database).unjudged(10)] == [first.turn_id]
+    assert [turn.turn_id for turn in await PostgresRejudgeStore(bench.database).unjudged(10)] == [first.turn_id]
     bench.judge.mode = "well"
     (fate,) = await again(bench, session, first)
     assert (fate.outcome, fate.why) == (TurnOutcome.SAMPLED, "verdict +1: 3 of 3 votes for 1")
-    assert await PostgresJudgedSoFar(bench.database).unjudged(10) == []
+    assert await PostgresRejudgeStore(bench.database).unjudged(10) == []
     revisions = bench.rows("SELECT revision, outcome FROM judgements ORDER BY revision")
     assert [(row["revision"], row["outcome"]) for row in revisions] == [(0, "unjudged"), (1, "sampled")]
 
@@ -81,7 +81,7 @@ async def test_the_same_revision_twice_is_judged_once(binary_bench: Bench) -> No
 async def test_a_retry_asks_only_for_the_votes_this_revision_lacks(binary_bench: Bench) -> None:
     bench = binary_bench
     session, first = await judged(bench, 1)
-    judgement = await bench.judgements.judge_again(first.turn_id, 1, None, b"", "hint")
+    judgement = await bench.judgements.rejudge(first.turn_id, 1, None, b"", "hint")
     await bench.judgements.store_vote(judgement.id, 0, "verdict: -1", -1)
     bench.judge.votes = [-1]
     (fate,) = await again(bench, session, first)
@@ -153,16 +153,16 @@ async def test_erased_and_unknown_turns_are_left_alone(binary_bench: Bench) -> N
     bench.execute("UPDATE turns SET outcome = 'erased', outcome_detail = 'on request' WHERE id = %s", first.turn_id)
     (fate,) = await bench.tell(session, first, revision=1)
     assert (fate.outcome, fate.why) == (TurnOutcome.ERASED, "on request")
-    so_far = await PostgresJudgedSoFar(bench.database).judged_so_far(first.turn_id)
+    so_far = await PostgresRejudgeStore(bench.database).rejudge_facts(first.turn_id)
     assert so_far is not None
-    assert why_not_again(so_far) == "it was erased"
-    assert await PostgresJudgedSoFar(bench.database).judged_so_far(new_turn_id()) is None
+    assert why_not_rejudged(so_far) == "it was erased"
+    assert await PostgresRejudgeStore(bench.database).rejudge_facts(new_turn_id()) is None
 
 
 async def test_a_sessions_main_turns_are_listed_in_their_order(binary_bench: Bench) -> None:
     bench = binary_bench
     session, first = await judged(bench, 1)
-    found = await PostgresJudgedSoFar(bench.database).of_session(session)
+    found = await PostgresRejudgeStore(bench.database).of_session(session)
     assert [(turn.outcome, turn.next_revision) for turn in found] == [
         (TurnOutcome.SAMPLED, 1),
         (TurnOutcome.WAITING, 0),
@@ -177,9 +177,9 @@ async def test_a_turn_that_nothing_speaks_about_is_refused(binary_bench: Bench) 
     await b.enter(first)
 
     async def why() -> str | None:
-        so_far = await PostgresJudgedSoFar(b.database).judged_so_far(first.turn_id)
+        so_far = await PostgresRejudgeStore(b.database).rejudge_facts(first.turn_id)
         assert so_far is not None
-        return why_not_again(so_far)
+        return why_not_rejudged(so_far)
 
     nothing = "nothing has followed it yet, and nobody has given feedback on it"
     assert await why() == nothing

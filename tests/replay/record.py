@@ -19,7 +19,7 @@ from temporalio.exceptions import ApplicationError
 from temporalio.testing import WorkflowEnvironment
 
 from activities.messages import JudgeTurn
-from clawloop.contracts import ContentErased, FeedbackGiven, JudgeAgain
+from clawloop.contracts import ContentErased, FeedbackGiven, RejudgeRequested
 from clawloop.ids import new_feedback_id, new_turn_id
 from clawloop.temporal import connect, register_search_attributes
 from tests.replay import engine_paths, training_paths
@@ -117,7 +117,7 @@ async def judged_again(client: Client, scripted: ScriptedActivities) -> Conversa
     talk = Conversation(client, timedelta(seconds=1))
     turn = await talk.say()
     await until(lambda: len(scripted.judged) == 1)
-    await talk.notifier.judge_again(talk.facts, JudgeAgain(turn, 1))
+    await talk.notifier.rejudge(talk.facts, RejudgeRequested(turn, 1))
     return talk
 
 

@@ -8,7 +8,7 @@ import psycopg
 
 from clawloop.contracts import Scope, SessionEvidence, SessionSource, TurnOutcome
 from clawloop.judging.hints import NOT_ASKED
-from clawloop.judging.records import Settlement
+from clawloop.judging.records import FinalizedJudgement
 from clawloop.judging.voting import Verdict
 from clawloop.recipe import Recipe
 from clawloop.steps import BatchSample
@@ -46,7 +46,7 @@ async def enter_samples(
         await turns.enter(record)
         opened = await judgements.open(record.turn_id, None, b"evidence", "hints")
         good = sample.reward is not None and sample.reward > 0
-        settled = Settlement(
+        finalized = FinalizedJudgement(
             verdict=Verdict(1 if good else -1, sample.reward, sample.reward, "3 of 3 votes"),
             hint=NOT_ASKED,
             not_trainable=None,
@@ -55,4 +55,4 @@ async def enter_samples(
             outcome=TurnOutcome.SAMPLED,
             why="a test's",
         )
-        await judgements.settle(opened.id, settled, [])
+        await judgements.finalize(opened.id, finalized, [])

@@ -30,7 +30,7 @@ def test_what_the_user_says_next_is_the_next_state() -> None:
     record.ask([*ASKED, assistant("one"), user("thanks"), assistant("two"), user("bye")])
     state = next_state(SEED, first, record.turns, record.requests)
     assert state is not None
-    assert (state.shown_by, state.messages) == (shown, [user("thanks")])
+    assert (state.next_turn_id, state.messages) == (shown, [user("thanks")])
 
 
 @pytest.mark.parametrize(

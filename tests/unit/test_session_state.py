@@ -6,7 +6,7 @@ from datetime import UTC, datetime
 from uuid import uuid4
 
 from activities.messages import WHY_LIMIT, TurnResult
-from clawloop.contracts import FeedbackGiven, JudgeAgain, TurnOutcome, TurnRecorded
+from clawloop.contracts import FeedbackGiven, RejudgeRequested, TurnOutcome, TurnRecorded
 from clawloop.ids import SessionId, new_feedback_id, new_turn_id
 from clawloop.temporal import PAYLOAD_WARN_BYTES
 from workflows.state import CARRIED_LIMIT, KNOWN_LIMIT, ROWS_LIMIT, SessionState
@@ -30,7 +30,11 @@ def full() -> SessionState:
         idle_seconds=1800.0,
         adapter_version=123_456,
         known=[new_turn_id() for _ in range(KNOWN_LIMIT)],
-        carried=[TurnRecorded(new_turn_id(), 7, True), JudgeAgain(new_turn_id(), 2), *[message] * (CARRIED_LIMIT - 2)],
+        carried=[
+            TurnRecorded(new_turn_id(), 7, True),
+            RejudgeRequested(new_turn_id(), 2),
+            *[message] * (CARRIED_LIMIT - 2),
+        ],
         rows=[row] * ROWS_LIMIT,
         deadline=datetime.now(UTC),
     )

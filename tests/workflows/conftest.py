@@ -78,7 +78,7 @@ class ScriptedActivities:
         return Judged(fates=[fate(ask.turn_id, len(self.judged), outcome, why)])
 
     @activity.defn(name="ask_directly")
-    async def ask_directly(self, ask: AskDirectly) -> None:
+    async def collect_direct_vote(self, ask: AskDirectly) -> None:
         self.asked_directly.append(ask.turn_id)
         if (error := self.fails(JudgeTurn(session_id=ask.session_id, turn_id=ask.turn_id))) is not None:
             raise error
@@ -154,7 +154,7 @@ async def working(client: Client, scripted: ScriptedActivities, *, judges: int =
         Worker(
             client,
             task_queue=attributes.JUDGE_QUEUE,
-            activities=[scripted.judge_turn, scripted.ask_directly],
+            activities=[scripted.judge_turn, scripted.collect_direct_vote],
             max_concurrent_activities=judges,
         ),
     ):

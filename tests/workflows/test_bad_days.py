@@ -9,7 +9,7 @@ from dataclasses import replace
 import pytest
 from temporalio.client import Client
 
-from clawloop.contracts import FeedbackGiven, JudgeAgain, SessionFacts, TurnOutcome
+from clawloop.contracts import FeedbackGiven, RejudgeRequested, SessionFacts, TurnOutcome
 from clawloop.ids import new_feedback_id, new_turn_id
 from clawloop.temporal import TemporalSessionNotifier
 from tests.judging.conftest import Bench, bench, binary_bench, judge
@@ -60,7 +60,7 @@ async def test_messages_about_unknown_turns_change_nothing(client: Client, binar
     async with at_work(client, b):
         await tell(client, session, replace(turns[0], turn_id=unknown))
         await sessions.notify_feedback(facts, FeedbackGiven(new_feedback_id(), new_turn_id()))
-        await sessions.judge_again(facts, JudgeAgain(new_turn_id(), 3))
+        await sessions.rejudge(facts, RejudgeRequested(new_turn_id(), 3))
         await tell(client, session, turns[1], ends=True)
         await tell(client, session, turns[0])  # late, and out of order
         await end(client, session)

@@ -9,7 +9,7 @@ from temporalio.client import Client, WorkflowExecutionStatus
 from temporalio.exceptions import ApplicationError
 
 from activities.messages import JudgeTurn
-from clawloop.contracts import ContentErased, FeedbackGiven, JudgeAgain
+from clawloop.contracts import ContentErased, FeedbackGiven, RejudgeRequested
 from clawloop.ids import new_feedback_id, new_turn_id
 from tests.workflows.conftest import Conversation, ScriptedActivities, until, working
 
@@ -188,9 +188,9 @@ async def test_a_turn_is_judged_again_by_a_new_run_and_asked_for_twice_only_once
     await talk.handle.result()
     scripted.gate.clear()
     for _ in range(2):
-        await talk.notifier.judge_again(talk.facts, JudgeAgain(turn, 1))
+        await talk.notifier.rejudge(talk.facts, RejudgeRequested(turn, 1))
     await until(lambda: len(scripted.judged) == 2)
-    await talk.notifier.judge_again(talk.facts, JudgeAgain(turn, 1))  # it is being judged
+    await talk.notifier.rejudge(talk.facts, RejudgeRequested(turn, 1))  # it is being judged
     scripted.gate.set()
     await talk.say(ends=True)
     await talk.handle.result()

@@ -32,7 +32,9 @@ async def at_work(client: Client, bench: Bench) -> AsyncIterator[None]:
         Worker(client, task_queue=attributes.WORKFLOW_QUEUE, workflows=[SessionWorkflow]),
         Worker(client, task_queue=attributes.LEDGER_QUEUE, activities=[bench.ledger.close_session]),
         Worker(
-            client, task_queue=attributes.JUDGE_QUEUE, activities=[bench.judging.judge_turn, bench.judging.ask_directly]
+            client,
+            task_queue=attributes.JUDGE_QUEUE,
+            activities=[bench.judging.judge_turn, bench.judging.collect_direct_vote],
         ),
     ):
         try:

@@ -11,10 +11,10 @@ import pytest
 
 from clawloop.contracts import SampleState, SessionFacts, TurnKind, TurnOutcome
 from clawloop.ids import SessionId, new_turn_id
-from clawloop.judging.again import JudgedSoFar, why_not_again
+from clawloop.judging.again import RejudgeFacts, why_not_rejudged
 
 SESSION = SessionFacts(SessionId(UUID(int=1)), "default", "session_id", datetime.now(UTC), 0)
-GOOD = JudgedSoFar(new_turn_id(), SESSION, TurnKind.MAIN, TurnOutcome.UNJUDGED, True, None, 1)
+GOOD = RejudgeFacts(new_turn_id(), SESSION, TurnKind.MAIN, TurnOutcome.UNJUDGED, True, None, 1)
 
 
 @pytest.mark.parametrize(
@@ -30,7 +30,7 @@ GOOD = JudgedSoFar(new_turn_id(), SESSION, TurnKind.MAIN, TurnOutcome.UNJUDGED, 
     ],
 )
 def test_what_no_step_has_used_may_be_judged_again(changes: dict[str, Any]) -> None:
-    assert why_not_again(replace(GOOD, **changes)) is None
+    assert why_not_rejudged(replace(GOOD, **changes)) is None
 
 
 @pytest.mark.parametrize(
@@ -50,4 +50,4 @@ def test_what_no_step_has_used_may_be_judged_again(changes: dict[str, Any]) -> N
     ],
 )
 def test_what_may_not_says_why(changes: dict[str, Any], why: str) -> None:
-    assert why in str(why_not_again(replace(GOOD, **changes)))
+    assert why in str(why_not_rejudged(replace(GOOD, **changes)))

@@ -10,7 +10,7 @@ from clawloop.contracts import TurnOutcome
 from clawloop.ids import TurnId, new_turn_id
 from clawloop.judging.hints import NOT_ASKED, HintChoice
 from clawloop.judging.parsing import Vote
-from clawloop.judging.records import Relation, Settlement
+from clawloop.judging.records import FinalizedJudgement, Relation
 from clawloop.judging.voting import majority
 from clawloop.recipe import Signal
 from clawloop.samples.rewards import (
@@ -18,19 +18,19 @@ from clawloop.samples.rewards import (
     MemberResult,
     group_ends,
     outcome_ends,
-    priced,
     relation_of,
+    shape_reward,
     with_reward,
 )
 
 OVERLONG = Signal.model_validate({"overlong": {"limit_tokens": 1000, "cache_tokens": 200}})
 GOOD, EVEN = majority([1, 1, 1]), majority([1, -1, 0])
-END = Settlement(GOOD, NOT_ASKED, None, 1.0, None, TurnOutcome.SAMPLED, "verdict +1", Relation.MEAN)
+END = FinalizedJudgement(GOOD, NOT_ASKED, None, 1.0, None, TurnOutcome.SAMPLED, "verdict +1", Relation.MEAN)
 
 
 @pytest.mark.parametrize(("tokens", "cut", "reward"), [(700, False, 1.0), (900, False, 0.5), (1100, False, 0.0)])
 def test_length_costs_a_verdict_what_the_article_says(tokens: int, cut: bool, reward: float) -> None:
-    found = priced(OVERLONG, GOOD, Relation.NONE, tokens=tokens, cut_by_length=cut)
+    found = shape_reward(OVERLONG, GOOD, Relation.NONE, tokens=tokens, cut_by_length=cut)
     assert found.reward == pytest.approx(reward)
     assert (found.verdict, found.expected) == (1, 1.0)
 
@@ -39,7 +39,7 @@ def test_length_costs_a_verdict_what_the_article_says(tokens: int, cut: bool, re
 def test_votes_count_beside_an_outcome_as_much_as_the_recipe_says(weight: float, outcome: int, reward: float) -> None:
     votes: list[Vote | None] = [1, 1, -1]
     signal = Signal(reward="outcome_process", process_weight=weight, hints=False)
-    found = priced(signal, majority(votes), Relation.OUTCOME, tokens=3, cut_by_length=False)
+    found = shape_reward(signal, majority(votes), Relation.OUTCOME, tokens=3, cut_by_length=False)
     turn = Member(new_turn_id(), found.reward, None, found.why, taken=False)
     (end,) = outcome_ends([turn], outcome)
     assert end.reward == pytest.approx(reward)
@@ -56,15 +56,15 @@ def test_a_turn_says_what_its_votes_earned_the_judge(outcome: int, judge: str) -
 
 
 def test_a_reply_cut_by_length_pays_in_full_and_it_is_said() -> None:
-    found = priced(OVERLONG, majority([-1]), Relation.NONE, tokens=3, cut_by_length=True)
+    found = shape_reward(OVERLONG, majority([-1]), Relation.NONE, tokens=3, cut_by_length=True)
     assert (found.reward, found.why) == (-2.0, "1 of 1 votes for -1, length -1.00")
 
 
 def test_length_alone_is_no_verdict_but_counts_in_a_group() -> None:
-    assert priced(OVERLONG, EVEN, Relation.NONE, tokens=1100, cut_by_length=False) == EVEN
-    assert priced(OVERLONG, EVEN, Relation.GROUP, tokens=1100, cut_by_length=False).reward == -1.0
+    assert shape_reward(OVERLONG, EVEN, Relation.NONE, tokens=1100, cut_by_length=False) == EVEN
+    assert shape_reward(OVERLONG, EVEN, Relation.GROUP, tokens=1100, cut_by_length=False).reward == -1.0
     missing = majority([None])
-    assert priced(OVERLONG, missing, Relation.GROUP, tokens=1100, cut_by_length=False) == missing
+    assert shape_reward(OVERLONG, missing, Relation.GROUP, tokens=1100, cut_by_length=False) == missing
 
 
 def test_what_a_recipe_sets_rewards_in_relation_to() -> None:
