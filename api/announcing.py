@@ -12,8 +12,8 @@ import time
 
 from api.ports import FeedbackStore, SessionNotifier, TurnStore
 from clawloop.contracts import (
-    EnteredTurn,
     FeedbackGiven,
+    InsertedTurn,
     SessionFacts,
     StoredFeedback,
     TurnKind,
@@ -70,12 +70,12 @@ class NotificationQueue:
             task.cancel()
         await asyncio.gather(*joining, *self._tasks, return_exceptions=True)
 
-    def add(self, record: TurnRecord, entered: EnteredTurn) -> None:
+    def add(self, record: TurnRecord, inserted: InsertedTurn) -> None:
         """Announce a stored turn soon, if it is one that may be judged."""
-        if record.kind is not TurnKind.MAIN or entered.erased:
+        if record.kind is not TurnKind.MAIN or inserted.erased:
             return
         facts = SessionFacts(
-            session_id=entered.session_id,
+            session_id=inserted.session_id,
             policy=record.policy,
             identified_by=record.evidence.source,
             since=record.started_at,

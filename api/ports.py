@@ -14,10 +14,10 @@ from clawloop.contracts import (
     ApiKey,
     ContentErased,
     Directory,
-    EnteredTurn,
     Erasure,
     FeedbackEffect,
     FeedbackGiven,
+    InsertedTurn,
     Message,
     RejudgeRequested,
     SessionEvidence,
@@ -38,7 +38,7 @@ from clawloop.views import SessionView, TurnView
 class TurnStore(Protocol):
     """Where turns are kept for good."""
 
-    async def enter(self, record: TurnRecord) -> EnteredTurn:
+    async def insert(self, record: TurnRecord) -> InsertedTurn:
         """Store one turn in one transaction: its session, its parent, its tokens. Twice is once.
 
         Raises:
@@ -158,7 +158,7 @@ class DirectoryStore(Protocol):
         """
 
 
-class DirectoryNotices(Protocol):
+class DirectoryChanges(Protocol):
     def changes(self) -> AsyncIterator[None]:
         """Something each time the directory changed, and when changes may have been missed; never ends by itself."""
 

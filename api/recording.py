@@ -16,7 +16,7 @@ from purgatory.domain.model import OpenedState
 from api.announcing import NotificationQueue
 from api.ports import TurnStore
 from api.spool import Spool, SpoolFull
-from clawloop.contracts import EnteredTurn, TurnRecord
+from clawloop.contracts import InsertedTurn, TurnRecord
 from clawloop.errors import RecordUnusable, StoreUnavailable
 from clawloop.ids import TurnId
 from clawloop.telemetry import GatewayMetrics
@@ -93,7 +93,7 @@ class Recorder:
         # A turn must not overtake its parents on disk.
         if not self._spool.turns:
             try:
-                await self._enter(self._store, record)
+                await self._insert(self._store, record)
             except StoreUnavailable as error:
                 log.warning("Postgres away", extra={"turn_id": str(record.turn_id), "why": str(error)})
             except RecordUnusable as error:
@@ -104,14 +104,14 @@ class Recorder:
                 return "postgres"
         return await self._put(record)
 
-    async def _enter(self, store: TurnStore, record: TurnRecord) -> EnteredTurn:
+    async def _insert(self, store: TurnStore, record: TurnRecord) -> InsertedTurn:
         try:
             async with await self._breaker.get_breaker("postgres"):
-                entered = await store.enter(record)
+                inserted = await store.insert(record)
         except OpenedState:
             raise StoreUnavailable("it failed a moment ago") from None
-        self._announcements.add(record, entered)
-        return entered
+        self._announcements.add(record, inserted)
+        return inserted
 
     async def _put(self, record: TurnRecord, unusable: RecordUnusable | None = None) -> str:
         try:
@@ -157,7 +157,7 @@ class Recorder:
     async def _drain_one(self, turn_id: TurnId) -> None:
         try:
             record = await asyncio.to_thread(self._spool.read, turn_id)
-            await self._enter(self._patient_store, record)
+            await self._insert(self._patient_store, record)
         except RecordUnusable as error:
             path = await asyncio.to_thread(self._spool.set_aside, turn_id)
             self._reject(turn_id, error, str(path))

@@ -168,7 +168,7 @@ class TurnRecord:
 
 
 @dataclass(frozen=True, slots=True)
-class EnteredTurn:
+class InsertedTurn:
     """Where a turn record found its place.
 
     Args:

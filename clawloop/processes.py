@@ -30,13 +30,13 @@ from clawloop.settings import Settings
 from clawloop.telemetry import GatewayMetrics
 from clawloop.temporal import DisconnectedSessions, TemporalSessionNotifier, connect
 from clawloop.temporal_training import DisconnectedTraining, TemporalTraining
-from db.chains import Chains
+from db.chains import ConversationCache
 from db.engine import BACKGROUND_LIMIT, CHAT_LIMIT, Database
 from db.erasure import PostgresErasureStore
 from db.feedback import PostgresFeedbackStore
 from db.judged_so_far import PostgresRejudgeStore
 from db.keys import PostgresKeyStore
-from db.notices import PostgresNotices
+from db.notices import PostgresListener
 from db.operators import PostgresTrainingStore
 from db.policies import PostgresDirectoryStore
 from db.schema import is_current
@@ -126,7 +126,7 @@ async def _gateway_services(stack: AsyncExitStack, url: str, settings: Settings,
     patient = Database(url, BACKGROUND_LIMIT)
     stack.push_async_callback(patient.close)
     metrics = GatewayMetrics()
-    directory = await stack.enter_async_context(DirectoryCache(PostgresDirectoryStore(database), PostgresNotices(url)))
+    directory = await stack.enter_async_context(DirectoryCache(PostgresDirectoryStore(database), PostgresListener(url)))
 
     def known_engines() -> Sequence[Engine]:
         return directory.now.engines
@@ -137,8 +137,8 @@ async def _gateway_services(stack: AsyncExitStack, url: str, settings: Settings,
     engines = await stack.enter_async_context(ChatEngines(rotation, known_engines))
     metrics.engines_healthy.set_function(lambda: len(engines.healthy()))
     # What one store has rebuilt of a conversation, the other need not rebuild.
-    chains = Chains()
-    turns, patient_turns = PostgresTurnStore(database, chains), PostgresTurnStore(patient, chains)
+    conversations = ConversationCache()
+    turns, patient_turns = PostgresTurnStore(database, conversations), PostgresTurnStore(patient, conversations)
     spool = Spool(settings.data / "spool", SPOOL_LIMIT_BYTES)
     stack.callback(spool.close)
     feedback = PostgresFeedbackStore(patient)

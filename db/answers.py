@@ -20,7 +20,7 @@ from db.tables import Hint
 from db.tables import Vote as VoteRow
 
 # Whoever erases one of them waits for an answer that is being kept; by their ids, as erasing holds them.
-_HOLD_TURNS = text("""
+_LOCK_TURNS = text("""
     SELECT t.id FROM judgements j JOIN turns t ON t.id IN (j.turn_id, j.shown_by) WHERE j.id = :judgement_id
     ORDER BY t.id FOR KEY SHARE OF t
 """)
@@ -44,25 +44,25 @@ _INSERT_HINT = text("""
 """).bindparams(bindparam("index", type_=Integer), bindparam("accepted", type_=Boolean))
 
 
-async def keep_vote(
+async def insert_vote(
     judgement: JudgementId, kind: str, index: int, raw: str, vote: Vote | None, connection: AsyncConnection
 ) -> None:
     """The first one of its kind and index counts."""
     row = {"judgement_id": judgement, "kind": kind, "index": index, "raw": storable(raw), "score": vote}
-    await connection.execute(_HOLD_TURNS, {"judgement_id": judgement})
+    await connection.execute(_LOCK_TURNS, {"judgement_id": judgement})
     await connection.execute(_INSERT_VOTE, row)
 
 
-async def keep_direct_vote(
+async def insert_direct_vote(
     judgement: JudgementId, logprobs: Mapping[Vote, float], vote: Vote, connection: AsyncConnection
 ) -> Mapping[Vote, float]:
     """The first one counts, and is returned."""
-    await keep_vote(judgement, DIRECT, 0, direct_to_text(logprobs), vote, connection)
+    await insert_vote(judgement, DIRECT, 0, direct_to_text(logprobs), vote, connection)
     raw = await _direct(connection, judgement)
     return logprobs if raw is None else direct_from_text(raw)
 
 
-async def keep_hint(
+async def insert_hint(
     judgement: JudgementId, kind: str, index: int, raw: str, hint: HintVote | None, connection: AsyncConnection
 ) -> None:
     """The first one of its kind and index counts."""
@@ -74,7 +74,7 @@ async def keep_hint(
         "accepted": None if hint is None else hint.accepted,
         "text": None if hint is None or hint.text is None else storable(hint.text),
     }
-    await connection.execute(_HOLD_TURNS, {"judgement_id": judgement})
+    await connection.execute(_LOCK_TURNS, {"judgement_id": judgement})
     await connection.execute(_INSERT_HINT, row)
 
 

@@ -17,7 +17,7 @@ from clawloop.ids import SampleId, TurnId
 from clawloop.recipe import Train
 from clawloop.steps import BatchSample
 from db.arrays import ID_BYTES, bytes_to_ids, bytes_to_logprobs
-from db.chains import Chains
+from db.chains import ConversationCache
 from db.deltas import Conversation
 
 EXPLICIT = """EXISTS (
@@ -34,15 +34,17 @@ _SAMPLES = text(f"""
 
 
 async def read_samples(
-    connection: AsyncConnection, chains: Chains, samples: Sequence[SampleId]
+    connection: AsyncConnection, conversations: ConversationCache, samples: Sequence[SampleId]
 ) -> dict[SampleId, BatchSample | RecordUnusable]:
     """Each sample with all that its turn recorded, in this order; an error, naming the turn, in place of a bad one."""
     rows = {row.id: row for row in await connection.execute(_SAMPLES, {"samples": list(samples)})}
-    return {sample: await _read(connection, chains, rows[sample]) for sample in samples}
+    return {sample: await _read(connection, conversations, rows[sample]) for sample in samples}
 
 
-async def _read(connection: AsyncConnection, chains: Chains, row: Any) -> BatchSample | RecordUnusable:
-    conversation = await chains.conversation(connection, TurnId(row.turn_id))
+async def _read(
+    connection: AsyncConnection, conversations: ConversationCache, row: Any
+) -> BatchSample | RecordUnusable:
+    conversation = await conversations.conversation(connection, TurnId(row.turn_id))
     try:
         return _assembled(row, conversation)
     except RecordUnusable as error:

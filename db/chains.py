@@ -25,7 +25,7 @@ _CHAIN = text("""
 """)
 
 
-class Chains:
+class ConversationCache:
     """
     Args:
         cache_bytes: about how much may be kept in memory: 256 MiB are 1,000 conversations of 32,000 tokens.

@@ -19,7 +19,7 @@ from clawloop.errors import RecordUnusable
 from clawloop.ids import SampleId
 from clawloop.recipe import Recipe
 from db.batches import EXPLICIT, needs_version, read_samples, uses_hint, uses_reward
-from db.chains import Chains
+from db.chains import ConversationCache
 from db.lineage import of_other_shape, read_parents, version_refs
 from db.samples import RECIPE_CHANGED, end_samples
 
@@ -63,7 +63,9 @@ class Chosen:
     found: int
 
 
-async def choose_samples(connection: AsyncConnection, chains: Chains, policy: str, recipe: Recipe, head: int) -> Chosen:
+async def choose_samples(
+    connection: AsyncConnection, conversations: ConversationCache, policy: str, recipe: Recipe, head: int
+) -> Chosen:
     """A full batch, or a smaller one whose oldest sample has waited long enough, or none.
 
     Where the recipe compares groups a batch may be larger by the rest of its last group.
@@ -80,7 +82,7 @@ async def choose_samples(connection: AsyncConnection, chains: Chains, policy: st
         while good and len(usable) < wanted:
             missing = wanted - len(usable)
             part, good = good[:missing], good[missing:]
-            read = await read_samples(connection, chains, [SampleId(row.id) for row in part])
+            read = await read_samples(connection, conversations, [SampleId(row.id) for row in part])
             expired |= {sample: str(found) for sample, found in read.items() if isinstance(found, RecordUnusable)}
             usable += [row for row in part if row.id not in expired]
         await end_samples(connection, expired, SampleState.EXPIRED, TurnOutcome.EXPIRED)
@@ -88,14 +90,14 @@ async def choose_samples(connection: AsyncConnection, chains: Chains, policy: st
             break
         after, looked_at, limit = str(rows[-1].id), looked_at + len(rows), _CHUNK
     if recipe.signal.reward == "group":
-        usable = await _whole_groups(connection, chains, bounds, policy, usable)
+        usable = await _whole_groups(connection, conversations, bounds, policy, usable)
     waited = bool(usable) and usable[0].age >= timedelta(hours=recipe.train.max_wait_hours)
     taken = usable if len(usable) >= wanted or waited else []
     return Chosen([SampleId(row.id) for row in taken], len(usable))
 
 
 async def _whole_groups(
-    connection: AsyncConnection, chains: Chains, bounds: _Bounds, policy: str, usable: list[Any]
+    connection: AsyncConnection, conversations: ConversationCache, bounds: _Bounds, policy: str, usable: list[Any]
 ) -> list[Any]:
     """With the rest of each group; without groups of which somebody holds a turn at this moment."""
     groups = {row.group_id for row in usable if row.group_id is not None}
@@ -105,7 +107,7 @@ async def _whole_groups(
     rest = (await connection.execute(_REST, asked | {"known": [row.id for row in usable]})).all()
     expired = {SampleId(row.id): why for row in rest if (why := bounds.fault(row)) is not None}
     good = [row for row in rest if row.id not in expired]
-    read = await read_samples(connection, chains, [SampleId(row.id) for row in good])
+    read = await read_samples(connection, conversations, [SampleId(row.id) for row in good])
     expired |= {sample: str(found) for sample, found in read.items() if isinstance(found, RecordUnusable)}
     await end_samples(connection, expired, SampleState.EXPIRED, TurnOutcome.EXPIRED)
     together = [*usable, *(row for row in good if row.id not in expired)]

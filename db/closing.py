@@ -18,9 +18,9 @@ from db.engine import Database
 from db.exact_json import storable
 from db.recipes import recipe_of_policy
 from db.related import finalize_groups_of, finalize_outcome_of
-from db.samples import put_sample
+from db.samples import insert_sample
 from db.tables import Judgement, Session, Turn
-from db.work import hold_policy, hold_policy_of, refresh_work
+from db.work import lock_policy, lock_policy_of, refresh_work
 
 # What follows a turn: every main turn below it, over side turns, which do not count.
 _TURNS = text("""
@@ -145,7 +145,7 @@ async def _look(session: SessionId, connection: AsyncConnection) -> ClosingSessi
 
 async def _finalize_related(session: SessionId, connection: AsyncConnection) -> tuple[list[MemberResult], str | None]:
     policy: str = (await connection.execute(select(Session.policy).where(Session.id == session))).scalar_one()
-    await hold_policy(connection, policy)
+    await lock_policy(connection, policy)
     ends = await finalize_groups_of(connection, session)
     ends += await finalize_outcome_of(connection, session, closing=True)
     return ends, policy if await refresh_work(connection, policy) else None
@@ -165,7 +165,7 @@ async def _sample_anyway(connection: AsyncConnection, extra: ExtraSample) -> Non
     judgement = JudgementId((await connection.execute(newest)).scalar_one())
     decided = {"outcome": TurnOutcome.SAMPLED, "why": why}
     await connection.execute(update(Judgement).where(Judgement.id == judgement).values(decided))
-    await put_sample(connection, judgement, turn_id, reward, None, why)
+    await insert_sample(connection, judgement, turn_id, reward, None, why)
     await connection.execute(
         update(Turn).where(Turn.id == turn_id).values(outcome=TurnOutcome.SAMPLED, outcome_detail=why)
     )
@@ -181,7 +181,7 @@ async def _close(
 ) -> str | None:
     policy = None
     if extra is not None:
-        policy = await hold_policy_of(connection, extra.turn_id)
+        policy = await lock_policy_of(connection, extra.turn_id)
     # Before its turns, as whoever enters or erases some.
     await connection.execute(select(Session.id).where(Session.id == session).with_for_update())
     if extra is not None:

@@ -48,7 +48,7 @@ class Request:
 
 
 @dataclass(frozen=True)
-class Entry:
+class PreparedTurn:
     """A record and what follows from it alone."""
 
     record: TurnRecord

@@ -26,7 +26,7 @@ from db.exact_json import storable
 from db.recipes import recipe_by_hash
 from db.related import finalize_outcome_of
 from db.tables import Feedback, Judgement, Sample, Session, Turn
-from db.work import hold_policy, refresh_work
+from db.work import lock_policy, refresh_work
 
 
 class PostgresFeedbackStore:
@@ -87,7 +87,7 @@ async def _give_outcome(
     row = (await connection.execute(query.order_by(Session.id.desc()).limit(1))).first()
     if row is None:
         return None
-    learns = (await hold_policy(connection, row.policy)).recipe_hash
+    learns = (await lock_policy(connection, row.policy)).recipe_hash
     await connection.execute(update(Session).where(Session.id == row.id).values(task_outcome=outcome))
     ends = await finalize_outcome_of(connection, SessionId(row.id), closing=False)
     await refresh_work(connection, row.policy)

@@ -16,16 +16,16 @@ from clawloop.samples.rewards import with_reward
 from db.answers import votes_match
 from db.exact_json import storable
 from db.related import finalize_by_outcome, finalize_group, mean_before
-from db.samples import is_taken, others_taken, put_sample, supersede_others, withdraw_sample
+from db.samples import insert_sample, is_taken, others_taken, supersede_others, withdraw_sample
 from db.tables import Feedback, Judgement, Turn
-from db.work import hold_policy_of, refresh_work
+from db.work import lock_policy_of, refresh_work
 
 
 async def finalize_judgement(
     judgement: JudgementId, end: FinalizedJudgement, heard: list[FeedbackId], connection: AsyncConnection
 ) -> str | None:
     """See `PostgresJudgementStore.settle`."""
-    turn_id, policy = await _hold_judgement(connection, judgement)
+    turn_id, policy = await _lock_judgement(connection, judgement)
     applied = await _new_among(connection, turn_id, heard)
     if await is_taken(connection, judgement):
         if applied:
@@ -54,7 +54,7 @@ async def finalize_judgement(
     }
     await connection.execute(update(Judgement).where(Judgement.id == judgement).values(held))
     if end.sampled and end.relation in (Relation.NONE, Relation.MEAN):
-        await put_sample(connection, judgement, turn_id, end.reward or None, end.hinted_prompt_ids, end.why)
+        await insert_sample(connection, judgement, turn_id, end.reward or None, end.hinted_prompt_ids, end.why)
     else:
         await withdraw_sample(connection, judgement, end.why)
     became = update(Turn).where(Turn.id == turn_id)
@@ -70,7 +70,7 @@ async def finalize_judgement(
     return policy if await refresh_work(connection, policy) else None
 
 
-async def _hold_judgement(connection: AsyncConnection, judgement: JudgementId) -> tuple[TurnId, str]:
+async def _lock_judgement(connection: AsyncConnection, judgement: JudgementId) -> tuple[TurnId, str]:
     """The turn it is of and that turn's policy; policy and judgement are ours until the end of the transaction.
 
     Raises:
@@ -78,7 +78,7 @@ async def _hold_judgement(connection: AsyncConnection, judgement: JudgementId) -
     """
     query = select(Judgement.turn_id, Judgement.shown_by).where(Judgement.id == judgement)
     row = (await connection.execute(query)).first()
-    policy = None if row is None else await hold_policy_of(connection, TurnId(row.turn_id))
+    policy = None if row is None else await lock_policy_of(connection, TurnId(row.turn_id))
     row = (await connection.execute(query.with_for_update())).first()
     if row is None or policy is None:
         raise RecordUnusable(f"judgement {judgement} was erased")

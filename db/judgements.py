@@ -30,8 +30,8 @@ from clawloop.judging.records import (
     TrainedTurn,
     TurnContext,
 )
-from db.answers import keep_direct_vote, keep_hint, keep_vote, read_open
-from db.chains import Chains
+from db.answers import insert_direct_vote, insert_hint, insert_vote, read_open
+from db.chains import ConversationCache
 from db.engine import Database
 from db.entry import Request
 from db.judgement_ends import finalize_judgement, require_content
@@ -65,9 +65,9 @@ class PostgresJudgementStore:
         chains: share them with other stores on the same PostgreSQL.
     """
 
-    def __init__(self, database: Database, chains: Chains | None = None) -> None:
+    def __init__(self, database: Database, conversations: ConversationCache | None = None) -> None:
         self._database = database
-        self._chains = chains or Chains()
+        self._conversations = conversations or ConversationCache()
 
     async def place(self, turn_id: TurnId) -> TurnContext | None:
         """A main turn with what is around it; None if there is none of that id, or it is a side turn.
@@ -126,7 +126,7 @@ class PostgresJudgementStore:
         Raises:
             StoreUnavailable
         """
-        await self._database.run(partial(keep_vote, judgement, VOTES, index, raw, vote))
+        await self._database.run(partial(insert_vote, judgement, VOTES, index, raw, vote))
 
     async def store_direct_vote(
         self, judgement: JudgementId, logprobs: Mapping[Vote, float], vote: Vote
@@ -136,14 +136,14 @@ class PostgresJudgementStore:
         Raises:
             StoreUnavailable
         """
-        return await self._database.run(partial(keep_direct_vote, judgement, logprobs, vote))
+        return await self._database.run(partial(insert_direct_vote, judgement, logprobs, vote))
 
     async def store_hint(self, judgement: JudgementId, kind: str, index: int, raw: str, hint: HintVote | None) -> None:
         """
         Raises:
             StoreUnavailable
         """
-        await self._database.run(partial(keep_hint, judgement, kind, index, raw, hint))
+        await self._database.run(partial(insert_hint, judgement, kind, index, raw, hint))
 
     async def finalize(self, judgement: JudgementId, end: FinalizedJudgement, heard: list[FeedbackId]) -> str | None:
         """Verdict, hint, sample and the turn's outcome in one transaction; feedback `heard` is taken into it.
@@ -171,7 +171,7 @@ class PostgresJudgementStore:
         return await self._database.run(partial(_feedback_of, turn_id))
 
     async def _place(self, turn_id: TurnId, connection: AsyncConnection) -> TurnContext | None:
-        turn = await read_turn(self._chains, turn_id, connection)
+        turn = await read_turn(self._conversations, turn_id, connection)
         if turn is None or turn.record.kind is not TurnKind.MAIN:
             return None
         record = turn.record
@@ -215,7 +215,7 @@ async def _open(
     connection: AsyncConnection,
     revision: int = 0,
 ) -> OpenJudgement:
-    policy = await _hold(connection, turn_id, next_turn_id)
+    policy = await _lock(connection, turn_id, next_turn_id)
     # One under way keeps its recipe, whatever the policy learns by now.
     known = select(Judgement.id, Judgement.recipe_hash).where(
         Judgement.turn_id == turn_id, Judgement.revision == revision
@@ -236,7 +236,7 @@ async def _open(
     return OpenJudgement(made, recipe, {}, {})
 
 
-async def _hold(connection: AsyncConnection, turn_id: TurnId, next_turn_id: TurnId | None) -> str:
+async def _lock(connection: AsyncConnection, turn_id: TurnId, next_turn_id: TurnId | None) -> str:
     """The turn's policy; its row is ours until the end of the transaction, and what followed it is not erased.
 
     Raises:
@@ -255,7 +255,7 @@ async def _hold(connection: AsyncConnection, turn_id: TurnId, next_turn_id: Turn
 async def _revise(
     turn_id: TurnId, next_turn_id: TurnId | None, evidence_hash: bytes, hint_kind: str, connection: AsyncConnection
 ) -> OpenJudgement:
-    await _hold(connection, turn_id, next_turn_id)
+    await _lock(connection, turn_id, next_turn_id)
     after = aliased(Turn)
     newest = (
         select(

@@ -11,15 +11,17 @@ from sqlalchemy.ext.asyncio import AsyncConnection
 
 from clawloop.contracts import TurnOutcome
 from clawloop.ids import SessionId, TurnId
-from db.chains import Chains
+from db.chains import ConversationCache
 from db.deltas import delta
-from db.entry import Entry, Request
+from db.entry import PreparedTurn, Request
 from db.placement import parent_in
 from db.stored import evidence_from
 from db.tables import Turn
 
 
-async def adopt_later_turns(connection: AsyncConnection, chains: Chains, entry: Entry, session: SessionId) -> None:
+async def reparent_late_turns(
+    connection: AsyncConnection, conversations: ConversationCache, entry: PreparedTurn, session: SessionId
+) -> None:
     """Make this turn, just entered, the parent of those that continue it; the session's row must be held."""
     parent = entry.record.turn_id
     if entry.response_digest is None:
@@ -31,7 +33,7 @@ async def adopt_later_turns(connection: AsyncConnection, chains: Chains, entry: 
         .order_by(Turn.id)
     )
     for row in (await connection.execute(later)).all():
-        conversation = await chains.conversation(connection, TurnId(row.id))
+        conversation = await conversations.conversation(connection, TurnId(row.id))
         request = Request(
             key=entry.record.api_key_id,
             evidence=evidence_from(row.evidence),

@@ -25,8 +25,8 @@ SILENCE_SECONDS = 10.0
 CONNECT_SECONDS = 5
 
 
-class PostgresNotices:
-    """Satisfies `api.ports.DirectoryNotices`."""
+class PostgresListener:
+    """Satisfies `api.ports.DirectoryChanges`."""
 
     def __init__(self, url: str) -> None:
         self._address = make_url(driver_url(url)).set(drivername="postgresql").render_as_string(hide_password=False)

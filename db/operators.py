@@ -19,15 +19,15 @@ from clawloop.recipe import Recipe
 from clawloop.steps import StepState, TrainingView, VersionView
 from db.activation import is_served, set_active
 from db.engine import Database
-from db.events import put_event
+from db.events import insert_event
 from db.exact_json import storable
 from db.lineage import read_parents
 from db.recipes import read_recipe_of, set_recipe
 from db.samples import free_samples, set_turn_outcomes
-from db.step_ends import abandon_step, hold_step
+from db.step_ends import abandon_step, lock_step
 from db.tables import Policy, Sample, Step, Version
 from db.training_view import unusable_words, view_of
-from db.work import hold_policy, refresh_work
+from db.work import lock_policy, refresh_work
 
 _VERSIONS = text("""
     SELECT v.n, v.parent, v.removed_at, v.created_at, s.metrics,
@@ -150,9 +150,9 @@ class PostgresTrainingStore:
         return await self.look(policy)
 
 
-async def _hold(connection: AsyncConnection, policy: str) -> Policy:
+async def _lock(connection: AsyncConnection, policy: str) -> Policy:
     try:
-        return await hold_policy(connection, storable(policy))
+        return await lock_policy(connection, storable(policy))
     except RecordUnusable as error:
         raise _unknown_policy(policy) from error
 
@@ -169,16 +169,16 @@ async def _look(policy: str, connection: AsyncConnection) -> TrainingView:
 
 
 async def _pause(policy: str, reason: str, connection: AsyncConnection) -> TrainingView:
-    await _hold(connection, policy)
+    await _lock(connection, policy)
     paused = {"paused_reason": storable(reason), "paused_at": func.now()}
     await connection.execute(update(Policy).where(Policy.id == policy).values(paused))
     await refresh_work(connection, policy)
-    await put_event(connection, policy, "paused", reason=reason)
+    await insert_event(connection, policy, "paused", reason=reason)
     return await view_of(connection, policy)
 
 
 async def _resume(policy: str, retry_quarantined: bool, connection: AsyncConnection) -> TrainingView:
-    held = await _hold(connection, policy)
+    held = await _lock(connection, policy)
     await connection.execute(update(Policy).where(Policy.id == policy).values(paused_reason=None, paused_at=None))
     retried: list[SampleId] = []
     if retry_quarantined:
@@ -187,12 +187,12 @@ async def _resume(policy: str, retry_quarantined: bool, connection: AsyncConnect
         await free_samples(connection, policy, retried)
     await refresh_work(connection, policy)
     if held.paused_reason is not None or retried:
-        await put_event(connection, policy, "resumed", was=held.paused_reason, retried=len(retried))
+        await insert_event(connection, policy, "resumed", was=held.paused_reason, retried=len(retried))
     return await view_of(connection, policy)
 
 
 async def _roll_back(policy: str, version: int, connection: AsyncConnection) -> TrainingView:
-    held = await _hold(connection, policy)
+    held = await _lock(connection, policy)
     await _with_files(connection, policy, version)
     if held.pinned not in (None, version):
         raise RequestRejected(
@@ -206,13 +206,13 @@ async def _roll_back(policy: str, version: int, connection: AsyncConnection) -> 
     await connection.execute(update(Policy).where(Policy.id == policy).values(raised))
     claimed = select(Step.n).where(Step.policy == policy, Step.state == StepState.CLAIMED)
     if (n := await connection.scalar(claimed)) is not None:
-        await abandon_step(connection, await hold_step(connection, policy, n), f"rolled back to version {version}")
+        await abandon_step(connection, await lock_step(connection, policy, n), f"rolled back to version {version}")
     before, after = path_to_base(held.head, parents), path_to_base(version, parents)
     await _tell_path(connection, policy, set(before) - set(after), TurnOutcome.ROLLED_BACK, f"rolled back to {version}")
     await _tell_path(connection, policy, set(after) - set(before), TurnOutcome.TRAINED, None)
     if await is_served(connection, policy, version):  # else chat would wait for an engine to load it
         await set_active(connection, held, version)
-    await put_event(connection, policy, "rolled_back", to=version, head=held.head, active=held.active)
+    await insert_event(connection, policy, "rolled_back", to=version, head=held.head, active=held.active)
     return await view_of(connection, policy)
 
 
@@ -226,22 +226,22 @@ async def _tell_path(
 
 
 async def _pin(policy: str, version: int, connection: AsyncConnection) -> TrainingView:
-    held = await _hold(connection, policy)
+    held = await _lock(connection, policy)
     await _with_files(connection, policy, version)
     await connection.execute(update(Policy).where(Policy.id == policy).values(pinned=version))
     if await is_served(connection, policy, version):
         await set_active(connection, held, version)
-    await put_event(connection, policy, "pinned", version=version, was=held.pinned)
+    await insert_event(connection, policy, "pinned", version=version, was=held.pinned)
     return await view_of(connection, policy)
 
 
 async def _unpin(policy: str, connection: AsyncConnection) -> TrainingView:
-    held = await _hold(connection, policy)
+    held = await _lock(connection, policy)
     if held.pinned is not None:
         await connection.execute(update(Policy).where(Policy.id == policy).values(pinned=None))
         if await is_served(connection, policy, held.head):
             await set_active(connection, held, held.head)
-        await put_event(connection, policy, "unpinned", version=held.pinned)
+        await insert_event(connection, policy, "unpinned", version=held.pinned)
     return await view_of(connection, policy)
 
 

@@ -15,7 +15,7 @@ from clawloop.ids import SessionId, TurnId
 from clawloop.turns.conversation import KnownPrefix, choose_session
 from clawloop.turns.identify import conversation_session_id, named_session_id
 from clawloop.turns.parents import Candidate, find_parent
-from db.entry import Entry, Request
+from db.entry import PreparedTurn, Request
 from db.tables import PrefixRole, Turn
 
 _COMPLETED = {TurnStatus.COMPLETE, TurnStatus.LENGTH}
@@ -60,7 +60,7 @@ async def known_session(connection: AsyncConnection, request: Request) -> Sessio
     return choose_session(request.lookup, known)
 
 
-async def session_for(connection: AsyncConnection, entry: Entry) -> tuple[SessionId, bool]:
+async def session_for(connection: AsyncConnection, entry: PreparedTurn) -> tuple[SessionId, bool]:
     """The session a turn belongs to, and whether its messages alone found no earlier one."""
     if (known := await known_session(connection, entry.request)) is not None:
         return known, False

@@ -22,7 +22,7 @@ from db.lineage import read_parents, version_ref
 from db.serving_engines import read_engines
 from db.tables import Engine as EngineRow
 from db.tables import EngineVersion, Policy, Version
-from db.work import hold_policy
+from db.work import lock_policy
 
 KEPT_ON_PATH = 3
 """So many newest versions of the path to the head keep their files: what a roll-back most likely wants."""
@@ -181,7 +181,7 @@ async def _versions(query: Any, connection: AsyncConnection, **values: object) -
 
 
 async def _activate(policy: str, n: int, epoch: int, connection: AsyncConnection) -> bool:
-    held = await hold_policy(connection, policy)
+    held = await lock_policy(connection, policy)
     if held.epoch != epoch or held.pinned not in (None, n):
         return False
     if held.active == n:
@@ -211,7 +211,7 @@ async def _removable(age: timedelta, connection: AsyncConnection) -> list[Versio
 
 async def _mark_removed(policy: str, n: int, age: timedelta, connection: AsyncConnection) -> bool:
     # Roll-backs, pins and claims hold the policy too: they see that it is gone, or we see what they want.
-    await hold_policy(connection, policy)
+    await lock_policy(connection, policy)
     if not any((version.policy, version.n) == (policy, n) for version in await _removable(age, connection)):
         return False
     gone = update(Version).where(Version.policy == policy, Version.n == n)

@@ -11,12 +11,12 @@ from sqlalchemy.ext.asyncio import AsyncConnection
 from clawloop.errors import RecipeRejected, RecordUnusable
 from clawloop.recipe import Lora, Recipe, parse_stored_recipe
 from db.engine import Database
-from db.events import put_event
+from db.events import insert_event
 from db.exact_json import exact_json
 from db.samples import expire_other_signals
 from db.tables import Policy, Step
 from db.tables import Recipe as RecipeRow
-from db.work import hold_policy, refresh_work
+from db.work import lock_policy, refresh_work
 
 
 async def ensure_recipe(database: Database, policy: str, recipe: Recipe) -> None:
@@ -47,14 +47,14 @@ async def set_recipe(database: Database, policy: str, recipe: Recipe) -> None:
     """
 
     async def change(connection: AsyncConnection) -> None:
-        held = await hold_policy(connection, policy)
+        held = await lock_policy(connection, policy)
         if held.recipe_hash == recipe.hash:
             return
         await _require_shape(connection, held, recipe.train.lora)
         await connection.execute(insert(RecipeRow).values(**_columns(recipe)).on_conflict_do_nothing())
         await connection.execute(update(Policy).where(Policy.id == policy).values(recipe_hash=recipe.hash))
         await expire_other_signals(connection, policy)
-        await put_event(connection, policy, "recipe_set", name=recipe.name, hash=recipe.hash, was=held.recipe_hash)
+        await insert_event(connection, policy, "recipe_set", name=recipe.name, hash=recipe.hash, was=held.recipe_hash)
         await refresh_work(connection, policy)
 
     await database.run(change)

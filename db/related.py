@@ -15,7 +15,7 @@ from clawloop.contracts import TurnOutcome
 from clawloop.ids import JudgementId, SessionId, TurnId
 from clawloop.samples.rewards import Member, MemberResult, group_ends, outcome_ends, outcome_waits
 from db.exact_json import storable
-from db.samples import put_sample, withdraw_sample
+from db.samples import insert_sample, withdraw_sample
 from db.tables import Judgement, Turn
 
 _SEEN = text("""
@@ -116,7 +116,7 @@ def _member(row: Any) -> Member:
 
 async def _become(connection: AsyncConnection, judgement: JudgementId, end: MemberResult) -> None:
     if end.outcome is TurnOutcome.SAMPLED:
-        await put_sample(connection, judgement, end.turn_id, end.reward, None, end.why)
+        await insert_sample(connection, judgement, end.turn_id, end.reward, None, end.why)
     else:
         await withdraw_sample(connection, judgement, end.why)
     # The judgement keeps its own reason, which the group's next settling quotes.

@@ -54,7 +54,7 @@ _FREE = text("""
 """)
 
 
-async def put_sample(
+async def insert_sample(
     connection: AsyncConnection,
     judgement: JudgementId,
     turn_id: TurnId,

@@ -17,14 +17,14 @@ from clawloop.contracts import SampleState, TurnOutcome
 from clawloop.errors import RecordUnusable
 from clawloop.ids import SampleId
 from clawloop.steps import StepBatch, StepFigures, StepState, TrainedStep
-from db.events import put_event
+from db.events import insert_event
 from db.exact_json import exact_json, storable
 from db.samples import end_samples, free_samples
 from db.tables import Policy, Step, StepSample, Version
 from db.work import refresh_work
 
 
-async def hold_step(connection: AsyncConnection, policy: str, n: int) -> Step:
+async def lock_step(connection: AsyncConnection, policy: str, n: int) -> Step:
     """The step's row; ours until the end of the transaction.
 
     Raises:
@@ -84,7 +84,7 @@ async def abandon_step(connection: AsyncConnection, step: Step, reason: str) -> 
     await _end(connection, step, StepState.ABANDONED, reason)
     samples = await samples_of(connection, step)
     await free_samples(connection, step.policy, list(samples))
-    await put_event(connection, step.policy, "step_abandoned", step=step.n, reason=reason)
+    await insert_event(connection, step.policy, "step_abandoned", step=step.n, reason=reason)
     await refresh_work(connection, step.policy)
 
 
@@ -100,7 +100,7 @@ async def expire_step(connection: AsyncConnection, step: Step, reason: str) -> N
     await _end(connection, step, StepState.ABANDONED, reason)
     samples = await samples_of(connection, step)
     await end_samples(connection, dict.fromkeys(samples, why), SampleState.EXPIRED, TurnOutcome.EXPIRED)
-    await put_event(connection, step.policy, "step_expired", step=step.n, reason=reason, samples=len(samples))
+    await insert_event(connection, step.policy, "step_expired", step=step.n, reason=reason, samples=len(samples))
     await refresh_work(connection, step.policy)
 
 
@@ -111,7 +111,7 @@ async def quarantine_step(connection: AsyncConnection, step: Step, reason: str) 
     samples = await samples_of(connection, step)
     await end_samples(connection, dict.fromkeys(samples, why), SampleState.QUARANTINED, TurnOutcome.QUARANTINED)
     await _pause(connection, step, why)
-    await put_event(connection, step.policy, "quarantined", step=step.n, reason=reason, samples=len(samples))
+    await insert_event(connection, step.policy, "quarantined", step=step.n, reason=reason, samples=len(samples))
     await refresh_work(connection, step.policy)
 
 

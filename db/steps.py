@@ -17,7 +17,7 @@ from clawloop.ids import SampleId
 from clawloop.recipe import Recipe
 from clawloop.steps import BatchSample, Claim, StepBatch, StepState, TrainedStep, TrainingView, VersionRef
 from db.batches import needs_version, read_samples
-from db.chains import Chains
+from db.chains import ConversationCache
 from db.claims import choose_samples
 from db.engine import Database
 from db.lineage import next_step, of_other_shape, version_ref, version_refs
@@ -27,7 +27,7 @@ from db.step_ends import (
     commit_step,
     expire_step,
     hand_back_step,
-    hold_step,
+    lock_step,
     mark_dropped,
     quarantine_step,
     samples_of,
@@ -35,7 +35,7 @@ from db.step_ends import (
 )
 from db.tables import Policy, Sample, Step, StepSample, Version
 from db.training_view import unusable_words, view_of
-from db.work import hold_policy, refresh_work, set_work
+from db.work import lock_policy, refresh_work, set_work
 
 
 class PostgresStepStore:
@@ -45,9 +45,9 @@ class PostgresStepStore:
         chains: share them with other stores on the same PostgreSQL.
     """
 
-    def __init__(self, database: Database, chains: Chains | None = None) -> None:
+    def __init__(self, database: Database, conversations: ConversationCache | None = None) -> None:
         self._database = database
-        self._chains = chains or Chains()
+        self._conversations = conversations or ConversationCache()
 
     async def look(self, policy: str) -> TrainingView:
         """
@@ -133,10 +133,10 @@ class PostgresStepStore:
         return await self._database.run(partial(_committed, policy, n))
 
     async def _claim(self, policy: str, n: int, connection: AsyncConnection) -> Claim:
-        held = await hold_policy(connection, policy)
+        held = await lock_policy(connection, policy)
         query = select(Step).where(Step.policy == policy, Step.n == n)
         if (known := (await connection.execute(query)).one_or_none()) is not None:
-            taken = await samples_of(connection, await hold_step(connection, policy, n))
+            taken = await samples_of(connection, await lock_step(connection, policy, n))
             return Claim(n, StepState(known.state), len(taken), known.reason or f"{len(taken)} samples")
         under_way = select(Step.n).where(Step.policy == policy, Step.state == StepState.CLAIMED)
         if (other := await connection.scalar(under_way)) is not None:
@@ -153,7 +153,7 @@ class PostgresStepStore:
         if recipe is None:
             await set_work(connection, policy.id, False)
             return Claim(n, None, 0, fault or "")
-        chosen = await choose_samples(connection, self._chains, policy.id, recipe, policy.head)
+        chosen = await choose_samples(connection, self._conversations, policy.id, recipe, policy.head)
         words = f"{chosen.found} of {recipe.train.batch_samples} samples"
         if not chosen.samples:
             # Not always false: a sample whose turn is being judged anew or moved was passed over, and still waits.
@@ -166,13 +166,13 @@ class PostgresStepStore:
         return Claim(n, StepState.CLAIMED, len(chosen.samples), words)
 
     async def _batch(self, policy: str, n: int, connection: AsyncConnection) -> StepBatch:
-        step = await hold_step(connection, policy, n)
+        step = await lock_step(connection, policy, n)
         if step.state != StepState.CLAIMED:
             raise RecordUnusable(f"step {n} of policy {policy!r} is {step.state}")
         recipe = await recipe_by_hash(connection, step.recipe_hash)
         members = await samples_of(connection, step)
         wanted = [sample for sample, dropped in members.items() if dropped is None]
-        read = await read_samples(connection, self._chains, wanted)
+        read = await read_samples(connection, self._conversations, wanted)
         lost = {sample: str(found) for sample, found in read.items() if isinstance(found, RecordUnusable)}
         await mark_dropped(connection, step, lost)
         samples = [found for found in read.values() if isinstance(found, BatchSample)]
@@ -242,8 +242,8 @@ async def _commit(step: StepBatch, trained: TrainedStep, connection: AsyncConnec
     parent = 0 if step.parent is None else step.parent.n
     if (version.policy, version.n, version.parent) != (step.policy, step.n, parent):
         raise RecordUnusable(f"{version.path} is not what step {step.n} of policy {step.policy!r} makes")
-    policy = await hold_policy(connection, step.policy)
-    row = await hold_step(connection, step.policy, step.n)
+    policy = await lock_policy(connection, step.policy)
+    row = await lock_step(connection, step.policy, step.n)
     if row.state == StepState.COMMITTED:
         made = await _committed(step.policy, step.n, connection)
         return StepState.COMMITTED if made is not None and made.sha256 == version.sha256 else StepState.ABANDONED
@@ -258,22 +258,22 @@ async def _commit(step: StepBatch, trained: TrainedStep, connection: AsyncConnec
 
 
 async def _quarantine(policy: str, n: int, reason: str, connection: AsyncConnection) -> None:
-    await hold_policy(connection, policy)
-    step = await hold_step(connection, policy, n)
+    await lock_policy(connection, policy)
+    step = await lock_step(connection, policy, n)
     if step.state == StepState.CLAIMED:
         await quarantine_step(connection, step, reason)
 
 
 async def _abandon(policy: str, n: int, reason: str, connection: AsyncConnection) -> None:
-    await hold_policy(connection, policy)
-    step = await hold_step(connection, policy, n)
+    await lock_policy(connection, policy)
+    step = await lock_step(connection, policy, n)
     if step.state == StepState.CLAIMED:
         await abandon_step(connection, step, reason)
 
 
 async def _hand_back(policy: str, n: int, reason: str, connection: AsyncConnection) -> None:
-    held = await hold_policy(connection, policy)
-    step = await hold_step(connection, policy, n)
+    held = await lock_policy(connection, policy)
+    step = await lock_step(connection, policy, n)
     if step.state != StepState.CLAIMED:
         return
     if held.recipe_hash == step.recipe_hash:
@@ -283,8 +283,8 @@ async def _hand_back(policy: str, n: int, reason: str, connection: AsyncConnecti
 
 
 async def _expire(policy: str, n: int, reason: str, connection: AsyncConnection) -> None:
-    await hold_policy(connection, policy)
-    step = await hold_step(connection, policy, n)
+    await lock_policy(connection, policy)
+    step = await lock_step(connection, policy, n)
     if step.state == StepState.CLAIMED:
         await expire_step(connection, step, reason)
 

@@ -18,7 +18,7 @@ from clawloop.contracts import (
 )
 from clawloop.ids import ApiKeyId, SessionId, TurnId
 from db.arrays import bytes_to_ids, bytes_to_logprobs
-from db.chains import Chains
+from db.chains import ConversationCache
 from db.deltas import Conversation
 from db.tables import Session, ToolList, Turn
 
@@ -29,13 +29,15 @@ _TURN = (
 )
 
 
-async def read_turn(chains: Chains, turn_id: TurnId, connection: AsyncConnection) -> StoredTurn | None:
+async def read_turn(
+    conversations: ConversationCache, turn_id: TurnId, connection: AsyncConnection
+) -> StoredTurn | None:
     row = (await connection.execute(_TURN.where(Turn.id == turn_id))).mappings().one_or_none()
     if row is None:
         return None
     if row["outcome"] == TurnOutcome.ERASED:
-        chains.forget(turn_id)
-    conversation = await chains.conversation(connection, turn_id)
+        conversations.forget(turn_id)
+    conversation = await conversations.conversation(connection, turn_id)
     return StoredTurn(
         record=_record(row, conversation),
         session_id=SessionId(row["session_id"]),

@@ -13,7 +13,7 @@ from sqlalchemy.ext.asyncio import AsyncConnection
 from sqlalchemy.sql.dml import ReturningInsert
 
 from clawloop.contracts import (
-    EnteredTurn,
+    InsertedTurn,
     Message,
     SessionEvidence,
     SessionSource,
@@ -23,19 +23,19 @@ from clawloop.contracts import (
 )
 from clawloop.ids import ApiKeyId, SessionId, TurnId
 from db.arrays import logprobs_to_bytes
-from db.chains import Chains
+from db.chains import ConversationCache
 from db.deltas import delta
 from db.engine import Database
-from db.entry import Entry, Request
+from db.entry import PreparedTurn, Request
 from db.erasure import BARE_TURN, holds_erased
 from db.exact_json import exact_json, storable
-from db.late import adopt_later_turns
+from db.late import reparent_late_turns
 from db.placement import known_session, parent_in, session_for
 from db.stored import read_turn
 from db.tables import PrefixRole, Session, SessionPrefix, ToolList, Turn
 
 
-def _hold_session_statement() -> ReturningInsert[tuple[datetime | None]]:
+def _lock_session_statement() -> ReturningInsert[tuple[datetime | None]]:
     new = insert(Session)
     # What was erased before it came does not open its session again.
     alive = or_(Session.erased_at.is_(None), new.excluded.last_turn_at > Session.erased_at)
@@ -51,9 +51,9 @@ def _hold_session_statement() -> ReturningInsert[tuple[datetime | None]]:
     ).returning(Session.erased_at)
 
 
-_HOLD_SESSION = _hold_session_statement()
+_LOCK_SESSION = _lock_session_statement()
 _INSERT_TOOLS = insert(ToolList).on_conflict_do_nothing()
-_HOLD_TOOLS = text("SELECT sha256 FROM tool_lists WHERE sha256 = :sha256 FOR KEY SHARE")
+_LOCK_TOOLS = text("SELECT sha256 FROM tool_lists WHERE sha256 = :sha256 FOR KEY SHARE")
 _INSERT_TURN = insert(Turn).on_conflict_do_nothing().returning(Turn.id)
 
 
@@ -65,23 +65,23 @@ class PostgresTurnStore:
         chains: what is kept in memory; give the same to stores on the same PostgreSQL. None begins anew.
     """
 
-    def __init__(self, database: Database, chains: Chains | None = None) -> None:
+    def __init__(self, database: Database, conversations: ConversationCache | None = None) -> None:
         self._database = database
-        self._chains = chains or Chains()
+        self._conversations = conversations or ConversationCache()
 
-    async def enter(self, record: TurnRecord) -> EnteredTurn:
+    async def insert(self, record: TurnRecord) -> InsertedTurn:
         """Store one turn in one transaction: its session, its parent, its tokens. Twice is once.
 
         Raises:
             StoreUnavailable: nothing was stored as far as we know; try again later.
             RecordUnusable: this record can never be stored.
         """
-        entry = Entry(record)
+        entry = PreparedTurn(record)
         conversation = entry.conversation
-        entered = await self._database.run(partial(self._enter, entry))
-        if not entered.duplicate and not entered.erased:
-            self._chains.keep(record.turn_id, conversation)
-        return entered
+        inserted = await self._database.run(partial(self._insert, entry))
+        if not inserted.duplicate and not inserted.erased:
+            self._conversations.keep(record.turn_id, conversation)
+        return inserted
 
     async def version_of_parent(
         self, key: ApiKeyId, evidence: SessionEvidence, messages: Sequence[Message]
@@ -108,35 +108,35 @@ class PostgresTurnStore:
         Raises:
             StoreUnavailable
         """
-        return await self._database.run(partial(read_turn, self._chains, turn_id))
+        return await self._database.run(partial(read_turn, self._conversations, turn_id))
 
-    async def _enter(self, entry: Entry, connection: AsyncConnection) -> EnteredTurn:
+    async def _insert(self, entry: PreparedTurn, connection: AsyncConnection) -> InsertedTurn:
         turn_id = entry.record.turn_id
-        if (found := await _entered(connection, turn_id)) is not None:
+        if (found := await _inserted(connection, turn_id)) is not None:
             return found
         session, unknown_before = await session_for(connection, entry)
-        erased_at = await _hold_session(connection, session, entry.record)
+        erased_at = await _lock_session(connection, session, entry.record)
         gone = erased_at is not None and entry.record.started_at <= erased_at
         if gone or await holds_erased(connection, entry, session):
-            return await _enter_erased(connection, entry, session)
+            return await _insert_erased(connection, entry, session)
         parent = await parent_in(connection, session, entry.request)
         if not await self._insert_turn(connection, entry, session, parent):
             # The same record, entered at the same moment: it waited for the session's row as we did.
-            found = await _entered(connection, turn_id)
+            found = await _inserted(connection, turn_id)
             assert found is not None
             return found
         await _insert_prefixes(connection, entry, expecting=unknown_before and parent is None)
-        await adopt_later_turns(connection, self._chains, entry, session)
-        return EnteredTurn(turn_id, session, parent, duplicate=False)
+        await reparent_late_turns(connection, self._conversations, entry, session)
+        return InsertedTurn(turn_id, session, parent, duplicate=False)
 
     async def _insert_turn(
-        self, connection: AsyncConnection, entry: Entry, session: SessionId, parent: TurnId | None
+        self, connection: AsyncConnection, entry: PreparedTurn, session: SessionId, parent: TurnId | None
     ) -> bool:
         """False if it is there already."""
-        before = None if parent is None else await self._chains.conversation(connection, parent)
+        before = None if parent is None else await self._conversations.conversation(connection, parent)
         tools = entry.conversation.tools_sha256
         if tools is not None and (before is None or before.tools_sha256 != tools):
-            await _hold_tools(connection, tools, entry.tools)
+            await _lock_tools(connection, tools, entry.tools)
         stored = delta(entry.conversation, before)
         values = _columns(entry) | {
             "session_id": session,
@@ -149,16 +149,16 @@ class PostgresTurnStore:
         return await connection.scalar(_INSERT_TURN, values) is not None
 
 
-async def _entered(connection: AsyncConnection, turn_id: TurnId) -> EnteredTurn | None:
+async def _inserted(connection: AsyncConnection, turn_id: TurnId) -> InsertedTurn | None:
     query = select(Turn.session_id, Turn.parent_turn_id).where(Turn.id == turn_id)
     row = (await connection.execute(query)).one_or_none()
     if row is None:
         return None
     parent = None if row.parent_turn_id is None else TurnId(row.parent_turn_id)
-    return EnteredTurn(turn_id, SessionId(row.session_id), parent, duplicate=True)
+    return InsertedTurn(turn_id, SessionId(row.session_id), parent, duplicate=True)
 
 
-async def _enter_erased(connection: AsyncConnection, entry: Entry, session: SessionId) -> EnteredTurn:
+async def _insert_erased(connection: AsyncConnection, entry: PreparedTurn, session: SessionId) -> InsertedTurn:
     """It was on its way here, in a spool or in an engine, when that was erased: only that it was there stays."""
     record = entry.record
     bare = exact_json({"source": record.evidence.source, "value": None, "narrowing": []})
@@ -166,18 +166,18 @@ async def _enter_erased(connection: AsyncConnection, entry: Entry, session: Sess
     # No workflow has to hear of it.
     bare_turn = _INSERT_TURN.values(announced_at=func.now(), erased_at=func.clock_timestamp())
     made = await connection.scalar(bare_turn, values)
-    return EnteredTurn(record.turn_id, session, None, duplicate=made is None, erased=True)
+    return InsertedTurn(record.turn_id, session, None, duplicate=made is None, erased=True)
 
 
-async def _hold_tools(connection: AsyncConnection, sha256: bytes, tools: str | None) -> None:
+async def _lock_tools(connection: AsyncConnection, sha256: bytes, tools: str | None) -> None:
     """See that this list is stored, and stays until the end of the transaction."""
     values = {"sha256": sha256, "tools": tools}
     await connection.execute(_INSERT_TOOLS, values)
-    if await connection.scalar(_HOLD_TOOLS, values) is None:  # the last turn with it was erased at this moment
+    if await connection.scalar(_LOCK_TOOLS, values) is None:  # the last turn with it was erased at this moment
         await connection.execute(_INSERT_TOOLS, values)
 
 
-async def _hold_session(connection: AsyncConnection, session: SessionId, record: TurnRecord) -> datetime | None:
+async def _lock_session(connection: AsyncConnection, session: SessionId, record: TurnRecord) -> datetime | None:
     """Make the session if it is new; its row stays ours until the end of the transaction.
 
     So turns of one session are entered one after the other, and each sees all before it.
@@ -195,11 +195,11 @@ async def _hold_session(connection: AsyncConnection, session: SessionId, record:
         "state": SessionState.ENDING if record.ends_session else SessionState.OPEN,
         "last_turn_at": record.started_at,
     }
-    erased_at: datetime | None = await connection.scalar(_HOLD_SESSION, values)
+    erased_at: datetime | None = await connection.scalar(_LOCK_SESSION, values)
     return erased_at
 
 
-async def _insert_prefixes(connection: AsyncConnection, entry: Entry, expecting: bool) -> None:
+async def _insert_prefixes(connection: AsyncConnection, entry: PreparedTurn, expecting: bool) -> None:
     """
     Args:
         expecting: the request holds replies nobody has entered; should their turns come late, they belong here.
@@ -227,7 +227,7 @@ async def _version_of_parent(request: Request, connection: AsyncConnection) -> i
     return version
 
 
-def _columns(entry: Entry) -> dict[str, Any]:
+def _columns(entry: PreparedTurn) -> dict[str, Any]:
     """What a turn's row holds of the record alone."""
     record, conversation = entry.record, entry.conversation
     outcome, detail = entry.outcome

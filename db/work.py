@@ -1,6 +1,6 @@
 """Whether a policy has a batch waiting: one flag, so that only the call that raises it tells the training workflow.
 
-Every function but the store's works in the caller's transaction, which must hold the policy (`hold_policy`):
+Every function but the store's works in the caller's transaction, which must hold the policy (`lock_policy`):
 whoever changes samples takes that lock first, so that two of them never wait for each other.
 """
 
@@ -35,7 +35,7 @@ _READY = text("""
 """)
 
 
-async def hold_policy(connection: AsyncConnection, policy: str) -> Policy:
+async def lock_policy(connection: AsyncConnection, policy: str) -> Policy:
     """The policy's row as it is now; ours until the end of the transaction. Chat is not held up by it.
 
     Raises:
@@ -49,11 +49,11 @@ async def hold_policy(connection: AsyncConnection, policy: str) -> Policy:
     return Policy(**row)
 
 
-async def hold_policy_of(connection: AsyncConnection, turn_id: TurnId) -> str:
+async def lock_policy_of(connection: AsyncConnection, turn_id: TurnId) -> str:
     """The same for a turn's policy."""
     query = select(Session.policy).join(Turn, Turn.session_id == Session.id).where(Turn.id == turn_id)
     policy: str = (await connection.execute(query)).scalar_one()
-    await hold_policy(connection, policy)
+    await lock_policy(connection, policy)
     return policy
 
 
@@ -101,7 +101,7 @@ class PostgresWorkStore:
 async def _pending_work(age: timedelta, connection: AsyncConnection) -> list[str]:
     quiet = select(Policy.id).where(~Policy.work_waiting, Policy.paused_reason.is_(None)).order_by(Policy.id)
     for policy in (await connection.scalars(quiet)).all():
-        await hold_policy(connection, policy)
+        await lock_policy(connection, policy)
         await refresh_work(connection, policy)
     claimed = select(Step.n).where(Step.policy == Policy.id, Step.state == StepState.CLAIMED).exists()
     due = func.now() - case((claimed, _WHILE_COMPUTING * age), else_=age)

@@ -16,7 +16,7 @@ from db.policies import ensure_policy
 from db.recipes import ensure_recipe
 
 
-async def enter_policies(database_url: str, base_model: str, runs: Sequence[PlannedRun]) -> dict[PlannedRun, str]:
+async def insert_policies(database_url: str, base_model: str, runs: Sequence[PlannedRun]) -> dict[PlannedRun, str]:
     """Make the policies; returns a key for each, good for chatting and for the admin API.
 
     Raises:

@@ -17,7 +17,7 @@ from clawloop.demo.course import Place, hold_course
 from clawloop.demo.location import model_path
 from clawloop.demo.place import Address, demo_folder, write_address
 from clawloop.demo.plan import Plan, PlannedRun
-from clawloop.demo.pupils import enter_policies
+from clawloop.demo.pupils import insert_policies
 from clawloop.demo.report import RunReport, report_run
 from clawloop.demo.report_forms import as_json, in_one_line
 from clawloop.demo.scoreboard import DemoBoard
@@ -120,7 +120,7 @@ class _Demo:
     async def ready(self, around: Surroundings) -> Mapping[str, str]:
         """Satisfies `clawloop.local.up.Prepare`."""
         secrets = await self._prepare(around)
-        self._keys = await enter_policies(around.database_url, around.base_model, self._options.plan.runs)
+        self._keys = await insert_policies(around.database_url, around.base_model, self._options.plan.runs)
         return secrets
 
     async def use(self, started: Started) -> None:

@@ -15,7 +15,7 @@ from starlette.datastructures import Headers
 
 from api import streaming
 from api.chat import prepare
-from clawloop.contracts import EnteredTurn, Scope, TurnRecord, TurnStatus
+from clawloop.contracts import InsertedTurn, Scope, TurnRecord, TurnStatus
 from tests.api.conftest import Gateway, running_gateway
 from tests.api.test_chat import IDS, ask
 from tests.fakes.engine import FakeEngine
@@ -33,12 +33,12 @@ class SlowStore(FakeTurnStore):
         super().__init__()
         self.entering = asyncio.Event()
 
-    async def enter(self, record: TurnRecord) -> EnteredTurn:
+    async def insert(self, record: TurnRecord) -> InsertedTurn:
         self.entering.set()
         await asyncio.sleep(0.2)
         if self.bug:
             raise ZeroDivisionError("on purpose")
-        return await super().enter(record)
+        return await super().insert(record)
 
 
 def _use(gateway: Gateway, store: FakeTurnStore) -> None:

@@ -233,7 +233,7 @@ class PostgresLearning:
     ) -> SampleId:
         evidence = SessionEvidence(SessionSource.HEADER, f"s{len(self.woken)}")
         turn = turn_record(f"{evidence.value}", api_key_id=self.key, version=version, evidence=evidence)
-        await self.turns.enter(turn)
+        await self.turns.insert(turn)
         applied: list[FeedbackId] = []
         if explicit:
             applied.append(new_feedback_id())

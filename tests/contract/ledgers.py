@@ -72,8 +72,8 @@ class Ledger:
     learn_by: Callable[[Recipe], Awaitable[None]]
     give_outcome: Callable[[str, int], Awaitable[FeedbackEffect | None]]
 
-    async def enter(self, *turns: TurnRecord) -> SessionId:
-        sessions = [(await self.stores.turns.enter(turn)).session_id for turn in turns]
+    async def insert(self, *turns: TurnRecord) -> SessionId:
+        sessions = [(await self.stores.turns.insert(turn)).session_id for turn in turns]
         return sessions[-1]
 
     def talk(self, *asked: str, session: str = "s") -> list[TurnRecord]:

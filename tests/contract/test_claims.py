@@ -94,7 +94,7 @@ async def test_chat_does_not_wait_for_a_claim(postgres_learning: PostgresLearnin
         claimed = await postgres_learning.steps._claim(POLICY, 1, connection)
         # The claim holds all it will ever hold; a turn refers to the policy, and to the claimed turn it continues.
         for record in (begins, goes_on):
-            await asyncio.wait_for(postgres_learning.turns.enter(record), 30)
+            await asyncio.wait_for(postgres_learning.turns.insert(record), 30)
         return claimed
 
     assert (await postgres_learning.database.run(claim)).state is StepState.CLAIMED

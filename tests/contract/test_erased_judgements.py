@@ -18,7 +18,7 @@ NOW = timedelta(0)
 
 async def test_an_answer_that_comes_when_what_followed_is_erased_is_not_kept(ledger: Ledger) -> None:
     first, second = ledger.talk("one", "two")
-    await ledger.enter(first, second)
+    await ledger.insert(first, second)
     opened = await ledger.judgements.open(first.turn_id, second.turn_id, b"e", "hint")
     ledger.erase(second.turn_id)
     await ledger.judgements.store_vote(opened.id, 0, "1", 1)
@@ -37,7 +37,7 @@ async def test_an_answer_that_comes_when_what_followed_is_erased_is_not_kept(led
 
 async def test_a_rating_after_what_followed_was_erased_is_judged_by_itself(ledger: Ledger) -> None:
     first, second = ledger.talk("one", "two")
-    await ledger.enter(first, second)
+    await ledger.insert(first, second)
     opened = await ledger.judgements.open(first.turn_id, second.turn_id, b"e", "hint")
     await ledger.judgements.finalize(opened.id, TIE, [])
     ledger.erase(second.turn_id)
@@ -50,7 +50,7 @@ async def test_a_rating_after_what_followed_was_erased_is_judged_by_itself(ledge
 
 async def test_a_judgement_begun_before_anything_followed_takes_none_of_what_follows(ledger: Ledger) -> None:
     first, second = ledger.talk("one", "two")
-    await ledger.enter(first, second)
+    await ledger.insert(first, second)
     opened = await ledger.judgements.revise(first.turn_id, None, b"e", "hint")
     await ledger.judgements.store_vote(opened.id, 0, "1", 1)
     later = await ledger.judgements.revise(first.turn_id, second.turn_id, b"e", "hint")
@@ -65,8 +65,8 @@ async def test_a_judgement_begun_before_anything_followed_takes_none_of_what_fol
 
 async def test_what_was_erased_before_it_was_announced_never_is(ledger: Ledger) -> None:
     first, second, third = ledger.talk("one", "two", "three")
-    await ledger.enter(first, second)
+    await ledger.insert(first, second)
     await ledger.stores.erasures.erase_turn(second.turn_id)
-    await ledger.enter(third)  # it was on its way
+    await ledger.insert(third)  # it was on its way
     found = await ledger.upkeep.pending_turns(NOW, 10)
     assert [told.turn_id for _, told in found] == [first.turn_id]

@@ -37,7 +37,7 @@ async def add_group(learning: PostgresLearning, name: str, *rewards: float) -> l
     turns = [turn_record(name, api_key_id=learning.key, evidence=evidence, choice=n) for n in range(len(rewards))]
     turns = [replace(turn, group_id=turns[0].turn_id) for turn in turns]
     for turn in turns:
-        await learning.turns.enter(turn)
+        await learning.turns.insert(turn)
     for turn, reward in zip(turns, rewards, strict=True):
         opened = await learning.judgements.open(turn.turn_id, None, b"e", "hint")
         end = FinalizedJudgement(

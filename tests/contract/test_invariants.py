@@ -63,7 +63,7 @@ async def live(postgres_learning: PostgresLearning) -> None:
     await postgres_learning.operators.resume(POLICY)
     await postgres_learning.steps.claim(POLICY, 5)
     await postgres_learning.execute("UPDATE sessions SET state = 'closed'")
-    await postgres_learning.turns.enter(turn_record("open", api_key_id=postgres_learning.key))
+    await postgres_learning.turns.insert(turn_record("open", api_key_id=postgres_learning.key))
     # Turns of tests begin when their version is made; a version answers later.
     await postgres_learning.execute("UPDATE versions SET created_at = created_at - interval '1 hour'")
 

@@ -36,8 +36,8 @@ async def test_a_turn_knows_its_place_over_side_turns(ledger: Ledger) -> None:
     side = replace(
         second, turn_id=new_turn_id(), kind=TurnKind.SIDE, response={"role": "assistant", "content": "A title"}
     )
-    await ledger.enter(first, side, third)
-    await ledger.enter(second)
+    await ledger.insert(first, side, third)
+    await ledger.insert(second)
     placed = await ledger.judgements.place(second.turn_id)
     assert placed is not None
     assert (placed.number, placed.follows, placed.followed_by) == (2, first.turn_id, [third.turn_id])
@@ -50,7 +50,7 @@ async def test_a_turn_knows_its_place_over_side_turns(ledger: Ledger) -> None:
 
 async def test_a_direct_vote_is_kept_once_beside_the_others(ledger: Ledger) -> None:
     first, second = ledger.talk("one", "two")
-    await ledger.enter(first, second)
+    await ledger.insert(first, second)
     opened = await ledger.judgements.open(first.turn_id, second.turn_id, b"e", "hint")
     assert opened.direct is None
     said: dict[Vote, float] = {1: -0.25, 0: -9999.0, -1: -1.5}
@@ -62,7 +62,7 @@ async def test_a_direct_vote_is_kept_once_beside_the_others(ledger: Ledger) -> N
 
 async def test_answers_are_kept_once_and_given_back(ledger: Ledger) -> None:
     first, second = ledger.talk("one", "two")
-    await ledger.enter(first, second)
+    await ledger.insert(first, second)
     opened = await ledger.judgements.open(first.turn_id, second.turn_id, b"e", "hint")
     assert (opened.votes, opened.hints, opened.recipe.name) == ({}, {}, "combined")
     await ledger.judgements.store_vote(opened.id, 0, "1", 1)
@@ -79,7 +79,7 @@ async def test_answers_are_kept_once_and_given_back(ledger: Ledger) -> None:
 
 async def test_a_vote_that_comes_after_the_verdict_is_not_kept(ledger: Ledger) -> None:
     first, second = ledger.talk("one", "two")
-    await ledger.enter(first, second)
+    await ledger.insert(first, second)
     opened = await ledger.judgements.open(first.turn_id, second.turn_id, b"e", "hint")
     await ledger.judgements.store_vote(opened.id, 0, "1", 1)
     others: list[tuple[Vote | None, ...]] = [(None, None, None), (-1, None, None), (1, 1, None), (None, None, 1)]
@@ -98,7 +98,7 @@ async def test_a_vote_that_comes_after_the_verdict_is_not_kept(ledger: Ledger) -
 
 async def test_a_direct_vote_that_comes_after_there_was_none_is_not_kept(ledger: Ledger) -> None:
     first, second = ledger.talk("one", "two")
-    await ledger.enter(first, second)
+    await ledger.insert(first, second)
     opened = await ledger.judgements.open(first.turn_id, second.turn_id, b"e", "hint")
     none = FinalizedJudgement(
         Verdict(None, None, None, "none"), NOT_ASKED, None, None, None, TurnOutcome.UNJUDGED, "none"
@@ -112,7 +112,7 @@ async def test_a_direct_vote_that_comes_after_there_was_none_is_not_kept(ledger:
 
 async def test_settled_it_is_held_and_has_a_sample(ledger: Ledger) -> None:
     first, second = ledger.talk("one", "two")
-    await ledger.enter(first, second)
+    await ledger.insert(first, second)
     opened = await ledger.judgements.open(first.turn_id, second.turn_id, b"e", "hint")
     await ledger.judgements.finalize(opened.id, GOOD, [])
     placed = await ledger.judgements.place(first.turn_id)
@@ -126,7 +126,7 @@ async def test_settled_it_is_held_and_has_a_sample(ledger: Ledger) -> None:
 
 async def test_feedback_amends_a_fresh_judgement_and_adds_one_to_a_taken(ledger: Ledger) -> None:
     first, second = ledger.talk("one", "two")
-    await ledger.enter(first, second)
+    await ledger.insert(first, second)
     opened = await ledger.judgements.open(first.turn_id, second.turn_id, b"e", "hint")
     await ledger.judgements.finalize(opened.id, GOOD, [])
     given = await ledger.give(first.turn_id, -1.0, None)
@@ -148,7 +148,7 @@ async def test_feedback_amends_a_fresh_judgement_and_adds_one_to_a_taken(ledger:
 
 async def test_a_judge_that_answers_after_a_rating_does_not_undo_it(ledger: Ledger) -> None:
     first, second = ledger.talk("one", "two")
-    await ledger.enter(first, second)
+    await ledger.insert(first, second)
     slow = await ledger.judgements.open(first.turn_id, second.turn_id, b"e", "hint")
     given = await ledger.give(first.turn_id, -1.0, None)
     quick = await ledger.judgements.revise(first.turn_id, second.turn_id, b"f", "hint")
@@ -161,7 +161,7 @@ async def test_a_judge_that_answers_after_a_rating_does_not_undo_it(ledger: Ledg
 
 async def test_judged_again_it_replaces_what_no_step_has(ledger: Ledger) -> None:
     first, second = ledger.talk("one", "two")
-    await ledger.enter(first, second)
+    await ledger.insert(first, second)
     opened = await ledger.judgements.open(first.turn_id, second.turn_id, b"e", "hint")
     await ledger.judgements.finalize(opened.id, GOOD, [])
     again = await ledger.judgements.rejudge(first.turn_id, 1, second.turn_id, b"e", "hint")
@@ -180,8 +180,8 @@ async def test_the_newest_trained_turns_are_known_with_their_steps(ledger: Ledge
     turns = ledger.talk("one", "two", "three", "four")
     other = ledger.talk("one", session="other")
     side = replace(turns[0], turn_id=new_turn_id(), kind=TurnKind.SIDE)
-    session = await ledger.enter(side, *turns)
-    await ledger.enter(*other)
+    session = await ledger.insert(side, *turns)
+    await ledger.insert(*other)
     for turn, end in ((turns[0], GOOD), (turns[1], BAD), (turns[2], GOOD), (other[0], GOOD)):
         await finalize(ledger, turn, end)
     assert await ledger.judgements.trained(session, 9) == []
@@ -199,7 +199,7 @@ async def test_the_newest_trained_turns_are_known_with_their_steps(ledger: Ledge
 
 async def test_a_closing_sees_all_turns_first_and_later_only_the_undecided(ledger: Ledger) -> None:
     first, second = ledger.talk("one", "two")
-    session = await ledger.enter(first, second)
+    session = await ledger.insert(first, second)
     opened = await ledger.judgements.open(first.turn_id, second.turn_id, b"e", "hint")
     await ledger.judgements.finalize(opened.id, TIE, [])
     seen = await ledger.closing.look(session)
@@ -224,7 +224,7 @@ async def test_a_closing_sees_all_turns_first_and_later_only_the_undecided(ledge
 
 async def test_a_closing_never_samples_a_turn_that_was_erased_meanwhile(ledger: Ledger) -> None:
     first, second = ledger.talk("one", "two")
-    session = await ledger.enter(first, second)
+    session = await ledger.insert(first, second)
     await finalize(ledger, first, TIE)
     ledger.erase(first.turn_id)
     extra = ExtraSample(first.turn_id, 0.5, "at least one")
@@ -235,7 +235,7 @@ async def test_a_closing_never_samples_a_turn_that_was_erased_meanwhile(ledger: 
 
 async def test_a_turn_nobody_ended_keeps_its_session_open(ledger: Ledger) -> None:
     (first,) = ledger.talk("one")
-    session = await ledger.enter(first)
+    session = await ledger.insert(first)
     await ledger.closing.close(session, "idle", [], None, None)
     assert [facts.session_id for facts in await ledger.upkeep.sessions_left_open(NOW, 9)] == [session]
     seen = await ledger.closing.look(session)
@@ -248,7 +248,7 @@ async def test_a_turn_nobody_ended_keeps_its_session_open(ledger: Ledger) -> Non
 async def test_what_was_not_announced_is_found_in_order_until_it_is(ledger: Ledger) -> None:
     turns = ledger.talk("one", "two", "three")
     side = replace(turns[0], turn_id=new_turn_id(), kind=TurnKind.SIDE)
-    await ledger.enter(turns[1], turns[0], side, turns[2])
+    await ledger.insert(turns[1], turns[0], side, turns[2])
     missed = await ledger.upkeep.pending_turns(NOW, 2)
     assert [told.turn_id for _, told in missed] == [turn.turn_id for turn in turns[:2]]
     assert await ledger.upkeep.pending_turns(LATER, 9) == []
@@ -258,7 +258,7 @@ async def test_what_was_not_announced_is_found_in_order_until_it_is(ledger: Ledg
 
 async def test_feedback_nobody_was_told_of_is_found_until_somebody_is(ledger: Ledger) -> None:
     (first,) = ledger.talk("one")
-    await ledger.enter(first)
+    await ledger.insert(first)
     given = await ledger.give(first.turn_id, 1.0, None)
     ((facts, told),) = await ledger.upkeep.pending_feedback(NOW, 9)
     assert (facts.policy, told.feedback_id, told.turn_id) == ("default", given, first.turn_id)
@@ -288,7 +288,7 @@ async def responses(ledger: Ledger, n: int) -> list[TurnRecord]:
 
 async def test_the_mean_verdict_before_is_subtracted_and_each_judgement_counts_once(ledger: Ledger) -> None:
     turns = ledger.talk("one", "two", "three", "four")
-    await ledger.enter(*turns)
+    await ledger.insert(*turns)
     await finalize(ledger, turns[0], related(GOOD, Relation.MEAN, 1.0))
     assert await ledger.samples_of(turns[0]) == [1.0]  # the first stands as it is
     await finalize(ledger, turns[1], related(TIE, Relation.MEAN, 0.0))  # no opinion, and none in the mean
@@ -305,7 +305,7 @@ async def test_the_mean_verdict_before_is_subtracted_and_each_judgement_counts_o
 
 async def test_a_group_is_sampled_when_its_last_verdict_comes(ledger: Ledger) -> None:
     group = await responses(ledger, 4)
-    await ledger.enter(*group)
+    await ledger.insert(*group)
     ends = [(GOOD, 1.0), (BAD, -1.0), (GOOD, 1.0), (TIE, 0.0)]
     for turn, (end, reward) in list(zip(group, ends, strict=True))[:3]:
         await finalize(ledger, turn, related(end, Relation.GROUP, reward))
@@ -321,7 +321,7 @@ async def test_a_group_is_sampled_when_its_last_verdict_comes(ledger: Ledger) ->
 
 async def test_a_group_that_agrees_gives_no_sample(ledger: Ledger) -> None:
     group = await responses(ledger, 2)
-    await ledger.enter(*group)
+    await ledger.insert(*group)
     for turn in group:
         await finalize(ledger, turn, related(BAD, Relation.GROUP, -1.0))
     assert [ledger.samples(turn.turn_id) for turn in group] == [[], []]
@@ -330,7 +330,7 @@ async def test_a_group_that_agrees_gives_no_sample(ledger: Ledger) -> None:
 
 async def test_closing_settles_the_groups_that_wait(ledger: Ledger) -> None:
     group = await responses(ledger, 3)
-    session = await ledger.enter(*group)
+    session = await ledger.insert(*group)
     await finalize(ledger, group[1], related(BAD, Relation.GROUP, -1.0))
     seen = await ledger.closing.look(session)
     assert seen is not None
@@ -347,7 +347,7 @@ async def test_closing_settles_the_groups_that_wait(ledger: Ledger) -> None:
 
 async def test_a_member_that_a_step_has_stays_as_it_is(ledger: Ledger) -> None:
     group = await responses(ledger, 3)
-    session = await ledger.enter(*group)
+    session = await ledger.insert(*group)
     await finalize(ledger, group[0], related(GOOD, Relation.GROUP, 1.0))
     await finalize(ledger, group[1], related(BAD, Relation.GROUP, -1.0))
     await ledger.closing.finalize_related(session)

@@ -11,7 +11,7 @@ import pytest
 
 from api.directory import DirectoryCache
 from db.engine import Database
-from db.notices import PostgresNotices
+from db.notices import PostgresListener
 from db.policies import PostgresDirectoryStore
 from db.publishing import PostgresPublishingStore
 from db.serving_engines import add_engine
@@ -36,7 +36,7 @@ async def commit(database: Database, url: str, n: int) -> PostgresPublishingStor
 
 
 async def test_each_activation_is_heard(database: Database, postgres_url: str) -> None:
-    async with aclosing(PostgresNotices(postgres_url).changes()) as notices:
+    async with aclosing(PostgresListener(postgres_url).changes()) as notices:
         await soon(notices)  # it listens
         store = await commit(database, postgres_url, 1)
         assert await store.activate("default", 1, 0)
@@ -48,7 +48,7 @@ async def test_each_activation_is_heard(database: Database, postgres_url: str) -
 
 
 async def test_after_a_lost_connection_it_is_told_once_more(database: Database, postgres_url: str) -> None:
-    async with aclosing(PostgresNotices(postgres_url).changes()) as notices:
+    async with aclosing(PostgresListener(postgres_url).changes()) as notices:
         await soon(notices)
         waiting = asyncio.create_task(soon(notices))
         await asyncio.sleep(0.1)
@@ -64,7 +64,7 @@ async def test_a_gateway_knows_of_a_new_version_before_it_would_look(
     database: Database, postgres_url: str, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     monkeypatch.setattr("api.directory.REFRESH_SECONDS", 3600.0)
-    async with DirectoryCache(PostgresDirectoryStore(database), PostgresNotices(postgres_url)) as cache:
+    async with DirectoryCache(PostgresDirectoryStore(database), PostgresListener(postgres_url)) as cache:
         await asyncio.sleep(0.5)
         assert cache.policy("default").active == 0
         store = await commit(database, postgres_url, 1)

@@ -23,7 +23,7 @@ async def judged(ledger: Ledger) -> tuple[SessionId, list[TurnRecord]]:
     """Three turns with process +1/3, 0 and -1, and one that nothing followed."""
     await ledger.learn_by(BY_OUTCOME)
     turns = ledger.talk("one", "two", "three", "four")
-    session = await ledger.enter(*turns)
+    session = await ledger.insert(*turns)
     for turn, end, process in zip(turns, (GOOD, TIE, BAD), (1 / 3, 0.0, -1.0), strict=False):
         await finalize(ledger, turn, related(end, Relation.OUTCOME, process))
     return session, turns
@@ -66,7 +66,7 @@ async def test_an_outcome_that_comes_late_changes_what_no_step_has(ledger: Ledge
 
 async def test_other_recipes_only_record_it(ledger: Ledger) -> None:
     turns = ledger.talk("one", "two")
-    session = await ledger.enter(*turns)
+    session = await ledger.insert(*turns)
     await finalize(ledger, turns[0], GOOD)
     assert await ledger.give_outcome("s", -1) is FeedbackEffect.RECORDED
     await close(ledger, session)
@@ -84,13 +84,13 @@ async def test_a_turn_that_is_judged_late_earns_the_outcome_at_once(ledger: Ledg
 async def test_a_turn_that_comes_late_earns_the_outcome_when_its_session_closes_again(ledger: Ledger) -> None:
     await ledger.learn_by(BY_OUTCOME)
     late, last = ledger.talk("one", "two")
-    session = await ledger.enter(last)
+    session = await ledger.insert(last)
     await ledger.give_outcome("s", 1)
     await ledger.closing.close(session, "idle", [Ending(last.turn_id, TurnOutcome.NO_FEEDBACK, "")], None, None)
     seen = await ledger.closing.look(session)
     assert seen is not None
     assert seen.closed
-    await ledger.enter(late)
+    await ledger.insert(late)
     seen = await ledger.closing.look(session)
     assert seen is not None
     assert not seen.closed

@@ -33,7 +33,7 @@ from clawloop.judging.records import (
 )
 from clawloop.recipe import Recipe
 from clawloop.samples.rewards import Member, MemberResult, group_ends, outcome_ends, outcome_waits, with_reward
-from db.entry import Entry
+from db.entry import PreparedTurn
 from tests.fakes.judgement import FakeJudgement
 from tests.fakes.turn_facts import above
 from tests.fakes.turn_store import FakeTurnStore
@@ -71,7 +71,7 @@ class FakeJudgementStore:
         if stored is None or stored.record.kind is not TurnKind.MAIN:
             return None
         own = await self._session(stored.session_id)
-        request = Entry(stored.record).request
+        request = PreparedTurn(stored.record).request
         after = [turn for turn in own if turn.record.kind is TurnKind.MAIN and self._follows(own, turn) == turn_id]
         arrived = [record.turn_id for record in self._turns.records]
         overtaken = [turn for turn in after if arrived.index(turn.record.turn_id) < arrived.index(turn_id)]

@@ -73,10 +73,10 @@ class Bench:
         """A counter's value, or how many a histogram has seen."""
         return self.metrics.registry.get_sample_value(f"clawloop_worker_{name}", labels) or 0.0
 
-    async def enter(self, *records: TurnRecord) -> SessionId:
+    async def insert(self, *records: TurnRecord) -> SessionId:
         session = None
         for record in records:
-            session = (await self.turns.enter(record)).session_id
+            session = (await self.turns.insert(record)).session_id
         assert session is not None
         return session
 

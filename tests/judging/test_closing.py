@@ -27,7 +27,7 @@ async def test_every_main_turn_of_a_closed_session_has_an_outcome_and_says_why(b
     side = replace(second, turn_id=new_turn_id(), kind=TurnKind.SIDE, kind_reason="title", response=title)
     broken = replace(third, turn_id=new_turn_id(), response=None, response_ids=None, logprobs=None, error="died")
     third = replace(third, turn_id=new_turn_id())  # the newest
-    session = await bench.enter(first, side, second, retried, broken, third)
+    session = await bench.insert(first, side, second, retried, broken, third)
     await bench.tell(session, second)
     await bench.tell(session, broken)  # its engine died, but its request says what came next
 
@@ -51,7 +51,7 @@ async def test_every_main_turn_of_a_closed_session_has_an_outcome_and_says_why(b
 async def test_turns_that_can_still_be_judged_are_said_first_and_then_given_up(binary_bench: Bench) -> None:
     bench = binary_bench
     first, second = bench.conversation("one", "two")
-    session = await bench.enter(first, second)
+    session = await bench.insert(first, second)
     closed = await bench.close(session)
     assert closed.to_judge == [first.turn_id]
     assert bench.rows("SELECT state FROM sessions") == [{"state": "open"}]
@@ -69,7 +69,7 @@ async def test_turns_that_cannot_be_judged_keep_none_behind_them_from_being_said
     monkeypatch.setattr(ledger, "TO_JUDGE_LIMIT", 2)
     turns = bench.conversation(*"abcdef")
     ids = [turn.turn_id for turn in turns]
-    session = await bench.enter(*turns)
+    session = await bench.insert(*turns)
     assert (await bench.close(session)).to_judge == ids[:2]
     assert (await bench.close(session, tried_up_to=ids[1])).to_judge == ids[2:4]
     assert (await bench.close(session, tried_up_to=ids[3])).to_judge == [ids[4], ids[0]]
@@ -79,7 +79,7 @@ async def test_turns_that_cannot_be_judged_keep_none_behind_them_from_being_said
 async def test_a_session_that_was_closed_keeps_when_and_why_whoever_looks_into_it(binary_bench: Bench) -> None:
     bench = binary_bench
     turns = bench.conversation("one", "two", "three")
-    session = await bench.enter(*turns[:2])
+    session = await bench.insert(*turns[:2])
     await bench.tell(session, turns[1])
     assert (await bench.close(session, "it was closed before", again=True)).still_open
     assert bench.rows("SELECT state, closed_why FROM sessions") == [{"state": "open", "closed_why": None}]
@@ -92,7 +92,7 @@ async def test_a_session_that_was_closed_keeps_when_and_why_whoever_looks_into_i
     assert not (await bench.close(session, "it was closed before", again=True)).still_open
     assert bench.rows(known) == before
     # Its next turn opens it again, and then another reason counts.
-    await bench.enter(turns[2])
+    await bench.insert(turns[2])
     assert (await bench.close(session, "it was closed before", again=True)).still_open
     await bench.tell(session, turns[2])
     await bench.close(session)
@@ -104,7 +104,7 @@ async def test_a_session_that_was_closed_keeps_when_and_why_whoever_looks_into_i
 async def test_a_turn_the_workflow_has_not_heard_of_stays_open(binary_bench: Bench) -> None:
     bench = binary_bench
     first, second = bench.conversation("one", "two")
-    session = await bench.enter(first, second)
+    session = await bench.insert(first, second)
     await bench.tell(session, second)
     await bench.close(session, up_to=first.turn_id)
     assert await outcomes(bench, second) == [(TurnOutcome.WAITING, None)]
@@ -114,7 +114,7 @@ async def test_a_turn_the_workflow_has_not_heard_of_stays_open(binary_bench: Ben
 async def test_a_session_without_a_sample_gets_the_turn_with_the_clearest_score(binary_bench: Bench) -> None:
     bench = binary_bench
     first, second, third = bench.conversation("one", "two", "three")
-    session = await bench.enter(first, second, third)
+    session = await bench.insert(first, second, third)
     bench.judge.votes = [1, 0, 0]
     await bench.tell(session, second)  # 0, with a mean of +0.33
     bench.judge.votes = [-1, 0, 1]  # a tie: 0, with a mean of 0
@@ -133,14 +133,14 @@ async def test_a_session_without_a_sample_gets_the_turn_with_the_clearest_score(
 async def test_a_session_in_which_nothing_was_judged_says_so(binary_bench: Bench) -> None:
     bench = binary_bench
     (only,) = bench.conversation("one")
-    session = await bench.enter(only)
+    session = await bench.insert(only)
     assert (await bench.close(session)).guarantee == "no sample: no judged turn that can be trained"
 
 
 async def tied_session(bench: Bench) -> tuple[SessionId, list[TurnRecord]]:
     """Two judged turns whose votes cancel out, and one that nothing followed."""
     turns = bench.conversation("one", "two", "three")
-    session = await bench.enter(*turns)
+    session = await bench.insert(*turns)
     bench.judge.votes = [1, 0, -1, 1, 0, -1]
     for turn in turns[1:]:
         await bench.tell(session, turn)
@@ -190,9 +190,9 @@ async def test_without_direct_votes_the_session_says_that_votes_cancel_out(binar
 async def test_a_turn_that_got_no_feedback_is_judged_when_its_session_goes_on(binary_bench: Bench) -> None:
     bench = binary_bench
     first, second = bench.conversation("one", "two")
-    session = await bench.enter(first)
+    session = await bench.insert(first)
     await bench.close(session)
-    await bench.enter(second)
+    await bench.insert(second)
     assert bench.rows("SELECT state FROM sessions") == [{"state": "open"}]
     (fate,) = await bench.tell(session, second)
     assert fate.outcome is TurnOutcome.SAMPLED

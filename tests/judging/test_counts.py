@@ -14,7 +14,7 @@ from tests.judging.test_sweep import IDLE
 
 async def test_votes_hints_outcomes_and_requests_are_counted(bench: Bench) -> None:
     first, second = bench.conversation("one", "two")
-    session = await bench.enter(first, second)
+    session = await bench.insert(first, second)
     bench.judge.votes = [1, "what?", 1, "what again?"]
     await bench.tell(session, second)
     assert bench.counted("judge_answers_total", kind="vote", result="valid") == 2
@@ -28,7 +28,7 @@ async def test_votes_hints_outcomes_and_requests_are_counted(bench: Bench) -> No
 async def test_requests_that_fail_are_timed_as_such_and_judge_nothing(binary_bench: Bench) -> None:
     bench = binary_bench
     first, second = bench.conversation("one", "two")
-    session = await bench.enter(first, second)
+    session = await bench.insert(first, second)
     bench.judge.mode = "500"
     with pytest.raises(JudgeUnavailable):
         await bench.tell(session, second)
@@ -44,7 +44,7 @@ async def test_requests_that_fail_are_timed_as_such_and_judge_nothing(binary_ben
 async def test_closed_sessions_and_sweeps_are_counted(binary_bench: Bench) -> None:
     bench = binary_bench
     first, second = bench.conversation("one", "two")
-    session = await bench.enter(first, second)
+    session = await bench.insert(first, second)
     upkeep = UpkeepActivities(
         PostgresUpkeepStore(bench.database), FakeNotifier(), bench.work, IDLE, IDLE * 0, counts=bench.metrics
     )

@@ -58,7 +58,7 @@ async def judged(bench: Bench) -> tuple[SessionId, list[TurnRecord]]:
         logprobs=None,
         prompt_ids=None,
     )
-    session = await bench.enter(*turns, side, failed)
+    session = await bench.insert(*turns, side, failed)
     for turn in turns[1:]:
         await bench.tell(session, turn)
     bench.feedback(turns[2], None, f"What a {WORD}!")
@@ -127,7 +127,7 @@ async def test_what_steps_have_keeps_its_place_and_teaches_nothing_more(bench: B
 async def test_a_judge_that_answers_too_late_brings_nothing_back(binary_bench: Bench) -> None:
     b = binary_bench
     first, second = b.conversation("one", "two")
-    session = await b.enter(first, second)
+    session = await b.insert(first, second)
     opened = await b.judgements.open(first.turn_id, second.turn_id, b"e", "hint")
     await erase(b, session)
     await b.judgements.store_vote(opened.id, 0, f"The {WORD}", 1)
@@ -147,7 +147,7 @@ async def test_a_judge_that_answers_too_late_brings_nothing_back(binary_bench: B
 
 async def test_a_turn_that_is_erased_while_a_judge_reads_it_leaves_the_one_before_as_it_was(bench: Bench) -> None:
     first, second = bench.conversation("one", f"two {WORD}")
-    session = await bench.enter(first, second)
+    session = await bench.insert(first, second)
     opened = await bench.judgements.open(first.turn_id, second.turn_id, b"e", "hint")
     await PostgresErasureStore(bench.database).erase_turn(second.turn_id)
     await bench.judgements.store_vote(opened.id, 0, f"The {WORD}", 1)
@@ -164,7 +164,7 @@ async def test_a_turn_that_is_erased_while_a_judge_reads_it_leaves_the_one_befor
 async def test_what_follows_next_is_judged_by_votes_of_its_own(binary_bench: Bench) -> None:
     b = binary_bench
     first, second = b.conversation("one", "two")
-    session = await b.enter(first, second)
+    session = await b.insert(first, second)
     opened = await b.judgements.open(first.turn_id, second.turn_id, b"e", "hint")
     await b.judgements.store_vote(opened.id, 0, "verdict: -1", -1)
     await b.judgements.store_hint(opened.id, "hint", 0, "unreadable", None)
@@ -174,7 +174,7 @@ async def test_what_follows_next_is_judged_by_votes_of_its_own(binary_bench: Ben
     said: Message = {"role": "user", "content": "other"}
     messages = [*first.messages, answered, said]
     followed = replace(second, turn_id=new_turn_id(), messages=messages, started_at=datetime.now(UTC))
-    await b.enter(followed)
+    await b.insert(followed)
     b.judge.votes = [1]
     (fate,) = await b.tell(session, followed)
     assert fate.why == "verdict +1: 3 of 3 votes for 1"
@@ -184,7 +184,7 @@ async def test_what_follows_next_is_judged_by_votes_of_its_own(binary_bench: Ben
 async def test_what_was_judged_by_an_erased_turn_keeps_its_verdict_and_no_word_of_it(bench: Bench) -> None:
     bench.judge.hint = f"Say that a {WORD} has stripes next time."
     first, second = bench.conversation("one", f"two {WORD}")
-    session = await bench.enter(first, second)
+    session = await bench.insert(first, second)
     await bench.tell(session, second)
     assert "hints" in {table for table, _ in holding_words(bench)}
     await PostgresErasureStore(bench.database).erase_turn(second.turn_id)
@@ -199,7 +199,7 @@ async def test_what_was_judged_by_an_erased_turn_keeps_its_verdict_and_no_word_o
 async def test_a_hint_of_an_erased_turn_that_a_step_has_is_counted_as_learned(bench: Bench) -> None:
     bench.judge.hint = f"Say that a {WORD} has stripes next time."
     first, second = bench.conversation("one", f"two {WORD}")
-    session = await bench.enter(first, second)
+    session = await bench.insert(first, second)
     await bench.tell(session, second)
     train(bench.url, first.turn_id, 4)
     erasure = await PostgresErasureStore(bench.database).erase_turn(second.turn_id)
@@ -210,7 +210,7 @@ async def test_a_hint_of_an_erased_turn_that_a_step_has_is_counted_as_learned(be
 async def test_a_verdict_alone_still_waits_for_its_step_when_what_showed_it_is_erased(binary_bench: Bench) -> None:
     b = binary_bench
     first, second = b.conversation("one", f"two {WORD}")
-    session = await b.enter(first, second)
+    session = await b.insert(first, second)
     await b.tell(session, second)
     await PostgresErasureStore(b.database).erase_turn(second.turn_id)
     assert b.rows("SELECT state FROM samples") == [{"state": "fresh"}]
@@ -220,7 +220,7 @@ async def test_a_verdict_alone_still_waits_for_its_step_when_what_showed_it_is_e
 @pytest.mark.parametrize("whole", [True, False], ids=["session", "turn"])
 async def test_it_is_erased_when_its_locks_are_held_and_not_when_they_were_asked_for(bench: Bench, whole: bool) -> None:
     (turn,) = bench.conversation("one")
-    session = await bench.enter(turn)
+    session = await bench.insert(turn)
     store = PostgresErasureStore(bench.database)
     with psycopg.connect(bench.url) as claiming:
         claiming.execute("SELECT FROM policies FOR UPDATE")
@@ -236,7 +236,7 @@ async def test_it_is_erased_when_its_locks_are_held_and_not_when_they_were_asked
 async def test_it_holds_no_turn_while_it_waits_for_the_one_before(bench: Bench) -> None:
     bench.judge.hint = "Say that it has stripes next time."
     first, second = bench.conversation("one", "two")
-    session = await bench.enter(first, second)
+    session = await bench.insert(first, second)
     await bench.tell(session, second)
     assert bench.rows("SELECT FROM samples WHERE hinted_prompt_ids IS NOT NULL")
     hold = "SELECT id FROM turns WHERE id = %s FOR"
@@ -256,7 +256,7 @@ async def test_tools_that_others_use_stay(bench: Bench) -> None:
     tools = [{"function": {"name": WORD}}]
     (mine,) = bench.conversation("one", session="mine", tools=tools)
     (other,) = bench.conversation("one", session="other", tools=tools)
-    session, others = await bench.enter(mine), await bench.enter(other)
+    session, others = await bench.insert(mine), await bench.insert(other)
     await erase(bench, session)
     assert (await bench.turn(other.turn_id)).record.tools == tools
     await erase(bench, others)
@@ -266,7 +266,7 @@ async def test_tools_that_others_use_stay(bench: Bench) -> None:
 async def test_a_waiting_batch_that_is_erased_waits_no_more(binary_bench: Bench) -> None:
     b = binary_bench
     first, second = b.conversation("one", "two")
-    session = await b.enter(first, second)
+    session = await b.insert(first, second)
     await b.tell(session, second)
     b.execute("UPDATE samples SET created_at = now() - interval '2 days'")
     b.execute("UPDATE policies SET work_waiting = true")

@@ -26,7 +26,7 @@ async def again(bench: Bench, session: SessionId, turn: TurnRecord, **ask: objec
 
 async def judged(bench: Bench, *votes: int | str) -> tuple[SessionId, TurnRecord]:
     first, second = bench.conversation("one", "two")
-    session = await bench.enter(first, second)
+    session = await bench.insert(first, second)
     bench.judge.votes = list(votes)
     await bench.tell(session, second)
     return session, first
@@ -49,7 +49,7 @@ async def test_a_turn_whose_judge_was_away_is_judged_later(binary_bench: Bench) 
 async def test_one_never_opened_before_its_session_closed_is_revision_0(binary_bench: Bench) -> None:
     bench = binary_bench
     first, second = bench.conversation("one", "two")
-    session = await bench.enter(first, second)
+    session = await bench.insert(first, second)
     await bench.close(session, give_up=True)
     (fate,) = await again(bench, session, first)
     assert fate.sample
@@ -174,7 +174,7 @@ async def test_a_turn_that_nothing_speaks_about_is_refused(binary_bench: Bench) 
     b = binary_bench
     first, second = b.conversation("one", "two")
     title = replace(second, kind=TurnKind.SIDE, turn_id=new_turn_id())
-    await b.enter(first)
+    await b.insert(first)
 
     async def why() -> str | None:
         so_far = await PostgresRejudgeStore(b.database).rejudge_facts(first.turn_id)
@@ -183,9 +183,9 @@ async def test_a_turn_that_nothing_speaks_about_is_refused(binary_bench: Bench) 
 
     nothing = "nothing has followed it yet, and nobody has given feedback on it"
     assert await why() == nothing
-    await b.enter(title)  # a side turn says nothing about it
+    await b.insert(title)  # a side turn says nothing about it
     assert await why() == nothing
-    await b.enter(second)
+    await b.insert(second)
     assert await why() is None
     await PostgresErasureStore(b.database).erase_turn(second.turn_id)
     assert await why() == nothing

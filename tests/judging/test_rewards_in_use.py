@@ -28,7 +28,7 @@ async def test_long_replies_earn_less(
     await set_recipe(bench, with_signal(overlong={"limit_tokens": 1000, "cache_tokens": 200}))
     reply: dict[str, Any] = {"finish_reason": reason, "response_ids": [5] * ids, "logprobs": [-0.5] * ids}
     first, second = bench.conversation("one", "two", **reply)
-    session = await bench.enter(first, second)
+    session = await bench.insert(first, second)
     bench.judge.votes = votes
     (fate,) = await bench.tell(session, second)
     reward, outcome, why = expected
@@ -39,7 +39,7 @@ async def test_long_replies_earn_less(
 async def test_the_mean_verdict_is_subtracted(bench: Bench) -> None:
     await set_recipe(bench, with_signal(baseline="mean"))
     turns = bench.conversation("one", "two", "three", "four")
-    session = await bench.enter(*turns)
+    session = await bench.insert(*turns)
     told = []
     for vote, turn in zip([1, -1, 1], turns[1:], strict=True):
         bench.judge.votes = [vote]
@@ -58,7 +58,7 @@ async def test_responses_to_one_prompt_are_measured_against_each_other(bench: Be
     first, second = bench.conversation("one", "Thanks!")
     other = replace(first, turn_id=new_turn_id(), choice=1, response={"role": "assistant", "content": "another"})
     first, other = (replace(turn, group_id=first.turn_id) for turn in (first, other))
-    session = await bench.enter(first, other, second)
+    session = await bench.insert(first, other, second)
     bench.judge.votes = [1]
     (fate,) = await bench.tell(session, second)
     assert (fate.outcome, fate.sample) == (TurnOutcome.UNDECIDED, False)
@@ -75,7 +75,7 @@ async def test_a_group_that_cannot_fill_is_settled_by_the_close(bench: Bench) ->
     first, second = bench.conversation("one", "No.")
     other = replace(first, turn_id=new_turn_id(), choice=1, response={"role": "assistant", "content": "another"})
     first, other = (replace(turn, group_id=first.turn_id) for turn in (first, other))
-    session = await bench.enter(first, other, second)
+    session = await bench.insert(first, other, second)
     bench.judge.votes = [-1]
     await bench.tell(session, second)
     closed = await bench.close(session)
@@ -92,7 +92,7 @@ async def test_a_group_that_cannot_fill_is_settled_by_the_close(bench: Bench) ->
 async def test_a_sessions_outcome_reaches_every_main_turn(bench: Bench) -> None:
     await set_recipe(bench, with_signal(reward="outcome_process", process_weight=1.0))
     turns = bench.conversation("one", "two", "three")
-    session = await bench.enter(*turns)
+    session = await bench.insert(*turns)
     for votes, turn in zip([[1, 1, -1], [-1, -1, -1]], turns[1:], strict=True):
         bench.judge.votes = [*votes]
         await bench.tell(session, turn)

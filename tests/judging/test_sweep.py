@@ -26,8 +26,8 @@ def sweeper(bench: Bench, notifier: FakeNotifier, age: timedelta = timedelta(0))
 async def test_missed_main_turns_are_announced_in_order_once(bench: Bench) -> None:
     one = bench.conversation("a", "b", "c", session="one")
     two = bench.conversation("x", "y", session="two")
-    await bench.enter(one[0], two[0], one[1], *bench.conversation("s", session="three", kind=TurnKind.SIDE))
-    await bench.enter(one[2], two[1])
+    await bench.insert(one[0], two[0], one[1], *bench.conversation("s", session="three", kind=TurnKind.SIDE))
+    await bench.insert(one[2], two[1])
     notifier = FakeNotifier()
     assert (await sweeper(bench, notifier).sweep()).announced == 5
     told = [message.turn_id for _, message in notifier.told if isinstance(message, TurnRecorded)]
@@ -38,13 +38,13 @@ async def test_missed_main_turns_are_announced_in_order_once(bench: Bench) -> No
 
 
 async def test_young_turns_are_left_to_the_gateway(bench: Bench) -> None:
-    await bench.enter(*bench.conversation("a"))
+    await bench.insert(*bench.conversation("a"))
     swept = await sweeper(bench, FakeNotifier(), timedelta(minutes=1)).sweep()
     assert swept.announced == 0
 
 
 async def test_while_workflows_cannot_be_told_nothing_is_noted(bench: Bench) -> None:
-    await bench.enter(*bench.conversation("a"))
+    await bench.insert(*bench.conversation("a"))
     away = FakeNotifier()
     away.available = False
     swept = await sweeper(bench, away).sweep()
@@ -73,9 +73,9 @@ async def test_a_session_that_cannot_be_told_keeps_nobody_from_the_others(
 ) -> None:
     monkeypatch.setattr(upkeep, "BATCH", 2)
     stuck = bench.conversation("a", "b", "c", session="stuck")
-    first = await bench.enter(*stuck)
+    first = await bench.insert(*stuck)
     others = [bench.conversation("x", session=f"other {n}")[0] for n in range(3)]
-    await bench.enter(*others)
+    await bench.insert(*others)
     bench.feedback(stuck[0], 1.0)
     bench.feedback(stuck[0], -1.0)
     bench.feedback(others[0], 1.0)
@@ -97,7 +97,7 @@ async def test_where_nearly_nobody_can_be_told_the_sweep_gives_up_and_keeps_what
     monkeypatch.setattr(telling, "MAX_FAILED", 2)
     monkeypatch.setattr(telling, "AT_ONCE", 1)
     turns = [bench.conversation("x", session=f"{n}")[0] for n in range(6)]
-    sessions = [await bench.enter(turn) for turn in turns]
+    sessions = [await bench.insert(turn) for turn in turns]
     notifier = Stubborn(set(sessions[1:]))
     with pytest.raises(SignalFailed):
         await sweeper(bench, notifier).sweep()
@@ -122,7 +122,7 @@ class FullDisk:
 
 async def test_a_part_that_fails_keeps_no_other_from_running(bench: Bench) -> None:
     (turn,) = bench.conversation("a")
-    session = await bench.enter(turn)
+    session = await bench.insert(turn)
     bench.feedback(turn, 1.0)
     bench.execute("UPDATE sessions SET last_turn_at = now() - interval '1 hour'")
 
@@ -145,7 +145,7 @@ async def test_a_part_that_fails_keeps_no_other_from_running(bench: Bench) -> No
 
 async def test_feedback_nobody_was_told_of_is_announced_once(bench: Bench) -> None:
     (turn,) = bench.conversation("a")
-    await bench.enter(turn)
+    await bench.insert(turn)
     given = bench.feedback(turn, 1.0)
     notifier = FakeNotifier()
     assert (await sweeper(bench, notifier).sweep()).feedback == 1
@@ -157,7 +157,7 @@ async def test_feedback_nobody_was_told_of_is_announced_once(bench: Bench) -> No
 
 
 async def test_sessions_nobody_closed_are_woken(bench: Bench) -> None:
-    session = await bench.enter(*bench.conversation("a"))
+    session = await bench.insert(*bench.conversation("a"))
     notifier = FakeNotifier()
     assert (await sweeper(bench, notifier).sweep()).woken == 0
     bench.execute("UPDATE sessions SET last_turn_at = now() - interval '1 hour'")

@@ -17,7 +17,7 @@ TWO = Recipe.model_validate(
 
 async def judge_two(bench: Bench) -> None:
     turns = bench.conversation("a", "b", "c")
-    session = await bench.enter(*turns)
+    session = await bench.insert(*turns)
     for turn in turns[1:]:
         await bench.tell(session, turn)
 
@@ -50,7 +50,7 @@ async def test_while_temporal_is_away_the_batch_is_left_to_the_sweep(bench: Benc
 
 async def test_what_became_a_batch_by_waiting_is_found_by_the_sweep(bench: Bench) -> None:
     turns = bench.conversation("a", "b")
-    session = await bench.enter(*turns)
+    session = await bench.insert(*turns)
     await set_recipe(bench.database, "default", BINARY)
     await bench.tell(session, turns[1])
     assert await sweep(bench) == 0

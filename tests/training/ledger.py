@@ -43,7 +43,7 @@ async def enter_samples(
             logprobs=list(sample.logprobs),
             sampling={"temperature": sample.temperature, "top_p": 1.0, "top_k": -1},
         )
-        await turns.enter(record)
+        await turns.insert(record)
         opened = await judgements.open(record.turn_id, None, b"evidence", "hints")
         good = sample.reward is not None and sample.reward > 0
         finalized = FinalizedJudgement(

@@ -101,7 +101,7 @@ class Desk:
             evidence = SessionEvidence(SessionSource.HEADER, "s")
             turns.append(turn_record(api_key_id=KEY, evidence=evidence, messages=messages, response=answer))
             messages = [*messages, answer]
-        session = [(await self.turns.enter(turn)).session_id for turn in turns][-1]
+        session = [(await self.turns.insert(turn)).session_id for turn in turns][-1]
         return session, turns
 
     async def tell(self, session: SessionId, turn: TurnRecord, revision: int | None = None) -> list[TurnResult]:

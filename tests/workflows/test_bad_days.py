@@ -24,7 +24,7 @@ pytestmark = pytest.mark.postgres
 async def test_turns_whose_rows_are_gone_hold_up_nothing(client: Client, binary_bench: Bench) -> None:
     b = binary_bench
     turns = b.conversation("one", "two", "three")
-    session = await b.enter(*turns)
+    session = await b.insert(*turns)
     b.execute("DELETE FROM turns WHERE id = %s", turns[-1].turn_id)
     async with at_work(client, b):
         for turn in turns:
@@ -39,7 +39,7 @@ async def test_turns_whose_rows_are_gone_hold_up_nothing(client: Client, binary_
 async def test_a_session_whose_rows_are_all_gone_ends(client: Client, binary_bench: Bench) -> None:
     b = binary_bench
     turns = b.conversation("one", "two")
-    session = await b.enter(*turns)
+    session = await b.insert(*turns)
     b.execute("DELETE FROM turns")
     b.execute("DELETE FROM sessions")
     async with at_work(client, b):
@@ -54,7 +54,7 @@ async def test_messages_about_unknown_turns_change_nothing(client: Client, binar
     b = binary_bench
     unknown = new_turn_id()
     turns = b.conversation("one", "two")
-    session = await b.enter(*turns)
+    session = await b.insert(*turns)
     facts = SessionFacts(session, "default", "x-session-id", turns[0].started_at, 0)
     sessions = TemporalSessionNotifier(client, IDLE)
     async with at_work(client, b):
@@ -73,7 +73,7 @@ async def test_messages_about_unknown_turns_change_nothing(client: Client, binar
 async def test_a_judge_that_answers_429_is_asked_again_when_it_said(client: Client, binary_bench: Bench) -> None:
     b = binary_bench
     turns = b.conversation("one", "two")
-    session = await b.enter(*turns)
+    session = await b.insert(*turns)
     b.judge.mode, b.judge.retry_after = "429", "5"
     async with at_work(client, b):
         await tell(client, session, turns[0])

@@ -31,7 +31,7 @@ async def clawloop(client: Client, bench: Bench, *arguments: str, said: str | No
 async def test_a_person_erases_a_session_and_its_workflow_ends(client: Client, binary_bench: Bench) -> None:
     b = binary_bench
     turns = b.conversation("one", "two", "three")
-    session = await b.enter(*turns)
+    session = await b.insert(*turns)
     async with at_work(client, b):
         for turn in turns:
             await tell(client, session, turn)
@@ -61,7 +61,7 @@ async def test_a_person_erases_a_session_and_its_workflow_ends(client: Client, b
 
 async def test_a_person_erases_a_turn(client: Client, binary_bench: Bench) -> None:
     first, second = binary_bench.conversation("one", "two")
-    await binary_bench.enter(first, second)
+    await binary_bench.insert(first, second)
     done = await clawloop(client, binary_bench, "erase", "--turn", response_id(second.turn_id), "--yes")
     assert done.stdout == "1 turn erased.\n"
     outcomes = [(await binary_bench.turn(turn.turn_id)).outcome for turn in (first, second)]

@@ -32,7 +32,7 @@ async def test_what_no_judge_answered_is_judged_when_an_operator_asks(client: Cl
     b = binary_bench
     b.judge.mode = "401"
     turns = b.conversation("one", "two", "three")
-    session = await b.enter(*turns[:-1], replace(turns[-1], ends_session=True))
+    session = await b.insert(*turns[:-1], replace(turns[-1], ends_session=True))
     async with at_work(client, b):
         for turn in turns:
             await tell(client, session, turn, ends=turn is turns[-1])
@@ -63,7 +63,7 @@ async def test_what_no_judge_answered_is_judged_when_an_operator_asks(client: Cl
 @pytest.mark.postgres
 async def test_what_cannot_be_done_says_why(client: Client, bench: Bench) -> None:
     (only,) = bench.conversation("one")
-    session = await bench.enter(only)
+    session = await bench.insert(only)
     unknown = str(new_turn_id())
     assert (await clawloop(client, bench, unknown, "--unjudged")).exit_code == 2
     assert (await clawloop(client, bench)).exit_code == 2

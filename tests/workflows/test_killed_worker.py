@@ -44,7 +44,7 @@ async def test_the_next_worker_asks_only_for_the_votes_that_are_missing(
     monkeypatch.setitem(JUDGE, "heartbeat_timeout", timedelta(seconds=4))
     first, second = bench.conversation("one", "two")
     bench.judge.votes = [1, 1, -1]
-    talk = await bench.enter(first, second)
+    talk = await bench.insert(first, second)
     mark = tmp_path / "mark"
     worker = begin_worker(client, bench, mark)
     try:

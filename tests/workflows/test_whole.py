@@ -57,7 +57,7 @@ async def end(client: Client, session: SessionId) -> None:
 async def test_out_of_order_late_and_twice_told_turns_are_each_judged_once(client: Client, binary_bench: Bench) -> None:
     b = binary_bench
     turns = b.conversation(*(f"message {n}" for n in range(12)))
-    session = await b.enter(*turns)
+    session = await b.insert(*turns)
     told = [*turns[:-1], *turns[:-1]]
     random.Random(7).shuffle(told)
     async with at_work(client, b):
@@ -76,7 +76,7 @@ async def test_out_of_order_late_and_twice_told_turns_are_each_judged_once(clien
 async def test_what_was_stored_while_temporal_was_away_is_swept_and_judged(client: Client, binary_bench: Bench) -> None:
     b = binary_bench
     turns = b.conversation("one", "two", "three")
-    session = await b.enter(*turns[:-1], replace(turns[-1], ends_session=True))
+    session = await b.insert(*turns[:-1], replace(turns[-1], ends_session=True))
     notifier = TemporalSessionNotifier(client, IDLE)
     upkeep = UpkeepActivities(PostgresUpkeepStore(b.database), notifier, b.work, IDLE, timedelta(0))
     async with at_work(client, b):
@@ -90,7 +90,7 @@ async def test_what_was_stored_while_temporal_was_away_is_swept_and_judged(clien
 async def test_no_word_of_the_conversation_is_in_temporal_and_payloads_are_small(client: Client, bench: Bench) -> None:
     bench.judge.votes, bench.judge.hint = [-1], "SECRET hint of the judge, to be kept."
     turns = bench.conversation("SECRET question", "SECRET answer", "x" * 100_000)
-    session = await bench.enter(*turns)
+    session = await bench.insert(*turns)
     handle = client.get_workflow_handle(attributes.session_workflow_id(session))
     async with at_work(client, bench):
         await tell(client, session, turns[0])
