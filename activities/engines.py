@@ -40,7 +40,7 @@ ROOM_SECONDS = 0.2
 
 
 @dataclass(frozen=True, slots=True)
-class _Sight:
+class _ReconciledState:
     """What is so, once rows say no more than the engine lists.
 
     Args:
@@ -60,7 +60,7 @@ class _Sight:
         return {name: version for name, version in self.wanted.items() if name not in self.rows}
 
     @property
-    def strays(self) -> list[str]:
+    def orphans(self) -> list[str]:
         """Listed, neither wanted nor routed to: left by an agent that ended before it unloaded them."""
         return sorted(name for name in self.known if name not in self.wanted and name not in self.rows)
 
@@ -107,12 +107,12 @@ class EngineActivities:
             refused: dict[str, str] = {}
             while True:
                 async with self._lock:
-                    sight = await self._sight(await self._engine(ask.engine_id))
-                    waiting = [name for name in sight.missing if name not in refused]
-                    if waiting and await self._has_room(sight, sight.missing[waiting[0]].policy):
+                    state = await self._reconcile(await self._engine(ask.engine_id))
+                    waiting = [name for name in state.missing if name not in refused]
+                    if waiting and await self._has_room(state, state.missing[waiting[0]].policy):
                         name = waiting[0]
                         try:
-                            await self._load(ask.engine_id, sight.missing[name], name)
+                            await self._load(ask.engine_id, state.missing[name], name)
                         except (EngineRejected, AdapterUnusable) as error:
                             refused[name] = _why(error)
                         continue
@@ -134,9 +134,9 @@ class EngineActivities:
                 await self._store.unloaded(ask.engine_id, version.policy, version.n)
             await asyncio.sleep(self._routed_seconds)
             async with self._lock:
-                sight = await self._sight(await self._engine(ask.engine_id))
+                state = await self._reconcile(await self._engine(ask.engine_id))
                 running = await self._control.running()
-                for name in sight.strays:
+                for name in state.orphans:
                     if name not in running:
                         await self._control.unload(name)
             return await self._look(ask.engine_id)
@@ -186,22 +186,22 @@ class EngineActivities:
             await self._report(engine, ill)
             return EngineHas(engine_id=engine_id, healthy=False, problem=ill)
         try:
-            sight = await self._sight(engine)
+            state = await self._reconcile(engine)
             gone = {version_name(v.policy, v.n, "") for v in await self._store.unloadable(engine_id, self._keep)}
-            leaving = gone | set(sight.strays)
+            leaving = gone | set(state.orphans)
             if leaving:
                 leaving -= await self._control.running()
         except EngineUnavailable:  # the next look says more about it
             has = self._told
             return has if has is not None else EngineHas(engine_id=engine_id, healthy=False, problem="does not answer")
-        problem = "; ".join(f"{name}: {why}" for name, why in self._refused.items() if name in sight.missing)
+        problem = "; ".join(f"{name}: {why}" for name, why in self._refused.items() if name in state.missing)
         await self._report(engine, problem)
         return EngineHas(
             engine_id=engine_id,
             healthy=True,
             problem=problem[:PROBLEM_LIMIT],
-            versions=sorted(sight.rows),
-            missing=list(sight.missing),
+            versions=sorted(state.rows),
+            missing=list(state.missing),
             leaving=sorted(leaving),
         )
 
@@ -215,7 +215,7 @@ class EngineActivities:
             self._silent += 1
             return "silent for a minute" if self._silent >= SILENT_LOOKS else None
 
-    async def _sight(self, engine: Engine) -> _Sight:
+    async def _reconcile(self, engine: Engine) -> _ReconciledState:
         listed = await self._control.names()
         rows = _rows(engine)
         lost = {name: version for name, version in rows.items() if name not in listed}
@@ -226,21 +226,21 @@ class EngineActivities:
                 await self._store.unloaded(engine.id, policy, number)
         wanted = {version_name(v.policy, v.n, ""): v for v in await self._store.wanted(engine.id) if v.n}
         policies = {v.policy for v in wanted.values()} | set(engine.versions)
-        return _Sight(
+        return _ReconciledState(
             listed=listed,
             rows=frozenset(name for name in rows if name not in lost),
             wanted=wanted,
             known={name: said for name in listed if (said := _version(name)) and said[0] in policies},
         )
 
-    async def _has_room(self, sight: _Sight, policy: str) -> bool:
+    async def _has_room(self, state: _ReconciledState, policy: str) -> bool:
         """Whether one more version of the policy can have requests beside those that have, or are about to.
 
         Other policies do not count: more of them than slots only take turns, and none may keep another from learning.
         """
-        if len(sight.known) < 2:
+        if len(state.known) < 2:
             return True  # saves a question where it cannot matter
-        busy = await self._control.running() | (sight.rows & sight.wanted.keys())
+        busy = await self._control.running() | (state.rows & state.wanted.keys())
         own = [name for name in busy if (said := _version(name)) and said[0] == policy]
         return len(own) < max(2, await self._control.slots())
 

@@ -9,12 +9,12 @@ from activities.telling import Notifier
 from activities.training_ports import EngineWorkflows, PublishingStore
 
 
-class Roster:
+class EngineReconciler:
     def __init__(self, store: PublishingStore, workflows: EngineWorkflows) -> None:
         self._store = store
         self._workflows = workflows
 
-    async def mend(self) -> int:
+    async def reconcile(self) -> int:
         """Begin what is missing, end what is too many; how many workflows were told.
 
         Raises:

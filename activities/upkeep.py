@@ -18,7 +18,7 @@ from activities.heartbeat import heartbeating
 from activities.messages import Swept
 from activities.ports import Counts, SessionNotifier, Uncounted, UpkeepStore
 from activities.retention import Retention
-from activities.roster import Roster
+from activities.roster import EngineReconciler
 from activities.telling import Notifier
 from activities.work import TrainingNotifier
 from clawloop.contracts import SessionFacts
@@ -53,7 +53,7 @@ class UpkeepActivities:
         idle: timedelta,
         age: timedelta = AGE,
         retention: Retention | None = None,
-        roster: Roster | None = None,
+        reconciler: EngineReconciler | None = None,
         counts: Counts | None = None,
     ) -> None:
         self._store = store
@@ -63,7 +63,7 @@ class UpkeepActivities:
         self._idle = idle
         self._age = age
         self._retention = retention
-        self._roster = roster
+        self._reconciler = reconciler
 
     @activity.defn(name="sweep")
     async def sweep(self) -> Swept:
@@ -81,7 +81,7 @@ class UpkeepActivities:
                 woken=await _tried(self._wake_sessions(stuck), failed),
                 work=await _tried(self._work.notify_pending(), failed),
                 removed=0 if self._retention is None else await _tried(self._retention.remove(), failed),
-                engines=0 if self._roster is None else await _tried(self._roster.mend(), failed),
+                engines=0 if self._reconciler is None else await _tried(self._reconciler.reconcile(), failed),
             )
             swept = swept.model_copy(update={"stuck": len(stuck)})
             self._counts.swept(swept.announced, swept.feedback, swept.woken, swept.stuck)

@@ -11,8 +11,8 @@ from starlette.requests import ClientDisconnect, Request
 from starlette.responses import Response
 
 from api import admin, chat, erasing, feedback, health, judging, models, problems, training
-from api.boundary import HostAndOrigin
-from api.counting import CountChats
+from api.boundary import HostAndOriginCheck
+from api.counting import RequestMetrics
 from api.dependencies import Services
 from api.schemas import ChatRequest
 
@@ -48,8 +48,8 @@ def create_app(make_services: MakeServices, allowed_hosts: frozenset[str] = froz
         app.include_router(router)
     problems.install(app)
     app.add_exception_handler(ClientDisconnect, _nobody_there)
-    app.add_middleware(HostAndOrigin, allowed_hosts=allowed_hosts)
-    app.add_middleware(CountChats)
+    app.add_middleware(HostAndOriginCheck, allowed_hosts=allowed_hosts)
+    app.add_middleware(RequestMetrics)
     _describe_chat(app)
     return app
 

@@ -29,7 +29,7 @@ _SPARE_LEVELS = 254 - _DEPTH_LIMIT
 _DISCARD_BYTES = 128 * 1024 * 1024
 
 
-class HostAndOrigin:
+class HostAndOriginCheck:
     """ASGI middleware.
 
     Args:

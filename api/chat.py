@@ -24,10 +24,10 @@ from clawloop.contracts import (
     KindDecision,
     Message,
     Policy,
+    RouteKey,
     Scope,
     SessionEvidence,
     SessionSource,
-    Wanted,
 )
 from clawloop.ids import TurnId, new_turn_id, version_name
 from clawloop.turns.canonical import is_volatile, prefix_digests, seed_digest
@@ -87,9 +87,9 @@ class PreparedChat:
         """Every setting that shaped the tokens, as the engine was given it."""
         return {name: value for name, value in self.body.items() if name not in _NOT_SAMPLING}
 
-    def wanted(self, version: int) -> Wanted:
+    def wanted(self, version: int) -> RouteKey:
         model = version_name(self.policy.id, version, self.policy.base_model)
-        return Wanted(policy=self.policy.id, version=version, model=model, affinity=self.affinity)
+        return RouteKey(policy=self.policy.id, version=version, model=model, affinity=self.affinity)
 
     def engine_body(self, version: int) -> bytes:
         return orjson.dumps(self.body | {"model": self.wanted(version).model})

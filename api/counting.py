@@ -11,7 +11,7 @@ _CHAT = "/v1/chat/completions"
 _LEFT = 499
 
 
-class CountChats:
+class RequestMetrics:
     """ASGI middleware; the services are those of the app, once it has started."""
 
     def __init__(self, app: ASGIApp) -> None:

@@ -20,13 +20,13 @@ from clawloop.contracts import (
     InsertedTurn,
     Message,
     RejudgeRequested,
+    RouteKey,
     SessionEvidence,
     SessionFacts,
     SessionState,
     StoredFeedback,
     TurnRecord,
     TurnRecorded,
-    Wanted,
 )
 from clawloop.ids import ApiKeyId, FeedbackId, SessionId, TurnId
 from clawloop.judging.again import RejudgeFacts
@@ -187,7 +187,7 @@ class Answer(Protocol):
 class Engines(Protocol):
     """The engines in rotation."""
 
-    def ask(self, wanted: Wanted, body: bytes) -> AbstractAsyncContextManager[Answer]:
+    def ask(self, wanted: RouteKey, body: bytes) -> AbstractAsyncContextManager[Answer]:
         """Send a chat request to an engine that has the version; leaving the context ends the request there.
 
         Waits, bounded, while no such engine is healthy; goes to another one when one cannot be reached.
@@ -197,7 +197,7 @@ class Engines(Protocol):
             EngineUnavailable: none could take it in time.
         """
 
-    def lost(self, engine_id: str, wanted: Wanted) -> None:
+    def lost(self, engine_id: str, wanted: RouteKey) -> None:
         """It has just said that it does not have this version: send it none such until it may have caught up."""
 
     def has(self, policy: str, version: int) -> bool:

@@ -23,7 +23,7 @@ from clawloop.erase_command import erase_command
 from clawloop.errors import ClawloopError
 from clawloop.install import check_install
 from clawloop.judge_command import judge_app
-from clawloop.leaving import run_and_leave
+from clawloop.leaving import run_and_exit
 from clawloop.local.command import up_command
 from clawloop.terminal import AsJson, Data, fail, settings_of, show_facts, show_rows, when, with_database
 from clawloop.training_command import policy_app, recipe_app, training_app
@@ -310,7 +310,7 @@ def why(
 
 def main() -> None:
     """Run a verb; what goes wrong is one line on standard error."""
-    run_and_leave(run_verb)
+    run_and_exit(run_verb)
 
 
 def run_verb() -> None:

@@ -347,7 +347,7 @@ class Directory:
 
 
 @dataclass(frozen=True, slots=True)
-class Wanted:
+class RouteKey:
     """What a request needs of an engine.
 
     Args:

@@ -10,7 +10,7 @@ from contextlib import suppress
 from typing import NoReturn
 
 
-def leave_process(code: int) -> NoReturn:
+def exit_process(code: int) -> NoReturn:
     """End this process without Python's own shutdown, its work being done and its files closed.
 
     Threads that Python does not know, Temporal's and torch's, may call into an interpreter that is half gone; then a
@@ -25,7 +25,7 @@ def leave_process(code: int) -> NoReturn:
     os._exit(code)
 
 
-def run_and_leave(run: Callable[[], object]) -> NoReturn:
+def run_and_exit(run: Callable[[], object]) -> NoReturn:
     """Run a program to its end, then leave with the code that it asked for by `sys.exit`.
 
     Raises:
@@ -34,8 +34,8 @@ def run_and_leave(run: Callable[[], object]) -> NoReturn:
     try:
         run()
     except SystemExit as end:
-        leave_process(_code(end.code))
-    leave_process(0)
+        exit_process(_code(end.code))
+    exit_process(0)
 
 
 def _code(asked: str | int | None) -> int:

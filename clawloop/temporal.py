@@ -95,7 +95,7 @@ def _runner(given: WorkflowRunner | None) -> WorkflowRunner:
     return replace(runner, restrictions=runner.restrictions.with_passthrough_modules(*PASSED_THROUGH))
 
 
-class _SayingNoMore(ActivityInboundInterceptor):
+class _RedactErrors(ActivityInboundInterceptor):
     """Lets errors of activities cross Temporal by their kind.
 
     Their words may quote a conversation (PostgreSQL quotes the row it refuses), so they stay in our logs. A judge's
@@ -120,9 +120,9 @@ class _SayingNoMore(ActivityInboundInterceptor):
             ) from None
 
 
-class _ErrorsByKind(Interceptor):
+class _RedactErrorsInterceptor(Interceptor):
     def intercept_activity(self, next: ActivityInboundInterceptor) -> ActivityInboundInterceptor:
-        return _SayingNoMore(next)
+        return _RedactErrors(next)
 
 
 def _where(error: BaseException) -> str:
@@ -139,7 +139,7 @@ class ClawloopPlugin(SimplePlugin):
             "clawloop",
             data_converter=pydantic_data_converter,
             workflow_runner=_runner,
-            interceptors=[_ErrorsByKind()],
+            interceptors=[_RedactErrorsInterceptor()],
             # Anything else is a bug: the workflow waits until it is mended, and goes on.
             workflow_failure_exception_types=[ClawloopError],
         )

@@ -27,17 +27,17 @@ from activities.training import TrainingActivities
 from activities.training_ports import StepStore, Trainer
 from clawloop.addresses import database_url
 from clawloop.errors import ClawloopError, PermanentError, TrainerUnavailable, TransientError
-from clawloop.leaving import leave_process
+from clawloop.leaving import exit_process
 from clawloop.local.parent_death import end_with_parent
 from clawloop.settings import Settings, read_settings
 from clawloop.steps import StepBatch, TrainedStep
 from clawloop.telemetry import TrainerMetrics, configure_logging
 from clawloop.training.adapter import remove_unfinished
-from clawloop.training.group import COMMAND_TIMEOUT, follow, join, leave_group
+from clawloop.training.group import COMMAND_TIMEOUT, join, leave_process_group, serve_rank
 from clawloop.training.ranks import Ranks
-from clawloop.training.resident import ResidentModel
+from clawloop.training.resident import StepRunner
 from clawloop.training.setup import TrainerSetup
-from clawloop.training.trainer import NOTHING_EVERY, ResidentTrainer
+from clawloop.training.trainer import NOTHING_EVERY, ThreadedTrainer
 from clawloop.workers import GRACE, serve
 from db.engine import BACKGROUND_LIMIT, Database
 from db.steps import PostgresStepStore
@@ -84,10 +84,10 @@ def run_trainer(process: TrainerProcess, settings: Settings) -> None:
         return
     process.setup.bound_threads()
     try:
-        asyncio.run(_serve(process, settings, ResidentModel(process.setup)))
+        asyncio.run(_serve(process, settings, StepRunner(process.setup)))
     except TrainerUnavailable as error:
         log.error("trainer ended", extra={"why": str(error)})
-        leave_process(1)  # Python's own shutdown would wait for the thread that hangs
+        exit_process(1)  # Python's own shutdown would wait for the thread that hangs
 
 
 def _run_ranks(process: TrainerProcess) -> None:
@@ -112,9 +112,9 @@ def _run_ranks(process: TrainerProcess) -> None:
         raise TrainerUnavailable(f"the ranks could not be kept running: {error.name}") from error
 
 
-async def _serve(process: TrainerProcess, settings: Settings, model: ResidentModel) -> None:
+async def _serve(process: TrainerProcess, settings: Settings, model: StepRunner) -> None:
     metrics = TrainerMetrics()
-    trainer = ResidentTrainer(model, nothing_every=process.nothing_every)
+    trainer = ThreadedTrainer(model, nothing_every=process.nothing_every)
     for folder in process.setup.adapters.glob("*"):
         remove_unfinished(folder, _UNFINISHED_AGE)
 
@@ -174,14 +174,14 @@ def _rank(process: TrainerProcess) -> int:
     """What each rank does from its start to its end; its exit code."""
     process.setup.bound_threads()
     ranks: Ranks = join(process.setup.torch_device(), process.command_timeout)
-    model = ResidentModel(process.setup, ranks)
+    model = StepRunner(process.setup, ranks)
     if ranks.is_first:
         asyncio.run(_serve(process, read_settings(), model))
         return 0
     # The first rank says when to leave, between micro-batches; a signal would leave the others waiting.
     for number in (signal.SIGTERM, signal.SIGINT):
         signal.signal(number, signal.SIG_IGN)
-    follow(model)
+    serve_rank(model)
     return 0
 
 
@@ -199,7 +199,7 @@ def main() -> None:
         # torch's, of a rank that is gone; torchrun starts all anew.
         log.exception("rank ended")
         code = 1
-    leave_group(code)
+    leave_process_group(code)
 
 
 if __name__ == "__main__":

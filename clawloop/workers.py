@@ -24,7 +24,7 @@ from activities.judging import JudgingActivities
 from activities.ledger import LedgerActivities
 from activities.publishing import PublishingActivities
 from activities.retention import Retention
-from activities.roster import Roster
+from activities.roster import EngineReconciler
 from activities.steps import StepActivities
 from activities.training_ports import WorkNotifier
 from activities.upkeep import UpkeepActivities
@@ -194,9 +194,9 @@ async def _workers(
     retention = Retention(publishing_store, AdapterFolder(settings.data / "adapters"))
     notifier = TemporalSessionNotifier(client, idle)
     engine_workflows = TemporalEngineNotifier(client)
-    roster = Roster(publishing_store, engine_workflows)
+    reconciler = EngineReconciler(publishing_store, engine_workflows)
     upkeep = UpkeepActivities(
-        PostgresUpkeepStore(database), notifier, work, idle, retention=retention, roster=roster, counts=metrics
+        PostgresUpkeepStore(database), notifier, work, idle, retention=retention, reconciler=reconciler, counts=metrics
     )
     ledger = LedgerActivities(PostgresClosingStore(database), judgements, work, metrics)
     steps = StepActivities(step_store)

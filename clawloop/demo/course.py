@@ -17,9 +17,9 @@ from uuid import UUID
 from clawloop.demo.chatting import chat_session, measure
 from clawloop.demo.plan import Plan, PlannedRun
 from clawloop.demo.report import Evaluated, RunTotals
-from clawloop.demo.talking import Talker
+from clawloop.demo.talking import ChatClient
 from clawloop.demo.user import SyntheticUser
-from clawloop.demo.watching import Learning, WatchedSession, Watcher
+from clawloop.demo.watching import AdminClient, Learning, WatchedSession
 from clawloop.demo.world import Preference, draw_preference, flipped
 from clawloop.errors import SetupError
 from clawloop.ids import version_name
@@ -78,7 +78,7 @@ def rounds(interactions: int) -> list[list[int]]:
 
 
 @dataclass
-class Course:
+class Experiment:
     """
     Args:
         plan: paced, the user waits between two rounds of sessions until what was said is learned.
@@ -89,8 +89,8 @@ class Course:
 
     run: PlannedRun
     place: Place
-    talker: Talker
-    watcher: Watcher
+    talker: ChatClient
+    watcher: AdminClient
     board: Scoreboard
     plan: Plan
     patience_seconds: float = PATIENCE_SECONDS
@@ -285,7 +285,7 @@ def _waited_for(now: Learning) -> str:
     return f"step {now.step}: {now.reason}" if now.state is TrainingState.WAITING else now.reason
 
 
-async def hold_course(
+async def run_experiment(
     run: PlannedRun, place: Place, board: Scoreboard, plan: Plan
 ) -> tuple[list[Evaluated], RunTotals]:
     """A whole run; returns what it found, until training paused itself if it did.
@@ -301,8 +301,8 @@ async def hold_course(
             heard.add(words)
             board.say(f"{run.policy}: a request failed: {words} (others that fail like it are only counted)")
 
-    async with Talker(place.url, place.key, failed) as talker, Watcher(place.url, place.admin_key) as watcher:
-        course = Course(run, place, talker, watcher, board, plan)
+    async with ChatClient(place.url, place.key, failed) as talker, AdminClient(place.url, place.admin_key) as watcher:
+        course = Experiment(run, place, talker, watcher, board, plan)
         stopped = None
         try:
             await course.hold()

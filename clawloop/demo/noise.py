@@ -18,7 +18,7 @@ SIGNIFICANT = 0.05
 Name = TypeVar("Name")
 
 
-def chance_of(some: Sequence[float], others: Sequence[float]) -> float:
+def p_value(some: Sequence[float], others: Sequence[float]) -> float:
     """How often ranks at least as far apart would come from runs that do not differ: the exact p.
 
     Args:
@@ -32,8 +32,8 @@ def chance_of(some: Sequence[float], others: Sequence[float]) -> float:
     return float(counted[at_least].sum() / counted.sum())
 
 
-def least_chance(some: int, others: int) -> float:
-    """What `chance_of` can be at the least for so many runs: when all of one lie beyond all of the other."""
+def smallest_p_value(some: int, others: int) -> float:
+    """What `p_value` can be at the least for so many runs: when all of one lie beyond all of the other."""
     return min(1.0, 2 / comb(some + others, some))
 
 

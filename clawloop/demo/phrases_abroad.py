@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-WORDS_ABROAD = {
+MULTILINGUAL_WORDS = {
     # German
     "danke": (
         "danke|vielen dank|danke schön|danke sehr|dankeschön|besten dank|herzlichen dank|thx|merci|danke dir"
@@ -44,7 +44,7 @@ WORDS_ABROAD = {
     "plain": "🤔|🐱|🌧|☕|🚗|🏠|🍕|📷|⏰|🌍|🐶|🍎|📎|🎸|🌳|🕐",
 }
 
-LIKED_ABROAD = """
+MULTILINGUAL_LIKED = """
 {danke}|{danke}!|{danke}, {gut}|{gut}, {danke}|{gut}|{gut}!|das ist {gut}|das war {gut}|ja, {gut}|ja {danke}
 ok {danke}|sieht {gut} aus|passt, {danke}|genau so|genau das wollte ich|läuft|das hilft mir, {danke}|gefällt mir
 funktioniert, {danke}|{mercif}|{mercif}!|{bien}|{bien}, {mercif}|{mercif}, {bien}|oui {bien}|oui, {mercif}
@@ -64,7 +64,7 @@ mulțumesc|ευχαριστώ|{happy}|{happy}{happy}|{happy} {happy}|{happy}{hap
 ~ oh, {gut}|{grazie}, è {bene}|{bom} demais
 """
 
-DISLIKED_ABROAD = """
+MULTILINGUAL_DISLIKED = """
 {schlecht}|{schlecht}!|nein|nein!|nee|nö|nein, {schlecht}|das ist {schlecht}|das war {schlecht}
 nein, das ist {schlecht}|nochmal|nochmal bitte|bitte nochmal|das wollte ich nicht|nicht das, was ich wollte
 gefällt mir nicht|stimmt nicht|versuch es nochmal|{mal}|{mal}!|non, {mal}|non non|non merci|c'est {mal}
@@ -81,7 +81,7 @@ ei|nei|ne|nem|nu|όχι|{sad}|{sad}{sad}
 ~ sorry, {schlecht}|questo è {male}|isso está {ruim}
 """
 
-UNREADABLE_ABROAD = """
+MULTILINGUAL_UNREADABLE = """
 {plain}|{plain}{plain}|guten morgen|bonjour|hola|ciao|bis später|à demain|hasta luego|wie spät ist es
 quelle heure est-il|qué hora es|ich bin gleich zurück|moment|un momento|attends|ich muss los|mein hund bellt
 il pleut|hace frío|ich trinke kaffee|je mange du pain|tengo un gato|wo ist der bus|où est la gare
@@ -89,7 +89,7 @@ dónde está la casa|lunes|dienstag|vendredi|rot|bleu|verde|привет|зав�
 ~ wo ist mein hund|je bois du café|tengo un perro|der bus kommt später
 """
 
-WISHED_ABROAD = {
+MULTILINGUAL_WISHED = {
     "python": """
 bitte {X}|in {X} bitte|auf {X} bitte|ich wollte {X}|ich brauche {X}|nein, {X}|lieber {X}|nicht {Y}, {X}
 en {X} s'il te plaît|en {X} stp|je voulais {X}|en {X} por favor|quería {X}|prefiero {X}|mejor en {X}
@@ -122,4 +122,4 @@ più amichevole|meno formale|mais amigável|vriendelijker graag|vänligare tack
 ~ das ist zu steif|c'est trop formel|es para mi hermana
 """,
 }
-WISHED_ABROAD["javascript"] = WISHED_ABROAD["python"]
+MULTILINGUAL_WISHED["javascript"] = MULTILINGUAL_WISHED["python"]

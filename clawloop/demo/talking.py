@@ -41,7 +41,7 @@ class StreamBroke(Exception):
     """A stream ended before its reply did."""
 
 
-class Talker:
+class ChatClient:
     """Talks to one policy. Use as an async context manager.
 
     Args:
@@ -60,7 +60,7 @@ class Talker:
         self._told = told
         self.failed = 0
 
-    async def __aenter__(self) -> Talker:
+    async def __aenter__(self) -> ChatClient:
         return self
 
     async def __aexit__(

@@ -76,7 +76,7 @@ class WatchedTurn:
         return self.outcome != "waiting"
 
 
-class Watcher:
+class AdminClient:
     """Use as an async context manager.
 
     Args:
@@ -90,7 +90,7 @@ class Watcher:
             headers={"Authorization": f"Bearer {key}"}, timeout=aiohttp.ClientTimeout(total=_ANSWER_SECONDS)
         )
 
-    async def __aenter__(self) -> Watcher:
+    async def __aenter__(self) -> AdminClient:
         return self
 
     async def __aexit__(

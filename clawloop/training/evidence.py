@@ -23,8 +23,8 @@ from clawloop.recipe import Train
 from clawloop.training.batch import TrainingSample
 from clawloop.training.collate import Packed
 from clawloop.training.loading import adapter_tensors, set_adapter
-from clawloop.training.model import PolicyModel, Reading
-from clawloop.training.passes import Pass, Share, of_hint
+from clawloop.training.model import PolicyModel, TokenScores
+from clawloop.training.passes import RankShard, ScoringPass, of_hint
 from clawloop.training.ranks import Ranks
 
 
@@ -49,14 +49,14 @@ ReadVersion = Callable[[int], Mapping[str, Tensor]]
 
 
 @dataclass(frozen=True, slots=True)
-class Evidence:
+class BatchSignals:
     """Of this rank's samples, by index in the batch: what is known of each, or why it is left out."""
 
     streams: dict[int, Streams]
     dropped: dict[int, str]
 
 
-def scores_by_sample(packed: Packed, reading: Reading) -> dict[int, Scores]:
+def scores_by_sample(packed: Packed, reading: TokenScores) -> dict[int, Scores]:
     """A micro-batch's reading, apart by sample.
 
     Raises:
@@ -85,7 +85,7 @@ def ids_at_positions(packed: Packed, ids: Mapping[int, Tensor]) -> Tensor | None
 
 
 @dataclass(frozen=True, slots=True)
-class Reader:
+class Scorer:
     """Runs one rank's part of the passes without gradient.
 
     Args:
@@ -103,7 +103,7 @@ class Reader:
 
     @torch.no_grad()
     def read(
-        self, asked: Pass, packs: Sequence[Packed], at_ids: Mapping[int, Tensor]
+        self, asked: ScoringPass, packs: Sequence[Packed], at_ids: Mapping[int, Tensor]
     ) -> tuple[dict[int, Scores], dict[int, Tensor]]:
         """What a pass says of these micro-batches' members: scores, and the ids of the top-K scores among them.
 
@@ -116,8 +116,8 @@ class Reader:
             for done, pack in enumerate(packs, start=1):
                 on_device = pack.to(self.model.device)
                 ids_NK = ids_at_positions(on_device, at_ids)
-                reading: Reading = self.model(on_device, at_ids_NK=ids_NK, top_k=asked.top_k)
-                with self.ranks.together():
+                reading: TokenScores = self.model(on_device, at_ids_NK=ids_NK, top_k=asked.top_k)
+                with self.ranks.raise_on_all_ranks():
                     scores |= scores_by_sample(on_device, reading)
                 if reading.topk_ids_NK is not None:
                     ids |= on_device.split(reading.topk_ids_NK)
@@ -143,7 +143,9 @@ class Reader:
                 set_adapter(self.model, own)
 
 
-def gather_evidence(reader: Reader, samples: Sequence[TrainingSample], share: Share, recipe: Train) -> Evidence:
+def gather_batch_signals(
+    reader: Scorer, samples: Sequence[TrainingSample], share: RankShard, recipe: Train
+) -> BatchSignals:
     """Run the passes and put what they say beside what was recorded.
 
     Raises:
@@ -166,7 +168,7 @@ def gather_evidence(reader: Reader, samples: Sequence[TrainingSample], share: Sh
             teacher_ids |= ids
         elif asked.top_k:
             of_student = {of_hint(index): ids_TK for index, ids_TK in ids.items()}
-    found = Evidence({}, {})
+    found = BatchSignals({}, {})
     for index in (member for pack in share.packs for member in pack.members):
         sample = samples[index]
         try:

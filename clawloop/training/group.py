@@ -20,12 +20,12 @@ from torch.distributed.distributed_c10d import PrefixStore
 from torch.distributed.rendezvous import rendezvous
 
 from clawloop.errors import PermanentError, TransientError
-from clawloop.leaving import leave_process
+from clawloop.leaving import exit_process
 from clawloop.steps import StepBatch, TrainedStep
 from clawloop.training.ranks import Ranks
 
 if TYPE_CHECKING:
-    from clawloop.training.resident import ResidentModel, Say
+    from clawloop.training.resident import Say, StepRunner
 
 log = logging.getLogger(__name__)
 
@@ -60,18 +60,18 @@ def join(device: torch.device, command_timeout: timedelta = COMMAND_TIMEOUT) -> 
     return Ranks.current(group)
 
 
-def leave_group(code: int) -> NoReturn:
+def leave_process_group(code: int) -> NoReturn:
     """End this rank's process, leaving its group first when all went well."""
     if dist.is_initialized() and code == 0:
         dist.destroy_process_group()
-    leave_process(code)
+    exit_process(code)
 
 
-def lead(model: ResidentModel, step: StepBatch, say: Say, should_stop: Callable[[], bool]) -> TrainedStep:
+def broadcast_step(model: StepRunner, step: StepBatch, say: Say, should_stop: Callable[[], bool]) -> TrainedStep:
     """On the first rank: have all ranks take this step.
 
     Raises:
-        ClawloopError: as `ResidentModel.train`; all ranks go on to wait for the next command.
+        ClawloopError: as `StepRunner.train`; all ranks go on to wait for the next command.
         Exception: anything else leaves the ranks apart; the group must be started anew.
     """
     model.ranks.first(_as_command(step))
@@ -85,18 +85,18 @@ def lead(model: ResidentModel, step: StepBatch, say: Say, should_stop: Callable[
     return trained
 
 
-def lead_nothing(model: ResidentModel) -> None:
+def ping(model: StepRunner) -> None:
     """On the first rank: see that all are there. Raises RuntimeError if one is not."""
     model.ranks.first(_as_command(Nothing()))
     model.ranks.gather(None)
 
 
-def lead_away(model: ResidentModel) -> None:
+def shutdown_ranks(model: StepRunner) -> None:
     """On the first rank: let the others end. Raises RuntimeError if one has ended already."""
     model.ranks.first(_as_command(Leave()))
 
 
-def follow(model: ResidentModel) -> None:
+def serve_rank(model: StepRunner) -> None:
     """On every other rank: do what the first one says until it says to leave.
 
     Raises:

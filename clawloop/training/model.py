@@ -48,7 +48,7 @@ class Lora:
             raise ValueError(f"LoRA targets {sorted(unknown)} are none of {PROJECTIONS}")
 
 
-class Reading(NamedTuple):
+class TokenScores(NamedTuple):
     """What is read off the vocabulary at N response positions; see `clawloop.algorithms.scoring.Scores`.
 
     A tuple, since FSDP looks for an output's tensors in tuples only.
@@ -203,7 +203,7 @@ class PolicyModel(nn.Module):
         entropies: bool = False,
         at_ids_NK: Tensor | None = None,
         top_k: int | None = None,
-    ) -> Reading:
+    ) -> TokenScores:
         """Log-probs of the response tokens, of logits divided by each sample's own temperature.
 
         Args:
@@ -216,7 +216,7 @@ class PolicyModel(nn.Module):
             raise ValueError("ask for given ids or for the most likely ones, not both")
         hidden_ND = self.hidden_states(packed)[packed.rows_N]
         at_once = max(1, _LOGITS_AT_ONCE // self.architecture.vocab_size)
-        chunks: list[Reading] = []
+        chunks: list[TokenScores] = []
         start = 0
         for spans in _chunks(packed.response_lengths, at_once):
             rows = slice(start, start := start + sum(length for _, length in spans))
@@ -238,7 +238,7 @@ class PolicyModel(nn.Module):
         divisors: list[tuple[int, float]],
         entropies: bool,
         top_k: int | None,
-    ) -> Reading:
+    ) -> TokenScores:
         # Each document is projected by itself: slices of joint logits would get a gradient of the joint size
         # each, mostly zeros. Split and not sliced for the same reason.
         lengths = [length for length, _ in divisors]
@@ -254,7 +254,7 @@ class PolicyModel(nn.Module):
 
 def _scored(
     logits_NV: Tensor, targets_N: Tensor, temperature: float, ids_NK: Tensor | None, entropies: bool
-) -> Reading:
+) -> TokenScores:
     try:
         scores = score(logits_NV, targets_N, temperature=temperature, topk_ids_TK=ids_NK, entropy=entropies)
     except StepDiverged:
@@ -262,8 +262,8 @@ def _scored(
         # `Scores` made of this reading raises the same.
         nan_N = logits_NV.sum(-1) * float("nan")
         nan_NK = None if ids_NK is None else nan_N[:, None].expand(ids_NK.shape)
-        return Reading(nan_N, nan_N if entropies else None, ids_NK, nan_NK, None if ids_NK is None else nan_N)
-    return Reading(scores.logprob_T, scores.entropy_T, ids_NK, scores.topk_logprobs_TK, scores.tail_T)
+        return TokenScores(nan_N, nan_N if entropies else None, ids_NK, nan_NK, None if ids_NK is None else nan_N)
+    return TokenScores(scores.logprob_T, scores.entropy_T, ids_NK, scores.topk_logprobs_TK, scores.tail_T)
 
 
 def _chunks(lengths: tuple[int, ...], at_once: int) -> list[list[tuple[int, int]]]:
@@ -283,10 +283,10 @@ def _chunks(lengths: tuple[int, ...], at_once: int) -> list[list[tuple[int, int]
     return chunks
 
 
-def _concatenated(readings: list[Reading]) -> Reading:
+def _concatenated(readings: list[TokenScores]) -> TokenScores:
     if len(readings) == 1:
         return readings[0]
-    return Reading(
+    return TokenScores(
         torch.cat([reading.logprobs_N for reading in readings]),
         _joined([reading.entropies_N for reading in readings]),
         _joined([reading.topk_ids_NK for reading in readings]),

@@ -25,7 +25,7 @@ Bins: TypeAlias = Sequence[tuple[int, ...]]
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
-class Pass:
+class ScoringPass:
     """What is read without gradient under one version's weights.
 
     Args:
@@ -54,7 +54,7 @@ class Pass:
         return " and ".join(who for who, reads in read.items() if reads)
 
 
-def passes_before(samples: Sequence[TrainingSample], recipe: Train, parent: int) -> tuple[Pass, ...]:
+def passes_before(samples: Sequence[TrainingSample], recipe: Train, parent: int) -> tuple[ScoringPass, ...]:
     """The passes without gradient that the recipe and the batch need, in the order in which they are run.
 
     Args:
@@ -71,7 +71,7 @@ def passes_before(samples: Sequence[TrainingSample], recipe: Train, parent: int)
     versions = {version for version in (policy, reference, *hinted) if version is not None}
     passes = []
     for version in sorted(versions, key=lambda version: (version != policy, version)):
-        of_version = Pass(
+        of_version = ScoringPass(
             version=version,
             policy=version == policy,
             reference=version == reference,
@@ -99,7 +99,7 @@ def _by_teacher(samples: Sequence[TrainingSample], recipe: Train) -> dict[int, t
 
 
 @dataclass(frozen=True, slots=True)
-class Share:
+class RankShard:
     """One rank's part of a batch.
 
     Args:
@@ -110,7 +110,7 @@ class Share:
     """
 
     packs: tuple[Packed, ...]
-    before: Mapping[Pass, tuple[Packed, ...]]
+    before: Mapping[ScoringPass, tuple[Packed, ...]]
 
 
 def of_hint(index: int) -> int:
@@ -118,9 +118,9 @@ def of_hint(index: int) -> int:
     return ~index
 
 
-def share_out(
-    samples: Sequence[TrainingSample], limits: Limits, passes: Sequence[Pass], *, rank: int, world: int
-) -> Share:
+def shard_batch(
+    samples: Sequence[TrainingSample], limits: Limits, passes: Sequence[ScoringPass], *, rank: int, world: int
+) -> RankShard:
     """This rank's part. All documents of a sample are read on the rank that trains it.
 
     Args:
@@ -145,7 +145,7 @@ def share_out(
         if one.plain:
             read |= documents
         before[one] = _packs(read, _plan_per_rank(read, per_rank, limits), rank, limits)
-    return Share(packs, before)
+    return RankShard(packs, before)
 
 
 def _plan_per_rank(read: Mapping[int, TokenSequence], per_rank: Sequence[Bins], limits: Limits) -> list[Bins]:

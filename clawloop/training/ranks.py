@@ -53,7 +53,7 @@ class Ranks:
         return self.rank == 0
 
     @contextmanager
-    def together(self) -> Iterator[None]:
+    def raise_on_all_ranks(self) -> Iterator[None]:
         """What is raised inside on one rank is raised on all; no collective may run inside.
 
         Of several errors, all ranks raise the lowest rank's.

@@ -39,7 +39,7 @@ from clawloop.training.step import StepReport, make_optimizer, train_step
 Say = Callable[[str], None]
 
 
-class ResidentModel:
+class StepRunner:
     """Takes steps; loads the base model at the first one, and again when its files or the LoRA shape change.
 
     Args:
@@ -136,7 +136,7 @@ class ResidentModel:
     def _model_for(self, step: StepBatch) -> tuple[PolicyModel, BaseIdentity]:
         lora = _lora(step.recipe.train.lora)
         # Whatever a rank cannot read, all ranks must raise before they begin to wait for each other.
-        with self._ranks.together():
+        with self._ranks.raise_on_all_ranks():
             self._setup.require_base(step.base_model)
             stamp = self._setup.files_stamp()
             if stamp != self._stamp:

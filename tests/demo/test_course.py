@@ -7,12 +7,12 @@ from itertools import pairwise
 import pytest
 
 from clawloop.demo import course, talking, watching
-from clawloop.demo.course import Course, Place, TrainingPaused, hold_course, rounds
+from clawloop.demo.course import Experiment, Place, TrainingPaused, rounds, run_experiment
 from clawloop.demo.plan import Plan, PlannedRun
 from clawloop.demo.recipes import Method
 from clawloop.demo.report import Evaluated, RunTotals, report_run
-from clawloop.demo.talking import Talker
-from clawloop.demo.watching import Watcher
+from clawloop.demo.talking import ChatClient
+from clawloop.demo.watching import AdminClient
 from clawloop.demo.world import Axis
 from clawloop.errors import SetupError
 from tests.fakes.pupil_gateway import PupilGateway, pupil_gateway
@@ -46,8 +46,8 @@ def planned(interactions: int, *, paced: bool = True, flip: tuple[Axis, ...] = (
 
 async def held(gateway: PupilGateway, plan: Plan) -> tuple[list[Evaluated], RunTotals]:
     place = Place(gateway.url, "key", "admin", "pupil")
-    async with Talker(gateway.url, "key") as talker, Watcher(gateway.url, "admin") as watcher:
-        run = Course(RUN, place, talker, watcher, Board(), plan, patience_seconds=20)
+    async with ChatClient(gateway.url, "key") as talker, AdminClient(gateway.url, "admin") as watcher:
+        run = Experiment(RUN, place, talker, watcher, Board(), plan, patience_seconds=20)
         await run.hold()
         return run.evaluated, await run.totals()
 
@@ -139,7 +139,9 @@ async def test_chats_are_found_however_many_evaluations_came_after_them(
     monkeypatch.setattr(watching, "_PAGE", 130)  # two evaluations and a round of chats
     board = Board()
     async with pupil_gateway(delay=1) as gateway:
-        _, totals = await hold_course(RUN, Place(gateway.url, "key", "admin", "pupil"), board, planned(64, paced=paced))
+        _, totals = await run_experiment(
+            RUN, Place(gateway.url, "key", "admin", "pupil"), board, planned(64, paced=paced)
+        )
     assert board.lines == []
     assert gateway.version > 3
     assert totals.steps > gateway.version // 2
@@ -156,7 +158,7 @@ async def test_without_pace_versions_come_while_the_chat_goes_on() -> None:
 @pytest.mark.parametrize("failures", [["500"], ["BREAK"], ["ERROR"], ["500", "BREAK", "ERROR"]])
 async def test_each_failure_counts_and_the_chat_goes_on(failures: list[str]) -> None:
     async with pupil_gateway() as gateway:
-        async with Talker(gateway.url, "key") as talker:
+        async with ChatClient(gateway.url, "key") as talker:
             gateway.failures = list(failures)
             reply = await talker.say([{"role": "user", "content": "What is rain?"}], "s", last=False)
             assert reply.text
@@ -177,7 +179,7 @@ async def test_training_that_pauses_itself_ends_the_run_with_its_reason() -> Non
     async with pupil_gateway(paused="step 3: KL 12 over 10", stuck=True) as gateway:
         with pytest.raises(TrainingPaused, match="paused itself: step 3: KL 12 over 10"):
             await held(gateway, planned(8))
-        rows, totals = await hold_course(RUN, Place(gateway.url, "key", "admin", "pupil"), Board(), planned(8))
+        rows, totals = await run_experiment(RUN, Place(gateway.url, "key", "admin", "pupil"), Board(), planned(8))
     assert totals.stopped == "training of demo-1-combined has paused itself: step 3: KL 12 over 10"
     assert totals.interactions == 8
     assert len(rows) == 1
@@ -187,13 +189,13 @@ async def test_what_is_stuck_is_not_waited_for_for_ever() -> None:
     async with pupil_gateway(stuck=True) as gateway:
         place = Place(gateway.url, "key", "admin", "pupil")
         board = Board()
-        async with Talker(gateway.url, "key") as talker, Watcher(gateway.url, "admin") as watcher:
-            await Course(RUN, place, talker, watcher, board, planned(8), patience_seconds=0.5).hold()
+        async with ChatClient(gateway.url, "key") as talker, AdminClient(gateway.url, "admin") as watcher:
+            await Experiment(RUN, place, talker, watcher, board, planned(8), patience_seconds=0.5).hold()
     assert board.lines == ["demo-1-combined: no longer waiting after 0.5 s: waits for samples"]
 
 
 async def test_a_gateway_without_an_admin_key_says_so() -> None:
     async with pupil_gateway() as gateway:
-        async with Watcher(f"{gateway.url}/nowhere", "admin") as watcher:
+        async with AdminClient(f"{gateway.url}/nowhere", "admin") as watcher:
             with pytest.raises(SetupError, match="does not tell how things stand: 404"):
                 await watcher.learning("demo")

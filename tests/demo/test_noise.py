@@ -8,7 +8,7 @@ import random
 
 import pytest
 
-from clawloop.demo.noise import chance_of, corrected, least_chance
+from clawloop.demo.noise import corrected, p_value, smallest_p_value
 
 
 @pytest.mark.parametrize(
@@ -23,8 +23,8 @@ from clawloop.demo.noise import chance_of, corrected, least_chance
     ],
 )
 def test_the_chance_is_that_of_the_tables(some: list[float], others: list[float], chance: float) -> None:
-    assert chance_of(some, others) == pytest.approx(chance)
-    assert chance_of(others, some) == pytest.approx(chance)
+    assert p_value(some, others) == pytest.approx(chance)
+    assert p_value(others, some) == pytest.approx(chance)
 
 
 def test_with_ties_and_without_end_it_is_what_counting_all_ways_gives() -> None:
@@ -37,17 +37,17 @@ def test_with_ties_and_without_end_it_is_what_counting_all_ways_gives() -> None:
         seen = abs(sum(ranks[:size]) - mean)
         ways = list(itertools.combinations(ranks, size))
         far = sum(abs(sum(way) - mean) >= seen - 1e-9 for way in ways)
-        assert chance_of(values[:size], values[size:]) == pytest.approx(far / len(ways))
+        assert p_value(values[:size], values[size:]) == pytest.approx(far / len(ways))
 
 
 def test_a_hundred_runs_are_no_trouble() -> None:
-    assert 0 < chance_of(range(50), range(50, 100)) < 1e-20
-    assert chance_of(range(0, 100, 2), range(1, 101, 2)) > 0.5
+    assert 0 < p_value(range(50), range(50, 100)) < 1e-20
+    assert p_value(range(0, 100, 2), range(1, 101, 2)) > 0.5
 
 
 @pytest.mark.parametrize(("some", "others", "chance"), [(1, 1, 1.0), (3, 3, 0.1), (5, 5, 2 / 252)])
 def test_few_runs_cannot_show_a_difference(some: int, others: int, chance: float) -> None:
-    assert least_chance(some, others) == pytest.approx(chance)
+    assert smallest_p_value(some, others) == pytest.approx(chance)
 
 
 def test_of_several_comparisons_each_counts_for_less() -> None:

@@ -22,7 +22,7 @@ from activities.training_messages import StepDone, TrainStep
 from clawloop.steps import StepBatch, StepState, TrainedStep
 from clawloop.temporal import connect
 from clawloop.trainer import TrainerProcess
-from clawloop.training.resident import ResidentModel
+from clawloop.training.resident import StepRunner
 from clawloop.training.setup import TrainerSetup
 from db.engine import Database
 from db.steps import PostgresStepStore
@@ -50,7 +50,7 @@ class Shop:
     url: str
     store: PostgresStepStore
     setup: TrainerSetup
-    straight: ResidentModel
+    straight: StepRunner
     pool: str = field(default_factory=lambda: uuid4().hex[:8])
     undisturbed: dict[int, TrainedStep] = field(default_factory=dict)
 
@@ -85,7 +85,7 @@ async def shop(temporal_address: str, postgres_url: str, qwen3: Path, tmp_path: 
     samples = [sample for n in range(1, STEPS + 1) for sample in samples_of(qwen3, n)]
     await enter_samples(database, postgres_url, samples, RECIPE)
     client = await connect(temporal_address)
-    straight = ResidentModel(setup_of(qwen3, tmp_path / "undisturbed"))
+    straight = StepRunner(setup_of(qwen3, tmp_path / "undisturbed"))
     setup = setup_of(qwen3, tmp_path / "adapters")
     async with asking(client):
         yield Shop(client, postgres_url, PostgresStepStore(database), setup, straight)

@@ -18,7 +18,7 @@ from clawloop.training.collate import Limits
 from clawloop.training.evidence import Progress
 from clawloop.training.loading import adapter_tensors, load_model
 from clawloop.training.model import Lora
-from clawloop.training.passes import Pass, of_hint, passes_before, share_out
+from clawloop.training.passes import ScoringPass, of_hint, passes_before, shard_batch
 from tests.training.tiny import VOCAB, random_ids, random_sequences, relative_error, session_batch, shake_adapter
 
 WIDE = Limits(budget_tokens=4096, max_tokens=256, vocab_size=VOCAB)
@@ -42,15 +42,15 @@ def recipe_of(**tables: dict[str, object]) -> Train:
     return Train.model_validate({"optimiser": Optimiser(grad_clip=1e9), **tables})
 
 
-def tokens_of(samples: Sequence[TrainingSample], limits: Limits, *passes: Pass) -> int:
+def tokens_of(samples: Sequence[TrainingSample], limits: Limits, *passes: ScoringPass) -> int:
     """Tokens of all forwards of these passes."""
-    share = share_out(samples, limits, passes, rank=0, world=1)
+    share = shard_batch(samples, limits, passes, rank=0, world=1)
     return sum(len(pack.tokens_S) for packs in share.before.values() for pack in packs)
 
 
-def apart(passes: Sequence[Pass]) -> tuple[Pass, ...]:
+def apart(passes: Sequence[ScoringPass]) -> tuple[ScoringPass, ...]:
     """The same, plain and hinted prompts each in a pass of their own."""
-    found: list[Pass] = []
+    found: list[ScoringPass] = []
     for one in passes:
         if one.plain and one.hinted:
             found += [replace(one, hinted=(), top_k=None), replace(one, policy=False, reference=False)]
@@ -125,7 +125,7 @@ def test_a_hinted_prompt_and_its_plain_one_are_read_once_up_to_the_hint() -> Non
     ids = random_ids(90)
     lasting, volatile, hint = ids[:60], ids[60:70], ids[70:90]
     samples = [sample("s", [*lasting, *volatile], [*lasting, *hint, *volatile])]
-    joined = Pass(version=0, reference=True, hinted=(0,))
+    joined = ScoringPass(version=0, reference=True, hinted=(0,))
     # The last of ten response tokens is predicted, never read.
     assert tokens_of(samples, WIDE, *apart([joined])) == (70 + 9) + (90 + 9)
     assert tokens_of(samples, WIDE, joined) == 60 + (10 + 9) + (30 + 9)
@@ -147,10 +147,10 @@ def test_a_joined_pass_over_a_session_reads_little_more_than_its_hints(qwen3: Pa
 def test_with_nothing_in_common_a_joined_pass_reads_as_much_as_two_and_a_plain_one_what_is_trained() -> None:
     prompts = [one.prompt_ids for one in random_sequences([(20, 1), (15, 1), (30, 1), (25, 1)])]
     samples = [sample("a", prompts[0], prompts[1]), sample("b", prompts[2], prompts[3])]
-    joined, plain = Pass(version=0, reference=True, hinted=(0, 1)), Pass(version=1, policy=True)
+    joined, plain = ScoringPass(version=0, reference=True, hinted=(0, 1)), ScoringPass(version=1, policy=True)
     limits = replace(WIDE, budget_tokens=80)
     assert tokens_of(samples, limits, joined) == tokens_of(samples, limits, *apart([joined]))
-    share = share_out(samples, limits, (joined, plain), rank=0, world=1)
+    share = shard_batch(samples, limits, (joined, plain), rank=0, world=1)
     assert share.before[plain] is share.packs
     assert sorted(m for pack in share.before[joined] for m in pack.members) == [of_hint(1), of_hint(0), 0, 1]
     assert all(len(pack.tokens_S) <= limits.budget_tokens for pack in share.before[joined])
@@ -160,9 +160,9 @@ def test_with_nothing_in_common_a_joined_pass_reads_as_much_as_two_and_a_plain_o
 @pytest.mark.parametrize("plain", [True, False])
 def test_a_hinted_prompt_that_cannot_be_read_is_named(plain: bool) -> None:
     samples = [sample("good", [1, 2], [1, 2, 3]), sample("bad", [1, 2], [VOCAB])]
-    asked = [Pass(version=0, reference=plain, hinted=(0, 1))]
+    asked = [ScoringPass(version=0, reference=plain, hinted=(0, 1))]
     with pytest.raises(SampleUnusable, match="bad with hint: token ids"):
-        share_out(samples, WIDE, asked, rank=0, world=1)
+        shard_batch(samples, WIDE, asked, rank=0, world=1)
 
 
 BASE_TEACHES: dict[str, object] = {"teacher": "base"}

@@ -14,7 +14,7 @@ import pytest
 from clawloop.steps import StepState, VersionRef
 from clawloop.training.adapter import read_adapter
 from clawloop.training.architecture import read_architecture
-from clawloop.training.resident import ResidentModel
+from clawloop.training.resident import StepRunner
 from tests.training.shop import Shop, begin, processes, shop
 
 __all__ = ["processes", "shop"]
@@ -31,7 +31,7 @@ async def test_two_ranks_idle_die_and_come_back_and_their_steps_are_those_of_one
     shop: Shop, processes: ExitStack, tmp_path: Path
 ) -> None:
     # Versions of both are read by both.
-    shop.straight = ResidentModel(shop.setup)
+    shop.straight = StepRunner(shop.setup)
     process = shop.process(nproc=2, nothing_every=NOTHING_EVERY, command_timeout=COMMAND_TIMEOUT)
     agent = begin(shop, processes, tmp_path / "ranks.log", "tests.training.ranked_trainer", process.model_dump_json())
     await take(shop, 1)

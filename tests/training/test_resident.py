@@ -18,7 +18,7 @@ from clawloop.errors import (
 )
 from clawloop.recipe import Bounds, Distillation, Lora, Loss, Optimiser, Recipe
 from clawloop.steps import BatchSample, VersionRef
-from clawloop.training.resident import ResidentModel
+from clawloop.training.resident import StepRunner
 from tests.training.steps import RECIPE, never, quiet, samples_of, setup_of, step_of, whole
 from tests.training.tiny import VOCAB, save_checkpoint
 
@@ -29,7 +29,7 @@ def batches(qwen3: Path) -> dict[int, list[BatchSample]]:
 
 
 def take(
-    model: ResidentModel, samples: list[BatchSample], n: int, parent: VersionRef | None, **named: object
+    model: StepRunner, samples: list[BatchSample], n: int, parent: VersionRef | None, **named: object
 ) -> VersionRef:
     step = step_of(samples, n, parent, **named)  # type: ignore[arg-type]
     return whole(model.train(step, quiet, never)).version
@@ -38,10 +38,10 @@ def take(
 def test_policies_take_turns_on_one_model_as_if_each_were_alone(
     qwen3: Path, batches: dict[int, list[BatchSample]], tmp_path: Path
 ) -> None:
-    alone = ResidentModel(setup_of(qwen3, tmp_path / "alone"))
+    alone = StepRunner(setup_of(qwen3, tmp_path / "alone"))
     first = take(alone, batches[1], 1, None)
     second = take(alone, batches[2], 2, first)
-    shared = ResidentModel(setup_of(qwen3, tmp_path / "shared"))
+    shared = StepRunner(setup_of(qwen3, tmp_path / "shared"))
     other = take(shared, batches[3], 1, None, policy="other")
     again = take(shared, batches[1], 1, None)
     other = take(shared, batches[1], 2, other, policy="other")
@@ -56,9 +56,9 @@ def test_policies_take_turns_on_one_model_as_if_each_were_alone(
 def test_after_a_step_that_failed_half_way_the_next_one_is_what_it_would_have_been(
     qwen3: Path, batches: dict[int, list[BatchSample]], tmp_path: Path
 ) -> None:
-    straight = ResidentModel(setup_of(qwen3, tmp_path / "straight"))
+    straight = StepRunner(setup_of(qwen3, tmp_path / "straight"))
     wanted = take(straight, batches[2], 2, take(straight, batches[1], 1, None))
-    model = ResidentModel(setup_of(qwen3, tmp_path / "interrupted"))
+    model = StepRunner(setup_of(qwen3, tmp_path / "interrupted"))
     first = take(model, batches[1], 1, None)
     # Two epochs, the second of which is out of bounds: the weights in memory have moved by then.
     wild = RECIPE.model_copy(
@@ -82,7 +82,7 @@ def test_after_a_step_that_failed_half_way_the_next_one_is_what_it_would_have_be
 def test_a_sample_that_cannot_be_trained_is_left_out_with_its_reason(
     qwen3: Path, batches: dict[int, list[BatchSample]], tmp_path: Path
 ) -> None:
-    model = ResidentModel(setup_of(qwen3, tmp_path, max_tokens=60))
+    model = StepRunner(setup_of(qwen3, tmp_path, max_tokens=60))
     given = batches[1]
     bad = {
         "vocabulary": replace(given[0], response_ids=[9999] * len(given[0].response_ids)),
@@ -95,7 +95,7 @@ def test_a_sample_that_cannot_be_trained_is_left_out_with_its_reason(
     for (reason, sample), found in zip(bad.items(), trained.figures.dropped.values(), strict=True):
         assert reason in found
         assert sample.sample_id in trained.figures.dropped
-    without = whole(ResidentModel(setup_of(qwen3, tmp_path / "b")).train(step_of(given[4:], 1), quiet, never))
+    without = whole(StepRunner(setup_of(qwen3, tmp_path / "b")).train(step_of(given[4:], 1), quiet, never))
     assert trained.version.sha256 == without.version.sha256
     with pytest.raises(NothingToTrain, match="no sample of 4 can be trained: "):
         model.train(step_of(list(bad.values()), 1), quiet, never)
@@ -109,7 +109,7 @@ def test_a_hint_the_trainer_cannot_read_leaves_the_verdict(
     for name, hint in (("long", [1] * 60), ("none", None)):
         samples = [*batches[1]]
         samples[hinted] = replace(samples[hinted], hinted_prompt_ids=hint)
-        model = ResidentModel(setup_of(qwen3, tmp_path / name, max_tokens=60))
+        model = StepRunner(setup_of(qwen3, tmp_path / name, max_tokens=60))
         taken.append(whole(model.train(step_of(samples, 1), quiet, never)))
     assert [trained.figures.dropped for trained in taken] == [{}, {}]
     assert taken[0].version.sha256 == taken[1].version.sha256
@@ -122,14 +122,14 @@ def test_a_hint_the_trainer_cannot_read_leaves_the_verdict(
 def test_what_an_adapter_cannot_be_used_for_is_said(
     qwen3: Path, batches: dict[int, list[BatchSample]], tmp_path: Path
 ) -> None:
-    model = ResidentModel(setup_of(qwen3, tmp_path))
+    model = StepRunner(setup_of(qwen3, tmp_path))
     first = take(model, batches[1], 1, None)
     wider = RECIPE.model_copy(update={"train": RECIPE.train.model_copy(update={"lora": Lora(rank=8, alpha=8.0)})})
     with pytest.raises(AdapterUnusable, match=r"version 1 has LoRA of rank 4.*asks for rank 8.*roll back"):
         model.train(step_of(batches[2], 2, first, recipe=wider), quiet, never)
     # From version 0 any shape can begin.
     take(model, batches[2], 2, None, recipe=wider)
-    other = ResidentModel(setup_of(save_checkpoint(tmp_path / "other", seed=1), tmp_path))
+    other = StepRunner(setup_of(save_checkpoint(tmp_path / "other", seed=1), tmp_path))
     with pytest.raises(AdapterUnusable, match="another tiny"):
         take(other, batches[2], 2, first)
     with pytest.raises(AdapterUnusable, match=r"holds .*, expected 0000"):
@@ -142,7 +142,7 @@ def test_what_an_adapter_cannot_be_used_for_is_said(
 def test_an_earlier_version_teaches_what_it_answered(
     qwen3: Path, batches: dict[int, list[BatchSample]], tmp_path: Path
 ) -> None:
-    model = ResidentModel(setup_of(qwen3, tmp_path))
+    model = StepRunner(setup_of(qwen3, tmp_path))
     first = take(model, batches[1], 1, None)
     second = take(model, batches[2], 2, first)
     by_base = take(model, batches[3], 3, second)
@@ -156,7 +156,7 @@ def test_an_earlier_version_teaches_what_it_answered(
 
 def test_a_model_is_loaded_again_when_its_files_change(batches: dict[int, list[BatchSample]], tmp_path: Path) -> None:
     base = save_checkpoint(tmp_path / "base")
-    model = ResidentModel(setup_of(base, tmp_path / "adapters"))
+    model = StepRunner(setup_of(base, tmp_path / "adapters"))
     first = take(model, batches[1], 1, None)
     save_checkpoint(base, seed=1)
     assert take(model, batches[1], 1, None).sha256 != first.sha256
@@ -167,7 +167,7 @@ def test_a_model_is_loaded_again_when_its_files_change(batches: dict[int, list[B
 def test_a_policy_of_another_base_waits_for_its_own_trainer(
     qwen3: Path, batches: dict[int, list[BatchSample]], tmp_path: Path
 ) -> None:
-    model = ResidentModel(setup_of(qwen3, tmp_path))
+    model = StepRunner(setup_of(qwen3, tmp_path))
     with pytest.raises(TrainerUnavailable, match=r"holds 'tiny', the policy's base is 'Qwen/Qwen3-4B'.*--base-model"):
         take(model, batches[1], 1, None, base_model="Qwen/Qwen3-4B")
     by_folder = setup_of(qwen3, tmp_path, base_model=None)
@@ -188,7 +188,7 @@ def test_what_cannot_be_started_says_why(tmp_path: Path, qwen3: Path) -> None:
 def test_more_ids_to_compare_than_the_vocabulary_has_are_refused_by_their_key(
     qwen3: Path, batches: dict[int, list[BatchSample]], tmp_path: Path
 ) -> None:
-    model = ResidentModel(setup_of(qwen3, tmp_path))
+    model = StepRunner(setup_of(qwen3, tmp_path))
 
     def comparing(top_k: int) -> Recipe:
         train = RECIPE.train.model_copy(
@@ -207,7 +207,7 @@ def test_a_recipe_without_a_reference_or_hints_takes_steps(
     qwen3: Path, batches: dict[int, list[BatchSample]], tmp_path: Path
 ) -> None:
     plain = Recipe(name="plain", train=RECIPE.train.model_copy(update={"loss": Loss(kl=0.0)}))
-    model = ResidentModel(setup_of(qwen3, tmp_path))
+    model = StepRunner(setup_of(qwen3, tmp_path))
     trained = whole(model.train(step_of(batches[1], 1, recipe=plain), quiet, never))
     assert trained.figures.kl is None
     assert trained.figures.tokens == sum(len(sample.response_ids) for sample in batches[1])

@@ -13,8 +13,8 @@ import torch
 
 from clawloop.errors import TrainerUnavailable
 from clawloop.steps import BatchSample, StepBatch, TrainedStep
-from clawloop.training.resident import ResidentModel
-from clawloop.training.trainer import ResidentTrainer
+from clawloop.training.resident import StepRunner
+from clawloop.training.trainer import ThreadedTrainer
 from tests.training.steps import never, quiet, samples_of, setup_of, step_of, whole
 
 
@@ -26,7 +26,7 @@ def samples(qwen3: Path) -> list[BatchSample]:
 async def test_a_cancelled_step_ends_at_the_next_micro_batch_and_the_next_one_is_unharmed(
     qwen3: Path, samples: list[BatchSample], tmp_path: Path
 ) -> None:
-    trainer = ResidentTrainer(ResidentModel(setup_of(qwen3, tmp_path / "a")))
+    trainer = ThreadedTrainer(StepRunner(setup_of(qwen3, tmp_path / "a")))
     said: list[str] = []
     go_on = threading.Event()
 
@@ -46,12 +46,12 @@ async def test_a_cancelled_step_ends_at_the_next_micro_batch_and_the_next_one_is
     assert said[-1] == "step 1: train 2 of 5"
     assert not list((tmp_path / "a" / "default").glob("*"))
     done = await trainer.train(step_of(samples, 1), quiet)
-    wanted = whole(ResidentModel(setup_of(qwen3, tmp_path / "b")).train(step_of(samples, 1), quiet, never))
+    wanted = whole(StepRunner(setup_of(qwen3, tmp_path / "b")).train(step_of(samples, 1), quiet, never))
     assert done.version == wanted.version
     await trainer.close()
 
 
-class HangingModel(ResidentModel):
+class HangingModel(StepRunner):
     def __init__(self, *given: object) -> None:
         super().__init__(*given)  # type: ignore[arg-type]
         self.go_on = threading.Event()
@@ -66,7 +66,7 @@ async def test_a_step_that_hangs_is_given_up_and_the_process_must_be_started_ane
     qwen3: Path, samples: list[BatchSample], tmp_path: Path
 ) -> None:
     model = HangingModel(setup_of(qwen3, tmp_path))
-    trainer = ResidentTrainer(model, stall_limit=timedelta(seconds=0.5))
+    trainer = ThreadedTrainer(model, stall_limit=timedelta(seconds=0.5))
     with pytest.raises(TrainerUnavailable, match="nothing was heard of the step"):
         await trainer.train(step_of(samples, 1), quiet)
     assert trainer.broken.is_set()
@@ -79,7 +79,7 @@ async def test_a_step_that_hangs_is_given_up_and_the_process_must_be_started_ane
 async def test_a_bug_in_one_step_leaves_the_trainer_in_order(
     qwen3: Path, samples: list[BatchSample], tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    trainer = ResidentTrainer(ResidentModel(setup_of(qwen3, tmp_path)))
+    trainer = ThreadedTrainer(StepRunner(setup_of(qwen3, tmp_path)))
     with monkeypatch.context() as patch:
         patch.setattr("clawloop.training.resident.train_step", lambda *given, **named: 1 // 0)
         with pytest.raises(ZeroDivisionError):
@@ -92,7 +92,7 @@ async def test_a_bug_in_one_step_leaves_the_trainer_in_order(
 async def test_a_gpu_that_failed_needs_a_new_process(
     qwen3: Path, samples: list[BatchSample], tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    trainer = ResidentTrainer(ResidentModel(setup_of(qwen3, tmp_path)))
+    trainer = ThreadedTrainer(StepRunner(setup_of(qwen3, tmp_path)))
 
     def illegal(*given: object, **named: object) -> None:
         raise torch.AcceleratorError("CUDA error: an illegal memory access was encountered")
@@ -107,7 +107,7 @@ async def test_a_gpu_that_failed_needs_a_new_process(
 async def test_no_room_on_the_disk_is_nothing_that_lasts(
     qwen3: Path, samples: list[BatchSample], tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    trainer = ResidentTrainer(ResidentModel(setup_of(qwen3, tmp_path)))
+    trainer = ThreadedTrainer(StepRunner(setup_of(qwen3, tmp_path)))
 
     def full(path: Path, target: Path) -> Path:
         raise OSError(28, "No space left on device")

@@ -10,12 +10,12 @@ import pytest
 # The shutdown of this interpreter is as deadly as that beside a thread that calls into it.
 PROGRAM = """
 import atexit, os, sys
-from clawloop.leaving import run_and_leave
+from clawloop.leaving import run_and_exit
 atexit.register(os.abort)
 def run():
     print("done")
     {end}
-run_and_leave(run)
+run_and_exit(run)
 """
 
 

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import pytest
 
-from activities.roster import Roster
+from activities.roster import EngineReconciler
 from clawloop.contracts import Engine
 from clawloop.errors import SignalFailed
 from tests.fakes.ledger import FakeLedger
@@ -41,10 +41,10 @@ class Workflows:
 async def test_an_engine_that_cannot_be_told_keeps_no_other_from_it_and_is_named() -> None:
     ledger = FakeLedger(engines={one: Engine(one, f"http://{one}", {}, draining=False) for one in ("a", "b", "c")})
     workflows = Workflows(running={"c", "x", "y"}, stuck={"a", "x"})
-    roster = Roster(FakePublishingStore(ledger), workflows)
+    reconciler = EngineReconciler(FakePublishingStore(ledger), workflows)
     with pytest.raises(SignalFailed, match=r"^engine a: Temporal: too many signals; engine x: Temporal: "):
-        await roster.mend()
+        await reconciler.reconcile()
     assert workflows.own == {"b", "c", "x"}
     workflows.stuck = set()
-    assert await roster.mend() == 2
+    assert await reconciler.reconcile() == 2
     assert workflows.own == {"a", "b", "c"}

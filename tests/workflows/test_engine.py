@@ -9,7 +9,7 @@ from temporalio.client import Client
 from temporalio.exceptions import ApplicationError
 from temporalio.worker import Worker
 
-from activities.roster import Roster
+from activities.roster import EngineReconciler
 from clawloop.contracts import Engine
 from clawloop.engine_announcing import TemporalEngineNotifier
 from tests.fakes.ledger import FakeLedger
@@ -88,22 +88,22 @@ async def test_what_fails_for_good_is_shown_and_a_publish_still_comes_later(clie
 
 async def test_engines_that_are_there_have_a_workflow_and_no_other_keeps_one(client: Client) -> None:
     agent, ledger, workflows = ScriptedAgent(), FakeLedger(), TemporalEngineNotifier(client)
-    roster = Roster(FakePublishingStore(ledger), workflows)
+    reconciler = EngineReconciler(FakePublishingStore(ledger), workflows)
     async with at_work(client, agent) as handle:
         await known(workflows, agent.engine_id, runs=True)
         added = ScriptedAgent().engine_id
         ledger.engines = {one: engine_of(one) for one in (agent.engine_id, added)}
-        await roster.mend()
+        await reconciler.reconcile()
         await known(workflows, added, runs=True)
         ledger.engines = {}
-        assert await roster.mend() >= 2  # other tests may have left theirs
+        assert await reconciler.reconcile() >= 2  # other tests may have left theirs
         await handle.result()
         await known(workflows, agent.engine_id, runs=False)
         assert await details(handle, "removed") == "The engine was removed."
         await known(workflows, added, runs=False)
         await workflows.end(added)  # twice is once
         ledger.engines = {agent.engine_id: engine_of(agent.engine_id)}  # added again, its agent never went
-        await roster.mend()
+        await reconciler.reconcile()
         watched = len(agent.watched)
         await until(lambda: len(agent.watched) > watched)
 
