@@ -1,4 +1,4 @@
-"""What the routes share, made once by `clawloop.processes` and hung on the app."""
+"""What the routes share, made once by `clawloop.processes.gateway` and hung on the app."""
 
 from __future__ import annotations
 
@@ -8,8 +8,8 @@ from dataclasses import dataclass, field
 
 from fastapi import Request
 
-from api.announcing import NotificationQueue
 from api.auth import KeyRing
+from api.chat.versions import VersionChooser
 from api.directory import DirectoryCache
 from api.ports import (
     Engines,
@@ -22,9 +22,9 @@ from api.ports import (
     SessionStore,
     TrainingStore,
 )
-from api.recording import Recorder
-from api.versions import VersionChooser
-from clawloop.telemetry import GatewayMetrics
+from api.recording.notifier import NotificationQueue
+from api.recording.recorder import Recorder
+from clawloop.telemetry.metrics import GatewayMetrics
 
 
 @dataclass(frozen=True, slots=True)

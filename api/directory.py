@@ -9,7 +9,7 @@ import asyncio
 import logging
 
 from api.ports import DirectoryChanges, DirectoryStore
-from clawloop.contracts import Directory, Policy
+from clawloop.contracts.serving import Directory, Policy
 from clawloop.errors import StoreUnavailable
 
 log = logging.getLogger(__name__)

@@ -10,29 +10,24 @@ from collections.abc import AsyncIterator, Sequence
 from contextlib import AbstractAsyncContextManager
 from typing import Protocol
 
-from clawloop.contracts import (
-    ApiKey,
+from clawloop.contracts.serving import ApiKey, Directory, RouteKey
+from clawloop.contracts.sessions import (
     ContentErased,
-    Directory,
     Erasure,
     FeedbackEffect,
     FeedbackGiven,
-    InsertedTurn,
-    Message,
     RejudgeRequested,
-    RouteKey,
-    SessionEvidence,
     SessionFacts,
     SessionState,
     StoredFeedback,
-    TurnRecord,
     TurnRecorded,
 )
+from clawloop.contracts.training import TrainingView, VersionView
+from clawloop.contracts.turns import InsertedTurn, Message, SessionEvidence, TurnRecord
+from clawloop.contracts.views import SessionView, TurnView
 from clawloop.ids import ApiKeyId, FeedbackId, SessionId, TurnId
-from clawloop.judging.again import RejudgeFacts
-from clawloop.recipe import Recipe
-from clawloop.steps import TrainingView, VersionView
-from clawloop.views import SessionView, TurnView
+from clawloop.judging.rejudging import RejudgeFacts
+from clawloop.recipes.recipe import Recipe
 
 
 class TurnStore(Protocol):

@@ -17,7 +17,7 @@ from typing import Protocol
 from rich.console import Console
 from rich.table import Table
 
-from clawloop.contracts import Message
+from clawloop.contracts.turns import Message
 from clawloop.demo.location import model_path
 from clawloop.demo.phrasing import Mood, holdout_phrases_by_hand
 from clawloop.demo.world import STYLES, Axis, answer, every_request

@@ -8,7 +8,7 @@ from typing import NamedTuple
 
 from benchmarks.train_case import Case, Ids, hinted_prompts
 from clawloop.training.batch import TrainingSample
-from clawloop.training.passes import ScoringPass, shard_batch
+from clawloop.training.packing.scoring_passes import ScoringPass, shard_batch
 
 
 class Tokens(NamedTuple):

@@ -15,14 +15,16 @@ from typing import Any
 from sqlalchemy import func, select, text
 from sqlalchemy.ext.asyncio import AsyncConnection
 
-from clawloop.contracts import ContentErased, Erasure, SampleState, SessionFacts, TurnOutcome
+from clawloop.contracts.sessions import ContentErased, Erasure, SessionFacts
+from clawloop.contracts.training import SampleState
+from clawloop.contracts.turns import TurnOutcome
 from clawloop.ids import SampleId, SessionId, TurnId
-from db.engine import Database
-from db.entry import PreparedTurn
+from db.database import Database
 from db.events import insert_event
-from db.samples import end_samples
 from db.tables import Session, Turn
-from db.work import lock_policy, refresh_work
+from db.training.queue import lock_policy, refresh_work
+from db.training.samples import end_samples
+from db.turns.prepared_turn import PreparedTurn
 
 WHY = "erased"
 """For people, wherever words were that nobody may read any more."""

@@ -21,7 +21,7 @@ from sqlalchemy.exc import DBAPIError
 from sqlalchemy.ext.asyncio import AsyncConnection
 
 from clawloop.errors import SetupError
-from db.engine import Database, driver_url, postgres_message
+from db.database import Database, driver_url, postgres_message
 
 LOCK = 0x636C6177  # "claw": whoever migrates holds this advisory lock
 LOCK_SECONDS = 10.0  # our migrations take one; a thread that waits for ever would keep Ctrl-C from ending us

@@ -15,12 +15,12 @@ from temporalio.common import Priority
 from temporalio.exceptions import ActivityError
 
 with workflow.unsafe.imports_passed_through():
-    from activities.judging import JudgingActivities
-    from activities.ledger import LedgerActivities
-    from activities.messages import AskDirectly, Closed, CloseSession, Judged, JudgeTurn, TurnResult
-    from clawloop.contracts import ContentErased, FeedbackGiven, RejudgeRequested, TurnRecorded
+    from activities.judging.closing import LedgerActivities
+    from activities.judging.judge_turn import JudgingActivities
+    from activities.judging.messages import AskDirectly, Closed, CloseSession, Judged, JudgeTurn, TurnResult
+    from clawloop.contracts.sessions import ContentErased, FeedbackGiven, RejudgeRequested, TurnRecorded
     from clawloop.ids import TurnId
-    from workflows import attributes, story
+    from workflows import descriptions, names
     from workflows.policies import FINALIZE, JUDGE, STORE
     from workflows.reasons import reason_of
     from workflows.state import CARRIED_LIMIT, KNOWN_LIMIT, ROWS_LIMIT, SessionState, SessionSummary
@@ -31,7 +31,7 @@ SessionMessage = TurnRecorded | FeedbackGiven | RejudgeRequested
 ROLL_OVER_WAIT = timedelta(minutes=2)
 
 
-@workflow.defn(name=attributes.SESSION_WORKFLOW)
+@workflow.defn(name=names.SESSION_WORKFLOW)
 class SessionWorkflow:
     @workflow.init
     def __init__(self, state: SessionState) -> None:
@@ -66,14 +66,14 @@ class SessionWorkflow:
                 if closed.still_open:
                     self._looked_into = False
                 elif not self._inbox:
-                    workflow.upsert_search_attributes([attributes.STATE.value_set("closed")])
+                    workflow.upsert_search_attributes([names.STATE.value_set("closed")])
                     return SessionSummary(turns=closed.turns, why=self._why_closing, guarantee=closed.guarantee)
                 self._closing = False
             if watch.done() and not self._is_idle():
                 watch = asyncio.create_task(self._watch_deadline())
             self._show()
 
-    @workflow.signal(name=attributes.TURN_RECORDED)
+    @workflow.signal(name=names.TURN_RECORDED)
     def turn_recorded(self, turn: TurnRecorded) -> None:
         if turn.turn_id in self._known:
             return
@@ -83,13 +83,13 @@ class SessionWorkflow:
         self._deadline = workflow.now() + self._idle_time
         self._inbox.append(turn)
 
-    @workflow.signal(name=attributes.FEEDBACK_GIVEN)
+    @workflow.signal(name=names.FEEDBACK_GIVEN)
     def feedback_given(self, feedback: FeedbackGiven) -> None:
         self._look_into()
         self._deadline = workflow.now() + self._idle_time
         self._inbox.append(feedback)
 
-    @workflow.signal(name=attributes.JUDGE_AGAIN)
+    @workflow.signal(name=names.JUDGE_AGAIN)
     def rejudge(self, wanted: RejudgeRequested) -> None:
         if wanted in self._inbox or wanted in self._running.values():
             return
@@ -97,7 +97,7 @@ class SessionWorkflow:
         self._deadline = workflow.now() + self._idle_time
         self._inbox.append(wanted)
 
-    @workflow.signal(name=attributes.CONTENT_ERASED)
+    @workflow.signal(name=names.CONTENT_ERASED)
     def content_erased(self, erased: ContentErased) -> None:
         newest = max(erased.turns, default=None)
 
@@ -106,7 +106,7 @@ class SessionWorkflow:
 
         # What is being judged now finds the turn erased when it wants to keep something of it.
         self._inbox = [told for told in self._inbox if not gone(told.turn_id)]
-        self._rows = [story.erased(row) if gone(row.turn_id) else row for row in self._rows]
+        self._rows = [descriptions.erased_row(row) if gone(row.turn_id) else row for row in self._rows]
         if erased.whole and all(gone(turn_id) for turn_id in self._known):
             self._ends = self._erased = True
         self._show()
@@ -114,7 +114,7 @@ class SessionWorkflow:
     def _look_into(self) -> None:
         # Sessions that were looked into before this was so still wait for their deadline.
         if not self._announced and not self._looked_into:
-            self._looked_into = workflow.patched(attributes.CLOSES_AGAIN)
+            self._looked_into = workflow.patched(names.CLOSES_AGAIN)
 
     # Waiting -------------------------------------------------------------------------------------------------------
 
@@ -169,7 +169,7 @@ class SessionWorkflow:
     def _is_late(self, turn: TurnRecorded) -> bool:
         """A newer turn was told before it, and says whether the session ends."""
         newest = max(self._known, default=turn.turn_id)
-        return turn.turn_id < newest and workflow.patched(attributes.ENDS_BY_NEWEST)
+        return turn.turn_id < newest and workflow.patched(names.ENDS_BY_NEWEST)
 
     def _ended(self, task: asyncio.Task[None]) -> None:
         del self._running[task]
@@ -300,14 +300,14 @@ class SessionWorkflow:
     def _show_version(self, version: int) -> None:
         if version != self._shown_version:
             self._shown_version = version
-            workflow.upsert_search_attributes([attributes.VERSION.value_set(version)])
+            workflow.upsert_search_attributes([names.VERSION.value_set(version)])
 
     def _show(self) -> None:
         if self._closing:
             closing = f"Closing: {self._why_closing}."
         else:
             closing = f"Closes at {self._deadline:%Y-%m-%d %H:%M} UTC unless a turn comes."
-        line = story.headline(
+        line = descriptions.session_headline(
             announced=self._announced, judging=len(self._running), waiting=len(self._inbox), closing=closing
         )
-        workflow.set_current_details(f"{line}\n\n{story.table(self._rows)}")
+        workflow.set_current_details(f"{line}\n\n{descriptions.session_table(self._rows)}")

@@ -18,8 +18,8 @@ from prompt_toolkit.patch_stdout import patch_stdout
 from rich.console import Console
 from rich.text import Text
 
-from clawloop.demo.place import Address
-from clawloop.demo.watching import AdminClient, WatchedTurn
+from clawloop.demo.admin_client import AdminClient, WatchedTurn
+from clawloop.demo.demo_folder import Address
 from clawloop.errors import SetupError
 
 _LOOK_SECONDS = 0.5

@@ -11,7 +11,7 @@ from dataclasses import dataclass
 
 from openai.types.chat import ChatCompletionMessageParam
 
-from clawloop.demo.talking import ChatClient
+from clawloop.demo.openai_client import ChatClient
 from clawloop.demo.user import SyntheticUser
 from clawloop.demo.world import EVALUATION, Grade, Preference, grade
 

@@ -11,8 +11,8 @@ from dataclasses import dataclass
 from itertools import combinations
 from statistics import fmean, median
 
-from clawloop.demo.noise import SIGNIFICANT, corrected, p_value, smallest_p_value
 from clawloop.demo.report import Evaluated, RunReport
+from clawloop.demo.significance import SIGNIFICANT, corrected, p_value, smallest_p_value
 
 TEST = "Mann-Whitney, exact, two-sided; p of each figure by Holm's correction for all pairs of methods"
 BAND = "the least and the most of the runs"

@@ -16,7 +16,7 @@ import torch
 from torch import Tensor
 from transformers import AutoTokenizer, PreTrainedTokenizerFast, Qwen3ForCausalLM
 
-from clawloop.contracts import Message
+from clawloop.contracts.turns import Message
 from clawloop.demo.examples import Lessons
 from clawloop.demo.hints import HINTS
 from clawloop.demo.phrasing import MEASURED_PHRASES, Feedback, Mood, held_out_phrases, holdout_phrases_by_hand

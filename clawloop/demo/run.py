@@ -12,16 +12,16 @@ from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, field
 from pathlib import Path
 
+from clawloop.demo.admin_client import AdminClient
 from clawloop.demo.chart import draw_chart
-from clawloop.demo.course import Place, run_experiment
+from clawloop.demo.demo_folder import Address, demo_folder, write_address
+from clawloop.demo.experiment import Place, run_experiment
 from clawloop.demo.location import model_path
-from clawloop.demo.place import Address, demo_folder, write_address
 from clawloop.demo.plan import Plan, PlannedRun
-from clawloop.demo.pupils import insert_policies
 from clawloop.demo.report import RunReport, report_run
 from clawloop.demo.report_forms import as_json, in_one_line
+from clawloop.demo.run_policies import insert_policies
 from clawloop.demo.scoreboard import DemoBoard
-from clawloop.demo.watching import AdminClient
 from clawloop.errors import SetupError
 from clawloop.local.checks import require_disk, require_folder
 from clawloop.local.up import Prepare, Started, Surroundings, UpOptions

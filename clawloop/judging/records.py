@@ -10,12 +10,12 @@ from dataclasses import dataclass
 from datetime import datetime
 from enum import StrEnum
 
-from clawloop.contracts import StoredTurn, TurnOutcome
+from clawloop.contracts.turns import StoredTurn, TurnOutcome
 from clawloop.ids import ApiKeyId, FeedbackId, JudgementId, SessionId, TurnId
 from clawloop.judging.hints import HintChoice
 from clawloop.judging.parsing import HintVote, Vote
 from clawloop.judging.voting import Verdict
-from clawloop.recipe import Recipe
+from clawloop.recipes.recipe import Recipe
 from clawloop.turns.parents import Candidate
 
 VOTES = "sampled"  # kinds of votes

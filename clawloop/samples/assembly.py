@@ -10,12 +10,12 @@ from __future__ import annotations
 from collections.abc import Sequence
 from dataclasses import dataclass
 
-from clawloop.contracts import TurnOutcome
+from clawloop.contracts.turns import TurnOutcome
 from clawloop.errors import EngineAnswerUnusable
 from clawloop.ids import TurnId
 from clawloop.judging.hints import HintChoice
 from clawloop.judging.voting import Verdict, signed
-from clawloop.recipe import Signal
+from clawloop.recipes.recipe import Signal
 
 SMALLEST_EXPECTED = 0.05  # an expected score nearer to 0 says too little to make a sample of
 

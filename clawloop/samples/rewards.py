@@ -12,11 +12,11 @@ from dataclasses import dataclass, replace
 from clawloop.algorithms.groups import group_advantages, is_complete
 from clawloop.algorithms.outcome import integrated_reward, judge_consistency, process_reward
 from clawloop.algorithms.overlong import overlong_penalty
-from clawloop.contracts import TurnOutcome
+from clawloop.contracts.turns import TurnOutcome
 from clawloop.ids import TurnId
 from clawloop.judging.records import FinalizedJudgement, Relation
 from clawloop.judging.voting import Verdict
-from clawloop.recipe import Signal
+from clawloop.recipes.recipe import Signal
 
 
 def relation_of(signal: Signal, *, grouped: bool) -> Relation:

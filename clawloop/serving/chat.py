@@ -15,7 +15,7 @@ from functools import partial
 import aiohttp
 import orjson
 
-from clawloop.contracts import Engine, RouteKey
+from clawloop.contracts.serving import Engine, RouteKey
 from clawloop.errors import EngineBroke, EngineRejected, EngineUnavailable
 from clawloop.serving.events import event_data
 from clawloop.serving.rotation import Rotation

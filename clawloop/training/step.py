@@ -21,10 +21,9 @@ from clawloop.algorithms.metrics import SampleMetrics
 from clawloop.algorithms.scoring import Scores
 from clawloop.algorithms.streams import Streams
 from clawloop.errors import NothingToTrain, StepDiverged
-from clawloop.recipe import Optimiser, Train
+from clawloop.recipes.recipe import Optimiser, Train
 from clawloop.training.batch import TrainingSample
-from clawloop.training.collate import Limits, Packed
-from clawloop.training.evidence import (
+from clawloop.training.batch_signals import (
     BatchSignals,
     Progress,
     ReadVersion,
@@ -34,10 +33,11 @@ from clawloop.training.evidence import (
     ids_at_positions,
     scores_by_sample,
 )
-from clawloop.training.loading import whole
-from clawloop.training.model import PolicyModel, TokenScores
-from clawloop.training.passes import RankShard, passes_before, shard_batch
-from clawloop.training.ranks import Ranks
+from clawloop.training.model.decoder import PolicyModel, TokenScores
+from clawloop.training.model.loading import whole
+from clawloop.training.packing.collate import Limits, Packed
+from clawloop.training.packing.scoring_passes import RankShard, passes_before, shard_batch
+from clawloop.training.ranks.ranks import Ranks
 
 Value = TypeVar("Value")
 

@@ -1,6 +1,6 @@
 """The trainer, as an event loop sees it: torch works in one thread of its own, and can be told to stop.
 
-Knows nothing about Temporal or the ledger. Satisfies `activities.training_ports.Trainer`.
+Knows nothing about Temporal or the ledger. Satisfies `activities.training.ports.Trainer`.
 """
 
 from __future__ import annotations
@@ -15,10 +15,10 @@ from datetime import timedelta
 
 import torch
 
+from clawloop.contracts.training import StepBatch, TrainedStep
 from clawloop.errors import ClawloopError, TrainerUnavailable
-from clawloop.steps import StepBatch, TrainedStep
-from clawloop.training.group import broadcast_step, ping, shutdown_ranks
-from clawloop.training.resident import StepRunner
+from clawloop.training.ranks.command_loop import broadcast_step, ping, shutdown_ranks
+from clawloop.training.step_runner import StepRunner
 
 log = logging.getLogger(__name__)
 

@@ -10,7 +10,7 @@ from __future__ import annotations
 from collections.abc import Sequence
 from dataclasses import dataclass
 
-from clawloop.contracts import Message, TurnKind
+from clawloop.contracts.turns import Message, TurnKind
 from clawloop.ids import TurnId
 from clawloop.turns.canonical import is_volatile
 from clawloop.turns.classify import is_side_prompt

@@ -12,26 +12,27 @@ import httpx
 import pytest
 from openai import AsyncOpenAI
 
-from api.announcing import NotificationQueue
 from api.app import create_app
 from api.auth import KeyRing
+from api.chat.versions import VersionChooser
 from api.dependencies import Limits, Services
 from api.directory import DirectoryCache
-from api.recording import Recorder
-from api.spool import Spool
-from api.versions import VersionChooser
-from clawloop.contracts import Directory, Engine, Policy, Scope, TurnRecord
-from clawloop.recipe import Recipe
+from api.recording.notifier import NotificationQueue
+from api.recording.recorder import Recorder
+from api.recording.spool import Spool
+from clawloop.contracts.serving import Directory, Engine, Policy, Scope
+from clawloop.contracts.turns import TurnRecord
+from clawloop.recipes.recipe import Recipe
 from clawloop.serving.chat import ChatEngines
 from clawloop.serving.rotation import Rotation
-from clawloop.telemetry import GatewayMetrics
-from db.policies import DEFAULT_SAMPLING
-from tests.fakes.announcer import FakeNotifier, FakeOperations
+from clawloop.telemetry.metrics import GatewayMetrics
+from db.serving.directory import DEFAULT_SAMPLING
 from tests.fakes.directory_store import FakeDirectoryStore
 from tests.fakes.engine import FakeEngine, fake_engine, serving
 from tests.fakes.erasure_store import FakeErasureStore
 from tests.fakes.key_store import FakeKeyStore
 from tests.fakes.ledger import FakeLedger
+from tests.fakes.notifier import FakeNotifier, FakeOperations
 from tests.fakes.session_store import FakeSessionStore
 from tests.fakes.training_store import FakeTrainingStore
 from tests.fakes.turn_store import FakeTurnStore

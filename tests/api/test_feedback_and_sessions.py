@@ -8,11 +8,11 @@ from typing import Any
 
 import pytest
 
-from clawloop.contracts import FeedbackGiven
+from clawloop.contracts.sessions import FeedbackGiven
 from clawloop.ids import new_turn_id, response_id, turn_id_of
 from tests.api.conftest import Gateway, running_gateway
-from tests.fakes.announcer import FakeNotifier
 from tests.fakes.engine import fake_engine
+from tests.fakes.notifier import FakeNotifier
 
 
 async def chat(gateway: Gateway, **fields: object) -> str:

@@ -8,7 +8,7 @@ from pathlib import Path
 
 import pytest
 
-from clawloop.contracts import InsertedTurn, TurnRecord
+from clawloop.contracts.turns import InsertedTurn, TurnRecord
 from clawloop.errors import RecordUnusable
 from tests.api.conftest import Gateway, running_gateway
 from tests.api.test_chat import ask

@@ -6,9 +6,9 @@ from typing import Any
 
 import pytest
 
-from clawloop.contracts import SampleState, TurnOutcome
-from clawloop.recipe import Recipe, parse_recipe
-from clawloop.steps import StepState, VersionRef
+from clawloop.contracts.training import SampleState, StepState, VersionRef
+from clawloop.contracts.turns import TurnOutcome
+from clawloop.recipes.recipe import Recipe, parse_recipe
 from tests.api.conftest import Gateway
 from tests.fakes.ledger import FakeStep, FakeVersion
 

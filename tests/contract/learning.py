@@ -11,25 +11,26 @@ from typing import Any, Protocol
 import psycopg
 from psycopg.rows import dict_row
 
-from activities.training_ports import PublishingStore, StepStore
+from activities.training.ports import PublishingStore, StepStore
 from api.ports import TrainingStore
-from clawloop.contracts import Engine, SampleState, Scope, SessionEvidence, SessionSource, TurnOutcome
+from clawloop.contracts.serving import Engine, Scope
+from clawloop.contracts.training import SampleState, StepBatch, StepFigures, StepState, TrainedStep, VersionRef
+from clawloop.contracts.turns import SessionEvidence, SessionSource, TurnOutcome
 from clawloop.ids import ApiKeyId, FeedbackId, SampleId, new_feedback_id
 from clawloop.judging.hints import HintChoice
 from clawloop.judging.records import FinalizedJudgement
 from clawloop.judging.voting import Verdict
-from clawloop.recipe import Recipe
-from clawloop.steps import StepBatch, StepFigures, StepState, TrainedStep, VersionRef
-from db.engine import Database
-from db.judgements import PostgresJudgementStore
-from db.keys import PostgresKeyStore
-from db.operators import PostgresTrainingStore
-from db.policies import ensure_policy
-from db.publishing import PostgresPublishingStore
-from db.recipes import ensure_recipe
-from db.serving_engines import add_engine
-from db.steps import PostgresStepStore
-from db.turns import PostgresTurnStore
+from clawloop.recipes.recipe import Recipe
+from db.database import Database
+from db.judging.judgements import PostgresJudgementStore
+from db.serving.directory import ensure_policy
+from db.serving.engines import add_engine
+from db.serving.keys import PostgresKeyStore
+from db.serving.publishing import PostgresPublishingStore
+from db.training.operators import PostgresTrainingStore
+from db.training.recipes import ensure_recipe
+from db.training.steps import PostgresStepStore
+from db.turns.insert import PostgresTurnStore
 from tests.fakes.ledger import FakeLedger
 from tests.fakes.publishing_store import FakePublishingStore
 from tests.fakes.step_store import FakeStepStore

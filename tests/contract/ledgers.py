@@ -9,27 +9,21 @@ from functools import partial
 import psycopg
 import pytest
 
-from activities.ports import ClosingStore, JudgementStore, UpkeepStore
-from clawloop.contracts import (
-    FeedbackEffect,
-    Message,
-    SampleState,
-    SessionEvidence,
-    SessionSource,
-    TurnOutcome,
-    TurnRecord,
-)
+from activities.judging.ports import ClosingStore, JudgementStore, UpkeepStore
+from clawloop.contracts.sessions import FeedbackEffect
+from clawloop.contracts.training import SampleState
+from clawloop.contracts.turns import Message, SessionEvidence, SessionSource, TurnOutcome, TurnRecord
 from clawloop.ids import FeedbackId, SessionId, TurnId
 from clawloop.judging.hints import NOT_ASKED
 from clawloop.judging.records import FinalizedJudgement, Relation
 from clawloop.judging.voting import Verdict
-from clawloop.recipe import Recipe
-from db.closing import PostgresClosingStore
-from db.engine import Database
-from db.feedback import PostgresFeedbackStore
-from db.judgements import PostgresJudgementStore
-from db.recipes import ensure_recipe, set_recipe
-from db.upkeep import PostgresUpkeepStore
+from clawloop.recipes.recipe import Recipe
+from db.database import Database
+from db.judging.closing import PostgresClosingStore
+from db.judging.feedback import PostgresFeedbackStore
+from db.judging.judgements import PostgresJudgementStore
+from db.sweep import PostgresUpkeepStore
+from db.training.recipes import ensure_recipe, set_recipe
 from tests.contract.conftest import Stores
 from tests.fakes.judgement_store import FakeJudgementStore
 from tests.fakes.upkeep_store import FakeUpkeepStore

@@ -9,17 +9,17 @@ import psycopg
 import pytest
 from sqlalchemy.ext.asyncio import AsyncConnection
 
-from clawloop.contracts import SampleState, SessionEvidence, SessionSource, TurnOutcome
+from clawloop.contracts.training import Claim, SampleState, StepState
+from clawloop.contracts.turns import SessionEvidence, SessionSource, TurnOutcome
 from clawloop.errors import RecordUnusable, StoreUnavailable
 from clawloop.ids import FeedbackId, SampleId, new_feedback_id
 from clawloop.judging.hints import HintChoice
 from clawloop.judging.records import FinalizedJudgement
 from clawloop.judging.voting import Verdict
-from clawloop.steps import Claim, StepState
-from db.engine import Database
-from db.sessions import PostgresSessionStore
-from db.steps import PostgresStepStore
-from db.work import PostgresWorkStore
+from db.database import Database
+from db.training.queue import PostgresWorkStore
+from db.training.steps import PostgresStepStore
+from db.turns.sessions import PostgresSessionStore
 from tests.conftest import execute
 from tests.contract.conftest import PATIENT
 from tests.contract.learning import POLICY, RECIPE, PostgresLearning, recipe, step, trained

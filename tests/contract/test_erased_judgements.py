@@ -6,7 +6,7 @@ from datetime import timedelta
 
 import pytest
 
-from clawloop.contracts import TurnOutcome
+from clawloop.contracts.turns import TurnOutcome
 from clawloop.errors import RecordUnusable
 from clawloop.judging.parsing import HintVote
 from tests.contract.ledgers import GOOD, TIE, Ledger, fake_ledger, ledger, postgres_ledger

@@ -20,15 +20,16 @@ from sqlalchemy import text
 from sqlalchemy.exc import ProgrammingError
 from sqlalchemy.ext.asyncio import AsyncConnection
 
-from clawloop.contracts import Scope, SessionEvidence, SessionSource, TurnRecord
+from clawloop.contracts.serving import Scope
+from clawloop.contracts.turns import SessionEvidence, SessionSource, TurnRecord
 from clawloop.errors import RecordUnusable, StoreUnavailable
 from clawloop.ids import ApiKeyId, new_api_key_id
-from clawloop.local.postgres import EmbeddedPostgres, free_port
-from db.engine import Database
-from db.keys import PostgresKeyStore
-from db.policies import PostgresDirectoryStore, ensure_policy
+from clawloop.local.services.postgres import EmbeddedPostgres, free_port
+from db.database import Database
 from db.schema import migrate
-from db.turns import PostgresTurnStore
+from db.serving.directory import PostgresDirectoryStore, ensure_policy
+from db.serving.keys import PostgresKeyStore
+from db.turns.insert import PostgresTurnStore
 from tests.contract.conftest import PATIENT, Stores
 from tests.records import turn_record
 

@@ -7,14 +7,14 @@ from dataclasses import replace
 import psycopg
 import pytest
 
-from clawloop.contracts import SampleState, SessionEvidence, SessionSource, TurnOutcome
+from clawloop.contracts.training import SampleState, StepState
+from clawloop.contracts.turns import SessionEvidence, SessionSource, TurnOutcome
 from clawloop.ids import SampleId
 from clawloop.judging.hints import NOT_ASKED
 from clawloop.judging.records import FinalizedJudgement, Relation
 from clawloop.judging.voting import rated
-from clawloop.recipe import Recipe
-from clawloop.steps import StepState
-from db.recipes import set_recipe
+from clawloop.recipes.recipe import Recipe
+from db.training.recipes import set_recipe
 from tests.contract.learning import POLICY, PostgresLearning, recipe
 from tests.records import turn_record
 

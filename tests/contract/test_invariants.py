@@ -9,11 +9,11 @@ from pathlib import Path
 
 import pytest
 
-from clawloop.adapter_digest import HASHED_FILES, adapter_sha256
-from clawloop.check_command import damaged_files
-from clawloop.local.postgres import EmbeddedPostgres
-from clawloop.steps import StepState
-from db.engine import Database
+from clawloop.adapters.digest import HASHED_FILES, adapter_sha256
+from clawloop.cli.check import damaged_files
+from clawloop.contracts.training import StepState
+from clawloop.local.services.postgres import EmbeddedPostgres
+from db.database import Database
 from db.invariants import INVARIANTS, committed_versions, violations
 from db.schema import migrate
 from tests.conftest import database_address, execute

@@ -7,7 +7,8 @@ from datetime import timedelta
 
 import pytest
 
-from clawloop.contracts import SampleState, TurnKind, TurnOutcome, TurnRecord
+from clawloop.contracts.training import SampleState
+from clawloop.contracts.turns import TurnKind, TurnOutcome, TurnRecord
 from clawloop.errors import StoreUnavailable
 from clawloop.ids import SessionId, new_turn_id
 from clawloop.judging.hints import NOT_ASKED
@@ -23,7 +24,7 @@ from clawloop.judging.records import (
     TrainedTurn,
 )
 from clawloop.judging.voting import Verdict
-from clawloop.recipe import Recipe
+from clawloop.recipes.recipe import Recipe
 from tests.contract.ledgers import BAD, GOOD, TIE, Ledger, fake_ledger, finalize, ledger, postgres_ledger, related
 
 __all__ = ["fake_ledger", "ledger", "postgres_ledger"]

@@ -6,10 +6,10 @@ from collections.abc import Awaitable, Callable
 
 import pytest
 
-from clawloop.contracts import SampleState, TurnOutcome
+from clawloop.contracts.training import SampleState, StepState, TrainingState
+from clawloop.contracts.turns import TurnOutcome
 from clawloop.errors import RequestRejected
-from clawloop.recipe import Recipe
-from clawloop.steps import StepState, TrainingState
+from clawloop.recipes.recipe import Recipe
 from tests.contract.learning import POLICY, RECIPE, Learning, publish, recipe, step
 
 

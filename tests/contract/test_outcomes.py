@@ -2,10 +2,12 @@
 
 from __future__ import annotations
 
-from clawloop.contracts import FeedbackEffect, SampleState, TurnOutcome, TurnRecord
+from clawloop.contracts.sessions import FeedbackEffect
+from clawloop.contracts.training import SampleState
+from clawloop.contracts.turns import TurnOutcome, TurnRecord
 from clawloop.ids import SessionId
 from clawloop.judging.records import Ending, Relation
-from clawloop.recipe import Recipe
+from clawloop.recipes.recipe import Recipe
 from tests.contract.ledgers import BAD, GOOD, TIE, Ledger, fake_ledger, finalize, ledger, postgres_ledger, related
 
 __all__ = ["fake_ledger", "ledger", "postgres_ledger"]

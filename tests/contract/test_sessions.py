@@ -5,15 +5,8 @@ from __future__ import annotations
 from dataclasses import replace
 from datetime import timedelta
 
-from clawloop.contracts import (
-    FeedbackEffect,
-    SessionEvidence,
-    SessionSource,
-    SessionState,
-    TurnKind,
-    TurnOutcome,
-    TurnRecord,
-)
+from clawloop.contracts.sessions import FeedbackEffect, SessionState
+from clawloop.contracts.turns import SessionEvidence, SessionSource, TurnKind, TurnOutcome, TurnRecord
 from clawloop.ids import SessionId, new_turn_id
 from tests.contract.conftest import Stores
 from tests.records import turn_record

@@ -7,10 +7,10 @@ from datetime import timedelta
 
 import pytest
 
-from clawloop.contracts import SampleState, TurnOutcome
+from clawloop.contracts.training import Claim, SampleState, StepState, TrainingState
+from clawloop.contracts.turns import TurnOutcome
 from clawloop.errors import RecordUnusable
-from clawloop.recipe import Recipe
-from clawloop.steps import Claim, StepState, TrainingState
+from clawloop.recipes.recipe import Recipe
 from tests.contract.learning import HOURS, POLICY, RECIPE, Learning, recipe, step, trained
 
 

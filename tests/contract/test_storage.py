@@ -11,10 +11,10 @@ from statistics import median
 import psycopg
 import pytest
 
-from clawloop.contracts import Message, TurnRecord
-from db.chains import ConversationCache
-from db.engine import Database
-from db.turns import PostgresTurnStore
+from clawloop.contracts.turns import Message, TurnRecord
+from db.database import Database
+from db.turns.conversation_cache import ConversationCache
+from db.turns.insert import PostgresTurnStore
 from tests.contract.conftest import Stores
 from tests.records import turn_record
 

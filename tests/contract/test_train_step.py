@@ -4,9 +4,10 @@ from __future__ import annotations
 
 import pytest
 
-from activities.training import TrainingActivities
-from activities.training_messages import StepDone, TrainStep
-from clawloop.contracts import SampleState, TurnOutcome
+from activities.training.messages import StepDone, TrainStep
+from activities.training.train_step import TrainingActivities
+from clawloop.contracts.training import SampleState, StepBatch, StepState, TrainingState
+from clawloop.contracts.turns import TurnOutcome
 from clawloop.errors import (
     AdapterUnusable,
     ModelUnsupported,
@@ -18,7 +19,6 @@ from clawloop.errors import (
     TrainerUnavailable,
 )
 from clawloop.ids import SampleId
-from clawloop.steps import StepBatch, StepState, TrainingState
 from tests.contract.learning import POLICY, Learning, recipe
 from tests.fakes.trainer import FakeTrainer
 

@@ -11,7 +11,15 @@ from typing import Any
 
 import pytest
 
-from clawloop.contracts import Message, SessionEvidence, SessionSource, TurnKind, TurnOutcome, TurnRecord, TurnStatus
+from clawloop.contracts.turns import (
+    Message,
+    SessionEvidence,
+    SessionSource,
+    TurnKind,
+    TurnOutcome,
+    TurnRecord,
+    TurnStatus,
+)
 from clawloop.errors import RecordUnusable
 from clawloop.ids import SessionId, TurnId, new_turn_id
 from tests.contract.conftest import Stores

@@ -13,14 +13,14 @@ import aiohttp
 import orjson
 import psycopg
 
-from activities.publishing import PublishingActivities
-from activities.training_messages import PublishVersion
-from clawloop.engine_announcing import TemporalEngineNotifier
-from clawloop.steps import VersionRef
-from clawloop.temporal import connect
-from db.engine import BACKGROUND_LIMIT, Database
-from db.publishing import PostgresPublishingStore
-from db.steps import PostgresStepStore
+from activities.serving.publishing import PublishingActivities
+from activities.training.messages import PublishVersion
+from clawloop.contracts.training import VersionRef
+from clawloop.temporal.client import connect
+from clawloop.temporal.engine_notifier import TemporalEngineNotifier
+from db.database import BACKGROUND_LIMIT, Database
+from db.serving.publishing import PostgresPublishingStore
+from db.training.steps import PostgresStepStore
 
 TOKENS = 48
 # Between publishes, so that some answers begin and end under each version.

@@ -9,14 +9,14 @@ from uuid import UUID
 import aiohttp
 import torch
 
+from clawloop.contracts.training import BatchSample
 from clawloop.ids import SampleId, version_name
-from clawloop.recipe import Optimiser
-from clawloop.steps import BatchSample
-from clawloop.training.adapter import read_adapter
-from clawloop.training.collate import TokenSequence, collate
-from clawloop.training.loading import load_model, set_adapter
-from clawloop.training.model import Lora, PolicyModel
-from clawloop.training.resident import StepRunner
+from clawloop.recipes.recipe import Optimiser
+from clawloop.training.adapters.files import read_adapter
+from clawloop.training.model.decoder import Lora, PolicyModel
+from clawloop.training.model.loading import load_model, set_adapter
+from clawloop.training.packing.collate import TokenSequence, collate
+from clawloop.training.step_runner import StepRunner
 from tests.training.steps import RECIPE, never, quiet, setup_of, step_of, whole
 
 TEMPERATURE = 0.7

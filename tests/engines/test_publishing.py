@@ -7,11 +7,11 @@ from collections.abc import Sequence
 
 import pytest
 
-from activities.publishing import PublishingActivities
-from activities.training_messages import PublishVersion
+from activities.serving.publishing import PublishingActivities
+from activities.training.messages import PublishVersion
 from clawloop.errors import EngineUnavailable, RecordUnusable, SignalFailed
-from db.serving_engines import add_engine, drain_engine
-from db.steps import PostgresStepStore
+from db.serving.engines import add_engine, drain_engine
+from db.training.steps import PostgresStepStore
 from tests.conftest import execute
 from tests.engines.conftest import ENGINE, Shelf
 

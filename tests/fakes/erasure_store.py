@@ -5,7 +5,8 @@ from __future__ import annotations
 from collections.abc import Sequence
 from datetime import UTC, datetime
 
-from clawloop.contracts import ContentErased, Erasure, StoredTurn, TurnKind, TurnOutcome
+from clawloop.contracts.sessions import ContentErased, Erasure
+from clawloop.contracts.turns import StoredTurn, TurnKind, TurnOutcome
 from clawloop.ids import SessionId, TurnId
 from tests.fakes.turn_facts import above, facts
 from tests.fakes.turn_store import FakeTurnStore

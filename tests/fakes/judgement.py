@@ -5,12 +5,12 @@ from __future__ import annotations
 from collections.abc import Mapping
 from dataclasses import dataclass, field
 
-from clawloop.contracts import SampleState
+from clawloop.contracts.training import SampleState
 from clawloop.ids import JudgementId, TurnId
 from clawloop.judging.parsing import HintVote, Vote
 from clawloop.judging.records import DIRECT, Ballot, FinalizedJudgement
 from clawloop.judging.voting import direct_vote
-from clawloop.recipe import Recipe
+from clawloop.recipes.recipe import Recipe
 
 
 @dataclass

@@ -7,14 +7,9 @@ from dataclasses import dataclass
 from datetime import UTC, datetime
 
 from clawloop.algorithms.baseline import RunningMean
-from clawloop.contracts import (
-    FeedbackEffect,
-    SampleState,
-    SessionState,
-    StoredTurn,
-    TurnKind,
-    TurnOutcome,
-)
+from clawloop.contracts.sessions import FeedbackEffect, SessionState
+from clawloop.contracts.training import SampleState
+from clawloop.contracts.turns import StoredTurn, TurnKind, TurnOutcome
 from clawloop.errors import RecordUnusable, StoreUnavailable
 from clawloop.ids import ApiKeyId, FeedbackId, JudgementId, SessionId, TurnId, new_feedback_id, new_judgement_id
 from clawloop.judging.parsing import HintVote, Vote
@@ -31,9 +26,9 @@ from clawloop.judging.records import (
     TrainedTurn,
     TurnContext,
 )
-from clawloop.recipe import Recipe
+from clawloop.recipes.recipe import Recipe
 from clawloop.samples.rewards import Member, MemberResult, group_ends, outcome_ends, outcome_waits, with_reward
-from db.entry import PreparedTurn
+from db.turns.prepared_turn import PreparedTurn
 from tests.fakes.judgement import FakeJudgement
 from tests.fakes.turn_facts import above
 from tests.fakes.turn_store import FakeTurnStore
@@ -49,7 +44,7 @@ class Closed:
 
 
 class FakeJudgementStore:
-    """Satisfies `activities.ports.JudgementStore` and `ClosingStore`.
+    """Satisfies `activities.judging.ports.JudgementStore` and `ClosingStore`.
 
     Attributes:
         recipe: the policy's.

@@ -7,12 +7,21 @@ from dataclasses import dataclass, field
 from datetime import UTC, datetime, timedelta
 
 from clawloop.algorithms.staleness import path_to_base
-from clawloop.contracts import Engine, SampleState, TurnOutcome
+from clawloop.contracts.serving import Engine
+from clawloop.contracts.training import (
+    BatchSample,
+    SampleState,
+    StepFigures,
+    StepState,
+    TrainingState,
+    TrainingView,
+    VersionRef,
+)
+from clawloop.contracts.turns import TurnOutcome
 from clawloop.errors import RecordUnusable, StoreUnavailable
 from clawloop.ids import SampleId, new_sample_id
-from clawloop.recipe import Recipe
-from clawloop.steps import BatchSample, StepFigures, StepState, TrainingState, TrainingView, VersionRef
-from db.training_view import waits_for
+from clawloop.recipes.recipe import Recipe
+from db.training.status import waits_for
 
 
 @dataclass

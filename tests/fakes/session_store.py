@@ -2,19 +2,11 @@
 
 from __future__ import annotations
 
-from clawloop.contracts import (
-    FeedbackEffect,
-    FeedbackGiven,
-    SessionFacts,
-    SessionState,
-    StoredFeedback,
-    StoredTurn,
-    TurnKind,
-    TurnOutcome,
-)
+from clawloop.contracts.sessions import FeedbackEffect, FeedbackGiven, SessionFacts, SessionState, StoredFeedback
+from clawloop.contracts.turns import StoredTurn, TurnKind, TurnOutcome
+from clawloop.contracts.views import SessionView, TurnView
 from clawloop.ids import ApiKeyId, FeedbackId, SessionId, TurnId, new_feedback_id
-from clawloop.judging.again import RejudgeFacts
-from clawloop.views import SessionView, TurnView
+from clawloop.judging.rejudging import RejudgeFacts
 from tests.fakes.turn_store import FakeTurnStore
 
 

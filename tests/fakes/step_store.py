@@ -6,18 +6,18 @@ from dataclasses import replace
 from datetime import timedelta
 
 from clawloop.algorithms.staleness import is_stale, versions_apart
-from clawloop.contracts import SampleState, TurnOutcome
+from clawloop.contracts.training import Claim, SampleState, StepBatch, StepState, TrainedStep, TrainingView, VersionRef
+from clawloop.contracts.turns import TurnOutcome
 from clawloop.errors import RecordUnusable
 from clawloop.ids import SampleId
-from clawloop.recipe import Recipe
-from clawloop.steps import Claim, StepBatch, StepState, TrainedStep, TrainingView, VersionRef
-from db.batches import needs_version, uses_hint, uses_reward
-from db.step_ends import trained_words, with_hints_lost
+from clawloop.recipes.recipe import Recipe
+from db.training.batches import needs_version, uses_hint, uses_reward
+from db.training.step_transitions import trained_words, with_hints_lost
 from tests.fakes.ledger import FakeLedger, FakePolicy, FakeSample, FakeStep, FakeVersion
 
 
 class FakeStepStore:
-    """Satisfies `activities.training_ports.StepStore`."""
+    """Satisfies `activities.training.ports.StepStore`."""
 
     def __init__(self, ledger: FakeLedger) -> None:
         self.ledger = ledger

@@ -4,12 +4,12 @@ from __future__ import annotations
 
 from pydantic import JsonValue
 
-from clawloop.contracts import SampleState, TurnOutcome
+from clawloop.contracts.training import SampleState, TrainingView, VersionView
+from clawloop.contracts.turns import TurnOutcome
 from clawloop.errors import RecordUnusable, RequestRejected
 from clawloop.ids import SampleId
-from clawloop.recipe import Recipe
-from clawloop.steps import TrainingView, VersionView
-from db.step_ends import metrics_of, trained_words
+from clawloop.recipes.recipe import Recipe
+from db.training.step_transitions import metrics_of, trained_words
 from tests.fakes.ledger import FakeLedger, FakePolicy, FakeVersion
 
 

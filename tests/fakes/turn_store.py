@@ -7,7 +7,7 @@ from collections.abc import Collection, Sequence
 from dataclasses import replace
 from datetime import UTC, datetime
 
-from clawloop.contracts import (
+from clawloop.contracts.turns import (
     InsertedTurn,
     Message,
     SessionEvidence,
@@ -22,7 +22,7 @@ from clawloop.ids import ApiKeyId, SessionId, TurnId
 from clawloop.turns.conversation import KnownPrefix, choose_session
 from clawloop.turns.identify import conversation_session_id, named_session_id
 from clawloop.turns.parents import Candidate, find_parent
-from db.entry import PreparedTurn, Request
+from db.turns.prepared_turn import PreparedTurn, Request
 
 
 class FakeTurnStore:

@@ -5,7 +5,8 @@ from __future__ import annotations
 from collections.abc import Sequence
 from datetime import UTC, datetime, timedelta
 
-from clawloop.contracts import FeedbackGiven, SessionFacts, SessionState, StoredTurn, TurnKind, TurnRecorded
+from clawloop.contracts.sessions import FeedbackGiven, SessionFacts, SessionState, TurnRecorded
+from clawloop.contracts.turns import StoredTurn, TurnKind
 from clawloop.ids import FeedbackId, SessionId, TurnId
 from tests.fakes.judgement_store import FakeJudgementStore
 from tests.fakes.turn_facts import facts, is_older
@@ -13,7 +14,7 @@ from tests.fakes.turn_store import FakeTurnStore
 
 
 class FakeUpkeepStore:
-    """Satisfies `activities.ports.UpkeepStore`."""
+    """Satisfies `activities.judging.ports.UpkeepStore`."""
 
     def __init__(self, turns: FakeTurnStore, judged: FakeJudgementStore) -> None:
         self._turns = turns

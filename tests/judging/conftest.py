@@ -11,29 +11,30 @@ import psycopg
 import pytest
 from psycopg.rows import dict_row
 
-from activities.judging import JudgingActivities
-from activities.ledger import LedgerActivities
-from activities.messages import Closed, CloseSession, JudgeTurn, TurnResult
-from activities.work import TrainingNotifier
-from clawloop.contracts import Message, Scope, SessionEvidence, SessionSource, StoredTurn, TurnRecord
+from activities.judging.closing import LedgerActivities
+from activities.judging.judge_turn import JudgingActivities
+from activities.judging.messages import Closed, CloseSession, JudgeTurn, TurnResult
+from activities.training.notifier import TrainingNotifier
+from clawloop.contracts.serving import Scope
+from clawloop.contracts.turns import Message, SessionEvidence, SessionSource, StoredTurn, TurnRecord
 from clawloop.ids import ApiKeyId, FeedbackId, SessionId, TurnId, new_feedback_id
 from clawloop.judging.prompts import AnswerForm
-from clawloop.recipe import Recipe
+from clawloop.recipes.recipe import Recipe
 from clawloop.serving.endpoints import Endpoint
 from clawloop.serving.judge import JudgeClient
 from clawloop.serving.rendering import EngineRenderer
-from clawloop.telemetry import WorkerMetrics
-from db.closing import PostgresClosingStore
-from db.engine import Database
-from db.judgements import PostgresJudgementStore
-from db.keys import PostgresKeyStore
-from db.policies import ensure_policy
-from db.recipes import ensure_recipe
-from db.turns import PostgresTurnStore
-from db.work import PostgresWorkStore
+from clawloop.telemetry.metrics import WorkerMetrics
+from db.database import Database
+from db.judging.closing import PostgresClosingStore
+from db.judging.judgements import PostgresJudgementStore
+from db.serving.directory import ensure_policy
+from db.serving.keys import PostgresKeyStore
+from db.training.queue import PostgresWorkStore
+from db.training.recipes import ensure_recipe
+from db.turns.insert import PostgresTurnStore
 from tests.contract.conftest import PATIENT
-from tests.fakes.announcer import FakeWorkAnnouncer
 from tests.fakes.judge import FakeJudge, fake_judge
+from tests.fakes.notifier import FakeWorkAnnouncer
 from tests.records import turn_record
 
 JUDGE_SECONDS = 30.0  # a busy machine is no judge that hangs

@@ -6,9 +6,9 @@ from dataclasses import replace
 
 import pytest
 
-from activities import ledger
-from activities.messages import AskDirectly
-from clawloop.contracts import Message, TurnKind, TurnOutcome, TurnRecord
+from activities.judging import closing
+from activities.judging.messages import AskDirectly
+from clawloop.contracts.turns import Message, TurnKind, TurnOutcome, TurnRecord
 from clawloop.ids import SessionId, new_turn_id
 from tests.judging.conftest import Bench
 
@@ -66,7 +66,7 @@ async def test_turns_that_cannot_be_judged_keep_none_behind_them_from_being_said
     binary_bench: Bench, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     bench = binary_bench
-    monkeypatch.setattr(ledger, "TO_JUDGE_LIMIT", 2)
+    monkeypatch.setattr(closing, "TO_JUDGE_LIMIT", 2)
     turns = bench.conversation(*"abcdef")
     ids = [turn.turn_id for turn in turns]
     session = await bench.insert(*turns)

@@ -4,10 +4,10 @@ from __future__ import annotations
 
 import pytest
 
-from activities.upkeep import UpkeepActivities
+from activities.sweep import UpkeepActivities
 from clawloop.errors import JudgeUnavailable
-from db.upkeep import PostgresUpkeepStore
-from tests.fakes.announcer import FakeNotifier
+from db.sweep import PostgresUpkeepStore
+from tests.fakes.notifier import FakeNotifier
 from tests.judging.conftest import Bench
 from tests.judging.test_sweep import IDLE
 

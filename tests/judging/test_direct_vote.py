@@ -7,9 +7,9 @@ import math
 
 import pytest
 
-from clawloop.contracts import TurnOutcome
+from clawloop.contracts.turns import TurnOutcome
 from clawloop.errors import JudgeUnavailable
-from clawloop.recipe import Recipe
+from clawloop.recipes.recipe import Recipe
 from tests.judging.conftest import Bench, set_recipe, with_signal
 
 DIRECT = with_signal(votes="direct")

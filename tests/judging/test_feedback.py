@@ -6,7 +6,7 @@ import asyncio
 
 import pytest
 
-from clawloop.contracts import TurnOutcome
+from clawloop.contracts.turns import TurnOutcome
 from clawloop.errors import StoreUnavailable
 from tests.judging.conftest import Bench
 

@@ -8,10 +8,10 @@ from typing import Any
 
 import pytest
 
-from clawloop.contracts import Message, TurnKind, TurnOutcome
+from clawloop.contracts.turns import Message, TurnKind, TurnOutcome
 from clawloop.errors import JudgeUnavailable, StoreUnavailable
 from clawloop.ids import new_turn_id
-from clawloop.recipe import Recipe, Signal
+from clawloop.recipes.recipe import Recipe, Signal
 from tests.judging.conftest import Bench, set_recipe
 
 

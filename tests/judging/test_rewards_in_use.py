@@ -7,9 +7,10 @@ from typing import Any
 
 import pytest
 
-from clawloop.contracts import FeedbackEffect, TurnOutcome
+from clawloop.contracts.sessions import FeedbackEffect
+from clawloop.contracts.turns import TurnOutcome
 from clawloop.ids import new_turn_id
-from db.feedback import PostgresFeedbackStore
+from db.judging.feedback import PostgresFeedbackStore
 from tests.judging.conftest import Bench, set_recipe, with_signal
 
 

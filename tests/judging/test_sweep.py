@@ -7,13 +7,14 @@ from typing import Any
 
 import pytest
 
-from activities import telling, upkeep
-from activities.upkeep import UpkeepActivities
-from clawloop.contracts import FeedbackGiven, SessionFacts, TurnKind, TurnRecorded
+from activities import notify, sweep
+from activities.sweep import UpkeepActivities
+from clawloop.contracts.sessions import FeedbackGiven, SessionFacts, TurnRecorded
+from clawloop.contracts.turns import TurnKind
 from clawloop.errors import SignalFailed
 from clawloop.ids import SessionId
-from db.upkeep import PostgresUpkeepStore
-from tests.fakes.announcer import FakeNotifier
+from db.sweep import PostgresUpkeepStore
+from tests.fakes.notifier import FakeNotifier
 from tests.judging.conftest import Bench
 
 IDLE = timedelta(minutes=30)
@@ -71,7 +72,7 @@ class Stubborn(FakeNotifier):
 async def test_a_session_that_cannot_be_told_keeps_nobody_from_the_others(
     bench: Bench, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    monkeypatch.setattr(upkeep, "BATCH", 2)
+    monkeypatch.setattr(sweep, "BATCH", 2)
     stuck = bench.conversation("a", "b", "c", session="stuck")
     first = await bench.insert(*stuck)
     others = [bench.conversation("x", session=f"other {n}")[0] for n in range(3)]
@@ -94,8 +95,8 @@ async def test_a_session_that_cannot_be_told_keeps_nobody_from_the_others(
 async def test_where_nearly_nobody_can_be_told_the_sweep_gives_up_and_keeps_what_it_said(
     bench: Bench, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    monkeypatch.setattr(telling, "MAX_FAILED", 2)
-    monkeypatch.setattr(telling, "AT_ONCE", 1)
+    monkeypatch.setattr(notify, "MAX_FAILED", 2)
+    monkeypatch.setattr(notify, "AT_ONCE", 1)
     turns = [bench.conversation("x", session=f"{n}")[0] for n in range(6)]
     sessions = [await bench.insert(turn) for turn in turns]
     notifier = Stubborn(set(sessions[1:]))

@@ -18,10 +18,10 @@ from temporalio.client import Client, WorkflowHistory
 from temporalio.exceptions import ApplicationError
 from temporalio.testing import WorkflowEnvironment
 
-from activities.messages import JudgeTurn
-from clawloop.contracts import ContentErased, FeedbackGiven, RejudgeRequested
+from activities.judging.messages import JudgeTurn
+from clawloop.contracts.sessions import ContentErased, FeedbackGiven, RejudgeRequested
 from clawloop.ids import new_feedback_id, new_turn_id
-from clawloop.temporal import connect, register_search_attributes
+from clawloop.temporal.client import connect, register_search_attributes
 from tests.replay import engine_paths, training_paths
 from tests.workflows.conftest import Conversation, ScriptedActivities, until, working
 

@@ -11,11 +11,11 @@ from pathlib import Path
 import pytest
 from pydantic import AliasChoices
 
-from clawloop.contracts import TurnOutcome
+from clawloop.contracts.turns import TurnOutcome
 from clawloop.errors import ClawloopError, PermanentError, SetupError, TransientError
-from clawloop.install import TOP_LEVEL_NAMES, check_install
-from clawloop.preparing import DEFAULT_RECIPE
-from clawloop.recipe import load_recipe
+from clawloop.processes.bootstrap import DEFAULT_RECIPE
+from clawloop.processes.install_check import TOP_LEVEL_NAMES, check_install
+from clawloop.recipes.recipe import load_recipe
 from clawloop.settings import Settings
 
 ROOT = Path(__file__).resolve().parents[2]
@@ -83,7 +83,7 @@ def test_some_code_gives_each_outcome() -> None:
 
 def test_help_is_quick_to_load() -> None:
     loaded = subprocess.run(
-        [sys.executable, "-c", "import clawloop.cli, sys; print(*sys.modules)"],
+        [sys.executable, "-c", "import clawloop.cli.main, sys; print(*sys.modules)"],
         cwd=ROOT,
         capture_output=True,
         text=True,
@@ -94,7 +94,7 @@ def test_help_is_quick_to_load() -> None:
 
 
 def test_importing_a_workflow_loads_nothing_that_reaches_out() -> None:
-    program = "import workflows.session, workflows.upkeep, sys; print(*sys.modules)"
+    program = "import workflows.session, workflows.sweep, sys; print(*sys.modules)"
     loaded = subprocess.run([sys.executable, "-c", program], cwd=ROOT, capture_output=True, text=True, check=True)
     reaching = {"sqlalchemy", "psycopg", "aiohttp", "httpx", "fastapi", "starlette", "torch", "db", "api"}
     assert reaching.isdisjoint(loaded.stdout.split())

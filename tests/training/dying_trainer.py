@@ -17,13 +17,13 @@ from functools import partial
 from pathlib import Path
 from typing import Any
 
-from clawloop.steps import StepBatch, StepState, TrainedStep
-from clawloop.temporal import connect
-from clawloop.trainer import TrainerProcess, training_worker
-from clawloop.training.resident import StepRunner
+from clawloop.contracts.training import StepBatch, StepState, TrainedStep
+from clawloop.processes.trainer import TrainerProcess, training_worker
+from clawloop.temporal.client import connect
+from clawloop.training.step_runner import StepRunner
 from clawloop.training.trainer import ThreadedTrainer
-from db.engine import BACKGROUND_LIMIT, Database
-from db.steps import PostgresStepStore
+from db.database import BACKGROUND_LIMIT, Database
+from db.training.steps import PostgresStepStore
 
 POINTS = ("batch is read", "micro-batch", "before the rename", "after the rename", "adapter is written", "committed")
 

@@ -6,18 +6,19 @@ from collections.abc import Sequence
 
 import psycopg
 
-from clawloop.contracts import Scope, SessionEvidence, SessionSource, TurnOutcome
+from clawloop.contracts.serving import Scope
+from clawloop.contracts.training import BatchSample
+from clawloop.contracts.turns import SessionEvidence, SessionSource, TurnOutcome
 from clawloop.judging.hints import NOT_ASKED
 from clawloop.judging.records import FinalizedJudgement
 from clawloop.judging.voting import Verdict
-from clawloop.recipe import Recipe
-from clawloop.steps import BatchSample
-from db.engine import Database
-from db.judgements import PostgresJudgementStore
-from db.keys import PostgresKeyStore
-from db.policies import ensure_policy
-from db.recipes import ensure_recipe
-from db.turns import PostgresTurnStore
+from clawloop.recipes.recipe import Recipe
+from db.database import Database
+from db.judging.judgements import PostgresJudgementStore
+from db.serving.directory import ensure_policy
+from db.serving.keys import PostgresKeyStore
+from db.training.recipes import ensure_recipe
+from db.turns.insert import PostgresTurnStore
 from tests.records import turn_record
 
 

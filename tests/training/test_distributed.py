@@ -11,11 +11,11 @@ from typing import Any
 import pytest
 import torch
 
-from clawloop.training.adapter import read_adapter
-from clawloop.training.architecture import read_architecture
-from clawloop.training.loading import load_model
-from clawloop.training.passes import ScoringPass, of_hint, shard_batch
-from clawloop.training.ranks import Ranks
+from clawloop.training.adapters.files import read_adapter
+from clawloop.training.model.architecture import read_architecture
+from clawloop.training.model.loading import load_model
+from clawloop.training.packing.scoring_passes import ScoringPass, of_hint, shard_batch
+from clawloop.training.ranks.ranks import Ranks
 from tests.training.methods import METHODS
 from tests.training.tiny import random_batch, save_checkpoint
 from tests.training.two_ranks import CPU, LIMITS, LORA, run

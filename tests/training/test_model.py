@@ -9,11 +9,11 @@ import pytest
 import torch
 
 from clawloop.errors import ModelUnsupported
-from clawloop.training import model as model_module
-from clawloop.training.base_weights import BaseWeights
-from clawloop.training.collate import TokenSequence, collate
-from clawloop.training.loading import load_model
-from clawloop.training.model import Lora, PolicyModel
+from clawloop.training.model import decoder as model_module
+from clawloop.training.model.base_weights import BaseWeights
+from clawloop.training.model.decoder import Lora, PolicyModel
+from clawloop.training.model.loading import load_model
+from clawloop.training.packing.collate import TokenSequence, collate
 from tests.training.tiny import (
     VOCAB,
     Family,

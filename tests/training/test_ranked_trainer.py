@@ -11,11 +11,11 @@ from pathlib import Path
 import psutil
 import pytest
 
-from clawloop.steps import StepState, VersionRef
-from clawloop.training.adapter import read_adapter
-from clawloop.training.architecture import read_architecture
-from clawloop.training.resident import StepRunner
-from tests.training.shop import Shop, begin, processes, shop
+from clawloop.contracts.training import StepState, VersionRef
+from clawloop.training.adapters.files import read_adapter
+from clawloop.training.model.architecture import read_architecture
+from clawloop.training.step_runner import StepRunner
+from tests.training.bench import Shop, begin, processes, shop
 
 __all__ = ["processes", "shop"]
 
@@ -89,7 +89,7 @@ def ranks(agent: subprocess.Popen[bytes]) -> list[int]:
     by_rank: dict[str, int] = {}
     for child in psutil.Process(agent.pid).children():
         with suppress(psutil.Error):  # it is ending
-            if "clawloop.trainer" in child.cmdline():
+            if "clawloop.processes.trainer" in child.cmdline():
                 by_rank[child.environ()["RANK"]] = child.pid
     return [by_rank[rank] for rank in sorted(by_rank)]
 

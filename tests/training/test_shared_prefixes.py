@@ -11,13 +11,14 @@ from hypothesis import strategies as st
 from torch import Tensor
 
 from clawloop.local.tiny_model import ensure_tiny_model
-from clawloop.recipe import Loss, Optimiser, Train
-from clawloop.training import attention, prefix_tree
+from clawloop.recipes.recipe import Loss, Optimiser, Train
 from clawloop.training.batch import TrainingSample
-from clawloop.training.collate import Limits, TokenSequence, collate, plan
-from clawloop.training.loading import load_model
-from clawloop.training.model import Lora, PolicyModel
-from clawloop.training.passes import ScoringPass, shard_batch
+from clawloop.training.model import attention
+from clawloop.training.model.decoder import Lora, PolicyModel
+from clawloop.training.model.loading import load_model
+from clawloop.training.packing import prefix_tree
+from clawloop.training.packing.collate import Limits, TokenSequence, collate, plan
+from clawloop.training.packing.scoring_passes import ScoringPass, shard_batch
 from clawloop.training.setup import TrainerSetup
 from clawloop.training.step import StepReport, make_optimizer, train_step
 from tests.training.chat_session import session_turns

@@ -6,7 +6,7 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from clawloop.contracts import Message
+from clawloop.contracts.turns import Message
 from clawloop.ids import SessionId
 from clawloop.turns.canonical import extend_digest, prefix_digests, seed_digest
 from clawloop.turns.conversation import KnownPrefix, choose_session, lookup

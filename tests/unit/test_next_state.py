@@ -6,7 +6,7 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from clawloop.contracts import Message, TurnKind
+from clawloop.contracts.turns import Message, TurnKind
 from clawloop.ids import TurnId
 from clawloop.turns.next_state import LaterRequest, next_state, next_states
 from tests.chats import SEED, VOLATILE, Recorder, assistant, calls, exchanges, system, tool, turn, user

@@ -8,19 +8,20 @@ from datetime import timedelta
 
 import pytest
 
-from activities.judging import JudgingActivities
-from activities.ledger import LedgerActivities
-from activities.messages import CloseSession, JudgeTurn, TurnResult
-from activities.upkeep import UpkeepActivities
-from activities.work import TrainingNotifier
-from clawloop.contracts import Message, SampleState, SessionEvidence, SessionSource, TurnOutcome, TurnRecord
+from activities.judging.closing import LedgerActivities
+from activities.judging.judge_turn import JudgingActivities
+from activities.judging.messages import CloseSession, JudgeTurn, TurnResult
+from activities.sweep import UpkeepActivities
+from activities.training.notifier import TrainingNotifier
+from clawloop.contracts.training import SampleState
+from clawloop.contracts.turns import Message, SessionEvidence, SessionSource, TurnOutcome, TurnRecord
 from clawloop.errors import JudgeUnavailable
 from clawloop.ids import SessionId
 from clawloop.judging.parsing import Vote
 from clawloop.judging.prompts import AnswerForm, JudgePrompt
-from clawloop.recipe import Recipe
-from tests.fakes.announcer import FakeNotifier, FakeWorkAnnouncer
+from clawloop.recipes.recipe import Recipe
 from tests.fakes.judgement_store import FakeJudgementStore
+from tests.fakes.notifier import FakeNotifier, FakeWorkAnnouncer
 from tests.fakes.turn_store import FakeTurnStore
 from tests.fakes.upkeep_store import FakeUpkeepStore
 from tests.records import KEY, turn_record
@@ -35,7 +36,7 @@ BINARY = Recipe.model_validate(
 
 
 class NoWork:
-    """Satisfies `activities.training_ports.WorkStore`: no batch ever waits."""
+    """Satisfies `activities.training.ports.WorkStore`: no batch ever waits."""
 
     async def pending_work(self, age: timedelta) -> list[str]:
         return []
@@ -46,7 +47,7 @@ class NoWork:
 
 @dataclass
 class ScriptedJudge:
-    """Satisfies `activities.ports.Judge` and `Renderer`; answers by grammar.
+    """Satisfies `activities.judging.ports.Judge` and `Renderer`; answers by grammar.
 
     Attributes:
         votes: its next answers; the last one for ever. An exception is raised.

@@ -5,10 +5,11 @@ from __future__ import annotations
 from datetime import UTC, datetime
 from uuid import uuid4
 
-from activities.messages import WHY_LIMIT, TurnResult
-from clawloop.contracts import FeedbackGiven, RejudgeRequested, TurnOutcome, TurnRecorded
+from activities.judging.messages import WHY_LIMIT, TurnResult
+from clawloop.contracts.sessions import FeedbackGiven, RejudgeRequested, TurnRecorded
+from clawloop.contracts.turns import TurnOutcome
 from clawloop.ids import SessionId, new_feedback_id, new_turn_id
-from clawloop.temporal import PAYLOAD_WARN_BYTES
+from clawloop.temporal.client import PAYLOAD_WARN_BYTES
 from workflows.state import CARRIED_LIMIT, KNOWN_LIMIT, ROWS_LIMIT, SessionState
 
 

@@ -15,11 +15,12 @@ from temporalio.exceptions import ApplicationError
 from temporalio.service import RPCError
 from temporalio.worker import Worker
 
-from activities.messages import AskDirectly, Closed, CloseSession, Judged, JudgeTurn, TurnResult
-from clawloop.contracts import SessionFacts, TurnOutcome, TurnRecorded
+from activities.judging.messages import AskDirectly, Closed, CloseSession, Judged, JudgeTurn, TurnResult
+from clawloop.contracts.sessions import SessionFacts, TurnRecorded
+from clawloop.contracts.turns import TurnOutcome
 from clawloop.ids import SessionId, TurnId, new_turn_id
-from clawloop.temporal import TemporalSessionNotifier, connect, register_search_attributes
-from workflows import attributes
+from clawloop.temporal.client import TemporalSessionNotifier, connect, register_search_attributes
+from workflows import names
 from workflows.session import SessionWorkflow
 from workflows.state import SessionState, SessionSummary
 
@@ -123,7 +124,7 @@ class Conversation:
     def handle(self) -> SessionHandle:
         return self.client.get_workflow_handle_for(
             SessionWorkflow.run,
-            attributes.session_workflow_id(self.session),
+            names.session_workflow_id(self.session),
         )
 
     async def say(self, *, version: int = 0, ends: bool = False, turn_id: TurnId | None = None) -> TurnId:
@@ -137,10 +138,10 @@ class Conversation:
             session_id=self.session, policy="default", idle_seconds=IDLE.total_seconds(), adapter_version=0
         )
         await self.client.start_workflow(
-            attributes.SESSION_WORKFLOW,
+            names.SESSION_WORKFLOW,
             start.model_copy(update=state),
-            id=attributes.session_workflow_id(self.session),
-            task_queue=attributes.WORKFLOW_QUEUE,
+            id=names.session_workflow_id(self.session),
+            task_queue=names.WORKFLOW_QUEUE,
         )
         return self.handle
 
@@ -149,11 +150,11 @@ class Conversation:
 async def working(client: Client, scripted: ScriptedActivities, *, judges: int = 20) -> AsyncIterator[None]:
     """Workers for sessions, judging and the ledger; what still runs at the end is ended."""
     async with (
-        Worker(client, task_queue=attributes.WORKFLOW_QUEUE, workflows=[SessionWorkflow]),
-        Worker(client, task_queue=attributes.LEDGER_QUEUE, activities=[scripted.close_session]),
+        Worker(client, task_queue=names.WORKFLOW_QUEUE, workflows=[SessionWorkflow]),
+        Worker(client, task_queue=names.LEDGER_QUEUE, activities=[scripted.close_session]),
         Worker(
             client,
-            task_queue=attributes.JUDGE_QUEUE,
+            task_queue=names.JUDGE_QUEUE,
             activities=[scripted.judge_turn, scripted.collect_direct_vote],
             max_concurrent_activities=judges,
         ),

@@ -9,9 +9,10 @@ from dataclasses import replace
 import pytest
 from temporalio.client import Client
 
-from clawloop.contracts import FeedbackGiven, RejudgeRequested, SessionFacts, TurnOutcome
+from clawloop.contracts.sessions import FeedbackGiven, RejudgeRequested, SessionFacts
+from clawloop.contracts.turns import TurnOutcome
 from clawloop.ids import new_feedback_id, new_turn_id
-from clawloop.temporal import TemporalSessionNotifier
+from clawloop.temporal.client import TemporalSessionNotifier
 from tests.judging.conftest import Bench, bench, binary_bench, judge
 from tests.workflows.conftest import IDLE
 from tests.workflows.test_whole import at_work, end, tell

@@ -9,14 +9,14 @@ from temporalio.client import Client
 from temporalio.exceptions import ApplicationError
 from temporalio.worker import Worker
 
-from activities.roster import EngineReconciler
-from clawloop.contracts import Engine
-from clawloop.engine_announcing import TemporalEngineNotifier
+from activities.serving.reconcile import EngineReconciler
+from clawloop.contracts.serving import Engine
+from clawloop.temporal.engine_notifier import TemporalEngineNotifier
 from tests.fakes.ledger import FakeLedger
 from tests.fakes.publishing_store import FakePublishingStore
 from tests.workflows.conftest import until
 from tests.workflows.engine_agent import ScriptedAgent, at_work, details
-from workflows import attributes
+from workflows import names
 from workflows.engine import EngineWorkflow
 from workflows.state import EngineState
 
@@ -54,8 +54,8 @@ async def test_it_says_in_words_how_the_engine_stands(client: Client) -> None:
         agent.see(healthy=False, problem="does not answer")
         assert (await details(handle, "Out of rotation")).startswith("Out of rotation, it does not answer, since 20")
         described = await handle.describe()
-        assert described.typed_search_attributes[attributes.ENGINE] == agent.engine_id
-        assert described.typed_search_attributes[attributes.STATE] == "unhealthy"
+        assert described.typed_search_attributes[names.ENGINE] == agent.engine_id
+        assert described.typed_search_attributes[names.STATE] == "unhealthy"
         assert await described.static_summary() == f"engine {agent.engine_id}: the versions it has"
 
 
@@ -123,10 +123,10 @@ async def test_a_new_run_knows_what_the_old_one_knew(client: Client) -> None:
     agent = ScriptedAgent()
     agent.has = agent.has.model_copy(update={"versions": ["default-v1"]})
     handle = await client.start_workflow(
-        attributes.ENGINE_WORKFLOW,
+        names.ENGINE_WORKFLOW,
         EngineState(engine_id=agent.engine_id, roll_over_events=20),
-        id=attributes.engine_workflow_id(agent.engine_id),
-        task_queue=attributes.WORKFLOW_QUEUE,
+        id=names.engine_workflow_id(agent.engine_id),
+        task_queue=names.WORKFLOW_QUEUE,
     )
     first = handle.result_run_id
     async with at_work(client, agent) as latest:
@@ -154,14 +154,14 @@ async def test_the_workflow_of_an_engine_whose_agent_is_away_waits_for_it(client
 async def test_told_for_weeks_while_its_agent_is_away_it_begins_anew_and_still_loads(client: Client) -> None:
     agent = ScriptedAgent()
     handle = await client.start_workflow(
-        attributes.ENGINE_WORKFLOW,
+        names.ENGINE_WORKFLOW,
         EngineState(engine_id=agent.engine_id, roll_over_events=20),
-        id=attributes.engine_workflow_id(agent.engine_id),
-        task_queue=attributes.WORKFLOW_QUEUE,
+        id=names.engine_workflow_id(agent.engine_id),
+        task_queue=names.WORKFLOW_QUEUE,
     )
-    async with Worker(client, task_queue=attributes.WORKFLOW_QUEUE, workflows=[EngineWorkflow]):
+    async with Worker(client, task_queue=names.WORKFLOW_QUEUE, workflows=[EngineWorkflow]):
         async with asyncio.timeout(30):
-            latest = client.get_workflow_handle(attributes.engine_workflow_id(agent.engine_id))
+            latest = client.get_workflow_handle(names.engine_workflow_id(agent.engine_id))
             while (await latest.describe()).run_id == handle.result_run_id:
                 await TemporalEngineNotifier(client).publish([agent.engine_id])
                 await asyncio.sleep(0.1)
@@ -172,12 +172,12 @@ async def test_told_for_weeks_while_its_agent_is_away_it_begins_anew_and_still_l
 async def test_one_that_waits_to_roll_over_ends_too_when_its_engine_is_removed(client: Client) -> None:
     engine_id, workflows = ScriptedAgent().engine_id, TemporalEngineNotifier(client)
     handle = await client.start_workflow(
-        attributes.ENGINE_WORKFLOW,
+        names.ENGINE_WORKFLOW,
         EngineState(engine_id=engine_id, roll_over_events=10),
-        id=attributes.engine_workflow_id(engine_id),
-        task_queue=attributes.WORKFLOW_QUEUE,
+        id=names.engine_workflow_id(engine_id),
+        task_queue=names.WORKFLOW_QUEUE,
     )
-    async with Worker(client, task_queue=attributes.WORKFLOW_QUEUE, workflows=[EngineWorkflow]), asyncio.timeout(30):
+    async with Worker(client, task_queue=names.WORKFLOW_QUEUE, workflows=[EngineWorkflow]), asyncio.timeout(30):
         # Nobody is there to load, and a load is let finish. How many events a publish adds depends on what it meets.
         while (await handle.describe()).history_length < 12:
             await workflows.publish([engine_id])

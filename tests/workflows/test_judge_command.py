@@ -10,8 +10,8 @@ import pytest
 from temporalio.client import Client
 from typer.testing import CliRunner, Result
 
-from clawloop.cli import app
-from clawloop.contracts import TurnOutcome
+from clawloop.cli.main import app
+from clawloop.contracts.turns import TurnOutcome
 from clawloop.errors import SetupError, SignalFailed
 from clawloop.ids import new_turn_id, response_id
 from tests.judging.conftest import Bench, bench, binary_bench, judge

@@ -8,8 +8,8 @@ import pytest
 from temporalio.client import Client, WorkflowExecutionStatus
 from temporalio.exceptions import ApplicationError
 
-from activities.messages import JudgeTurn
-from clawloop.contracts import ContentErased, FeedbackGiven, RejudgeRequested
+from activities.judging.messages import JudgeTurn
+from clawloop.contracts.sessions import ContentErased, FeedbackGiven, RejudgeRequested
 from clawloop.ids import new_feedback_id, new_turn_id
 from tests.workflows.conftest import Conversation, ScriptedActivities, until, working
 

@@ -13,14 +13,15 @@ import pytest
 from temporalio.client import Client
 from temporalio.worker import Worker
 
-from activities.upkeep import UpkeepActivities
-from clawloop.contracts import SessionFacts, TurnRecord, TurnRecorded
+from activities.sweep import UpkeepActivities
+from clawloop.contracts.sessions import SessionFacts, TurnRecorded
+from clawloop.contracts.turns import TurnRecord
 from clawloop.ids import SessionId
-from clawloop.temporal import TemporalSessionNotifier
-from db.upkeep import PostgresUpkeepStore
+from clawloop.temporal.client import TemporalSessionNotifier
+from db.sweep import PostgresUpkeepStore
 from tests.judging.conftest import Bench, bench, binary_bench, judge
 from tests.workflows.conftest import IDLE, end_all
-from workflows import attributes
+from workflows import names
 from workflows.session import SessionWorkflow
 
 __all__ = ["bench", "binary_bench", "judge"]
@@ -29,11 +30,11 @@ __all__ = ["bench", "binary_bench", "judge"]
 @asynccontextmanager
 async def at_work(client: Client, bench: Bench) -> AsyncIterator[None]:
     async with (
-        Worker(client, task_queue=attributes.WORKFLOW_QUEUE, workflows=[SessionWorkflow]),
-        Worker(client, task_queue=attributes.LEDGER_QUEUE, activities=[bench.ledger.close_session]),
+        Worker(client, task_queue=names.WORKFLOW_QUEUE, workflows=[SessionWorkflow]),
+        Worker(client, task_queue=names.LEDGER_QUEUE, activities=[bench.ledger.close_session]),
         Worker(
             client,
-            task_queue=attributes.JUDGE_QUEUE,
+            task_queue=names.JUDGE_QUEUE,
             activities=[bench.judging.judge_turn, bench.judging.collect_direct_vote],
         ),
     ):
@@ -50,7 +51,7 @@ async def tell(client: Client, session: SessionId, turn: TurnRecord, *, ends: bo
 
 async def end(client: Client, session: SessionId) -> None:
     async with asyncio.timeout(40):
-        await client.get_workflow_handle(attributes.session_workflow_id(session)).result()
+        await client.get_workflow_handle(names.session_workflow_id(session)).result()
 
 
 @pytest.mark.postgres
@@ -91,7 +92,7 @@ async def test_no_word_of_the_conversation_is_in_temporal_and_payloads_are_small
     bench.judge.votes, bench.judge.hint = [-1], "SECRET hint of the judge, to be kept."
     turns = bench.conversation("SECRET question", "SECRET answer", "x" * 100_000)
     session = await bench.insert(*turns)
-    handle = client.get_workflow_handle(attributes.session_workflow_id(session))
+    handle = client.get_workflow_handle(names.session_workflow_id(session))
     async with at_work(client, bench):
         await tell(client, session, turns[0])
         await tell(client, session, turns[1])

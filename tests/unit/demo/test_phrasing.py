@@ -8,7 +8,7 @@ from itertools import islice
 import pytest
 
 from clawloop.demo.examples import Lessons
-from clawloop.demo.own_phrases import OWN
+from clawloop.demo.holdout_phrases import OWN
 from clawloop.demo.phrasing import (
     MEASURED_PHRASES,
     Feedback,

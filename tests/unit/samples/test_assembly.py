@@ -6,12 +6,12 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from clawloop.contracts import TurnOutcome
+from clawloop.contracts.turns import TurnOutcome
 from clawloop.errors import EngineAnswerUnusable
 from clawloop.ids import TurnId
 from clawloop.judging.hints import NOT_ASKED, HintChoice
 from clawloop.judging.voting import Verdict, majority, rated
-from clawloop.recipe import Signal
+from clawloop.recipes.recipe import Signal
 from clawloop.samples.assembly import Decision, JudgedTurn, Sample, assemble, at_least_one, decide
 
 GOOD, BAD, ZERO, TIE, MISSING = (

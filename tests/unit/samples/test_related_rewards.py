@@ -6,13 +6,13 @@ from dataclasses import replace
 
 import pytest
 
-from clawloop.contracts import TurnOutcome
+from clawloop.contracts.turns import TurnOutcome
 from clawloop.ids import TurnId, new_turn_id
 from clawloop.judging.hints import NOT_ASKED, HintChoice
 from clawloop.judging.parsing import Vote
 from clawloop.judging.records import FinalizedJudgement, Relation
 from clawloop.judging.voting import majority
-from clawloop.recipe import Signal
+from clawloop.recipes.recipe import Signal
 from clawloop.samples.rewards import (
     Member,
     MemberResult,
