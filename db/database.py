@@ -9,7 +9,8 @@ from __future__ import annotations
 import asyncio
 from collections.abc import Awaitable, Callable, Coroutine
 from datetime import timedelta
-from typing import Any, TypeVar
+from functools import wraps
+from typing import Any, Concatenate, ParamSpec, Protocol, TypeVar
 
 import psycopg
 from sqlalchemy import make_url
@@ -20,6 +21,7 @@ from sqlalchemy.ext.asyncio import AsyncConnection, create_async_engine
 from clawloop.errors import ClawloopError, RecordUnusable, SetupError, StoreUnavailable
 
 Result = TypeVar("Result")
+Arguments = ParamSpec("Arguments")
 
 CHAT_LIMIT = timedelta(milliseconds=500)
 """A client waits for this one; past it the turn goes to the spool."""
@@ -126,6 +128,32 @@ class Database:
         if self._abandoned:
             await asyncio.wait(self._abandoned, timeout=_CLOSE_SECONDS)
         await self._engine.dispose()
+
+
+class _UsesDatabase(Protocol):
+    _database: Database
+
+
+Store = TypeVar("Store", bound=_UsesDatabase)
+
+
+def transaction(
+    method: Callable[Concatenate[Store, AsyncConnection, Arguments], Awaitable[Result]],
+) -> Callable[Concatenate[Store, Arguments], Coroutine[Any, Any, Result]]:
+    """Makes a store's method one transaction of `self._database`; the method gets the connection as first argument.
+
+    Raises:
+        StoreUnavailable, RecordUnusable: as `Database.run`.
+    """
+
+    @wraps(method)
+    async def run(store: Store, /, *arguments: Arguments.args, **named: Arguments.kwargs) -> Result:
+        def work(connection: AsyncConnection) -> Awaitable[Result]:
+            return method(store, connection, *arguments, **named)
+
+        return await store._database.run(work)
+
+    return run
 
 
 def driver_url(url: str) -> str:

@@ -8,7 +8,6 @@ from __future__ import annotations
 
 from collections.abc import Sequence
 from datetime import timedelta
-from functools import partial
 
 from sqlalchemy import case, func, or_, select, text, update
 from sqlalchemy.ext.asyncio import AsyncConnection
@@ -16,7 +15,7 @@ from sqlalchemy.ext.asyncio import AsyncConnection
 from clawloop.contracts.training import StepState
 from clawloop.errors import RecordUnusable
 from clawloop.ids import TurnId
-from db.database import Database
+from db.database import Database, transaction
 from db.tables import Policy, Session, Step, Turn
 
 # While a step is computed its workflow takes no other batch, and each telling stays in its history: a trainer may be
@@ -73,38 +72,25 @@ async def set_work(connection: AsyncConnection, policy: str, waiting: bool) -> N
 
 
 class PostgresWorkStore:
-    """Which policies' training workflows have to be told that work waits."""
+    """Satisfies `activities.training.ports.WorkStore`."""
 
     def __init__(self, database: Database) -> None:
         self._database = database
 
-    async def pending_work(self, age: timedelta) -> list[str]:
-        """Policies with work whose workflow was never told of it, or longer than `age` ago.
+    @transaction
+    async def pending_work(self, connection: AsyncConnection, age: timedelta) -> list[str]:
+        # Work may have become due by waiting alone.
+        quiet = select(Policy.id).where(~Policy.work_waiting, Policy.paused_reason.is_(None)).order_by(Policy.id)
+        for policy in (await connection.scalars(quiet)).all():
+            await lock_policy(connection, policy)
+            await refresh_work(connection, policy)
+        claimed = select(Step.n).where(Step.policy == Policy.id, Step.state == StepState.CLAIMED).exists()
+        due = func.now() - case((claimed, _WHILE_COMPUTING * age), else_=age)
+        never_or_long_ago = or_(Policy.work_signalled_at.is_(None), Policy.work_signalled_at < due)
+        query = select(Policy.id).where(Policy.work_waiting, never_or_long_ago).order_by(Policy.id)
+        return list(await connection.scalars(query))
 
-        Finds also what became work by waiting alone. While a step is computed it is told more rarely.
-
-        Raises:
-            StoreUnavailable
-        """
-        return await self._database.run(partial(_pending_work, age))
-
-    async def mark_work_notified(self, policies: Sequence[str]) -> None:
-        """Note that their workflows were told now.
-
-        Raises:
-            StoreUnavailable
-        """
-        told = update(Policy).where(Policy.id.in_(policies), Policy.work_waiting)
-        await self._database.run(lambda connection: connection.execute(told.values(work_signalled_at=func.now())))
-
-
-async def _pending_work(age: timedelta, connection: AsyncConnection) -> list[str]:
-    quiet = select(Policy.id).where(~Policy.work_waiting, Policy.paused_reason.is_(None)).order_by(Policy.id)
-    for policy in (await connection.scalars(quiet)).all():
-        await lock_policy(connection, policy)
-        await refresh_work(connection, policy)
-    claimed = select(Step.n).where(Step.policy == Policy.id, Step.state == StepState.CLAIMED).exists()
-    due = func.now() - case((claimed, _WHILE_COMPUTING * age), else_=age)
-    told_long_ago = or_(Policy.work_signalled_at.is_(None), Policy.work_signalled_at < due)
-    query = select(Policy.id).where(Policy.work_waiting, told_long_ago).order_by(Policy.id)
-    return list(await connection.scalars(query))
+    @transaction
+    async def mark_work_notified(self, connection: AsyncConnection, policies: Sequence[str]) -> None:
+        notified = update(Policy).where(Policy.id.in_(policies), Policy.work_waiting)
+        await connection.execute(notified.values(work_signalled_at=func.now()))
