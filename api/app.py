@@ -10,11 +10,13 @@ from fastapi import FastAPI
 from starlette.requests import ClientDisconnect, Request
 from starlette.responses import Response
 
-from api import admin, chat, erasing, feedback, health, judging, models, problems, training
-from api.boundary import HostAndOrigin
-from api.counting import CountChats
+from api import errors, feedback, health
+from api.admin import erasure, judging, sessions, training
+from api.chat import models, route
+from api.chat.schemas import ChatRequest
 from api.dependencies import Services
-from api.schemas import ChatRequest
+from api.middleware import HostAndOriginCheck
+from api.request_metrics import RequestMetrics
 
 MakeServices = Callable[[], AbstractAsyncContextManager[Services]]
 
@@ -36,20 +38,20 @@ def create_app(make_services: MakeServices, allowed_hosts: frozenset[str] = froz
 
     app = FastAPI(title="Clawloop", lifespan=lifespan, openapi_url="/openapi.json", docs_url=None, redoc_url=None)
     for router in (
-        chat.router,
+        route.router,
         feedback.router,
         models.router,
         health.router,
-        admin.router,
+        sessions.router,
         judging.router,
-        erasing.router,
+        erasure.router,
         training.router,
     ):
         app.include_router(router)
-    problems.install(app)
+    errors.install(app)
     app.add_exception_handler(ClientDisconnect, _nobody_there)
-    app.add_middleware(HostAndOrigin, allowed_hosts=allowed_hosts)
-    app.add_middleware(CountChats)
+    app.add_middleware(HostAndOriginCheck, allowed_hosts=allowed_hosts)
+    app.add_middleware(RequestMetrics)
     _describe_chat(app)
     return app
 

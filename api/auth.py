@@ -13,7 +13,7 @@ from collections import OrderedDict
 from starlette.datastructures import Headers
 
 from api.ports import KeyStore
-from clawloop.contracts import ApiKey, Scope
+from clawloop.contracts.serving import ApiKey, Scope
 from clawloop.errors import RequestRejected, StoreUnavailable
 
 # How long a revoked key may still work.

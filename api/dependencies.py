@@ -1,4 +1,4 @@
-"""What the routes share, made once by `clawloop.processes` and hung on the app."""
+"""What the routes share, made once by `clawloop.processes.gateway` and hung on the app."""
 
 from __future__ import annotations
 
@@ -8,23 +8,23 @@ from dataclasses import dataclass, field
 
 from fastapi import Request
 
-from api.announcing import Announcements
 from api.auth import KeyRing
+from api.chat.versions import VersionChooser
 from api.directory import DirectoryCache
 from api.ports import (
     Engines,
     Erasures,
     FeedbackStore,
-    JudgedTurns,
     Operations,
     Readiness,
+    RejudgeStore,
     SessionOperations,
     SessionStore,
     TrainingStore,
 )
-from api.recording import Recorder
-from api.versions import VersionChooser
-from clawloop.telemetry import GatewayMetrics
+from api.recording.notifier import NotificationQueue
+from api.recording.recorder import Recorder
+from clawloop.telemetry.metrics import GatewayMetrics
 
 
 @dataclass(frozen=True, slots=True)
@@ -42,12 +42,12 @@ class Services:
     directory: DirectoryCache
     engines: Engines
     recorder: Recorder
-    announcements: Announcements
+    notifications: NotificationQueue
     versions: VersionChooser
     sessions: SessionStore
     feedback: FeedbackStore
     training: TrainingStore
-    judged: JudgedTurns
+    judged: RejudgeStore
     erasures: Erasures
     session_operations: SessionOperations
     operations: Operations

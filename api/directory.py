@@ -8,8 +8,8 @@ from __future__ import annotations
 import asyncio
 import logging
 
-from api.ports import DirectoryNotices, DirectoryStore
-from clawloop.contracts import Directory, Policy
+from api.ports import DirectoryChanges, DirectoryStore
+from clawloop.contracts.serving import Directory, Policy
 from clawloop.errors import StoreUnavailable
 
 log = logging.getLogger(__name__)
@@ -27,7 +27,7 @@ class DirectoryCache:
         notices: tell of changes as they happen; without them they are seen within a second.
     """
 
-    def __init__(self, store: DirectoryStore, notices: DirectoryNotices | None = None) -> None:
+    def __init__(self, store: DirectoryStore, notices: DirectoryChanges | None = None) -> None:
         self._store = store
         self._notices = notices
         self._last: Directory | None = None
@@ -103,7 +103,7 @@ class DirectoryCache:
             except Exception:  # or the gateway would route by an old directory for ever
                 log.exception("directory not read")
 
-    async def _listen(self, notices: DirectoryNotices) -> None:
+    async def _listen(self, notices: DirectoryChanges) -> None:
         async for _ in notices.changes():
             try:
                 await self._look()

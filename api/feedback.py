@@ -10,9 +10,10 @@ from typing import Annotated, Any, Literal
 from fastapi import APIRouter, Request
 from pydantic import BaseModel, BeforeValidator, ConfigDict, Field, ValidationError
 
-from api.boundary import read_json
 from api.dependencies import Services, services_of
-from clawloop.contracts import FeedbackEffect, Scope
+from api.middleware import read_json
+from clawloop.contracts.serving import Scope
+from clawloop.contracts.sessions import FeedbackEffect
 from clawloop.errors import RequestRejected
 from clawloop.ids import ApiKeyId, FeedbackId, TurnId, turn_id_of
 
@@ -91,7 +92,7 @@ async def give_feedback(request: Request) -> FeedbackTaken | OutcomeTaken:
     if stored is None:
         # Whether another key has it is not ours to say.
         raise RequestRejected("This key has no such reply.", status=404, code="not_found")
-    services.announcements.add_feedback(stored)
+    services.notifications.add_feedback(stored)
     return FeedbackTaken(feedback_id=stored.given.feedback_id, effect=stored.effect)
 
 

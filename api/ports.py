@@ -10,35 +10,30 @@ from collections.abc import AsyncIterator, Sequence
 from contextlib import AbstractAsyncContextManager
 from typing import Protocol
 
-from clawloop.contracts import (
-    ApiKey,
+from clawloop.contracts.serving import ApiKey, Directory, RouteKey
+from clawloop.contracts.sessions import (
     ContentErased,
-    Directory,
-    EnteredTurn,
     Erasure,
     FeedbackEffect,
     FeedbackGiven,
-    JudgeAgain,
-    Message,
-    SessionEvidence,
+    RejudgeRequested,
     SessionFacts,
     SessionState,
     StoredFeedback,
-    TurnRecord,
     TurnRecorded,
-    Wanted,
 )
+from clawloop.contracts.training import TrainingView, VersionView
+from clawloop.contracts.turns import InsertedTurn, Message, SessionEvidence, TurnRecord
+from clawloop.contracts.views import SessionView, TurnView
 from clawloop.ids import ApiKeyId, FeedbackId, SessionId, TurnId
-from clawloop.judging.again import JudgedSoFar
-from clawloop.recipe import Recipe
-from clawloop.steps import TrainingView, VersionView
-from clawloop.views import SessionView, TurnView
+from clawloop.judging.rejudging import RejudgeFacts
+from clawloop.recipes.recipe import Recipe
 
 
 class TurnStore(Protocol):
     """Where turns are kept for good."""
 
-    async def enter(self, record: TurnRecord) -> EnteredTurn:
+    async def insert(self, record: TurnRecord) -> InsertedTurn:
         """Store one turn in one transaction: its session, its parent, its tokens. Twice is once.
 
         Raises:
@@ -55,7 +50,7 @@ class TurnStore(Protocol):
             StoreUnavailable
         """
 
-    async def mark_announced(self, turn_ids: Sequence[TurnId]) -> None:
+    async def mark_notified(self, turn_ids: Sequence[TurnId]) -> None:
         """Note that the workflows of these turns were told of them; the first time counts.
 
         Raises:
@@ -63,21 +58,21 @@ class TurnStore(Protocol):
         """
 
 
-class Announcer(Protocol):
+class SessionNotifier(Protocol):
     """What tells a session's workflow about a turn."""
 
-    async def announce_turn(self, session: SessionFacts, turn: TurnRecorded) -> None:
+    async def notify_turn(self, session: SessionFacts, turn: TurnRecorded) -> None:
         """Tell the session's workflow, and begin it if it does not run. Twice is once.
 
         Raises:
-            AnnouncementFailed: it could not be told now; the sweep will tell it.
+            SignalFailed: it could not be told now; the sweep will tell it.
         """
 
-    async def announce_feedback(self, session: SessionFacts, feedback: FeedbackGiven) -> None:
+    async def notify_feedback(self, session: SessionFacts, feedback: FeedbackGiven) -> None:
         """Tell the session's workflow of feedback, and begin it if it does not run.
 
         Raises:
-            AnnouncementFailed
+            SignalFailed
         """
 
 
@@ -93,7 +88,7 @@ class FeedbackStore(Protocol):
     async def give_outcome(self, key: ApiKeyId, session: str, outcome: int) -> FeedbackEffect | None:
         """Store whether the task of a session of this key succeeded, 1 or −1; None if it has no such session."""
 
-    async def mark_feedback_announced(self, feedback: FeedbackId) -> None: ...
+    async def mark_feedback_notified(self, feedback: FeedbackId) -> None: ...
 
 
 class SessionStore(Protocol):
@@ -110,20 +105,20 @@ class SessionStore(Protocol):
         """All turns of a session in their order, each with what became of it."""
 
 
-class JudgedTurns(Protocol):
+class RejudgeStore(Protocol):
     """What has been judged so far. Every call raises StoreUnavailable when it cannot be done now."""
 
-    async def judged_so_far(self, turn_id: TurnId) -> JudgedSoFar | None:
+    async def rejudge_facts(self, turn_id: TurnId) -> RejudgeFacts | None:
         """None if there is no such turn."""
 
 
 class SessionOperations(Protocol):
     """What an operator can have done by sessions' workflows.
 
-    Every call raises AnnouncementFailed when it cannot be said now.
+    Every call raises SignalFailed when it cannot be said now.
     """
 
-    async def judge_again(self, session: SessionFacts, wanted: JudgeAgain) -> None:
+    async def rejudge(self, session: SessionFacts, wanted: RejudgeRequested) -> None:
         """Have a turn judged once more. Twice for the same revision is once."""
 
     async def content_erased(self, session: SessionId, erased: ContentErased) -> None:
@@ -158,7 +153,7 @@ class DirectoryStore(Protocol):
         """
 
 
-class DirectoryNotices(Protocol):
+class DirectoryChanges(Protocol):
     def changes(self) -> AsyncIterator[None]:
         """Something each time the directory changed, and when changes may have been missed; never ends by itself."""
 
@@ -187,7 +182,7 @@ class Answer(Protocol):
 class Engines(Protocol):
     """The engines in rotation."""
 
-    def ask(self, wanted: Wanted, body: bytes) -> AbstractAsyncContextManager[Answer]:
+    def ask(self, wanted: RouteKey, body: bytes) -> AbstractAsyncContextManager[Answer]:
         """Send a chat request to an engine that has the version; leaving the context ends the request there.
 
         Waits, bounded, while no such engine is healthy; goes to another one when one cannot be reached.
@@ -197,7 +192,7 @@ class Engines(Protocol):
             EngineUnavailable: none could take it in time.
         """
 
-    def lost(self, engine_id: str, wanted: Wanted) -> None:
+    def lost(self, engine_id: str, wanted: RouteKey) -> None:
         """It has just said that it does not have this version: send it none such until it may have caught up."""
 
     def has(self, policy: str, version: int) -> bool:
@@ -215,7 +210,7 @@ class Readiness(Protocol):
 class Operations(Protocol):
     """What tells Temporal what an operator said, after PostgreSQL was told. It answers within its own limit.
 
-    Every call raises AnnouncementFailed when the workflow could not be told now; it holds nevertheless, and the
+    Every call raises SignalFailed when the workflow could not be told now; it holds nevertheless, and the
     workflow sees it when it looks next.
     """
 

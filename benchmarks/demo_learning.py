@@ -15,7 +15,7 @@ from uuid import UUID
 
 import torch
 
-from clawloop.contracts import Message
+from clawloop.contracts.turns import Message
 from clawloop.demo.chatting import CHAT_TEMPERATURE
 from clawloop.demo.evaluate import DemoModel
 from clawloop.demo.location import model_path
@@ -28,14 +28,14 @@ from clawloop.judging.hints import HintChoice, choose_hint, with_hint
 from clawloop.judging.parsing import parse_hint
 from clawloop.judging.prompts import AnswerForm, hint_prompt, vote_prompt
 from clawloop.judging.voting import Verdict, majority
-from clawloop.recipe import Recipe
+from clawloop.recipes.recipe import Recipe
 from clawloop.samples.assembly import decide
-from clawloop.training.architecture import base_names
+from clawloop.training.adapters.checkpoint import begin
 from clawloop.training.batch import TrainingSample
-from clawloop.training.checkpoint import begin
-from clawloop.training.collate import Limits, TokenSequence, collate
-from clawloop.training.loading import adapter_tensors, load_model
-from clawloop.training.model import Lora
+from clawloop.training.model.architecture import base_names
+from clawloop.training.model.decoder import Lora
+from clawloop.training.model.loading import adapter_tensors, load_model
+from clawloop.training.packing.collate import Limits, TokenSequence, collate
 from clawloop.training.step import make_optimizer, train_step
 
 # As the policies of the demo answer who names none.

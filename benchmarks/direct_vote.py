@@ -31,7 +31,7 @@ from clawloop.demo.phrasing import Feedback
 from clawloop.judging.parsing import Vote, parse_vote
 from clawloop.judging.prompts import AnswerForm, JudgePrompt
 from clawloop.judging.voting import Verdict, direct_vote, majority
-from clawloop.recipe import Signal
+from clawloop.recipes.recipe import Signal
 from clawloop.serving.endpoints import Endpoint
 from clawloop.serving.judge import JudgeClient
 

@@ -23,13 +23,13 @@ from pathlib import Path
 
 import torch
 
-from clawloop.local import temporal_server
 from clawloop.local.checks import choose_port
-from clawloop.local.postgres import running as running_postgres
-from clawloop.local.supervisor import guarded
+from clawloop.local.services import temporal_server
+from clawloop.local.services.postgres import running as running_postgres
+from clawloop.local.services.vllm import EngineOptions
+from clawloop.local.supervision.supervisor import guarded
 from clawloop.local.tiny_model import ensure_tiny_model
-from clawloop.local.vllm import EngineOptions
-from clawloop.training.collate import TokenSequence, collate
+from clawloop.training.packing.collate import TokenSequence, collate
 from db.schema import migrate
 from tests.e2e.adapters import load_policy, random_versions
 from tests.e2e.conftest import running_engine

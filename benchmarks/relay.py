@@ -24,8 +24,8 @@ from rich.console import Console
 from rich.table import Table
 
 from clawloop.local.checks import choose_port
-from clawloop.local.postgres import running as running_postgres
-from clawloop.preparing import prepare
+from clawloop.local.services.postgres import running as running_postgres
+from clawloop.processes.bootstrap import prepare
 
 
 @dataclass(frozen=True)
@@ -63,7 +63,9 @@ def main() -> None:
         keys = asyncio.run(prepare(postgres.url, "tiny", [], [engine], {}))
         plain = stack.enter_context(_module("benchmarks.plain_relay", str(plain_port), engine))
         ours = stack.enter_context(
-            _module("clawloop.cli", "gateway", "--port", str(our_port), "--data", folder, DATABASE_URL=postgres.url)
+            _module(
+                "clawloop.cli.main", "gateway", "--port", str(our_port), "--data", folder, DATABASE_URL=postgres.url
+            )
         )
         ports = {"plain relay (FastAPI + httpx)": (plain, plain_port), "clawloop, recording": (ours, our_port)}
         costs = [

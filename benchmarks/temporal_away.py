@@ -27,11 +27,11 @@ from prometheus_client.parser import text_string_to_metric_families
 from rich.console import Console
 from rich.table import Table
 
-from clawloop.local import temporal_server
 from clawloop.local.checks import choose_port
-from clawloop.local.postgres import running as running_postgres
-from clawloop.preparing import prepare
-from clawloop.temporal import connect, register_search_attributes
+from clawloop.local.services import temporal_server
+from clawloop.local.services.postgres import running as running_postgres
+from clawloop.processes.bootstrap import prepare
+from clawloop.temporal.client import connect, register_search_attributes
 
 LOOPBACK = "127.0.0.1"
 
@@ -75,7 +75,7 @@ def _way(name: str, folder: Path, database_url: str) -> Iterator[Way]:
     started = temporal_server.launch(folder, ports, os.environ)
     port = _port()
     given = {"DATABASE_URL": database_url, "TEMPORAL_ADDRESS": f"{LOOPBACK}:{ports.main}"}
-    command = [sys.executable, "-m", "clawloop.cli", "gateway", "--port", str(port), "--data", str(folder)]
+    command = [sys.executable, "-m", "clawloop.cli.main", "gateway", "--port", str(port), "--data", str(folder)]
     with _process(list(started.command), **started.environment) as temporal, _process(command, **given):
         asyncio.run(_ready(ports))
         yield Way(name, f"http://{LOOPBACK}:{port}", temporal)

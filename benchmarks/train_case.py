@@ -15,12 +15,12 @@ from typing import Literal, TypeAlias
 import torch
 from transformers import Qwen2Config, Qwen2ForCausalLM, Qwen3Config, Qwen3ForCausalLM
 
-from clawloop.training.adapter import Adapter, BaseIdentity, adapter_files, write_version
-from clawloop.training.base_weights import BaseWeights
+from clawloop.training.adapters.files import Adapter, BaseIdentity, adapter_files, write_version
 from clawloop.training.batch import TrainingSample
-from clawloop.training.collate import Limits, TokenSequence, collate, plan
-from clawloop.training.loading import adapter_tensors, load_model
-from clawloop.training.model import Lora, PolicyModel
+from clawloop.training.model.base_weights import BaseWeights
+from clawloop.training.model.decoder import Lora, PolicyModel
+from clawloop.training.model.loading import adapter_tensors, load_model
+from clawloop.training.packing.collate import Limits, TokenSequence, collate, plan
 
 Family = Literal["qwen3", "qwen2"]
 Ids: TypeAlias = tuple[list[int], list[int]]

@@ -29,7 +29,7 @@ from torch.nn.utils import clip_grad_norm_
 from torch.profiler import profile
 
 from benchmarks.train_case import Case, Paths
-from clawloop.recipe import Train, load_recipe
+from clawloop.recipes.recipe import Train, load_recipe
 from clawloop.training.batch import TrainingSample
 
 Step = Callable[[], float]
@@ -44,8 +44,8 @@ _OUTPUT_CHUNKS = 8
 
 def our_step(paths: Paths, case: Case, recipe: Train, *, share_prefixes: bool = True) -> Step:
     """Our trainer's step; without `share_prefixes` a beginning that samples share is read with each of them."""
-    from clawloop.training.adapter import read_adapter
-    from clawloop.training.loading import load_model, set_adapter
+    from clawloop.training.adapters.files import read_adapter
+    from clawloop.training.model.loading import load_model, set_adapter
     from clawloop.training.step import make_optimizer, train_step
 
     device = torch.device(case.device)
@@ -88,9 +88,9 @@ def torchtune_step(paths: Paths, case: Case, recipe: Train) -> Step:
     from torchtune.modules import TransformerSelfAttentionLayer
     from torchtune.modules.peft import disable_adapter, get_adapter_params, set_trainable_params
 
-    from clawloop.training.adapter import read_adapter
-    from clawloop.training.architecture import read_architecture
-    from clawloop.training.base_weights import BaseWeights
+    from clawloop.training.adapters.files import read_adapter
+    from clawloop.training.model.architecture import read_architecture
+    from clawloop.training.model.base_weights import BaseWeights
 
     architecture = read_architecture(paths.checkpoint)
     device = torch.device(case.device)

@@ -8,7 +8,7 @@ from typing import NamedTuple
 
 from benchmarks.train_case import Case, Ids, hinted_prompts
 from clawloop.training.batch import TrainingSample
-from clawloop.training.passes import Pass, share_out
+from clawloop.training.packing.scoring_passes import ScoringPass, shard_batch
 
 
 class Tokens(NamedTuple):
@@ -46,8 +46,8 @@ def tokens_of_session(ids: Sequence[Ids], case: Case, tokens: int) -> Tokens:
         )
         for index, ((prompt, response), with_hint) in enumerate(zip(ids, hinted, strict=True))
     ]
-    joined = Pass(version=0, reference=True, hinted=tuple(range(len(samples))))
+    joined = ScoringPass(version=0, reference=True, hinted=tuple(range(len(samples))))
     passes = (replace(joined, hinted=()), replace(joined, reference=False), joined)
     longest = max(sample.hinted_sequence().input_tokens for sample in samples)
-    share = share_out(samples, replace(case.limits, max_tokens=longest), passes, rank=0, world=1)
+    share = shard_batch(samples, replace(case.limits, max_tokens=longest), passes, rank=0, world=1)
     return Tokens(*(sum(len(pack.tokens_S) for pack in share.before[one]) for one in passes))

@@ -22,7 +22,7 @@ ClawloopError
     ├── EngineBroke             an engine went away in the middle of an answer
     ├── JudgeUnavailable        a judge did not answer, or asked us to come back later
     ├── TrainerUnavailable      a training process or one of its ranks is not there; the same step again
-    └── AnnouncementFailed      a session's workflow could not be told; the sweep will tell it
+    └── SignalFailed      a session's workflow could not be told; the sweep will tell it
 """
 
 from __future__ import annotations
@@ -198,5 +198,5 @@ class TrainerUnavailable(TransientError):
     again. Its message never holds anything of a conversation."""
 
 
-class AnnouncementFailed(TransientError):
+class SignalFailed(TransientError):
     """A session's workflow could not be told; a turn or feedback waits in Postgres for the sweep."""

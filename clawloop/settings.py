@@ -1,4 +1,4 @@
-"""What an operator can set, read once in `clawloop.cli` and handed down.
+"""What an operator can set, read once in `clawloop.cli.main` and handed down.
 
 Environment variables begin with `CLAWLOOP_`, except `DATABASE_URL` and `TEMPORAL_ADDRESS`, which other tools
 know too. Nothing else in Clawloop reads the environment.

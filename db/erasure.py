@@ -15,14 +15,16 @@ from typing import Any
 from sqlalchemy import func, select, text
 from sqlalchemy.ext.asyncio import AsyncConnection
 
-from clawloop.contracts import ContentErased, Erasure, Outcome, SampleState, SessionFacts
+from clawloop.contracts.sessions import ContentErased, Erasure, SessionFacts
+from clawloop.contracts.training import SampleState
+from clawloop.contracts.turns import TurnOutcome
 from clawloop.ids import SampleId, SessionId, TurnId
-from db.engine import Database
-from db.entry import Entry
-from db.events import put_event
-from db.samples import end_samples
+from db.database import Database
+from db.events import insert_event
 from db.tables import Session, Turn
-from db.work import hold_policy, refresh_work
+from db.training.queue import lock_policy, refresh_work
+from db.training.samples import end_samples
+from db.turns.prepared_turn import PreparedTurn
 
 WHY = "erased"
 """For people, wherever words were that nobody may read any more."""
@@ -33,7 +35,7 @@ WHY_BEFORE = "what followed it was erased"
 TOLD_LIMIT = 200
 
 BARE_TURN: dict[str, Any] = {
-    "outcome": Outcome.ERASED.value,
+    "outcome": TurnOutcome.ERASED.value,
     "outcome_detail": WHY,
     "kind_reason": WHY,
     "error": None,
@@ -51,7 +53,7 @@ BARE_TURN: dict[str, Any] = {
 }
 """What a turn without content holds; its `evidence` names a source and no value."""
 
-_HOLD_SESSION = text("SELECT id FROM sessions WHERE id = :session FOR UPDATE")
+_LOCK_SESSION = text("SELECT id FROM sessions WHERE id = :session FOR UPDATE")
 _ALL_TURNS = text("SELECT id FROM turns WHERE session_id = :session")
 # Other replies to the same request hold the same messages, and whatever continues them holds them again. So does a
 # request that goes on without a reply, e.g. after one that was stopped: its messages begin with those.
@@ -119,7 +121,7 @@ _WAITING = f"""
 _WAITING_SAMPLES = text(f"SELECT id, turn_id = ANY(:turns) AS own {_WAITING}")
 # Whoever stores an answer of a judge or feedback looks at the turn under KEY SHARE, which waits for this. Turns whose
 # samples will expire are changed, too: all in one order, as a judge's answer holds a turn and what followed it.
-_HOLD_TURNS = text(f"""
+_LOCK_TURNS = text(f"""
     SELECT id, tools_sha256, id = ANY(:turns) AS meant FROM turns
     WHERE outcome <> 'erased' AND (id = ANY(:turns) OR id IN (SELECT turn_id {_WAITING}))
     ORDER BY id FOR UPDATE
@@ -132,7 +134,7 @@ _STRIP_SAMPLES = text(f"""
     UPDATE samples SET hinted_prompt_ids = '' WHERE hinted_prompt_ids IS NOT NULL AND judgement_id IN ({_JUDGEMENTS})
 """)
 # Two steps: a turn that names a list at this moment is waited for, and then seen.
-_HOLD_TOOLS = text("SELECT sha256 FROM tool_lists WHERE sha256 = ANY(:tools) ORDER BY sha256 FOR UPDATE")
+_LOCK_TOOLS = text("SELECT sha256 FROM tool_lists WHERE sha256 = ANY(:tools) ORDER BY sha256 FOR UPDATE")
 _DROP_TOOLS = text("""
     DELETE FROM tool_lists l WHERE l.sha256 = ANY(:tools)
         AND NOT EXISTS (SELECT FROM turns t WHERE t.tools_sha256 = l.sha256)
@@ -173,7 +175,7 @@ class PostgresErasureStore:
         return await self._database.run(partial(_erase_turn, turn))
 
 
-async def holds_erased(connection: AsyncConnection, entry: Entry, session: SessionId) -> bool:
+async def holds_erased(connection: AsyncConnection, entry: PreparedTurn, session: SessionId) -> bool:
     """Whether a turn on its way repeats the request of one that was erased since, or continues it.
 
     The session's row must be held.
@@ -203,11 +205,11 @@ async def _erase(session: SessionId, turn: TurnId | None, connection: AsyncConne
     facts = (await connection.execute(query)).first()
     if facts is None:
         return None
-    await hold_policy(connection, facts.policy)
-    await connection.execute(_HOLD_SESSION, {"session": session})
+    await lock_policy(connection, facts.policy)
+    await connection.execute(_LOCK_SESSION, {"session": session})
     reached = _ALL_TURNS if turn is None else _FROM_TURN
     meant = (await connection.scalars(reached, {"session": session} if turn is None else {"turn": turn})).all()
-    rows = (await connection.execute(_HOLD_TURNS, {"session": session, "turns": list(meant)})).all()
+    rows = (await connection.execute(_LOCK_TURNS, {"session": session, "turns": list(meant)})).all()
     held = [row for row in rows if row.meant]
     erased = [TurnId(row.id) for row in held]
     which = {"session": session, "turns": erased}
@@ -217,7 +219,7 @@ async def _erase(session: SessionId, turn: TurnId | None, connection: AsyncConne
     if turn is None:
         await connection.execute(_END_SESSION, {"session": session})
     if erased:
-        await put_event(
+        await insert_event(
             connection,
             facts.policy,
             "erased",
@@ -246,7 +248,7 @@ async def _strip(connection: AsyncConnection, session: SessionId, turns: Sequenc
         await connection.execute(statement, which)
     waiting = (await connection.execute(_WAITING_SAMPLES, which)).all()
     ends = {SampleId(sample.id): WHY if sample.own else WHY_BEFORE for sample in waiting}
-    await end_samples(connection, ends, SampleState.EXPIRED, Outcome.EXPIRED)
+    await end_samples(connection, ends, SampleState.EXPIRED, TurnOutcome.EXPIRED)
     await connection.execute(_STRIP_SAMPLES, which)
     return len(waiting)
 
@@ -254,5 +256,5 @@ async def _strip(connection: AsyncConnection, session: SessionId, turns: Sequenc
 async def _drop_tools(connection: AsyncConnection, tools: Sequence[bytes]) -> None:
     """Lists of tools that no turn names any more."""
     if tools:
-        await connection.execute(_HOLD_TOOLS, {"tools": list(tools)})
+        await connection.execute(_LOCK_TOOLS, {"tools": list(tools)})
         await connection.execute(_DROP_TOOLS, {"tools": list(tools)})

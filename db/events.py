@@ -11,7 +11,7 @@ from db.exact_json import exact_json
 from db.tables import Event
 
 
-async def put_event(connection: AsyncConnection, policy: str, kind: str, **detail: JsonValue) -> None:
+async def insert_event(connection: AsyncConnection, policy: str, kind: str, **detail: JsonValue) -> None:
     """In the caller's transaction, so that it happened exactly if this is told."""
     row = {"id": new_event_id(), "policy": policy, "kind": kind, "detail": exact_json(detail)}
     await connection.execute(insert(Event).values(row))

@@ -10,10 +10,10 @@ from dataclasses import dataclass
 from sqlalchemy import select, text
 from sqlalchemy.ext.asyncio import AsyncConnection
 
-from clawloop.steps import VersionRef
-from db.engine import Database
-from db.lineage import version_ref
+from clawloop.contracts.training import VersionRef
+from db.database import Database
 from db.tables import Step, Version
+from db.training.lineage import version_ref
 
 # Of each kind so many are named: enough to see what is wrong, and damage may be everywhere.
 NAMED = 50

@@ -21,7 +21,7 @@ from sqlalchemy.exc import DBAPIError
 from sqlalchemy.ext.asyncio import AsyncConnection
 
 from clawloop.errors import SetupError
-from db.engine import Database, driver_url, told_by_postgres
+from db.database import Database, driver_url, postgres_message
 
 LOCK = 0x636C6177  # "claw": whoever migrates holds this advisory lock
 LOCK_SECONDS = 10.0  # our migrations take one; a thread that waits for ever would keep Ctrl-C from ending us
@@ -70,7 +70,7 @@ def _migrating(database_url: str) -> Iterator[Config]:
 
 
 def _refusal(error: DBAPIError, address: URL) -> str:
-    said = told_by_postgres(error)
+    said = postgres_message(error)
     if isinstance(error.orig, psycopg.errors.InsufficientPrivilege):
         return (
             f"cannot change the database's schema: {said}: as its owner,"

@@ -9,7 +9,7 @@ from uuid import UUID
 from sqlalchemy import CheckConstraint, ForeignKey, ForeignKeyConstraint, Index, UniqueConstraint, text
 from sqlalchemy.orm import Mapped, mapped_column
 
-from clawloop.steps import StepState
+from clawloop.contracts.training import StepState
 from db.declarative import Base, one_of
 from db.exact_json import ExactJson
 

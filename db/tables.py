@@ -1,7 +1,7 @@
 """The tables. What every column means, and nothing about how it is filled.
 
 Columns of later slices come with their own migrations. Ids are UUIDs made by us (clawloop.ids); text that names
-one of a closed set is one of the enums in clawloop.contracts.
+one of a closed set is one of the enums in `clawloop.contracts`.
 """
 
 from __future__ import annotations
@@ -22,7 +22,9 @@ from sqlalchemy import (
 from sqlalchemy import text as sql  # where a column is called text
 from sqlalchemy.orm import Mapped, mapped_column
 
-from clawloop.contracts import Outcome, SampleState, SessionState, TurnKind, TurnStatus
+from clawloop.contracts.sessions import SessionState
+from clawloop.contracts.training import SampleState
+from clawloop.contracts.turns import TurnKind, TurnOutcome, TurnStatus
 from db.declarative import Base as Base
 from db.declarative import one_of
 from db.exact_json import ExactJson
@@ -144,7 +146,7 @@ class Turn(Base):
     __table_args__ = (
         one_of("kind", TurnKind),
         one_of("status", TurnStatus),
-        one_of("outcome", Outcome),
+        one_of("outcome", TurnOutcome),
         CheckConstraint("parent_turn_id < id", name="parent_is_older"),  # so chains end
         CheckConstraint("parent_turn_id IS NOT NULL OR messages_kept = 0", name="kept_of_parent"),
         CheckConstraint("parent_turn_id IS NOT NULL OR prompt_shared = 0", name="shared_with_parent"),

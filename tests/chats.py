@@ -9,7 +9,7 @@ from uuid import UUID
 from hypothesis import strategies as st
 from pydantic import JsonValue
 
-from clawloop.contracts import Message, TurnKind
+from clawloop.contracts.turns import Message, TurnKind
 from clawloop.ids import ApiKeyId, TurnId
 from clawloop.turns.canonical import extend_digest, prefix_digests, response_digest, seed_digest
 from clawloop.turns.next_state import LaterRequest

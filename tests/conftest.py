@@ -17,10 +17,10 @@ import psycopg
 import pytest
 from hypothesis import settings
 
-from clawloop.local import temporal_server
 from clawloop.local.checks import choose_port
-from clawloop.local.postgres import EmbeddedPostgres, running
-from clawloop.local.supervisor import guarded
+from clawloop.local.services import temporal_server
+from clawloop.local.services.postgres import EmbeddedPostgres, running
+from clawloop.local.supervision.supervisor import guarded
 from db.schema import migrate
 from db.tables import Base
 

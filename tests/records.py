@@ -7,7 +7,7 @@ from datetime import UTC, datetime
 from typing import Any
 from uuid import UUID
 
-from clawloop.contracts import SessionEvidence, SessionSource, TurnKind, TurnRecord, TurnStatus
+from clawloop.contracts.turns import SessionEvidence, SessionSource, TurnKind, TurnRecord, TurnStatus
 from clawloop.ids import ApiKeyId, new_turn_id
 
 KEY = ApiKeyId(UUID(int=1))

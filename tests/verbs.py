@@ -11,7 +11,7 @@ from unittest.mock import patch
 
 import pytest
 
-from clawloop.cli import run_verb
+from clawloop.cli.main import run_verb
 
 Done = subprocess.CompletedProcess[str]
 
@@ -19,7 +19,7 @@ Done = subprocess.CompletedProcess[str]
 def clawloop_process(*arguments: str, **environment: str) -> Done:
     """The program itself. Each start imports for a second or two, so once for each verb is enough."""
     return subprocess.run(
-        [sys.executable, "-m", "clawloop.cli", *arguments],
+        [sys.executable, "-m", "clawloop.cli.main", *arguments],
         env=dict(os.environ) | environment,
         capture_output=True,
         text=True,

@@ -14,9 +14,9 @@ from temporalio import workflow
 from temporalio.exceptions import ActivityError
 
 with workflow.unsafe.imports_passed_through():
-    from activities.engine_messages import EngineHas, EngineLoad, EngineUnload, EngineWatch
-    from activities.engines import EngineActivities
-    from workflows import attributes
+    from activities.serving.engines import EngineActivities
+    from activities.serving.messages import EngineHas, EngineLoad, EngineUnload, EngineWatch
+    from workflows import names
     from workflows.policies import ENGINE_LOAD, ENGINE_WATCH
     from workflows.reasons import reason_of
     from workflows.state import EngineState
@@ -27,13 +27,13 @@ AGAIN = timedelta(minutes=1)
 SUGGESTED_EVENTS = 4096
 
 
-@workflow.defn(name=attributes.ENGINE_WORKFLOW)
+@workflow.defn(name=names.ENGINE_WORKFLOW)
 class EngineWorkflow:
     @workflow.init
     def __init__(self, state: EngineState) -> None:
         self._state = state
         self._id = state.engine_id
-        self._queue = attributes.engine_queue(state.engine_id)
+        self._queue = names.engine_queue(state.engine_id)
         self._has = state.has
         self._since = state.since or workflow.now()
         self._to_load = state.wanted
@@ -66,11 +66,11 @@ class EngineWorkflow:
             self._state.model_copy(update={"has": self._has, "since": self._since, "wanted": wanted})
         )
 
-    @workflow.signal(name=attributes.PUBLISH)
+    @workflow.signal(name=names.PUBLISH)
     def publish(self) -> None:
         self._to_load = True
 
-    @workflow.signal(name=attributes.ENGINE_REMOVED)
+    @workflow.signal(name=names.ENGINE_REMOVED)
     def engine_removed(self) -> None:
         self._removed = True
 
@@ -122,7 +122,7 @@ class EngineWorkflow:
     def _take(self, has: EngineHas) -> None:
         if self._has is None or self._has.healthy != has.healthy:
             self._since = workflow.now()
-            workflow.upsert_search_attributes([attributes.STATE.value_set("healthy" if has.healthy else "unhealthy")])
+            workflow.upsert_search_attributes([names.STATE.value_set("healthy" if has.healthy else "unhealthy")])
         self._has = has
         self._to_load = self._to_load or (has.healthy and bool(has.missing))
         self._to_unload = self._to_unload or (has.healthy and bool(has.leaving))

@@ -7,7 +7,7 @@ from typing import TypedDict
 
 from temporalio.common import RetryPolicy
 
-from workflows.attributes import JUDGE_QUEUE, LEDGER_QUEUE, trainer_queue
+from workflows.names import JUDGE_QUEUE, LEDGER_QUEUE, trainer_queue
 
 # What cannot get better by trying again, by the type names that cross Temporal.
 _PERMANENT = (
@@ -52,7 +52,7 @@ JUDGE = Policy(
 )
 """Votes and hints of a turn."""
 
-SETTLE = Policy(
+FINALIZE = Policy(
     task_queue=JUDGE_QUEUE,
     start_to_close_timeout=timedelta(minutes=2),
     heartbeat_timeout=timedelta(seconds=30),

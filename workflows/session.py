@@ -15,32 +15,32 @@ from temporalio.common import Priority
 from temporalio.exceptions import ActivityError
 
 with workflow.unsafe.imports_passed_through():
-    from activities.judging import JudgingActivities
-    from activities.ledger import LedgerActivities
-    from activities.messages import AskDirectly, Closed, CloseSession, Judged, JudgeTurn, TurnFate
-    from clawloop.contracts import ContentErased, FeedbackGiven, JudgeAgain, TurnRecorded
+    from activities.judging.closing import LedgerActivities
+    from activities.judging.judge_turn import JudgingActivities
+    from activities.judging.messages import AskDirectly, Closed, CloseSession, Judged, JudgeTurn, TurnResult
+    from clawloop.contracts.sessions import ContentErased, FeedbackGiven, RejudgeRequested, TurnRecorded
     from clawloop.ids import TurnId
-    from workflows import attributes, story
-    from workflows.policies import JUDGE, SETTLE, STORE
+    from workflows import descriptions, names
+    from workflows.policies import FINALIZE, JUDGE, STORE
     from workflows.reasons import reason_of
     from workflows.state import CARRIED_LIMIT, KNOWN_LIMIT, ROWS_LIMIT, SessionState, SessionSummary
 
-Told = TurnRecorded | FeedbackGiven | JudgeAgain
+SessionMessage = TurnRecorded | FeedbackGiven | RejudgeRequested
 
 # Judging that takes longer than this is begun anew by the next run; stored votes are not asked for again.
 ROLL_OVER_WAIT = timedelta(minutes=2)
 
 
-@workflow.defn(name=attributes.SESSION_WORKFLOW)
+@workflow.defn(name=names.SESSION_WORKFLOW)
 class SessionWorkflow:
     @workflow.init
     def __init__(self, state: SessionState) -> None:
         self._state = state
-        self._inbox: list[Told] = list(state.carried)
+        self._inbox: list[SessionMessage] = list(state.carried)
         self._known: list[TurnId] = list(state.known)
         self._announced = state.announced
-        self._rows: list[TurnFate] = list(state.rows)
-        self._running: dict[asyncio.Task[None], Told] = {}
+        self._rows: list[TurnResult] = list(state.rows)
+        self._running: dict[asyncio.Task[None], SessionMessage] = {}
         self._ends = state.ends
         self._erased = state.erased
         self._looked_into = state.looked_into
@@ -66,14 +66,14 @@ class SessionWorkflow:
                 if closed.still_open:
                     self._looked_into = False
                 elif not self._inbox:
-                    workflow.upsert_search_attributes([attributes.STATE.value_set("closed")])
+                    workflow.upsert_search_attributes([names.STATE.value_set("closed")])
                     return SessionSummary(turns=closed.turns, why=self._why_closing, guarantee=closed.guarantee)
                 self._closing = False
             if watch.done() and not self._is_idle():
                 watch = asyncio.create_task(self._watch_deadline())
             self._show()
 
-    @workflow.signal(name=attributes.TURN_RECORDED)
+    @workflow.signal(name=names.TURN_RECORDED)
     def turn_recorded(self, turn: TurnRecorded) -> None:
         if turn.turn_id in self._known:
             return
@@ -83,21 +83,21 @@ class SessionWorkflow:
         self._deadline = workflow.now() + self._idle_time
         self._inbox.append(turn)
 
-    @workflow.signal(name=attributes.FEEDBACK_GIVEN)
+    @workflow.signal(name=names.FEEDBACK_GIVEN)
     def feedback_given(self, feedback: FeedbackGiven) -> None:
         self._look_into()
         self._deadline = workflow.now() + self._idle_time
         self._inbox.append(feedback)
 
-    @workflow.signal(name=attributes.JUDGE_AGAIN)
-    def judge_again(self, wanted: JudgeAgain) -> None:
+    @workflow.signal(name=names.JUDGE_AGAIN)
+    def rejudge(self, wanted: RejudgeRequested) -> None:
         if wanted in self._inbox or wanted in self._running.values():
             return
         self._look_into()
         self._deadline = workflow.now() + self._idle_time
         self._inbox.append(wanted)
 
-    @workflow.signal(name=attributes.CONTENT_ERASED)
+    @workflow.signal(name=names.CONTENT_ERASED)
     def content_erased(self, erased: ContentErased) -> None:
         newest = max(erased.turns, default=None)
 
@@ -106,7 +106,7 @@ class SessionWorkflow:
 
         # What is being judged now finds the turn erased when it wants to keep something of it.
         self._inbox = [told for told in self._inbox if not gone(told.turn_id)]
-        self._rows = [story.erased(row) if gone(row.turn_id) else row for row in self._rows]
+        self._rows = [descriptions.erased_row(row) if gone(row.turn_id) else row for row in self._rows]
         if erased.whole and all(gone(turn_id) for turn_id in self._known):
             self._ends = self._erased = True
         self._show()
@@ -114,7 +114,7 @@ class SessionWorkflow:
     def _look_into(self) -> None:
         # Sessions that were looked into before this was so still wait for their deadline.
         if not self._announced and not self._looked_into:
-            self._looked_into = workflow.patched(attributes.CLOSES_AGAIN)
+            self._looked_into = workflow.patched(names.CLOSES_AGAIN)
 
     # Waiting -------------------------------------------------------------------------------------------------------
 
@@ -149,11 +149,11 @@ class SessionWorkflow:
 
     # Judging -------------------------------------------------------------------------------------------------------
 
-    def _begin(self, message: Told) -> None:
+    def _begin(self, message: SessionMessage) -> None:
         if isinstance(message, FeedbackGiven):
             ask = self._ask(message.turn_id).model_copy(update={"feedback_id": message.feedback_id})
             summary = "judge a turn by what its user said about it"
-        elif isinstance(message, JudgeAgain):
+        elif isinstance(message, RejudgeRequested):
             ask = self._ask(message.turn_id).model_copy(update={"revision": message.revision})
             summary = "judge a turn again, as an operator asked"
         else:
@@ -169,7 +169,7 @@ class SessionWorkflow:
     def _is_late(self, turn: TurnRecorded) -> bool:
         """A newer turn was told before it, and says whether the session ends."""
         newest = max(self._known, default=turn.turn_id)
-        return turn.turn_id < newest and workflow.patched(attributes.ENDS_BY_NEWEST)
+        return turn.turn_id < newest and workflow.patched(names.ENDS_BY_NEWEST)
 
     def _ended(self, task: asyncio.Task[None]) -> None:
         del self._running[task]
@@ -196,15 +196,15 @@ class SessionWorkflow:
                     given_up,
                     summary="decide with the votes there are",
                     priority=fair,
-                    **SETTLE,
+                    **FINALIZE,
                 )
             except ActivityError as still:
                 # The turn waits; closing the session ends it with a reason.
                 workflow.logger.warning("a turn could not be decided: %s", reason_of(still))
         self._remember(judged.fates)
 
-    def _remember(self, fates: list[TurnFate]) -> None:
-        told = {fate.turn_id for fate in fates}
+    def _remember(self, fates: list[TurnResult]) -> None:
+        told = {result.turn_id for result in fates}
         kept = [row for row in self._rows if row.turn_id not in told]
         self._rows = sorted([*kept, *fates], key=lambda row: row.number or 0)[-ROWS_LIMIT:]
 
@@ -228,7 +228,7 @@ class SessionWorkflow:
             if closed.to_judge and not fresh:
                 closed = await self._closing_step(ask.model_copy(update={"give_up": True}))
             if closed.to_ask:
-                await self._ask_directly(closed.to_ask)
+                await self._collect_direct_votes(closed.to_ask)
                 ask = ask.model_copy(update={"asked_directly": True})
                 continue
             if not closed.to_judge:
@@ -241,11 +241,11 @@ class SessionWorkflow:
                 itself = self._ask(turn_id).model_copy(update={"itself": True})
                 await self._judge(itself, "judge a turn that was missed")
 
-    async def _ask_directly(self, turns: Sequence[TurnId]) -> None:
+    async def _collect_direct_votes(self, turns: Sequence[TurnId]) -> None:
         """A direct vote for each; one that cannot be had is not waited for."""
         asking = [
             workflow.execute_activity_method(
-                JudgingActivities.ask_directly,
+                JudgingActivities.collect_direct_vote,
                 AskDirectly(session_id=self._state.session_id, turn_id=turn_id),
                 summary="ask a direct vote, because the votes cancel out",
                 priority=Priority(fairness_key=str(self._state.session_id)),
@@ -300,14 +300,14 @@ class SessionWorkflow:
     def _show_version(self, version: int) -> None:
         if version != self._shown_version:
             self._shown_version = version
-            workflow.upsert_search_attributes([attributes.VERSION.value_set(version)])
+            workflow.upsert_search_attributes([names.VERSION.value_set(version)])
 
     def _show(self) -> None:
         if self._closing:
             closing = f"Closing: {self._why_closing}."
         else:
             closing = f"Closes at {self._deadline:%Y-%m-%d %H:%M} UTC unless a turn comes."
-        line = story.headline(
+        line = descriptions.session_headline(
             announced=self._announced, judging=len(self._running), waiting=len(self._inbox), closing=closing
         )
-        workflow.set_current_details(f"{line}\n\n{story.table(self._rows)}")
+        workflow.set_current_details(f"{line}\n\n{descriptions.session_table(self._rows)}")

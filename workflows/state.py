@@ -1,4 +1,4 @@
-"""What workflows of sessions and engines remember: start argument, and argument when they begin anew.
+"""State of each workflow: its start argument, and its argument at continue-as-new.
 
 Knows nothing about Temporal's calls. It stays far below 64 KiB whatever happens: what it forgets, Postgres knows,
 and the closing looks there.
@@ -10,9 +10,10 @@ from datetime import datetime
 
 from pydantic import BaseModel, ConfigDict
 
-from activities.engine_messages import EngineHas
-from activities.messages import TurnFate
-from clawloop.contracts import FeedbackGiven, JudgeAgain, TurnRecorded
+from activities.judging.messages import TurnResult
+from activities.serving.messages import EngineHas
+from activities.training.messages import StepDone
+from clawloop.contracts.sessions import FeedbackGiven, RejudgeRequested, TurnRecorded
 from clawloop.ids import SessionId, TurnId
 
 KNOWN_LIMIT = 200  # ids of announced turns, to drop duplicates; an older one is judged once anyway, by its keys
@@ -48,8 +49,8 @@ class SessionState(BaseModel):
     roll_over_events: int | None = None
     announced: int = 0
     known: list[TurnId] = []
-    carried: list[TurnRecorded | FeedbackGiven | JudgeAgain] = []
-    rows: list[TurnFate] = []
+    carried: list[TurnRecorded | FeedbackGiven | RejudgeRequested] = []
+    rows: list[TurnResult] = []
     deadline: datetime | None = None
     ends: bool = False
     erased: bool = False
@@ -84,3 +85,24 @@ class EngineState(BaseModel):
     has: EngineHas | None = None
     since: datetime | None = None
     wanted: bool = False
+
+
+STEPS_LIMIT = 20  # rows of the table in the UI
+
+
+class PolicyTraining(BaseModel):
+    """
+    Args:
+        steps: the newest ones, oldest first, for the UI.
+        quiet_seconds: it looks at the ledger this often however quiet it is: an operator may have spoken while
+            Temporal was away.
+        roll_over_events: begin anew at this many events; None when Temporal suggests it.
+    """
+
+    model_config = ConfigDict(frozen=True)
+
+    version: int = 1
+    policy: str
+    steps: list[StepDone] = []
+    quiet_seconds: float = 3600.0
+    roll_over_events: int | None = None

@@ -14,10 +14,8 @@ from temporalio import workflow
 from temporalio.exceptions import ActivityError, ApplicationError, is_cancelled_exception
 
 with workflow.unsafe.imports_passed_through():
-    from activities.publishing import PublishingActivities
-    from activities.steps import StepActivities
-    from activities.training import TrainingActivities
-    from activities.training_messages import (
+    from activities.serving.publishing import PublishingActivities
+    from activities.training.messages import (
         REASON_LIMIT,
         AbandonStep,
         ClaimBatch,
@@ -32,11 +30,13 @@ with workflow.unsafe.imports_passed_through():
         StepDone,
         TrainStep,
     )
-    from clawloop.steps import StepState, TrainingState, TrainingView
-    from workflows import attributes, training_story
+    from activities.training.steps import StepActivities
+    from activities.training.train_step import TrainingActivities
+    from clawloop.contracts.training import StepState, TrainingState, TrainingView
+    from workflows import descriptions, names
     from workflows.policies import PUBLISH, STORE, train_on
     from workflows.reasons import reason_of
-    from workflows.training_state import STEPS_LIMIT, PolicyTraining
+    from workflows.state import STEPS_LIMIT, PolicyTraining
 
 # Publishing that takes longer than this is begun anew by the next run; engines keep what they have loaded.
 ROLL_OVER_WAIT = timedelta(minutes=2)
@@ -44,7 +44,7 @@ ROLL_OVER_WAIT = timedelta(minutes=2)
 GONE = "RecordUnusable"
 
 
-@workflow.defn(name=attributes.TRAINING_WORKFLOW)
+@workflow.defn(name=names.TRAINING_WORKFLOW)
 class TrainingWorkflow:
     @workflow.init
     def __init__(self, state: PolicyTraining) -> None:
@@ -88,11 +88,11 @@ class TrainingWorkflow:
 
     # What operators and samples say; the row in Postgres is the truth, these only wake --------------------------------
 
-    @workflow.signal(name=attributes.WORK_WAITING)
+    @workflow.signal(name=names.WORK_WAITING)
     def work_waiting(self) -> None:
         self._work_waits = True
 
-    @workflow.update(name=attributes.PAUSE)
+    @workflow.update(name=names.PAUSE)
     def pause(self, said: PauseTraining) -> None:
         self._operator_spoke = True
 
@@ -101,11 +101,11 @@ class TrainingWorkflow:
         if not said.reason.strip():
             raise ValueError("a pause says why: reason")
 
-    @workflow.update(name=attributes.RESUME)
+    @workflow.update(name=names.RESUME)
     def resume(self, said: ResumeTraining) -> None:
         self._operator_spoke = True
 
-    @workflow.update(name=attributes.ROLL_BACK)
+    @workflow.update(name=names.ROLL_BACK)
     def roll_back(self, said: RollBack) -> None:
         self._operator_spoke = self._unpublished = True
 
@@ -113,7 +113,7 @@ class TrainingWorkflow:
     def _check_roll_back(self, said: RollBack) -> None:
         _check_version(said.version)
 
-    @workflow.update(name=attributes.PIN)
+    @workflow.update(name=names.PIN)
     def pin(self, said: Pin) -> None:
         self._operator_spoke = self._unpublished = True
 
@@ -121,7 +121,7 @@ class TrainingWorkflow:
     def _check_pin(self, said: Pin) -> None:
         _check_version(said.version)
 
-    @workflow.update(name=attributes.SET_RECIPE)
+    @workflow.update(name=names.SET_RECIPE)
     def set_recipe(self, said: SetRecipe) -> None:
         self._operator_spoke = True
 
@@ -172,7 +172,7 @@ class TrainingWorkflow:
             return await workflow.execute_activity_method(
                 TrainingActivities.train_step,
                 TrainStep(policy=self._policy, n=claimed.n),
-                summary=training_story.summary(look, claimed),
+                summary=descriptions.step_summary(look, claimed),
                 **train_on(look.pool),
             )
         except ActivityError as error:
@@ -282,18 +282,16 @@ class TrainingWorkflow:
     def _tell(self) -> None:
         look = self._look
         problems = [why for why in (self._refused, self._held_back) if why]
-        line = training_story.headline(look, self._computing, self._since, self._publishing, problems)
+        line = descriptions.training_headline(look, self._computing, self._since, self._publishing, problems)
         workflow.set_current_details(
-            f"{line}\n\n{training_story.table(self._steps, None if look is None else look.version)}"
+            f"{line}\n\n{descriptions.training_table(self._steps, None if look is None else look.version)}"
         )
         if look is None:
             return
         state = TrainingState.TRAINING if self._computing and look.state is TrainingState.WAITING else look.state
         if self._found_by != (state, look.version):
             self._found_by = (state, look.version)
-            workflow.upsert_search_attributes(
-                [attributes.STATE.value_set(state), attributes.VERSION.value_set(look.version)]
-            )
+            workflow.upsert_search_attributes([names.STATE.value_set(state), names.VERSION.value_set(look.version)])
 
 
 def _check_version(version: int | None) -> None:

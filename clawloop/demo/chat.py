@@ -18,8 +18,8 @@ from prompt_toolkit.patch_stdout import patch_stdout
 from rich.console import Console
 from rich.text import Text
 
-from clawloop.demo.place import Address
-from clawloop.demo.watching import WatchedTurn, Watcher
+from clawloop.demo.admin_client import AdminClient, WatchedTurn
+from clawloop.demo.demo_folder import Address
 from clawloop.errors import SetupError
 
 _LOOK_SECONDS = 0.5
@@ -37,7 +37,7 @@ class Chat:
     """
 
     client: AsyncOpenAI
-    watcher: Watcher | None
+    watcher: AdminClient | None
     console: Console
     policy_model: str = "policy"
     name: str = field(default_factory=lambda: f"chat-{uuid4().hex[:8]}")
@@ -80,9 +80,9 @@ class Chat:
         """Print what becomes of each answer, once it is known. Ends only by being cancelled."""
         while True:
             await asyncio.sleep(_LOOK_SECONDS)
-            await self.tell_news()
+            await self.show_news()
 
-    async def tell_news(self) -> None:
+    async def show_news(self) -> None:
         """Print what became of answers since the last time."""
         if self.watcher is None or len(self.told) == len(self.answers):
             return
@@ -119,7 +119,7 @@ async def chat(address: Address, console: Console) -> None:
         except APIError as error:
             words = " ".join(str(error).split())
             raise SetupError(f"{address.url} cannot be chatted with: {words}; give --url and --key") from error
-        watcher = None if address.admin_key is None else Watcher(address.url, address.admin_key)
+        watcher = None if address.admin_key is None else AdminClient(address.url, address.admin_key)
         try:
             await _talk(Chat(client, watcher, console), console)
         finally:

@@ -11,7 +11,7 @@ from dataclasses import dataclass
 
 from openai.types.chat import ChatCompletionMessageParam
 
-from clawloop.demo.talking import Talker
+from clawloop.demo.openai_client import ChatClient
 from clawloop.demo.user import SyntheticUser
 from clawloop.demo.world import EVALUATION, Grade, Preference, grade
 
@@ -23,7 +23,7 @@ CHAT_TEMPERATURE = 1.0
 
 
 async def chat_session(
-    talker: Talker, user: SyntheticUser, session: str, requests: int, asked: Callable[[], None]
+    talker: ChatClient, user: SyntheticUser, session: str, requests: int, asked: Callable[[], None]
 ) -> None:
     """One session: a request, then its reaction and the next request in one message, and so on.
 
@@ -53,7 +53,7 @@ class Measured:
     exact: float
 
 
-async def measure(talker: Talker, preference: Preference, model: str) -> Measured:
+async def measure(talker: ChatClient, preference: Preference, model: str) -> Measured:
     """Ask one version all evaluation requests, each as a side turn in a session of its own.
 
     Args:

@@ -11,8 +11,8 @@ from dataclasses import dataclass
 from itertools import combinations
 from statistics import fmean, median
 
-from clawloop.demo.noise import SIGNIFICANT, chance_of, corrected, least_chance
 from clawloop.demo.report import Evaluated, RunReport
+from clawloop.demo.significance import SIGNIFICANT, corrected, p_value, smallest_p_value
 
 TEST = "Mann-Whitney, exact, two-sided; p of each figure by Holm's correction for all pairs of methods"
 BAND = "the least and the most of the runs"
@@ -167,11 +167,11 @@ def _differences(
 ) -> list[Difference]:
     values = {method: [_or_never(figure(run)) for run in its] for method, its in lots.items()}
     pairs = list(combinations(lots, 2))
-    chances = corrected({pair: chance_of(values[pair[0]], values[pair[1]]) for pair in pairs})
+    chances = corrected({pair: p_value(values[pair[0]], values[pair[1]]) for pair in pairs})
     found = []
     for pair in pairs:
         sizes = [len(lots[method]) for method in pair]
-        can_tell = least_chance(*sizes) * len(pairs) < SIGNIFICANT
+        can_tell = smallest_p_value(*sizes) * len(pairs) < SIGNIFICANT
         p = round(chances[pair], 4) if can_tell else None
         medians = (_known(median(values[pair[0]])), _known(median(values[pair[1]])))
         found.append(Difference(name, pair, medians, p, None if p is None else p >= SIGNIFICANT))

@@ -16,10 +16,10 @@ import torch
 from torch import Tensor
 from transformers import AutoTokenizer, PreTrainedTokenizerFast, Qwen3ForCausalLM
 
-from clawloop.contracts import Message
+from clawloop.contracts.turns import Message
 from clawloop.demo.examples import Lessons
 from clawloop.demo.hints import HINTS
-from clawloop.demo.phrasing import MEASURED_PHRASES, Feedback, Mood, held_out_phrases, own_phrases
+from clawloop.demo.phrasing import MEASURED_PHRASES, Feedback, Mood, held_out_phrases, holdout_phrases_by_hand
 from clawloop.demo.vocabulary import END, PAD
 from clawloop.demo.world import STYLES, Axis, Request, answer, every_request, style_of
 from clawloop.judging.hints import with_hint
@@ -205,7 +205,7 @@ def measured_lists() -> dict[str, tuple[Feedback, ...]]:
     return {
         "held-out phrases": held_out_phrases("phrase", MEASURED_PHRASES),
         "held-out patterns": held_out_phrases("pattern", MEASURED_PHRASES),
-        "our own list": own_phrases(),
+        "our own list": holdout_phrases_by_hand(),
     }
 
 

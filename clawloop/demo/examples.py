@@ -12,7 +12,7 @@ from collections.abc import Iterator, Sequence
 from dataclasses import dataclass, replace
 from uuid import UUID
 
-from clawloop.contracts import Message
+from clawloop.contracts.turns import Message
 from clawloop.demo.hints import HINTS
 from clawloop.demo.phrasing import Feedback, Mood, Typist
 from clawloop.demo.user import joined

@@ -1,7 +1,7 @@
 """Feedback as people type it: patterns filled with words, then shortened, mistyped and decorated.
 
 Knows nothing about requests or judges. What is held out is fixed once and for all: one phrase in ten of those
-that can be built, whole patterns, and `own_phrases.OWN`. `Typist` never gives a phrase that reads like one of
+that can be built, whole patterns, and `holdout_phrases.OWN`. `Typist` never gives a phrase that reads like one of
 them, whatever its case, punctuation and spaces.
 """
 
@@ -16,11 +16,11 @@ from enum import StrEnum
 from functools import cache
 from hashlib import blake2b
 
-from clawloop.demo import phrases, phrases_abroad
-from clawloop.demo.own_phrases import OWN
+from clawloop.demo import multilingual_phrases, phrases
+from clawloop.demo.holdout_phrases import OWN
 from clawloop.demo.world import STYLES, Style, other
 
-_WORDS = {name: phrases.split(text) for name, text in (phrases.WORDS | phrases_abroad.WORDS_ABROAD).items()}
+_WORDS = {name: phrases.split(text) for name, text in (phrases.WORDS | multilingual_phrases.MULTILINGUAL_WORDS).items()}
 _MANNER = {
     Style.CONCISE: {"adj": "short", "noun": "shortly", "fault": "wordy"},
     Style.DETAILED: {"adj": "long", "noun": "fully", "fault": "thin"},
@@ -106,7 +106,7 @@ def normal(text: str) -> str:
 
 
 def is_held_out(text: str) -> bool:
-    """True for one phrase in ten, chosen by its normal form, and for those of `own_phrases` and held-out patterns."""
+    """True for one phrase in ten, by its normal form, and for those of `holdout_phrases` and held-out patterns."""
     form = normal(text)
     return form in _kept_out() or blake2b(form.encode(), digest_size=4).digest()[0] % _HELD_OUT_SHARE == 0
 
@@ -180,7 +180,7 @@ def held_out_phrases(held_out: str, count: int) -> tuple[Feedback, ...]:
     return tuple(found.values())
 
 
-def own_phrases() -> tuple[Feedback, ...]:
+def holdout_phrases_by_hand() -> tuple[Feedback, ...]:
     """Our own list."""
     moods = {1: Mood.LIKED, 0: Mood.UNREADABLE, -1: Mood.DISLIKED}
     return tuple(
@@ -199,17 +199,17 @@ def _kept_out() -> frozenset[str]:
 def _patterns(mood: Mood, style: Style | None, held_out: bool) -> tuple[tuple[str, ...], tuple[str, ...]]:
     """Patterns in English, and in other languages."""
     if mood is Mood.LIKED:
-        texts, abroad = [phrases.LIKED], phrases_abroad.LIKED_ABROAD
+        texts, abroad = [phrases.LIKED], multilingual_phrases.MULTILINGUAL_LIKED
     elif mood is Mood.DISLIKED:
-        texts, abroad = [phrases.DISLIKED], phrases_abroad.DISLIKED_ABROAD
+        texts, abroad = [phrases.DISLIKED], multilingual_phrases.MULTILINGUAL_DISLIKED
     elif mood is Mood.UNREADABLE:
-        texts, abroad = [phrases.UNREADABLE], phrases_abroad.UNREADABLE_ABROAD
+        texts, abroad = [phrases.UNREADABLE], multilingual_phrases.MULTILINGUAL_UNREADABLE
     elif style in _MANNER:
         # The patterns of one style alone are fewer, and as important.
         texts = [phrases.WISHED_MANNER, phrases.WISHED_BY_STYLE[style]]
-        abroad = phrases_abroad.WISHED_ABROAD[style]
+        abroad = multilingual_phrases.MULTILINGUAL_WISHED[style]
     elif style is not None:
-        texts, abroad = [phrases.WISHED_CODE], phrases_abroad.WISHED_ABROAD[style]
+        texts, abroad = [phrases.WISHED_CODE], multilingual_phrases.MULTILINGUAL_WISHED[style]
     else:
         raise ValueError("a wish needs a style")
     return tuple(p for text in texts for p in _part(text, held_out)), _part(abroad, held_out)

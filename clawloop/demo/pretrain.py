@@ -19,7 +19,7 @@ from tokenizers import Tokenizer
 from torch import Tensor, nn
 from transformers import Qwen3Config, Qwen3ForCausalLM
 
-from clawloop.contracts import Message
+from clawloop.contracts.turns import Message
 from clawloop.demo.examples import Lesson, Lessons
 from clawloop.demo.forward import last_states
 from clawloop.demo.packing import Encoded, Pack, pack

@@ -19,7 +19,7 @@ from __future__ import annotations
 
 from enum import StrEnum
 
-from clawloop.recipe import Advantage, Distillation, Lora, Loss, Optimiser, Recipe, Signal, Train
+from clawloop.recipes.recipe import Advantage, Distillation, Lora, Loss, Optimiser, Recipe, Signal, Train
 
 
 class Method(StrEnum):

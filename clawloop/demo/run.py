@@ -12,16 +12,16 @@ from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, field
 from pathlib import Path
 
+from clawloop.demo.admin_client import AdminClient
 from clawloop.demo.chart import draw_chart
-from clawloop.demo.course import Place, hold_course
+from clawloop.demo.demo_folder import Address, demo_folder, write_address
+from clawloop.demo.experiment import Place, run_experiment
 from clawloop.demo.location import model_path
-from clawloop.demo.place import Address, demo_folder, write_address
 from clawloop.demo.plan import Plan, PlannedRun
-from clawloop.demo.pupils import enter_policies
 from clawloop.demo.report import RunReport, report_run
 from clawloop.demo.report_forms import as_json, in_one_line
+from clawloop.demo.run_policies import insert_policies
 from clawloop.demo.scoreboard import DemoBoard
-from clawloop.demo.watching import Watcher
 from clawloop.errors import SetupError
 from clawloop.local.checks import require_disk, require_folder
 from clawloop.local.up import Prepare, Started, Surroundings, UpOptions
@@ -120,7 +120,7 @@ class _Demo:
     async def ready(self, around: Surroundings) -> Mapping[str, str]:
         """Satisfies `clawloop.local.up.Prepare`."""
         secrets = await self._prepare(around)
-        self._keys = await enter_policies(around.database_url, around.base_model, self._options.plan.runs)
+        self._keys = await insert_policies(around.database_url, around.base_model, self._options.plan.runs)
         return secrets
 
     async def use(self, started: Started) -> None:
@@ -132,7 +132,7 @@ class _Demo:
             key = self._keys[planned]
             write_address(started.surroundings.data, Address(started.gateway, key, key))
             place = Place(started.gateway, key, key, started.surroundings.base_model)
-            evaluated, totals = await hold_course(planned, place, self._board, options.plan)
+            evaluated, totals = await run_experiment(planned, place, self._board, options.plan)
             if totals.stopped is not None:
                 self._board.say(f"{totals.stopped}; the run ends early")
             reports.append(report_run(options.plan, planned, evaluated, totals, seconds_setup))
@@ -141,7 +141,7 @@ class _Demo:
             write_report(options.out, self.findings)
             if planned != options.plan.runs[-1]:
                 # An engine holds adapters of a few policies at a time; this one is not asked any more.
-                async with Watcher(started.gateway, key) as watcher:
+                async with AdminClient(started.gateway, key) as watcher:
                     await watcher.roll_back(planned.policy)
         if options.keep:
             await self._stay(started, options.plan.runs[-1])

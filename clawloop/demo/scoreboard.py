@@ -1,6 +1,6 @@
 """Shows a demo as it goes: a live table on a terminal, lines anywhere else.
 
-Knows nothing about what is measured or how. Satisfies `clawloop.local.status.Board` and `course.Scoreboard`.
+Satisfies `clawloop.local.supervision.status.Board` and `experiment.Scoreboard`.
 """
 
 from __future__ import annotations
@@ -17,7 +17,7 @@ from rich.text import Text
 
 from clawloop.demo.plan import PlannedRun
 from clawloop.demo.report import GOAL, Evaluated
-from clawloop.local.part import PartState, PartStatus
+from clawloop.local.supervision.part import PartState, PartStatus
 
 _COLUMNS = ("user", "method", "step", "version", "interactions", "reward", "match", "requests failed", "seconds")
 _WORDS = ("user", "method")

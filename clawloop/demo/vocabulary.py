@@ -16,7 +16,7 @@ from uuid import UUID
 
 from tokenizers import AddedToken, Regex, Tokenizer, decoders, models, pre_tokenizers, trainers
 
-from clawloop.contracts import Message
+from clawloop.contracts.turns import Message
 from clawloop.ids import TurnId
 from clawloop.judging.evidence import gather
 from clawloop.judging.prompts import AnswerForm, hint_prompt, vote_prompt

@@ -12,7 +12,7 @@ from dataclasses import dataclass
 
 from pydantic import JsonValue
 
-from clawloop.contracts import Message
+from clawloop.contracts.turns import Message
 from clawloop.judging.blocks import Block, Role, Section, harmless
 from clawloop.judging.thinking import without_thinking
 from clawloop.judging.truncation import Budgets, cut_middle, share

@@ -12,7 +12,7 @@ import unicodedata
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass
 
-from clawloop.contracts import Message
+from clawloop.contracts.turns import Message
 from clawloop.judging.blocks import has_control_tokens
 from clawloop.judging.evidence import Evidence
 from clawloop.judging.parsing import HintVote

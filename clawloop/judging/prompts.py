@@ -12,7 +12,7 @@ from enum import StrEnum
 
 from pydantic import JsonValue
 
-from clawloop.contracts import Message
+from clawloop.contracts.turns import Message
 from clawloop.ids import TurnId
 from clawloop.judging.blocks import choose_mark, render
 from clawloop.judging.evidence import Evidence, blocks_of

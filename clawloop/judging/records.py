@@ -10,12 +10,12 @@ from dataclasses import dataclass
 from datetime import datetime
 from enum import StrEnum
 
-from clawloop.contracts import Outcome, StoredTurn
+from clawloop.contracts.turns import StoredTurn, TurnOutcome
 from clawloop.ids import ApiKeyId, FeedbackId, JudgementId, SessionId, TurnId
 from clawloop.judging.hints import HintChoice
 from clawloop.judging.parsing import HintVote, Vote
 from clawloop.judging.voting import Verdict
-from clawloop.recipe import Recipe
+from clawloop.recipes.recipe import Recipe
 from clawloop.turns.parents import Candidate
 
 VOTES = "sampled"  # kinds of votes
@@ -24,22 +24,22 @@ HINTS = "hint"  # kind of a hint by the next state; with feedback texts their nu
 
 
 @dataclass(frozen=True, slots=True)
-class Held:
+class CurrentJudgement:
     """What is held of a turn already.
 
     Args:
-        shown_by: the turn whose request showed its next state; None if it was judged by feedback alone.
+        next_turn_id: the turn whose request showed its next state; None if it was judged by feedback alone.
         outcome: what became of the turn by it.
     """
 
     revision: int
-    outcome: Outcome
+    outcome: TurnOutcome
     verdict: int | None
-    shown_by: TurnId | None
+    next_turn_id: TurnId | None
 
 
 @dataclass(frozen=True, slots=True)
-class PlacedTurn:
+class TurnContext:
     """A main turn among the others of its session.
 
     Args:
@@ -60,7 +60,7 @@ class PlacedTurn:
     follows: TurnId | None
     followed_by: Sequence[TurnId]
     overtaken_by: frozenset[TurnId]
-    held: Held | None
+    held: CurrentJudgement | None
     task_outcome: int | None = None
 
 
@@ -121,7 +121,7 @@ class Ballot:
 
 
 @dataclass(frozen=True, slots=True)
-class Settlement:
+class FinalizedJudgement:
     """A judgement's end: what is held of the turn, and what becomes of it.
 
     Args:
@@ -138,14 +138,14 @@ class Settlement:
     not_trainable: str | None
     reward: float | None
     hinted_prompt_ids: tuple[int, ...] | None
-    outcome: Outcome
+    outcome: TurnOutcome
     why: str
     relation: Relation = Relation.NONE
     ballot: Ballot | None = None
 
     @property
     def sampled(self) -> bool:
-        return self.outcome is Outcome.SAMPLED
+        return self.outcome is TurnOutcome.SAMPLED
 
 
 @dataclass(frozen=True, slots=True)
@@ -163,7 +163,7 @@ class SessionTurn:
 
     turn_id: TurnId
     number: int
-    outcome: Outcome
+    outcome: TurnOutcome
     judged: bool
     followed_by: Sequence[TurnId]
     last: bool
@@ -229,5 +229,5 @@ class Ending:
     """What becomes of a turn that nobody judged."""
 
     turn_id: TurnId
-    outcome: Outcome
+    outcome: TurnOutcome
     why: str

@@ -23,9 +23,9 @@ import psutil
 import psycopg
 
 from clawloop.errors import SetupError
-from clawloop.local.temporal_server import NAMESPACE
-from clawloop.local.vllm import chat_template
-from db.engine import driver_url, told_by_postgres
+from clawloop.local.services.temporal_server import NAMESPACE
+from clawloop.local.services.vllm import chat_template
+from db.database import driver_url, postgres_message
 
 # A fresh PostgreSQL takes 60 MiB, four logs at most 80, an adapter of a 4B model 130: room for the first days.
 NEEDED_BYTES = 2**30
@@ -157,7 +157,7 @@ async def require_database(url: str) -> None:
         await connection.close()
     except psycopg.Error as error:
         raise SetupError(
-            f"DATABASE_URL: {told_by_postgres(error)}: start that PostgreSQL or mend the URL; unset it to use our own"
+            f"DATABASE_URL: {postgres_message(error)}: start that PostgreSQL or mend the URL; unset it to use our own"
         ) from None
 
 

@@ -17,12 +17,12 @@ from typing import Protocol
 import aiohttp
 
 from clawloop.errors import SetupError
-from clawloop.local import temporal_server
-from clawloop.local import vllm as vllm_server
 from clawloop.local.checks import choose_port
-from clawloop.local.part import Launch, Part
-from clawloop.local.postgres import EmbeddedPostgres
-from clawloop.local.vllm import Device, EngineOptions, ModelFacts, detect_device
+from clawloop.local.services import temporal_server
+from clawloop.local.services import vllm as vllm_server
+from clawloop.local.services.postgres import EmbeddedPostgres
+from clawloop.local.services.vllm import Device, EngineOptions, ModelFacts, detect_device
+from clawloop.local.supervision.part import Launch, Part
 
 LOOPBACK = "127.0.0.1"
 TRAINER = "trainer"
@@ -129,7 +129,7 @@ def gateway(facts: GatewayFacts, host: str, port: int, environment: Mapping[str,
     url = gateway_url(host, port)
     settings = _settings(facts)
     names = (f"--allowed-host={name}" for name in facts.allowed_hosts)
-    command = (sys.executable, "-m", "clawloop.cli", "gateway", "--host", host, "--port", str(port), *names)
+    command = (sys.executable, "-m", "clawloop.cli.main", "gateway", "--host", host, "--port", str(port), *names)
     return Part(
         name="gateway",
         address=url,
@@ -153,7 +153,7 @@ def workers(facts: LearningFacts, environment: Mapping[str, str]) -> list[Part]:
 def _worker(name: str, words: Sequence[str], facts: GatewayFacts, environment: Mapping[str, str]) -> Part:
     port = choose_port(f"the {name}", LOOPBACK, 0, "")
     url = f"http://{LOOPBACK}:{port}"
-    command = (sys.executable, "-m", "clawloop.cli", "worker", *words, "--health-port", str(port))
+    command = (sys.executable, "-m", "clawloop.cli.main", "worker", *words, "--health-port", str(port))
     return Part(
         name=name,
         address=url,

@@ -17,16 +17,17 @@ from datetime import datetime
 from pathlib import Path
 
 from clawloop.errors import ModelUnsupported, SetupError
-from clawloop.local import checks, parts, temporal_server
+from clawloop.local import checks, parts
 from clawloop.local.keys_file import read_keys, write_keys
-from clawloop.local.part import Part, PartState, PartStatus
-from clawloop.local.postgres import EmbeddedPostgres
-from clawloop.local.status import Board
-from clawloop.local.supervisor import Supervisor
+from clawloop.local.services import temporal_server
+from clawloop.local.services.postgres import EmbeddedPostgres
+from clawloop.local.services.vllm import EngineOptions, ModelFacts, read_model
+from clawloop.local.supervision.part import Part, PartState, PartStatus
+from clawloop.local.supervision.status import Board
+from clawloop.local.supervision.supervisor import Supervisor
 from clawloop.local.tiny_model import ensure_tiny_model
-from clawloop.local.vllm import EngineOptions, ModelFacts, read_model
-from clawloop.recipe import Recipe
-from clawloop.training.architecture import read_architecture
+from clawloop.recipes.recipe import Recipe
+from clawloop.training.model.architecture import read_architecture
 
 # Who others write to ends last. The bounds of each group add up to less than the 15 s a person is promised.
 STOP_ORDER = (("gateway", *parts.WORKERS), ("vllm", "temporal"), ("postgres",))

@@ -10,12 +10,12 @@ from __future__ import annotations
 from collections.abc import Sequence
 from dataclasses import dataclass
 
-from clawloop.contracts import Outcome
+from clawloop.contracts.turns import TurnOutcome
 from clawloop.errors import EngineAnswerUnusable
 from clawloop.ids import TurnId
 from clawloop.judging.hints import HintChoice
 from clawloop.judging.voting import Verdict, signed
-from clawloop.recipe import Signal
+from clawloop.recipes.recipe import Signal
 
 SMALLEST_EXPECTED = 0.05  # an expected score nearer to 0 says too little to make a sample of
 
@@ -33,7 +33,7 @@ class Decision:
 
     reward: float | None
     hint: str | None
-    outcome: Outcome
+    outcome: TurnOutcome
     why: str
 
 
@@ -81,10 +81,10 @@ def decide(signal: Signal, verdict: Verdict, hint: HintChoice, not_trainable: st
     why = _why(signal, verdict, hint)
     if reward is None and text is None:
         unknown = verdict.verdict is None if signal.verdicts else not hint.answered
-        return Decision(None, None, Outcome.UNJUDGED if unknown else Outcome.UNDECIDED, why)
+        return Decision(None, None, TurnOutcome.UNJUDGED if unknown else TurnOutcome.UNDECIDED, why)
     if not_trainable is not None:
-        return Decision(None, None, Outcome.NOT_TRAINABLE, f"{not_trainable} ({why})")
-    return Decision(reward, text, Outcome.SAMPLED, why)
+        return Decision(None, None, TurnOutcome.NOT_TRAINABLE, f"{not_trainable} ({why})")
+    return Decision(reward, text, TurnOutcome.SAMPLED, why)
 
 
 def assemble(
@@ -105,7 +105,7 @@ def assemble(
             other way round.
         EngineAnswerUnusable: ids and log-probs do not belong together.
     """
-    if decision.outcome is not Outcome.SAMPLED:
+    if decision.outcome is not TurnOutcome.SAMPLED:
         raise ValueError(f"turn {turn_id} is {decision.outcome.value}, not sampled")
     if (decision.hint is None) != (hinted_prompt_ids is None):
         raise ValueError(f"turn {turn_id}: hint and hinted prompt must both be there or both be missing")
@@ -138,7 +138,7 @@ class JudgedTurn:
 
 
 @dataclass(frozen=True, slots=True)
-class Guarantee:
+class FallbackSample:
     """What the at-least-one rule says at a session's first close.
 
     Args:
@@ -153,28 +153,28 @@ class Guarantee:
     why: str
 
 
-def at_least_one(turns: Sequence[JudgedTurn], *, direct: bool = False) -> Guarantee:
+def at_least_one(turns: Sequence[JudgedTurn], *, direct: bool = False) -> FallbackSample:
     """The judged turn with the largest |expected score|, the first of equals, unless one is sampled already.
 
     Args:
         direct: the expected scores come from direct votes, so none is asked for any more.
     """
     if any(turn.sampled for turn in turns):
-        return Guarantee(None, None, (), "has a sample")
+        return FallbackSample(None, None, (), "has a sample")
     known = [
         (abs(turn.expected), turn.expected, turn.turn_id)
         for turn in turns
         if turn.trainable and turn.expected is not None
     ]
     if not known:
-        return Guarantee(None, None, (), "no sample: no judged turn that can be trained")
+        return FallbackSample(None, None, (), "no sample: no judged turn that can be trained")
     size, score, turn_id = max(known, key=lambda candidate: candidate[0])
     if size == 0 and not direct:
         asked = tuple(candidate for _, _, candidate in known)
-        return Guarantee(None, None, asked, "votes cancel out: direct vote asked for")
+        return FallbackSample(None, None, asked, "votes cancel out: direct vote asked for")
     if size < SMALLEST_EXPECTED:
-        return Guarantee(None, None, (), f"no sample: largest expected score is {score:+.2f}")
-    return Guarantee(turn_id, score, (), f"at least one: expected score {score:+.2f}")
+        return FallbackSample(None, None, (), f"no sample: largest expected score is {score:+.2f}")
+    return FallbackSample(turn_id, score, (), f"at least one: expected score {score:+.2f}")
 
 
 def _why(signal: Signal, verdict: Verdict, hint: HintChoice) -> str:

@@ -13,7 +13,7 @@ from collections.abc import Callable, Mapping, Sequence
 
 from pydantic import JsonValue
 
-from clawloop.contracts import TurnStatus
+from clawloop.contracts.turns import TurnStatus
 from clawloop.errors import EngineAnswerUnusable
 
 PREFIX = "not trainable: "

@@ -12,11 +12,11 @@ from dataclasses import dataclass, replace
 from clawloop.algorithms.groups import group_advantages, is_complete
 from clawloop.algorithms.outcome import integrated_reward, judge_consistency, process_reward
 from clawloop.algorithms.overlong import overlong_penalty
-from clawloop.contracts import Outcome
+from clawloop.contracts.turns import TurnOutcome
 from clawloop.ids import TurnId
-from clawloop.judging.records import Relation, Settlement
+from clawloop.judging.records import FinalizedJudgement, Relation
 from clawloop.judging.voting import Verdict
-from clawloop.recipe import Signal
+from clawloop.recipes.recipe import Signal
 
 
 def relation_of(signal: Signal, *, grouped: bool) -> Relation:
@@ -34,7 +34,7 @@ def relation_of(signal: Signal, *, grouped: bool) -> Relation:
     return Relation.MEAN if signal.baseline == "mean" else Relation.NONE
 
 
-def priced(signal: Signal, verdict: Verdict, relation: Relation, *, tokens: int, cut_by_length: bool) -> Verdict:
+def shape_reward(signal: Signal, verdict: Verdict, relation: Relation, *, tokens: int, cut_by_length: bool) -> Verdict:
     """The verdict with the reward of this turn alone: with the penalty for length, where the recipe has one.
 
     A verdict of 0 is no opinion, and length alone is none either; only in relation to others does a 0 count. Beside an
@@ -57,15 +57,15 @@ def priced(signal: Signal, verdict: Verdict, relation: Relation, *, tokens: int,
     return replace(verdict, reward=verdict.reward + penalty, why=f"{verdict.why}, length {penalty:+.2f}")
 
 
-def with_reward(end: Settlement, reward: float, said: str) -> Settlement:
+def with_reward(end: FinalizedJudgement, reward: float, said: str) -> FinalizedJudgement:
     """The same end with another reward term; 0 is none, and then only a hint makes a sample."""
     term = reward or None
     why = f"{end.why}; {said}"
     if term is None and end.hint.text is None:
-        return replace(end, reward=None, outcome=Outcome.UNDECIDED, why=why)
+        return replace(end, reward=None, outcome=TurnOutcome.UNDECIDED, why=why)
     if end.not_trainable is not None:
-        return replace(end, reward=None, outcome=Outcome.NOT_TRAINABLE, why=f"{end.not_trainable} ({why})")
-    return replace(end, reward=term, outcome=Outcome.SAMPLED, why=why)
+        return replace(end, reward=None, outcome=TurnOutcome.NOT_TRAINABLE, why=f"{end.not_trainable} ({why})")
+    return replace(end, reward=term, outcome=TurnOutcome.SAMPLED, why=why)
 
 
 @dataclass(frozen=True, slots=True)
@@ -89,16 +89,16 @@ class Member:
 
 
 @dataclass(frozen=True, slots=True)
-class MemberEnd:
+class MemberResult:
     """What becomes of a member; `reward` is None unless it is sampled."""
 
     turn_id: TurnId
     reward: float | None
-    outcome: Outcome
+    outcome: TurnOutcome
     why: str
 
 
-def group_ends(members: Sequence[Member], *, session_closed: bool) -> list[MemberEnd]:
+def group_ends(members: Sequence[Member], *, session_closed: bool) -> list[MemberResult]:
     """What becomes of those members that have a verdict and are still open, all at once (GRPO, DESIGN section 7)."""
     rewards = [member.reward for member in members]
     known = sum(reward is not None for reward in rewards)
@@ -106,13 +106,14 @@ def group_ends(members: Sequence[Member], *, session_closed: bool) -> list[Membe
     if not is_complete(rewards, session_closed=session_closed):
         waits = f"waits for its group: {known} of {len(members)} have a verdict"
         return [
-            MemberEnd(member.turn_id, None, Outcome.UNDECIDED, f"{waits} ({member.why})") for member in open_members
+            MemberResult(member.turn_id, None, TurnOutcome.UNDECIDED, f"{waits} ({member.why})")
+            for member in open_members
         ]
     worth = dict(zip([member.turn_id for member in members], group_advantages(rewards), strict=True))
     return [_end(member, worth[member.turn_id], known) for member in open_members]
 
 
-def _end(member: Member, advantage: float | None, known: int) -> MemberEnd:
+def _end(member: Member, advantage: float | None, known: int) -> MemberResult:
     if known < 2:
         why = f"the only verdict in its group: {member.why}"
     elif advantage is None:
@@ -122,7 +123,7 @@ def _end(member: Member, advantage: float | None, known: int) -> MemberEnd:
     return _ended(member, advantage, why)
 
 
-def outcome_ends(members: Sequence[Member], outcome: int | None) -> list[MemberEnd]:
+def outcome_ends(members: Sequence[Member], outcome: int | None) -> list[MemberResult]:
     """R = O + (λ/m)·ΣS of each turn of a closed session, of the terms that are known (RLAnything).
 
     Beside an outcome each judged turn says what its votes earned the judge on average, R·S: `judge +0.44`.
@@ -146,14 +147,14 @@ def outcome_ends(members: Sequence[Member], outcome: int | None) -> list[MemberE
     return ends
 
 
-def outcome_waits(member: Member) -> MemberEnd:
+def outcome_waits(member: Member) -> MemberResult:
     """What becomes of a judged turn until its session closes."""
-    return MemberEnd(member.turn_id, None, Outcome.UNDECIDED, f"waits for its session's outcome ({member.why})")
+    return MemberResult(member.turn_id, None, TurnOutcome.UNDECIDED, f"waits for its session's outcome ({member.why})")
 
 
-def _ended(member: Member, reward: float | None, why: str) -> MemberEnd:
+def _ended(member: Member, reward: float | None, why: str) -> MemberResult:
     if not reward:
-        return MemberEnd(member.turn_id, None, Outcome.UNDECIDED, why)
+        return MemberResult(member.turn_id, None, TurnOutcome.UNDECIDED, why)
     if member.not_trainable is not None:
-        return MemberEnd(member.turn_id, None, Outcome.NOT_TRAINABLE, f"{member.not_trainable} ({why})")
-    return MemberEnd(member.turn_id, reward, Outcome.SAMPLED, why)
+        return MemberResult(member.turn_id, None, TurnOutcome.NOT_TRAINABLE, f"{member.not_trainable} ({why})")
+    return MemberResult(member.turn_id, reward, TurnOutcome.SAMPLED, why)

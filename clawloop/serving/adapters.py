@@ -15,9 +15,9 @@ import aiohttp
 import orjson
 from prometheus_client.parser import text_string_to_metric_families
 
-from clawloop.adapter_digest import check_version
+from clawloop.adapters.digest import check_version
+from clawloop.contracts.training import VersionRef
 from clawloop.errors import EngineRejected, EngineUnavailable
-from clawloop.steps import VersionRef
 
 # The agent stands beside its engine.
 CONNECT_SECONDS = 2.0
@@ -47,7 +47,7 @@ class _Told:
 
 
 class VllmControl:
-    """Satisfies `activities.training_ports.EngineControl`. Use as an async context manager.
+    """Satisfies `activities.training.ports.EngineControl`. Use as an async context manager.
 
     Args:
         url: of the engine.

@@ -15,7 +15,7 @@ from functools import partial
 import aiohttp
 import orjson
 
-from clawloop.contracts import Engine, Wanted
+from clawloop.contracts.serving import Engine, RouteKey
 from clawloop.errors import EngineBroke, EngineRejected, EngineUnavailable
 from clawloop.serving.events import event_data
 from clawloop.serving.rotation import Rotation
@@ -108,7 +108,7 @@ class ChatEngines:
         if self._client is not None:
             await self._client.close()
 
-    def lost(self, engine_id: str, wanted: Wanted) -> None:
+    def lost(self, engine_id: str, wanted: RouteKey) -> None:
         self._rotation.lost(engine_id, wanted.policy, wanted.version)
 
     def has(self, policy: str, version: int) -> bool:
@@ -118,7 +118,7 @@ class ChatEngines:
         return self._rotation.healthy()
 
     @asynccontextmanager
-    async def ask(self, wanted: Wanted, body: bytes) -> AsyncIterator[EngineAnswer]:
+    async def ask(self, wanted: RouteKey, body: bytes) -> AsyncIterator[EngineAnswer]:
         engine, response = await self._begin(wanted, body)
         try:
             if response.status != 200:
@@ -134,7 +134,7 @@ class ChatEngines:
             response.close()
             self._rotation.release(engine)
 
-    async def _begin(self, wanted: Wanted, body: bytes) -> tuple[Engine, aiohttp.ClientResponse]:
+    async def _begin(self, wanted: RouteKey, body: bytes) -> tuple[Engine, aiohttp.ClientResponse]:
         failed: str | None = None
         for attempt in range(1, ATTEMPTS + 1):
             engine = await self._rotation.acquire(wanted.policy, wanted.version, wanted.affinity, failed)

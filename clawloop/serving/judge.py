@@ -48,7 +48,7 @@ class RequestClock(Protocol):
 
 
 class JudgeClient:
-    """Satisfies `activities.ports.Judge`. Use as an async context manager.
+    """Satisfies `activities.judging.ports.Judge`. Use as an async context manager.
 
     Args:
         endpoints: who is asked.

@@ -8,7 +8,7 @@ from __future__ import annotations
 from collections.abc import Sequence
 from typing import Any
 
-from clawloop.contracts import Message, TurnRecord
+from clawloop.contracts.turns import Message, TurnRecord
 from clawloop.errors import EngineRejected, EngineUnavailable, PromptTooLong
 from clawloop.serving.endpoints import Endpoints, JsonClient, NoReply
 
@@ -19,7 +19,7 @@ _SHAPING = ("add_generation_prompt", "continue_final_message", "add_special_toke
 
 
 class EngineRenderer:
-    """Satisfies `activities.ports.Renderer`. Use as an async context manager."""
+    """Satisfies `activities.judging.ports.Renderer`. Use as an async context manager."""
 
     def __init__(self, endpoints: Endpoints) -> None:
         self._endpoints = endpoints

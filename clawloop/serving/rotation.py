@@ -13,7 +13,7 @@ from collections import Counter
 from collections.abc import Callable, Sequence
 from typing import Protocol
 
-from clawloop.contracts import Engine
+from clawloop.contracts.serving import Engine
 from clawloop.errors import EngineUnavailable
 
 # A prefill of a long prompt costs about as much as a few short requests waited for.

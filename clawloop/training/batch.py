@@ -9,7 +9,7 @@ from collections.abc import Sequence
 from dataclasses import dataclass
 
 from clawloop.errors import SampleUnusable
-from clawloop.training.collate import TokenSequence
+from clawloop.training.packing.collate import TokenSequence
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)

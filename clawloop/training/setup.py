@@ -14,8 +14,8 @@ import torch
 from pydantic import BaseModel, ConfigDict, PositiveInt
 
 from clawloop.errors import ModelUnsupported, SetupError, TrainerUnavailable
-from clawloop.training.architecture import read_architecture
-from clawloop.training.base_weights import BaseWeights
+from clawloop.training.model.architecture import read_architecture
+from clawloop.training.model.base_weights import BaseWeights
 
 DTYPES = {"float32": torch.float32, "bfloat16": torch.bfloat16}
 

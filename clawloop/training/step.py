@@ -21,23 +21,23 @@ from clawloop.algorithms.metrics import SampleMetrics
 from clawloop.algorithms.scoring import Scores
 from clawloop.algorithms.streams import Streams
 from clawloop.errors import NothingToTrain, StepDiverged
-from clawloop.recipe import Optimiser, Train
+from clawloop.recipes.recipe import Optimiser, Train
 from clawloop.training.batch import TrainingSample
-from clawloop.training.collate import Limits, Packed
-from clawloop.training.evidence import (
-    Evidence,
+from clawloop.training.batch_signals import (
+    BatchSignals,
     Progress,
-    Reader,
     ReadVersion,
     Report,
-    gather_evidence,
+    Scorer,
+    gather_batch_signals,
     ids_at_positions,
     scores_by_sample,
 )
-from clawloop.training.loading import whole
-from clawloop.training.model import PolicyModel, Reading
-from clawloop.training.passes import Share, passes_before, share_out
-from clawloop.training.ranks import Ranks
+from clawloop.training.model.decoder import PolicyModel, TokenScores
+from clawloop.training.model.loading import whole
+from clawloop.training.packing.collate import Limits, Packed
+from clawloop.training.packing.scoring_passes import RankShard, passes_before, shard_batch
+from clawloop.training.ranks.ranks import Ranks
 
 Value = TypeVar("Value")
 
@@ -117,8 +117,8 @@ def train_step(
     """
     ranks = ranks or Ranks()
     report = report or _say_nothing
-    share = share_out(samples, limits, passes_before(samples, recipe, parent), rank=ranks.rank, world=ranks.world)
-    evidence = gather_evidence(Reader(model, parent, read_version, ranks, report), samples, share, recipe)
+    share = shard_batch(samples, limits, passes_before(samples, recipe, parent), rank=ranks.rank, world=ranks.world)
+    evidence = gather_batch_signals(Scorer(model, parent, read_version, ranks, report), samples, share, recipe)
     dropped = _merged(ranks.gather(evidence.dropped))
     divisor = sum(ranks.gather(Divisor.of(evidence.streams.values())), start=Divisor(0, 0))
     if divisor.samples == 0:
@@ -170,8 +170,8 @@ class _Epoch:
 
 def _accumulate(
     model: PolicyModel,
-    share: Share,
-    evidence: Evidence,
+    share: RankShard,
+    evidence: BatchSignals,
     plan: LossPlan,
     divisor: Divisor,
     ranks: Ranks,
@@ -183,12 +183,12 @@ def _accumulate(
     for done, pack in enumerate(share.packs, start=1):
         on_device = pack.to(model.device)
         kept = [member for member in pack.members if member in evidence.streams]
-        reading: Reading = model(
+        reading: TokenScores = model(
             on_device, entropies=plan.entropy > 0, at_ids_NK=_compared_ids(on_device, evidence.streams)
         )
         # A pack without a sample to learn from still takes part in FSDP's backward pass.
         objective = reading.logprobs_N.sum() * 0
-        with ranks.together():
+        with ranks.raise_on_all_ranks():
             if kept:
                 scores = scores_by_sample(on_device, reading)
                 pairs = [(_comparable(scores[m], evidence.streams[m]), evidence.streams[m]) for m in kept]

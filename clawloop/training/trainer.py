@@ -1,6 +1,6 @@
 """The trainer, as an event loop sees it: torch works in one thread of its own, and can be told to stop.
 
-Knows nothing about Temporal or the ledger. Satisfies `activities.training_ports.Trainer`.
+Knows nothing about Temporal or the ledger. Satisfies `activities.training.ports.Trainer`.
 """
 
 from __future__ import annotations
@@ -15,10 +15,10 @@ from datetime import timedelta
 
 import torch
 
+from clawloop.contracts.training import StepBatch, TrainedStep
 from clawloop.errors import ClawloopError, TrainerUnavailable
-from clawloop.steps import StepBatch, TrainedStep
-from clawloop.training.group import lead, lead_away, lead_nothing
-from clawloop.training.resident import ResidentModel
+from clawloop.training.ranks.command_loop import broadcast_step, ping, shutdown_ranks
+from clawloop.training.step_runner import StepRunner
 
 log = logging.getLogger(__name__)
 
@@ -28,7 +28,7 @@ STALL_LIMIT = timedelta(minutes=30)
 _LOOK_SECONDS = 1.0
 
 
-class ResidentTrainer:
+class ThreadedTrainer:
     """One model, one thread; of several ranks, the first.
 
     Args:
@@ -39,7 +39,7 @@ class ResidentTrainer:
     """
 
     def __init__(
-        self, model: ResidentModel, *, nothing_every: timedelta = NOTHING_EVERY, stall_limit: timedelta = STALL_LIMIT
+        self, model: StepRunner, *, nothing_every: timedelta = NOTHING_EVERY, stall_limit: timedelta = STALL_LIMIT
     ) -> None:
         self._model = model
         self._nothing_every = nothing_every
@@ -65,7 +65,9 @@ class ResidentTrainer:
             heard = time.monotonic()
             report(at)
 
-        working = asyncio.get_running_loop().run_in_executor(self._thread, lead, self._model, step, say, stop.is_set)
+        working = asyncio.get_running_loop().run_in_executor(
+            self._thread, broadcast_step, self._model, step, say, stop.is_set
+        )
         try:
             while not working.done():
                 await asyncio.wait({working}, timeout=_LOOK_SECONDS)
@@ -99,7 +101,7 @@ class ResidentTrainer:
             if self._model.ranks.world == 1 or self._busy.locked():
                 continue
             async with self._busy:
-                answering = loop.run_in_executor(self._thread, lead_nothing, self._model)
+                answering = loop.run_in_executor(self._thread, ping, self._model)
                 done, _ = await asyncio.wait({answering}, timeout=self._nothing_every.total_seconds())
                 if not done or answering.exception() is not None:
                     log.error("a rank does not answer", extra={"why": "" if not done else repr(answering.exception())})
@@ -109,7 +111,7 @@ class ResidentTrainer:
         """Let the other ranks end; after it nothing can be trained."""
         if self._model.ranks.world > 1 and not self.broken.is_set():
             async with self._busy:
-                leaving = asyncio.get_running_loop().run_in_executor(self._thread, lead_away, self._model)
+                leaving = asyncio.get_running_loop().run_in_executor(self._thread, shutdown_ranks, self._model)
                 await asyncio.wait({leaving}, timeout=self._nothing_every.total_seconds())
                 if leaving.done():
                     leaving.exception()  # one that ended before us

@@ -16,7 +16,7 @@ from hashlib import blake2b
 import orjson
 from pydantic import JsonValue
 
-from clawloop.contracts import Message
+from clawloop.contracts.turns import Message
 from clawloop.ids import ApiKeyId
 from clawloop.turns.encoding import encode
 from clawloop.turns.thinking import spoken

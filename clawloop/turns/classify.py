@@ -14,7 +14,7 @@ from typing import Literal
 
 from pydantic import JsonValue
 
-from clawloop.contracts import KindDecision, Message, TurnKind
+from clawloop.contracts.turns import KindDecision, Message, TurnKind
 from clawloop.turns.canonical import is_volatile, text_parts
 
 _STAMP = re.compile(r"\[[A-Z][a-z]{2} \d{4}-\d\d-\d\d \d\d:\d\d [^\]\n]{1,40}\] ")  # OpenClaw puts it before user text

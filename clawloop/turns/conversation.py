@@ -8,7 +8,7 @@ from __future__ import annotations
 from collections.abc import Sequence
 from dataclasses import dataclass
 
-from clawloop.contracts import Message
+from clawloop.contracts.turns import Message
 from clawloop.ids import SessionId, TurnId
 from clawloop.turns.canonical import prefix_digests
 

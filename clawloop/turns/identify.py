@@ -13,7 +13,7 @@ from uuid import uuid5
 
 from pydantic import JsonValue
 
-from clawloop.contracts import Message, SessionEvidence, SessionSource
+from clawloop.contracts.turns import Message, SessionEvidence, SessionSource
 from clawloop.ids import ApiKeyId, SessionId, TurnId
 from clawloop.turns.canonical import is_volatile, text_parts
 

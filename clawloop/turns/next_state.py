@@ -10,7 +10,7 @@ from __future__ import annotations
 from collections.abc import Sequence
 from dataclasses import dataclass
 
-from clawloop.contracts import Message, TurnKind
+from clawloop.contracts.turns import Message, TurnKind
 from clawloop.ids import TurnId
 from clawloop.turns.canonical import is_volatile
 from clawloop.turns.classify import is_side_prompt
@@ -31,11 +31,11 @@ class NextState:
     """What followed a response.
 
     Args:
-        shown_by: the turn whose request showed it.
+        next_turn_id: the turn whose request showed it.
         messages: what followed, untouched: several tool results, user messages, in their order. Never empty.
     """
 
-    shown_by: TurnId
+    next_turn_id: TurnId
     messages: list[Message]
 
 

@@ -12,26 +12,27 @@ import httpx
 import pytest
 from openai import AsyncOpenAI
 
-from api.announcing import Announcements
 from api.app import create_app
 from api.auth import KeyRing
+from api.chat.versions import VersionChooser
 from api.dependencies import Limits, Services
 from api.directory import DirectoryCache
-from api.recording import Recorder
-from api.spool import Spool
-from api.versions import VersionChooser
-from clawloop.contracts import Directory, Engine, Policy, Scope, TurnRecord
-from clawloop.recipe import Recipe
+from api.recording.notifier import NotificationQueue
+from api.recording.recorder import Recorder
+from api.recording.spool import Spool
+from clawloop.contracts.serving import Directory, Engine, Policy, Scope
+from clawloop.contracts.turns import TurnRecord
+from clawloop.recipes.recipe import Recipe
 from clawloop.serving.chat import ChatEngines
 from clawloop.serving.rotation import Rotation
-from clawloop.telemetry import GatewayMetrics
-from db.policies import DEFAULT_SAMPLING
-from tests.fakes.announcer import FakeAnnouncer, FakeOperations
+from clawloop.telemetry.metrics import GatewayMetrics
+from db.serving.directory import DEFAULT_SAMPLING
 from tests.fakes.directory_store import FakeDirectoryStore
 from tests.fakes.engine import FakeEngine, fake_engine, serving
 from tests.fakes.erasure_store import FakeErasureStore
 from tests.fakes.key_store import FakeKeyStore
 from tests.fakes.ledger import FakeLedger
+from tests.fakes.notifier import FakeNotifier, FakeOperations
 from tests.fakes.session_store import FakeSessionStore
 from tests.fakes.training_store import FakeTrainingStore
 from tests.fakes.turn_store import FakeTurnStore
@@ -80,7 +81,7 @@ async def running_gateway(
     active: int = 0,
     versions: frozenset[int] = frozenset(),
     spool_bytes: int = 10**8,
-    announcer: FakeAnnouncer | None = None,
+    notifier: FakeNotifier | None = None,
 ) -> AsyncIterator[Gateway]:
     turns, keys = FakeTurnStore(), FakeKeyStore()
     sessions = FakeSessionStore(turns)
@@ -104,22 +105,22 @@ async def running_gateway(
             known = await stack.enter_async_context(
                 ChatEngines(rotation, lambda: cache.now.engines, probe_seconds=0.05)
             )
-            announcements = await stack.enter_async_context(Announcements(announcer, turns, sessions, metrics))
-            recorder = await stack.enter_async_context(Recorder(turns, turns, spool, metrics, announcements))
+            notifications = await stack.enter_async_context(NotificationQueue(notifier, turns, sessions, metrics))
+            recorder = await stack.enter_async_context(Recorder(turns, turns, spool, metrics, notifications))
             made.append(
                 Services(
                     keys=KeyRing(keys, patience_seconds=0),
                     directory=cache,
                     engines=known,
                     recorder=recorder,
-                    announcements=announcements,
+                    notifications=notifications,
                     sessions=sessions,
                     feedback=sessions,
                     training=FakeTrainingStore(ledger),
                     operations=operations,
                     judged=sessions,
                     erasures=FakeErasureStore(turns),
-                    session_operations=announcer or FakeAnnouncer(),
+                    session_operations=notifier or FakeNotifier(),
                     versions=VersionChooser(turns),
                     readiness=AlwaysReady(),
                     metrics=metrics,

@@ -9,7 +9,8 @@ from typing import Any
 
 import pytest
 
-from clawloop.contracts import Engine, TurnStatus
+from clawloop.contracts.serving import Engine
+from clawloop.contracts.turns import TurnStatus
 from tests.api.conftest import Gateway, running_gateway
 from tests.api.test_chat import IDS, TEXT, ask, events
 from tests.fakes.engine import FakeEngine, fake_engine

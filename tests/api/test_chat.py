@@ -10,7 +10,7 @@ import httpx
 import orjson
 import pytest
 
-from clawloop.contracts import TurnKind, TurnStatus
+from clawloop.contracts.turns import TurnKind, TurnStatus
 from clawloop.ids import response_id
 from tests.api.conftest import Gateway
 from tests.fakes.engine import PROMPT_IDS, WORDS

@@ -9,9 +9,9 @@ import pytest
 
 from api import directory
 from api.directory import DirectoryCache
-from clawloop.contracts import Directory, Policy
+from clawloop.contracts.serving import Directory, Policy
 from clawloop.errors import StoreUnavailable
-from db.policies import DEFAULT_SAMPLING
+from db.serving.directory import DEFAULT_SAMPLING
 from tests.api.conftest import Gateway
 from tests.fakes.directory_store import FakeDirectoryStore
 

@@ -8,11 +8,11 @@ from typing import Any
 
 import pytest
 
-from clawloop.contracts import FeedbackGiven
+from clawloop.contracts.sessions import FeedbackGiven
 from clawloop.ids import new_turn_id, response_id, turn_id_of
 from tests.api.conftest import Gateway, running_gateway
-from tests.fakes.announcer import FakeAnnouncer
 from tests.fakes.engine import fake_engine
+from tests.fakes.notifier import FakeNotifier
 
 
 async def chat(gateway: Gateway, **fields: object) -> str:
@@ -98,14 +98,14 @@ async def test_a_reply_that_is_not_this_keys_is_not_found(gateway: Gateway, unkn
 
 
 async def test_feedback_is_announced(tmp_path: Path) -> None:
-    announcer = FakeAnnouncer()
-    async with fake_engine() as engine, running_gateway(tmp_path, engines=[engine], announcer=announcer) as gateway:
+    notifier = FakeNotifier()
+    async with fake_engine() as engine, running_gateway(tmp_path, engines=[engine], notifier=notifier) as gateway:
         _, answer = await give(gateway, {"response_id": await chat(gateway), "rating": "up"})
         async with asyncio.timeout(30):
             while not gateway.sessions.announced:
                 await asyncio.sleep(0.01)
-    assert isinstance(announcer.told[-1][1], FeedbackGiven)
-    assert str(announcer.told[-1][1].feedback_id) == answer["feedback_id"]
+    assert isinstance(notifier.told[-1][1], FeedbackGiven)
+    assert str(notifier.told[-1][1].feedback_id) == answer["feedback_id"]
 
 
 async def test_sessions_are_listed_in_pages_and_shown_with_each_turns_why(gateway: Gateway) -> None:

@@ -13,9 +13,10 @@ import orjson
 import pytest
 from starlette.datastructures import Headers
 
-from api import streaming
-from api.chat import prepare
-from clawloop.contracts import EnteredTurn, Scope, TurnRecord, TurnStatus
+from api.chat import stream
+from api.chat.route import prepare
+from clawloop.contracts.serving import Scope
+from clawloop.contracts.turns import InsertedTurn, TurnRecord, TurnStatus
 from tests.api.conftest import Gateway, running_gateway
 from tests.api.test_chat import IDS, ask
 from tests.fakes.engine import FakeEngine
@@ -33,12 +34,12 @@ class SlowStore(FakeTurnStore):
         super().__init__()
         self.entering = asyncio.Event()
 
-    async def enter(self, record: TurnRecord) -> EnteredTurn:
+    async def insert(self, record: TurnRecord) -> InsertedTurn:
         self.entering.set()
         await asyncio.sleep(0.2)
         if self.bug:
             raise ZeroDivisionError("on purpose")
-        return await super().enter(record)
+        return await super().insert(record)
 
 
 def _use(gateway: Gateway, store: FakeTurnStore) -> None:
@@ -60,8 +61,8 @@ async def _leave_while_storing(gateway: Gateway, body: dict[str, Any]) -> None:
 async def test_a_client_that_stops_reading_gives_its_place_in_the_engine_back(
     tmp_path: Path, engine: FakeEngine, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    monkeypatch.setattr(streaming, "UNREAD_SECONDS", 0.5)
-    monkeypatch.setattr(streaming, "LOOK_SECONDS", 0.1)
+    monkeypatch.setattr(stream, "UNREAD_SECONDS", 0.5)
+    monkeypatch.setattr(stream, "LOOK_SECONDS", 0.1)
     async with running_gateway(tmp_path, engines=[engine]) as gateway:
         address = urlsplit(gateway.url)
         with socket.socket() as client:

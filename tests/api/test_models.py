@@ -4,8 +4,8 @@ from __future__ import annotations
 
 import pytest
 
-from api.models import ModelChoice, choose_model
-from clawloop.contracts import Policy
+from api.chat.models import ModelChoice, choose_model
+from clawloop.contracts.serving import Policy
 from clawloop.errors import RequestRejected
 
 POLICY = Policy("default", "Qwen/Qwen3-4B", ("qwen3-4b",), 7, {})

@@ -8,7 +8,7 @@ from pathlib import Path
 
 import pytest
 
-from clawloop.contracts import EnteredTurn, TurnRecord
+from clawloop.contracts.turns import InsertedTurn, TurnRecord
 from clawloop.errors import RecordUnusable
 from tests.api.conftest import Gateway, running_gateway
 from tests.api.test_chat import ask
@@ -86,10 +86,10 @@ async def test_a_full_spool_loses_the_newest_turn_counts_it_and_chats_on(tmp_pat
 class PoisonStore(FakeTurnStore):
     """Refuses one turn for ever."""
 
-    async def enter(self, record: TurnRecord) -> EnteredTurn:
+    async def insert(self, record: TurnRecord) -> InsertedTurn:
         if record.messages[0]["content"] == "poison":
             raise RecordUnusable("on purpose")
-        return await super().enter(record)
+        return await super().insert(record)
 
 
 async def test_a_turn_that_can_never_be_entered_is_set_aside_and_blocks_nothing(

@@ -6,9 +6,9 @@ from typing import Any
 
 import pytest
 
-from clawloop.contracts import Outcome, SampleState
-from clawloop.recipe import Recipe, parse_recipe
-from clawloop.steps import StepState, VersionRef
+from clawloop.contracts.training import SampleState, StepState, VersionRef
+from clawloop.contracts.turns import TurnOutcome
+from clawloop.recipes.recipe import Recipe, parse_recipe
 from tests.api.conftest import Gateway
 from tests.fakes.ledger import FakeStep, FakeVersion
 
@@ -75,7 +75,7 @@ async def test_a_pause_says_why_and_a_resume_ends_it(fresh_gateway: Gateway) -> 
 
 async def test_a_resume_may_take_again_what_was_set_aside(fresh_gateway: Gateway) -> None:
     sample = fresh_gateway.ledger.add_sample("default")
-    fresh_gateway.ledger.samples[sample].end(SampleState.QUARANTINED, Outcome.QUARANTINED, "step 1: NaN")
+    fresh_gateway.ledger.samples[sample].end(SampleState.QUARANTINED, TurnOutcome.QUARANTINED, "step 1: NaN")
     assert (await post(fresh_gateway, f"{TRAINING}/resume", {}))[1]["ready"] == 0
     assert (await post(fresh_gateway, f"{TRAINING}/resume", {"retry": True}))[1]["ready"] == 1
 

@@ -15,9 +15,9 @@ import pytest
 
 from clawloop.ids import TurnId, turn_id_of
 from clawloop.local.checks import choose_port
-from clawloop.local.postgres import EmbeddedPostgres
-from db.engine import BACKGROUND_LIMIT, Database
-from db.turns import PostgresTurnStore
+from clawloop.local.services.postgres import EmbeddedPostgres
+from db.database import BACKGROUND_LIMIT, Database
+from db.turns.insert import PostgresTurnStore
 from tests.e2e.gateway import RealGateway, prepared, running_gateway
 from tests.fakes.engine import FakeEngine, fake_engine
 

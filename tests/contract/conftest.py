@@ -8,15 +8,15 @@ from datetime import timedelta
 
 import pytest
 
-from clawloop.contracts import Directory, Policy, Scope
+from clawloop.contracts.serving import Directory, Policy, Scope
 from clawloop.ids import ApiKeyId
-from db.engine import Database
+from db.database import Database
 from db.erasure import PostgresErasureStore
-from db.feedback import PostgresFeedbackStore
-from db.keys import PostgresKeyStore
-from db.policies import DEFAULT_SAMPLING, PostgresDirectoryStore, ensure_policy
-from db.sessions import PostgresSessionStore
-from db.turns import PostgresTurnStore
+from db.judging.feedback import PostgresFeedbackStore
+from db.serving.directory import DEFAULT_SAMPLING, PostgresDirectoryStore, ensure_policy
+from db.serving.keys import PostgresKeyStore
+from db.turns.insert import PostgresTurnStore
+from db.turns.sessions import PostgresSessionStore
 from tests.contract.learning import FakeLearning, Learning, PostgresLearning
 from tests.fakes.directory_store import FakeDirectoryStore
 from tests.fakes.erasure_store import FakeErasureStore

@@ -11,25 +11,26 @@ from typing import Any, Protocol
 import psycopg
 from psycopg.rows import dict_row
 
-from activities.training_ports import PublishingStore, StepStore
+from activities.training.ports import PublishingStore, StepStore
 from api.ports import TrainingStore
-from clawloop.contracts import Engine, Outcome, SampleState, Scope, SessionEvidence, SessionSource
+from clawloop.contracts.serving import Engine, Scope
+from clawloop.contracts.training import SampleState, StepBatch, StepFigures, StepState, TrainedStep, VersionRef
+from clawloop.contracts.turns import SessionEvidence, SessionSource, TurnOutcome
 from clawloop.ids import ApiKeyId, FeedbackId, SampleId, new_feedback_id
 from clawloop.judging.hints import HintChoice
-from clawloop.judging.records import Settlement
+from clawloop.judging.records import FinalizedJudgement
 from clawloop.judging.voting import Verdict
-from clawloop.recipe import Recipe
-from clawloop.steps import StepBatch, StepFigures, StepState, TrainedStep, VersionRef
-from db.engine import Database
-from db.judgements import PostgresJudgementStore
-from db.keys import PostgresKeyStore
-from db.operators import PostgresTrainingStore
-from db.policies import ensure_policy
-from db.publishing import PostgresPublishingStore
-from db.recipes import ensure_recipe
-from db.serving_engines import add_engine
-from db.steps import PostgresStepStore
-from db.turns import PostgresTurnStore
+from clawloop.recipes.recipe import Recipe
+from db.database import Database
+from db.judging.judgements import PostgresJudgementStore
+from db.serving.directory import ensure_policy
+from db.serving.engines import add_engine
+from db.serving.keys import PostgresKeyStore
+from db.serving.publishing import PostgresPublishingStore
+from db.training.operators import PostgresTrainingStore
+from db.training.recipes import ensure_recipe
+from db.training.steps import PostgresStepStore
+from db.turns.insert import PostgresTurnStore
 from tests.fakes.ledger import FakeLedger
 from tests.fakes.publishing_store import FakePublishingStore
 from tests.fakes.step_store import FakeStepStore
@@ -110,7 +111,7 @@ class Learning(Protocol):
     async def lose_files(self, n: int) -> None:
         """Let a version's files be gone, whoever needs them."""
 
-    async def became(self, sample: SampleId) -> tuple[SampleState, Outcome, str]:
+    async def became(self, sample: SampleId) -> tuple[SampleState, TurnOutcome, str]:
         """The sample's state, its turn's outcome and why."""
 
     async def work_waiting(self) -> bool: ...
@@ -174,7 +175,7 @@ class FakeLearning:
     async def lose_files(self, n: int) -> None:
         self.ledger.versions[POLICY, n].removed = True
 
-    async def became(self, sample: SampleId) -> tuple[SampleState, Outcome, str]:
+    async def became(self, sample: SampleId) -> tuple[SampleState, TurnOutcome, str]:
         found = self.ledger.samples[sample]
         return found.state, found.outcome, found.why
 
@@ -233,23 +234,23 @@ class PostgresLearning:
     ) -> SampleId:
         evidence = SessionEvidence(SessionSource.HEADER, f"s{len(self.woken)}")
         turn = turn_record(f"{evidence.value}", api_key_id=self.key, version=version, evidence=evidence)
-        await self.turns.enter(turn)
+        await self.turns.insert(turn)
         applied: list[FeedbackId] = []
         if explicit:
             applied.append(new_feedback_id())
             insert = "INSERT INTO feedback (id, turn_id, api_key_id, score, effect) VALUES (%s, %s, %s, 1, 'amends')"
             await self.execute(insert, applied[0], turn.turn_id, self.key)
         opened = await self.judgements.open(turn.turn_id, None, b"evidence", "hint")
-        end = Settlement(
+        end = FinalizedJudgement(
             verdict=Verdict(1, 1.0, reward, "3 of 3 votes"),
             hint=HintChoice(None, answered=True, why="none"),
             not_trainable=None,
             reward=reward,
             hinted_prompt_ids=None if hinted is None else tuple(hinted),
-            outcome=Outcome.SAMPLED,
+            outcome=TurnOutcome.SAMPLED,
             why="verdict +1",
         )
-        self.woken.append(await self.judgements.settle(opened.id, end, applied))
+        self.woken.append(await self.judgements.finalize(opened.id, end, applied))
         (row,) = await self.rows("SELECT id FROM samples WHERE turn_id = %s", turn.turn_id)
         return SampleId(row["id"])
 
@@ -272,11 +273,11 @@ class PostgresLearning:
     async def lose_files(self, n: int) -> None:
         await self.execute("UPDATE versions SET removed_at = now() WHERE n = %s", n)
 
-    async def became(self, sample: SampleId) -> tuple[SampleState, Outcome, str]:
+    async def became(self, sample: SampleId) -> tuple[SampleState, TurnOutcome, str]:
         query = """SELECT s.state, t.outcome, t.outcome_detail AS why
             FROM samples s JOIN turns t ON t.id = s.turn_id WHERE s.id = %s"""
         (row,) = await self.rows(query, sample)
-        return SampleState(row["state"]), Outcome(row["outcome"]), row["why"]
+        return SampleState(row["state"]), TurnOutcome(row["outcome"]), row["why"]
 
     async def work_waiting(self) -> bool:
         return bool((await self.rows("SELECT work_waiting FROM policies"))[0]["work_waiting"])

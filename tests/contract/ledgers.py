@@ -9,19 +9,21 @@ from functools import partial
 import psycopg
 import pytest
 
-from activities.ports import ClosingStore, JudgementStore, UpkeepStore
-from clawloop.contracts import FeedbackEffect, Message, Outcome, SampleState, SessionEvidence, SessionSource, TurnRecord
+from activities.judging.ports import ClosingStore, JudgementStore, UpkeepStore
+from clawloop.contracts.sessions import FeedbackEffect
+from clawloop.contracts.training import SampleState
+from clawloop.contracts.turns import Message, SessionEvidence, SessionSource, TurnOutcome, TurnRecord
 from clawloop.ids import FeedbackId, SessionId, TurnId
 from clawloop.judging.hints import NOT_ASKED
-from clawloop.judging.records import Relation, Settlement
+from clawloop.judging.records import FinalizedJudgement, Relation
 from clawloop.judging.voting import Verdict
-from clawloop.recipe import Recipe
-from db.closing import PostgresClosingStore
-from db.engine import Database
-from db.feedback import PostgresFeedbackStore
-from db.judgements import PostgresJudgementStore
-from db.recipes import ensure_recipe, set_recipe
-from db.upkeep import PostgresUpkeepStore
+from clawloop.recipes.recipe import Recipe
+from db.database import Database
+from db.judging.closing import PostgresClosingStore
+from db.judging.feedback import PostgresFeedbackStore
+from db.judging.judgements import PostgresJudgementStore
+from db.sweep import PostgresUpkeepStore
+from db.training.recipes import ensure_recipe, set_recipe
 from tests.contract.conftest import Stores
 from tests.fakes.judgement_store import FakeJudgementStore
 from tests.fakes.upkeep_store import FakeUpkeepStore
@@ -29,9 +31,13 @@ from tests.records import turn_record
 
 RECIPE = Recipe(name="combined")
 ROLLED_BACK = ", rolled back to 0"
-GOOD = Settlement(Verdict(1, 1.0, 1.0, "3 of 3"), NOT_ASKED, None, 1.0, None, Outcome.SAMPLED, "verdict +1")
-BAD = Settlement(Verdict(-1, -1.0, -1.0, "3 of 3"), NOT_ASKED, None, -1.0, None, Outcome.SAMPLED, "verdict -1")
-TIE = Settlement(Verdict(0, 0.0, 0.0, "vote tie"), NOT_ASKED, None, None, None, Outcome.UNDECIDED, "vote tie")
+GOOD = FinalizedJudgement(Verdict(1, 1.0, 1.0, "3 of 3"), NOT_ASKED, None, 1.0, None, TurnOutcome.SAMPLED, "verdict +1")
+BAD = FinalizedJudgement(
+    Verdict(-1, -1.0, -1.0, "3 of 3"), NOT_ASKED, None, -1.0, None, TurnOutcome.SAMPLED, "verdict -1"
+)
+TIE = FinalizedJudgement(
+    Verdict(0, 0.0, 0.0, "vote tie"), NOT_ASKED, None, None, None, TurnOutcome.UNDECIDED, "vote tie"
+)
 
 
 @dataclass
@@ -60,8 +66,8 @@ class Ledger:
     learn_by: Callable[[Recipe], Awaitable[None]]
     give_outcome: Callable[[str, int], Awaitable[FeedbackEffect | None]]
 
-    async def enter(self, *turns: TurnRecord) -> SessionId:
-        sessions = [(await self.stores.turns.enter(turn)).session_id for turn in turns]
+    async def insert(self, *turns: TurnRecord) -> SessionId:
+        sessions = [(await self.stores.turns.insert(turn)).session_id for turn in turns]
         return sessions[-1]
 
     def talk(self, *asked: str, session: str = "s") -> list[TurnRecord]:
@@ -87,7 +93,7 @@ class Ledger:
         fresh = [reward for state, reward in self.samples(turn.turn_id) if state is SampleState.FRESH]
         return [reward for reward in fresh if reward is not None]
 
-    async def fate(self, turn: TurnRecord) -> tuple[Outcome, str | None]:
+    async def fate(self, turn: TurnRecord) -> tuple[TurnOutcome, str | None]:
         stored = await self.stores.turns.load(turn.turn_id)
         assert stored is not None
         return stored.outcome, stored.outcome_detail
@@ -194,10 +200,10 @@ def train(url: str, turn: TurnId, step: int) -> None:
         connection.execute(became, [f"trained in step {step}", turn])
 
 
-def related(end: Settlement, relation: Relation, reward: float | None) -> Settlement:
+def related(end: FinalizedJudgement, relation: Relation, reward: float | None) -> FinalizedJudgement:
     return replace(end, relation=relation, reward=reward)
 
 
-async def settle(ledger: Ledger, turn: TurnRecord, end: Settlement) -> None:
+async def finalize(ledger: Ledger, turn: TurnRecord, end: FinalizedJudgement) -> None:
     opened = await ledger.judgements.revise(turn.turn_id, None, b"e", "hint")
-    await ledger.judgements.settle(opened.id, end, [])
+    await ledger.judgements.finalize(opened.id, end, [])

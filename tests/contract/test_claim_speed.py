@@ -10,9 +10,9 @@ import pytest
 from sqlalchemy import TextClause, text
 from sqlalchemy.ext.asyncio import AsyncConnection
 
-from db.claims import _FIRST, _FRESH
 from db.tables import Base
-from db.work import _READY
+from db.training.claims import _FIRST, _FRESH
+from db.training.queue import _READY
 from tests.contract.learning import POLICY, PostgresLearning, recipe
 
 pytestmark = [pytest.mark.postgres, pytest.mark.slow]

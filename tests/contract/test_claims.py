@@ -9,17 +9,17 @@ import psycopg
 import pytest
 from sqlalchemy.ext.asyncio import AsyncConnection
 
-from clawloop.contracts import Outcome, SampleState, SessionEvidence, SessionSource
+from clawloop.contracts.training import Claim, SampleState, StepState
+from clawloop.contracts.turns import SessionEvidence, SessionSource, TurnOutcome
 from clawloop.errors import RecordUnusable, StoreUnavailable
 from clawloop.ids import FeedbackId, SampleId, new_feedback_id
 from clawloop.judging.hints import HintChoice
-from clawloop.judging.records import Settlement
+from clawloop.judging.records import FinalizedJudgement
 from clawloop.judging.voting import Verdict
-from clawloop.steps import Claim, StepState
-from db.engine import Database
-from db.sessions import PostgresSessionStore
-from db.steps import PostgresStepStore
-from db.work import PostgresWorkStore
+from db.database import Database
+from db.training.queue import PostgresWorkStore
+from db.training.steps import PostgresStepStore
+from db.turns.sessions import PostgresSessionStore
 from tests.conftest import execute
 from tests.contract.conftest import PATIENT
 from tests.contract.learning import POLICY, RECIPE, PostgresLearning, recipe, step, trained
@@ -94,7 +94,7 @@ async def test_chat_does_not_wait_for_a_claim(postgres_learning: PostgresLearnin
         claimed = await postgres_learning.steps._claim(POLICY, 1, connection)
         # The claim holds all it will ever hold; a turn refers to the policy, and to the claimed turn it continues.
         for record in (begins, goes_on):
-            await asyncio.wait_for(postgres_learning.turns.enter(record), 30)
+            await asyncio.wait_for(postgres_learning.turns.insert(record), 30)
         return claimed
 
     assert (await postgres_learning.database.run(claim)).state is StepState.CLAIMED
@@ -137,7 +137,7 @@ async def test_a_sample_that_cannot_be_had_expires_and_the_claim_goes_on(
     state, outcome, _ = await postgres_learning.became(bad)
     reason = (await postgres_learning.rows("SELECT reason FROM samples WHERE id = %s", bad))[0]["reason"]
     assert state is SampleState.EXPIRED
-    assert outcome is (Outcome.ERASED if "erased" in said else Outcome.EXPIRED)
+    assert outcome is (TurnOutcome.ERASED if "erased" in said else TurnOutcome.EXPIRED)
     assert said in reason
     assert "erased" in said or str(turn) in reason
 
@@ -154,7 +154,7 @@ async def test_what_is_erased_after_the_claim_is_left_out(postgres_learning: Pos
     batch = await store.batch(POLICY, 1)
     assert len(batch.samples) == 3
     assert await store.commit(batch, trained(batch)) is StepState.COMMITTED
-    assert await postgres_learning.became(erased) == (SampleState.EXPIRED, Outcome.ERASED, "asked for")
+    assert await postgres_learning.became(erased) == (SampleState.EXPIRED, TurnOutcome.ERASED, "asked for")
 
 
 async def test_a_prompt_that_lost_its_parents_tokens_is_noticed(postgres_learning: PostgresLearning) -> None:
@@ -173,14 +173,14 @@ async def test_a_prompt_that_lost_its_parents_tokens_is_noticed(postgres_learnin
     assert "its prompt is 9 tokens of its parent's and 3 more, but 8 are there" in row["reason"]
 
 
-def end(reward: float) -> Settlement:
-    return Settlement(
+def end(reward: float) -> FinalizedJudgement:
+    return FinalizedJudgement(
         verdict=Verdict(1 if reward > 0 else -1, reward, reward, "rated"),
         hint=HintChoice(None, answered=True, why="none"),
         not_trainable=None,
         reward=reward,
         hinted_prompt_ids=None,
-        outcome=Outcome.SAMPLED,
+        outcome=TurnOutcome.SAMPLED,
         why=f"rated {reward:+g}",
     )
 
@@ -206,16 +206,16 @@ async def test_feedback_that_meets_a_claim_makes_a_further_sample(postgres_learn
     assert amended.id == row["judgement_id"]
     await postgres_learning.steps.claim(POLICY, 1)
     with pytest.raises(StoreUnavailable, match="meanwhile"):
-        await judgements.settle(amended.id, end(-1), [given])
+        await judgements.finalize(amended.id, end(-1), [given])
     further = await judgements.revise(row["turn_id"], None, b"e", "hint")
     assert further.id != amended.id
-    await judgements.settle(further.id, end(-1), [given])
-    assert (await postgres_learning.became(sample))[1:] == (Outcome.SAMPLED, "rated -1")
+    await judgements.finalize(further.id, end(-1), [given])
+    assert (await postgres_learning.became(sample))[1:] == (TurnOutcome.SAMPLED, "rated -1")
     batch = await postgres_learning.steps.batch(POLICY, 1)
     assert [one.explicit for one in batch.samples] == [False] * 4
     await postgres_learning.steps.commit(batch, trained(batch))
     # The newer sample still waits, and that is what the turn says.
-    assert await postgres_learning.became(sample) == (SampleState.TRAINED, Outcome.SAMPLED, "rated -1")
+    assert await postgres_learning.became(sample) == (SampleState.TRAINED, TurnOutcome.SAMPLED, "rated -1")
     (newer,) = await postgres_learning.rows("SELECT id FROM samples WHERE state = 'fresh'")
     await postgres_learning.set_recipe(recipe(batch_samples=1))
     await postgres_learning.steps.claim(POLICY, 2)
@@ -229,12 +229,12 @@ async def test_of_a_sample_and_its_later_judgement_only_the_later_is_freed(postg
     await postgres_learning.steps.claim(POLICY, 1)
     given = await rate(postgres_learning, sample)
     further = await postgres_learning.judgements.revise(row["turn_id"], None, b"e", "hint")
-    await postgres_learning.judgements.settle(further.id, end(-1), [given])
+    await postgres_learning.judgements.finalize(further.id, end(-1), [given])
     await postgres_learning.steps.abandon(POLICY, 1, "the trainer is gone")
     assert (await postgres_learning.became(sample))[0] is SampleState.SUPERSEDED
     (ready,) = await postgres_learning.rows("SELECT count(*) AS n FROM samples WHERE state = 'fresh'")
     assert ready["n"] == 4
-    assert (await postgres_learning.became(sample))[1:] == (Outcome.SAMPLED, "rated -1")
+    assert (await postgres_learning.became(sample))[1:] == (TurnOutcome.SAMPLED, "rated -1")
 
 
 async def test_only_the_settlement_that_fills_a_batch_says_so(postgres_learning: PostgresLearning) -> None:
@@ -254,18 +254,18 @@ async def test_settlements_at_the_same_moment_wake_once(postgres_learning: Postg
 async def test_work_that_nobody_was_told_of_is_told_again(postgres_learning: PostgresLearning) -> None:
     work = PostgresWorkStore(postgres_learning.database)
     minute = timedelta(minutes=1)
-    assert await work.untold_work(minute) == []
+    assert await work.pending_work(minute) == []
     await postgres_learning.add_samples(4)
-    assert await work.untold_work(minute) == [POLICY]
-    await work.mark_work_told([POLICY])
+    assert await work.pending_work(minute) == [POLICY]
+    await work.mark_work_notified([POLICY])
     await postgres_learning.add_samples(1)  # nothing new: there was work before
-    assert await work.untold_work(minute) == []
+    assert await work.pending_work(minute) == []
     await postgres_learning.execute("UPDATE policies SET work_signalled_at = work_signalled_at - interval '2 minutes'")
-    assert await work.untold_work(minute) == [POLICY]
+    assert await work.pending_work(minute) == [POLICY]
     await postgres_learning.steps.claim(POLICY, 1)
-    assert await work.untold_work(minute) == []
+    assert await work.pending_work(minute) == []
     await postgres_learning.age(timedelta(hours=25))
-    assert await work.untold_work(minute) == [POLICY]  # by waiting alone
+    assert await work.pending_work(minute) == [POLICY]  # by waiting alone
 
 
 async def test_while_a_step_is_computed_its_workflow_is_told_rarely(postgres_learning: PostgresLearning) -> None:
@@ -273,17 +273,19 @@ async def test_while_a_step_is_computed_its_workflow_is_told_rarely(postgres_lea
     minute = timedelta(minutes=1)
     await postgres_learning.add_samples(8)
     await postgres_learning.steps.claim(POLICY, 1)  # and the next batch waits already
-    assert await work.untold_work(minute) == [POLICY]
-    await work.mark_work_told([POLICY])
+    assert await work.pending_work(minute) == [POLICY]
+    await work.mark_work_notified([POLICY])
     ago = "UPDATE policies SET work_signalled_at = now() - interval '{} minutes'"
     await postgres_learning.execute(ago.format(59))
-    assert await work.untold_work(minute) == []  # the trainer may be away for weeks, and every telling stays in history
+    assert (
+        await work.pending_work(minute) == []
+    )  # the trainer may be away for weeks, and every telling stays in history
     await postgres_learning.execute(ago.format(61))
-    assert await work.untold_work(minute) == [POLICY]
+    assert await work.pending_work(minute) == [POLICY]
     await postgres_learning.execute(ago.format(2))
     await postgres_learning.steps.abandon(POLICY, 1, "to be told at once again")
     await postgres_learning.execute(ago.format(2))
-    assert await work.untold_work(minute) == [POLICY]
+    assert await work.pending_work(minute) == [POLICY]
 
 
 async def test_a_sample_that_is_busy_is_passed_over_and_not_forgotten(
@@ -359,5 +361,5 @@ async def test_a_turn_says_in_which_step_it_was_trained(postgres_learning: Postg
         batch.samples[0].sample_id,
     )
     (turn,) = await PostgresSessionStore(postgres_learning.database).turns(row["session_id"])
-    assert (turn.outcome, turn.why, turn.step) == (Outcome.TRAINED, "trained in step 2", 2)
+    assert (turn.outcome, turn.why, turn.step) == (TurnOutcome.TRAINED, "trained in step 2", 2)
     assert turn.sample is SampleState.TRAINED

@@ -5,11 +5,11 @@ from __future__ import annotations
 import psycopg
 import pytest
 
-from clawloop.contracts import Directory, Engine, Policy
+from clawloop.contracts.serving import Directory, Engine, Policy
 from clawloop.errors import SetupError
-from db.engine import Database
-from db.policies import DEFAULT_SAMPLING, PostgresDirectoryStore, ensure_policy
-from db.serving_engines import (
+from db.database import Database
+from db.serving.directory import DEFAULT_SAMPLING, PostgresDirectoryStore, ensure_policy
+from db.serving.engines import (
     add_engine,
     add_missing_engines,
     drain_engine,

@@ -6,7 +6,7 @@ from datetime import timedelta
 
 import pytest
 
-from clawloop.contracts import Outcome
+from clawloop.contracts.turns import TurnOutcome
 from clawloop.errors import RecordUnusable
 from clawloop.judging.parsing import HintVote
 from tests.contract.ledgers import GOOD, TIE, Ledger, fake_ledger, ledger, postgres_ledger
@@ -18,55 +18,55 @@ NOW = timedelta(0)
 
 async def test_an_answer_that_comes_when_what_followed_is_erased_is_not_kept(ledger: Ledger) -> None:
     first, second = ledger.talk("one", "two")
-    await ledger.enter(first, second)
+    await ledger.insert(first, second)
     opened = await ledger.judgements.open(first.turn_id, second.turn_id, b"e", "hint")
     ledger.erase(second.turn_id)
     await ledger.judgements.store_vote(opened.id, 0, "1", 1)
     await ledger.judgements.store_direct_vote(opened.id, {1: -0.1, 0: -3.0, -1: -4.0}, 1)
     await ledger.judgements.store_hint(opened.id, "hint", 0, "h", HintVote(True, "words of it"))
     with pytest.raises(RecordUnusable, match=f"{second.turn_id} was erased"):
-        await ledger.judgements.settle(opened.id, GOOD, [])
+        await ledger.judgements.finalize(opened.id, GOOD, [])
     for open_it in (ledger.judgements.open, ledger.judgements.revise):
         with pytest.raises(RecordUnusable, match=f"{second.turn_id} was erased"):
             await open_it(first.turn_id, second.turn_id, b"e", "hint")
     seen = await ledger.judgements.open(first.turn_id, None, b"e", "hint")
     assert (seen.votes, seen.direct, seen.hints) == ({}, None, {})
-    assert (await ledger.fate(first))[0] is Outcome.WAITING
+    assert (await ledger.fate(first))[0] is TurnOutcome.WAITING
     assert ledger.samples(first.turn_id) == []
 
 
 async def test_a_rating_after_what_followed_was_erased_is_judged_by_itself(ledger: Ledger) -> None:
     first, second = ledger.talk("one", "two")
-    await ledger.enter(first, second)
+    await ledger.insert(first, second)
     opened = await ledger.judgements.open(first.turn_id, second.turn_id, b"e", "hint")
-    await ledger.judgements.settle(opened.id, TIE, [])
+    await ledger.judgements.finalize(opened.id, TIE, [])
     ledger.erase(second.turn_id)
     given = await ledger.give(first.turn_id, 1.0, None)
     amended = await ledger.judgements.revise(first.turn_id, None, b"e", "hint")
     assert amended.id != opened.id
-    await ledger.judgements.settle(amended.id, GOOD, [given])
+    await ledger.judgements.finalize(amended.id, GOOD, [given])
     assert await ledger.samples_of(first) == [1.0]
 
 
 async def test_a_judgement_begun_before_anything_followed_takes_none_of_what_follows(ledger: Ledger) -> None:
     first, second = ledger.talk("one", "two")
-    await ledger.enter(first, second)
+    await ledger.insert(first, second)
     opened = await ledger.judgements.revise(first.turn_id, None, b"e", "hint")
     await ledger.judgements.store_vote(opened.id, 0, "1", 1)
     later = await ledger.judgements.revise(first.turn_id, second.turn_id, b"e", "hint")
     assert (later.id != opened.id, later.votes) == (True, {})
     assert (await ledger.judgements.revise(first.turn_id, second.turn_id, b"e", "hint")).id == later.id
-    await ledger.judgements.settle(later.id, GOOD, [])
+    await ledger.judgements.finalize(later.id, GOOD, [])
     placed = await ledger.judgements.place(first.turn_id)
     assert placed is not None
     assert placed.held is not None
-    assert placed.held.shown_by == second.turn_id
+    assert placed.held.next_turn_id == second.turn_id
 
 
 async def test_what_was_erased_before_it_was_announced_never_is(ledger: Ledger) -> None:
     first, second, third = ledger.talk("one", "two", "three")
-    await ledger.enter(first, second)
+    await ledger.insert(first, second)
     await ledger.stores.erasures.erase_turn(second.turn_id)
-    await ledger.enter(third)  # it was on its way
-    found = await ledger.upkeep.unannounced_turns(NOW, 10)
+    await ledger.insert(third)  # it was on its way
+    found = await ledger.upkeep.pending_turns(NOW, 10)
     assert [told.turn_id for _, told in found] == [first.turn_id]

@@ -8,7 +8,7 @@ from uuid import uuid4
 
 import pytest
 
-from clawloop.contracts import Message, Outcome, SessionEvidence, SessionSource, TurnRecord
+from clawloop.contracts.turns import Message, SessionEvidence, SessionSource, TurnOutcome, TurnRecord
 from clawloop.ids import SessionId, TurnId, new_turn_id
 from tests.contract.conftest import Stores
 from tests.records import turn_record
@@ -28,8 +28,8 @@ def conversation(stores: Stores, *asked: str, evidence: SessionEvidence = NAMED)
     return turns
 
 
-async def enter(stores: Stores, *turns: TurnRecord) -> SessionId:
-    return [(await stores.turns.enter(turn)).session_id for turn in turns][-1]
+async def insert(stores: Stores, *turns: TurnRecord) -> SessionId:
+    return [(await stores.turns.insert(turn)).session_id for turn in turns][-1]
 
 
 async def is_bare(stores: Stores, turn: TurnRecord) -> bool:
@@ -40,15 +40,15 @@ async def is_bare(stores: Stores, turn: TurnRecord) -> bool:
     whole = known == turn
     bare = not any(content) and not known.sampling and known.evidence.value is None
     assert whole is not bare
-    assert bare is (stored.outcome is Outcome.ERASED)
+    assert bare is (stored.outcome is TurnOutcome.ERASED)
     return bare
 
 
 async def test_a_session_loses_all_content_and_keeps_its_turns(stores: Stores) -> None:
     turns = conversation(stores, "one", "two", "three")
     other = conversation(stores, "one", evidence=SessionEvidence(SessionSource.HEADER, "other"))
-    session = await enter(stores, *turns)
-    await enter(stores, *other)
+    session = await insert(stores, *turns)
+    await insert(stores, *other)
     assert not any([await is_bare(stores, turn) for turn in turns])
     erasure = await stores.erasures.erase_session(session)
     assert erasure is not None
@@ -62,7 +62,7 @@ async def test_a_session_loses_all_content_and_keeps_its_turns(stores: Stores) -
 
 async def test_erasing_twice_is_erasing_once(stores: Stores) -> None:
     (turn,) = conversation(stores, "one")
-    session = await enter(stores, turn)
+    session = await insert(stores, turn)
     first = await stores.erasures.erase_session(session)
     again = await stores.erasures.erase_session(session)
     assert first is not None
@@ -79,7 +79,7 @@ async def test_what_nobody_knows_is_not_erased(stores: Stores) -> None:
 async def test_a_turn_goes_with_all_that_holds_what_it_said_and_the_others_stay(stores: Stores) -> None:
     first, second, third = conversation(stores, "one", "two", "three")
     regenerated = replace(second, turn_id=new_turn_id(), response={"role": "assistant", "content": "another reply"})
-    session = await enter(stores, first, second, third, regenerated)
+    session = await insert(stores, first, second, third, regenerated)
     erasure = await stores.erasures.erase_turn(second.turn_id)
     assert erasure is not None
     assert (erasure.turns, erasure.told.whole) == (3, False)
@@ -96,14 +96,14 @@ async def test_a_turn_goes_with_all_that_holds_what_it_said_and_the_others_stay(
 async def test_a_turn_goes_with_one_that_went_on_after_it_was_stopped(stores: Stores, begun: bool) -> None:
     before, stopped = conversation(stores, "one", "two")
     if begun:
-        await enter(stores, before)
+        await insert(stores, before)
     said = stopped.messages if begun else before.messages
     stopped = replace(stopped, messages=said, response={"role": "assistant", "content": "abo"})
     goes_on = replace(stopped, turn_id=new_turn_id(), messages=[*said, {"role": "user", "content": "three"}])
     beside = replace(
         stopped, turn_id=new_turn_id(), messages=[*said[:-1], {"role": "user", "content": f"{said[-1]['content']}!"}]
     )
-    await enter(stores, stopped, goes_on, beside)
+    await insert(stores, stopped, goes_on, beside)
     erasure = await stores.erasures.erase_turn(stopped.turn_id)
     assert erasure is not None
     assert erasure.told.turns == (goes_on.turn_id, stopped.turn_id)
@@ -115,15 +115,15 @@ async def test_what_was_on_its_way_when_its_session_was_erased_comes_bare(
     stores: Stores, evidence: SessionEvidence
 ) -> None:
     first, second, third = conversation(stores, "one", "two", "three", evidence=evidence)
-    session = await enter(stores, first)
+    session = await insert(stores, first)
     await stores.erasures.erase_session(session)
-    entered = await stores.turns.enter(second)  # e.g. from a spool: it began before
-    assert (entered.session_id, entered.parent_turn_id, entered.erased) == (session, None, True)
+    inserted = await stores.turns.insert(second)  # e.g. from a spool: it began before
+    assert (inserted.session_id, inserted.parent_turn_id, inserted.erased) == (session, None, True)
     assert await is_bare(stores, second)
     # What a client says afterwards is new, also where it says the same again.
     later = replace(third, started_at=third.started_at + timedelta(hours=1))
-    entered = await stores.turns.enter(later)
-    assert (entered.session_id, entered.parent_turn_id, entered.erased) == (session, None, False)
+    inserted = await stores.turns.insert(later)
+    assert (inserted.session_id, inserted.parent_turn_id, inserted.erased) == (session, None, False)
     assert not await is_bare(stores, later)
 
 
@@ -133,41 +133,41 @@ async def test_what_continues_an_erased_turn_and_began_before_comes_bare(
 ) -> None:
     first, second, third, fourth = conversation(stores, "one", "two", "three", "four", evidence=evidence)
     regenerated = replace(second, turn_id=new_turn_id(), response={"role": "assistant", "content": "another reply"})
-    session = await enter(stores, first, second)
+    session = await insert(stores, first, second)
     await stores.erasures.erase_turn(second.turn_id)
     for on_its_way in (third, regenerated, fourth):  # e.g. an engine is still answering
-        entered = await stores.turns.enter(on_its_way)
-        assert (entered.session_id, entered.parent_turn_id, entered.erased) == (session, None, True)
+        inserted = await stores.turns.insert(on_its_way)
+        assert (inserted.session_id, inserted.parent_turn_id, inserted.erased) == (session, None, True)
         assert await is_bare(stores, on_its_way)
     assert not await is_bare(stores, first)
     later = replace(third, turn_id=new_turn_id(), started_at=third.started_at + timedelta(hours=1))
-    entered = await stores.turns.enter(later)
-    assert (entered.session_id, entered.parent_turn_id, entered.erased) == (session, first.turn_id, False)
+    inserted = await stores.turns.insert(later)
+    assert (inserted.session_id, inserted.parent_turn_id, inserted.erased) == (session, first.turn_id, False)
     assert not await is_bare(stores, later)
 
 
 async def test_what_began_beside_an_erased_turn_stays(stores: Stores) -> None:
     first, second = conversation(stores, "one", "two")
     _, beside = conversation(stores, "one", "something else")
-    session = await enter(stores, first, second)
+    session = await insert(stores, first, second)
     await stores.erasures.erase_turn(second.turn_id)
-    entered = await stores.turns.enter(beside)
-    assert (entered.session_id, entered.parent_turn_id, entered.erased) == (session, first.turn_id, False)
+    inserted = await stores.turns.insert(beside)
+    assert (inserted.session_id, inserted.parent_turn_id, inserted.erased) == (session, first.turn_id, False)
 
 
 async def test_a_turn_that_comes_late_takes_none_of_the_erased_ones_back(stores: Stores) -> None:
     late, first, second = conversation(stores, "one", "two", "three")
-    await enter(stores, first, second)
+    await insert(stores, first, second)
     await stores.erasures.erase_turn(first.turn_id)
-    entered = await stores.turns.enter(late)
-    assert not entered.erased
+    inserted = await stores.turns.insert(late)
+    assert not inserted.erased
     assert not await is_bare(stores, late)
     assert [await is_bare(stores, turn) for turn in (first, second)] == [True, True]
 
 
 async def test_nobody_can_rate_what_was_erased(stores: Stores) -> None:
     (turn,) = conversation(stores, "one")
-    session = await enter(stores, turn)
+    session = await insert(stores, turn)
     assert await stores.feedback.give(stores.key, turn.turn_id, 1.0, None) is not None
     await stores.erasures.erase_session(session)
     assert await stores.feedback.give(stores.key, turn.turn_id, None, "words") is None
@@ -175,8 +175,8 @@ async def test_nobody_can_rate_what_was_erased(stores: Stores) -> None:
 
 async def test_a_session_is_found_by_its_name_again_when_it_goes_on(stores: Stores) -> None:
     first, second = conversation(stores, "one", "two")
-    session = await enter(stores, first)
+    session = await insert(stores, first)
     await stores.erasures.erase_session(session)
     later = replace(second, started_at=second.started_at + timedelta(hours=1))
-    await enter(stores, later)
+    await insert(stores, later)
     assert await stores.feedback.turn_of(stores.key, "s", 2) == TurnId(later.turn_id)

@@ -20,15 +20,16 @@ from sqlalchemy import text
 from sqlalchemy.exc import ProgrammingError
 from sqlalchemy.ext.asyncio import AsyncConnection
 
-from clawloop.contracts import Scope, SessionEvidence, SessionSource, TurnRecord
+from clawloop.contracts.serving import Scope
+from clawloop.contracts.turns import SessionEvidence, SessionSource, TurnRecord
 from clawloop.errors import RecordUnusable, StoreUnavailable
 from clawloop.ids import ApiKeyId, new_api_key_id
-from clawloop.local.postgres import EmbeddedPostgres, free_port
-from db.engine import Database
-from db.keys import PostgresKeyStore
-from db.policies import PostgresDirectoryStore, ensure_policy
+from clawloop.local.services.postgres import EmbeddedPostgres, free_port
+from db.database import Database
 from db.schema import migrate
-from db.turns import PostgresTurnStore
+from db.serving.directory import PostgresDirectoryStore, ensure_policy
+from db.serving.keys import PostgresKeyStore
+from db.turns.insert import PostgresTurnStore
 from tests.contract.conftest import PATIENT, Stores
 from tests.records import turn_record
 
@@ -94,7 +95,7 @@ async def test_turns_said_to_be_stored_survive_kill_9(own_server: OwnServer) -> 
         while not refused:
             record = turn_record(api_key_id=key, evidence=evidence)
             try:
-                await store.enter(record)
+                await store.insert(record)
             except StoreUnavailable:
                 refused.append(record)
             else:
@@ -115,7 +116,7 @@ async def test_turns_said_to_be_stored_survive_kill_9(own_server: OwnServer) -> 
         assert found is not None
         assert found.record == record
     for record in refused:  # it may or may not have been in time; entering it again is right in both cases
-        await store.enter(record)
+        await store.insert(record)
         assert await afresh.load(record.turn_id) is not None
     await patient.close()
 
@@ -124,7 +125,7 @@ async def test_a_silent_server_costs_no_more_than_the_limit(own_server: OwnServe
     database = Database(own_server.embedded.url, LIMIT)
     store = PostgresTurnStore(database)
     record = turn_record(api_key_id=await a_key(database))
-    await store.enter(record)
+    await store.insert(record)
     late = replace(turn_record(), api_key_id=record.api_key_id)
 
     with own_server.silenced():
@@ -132,13 +133,13 @@ async def test_a_silent_server_costs_no_more_than_the_limit(own_server: OwnServe
         for _ in range(3):
             began = time.monotonic()
             with pytest.raises(StoreUnavailable, match=r"did not answer within 0\.5 s"):
-                await store.enter(late)
+                await store.insert(late)
             ours.append(time.monotonic() - began)
         for _ in range(3):
             began = time.monotonic()
             with pytest.raises(TimeoutError):  # a caller with a limit of its own is let go as well
                 async with asyncio.timeout(0.2):
-                    await store.enter(late)
+                    await store.insert(late)
             callers.append(time.monotonic() - began)
         # The best of them: a busy machine may stop for a second at any of them.
         assert min(ours) < 0.8
@@ -154,7 +155,7 @@ async def test_a_server_that_is_not_there_is_said_at_once() -> None:
     for _ in range(3):
         began = time.monotonic()
         with pytest.raises(StoreUnavailable):
-            await PostgresTurnStore(database).enter(turn_record())
+            await PostgresTurnStore(database).insert(turn_record())
         with pytest.raises(StoreUnavailable):
             await PostgresKeyStore(database).authenticate("cl-00000000-" + "A" * 43)
         with pytest.raises(StoreUnavailable):
@@ -168,7 +169,7 @@ async def test_a_server_that_is_not_there_is_said_at_once() -> None:
 async def test_a_wrong_password_is_no_broken_record(postgres_url: str) -> None:
     database = Database(postgres_url.replace("clawloop:", "clawloop:not-"), LIMIT)
     with pytest.raises(StoreUnavailable, match="password authentication failed"):
-        await PostgresTurnStore(database).enter(turn_record())
+        await PostgresTurnStore(database).insert(turn_record())
     await database.close()
 
 
@@ -186,14 +187,14 @@ async def test_settings_in_the_address_are_kept(postgres_url: str) -> None:
 async def test_connections_cut_by_the_server_are_not_noticed(
     database: Database, postgres_stores: Stores, postgres_url: str
 ) -> None:
-    await postgres_stores.turns.enter(turn_record(api_key_id=postgres_stores.key))
+    await postgres_stores.turns.insert(turn_record(api_key_id=postgres_stores.key))
     async with asyncio.TaskGroup() as group:  # several connections are open now
         for _ in range(4):
             group.create_task(database.run(lambda connection: connection.execute(text("SELECT pg_sleep(0.05)"))))
     await asyncio.to_thread(_cut_connections, postgres_url)
 
     for _ in range(6):
-        await postgres_stores.turns.enter(turn_record(api_key_id=postgres_stores.key))
+        await postgres_stores.turns.insert(turn_record(api_key_id=postgres_stores.key))
 
 
 async def test_a_row_held_by_another_is_not_waited_for_longer_than_the_limit(
@@ -202,28 +203,28 @@ async def test_a_row_held_by_another_is_not_waited_for_longer_than_the_limit(
     impatient = Database(postgres_url, LIMIT)
     store = PostgresTurnStore(impatient)
     named = SessionEvidence(SessionSource.HEADER, "x")
-    await store.enter(turn_record(api_key_id=postgres_stores.key, evidence=named))
+    await store.insert(turn_record(api_key_id=postgres_stores.key, evidence=named))
     waiting = turn_record(api_key_id=postgres_stores.key, evidence=named)
 
     with psycopg.connect(postgres_url) as other:
         other.execute("SELECT * FROM sessions FOR UPDATE")
         with pytest.raises(StoreUnavailable):
-            await store.enter(waiting)
+            await store.insert(waiting)
 
-    assert not (await store.enter(waiting)).duplicate
+    assert not (await store.insert(waiting)).duplicate
     await impatient.close()
 
 
 async def test_a_database_without_our_tables_lets_turns_wait(empty_postgres_url: str) -> None:
     database = Database(empty_postgres_url, PATIENT)
     with pytest.raises(StoreUnavailable, match="clawloop migrate"):
-        await PostgresTurnStore(database).enter(turn_record())
+        await PostgresTurnStore(database).insert(turn_record())
     await database.close()
 
 
 async def test_a_turn_of_a_key_that_never_was_is_unusable(postgres_stores: Stores) -> None:
     with pytest.raises(RecordUnusable, match="api_key_id"):
-        await postgres_stores.turns.enter(turn_record(api_key_id=new_api_key_id()))
+        await postgres_stores.turns.insert(turn_record(api_key_id=new_api_key_id()))
 
 
 async def test_a_bug_of_ours_is_not_taken_for_a_fault_of_postgres(database: Database) -> None:
@@ -267,7 +268,7 @@ async def _until_entered(store: PostgresTurnStore, record: TurnRecord) -> None:
     async with asyncio.timeout(15):
         while True:
             try:
-                await store.enter(record)
+                await store.insert(record)
             except StoreUnavailable:
                 await asyncio.sleep(0.1)
             else:

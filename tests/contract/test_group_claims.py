@@ -7,14 +7,14 @@ from dataclasses import replace
 import psycopg
 import pytest
 
-from clawloop.contracts import Outcome, SampleState, SessionEvidence, SessionSource
+from clawloop.contracts.training import SampleState, StepState
+from clawloop.contracts.turns import SessionEvidence, SessionSource, TurnOutcome
 from clawloop.ids import SampleId
 from clawloop.judging.hints import NOT_ASKED
-from clawloop.judging.records import Relation, Settlement
+from clawloop.judging.records import FinalizedJudgement, Relation
 from clawloop.judging.voting import rated
-from clawloop.recipe import Recipe
-from clawloop.steps import StepState
-from db.recipes import set_recipe
+from clawloop.recipes.recipe import Recipe
+from db.training.recipes import set_recipe
 from tests.contract.learning import POLICY, PostgresLearning, recipe
 from tests.records import turn_record
 
@@ -37,11 +37,13 @@ async def add_group(learning: PostgresLearning, name: str, *rewards: float) -> l
     turns = [turn_record(name, api_key_id=learning.key, evidence=evidence, choice=n) for n in range(len(rewards))]
     turns = [replace(turn, group_id=turns[0].turn_id) for turn in turns]
     for turn in turns:
-        await learning.turns.enter(turn)
+        await learning.turns.insert(turn)
     for turn, reward in zip(turns, rewards, strict=True):
         opened = await learning.judgements.open(turn.turn_id, None, b"e", "hint")
-        end = Settlement(rated(reward), NOT_ASKED, None, reward, None, Outcome.SAMPLED, "rated", Relation.GROUP)
-        await learning.judgements.settle(opened.id, end, [])
+        end = FinalizedJudgement(
+            rated(reward), NOT_ASKED, None, reward, None, TurnOutcome.SAMPLED, "rated", Relation.GROUP
+        )
+        await learning.judgements.finalize(opened.id, end, [])
     query = "SELECT s.id FROM samples s JOIN turns t ON t.id = s.turn_id WHERE t.group_id = %s ORDER BY s.id"
     return [SampleId(row["id"]) for row in await learning.rows(query, turns[0].turn_id)]
 
@@ -84,5 +86,5 @@ async def test_an_operators_recipe_keeps_samples_of_the_same_signal_and_lets_the
     await learning.steps.abandon(POLICY, 1, "the trainer is gone")
     await set_recipe(learning.database, POLICY, Recipe.model_validate({"name": "small", "signal": {"votes": "direct"}}))
     assert (await learning.steps.claim(POLICY, 2)).state is None
-    changed = (SampleState.EXPIRED, Outcome.EXPIRED, "recipe changed")
+    changed = (SampleState.EXPIRED, TurnOutcome.EXPIRED, "recipe changed")
     assert [await learning.became(sample) for sample in samples] == [changed] * 4

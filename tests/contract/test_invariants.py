@@ -9,11 +9,11 @@ from pathlib import Path
 
 import pytest
 
-from clawloop.adapter_digest import HASHED_FILES, adapter_sha256
-from clawloop.check_command import damaged_files
-from clawloop.local.postgres import EmbeddedPostgres
-from clawloop.steps import StepState
-from db.engine import Database
+from clawloop.adapters.digest import HASHED_FILES, adapter_sha256
+from clawloop.cli.check import damaged_files
+from clawloop.contracts.training import StepState
+from clawloop.local.services.postgres import EmbeddedPostgres
+from db.database import Database
 from db.invariants import INVARIANTS, committed_versions, violations
 from db.schema import migrate
 from tests.conftest import database_address, execute
@@ -63,7 +63,7 @@ async def live(postgres_learning: PostgresLearning) -> None:
     await postgres_learning.operators.resume(POLICY)
     await postgres_learning.steps.claim(POLICY, 5)
     await postgres_learning.execute("UPDATE sessions SET state = 'closed'")
-    await postgres_learning.turns.enter(turn_record("open", api_key_id=postgres_learning.key))
+    await postgres_learning.turns.insert(turn_record("open", api_key_id=postgres_learning.key))
     # Turns of tests begin when their version is made; a version answers later.
     await postgres_learning.execute("UPDATE versions SET created_at = created_at - interval '1 hour'")
 

@@ -7,15 +7,25 @@ from datetime import timedelta
 
 import pytest
 
-from clawloop.contracts import Outcome, SampleState, TurnKind, TurnRecord
+from clawloop.contracts.training import SampleState
+from clawloop.contracts.turns import TurnKind, TurnOutcome, TurnRecord
 from clawloop.errors import StoreUnavailable
 from clawloop.ids import SessionId, new_turn_id
 from clawloop.judging.hints import NOT_ASKED
 from clawloop.judging.parsing import HintVote, Vote
-from clawloop.judging.records import DIRECT, VOTES, Ballot, Ending, ExtraSample, Relation, Settlement, TrainedTurn
+from clawloop.judging.records import (
+    DIRECT,
+    VOTES,
+    Ballot,
+    Ending,
+    ExtraSample,
+    FinalizedJudgement,
+    Relation,
+    TrainedTurn,
+)
 from clawloop.judging.voting import Verdict
-from clawloop.recipe import Recipe
-from tests.contract.ledgers import BAD, GOOD, TIE, Ledger, fake_ledger, ledger, postgres_ledger, related, settle
+from clawloop.recipes.recipe import Recipe
+from tests.contract.ledgers import BAD, GOOD, TIE, Ledger, fake_ledger, finalize, ledger, postgres_ledger, related
 
 __all__ = ["fake_ledger", "ledger", "postgres_ledger"]
 
@@ -27,8 +37,8 @@ async def test_a_turn_knows_its_place_over_side_turns(ledger: Ledger) -> None:
     side = replace(
         second, turn_id=new_turn_id(), kind=TurnKind.SIDE, response={"role": "assistant", "content": "A title"}
     )
-    await ledger.enter(first, side, third)
-    await ledger.enter(second)
+    await ledger.insert(first, side, third)
+    await ledger.insert(second)
     placed = await ledger.judgements.place(second.turn_id)
     assert placed is not None
     assert (placed.number, placed.follows, placed.followed_by) == (2, first.turn_id, [third.turn_id])
@@ -41,7 +51,7 @@ async def test_a_turn_knows_its_place_over_side_turns(ledger: Ledger) -> None:
 
 async def test_a_direct_vote_is_kept_once_beside_the_others(ledger: Ledger) -> None:
     first, second = ledger.talk("one", "two")
-    await ledger.enter(first, second)
+    await ledger.insert(first, second)
     opened = await ledger.judgements.open(first.turn_id, second.turn_id, b"e", "hint")
     assert opened.direct is None
     said: dict[Vote, float] = {1: -0.25, 0: -9999.0, -1: -1.5}
@@ -53,7 +63,7 @@ async def test_a_direct_vote_is_kept_once_beside_the_others(ledger: Ledger) -> N
 
 async def test_answers_are_kept_once_and_given_back(ledger: Ledger) -> None:
     first, second = ledger.talk("one", "two")
-    await ledger.enter(first, second)
+    await ledger.insert(first, second)
     opened = await ledger.judgements.open(first.turn_id, second.turn_id, b"e", "hint")
     assert (opened.votes, opened.hints, opened.recipe.name) == ({}, {}, "combined")
     await ledger.judgements.store_vote(opened.id, 0, "1", 1)
@@ -70,14 +80,14 @@ async def test_answers_are_kept_once_and_given_back(ledger: Ledger) -> None:
 
 async def test_a_vote_that_comes_after_the_verdict_is_not_kept(ledger: Ledger) -> None:
     first, second = ledger.talk("one", "two")
-    await ledger.enter(first, second)
+    await ledger.insert(first, second)
     opened = await ledger.judgements.open(first.turn_id, second.turn_id, b"e", "hint")
     await ledger.judgements.store_vote(opened.id, 0, "1", 1)
     others: list[tuple[Vote | None, ...]] = [(None, None, None), (-1, None, None), (1, 1, None), (None, None, 1)]
     for scores in others:
         with pytest.raises(StoreUnavailable):
-            await ledger.judgements.settle(opened.id, replace(GOOD, ballot=Ballot(VOTES, scores)), [])
-    await ledger.judgements.settle(opened.id, replace(GOOD, ballot=Ballot(VOTES, (1, None, None))), [])
+            await ledger.judgements.finalize(opened.id, replace(GOOD, ballot=Ballot(VOTES, scores)), [])
+    await ledger.judgements.finalize(opened.id, replace(GOOD, ballot=Ballot(VOTES, (1, None, None))), [])
     await ledger.judgements.store_vote(opened.id, 1, "-1", -1)
     again = await ledger.judgements.open(first.turn_id, second.turn_id, b"e", "hint")
     assert again.votes == {0: 1}
@@ -89,10 +99,12 @@ async def test_a_vote_that_comes_after_the_verdict_is_not_kept(ledger: Ledger) -
 
 async def test_a_direct_vote_that_comes_after_there_was_none_is_not_kept(ledger: Ledger) -> None:
     first, second = ledger.talk("one", "two")
-    await ledger.enter(first, second)
+    await ledger.insert(first, second)
     opened = await ledger.judgements.open(first.turn_id, second.turn_id, b"e", "hint")
-    none = Settlement(Verdict(None, None, None, "none"), NOT_ASKED, None, None, None, Outcome.UNJUDGED, "none")
-    await ledger.judgements.settle(opened.id, replace(none, ballot=Ballot(DIRECT, (None,))), [])
+    none = FinalizedJudgement(
+        Verdict(None, None, None, "none"), NOT_ASKED, None, None, None, TurnOutcome.UNJUDGED, "none"
+    )
+    await ledger.judgements.finalize(opened.id, replace(none, ballot=Ballot(DIRECT, (None,))), [])
     said: dict[Vote, float] = {1: -0.1, 0: -3.0, -1: -4.0}
     assert await ledger.judgements.store_direct_vote(opened.id, said, 1) == said
     again = await ledger.judgements.open(first.turn_id, second.turn_id, b"e", "hint")
@@ -101,78 +113,78 @@ async def test_a_direct_vote_that_comes_after_there_was_none_is_not_kept(ledger:
 
 async def test_settled_it_is_held_and_has_a_sample(ledger: Ledger) -> None:
     first, second = ledger.talk("one", "two")
-    await ledger.enter(first, second)
+    await ledger.insert(first, second)
     opened = await ledger.judgements.open(first.turn_id, second.turn_id, b"e", "hint")
-    await ledger.judgements.settle(opened.id, GOOD, [])
+    await ledger.judgements.finalize(opened.id, GOOD, [])
     placed = await ledger.judgements.place(first.turn_id)
     assert placed is not None
     assert placed.held is not None
     held = placed.held
-    assert (held.revision, held.outcome, held.verdict, held.shown_by) == (0, Outcome.SAMPLED, 1, second.turn_id)
-    assert await ledger.fate(first) == (Outcome.SAMPLED, "verdict +1")
+    assert (held.revision, held.outcome, held.verdict, held.next_turn_id) == (0, TurnOutcome.SAMPLED, 1, second.turn_id)
+    assert await ledger.fate(first) == (TurnOutcome.SAMPLED, "verdict +1")
     assert ledger.samples(first.turn_id) == [(SampleState.FRESH, 1.0)]
 
 
 async def test_feedback_amends_a_fresh_judgement_and_adds_one_to_a_taken(ledger: Ledger) -> None:
     first, second = ledger.talk("one", "two")
-    await ledger.enter(first, second)
+    await ledger.insert(first, second)
     opened = await ledger.judgements.open(first.turn_id, second.turn_id, b"e", "hint")
-    await ledger.judgements.settle(opened.id, GOOD, [])
+    await ledger.judgements.finalize(opened.id, GOOD, [])
     given = await ledger.give(first.turn_id, -1.0, None)
     amended = await ledger.judgements.revise(first.turn_id, second.turn_id, b"f", "hint")
     assert amended.id == opened.id
-    await ledger.judgements.settle(amended.id, TIE, [given])
+    await ledger.judgements.finalize(amended.id, TIE, [given])
     assert [one.applied for one in await ledger.judgements.feedback_of(first.turn_id)] == [True]
     assert [state for state, _ in ledger.samples(first.turn_id)] == [SampleState.SUPERSEDED]
-    await ledger.judgements.settle(amended.id, GOOD, [given])
+    await ledger.judgements.finalize(amended.id, GOOD, [given])
     ledger.claim(first.turn_id)
     heard = [given, await ledger.give(first.turn_id, -1.0, "no")]
     with pytest.raises(StoreUnavailable):
-        await ledger.judgements.settle(opened.id, BAD, heard)  # a step took it meanwhile
+        await ledger.judgements.finalize(opened.id, BAD, heard)  # a step took it meanwhile
     further = await ledger.judgements.revise(first.turn_id, None, b"g", "hint")
     assert further.id != opened.id
-    await ledger.judgements.settle(further.id, BAD, heard)
+    await ledger.judgements.finalize(further.id, BAD, heard)
     assert ledger.samples(first.turn_id) == [(SampleState.CLAIMED, 1.0), (SampleState.FRESH, -1.0)]
 
 
 async def test_a_judge_that_answers_after_a_rating_does_not_undo_it(ledger: Ledger) -> None:
     first, second = ledger.talk("one", "two")
-    await ledger.enter(first, second)
+    await ledger.insert(first, second)
     slow = await ledger.judgements.open(first.turn_id, second.turn_id, b"e", "hint")
     given = await ledger.give(first.turn_id, -1.0, None)
     quick = await ledger.judgements.revise(first.turn_id, second.turn_id, b"f", "hint")
-    await ledger.judgements.settle(quick.id, BAD, [given])
+    await ledger.judgements.finalize(quick.id, BAD, [given])
     with pytest.raises(StoreUnavailable):
-        await ledger.judgements.settle(slow.id, GOOD, [])
+        await ledger.judgements.finalize(slow.id, GOOD, [])
     assert ledger.samples(first.turn_id) == [(SampleState.FRESH, -1.0)]
-    assert await ledger.fate(first) == (Outcome.SAMPLED, "verdict -1")
+    assert await ledger.fate(first) == (TurnOutcome.SAMPLED, "verdict -1")
 
 
 async def test_judged_again_it_replaces_what_no_step_has(ledger: Ledger) -> None:
     first, second = ledger.talk("one", "two")
-    await ledger.enter(first, second)
+    await ledger.insert(first, second)
     opened = await ledger.judgements.open(first.turn_id, second.turn_id, b"e", "hint")
-    await ledger.judgements.settle(opened.id, GOOD, [])
-    again = await ledger.judgements.judge_again(first.turn_id, 1, second.turn_id, b"e", "hint")
-    same = await ledger.judgements.judge_again(first.turn_id, 1, second.turn_id, b"e", "hint")
+    await ledger.judgements.finalize(opened.id, GOOD, [])
+    again = await ledger.judgements.rejudge(first.turn_id, 1, second.turn_id, b"e", "hint")
+    same = await ledger.judgements.rejudge(first.turn_id, 1, second.turn_id, b"e", "hint")
     assert again.id == same.id != opened.id
-    await ledger.judgements.settle(again.id, BAD, [])
+    await ledger.judgements.finalize(again.id, BAD, [])
     assert ledger.samples(first.turn_id) == [(SampleState.SUPERSEDED, 1.0), (SampleState.FRESH, -1.0)]
     ledger.claim(first.turn_id)
-    late = await ledger.judgements.judge_again(first.turn_id, 2, second.turn_id, b"e", "hint")
-    await ledger.judgements.settle(late.id, GOOD, [])
+    late = await ledger.judgements.rejudge(first.turn_id, 2, second.turn_id, b"e", "hint")
+    await ledger.judgements.finalize(late.id, GOOD, [])
     assert [state for state, _ in ledger.samples(first.turn_id)] == [SampleState.SUPERSEDED, SampleState.CLAIMED]
-    assert await ledger.fate(first) == (Outcome.SAMPLED, "verdict -1")
+    assert await ledger.fate(first) == (TurnOutcome.SAMPLED, "verdict -1")
 
 
 async def test_the_newest_trained_turns_are_known_with_their_steps(ledger: Ledger) -> None:
     turns = ledger.talk("one", "two", "three", "four")
     other = ledger.talk("one", session="other")
     side = replace(turns[0], turn_id=new_turn_id(), kind=TurnKind.SIDE)
-    session = await ledger.enter(side, *turns)
-    await ledger.enter(*other)
+    session = await ledger.insert(side, *turns)
+    await ledger.insert(*other)
     for turn, end in ((turns[0], GOOD), (turns[1], BAD), (turns[2], GOOD), (other[0], GOOD)):
-        await settle(ledger, turn, end)
+        await finalize(ledger, turn, end)
     assert await ledger.judgements.trained(session, 9) == []
     ledger.train(turns[1].turn_id, 2)
     ledger.train(turns[0].turn_id, 5)
@@ -188,20 +200,22 @@ async def test_the_newest_trained_turns_are_known_with_their_steps(ledger: Ledge
 
 async def test_a_closing_sees_all_turns_first_and_later_only_the_undecided(ledger: Ledger) -> None:
     first, second = ledger.talk("one", "two")
-    session = await ledger.enter(first, second)
+    session = await ledger.insert(first, second)
     opened = await ledger.judgements.open(first.turn_id, second.turn_id, b"e", "hint")
-    await ledger.judgements.settle(opened.id, TIE, [])
+    await ledger.judgements.finalize(opened.id, TIE, [])
     seen = await ledger.closing.look(session)
     assert seen is not None
     assert (seen.first, seen.at_least_one, seen.main_turns) == (True, True, 2)
     judged, last = seen.turns
     assert (judged.number, judged.judged, judged.expected, judged.trainable, judged.samples) == (1, True, 0.0, True, 0)
-    assert (last.last, last.judged, last.outcome, last.followed_by) == (True, False, Outcome.WAITING, [])
-    ending = Ending(second.turn_id, Outcome.NO_FEEDBACK, "nothing followed")
+    assert (last.last, last.judged, last.outcome, last.followed_by) == (True, False, TurnOutcome.WAITING, [])
+    ending = Ending(second.turn_id, TurnOutcome.NO_FEEDBACK, "nothing followed")
     extra = ExtraSample(first.turn_id, 0.5, "at least one")
-    await ledger.closing.close(session, "idle", [ending, Ending(first.turn_id, Outcome.UNJUDGED, "x")], "done", extra)
-    assert await ledger.fate(first) == (Outcome.SAMPLED, "at least one")
-    assert await ledger.fate(second) == (Outcome.NO_FEEDBACK, "nothing followed")
+    await ledger.closing.close(
+        session, "idle", [ending, Ending(first.turn_id, TurnOutcome.UNJUDGED, "x")], "done", extra
+    )
+    assert await ledger.fate(first) == (TurnOutcome.SAMPLED, "at least one")
+    assert await ledger.fate(second) == (TurnOutcome.NO_FEEDBACK, "nothing followed")
     assert ledger.samples(first.turn_id) == [(SampleState.FRESH, 0.5)]
     seen = await ledger.closing.look(session)
     assert seen is not None
@@ -211,47 +225,47 @@ async def test_a_closing_sees_all_turns_first_and_later_only_the_undecided(ledge
 
 async def test_a_closing_never_samples_a_turn_that_was_erased_meanwhile(ledger: Ledger) -> None:
     first, second = ledger.talk("one", "two")
-    session = await ledger.enter(first, second)
-    await settle(ledger, first, TIE)
+    session = await ledger.insert(first, second)
+    await finalize(ledger, first, TIE)
     ledger.erase(first.turn_id)
     extra = ExtraSample(first.turn_id, 0.5, "at least one")
     await ledger.closing.close(session, "idle", [], "done", extra)
-    assert (await ledger.fate(first))[0] is Outcome.ERASED
+    assert (await ledger.fate(first))[0] is TurnOutcome.ERASED
     assert ledger.samples(first.turn_id) == []
 
 
 async def test_a_turn_nobody_ended_keeps_its_session_open(ledger: Ledger) -> None:
     (first,) = ledger.talk("one")
-    session = await ledger.enter(first)
+    session = await ledger.insert(first)
     await ledger.closing.close(session, "idle", [], None, None)
     assert [facts.session_id for facts in await ledger.upkeep.sessions_left_open(NOW, 9)] == [session]
     seen = await ledger.closing.look(session)
     assert seen is not None
     assert [turn.turn_id for turn in seen.turns] == [first.turn_id]
-    await ledger.closing.close(session, "idle", [Ending(first.turn_id, Outcome.NO_FEEDBACK, "no")], None, None)
+    await ledger.closing.close(session, "idle", [Ending(first.turn_id, TurnOutcome.NO_FEEDBACK, "no")], None, None)
     assert await ledger.upkeep.sessions_left_open(NOW, 9) == []
 
 
 async def test_what_was_not_announced_is_found_in_order_until_it_is(ledger: Ledger) -> None:
     turns = ledger.talk("one", "two", "three")
     side = replace(turns[0], turn_id=new_turn_id(), kind=TurnKind.SIDE)
-    await ledger.enter(turns[1], turns[0], side, turns[2])
-    missed = await ledger.upkeep.unannounced_turns(NOW, 2)
+    await ledger.insert(turns[1], turns[0], side, turns[2])
+    missed = await ledger.upkeep.pending_turns(NOW, 2)
     assert [told.turn_id for _, told in missed] == [turn.turn_id for turn in turns[:2]]
-    assert await ledger.upkeep.unannounced_turns(LATER, 9) == []
-    await ledger.upkeep.mark_announced([told.turn_id for _, told in missed])
-    assert [told.turn_id for _, told in await ledger.upkeep.unannounced_turns(NOW, 9)] == [turns[2].turn_id]
+    assert await ledger.upkeep.pending_turns(LATER, 9) == []
+    await ledger.upkeep.mark_notified([told.turn_id for _, told in missed])
+    assert [told.turn_id for _, told in await ledger.upkeep.pending_turns(NOW, 9)] == [turns[2].turn_id]
 
 
 async def test_feedback_nobody_was_told_of_is_found_until_somebody_is(ledger: Ledger) -> None:
     (first,) = ledger.talk("one")
-    await ledger.enter(first)
+    await ledger.insert(first)
     given = await ledger.give(first.turn_id, 1.0, None)
-    ((facts, told),) = await ledger.upkeep.untold_feedback(NOW, 9)
+    ((facts, told),) = await ledger.upkeep.pending_feedback(NOW, 9)
     assert (facts.policy, told.feedback_id, told.turn_id) == ("default", given, first.turn_id)
-    assert await ledger.upkeep.untold_feedback(LATER, 9) == []
-    await ledger.upkeep.mark_feedback_announced([given])
-    assert await ledger.upkeep.untold_feedback(NOW, 9) == []
+    assert await ledger.upkeep.pending_feedback(LATER, 9) == []
+    await ledger.upkeep.mark_feedback_notified([given])
+    assert await ledger.upkeep.pending_feedback(NOW, 9) == []
 
 
 async def responses(ledger: Ledger, n: int) -> list[TurnRecord]:
@@ -275,71 +289,71 @@ async def responses(ledger: Ledger, n: int) -> list[TurnRecord]:
 
 async def test_the_mean_verdict_before_is_subtracted_and_each_judgement_counts_once(ledger: Ledger) -> None:
     turns = ledger.talk("one", "two", "three", "four")
-    await ledger.enter(*turns)
-    await settle(ledger, turns[0], related(GOOD, Relation.MEAN, 1.0))
+    await ledger.insert(*turns)
+    await finalize(ledger, turns[0], related(GOOD, Relation.MEAN, 1.0))
     assert await ledger.samples_of(turns[0]) == [1.0]  # the first stands as it is
-    await settle(ledger, turns[1], related(TIE, Relation.MEAN, 0.0))  # no opinion, and none in the mean
-    assert (await ledger.fate(turns[1]))[0] is Outcome.UNDECIDED
+    await finalize(ledger, turns[1], related(TIE, Relation.MEAN, 0.0))  # no opinion, and none in the mean
+    assert (await ledger.fate(turns[1]))[0] is TurnOutcome.UNDECIDED
     for _ in range(2):
-        await settle(ledger, turns[2], related(BAD, Relation.MEAN, -1.0))
+        await finalize(ledger, turns[2], related(BAD, Relation.MEAN, -1.0))
         assert await ledger.samples_of(turns[2]) == [-2.0]
-    await settle(ledger, turns[3], related(GOOD, Relation.MEAN, 1.0))
+    await finalize(ledger, turns[3], related(GOOD, Relation.MEAN, 1.0))
     assert await ledger.samples_of(turns[3]) == [1.0]
-    await settle(ledger, turns[2], related(GOOD, Relation.MEAN, 1.0))  # changed its mind: the mean before is +1
-    assert await ledger.fate(turns[2]) == (Outcome.UNDECIDED, "verdict +1; mean before +1.00")
+    await finalize(ledger, turns[2], related(GOOD, Relation.MEAN, 1.0))  # changed its mind: the mean before is +1
+    assert await ledger.fate(turns[2]) == (TurnOutcome.UNDECIDED, "verdict +1; mean before +1.00")
     assert [state for state, _ in ledger.samples(turns[2].turn_id)] == [SampleState.SUPERSEDED]
 
 
 async def test_a_group_is_sampled_when_its_last_verdict_comes(ledger: Ledger) -> None:
     group = await responses(ledger, 4)
-    await ledger.enter(*group)
+    await ledger.insert(*group)
     ends = [(GOOD, 1.0), (BAD, -1.0), (GOOD, 1.0), (TIE, 0.0)]
     for turn, (end, reward) in list(zip(group, ends, strict=True))[:3]:
-        await settle(ledger, turn, related(end, Relation.GROUP, reward))
+        await finalize(ledger, turn, related(end, Relation.GROUP, reward))
     assert await ledger.fate(group[0]) == (
-        Outcome.UNDECIDED,
+        TurnOutcome.UNDECIDED,
         "waits for its group: 3 of 4 have a verdict (verdict +1)",
     )
     assert [ledger.samples(turn.turn_id) for turn in group] == [[]] * 4
-    await settle(ledger, group[3], related(TIE, Relation.GROUP, 0.0))
+    await finalize(ledger, group[3], related(TIE, Relation.GROUP, 0.0))
     assert [round((await ledger.samples_of(turn))[0], 2) for turn in group] == [0.90, -1.51, 0.90, -0.30]
-    assert await ledger.fate(group[3]) == (Outcome.SAMPLED, "-0.30 in its group of 4 (vote tie)")
+    assert await ledger.fate(group[3]) == (TurnOutcome.SAMPLED, "-0.30 in its group of 4 (vote tie)")
 
 
 async def test_a_group_that_agrees_gives_no_sample(ledger: Ledger) -> None:
     group = await responses(ledger, 2)
-    await ledger.enter(*group)
+    await ledger.insert(*group)
     for turn in group:
-        await settle(ledger, turn, related(BAD, Relation.GROUP, -1.0))
+        await finalize(ledger, turn, related(BAD, Relation.GROUP, -1.0))
     assert [ledger.samples(turn.turn_id) for turn in group] == [[], []]
-    assert await ledger.fate(group[0]) == (Outcome.UNDECIDED, "group agrees (verdict -1)")
+    assert await ledger.fate(group[0]) == (TurnOutcome.UNDECIDED, "group agrees (verdict -1)")
 
 
 async def test_closing_settles_the_groups_that_wait(ledger: Ledger) -> None:
     group = await responses(ledger, 3)
-    session = await ledger.enter(*group)
-    await settle(ledger, group[1], related(BAD, Relation.GROUP, -1.0))
+    session = await ledger.insert(*group)
+    await finalize(ledger, group[1], related(BAD, Relation.GROUP, -1.0))
     seen = await ledger.closing.look(session)
     assert seen is not None
     assert seen.related
-    (end,), _ = await ledger.closing.settle_related(session)
-    assert (end.turn_id, end.reward, end.outcome) == (group[1].turn_id, -1.0, Outcome.SAMPLED)
+    (end,), _ = await ledger.closing.finalize_related(session)
+    assert (end.turn_id, end.reward, end.outcome) == (group[1].turn_id, -1.0, TurnOutcome.SAMPLED)
     assert end.why == "the only verdict in its group: verdict -1"
     await ledger.closing.close(session, "idle", [], None, None)
-    assert await ledger.closing.settle_related(session) == ([], None)
+    assert await ledger.closing.finalize_related(session) == ([], None)
     # A rating that comes later meets the verdict there is.
-    await settle(ledger, group[0], related(GOOD, Relation.GROUP, 1.0))
+    await finalize(ledger, group[0], related(GOOD, Relation.GROUP, 1.0))
     assert [(await ledger.samples_of(turn)) for turn in group] == [[1.0], [-1.0], []]
 
 
 async def test_a_member_that_a_step_has_stays_as_it_is(ledger: Ledger) -> None:
     group = await responses(ledger, 3)
-    session = await ledger.enter(*group)
-    await settle(ledger, group[0], related(GOOD, Relation.GROUP, 1.0))
-    await settle(ledger, group[1], related(BAD, Relation.GROUP, -1.0))
-    await ledger.closing.settle_related(session)
+    session = await ledger.insert(*group)
+    await finalize(ledger, group[0], related(GOOD, Relation.GROUP, 1.0))
+    await finalize(ledger, group[1], related(BAD, Relation.GROUP, -1.0))
+    await ledger.closing.finalize_related(session)
     await ledger.closing.close(session, "idle", [], None, None)
     ledger.claim(group[0].turn_id)
-    await settle(ledger, group[2], related(BAD, Relation.GROUP, -1.0))
+    await finalize(ledger, group[2], related(BAD, Relation.GROUP, -1.0))
     assert ledger.samples(group[0].turn_id) == [(SampleState.CLAIMED, 1.0)]
     assert [round((await ledger.samples_of(turn))[0], 2) for turn in group[1:]] == [-0.71, -0.71]

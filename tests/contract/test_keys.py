@@ -4,10 +4,10 @@ import re
 
 import pytest
 
-from clawloop.contracts import Scope
+from clawloop.contracts.serving import Scope
 from clawloop.errors import SetupError
-from db.engine import Database
-from db.keys import PostgresKeyStore
+from db.database import Database
+from db.serving.keys import PostgresKeyStore
 from tests.contract.conftest import Stores
 
 

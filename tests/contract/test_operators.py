@@ -6,10 +6,10 @@ from collections.abc import Awaitable, Callable
 
 import pytest
 
-from clawloop.contracts import Outcome, SampleState
+from clawloop.contracts.training import SampleState, StepState, TrainingState
+from clawloop.contracts.turns import TurnOutcome
 from clawloop.errors import RequestRejected
-from clawloop.recipe import Recipe
-from clawloop.steps import StepState, TrainingState
+from clawloop.recipes.recipe import Recipe
 from tests.contract.learning import POLICY, RECIPE, Learning, publish, recipe, step
 
 
@@ -58,7 +58,7 @@ async def test_a_recipe_that_is_set_ends_waiting_samples_of_another_signal_at_on
     view = await learning.operators.set_recipe(POLICY, Recipe.model_validate({"name": "small", "signal": {"m": 5}}))
     assert (view.ready, view.oldest_seconds) == (0, None)
     assert not await learning.work_waiting()
-    changed = (SampleState.EXPIRED, Outcome.EXPIRED, "recipe changed")
+    changed = (SampleState.EXPIRED, TurnOutcome.EXPIRED, "recipe changed")
     assert [await learning.became(sample) for sample in waiting] == [changed] * 3
 
     view = await learning.operators.set_recipe(POLICY, same_signal)
@@ -87,7 +87,7 @@ async def test_samples_a_step_held_while_the_signal_changed_expire_when_the_step
         await operators.set_recipe(POLICY, Recipe.model_validate(RECIPE.model_dump() | {"signal": {"m": 4 + n}}))
         later = await learning.add_samples(1)
         await give_up(n)
-        changed = (SampleState.EXPIRED, Outcome.EXPIRED, "recipe changed")
+        changed = (SampleState.EXPIRED, TurnOutcome.EXPIRED, "recipe changed")
         assert [await learning.became(sample) for sample in held] == [changed] * 4
         assert (await learning.became(*later))[0] is SampleState.FRESH
         assert not await learning.work_waiting()
@@ -120,14 +120,14 @@ async def test_rolling_back_undoes_what_was_trained_since_and_going_forward_agai
     view = await learning.operators.roll_back(POLICY, 1)
     assert (view.head, view.version, view.epoch, view.step, view.unpublished) == (1, 1, 1, 4, False)
     kept, undone = batches[1].samples[0].sample_id, batches[3].samples[0].sample_id
-    assert (await learning.became(kept))[1:] == (Outcome.TRAINED, "trained in step 1")
+    assert (await learning.became(kept))[1:] == (TurnOutcome.TRAINED, "trained in step 1")
     assert await learning.became(undone) == (
         SampleState.TRAINED,  # it is not trained once more
-        Outcome.ROLLED_BACK,
+        TurnOutcome.ROLLED_BACK,
         "trained in step 3, rolled back to 1",
     )
     await learning.operators.roll_back(POLICY, 3)
-    assert (await learning.became(undone))[1:] == (Outcome.TRAINED, "trained in step 3")
+    assert (await learning.became(undone))[1:] == (TurnOutcome.TRAINED, "trained in step 3")
     assert (await learning.operators.look(POLICY)).epoch == 2
 
 

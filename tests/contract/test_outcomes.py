@@ -2,11 +2,13 @@
 
 from __future__ import annotations
 
-from clawloop.contracts import FeedbackEffect, Outcome, SampleState, TurnRecord
+from clawloop.contracts.sessions import FeedbackEffect
+from clawloop.contracts.training import SampleState
+from clawloop.contracts.turns import TurnOutcome, TurnRecord
 from clawloop.ids import SessionId
 from clawloop.judging.records import Ending, Relation
-from clawloop.recipe import Recipe
-from tests.contract.ledgers import BAD, GOOD, TIE, Ledger, fake_ledger, ledger, postgres_ledger, related, settle
+from clawloop.recipes.recipe import Recipe
+from tests.contract.ledgers import BAD, GOOD, TIE, Ledger, fake_ledger, finalize, ledger, postgres_ledger, related
 
 __all__ = ["fake_ledger", "ledger", "postgres_ledger"]
 
@@ -23,35 +25,35 @@ async def judged(ledger: Ledger) -> tuple[SessionId, list[TurnRecord]]:
     """Three turns with process +1/3, 0 and -1, and one that nothing followed."""
     await ledger.learn_by(BY_OUTCOME)
     turns = ledger.talk("one", "two", "three", "four")
-    session = await ledger.enter(*turns)
+    session = await ledger.insert(*turns)
     for turn, end, process in zip(turns, (GOOD, TIE, BAD), (1 / 3, 0.0, -1.0), strict=False):
-        await settle(ledger, turn, related(end, Relation.OUTCOME, process))
+        await finalize(ledger, turn, related(end, Relation.OUTCOME, process))
     return session, turns
 
 
 async def close(ledger: Ledger, session: SessionId) -> None:
-    await ledger.closing.settle_related(session)
+    await ledger.closing.finalize_related(session)
     await ledger.closing.close(session, "idle", [], None, None)
 
 
 async def test_each_turn_earns_the_outcome_and_its_own_votes(ledger: Ledger) -> None:
     session, turns = await judged(ledger)
-    assert await ledger.fate(turns[0]) == (Outcome.UNDECIDED, "waits for its session's outcome (verdict +1)")
+    assert await ledger.fate(turns[0]) == (TurnOutcome.UNDECIDED, "waits for its session's outcome (verdict +1)")
     assert await ledger.give_outcome("s", 1) is FeedbackEffect.AMENDS
     seen = await ledger.closing.look(session)
     assert seen is not None
     assert (seen.related, seen.by_outcome) == (True, True)
     await close(ledger, session)
     assert [[round(r, 2) for r in await ledger.samples_of(turn)] for turn in turns] == [[1.33], [1.0], [], []]
-    assert await ledger.fate(turns[0]) == (Outcome.SAMPLED, "outcome +1, process +0.33 (verdict +1)")
-    assert await ledger.fate(turns[2]) == (Outcome.UNDECIDED, "outcome +1, process -1.00 (verdict -1)")
+    assert await ledger.fate(turns[0]) == (TurnOutcome.SAMPLED, "outcome +1, process +0.33 (verdict +1)")
+    assert await ledger.fate(turns[2]) == (TurnOutcome.UNDECIDED, "outcome +1, process -1.00 (verdict -1)")
 
 
 async def test_without_an_outcome_the_votes_alone_count(ledger: Ledger) -> None:
     session, turns = await judged(ledger)
     await close(ledger, session)
     assert [[round(r, 2) for r in await ledger.samples_of(turn)] for turn in turns] == [[0.33], [], [-1.0], []]
-    assert await ledger.fate(turns[1]) == (Outcome.UNDECIDED, "process +0.00, no outcome (vote tie)")
+    assert await ledger.fate(turns[1]) == (TurnOutcome.UNDECIDED, "process +0.00, no outcome (vote tie)")
 
 
 async def test_an_outcome_that_comes_late_changes_what_no_step_has(ledger: Ledger) -> None:
@@ -66,8 +68,8 @@ async def test_an_outcome_that_comes_late_changes_what_no_step_has(ledger: Ledge
 
 async def test_other_recipes_only_record_it(ledger: Ledger) -> None:
     turns = ledger.talk("one", "two")
-    session = await ledger.enter(*turns)
-    await settle(ledger, turns[0], GOOD)
+    session = await ledger.insert(*turns)
+    await finalize(ledger, turns[0], GOOD)
     assert await ledger.give_outcome("s", -1) is FeedbackEffect.RECORDED
     await close(ledger, session)
     assert await ledger.samples_of(turns[0]) == [1.0]
@@ -77,26 +79,26 @@ async def test_a_turn_that_is_judged_late_earns_the_outcome_at_once(ledger: Ledg
     session, turns = await judged(ledger)
     await ledger.give_outcome("s", 1)
     await close(ledger, session)
-    await settle(ledger, turns[3], related(GOOD, Relation.OUTCOME, 1.0))
+    await finalize(ledger, turns[3], related(GOOD, Relation.OUTCOME, 1.0))
     assert await ledger.samples_of(turns[3]) == [2.0]
 
 
 async def test_a_turn_that_comes_late_earns_the_outcome_when_its_session_closes_again(ledger: Ledger) -> None:
     await ledger.learn_by(BY_OUTCOME)
     late, last = ledger.talk("one", "two")
-    session = await ledger.enter(last)
+    session = await ledger.insert(last)
     await ledger.give_outcome("s", 1)
-    await ledger.closing.close(session, "idle", [Ending(last.turn_id, Outcome.NO_FEEDBACK, "")], None, None)
+    await ledger.closing.close(session, "idle", [Ending(last.turn_id, TurnOutcome.NO_FEEDBACK, "")], None, None)
     seen = await ledger.closing.look(session)
     assert seen is not None
     assert seen.closed
-    await ledger.enter(late)
+    await ledger.insert(late)
     seen = await ledger.closing.look(session)
     assert seen is not None
     assert not seen.closed
-    await settle(ledger, late, related(GOOD, Relation.OUTCOME, 1 / 3))
-    assert await ledger.fate(late) == (Outcome.UNDECIDED, "waits for its session's outcome (verdict +1)")
-    await ledger.closing.settle_related(session)
+    await finalize(ledger, late, related(GOOD, Relation.OUTCOME, 1 / 3))
+    assert await ledger.fate(late) == (TurnOutcome.UNDECIDED, "waits for its session's outcome (verdict +1)")
+    await ledger.closing.finalize_related(session)
     await ledger.closing.close(session, "came late", [], None, None)
     assert [round(reward, 2) for reward in await ledger.samples_of(late)] == [1.33]
     assert await ledger.give_outcome("s", -1) is FeedbackEffect.AMENDS

@@ -6,8 +6,8 @@ from datetime import timedelta
 
 import pytest
 
+from clawloop.contracts.training import AdapterDirectory, StepState
 from clawloop.errors import RecordUnusable, RequestRejected
-from clawloop.steps import AdapterDirectory, StepState
 from tests.contract.learning import HOURS, POLICY, Learning, publish, step, trained
 
 MINUTE = timedelta(minutes=1)

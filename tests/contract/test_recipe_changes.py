@@ -5,7 +5,7 @@ from __future__ import annotations
 import pytest
 
 from clawloop.errors import RecipeRejected, RequestRejected
-from db.recipes import read_recipe_of, set_recipe
+from db.training.recipes import read_recipe_of, set_recipe
 from tests.contract.learning import POLICY, PostgresLearning, recipe, step
 
 pytestmark = pytest.mark.postgres

@@ -13,9 +13,9 @@ from alembic.migration import MigrationContext
 from sqlalchemy import create_engine
 
 from clawloop.errors import SetupError
-from clawloop.local.postgres import free_port
+from clawloop.local.services.postgres import free_port
 from db import schema
-from db.engine import Database, driver_url
+from db.database import Database, driver_url
 from db.schema import head, is_current, migrate, migrate_down
 from db.tables import Base
 from tests.conftest import execute

@@ -5,15 +5,8 @@ from __future__ import annotations
 from dataclasses import replace
 from datetime import timedelta
 
-from clawloop.contracts import (
-    FeedbackEffect,
-    Outcome,
-    SessionEvidence,
-    SessionSource,
-    SessionState,
-    TurnKind,
-    TurnRecord,
-)
+from clawloop.contracts.sessions import FeedbackEffect, SessionState
+from clawloop.contracts.turns import SessionEvidence, SessionSource, TurnKind, TurnOutcome, TurnRecord
 from clawloop.ids import SessionId, new_turn_id
 from tests.contract.conftest import Stores
 from tests.records import turn_record
@@ -31,7 +24,7 @@ def named(stores: Stores, session: str, minute: int, **changes: object) -> TurnR
 
 async def test_sessions_are_listed_newest_first_in_pages_and_by_filter(stores: Stores) -> None:
     for minute, name in enumerate(["a", "b", "c", "d"]):
-        await stores.turns.enter(named(stores, name, minute, ends_session=name == "b"))
+        await stores.turns.insert(named(stores, name, minute, ends_session=name == "b"))
     first = await stores.sessions.sessions(policy="default", state=None, after=None, limit=3)
     assert [view.external_id for view in first] == ["d", "c", "b"]
     rest = await stores.sessions.sessions(policy=None, state=None, after=first[-1].id, limit=3)
@@ -45,14 +38,14 @@ async def test_sessions_are_listed_newest_first_in_pages_and_by_filter(stores: S
 async def test_a_session_shows_each_turn_with_its_outcome_and_why(stores: Stores) -> None:
     main = named(stores, "s", 0)
     side = named(stores, "s", 1, kind=TurnKind.SIDE, kind_reason="header X-Turn-Type: side")
-    session = (await stores.turns.enter(main)).session_id
-    await stores.turns.enter(side)
+    session = (await stores.turns.insert(main)).session_id
+    await stores.turns.insert(side)
     view = await stores.sessions.session(session)
     assert view is not None
     assert (view.main_turns, view.side_turns, view.waiting, view.sampled) == (1, 1, 1, 0)
     first, second = await stores.sessions.turns(session)
-    assert (first.id, first.number, first.outcome, first.why) == (main.turn_id, 1, Outcome.WAITING, None)
-    assert (second.number, second.outcome, second.why) == (None, Outcome.SIDE, "header X-Turn-Type: side")
+    assert (first.id, first.number, first.outcome, first.why) == (main.turn_id, 1, TurnOutcome.WAITING, None)
+    assert (second.number, second.outcome, second.why) == (None, TurnOutcome.SIDE, "header X-Turn-Type: side")
 
 
 async def test_a_session_nobody_knows_is_none(stores: Stores) -> None:
@@ -63,8 +56,8 @@ async def test_a_session_nobody_knows_is_none(stores: Stores) -> None:
 
 async def test_feedback_finds_its_turn_by_id_by_our_session_and_by_the_clients(stores: Stores) -> None:
     first, second = named(stores, "s", 0), named(stores, "s", 1)
-    session = (await stores.turns.enter(first)).session_id
-    await stores.turns.enter(second)
+    session = (await stores.turns.insert(first)).session_id
+    await stores.turns.insert(second)
     assert await stores.feedback.turn_of(stores.key, "s", 2) == second.turn_id
     assert await stores.feedback.turn_of(stores.key, str(session), 1) == first.turn_id
     assert await stores.feedback.turn_of(stores.key, "s", 3) is None
@@ -76,13 +69,13 @@ async def test_feedback_finds_its_turn_by_id_by_our_session_and_by_the_clients(s
         session,
         FeedbackEffect.AMENDS,
     )
-    await stores.feedback.mark_feedback_announced(given.given.feedback_id)
+    await stores.feedback.mark_feedback_notified(given.given.feedback_id)
 
 
 async def test_feedback_on_anothers_or_a_side_turn_is_refused(stores: Stores) -> None:
     main, side = named(stores, "s", 0), named(stores, "s", 1, kind=TurnKind.SIDE)
-    await stores.turns.enter(main)
-    await stores.turns.enter(side)
+    await stores.turns.insert(main)
+    await stores.turns.insert(side)
     assert await stores.feedback.give(stores.other_key, main.turn_id, 1.0, None) is None
     assert await stores.feedback.give(stores.key, side.turn_id, 1.0, None) is None
     assert await stores.feedback.give(stores.key, new_turn_id(), 1.0, None) is None
@@ -90,7 +83,7 @@ async def test_feedback_on_anothers_or_a_side_turn_is_refused(stores: Stores) ->
 
 async def test_feedback_on_a_turn_that_cannot_be_trained_is_only_recorded(stores: Stores) -> None:
     broken = named(stores, "s", 0, response=None, response_ids=None, logprobs=None)
-    await stores.turns.enter(broken)
+    await stores.turns.insert(broken)
     given = await stores.feedback.give(stores.key, broken.turn_id, None, "it broke")
     assert given is not None
     assert given.effect is FeedbackEffect.RECORDED

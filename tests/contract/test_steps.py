@@ -7,10 +7,10 @@ from datetime import timedelta
 
 import pytest
 
-from clawloop.contracts import Outcome, SampleState
+from clawloop.contracts.training import Claim, SampleState, StepState, TrainingState
+from clawloop.contracts.turns import TurnOutcome
 from clawloop.errors import RecordUnusable
-from clawloop.recipe import Recipe
-from clawloop.steps import Claim, StepState, TrainingState
+from clawloop.recipes.recipe import Recipe
 from tests.contract.learning import HOURS, POLICY, RECIPE, Learning, recipe, step, trained
 
 
@@ -95,9 +95,9 @@ async def test_a_committed_step_is_the_head_and_its_turns_say_so(learning: Learn
     assert await learning.steps.commit(batch, result) is StepState.COMMITTED
     assert await learning.steps.commit(batch, result) is StepState.COMMITTED
     assert await learning.steps.committed(POLICY, 1) == result.version
-    assert await learning.became(first) == (SampleState.TRAINED, Outcome.TRAINED, "trained in step 1")
+    assert await learning.became(first) == (SampleState.TRAINED, TurnOutcome.TRAINED, "trained in step 1")
     state, outcome, why = await learning.became(dropped)
-    assert (state, outcome) == (SampleState.EXPIRED, Outcome.EXPIRED)
+    assert (state, outcome) == (SampleState.EXPIRED, TurnOutcome.EXPIRED)
     assert why == "left out of step 1: drifted: mean |log ratio| 1.20, bound 1"
     view = await learning.steps.look(POLICY)
     assert (view.state, view.head, view.version, view.step, view.unpublished) == (TrainingState.WAITING, 1, 0, 2, True)
@@ -141,7 +141,7 @@ async def test_a_step_whose_policy_went_on_is_abandoned_and_its_samples_are_free
     assert (await learning.steps.claim(POLICY, 2)).state is StepState.ABANDONED
     assert await learning.steps.commit(batch, trained(batch)) is StepState.ABANDONED
     assert await learning.steps.committed(POLICY, 2) is None
-    assert await learning.became(samples[0]) == (SampleState.FRESH, Outcome.SAMPLED, "verdict +1")
+    assert await learning.became(samples[0]) == (SampleState.FRESH, TurnOutcome.SAMPLED, "verdict +1")
     assert await learning.work_waiting()
     assert (await learning.steps.claim(POLICY, 2)).samples == 4  # what it had; its number is used up
     claim = await learning.steps.claim(POLICY, 3)
@@ -182,7 +182,7 @@ async def test_a_step_that_teaches_nothing_is_given_up_and_its_samples_expire(le
     for _ in range(2):
         await learning.steps.expire(POLICY, 1, "no sample of 4 can be trained: too long")
     why = "no sample of 4 can be trained: too long"
-    assert await learning.became(samples[0]) == (SampleState.EXPIRED, Outcome.EXPIRED, f"step 1: {why}")
+    assert await learning.became(samples[0]) == (SampleState.EXPIRED, TurnOutcome.EXPIRED, f"step 1: {why}")
     claim = await learning.steps.claim(POLICY, 1)
     assert (claim.state, claim.reason) == (StepState.ABANDONED, why)
     view = await learning.steps.look(POLICY)
@@ -197,7 +197,7 @@ async def test_a_bad_step_is_set_aside_and_training_pauses(learning: Learning) -
         await learning.steps.quarantine(POLICY, 1, "KL 12.0, bound 10")
     assert await learning.became(samples[0]) == (
         SampleState.QUARANTINED,
-        Outcome.QUARANTINED,
+        TurnOutcome.QUARANTINED,
         "step 1: KL 12.0, bound 10",
     )
     view = await learning.steps.look(POLICY)
@@ -216,7 +216,7 @@ async def test_resuming_takes_what_was_set_aside_only_when_told_to(learning: Lea
     assert (view.state, view.ready) == (TrainingState.WAITING, 0)
     view = await learning.operators.resume(POLICY, retry_quarantined=True)
     assert (view.state, view.ready) == (TrainingState.WAITING, 4)
-    assert await learning.became(samples[0]) == (SampleState.FRESH, Outcome.SAMPLED, "verdict +1")
+    assert await learning.became(samples[0]) == (SampleState.FRESH, TurnOutcome.SAMPLED, "verdict +1")
     assert await learning.work_waiting()
     assert (await learning.steps.claim(POLICY, 2)).samples == 4
 
@@ -275,7 +275,7 @@ async def test_next_state_evidence_ages_in_versions_and_explicit_feedback_does_n
     assert (await learning.steps.claim(POLICY, 4)).state is StepState.CLAIMED
     assert await learning.became(old) == (
         SampleState.EXPIRED,
-        Outcome.EXPIRED,
+        TurnOutcome.EXPIRED,
         "stale: 3 versions apart, bound 2",
     )
     batch = await learning.steps.batch(POLICY, 4)
@@ -307,7 +307,7 @@ async def test_samples_of_another_signal_expire_and_those_of_another_training_do
     await learning.steps.commit(batch, trained(batch))
     await learning.set_recipe(Recipe.model_validate({"name": "small", "signal": {"m": 5}}))
     assert (await learning.steps.claim(POLICY, 2)).state is None
-    assert await learning.became(lost) == (SampleState.EXPIRED, Outcome.EXPIRED, "recipe changed")
+    assert await learning.became(lost) == (SampleState.EXPIRED, TurnOutcome.EXPIRED, "recipe changed")
 
 
 async def test_a_sample_the_recipe_learns_nothing_from_fills_no_batch(learning: Learning) -> None:
@@ -321,7 +321,7 @@ async def test_a_sample_the_recipe_learns_nothing_from_fills_no_batch(learning: 
     assert (await learning.steps.claim(POLICY, 1)).state is None
     assert await learning.became(hint_only) == (
         SampleState.EXPIRED,
-        Outcome.EXPIRED,
+        TurnOutcome.EXPIRED,
         "neither a verdict nor a hint that this recipe learns from",
     )
 

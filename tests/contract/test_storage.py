@@ -11,10 +11,10 @@ from statistics import median
 import psycopg
 import pytest
 
-from clawloop.contracts import Message, TurnRecord
-from db.chains import Chains
-from db.engine import Database
-from db.turns import PostgresTurnStore
+from clawloop.contracts.turns import Message, TurnRecord
+from db.database import Database
+from db.turns.conversation_cache import ConversationCache
+from db.turns.insert import PostgresTurnStore
 from tests.contract.conftest import Stores
 from tests.records import turn_record
 
@@ -91,7 +91,7 @@ async def test_storage_for_each_token_stays_the_same_as_a_conversation_grows(
     length: dict[int, int] = {}
     whole_requests = 0
     for number, record in enumerate(records, start=1):
-        await postgres_stores.turns.enter(record)
+        await postgres_stores.turns.insert(record)
         length[number] = len(record.prompt_ids or ()) + REPLY_TOKENS
         whole_requests += length[number]
         if number % 20 == 0:
@@ -124,8 +124,8 @@ def show(capsys: pytest.CaptureFixture[str], *lines: str) -> None:
 
 async def test_tools_are_stored_once(postgres_stores: Stores, postgres_url: str) -> None:
     for record in openclaw_chat(postgres_stores, 3):
-        await postgres_stores.turns.enter(record)
-    await postgres_stores.turns.enter(turn_record(api_key_id=postgres_stores.key, tools=record.tools))
+        await postgres_stores.turns.insert(record)
+    await postgres_stores.turns.insert(turn_record(api_key_id=postgres_stores.key, tools=record.tools))
 
     with psycopg.connect(postgres_url) as connection:
         assert connection.execute("SELECT count(*) FROM tool_lists").fetchone() == (1,)
@@ -138,10 +138,10 @@ async def test_a_long_conversation_is_rebuilt_exactly_without_memory(
     seconds = []
     for record in records:
         began = time.perf_counter()
-        await postgres_stores.turns.enter(record)
+        await postgres_stores.turns.insert(record)
         seconds.append(time.perf_counter() - began)
 
-    forgetful = PostgresTurnStore(database, Chains(cache_bytes=0))
+    forgetful = PostgresTurnStore(database, ConversationCache(cache_bytes=0))
     began = time.perf_counter()
     stored = await forgetful.load(records[-1].turn_id)
     loading = time.perf_counter() - began

@@ -4,9 +4,10 @@ from __future__ import annotations
 
 import pytest
 
-from activities.training import TrainingActivities
-from activities.training_messages import StepDone, TrainStep
-from clawloop.contracts import Outcome, SampleState
+from activities.training.messages import StepDone, TrainStep
+from activities.training.train_step import TrainingActivities
+from clawloop.contracts.training import SampleState, StepBatch, StepState, TrainingState
+from clawloop.contracts.turns import TurnOutcome
 from clawloop.errors import (
     AdapterUnusable,
     ModelUnsupported,
@@ -18,7 +19,6 @@ from clawloop.errors import (
     TrainerUnavailable,
 )
 from clawloop.ids import SampleId
-from clawloop.steps import StepBatch, StepState, TrainingState
 from tests.contract.learning import POLICY, Learning, recipe
 from tests.fakes.trainer import FakeTrainer
 
@@ -51,9 +51,9 @@ async def test_a_step_is_trained_and_committed_with_its_figures(desk: Desk) -> N
     assert (done.state, done.path, done.sha256, done.parent) == (StepState.COMMITTED, made.path, made.sha256, 0)
     assert (done.samples, done.loss, done.reason) == (3, 0.5, "")
     assert desk.trainer.taken == [batch]
-    assert await desk.learning.became(samples[0]) == (SampleState.TRAINED, Outcome.TRAINED, "trained in step 1")
+    assert await desk.learning.became(samples[0]) == (SampleState.TRAINED, TurnOutcome.TRAINED, "trained in step 1")
     why = "left out of step 1: 9000 tokens, the trainer takes 8192"
-    assert await desk.learning.became(samples[3]) == (SampleState.EXPIRED, Outcome.EXPIRED, why)
+    assert await desk.learning.became(samples[3]) == (SampleState.EXPIRED, TurnOutcome.EXPIRED, why)
 
 
 async def test_a_step_that_is_committed_is_answered_and_not_trained_again(desk: Desk) -> None:
@@ -94,7 +94,7 @@ async def test_a_batch_that_teaches_nothing_expires_and_training_goes_on(desk: D
     done = await desk.activities.train_step(ASK)
     why = "no sample of 4 can be trained: 9000 tokens, the trainer takes 8192"
     assert (done.state, done.reason) == (StepState.ABANDONED, why)
-    assert await desk.learning.became(samples[0]) == (SampleState.EXPIRED, Outcome.EXPIRED, f"step 1: {why}")
+    assert await desk.learning.became(samples[0]) == (SampleState.EXPIRED, TurnOutcome.EXPIRED, f"step 1: {why}")
     assert (await desk.learning.steps.look(POLICY)).state is TrainingState.WAITING
     assert await desk.activities.train_step(ASK) == done
     await desk.claim(2)

@@ -11,7 +11,15 @@ from typing import Any
 
 import pytest
 
-from clawloop.contracts import Message, Outcome, SessionEvidence, SessionSource, TurnKind, TurnRecord, TurnStatus
+from clawloop.contracts.turns import (
+    Message,
+    SessionEvidence,
+    SessionSource,
+    TurnKind,
+    TurnOutcome,
+    TurnRecord,
+    TurnStatus,
+)
 from clawloop.errors import RecordUnusable
 from clawloop.ids import SessionId, TurnId, new_turn_id
 from tests.contract.conftest import Stores
@@ -54,7 +62,7 @@ def conversation(stores: Stores, *asked: str, evidence: SessionEvidence = BY_MES
 
 async def enter_all(stores: Stores, turns: list[TurnRecord]) -> None:
     for turn in turns:
-        await stores.turns.enter(turn)
+        await stores.turns.insert(turn)
 
 
 async def parents(stores: Stores, turns: list[TurnRecord]) -> list[TurnId | None]:
@@ -72,11 +80,11 @@ async def sessions(stores: Stores, turns: list[TurnRecord]) -> set[SessionId]:
     return {turn.session_id for turn in stored if turn is not None}
 
 
-def assert_same(stored: TurnRecord, entered: TurnRecord) -> None:
+def assert_same(stored: TurnRecord, inserted: TurnRecord) -> None:
     """Equal also where Python is generous: 1, 1.0 and True, or the order of keys."""
-    assert stored == entered
+    assert stored == inserted
     for field in ("messages", "tools", "response", "sampling", "logprobs"):
-        assert json.dumps(getattr(stored, field)) == json.dumps(getattr(entered, field)), field
+        assert json.dumps(getattr(stored, field)) == json.dumps(getattr(inserted, field)), field
 
 
 # Exactness ----------------------------------------------------------------------------------------------------------
@@ -103,7 +111,7 @@ async def test_every_field_comes_back_as_it_was_entered(stores: Stores) -> None:
         ends_session=True,
     )
 
-    await stores.turns.enter(record)
+    await stores.turns.insert(record)
 
     stored = await stores.turns.load(record.turn_id)
     assert stored is not None
@@ -132,7 +140,7 @@ async def test_log_probs_are_the_engines_own_to_the_last_bit(stores: Stores) -> 
 
     for logprobs in (json.loads(printed), finer):
         record = turn_record(api_key_id=stores.key, response_ids=[1] * len(logprobs), logprobs=logprobs)
-        await stores.turns.enter(record)
+        await stores.turns.insert(record)
         stored = await stores.turns.load(record.turn_id)
         assert stored is not None
         assert [struct.pack("d", value) for value in _logprobs(stored.record)] == [
@@ -152,7 +160,7 @@ async def test_what_can_never_be_stored_says_so_and_leaves_nothing(stores: Store
     record = turn_record(api_key_id=stores.key, **broken)
 
     with pytest.raises(RecordUnusable):
-        await stores.turns.enter(record)
+        await stores.turns.insert(record)
 
     assert await stores.turns.load(record.turn_id) is None
 
@@ -165,9 +173,9 @@ async def test_a_turn_nobody_entered_is_not_there(stores: Stores) -> None:
 
 
 async def test_a_name_is_one_session_for_each_key(stores: Stores) -> None:
-    first = await stores.turns.enter(turn_record("a", api_key_id=stores.key, evidence=NAMED))
-    again = await stores.turns.enter(turn_record("b", api_key_id=stores.key, evidence=NAMED))
-    other = await stores.turns.enter(turn_record("a", api_key_id=stores.other_key, evidence=NAMED))
+    first = await stores.turns.insert(turn_record("a", api_key_id=stores.key, evidence=NAMED))
+    again = await stores.turns.insert(turn_record("b", api_key_id=stores.key, evidence=NAMED))
+    other = await stores.turns.insert(turn_record("a", api_key_id=stores.other_key, evidence=NAMED))
 
     assert first.session_id == again.session_id
     assert other.session_id != first.session_id
@@ -270,22 +278,22 @@ async def test_the_version_of_the_turn_before_is_known(stores: Stores) -> None:
 @pytest.mark.parametrize(
     ("changes", "outcome", "detail"),
     [
-        ({}, Outcome.WAITING, None),
-        ({"status": TurnStatus.ABORTED, "finish_reason": None}, Outcome.WAITING, None),
-        ({"kind": TurnKind.SIDE, "kind_reason": "heartbeat"}, Outcome.SIDE, "heartbeat"),
+        ({}, TurnOutcome.WAITING, None),
+        ({"status": TurnStatus.ABORTED, "finish_reason": None}, TurnOutcome.WAITING, None),
+        ({"kind": TurnKind.SIDE, "kind_reason": "heartbeat"}, TurnOutcome.SIDE, "heartbeat"),
         (
             {"status": TurnStatus.ERROR, "error": "engine gone", "response": None},
-            Outcome.NOT_TRAINABLE,
+            TurnOutcome.NOT_TRAINABLE,
             "no reply: engine gone",
         ),
-        ({"status": TurnStatus.ABORTED, "response": None}, Outcome.NOT_TRAINABLE, "no reply: aborted"),
+        ({"status": TurnStatus.ABORTED, "response": None}, TurnOutcome.NOT_TRAINABLE, "no reply: aborted"),
     ],
 )
 async def test_what_is_known_of_a_turns_fate_when_it_is_entered(
-    stores: Stores, changes: dict[str, Any], outcome: Outcome, detail: str | None
+    stores: Stores, changes: dict[str, Any], outcome: TurnOutcome, detail: str | None
 ) -> None:
     record = turn_record(api_key_id=stores.key, **changes)
-    await stores.turns.enter(record)
+    await stores.turns.insert(record)
 
     stored = await stores.turns.load(record.turn_id)
     assert stored is not None
@@ -297,14 +305,14 @@ async def test_what_is_known_of_a_turns_fate_when_it_is_entered(
 
 async def test_entering_twice_is_entering_once(stores: Stores) -> None:
     first, second = conversation(stores, "one", "two")
-    await stores.turns.enter(first)
-    entered = await stores.turns.enter(second)
+    await stores.turns.insert(first)
+    inserted = await stores.turns.insert(second)
 
-    again = await stores.turns.enter(second)
+    again = await stores.turns.insert(second)
 
-    assert not entered.duplicate
+    assert not inserted.duplicate
     assert again.duplicate
-    assert (again.session_id, again.parent_turn_id) == (entered.session_id, entered.parent_turn_id)
+    assert (again.session_id, again.parent_turn_id) == (inserted.session_id, inserted.parent_turn_id)
 
 
 @pytest.mark.parametrize("evidence", [NAMED, BY_MESSAGES])
@@ -313,16 +321,16 @@ async def test_the_same_turn_entered_at_the_same_moment_is_entered_once(
 ) -> None:
     (record,) = conversation(stores, "one", evidence=evidence)
 
-    entered = await asyncio.gather(*(stores.turns.enter(record) for _ in range(6)))
+    inserted = await asyncio.gather(*(stores.turns.insert(record) for _ in range(6)))
 
-    assert sorted(place.duplicate for place in entered) == [False, *[True] * 5]
-    assert len({place.session_id for place in entered}) == 1
+    assert sorted(place.duplicate for place in inserted) == [False, *[True] * 5]
+    assert len({place.session_id for place in inserted}) == 1
 
 
 async def test_turns_of_one_new_session_may_be_entered_at_the_same_moment(stores: Stores) -> None:
     turns = conversation(stores, *"abcdef", evidence=NAMED)
 
-    await asyncio.gather(*(stores.turns.enter(turn) for turn in reversed(turns)))
+    await asyncio.gather(*(stores.turns.insert(turn) for turn in reversed(turns)))
 
     assert await parents(stores, turns) == [None, *(turn.turn_id for turn in turns[:-1])]
 
@@ -347,7 +355,7 @@ async def test_a_late_turn_takes_only_what_continues_it(stores: Stores) -> None:
     await enter_all(stores, [first, third, retried, unrelated])
     assert await parents(stores, [third]) == [first.turn_id]
 
-    await stores.turns.enter(second)
+    await stores.turns.insert(second)
 
     assert await parents(stores, [third, retried, unrelated]) == [second.turn_id, first.turn_id, None]
 
@@ -366,9 +374,9 @@ def _logprobs(record: TurnRecord) -> list[float]:
 async def test_a_turn_is_noted_as_announced_once(stores: Stores) -> None:
     first, second = conversation(stores, "a", "b")
     await enter_all(stores, [first, second])
-    await stores.turns.mark_announced([first.turn_id])
+    await stores.turns.mark_notified([first.turn_id])
     once = await stores.turns.load(first.turn_id)
-    await stores.turns.mark_announced([first.turn_id, second.turn_id])
+    await stores.turns.mark_notified([first.turn_id, second.turn_id])
     again, other = await stores.turns.load(first.turn_id), await stores.turns.load(second.turn_id)
     assert once is not None
     assert again is not None

@@ -15,12 +15,12 @@ from typing import Any
 
 import typer
 
-from clawloop.cli import _prepare_for_up
+from clawloop.cli.demo_chat import chat_command
+from clawloop.cli.demo_run import run_command
+from clawloop.cli.main import _prepare_for_up
 from clawloop.demo import run as demo_run
-from clawloop.demo.chat_command import chat_command
-from clawloop.demo.run_command import run_command
 from clawloop.local import parts, up
-from clawloop.local.part import Launch, Part
+from clawloop.local.supervision.part import Launch, Part
 from clawloop.settings import Settings
 
 ROOT = Path(__file__).resolve().parents[2]
@@ -28,7 +28,7 @@ ROOT = Path(__file__).resolve().parents[2]
 
 def gateway(facts: up.Surroundings, host: str, port: int, environment: Mapping[str, str]) -> Part:
     real = parts.gateway(facts, host, port, environment)
-    command = (sys.executable, "-m", "tests.fakes.pupil_gateway", host, str(port))
+    command = (sys.executable, "-m", "tests.fakes.scripted_gateway", host, str(port))
     return replace(real, prepare=lambda: Launch(command, real.prepare().environment, ROOT))
 
 

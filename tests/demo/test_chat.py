@@ -17,12 +17,12 @@ import pytest
 from openai import AsyncOpenAI
 from rich.console import Console
 
+from clawloop.demo.admin_client import AdminClient, WatchedTurn
 from clawloop.demo.chat import Chat, chat, fate
-from clawloop.demo.place import Address
-from clawloop.demo.watching import WatchedTurn, Watcher
+from clawloop.demo.demo_folder import Address
 from clawloop.errors import SetupError
 from clawloop.ids import new_turn_id
-from tests.fakes.pupil_gateway import pupil_gateway
+from tests.fakes.scripted_gateway import pupil_gateway
 
 
 async def test_an_answer_comes_as_it_is_made_and_its_fate_once_something_follows() -> None:
@@ -30,16 +30,16 @@ async def test_an_answer_comes_as_it_is_made_and_its_fate_once_something_follows
     async with pupil_gateway() as gateway:
         async with (
             AsyncOpenAI(base_url=f"{gateway.url}/v1", api_key="k") as client,
-            Watcher(gateway.url, "k") as watcher,
+            AdminClient(gateway.url, "k") as watcher,
         ):
             talk = Chat(client, watcher, Console(file=output, width=100))
             assert await talk.say("What is rain?")
-            await talk.tell_news()
+            await talk.show_news()
             assert "answer 1, by pupil" in output.getvalue()
             assert "verdict" not in output.getvalue()
             assert await talk.say("thx\nWhat is snow?")
             for _ in range(2):  # told once
-                await talk.tell_news()
+                await talk.show_news()
     printed = output.getvalue()
     assert printed.count("answer 1: verdict +1, version 0, trained in step 1") == 1
     assert "answer 2:" not in printed
@@ -73,7 +73,7 @@ def test_a_fate_in_words_leaves_out_what_is_not_known() -> None:
 @pytest.mark.slow
 async def test_in_a_terminal_one_types_reads_and_leaves(tmp_path: Path) -> None:
     async with pupil_gateway() as gateway:
-        command = [sys.executable, "-m", "clawloop.cli", "demo", "chat", "--url", gateway.url, "--key", "k"]
+        command = [sys.executable, "-m", "clawloop.cli.main", "demo", "chat", "--url", gateway.url, "--key", "k"]
         printed = await asyncio.to_thread(_in_a_terminal, command, tmp_path)
     assert re.search(r"answer 1, by pupil", printed)
     assert re.search(r"answer 1: verdict \+1", printed)

@@ -10,7 +10,7 @@ from clawloop.demo.plan import Plan, plan
 from clawloop.demo.recipes import Method, demo_recipe
 from clawloop.demo.world import Axis
 from clawloop.errors import SetupError
-from clawloop.recipe import load_recipe
+from clawloop.recipes.recipe import load_recipe
 
 
 def planned(

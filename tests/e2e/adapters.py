@@ -7,12 +7,12 @@ from pathlib import Path
 
 import torch
 
-from clawloop.steps import VersionRef
-from clawloop.training.adapter import Adapter, BaseIdentity, adapter_files, read_adapter, write_version
-from clawloop.training.base_weights import BaseWeights
-from clawloop.training.collate import TokenSequence, collate
-from clawloop.training.loading import adapter_tensors, load_model, reset_adapter, set_adapter
-from clawloop.training.model import Lora, PolicyModel
+from clawloop.contracts.training import VersionRef
+from clawloop.training.adapters.files import Adapter, BaseIdentity, adapter_files, read_adapter, write_version
+from clawloop.training.model.base_weights import BaseWeights
+from clawloop.training.model.decoder import Lora, PolicyModel
+from clawloop.training.model.loading import adapter_tensors, load_model, reset_adapter, set_adapter
+from clawloop.training.packing.collate import TokenSequence, collate
 
 LORA = Lora(rank=4, alpha=8.0)
 

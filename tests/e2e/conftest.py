@@ -19,9 +19,9 @@ import pytest
 from safetensors.torch import load_file, save_file
 
 from clawloop.local.checks import choose_port
-from clawloop.local.supervisor import guarded
+from clawloop.local.services.vllm import Device, EngineOptions, launch, read_model
+from clawloop.local.supervision.supervisor import guarded
 from clawloop.local.tiny_model import ensure_tiny_model
-from clawloop.local.vllm import Device, EngineOptions, launch, read_model
 from tests.e2e.up import Up, up
 
 # 40 s on two idle cores, more when tests share them or several start at once.

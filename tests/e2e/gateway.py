@@ -15,12 +15,12 @@ from pathlib import Path
 
 import httpx
 
-from clawloop.contracts import StoredTurn
+from clawloop.contracts.turns import StoredTurn
 from clawloop.ids import turn_id_of
 from clawloop.local.checks import choose_port
-from clawloop.preparing import prepare
-from db.engine import BACKGROUND_LIMIT, Database
-from db.turns import PostgresTurnStore
+from clawloop.processes.bootstrap import prepare
+from db.database import BACKGROUND_LIMIT, Database
+from db.turns.insert import PostgresTurnStore
 
 START_SECONDS = 60
 
@@ -69,7 +69,7 @@ async def running_gateway(
     data.mkdir(parents=True, exist_ok=True)
     with (data / "gateway.log").open("ab") as log:
         process = subprocess.Popen(
-            [sys.executable, "-m", "clawloop.cli", "gateway", "--port", str(port), "--data", str(data)],
+            [sys.executable, "-m", "clawloop.cli.main", "gateway", "--port", str(port), "--data", str(data)],
             env=dict(os.environ) | {"DATABASE_URL": database_url} | environment,
             stdin=subprocess.DEVNULL,
             stdout=log,

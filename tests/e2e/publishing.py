@@ -13,14 +13,14 @@ import aiohttp
 import orjson
 import psycopg
 
-from activities.publishing import PublishingActivities
-from activities.training_messages import PublishVersion
-from clawloop.engine_announcing import TemporalPublishAnnouncer
-from clawloop.steps import VersionRef
-from clawloop.temporal import connect
-from db.engine import BACKGROUND_LIMIT, Database
-from db.publishing import PostgresPublishingStore
-from db.steps import PostgresStepStore
+from activities.serving.publishing import PublishingActivities
+from activities.training.messages import PublishVersion
+from clawloop.contracts.training import VersionRef
+from clawloop.temporal.client import connect
+from clawloop.temporal.engine_notifier import TemporalEngineNotifier
+from db.database import BACKGROUND_LIMIT, Database
+from db.serving.publishing import PostgresPublishingStore
+from db.training.steps import PostgresStepStore
 
 TOKENS = 48
 # Between publishes, so that some answers begin and end under each version.
@@ -146,8 +146,8 @@ async def commit(database_url: str, version: VersionRef) -> None:
 async def publish_all(database_url: str, temporal: str, versions: Sequence[VersionRef]) -> list[Publish]:
     """Commit and publish one version after the other, with pauses between them."""
     database = Database(database_url, BACKGROUND_LIMIT)
-    announcer = TemporalPublishAnnouncer(await connect(temporal))
-    publishing = PublishingActivities(PostgresPublishingStore(database), PostgresStepStore(database), announcer)
+    notifier = TemporalEngineNotifier(await connect(temporal))
+    publishing = PublishingActivities(PostgresPublishingStore(database), PostgresStepStore(database), notifier)
     took = []
     try:
         for version in versions:

@@ -42,7 +42,18 @@ def test_a_user_with_a_hidden_taste_teaches_it_in_64_interactions_without_a_fail
 
 def _run(folder: Path, seed: int) -> dict[str, Any]:
     """What holds of every run, whatever was learned."""
-    command = [sys.executable, "-m", "clawloop.cli", "demo", "run", "--seed", str(seed), "--data", "data", "--json"]
+    command = [
+        sys.executable,
+        "-m",
+        "clawloop.cli.main",
+        "demo",
+        "run",
+        "--seed",
+        str(seed),
+        "--data",
+        "data",
+        "--json",
+    ]
     done = subprocess.run(
         command,
         cwd=folder,

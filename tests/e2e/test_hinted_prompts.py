@@ -14,26 +14,26 @@ import psycopg
 import pytest
 from tokenizers import Tokenizer
 
-from activities.judging import JudgingActivities
-from activities.messages import JudgeTurn, TurnFate
-from activities.work import WorkTelling
-from clawloop.contracts import StoredTurn
+from activities.judging.judge_turn import JudgingActivities
+from activities.judging.messages import JudgeTurn, TurnResult
+from activities.training.notifier import TrainingNotifier
+from clawloop.contracts.turns import StoredTurn
 from clawloop.judging.hints import LEAD_IN
 from clawloop.judging.prompts import AnswerForm
 from clawloop.serving.endpoints import Endpoint
 from clawloop.serving.judge import JudgeClient
 from clawloop.serving.rendering import EngineRenderer
 from db.arrays import bytes_to_ids
-from db.engine import Database
-from db.judgements import PostgresJudgementStore
+from db.database import Database
+from db.judging.judgements import PostgresJudgementStore
 from db.schema import migrate
-from db.work import PostgresWorkStore
+from db.training.queue import PostgresWorkStore
 from tests.conftest import database_address, execute
 from tests.contract.conftest import PATIENT
 from tests.e2e.gateway import RealGateway, prepared, running_gateway
 from tests.e2e.test_tokens import CALL, TOOL
-from tests.fakes.announcer import FakeWorkAnnouncer
 from tests.fakes.judge import FakeJudge, fake_judge
+from tests.fakes.notifier import FakeWorkAnnouncer
 
 CONTEXT_TOKENS = 4096  # of the shared engine
 # It ends in a letter: a tokenizer may merge a full stop with the line breaks before a hint.
@@ -52,7 +52,7 @@ class Judged:
 
     call: StoredTurn
     reply: StoredTurn
-    fate: TurnFate
+    fate: TurnResult
     hinted: list[int] | None
 
 
@@ -75,7 +75,7 @@ async def renderer(engine_url: str) -> AsyncIterator[EngineRenderer]:
 @asynccontextmanager
 async def judging(gateway: RealGateway, judge: FakeJudge, renderer: EngineRenderer) -> AsyncIterator[JudgingActivities]:
     database = Database(gateway.database_url, PATIENT)
-    work = WorkTelling(PostgresWorkStore(database), FakeWorkAnnouncer())
+    work = TrainingNotifier(PostgresWorkStore(database), FakeWorkAnnouncer())
     try:
         async with JudgeClient(lambda policy: [Endpoint(judge.url, "judge")], AnswerForm.FREE) as client:
             yield JudgingActivities(PostgresJudgementStore(database), client, renderer, work)

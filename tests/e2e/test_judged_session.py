@@ -32,7 +32,7 @@ def running_workers(gateway: RealGateway, temporal: str) -> Iterator[None]:
     workers = []
     for role in ("orchestrator", "judge"):
         with (gateway.data / f"{role}.log").open("ab") as log:
-            command = [sys.executable, "-m", "clawloop.cli", "worker", role, "--data", str(gateway.data)]
+            command = [sys.executable, "-m", "clawloop.cli.main", "worker", role, "--data", str(gateway.data)]
             settings = {"DATABASE_URL": gateway.database_url, "TEMPORAL_ADDRESS": temporal}
             workers.append(subprocess.Popen(command, env=dict(os.environ) | settings, stdout=log, stderr=log))
     try:
@@ -101,7 +101,7 @@ async def test_a_chat_is_judged_by_the_base_model_of_its_own_engine(
 
 def why(gateway: RealGateway, turn: str) -> str:
     """What the command says."""
-    command = [sys.executable, "-m", "clawloop.cli", "why", turn, "--data", str(gateway.data)]
+    command = [sys.executable, "-m", "clawloop.cli.main", "why", turn, "--data", str(gateway.data)]
     settings = dict(os.environ) | {"DATABASE_URL": gateway.database_url}
     return subprocess.run(command, env=settings, capture_output=True, text=True, check=True).stdout
 

@@ -17,7 +17,7 @@ import psycopg
 import pytest
 
 from clawloop.local.checks import choose_port
-from clawloop.local.vllm import Device, EngineOptions, launch, read_model
+from clawloop.local.services.vllm import Device, EngineOptions, launch, read_model
 from db.schema import migrate
 from tests.conftest import database_address, execute
 from tests.e2e.adapters import random_versions

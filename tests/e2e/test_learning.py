@@ -20,10 +20,10 @@ import pytest
 
 from clawloop.local.checks import choose_port
 from clawloop.local.parts import answers_ok
-from clawloop.recipe import Recipe
-from db.engine import BACKGROUND_LIMIT, Database
-from db.recipes import set_recipe
+from clawloop.recipes.recipe import Recipe
+from db.database import BACKGROUND_LIMIT, Database
 from db.schema import migrate
+from db.training.recipes import set_recipe
 from tests.conftest import database_address, execute
 from tests.e2e.adapters import LORA, load_policy, logprobs, put_on
 from tests.e2e.gateway import RealGateway, prepared, running_gateway
@@ -104,7 +104,7 @@ async def workers(
     try:
         for words in roles:
             port = choose_port(words[0], "127.0.0.1", 0, "")
-            command = [sys.executable, "-m", "clawloop.cli", "worker", *words, "--health-port", str(port)]
+            command = [sys.executable, "-m", "clawloop.cli.main", "worker", *words, "--health-port", str(port)]
             with (gateway.data / f"{words[0]}.log").open("ab") as log:
                 running[port] = subprocess.Popen(command, env=dict(os.environ) | settings, stdout=log, stderr=log)
         async with asyncio.timeout(START_SECONDS):
@@ -163,7 +163,7 @@ def clawloop(gateway: RealGateway, *words: str) -> str:
     """What a command says."""
     settings = dict(os.environ) | {"DATABASE_URL": gateway.database_url, "CLAWLOOP_DATA": str(gateway.data)}
     done = subprocess.run(
-        [sys.executable, "-m", "clawloop.cli", *words], env=settings, capture_output=True, text=True, check=False
+        [sys.executable, "-m", "clawloop.cli.main", *words], env=settings, capture_output=True, text=True, check=False
     )
     assert done.returncode == 0, done.stderr
     return done.stdout

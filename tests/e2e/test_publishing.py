@@ -14,9 +14,9 @@ import psycopg
 import pytest
 import torch
 
-from clawloop.contracts import StoredTurn
+from clawloop.contracts.training import VersionRef
+from clawloop.contracts.turns import StoredTurn
 from clawloop.serving.adapters import VllmControl
-from clawloop.steps import VersionRef
 from db.schema import migrate
 from tests.conftest import database_address, execute
 from tests.e2e.adapters import load_policy, logprobs, put_on, random_versions

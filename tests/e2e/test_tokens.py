@@ -15,7 +15,7 @@ import pytest
 import torch
 from transformers import AutoModelForCausalLM
 
-from clawloop.contracts import StoredTurn, TurnRecord, TurnStatus
+from clawloop.contracts.turns import StoredTurn, TurnRecord, TurnStatus
 from clawloop.ids import TurnId
 from clawloop.ids import response_id as id_of
 from db.schema import migrate

@@ -9,14 +9,14 @@ from uuid import UUID
 import aiohttp
 import torch
 
+from clawloop.contracts.training import BatchSample
 from clawloop.ids import SampleId, version_name
-from clawloop.recipe import Optimiser
-from clawloop.steps import BatchSample
-from clawloop.training.adapter import read_adapter
-from clawloop.training.collate import TokenSequence, collate
-from clawloop.training.loading import load_model, set_adapter
-from clawloop.training.model import Lora, PolicyModel
-from clawloop.training.resident import ResidentModel
+from clawloop.recipes.recipe import Optimiser
+from clawloop.training.adapters.files import read_adapter
+from clawloop.training.model.decoder import Lora, PolicyModel
+from clawloop.training.model.loading import load_model, set_adapter
+from clawloop.training.packing.collate import TokenSequence, collate
+from clawloop.training.step_runner import StepRunner
 from tests.training.steps import RECIPE, never, quiet, setup_of, step_of, whole
 
 TEMPERATURE = 0.7
@@ -62,7 +62,7 @@ async def test_the_engine_gives_a_steps_adapter_the_trainers_log_probs(
     base = tiny_model_path.name
     samples = [await say(engine_url, base, f"Tell me about {what}.", seed) for seed, what in enumerate(SUBJECTS)]
     recipe = RECIPE.model_copy(update={"train": RECIPE.train.model_copy(update={"optimiser": Optimiser(lr=2e-2)})})
-    trainer = ResidentModel(setup_of(tiny_model_path, tmp_path, base_model=None, micro_batch_tokens=512))
+    trainer = StepRunner(setup_of(tiny_model_path, tmp_path, base_model=None, micro_batch_tokens=512))
     trained = whole(trainer.train(step_of(samples, 1, policy="parity", base_model=base, recipe=recipe), quiet, never))
     # What the engine recorded is what the trainer computes: the mean ratio of a step on the base is 1.
     assert abs(trained.figures.ratio - 1) < 1e-4

@@ -18,8 +18,8 @@ from openai import APIError, OpenAI, Stream
 from openai.types.chat import ChatCompletionChunk
 
 from clawloop.ids import turn_id_of
-from clawloop.local.postgres import running as running_postgres
-from clawloop.running import read_running
+from clawloop.local.services.postgres import running as running_postgres
+from clawloop.processes.runtime_file import read_running
 from tests.e2e.up import Up
 from tests.processes import alive, by_name
 

@@ -39,7 +39,7 @@ class Up:
 def up(data: Path, output: Path) -> Iterator[Up]:
     with output.open("wb") as written:
         process = subprocess.Popen(
-            [sys.executable, "-m", "clawloop.cli", "up", "--data", str(data), *FREE_PORTS],
+            [sys.executable, "-m", "clawloop.cli.main", "up", "--data", str(data), *FREE_PORTS],
             env=_environment(),
             stdin=subprocess.DEVNULL,
             stdout=written,

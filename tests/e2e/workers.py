@@ -29,7 +29,7 @@ async def running_workers(
     for command in commands:
         ports.append(choose_port("a worker", "127.0.0.1", 0, ""))
         with (data / f"{command[0]}.log").open("ab") as log:
-            program = [sys.executable, "-m", "clawloop.cli", "worker", *command, "--health-port", str(ports[-1])]
+            program = [sys.executable, "-m", "clawloop.cli.main", "worker", *command, "--health-port", str(ports[-1])]
             environment = dict(os.environ) | settings | {"CLAWLOOP_DATA": str(data)}
             workers.append(subprocess.Popen(program, env=environment, stdin=subprocess.DEVNULL, stdout=log, stderr=log))
     try:

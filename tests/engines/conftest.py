@@ -11,12 +11,12 @@ from typing import Any
 import psycopg
 import pytest
 
-from activities.engine_messages import EngineHas, EngineLoad, EngineUnload, EngineWatch
-from activities.engines import EngineActivities
-from db.engine import Database
-from db.policies import ensure_policy
-from db.publishing import PostgresPublishingStore
-from db.serving_engines import add_engine
+from activities.serving.engines import EngineActivities
+from activities.serving.messages import EngineHas, EngineLoad, EngineUnload, EngineWatch
+from db.database import Database
+from db.serving.directory import ensure_policy
+from db.serving.engines import add_engine
+from db.serving.publishing import PostgresPublishingStore
 from tests.conftest import execute
 from tests.fakes.engine_control import FakeEngineControl
 

@@ -8,7 +8,7 @@ from types import SimpleNamespace
 import pytest
 
 from clawloop.errors import EngineUnavailable
-from db.policies import ensure_policy
+from db.serving.directory import ensure_policy
 from tests.conftest import execute
 from tests.engines.conftest import ENGINE, Shelf
 
@@ -120,7 +120,7 @@ async def test_what_is_wanted_again_before_it_is_unloaded_stays(shelf: Shelf, mo
         execute(shelf.url, "UPDATE policies SET pinned = 1")
         waited.append(seconds)
 
-    monkeypatch.setattr("activities.engines.asyncio", SimpleNamespace(**vars(asyncio) | {"sleep": meanwhile}))
+    monkeypatch.setattr("activities.serving.engines.asyncio", SimpleNamespace(**vars(asyncio) | {"sleep": meanwhile}))
     has = await shelf.unload()
     monkeypatch.undo()
     assert waited == [shelf.activities._routed_seconds]

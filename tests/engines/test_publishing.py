@@ -7,11 +7,11 @@ from collections.abc import Sequence
 
 import pytest
 
-from activities.publishing import PublishingActivities
-from activities.training_messages import PublishVersion
-from clawloop.errors import AnnouncementFailed, EngineUnavailable, RecordUnusable
-from db.serving_engines import add_engine, drain_engine
-from db.steps import PostgresStepStore
+from activities.serving.publishing import PublishingActivities
+from activities.training.messages import PublishVersion
+from clawloop.errors import EngineUnavailable, RecordUnusable, SignalFailed
+from db.serving.engines import add_engine, drain_engine
+from db.training.steps import PostgresStepStore
 from tests.conftest import execute
 from tests.engines.conftest import ENGINE, Shelf
 
@@ -30,13 +30,13 @@ class Wakes:
     async def publish(self, engine_ids: Sequence[str]) -> None:
         self.told.append(list(engine_ids))
         if not self._available:
-            raise AnnouncementFailed("Temporal: away")
+            raise SignalFailed("Temporal: away")
         if self._loads:
             self._shelf.tasks.add(asyncio.create_task(self._shelf.load()))
 
 
-def publisher(shelf: Shelf, announcer: Wakes, wait_seconds: float = 5) -> PublishingActivities:
-    return PublishingActivities(shelf.store, PostgresStepStore(shelf.database), announcer, wait_seconds=wait_seconds)
+def publisher(shelf: Shelf, notifier: Wakes, wait_seconds: float = 5) -> PublishingActivities:
+    return PublishingActivities(shelf.store, PostgresStepStore(shelf.database), notifier, wait_seconds=wait_seconds)
 
 
 async def test_the_newest_version_answers_once_the_engine_has_it(shelf: Shelf) -> None:

@@ -7,12 +7,12 @@ from pathlib import Path
 
 import pytest
 
-from activities.retention import Retention
-from clawloop.adapter_folder import AdapterFolder
+from activities.serving.retention import Retention
+from clawloop.adapters.folder import AdapterFolder
+from clawloop.contracts.training import VersionRef
 from clawloop.errors import AdapterUnusable
-from clawloop.steps import VersionRef
-from db.operators import PostgresTrainingStore
-from db.publishing import PostgresPublishingStore
+from db.serving.publishing import PostgresPublishingStore
+from db.training.operators import PostgresTrainingStore
 from tests.conftest import execute
 from tests.engines.conftest import Shelf
 

@@ -5,7 +5,7 @@ from __future__ import annotations
 from collections.abc import Sequence
 from dataclasses import replace
 
-from clawloop.contracts import Directory, Engine
+from clawloop.contracts.serving import Directory, Engine
 from clawloop.errors import StoreUnavailable
 
 

@@ -5,9 +5,9 @@ from __future__ import annotations
 import json
 from pathlib import Path
 
-from clawloop.adapter_digest import CONFIG_FILE, check_version
+from clawloop.adapters.digest import CONFIG_FILE, check_version
+from clawloop.contracts.training import VersionRef
 from clawloop.errors import EngineRejected, EngineUnavailable
-from clawloop.steps import VersionRef
 
 
 class FakeEngineControl:

@@ -5,7 +5,8 @@ from __future__ import annotations
 from collections.abc import Sequence
 from datetime import UTC, datetime
 
-from clawloop.contracts import ContentErased, Erasure, Outcome, StoredTurn, TurnKind
+from clawloop.contracts.sessions import ContentErased, Erasure
+from clawloop.contracts.turns import StoredTurn, TurnKind, TurnOutcome
 from clawloop.ids import SessionId, TurnId
 from tests.fakes.turn_facts import above, facts
 from tests.fakes.turn_store import FakeTurnStore
@@ -36,22 +37,22 @@ class FakeErasureStore:
         return await self._erase(own, meant, whole=False)
 
     async def _erase(self, own: Sequence[StoredTurn], meant: Sequence[StoredTurn], *, whole: bool) -> Erasure:
-        alive = [turn for turn in meant if turn.outcome is not Outcome.ERASED]
+        alive = [turn for turn in meant if turn.outcome is not TurnOutcome.ERASED]
         self._turns.erase([turn.record.turn_id for turn in alive])
         gone = {turn.record.turn_id for turn in meant}
         told = [
             turn.record.turn_id
             for turn in own
             if turn.record.kind is TurnKind.MAIN
-            if turn.outcome is Outcome.ERASED or turn.record.turn_id in gone
+            if turn.outcome is TurnOutcome.ERASED or turn.record.turn_id in gone
         ]
-        learned = sum(turn.outcome is Outcome.TRAINED for turn in alive)
+        learned = sum(turn.outcome is TurnOutcome.TRAINED for turn in alive)
         return Erasure(facts(own[0]), len(alive), 0, learned, ContentErased(tuple(reversed(told)), whole))
 
 
 def _begins_with(one: StoredTurn, other: StoredTurn) -> bool:
     if one.record.turn_id == other.record.turn_id:
         return True
-    alive = Outcome.ERASED not in (one.outcome, other.outcome)
+    alive = TurnOutcome.ERASED not in (one.outcome, other.outcome)
     messages = one.record.messages
     return alive and one.parent_turn_id == other.parent_turn_id and messages == other.record.messages[: len(messages)]

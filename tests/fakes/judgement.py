@@ -5,12 +5,12 @@ from __future__ import annotations
 from collections.abc import Mapping
 from dataclasses import dataclass, field
 
-from clawloop.contracts import SampleState
+from clawloop.contracts.training import SampleState
 from clawloop.ids import JudgementId, TurnId
 from clawloop.judging.parsing import HintVote, Vote
-from clawloop.judging.records import DIRECT, Ballot, Settlement
+from clawloop.judging.records import DIRECT, Ballot, FinalizedJudgement
 from clawloop.judging.voting import direct_vote
-from clawloop.recipe import Recipe
+from clawloop.recipes.recipe import Recipe
 
 
 @dataclass
@@ -27,11 +27,11 @@ class FakeJudgement:
     turn_id: TurnId
     revision: int
     recipe: Recipe
-    shown_by: TurnId | None
+    next_turn_id: TurnId | None
     votes: dict[int, Vote | None] = field(default_factory=dict)
     hints: dict[tuple[str, int], HintVote | None] = field(default_factory=dict)
     direct: Mapping[Vote, float] | None = None
-    end: Settlement | None = None
+    end: FinalizedJudgement | None = None
     sample: SampleState | None = None
     reward: float | None = None
     own: float | None = None

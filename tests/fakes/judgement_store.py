@@ -7,33 +7,28 @@ from dataclasses import dataclass
 from datetime import UTC, datetime
 
 from clawloop.algorithms.baseline import RunningMean
-from clawloop.contracts import (
-    FeedbackEffect,
-    Outcome,
-    SampleState,
-    SessionState,
-    StoredTurn,
-    TurnKind,
-)
+from clawloop.contracts.sessions import FeedbackEffect, SessionState
+from clawloop.contracts.training import SampleState
+from clawloop.contracts.turns import StoredTurn, TurnKind, TurnOutcome
 from clawloop.errors import RecordUnusable, StoreUnavailable
 from clawloop.ids import ApiKeyId, FeedbackId, JudgementId, SessionId, TurnId, new_feedback_id, new_judgement_id
 from clawloop.judging.parsing import HintVote, Vote
 from clawloop.judging.records import (
     ClosingSession,
+    CurrentJudgement,
     Ending,
     ExtraSample,
+    FinalizedJudgement,
     GivenFeedback,
-    Held,
     OpenJudgement,
-    PlacedTurn,
     Relation,
     SessionTurn,
-    Settlement,
     TrainedTurn,
+    TurnContext,
 )
-from clawloop.recipe import Recipe
-from clawloop.samples.rewards import Member, MemberEnd, group_ends, outcome_ends, outcome_waits, with_reward
-from db.entry import Entry
+from clawloop.recipes.recipe import Recipe
+from clawloop.samples.rewards import Member, MemberResult, group_ends, outcome_ends, outcome_waits, with_reward
+from db.turns.prepared_turn import PreparedTurn
 from tests.fakes.judgement import FakeJudgement
 from tests.fakes.turn_facts import above
 from tests.fakes.turn_store import FakeTurnStore
@@ -49,7 +44,7 @@ class Closed:
 
 
 class FakeJudgementStore:
-    """Satisfies `activities.ports.JudgementStore` and `ClosingStore`.
+    """Satisfies `activities.judging.ports.JudgementStore` and `ClosingStore`.
 
     Attributes:
         recipe: the policy's.
@@ -66,12 +61,12 @@ class FakeJudgementStore:
 
     # Judging ---------------------------------------------------------------------------------------------------------
 
-    async def place(self, turn_id: TurnId) -> PlacedTurn | None:
+    async def place(self, turn_id: TurnId) -> TurnContext | None:
         stored = await self._turns.load(turn_id)
         if stored is None or stored.record.kind is not TurnKind.MAIN:
             return None
         own = await self._session(stored.session_id)
-        request = Entry(stored.record).request
+        request = PreparedTurn(stored.record).request
         after = [turn for turn in own if turn.record.kind is TurnKind.MAIN and self._follows(own, turn) == turn_id]
         arrived = [record.turn_id for record in self._turns.records]
         overtaken = [turn for turn in after if arrived.index(turn.record.turn_id) < arrived.index(turn_id)]
@@ -81,7 +76,7 @@ class FakeJudgementStore:
             for candidate in self._turns.candidates(stored.session_id, request)
             if candidate.response_digest in request.replies
         ]
-        return PlacedTurn(
+        return TurnContext(
             turn=stored,
             number=sum(turn.record.kind is TurnKind.MAIN and turn.record.turn_id <= turn_id for turn in own),
             seed=request.seed,
@@ -91,7 +86,7 @@ class FakeJudgementStore:
             overtaken_by=frozenset(turn.record.turn_id for turn in overtaken),
             held=None
             if held is None or held.end is None
-            else Held(held.revision, held.end.outcome, held.end.verdict.verdict, held.shown_by),
+            else CurrentJudgement(held.revision, held.end.outcome, held.end.verdict.verdict, held.next_turn_id),
             task_outcome=self._outcomes.get(stored.session_id),
         )
 
@@ -100,41 +95,41 @@ class FakeJudgementStore:
         found: list[TrainedTurn] = []
         for number, turn in enumerate(main, 1):
             learned = [one for one in self._of(turn.record.turn_id) if one.sample is SampleState.TRAINED]
-            if turn.outcome not in (Outcome.TRAINED, Outcome.ROLLED_BACK) or not learned:
+            if turn.outcome not in (TurnOutcome.TRAINED, TurnOutcome.ROLLED_BACK) or not learned:
                 continue
             newest = max(learned, key=lambda one: one.step or 0)
             assert newest.end is not None
-            back = turn.outcome_detail if turn.outcome is Outcome.ROLLED_BACK else None
+            back = turn.outcome_detail if turn.outcome is TurnOutcome.ROLLED_BACK else None
             verdict = newest.end.verdict.verdict
             found.append(TrainedTurn(turn.record.turn_id, number, verdict, newest.step or 0, back))
         return found[-limit:]
 
     async def open(
-        self, turn_id: TurnId, shown_by: TurnId | None, evidence_hash: bytes, hint_kind: str
+        self, turn_id: TurnId, next_turn_id: TurnId | None, evidence_hash: bytes, hint_kind: str
     ) -> OpenJudgement:
-        return await self.judge_again(turn_id, 0, shown_by, evidence_hash, hint_kind)
+        return await self.rejudge(turn_id, 0, next_turn_id, evidence_hash, hint_kind)
 
-    async def judge_again(
-        self, turn_id: TurnId, revision: int, shown_by: TurnId | None, evidence_hash: bytes, hint_kind: str
+    async def rejudge(
+        self, turn_id: TurnId, revision: int, next_turn_id: TurnId | None, evidence_hash: bytes, hint_kind: str
     ) -> OpenJudgement:
-        self._require_content(turn_id, shown_by)
+        self._require_content(turn_id, next_turn_id)
         known = next((one for one in self._of(turn_id) if one.revision == revision), None)
         if known is None:
-            known = FakeJudgement(new_judgement_id(), turn_id, revision, self.recipe, shown_by)
+            known = FakeJudgement(new_judgement_id(), turn_id, revision, self.recipe, next_turn_id)
             self.judgements.append(known)
         hints = {index: hint for (kind, index), hint in known.hints.items() if kind == hint_kind}
         return OpenJudgement(known.id, known.recipe, dict(known.votes), hints, known.direct)
 
     async def revise(
-        self, turn_id: TurnId, shown_by: TurnId | None, evidence_hash: bytes, hint_kind: str
+        self, turn_id: TurnId, next_turn_id: TurnId | None, evidence_hash: bytes, hint_kind: str
     ) -> OpenJudgement:
         newest = max(self._of(turn_id), key=lambda one: one.revision, default=None)
         revision = 0
         if newest is not None:
-            nothing_followed = newest.end is None and newest.shown_by is None
-            other_words = self._is_erased(newest.shown_by) or (nothing_followed and shown_by is not None)
+            nothing_followed = newest.end is None and newest.next_turn_id is None
+            other_words = self._is_erased(newest.next_turn_id) or (nothing_followed and next_turn_id is not None)
             revision = newest.revision + (newest.sample not in _OPEN or other_words)
-        return await self.judge_again(turn_id, revision, shown_by, evidence_hash, hint_kind)
+        return await self.rejudge(turn_id, revision, next_turn_id, evidence_hash, hint_kind)
 
     async def store_vote(self, judgement: JudgementId, index: int, raw: str, vote: Vote | None) -> None:
         one = self._by_id(judgement)
@@ -154,9 +149,9 @@ class FakeJudgementStore:
         if not self._lost_words(one):
             one.hints.setdefault((kind, index), hint)
 
-    async def settle(self, judgement: JudgementId, end: Settlement, heard: list[FeedbackId]) -> str | None:
+    async def finalize(self, judgement: JudgementId, end: FinalizedJudgement, heard: list[FeedbackId]) -> str | None:
         one = self._by_id(judgement)
-        self._require_content(one.turn_id, one.shown_by)
+        self._require_content(one.turn_id, one.next_turn_id)
         feedback = await self.feedback_of(one.turn_id)
         if any(given.applied and given.id not in heard for given in feedback):
             raise StoreUnavailable("feedback was taken in meanwhile")
@@ -203,7 +198,7 @@ class FakeJudgementStore:
     async def feedback_of(self, turn_id: TurnId) -> list[GivenFeedback]:
         return [given for given in self.given if given.turn_id == turn_id]
 
-    async def _settle_group(self, group: TurnId, *, closing: bool = False) -> list[MemberEnd]:
+    async def _settle_group(self, group: TurnId, *, closing: bool = False) -> list[MemberResult]:
         ids = sorted(record.turn_id for record in self._turns.records if record.group_id == group)
         members = [self._member(turn_id, Relation.GROUP) for turn_id in ids]
         closed = closing or any(turn_id in self._closed_with for turn_id in ids)
@@ -218,15 +213,15 @@ class FakeJudgementStore:
         mean_vote = sum(votes) / len(votes) if votes else None
         return Member(turn_id, held.own, end.not_trainable, end.why, held.sample not in _OPEN, mean_vote)
 
-    def _settle_outcome(self, turns: Sequence[TurnId], outcome: int | None) -> list[MemberEnd]:
+    def _settle_outcome(self, turns: Sequence[TurnId], outcome: int | None) -> list[MemberResult]:
         judged = [turn for turn in turns if (held := self._held(turn)) and held.recipe.signal.reward == _BY_OUTCOME]
         return self._end_members(outcome_ends([self._member(turn, Relation.OUTCOME) for turn in judged], outcome))
 
-    def _end_members(self, ends: list[MemberEnd]) -> list[MemberEnd]:
+    def _end_members(self, ends: list[MemberResult]) -> list[MemberResult]:
         for done in ends:
             held = self._held(done.turn_id)
             assert held is not None
-            if done.outcome is Outcome.SAMPLED:
+            if done.outcome is TurnOutcome.SAMPLED:
                 held.sample, held.reward = SampleState.FRESH, done.reward
             elif held.sample is SampleState.FRESH:
                 held.sample = SampleState.SUPERSEDED
@@ -244,14 +239,14 @@ class FakeJudgementStore:
         turns = [
             self._closing_turn(own, turn, number, last=turn is main[-1])
             for number, turn in enumerate(main, 1)
-            if first or turn.outcome is Outcome.WAITING
+            if first or turn.outcome is TurnOutcome.WAITING
         ]
         signal = self.recipe.signal
         related = any(one.recipe.signal.reward != "verdict" for turn in main for one in self._of(turn.record.turn_id))
         by_outcome = session in self._outcomes and signal.reward == _BY_OUTCOME
         known = self.closed.get(session)
         closed = known is not None and known.state is SessionState.CLOSED
-        alive = [turn.record.turn_id for turn in main if turn.outcome is not Outcome.ERASED]
+        alive = [turn.record.turn_id for turn in main if turn.outcome is not TurnOutcome.ERASED]
         closed = closed and self._closed_with.issuperset(alive)
         return ClosingSession(session, turns, first, signal.at_least_one, len(main), related, by_outcome, closed)
 
@@ -259,7 +254,7 @@ class FakeJudgementStore:
         turn_id = turn.record.turn_id
         held = self._held(turn_id)
         end = None if held is None else held.end
-        waiting = turn.outcome is Outcome.WAITING
+        waiting = turn.outcome is TurnOutcome.WAITING
         followers = [
             other.record.turn_id
             for other in own
@@ -279,7 +274,7 @@ class FakeJudgementStore:
             direct=None if end is None or held is None else held.direct,
         )
 
-    async def settle_related(self, session: SessionId) -> tuple[list[MemberEnd], str | None]:
+    async def finalize_related(self, session: SessionId) -> tuple[list[MemberResult], str | None]:
         own = {turn.record.turn_id: turn.record.group_id for turn in await self._session(session)}
         open_groups = {group for turn, group in own.items() if group is not None and turn not in self._closed_with}
         ends = [end for group in sorted(open_groups) for end in await self._settle_group(group, closing=True)]
@@ -302,17 +297,17 @@ class FakeJudgementStore:
         self, session: SessionId, why: str, endings: Sequence[Ending], guarantee: str | None, extra: ExtraSample | None
     ) -> str | None:
         self._closed_with.update(turn.record.turn_id for turn in await self._session(session))
-        if extra is not None and self._turns.fates.get(extra.turn_id, (None, None))[0] is not Outcome.ERASED:
+        if extra is not None and self._turns.fates.get(extra.turn_id, (None, None))[0] is not TurnOutcome.ERASED:
             held = self._held(extra.turn_id)
             assert held is not None
             held.sample, held.reward = SampleState.FRESH, extra.reward
-            self._become(extra.turn_id, Outcome.SAMPLED, extra.why)
+            self._become(extra.turn_id, TurnOutcome.SAMPLED, extra.why)
         for end in endings:
             stored = await self._turns.load(end.turn_id)
-            if stored is not None and stored.outcome is Outcome.WAITING:
+            if stored is not None and stored.outcome is TurnOutcome.WAITING:
                 self._become(end.turn_id, end.outcome, end.why)
         unheard = any(
-            turn.outcome is Outcome.WAITING and turn.record.kind is TurnKind.MAIN
+            turn.outcome is TurnOutcome.WAITING and turn.record.kind is TurnKind.MAIN
             for turn in await self._session(session)
         )
         state = SessionState.OPEN if unheard else SessionState.CLOSED
@@ -336,17 +331,17 @@ class FakeJudgementStore:
                 one.sample = SampleState.CLAIMED
 
     def erase(self, turn_id: TurnId) -> None:
-        self._turns.fates[turn_id] = (Outcome.ERASED, None)
+        self._turns.fates[turn_id] = (TurnOutcome.ERASED, None)
 
     def train(self, turn_id: TurnId, step: int) -> None:
         """As a step would: learn from its fresh sample."""
         for one in self._of(turn_id):
             if one.sample is SampleState.FRESH:
                 one.sample, one.step = SampleState.TRAINED, step
-        self._become(turn_id, Outcome.TRAINED, f"trained in step {step}")
+        self._become(turn_id, TurnOutcome.TRAINED, f"trained in step {step}")
 
     def roll_back(self, turn_id: TurnId) -> None:
-        self._become(turn_id, Outcome.ROLLED_BACK, f"{self._turns.fates[turn_id][1]}, rolled back to 0")
+        self._become(turn_id, TurnOutcome.ROLLED_BACK, f"{self._turns.fates[turn_id][1]}, rolled back to 0")
 
     # Looking things up -----------------------------------------------------------------------------------------------
 
@@ -364,17 +359,17 @@ class FakeJudgementStore:
         return next(one for one in self.judgements if one.id == judgement)
 
     def _is_erased(self, turn_id: TurnId | None) -> bool:
-        return turn_id is not None and self._turns.fates.get(turn_id, (None, None))[0] is Outcome.ERASED
+        return turn_id is not None and self._turns.fates.get(turn_id, (None, None))[0] is TurnOutcome.ERASED
 
     def _lost_words(self, one: FakeJudgement) -> bool:
-        return self._is_erased(one.turn_id) or self._is_erased(one.shown_by)
+        return self._is_erased(one.turn_id) or self._is_erased(one.next_turn_id)
 
     def _require_content(self, *turns: TurnId | None) -> None:
         for turn_id in turns:
             if self._is_erased(turn_id):
                 raise RecordUnusable(f"turn {turn_id} was erased")
 
-    def _become(self, turn_id: TurnId, outcome: Outcome, why: str) -> None:
+    def _become(self, turn_id: TurnId, outcome: TurnOutcome, why: str) -> None:
         if not self._is_erased(turn_id):
             self._turns.fates[turn_id] = (outcome, why)
 

@@ -7,10 +7,10 @@ from collections.abc import Iterable
 from dataclasses import replace
 from datetime import UTC, datetime
 
-from clawloop.contracts import ApiKey, Scope
+from clawloop.contracts.serving import ApiKey, Scope
 from clawloop.errors import StoreUnavailable
 from clawloop.ids import new_api_key_id
-from db.keys import KeyEntry
+from db.serving.keys import KeyEntry
 
 
 class FakeKeyStore:

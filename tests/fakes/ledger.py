@@ -7,12 +7,21 @@ from dataclasses import dataclass, field
 from datetime import UTC, datetime, timedelta
 
 from clawloop.algorithms.staleness import path_to_base
-from clawloop.contracts import Engine, Outcome, SampleState
+from clawloop.contracts.serving import Engine
+from clawloop.contracts.training import (
+    BatchSample,
+    SampleState,
+    StepFigures,
+    StepState,
+    TrainingState,
+    TrainingView,
+    VersionRef,
+)
+from clawloop.contracts.turns import TurnOutcome
 from clawloop.errors import RecordUnusable, StoreUnavailable
 from clawloop.ids import SampleId, new_sample_id
-from clawloop.recipe import Recipe
-from clawloop.steps import BatchSample, StepFigures, StepState, TrainingState, TrainingView, VersionRef
-from db.training_view import waits_for
+from clawloop.recipes.recipe import Recipe
+from db.training.status import waits_for
 
 
 @dataclass
@@ -40,10 +49,10 @@ class FakeSample:
     made_at: datetime
     said: str = "verdict +1"
     state: SampleState = SampleState.FRESH
-    outcome: Outcome = Outcome.SAMPLED
+    outcome: TurnOutcome = TurnOutcome.SAMPLED
     why: str = "verdict +1"
 
-    def end(self, state: SampleState, outcome: Outcome, why: str) -> None:
+    def end(self, state: SampleState, outcome: TurnOutcome, why: str) -> None:
         self.state, self.outcome, self.why = state, outcome, why
 
 
@@ -165,7 +174,7 @@ class FakeLedger:
         step.state, step.reason = StepState.ABANDONED, reason
         for sample in step.samples:
             found = self.samples[sample]
-            found.end(SampleState.FRESH, Outcome.SAMPLED, found.said)
+            found.end(SampleState.FRESH, TurnOutcome.SAMPLED, found.said)
         self.expire_other_signals(policy)
         self.refresh_work(policy)
 
@@ -173,7 +182,7 @@ class FakeLedger:
         recipe = self.held(policy).recipe
         for sample in self.fresh(policy):
             if recipe is not None and (found := self.samples[sample]).signal_hash != recipe.signal.hash:
-                found.end(SampleState.EXPIRED, Outcome.EXPIRED, "recipe changed")
+                found.end(SampleState.EXPIRED, TurnOutcome.EXPIRED, "recipe changed")
 
     def is_served(self, policy: str, n: int) -> bool:
         return n == 0 or any(

@@ -7,15 +7,15 @@ from collections.abc import Sequence
 from dataclasses import replace
 from datetime import timedelta
 
-from clawloop.contracts import Engine, SampleState
+from clawloop.contracts.serving import Engine
+from clawloop.contracts.training import AdapterDirectory, SampleState, StepState, VersionRef
 from clawloop.errors import RecordUnusable
-from clawloop.steps import AdapterDirectory, StepState, VersionRef
-from db.publishing import KEPT_ON_PATH
+from db.serving.publishing import KEPT_ON_PATH
 from tests.fakes.ledger import FakeLedger, FakeVersion
 
 
 class FakePublishingStore:
-    """Satisfies `activities.training_ports.PublishingStore`."""
+    """Satisfies `activities.training.ports.PublishingStore`."""
 
     def __init__(self, ledger: FakeLedger) -> None:
         self.ledger = ledger

@@ -2,24 +2,16 @@
 
 from __future__ import annotations
 
-from clawloop.contracts import (
-    FeedbackEffect,
-    FeedbackGiven,
-    Outcome,
-    SessionFacts,
-    SessionState,
-    StoredFeedback,
-    StoredTurn,
-    TurnKind,
-)
+from clawloop.contracts.sessions import FeedbackEffect, FeedbackGiven, SessionFacts, SessionState, StoredFeedback
+from clawloop.contracts.turns import StoredTurn, TurnKind, TurnOutcome
+from clawloop.contracts.views import SessionView, TurnView
 from clawloop.ids import ApiKeyId, FeedbackId, SessionId, TurnId, new_feedback_id
-from clawloop.judging.again import JudgedSoFar
-from clawloop.views import SessionView, TurnView
+from clawloop.judging.rejudging import RejudgeFacts
 from tests.fakes.turn_store import FakeTurnStore
 
 
 class FakeSessionStore:
-    """Satisfies `api.ports.SessionStore`, `api.ports.FeedbackStore` and `api.ports.JudgedTurns`."""
+    """Satisfies `api.ports.SessionStore`, `api.ports.FeedbackStore` and `api.ports.RejudgeStore`."""
 
     def __init__(self, turns: FakeTurnStore) -> None:
         self._turns = turns
@@ -82,14 +74,14 @@ class FakeSessionStore:
         stored = await self._turns.load(turn)
         if stored is None or stored.record.api_key_id != key or stored.record.kind is not TurnKind.MAIN:
             return None
-        if stored.outcome is Outcome.ERASED:
+        if stored.outcome is TurnOutcome.ERASED:
             return None
         self.given.append((turn, score, text))
         record = stored.record
         facts = SessionFacts(
             stored.session_id, record.policy, record.evidence.source, record.started_at, record.version
         )
-        fixed = stored.outcome is Outcome.NOT_TRAINABLE
+        fixed = stored.outcome is TurnOutcome.NOT_TRAINABLE
         effect = FeedbackEffect.RECORDED if fixed else FeedbackEffect.AMENDS
         return StoredFeedback(FeedbackGiven(new_feedback_id(), turn), facts, effect)
 
@@ -101,7 +93,7 @@ class FakeSessionStore:
                 return FeedbackEffect.AMENDS
         return None
 
-    async def judged_so_far(self, turn_id: TurnId) -> JudgedSoFar | None:
+    async def rejudge_facts(self, turn_id: TurnId) -> RejudgeFacts | None:
         stored = await self._turns.load(turn_id)
         if stored is None:
             return None
@@ -112,9 +104,9 @@ class FakeSessionStore:
         replied = record.response is not None
         followed = any(turn.parent_turn_id == turn_id for turn in await self._turns.all())
         answered = followed or any(given == turn_id for given, *_ in self.given)
-        return JudgedSoFar(turn_id, facts, record.kind, stored.outcome, replied, None, 0, answered)
+        return RejudgeFacts(turn_id, facts, record.kind, stored.outcome, replied, None, 0, answered)
 
-    async def mark_feedback_announced(self, feedback: FeedbackId) -> None:
+    async def mark_feedback_notified(self, feedback: FeedbackId) -> None:
         self.announced.append(feedback)
 
     async def _by_session(self) -> dict[SessionId, list[StoredTurn]]:
@@ -137,7 +129,7 @@ class FakeSessionStore:
             state=SessionState.ENDING if newest.ends_session else SessionState.OPEN,
             main_turns=len(main),
             side_turns=len(own) - len(main),
-            waiting=sum(turn.outcome is Outcome.WAITING for turn in own),
+            waiting=sum(turn.outcome is TurnOutcome.WAITING for turn in own),
             sampled=0,
             created_at=first.started_at,
             last_turn_at=newest.started_at,

@@ -6,18 +6,18 @@ from dataclasses import replace
 from datetime import timedelta
 
 from clawloop.algorithms.staleness import is_stale, versions_apart
-from clawloop.contracts import Outcome, SampleState
+from clawloop.contracts.training import Claim, SampleState, StepBatch, StepState, TrainedStep, TrainingView, VersionRef
+from clawloop.contracts.turns import TurnOutcome
 from clawloop.errors import RecordUnusable
 from clawloop.ids import SampleId
-from clawloop.recipe import Recipe
-from clawloop.steps import Claim, StepBatch, StepState, TrainedStep, TrainingView, VersionRef
-from db.batches import needs_version, uses_hint, uses_reward
-from db.step_ends import trained_words, with_hints_lost
+from clawloop.recipes.recipe import Recipe
+from db.training.batches import needs_version, uses_hint, uses_reward
+from db.training.step_transitions import trained_words, with_hints_lost
 from tests.fakes.ledger import FakeLedger, FakePolicy, FakeSample, FakeStep, FakeVersion
 
 
 class FakeStepStore:
-    """Satisfies `activities.training_ports.StepStore`."""
+    """Satisfies `activities.training.ports.StepStore`."""
 
     def __init__(self, ledger: FakeLedger) -> None:
         self.ledger = ledger
@@ -52,7 +52,7 @@ class FakeStepStore:
             if (fault := self._fault(held, recipe, found)) is None:
                 usable.append(sample)
             else:
-                found.end(SampleState.EXPIRED, Outcome.EXPIRED, fault)
+                found.end(SampleState.EXPIRED, TurnOutcome.EXPIRED, fault)
         oldest = self.ledger.samples[usable[0]].made_at if usable else self.ledger.now
         waited = self.ledger.now - oldest >= timedelta(hours=recipe.train.max_wait_hours)
         words = f"{len(usable)} of {wanted} samples"
@@ -140,9 +140,9 @@ class FakeStepStore:
             dropped = row.figures.dropped.get(sample)
             if dropped is None:
                 words = trained_words(step.n, row.figures.without_hint.get(sample))
-                end = (SampleState.TRAINED, Outcome.TRAINED, words)
+                end = (SampleState.TRAINED, TurnOutcome.TRAINED, words)
             else:
-                end = (SampleState.EXPIRED, Outcome.EXPIRED, f"left out of step {step.n}: {dropped}")
+                end = (SampleState.EXPIRED, TurnOutcome.EXPIRED, f"left out of step {step.n}: {dropped}")
             self.ledger.samples[sample].end(*end)
         return StepState.COMMITTED
 
@@ -152,7 +152,7 @@ class FakeStepStore:
             return
         step.state, step.reason = StepState.ABANDONED, reason
         for sample in step.samples:
-            self.ledger.samples[sample].end(SampleState.EXPIRED, Outcome.EXPIRED, f"step {n}: {reason}")
+            self.ledger.samples[sample].end(SampleState.EXPIRED, TurnOutcome.EXPIRED, f"step {n}: {reason}")
         self.ledger.refresh_work(policy)
 
     async def quarantine(self, policy: str, n: int, reason: str) -> None:
@@ -163,7 +163,7 @@ class FakeStepStore:
         step.state, step.reason = StepState.QUARANTINED, reason
         held.paused = f"step {n}: {reason}"
         for sample in step.samples:
-            self.ledger.samples[sample].end(SampleState.QUARANTINED, Outcome.QUARANTINED, f"step {n}: {reason}")
+            self.ledger.samples[sample].end(SampleState.QUARANTINED, TurnOutcome.QUARANTINED, f"step {n}: {reason}")
         self.ledger.refresh_work(policy)
 
     async def abandon(self, policy: str, n: int, reason: str) -> None:

@@ -5,13 +5,13 @@ from __future__ import annotations
 import hashlib
 from collections.abc import Callable
 
+from clawloop.contracts.training import StepBatch, StepFigures, TrainedStep, VersionRef
 from clawloop.errors import ClawloopError
 from clawloop.ids import SampleId
-from clawloop.steps import StepBatch, StepFigures, TrainedStep, VersionRef
 
 
 class FakeTrainer:
-    """Satisfies `activities.training_ports.Trainer`.
+    """Satisfies `activities.training.ports.Trainer`.
 
     Attributes:
         taken: the steps it was asked for.

@@ -4,12 +4,12 @@ from __future__ import annotations
 
 from pydantic import JsonValue
 
-from clawloop.contracts import Outcome, SampleState
+from clawloop.contracts.training import SampleState, TrainingView, VersionView
+from clawloop.contracts.turns import TurnOutcome
 from clawloop.errors import RecordUnusable, RequestRejected
 from clawloop.ids import SampleId
-from clawloop.recipe import Recipe
-from clawloop.steps import TrainingView, VersionView
-from db.step_ends import metrics_of, trained_words
+from clawloop.recipes.recipe import Recipe
+from db.training.step_transitions import metrics_of, trained_words
 from tests.fakes.ledger import FakeLedger, FakePolicy, FakeVersion
 
 
@@ -37,7 +37,7 @@ class FakeTrainingStore:
         self._held(policy).paused = None
         for sample in self.ledger.samples.values():
             if retry_quarantined and sample.policy == policy and sample.state is SampleState.QUARANTINED:
-                sample.end(SampleState.FRESH, Outcome.SAMPLED, sample.said)
+                sample.end(SampleState.FRESH, TurnOutcome.SAMPLED, sample.said)
         if retry_quarantined:
             self.ledger.expire_other_signals(policy)
         self.ledger.refresh_work(policy)
@@ -61,9 +61,9 @@ class FakeTrainingStore:
             for sample in self._trained_in(policy, n):
                 found = self.ledger.samples[sample]
                 found.why = trained_words(n, None if figures is None else figures.without_hint.get(sample))
-                found.outcome = Outcome.TRAINED
+                found.outcome = TurnOutcome.TRAINED
                 if n in before:
-                    found.outcome, found.why = Outcome.ROLLED_BACK, f"{found.why}, rolled back to {version}"
+                    found.outcome, found.why = TurnOutcome.ROLLED_BACK, f"{found.why}, rolled back to {version}"
         if self.ledger.is_served(policy, version):
             self.ledger.set_active(policy, version)
         return self.ledger.view(policy)

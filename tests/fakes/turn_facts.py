@@ -5,7 +5,8 @@ from __future__ import annotations
 from collections.abc import Iterator, Sequence
 from datetime import UTC, datetime, timedelta
 
-from clawloop.contracts import SessionFacts, StoredTurn
+from clawloop.contracts.sessions import SessionFacts
+from clawloop.contracts.turns import StoredTurn
 
 
 def above(own: Sequence[StoredTurn], turn: StoredTurn) -> Iterator[StoredTurn]:

@@ -7,13 +7,13 @@ from collections.abc import Collection, Sequence
 from dataclasses import replace
 from datetime import UTC, datetime
 
-from clawloop.contracts import (
-    EnteredTurn,
+from clawloop.contracts.turns import (
+    InsertedTurn,
     Message,
-    Outcome,
     SessionEvidence,
     SessionSource,
     StoredTurn,
+    TurnOutcome,
     TurnRecord,
     TurnStatus,
 )
@@ -22,7 +22,7 @@ from clawloop.ids import ApiKeyId, SessionId, TurnId
 from clawloop.turns.conversation import KnownPrefix, choose_session
 from clawloop.turns.identify import conversation_session_id, named_session_id
 from clawloop.turns.parents import Candidate, find_parent
-from db.entry import Entry, Request
+from db.turns.prepared_turn import PreparedTurn, Request
 
 
 class FakeTurnStore:
@@ -38,51 +38,51 @@ class FakeTurnStore:
     def __init__(self) -> None:
         self.available = True
         self.records: list[TurnRecord] = []
-        self._entries: dict[TurnId, Entry] = {}
-        self._places: dict[TurnId, EnteredTurn] = {}
+        self._entries: dict[TurnId, PreparedTurn] = {}
+        self._places: dict[TurnId, InsertedTurn] = {}
         self.announced: dict[TurnId, datetime] = {}
-        self.fates: dict[TurnId, tuple[Outcome, str | None]] = {}
+        self.fates: dict[TurnId, tuple[TurnOutcome, str | None]] = {}
         self.erased: dict[SessionId | TurnId, datetime] = {}
         self._prefixes: dict[TurnId, tuple[bytes, bytes | None]] = {}  # they outlive an erasure
         self._expecting: dict[tuple[ApiKeyId, bytes], SessionId] = {}
 
-    async def enter(self, record: TurnRecord) -> EnteredTurn:
+    async def insert(self, record: TurnRecord) -> InsertedTurn:
         self._require_available()
         record = copy.deepcopy(record)
-        entry = Entry(record)
+        entry = PreparedTurn(record)
         assert entry.conversation.messages is not None  # raises what can never be stored
         if (place := self._places.get(record.turn_id)) is not None:
-            return EnteredTurn(place.turn_id, place.session_id, place.parent_turn_id, duplicate=True)
+            return InsertedTurn(place.turn_id, place.session_id, place.parent_turn_id, duplicate=True)
         session, unknown_before = self._session(entry)
         parent = self._parent(session, entry.request)
         if unknown_before and parent is None and record.evidence.source is SessionSource.CONVERSATION:
             for digest in entry.request.lookup.replies:
                 self._expecting.setdefault((record.api_key_id, digest), session)
         if self._was_erased(entry, session):
-            entry, parent = Entry(bare(record)), None
+            entry, parent = PreparedTurn(bare(record)), None
             record = entry.record
-            self.fates[record.turn_id] = (Outcome.ERASED, "erased")
+            self.fates[record.turn_id] = (TurnOutcome.ERASED, "erased")
             self.announced[record.turn_id] = datetime.now(UTC)
         else:
             self._prefixes[record.turn_id] = (entry.request.lookup.whole, entry.reply_digest)
         self.records.append(record)
         self._entries[record.turn_id] = entry
         gone = record.turn_id in self.fates
-        self._places[record.turn_id] = EnteredTurn(record.turn_id, session, parent, duplicate=False, erased=gone)
+        self._places[record.turn_id] = InsertedTurn(record.turn_id, session, parent, duplicate=False, erased=gone)
         self._adopt_later_turns(record.turn_id, session)
         return self._places[record.turn_id]
 
     def erase(self, turns: Collection[TurnId]) -> None:
         """Take the content of these turns."""
         for turn_id in turns:
-            entry = Entry(bare(self._entries[turn_id].record))
+            entry = PreparedTurn(bare(self._entries[turn_id].record))
             self._entries[turn_id] = entry
-            self.fates[turn_id] = (Outcome.ERASED, "erased")
+            self.fates[turn_id] = (TurnOutcome.ERASED, "erased")
             self.erased[turn_id] = datetime.now(UTC)
             self.announced.setdefault(turn_id, datetime.now(UTC))
         self.records = [self._entries[record.turn_id].record for record in self.records]
 
-    def _was_erased(self, entry: Entry, session: SessionId) -> bool:
+    def _was_erased(self, entry: PreparedTurn, session: SessionId) -> bool:
         """Whether a turn on its way holds what was erased since."""
         found, began = entry.request.lookup, entry.record.started_at
         holds: set[SessionId | TurnId] = {session}
@@ -115,7 +115,7 @@ class FakeTurnStore:
         ids = sorted(record.turn_id for record in self.records)
         return [stored for turn_id in ids if (stored := await self.load(turn_id)) is not None]
 
-    async def mark_announced(self, turn_ids: Sequence[TurnId]) -> None:
+    async def mark_notified(self, turn_ids: Sequence[TurnId]) -> None:
         self._require_available()
         for turn_id in turn_ids:
             self.announced.setdefault(turn_id, datetime.now(UTC))
@@ -124,7 +124,7 @@ class FakeTurnStore:
         if not self.available:
             raise StoreUnavailable("the fake was told to be away")
 
-    def _session(self, entry: Entry) -> tuple[SessionId, bool]:
+    def _session(self, entry: PreparedTurn) -> tuple[SessionId, bool]:
         if (known := self._known_session(entry.request)) is not None:
             return known, False
         if entry.reply_digest is not None:
@@ -160,18 +160,18 @@ class FakeTurnStore:
             if entry.response_digest is not None and entry.reply_digest is not None
         ]
 
-    def _before(self, bound: TurnId | None) -> list[tuple[TurnId, Entry]]:
+    def _before(self, bound: TurnId | None) -> list[tuple[TurnId, PreparedTurn]]:
         return [(turn_id, entry) for turn_id, entry in self._entries.items() if bound is None or turn_id < bound]
 
     def _adopt_later_turns(self, late: TurnId, session: SessionId) -> None:
         for turn_id, place in list(self._places.items()):
             parent = place.parent_turn_id
-            if self.fates.get(turn_id, (None, None))[0] is Outcome.ERASED:
+            if self.fates.get(turn_id, (None, None))[0] is TurnOutcome.ERASED:
                 continue
             if place.session_id != session or turn_id <= late or (parent is not None and parent >= late):
                 continue
             if self._parent(session, self._entries[turn_id].request) == late:
-                self._places[turn_id] = EnteredTurn(turn_id, session, late, duplicate=False)
+                self._places[turn_id] = InsertedTurn(turn_id, session, late, duplicate=False)
 
 
 def bare(record: TurnRecord) -> TurnRecord:

@@ -5,7 +5,8 @@ from __future__ import annotations
 from collections.abc import Sequence
 from datetime import UTC, datetime, timedelta
 
-from clawloop.contracts import FeedbackGiven, SessionFacts, SessionState, StoredTurn, TurnKind, TurnRecorded
+from clawloop.contracts.sessions import FeedbackGiven, SessionFacts, SessionState, TurnRecorded
+from clawloop.contracts.turns import StoredTurn, TurnKind
 from clawloop.ids import FeedbackId, SessionId, TurnId
 from tests.fakes.judgement_store import FakeJudgementStore
 from tests.fakes.turn_facts import facts, is_older
@@ -13,14 +14,14 @@ from tests.fakes.turn_store import FakeTurnStore
 
 
 class FakeUpkeepStore:
-    """Satisfies `activities.ports.UpkeepStore`."""
+    """Satisfies `activities.judging.ports.UpkeepStore`."""
 
     def __init__(self, turns: FakeTurnStore, judged: FakeJudgementStore) -> None:
         self._turns = turns
         self._judged = judged
         self._told: set[FeedbackId] = set()
 
-    async def unannounced_turns(
+    async def pending_turns(
         self, age: timedelta, limit: int, but: Sequence[SessionId] = ()
     ) -> list[tuple[SessionFacts, TurnRecorded]]:
         missed = [
@@ -34,7 +35,7 @@ class FakeUpkeepStore:
             for turn in missed[:limit]
         ]
 
-    async def untold_feedback(
+    async def pending_feedback(
         self, age: timedelta, limit: int, but: Sequence[SessionId] = ()
     ) -> list[tuple[SessionFacts, FeedbackGiven]]:
         untold = [
@@ -59,8 +60,8 @@ class FakeUpkeepStore:
             and is_older(turn, age)
         ][:limit]
 
-    async def mark_announced(self, turn_ids: Sequence[TurnId]) -> None:
-        await self._turns.mark_announced(turn_ids)
+    async def mark_notified(self, turn_ids: Sequence[TurnId]) -> None:
+        await self._turns.mark_notified(turn_ids)
 
-    async def mark_feedback_announced(self, feedback_ids: Sequence[FeedbackId]) -> None:
+    async def mark_feedback_notified(self, feedback_ids: Sequence[FeedbackId]) -> None:
         self._told.update(feedback_ids)

@@ -7,9 +7,9 @@ from pathlib import Path
 import pytest
 import torch
 
-from clawloop.training.collate import collate
-from clawloop.training.loading import load_model
-from clawloop.training.model import Lora
+from clawloop.training.model.decoder import Lora
+from clawloop.training.model.loading import load_model
+from clawloop.training.packing.collate import collate
 from tests.training.tiny import relative_error, save_checkpoint, session_batch, shake_adapter
 
 pytestmark = [

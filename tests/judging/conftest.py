@@ -11,29 +11,30 @@ import psycopg
 import pytest
 from psycopg.rows import dict_row
 
-from activities.judging import JudgingActivities
-from activities.ledger import LedgerActivities
-from activities.messages import Closed, CloseSession, JudgeTurn, TurnFate
-from activities.work import WorkTelling
-from clawloop.contracts import Message, Scope, SessionEvidence, SessionSource, StoredTurn, TurnRecord
+from activities.judging.closing import LedgerActivities
+from activities.judging.judge_turn import JudgingActivities
+from activities.judging.messages import Closed, CloseSession, JudgeTurn, TurnResult
+from activities.training.notifier import TrainingNotifier
+from clawloop.contracts.serving import Scope
+from clawloop.contracts.turns import Message, SessionEvidence, SessionSource, StoredTurn, TurnRecord
 from clawloop.ids import ApiKeyId, FeedbackId, SessionId, TurnId, new_feedback_id
 from clawloop.judging.prompts import AnswerForm
-from clawloop.recipe import Recipe
+from clawloop.recipes.recipe import Recipe
 from clawloop.serving.endpoints import Endpoint
 from clawloop.serving.judge import JudgeClient
 from clawloop.serving.rendering import EngineRenderer
-from clawloop.telemetry import WorkerMetrics
-from db.closing import PostgresClosingStore
-from db.engine import Database
-from db.judgements import PostgresJudgementStore
-from db.keys import PostgresKeyStore
-from db.policies import ensure_policy
-from db.recipes import ensure_recipe
-from db.turns import PostgresTurnStore
-from db.work import PostgresWorkStore
+from clawloop.telemetry.metrics import WorkerMetrics
+from db.database import Database
+from db.judging.closing import PostgresClosingStore
+from db.judging.judgements import PostgresJudgementStore
+from db.serving.directory import ensure_policy
+from db.serving.keys import PostgresKeyStore
+from db.training.queue import PostgresWorkStore
+from db.training.recipes import ensure_recipe
+from db.turns.insert import PostgresTurnStore
 from tests.contract.conftest import PATIENT
-from tests.fakes.announcer import FakeWorkAnnouncer
 from tests.fakes.judge import FakeJudge, fake_judge
+from tests.fakes.notifier import FakeWorkAnnouncer
 from tests.records import turn_record
 
 JUDGE_SECONDS = 30.0  # a busy machine is no judge that hangs
@@ -64,8 +65,8 @@ class Bench:
     judge: FakeJudge
     judging: JudgingActivities
     ledger: LedgerActivities
-    work: WorkTelling
-    announcer: FakeWorkAnnouncer
+    work: TrainingNotifier
+    notifier: FakeWorkAnnouncer
     key: ApiKeyId
     metrics: WorkerMetrics
 
@@ -73,14 +74,14 @@ class Bench:
         """A counter's value, or how many a histogram has seen."""
         return self.metrics.registry.get_sample_value(f"clawloop_worker_{name}", labels) or 0.0
 
-    async def enter(self, *records: TurnRecord) -> SessionId:
+    async def insert(self, *records: TurnRecord) -> SessionId:
         session = None
         for record in records:
-            session = (await self.turns.enter(record)).session_id
+            session = (await self.turns.insert(record)).session_id
         assert session is not None
         return session
 
-    async def tell(self, session: SessionId, record: TurnRecord, **ask: Any) -> list[TurnFate]:
+    async def tell(self, session: SessionId, record: TurnRecord, **ask: Any) -> list[TurnResult]:
         return (await self.judging.judge_turn(JudgeTurn(session_id=session, turn_id=record.turn_id, **ask))).fates
 
     async def close(self, session: SessionId, why: str = "idle for 30 min", **ask: Any) -> Closed:
@@ -150,8 +151,8 @@ async def bench(postgres_url: str, judge: FakeJudge) -> AsyncIterator[Bench]:
         JudgeClient(endpoints, AnswerForm.FREE, seconds=JUDGE_SECONDS, clock=metrics) as client,
         EngineRenderer(endpoints) as renderer,
     ):
-        announcer = FakeWorkAnnouncer()
-        work = WorkTelling(PostgresWorkStore(database), announcer)
+        notifier = FakeWorkAnnouncer()
+        work = TrainingNotifier(PostgresWorkStore(database), notifier)
         yield Bench(
             url=postgres_url,
             database=database,
@@ -161,7 +162,7 @@ async def bench(postgres_url: str, judge: FakeJudge) -> AsyncIterator[Bench]:
             judging=JudgingActivities(judgements, client, renderer, work, metrics),
             ledger=LedgerActivities(PostgresClosingStore(database), judgements, work, metrics),
             work=work,
-            announcer=announcer,
+            notifier=notifier,
             key=key.id,
             metrics=metrics,
         )

@@ -6,14 +6,14 @@ from dataclasses import replace
 
 import pytest
 
-from activities import ledger
-from activities.messages import AskDirectly
-from clawloop.contracts import Message, Outcome, TurnKind, TurnRecord
+from activities.judging import closing
+from activities.judging.messages import AskDirectly
+from clawloop.contracts.turns import Message, TurnKind, TurnOutcome, TurnRecord
 from clawloop.ids import SessionId, new_turn_id
 from tests.judging.conftest import Bench
 
 
-async def outcomes(bench: Bench, *turns: TurnRecord) -> list[tuple[Outcome, str | None]]:
+async def outcomes(bench: Bench, *turns: TurnRecord) -> list[tuple[TurnOutcome, str | None]]:
     stored = [await bench.turn(turn.turn_id) for turn in turns]
     return [(turn.outcome, turn.outcome_detail) for turn in stored]
 
@@ -27,7 +27,7 @@ async def test_every_main_turn_of_a_closed_session_has_an_outcome_and_says_why(b
     side = replace(second, turn_id=new_turn_id(), kind=TurnKind.SIDE, kind_reason="title", response=title)
     broken = replace(third, turn_id=new_turn_id(), response=None, response_ids=None, logprobs=None, error="died")
     third = replace(third, turn_id=new_turn_id())  # the newest
-    session = await bench.enter(first, side, second, retried, broken, third)
+    session = await bench.insert(first, side, second, retried, broken, third)
     await bench.tell(session, second)
     await bench.tell(session, broken)  # its engine died, but its request says what came next
 
@@ -36,12 +36,12 @@ async def test_every_main_turn_of_a_closed_session_has_an_outcome_and_says_why(b
     assert closed.to_judge == []
     why = "verdict +1: 3 of 3 votes for 1"
     assert await outcomes(bench, first, second, retried, third, side, broken) == [
-        (Outcome.SAMPLED, why),
-        (Outcome.SAMPLED, why),
-        (Outcome.NO_FEEDBACK, "answer not in later history"),
-        (Outcome.NO_FEEDBACK, "nothing followed: idle for 30 min"),
-        (Outcome.SIDE, "title"),
-        (Outcome.NOT_TRAINABLE, "no reply: died"),
+        (TurnOutcome.SAMPLED, why),
+        (TurnOutcome.SAMPLED, why),
+        (TurnOutcome.NO_FEEDBACK, "answer not in later history"),
+        (TurnOutcome.NO_FEEDBACK, "nothing followed: idle for 30 min"),
+        (TurnOutcome.SIDE, "title"),
+        (TurnOutcome.NOT_TRAINABLE, "no reply: died"),
     ]
     (row,) = bench.rows("SELECT * FROM sessions")
     assert (row["state"], row["closed_why"], row["guarantee"]) == ("closed", "idle for 30 min", "has a sample")
@@ -51,13 +51,13 @@ async def test_every_main_turn_of_a_closed_session_has_an_outcome_and_says_why(b
 async def test_turns_that_can_still_be_judged_are_said_first_and_then_given_up(binary_bench: Bench) -> None:
     bench = binary_bench
     first, second = bench.conversation("one", "two")
-    session = await bench.enter(first, second)
+    session = await bench.insert(first, second)
     closed = await bench.close(session)
     assert closed.to_judge == [first.turn_id]
     assert bench.rows("SELECT state FROM sessions") == [{"state": "open"}]
     await bench.close(session, give_up=True)
     assert (await outcomes(bench, first))[0] == (
-        Outcome.UNJUDGED,
+        TurnOutcome.UNJUDGED,
         "could not be judged before the session closed",
     )
 
@@ -66,10 +66,10 @@ async def test_turns_that_cannot_be_judged_keep_none_behind_them_from_being_said
     binary_bench: Bench, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     bench = binary_bench
-    monkeypatch.setattr(ledger, "TO_JUDGE_LIMIT", 2)
+    monkeypatch.setattr(closing, "TO_JUDGE_LIMIT", 2)
     turns = bench.conversation(*"abcdef")
     ids = [turn.turn_id for turn in turns]
-    session = await bench.enter(*turns)
+    session = await bench.insert(*turns)
     assert (await bench.close(session)).to_judge == ids[:2]
     assert (await bench.close(session, tried_up_to=ids[1])).to_judge == ids[2:4]
     assert (await bench.close(session, tried_up_to=ids[3])).to_judge == [ids[4], ids[0]]
@@ -79,11 +79,11 @@ async def test_turns_that_cannot_be_judged_keep_none_behind_them_from_being_said
 async def test_a_session_that_was_closed_keeps_when_and_why_whoever_looks_into_it(binary_bench: Bench) -> None:
     bench = binary_bench
     turns = bench.conversation("one", "two", "three")
-    session = await bench.enter(*turns[:2])
+    session = await bench.insert(*turns[:2])
     await bench.tell(session, turns[1])
     assert (await bench.close(session, "it was closed before", again=True)).still_open
     assert bench.rows("SELECT state, closed_why FROM sessions") == [{"state": "open", "closed_why": None}]
-    assert await outcomes(bench, turns[1]) == [(Outcome.WAITING, None)]
+    assert await outcomes(bench, turns[1]) == [(TurnOutcome.WAITING, None)]
     await bench.close(session, "the client ended the session")
     known = "SELECT state, closed_why, closed_at FROM sessions"
     before = bench.rows(known)
@@ -92,7 +92,7 @@ async def test_a_session_that_was_closed_keeps_when_and_why_whoever_looks_into_i
     assert not (await bench.close(session, "it was closed before", again=True)).still_open
     assert bench.rows(known) == before
     # Its next turn opens it again, and then another reason counts.
-    await bench.enter(turns[2])
+    await bench.insert(turns[2])
     assert (await bench.close(session, "it was closed before", again=True)).still_open
     await bench.tell(session, turns[2])
     await bench.close(session)
@@ -104,17 +104,17 @@ async def test_a_session_that_was_closed_keeps_when_and_why_whoever_looks_into_i
 async def test_a_turn_the_workflow_has_not_heard_of_stays_open(binary_bench: Bench) -> None:
     bench = binary_bench
     first, second = bench.conversation("one", "two")
-    session = await bench.enter(first, second)
+    session = await bench.insert(first, second)
     await bench.tell(session, second)
     await bench.close(session, up_to=first.turn_id)
-    assert await outcomes(bench, second) == [(Outcome.WAITING, None)]
+    assert await outcomes(bench, second) == [(TurnOutcome.WAITING, None)]
     assert bench.rows("SELECT state FROM sessions") == [{"state": "open"}]
 
 
 async def test_a_session_without_a_sample_gets_the_turn_with_the_clearest_score(binary_bench: Bench) -> None:
     bench = binary_bench
     first, second, third = bench.conversation("one", "two", "three")
-    session = await bench.enter(first, second, third)
+    session = await bench.insert(first, second, third)
     bench.judge.votes = [1, 0, 0]
     await bench.tell(session, second)  # 0, with a mean of +0.33
     bench.judge.votes = [-1, 0, 1]  # a tie: 0, with a mean of 0
@@ -124,7 +124,7 @@ async def test_a_session_without_a_sample_gets_the_turn_with_the_clearest_score(
     (sample,) = bench.rows("SELECT turn_id, reward, reason FROM samples")
     assert (sample["turn_id"], sample["reason"]) == (first.turn_id, "at least one: expected score +0.33")
     assert abs(sample["reward"] - 1 / 3) < 1e-9
-    assert (await outcomes(bench, first))[0][0] is Outcome.SAMPLED
+    assert (await outcomes(bench, first))[0][0] is TurnOutcome.SAMPLED
     # Once per session, at its first close.
     bench.execute("UPDATE samples SET state = 'superseded'")
     assert (await bench.close(session)).guarantee == ""
@@ -133,14 +133,14 @@ async def test_a_session_without_a_sample_gets_the_turn_with_the_clearest_score(
 async def test_a_session_in_which_nothing_was_judged_says_so(binary_bench: Bench) -> None:
     bench = binary_bench
     (only,) = bench.conversation("one")
-    session = await bench.enter(only)
+    session = await bench.insert(only)
     assert (await bench.close(session)).guarantee == "no sample: no judged turn that can be trained"
 
 
 async def tied_session(bench: Bench) -> tuple[SessionId, list[TurnRecord]]:
     """Two judged turns whose votes cancel out, and one that nothing followed."""
     turns = bench.conversation("one", "two", "three")
-    session = await bench.enter(*turns)
+    session = await bench.insert(*turns)
     bench.judge.votes = [1, 0, -1, 1, 0, -1]
     for turn in turns[1:]:
         await bench.tell(session, turn)
@@ -155,8 +155,8 @@ async def test_votes_that_cancel_out_are_said_and_direct_votes_decide(grammar_be
     assert bench.rows("SELECT state FROM sessions") == [{"state": "open"}]
     for turn, logprobs in ((first, {"1": -1.2, "0": -1.0, "-": -1.1}), (second, {"1": -3.0, "0": -1.0, "-": -0.6})):
         bench.judge.direct = logprobs
-        await bench.judging.ask_directly(AskDirectly(session_id=session, turn_id=turn.turn_id))
-        await bench.judging.ask_directly(AskDirectly(session_id=session, turn_id=turn.turn_id))
+        await bench.judging.collect_direct_vote(AskDirectly(session_id=session, turn_id=turn.turn_id))
+        await bench.judging.collect_direct_vote(AskDirectly(session_id=session, turn_id=turn.turn_id))
     assert [body.get("top_logprobs") for body in bench.judge.requests].count(20) == 2
     assert "three" in bench.judge.requests[-1]["messages"][-1]["content"]
 
@@ -167,14 +167,14 @@ async def test_votes_that_cancel_out_are_said_and_direct_votes_decide(grammar_be
     assert (sample["turn_id"], round(sample["reward"], 2)) == (second.turn_id, -0.52)
     # The votes and the verdict by them stay what they were.
     assert [row["verdict"] for row in bench.rows("SELECT verdict FROM judgements")] == [0, 0]
-    assert (await outcomes(bench, third))[0][0] is Outcome.NO_FEEDBACK
+    assert (await outcomes(bench, third))[0][0] is TurnOutcome.NO_FEEDBACK
 
 
 async def test_a_direct_vote_without_a_lean_gives_no_sample(grammar_bench: Bench) -> None:
     bench = grammar_bench
     session, (first, _, _) = await tied_session(bench)
     bench.judge.direct = {"1": -1.0, "0": -1.0, "-": -1.01}
-    await bench.judging.ask_directly(AskDirectly(session_id=session, turn_id=first.turn_id))
+    await bench.judging.collect_direct_vote(AskDirectly(session_id=session, turn_id=first.turn_id))
     assert (await bench.close(session, asked_directly=True)).guarantee == "no sample: largest expected score is +0.00"
     assert bench.rows("SELECT * FROM samples") == []
 
@@ -182,7 +182,7 @@ async def test_a_direct_vote_without_a_lean_gives_no_sample(grammar_bench: Bench
 async def test_without_direct_votes_the_session_says_that_votes_cancel_out(binary_bench: Bench) -> None:
     bench = binary_bench  # its judge answers freely
     session, (first, _, _) = await tied_session(bench)
-    await bench.judging.ask_directly(AskDirectly(session_id=session, turn_id=first.turn_id))
+    await bench.judging.collect_direct_vote(AskDirectly(session_id=session, turn_id=first.turn_id))
     closed = await bench.close(session, asked_directly=True)
     assert closed.guarantee == "no sample: votes cancel out, and no direct vote was given"
 
@@ -190,12 +190,12 @@ async def test_without_direct_votes_the_session_says_that_votes_cancel_out(binar
 async def test_a_turn_that_got_no_feedback_is_judged_when_its_session_goes_on(binary_bench: Bench) -> None:
     bench = binary_bench
     first, second = bench.conversation("one", "two")
-    session = await bench.enter(first)
+    session = await bench.insert(first)
     await bench.close(session)
-    await bench.enter(second)
+    await bench.insert(second)
     assert bench.rows("SELECT state FROM sessions") == [{"state": "open"}]
     (fate,) = await bench.tell(session, second)
-    assert fate.outcome is Outcome.SAMPLED
+    assert fate.outcome is TurnOutcome.SAMPLED
 
 
 async def test_a_session_nobody_knows_is_closed_without_a_trace(bench: Bench) -> None:

@@ -4,17 +4,17 @@ from __future__ import annotations
 
 import pytest
 
-from activities.upkeep import UpkeepActivities
+from activities.sweep import UpkeepActivities
 from clawloop.errors import JudgeUnavailable
-from db.upkeep import PostgresUpkeepStore
-from tests.fakes.announcer import FakeAnnouncer
+from db.sweep import PostgresUpkeepStore
+from tests.fakes.notifier import FakeNotifier
 from tests.judging.conftest import Bench
 from tests.judging.test_sweep import IDLE
 
 
 async def test_votes_hints_outcomes_and_requests_are_counted(bench: Bench) -> None:
     first, second = bench.conversation("one", "two")
-    session = await bench.enter(first, second)
+    session = await bench.insert(first, second)
     bench.judge.votes = [1, "what?", 1, "what again?"]
     await bench.tell(session, second)
     assert bench.counted("judge_answers_total", kind="vote", result="valid") == 2
@@ -28,7 +28,7 @@ async def test_votes_hints_outcomes_and_requests_are_counted(bench: Bench) -> No
 async def test_requests_that_fail_are_timed_as_such_and_judge_nothing(binary_bench: Bench) -> None:
     bench = binary_bench
     first, second = bench.conversation("one", "two")
-    session = await bench.enter(first, second)
+    session = await bench.insert(first, second)
     bench.judge.mode = "500"
     with pytest.raises(JudgeUnavailable):
         await bench.tell(session, second)
@@ -44,9 +44,9 @@ async def test_requests_that_fail_are_timed_as_such_and_judge_nothing(binary_ben
 async def test_closed_sessions_and_sweeps_are_counted(binary_bench: Bench) -> None:
     bench = binary_bench
     first, second = bench.conversation("one", "two")
-    session = await bench.enter(first, second)
+    session = await bench.insert(first, second)
     upkeep = UpkeepActivities(
-        PostgresUpkeepStore(bench.database), FakeAnnouncer(), bench.work, IDLE, IDLE * 0, counts=bench.metrics
+        PostgresUpkeepStore(bench.database), FakeNotifier(), bench.work, IDLE, IDLE * 0, counts=bench.metrics
     )
     await upkeep.sweep()
     await upkeep.sweep()

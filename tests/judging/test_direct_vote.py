@@ -7,9 +7,9 @@ import math
 
 import pytest
 
-from clawloop.contracts import Outcome
+from clawloop.contracts.turns import TurnOutcome
 from clawloop.errors import JudgeUnavailable
-from clawloop.recipe import Recipe
+from clawloop.recipes.recipe import Recipe
 from tests.judging.conftest import Bench, set_recipe, with_signal
 
 DIRECT = with_signal(votes="direct")
@@ -24,10 +24,10 @@ async def direct_bench(grammar_bench: Bench) -> Bench:
 async def test_one_token_at_temperature_1_is_the_vote(direct_bench: Bench) -> None:
     bench = direct_bench
     first, second = bench.conversation("one", "No, wrong.")
-    session = await bench.enter(first, second)
+    session = await bench.insert(first, second)
     bench.judge.direct = {"-": math.log(0.7), "1": math.log(0.1), "0": math.log(0.2), "x": -9999.0}
     (fate,) = await bench.tell(session, second)
-    assert (fate.verdict, fate.outcome, fate.why) == (-1, Outcome.SAMPLED, "verdict -1: direct vote -0.60")
+    assert (fate.verdict, fate.outcome, fate.why) == (-1, TurnOutcome.SAMPLED, "verdict -1: direct vote -0.60")
     (request,) = bench.judge.requests
     asked = {name: request[name] for name in ("temperature", "max_tokens", "logprobs", "top_logprobs")}
     assert asked == {"temperature": 1.0, "max_tokens": 1, "logprobs": True, "top_logprobs": 20}
@@ -46,7 +46,7 @@ async def test_a_retry_does_not_ask_for_it_again(direct_bench: Bench) -> None:
     bench = direct_bench
     await set_recipe(bench, Recipe.model_validate({"name": "combined", "signal": {"votes": "direct"}}))
     first, second = bench.conversation("one", "two")
-    session = await bench.enter(first, second)
+    session = await bench.insert(first, second)
     bench.judge.says = lambda body, question: 1 / 0  # type: ignore[assignment, return-value]  # hints break it
     with pytest.raises(JudgeUnavailable):
         await bench.tell(session, second)
@@ -59,9 +59,9 @@ async def test_a_retry_does_not_ask_for_it_again(direct_bench: Bench) -> None:
 async def test_a_judge_that_answers_freely_leaves_the_turn_unjudged_and_names_the_setting(bench: Bench) -> None:
     await set_recipe(bench, DIRECT)
     first, second = bench.conversation("one", "two")
-    session = await bench.enter(first, second)
+    session = await bench.insert(first, second)
     (fate,) = await bench.tell(session, second)
-    assert (fate.outcome, bench.judge.requests) == (Outcome.UNJUDGED, [])
+    assert (fate.outcome, bench.judge.requests) == (TurnOutcome.UNJUDGED, [])
     assert fate.why.startswith('no direct vote (signal.votes = "direct" needs a judge with a grammar')
     stored = await bench.turn(first.turn_id)
     assert stored.outcome_detail is not None
@@ -74,10 +74,10 @@ async def test_a_judge_that_reports_no_distribution_leaves_the_turn_unjudged(
 ) -> None:
     bench = direct_bench
     first, second = bench.conversation("one", "two")
-    session = await bench.enter(first, second)
+    session = await bench.insert(first, second)
     bench.judge.direct = reported
     (fate,) = await bench.tell(session, second)
-    assert fate.outcome is Outcome.UNJUDGED
+    assert fate.outcome is TurnOutcome.UNJUDGED
     assert "log-probs" in fate.why
     assert bench.rows("SELECT * FROM votes") == []
 
@@ -85,7 +85,7 @@ async def test_a_judge_that_reports_no_distribution_leaves_the_turn_unjudged(
 async def test_a_question_too_long_is_asked_shorter(direct_bench: Bench) -> None:
     bench = direct_bench
     first, second = bench.conversation("one", "long " * 20_000)
-    session = await bench.enter(first, second)
+    session = await bench.insert(first, second)
     bench.judge.max_characters = 5_000
     (fate,) = await bench.tell(session, second)
     assert fate.sample
@@ -95,7 +95,7 @@ async def test_a_question_too_long_is_asked_shorter(direct_bench: Bench) -> None
 async def test_given_up_nothing_is_asked(direct_bench: Bench) -> None:
     bench = direct_bench
     first, second = bench.conversation("one", "two")
-    session = await bench.enter(first, second)
+    session = await bench.insert(first, second)
     (fate,) = await bench.tell(session, second, give_up="the judge was away")
-    assert (fate.outcome, fate.why) == (Outcome.UNJUDGED, "no direct vote (the judge was away)")
+    assert (fate.outcome, fate.why) == (TurnOutcome.UNJUDGED, "no direct vote (the judge was away)")
     assert bench.judge.requests == []

@@ -6,14 +6,14 @@ import asyncio
 
 import pytest
 
-from clawloop.contracts import Outcome
+from clawloop.contracts.turns import TurnOutcome
 from clawloop.errors import StoreUnavailable
 from tests.judging.conftest import Bench
 
 
 async def test_a_rating_is_the_verdict_without_any_judge(bench: Bench) -> None:
     (only,) = bench.conversation("one")
-    session = await bench.enter(only)
+    session = await bench.insert(only)
     given = bench.feedback(only, -0.5)
     (fate,) = await bench.tell(session, only, feedback_id=given)
     assert bench.judge.requests == []
@@ -26,7 +26,7 @@ async def test_a_rating_is_the_verdict_without_any_judge(bench: Bench) -> None:
 async def test_a_rating_given_while_the_judge_thinks_outweighs_it(binary_bench: Bench) -> None:
     bench = binary_bench
     first, second = bench.conversation("one", "two")
-    session = await bench.enter(first, second)
+    session = await bench.insert(first, second)
     bench.judge.delay_seconds = 0.5
     judging = asyncio.create_task(bench.tell(session, second))
     async with asyncio.timeout(30):
@@ -44,13 +44,13 @@ async def test_a_rating_given_while_the_judge_thinks_outweighs_it(binary_bench: 
 
 async def test_late_feedback_amends_a_judgement_whose_sample_is_fresh(bench: Bench) -> None:
     first, second = bench.conversation("one", "two")
-    session = await bench.enter(first, second)
+    session = await bench.insert(first, second)
     await bench.tell(session, second)
     asked = len(bench.judge.asked("vote"))
     bench.judge.hint = "Be shorter next time, please."
     given = bench.feedback(first, -1.0, "Too long.")
     (fate,) = await bench.tell(session, first, feedback_id=given)
-    assert (fate.verdict, fate.outcome) == (-1, Outcome.SAMPLED)
+    assert (fate.verdict, fate.outcome) == (-1, TurnOutcome.SAMPLED)
     assert len(bench.judge.asked("vote")) == asked  # the rating is the verdict
     assert "Too long." in bench.judge.asked("hint")[-1]["messages"][-1]["content"]
     (sample,) = bench.rows("SELECT * FROM samples")
@@ -64,9 +64,9 @@ async def test_late_feedback_amends_a_judgement_whose_sample_is_fresh(bench: Ben
 
 async def test_a_turn_rated_at_once_gets_the_hint_that_comes_with_its_next_state(bench: Bench) -> None:
     first, second = bench.conversation("Add two numbers.", "No, in Python.")
-    session = await bench.enter(first)
+    session = await bench.insert(first)
     await bench.tell(session, first, feedback_id=bench.feedback(first, -1.0))
-    await bench.enter(second)
+    await bench.insert(second)
     bench.judge.hint = "Write it in Python, not in JavaScript."
     (fate,) = await bench.tell(session, second)
     assert fate.why == "verdict -1: rated -1.00 by the user; hint: 3 of 3 hint answers usable"
@@ -82,10 +82,10 @@ async def test_a_turn_rated_at_once_gets_the_hint_that_comes_with_its_next_state
 
 async def test_a_next_state_that_comes_after_a_step_took_the_rating_changes_nothing(bench: Bench) -> None:
     first, second = bench.conversation("Add two numbers.", "No, in Python.")
-    session = await bench.enter(first)
+    session = await bench.insert(first)
     await bench.tell(session, first, feedback_id=bench.feedback(first, -1.0))
     bench.execute("UPDATE samples SET state = 'claimed'")
-    await bench.enter(second)
+    await bench.insert(second)
     bench.judge.hint = "Write it in Python, not in JavaScript."
     (fate,) = await bench.tell(session, second)
     assert fate.why.startswith("a step has its sample, so it stays: verdict -1: rated -1.00 by the user")
@@ -95,7 +95,7 @@ async def test_a_next_state_that_comes_after_a_step_took_the_rating_changes_noth
 async def test_late_words_without_a_rating_are_evidence_for_new_votes(binary_bench: Bench) -> None:
     bench = binary_bench
     first, second = bench.conversation("one", "two")
-    session = await bench.enter(first, second)
+    session = await bench.insert(first, second)
     await bench.tell(session, second)
     bench.judge.votes = [-1]
     given = bench.feedback(first, None, "It deleted my file.")
@@ -112,11 +112,11 @@ async def test_late_words_without_a_rating_are_evidence_for_new_votes(binary_ben
 async def test_late_words_that_no_judge_reads_undo_nothing_and_wait(binary_bench: Bench) -> None:
     bench = binary_bench
     first, second = bench.conversation("one", "two")
-    session = await bench.enter(first, second)
+    session = await bench.insert(first, second)
     await bench.tell(session, second)
     given = bench.feedback(first, None, "It deleted my file.")
     (fate,) = await bench.tell(session, first, feedback_id=given, give_up="the judge answered 500")
-    assert (fate.outcome, fate.verdict) == (Outcome.SAMPLED, 1)
+    assert (fate.outcome, fate.verdict) == (TurnOutcome.SAMPLED, 1)
     assert fate.why.startswith("judged again in vain, no valid vote (the judge answered 500); it stays: ")
     assert bench.rows("SELECT state FROM samples") == [{"state": "fresh"}]
     assert bench.rows("SELECT applied_at FROM feedback") == [{"applied_at": None}]  # the sweep tells it again
@@ -127,7 +127,7 @@ async def test_late_words_that_no_judge_reads_undo_nothing_and_wait(binary_bench
 
 async def test_feedback_after_a_step_took_the_sample_makes_a_new_one(bench: Bench) -> None:
     first, second = bench.conversation("one", "two")
-    session = await bench.enter(first, second)
+    session = await bench.insert(first, second)
     await bench.tell(session, second)
     bench.execute("UPDATE samples SET state = 'claimed'")
     await bench.tell(session, first, feedback_id=bench.feedback(first, -1.0))
@@ -139,19 +139,19 @@ async def test_feedback_after_a_step_took_the_sample_makes_a_new_one(bench: Benc
 async def test_a_neutral_rating_takes_a_fresh_sample_back(binary_bench: Bench) -> None:
     bench = binary_bench
     first, second = bench.conversation("one", "two")
-    session = await bench.enter(first, second)
+    session = await bench.insert(first, second)
     await bench.tell(session, second)
     (fate,) = await bench.tell(session, first, feedback_id=bench.feedback(first, 0.0))
-    assert fate.outcome is Outcome.UNDECIDED
+    assert fate.outcome is TurnOutcome.UNDECIDED
     assert bench.rows("SELECT state FROM samples") == [{"state": "superseded"}]
 
 
 async def test_an_erased_turn_is_left_alone(bench: Bench) -> None:
     first, second = bench.conversation("one", "two")
-    session = await bench.enter(first, second)
+    session = await bench.insert(first, second)
     bench.execute("UPDATE turns SET outcome = 'erased', outcome_detail = 'on request' WHERE id = %s", first.turn_id)
     assert await bench.tell(session, second) == []
     (fate,) = await bench.tell(session, first, feedback_id=bench.feedback(first, 1.0))
-    assert fate.outcome is Outcome.ERASED
+    assert fate.outcome is TurnOutcome.ERASED
     assert bench.judge.requests == []
     assert bench.rows("SELECT * FROM judgements") == []

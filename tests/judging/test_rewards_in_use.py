@@ -7,28 +7,29 @@ from typing import Any
 
 import pytest
 
-from clawloop.contracts import FeedbackEffect, Outcome
+from clawloop.contracts.sessions import FeedbackEffect
+from clawloop.contracts.turns import TurnOutcome
 from clawloop.ids import new_turn_id
-from db.feedback import PostgresFeedbackStore
+from db.judging.feedback import PostgresFeedbackStore
 from tests.judging.conftest import Bench, set_recipe, with_signal
 
 
 @pytest.mark.parametrize(
     ("ids", "reason", "votes", "expected"),
     [
-        (900, "stop", [1], (0.5, Outcome.SAMPLED, "verdict +1: 3 of 3 votes for 1, length -0.50")),
-        (3, "length", [-1], (-2.0, Outcome.SAMPLED, "verdict -1: 3 of 3 votes for -1, length -1.00")),
-        (3, "length", [1], (None, Outcome.UNDECIDED, "verdict +1: 3 of 3 votes for 1, length -1.00")),
-        (3, "length", [0], (None, Outcome.UNDECIDED, "verdict 0: 3 of 3 votes for 0")),
+        (900, "stop", [1], (0.5, TurnOutcome.SAMPLED, "verdict +1: 3 of 3 votes for 1, length -0.50")),
+        (3, "length", [-1], (-2.0, TurnOutcome.SAMPLED, "verdict -1: 3 of 3 votes for -1, length -1.00")),
+        (3, "length", [1], (None, TurnOutcome.UNDECIDED, "verdict +1: 3 of 3 votes for 1, length -1.00")),
+        (3, "length", [0], (None, TurnOutcome.UNDECIDED, "verdict 0: 3 of 3 votes for 0")),
     ],
 )
 async def test_long_replies_earn_less(
-    bench: Bench, ids: int, reason: str, votes: list[int | str], expected: tuple[float | None, Outcome, str]
+    bench: Bench, ids: int, reason: str, votes: list[int | str], expected: tuple[float | None, TurnOutcome, str]
 ) -> None:
     await set_recipe(bench, with_signal(overlong={"limit_tokens": 1000, "cache_tokens": 200}))
     reply: dict[str, Any] = {"finish_reason": reason, "response_ids": [5] * ids, "logprobs": [-0.5] * ids}
     first, second = bench.conversation("one", "two", **reply)
-    session = await bench.enter(first, second)
+    session = await bench.insert(first, second)
     bench.judge.votes = votes
     (fate,) = await bench.tell(session, second)
     reward, outcome, why = expected
@@ -39,7 +40,7 @@ async def test_long_replies_earn_less(
 async def test_the_mean_verdict_is_subtracted(bench: Bench) -> None:
     await set_recipe(bench, with_signal(baseline="mean"))
     turns = bench.conversation("one", "two", "three", "four")
-    session = await bench.enter(*turns)
+    session = await bench.insert(*turns)
     told = []
     for vote, turn in zip([1, -1, 1], turns[1:], strict=True):
         bench.judge.votes = [vote]
@@ -58,14 +59,14 @@ async def test_responses_to_one_prompt_are_measured_against_each_other(bench: Be
     first, second = bench.conversation("one", "Thanks!")
     other = replace(first, turn_id=new_turn_id(), choice=1, response={"role": "assistant", "content": "another"})
     first, other = (replace(turn, group_id=first.turn_id) for turn in (first, other))
-    session = await bench.enter(first, other, second)
+    session = await bench.insert(first, other, second)
     bench.judge.votes = [1]
     (fate,) = await bench.tell(session, second)
-    assert (fate.outcome, fate.sample) == (Outcome.UNDECIDED, False)
+    assert (fate.outcome, fate.sample) == (TurnOutcome.UNDECIDED, False)
     assert fate.why == "waits for its group: 1 of 2 have a verdict (verdict +1: 3 of 3 votes for 1)"
     given = bench.feedback(other, -1.0)
     (fate,) = await bench.tell(session, other, feedback_id=given)
-    assert fate.outcome is Outcome.SAMPLED
+    assert fate.outcome is TurnOutcome.SAMPLED
     assert fate.why == "-1.00 in its group of 2 (verdict -1: rated -1.00 by the user)"
     assert [row["reward"] for row in bench.rows("SELECT reward FROM samples ORDER BY turn_id")] == [1.0, -1.0]
 
@@ -75,24 +76,24 @@ async def test_a_group_that_cannot_fill_is_settled_by_the_close(bench: Bench) ->
     first, second = bench.conversation("one", "No.")
     other = replace(first, turn_id=new_turn_id(), choice=1, response={"role": "assistant", "content": "another"})
     first, other = (replace(turn, group_id=first.turn_id) for turn in (first, other))
-    session = await bench.enter(first, other, second)
+    session = await bench.insert(first, other, second)
     bench.judge.votes = [-1]
     await bench.tell(session, second)
     closed = await bench.close(session)
     assert closed.guarantee == "has a sample"
     said = {fate.turn_id: (fate.outcome, fate.why) for fate in closed.fates}
     assert said[first.turn_id] == (
-        Outcome.SAMPLED,
+        TurnOutcome.SAMPLED,
         "the only verdict in its group: verdict -1: 3 of 3 votes for -1",
     )
-    assert said[other.turn_id][0] is Outcome.NO_FEEDBACK
+    assert said[other.turn_id][0] is TurnOutcome.NO_FEEDBACK
     assert bench.rows("SELECT reward, state FROM samples") == [{"reward": -1.0, "state": "fresh"}]
 
 
 async def test_a_sessions_outcome_reaches_every_main_turn(bench: Bench) -> None:
     await set_recipe(bench, with_signal(reward="outcome_process", process_weight=1.0))
     turns = bench.conversation("one", "two", "three")
-    session = await bench.enter(*turns)
+    session = await bench.insert(*turns)
     for votes, turn in zip([[1, 1, -1], [-1, -1, -1]], turns[1:], strict=True):
         bench.judge.votes = [*votes]
         await bench.tell(session, turn)
@@ -102,7 +103,7 @@ async def test_a_sessions_outcome_reaches_every_main_turn(bench: Bench) -> None:
     assert closed.to_judge == [turns[2].turn_id]  # nothing followed it, but the outcome speaks about it too
     asked = len(bench.judge.requests)
     (fate,) = await bench.tell(session, turns[2], itself=True)
-    assert (fate.outcome, len(bench.judge.requests)) == (Outcome.UNJUDGED, asked)
+    assert (fate.outcome, len(bench.judge.requests)) == (TurnOutcome.UNJUDGED, asked)
     closed = await bench.close(session)
     rewards = {row["turn_id"]: row["reward"] for row in bench.rows("SELECT turn_id, reward FROM samples")}
     assert rewards == {turns[0].turn_id: pytest.approx(4 / 3), turns[2].turn_id: 1.0}  # the second cancels out

@@ -7,52 +7,53 @@ from typing import Any
 
 import pytest
 
-from activities import telling, upkeep
-from activities.upkeep import UpkeepActivities
-from clawloop.contracts import FeedbackGiven, SessionFacts, TurnKind, TurnRecorded
-from clawloop.errors import AnnouncementFailed
+from activities import notify, sweep
+from activities.sweep import UpkeepActivities
+from clawloop.contracts.sessions import FeedbackGiven, SessionFacts, TurnRecorded
+from clawloop.contracts.turns import TurnKind
+from clawloop.errors import SignalFailed
 from clawloop.ids import SessionId
-from db.upkeep import PostgresUpkeepStore
-from tests.fakes.announcer import FakeAnnouncer
+from db.sweep import PostgresUpkeepStore
+from tests.fakes.notifier import FakeNotifier
 from tests.judging.conftest import Bench
 
 IDLE = timedelta(minutes=30)
 
 
-def sweeper(bench: Bench, announcer: FakeAnnouncer, age: timedelta = timedelta(0)) -> UpkeepActivities:
-    return UpkeepActivities(PostgresUpkeepStore(bench.database), announcer, bench.work, IDLE, age)
+def sweeper(bench: Bench, notifier: FakeNotifier, age: timedelta = timedelta(0)) -> UpkeepActivities:
+    return UpkeepActivities(PostgresUpkeepStore(bench.database), notifier, bench.work, IDLE, age)
 
 
 async def test_missed_main_turns_are_announced_in_order_once(bench: Bench) -> None:
     one = bench.conversation("a", "b", "c", session="one")
     two = bench.conversation("x", "y", session="two")
-    await bench.enter(one[0], two[0], one[1], *bench.conversation("s", session="three", kind=TurnKind.SIDE))
-    await bench.enter(one[2], two[1])
-    announcer = FakeAnnouncer()
-    assert (await sweeper(bench, announcer).sweep()).announced == 5
-    told = [message.turn_id for _, message in announcer.told if isinstance(message, TurnRecorded)]
+    await bench.insert(one[0], two[0], one[1], *bench.conversation("s", session="three", kind=TurnKind.SIDE))
+    await bench.insert(one[2], two[1])
+    notifier = FakeNotifier()
+    assert (await sweeper(bench, notifier).sweep()).announced == 5
+    told = [message.turn_id for _, message in notifier.told if isinstance(message, TurnRecorded)]
     for turns in (one, two):
         ids = [turn.turn_id for turn in turns]
         assert [turn_id for turn_id in told if turn_id in ids] == ids
-    assert (await sweeper(bench, announcer).sweep()).announced == 0
+    assert (await sweeper(bench, notifier).sweep()).announced == 0
 
 
 async def test_young_turns_are_left_to_the_gateway(bench: Bench) -> None:
-    await bench.enter(*bench.conversation("a"))
-    swept = await sweeper(bench, FakeAnnouncer(), timedelta(minutes=1)).sweep()
+    await bench.insert(*bench.conversation("a"))
+    swept = await sweeper(bench, FakeNotifier(), timedelta(minutes=1)).sweep()
     assert swept.announced == 0
 
 
 async def test_while_workflows_cannot_be_told_nothing_is_noted(bench: Bench) -> None:
-    await bench.enter(*bench.conversation("a"))
-    away = FakeAnnouncer()
+    await bench.insert(*bench.conversation("a"))
+    away = FakeNotifier()
     away.available = False
     swept = await sweeper(bench, away).sweep()
     assert (swept.announced, swept.stuck) == (0, 1)
-    assert (await sweeper(bench, FakeAnnouncer()).sweep()).announced == 1
+    assert (await sweeper(bench, FakeNotifier()).sweep()).announced == 1
 
 
-class Stubborn(FakeAnnouncer):
+class Stubborn(FakeNotifier):
     """Cannot tell some sessions.
 
     Attributes:
@@ -71,22 +72,22 @@ class Stubborn(FakeAnnouncer):
 async def test_a_session_that_cannot_be_told_keeps_nobody_from_the_others(
     bench: Bench, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    monkeypatch.setattr(upkeep, "BATCH", 2)
+    monkeypatch.setattr(sweep, "BATCH", 2)
     stuck = bench.conversation("a", "b", "c", session="stuck")
-    first = await bench.enter(*stuck)
+    first = await bench.insert(*stuck)
     others = [bench.conversation("x", session=f"other {n}")[0] for n in range(3)]
-    await bench.enter(*others)
+    await bench.insert(*others)
     bench.feedback(stuck[0], 1.0)
     bench.feedback(stuck[0], -1.0)
     bench.feedback(others[0], 1.0)
-    announcer = Stubborn({first})
+    notifier = Stubborn({first})
     sweeping = UpkeepActivities(
-        PostgresUpkeepStore(bench.database), announcer, bench.work, IDLE, timedelta(0), counts=bench.metrics
+        PostgresUpkeepStore(bench.database), notifier, bench.work, IDLE, timedelta(0), counts=bench.metrics
     )
     swept = await sweeping.sweep()
     assert (swept.announced, swept.feedback, swept.stuck) == (3, 1, 1)
     assert bench.counted("swept_total", what="stuck") == 1
-    announcer.stuck = set()
+    notifier.stuck = set()
     swept = await sweeping.sweep()
     assert (swept.announced, swept.feedback, swept.stuck) == (3, 2, 0)
 
@@ -94,16 +95,16 @@ async def test_a_session_that_cannot_be_told_keeps_nobody_from_the_others(
 async def test_where_nearly_nobody_can_be_told_the_sweep_gives_up_and_keeps_what_it_said(
     bench: Bench, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    monkeypatch.setattr(telling, "MOST_STUCK", 2)
-    monkeypatch.setattr(telling, "AT_ONCE", 1)
+    monkeypatch.setattr(notify, "MAX_FAILED", 2)
+    monkeypatch.setattr(notify, "AT_ONCE", 1)
     turns = [bench.conversation("x", session=f"{n}")[0] for n in range(6)]
-    sessions = [await bench.enter(turn) for turn in turns]
-    announcer = Stubborn(set(sessions[1:]))
-    with pytest.raises(AnnouncementFailed):
-        await sweeper(bench, announcer).sweep()
-    assert announcer.calls <= 4  # one that hears, and one more than may be stuck
-    announcer.stuck = set()
-    assert (await sweeper(bench, announcer).sweep()).announced == 5
+    sessions = [await bench.insert(turn) for turn in turns]
+    notifier = Stubborn(set(sessions[1:]))
+    with pytest.raises(SignalFailed):
+        await sweeper(bench, notifier).sweep()
+    assert notifier.calls <= 4  # one that hears, and one more than may be stuck
+    notifier.stuck = set()
+    assert (await sweeper(bench, notifier).sweep()).announced == 5
 
 
 class FullDisk:
@@ -122,45 +123,45 @@ class FullDisk:
 
 async def test_a_part_that_fails_keeps_no_other_from_running(bench: Bench) -> None:
     (turn,) = bench.conversation("a")
-    session = await bench.enter(turn)
+    session = await bench.insert(turn)
     bench.feedback(turn, 1.0)
     bench.execute("UPDATE sessions SET last_turn_at = now() - interval '1 hour'")
 
-    class NoTurns(FakeAnnouncer):
-        async def announce_turn(self, session: SessionFacts, turn: TurnRecorded) -> None:
+    class NoTurns(FakeNotifier):
+        async def notify_turn(self, session: SessionFacts, turn: TurnRecorded) -> None:
             raise ValueError("of turns")
 
-    announcer, disk = NoTurns(), FullDisk()
+    notifier, disk = NoTurns(), FullDisk()
     store = PostgresUpkeepStore(bench.database)
     retention: Any = disk
-    sweeping = UpkeepActivities(store, announcer, bench.work, IDLE, timedelta(0), retention, counts=bench.metrics)
+    sweeping = UpkeepActivities(store, notifier, bench.work, IDLE, timedelta(0), retention, counts=bench.metrics)
     with pytest.raises(ExceptionGroup) as raised:  # the first failure, not the disk's
         await sweeping.sweep()
     assert raised.group_contains(ValueError, match="of turns")
-    assert [facts.session_id for facts, _ in announcer.told] == [session, session]
-    assert [type(message) for _, message in announcer.told] == [FeedbackGiven, type(None)]
+    assert [facts.session_id for facts, _ in notifier.told] == [session, session]
+    assert [type(message) for _, message in notifier.told] == [FeedbackGiven, type(None)]
     assert disk.tried == 1
-    assert (await sweeper(bench, FakeAnnouncer()).sweep()).announced == 1  # it is still to be told
+    assert (await sweeper(bench, FakeNotifier()).sweep()).announced == 1  # it is still to be told
 
 
 async def test_feedback_nobody_was_told_of_is_announced_once(bench: Bench) -> None:
     (turn,) = bench.conversation("a")
-    await bench.enter(turn)
+    await bench.insert(turn)
     given = bench.feedback(turn, 1.0)
-    announcer = FakeAnnouncer()
-    assert (await sweeper(bench, announcer).sweep()).feedback == 1
-    assert announcer.told[-1][1] == FeedbackGiven(given, turn.turn_id)
-    assert (await sweeper(bench, announcer).sweep()).feedback == 0
+    notifier = FakeNotifier()
+    assert (await sweeper(bench, notifier).sweep()).feedback == 1
+    assert notifier.told[-1][1] == FeedbackGiven(given, turn.turn_id)
+    assert (await sweeper(bench, notifier).sweep()).feedback == 0
     # Told a day ago and still not taken in: somebody lost it.
     bench.execute("UPDATE feedback SET announced_at = now() - interval '2 days'")
-    assert (await sweeper(bench, announcer).sweep()).feedback == 1
+    assert (await sweeper(bench, notifier).sweep()).feedback == 1
 
 
 async def test_sessions_nobody_closed_are_woken(bench: Bench) -> None:
-    session = await bench.enter(*bench.conversation("a"))
-    announcer = FakeAnnouncer()
-    assert (await sweeper(bench, announcer).sweep()).woken == 0
+    session = await bench.insert(*bench.conversation("a"))
+    notifier = FakeNotifier()
+    assert (await sweeper(bench, notifier).sweep()).woken == 0
     bench.execute("UPDATE sessions SET last_turn_at = now() - interval '1 hour'")
-    assert (await sweeper(bench, announcer).sweep()).woken == 1
-    facts, message = announcer.told[-1]
+    assert (await sweeper(bench, notifier).sweep()).woken == 1
+    facts, message = notifier.told[-1]
     assert (facts.session_id, message) == (session, None)

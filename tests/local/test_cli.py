@@ -18,8 +18,8 @@ from clawloop.errors import SetupError
 from clawloop.local import parts
 from clawloop.local.up import Surroundings
 from clawloop.settings import read_settings
-from db.engine import BACKGROUND_LIMIT, Database
-from db.serving_engines import add_engine, list_engines
+from db.database import BACKGROUND_LIMIT, Database
+from db.serving.engines import add_engine, list_engines
 from tests.verbs import clawloop, clawloop_process, refusal
 
 pytestmark = pytest.mark.slow  # each command is a process that imports all it needs
@@ -94,7 +94,7 @@ async def test_a_gateway_adds_the_engines_it_is_given_and_keeps_connections(post
     given = {"DATABASE_URL": postgres_url, "CLAWLOOP_ENGINES": "http://127.0.0.1:2", "CLAWLOOP_DATA": str(tmp_path)}
     with (tmp_path / "log").open("w") as log:
         gateway = subprocess.Popen(
-            [sys.executable, "-m", "clawloop.cli", "gateway", "--port", str(port)],
+            [sys.executable, "-m", "clawloop.cli.main", "gateway", "--port", str(port)],
             env=dict(os.environ) | given,
             stdout=log,
             stderr=log,

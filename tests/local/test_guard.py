@@ -14,7 +14,7 @@ from pathlib import Path
 import psutil
 import pytest
 
-from clawloop.local.supervisor import guarded
+from clawloop.local.supervision.supervisor import guarded
 from tests.processes import alive
 
 GRACE = timedelta(seconds=30)

@@ -18,8 +18,8 @@ import psycopg
 import pytest
 
 from clawloop.errors import SetupError
-from clawloop.local import postgres, service_user
-from clawloop.local.postgres import EmbeddedPostgres, running
+from clawloop.local.services import postgres, service_user
+from clawloop.local.services.postgres import EmbeddedPostgres, running
 
 pytestmark = [pytest.mark.postgres, pytest.mark.slow]
 
@@ -148,7 +148,7 @@ def killed(data: Path) -> Iterator[Killed]:
     """A server whose parent was killed a moment ago."""
     program = (
         "import sys, time, pathlib\n"
-        "from clawloop.local.postgres import running\n"
+        "from clawloop.local.services.postgres import running\n"
         "with running(pathlib.Path(sys.argv[1])) as server:\n"
         "    print(server.url, flush=True)\n"
         "    time.sleep(60)\n"

@@ -8,7 +8,7 @@ from pathlib import Path
 import pytest
 
 from clawloop.errors import SetupError
-from clawloop.running import Running, installation, read_running, write_running
+from clawloop.processes.runtime_file import Running, installation, read_running, write_running
 
 
 def test_what_was_started_is_read_again_and_only_by_its_owner(tmp_path: Path) -> None:

@@ -8,8 +8,8 @@ from io import StringIO
 import pytest
 from rich.console import Console
 
-from clawloop.local.part import PartState, PartStatus
-from clawloop.local.status import describe, shown
+from clawloop.local.supervision.part import PartState, PartStatus
+from clawloop.local.supervision.status import describe, shown
 
 
 def status(state: PartState, detail: str = "", restarts: int = 0) -> PartStatus:

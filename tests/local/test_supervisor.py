@@ -17,10 +17,10 @@ import psutil
 import pytest
 
 from clawloop.errors import SetupError
-from clawloop.local.part import Launch, Part, PartState
-from clawloop.local.part_log import PartLog
-from clawloop.local.supervisor import Patience, Supervisor
-from tests.local.told import Told
+from clawloop.local.supervision.part import Launch, Part, PartState
+from clawloop.local.supervision.part_log import PartLog
+from clawloop.local.supervision.supervisor import Patience, Supervisor
+from tests.local.captured_output import Told
 
 QUICK = Patience(
     first=timedelta(seconds=0.05),
@@ -90,7 +90,7 @@ def _guarded_process(marker: str) -> psutil.Process | None:
     for process in psutil.Process().children(recursive=True):
         with suppress(psutil.NoSuchProcess):
             command = " ".join(process.cmdline())
-            if marker in command and "clawloop.local.guard" not in command:
+            if marker in command and "clawloop.local.supervision.guard" not in command:
                 return process
     return None
 

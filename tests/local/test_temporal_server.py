@@ -12,10 +12,11 @@ import pytest
 from temporalio.api.workflowservice.v1 import DescribeNamespaceRequest
 from temporalio.client import Client
 
-from clawloop.local import checks, parts, temporal_server
-from clawloop.local.part import PartState
-from clawloop.local.supervisor import Supervisor
-from tests.local.told import Told
+from clawloop.local import checks, parts
+from clawloop.local.services import temporal_server
+from clawloop.local.supervision.part import PartState
+from clawloop.local.supervision.supervisor import Supervisor
+from tests.local.captured_output import Told
 
 pytestmark = pytest.mark.slow
 

@@ -17,8 +17,8 @@ from tokenizers import Tokenizer
 from transformers.utils.chat_template_utils import render_jinja_template
 
 from clawloop.local.checks import require_model
+from clawloop.local.services.vllm import read_model
 from clawloop.local.tiny_model import ensure_tiny_model, write_tiny_model
-from clawloop.local.vllm import read_model
 
 Message = dict[str, object]
 

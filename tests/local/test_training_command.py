@@ -12,8 +12,8 @@ import pytest
 from pydantic import ValidationError
 
 from clawloop.errors import RecipeRejected, SetupError
-from clawloop.preparing import begin, prepare
-from clawloop.recipe import Recipe, load_recipe
+from clawloop.processes.bootstrap import begin, prepare
+from clawloop.recipes.recipe import Recipe, load_recipe
 from clawloop.settings import Settings
 from tests.conftest import execute
 from tests.verbs import clawloop, clawloop_process, refusal

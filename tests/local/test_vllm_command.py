@@ -8,7 +8,7 @@ from pathlib import Path
 
 import pytest
 
-from clawloop.local.vllm import LORA_TARGETS, Device, EngineOptions, ModelFacts, launch, progress, read_model
+from clawloop.local.services.vllm import LORA_TARGETS, Device, EngineOptions, ModelFacts, launch, progress, read_model
 
 QWEN3_4B = ModelFacts(
     path=Path("/models/Qwen3-4B"),

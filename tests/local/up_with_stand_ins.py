@@ -13,9 +13,9 @@ from dataclasses import replace
 import psycopg
 import typer
 
+from clawloop.cli.up import up_command
 from clawloop.local import parts, up
-from clawloop.local.command import up_command
-from clawloop.local.part import Launch, Part
+from clawloop.local.supervision.part import Launch, Part
 from clawloop.settings import Settings
 
 SERVER = """

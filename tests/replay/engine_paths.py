@@ -8,10 +8,10 @@ from collections.abc import Awaitable, Callable
 from temporalio.client import Client, WorkflowHistory
 from temporalio.exceptions import ApplicationError
 
-from clawloop.engine_announcing import TemporalPublishAnnouncer
+from clawloop.temporal.engine_notifier import TemporalEngineNotifier
 from tests.workflows.conftest import until
 from tests.workflows.engine_agent import ScriptedAgent, at_work
-from workflows import attributes
+from workflows import names
 from workflows.state import EngineState
 
 Path = Callable[[Client, ScriptedAgent], Awaitable[None]]
@@ -19,7 +19,7 @@ Path = Callable[[Client, ScriptedAgent], Awaitable[None]]
 
 async def _publish(client: Client, agent: ScriptedAgent) -> None:
     loads = agent.loads
-    await TemporalPublishAnnouncer(client).publish([agent.engine_id])
+    await TemporalEngineNotifier(client).publish([agent.engine_id])
     await until(lambda: agent.loads > loads)
 
 
@@ -32,7 +32,7 @@ async def engine_told_while_it_loads(client: Client, agent: ScriptedAgent) -> No
     agent.gate.clear()
     await _publish(client, agent)
     for _ in range(3):
-        await TemporalPublishAnnouncer(client).publish([agent.engine_id])
+        await TemporalEngineNotifier(client).publish([agent.engine_id])
     agent.gate.set()
     await until(lambda: agent.loads == 2)
 
@@ -74,10 +74,10 @@ async def history(client: Client, path: Path) -> WorkflowHistory:
     """What the first run of a workflow on this path leaves behind; the workflow itself never ends."""
     agent = ScriptedAgent()
     first = await client.start_workflow(
-        attributes.ENGINE_WORKFLOW,
+        names.ENGINE_WORKFLOW,
         EngineState(engine_id=agent.engine_id, roll_over_events=25 if path is engine_rolled_over else None),
-        id=attributes.engine_workflow_id(agent.engine_id),
-        task_queue=attributes.WORKFLOW_QUEUE,
+        id=names.engine_workflow_id(agent.engine_id),
+        task_queue=names.WORKFLOW_QUEUE,
     )
     async with at_work(client, agent):
         await path(client, agent)

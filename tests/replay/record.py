@@ -18,10 +18,10 @@ from temporalio.client import Client, WorkflowHistory
 from temporalio.exceptions import ApplicationError
 from temporalio.testing import WorkflowEnvironment
 
-from activities.messages import JudgeTurn
-from clawloop.contracts import ContentErased, FeedbackGiven, JudgeAgain
+from activities.judging.messages import JudgeTurn
+from clawloop.contracts.sessions import ContentErased, FeedbackGiven, RejudgeRequested
 from clawloop.ids import new_feedback_id, new_turn_id
-from clawloop.temporal import connect, register_search_attributes
+from clawloop.temporal.client import connect, register_search_attributes
 from tests.replay import engine_paths, training_paths
 from tests.workflows.conftest import Conversation, ScriptedActivities, until, working
 
@@ -103,13 +103,13 @@ async def feedback(client: Client, scripted: ScriptedActivities) -> Conversation
     talk = Conversation(client, timedelta(seconds=1))
     turn = await talk.say()
     await until(lambda: len(scripted.judged) == 1)
-    await talk.announcer.announce_feedback(talk.facts, FeedbackGiven(new_feedback_id(), turn))
+    await talk.notifier.notify_feedback(talk.facts, FeedbackGiven(new_feedback_id(), turn))
     return talk
 
 
 async def feedback_after_the_close(client: Client, scripted: ScriptedActivities) -> Conversation:
     talk = Conversation(client)
-    await talk.announcer.announce_feedback(talk.facts, FeedbackGiven(new_feedback_id(), new_turn_id()))
+    await talk.notifier.notify_feedback(talk.facts, FeedbackGiven(new_feedback_id(), new_turn_id()))
     return talk
 
 
@@ -117,7 +117,7 @@ async def judged_again(client: Client, scripted: ScriptedActivities) -> Conversa
     talk = Conversation(client, timedelta(seconds=1))
     turn = await talk.say()
     await until(lambda: len(scripted.judged) == 1)
-    await talk.announcer.judge_again(talk.facts, JudgeAgain(turn, 1))
+    await talk.notifier.rejudge(talk.facts, RejudgeRequested(turn, 1))
     return talk
 
 
@@ -126,14 +126,14 @@ async def erased(client: Client, scripted: ScriptedActivities) -> Conversation:
     scripted.gate.clear()
     turns = [await talk.say() for _ in range(6)]
     await until(lambda: len(scripted.judged) == 4)
-    await talk.announcer.content_erased(talk.session, ContentErased(tuple(turns), whole=True))
+    await talk.notifier.content_erased(talk.session, ContentErased(tuple(turns), whole=True))
     scripted.gate.set()
     return talk
 
 
 async def woken(client: Client, scripted: ScriptedActivities) -> Conversation:
     talk = Conversation(client, timedelta(seconds=0.5))
-    await talk.announcer.wake(talk.facts)
+    await talk.notifier.wake(talk.facts)
     return talk
 
 

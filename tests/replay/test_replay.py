@@ -9,7 +9,7 @@ import pytest
 from temporalio.client import WorkflowHistory
 from temporalio.worker import Replayer
 
-from clawloop.temporal import ClawloopPlugin
+from clawloop.temporal.client import ClawloopPlugin
 from tests.replay import engine_paths, training_paths
 from tests.replay.record import HISTORIES, PATHS
 from workflows.engine import EngineWorkflow

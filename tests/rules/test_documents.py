@@ -16,12 +16,12 @@ from pydantic import AliasChoices
 from starlette.routing import Route
 
 from api.app import create_app
-from clawloop.cli import app as clawloop
-from clawloop.contracts import Outcome
+from clawloop.cli.main import app as clawloop
+from clawloop.contracts.turns import TurnOutcome
 from clawloop.settings import Settings
 from db.invariants import INVARIANTS
 from db.tables import Base
-from workflows import attributes
+from workflows import names
 
 ROOT = Path(__file__).resolve().parents[2]
 DOCUMENTS = [ROOT / name for name in ("README.md", "CHANGELOG.md", "CONTRIBUTING.md")] + sorted(ROOT.glob("docs/*.md"))
@@ -156,7 +156,7 @@ def _error_cell(line: str) -> list[str]:
 
 def test_every_outcome_of_a_turn_is_documented_and_no_other() -> None:
     rows = _rows(_section(LEARNING, "## What became of a turn"))
-    assert [_codes(row[0])[0] for row in rows] == [outcome.value for outcome in Outcome]
+    assert [_codes(row[0])[0] for row in rows] == [outcome.value for outcome in TurnOutcome]
 
 
 def test_every_table_and_invariant_is_in_the_architecture() -> None:
@@ -167,10 +167,10 @@ def test_every_table_and_invariant_is_in_the_architecture() -> None:
 
 
 def test_every_temporal_name_is_in_the_architecture() -> None:
-    names = {value for name, value in vars(attributes).items() if name.isupper() and isinstance(value, str)}
-    names |= {key.name for key in attributes.SEARCH_ATTRIBUTES}
-    named = set(_codes(_section(ARCHITECTURE, "## Temporal names")))
-    assert {name for name in names if not any(code.startswith(name) for code in named)} == set()
+    known = {value for name, value in vars(names).items() if name.isupper() and isinstance(value, str)}
+    known |= {key.name for key in names.SEARCH_ATTRIBUTES}
+    documented = set(_codes(_section(ARCHITECTURE, "## Temporal names")))
+    assert {name for name in known if not any(code.startswith(name) for code in documented)} == set()
 
 
 def test_every_path_that_a_document_names_is_there() -> None:

@@ -10,11 +10,11 @@ from pathlib import Path
 
 import pytest
 
-from clawloop.contracts import Outcome
+from clawloop.contracts.turns import TurnOutcome
 from clawloop.errors import ClawloopError, PermanentError, SetupError, TransientError
-from clawloop.install import TOP_LEVEL_NAMES, check_install
-from clawloop.preparing import DEFAULT_RECIPE
-from clawloop.recipe import load_recipe
+from clawloop.processes.bootstrap import DEFAULT_RECIPE
+from clawloop.processes.install_check import TOP_LEVEL_NAMES, check_install
+from clawloop.recipes.recipe import load_recipe
 
 ROOT = Path(__file__).resolve().parents[2]
 PACKAGES = ("clawloop", *TOP_LEVEL_NAMES)
@@ -60,12 +60,12 @@ def test_some_code_gives_each_outcome() -> None:
     """What no turn can ever become is not promised to anybody who reads `why`."""
     telling = {"contracts.py", "again.py", "stored.py"}  # they name outcomes, and give none
     written = "\n".join(path.read_text() for path in SOURCES if path.name not in telling)
-    assert [outcome.value for outcome in Outcome if f"Outcome.{outcome.name}" not in written] == []
+    assert [outcome.value for outcome in TurnOutcome if f"Outcome.{outcome.name}" not in written] == []
 
 
 def test_help_is_quick_to_load() -> None:
     loaded = subprocess.run(
-        [sys.executable, "-c", "import clawloop.cli, sys; print(*sys.modules)"],
+        [sys.executable, "-c", "import clawloop.cli.main, sys; print(*sys.modules)"],
         cwd=ROOT,
         capture_output=True,
         text=True,
@@ -76,10 +76,32 @@ def test_help_is_quick_to_load() -> None:
 
 
 def test_importing_a_workflow_loads_nothing_that_reaches_out() -> None:
-    program = "import workflows.session, workflows.upkeep, sys; print(*sys.modules)"
+    program = "import workflows.session, workflows.sweep, sys; print(*sys.modules)"
     loaded = subprocess.run([sys.executable, "-c", program], cwd=ROOT, capture_output=True, text=True, check=True)
     reaching = {"sqlalchemy", "psycopg", "aiohttp", "httpx", "fastapi", "starlette", "torch", "db", "api"}
     assert reaching.isdisjoint(loaded.stdout.split())
+
+
+def test_every_activity_has_the_name_that_open_workflows_hold() -> None:
+    """A Python rename must not change what stands in histories."""
+    sources = [path.read_text() for path in (ROOT / "activities").rglob("*.py")]
+    named = [name for source in sources for name in re.findall(r"@activity\.defn\(name=\"(\w+)\"\)", source)]
+    assert [source for source in sources if re.search(r"@activity\.defn\s*\n", source)] == []
+    assert sorted(named) == [
+        "abandon_step",
+        "ask_directly",
+        "claim_batch",
+        "close_session",
+        "judge_turn",
+        "load_versions",
+        "look_at_training",
+        "publish_version",
+        "quarantine_step",
+        "sweep",
+        "train_step",
+        "unload_versions",
+        "watch_engine",
+    ]
 
 
 def test_the_default_recipe_is_the_one_that_is_shown() -> None:

@@ -14,8 +14,8 @@ import pytest
 from pydantic import BaseModel
 from pydantic_core import PydanticUndefined
 
-from clawloop import recipe as recipes
-from clawloop.recipe import Recipe, load_recipe
+from clawloop.recipes import recipe as recipes
+from clawloop.recipes.recipe import Recipe, load_recipe
 
 ROOT = Path(__file__).parents[2]
 RECIPES = sorted((ROOT / "deploy" / "recipes").glob("*.toml"))

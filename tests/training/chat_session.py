@@ -13,9 +13,9 @@ from pathlib import Path
 
 from transformers import AutoTokenizer
 
-from clawloop.contracts import Message
+from clawloop.contracts.turns import Message
 from clawloop.judging.hints import with_hint
-from clawloop.training.collate import TokenSequence
+from clawloop.training.packing.collate import TokenSequence
 from clawloop.turns.canonical import is_volatile
 from tests.chats import assistant, system, user
 from tests.openclaw_chats import TOOLS

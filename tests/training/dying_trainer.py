@@ -17,13 +17,13 @@ from functools import partial
 from pathlib import Path
 from typing import Any
 
-from clawloop.steps import StepBatch, StepState, TrainedStep
-from clawloop.temporal import connect
-from clawloop.trainer import TrainerProcess, training_worker
-from clawloop.training.resident import ResidentModel
-from clawloop.training.trainer import ResidentTrainer
-from db.engine import BACKGROUND_LIMIT, Database
-from db.steps import PostgresStepStore
+from clawloop.contracts.training import StepBatch, StepState, TrainedStep
+from clawloop.processes.trainer import TrainerProcess, training_worker
+from clawloop.temporal.client import connect
+from clawloop.training.step_runner import StepRunner
+from clawloop.training.trainer import ThreadedTrainer
+from db.database import BACKGROUND_LIMIT, Database
+from db.training.steps import PostgresStepStore
 
 POINTS = ("batch is read", "micro-batch", "before the rename", "after the rename", "adapter is written", "committed")
 
@@ -71,8 +71,8 @@ class DyingStore(PostgresStepStore):
         return state
 
 
-class DyingTrainer(ResidentTrainer):
-    def __init__(self, model: ResidentModel, death: Death) -> None:
+class DyingTrainer(ThreadedTrainer):
+    def __init__(self, model: StepRunner, death: Death) -> None:
         super().__init__(model)
         self._death = death
 
@@ -102,7 +102,7 @@ def die_around_the_rename(death: Death) -> None:
 async def live(address: str, database_url: str, process: TrainerProcess, death: Death) -> None:
     process.setup.bound_threads()
     die_around_the_rename(death)
-    trainer = DyingTrainer(ResidentModel(process.setup), death)
+    trainer = DyingTrainer(StepRunner(process.setup), death)
     store = DyingStore(Database(database_url, BACKGROUND_LIMIT), death)
     await training_worker(await connect(address), process.pool, store, trainer).run()
 

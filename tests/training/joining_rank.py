@@ -16,7 +16,8 @@ from torch.distributed.launcher.api import LaunchConfig, elastic_launch
 
 def _rank(folder: Path, restarts: int) -> None:
     # Not above: the agent needs none of it, and it takes seconds.
-    from clawloop.training.group import join, leave_group
+    from clawloop.processes.process_exit import exit_process
+    from clawloop.training.ranks.command_loop import join, leave_process_group
 
     attempt = int(os.environ["TORCHELASTIC_RESTART_COUNT"])
     ranks = join(torch.device("cpu"), timedelta(seconds=20))
@@ -26,7 +27,8 @@ def _rank(folder: Path, restarts: int) -> None:
     if attempt < restarts and not ranks.is_first:
         os._exit(9)
     ranks.gather(None)  # as a rank that waits for work, it sees the other die
-    leave_group(0)
+    leave_process_group()
+    exit_process(0)
 
 
 if __name__ == "__main__":

@@ -14,12 +14,12 @@ from pathlib import Path
 
 import torch
 
-from clawloop.recipe import Train
-from clawloop.training.adapter import BaseIdentity, WrittenVersion
-from clawloop.training.checkpoint import begin, save_version
-from clawloop.training.evidence import Progress
-from clawloop.training.loading import load_model
-from clawloop.training.model import Lora, PolicyModel
+from clawloop.recipes.recipe import Train
+from clawloop.training.adapters.checkpoint import begin, save_version
+from clawloop.training.adapters.files import BaseIdentity, WrittenVersion
+from clawloop.training.batch_signals import Progress
+from clawloop.training.model.decoder import Lora, PolicyModel
+from clawloop.training.model.loading import load_model
 from clawloop.training.step import make_optimizer, train_step
 from tests.training.methods import LIMITS, METHODS, batch_of, train_part
 

@@ -6,18 +6,19 @@ from collections.abc import Sequence
 
 import psycopg
 
-from clawloop.contracts import Outcome, Scope, SessionEvidence, SessionSource
+from clawloop.contracts.serving import Scope
+from clawloop.contracts.training import BatchSample
+from clawloop.contracts.turns import SessionEvidence, SessionSource, TurnOutcome
 from clawloop.judging.hints import NOT_ASKED
-from clawloop.judging.records import Settlement
+from clawloop.judging.records import FinalizedJudgement
 from clawloop.judging.voting import Verdict
-from clawloop.recipe import Recipe
-from clawloop.steps import BatchSample
-from db.engine import Database
-from db.judgements import PostgresJudgementStore
-from db.keys import PostgresKeyStore
-from db.policies import ensure_policy
-from db.recipes import ensure_recipe
-from db.turns import PostgresTurnStore
+from clawloop.recipes.recipe import Recipe
+from db.database import Database
+from db.judging.judgements import PostgresJudgementStore
+from db.serving.directory import ensure_policy
+from db.serving.keys import PostgresKeyStore
+from db.training.recipes import ensure_recipe
+from db.turns.insert import PostgresTurnStore
 from tests.records import turn_record
 
 
@@ -43,16 +44,16 @@ async def enter_samples(
             logprobs=list(sample.logprobs),
             sampling={"temperature": sample.temperature, "top_p": 1.0, "top_k": -1},
         )
-        await turns.enter(record)
+        await turns.insert(record)
         opened = await judgements.open(record.turn_id, None, b"evidence", "hints")
         good = sample.reward is not None and sample.reward > 0
-        settled = Settlement(
+        finalized = FinalizedJudgement(
             verdict=Verdict(1 if good else -1, sample.reward, sample.reward, "3 of 3 votes"),
             hint=NOT_ASKED,
             not_trainable=None,
             reward=sample.reward,
             hinted_prompt_ids=None if sample.hinted_prompt_ids is None else tuple(sample.hinted_prompt_ids),
-            outcome=Outcome.SAMPLED,
+            outcome=TurnOutcome.SAMPLED,
             why="a test's",
         )
-        await judgements.settle(opened.id, settled, [])
+        await judgements.finalize(opened.id, finalized, [])

@@ -9,10 +9,10 @@ from clawloop.algorithms.groups import group_advantages
 from clawloop.algorithms.outcome import integrated_reward, process_reward
 from clawloop.judging.parsing import Vote
 from clawloop.judging.voting import majority
-from clawloop.recipe import Optimiser, Train, load_recipe
+from clawloop.recipes.recipe import Optimiser, Train, load_recipe
 from clawloop.training.batch import TrainingSample
-from clawloop.training.collate import Limits
-from clawloop.training.model import PolicyModel
+from clawloop.training.model.decoder import PolicyModel
+from clawloop.training.packing.collate import Limits
 from tests.training.tiny import VOCAB, session_batch
 
 RECIPES = Path(__file__).parents[2] / "deploy" / "recipes"

@@ -9,8 +9,8 @@ from temporalio.client import Client
 from temporalio.common import RetryPolicy
 from temporalio.worker import UnsandboxedWorkflowRunner, Worker
 
-from activities.training import TrainingActivities
-from activities.training_messages import StepDone, TrainStep
+from activities.training.messages import StepDone, TrainStep
+from activities.training.train_step import TrainingActivities
 
 QUEUE = "one-step"
 

@@ -8,11 +8,11 @@ from uuid import UUID
 
 import torch
 
+from clawloop.contracts.training import BatchSample, StepBatch, TrainedStep, VersionRef
 from clawloop.ids import SampleId
-from clawloop.recipe import Lora, Loss, Optimiser, Recipe, Train
-from clawloop.steps import BatchSample, StepBatch, TrainedStep, VersionRef
-from clawloop.training import model as models
-from clawloop.training.loading import load_model
+from clawloop.recipes.recipe import Lora, Loss, Optimiser, Recipe, Train
+from clawloop.training.model import decoder as models
+from clawloop.training.model.loading import load_model
 from clawloop.training.setup import TrainerSetup
 from tests.training.tiny import random_batch
 

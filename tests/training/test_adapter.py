@@ -10,9 +10,9 @@ import pytest
 import torch
 from peft import PeftModel
 
-from clawloop.adapter_digest import adapter_sha256, check_version
+from clawloop.adapters.digest import adapter_sha256, check_version
 from clawloop.errors import AdapterUnusable
-from clawloop.training.adapter import (
+from clawloop.training.adapters.files import (
     Adapter,
     BaseIdentity,
     adapter_files,
@@ -20,10 +20,10 @@ from clawloop.training.adapter import (
     remove_unfinished,
     write_version,
 )
-from clawloop.training.architecture import PROJECTIONS
-from clawloop.training.base_weights import BaseWeights
-from clawloop.training.loading import adapter_tensors, load_model, set_adapter
-from clawloop.training.model import Lora, PolicyModel
+from clawloop.training.model.architecture import PROJECTIONS
+from clawloop.training.model.base_weights import BaseWeights
+from clawloop.training.model.decoder import Lora, PolicyModel
+from clawloop.training.model.loading import adapter_tensors, load_model, set_adapter
 from tests.training.tiny import all_logits, random_ids, reference_model, save_checkpoint, shake_adapter
 
 CPU = torch.device("cpu")

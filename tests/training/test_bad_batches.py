@@ -12,11 +12,11 @@ import torch
 from torch import Tensor
 
 from clawloop.errors import NothingToTrain, SampleUnusable
-from clawloop.recipe import Loss, Optimiser, Train
+from clawloop.recipes.recipe import Loss, Optimiser, Train
 from clawloop.training.batch import TrainingSample
-from clawloop.training.collate import Limits
-from clawloop.training.loading import adapter_tensors, load_model, set_adapter
-from clawloop.training.model import Lora, PolicyModel
+from clawloop.training.model.decoder import Lora, PolicyModel
+from clawloop.training.model.loading import adapter_tensors, load_model, set_adapter
+from clawloop.training.packing.collate import Limits
 from clawloop.training.step import StepReport, make_optimizer, train_step
 from tests.training.tiny import VOCAB, random_batch, relative_error, shake_adapter
 

@@ -8,13 +8,13 @@ import pytest
 import torch
 
 from clawloop.errors import AdapterUnusable
-from clawloop.recipe import Optimiser, Train
-from clawloop.training.adapter import BaseIdentity, WrittenVersion
-from clawloop.training.base_weights import BaseWeights
-from clawloop.training.checkpoint import begin, resume, save_version
-from clawloop.training.collate import Limits
-from clawloop.training.loading import load_model
-from clawloop.training.model import Lora, PolicyModel
+from clawloop.recipes.recipe import Optimiser, Train
+from clawloop.training.adapters.checkpoint import begin, resume, save_version
+from clawloop.training.adapters.files import BaseIdentity, WrittenVersion
+from clawloop.training.model.base_weights import BaseWeights
+from clawloop.training.model.decoder import Lora, PolicyModel
+from clawloop.training.model.loading import load_model
+from clawloop.training.packing.collate import Limits
 from clawloop.training.step import make_optimizer, train_step
 from tests.training.tiny import VOCAB, random_batch, save_checkpoint
 

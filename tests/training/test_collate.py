@@ -10,7 +10,7 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from clawloop.errors import SampleUnusable
-from clawloop.training.collate import Limits, TokenSequence, collate, filler, plan
+from clawloop.training.packing.collate import Limits, TokenSequence, collate, filler, plan
 from tests.training.tiny import VOCAB, random_sequences
 
 lengths = st.lists(st.tuples(st.integers(1, 30), st.integers(1, 30)), min_size=1, max_size=20)

@@ -11,11 +11,11 @@ from typing import Any
 import pytest
 import torch
 
-from clawloop.training.adapter import read_adapter
-from clawloop.training.architecture import read_architecture
-from clawloop.training.loading import load_model
-from clawloop.training.passes import Pass, of_hint, share_out
-from clawloop.training.ranks import Ranks
+from clawloop.training.adapters.files import read_adapter
+from clawloop.training.model.architecture import read_architecture
+from clawloop.training.model.loading import load_model
+from clawloop.training.packing.scoring_passes import ScoringPass, of_hint, shard_batch
+from clawloop.training.ranks.ranks import Ranks
 from tests.training.methods import METHODS
 from tests.training.tiny import random_batch, save_checkpoint
 from tests.training.two_ranks import CPU, LIMITS, LORA, run
@@ -35,7 +35,7 @@ def alone(base: Path, tmp_path_factory: pytest.TempPathFactory) -> tuple[Path, d
 
 
 @pytest.fixture(scope="module")
-def together(base: Path, tmp_path_factory: pytest.TempPathFactory) -> tuple[Path, dict[str, Any]]:
+def raise_on_all_ranks(base: Path, tmp_path_factory: pytest.TempPathFactory) -> tuple[Path, dict[str, Any]]:
     out = tmp_path_factory.mktemp("together")
     # --standalone takes a free port.
     torchrun = [sys.executable, "-m", "torch.distributed.run", "--standalone", "--nproc-per-node", "2"]
@@ -52,23 +52,23 @@ def together(base: Path, tmp_path_factory: pytest.TempPathFactory) -> tuple[Path
 
 
 def test_two_ranks_see_the_same_losses_as_one_process(
-    alone: tuple[Path, dict[str, Any]], together: tuple[Path, dict[str, Any]]
+    alone: tuple[Path, dict[str, Any]], raise_on_all_ranks: tuple[Path, dict[str, Any]]
 ) -> None:
-    for one, two in zip(alone[1]["reports"], together[1]["reports"], strict=True):
+    for one, two in zip(alone[1]["reports"], raise_on_all_ranks[1]["reports"], strict=True):
         assert two["loss"] == pytest.approx(one["loss"], abs=1e-5)
         assert two["grad_norm"] == pytest.approx(one["grad_norm"], rel=1e-4)
         assert two["tokens"] == one["tokens"]
         assert two["samples"].keys() == one["samples"].keys()
         assert (one["fillers"], two["fillers"]) == (0, two["micro_batches"] - one["micro_batches"])
-    assert any(two["fillers"] for two in together[1]["reports"])
+    assert any(two["fillers"] for two in raise_on_all_ranks[1]["reports"])
 
 
 def test_two_ranks_make_the_same_adapter_as_one_process(
-    base: Path, alone: tuple[Path, dict[str, Any]], together: tuple[Path, dict[str, Any]]
+    base: Path, alone: tuple[Path, dict[str, Any]], raise_on_all_ranks: tuple[Path, dict[str, Any]]
 ) -> None:
     architecture = read_architecture(base)
     for version in (2, 4):
-        [one], [two] = (list(out.glob(f"v{version}-*")) for out, _ in (alone, together))
+        [one], [two] = (list(out.glob(f"v{version}-*")) for out, _ in (alone, raise_on_all_ranks))
         wanted, found = read_adapter(one, architecture).tensors, read_adapter(two, architecture).tensors
         for name, tensor in wanted.items():
             assert (found[name] - tensor).abs().max() < 1e-4
@@ -77,9 +77,9 @@ def test_two_ranks_make_the_same_adapter_as_one_process(
 
 @pytest.mark.parametrize("method", METHODS)
 def test_two_ranks_train_every_method_as_one_process_does(
-    method: str, alone: tuple[Path, dict[str, Any]], together: tuple[Path, dict[str, Any]]
+    method: str, alone: tuple[Path, dict[str, Any]], raise_on_all_ranks: tuple[Path, dict[str, Any]]
 ) -> None:
-    one, two = (run["methods"][method] for _, run in (alone, together))
+    one, two = (run["methods"][method] for _, run in (alone, raise_on_all_ranks))
     assert two["loss"] == pytest.approx(one["loss"], abs=1e-5)
     assert two["grad_norm"] == pytest.approx(one["grad_norm"], rel=1e-4)
     wanted, found = torch.tensor(one["adapter"]), torch.tensor(two["adapter"])
@@ -90,9 +90,9 @@ def test_two_ranks_train_every_method_as_one_process_does(
 
 
 def test_what_one_rank_finds_wrong_stops_both_and_they_can_go_on(
-    alone: tuple[Path, dict[str, Any]], together: tuple[Path, dict[str, Any]]
+    alone: tuple[Path, dict[str, Any]], raise_on_all_ranks: tuple[Path, dict[str, Any]]
 ) -> None:
-    failure = together[1]["failure"]
+    failure = raise_on_all_ranks[1]["failure"]
     assert failure["raised"] == ["logprob_T of a forward pass is not finite"] * 2
     assert alone[1]["failure"]["raised"] == [None]
     # The step after the failure is the first that moves anything.
@@ -100,8 +100,10 @@ def test_what_one_rank_finds_wrong_stops_both_and_they_can_go_on(
     assert failure["after"] == pytest.approx(alone[1]["failure"]["first"], abs=1e-5)
 
 
-def test_two_ranks_train_in_bfloat16(alone: tuple[Path, dict[str, Any]], together: tuple[Path, dict[str, Any]]) -> None:
-    assert together[1]["bfloat16"] == pytest.approx(alone[1]["bfloat16"], abs=0.02)
+def test_two_ranks_train_in_bfloat16(
+    alone: tuple[Path, dict[str, Any]], raise_on_all_ranks: tuple[Path, dict[str, Any]]
+) -> None:
+    assert raise_on_all_ranks[1]["bfloat16"] == pytest.approx(alone[1]["bfloat16"], abs=0.02)
 
 
 def test_every_rank_runs_as_many_forwards_of_each_kind(base: Path) -> None:
@@ -112,13 +114,13 @@ def test_every_rank_runs_as_many_forwards_of_each_kind(base: Path) -> None:
     ]
     hinted = {v: tuple(m for m, one in enumerate(batch) if one.version == v and one.hinted_prompt_ids) for v in (2, 5)}
     joined, plain, teacher = (
-        Pass(version=2, policy=True, hinted=hinted[2]),
-        Pass(version=0, reference=True),
-        Pass(version=5, hinted=hinted[5]),
+        ScoringPass(version=2, policy=True, hinted=hinted[2]),
+        ScoringPass(version=0, reference=True),
+        ScoringPass(version=5, hinted=hinted[5]),
     )
     fillers = 0
     for world in (1, 2, 3, 16):
-        shares = [share_out(batch, LIMITS, (joined, plain, teacher), rank=r, world=world) for r in range(world)]
+        shares = [shard_batch(batch, LIMITS, (joined, plain, teacher), rank=r, world=world) for r in range(world)]
         assert len({len(share.packs) for share in shares}) == 1
         members = [m for share in shares for pack in share.packs for m in pack.members]
         assert sorted(members) == list(range(len(batch)))

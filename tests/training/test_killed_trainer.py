@@ -12,10 +12,10 @@ from pathlib import Path
 import aiohttp
 import pytest
 
+from clawloop.contracts.training import StepState
 from clawloop.local.checks import choose_port
-from clawloop.steps import StepState
+from tests.training.bench import STEPS, Shop, begin, processes, shop
 from tests.training.dying_trainer import POINTS
-from tests.training.shop import STEPS, Shop, begin, processes, shop
 
 __all__ = ["processes", "shop"]
 
@@ -57,7 +57,7 @@ async def test_of_two_trainers_with_one_step_only_one_commits(shop: Shop, proces
         await asyncio.sleep(0.05)
     other = ["--model", str(shop.setup.model), "--base-model", "tiny", "--data", str(tmp_path), "--pool", shop.pool]
     limits = ["--micro-batch-tokens", "40", "--threads", "1", "--device", "cpu"]
-    begin(shop, processes, tmp_path / "other.log", "clawloop.cli", "worker", "trainer", *other, *limits)
+    begin(shop, processes, tmp_path / "other.log", "clawloop.cli.main", "worker", "trainer", *other, *limits)
     done = await asyncio.wait_for(stepping, 240)
     assert (done.state, done.sha256) == (StepState.COMMITTED, shop.undisturbed[1].version.sha256)
     await shop.claim(2)

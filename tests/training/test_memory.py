@@ -10,11 +10,11 @@ import pytest
 import torch
 from torch.profiler import ProfilerActivity, profile
 
-from clawloop.recipe import Distillation, Loss, Optimiser, Train
+from clawloop.recipes.recipe import Distillation, Loss, Optimiser, Train
 from clawloop.training.batch import TrainingSample
-from clawloop.training.collate import Limits
-from clawloop.training.loading import load_model
-from clawloop.training.model import Lora
+from clawloop.training.model.decoder import Lora
+from clawloop.training.model.loading import load_model
+from clawloop.training.packing.collate import Limits
 from clawloop.training.step import make_optimizer, train_step
 from tests.training.methods import train_part
 from tests.training.tiny import save_checkpoint

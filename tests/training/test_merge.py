@@ -10,12 +10,12 @@ import torch
 from torch import Tensor
 
 from clawloop.errors import AdapterUnusable, SetupError
-from clawloop.training import merge as merge_module
-from clawloop.training.adapter import Adapter, BaseIdentity, adapter_files, write_version
-from clawloop.training.base_weights import BaseWeights
-from clawloop.training.loading import adapter_tensors, load_model
-from clawloop.training.merge import merge
-from clawloop.training.model import Lora
+from clawloop.training.adapters import merge as merge_module
+from clawloop.training.adapters.files import Adapter, BaseIdentity, adapter_files, write_version
+from clawloop.training.adapters.merge import merge
+from clawloop.training.model.base_weights import BaseWeights
+from clawloop.training.model.decoder import Lora
+from clawloop.training.model.loading import adapter_tensors, load_model
 from tests.training.tiny import (
     Family,
     all_logits,

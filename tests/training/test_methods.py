@@ -11,13 +11,13 @@ import torch
 from peft import PeftModel
 from torch import Tensor, nn
 
-from clawloop.recipe import Train
-from clawloop.training.adapter import Adapter, BaseIdentity, adapter_files, write_version
-from clawloop.training.architecture import adapter_names
+from clawloop.recipes.recipe import Train
+from clawloop.training.adapters.files import Adapter, BaseIdentity, adapter_files, write_version
 from clawloop.training.batch import TrainingSample
-from clawloop.training.collate import Limits
-from clawloop.training.loading import adapter_tensors, load_model
-from clawloop.training.model import Lora, PolicyModel
+from clawloop.training.model.architecture import adapter_names
+from clawloop.training.model.decoder import Lora, PolicyModel
+from clawloop.training.model.loading import adapter_tensors, load_model
+from clawloop.training.packing.collate import Limits
 from clawloop.training.step import StepReport, make_optimizer, train_step
 from tests.training.methods import LIMITS, METHODS, batch_of, train_part
 from tests.training.tiny import VOCAB, reference_model, relative_error, shake_adapter

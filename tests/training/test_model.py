@@ -9,11 +9,11 @@ import pytest
 import torch
 
 from clawloop.errors import ModelUnsupported
-from clawloop.training import model as model_module
-from clawloop.training.base_weights import BaseWeights
-from clawloop.training.collate import TokenSequence, collate
-from clawloop.training.loading import load_model
-from clawloop.training.model import Lora, PolicyModel
+from clawloop.training.model import decoder as model_module
+from clawloop.training.model.base_weights import BaseWeights
+from clawloop.training.model.decoder import Lora, PolicyModel
+from clawloop.training.model.loading import load_model
+from clawloop.training.packing.collate import TokenSequence, collate
 from tests.training.tiny import (
     VOCAB,
     Family,
@@ -76,10 +76,10 @@ def test_packed_documents_read_as_they_do_alone(checkpoint: str, request: pytest
     sequences = random_sequences([(9, 5), (3, 17), (1, 1), (30, 2)])
     packed = collate(sequences, range(len(sequences)))
     with torch.no_grad():
-        together = packed.split(model(packed).logprobs_N)
+        raise_on_all_ranks = packed.split(model(packed).logprobs_N)
         for index in range(len(sequences)):
             alone = model(collate(sequences, [index])).logprobs_N
-            assert (together[index] - alone).abs().max() < 1e-5
+            assert (raise_on_all_ranks[index] - alone).abs().max() < 1e-5
 
 
 def test_logprobs_are_of_logits_divided_by_the_recorded_temperature(qwen3: Path) -> None:

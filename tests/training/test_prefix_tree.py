@@ -10,8 +10,8 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from clawloop.training import prefix_tree
-from clawloop.training.prefix_tree import Gathered, Overlaps, PrefixTree, grow
+from clawloop.training.packing import prefix_tree
+from clawloop.training.packing.prefix_tree import Gathered, Overlaps, PrefixTree, grow
 
 # Two ids only, so that beginnings are shared often and at every depth; some documents equal or inside others.
 forests = st.lists(st.lists(st.integers(0, 1), min_size=1, max_size=12), min_size=1, max_size=12)

@@ -11,11 +11,11 @@ from pathlib import Path
 import psutil
 import pytest
 
-from clawloop.steps import StepState, VersionRef
-from clawloop.training.adapter import read_adapter
-from clawloop.training.architecture import read_architecture
-from clawloop.training.resident import ResidentModel
-from tests.training.shop import Shop, begin, processes, shop
+from clawloop.contracts.training import StepState, VersionRef
+from clawloop.training.adapters.files import read_adapter
+from clawloop.training.model.architecture import read_architecture
+from clawloop.training.step_runner import StepRunner
+from tests.training.bench import Shop, begin, processes, shop
 
 __all__ = ["processes", "shop"]
 
@@ -31,7 +31,7 @@ async def test_two_ranks_idle_die_and_come_back_and_their_steps_are_those_of_one
     shop: Shop, processes: ExitStack, tmp_path: Path
 ) -> None:
     # Versions of both are read by both.
-    shop.straight = ResidentModel(shop.setup)
+    shop.straight = StepRunner(shop.setup)
     process = shop.process(nproc=2, nothing_every=NOTHING_EVERY, command_timeout=COMMAND_TIMEOUT)
     agent = begin(shop, processes, tmp_path / "ranks.log", "tests.training.ranked_trainer", process.model_dump_json())
     await take(shop, 1)
@@ -89,7 +89,7 @@ def ranks(agent: subprocess.Popen[bytes]) -> list[int]:
     by_rank: dict[str, int] = {}
     for child in psutil.Process(agent.pid).children():
         with suppress(psutil.Error):  # it is ending
-            if "clawloop.trainer" in child.cmdline():
+            if "clawloop.processes.trainer" in child.cmdline():
                 by_rank[child.environ()["RANK"]] = child.pid
     return [by_rank[rank] for rank in sorted(by_rank)]
 

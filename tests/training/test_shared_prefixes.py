@@ -11,13 +11,14 @@ from hypothesis import strategies as st
 from torch import Tensor
 
 from clawloop.local.tiny_model import ensure_tiny_model
-from clawloop.recipe import Loss, Optimiser, Train
-from clawloop.training import attention, prefix_tree
+from clawloop.recipes.recipe import Loss, Optimiser, Train
 from clawloop.training.batch import TrainingSample
-from clawloop.training.collate import Limits, TokenSequence, collate, plan
-from clawloop.training.loading import load_model
-from clawloop.training.model import Lora, PolicyModel
-from clawloop.training.passes import Pass, share_out
+from clawloop.training.model import attention
+from clawloop.training.model.decoder import Lora, PolicyModel
+from clawloop.training.model.loading import load_model
+from clawloop.training.packing import prefix_tree
+from clawloop.training.packing.collate import Limits, TokenSequence, collate, plan
+from clawloop.training.packing.scoring_passes import ScoringPass, shard_batch
 from clawloop.training.setup import TrainerSetup
 from clawloop.training.step import StepReport, make_optimizer, train_step
 from tests.training.chat_session import session_turns
@@ -135,17 +136,17 @@ def test_twenty_turns_of_a_real_clients_session_need_a_third_of_the_tokens(tmp_p
     model = load(save_checkpoint(tmp_path / "base", vocab=1024, positions=4096))
     samples = as_samples(model, sequences, hinted=hinted)
     shared, apart, off = both_ways(model, samples, Limits(40_000, 4096, 1024))
-    together, one_by_one = (
+    raise_on_all_ranks, one_by_one = (
         len(collate(sequences, range(20), share_prefixes=share).tokens_S) for share in (True, False)
     )
     assert one_by_one == sum(sequence.input_tokens for sequence in sequences)
-    assert one_by_one / together > 3
+    assert one_by_one / raise_on_all_ranks > 3
     hints = tuple(index for index, ids in enumerate(hinted) if ids is not None)
-    passes = [Pass(version=0, reference=True), Pass(version=0, hinted=hints)]
-    passes.append(Pass(version=0, reference=True, hinted=hints))
-    before = share_out(samples, Limits(40_000, 4096, 1024), passes, rank=0, world=1).before
+    passes = [ScoringPass(version=0, reference=True), ScoringPass(version=0, hinted=hints)]
+    passes.append(ScoringPass(version=0, reference=True, hinted=hints))
+    before = shard_batch(samples, Limits(40_000, 4096, 1024), passes, rank=0, world=1).before
     plain, taught, joined = (sum(len(pack.tokens_S) for pack in before[one]) for one in passes)
-    assert plain == together
+    assert plain == raise_on_all_ranks
     assert (plain + taught) / joined > 1.2
     assert shared.loss == pytest.approx(apart.loss, abs=1e-5)
     assert off < 1e-5

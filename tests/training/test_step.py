@@ -12,14 +12,14 @@ from peft import PeftModel
 from torch import Tensor, nn
 
 from clawloop.errors import AdapterUnusable, NothingToTrain, SampleUnusable, StepDiverged
-from clawloop.recipe import Advantage, Bounds, Distillation, Loss, Optimiser, Train
-from clawloop.training.adapter import Adapter, BaseIdentity, adapter_files, write_version
-from clawloop.training.architecture import adapter_names
+from clawloop.recipes.recipe import Advantage, Bounds, Distillation, Loss, Optimiser, Train
+from clawloop.training.adapters.files import Adapter, BaseIdentity, adapter_files, write_version
 from clawloop.training.batch import TrainingSample
-from clawloop.training.collate import Limits, collate
-from clawloop.training.evidence import Progress
-from clawloop.training.loading import adapter_tensors, load_model
-from clawloop.training.model import Lora, PolicyModel
+from clawloop.training.batch_signals import Progress
+from clawloop.training.model.architecture import adapter_names
+from clawloop.training.model.decoder import Lora, PolicyModel
+from clawloop.training.model.loading import adapter_tensors, load_model
+from clawloop.training.packing.collate import Limits, collate
 from clawloop.training.step import StepReport, make_optimizer, train_step
 from tests.training.tiny import VOCAB, random_batch, reference_model, shake_adapter
 

@@ -7,10 +7,10 @@ from pathlib import Path
 import pytest
 import torch
 
-from clawloop.recipe import Train
-from clawloop.training.collate import Limits
-from clawloop.training.loading import adapter_tensors, load_model
-from clawloop.training.model import Lora
+from clawloop.recipes.recipe import Train
+from clawloop.training.model.decoder import Lora
+from clawloop.training.model.loading import adapter_tensors, load_model
+from clawloop.training.packing.collate import Limits
 from clawloop.training.step import make_optimizer, train_step
 from tests.training.tiny import VOCAB, random_batch, shake_adapter
 

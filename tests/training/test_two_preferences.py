@@ -17,11 +17,11 @@ import pytest
 import torch
 from torch import Tensor
 
-from clawloop.recipe import Advantage, Loss, Optimiser, Train
+from clawloop.recipes.recipe import Advantage, Loss, Optimiser, Train
 from clawloop.training.batch import TrainingSample
-from clawloop.training.collate import Limits, TokenSequence, collate
-from clawloop.training.loading import load_model
-from clawloop.training.model import Lora, PolicyModel
+from clawloop.training.model.decoder import Lora, PolicyModel
+from clawloop.training.model.loading import load_model
+from clawloop.training.packing.collate import Limits, TokenSequence, collate
 from clawloop.training.step import make_optimizer, train_step
 from tests.training.tiny import save_checkpoint
 

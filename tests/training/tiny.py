@@ -12,8 +12,8 @@ from torch import Tensor
 from transformers import PreTrainedModel, Qwen2Config, Qwen2ForCausalLM, Qwen3Config, Qwen3ForCausalLM
 
 from clawloop.training.batch import TrainingSample
-from clawloop.training.collate import TokenSequence, collate
-from clawloop.training.model import PolicyModel
+from clawloop.training.model.decoder import PolicyModel
+from clawloop.training.packing.collate import TokenSequence, collate
 
 VOCAB = 199
 Family = Literal["qwen2", "qwen3"]

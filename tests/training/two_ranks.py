@@ -18,15 +18,15 @@ import torch.distributed as dist
 
 from clawloop.algorithms.scoring import Scores, score
 from clawloop.errors import StepDiverged
-from clawloop.recipe import Distillation, Loss, Optimiser, Train
-from clawloop.training import model as model_module
-from clawloop.training.adapter import BaseIdentity
-from clawloop.training.checkpoint import begin, resume, save_version
-from clawloop.training.collate import Limits
-from clawloop.training.distributed import load_sharded_model
-from clawloop.training.loading import adapter_tensors, load_model
-from clawloop.training.model import Lora, PolicyModel
-from clawloop.training.ranks import Ranks
+from clawloop.recipes.recipe import Distillation, Loss, Optimiser, Train
+from clawloop.training.adapters.checkpoint import begin, resume, save_version
+from clawloop.training.adapters.files import BaseIdentity
+from clawloop.training.model import decoder as model_module
+from clawloop.training.model.decoder import Lora, PolicyModel
+from clawloop.training.model.loading import adapter_tensors, load_model
+from clawloop.training.model.sharding import load_sharded_model
+from clawloop.training.packing.collate import Limits
+from clawloop.training.ranks.ranks import Ranks
 from clawloop.training.step import make_optimizer, train_step
 from tests.training import methods
 from tests.training.tiny import VOCAB, random_batch, shake_adapter

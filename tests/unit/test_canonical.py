@@ -7,7 +7,7 @@ from hypothesis import given
 from hypothesis import strategies as st
 from pydantic import JsonValue
 
-from clawloop.contracts import Message
+from clawloop.contracts.turns import Message
 from clawloop.turns.canonical import (
     canonical,
     extend_digest,

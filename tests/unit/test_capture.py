@@ -6,7 +6,7 @@ from typing import Any
 
 import pytest
 
-from api.capture import Capture
+from api.chat.capture import Capture
 
 
 def _chunk(delta: Any, ids: Any = None, finish: Any = None, index: Any = 0) -> dict[str, Any]:

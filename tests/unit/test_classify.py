@@ -6,7 +6,7 @@ import pytest
 from hypothesis import given
 from pydantic import JsonValue
 
-from clawloop.contracts import Message, TurnKind
+from clawloop.contracts.turns import Message, TurnKind
 from clawloop.turns.classify import classify, is_side_prompt
 from tests.chats import VOLATILE, assistant, calls, json_values, system, tool, user
 from tests.openclaw_chats import (

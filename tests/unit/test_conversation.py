@@ -6,7 +6,7 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from clawloop.contracts import Message
+from clawloop.contracts.turns import Message
 from clawloop.ids import SessionId
 from clawloop.turns.canonical import extend_digest, prefix_digests, seed_digest
 from clawloop.turns.conversation import KnownPrefix, choose_session, lookup
@@ -34,7 +34,7 @@ class Ledger:
         self.known: list[KnownPrefix] = []
         self._turns = 0
 
-    def enter(
+    def insert(
         self, messages: list[Message], response: Message, *, completed: bool = True, seed: bytes = SEED
     ) -> SessionId:
         found = lookup(seed, messages)
@@ -66,54 +66,54 @@ def test_what_is_looked_up_is_each_reply_and_the_whole() -> None:
 
 def test_a_conversation_goes_on_in_its_session() -> None:
     ledger = Ledger()
-    first = ledger.enter([*OPENING, VOLATILE], assistant("<think>hm</think>hello"))
-    assert ledger.enter(LATER, calls("exec")) == first
-    assert ledger.enter([*LATER, calls("exec"), tool("exec", "x"), VOLATILE], assistant("done")) == first
+    first = ledger.insert([*OPENING, VOLATILE], assistant("<think>hm</think>hello"))
+    assert ledger.insert(LATER, calls("exec")) == first
+    assert ledger.insert([*LATER, calls("exec"), tool("exec", "x"), VOLATILE], assistant("done")) == first
 
 
 def test_the_same_opening_again_starts_another_session() -> None:
     ledger = Ledger()
-    first = ledger.enter(OPENING, assistant("hello"))
-    assert ledger.enter(OPENING, assistant("good day")) != first
+    first = ledger.insert(OPENING, assistant("hello"))
+    assert ledger.insert(OPENING, assistant("good day")) != first
 
 
 def test_the_newest_of_equal_conversations_goes_on() -> None:
     ledger = Ledger()
-    ledger.enter(OPENING, assistant("hello"))
-    second = ledger.enter(OPENING, assistant("hello"))
-    assert ledger.enter(LATER, assistant("fine")) == second
+    ledger.insert(OPENING, assistant("hello"))
+    second = ledger.insert(OPENING, assistant("hello"))
+    assert ledger.insert(LATER, assistant("fine")) == second
 
 
 def test_an_opening_whose_reply_never_completed_is_taken_up_again() -> None:
     ledger = Ledger()
-    first = ledger.enter(OPENING, assistant(""), completed=False)
-    assert ledger.enter([*OPENING, VOLATILE], assistant("hel"), completed=False) == first
-    assert ledger.enter(OPENING, assistant("hello")) == first
-    assert ledger.enter(OPENING, assistant("hello")) != first  # answered by now: somebody begins anew
+    first = ledger.insert(OPENING, assistant(""), completed=False)
+    assert ledger.insert([*OPENING, VOLATILE], assistant("hel"), completed=False) == first
+    assert ledger.insert(OPENING, assistant("hello")) == first
+    assert ledger.insert(OPENING, assistant("hello")) != first  # answered by now: somebody begins anew
 
 
 def test_an_old_failure_is_not_taken_up_after_a_newer_success() -> None:
     ledger = Ledger()
-    failed = ledger.enter(OPENING, assistant(""), completed=False)
+    failed = ledger.insert(OPENING, assistant(""), completed=False)
     ledger.known[0], ledger.known[1] = ledger.known[1], ledger.known[0]  # the order of rows says nothing
-    assert ledger.enter(OPENING, assistant("hello")) == failed
+    assert ledger.insert(OPENING, assistant("hello")) == failed
     ledger.known.reverse()
-    assert ledger.enter(OPENING, assistant("hello")) != failed
+    assert ledger.insert(OPENING, assistant("hello")) != failed
 
 
 def test_an_opening_with_examples_is_taken_up_again_too() -> None:
     examples: list[Message] = [user("1+1"), assistant("2"), user("2+2")]
     ledger = Ledger()
-    first = ledger.enter(examples, assistant(""), completed=False)
-    assert ledger.enter(examples, assistant("4")) == first
-    assert ledger.enter(examples, assistant("4")) != first
+    first = ledger.insert(examples, assistant(""), completed=False)
+    assert ledger.insert(examples, assistant("4")) == first
+    assert ledger.insert(examples, assistant("4")) != first
 
 
 def test_an_opening_that_ends_with_the_beginning_of_an_answer_is_no_known_reply() -> None:
     begun: list[Message] = [user("tell me"), assistant("Once")]
     ledger = Ledger()
-    first = ledger.enter(begun, assistant(" upon"))
-    assert ledger.enter(begun, assistant(" more")) != first
+    first = ledger.insert(begun, assistant(" upon"))
+    assert ledger.insert(begun, assistant(" more")) != first
 
 
 @pytest.mark.parametrize(
@@ -132,9 +132,9 @@ def test_an_edited_history_is_a_branch_of_its_session_while_a_reply_of_it_is_kno
     messages: list[Message], same: bool
 ) -> None:
     ledger = Ledger()
-    session = ledger.enter(OPENING, assistant("hello"))
-    ledger.enter(LATER, assistant("fine"))
-    assert (ledger.enter(messages, assistant("x")) == session) is same
+    session = ledger.insert(OPENING, assistant("hello"))
+    ledger.insert(LATER, assistant("fine"))
+    assert (ledger.insert(messages, assistant("x")) == session) is same
 
 
 def test_the_deepest_known_reply_wins_over_a_newer_shallow_one() -> None:
@@ -161,7 +161,7 @@ def test_a_continued_conversation_is_always_found(
     for words, answer in said:
         history += words
         request = [*history, VOLATILE] if data.draw(st.booleans()) else list(history)
-        sessions.add(ledger.enter(request, answer))
+        sessions.add(ledger.insert(request, answer))
         history.append(answer)
     assert len(sessions) == 1
 
@@ -176,16 +176,16 @@ def test_an_edit_after_a_known_reply_forks_within_the_session(
     session: SessionId | None = None
     for words, answer in said:
         history += words
-        session = ledger.enter(list(history), answer)
+        session = ledger.insert(list(history), answer)
         history.append(answer)
         replies.append(len(history))
     kept = data.draw(st.sampled_from(replies))
-    assert ledger.enter([*history[:kept], user("edited")], assistant("x")) == session
+    assert ledger.insert([*history[:kept], user("edited")], assistant("x")) == session
 
 
 @given(st.lists(plain_messages, min_size=1, max_size=5))
 def test_another_key_or_narrowing_finds_nothing(messages: list[Message]) -> None:
     ledger = Ledger()
-    session = ledger.enter(messages, assistant("x"))
+    session = ledger.insert(messages, assistant("x"))
     for seed in (seed_digest(OTHER_KEY, ()), seed_digest(KEY, ("user=ann",))):
-        assert ledger.enter([*messages, assistant("x"), user("y")], assistant("z"), seed=seed) != session
+        assert ledger.insert([*messages, assistant("x"), user("y")], assistant("z"), seed=seed) != session

@@ -11,8 +11,8 @@ from pydantic import JsonValue
 
 from clawloop.errors import RecordUnusable
 from db.arrays import ids_to_bytes
-from db.deltas import Conversation, delta
 from db.exact_json import exact_json, storable
+from db.turns.deltas import Conversation, delta
 
 few_ids = st.none() | st.lists(st.integers(0, 3), max_size=8).map(ids_to_bytes)
 texts = st.lists(st.sampled_from(["a", "b", "c"]), max_size=6).map(tuple)

@@ -12,7 +12,7 @@ from temporalio.testing import ActivityEnvironment
 from temporalio.worker import WorkerConfig
 
 from activities.heartbeat import heartbeating
-from clawloop.temporal import ClawloopPlugin, connect
+from clawloop.temporal.client import ClawloopPlugin, connect
 from workflows import policies
 
 

@@ -9,7 +9,7 @@ from hypothesis import given
 from hypothesis import strategies as st
 from pydantic import JsonValue
 
-from clawloop.contracts import Message, SessionEvidence, SessionSource
+from clawloop.contracts.turns import Message, SessionEvidence, SessionSource
 from clawloop.ids import ApiKeyId
 from clawloop.turns.identify import conversation_session_id, ends_session, identify, named_session_id
 from tests.chats import KEY, OTHER_KEY, VOLATILE, assistant, json_values, turn, user

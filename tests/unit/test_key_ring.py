@@ -8,7 +8,7 @@ import pytest
 from starlette.datastructures import Headers
 
 from api.auth import KeyRing
-from clawloop.contracts import ApiKey, Scope
+from clawloop.contracts.serving import ApiKey, Scope
 from clawloop.errors import RequestRejected, StoreUnavailable
 from tests.fakes.key_store import FakeKeyStore
 

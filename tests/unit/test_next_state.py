@@ -6,7 +6,7 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from clawloop.contracts import Message, TurnKind
+from clawloop.contracts.turns import Message, TurnKind
 from clawloop.ids import TurnId
 from clawloop.turns.next_state import LaterRequest, next_state, next_states
 from tests.chats import SEED, VOLATILE, Recorder, assistant, calls, exchanges, system, tool, turn, user
@@ -30,7 +30,7 @@ def test_what_the_user_says_next_is_the_next_state() -> None:
     record.ask([*ASKED, assistant("one"), user("thanks"), assistant("two"), user("bye")])
     state = next_state(SEED, first, record.turns, record.requests)
     assert state is not None
-    assert (state.shown_by, state.messages) == (shown, [user("thanks")])
+    assert (state.next_turn_id, state.messages) == (shown, [user("thanks")])
 
 
 @pytest.mark.parametrize(

@@ -7,12 +7,12 @@ from contextlib import asynccontextmanager
 
 from prometheus_client import CollectorRegistry, Gauge
 
-from clawloop.contracts import Engine
-from clawloop.local.postgres import free_port
-from clawloop.processes import GatewayReadiness
+from clawloop.contracts.serving import Engine
+from clawloop.local.services.postgres import free_port
+from clawloop.processes.gateway import GatewayReadiness
 from clawloop.serving.chat import ChatEngines
 from clawloop.serving.rotation import Rotation
-from db.engine import BACKGROUND_LIMIT, Database
+from db.database import BACKGROUND_LIMIT, Database
 
 ENGINE = Engine("e0", "http://e0", {}, False)
 

@@ -13,10 +13,10 @@ from typing import Any
 
 import pytest
 
-from clawloop import recipe_checks
 from clawloop.algorithms.losses import LossPlan
 from clawloop.errors import RecipeRejected
-from clawloop.recipe import (
+from clawloop.recipes import checks
+from clawloop.recipes.recipe import (
     Distillation,
     Loss,
     Recipe,
@@ -176,7 +176,7 @@ def test_what_is_compared_with_our_names_is_short(text: str, monkeypatch: pytest
         compared.append(word)
         return []
 
-    monkeypatch.setattr(recipe_checks, "get_close_matches", compare)
+    monkeypatch.setattr(checks, "get_close_matches", compare)
     with pytest.raises(RecipeRejected):
         read_recipe(f'name = "x"\n{text}')
     assert {len(word) for word in compared} == {100}
@@ -323,7 +323,7 @@ def test_a_recipe_cannot_be_changed() -> None:
 
 
 def test_reading_a_recipe_loads_no_torch() -> None:
-    code = "import sys, clawloop.recipe; sys.exit('torch' in sys.modules)"
+    code = "import sys, clawloop.recipes.recipe; sys.exit('torch' in sys.modules)"
     subprocess.run([sys.executable, "-c", code], check=True, timeout=60)
 
 

@@ -9,7 +9,7 @@ from types import SimpleNamespace
 import pytest
 from prometheus_client import CollectorRegistry, Gauge
 
-from clawloop.contracts import Engine
+from clawloop.contracts.serving import Engine
 from clawloop.errors import EngineUnavailable
 from clawloop.serving.rotation import AFFINITY_SLACK, LOST_SECONDS, Rotation
 

@@ -8,19 +8,20 @@ from datetime import timedelta
 
 import pytest
 
-from activities.judging import JudgingActivities
-from activities.ledger import LedgerActivities
-from activities.messages import CloseSession, JudgeTurn, TurnFate
-from activities.upkeep import UpkeepActivities
-from activities.work import WorkTelling
-from clawloop.contracts import Message, Outcome, SampleState, SessionEvidence, SessionSource, TurnRecord
+from activities.judging.closing import LedgerActivities
+from activities.judging.judge_turn import JudgingActivities
+from activities.judging.messages import CloseSession, JudgeTurn, TurnResult
+from activities.sweep import UpkeepActivities
+from activities.training.notifier import TrainingNotifier
+from clawloop.contracts.training import SampleState
+from clawloop.contracts.turns import Message, SessionEvidence, SessionSource, TurnOutcome, TurnRecord
 from clawloop.errors import JudgeUnavailable
 from clawloop.ids import SessionId
 from clawloop.judging.parsing import Vote
 from clawloop.judging.prompts import AnswerForm, JudgePrompt
-from clawloop.recipe import Recipe
-from tests.fakes.announcer import FakeAnnouncer, FakeWorkAnnouncer
+from clawloop.recipes.recipe import Recipe
 from tests.fakes.judgement_store import FakeJudgementStore
+from tests.fakes.notifier import FakeNotifier, FakeWorkAnnouncer
 from tests.fakes.turn_store import FakeTurnStore
 from tests.fakes.upkeep_store import FakeUpkeepStore
 from tests.records import KEY, turn_record
@@ -35,18 +36,18 @@ BINARY = Recipe.model_validate(
 
 
 class NoWork:
-    """Satisfies `activities.training_ports.WorkStore`: no batch ever waits."""
+    """Satisfies `activities.training.ports.WorkStore`: no batch ever waits."""
 
-    async def untold_work(self, age: timedelta) -> list[str]:
+    async def pending_work(self, age: timedelta) -> list[str]:
         return []
 
-    async def mark_work_told(self, policies: Sequence[str]) -> None:
+    async def mark_work_notified(self, policies: Sequence[str]) -> None:
         pass
 
 
 @dataclass
 class ScriptedJudge:
-    """Satisfies `activities.ports.Judge` and `Renderer`; answers by grammar.
+    """Satisfies `activities.judging.ports.Judge` and `Renderer`; answers by grammar.
 
     Attributes:
         votes: its next answers; the last one for ever. An exception is raised.
@@ -85,14 +86,12 @@ class Desk:
         self.turns = FakeTurnStore()
         self.store = FakeJudgementStore(self.turns, BINARY)
         self.judge = ScriptedJudge()
-        self.announcer = FakeAnnouncer()
-        work = WorkTelling(NoWork(), FakeWorkAnnouncer())
+        self.notifier = FakeNotifier()
+        work = TrainingNotifier(NoWork(), FakeWorkAnnouncer())
         self.judging = JudgingActivities(self.store, self.judge, self.judge, work)
         self.ledger = LedgerActivities(self.store, self.store, work)
         idle = timedelta(minutes=30)
-        self.upkeep = UpkeepActivities(
-            FakeUpkeepStore(self.turns, self.store), self.announcer, work, idle, timedelta(0)
-        )
+        self.upkeep = UpkeepActivities(FakeUpkeepStore(self.turns, self.store), self.notifier, work, idle, timedelta(0))
 
     async def talk(self, *asked: str) -> tuple[SessionId, list[TurnRecord]]:
         messages: list[Message] = []
@@ -103,10 +102,10 @@ class Desk:
             evidence = SessionEvidence(SessionSource.HEADER, "s")
             turns.append(turn_record(api_key_id=KEY, evidence=evidence, messages=messages, response=answer))
             messages = [*messages, answer]
-        session = [(await self.turns.enter(turn)).session_id for turn in turns][-1]
+        session = [(await self.turns.insert(turn)).session_id for turn in turns][-1]
         return session, turns
 
-    async def tell(self, session: SessionId, turn: TurnRecord, revision: int | None = None) -> list[TurnFate]:
+    async def tell(self, session: SessionId, turn: TurnRecord, revision: int | None = None) -> list[TurnResult]:
         ask = JudgeTurn(session_id=session, turn_id=turn.turn_id, revision=revision)
         return (await self.judging.judge_turn(ask)).fates
 
@@ -148,19 +147,19 @@ async def test_judged_again_it_asks_anew_and_replaces_the_sample(desk: Desk) -> 
 async def test_the_next_judgement_tells_which_step_learned_from_a_turn(desk: Desk) -> None:
     session, (first, second, third) = await desk.talk("one", "two", "three")
     (fate,) = await desk.tell(session, second)
-    assert (fate.outcome, fate.step) == (Outcome.SAMPLED, None)
+    assert (fate.outcome, fate.step) == (TurnOutcome.SAMPLED, None)
     desk.store.train(first.turn_id, 7)
     judged, trained = await desk.tell(session, third)
     assert (judged.turn_id, judged.step) == (second.turn_id, None)
     assert (trained.turn_id, trained.number, trained.verdict, trained.step) == (first.turn_id, 1, 1, 7)
-    assert (trained.outcome, trained.sample, trained.why) == (Outcome.TRAINED, True, "trained in step 7")
+    assert (trained.outcome, trained.sample, trained.why) == (TurnOutcome.TRAINED, True, "trained in step 7")
     desk.store.roll_back(first.turn_id)
     _, back = await desk.tell(session, third)
-    assert (back.outcome, back.step, back.why) == (Outcome.ROLLED_BACK, 7, "trained in step 7, rolled back to 0")
+    assert (back.outcome, back.step, back.why) == (TurnOutcome.ROLLED_BACK, 7, "trained in step 7, rolled back to 0")
     desk.store.train(first.turn_id, 7)
     # Told of again, the turn has one row, and that has the step.
     again = await desk.tell(session, second)
-    assert [(fate.turn_id, fate.outcome, fate.step) for fate in again] == [(first.turn_id, Outcome.TRAINED, 7)]
+    assert [(fate.turn_id, fate.outcome, fate.step) for fate in again] == [(first.turn_id, TurnOutcome.TRAINED, 7)]
 
 
 async def test_a_closing_tells_which_steps_learned(desk: Desk) -> None:
@@ -177,7 +176,7 @@ async def test_a_closing_judges_what_was_missed_and_ends_the_rest(desk: Desk) ->
     assert (await desk.ledger.close_session(ask)).to_judge == [first.turn_id]
     await desk.tell(session, second)
     closed = await desk.ledger.close_session(ask)
-    assert (closed.guarantee, [fate.outcome for fate in closed.fates]) == ("has a sample", [Outcome.NO_FEEDBACK])
+    assert (closed.guarantee, [fate.outcome for fate in closed.fates]) == ("has a sample", [TurnOutcome.NO_FEEDBACK])
 
 
 @pytest.mark.parametrize("erased", [False, True])
@@ -197,4 +196,4 @@ async def test_a_sweep_tells_what_was_missed_once(desk: Desk) -> None:
     _, turns = await desk.talk("one", "two")
     assert (await desk.upkeep.sweep()).announced == len(turns)
     assert (await desk.upkeep.sweep()).announced == 0
-    assert len(desk.announcer.told) == len(turns)
+    assert len(desk.notifier.told) == len(turns)

@@ -5,19 +5,20 @@ from __future__ import annotations
 from datetime import UTC, datetime
 from uuid import uuid4
 
-from activities.messages import WHY_LIMIT, TurnFate
-from clawloop.contracts import FeedbackGiven, JudgeAgain, Outcome, TurnRecorded
+from activities.judging.messages import WHY_LIMIT, TurnResult
+from clawloop.contracts.sessions import FeedbackGiven, RejudgeRequested, TurnRecorded
+from clawloop.contracts.turns import TurnOutcome
 from clawloop.ids import SessionId, new_feedback_id, new_turn_id
-from clawloop.temporal import PAYLOAD_WARN_BYTES
+from clawloop.temporal.client import PAYLOAD_WARN_BYTES
 from workflows.state import CARRIED_LIMIT, KNOWN_LIMIT, ROWS_LIMIT, SessionState
 
 
 def full() -> SessionState:
-    row = TurnFate(
+    row = TurnResult(
         turn_id=new_turn_id(),
         number=123_456,
         kind="main",
-        outcome=Outcome.NOT_TRAINABLE,
+        outcome=TurnOutcome.NOT_TRAINABLE,
         verdict=-1,
         sample=False,
         step=123_456,
@@ -30,7 +31,11 @@ def full() -> SessionState:
         idle_seconds=1800.0,
         adapter_version=123_456,
         known=[new_turn_id() for _ in range(KNOWN_LIMIT)],
-        carried=[TurnRecorded(new_turn_id(), 7, True), JudgeAgain(new_turn_id(), 2), *[message] * (CARRIED_LIMIT - 2)],
+        carried=[
+            TurnRecorded(new_turn_id(), 7, True),
+            RejudgeRequested(new_turn_id(), 2),
+            *[message] * (CARRIED_LIMIT - 2),
+        ],
         rows=[row] * ROWS_LIMIT,
         deadline=datetime.now(UTC),
     )

@@ -9,8 +9,8 @@ from hypothesis import given
 from hypothesis import strategies as st
 from pydantic import TypeAdapter
 
-from api.spool import Spool, SpoolFull
-from clawloop.contracts import TurnRecord
+from api.recording.spool import Spool, SpoolFull
+from clawloop.contracts.turns import TurnRecord
 from clawloop.errors import RecordUnusable
 from tests.records import turn_record
 

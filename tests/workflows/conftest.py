@@ -15,11 +15,12 @@ from temporalio.exceptions import ApplicationError
 from temporalio.service import RPCError
 from temporalio.worker import Worker
 
-from activities.messages import AskDirectly, Closed, CloseSession, Judged, JudgeTurn, TurnFate
-from clawloop.contracts import Outcome, SessionFacts, TurnRecorded
+from activities.judging.messages import AskDirectly, Closed, CloseSession, Judged, JudgeTurn, TurnResult
+from clawloop.contracts.sessions import SessionFacts, TurnRecorded
+from clawloop.contracts.turns import TurnOutcome
 from clawloop.ids import SessionId, TurnId, new_turn_id
-from clawloop.temporal import TemporalAnnouncer, connect, register_search_attributes
-from workflows import attributes
+from clawloop.temporal.client import TemporalSessionNotifier, connect, register_search_attributes
+from workflows import names
 from workflows.session import SessionWorkflow
 from workflows.state import SessionState, SessionSummary
 
@@ -74,11 +75,11 @@ class ScriptedActivities:
         finally:
             self.now -= 1
         why = "verdict +1: 3 of 3 votes for 1" if ask.give_up is None else f"no valid vote ({ask.give_up})"
-        outcome = Outcome.SAMPLED if ask.give_up is None else Outcome.UNJUDGED
+        outcome = TurnOutcome.SAMPLED if ask.give_up is None else TurnOutcome.UNJUDGED
         return Judged(fates=[fate(ask.turn_id, len(self.judged), outcome, why)])
 
     @activity.defn(name="ask_directly")
-    async def ask_directly(self, ask: AskDirectly) -> None:
+    async def collect_direct_vote(self, ask: AskDirectly) -> None:
         self.asked_directly.append(ask.turn_id)
         if (error := self.fails(JudgeTurn(session_id=ask.session_id, turn_id=ask.turn_id))) is not None:
             raise error
@@ -96,9 +97,9 @@ class ScriptedActivities:
         return Closed(to_judge=[], fates=[], guarantee="has a sample", turns=len(self.judged))
 
 
-def fate(turn_id: TurnId, number: int, outcome: Outcome, why: str) -> TurnFate:
-    sampled = outcome is Outcome.SAMPLED
-    return TurnFate(
+def fate(turn_id: TurnId, number: int, outcome: TurnOutcome, why: str) -> TurnResult:
+    sampled = outcome is TurnOutcome.SAMPLED
+    return TurnResult(
         turn_id=turn_id,
         number=number,
         kind="main",
@@ -116,19 +117,19 @@ class Conversation:
     def __init__(self, client: Client, idle: timedelta = IDLE) -> None:
         self.client = client
         self.session = SessionId(uuid4())
-        self.announcer = TemporalAnnouncer(client, idle)
+        self.notifier = TemporalSessionNotifier(client, idle)
         self.facts = SessionFacts(self.session, "default", "x-session-id", datetime(2026, 1, 2, tzinfo=UTC), 0)
 
     @property
     def handle(self) -> SessionHandle:
         return self.client.get_workflow_handle_for(
             SessionWorkflow.run,
-            attributes.session_workflow_id(self.session),
+            names.session_workflow_id(self.session),
         )
 
     async def say(self, *, version: int = 0, ends: bool = False, turn_id: TurnId | None = None) -> TurnId:
         told = turn_id or new_turn_id()
-        await self.announcer.announce_turn(self.facts, TurnRecorded(told, version, ends))
+        await self.notifier.notify_turn(self.facts, TurnRecorded(told, version, ends))
         return told
 
     async def begin(self, **state: object) -> SessionHandle:
@@ -137,10 +138,10 @@ class Conversation:
             session_id=self.session, policy="default", idle_seconds=IDLE.total_seconds(), adapter_version=0
         )
         await self.client.start_workflow(
-            attributes.SESSION_WORKFLOW,
+            names.SESSION_WORKFLOW,
             start.model_copy(update=state),
-            id=attributes.session_workflow_id(self.session),
-            task_queue=attributes.WORKFLOW_QUEUE,
+            id=names.session_workflow_id(self.session),
+            task_queue=names.WORKFLOW_QUEUE,
         )
         return self.handle
 
@@ -149,12 +150,12 @@ class Conversation:
 async def working(client: Client, scripted: ScriptedActivities, *, judges: int = 20) -> AsyncIterator[None]:
     """Workers for sessions, judging and the ledger; what still runs at the end is ended."""
     async with (
-        Worker(client, task_queue=attributes.WORKFLOW_QUEUE, workflows=[SessionWorkflow]),
-        Worker(client, task_queue=attributes.LEDGER_QUEUE, activities=[scripted.close_session]),
+        Worker(client, task_queue=names.WORKFLOW_QUEUE, workflows=[SessionWorkflow]),
+        Worker(client, task_queue=names.LEDGER_QUEUE, activities=[scripted.close_session]),
         Worker(
             client,
-            task_queue=attributes.JUDGE_QUEUE,
-            activities=[scripted.judge_turn, scripted.ask_directly],
+            task_queue=names.JUDGE_QUEUE,
+            activities=[scripted.judge_turn, scripted.collect_direct_vote],
             max_concurrent_activities=judges,
         ),
     ):

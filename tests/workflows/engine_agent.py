@@ -13,10 +13,10 @@ from temporalio.client import Client, WorkflowHandle
 from temporalio.exceptions import ApplicationError
 from temporalio.worker import Worker
 
-from activities.engine_messages import EngineHas, EngineLoad, EngineUnload, EngineWatch
-from clawloop.engine_announcing import TemporalPublishAnnouncer
+from activities.serving.messages import EngineHas, EngineLoad, EngineUnload, EngineWatch
+from clawloop.temporal.engine_notifier import TemporalEngineNotifier
 from tests.workflows.conftest import until
-from workflows import attributes
+from workflows import names
 from workflows.engine import EngineWorkflow
 
 _numbers = itertools.count()
@@ -70,17 +70,17 @@ class ScriptedAgent:
 
 @asynccontextmanager
 async def at_work(client: Client, agent: ScriptedAgent) -> AsyncIterator[WorkflowHandle[EngineWorkflow, None]]:
-    announcer = TemporalPublishAnnouncer(client)
+    notifier = TemporalEngineNotifier(client)
     async with (
-        Worker(client, task_queue=attributes.WORKFLOW_QUEUE, workflows=[EngineWorkflow]),
+        Worker(client, task_queue=names.WORKFLOW_QUEUE, workflows=[EngineWorkflow]),
         Worker(
             client,
-            task_queue=attributes.engine_queue(agent.engine_id),
+            task_queue=names.engine_queue(agent.engine_id),
             activities=[agent.watch_engine, agent.load_versions, agent.unload_versions],
         ),
     ):
-        await announcer.begin(agent.engine_id)
-        handle = client.get_workflow_handle_for(EngineWorkflow.run, attributes.engine_workflow_id(agent.engine_id))
+        await notifier.begin(agent.engine_id)
+        handle = client.get_workflow_handle_for(EngineWorkflow.run, names.engine_workflow_id(agent.engine_id))
         try:
             await until(lambda: len(agent.watched) >= 2)
             yield handle

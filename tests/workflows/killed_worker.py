@@ -13,20 +13,20 @@ from pathlib import Path
 
 from temporalio.worker import Worker
 
-from activities.judging import JudgingActivities
-from activities.work import WorkTelling
+from activities.judging.judge_turn import JudgingActivities
+from activities.training.notifier import TrainingNotifier
 from clawloop.ids import JudgementId
 from clawloop.judging.parsing import Vote
 from clawloop.judging.prompts import AnswerForm
 from clawloop.serving.endpoints import Endpoint
 from clawloop.serving.judge import JudgeClient
 from clawloop.serving.rendering import EngineRenderer
-from clawloop.temporal import connect
-from clawloop.temporal_training import TemporalTraining
-from db.engine import BACKGROUND_LIMIT, Database
-from db.judgements import PostgresJudgementStore
-from db.work import PostgresWorkStore
-from workflows import attributes
+from clawloop.temporal.client import connect
+from clawloop.temporal.training_notifier import TemporalTraining
+from db.database import BACKGROUND_LIMIT, Database
+from db.judging.judgements import PostgresJudgementStore
+from db.training.queue import PostgresWorkStore
+from workflows import names
 
 
 class DyingStore(PostgresJudgementStore):
@@ -47,14 +47,14 @@ async def work(address: str, database_url: str, judge_url: str, mark: Path) -> N
     client = await connect(address)
     database = Database(database_url, BACKGROUND_LIMIT)
     store = DyingStore(database, mark)
-    telling = WorkTelling(PostgresWorkStore(database), TemporalTraining(client))
+    telling = TrainingNotifier(PostgresWorkStore(database), TemporalTraining(client))
 
     def endpoints(policy: str) -> list[Endpoint]:
         return [Endpoint(judge_url, "tiny")]
 
     async with JudgeClient(endpoints, AnswerForm.FREE) as judge, EngineRenderer(endpoints) as renderer:
         judging = JudgingActivities(store, judge, renderer, telling)
-        await Worker(client, task_queue=attributes.JUDGE_QUEUE, activities=[judging.judge_turn]).run()
+        await Worker(client, task_queue=names.JUDGE_QUEUE, activities=[judging.judge_turn]).run()
 
 
 if __name__ == "__main__":

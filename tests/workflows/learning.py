@@ -13,7 +13,7 @@ from temporalio.client import Client, WorkflowHandle
 from temporalio.exceptions import ApplicationError
 from temporalio.worker import Worker
 
-from activities.training_messages import (
+from activities.training.messages import (
     AbandonStep,
     ClaimBatch,
     Claimed,
@@ -23,13 +23,13 @@ from activities.training_messages import (
     StepDone,
     TrainStep,
 )
-from clawloop.recipe import Recipe
-from clawloop.steps import StepState, TrainingState, TrainingView
-from clawloop.temporal_training import TemporalTraining
+from clawloop.contracts.training import StepState, TrainingState, TrainingView
+from clawloop.recipes.recipe import Recipe
+from clawloop.temporal.training_notifier import TemporalTraining
 from tests.workflows.conftest import end_all
-from workflows import attributes
+from workflows import names
+from workflows.state import PolicyTraining
 from workflows.training import TrainingWorkflow
-from workflows.training_state import PolicyTraining
 
 TrainingHandle = WorkflowHandle[TrainingWorkflow, None]
 
@@ -183,19 +183,19 @@ class Learner:
 
     @property
     def handle(self) -> TrainingHandle:
-        return self.client.get_workflow_handle_for(TrainingWorkflow.run, attributes.training_workflow_id(self.policy))
+        return self.client.get_workflow_handle_for(TrainingWorkflow.run, names.training_workflow_id(self.policy))
 
     async def samples(self, count: int) -> None:
         self.scripted.ready += count
-        await self.telling.announce_work(self.policy)
+        await self.telling.notify_work(self.policy)
 
     async def begin(self, **state: object) -> None:
         """Begin it with a state of the test's own."""
         await self.client.start_workflow(
-            attributes.TRAINING_WORKFLOW,
+            names.TRAINING_WORKFLOW,
             PolicyTraining(policy=self.policy).model_copy(update=state),
-            id=attributes.training_workflow_id(self.policy),
-            task_queue=attributes.WORKFLOW_QUEUE,
+            id=names.training_workflow_id(self.policy),
+            task_queue=names.WORKFLOW_QUEUE,
         )
 
     async def pause(self, reason: str) -> None:
@@ -244,10 +244,10 @@ class Learner:
 async def learning(client: Client, scripted: ScriptedLearning, *, trainer: bool = True) -> AsyncIterator[None]:
     """Workers for learning; what still runs at the end is ended."""
     async with (
-        Worker(client, task_queue=attributes.WORKFLOW_QUEUE, workflows=[TrainingWorkflow]),
+        Worker(client, task_queue=names.WORKFLOW_QUEUE, workflows=[TrainingWorkflow]),
         Worker(
             client,
-            task_queue=attributes.LEDGER_QUEUE,
+            task_queue=names.LEDGER_QUEUE,
             activities=[scripted.look, scripted.claim, scripted.quarantine, scripted.abandon, scripted.publish],
         ),
     ):
@@ -266,7 +266,7 @@ async def learning(client: Client, scripted: ScriptedLearning, *, trainer: bool 
 @asynccontextmanager
 async def training(client: Client, scripted: ScriptedLearning) -> AsyncIterator[None]:
     """A trainer."""
-    queue = attributes.trainer_queue(scripted.policy)
+    queue = names.trainer_queue(scripted.policy)
     async with Worker(client, task_queue=queue, activities=[scripted.train], max_concurrent_activities=1):
         try:
             yield

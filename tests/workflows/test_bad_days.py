@@ -9,9 +9,10 @@ from dataclasses import replace
 import pytest
 from temporalio.client import Client
 
-from clawloop.contracts import FeedbackGiven, JudgeAgain, Outcome, SessionFacts
+from clawloop.contracts.sessions import FeedbackGiven, RejudgeRequested, SessionFacts
+from clawloop.contracts.turns import TurnOutcome
 from clawloop.ids import new_feedback_id, new_turn_id
-from clawloop.temporal import TemporalAnnouncer
+from clawloop.temporal.client import TemporalSessionNotifier
 from tests.judging.conftest import Bench, bench, binary_bench, judge
 from tests.workflows.conftest import IDLE
 from tests.workflows.test_whole import at_work, end, tell
@@ -24,7 +25,7 @@ pytestmark = pytest.mark.postgres
 async def test_turns_whose_rows_are_gone_hold_up_nothing(client: Client, binary_bench: Bench) -> None:
     b = binary_bench
     turns = b.conversation("one", "two", "three")
-    session = await b.enter(*turns)
+    session = await b.insert(*turns)
     b.execute("DELETE FROM turns WHERE id = %s", turns[-1].turn_id)
     async with at_work(client, b):
         for turn in turns:
@@ -32,14 +33,14 @@ async def test_turns_whose_rows_are_gone_hold_up_nothing(client: Client, binary_
         await end(client, session)
     # The second one's next state went with the third.
     outcomes = [(await b.turn(turn.turn_id)).outcome for turn in turns[:-1]]
-    assert outcomes == [Outcome.SAMPLED, Outcome.NO_FEEDBACK]
+    assert outcomes == [TurnOutcome.SAMPLED, TurnOutcome.NO_FEEDBACK]
     assert len(b.judge.requests) == 1
 
 
 async def test_a_session_whose_rows_are_all_gone_ends(client: Client, binary_bench: Bench) -> None:
     b = binary_bench
     turns = b.conversation("one", "two")
-    session = await b.enter(*turns)
+    session = await b.insert(*turns)
     b.execute("DELETE FROM turns")
     b.execute("DELETE FROM sessions")
     async with at_work(client, b):
@@ -54,18 +55,18 @@ async def test_messages_about_unknown_turns_change_nothing(client: Client, binar
     b = binary_bench
     unknown = new_turn_id()
     turns = b.conversation("one", "two")
-    session = await b.enter(*turns)
+    session = await b.insert(*turns)
     facts = SessionFacts(session, "default", "x-session-id", turns[0].started_at, 0)
-    sessions = TemporalAnnouncer(client, IDLE)
+    sessions = TemporalSessionNotifier(client, IDLE)
     async with at_work(client, b):
         await tell(client, session, replace(turns[0], turn_id=unknown))
-        await sessions.announce_feedback(facts, FeedbackGiven(new_feedback_id(), new_turn_id()))
-        await sessions.judge_again(facts, JudgeAgain(new_turn_id(), 3))
+        await sessions.notify_feedback(facts, FeedbackGiven(new_feedback_id(), new_turn_id()))
+        await sessions.rejudge(facts, RejudgeRequested(new_turn_id(), 3))
         await tell(client, session, turns[1], ends=True)
         await tell(client, session, turns[0])  # late, and out of order
         await end(client, session)
     outcomes = [(await b.turn(turn.turn_id)).outcome for turn in turns]
-    assert outcomes == [Outcome.SAMPLED, Outcome.NO_FEEDBACK]
+    assert outcomes == [TurnOutcome.SAMPLED, TurnOutcome.NO_FEEDBACK]
     assert len(b.rows("SELECT * FROM judgements")) == 1
 
 
@@ -73,7 +74,7 @@ async def test_messages_about_unknown_turns_change_nothing(client: Client, binar
 async def test_a_judge_that_answers_429_is_asked_again_when_it_said(client: Client, binary_bench: Bench) -> None:
     b = binary_bench
     turns = b.conversation("one", "two")
-    session = await b.enter(*turns)
+    session = await b.insert(*turns)
     b.judge.mode, b.judge.retry_after = "429", "5"
     async with at_work(client, b):
         await tell(client, session, turns[0])
@@ -87,4 +88,4 @@ async def test_a_judge_that_answers_429_is_asked_again_when_it_said(client: Clie
     # Our own first pause would be a second.
     assert time.monotonic() - refused > 4.5
     assert len(b.judge.requests) == 2
-    assert (await b.turn(turns[0].turn_id)).outcome is Outcome.SAMPLED
+    assert (await b.turn(turns[0].turn_id)).outcome is TurnOutcome.SAMPLED

@@ -15,10 +15,10 @@ from temporalio.exceptions import ApplicationError
 from temporalio.testing import WorkflowEnvironment
 from temporalio.worker import Worker
 
-from activities.messages import JudgeTurn
-from clawloop.temporal import ClawloopPlugin
+from activities.judging.messages import JudgeTurn
+from clawloop.temporal.client import ClawloopPlugin
 from tests.workflows.conftest import Conversation, ScriptedActivities
-from workflows import attributes
+from workflows import names
 from workflows.session import SessionWorkflow
 
 
@@ -30,12 +30,12 @@ async def skipping() -> AsyncIterator[tuple[WorkflowEnvironment, ScriptedActivit
     ) as environment:
         scripted = ScriptedActivities()
         client: Client = environment.client
-        kinds = {key.name: IndexedValueType.ValueType(key.indexed_value_type) for key in attributes.SEARCH_ATTRIBUTES}
+        kinds = {key.name: IndexedValueType.ValueType(key.indexed_value_type) for key in names.SEARCH_ATTRIBUTES}
         await client.operator_service.add_search_attributes(AddSearchAttributesRequest(search_attributes=kinds))
         async with (
-            Worker(client, task_queue=attributes.WORKFLOW_QUEUE, workflows=[SessionWorkflow]),
-            Worker(client, task_queue=attributes.LEDGER_QUEUE, activities=[scripted.close_session]),
-            Worker(client, task_queue=attributes.JUDGE_QUEUE, activities=[scripted.judge_turn]),
+            Worker(client, task_queue=names.WORKFLOW_QUEUE, workflows=[SessionWorkflow]),
+            Worker(client, task_queue=names.LEDGER_QUEUE, activities=[scripted.close_session]),
+            Worker(client, task_queue=names.JUDGE_QUEUE, activities=[scripted.judge_turn]),
         ):
             yield environment, scripted
 

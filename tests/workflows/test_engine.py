@@ -9,27 +9,27 @@ from temporalio.client import Client
 from temporalio.exceptions import ApplicationError
 from temporalio.worker import Worker
 
-from activities.roster import Roster
-from clawloop.contracts import Engine
-from clawloop.engine_announcing import TemporalPublishAnnouncer
+from activities.serving.reconcile import EngineReconciler
+from clawloop.contracts.serving import Engine
+from clawloop.temporal.engine_notifier import TemporalEngineNotifier
 from tests.fakes.ledger import FakeLedger
 from tests.fakes.publishing_store import FakePublishingStore
 from tests.workflows.conftest import until
 from tests.workflows.engine_agent import ScriptedAgent, at_work, details
-from workflows import attributes
+from workflows import names
 from workflows.engine import EngineWorkflow
 from workflows.state import EngineState
 
 
 async def test_told_many_times_while_it_loads_it_loads_once_more(client: Client) -> None:
     agent = ScriptedAgent()
-    announcer = TemporalPublishAnnouncer(client)
+    notifier = TemporalEngineNotifier(client)
     async with at_work(client, agent):
         agent.gate.clear()
-        await announcer.publish([agent.engine_id])
+        await notifier.publish([agent.engine_id])
         await until(lambda: agent.loads == 1)
         for _ in range(10):
-            await announcer.publish([agent.engine_id])
+            await notifier.publish([agent.engine_id])
         agent.gate.set()
         await until(lambda: agent.loads == 2)
         await asyncio.sleep(0.3)
@@ -54,8 +54,8 @@ async def test_it_says_in_words_how_the_engine_stands(client: Client) -> None:
         agent.see(healthy=False, problem="does not answer")
         assert (await details(handle, "Out of rotation")).startswith("Out of rotation, it does not answer, since 20")
         described = await handle.describe()
-        assert described.typed_search_attributes[attributes.ENGINE] == agent.engine_id
-        assert described.typed_search_attributes[attributes.STATE] == "unhealthy"
+        assert described.typed_search_attributes[names.ENGINE] == agent.engine_id
+        assert described.typed_search_attributes[names.STATE] == "unhealthy"
         assert await described.static_summary() == f"engine {agent.engine_id}: the versions it has"
 
 
@@ -72,7 +72,7 @@ async def test_a_publish_costs_few_events(client: Client) -> None:
     async with at_work(client, agent) as handle:
         before = len((await handle.fetch_history()).events)
         for n in range(5):
-            await TemporalPublishAnnouncer(client).publish([agent.engine_id])
+            await TemporalEngineNotifier(client).publish([agent.engine_id])
             await until(lambda n=n: agent.loads == n + 1)  # type: ignore[misc]
         await details(handle, "Healthy")
         assert len((await handle.fetch_history()).events) - before <= 5 * 10
@@ -82,28 +82,28 @@ async def test_what_fails_for_good_is_shown_and_a_publish_still_comes_later(clie
     agent = ScriptedAgent()
     agent.fails = [ApplicationError("RecordUnusable", type="RecordUnusable", non_retryable=True)]
     async with at_work(client, agent) as handle:
-        await TemporalPublishAnnouncer(client).publish([agent.engine_id])
+        await TemporalEngineNotifier(client).publish([agent.engine_id])
         assert "could not do what it was asked: RecordUnusable" in await details(handle, "could not")
 
 
 async def test_engines_that_are_there_have_a_workflow_and_no_other_keeps_one(client: Client) -> None:
-    agent, ledger, workflows = ScriptedAgent(), FakeLedger(), TemporalPublishAnnouncer(client)
-    roster = Roster(FakePublishingStore(ledger), workflows)
+    agent, ledger, workflows = ScriptedAgent(), FakeLedger(), TemporalEngineNotifier(client)
+    reconciler = EngineReconciler(FakePublishingStore(ledger), workflows)
     async with at_work(client, agent) as handle:
         await known(workflows, agent.engine_id, runs=True)
         added = ScriptedAgent().engine_id
         ledger.engines = {one: engine_of(one) for one in (agent.engine_id, added)}
-        await roster.mend()
+        await reconciler.reconcile()
         await known(workflows, added, runs=True)
         ledger.engines = {}
-        assert await roster.mend() >= 2  # other tests may have left theirs
+        assert await reconciler.reconcile() >= 2  # other tests may have left theirs
         await handle.result()
         await known(workflows, agent.engine_id, runs=False)
         assert await details(handle, "removed") == "The engine was removed."
         await known(workflows, added, runs=False)
         await workflows.end(added)  # twice is once
         ledger.engines = {agent.engine_id: engine_of(agent.engine_id)}  # added again, its agent never went
-        await roster.mend()
+        await reconciler.reconcile()
         watched = len(agent.watched)
         await until(lambda: len(agent.watched) > watched)
 
@@ -112,7 +112,7 @@ def engine_of(engine_id: str) -> Engine:
     return Engine(engine_id, f"http://{engine_id}", {}, draining=False)
 
 
-async def known(workflows: TemporalPublishAnnouncer, engine_id: str, *, runs: bool) -> None:
+async def known(workflows: TemporalEngineNotifier, engine_id: str, *, runs: bool) -> None:
     """Wait until Temporal has it indexed."""
     async with asyncio.timeout(30):
         while (engine_id in await workflows.running()) != runs:
@@ -123,22 +123,22 @@ async def test_a_new_run_knows_what_the_old_one_knew(client: Client) -> None:
     agent = ScriptedAgent()
     agent.has = agent.has.model_copy(update={"versions": ["default-v1"]})
     handle = await client.start_workflow(
-        attributes.ENGINE_WORKFLOW,
+        names.ENGINE_WORKFLOW,
         EngineState(engine_id=agent.engine_id, roll_over_events=20),
-        id=attributes.engine_workflow_id(agent.engine_id),
-        task_queue=attributes.WORKFLOW_QUEUE,
+        id=names.engine_workflow_id(agent.engine_id),
+        task_queue=names.WORKFLOW_QUEUE,
     )
     first = handle.result_run_id
     async with at_work(client, agent) as latest:
         for n in range(6):
-            await TemporalPublishAnnouncer(client).publish([agent.engine_id])
+            await TemporalEngineNotifier(client).publish([agent.engine_id])
             await until(lambda n=n: agent.loads >= n + 1)  # type: ignore[misc]
         async with asyncio.timeout(30):
             while (await latest.describe()).run_id == first:
                 await asyncio.sleep(0.05)
         assert "Serves default-v1." in await details(latest, "Serves")
         loads = agent.loads
-        await TemporalPublishAnnouncer(client).publish([agent.engine_id])
+        await TemporalEngineNotifier(client).publish([agent.engine_id])
         await until(lambda: agent.loads > loads)
 
 
@@ -146,7 +146,7 @@ async def test_a_new_run_knows_what_the_old_one_knew(client: Client) -> None:
 async def test_the_workflow_of_an_engine_whose_agent_is_away_waits_for_it(client: Client, missing: list[str]) -> None:
     agent = ScriptedAgent()
     agent.has = agent.has.model_copy(update={"missing": missing})
-    await TemporalPublishAnnouncer(client).publish([agent.engine_id])
+    await TemporalEngineNotifier(client).publish([agent.engine_id])
     async with at_work(client, agent):
         await until(lambda: agent.loads >= 1)
 
@@ -154,30 +154,30 @@ async def test_the_workflow_of_an_engine_whose_agent_is_away_waits_for_it(client
 async def test_told_for_weeks_while_its_agent_is_away_it_begins_anew_and_still_loads(client: Client) -> None:
     agent = ScriptedAgent()
     handle = await client.start_workflow(
-        attributes.ENGINE_WORKFLOW,
+        names.ENGINE_WORKFLOW,
         EngineState(engine_id=agent.engine_id, roll_over_events=20),
-        id=attributes.engine_workflow_id(agent.engine_id),
-        task_queue=attributes.WORKFLOW_QUEUE,
+        id=names.engine_workflow_id(agent.engine_id),
+        task_queue=names.WORKFLOW_QUEUE,
     )
-    async with Worker(client, task_queue=attributes.WORKFLOW_QUEUE, workflows=[EngineWorkflow]):
+    async with Worker(client, task_queue=names.WORKFLOW_QUEUE, workflows=[EngineWorkflow]):
         async with asyncio.timeout(30):
-            latest = client.get_workflow_handle(attributes.engine_workflow_id(agent.engine_id))
+            latest = client.get_workflow_handle(names.engine_workflow_id(agent.engine_id))
             while (await latest.describe()).run_id == handle.result_run_id:
-                await TemporalPublishAnnouncer(client).publish([agent.engine_id])
+                await TemporalEngineNotifier(client).publish([agent.engine_id])
                 await asyncio.sleep(0.1)
     async with at_work(client, agent):
         await until(lambda: agent.loads >= 1)
 
 
 async def test_one_that_waits_to_roll_over_ends_too_when_its_engine_is_removed(client: Client) -> None:
-    engine_id, workflows = ScriptedAgent().engine_id, TemporalPublishAnnouncer(client)
+    engine_id, workflows = ScriptedAgent().engine_id, TemporalEngineNotifier(client)
     handle = await client.start_workflow(
-        attributes.ENGINE_WORKFLOW,
+        names.ENGINE_WORKFLOW,
         EngineState(engine_id=engine_id, roll_over_events=10),
-        id=attributes.engine_workflow_id(engine_id),
-        task_queue=attributes.WORKFLOW_QUEUE,
+        id=names.engine_workflow_id(engine_id),
+        task_queue=names.WORKFLOW_QUEUE,
     )
-    async with Worker(client, task_queue=attributes.WORKFLOW_QUEUE, workflows=[EngineWorkflow]), asyncio.timeout(30):
+    async with Worker(client, task_queue=names.WORKFLOW_QUEUE, workflows=[EngineWorkflow]), asyncio.timeout(30):
         # Nobody is there to load, and a load is let finish. How many events a publish adds depends on what it meets.
         while (await handle.describe()).history_length < 12:
             await workflows.publish([engine_id])

@@ -9,14 +9,14 @@ import pytest
 from temporalio.client import Client
 from typer.testing import CliRunner, Result
 
-from clawloop.cli import app
-from clawloop.contracts import Outcome
+from clawloop.cli.main import app
+from clawloop.contracts.turns import TurnOutcome
 from clawloop.errors import SetupError
 from clawloop.ids import new_turn_id, response_id
 from tests.judging.conftest import Bench, bench, binary_bench, judge
 from tests.workflows.conftest import until
 from tests.workflows.test_whole import at_work, tell
-from workflows import attributes
+from workflows import names
 
 __all__ = ["bench", "binary_bench", "judge"]
 
@@ -31,7 +31,7 @@ async def clawloop(client: Client, bench: Bench, *arguments: str, said: str | No
 async def test_a_person_erases_a_session_and_its_workflow_ends(client: Client, binary_bench: Bench) -> None:
     b = binary_bench
     turns = b.conversation("one", "two", "three")
-    session = await b.enter(*turns)
+    session = await b.insert(*turns)
     async with at_work(client, b):
         for turn in turns:
             await tell(client, session, turn)
@@ -42,7 +42,7 @@ async def test_a_person_erases_a_session_and_its_workflow_ends(client: Client, b
         assert (await b.turn(turns[0].turn_id)).record.messages
         done = await clawloop(client, b, "erase", "--session", str(session), said="y\n")
         assert done.stdout.endswith("3 turns erased. 2 samples that waited for a step expired.\n")
-        handle = client.get_workflow_handle(attributes.session_workflow_id(session))
+        handle = client.get_workflow_handle(names.session_workflow_id(session))
         async with asyncio.timeout(20):
             assert (await handle.result())["why"] == "erased"
     again = await clawloop(client, b, "erase", "--session", str(session), "--yes", "--json")
@@ -61,11 +61,11 @@ async def test_a_person_erases_a_session_and_its_workflow_ends(client: Client, b
 
 async def test_a_person_erases_a_turn(client: Client, binary_bench: Bench) -> None:
     first, second = binary_bench.conversation("one", "two")
-    await binary_bench.enter(first, second)
+    await binary_bench.insert(first, second)
     done = await clawloop(client, binary_bench, "erase", "--turn", response_id(second.turn_id), "--yes")
     assert done.stdout == "1 turn erased.\n"
     outcomes = [(await binary_bench.turn(turn.turn_id)).outcome for turn in (first, second)]
-    assert outcomes == [Outcome.WAITING, Outcome.ERASED]
+    assert outcomes == [TurnOutcome.WAITING, TurnOutcome.ERASED]
 
 
 async def test_what_cannot_be_erased_says_why(client: Client, bench: Bench) -> None:

@@ -10,9 +10,9 @@ import pytest
 from temporalio.client import Client
 from typer.testing import CliRunner, Result
 
-from clawloop.cli import app
-from clawloop.contracts import Outcome
-from clawloop.errors import AnnouncementFailed, SetupError
+from clawloop.cli.main import app
+from clawloop.contracts.turns import TurnOutcome
+from clawloop.errors import SetupError, SignalFailed
 from clawloop.ids import new_turn_id, response_id
 from tests.judging.conftest import Bench, bench, binary_bench, judge
 from tests.workflows.conftest import until
@@ -32,7 +32,7 @@ async def test_what_no_judge_answered_is_judged_when_an_operator_asks(client: Cl
     b = binary_bench
     b.judge.mode = "401"
     turns = b.conversation("one", "two", "three")
-    session = await b.enter(*turns[:-1], replace(turns[-1], ends_session=True))
+    session = await b.insert(*turns[:-1], replace(turns[-1], ends_session=True))
     async with at_work(client, b):
         for turn in turns:
             await tell(client, session, turn, ends=turn is turns[-1])
@@ -55,7 +55,7 @@ async def test_what_no_judge_answered_is_judged_when_an_operator_asks(client: Cl
         said = await clawloop(client, b, response_id(turns[0].turn_id))
         assert said.stdout == f"{turns[0].turn_id} is judged again, revision 3\n"
         await until(lambda: len(b.rows(samples)) == 5)
-    assert (await b.turn(turns[1].turn_id)).outcome is Outcome.SAMPLED
+    assert (await b.turn(turns[1].turn_id)).outcome is TurnOutcome.SAMPLED
     fresh = b.rows("SELECT reward FROM samples WHERE state = 'fresh'")
     assert [sample["reward"] for sample in fresh] == [-1.0, -1.0]
 
@@ -63,7 +63,7 @@ async def test_what_no_judge_answered_is_judged_when_an_operator_asks(client: Cl
 @pytest.mark.postgres
 async def test_what_cannot_be_done_says_why(client: Client, bench: Bench) -> None:
     (only,) = bench.conversation("one")
-    session = await bench.enter(only)
+    session = await bench.insert(only)
     unknown = str(new_turn_id())
     assert (await clawloop(client, bench, unknown, "--unjudged")).exit_code == 2
     assert (await clawloop(client, bench)).exit_code == 2
@@ -79,7 +79,7 @@ async def test_what_cannot_be_done_says_why(client: Client, bench: Bench) -> Non
     assert "cannot be judged again: nothing has followed it yet" in str(early)
     bench.feedback(only, 1.0)
     away = (await clawloop(client, bench, str(only.turn_id), temporal="127.0.0.1:1")).exception
-    assert isinstance(away, AnnouncementFailed)
+    assert isinstance(away, SignalFailed)
     await bench.close(session)
     refused = (await clawloop(client, bench, str(only.turn_id))).exception
     assert "cannot be judged again: nothing later speaks about it" in str(refused)

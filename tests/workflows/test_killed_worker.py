@@ -16,7 +16,7 @@ from temporalio.worker import Worker
 from tests.judging.conftest import Bench, bench, binary_bench, judge
 from tests.workflows.conftest import end_all
 from tests.workflows.test_whole import end, tell
-from workflows import attributes
+from workflows import names
 from workflows.policies import JUDGE
 from workflows.session import SessionWorkflow
 
@@ -44,13 +44,13 @@ async def test_the_next_worker_asks_only_for_the_votes_that_are_missing(
     monkeypatch.setitem(JUDGE, "heartbeat_timeout", timedelta(seconds=4))
     first, second = bench.conversation("one", "two")
     bench.judge.votes = [1, 1, -1]
-    talk = await bench.enter(first, second)
+    talk = await bench.insert(first, second)
     mark = tmp_path / "mark"
     worker = begin_worker(client, bench, mark)
     try:
         async with (
-            Worker(client, task_queue=attributes.WORKFLOW_QUEUE, workflows=[SessionWorkflow]),
-            Worker(client, task_queue=attributes.LEDGER_QUEUE, activities=[bench.ledger.close_session]),
+            Worker(client, task_queue=names.WORKFLOW_QUEUE, workflows=[SessionWorkflow]),
+            Worker(client, task_queue=names.LEDGER_QUEUE, activities=[bench.ledger.close_session]),
         ):
             try:
                 await tell(client, talk, second, ends=True)

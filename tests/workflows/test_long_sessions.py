@@ -9,7 +9,7 @@ import pytest
 from temporalio.client import Client
 
 from clawloop.ids import new_turn_id
-from clawloop.temporal import PAYLOAD_WARN_BYTES
+from clawloop.temporal.client import PAYLOAD_WARN_BYTES
 from tests.workflows.conftest import Conversation, ScriptedActivities
 
 TURNS = 2_000

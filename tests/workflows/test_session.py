@@ -8,8 +8,8 @@ import pytest
 from temporalio.client import Client, WorkflowExecutionStatus
 from temporalio.exceptions import ApplicationError
 
-from activities.messages import JudgeTurn
-from clawloop.contracts import ContentErased, FeedbackGiven, JudgeAgain
+from activities.judging.messages import JudgeTurn
+from clawloop.contracts.sessions import ContentErased, FeedbackGiven, RejudgeRequested
 from clawloop.ids import new_feedback_id, new_turn_id
 from tests.workflows.conftest import Conversation, ScriptedActivities, until, working
 
@@ -142,7 +142,7 @@ async def test_feedback_that_arrives_after_the_close_is_judged_by_a_new_run(
     turn = await talk.say(ends=True)
     await talk.handle.result()
     given = FeedbackGiven(new_feedback_id(), turn)
-    await talk.announcer.announce_feedback(talk.facts, given)
+    await talk.notifier.notify_feedback(talk.facts, given)
     await until(lambda: len(scripted.judged) == 2)
     assert (scripted.judged[1].turn_id, scripted.judged[1].feedback_id) == (turn, given.feedback_id)
     # The session is not open for that: it closes again at once.
@@ -156,7 +156,7 @@ async def test_feedback_on_a_session_that_is_open_after_all_leaves_it_open(
     talk = Conversation(client)
     scripted.open_after_all = True
     given = FeedbackGiven(new_feedback_id(), new_turn_id())
-    await talk.announcer.announce_feedback(talk.facts, given)
+    await talk.notifier.notify_feedback(talk.facts, given)
     await until(lambda: len(scripted.closed) == 1)
     await talk.say()
     await until(lambda: len(scripted.judged) == 2)
@@ -188,9 +188,9 @@ async def test_a_turn_is_judged_again_by_a_new_run_and_asked_for_twice_only_once
     await talk.handle.result()
     scripted.gate.clear()
     for _ in range(2):
-        await talk.announcer.judge_again(talk.facts, JudgeAgain(turn, 1))
+        await talk.notifier.rejudge(talk.facts, RejudgeRequested(turn, 1))
     await until(lambda: len(scripted.judged) == 2)
-    await talk.announcer.judge_again(talk.facts, JudgeAgain(turn, 1))  # it is being judged
+    await talk.notifier.rejudge(talk.facts, RejudgeRequested(turn, 1))  # it is being judged
     scripted.gate.set()
     await talk.say(ends=True)
     await talk.handle.result()
@@ -224,7 +224,7 @@ async def test_an_idle_session_closes_and_a_turn_moves_its_deadline(
 
 async def test_a_woken_session_closes_what_it_never_heard_of(client: Client, scripted: ScriptedActivities) -> None:
     talk = Conversation(client, timedelta(seconds=0.5))
-    await talk.announcer.wake(talk.facts)
+    await talk.notifier.wake(talk.facts)
     await talk.handle.result()
     (closing,) = scripted.closed
     assert closing.up_to is None
@@ -234,7 +234,7 @@ async def test_waking_a_session_that_runs_already_changes_nothing(client: Client
     talk = Conversation(client)
     await talk.say()
     running = await talk.handle.describe()
-    await talk.announcer.wake(talk.facts)  # the sweep does so every minute until the session has closed
+    await talk.notifier.wake(talk.facts)  # the sweep does so every minute until the session has closed
     assert (await talk.handle.describe()).run_id == running.run_id
     await talk.say(ends=True)
     assert (await talk.handle.result()).why == "the client ended the session"
@@ -275,12 +275,12 @@ async def test_a_session_whose_turns_were_erased_judges_none_of_them_and_ends(
     turns = [await talk.say() for _ in range(6)]
     await until(lambda: len(scripted.judged) == 4)
     for _ in range(2):
-        await talk.announcer.content_erased(talk.session, ContentErased(tuple(turns), whole=True))
+        await talk.notifier.content_erased(talk.session, ContentErased(tuple(turns), whole=True))
     scripted.gate.set()
     assert (await talk.handle.result()).why == "erased"
     assert len(scripted.judged) == 4
     # Nobody has to hear of it any more.
-    await talk.announcer.content_erased(talk.session, ContentErased(tuple(turns), whole=True))
+    await talk.notifier.content_erased(talk.session, ContentErased(tuple(turns), whole=True))
 
 
 async def test_a_turn_after_the_erasure_keeps_the_session_open(client: Client, scripted: ScriptedActivities) -> None:
@@ -288,7 +288,7 @@ async def test_a_turn_after_the_erasure_keeps_the_session_open(client: Client, s
     erased = await talk.say()
     await until(lambda: len(scripted.judged) == 1)
     later = await talk.say()
-    await talk.announcer.content_erased(talk.session, ContentErased((erased,), whole=True))
+    await talk.notifier.content_erased(talk.session, ContentErased((erased,), whole=True))
     await until(lambda: len(scripted.judged) == 2)
     assert scripted.closed == []
     last = await talk.say(ends=True)

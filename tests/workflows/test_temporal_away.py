@@ -16,13 +16,13 @@ import httpx
 import pytest
 from temporalio.client import Client
 
-from activities.upkeep import UpkeepActivities
+from activities.sweep import UpkeepActivities
 from clawloop.ids import turn_id_of
-from clawloop.local import temporal_server
 from clawloop.local.checks import choose_port
-from clawloop.preparing import prepare
-from clawloop.temporal import TemporalAnnouncer, connect, register_search_attributes
-from db.upkeep import PostgresUpkeepStore
+from clawloop.local.services import temporal_server
+from clawloop.processes.bootstrap import prepare
+from clawloop.temporal.client import TemporalSessionNotifier, connect, register_search_attributes
+from db.sweep import PostgresUpkeepStore
 from tests.e2e.gateway import RealGateway, running_gateway
 from tests.fakes.engine import fake_engine
 from tests.judging.conftest import Bench, bench, binary_bench, judge
@@ -98,7 +98,7 @@ async def test_chat_goes_on_and_is_judged_when_temporal_is_back(binary_bench: Be
         with server.running():
             client = await server.ready()
             upkeep = UpkeepActivities(
-                PostgresUpkeepStore(b.database), TemporalAnnouncer(client, IDLE), b.work, IDLE, timedelta(0)
+                PostgresUpkeepStore(b.database), TemporalSessionNotifier(client, IDLE), b.work, IDLE, timedelta(0)
             )
             async with at_work(client, b):
                 assert (await upkeep.sweep()).announced >= 2
@@ -114,7 +114,7 @@ async def test_chat_goes_on_and_is_judged_when_temporal_is_back(binary_bench: Be
 @pytest.mark.postgres
 async def test_a_worker_serves_what_it_counts(temporal_address: str, binary_bench: Bench, tmp_path: Path) -> None:
     port = choose_port("the worker", "127.0.0.1", 0, "")
-    command = [sys.executable, "-m", "clawloop.cli", "worker", "judge", "--health-port", str(port)]
+    command = [sys.executable, "-m", "clawloop.cli.main", "worker", "judge", "--health-port", str(port)]
     settings = {"DATABASE_URL": binary_bench.url, "TEMPORAL_ADDRESS": temporal_address, "CLAWLOOP_DATA": str(tmp_path)}
     with (tmp_path / "log").open("wb") as log:
         worker = subprocess.Popen(command, env=dict(os.environ) | settings, stdout=log, stderr=log)

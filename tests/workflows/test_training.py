@@ -9,11 +9,11 @@ import pytest
 from temporalio.client import Client, WorkflowFailureError, WorkflowUpdateFailedError
 from temporalio.exceptions import ApplicationError, CancelledError
 
-from activities.training_messages import PauseTraining
-from clawloop.steps import StepState
+from activities.training.messages import PauseTraining
+from clawloop.contracts.training import StepState
 from tests.workflows.conftest import until
 from tests.workflows.learning import Learner, ScriptedLearning, learning, training
-from workflows import attributes
+from workflows import names
 
 
 @pytest.fixture
@@ -54,13 +54,13 @@ async def test_it_says_what_it_computes_and_is_found_by_it(
     await learner.shows("step 1: 16 samples, from v0, given to trainer-")
     described = await learner.handle.describe()
     assert await described.static_summary() == f"{learner.policy}: steps and versions"
-    assert described.typed_search_attributes[attributes.POLICY] == learner.policy
-    assert described.typed_search_attributes[attributes.STATE] == "training"
+    assert described.typed_search_attributes[names.POLICY] == learner.policy
+    assert described.typed_search_attributes[names.STATE] == "training"
     scripted.gate.set()
     await learner.shows("v1 answers, the newest")
     await until(lambda: scripted.looks >= 2)
     found = (await learner.handle.describe()).typed_search_attributes
-    assert (found[attributes.STATE], found[attributes.VERSION]) == ("waiting", 1)
+    assert (found[names.STATE], found[names.VERSION]) == ("waiting", 1)
     summaries = [
         event.user_metadata.summary.data.decode().strip('"')
         for event in (await learner.handle.fetch_history()).events
@@ -216,12 +216,12 @@ async def test_an_operator_who_says_nothing_is_refused_before_anything_is_writte
 ) -> None:
     await learner.samples(0)
     with pytest.raises(WorkflowUpdateFailedError) as refused:
-        await learner.handle.execute_update(attributes.PAUSE, PauseTraining(reason="  "))
+        await learner.handle.execute_update(names.PAUSE, PauseTraining(reason="  "))
     assert "reason" in str(refused.value.cause)
     with pytest.raises(WorkflowUpdateFailedError):
-        await learner.handle.execute_update(attributes.ROLL_BACK, {"version": -1})
+        await learner.handle.execute_update(names.ROLL_BACK, {"version": -1})
     with pytest.raises(WorkflowUpdateFailedError):
-        await learner.handle.execute_update(attributes.PIN, {"version": "newest"})
+        await learner.handle.execute_update(names.PIN, {"version": "newest"})
 
 
 async def test_a_smaller_batch_is_taken_once_its_oldest_sample_has_waited_long_enough(

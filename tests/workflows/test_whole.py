@@ -13,14 +13,15 @@ import pytest
 from temporalio.client import Client
 from temporalio.worker import Worker
 
-from activities.upkeep import UpkeepActivities
-from clawloop.contracts import SessionFacts, TurnRecord, TurnRecorded
+from activities.sweep import UpkeepActivities
+from clawloop.contracts.sessions import SessionFacts, TurnRecorded
+from clawloop.contracts.turns import TurnRecord
 from clawloop.ids import SessionId
-from clawloop.temporal import TemporalAnnouncer
-from db.upkeep import PostgresUpkeepStore
+from clawloop.temporal.client import TemporalSessionNotifier
+from db.sweep import PostgresUpkeepStore
 from tests.judging.conftest import Bench, bench, binary_bench, judge
 from tests.workflows.conftest import IDLE, end_all
-from workflows import attributes
+from workflows import names
 from workflows.session import SessionWorkflow
 
 __all__ = ["bench", "binary_bench", "judge"]
@@ -29,10 +30,12 @@ __all__ = ["bench", "binary_bench", "judge"]
 @asynccontextmanager
 async def at_work(client: Client, bench: Bench) -> AsyncIterator[None]:
     async with (
-        Worker(client, task_queue=attributes.WORKFLOW_QUEUE, workflows=[SessionWorkflow]),
-        Worker(client, task_queue=attributes.LEDGER_QUEUE, activities=[bench.ledger.close_session]),
+        Worker(client, task_queue=names.WORKFLOW_QUEUE, workflows=[SessionWorkflow]),
+        Worker(client, task_queue=names.LEDGER_QUEUE, activities=[bench.ledger.close_session]),
         Worker(
-            client, task_queue=attributes.JUDGE_QUEUE, activities=[bench.judging.judge_turn, bench.judging.ask_directly]
+            client,
+            task_queue=names.JUDGE_QUEUE,
+            activities=[bench.judging.judge_turn, bench.judging.collect_direct_vote],
         ),
     ):
         try:
@@ -43,19 +46,19 @@ async def at_work(client: Client, bench: Bench) -> AsyncIterator[None]:
 
 async def tell(client: Client, session: SessionId, turn: TurnRecord, *, ends: bool = False) -> None:
     facts = SessionFacts(session, "default", "x-session-id", turn.started_at, turn.version)
-    await TemporalAnnouncer(client, IDLE).announce_turn(facts, TurnRecorded(turn.turn_id, turn.version, ends))
+    await TemporalSessionNotifier(client, IDLE).notify_turn(facts, TurnRecorded(turn.turn_id, turn.version, ends))
 
 
 async def end(client: Client, session: SessionId) -> None:
     async with asyncio.timeout(40):
-        await client.get_workflow_handle(attributes.session_workflow_id(session)).result()
+        await client.get_workflow_handle(names.session_workflow_id(session)).result()
 
 
 @pytest.mark.postgres
 async def test_out_of_order_late_and_twice_told_turns_are_each_judged_once(client: Client, binary_bench: Bench) -> None:
     b = binary_bench
     turns = b.conversation(*(f"message {n}" for n in range(12)))
-    session = await b.enter(*turns)
+    session = await b.insert(*turns)
     told = [*turns[:-1], *turns[:-1]]
     random.Random(7).shuffle(told)
     async with at_work(client, b):
@@ -74,9 +77,9 @@ async def test_out_of_order_late_and_twice_told_turns_are_each_judged_once(clien
 async def test_what_was_stored_while_temporal_was_away_is_swept_and_judged(client: Client, binary_bench: Bench) -> None:
     b = binary_bench
     turns = b.conversation("one", "two", "three")
-    session = await b.enter(*turns[:-1], replace(turns[-1], ends_session=True))
-    announcer = TemporalAnnouncer(client, IDLE)
-    upkeep = UpkeepActivities(PostgresUpkeepStore(b.database), announcer, b.work, IDLE, timedelta(0))
+    session = await b.insert(*turns[:-1], replace(turns[-1], ends_session=True))
+    notifier = TemporalSessionNotifier(client, IDLE)
+    upkeep = UpkeepActivities(PostgresUpkeepStore(b.database), notifier, b.work, IDLE, timedelta(0))
     async with at_work(client, b):
         assert (await upkeep.sweep()).announced == 3
         await end(client, session)
@@ -88,8 +91,8 @@ async def test_what_was_stored_while_temporal_was_away_is_swept_and_judged(clien
 async def test_no_word_of_the_conversation_is_in_temporal_and_payloads_are_small(client: Client, bench: Bench) -> None:
     bench.judge.votes, bench.judge.hint = [-1], "SECRET hint of the judge, to be kept."
     turns = bench.conversation("SECRET question", "SECRET answer", "x" * 100_000)
-    session = await bench.enter(*turns)
-    handle = client.get_workflow_handle(attributes.session_workflow_id(session))
+    session = await bench.insert(*turns)
+    handle = client.get_workflow_handle(names.session_workflow_id(session))
     async with at_work(client, bench):
         await tell(client, session, turns[0])
         await tell(client, session, turns[1])

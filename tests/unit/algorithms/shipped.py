@@ -12,7 +12,7 @@ from clawloop.algorithms.aggregation import Divisor
 from clawloop.algorithms.losses import step_loss
 from clawloop.algorithms.scoring import most_likely, score
 from clawloop.algorithms.streams import Streams
-from clawloop.recipe import Train, load_recipe
+from clawloop.recipes.recipe import Train, load_recipe
 from clawloop.training.step import loss_plan
 from tests.unit.algorithms.cases import VOCABULARY, K
 

@@ -18,9 +18,9 @@ from clawloop.algorithms.scoring import Scores, score
 from clawloop.algorithms.streams import Streams, logprobs_T
 from clawloop.errors import NothingToTrain, StreamsUnusable
 from clawloop.ids import new_turn_id
-from clawloop.recipe import Signal
+from clawloop.recipes.recipe import Signal
 from clawloop.samples.assembly import JudgedTurn, at_least_one
-from clawloop.training.collate import TokenSequence, collate
+from clawloop.training.packing.collate import TokenSequence, collate
 from tests.unit.algorithms.cases import (
     VOCABULARY,
     gradients,

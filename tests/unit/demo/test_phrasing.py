@@ -8,16 +8,16 @@ from itertools import islice
 import pytest
 
 from clawloop.demo.examples import Lessons
-from clawloop.demo.own_phrases import OWN
+from clawloop.demo.holdout_phrases import OWN
 from clawloop.demo.phrasing import (
     MEASURED_PHRASES,
     Feedback,
     Mood,
     Typist,
     held_out_phrases,
+    holdout_phrases_by_hand,
     is_held_out,
     normal,
-    own_phrases,
 )
 from clawloop.demo.world import Style
 
@@ -81,8 +81,8 @@ def test_votes() -> None:
     assert Feedback("a", Mood.LIKED).vote == 1
     assert Feedback("a", Mood.UNREADABLE).vote == 0
     assert Feedback("a", Mood.DISLIKED).vote == Feedback("a", Mood.WISHED, Style.PYTHON).vote == -1
-    assert {feedback.vote for feedback in own_phrases()} == {1, 0, -1}
-    assert all((feedback.style is not None) is (feedback.mood is Mood.WISHED) for feedback in own_phrases())
+    assert {feedback.vote for feedback in holdout_phrases_by_hand()} == {1, 0, -1}
+    assert all((feedback.style is not None) is (feedback.mood is Mood.WISHED) for feedback in holdout_phrases_by_hand())
 
 
 def test_a_wish_needs_a_style() -> None:

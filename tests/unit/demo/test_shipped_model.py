@@ -7,15 +7,15 @@ import re
 import pytest
 import torch
 
-from clawloop.contracts import Message
+from clawloop.contracts.turns import Message
 from clawloop.demo.card import CARD, digest
 from clawloop.demo.evaluate import DemoModel, measure_answers, measure_judge, measured_lists
 from clawloop.demo.location import model_path
 from clawloop.demo.vocabulary import CONTEXT_TOKENS, as_text, fixed_lines
 from clawloop.judging.prompts import AnswerForm
 from clawloop.local.checks import require_model
-from clawloop.training.loading import load_model
-from clawloop.training.model import Lora
+from clawloop.training.model.decoder import Lora
+from clawloop.training.model.loading import load_model
 
 MEGABYTES = 4.0
 VOTES_RIGHT = 0.9  # on each whole list, by the card

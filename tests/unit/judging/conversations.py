@@ -5,7 +5,7 @@ from __future__ import annotations
 import re
 from uuid import UUID
 
-from clawloop.contracts import Message
+from clawloop.contracts.turns import Message
 from clawloop.ids import TurnId
 from clawloop.judging.blocks import Block
 from clawloop.judging.evidence import Evidence, gather

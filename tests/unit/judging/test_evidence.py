@@ -2,7 +2,7 @@ from hypothesis import given
 from hypothesis import strategies as st
 from pydantic import JsonValue
 
-from clawloop.contracts import Message
+from clawloop.contracts.turns import Message
 from clawloop.judging.evidence import MAX_HISTORY, MAX_PIECES, Said, blocks_of, content_text, gather
 from clawloop.judging.truncation import Budgets
 from tests.unit.judging.conversations import assistant, internal, never, tool, user

@@ -5,7 +5,7 @@ from hypothesis import given
 from hypothesis import strategies as st
 from pydantic import JsonValue
 
-from clawloop.contracts import Message
+from clawloop.contracts.turns import Message
 from clawloop.judging.hints import LEAD_IN, HintChoice, choose_hint, fault_of, with_hint, without_hint
 from clawloop.judging.parsing import HintVote
 from tests.unit.judging.conversations import assistant, evidence, internal, never, user

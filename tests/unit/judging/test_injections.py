@@ -6,7 +6,7 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from clawloop.contracts import Message
+from clawloop.contracts.turns import Message
 from clawloop.judging.blocks import choose_mark, has_control_tokens
 from clawloop.judging.evidence import Evidence, blocks_of, gather
 from clawloop.judging.parsing import parse_hint, parse_vote

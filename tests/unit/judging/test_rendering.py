@@ -6,7 +6,7 @@ from collections.abc import AsyncIterator
 
 import pytest
 
-from clawloop.contracts import TurnRecord
+from clawloop.contracts.turns import TurnRecord
 from clawloop.errors import PromptTooLong
 from clawloop.serving.endpoints import Endpoint
 from clawloop.serving.rendering import EngineRenderer

@@ -6,12 +6,12 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from clawloop.contracts import Outcome
+from clawloop.contracts.turns import TurnOutcome
 from clawloop.errors import EngineAnswerUnusable
 from clawloop.ids import TurnId
 from clawloop.judging.hints import NOT_ASKED, HintChoice
 from clawloop.judging.voting import Verdict, majority, rated
-from clawloop.recipe import Signal
+from clawloop.recipes.recipe import Signal
 from clawloop.samples.assembly import Decision, JudgedTurn, Sample, assemble, at_least_one, decide
 
 GOOD, BAD, ZERO, TIE, MISSING = (
@@ -25,7 +25,7 @@ BINARY, OPD, COMBINED = Signal(hints=False), Signal(verdicts=False, at_least_one
 HINT = HintChoice("Use Python.", answered=True, why="1 of 1 hint answers usable")
 NO_HINT = HintChoice(None, answered=True, why="the judge found no hint")
 NO_ANSWER = HintChoice(None, answered=False, why="no valid hint answer")
-SAMPLED, UNDECIDED, UNJUDGED = Outcome.SAMPLED, Outcome.UNDECIDED, Outcome.UNJUDGED
+SAMPLED, UNDECIDED, UNJUDGED = TurnOutcome.SAMPLED, TurnOutcome.UNDECIDED, TurnOutcome.UNJUDGED
 
 
 def turn(number: int) -> TurnId:
@@ -63,7 +63,7 @@ def test_the_decision_table(
     hint: HintChoice,
     reward: float | None,
     has_hint: bool,
-    outcome: Outcome,
+    outcome: TurnOutcome,
 ) -> None:
     decision = decide(signal, verdict, hint, None)
     assert (decision.reward, decision.hint, decision.outcome) == (
@@ -88,7 +88,7 @@ def test_a_decision_says_why(signal: Signal, verdict: Verdict, hint: HintChoice,
 
 def test_a_turn_that_cannot_be_trained_is_judged_and_shown_but_not_sampled() -> None:
     assert decide(BINARY, GOOD, NOT_ASKED, "not trainable: top_p") == Decision(
-        None, None, Outcome.NOT_TRAINABLE, "not trainable: top_p (verdict +1: 2 of 3 votes for 1)"
+        None, None, TurnOutcome.NOT_TRAINABLE, "not trainable: top_p (verdict +1: 2 of 3 votes for 1)"
     )
 
 

@@ -5,7 +5,7 @@ from hypothesis import given
 from hypothesis import strategies as st
 from pydantic import JsonValue
 
-from clawloop.contracts import TurnStatus
+from clawloop.contracts.turns import TurnStatus
 from clawloop.errors import EngineAnswerUnusable
 from clawloop.samples.eligibility import why_not_trainable
 

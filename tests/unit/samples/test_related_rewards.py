@@ -6,31 +6,31 @@ from dataclasses import replace
 
 import pytest
 
-from clawloop.contracts import Outcome
+from clawloop.contracts.turns import TurnOutcome
 from clawloop.ids import TurnId, new_turn_id
 from clawloop.judging.hints import NOT_ASKED, HintChoice
 from clawloop.judging.parsing import Vote
-from clawloop.judging.records import Relation, Settlement
+from clawloop.judging.records import FinalizedJudgement, Relation
 from clawloop.judging.voting import majority
-from clawloop.recipe import Signal
+from clawloop.recipes.recipe import Signal
 from clawloop.samples.rewards import (
     Member,
-    MemberEnd,
+    MemberResult,
     group_ends,
     outcome_ends,
-    priced,
     relation_of,
+    shape_reward,
     with_reward,
 )
 
 OVERLONG = Signal.model_validate({"overlong": {"limit_tokens": 1000, "cache_tokens": 200}})
 GOOD, EVEN = majority([1, 1, 1]), majority([1, -1, 0])
-END = Settlement(GOOD, NOT_ASKED, None, 1.0, None, Outcome.SAMPLED, "verdict +1", Relation.MEAN)
+END = FinalizedJudgement(GOOD, NOT_ASKED, None, 1.0, None, TurnOutcome.SAMPLED, "verdict +1", Relation.MEAN)
 
 
 @pytest.mark.parametrize(("tokens", "cut", "reward"), [(700, False, 1.0), (900, False, 0.5), (1100, False, 0.0)])
 def test_length_costs_a_verdict_what_the_article_says(tokens: int, cut: bool, reward: float) -> None:
-    found = priced(OVERLONG, GOOD, Relation.NONE, tokens=tokens, cut_by_length=cut)
+    found = shape_reward(OVERLONG, GOOD, Relation.NONE, tokens=tokens, cut_by_length=cut)
     assert found.reward == pytest.approx(reward)
     assert (found.verdict, found.expected) == (1, 1.0)
 
@@ -39,7 +39,7 @@ def test_length_costs_a_verdict_what_the_article_says(tokens: int, cut: bool, re
 def test_votes_count_beside_an_outcome_as_much_as_the_recipe_says(weight: float, outcome: int, reward: float) -> None:
     votes: list[Vote | None] = [1, 1, -1]
     signal = Signal(reward="outcome_process", process_weight=weight, hints=False)
-    found = priced(signal, majority(votes), Relation.OUTCOME, tokens=3, cut_by_length=False)
+    found = shape_reward(signal, majority(votes), Relation.OUTCOME, tokens=3, cut_by_length=False)
     turn = Member(new_turn_id(), found.reward, None, found.why, taken=False)
     (end,) = outcome_ends([turn], outcome)
     assert end.reward == pytest.approx(reward)
@@ -56,15 +56,15 @@ def test_a_turn_says_what_its_votes_earned_the_judge(outcome: int, judge: str) -
 
 
 def test_a_reply_cut_by_length_pays_in_full_and_it_is_said() -> None:
-    found = priced(OVERLONG, majority([-1]), Relation.NONE, tokens=3, cut_by_length=True)
+    found = shape_reward(OVERLONG, majority([-1]), Relation.NONE, tokens=3, cut_by_length=True)
     assert (found.reward, found.why) == (-2.0, "1 of 1 votes for -1, length -1.00")
 
 
 def test_length_alone_is_no_verdict_but_counts_in_a_group() -> None:
-    assert priced(OVERLONG, EVEN, Relation.NONE, tokens=1100, cut_by_length=False) == EVEN
-    assert priced(OVERLONG, EVEN, Relation.GROUP, tokens=1100, cut_by_length=False).reward == -1.0
+    assert shape_reward(OVERLONG, EVEN, Relation.NONE, tokens=1100, cut_by_length=False) == EVEN
+    assert shape_reward(OVERLONG, EVEN, Relation.GROUP, tokens=1100, cut_by_length=False).reward == -1.0
     missing = majority([None])
-    assert priced(OVERLONG, missing, Relation.GROUP, tokens=1100, cut_by_length=False) == missing
+    assert shape_reward(OVERLONG, missing, Relation.GROUP, tokens=1100, cut_by_length=False) == missing
 
 
 def test_what_a_recipe_sets_rewards_in_relation_to() -> None:
@@ -77,23 +77,23 @@ def test_what_a_recipe_sets_rewards_in_relation_to() -> None:
 
 def test_a_reward_that_is_used_up_leaves_no_term() -> None:
     gone = with_reward(END, 0.0, "mean before +1.00")
-    assert (gone.reward, gone.outcome, gone.why) == (None, Outcome.UNDECIDED, "verdict +1; mean before +1.00")
+    assert (gone.reward, gone.outcome, gone.why) == (None, TurnOutcome.UNDECIDED, "verdict +1; mean before +1.00")
     less = with_reward(END, 0.25, "mean before +0.75")
-    assert (less.reward, less.outcome) == (0.25, Outcome.SAMPLED)
+    assert (less.reward, less.outcome) == (0.25, TurnOutcome.SAMPLED)
 
 
 def test_a_reward_that_is_used_up_leaves_the_hint() -> None:
     hint = HintChoice("Use Python.", answered=True, why="1 of 1")
     hinted = replace(END, hint=hint, hinted_prompt_ids=(1, 2))
     left = with_reward(hinted, 0.0, "mean before +1.00")
-    assert (left.reward, left.hinted_prompt_ids, left.outcome) == (None, (1, 2), Outcome.SAMPLED)
+    assert (left.reward, left.hinted_prompt_ids, left.outcome) == (None, (1, 2), TurnOutcome.SAMPLED)
 
 
 def members(*rewards: float | None, taken: frozenset[int] = frozenset()) -> list[Member]:
     return [Member(new_turn_id(), reward, None, f"r {reward}", n in taken) for n, reward in enumerate(rewards)]
 
 
-def by_turn(ends: list[MemberEnd]) -> dict[TurnId, MemberEnd]:
+def by_turn(ends: list[MemberResult]) -> dict[TurnId, MemberResult]:
     return {end.turn_id: end for end in ends}
 
 
@@ -101,7 +101,7 @@ def test_a_complete_group_gives_the_articles_advantages() -> None:
     group = members(1.0, -1.0, 1.0, 0.0)
     ends = group_ends(group, session_closed=False)
     assert [round(end.reward or 0, 2) for end in ends] == [0.90, -1.51, 0.90, -0.30]
-    assert {end.outcome for end in ends} == {Outcome.SAMPLED}
+    assert {end.outcome for end in ends} == {TurnOutcome.SAMPLED}
     assert ends[1].why == "-1.51 in its group of 4 (r -1.0)"
 
 
@@ -109,8 +109,8 @@ def test_a_group_waits_until_its_session_closes() -> None:
     group = members(1.0, None, -1.0)
     waiting = group_ends(group, session_closed=False)
     assert [(end.turn_id, end.reward, end.outcome) for end in waiting] == [
-        (group[0].turn_id, None, Outcome.UNDECIDED),
-        (group[2].turn_id, None, Outcome.UNDECIDED),
+        (group[0].turn_id, None, TurnOutcome.UNDECIDED),
+        (group[2].turn_id, None, TurnOutcome.UNDECIDED),
     ]
     assert waiting[0].why == "waits for its group: 2 of 3 have a verdict (r 1.0)"
     assert [end.reward for end in group_ends(group, session_closed=True)] == [1.0, -1.0]
@@ -118,12 +118,12 @@ def test_a_group_waits_until_its_session_closes() -> None:
 
 def test_a_group_that_agrees_teaches_nothing() -> None:
     (one, other) = group_ends(members(-1.0, -1.0), session_closed=False)
-    assert (one.reward, one.outcome, one.why) == (None, Outcome.UNDECIDED, "group agrees (r -1.0)")
-    assert other.outcome is Outcome.UNDECIDED
+    assert (one.reward, one.outcome, one.why) == (None, TurnOutcome.UNDECIDED, "group agrees (r -1.0)")
+    assert other.outcome is TurnOutcome.UNDECIDED
 
 
-@pytest.mark.parametrize(("reward", "outcome"), [(-1.0, Outcome.SAMPLED), (0.0, Outcome.UNDECIDED)])
-def test_a_lone_verdict_counts_as_it_is(reward: float, outcome: Outcome) -> None:
+@pytest.mark.parametrize(("reward", "outcome"), [(-1.0, TurnOutcome.SAMPLED), (0.0, TurnOutcome.UNDECIDED)])
+def test_a_lone_verdict_counts_as_it_is(reward: float, outcome: TurnOutcome) -> None:
     (end,) = group_ends(members(None, reward, None), session_closed=True)
     assert (end.reward, end.outcome) == (reward or None, outcome)
 
@@ -133,5 +133,5 @@ def test_a_member_a_step_has_stays_and_one_that_cannot_be_trained_counts_for_the
     group[1] = Member(group[1].turn_id, -1.0, "not trainable: top_p", "r -1.0", False)
     ends = by_turn(group_ends(group, session_closed=False))
     assert group[0].turn_id not in ends
-    assert (ends[group[1].turn_id].outcome, ends[group[1].turn_id].reward) == (Outcome.NOT_TRAINABLE, None)
+    assert (ends[group[1].turn_id].outcome, ends[group[1].turn_id].reward) == (TurnOutcome.NOT_TRAINABLE, None)
     assert round(ends[group[2].turn_id].reward or 0, 2) == 0.90

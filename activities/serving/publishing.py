@@ -1,0 +1,126 @@
+"""Letting a policy's newest version answer: engines are told, waited for, and the active version is flipped.
+
+Knows nothing about how engines load. Whatever happens meanwhile, what is activated is the head of that moment, and
+only if an engine has it; the rest is in the store's own transaction.
+"""
+
+from __future__ import annotations
+
+import asyncio
+import logging
+import time
+from collections.abc import Sequence
+
+from temporalio import activity
+
+from activities.heartbeat import heartbeating
+from activities.training.messages import Published, PublishVersion
+from activities.training.ports import PublishingStore, PublishNotifier, StepStore
+from clawloop.contracts.serving import Engine
+from clawloop.contracts.training import TrainingView
+from clawloop.errors import EngineUnavailable, SignalFailed
+
+log = logging.getLogger(__name__)
+
+# An engine that needs longer leaves rotation until it has caught up, so that one slow engine does not hold learning.
+WAIT_SECONDS = 30.0
+# Loading takes about 50 ms; a look at the engines' rows takes 2.
+POLL_SECONDS = 0.05
+# A newer version may be committed while engines load this one; then that one is waited for.
+LOOK_AGAIN_SECONDS = 1.0
+
+
+class PublishingActivities:
+    """On the queue `ledger`.
+
+    Args:
+        wait_seconds: how long engines may take before those that have the version go on without them.
+    """
+
+    def __init__(
+        self,
+        store: PublishingStore,
+        steps: StepStore,
+        notifier: PublishNotifier,
+        *,
+        wait_seconds: float = WAIT_SECONDS,
+    ) -> None:
+        self._store = store
+        self._steps = steps
+        self._notifier = notifier
+        self._wait_seconds = wait_seconds
+
+    @activity.defn(name="publish_version")
+    async def publish_version(self, ask: PublishVersion) -> Published:
+        """Let the newest version answer, once every engine in rotation has it, or after 30 s those that do.
+
+        Raises:
+            EngineUnavailable: no engine has it yet; ask again.
+            RecordUnusable: there is no such policy.
+            StoreUnavailable
+        """
+        async with heartbeating():
+            began = time.monotonic()
+            until = began + self._wait_seconds
+            while True:
+                view = await self._steps.look(ask.policy)
+                if not view.unpublished:
+                    return _published(view, _target(view), [], [], began)
+                await self._tell(await self._store.engines())
+                having, missing = await self._wait(view, until)
+                if having and await self._store.activate(view.policy, _target(view), view.epoch):
+                    return _published(view, _target(view), having, missing, began)
+                if time.monotonic() > until:
+                    raise EngineUnavailable(f"no engine has version {_target(view)} of {view.policy} yet")
+                # Something moved: a newer version, another epoch, a pin.
+                await asyncio.sleep(POLL_SECONDS)
+
+    async def _tell(self, engines: Sequence[Engine]) -> None:
+        try:
+            await self._notifier.publish([engine.id for engine in engines if not engine.draining])
+        except SignalFailed as error:  # their agents look every two seconds by themselves
+            log.warning("engines not told of a version", extra={"why": str(error)})
+
+    async def _wait(self, view: TrainingView, until: float) -> tuple[list[str], list[str]]:
+        """The engines in rotation that have the version, and those that do not; the former empty: look anew."""
+        n = _target(view)
+        look_again = time.monotonic() + LOOK_AGAIN_SECONDS
+        while True:
+            engines = [engine for engine in await self._store.engines() if not engine.draining]
+            # One that refuses some other version is good for this one.
+            having = [engine.id for engine in engines if _has(engine, view.policy, n)]
+            missing = [engine.id for engine in engines if engine.id not in having]
+            # One that lacks it and says what is wrong with it is not waited for.
+            slow = [engine for engine in engines if engine.problem is None and engine.id in missing]
+            if (having and not slow) or time.monotonic() > until:
+                return having, missing
+            if time.monotonic() > look_again:
+                return [], missing
+            await asyncio.sleep(POLL_SECONDS)
+
+
+def _target(view: TrainingView) -> int:
+    """The version that should answer."""
+    return view.head if view.pinned is None else view.pinned
+
+
+def _has(engine: Engine, policy: str, n: int) -> bool:
+    return (n == 0 and engine.problem is None) or n in engine.versions.get(policy, frozenset())
+
+
+def _published(
+    view: TrainingView, version: int, having: Sequence[str], missing: Sequence[str], began: float
+) -> Published:
+    waited = time.monotonic() - began
+    if version != view.version:
+        facts = {"policy": view.policy, "version": version, "engines": having, "engines_without": missing}
+        log.info("version answers", extra=facts | {"waited_seconds": round(waited, 3)})
+    return Published(
+        policy=view.policy,
+        head=view.head,
+        version=version,
+        engines=len(having),
+        missing=len(missing),
+        reason="" if version == view.head else f"version {version} is pinned",
+        waited_seconds=waited,
+    )

@@ -1,0 +1,106 @@
+"""A training step: its batch, its adapter, its commit.
+
+Knows nothing about torch or Postgres. A step that is committed is never trained again. What can never work is set
+aside here, with its reason, so that a worker that dies right after leaves nothing half decided.
+"""
+
+from __future__ import annotations
+
+import logging
+from collections.abc import Callable
+from typing import TypeAlias
+
+from temporalio import activity
+
+from activities.heartbeat import heartbeating
+from activities.training.messages import REASON_LIMIT, StepDone, TrainStep
+from activities.training.ports import StepStore, Trainer
+from clawloop.contracts.training import StepBatch, StepState, TrainedStep, VersionRef
+from clawloop.errors import NothingToTrain, PermanentError, RecipeRejected, RecordUnusable
+
+log = logging.getLogger(__name__)
+
+_Report: TypeAlias = Callable[[str], None]
+
+
+class TrainingActivities:
+    """On the queue `trainer-{pool}`, one at a time."""
+
+    def __init__(self, steps: StepStore, trainer: Trainer) -> None:
+        self._steps = steps
+        self._trainer = trainer
+
+    @activity.defn(name="train_step")
+    async def train_step(self, ask: TrainStep) -> StepDone:
+        """Compute and commit a claimed step.
+
+        A sample that cannot be trained as it is is left out, and the commit says so. A step that diverges, or whose
+        adapter or model cannot be used, is quarantined and training pauses. A batch without anything to learn expires.
+        Where the recipe does not fit the model, training pauses too, and the samples are free again.
+        """
+        at = "begins"
+
+        def report(now: str) -> None:
+            nonlocal at
+            at = now
+
+        async with heartbeating(lambda: at):
+            made = await self._steps.committed(ask.policy, ask.n)
+            if made is not None:
+                return _committed(made)
+            try:
+                batch = await self._steps.batch(ask.policy, ask.n)
+            except RecordUnusable as error:
+                # Over already, by whoever tried before us, or its parent's files are gone: then nobody can train it.
+                await self._steps.quarantine(ask.policy, ask.n, str(error))
+                now = await self._steps.claim(ask.policy, ask.n)
+                return _ended(ask, now.state or StepState.ABANDONED, now.reason)
+            return await self._train(ask, batch, report)
+
+    async def _train(self, ask: TrainStep, batch: StepBatch, report: _Report) -> StepDone:
+        try:
+            trained = await self._trainer.train(batch, report)
+        except NothingToTrain as error:
+            reason = str(error)
+            await self._steps.expire(ask.policy, ask.n, reason)
+            log.warning("step without anything to learn", extra={"policy": ask.policy, "step": ask.n, "why": reason})
+            return _ended(ask, StepState.ABANDONED, reason)
+        except RecipeRejected as error:
+            reason = str(error)
+            await self._steps.hand_back(ask.policy, ask.n, reason)
+            log.warning("recipe refused by the trainer", extra={"policy": ask.policy, "step": ask.n, "why": reason})
+            return _ended(ask, StepState.ABANDONED, reason)
+        except PermanentError as error:
+            # It diverged, or its adapter or model cannot be used: numbers and paths, nothing of a conversation.
+            reason = str(error)
+            await self._steps.quarantine(ask.policy, ask.n, reason)
+            log.warning("step quarantined", extra={"policy": ask.policy, "step": ask.n, "why": reason})
+            return _ended(ask, StepState.QUARANTINED, reason)
+        report(f"step {ask.n}: commits")
+        state = await self._steps.commit(batch, trained)
+        log.info("step done", extra={"policy": ask.policy, "step": ask.n, "state": state})
+        if state is not StepState.COMMITTED:
+            return _ended(ask, state, "the policy moved on without it")
+        return _committed(trained.version, trained)
+
+
+def _committed(version: VersionRef, trained: TrainedStep | None = None) -> StepDone:
+    figures = None if trained is None else trained.figures
+    return StepDone(
+        policy=version.policy,
+        n=version.n,
+        state=StepState.COMMITTED,
+        parent=version.parent,
+        path=version.path,
+        sha256=version.sha256,
+        samples=None if figures is None else figures.samples,
+        tokens=None if figures is None else figures.tokens,
+        loss=None if figures is None else figures.loss,
+        kl=None if figures is None else figures.kl,
+        ratio=None if figures is None else figures.ratio,
+        seconds=None if figures is None else figures.seconds,
+    )
+
+
+def _ended(ask: TrainStep, state: StepState, reason: str) -> StepDone:
+    return StepDone(policy=ask.policy, n=ask.n, state=state, reason=reason[:REASON_LIMIT])

@@ -1,0 +1,221 @@
+"""What one engine answer says, gathered chunk by chunk: ids, log-probs and the message of each choice.
+
+Knows nothing about HTTP or about storing. It takes what we asked for and the client did not (ids, log-probs) out of
+each chunk on its way. An answer whose parts disagree makes its tokens unknown; it never stops the chat.
+"""
+
+from __future__ import annotations
+
+from dataclasses import dataclass, field
+from typing import Any
+
+from pydantic import JsonValue
+
+from clawloop.contracts.turns import Message, TurnStatus
+
+_ENDS = {"length": TurnStatus.LENGTH, "abort": TurnStatus.ABORTED, "error": TurnStatus.ERROR}
+
+# The engine's words: vLLM streams one JSON object per chunk, whose values are what they are documented to be.
+Chunk = dict[str, Any]
+
+
+@dataclass(slots=True)
+class ChoiceCapture:
+    """One choice of an answer as it grows.
+
+    Attributes:
+        response_ids, logprobs: None once the engine left them out or gave different numbers of them.
+        unusable: why they are None.
+    """
+
+    index: int
+    response_ids: list[int] | None = field(default_factory=list)
+    logprobs: list[float] | None = field(default_factory=list)
+    unusable: str | None = None
+    finish_reason: str | None = None
+    content: list[str] = field(default_factory=list)
+    reasoning: list[str] = field(default_factory=list)
+    refusal: list[str] = field(default_factory=list)
+    tool_calls: dict[int, dict[str, Any]] = field(default_factory=dict)
+    whole: Message | None = None
+
+    def take_tokens(self, ids: object, logprobs: object, *, says_something: bool) -> None:
+        """Add the tokens of one chunk.
+
+        Args:
+            ids: the chunk's `token_ids`.
+            logprobs: the chunk's `logprobs` object.
+            says_something: the chunk carries text or a tool call, so it must carry tokens.
+        """
+        if self.response_ids is None or self.logprobs is None:
+            return
+        if ids is None and logprobs is None:
+            if says_something:
+                self._give_up("the engine sent text without token ids")
+            return
+        entries = logprobs.get("content") if isinstance(logprobs, dict) else None
+        if not isinstance(ids, list) or not isinstance(entries, list):
+            # An end without a token carries an empty list of ids and no log-probs.
+            if not ids and not entries:
+                return
+            self._give_up("the engine sent token ids without log-probs" if ids else "log-probs without token ids")
+            return
+        if len(ids) != len(entries):
+            self._give_up(f"the engine sent {len(ids)} token ids with {len(entries)} log-probs")
+            return
+        values = [entry.get("logprob") if isinstance(entry, dict) else None for entry in entries]
+        if not all(isinstance(value, float | int) for value in values) or not _are_token_ids(ids):
+            self._give_up("the engine sent token ids or log-probs that are not numbers")
+            return
+        self.response_ids.extend(ids)
+        self.logprobs.extend(float(value) for value in values if value is not None)
+
+    def take_delta(self, delta: dict[str, Any]) -> bool:
+        """Add one delta to the message; True if it says something."""
+        said = False
+        if isinstance(text := delta.get("content"), str) and text:
+            self.content.append(text)
+            said = True
+        _name_reasoning(delta)
+        if isinstance(text := delta.get("reasoning_content"), str) and text:
+            self.reasoning.append(text)
+            said = True
+        if isinstance(text := delta.get("refusal"), str) and text:
+            self.refusal.append(text)
+            said = True
+        for call in delta.get("tool_calls") or ():
+            self._take_tool_call(call)
+            said = True
+        return said
+
+    def message(self) -> Message | None:
+        """The assistant message as the client has it; None if nothing was said."""
+        if self.whole is not None:
+            return self.whole
+        if not (self.content or self.reasoning or self.tool_calls or self.refusal or self.finish_reason):
+            return None
+        message: Message = {"role": "assistant", "content": "".join(self.content) if self.content else None}
+        if message["content"] is None and not self.tool_calls:
+            message["content"] = ""
+        if self.reasoning:
+            message["reasoning_content"] = "".join(self.reasoning)
+        if self.refusal:
+            message["refusal"] = "".join(self.refusal)
+        if self.tool_calls:
+            message["tool_calls"] = [self.tool_calls[index] for index in sorted(self.tool_calls)]
+        return message
+
+    def status(self) -> TurnStatus:
+        """How the engine says that the choice ended; call it once it has."""
+        return _ENDS.get(self.finish_reason or "", TurnStatus.COMPLETE)
+
+    def _take_tool_call(self, delta: dict[str, Any]) -> None:
+        index = delta.get("index", 0)
+        if not isinstance(index, int):
+            raise TypeError(f"tool call {index!r}")
+        call = self.tool_calls.setdefault(
+            index, {"id": None, "type": "function", "function": {"name": "", "arguments": ""}}
+        )
+        if delta.get("id"):
+            call["id"] = delta["id"]
+        if delta.get("type"):
+            call["type"] = delta["type"]
+        function = delta.get("function") or {}
+        call["function"]["name"] += function.get("name") or ""
+        call["function"]["arguments"] += function.get("arguments") or ""
+
+    def _give_up(self, why: str) -> None:
+        self.response_ids = self.logprobs = None
+        self.unusable = why
+
+
+class Capture:
+    """All choices of one answer.
+
+    Args:
+        choices: how many the client asked for.
+        keep_logprobs: the client asked for log-probs.
+        keep_ids: the client asked for token ids.
+    """
+
+    def __init__(self, *, choices: int, keep_logprobs: bool, keep_ids: bool) -> None:
+        self.choices = [ChoiceCapture(index) for index in range(choices)]
+        self.prompt_ids: list[int] | None = None
+        self._keep_logprobs = keep_logprobs
+        self._keep_ids = keep_ids
+
+    def take_chunk(self, chunk: Chunk) -> list[ChoiceCapture]:
+        """Gather one stream chunk and take out what the client did not ask for.
+
+        Returns:
+            The choices that end with this chunk.
+
+        Raises:
+            AttributeError, IndexError, KeyError, TypeError: the chunk is not a chat chunk.
+        """
+        self._take_prompt(chunk)
+        ended: list[ChoiceCapture] = []
+        for choice in chunk["choices"]:
+            captured = self._choice(choice["index"])
+            said = captured.take_delta(choice["delta"])
+            self._take_tokens(choice, captured, says_something=said)
+            if choice.get("finish_reason") is not None:
+                captured.finish_reason = _word(choice["finish_reason"])
+                ended.append(captured)
+        return ended
+
+    def take_body(self, body: Chunk) -> list[ChoiceCapture]:
+        """Gather a whole answer and take out what the client did not ask for.
+
+        Raises:
+            AttributeError, IndexError, KeyError, TypeError: the body is not a chat completion.
+        """
+        self._take_prompt(body)
+        for choice in body["choices"]:
+            captured = self._choice(choice["index"])
+            message: dict[str, JsonValue] = choice["message"]
+            _name_reasoning(message)
+            captured.whole = {name: value for name, value in message.items() if value not in (None, [])}
+            captured.whole.setdefault("content", None if captured.whole.get("tool_calls") else "")
+            captured.finish_reason = _word(choice["finish_reason"])
+            self._take_tokens(choice, captured, says_something=bool(message.get("content")))
+        if len(body["choices"]) != len(self.choices):
+            raise IndexError(f"{len(body['choices'])} choices for n = {len(self.choices)}")
+        return self.choices
+
+    def _choice(self, index: object) -> ChoiceCapture:
+        if not isinstance(index, int) or not 0 <= index < len(self.choices):
+            raise IndexError(f"choice {index!r} of {len(self.choices)}")
+        return self.choices[index]
+
+    def _take_prompt(self, chunk: Chunk) -> None:
+        ids = chunk.get("prompt_token_ids")
+        if isinstance(ids, list) and _are_token_ids(ids):
+            self.prompt_ids = ids
+        if not self._keep_ids:
+            chunk.pop("prompt_token_ids", None)
+            chunk.pop("prompt_text", None)
+
+    def _take_tokens(self, choice: Chunk, captured: ChoiceCapture, *, says_something: bool) -> None:
+        captured.take_tokens(choice.get("token_ids"), choice.get("logprobs"), says_something=says_something)
+        if not self._keep_ids:
+            choice.pop("token_ids", None)
+        if not self._keep_logprobs and "logprobs" in choice:
+            choice["logprobs"] = None
+
+
+def _word(finish_reason: object) -> str:
+    if not isinstance(finish_reason, str):
+        raise TypeError(f"finish_reason {finish_reason!r}")
+    return finish_reason
+
+
+def _are_token_ids(ids: list[Any]) -> bool:
+    """Vocabularies are far below 2^31; true and false are ints to Python, but no ids."""
+    return all(type(token) is int and 0 <= token < 2**31 for token in ids)
+
+
+def _name_reasoning(part: dict[str, Any]) -> None:
+    """vLLM says `reasoning`, clients (OpenClaw among them) read `reasoning_content`: give them both."""
+    if "reasoning_content" not in part and "reasoning" in part:
+        part["reasoning_content"] = part["reasoning"]

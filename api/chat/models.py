@@ -1,0 +1,121 @@
+"""Model names: which policy and version a client means, and the list it may choose from.
+
+`policy` and `policy-side` mean the key's policy; further aliases, and each with `-side`, too; `{policy}-v{n}` is
+one version, and the base model's own name is version 0, unless it is an alias.
+"""
+
+from __future__ import annotations
+
+import re
+import time
+from dataclasses import dataclass
+from typing import Annotated
+
+from fastapi import APIRouter, Query, Request
+from pydantic import BaseModel
+
+from api.dependencies import services_of
+from api.directory import DirectoryCache
+from clawloop.contracts.serving import ApiKey, Directory, Policy, Scope
+from clawloop.errors import RequestRejected
+from clawloop.ids import version_name
+
+router = APIRouter()
+
+_SIDE = "-side"
+_VERSION = re.compile(r"(?P<policy>.+)-v(?P<number>\d{1,9})")
+
+
+@dataclass(frozen=True, slots=True)
+class ModelChoice:
+    """What a model name means.
+
+    Args:
+        version: the version it pins; None for whatever is active.
+        side: it is an alias for side turns.
+    """
+
+    version: int | None
+    side: bool
+
+
+def choose_model(name: str, policy: Policy, versions: frozenset[int]) -> ModelChoice:
+    """What `name` means to a key of this policy.
+
+    Args:
+        versions: the adapter versions that engines have loaded.
+
+    Raises:
+        RequestRejected: 404, names what there is.
+    """
+    aliases = ("policy", *policy.aliases)
+    if name in aliases:
+        return ModelChoice(version=None, side=False)
+    if name.removesuffix(_SIDE) in aliases:
+        return ModelChoice(version=None, side=True)
+    if name == policy.base_model:
+        return ModelChoice(version=0, side=False)
+    match = _VERSION.fullmatch(name)
+    if match and match["policy"] == policy.id and int(match["number"]) in versions | {0}:
+        return ModelChoice(version=int(match["number"]), side=False)
+    raise RequestRejected(
+        f"The model {name!r} does not exist here. Use {_either(aliases)}; GET /v1/models lists all.",
+        status=404,
+        code="model_not_found",
+        field="model",
+    )
+
+
+async def find_model(name: str, key: ApiKey, directory: DirectoryCache) -> tuple[Policy, ModelChoice]:
+    """As `choose_model` for the key's policy; looks afresh before it refuses: what is named may be a moment old.
+
+    Raises:
+        RequestRejected: 404, names what there is.
+        StoreUnavailable: this gateway does not know the key's policy yet, or cannot look whether there is such a name.
+    """
+    policy = await directory.known_policy(key.policy)
+    try:
+        return policy, choose_model(name, policy, loaded_versions(directory.now, policy))
+    except RequestRejected:
+        await directory.look_afresh()
+        policy = directory.policy(key.policy)
+        return policy, choose_model(name, policy, loaded_versions(directory.now, policy))
+
+
+def loaded_versions(directory: Directory, policy: Policy) -> frozenset[int]:
+    """The adapter versions of this policy that some engine has."""
+    return frozenset[int]().union(*(engine.versions.get(policy.id, frozenset()) for engine in directory.engines))
+
+
+class Model(BaseModel):
+    id: str
+    object: str = "model"
+    created: int
+    owned_by: str = "clawloop"
+
+
+class ModelList(BaseModel):
+    object: str = "list"
+    data: list[Model]
+
+
+@router.get("/v1/models")
+async def list_models(
+    request: Request,
+    versions: Annotated[bool, Query(description="list each loaded version too")] = False,
+) -> ModelList:
+    """The models this key may name."""
+    services = services_of(request)
+    key = await services.keys.require(request.headers, Scope.CHAT)
+    policy = await services.directory.known_policy(key.policy)
+    names = ["policy", *policy.aliases, f"policy{_SIDE}"]
+    if versions:
+        loaded = loaded_versions(services.directory.now, policy)
+        names += [policy.base_model] if policy.base_model not in names else []
+        names += [version_name(policy.id, number, policy.base_model) for number in sorted(loaded - {0})]
+    now = int(time.time())
+    return ModelList(data=[Model(id=name, created=now) for name in names])
+
+
+def _either(names: tuple[str, ...]) -> str:
+    return " or ".join(f"`{name}`" for name in names)

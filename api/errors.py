@@ -1,0 +1,172 @@
+"""How errors look from outside: OpenAI's shape on `/v1`, problem+json (RFC 9457) on `/admin`.
+
+Knows nothing about what went wrong beyond the error's own words: no stack trace ever leaves the gateway.
+"""
+
+from __future__ import annotations
+
+import logging
+
+import orjson
+from fastapi import FastAPI, Request
+from fastapi.exceptions import RequestValidationError
+from starlette.exceptions import HTTPException
+from starlette.responses import Response
+
+from clawloop.errors import (
+    ClawloopError,
+    EngineAnswerUnusable,
+    EngineBroke,
+    EngineRejected,
+    EngineUnavailable,
+    RequestRejected,
+    SignalFailed,
+    StoreUnavailable,
+)
+
+log = logging.getLogger(__name__)
+
+# An engine restarts within about a minute; Postgres and Temporal within seconds.
+ENGINE_RETRY_SECONDS = 10
+STORE_RETRY_SECONDS = 2
+TEMPORAL_RETRY_SECONDS = 5
+
+_TYPES = {
+    400: "invalid_request_error",
+    401: "authentication_error",
+    403: "permission_error",
+    404: "not_found_error",
+    405: "invalid_request_error",
+    408: "invalid_request_error",
+    413: "invalid_request_error",
+    422: "invalid_request_error",
+    429: "rate_limit_error",
+}
+# vLLM's code is the HTTP status as a number; clients look for OpenAI's words.
+_CONTEXT_OVERFLOW = (
+    "maximum context length",
+    "cannot be greater than max_model_len",
+    "longer than the maximum model length",
+)
+
+
+class Problem:
+    """An error on its way out.
+
+    Args:
+        status: HTTP status.
+        message: for the caller.
+        code: machine-readable, OpenAI's where it has one.
+        field: the field at fault, if it is one.
+        retry_after: seconds, as the header says it.
+    """
+
+    def __init__(
+        self,
+        status: int,
+        message: str,
+        code: str | int | None,
+        *,
+        field: str | None = None,
+        kind: str | None = None,
+        retry_after: str | None = None,
+    ) -> None:
+        self.status = status
+        self.message = message
+        self.code = code
+        self.field = field
+        self.kind = kind or _TYPES.get(status, "server_error" if status >= 500 else "invalid_request_error")
+        self.retry_after = retry_after
+
+    def openai(self) -> bytes:
+        return orjson.dumps(
+            {"error": {"message": self.message, "type": self.kind, "param": self.field, "code": self.code}}
+        )
+
+    def response(self, path: str) -> Response:
+        headers = {"Retry-After": self.retry_after} if self.retry_after is not None else {}
+        if self.status == 401:
+            headers["WWW-Authenticate"] = "Bearer"
+        if path.startswith("/admin"):
+            problem = {"type": f"about:blank#{self.code}", "title": self.kind, "status": self.status}
+            problem |= {"detail": self.message, "code": self.code, "field": self.field}
+            body = orjson.dumps(problem)
+            return Response(body, self.status, headers, media_type="application/problem+json")
+        return Response(self.openai(), self.status, headers, media_type="application/json")
+
+
+def problem_of(error: ClawloopError) -> Problem:
+    """What the caller is told of one of our errors."""
+    match error:
+        case RequestRejected():
+            return Problem(error.status, error.message, error.code, field=error.field)
+        case EngineRejected():
+            return _engine_problem(error)
+        case EngineUnavailable():
+            message = f"No model server can answer now: {error}. Try again in {ENGINE_RETRY_SECONDS} s."
+            return Problem(503, message, "engine_unavailable", retry_after=str(ENGINE_RETRY_SECONDS))
+        case EngineBroke():
+            return Problem(502, f"The model server broke off: {error}. Send the request again.", "engine_broke")
+        case EngineAnswerUnusable():
+            return Problem(502, f"The model server's answer cannot be read: {error}.", "engine_answer_unusable")
+        case StoreUnavailable():
+            message = f"The database does not answer, and this request needs it. Try again in {STORE_RETRY_SECONDS} s."
+            return Problem(503, message, "store_unavailable", retry_after=str(STORE_RETRY_SECONDS))
+        case SignalFailed():
+            message = f"Temporal does not answer, and this request needs it. Try again in {TEMPORAL_RETRY_SECONDS} s."
+            return Problem(503, message, "temporal_unavailable", retry_after=str(TEMPORAL_RETRY_SECONDS))
+        case _:
+            return Problem(500, "Something went wrong inside the gateway; its log says what.", "internal_error")
+
+
+def _engine_problem(error: EngineRejected) -> Problem:
+    said = error.error
+    message = str(said.get("message"))
+    code = said.get("code")
+    if error.status == 400 and any(words in message for words in _CONTEXT_OVERFLOW):
+        code = "context_length_exceeded"
+    field = said.get("param")
+    kind = said.get("type")
+    return Problem(
+        error.status,
+        message,
+        code if isinstance(code, str | int) else None,
+        field=field if isinstance(field, str) else None,
+        kind=_TYPES.get(error.status) or (kind if isinstance(kind, str) else None),
+        retry_after=error.retry_after,
+    )
+
+
+def install(app: FastAPI) -> None:
+    """Give every error of this app its shape."""
+
+    async def ours(request: Request, error: Exception) -> Response:
+        assert isinstance(error, ClawloopError)
+        return problem_of(error).response(request.url.path)
+
+    async def http(request: Request, error: Exception) -> Response:
+        assert isinstance(error, HTTPException)
+        if error.status_code == 404:
+            message = f"There is nothing at {request.method} {request.url.path}; chat is at POST /v1/chat/completions."
+            return Problem(404, message, "unknown_url").response(request.url.path)
+        if error.status_code == 405:
+            message = f"{request.url.path} does not take {request.method}."
+            response = Problem(405, message, "method_not_allowed").response(request.url.path)
+            response.headers.update(error.headers or {})
+            return response
+        return Problem(error.status_code, str(error.detail), None).response(request.url.path)
+
+    async def parameter(request: Request, error: Exception) -> Response:
+        assert isinstance(error, RequestValidationError)
+        first = error.errors()[0]
+        field = ".".join(str(part) for part in first["loc"][1:])
+        return Problem(400, f"`{field}`: {first['msg']}.", "invalid_value", field=field).response(request.url.path)
+
+    async def bug(request: Request, error: Exception) -> Response:
+        log.error("unexpected error", exc_info=error, extra={"path": request.url.path})
+        return problem_of(ClawloopError()).response(request.url.path)
+
+    app.add_exception_handler(ClawloopError, ours)
+    app.add_exception_handler(HTTPException, http)
+    app.add_exception_handler(RequestValidationError, parameter)
+    app.add_exception_handler(Exception, bug)

@@ -1,0 +1,73 @@
+"""What the verbs share: where the data is, the database behind it, and how answers are printed."""
+
+from __future__ import annotations
+
+import asyncio
+import json
+import sys
+from collections.abc import Callable, Coroutine
+from datetime import datetime
+from pathlib import Path
+from typing import TYPE_CHECKING, Annotated, Any, NoReturn, TypeVar
+
+import typer
+
+if TYPE_CHECKING:
+    from clawloop.settings import Settings
+    from db.database import Database
+
+Result = TypeVar("Result")
+Data = Annotated[Path | None, typer.Option("--data", help="Folder of everything that survives a restart.")]
+AsJson = Annotated[bool, typer.Option("--json", help="For programs.")]
+
+
+def settings_of(data: Path | None) -> Settings:
+    from clawloop.settings import read_settings
+
+    settings = read_settings()
+    return settings if data is None else settings.model_copy(update={"data": data})
+
+
+def with_database(data: Path | None, work: Callable[[Database], Coroutine[Any, Any, Result]]) -> Result:
+    from clawloop.processes.endpoints import database_url
+    from db.database import BACKGROUND_LIMIT, Database
+
+    async def run() -> Result:
+        database = Database(database_url(settings_of(data)), BACKGROUND_LIMIT)
+        try:
+            return await work(database)
+        finally:
+            await database.close()
+
+    return asyncio.run(run())
+
+
+def show_rows(rows: list[dict[str, str]], as_json: bool) -> None:
+    if as_json:
+        typer.echo(json.dumps(rows))
+        return
+    from rich.console import Console
+    from rich.table import Table
+
+    table = Table(*(rows[0] if rows else ["nothing yet"]))
+    for row in rows:
+        table.add_row(*row.values())
+    Console().print(table)
+
+
+def show_facts(facts: dict[str, str], as_json: bool) -> None:
+    if as_json:
+        typer.echo(json.dumps(facts))
+        return
+    width = max(10, *(len(name) for name in facts))
+    for name, value in facts.items():
+        typer.echo(f"{name:<{width}} {value}")
+
+
+def when(moment: datetime | None) -> str:
+    return "" if moment is None else moment.isoformat(timespec="seconds")
+
+
+def fail(reason: str) -> NoReturn:
+    typer.echo(f"clawloop: {reason}", err=True)
+    sys.exit(1)

@@ -1,0 +1,208 @@
+"""Where ports meet adapters: each process of Clawloop is put together here and nowhere else."""
+
+from __future__ import annotations
+
+import ipaddress
+import logging
+from collections.abc import AsyncIterator, Sequence
+from contextlib import AsyncExitStack, asynccontextmanager
+from dataclasses import dataclass, field
+from datetime import timedelta
+
+import uvicorn
+
+from api.app import create_app
+from api.auth import KeyRing
+from api.chat.versions import VersionChooser
+from api.dependencies import Limits, Services
+from api.directory import DirectoryCache
+from api.ports import Operations
+from api.recording.notifier import NotificationQueue
+from api.recording.recorder import Recorder
+from api.recording.spool import Spool
+from clawloop.contracts.serving import Engine
+from clawloop.errors import SetupError, StoreUnavailable
+from clawloop.processes.endpoints import database_url, temporal_address
+from clawloop.processes.runtime_file import installation
+from clawloop.serving.chat import ChatEngines
+from clawloop.serving.rotation import Rotation
+from clawloop.settings import Settings
+from clawloop.telemetry.metrics import GatewayMetrics
+from clawloop.temporal.client import DisconnectedSessions, TemporalSessionNotifier, connect
+from clawloop.temporal.training_notifier import DisconnectedTraining, TemporalTraining
+from db.database import BACKGROUND_LIMIT, CHAT_LIMIT, Database
+from db.erasure import PostgresErasureStore
+from db.judging.feedback import PostgresFeedbackStore
+from db.judging.rejudging import PostgresRejudgeStore
+from db.schema import is_current
+from db.serving.directory import PostgresDirectoryStore
+from db.serving.engines import add_missing_engines
+from db.serving.keys import PostgresKeyStore
+from db.serving.listener import PostgresListener
+from db.training.operators import PostgresTrainingStore
+from db.turns.conversation_cache import ConversationCache
+from db.turns.insert import PostgresTurnStore
+from db.turns.sessions import PostgresSessionStore
+
+log = logging.getLogger(__name__)
+
+# A vLLM engine takes 45-75 s to restart on two cores; OpenClaw retries a 503 with a rewritten message, so hold.
+HOLD_SECONDS = 150.0
+# Held requests keep their bodies in memory: 256 of OpenClaw's 35 KB are nothing, 256 of 32 MiB are not the habit.
+HOLD_LIMIT = 256
+# About 3,000 turns of a 32k-token conversation: a day without Postgres for one busy person.
+SPOOL_LIMIT_BYTES = 1024**3
+
+
+@dataclass(frozen=True, slots=True)
+class GatewayOptions:
+    """How one gateway is started."""
+
+    host: str
+    port: int
+    allowed_hosts: frozenset[str] = frozenset()
+    limits: Limits = field(default_factory=Limits)
+    hold_seconds: float = HOLD_SECONDS
+    hold_limit: int = HOLD_LIMIT
+
+
+class GatewayReadiness:
+    """Satisfies `api.ports.Readiness`: Postgres at our schema, and an engine that answers."""
+
+    def __init__(self, database: Database, engines: ChatEngines) -> None:
+        self._database = database
+        self._engines = engines
+
+    async def problems(self) -> list[str]:
+        found: list[str] = []
+        try:
+            if not await is_current(self._database):
+                found.append("the database schema is not this version's: run `clawloop migrate`")
+        except StoreUnavailable as error:
+            # The reason names hosts and users; whoever may read the log may read it.
+            log.warning("not ready", extra={"why": str(error)})
+            found.append("PostgreSQL does not answer; the log says why")
+        if not self._engines.healthy():
+            found.append("no engine is healthy")
+        return found
+
+
+async def run_gateway(settings: Settings, options: GatewayOptions) -> None:
+    """Serve until asked to stop.
+
+    Raises:
+        SetupError: no database is given, an engine's address is none, or it would listen beyond loopback without
+            a key.
+    """
+    url = database_url(settings)
+    await _refuse_open_door(url, options)
+    await _add_given_engines(url, settings)
+
+    @asynccontextmanager
+    async def services() -> AsyncIterator[Services]:
+        async with AsyncExitStack() as stack:
+            yield await _gateway_services(stack, url, settings, options)
+
+    app = create_app(services, options.allowed_hosts)
+    config = uvicorn.Config(
+        app,
+        host=options.host,
+        port=options.port,
+        log_config=None,
+        access_log=False,
+        # `clawloop up` gives the gateway 4 s to end: streams still open after this are cut and recorded as aborted.
+        timeout_graceful_shutdown=2,
+        # Longer than clients and proxies keep an idle connection (httpx 5 s, nginx 60 s): who ends it first must be the
+        # one that sends, or now and then a request meets a connection that is just being closed, and fails.
+        timeout_keep_alive=75,
+        server_header=False,
+    )
+    await uvicorn.Server(config).serve()
+
+
+async def _gateway_services(stack: AsyncExitStack, url: str, settings: Settings, options: GatewayOptions) -> Services:
+    database = Database(url, CHAT_LIMIT)
+    stack.push_async_callback(database.close)
+    patient = Database(url, BACKGROUND_LIMIT)
+    stack.push_async_callback(patient.close)
+    metrics = GatewayMetrics()
+    directory = await stack.enter_async_context(DirectoryCache(PostgresDirectoryStore(database), PostgresListener(url)))
+
+    def known_engines() -> Sequence[Engine]:
+        return directory.now.engines
+
+    rotation = Rotation(
+        known_engines, hold_seconds=options.hold_seconds, hold_limit=options.hold_limit, held=metrics.held
+    )
+    engines = await stack.enter_async_context(ChatEngines(rotation, known_engines))
+    metrics.engines_healthy.set_function(lambda: len(engines.healthy()))
+    # What one store has rebuilt of a conversation, the other need not rebuild.
+    conversations = ConversationCache()
+    turns, patient_turns = PostgresTurnStore(database, conversations), PostgresTurnStore(patient, conversations)
+    spool = Spool(settings.data / "spool", SPOOL_LIMIT_BYTES)
+    stack.callback(spool.close)
+    feedback = PostgresFeedbackStore(patient)
+    notifier, operations = await _telling(settings)
+    notifications = await stack.enter_async_context(NotificationQueue(notifier, patient_turns, feedback, metrics))
+    recorder = await stack.enter_async_context(Recorder(turns, patient_turns, spool, metrics, notifications))
+    return Services(
+        keys=KeyRing(PostgresKeyStore(database)),
+        directory=directory,
+        engines=engines,
+        recorder=recorder,
+        notifications=notifications,
+        sessions=PostgresSessionStore(patient),
+        feedback=feedback,
+        training=PostgresTrainingStore(patient),
+        operations=operations,
+        judged=PostgresRejudgeStore(patient),
+        erasures=PostgresErasureStore(patient),
+        session_operations=notifier or DisconnectedSessions(),
+        versions=VersionChooser(turns),
+        readiness=GatewayReadiness(database, engines),
+        metrics=metrics,
+        limits=options.limits,
+        max_lora_rank=settings.max_lora_rank,
+    )
+
+
+async def _telling(settings: Settings) -> tuple[TemporalSessionNotifier | None, Operations]:
+    address = temporal_address(settings)
+    if address is None:
+        log.warning("no Temporal is given: turns are stored and wait, set TEMPORAL_ADDRESS")
+        return None, DisconnectedTraining("no Temporal is given: set TEMPORAL_ADDRESS")
+    client = await connect(address, lazy=True)
+    return TemporalSessionNotifier(client, timedelta(minutes=settings.session_idle_minutes)), TemporalTraining(client)
+
+
+async def _add_given_engines(url: str, settings: Settings) -> None:
+    if not settings.engines:
+        return
+    database = Database(url, BACKGROUND_LIMIT)
+    try:
+        await add_missing_engines(database, settings.engines, installation(settings.data))
+    except StoreUnavailable as error:  # a gateway starts without PostgreSQL, too
+        log.warning("CLAWLOOP_ENGINES not added", extra={"why": str(error)})
+    finally:
+        await database.close()
+
+
+async def _refuse_open_door(url: str, options: GatewayOptions) -> None:
+    if options.host == "localhost" or _is_loopback(options.host):
+        return
+    database = Database(url, BACKGROUND_LIMIT)
+    try:
+        if not await PostgresKeyStore(database).any_keys():
+            raise SetupError(
+                f"there is no API key yet, so the gateway does not listen on {options.host}: "
+                "run `clawloop key create` first, or listen on 127.0.0.1"
+            )
+    finally:
+        await database.close()
+
+
+def _is_loopback(host: str) -> bool:
+    try:
+        return ipaddress.ip_address(host).is_loopback
+    except ValueError:
+        return False

@@ -1,0 +1,209 @@
+"""The trainer put together: Temporal, the ledger of steps and a resident model; one process, or ranks under torchrun.
+
+Knows nothing about how it is supervised. The only process that loads torch. Of several ranks the first holds the
+Temporal worker and the others follow it; when one dies, torchrun ends the rest and starts all anew, and Temporal
+tries the step again.
+"""
+
+from __future__ import annotations
+
+import asyncio
+import logging
+import os
+import signal
+import sys
+from collections.abc import Callable
+from contextlib import AsyncExitStack
+from datetime import timedelta
+
+from pydantic import BaseModel, ConfigDict
+from temporalio.client import Client
+from temporalio.worker import Worker
+from torch.distributed.elastic.multiprocessing.api import SignalException
+from torch.distributed.elastic.multiprocessing.errors import ChildFailedError
+from torch.distributed.launcher.api import LaunchConfig, elastic_launch
+
+from activities.training.ports import StepStore, Trainer
+from activities.training.train_step import TrainingActivities
+from clawloop.contracts.training import StepBatch, TrainedStep
+from clawloop.errors import ClawloopError, PermanentError, TrainerUnavailable, TransientError
+from clawloop.processes.endpoints import database_url
+from clawloop.processes.parent_death import end_with_parent
+from clawloop.processes.process_exit import exit_process
+from clawloop.processes.workers import GRACE, serve
+from clawloop.settings import Settings, read_settings
+from clawloop.telemetry.logs import configure_logging
+from clawloop.telemetry.metrics import TrainerMetrics
+from clawloop.training.adapters.files import remove_unfinished
+from clawloop.training.ranks.command_loop import COMMAND_TIMEOUT, join, leave_process_group, serve_rank
+from clawloop.training.ranks.ranks import Ranks
+from clawloop.training.setup import TrainerSetup
+from clawloop.training.step_runner import StepRunner
+from clawloop.training.trainer import NOTHING_EVERY, ThreadedTrainer
+from db.database import BACKGROUND_LIMIT, Database
+from db.training.steps import PostgresStepStore
+from workflows import names
+
+log = logging.getLogger(__name__)
+
+# torchrun counts restarts over its whole life; a trainer lives for months, and a dead rank is no reason to end it.
+_RESTARTS = 1_000_000
+# A writer that is still at it after a day has been killed.
+_UNFINISHED_AGE = timedelta(days=1)
+
+
+class TrainerProcess(BaseModel):
+    """All that a trainer's process must be told; as JSON, what its ranks are told.
+
+    Args:
+        pool: whose steps it takes.
+        nproc: ranks on this machine.
+        health_port: loopback port of `/healthz`, `/readyz` and `/metrics`; 0 serves none.
+        nothing_every, command_timeout: see `clawloop.training.ranks.command_loop`.
+    """
+
+    model_config = ConfigDict(frozen=True, extra="forbid")
+
+    setup: TrainerSetup
+    pool: str = "default"
+    nproc: int = 1
+    health_port: int = 0
+    nothing_every: timedelta = NOTHING_EVERY
+    command_timeout: timedelta = COMMAND_TIMEOUT
+
+
+def run_trainer(process: TrainerProcess, settings: Settings) -> None:
+    """Take steps until asked to stop.
+
+    Raises:
+        SetupError: the model, the device, the database or Temporal is missing or unfit.
+    """
+    process.setup.check()
+    database_url(settings)
+    if process.nproc > 1:
+        _run_ranks(process)
+        return
+    process.setup.bound_threads()
+    try:
+        asyncio.run(_serve(process, settings, StepRunner(process.setup)))
+    except TrainerUnavailable as error:
+        log.error("trainer ended", extra={"why": str(error)})
+        exit_process(1)  # Python's own shutdown would wait for the thread that hangs
+
+
+def _run_ranks(process: TrainerProcess) -> None:
+    """This process becomes torchrun's agent: it starts the ranks and starts them anew when one dies."""
+    threads = process.setup.threads or max(1, (os.cpu_count() or 2) // 2 // process.nproc)
+    told = process.model_copy(update={"setup": process.setup.model_copy(update={"threads": threads})})
+    launched = LaunchConfig(
+        min_nodes=1,
+        max_nodes=1,
+        nproc_per_node=process.nproc,
+        run_id=f"clawloop-{process.pool}-{os.getpid()}",
+        rdzv_backend="c10d",
+        rdzv_endpoint="localhost:0",
+        max_restarts=_RESTARTS,
+        monitor_interval=0.5,
+    )
+    try:
+        elastic_launch(launched, sys.executable)("-u", "-m", "clawloop.processes.trainer", told.model_dump_json())
+    except SignalException:
+        log.info("worker stopped", extra={"role": "trainer"})
+    except ChildFailedError as error:
+        raise TrainerUnavailable(f"the ranks could not be kept running: {error.name}") from error
+
+
+async def _serve(process: TrainerProcess, settings: Settings, model: StepRunner) -> None:
+    metrics = TrainerMetrics()
+    trainer = ThreadedTrainer(model, nothing_every=process.nothing_every)
+    for folder in process.setup.adapters.glob("*"):
+        remove_unfinished(folder, _UNFINISHED_AGE)
+
+    async def workers(client: Client, stack: AsyncExitStack) -> list[Worker]:
+        database = Database(database_url(settings), BACKGROUND_LIMIT)
+        stack.push_async_callback(database.close)
+        return [training_worker(client, process.pool, PostgresStepStore(database), CountedTrainer(trainer, metrics))]
+
+    watching = asyncio.create_task(trainer.watch_ranks())
+    try:
+        await serve("trainer", settings, workers, process.health_port, registry=metrics.registry, broken=trainer.broken)
+    finally:
+        watching.cancel()
+        await trainer.close()
+
+
+def training_worker(client: Client, pool: str, steps: StepStore, trainer: Trainer) -> Worker:
+    """What takes a pool's steps from Temporal, one at a time."""
+    return Worker(
+        client,
+        task_queue=names.trainer_queue(pool),
+        activities=[TrainingActivities(steps, trainer).train_step],
+        # Without one Temporal's SDK hashes the code of every loaded module, and torch has thousands: seconds.
+        build_id="clawloop",
+        max_concurrent_activities=1,
+        # A running step is then cancelled, and ends at its next micro-batch.
+        graceful_shutdown_timeout=GRACE,
+    )
+
+
+class CountedTrainer:
+    """A trainer whose steps are counted. Satisfies `activities.training.ports.Trainer`."""
+
+    def __init__(self, trainer: Trainer, metrics: TrainerMetrics) -> None:
+        self._trainer = trainer
+        self._metrics = metrics
+
+    async def train(self, step: StepBatch, report: Callable[[str], None]) -> TrainedStep:
+        try:
+            trained = await self._trainer.train(step, report)
+        except (PermanentError, TransientError) as error:
+            self._metrics.steps.labels(type(error).__name__).inc()
+            raise
+        figures = trained.figures
+        self._metrics.steps.labels("trained").inc()
+        self._metrics.step_seconds.observe(figures.seconds)
+        self._metrics.tokens.inc(figures.tokens)
+        self._metrics.dropped.inc(len(figures.dropped))
+        self._metrics.loss.labels(step.policy).set(figures.loss)
+        self._metrics.ratio.labels(step.policy).set(figures.ratio)
+        if figures.kl is not None:
+            self._metrics.kl.labels(step.policy).set(figures.kl)
+        return trained
+
+
+def _rank(process: TrainerProcess) -> int:
+    """What each rank does from its start to its end; its exit code."""
+    process.setup.bound_threads()
+    ranks: Ranks = join(process.setup.torch_device(), process.command_timeout)
+    model = StepRunner(process.setup, ranks)
+    if ranks.is_first:
+        asyncio.run(_serve(process, read_settings(), model))
+        return 0
+    # The first rank says when to leave, between micro-batches; a signal would leave the others waiting.
+    for number in (signal.SIGTERM, signal.SIGINT):
+        signal.signal(number, signal.SIG_IGN)
+    serve_rank(model)
+    return 0
+
+
+def main() -> None:
+    """One rank, started by torchrun."""
+    end_with_parent(signal.SIGKILL)  # torchrun killed outright; a step survives that at any point
+    configure_logging()
+    process = TrainerProcess.model_validate_json(sys.argv[1])
+    try:
+        code = _rank(process)
+    except ClawloopError as error:
+        log.error("rank ended", extra={"why": str(error)})
+        code = 1
+    except RuntimeError:
+        # torch's, of a rank that is gone; torchrun starts all anew.
+        log.exception("rank ended")
+        code = 1
+    if code == 0:
+        leave_process_group()
+    exit_process(code)
+
+
+if __name__ == "__main__":
+    main()

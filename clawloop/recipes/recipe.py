@@ -1,0 +1,287 @@
+"""A recipe: everything learning depends on, immutable, in two parts with a hash each.
+
+Knows nothing about torch, stores or engines. `[signal]` is what judging and sample making depend on: samples
+stay usable while its hash is the same. `[train]` is what a step depends on. A recipe names weighted parts and
+terms, never a method; deploy/recipes/ holds one file for each known method, with its formula.
+"""
+
+from __future__ import annotations
+
+import hashlib
+import json
+import tomllib
+from collections.abc import Mapping
+from pathlib import Path
+from typing import Annotated, ClassVar, Final, Literal, Self, TypeAlias
+
+from pydantic import BaseModel, ConfigDict, Field, JsonValue, ValidationError, ValidationInfo, model_validator
+
+from clawloop.errors import RecipeRejected
+from clawloop.recipes.checks import contradictions, impossibilities, rejected
+
+Weight: TypeAlias = Annotated[float, Field(ge=0)]
+Positive: TypeAlias = Annotated[float, Field(gt=0)]
+Count: TypeAlias = Annotated[int, Field(ge=1)]
+
+
+_STORED: Final = {"stored": True}
+
+
+class _Table(BaseModel):
+    # Strict: "3" is not 3, and true is not 1. NaN is a float in TOML, but no setting.
+    model_config = ConfigDict(frozen=True, extra="forbid", strict=True, allow_inf_nan=False)
+
+    later: ClassVar[frozenset[str]] = frozenset()
+    """Keys that recipes in use were made without: at its default such a key is not part of the hash.
+
+    A key is put here as it is added, and its default never changes: in a stored recipe it is what is missing.
+    """
+
+    @property
+    def hash(self) -> str:
+        """SHA-256 of the content; the order of keys does not matter."""
+        content = json.dumps(self.content, sort_keys=True, separators=(",", ":"))
+        return hashlib.sha256(content.encode()).hexdigest()
+
+    @property
+    def content(self) -> dict[str, JsonValue]:
+        """All keys, defaults filled in, but for later ones at their default: what is hashed and stored."""
+        return {
+            name: value.content if isinstance(value, _Table) else value
+            for name, value in self
+            if name not in self.later or value != type(self).model_fields[name].default
+        }
+
+
+class Overlong(_Table):
+    """Penalty on long replies, added to the reward of samples with a verdict."""
+
+    limit_tokens: Count
+    """From so many tokens of a reply on the penalty is −1, as for one that was cut by length."""
+    cache_tokens: Count
+    """Width, in tokens, of the slope below the limit, on which it falls from 0 to −1."""
+
+
+class Signal(_Table):
+    """What judging and sample making depend on."""
+
+    later = frozenset({"hints_needed"})
+
+    verdicts: bool = True
+    """Ask for verdicts, and learn from them."""
+    hints: bool = True
+    """Ask for hints, and learn from them."""
+    m: Annotated[int, Field(ge=1, le=64)] = 3
+    """Sampled votes, and answers about a hint, of each judgement; 1 to 64."""
+    votes: Literal["sampled", "direct"] = "sampled"
+    """`sampled`: the majority of m. `direct`: one unreasoned one-token answer, its probabilities read; m is then for
+    hints, and the judge must be one that answers by grammar."""
+    hints_needed: Count = 1
+    """Of m answers about a hint, how many must have one to use; more than 1 keeps out what one judge imagined."""
+    judge_temperature: Positive = 0.6
+    """Of sampled votes and of hints; a direct vote is read at 1."""
+    reward: Literal["verdict", "group", "outcome_process"] = "verdict"
+    """What a reply earns: its `verdict`; in a `group`, that relative to the other responses to the prompt; with
+    `outcome_process`, outcome + λ · mean vote."""
+    process_weight: Weight = 1.0
+    """λ, what the mean vote counts beside the outcome; only with `outcome_process`."""
+    baseline: Literal["none", "mean"] = "none"
+    """`mean`: the policy's mean verdict so far is subtracted from one that is not 0; `none`: nothing is."""
+    at_least_one: bool = True
+    """A session that closes judged but without a sample gives the turn with the clearest score."""
+    overlong: Overlong | None = None
+
+
+class Advantage(_Table):
+    """The terms of a token's advantage."""
+
+    later = frozenset({"spare_unlikely"})
+
+    verdict_weight: Weight = 1.0
+    """What the reward counts, the same for each token of a reply; 0 leaves it out."""
+    teacher_weight: Weight = 1.0
+    """What the teacher's gap counts, log π_T − log μ of each token in nats; 0 leaves it out."""
+    opd_clip: Positive = 2.0
+    """The teacher's gap is cut to ± this, in nats."""
+    teacher: Literal["policy", "base"] = "policy"
+    """Who reads the hint: `policy`, the version that answered, or the `base` model, which undoes what was learned."""
+    spare_unlikely: Annotated[float, Field(ge=0, le=1)] = 0.0
+    """How far blame shrinks with the probability of the token it falls on: A < 0 is times 1 − this·(1 − μ); 0 to 1."""
+
+
+class Distillation(_Table):
+    """How student and teacher are compared over whole distributions."""
+
+    later = frozenset({"divergence"})
+
+    top_k: Count = 50
+    """How many ids are compared at each position, all others as one bin; less than the model's vocabulary."""
+    top_k_of: Literal["student", "teacher"] = "student"
+    """Whose most likely ids are compared, the `student`'s or the `teacher`'s; the teacher's cost one pass less."""
+    divergence: Literal["reverse", "forward"] = "reverse"
+    """`reverse`: KL(student ‖ teacher). `forward`: KL(teacher ‖ student), which also brings back what the student has
+    stopped saying, where it is among the teacher's ids."""
+
+
+class Loss(_Table):
+    """Weighted parts of the loss; the same names and defaults as `algorithms.losses.LossPlan`."""
+
+    policy_gradient: Weight = 1.0
+    """Weight of the clipped policy gradient; 0 leaves it out."""
+    distillation: Weight = 0.0
+    """Weight of the divergence from the teacher over whole distributions; 0 leaves it out."""
+    kl: Weight = 0.02
+    """Weight of the pull to the base model, k2; with 0 its distance is not measured either."""
+    entropy: Weight = 0.0
+    """Weight of a bonus for the entropy of each token's distribution, in nats; 0 leaves it out."""
+    clip_low: Annotated[float, Field(ge=0, lt=1)] = 0.2
+    """For A < 0 a ratio under 1 − this gives no gradient."""
+    clip_high: Weight = 0.28
+    """For A > 0 a ratio over 1 + this gives no gradient."""
+    dual_clip: Positive = 3.0
+    """For A < 0 a ratio over this gives no gradient; above 1 + clip_high."""
+    correction: Literal["none", "decoupled"] = "none"
+    """`none`: ρ = π_θ/μ. `decoupled`, for several epochs: ρ = π_θ/π_0, times min(2, π_0/μ), π_0 as the step began."""
+    aggregation: Literal["token", "sequence"] = "token"
+    """What counts the same in a step: each trained `token`, or each sample (`sequence`)."""
+
+
+class Lora(_Table):
+    """Shape of the adapter; on the seven projections q k v o gate up down."""
+
+    rank: Count = 16
+    """Rank of the adapter; `CLAWLOOP_MAX_LORA_RANK` at most."""
+    alpha: Positive = 32.0
+    """What the adapter adds is times alpha / rank."""
+    dropout: Annotated[float, Field(ge=0, lt=1)] = 0.0
+    """0 and nothing else; here because adapters elsewhere have it."""
+
+
+class Optimiser(_Table):
+    """AdamW."""
+
+    lr: Positive = 1e-4
+    """Learning rate of AdamW, the same at every step."""
+    beta1: Annotated[float, Field(ge=0, lt=1)] = 0.9
+    """Share of AdamW's mean of gradients that an update keeps."""
+    beta2: Annotated[float, Field(ge=0, lt=1)] = 0.98
+    """Share of AdamW's mean of squared gradients that an update keeps; the nearer to 1, the slower it forgets."""
+    weight_decay: Weight = 0.1
+    """An update shrinks the adapter's weights by lr times this."""
+    grad_clip: Positive = 1.0
+    """A gradient whose norm is longer is cut to this length."""
+    epochs: Count = 1
+    """How often a step goes through its batch, with one update each time."""
+
+
+class Bounds(_Table):
+    """What stops a step: it is not committed, and training pauses. Far above healthy values."""
+
+    kl: Positive = 10.0
+    """A step stops above this mean distance of its tokens to the base model, in nats as k3 estimates it."""
+    ratio: Positive = 10.0
+    """A step stops above this mean π_θ/μ of its tokens; 1 when nothing has changed since they were sampled."""
+
+
+class Train(_Table):
+    """What a step depends on."""
+
+    batch_samples: Annotated[int, Field(ge=1, le=10_000)] = 16
+    """Samples of a step. One claim looks at no more than 10,000, so a larger batch would never be full."""
+    max_wait_hours: Annotated[float, Field(gt=0, le=87_600)] = 24.0
+    """A smaller batch is taken once its oldest sample has waited so long; ten years at most, so that it is a date."""
+    staleness_versions: Annotated[int, Field(ge=0)] = 4
+    """A sample of next-state evidence expires when more versions apart; explicit feedback never does."""
+    drift: Positive = 1.0
+    """Explicit feedback is dropped when the mean size of log ρ over its response exceeds this, in nats."""
+    train_thinking: bool = True
+    """true and nothing else: thinking cannot be told from other tokens, so it is trained like them."""
+    advantage: Advantage = Advantage()
+    distillation: Distillation = Distillation()
+    loss: Loss = Loss()
+    lora: Lora = Lora()
+    optimiser: Optimiser = Optimiser()
+    bounds: Bounds = Bounds()
+
+
+class Recipe(_Table):
+    """One recipe; `signal.hash` and `train.hash` identify its parts, `hash` the whole."""
+
+    name: Annotated[str, Field(pattern=r"^[a-z][a-z0-9_]*$")]
+    """Its file's, without `.toml`: small letters, digits and `_`; 250 characters at most where it is set anew."""
+    signal: Signal = Signal()
+    train: Train = Train()
+
+    @model_validator(mode="after")
+    def _agrees_with_itself(self, info: ValidationInfo) -> Self:
+        # Not a ValueError, so pydantic lets it pass as it is, with its field.
+        for problem in impossibilities(self):
+            raise problem
+        for problem in () if info.context is _STORED else contradictions(self):
+            raise problem
+        return self
+
+    @property
+    def needs_teacher(self) -> bool:
+        """A forward pass over the hinted prompt is needed where a sample has a hint."""
+        return self.train.advantage.teacher_weight > 0 or self.train.loss.distillation > 0
+
+    @property
+    def needs_reference(self) -> bool:
+        """A forward pass with the adapter off is needed."""
+        return self.train.loss.kl > 0
+
+
+def read_recipe(text: str) -> Recipe:
+    """A recipe from TOML.
+
+    Raises:
+        RecipeRejected: not TOML; an unknown or missing key, a wrong value, or keys that contradict each
+            other. It names the dotted key, and what was probably meant.
+    """
+    try:
+        content = tomllib.loads(text)
+    except tomllib.TOMLDecodeError as error:
+        raise RecipeRejected(f"not TOML: {error}") from error
+    return parse_recipe(content)
+
+
+def parse_recipe(content: Mapping[str, object]) -> Recipe:
+    """A recipe from plain data, as TOML gives it.
+
+    Raises:
+        RecipeRejected: see `read_recipe`.
+    """
+    return _parsed(content, None)
+
+
+def parse_stored_recipe(content: Mapping[str, object]) -> Recipe:
+    """A recipe that was checked when it was set: what is refused since, but can be learned by, stays good.
+
+    Raises:
+        RecipeRejected: it cannot be learned by any more.
+    """
+    return _parsed(content, _STORED)
+
+
+def _parsed(content: Mapping[str, object], context: Mapping[str, bool] | None) -> Recipe:
+    try:
+        return Recipe.model_validate(content, context=context)
+    except ValidationError as error:
+        raise rejected(error, Recipe) from error
+
+
+def load_recipe(path: Path) -> Recipe:
+    """A recipe from a TOML file.
+
+    Raises:
+        RecipeRejected: see `read_recipe`; also when the file is no text, or its stem is not the recipe's name.
+    """
+    try:
+        text = path.read_text(encoding="utf-8")
+    except (OSError, UnicodeDecodeError) as error:
+        raise RecipeRejected(f"{path} cannot be read: {error}") from error
+    recipe = read_recipe(text)
+    if recipe.name != path.stem:
+        raise RecipeRejected(f"{recipe.name!r} in a file called {path.name}", field="name", near=path.stem)
+    return recipe

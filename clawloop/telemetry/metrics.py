@@ -1,0 +1,176 @@
+"""Metrics, for Prometheus.
+
+Metrics live in a registry of their own, so that
+two gateways in one test process do not share counts.
+"""
+
+from __future__ import annotations
+
+from prometheus_client import CollectorRegistry, Counter, Gauge, Histogram
+
+
+class GatewayMetrics:
+    """What the gateway counts. Names are public: dashboards and alerts use them."""
+
+    def __init__(self) -> None:
+        self.registry = CollectorRegistry()
+        self.requests = Counter(
+            "clawloop_gateway_requests_total",
+            "Chat requests by HTTP status",
+            ["status"],
+            registry=self.registry,
+        )
+        self.in_flight = Gauge(
+            "clawloop_gateway_requests_in_flight", "Chat requests being answered", registry=self.registry
+        )
+        self.held = Gauge(
+            "clawloop_gateway_requests_held", "Requests waiting for a healthy engine", registry=self.registry
+        )
+        self.turns = Counter(
+            "clawloop_gateway_turns_total",
+            "Turns recorded, by kind, status and where they went first",
+            ["kind", "status", "place"],
+            registry=self.registry,
+        )
+        self.tokens = Counter(
+            "clawloop_gateway_response_tokens_total", "Sampled tokens recorded", registry=self.registry
+        )
+        self.first_token_seconds = Histogram(
+            "clawloop_gateway_first_token_seconds",
+            "From the request's last byte to the first byte of the answer",
+            buckets=(0.01, 0.025, 0.05, 0.1, 0.25, 0.5, 1, 2.5, 5, 10, 30, 60, 120),
+            registry=self.registry,
+        )
+        self.record_seconds = Histogram(
+            "clawloop_gateway_record_seconds",
+            "Storing one turn, in Postgres or in the spool",
+            buckets=(0.001, 0.0025, 0.005, 0.01, 0.025, 0.05, 0.1, 0.25, 0.5, 1),
+            registry=self.registry,
+        )
+        self.spool_turns = Gauge(
+            "clawloop_gateway_spool_turns",
+            "Turns on local disk that wait for Postgres",
+            registry=self.registry,
+        )
+        self.spool_bytes = Gauge("clawloop_gateway_spool_bytes", "Size of the spooled turns", registry=self.registry)
+        self.turns_lost = Counter(
+            "clawloop_gateway_turns_lost_total",
+            "Turns that could be stored nowhere",
+            ["why"],
+            registry=self.registry,
+        )
+        self.notifications = Counter(
+            "clawloop_gateway_announcements_total",
+            "Main turns by whether their session's workflow was told at once",
+            ["result"],
+            registry=self.registry,
+        )
+        self.engines_healthy = Gauge(
+            "clawloop_gateway_engines_healthy", "Engines that take requests", registry=self.registry
+        )
+
+
+class WorkerMetrics:
+    """What a worker counts; satisfies `activities.judging.ports.Counts` and `clawloop.serving.judge.RequestClock`."""
+
+    def __init__(self) -> None:
+        self.registry = CollectorRegistry()
+        self.turns_judged = Counter(
+            "clawloop_worker_turns_judged_total",
+            "Judgements made, by what became of their turn",
+            ["outcome"],
+            registry=self.registry,
+        )
+        self.answers = Counter(
+            "clawloop_worker_judge_answers_total",
+            "Votes and hints that judgements had when they were made, and that they lacked",
+            ["kind", "result"],
+            registry=self.registry,
+        )
+        self.judge_seconds = Histogram(
+            "clawloop_worker_judge_request_seconds",
+            "One request to a judge, by how it ended",
+            ["result"],
+            buckets=(0.05, 0.1, 0.25, 0.5, 1, 2.5, 5, 10, 30, 60, 120),
+            registry=self.registry,
+        )
+        self.sessions_closed = Counter(
+            "clawloop_worker_sessions_closed_total",
+            "Sessions closed, by whether the at-least-one rule gave them a sample",
+            ["guaranteed"],
+            registry=self.registry,
+        )
+        self.sweeps = Counter("clawloop_worker_sweeps_total", "Sweeps done", registry=self.registry)
+        self.found = Counter(
+            "clawloop_worker_swept_total",
+            "What sweeps found: turns and feedback nobody had announced, sessions left open; stuck: sessions not told",
+            ["what"],
+            registry=self.registry,
+        )
+
+    def answered(self, kind: str, valid: int, missing: int) -> None:
+        self.answers.labels(kind, "valid").inc(valid)
+        self.answers.labels(kind, "missing").inc(missing)
+
+    def judged(self, outcome: str) -> None:
+        self.turns_judged.labels(outcome).inc()
+
+    def closed(self, guaranteed: bool) -> None:
+        self.sessions_closed.labels(str(guaranteed).lower()).inc()
+
+    def swept(self, turns: int, feedback: int, sessions: int, stuck: int) -> None:
+        self.sweeps.inc()
+        for what, count in (("turns", turns), ("feedback", feedback), ("sessions", sessions), ("stuck", stuck)):
+            self.found.labels(what).inc(count)
+
+    def asked(self, result: str, seconds: float) -> None:
+        self.judge_seconds.labels(result).observe(seconds)
+
+
+class TrainerMetrics:
+    """What a trainer counts. Names are public: dashboards and alerts use them."""
+
+    def __init__(self) -> None:
+        self.registry = CollectorRegistry()
+        self.steps = Counter(
+            "clawloop_trainer_steps_total", "Steps computed, by how they ended", ["result"], registry=self.registry
+        )
+        self.step_seconds = Histogram(
+            "clawloop_trainer_step_seconds",
+            "From a batch's arrival to its adapter's last byte",
+            buckets=(0.5, 1, 2.5, 5, 10, 30, 60, 120, 300, 900, 3600),
+            registry=self.registry,
+        )
+        self.tokens = Counter("clawloop_trainer_tokens_total", "Trained response tokens", registry=self.registry)
+        self.dropped = Counter(
+            "clawloop_trainer_samples_dropped_total", "Samples left out of steps", registry=self.registry
+        )
+        self.loss = Gauge("clawloop_trainer_loss", "Of the newest step", ["policy"], registry=self.registry)
+        self.kl = Gauge(
+            "clawloop_trainer_kl_nats", "Mean KL to the base of the newest step", ["policy"], registry=self.registry
+        )
+        self.ratio = Gauge(
+            "clawloop_trainer_ratio", "Mean ratio to the recorded log-probs", ["policy"], registry=self.registry
+        )
+
+
+class EngineMetrics:
+    """What an engine's agent counts. Names are public: dashboards and alerts use them."""
+
+    def __init__(self) -> None:
+        self.registry = CollectorRegistry()
+        self.loads = Counter(
+            "clawloop_engine_loads_total", "Versions loaded, by how that ended", ["result"], registry=self.registry
+        )
+        self.load_seconds = Histogram(
+            "clawloop_engine_load_seconds",
+            "Checking, loading and trying one version",
+            buckets=(0.025, 0.05, 0.1, 0.25, 0.5, 1, 2.5, 5, 10, 30, 60),
+            registry=self.registry,
+        )
+        self.unloads = Counter("clawloop_engine_unloads_total", "Versions unloaded", registry=self.registry)
+        self.adapters = Gauge("clawloop_engine_adapters", "Adapters the engine has", registry=self.registry)
+        self.healthy = Gauge("clawloop_engine_healthy", "1 while the engine answers", registry=self.registry)
+        self.restarts = Counter(
+            "clawloop_engine_restarts_total", "How often its restart command was run", registry=self.registry
+        )

@@ -1,0 +1,300 @@
+"""Temporal as all our processes use it: one plugin for every client, and the announcer of the gateway.
+
+Knows nothing about what workflows do. The plugin goes to clients only; workers and replayers inherit it, so they
+cannot disagree about how things are written.
+"""
+
+from __future__ import annotations
+
+import logging
+import traceback
+from contextlib import suppress
+from dataclasses import replace
+from datetime import timedelta
+from pathlib import Path
+from typing import Any
+
+from temporalio.api.enums.v1 import IndexedValueType
+from temporalio.api.operatorservice.v1 import AddSearchAttributesRequest, ListSearchAttributesRequest
+from temporalio.client import (
+    Client,
+    Schedule,
+    ScheduleActionStartWorkflow,
+    ScheduleAlreadyRunningError,
+    ScheduleIntervalSpec,
+    ScheduleOverlapPolicy,
+    SchedulePolicy,
+    ScheduleSpec,
+)
+from temporalio.common import (
+    SearchAttributePair,
+    TypedSearchAttributes,
+    WorkflowIDConflictPolicy,
+    WorkflowIDReusePolicy,
+)
+from temporalio.contrib.pydantic import pydantic_data_converter
+from temporalio.envconfig import ClientConfig
+from temporalio.exceptions import ApplicationError
+from temporalio.plugin import SimplePlugin
+from temporalio.service import PayloadLimitsConfig
+from temporalio.worker import (
+    ActivityInboundInterceptor,
+    ExecuteActivityInput,
+    Interceptor,
+    WorkerConfig,
+    WorkflowRunner,
+)
+from temporalio.worker.workflow_sandbox import SandboxedWorkflowRunner
+
+from clawloop.contracts.sessions import ContentErased, FeedbackGiven, RejudgeRequested, SessionFacts, TurnRecorded
+from clawloop.errors import (
+    ClawloopError,
+    JudgeRefused,
+    JudgeUnavailable,
+    PermanentError,
+    SignalFailed,
+    TrainerUnavailable,
+)
+from clawloop.ids import SessionId
+from clawloop.temporal.deadline import temporal_deadline
+from workflows import names
+from workflows.state import SessionState
+
+log = logging.getLogger(__name__)
+
+PAYLOAD_WARN_BYTES = 64 * 1024
+"""Only ids, scores and reasons cross Temporal; anything larger is a mistake of ours."""
+
+# A turn that was not announced is judged this much later at most.
+SWEEP_EVERY = timedelta(minutes=1)
+# An activity beats at half its time-out; the SDK alone would keep beats back for 0.8 of it (measured), and then a busy
+# machine that is late by a fifth loses the work.
+BEATS_APART = timedelta(seconds=0.5)
+
+# Passed through the sandbox: each module holds only definitions and constants, so two runs may share it.
+PASSED_THROUGH = (
+    "pydantic",  # compiled validators; importing it anew for every workflow run costs 300 ms
+    "pydantic_core",
+    "annotated_types",
+    "typing_extensions",
+    "uuid6",  # imported by clawloop.ids; workflows make no ids
+    "orjson",  # imported by clawloop.turns; pure, compiled
+    "clawloop",  # contracts, ids, errors and the pure rules: frozen records and functions
+    "activities",  # the workflows need names and signatures; nothing runs there
+    "workflows.names",
+    "workflows.policies",
+    "workflows.state",  # frozen pydantic models
+)
+
+
+def _runner(given: WorkflowRunner | None) -> WorkflowRunner:
+    runner = given or SandboxedWorkflowRunner()
+    if not isinstance(runner, SandboxedWorkflowRunner):
+        return runner
+    return replace(runner, restrictions=runner.restrictions.with_passthrough_modules(*PASSED_THROUGH))
+
+
+class _RedactErrors(ActivityInboundInterceptor):
+    """Lets errors of activities cross Temporal by their kind.
+
+    Their words may quote a conversation (PostgreSQL quotes the row it refuses), so they stay in our logs. A judge's
+    and a trainer's are safe by contract, and say what an operator must know.
+    """
+
+    async def execute_activity(self, input: ExecuteActivityInput) -> Any:
+        try:
+            return await super().execute_activity(input)
+        except ApplicationError:
+            raise
+        except Exception as error:  # noqa: BLE001  whatever it is, its words must not cross
+            kind = type(error).__name__
+            told = isinstance(error, JudgeUnavailable | JudgeRefused | TrainerUnavailable)
+            log.warning("activity failed", extra={"error": kind, "where": _where(error)})
+            wait = error.retry_after_seconds if isinstance(error, JudgeUnavailable) else None
+            raise ApplicationError(
+                str(error) if told else kind,
+                type=kind,
+                non_retryable=isinstance(error, PermanentError),
+                next_retry_delay=None if wait is None else timedelta(seconds=wait),
+            ) from None
+
+
+class _RedactErrorsInterceptor(Interceptor):
+    def intercept_activity(self, next: ActivityInboundInterceptor) -> ActivityInboundInterceptor:
+        return _RedactErrors(next)
+
+
+def _where(error: BaseException) -> str:
+    """Where it was raised; a traceback without any message."""
+    frames = traceback.extract_tb(error.__traceback__)[-3:]
+    return " < ".join(f"{Path(frame.filename).name}:{frame.lineno} {frame.name}" for frame in reversed(frames))
+
+
+class ClawloopPlugin(SimplePlugin):
+    """Pydantic payloads, which errors fail a workflow, what of them crosses, what the sandbox lets through, beats."""
+
+    def __init__(self) -> None:
+        super().__init__(
+            "clawloop",
+            data_converter=pydantic_data_converter,
+            workflow_runner=_runner,
+            interceptors=[_RedactErrorsInterceptor()],
+            # Anything else is a bug: the workflow waits until it is mended, and goes on.
+            workflow_failure_exception_types=[ClawloopError],
+        )
+
+    def configure_worker(self, config: WorkerConfig) -> WorkerConfig:
+        """Each beat goes out as it comes."""
+        config["max_heartbeat_throttle_interval"] = BEATS_APART
+        return super().configure_worker(config)
+
+
+async def connect(address: str, *, lazy: bool = False) -> Client:
+    """A client; namespace, TLS and API key are read where Temporal's own tools read them.
+
+    Args:
+        lazy: connect at the first call, and again at the next when that fails.
+
+    Raises:
+        RuntimeError: nothing answers there; not if `lazy`.
+    """
+    config = ClientConfig.load_client_connect_config()
+    config["target_host"] = address
+    limits = PayloadLimitsConfig(payloads_warn_size=PAYLOAD_WARN_BYTES)
+    return await Client.connect(**config, plugins=[ClawloopPlugin()], payload_limits=limits, lazy=lazy)
+
+
+async def register_search_attributes(client: Client) -> None:
+    """Make known what sessions are found by; what is known already stays.
+
+    Raises:
+        RPCError: the server does not let us.
+    """
+    known = await client.operator_service.list_search_attributes(
+        ListSearchAttributesRequest(namespace=client.namespace)
+    )
+    missing = {key.name: key.indexed_value_type for key in names.SEARCH_ATTRIBUTES}
+    missing = {name: kind for name, kind in missing.items() if name not in known.custom_attributes}
+    if missing:
+        await client.operator_service.add_search_attributes(
+            AddSearchAttributesRequest(
+                namespace=client.namespace,
+                search_attributes={name: IndexedValueType.ValueType(kind) for name, kind in missing.items()},
+            )
+        )
+
+
+async def begin_sweeping(client: Client) -> None:
+    """See that the sweep runs every minute, on every cluster once.
+
+    Raises:
+        RPCError: the server does not let us.
+    """
+    sweep = ScheduleActionStartWorkflow(
+        names.SWEEP_WORKFLOW,
+        id=names.SWEEP_ID,
+        task_queue=names.WORKFLOW_QUEUE,
+        execution_timeout=timedelta(minutes=30),
+    )
+    schedule = Schedule(
+        action=sweep,
+        spec=ScheduleSpec(intervals=[ScheduleIntervalSpec(every=SWEEP_EVERY)]),
+        policy=SchedulePolicy(overlap=ScheduleOverlapPolicy.SKIP),
+    )
+    with suppress(ScheduleAlreadyRunningError):
+        await client.create_schedule(names.SWEEP_ID, schedule)
+
+
+class TemporalSessionNotifier:
+    """Tells session workflows by signal-with-start, which needs Temporal's server, but no worker.
+
+    Args:
+        client: may be lazy; it connects again by itself.
+        idle: after how long without a turn a session closes.
+    """
+
+    def __init__(self, client: Client, idle: timedelta) -> None:
+        self._client = client
+        self._idle = idle
+
+    async def notify_turn(self, session: SessionFacts, turn: TurnRecorded) -> None:
+        """
+        Raises:
+            SignalFailed
+        """
+        await self._tell(session, names.TURN_RECORDED, turn)
+
+    async def notify_feedback(self, session: SessionFacts, feedback: FeedbackGiven) -> None:
+        """
+        Raises:
+            SignalFailed
+        """
+        await self._tell(session, names.FEEDBACK_GIVEN, feedback)
+
+    async def rejudge(self, session: SessionFacts, wanted: RejudgeRequested) -> None:
+        """Have the session's workflow judge a turn once more; satisfies `api.ports.SessionOperations`.
+
+        Raises:
+            SignalFailed
+        """
+        await self._tell(session, names.JUDGE_AGAIN, wanted)
+
+    async def content_erased(self, session: SessionId, erased: ContentErased) -> None:
+        """Tell the session's workflow; where none runs, nobody has to hear of it.
+
+        Raises:
+            SignalFailed
+        """
+        workflow = self._client.get_workflow_handle(names.session_workflow_id(session))
+        async with temporal_deadline(may_be_gone=True):
+            await workflow.signal(names.CONTENT_ERASED, erased)
+
+    async def wake(self, session: SessionFacts) -> None:
+        """See that the session's workflow runs, so that it closes.
+
+        Raises:
+            SignalFailed
+        """
+        await self._tell(session, None, None)
+
+    async def _tell(
+        self, session: SessionFacts, signal: str | None, message: TurnRecorded | FeedbackGiven | RejudgeRequested | None
+    ) -> None:
+        state = SessionState(
+            session_id=session.session_id,
+            policy=session.policy,
+            idle_seconds=self._idle.total_seconds(),
+            adapter_version=session.version,
+        )
+        found_by: list[SearchAttributePair[Any]] = [
+            SearchAttributePair(names.POLICY, session.policy),
+            SearchAttributePair(names.SESSION, str(session.session_id)),
+            SearchAttributePair(names.STATE, "open"),
+            SearchAttributePair(names.VERSION, session.version),
+        ]
+        since = f"{session.since:%Y-%m-%d %H:%M} UTC"
+        async with temporal_deadline():
+            await self._client.start_workflow(
+                names.SESSION_WORKFLOW,
+                state,
+                id=names.session_workflow_id(session.session_id),
+                task_queue=names.WORKFLOW_QUEUE,
+                start_signal=signal,
+                start_signal_args=[] if message is None else [message],
+                # A closed session opens again under its own id.
+                id_reuse_policy=WorkflowIDReusePolicy.ALLOW_DUPLICATE,
+                # Without a signal the server would refuse to begin one that runs already.
+                id_conflict_policy=WorkflowIDConflictPolicy.USE_EXISTING,
+                search_attributes=TypedSearchAttributes(found_by),
+                static_summary=f"{session.policy}: session known by {session.identified_by}, open since {since}",
+            )
+
+
+class DisconnectedSessions:
+    """Satisfies `api.ports.SessionOperations` where no Temporal is given."""
+
+    async def rejudge(self, session: SessionFacts, wanted: RejudgeRequested) -> None:
+        raise SignalFailed("no Temporal is given: set TEMPORAL_ADDRESS")
+
+    async def content_erased(self, session: SessionId, erased: ContentErased) -> None:
+        raise SignalFailed("no Temporal is given: set TEMPORAL_ADDRESS")

@@ -1,0 +1,240 @@
+"""Adapter versions on disk: PEFT's format, named by what is in them, whole or not there at all.
+
+Knows nothing about optimisers or who reads the files. A version is a directory `v{n}-{sha256[:12]}` that
+appears by a rename after everything in it is on the disk, and never changes afterwards: engines read it at
+any time, and two directories with one name hold the same adapter.
+"""
+
+from __future__ import annotations
+
+import json
+import os
+import shutil
+import tempfile
+import time
+from collections.abc import Mapping
+from dataclasses import dataclass
+from datetime import timedelta
+from pathlib import Path
+
+from pydantic import BaseModel, ConfigDict, ValidationError
+from safetensors import SafetensorError
+from safetensors.torch import load, save
+from torch import Tensor
+
+from clawloop.adapters.digest import (
+    BASE_FILE,
+    CONFIG_FILE,
+    HASHED_FILES,
+    WEIGHTS_FILE,
+    check_version,
+    files_sha256,
+    read_adapter_file,
+)
+from clawloop.errors import AdapterUnusable
+from clawloop.training.model.architecture import PROJECTIONS, Architecture, adapter_names
+from clawloop.training.model.decoder import Lora
+
+_UNFINISHED = ".writing-"
+
+
+class BaseIdentity(BaseModel):
+    """Which base model an adapter belongs to.
+
+    `name` is what people and PEFT call it; `fingerprint` (`BaseWeights.fingerprint`) is what is compared.
+    """
+
+    model_config = ConfigDict(frozen=True)
+
+    name: str
+    fingerprint: str
+
+
+class _PeftConfig(BaseModel):
+    model_config = ConfigDict(frozen=True, extra="ignore")
+
+    peft_type: str
+    r: int
+    lora_alpha: float
+    target_modules: tuple[str, ...]
+    bias: str = "none"
+    use_rslora: bool = False
+    use_dora: bool = False
+    fan_in_fan_out: bool = False
+    modules_to_save: tuple[str, ...] | None = None
+    rank_pattern: dict[str, int] = {}
+    alpha_pattern: dict[str, float] = {}
+
+
+@dataclass(frozen=True, slots=True, eq=False)
+class Adapter:
+    """LoRA weights in memory.
+
+    Args:
+        lora: its shape.
+        tensors: whole float32 tensors on the CPU, by our names.
+        base: what it was trained on; None if its files do not say.
+    """
+
+    lora: Lora
+    tensors: Mapping[str, Tensor]
+    base: BaseIdentity | None
+
+
+@dataclass(frozen=True, slots=True)
+class WrittenVersion:
+    """A version's directory and the hash of its adapter, in hex."""
+
+    path: Path
+    sha256: str
+
+
+def adapter_files(adapter: Adapter, architecture: Architecture) -> dict[str, bytes]:
+    """The adapter as files: name → content. The same adapter gives the same bytes."""
+    names = adapter_names(architecture, adapter.lora.targets)
+    if adapter.base is None:
+        raise AdapterUnusable("an adapter is not written without saying which base model it belongs to")
+    weights = {names[ours]: tensor.contiguous() for ours, tensor in adapter.tensors.items()}
+    config = {
+        "peft_type": "LORA",
+        "task_type": "CAUSAL_LM",
+        "base_model_name_or_path": adapter.base.name,
+        "r": adapter.lora.rank,
+        "lora_alpha": adapter.lora.alpha,
+        "lora_dropout": 0.0,
+        "target_modules": sorted(adapter.lora.targets),
+        "bias": "none",
+        "fan_in_fan_out": False,
+        "inference_mode": True,
+        "modules_to_save": None,
+        "use_dora": False,
+        "use_rslora": False,
+    }
+    return {
+        # One key of metadata only: safetensors writes several in no fixed order.
+        WEIGHTS_FILE: save(weights, metadata={"format": "pt"}),
+        CONFIG_FILE: _json(config),
+        BASE_FILE: _json(adapter.base.model_dump()),
+    }
+
+
+def write_version(parent: Path, version: int, files: Mapping[str, bytes]) -> WrittenVersion:
+    """Put a version's files on the disk, all or none.
+
+    Args:
+        parent: the policy's directory of versions; made if it is not there.
+        version: its number.
+        files: from `adapter_files`, and whatever else is kept beside them; only the adapter's own are hashed.
+
+    Raises:
+        AdapterUnusable: the directory is there already but no longer holds what its name says.
+    """
+    digest = files_sha256({name: files[name] for name in HASHED_FILES})
+    target = parent / f"v{version}-{digest[:12]}"
+    parent.mkdir(parents=True, exist_ok=True)
+    if target.exists():
+        check_version(target, digest)
+        return WrittenVersion(target, digest)
+    unfinished = Path(tempfile.mkdtemp(prefix=f"{_UNFINISHED}v{version}-", dir=parent))
+    try:
+        for name, content in files.items():
+            _write_file(unfinished / name, content)
+        unfinished.chmod(0o755)  # made 0700; engines may run as another user
+        _sync_directory(unfinished)
+        unfinished.rename(target)
+    except BaseException:
+        shutil.rmtree(unfinished, ignore_errors=True)
+        raise
+    _sync_directory(parent)
+    return WrittenVersion(target, digest)
+
+
+def remove_unfinished(parent: Path, age: timedelta = timedelta()) -> int:
+    """Delete what writers that were killed left behind, if it is older than `age`; another trainer may write here."""
+    before = time.time() - age.total_seconds()
+    left = [path for path in parent.glob(f"{_UNFINISHED}*") if path.stat().st_mtime <= before]
+    for path in left:
+        shutil.rmtree(path)
+    return len(left)
+
+
+def read_adapter(path: Path, architecture: Architecture, *, base: BaseIdentity | None = None) -> Adapter:
+    """An adapter from PEFT's format, ours or another's.
+
+    Args:
+        path: its directory.
+        architecture: of the base model it shall be used with.
+        base: if given, the adapter must say that it belongs to this base model.
+
+    Raises:
+        AdapterUnusable: damaged, of a kind that is not plain LoRA, of another shape or another base model.
+    """
+    try:
+        config = _PeftConfig.model_validate_json(read_adapter_file(path / CONFIG_FILE))
+        stored = load(read_adapter_file(path / WEIGHTS_FILE))
+        written_for = (
+            BaseIdentity.model_validate_json(read_adapter_file(path / BASE_FILE))
+            if (path / BASE_FILE).exists()
+            else None
+        )
+    except (ValidationError, SafetensorError) as error:
+        raise AdapterUnusable(f"{path} is damaged: {error}") from error
+    if base is not None and (written_for is None or written_for.fingerprint != base.fingerprint):
+        of = "an unknown base model" if written_for is None else f"another {written_for.name}"
+        raise AdapterUnusable(f"{path} was trained on {of}, not on this {base.name}")
+    lora = _plain_lora(path, config)
+    names = adapter_names(architecture, lora.targets)
+    if different := set(names.values()) ^ stored.keys():
+        raise AdapterUnusable(f"{path}: {len(different)} tensors differ, the first is {min(different)}")
+    return Adapter(lora, {ours: stored[theirs].float() for ours, theirs in names.items()}, written_for)
+
+
+def adapter_lora(path: Path) -> Lora:
+    """The shape of the adapter in this directory, without reading its tensors.
+
+    Raises:
+        AdapterUnusable: its config is damaged, or not plain LoRA.
+    """
+    try:
+        return _plain_lora(path, _PeftConfig.model_validate_json(read_adapter_file(path / CONFIG_FILE)))
+    except ValidationError as error:
+        raise AdapterUnusable(f"{path} is damaged: {error}") from error
+
+
+def _plain_lora(path: Path, config: _PeftConfig) -> Lora:
+    beyond = {
+        "bias": config.bias != "none",
+        "use_rslora": config.use_rslora,
+        "use_dora": config.use_dora,
+        "fan_in_fan_out": config.fan_in_fan_out,
+        "modules_to_save": bool(config.modules_to_save),
+        "rank_pattern": bool(config.rank_pattern),
+        "alpha_pattern": bool(config.alpha_pattern),
+        config.peft_type: config.peft_type != "LORA",
+    }
+    if used := [what for what, is_used in beyond.items() if is_used]:
+        raise AdapterUnusable(f"{path} is not plain LoRA: {', '.join(used)}")
+    if unknown := set(config.target_modules) - set(PROJECTIONS):
+        raise AdapterUnusable(f"{path} changes {sorted(unknown)}; the trainer changes {PROJECTIONS}")
+    return Lora(config.r, config.lora_alpha, tuple(p for p in PROJECTIONS if p in config.target_modules))
+
+
+def _json(content: Mapping[str, object]) -> bytes:
+    return (json.dumps(content, indent=1, sort_keys=True) + "\n").encode()
+
+
+def _write_file(path: Path, content: bytes) -> None:
+    with path.open("xb") as file:
+        os.fchmod(file.fileno(), 0o644)
+        file.write(content)
+        file.flush()
+        os.fsync(file.fileno())
+
+
+def _sync_directory(path: Path) -> None:
+    # A rename is durable only once the directory that holds the name is.
+    descriptor = os.open(path, os.O_RDONLY)
+    try:
+        os.fsync(descriptor)
+    finally:
+        os.close(descriptor)

@@ -1,0 +1,106 @@
+"""How a judgement ends: verdict, hint, sample and the turn's outcome, in one transaction.
+
+Every function works in the caller's transaction.
+"""
+
+from __future__ import annotations
+
+from sqlalchemy import func, select, update
+from sqlalchemy.ext.asyncio import AsyncConnection
+
+from clawloop.contracts.turns import TurnOutcome
+from clawloop.errors import RecordUnusable, StoreUnavailable
+from clawloop.ids import FeedbackId, JudgementId, TurnId
+from clawloop.judging.records import FinalizedJudgement, Relation
+from clawloop.samples.rewards import with_reward
+from db.exact_json import storable
+from db.judging.rewards import finalize_by_outcome, finalize_group, mean_before
+from db.judging.votes import votes_match
+from db.tables import Feedback, Judgement, Turn
+from db.training.queue import lock_policy_of, refresh_work
+from db.training.samples import insert_sample, is_taken, others_taken, supersede_others, withdraw_sample
+
+
+async def finalize_judgement(
+    judgement: JudgementId, end: FinalizedJudgement, heard: list[FeedbackId], connection: AsyncConnection
+) -> str | None:
+    """See `PostgresJudgementStore.settle`."""
+    turn_id, policy = await _lock_judgement(connection, judgement)
+    applied = await _new_among(connection, turn_id, heard)
+    if await is_taken(connection, judgement):
+        if applied:
+            raise StoreUnavailable(f"a step took the sample of turn {turn_id} meanwhile")
+        return None
+    if end.ballot is not None and not await votes_match(connection, judgement, end.ballot):
+        raise StoreUnavailable(f"other votes on turn {turn_id} were stored first")
+    if not applied and await others_taken(connection, judgement, turn_id):
+        return None
+    await supersede_others(connection, judgement, turn_id, end.why)
+    own = end.reward
+    mean = await mean_before(connection, policy, judgement, end.verdict.verdict or 0)
+    if end.relation is Relation.MEAN and end.verdict.verdict and own is not None and mean.count:
+        end = with_reward(end, mean.relative(own), f"mean before {mean.total / mean.count:+.2f}")
+    held = {
+        "verdict": end.verdict.verdict,
+        "expected": end.verdict.expected,
+        "reward": own,
+        "verdict_why": end.verdict.why,
+        "hint": None if end.hint.text is None else storable(end.hint.text),
+        "hint_why": end.hint.why,
+        "not_trainable": end.not_trainable,
+        "outcome": end.outcome,
+        "why": end.why,
+        "decided_at": func.now(),
+    }
+    await connection.execute(update(Judgement).where(Judgement.id == judgement).values(held))
+    if end.sampled and end.relation in (Relation.NONE, Relation.MEAN):
+        await insert_sample(connection, judgement, turn_id, end.reward or None, end.hinted_prompt_ids, end.why)
+    else:
+        await withdraw_sample(connection, judgement, end.why)
+    became = update(Turn).where(Turn.id == turn_id)
+    await connection.execute(became.values(outcome=end.outcome, outcome_detail=storable(end.why)))
+    if end.relation is Relation.GROUP:
+        group = (await connection.execute(select(Turn.group_id).where(Turn.id == turn_id))).scalar_one()
+        await finalize_group(connection, TurnId(group or turn_id))
+    if end.relation is Relation.OUTCOME:
+        await finalize_by_outcome(connection, turn_id)
+    if applied:
+        taken = update(Feedback).where(Feedback.id.in_(applied), Feedback.applied_at.is_(None))
+        await connection.execute(taken.values(applied_at=func.now()))
+    return policy if await refresh_work(connection, policy) else None
+
+
+async def _lock_judgement(connection: AsyncConnection, judgement: JudgementId) -> tuple[TurnId, str]:
+    """The turn it is of and that turn's policy; policy and judgement are ours until the end of the transaction.
+
+    Raises:
+        RecordUnusable: the turn, what followed it, or with that the judgement was erased.
+    """
+    query = select(Judgement.turn_id, Judgement.shown_by).where(Judgement.id == judgement)
+    row = (await connection.execute(query)).first()
+    policy = None if row is None else await lock_policy_of(connection, TurnId(row.turn_id))
+    row = (await connection.execute(query.with_for_update())).first()
+    if row is None or policy is None:
+        raise RecordUnusable(f"judgement {judgement} was erased")
+    for turn in await connection.execute(select(Turn.id, Turn.outcome).where(Turn.id.in_([*row]))):
+        require_content(TurnId(turn.id), turn.outcome)
+    return TurnId(row.turn_id), policy
+
+
+async def _new_among(connection: AsyncConnection, turn_id: TurnId, heard: list[FeedbackId]) -> list[FeedbackId]:
+    """Those of them that no judgement has taken in.
+
+    Raises:
+        StoreUnavailable: one has taken in feedback that is not among them.
+    """
+    query = select(Feedback.id, Feedback.applied_at.is_not(None).label("applied")).where(Feedback.turn_id == turn_id)
+    known = (await connection.execute(query)).all()
+    if any(row.applied and row.id not in heard for row in known):
+        raise StoreUnavailable(f"feedback on turn {turn_id} was taken in meanwhile")
+    return [FeedbackId(row.id) for row in known if not row.applied and row.id in heard]
+
+
+def require_content(turn_id: TurnId, outcome: str) -> None:
+    """Raise RecordUnusable if the turn with this outcome was erased."""
+    if outcome == TurnOutcome.ERASED:
+        raise RecordUnusable(f"turn {turn_id} was erased")

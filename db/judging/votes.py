@@ -1,0 +1,114 @@
+"""Answers of judges in PostgreSQL: each kept once, as it came, and read when a judgement is gone on with.
+
+Knows nothing about what they decide. Every function works in the caller's transaction.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Mapping
+
+from sqlalchemy import Boolean, Integer, Text, bindparam, select, text
+from sqlalchemy.ext.asyncio import AsyncConnection
+
+from clawloop.ids import JudgementId
+from clawloop.judging.parsing import HintVote, Vote
+from clawloop.judging.records import DIRECT, VOTES, Ballot, OpenJudgement
+from db.exact_json import storable
+from db.judging.direct_votes import direct_from_text, direct_to_text
+from db.tables import Hint
+from db.tables import Vote as VoteRow
+from db.training.recipes import recipe_by_hash
+
+# Whoever erases one of them waits for an answer that is being kept; by their ids, as erasing holds them.
+_LOCK_TURNS = text("""
+    SELECT t.id FROM judgements j JOIN turns t ON t.id IN (j.turn_id, j.shown_by) WHERE j.id = :judgement_id
+    ORDER BY t.id FOR KEY SHARE OF t
+""")
+# An answer that comes when its turn is erased, or the one that shows what followed, is not kept, nor a vote that comes
+# when the verdict is decided: a verdict is always what its stored votes say. One that is being kept holds the decision
+# up. A direct vote is also asked for when votes cancelled out, for the closing alone.
+_INSERT_VOTE = text("""
+    INSERT INTO votes (judgement_id, kind, index, raw, score)
+    SELECT j.id, :kind, :index, :raw, :score
+    FROM judgements j JOIN turns t ON t.id = j.turn_id LEFT JOIN turns b ON b.id = j.shown_by
+    WHERE j.id = :judgement_id AND t.outcome <> 'erased' AND (b.id IS NULL OR b.outcome <> 'erased')
+        AND (j.decided_at IS NULL OR (:kind = 'direct' AND j.verdict IS NOT NULL))
+    FOR KEY SHARE OF j ON CONFLICT DO NOTHING
+""").bindparams(bindparam("index", type_=Integer), bindparam("score", type_=Integer), bindparam("kind", type_=Text))
+_INSERT_HINT = text("""
+    INSERT INTO hints (judgement_id, kind, index, raw, accepted, text)
+    SELECT j.id, :kind, :index, :raw, :accepted, :text
+    FROM judgements j JOIN turns t ON t.id = j.turn_id LEFT JOIN turns b ON b.id = j.shown_by
+    WHERE j.id = :judgement_id AND t.outcome <> 'erased' AND (b.id IS NULL OR b.outcome <> 'erased')
+    FOR KEY SHARE OF j ON CONFLICT DO NOTHING
+""").bindparams(bindparam("index", type_=Integer), bindparam("accepted", type_=Boolean))
+
+
+async def insert_vote(
+    judgement: JudgementId, kind: str, index: int, raw: str, vote: Vote | None, connection: AsyncConnection
+) -> None:
+    """The first one of its kind and index counts."""
+    row = {"judgement_id": judgement, "kind": kind, "index": index, "raw": storable(raw), "score": vote}
+    await connection.execute(_LOCK_TURNS, {"judgement_id": judgement})
+    await connection.execute(_INSERT_VOTE, row)
+
+
+async def insert_direct_vote(
+    judgement: JudgementId, logprobs: Mapping[Vote, float], vote: Vote, connection: AsyncConnection
+) -> Mapping[Vote, float]:
+    """The first one counts, and is returned."""
+    await insert_vote(judgement, DIRECT, 0, direct_to_text(logprobs), vote, connection)
+    raw = await _direct(connection, judgement)
+    return logprobs if raw is None else direct_from_text(raw)
+
+
+async def insert_hint(
+    judgement: JudgementId, kind: str, index: int, raw: str, hint: HintVote | None, connection: AsyncConnection
+) -> None:
+    """The first one of its kind and index counts."""
+    row = {
+        "judgement_id": judgement,
+        "kind": kind,
+        "index": index,
+        "raw": storable(raw),
+        "accepted": None if hint is None else hint.accepted,
+        "text": None if hint is None or hint.text is None else storable(hint.text),
+    }
+    await connection.execute(_LOCK_TURNS, {"judgement_id": judgement})
+    await connection.execute(_INSERT_HINT, row)
+
+
+async def votes_match(connection: AsyncConnection, judgement: JudgementId, ballot: Ballot) -> bool:
+    """Whether these are the votes that are stored; the judgement must be held, so that it stays so."""
+    query = select(VoteRow.index.label("n"), VoteRow.score).where(VoteRow.judgement_id == judgement)
+    stored = {row.n: row.score for row in await connection.execute(query.where(VoteRow.kind == ballot.kind))}
+    return [stored.get(index) for index in range(len(ballot.scores))] == list(ballot.scores)
+
+
+async def read_open(
+    connection: AsyncConnection, judgement: JudgementId, recipe_hash: str, hint_kind: str
+) -> OpenJudgement:
+    recipe = await recipe_by_hash(connection, recipe_hash)
+    votes = select(VoteRow.index.label("n"), VoteRow.score).where(
+        VoteRow.judgement_id == judgement, VoteRow.kind == VOTES
+    )
+    hints = select(Hint.index.label("n"), Hint.accepted, Hint.text).where(
+        Hint.judgement_id == judgement, Hint.kind == hint_kind
+    )
+    raw = await _direct(connection, judgement)
+    return OpenJudgement(
+        judgement,
+        recipe,
+        {row.n: row.score for row in await connection.execute(votes)},
+        {
+            row.n: None if row.accepted is None else HintVote(row.accepted, row.text)
+            for row in await connection.execute(hints)
+        },
+        None if raw is None else direct_from_text(raw),
+    )
+
+
+async def _direct(connection: AsyncConnection, judgement: JudgementId) -> str | None:
+    query = select(VoteRow.raw).where(VoteRow.judgement_id == judgement, VoteRow.kind == DIRECT)
+    raw: str | None = await connection.scalar(query)
+    return raw

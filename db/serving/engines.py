@@ -1,0 +1,180 @@
+"""vLLM servers as rows: which there are, and which of them take requests.
+
+Knows nothing about whether they live. An engine's id is its host and port; it also names its task queue and stands
+in every turn it answered, also after the engine was removed.
+"""
+
+from __future__ import annotations
+
+import ipaddress
+import re
+from collections import defaultdict
+from collections.abc import Sequence
+from functools import partial
+from urllib.parse import urlsplit
+
+from sqlalchemy import delete, select, update
+from sqlalchemy.dialects.postgresql import insert
+from sqlalchemy.ext.asyncio import AsyncConnection
+
+from clawloop.contracts.serving import Engine
+from clawloop.errors import SetupError
+from db.database import Database
+from db.tables import Engine as EngineRow
+from db.tables import EngineVersion
+
+# Compose gives services names with underscores, so they are taken too.
+_LABEL = re.compile(r"[A-Za-z0-9_]([A-Za-z0-9_-]*[A-Za-z0-9_])?")
+
+
+async def ensure_engines(database: Database, urls: Sequence[str], added_by: str) -> list[Engine]:
+    """Make exactly these the engines of one place; those that others added stay, known ones keep their state.
+
+    Args:
+        added_by: the place, e.g. a data folder's own id; the same at each start.
+
+    Returns:
+        All engines there are now.
+
+    Raises:
+        SetupError: one is no http address.
+        StoreUnavailable
+    """
+    rows = [_row(url) for url in urls]
+
+    async def ensure(connection: AsyncConnection) -> list[Engine]:
+        gone = EngineRow.id.not_in([row["id"] for row in rows])
+        await connection.execute(delete(EngineRow).where(EngineRow.added_by == added_by, gone))
+        for row in rows:
+            await _add(connection, row, added_by)
+        return await read_engines(connection)
+
+    return await database.run(ensure)
+
+
+async def add_missing_engines(database: Database, urls: Sequence[str], added_by: str) -> None:
+    """Add those that are not known; known ones keep their state, none goes.
+
+    Args:
+        added_by: as in `ensure_engines`.
+
+    Raises:
+        SetupError: one is no http address.
+        StoreUnavailable
+    """
+    rows = [_row(url) for url in urls]
+
+    async def add(connection: AsyncConnection) -> None:
+        for row in rows:
+            await _add(connection, row, added_by)
+
+    await database.run(add)
+
+
+async def add_engine(database: Database, url: str) -> Engine:
+    """Add one, or take a known one into rotation again.
+
+    Raises:
+        SetupError: it is no http address.
+        StoreUnavailable
+    """
+    row = _row(url)
+
+    async def add(connection: AsyncConnection) -> Engine:
+        await _add(connection, row, None)
+        await _set_draining(connection, row["id"], draining=False)
+        return next(engine for engine in await read_engines(connection) if engine.id == row["id"])
+
+    return await database.run(add)
+
+
+async def list_engines(database: Database) -> list[Engine]:
+    return await database.run(read_engines)
+
+
+async def drain_engine(database: Database, engine_id: str, draining: bool = True) -> bool:
+    """Give it no new requests, or let it take them again; False if there is no such engine."""
+    return await database.run(partial(_set_draining, engine_id=engine_id, draining=draining))
+
+
+async def remove_engine(database: Database, engine_id: str) -> bool:
+    """Forget it and what it has loaded; False if there is no such engine."""
+
+    async def remove(connection: AsyncConnection) -> bool:
+        return (await connection.execute(delete(EngineRow).where(EngineRow.id == engine_id))).rowcount == 1
+
+    return await database.run(remove)
+
+
+async def read_engines(connection: AsyncConnection) -> list[Engine]:
+    """All engines and what each has loaded, in the order of their ids."""
+    loaded: defaultdict[str, defaultdict[str, set[int]]] = defaultdict(lambda: defaultdict(set))
+    for row in await connection.execute(select(EngineVersion)):
+        loaded[row.engine_id][row.policy].add(row.version)
+    return [
+        Engine(
+            id=row.id,
+            url=row.url,
+            versions={policy: frozenset(versions) for policy, versions in loaded[row.id].items()},
+            draining=row.draining,
+            problem=row.problem,
+        )
+        for row in await connection.execute(select(EngineRow).order_by(EngineRow.id))
+    ]
+
+
+def engine_of(address: str) -> tuple[str, str]:
+    """The id and the URL of the engine at this address, which may be its id: `127.0.0.1:8100`.
+
+    Raises:
+        SetupError: it is no http address.
+    """
+    row = _row(address if "://" in address else f"http://{address}")
+    return row["id"], row["url"]
+
+
+def _row(url: str) -> dict[str, str]:
+    plain = url.strip().rstrip("/")
+    if "@" in plain:
+        raise SetupError("an engine address must look like http://host:port, without user and password")
+    try:
+        parts = urlsplit(plain)
+        bracketed_name = "[" in parts.netloc and ":" not in (parts.hostname or "")
+        right = (
+            parts.scheme in {"http", "https"}
+            and parts.port != 0
+            and not parts.query
+            and not parts.fragment
+            and not any(letter.isspace() for letter in plain)
+            and not bracketed_name
+            and _is_host(parts.hostname or "")
+        )
+    except ValueError as error:
+        raise SetupError(f"engine address {url!r} must look like http://host:port: {error}") from error
+    if not right:
+        raise SetupError(f"engine address {url!r} must look like http://host:port")
+    return {"id": f"{parts.netloc}{parts.path}", "url": plain}
+
+
+def _is_host(name: str) -> bool:
+    """Whether this can be looked up at all.
+
+    Raises:
+        ValueError: it cannot.
+    """
+    if ":" in name:  # urlsplit has taken the brackets off
+        return ipaddress.ip_address(name.partition("%")[0]).version == 6
+    labels = name.encode("idna").decode().removesuffix(".").split(".")  # also refuses empty and long labels
+    if labels[-1].isdigit():
+        return ipaddress.ip_address(name).version == 4
+    return all(_LABEL.fullmatch(label) for label in labels)
+
+
+async def _add(connection: AsyncConnection, row: dict[str, str], added_by: str | None) -> None:
+    new = insert(EngineRow).values(row | {"added_by": added_by})
+    await connection.execute(new.on_conflict_do_update(index_elements=[EngineRow.id], set_={"url": new.excluded.url}))
+
+
+async def _set_draining(connection: AsyncConnection, engine_id: str, draining: bool) -> bool:
+    marked = await connection.execute(update(EngineRow).where(EngineRow.id == engine_id).values(draining=draining))
+    return marked.rowcount == 1

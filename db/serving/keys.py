@@ -1,0 +1,141 @@
+"""API keys in PostgreSQL: found by their public part, recognised by a hash, shown once.
+
+A key reads `cl-PUBLIC-SECRET`. The secret part is 256 random bits, so one SHA-256 is enough: there is nothing to
+guess, and a slow hash would only slow down every request.
+"""
+
+from __future__ import annotations
+
+import hashlib
+import hmac
+import re
+import secrets
+from collections.abc import Iterable
+from dataclasses import dataclass
+from datetime import datetime
+
+from sqlalchemy import func, insert, select, update
+from sqlalchemy.ext.asyncio import AsyncConnection
+
+from clawloop.contracts.serving import ApiKey, Scope
+from clawloop.errors import SetupError
+from clawloop.ids import ApiKeyId, new_api_key_id
+from db.database import Database
+from db.exact_json import storable
+from db.tables import ApiKey as KeyRow
+from db.tables import Policy
+
+_PUBLIC_BYTES = 4
+_SECRET_BYTES = 32
+_FORM = re.compile(r"(cl-[0-9a-f]{8})-[A-Za-z0-9_-]{43}")
+
+
+@dataclass(frozen=True, slots=True)
+class KeyEntry:
+    """What may be shown about a key.
+
+    Args:
+        prefix: its public part, `cl-` included.
+        revoked_at: None while it is good.
+    """
+
+    id: ApiKeyId
+    name: str
+    prefix: str
+    policy: str
+    scopes: frozenset[Scope]
+    created_at: datetime
+    revoked_at: datetime | None
+
+
+class PostgresKeyStore:
+    """Satisfies `api.ports.KeyStore`. Every method raises StoreUnavailable while PostgreSQL is away."""
+
+    def __init__(self, database: Database) -> None:
+        self._database = database
+
+    async def authenticate(self, secret: str) -> ApiKey | None:
+        """The key this secret is, or None if it is none of ours or was revoked."""
+        if (parts := _FORM.fullmatch(secret)) is None:
+            return None
+
+        async def find(connection: AsyncConnection) -> ApiKey | None:
+            query = select(KeyRow).where(KeyRow.prefix == parts[1], KeyRow.revoked_at.is_(None))
+            row = (await connection.execute(query)).one_or_none()
+            if row is None or not hmac.compare_digest(row.secret_sha256, _sha256(secret)):
+                return None
+            return ApiKey(ApiKeyId(row.id), row.policy, frozenset(map(Scope, row.scopes)))
+
+        return await self._database.run(find)
+
+    async def create_key(self, policy: str, scopes: Iterable[Scope], name: str) -> tuple[ApiKey, str]:
+        """A new key, and its secret, which nobody can read again.
+
+        Raises:
+            SetupError: there is no such policy.
+        """
+        key = ApiKey(new_api_key_id(), policy, frozenset(scopes))
+        prefix = f"cl-{secrets.token_hex(_PUBLIC_BYTES)}"
+        secret = f"{prefix}-{secrets.token_urlsafe(_SECRET_BYTES)}"
+
+        async def add(connection: AsyncConnection) -> None:
+            if await connection.scalar(select(Policy.id).where(Policy.id == policy)) is None:
+                raise SetupError(
+                    f"there is no policy {policy!r}: `clawloop up` makes the policy `default`,"
+                    " and so does `clawloop migrate --base-model NAME`"
+                )
+            await connection.execute(
+                insert(KeyRow).values(
+                    id=key.id,
+                    policy=policy,
+                    name=storable(name),
+                    prefix=prefix,
+                    secret_sha256=_sha256(secret),
+                    scopes=sorted(key.scopes),
+                )
+            )
+
+        await self._database.run(add)
+        return key, secret
+
+    async def revoke(self, prefix: str) -> bool:
+        """From now on the key opens nothing; False if no good key has this public part."""
+
+        async def mark(connection: AsyncConnection) -> bool:
+            good = update(KeyRow).where(KeyRow.prefix == prefix, KeyRow.revoked_at.is_(None))
+            marked = await connection.execute(good.values(revoked_at=func.now()))
+            return marked.rowcount == 1
+
+        return await self._database.run(mark)
+
+    async def list_keys(self) -> list[KeyEntry]:
+        """All of them, revoked ones too, oldest first."""
+
+        async def read(connection: AsyncConnection) -> list[KeyEntry]:
+            return [
+                KeyEntry(
+                    id=ApiKeyId(row.id),
+                    name=row.name,
+                    prefix=row.prefix,
+                    policy=row.policy,
+                    scopes=frozenset(map(Scope, row.scopes)),
+                    created_at=row.created_at,
+                    revoked_at=row.revoked_at,
+                )
+                for row in await connection.execute(select(KeyRow).order_by(KeyRow.id))
+            ]
+
+        return await self._database.run(read)
+
+    async def any_keys(self) -> bool:
+        """Whether there is a good key; without one the gateway listens on loopback only."""
+
+        async def look(connection: AsyncConnection) -> bool:
+            good = select(KeyRow.id).where(KeyRow.revoked_at.is_(None)).limit(1)
+            return await connection.scalar(good) is not None
+
+        return await self._database.run(look)
+
+
+def _sha256(secret: str) -> bytes:
+    return hashlib.sha256(secret.encode()).digest()

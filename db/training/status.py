@@ -1,0 +1,94 @@
+"""How a policy's learning stands, in words. Works in the caller's transaction."""
+
+from __future__ import annotations
+
+from typing import Any
+
+from sqlalchemy import text
+from sqlalchemy.ext.asyncio import AsyncConnection
+
+from clawloop.contracts.training import StepState, TrainingState, TrainingView
+from clawloop.errors import RecipeRejected, RecordUnusable
+from clawloop.recipes.recipe import Recipe, parse_stored_recipe
+from db.training.lineage import next_step
+
+# Samples of another signal part are not ready: a step will not take them.
+_LOOK = text("""
+    SELECT p.id, p.pool, p.head, p.active, p.epoch, p.pinned, p.paused_reason, r.content,
+        waits.ready, waits.oldest_seconds,
+        (SELECT count(*) FROM turns t JOIN sessions c ON c.id = t.session_id
+            WHERE t.outcome = 'waiting' AND c.policy = p.id) AS judging,
+        st.n AS step, st.attempt
+    FROM policies p LEFT JOIN recipes r ON r.hash = p.recipe_hash
+        LEFT JOIN steps st ON st.policy = p.id AND st.state = 'claimed'
+        CROSS JOIN LATERAL (
+            SELECT count(*) AS ready, extract(epoch FROM now() - min(s.created_at)) AS oldest_seconds
+            FROM samples s JOIN judgements j ON j.id = s.judgement_id JOIN recipes by ON by.hash = j.recipe_hash
+            WHERE s.policy = p.id AND s.state = 'fresh' AND by.signal_hash = r.signal_hash) waits
+    WHERE p.id = :policy
+""")
+
+
+async def view_of(connection: AsyncConnection, policy: str) -> TrainingView:
+    """
+    Raises:
+        RecordUnusable: there is no such policy.
+    """
+    row = (await connection.execute(_LOOK, {"policy": policy})).one_or_none()
+    if row is None:
+        raise RecordUnusable(f"there is no policy {policy!r}")
+    recipe, fault = _recipe(row.content)
+    needed = 0 if recipe is None else recipe.train.batch_samples
+    claimed = None if row.step is None else _claimed(row)
+    if row.paused_reason is not None:
+        state, reason = (
+            TrainingState.PAUSED,
+            "; ".join([f"paused: {row.paused_reason}", *([claimed] if claimed else [])]),
+        )
+    elif claimed is not None:
+        state, reason = TrainingState.TRAINING, claimed
+    else:
+        state, reason = TrainingState.WAITING, fault or waits_for(row.ready, needed, row.judging)
+    return TrainingView(
+        policy=row.id,
+        pool=row.pool,
+        state=state,
+        reason=reason,
+        ready=row.ready,
+        needed=needed,
+        judging=row.judging,
+        oldest_seconds=None if row.oldest_seconds is None else float(row.oldest_seconds),
+        step=row.step or await next_step(connection, policy),
+        step_state=None if row.step is None else StepState.CLAIMED,
+        head=row.head,
+        version=row.active,
+        epoch=row.epoch,
+        pinned=row.pinned,
+        unpublished=row.active != (row.head if row.pinned is None else row.pinned),
+        max_wait_seconds=None if recipe is None else 3600 * recipe.train.max_wait_hours,
+    )
+
+
+def waits_for(ready: int, needed: int, judging: int) -> str:
+    """E.g. `5 of 16 samples; 3 turns wait for their next state or judge`."""
+    turns = "1 turn waits for its" if judging == 1 else f"{judging} turns wait for their"
+    samples = f"{ready} of {needed} samples"
+    return f"{samples}; {turns} next state or judge" if judging else samples
+
+
+def _claimed(row: Any) -> str:
+    return f"computing step {row.step} (attempt {row.attempt})" if row.attempt else f"step {row.step} is claimed"
+
+
+def _recipe(content: Any) -> tuple[Recipe | None, str | None]:
+    if content is None:
+        return None, "the policy has no recipe"
+    try:
+        return parse_stored_recipe(content), None
+    except RecipeRejected as error:
+        return None, unusable_words(error)
+
+
+def unusable_words(error: RecipeRejected) -> str:
+    """What is said of a stored recipe that was good when it was set, and is no recipe any more."""
+    return f"its recipe cannot be used any more: {error}; set another with `clawloop recipe set`"

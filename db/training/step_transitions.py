@@ -1,0 +1,159 @@
+"""How a step ends: committed, abandoned or quarantined, with its samples and their turns, in one transaction.
+
+Every function works in the caller's transaction, which must hold the policy.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Mapping
+from dataclasses import replace
+
+from pydantic import JsonValue
+from sqlalchemy import func, select, update
+from sqlalchemy.dialects.postgresql import insert
+from sqlalchemy.ext.asyncio import AsyncConnection
+
+from clawloop.contracts.training import SampleState, StepBatch, StepFigures, StepState, TrainedStep
+from clawloop.contracts.turns import TurnOutcome
+from clawloop.errors import RecordUnusable
+from clawloop.ids import SampleId
+from db.events import insert_event
+from db.exact_json import exact_json, storable
+from db.tables import Policy, Step, StepSample, Version
+from db.training.queue import refresh_work
+from db.training.samples import end_samples, free_samples
+
+
+async def lock_step(connection: AsyncConnection, policy: str, n: int) -> Step:
+    """The step's row; ours until the end of the transaction.
+
+    Raises:
+        RecordUnusable: there is no such step.
+    """
+    query = select(Step.__table__).where(Step.policy == policy, Step.n == n).with_for_update()
+    row = (await connection.execute(query)).mappings().one_or_none()
+    if row is None:
+        raise RecordUnusable(f"policy {policy!r} has no step {n}")
+    return Step(**row)
+
+
+async def samples_of(connection: AsyncConnection, step: Step) -> dict[SampleId, str | None]:
+    """Its samples in their order, each with the reason if it was left out."""
+    query = select(StepSample.sample_id, StepSample.dropped).where(
+        StepSample.policy == step.policy, StepSample.step == step.n
+    )
+    rows = await connection.execute(query.order_by(StepSample.place))
+    return {SampleId(row.sample_id): row.dropped for row in rows}
+
+
+async def mark_dropped(connection: AsyncConnection, step: Step, dropped: Mapping[SampleId, str]) -> None:
+    for sample, why in dropped.items():
+        row = update(StepSample).where(
+            StepSample.policy == step.policy, StepSample.step == step.n, StepSample.sample_id == sample
+        )
+        await connection.execute(row.values(dropped=storable(why)))
+
+
+async def commit_step(connection: AsyncConnection, step: Step, trained: TrainedStep) -> None:
+    """Its version becomes the policy's head."""
+    version = trained.version
+    made = {
+        "policy": step.policy,
+        "n": step.n,
+        "parent": step.parent,
+        "path": version.path,
+        "sha256": bytes.fromhex(version.sha256),
+    }
+    await connection.execute(insert(Version).values(made))
+    await mark_dropped(connection, step, trained.figures.dropped)
+    samples = await samples_of(connection, step)
+    learned = {
+        sample: trained_words(step.n, trained.figures.without_hint.get(sample))
+        for sample, dropped in samples.items()
+        if dropped is None
+    }
+    left_out = {sample: f"left out of step {step.n}: {why}" for sample, why in samples.items() if why is not None}
+    await end_samples(connection, learned, SampleState.TRAINED, TurnOutcome.TRAINED)
+    await end_samples(connection, left_out, SampleState.EXPIRED, TurnOutcome.EXPIRED)
+    await _end(connection, step, StepState.COMMITTED, None, exact_json(metrics_of(trained.figures)))
+    await connection.execute(update(Policy).where(Policy.id == step.policy).values(head=step.n))
+
+
+async def abandon_step(connection: AsyncConnection, step: Step, reason: str) -> None:
+    """Its samples are free again; they expire where the policy's signal part is another by now."""
+    await _end(connection, step, StepState.ABANDONED, reason)
+    samples = await samples_of(connection, step)
+    await free_samples(connection, step.policy, list(samples))
+    await insert_event(connection, step.policy, "step_abandoned", step=step.n, reason=reason)
+    await refresh_work(connection, step.policy)
+
+
+async def hand_back_step(connection: AsyncConnection, step: Step, reason: str) -> None:
+    """Its samples are free again, and the policy is paused."""
+    await _pause(connection, step, f"step {step.n}: {reason}")
+    await abandon_step(connection, step, reason)
+
+
+async def expire_step(connection: AsyncConnection, step: Step, reason: str) -> None:
+    """Its samples teach nothing: they are not taken again."""
+    why = f"step {step.n}: {reason}"
+    await _end(connection, step, StepState.ABANDONED, reason)
+    samples = await samples_of(connection, step)
+    await end_samples(connection, dict.fromkeys(samples, why), SampleState.EXPIRED, TurnOutcome.EXPIRED)
+    await insert_event(connection, step.policy, "step_expired", step=step.n, reason=reason, samples=len(samples))
+    await refresh_work(connection, step.policy)
+
+
+async def quarantine_step(connection: AsyncConnection, step: Step, reason: str) -> None:
+    """Its samples are set aside, and the policy is paused."""
+    why = f"step {step.n}: {reason}"
+    await _end(connection, step, StepState.QUARANTINED, reason)
+    samples = await samples_of(connection, step)
+    await end_samples(connection, dict.fromkeys(samples, why), SampleState.QUARANTINED, TurnOutcome.QUARANTINED)
+    await _pause(connection, step, why)
+    await insert_event(connection, step.policy, "quarantined", step=step.n, reason=reason, samples=len(samples))
+    await refresh_work(connection, step.policy)
+
+
+def with_hints_lost(step: StepBatch, trained: TrainedStep) -> TrainedStep:
+    """Its figures, with the hints of trained samples that nobody could read before the trainer had them."""
+    lost = {**step.without_hint, **trained.figures.without_hint}
+    of_trained = {sample: why for sample, why in lost.items() if sample not in trained.figures.dropped}
+    return replace(trained, figures=replace(trained.figures, without_hint=of_trained))
+
+
+def trained_words(n: int, without_hint: str | None) -> str:
+    """What the turn of a trained sample says of it.
+
+    Args:
+        without_hint: why only its verdict was trained; None if nothing of it was left out.
+    """
+    return f"trained in step {n}" if without_hint is None else f"trained in step {n} without its hint: {without_hint}"
+
+
+def metrics_of(figures: StepFigures) -> dict[str, JsonValue]:
+    return {
+        "loss": figures.loss,
+        "parts": dict(figures.parts),
+        "grad_norm": figures.grad_norm,
+        "ratio": figures.ratio,
+        "kl": figures.kl,
+        "tokens": figures.tokens,
+        "samples": figures.samples,
+        "dropped": len(figures.dropped),
+        "without_hint": len(figures.without_hint),
+        "seconds": figures.seconds,
+    }
+
+
+async def _pause(connection: AsyncConnection, step: Step, why: str) -> None:
+    paused = {"paused_reason": storable(why), "paused_at": func.coalesce(Policy.paused_at, func.now())}
+    await connection.execute(update(Policy).where(Policy.id == step.policy).values(paused))
+
+
+async def _end(
+    connection: AsyncConnection, step: Step, state: StepState, reason: str | None, metrics: str | None = None
+) -> None:
+    values = {"state": state, "reason": None if reason is None else storable(reason), "finished_at": func.now()}
+    row = update(Step).where(Step.policy == step.policy, Step.n == step.n)
+    await connection.execute(row.values(values | ({} if metrics is None else {"metrics": metrics})))

@@ -1,0 +1,75 @@
+"""Whole conversations out of what each turn added, kept in memory while they are likely to go on.
+
+Knows nothing about sessions. A turn's conversation never changes once entered, even when its parent does, so what
+is kept is only dropped for room, and when it was erased.
+"""
+
+from __future__ import annotations
+
+from cachetools import LRUCache
+from sqlalchemy import RowMapping, text
+from sqlalchemy.ext.asyncio import AsyncConnection
+
+from clawloop.ids import TurnId
+from db.exact_json import exact_json
+from db.turns.deltas import Conversation, Delta
+
+_CHAIN = text("""
+    WITH RECURSIVE chain AS (
+        SELECT 0 AS depth, t.* FROM turns t WHERE t.id = :turn_id
+        UNION ALL
+        SELECT c.depth + 1, t.* FROM chain c JOIN turns t ON t.id = c.parent_turn_id
+        WHERE c.messages_kept > 0 OR c.prompt_shared > 0)
+    SELECT messages_kept, messages_added, response, prompt_shared, prompt_ids, response_ids, tools_sha256
+    FROM chain ORDER BY depth DESC
+""")
+
+
+class ConversationCache:
+    """
+    Args:
+        cache_bytes: about how much may be kept in memory: 256 MiB are 1,000 conversations of 32,000 tokens.
+    """
+
+    def __init__(self, cache_bytes: int = 256 * 2**20) -> None:
+        self._kept: LRUCache[TurnId, Conversation] = LRUCache(cache_bytes, getsizeof=lambda kept: kept.size_bytes)
+
+    def keep(self, turn_id: TurnId, conversation: Conversation) -> None:
+        if conversation.size_bytes <= self._kept.maxsize:
+            self._kept[turn_id] = conversation
+
+    def forget(self, turn_id: TurnId) -> None:
+        """It was erased."""
+        self._kept.pop(turn_id, None)
+
+    async def conversation(self, connection: AsyncConnection, turn_id: TurnId) -> Conversation:
+        """One turn's conversation: from memory, or from its ancestors in one query.
+
+        Raises:
+            LookupError: there is no such turn.
+        """
+        if (known := self._kept.get(turn_id)) is not None:
+            return known
+        conversation = None
+        for row in (await connection.execute(_CHAIN, {"turn_id": turn_id})).mappings():
+            conversation = _continued(conversation, row)
+        if conversation is None:
+            raise LookupError(f"no turn {turn_id}")
+        self.keep(turn_id, conversation)
+        return conversation
+
+
+def _continued(parent: Conversation | None, row: RowMapping) -> Conversation:
+    stored = Delta(
+        messages_kept=row["messages_kept"],
+        messages_added=tuple(exact_json(message) for message in row["messages_added"]),
+        prompt_shared=row["prompt_shared"],
+        prompt_ids=row["prompt_ids"],
+    )
+    return Conversation(
+        messages=stored.rebuilt_messages(parent),
+        response=None if row["response"] is None else exact_json(row["response"]),
+        prompt_ids=stored.rebuilt_prompt_ids(parent),
+        response_ids=row["response_ids"],
+        tools_sha256=row["tools_sha256"],
+    )

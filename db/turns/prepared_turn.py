@@ -1,0 +1,104 @@
+"""A turn record made ready to be entered: all that needs no database, computed before the transaction.
+
+Pure. Knows nothing about tables.
+"""
+
+from __future__ import annotations
+
+import hashlib
+from collections.abc import Sequence
+from dataclasses import dataclass
+from functools import cached_property
+
+from clawloop.contracts.turns import Message, SessionEvidence, TurnKind, TurnOutcome, TurnRecord
+from clawloop.ids import ApiKeyId, TurnId
+from clawloop.turns.canonical import extend_digest, response_digest, seed_digest
+from clawloop.turns.conversation import ConversationLookup, lookup
+from db.arrays import ids_to_bytes
+from db.exact_json import exact_json
+from db.turns.deltas import Conversation
+
+
+@dataclass(frozen=True)
+class Request:
+    """What places a turn: who asks, what names the session, what was said before.
+
+    Args:
+        before: only turns older than this one can have come before; None for a request of this moment.
+    """
+
+    key: ApiKeyId
+    evidence: SessionEvidence
+    messages: Sequence[Message]
+    before: TurnId | None = None
+
+    @cached_property
+    def seed(self) -> bytes:
+        return seed_digest(self.key, self.evidence.narrowing)
+
+    @cached_property
+    def lookup(self) -> ConversationLookup:
+        return lookup(self.seed, self.messages)
+
+    @cached_property
+    def replies(self) -> list[bytes]:
+        """Digest of each reply these messages hold, wherever it stands."""
+        digests = (response_digest(message) for message in self.messages if message.get("role") == "assistant")
+        return list({digest for digest in digests if digest is not None})
+
+
+@dataclass(frozen=True)
+class PreparedTurn:
+    """A record and what follows from it alone."""
+
+    record: TurnRecord
+
+    @cached_property
+    def first_choice(self) -> TurnId:
+        """The turn all choices of one request go by, so that they find the same session and parent."""
+        return self.record.group_id or self.record.turn_id
+
+    @cached_property
+    def request(self) -> Request:
+        record = self.record
+        return Request(record.api_key_id, record.evidence, record.messages, self.first_choice)
+
+    @cached_property
+    def tools(self) -> str | None:
+        return None if self.record.tools is None else exact_json(self.record.tools)
+
+    @cached_property
+    def conversation(self) -> Conversation:
+        """
+        Raises:
+            RecordUnusable: a value can never be stored.
+        """
+        record = self.record
+        return Conversation(
+            messages=tuple(exact_json(message) for message in record.messages),
+            response=None if record.response is None else exact_json(record.response),
+            prompt_ids=None if record.prompt_ids is None else ids_to_bytes(record.prompt_ids),
+            response_ids=None if record.response_ids is None else ids_to_bytes(record.response_ids),
+            tools_sha256=None if self.tools is None else hashlib.sha256(self.tools.encode()).digest(),
+        )
+
+    @cached_property
+    def response_digest(self) -> bytes | None:
+        return None if self.record.response is None else response_digest(self.record.response)
+
+    @cached_property
+    def reply_digest(self) -> bytes | None:
+        """Of the conversation up to and with the reply."""
+        if self.record.response is None:
+            return None
+        return extend_digest(self.request.lookup.whole, self.record.response)
+
+    @cached_property
+    def outcome(self) -> tuple[TurnOutcome, str | None]:
+        """What is known of a turn's fate when it is entered."""
+        record = self.record
+        if record.kind is TurnKind.SIDE:
+            return TurnOutcome.SIDE, record.kind_reason
+        if record.response is None:
+            return TurnOutcome.NOT_TRAINABLE, f"no reply: {record.error or record.status}"
+        return TurnOutcome.WAITING, None

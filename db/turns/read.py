@@ -1,0 +1,87 @@
+"""A stored turn, read back as it was entered."""
+
+from __future__ import annotations
+
+from typing import Any
+
+from sqlalchemy import RowMapping, select
+from sqlalchemy.ext.asyncio import AsyncConnection
+
+from clawloop.contracts.turns import (
+    SessionEvidence,
+    SessionSource,
+    StoredTurn,
+    TurnKind,
+    TurnOutcome,
+    TurnRecord,
+    TurnStatus,
+)
+from clawloop.ids import ApiKeyId, SessionId, TurnId
+from db.arrays import bytes_to_ids, bytes_to_logprobs
+from db.tables import Session, ToolList, Turn
+from db.turns.conversation_cache import ConversationCache
+from db.turns.deltas import Conversation
+
+_TURN = (
+    select(Turn.__table__, Session.policy, Session.api_key_id, ToolList.tools)
+    .join(Session, Session.id == Turn.session_id)
+    .outerjoin(ToolList, ToolList.sha256 == Turn.tools_sha256)
+)
+
+
+async def read_turn(
+    conversations: ConversationCache, turn_id: TurnId, connection: AsyncConnection
+) -> StoredTurn | None:
+    row = (await connection.execute(_TURN.where(Turn.id == turn_id))).mappings().one_or_none()
+    if row is None:
+        return None
+    if row["outcome"] == TurnOutcome.ERASED:
+        conversations.forget(turn_id)
+    conversation = await conversations.conversation(connection, turn_id)
+    return StoredTurn(
+        record=_record(row, conversation),
+        session_id=SessionId(row["session_id"]),
+        parent_turn_id=_turn_id(row["parent_turn_id"]),
+        outcome=TurnOutcome(row["outcome"]),
+        outcome_detail=row["outcome_detail"],
+        announced_at=row["announced_at"],
+    )
+
+
+def evidence_from(stored: dict[str, Any]) -> SessionEvidence:
+    return SessionEvidence(SessionSource(stored["source"]), stored["value"], tuple(stored["narrowing"]))
+
+
+def _record(row: RowMapping, conversation: Conversation) -> TurnRecord:
+    response_ids = None if conversation.response_ids is None else bytes_to_ids(conversation.response_ids)
+    logprobs = row["logprobs"]
+    return TurnRecord(
+        turn_id=TurnId(row["id"]),
+        group_id=_turn_id(row["group_id"]),
+        choice=row["choice"],
+        api_key_id=ApiKeyId(row["api_key_id"]),
+        policy=row["policy"],
+        alias=row["alias"],
+        evidence=evidence_from(row["evidence"]),
+        kind=TurnKind(row["kind"]),
+        kind_reason=row["kind_reason"],
+        status=TurnStatus(row["status"]),
+        error=row["error"],
+        version=row["version"],
+        engine_id=row["engine_id"],
+        messages=conversation.request(),
+        tools=row["tools"],
+        response=conversation.reply(),
+        prompt_ids=None if conversation.prompt_ids is None else bytes_to_ids(conversation.prompt_ids),
+        response_ids=response_ids,
+        logprobs=None if logprobs is None else bytes_to_logprobs(logprobs, len(response_ids or ())),
+        sampling=row["sampling"],
+        finish_reason=row["finish_reason"],
+        ends_session=row["ends_session"],
+        started_at=row["started_at"],
+        finished_at=row["finished_at"],
+    )
+
+
+def _turn_id(stored: Any) -> TurnId | None:
+    return None if stored is None else TurnId(stored)

@@ -1,0 +1,76 @@
+"""`DELETE /admin/v1/sessions/{session_id}` and `/admin/v1/turns/{turn}`, over HTTP."""
+
+from __future__ import annotations
+
+from collections.abc import AsyncIterator
+from pathlib import Path
+from typing import Any
+from uuid import uuid4
+
+import pytest
+
+from clawloop.ids import new_turn_id, turn_id_of
+from tests.api.conftest import Gateway, running_gateway
+from tests.api.test_feedback_and_sessions import chat
+from tests.fakes.engine import fake_engine
+from tests.fakes.notifier import FakeNotifier
+
+
+@pytest.fixture
+def workflows() -> FakeNotifier:
+    return FakeNotifier()
+
+
+@pytest.fixture
+async def gateway(tmp_path: Path, workflows: FakeNotifier) -> AsyncIterator[Gateway]:
+    async with fake_engine() as engine, running_gateway(tmp_path, engines=[engine], notifier=workflows) as running:
+        yield running
+
+
+async def delete(gateway: Gateway, path: str, key: str | None = None) -> tuple[int, dict[str, Any]]:
+    async with gateway.client(key or gateway.admin_key) as client:
+        answer = await client.delete(f"/admin/v1/{path}")
+    return answer.status_code, answer.json()
+
+
+async def test_a_session_is_erased_once_and_its_workflow_is_told(gateway: Gateway, workflows: FakeNotifier) -> None:
+    turn = turn_id_of(await chat(gateway))
+    assert turn is not None
+    stored = await gateway.turns.load(turn)
+    assert stored is not None
+    path = f"sessions/{stored.session_id}"
+    body = {
+        "session_id": str(stored.session_id),
+        "turns": 1,
+        "samples_expired": 0,
+        "samples_learned": 0,
+        "workflow_told": True,
+    }
+    assert await delete(gateway, path) == (200, body)
+    assert await delete(gateway, path) == (200, body | {"turns": 0})
+    assert [(session, told.turns, told.whole) for session, told in workflows.erased] == [
+        (stored.session_id, (turn,), True)
+    ] * 2
+    assert gateway.turns.records[-1].messages == []
+
+
+async def test_a_turn_is_named_by_its_reply_and_erased_while_temporal_is_away(
+    gateway: Gateway, workflows: FakeNotifier
+) -> None:
+    reply = await chat(gateway)
+    workflows.available = False
+    status, body = await delete(gateway, f"turns/{reply}")
+    assert (status, body["turns"], body["workflow_told"]) == (200, 1, False)
+    assert gateway.turns.records[-1].messages == []
+
+
+@pytest.mark.parametrize("unknown", [f"sessions/{uuid4()}", f"turns/{new_turn_id()}", "turns/nonsense", "turns/%00"])
+async def test_what_nobody_knows_is_404(gateway: Gateway, unknown: str) -> None:
+    status, body = await delete(gateway, unknown)
+    assert (status, body["code"]) == (404, "not_found")
+
+
+async def test_it_needs_an_admin_key(gateway: Gateway) -> None:
+    reply = await chat(gateway)
+    assert (await delete(gateway, f"turns/{reply}", gateway.key))[0] == 403
+    assert gateway.turns.records[-1].messages

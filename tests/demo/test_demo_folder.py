@@ -1,0 +1,79 @@
+"""The demo's folder: whose it is, who may empty it, and how a running demo is found."""
+
+from __future__ import annotations
+
+import os
+import shutil
+import stat
+from io import StringIO
+from pathlib import Path
+from types import SimpleNamespace
+
+import pytest
+from rich.console import Console
+
+from clawloop.demo.demo_folder import Address, demo_folder, read_address, write_address
+from clawloop.demo.plan import plan
+from clawloop.demo.run import DemoOptions, run
+from clawloop.demo.scoreboard import LineBoard
+from clawloop.errors import SetupError
+from clawloop.local.up import Surroundings
+
+
+def test_it_is_empty_at_first_and_gone_in_the_end(tmp_path: Path) -> None:
+    with demo_folder(tmp_path, keep=False) as folder:
+        (folder / "postgres").mkdir()
+    assert not folder.exists()
+
+
+def test_a_kept_one_stays_until_the_next_demo(tmp_path: Path) -> None:
+    with demo_folder(tmp_path, keep=True) as folder:
+        (folder / "old").touch()
+    assert (folder / "old").exists()
+    with demo_folder(tmp_path, keep=False) as folder:
+        assert not (folder / "old").exists()
+
+
+def test_a_folder_that_no_demo_made_is_left_alone(tmp_path: Path) -> None:
+    (tmp_path / "demo").mkdir()
+    (tmp_path / "demo" / "precious").touch()
+    with pytest.raises(SetupError, match="is no demo's folder, and a demo would empty it"):
+        with demo_folder(tmp_path, keep=False):
+            pass
+    assert (tmp_path / "demo" / "precious").exists()
+
+
+def test_a_second_demo_is_refused_and_takes_nothing_from_the_first(tmp_path: Path) -> None:
+    with demo_folder(tmp_path, keep=False) as folder:
+        (folder / "mine").touch()
+        with pytest.raises(SetupError, match=rf"a demo already runs on .*demo \(process {os.getpid()}\): stop it"):
+            with demo_folder(tmp_path, keep=False):
+                pass
+        assert (folder / "mine").exists()
+
+
+def test_a_running_demo_is_found_and_one_that_has_ended_is_not(tmp_path: Path) -> None:
+    address = Address("http://127.0.0.1:1", "cl-secret", None)
+    with demo_folder(tmp_path, keep=True) as folder:
+        assert read_address(tmp_path) is None
+        write_address(folder, address)
+        assert read_address(tmp_path) == address
+        assert stat.S_IMODE((folder / "demo.json").stat().st_mode) == 0o600
+        known = (folder / "demo.json").read_text()
+        (folder / "demo.json").write_text(known.replace(str(os.getpid()), str(2**22 + 1)))
+        assert read_address(tmp_path) is None
+        (folder / "demo.json").write_text("{")
+        with pytest.raises(SetupError, match="give --url and --key"):
+            read_address(tmp_path)
+
+
+async def test_a_full_disk_is_seen_before_anything_is_written(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(shutil, "disk_usage", lambda folder: SimpleNamespace(free=5 * 2**20))
+    options = DemoOptions(plan(None, None, "combined", 64, paced=True, batch=8), tmp_path, tmp_path, {})
+
+    async def prepare(around: Surroundings) -> dict[str, str]:
+        raise AssertionError
+
+    with pytest.raises(SetupError, match=r"1024 MiB of free disk are needed in .*demo, 5 MiB are free"):
+        await run(options, LineBoard(Console(file=StringIO())), prepare)
+    assert not (tmp_path / "demo").exists()

@@ -1,0 +1,193 @@
+"""A turn judged once more because an operator asked, in PostgreSQL."""
+
+from __future__ import annotations
+
+from dataclasses import replace
+
+import pytest
+
+from activities.judging.messages import TurnResult
+from clawloop.contracts.turns import TurnKind, TurnOutcome, TurnRecord
+from clawloop.errors import JudgeUnavailable
+from clawloop.ids import SessionId, new_turn_id
+from clawloop.judging.rejudging import why_not_rejudged
+from db.erasure import PostgresErasureStore
+from db.judging.rejudging import PostgresRejudgeStore
+from tests.judging.conftest import Bench
+
+
+async def again(bench: Bench, session: SessionId, turn: TurnRecord, **ask: object) -> list[TurnResult]:
+    """As the API asks: the revision after the newest decided one."""
+    so_far = await PostgresRejudgeStore(bench.database).rejudge_facts(turn.turn_id)
+    assert so_far is not None
+    assert why_not_rejudged(so_far) is None
+    return await bench.tell(session, turn, revision=so_far.next_revision, **ask)
+
+
+async def judged(bench: Bench, *votes: int | str) -> tuple[SessionId, TurnRecord]:
+    first, second = bench.conversation("one", "two")
+    session = await bench.insert(first, second)
+    bench.judge.votes = list(votes)
+    await bench.tell(session, second)
+    return session, first
+
+
+async def test_a_turn_whose_judge_was_away_is_judged_later(binary_bench: Bench) -> None:
+    bench = binary_bench
+    bench.judge.mode = "401"
+    session, first = await judged(bench, 1)
+    assert (await bench.turn(first.turn_id)).outcome is TurnOutcome.UNJUDGED
+    assert [turn.turn_id for turn in await PostgresRejudgeStore(bench.database).unjudged(10)] == [first.turn_id]
+    bench.judge.mode = "well"
+    (fate,) = await again(bench, session, first)
+    assert (fate.outcome, fate.why) == (TurnOutcome.SAMPLED, "verdict +1: 3 of 3 votes for 1")
+    assert await PostgresRejudgeStore(bench.database).unjudged(10) == []
+    revisions = bench.rows("SELECT revision, outcome FROM judgements ORDER BY revision")
+    assert [(row["revision"], row["outcome"]) for row in revisions] == [(0, "unjudged"), (1, "sampled")]
+
+
+async def test_one_never_opened_before_its_session_closed_is_revision_0(binary_bench: Bench) -> None:
+    bench = binary_bench
+    first, second = bench.conversation("one", "two")
+    session = await bench.insert(first, second)
+    await bench.close(session, give_up=True)
+    (fate,) = await again(bench, session, first)
+    assert fate.sample
+    assert bench.rows("SELECT revision FROM judgements") == [{"revision": 0}]
+
+
+async def test_a_fresh_sample_is_replaced_and_the_old_votes_are_kept(binary_bench: Bench) -> None:
+    bench = binary_bench
+    session, first = await judged(bench, 1)
+    bench.judge.votes = [-1]
+    (fate,) = await again(bench, session, first)
+    assert (fate.verdict, fate.outcome) == (-1, TurnOutcome.SAMPLED)
+    samples = bench.rows("SELECT state, reward, reason FROM samples ORDER BY id")
+    assert [(row["state"], row["reward"]) for row in samples] == [("superseded", 1.0), ("fresh", -1.0)]
+    assert samples[0]["reason"] == "judged again: verdict -1: 3 of 3 votes for -1"
+    assert len(bench.rows("SELECT * FROM votes")) == 6
+
+
+async def test_the_same_revision_twice_is_judged_once(binary_bench: Bench) -> None:
+    bench = binary_bench
+    session, first = await judged(bench, 1)
+    once = await bench.tell(session, first, revision=1)
+    asked = len(bench.judge.requests)
+    assert await bench.tell(session, first, revision=1) == once
+    assert len(bench.judge.requests) == asked
+    assert len(bench.rows("SELECT * FROM samples WHERE state = 'fresh'")) == 1
+
+
+async def test_a_retry_asks_only_for_the_votes_this_revision_lacks(binary_bench: Bench) -> None:
+    bench = binary_bench
+    session, first = await judged(bench, 1)
+    judgement = await bench.judgements.rejudge(first.turn_id, 1, None, b"", "hint")
+    await bench.judgements.store_vote(judgement.id, 0, "verdict: -1", -1)
+    bench.judge.votes = [-1]
+    (fate,) = await again(bench, session, first)
+    assert fate.why == "verdict -1: 3 of 3 votes for -1"
+    assert [request.get("n", 1) for request in bench.judge.requests] == [3, 2]
+
+
+async def test_a_judge_that_does_not_answer_undoes_nothing(binary_bench: Bench) -> None:
+    bench = binary_bench
+    session, first = await judged(bench, 1)
+    bench.judge.mode = "500"
+    with pytest.raises(JudgeUnavailable):
+        await again(bench, session, first)
+    (fate,) = await again(bench, session, first, give_up="the judge answered 500")
+    assert fate.why == (
+        "judged again in vain, no valid vote (the judge answered 500); it stays: verdict +1: 3 of 3 votes for 1"
+    )
+    assert bench.rows("SELECT state FROM samples") == [{"state": "fresh"}]
+    assert (await bench.turn(first.turn_id)).outcome is TurnOutcome.SAMPLED
+
+
+@pytest.mark.parametrize("state", ["claimed", "trained"])
+async def test_a_sample_taken_meanwhile_stays_the_only_one(binary_bench: Bench, state: str) -> None:
+    bench = binary_bench
+    session, first = await judged(bench, 1)
+    bench.execute("UPDATE samples SET state = %s", state)
+    bench.execute(
+        "UPDATE turns SET outcome = 'trained', outcome_detail = 'trained in step 1' WHERE id = %s", first.turn_id
+    )
+    bench.judge.votes = [-1]
+    (fate,) = await bench.tell(session, first, revision=1)  # asked for before the step took it
+    assert (fate.outcome, fate.why) == (TurnOutcome.TRAINED, "a step has its sample, so it stays: trained in step 1")
+    assert bench.rows("SELECT state, reward FROM samples") == [{"state": state, "reward": 1.0}]
+    stored = await bench.turn(first.turn_id)
+    assert (stored.outcome, stored.outcome_detail) == (TurnOutcome.TRAINED, "trained in step 1")
+    # What the judge said is kept all the same, and is not asked for again.
+    asked = len(bench.judge.requests)
+    await bench.tell(session, first, revision=1)
+    assert len(bench.judge.requests) == asked
+
+
+async def test_a_sample_that_expired_taught_nothing_so_the_turn_may_have_another(binary_bench: Bench) -> None:
+    bench = binary_bench
+    session, first = await judged(bench, 1)
+    bench.execute("UPDATE samples SET state = 'expired', reason = 'recipe changed'")
+    bench.execute(
+        "UPDATE turns SET outcome = 'expired', outcome_detail = 'recipe changed' WHERE id = %s", first.turn_id
+    )
+    bench.judge.votes = [-1]
+    (fate,) = await again(bench, session, first)
+    assert (fate.verdict, fate.outcome) == (-1, TurnOutcome.SAMPLED)
+    samples = bench.rows("SELECT state, reward FROM samples ORDER BY id")
+    assert [(row["state"], row["reward"]) for row in samples] == [("expired", 1.0), ("fresh", -1.0)]
+    stored = await bench.turn(first.turn_id)
+    assert (stored.outcome, stored.outcome_detail) == (TurnOutcome.SAMPLED, "verdict -1: 3 of 3 votes for -1")
+
+
+async def test_a_rating_stays_the_verdict(binary_bench: Bench) -> None:
+    bench = binary_bench
+    session, first = await judged(bench, 1)
+    await bench.tell(session, first, feedback_id=bench.feedback(first, -1.0))
+    (fate,) = await again(bench, session, first)
+    assert fate.why == "verdict -1: rated -1.00 by the user"
+
+
+async def test_erased_and_unknown_turns_are_left_alone(binary_bench: Bench) -> None:
+    bench = binary_bench
+    session, first = await judged(bench, 1)
+    bench.execute("UPDATE turns SET outcome = 'erased', outcome_detail = 'on request' WHERE id = %s", first.turn_id)
+    (fate,) = await bench.tell(session, first, revision=1)
+    assert (fate.outcome, fate.why) == (TurnOutcome.ERASED, "on request")
+    so_far = await PostgresRejudgeStore(bench.database).rejudge_facts(first.turn_id)
+    assert so_far is not None
+    assert why_not_rejudged(so_far) == "it was erased"
+    assert await PostgresRejudgeStore(bench.database).rejudge_facts(new_turn_id()) is None
+
+
+async def test_a_sessions_main_turns_are_listed_in_their_order(binary_bench: Bench) -> None:
+    bench = binary_bench
+    session, first = await judged(bench, 1)
+    found = await PostgresRejudgeStore(bench.database).of_session(session)
+    assert [(turn.outcome, turn.next_revision) for turn in found] == [
+        (TurnOutcome.SAMPLED, 1),
+        (TurnOutcome.WAITING, 0),
+    ]
+    assert found[0].turn_id == first.turn_id
+
+
+async def test_a_turn_that_nothing_speaks_about_is_refused(binary_bench: Bench) -> None:
+    b = binary_bench
+    first, second = b.conversation("one", "two")
+    title = replace(second, kind=TurnKind.SIDE, turn_id=new_turn_id())
+    await b.insert(first)
+
+    async def why() -> str | None:
+        so_far = await PostgresRejudgeStore(b.database).rejudge_facts(first.turn_id)
+        assert so_far is not None
+        return why_not_rejudged(so_far)
+
+    nothing = "nothing has followed it yet, and nobody has given feedback on it"
+    assert await why() == nothing
+    await b.insert(title)  # a side turn says nothing about it
+    assert await why() == nothing
+    await b.insert(second)
+    assert await why() is None
+    await PostgresErasureStore(b.database).erase_turn(second.turn_id)
+    assert await why() == nothing
+    b.feedback(first, -1.0)
+    assert await why() is None

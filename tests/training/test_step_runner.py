@@ -1,0 +1,213 @@
+"""Steps of a resident model: each begins from its parent's files, whatever came before it."""
+
+from __future__ import annotations
+
+import shutil
+from dataclasses import replace
+from pathlib import Path
+
+import pytest
+
+from clawloop.contracts.training import BatchSample, VersionRef
+from clawloop.errors import (
+    AdapterUnusable,
+    NothingToTrain,
+    RecipeRejected,
+    SetupError,
+    StepDiverged,
+    TrainerUnavailable,
+)
+from clawloop.recipes.recipe import Bounds, Distillation, Lora, Loss, Optimiser, Recipe
+from clawloop.training.step_runner import StepRunner
+from tests.training.steps import RECIPE, never, quiet, samples_of, setup_of, step_of, whole
+from tests.training.tiny import VOCAB, save_checkpoint
+
+
+@pytest.fixture(scope="module")
+def batches(qwen3: Path) -> dict[int, list[BatchSample]]:
+    return {n: samples_of(qwen3, n) for n in (1, 2, 3)}
+
+
+def take(
+    model: StepRunner, samples: list[BatchSample], n: int, parent: VersionRef | None, **named: object
+) -> VersionRef:
+    step = step_of(samples, n, parent, **named)  # type: ignore[arg-type]
+    return whole(model.train(step, quiet, never)).version
+
+
+def test_policies_take_turns_on_one_model_as_if_each_were_alone(
+    qwen3: Path, batches: dict[int, list[BatchSample]], tmp_path: Path
+) -> None:
+    alone = StepRunner(setup_of(qwen3, tmp_path / "alone"))
+    first = take(alone, batches[1], 1, None)
+    second = take(alone, batches[2], 2, first)
+    shared = StepRunner(setup_of(qwen3, tmp_path / "shared"))
+    other = take(shared, batches[3], 1, None, policy="other")
+    again = take(shared, batches[1], 1, None)
+    other = take(shared, batches[1], 2, other, policy="other")
+    assert again == first
+    assert take(shared, batches[2], 2, again) == second
+    assert first.path == f"default/v1-{first.sha256[:12]}"
+    assert (tmp_path / "shared" / other.path / "adapter_model.safetensors").exists()
+    # A policy's first adapter is its own.
+    assert take(shared, batches[1], 1, None, policy="third").sha256 != first.sha256
+
+
+def test_after_a_step_that_failed_half_way_the_next_one_is_what_it_would_have_been(
+    qwen3: Path, batches: dict[int, list[BatchSample]], tmp_path: Path
+) -> None:
+    straight = StepRunner(setup_of(qwen3, tmp_path / "straight"))
+    wanted = take(straight, batches[2], 2, take(straight, batches[1], 1, None))
+    model = StepRunner(setup_of(qwen3, tmp_path / "interrupted"))
+    first = take(model, batches[1], 1, None)
+    # Two epochs, the second of which is out of bounds: the weights in memory have moved by then.
+    wild = RECIPE.model_copy(
+        update={
+            "train": RECIPE.train.model_copy(
+                update={"optimiser": Optimiser(lr=0.5, epochs=3), "bounds": Bounds(kl=0.1)},
+            )
+        }
+    )
+    with pytest.raises(StepDiverged, match=r"KL|ratio"):
+        model.train(step_of(batches[3], 2, first, recipe=wild), quiet, never)
+    said: list[str] = []
+    with pytest.raises(TrainerUnavailable, match="between two micro-batches"):
+        model.train(step_of(batches[2], 2, first), said.append, lambda: said[-1:] == ["step 2: train 3 of 5"])
+    assert not list((tmp_path / "interrupted" / "default").glob("v2-*"))
+    assert take(model, batches[2], 2, first) == wanted
+    # Killed after the rename, before the commit: the files are there already.
+    assert take(model, batches[2], 2, first) == wanted
+
+
+def test_a_sample_that_cannot_be_trained_is_left_out_with_its_reason(
+    qwen3: Path, batches: dict[int, list[BatchSample]], tmp_path: Path
+) -> None:
+    model = StepRunner(setup_of(qwen3, tmp_path, max_tokens=60))
+    given = batches[1]
+    bad = {
+        "vocabulary": replace(given[0], response_ids=[9999] * len(given[0].response_ids)),
+        "tokens, the trainer takes 60": replace(given[1], prompt_ids=[1] * 60),
+        "log-probs of length": replace(given[2], logprobs=[-1.0] * 99),
+        "73 tokens, the trainer takes 60": replace(given[3], hinted_prompt_ids=[1] * 52, reward=None),
+    }
+    trained = whole(model.train(step_of([*bad.values(), *given[4:]], 1), quiet, never))
+    assert trained.figures.samples == 5
+    for (reason, sample), found in zip(bad.items(), trained.figures.dropped.values(), strict=True):
+        assert reason in found
+        assert sample.sample_id in trained.figures.dropped
+    without = whole(StepRunner(setup_of(qwen3, tmp_path / "b")).train(step_of(given[4:], 1), quiet, never))
+    assert trained.version.sha256 == without.version.sha256
+    with pytest.raises(NothingToTrain, match="no sample of 4 can be trained: "):
+        model.train(step_of(list(bad.values()), 1), quiet, never)
+
+
+def test_a_hint_the_trainer_cannot_read_leaves_the_verdict(
+    qwen3: Path, batches: dict[int, list[BatchSample]], tmp_path: Path
+) -> None:
+    hinted = next(place for place, sample in enumerate(batches[1]) if sample.hinted_prompt_ids and sample.reward)
+    taken = []
+    for name, hint in (("long", [1] * 60), ("none", None)):
+        samples = [*batches[1]]
+        samples[hinted] = replace(samples[hinted], hinted_prompt_ids=hint)
+        model = StepRunner(setup_of(qwen3, tmp_path / name, max_tokens=60))
+        taken.append(whole(model.train(step_of(samples, 1), quiet, never)))
+    assert [trained.figures.dropped for trained in taken] == [{}, {}]
+    assert taken[0].version.sha256 == taken[1].version.sha256
+    ((sample, why),) = taken[0].figures.without_hint.items()
+    assert sample == batches[1][hinted].sample_id
+    assert why.endswith("tokens, the trainer takes 60")
+    assert taken[1].figures.without_hint == {}
+
+
+def test_what_an_adapter_cannot_be_used_for_is_said(
+    qwen3: Path, batches: dict[int, list[BatchSample]], tmp_path: Path
+) -> None:
+    model = StepRunner(setup_of(qwen3, tmp_path))
+    first = take(model, batches[1], 1, None)
+    wider = RECIPE.model_copy(update={"train": RECIPE.train.model_copy(update={"lora": Lora(rank=8, alpha=8.0)})})
+    with pytest.raises(AdapterUnusable, match=r"version 1 has LoRA of rank 4.*asks for rank 8.*roll back"):
+        model.train(step_of(batches[2], 2, first, recipe=wider), quiet, never)
+    # From version 0 any shape can begin.
+    take(model, batches[2], 2, None, recipe=wider)
+    other = StepRunner(setup_of(save_checkpoint(tmp_path / "other", seed=1), tmp_path))
+    with pytest.raises(AdapterUnusable, match="another tiny"):
+        take(other, batches[2], 2, first)
+    with pytest.raises(AdapterUnusable, match=r"holds .*, expected 0000"):
+        take(model, batches[2], 2, replace(first, sha256="0" * 64))
+    hinted = [replace(sample, version=1) for sample in batches[3]]
+    with pytest.raises(AdapterUnusable, match="version 1 answered a sample with a hint"):
+        model.train(step_of(hinted, 3), quiet, never)
+
+
+def test_an_earlier_version_teaches_what_it_answered(
+    qwen3: Path, batches: dict[int, list[BatchSample]], tmp_path: Path
+) -> None:
+    model = StepRunner(setup_of(qwen3, tmp_path))
+    first = take(model, batches[1], 1, None)
+    second = take(model, batches[2], 2, first)
+    by_base = take(model, batches[3], 3, second)
+    answered = [replace(sample, version=1) for sample in batches[3]]
+    by_first = take(model, answered, 3, second, teachers={1: first})
+    assert by_first.sha256 != by_base.sha256
+    shutil.rmtree(tmp_path / first.path)
+    with pytest.raises(AdapterUnusable, match="cannot be read"):
+        take(model, answered, 3, second, teachers={1: first})
+
+
+def test_a_model_is_loaded_again_when_its_files_change(batches: dict[int, list[BatchSample]], tmp_path: Path) -> None:
+    base = save_checkpoint(tmp_path / "base")
+    model = StepRunner(setup_of(base, tmp_path / "adapters"))
+    first = take(model, batches[1], 1, None)
+    save_checkpoint(base, seed=1)
+    assert take(model, batches[1], 1, None).sha256 != first.sha256
+    with pytest.raises(AdapterUnusable, match="another tiny"):
+        take(model, batches[2], 2, first)
+
+
+def test_a_policy_of_another_base_waits_for_its_own_trainer(
+    qwen3: Path, batches: dict[int, list[BatchSample]], tmp_path: Path
+) -> None:
+    model = StepRunner(setup_of(qwen3, tmp_path))
+    with pytest.raises(TrainerUnavailable, match=r"holds 'tiny', the policy's base is 'Qwen/Qwen3-4B'.*--base-model"):
+        take(model, batches[1], 1, None, base_model="Qwen/Qwen3-4B")
+    by_folder = setup_of(qwen3, tmp_path, base_model=None)
+    by_folder.require_base(qwen3.name)
+    by_folder.require_base(f"someone/{qwen3.name}")
+    with pytest.raises(TrainerUnavailable):
+        by_folder.require_base("tiny")
+
+
+def test_what_cannot_be_started_says_why(tmp_path: Path, qwen3: Path) -> None:
+    with pytest.raises(SetupError, match=r"--model: .* has no readable config.json"):
+        setup_of(tmp_path, tmp_path).check()
+    (tmp_path / "config.json").write_text((qwen3 / "config.json").read_text())
+    with pytest.raises(SetupError, match=r"neither model.safetensors"):
+        setup_of(tmp_path, tmp_path).check()
+
+
+def test_more_ids_to_compare_than_the_vocabulary_has_are_refused_by_their_key(
+    qwen3: Path, batches: dict[int, list[BatchSample]], tmp_path: Path
+) -> None:
+    model = StepRunner(setup_of(qwen3, tmp_path))
+
+    def comparing(top_k: int) -> Recipe:
+        train = RECIPE.train.model_copy(
+            update={"loss": Loss(policy_gradient=0.0, distillation=1.0), "distillation": Distillation(top_k=top_k)}
+        )
+        return Recipe.model_construct(name="topk", signal=RECIPE.signal, train=train)
+
+    for top_k in (VOCAB, VOCAB + 7):
+        with pytest.raises(RecipeRejected, match=r"recipe set.*training resume") as raised:
+            model.train(step_of(batches[1], 1, recipe=comparing(top_k)), quiet, never)
+        assert raised.value.field == "train.distillation.top_k"
+    assert whole(model.train(step_of(batches[1], 1, recipe=comparing(VOCAB - 1)), quiet, never)).figures.samples > 0
+
+
+def test_a_recipe_without_a_reference_or_hints_takes_steps(
+    qwen3: Path, batches: dict[int, list[BatchSample]], tmp_path: Path
+) -> None:
+    plain = Recipe(name="plain", train=RECIPE.train.model_copy(update={"loss": Loss(kl=0.0)}))
+    model = StepRunner(setup_of(qwen3, tmp_path))
+    trained = whole(model.train(step_of(batches[1], 1, recipe=plain), quiet, never))
+    assert trained.figures.kl is None
+    assert trained.figures.tokens == sum(len(sample.response_ids) for sample in batches[1])

@@ -1,0 +1,84 @@
+"""What the Temporal UI says of learning."""
+
+from __future__ import annotations
+
+from dataclasses import replace
+from datetime import UTC, datetime
+
+import pytest
+
+from activities.training.messages import Claimed, StepDone
+from clawloop.contracts.training import StepState, TrainingState, TrainingView
+from workflows.descriptions import training_headline, training_table
+
+SINCE = datetime(2026, 1, 2, 3, 4, tzinfo=UTC)
+LOOK = TrainingView(
+    policy="default",
+    pool="default",
+    state=TrainingState.WAITING,
+    reason="",
+    ready=5,
+    needed=16,
+    judging=3,
+    oldest_seconds=None,
+    step=7,
+    step_state=None,
+    head=6,
+    version=6,
+    epoch=0,
+    pinned=None,
+    unpublished=False,
+)
+BATCH = Claimed(policy="default", n=7, state=StepState.CLAIMED, samples=16)
+
+
+@pytest.mark.parametrize(
+    ("look", "computing", "publishing", "told"),
+    [
+        (None, None, True, "looking at the ledger"),
+        (
+            LOOK,
+            None,
+            False,
+            "waiting: 5 of 16 samples, 3 turns are being judged\n\nv6 answers, the newest",
+        ),
+        (
+            LOOK,
+            BATCH,
+            True,
+            "step 7: 16 samples, from v6, given to trainer-default 2026-01-02 03:04 UTC\n\n"
+            "v6 answers, engines are being given the newest",
+        ),
+        (
+            replace(LOOK, state=TrainingState.PAUSED, reason="paused: for now", version=5),
+            None,
+            False,
+            "paused: for now\n\nv5 answers, v6 is trained",
+        ),
+        (
+            replace(LOOK, step_state=StepState.CLAIMED, pinned=6),
+            None,
+            False,
+            "step 7: its batch is claimed\n\nv6 answers, pinned",
+        ),
+    ],
+)
+def test_one_line_says_what_it_does_and_one_who_answers(
+    look: TrainingView | None, computing: Claimed | None, publishing: bool, told: str
+) -> None:
+    assert training_headline(look, computing, SINCE, publishing, []) == told
+    assert (
+        training_headline(look, computing, SINCE, publishing, ["the ledger refuses: x"])
+        == f"{told}\n\nthe ledger refuses: x"
+    )
+
+
+def test_the_table_keeps_its_form_whatever_a_reason_says_and_leaves_unknown_figures_empty() -> None:
+    bad = StepDone(policy="default", n=6, state=StepState.QUARANTINED, reason="KL | over\nbound")
+    good = StepDone(policy="default", n=7, state=StepState.COMMITTED, samples=16, loss=0.123456, kl=0.0, seconds=2.04)
+    assert training_table([], None) == "No step is done yet."
+    assert training_table([bad, good], 7).splitlines()[2:] == [
+        "| 6 |  |  |  |  |  | quarantined: KL / over bound |  |",
+        "| 7 | 16 | 0.1235 | 0 |  | 2.0 | committed | yes |",
+    ]
+    assert "yes" not in training_table([bad], 6)

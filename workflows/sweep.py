@@ -1,0 +1,20 @@
+"""The sweep, begun by a schedule every minute."""
+
+from __future__ import annotations
+
+from temporalio import workflow
+
+with workflow.unsafe.imports_passed_through():
+    from activities.judging.messages import Swept
+    from activities.sweep import UpkeepActivities
+    from workflows import names
+    from workflows.policies import SWEEP
+
+
+@workflow.defn(name=names.SWEEP_WORKFLOW)
+class SweepWorkflow:
+    @workflow.run
+    async def run(self) -> Swept:
+        return await workflow.execute_activity_method(
+            UpkeepActivities.sweep, summary="announce what was missed, wake sessions left open", **SWEEP
+        )
