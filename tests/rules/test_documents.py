@@ -5,6 +5,7 @@ from __future__ import annotations
 import ast
 import re
 import shlex
+import tomllib
 from collections.abc import Iterator
 from dataclasses import dataclass
 from pathlib import Path
@@ -169,8 +170,15 @@ def test_every_table_and_invariant_is_in_the_architecture() -> None:
 def test_every_temporal_name_is_in_the_architecture() -> None:
     known = {value for name, value in vars(names).items() if name.isupper() and isinstance(value, str)}
     known |= {key.name for key in names.SEARCH_ATTRIBUTES}
+    known |= {name for text in _sources("activities") for name in re.findall(r'activity\.defn\(name="(\w+)"', text)}
     documented = set(_codes(_section(ARCHITECTURE, "## Temporal names")))
     assert {name for name in known if not any(code.startswith(name) for code in documented)} == set()
+
+
+def test_the_layers_are_those_that_import_linter_checks() -> None:
+    checked = tomllib.loads((ROOT / "pyproject.toml").read_text(encoding="utf-8"))["tool"]["importlinter"]["contracts"]
+    layers = next(contract["layers"] for contract in checked if contract["type"] == "layers")
+    assert "\n".join(layers) in ARCHITECTURE
 
 
 def test_every_path_that_a_document_names_is_there() -> None:
