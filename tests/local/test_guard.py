@@ -132,8 +132,8 @@ def test_killing_the_parent_leaves_nothing(tmp_path: Path) -> None:
 import asyncio, signal, sys
 from datetime import timedelta
 from pathlib import Path
-from clawloop.local.part import Launch, Part
-from clawloop.local.supervisor import Supervisor
+from clawloop.local.supervision.part import Launch, Part
+from clawloop.local.supervision.supervisor import Supervisor
 
 async def main():
     async def ready():
