@@ -29,7 +29,7 @@ from clawloop.judging.parsing import parse_hint
 from clawloop.judging.prompts import AnswerForm, hint_prompt, vote_prompt
 from clawloop.judging.voting import Verdict, majority
 from clawloop.recipes.recipe import Recipe
-from clawloop.samples.assembly import decide
+from clawloop.samples.decision import decide
 from clawloop.training.adapters.checkpoint import begin
 from clawloop.training.batch import TrainingSample
 from clawloop.training.model.architecture import base_names

@@ -8,8 +8,8 @@ from __future__ import annotations
 from collections.abc import Sequence
 from datetime import datetime
 
-from activities.judging.messages import TurnResult
 from activities.training.messages import Claimed, StepDone
+from clawloop.contracts.sessions import TurnResult
 from clawloop.contracts.training import StepState, TrainingState, TrainingView
 from clawloop.contracts.turns import TurnOutcome
 from clawloop.judging.voting import signed

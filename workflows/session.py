@@ -17,8 +17,8 @@ from temporalio.exceptions import ActivityError
 with workflow.unsafe.imports_passed_through():
     from activities.judging.closing import LedgerActivities
     from activities.judging.judge_turn import JudgingActivities
-    from activities.judging.messages import AskDirectly, Closed, CloseSession, Judged, JudgeTurn, TurnResult
-    from clawloop.contracts.sessions import ContentErased, FeedbackGiven, RejudgeRequested, TurnRecorded
+    from activities.judging.messages import AskDirectly, Closed, CloseSession, Judged, JudgeTurn
+    from clawloop.contracts.sessions import ContentErased, FeedbackGiven, RejudgeRequested, TurnRecorded, TurnResult
     from clawloop.ids import TurnId
     from workflows import descriptions, names
     from workflows.policies import FINALIZE, JUDGE, STORE

@@ -10,10 +10,9 @@ from datetime import datetime
 
 from pydantic import BaseModel, ConfigDict
 
-from activities.judging.messages import TurnResult
 from activities.serving.messages import EngineHas
 from activities.training.messages import StepDone
-from clawloop.contracts.sessions import FeedbackGiven, RejudgeRequested, TurnRecorded
+from clawloop.contracts.sessions import FeedbackGiven, RejudgeRequested, TurnRecorded, TurnResult
 from clawloop.ids import SessionId, TurnId
 
 KNOWN_LIMIT = 200  # ids of announced turns, to drop duplicates; an older one is judged once anyway, by its keys

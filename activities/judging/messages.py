@@ -1,14 +1,13 @@
-"""What workflows and activities say to each other: ids, scores and reasons, never text.
+"""Inputs and results of the judging activities: ids, scores and reasons, never text.
 
-Knows nothing about who does the work. Durable: open workflows and saved histories hold these; later fields are
-optional.
+Durable: open workflows and saved histories hold these; later fields are optional.
 """
 
 from __future__ import annotations
 
 from pydantic import BaseModel, ConfigDict
 
-from clawloop.contracts.turns import TurnOutcome
+from clawloop.contracts.sessions import TurnResult
 from clawloop.ids import FeedbackId, SessionId, TurnId
 
 WHY_LIMIT = 200  # characters of a reason that cross Temporal; Postgres holds the whole
@@ -19,13 +18,13 @@ class _Message(BaseModel):
 
 
 class JudgeTurn(_Message):
-    """Judge what a turn makes judgeable: the turn it follows, or itself when it came late.
+    """Judge the turn that `turn_id` follows, and `turn_id` itself if it was stored late.
 
     Args:
-        turn_id: the turn that was announced, or that feedback speaks about.
-        feedback_id: judge `turn_id` itself, anew, because of this feedback.
+        turn_id: the turn that was recorded, or that was given feedback.
+        feedback_id: judge `turn_id` itself, because of this feedback.
         itself: judge `turn_id` itself, by what follows it.
-        give_up: ask no judge any more: what is missing stays missing, for this reason.
+        give_up: ask no judge: missing answers stay missing, for this reason.
         revision: judge `turn_id` itself, as this revision, because an operator asked for it.
     """
 
@@ -38,36 +37,17 @@ class JudgeTurn(_Message):
 
 
 class AskDirectly(_Message):
-    """Ask one direct vote on a turn that was judged, and keep it; nothing is decided by it here."""
+    """Ask for one direct vote on a judged turn and store it; the session's closing decides by it."""
 
     session_id: SessionId
     turn_id: TurnId
 
 
-class TurnResult(_Message):
-    """What became of a turn, for the workflow's table.
-
-    Args:
-        number: its place among the session's main turns, from 1; None if there is no such turn.
-        outcome: None if there is no such turn.
-        verdict: −1, 0, 1, or None if there is none.
-        sample: it has a training sample.
-        step: the step it was trained in; None if it was not.
-        why: for people, without any text of the conversation.
-    """
-
-    turn_id: TurnId
-    number: int | None
-    kind: str
-    outcome: TurnOutcome | None
-    verdict: int | None
-    sample: bool
-    step: int | None
-    why: str
-
-
 class Judged(_Message):
-    """What became of the turns that could be judged, and of those of the session that steps have learned from."""
+    """
+    Args:
+        fates: the turns that could be judged, and the session's newest trained turns.
+    """
 
     fates: list[TurnResult]
 
@@ -75,12 +55,12 @@ class Judged(_Message):
 class CloseSession(_Message):
     """
     Args:
-        why: what closes it, e.g. `idle for 30 min`.
-        up_to: the newest turn the workflow was told of; newer ones are not its to decide. None: no limit.
-        give_up: turns that could be judged and were not are unjudged now.
-        asked_directly: direct votes were asked for; those there are decide.
-        tried_up_to: turns that could be judged were tried up to this one: newer ones are said first.
-        again: it was looked into after it was closed, e.g. for feedback: one that is open stays so.
+        why: what closes the session, e.g. `idle for 30 min`.
+        up_to: the newest turn the workflow knows; newer turns are left alone. None: no limit.
+        give_up: turns that could be judged and were not become unjudged.
+        asked_directly: direct votes were asked for; decide by those that are stored.
+        tried_up_to: judging was tried for turns up to this one; newer ones are listed first.
+        again: the session was closed before, and something came since, e.g. feedback. If it is open, do nothing.
     """
 
     session_id: SessionId
@@ -93,13 +73,14 @@ class CloseSession(_Message):
 
 
 class Closed(_Message):
-    """
+    """The result of one closing step: the session is closed, or something must be done first.
+
     Args:
-        to_judge: turns that have a next state and were never judged; the session is not closed before they are.
-        to_ask: turns whose votes cancel out, for a direct vote each; the session is not closed before that.
-        fates: of the turns the closing decided, and of those that steps have learned from.
-        guarantee: what the at-least-one rule did, or why nothing; empty if it is not the first close.
-        still_open: it was to be closed again, but it is open: nothing was done.
+        to_judge: turns that have a next state and were never judged: judge them, then close.
+        to_ask: turns whose votes cancel out: ask for a direct vote on each, then close.
+        fates: the turns that the closing decided, and the session's newest trained turns.
+        guarantee: what the at-least-one rule gave; empty if this is not the first close.
+        still_open: the session was to be closed again, but it is open: nothing was done.
     """
 
     to_judge: list[TurnId]
@@ -111,16 +92,16 @@ class Closed(_Message):
 
 
 class Swept(_Message):
-    """How much a sweep found.
+    """What a sweep did.
 
     Args:
-        announced: turns whose workflows were told.
-        feedback: pieces of feedback whose workflows were told.
-        woken: sessions that nobody had closed.
-        work: policies whose training workflows were told that a batch waits.
-        removed: versions whose files nobody needed.
-        engines: engines' workflows that were begun, or ended since their engine was removed.
-        stuck: sessions whose workflow could not be told; the next sweep tries again.
+        announced: turns whose workflows were notified.
+        feedback: pieces of feedback whose workflows were notified.
+        woken: open sessions without a turn for too long whose workflows were started.
+        work: policies whose training workflows were notified that a batch waits.
+        removed: versions whose files were removed.
+        engines: engine workflows that were started or ended.
+        stuck: sessions whose workflow could not be notified; the next sweep retries.
     """
 
     announced: int

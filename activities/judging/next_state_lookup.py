@@ -1,6 +1,6 @@
-"""Which turn is judged by what: a turn's next state, found among the turns that follow it.
+"""Finds a turn's next state among the turns that follow it.
 
-Knows nothing about judges. A turn follows the main turn it continues; side turns between them do not count.
+A turn follows the main turn it continues; side turns between them do not count.
 """
 
 from __future__ import annotations
@@ -12,19 +12,19 @@ from clawloop.turns.next_state import NextState, next_states
 
 
 async def find_next_state(
-    places: TurnContextStore, placed: TurnContext, known: TurnContext | None = None
+    contexts: TurnContextStore, turn: TurnContext, loaded: TurnContext | None = None
 ) -> NextState | None:
-    """What follows a turn's response in the first later main request that holds it; None: none does.
+    """What follows a turn's reply in the first later main request that holds it; None if no request does.
 
     Args:
-        known: a later turn that was loaded already.
+        loaded: a later turn whose context need not be loaded again.
     """
-    turn_id = placed.turn.record.turn_id
-    for later_id in placed.followed_by:
-        if known is not None and known.turn.record.turn_id == later_id:
-            later: TurnContext | None = known
+    turn_id = turn.turn.record.turn_id
+    for later_id in turn.followed_by:
+        if loaded is not None and loaded.turn.record.turn_id == later_id:
+            later: TurnContext | None = loaded
         else:
-            later = await places.place(later_id)
+            later = await contexts.load_context(later_id)
         if later is None:
             continue
         states = next_states(later.seed, later.turn.record.messages, later.candidates)
@@ -33,21 +33,21 @@ async def find_next_state(
     return None
 
 
-async def judgeable_by(places: TurnContextStore, told: TurnContext) -> list[tuple[TurnContext, NextState]]:
-    """The turns for which this one is the moment to be judged, each with its next state.
+async def judgeable_by(contexts: TurnContextStore, recorded: TurnContext) -> list[tuple[TurnContext, NextState]]:
+    """The turns that a newly recorded turn makes judgeable, each with its next state.
 
-    The turn it follows, if its request is the first that says something about that. And itself, if it was entered
-    after the turn that says something about it: nobody else will look.
+    That is the turn it follows, if its request is the first to hold that turn's next state. And itself, if it was
+    stored after the turn that holds its own next state: that turn could not make it judgeable.
     """
     found: list[tuple[TurnContext, NextState]] = []
-    turn_id = told.turn.record.turn_id
-    before = None if told.follows is None else await places.place(told.follows)
+    turn_id = recorded.turn.record.turn_id
+    before = None if recorded.follows is None else await contexts.load_context(recorded.follows)
     if before is not None and before.turn.outcome is not TurnOutcome.ERASED:
-        state = await find_next_state(places, before, told)
+        state = await find_next_state(contexts, before, recorded)
         if state is not None and state.next_turn_id == turn_id:
             found.append((before, state))
-    if told.overtaken_by and told.turn.outcome is not TurnOutcome.ERASED:
-        state = await find_next_state(places, told)
-        if state is not None and state.next_turn_id in told.overtaken_by:
-            found.append((told, state))
+    if recorded.overtaken_by and recorded.turn.outcome is not TurnOutcome.ERASED:
+        state = await find_next_state(contexts, recorded)
+        if state is not None and state.next_turn_id in recorded.overtaken_by:
+            found.append((recorded, state))
     return found

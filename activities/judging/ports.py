@@ -1,6 +1,6 @@
-"""What the activities need from outside, as they would like to be told it.
+"""Protocols of what the judging and sweeping activities need from outside.
 
-Knows nothing about who answers. Every store call raises StoreUnavailable when PostgreSQL does not answer in time.
+Every store call raises StoreUnavailable when PostgreSQL does not answer in time.
 """
 
 from __future__ import annotations
@@ -9,75 +9,81 @@ from collections.abc import Mapping, Sequence
 from datetime import timedelta
 from typing import Protocol
 
-from clawloop.contracts.sessions import FeedbackGiven, SessionFacts, TurnRecorded
+from clawloop.contracts.sessions import FeedbackGiven, SessionFacts, TurnRecorded, TurnResult
 from clawloop.contracts.turns import Message, TurnOutcome, TurnRecord
 from clawloop.ids import FeedbackId, JudgementId, SessionId, TurnId
 from clawloop.judging.parsing import HintVote, Vote
 from clawloop.judging.prompts import AnswerForm, JudgePrompt
 from clawloop.judging.records import (
     ClosingSession,
-    Ending,
-    ExtraSample,
     FinalizedJudgement,
     GivenFeedback,
     OpenJudgement,
-    TrainedTurn,
     TurnContext,
+    TurnDecision,
 )
-from clawloop.samples.rewards import MemberResult
+from clawloop.samples.fallback import FallbackSample
 
 
 class TurnContextStore(Protocol):
-    async def place(self, turn_id: TurnId) -> TurnContext | None:
-        """A main turn with what is around it; None if there is none of that id, or it is a side turn."""
+    async def load_context(self, turn_id: TurnId) -> TurnContext | None:
+        """A main turn and its neighbours; None for an unknown turn or a side turn."""
 
-    async def trained(self, session: SessionId, limit: int) -> list[TrainedTurn]:
+    async def trained_turns(self, session: SessionId, limit: int) -> list[TurnResult]:
         """The session's newest `limit` main turns that were trained, rolled back since or not, in their order."""
 
 
 class JudgementStore(TurnContextStore, Protocol):
-    """Where judgements are kept, each answer of a judge once."""
+    """Stores judgements, and each answer of a judge once."""
 
     async def open(
-        self, turn_id: TurnId, next_turn_id: TurnId | None, evidence_hash: bytes, hint_kind: str
+        self, turn_id: TurnId, next_turn_id: TurnId | None, evidence_hash: bytes, hint_kind: str, revision: int = 0
     ) -> OpenJudgement:
-        """The turn's judgement of revision 0: made now under its policy's recipe, or gone on with."""
+        """The turn's judgement of this revision: continued, or made now under its policy's recipe.
+
+        Raises:
+            RecordUnusable: the policy has no recipe, or the turn or the one that holds its next state was erased.
+        """
 
     async def revise(
         self, turn_id: TurnId, next_turn_id: TurnId | None, evidence_hash: bytes, hint_kind: str
     ) -> OpenJudgement:
-        """The turn's newest judgement to amend; a further revision once a step has taken its sample."""
+        """The turn's newest judgement, to be amended; a further revision if a step has taken its sample.
 
-    async def rejudge(
-        self, turn_id: TurnId, revision: int, next_turn_id: TurnId | None, evidence_hash: bytes, hint_kind: str
-    ) -> OpenJudgement:
-        """The turn's judgement of this revision: made now under its policy's recipe, or gone on with."""
+        Raises:
+            RecordUnusable: the policy has no recipe, or the turn or the one that holds its next state was erased.
+        """
 
     async def store_vote(self, judgement: JudgementId, index: int, raw: str, vote: Vote | None) -> None:
-        """Keep one answer for good; the first one counts, and none once the judgement is decided."""
+        """Insert one vote. Idempotent: the first one of an index counts, and none once the judgement is decided."""
 
     async def store_direct_vote(
         self, judgement: JudgementId, logprobs: Mapping[Vote, float], vote: Vote
     ) -> Mapping[Vote, float]:
-        """Keep a direct vote, its log-probs as they came, for good; the first one counts, and is returned."""
+        """Insert a direct vote with its log-probs as they came; the first one counts, and is returned."""
 
-    async def store_hint(
-        self, judgement: JudgementId, kind: str, index: int, raw: str, hint: HintVote | None
-    ) -> None: ...
+    async def store_hint(self, judgement: JudgementId, kind: str, index: int, raw: str, hint: HintVote | None) -> None:
+        """Insert one hint. Idempotent: the first one of a kind and index counts."""
 
-    async def finalize(self, judgement: JudgementId, end: FinalizedJudgement, heard: list[FeedbackId]) -> str | None:
-        """Verdict, hint, sample and the turn's outcome in one transaction; feedback `heard` is taken into it.
+    async def finalize(
+        self, judgement: JudgementId, end: FinalizedJudgement, feedback_ids: Sequence[FeedbackId]
+    ) -> str | None:
+        """Write verdict, hint, sample and the turn's outcome in one transaction; mark the feedback as applied.
 
-        Samples of the turn's other judgements that no step has taken are superseded. Where a step has taken one, only
-        new feedback makes a further sample: without any, the judgement is not held and the turn stays as it is.
+        Samples of the turn's other judgements that no step has taken are superseded. If a step has taken one, only
+        new feedback makes a further sample: without any, nothing is written and the turn stays as it is.
+
+        Args:
+            feedback_ids: the feedback that `end` takes into account.
 
         Returns:
             The policy that has a batch waiting since this call; None if it has none, or had one before.
 
         Raises:
-            RecordUnusable: the turn was erased meanwhile.
-            StoreUnavailable: also when feedback it has not heard of was taken in meanwhile: that is not undone. And
-                when the stored votes are not those it was decided by: whoever tries again reads them.
+            RecordUnusable: the turn, or the one that holds its next state, was erased.
+            StoreUnavailable: also when the decision is outdated. A step took the sample that was to be amended (then
+                `revise` makes another judgement); feedback not in `feedback_ids` was applied (a judge's late answer
+                must not undo it); or the stored votes are not those of the ballot (a retry reads them).
         """
 
     async def feedback_of(self, turn_id: TurnId) -> list[GivenFeedback]:
@@ -93,32 +99,32 @@ class Judge(Protocol):
         """At most `n` answers to one question, in one request.
 
         Raises:
-            JudgeUnavailable: ask again later.
-            JudgeRefused: it will never take this question.
+            JudgeUnavailable: retry later.
+            JudgeRefused: the judge will never take this question.
         """
 
     async def distribution(self, policy: str, prompt: JudgePrompt) -> Mapping[Vote, float]:
         """Log-probs of the three votes, as the first token of a bare answer at temperature 1.
 
         Raises:
-            JudgeUnavailable: ask again later.
-            JudgeRefused: it will never take this question, writes free answers, or does not report log-probs.
+            JudgeUnavailable: retry later.
+            JudgeRefused: the judge will never take this question, writes free answers, or reports no log-probs.
         """
 
 
 class Renderer(Protocol):
     async def render(self, turn: TurnRecord, messages: Sequence[Message]) -> list[int]:
-        """The ids of a prompt with these messages, otherwise as the turn's, by the engine's own template.
+        """The prompt ids of these messages with the turn's tools and options, by the engine's own template.
 
         Raises:
-            EngineUnavailable: ask again later.
-            EngineRejected: the engine cannot render these.
-            PromptTooLong: they and the turn's reply do not fit into its context.
+            EngineUnavailable: retry later.
+            EngineRejected: the engine cannot render the messages.
+            PromptTooLong: the messages and the turn's reply do not fit into the engine's context.
         """
 
 
 class Counts(Protocol):
-    """What is told how much was done; never raises."""
+    """Metrics of what was done; never raises."""
 
     def answered(self, kind: str, valid: int, missing: int) -> None:
         """A judgement has this many valid answers of this kind (`vote`, `hint`) and lacks that many."""
@@ -129,11 +135,11 @@ class Counts(Protocol):
         """A session was closed; `guaranteed`: the at-least-one rule gave it a sample."""
 
     def swept(self, turns: int, feedback: int, sessions: int, stuck: int) -> None:
-        """A sweep announced these turns and feedback, and woke these sessions; `stuck` could not be told."""
+        """A sweep notified workflows of these turns and feedback, and woke these sessions; `stuck` failed."""
 
 
 class Uncounted:
-    """Counts nothing."""
+    """Satisfies `Counts` and counts nothing."""
 
     def answered(self, kind: str, valid: int, missing: int) -> None:
         pass
@@ -149,20 +155,30 @@ class Uncounted:
 
 
 class ClosingStore(Protocol):
-    async def look(self, session: SessionId) -> ClosingSession | None:
-        """What a closing must decide; None if there is no such session."""
+    async def load(self, session: SessionId) -> ClosingSession | None:
+        """The session and the turns a closing decides; None if there is no such session."""
 
-    async def finalize_related(self, session: SessionId) -> tuple[list[MemberResult], str | None]:
-        """Settle groups and outcome of a session that closes: what is not known by now will not be.
+    async def finalize_related(self, session: SessionId) -> tuple[dict[TurnId, TurnDecision], str | None]:
+        """Finalize the rewards that waited for the session's end: of its groups, and by its task's outcome.
 
         Returns:
-            What became of their members, and the policy that has a batch waiting since this call.
+            The decisions, and the policy that has a batch waiting since this call.
         """
 
     async def close(
-        self, session: SessionId, why: str, endings: Sequence[Ending], guarantee: str | None, extra: ExtraSample | None
+        self,
+        session: SessionId,
+        why: str,
+        decisions: Mapping[TurnId, TurnDecision],
+        fallback: FallbackSample | None = None,
     ) -> str | None:
-        """End undecided turns and the session in one transaction. Turns decided meanwhile stay as they are.
+        """Write the decisions, the fallback sample and the session's end in one transaction.
+
+        Turns decided meanwhile stay as they are. So do when and why the session was closed, if no turn has come since.
+
+        Args:
+            decisions: for turns that nobody judged.
+            fallback: what the at-least-one rule gave; None if it does not apply. The first close's stays.
 
         Returns:
             The policy that has a batch waiting since this call; None if it has none, or had one before.
@@ -173,17 +189,17 @@ class UpkeepStore(Protocol):
     async def pending_turns(
         self, age: timedelta, limit: int, but: Sequence[SessionId] = ()
     ) -> list[tuple[SessionFacts, TurnRecorded]]:
-        """Main turns older than `age` whose workflow was not told, in the order in which they were made; none of the
-        sessions in `but`."""
+        """Main turns older than `age` whose workflow was not notified, in the order in which they were made; none of
+        the sessions in `but`."""
 
     async def pending_feedback(
         self, age: timedelta, limit: int, but: Sequence[SessionId] = ()
     ) -> list[tuple[SessionFacts, FeedbackGiven]]:
-        """Feedback older than `age` whose workflow was not told, or that was told a day ago and forgotten; none of the
-        sessions in `but`."""
+        """Feedback older than `age` whose workflow was not notified, or was notified a day ago and has not applied it;
+        none of the sessions in `but`."""
 
     async def sessions_left_open(self, age: timedelta, limit: int) -> list[SessionFacts]:
-        """Sessions without a turn for longer than `age` that nobody closed, oldest first."""
+        """Open sessions without a turn for longer than `age`, oldest first."""
 
     async def mark_notified(self, turn_ids: Sequence[TurnId]) -> None: ...
 
@@ -191,11 +207,11 @@ class UpkeepStore(Protocol):
 
 
 class SessionNotifier(Protocol):
-    """What tells sessions' workflows. Every call raises SignalFailed when it cannot."""
+    """Notifies sessions' workflows. Every call raises SignalFailed when the signal is not accepted."""
 
     async def notify_turn(self, session: SessionFacts, turn: TurnRecorded) -> None: ...
 
     async def notify_feedback(self, session: SessionFacts, feedback: FeedbackGiven) -> None: ...
 
     async def wake(self, session: SessionFacts) -> None:
-        """See that the session's workflow runs, so that it closes."""
+        """Start the session's workflow unless it runs, so that it closes the session."""

@@ -1,53 +1,62 @@
-"""What steps have made of a session's turns since its workflow last heard of them: nobody else tells it.
-
-Knows nothing about judging.
-"""
+"""Rows of a session workflow's table."""
 
 from __future__ import annotations
 
 from collections.abc import Sequence
 
-from activities.judging.messages import TurnResult
+from activities.judging.messages import WHY_LIMIT
 from activities.judging.ports import TurnContextStore
+from clawloop.contracts.sessions import TurnResult
 from clawloop.contracts.turns import TurnKind, TurnOutcome
-from clawloop.ids import SessionId
-from clawloop.judging.records import TrainedTurn
+from clawloop.ids import SessionId, TurnId
 
 # As many as the workflow's table has rows.
 TRAINED_LIMIT = 20
 
 
+def main_turn_result(turn_id: TurnId, number: int, outcome: TurnOutcome, verdict: int | None, why: str) -> TurnResult:
+    """The row of a main turn; its step is filled in by `with_trained_turns`."""
+    return TurnResult(
+        turn_id=turn_id,
+        number=number,
+        kind=TurnKind.MAIN,
+        outcome=outcome,
+        verdict=verdict,
+        sample=outcome in (TurnOutcome.SAMPLED, TurnOutcome.TRAINED),
+        step=None,
+        why=why[:WHY_LIMIT],
+    )
+
+
+def unknown_turn_result(turn_id: TurnId) -> TurnResult:
+    """The row of a turn that is not stored, or is no main turn."""
+    return TurnResult(
+        turn_id=turn_id,
+        number=None,
+        kind="unknown",
+        outcome=None,
+        verdict=None,
+        sample=False,
+        step=None,
+        why="no main turn of this id is stored",
+    )
+
+
 async def with_trained_turns(
-    places: TurnContextStore, session: SessionId, fates: Sequence[TurnResult]
+    contexts: TurnContextStore, session: SessionId, results: Sequence[TurnResult]
 ) -> list[TurnResult]:
-    """These fates and those of the session's newest trained turns; each turn once if `fates` has each once.
+    """`results` and the session's newest trained turns, each turn once if `results` has each once.
+
+    Nothing notifies a session's workflow of training steps: it learns of them with the next judgement or closing.
 
     Raises:
         StoreUnavailable
     """
-    trained = {turn.turn_id: turn for turn in await places.trained(session, TRAINED_LIMIT)}
-    told = [
+    trained = {result.turn_id: result for result in await contexts.trained_turns(session, TRAINED_LIMIT)}
+    updated = [
         result
-        if (turn := trained.get(result.turn_id)) is None
-        else result.model_copy(update={"outcome": _outcome(turn), "sample": True, "step": turn.step})
-        for result in fates
+        if (newest := trained.pop(result.turn_id, None)) is None
+        else result.model_copy(update={"outcome": newest.outcome, "sample": True, "step": newest.step})
+        for result in results
     ]
-    known = {result.turn_id for result in fates}
-    return [*told, *(_turn_result(turn) for turn in trained.values() if turn.turn_id not in known)]
-
-
-def _turn_result(turn: TrainedTurn) -> TurnResult:
-    return TurnResult(
-        turn_id=turn.turn_id,
-        number=turn.number,
-        kind=TurnKind.MAIN,
-        outcome=_outcome(turn),
-        verdict=turn.verdict,
-        sample=True,
-        step=turn.step,
-        why=turn.rolled_back or f"trained in step {turn.step}",
-    )
-
-
-def _outcome(turn: TrainedTurn) -> TurnOutcome:
-    return TurnOutcome.TRAINED if turn.rolled_back is None else TurnOutcome.ROLLED_BACK
+    return [*updated, *trained.values()]

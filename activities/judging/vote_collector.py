@@ -1,7 +1,7 @@
-"""Asking a judge for the answers a judgement still lacks.
+"""Asks a judge for the answers that a judgement lacks.
 
-Knows nothing about what becomes of them. All that is missing is one request; an answer that cannot be read is asked
-for once more, by itself, and what then cannot be read is kept as unreadable, so that nobody asks a third time.
+All missing answers are one request. An answer that cannot be read is asked for once more, on its own; what then cannot
+be read is stored as unreadable, so that no retry asks a third time.
 """
 
 from __future__ import annotations
@@ -26,28 +26,29 @@ Reply = TypeVar("Reply")
 
 NO_DIRECT_VOTE = Verdict(None, None, None, "no direct vote")
 
-# Characters of evidence, tried one after the other while a judge says that the question is too long. The last one
-# fits the smallest context anyone serves a judge with.
-TOTALS = (Budgets().total, 9_000, 3_000, 1_200)
+# Characters of evidence, tried one after the other while a judge finds the question too long. The last one fits the
+# smallest context anyone serves a judge with.
+EVIDENCE_LIMITS = (Budgets().total, 9_000, 3_000, 1_200)
 
 
 @dataclass(frozen=True)  # no slots: a parametrised generic notes its parameters on its instances
 class _Question(Generic[Answer]):
-    """Votes or hints: what is known already, how it is asked, read and kept."""
+    """Votes or hints: the stored answers, and how to ask, parse and store."""
 
-    known: Mapping[int, Answer | None]
+    stored: Mapping[int, Answer | None]
     make_prompt: Callable[..., JudgePrompt]
     parse: Callable[[str, JudgePrompt], Answer | None]
-    keep: Callable[[int, str, Answer | None], Awaitable[None]]
+    store: Callable[[int, str, Answer | None], Awaitable[None]]
 
 
 class VoteCollector:
-    """
+    """Votes, hints and the direct vote of one judgement, stored as they come.
+
     Args:
-        give_up: ask nothing: why.
+        give_up: ask nothing, for this reason; None: ask.
 
     Attributes:
-        problems: why answers are missing, without a word of what was asked.
+        problems: why answers are missing, without any text of the questions.
     """
 
     def __init__(
@@ -70,16 +71,21 @@ class VoteCollector:
     async def votes(self) -> list[Vote | None]:
         """
         Raises:
-            JudgeUnavailable: what was answered so far is stored.
+            JudgeUnavailable: the answers so far are stored.
         """
+        store = partial(self._store.store_vote, self._judgement.id)
+        return await self._collect(_Question[Vote](self._judgement.votes, vote_prompt, parse_vote, store))
 
-        async def keep(index: int, raw: str, vote: Vote | None) -> None:
-            await self._store.store_vote(self._judgement.id, index, raw, vote)
-
-        return await self._all(_Question[Vote](self._judgement.votes, vote_prompt, parse_vote, keep))
+    async def hints(self, kind: str) -> list[HintVote | None]:
+        """
+        Raises:
+            JudgeUnavailable: the answers so far are stored.
+        """
+        store = partial(self._store.store_hint, self._judgement.id, kind)
+        return await self._collect(_Question[HintVote](self._judgement.hints, hint_prompt, parse_hint, store))
 
     async def direct_vote(self) -> Verdict:
-        """What one direct vote says; without a verdict if there is none.
+        """The verdict of one direct vote; NO_DIRECT_VOTE if there is none.
 
         Raises:
             JudgeUnavailable
@@ -87,61 +93,50 @@ class VoteCollector:
         if self._judgement.direct is not None:
             return direct_vote(self._judgement.direct)
         if self._give_up is not None:
-            self._say(self._give_up)
+            self._note(self._give_up)
             return NO_DIRECT_VOTE
         try:
-            logprobs = await self._first(vote_prompt, partial(self._judge.distribution, self._turn.policy))
+            logprobs = await self._ask_within_limits(vote_prompt, partial(self._judge.distribution, self._turn.policy))
             verdict = direct_vote(logprobs)
         except (JudgeRefused, EngineAnswerUnusable) as error:
-            self._say(str(error))
+            self._note(str(error))
             return NO_DIRECT_VOTE
         assert verdict.verdict is not None
         return direct_vote(await self._store.store_direct_vote(self._judgement.id, logprobs, verdict.verdict))
 
-    async def hints(self, kind: str) -> list[HintVote | None]:
-        """
-        Raises:
-            JudgeUnavailable: what was answered so far is stored.
-        """
-
-        async def keep(index: int, raw: str, hint: HintVote | None) -> None:
-            await self._store.store_hint(self._judgement.id, kind, index, raw, hint)
-
-        return await self._all(_Question[HintVote](self._judgement.hints, hint_prompt, parse_hint, keep))
-
-    async def _all(self, question: _Question[Answer]) -> list[Answer | None]:
-        answers = dict(question.known)
-        wanted = range(self._judgement.recipe.signal.m)
-        missing = [index for index in wanted if index not in answers]
+    async def _collect(self, question: _Question[Answer]) -> list[Answer | None]:
+        answers = dict(question.stored)
+        indices = range(self._judgement.recipe.signal.m)
+        missing = [index for index in indices if index not in answers]
         if missing and self._give_up is not None:
-            self._say(self._give_up)
+            self._note(self._give_up)
         elif missing:
             try:
                 ask = partial(self._ask_with_prompt, n=len(missing))
-                prompt, raws = await self._first(question.make_prompt, ask)
-                # A judge may give fewer than asked for; more are not ours.
+                prompt, raws = await self._ask_within_limits(question.make_prompt, ask)
+                # A judge may give fewer answers than asked for; surplus ones are discarded.
                 for index, raw in zip(missing, raws, strict=False):
                     answer = question.parse(raw, prompt)
                     if answer is not None:
-                        await question.keep(index, raw, answer)
+                        await question.store(index, raw, answer)
                         answers[index] = answer
                 for index in missing:
                     if index not in answers:
                         (raw, *_) = [*await self._ask(prompt, 1), ""]
                         answers[index] = question.parse(raw, prompt)
-                        await question.keep(index, raw, answers[index])
+                        await question.store(index, raw, answers[index])
             except JudgeRefused as error:
-                self._say(str(error))
-        return [answers.get(index) for index in wanted]
+                self._note(str(error))
+        return [answers.get(index) for index in indices]
 
-    async def _first(
+    async def _ask_within_limits(
         self, make_prompt: Callable[..., JudgePrompt], ask: Callable[[JudgePrompt], Awaitable[Reply]]
     ) -> Reply:
-        """Ask, with less evidence each time the judge finds it too long."""
-        *larger, smallest = TOTALS
-        for total in larger:
+        """Ask with less evidence each time the judge finds the question too long."""
+        *larger, smallest = EVIDENCE_LIMITS
+        for limit in larger:
             try:
-                return await ask(self._prompt(make_prompt, total))
+                return await ask(self._prompt(make_prompt, limit))
             except JudgeRefused as error:
                 if not error.too_long:
                     raise
@@ -150,14 +145,14 @@ class VoteCollector:
     async def _ask_with_prompt(self, prompt: JudgePrompt, n: int) -> tuple[JudgePrompt, list[str]]:
         return prompt, await self._ask(prompt, n)
 
-    def _prompt(self, make_prompt: Callable[..., JudgePrompt], total: int) -> JudgePrompt:
+    def _prompt(self, make_prompt: Callable[..., JudgePrompt], limit: int) -> JudgePrompt:
         form: AnswerForm = self._judge.form
-        return make_prompt(self._turn.turn_id, self._evidence, form, Budgets.of(total))
+        return make_prompt(self._turn.turn_id, self._evidence, form, Budgets.of(limit))
 
     async def _ask(self, prompt: JudgePrompt, n: int) -> list[str]:
         temperature = self._judgement.recipe.signal.judge_temperature
         return await self._judge.answers(self._turn.policy, prompt, n, temperature)
 
-    def _say(self, problem: str) -> None:
+    def _note(self, problem: str) -> None:
         if problem not in self.problems:
             self.problems.append(problem)

@@ -9,6 +9,9 @@ from dataclasses import dataclass
 from datetime import datetime
 from enum import StrEnum
 
+from pydantic import BaseModel, ConfigDict
+
+from clawloop.contracts.turns import TurnOutcome
 from clawloop.ids import FeedbackId, SessionId, TurnId
 
 
@@ -75,6 +78,30 @@ class ContentErased:
 
     turns: tuple[TurnId, ...]
     whole: bool = False
+
+
+class TurnResult(BaseModel):
+    """A turn's row in the table of its session's workflow.
+
+    Args:
+        number: position among the session's main turns, from 1; None if there is no such turn.
+        outcome: None if there is no such turn.
+        verdict: −1, 0, 1, or None if there is none.
+        sample: the turn has a training sample.
+        step: the newest training step that used the sample; None if none did.
+        why: for people, without any text of the conversation.
+    """
+
+    model_config = ConfigDict(frozen=True)
+
+    turn_id: TurnId
+    number: int | None
+    kind: str
+    outcome: TurnOutcome | None
+    verdict: int | None
+    sample: bool
+    step: int | None
+    why: str
 
 
 @dataclass(frozen=True, slots=True)

@@ -1,7 +1,4 @@
-"""What judging and its store hand to each other.
-
-Knows nothing about Postgres or Temporal.
-"""
+"""Records that judging and its store pass to each other."""
 
 from __future__ import annotations
 
@@ -25,11 +22,11 @@ HINTS = "hint"  # kind of a hint by the next state; with feedback texts their nu
 
 @dataclass(frozen=True, slots=True)
 class CurrentJudgement:
-    """What is held of a turn already.
+    """A turn's newest decided judgement.
 
     Args:
-        next_turn_id: the turn whose request showed its next state; None if it was judged by feedback alone.
-        outcome: what became of the turn by it.
+        outcome: the turn's outcome by this judgement.
+        next_turn_id: the turn whose request holds the next state; None if the turn was judged by feedback alone.
     """
 
     revision: int
@@ -40,17 +37,17 @@ class CurrentJudgement:
 
 @dataclass(frozen=True, slots=True)
 class TurnContext:
-    """A main turn among the others of its session.
+    """A main turn and its neighbours in the session.
 
     Args:
-        number: its place among the session's main turns, from 1.
-        seed: where its key's prefix digests begin.
-        candidates: older turns of the session whose replies its request holds.
-        follows: the nearest main turn it follows; side turns between them do not count.
-        followed_by: main turns that follow it so, oldest first.
-        overtaken_by: those of them that were entered before it.
-        held: its newest decided judgement; None if it has none.
-        task_outcome: whether its session's task succeeded, 1 or −1; None if nobody said.
+        number: position among the session's main turns, from 1.
+        seed: where the prefix digests of the turn's API key begin.
+        candidates: older turns of the session whose replies the turn's request holds.
+        follows: the nearest main turn above; side turns between do not count.
+        followed_by: the nearest main turns below, oldest first.
+        overtaken_by: those of `followed_by` that were stored before the turn.
+        current: the newest decided judgement; None if there is none.
+        task_outcome: whether the session's task succeeded, 1 or −1; None if not known.
     """
 
     turn: StoredTurn
@@ -60,16 +57,16 @@ class TurnContext:
     follows: TurnId | None
     followed_by: Sequence[TurnId]
     overtaken_by: frozenset[TurnId]
-    held: CurrentJudgement | None
+    current: CurrentJudgement | None
     task_outcome: int | None = None
 
 
 @dataclass(frozen=True, slots=True)
 class GivenFeedback:
-    """What somebody said about a turn outside the conversation; a score is the verdict.
+    """Feedback on a turn, given outside the conversation; a score is the verdict.
 
     Args:
-        applied: a judgement has taken it in.
+        applied: a judgement has used it.
     """
 
     id: FeedbackId
@@ -83,12 +80,12 @@ class GivenFeedback:
 
 @dataclass(frozen=True, slots=True)
 class OpenJudgement:
-    """A judgement under way, or one that feedback opens anew.
+    """A judgement in progress, or one that feedback reopens.
 
     Args:
-        votes: by index, those that were answered; None for an answer that cannot be read.
-        hints: likewise, of the kind that is wanted now.
-        direct: log-probs of its direct vote; None if there is none yet.
+        votes: stored votes by index; None for an answer that cannot be read.
+        hints: stored hints of the kind asked for, likewise.
+        direct: log-probs of the direct vote; None if there is none yet.
     """
 
     id: JudgementId
@@ -99,7 +96,7 @@ class OpenJudgement:
 
 
 class Relation(StrEnum):
-    """What a reward is measured against, which only the store knows at the moment of settling."""
+    """What a reward is measured against; only the store knows it, when the judgement is finalized."""
 
     NONE = "none"
     MEAN = "mean"  # the policy's mean verdict so far
@@ -109,11 +106,11 @@ class Relation(StrEnum):
 
 @dataclass(frozen=True, slots=True)
 class Ballot:
-    """The votes a verdict was decided by: all there were.
+    """All votes a verdict was decided by.
 
     Args:
         kind: VOTES or DIRECT.
-        scores: by index; None for one that is missing or cannot be read.
+        scores: by index; None for a vote that is missing or cannot be read.
     """
 
     kind: str
@@ -121,16 +118,33 @@ class Ballot:
 
 
 @dataclass(frozen=True, slots=True)
+class TurnDecision:
+    """A turn's outcome and the terms of its sample.
+
+    Args:
+        outcome: SAMPLED exactly when there is a term.
+        why: one line for people.
+        reward: the reward term; None if there is none.
+        hint: the hint for the teacher term; None if there is none.
+    """
+
+    outcome: TurnOutcome
+    why: str
+    reward: float | None = None
+    hint: str | None = None
+
+
+@dataclass(frozen=True, slots=True)
 class FinalizedJudgement:
-    """A judgement's end: what is held of the turn, and what becomes of it.
+    """A decided judgement: the verdict, the hint and the turn's outcome.
 
     Args:
         not_trainable: why the turn cannot be trained whatever the verdict; None if it can.
-        reward: by the turn's own verdict; with a relation also 0, else None for none.
+        reward: by the turn's own verdict. With a relation it may be 0, without one 0 is None.
         hinted_prompt_ids: None without a teacher term.
-        relation: what the store sets the reward in relation to; `outcome` and `why` are then those without it.
-        ballot: what the verdict was decided by; None if that was a rating, or nothing.
-        sampled: it gives a sample, with `reward` and `hinted_prompt_ids`.
+        relation: what the store measures the reward against; `outcome` and `why` do not include it yet.
+        ballot: the votes the verdict was decided by; None for a rating, or without votes.
+        sampled: the judgement gives a sample with `reward` and `hinted_prompt_ids`.
     """
 
     verdict: Verdict
@@ -150,15 +164,16 @@ class FinalizedJudgement:
 
 @dataclass(frozen=True, slots=True)
 class SessionTurn:
-    """A main turn of a session that is to be closed.
+    """A main turn of a session that is closing.
 
     Args:
+        number: position among the session's main turns, from 1.
         followed_by: main turns that follow it, oldest first.
-        last: no main turn of the session is newer.
-        expected: its expected score; None if it has no valid vote.
-        trainable: None if it was not judged.
-        samples: how many it has, in whatever state but superseded.
-        direct: log-probs of its direct vote; None if nobody asked for one.
+        last: it is the session's newest main turn.
+        expected: expected score; None without a valid vote.
+        trainable: None if the turn was not judged.
+        samples: how many it has in any state but superseded.
+        direct: log-probs of its direct vote; None if there is none.
     """
 
     turn_id: TurnId
@@ -176,58 +191,23 @@ class SessionTurn:
 
 @dataclass(frozen=True, slots=True)
 class ClosingSession:
-    """
+    """A session that is closing.
+
     Args:
-        turns: its main turns that are undecided; at a first close all of them.
-        first: it was never closed before.
-        at_least_one: its policy's recipe wants the rule.
-        main_turns: how many there are.
-        related: rewards of some wait for each other, or for the session's end.
-        by_outcome: somebody said how its task came out, and its policy learns by that.
-        closed: it is closed, and no turn has come since.
+        turns: at the first close all main turns, later only those that are waiting.
+        first_close: the session was never closed before.
+        at_least_one: the policy's recipe wants at least one sample of each session.
+        main_turns: how many main turns there are.
+        has_related_rewards: some rewards depend on other turns or on the task's outcome.
+        learns_by_outcome: the task's outcome is known, and the policy's recipe rewards it.
+        closed: the session is closed, and no turn has come since.
     """
 
     session_id: SessionId
     turns: Sequence[SessionTurn]
-    first: bool
+    first_close: bool
     at_least_one: bool
     main_turns: int
-    related: bool = False
-    by_outcome: bool = False
+    has_related_rewards: bool = False
+    learns_by_outcome: bool = False
     closed: bool = False
-
-
-@dataclass(frozen=True, slots=True)
-class TrainedTurn:
-    """A main turn that a step has learned from.
-
-    Args:
-        number: its place among the session's main turns, from 1.
-        verdict: what the sample was made by; None if it had no vote.
-        step: the newest that learned from it.
-        rolled_back: to where, in words, if the policy was rolled back to before that step; None if it was not.
-    """
-
-    turn_id: TurnId
-    number: int
-    verdict: int | None
-    step: int
-    rolled_back: str | None = None
-
-
-@dataclass(frozen=True, slots=True)
-class ExtraSample:
-    """The sample of the at-least-one rule."""
-
-    turn_id: TurnId
-    reward: float
-    why: str
-
-
-@dataclass(frozen=True, slots=True)
-class Ending:
-    """What becomes of a turn that nobody judged."""
-
-    turn_id: TurnId
-    outcome: TurnOutcome
-    why: str

@@ -1,7 +1,7 @@
-"""What a judged turn is worth: by its own verdict, and in relation to other turns.
+"""A judged turn's reward: by its own verdict, and in relation to other turns.
 
-Knows nothing about Postgres. Some rewards are known only later: a group's when each member has its verdict, an
-outcome's when the session closes. Until then such a turn is undecided and says what it waits for.
+Some rewards are known only later: a group's when each member has its verdict, an outcome's when the session closes.
+Until then such a turn is undecided, and its reason names what it waits for.
 """
 
 from __future__ import annotations
@@ -14,16 +14,16 @@ from clawloop.algorithms.outcome import integrated_reward, judge_consistency, pr
 from clawloop.algorithms.overlong import overlong_penalty
 from clawloop.contracts.turns import TurnOutcome
 from clawloop.ids import TurnId
-from clawloop.judging.records import FinalizedJudgement, Relation
+from clawloop.judging.records import FinalizedJudgement, Relation, TurnDecision
 from clawloop.judging.voting import Verdict
 from clawloop.recipes.recipe import Signal
 
 
 def relation_of(signal: Signal, *, grouped: bool) -> Relation:
-    """What a verdict's reward is set in relation to.
+    """What a verdict's reward is measured against.
 
     Args:
-        grouped: the turn is one of several responses to one prompt; alone it is worth its verdict.
+        grouped: the turn is one of several responses to one prompt; a single response is worth its verdict.
     """
     if not signal.verdicts:
         return Relation.NONE
@@ -35,10 +35,10 @@ def relation_of(signal: Signal, *, grouped: bool) -> Relation:
 
 
 def shape_reward(signal: Signal, verdict: Verdict, relation: Relation, *, tokens: int, cut_by_length: bool) -> Verdict:
-    """The verdict with the reward of this turn alone: with the penalty for length, where the recipe has one.
+    """The verdict with the reward of this turn alone, including the recipe's length penalty.
 
-    A verdict of 0 is no opinion, and length alone is none either; only in relation to others does a 0 count. Beside an
-    outcome it is the mean of the votes that counts, (λ/m)·ΣS_j.
+    Verdict 0 is no opinion, and length alone is none either: without a group or an outcome it gets no penalty. With an
+    outcome the reward is the weighted mean of the votes, (λ/m)·ΣS_j.
     """
     if relation is Relation.OUTCOME and verdict.expected is not None:
         verdict = replace(verdict, reward=process_reward(verdict.expected, process_weight=signal.process_weight))
@@ -57,27 +57,28 @@ def shape_reward(signal: Signal, verdict: Verdict, relation: Relation, *, tokens
     return replace(verdict, reward=verdict.reward + penalty, why=f"{verdict.why}, length {penalty:+.2f}")
 
 
-def with_reward(end: FinalizedJudgement, reward: float, said: str) -> FinalizedJudgement:
-    """The same end with another reward term; 0 is none, and then only a hint makes a sample."""
+def with_reward(judgement: FinalizedJudgement, reward: float, reason: str) -> FinalizedJudgement:
+    """The judgement with another reward term; 0 is no term, and then only a hint makes a sample."""
     term = reward or None
-    why = f"{end.why}; {said}"
-    if term is None and end.hint.text is None:
-        return replace(end, reward=None, outcome=TurnOutcome.UNDECIDED, why=why)
-    if end.not_trainable is not None:
-        return replace(end, reward=None, outcome=TurnOutcome.NOT_TRAINABLE, why=f"{end.not_trainable} ({why})")
-    return replace(end, reward=term, outcome=TurnOutcome.SAMPLED, why=why)
+    why = f"{judgement.why}; {reason}"
+    if term is None and judgement.hint.text is None:
+        return replace(judgement, reward=None, outcome=TurnOutcome.UNDECIDED, why=why)
+    if judgement.not_trainable is not None:
+        why = f"{judgement.not_trainable} ({why})"
+        return replace(judgement, reward=None, outcome=TurnOutcome.NOT_TRAINABLE, why=why)
+    return replace(judgement, reward=term, outcome=TurnOutcome.SAMPLED, why=why)
 
 
 @dataclass(frozen=True, slots=True)
 class Member:
-    """One of several responses to one prompt.
+    """A turn whose reward depends on others: on the responses to one prompt, or on its session's outcome.
 
     Args:
         reward: by its own verdict; None if it has none.
         not_trainable: why it cannot be trained; its reward counts for the others all the same.
-        why: of its own verdict.
-        taken: a step has, or had, its sample: it stays as it is.
-        mean_vote: of the judge's valid votes; None without any, as where a user has rated the turn unjudged.
+        why: the reason of its own verdict.
+        taken: a step has taken its sample, so it stays as it is.
+        mean_vote: mean of the judge's valid votes; None without any, e.g. where a user rated the turn.
     """
 
     turn_id: TurnId
@@ -88,73 +89,60 @@ class Member:
     mean_vote: float | None = None
 
 
-@dataclass(frozen=True, slots=True)
-class MemberResult:
-    """What becomes of a member; `reward` is None unless it is sampled."""
-
-    turn_id: TurnId
-    reward: float | None
-    outcome: TurnOutcome
-    why: str
-
-
-def group_ends(members: Sequence[Member], *, session_closed: bool) -> list[MemberResult]:
-    """What becomes of those members that have a verdict and are still open, all at once (GRPO, DESIGN section 7)."""
+def decide_group(members: Sequence[Member], *, session_closed: bool) -> dict[TurnId, TurnDecision]:
+    """Decisions for the members that have a verdict and are not taken, all at once (GRPO, DESIGN section 7)."""
     rewards = [member.reward for member in members]
-    known = sum(reward is not None for reward in rewards)
-    open_members = [member for member in members if member.reward is not None and not member.taken]
+    judged = sum(reward is not None for reward in rewards)
+    undecided = [member for member in members if member.reward is not None and not member.taken]
     if not is_complete(rewards, session_closed=session_closed):
-        waits = f"waits for its group: {known} of {len(members)} have a verdict"
-        return [
-            MemberResult(member.turn_id, None, TurnOutcome.UNDECIDED, f"{waits} ({member.why})")
-            for member in open_members
-        ]
-    worth = dict(zip([member.turn_id for member in members], group_advantages(rewards), strict=True))
-    return [_end(member, worth[member.turn_id], known) for member in open_members]
+        waits = f"waits for its group: {judged} of {len(members)} have a verdict"
+        return {member.turn_id: TurnDecision(TurnOutcome.UNDECIDED, f"{waits} ({member.why})") for member in undecided}
+    advantages = dict(zip([member.turn_id for member in members], group_advantages(rewards), strict=True))
+    return {member.turn_id: _decide_by_advantage(member, advantages[member.turn_id], judged) for member in undecided}
 
 
-def _end(member: Member, advantage: float | None, known: int) -> MemberResult:
-    if known < 2:
-        why = f"the only verdict in its group: {member.why}"
-    elif advantage is None:
-        why = f"group agrees ({member.why})"
-    else:
-        why = f"{advantage:+.2f} in its group of {known} ({member.why})"
-    return _ended(member, advantage, why)
-
-
-def outcome_ends(members: Sequence[Member], outcome: int | None) -> list[MemberResult]:
+def decide_by_outcome(members: Sequence[Member], outcome: int | None) -> dict[TurnId, TurnDecision]:
     """R = O + (λ/m)·ΣS of each turn of a closed session, of the terms that are known (RLAnything).
 
-    Beside an outcome each judged turn says what its votes earned the judge on average, R·S: `judge +0.44`.
+    With an outcome each reason also names what the votes earned the judge on average, R·S: `judge +0.44`.
 
     Args:
-        outcome: of the session's task, 1 or −1; None if nobody said.
+        outcome: of the session's task, 1 or −1; None if not known.
     """
-    ends = []
+    decisions: dict[TurnId, TurnDecision] = {}
     for member in members:
         reward = integrated_reward(outcome, member.reward)
         if member.taken or reward is None:
             continue
-        said = [] if member.reward is None else [f"process {member.reward:+.2f}"]
+        terms = [] if member.reward is None else [f"process {member.reward:+.2f}"]
         if outcome is None:
-            said.append("no outcome")
+            terms.append("no outcome")
         else:
-            said.insert(0, f"outcome {outcome:+d}")
+            terms.insert(0, f"outcome {outcome:+d}")
             if member.mean_vote is not None:
-                said.append(f"judge {judge_consistency(reward, member.mean_vote):+.2f}")
-        ends.append(_ended(member, reward, f"{', '.join(said)} ({member.why})"))
-    return ends
+                terms.append(f"judge {judge_consistency(reward, member.mean_vote):+.2f}")
+        decisions[member.turn_id] = _decide_by_reward(member, reward, f"{', '.join(terms)} ({member.why})")
+    return decisions
 
 
-def outcome_waits(member: Member) -> MemberResult:
-    """What becomes of a judged turn until its session closes."""
-    return MemberResult(member.turn_id, None, TurnOutcome.UNDECIDED, f"waits for its session's outcome ({member.why})")
+def wait_for_outcome(member: Member) -> TurnDecision:
+    """The decision for a judged turn until its session closes."""
+    return TurnDecision(TurnOutcome.UNDECIDED, f"waits for its session's outcome ({member.why})")
 
 
-def _ended(member: Member, reward: float | None, why: str) -> MemberResult:
+def _decide_by_advantage(member: Member, advantage: float | None, judged: int) -> TurnDecision:
+    if judged < 2:
+        why = f"the only verdict in its group: {member.why}"
+    elif advantage is None:
+        why = f"group agrees ({member.why})"
+    else:
+        why = f"{advantage:+.2f} in its group of {judged} ({member.why})"
+    return _decide_by_reward(member, advantage, why)
+
+
+def _decide_by_reward(member: Member, reward: float | None, why: str) -> TurnDecision:
     if not reward:
-        return MemberResult(member.turn_id, None, TurnOutcome.UNDECIDED, why)
+        return TurnDecision(TurnOutcome.UNDECIDED, why)
     if member.not_trainable is not None:
-        return MemberResult(member.turn_id, None, TurnOutcome.NOT_TRAINABLE, f"{member.not_trainable} ({why})")
-    return MemberResult(member.turn_id, reward, TurnOutcome.SAMPLED, why)
+        return TurnDecision(TurnOutcome.NOT_TRAINABLE, f"{member.not_trainable} ({why})")
+    return TurnDecision(TurnOutcome.SAMPLED, why, reward)

@@ -1,9 +1,9 @@
-"""Closing a session in PostgreSQL: what is still undecided, and its end in one transaction."""
+"""Closing a session in PostgreSQL."""
 
 from __future__ import annotations
 
-from collections.abc import Sequence
-from functools import partial
+from collections.abc import Mapping
+from typing import Any
 
 from sqlalchemy import and_, case, func, select, text, update
 from sqlalchemy.ext.asyncio import AsyncConnection
@@ -12,18 +12,18 @@ from clawloop.contracts.sessions import SessionState
 from clawloop.contracts.turns import TurnKind, TurnOutcome
 from clawloop.errors import RecordUnusable
 from clawloop.ids import JudgementId, SessionId, TurnId
-from clawloop.judging.records import ClosingSession, Ending, ExtraSample, SessionTurn
-from clawloop.samples.rewards import MemberResult
-from db.database import Database
+from clawloop.judging.records import ClosingSession, SessionTurn, TurnDecision
+from clawloop.samples.fallback import FallbackSample
+from db.database import Database, transaction
 from db.exact_json import storable
-from db.judging.direct_votes import direct_from_text
 from db.judging.rewards import finalize_groups_of, finalize_outcome_of
+from db.judging.votes import direct_from_text
 from db.tables import Judgement, Session, Turn
 from db.training.queue import lock_policy, lock_policy_of, refresh_work
 from db.training.recipes import recipe_of_policy
 from db.training.samples import insert_sample
 
-# What follows a turn: every main turn below it, over side turns, which do not count.
+# `followed_by`: the nearest main turns below a turn; side turns between do not count.
 _TURNS = text("""
     WITH RECURSIVE numbered AS (
         SELECT id, outcome, row_number() OVER (ORDER BY id) AS number, count(*) OVER () AS main_turns
@@ -45,7 +45,6 @@ _TURNS = text("""
         ORDER BY revision DESC, decided_at DESC LIMIT 1) j ON true
     ORDER BY w.id
 """)
-# A spooled one that is older than the newest leaves its session closed.
 _came_since = (
     select(Turn.id)
     .where(Turn.session_id == Session.id, Turn.kind == TurnKind.MAIN, Turn.outcome != TurnOutcome.ERASED)
@@ -67,93 +66,96 @@ class PostgresClosingStore:
     def __init__(self, database: Database) -> None:
         self._database = database
 
-    async def look(self, session: SessionId) -> ClosingSession | None:
-        """What a closing must decide; None if there is no such session.
-
-        Raises:
-            StoreUnavailable
-        """
-        return await self._database.run(partial(_look, session))
-
-    async def finalize_related(self, session: SessionId) -> tuple[list[MemberResult], str | None]:
-        """Settle groups and outcome of a session that closes: what is not known by now will not be.
-
-        Returns:
-            What became of their members, and the policy that has a batch waiting since this call.
-
-        Raises:
-            StoreUnavailable
-        """
-        return await self._database.run(partial(_finalize_related, session))
-
-    async def close(
-        self, session: SessionId, why: str, endings: Sequence[Ending], guarantee: str | None, extra: ExtraSample | None
-    ) -> str | None:
-        """End undecided turns and the session in one transaction. Turns decided meanwhile stay as they are, and so does
-        when and why a session was closed that nothing has come to since.
-
-        Args:
-            guarantee: what the at-least-one rule did; the first close's word stays.
-            extra: its sample.
-
-        Returns:
-            The policy that has a batch waiting since this call; None if it has none, or had one before.
-
-        Raises:
-            StoreUnavailable
-        """
-        return await self._database.run(partial(_close, session, why, endings, guarantee, extra))
-
-
-async def _look(session: SessionId, connection: AsyncConnection) -> ClosingSession | None:
-    query = select(Session.policy, Session.first_closed_at, Session.task_outcome, _closed.label("closed"))
-    row = (await connection.execute(query.where(Session.id == session))).first()
-    if row is None:
-        return None
-    first = row.first_closed_at is None
-    try:
-        signal = (await recipe_of_policy(connection, row.policy)).signal
-    except RecordUnusable:
-        signal = None
-    turns = [
-        SessionTurn(
-            turn_id=TurnId(turn.id),
-            number=turn.number,
-            outcome=TurnOutcome(turn.outcome),
-            judged=turn.judged,
-            followed_by=[TurnId(after) for after in turn.followed_by],
-            last=turn.last,
-            expected=turn.expected,
-            verdict=turn.verdict,
-            trainable=turn.not_trainable is None if turn.judged else None,
-            samples=turn.samples,
-            direct=None if turn.direct is None else direct_from_text(turn.direct),
+    @transaction
+    async def load(self, connection: AsyncConnection, session: SessionId) -> ClosingSession | None:
+        query = select(Session.policy, Session.first_closed_at, Session.task_outcome, _closed.label("closed"))
+        row = (await connection.execute(query.where(Session.id == session))).first()
+        if row is None:
+            return None
+        is_first = row.first_closed_at is None
+        try:
+            signal = (await recipe_of_policy(connection, row.policy)).signal
+        except RecordUnusable:
+            signal = None
+        count = select(func.count()).where(Turn.session_id == session, Turn.kind == TurnKind.MAIN)
+        return ClosingSession(
+            session,
+            [
+                _session_turn(turn)
+                for turn in await connection.execute(_TURNS, {"session": session, "all_turns": is_first})
+            ],
+            is_first,
+            signal is not None and signal.at_least_one,
+            main_turns=await connection.scalar(count) or 0,
+            has_related_rewards=bool(await connection.scalar(_RELATED, {"session": session})),
+            learns_by_outcome=row.task_outcome is not None
+            and signal is not None
+            and signal.reward == "outcome_process",
+            closed=row.closed,
         )
-        for turn in await connection.execute(_TURNS, {"session": session, "all_turns": first})
-    ]
-    count = select(func.count()).where(Turn.session_id == session, Turn.kind == "main")
-    return ClosingSession(
-        session,
-        turns,
-        first,
-        signal is not None and signal.at_least_one,
-        main_turns=await connection.scalar(count) or 0,
-        related=bool(await connection.scalar(_RELATED, {"session": session})),
-        by_outcome=row.task_outcome is not None and signal is not None and signal.reward == "outcome_process",
-        closed=row.closed,
+
+    @transaction
+    async def finalize_related(
+        self, connection: AsyncConnection, session: SessionId
+    ) -> tuple[dict[TurnId, TurnDecision], str | None]:
+        policy: str = (await connection.execute(select(Session.policy).where(Session.id == session))).scalar_one()
+        await lock_policy(connection, policy)
+        decisions = await finalize_groups_of(connection, session)
+        decisions |= await finalize_outcome_of(connection, session, closing=True)
+        return decisions, policy if await refresh_work(connection, policy) else None
+
+    @transaction
+    async def close(
+        self,
+        connection: AsyncConnection,
+        session: SessionId,
+        why: str,
+        decisions: Mapping[TurnId, TurnDecision],
+        fallback: FallbackSample | None = None,
+    ) -> str | None:
+        policy = None
+        if fallback is not None and fallback.turn_id is not None:
+            policy = await lock_policy_of(connection, fallback.turn_id)
+        # The session is locked before its turns, in the order of inserts and erasures.
+        await connection.execute(select(Session.id).where(Session.id == session).with_for_update())
+        if fallback is not None and fallback.turn_id is not None:
+            await _insert_fallback_sample(connection, fallback.turn_id, fallback.reward, fallback.why)
+        for turn_id, decision in decisions.items():
+            waiting = update(Turn).where(Turn.id == turn_id, Turn.outcome == TurnOutcome.WAITING)
+            await connection.execute(waiting.values(outcome=decision.outcome, outcome_detail=storable(decision.why)))
+        # A turn that was inserted meanwhile is not known to the workflow that closes: its session stays open.
+        unknown = select(Turn.id).where(
+            Turn.session_id == session, Turn.kind == TurnKind.MAIN, Turn.outcome == TurnOutcome.WAITING
+        )
+        values = {
+            "state": case((unknown.exists(), Session.state), else_=SessionState.CLOSED),
+            "first_closed_at": func.coalesce(Session.first_closed_at, func.now()),
+            # Closing a closed session again, e.g. after feedback, changes neither time nor reason.
+            "closed_at": case((_closed, Session.closed_at), else_=func.now()),
+            "closed_why": case((_closed, Session.closed_why), else_=storable(why)),
+            "guarantee": func.coalesce(Session.guarantee, None if fallback is None else fallback.why),
+        }
+        await connection.execute(update(Session).where(Session.id == session).values(values))
+        return policy if policy is not None and await refresh_work(connection, policy) else None
+
+
+def _session_turn(row: Any) -> SessionTurn:
+    return SessionTurn(
+        turn_id=TurnId(row.id),
+        number=row.number,
+        outcome=TurnOutcome(row.outcome),
+        judged=row.judged,
+        followed_by=[TurnId(later) for later in row.followed_by],
+        last=row.last,
+        expected=row.expected,
+        verdict=row.verdict,
+        trainable=row.not_trainable is None if row.judged else None,
+        samples=row.samples,
+        direct=None if row.direct is None else direct_from_text(row.direct),
     )
 
 
-async def _finalize_related(session: SessionId, connection: AsyncConnection) -> tuple[list[MemberResult], str | None]:
-    policy: str = (await connection.execute(select(Session.policy).where(Session.id == session))).scalar_one()
-    await lock_policy(connection, policy)
-    ends = await finalize_groups_of(connection, session)
-    ends += await finalize_outcome_of(connection, session, closing=True)
-    return ends, policy if await refresh_work(connection, policy) else None
-
-
-async def _sample_anyway(connection: AsyncConnection, extra: ExtraSample) -> None:
-    turn_id, reward, why = extra.turn_id, extra.reward, extra.why
+async def _insert_fallback_sample(connection: AsyncConnection, turn_id: TurnId, reward: float | None, why: str) -> None:
     outcome = select(Turn.outcome).where(Turn.id == turn_id).with_for_update()
     if (await connection.execute(outcome)).scalar_one() == TurnOutcome.ERASED:
         return
@@ -170,37 +172,3 @@ async def _sample_anyway(connection: AsyncConnection, extra: ExtraSample) -> Non
     await connection.execute(
         update(Turn).where(Turn.id == turn_id).values(outcome=TurnOutcome.SAMPLED, outcome_detail=why)
     )
-
-
-async def _close(
-    session: SessionId,
-    why: str,
-    endings: Sequence[Ending],
-    guarantee: str | None,
-    extra: ExtraSample | None,
-    connection: AsyncConnection,
-) -> str | None:
-    policy = None
-    if extra is not None:
-        policy = await lock_policy_of(connection, extra.turn_id)
-    # Before its turns, as whoever enters or erases some.
-    await connection.execute(select(Session.id).where(Session.id == session).with_for_update())
-    if extra is not None:
-        await _sample_anyway(connection, extra)
-    for end in endings:
-        undecided = update(Turn).where(Turn.id == end.turn_id, Turn.outcome == TurnOutcome.WAITING)
-        await connection.execute(undecided.values(outcome=end.outcome, outcome_detail=storable(end.why)))
-    # A turn that came in meanwhile has not been told to this workflow yet: its session stays open.
-    unheard = select(Turn.id).where(
-        Turn.session_id == session, Turn.kind == "main", Turn.outcome == TurnOutcome.WAITING
-    )
-    values = {
-        "state": case((unheard.exists(), Session.state), else_=SessionState.CLOSED),
-        "first_closed_at": func.coalesce(Session.first_closed_at, func.now()),
-        # One that was closed already was only looked into, e.g. for feedback.
-        "closed_at": case((_closed, Session.closed_at), else_=func.now()),
-        "closed_why": case((_closed, Session.closed_why), else_=storable(why)),
-        "guarantee": func.coalesce(Session.guarantee, guarantee),
-    }
-    await connection.execute(update(Session).where(Session.id == session).values(values))
-    return policy if policy is not None and await refresh_work(connection, policy) else None

@@ -1,9 +1,8 @@
-"""Feedback in PostgreSQL: found its turn, stored, and what it will do."""
+"""Feedback on turns, and outcomes of sessions' tasks, in PostgreSQL."""
 
 from __future__ import annotations
 
 from contextlib import suppress
-from functools import partial
 from uuid import UUID
 
 from sqlalchemy import ColumnElement, func, or_, select, update
@@ -14,7 +13,7 @@ from clawloop.contracts.sessions import FeedbackEffect, FeedbackGiven, SessionFa
 from clawloop.contracts.training import SampleState
 from clawloop.contracts.turns import TurnKind, TurnOutcome
 from clawloop.ids import ApiKeyId, FeedbackId, SessionId, TurnId, new_feedback_id
-from db.database import Database
+from db.database import Database, transaction
 from db.exact_json import storable
 from db.judging.rewards import finalize_outcome_of
 from db.tables import Feedback, Judgement, Sample, Session, Turn
@@ -28,41 +27,72 @@ class PostgresFeedbackStore:
     def __init__(self, database: Database) -> None:
         self._database = database
 
-    async def turn_of(self, key: ApiKeyId, session: str, number: int) -> TurnId | None:
-        """The n-th main turn, from 1, of a session of this key, by our id or the client's own value.
+    @transaction
+    async def turn_of(self, connection: AsyncConnection, key: ApiKeyId, session: str, number: int) -> TurnId | None:
+        query = (
+            select(Turn.id)
+            .join(Session, Session.id == Turn.session_id)
+            .where(Session.api_key_id == key, _named(session), Turn.kind == TurnKind.MAIN)
+            .order_by(Turn.id)
+            .offset(number - 1)
+            .limit(1)
+        )
+        turn_id = await connection.scalar(query)
+        return None if turn_id is None else TurnId(turn_id)
 
-        Raises:
-            StoreUnavailable
-        """
-        return await self._database.run(partial(_turn_of, key, session, number))
+    @transaction
+    async def give(
+        self, connection: AsyncConnection, key: ApiKeyId, turn: TurnId, score: float | None, text: str | None
+    ) -> StoredFeedback | None:
+        query = (
+            select(
+                Turn.version, Turn.outcome, Turn.session_id, Session.policy, Session.identified_by, Session.created_at
+            )
+            .join(Session, Session.id == Turn.session_id)
+            .where(Turn.id == turn, Session.api_key_id == key)
+            .where(Turn.kind == TurnKind.MAIN, Turn.outcome != TurnOutcome.ERASED)
+            # Waits for an erasure of the turn, and sees it.
+            .with_for_update(key_share=True, read=True, of=Turn)
+        )
+        row = (await connection.execute(query)).first()
+        if row is None:
+            return None
+        effect = await _effect(connection, turn, TurnOutcome(row.outcome))
+        feedback = new_feedback_id()
+        values = {
+            "id": feedback,
+            "turn_id": turn,
+            "api_key_id": key,
+            "score": score,
+            "text": None if text is None else storable(text),
+            "effect": effect,
+        }
+        await connection.execute(insert(Feedback).values(values))
+        facts = SessionFacts(SessionId(row.session_id), row.policy, row.identified_by, row.created_at, row.version)
+        return StoredFeedback(FeedbackGiven(feedback, turn), facts, effect)
 
-    async def give(self, key: ApiKeyId, turn: TurnId, score: float | None, text: str | None) -> StoredFeedback | None:
-        """Store feedback on a main turn of this key; None if it has no such turn, or it was erased.
+    @transaction
+    async def give_outcome(
+        self, connection: AsyncConnection, key: ApiKeyId, session: str, outcome: int
+    ) -> FeedbackEffect | None:
+        query = select(Session.id, Session.policy, Session.state).where(Session.api_key_id == key, _named(session))
+        row = (await connection.execute(query.order_by(Session.id.desc()).limit(1))).first()
+        if row is None:
+            return None
+        recipe_hash = (await lock_policy(connection, row.policy)).recipe_hash
+        await connection.execute(update(Session).where(Session.id == row.id).values(task_outcome=outcome))
+        decisions = await finalize_outcome_of(connection, SessionId(row.id), closing=False)
+        await refresh_work(connection, row.policy)
+        if decisions:
+            return FeedbackEffect.AMENDS
+        if row.state == SessionState.CLOSED or recipe_hash is None:
+            return FeedbackEffect.RECORDED
+        by_outcome = (await recipe_by_hash(connection, recipe_hash)).signal.reward == "outcome_process"
+        return FeedbackEffect.AMENDS if by_outcome else FeedbackEffect.RECORDED
 
-        Raises:
-            StoreUnavailable
-        """
-        return await self._database.run(partial(_give, key, turn, score, text))
-
-    async def give_outcome(self, key: ApiKeyId, session: str, outcome: int) -> FeedbackEffect | None:
-        """Store whether the task of a session of this key succeeded; None if it has no such session.
-
-        Args:
-            session: our id or the client's own value.
-            outcome: 1 or −1; a later one replaces an earlier one.
-
-        Raises:
-            StoreUnavailable
-        """
-        return await self._database.run(partial(_give_outcome, key, session, outcome))
-
-    async def mark_feedback_notified(self, feedback: FeedbackId) -> None:
-        """
-        Raises:
-            StoreUnavailable
-        """
-        told = update(Feedback).where(Feedback.id == feedback).values(announced_at=func.now())
-        await self._database.run(lambda connection: connection.execute(told))
+    @transaction
+    async def mark_feedback_notified(self, connection: AsyncConnection, feedback: FeedbackId) -> None:
+        await connection.execute(update(Feedback).where(Feedback.id == feedback).values(announced_at=func.now()))
 
 
 def _named(session: str) -> ColumnElement[bool]:
@@ -71,68 +101,6 @@ def _named(session: str) -> ColumnElement[bool]:
     with suppress(ValueError):
         named.append(Session.id == UUID(session))
     return or_(*named)
-
-
-async def _give_outcome(
-    key: ApiKeyId, session: str, outcome: int, connection: AsyncConnection
-) -> FeedbackEffect | None:
-    query = select(Session.id, Session.policy, Session.state).where(Session.api_key_id == key, _named(session))
-    row = (await connection.execute(query.order_by(Session.id.desc()).limit(1))).first()
-    if row is None:
-        return None
-    learns = (await lock_policy(connection, row.policy)).recipe_hash
-    await connection.execute(update(Session).where(Session.id == row.id).values(task_outcome=outcome))
-    ends = await finalize_outcome_of(connection, SessionId(row.id), closing=False)
-    await refresh_work(connection, row.policy)
-    if ends:
-        return FeedbackEffect.AMENDS
-    if row.state == SessionState.CLOSED or learns is None:
-        return FeedbackEffect.RECORDED
-    by_outcome = (await recipe_by_hash(connection, learns)).signal.reward == "outcome_process"
-    return FeedbackEffect.AMENDS if by_outcome else FeedbackEffect.RECORDED
-
-
-async def _turn_of(key: ApiKeyId, session: str, number: int, connection: AsyncConnection) -> TurnId | None:
-    query = (
-        select(Turn.id)
-        .join(Session, Session.id == Turn.session_id)
-        .where(Session.api_key_id == key, _named(session), Turn.kind == TurnKind.MAIN)
-        .order_by(Turn.id)
-        .offset(number - 1)
-        .limit(1)
-    )
-    found = await connection.scalar(query)
-    return None if found is None else TurnId(found)
-
-
-async def _give(
-    key: ApiKeyId, turn: TurnId, score: float | None, text: str | None, connection: AsyncConnection
-) -> StoredFeedback | None:
-    query = (
-        select(Turn.version, Turn.outcome, Turn.session_id, Session.policy, Session.identified_by, Session.created_at)
-        .join(Session, Session.id == Turn.session_id)
-        .where(
-            Turn.id == turn, Session.api_key_id == key, Turn.kind == TurnKind.MAIN, Turn.outcome != TurnOutcome.ERASED
-        )
-        # Waits for an erasure of the turn, and sees it.
-        .with_for_update(key_share=True, read=True, of=Turn)
-    )
-    row = (await connection.execute(query)).first()
-    if row is None:
-        return None
-    effect = await _effect(connection, turn, TurnOutcome(row.outcome))
-    feedback = new_feedback_id()
-    values = {
-        "id": feedback,
-        "turn_id": turn,
-        "api_key_id": key,
-        "score": score,
-        "text": None if text is None else storable(text),
-        "effect": effect,
-    }
-    await connection.execute(insert(Feedback).values(values))
-    facts = SessionFacts(SessionId(row.session_id), row.policy, row.identified_by, row.created_at, row.version)
-    return StoredFeedback(FeedbackGiven(feedback, turn), facts, effect)
 
 
 async def _effect(connection: AsyncConnection, turn: TurnId, outcome: TurnOutcome) -> FeedbackEffect:

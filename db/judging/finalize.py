@@ -1,9 +1,11 @@
-"""How a judgement ends: verdict, hint, sample and the turn's outcome, in one transaction.
+"""Finalizing a judgement: writes verdict, hint, sample and the turn's outcome.
 
 Every function works in the caller's transaction.
 """
 
 from __future__ import annotations
+
+from collections.abc import Sequence
 
 from sqlalchemy import func, select, update
 from sqlalchemy.ext.asyncio import AsyncConnection
@@ -22,25 +24,25 @@ from db.training.samples import insert_sample, is_taken, others_taken, supersede
 
 
 async def finalize_judgement(
-    judgement: JudgementId, end: FinalizedJudgement, heard: list[FeedbackId], connection: AsyncConnection
+    connection: AsyncConnection, judgement: JudgementId, end: FinalizedJudgement, feedback_ids: Sequence[FeedbackId]
 ) -> str | None:
-    """See `PostgresJudgementStore.settle`."""
+    """See `activities.judging.ports.JudgementStore.finalize`."""
     turn_id, policy = await _lock_judgement(connection, judgement)
-    applied = await _new_among(connection, turn_id, heard)
+    new_feedback = await _unapplied(connection, turn_id, feedback_ids)
     if await is_taken(connection, judgement):
-        if applied:
+        if new_feedback:
             raise StoreUnavailable(f"a step took the sample of turn {turn_id} meanwhile")
         return None
     if end.ballot is not None and not await votes_match(connection, judgement, end.ballot):
         raise StoreUnavailable(f"other votes on turn {turn_id} were stored first")
-    if not applied and await others_taken(connection, judgement, turn_id):
+    if not new_feedback and await others_taken(connection, judgement, turn_id):
         return None
     await supersede_others(connection, judgement, turn_id, end.why)
     own = end.reward
     mean = await mean_before(connection, policy, judgement, end.verdict.verdict or 0)
     if end.relation is Relation.MEAN and end.verdict.verdict and own is not None and mean.count:
         end = with_reward(end, mean.relative(own), f"mean before {mean.total / mean.count:+.2f}")
-    held = {
+    decided = {
         "verdict": end.verdict.verdict,
         "expected": end.verdict.expected,
         "reward": own,
@@ -52,29 +54,29 @@ async def finalize_judgement(
         "why": end.why,
         "decided_at": func.now(),
     }
-    await connection.execute(update(Judgement).where(Judgement.id == judgement).values(held))
+    await connection.execute(update(Judgement).where(Judgement.id == judgement).values(decided))
     if end.sampled and end.relation in (Relation.NONE, Relation.MEAN):
         await insert_sample(connection, judgement, turn_id, end.reward or None, end.hinted_prompt_ids, end.why)
     else:
         await withdraw_sample(connection, judgement, end.why)
-    became = update(Turn).where(Turn.id == turn_id)
-    await connection.execute(became.values(outcome=end.outcome, outcome_detail=storable(end.why)))
+    turn = update(Turn).where(Turn.id == turn_id)
+    await connection.execute(turn.values(outcome=end.outcome, outcome_detail=storable(end.why)))
     if end.relation is Relation.GROUP:
         group = (await connection.execute(select(Turn.group_id).where(Turn.id == turn_id))).scalar_one()
         await finalize_group(connection, TurnId(group or turn_id))
     if end.relation is Relation.OUTCOME:
         await finalize_by_outcome(connection, turn_id)
-    if applied:
-        taken = update(Feedback).where(Feedback.id.in_(applied), Feedback.applied_at.is_(None))
-        await connection.execute(taken.values(applied_at=func.now()))
+    if new_feedback:
+        unapplied = update(Feedback).where(Feedback.id.in_(new_feedback), Feedback.applied_at.is_(None))
+        await connection.execute(unapplied.values(applied_at=func.now()))
     return policy if await refresh_work(connection, policy) else None
 
 
 async def _lock_judgement(connection: AsyncConnection, judgement: JudgementId) -> tuple[TurnId, str]:
-    """The turn it is of and that turn's policy; policy and judgement are ours until the end of the transaction.
+    """Lock the policy and the judgement; return the judgement's turn and the policy.
 
     Raises:
-        RecordUnusable: the turn, what followed it, or with that the judgement was erased.
+        RecordUnusable: the turn, the one that holds its next state, or with that the judgement was erased.
     """
     query = select(Judgement.turn_id, Judgement.shown_by).where(Judgement.id == judgement)
     row = (await connection.execute(query)).first()
@@ -87,20 +89,25 @@ async def _lock_judgement(connection: AsyncConnection, judgement: JudgementId) -
     return TurnId(row.turn_id), policy
 
 
-async def _new_among(connection: AsyncConnection, turn_id: TurnId, heard: list[FeedbackId]) -> list[FeedbackId]:
-    """Those of them that no judgement has taken in.
+async def _unapplied(
+    connection: AsyncConnection, turn_id: TurnId, feedback_ids: Sequence[FeedbackId]
+) -> list[FeedbackId]:
+    """Those of `feedback_ids` that no judgement has applied.
 
     Raises:
-        StoreUnavailable: one has taken in feedback that is not among them.
+        StoreUnavailable: feedback that is not in `feedback_ids` was applied.
     """
     query = select(Feedback.id, Feedback.applied_at.is_not(None).label("applied")).where(Feedback.turn_id == turn_id)
-    known = (await connection.execute(query)).all()
-    if any(row.applied and row.id not in heard for row in known):
-        raise StoreUnavailable(f"feedback on turn {turn_id} was taken in meanwhile")
-    return [FeedbackId(row.id) for row in known if not row.applied and row.id in heard]
+    stored = (await connection.execute(query)).all()
+    if any(row.applied and row.id not in feedback_ids for row in stored):
+        raise StoreUnavailable(f"other feedback on turn {turn_id} was applied meanwhile")
+    return [FeedbackId(row.id) for row in stored if not row.applied and row.id in feedback_ids]
 
 
 def require_content(turn_id: TurnId, outcome: str) -> None:
-    """Raise RecordUnusable if the turn with this outcome was erased."""
+    """
+    Raises:
+        RecordUnusable: the outcome says that the turn was erased.
+    """
     if outcome == TurnOutcome.ERASED:
         raise RecordUnusable(f"turn {turn_id} was erased")

@@ -1,8 +1,7 @@
-"""Turns that somebody wants judged again, and what is known of them, in PostgreSQL."""
+"""Turns that an operator may have judged again, in PostgreSQL."""
 
 from __future__ import annotations
 
-from functools import partial
 from typing import Any
 
 from sqlalchemy import Select, func, or_, select
@@ -14,7 +13,7 @@ from clawloop.contracts.training import SampleState
 from clawloop.contracts.turns import TurnKind, TurnOutcome
 from clawloop.ids import SessionId, TurnId
 from clawloop.judging.rejudging import RejudgeFacts
-from db.database import Database
+from db.database import Database, transaction
 from db.tables import Feedback, Judgement, Sample, Session, Turn
 
 
@@ -24,32 +23,23 @@ class PostgresRejudgeStore:
     def __init__(self, database: Database) -> None:
         self._database = database
 
-    async def rejudge_facts(self, turn_id: TurnId) -> RejudgeFacts | None:
-        """None if there is no such turn.
+    @transaction
+    async def rejudge_facts(self, connection: AsyncConnection, turn_id: TurnId) -> RejudgeFacts | None:
+        facts = await _read(connection, _query().where(Turn.id == turn_id))
+        return facts[0] if facts else None
 
-        Raises:
-            StoreUnavailable
-        """
-        found = await self._database.run(partial(_read, _query().where(Turn.id == turn_id)))
-        return found[0] if found else None
-
-    async def of_session(self, session: SessionId) -> list[RejudgeFacts]:
-        """The session's main turns in their order.
-
-        Raises:
-            StoreUnavailable
-        """
+    @transaction
+    async def of_session(self, connection: AsyncConnection, session: SessionId) -> list[RejudgeFacts]:
+        """The session's main turns in their order."""
         main = _query().where(Turn.session_id == session, Turn.kind == TurnKind.MAIN).order_by(Turn.id)
-        return await self._database.run(partial(_read, main))
+        return await _read(connection, main)
 
-    async def unjudged(self, limit: int) -> list[RejudgeFacts]:
-        """Turns that no judge gave a valid vote on, oldest first.
-
-        Raises:
-            StoreUnavailable
-        """
-        query = _query().where(Turn.outcome == TurnOutcome.UNJUDGED).order_by(Turn.id).limit(limit)
-        return await self._database.run(partial(_read, query))
+    @transaction
+    async def unjudged(self, connection: AsyncConnection, limit: int) -> list[RejudgeFacts]:
+        """Turns without any valid vote, oldest first."""
+        return await _read(
+            connection, _query().where(Turn.outcome == TurnOutcome.UNJUDGED).order_by(Turn.id).limit(limit)
+        )
 
 
 def _query() -> Select[Any]:
@@ -59,7 +49,7 @@ def _query() -> Select[Any]:
         .scalar_subquery()
     )
     open_states = (SampleState.FRESH, SampleState.SUPERSEDED, SampleState.EXPIRED)
-    telling_sample = (
+    decisive_sample = (
         select(Sample.state)
         .join(Judgement, Judgement.id == Sample.judgement_id)
         .where(Sample.turn_id == Turn.id)
@@ -68,7 +58,7 @@ def _query() -> Select[Any]:
         .scalar_subquery()
     )
     after, further = aliased(Turn), aliased(Turn)
-    # Side turns between do not count, nor does what was erased.
+    # Side turns between do not count, nor do erased turns.
     leads_on = (
         select(further.id).where(further.parent_turn_id == after.id, further.outcome != TurnOutcome.ERASED).exists()
     )
@@ -85,7 +75,7 @@ def _query() -> Select[Any]:
         Turn.version,
         Turn.response.is_not(None).label("replied"),
         (func.coalesce(newest_decided, -1) + 1).label("next_revision"),
-        telling_sample.label("sample"),
+        decisive_sample.label("sample"),
         or_(followed.exists(), rated.exists()).label("answered"),
         Session.id.label("session"),
         Session.policy,
@@ -94,7 +84,7 @@ def _query() -> Select[Any]:
     ).join(Session, Session.id == Turn.session_id)
 
 
-async def _read(query: Select[Any], connection: AsyncConnection) -> list[RejudgeFacts]:
+async def _read(connection: AsyncConnection, query: Select[Any]) -> list[RejudgeFacts]:
     return [
         RejudgeFacts(
             turn_id=TurnId(row.id),

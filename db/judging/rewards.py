@@ -1,6 +1,6 @@
-"""Rewards that depend on more than a turn's verdict, in PostgreSQL: mean verdicts, groups, outcomes of sessions.
+"""Rewards that depend on more than a turn's verdict, in PostgreSQL: mean verdict, group, outcome of the session.
 
-Every function works in the caller's transaction, which must hold the policy: so no two settle a group at once.
+Every function works in the caller's transaction, which must have locked the policy: no two finalize a group at once.
 """
 
 from __future__ import annotations
@@ -13,20 +13,21 @@ from sqlalchemy.ext.asyncio import AsyncConnection
 from clawloop.algorithms.baseline import RunningMean
 from clawloop.contracts.turns import TurnOutcome
 from clawloop.ids import JudgementId, SessionId, TurnId
-from clawloop.samples.rewards import Member, MemberResult, group_ends, outcome_ends, outcome_waits
+from clawloop.judging.records import TurnDecision
+from clawloop.samples.rewards import Member, decide_by_outcome, decide_group, wait_for_outcome
 from db.exact_json import storable
 from db.tables import Judgement, Turn
 from db.training.samples import insert_sample, withdraw_sample
 
-_SEEN = text("""
+_VERDICTS = text("""
     SELECT p.verdict_count, p.verdict_total, coalesce(j.verdict, 0) AS own
     FROM policies p, judgements j WHERE p.id = :policy AND j.id = :judgement
 """)
-_COUNT = text("""
+_ADD_VERDICT = text("""
     UPDATE policies SET verdict_count = verdict_count + :count, verdict_total = verdict_total + :total
     WHERE id = :policy
 """)
-# The newest decided judgement of each turn, if that was made under a recipe that rewards so.
+# Each turn with its newest decided judgement that was made under a recipe with this reward.
 _MEMBERS = """
     SELECT t.id AS turn_id, t.session_id, j.id AS judgement, j.reward, j.not_trainable, j.why, j.taken,
         (SELECT avg(v.score) FROM votes v WHERE v.judgement_id = j.id) AS mean_vote,
@@ -43,7 +44,7 @@ _MEMBERS = """
 _IN_GROUP = text(_MEMBERS.format(reward="group", chosen="t.group_id = :group"))
 _BY_OUTCOME = text(_MEMBERS.format(reward="outcome_process", chosen="t.session_id = :session AND j.id IS NOT NULL"))
 _ALONE = text(_MEMBERS.format(reward="outcome_process", chosen="t.id = :turn AND j.id IS NOT NULL"))
-# A group that was there when the session closed before is settled already.
+# Groups that were there when the session closed before are finalized already.
 _OPEN_GROUPS = text("""
     SELECT DISTINCT t.group_id FROM turns t JOIN sessions ss ON ss.id = t.session_id
     WHERE t.session_id = :session AND t.group_id IS NOT NULL AND t.kind = 'main'
@@ -52,61 +53,68 @@ _OPEN_GROUPS = text("""
 
 
 async def mean_before(connection: AsyncConnection, policy: str, judgement: JudgementId, verdict: int) -> RunningMean:
-    """The policy's mean verdict without this judgement's own, which counts from now on with this verdict.
+    """The policy's mean verdict without this judgement's own, which counts with `verdict` from now on.
 
-    Told twice of the same judgement it says the same, and counts it once.
+    Idempotent: repeated for a judgement it returns the same, and counts the judgement once.
 
     Args:
-        verdict: 0 counts nowhere.
+        verdict: 0 is not counted.
     """
-    row = (await connection.execute(_SEEN, {"policy": policy, "judgement": judgement})).one()
+    row = (await connection.execute(_VERDICTS, {"policy": policy, "judgement": judgement})).one()
     before = RunningMean(row.verdict_count - abs(row.own), row.verdict_total - row.own)
     change = {"count": abs(verdict) - abs(row.own), "total": verdict - row.own}
     if any(change.values()):
-        await connection.execute(_COUNT, {"policy": policy, **change})
+        await connection.execute(_ADD_VERDICT, {"policy": policy, **change})
     return before
 
 
-async def finalize_group(connection: AsyncConnection, group: TurnId, *, closing: bool = False) -> list[MemberResult]:
-    """Samples for all members at once if none can still get a verdict; else they say what they wait for."""
+async def finalize_group(
+    connection: AsyncConnection, group: TurnId, *, closing: bool = False
+) -> dict[TurnId, TurnDecision]:
+    """Sample all members at once if none can still get a verdict; else their reasons name what they wait for."""
     rows = {TurnId(row.turn_id): row for row in await connection.execute(_IN_GROUP, {"group": group})}
     members = [_member(row) for row in rows.values()]
-    closed = closing or any(row.closed for row in rows.values())
-    ends = group_ends(members, session_closed=closed)
-    for end in ends:
-        await _become(connection, JudgementId(rows[end.turn_id].judgement), end)
-    return ends
+    decisions = decide_group(members, session_closed=closing or any(row.closed for row in rows.values()))
+    for turn_id, decision in decisions.items():
+        await _apply(connection, JudgementId(rows[turn_id].judgement), turn_id, decision)
+    return decisions
 
 
-async def finalize_groups_of(connection: AsyncConnection, session: SessionId) -> list[MemberResult]:
-    """The same for all groups of a session that closes."""
-    groups = (await connection.scalars(_OPEN_GROUPS, {"session": session})).all()
-    return [end for group in groups for end in await finalize_group(connection, TurnId(group), closing=True)]
+async def finalize_groups_of(connection: AsyncConnection, session: SessionId) -> dict[TurnId, TurnDecision]:
+    """Finalize all groups of a session that closes."""
+    decisions: dict[TurnId, TurnDecision] = {}
+    for group in (await connection.scalars(_OPEN_GROUPS, {"session": session})).all():
+        decisions |= await finalize_group(connection, TurnId(group), closing=True)
+    return decisions
 
 
 async def finalize_by_outcome(connection: AsyncConnection, turn_id: TurnId) -> None:
-    """A turn that was judged: its reward if its session is closed; else it says that it waits for that."""
+    """Give a judged turn its reward if its session is closed; else its reason says that it waits for that."""
     for row in await connection.execute(_ALONE, {"turn": turn_id}):
+        member = _member(row)
         if row.closed:
-            ends = outcome_ends([_member(row)], row.task_outcome)
+            decisions = decide_by_outcome([member], row.task_outcome)
         else:
-            ends = [] if row.reward is None else [outcome_waits(_member(row))]
-        for end in ends:
-            await _become(connection, JudgementId(row.judgement), end)
+            decisions = {} if row.reward is None else {turn_id: wait_for_outcome(member)}
+        for decision in decisions.values():
+            await _apply(connection, JudgementId(row.judgement), turn_id, decision)
 
 
-async def finalize_outcome_of(connection: AsyncConnection, session: SessionId, *, closing: bool) -> list[MemberResult]:
-    """Rewards for all judged turns of a session.
+async def finalize_outcome_of(
+    connection: AsyncConnection, session: SessionId, *, closing: bool
+) -> dict[TurnId, TurnDecision]:
+    """Give judged turns of a session their rewards.
 
     Args:
-        closing: it closes: for those that it was not closed with before. Else its outcome became known: for those.
+        closing: the session closes: do so for the turns that came since it was closed before. Otherwise its outcome
+            became known: do so for the turns it was closed with.
     """
     rows = [row for row in await connection.execute(_BY_OUTCOME, {"session": session}) if row.closed != closing]
-    ends = outcome_ends([_member(row) for row in rows], rows[0].task_outcome if rows else None)
+    decisions = decide_by_outcome([_member(row) for row in rows], rows[0].task_outcome if rows else None)
     judgements = {row.turn_id: JudgementId(row.judgement) for row in rows}
-    for end in ends:
-        await _become(connection, judgements[end.turn_id], end)
-    return ends
+    for turn_id, decision in decisions.items():
+        await _apply(connection, judgements[turn_id], turn_id, decision)
+    return decisions
 
 
 def _member(row: Any) -> Member:
@@ -114,12 +122,12 @@ def _member(row: Any) -> Member:
     return Member(TurnId(row.turn_id), row.reward, row.not_trainable, row.why or "", bool(row.taken), mean_vote)
 
 
-async def _become(connection: AsyncConnection, judgement: JudgementId, end: MemberResult) -> None:
-    if end.outcome is TurnOutcome.SAMPLED:
-        await insert_sample(connection, judgement, end.turn_id, end.reward, None, end.why)
+async def _apply(connection: AsyncConnection, judgement: JudgementId, turn_id: TurnId, decision: TurnDecision) -> None:
+    if decision.outcome is TurnOutcome.SAMPLED:
+        await insert_sample(connection, judgement, turn_id, decision.reward, None, decision.why)
     else:
-        await withdraw_sample(connection, judgement, end.why)
-    # The judgement keeps its own reason, which the group's next settling quotes.
-    await connection.execute(update(Judgement).where(Judgement.id == judgement).values(outcome=end.outcome))
-    alive = update(Turn).where(Turn.id == end.turn_id, Turn.outcome != TurnOutcome.ERASED)
-    await connection.execute(alive.values(outcome=end.outcome, outcome_detail=storable(end.why)))
+        await withdraw_sample(connection, judgement, decision.why)
+    # The judgement's own reason stays: the group quotes it when it is finalized again.
+    await connection.execute(update(Judgement).where(Judgement.id == judgement).values(outcome=decision.outcome))
+    turn = update(Turn).where(Turn.id == turn_id, Turn.outcome != TurnOutcome.ERASED)
+    await connection.execute(turn.values(outcome=decision.outcome, outcome_detail=storable(decision.why)))

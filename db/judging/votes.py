@@ -1,10 +1,11 @@
-"""Answers of judges in PostgreSQL: each kept once, as it came, and read when a judgement is gone on with.
+"""Answers of judges in PostgreSQL: inserted once, as they came, and read when a judgement is continued.
 
-Knows nothing about what they decide. Every function works in the caller's transaction.
+Every function works in the caller's transaction.
 """
 
 from __future__ import annotations
 
+import json
 from collections.abc import Mapping
 
 from sqlalchemy import Boolean, Integer, Text, bindparam, select, text
@@ -14,19 +15,21 @@ from clawloop.ids import JudgementId
 from clawloop.judging.parsing import HintVote, Vote
 from clawloop.judging.records import DIRECT, VOTES, Ballot, OpenJudgement
 from db.exact_json import storable
-from db.judging.direct_votes import direct_from_text, direct_to_text
 from db.tables import Hint
 from db.tables import Vote as VoteRow
 from db.training.recipes import recipe_by_hash
 
-# Whoever erases one of them waits for an answer that is being kept; by their ids, as erasing holds them.
+_CHOICES: tuple[Vote, ...] = (1, 0, -1)
+_IMPOSSIBLE = -9999.0  # how vLLM writes −∞, which JSON has no number for
+
+# An erasure of one of them waits until the answer is inserted. Locked by id, in the order of erasures.
 _LOCK_TURNS = text("""
     SELECT t.id FROM judgements j JOIN turns t ON t.id IN (j.turn_id, j.shown_by) WHERE j.id = :judgement_id
     ORDER BY t.id FOR KEY SHARE OF t
 """)
-# An answer that comes when its turn is erased, or the one that shows what followed, is not kept, nor a vote that comes
-# when the verdict is decided: a verdict is always what its stored votes say. One that is being kept holds the decision
-# up. A direct vote is also asked for when votes cancelled out, for the closing alone.
+# Nothing is inserted if the turn, or the one that holds its next state, was erased; nor a vote after the verdict was
+# decided: a verdict always agrees with its stored votes. A vote that is being inserted delays the decision. Only a
+# direct vote may come later: a closing asks for it where the votes cancelled out.
 _INSERT_VOTE = text("""
     INSERT INTO votes (judgement_id, kind, index, raw, score)
     SELECT j.id, :kind, :index, :raw, :score
@@ -45,27 +48,27 @@ _INSERT_HINT = text("""
 
 
 async def insert_vote(
-    judgement: JudgementId, kind: str, index: int, raw: str, vote: Vote | None, connection: AsyncConnection
+    connection: AsyncConnection, judgement: JudgementId, kind: str, index: int, raw: str, vote: Vote | None
 ) -> None:
-    """The first one of its kind and index counts."""
+    """Insert a vote. Idempotent: the first one of its kind and index counts."""
     row = {"judgement_id": judgement, "kind": kind, "index": index, "raw": storable(raw), "score": vote}
     await connection.execute(_LOCK_TURNS, {"judgement_id": judgement})
     await connection.execute(_INSERT_VOTE, row)
 
 
 async def insert_direct_vote(
-    judgement: JudgementId, logprobs: Mapping[Vote, float], vote: Vote, connection: AsyncConnection
+    connection: AsyncConnection, judgement: JudgementId, logprobs: Mapping[Vote, float], vote: Vote
 ) -> Mapping[Vote, float]:
-    """The first one counts, and is returned."""
-    await insert_vote(judgement, DIRECT, 0, direct_to_text(logprobs), vote, connection)
+    """Insert a direct vote; the first one counts, and is returned."""
+    await insert_vote(connection, judgement, DIRECT, 0, direct_to_text(logprobs), vote)
     raw = await _direct(connection, judgement)
     return logprobs if raw is None else direct_from_text(raw)
 
 
 async def insert_hint(
-    judgement: JudgementId, kind: str, index: int, raw: str, hint: HintVote | None, connection: AsyncConnection
+    connection: AsyncConnection, judgement: JudgementId, kind: str, index: int, raw: str, hint: HintVote | None
 ) -> None:
-    """The first one of its kind and index counts."""
+    """Insert a hint. Idempotent: the first one of its kind and index counts."""
     row = {
         "judgement_id": judgement,
         "kind": kind,
@@ -79,7 +82,7 @@ async def insert_hint(
 
 
 async def votes_match(connection: AsyncConnection, judgement: JudgementId, ballot: Ballot) -> bool:
-    """Whether these are the votes that are stored; the judgement must be held, so that it stays so."""
+    """Whether the ballot has the stored votes; the judgement must be locked, so that no vote is inserted meanwhile."""
     query = select(VoteRow.index.label("n"), VoteRow.score).where(VoteRow.judgement_id == judgement)
     stored = {row.n: row.score for row in await connection.execute(query.where(VoteRow.kind == ballot.kind))}
     return [stored.get(index) for index in range(len(ballot.scores))] == list(ballot.scores)
@@ -88,6 +91,7 @@ async def votes_match(connection: AsyncConnection, judgement: JudgementId, ballo
 async def read_open(
     connection: AsyncConnection, judgement: JudgementId, recipe_hash: str, hint_kind: str
 ) -> OpenJudgement:
+    """A stored judgement with its recipe, votes, and hints of one kind."""
     recipe = await recipe_by_hash(connection, recipe_hash)
     votes = select(VoteRow.index.label("n"), VoteRow.score).where(
         VoteRow.judgement_id == judgement, VoteRow.kind == VOTES
@@ -106,6 +110,17 @@ async def read_open(
         },
         None if raw is None else direct_from_text(raw),
     )
+
+
+def direct_to_text(logprobs: Mapping[Vote, float]) -> str:
+    """The raw answer of a direct vote, e.g. `{"1": -0.1, "0": -3.0, "-1": -9999.0}`."""
+    return json.dumps({str(choice): max(logprobs[choice], _IMPOSSIBLE) for choice in _CHOICES})
+
+
+def direct_from_text(raw: str) -> dict[Vote, float]:
+    """The log-probs of a direct vote's raw answer."""
+    logprobs = json.loads(raw)
+    return {choice: float(logprobs[str(choice)]) for choice in _CHOICES}
 
 
 async def _direct(connection: AsyncConnection, judgement: JudgementId) -> str | None:

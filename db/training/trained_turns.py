@@ -5,8 +5,9 @@ from __future__ import annotations
 from sqlalchemy import text
 from sqlalchemy.ext.asyncio import AsyncConnection
 
+from clawloop.contracts.sessions import TurnResult
+from clawloop.contracts.turns import TurnKind, TurnOutcome
 from clawloop.ids import SessionId, TurnId
-from clawloop.judging.records import TrainedTurn
 
 # A sample may have been in steps that were given up before.
 _TRAINED = text("""
@@ -15,7 +16,7 @@ _TRAINED = text("""
         FROM turns WHERE session_id = :session AND kind = 'main'),
     newest AS (
         SELECT * FROM numbered WHERE outcome IN ('trained', 'rolled_back') ORDER BY id DESC LIMIT :limit)
-    SELECT n.id, n.number, l.verdict, l.step, CASE n.outcome WHEN 'rolled_back' THEN n.outcome_detail END AS rolled_back
+    SELECT n.id, n.number, n.outcome, n.outcome_detail, l.verdict, l.step
     FROM newest n CROSS JOIN LATERAL (
         SELECT j.verdict, m.step FROM samples s JOIN judgements j ON j.id = s.judgement_id
             JOIN step_samples m ON m.sample_id = s.id JOIN steps p ON p.policy = m.policy AND p.n = m.step
@@ -25,7 +26,18 @@ _TRAINED = text("""
 """)
 
 
-async def read_trained(session: SessionId, limit: int, connection: AsyncConnection) -> list[TrainedTurn]:
+async def read_trained(connection: AsyncConnection, session: SessionId, limit: int) -> list[TurnResult]:
     """The newest `limit` main turns that were trained, whether rolled back since or not, in their order."""
-    rows = await connection.execute(_TRAINED, {"session": session, "limit": limit})
-    return [TrainedTurn(TurnId(row.id), row.number, row.verdict, row.step, row.rolled_back) for row in rows]
+    return [
+        TurnResult(
+            turn_id=TurnId(row.id),
+            number=row.number,
+            kind=TurnKind.MAIN,
+            outcome=TurnOutcome(row.outcome),
+            verdict=row.verdict,
+            sample=True,
+            step=row.step,
+            why=(row.outcome == TurnOutcome.ROLLED_BACK and row.outcome_detail) or f"trained in step {row.step}",
+        )
+        for row in await connection.execute(_TRAINED, {"session": session, "limit": limit})
+    ]

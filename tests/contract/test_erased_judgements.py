@@ -57,10 +57,10 @@ async def test_a_judgement_begun_before_anything_followed_takes_none_of_what_fol
     assert (later.id != opened.id, later.votes) == (True, {})
     assert (await ledger.judgements.revise(first.turn_id, second.turn_id, b"e", "hint")).id == later.id
     await ledger.judgements.finalize(later.id, GOOD, [])
-    placed = await ledger.judgements.place(first.turn_id)
-    assert placed is not None
-    assert placed.held is not None
-    assert placed.held.next_turn_id == second.turn_id
+    context = await ledger.judgements.load_context(first.turn_id)
+    assert context is not None
+    assert context.current is not None
+    assert context.current.next_turn_id == second.turn_id
 
 
 async def test_what_was_erased_before_it_was_announced_never_is(ledger: Ledger) -> None:

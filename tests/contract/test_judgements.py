@@ -7,6 +7,7 @@ from datetime import timedelta
 
 import pytest
 
+from clawloop.contracts.sessions import TurnResult
 from clawloop.contracts.training import SampleState
 from clawloop.contracts.turns import TurnKind, TurnOutcome, TurnRecord
 from clawloop.errors import StoreUnavailable
@@ -17,14 +18,13 @@ from clawloop.judging.records import (
     DIRECT,
     VOTES,
     Ballot,
-    Ending,
-    ExtraSample,
     FinalizedJudgement,
     Relation,
-    TrainedTurn,
+    TurnDecision,
 )
 from clawloop.judging.voting import Verdict
 from clawloop.recipes.recipe import Recipe
+from clawloop.samples.fallback import FallbackSample
 from tests.contract.ledgers import BAD, GOOD, TIE, Ledger, fake_ledger, finalize, ledger, postgres_ledger, related
 
 __all__ = ["fake_ledger", "ledger", "postgres_ledger"]
@@ -39,14 +39,14 @@ async def test_a_turn_knows_its_place_over_side_turns(ledger: Ledger) -> None:
     )
     await ledger.insert(first, side, third)
     await ledger.insert(second)
-    placed = await ledger.judgements.place(second.turn_id)
-    assert placed is not None
-    assert (placed.number, placed.follows, placed.followed_by) == (2, first.turn_id, [third.turn_id])
-    assert placed.overtaken_by == {third.turn_id}
-    assert placed.held is None
-    assert [candidate.turn_id for candidate in placed.candidates] == [first.turn_id]
-    assert await ledger.judgements.place(side.turn_id) is None
-    assert await ledger.judgements.place(new_turn_id()) is None
+    context = await ledger.judgements.load_context(second.turn_id)
+    assert context is not None
+    assert (context.number, context.follows, context.followed_by) == (2, first.turn_id, [third.turn_id])
+    assert context.overtaken_by == {third.turn_id}
+    assert context.current is None
+    assert [candidate.turn_id for candidate in context.candidates] == [first.turn_id]
+    assert await ledger.judgements.load_context(side.turn_id) is None
+    assert await ledger.judgements.load_context(new_turn_id()) is None
 
 
 async def test_a_direct_vote_is_kept_once_beside_the_others(ledger: Ledger) -> None:
@@ -116,10 +116,10 @@ async def test_settled_it_is_held_and_has_a_sample(ledger: Ledger) -> None:
     await ledger.insert(first, second)
     opened = await ledger.judgements.open(first.turn_id, second.turn_id, b"e", "hint")
     await ledger.judgements.finalize(opened.id, GOOD, [])
-    placed = await ledger.judgements.place(first.turn_id)
-    assert placed is not None
-    assert placed.held is not None
-    held = placed.held
+    context = await ledger.judgements.load_context(first.turn_id)
+    assert context is not None
+    assert context.current is not None
+    held = context.current
     assert (held.revision, held.outcome, held.verdict, held.next_turn_id) == (0, TurnOutcome.SAMPLED, 1, second.turn_id)
     assert await ledger.fate(first) == (TurnOutcome.SAMPLED, "verdict +1")
     assert ledger.samples(first.turn_id) == [(SampleState.FRESH, 1.0)]
@@ -165,16 +165,29 @@ async def test_judged_again_it_replaces_what_no_step_has(ledger: Ledger) -> None
     await ledger.insert(first, second)
     opened = await ledger.judgements.open(first.turn_id, second.turn_id, b"e", "hint")
     await ledger.judgements.finalize(opened.id, GOOD, [])
-    again = await ledger.judgements.rejudge(first.turn_id, 1, second.turn_id, b"e", "hint")
-    same = await ledger.judgements.rejudge(first.turn_id, 1, second.turn_id, b"e", "hint")
+    again = await ledger.judgements.open(first.turn_id, second.turn_id, b"e", "hint", revision=1)
+    same = await ledger.judgements.open(first.turn_id, second.turn_id, b"e", "hint", revision=1)
     assert again.id == same.id != opened.id
     await ledger.judgements.finalize(again.id, BAD, [])
     assert ledger.samples(first.turn_id) == [(SampleState.SUPERSEDED, 1.0), (SampleState.FRESH, -1.0)]
     ledger.claim(first.turn_id)
-    late = await ledger.judgements.rejudge(first.turn_id, 2, second.turn_id, b"e", "hint")
+    late = await ledger.judgements.open(first.turn_id, second.turn_id, b"e", "hint", revision=2)
     await ledger.judgements.finalize(late.id, GOOD, [])
     assert [state for state, _ in ledger.samples(first.turn_id)] == [SampleState.SUPERSEDED, SampleState.CLAIMED]
     assert await ledger.fate(first) == (TurnOutcome.SAMPLED, "verdict -1")
+
+
+def trained_turn(turn: TurnRecord, *, number: int, verdict: int, step: int) -> TurnResult:
+    return TurnResult(
+        turn_id=turn.turn_id,
+        number=number,
+        kind=TurnKind.MAIN,
+        outcome=TurnOutcome.TRAINED,
+        verdict=verdict,
+        sample=True,
+        step=step,
+        why=f"trained in step {step}",
+    )
 
 
 async def test_the_newest_trained_turns_are_known_with_their_steps(ledger: Ledger) -> None:
@@ -185,17 +198,19 @@ async def test_the_newest_trained_turns_are_known_with_their_steps(ledger: Ledge
     await ledger.insert(*other)
     for turn, end in ((turns[0], GOOD), (turns[1], BAD), (turns[2], GOOD), (other[0], GOOD)):
         await finalize(ledger, turn, end)
-    assert await ledger.judgements.trained(session, 9) == []
+    assert await ledger.judgements.trained_turns(session, 9) == []
     ledger.train(turns[1].turn_id, 2)
     ledger.train(turns[0].turn_id, 5)
     ledger.train(other[0].turn_id, 8)
     ledger.claim(turns[2].turn_id)
-    first, second = TrainedTurn(turns[0].turn_id, 1, 1, 5), TrainedTurn(turns[1].turn_id, 2, -1, 2)
-    assert await ledger.judgements.trained(session, 9) == [first, second]
-    assert await ledger.judgements.trained(session, 1) == [second]
+    first = trained_turn(turns[0], number=1, verdict=1, step=5)
+    second = trained_turn(turns[1], number=2, verdict=-1, step=2)
+    assert await ledger.judgements.trained_turns(session, 9) == [first, second]
+    assert await ledger.judgements.trained_turns(session, 1) == [second]
     ledger.roll_back(turns[0].turn_id)
-    first = replace(first, rolled_back="trained in step 5, rolled back to 0")
-    assert await ledger.judgements.trained(session, 9) == [first, second]
+    rolled_back = {"outcome": TurnOutcome.ROLLED_BACK, "why": "trained in step 5, rolled back to 0"}
+    first = first.model_copy(update=rolled_back)
+    assert await ledger.judgements.trained_turns(session, 9) == [first, second]
 
 
 async def test_a_closing_sees_all_turns_first_and_later_only_the_undecided(ledger: Ledger) -> None:
@@ -203,24 +218,25 @@ async def test_a_closing_sees_all_turns_first_and_later_only_the_undecided(ledge
     session = await ledger.insert(first, second)
     opened = await ledger.judgements.open(first.turn_id, second.turn_id, b"e", "hint")
     await ledger.judgements.finalize(opened.id, TIE, [])
-    seen = await ledger.closing.look(session)
+    seen = await ledger.closing.load(session)
     assert seen is not None
-    assert (seen.first, seen.at_least_one, seen.main_turns) == (True, True, 2)
+    assert (seen.first_close, seen.at_least_one, seen.main_turns) == (True, True, 2)
     judged, last = seen.turns
     assert (judged.number, judged.judged, judged.expected, judged.trainable, judged.samples) == (1, True, 0.0, True, 0)
     assert (last.last, last.judged, last.outcome, last.followed_by) == (True, False, TurnOutcome.WAITING, [])
-    ending = Ending(second.turn_id, TurnOutcome.NO_FEEDBACK, "nothing followed")
-    extra = ExtraSample(first.turn_id, 0.5, "at least one")
-    await ledger.closing.close(
-        session, "idle", [ending, Ending(first.turn_id, TurnOutcome.UNJUDGED, "x")], "done", extra
-    )
+    decisions = {
+        second.turn_id: TurnDecision(TurnOutcome.NO_FEEDBACK, "nothing followed"),
+        first.turn_id: TurnDecision(TurnOutcome.UNJUDGED, "x"),
+    }
+    fallback = FallbackSample(first.turn_id, 0.5, (), "at least one")
+    await ledger.closing.close(session, "idle", decisions, fallback)
     assert await ledger.fate(first) == (TurnOutcome.SAMPLED, "at least one")
     assert await ledger.fate(second) == (TurnOutcome.NO_FEEDBACK, "nothing followed")
     assert ledger.samples(first.turn_id) == [(SampleState.FRESH, 0.5)]
-    seen = await ledger.closing.look(session)
+    seen = await ledger.closing.load(session)
     assert seen is not None
-    assert (seen.first, seen.turns) == (False, [])
-    assert await ledger.closing.look(SessionId(new_turn_id())) is None
+    assert (seen.first_close, seen.turns) == (False, [])
+    assert await ledger.closing.load(SessionId(new_turn_id())) is None
 
 
 async def test_a_closing_never_samples_a_turn_that_was_erased_meanwhile(ledger: Ledger) -> None:
@@ -228,8 +244,8 @@ async def test_a_closing_never_samples_a_turn_that_was_erased_meanwhile(ledger: 
     session = await ledger.insert(first, second)
     await finalize(ledger, first, TIE)
     ledger.erase(first.turn_id)
-    extra = ExtraSample(first.turn_id, 0.5, "at least one")
-    await ledger.closing.close(session, "idle", [], "done", extra)
+    fallback = FallbackSample(first.turn_id, 0.5, (), "at least one")
+    await ledger.closing.close(session, "idle", {}, fallback)
     assert (await ledger.fate(first))[0] is TurnOutcome.ERASED
     assert ledger.samples(first.turn_id) == []
 
@@ -237,12 +253,12 @@ async def test_a_closing_never_samples_a_turn_that_was_erased_meanwhile(ledger: 
 async def test_a_turn_nobody_ended_keeps_its_session_open(ledger: Ledger) -> None:
     (first,) = ledger.talk("one")
     session = await ledger.insert(first)
-    await ledger.closing.close(session, "idle", [], None, None)
+    await ledger.closing.close(session, "idle", {})
     assert [facts.session_id for facts in await ledger.upkeep.sessions_left_open(NOW, 9)] == [session]
-    seen = await ledger.closing.look(session)
+    seen = await ledger.closing.load(session)
     assert seen is not None
     assert [turn.turn_id for turn in seen.turns] == [first.turn_id]
-    await ledger.closing.close(session, "idle", [Ending(first.turn_id, TurnOutcome.NO_FEEDBACK, "no")], None, None)
+    await ledger.closing.close(session, "idle", {first.turn_id: TurnDecision(TurnOutcome.NO_FEEDBACK, "no")})
     assert await ledger.upkeep.sessions_left_open(NOW, 9) == []
 
 
@@ -333,14 +349,14 @@ async def test_closing_settles_the_groups_that_wait(ledger: Ledger) -> None:
     group = await responses(ledger, 3)
     session = await ledger.insert(*group)
     await finalize(ledger, group[1], related(BAD, Relation.GROUP, -1.0))
-    seen = await ledger.closing.look(session)
+    seen = await ledger.closing.load(session)
     assert seen is not None
-    assert seen.related
-    (end,), _ = await ledger.closing.finalize_related(session)
-    assert (end.turn_id, end.reward, end.outcome) == (group[1].turn_id, -1.0, TurnOutcome.SAMPLED)
-    assert end.why == "the only verdict in its group: verdict -1"
-    await ledger.closing.close(session, "idle", [], None, None)
-    assert await ledger.closing.finalize_related(session) == ([], None)
+    assert seen.has_related_rewards
+    decisions, _ = await ledger.closing.finalize_related(session)
+    why = "the only verdict in its group: verdict -1"
+    assert decisions == {group[1].turn_id: TurnDecision(TurnOutcome.SAMPLED, why, -1.0)}
+    await ledger.closing.close(session, "idle", {})
+    assert await ledger.closing.finalize_related(session) == ({}, None)
     # A rating that comes later meets the verdict there is.
     await finalize(ledger, group[0], related(GOOD, Relation.GROUP, 1.0))
     assert [(await ledger.samples_of(turn)) for turn in group] == [[1.0], [-1.0], []]
@@ -352,7 +368,7 @@ async def test_a_member_that_a_step_has_stays_as_it_is(ledger: Ledger) -> None:
     await finalize(ledger, group[0], related(GOOD, Relation.GROUP, 1.0))
     await finalize(ledger, group[1], related(BAD, Relation.GROUP, -1.0))
     await ledger.closing.finalize_related(session)
-    await ledger.closing.close(session, "idle", [], None, None)
+    await ledger.closing.close(session, "idle", {})
     ledger.claim(group[0].turn_id)
     await finalize(ledger, group[2], related(BAD, Relation.GROUP, -1.0))
     assert ledger.samples(group[0].turn_id) == [(SampleState.CLAIMED, 1.0)]

@@ -6,7 +6,7 @@ from clawloop.contracts.sessions import FeedbackEffect
 from clawloop.contracts.training import SampleState
 from clawloop.contracts.turns import TurnOutcome, TurnRecord
 from clawloop.ids import SessionId
-from clawloop.judging.records import Ending, Relation
+from clawloop.judging.records import Relation, TurnDecision
 from clawloop.recipes.recipe import Recipe
 from tests.contract.ledgers import BAD, GOOD, TIE, Ledger, fake_ledger, finalize, ledger, postgres_ledger, related
 
@@ -33,16 +33,16 @@ async def judged(ledger: Ledger) -> tuple[SessionId, list[TurnRecord]]:
 
 async def close(ledger: Ledger, session: SessionId) -> None:
     await ledger.closing.finalize_related(session)
-    await ledger.closing.close(session, "idle", [], None, None)
+    await ledger.closing.close(session, "idle", {})
 
 
 async def test_each_turn_earns_the_outcome_and_its_own_votes(ledger: Ledger) -> None:
     session, turns = await judged(ledger)
     assert await ledger.fate(turns[0]) == (TurnOutcome.UNDECIDED, "waits for its session's outcome (verdict +1)")
     assert await ledger.give_outcome("s", 1) is FeedbackEffect.AMENDS
-    seen = await ledger.closing.look(session)
+    seen = await ledger.closing.load(session)
     assert seen is not None
-    assert (seen.related, seen.by_outcome) == (True, True)
+    assert (seen.has_related_rewards, seen.learns_by_outcome) == (True, True)
     await close(ledger, session)
     assert [[round(r, 2) for r in await ledger.samples_of(turn)] for turn in turns] == [[1.33], [1.0], [], []]
     assert await ledger.fate(turns[0]) == (TurnOutcome.SAMPLED, "outcome +1, process +0.33 (verdict +1)")
@@ -88,21 +88,21 @@ async def test_a_turn_that_comes_late_earns_the_outcome_when_its_session_closes_
     late, last = ledger.talk("one", "two")
     session = await ledger.insert(last)
     await ledger.give_outcome("s", 1)
-    await ledger.closing.close(session, "idle", [Ending(last.turn_id, TurnOutcome.NO_FEEDBACK, "")], None, None)
-    seen = await ledger.closing.look(session)
+    await ledger.closing.close(session, "idle", {last.turn_id: TurnDecision(TurnOutcome.NO_FEEDBACK, "")})
+    seen = await ledger.closing.load(session)
     assert seen is not None
     assert seen.closed
     await ledger.insert(late)
-    seen = await ledger.closing.look(session)
+    seen = await ledger.closing.load(session)
     assert seen is not None
     assert not seen.closed
     await finalize(ledger, late, related(GOOD, Relation.OUTCOME, 1 / 3))
     assert await ledger.fate(late) == (TurnOutcome.UNDECIDED, "waits for its session's outcome (verdict +1)")
     await ledger.closing.finalize_related(session)
-    await ledger.closing.close(session, "came late", [], None, None)
+    await ledger.closing.close(session, "came late", {})
     assert [round(reward, 2) for reward in await ledger.samples_of(late)] == [1.33]
     assert await ledger.give_outcome("s", -1) is FeedbackEffect.AMENDS
     assert [round(reward, 2) for reward in await ledger.samples_of(late)] == [-0.67]
-    seen = await ledger.closing.look(session)
+    seen = await ledger.closing.load(session)
     assert seen is not None
     assert seen.closed

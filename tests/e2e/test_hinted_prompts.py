@@ -15,8 +15,9 @@ import pytest
 from tokenizers import Tokenizer
 
 from activities.judging.judge_turn import JudgingActivities
-from activities.judging.messages import JudgeTurn, TurnResult
+from activities.judging.messages import JudgeTurn
 from activities.training.notifier import TrainingNotifier
+from clawloop.contracts.sessions import TurnResult
 from clawloop.contracts.turns import StoredTurn
 from clawloop.judging.hints import LEAD_IN
 from clawloop.judging.prompts import AnswerForm

@@ -1,4 +1,4 @@
-"""One judgement as the fake store keeps it."""
+"""A judgement of the fake store."""
 
 from __future__ import annotations
 
@@ -17,10 +17,10 @@ from clawloop.recipes.recipe import Recipe
 class FakeJudgement:
     """
     Attributes:
-        end: None until it is settled.
+        end: None until it is finalized.
         sample: the state of its sample; None if it has none.
-        step: the one that learned from it.
-        own: its reward before it was set in relation to others; `reward` is its sample's.
+        step: the one that learned from the sample.
+        own: the reward by its own verdict; `reward` is the sample's.
     """
 
     id: JudgementId
@@ -37,8 +37,8 @@ class FakeJudgement:
     own: float | None = None
     step: int | None = None
 
-    def says(self, ballot: Ballot) -> bool:
-        """Whether these are its votes."""
+    def has_votes(self, ballot: Ballot) -> bool:
+        """Whether the ballot has the stored votes."""
         if ballot.kind == DIRECT:
             return ballot.scores == (None if self.direct is None else direct_vote(self.direct).verdict,)
         return [self.votes.get(index) for index in range(len(ballot.scores))] == list(ballot.scores)

@@ -1,4 +1,4 @@
-"""Judgements and closing in memory, over the turns of a fake turn store; no step takes a sample by itself."""
+"""Judgements and closings in memory, over the turns of a fake turn store; steps run only where a test says so."""
 
 from __future__ import annotations
 
@@ -7,7 +7,7 @@ from dataclasses import dataclass
 from datetime import UTC, datetime
 
 from clawloop.algorithms.baseline import RunningMean
-from clawloop.contracts.sessions import FeedbackEffect, SessionState
+from clawloop.contracts.sessions import FeedbackEffect, SessionState, TurnResult
 from clawloop.contracts.training import SampleState
 from clawloop.contracts.turns import StoredTurn, TurnKind, TurnOutcome
 from clawloop.errors import RecordUnusable, StoreUnavailable
@@ -16,18 +16,17 @@ from clawloop.judging.parsing import HintVote, Vote
 from clawloop.judging.records import (
     ClosingSession,
     CurrentJudgement,
-    Ending,
-    ExtraSample,
     FinalizedJudgement,
     GivenFeedback,
     OpenJudgement,
     Relation,
     SessionTurn,
-    TrainedTurn,
     TurnContext,
+    TurnDecision,
 )
 from clawloop.recipes.recipe import Recipe
-from clawloop.samples.rewards import Member, MemberResult, group_ends, outcome_ends, outcome_waits, with_reward
+from clawloop.samples.fallback import FallbackSample
+from clawloop.samples.rewards import Member, decide_by_outcome, decide_group, wait_for_outcome, with_reward
 from db.turns.prepared_turn import PreparedTurn
 from tests.fakes.judgement import FakeJudgement
 from tests.fakes.turn_facts import above
@@ -61,7 +60,7 @@ class FakeJudgementStore:
 
     # Judging ---------------------------------------------------------------------------------------------------------
 
-    async def place(self, turn_id: TurnId) -> TurnContext | None:
+    async def load_context(self, turn_id: TurnId) -> TurnContext | None:
         stored = await self._turns.load(turn_id)
         if stored is None or stored.record.kind is not TurnKind.MAIN:
             return None
@@ -70,12 +69,16 @@ class FakeJudgementStore:
         after = [turn for turn in own if turn.record.kind is TurnKind.MAIN and self._follows(own, turn) == turn_id]
         arrived = [record.turn_id for record in self._turns.records]
         overtaken = [turn for turn in after if arrived.index(turn.record.turn_id) < arrived.index(turn_id)]
-        held = self._held(turn_id)
+        current = self._current(turn_id)
         replies = [
             candidate
             for candidate in self._turns.candidates(stored.session_id, request)
             if candidate.response_digest in request.replies
         ]
+        judged = None
+        if current is not None and current.end is not None:
+            end = current.end
+            judged = CurrentJudgement(current.revision, end.outcome, end.verdict.verdict, current.next_turn_id)
         return TurnContext(
             turn=stored,
             number=sum(turn.record.kind is TurnKind.MAIN and turn.record.turn_id <= turn_id for turn in own),
@@ -84,33 +87,35 @@ class FakeJudgementStore:
             follows=self._follows(own, stored),
             followed_by=[turn.record.turn_id for turn in after],
             overtaken_by=frozenset(turn.record.turn_id for turn in overtaken),
-            held=None
-            if held is None or held.end is None
-            else CurrentJudgement(held.revision, held.end.outcome, held.end.verdict.verdict, held.next_turn_id),
+            current=judged,
             task_outcome=self._outcomes.get(stored.session_id),
         )
 
-    async def trained(self, session: SessionId, limit: int) -> list[TrainedTurn]:
+    async def trained_turns(self, session: SessionId, limit: int) -> list[TurnResult]:
         main = [turn for turn in await self._session(session) if turn.record.kind is TurnKind.MAIN]
-        found: list[TrainedTurn] = []
+        found: list[TurnResult] = []
         for number, turn in enumerate(main, 1):
             learned = [one for one in self._of(turn.record.turn_id) if one.sample is SampleState.TRAINED]
             if turn.outcome not in (TurnOutcome.TRAINED, TurnOutcome.ROLLED_BACK) or not learned:
                 continue
             newest = max(learned, key=lambda one: one.step or 0)
             assert newest.end is not None
-            back = turn.outcome_detail if turn.outcome is TurnOutcome.ROLLED_BACK else None
-            verdict = newest.end.verdict.verdict
-            found.append(TrainedTurn(turn.record.turn_id, number, verdict, newest.step or 0, back))
+            found.append(
+                TurnResult(
+                    turn_id=turn.record.turn_id,
+                    number=number,
+                    kind=TurnKind.MAIN,
+                    outcome=turn.outcome,
+                    verdict=newest.end.verdict.verdict,
+                    sample=True,
+                    step=newest.step,
+                    why=turn.outcome_detail or "",
+                )
+            )
         return found[-limit:]
 
     async def open(
-        self, turn_id: TurnId, next_turn_id: TurnId | None, evidence_hash: bytes, hint_kind: str
-    ) -> OpenJudgement:
-        return await self.rejudge(turn_id, 0, next_turn_id, evidence_hash, hint_kind)
-
-    async def rejudge(
-        self, turn_id: TurnId, revision: int, next_turn_id: TurnId | None, evidence_hash: bytes, hint_kind: str
+        self, turn_id: TurnId, next_turn_id: TurnId | None, evidence_hash: bytes, hint_kind: str, revision: int = 0
     ) -> OpenJudgement:
         self._require_content(turn_id, next_turn_id)
         known = next((one for one in self._of(turn_id) if one.revision == revision), None)
@@ -127,40 +132,42 @@ class FakeJudgementStore:
         revision = 0
         if newest is not None:
             nothing_followed = newest.end is None and newest.next_turn_id is None
-            other_words = self._is_erased(newest.next_turn_id) or (nothing_followed and next_turn_id is not None)
-            revision = newest.revision + (newest.sample not in _OPEN or other_words)
-        return await self.rejudge(turn_id, revision, next_turn_id, evidence_hash, hint_kind)
+            other_evidence = self._is_erased(newest.next_turn_id) or (nothing_followed and next_turn_id is not None)
+            revision = newest.revision + (newest.sample not in _OPEN or other_evidence)
+        return await self.open(turn_id, next_turn_id, evidence_hash, hint_kind, revision)
 
     async def store_vote(self, judgement: JudgementId, index: int, raw: str, vote: Vote | None) -> None:
         one = self._by_id(judgement)
-        if one.end is None and not self._lost_words(one):
+        if one.end is None and not self._is_evidence_erased(one):
             one.votes.setdefault(index, vote)
 
     async def store_direct_vote(
         self, judgement: JudgementId, logprobs: Mapping[Vote, float], vote: Vote
     ) -> Mapping[Vote, float]:
         one = self._by_id(judgement)
-        if (one.end is None or one.end.verdict.verdict is not None) and not self._lost_words(one):
+        if (one.end is None or one.end.verdict.verdict is not None) and not self._is_evidence_erased(one):
             one.direct = one.direct or dict(logprobs)
         return one.direct or logprobs
 
     async def store_hint(self, judgement: JudgementId, kind: str, index: int, raw: str, hint: HintVote | None) -> None:
         one = self._by_id(judgement)
-        if not self._lost_words(one):
+        if not self._is_evidence_erased(one):
             one.hints.setdefault((kind, index), hint)
 
-    async def finalize(self, judgement: JudgementId, end: FinalizedJudgement, heard: list[FeedbackId]) -> str | None:
+    async def finalize(
+        self, judgement: JudgementId, end: FinalizedJudgement, feedback_ids: Sequence[FeedbackId]
+    ) -> str | None:
         one = self._by_id(judgement)
         self._require_content(one.turn_id, one.next_turn_id)
         feedback = await self.feedback_of(one.turn_id)
-        if any(given.applied and given.id not in heard for given in feedback):
-            raise StoreUnavailable("feedback was taken in meanwhile")
-        applied = [given.id for given in feedback if not given.applied and given.id in heard]
+        if any(given.applied and given.id not in feedback_ids for given in feedback):
+            raise StoreUnavailable("other feedback was applied meanwhile")
+        applied = [given.id for given in feedback if not given.applied and given.id in feedback_ids]
         if one.sample not in _OPEN:
             if applied:
                 raise StoreUnavailable("a step took the sample meanwhile")
             return None
-        if end.ballot is not None and not one.says(end.ballot):
+        if end.ballot is not None and not one.has_votes(end.ballot):
             raise StoreUnavailable("other votes were stored first")
         others = [other for other in self._of(one.turn_id) if other is not one]
         if not applied and any(other.sample not in (*_OPEN, SampleState.EXPIRED) for other in others):
@@ -170,8 +177,8 @@ class FakeJudgementStore:
                 other.sample = SampleState.SUPERSEDED
         own = end.reward
         if end.relation is Relation.MEAN and end.verdict.verdict and own is not None:
-            said = [other.end.verdict.verdict or 0 for other in self.judgements if other.end and other is not one]
-            mean = RunningMean(sum(map(abs, said)), sum(said))
+            verdicts = [other.end.verdict.verdict or 0 for other in self.judgements if other.end and other is not one]
+            mean = RunningMean(sum(map(abs, verdicts)), sum(verdicts))
             if mean.count:
                 end = with_reward(end, mean.relative(own), f"mean before {mean.total / mean.count:+.2f}")
         one.end, one.own, one.reward = end, own, end.reward or None
@@ -179,7 +186,7 @@ class FakeJudgementStore:
             one.sample = SampleState.FRESH
         elif one.sample is SampleState.FRESH:
             one.sample = SampleState.SUPERSEDED
-        self._become(one.turn_id, end.outcome, end.why)
+        self._set_outcome(one.turn_id, end.outcome, end.why)
         await self._relate(one, end.relation, own)
         self.given = [_applied(given) if given.id in applied else given for given in self.given]
         return None
@@ -187,50 +194,51 @@ class FakeJudgementStore:
     async def _relate(self, one: FakeJudgement, relation: Relation, own: float | None) -> None:
         if relation is Relation.GROUP:
             record = next(record for record in self._turns.records if record.turn_id == one.turn_id)
-            await self._settle_group(record.group_id or record.turn_id)
+            await self._finalize_group(record.group_id or record.turn_id)
         if relation is Relation.OUTCOME and one.turn_id in self._closed_with:
             stored = await self._turns.load(one.turn_id)
             assert stored is not None
-            self._settle_outcome([one.turn_id], self._outcomes.get(stored.session_id))
+            self._finalize_by_outcome([one.turn_id], self._outcomes.get(stored.session_id))
         elif relation is Relation.OUTCOME and own is not None:
-            self._end_members([outcome_waits(self._member(one.turn_id, Relation.OUTCOME))])
+            self._apply({one.turn_id: wait_for_outcome(self._member(one.turn_id, Relation.OUTCOME))})
 
     async def feedback_of(self, turn_id: TurnId) -> list[GivenFeedback]:
         return [given for given in self.given if given.turn_id == turn_id]
 
-    async def _settle_group(self, group: TurnId, *, closing: bool = False) -> list[MemberResult]:
+    async def _finalize_group(self, group: TurnId, *, closing: bool = False) -> dict[TurnId, TurnDecision]:
         ids = sorted(record.turn_id for record in self._turns.records if record.group_id == group)
         members = [self._member(turn_id, Relation.GROUP) for turn_id in ids]
         closed = closing or any(turn_id in self._closed_with for turn_id in ids)
-        return self._end_members(group_ends(members, session_closed=closed))
+        return self._apply(decide_group(members, session_closed=closed))
 
     def _member(self, turn_id: TurnId, relation: Relation) -> Member:
-        held = self._held(turn_id)
-        end = None if held is None or held.end is None or held.end.relation is not relation else held.end
-        if held is None or end is None:
+        current = self._current(turn_id)
+        end = None if current is None or current.end is None or current.end.relation is not relation else current.end
+        if current is None or end is None:
             return Member(turn_id, None, None, "", taken=False)
-        votes = [vote for vote in held.votes.values() if vote is not None]
+        votes = [vote for vote in current.votes.values() if vote is not None]
         mean_vote = sum(votes) / len(votes) if votes else None
-        return Member(turn_id, held.own, end.not_trainable, end.why, held.sample not in _OPEN, mean_vote)
+        return Member(turn_id, current.own, end.not_trainable, end.why, current.sample not in _OPEN, mean_vote)
 
-    def _settle_outcome(self, turns: Sequence[TurnId], outcome: int | None) -> list[MemberResult]:
-        judged = [turn for turn in turns if (held := self._held(turn)) and held.recipe.signal.reward == _BY_OUTCOME]
-        return self._end_members(outcome_ends([self._member(turn, Relation.OUTCOME) for turn in judged], outcome))
+    def _finalize_by_outcome(self, turns: Sequence[TurnId], outcome: int | None) -> dict[TurnId, TurnDecision]:
+        judgements = [current for turn in turns if (current := self._current(turn)) is not None]
+        rewarded = [one.turn_id for one in judgements if one.recipe.signal.reward == _BY_OUTCOME]
+        return self._apply(decide_by_outcome([self._member(turn, Relation.OUTCOME) for turn in rewarded], outcome))
 
-    def _end_members(self, ends: list[MemberResult]) -> list[MemberResult]:
-        for done in ends:
-            held = self._held(done.turn_id)
-            assert held is not None
-            if done.outcome is TurnOutcome.SAMPLED:
-                held.sample, held.reward = SampleState.FRESH, done.reward
-            elif held.sample is SampleState.FRESH:
-                held.sample = SampleState.SUPERSEDED
-            self._become(done.turn_id, done.outcome, done.why)
-        return ends
+    def _apply(self, decisions: dict[TurnId, TurnDecision]) -> dict[TurnId, TurnDecision]:
+        for turn_id, decision in decisions.items():
+            current = self._current(turn_id)
+            assert current is not None
+            if decision.outcome is TurnOutcome.SAMPLED:
+                current.sample, current.reward = SampleState.FRESH, decision.reward
+            elif current.sample is SampleState.FRESH:
+                current.sample = SampleState.SUPERSEDED
+            self._set_outcome(turn_id, decision.outcome, decision.why)
+        return decisions
 
     # Closing ---------------------------------------------------------------------------------------------------------
 
-    async def look(self, session: SessionId) -> ClosingSession | None:
+    async def load(self, session: SessionId) -> ClosingSession | None:
         own = await self._session(session)
         if not own:
             return None
@@ -252,8 +260,8 @@ class FakeJudgementStore:
 
     def _closing_turn(self, own: Sequence[StoredTurn], turn: StoredTurn, number: int, *, last: bool) -> SessionTurn:
         turn_id = turn.record.turn_id
-        held = self._held(turn_id)
-        end = None if held is None else held.end
+        current = self._current(turn_id)
+        end = None if current is None else current.end
         waiting = turn.outcome is TurnOutcome.WAITING
         followers = [
             other.record.turn_id
@@ -271,15 +279,17 @@ class FakeJudgementStore:
             verdict=None if end is None else end.verdict.verdict,
             trainable=None if end is None else end.not_trainable is None,
             samples=sum(one.sample not in (None, SampleState.SUPERSEDED) for one in self._of(turn_id)),
-            direct=None if end is None or held is None else held.direct,
+            direct=None if end is None or current is None else current.direct,
         )
 
-    async def finalize_related(self, session: SessionId) -> tuple[list[MemberResult], str | None]:
+    async def finalize_related(self, session: SessionId) -> tuple[dict[TurnId, TurnDecision], str | None]:
         own = {turn.record.turn_id: turn.record.group_id for turn in await self._session(session)}
         open_groups = {group for turn, group in own.items() if group is not None and turn not in self._closed_with}
-        ends = [end for group in sorted(open_groups) for end in await self._settle_group(group, closing=True)]
+        decisions: dict[TurnId, TurnDecision] = {}
+        for group in sorted(open_groups):
+            decisions |= await self._finalize_group(group, closing=True)
         fresh = [turn for turn in own if turn not in self._closed_with]
-        return ends + self._settle_outcome(fresh, self._outcomes.get(session)), None
+        return decisions | self._finalize_by_outcome(fresh, self._outcomes.get(session)), None
 
     async def give_outcome(self, key: ApiKeyId, session: str, outcome: int) -> FeedbackEffect | None:
         found = next((turn for turn in await self._turns.all() if turn.record.evidence.value == session), None)
@@ -287,34 +297,38 @@ class FakeJudgementStore:
             return None
         self._outcomes[found.session_id] = outcome
         own = [turn.record.turn_id for turn in await self._session(found.session_id)]
-        ends = self._settle_outcome([turn for turn in own if turn in self._closed_with], outcome)
+        decisions = self._finalize_by_outcome([turn for turn in own if turn in self._closed_with], outcome)
         closed = self.closed.get(found.session_id)
         waits = closed is None or closed.state is not SessionState.CLOSED
-        amends = bool(ends) or (waits and self.recipe.signal.reward == _BY_OUTCOME)
+        amends = bool(decisions) or (waits and self.recipe.signal.reward == _BY_OUTCOME)
         return FeedbackEffect.AMENDS if amends else FeedbackEffect.RECORDED
 
     async def close(
-        self, session: SessionId, why: str, endings: Sequence[Ending], guarantee: str | None, extra: ExtraSample | None
+        self,
+        session: SessionId,
+        why: str,
+        decisions: Mapping[TurnId, TurnDecision],
+        fallback: FallbackSample | None = None,
     ) -> str | None:
         self._closed_with.update(turn.record.turn_id for turn in await self._session(session))
-        if extra is not None and self._turns.fates.get(extra.turn_id, (None, None))[0] is not TurnOutcome.ERASED:
-            held = self._held(extra.turn_id)
-            assert held is not None
-            held.sample, held.reward = SampleState.FRESH, extra.reward
-            self._become(extra.turn_id, TurnOutcome.SAMPLED, extra.why)
-        for end in endings:
-            stored = await self._turns.load(end.turn_id)
+        if fallback is not None and fallback.turn_id is not None and not self._is_erased(fallback.turn_id):
+            current = self._current(fallback.turn_id)
+            assert current is not None
+            current.sample, current.reward = SampleState.FRESH, fallback.reward
+            self._set_outcome(fallback.turn_id, TurnOutcome.SAMPLED, fallback.why)
+        for turn_id, decision in decisions.items():
+            stored = await self._turns.load(turn_id)
             if stored is not None and stored.outcome is TurnOutcome.WAITING:
-                self._become(end.turn_id, end.outcome, end.why)
-        unheard = any(
+                self._set_outcome(turn_id, decision.outcome, decision.why)
+        unknown = any(
             turn.outcome is TurnOutcome.WAITING and turn.record.kind is TurnKind.MAIN
             for turn in await self._session(session)
         )
-        state = SessionState.OPEN if unheard else SessionState.CLOSED
+        state = SessionState.OPEN if unknown else SessionState.CLOSED
         self.closed[session] = Closed(datetime.now(UTC), state)
         return None
 
-    # What only tests say ---------------------------------------------------------------------------------------------
+    # Only for tests ---------------------------------------------------------------------------------------------------
 
     def give(self, key: ApiKeyId, turn_id: TurnId, score: float | None, text: str | None) -> FeedbackId:
         given = GivenFeedback(new_feedback_id(), turn_id, key, score, text, datetime.now(UTC), applied=False)
@@ -325,7 +339,7 @@ class FakeJudgementStore:
         return [(one.sample, one.reward) for one in self._of(turn_id) if one.sample is not None]
 
     def claim(self, turn_id: TurnId) -> None:
-        """As a step would: take its fresh sample."""
+        """Take the turn's fresh sample, as a step does."""
         for one in self._of(turn_id):
             if one.sample is SampleState.FRESH:
                 one.sample = SampleState.CLAIMED
@@ -334,14 +348,14 @@ class FakeJudgementStore:
         self._turns.fates[turn_id] = (TurnOutcome.ERASED, None)
 
     def train(self, turn_id: TurnId, step: int) -> None:
-        """As a step would: learn from its fresh sample."""
+        """Learn from the turn's fresh sample, as a step does."""
         for one in self._of(turn_id):
             if one.sample is SampleState.FRESH:
                 one.sample, one.step = SampleState.TRAINED, step
-        self._become(turn_id, TurnOutcome.TRAINED, f"trained in step {step}")
+        self._set_outcome(turn_id, TurnOutcome.TRAINED, f"trained in step {step}")
 
     def roll_back(self, turn_id: TurnId) -> None:
-        self._become(turn_id, TurnOutcome.ROLLED_BACK, f"{self._turns.fates[turn_id][1]}, rolled back to 0")
+        self._set_outcome(turn_id, TurnOutcome.ROLLED_BACK, f"{self._turns.fates[turn_id][1]}, rolled back to 0")
 
     # Looking things up -----------------------------------------------------------------------------------------------
 
@@ -351,7 +365,7 @@ class FakeJudgementStore:
     def _of(self, turn_id: TurnId) -> list[FakeJudgement]:
         return [one for one in self.judgements if one.turn_id == turn_id]
 
-    def _held(self, turn_id: TurnId) -> FakeJudgement | None:
+    def _current(self, turn_id: TurnId) -> FakeJudgement | None:
         decided = [one for one in self._of(turn_id) if one.end is not None]
         return max(decided, key=lambda one: one.revision, default=None)
 
@@ -361,7 +375,7 @@ class FakeJudgementStore:
     def _is_erased(self, turn_id: TurnId | None) -> bool:
         return turn_id is not None and self._turns.fates.get(turn_id, (None, None))[0] is TurnOutcome.ERASED
 
-    def _lost_words(self, one: FakeJudgement) -> bool:
+    def _is_evidence_erased(self, one: FakeJudgement) -> bool:
         return self._is_erased(one.turn_id) or self._is_erased(one.next_turn_id)
 
     def _require_content(self, *turns: TurnId | None) -> None:
@@ -369,7 +383,7 @@ class FakeJudgementStore:
             if self._is_erased(turn_id):
                 raise RecordUnusable(f"turn {turn_id} was erased")
 
-    def _become(self, turn_id: TurnId, outcome: TurnOutcome, why: str) -> None:
+    def _set_outcome(self, turn_id: TurnId, outcome: TurnOutcome, why: str) -> None:
         if not self._is_erased(turn_id):
             self._turns.fates[turn_id] = (outcome, why)
 

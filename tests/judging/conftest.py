@@ -13,9 +13,10 @@ from psycopg.rows import dict_row
 
 from activities.judging.closing import LedgerActivities
 from activities.judging.judge_turn import JudgingActivities
-from activities.judging.messages import Closed, CloseSession, JudgeTurn, TurnResult
+from activities.judging.messages import Closed, CloseSession, JudgeTurn
 from activities.training.notifier import TrainingNotifier
 from clawloop.contracts.serving import Scope
+from clawloop.contracts.sessions import TurnResult
 from clawloop.contracts.turns import Message, SessionEvidence, SessionSource, StoredTurn, TurnRecord
 from clawloop.ids import ApiKeyId, FeedbackId, SessionId, TurnId, new_feedback_id
 from clawloop.judging.prompts import AnswerForm

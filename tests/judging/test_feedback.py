@@ -33,7 +33,7 @@ async def test_a_rating_given_while_the_judge_thinks_outweighs_it(binary_bench: 
         while not bench.judge.requests:
             await asyncio.sleep(0.01)
     (rated,) = await bench.tell(session, first, feedback_id=bench.feedback(first, -1.0))
-    with pytest.raises(StoreUnavailable, match="taken in meanwhile"):
+    with pytest.raises(StoreUnavailable, match="applied meanwhile"):
         await judging
     # As Temporal tries again:
     assert await bench.tell(session, second) == [rated]
@@ -88,7 +88,7 @@ async def test_a_next_state_that_comes_after_a_step_took_the_rating_changes_noth
     await bench.insert(second)
     bench.judge.hint = "Write it in Python, not in JavaScript."
     (fate,) = await bench.tell(session, second)
-    assert fate.why.startswith("a step has its sample, so it stays: verdict -1: rated -1.00 by the user")
+    assert fate.why.startswith("a step has its sample, so the old verdict is kept: verdict -1: rated -1.00 by the user")
     assert bench.rows("SELECT state, reward FROM samples") == [{"state": "claimed", "reward": -1.0}]
 
 
@@ -117,7 +117,9 @@ async def test_late_words_that_no_judge_reads_undo_nothing_and_wait(binary_bench
     given = bench.feedback(first, None, "It deleted my file.")
     (fate,) = await bench.tell(session, first, feedback_id=given, give_up="the judge answered 500")
     assert (fate.outcome, fate.verdict) == (TurnOutcome.SAMPLED, 1)
-    assert fate.why.startswith("judged again in vain, no valid vote (the judge answered 500); it stays: ")
+    assert fate.why.startswith(
+        "re-judging gave no verdict (no valid vote (the judge answered 500)); the old one is kept: "
+    )
     assert bench.rows("SELECT state FROM samples") == [{"state": "fresh"}]
     assert bench.rows("SELECT applied_at FROM feedback") == [{"applied_at": None}]  # the sweep tells it again
     bench.judge.votes = [-1]

@@ -6,7 +6,7 @@ from dataclasses import replace
 
 import pytest
 
-from activities.judging.messages import TurnResult
+from clawloop.contracts.sessions import TurnResult
 from clawloop.contracts.turns import TurnKind, TurnOutcome, TurnRecord
 from clawloop.errors import JudgeUnavailable
 from clawloop.ids import SessionId, new_turn_id
@@ -81,7 +81,7 @@ async def test_the_same_revision_twice_is_judged_once(binary_bench: Bench) -> No
 async def test_a_retry_asks_only_for_the_votes_this_revision_lacks(binary_bench: Bench) -> None:
     bench = binary_bench
     session, first = await judged(bench, 1)
-    judgement = await bench.judgements.rejudge(first.turn_id, 1, None, b"", "hint")
+    judgement = await bench.judgements.open(first.turn_id, None, b"", "hint", revision=1)
     await bench.judgements.store_vote(judgement.id, 0, "verdict: -1", -1)
     bench.judge.votes = [-1]
     (fate,) = await again(bench, session, first)
@@ -97,7 +97,8 @@ async def test_a_judge_that_does_not_answer_undoes_nothing(binary_bench: Bench) 
         await again(bench, session, first)
     (fate,) = await again(bench, session, first, give_up="the judge answered 500")
     assert fate.why == (
-        "judged again in vain, no valid vote (the judge answered 500); it stays: verdict +1: 3 of 3 votes for 1"
+        "re-judging gave no verdict (no valid vote (the judge answered 500)); the old one is kept: "
+        "verdict +1: 3 of 3 votes for 1"
     )
     assert bench.rows("SELECT state FROM samples") == [{"state": "fresh"}]
     assert (await bench.turn(first.turn_id)).outcome is TurnOutcome.SAMPLED
@@ -113,7 +114,10 @@ async def test_a_sample_taken_meanwhile_stays_the_only_one(binary_bench: Bench, 
     )
     bench.judge.votes = [-1]
     (fate,) = await bench.tell(session, first, revision=1)  # asked for before the step took it
-    assert (fate.outcome, fate.why) == (TurnOutcome.TRAINED, "a step has its sample, so it stays: trained in step 1")
+    assert (fate.outcome, fate.why) == (
+        TurnOutcome.TRAINED,
+        "a step has its sample, so the old verdict is kept: trained in step 1",
+    )
     assert bench.rows("SELECT state, reward FROM samples") == [{"state": state, "reward": 1.0}]
     stored = await bench.turn(first.turn_id)
     assert (stored.outcome, stored.outcome_detail) == (TurnOutcome.TRAINED, "trained in step 1")

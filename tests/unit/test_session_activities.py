@@ -10,9 +10,10 @@ import pytest
 
 from activities.judging.closing import LedgerActivities
 from activities.judging.judge_turn import JudgingActivities
-from activities.judging.messages import CloseSession, JudgeTurn, TurnResult
+from activities.judging.messages import CloseSession, JudgeTurn
 from activities.sweep import UpkeepActivities
 from activities.training.notifier import TrainingNotifier
+from clawloop.contracts.sessions import TurnResult
 from clawloop.contracts.training import SampleState
 from clawloop.contracts.turns import Message, SessionEvidence, SessionSource, TurnOutcome, TurnRecord
 from clawloop.errors import JudgeUnavailable

@@ -5,8 +5,8 @@ from __future__ import annotations
 from datetime import UTC, datetime
 from uuid import uuid4
 
-from activities.judging.messages import WHY_LIMIT, TurnResult
-from clawloop.contracts.sessions import FeedbackGiven, RejudgeRequested, TurnRecorded
+from activities.judging.messages import WHY_LIMIT
+from clawloop.contracts.sessions import FeedbackGiven, RejudgeRequested, TurnRecorded, TurnResult
 from clawloop.contracts.turns import TurnOutcome
 from clawloop.ids import SessionId, new_feedback_id, new_turn_id
 from clawloop.temporal.client import PAYLOAD_WARN_BYTES

@@ -15,8 +15,8 @@ from temporalio.exceptions import ApplicationError
 from temporalio.service import RPCError
 from temporalio.worker import Worker
 
-from activities.judging.messages import AskDirectly, Closed, CloseSession, Judged, JudgeTurn, TurnResult
-from clawloop.contracts.sessions import SessionFacts, TurnRecorded
+from activities.judging.messages import AskDirectly, Closed, CloseSession, Judged, JudgeTurn
+from clawloop.contracts.sessions import SessionFacts, TurnRecorded, TurnResult
 from clawloop.contracts.turns import TurnOutcome
 from clawloop.ids import SessionId, TurnId, new_turn_id
 from clawloop.temporal.client import TemporalSessionNotifier, connect, register_search_attributes

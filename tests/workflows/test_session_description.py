@@ -7,7 +7,7 @@ import asyncio
 from temporalio.api.sdk.v1 import WorkflowMetadata
 from temporalio.client import Client
 
-from activities.judging.messages import TurnResult
+from clawloop.contracts.sessions import TurnResult
 from clawloop.contracts.turns import TurnOutcome
 from clawloop.ids import new_turn_id
 from tests.workflows.conftest import Conversation, ScriptedActivities, until

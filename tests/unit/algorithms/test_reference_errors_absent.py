@@ -19,7 +19,7 @@ from clawloop.algorithms.streams import Streams, logprobs_T
 from clawloop.errors import NothingToTrain, StreamsUnusable
 from clawloop.ids import new_turn_id
 from clawloop.recipes.recipe import Signal
-from clawloop.samples.assembly import JudgedTurn, at_least_one
+from clawloop.samples.fallback import JudgedTurn, at_least_one
 from clawloop.training.packing.collate import TokenSequence, collate
 from tests.unit.algorithms.cases import (
     VOCABULARY,

@@ -7,17 +7,16 @@ from dataclasses import replace
 import pytest
 
 from clawloop.contracts.turns import TurnOutcome
-from clawloop.ids import TurnId, new_turn_id
+from clawloop.ids import new_turn_id
 from clawloop.judging.hints import NOT_ASKED, HintChoice
 from clawloop.judging.parsing import Vote
-from clawloop.judging.records import FinalizedJudgement, Relation
+from clawloop.judging.records import FinalizedJudgement, Relation, TurnDecision
 from clawloop.judging.voting import majority
 from clawloop.recipes.recipe import Signal
 from clawloop.samples.rewards import (
     Member,
-    MemberResult,
-    group_ends,
-    outcome_ends,
+    decide_by_outcome,
+    decide_group,
     relation_of,
     shape_reward,
     with_reward,
@@ -25,7 +24,7 @@ from clawloop.samples.rewards import (
 
 OVERLONG = Signal.model_validate({"overlong": {"limit_tokens": 1000, "cache_tokens": 200}})
 GOOD, EVEN = majority([1, 1, 1]), majority([1, -1, 0])
-END = FinalizedJudgement(GOOD, NOT_ASKED, None, 1.0, None, TurnOutcome.SAMPLED, "verdict +1", Relation.MEAN)
+JUDGEMENT = FinalizedJudgement(GOOD, NOT_ASKED, None, 1.0, None, TurnOutcome.SAMPLED, "verdict +1", Relation.MEAN)
 
 
 @pytest.mark.parametrize(("tokens", "cut", "reward"), [(700, False, 1.0), (900, False, 0.5), (1100, False, 0.0)])
@@ -41,17 +40,17 @@ def test_votes_count_beside_an_outcome_as_much_as_the_recipe_says(weight: float,
     signal = Signal(reward="outcome_process", process_weight=weight, hints=False)
     found = shape_reward(signal, majority(votes), Relation.OUTCOME, tokens=3, cut_by_length=False)
     turn = Member(new_turn_id(), found.reward, None, found.why, taken=False)
-    (end,) = outcome_ends([turn], outcome)
-    assert end.reward == pytest.approx(reward)
+    (decision,) = decide_by_outcome([turn], outcome).values()
+    assert decision.reward == pytest.approx(reward)
 
 
 @pytest.mark.parametrize(("outcome", "judge"), [(1, "+0.44"), (-1, "-0.22")])
 def test_a_turn_says_what_its_votes_earned_the_judge(outcome: int, judge: str) -> None:
     """R·S of each vote on average: 4/3 · (1 + 1 − 1)/3, and −2/3 · 1/3."""
     turn = Member(new_turn_id(), 1 / 3, None, "2 of 3 votes for 1", taken=False, mean_vote=1 / 3)
-    (end,) = outcome_ends([turn], outcome)
-    assert end.why == f"outcome {outcome:+d}, process +0.33, judge {judge} (2 of 3 votes for 1)"
-    (alone,) = outcome_ends([turn], None)
+    (decision,) = decide_by_outcome([turn], outcome).values()
+    assert decision.why == f"outcome {outcome:+d}, process +0.33, judge {judge} (2 of 3 votes for 1)"
+    (alone,) = decide_by_outcome([turn], None).values()
     assert alone.why == "process +0.33, no outcome (2 of 3 votes for 1)"
 
 
@@ -76,15 +75,15 @@ def test_what_a_recipe_sets_rewards_in_relation_to() -> None:
 
 
 def test_a_reward_that_is_used_up_leaves_no_term() -> None:
-    gone = with_reward(END, 0.0, "mean before +1.00")
+    gone = with_reward(JUDGEMENT, 0.0, "mean before +1.00")
     assert (gone.reward, gone.outcome, gone.why) == (None, TurnOutcome.UNDECIDED, "verdict +1; mean before +1.00")
-    less = with_reward(END, 0.25, "mean before +0.75")
+    less = with_reward(JUDGEMENT, 0.25, "mean before +0.75")
     assert (less.reward, less.outcome) == (0.25, TurnOutcome.SAMPLED)
 
 
 def test_a_reward_that_is_used_up_leaves_the_hint() -> None:
     hint = HintChoice("Use Python.", answered=True, why="1 of 1")
-    hinted = replace(END, hint=hint, hinted_prompt_ids=(1, 2))
+    hinted = replace(JUDGEMENT, hint=hint, hinted_prompt_ids=(1, 2))
     left = with_reward(hinted, 0.0, "mean before +1.00")
     assert (left.reward, left.hinted_prompt_ids, left.outcome) == (None, (1, 2), TurnOutcome.SAMPLED)
 
@@ -93,45 +92,43 @@ def members(*rewards: float | None, taken: frozenset[int] = frozenset()) -> list
     return [Member(new_turn_id(), reward, None, f"r {reward}", n in taken) for n, reward in enumerate(rewards)]
 
 
-def by_turn(ends: list[MemberResult]) -> dict[TurnId, MemberResult]:
-    return {end.turn_id: end for end in ends}
-
-
 def test_a_complete_group_gives_the_articles_advantages() -> None:
     group = members(1.0, -1.0, 1.0, 0.0)
-    ends = group_ends(group, session_closed=False)
-    assert [round(end.reward or 0, 2) for end in ends] == [0.90, -1.51, 0.90, -0.30]
-    assert {end.outcome for end in ends} == {TurnOutcome.SAMPLED}
-    assert ends[1].why == "-1.51 in its group of 4 (r -1.0)"
+    decisions = decide_group(group, session_closed=False)
+    assert list(decisions) == [member.turn_id for member in group]
+    assert [round(decision.reward or 0, 2) for decision in decisions.values()] == [0.90, -1.51, 0.90, -0.30]
+    assert {decision.outcome for decision in decisions.values()} == {TurnOutcome.SAMPLED}
+    assert decisions[group[1].turn_id].why == "-1.51 in its group of 4 (r -1.0)"
 
 
 def test_a_group_waits_until_its_session_closes() -> None:
     group = members(1.0, None, -1.0)
-    waiting = group_ends(group, session_closed=False)
-    assert [(end.turn_id, end.reward, end.outcome) for end in waiting] == [
-        (group[0].turn_id, None, TurnOutcome.UNDECIDED),
-        (group[2].turn_id, None, TurnOutcome.UNDECIDED),
-    ]
-    assert waiting[0].why == "waits for its group: 2 of 3 have a verdict (r 1.0)"
-    assert [end.reward for end in group_ends(group, session_closed=True)] == [1.0, -1.0]
+    assert decide_group(group, session_closed=False) == {
+        group[n].turn_id: TurnDecision(
+            TurnOutcome.UNDECIDED, f"waits for its group: 2 of 3 have a verdict (r {group[n].reward})"
+        )
+        for n in (0, 2)
+    }
+    assert [decision.reward for decision in decide_group(group, session_closed=True).values()] == [1.0, -1.0]
 
 
 def test_a_group_that_agrees_teaches_nothing() -> None:
-    (one, other) = group_ends(members(-1.0, -1.0), session_closed=False)
+    (one, other) = decide_group(members(-1.0, -1.0), session_closed=False).values()
     assert (one.reward, one.outcome, one.why) == (None, TurnOutcome.UNDECIDED, "group agrees (r -1.0)")
     assert other.outcome is TurnOutcome.UNDECIDED
 
 
 @pytest.mark.parametrize(("reward", "outcome"), [(-1.0, TurnOutcome.SAMPLED), (0.0, TurnOutcome.UNDECIDED)])
 def test_a_lone_verdict_counts_as_it_is(reward: float, outcome: TurnOutcome) -> None:
-    (end,) = group_ends(members(None, reward, None), session_closed=True)
-    assert (end.reward, end.outcome) == (reward or None, outcome)
+    (decision,) = decide_group(members(None, reward, None), session_closed=True).values()
+    assert (decision.reward, decision.outcome) == (reward or None, outcome)
 
 
 def test_a_member_a_step_has_stays_and_one_that_cannot_be_trained_counts_for_the_others() -> None:
     group = members(1.0, -1.0, 1.0, 0.0, taken=frozenset({0}))
     group[1] = Member(group[1].turn_id, -1.0, "not trainable: top_p", "r -1.0", False)
-    ends = by_turn(group_ends(group, session_closed=False))
-    assert group[0].turn_id not in ends
-    assert (ends[group[1].turn_id].outcome, ends[group[1].turn_id].reward) == (TurnOutcome.NOT_TRAINABLE, None)
-    assert round(ends[group[2].turn_id].reward or 0, 2) == 0.90
+    decisions = decide_group(group, session_closed=False)
+    assert group[0].turn_id not in decisions
+    untrainable = decisions[group[1].turn_id]
+    assert (untrainable.outcome, untrainable.reward) == (TurnOutcome.NOT_TRAINABLE, None)
+    assert round(decisions[group[2].turn_id].reward or 0, 2) == 0.90

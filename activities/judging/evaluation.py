@@ -1,0 +1,190 @@
+"""Evaluates one turn under one judgement: votes, verdict, hint, decision."""
+
+from __future__ import annotations
+
+import hashlib
+import json
+from collections.abc import Sequence
+from dataclasses import dataclass
+
+from activities.judging.ports import Counts, Renderer
+from activities.judging.vote_collector import VoteCollector
+from clawloop.contracts.turns import Message, TurnRecord
+from clawloop.errors import EngineRejected, EngineUnavailable, PromptTooLong
+from clawloop.ids import TurnId
+from clawloop.judging.evidence import Evidence, gather
+from clawloop.judging.hints import NOT_ASKED, HintChoice, choose_hint, with_hint, without_hint
+from clawloop.judging.records import (
+    DIRECT,
+    HINTS,
+    VOTES,
+    Ballot,
+    FinalizedJudgement,
+    GivenFeedback,
+    OpenJudgement,
+    Relation,
+    TurnContext,
+)
+from clawloop.judging.voting import Verdict, majority, rated
+from clawloop.samples.decision import decide
+from clawloop.samples.eligibility import why_not_trainable
+from clawloop.samples.rewards import relation_of, shape_reward
+from clawloop.turns.canonical import is_volatile
+from clawloop.turns.next_state import NextState
+
+NOT_VOTED = Verdict(None, None, None, "no verdict asked for")
+NOTHING_FOLLOWED = Verdict(None, None, None, "nothing followed")
+NO_HINT_SOURCE = HintChoice(None, answered=True, why="nothing says what to do better")
+
+
+@dataclass(frozen=True, slots=True)
+class Case:
+    """A turn and what it is judged by.
+
+    Args:
+        give_up: ask nobody, for this reason; None: ask.
+    """
+
+    context: TurnContext
+    state: NextState | None
+    feedback: list[GivenFeedback]
+    give_up: str | None = None
+
+    @property
+    def record(self) -> TurnRecord:
+        return self.context.turn.record
+
+    @property
+    def texts(self) -> list[str]:
+        return [given.text for given in self.feedback if given.text]
+
+    @property
+    def key(self) -> tuple[TurnId, TurnId | None, bytes, str]:
+        """What the store opens a judgement by: the turn, the one with its next state, evidence hash, hint kind."""
+        next_turn_id = None if self.state is None else self.state.next_turn_id
+        return self.record.turn_id, next_turn_id, self.evidence_hash, self.hint_kind
+
+    @property
+    def hint_kind(self) -> str:
+        return f"{HINTS}+{len(self.texts)}" if self.texts else HINTS
+
+    @property
+    def evidence(self) -> Evidence:
+        messages = [] if self.state is None else self.state.messages
+        feedback = "\n\n".join(self.texts) or None
+        return gather(self.record.messages, self.record.response or {}, messages, feedback, is_volatile=is_volatile)
+
+    @property
+    def evidence_hash(self) -> bytes:
+        """Identifies the next state and the feedback."""
+        messages: list[Message] = [] if self.state is None else self.state.messages
+        content = [messages, [[given.score, given.text] for given in self.feedback]]
+        return hashlib.sha256(json.dumps(content, sort_keys=True).encode("utf-8", "surrogatepass")).digest()
+
+
+class Evaluator:
+    """Decides one case under one judgement, with the answers that `collector` gets."""
+
+    def __init__(
+        self, case: Case, judgement: OpenJudgement, collector: VoteCollector, renderer: Renderer, counts: Counts
+    ) -> None:
+        self._case = case
+        self._record = case.record
+        self._signal = judgement.recipe.signal
+        self._collector = collector
+        self._renderer = renderer
+        self._counts = counts
+
+    async def evaluate(self) -> FinalizedJudgement:
+        """
+        Raises:
+            JudgeUnavailable: answers so far are stored; retry later.
+            EngineUnavailable: no engine rendered the hinted prompt; retry later.
+        """
+        record, signal = self._record, self._signal
+        verdict, ballot = await self._verdict()
+        relation = relation_of(signal, grouped=record.group_id is not None)
+        if record.response_ids is not None:
+            cut = record.finish_reason == "length"
+            verdict = shape_reward(signal, verdict, relation, tokens=len(record.response_ids), cut_by_length=cut)
+        hint = await self._hint()
+        fault = why_not_trainable(
+            status=record.status,
+            sampling=record.sampling,
+            tools=record.tools,
+            prompt_ids=record.prompt_ids,
+            response_ids=record.response_ids,
+            logprobs=record.logprobs,
+        )
+        decision = decide(signal, verdict, hint, fault)
+        hinted: list[int] | None = None
+        if decision.hint is not None:
+            hinted, problem = await self._hinted_prompt(decision.hint)
+            if problem is not None:
+                hint = without_hint(hint, problem)
+                decision = decide(signal, verdict, hint, fault)
+        problems = self._collector.problems
+        return FinalizedJudgement(
+            verdict=verdict,
+            hint=hint,
+            not_trainable=fault,
+            reward=decision.reward if relation is Relation.NONE else verdict.reward,
+            hinted_prompt_ids=None if hinted is None else tuple(hinted),
+            outcome=decision.outcome,
+            why=f"{decision.why} ({'; '.join(problems)})" if problems else decision.why,
+            relation=relation,
+            ballot=ballot,
+        )
+
+    async def _verdict(self) -> tuple[Verdict, Ballot | None]:
+        """The newest rating, or else the judge's verdict with its votes."""
+        scores = [given.score for given in self._case.feedback if given.score is not None]
+        if scores:
+            return rated(scores[-1]), None
+        if not self._signal.verdicts:
+            return NOT_VOTED, None
+        if self._case.state is None and not self._case.texts:
+            return NOTHING_FOLLOWED, None
+        if self._signal.votes == "direct":
+            verdict = await self._collector.direct_vote()
+            ballot = Ballot(DIRECT, (verdict.verdict,))
+        else:
+            votes = await self._collector.votes()
+            verdict = majority(votes)
+            ballot = Ballot(VOTES, tuple(votes))
+        count_answers(self._counts, "vote", ballot.scores)
+        return verdict, ballot
+
+    async def _hint(self) -> HintChoice:
+        if not self._signal.hints:
+            return NOT_ASKED
+        if self._case.state is None and not self._case.texts:
+            return NO_HINT_SOURCE
+        hints = await self._collector.hints(self._case.hint_kind)
+        count_answers(self._counts, "hint", hints)
+        return choose_hint(hints, self._case.evidence, self._signal.hints_needed)
+
+    async def _hinted_prompt(self, hint: str) -> tuple[list[int] | None, str | None]:
+        """The ids of the prompt with the hint in it, or why there are none."""
+        record = self._record
+        hinted = with_hint(record.messages, hint, is_volatile=is_volatile)
+        if hinted is None:
+            return None, "no user message takes a hint"
+        try:
+            # Only a template that gives the recorded ids can be trusted with the hint.
+            if await self._renderer.render(record, record.messages) != record.prompt_ids:
+                return None, "template mismatch"
+            return await self._renderer.render(record, hinted), None
+        except EngineRejected as error:
+            return None, f"the engine does not render the hinted prompt ({error.status})"
+        except PromptTooLong as error:
+            return None, f"the hinted prompt is too long: {error}"
+        except EngineUnavailable:
+            if self._case.give_up is None:
+                raise
+            return None, "no engine rendered the hinted prompt"
+
+
+def count_answers(counts: Counts, kind: str, answers: Sequence[object | None]) -> None:
+    missing = sum(answer is None for answer in answers)
+    counts.answered(kind, len(answers) - missing, missing)
