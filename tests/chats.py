@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Sequence
+from dataclasses import dataclass
 from itertools import count
 from uuid import UUID
 
@@ -12,7 +13,7 @@ from pydantic import JsonValue
 from clawloop.contracts.turns import Message, TurnKind
 from clawloop.ids import ApiKeyId, TurnId
 from clawloop.turns.canonical import extend_digest, prefix_digests, response_digest, seed_digest
-from clawloop.turns.next_state import LaterRequest
+from clawloop.turns.next_state import NextState, next_states
 from clawloop.turns.parents import Candidate
 
 KEY = ApiKeyId(UUID(int=0xA))
@@ -61,6 +62,29 @@ def tool(name: str, result: str) -> Message:
 def turn(n: int) -> TurnId:
     """The n-th turn id: they sort by n, like ours sort by time."""
     return TurnId(UUID(int=n))
+
+
+@dataclass(frozen=True, slots=True)
+class LaterRequest:
+    """A recorded request of the session."""
+
+    turn_id: TurnId
+    kind: TurnKind
+    messages: Sequence[Message]
+
+
+def next_state(
+    seed: bytes, turn_id: TurnId, turns: Sequence[Candidate], later: Sequence[LaterRequest]
+) -> NextState | None:
+    """What follows a turn's response in the first main request of `later` that holds it; None if none does."""
+    for request in sorted(later, key=lambda request: request.turn_id):
+        if request.kind is not TurnKind.MAIN:
+            continue
+        known = [turn for turn in turns if turn.turn_id < request.turn_id]
+        state = next_states(seed, request.messages, known).get(turn_id)
+        if state is not None:
+            return NextState(request.turn_id, state)
+    return None
 
 
 class Recorder:

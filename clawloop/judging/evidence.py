@@ -14,8 +14,8 @@ from pydantic import JsonValue
 
 from clawloop.contracts.turns import Message
 from clawloop.judging.blocks import Block, Role, Section, harmless
-from clawloop.judging.thinking import without_thinking
 from clawloop.judging.truncation import Budgets, cut_middle, share
+from clawloop.turns.thinking import THINKING_PARTS, without_leading_thinking
 
 MAX_HISTORY = 8  # messages: enough to see what a short request refers to
 MAX_PIECES = 12  # per section: many parallel tool results are shown by the first and the last
@@ -28,7 +28,6 @@ _ROLES: dict[str, Role] = {
     "tool": "tool",
     "function": "tool",
 }
-_THINKING_PARTS = frozenset({"thinking", "redacted_thinking", "reasoning"})
 _PART_NAMES = frozenset({"image_url", "image", "input_image", "input_audio", "audio", "video_url", "file"})
 
 
@@ -137,7 +136,7 @@ def _said_in(message: Message) -> list[Said]:
     if role != "assistant":
         return [Said(role, text)]
     refusal = message.get("refusal")
-    text = without_thinking(text) or (refusal if isinstance(refusal, str) else "")
+    text = without_leading_thinking(text) or (refusal if isinstance(refusal, str) else "")
     calls = message.get("tool_calls")
     said = [Said("tool_call", _call_text(call)) for call in calls] if isinstance(calls, list) else []
     return [Said("assistant", text.strip()), *said] if text.strip() or not said else said
@@ -151,7 +150,7 @@ def _call_text(call: JsonValue) -> str:
 
 
 def _is_thinking(part: JsonValue) -> bool:
-    return isinstance(part, dict) and str(part.get("type")) in _THINKING_PARTS
+    return isinstance(part, dict) and str(part.get("type")) in THINKING_PARTS
 
 
 def _part_text(part: JsonValue) -> str:

@@ -14,7 +14,7 @@ from dataclasses import dataclass
 from typing import Literal, TypeAlias
 
 from clawloop.judging.prompts import HINT_LIMIT, VOTE_CHOICES, AnswerForm, JudgePrompt
-from clawloop.judging.thinking import without_thinking
+from clawloop.turns.thinking import without_leading_thinking
 
 Vote: TypeAlias = Literal[-1, 0, 1]
 
@@ -40,7 +40,7 @@ class HintVote:
 
 def parse_vote(answer: str, prompt: JudgePrompt) -> Vote | None:
     """The vote an answer gives, or None."""
-    said = without_thinking(answer)
+    said = without_leading_thinking(answer)
     if prompt.form is AnswerForm.GRAMMAR:
         # Bare digits carry no mark. They are safe because the engine lets the judge write nothing else.
         bare = said.strip() if len(said) <= _LONGEST_VERDICT else ""
@@ -54,7 +54,7 @@ def parse_vote(answer: str, prompt: JudgePrompt) -> Vote | None:
 
 def parse_hint(answer: str, prompt: JudgePrompt) -> HintVote | None:
     """The hint an answer gives, or that it gives none, or None if it cannot be read."""
-    said = without_thinking(answer).rstrip(_DECORATION)
+    said = without_leading_thinking(answer).rstrip(_DECORATION)
     last = _last_line(said, _LONGEST_HINT_LINES)
     if re.fullmatch(rf"no\s+hint\W{{0,3}}{prompt.mark}\W{{0,2}}", last, re.IGNORECASE):
         return HintVote(accepted=False, text=None)

@@ -1,10 +1,10 @@
-"""Messages in the form in which they are compared, and the digests of that form.
+"""Canonical form of messages, for comparing them, and digests of that form.
 
-For matching only; what goes to an engine is never changed. Knows nothing about sessions, turns or storage.
-Never raises for a message of any JSON shape: whether a message is valid is decided elsewhere.
+For matching only; engines get the messages unchanged. Never raises for a message of any JSON shape: the API validates
+messages.
 
-The digests are stored. A change to this form, or to `encoding`, needs a new `_FORM`, and conversations begun
-before it are no longer recognised by their messages.
+The digests are stored. A change to this form, or to `encoding`, needs a new `_FORM`, and conversations begun before
+are no longer recognised by their messages.
 """
 
 from __future__ import annotations
@@ -19,24 +19,23 @@ from pydantic import JsonValue
 from clawloop.contracts.turns import Message
 from clawloop.ids import ApiKeyId
 from clawloop.turns.encoding import encode
-from clawloop.turns.thinking import spoken
+from clawloop.turns.thinking import THINKING_PARTS, without_any_thinking
 
 _FORM = "clawloop 1"
 
-# (begin, end) of a user message that is made for one request only. OpenClaw escapes both marks in what people
-# type. Where text follows the end mark, somebody said something, and the message is none of these.
+# (begin, end) of a user message that is added to one request only. OpenClaw escapes both marks in what people type.
+# Where text follows the end mark, a person wrote it, and the message is not volatile.
 VOLATILE_FRAMES = (("<<<BEGIN_OPENCLAW_INTERNAL_CONTEXT>>>", "<<<END_OPENCLAW_INTERNAL_CONTEXT>>>"),)
 
 _TEXT_PARTS = frozenset({"text", "input_text", "output_text"})
-_THINKING_PARTS = frozenset({"thinking", "redacted_thinking", "reasoning"})
 
 _NOT_ALPHANUMERIC = re.compile(r"[^A-Za-z0-9]+")
 _CALL_ID_LENGTH = 40  # OpenClaw replays at most this many letters and digits of a tool-call id
-_DIGEST_SIZE = 16  # 128 bits: no two of any number of messages we will see collide by chance
+_DIGEST_SIZE = 16  # 128 bits: messages never collide by chance
 
 
 def is_volatile(message: Message) -> bool:
-    """Whether the client adds this message to one request and never keeps it."""
+    """True if the client adds this message to one request and leaves it out of later ones."""
     if message.get("role") != "user":
         return False
     text = "".join(text_parts(message))
@@ -47,40 +46,40 @@ def is_volatile(message: Message) -> bool:
 
 
 def text_parts(message: Message) -> list[str]:
-    """The texts a message's content is made of, in order; other parts are left out."""
+    """The texts of a message's content, in order; other parts are left out."""
     content = message.get("content")
     parts = content if isinstance(content, list) else [content]
     return [text for text in map(_text_of, parts) if text is not None]
 
 
 def canonical(message: Message) -> Message:
-    """The message as it is compared; applying it again changes nothing.
+    """The message in canonical form; idempotent.
 
-    developer = system; text parts = their text; null = empty; an assistant's thinking, the white space around
-    its text and its name do not count; tool-call ids keep 40 letters and digits; arguments are JSON where they
-    parse as an object or array. Parts that are not text stay as they are. Unknown fields are left out.
+    Role developer becomes system, text parts become their text, null becomes the empty string. An assistant loses its
+    thinking, the white space around its text, and its name. Tool-call ids keep 40 letters and digits; arguments are
+    JSON where they parse as an object or array. Other parts stay as they are; unknown fields are left out.
     """
     role = message.get("role")
     if role == "developer":
         role = "system"
-    plain: Message = {"role": role, "content": _content(message.get("content"), aloud=role == "assistant")}
+    plain: Message = {"role": role, "content": _content(message.get("content"), is_assistant=role == "assistant")}
     calls = message.get("tool_calls")
     if calls:
         plain["tool_calls"] = [_call(call) for call in calls] if isinstance(calls, list) else calls
     if message.get("tool_call_id") is not None:
         plain["tool_call_id"] = _call_id(message["tool_call_id"])
-    if role == "user" and message.get("name"):  # two people in one conversation; other roles' names come and go
+    if role == "user" and message.get("name"):  # two people in one conversation; clients drop other roles' names
         plain["name"] = message["name"]
     return plain
 
 
 def seed_digest(key: ApiKeyId, narrowing: tuple[str, ...]) -> bytes:
-    """Where the prefixes of one key's conversations begin; other keys and narrowings share none of them."""
+    """The digest that all prefixes of one key's conversations extend; other keys and narrowings share no prefix."""
     return _digest(encode([_FORM, key.hex, *narrowing]))
 
 
 def prefix_digests(seed: bytes, messages: Sequence[Message]) -> list[bytes]:
-    """Entry i is the digest of messages[:i + 1]; a volatile message leaves it as it was."""
+    """Entry i is the digest of messages[:i + 1]; a volatile message does not change the digest."""
     digests: list[bytes] = []
     digest = seed
     for message in messages:
@@ -93,11 +92,11 @@ def extend_digest(prefix: bytes, message: Message) -> bytes:
     """The digest of a prefix and one more message."""
     if is_volatile(message):
         return prefix
-    return _digest(prefix + encode(canonical(message)))  # a prefix has one length, so nothing runs together
+    return _digest(prefix + encode(canonical(message)))  # all prefixes have one length, so this is unambiguous
 
 
 def response_digest(message: Message) -> bytes | None:
-    """The digest of an assistant message alone; None when it has neither text nor tool calls."""
+    """The digest of an assistant message alone; None if it has neither text nor tool calls."""
     plain = canonical(message)
     if plain["content"] == "" and "tool_calls" not in plain:
         return None
@@ -116,12 +115,12 @@ def _text_of(part: JsonValue) -> str | None:
     return None
 
 
-def _content(content: JsonValue, *, aloud: bool) -> JsonValue:
-    """Text where all of it is text; otherwise its parts, neighbouring texts joined."""
+def _content(content: JsonValue, *, is_assistant: bool) -> JsonValue:
+    """One text if all parts are text; otherwise the parts, with neighbouring texts joined."""
     if content is None:
         return ""
     if isinstance(content, str):
-        return spoken(content) if aloud else content
+        return without_any_thinking(content) if is_assistant else content
     if not isinstance(content, list):
         return content
     parts: list[JsonValue] = []
@@ -130,14 +129,14 @@ def _content(content: JsonValue, *, aloud: bool) -> JsonValue:
     def close_run() -> None:
         text = "".join(run)
         run.clear()
-        if text := spoken(text) if aloud else text:
+        if text := without_any_thinking(text) if is_assistant else text:
             parts.append({"type": "text", "text": text})
 
     for part in content:
         text = _text_of(part)
         if text is not None:
             run.append(text)
-        elif not (aloud and isinstance(part, dict) and part.get("type") in _THINKING_PARTS):
+        elif not (is_assistant and isinstance(part, dict) and part.get("type") in THINKING_PARTS):
             close_run()
             parts.append(part)
     close_run()
@@ -163,7 +162,7 @@ def _call_id(value: JsonValue) -> JsonValue:
 
 
 def _arguments(arguments: JsonValue) -> JsonValue:
-    """Arguments as JSON. No arguments are written as nothing, null or {} by turns."""
+    """Arguments as JSON. Clients write no arguments as an empty string, null or {}."""
     if arguments is None:
         return {}
     if not isinstance(arguments, str):

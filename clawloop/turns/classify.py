@@ -1,8 +1,7 @@
-"""Main or side: whether a turn may be trained, and why.
+"""Classifies a turn as main or side, with the reason.
 
-Knows nothing about sessions or storage. Reads bodies that nobody has validated. The patterns are the openings
-of prompts that clients send on their own account; nobody's own message begins so by chance, and one that quotes
-such a prompt has words of its own in front.
+Reads request bodies before they are validated. The patterns are the openings of prompts that clients send without a
+person; no person's message begins so by chance, and one that quotes such a prompt has other text in front.
 """
 
 from __future__ import annotations
@@ -25,14 +24,14 @@ _KINDS = {kind.value: kind for kind in TurnKind}
 
 @dataclass(frozen=True, slots=True)
 class SidePattern:
-    """How one kind of side prompt is known.
+    """How one kind of side prompt is recognised.
 
     Args:
-        name: what people are told.
-        place: the message looked at: the system message that opens the request, in a request without tools; or
-            the last user message, which also covers the tool steps it sets off.
-        begins: how its text begins.
-        holds: what its text must hold as well.
+        name: for people.
+        place: the message to match: the system message that opens a request without tools; or the last user message,
+            which also covers the tool calls that follow it.
+        begins: how the message's text begins.
+        holds: what the text must contain as well.
     """
 
     name: str
@@ -47,7 +46,7 @@ SIDE_PATTERNS = (
         "heartbeat", "user", "Follow the heartbeat monitor scratch context when provided.", ("reply NO_REPLY",)
     ),
     SidePattern("heartbeat", "user", "Read HEARTBEAT.md if it exists", ("reply HEARTBEAT_OK",)),
-    SidePattern("heartbeat", "user", "[OpenClaw heartbeat poll]"),  # how a heartbeat stands in the history
+    SidePattern("heartbeat", "user", "[OpenClaw heartbeat poll]"),  # a heartbeat in the history
     SidePattern("memory flush", "user", "Pre-compaction memory flush.", ("durable memories", "NO_REPLY")),
     SidePattern(
         "compaction",
@@ -67,21 +66,23 @@ SIDE_PATTERNS = (
 
 
 def classify(headers: Mapping[str, str], body: Mapping[str, JsonValue], *, side_alias: bool) -> KindDecision:
-    """The kind of a turn: what the client says, else the model alias, else a known side prompt, else main.
+    """The kind of a turn: as the client names it, else by the model alias, else by a known side prompt, else main.
 
-    Header names are lower-case. `side_alias`: the client asked for a model name that means side turns.
+    Args:
+        headers: names in lower case.
+        side_alias: the request names a model alias that means side turns.
     """
     unknown = ""
-    for place, said in (
+    for place, value in (
         ("header X-Turn-Type", headers.get("x-turn-type")),
         ("body turn_type", body.get("turn_type")),
     ):
-        if not isinstance(said, str) or not said.strip():
+        if not isinstance(value, str) or not value.strip():
             continue
-        word = said.strip().lower()
-        if word in _KINDS:
-            return KindDecision(_KINDS[word], f"{place}: {word}{unknown}")
-        unknown += f" ({place} {said.strip()[:40]!r} is neither main nor side)"
+        name = value.strip().lower()
+        if name in _KINDS:
+            return KindDecision(_KINDS[name], f"{place}: {name}{unknown}")
+        unknown += f" ({place} {value.strip()[:40]!r} is neither main nor side)"
     if side_alias:
         return KindDecision(TurnKind.SIDE, f"model name for side turns{unknown}")
     pattern = _side_pattern(body)
@@ -91,27 +92,27 @@ def classify(headers: Mapping[str, str], body: Mapping[str, JsonValue], *, side_
 
 
 def is_side_prompt(message: Message) -> bool:
-    """Whether a message in a history is a client's own prompt for a side turn, whatever became of its reply."""
-    return message.get("role") == "user" and _known("user", _user_text(message)) is not None
+    """True if a message in a history is a client's own prompt for a side turn, whether its reply is there or not."""
+    return message.get("role") == "user" and _match("user", _user_text(message)) is not None
 
 
 def _side_pattern(body: Mapping[str, JsonValue]) -> str | None:
-    said = body.get("messages")
-    messages = [message for message in said if isinstance(message, dict)] if isinstance(said, list) else []
+    raw = body.get("messages")
+    messages = [message for message in raw if isinstance(message, dict)] if isinstance(raw, list) else []
     opening = messages[0] if messages and messages[0].get("role") in ("system", "developer") else None
     if opening is not None and not body.get("tools"):
-        pattern = _known("system", "".join(text_parts(opening)).lstrip())
+        pattern = _match("system", "".join(text_parts(opening)).lstrip())
         if pattern is not None:
             return pattern
-    asked = (m for m in reversed(messages) if m.get("role") == "user" and not is_volatile(m))
-    last = next(asked, None)
-    return _known("user", _user_text(last)) if last is not None else None
+    users = (m for m in reversed(messages) if m.get("role") == "user" and not is_volatile(m))
+    last = next(users, None)
+    return _match("user", _user_text(last)) if last is not None else None
 
 
-def _known(place: Literal["system", "user"], text: str) -> str | None:
+def _match(place: Literal["system", "user"], text: str) -> str | None:
     for pattern in SIDE_PATTERNS:
-        opens = pattern.place == place and text.startswith(pattern.begins)
-        if opens and all(words in text for words in pattern.holds):
+        begins = pattern.place == place and text.startswith(pattern.begins)
+        if begins and all(part in text for part in pattern.holds):
             return pattern.name
     return None
 

@@ -1,7 +1,4 @@
-"""Which known conversation a request continues, when nothing names its session.
-
-Knows nothing about where known prefixes are stored.
-"""
+"""Finds the session a request continues by its messages, when nothing names the session."""
 
 from __future__ import annotations
 
@@ -15,12 +12,12 @@ from clawloop.turns.canonical import prefix_digests
 
 @dataclass(frozen=True, slots=True)
 class ConversationLookup:
-    """What to look for.
+    """Digests to look up for a request.
 
     Args:
         replies: prefix digests right after each assistant message, oldest first.
         whole: digest of the whole request.
-        has_assistant: whether any assistant message stands in the request.
+        has_assistant: the request holds an assistant message.
     """
 
     replies: list[bytes]
@@ -30,10 +27,10 @@ class ConversationLookup:
 
 @dataclass(frozen=True, slots=True)
 class KnownPrefix:
-    """A stored prefix: what stood after a turn's reply (`is_reply`), or the whole request of that turn.
+    """A stored prefix: a turn's request with its reply (`is_reply`), or the turn's whole request.
 
     Args:
-        completed: the turn's reply reached its end.
+        completed: the turn's reply is complete.
     """
 
     digest: bytes
@@ -44,18 +41,18 @@ class KnownPrefix:
 
 
 def lookup(seed: bytes, messages: Sequence[Message]) -> ConversationLookup:
-    """The digests under which a conversation that these messages continue may be known."""
+    """The digests under which a conversation that these messages continue may be stored."""
     digests = prefix_digests(seed, messages)
     replies = [digest for digest, message in zip(digests, messages, strict=True) if message.get("role") == "assistant"]
     return ConversationLookup(replies, digests[-1] if digests else seed, bool(replies))
 
 
 def choose_session(lookup: ConversationLookup, known: Sequence[KnownPrefix]) -> SessionId | None:
-    """The session the request continues; None when it starts one.
+    """The session the request continues; None if it starts one.
 
-    The deepest reply in the request wins, the newest turn among equals: so an edited history goes on as a branch
-    of its session. Where no reply is known, the request starts a session, unless it repeats a whole request
-    whose reply never completed and that nobody has asked anew with success since.
+    The deepest known reply in the request decides, of equals that of the newest turn: so an edited history continues
+    its session as a branch. Where no reply is known, the request starts a session, unless it repeats a whole request
+    whose newest reply never completed.
     """
     depth = {digest: place for place, digest in enumerate(lookup.replies)}
     reply = max(
@@ -65,9 +62,9 @@ def choose_session(lookup: ConversationLookup, known: Sequence[KnownPrefix]) -> 
     )
     if reply is not None:
         return reply.session_id
-    asked = max(
+    repeated = max(
         (prefix for prefix in known if not prefix.is_reply and prefix.digest == lookup.whole),
         key=lambda prefix: prefix.turn_id,
         default=None,
     )
-    return asked.session_id if asked is not None and not asked.completed else None
+    return repeated.session_id if repeated is not None and not repeated.completed else None

@@ -1,8 +1,8 @@
-"""JSON values as bytes, so that equal values give equal bytes and different values never do.
+"""Encodes JSON values as bytes: equal values give equal bytes, different values different bytes.
 
-Knows nothing about messages. Digests of it are stored for years, so it is our own: orjson stops at 254 levels
-and 64-bit numbers, `json` recurses, and either may write a number differently one day. Each value is written
-with its type and length in front, which no concatenation can imitate.
+Digests of the bytes are stored for years, so no library encodes them: orjson stops at 254 levels and 64-bit numbers,
+`json` recurses, and either may write a number differently one day. Each value is written with its type and length in
+front, so no concatenation is ambiguous.
 """
 
 from __future__ import annotations
@@ -13,8 +13,8 @@ from pydantic import JsonValue
 def encode(value: JsonValue) -> bytes:
     """The bytes of one JSON value.
 
-    Key order does not count. Numbers count as doubles, the way a JavaScript client writes them back: 1, 1.0 and
-    1e0 are one. Takes any depth.
+    Key order does not matter. Numbers are doubles, as a JavaScript client writes them back: 1, 1.0 and 1e0 are equal.
+    Any depth is supported.
     """
     out: list[bytes] = []
     stack: list[JsonValue] = [value]
@@ -43,6 +43,6 @@ def _scalar(value: bool | int | float | None) -> bytes:
     if isinstance(value, bool):
         return b"t" if value else b"f"
     try:
-        return b"#%s;" % repr(value + 0.0).encode()  # + 0.0 also makes -0.0 and 0 one
+        return b"#%s;" % repr(value + 0.0).encode()  # + 0.0 also makes -0.0 and 0 equal
     except OverflowError:
         return b"#%s;" % hex(value).encode() if isinstance(value, int) else b"#;"

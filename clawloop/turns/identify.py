@@ -1,7 +1,7 @@
-"""Which session a request says it belongs to.
+"""Finds what names a request's session.
 
-Knows nothing about known conversations (`conversation`) or storage. Reads bodies that nobody has validated:
-what is absent, empty or of the wrong type says nothing here; the API refuses wrong types by itself.
+Reads request bodies before they are validated: a value that is absent, empty or of the wrong type is ignored here; the
+API rejects wrong types. For requests without a name see `conversation`.
 """
 
 from __future__ import annotations
@@ -17,8 +17,8 @@ from clawloop.contracts.turns import Message, SessionEvidence, SessionSource
 from clawloop.ids import ApiKeyId, SessionId, TurnId
 from clawloop.turns.canonical import is_volatile, text_parts
 
-# Two spellings of one value mean one session only inside a family: a client that says the same thing in another
-# place, or begins to send OpenClaw's affinity header, goes on in its session.
+# The same value in two places names one session only within a family: a client that moves the value to another place,
+# or begins to send OpenClaw's affinity header, continues its session.
 _FAMILIES = {
     SessionSource.HEADER: "client",
     SessionSource.BODY: "client",
@@ -28,23 +28,26 @@ _FAMILIES = {
     SessionSource.OPENCLAW: "openclaw",
 }
 
-_MAX_VALUE = 256  # characters; fits an index, and no client we know comes near
+_MAX_VALUE = 256  # characters; fits an index, and known clients send far less
 _AFFINITY = re.compile(r"(?P<id>.+):[0-9]{1,6}", re.DOTALL)  # <id>:<N>, N counts OpenClaw's compactions
 _UUID = re.compile(r"[0-9a-f]{8}(-[0-9a-f]{4}){3}-[0-9a-f]{12}", re.IGNORECASE)
-_OPENCLAW_ID = 60  # OpenClaw cuts `<id>:<N>` and the bare id at 64; so much of the id is in both for N < 1000
+_OPENCLAW_ID = 60  # OpenClaw cuts `<id>:<N>` and the bare id at 64; for N < 1000 both hold this much of the id
 
 _RUNTIME_FIELD = re.compile(r"[A-Za-z_]+=.*")
-_DONE = frozenset({"1", "true", "yes", "on"})
+_TRUE = frozenset({"1", "true", "yes", "on"})
 
 
 def identify(headers: Mapping[str, str], body: Mapping[str, JsonValue]) -> SessionEvidence:
-    """The first thing a request says about its session, in the order of `SessionSource`.
+    """The first value that names the request's session, in the order of `SessionSource`.
 
-    Header names are lower-case. A value that is longer than 256 characters or not plain text is replaced by
-    its SHA-256, so that it still names one session and can be stored anywhere.
+    A value that is longer than 256 characters or not printable is replaced by its SHA-256, so that it still names one
+    session and can be stored anywhere.
+
+    Args:
+        headers: names in lower case.
     """
     metadata = body.get("metadata")
-    found = (
+    values = (
         (SessionSource.HEADER, headers.get("x-session-id")),
         (SessionSource.AFFINITY, _affinity(headers)),
         (SessionSource.CACHE_KEY, _uuid_of(body.get("prompt_cache_key"))),
@@ -52,8 +55,8 @@ def identify(headers: Mapping[str, str], body: Mapping[str, JsonValue]) -> Sessi
         (SessionSource.METADATA, metadata.get("session_id") if isinstance(metadata, dict) else None),
         (SessionSource.OPENCLAW, _openclaw_line(body.get("messages"))),
     )
-    for source, said in found:
-        if value := _plain(said):
+    for source, raw in values:
+        if value := _plain(raw):
             return SessionEvidence(source, value)
     narrowing = tuple(
         f"{field}={value}"
@@ -64,10 +67,10 @@ def identify(headers: Mapping[str, str], body: Mapping[str, JsonValue]) -> Sessi
 
 
 def named_session_id(key: ApiKeyId, evidence: SessionEvidence) -> SessionId:
-    """The session a value names for this key; the same value of another key is another session.
+    """The session that the evidence names for this key; the same value of another key is another session.
 
     Raises:
-        ValueError: nothing named it.
+        ValueError: the evidence has no value.
     """
     if evidence.value is None:
         raise ValueError(f"{evidence.source}: no value names this session")
@@ -75,23 +78,23 @@ def named_session_id(key: ApiKeyId, evidence: SessionEvidence) -> SessionId:
 
 
 def conversation_session_id(first_turn: TurnId) -> SessionId:
-    """The session of a conversation that nothing names but its first turn."""
+    """The session of a conversation that only its first turn names."""
     return SessionId(uuid5(first_turn, "conversation"))
 
 
 def ends_session(headers: Mapping[str, str], body: Mapping[str, JsonValue]) -> bool:
-    """Whether the client says that its session ends with this turn."""
-    return _says_done(headers.get("x-session-done")) or _says_done(body.get("session_done"))
+    """True if the client marks this turn as its session's last."""
+    return _is_true(headers.get("x-session-done")) or _is_true(body.get("session_done"))
 
 
-def _says_done(said: JsonValue) -> bool:
-    if isinstance(said, str):
-        return said.strip().lower() in _DONE
-    return isinstance(said, bool | int) and said == 1
+def _is_true(value: JsonValue) -> bool:
+    if isinstance(value, str):
+        return value.strip().lower() in _TRUE
+    return isinstance(value, bool | int) and value == 1
 
 
-def _plain(said: JsonValue) -> str | None:
-    value = said.strip() if isinstance(said, str) else ""
+def _plain(raw: JsonValue) -> str | None:
+    value = raw.strip() if isinstance(raw, str) else ""
     if not value:
         return None
     if len(value) <= _MAX_VALUE and value.isprintable():
@@ -102,8 +105,8 @@ def _plain(said: JsonValue) -> str | None:
 def _affinity(headers: Mapping[str, str]) -> str | None:
     """The id in `x-session-affinity`.
 
-    `:N` is taken off after a UUID. OpenClaw's ids are not always UUIDs (`--session-id demo`); it is known by
-    repeating the value in `x-client-request-id`. Other clients' values may well end in `:N` and mean it.
+    `:N` is removed after a UUID. OpenClaw's ids are not always UUIDs (`--session-id demo`); OpenClaw is recognised by
+    the same value in `x-client-request-id`. Other clients' values may end in `:N` as part of the id.
     """
     value = headers.get("x-session-affinity", "").strip()
     if uuid := _uuid_of(value) or _uuid_of(f"{value}:0"):
@@ -121,10 +124,10 @@ def _uuid_of(value: JsonValue) -> str | None:
 
 
 def _openclaw_line(messages: JsonValue) -> str | None:
-    """The id in the line OpenClaw puts at the end of a conversation's first user message.
+    """The id in the line that OpenClaw puts at the end of a conversation's first user message.
 
-    Only that line counts, and only in its whole form: text that people quote, in the middle or later on, must
-    not move a conversation into another session.
+    Only that line in its complete form counts: text that people quote, in the middle or in later messages, must not
+    move a conversation into another session.
     """
     first = _first_user_message(messages)
     parts = text_parts(first) if first else []
@@ -133,9 +136,9 @@ def _openclaw_line(messages: JsonValue) -> str | None:
     fields = line.split(" | ")
     if head or not all(_RUNTIME_FIELD.fullmatch(field) for field in fields):
         return None
-    said = dict(field.split("=", 1) for field in fields)
-    session_id = said.get("sessionId", "")
-    if not said.get("session", "").startswith("agent:") or re.search(r"\s", session_id):
+    runtime = dict(field.split("=", 1) for field in fields)
+    session_id = runtime.get("sessionId", "")
+    if not runtime.get("session", "").startswith("agent:") or re.search(r"\s", session_id):
         return None
     uuid = _uuid_of(f"{session_id}:0")
     return uuid or session_id[:_OPENCLAW_ID]

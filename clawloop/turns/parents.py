@@ -1,10 +1,9 @@
-"""Which recorded turn spoke each assistant message of a request, and so which turn the request follows.
+"""Finds the recorded turn that wrote each assistant message of a request, and so the turn the request follows.
 
-Knows nothing about storage or about when requests arrived. Two things say that a turn spoke a message: its reply
-stands there in its own context (the prefix digest is equal), or the same answer stands there alone. The second
-is needed because clients rewrite what came before (compaction, pruned tool results, a new system prompt), and it
-is doubtful because short answers ("ok") are given twice. A history is told in the order in which it happened, so
-the turns that spoke it get older towards its beginning: that settles most doubts.
+A message belongs to a turn if it is the turn's reply in the same context (the prefix digests are equal), or if the
+answer alone is equal. The second rule is needed because clients rewrite what came before (compaction, pruned tool
+results, a new system prompt). It is ambiguous because short answers ("ok") occur twice. A history is in the order in
+which it happened, so its turns get older towards its beginning: that resolves most ambiguities.
 """
 
 from __future__ import annotations
@@ -23,8 +22,8 @@ class Candidate:
     """A recorded turn of the session that has a response.
 
     Args:
-        response_digest: of its response alone.
-        reply_digest: prefix digest of its request, extended by its response.
+        response_digest: digest of the response alone.
+        reply_digest: prefix digest of the request, extended by the response.
     """
 
     turn_id: TurnId
@@ -34,31 +33,33 @@ class Candidate:
 
 
 def find_parent(seed: bytes, messages: Sequence[Message], candidates: Sequence[Candidate]) -> TurnId | None:
-    """The turn a request follows: the one that spoke the last of its messages we know the speaker of."""
+    """The turn a request follows: the one that wrote the last message whose speaker is known."""
     speakers = find_speakers(seed, messages, candidates)
     return next((speaker.turn_id for speaker in reversed(speakers) if speaker is not None), None)
 
 
 def find_speakers(seed: bytes, messages: Sequence[Message], candidates: Sequence[Candidate]) -> list[Candidate | None]:
-    """Per message the turn that spoke it; None for messages of others and where it is not known.
+    """For each message the turn that wrote it; None for messages of others, and where the turn is not known.
 
-    No turn speaks two messages, and along the messages turns get newer. A place belongs to the turn whose reply
-    stands there in context, the newest of several (a retry with the same answer). Other places go to a turn with
-    the same response, the newest that fits in time and stands nowhere in context. Candidates must be older than
-    the request. Takes time linear in messages and candidates.
+    No turn writes two messages, and along the messages turns get newer. A message belongs to the turn whose reply it is
+    in context, the newest of several (a retry with the same answer). Other messages go to a turn with the same
+    response, the newest that fits in time and has no message in context. Takes time linear in messages and candidates.
+
+    Args:
+        candidates: all older than the request.
     """
     prefixes = prefix_digests(seed, messages)
-    spoken = [message.get("role") == "assistant" for message in messages]
+    is_answer = [message.get("role") == "assistant" for message in messages]
     in_context = _newest_last(candidates, lambda turn: turn.reply_digest)
-    standing = {prefix for prefix, is_spoken in zip(prefixes, spoken, strict=True) if is_spoken} & in_context.keys()
+    matched = {prefix for prefix, answer in zip(prefixes, is_answer, strict=True) if answer} & in_context.keys()
     alone = _newest_last(
-        [turn for turn in candidates if turn.reply_digest not in standing], lambda turn: turn.response_digest
+        [turn for turn in candidates if turn.reply_digest not in matched], lambda turn: turn.response_digest
     )
-    floors = _floors(prefixes, spoken, in_context)
+    floors = _floors(prefixes, is_answer, in_context)
     speakers: list[Candidate | None] = [None] * len(messages)
     ceiling: TurnId | None = None
     for place in range(len(messages) - 1, -1, -1):
-        if not spoken[place]:
+        if not is_answer[place]:
             continue
         speaker = _newest_below(in_context.get(prefixes[place], []), ceiling)
         if speaker is None and (response := response_digest(messages[place])):
@@ -77,21 +78,21 @@ def _newest_last(candidates: Sequence[Candidate], digest: Callable[[Candidate], 
 
 
 def _floors(
-    prefixes: Sequence[bytes], spoken: Sequence[bool], in_context: dict[bytes, list[Candidate]]
+    prefixes: Sequence[bytes], is_answer: Sequence[bool], in_context: dict[bytes, list[Candidate]]
 ) -> list[TurnId | None]:
-    """Per place the oldest turn id that what stands in context before it leaves possible."""
+    """For each message the turn id that its turn must be newer than, by the messages in context before it."""
     floors: list[TurnId | None] = []
     floor: TurnId | None = None
-    for prefix, is_spoken in zip(prefixes, spoken, strict=True):
+    for prefix, answer in zip(prefixes, is_answer, strict=True):
         floors.append(floor)
-        if is_spoken and prefix in in_context:
+        if answer and prefix in in_context:
             oldest = in_context[prefix][0].turn_id
             floor = oldest if floor is None else max(floor, oldest)
     return floors
 
 
 def _newest_below(turns: list[Candidate], ceiling: TurnId | None) -> Candidate | None:
-    """The newest turn below the ceiling; where clocks disagree and none is, the oldest: context outweighs them."""
+    """The newest turn below the ceiling; if clocks disagree and there is none, the oldest: context outweighs clocks."""
     fitting = (turn for turn in reversed(turns) if ceiling is None or turn.turn_id < ceiling)
     return next(fitting, turns[0] if turns else None)
 
@@ -99,7 +100,7 @@ def _newest_below(turns: list[Candidate], ceiling: TurnId | None) -> Candidate |
 def _newest_between(turns: list[Candidate], floor: TurnId | None, ceiling: TurnId | None) -> Candidate | None:
     """The newest turn between floor and ceiling.
 
-    Turns at or above the ceiling are taken off for good: it only falls, and each search drops what came before.
+    Turns at or above the ceiling are removed for good: the ceiling only falls, so later searches never need them.
     """
     while turns and ceiling is not None and turns[-1].turn_id >= ceiling:
         turns.pop()

@@ -8,8 +8,21 @@ from hypothesis import strategies as st
 
 from clawloop.contracts.turns import Message, TurnKind
 from clawloop.ids import TurnId
-from clawloop.turns.next_state import LaterRequest, next_state, next_states
-from tests.chats import SEED, VOLATILE, Recorder, assistant, calls, exchanges, system, tool, turn, user
+from clawloop.turns.next_state import next_states
+from tests.chats import (
+    SEED,
+    VOLATILE,
+    LaterRequest,
+    Recorder,
+    assistant,
+    calls,
+    exchanges,
+    next_state,
+    system,
+    tool,
+    turn,
+    user,
+)
 from tests.openclaw_chats import AFTER_HEARTBEATS, AGENT_PROMPT, HEARTBEAT, MEMORY_FLUSH, POLL
 
 S = system("s")

@@ -6,7 +6,6 @@ from hypothesis import strategies as st
 
 from clawloop.judging.parsing import HintVote, parse_hint, parse_vote
 from clawloop.judging.prompts import AnswerForm, hint_prompt, vote_prompt
-from clawloop.judging.thinking import without_thinking
 from tests.unit.judging.conversations import TURN, evidence, question
 
 VOTE = vote_prompt(TURN, evidence())
@@ -172,10 +171,3 @@ def test_ten_megabytes_are_read_in_a_moment(piece: str) -> None:
 
 def test_a_vote_at_the_end_of_ten_megabytes_counts() -> None:
     assert parse_vote("because " * 1_250_000 + f"\nverdict {M}: -1", VOTE) == -1
-
-
-def test_thinking_is_what_a_text_begins_with() -> None:
-    assert without_thinking("<think>a</think>b") == "b"
-    assert without_thinking("  <think>a") == ""
-    assert without_thinking("a</think>b") == "b"
-    assert without_thinking("use <think> and </think> tags") == "use <think> and </think> tags"
