@@ -1,9 +1,8 @@
-"""Blocks: pieces of evidence between tags that the evidence cannot write.
+"""Blocks: pieces of evidence between tags that the evidence cannot contain.
 
-Knows nothing about what the blocks mean. Each tag carries a mark of six hexadecimal digits. The mark is made
-from the turn id, and made anew until no block contains it, so no block can close itself, open another or give
-an answer that needs the mark. It is not a secret: who knows the turn id can work out the marks, but a text
-that holds one makes us take the next.
+Each tag carries a mark of six hexadecimal digits. The mark is derived from the turn id, again and again until no block
+contains it, so no block can close itself, open another or give an answer that needs the mark. The mark is no secret:
+who knows the turn id can compute the marks, but a mark that a text contains is not used.
 """
 
 from __future__ import annotations
@@ -18,15 +17,15 @@ from typing import Literal, TypeAlias
 
 from clawloop.ids import TurnId
 
-MARK_DIGITS = 6  # 16.7 million marks: always a free one, however much a text of 24,000 characters holds
+MARK_DIGITS = 6  # 16.7 million marks: always more than a text of 24,000 characters contains
 
 Role: TypeAlias = Literal["system", "user", "assistant", "tool", "tool_call", "other", "note"]
 Section: TypeAlias = Literal["history", "task", "reply", "next", "feedback"]
 
-# What chat templates are made of. A judge's tokenizer reads these strings as control tokens wherever they
-# stand, so a text that holds them could end its own message. Known families: `<|…|>` (Qwen, Llama 3, Phi,
-# gpt-oss, Cohere), `<｜…｜>` (DeepSeek), `[INST]` and `<<SYS>>` (Mistral, Llama 2), angle words (Gemma and
-# others). A judge whose template is made of other strings needs them added here.
+# Control tokens of chat templates. A judge's tokenizer recognises these strings anywhere, so a text that contains them
+# could end its own message. Known families: `<|…|>` (Qwen, Llama 3, Phi, gpt-oss, Cohere), `<｜…｜>` (DeepSeek),
+# `[INST]` and `<<SYS>>` (Mistral, Llama 2), angle words (Gemma and others). For a judge whose template has other
+# control tokens, add them here.
 _CONTROL = re.compile(
     r"<(?=[|｜][^|｜<>\n]{1,64}[|｜]>)"
     r"|<(?=</?SYS>>)"
@@ -34,14 +33,14 @@ _CONTROL = re.compile(
     r"|\[(?=/?(?:INST|AVAILABLE_TOOLS|TOOL_CALLS|TOOL_RESULTS|SYSTEM_PROMPT|THINK)\])",
     re.IGNORECASE,
 )
-# Lone surrogates cannot be sent; of the control characters only tabs and line ends mean anything in a chat.
+# Lone surrogates cannot be sent; of the control characters only tabs and line ends have a meaning in a chat.
 _UNSENDABLE = re.compile("[\x00-\x08\x0b\x0c\x0e-\x1f\x7f\ud800-\udfff]")
 _NOT_HEX = re.compile("[^0-9a-f]")
 
 
 @dataclass(frozen=True, slots=True)
 class Block:
-    """One piece of evidence: who said it, and in which section it stands."""
+    """One piece of evidence: its section, its author's role, its text."""
 
     section: Section
     role: Role
@@ -49,7 +48,7 @@ class Block:
 
 
 def harmless(text: str) -> str:
-    """`text` with the same length, but without control tokens of chat templates and unsendable characters."""
+    """`text` in the same length, without control tokens of chat templates and unsendable characters."""
     return _CONTROL.sub("(", _UNSENDABLE.sub("�", text))
 
 
@@ -58,10 +57,9 @@ def has_control_tokens(text: str) -> bool:
 
 
 def choose_mark(turn_id: TurnId, texts: Iterable[str]) -> str:
-    """The first mark of this turn that none of `texts` contains.
+    """The first mark of this turn that none of `texts` contains; deterministic.
 
-    A text contains a mark also when it is written in other cases or widths, or with anything that is no
-    hexadecimal digit between its digits. The same turn and texts always give the same mark.
+    A text also contains a mark that is written in another case or width, or with other characters between its digits.
     """
     taken: set[str] = set()
     for text in texts:
@@ -71,7 +69,7 @@ def choose_mark(turn_id: TurnId, texts: Iterable[str]) -> str:
 
 
 def render(blocks: Sequence[Block], mark: str) -> str:
-    """The blocks one after the other. Their texts must be harmless, and the mark chosen for them."""
+    """The blocks in order, between tags. Their texts must be harmless, and the mark chosen for them."""
     return "\n".join(
         f"<{block.section} {mark} {block.role}>\n{block.text}\n</{block.section} {mark}>" for block in blocks
     )

@@ -1,8 +1,8 @@
-"""What a judge gets to see of a turn: task, recent history, reply, what came next, explicit feedback.
+"""The evidence a judge sees of a turn: task, recent history, reply, what came next, explicit feedback.
 
-Knows nothing about wording. Messages come as clients send them, so every field may have any shape; what a
-judge cannot read (an image, a field of an unknown kind) is named in brackets. System messages and thinking
-are left out: the first are the client's business and long, the second was never shown to the user.
+Messages are as clients sent them, so a field may have any shape; content that a judge cannot read (an image, a part of
+unknown type) is named in brackets. System messages and thinking are left out: the former are long and not about the
+reply, the latter was never shown to the user.
 """
 
 from __future__ import annotations
@@ -17,8 +17,8 @@ from clawloop.judging.blocks import Block, Role, Section, harmless
 from clawloop.judging.truncation import Budgets, cut_middle, share
 from clawloop.turns.thinking import THINKING_PARTS, without_leading_thinking
 
-MAX_HISTORY = 8  # messages: enough to see what a short request refers to
-MAX_PIECES = 12  # per section: many parallel tool results are shown by the first and the last
+MAX_HISTORY = 8  # messages: enough to understand a short request
+MAX_PIECES = 12  # per section: of many parallel tool results the first and the last ones are shown
 
 _ROLES: dict[str, Role] = {
     "system": "system",
@@ -32,8 +32,8 @@ _PART_NAMES = frozenset({"image_url", "image", "input_image", "input_audio", "au
 
 
 @dataclass(frozen=True, slots=True)
-class Said:
-    """A text and who said it."""
+class Statement:
+    """A text and its author's role."""
 
     role: Role
     text: str
@@ -41,22 +41,22 @@ class Said:
 
 @dataclass(frozen=True, slots=True)
 class Evidence:
-    """What there is to judge a turn by, uncut.
+    """Everything to judge a turn by, not truncated.
 
     Args:
         before: messages before the task, in order.
         task: the last user message that is not volatile; None if there is none.
         since: messages between the task and the reply: tool calls and their results.
         reply: the text of the response and its tool calls.
-        next_state: every message that followed; empty if only feedback is known.
-        feedback: what the user said about the reply outside the conversation; None if nothing.
+        next_state: the messages that followed; empty if there is only feedback.
+        feedback: the texts of the user's feedback; None if there are none.
     """
 
-    before: tuple[Said, ...]
-    task: Said | None
-    since: tuple[Said, ...]
-    reply: tuple[Said, ...]
-    next_state: tuple[Said, ...]
+    before: tuple[Statement, ...]
+    task: Statement | None
+    since: tuple[Statement, ...]
+    reply: tuple[Statement, ...]
+    next_state: tuple[Statement, ...]
     feedback: str | None
 
 
@@ -68,24 +68,24 @@ def gather(
     *,
     is_volatile: Callable[[Message], bool],
 ) -> Evidence:
-    """The evidence of a turn: its request's messages, its response, and what is known to have come after."""
+    """The evidence of a turn: its request's messages, its response, its next state and feedback."""
     lasting = [
         message for message in messages if not is_volatile(message) and _ROLES.get(str(message.get("role"))) != "system"
     ]
     at = next((i for i in reversed(range(len(lasting))) if lasting[i].get("role") == "user"), None)
     before, since = (lasting, []) if at is None else (lasting[:at], lasting[at + 1 :])
     return Evidence(
-        before=_said(before[-MAX_HISTORY:]),
-        task=None if at is None else Said("user", content_text(lasting[at].get("content"))),
-        since=_said(since[-MAX_HISTORY:]),
-        reply=_said([response | {"role": "assistant"}]) or (Said("assistant", ""),),
-        next_state=_said([message for message in next_state if not is_volatile(message)]),
+        before=_statements(before[-MAX_HISTORY:]),
+        task=None if at is None else Statement("user", content_text(lasting[at].get("content"))),
+        since=_statements(since[-MAX_HISTORY:]),
+        reply=_statements([response | {"role": "assistant"}]) or (Statement("assistant", ""),),
+        next_state=_statements([message for message in next_state if not is_volatile(message)]),
         feedback=feedback,
     )
 
 
 def content_text(content: JsonValue) -> str:
-    """The text of a message's content, without thinking; parts that are no text are named in brackets."""
+    """The text of a message's content, without thinking; other parts are named in brackets."""
     if isinstance(content, str):
         return content
     if isinstance(content, list):
@@ -94,52 +94,51 @@ def content_text(content: JsonValue) -> str:
 
 
 def blocks_of(evidence: Evidence, budgets: Budgets) -> list[Block]:
-    """The evidence in the order in which it happened, each section cut to its budget."""
-    tail = [*(("before", said) for said in evidence.before), *(("since", said) for said in evidence.since)]
-    tail = tail[-MAX_HISTORY:]
-    history = _section("history", [said for _, said in tail], budgets.history)
-    split = sum(1 for place, _ in tail if place == "before")
+    """The evidence in chronological order, each section truncated to its budget."""
+    newest = [*evidence.before, *evidence.since][-MAX_HISTORY:]
+    history = _section("history", newest, budgets.history)
+    split = max(len(newest) - len(evidence.since), 0)
     return [
         *history[:split],
         *_section("task", [evidence.task] if evidence.task else [], budgets.task),
         *history[split:],
         *_section("reply", _ends(evidence.reply), budgets.reply),
         *_section("next", _ends(evidence.next_state), budgets.next),
-        *_section("feedback", [Said("user", evidence.feedback)] if evidence.feedback else [], budgets.feedback),
+        *_section("feedback", [Statement("user", evidence.feedback)] if evidence.feedback else [], budgets.feedback),
     ]
 
 
-def _section(section: Section, pieces: Sequence[Said], budget: int) -> list[Block]:
+def _section(section: Section, pieces: Sequence[Statement], budget: int) -> list[Block]:
     shares = share([len(piece.text) for piece in pieces], budget)
-    # Cut first: making harmless keeps the length, and reads only what is left.
+    # Truncate first: `harmless` keeps the length, and is slow on long texts.
     return [
         Block(section, piece.role, harmless(cut_middle(piece.text, room)))
         for piece, room in zip(pieces, shares, strict=True)
     ]
 
 
-def _ends(pieces: Sequence[Said]) -> list[Said]:
+def _ends(pieces: Sequence[Statement]) -> list[Statement]:
     if len(pieces) <= MAX_PIECES:
         return list(pieces)
     half = MAX_PIECES // 2
-    note = Said("note", f"{len(pieces) - 2 * half} more are not shown")
+    note = Statement("note", f"{len(pieces) - 2 * half} more are not shown")
     return [*pieces[:half], note, *pieces[-half:]]
 
 
-def _said(messages: Sequence[Message]) -> tuple[Said, ...]:
-    return tuple(said for message in messages for said in _said_in(message))
+def _statements(messages: Sequence[Message]) -> tuple[Statement, ...]:
+    return tuple(statement for message in messages for statement in _statements_in(message))
 
 
-def _said_in(message: Message) -> list[Said]:
+def _statements_in(message: Message) -> list[Statement]:
     role = _ROLES.get(str(message.get("role")), "other")
     text = content_text(message.get("content"))
     if role != "assistant":
-        return [Said(role, text)]
+        return [Statement(role, text)]
     refusal = message.get("refusal")
     text = without_leading_thinking(text) or (refusal if isinstance(refusal, str) else "")
     calls = message.get("tool_calls")
-    said = [Said("tool_call", _call_text(call)) for call in calls] if isinstance(calls, list) else []
-    return [Said("assistant", text.strip()), *said] if text.strip() or not said else said
+    tool_calls = [Statement("tool_call", _call_text(call)) for call in calls] if isinstance(calls, list) else []
+    return [Statement("assistant", text.strip()), *tool_calls] if text.strip() or not tool_calls else tool_calls
 
 
 def _call_text(call: JsonValue) -> str:

@@ -1,8 +1,7 @@
-"""Which hint is used, and where it goes.
+"""Chooses a turn's hint, and inserts it into the prompt.
 
-Knows nothing about judges or engines. A hint is trivial when it only repeats the verdict, the request or the
-reply: the teacher would learn nothing from it. Repeating a verdict is recognised in English; in another
-language such a hint passes and merely has little effect.
+A hint is trivial if it only repeats the verdict, the request or the reply: the teacher learns nothing from it. A
+repeated verdict is recognised in English; in another language such a hint passes, and has little effect.
 """
 
 from __future__ import annotations
@@ -17,10 +16,10 @@ from clawloop.judging.blocks import has_control_tokens
 from clawloop.judging.evidence import Evidence
 from clawloop.judging.parsing import HintVote
 
-SHORTEST = 10  # characters; a hint must be longer: what is shorter says "redo" rather than how
+SHORTEST = 10  # characters; a hint must be longer: a shorter one says "redo" rather than how
 LEAD_IN = "\n\nKeep in mind: "
 
-# Scripts that put no spaces between words: each character is taken as a word.
+# Scripts without spaces between words: each character counts as a word.
 _UNSPACED = re.compile("([぀-ヿ㐀-䶿一-鿿가-힣豈-﫿฀-๿])")
 _VERDICT_WORDS = frozenset(
     re.findall(
@@ -39,11 +38,11 @@ _VERDICT_WORDS = frozenset(
 
 @dataclass(frozen=True, slots=True)
 class HintChoice:
-    """The hint of a turn, or why it has none.
+    """The hint of a turn, or why there is none.
 
     Args:
-        text: None if there is none.
-        answered: as many judges could be read as a hint needs; False with `text` None means "not known", not "none".
+        text: None if there is no hint.
+        answered: as many answers could be read as a hint needs; without `text`, False means "not known", not "none".
         why: for people.
     """
 
@@ -59,34 +58,35 @@ def choose_hint(votes: Sequence[HintVote | None], evidence: Evidence, needed: in
     """The longest accepted hint of more than ten characters that is not trivial; the first of equals.
 
     Args:
-        needed: how many answers must have one; an answer that could not be read is none.
+        votes: None for an answer that cannot be read.
+        needed: how many answers must have a usable hint.
     """
     request = "" if evidence.task is None else evidence.task.text
-    reply = "\n".join(said.text for said in evidence.reply)
-    known = [vote for vote in votes if vote is not None]
-    if not known:
+    reply = "\n".join(statement.text for statement in evidence.reply)
+    readable = [vote for vote in votes if vote is not None]
+    if not readable:
         return HintChoice(None, answered=False, why="no valid hint answer")
-    answered = len(known) >= needed
-    offered = [vote.text for vote in known if vote.text is not None]
+    answered = len(readable) >= needed
+    offered = [vote.text for vote in readable if vote.text is not None]
     if not offered:
         return HintChoice(None, answered, why="the judge found no hint")
     faults = [fault_of(text, request=request, reply=reply) for text in offered]
     usable = [text for text, fault in zip(offered, faults, strict=True) if fault is None]
     if not usable:
         return HintChoice(None, answered, why=f"hint dropped: {faults[0]}")
-    why = f"{len(usable)} of {len(known)} hint answers usable"
+    why = f"{len(usable)} of {len(readable)} hint answers usable"
     if len(usable) < needed:
         return HintChoice(None, answered, why=f"{why}, {needed} needed")
     return HintChoice(max(usable, key=len), answered=True, why=why)
 
 
 def without_hint(choice: HintChoice, why: str) -> HintChoice:
-    """The same turn when its hint turned out to be of no use, e.g. `template mismatch`."""
+    """No hint, because it cannot be used, e.g. `template mismatch`."""
     return HintChoice(None, answered=choice.answered, why=why)
 
 
 def fault_of(hint: str, *, request: str, reply: str) -> str | None:
-    """Why a hint is of no use, or None."""
+    """Why a hint cannot be used; None if it can."""
     if len(hint.strip()) <= SHORTEST:
         return "too short"
     if has_control_tokens(hint):
@@ -104,10 +104,9 @@ def fault_of(hint: str, *, request: str, reply: str) -> str | None:
 def with_hint(
     messages: Sequence[Message], hint: str, *, is_volatile: Callable[[Message], bool]
 ) -> list[Message] | None:
-    """The messages with the hint at the end of the last user message that is not volatile.
+    """A copy of the messages with the hint at the end of the last user message that is not volatile.
 
-    The given messages stay as they are. None if there is no such message, or its content is neither text nor
-    a list of parts.
+    None if there is no such message, or its content is neither text nor a list of parts.
     """
     for at in reversed(range(len(messages))):
         message = messages[at]

@@ -1,7 +1,6 @@
-"""May a turn be judged once more because an operator says so? Pure.
+"""Whether an operator may have a turn judged again.
 
-Knows nothing about how it is judged. What a step has used stays as it was when it was used: only explicit feedback
-makes a further sample then.
+A sample that a step has used stays as it was: then only explicit feedback makes a further sample.
 """
 
 from __future__ import annotations
@@ -21,14 +20,14 @@ _FINAL = {
 
 @dataclass(frozen=True, slots=True)
 class RejudgeFacts:
-    """What is known of a turn that somebody wants judged again.
+    """The facts that decide whether a turn may be judged again.
 
     Args:
-        session: its own, as its workflow is begun with.
-        replied: it has a reply to judge.
-        answered: a main turn continues it, or somebody has given feedback on it: there may be something to judge it by.
-        sample: the state of the sample a step has or had, else of its newest one; None if it has none.
-        next_revision: of the judgement that would come after the newest decided one, from 0.
+        session: what the session's workflow is started with.
+        replied: the turn has a reply to judge.
+        sample: the state of the sample that a step has or had, else of the newest one; None without a sample.
+        next_revision: the revision after the newest decided judgement, from 0.
+        answered: a main turn continues it, or it has feedback: there may be something to judge it by.
     """
 
     turn_id: TurnId
@@ -42,7 +41,7 @@ class RejudgeFacts:
 
 
 def why_not_rejudged(turn: RejudgeFacts) -> str | None:
-    """Why this turn cannot be judged again, for people; None if it can."""
+    """Why a turn cannot be judged again, for people; None if it can."""
     if turn.kind is TurnKind.SIDE:
         return "it is a side turn: those are never judged"
     if (why := _FINAL.get(turn.outcome)) is not None:
@@ -53,7 +52,7 @@ def why_not_rejudged(turn: RejudgeFacts) -> str | None:
         return "nothing has followed it yet, and nobody has given feedback on it"
     if turn.sample is SampleState.CLAIMED:
         return "a training step is using its sample now"
-    # One that expired taught nothing: e.g. the recipe was changed while it waited.
+    # An expired sample was never used: e.g. the recipe was changed while it waited.
     if turn.sample not in (None, SampleState.FRESH, SampleState.SUPERSEDED, SampleState.EXPIRED):
         return f"its sample is {turn.sample} already: give feedback on it instead"
     return None

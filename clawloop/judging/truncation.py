@@ -1,7 +1,7 @@
-"""Cutting long text in the middle, and sharing a budget of characters.
+"""Truncates long texts in the middle, and divides a budget of characters.
 
-Knows nothing about prompts or tokens. Budgets are in characters, because the judge's tokenizer is not ours to
-know; a token holds at least one character in nearly every tokenizer, about four in English.
+Budgets are in characters, because the judge's tokenizer is not known; a token is at least one character in nearly
+every tokenizer, about four in English.
 """
 
 from __future__ import annotations
@@ -10,17 +10,17 @@ from collections.abc import Sequence
 from dataclasses import dataclass
 
 _MARK = "\n[... {} characters cut ...]\n"
-MARK_ROOM = len(_MARK.format(10**12))  # a mark is never longer: no text has 10^12 characters
+MARK_ROOM = len(_MARK.format(10**12))  # the longest mark: no text has 10^12 characters
 
-SMALLEST_TOTAL = 600  # below this the smallest section would hold little more than the mark of a cut
+SMALLEST_TOTAL = 600  # below this the smallest section has little room beside the mark of a cut
 
 
 @dataclass(frozen=True, slots=True)
 class Budgets:
     """Characters per section of a judge prompt; they add up to `total`.
 
-    The default, 24,000 characters, is 6-8 thousand tokens of English: it fits every model with a context of
-    16k and leaves half of it for the judge's own thoughts.
+    The default, 24,000 characters, is 6-8 thousand tokens of English: half a context of 16k, which leaves the other
+    half for the judge's thinking.
     """
 
     task: int = 5_000
@@ -35,7 +35,7 @@ class Budgets:
 
     @classmethod
     def of(cls, total: int) -> Budgets:
-        """The default shares of another total, for a judge with another context."""
+        """Another total in the default proportions, for a judge with another context."""
         if total < SMALLEST_TOTAL:
             raise ValueError(f"a judge prompt needs at least {SMALLEST_TOTAL} characters, not {total}")
         default = cls()
@@ -52,9 +52,9 @@ DEFAULT_BUDGETS = Budgets()
 
 
 def cut_middle(text: str, limit: int) -> str:
-    """`text` in at most `limit` characters: its beginning and its end, and between them how much is missing.
+    """`text` in at most `limit` characters: its beginning and end, and between them how many are cut.
 
-    Where the limit has no room for the mark, only the beginning is left.
+    If the limit has no room for that mark, only the beginning is left.
     """
     if len(text) <= limit:
         return text
@@ -67,7 +67,7 @@ def cut_middle(text: str, limit: int) -> str:
 
 
 def share(lengths: Sequence[int], budget: int) -> list[int]:
-    """How much of `budget` each text gets: short ones all they need, long ones equal parts of the rest."""
+    """The part of `budget` for each text: short texts get all they need, long ones equal parts of the rest."""
     shares = [0] * len(lengths)
     left = budget
     waiting = sorted(range(len(lengths)), key=lambda index: lengths[index])

@@ -1,7 +1,6 @@
-"""From votes to a verdict.
+"""Decides a verdict from votes.
 
-Knows nothing about how the votes were asked for. Scores lie in [−1, 1]; a missing vote is None and counts
-nowhere, neither as a zero nor in a mean.
+Scores are in [−1, 1]. A missing vote is None and is not counted: not as a zero, nor in a mean.
 """
 
 from __future__ import annotations
@@ -19,12 +18,12 @@ _TIE = 1e-9  # probabilities closer than this are equal: they come from float32 
 
 @dataclass(frozen=True, slots=True)
 class Verdict:
-    """What is held of a turn.
+    """The verdict on a turn.
 
     Args:
-        verdict: −1, 0 or 1; None if there is no valid vote.
-        expected: mean of the valid votes, or of a direct vote's distribution; None with the verdict.
-        reward: what a trained verdict is worth; the verdict itself, but the exact score of a rating.
+        verdict: −1, 0 or 1; None without a valid vote.
+        expected: mean of the valid votes, or of a direct vote's distribution; None without a verdict.
+        reward: the verdict as a number; for a rating its exact score.
         why: for people, e.g. "2 of 3 votes for -1".
     """
 
@@ -35,12 +34,12 @@ class Verdict:
 
 
 def signed(verdict: int) -> str:
-    """A verdict for people: `+1`, `0` or `-1`."""
+    """A verdict as people read it: `+1`, `0` or `-1`."""
     return f"{verdict:+d}" if verdict else "0"
 
 
 def majority(votes: Sequence[Vote | None]) -> Verdict:
-    """The most frequent valid vote; a tie for the first place is 0; no valid vote is no verdict."""
+    """The most frequent valid vote; 0 in a tie for the first place; no verdict without a valid vote."""
     valid = [vote for vote in votes if vote is not None]
     if not valid:
         return Verdict(None, None, None, "no valid vote")
@@ -53,11 +52,11 @@ def majority(votes: Sequence[Vote | None]) -> Verdict:
 
 
 def direct_vote(logprobs: Mapping[Vote, float]) -> Verdict:
-    """The verdict a constrained answer's distribution gives: its likeliest choice; a tie is 0.
+    """The verdict of a constrained answer's distribution: its likeliest choice; 0 in a tie.
 
     Args:
-        logprobs: of each of the three choices at temperature 1. They are renormalised, which gives the same
-            whether the engine reports them before or after its grammar masked everything else.
+        logprobs: of each of the three choices at temperature 1. They are renormalised, so it does not matter whether
+            the engine reports them before or after its grammar masked other tokens.
 
     Raises:
         EngineAnswerUnusable: a choice is missing, or the numbers are no distribution.
@@ -76,29 +75,30 @@ def direct_vote(logprobs: Mapping[Vote, float]) -> Verdict:
 
 
 def choice_logprobs(first_token: Mapping[str, float]) -> dict[Vote, float] | None:
-    """Log-probs of the three choices from those of the first token of a GRAMMAR answer.
+    """Log-probs of the three choices, from those of the first token of a GRAMMAR answer.
 
-    Most tokenizers write "-1" as two tokens, so a first token "-" stands for −1; where both spellings are
-    reported their probabilities add up. None if the engine did not report all three choices.
+    Most tokenizers write "-1" as two tokens, so a first token "-" means −1; if both spellings are reported, their
+    probabilities are added. None if the engine did not report all three choices.
     """
     spellings: dict[Vote, tuple[str, ...]] = {1: ("1",), 0: ("0",), -1: ("-", "-1")}
-    found: dict[Vote, float] = {}
+    logprobs: dict[Vote, float] = {}
     for choice, texts in spellings.items():
-        known = [first_token[text] for text in texts if text in first_token]
-        if not known:
+        reported = [first_token[text] for text in texts if text in first_token]
+        if not reported:
             return None
-        peak = max(known)
-        found[choice] = peak + math.log(sum(math.exp(value - peak) for value in known)) if peak > -math.inf else peak
-    return found
+        peak = max(reported)
+        total = sum(math.exp(value - peak) for value in reported) if peak > -math.inf else 1.0
+        logprobs[choice] = peak + math.log(total)
+    return logprobs
 
 
 def rated(score: float) -> Verdict:
-    """A user's explicit score is the verdict; no judge is asked.
+    """The verdict of a user's explicit score; no judge is asked.
 
     Raises:
         ValueError: the score is outside [−1, 1].
     """
     if not -1 <= score <= 1:
-        raise ValueError(f"a score lies in [-1, 1], not {score}")
+        raise ValueError(f"a score must be in [-1, 1], not {score}")
     verdict: Vote = 1 if score > 0 else -1 if score < 0 else 0
     return Verdict(verdict, float(score), float(score), f"rated {score:+.2f} by the user")

@@ -1,9 +1,9 @@
 """Whether a turn can be trained, and if not, why.
 
-Knows nothing about verdicts. The trainer can undo one thing of sampling, the temperature, by dividing its
-logits by it. Whatever else bends the distribution the ids were drawn from makes the recorded log-probs those
-of another policy than the one that is trained, so such a turn is relayed, judged and shown, but not trained.
-Field names and neutral values are vLLM's (0.32.0, chat completions); an unreadable value counts as set.
+Of all sampling settings the trainer can reproduce one, the temperature, by dividing its logits by it. With any other
+setting that changes the distribution, the recorded log-probs are those of another policy than the trained one, so such
+a turn is relayed, judged and shown, but not trained. Field names and neutral values are vLLM's (0.32.0, chat
+completions); an unreadable value counts as set.
 """
 
 from __future__ import annotations
@@ -18,11 +18,11 @@ from clawloop.errors import EngineAnswerUnusable
 
 PREFIX = "not trainable: "
 
-# Between 0 and this vLLM samples at 0.01 without saying so, and below 0.00001 it is greedy.
+# Between 0 and this vLLM silently samples at 0.01, and below 0.00001 it is greedy.
 _LOWEST_TEMPERATURE = 0.01
-_LOGPROB_OF_NOTHING = -9999.0  # vLLM writes −∞ like this
+_LOGPROB_OF_NOTHING = -9999.0  # how vLLM writes −∞
 
-# Neutral as numbers; absent is neutral too.
+# Neutral if the number is; absent is neutral too.
 _NUMBERS: dict[str, Callable[[float], bool]] = {
     "min_p": lambda value: value <= 0,
     "frequency_penalty": lambda value: value == 0,
@@ -53,12 +53,12 @@ def why_not_trainable(
     response_ids: Sequence[int] | None,
     logprobs: Sequence[float] | None,
 ) -> str | None:
-    """None if the turn can be trained, else e.g. `not trainable: top_p` with every reason there is.
+    """All reasons why the turn cannot be trained, e.g. `not trainable: top_p`; None if it can.
 
-    A reply cut by a token limit is trained as cut.
+    A reply cut by a token limit is trained as it is.
 
     Args:
-        sampling: every sampling field the engine was given, defaults filled in.
+        sampling: every sampling field the engine was given, with defaults filled in.
         tools: the request's tools; a strict one makes vLLM constrain the reply even if `tool_choice` is auto.
 
     Raises:
@@ -95,7 +95,7 @@ def _of_reply(
 
 def _of_sampling(sampling: Mapping[str, JsonValue], tools: Sequence[JsonValue] | None) -> list[str]:
     reasons = _temperature(sampling.get("temperature"))
-    # These two are filled in by the gateway, so a missing one is not neutral but unknown.
+    # The gateway fills these two in, so a missing one is not neutral but unknown.
     reasons += _filled(sampling, "top_p", lambda value: value >= 1)
     reasons += _filled(sampling, "top_k", lambda value: value <= 0)
     for name, neutral in _NUMBERS.items():
@@ -104,7 +104,7 @@ def _of_sampling(sampling: Mapping[str, JsonValue], tools: Sequence[JsonValue] |
             number = _number(value)
             reasons += [] if number is not None and neutral(number) else [name]
     reasons += [name for name in _ABSENT if _is_set(sampling.get(name))]
-    # Any name that begins so is the client's own word: reasons reach Temporal, which holds none of those.
+    # One fixed reason instead of the field's name: reasons reach Temporal, which must hold no text of a client.
     if any(name.startswith("guided_") and _is_set(value) for name, value in sampling.items()):
         reasons.append("guided decoding")
     response_format = sampling.get("response_format")

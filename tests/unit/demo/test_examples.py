@@ -11,7 +11,7 @@ from clawloop.demo.examples import Lesson, Lessons, hint_answer, vote_answer
 from clawloop.demo.hints import HINTS
 from clawloop.demo.phrasing import Feedback, Mood
 from clawloop.demo.world import Axis, Style, every_request, style_of
-from clawloop.judging.evidence import Evidence, Said
+from clawloop.judging.evidence import Evidence, Statement
 from clawloop.judging.hints import LEAD_IN, choose_hint, fault_of
 from clawloop.judging.parsing import HintVote, parse_hint, parse_vote
 from clawloop.judging.prompts import HINT_INSTRUCTION, VOTE_INSTRUCTION, AnswerForm
@@ -71,6 +71,8 @@ def test_no_hint_is_trivial() -> None:
 
 
 def test_a_written_hint_is_chosen() -> None:
-    evidence = Evidence((), Said("user", "Explain rain."), (), (Said("assistant", "In short, rain."),), (), None)
+    evidence = Evidence(
+        (), Statement("user", "Explain rain."), (), (Statement("assistant", "In short, rain."),), (), None
+    )
     written = HintVote(True, HINTS[Style.DETAILED][0])
     assert choose_hint([written, None, HintVote(False, None)], evidence).text == written.text

@@ -3,7 +3,7 @@ from hypothesis import strategies as st
 from pydantic import JsonValue
 
 from clawloop.contracts.turns import Message
-from clawloop.judging.evidence import MAX_HISTORY, MAX_PIECES, Said, blocks_of, content_text, gather
+from clawloop.judging.evidence import MAX_HISTORY, MAX_PIECES, Statement, blocks_of, content_text, gather
 from clawloop.judging.truncation import Budgets
 from tests.unit.judging.conversations import assistant, internal, never, tool, user
 
@@ -28,8 +28,8 @@ any_message: st.SearchStrategy[Message] = st.fixed_dictionaries(
 def test_the_task_is_the_last_user_message_that_is_not_volatile() -> None:
     messages = [user("first"), assistant("ok"), user("the task"), user("<<<INTERNAL>>> clock 12:00")]
     found = gather(messages, assistant("reply"), [], is_volatile=internal)
-    assert found.task == Said("user", "the task")
-    assert found.before == (Said("user", "first"), Said("assistant", "ok"))
+    assert found.task == Statement("user", "the task")
+    assert found.before == (Statement("user", "first"), Statement("assistant", "ok"))
     assert found.since == ()
 
 
@@ -51,7 +51,7 @@ def test_tool_steps_between_task_and_reply_are_shown_after_the_task() -> None:
 
 def test_all_messages_of_the_next_state_count_with_their_roles() -> None:
     found = gather([user("t")], assistant("r"), [tool("1"), tool("2"), user("3")], is_volatile=never)
-    assert found.next_state == (Said("tool", "1"), Said("tool", "2"), Said("user", "3"))
+    assert found.next_state == (Statement("tool", "1"), Statement("tool", "2"), Statement("user", "3"))
 
 
 def test_system_messages_and_thinking_are_left_out() -> None:
@@ -86,7 +86,7 @@ def test_content_parts_are_read_and_images_are_named() -> None:
 def test_a_turn_without_a_user_message_or_reply_text_can_be_shown() -> None:
     found = gather([tool("x")], {"role": "assistant", "content": None}, [], is_volatile=never)
     assert found.task is None
-    assert found.reply == (Said("assistant", ""),)
+    assert found.reply == (Statement("assistant", ""),)
 
 
 def test_feedback_stands_in_a_block_of_its_own() -> None:

@@ -92,5 +92,5 @@ def test_a_rating_is_the_verdict_and_its_exact_score_the_reward(score: float, ve
 
 @pytest.mark.parametrize("score", [1.5, -2.0, math.nan])
 def test_a_rating_outside_its_range_is_refused(score: float) -> None:
-    with pytest.raises(ValueError, match="a score lies in"):
+    with pytest.raises(ValueError, match="a score must be in"):
         rated(score)
