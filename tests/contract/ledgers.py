@@ -93,7 +93,7 @@ class Ledger:
         fresh = [reward for state, reward in self.samples(turn.turn_id) if state is SampleState.FRESH]
         return [reward for reward in fresh if reward is not None]
 
-    async def fate(self, turn: TurnRecord) -> tuple[TurnOutcome, str | None]:
+    async def outcome_of(self, turn: TurnRecord) -> tuple[TurnOutcome, str | None]:
         stored = await self.stores.turns.load(turn.turn_id)
         assert stored is not None
         return stored.outcome, stored.outcome_detail

@@ -1,4 +1,4 @@
-"""Judgements whose words were erased, in memory and in PostgreSQL alike."""
+"""Judgements whose evidence was erased, in memory and in PostgreSQL alike."""
 
 from __future__ import annotations
 
@@ -16,7 +16,7 @@ __all__ = ["fake_ledger", "ledger", "postgres_ledger"]
 NOW = timedelta(0)
 
 
-async def test_an_answer_that_comes_when_what_followed_is_erased_is_not_kept(ledger: Ledger) -> None:
+async def test_an_answer_is_not_stored_once_the_next_state_is_erased(ledger: Ledger) -> None:
     first, second = ledger.talk("one", "two")
     await ledger.insert(first, second)
     opened = await ledger.judgements.open(first.turn_id, second.turn_id, b"e", "hint")
@@ -31,11 +31,11 @@ async def test_an_answer_that_comes_when_what_followed_is_erased_is_not_kept(led
             await open_it(first.turn_id, second.turn_id, b"e", "hint")
     seen = await ledger.judgements.open(first.turn_id, None, b"e", "hint")
     assert (seen.votes, seen.direct, seen.hints) == ({}, None, {})
-    assert (await ledger.fate(first))[0] is TurnOutcome.WAITING
+    assert (await ledger.outcome_of(first))[0] is TurnOutcome.WAITING
     assert ledger.samples(first.turn_id) == []
 
 
-async def test_a_rating_after_what_followed_was_erased_is_judged_by_itself(ledger: Ledger) -> None:
+async def test_a_rating_after_the_next_state_was_erased_gets_a_judgement_of_its_own(ledger: Ledger) -> None:
     first, second = ledger.talk("one", "two")
     await ledger.insert(first, second)
     opened = await ledger.judgements.open(first.turn_id, second.turn_id, b"e", "hint")
@@ -48,7 +48,7 @@ async def test_a_rating_after_what_followed_was_erased_is_judged_by_itself(ledge
     assert await ledger.samples_of(first) == [1.0]
 
 
-async def test_a_judgement_begun_before_anything_followed_takes_none_of_what_follows(ledger: Ledger) -> None:
+async def test_a_judgement_opened_without_a_next_state_never_gets_one(ledger: Ledger) -> None:
     first, second = ledger.talk("one", "two")
     await ledger.insert(first, second)
     opened = await ledger.judgements.revise(first.turn_id, None, b"e", "hint")
@@ -63,7 +63,7 @@ async def test_a_judgement_begun_before_anything_followed_takes_none_of_what_fol
     assert context.current.next_turn_id == second.turn_id
 
 
-async def test_what_was_erased_before_it_was_announced_never_is(ledger: Ledger) -> None:
+async def test_a_turn_erased_before_its_workflow_was_notified_is_never_notified(ledger: Ledger) -> None:
     first, second, third = ledger.talk("one", "two", "three")
     await ledger.insert(first, second)
     await ledger.stores.erasures.erase_turn(second.turn_id)

@@ -32,7 +32,7 @@ __all__ = ["fake_ledger", "ledger", "postgres_ledger"]
 NOW, LATER = timedelta(0), timedelta(hours=1)
 
 
-async def test_a_turn_knows_its_place_over_side_turns(ledger: Ledger) -> None:
+async def test_a_turns_context_skips_side_turns(ledger: Ledger) -> None:
     first, second, third = ledger.talk("one", "two", "three")
     side = replace(
         second, turn_id=new_turn_id(), kind=TurnKind.SIDE, response={"role": "assistant", "content": "A title"}
@@ -49,7 +49,7 @@ async def test_a_turn_knows_its_place_over_side_turns(ledger: Ledger) -> None:
     assert await ledger.judgements.load_context(new_turn_id()) is None
 
 
-async def test_a_direct_vote_is_kept_once_beside_the_others(ledger: Ledger) -> None:
+async def test_a_direct_vote_is_stored_once_beside_the_sampled_votes(ledger: Ledger) -> None:
     first, second = ledger.talk("one", "two")
     await ledger.insert(first, second)
     opened = await ledger.judgements.open(first.turn_id, second.turn_id, b"e", "hint")
@@ -61,7 +61,7 @@ async def test_a_direct_vote_is_kept_once_beside_the_others(ledger: Ledger) -> N
     assert (again.direct, again.votes) == (said, {})
 
 
-async def test_answers_are_kept_once_and_given_back(ledger: Ledger) -> None:
+async def test_answers_are_stored_once_and_read_again(ledger: Ledger) -> None:
     first, second = ledger.talk("one", "two")
     await ledger.insert(first, second)
     opened = await ledger.judgements.open(first.turn_id, second.turn_id, b"e", "hint")
@@ -78,7 +78,7 @@ async def test_answers_are_kept_once_and_given_back(ledger: Ledger) -> None:
     assert list(other.hints) == [0]
 
 
-async def test_a_vote_that_comes_after_the_verdict_is_not_kept(ledger: Ledger) -> None:
+async def test_a_vote_after_the_verdict_is_not_stored(ledger: Ledger) -> None:
     first, second = ledger.talk("one", "two")
     await ledger.insert(first, second)
     opened = await ledger.judgements.open(first.turn_id, second.turn_id, b"e", "hint")
@@ -97,7 +97,7 @@ async def test_a_vote_that_comes_after_the_verdict_is_not_kept(ledger: Ledger) -
     assert again.direct is not None
 
 
-async def test_a_direct_vote_that_comes_after_there_was_none_is_not_kept(ledger: Ledger) -> None:
+async def test_a_direct_vote_is_not_stored_after_a_verdict_without_one(ledger: Ledger) -> None:
     first, second = ledger.talk("one", "two")
     await ledger.insert(first, second)
     opened = await ledger.judgements.open(first.turn_id, second.turn_id, b"e", "hint")
@@ -111,7 +111,7 @@ async def test_a_direct_vote_that_comes_after_there_was_none_is_not_kept(ledger:
     assert again.direct is None
 
 
-async def test_settled_it_is_held_and_has_a_sample(ledger: Ledger) -> None:
+async def test_a_finalized_judgement_is_current_and_has_a_sample(ledger: Ledger) -> None:
     first, second = ledger.talk("one", "two")
     await ledger.insert(first, second)
     opened = await ledger.judgements.open(first.turn_id, second.turn_id, b"e", "hint")
@@ -121,11 +121,11 @@ async def test_settled_it_is_held_and_has_a_sample(ledger: Ledger) -> None:
     assert context.current is not None
     held = context.current
     assert (held.revision, held.outcome, held.verdict, held.next_turn_id) == (0, TurnOutcome.SAMPLED, 1, second.turn_id)
-    assert await ledger.fate(first) == (TurnOutcome.SAMPLED, "verdict +1")
+    assert await ledger.outcome_of(first) == (TurnOutcome.SAMPLED, "verdict +1")
     assert ledger.samples(first.turn_id) == [(SampleState.FRESH, 1.0)]
 
 
-async def test_feedback_amends_a_fresh_judgement_and_adds_one_to_a_taken(ledger: Ledger) -> None:
+async def test_feedback_amends_a_judgement_or_adds_one_if_its_sample_is_taken(ledger: Ledger) -> None:
     first, second = ledger.talk("one", "two")
     await ledger.insert(first, second)
     opened = await ledger.judgements.open(first.turn_id, second.turn_id, b"e", "hint")
@@ -138,16 +138,16 @@ async def test_feedback_amends_a_fresh_judgement_and_adds_one_to_a_taken(ledger:
     assert [state for state, _ in ledger.samples(first.turn_id)] == [SampleState.SUPERSEDED]
     await ledger.judgements.finalize(amended.id, GOOD, [given])
     ledger.claim(first.turn_id)
-    heard = [given, await ledger.give(first.turn_id, -1.0, "no")]
+    feedback_ids = [given, await ledger.give(first.turn_id, -1.0, "no")]
     with pytest.raises(StoreUnavailable):
-        await ledger.judgements.finalize(opened.id, BAD, heard)  # a step took it meanwhile
+        await ledger.judgements.finalize(opened.id, BAD, feedback_ids)  # a step took it meanwhile
     further = await ledger.judgements.revise(first.turn_id, None, b"g", "hint")
     assert further.id != opened.id
-    await ledger.judgements.finalize(further.id, BAD, heard)
+    await ledger.judgements.finalize(further.id, BAD, feedback_ids)
     assert ledger.samples(first.turn_id) == [(SampleState.CLAIMED, 1.0), (SampleState.FRESH, -1.0)]
 
 
-async def test_a_judge_that_answers_after_a_rating_does_not_undo_it(ledger: Ledger) -> None:
+async def test_a_judgement_without_an_applied_rating_is_not_finalized(ledger: Ledger) -> None:
     first, second = ledger.talk("one", "two")
     await ledger.insert(first, second)
     slow = await ledger.judgements.open(first.turn_id, second.turn_id, b"e", "hint")
@@ -157,10 +157,10 @@ async def test_a_judge_that_answers_after_a_rating_does_not_undo_it(ledger: Ledg
     with pytest.raises(StoreUnavailable):
         await ledger.judgements.finalize(slow.id, GOOD, [])
     assert ledger.samples(first.turn_id) == [(SampleState.FRESH, -1.0)]
-    assert await ledger.fate(first) == (TurnOutcome.SAMPLED, "verdict -1")
+    assert await ledger.outcome_of(first) == (TurnOutcome.SAMPLED, "verdict -1")
 
 
-async def test_judged_again_it_replaces_what_no_step_has(ledger: Ledger) -> None:
+async def test_a_further_revision_replaces_a_sample_that_no_step_has(ledger: Ledger) -> None:
     first, second = ledger.talk("one", "two")
     await ledger.insert(first, second)
     opened = await ledger.judgements.open(first.turn_id, second.turn_id, b"e", "hint")
@@ -174,7 +174,7 @@ async def test_judged_again_it_replaces_what_no_step_has(ledger: Ledger) -> None
     late = await ledger.judgements.open(first.turn_id, second.turn_id, b"e", "hint", revision=2)
     await ledger.judgements.finalize(late.id, GOOD, [])
     assert [state for state, _ in ledger.samples(first.turn_id)] == [SampleState.SUPERSEDED, SampleState.CLAIMED]
-    assert await ledger.fate(first) == (TurnOutcome.SAMPLED, "verdict -1")
+    assert await ledger.outcome_of(first) == (TurnOutcome.SAMPLED, "verdict -1")
 
 
 def trained_turn(turn: TurnRecord, *, number: int, verdict: int, step: int) -> TurnResult:
@@ -190,7 +190,7 @@ def trained_turn(turn: TurnRecord, *, number: int, verdict: int, step: int) -> T
     )
 
 
-async def test_the_newest_trained_turns_are_known_with_their_steps(ledger: Ledger) -> None:
+async def test_the_newest_trained_turns_are_listed_with_their_steps(ledger: Ledger) -> None:
     turns = ledger.talk("one", "two", "three", "four")
     other = ledger.talk("one", session="other")
     side = replace(turns[0], turn_id=new_turn_id(), kind=TurnKind.SIDE)
@@ -213,7 +213,7 @@ async def test_the_newest_trained_turns_are_known_with_their_steps(ledger: Ledge
     assert await ledger.judgements.trained_turns(session, 9) == [first, second]
 
 
-async def test_a_closing_sees_all_turns_first_and_later_only_the_undecided(ledger: Ledger) -> None:
+async def test_a_first_close_loads_all_turns_and_later_ones_only_waiting_turns(ledger: Ledger) -> None:
     first, second = ledger.talk("one", "two")
     session = await ledger.insert(first, second)
     opened = await ledger.judgements.open(first.turn_id, second.turn_id, b"e", "hint")
@@ -230,8 +230,8 @@ async def test_a_closing_sees_all_turns_first_and_later_only_the_undecided(ledge
     }
     fallback = FallbackSample(first.turn_id, 0.5, (), "at least one")
     await ledger.closing.close(session, "idle", decisions, fallback)
-    assert await ledger.fate(first) == (TurnOutcome.SAMPLED, "at least one")
-    assert await ledger.fate(second) == (TurnOutcome.NO_FEEDBACK, "nothing followed")
+    assert await ledger.outcome_of(first) == (TurnOutcome.SAMPLED, "at least one")
+    assert await ledger.outcome_of(second) == (TurnOutcome.NO_FEEDBACK, "nothing followed")
     assert ledger.samples(first.turn_id) == [(SampleState.FRESH, 0.5)]
     seen = await ledger.closing.load(session)
     assert seen is not None
@@ -246,11 +246,11 @@ async def test_a_closing_never_samples_a_turn_that_was_erased_meanwhile(ledger: 
     ledger.erase(first.turn_id)
     fallback = FallbackSample(first.turn_id, 0.5, (), "at least one")
     await ledger.closing.close(session, "idle", {}, fallback)
-    assert (await ledger.fate(first))[0] is TurnOutcome.ERASED
+    assert (await ledger.outcome_of(first))[0] is TurnOutcome.ERASED
     assert ledger.samples(first.turn_id) == []
 
 
-async def test_a_turn_nobody_ended_keeps_its_session_open(ledger: Ledger) -> None:
+async def test_a_waiting_turn_keeps_its_session_open(ledger: Ledger) -> None:
     (first,) = ledger.talk("one")
     session = await ledger.insert(first)
     await ledger.closing.close(session, "idle", {})
@@ -307,16 +307,16 @@ async def test_the_mean_verdict_before_is_subtracted_and_each_judgement_counts_o
     turns = ledger.talk("one", "two", "three", "four")
     await ledger.insert(*turns)
     await finalize(ledger, turns[0], related(GOOD, Relation.MEAN, 1.0))
-    assert await ledger.samples_of(turns[0]) == [1.0]  # the first stands as it is
+    assert await ledger.samples_of(turns[0]) == [1.0]  # the first is not changed
     await finalize(ledger, turns[1], related(TIE, Relation.MEAN, 0.0))  # no opinion, and none in the mean
-    assert (await ledger.fate(turns[1]))[0] is TurnOutcome.UNDECIDED
+    assert (await ledger.outcome_of(turns[1]))[0] is TurnOutcome.UNDECIDED
     for _ in range(2):
         await finalize(ledger, turns[2], related(BAD, Relation.MEAN, -1.0))
         assert await ledger.samples_of(turns[2]) == [-2.0]
     await finalize(ledger, turns[3], related(GOOD, Relation.MEAN, 1.0))
     assert await ledger.samples_of(turns[3]) == [1.0]
-    await finalize(ledger, turns[2], related(GOOD, Relation.MEAN, 1.0))  # changed its mind: the mean before is +1
-    assert await ledger.fate(turns[2]) == (TurnOutcome.UNDECIDED, "verdict +1; mean before +1.00")
+    await finalize(ledger, turns[2], related(GOOD, Relation.MEAN, 1.0))  # judged again: the mean before is +1
+    assert await ledger.outcome_of(turns[2]) == (TurnOutcome.UNDECIDED, "verdict +1; mean before +1.00")
     assert [state for state, _ in ledger.samples(turns[2].turn_id)] == [SampleState.SUPERSEDED]
 
 
@@ -326,14 +326,14 @@ async def test_a_group_is_sampled_when_its_last_verdict_comes(ledger: Ledger) ->
     ends = [(GOOD, 1.0), (BAD, -1.0), (GOOD, 1.0), (TIE, 0.0)]
     for turn, (end, reward) in list(zip(group, ends, strict=True))[:3]:
         await finalize(ledger, turn, related(end, Relation.GROUP, reward))
-    assert await ledger.fate(group[0]) == (
+    assert await ledger.outcome_of(group[0]) == (
         TurnOutcome.UNDECIDED,
         "waits for its group: 3 of 4 have a verdict (verdict +1)",
     )
     assert [ledger.samples(turn.turn_id) for turn in group] == [[]] * 4
     await finalize(ledger, group[3], related(TIE, Relation.GROUP, 0.0))
     assert [round((await ledger.samples_of(turn))[0], 2) for turn in group] == [0.90, -1.51, 0.90, -0.30]
-    assert await ledger.fate(group[3]) == (TurnOutcome.SAMPLED, "-0.30 in its group of 4 (vote tie)")
+    assert await ledger.outcome_of(group[3]) == (TurnOutcome.SAMPLED, "-0.30 in its group of 4 (vote tie)")
 
 
 async def test_a_group_that_agrees_gives_no_sample(ledger: Ledger) -> None:
@@ -342,10 +342,10 @@ async def test_a_group_that_agrees_gives_no_sample(ledger: Ledger) -> None:
     for turn in group:
         await finalize(ledger, turn, related(BAD, Relation.GROUP, -1.0))
     assert [ledger.samples(turn.turn_id) for turn in group] == [[], []]
-    assert await ledger.fate(group[0]) == (TurnOutcome.UNDECIDED, "group agrees (verdict -1)")
+    assert await ledger.outcome_of(group[0]) == (TurnOutcome.UNDECIDED, "group agrees (verdict -1)")
 
 
-async def test_closing_settles_the_groups_that_wait(ledger: Ledger) -> None:
+async def test_closing_finalizes_waiting_groups(ledger: Ledger) -> None:
     group = await responses(ledger, 3)
     session = await ledger.insert(*group)
     await finalize(ledger, group[1], related(BAD, Relation.GROUP, -1.0))
@@ -357,12 +357,12 @@ async def test_closing_settles_the_groups_that_wait(ledger: Ledger) -> None:
     assert decisions == {group[1].turn_id: TurnDecision(TurnOutcome.SAMPLED, why, -1.0)}
     await ledger.closing.close(session, "idle", {})
     assert await ledger.closing.finalize_related(session) == ({}, None)
-    # A rating that comes later meets the verdict there is.
+    # A later rating is compared with the verdict there is.
     await finalize(ledger, group[0], related(GOOD, Relation.GROUP, 1.0))
     assert [(await ledger.samples_of(turn)) for turn in group] == [[1.0], [-1.0], []]
 
 
-async def test_a_member_that_a_step_has_stays_as_it_is(ledger: Ledger) -> None:
+async def test_a_member_whose_sample_a_step_has_stays_unchanged(ledger: Ledger) -> None:
     group = await responses(ledger, 3)
     session = await ledger.insert(*group)
     await finalize(ledger, group[0], related(GOOD, Relation.GROUP, 1.0))

@@ -1,4 +1,4 @@
-"""Whether a session's task succeeded, in memory and in PostgreSQL alike."""
+"""Rewards by the outcome of a session's task, in memory and in PostgreSQL alike."""
 
 from __future__ import annotations
 
@@ -36,27 +36,27 @@ async def close(ledger: Ledger, session: SessionId) -> None:
     await ledger.closing.close(session, "idle", {})
 
 
-async def test_each_turn_earns_the_outcome_and_its_own_votes(ledger: Ledger) -> None:
+async def test_each_turns_reward_is_the_outcome_and_its_own_votes(ledger: Ledger) -> None:
     session, turns = await judged(ledger)
-    assert await ledger.fate(turns[0]) == (TurnOutcome.UNDECIDED, "waits for its session's outcome (verdict +1)")
+    assert await ledger.outcome_of(turns[0]) == (TurnOutcome.UNDECIDED, "waits for its session's outcome (verdict +1)")
     assert await ledger.give_outcome("s", 1) is FeedbackEffect.AMENDS
     seen = await ledger.closing.load(session)
     assert seen is not None
     assert (seen.has_related_rewards, seen.learns_by_outcome) == (True, True)
     await close(ledger, session)
     assert [[round(r, 2) for r in await ledger.samples_of(turn)] for turn in turns] == [[1.33], [1.0], [], []]
-    assert await ledger.fate(turns[0]) == (TurnOutcome.SAMPLED, "outcome +1, process +0.33 (verdict +1)")
-    assert await ledger.fate(turns[2]) == (TurnOutcome.UNDECIDED, "outcome +1, process -1.00 (verdict -1)")
+    assert await ledger.outcome_of(turns[0]) == (TurnOutcome.SAMPLED, "outcome +1, process +0.33 (verdict +1)")
+    assert await ledger.outcome_of(turns[2]) == (TurnOutcome.UNDECIDED, "outcome +1, process -1.00 (verdict -1)")
 
 
 async def test_without_an_outcome_the_votes_alone_count(ledger: Ledger) -> None:
     session, turns = await judged(ledger)
     await close(ledger, session)
     assert [[round(r, 2) for r in await ledger.samples_of(turn)] for turn in turns] == [[0.33], [], [-1.0], []]
-    assert await ledger.fate(turns[1]) == (TurnOutcome.UNDECIDED, "process +0.00, no outcome (vote tie)")
+    assert await ledger.outcome_of(turns[1]) == (TurnOutcome.UNDECIDED, "process +0.00, no outcome (vote tie)")
 
 
-async def test_an_outcome_that_comes_late_changes_what_no_step_has(ledger: Ledger) -> None:
+async def test_a_late_outcome_changes_samples_that_no_step_has(ledger: Ledger) -> None:
     session, turns = await judged(ledger)
     await close(ledger, session)
     ledger.claim(turns[0].turn_id)
@@ -66,7 +66,7 @@ async def test_an_outcome_that_comes_late_changes_what_no_step_has(ledger: Ledge
     assert await ledger.give_outcome("another", 1) is None
 
 
-async def test_other_recipes_only_record_it(ledger: Ledger) -> None:
+async def test_other_recipes_only_record_the_outcome(ledger: Ledger) -> None:
     turns = ledger.talk("one", "two")
     session = await ledger.insert(*turns)
     await finalize(ledger, turns[0], GOOD)
@@ -75,7 +75,7 @@ async def test_other_recipes_only_record_it(ledger: Ledger) -> None:
     assert await ledger.samples_of(turns[0]) == [1.0]
 
 
-async def test_a_turn_that_is_judged_late_earns_the_outcome_at_once(ledger: Ledger) -> None:
+async def test_a_turn_judged_after_the_close_gets_the_outcome_at_once(ledger: Ledger) -> None:
     session, turns = await judged(ledger)
     await ledger.give_outcome("s", 1)
     await close(ledger, session)
@@ -83,7 +83,7 @@ async def test_a_turn_that_is_judged_late_earns_the_outcome_at_once(ledger: Ledg
     assert await ledger.samples_of(turns[3]) == [2.0]
 
 
-async def test_a_turn_that_comes_late_earns_the_outcome_when_its_session_closes_again(ledger: Ledger) -> None:
+async def test_a_late_turn_gets_the_outcome_when_its_session_closes_again(ledger: Ledger) -> None:
     await ledger.learn_by(BY_OUTCOME)
     late, last = ledger.talk("one", "two")
     session = await ledger.insert(last)
@@ -97,7 +97,7 @@ async def test_a_turn_that_comes_late_earns_the_outcome_when_its_session_closes_
     assert seen is not None
     assert not seen.closed
     await finalize(ledger, late, related(GOOD, Relation.OUTCOME, 1 / 3))
-    assert await ledger.fate(late) == (TurnOutcome.UNDECIDED, "waits for its session's outcome (verdict +1)")
+    assert await ledger.outcome_of(late) == (TurnOutcome.UNDECIDED, "waits for its session's outcome (verdict +1)")
     await ledger.closing.finalize_related(session)
     await ledger.closing.close(session, "came late", {})
     assert [round(reward, 2) for reward in await ledger.samples_of(late)] == [1.33]

@@ -1,4 +1,4 @@
-"""Sessions and feedback as people see and give them, in memory and in PostgreSQL alike."""
+"""Listing sessions and giving feedback, in memory and in PostgreSQL alike."""
 
 from __future__ import annotations
 
@@ -48,7 +48,7 @@ async def test_a_session_shows_each_turn_with_its_outcome_and_why(stores: Stores
     assert (second.number, second.outcome, second.why) == (None, TurnOutcome.SIDE, "header X-Turn-Type: side")
 
 
-async def test_a_session_nobody_knows_is_none(stores: Stores) -> None:
+async def test_an_unknown_session_is_none(stores: Stores) -> None:
     unknown = SessionId(new_turn_id())
     assert await stores.sessions.session(unknown) is None
     assert await stores.sessions.turns(unknown) == []
@@ -72,7 +72,7 @@ async def test_feedback_finds_its_turn_by_id_by_our_session_and_by_the_clients(s
     await stores.feedback.mark_feedback_notified(given.given.feedback_id)
 
 
-async def test_feedback_on_anothers_or_a_side_turn_is_refused(stores: Stores) -> None:
+async def test_feedback_on_another_keys_turn_or_a_side_turn_is_refused(stores: Stores) -> None:
     main, side = named(stores, "s", 0), named(stores, "s", 1, kind=TurnKind.SIDE)
     await stores.turns.insert(main)
     await stores.turns.insert(side)

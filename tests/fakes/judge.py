@@ -24,16 +24,16 @@ _MARK = re.compile(r"<(?:task|reply|next|history|feedback) ([0-9a-f]{6}) ")
 class FakeJudge:
     """
     Attributes:
-        votes: what it votes, one after the other; the last one for ever. A string is said as it is.
-        hint: the hint it gives; None says that there is none.
-        withheld: so many answers about a hint say that there is none, the first ones.
+        votes: the next votes; the last one is repeated. A string is sent unchanged.
+        hint: the hint of each answer; None: no hint.
+        withheld: how many of the first answers give no hint.
         mode: `well`, or how it fails: a status like `429`, `hang`, `nonsense`, `html`, `huge`, `one` (ignores n).
-        leaving: ends what hangs, so that the server can end.
+        leaving: ends requests that hang, so that the server can stop.
         requests: bodies of all questions, in order.
-        says: answers instead, given the body and the question.
-        direct: log-probs of the first token where they are asked for; None reports none.
-        prompt_ids, hinted_ids: what /tokenize says for a prompt without and with a hint, however long.
-        context_tokens: what /tokenize says that a chat may have.
+        says: gives the answer instead, from the body and the question.
+        direct: log-probs of the first token where they are asked for; None: not reported.
+        prompt_ids, hinted_ids: the ids /tokenize returns for a prompt without and with a hint.
+        context_tokens: the limit of a chat that /tokenize returns.
     """
 
     url: str = ""

@@ -357,7 +357,7 @@ class FakeJudgementStore:
     def roll_back(self, turn_id: TurnId) -> None:
         self._set_outcome(turn_id, TurnOutcome.ROLLED_BACK, f"{self._turns.fates[turn_id][1]}, rolled back to 0")
 
-    # Looking things up -----------------------------------------------------------------------------------------------
+    # Lookups ----------------------------------------------------------------------------------------------------------
 
     async def _session(self, session: SessionId) -> list[StoredTurn]:
         return [turn for turn in await self._turns.all() if turn.session_id == session]

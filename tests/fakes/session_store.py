@@ -1,4 +1,4 @@
-"""Sessions and feedback in memory, over the turns of a fake turn store; no judging ever happens here."""
+"""Sessions and feedback in memory, over the turns of a fake turn store; nothing here judges."""
 
 from __future__ import annotations
 

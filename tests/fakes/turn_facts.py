@@ -1,4 +1,4 @@
-"""What fakes ask of stored turns."""
+"""Facts about stored turns that several fakes need."""
 
 from __future__ import annotations
 

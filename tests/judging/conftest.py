@@ -38,7 +38,7 @@ from tests.fakes.judge import FakeJudge, fake_judge
 from tests.fakes.notifier import FakeWorkAnnouncer
 from tests.records import turn_record
 
-JUDGE_SECONDS = 30.0  # a busy machine is no judge that hangs
+JUDGE_SECONDS = 30.0  # on a busy machine a judge must not seem to hang
 
 BINARY = Recipe.model_validate(
     {
@@ -51,12 +51,12 @@ BINARY = Recipe.model_validate(
 
 @dataclass
 class Bench:
-    """A database with one key and everything that judges.
+    """A database with one key, and the activities that judge.
 
     Attributes:
-        judge: what answers.
-        announcer: what the training workflow was told.
-        metrics: what all of it counts.
+        judge: answers over HTTP.
+        notifier: the notifications of the training workflow.
+        metrics: of all activities.
     """
 
     url: str
@@ -82,7 +82,7 @@ class Bench:
         assert session is not None
         return session
 
-    async def tell(self, session: SessionId, record: TurnRecord, **ask: Any) -> list[TurnResult]:
+    async def judge_turn(self, session: SessionId, record: TurnRecord, **ask: Any) -> list[TurnResult]:
         return (await self.judging.judge_turn(JudgeTurn(session_id=session, turn_id=record.turn_id, **ask))).fates
 
     async def close(self, session: SessionId, why: str = "idle for 30 min", **ask: Any) -> Closed:
@@ -102,12 +102,12 @@ class Bench:
             connection.execute(query, values)
 
     def conversation(self, *asked: str | list[Message], session: str = "s", **fields: Any) -> list[TurnRecord]:
-        """Turns that follow each other; each request holds all before it, and what `asked` adds."""
+        """Turns that follow each other; each request repeats the one before, and adds the next of `asked`."""
         evidence = SessionEvidence(SessionSource.HEADER, session)
         messages: list[Message] = []
         turns: list[TurnRecord] = []
-        for number, said in enumerate(asked):
-            added: Sequence[Message] = [{"role": "user", "content": said}] if isinstance(said, str) else said
+        for number, text in enumerate(asked):
+            added: Sequence[Message] = [{"role": "user", "content": text}] if isinstance(text, str) else text
             messages = [*messages, *added]
             answer: Message = {"role": "assistant", "content": f"answer {number} of {session}"}
             turns.append(
@@ -171,7 +171,7 @@ async def bench(postgres_url: str, judge: FakeJudge) -> AsyncIterator[Bench]:
 
 
 def with_signal(**signal: object) -> Recipe:
-    """BINARY with another signal; at least one is off, so that nothing but the test's rule gives samples."""
+    """BINARY with another signal; at least one is off, so that only the tested rule gives samples."""
     known = BINARY.model_dump(mode="json")
     return Recipe.model_validate(known | {"signal": known["signal"] | {"at_least_one": False} | signal})
 
@@ -191,7 +191,7 @@ async def grammar_bench(bench: Bench) -> AsyncIterator[Bench]:
 
 @pytest.fixture
 async def hurried_bench(binary_bench: Bench) -> AsyncIterator[Bench]:
-    """The policy learns by verdicts alone, and a judge has a second."""
+    """The policy learns by verdicts alone, and a judge has one second."""
     async with _with_client(binary_bench, AnswerForm.FREE, 1) as asking:
         yield asking
 

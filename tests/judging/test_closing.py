@@ -18,7 +18,7 @@ async def outcomes(bench: Bench, *turns: TurnRecord) -> list[tuple[TurnOutcome, 
     return [(turn.outcome, turn.outcome_detail) for turn in stored]
 
 
-async def test_every_main_turn_of_a_closed_session_has_an_outcome_and_says_why(binary_bench: Bench) -> None:
+async def test_every_main_turn_of_a_closed_session_has_an_outcome_and_a_reason(binary_bench: Bench) -> None:
     bench = binary_bench
     first, second, third = bench.conversation("one", "two", "three")
     (_, retried) = bench.conversation("one", "other")
@@ -28,8 +28,8 @@ async def test_every_main_turn_of_a_closed_session_has_an_outcome_and_says_why(b
     broken = replace(third, turn_id=new_turn_id(), response=None, response_ids=None, logprobs=None, error="died")
     third = replace(third, turn_id=new_turn_id())  # the newest
     session = await bench.insert(first, side, second, retried, broken, third)
-    await bench.tell(session, second)
-    await bench.tell(session, broken)  # its engine died, but its request says what came next
+    await bench.judge_turn(session, second)
+    await bench.judge_turn(session, broken)  # its engine died, but its request holds a next state
 
     closed = await bench.close(session)
 
@@ -45,10 +45,10 @@ async def test_every_main_turn_of_a_closed_session_has_an_outcome_and_says_why(b
     ]
     (row,) = bench.rows("SELECT * FROM sessions")
     assert (row["state"], row["closed_why"], row["guarantee"]) == ("closed", "idle for 30 min", "has a sample")
-    assert {fate.number for fate in closed.fates} == {3, 5}
+    assert {result.number for result in closed.fates} == {3, 5}
 
 
-async def test_turns_that_can_still_be_judged_are_said_first_and_then_given_up(binary_bench: Bench) -> None:
+async def test_turns_that_can_still_be_judged_are_returned_first_and_then_given_up(binary_bench: Bench) -> None:
     bench = binary_bench
     first, second = bench.conversation("one", "two")
     session = await bench.insert(first, second)
@@ -62,7 +62,7 @@ async def test_turns_that_can_still_be_judged_are_said_first_and_then_given_up(b
     )
 
 
-async def test_turns_that_cannot_be_judged_keep_none_behind_them_from_being_said(
+async def test_turns_that_cannot_be_judged_do_not_block_those_behind_them(
     binary_bench: Bench, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     bench = binary_bench
@@ -76,11 +76,11 @@ async def test_turns_that_cannot_be_judged_keep_none_behind_them_from_being_said
     assert (await bench.close(session, tried_up_to=ids[4])).to_judge == ids[:2]  # all were tried: the workflow gives up
 
 
-async def test_a_session_that_was_closed_keeps_when_and_why_whoever_looks_into_it(binary_bench: Bench) -> None:
+async def test_closing_a_closed_session_again_changes_neither_time_nor_reason(binary_bench: Bench) -> None:
     bench = binary_bench
     turns = bench.conversation("one", "two", "three")
     session = await bench.insert(*turns[:2])
-    await bench.tell(session, turns[1])
+    await bench.judge_turn(session, turns[1])
     assert (await bench.close(session, "it was closed before", again=True)).still_open
     assert bench.rows("SELECT state, closed_why FROM sessions") == [{"state": "open", "closed_why": None}]
     assert await outcomes(bench, turns[1]) == [(TurnOutcome.WAITING, None)]
@@ -88,24 +88,24 @@ async def test_a_session_that_was_closed_keeps_when_and_why_whoever_looks_into_i
     known = "SELECT state, closed_why, closed_at FROM sessions"
     before = bench.rows(known)
     given = bench.feedback(turns[0], -1.0)
-    await bench.tell(session, turns[0], feedback_id=given)
+    await bench.judge_turn(session, turns[0], feedback_id=given)
     assert not (await bench.close(session, "it was closed before", again=True)).still_open
     assert bench.rows(known) == before
-    # Its next turn opens it again, and then another reason counts.
+    # The next turn opens the session again, and then another reason is stored.
     await bench.insert(turns[2])
     assert (await bench.close(session, "it was closed before", again=True)).still_open
-    await bench.tell(session, turns[2])
+    await bench.judge_turn(session, turns[2])
     await bench.close(session)
     (row,) = bench.rows(known)
     assert (row["state"], row["closed_why"]) == ("closed", "idle for 30 min")
     assert row["closed_at"] > before[0]["closed_at"]
 
 
-async def test_a_turn_the_workflow_has_not_heard_of_stays_open(binary_bench: Bench) -> None:
+async def test_a_turn_the_workflow_does_not_know_stays_open(binary_bench: Bench) -> None:
     bench = binary_bench
     first, second = bench.conversation("one", "two")
     session = await bench.insert(first, second)
-    await bench.tell(session, second)
+    await bench.judge_turn(session, second)
     await bench.close(session, up_to=first.turn_id)
     assert await outcomes(bench, second) == [(TurnOutcome.WAITING, None)]
     assert bench.rows("SELECT state FROM sessions") == [{"state": "open"}]
@@ -116,9 +116,9 @@ async def test_a_session_without_a_sample_gets_the_turn_with_the_clearest_score(
     first, second, third = bench.conversation("one", "two", "three")
     session = await bench.insert(first, second, third)
     bench.judge.votes = [1, 0, 0]
-    await bench.tell(session, second)  # 0, with a mean of +0.33
+    await bench.judge_turn(session, second)  # 0, with a mean of +0.33
     bench.judge.votes = [-1, 0, 1]  # a tie: 0, with a mean of 0
-    await bench.tell(session, third)
+    await bench.judge_turn(session, third)
     closed = await bench.close(session)
     assert closed.guarantee == "at least one: expected score +0.33"
     (sample,) = bench.rows("SELECT turn_id, reward, reason FROM samples")
@@ -130,7 +130,7 @@ async def test_a_session_without_a_sample_gets_the_turn_with_the_clearest_score(
     assert (await bench.close(session)).guarantee == ""
 
 
-async def test_a_session_in_which_nothing_was_judged_says_so(binary_bench: Bench) -> None:
+async def test_a_session_in_which_nothing_was_judged_gets_a_reason_instead_of_a_sample(binary_bench: Bench) -> None:
     bench = binary_bench
     (only,) = bench.conversation("one")
     session = await bench.insert(only)
@@ -143,11 +143,11 @@ async def tied_session(bench: Bench) -> tuple[SessionId, list[TurnRecord]]:
     session = await bench.insert(*turns)
     bench.judge.votes = [1, 0, -1, 1, 0, -1]
     for turn in turns[1:]:
-        await bench.tell(session, turn)
+        await bench.judge_turn(session, turn)
     return session, turns
 
 
-async def test_votes_that_cancel_out_are_said_and_direct_votes_decide(grammar_bench: Bench) -> None:
+async def test_where_votes_cancel_out_direct_votes_decide(grammar_bench: Bench) -> None:
     bench = grammar_bench
     session, (first, second, third) = await tied_session(bench)
     closed = await bench.close(session)
@@ -165,7 +165,7 @@ async def test_votes_that_cancel_out_are_said_and_direct_votes_decide(grammar_be
     assert closed.guarantee == "at least one: expected score -0.52"
     (sample,) = bench.rows("SELECT turn_id, reward FROM samples")
     assert (sample["turn_id"], round(sample["reward"], 2)) == (second.turn_id, -0.52)
-    # The votes and the verdict by them stay what they were.
+    # The votes and their verdict do not change.
     assert [row["verdict"] for row in bench.rows("SELECT verdict FROM judgements")] == [0, 0]
     assert (await outcomes(bench, third))[0][0] is TurnOutcome.NO_FEEDBACK
 
@@ -179,7 +179,7 @@ async def test_a_direct_vote_without_a_lean_gives_no_sample(grammar_bench: Bench
     assert bench.rows("SELECT * FROM samples") == []
 
 
-async def test_without_direct_votes_the_session_says_that_votes_cancel_out(binary_bench: Bench) -> None:
+async def test_without_direct_votes_the_reason_is_that_votes_cancel_out(binary_bench: Bench) -> None:
     bench = binary_bench  # its judge answers freely
     session, (first, _, _) = await tied_session(bench)
     await bench.judging.collect_direct_vote(AskDirectly(session_id=session, turn_id=first.turn_id))
@@ -194,10 +194,10 @@ async def test_a_turn_that_got_no_feedback_is_judged_when_its_session_goes_on(bi
     await bench.close(session)
     await bench.insert(second)
     assert bench.rows("SELECT state FROM sessions") == [{"state": "open"}]
-    (fate,) = await bench.tell(session, second)
-    assert fate.outcome is TurnOutcome.SAMPLED
+    (result,) = await bench.judge_turn(session, second)
+    assert result.outcome is TurnOutcome.SAMPLED
 
 
-async def test_a_session_nobody_knows_is_closed_without_a_trace(bench: Bench) -> None:
+async def test_closing_an_unknown_session_writes_nothing(bench: Bench) -> None:
     closed = await bench.close(SessionId(new_turn_id()))
     assert (closed.to_judge, closed.guarantee) == ([], "no such session")

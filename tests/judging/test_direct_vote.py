@@ -1,4 +1,4 @@
-"""A direct vote: one constrained token, its probabilities read, kept and gone on with."""
+"""A direct vote: one constrained token, whose probabilities are read, stored and reused."""
 
 from __future__ import annotations
 
@@ -26,8 +26,8 @@ async def test_one_token_at_temperature_1_is_the_vote(direct_bench: Bench) -> No
     first, second = bench.conversation("one", "No, wrong.")
     session = await bench.insert(first, second)
     bench.judge.direct = {"-": math.log(0.7), "1": math.log(0.1), "0": math.log(0.2), "x": -9999.0}
-    (fate,) = await bench.tell(session, second)
-    assert (fate.verdict, fate.outcome, fate.why) == (-1, TurnOutcome.SAMPLED, "verdict -1: direct vote -0.60")
+    (result,) = await bench.judge_turn(session, second)
+    assert (result.verdict, result.outcome, result.why) == (-1, TurnOutcome.SAMPLED, "verdict -1: direct vote -0.60")
     (request,) = bench.judge.requests
     asked = {name: request[name] for name in ("temperature", "max_tokens", "logprobs", "top_logprobs")}
     assert asked == {"temperature": 1.0, "max_tokens": 1, "logprobs": True, "top_logprobs": 20}
@@ -49,10 +49,10 @@ async def test_a_retry_does_not_ask_for_it_again(direct_bench: Bench) -> None:
     session = await bench.insert(first, second)
     bench.judge.says = lambda body, question: 1 / 0  # type: ignore[assignment, return-value]  # hints break it
     with pytest.raises(JudgeUnavailable):
-        await bench.tell(session, second)
+        await bench.judge_turn(session, second)
     bench.judge.says = None
-    (fate,) = await bench.tell(session, second)
-    assert fate.verdict == 1
+    (result,) = await bench.judge_turn(session, second)
+    assert result.verdict == 1
     assert [len(bench.judge.asked(what)) for what in ("vote", "hint")] == [1, 2]
 
 
@@ -60,9 +60,9 @@ async def test_a_judge_that_answers_freely_leaves_the_turn_unjudged_and_names_th
     await set_recipe(bench, DIRECT)
     first, second = bench.conversation("one", "two")
     session = await bench.insert(first, second)
-    (fate,) = await bench.tell(session, second)
-    assert (fate.outcome, bench.judge.requests) == (TurnOutcome.UNJUDGED, [])
-    assert fate.why.startswith('no direct vote (signal.votes = "direct" needs a judge with a grammar')
+    (result,) = await bench.judge_turn(session, second)
+    assert (result.outcome, bench.judge.requests) == (TurnOutcome.UNJUDGED, [])
+    assert result.why.startswith('no direct vote (signal.votes = "direct" needs a judge with a grammar')
     stored = await bench.turn(first.turn_id)
     assert stored.outcome_detail is not None
     assert 'set votes = "sampled", or CLAWLOOP_JUDGE_FORM=grammar' in stored.outcome_detail
@@ -76,9 +76,9 @@ async def test_a_judge_that_reports_no_distribution_leaves_the_turn_unjudged(
     first, second = bench.conversation("one", "two")
     session = await bench.insert(first, second)
     bench.judge.direct = reported
-    (fate,) = await bench.tell(session, second)
-    assert fate.outcome is TurnOutcome.UNJUDGED
-    assert "log-probs" in fate.why
+    (result,) = await bench.judge_turn(session, second)
+    assert result.outcome is TurnOutcome.UNJUDGED
+    assert "log-probs" in result.why
     assert bench.rows("SELECT * FROM votes") == []
 
 
@@ -87,15 +87,15 @@ async def test_a_question_too_long_is_asked_shorter(direct_bench: Bench) -> None
     first, second = bench.conversation("one", "long " * 20_000)
     session = await bench.insert(first, second)
     bench.judge.max_characters = 5_000
-    (fate,) = await bench.tell(session, second)
-    assert fate.sample
+    (result,) = await bench.judge_turn(session, second)
+    assert result.sample
     assert len(bench.judge.requests) > 1
 
 
-async def test_given_up_nothing_is_asked(direct_bench: Bench) -> None:
+async def test_after_giving_up_no_direct_vote_is_asked_for(direct_bench: Bench) -> None:
     bench = direct_bench
     first, second = bench.conversation("one", "two")
     session = await bench.insert(first, second)
-    (fate,) = await bench.tell(session, second, give_up="the judge was away")
-    assert (fate.outcome, fate.why) == (TurnOutcome.UNJUDGED, "no direct vote (the judge was away)")
+    (result,) = await bench.judge_turn(session, second, give_up="the judge was away")
+    assert (result.outcome, result.why) == (TurnOutcome.UNJUDGED, "no direct vote (the judge was away)")
     assert bench.judge.requests == []

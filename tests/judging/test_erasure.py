@@ -1,4 +1,4 @@
-"""What erasing leaves in PostgreSQL: no word, a whole ledger, and nothing that a judge says too late."""
+"""After an erasure PostgreSQL holds none of the text, consistent rows, and no late answer of a judge."""
 
 from __future__ import annotations
 
@@ -47,7 +47,7 @@ def says(body: dict[str, Any], question: str) -> str:
 
 
 async def judged(bench: Bench) -> tuple[SessionId, list[TurnRecord]]:
-    """A session in which everything that can hold a word holds one: three main turns, a side turn, a failed one."""
+    """A session whose every text column holds the word: three main turns, a side turn, a failed one."""
     bench.judge.says = says
     turns = bench.conversation(
         f"one {WORD}", f"two {WORD}", f"three {WORD}", session=f"{WORD}-1", tools=[{"function": {"name": WORD}}]
@@ -68,15 +68,15 @@ async def judged(bench: Bench) -> tuple[SessionId, list[TurnRecord]]:
     )
     session = await bench.insert(*turns, side, failed)
     for turn in turns[1:]:
-        await bench.tell(session, turn)
+        await bench.judge_turn(session, turn)
     bench.feedback(turns[2], None, f"What a {WORD}!")
     given = bench.feedback(turns[1], -1.0, f"No {WORD}.")
-    await bench.tell(session, turns[1], feedback_id=given)
+    await bench.judge_turn(session, turns[1], feedback_id=given)
     return session, turns
 
 
 def holding_words(bench: Bench) -> list[tuple[str, dict[str, Any]]]:
-    """Rows of any table that hold the word or the token ids."""
+    """Rows of all tables that hold the word or the token ids."""
     raw = b"".join(token.to_bytes(4, "little") for token in IDS).hex()
     found = []
     for table in Base.metadata.tables:
@@ -91,7 +91,7 @@ async def erase(bench: Bench, session: SessionId) -> Any:
     return erasure
 
 
-async def test_no_row_of_any_table_holds_a_word_and_the_ledger_is_whole(bench: Bench) -> None:
+async def test_no_row_of_any_table_holds_any_text_and_the_ledger_is_consistent(bench: Bench) -> None:
     session, turns = await judged(bench)
     before = {table for table, _ in holding_words(bench)}
     assert before >= {"sessions", "turns", "tool_lists", "judgements", "votes", "hints", "feedback"}
@@ -109,10 +109,10 @@ async def test_no_row_of_any_table_holds_a_word_and_the_ledger_is_whole(bench: B
     assert row == {"state": "closed", "closed_why": "erased", "external_id": None}
     (event,) = bench.rows("SELECT kind, detail FROM events")
     assert (event["kind"], event["detail"]["turns"]) == ("erased", 5)
-    assert (await bench.turn(turns[0].turn_id)).record.messages == []  # nor is it kept in memory
+    assert (await bench.turn(turns[0].turn_id)).record.messages == []  # nor is it in a cache
 
 
-async def test_what_steps_have_keeps_its_place_and_teaches_nothing_more(bench: Bench) -> None:
+async def test_a_sample_that_a_step_has_keeps_its_place_but_is_not_trained_again(bench: Bench) -> None:
     session, turns = await judged(bench)
     train(bench.url, turns[0].turn_id, 4)
     bench.execute("INSERT INTO versions (policy, n, parent, path, sha256) VALUES ('default', 4, 0, 'v4', '')")
@@ -132,7 +132,7 @@ async def test_what_steps_have_keeps_its_place_and_teaches_nothing_more(bench: B
     assert await violations(bench.database) == []
 
 
-async def test_a_judge_that_answers_too_late_brings_nothing_back(binary_bench: Bench) -> None:
+async def test_a_late_answer_of_a_judge_is_not_stored(binary_bench: Bench) -> None:
     b = binary_bench
     first, second = b.conversation("one", "two")
     session = await b.insert(first, second)
@@ -147,13 +147,13 @@ async def test_a_judge_that_answers_too_late_brings_nothing_back(binary_bench: B
         await b.judgements.revise(first.turn_id, None, b"e", "hint")
     assert [b.rows(f"SELECT * FROM {table}") for table in ("votes", "hints", "samples")] == [[], [], []]
     assert holding_words(b) == []
-    # The workflow tries once more without asking anybody, and hears what became of it.
-    (fate,) = await b.tell(session, first, itself=True, give_up="RecordUnusable")
-    assert (fate.outcome, fate.why) == (TurnOutcome.ERASED, "erased")
+    # The workflow retries once without asking a judge, and gets the result.
+    (result,) = await b.judge_turn(session, first, itself=True, give_up="RecordUnusable")
+    assert (result.outcome, result.why) == (TurnOutcome.ERASED, "erased")
     assert b.judge.requests == []
 
 
-async def test_a_turn_that_is_erased_while_a_judge_reads_it_leaves_the_one_before_as_it_was(bench: Bench) -> None:
+async def test_erasing_a_turn_while_a_judge_reads_it_leaves_the_turn_before_unchanged(bench: Bench) -> None:
     first, second = bench.conversation("one", f"two {WORD}")
     session = await bench.insert(first, second)
     opened = await bench.judgements.open(first.turn_id, second.turn_id, b"e", "hint")
@@ -164,12 +164,12 @@ async def test_a_turn_that_is_erased_while_a_judge_reads_it_leaves_the_one_befor
     with pytest.raises(RecordUnusable, match="was erased"):
         await bench.judgements.finalize(opened.id, replace(GOOD, hint=HintChoice(WORD, True, "1 of 1")), [])
     assert holding_words(bench) == []
-    assert await bench.tell(session, second, give_up="RecordUnusable") == []
+    assert await bench.judge_turn(session, second, give_up="RecordUnusable") == []
     assert (await bench.turn(first.turn_id)).outcome is TurnOutcome.WAITING
     assert bench.judge.requests == []
 
 
-async def test_what_follows_next_is_judged_by_votes_of_its_own(binary_bench: Bench) -> None:
+async def test_the_next_state_after_an_erased_one_gets_new_votes(binary_bench: Bench) -> None:
     b = binary_bench
     first, second = b.conversation("one", "two")
     session = await b.insert(first, second)
@@ -184,16 +184,16 @@ async def test_what_follows_next_is_judged_by_votes_of_its_own(binary_bench: Ben
     followed = replace(second, turn_id=new_turn_id(), messages=messages, started_at=datetime.now(UTC))
     await b.insert(followed)
     b.judge.votes = [1]
-    (fate,) = await b.tell(session, followed)
-    assert fate.why == "verdict +1: 3 of 3 votes for 1"
+    (result,) = await b.judge_turn(session, followed)
+    assert result.why == "verdict +1: 3 of 3 votes for 1"
     assert [vote["score"] for vote in b.rows("SELECT score FROM votes")] == [1, 1, 1]
 
 
-async def test_what_was_judged_by_an_erased_turn_keeps_its_verdict_and_no_word_of_it(bench: Bench) -> None:
+async def test_a_verdict_by_an_erased_turn_stays_without_any_of_its_text(bench: Bench) -> None:
     bench.judge.hint = f"Say that a {WORD} has stripes next time."
     first, second = bench.conversation("one", f"two {WORD}")
     session = await bench.insert(first, second)
-    await bench.tell(session, second)
+    await bench.judge_turn(session, second)
     assert "hints" in {table for table, _ in holding_words(bench)}
     await PostgresErasureStore(bench.database).erase_turn(second.turn_id)
     assert holding_words(bench) == []
@@ -208,25 +208,25 @@ async def test_a_hint_of_an_erased_turn_that_a_step_has_is_counted_as_learned(be
     bench.judge.hint = f"Say that a {WORD} has stripes next time."
     first, second = bench.conversation("one", f"two {WORD}")
     session = await bench.insert(first, second)
-    await bench.tell(session, second)
+    await bench.judge_turn(session, second)
     train(bench.url, first.turn_id, 4)
     erasure = await PostgresErasureStore(bench.database).erase_turn(second.turn_id)
     assert erasure is not None
     assert (erasure.turns, erasure.expired, erasure.learned) == (1, 0, 1)
 
 
-async def test_a_verdict_alone_still_waits_for_its_step_when_what_showed_it_is_erased(binary_bench: Bench) -> None:
+async def test_a_sample_without_a_hint_stays_when_its_next_state_is_erased(binary_bench: Bench) -> None:
     b = binary_bench
     first, second = b.conversation("one", f"two {WORD}")
     session = await b.insert(first, second)
-    await b.tell(session, second)
+    await b.judge_turn(session, second)
     await PostgresErasureStore(b.database).erase_turn(second.turn_id)
     assert b.rows("SELECT state FROM samples") == [{"state": "fresh"}]
     assert holding_words(b) == []
 
 
 @pytest.mark.parametrize("whole", [True, False], ids=["session", "turn"])
-async def test_it_is_erased_when_its_locks_are_held_and_not_when_they_were_asked_for(bench: Bench, whole: bool) -> None:
+async def test_a_turn_is_erased_by_its_state_after_the_locks_are_held(bench: Bench, whole: bool) -> None:
     (turn,) = bench.conversation("one")
     session = await bench.insert(turn)
     store = PostgresErasureStore(bench.database)
@@ -241,14 +241,14 @@ async def test_it_is_erased_when_its_locks_are_held_and_not_when_they_were_asked
     assert row["erased_at"] > began
 
 
-async def test_it_holds_no_turn_while_it_waits_for_the_one_before(bench: Bench) -> None:
+async def test_an_erasure_locks_no_turn_while_it_waits_for_the_turn_before(bench: Bench) -> None:
     bench.judge.hint = "Say that it has stripes next time."
     first, second = bench.conversation("one", "two")
     session = await bench.insert(first, second)
-    await bench.tell(session, second)
+    await bench.judge_turn(session, second)
     assert bench.rows("SELECT FROM samples WHERE hinted_prompt_ids IS NOT NULL")
     hold = "SELECT id FROM turns WHERE id = %s FOR"
-    with psycopg.connect(bench.url) as judging:  # as whoever opens a judgement, which names what followed
+    with psycopg.connect(bench.url) as judging:  # as an activity that opens a judgement, which names the turn after
         judging.execute(f"{hold} UPDATE", [first.turn_id])
         erasing = asyncio.create_task(PostgresErasureStore(bench.database).erase_turn(second.turn_id))
         while not bench.rows("SELECT FROM pg_locks WHERE NOT granted"):
@@ -260,7 +260,7 @@ async def test_it_holds_no_turn_while_it_waits_for_the_one_before(bench: Bench) 
     assert (erasure.turns, erasure.expired) == (1, 1)
 
 
-async def test_tools_that_others_use_stay(bench: Bench) -> None:
+async def test_tools_that_other_turns_use_stay(bench: Bench) -> None:
     tools = [{"function": {"name": WORD}}]
     (mine,) = bench.conversation("one", session="mine", tools=tools)
     (other,) = bench.conversation("one", session="other", tools=tools)
@@ -271,18 +271,18 @@ async def test_tools_that_others_use_stay(bench: Bench) -> None:
     assert bench.rows("SELECT * FROM tool_lists") == []
 
 
-async def test_a_waiting_batch_that_is_erased_waits_no_more(binary_bench: Bench) -> None:
+async def test_a_batch_that_is_erased_no_longer_waits(binary_bench: Bench) -> None:
     b = binary_bench
     first, second = b.conversation("one", "two")
     session = await b.insert(first, second)
-    await b.tell(session, second)
+    await b.judge_turn(session, second)
     b.execute("UPDATE samples SET created_at = now() - interval '2 days'")
     b.execute("UPDATE policies SET work_waiting = true")
     await erase(b, session)
     assert b.rows("SELECT work_waiting FROM policies") == [{"work_waiting": False}]
 
 
-async def test_a_closing_that_comes_after_it_finds_nothing_to_do(bench: Bench) -> None:
+async def test_a_closing_after_an_erasure_has_nothing_to_do(bench: Bench) -> None:
     session, _ = await judged(bench)
     asked = len(bench.judge.requests)
     await erase(bench, session)

@@ -1,4 +1,4 @@
-"""The call that completes a batch tells the training workflow; what it could not tell, the sweep tells."""
+"""The call that completes a batch notifies the training workflow; if the signal fails, the sweep retries."""
 
 from __future__ import annotations
 
@@ -19,7 +19,7 @@ async def judge_two(bench: Bench) -> None:
     turns = bench.conversation("a", "b", "c")
     session = await bench.insert(*turns)
     for turn in turns[1:]:
-        await bench.tell(session, turn)
+        await bench.judge_turn(session, turn)
 
 
 async def sweep(bench: Bench) -> int:
@@ -27,7 +27,7 @@ async def sweep(bench: Bench) -> int:
     return (await upkeep.sweep()).work
 
 
-async def test_only_the_judgement_that_completes_a_batch_tells(bench: Bench) -> None:
+async def test_only_the_judgement_that_completes_a_batch_notifies_training(bench: Bench) -> None:
     await set_recipe(bench.database, "default", TWO)
     await judge_two(bench)
     assert bench.notifier.told == ["default"]
@@ -48,11 +48,11 @@ async def test_while_temporal_is_away_the_batch_is_left_to_the_sweep(bench: Benc
     assert bench.notifier.told == ["default"]
 
 
-async def test_what_became_a_batch_by_waiting_is_found_by_the_sweep(bench: Bench) -> None:
+async def test_a_batch_that_became_due_by_waiting_is_found_by_the_sweep(bench: Bench) -> None:
     turns = bench.conversation("a", "b")
     session = await bench.insert(*turns)
     await set_recipe(bench.database, "default", BINARY)
-    await bench.tell(session, turns[1])
+    await bench.judge_turn(session, turns[1])
     assert await sweep(bench) == 0
     bench.execute("UPDATE samples SET created_at = now() - interval '25 hours'")
     assert await sweep(bench) == 1

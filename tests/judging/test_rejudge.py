@@ -1,4 +1,4 @@
-"""A turn judged once more because an operator asked, in PostgreSQL."""
+"""Judging a turn again because an operator asked, in PostgreSQL."""
 
 from __future__ import annotations
 
@@ -17,18 +17,18 @@ from tests.judging.conftest import Bench
 
 
 async def again(bench: Bench, session: SessionId, turn: TurnRecord, **ask: object) -> list[TurnResult]:
-    """As the API asks: the revision after the newest decided one."""
+    """Judge the revision after the newest decided one, as the API asks for it."""
     so_far = await PostgresRejudgeStore(bench.database).rejudge_facts(turn.turn_id)
     assert so_far is not None
     assert why_not_rejudged(so_far) is None
-    return await bench.tell(session, turn, revision=so_far.next_revision, **ask)
+    return await bench.judge_turn(session, turn, revision=so_far.next_revision, **ask)
 
 
 async def judged(bench: Bench, *votes: int | str) -> tuple[SessionId, TurnRecord]:
     first, second = bench.conversation("one", "two")
     session = await bench.insert(first, second)
     bench.judge.votes = list(votes)
-    await bench.tell(session, second)
+    await bench.judge_turn(session, second)
     return session, first
 
 
@@ -39,20 +39,20 @@ async def test_a_turn_whose_judge_was_away_is_judged_later(binary_bench: Bench) 
     assert (await bench.turn(first.turn_id)).outcome is TurnOutcome.UNJUDGED
     assert [turn.turn_id for turn in await PostgresRejudgeStore(bench.database).unjudged(10)] == [first.turn_id]
     bench.judge.mode = "well"
-    (fate,) = await again(bench, session, first)
-    assert (fate.outcome, fate.why) == (TurnOutcome.SAMPLED, "verdict +1: 3 of 3 votes for 1")
+    (result,) = await again(bench, session, first)
+    assert (result.outcome, result.why) == (TurnOutcome.SAMPLED, "verdict +1: 3 of 3 votes for 1")
     assert await PostgresRejudgeStore(bench.database).unjudged(10) == []
     revisions = bench.rows("SELECT revision, outcome FROM judgements ORDER BY revision")
     assert [(row["revision"], row["outcome"]) for row in revisions] == [(0, "unjudged"), (1, "sampled")]
 
 
-async def test_one_never_opened_before_its_session_closed_is_revision_0(binary_bench: Bench) -> None:
+async def test_a_turn_without_a_judgement_when_its_session_closed_gets_revision_0(binary_bench: Bench) -> None:
     bench = binary_bench
     first, second = bench.conversation("one", "two")
     session = await bench.insert(first, second)
     await bench.close(session, give_up=True)
-    (fate,) = await again(bench, session, first)
-    assert fate.sample
+    (result,) = await again(bench, session, first)
+    assert result.sample
     assert bench.rows("SELECT revision FROM judgements") == [{"revision": 0}]
 
 
@@ -60,8 +60,8 @@ async def test_a_fresh_sample_is_replaced_and_the_old_votes_are_kept(binary_benc
     bench = binary_bench
     session, first = await judged(bench, 1)
     bench.judge.votes = [-1]
-    (fate,) = await again(bench, session, first)
-    assert (fate.verdict, fate.outcome) == (-1, TurnOutcome.SAMPLED)
+    (result,) = await again(bench, session, first)
+    assert (result.verdict, result.outcome) == (-1, TurnOutcome.SAMPLED)
     samples = bench.rows("SELECT state, reward, reason FROM samples ORDER BY id")
     assert [(row["state"], row["reward"]) for row in samples] == [("superseded", 1.0), ("fresh", -1.0)]
     assert samples[0]["reason"] == "judged again: verdict -1: 3 of 3 votes for -1"
@@ -71,9 +71,9 @@ async def test_a_fresh_sample_is_replaced_and_the_old_votes_are_kept(binary_benc
 async def test_the_same_revision_twice_is_judged_once(binary_bench: Bench) -> None:
     bench = binary_bench
     session, first = await judged(bench, 1)
-    once = await bench.tell(session, first, revision=1)
+    once = await bench.judge_turn(session, first, revision=1)
     asked = len(bench.judge.requests)
-    assert await bench.tell(session, first, revision=1) == once
+    assert await bench.judge_turn(session, first, revision=1) == once
     assert len(bench.judge.requests) == asked
     assert len(bench.rows("SELECT * FROM samples WHERE state = 'fresh'")) == 1
 
@@ -84,19 +84,19 @@ async def test_a_retry_asks_only_for_the_votes_this_revision_lacks(binary_bench:
     judgement = await bench.judgements.open(first.turn_id, None, b"", "hint", revision=1)
     await bench.judgements.store_vote(judgement.id, 0, "verdict: -1", -1)
     bench.judge.votes = [-1]
-    (fate,) = await again(bench, session, first)
-    assert fate.why == "verdict -1: 3 of 3 votes for -1"
+    (result,) = await again(bench, session, first)
+    assert result.why == "verdict -1: 3 of 3 votes for -1"
     assert [request.get("n", 1) for request in bench.judge.requests] == [3, 2]
 
 
-async def test_a_judge_that_does_not_answer_undoes_nothing(binary_bench: Bench) -> None:
+async def test_a_judge_that_does_not_answer_changes_nothing(binary_bench: Bench) -> None:
     bench = binary_bench
     session, first = await judged(bench, 1)
     bench.judge.mode = "500"
     with pytest.raises(JudgeUnavailable):
         await again(bench, session, first)
-    (fate,) = await again(bench, session, first, give_up="the judge answered 500")
-    assert fate.why == (
+    (result,) = await again(bench, session, first, give_up="the judge answered 500")
+    assert result.why == (
         "re-judging gave no verdict (no valid vote (the judge answered 500)); the old one is kept: "
         "verdict +1: 3 of 3 votes for 1"
     )
@@ -113,21 +113,21 @@ async def test_a_sample_taken_meanwhile_stays_the_only_one(binary_bench: Bench, 
         "UPDATE turns SET outcome = 'trained', outcome_detail = 'trained in step 1' WHERE id = %s", first.turn_id
     )
     bench.judge.votes = [-1]
-    (fate,) = await bench.tell(session, first, revision=1)  # asked for before the step took it
-    assert (fate.outcome, fate.why) == (
+    (result,) = await bench.judge_turn(session, first, revision=1)  # asked for before the step took it
+    assert (result.outcome, result.why) == (
         TurnOutcome.TRAINED,
         "a step has its sample, so the old verdict is kept: trained in step 1",
     )
     assert bench.rows("SELECT state, reward FROM samples") == [{"state": state, "reward": 1.0}]
     stored = await bench.turn(first.turn_id)
     assert (stored.outcome, stored.outcome_detail) == (TurnOutcome.TRAINED, "trained in step 1")
-    # What the judge said is kept all the same, and is not asked for again.
+    # The judge's answers are stored all the same, and are not asked for again.
     asked = len(bench.judge.requests)
-    await bench.tell(session, first, revision=1)
+    await bench.judge_turn(session, first, revision=1)
     assert len(bench.judge.requests) == asked
 
 
-async def test_a_sample_that_expired_taught_nothing_so_the_turn_may_have_another(binary_bench: Bench) -> None:
+async def test_a_turn_whose_sample_expired_may_get_another(binary_bench: Bench) -> None:
     bench = binary_bench
     session, first = await judged(bench, 1)
     bench.execute("UPDATE samples SET state = 'expired', reason = 'recipe changed'")
@@ -135,8 +135,8 @@ async def test_a_sample_that_expired_taught_nothing_so_the_turn_may_have_another
         "UPDATE turns SET outcome = 'expired', outcome_detail = 'recipe changed' WHERE id = %s", first.turn_id
     )
     bench.judge.votes = [-1]
-    (fate,) = await again(bench, session, first)
-    assert (fate.verdict, fate.outcome) == (-1, TurnOutcome.SAMPLED)
+    (result,) = await again(bench, session, first)
+    assert (result.verdict, result.outcome) == (-1, TurnOutcome.SAMPLED)
     samples = bench.rows("SELECT state, reward FROM samples ORDER BY id")
     assert [(row["state"], row["reward"]) for row in samples] == [("expired", 1.0), ("fresh", -1.0)]
     stored = await bench.turn(first.turn_id)
@@ -146,17 +146,17 @@ async def test_a_sample_that_expired_taught_nothing_so_the_turn_may_have_another
 async def test_a_rating_stays_the_verdict(binary_bench: Bench) -> None:
     bench = binary_bench
     session, first = await judged(bench, 1)
-    await bench.tell(session, first, feedback_id=bench.feedback(first, -1.0))
-    (fate,) = await again(bench, session, first)
-    assert fate.why == "verdict -1: rated -1.00 by the user"
+    await bench.judge_turn(session, first, feedback_id=bench.feedback(first, -1.0))
+    (result,) = await again(bench, session, first)
+    assert result.why == "verdict -1: rated -1.00 by the user"
 
 
 async def test_erased_and_unknown_turns_are_left_alone(binary_bench: Bench) -> None:
     bench = binary_bench
     session, first = await judged(bench, 1)
     bench.execute("UPDATE turns SET outcome = 'erased', outcome_detail = 'on request' WHERE id = %s", first.turn_id)
-    (fate,) = await bench.tell(session, first, revision=1)
-    assert (fate.outcome, fate.why) == (TurnOutcome.ERASED, "on request")
+    (result,) = await bench.judge_turn(session, first, revision=1)
+    assert (result.outcome, result.why) == (TurnOutcome.ERASED, "on request")
     so_far = await PostgresRejudgeStore(bench.database).rejudge_facts(first.turn_id)
     assert so_far is not None
     assert why_not_rejudged(so_far) == "it was erased"
@@ -174,7 +174,7 @@ async def test_a_sessions_main_turns_are_listed_in_their_order(binary_bench: Ben
     assert found[0].turn_id == first.turn_id
 
 
-async def test_a_turn_that_nothing_speaks_about_is_refused(binary_bench: Bench) -> None:
+async def test_a_turn_without_next_state_and_feedback_is_refused(binary_bench: Bench) -> None:
     b = binary_bench
     first, second = b.conversation("one", "two")
     title = replace(second, kind=TurnKind.SIDE, turn_id=new_turn_id())
@@ -187,7 +187,7 @@ async def test_a_turn_that_nothing_speaks_about_is_refused(binary_bench: Bench) 
 
     nothing = "nothing has followed it yet, and nobody has given feedback on it"
     assert await why() == nothing
-    await b.insert(title)  # a side turn says nothing about it
+    await b.insert(title)  # a side turn is no next state
     assert await why() == nothing
     await b.insert(second)
     assert await why() is None

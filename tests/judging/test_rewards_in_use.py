@@ -23,7 +23,7 @@ from tests.judging.conftest import Bench, set_recipe, with_signal
         (3, "length", [0], (None, TurnOutcome.UNDECIDED, "verdict 0: 3 of 3 votes for 0")),
     ],
 )
-async def test_long_replies_earn_less(
+async def test_long_replies_get_a_smaller_reward(
     bench: Bench, ids: int, reason: str, votes: list[int | str], expected: tuple[float | None, TurnOutcome, str]
 ) -> None:
     await set_recipe(bench, with_signal(overlong={"limit_tokens": 1000, "cache_tokens": 200}))
@@ -31,9 +31,9 @@ async def test_long_replies_earn_less(
     first, second = bench.conversation("one", "two", **reply)
     session = await bench.insert(first, second)
     bench.judge.votes = votes
-    (fate,) = await bench.tell(session, second)
+    (result,) = await bench.judge_turn(session, second)
     reward, outcome, why = expected
-    assert (fate.outcome, fate.why) == (outcome, why)
+    assert (result.outcome, result.why) == (outcome, why)
     assert [row["reward"] for row in bench.rows("SELECT reward FROM samples")] == ([] if reward is None else [reward])
 
 
@@ -44,9 +44,9 @@ async def test_the_mean_verdict_is_subtracted(bench: Bench) -> None:
     told = []
     for vote, turn in zip([1, -1, 1], turns[1:], strict=True):
         bench.judge.votes = [vote]
-        told += await bench.tell(session, turn)
+        told += await bench.judge_turn(session, turn)
     assert [row["reward"] for row in bench.rows("SELECT reward FROM samples ORDER BY id")] == [1.0, -2.0, 1.0]
-    assert [fate.why for fate in told] == [
+    assert [result.why for result in told] == [
         "verdict +1: 3 of 3 votes for 1",
         "verdict -1: 3 of 3 votes for -1; mean before +1.00",
         "verdict +1: 3 of 3 votes for 1; mean before +0.00",
@@ -61,32 +61,32 @@ async def test_responses_to_one_prompt_are_measured_against_each_other(bench: Be
     first, other = (replace(turn, group_id=first.turn_id) for turn in (first, other))
     session = await bench.insert(first, other, second)
     bench.judge.votes = [1]
-    (fate,) = await bench.tell(session, second)
-    assert (fate.outcome, fate.sample) == (TurnOutcome.UNDECIDED, False)
-    assert fate.why == "waits for its group: 1 of 2 have a verdict (verdict +1: 3 of 3 votes for 1)"
+    (result,) = await bench.judge_turn(session, second)
+    assert (result.outcome, result.sample) == (TurnOutcome.UNDECIDED, False)
+    assert result.why == "waits for its group: 1 of 2 have a verdict (verdict +1: 3 of 3 votes for 1)"
     given = bench.feedback(other, -1.0)
-    (fate,) = await bench.tell(session, other, feedback_id=given)
-    assert fate.outcome is TurnOutcome.SAMPLED
-    assert fate.why == "-1.00 in its group of 2 (verdict -1: rated -1.00 by the user)"
+    (result,) = await bench.judge_turn(session, other, feedback_id=given)
+    assert result.outcome is TurnOutcome.SAMPLED
+    assert result.why == "-1.00 in its group of 2 (verdict -1: rated -1.00 by the user)"
     assert [row["reward"] for row in bench.rows("SELECT reward FROM samples ORDER BY turn_id")] == [1.0, -1.0]
 
 
-async def test_a_group_that_cannot_fill_is_settled_by_the_close(bench: Bench) -> None:
+async def test_closing_finalizes_a_group_that_stays_incomplete(bench: Bench) -> None:
     await set_recipe(bench, with_signal(reward="group", at_least_one=True))
     first, second = bench.conversation("one", "No.")
     other = replace(first, turn_id=new_turn_id(), choice=1, response={"role": "assistant", "content": "another"})
     first, other = (replace(turn, group_id=first.turn_id) for turn in (first, other))
     session = await bench.insert(first, other, second)
     bench.judge.votes = [-1]
-    await bench.tell(session, second)
+    await bench.judge_turn(session, second)
     closed = await bench.close(session)
     assert closed.guarantee == "has a sample"
-    said = {fate.turn_id: (fate.outcome, fate.why) for fate in closed.fates}
-    assert said[first.turn_id] == (
+    reported = {result.turn_id: (result.outcome, result.why) for result in closed.fates}
+    assert reported[first.turn_id] == (
         TurnOutcome.SAMPLED,
         "the only verdict in its group: verdict -1: 3 of 3 votes for -1",
     )
-    assert said[other.turn_id][0] is TurnOutcome.NO_FEEDBACK
+    assert reported[other.turn_id][0] is TurnOutcome.NO_FEEDBACK
     assert bench.rows("SELECT reward, state FROM samples") == [{"reward": -1.0, "state": "fresh"}]
 
 
@@ -96,18 +96,18 @@ async def test_a_sessions_outcome_reaches_every_main_turn(bench: Bench) -> None:
     session = await bench.insert(*turns)
     for votes, turn in zip([[1, 1, -1], [-1, -1, -1]], turns[1:], strict=True):
         bench.judge.votes = [*votes]
-        await bench.tell(session, turn)
+        await bench.judge_turn(session, turn)
     feedback = PostgresFeedbackStore(bench.database)
     assert await feedback.give_outcome(bench.key, "s", 1) is FeedbackEffect.AMENDS
     closed = await bench.close(session)
-    assert closed.to_judge == [turns[2].turn_id]  # nothing followed it, but the outcome speaks about it too
+    assert closed.to_judge == [turns[2].turn_id]  # nothing followed it, but the outcome judges it too
     asked = len(bench.judge.requests)
-    (fate,) = await bench.tell(session, turns[2], itself=True)
-    assert (fate.outcome, len(bench.judge.requests)) == (TurnOutcome.UNJUDGED, asked)
+    (result,) = await bench.judge_turn(session, turns[2], itself=True)
+    assert (result.outcome, len(bench.judge.requests)) == (TurnOutcome.UNJUDGED, asked)
     closed = await bench.close(session)
     rewards = {row["turn_id"]: row["reward"] for row in bench.rows("SELECT turn_id, reward FROM samples")}
     assert rewards == {turns[0].turn_id: pytest.approx(4 / 3), turns[2].turn_id: 1.0}  # the second cancels out
-    said = {fate.turn_id: fate.why or "" for fate in closed.fates}
-    assert said[turns[2].turn_id] == "outcome +1 (nothing followed)"
-    assert said[turns[0].turn_id].startswith("outcome +1, process +0.33, judge +0.44 (")
+    reported = {result.turn_id: result.why or "" for result in closed.fates}
+    assert reported[turns[2].turn_id] == "outcome +1 (nothing followed)"
+    assert reported[turns[0].turn_id].startswith("outcome +1, process +0.33, judge +0.44 (")
     assert bench.rows("SELECT state FROM sessions") == [{"state": "closed"}]

@@ -31,7 +31,7 @@ def failed(cause: BaseException | None) -> ActivityError:
 
 
 @pytest.mark.parametrize("kind", list(TimeoutType))
-def test_a_time_out_is_said_in_words(kind: TimeoutType) -> None:
+def test_a_timeout_is_described_in_words(kind: TimeoutType) -> None:
     said = reason_of(failed(TimeoutError("timed out", type=kind, last_heartbeat_details=[])))
     assert " " in said
     assert "Error" not in said
@@ -48,5 +48,5 @@ def test_a_time_out_is_said_in_words(kind: TimeoutType) -> None:
         (None, "ActivityError"),
     ],
 )
-def test_what_failed_is_said(cause: BaseException | None, said: str) -> None:
+def test_the_reason_names_the_failure(cause: BaseException | None, said: str) -> None:
     assert reason_of(failed(cause)) == said

@@ -33,7 +33,7 @@ def test_the_task_is_the_last_user_message_that_is_not_volatile() -> None:
     assert found.since == ()
 
 
-def test_tool_steps_between_task_and_reply_are_shown_after_the_task() -> None:
+def test_tool_calls_between_task_and_reply_are_shown_after_the_task() -> None:
     messages: list[Message] = [
         user("read a"),
         {"role": "assistant", "content": None, "tool_calls": [CALL]},
@@ -89,7 +89,7 @@ def test_a_turn_without_a_user_message_or_reply_text_can_be_shown() -> None:
     assert found.reply == (Statement("assistant", ""),)
 
 
-def test_feedback_stands_in_a_block_of_its_own() -> None:
+def test_feedback_has_a_block_of_its_own() -> None:
     found = gather([user("t")], assistant("r"), [], "too long", is_volatile=never)
     assert [b.text for b in blocks_of(found, Budgets()) if b.section == "feedback"] == ["too long"]
 

@@ -117,7 +117,7 @@ def test_without_a_place_there_is_no_hinted_prompt(messages: list[Message]) -> N
         max_size=6,
     )
 )
-def test_placing_a_hint_changes_one_message_and_leaves_what_was_given(messages: list[Message]) -> None:
+def test_inserting_a_hint_changes_one_message_of_a_copy(messages: list[Message]) -> None:
     before = deepcopy(messages)
     hinted = with_hint(messages, "Use Python.", is_volatile=never)
     assert messages == before

@@ -102,7 +102,7 @@ def test_an_answer_that_ends_in_a_hint_gives_it(answer: str, text: str) -> None:
 @pytest.mark.parametrize(
     "answer", [f"no hint {M}", f"No hint {M}.", f"hint {M}: Use Python.\n\nno hint {M}", f"hint {M}: none"]
 )
-def test_an_answer_may_say_that_there_is_no_hint(answer: str) -> None:
+def test_an_answer_may_be_that_there_is_no_hint(answer: str) -> None:
     assert parse_hint(answer, HINT) == REFUSED
 
 

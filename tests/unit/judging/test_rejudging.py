@@ -31,7 +31,7 @@ GOOD = RejudgeFacts(new_turn_id(), SESSION, TurnKind.MAIN, TurnOutcome.UNJUDGED,
         {"outcome": TurnOutcome.EXPIRED, "sample": SampleState.EXPIRED},
     ],
 )
-def test_what_no_step_has_used_may_be_judged_again(changes: dict[str, Any]) -> None:
+def test_a_turn_whose_sample_no_step_has_used_may_be_judged_again(changes: dict[str, Any]) -> None:
     assert why_not_rejudged(replace(GOOD, **changes)) is None
 
 
@@ -51,5 +51,5 @@ def test_what_no_step_has_used_may_be_judged_again(changes: dict[str, Any]) -> N
         ({"outcome": TurnOutcome.QUARANTINED, "sample": SampleState.QUARANTINED}, "its sample is quarantined already"),
     ],
 )
-def test_what_may_not_says_why(changes: dict[str, Any], why: str) -> None:
+def test_a_turn_that_may_not_be_judged_again_has_a_reason(changes: dict[str, Any], why: str) -> None:
     assert why in str(why_not_rejudged(replace(GOOD, **changes)))

@@ -14,7 +14,7 @@ def test_a_cut_text_never_exceeds_its_limit_and_a_short_one_is_whole(text: str, 
 
 
 @given(st.text(min_size=200, max_size=400), st.integers(MARK_ROOM + 2, 199))
-def test_a_cut_text_keeps_its_beginning_and_end_and_says_how_much_is_missing(text: str, limit: int) -> None:
+def test_a_cut_text_keeps_its_beginning_and_end_and_the_number_of_cut_characters(text: str, limit: int) -> None:
     cut = cut_middle(text, limit)
     room = limit - MARK_ROOM
     assert f"\n[... {len(text) - room} characters cut ...]\n" in cut

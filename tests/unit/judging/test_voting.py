@@ -26,7 +26,7 @@ any_vote: st.SearchStrategy[Vote | None] = st.sampled_from([-1, 0, 1, None])
         ([], Verdict(None, None, None, "no valid vote")),
     ],
 )
-def test_the_verdict_is_what_most_valid_votes_say(votes: list[Vote | None], verdict: Verdict) -> None:
+def test_the_verdict_is_the_most_frequent_valid_vote(votes: list[Vote | None], verdict: Verdict) -> None:
     assert majority(votes) == verdict
 
 
@@ -38,7 +38,7 @@ def test_missing_votes_and_their_order_change_nothing_but_the_reason(votes: list
 
 
 @given(st.lists(any_vote, max_size=9))
-def test_turning_every_vote_around_turns_the_verdict_around(votes: list[Vote | None]) -> None:
+def test_inverting_every_vote_inverts_the_verdict(votes: list[Vote | None]) -> None:
     turned: list[Vote | None] = [None if vote is None else {-1: 1, 0: 0, 1: -1}[vote] for vote in votes]  # type: ignore[misc]
     plain, mirrored = majority(votes), majority(turned)
     assert plain.verdict == (None if mirrored.verdict is None else -mirrored.verdict)
@@ -74,7 +74,7 @@ def test_a_direct_vote_needs_three_log_probs() -> None:
             direct_vote(bad)  # type: ignore[arg-type]
 
 
-def test_the_first_token_tells_the_choices_apart_however_minus_one_is_split() -> None:
+def test_the_first_token_identifies_the_choice_however_minus_one_is_split() -> None:
     assert choice_logprobs({"1": -1.0, "0": -2.0, "-": -3.0, "x": -9.0}) == {1: -1.0, 0: -2.0, -1: -3.0}
     both = choice_logprobs({"1": -1.0, "0": -2.0, "-": math.log(0.1), "-1": math.log(0.2)})
     assert both is not None

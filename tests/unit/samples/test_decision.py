@@ -75,7 +75,7 @@ def test_the_decision_table(
         (OPD, GOOD, NO_ANSWER, "no hint: no valid hint answer"),
     ],
 )
-def test_a_decision_says_why(signal: Signal, verdict: Verdict, hint: HintChoice, why: str) -> None:
+def test_a_decision_has_a_reason(signal: Signal, verdict: Verdict, hint: HintChoice, why: str) -> None:
     assert decide(signal, verdict, hint, None).why == why
 
 

@@ -65,7 +65,7 @@ def test_a_turn_sampled_at_a_temperature_alone_can_be_trained() -> None:
         },
     ],
 )
-def test_neutral_values_and_what_does_not_bend_the_distribution_leave_it_trainable(
+def test_neutral_values_and_unrelated_settings_leave_a_turn_trainable(
     changes: dict[str, JsonValue],
 ) -> None:
     assert why(changes) is None
@@ -111,7 +111,7 @@ def test_neutral_values_and_what_does_not_bend_the_distribution_leave_it_trainab
         ({"watermarking": True}, "watermarking"),
     ],
 )
-def test_what_bends_the_distribution_is_named(changes: dict[str, JsonValue], reason: str) -> None:
+def test_settings_that_change_the_distribution_are_named(changes: dict[str, JsonValue], reason: str) -> None:
     assert why(changes) == f"not trainable: {reason}"
 
 
@@ -146,7 +146,7 @@ def test_a_reply_cut_by_length_is_trained_as_cut_but_a_broken_one_is_not() -> No
         ("logprobs", "log-probs unknown"),
     ],
 )
-def test_what_the_engine_did_not_say_is_not_made_up(unknown: str, reason: str) -> None:
+def test_values_the_engine_did_not_report_are_not_invented(unknown: str, reason: str) -> None:
     assert why(unknown=unknown) == f"not trainable: {reason}"
 
 

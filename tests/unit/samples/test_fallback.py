@@ -52,7 +52,7 @@ def test_a_score_below_the_bound_gives_no_sample() -> None:
 
 
 @pytest.mark.parametrize("turns", [[], [judged(1, None)], [judged(1, 0.9, trainable=False)]])
-def test_with_nothing_judged_that_can_be_trained_the_session_says_so(turns: list[JudgedTurn]) -> None:
+def test_without_a_judged_turn_that_can_be_trained_there_is_a_reason(turns: list[JudgedTurn]) -> None:
     found = at_least_one(turns)
     assert (found.turn_id, found.ask, found.why) == (
         None,

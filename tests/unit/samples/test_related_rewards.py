@@ -28,14 +28,14 @@ JUDGEMENT = FinalizedJudgement(GOOD, NOT_ASKED, None, 1.0, None, TurnOutcome.SAM
 
 
 @pytest.mark.parametrize(("tokens", "cut", "reward"), [(700, False, 1.0), (900, False, 0.5), (1100, False, 0.0)])
-def test_length_costs_a_verdict_what_the_article_says(tokens: int, cut: bool, reward: float) -> None:
+def test_the_length_penalty_is_that_of_the_article(tokens: int, cut: bool, reward: float) -> None:
     found = shape_reward(OVERLONG, GOOD, Relation.NONE, tokens=tokens, cut_by_length=cut)
     assert found.reward == pytest.approx(reward)
     assert (found.verdict, found.expected) == (1, 1.0)
 
 
 @pytest.mark.parametrize(("weight", "outcome", "reward"), [(1.0, 1, 4 / 3), (0.5, 1, 7 / 6), (2.0, -1, -1 / 3)])
-def test_votes_count_beside_an_outcome_as_much_as_the_recipe_says(weight: float, outcome: int, reward: float) -> None:
+def test_votes_are_weighted_against_an_outcome_by_the_recipe(weight: float, outcome: int, reward: float) -> None:
     votes: list[Vote | None] = [1, 1, -1]
     signal = Signal(reward="outcome_process", process_weight=weight, hints=False)
     found = shape_reward(signal, majority(votes), Relation.OUTCOME, tokens=3, cut_by_length=False)
@@ -45,7 +45,7 @@ def test_votes_count_beside_an_outcome_as_much_as_the_recipe_says(weight: float,
 
 
 @pytest.mark.parametrize(("outcome", "judge"), [(1, "+0.44"), (-1, "-0.22")])
-def test_a_turn_says_what_its_votes_earned_the_judge(outcome: int, judge: str) -> None:
+def test_the_reason_names_what_the_votes_earned_the_judge(outcome: int, judge: str) -> None:
     """R·S of each vote on average: 4/3 · (1 + 1 − 1)/3, and −2/3 · 1/3."""
     turn = Member(new_turn_id(), 1 / 3, None, "2 of 3 votes for 1", taken=False, mean_vote=1 / 3)
     (decision,) = decide_by_outcome([turn], outcome).values()
@@ -54,7 +54,7 @@ def test_a_turn_says_what_its_votes_earned_the_judge(outcome: int, judge: str) -
     assert alone.why == "process +0.33, no outcome (2 of 3 votes for 1)"
 
 
-def test_a_reply_cut_by_length_pays_in_full_and_it_is_said() -> None:
+def test_a_reply_cut_by_length_gets_the_full_penalty_and_the_reason_names_it() -> None:
     found = shape_reward(OVERLONG, majority([-1]), Relation.NONE, tokens=3, cut_by_length=True)
     assert (found.reward, found.why) == (-2.0, "1 of 1 votes for -1, length -1.00")
 
@@ -66,7 +66,7 @@ def test_length_alone_is_no_verdict_but_counts_in_a_group() -> None:
     assert shape_reward(OVERLONG, missing, Relation.GROUP, tokens=1100, cut_by_length=False) == missing
 
 
-def test_what_a_recipe_sets_rewards_in_relation_to() -> None:
+def test_the_relation_of_rewards_by_recipe() -> None:
     group = Signal.model_validate({"reward": "group", "hints": False})
     assert relation_of(group, grouped=True) is Relation.GROUP
     assert relation_of(group, grouped=False) is Relation.NONE
@@ -74,14 +74,14 @@ def test_what_a_recipe_sets_rewards_in_relation_to() -> None:
     assert relation_of(Signal(), grouped=True) is Relation.NONE
 
 
-def test_a_reward_that_is_used_up_leaves_no_term() -> None:
+def test_a_reward_of_0_leaves_no_term() -> None:
     gone = with_reward(JUDGEMENT, 0.0, "mean before +1.00")
     assert (gone.reward, gone.outcome, gone.why) == (None, TurnOutcome.UNDECIDED, "verdict +1; mean before +1.00")
     less = with_reward(JUDGEMENT, 0.25, "mean before +0.75")
     assert (less.reward, less.outcome) == (0.25, TurnOutcome.SAMPLED)
 
 
-def test_a_reward_that_is_used_up_leaves_the_hint() -> None:
+def test_a_reward_of_0_leaves_the_hint() -> None:
     hint = HintChoice("Use Python.", answered=True, why="1 of 1")
     hinted = replace(JUDGEMENT, hint=hint, hinted_prompt_ids=(1, 2))
     left = with_reward(hinted, 0.0, "mean before +1.00")
@@ -112,7 +112,7 @@ def test_a_group_waits_until_its_session_closes() -> None:
     assert [decision.reward for decision in decide_group(group, session_closed=True).values()] == [1.0, -1.0]
 
 
-def test_a_group_that_agrees_teaches_nothing() -> None:
+def test_a_group_that_agrees_gets_no_sample() -> None:
     (one, other) = decide_group(members(-1.0, -1.0), session_closed=False).values()
     assert (one.reward, one.outcome, one.why) == (None, TurnOutcome.UNDECIDED, "group agrees (r -1.0)")
     assert other.outcome is TurnOutcome.UNDECIDED
@@ -124,7 +124,7 @@ def test_a_lone_verdict_counts_as_it_is(reward: float, outcome: TurnOutcome) -> 
     assert (decision.reward, decision.outcome) == (reward or None, outcome)
 
 
-def test_a_member_a_step_has_stays_and_one_that_cannot_be_trained_counts_for_the_others() -> None:
+def test_a_taken_member_stays_and_an_untrainable_one_counts_for_the_others() -> None:
     group = members(1.0, -1.0, 1.0, 0.0, taken=frozenset({0}))
     group[1] = Member(group[1].turn_id, -1.0, "not trainable: top_p", "r -1.0", False)
     decisions = decide_group(group, session_closed=False)

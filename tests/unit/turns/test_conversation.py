@@ -53,7 +53,7 @@ OPENING: list[Message] = [system("s"), user("hi")]
 LATER: list[Message] = [*OPENING, assistant("hello"), user("how are you")]
 
 
-def test_what_is_looked_up_is_each_reply_and_the_whole() -> None:
+def test_a_lookup_has_each_reply_and_the_whole_request() -> None:
     messages = [*LATER, calls("exec"), tool("exec", "x"), VOLATILE]
     digests = prefix_digests(SEED, messages)
     found = lookup(SEED, messages)
@@ -64,7 +64,7 @@ def test_what_is_looked_up_is_each_reply_and_the_whole() -> None:
     assert lookup(SEED, []).whole == SEED
 
 
-def test_a_conversation_goes_on_in_its_session() -> None:
+def test_a_conversation_continues_its_session() -> None:
     ledger = Ledger()
     first = ledger.insert([*OPENING, VOLATILE], assistant("<think>hm</think>hello"))
     assert ledger.insert(LATER, calls("exec")) == first
@@ -77,14 +77,14 @@ def test_the_same_opening_again_starts_another_session() -> None:
     assert ledger.insert(OPENING, assistant("good day")) != first
 
 
-def test_the_newest_of_equal_conversations_goes_on() -> None:
+def test_the_newest_of_equal_conversations_is_continued() -> None:
     ledger = Ledger()
     ledger.insert(OPENING, assistant("hello"))
     second = ledger.insert(OPENING, assistant("hello"))
     assert ledger.insert(LATER, assistant("fine")) == second
 
 
-def test_an_opening_whose_reply_never_completed_is_taken_up_again() -> None:
+def test_repeating_an_opening_whose_reply_never_completed_continues_the_session() -> None:
     ledger = Ledger()
     first = ledger.insert(OPENING, assistant(""), completed=False)
     assert ledger.insert([*OPENING, VOLATILE], assistant("hel"), completed=False) == first
@@ -92,7 +92,7 @@ def test_an_opening_whose_reply_never_completed_is_taken_up_again() -> None:
     assert ledger.insert(OPENING, assistant("hello")) != first  # answered by now: somebody begins anew
 
 
-def test_an_old_failure_is_not_taken_up_after_a_newer_success() -> None:
+def test_an_old_failure_is_not_continued_after_a_newer_success() -> None:
     ledger = Ledger()
     failed = ledger.insert(OPENING, assistant(""), completed=False)
     ledger.known[0], ledger.known[1] = ledger.known[1], ledger.known[0]  # the order of rows says nothing
@@ -101,7 +101,7 @@ def test_an_old_failure_is_not_taken_up_after_a_newer_success() -> None:
     assert ledger.insert(OPENING, assistant("hello")) != failed
 
 
-def test_an_opening_with_examples_is_taken_up_again_too() -> None:
+def test_repeating_an_opening_with_examples_continues_the_session_too() -> None:
     examples: list[Message] = [user("1+1"), assistant("2"), user("2+2")]
     ledger = Ledger()
     first = ledger.insert(examples, assistant(""), completed=False)

@@ -58,7 +58,7 @@ EVERYTHING: Body = {
         ({}, ("prompt_cache_key", "session_id", "metadata", "messages"), SessionSource.CONVERSATION, None),
     ],
 )
-def test_the_first_thing_that_names_the_session_counts(
+def test_the_first_value_that_names_the_session_counts(
     headers: Headers, without: tuple[str, ...], source: SessionSource, value: str | None
 ) -> None:
     body = {field: said for field, said in EVERYTHING.items() if field not in without}
@@ -67,7 +67,7 @@ def test_the_first_thing_that_names_the_session_counts(
 
 
 @pytest.mark.parametrize("wrong", [None, "", "  ", 5, True, ["a"], {"id": "a"}])
-def test_what_is_empty_or_of_the_wrong_type_names_nothing(wrong: JsonValue) -> None:
+def test_an_empty_value_or_one_of_the_wrong_type_names_nothing(wrong: JsonValue) -> None:
     body: Body = {"session_id": wrong, "metadata": {"session_id": wrong}, "prompt_cache_key": wrong, "user": wrong}
     assert identify({}, body) == SessionEvidence(SessionSource.CONVERSATION, None)
     assert identify({}, {"metadata": wrong, "messages": wrong}).value is None
@@ -84,7 +84,7 @@ def test_what_is_empty_or_of_the_wrong_type_names_nothing(wrong: JsonValue) -> N
         ({}, {"messages": list(HEARTBEAT_REQUEST)}),
     ],
 )
-def test_every_way_in_which_openclaw_says_its_id_is_one_session(headers: Headers, body: Body) -> None:
+def test_all_places_of_an_openclaw_id_name_one_session(headers: Headers, body: Body) -> None:
     assert session_of(headers, body) == session_of(affinity(f"{UUID_ID}:0"), {})
 
 
@@ -201,7 +201,7 @@ def test_a_session_that_nothing_names_has_no_named_id() -> None:
         ({}, {}, False),
     ],
 )
-def test_a_session_ends_when_the_client_says_so(headers: Headers, body: Body, ends: bool) -> None:
+def test_a_session_ends_when_the_client_marks_its_last_turn(headers: Headers, body: Body, ends: bool) -> None:
     assert ends_session(headers, body) is ends
 
 

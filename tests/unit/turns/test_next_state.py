@@ -35,7 +35,7 @@ def following(record: Recorder, turn_id: TurnId) -> list[Message] | None:
     return state.messages if state is not None else None
 
 
-def test_what_the_user_says_next_is_the_next_state() -> None:
+def test_the_users_next_message_is_the_next_state() -> None:
     record = Recorder()
     first = record.record([*ASKED, VOLATILE], assistant("one"))
     assert following(record, first) is None
@@ -62,14 +62,14 @@ def test_what_the_user_says_next_is_the_next_state() -> None:
         ([assistant("foreign"), user("x")], None),
     ],
 )
-def test_all_that_follows_counts_up_to_the_next_answer(after: list[Message], state: list[Message] | None) -> None:
+def test_the_next_state_ends_before_the_next_answer(after: list[Message], state: list[Message] | None) -> None:
     record = Recorder()
     called = record.record(ASKED, calls("read", "exec"))
     record.ask([*ASKED, calls("read", "exec"), *after])
     assert following(record, called) == state
 
 
-def test_a_request_that_shows_nothing_yet_leaves_it_to_the_next() -> None:
+def test_a_request_without_a_next_state_leaves_it_to_the_next_request() -> None:
     record = Recorder()
     first = record.record(ASKED, assistant("one"))
     record.ask([*ASKED, assistant("one"), VOLATILE])
@@ -102,7 +102,7 @@ def test_an_answer_that_never_appears_again_has_no_next_state(later: list[Messag
     assert following(record, lost) is None
 
 
-def test_side_requests_and_older_ones_show_nothing() -> None:
+def test_side_requests_and_older_requests_hold_no_next_state() -> None:
     record = Recorder()
     record.ask([*ASKED, assistant("one"), user("before")])
     first = record.record(ASKED, assistant("one"))
@@ -132,7 +132,7 @@ def test_of_two_tries_with_the_same_answer_one_gets_the_feedback() -> None:
     assert following(record, retry) == [user("thanks")]
 
 
-def test_the_same_answer_given_later_does_not_take_back_what_was_said_before() -> None:
+def test_a_later_equal_answer_does_not_take_an_earlier_next_state() -> None:
     record = Recorder()
     first = record.record(ASKED, assistant("one"))
     record.ask([*ASKED, assistant("one"), user("thanks")])
@@ -197,7 +197,7 @@ def test_openclaws_polls_are_not_feedback() -> None:
 
 
 @given(exchanges, st.data())
-def test_along_a_conversation_each_turn_gets_exactly_what_was_said_next(
+def test_along_a_conversation_each_turn_gets_exactly_the_next_messages(
     said: list[tuple[list[Message], Message]], data: st.DataObject
 ) -> None:
     record = Recorder()
@@ -218,7 +218,7 @@ def test_along_a_conversation_each_turn_gets_exactly_what_was_said_next(
 
 
 @given(exchanges)
-def test_the_order_of_what_is_handed_in_changes_nothing(said: list[tuple[list[Message], Message]]) -> None:
+def test_the_order_of_turns_and_requests_does_not_matter(said: list[tuple[list[Message], Message]]) -> None:
     record = Recorder()
     history: list[Message] = []
     for words, answer in said:

@@ -81,7 +81,7 @@ class ScriptedJudge:
 
 
 class Desk:
-    """All that judges, in memory."""
+    """The judging activities over fakes."""
 
     def __init__(self) -> None:
         self.turns = FakeTurnStore()
@@ -97,8 +97,8 @@ class Desk:
     async def talk(self, *asked: str) -> tuple[SessionId, list[TurnRecord]]:
         messages: list[Message] = []
         turns: list[TurnRecord] = []
-        for number, said in enumerate(asked):
-            messages = [*messages, {"role": "user", "content": said}]
+        for number, text in enumerate(asked):
+            messages = [*messages, {"role": "user", "content": text}]
             answer: Message = {"role": "assistant", "content": f"answer {number}"}
             evidence = SessionEvidence(SessionSource.HEADER, "s")
             turns.append(turn_record(api_key_id=KEY, evidence=evidence, messages=messages, response=answer))
@@ -106,7 +106,7 @@ class Desk:
         session = [(await self.turns.insert(turn)).session_id for turn in turns][-1]
         return session, turns
 
-    async def tell(self, session: SessionId, turn: TurnRecord, revision: int | None = None) -> list[TurnResult]:
+    async def judge_turn(self, session: SessionId, turn: TurnRecord, revision: int | None = None) -> list[TurnResult]:
         ask = JudgeTurn(session_id=session, turn_id=turn.turn_id, revision=revision)
         return (await self.judging.judge_turn(ask)).fates
 
@@ -118,66 +118,71 @@ def desk() -> Desk:
 
 async def test_a_turn_is_judged_once_by_the_next_one(desk: Desk) -> None:
     session, (first, second) = await desk.talk("one", "two")
-    assert await desk.tell(session, first) == []
-    once = await desk.tell(session, second)
-    assert [(fate.turn_id, fate.verdict, fate.sample) for fate in once] == [(first.turn_id, 1, True)]
-    assert await desk.tell(session, second) == once
+    assert await desk.judge_turn(session, first) == []
+    once = await desk.judge_turn(session, second)
+    assert [(result.turn_id, result.verdict, result.sample) for result in once] == [(first.turn_id, 1, True)]
+    assert await desk.judge_turn(session, second) == once
     assert desk.judge.asked == [3]
 
 
-async def test_a_judge_that_breaks_off_is_asked_only_for_the_rest(desk: Desk) -> None:
+async def test_a_judge_that_fails_midway_is_asked_only_for_the_missing_votes(desk: Desk) -> None:
     session, (first, second) = await desk.talk("one", "two")
     desk.judge.votes = ["1", "what?", "-1", JudgeUnavailable("away")]
     with pytest.raises(JudgeUnavailable):
-        await desk.tell(session, second)
+        await desk.judge_turn(session, second)
     desk.judge.votes = ["1"]
-    (fate,) = await desk.tell(session, second)
-    assert (desk.judge.asked, fate.why) == ([3, 1, 1], "verdict +1: 2 of 3 votes for 1")
+    (result,) = await desk.judge_turn(session, second)
+    assert (desk.judge.asked, result.why) == ([3, 1, 1], "verdict +1: 2 of 3 votes for 1")
     assert desk.store.samples(first.turn_id) == [(SampleState.FRESH, 1.0)]
 
 
-async def test_judged_again_it_asks_anew_and_replaces_the_sample(desk: Desk) -> None:
+async def test_rejudging_asks_for_new_votes_and_replaces_the_sample(desk: Desk) -> None:
     session, (first, second) = await desk.talk("one", "two")
-    await desk.tell(session, second)
+    await desk.judge_turn(session, second)
     desk.judge.votes = ["-1"]
-    (fate,) = await desk.tell(session, first, revision=1)
-    assert (fate.verdict, desk.judge.asked) == (-1, [3, 3])
+    (result,) = await desk.judge_turn(session, first, revision=1)
+    assert (result.verdict, desk.judge.asked) == (-1, [3, 3])
     assert [state for state, _ in desk.store.samples(first.turn_id)] == [SampleState.SUPERSEDED, SampleState.FRESH]
 
 
-async def test_the_next_judgement_tells_which_step_learned_from_a_turn(desk: Desk) -> None:
+async def test_the_next_judgement_reports_the_step_that_trained_a_turn(desk: Desk) -> None:
     session, (first, second, third) = await desk.talk("one", "two", "three")
-    (fate,) = await desk.tell(session, second)
-    assert (fate.outcome, fate.step) == (TurnOutcome.SAMPLED, None)
+    (result,) = await desk.judge_turn(session, second)
+    assert (result.outcome, result.step) == (TurnOutcome.SAMPLED, None)
     desk.store.train(first.turn_id, 7)
-    judged, trained = await desk.tell(session, third)
+    judged, trained = await desk.judge_turn(session, third)
     assert (judged.turn_id, judged.step) == (second.turn_id, None)
     assert (trained.turn_id, trained.number, trained.verdict, trained.step) == (first.turn_id, 1, 1, 7)
     assert (trained.outcome, trained.sample, trained.why) == (TurnOutcome.TRAINED, True, "trained in step 7")
     desk.store.roll_back(first.turn_id)
-    _, back = await desk.tell(session, third)
+    _, back = await desk.judge_turn(session, third)
     assert (back.outcome, back.step, back.why) == (TurnOutcome.ROLLED_BACK, 7, "trained in step 7, rolled back to 0")
     desk.store.train(first.turn_id, 7)
-    # Told of again, the turn has one row, and that has the step.
-    again = await desk.tell(session, second)
-    assert [(fate.turn_id, fate.outcome, fate.step) for fate in again] == [(first.turn_id, TurnOutcome.TRAINED, 7)]
+    # A repeated judgement of the turn gives one row, with the step.
+    again = await desk.judge_turn(session, second)
+    assert [(result.turn_id, result.outcome, result.step) for result in again] == [
+        (first.turn_id, TurnOutcome.TRAINED, 7)
+    ]
 
 
-async def test_a_closing_tells_which_steps_learned(desk: Desk) -> None:
+async def test_a_closing_reports_the_steps_that_trained_turns(desk: Desk) -> None:
     session, (first, second) = await desk.talk("one", "two")
-    await desk.tell(session, second)
+    await desk.judge_turn(session, second)
     desk.store.train(first.turn_id, 7)
     closed = await desk.ledger.close_session(CloseSession(session_id=session, why="idle for 30 min"))
-    assert [(fate.turn_id, fate.step) for fate in closed.fates] == [(second.turn_id, None), (first.turn_id, 7)]
+    assert [(result.turn_id, result.step) for result in closed.fates] == [(second.turn_id, None), (first.turn_id, 7)]
 
 
-async def test_a_closing_judges_what_was_missed_and_ends_the_rest(desk: Desk) -> None:
+async def test_a_closing_returns_missed_turns_and_decides_the_rest(desk: Desk) -> None:
     session, (first, second) = await desk.talk("one", "two")
     ask = CloseSession(session_id=session, why="idle for 30 min")
     assert (await desk.ledger.close_session(ask)).to_judge == [first.turn_id]
-    await desk.tell(session, second)
+    await desk.judge_turn(session, second)
     closed = await desk.ledger.close_session(ask)
-    assert (closed.guarantee, [fate.outcome for fate in closed.fates]) == ("has a sample", [TurnOutcome.NO_FEEDBACK])
+    assert (closed.guarantee, [result.outcome for result in closed.fates]) == (
+        "has a sample",
+        [TurnOutcome.NO_FEEDBACK],
+    )
 
 
 @pytest.mark.parametrize("erased", [False, True])
@@ -185,7 +190,7 @@ async def test_an_erased_turn_is_no_candidate_for_the_sample_a_session_gets(desk
     session, (first, second) = await desk.talk("one", "two")
     desk.judge.votes = ["1", "-1", "0"]
     desk.judge.direct = {1: -0.1, 0: -3.0, -1: -3.0}
-    await desk.tell(session, second)
+    await desk.judge_turn(session, second)
     if erased:
         desk.store.erase(first.turn_id)
     closed = await desk.ledger.close_session(CloseSession(session_id=session, why="idle for 30 min"))
@@ -193,7 +198,7 @@ async def test_an_erased_turn_is_no_candidate_for_the_sample_a_session_gets(desk
     assert closed.guarantee == ("no sample: no judged turn that can be trained" if erased else "")
 
 
-async def test_a_sweep_tells_what_was_missed_once(desk: Desk) -> None:
+async def test_a_sweep_notifies_of_missed_turns_once(desk: Desk) -> None:
     _, turns = await desk.talk("one", "two")
     assert (await desk.upkeep.sweep()).announced == len(turns)
     assert (await desk.upkeep.sweep()).announced == 0

@@ -47,7 +47,7 @@ def test_a_request_that_continues_follows_the_last_answer() -> None:
     assert speakers(record, *history) == [None, None, first, None, second, None]
 
 
-def test_short_answers_given_twice_are_told_apart_by_what_stands_before_them() -> None:
+def test_equal_short_answers_are_distinguished_by_their_context() -> None:
     record = Recorder()
     first = record.record([S, user("a")], assistant("ok"))
     second = record.record([S, user("a"), assistant("ok"), user("b")], assistant("ok"))
@@ -137,7 +137,7 @@ def test_pruned_tool_results_do_not_lead_back_to_the_answer_before_them() -> Non
     assert speakers(record, *pruned) == [None, None, first, None, second, None, third, None]
 
 
-def test_an_answer_somebody_else_wrote_is_not_taken_for_an_older_turn() -> None:
+def test_an_answer_of_another_author_is_not_matched_with_an_older_turn() -> None:
     record = Recorder()
     record.record([S, user("x")], assistant("ok"))
     record.record([S, user("a")], assistant("no"))
@@ -146,14 +146,14 @@ def test_an_answer_somebody_else_wrote_is_not_taken_for_an_older_turn() -> None:
     assert parent(record, *edited) == second
 
 
-def test_an_answer_that_stands_in_its_context_is_not_found_in_a_second_place() -> None:
+def test_an_answer_matched_in_context_is_not_matched_a_second_time() -> None:
     record = Recorder()
     first = record.record([S, user("a")], assistant("ok"))
     foreign = (S, user("a"), assistant("ok"), user("b"), assistant("ok"), user("c"))
     assert speakers(record, *foreign) == [None, None, first, None, None, None]
 
 
-def test_a_retry_that_lost_its_place_to_a_newer_one_takes_no_other() -> None:
+def test_a_retry_displaced_by_a_newer_one_matches_no_other_message() -> None:
     record = Recorder()
     record.record([S, user("a")], assistant("ok"))
     retry = record.record([S, user("a")], assistant("ok"))
@@ -161,7 +161,7 @@ def test_a_retry_that_lost_its_place_to_a_newer_one_takes_no_other() -> None:
     assert speakers(record, *foreign) == [None, None, retry, None, None, None]
 
 
-def test_behind_a_rewritten_beginning_turns_still_get_newer() -> None:
+def test_after_a_rewritten_beginning_turns_still_get_newer() -> None:
     record = Recorder()
     yes = record.record([S, user("a")], assistant("yes"))
     no = record.record([S, user("a"), assistant("yes"), user("b")], assistant("no"))
@@ -170,7 +170,7 @@ def test_behind_a_rewritten_beginning_turns_still_get_newer() -> None:
     assert speakers(record, *kept) == [None, yes, None, no, None]
 
 
-def test_repeated_answers_behind_a_rewritten_beginning_are_told_newest_last() -> None:
+def test_repeated_answers_after_a_rewritten_beginning_get_the_newest_turn_last() -> None:
     record = Recorder()
     history: list[Message] = [S]
     for word in "abc":
@@ -257,7 +257,7 @@ def test_retries_never_become_parents(said: list[tuple[list[Message], Message]],
 
 
 @given(st.lists(plain_messages, max_size=8), st.lists(st.lists(plain_messages, max_size=4), max_size=6))
-def test_speakers_are_distinct_and_get_newer_and_said_what_stands_there(
+def test_speakers_are_distinct_get_newer_and_wrote_their_messages(
     messages: list[Message], requests: list[list[Message]]
 ) -> None:
     record = Recorder()

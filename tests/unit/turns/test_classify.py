@@ -57,7 +57,7 @@ MAIN, SIDE = TurnKind.MAIN, TurnKind.SIDE
         ),
     ],
 )
-def test_the_first_rule_that_applies_decides_and_says_so(
+def test_the_first_rule_that_applies_decides_and_is_the_reason(
     headers: dict[str, str], body: dict[str, JsonValue], side_alias: bool, kind: TurnKind, reason: str
 ) -> None:
     decision = classify(headers, body, side_alias=side_alias)

@@ -78,7 +78,7 @@ def text(value: str, **fields: JsonValue) -> JsonValue:
         ),
     ],
 )
-def test_two_spellings_of_one_message_are_equal(one: Message, other: Message) -> None:
+def test_different_spellings_of_one_message_are_equal(one: Message, other: Message) -> None:
     assert encode(canonical(one)) == encode(canonical(other))
     assert extend_digest(SEED, one) == extend_digest(SEED, other)
 
@@ -128,7 +128,7 @@ def test_two_different_messages_are_not_equal(one: Message, other: Message) -> N
         ({}, False),
     ],
 )
-def test_only_what_the_client_made_for_one_request_is_volatile(message: Message, volatile: bool) -> None:
+def test_only_messages_made_for_one_request_are_volatile(message: Message, volatile: bool) -> None:
     assert is_volatile(message) is volatile
 
 
@@ -163,7 +163,7 @@ def test_digests_stay_what_they_are_because_they_are_stored() -> None:
     ]
 
 
-def test_thinking_tags_that_do_not_come_out_clean_are_left_and_cost_no_time() -> None:
+def test_thinking_tags_that_cannot_be_removed_cleanly_stay_and_cost_no_time() -> None:
     depth = 100_000  # 2 MB; taking out one pair at a time makes a new pair, so repeating would take hours
     nested = "<th" * depth + "<think></think>" + "ink>" * depth
     assert canonical(said(nested))["content"] == nested
@@ -182,7 +182,7 @@ def test_numbers_beyond_every_machine_type_have_a_digest() -> None:
 
 
 @given(odd_messages)
-def test_no_json_shape_raises_and_applying_the_form_again_changes_nothing(message: Message) -> None:
+def test_no_json_shape_raises_and_the_form_is_idempotent(message: Message) -> None:
     once = canonical(message)
     assert encode(canonical(once)) == encode(once)
     response_digest(message)
@@ -190,7 +190,7 @@ def test_no_json_shape_raises_and_applying_the_form_again_changes_nothing(messag
 
 
 @given(json_values, json_values)
-def test_the_encoding_tells_values_apart_and_never_runs_together(one: JsonValue, other: JsonValue) -> None:
+def test_different_values_have_different_encodings(one: JsonValue, other: JsonValue) -> None:
     assert encode([one, other]) == b"l2:" + encode(one) + encode(other)
     if encode(one) == encode(other):
         assert encode([one, "x"]) == encode([other, "x"])
