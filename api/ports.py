@@ -83,10 +83,15 @@ class FeedbackStore(Protocol):
         """The n-th main turn, from 1, of a session of this key, by our id or the client's own value."""
 
     async def give(self, key: ApiKeyId, turn: TurnId, score: float | None, text: str | None) -> StoredFeedback | None:
-        """Store feedback on a main turn of this key; None if it has no such turn."""
+        """Store feedback on a main turn of this key; None if it has no such turn, or the turn was erased."""
 
     async def give_outcome(self, key: ApiKeyId, session: str, outcome: int) -> FeedbackEffect | None:
-        """Store whether the task of a session of this key succeeded, 1 or −1; None if it has no such session."""
+        """Store whether the task of a session of this key succeeded; None if it has no such session.
+
+        Args:
+            session: our id or the client's own value.
+            outcome: 1 or −1; a later one replaces an earlier one.
+        """
 
     async def mark_feedback_notified(self, feedback: FeedbackId) -> None: ...
 
