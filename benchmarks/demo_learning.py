@@ -100,7 +100,7 @@ class Loop:
         """The sample of a turn, if it gives one."""
         turn = TurnId(UUID(int=self.chance.getrandbits(128), version=4))
         answered: Message = {"role": "assistant", "content": reply}
-        evidence = gather(messages, answered, [{"role": "user", "content": following}], is_volatile=_never)
+        evidence = gather(messages, answered, [{"role": "user", "content": following}])
         signal = self.recipe.signal
         vote = vote_prompt(turn, evidence, AnswerForm.GRAMMAR)
         verdict: Verdict = majority(self.judge.sampled_votes(vote, signal.m, signal.judge_temperature))
@@ -110,7 +110,7 @@ class Loop:
         decision = decide(signal, verdict, hint, None)
         if decision.reward is None and decision.hint is None:
             return []
-        hinted = None if decision.hint is None else with_hint(messages, decision.hint, is_volatile=_never)
+        hinted = None if decision.hint is None else with_hint(messages, decision.hint)
         prompt_ids, response_ids = self.served.prompt_ids(messages), self.served.reply_ids(reply)
         return [
             TrainingSample(
@@ -198,11 +198,6 @@ def main() -> None:
             least = min(exact for _, _, exact in found)
             seconds = time.perf_counter() - began
             print(f"seed {seed} {method}: 90 % at {reached}, exact at least {least:.2f}, {seconds:.0f} s", flush=True)
-
-
-def _never(message: Message) -> bool:
-    del message
-    return False
 
 
 if __name__ == "__main__":

@@ -93,7 +93,7 @@ class Talk:
             after.insert(0, {"role": "tool", "tool_call_id": "call1", "content": texts["tool output"]})
         reply: Message = {"role": "assistant", "content": texts["reply"]}
         asked: list[Message] = [{"role": "user", "content": self.request}]
-        return gather(asked, reply, after, is_volatile=lambda message: False)
+        return gather(asked, reply, after)
 
 
 @dataclass(frozen=True, slots=True)

@@ -29,7 +29,6 @@ from clawloop.judging.voting import Verdict, majority, rated
 from clawloop.samples.decision import decide
 from clawloop.samples.eligibility import why_not_trainable
 from clawloop.samples.rewards import relation_of, shape_reward
-from clawloop.turns.canonical import is_volatile
 from clawloop.turns.next_state import NextState
 
 NOT_VOTED = Verdict(None, None, None, "no verdict asked for")
@@ -72,7 +71,7 @@ class Case:
     def evidence(self) -> Evidence:
         messages = [] if self.state is None else self.state.messages
         feedback = "\n\n".join(self.texts) or None
-        return gather(self.record.messages, self.record.response or {}, messages, feedback, is_volatile=is_volatile)
+        return gather(self.record.messages, self.record.response or {}, messages, feedback)
 
     @property
     def evidence_hash(self) -> bytes:
@@ -167,7 +166,7 @@ class Evaluator:
     async def _hinted_prompt(self, hint: str) -> tuple[list[int] | None, str | None]:
         """The ids of the prompt with the hint in it, or why there are none."""
         record = self._record
-        hinted = with_hint(record.messages, hint, is_volatile=is_volatile)
+        hinted = with_hint(record.messages, hint)
         if hinted is None:
             return None, "no user message takes a hint"
         try:

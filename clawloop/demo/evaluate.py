@@ -213,7 +213,7 @@ def _chat(request: Request, hint: str | None = None) -> list[Message]:
     messages: list[Message] = [{"role": "user", "content": request.text}]
     if hint is None:
         return messages
-    hinted = with_hint(messages, hint, is_volatile=lambda message: False)
+    hinted = with_hint(messages, hint)
     assert hinted is not None  # the message is a user's text
     return hinted
 

@@ -199,7 +199,7 @@ class Lessons:
         messages = [*self._system(), *_messages(history), _user(turn.said)]
         outside = self._chance.random() < 0.06 and said is not None
         next_state = [] if outside else [_user(text)]
-        evidence = gather(messages, _assistant(turn.reply), next_state, text if outside else None, is_volatile=_never)
+        evidence = gather(messages, _assistant(turn.reply), next_state, text if outside else None)
         return evidence, said
 
     def _history(self) -> list[_Exchange]:
@@ -254,7 +254,7 @@ def hint_answer(prompt: JudgePrompt, style: Style | None) -> str:
 
 
 def _hinted(messages: list[Message], hint: str) -> list[Message]:
-    hinted = with_hint(messages, hint, is_volatile=_never)
+    hinted = with_hint(messages, hint)
     assert hinted is not None  # the last message is a user's text
     return hinted
 
@@ -269,8 +269,3 @@ def _user(text: str) -> Message:
 
 def _assistant(text: str) -> Message:
     return {"role": "assistant", "content": text}
-
-
-def _never(message: Message) -> bool:
-    del message
-    return False

@@ -65,7 +65,7 @@ def train_vocabulary(chats: Iterable[str], typed: Iterable[str]) -> Tokenizer:
 
 def fixed_lines() -> tuple[str, ...]:
     """The lines of judge prompts that are always the same, without their line ends."""
-    evidence = gather([], {"role": "assistant", "content": "x"}, [], is_volatile=_never)
+    evidence = gather([], {"role": "assistant", "content": "x"}, [])
     lines: dict[str, None] = {}
     for ask in (vote_prompt, hint_prompt):
         for form in AnswerForm:
@@ -123,8 +123,3 @@ def _with_words(typed: Iterable[str]) -> Iterator[str]:
         yield f"{text}\n{lines}"
         if at % _CAPITALS_EVERY == 0:
             yield f"{text}\n{lines}".upper()
-
-
-def _never(message: Message) -> bool:
-    del message
-    return False

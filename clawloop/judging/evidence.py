@@ -7,7 +7,7 @@ reply, the latter was never shown to the user.
 
 from __future__ import annotations
 
-from collections.abc import Callable, Sequence
+from collections.abc import Sequence
 from dataclasses import dataclass
 
 from pydantic import JsonValue
@@ -15,6 +15,7 @@ from pydantic import JsonValue
 from clawloop.contracts.turns import Message
 from clawloop.judging.blocks import Block, Role, Section, harmless
 from clawloop.judging.truncation import Budgets, cut_middle, share
+from clawloop.turns.canonical import is_volatile
 from clawloop.turns.thinking import THINKING_PARTS, without_leading_thinking
 
 MAX_HISTORY = 8  # messages: enough to understand a short request
@@ -65,8 +66,6 @@ def gather(
     response: Message,
     next_state: Sequence[Message],
     feedback: str | None = None,
-    *,
-    is_volatile: Callable[[Message], bool],
 ) -> Evidence:
     """The evidence of a turn: its request's messages, its response, its next state and feedback."""
     lasting = [

@@ -8,13 +8,14 @@ from __future__ import annotations
 
 import re
 import unicodedata
-from collections.abc import Callable, Sequence
+from collections.abc import Sequence
 from dataclasses import dataclass
 
 from clawloop.contracts.turns import Message
 from clawloop.judging.blocks import has_control_tokens
 from clawloop.judging.evidence import Evidence
 from clawloop.judging.parsing import HintVote
+from clawloop.turns.canonical import is_volatile
 
 SHORTEST = 10  # characters; a hint must be longer: a shorter one says "redo" rather than how
 LEAD_IN = "\n\nKeep in mind: "
@@ -101,9 +102,7 @@ def fault_of(hint: str, *, request: str, reply: str) -> str | None:
     return None
 
 
-def with_hint(
-    messages: Sequence[Message], hint: str, *, is_volatile: Callable[[Message], bool]
-) -> list[Message] | None:
+def with_hint(messages: Sequence[Message], hint: str) -> list[Message] | None:
     """A copy of the messages with the hint at the end of the last user message that is not volatile.
 
     None if there is no such message, or its content is neither text nor a list of parts.

@@ -16,7 +16,6 @@ from transformers import AutoTokenizer
 from clawloop.contracts.turns import Message
 from clawloop.judging.hints import with_hint
 from clawloop.training.packing.collate import TokenSequence
-from clawloop.turns.canonical import is_volatile
 from tests.chats import assistant, system, user
 from tests.openclaw_chats import TOOLS
 
@@ -60,7 +59,7 @@ def session_turns(
         messages = [*lasting, _volatile(f"Active exec sessions: {turn}\n{text(6)}")]
         thinking, answer = text(20), text(12)
         response = encode(f"<think>\n{thinking}\n</think>\n\n{answer}<|im_end|>")
-        hinted = with_hint(messages, text(6), is_volatile=is_volatile) if hints and turn % 3 else None
+        hinted = with_hint(messages, text(6)) if hints and turn % 3 else None
         sequence = TokenSequence(f"turn {turn}", prompt(messages), response, 0.6)
         found.append((sequence, None if hinted is None else prompt(hinted)))
         lasting.append(assistant(answer))

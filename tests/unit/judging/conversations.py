@@ -10,18 +10,11 @@ from clawloop.ids import TurnId
 from clawloop.judging.blocks import Block
 from clawloop.judging.evidence import Evidence, gather
 from clawloop.judging.prompts import JudgePrompt
+from clawloop.turns.canonical import VOLATILE_FRAMES
 
 TURN = TurnId(UUID("0190a5f0-1111-7222-8333-444455556666"))
-
-
-def never(message: Message) -> bool:
-    return False
-
-
-def internal(message: Message) -> bool:
-    """Stands in for OpenClaw's internal context."""
-    content = message.get("content")
-    return isinstance(content, str) and content.startswith("<<<INTERNAL>>>")
+INTERNAL = f"{VOLATILE_FRAMES[0][0]}\n"
+"""How a volatile message of OpenClaw begins."""
 
 
 def user(text: str) -> Message:
@@ -42,7 +35,7 @@ def evidence(
     answer: str = "No, in Python.",
     feedback: str | None = None,
 ) -> Evidence:
-    return gather([user(request)], assistant(reply), [user(answer)], feedback, is_volatile=never)
+    return gather([user(request)], assistant(reply), [user(answer)], feedback)
 
 
 def question(prompt: JudgePrompt) -> str:

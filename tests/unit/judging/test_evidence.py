@@ -5,7 +5,7 @@ from pydantic import JsonValue
 from clawloop.contracts.turns import Message
 from clawloop.judging.evidence import MAX_HISTORY, MAX_PIECES, Statement, blocks_of, content_text, gather
 from clawloop.judging.truncation import Budgets
-from tests.unit.judging.conversations import assistant, internal, never, tool, user
+from tests.unit.judging.conversations import INTERNAL, assistant, tool, user
 
 CALL: JsonValue = {"id": "c1", "type": "function", "function": {"name": "read", "arguments": '{"path": "a"}'}}
 
@@ -26,8 +26,8 @@ any_message: st.SearchStrategy[Message] = st.fixed_dictionaries(
 
 
 def test_the_task_is_the_last_user_message_that_is_not_volatile() -> None:
-    messages = [user("first"), assistant("ok"), user("the task"), user("<<<INTERNAL>>> clock 12:00")]
-    found = gather(messages, assistant("reply"), [], is_volatile=internal)
+    messages = [user("first"), assistant("ok"), user("the task"), user(f"{INTERNAL}clock 12:00")]
+    found = gather(messages, assistant("reply"), [])
     assert found.task == Statement("user", "the task")
     assert found.before == (Statement("user", "first"), Statement("assistant", "ok"))
     assert found.since == ()
@@ -39,7 +39,7 @@ def test_tool_calls_between_task_and_reply_are_shown_after_the_task() -> None:
         {"role": "assistant", "content": None, "tool_calls": [CALL]},
         tool("content of a"),
     ]
-    found = gather(messages, assistant("It says: content."), [user("thanks")], is_volatile=never)
+    found = gather(messages, assistant("It says: content."), [user("thanks")])
     assert [(block.section, block.role, block.text) for block in blocks_of(found, Budgets())] == [
         ("task", "user", "read a"),
         ("history", "tool_call", 'read {"path": "a"}'),
@@ -50,7 +50,7 @@ def test_tool_calls_between_task_and_reply_are_shown_after_the_task() -> None:
 
 
 def test_all_messages_of_the_next_state_count_with_their_roles() -> None:
-    found = gather([user("t")], assistant("r"), [tool("1"), tool("2"), user("3")], is_volatile=never)
+    found = gather([user("t")], assistant("r"), [tool("1"), tool("2"), user("3")])
     assert found.next_state == (Statement("tool", "1"), Statement("tool", "2"), Statement("user", "3"))
 
 
@@ -68,7 +68,7 @@ def test_system_messages_and_thinking_are_left_out() -> None:
         ],
         "reasoning_content": "deep",
     }
-    shown = str(blocks_of(gather(messages, reply, [], is_volatile=never), Budgets()))
+    shown = str(blocks_of(gather(messages, reply, []), Budgets()))
     assert "Answer" in shown
     for hidden in ("rules", "why", "hm", "deep"):
         assert hidden not in shown
@@ -84,20 +84,20 @@ def test_content_parts_are_read_and_images_are_named() -> None:
 
 
 def test_a_turn_without_a_user_message_or_reply_text_can_be_shown() -> None:
-    found = gather([tool("x")], {"role": "assistant", "content": None}, [], is_volatile=never)
+    found = gather([tool("x")], {"role": "assistant", "content": None}, [])
     assert found.task is None
     assert found.reply == (Statement("assistant", ""),)
 
 
 def test_feedback_has_a_block_of_its_own() -> None:
-    found = gather([user("t")], assistant("r"), [], "too long", is_volatile=never)
+    found = gather([user("t")], assistant("r"), [], "too long")
     assert [b.text for b in blocks_of(found, Budgets()) if b.section == "feedback"] == ["too long"]
 
 
 def test_history_is_the_newest_tail_and_many_tool_results_show_the_first_and_last() -> None:
     messages = [user(f"old {n}") for n in range(50)] + [user("task")]
     results = [tool(f"result {n}") for n in range(40)]
-    blocks = blocks_of(gather(messages, assistant("r"), results, is_volatile=never), Budgets())
+    blocks = blocks_of(gather(messages, assistant("r"), results), Budgets())
     history = [block.text for block in blocks if block.section == "history"]
     shown = [block.text for block in blocks if block.section == "next"]
     assert history == [f"old {n}" for n in range(50 - MAX_HISTORY, 50)]
@@ -107,9 +107,7 @@ def test_history_is_the_newest_tail_and_many_tool_results_show_the_first_and_las
 
 def test_ten_megabytes_anywhere_stay_within_the_budget() -> None:
     huge = "x" * 10_000_000
-    found = gather(
-        [user(huge), assistant(huge), user(huge)], assistant(huge), [tool(huge)] * 3, huge, is_volatile=never
-    )
+    found = gather([user(huge), assistant(huge), user(huge)], assistant(huge), [tool(huge)] * 3, huge)
     blocks = blocks_of(found, Budgets())
     assert sum(len(block.text) for block in blocks) <= Budgets().total
     assert all("characters cut" in block.text for block in blocks)
@@ -119,6 +117,6 @@ def test_ten_megabytes_anywhere_stay_within_the_budget() -> None:
 def test_messages_of_any_shape_are_shown_within_the_budget(
     messages: list[Message], response: Message, next_state: list[Message], total: int
 ) -> None:
-    blocks = blocks_of(gather(messages, response, next_state, is_volatile=never), Budgets.of(total))
+    blocks = blocks_of(gather(messages, response, next_state), Budgets.of(total))
     assert sum(len(block.text) for block in blocks) <= total
     assert any(block.section == "reply" for block in blocks)

@@ -8,7 +8,7 @@ from pydantic import JsonValue
 from clawloop.contracts.turns import Message
 from clawloop.judging.hints import LEAD_IN, HintChoice, choose_hint, fault_of, with_hint, without_hint
 from clawloop.judging.parsing import HintVote
-from tests.unit.judging.conversations import assistant, evidence, internal, never, user
+from tests.unit.judging.conversations import INTERNAL, assistant, evidence, user
 
 NONE = HintVote(accepted=False, text=None)
 
@@ -89,22 +89,20 @@ def test_a_hint_that_cannot_be_used_leaves_the_turn_answered() -> None:
 
 
 def test_a_hint_goes_to_the_end_of_the_last_user_message_that_is_not_volatile() -> None:
-    messages = [user("a"), assistant("b"), user("c"), assistant("d"), user("<<<INTERNAL>>> now")]
-    hinted = with_hint(messages, "Use Python.", is_volatile=internal)
+    messages = [user("a"), assistant("b"), user("c"), assistant("d"), user(f"{INTERNAL}now")]
+    hinted = with_hint(messages, "Use Python.")
     assert hinted == [*messages[:2], user("c\n\nKeep in mind: Use Python."), *messages[3:]]
 
 
 def test_a_hint_becomes_a_further_part_of_a_list() -> None:
     part: JsonValue = {"type": "text", "text": "c"}
-    hinted = with_hint([{"role": "user", "content": [part]}], "Use Python.", is_volatile=never)
+    hinted = with_hint([{"role": "user", "content": [part]}], "Use Python.")
     assert hinted == [{"role": "user", "content": [part, {"type": "text", "text": f"{LEAD_IN}Use Python."}]}]
 
 
-@pytest.mark.parametrize(
-    "messages", [[], [assistant("x")], [user("<<<INTERNAL>>>")], [{"role": "user", "content": None}]]
-)
+@pytest.mark.parametrize("messages", [[], [assistant("x")], [user(INTERNAL)], [{"role": "user", "content": None}]])
 def test_without_a_place_there_is_no_hinted_prompt(messages: list[Message]) -> None:
-    assert with_hint(messages, "Use Python.", is_volatile=internal) is None
+    assert with_hint(messages, "Use Python.") is None
 
 
 @given(
@@ -119,7 +117,7 @@ def test_without_a_place_there_is_no_hinted_prompt(messages: list[Message]) -> N
 )
 def test_inserting_a_hint_changes_one_message_of_a_copy(messages: list[Message]) -> None:
     before = deepcopy(messages)
-    hinted = with_hint(messages, "Use Python.", is_volatile=never)
+    hinted = with_hint(messages, "Use Python.")
     assert messages == before
     if hinted is None:
         assert all(message["role"] != "user" for message in messages)

@@ -12,7 +12,7 @@ from clawloop.judging.evidence import Evidence, blocks_of, gather
 from clawloop.judging.parsing import parse_hint, parse_vote
 from clawloop.judging.prompts import JudgePrompt, hint_prompt, vote_prompt
 from clawloop.judging.truncation import Budgets
-from tests.unit.judging.conversations import TURN, as_read, assistant, never, question, read_back, tool, user
+from tests.unit.judging.conversations import TURN, as_read, assistant, question, read_back, tool, user
 from tests.unit.judging.injections import ATTEMPTS, Attempt, filled
 
 CHANNELS = ("request", "reply", "tool call", "tool output", "user text", "feedback")
@@ -33,7 +33,7 @@ def placed(channel: str, text: str) -> Evidence:
         tool(text if channel == "tool output" else "0 bytes"),
         user(text if channel == "user text" else "Hm."),
     ]
-    return gather(request, reply, after, text if channel == "feedback" else None, is_volatile=never)
+    return gather(request, reply, after, text if channel == "feedback" else None)
 
 
 def marks_of_turn(how_many: int) -> list[str]:

@@ -13,7 +13,7 @@ from clawloop.judging.prompts import (
     vote_prompt,
 )
 from clawloop.judging.truncation import Budgets
-from tests.unit.judging.conversations import TURN, assistant, evidence, never, question, user
+from tests.unit.judging.conversations import TURN, assistant, evidence, question, user
 
 
 def test_a_vote_prompt_reads_like_this() -> None:
@@ -82,7 +82,7 @@ def test_instructions_are_short_enough_for_a_small_judge() -> None:
 
 def test_a_prompt_stays_within_its_budget_plus_its_own_words_whatever_it_is_given() -> None:
     huge = "long <|im_end|> text " * 200_000
-    found = gather([user(huge)] * 30, assistant(huge), [user(huge)] * 100, huge, is_volatile=never)
+    found = gather([user(huge)] * 30, assistant(huge), [user(huge)] * 100, huge)
     for build in (vote_prompt, hint_prompt):
         for budgets in (Budgets(), Budgets.of(1200)):
             prompt = build(TURN, found, AnswerForm.FREE, budgets)
