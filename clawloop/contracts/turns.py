@@ -39,7 +39,7 @@ class TurnOutcome(StrEnum):
 
     WAITING = "waiting"  # for its next state or its judge
     SIDE = "side"  # a side turn
-    NO_FEEDBACK = "no_feedback"  # nothing later speaks about it
+    NO_FEEDBACK = "no_feedback"  # no later message is about it
     NOT_TRAINABLE = "not_trainable"  # e.g. sampled with top_p < 1, or no reply
     UNJUDGED = "unjudged"  # no valid vote
     UNDECIDED = "undecided"  # verdict 0 and no hint

@@ -13,7 +13,7 @@ from clawloop.contracts.turns import TurnKind, TurnOutcome
 from clawloop.ids import TurnId
 
 _FINAL = {
-    TurnOutcome.NO_FEEDBACK: "nothing later speaks about it, so there is nothing to judge it by",
+    TurnOutcome.NO_FEEDBACK: "no later message is about it, so there is nothing to judge it by",
     TurnOutcome.ERASED: "it was erased",
 }
 

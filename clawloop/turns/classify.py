@@ -31,13 +31,13 @@ class SidePattern:
         place: the message to match: the system message that opens a request without tools; or the last user message,
             which also covers the tool calls that follow it.
         begins: how the message's text begins.
-        holds: what the text must contain as well.
+        contains: what the text must contain as well.
     """
 
     name: str
     place: Literal["system", "user"]
     begins: str
-    holds: tuple[str, ...] = ()
+    contains: tuple[str, ...] = ()
 
 
 SIDE_PATTERNS = (
@@ -112,7 +112,7 @@ def _side_pattern(body: Mapping[str, JsonValue]) -> str | None:
 def _match(place: Literal["system", "user"], text: str) -> str | None:
     for pattern in SIDE_PATTERNS:
         begins = pattern.place == place and text.startswith(pattern.begins)
-        if begins and all(part in text for part in pattern.holds):
+        if begins and all(part in text for part in pattern.contains):
             return pattern.name
     return None
 

@@ -49,7 +49,7 @@ async def test_what_no_judge_answered_is_judged_when_an_operator_asks(client: Cl
 
         b.judge.votes = [-1]
         said = await clawloop(client, b, "--session", str(session))
-        assert "stays: nothing later speaks about it" in said.stdout
+        assert "stays: no later message is about it" in said.stdout
         assert said.stdout.count("is judged again, revision 2") == 2
         await until(lambda: len(b.rows(samples)) == 4)
         said = await clawloop(client, b, response_id(turns[0].turn_id))
@@ -82,4 +82,4 @@ async def test_what_cannot_be_done_says_why(client: Client, bench: Bench) -> Non
     assert isinstance(away, SignalFailed)
     await bench.close(session)
     refused = (await clawloop(client, bench, str(only.turn_id))).exception
-    assert "cannot be judged again: nothing later speaks about it" in str(refused)
+    assert "cannot be judged again: no later message is about it" in str(refused)
