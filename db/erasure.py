@@ -21,7 +21,7 @@ from clawloop.contracts.turns import TurnOutcome
 from clawloop.ids import SampleId, SessionId, TurnId
 from db.database import Database
 from db.events import insert_event
-from db.tables import Session, Turn
+from db.tables import SessionRow, TurnRow
 from db.training.queue import lock_policy, refresh_work
 from db.training.samples import end_samples
 from db.turns.prepared_turn import PreparedTurn
@@ -192,7 +192,7 @@ async def holds_erased(connection: AsyncConnection, entry: PreparedTurn, session
 
 
 async def _erase_turn(turn: TurnId, connection: AsyncConnection) -> Erasure | None:
-    session = await connection.scalar(select(Turn.session_id).where(Turn.id == turn))
+    session = await connection.scalar(select(TurnRow.session_id).where(TurnRow.id == turn))
     return None if session is None else await _erase(SessionId(session), turn, connection)
 
 
@@ -201,7 +201,7 @@ async def _erase(session: SessionId, turn: TurnId | None, connection: AsyncConne
     Args:
         turn: where to begin; None: all of the session.
     """
-    query = select(Session.policy, Session.identified_by, Session.created_at).where(Session.id == session)
+    query = select(SessionRow.policy, SessionRow.identified_by, SessionRow.created_at).where(SessionRow.id == session)
     facts = (await connection.execute(query)).first()
     if facts is None:
         return None
@@ -229,7 +229,7 @@ async def _erase(session: SessionId, turn: TurnId | None, connection: AsyncConne
             expired=expired,
         )
     await refresh_work(connection, facts.policy)
-    version = await connection.scalar(select(func.max(Turn.version)).where(Turn.session_id == session))
+    version = await connection.scalar(select(func.max(TurnRow.version)).where(TurnRow.session_id == session))
     told = (await connection.scalars(_TOLD, {"session": session, "limit": TOLD_LIMIT})).all()
     return Erasure(
         session=SessionFacts(session, facts.policy, facts.identified_by, facts.created_at, version or 0),

@@ -12,7 +12,7 @@ from sqlalchemy.ext.asyncio import AsyncConnection
 
 from clawloop.contracts.training import VersionRef
 from db.database import Database
-from db.tables import Step, Version
+from db.tables import StepRow, VersionRow
 from db.training.lineage import version_ref
 
 # Of each kind so many are named: enough to see what is wrong, and damage may be everywhere.
@@ -124,11 +124,11 @@ async def committed_versions(database: Database) -> list[VersionRef]:
 
     async def read(connection: AsyncConnection) -> list[VersionRef]:
         query = (
-            select(Version)
-            .join(Step, (Step.policy == Version.policy) & (Step.n == Version.n))
-            .where(Step.state == "committed", Version.path.is_not(None), Version.removed_at.is_(None))
+            select(VersionRow)
+            .join(StepRow, (StepRow.policy == VersionRow.policy) & (StepRow.n == VersionRow.n))
+            .where(StepRow.state == "committed", VersionRow.path.is_not(None), VersionRow.removed_at.is_(None))
         )
-        rows = await connection.execute(query.order_by(Version.policy, Version.n))
+        rows = await connection.execute(query.order_by(VersionRow.policy, VersionRow.n))
         return [version_ref(row) for row in rows]
 
     return await database.run(read)

@@ -14,10 +14,10 @@ from clawloop.contracts.sessions import FeedbackGiven, SessionFacts, SessionStat
 from clawloop.contracts.turns import TurnKind
 from clawloop.ids import FeedbackId, SessionId, TurnId
 from db.database import Database
-from db.tables import Feedback, Session, Turn
+from db.tables import FeedbackRow, SessionRow, TurnRow
 
 _FORGOTTEN = timedelta(days=1)
-_FACTS = (Session.id.label("session"), Session.policy, Session.identified_by, Session.created_at)
+_FACTS = (SessionRow.id.label("session"), SessionRow.policy, SessionRow.identified_by, SessionRow.created_at)
 
 
 class PostgresUpkeepStore:
@@ -66,7 +66,7 @@ class PostgresUpkeepStore:
         Raises:
             StoreUnavailable
         """
-        told = update(Turn).where(Turn.id.in_(turn_ids), Turn.announced_at.is_(None))
+        told = update(TurnRow).where(TurnRow.id.in_(turn_ids), TurnRow.announced_at.is_(None))
         await self._database.run(lambda connection: connection.execute(told.values(announced_at=func.now())))
 
     async def mark_feedback_notified(self, feedback_ids: Sequence[FeedbackId]) -> None:
@@ -75,7 +75,7 @@ class PostgresUpkeepStore:
         Raises:
             StoreUnavailable
         """
-        told = update(Feedback).where(Feedback.id.in_(feedback_ids))
+        told = update(FeedbackRow).where(FeedbackRow.id.in_(feedback_ids))
         await self._database.run(lambda connection: connection.execute(told.values(announced_at=func.now())))
 
 
@@ -83,11 +83,11 @@ async def _pending_turns(
     age: timedelta, limit: int, but: Sequence[SessionId], connection: AsyncConnection
 ) -> list[tuple[SessionFacts, TurnRecorded]]:
     query = (
-        select(Turn.id, Turn.version, Turn.ends_session, *_FACTS)
-        .join(Session, Session.id == Turn.session_id)
-        .where(Turn.announced_at.is_(None), Turn.kind == TurnKind.MAIN, Turn.entered_at < func.now() - age)
-        .where(Turn.session_id.not_in(but))
-        .order_by(Turn.id)
+        select(TurnRow.id, TurnRow.version, TurnRow.ends_session, *_FACTS)
+        .join(SessionRow, SessionRow.id == TurnRow.session_id)
+        .where(TurnRow.announced_at.is_(None), TurnRow.kind == TurnKind.MAIN, TurnRow.entered_at < func.now() - age)
+        .where(TurnRow.session_id.not_in(but))
+        .order_by(TurnRow.id)
         .limit(limit)
     )
     return [
@@ -100,13 +100,13 @@ async def _pending_feedback(
     age: timedelta, limit: int, but: Sequence[SessionId], connection: AsyncConnection
 ) -> list[tuple[SessionFacts, FeedbackGiven]]:
     query = (
-        select(Feedback.id, Feedback.turn_id, Turn.version, *_FACTS)
-        .join(Turn, Turn.id == Feedback.turn_id)
-        .join(Session, Session.id == Turn.session_id)
-        .where(Feedback.applied_at.is_(None), Feedback.received_at < func.now() - age)
-        .where(or_(Feedback.announced_at.is_(None), Feedback.announced_at < func.now() - _FORGOTTEN))
-        .where(Turn.session_id.not_in(but))
-        .order_by(Feedback.id)
+        select(FeedbackRow.id, FeedbackRow.turn_id, TurnRow.version, *_FACTS)
+        .join(TurnRow, TurnRow.id == FeedbackRow.turn_id)
+        .join(SessionRow, SessionRow.id == TurnRow.session_id)
+        .where(FeedbackRow.applied_at.is_(None), FeedbackRow.received_at < func.now() - age)
+        .where(or_(FeedbackRow.announced_at.is_(None), FeedbackRow.announced_at < func.now() - _FORGOTTEN))
+        .where(TurnRow.session_id.not_in(but))
+        .order_by(FeedbackRow.id)
         .limit(limit)
     )
     return [
@@ -116,11 +116,11 @@ async def _pending_feedback(
 
 
 async def _sessions_left_open(age: timedelta, limit: int, connection: AsyncConnection) -> list[SessionFacts]:
-    newest = select(func.max(Turn.version)).where(Turn.session_id == Session.id).scalar_subquery()
+    newest = select(func.max(TurnRow.version)).where(TurnRow.session_id == SessionRow.id).scalar_subquery()
     query = (
         select(newest.label("version"), *_FACTS)
-        .where(Session.state != SessionState.CLOSED, Session.last_turn_at < func.now() - age)
-        .order_by(Session.last_turn_at)
+        .where(SessionRow.state != SessionState.CLOSED, SessionRow.last_turn_at < func.now() - age)
+        .order_by(SessionRow.last_turn_at)
         .limit(limit)
     )
     return [_facts(row, row.version or 0) for row in await connection.execute(query)]

@@ -18,7 +18,7 @@ from db.database import Database, transaction
 from db.exact_json import storable
 from db.judging.rewards import finalize_groups_of, finalize_outcome_of
 from db.judging.votes import direct_from_text
-from db.tables import Judgement, Session, Turn
+from db.tables import JudgementRow, SessionRow, TurnRow
 from db.training.queue import lock_policy, lock_policy_of, refresh_work
 from db.training.recipes import recipe_of_policy
 from db.training.samples import insert_sample
@@ -46,13 +46,13 @@ _TURNS = text("""
     ORDER BY w.id
 """)
 _came_since = (
-    select(Turn.id)
-    .where(Turn.session_id == Session.id, Turn.kind == TurnKind.MAIN, Turn.outcome != TurnOutcome.ERASED)
-    .where(Turn.entered_at > Session.closed_at)
-    .correlate(Session)
+    select(TurnRow.id)
+    .where(TurnRow.session_id == SessionRow.id, TurnRow.kind == TurnKind.MAIN, TurnRow.outcome != TurnOutcome.ERASED)
+    .where(TurnRow.entered_at > SessionRow.closed_at)
+    .correlate(SessionRow)
     .exists()
 )
-_closed = and_(Session.state == SessionState.CLOSED, ~_came_since)
+_closed = and_(SessionRow.state == SessionState.CLOSED, ~_came_since)
 _RELATED = text("""
     SELECT EXISTS (
         SELECT FROM turns t JOIN judgements j ON j.turn_id = t.id JOIN recipes r ON r.hash = j.recipe_hash
@@ -68,8 +68,8 @@ class PostgresClosingStore:
 
     @transaction
     async def load(self, connection: AsyncConnection, session: SessionId) -> ClosingSession | None:
-        query = select(Session.policy, Session.first_closed_at, Session.task_outcome, _closed.label("closed"))
-        row = (await connection.execute(query.where(Session.id == session))).first()
+        query = select(SessionRow.policy, SessionRow.first_closed_at, SessionRow.task_outcome, _closed.label("closed"))
+        row = (await connection.execute(query.where(SessionRow.id == session))).first()
         if row is None:
             return None
         is_first = row.first_closed_at is None
@@ -77,7 +77,7 @@ class PostgresClosingStore:
             signal = (await recipe_of_policy(connection, row.policy)).signal
         except RecordUnusable:
             signal = None
-        count = select(func.count()).where(Turn.session_id == session, Turn.kind == TurnKind.MAIN)
+        count = select(func.count()).where(TurnRow.session_id == session, TurnRow.kind == TurnKind.MAIN)
         return ClosingSession(
             session,
             [
@@ -98,7 +98,7 @@ class PostgresClosingStore:
     async def finalize_related(
         self, connection: AsyncConnection, session: SessionId
     ) -> tuple[dict[TurnId, TurnDecision], str | None]:
-        policy: str = (await connection.execute(select(Session.policy).where(Session.id == session))).scalar_one()
+        policy: str = (await connection.execute(select(SessionRow.policy).where(SessionRow.id == session))).scalar_one()
         await lock_policy(connection, policy)
         decisions = await finalize_groups_of(connection, session)
         decisions |= await finalize_outcome_of(connection, session, closing=True)
@@ -117,25 +117,25 @@ class PostgresClosingStore:
         if fallback is not None and fallback.turn_id is not None:
             policy = await lock_policy_of(connection, fallback.turn_id)
         # The session is locked before its turns, in the order of inserts and erasures.
-        await connection.execute(select(Session.id).where(Session.id == session).with_for_update())
+        await connection.execute(select(SessionRow.id).where(SessionRow.id == session).with_for_update())
         if fallback is not None and fallback.turn_id is not None:
             await _insert_fallback_sample(connection, fallback.turn_id, fallback.reward, fallback.why)
         for turn_id, decision in decisions.items():
-            waiting = update(Turn).where(Turn.id == turn_id, Turn.outcome == TurnOutcome.WAITING)
+            waiting = update(TurnRow).where(TurnRow.id == turn_id, TurnRow.outcome == TurnOutcome.WAITING)
             await connection.execute(waiting.values(outcome=decision.outcome, outcome_detail=storable(decision.why)))
         # A turn that was inserted meanwhile is not known to the workflow that closes: its session stays open.
-        unknown = select(Turn.id).where(
-            Turn.session_id == session, Turn.kind == TurnKind.MAIN, Turn.outcome == TurnOutcome.WAITING
+        unknown = select(TurnRow.id).where(
+            TurnRow.session_id == session, TurnRow.kind == TurnKind.MAIN, TurnRow.outcome == TurnOutcome.WAITING
         )
         values = {
-            "state": case((unknown.exists(), Session.state), else_=SessionState.CLOSED),
-            "first_closed_at": func.coalesce(Session.first_closed_at, func.now()),
+            "state": case((unknown.exists(), SessionRow.state), else_=SessionState.CLOSED),
+            "first_closed_at": func.coalesce(SessionRow.first_closed_at, func.now()),
             # Closing a closed session again, e.g. after feedback, changes neither time nor reason.
-            "closed_at": case((_closed, Session.closed_at), else_=func.now()),
-            "closed_why": case((_closed, Session.closed_why), else_=storable(why)),
-            "guarantee": func.coalesce(Session.guarantee, None if fallback is None else fallback.why),
+            "closed_at": case((_closed, SessionRow.closed_at), else_=func.now()),
+            "closed_why": case((_closed, SessionRow.closed_why), else_=storable(why)),
+            "guarantee": func.coalesce(SessionRow.guarantee, None if fallback is None else fallback.why),
         }
-        await connection.execute(update(Session).where(Session.id == session).values(values))
+        await connection.execute(update(SessionRow).where(SessionRow.id == session).values(values))
         return policy if policy is not None and await refresh_work(connection, policy) else None
 
 
@@ -156,19 +156,19 @@ def _session_turn(row: Any) -> SessionTurn:
 
 
 async def _insert_fallback_sample(connection: AsyncConnection, turn_id: TurnId, reward: float | None, why: str) -> None:
-    outcome = select(Turn.outcome).where(Turn.id == turn_id).with_for_update()
+    outcome = select(TurnRow.outcome).where(TurnRow.id == turn_id).with_for_update()
     if (await connection.execute(outcome)).scalar_one() == TurnOutcome.ERASED:
         return
     newest = (
-        select(Judgement.id)
-        .where(Judgement.turn_id == turn_id, Judgement.decided_at.is_not(None))
-        .order_by(Judgement.revision.desc(), Judgement.decided_at.desc())
+        select(JudgementRow.id)
+        .where(JudgementRow.turn_id == turn_id, JudgementRow.decided_at.is_not(None))
+        .order_by(JudgementRow.revision.desc(), JudgementRow.decided_at.desc())
         .limit(1)
     )
     judgement = JudgementId((await connection.execute(newest)).scalar_one())
     decided = {"outcome": TurnOutcome.SAMPLED, "why": why}
-    await connection.execute(update(Judgement).where(Judgement.id == judgement).values(decided))
+    await connection.execute(update(JudgementRow).where(JudgementRow.id == judgement).values(decided))
     await insert_sample(connection, judgement, turn_id, reward, None, why)
     await connection.execute(
-        update(Turn).where(Turn.id == turn_id).values(outcome=TurnOutcome.SAMPLED, outcome_detail=why)
+        update(TurnRow).where(TurnRow.id == turn_id).values(outcome=TurnOutcome.SAMPLED, outcome_detail=why)
     )

@@ -16,7 +16,7 @@ from clawloop.ids import ApiKeyId, FeedbackId, SessionId, TurnId, new_feedback_i
 from db.database import Database, transaction
 from db.exact_json import storable
 from db.judging.rewards import finalize_outcome_of
-from db.tables import Feedback, Judgement, Sample, Session, Turn
+from db.tables import FeedbackRow, JudgementRow, SampleRow, SessionRow, TurnRow
 from db.training.queue import lock_policy, refresh_work
 from db.training.recipes import recipe_by_hash
 
@@ -30,10 +30,10 @@ class PostgresFeedbackStore:
     @transaction
     async def turn_of(self, connection: AsyncConnection, key: ApiKeyId, session: str, number: int) -> TurnId | None:
         query = (
-            select(Turn.id)
-            .join(Session, Session.id == Turn.session_id)
-            .where(Session.api_key_id == key, _named(session), Turn.kind == TurnKind.MAIN)
-            .order_by(Turn.id)
+            select(TurnRow.id)
+            .join(SessionRow, SessionRow.id == TurnRow.session_id)
+            .where(SessionRow.api_key_id == key, _named(session), TurnRow.kind == TurnKind.MAIN)
+            .order_by(TurnRow.id)
             .offset(number - 1)
             .limit(1)
         )
@@ -46,13 +46,18 @@ class PostgresFeedbackStore:
     ) -> StoredFeedback | None:
         query = (
             select(
-                Turn.version, Turn.outcome, Turn.session_id, Session.policy, Session.identified_by, Session.created_at
+                TurnRow.version,
+                TurnRow.outcome,
+                TurnRow.session_id,
+                SessionRow.policy,
+                SessionRow.identified_by,
+                SessionRow.created_at,
             )
-            .join(Session, Session.id == Turn.session_id)
-            .where(Turn.id == turn, Session.api_key_id == key)
-            .where(Turn.kind == TurnKind.MAIN, Turn.outcome != TurnOutcome.ERASED)
+            .join(SessionRow, SessionRow.id == TurnRow.session_id)
+            .where(TurnRow.id == turn, SessionRow.api_key_id == key)
+            .where(TurnRow.kind == TurnKind.MAIN, TurnRow.outcome != TurnOutcome.ERASED)
             # Waits for an erasure of the turn, and sees it.
-            .with_for_update(key_share=True, read=True, of=Turn)
+            .with_for_update(key_share=True, read=True, of=TurnRow)
         )
         row = (await connection.execute(query)).first()
         if row is None:
@@ -67,7 +72,7 @@ class PostgresFeedbackStore:
             "text": None if text is None else storable(text),
             "effect": effect,
         }
-        await connection.execute(insert(Feedback).values(values))
+        await connection.execute(insert(FeedbackRow).values(values))
         facts = SessionFacts(SessionId(row.session_id), row.policy, row.identified_by, row.created_at, row.version)
         return StoredFeedback(FeedbackGiven(feedback, turn), facts, effect)
 
@@ -75,12 +80,14 @@ class PostgresFeedbackStore:
     async def give_outcome(
         self, connection: AsyncConnection, key: ApiKeyId, session: str, outcome: int
     ) -> FeedbackEffect | None:
-        query = select(Session.id, Session.policy, Session.state).where(Session.api_key_id == key, _named(session))
-        row = (await connection.execute(query.order_by(Session.id.desc()).limit(1))).first()
+        query = select(SessionRow.id, SessionRow.policy, SessionRow.state).where(
+            SessionRow.api_key_id == key, _named(session)
+        )
+        row = (await connection.execute(query.order_by(SessionRow.id.desc()).limit(1))).first()
         if row is None:
             return None
         recipe_hash = (await lock_policy(connection, row.policy)).recipe_hash
-        await connection.execute(update(Session).where(Session.id == row.id).values(task_outcome=outcome))
+        await connection.execute(update(SessionRow).where(SessionRow.id == row.id).values(task_outcome=outcome))
         decisions = await finalize_outcome_of(connection, SessionId(row.id), closing=False)
         await refresh_work(connection, row.policy)
         if decisions:
@@ -92,14 +99,14 @@ class PostgresFeedbackStore:
 
     @transaction
     async def mark_feedback_notified(self, connection: AsyncConnection, feedback: FeedbackId) -> None:
-        await connection.execute(update(Feedback).where(Feedback.id == feedback).values(announced_at=func.now()))
+        await connection.execute(update(FeedbackRow).where(FeedbackRow.id == feedback).values(announced_at=func.now()))
 
 
 def _named(session: str) -> ColumnElement[bool]:
     """Sessions by our id or the client's own value."""
-    named = [Session.external_id == storable(session)]
+    named = [SessionRow.external_id == storable(session)]
     with suppress(ValueError):
-        named.append(Session.id == UUID(session))
+        named.append(SessionRow.id == UUID(session))
     return or_(*named)
 
 
@@ -107,10 +114,10 @@ async def _effect(connection: AsyncConnection, turn: TurnId, outcome: TurnOutcom
     if outcome is TurnOutcome.NOT_TRAINABLE:
         return FeedbackEffect.RECORDED
     newest = (
-        select(Sample.state)
-        .join(Judgement, Judgement.id == Sample.judgement_id)
-        .where(Judgement.turn_id == turn)
-        .order_by(Judgement.revision.desc())
+        select(SampleRow.state)
+        .join(JudgementRow, JudgementRow.id == SampleRow.judgement_id)
+        .where(JudgementRow.turn_id == turn)
+        .order_by(JudgementRow.revision.desc())
         .limit(1)
     )
     state = await connection.scalar(newest)

@@ -18,7 +18,7 @@ from clawloop.samples.rewards import with_reward
 from db.exact_json import storable
 from db.judging.rewards import finalize_by_outcome, finalize_group, mean_before
 from db.judging.votes import votes_match
-from db.tables import Feedback, Judgement, Turn
+from db.tables import FeedbackRow, JudgementRow, TurnRow
 from db.training.queue import lock_policy_of, refresh_work
 from db.training.samples import insert_sample, is_taken, others_taken, supersede_others, withdraw_sample
 
@@ -54,20 +54,20 @@ async def finalize_judgement(
         "why": end.why,
         "decided_at": func.now(),
     }
-    await connection.execute(update(Judgement).where(Judgement.id == judgement).values(decided))
+    await connection.execute(update(JudgementRow).where(JudgementRow.id == judgement).values(decided))
     if end.sampled and end.relation in (Relation.NONE, Relation.MEAN):
         await insert_sample(connection, judgement, turn_id, end.reward or None, end.hinted_prompt_ids, end.why)
     else:
         await withdraw_sample(connection, judgement, end.why)
-    turn = update(Turn).where(Turn.id == turn_id)
+    turn = update(TurnRow).where(TurnRow.id == turn_id)
     await connection.execute(turn.values(outcome=end.outcome, outcome_detail=storable(end.why)))
     if end.relation is Relation.GROUP:
-        group = (await connection.execute(select(Turn.group_id).where(Turn.id == turn_id))).scalar_one()
+        group = (await connection.execute(select(TurnRow.group_id).where(TurnRow.id == turn_id))).scalar_one()
         await finalize_group(connection, TurnId(group or turn_id))
     if end.relation is Relation.OUTCOME:
         await finalize_by_outcome(connection, turn_id)
     if new_feedback:
-        unapplied = update(Feedback).where(Feedback.id.in_(new_feedback), Feedback.applied_at.is_(None))
+        unapplied = update(FeedbackRow).where(FeedbackRow.id.in_(new_feedback), FeedbackRow.applied_at.is_(None))
         await connection.execute(unapplied.values(applied_at=func.now()))
     return policy if await refresh_work(connection, policy) else None
 
@@ -78,13 +78,13 @@ async def _lock_judgement(connection: AsyncConnection, judgement: JudgementId) -
     Raises:
         RecordUnusable: the turn, the one that holds its next state, or with that the judgement was erased.
     """
-    query = select(Judgement.turn_id, Judgement.shown_by).where(Judgement.id == judgement)
+    query = select(JudgementRow.turn_id, JudgementRow.shown_by).where(JudgementRow.id == judgement)
     row = (await connection.execute(query)).first()
     policy = None if row is None else await lock_policy_of(connection, TurnId(row.turn_id))
     row = (await connection.execute(query.with_for_update())).first()
     if row is None or policy is None:
         raise RecordUnusable(f"judgement {judgement} was erased")
-    for turn in await connection.execute(select(Turn.id, Turn.outcome).where(Turn.id.in_([*row]))):
+    for turn in await connection.execute(select(TurnRow.id, TurnRow.outcome).where(TurnRow.id.in_([*row]))):
         require_content(TurnId(turn.id), turn.outcome)
     return TurnId(row.turn_id), policy
 
@@ -97,7 +97,9 @@ async def _unapplied(
     Raises:
         StoreUnavailable: feedback that is not in `feedback_ids` was applied.
     """
-    query = select(Feedback.id, Feedback.applied_at.is_not(None).label("applied")).where(Feedback.turn_id == turn_id)
+    query = select(FeedbackRow.id, FeedbackRow.applied_at.is_not(None).label("applied")).where(
+        FeedbackRow.turn_id == turn_id
+    )
     stored = (await connection.execute(query)).all()
     if any(row.applied and row.id not in feedback_ids for row in stored):
         raise StoreUnavailable(f"other feedback on turn {turn_id} was applied meanwhile")

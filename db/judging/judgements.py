@@ -26,7 +26,7 @@ from clawloop.judging.records import (
 from db.database import Database, transaction
 from db.judging.finalize import finalize_judgement, require_content
 from db.judging.votes import insert_direct_vote, insert_hint, insert_vote, read_open
-from db.tables import Feedback, Judgement, Sample, Session, Turn
+from db.tables import FeedbackRow, JudgementRow, SampleRow, SessionRow, TurnRow
 from db.training.recipes import recipe_of_policy
 from db.training.trained_turns import read_trained
 from db.turns.conversation_cache import ConversationCache
@@ -75,9 +75,9 @@ class PostgresJudgementStore:
             return None
         record = turn.record
         request = Request(record.api_key_id, record.evidence, record.messages, record.group_id or turn_id)
-        in_session = Turn.session_id == turn.session_id
-        number = select(func.count()).where(in_session, Turn.kind == TurnKind.MAIN, Turn.id <= turn_id)
-        entered_at = await connection.scalar(select(Turn.entered_at).where(Turn.id == turn_id))
+        in_session = TurnRow.session_id == turn.session_id
+        number = select(func.count()).where(in_session, TurnRow.kind == TurnKind.MAIN, TurnRow.id <= turn_id)
+        entered_at = await connection.scalar(select(TurnRow.entered_at).where(TurnRow.id == turn_id))
         followed_by = (await connection.execute(_FOLLOWED_BY, {"turn_id": turn_id})).all()
         current = (await connection.execute(_CURRENT, {"turn_id": turn_id})).first()
         follows = await connection.scalar(_FOLLOWS, {"turn_id": turn_id})
@@ -90,7 +90,9 @@ class PostgresJudgementStore:
             followed_by=[TurnId(row.id) for row in followed_by],
             overtaken_by=frozenset(TurnId(row.id) for row in followed_by if row.entered_at < entered_at),
             current=None if current is None else _current_judgement(current),
-            task_outcome=await connection.scalar(select(Session.task_outcome).where(Session.id == turn.session_id)),
+            task_outcome=await connection.scalar(
+                select(SessionRow.task_outcome).where(SessionRow.id == turn.session_id)
+            ),
         )
 
     @transaction
@@ -119,20 +121,20 @@ class PostgresJudgementStore:
         hint_kind: str,
     ) -> OpenJudgement:
         await _lock(connection, turn_id, next_turn_id)
-        after = aliased(Turn)
+        after = aliased(TurnRow)
         newest = (
             select(
-                Judgement.id,
-                Judgement.recipe_hash,
-                Judgement.revision,
-                Sample.state,
+                JudgementRow.id,
+                JudgementRow.recipe_hash,
+                JudgementRow.revision,
+                SampleRow.state,
                 after.outcome.label("after"),
-                and_(Judgement.decided_at.is_(None), Judgement.shown_by.is_(None)).label("nothing_followed"),
+                and_(JudgementRow.decided_at.is_(None), JudgementRow.shown_by.is_(None)).label("nothing_followed"),
             )
-            .outerjoin(Sample, Sample.judgement_id == Judgement.id)
-            .outerjoin(after, after.id == Judgement.shown_by)
-            .where(Judgement.turn_id == turn_id)
-            .order_by(Judgement.revision.desc(), Judgement.opened_at.desc())
+            .outerjoin(SampleRow, SampleRow.judgement_id == JudgementRow.id)
+            .outerjoin(after, after.id == JudgementRow.shown_by)
+            .where(JudgementRow.turn_id == turn_id)
+            .order_by(JudgementRow.revision.desc(), JudgementRow.opened_at.desc())
             .limit(1)
         )
         row = (await connection.execute(newest)).first()
@@ -180,7 +182,9 @@ class PostgresJudgementStore:
 
     @transaction
     async def feedback_of(self, connection: AsyncConnection, turn_id: TurnId) -> list[GivenFeedback]:
-        query = select(Feedback).where(Feedback.turn_id == turn_id).order_by(Feedback.received_at, Feedback.id)
+        query = (
+            select(FeedbackRow).where(FeedbackRow.turn_id == turn_id).order_by(FeedbackRow.received_at, FeedbackRow.id)
+        )
         return [
             GivenFeedback(
                 id=FeedbackId(row.id),
@@ -210,8 +214,8 @@ async def _open(
 ) -> OpenJudgement:
     policy = await _lock(connection, turn_id, next_turn_id)
     # A judgement in progress keeps its recipe, whatever the policy's recipe is by now.
-    stored = select(Judgement.id, Judgement.recipe_hash).where(
-        Judgement.turn_id == turn_id, Judgement.revision == revision
+    stored = select(JudgementRow.id, JudgementRow.recipe_hash).where(
+        JudgementRow.turn_id == turn_id, JudgementRow.revision == revision
     )
     if (row := (await connection.execute(stored)).first()) is not None:
         return await read_open(connection, JudgementId(row.id), row.recipe_hash, hint_kind)
@@ -225,7 +229,7 @@ async def _open(
         "shown_by": next_turn_id,
         "evidence_hash": evidence_hash,
     }
-    await connection.execute(insert(Judgement).values(values))
+    await connection.execute(insert(JudgementRow).values(values))
     return OpenJudgement(judgement, recipe, {}, {})
 
 
@@ -235,11 +239,15 @@ async def _lock(connection: AsyncConnection, turn_id: TurnId, next_turn_id: Turn
     Raises:
         RecordUnusable: one of them was erased.
     """
-    query = select(Session.policy, Turn.outcome).join(Turn, Turn.session_id == Session.id).where(Turn.id == turn_id)
-    row = (await connection.execute(query.with_for_update(of=Turn))).one()
+    query = (
+        select(SessionRow.policy, TurnRow.outcome)
+        .join(TurnRow, TurnRow.session_id == SessionRow.id)
+        .where(TurnRow.id == turn_id)
+    )
+    row = (await connection.execute(query.with_for_update(of=TurnRow))).one()
     require_content(turn_id, row.outcome)
     if next_turn_id is not None:
-        after = select(Turn.outcome).where(Turn.id == next_turn_id).with_for_update(read=True, key_share=True)
+        after = select(TurnRow.outcome).where(TurnRow.id == next_turn_id).with_for_update(read=True, key_share=True)
         require_content(next_turn_id, (await connection.execute(after)).scalar_one())
     policy: str = row.policy
     return policy

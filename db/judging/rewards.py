@@ -16,7 +16,7 @@ from clawloop.ids import JudgementId, SessionId, TurnId
 from clawloop.judging.records import TurnDecision
 from clawloop.samples.rewards import Member, decide_by_outcome, decide_group, wait_for_outcome
 from db.exact_json import storable
-from db.tables import Judgement, Turn
+from db.tables import JudgementRow, TurnRow
 from db.training.samples import insert_sample, withdraw_sample
 
 _VERDICTS = text("""
@@ -128,6 +128,6 @@ async def _apply(connection: AsyncConnection, judgement: JudgementId, turn_id: T
     else:
         await withdraw_sample(connection, judgement, decision.why)
     # The judgement's own reason stays: the group quotes it when it is finalized again.
-    await connection.execute(update(Judgement).where(Judgement.id == judgement).values(outcome=decision.outcome))
-    turn = update(Turn).where(Turn.id == turn_id, Turn.outcome != TurnOutcome.ERASED)
+    await connection.execute(update(JudgementRow).where(JudgementRow.id == judgement).values(outcome=decision.outcome))
+    turn = update(TurnRow).where(TurnRow.id == turn_id, TurnRow.outcome != TurnOutcome.ERASED)
     await connection.execute(turn.values(outcome=decision.outcome, outcome_detail=storable(decision.why)))

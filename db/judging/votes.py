@@ -15,8 +15,7 @@ from clawloop.ids import JudgementId
 from clawloop.judging.parsing import HintVote, Vote
 from clawloop.judging.records import DIRECT, VOTES, Ballot, OpenJudgement
 from db.exact_json import storable
-from db.tables import Hint
-from db.tables import Vote as VoteRow
+from db.tables import HintRow, VoteRow
 from db.training.recipes import recipe_by_hash
 
 _CHOICES: tuple[Vote, ...] = (1, 0, -1)
@@ -96,8 +95,8 @@ async def read_open(
     votes = select(VoteRow.index.label("n"), VoteRow.score).where(
         VoteRow.judgement_id == judgement, VoteRow.kind == VOTES
     )
-    hints = select(Hint.index.label("n"), Hint.accepted, Hint.text).where(
-        Hint.judgement_id == judgement, Hint.kind == hint_kind
+    hints = select(HintRow.index.label("n"), HintRow.accepted, HintRow.text).where(
+        HintRow.judgement_id == judgement, HintRow.kind == hint_kind
     )
     raw = await _direct(connection, judgement)
     return OpenJudgement(

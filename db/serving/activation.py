@@ -8,7 +8,7 @@ from __future__ import annotations
 from sqlalchemy import func, select, text, update
 from sqlalchemy.ext.asyncio import AsyncConnection
 
-from db.tables import Engine, EngineVersion, Policy, Version
+from db.tables import EngineRow, EngineVersionRow, PolicyRow, VersionRow
 
 CHANNEL = "clawloop_directory"
 """Gateways LISTEN to it; the payload is the policy."""
@@ -25,20 +25,20 @@ async def is_served(connection: AsyncConnection, policy: str, n: int) -> bool:
     if n == 0:
         return True
     having = (
-        select(EngineVersion.engine_id)
-        .join(Engine, Engine.id == EngineVersion.engine_id)
-        .where(EngineVersion.policy == policy, EngineVersion.version == n)
-        .where(~Engine.draining)
+        select(EngineVersionRow.engine_id)
+        .join(EngineRow, EngineRow.id == EngineVersionRow.engine_id)
+        .where(EngineVersionRow.policy == policy, EngineVersionRow.version == n)
+        .where(~EngineRow.draining)
     )
     return bool(await connection.scalar(select(having.exists())))
 
 
-async def set_active(connection: AsyncConnection, policy: Policy, n: int) -> None:
+async def set_active(connection: AsyncConnection, policy: PolicyRow, n: int) -> None:
     """Let version `n` answer from now on."""
     if policy.active == n:
         return
-    versions = update(Version).where(Version.policy == policy.id)
-    await connection.execute(versions.where(Version.n == policy.active).values(retired_at=func.now()))
-    await connection.execute(versions.where(Version.n == n).values(activated_at=func.now(), retired_at=None))
-    await connection.execute(update(Policy).where(Policy.id == policy.id).values(active=n))
+    versions = update(VersionRow).where(VersionRow.policy == policy.id)
+    await connection.execute(versions.where(VersionRow.n == policy.active).values(retired_at=func.now()))
+    await connection.execute(versions.where(VersionRow.n == n).values(activated_at=func.now(), retired_at=None))
+    await connection.execute(update(PolicyRow).where(PolicyRow.id == policy.id).values(active=n))
     await connection.execute(_NOTIFY, {"channel": CHANNEL, "policy": policy.id})

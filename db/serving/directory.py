@@ -14,8 +14,7 @@ from clawloop.errors import SetupError
 from db.database import Database
 from db.exact_json import exact_json
 from db.serving.engines import read_engines
-from db.tables import Policy as PolicyRow
-from db.tables import Version
+from db.tables import PolicyRow, VersionRow
 
 DEFAULT_SAMPLING: dict[str, JsonValue] = {
     "temperature": 0.6,
@@ -65,7 +64,7 @@ async def ensure_policy(database: Database, policy: str, base_model: str, aliase
             raise SetupError(
                 f"policy {policy!r} was made for {stands_for}, not {base_model}: serve that one, or use other data"
             )
-        await connection.execute(insert(Version).values(policy=policy, n=0).on_conflict_do_nothing())
+        await connection.execute(insert(VersionRow).values(policy=policy, n=0).on_conflict_do_nothing())
 
     await database.run(ensure)
 

@@ -20,8 +20,7 @@ from sqlalchemy.ext.asyncio import AsyncConnection
 from clawloop.contracts.serving import Engine
 from clawloop.errors import SetupError
 from db.database import Database
-from db.tables import Engine as EngineRow
-from db.tables import EngineVersion
+from db.tables import EngineRow, EngineVersionRow
 
 # Compose gives services names with underscores, so they are taken too.
 _LABEL = re.compile(r"[A-Za-z0-9_]([A-Za-z0-9_-]*[A-Za-z0-9_])?")
@@ -109,7 +108,7 @@ async def remove_engine(database: Database, engine_id: str) -> bool:
 async def read_engines(connection: AsyncConnection) -> list[Engine]:
     """All engines and what each has loaded, in the order of their ids."""
     loaded: defaultdict[str, defaultdict[str, set[int]]] = defaultdict(lambda: defaultdict(set))
-    for row in await connection.execute(select(EngineVersion)):
+    for row in await connection.execute(select(EngineVersionRow)):
         loaded[row.engine_id][row.policy].add(row.version)
     return [
         Engine(

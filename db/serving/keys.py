@@ -22,8 +22,7 @@ from clawloop.errors import SetupError
 from clawloop.ids import ApiKeyId, new_api_key_id
 from db.database import Database
 from db.exact_json import storable
-from db.tables import ApiKey as KeyRow
-from db.tables import Policy
+from db.tables import ApiKeyRow, PolicyRow
 
 _PUBLIC_BYTES = 4
 _SECRET_BYTES = 32
@@ -60,7 +59,7 @@ class PostgresKeyStore:
             return None
 
         async def find(connection: AsyncConnection) -> ApiKey | None:
-            query = select(KeyRow).where(KeyRow.prefix == parts[1], KeyRow.revoked_at.is_(None))
+            query = select(ApiKeyRow).where(ApiKeyRow.prefix == parts[1], ApiKeyRow.revoked_at.is_(None))
             row = (await connection.execute(query)).one_or_none()
             if row is None or not hmac.compare_digest(row.secret_sha256, _sha256(secret)):
                 return None
@@ -79,13 +78,13 @@ class PostgresKeyStore:
         secret = f"{prefix}-{secrets.token_urlsafe(_SECRET_BYTES)}"
 
         async def add(connection: AsyncConnection) -> None:
-            if await connection.scalar(select(Policy.id).where(Policy.id == policy)) is None:
+            if await connection.scalar(select(PolicyRow.id).where(PolicyRow.id == policy)) is None:
                 raise SetupError(
                     f"there is no policy {policy!r}: `clawloop up` makes the policy `default`,"
                     " and so does `clawloop migrate --base-model NAME`"
                 )
             await connection.execute(
-                insert(KeyRow).values(
+                insert(ApiKeyRow).values(
                     id=key.id,
                     policy=policy,
                     name=storable(name),
@@ -102,7 +101,7 @@ class PostgresKeyStore:
         """From now on the key opens nothing; False if no good key has this public part."""
 
         async def mark(connection: AsyncConnection) -> bool:
-            good = update(KeyRow).where(KeyRow.prefix == prefix, KeyRow.revoked_at.is_(None))
+            good = update(ApiKeyRow).where(ApiKeyRow.prefix == prefix, ApiKeyRow.revoked_at.is_(None))
             marked = await connection.execute(good.values(revoked_at=func.now()))
             return marked.rowcount == 1
 
@@ -122,7 +121,7 @@ class PostgresKeyStore:
                     created_at=row.created_at,
                     revoked_at=row.revoked_at,
                 )
-                for row in await connection.execute(select(KeyRow).order_by(KeyRow.id))
+                for row in await connection.execute(select(ApiKeyRow).order_by(ApiKeyRow.id))
             ]
 
         return await self._database.run(read)
@@ -131,7 +130,7 @@ class PostgresKeyStore:
         """Whether there is a good key; without one the gateway listens on loopback only."""
 
         async def look(connection: AsyncConnection) -> bool:
-            good = select(KeyRow.id).where(KeyRow.revoked_at.is_(None)).limit(1)
+            good = select(ApiKeyRow.id).where(ApiKeyRow.revoked_at.is_(None)).limit(1)
             return await connection.scalar(good) is not None
 
         return await self._database.run(look)

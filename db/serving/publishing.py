@@ -19,8 +19,7 @@ from db.database import Database
 from db.exact_json import storable
 from db.serving.activation import is_served, set_active
 from db.serving.engines import read_engines
-from db.tables import Engine as EngineRow
-from db.tables import EngineVersion, Policy, Version
+from db.tables import EngineRow, EngineVersionRow, PolicyRow, VersionRow
 from db.training.lineage import read_parents, version_ref
 from db.training.queue import lock_policy
 
@@ -100,8 +99,8 @@ class PostgresPublishingStore:
         Raises:
             StoreUnavailable
         """
-        gone = delete(EngineVersion).where(
-            EngineVersion.engine_id == engine_id, EngineVersion.policy == policy, EngineVersion.version == n
+        gone = delete(EngineVersionRow).where(
+            EngineVersionRow.engine_id == engine_id, EngineVersionRow.policy == policy, EngineVersionRow.version == n
         )
         await self._database.run(lambda connection: connection.execute(gone))
 
@@ -111,7 +110,7 @@ class PostgresPublishingStore:
         Raises:
             StoreUnavailable
         """
-        gone = delete(EngineVersion).where(EngineVersion.engine_id == engine_id)
+        gone = delete(EngineVersionRow).where(EngineVersionRow.engine_id == engine_id)
         await self._database.run(lambda connection: connection.execute(gone))
 
     async def report(self, engine_id: str, problem: str | None) -> None:
@@ -173,7 +172,7 @@ class PostgresPublishingStore:
         return await self._database.run(partial(_leftover, directories))
 
 
-_HAS = insert(EngineVersion).on_conflict_do_nothing()
+_HAS = insert(EngineVersionRow).on_conflict_do_nothing()
 
 
 async def _versions(query: Any, connection: AsyncConnection, **values: object) -> list[VersionRef]:
@@ -197,7 +196,7 @@ async def _activate(policy: str, n: int, epoch: int, connection: AsyncConnection
     return True
 
 
-def is_forward(policy: Policy, n: int, parents: dict[int, int]) -> bool:
+def is_forward(policy: PolicyRow, n: int, parents: dict[int, int]) -> bool:
     """On the path to the head, and beyond what is active unless that is on no such path any more."""
     path = path_to_base(policy.head, parents)
     return n in path and (policy.active not in path or path.index(n) < path.index(policy.active))
@@ -214,7 +213,7 @@ async def _mark_removed(policy: str, n: int, age: timedelta, connection: AsyncCo
     await lock_policy(connection, policy)
     if not any((version.policy, version.n) == (policy, n) for version in await _removable(age, connection)):
         return False
-    gone = update(Version).where(Version.policy == policy, Version.n == n)
+    gone = update(VersionRow).where(VersionRow.policy == policy, VersionRow.n == n)
     await connection.execute(gone.values(removed_at=func.now()))
     return True
 

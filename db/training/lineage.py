@@ -10,7 +10,7 @@ from sqlalchemy.ext.asyncio import AsyncConnection
 
 from clawloop.contracts.training import VersionRef
 from clawloop.recipes.recipe import Lora
-from db.tables import Step, Version
+from db.tables import StepRow, VersionRow
 
 _OF_OTHER_SHAPE = text("""
     SELECT s.n FROM steps s JOIN recipes r ON r.hash = s.recipe_hash
@@ -22,16 +22,19 @@ _OF_OTHER_SHAPE = text("""
 
 async def read_parents(connection: AsyncConnection, policy: str) -> dict[int, int]:
     """The parent of every version but 0."""
-    query = select(Version.n, Version.parent).where(Version.policy == policy, Version.parent.is_not(None))
+    query = select(VersionRow.n, VersionRow.parent).where(VersionRow.policy == policy, VersionRow.parent.is_not(None))
     return {row.n: row.parent for row in await connection.execute(query)}
 
 
 async def version_refs(connection: AsyncConnection, policy: str, wanted: Collection[int]) -> dict[int, VersionRef]:
     """Those of the wanted versions that have files, by number; version 0 never has."""
-    query = select(Version).where(
-        Version.policy == policy, Version.n.in_(wanted), Version.path.is_not(None), Version.removed_at.is_(None)
+    query = select(VersionRow).where(
+        VersionRow.policy == policy,
+        VersionRow.n.in_(wanted),
+        VersionRow.path.is_not(None),
+        VersionRow.removed_at.is_(None),
     )
-    return {row.n: version_ref(row) for row in await connection.execute(query.order_by(Version.n))}
+    return {row.n: version_ref(row) for row in await connection.execute(query.order_by(VersionRow.n))}
 
 
 async def of_other_shape(connection: AsyncConnection, policy: str, lora: Lora) -> frozenset[int]:
@@ -54,8 +57,8 @@ def version_ref(row: Any) -> VersionRef:
 async def next_step(connection: AsyncConnection, policy: str) -> int:
     """The number no step and no version of this policy ever had."""
     used = union_all(
-        select(func.max(Step.n).label("n")).where(Step.policy == policy),
-        select(func.max(Version.n)).where(Version.policy == policy),
+        select(func.max(StepRow.n).label("n")).where(StepRow.policy == policy),
+        select(func.max(VersionRow.n)).where(VersionRow.policy == policy),
         select(literal(0)),
     ).subquery()
     return (await connection.scalar(select(func.max(used.c.n))) or 0) + 1

@@ -21,7 +21,7 @@ from db.database import Database
 from db.events import insert_event
 from db.exact_json import storable
 from db.serving.activation import is_served, set_active
-from db.tables import Policy, Sample, Step, Version
+from db.tables import PolicyRow, SampleRow, StepRow, VersionRow
 from db.training.lineage import read_parents
 from db.training.queue import lock_policy, refresh_work
 from db.training.recipes import read_recipe_of, set_recipe
@@ -150,7 +150,7 @@ class PostgresTrainingStore:
         return await self.look(policy)
 
 
-async def _lock(connection: AsyncConnection, policy: str) -> Policy:
+async def _lock(connection: AsyncConnection, policy: str) -> PolicyRow:
     try:
         return await lock_policy(connection, storable(policy))
     except RecordUnusable as error:
@@ -171,7 +171,7 @@ async def _look(policy: str, connection: AsyncConnection) -> TrainingView:
 async def _pause(policy: str, reason: str, connection: AsyncConnection) -> TrainingView:
     await _lock(connection, policy)
     paused = {"paused_reason": storable(reason), "paused_at": func.now()}
-    await connection.execute(update(Policy).where(Policy.id == policy).values(paused))
+    await connection.execute(update(PolicyRow).where(PolicyRow.id == policy).values(paused))
     await refresh_work(connection, policy)
     await insert_event(connection, policy, "paused", reason=reason)
     return await view_of(connection, policy)
@@ -179,10 +179,10 @@ async def _pause(policy: str, reason: str, connection: AsyncConnection) -> Train
 
 async def _resume(policy: str, retry_quarantined: bool, connection: AsyncConnection) -> TrainingView:
     held = await _lock(connection, policy)
-    await connection.execute(update(Policy).where(Policy.id == policy).values(paused_reason=None, paused_at=None))
+    await connection.execute(update(PolicyRow).where(PolicyRow.id == policy).values(paused_reason=None, paused_at=None))
     retried: list[SampleId] = []
     if retry_quarantined:
-        aside = select(Sample.id).where(Sample.policy == policy, Sample.state == SampleState.QUARANTINED)
+        aside = select(SampleRow.id).where(SampleRow.policy == policy, SampleRow.state == SampleState.QUARANTINED)
         retried = [SampleId(sample) for sample in await connection.scalars(aside)]
         await free_samples(connection, policy, retried)
     await refresh_work(connection, policy)
@@ -203,8 +203,8 @@ async def _roll_back(policy: str, version: int, connection: AsyncConnection) -> 
         )
     parents = await read_parents(connection, policy)
     raised = {"head": version, "epoch": held.epoch + 1}
-    await connection.execute(update(Policy).where(Policy.id == policy).values(raised))
-    claimed = select(Step.n).where(Step.policy == policy, Step.state == StepState.CLAIMED)
+    await connection.execute(update(PolicyRow).where(PolicyRow.id == policy).values(raised))
+    claimed = select(StepRow.n).where(StepRow.policy == policy, StepRow.state == StepState.CLAIMED)
     if (n := await connection.scalar(claimed)) is not None:
         await abandon_step(connection, await lock_step(connection, policy, n), f"rolled back to version {version}")
     before, after = path_to_base(held.head, parents), path_to_base(version, parents)
@@ -228,7 +228,7 @@ async def _tell_path(
 async def _pin(policy: str, version: int, connection: AsyncConnection) -> TrainingView:
     held = await _lock(connection, policy)
     await _with_files(connection, policy, version)
-    await connection.execute(update(Policy).where(Policy.id == policy).values(pinned=version))
+    await connection.execute(update(PolicyRow).where(PolicyRow.id == policy).values(pinned=version))
     if await is_served(connection, policy, version):
         await set_active(connection, held, version)
     await insert_event(connection, policy, "pinned", version=version, was=held.pinned)
@@ -238,7 +238,7 @@ async def _pin(policy: str, version: int, connection: AsyncConnection) -> Traini
 async def _unpin(policy: str, connection: AsyncConnection) -> TrainingView:
     held = await _lock(connection, policy)
     if held.pinned is not None:
-        await connection.execute(update(Policy).where(Policy.id == policy).values(pinned=None))
+        await connection.execute(update(PolicyRow).where(PolicyRow.id == policy).values(pinned=None))
         if await is_served(connection, policy, held.head):
             await set_active(connection, held, held.head)
         await insert_event(connection, policy, "unpinned", version=held.pinned)
@@ -246,7 +246,7 @@ async def _unpin(policy: str, connection: AsyncConnection) -> TrainingView:
 
 
 async def _with_files(connection: AsyncConnection, policy: str, version: int) -> None:
-    query = select(Version.removed_at).where(Version.policy == policy, Version.n == version)
+    query = select(VersionRow.removed_at).where(VersionRow.policy == policy, VersionRow.n == version)
     row = (await connection.execute(query)).one_or_none()
     if row is None:
         known = f"`clawloop policy versions {policy}` shows them"

@@ -16,7 +16,7 @@ from clawloop.contracts.training import StepState
 from clawloop.errors import RecordUnusable
 from clawloop.ids import TurnId
 from db.database import Database, transaction
-from db.tables import Policy, Session, Step, Turn
+from db.tables import PolicyRow, SessionRow, StepRow, TurnRow
 
 # While a step is computed its workflow takes no other batch, and each telling stays in its history: a trainer may be
 # away for weeks. So it is told once an hour instead of once a minute, in case the workflow itself was lost.
@@ -34,23 +34,23 @@ _READY = text("""
 """)
 
 
-async def lock_policy(connection: AsyncConnection, policy: str) -> Policy:
+async def lock_policy(connection: AsyncConnection, policy: str) -> PolicyRow:
     """The policy's row as it is now; ours until the end of the transaction. Chat is not held up by it.
 
     Raises:
         RecordUnusable: there is no such policy.
     """
     # NO KEY UPDATE: a new session refers to its policy, and must not wait for a step's claim.
-    query = select(Policy.__table__).where(Policy.id == policy).with_for_update(key_share=True)
+    query = select(PolicyRow.__table__).where(PolicyRow.id == policy).with_for_update(key_share=True)
     row = (await connection.execute(query)).mappings().one_or_none()
     if row is None:
         raise RecordUnusable(f"there is no policy {policy!r}")
-    return Policy(**row)
+    return PolicyRow(**row)
 
 
 async def lock_policy_of(connection: AsyncConnection, turn_id: TurnId) -> str:
     """The same for a turn's policy."""
-    query = select(Session.policy).join(Turn, Turn.session_id == Session.id).where(Turn.id == turn_id)
+    query = select(SessionRow.policy).join(TurnRow, TurnRow.session_id == SessionRow.id).where(TurnRow.id == turn_id)
     policy: str = (await connection.execute(query)).scalar_one()
     await lock_policy(connection, policy)
     return policy
@@ -67,7 +67,7 @@ async def refresh_work(connection: AsyncConnection, policy: str) -> bool:
 
 
 async def set_work(connection: AsyncConnection, policy: str, waiting: bool) -> None:
-    flag = update(Policy).where(Policy.id == policy)
+    flag = update(PolicyRow).where(PolicyRow.id == policy)
     await connection.execute(flag.values(work_waiting=waiting, work_signalled_at=None))
 
 
@@ -80,17 +80,21 @@ class PostgresWorkStore:
     @transaction
     async def pending_work(self, connection: AsyncConnection, age: timedelta) -> list[str]:
         # Work may have become due by waiting alone.
-        quiet = select(Policy.id).where(~Policy.work_waiting, Policy.paused_reason.is_(None)).order_by(Policy.id)
+        quiet = (
+            select(PolicyRow.id)
+            .where(~PolicyRow.work_waiting, PolicyRow.paused_reason.is_(None))
+            .order_by(PolicyRow.id)
+        )
         for policy in (await connection.scalars(quiet)).all():
             await lock_policy(connection, policy)
             await refresh_work(connection, policy)
-        claimed = select(Step.n).where(Step.policy == Policy.id, Step.state == StepState.CLAIMED).exists()
+        claimed = select(StepRow.n).where(StepRow.policy == PolicyRow.id, StepRow.state == StepState.CLAIMED).exists()
         due = func.now() - case((claimed, _WHILE_COMPUTING * age), else_=age)
-        never_or_long_ago = or_(Policy.work_signalled_at.is_(None), Policy.work_signalled_at < due)
-        query = select(Policy.id).where(Policy.work_waiting, never_or_long_ago).order_by(Policy.id)
+        never_or_long_ago = or_(PolicyRow.work_signalled_at.is_(None), PolicyRow.work_signalled_at < due)
+        query = select(PolicyRow.id).where(PolicyRow.work_waiting, never_or_long_ago).order_by(PolicyRow.id)
         return list(await connection.scalars(query))
 
     @transaction
     async def mark_work_notified(self, connection: AsyncConnection, policies: Sequence[str]) -> None:
-        notified = update(Policy).where(Policy.id.in_(policies), Policy.work_waiting)
+        notified = update(PolicyRow).where(PolicyRow.id.in_(policies), PolicyRow.work_waiting)
         await connection.execute(notified.values(work_signalled_at=func.now()))

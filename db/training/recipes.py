@@ -13,8 +13,7 @@ from clawloop.recipes.recipe import Lora, Recipe, parse_stored_recipe
 from db.database import Database
 from db.events import insert_event
 from db.exact_json import exact_json
-from db.tables import Policy, Step
-from db.tables import Recipe as RecipeRow
+from db.tables import PolicyRow, RecipeRow, StepRow
 from db.training.queue import lock_policy, refresh_work
 from db.training.samples import expire_other_signals
 
@@ -28,7 +27,7 @@ async def ensure_recipe(database: Database, policy: str, recipe: Recipe) -> None
 
     async def ensure(connection: AsyncConnection) -> None:
         await connection.execute(insert(RecipeRow).values(**_columns(recipe)).on_conflict_do_nothing())
-        without = update(Policy).where(Policy.id == policy, Policy.recipe_hash.is_(None))
+        without = update(PolicyRow).where(PolicyRow.id == policy, PolicyRow.recipe_hash.is_(None))
         await connection.execute(without.values(recipe_hash=recipe.hash))
 
     await database.run(ensure)
@@ -52,7 +51,7 @@ async def set_recipe(database: Database, policy: str, recipe: Recipe) -> None:
             return
         await _require_shape(connection, held, recipe.train.lora)
         await connection.execute(insert(RecipeRow).values(**_columns(recipe)).on_conflict_do_nothing())
-        await connection.execute(update(Policy).where(Policy.id == policy).values(recipe_hash=recipe.hash))
+        await connection.execute(update(PolicyRow).where(PolicyRow.id == policy).values(recipe_hash=recipe.hash))
         await expire_other_signals(connection, policy)
         await insert_event(connection, policy, "recipe_set", name=recipe.name, hash=recipe.hash, was=held.recipe_hash)
         await refresh_work(connection, policy)
@@ -60,13 +59,13 @@ async def set_recipe(database: Database, policy: str, recipe: Recipe) -> None:
     await database.run(change)
 
 
-async def _require_shape(connection: AsyncConnection, policy: Policy, asked: Lora) -> None:
+async def _require_shape(connection: AsyncConnection, policy: PolicyRow, asked: Lora) -> None:
     """Raise RecipeRejected unless the next step can go on from the head's adapter.
 
     Without this the step would be quarantined, its samples set aside and training paused.
     """
-    made_by = select(RecipeRow.content).join(Step, Step.recipe_hash == RecipeRow.hash)
-    content = await connection.scalar(made_by.where(Step.policy == policy.id, Step.n == policy.head))
+    made_by = select(RecipeRow.content).join(StepRow, StepRow.recipe_hash == RecipeRow.hash)
+    content = await connection.scalar(made_by.where(StepRow.policy == policy.id, StepRow.n == policy.head))
     if content is None:  # version 0 has no adapter
         return
     # No other key: that recipe may be none any more, which is why another is set.
@@ -100,7 +99,9 @@ async def recipe_of_policy(connection: AsyncConnection, policy: str) -> Recipe:
         RecordUnusable: the policy has no recipe.
         RecipeRejected: it was good when it was set, and is none any more.
     """
-    query = select(RecipeRow.content).join(Policy, Policy.recipe_hash == RecipeRow.hash).where(Policy.id == policy)
+    query = (
+        select(RecipeRow.content).join(PolicyRow, PolicyRow.recipe_hash == RecipeRow.hash).where(PolicyRow.id == policy)
+    )
     content = await connection.scalar(query)
     if content is None:
         raise RecordUnusable(f"policy {policy!r} has no recipe")

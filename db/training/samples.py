@@ -17,7 +17,7 @@ from clawloop.contracts.turns import TurnOutcome
 from clawloop.ids import JudgementId, SampleId, TurnId, new_sample_id
 from db.arrays import ids_to_bytes
 from db.exact_json import storable
-from db.tables import Sample, Session, Turn
+from db.tables import SampleRow, SessionRow, TurnRow
 
 # In any other state a step has it, or had it: what is decided now comes too late for this sample.
 _OPEN = (SampleState.FRESH, SampleState.SUPERSEDED)
@@ -64,14 +64,14 @@ async def insert_sample(
     reason: str,
 ) -> None:
     """The judgement's sample; made once, and changed as long as no step has taken it."""
-    query = select(Session.policy).join(Turn, Turn.session_id == Session.id).where(Turn.id == turn_id)
+    query = select(SessionRow.policy).join(TurnRow, TurnRow.session_id == SessionRow.id).where(TurnRow.id == turn_id)
     values = {
         "state": SampleState.FRESH,
         "reason": reason,
         "reward": reward,
         "hinted_prompt_ids": None if hinted_prompt_ids is None else ids_to_bytes(hinted_prompt_ids),
     }
-    new = insert(Sample).values(
+    new = insert(SampleRow).values(
         id=new_sample_id(),
         judgement_id=judgement,
         turn_id=turn_id,
@@ -79,7 +79,9 @@ async def insert_sample(
         **values,
     )
     await connection.execute(
-        new.on_conflict_do_update(index_elements=[Sample.judgement_id], set_=values, where=Sample.state.in_(_OPEN))
+        new.on_conflict_do_update(
+            index_elements=[SampleRow.judgement_id], set_=values, where=SampleRow.state.in_(_OPEN)
+        )
     )
 
 
@@ -89,26 +91,26 @@ async def others_taken(connection: AsyncConnection, judgement: JudgementId, turn
     One that expired taught nothing, so that the turn may have another.
     """
     used = [*_OPEN, SampleState.EXPIRED]
-    others = [Sample.turn_id == turn_id, Sample.judgement_id != judgement, Sample.state.not_in(used)]
-    return await connection.scalar(select(Sample.id).where(*others).limit(1)) is not None
+    others = [SampleRow.turn_id == turn_id, SampleRow.judgement_id != judgement, SampleRow.state.not_in(used)]
+    return await connection.scalar(select(SampleRow.id).where(*others).limit(1)) is not None
 
 
 async def supersede_others(connection: AsyncConnection, judgement: JudgementId, turn_id: TurnId, reason: str) -> None:
     """Take back the samples of the turn's other judgements that no step has taken."""
-    others = [Sample.turn_id == turn_id, Sample.judgement_id != judgement, Sample.state == SampleState.FRESH]
+    others = [SampleRow.turn_id == turn_id, SampleRow.judgement_id != judgement, SampleRow.state == SampleState.FRESH]
     values = {"state": SampleState.SUPERSEDED, "reason": f"judged again: {reason}"}
-    await connection.execute(update(Sample).where(*others).values(values))
+    await connection.execute(update(SampleRow).where(*others).values(values))
 
 
 async def withdraw_sample(connection: AsyncConnection, judgement: JudgementId, reason: str) -> None:
     """Take back a sample no step has taken; nothing if there is none."""
-    fresh = update(Sample).where(Sample.judgement_id == judgement, Sample.state == SampleState.FRESH)
+    fresh = update(SampleRow).where(SampleRow.judgement_id == judgement, SampleRow.state == SampleState.FRESH)
     await connection.execute(fresh.values(state=SampleState.SUPERSEDED, reason=reason))
 
 
 async def is_taken(connection: AsyncConnection, judgement: JudgementId) -> bool:
     """Whether a step has, or had, the judgement's sample."""
-    state = await connection.scalar(select(Sample.state).where(Sample.judgement_id == judgement))
+    state = await connection.scalar(select(SampleRow.state).where(SampleRow.judgement_id == judgement))
     return state is not None and state not in _OPEN
 
 
@@ -125,7 +127,7 @@ async def end_samples(
     for sample, why in ends.items():
         by_reason[storable(why)].append(sample)
     for why, samples in by_reason.items():
-        await connection.execute(update(Sample).where(Sample.id.in_(samples)).values(state=state, reason=why))
+        await connection.execute(update(SampleRow).where(SampleRow.id.in_(samples)).values(state=state, reason=why))
         await set_turn_outcomes(connection, samples, outcome, why)
 
 

@@ -19,42 +19,42 @@ from clawloop.errors import RecordUnusable
 from clawloop.ids import SampleId
 from db.events import insert_event
 from db.exact_json import exact_json, storable
-from db.tables import Policy, Step, StepSample, Version
+from db.tables import PolicyRow, StepRow, StepSampleRow, VersionRow
 from db.training.queue import refresh_work
 from db.training.samples import end_samples, free_samples
 
 
-async def lock_step(connection: AsyncConnection, policy: str, n: int) -> Step:
+async def lock_step(connection: AsyncConnection, policy: str, n: int) -> StepRow:
     """The step's row; ours until the end of the transaction.
 
     Raises:
         RecordUnusable: there is no such step.
     """
-    query = select(Step.__table__).where(Step.policy == policy, Step.n == n).with_for_update()
+    query = select(StepRow.__table__).where(StepRow.policy == policy, StepRow.n == n).with_for_update()
     row = (await connection.execute(query)).mappings().one_or_none()
     if row is None:
         raise RecordUnusable(f"policy {policy!r} has no step {n}")
-    return Step(**row)
+    return StepRow(**row)
 
 
-async def samples_of(connection: AsyncConnection, step: Step) -> dict[SampleId, str | None]:
+async def samples_of(connection: AsyncConnection, step: StepRow) -> dict[SampleId, str | None]:
     """Its samples in their order, each with the reason if it was left out."""
-    query = select(StepSample.sample_id, StepSample.dropped).where(
-        StepSample.policy == step.policy, StepSample.step == step.n
+    query = select(StepSampleRow.sample_id, StepSampleRow.dropped).where(
+        StepSampleRow.policy == step.policy, StepSampleRow.step == step.n
     )
-    rows = await connection.execute(query.order_by(StepSample.place))
+    rows = await connection.execute(query.order_by(StepSampleRow.place))
     return {SampleId(row.sample_id): row.dropped for row in rows}
 
 
-async def mark_dropped(connection: AsyncConnection, step: Step, dropped: Mapping[SampleId, str]) -> None:
+async def mark_dropped(connection: AsyncConnection, step: StepRow, dropped: Mapping[SampleId, str]) -> None:
     for sample, why in dropped.items():
-        row = update(StepSample).where(
-            StepSample.policy == step.policy, StepSample.step == step.n, StepSample.sample_id == sample
+        row = update(StepSampleRow).where(
+            StepSampleRow.policy == step.policy, StepSampleRow.step == step.n, StepSampleRow.sample_id == sample
         )
         await connection.execute(row.values(dropped=storable(why)))
 
 
-async def commit_step(connection: AsyncConnection, step: Step, trained: TrainedStep) -> None:
+async def commit_step(connection: AsyncConnection, step: StepRow, trained: TrainedStep) -> None:
     """Its version becomes the policy's head."""
     version = trained.version
     made = {
@@ -64,7 +64,7 @@ async def commit_step(connection: AsyncConnection, step: Step, trained: TrainedS
         "path": version.path,
         "sha256": bytes.fromhex(version.sha256),
     }
-    await connection.execute(insert(Version).values(made))
+    await connection.execute(insert(VersionRow).values(made))
     await mark_dropped(connection, step, trained.figures.dropped)
     samples = await samples_of(connection, step)
     learned = {
@@ -76,10 +76,10 @@ async def commit_step(connection: AsyncConnection, step: Step, trained: TrainedS
     await end_samples(connection, learned, SampleState.TRAINED, TurnOutcome.TRAINED)
     await end_samples(connection, left_out, SampleState.EXPIRED, TurnOutcome.EXPIRED)
     await _end(connection, step, StepState.COMMITTED, None, exact_json(metrics_of(trained.figures)))
-    await connection.execute(update(Policy).where(Policy.id == step.policy).values(head=step.n))
+    await connection.execute(update(PolicyRow).where(PolicyRow.id == step.policy).values(head=step.n))
 
 
-async def abandon_step(connection: AsyncConnection, step: Step, reason: str) -> None:
+async def abandon_step(connection: AsyncConnection, step: StepRow, reason: str) -> None:
     """Its samples are free again; they expire where the policy's signal part is another by now."""
     await _end(connection, step, StepState.ABANDONED, reason)
     samples = await samples_of(connection, step)
@@ -88,13 +88,13 @@ async def abandon_step(connection: AsyncConnection, step: Step, reason: str) -> 
     await refresh_work(connection, step.policy)
 
 
-async def hand_back_step(connection: AsyncConnection, step: Step, reason: str) -> None:
+async def hand_back_step(connection: AsyncConnection, step: StepRow, reason: str) -> None:
     """Its samples are free again, and the policy is paused."""
     await _pause(connection, step, f"step {step.n}: {reason}")
     await abandon_step(connection, step, reason)
 
 
-async def expire_step(connection: AsyncConnection, step: Step, reason: str) -> None:
+async def expire_step(connection: AsyncConnection, step: StepRow, reason: str) -> None:
     """Its samples teach nothing: they are not taken again."""
     why = f"step {step.n}: {reason}"
     await _end(connection, step, StepState.ABANDONED, reason)
@@ -104,7 +104,7 @@ async def expire_step(connection: AsyncConnection, step: Step, reason: str) -> N
     await refresh_work(connection, step.policy)
 
 
-async def quarantine_step(connection: AsyncConnection, step: Step, reason: str) -> None:
+async def quarantine_step(connection: AsyncConnection, step: StepRow, reason: str) -> None:
     """Its samples are set aside, and the policy is paused."""
     why = f"step {step.n}: {reason}"
     await _end(connection, step, StepState.QUARANTINED, reason)
@@ -146,14 +146,14 @@ def metrics_of(figures: StepFigures) -> dict[str, JsonValue]:
     }
 
 
-async def _pause(connection: AsyncConnection, step: Step, why: str) -> None:
-    paused = {"paused_reason": storable(why), "paused_at": func.coalesce(Policy.paused_at, func.now())}
-    await connection.execute(update(Policy).where(Policy.id == step.policy).values(paused))
+async def _pause(connection: AsyncConnection, step: StepRow, why: str) -> None:
+    paused = {"paused_reason": storable(why), "paused_at": func.coalesce(PolicyRow.paused_at, func.now())}
+    await connection.execute(update(PolicyRow).where(PolicyRow.id == step.policy).values(paused))
 
 
 async def _end(
-    connection: AsyncConnection, step: Step, state: StepState, reason: str | None, metrics: str | None = None
+    connection: AsyncConnection, step: StepRow, state: StepState, reason: str | None, metrics: str | None = None
 ) -> None:
     values = {"state": state, "reason": None if reason is None else storable(reason), "finished_at": func.now()}
-    row = update(Step).where(Step.policy == step.policy, Step.n == step.n)
+    row = update(StepRow).where(StepRow.policy == step.policy, StepRow.n == step.n)
     await connection.execute(row.values(values | ({} if metrics is None else {"metrics": metrics})))

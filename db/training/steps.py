@@ -25,7 +25,7 @@ from clawloop.errors import RecipeRejected, RecordUnusable
 from clawloop.ids import SampleId
 from clawloop.recipes.recipe import Recipe
 from db.database import Database
-from db.tables import Policy, Sample, Step, StepSample, Version
+from db.tables import PolicyRow, SampleRow, StepRow, StepSampleRow, VersionRow
 from db.training.batches import needs_version, read_samples
 from db.training.claims import choose_samples
 from db.training.lineage import next_step, of_other_shape, version_ref, version_refs
@@ -142,18 +142,18 @@ class PostgresStepStore:
 
     async def _claim(self, policy: str, n: int, connection: AsyncConnection) -> Claim:
         held = await lock_policy(connection, policy)
-        query = select(Step).where(Step.policy == policy, Step.n == n)
+        query = select(StepRow).where(StepRow.policy == policy, StepRow.n == n)
         if (known := (await connection.execute(query)).one_or_none()) is not None:
             taken = await samples_of(connection, await lock_step(connection, policy, n))
             return Claim(n, StepState(known.state), len(taken), known.reason or f"{len(taken)} samples")
-        under_way = select(Step.n).where(Step.policy == policy, Step.state == StepState.CLAIMED)
+        under_way = select(StepRow.n).where(StepRow.policy == policy, StepRow.state == StepState.CLAIMED)
         if (other := await connection.scalar(under_way)) is not None:
             return Claim(n, None, 0, f"step {other} is claimed")
         if n != (expected := await next_step(connection, policy)):
             return Claim(n, None, 0, f"the next step is {expected}")
         return await self._claim_new(connection, held, n)
 
-    async def _claim_new(self, connection: AsyncConnection, policy: Policy, n: int) -> Claim:
+    async def _claim_new(self, connection: AsyncConnection, policy: PolicyRow, n: int) -> Claim:
         fault = None if policy.paused_reason is None else f"paused: {policy.paused_reason}"
         recipe = None
         if fault is None:
@@ -184,7 +184,7 @@ class PostgresStepStore:
         lost = {sample: str(found) for sample, found in read.items() if isinstance(found, RecordUnusable)}
         await mark_dropped(connection, step, lost)
         samples = [found for found in read.values() if isinstance(found, BatchSample)]
-        row = update(Step).where(Step.policy == policy, Step.n == n).values(attempt=Step.attempt + 1)
+        row = update(StepRow).where(StepRow.policy == policy, StepRow.n == n).values(attempt=StepRow.attempt + 1)
         await connection.execute(row)
         return await _with_versions(connection, step, recipe, samples)
 
@@ -200,20 +200,20 @@ async def _usable_recipe(connection: AsyncConnection, policy: str) -> tuple[Reci
 
 
 async def _insert_step(
-    connection: AsyncConnection, policy: Policy, n: int, recipe: Recipe, samples: list[SampleId]
+    connection: AsyncConnection, policy: PolicyRow, n: int, recipe: Recipe, samples: list[SampleId]
 ) -> None:
     row = {"policy": policy.id, "n": n, "parent": policy.head, "epoch": policy.epoch, "recipe_hash": recipe.hash}
-    await connection.execute(insert(Step).values(row | {"state": StepState.CLAIMED}))
+    await connection.execute(insert(StepRow).values(row | {"state": StepState.CLAIMED}))
     places = [
         {"policy": policy.id, "step": n, "sample_id": sample, "place": place} for place, sample in enumerate(samples)
     ]
-    await connection.execute(insert(StepSample), places)
-    taken = update(Sample).where(Sample.id.in_(samples))
+    await connection.execute(insert(StepSampleRow), places)
+    taken = update(SampleRow).where(SampleRow.id.in_(samples))
     await connection.execute(taken.values(state=SampleState.CLAIMED))
 
 
 async def _with_versions(
-    connection: AsyncConnection, step: Step, recipe: Recipe, samples: list[BatchSample]
+    connection: AsyncConnection, step: StepRow, recipe: Recipe, samples: list[BatchSample]
 ) -> StepBatch:
     hinted = {sample.version for sample in samples if sample.hinted_prompt_ids is not None}
     teachers = {n for n in hinted if needs_version(recipe.train, n, step.parent)}
@@ -221,7 +221,7 @@ async def _with_versions(
     refs = await version_refs(connection, step.policy, (teachers - other_shape) | {step.parent})
     if step.parent != 0 and step.parent not in refs:
         raise RecordUnusable(f"version {step.parent}, from which step {step.n} begins, has no files any more")
-    base = select(Policy.base_model).where(Policy.id == step.policy)
+    base = select(PolicyRow.base_model).where(PolicyRow.id == step.policy)
     # The verdict still teaches where nobody can read the hint any more.
     without_hint = {
         sample.sample_id: f"version {sample.version}, which would read it, "
@@ -299,9 +299,9 @@ async def _expire(policy: str, n: int, reason: str, connection: AsyncConnection)
 
 async def _committed(policy: str, n: int, connection: AsyncConnection) -> VersionRef | None:
     query = (
-        select(Version)
-        .join(Step, (Step.policy == Version.policy) & (Step.n == Version.n))
-        .where(Version.policy == policy, Version.n == n, Step.state == StepState.COMMITTED)
+        select(VersionRow)
+        .join(StepRow, (StepRow.policy == VersionRow.policy) & (StepRow.n == VersionRow.n))
+        .where(VersionRow.policy == policy, VersionRow.n == n, StepRow.state == StepState.COMMITTED)
     )
     row = (await connection.execute(query)).one_or_none()
     return None if row is None else version_ref(row)

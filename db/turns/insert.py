@@ -19,7 +19,7 @@ from db.arrays import logprobs_to_bytes
 from db.database import Database
 from db.erasure import BARE_TURN, holds_erased
 from db.exact_json import exact_json, storable
-from db.tables import PrefixRole, Session, SessionPrefix, ToolList, Turn
+from db.tables import PrefixRole, SessionPrefixRow, SessionRow, ToolListRow, TurnRow
 from db.turns.conversation_cache import ConversationCache
 from db.turns.deltas import delta
 from db.turns.prepared_turn import PreparedTurn, Request
@@ -29,25 +29,25 @@ from db.turns.session_lookup import known_session, parent_in, session_for
 
 
 def _lock_session_statement() -> ReturningInsert[tuple[datetime | None]]:
-    new = insert(Session)
+    new = insert(SessionRow)
     # What was erased before it came does not open its session again.
-    alive = or_(Session.erased_at.is_(None), new.excluded.last_turn_at > Session.erased_at)
-    newest = and_(new.excluded.last_turn_at >= Session.last_turn_at, alive)
+    alive = or_(SessionRow.erased_at.is_(None), new.excluded.last_turn_at > SessionRow.erased_at)
+    newest = and_(new.excluded.last_turn_at >= SessionRow.last_turn_at, alive)
     return new.on_conflict_do_update(
-        index_elements=[Session.id],
+        index_elements=[SessionRow.id],
         set_={
-            "state": case((newest, new.excluded.state), else_=Session.state),
-            "last_turn_at": func.greatest(new.excluded.last_turn_at, Session.last_turn_at),
+            "state": case((newest, new.excluded.state), else_=SessionRow.state),
+            "last_turn_at": func.greatest(new.excluded.last_turn_at, SessionRow.last_turn_at),
             # It was taken away when the session was erased.
-            "external_id": case((alive, func.coalesce(Session.external_id, new.excluded.external_id)), else_=None),
+            "external_id": case((alive, func.coalesce(SessionRow.external_id, new.excluded.external_id)), else_=None),
         },
-    ).returning(Session.erased_at)
+    ).returning(SessionRow.erased_at)
 
 
 _LOCK_SESSION = _lock_session_statement()
-_INSERT_TOOLS = insert(ToolList).on_conflict_do_nothing()
+_INSERT_TOOLS = insert(ToolListRow).on_conflict_do_nothing()
 _LOCK_TOOLS = text("SELECT sha256 FROM tool_lists WHERE sha256 = :sha256 FOR KEY SHARE")
-_INSERT_TURN = insert(Turn).on_conflict_do_nothing().returning(Turn.id)
+_INSERT_TURN = insert(TurnRow).on_conflict_do_nothing().returning(TurnRow.id)
 
 
 class PostgresTurnStore:
@@ -92,7 +92,11 @@ class PostgresTurnStore:
         Raises:
             StoreUnavailable
         """
-        told = update(Turn).where(Turn.id.in_(turn_ids), Turn.announced_at.is_(None)).values(announced_at=func.now())
+        told = (
+            update(TurnRow)
+            .where(TurnRow.id.in_(turn_ids), TurnRow.announced_at.is_(None))
+            .values(announced_at=func.now())
+        )
         await self._database.run(lambda connection: connection.execute(told))
 
     async def load(self, turn_id: TurnId) -> StoredTurn | None:
@@ -143,7 +147,7 @@ class PostgresTurnStore:
 
 
 async def _inserted(connection: AsyncConnection, turn_id: TurnId) -> InsertedTurn | None:
-    query = select(Turn.session_id, Turn.parent_turn_id).where(Turn.id == turn_id)
+    query = select(TurnRow.session_id, TurnRow.parent_turn_id).where(TurnRow.id == turn_id)
     row = (await connection.execute(query)).one_or_none()
     if row is None:
         return None
@@ -206,7 +210,7 @@ async def _insert_prefixes(connection: AsyncConnection, entry: PreparedTurn, exp
         roles[entry.reply_digest] = PrefixRole.REPLY
     turn_id, key = entry.record.turn_id, entry.record.api_key_id
     await connection.execute(
-        insert(SessionPrefix),
+        insert(SessionPrefixRow),
         [{"api_key_id": key, "prefix_hash": hash_, "turn_id": turn_id, "role": role} for hash_, role in roles.items()],
     )
 
@@ -216,7 +220,7 @@ async def _version_of_parent(request: Request, connection: AsyncConnection) -> i
         return None
     if (parent := await parent_in(connection, session, request)) is None:
         return None
-    version: int | None = await connection.scalar(select(Turn.version).where(Turn.id == parent))
+    version: int | None = await connection.scalar(select(TurnRow.version).where(TurnRow.id == parent))
     return version
 
 

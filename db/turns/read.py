@@ -18,21 +18,21 @@ from clawloop.contracts.turns import (
 )
 from clawloop.ids import ApiKeyId, SessionId, TurnId
 from db.arrays import bytes_to_ids, bytes_to_logprobs
-from db.tables import Session, ToolList, Turn
+from db.tables import SessionRow, ToolListRow, TurnRow
 from db.turns.conversation_cache import ConversationCache
 from db.turns.deltas import Conversation
 
 _TURN = (
-    select(Turn.__table__, Session.policy, Session.api_key_id, ToolList.tools)
-    .join(Session, Session.id == Turn.session_id)
-    .outerjoin(ToolList, ToolList.sha256 == Turn.tools_sha256)
+    select(TurnRow.__table__, SessionRow.policy, SessionRow.api_key_id, ToolListRow.tools)
+    .join(SessionRow, SessionRow.id == TurnRow.session_id)
+    .outerjoin(ToolListRow, ToolListRow.sha256 == TurnRow.tools_sha256)
 )
 
 
 async def read_turn(
     conversations: ConversationCache, turn_id: TurnId, connection: AsyncConnection
 ) -> StoredTurn | None:
-    row = (await connection.execute(_TURN.where(Turn.id == turn_id))).mappings().one_or_none()
+    row = (await connection.execute(_TURN.where(TurnRow.id == turn_id))).mappings().one_or_none()
     if row is None:
         return None
     if row["outcome"] == TurnOutcome.ERASED:

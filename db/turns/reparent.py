@@ -11,7 +11,7 @@ from sqlalchemy.ext.asyncio import AsyncConnection
 
 from clawloop.contracts.turns import TurnOutcome
 from clawloop.ids import SessionId, TurnId
-from db.tables import Turn
+from db.tables import TurnRow
 from db.turns.conversation_cache import ConversationCache
 from db.turns.deltas import delta
 from db.turns.prepared_turn import PreparedTurn, Request
@@ -27,10 +27,10 @@ async def reparent_late_turns(
     if entry.response_digest is None:
         return
     later = (
-        select(Turn.id, Turn.group_id, Turn.evidence)
-        .where(Turn.session_id == session, Turn.id > parent, Turn.outcome != TurnOutcome.ERASED)
-        .where(or_(Turn.parent_turn_id.is_(None), Turn.parent_turn_id < parent))
-        .order_by(Turn.id)
+        select(TurnRow.id, TurnRow.group_id, TurnRow.evidence)
+        .where(TurnRow.session_id == session, TurnRow.id > parent, TurnRow.outcome != TurnOutcome.ERASED)
+        .where(or_(TurnRow.parent_turn_id.is_(None), TurnRow.parent_turn_id < parent))
+        .order_by(TurnRow.id)
     )
     for row in (await connection.execute(later)).all():
         conversation = await conversations.conversation(connection, TurnId(row.id))
@@ -46,8 +46,8 @@ async def reparent_late_turns(
             continue
         stored = delta(conversation, entry.conversation)
         await connection.execute(
-            update(Turn)
-            .where(Turn.id == row.id)
+            update(TurnRow)
+            .where(TurnRow.id == row.id)
             .values(
                 parent_turn_id=parent,
                 messages_kept=stored.messages_kept,

@@ -15,7 +15,7 @@ from clawloop.ids import SessionId, TurnId
 from clawloop.turns.conversation import KnownPrefix, choose_session
 from clawloop.turns.identify import conversation_session_id, named_session_id
 from clawloop.turns.parents import Candidate, find_parent
-from db.tables import PrefixRole, Turn
+from db.tables import PrefixRole, TurnRow
 from db.turns.prepared_turn import PreparedTurn, Request
 
 _COMPLETED = {TurnStatus.COMPLETE, TurnStatus.LENGTH}
@@ -85,11 +85,11 @@ async def candidates_in(
     """The turns of this session, older than `before`, that gave one of these replies."""
     if not replies:
         return []
-    query = select(Turn.id, Turn.kind, Turn.response_digest, Turn.reply_digest).where(
-        Turn.session_id == session, Turn.response_digest.in_(replies)
+    query = select(TurnRow.id, TurnRow.kind, TurnRow.response_digest, TurnRow.reply_digest).where(
+        TurnRow.session_id == session, TurnRow.response_digest.in_(replies)
     )
     if before is not None:
-        query = query.where(Turn.id < before)
+        query = query.where(TurnRow.id < before)
     return [
         Candidate(
             turn_id=TurnId(row.id),
@@ -97,5 +97,5 @@ async def candidates_in(
             response_digest=row.response_digest,
             reply_digest=row.reply_digest,
         )
-        for row in await connection.execute(query.order_by(Turn.id))
+        for row in await connection.execute(query.order_by(TurnRow.id))
     ]

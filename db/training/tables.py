@@ -1,4 +1,4 @@
-"""The tables of steps, their batches and events. `db.tables` hands them on."""
+"""Rows of training: recipes, samples, the steps that take them, and what happened to a policy."""
 
 from __future__ import annotations
 
@@ -9,12 +9,48 @@ from uuid import UUID
 from sqlalchemy import CheckConstraint, ForeignKey, ForeignKeyConstraint, Index, UniqueConstraint, text
 from sqlalchemy.orm import Mapped, mapped_column
 
-from clawloop.contracts.training import StepState
+from clawloop.contracts.training import SampleState, StepState
 from db.declarative import Base, one_of
 from db.exact_json import ExactJson
 
 
-class Step(Base):
+class RecipeRow(Base):
+    """Everything learning depends on; never changed, only followed by another."""
+
+    __tablename__ = "recipes"
+
+    hash: Mapped[str] = mapped_column(primary_key=True)
+    name: Mapped[str]
+    signal_hash: Mapped[str]  # of the part that judging and samples depend on
+    train_hash: Mapped[str]
+    content: Mapped[Any] = mapped_column(ExactJson)  # all keys filled in
+    created_at: Mapped[datetime] = mapped_column(server_default=text("now()"))
+
+
+class SampleRow(Base):
+    """A judgement made trainable. Ids and log-probs are its turn's."""
+
+    __tablename__ = "samples"
+    __table_args__ = (
+        one_of("state", SampleState),
+        CheckConstraint("coalesce(reward, 0) <> 0 OR hinted_prompt_ids IS NOT NULL", name="has_gradient"),
+        CheckConstraint("octet_length(hinted_prompt_ids) % 4 = 0", name="ids_are_whole"),
+        Index(None, "policy", "state", "id"),
+        Index(None, "turn_id"),
+    )
+
+    id: Mapped[UUID] = mapped_column(primary_key=True)
+    judgement_id: Mapped[UUID] = mapped_column(ForeignKey("judgements.id"), unique=True)
+    turn_id: Mapped[UUID] = mapped_column(ForeignKey("turns.id"))
+    policy: Mapped[str] = mapped_column(ForeignKey("policies.id"))
+    state: Mapped[str]
+    reason: Mapped[str]
+    reward: Mapped[float | None]  # None: no reward term
+    hinted_prompt_ids: Mapped[bytes | None]  # db.arrays; None: no teacher term
+    created_at: Mapped[datetime] = mapped_column(server_default=text("now()"))
+
+
+class StepRow(Base):
     """One optimiser update on one claimed batch; step n makes version n."""
 
     __tablename__ = "steps"
@@ -39,7 +75,7 @@ class Step(Base):
     finished_at: Mapped[datetime | None]
 
 
-class StepSample(Base):
+class StepSampleRow(Base):
     """A step's batch, in its order."""
 
     __tablename__ = "step_samples"
@@ -56,7 +92,7 @@ class StepSample(Base):
     dropped: Mapped[str | None]  # why the step left it out
 
 
-class Event(Base):
+class EventRow(Base):
     """Something an operator or the service itself did to a policy."""
 
     __tablename__ = "events"

@@ -1,0 +1,91 @@
+"""Rows of judgements: a judge's votes and hints, and what users said about a turn."""
+
+from __future__ import annotations
+
+from datetime import datetime
+from uuid import UUID
+
+from sqlalchemy import CheckConstraint, ForeignKey, Index, UniqueConstraint, text
+from sqlalchemy import text as sql  # where a column is called text
+from sqlalchemy.orm import Mapped, mapped_column
+
+from db.declarative import Base
+
+
+class JudgementRow(Base):
+    """What is held of a turn under one recipe; revision 0 is by its next state."""
+
+    __tablename__ = "judgements"
+    __table_args__ = (
+        UniqueConstraint("turn_id", "recipe_hash", "revision"),
+        CheckConstraint("verdict BETWEEN -1 AND 1", name="verdict"),
+        CheckConstraint("(decided_at IS NULL) = (outcome IS NULL)", name="decided"),
+    )
+
+    id: Mapped[UUID] = mapped_column(primary_key=True)
+    turn_id: Mapped[UUID] = mapped_column(ForeignKey("turns.id"))
+    recipe_hash: Mapped[str] = mapped_column(ForeignKey("recipes.hash"))
+    revision: Mapped[int]
+    shown_by: Mapped[UUID | None] = mapped_column(ForeignKey("turns.id"))  # whose request showed the next state
+    evidence_hash: Mapped[bytes]
+    verdict: Mapped[int | None]
+    expected: Mapped[float | None]
+    reward: Mapped[float | None]  # of its own verdict, before it is set in relation to others
+    verdict_why: Mapped[str | None]
+    hint: Mapped[str | None]
+    hint_why: Mapped[str | None]
+    not_trainable: Mapped[str | None]  # why its turn cannot be trained, whatever the verdict
+    outcome: Mapped[str | None]
+    why: Mapped[str | None]
+    opened_at: Mapped[datetime] = mapped_column(server_default=text("now()"))
+    decided_at: Mapped[datetime | None]
+
+
+class VoteRow(Base):
+    """One answer of a judge, as it came. Asked for once."""
+
+    __tablename__ = "votes"
+    __table_args__ = (CheckConstraint("score BETWEEN -1 AND 1", name="score"),)
+
+    judgement_id: Mapped[UUID] = mapped_column(ForeignKey("judgements.id"), primary_key=True)
+    kind: Mapped[str] = mapped_column(primary_key=True)
+    index: Mapped[int] = mapped_column(primary_key=True)
+    raw: Mapped[str]
+    score: Mapped[int | None]  # None: it could not be read
+    answered_at: Mapped[datetime] = mapped_column(server_default=text("now()"))
+
+
+class HintRow(Base):
+    """One answer of a judge about what should have been known, as it came. Asked for once."""
+
+    __tablename__ = "hints"
+
+    judgement_id: Mapped[UUID] = mapped_column(ForeignKey("judgements.id"), primary_key=True)
+    kind: Mapped[str] = mapped_column(primary_key=True)
+    index: Mapped[int] = mapped_column(primary_key=True)
+    raw: Mapped[str]
+    accepted: Mapped[bool | None]  # None: it could not be read
+    text: Mapped[str | None]
+    answered_at: Mapped[datetime] = mapped_column(server_default=sql("now()"))
+
+
+class FeedbackRow(Base):
+    """What somebody said about a turn outside the conversation."""
+
+    __tablename__ = "feedback"
+    __table_args__ = (
+        CheckConstraint("score BETWEEN -1 AND 1", name="score"),
+        CheckConstraint("score IS NOT NULL OR text IS NOT NULL", name="says_something"),
+        Index(None, "turn_id"),
+        Index("feedback_unapplied_idx", "id", postgresql_where=sql("applied_at IS NULL")),
+    )
+
+    id: Mapped[UUID] = mapped_column(primary_key=True)
+    turn_id: Mapped[UUID] = mapped_column(ForeignKey("turns.id"))
+    api_key_id: Mapped[UUID] = mapped_column(ForeignKey("api_keys.id"))
+    score: Mapped[float | None]
+    text: Mapped[str | None]
+    effect: Mapped[str]
+    received_at: Mapped[datetime] = mapped_column(server_default=sql("now()"))
+    announced_at: Mapped[datetime | None]  # its session's workflow was told
+    applied_at: Mapped[datetime | None]  # a judgement has taken it in

@@ -1,0 +1,97 @@
+"""Rows of serving: policies with their versions and keys, engines and what each has loaded."""
+
+from __future__ import annotations
+
+from datetime import datetime
+from typing import Any
+from uuid import UUID
+
+from sqlalchemy import CheckConstraint, ForeignKey, ForeignKeyConstraint, text
+from sqlalchemy.orm import Mapped, mapped_column
+
+from db.declarative import Base
+from db.exact_json import ExactJson
+
+
+class PolicyRow(Base):
+    """A base model plus a tree of adapter versions."""
+
+    __tablename__ = "policies"
+
+    id: Mapped[str] = mapped_column(primary_key=True)
+    base_model: Mapped[str]  # the name under which engines serve version 0
+    aliases: Mapped[list[str]]
+    sampling: Mapped[Any] = mapped_column(ExactJson)  # fills the fields a client leaves out
+    head: Mapped[int]  # newest committed version
+    active: Mapped[int]  # the version new requests get
+    epoch: Mapped[int] = mapped_column(server_default=text("0"))  # raised by every roll-back
+    pinned: Mapped[int | None]  # stays active whatever is trained
+    pool: Mapped[str] = mapped_column(server_default=text("'default'"))  # the trainers that train it
+    paused_reason: Mapped[str | None]
+    paused_at: Mapped[datetime | None]
+    work_waiting: Mapped[bool] = mapped_column(server_default=text("false"))
+    work_signalled_at: Mapped[datetime | None]  # its training workflow was told that work waits
+    recipe_hash: Mapped[str | None] = mapped_column(ForeignKey("recipes.hash"))  # what it learns by; None: nothing
+    verdict_count: Mapped[int] = mapped_column(server_default=text("0"))  # verdicts of +1 and -1 so far
+    verdict_total: Mapped[int] = mapped_column(server_default=text("0"))  # their sum
+    created_at: Mapped[datetime] = mapped_column(server_default=text("now()"))
+
+
+class VersionRow(Base):
+    """What a step produced; version 0 is the base model itself."""
+
+    __tablename__ = "versions"
+    __table_args__ = (
+        ForeignKeyConstraint(["policy", "parent"], ["versions.policy", "versions.n"]),
+        CheckConstraint("(n = 0) = (parent IS NULL) AND (n = 0) = (path IS NULL)", name="base"),
+    )
+
+    policy: Mapped[str] = mapped_column(ForeignKey("policies.id"), primary_key=True)
+    n: Mapped[int] = mapped_column(primary_key=True)
+    parent: Mapped[int | None]
+    path: Mapped[str | None]
+    sha256: Mapped[bytes | None]
+    created_at: Mapped[datetime] = mapped_column(server_default=text("now()"))
+    activated_at: Mapped[datetime | None]  # it answered from then on
+    retired_at: Mapped[datetime | None]  # until then
+    removed_at: Mapped[datetime | None]  # its files are gone
+
+
+class ApiKeyRow(Base):
+    """A key's secret is not here: only what recognises it."""
+
+    __tablename__ = "api_keys"
+
+    id: Mapped[UUID] = mapped_column(primary_key=True)
+    policy: Mapped[str] = mapped_column(ForeignKey("policies.id"))
+    name: Mapped[str]
+    prefix: Mapped[str] = mapped_column(unique=True)  # the public part
+    secret_sha256: Mapped[bytes]
+    scopes: Mapped[list[str]]
+    created_at: Mapped[datetime] = mapped_column(server_default=text("now()"))
+    revoked_at: Mapped[datetime | None]
+
+
+class EngineRow(Base):
+    """One vLLM server."""
+
+    __tablename__ = "engines"
+
+    id: Mapped[str] = mapped_column(primary_key=True)
+    url: Mapped[str] = mapped_column(unique=True)
+    draining: Mapped[bool] = mapped_column(server_default=text("false"))
+    problem: Mapped[str | None]  # why its agent took it out of rotation; None: it works, or has no agent
+    added_by: Mapped[str | None]  # the installation whose `clawloop up` or gateway added it; None: a person
+    added_at: Mapped[datetime] = mapped_column(server_default=text("now()"))
+
+
+class EngineVersionRow(Base):
+    """An engine has this version loaded."""
+
+    __tablename__ = "engine_versions"
+    __table_args__ = (ForeignKeyConstraint(["policy", "version"], ["versions.policy", "versions.n"]),)
+
+    engine_id: Mapped[str] = mapped_column(ForeignKey("engines.id", ondelete="CASCADE"), primary_key=True)
+    policy: Mapped[str] = mapped_column(primary_key=True)
+    version: Mapped[int] = mapped_column(primary_key=True)
+    loaded_at: Mapped[datetime] = mapped_column(server_default=text("now()"))

@@ -1,0 +1,139 @@
+"""Rows of sessions and turns."""
+
+from __future__ import annotations
+
+from datetime import datetime
+from enum import StrEnum
+from typing import Any
+from uuid import UUID
+
+from sqlalchemy import CheckConstraint, ForeignKey, Index, text
+from sqlalchemy.orm import Mapped, mapped_column
+
+from clawloop.contracts.sessions import SessionState
+from clawloop.contracts.turns import TurnKind, TurnOutcome, TurnStatus
+from db.declarative import Base, one_of
+from db.exact_json import ExactJson
+
+
+class PrefixRole(StrEnum):
+    """What of a conversation a stored hash stands for."""
+
+    REQUEST = "request"  # all messages of the turn's request
+    REPLY = "reply"  # those and the turn's reply
+    EXPECTED = "expected"  # up to a reply the turn's request holds, of a turn nobody has entered (yet)
+
+
+class SessionRow(Base):
+    """One conversation with one key."""
+
+    __tablename__ = "sessions"
+    __table_args__ = (
+        one_of("state", SessionState),
+        CheckConstraint("task_outcome IN (-1, 1)", name="task_outcome"),
+    )
+
+    id: Mapped[UUID] = mapped_column(primary_key=True)
+    policy: Mapped[str] = mapped_column(ForeignKey("policies.id"))
+    api_key_id: Mapped[UUID] = mapped_column(ForeignKey("api_keys.id"))
+    external_id: Mapped[str | None]  # the client's own value
+    identified_by: Mapped[str]  # SessionSource of the turn that began it
+    state: Mapped[str]
+    created_at: Mapped[datetime] = mapped_column(server_default=text("now()"))
+    last_turn_at: Mapped[datetime]
+    first_closed_at: Mapped[datetime | None]  # the at-least-one rule was applied then
+    closed_at: Mapped[datetime | None]  # the last time
+    closed_why: Mapped[str | None]
+    guarantee: Mapped[str | None]  # what the at-least-one rule did, or why nothing
+    task_outcome: Mapped[int | None]  # whether its task succeeded, 1 or -1; None: nobody said
+    erased_at: Mapped[datetime | None]  # what began before then has no content any more
+
+
+class ToolListRow(Base):
+    """The tools of requests, each list once."""
+
+    __tablename__ = "tool_lists"
+
+    sha256: Mapped[bytes] = mapped_column(primary_key=True)  # of the JSON text
+    tools: Mapped[Any] = mapped_column(ExactJson)
+
+
+class TurnRow(Base):
+    """One request and its response.
+
+    The request's messages are the first `messages_kept` of the parent's conversation (its messages and its
+    response), then `messages_added`. Its prompt ids are the first `prompt_shared` of the parent's tokens (prompt
+    and response), then `prompt_ids`. Without a parent both counts are 0.
+    """
+
+    __tablename__ = "turns"
+    __table_args__ = (
+        one_of("kind", TurnKind),
+        one_of("status", TurnStatus),
+        one_of("outcome", TurnOutcome),
+        CheckConstraint("parent_turn_id < id", name="parent_is_older"),  # so chains end
+        CheckConstraint("parent_turn_id IS NOT NULL OR messages_kept = 0", name="kept_of_parent"),
+        CheckConstraint("parent_turn_id IS NOT NULL OR prompt_shared = 0", name="shared_with_parent"),
+        CheckConstraint("(prompt_shared IS NULL) = (prompt_ids IS NULL)", name="prompt_known"),
+        CheckConstraint(
+            "octet_length(prompt_ids) % 4 = 0 AND octet_length(response_ids) % 4 = 0", name="ids_are_whole"
+        ),
+        CheckConstraint(
+            "logprobs IS NULL OR (response_ids IS NOT NULL AND octet_length(logprobs)"
+            " IN (octet_length(response_ids), 2 * octet_length(response_ids)))",
+            name="logprob_per_id",
+        ),
+        Index(None, "session_id", "id"),
+        Index(None, "session_id", "response_digest"),
+        Index(None, "parent_turn_id"),
+        Index("turns_waiting_idx", "session_id", postgresql_where=text("outcome = 'waiting'")),
+        Index("turns_group_idx", "group_id", postgresql_where=text("group_id IS NOT NULL")),
+        Index("turns_tools_idx", "tools_sha256", postgresql_where=text("tools_sha256 IS NOT NULL")),
+        Index("turns_unannounced_idx", "id", postgresql_where=text("announced_at IS NULL AND kind = 'main'")),
+    )
+
+    id: Mapped[UUID] = mapped_column(primary_key=True)
+    session_id: Mapped[UUID] = mapped_column(ForeignKey("sessions.id"))
+    parent_turn_id: Mapped[UUID | None] = mapped_column(ForeignKey("turns.id"))
+    group_id: Mapped[UUID | None]  # first turn of an n > 1 request
+    choice: Mapped[int]
+    kind: Mapped[str]
+    kind_reason: Mapped[str]
+    status: Mapped[str]
+    error: Mapped[str | None]  # why the status is error
+    outcome: Mapped[str]
+    outcome_detail: Mapped[str | None]
+    alias: Mapped[str]  # the model name the client asked for
+    version: Mapped[int]
+    engine_id: Mapped[str | None]
+    evidence: Mapped[Any] = mapped_column(ExactJson)  # SessionEvidence
+    messages_kept: Mapped[int]
+    messages_added: Mapped[Any] = mapped_column(ExactJson)
+    tools_sha256: Mapped[bytes | None] = mapped_column(ForeignKey("tool_lists.sha256"))
+    response: Mapped[Any | None] = mapped_column(ExactJson)
+    response_digest: Mapped[bytes | None]  # of the reply alone, normalised: finds parents
+    reply_digest: Mapped[bytes | None]  # of the conversation up to and with the reply
+    prompt_shared: Mapped[int | None]
+    prompt_ids: Mapped[bytes | None]  # db.arrays
+    response_ids: Mapped[bytes | None]
+    logprobs: Mapped[bytes | None]
+    sampling: Mapped[Any] = mapped_column(ExactJson)
+    finish_reason: Mapped[str | None]
+    ends_session: Mapped[bool]
+    started_at: Mapped[datetime]
+    finished_at: Mapped[datetime]
+    entered_at: Mapped[datetime] = mapped_column(server_default=text("now()"))
+    announced_at: Mapped[datetime | None]
+    erased_at: Mapped[datetime | None]  # what continues it and began before then has no content any more
+
+
+class SessionPrefixRow(Base):
+    """Hashes by which a request without a name finds its conversation: two for each turn."""
+
+    __tablename__ = "session_prefixes"
+    __table_args__ = (one_of("role", PrefixRole),)
+
+    api_key_id: Mapped[UUID] = mapped_column(ForeignKey("api_keys.id"), primary_key=True)
+    prefix_hash: Mapped[bytes] = mapped_column(primary_key=True)
+    turn_id: Mapped[UUID] = mapped_column(ForeignKey("turns.id", ondelete="CASCADE"), primary_key=True)
+    role: Mapped[str]
