@@ -1,15 +1,14 @@
-"""Erasing in PostgreSQL: content goes, bare rows stay, so that the ledger of steps and versions stays whole.
+"""Erases content: bare rows stay, so that the ledger of steps and versions stays complete.
 
-Content is whatever a client, an engine or a judge said: messages, token ids, log-probs, sampling fields, names, raw
-answers, hints. What stays are ids, numbers, our own words, and the hashes by which a conversation without a name is
-known again: so that what of it is still in a spool or in an engine is not taken for a new one. It holds the policy
-and the session, so nothing is judged, sampled or entered meanwhile; what comes later finds the turns erased.
+Content is what a client, an engine or a judge sent: messages, token ids, log-probs, sampling fields, names, raw
+answers, hints. Ids, numbers, Clawloop's own reasons and the prefix hashes stay. The hashes keep turns still in a
+spool or an engine from being stored as a new conversation. An erasure locks the policy and the session, so that
+nothing is judged, sampled or inserted meanwhile; later writers find the turns erased.
 """
 
 from __future__ import annotations
 
 from collections.abc import Sequence
-from functools import partial
 from typing import Any
 
 from sqlalchemy import func, select, text
@@ -19,7 +18,7 @@ from clawloop.contracts.sessions import ContentErased, Erasure, SessionFacts
 from clawloop.contracts.training import SampleState
 from clawloop.contracts.turns import TurnOutcome
 from clawloop.ids import SampleId, SessionId, TurnId
-from db.database import Database
+from db.database import Database, transaction
 from db.events import insert_event
 from db.tables import SessionRow, TurnRow
 from db.training.queue import lock_policy, refresh_work
@@ -27,12 +26,12 @@ from db.training.samples import end_samples
 from db.turns.prepared_turn import PreparedTurn
 
 WHY = "erased"
-"""For people, wherever words were that nobody may read any more."""
+"""Replaces erased text and reasons."""
 
 WHY_BEFORE = "what followed it was erased"
 
-# Of one message to a workflow; it shows 20 turns, and ids are 16 bytes.
-TOLD_LIMIT = 200
+# Turns in one signal to a workflow, which shows 20; an id takes 16 bytes.
+NOTIFIED_TURNS = 200
 
 BARE_TURN: dict[str, Any] = {
     "outcome": TurnOutcome.ERASED.value,
@@ -51,12 +50,12 @@ BARE_TURN: dict[str, Any] = {
     "logprobs": None,
     "sampling": "{}",
 }
-"""What a turn without content holds; its `evidence` names a source and no value."""
+"""Columns of a turn without content; its `evidence` has a source and no value."""
 
 _LOCK_SESSION = text("SELECT id FROM sessions WHERE id = :session FOR UPDATE")
 _ALL_TURNS = text("SELECT id FROM turns WHERE session_id = :session")
-# Other replies to the same request hold the same messages, and whatever continues them holds them again. So does a
-# request that goes on without a reply, e.g. after one that was stopped: its messages begin with those.
+# Other replies to the same request hold the same messages, and so do the turns that continue them. So does a request
+# that continues without a reply, e.g. after an aborted one: its messages begin with the same ones.
 _FROM_TURN = text("""
     WITH RECURSIVE down AS (
         SELECT t.id FROM turns t JOIN turns own ON own.id = :turn AND own.session_id = t.session_id
@@ -69,7 +68,7 @@ _FROM_TURN = text("""
         SELECT t.id FROM down JOIN turns t ON t.parent_turn_id = down.id)
     SELECT id FROM down
 """)
-# Hashes outlive an erasure.
+# Prefix hashes outlive an erasure.
 _ERASED_BEFORE = text("""
     SELECT EXISTS (
         SELECT FROM session_prefixes p JOIN turns t ON t.id = p.turn_id
@@ -77,19 +76,19 @@ _ERASED_BEFORE = text("""
             AND (p.role = 'reply' OR (p.role = 'request' AND p.prefix_hash = :whole))
             AND t.outcome = 'erased' AND t.erased_at >= :started_at)
 """)
-# Its workflow is told of the erasure, or knows nothing of them and need not.
+# Sets announced_at: the workflow is notified of the erasure instead, or never knew of the turns.
 _STRIP_TURNS = text(f"""
     UPDATE turns SET {", ".join(f"{column} = :{column}" for column in BARE_TURN)},
         evidence = json_build_object('source', evidence->>'source', 'value', NULL::text, 'narrowing', '[]'::json),
         erased_at = clock_timestamp(), announced_at = coalesce(announced_at, now())
     WHERE id = ANY(:turns)
 """)
-# Judgements of these turns, and those that were made by what these turns said.
+# Judgements of these turns, and judgements that used these turns as the next state.
 _JUDGEMENTS = """
     SELECT j.id FROM judgements j JOIN turns t ON t.id = j.turn_id
     WHERE t.session_id = :session AND (j.turn_id = ANY(:turns) OR j.shown_by = ANY(:turns))
 """
-# Votes on the turn before an erased one that nobody has decided by: what follows next is judged by votes of its own.
+# Undecided judgements whose next state is an erased turn: the next turn after it gets votes of its own.
 _HALF_JUDGED = """
     SELECT j.id FROM judgements j JOIN turns t ON t.id = j.turn_id
     WHERE t.session_id = :session AND j.decided_at IS NULL AND j.shown_by = ANY(:turns)
@@ -105,10 +104,10 @@ _STRIP = tuple(
         f"""UPDATE judgements SET why = CASE WHEN why IS NOT NULL THEN '{WHY}' END,
             not_trainable = CASE WHEN not_trainable IS NOT NULL THEN '{WHY}' END
             WHERE turn_id = ANY(:turns)""",
-        # A direct vote's are three numbers, and a closing reads them.
+        # A direct vote is three numbers, which the closing reads.
         f"UPDATE votes SET raw = '' WHERE kind <> 'direct' AND judgement_id IN ({_JUDGEMENTS})",
         f"UPDATE hints SET raw = '', accepted = NULL, text = NULL WHERE judgement_id IN ({_JUDGEMENTS})",
-        # What no judgement has taken in never will be.
+        # Feedback not yet applied is never going to be.
         "DELETE FROM feedback WHERE applied_at IS NULL AND turn_id = ANY(:turns)",
         f"UPDATE feedback SET text = '{WHY}' WHERE text IS NOT NULL AND turn_id = ANY(:turns)",
         f"UPDATE samples SET reason = '{WHY}' WHERE state = 'superseded' AND turn_id = ANY(:turns)",
@@ -119,10 +118,10 @@ _WAITING = f"""
         OR (hinted_prompt_ids IS NOT NULL AND judgement_id IN ({_JUDGEMENTS})))
 """
 _WAITING_SAMPLES = text(f"SELECT id, turn_id = ANY(:turns) AS own {_WAITING}")
-# Whoever stores an answer of a judge or feedback looks at the turn under KEY SHARE, which waits for this. Turns whose
-# samples will expire are changed, too: all in one order, as a judge's answer holds a turn and what followed it.
+# Storing a judge's answer or feedback locks the turn FOR KEY SHARE, which waits for this lock. Turns whose samples will
+# expire are locked too, all in one order, because storing a judge's answer locks a turn and the turn after it.
 _LOCK_TURNS = text(f"""
-    SELECT id, tools_sha256, id = ANY(:turns) AS meant FROM turns
+    SELECT id, tools_sha256, id = ANY(:turns) AS requested FROM turns
     WHERE outcome <> 'erased' AND (id = ANY(:turns) OR id IN (SELECT turn_id {_WAITING}))
     ORDER BY id FOR UPDATE
 """)
@@ -133,73 +132,62 @@ _LEARNED_SAMPLES = text(f"""
 _STRIP_SAMPLES = text(f"""
     UPDATE samples SET hinted_prompt_ids = '' WHERE hinted_prompt_ids IS NOT NULL AND judgement_id IN ({_JUDGEMENTS})
 """)
-# Two steps: a turn that names a list at this moment is waited for, and then seen.
+# Two statements: the lock waits for a transaction that inserts a turn with the list, the delete then sees that turn.
 _LOCK_TOOLS = text("SELECT sha256 FROM tool_lists WHERE sha256 = ANY(:tools) ORDER BY sha256 FOR UPDATE")
 _DROP_TOOLS = text("""
     DELETE FROM tool_lists l WHERE l.sha256 = ANY(:tools)
         AND NOT EXISTS (SELECT FROM turns t WHERE t.tools_sha256 = l.sha256)
 """)
-# Not when this transaction began: it may have waited for its locks since, and what came meanwhile is erased, too.
+# clock_timestamp(), as the transaction may have waited for locks: turns inserted meanwhile are erased too.
 _END_SESSION = text(f"""
     UPDATE sessions SET external_id = NULL, erased_at = clock_timestamp(), state = 'closed', closed_at = now(),
         closed_why = '{WHY}', first_closed_at = coalesce(first_closed_at, now()),
         guarantee = coalesce(guarantee, 'no sample: {WHY}')
     WHERE id = :session
 """)
-_TOLD = text("""
+_NEWEST_ERASED = text("""
     SELECT id FROM turns WHERE session_id = :session AND kind = 'main' AND outcome = 'erased'
     ORDER BY id DESC LIMIT :limit
 """)
 
 
 class PostgresErasureStore:
-    """Satisfies `api.ports.Erasures`."""
+    """Implements `api.ports.Erasures`."""
 
     def __init__(self, database: Database) -> None:
         self._database = database
 
-    async def erase_session(self, session: SessionId) -> Erasure | None:
-        """All there is of a session, and what of it is still on its way here; None if there is no such session.
+    @transaction
+    async def erase_session(self, connection: AsyncConnection, session: SessionId) -> Erasure | None:
+        return await _erase(connection, session, None)
 
-        Raises:
-            StoreUnavailable
-        """
-        return await self._database.run(partial(_erase, session, None))
-
-    async def erase_turn(self, turn: TurnId) -> Erasure | None:
-        """A turn, other replies to its request, and all turns that continue them; None if there is no such turn.
-
-        Raises:
-            StoreUnavailable
-        """
-        return await self._database.run(partial(_erase_turn, turn))
+    @transaction
+    async def erase_turn(self, connection: AsyncConnection, turn: TurnId) -> Erasure | None:
+        session = await connection.scalar(select(TurnRow.session_id).where(TurnRow.id == turn))
+        return None if session is None else await _erase(connection, SessionId(session), turn)
 
 
-async def holds_erased(connection: AsyncConnection, entry: PreparedTurn, session: SessionId) -> bool:
-    """Whether a turn on its way repeats the request of one that was erased since, or continues it.
+async def repeats_erased_turn(connection: AsyncConnection, prepared: PreparedTurn, session: SessionId) -> bool:
+    """Whether a turn repeats the request of, or continues, a turn erased since the new one began.
 
-    The session's row must be held.
+    The session's row must be locked.
     """
-    found = entry.request.lookup
+    lookup = prepared.request.lookup
     values = {
-        "key": entry.record.api_key_id,
-        "hashes": [*found.replies, found.whole],
-        "whole": found.whole,
+        "key": prepared.record.api_key_id,
+        "hashes": [*lookup.replies, lookup.whole],
+        "whole": lookup.whole,
         "session": session,
-        "started_at": entry.record.started_at,
+        "started_at": prepared.record.started_at,
     }
     return bool(await connection.scalar(_ERASED_BEFORE, values))
 
 
-async def _erase_turn(turn: TurnId, connection: AsyncConnection) -> Erasure | None:
-    session = await connection.scalar(select(TurnRow.session_id).where(TurnRow.id == turn))
-    return None if session is None else await _erase(SessionId(session), turn, connection)
+async def _erase(connection: AsyncConnection, session: SessionId, turn: TurnId | None) -> Erasure | None:
+    """Erase a session; None if there is no such session.
 
-
-async def _erase(session: SessionId, turn: TurnId | None, connection: AsyncConnection) -> Erasure | None:
-    """
     Args:
-        turn: where to begin; None: all of the session.
+        turn: the first turn to erase; None: the whole session.
     """
     query = select(SessionRow.policy, SessionRow.identified_by, SessionRow.created_at).where(SessionRow.id == session)
     facts = (await connection.execute(query)).first()
@@ -207,15 +195,15 @@ async def _erase(session: SessionId, turn: TurnId | None, connection: AsyncConne
         return None
     await lock_policy(connection, facts.policy)
     await connection.execute(_LOCK_SESSION, {"session": session})
-    reached = _ALL_TURNS if turn is None else _FROM_TURN
-    meant = (await connection.scalars(reached, {"session": session} if turn is None else {"turn": turn})).all()
-    rows = (await connection.execute(_LOCK_TURNS, {"session": session, "turns": list(meant)})).all()
-    held = [row for row in rows if row.meant]
-    erased = [TurnId(row.id) for row in held]
+    reached, parameters = (_ALL_TURNS, {"session": session}) if turn is None else (_FROM_TURN, {"turn": turn})
+    requested = (await connection.scalars(reached, parameters)).all()
+    rows = (await connection.execute(_LOCK_TURNS, {"session": session, "turns": list(requested)})).all()
+    locked = [row for row in rows if row.requested]
+    erased = [TurnId(row.id) for row in locked]
     which = {"session": session, "turns": erased}
     learned = await connection.scalar(_LEARNED_SAMPLES, which) or 0
     expired = await _strip(connection, session, erased) if erased else 0
-    await _drop_tools(connection, sorted({row.tools_sha256 for row in held if row.tools_sha256 is not None}))
+    await _drop_tools(connection, sorted({row.tools_sha256 for row in locked if row.tools_sha256 is not None}))
     if turn is None:
         await connection.execute(_END_SESSION, {"session": session})
     if erased:
@@ -230,18 +218,18 @@ async def _erase(session: SessionId, turn: TurnId | None, connection: AsyncConne
         )
     await refresh_work(connection, facts.policy)
     version = await connection.scalar(select(func.max(TurnRow.version)).where(TurnRow.session_id == session))
-    told = (await connection.scalars(_TOLD, {"session": session, "limit": TOLD_LIMIT})).all()
+    newest = (await connection.scalars(_NEWEST_ERASED, {"session": session, "limit": NOTIFIED_TURNS})).all()
     return Erasure(
         session=SessionFacts(session, facts.policy, facts.identified_by, facts.created_at, version or 0),
         turns=len(erased),
         expired=expired,
         learned=learned,
-        told=ContentErased(tuple(TurnId(gone) for gone in told), whole=turn is None),
+        told=ContentErased(tuple(TurnId(turn_id) for turn_id in newest), whole=turn is None),
     )
 
 
 async def _strip(connection: AsyncConnection, session: SessionId, turns: Sequence[TurnId]) -> int:
-    """Take the content of these turns; how many samples expired by it."""
+    """Remove the content of these turns; returns how many samples expired."""
     which = {"session": session, "turns": list(turns)}
     await connection.execute(_STRIP_TURNS, {**BARE_TURN, "turns": list(turns)})
     for statement in _STRIP:
@@ -254,7 +242,7 @@ async def _strip(connection: AsyncConnection, session: SessionId, turns: Sequenc
 
 
 async def _drop_tools(connection: AsyncConnection, tools: Sequence[bytes]) -> None:
-    """Lists of tools that no turn names any more."""
+    """Delete those tool lists that no turn uses any more."""
     if tools:
         await connection.execute(_LOCK_TOOLS, {"tools": list(tools)})
         await connection.execute(_DROP_TOOLS, {"tools": list(tools)})

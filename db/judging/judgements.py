@@ -32,7 +32,7 @@ from db.training.trained_turns import read_trained
 from db.turns.conversation_cache import ConversationCache
 from db.turns.prepared_turn import Request
 from db.turns.read import read_turn
-from db.turns.session_lookup import candidates_in
+from db.turns.session_lookup import parent_candidates
 
 # The nearest main turn above and the nearest main turns below; side turns between do not count.
 _FOLLOWS = text("""
@@ -70,7 +70,7 @@ class PostgresJudgementStore:
 
     @transaction
     async def load_context(self, connection: AsyncConnection, turn_id: TurnId) -> TurnContext | None:
-        turn = await read_turn(self._conversations, turn_id, connection)
+        turn = await read_turn(connection, self._conversations, turn_id)
         if turn is None or turn.record.kind is not TurnKind.MAIN:
             return None
         record = turn.record
@@ -85,7 +85,7 @@ class PostgresJudgementStore:
             turn=turn,
             number=await connection.scalar(number) or 0,
             seed=request.seed,
-            candidates=await candidates_in(connection, turn.session_id, request.replies, request.before),
+            candidates=await parent_candidates(connection, turn.session_id, request.replies, request.before),
             follows=None if follows is None else TurnId(follows),
             followed_by=[TurnId(row.id) for row in followed_by],
             overtaken_by=frozenset(TurnId(row.id) for row in followed_by if row.entered_at < entered_at),

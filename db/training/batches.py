@@ -44,7 +44,7 @@ async def read_samples(
 async def _read(
     connection: AsyncConnection, conversations: ConversationCache, row: Any
 ) -> BatchSample | RecordUnusable:
-    conversation = await conversations.conversation(connection, TurnId(row.turn_id))
+    conversation = await conversations.load(connection, TurnId(row.turn_id))
     try:
         return _assembled(row, conversation)
     except RecordUnusable as error:

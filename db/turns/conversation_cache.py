@@ -1,7 +1,7 @@
-"""Whole conversations out of what each turn added, kept in memory while they are likely to go on.
+"""Rebuilds conversations from what each turn added, and caches them in memory.
 
-Knows nothing about sessions. A turn's conversation never changes once entered, even when its parent does, so what
-is kept is only dropped for room, and when it was erased.
+A turn's conversation never changes once inserted, even if its parent does: entries are only evicted for room, or
+discarded when the turn was erased.
 """
 
 from __future__ import annotations
@@ -28,34 +28,33 @@ _CHAIN = text("""
 class ConversationCache:
     """
     Args:
-        cache_bytes: about how much may be kept in memory: 256 MiB are 1,000 conversations of 32,000 tokens.
+        cache_bytes: approximate limit of the cache: 256 MiB hold 1,000 conversations of 32,000 tokens.
     """
 
     def __init__(self, cache_bytes: int = 256 * 2**20) -> None:
-        self._kept: LRUCache[TurnId, Conversation] = LRUCache(cache_bytes, getsizeof=lambda kept: kept.size_bytes)
+        self._cache: LRUCache[TurnId, Conversation] = LRUCache(cache_bytes, getsizeof=lambda entry: entry.size_bytes)
 
-    def keep(self, turn_id: TurnId, conversation: Conversation) -> None:
-        if conversation.size_bytes <= self._kept.maxsize:
-            self._kept[turn_id] = conversation
+    def put(self, turn_id: TurnId, conversation: Conversation) -> None:
+        if conversation.size_bytes <= self._cache.maxsize:
+            self._cache[turn_id] = conversation
 
-    def forget(self, turn_id: TurnId) -> None:
-        """It was erased."""
-        self._kept.pop(turn_id, None)
+    def discard(self, turn_id: TurnId) -> None:
+        self._cache.pop(turn_id, None)
 
-    async def conversation(self, connection: AsyncConnection, turn_id: TurnId) -> Conversation:
-        """One turn's conversation: from memory, or from its ancestors in one query.
+    async def load(self, connection: AsyncConnection, turn_id: TurnId) -> Conversation:
+        """A turn's conversation: from the cache, or rebuilt from its ancestors in one query.
 
         Raises:
             LookupError: there is no such turn.
         """
-        if (known := self._kept.get(turn_id)) is not None:
-            return known
+        if (cached := self._cache.get(turn_id)) is not None:
+            return cached
         conversation = None
         for row in (await connection.execute(_CHAIN, {"turn_id": turn_id})).mappings():
             conversation = _continued(conversation, row)
         if conversation is None:
             raise LookupError(f"no turn {turn_id}")
-        self.keep(turn_id, conversation)
+        self.put(turn_id, conversation)
         return conversation
 
 

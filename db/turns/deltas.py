@@ -1,7 +1,7 @@
-"""What a turn shares with its parent and what it adds, so that storage grows with a conversation's length.
+"""Splits a turn into what it shares with its parent and what it adds, so that storage grows with a conversation's
+length and not with its square.
 
-Pure. Knows nothing about tables. Sharing is exact: JSON text for text, id for id; what only means the same is
-stored again.
+Sharing is exact, JSON text for text and id for id: messages that are merely equivalent are stored again.
 """
 
 from __future__ import annotations
@@ -17,13 +17,13 @@ from db.arrays import ID_BYTES, shared_ids
 
 @dataclass(frozen=True, slots=True)
 class Conversation:
-    """All of one turn that a later turn may share.
+    """The parts of a turn that a later turn may share.
 
     Args:
         messages: of the request, each as its exact JSON text.
         response: likewise; None if there was no reply.
-        prompt_ids, response_ids: as db.arrays stores them; None if unknown.
-        tools_sha256: names the request's tools, None if it had none.
+        prompt_ids, response_ids: encoded by db.arrays; None if unknown.
+        tools_sha256: key of the request's tool list; None if it had none.
     """
 
     messages: tuple[str, ...]
@@ -42,8 +42,8 @@ class Conversation:
 
     @property
     def size_bytes(self) -> int:
-        """About what it takes in memory, as if it shared nothing."""
-        # One character outside Latin-1 makes all of a text two or four bytes each, so it is asked, not counted.
+        """Approximate size in memory, as if nothing were shared."""
+        # One character outside Latin-1 makes every character of a text take two or four bytes.
         tokens = len(self.prompt_ids or b"") + len(self.response_ids or b"")
         return sum(map(sys.getsizeof, self.texts)) + tokens
 
@@ -58,10 +58,10 @@ class Conversation:
 class Delta:
     """
     Args:
-        messages_kept: how many of the parent's texts come first.
-        messages_added: then these.
-        prompt_shared: how many of the parent's tokens come first; None exactly when `prompt_ids` is None.
-        prompt_ids: then these; None if the prompt's ids are unknown.
+        messages_kept: number of the parent's texts the request begins with.
+        messages_added: the texts after those.
+        prompt_shared: number of the parent's tokens the prompt begins with; None exactly when `prompt_ids` is None.
+        prompt_ids: the ids after those; None if the prompt's ids are unknown.
     """
 
     messages_kept: int
@@ -80,7 +80,7 @@ class Delta:
 
 
 def delta(conversation: Conversation, parent: Conversation | None) -> Delta:
-    """What is to be stored of `conversation` when `parent` is stored already."""
+    """What to store of `conversation` when `parent` is stored."""
     kept = 0 if parent is None else _equal_from_start(parent.texts, conversation.messages)
     prompt = conversation.prompt_ids
     shared = None
@@ -92,8 +92,8 @@ def delta(conversation: Conversation, parent: Conversation | None) -> Delta:
 
 def _equal_from_start(left: Sequence[str], right: Sequence[str]) -> int:
     count = 0
-    for one, other in zip(left, right, strict=False):  # the rest of the longer one is what differs
-        if one != other:
+    for left_text, right_text in zip(left, right, strict=False):
+        if left_text != right_text:
             break
         count += 1
     return count

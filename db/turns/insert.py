@@ -1,10 +1,9 @@
-"""Turns in PostgreSQL: entered once each, in one transaction, and read back exactly."""
+"""Stores turns: each is inserted once, in one transaction, and reads back exactly."""
 
 from __future__ import annotations
 
 from collections.abc import Sequence
 from datetime import datetime
-from functools import partial
 from typing import Any
 
 from sqlalchemy import and_, case, func, or_, select, text, update
@@ -16,8 +15,8 @@ from clawloop.contracts.sessions import SessionState
 from clawloop.contracts.turns import InsertedTurn, Message, SessionEvidence, SessionSource, StoredTurn, TurnRecord
 from clawloop.ids import ApiKeyId, SessionId, TurnId
 from db.arrays import logprobs_to_bytes
-from db.database import Database
-from db.erasure import BARE_TURN, holds_erased
+from db.database import Database, transaction
+from db.erasure import BARE_TURN, repeats_erased_turn
 from db.exact_json import exact_json, storable
 from db.tables import PrefixRole, SessionPrefixRow, SessionRow, ToolListRow, TurnRow
 from db.turns.conversation_cache import ConversationCache
@@ -25,12 +24,12 @@ from db.turns.deltas import delta
 from db.turns.prepared_turn import PreparedTurn, Request
 from db.turns.read import read_turn
 from db.turns.reparent import reparent_late_turns
-from db.turns.session_lookup import known_session, parent_in, session_for
+from db.turns.session_lookup import assign_session, find_parent_turn, find_session
 
 
 def _lock_session_statement() -> ReturningInsert[tuple[datetime | None]]:
     new = insert(SessionRow)
-    # What was erased before it came does not open its session again.
+    # A late turn from before the erasure does not reopen its session.
     alive = or_(SessionRow.erased_at.is_(None), new.excluded.last_turn_at > SessionRow.erased_at)
     newest = and_(new.excluded.last_turn_at >= SessionRow.last_turn_at, alive)
     return new.on_conflict_do_update(
@@ -38,7 +37,7 @@ def _lock_session_statement() -> ReturningInsert[tuple[datetime | None]]:
         set_={
             "state": case((newest, new.excluded.state), else_=SessionRow.state),
             "last_turn_at": func.greatest(new.excluded.last_turn_at, SessionRow.last_turn_at),
-            # It was taken away when the session was erased.
+            # The erasure removed it.
             "external_id": case((alive, func.coalesce(SessionRow.external_id, new.excluded.external_id)), else_=None),
         },
     ).returning(SessionRow.erased_at)
@@ -51,11 +50,11 @@ _INSERT_TURN = insert(TurnRow).on_conflict_do_nothing().returning(TurnRow.id)
 
 
 class PostgresTurnStore:
-    """Satisfies `api.ports.TurnStore`.
+    """Implements `api.ports.TurnStore`.
 
     Args:
-        database: its limit is how long `enter` may take.
-        chains: what is kept in memory; give the same to stores on the same PostgreSQL. None begins anew.
+        database: its time limit bounds `insert`.
+        conversations: a cache to share between stores on the same PostgreSQL; None creates one.
     """
 
     def __init__(self, database: Database, conversations: ConversationCache | None = None) -> None:
@@ -63,79 +62,71 @@ class PostgresTurnStore:
         self._conversations = conversations or ConversationCache()
 
     async def insert(self, record: TurnRecord) -> InsertedTurn:
-        """Store one turn in one transaction: its session, its parent, its tokens. Twice is once.
-
-        Raises:
-            StoreUnavailable: nothing was stored as far as we know; try again later.
-            RecordUnusable: this record can never be stored.
-        """
-        entry = PreparedTurn(record)
-        conversation = entry.conversation
-        inserted = await self._database.run(partial(self._insert, entry))
+        prepared = PreparedTurn(record)
+        conversation = prepared.conversation
+        inserted = await self._insert(prepared)
         if not inserted.duplicate and not inserted.erased:
-            self._conversations.keep(record.turn_id, conversation)
+            self._conversations.put(record.turn_id, conversation)
         return inserted
 
     async def version_of_parent(
         self, key: ApiKeyId, evidence: SessionEvidence, messages: Sequence[Message]
     ) -> int | None:
-        """The version that answered the turn these messages continue; None if they continue none.
+        return await self._version_of_parent(Request(key, evidence, messages))
+
+    @transaction
+    async def mark_notified(self, connection: AsyncConnection, turn_ids: Sequence[TurnId]) -> None:
+        pending = update(TurnRow).where(TurnRow.id.in_(turn_ids), TurnRow.announced_at.is_(None))
+        await connection.execute(pending.values(announced_at=func.now()))
+
+    @transaction
+    async def load(self, connection: AsyncConnection, turn_id: TurnId) -> StoredTurn | None:
+        """The turn as it was inserted; None if there is no such turn.
 
         Raises:
             StoreUnavailable
         """
-        return await self._database.run(partial(_version_of_parent, Request(key, evidence, messages)))
+        return await read_turn(connection, self._conversations, turn_id)
 
-    async def mark_notified(self, turn_ids: Sequence[TurnId]) -> None:
-        """Note that the workflows of these turns were told of them; the first time counts.
+    @transaction
+    async def _version_of_parent(self, connection: AsyncConnection, request: Request) -> int | None:
+        if (session := await find_session(connection, request)) is None:
+            return None
+        if (parent := await find_parent_turn(connection, session, request)) is None:
+            return None
+        version: int | None = await connection.scalar(select(TurnRow.version).where(TurnRow.id == parent))
+        return version
 
-        Raises:
-            StoreUnavailable
-        """
-        told = (
-            update(TurnRow)
-            .where(TurnRow.id.in_(turn_ids), TurnRow.announced_at.is_(None))
-            .values(announced_at=func.now())
-        )
-        await self._database.run(lambda connection: connection.execute(told))
-
-    async def load(self, turn_id: TurnId) -> StoredTurn | None:
-        """A turn with all it was entered with; None if there is no such turn.
-
-        Raises:
-            StoreUnavailable
-        """
-        return await self._database.run(partial(read_turn, self._conversations, turn_id))
-
-    async def _insert(self, entry: PreparedTurn, connection: AsyncConnection) -> InsertedTurn:
-        turn_id = entry.record.turn_id
-        if (found := await _inserted(connection, turn_id)) is not None:
-            return found
-        session, unknown_before = await session_for(connection, entry)
-        erased_at = await _lock_session(connection, session, entry.record)
-        gone = erased_at is not None and entry.record.started_at <= erased_at
-        if gone or await holds_erased(connection, entry, session):
-            return await _insert_erased(connection, entry, session)
-        parent = await parent_in(connection, session, entry.request)
-        if not await self._insert_turn(connection, entry, session, parent):
-            # The same record, entered at the same moment: it waited for the session's row as we did.
-            found = await _inserted(connection, turn_id)
-            assert found is not None
-            return found
-        await _insert_prefixes(connection, entry, expecting=unknown_before and parent is None)
-        await reparent_late_turns(connection, self._conversations, entry, session)
+    @transaction
+    async def _insert(self, connection: AsyncConnection, prepared: PreparedTurn) -> InsertedTurn:
+        turn_id = prepared.record.turn_id
+        if (duplicate := await _inserted(connection, turn_id)) is not None:
+            return duplicate
+        session, unmatched = await assign_session(connection, prepared)
+        erased_at = await _lock_session(connection, session, prepared.record)
+        session_erased = erased_at is not None and prepared.record.started_at <= erased_at
+        if session_erased or await repeats_erased_turn(connection, prepared, session):
+            return await _insert_erased(connection, prepared, session)
+        parent = await find_parent_turn(connection, session, prepared.request)
+        if not await self._insert_turn(connection, prepared, session, parent):
+            # Another transaction inserted the same record while this one waited for the session's lock.
+            duplicate = await _inserted(connection, turn_id)
+            assert duplicate is not None
+            return duplicate
+        await _insert_prefixes(connection, prepared, expecting=unmatched and parent is None)
+        await reparent_late_turns(connection, self._conversations, prepared, session)
         return InsertedTurn(turn_id, session, parent, duplicate=False)
 
     async def _insert_turn(
-        self, connection: AsyncConnection, entry: PreparedTurn, session: SessionId, parent: TurnId | None
+        self, connection: AsyncConnection, prepared: PreparedTurn, session: SessionId, parent: TurnId | None
     ) -> bool:
-        """False if it is there already."""
-        before = None if parent is None else await self._conversations.conversation(connection, parent)
-        tools = entry.conversation.tools_sha256
+        """False if the row exists."""
+        before = None if parent is None else await self._conversations.load(connection, parent)
+        tools = prepared.conversation.tools_sha256
         if tools is not None and (before is None or before.tools_sha256 != tools):
-            await _lock_tools(connection, tools, entry.tools)
-        stored = delta(entry.conversation, before)
-        values = _columns(entry) | {
+            await _insert_tools(connection, tools, prepared.tools)
+        stored = delta(prepared.conversation, before)
+        values = _columns(prepared) | {
             "session_id": session,
             "parent_turn_id": parent,
             "messages_kept": stored.messages_kept,
@@ -155,39 +146,39 @@ async def _inserted(connection: AsyncConnection, turn_id: TurnId) -> InsertedTur
     return InsertedTurn(turn_id, SessionId(row.session_id), parent, duplicate=True)
 
 
-async def _insert_erased(connection: AsyncConnection, entry: PreparedTurn, session: SessionId) -> InsertedTurn:
-    """It was on its way here, in a spool or in an engine, when that was erased: only that it was there stays."""
-    record = entry.record
+async def _insert_erased(connection: AsyncConnection, prepared: PreparedTurn, session: SessionId) -> InsertedTurn:
+    """Insert a bare row for a turn that was in a spool or an engine when its content was erased."""
+    record = prepared.record
     bare = exact_json({"source": record.evidence.source, "value": None, "narrowing": []})
-    values = _columns(entry) | BARE_TURN | {"session_id": session, "parent_turn_id": None, "evidence": bare}
-    # No workflow has to hear of it.
+    values = _columns(prepared) | BARE_TURN | {"session_id": session, "parent_turn_id": None, "evidence": bare}
+    # Its workflow needs no signal.
     bare_turn = _INSERT_TURN.values(announced_at=func.now(), erased_at=func.clock_timestamp())
-    made = await connection.scalar(bare_turn, values)
-    return InsertedTurn(record.turn_id, session, None, duplicate=made is None, erased=True)
+    inserted = await connection.scalar(bare_turn, values)
+    return InsertedTurn(record.turn_id, session, None, duplicate=inserted is None, erased=True)
 
 
-async def _lock_tools(connection: AsyncConnection, sha256: bytes, tools: str | None) -> None:
-    """See that this list is stored, and stays until the end of the transaction."""
+async def _insert_tools(connection: AsyncConnection, sha256: bytes, tools: str | None) -> None:
+    """Insert the tool list if it is missing, and lock it until the end of the transaction."""
     values = {"sha256": sha256, "tools": tools}
     await connection.execute(_INSERT_TOOLS, values)
-    if await connection.scalar(_LOCK_TOOLS, values) is None:  # the last turn with it was erased at this moment
+    if await connection.scalar(_LOCK_TOOLS, values) is None:  # an erasure has just deleted it
         await connection.execute(_INSERT_TOOLS, values)
 
 
 async def _lock_session(connection: AsyncConnection, session: SessionId, record: TurnRecord) -> datetime | None:
-    """Make the session if it is new; its row stays ours until the end of the transaction.
+    """Insert the session if it is new, and lock its row until the end of the transaction.
 
-    So turns of one session are entered one after the other, and each sees all before it.
+    Turns of one session are therefore inserted one after the other, and each sees all earlier ones.
 
     Returns:
-        When it was erased; None if it was not.
+        When the session was erased; None if it was not.
     """
-    named = record.evidence.value
+    client_value = record.evidence.value
     values = {
         "id": session,
         "policy": record.policy,
         "api_key_id": record.api_key_id,
-        "external_id": None if named is None else storable(named),
+        "external_id": None if client_value is None else storable(client_value),
         "identified_by": record.evidence.source,
         "state": SessionState.ENDING if record.ends_session else SessionState.OPEN,
         "last_turn_at": record.started_at,
@@ -196,38 +187,29 @@ async def _lock_session(connection: AsyncConnection, session: SessionId, record:
     return erased_at
 
 
-async def _insert_prefixes(connection: AsyncConnection, entry: PreparedTurn, expecting: bool) -> None:
+async def _insert_prefixes(connection: AsyncConnection, prepared: PreparedTurn, expecting: bool) -> None:
     """
     Args:
-        expecting: the request holds replies nobody has entered; should their turns come late, they belong here.
+        expecting: the request holds replies of turns not inserted yet; late turns find this session by them.
     """
-    found = entry.request.lookup
+    lookup = prepared.request.lookup
     roles: dict[bytes, PrefixRole] = {}
-    if expecting and entry.record.evidence.source is SessionSource.CONVERSATION:
-        roles = dict.fromkeys(found.replies, PrefixRole.EXPECTED)
-    roles[found.whole] = PrefixRole.REQUEST
-    if entry.reply_digest is not None:
-        roles[entry.reply_digest] = PrefixRole.REPLY
-    turn_id, key = entry.record.turn_id, entry.record.api_key_id
+    if expecting and prepared.record.evidence.source is SessionSource.CONVERSATION:
+        roles = dict.fromkeys(lookup.replies, PrefixRole.EXPECTED)
+    roles[lookup.whole] = PrefixRole.REQUEST
+    if prepared.reply_digest is not None:
+        roles[prepared.reply_digest] = PrefixRole.REPLY
+    turn_id, key = prepared.record.turn_id, prepared.record.api_key_id
     await connection.execute(
         insert(SessionPrefixRow),
         [{"api_key_id": key, "prefix_hash": hash_, "turn_id": turn_id, "role": role} for hash_, role in roles.items()],
     )
 
 
-async def _version_of_parent(request: Request, connection: AsyncConnection) -> int | None:
-    if (session := await known_session(connection, request)) is None:
-        return None
-    if (parent := await parent_in(connection, session, request)) is None:
-        return None
-    version: int | None = await connection.scalar(select(TurnRow.version).where(TurnRow.id == parent))
-    return version
-
-
-def _columns(entry: PreparedTurn) -> dict[str, Any]:
-    """What a turn's row holds of the record alone."""
-    record, conversation = entry.record, entry.conversation
-    outcome, detail = entry.outcome
+def _columns(prepared: PreparedTurn) -> dict[str, Any]:
+    """The columns of a turn's row that follow from its record alone."""
+    record, conversation = prepared.record, prepared.conversation
+    outcome, detail = prepared.outcome
     evidence = record.evidence
     return {
         "id": record.turn_id,
@@ -247,8 +229,8 @@ def _columns(entry: PreparedTurn) -> dict[str, Any]:
         ),
         "tools_sha256": conversation.tools_sha256,
         "response": conversation.response,
-        "response_digest": entry.response_digest,
-        "reply_digest": entry.reply_digest,
+        "response_digest": prepared.response_digest,
+        "reply_digest": prepared.reply_digest,
         "response_ids": conversation.response_ids,
         "logprobs": None if record.logprobs is None else logprobs_to_bytes(record.logprobs),
         "sampling": exact_json(record.sampling),

@@ -1,7 +1,4 @@
-"""A turn record made ready to be entered: all that needs no database, computed before the transaction.
-
-Pure. Knows nothing about tables.
-"""
+"""Computes, before the transaction, all of a turn's row that needs no database."""
 
 from __future__ import annotations
 
@@ -21,10 +18,10 @@ from db.turns.deltas import Conversation
 
 @dataclass(frozen=True)
 class Request:
-    """What places a turn: who asks, what names the session, what was said before.
+    """What determines a turn's session and parent: the key, the session evidence, the messages.
 
     Args:
-        before: only turns older than this one can have come before; None for a request of this moment.
+        before: only turns older than this one can be parents; None for a request received now.
     """
 
     key: ApiKeyId
@@ -42,20 +39,20 @@ class Request:
 
     @cached_property
     def replies(self) -> list[bytes]:
-        """Digest of each reply these messages hold, wherever it stands."""
+        """Digests of the assistant messages among these messages."""
         digests = (response_digest(message) for message in self.messages if message.get("role") == "assistant")
         return list({digest for digest in digests if digest is not None})
 
 
 @dataclass(frozen=True)
 class PreparedTurn:
-    """A record and what follows from it alone."""
+    """A turn record, and what follows from it alone."""
 
     record: TurnRecord
 
     @cached_property
     def first_choice(self) -> TurnId:
-        """The turn all choices of one request go by, so that they find the same session and parent."""
+        """First turn of the request; all its choices use it, so that they find the same session and parent."""
         return self.record.group_id or self.record.turn_id
 
     @cached_property
@@ -71,7 +68,7 @@ class PreparedTurn:
     def conversation(self) -> Conversation:
         """
         Raises:
-            RecordUnusable: a value can never be stored.
+            RecordUnusable: PostgreSQL can never store a value.
         """
         record = self.record
         return Conversation(
@@ -88,14 +85,14 @@ class PreparedTurn:
 
     @cached_property
     def reply_digest(self) -> bytes | None:
-        """Of the conversation up to and with the reply."""
+        """Digest of the conversation up to and including the reply."""
         if self.record.response is None:
             return None
         return extend_digest(self.request.lookup.whole, self.record.response)
 
     @cached_property
     def outcome(self) -> tuple[TurnOutcome, str | None]:
-        """What is known of a turn's fate when it is entered."""
+        """The turn's outcome and its reason when it is inserted."""
         record = self.record
         if record.kind is TurnKind.SIDE:
             return TurnOutcome.SIDE, record.kind_reason

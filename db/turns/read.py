@@ -1,4 +1,4 @@
-"""A stored turn, read back as it was entered."""
+"""Reads a stored turn back as it was inserted."""
 
 from __future__ import annotations
 
@@ -30,14 +30,14 @@ _TURN = (
 
 
 async def read_turn(
-    conversations: ConversationCache, turn_id: TurnId, connection: AsyncConnection
+    connection: AsyncConnection, conversations: ConversationCache, turn_id: TurnId
 ) -> StoredTurn | None:
     row = (await connection.execute(_TURN.where(TurnRow.id == turn_id))).mappings().one_or_none()
     if row is None:
         return None
     if row["outcome"] == TurnOutcome.ERASED:
-        conversations.forget(turn_id)
-    conversation = await conversations.conversation(connection, turn_id)
+        conversations.discard(turn_id)
+    conversation = await conversations.load(connection, turn_id)
     return StoredTurn(
         record=_record(row, conversation),
         session_id=SessionId(row["session_id"]),

@@ -1,7 +1,6 @@
-"""Turns that were entered before one they continue: a spooled turn comes after those that followed it.
+"""Gives turns that were inserted before their parent that parent, once it arrives, e.g. from a spool.
 
-Knows nothing about why it came late. The later turns change their parent and what they store against it, never
-what they say.
+Their rows get another parent and another delta against it; the conversations they stand for stay the same.
 """
 
 from __future__ import annotations
@@ -16,15 +15,15 @@ from db.turns.conversation_cache import ConversationCache
 from db.turns.deltas import delta
 from db.turns.prepared_turn import PreparedTurn, Request
 from db.turns.read import evidence_from
-from db.turns.session_lookup import parent_in
+from db.turns.session_lookup import find_parent_turn
 
 
 async def reparent_late_turns(
-    connection: AsyncConnection, conversations: ConversationCache, entry: PreparedTurn, session: SessionId
+    connection: AsyncConnection, conversations: ConversationCache, prepared: PreparedTurn, session: SessionId
 ) -> None:
-    """Make this turn, just entered, the parent of those that continue it; the session's row must be held."""
-    parent = entry.record.turn_id
-    if entry.response_digest is None:
+    """Make a turn just inserted the parent of the turns that continue it; the session's row must be locked."""
+    parent = prepared.record.turn_id
+    if prepared.response_digest is None:
         return
     later = (
         select(TurnRow.id, TurnRow.group_id, TurnRow.evidence)
@@ -33,18 +32,18 @@ async def reparent_late_turns(
         .order_by(TurnRow.id)
     )
     for row in (await connection.execute(later)).all():
-        conversation = await conversations.conversation(connection, TurnId(row.id))
+        conversation = await conversations.load(connection, TurnId(row.id))
         request = Request(
-            key=entry.record.api_key_id,
+            key=prepared.record.api_key_id,
             evidence=evidence_from(row.evidence),
             messages=conversation.request(),
             before=TurnId(row.group_id or row.id),
         )
-        if entry.response_digest not in request.replies:
+        if prepared.response_digest not in request.replies:
             continue
-        if await parent_in(connection, session, request) != parent:
+        if await find_parent_turn(connection, session, request) != parent:
             continue
-        stored = delta(conversation, entry.conversation)
+        stored = delta(conversation, prepared.conversation)
         await connection.execute(
             update(TurnRow)
             .where(TurnRow.id == row.id)

@@ -1,6 +1,6 @@
-"""Where a turn belongs: its session and its parent, by the rules in clawloop.turns.
+"""Finds a turn's session and parent, by the rules in clawloop.turns.
 
-Only looks; what it finds is right as long as the caller holds the session's row, or needs no more than a guess.
+Reads only: a result stays right while the caller holds the lock on the session's row.
 """
 
 from __future__ import annotations
@@ -20,14 +20,14 @@ from db.turns.prepared_turn import PreparedTurn, Request
 
 _COMPLETED = {TurnStatus.COMPLETE, TurnStatus.LENGTH}
 
-# The newest few of each hash decide. A greeting that thousands of conversations begin with must not cost thousands
-# of rows.
+# The newest 16 of each hash decide: a greeting that thousands of conversations begin with must not cost thousands of
+# rows.
 _KNOWN_PREFIXES = text("""
     SELECT p.prefix_hash, p.turn_id, p.role, t.session_id, t.status
-    FROM unnest(CAST(:hashes AS bytea[])) AS wanted(hash)
+    FROM unnest(CAST(:hashes AS bytea[])) AS request(hash)
     CROSS JOIN LATERAL (
         SELECT * FROM session_prefixes
-        WHERE api_key_id = :key AND prefix_hash = wanted.hash AND role IN ('request', 'reply')
+        WHERE api_key_id = :key AND prefix_hash = request.hash AND role IN ('request', 'reply')
           AND (CAST(:before AS uuid) IS NULL OR turn_id < :before)
         ORDER BY turn_id DESC LIMIT 16) AS p
     JOIN turns t ON t.id = p.turn_id
@@ -40,14 +40,14 @@ _EXPECTING_SESSION = text("""
 """)
 
 
-async def known_session(connection: AsyncConnection, request: Request) -> SessionId | None:
-    """The session these messages name or continue; None if they continue none."""
+async def find_session(connection: AsyncConnection, request: Request) -> SessionId | None:
+    """The session a request names or whose messages it continues; None if there is none."""
     if request.evidence.source is not SessionSource.CONVERSATION:
         return named_session_id(request.key, request.evidence)
     hashes = [*request.lookup.replies, request.lookup.whole]
     parameters = {"hashes": hashes, "key": request.key, "before": request.before}
     rows = await connection.execute(_KNOWN_PREFIXES, parameters)
-    known = [
+    prefixes = [
         KnownPrefix(
             digest=row.prefix_hash,
             turn_id=TurnId(row.turn_id),
@@ -57,29 +57,29 @@ async def known_session(connection: AsyncConnection, request: Request) -> Sessio
         )
         for row in rows
     ]
-    return choose_session(request.lookup, known)
+    return choose_session(request.lookup, prefixes)
 
 
-async def session_for(connection: AsyncConnection, entry: PreparedTurn) -> tuple[SessionId, bool]:
-    """The session a turn belongs to, and whether its messages alone found no earlier one."""
-    if (known := await known_session(connection, entry.request)) is not None:
-        return known, False
-    if entry.reply_digest is not None:
-        # Entered late: what came after it is here already and waits for it.
-        parameters = {"key": entry.record.api_key_id, "hash": entry.reply_digest, "role": PrefixRole.EXPECTED}
+async def assign_session(connection: AsyncConnection, prepared: PreparedTurn) -> tuple[SessionId, bool]:
+    """A turn's session, and whether neither a name nor an earlier turn identified it."""
+    if (session := await find_session(connection, prepared.request)) is not None:
+        return session, False
+    if prepared.reply_digest is not None:
+        # A late turn: the turns after it are here already and expect it.
+        parameters = {"key": prepared.record.api_key_id, "hash": prepared.reply_digest, "role": PrefixRole.EXPECTED}
         expecting = await connection.scalar(_EXPECTING_SESSION, parameters)
         if expecting is not None:
             return SessionId(expecting), True
-    return conversation_session_id(entry.first_choice), True
+    return conversation_session_id(prepared.first_choice), True
 
 
-async def parent_in(connection: AsyncConnection, session: SessionId, request: Request) -> TurnId | None:
+async def find_parent_turn(connection: AsyncConnection, session: SessionId, request: Request) -> TurnId | None:
     """The turn of this session that the request continues."""
-    candidates = await candidates_in(connection, session, request.replies, request.before)
+    candidates = await parent_candidates(connection, session, request.replies, request.before)
     return find_parent(request.seed, request.messages, candidates) if candidates else None
 
 
-async def candidates_in(
+async def parent_candidates(
     connection: AsyncConnection, session: SessionId, replies: Sequence[bytes], before: TurnId | None
 ) -> list[Candidate]:
     """The turns of this session, older than `before`, that gave one of these replies."""

@@ -1,12 +1,11 @@
-"""Sessions and turns as people look at them: what became of each, and why."""
+"""Reads sessions and turns for people: the outcome of each, and why."""
 
 from __future__ import annotations
 
-from functools import partial
 from typing import Any
 from uuid import UUID
 
-from sqlalchemy import text
+from sqlalchemy import select, text
 from sqlalchemy.ext.asyncio import AsyncConnection
 
 from clawloop.contracts.sessions import SessionState
@@ -14,8 +13,9 @@ from clawloop.contracts.training import SampleState
 from clawloop.contracts.turns import TurnKind, TurnOutcome, TurnStatus
 from clawloop.contracts.views import SessionView, TurnView
 from clawloop.ids import SessionId, TurnId
-from db.database import Database
+from db.database import Database, transaction
 from db.exact_json import storable
+from db.tables import TurnRow
 
 _SESSIONS = """
     SELECT s.*, counts.*
@@ -27,7 +27,7 @@ _SESSIONS = """
         FROM turns WHERE session_id = s.id) counts
     ORDER BY s.last_turn_at DESC, s.id DESC
 """
-# The newest first; the next page begins after the last session of the one before.
+# Newest first; the next page begins after the last session of this one.
 _PAGE = """
     SELECT * FROM sessions
     WHERE (CAST(:policy AS text) IS NULL OR policy = :policy) AND (CAST(:state AS text) IS NULL OR state = :state)
@@ -57,92 +57,75 @@ _TURNS = text("""
 
 
 class PostgresSessionStore:
-    """Satisfies `api.ports.SessionStore`."""
+    """Implements `api.ports.SessionStore`."""
 
     def __init__(self, database: Database) -> None:
         self._database = database
 
+    @transaction
     async def sessions(
-        self, *, policy: str | None, state: SessionState | None, after: SessionId | None, limit: int
+        self,
+        connection: AsyncConnection,
+        *,
+        policy: str | None,
+        state: SessionState | None,
+        after: SessionId | None,
+        limit: int,
     ) -> list[SessionView]:
-        """Sessions, the one with the newest turn first.
+        parameters = {
+            "policy": None if policy is None else storable(policy),
+            "state": state,
+            "after": after,
+            "limit": limit,
+        }
+        return [_session_view(row) for row in await connection.execute(_LIST, parameters)]
 
-        Args:
-            after: the last session of the page before; after one that nobody knows there is none.
+    @transaction
+    async def session(self, connection: AsyncConnection, session: SessionId) -> SessionView | None:
+        row = (await connection.execute(_ONE, {"session": session})).one_or_none()
+        return None if row is None else _session_view(row)
 
-        Raises:
-            StoreUnavailable
-        """
-        named = None if policy is None else storable(policy)
-        wanted = {"policy": named, "state": state, "after": after, "limit": limit}
-        return await self._database.run(partial(_sessions, wanted))
+    @transaction
+    async def turns(self, connection: AsyncConnection, session: SessionId) -> list[TurnView]:
+        return [_turn_view(row) for row in await connection.execute(_TURNS, {"session": session})]
 
-    async def session(self, session: SessionId) -> SessionView | None:
-        """
-        Raises:
-            StoreUnavailable
-        """
-        found = await self._database.run(partial(_one, session))
-        return found[0] if found else None
-
-    async def turns(self, session: SessionId) -> list[TurnView]:
-        """All turns of a session in their order, each with what became of it.
+    @transaction
+    async def session_of(self, connection: AsyncConnection, turn: TurnId) -> SessionId | None:
+        """The session of a turn; None if there is no such turn.
 
         Raises:
             StoreUnavailable
         """
-        return await self._database.run(partial(_turns, session))
-
-    async def session_of(self, turn: TurnId) -> SessionId | None:
-        """
-        Raises:
-            StoreUnavailable
-        """
-        return await self._database.run(partial(_session_of, turn))
+        session: UUID | None = await connection.scalar(select(TurnRow.session_id).where(TurnRow.id == turn))
+        return None if session is None else SessionId(session)
 
 
-async def _sessions(wanted: dict[str, Any], connection: AsyncConnection) -> list[SessionView]:
-    return [_session(row) for row in await connection.execute(_LIST, wanted)]
+def _turn_view(row: Any) -> TurnView:
+    return TurnView(
+        id=TurnId(row.id),
+        session_id=SessionId(row.session_id),
+        parent_turn_id=None if row.parent_turn_id is None else TurnId(row.parent_turn_id),
+        number=row.number if row.kind == TurnKind.MAIN else None,
+        kind=TurnKind(row.kind),
+        kind_reason=row.kind_reason,
+        status=TurnStatus(row.status),
+        error=row.error,
+        version=row.version,
+        outcome=TurnOutcome(row.outcome),
+        why=row.outcome_detail,
+        verdict=row.verdict,
+        expected=row.expected,
+        votes=row.votes,
+        hint=row.hint,
+        sample=None if row.sample_state is None else SampleState(row.sample_state),
+        reward=row.reward,
+        step=row.step,
+        started_at=row.started_at,
+        announced_at=row.announced_at,
+    )
 
 
-async def _one(session: SessionId, connection: AsyncConnection) -> list[SessionView]:
-    return [_session(row) for row in await connection.execute(_ONE, {"session": session})]
-
-
-async def _session_of(turn: TurnId, connection: AsyncConnection) -> SessionId | None:
-    found: UUID | None = await connection.scalar(text("SELECT session_id FROM turns WHERE id = :turn"), {"turn": turn})
-    return None if found is None else SessionId(found)
-
-
-async def _turns(session: SessionId, connection: AsyncConnection) -> list[TurnView]:
-    return [
-        TurnView(
-            id=TurnId(row.id),
-            session_id=SessionId(row.session_id),
-            parent_turn_id=None if row.parent_turn_id is None else TurnId(row.parent_turn_id),
-            number=row.number if row.kind == TurnKind.MAIN else None,
-            kind=TurnKind(row.kind),
-            kind_reason=row.kind_reason,
-            status=TurnStatus(row.status),
-            error=row.error,
-            version=row.version,
-            outcome=TurnOutcome(row.outcome),
-            why=row.outcome_detail,
-            verdict=row.verdict,
-            expected=row.expected,
-            votes=row.votes,
-            hint=row.hint,
-            sample=None if row.sample_state is None else SampleState(row.sample_state),
-            reward=row.reward,
-            step=row.step,
-            started_at=row.started_at,
-            announced_at=row.announced_at,
-        )
-        for row in await connection.execute(_TURNS, {"session": session})
-    ]
-
-
-def _session(row: Any) -> SessionView:
+def _session_view(row: Any) -> SessionView:
     return SessionView(
         id=SessionId(row.id),
         policy=row.policy,

@@ -17,15 +17,15 @@ from db.exact_json import ExactJson
 
 
 class PrefixRole(StrEnum):
-    """What of a conversation a stored hash stands for."""
+    """Which part of a conversation a stored hash covers."""
 
     REQUEST = "request"  # all messages of the turn's request
-    REPLY = "reply"  # those and the turn's reply
-    EXPECTED = "expected"  # up to a reply the turn's request holds, of a turn nobody has entered (yet)
+    REPLY = "reply"  # all messages and the turn's reply
+    EXPECTED = "expected"  # up to a reply in the turn's request whose own turn is not inserted (yet)
 
 
 class SessionRow(Base):
-    """One conversation with one key."""
+    """A conversation of one key."""
 
     __tablename__ = "sessions"
     __table_args__ = (
@@ -37,20 +37,20 @@ class SessionRow(Base):
     policy: Mapped[str] = mapped_column(ForeignKey("policies.id"))
     api_key_id: Mapped[UUID] = mapped_column(ForeignKey("api_keys.id"))
     external_id: Mapped[str | None]  # the client's own value
-    identified_by: Mapped[str]  # SessionSource of the turn that began it
+    identified_by: Mapped[str]  # SessionSource of its first turn
     state: Mapped[str]
     created_at: Mapped[datetime] = mapped_column(server_default=text("now()"))
     last_turn_at: Mapped[datetime]
-    first_closed_at: Mapped[datetime | None]  # the at-least-one rule was applied then
-    closed_at: Mapped[datetime | None]  # the last time
+    first_closed_at: Mapped[datetime | None]  # when the at-least-one rule was applied
+    closed_at: Mapped[datetime | None]  # last time
     closed_why: Mapped[str | None]
-    guarantee: Mapped[str | None]  # what the at-least-one rule did, or why nothing
-    task_outcome: Mapped[int | None]  # whether its task succeeded, 1 or -1; None: nobody said
-    erased_at: Mapped[datetime | None]  # what began before then has no content any more
+    guarantee: Mapped[str | None]  # what the at-least-one rule did, or why it did nothing
+    task_outcome: Mapped[int | None]  # 1: its task succeeded, -1: it failed; None: not reported
+    erased_at: Mapped[datetime | None]  # turns that began before have no content any more
 
 
 class ToolListRow(Base):
-    """The tools of requests, each list once."""
+    """A tool list of requests; each distinct list is stored once."""
 
     __tablename__ = "tool_lists"
 
@@ -71,7 +71,7 @@ class TurnRow(Base):
         one_of("kind", TurnKind),
         one_of("status", TurnStatus),
         one_of("outcome", TurnOutcome),
-        CheckConstraint("parent_turn_id < id", name="parent_is_older"),  # so chains end
+        CheckConstraint("parent_turn_id < id", name="parent_is_older"),  # chains of parents end
         CheckConstraint("parent_turn_id IS NOT NULL OR messages_kept = 0", name="kept_of_parent"),
         CheckConstraint("parent_turn_id IS NOT NULL OR prompt_shared = 0", name="shared_with_parent"),
         CheckConstraint("(prompt_shared IS NULL) = (prompt_ids IS NULL)", name="prompt_known"),
@@ -112,9 +112,9 @@ class TurnRow(Base):
     tools_sha256: Mapped[bytes | None] = mapped_column(ForeignKey("tool_lists.sha256"))
     response: Mapped[Any | None] = mapped_column(ExactJson)
     response_digest: Mapped[bytes | None]  # of the reply alone, normalised: finds parents
-    reply_digest: Mapped[bytes | None]  # of the conversation up to and with the reply
+    reply_digest: Mapped[bytes | None]  # of the conversation up to and including the reply
     prompt_shared: Mapped[int | None]
-    prompt_ids: Mapped[bytes | None]  # db.arrays
+    prompt_ids: Mapped[bytes | None]  # encoded by db.arrays
     response_ids: Mapped[bytes | None]
     logprobs: Mapped[bytes | None]
     sampling: Mapped[Any] = mapped_column(ExactJson)
@@ -124,11 +124,11 @@ class TurnRow(Base):
     finished_at: Mapped[datetime]
     entered_at: Mapped[datetime] = mapped_column(server_default=text("now()"))
     announced_at: Mapped[datetime | None]
-    erased_at: Mapped[datetime | None]  # what continues it and began before then has no content any more
+    erased_at: Mapped[datetime | None]  # turns that continue it and began before have no content any more
 
 
 class SessionPrefixRow(Base):
-    """Hashes by which a request without a name finds its conversation: two for each turn."""
+    """Hashes by which a request that names no session finds its conversation: two for each turn."""
 
     __tablename__ = "session_prefixes"
     __table_args__ = (one_of("role", PrefixRole),)
