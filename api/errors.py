@@ -19,8 +19,10 @@ from clawloop.errors import (
     EngineBroke,
     EngineRejected,
     EngineUnavailable,
+    NotFound,
     RequestRejected,
     SignalFailed,
+    StateConflict,
     StoreUnavailable,
 )
 
@@ -100,6 +102,10 @@ def problem_of(error: ClawloopError) -> Problem:
     match error:
         case RequestRejected():
             return Problem(error.status, error.message, error.code, field=error.field)
+        case NotFound():
+            return Problem(404, str(error), error.code, field=error.field)
+        case StateConflict():
+            return Problem(409, str(error), error.code, field=error.field)
         case EngineRejected():
             return _engine_problem(error)
         case EngineUnavailable():

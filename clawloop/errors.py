@@ -1,59 +1,91 @@
-"""Our errors, one tree. The type says whether trying again can help.
+"""Clawloop's errors, one tree. The class says whether a retry can help.
 
 ClawloopError
-├── PermanentError              trying again gives the same answer
-│   ├── RequestRejected         the caller's input is at fault: names the field and the remedy
-│   ├── EngineRejected          an engine refused the request; its status, code and message are kept
-│   ├── EngineAnswerUnusable    an engine's answer cannot be read, or its lengths disagree
-│   ├── PromptTooLong           a prompt and its reply are more than the engine's context holds
-│   ├── RecordUnusable          a spooled turn that cannot be entered
+├── PermanentError              a retry gives the same result
+│   ├── RequestRejected         invalid HTTP request: names the field and the remedy
+│   ├── NotFound                a named policy, version or recipe does not exist
+│   ├── StateConflict           the policy's state does not permit the operation
+│   ├── EngineRejected          an engine refused the request; has its status, code and message
+│   ├── EngineAnswerUnusable    an engine's answer cannot be parsed, or its lengths disagree
+│   ├── PromptTooLong           a prompt and its reply exceed the engine's context
+│   ├── RecordUnusable          a record that cannot be stored, or refers to something that does not exist
 │   ├── ModelUnsupported        the trainer cannot load this checkpoint: says what it can load
-│   ├── SampleUnusable          a sample cannot be trained as it is: too long, or its parts disagree
+│   ├── SampleUnusable          a sample cannot be trained: too long, or its parts disagree
 │   ├── AdapterUnusable         an adapter directory is damaged, or made for another base model
 │   ├── RecipeRejected          a recipe with unknown, wrong or contradictory keys: names the key
 │   ├── StreamsUnusable         per-token numbers of a sample disagree in length, are not finite or impossible
 │   ├── NothingToTrain          a batch or sample in which no token would get a gradient
 │   ├── StepDiverged            a step is not finite, or its KL or ratio out of bounds: it is quarantined
-│   ├── JudgeRefused            a judge will not take this question: too long, or its address or key is wrong
-│   └── SetupError              this machine or its settings are at fault: says what to change
-└── TransientError              trying again later may help
+│   ├── JudgeRefused            a judge does not accept this prompt: too long, or its address or key is wrong
+│   └── SetupError              wrong settings or machine: says what to change
+└── TransientError              a retry may succeed
     ├── StoreUnavailable        PostgreSQL did not answer in time
     ├── EngineUnavailable       no engine could take the request in time
-    ├── EngineBroke             an engine went away in the middle of an answer
-    ├── JudgeUnavailable        a judge did not answer, or asked us to come back later
-    ├── TrainerUnavailable      a training process or one of its ranks is not there; the same step again
-    └── SignalFailed      a session's workflow could not be told; the sweep will tell it
+    ├── EngineBroke             an engine failed in the middle of an answer
+    ├── JudgeUnavailable        a judge did not answer, or asked for a later retry
+    ├── TrainerUnavailable      a training process or one of its ranks is down; the same step is retried
+    └── SignalFailed            Temporal did not take a signal; the sweep retries it
 """
 
 from __future__ import annotations
 
 
 class ClawloopError(Exception):
-    """Root of everything we raise on purpose."""
+    """Base of all errors that Clawloop raises on purpose."""
 
 
 class PermanentError(ClawloopError):
-    """Trying again gives the same answer."""
+    """A retry gives the same result."""
 
 
 class TransientError(ClawloopError):
-    """Trying again later may help."""
+    """A retry may succeed."""
 
 
 class RequestRejected(PermanentError):
-    """The caller's input is at fault.
+    """An HTTP request is invalid; raised by `api` only.
 
     Args:
-        message: what is wrong and what to do about it, for the caller.
+        message: what is wrong and how to fix it, for the caller.
         status: HTTP status.
         code: OpenAI's machine-readable code, e.g. `model_not_found`.
-        field: the field at fault, as the caller spells it; None if it is not one field.
+        field: the invalid field, as the caller spells it; None if it is not one field.
     """
 
     def __init__(self, message: str, *, status: int = 400, code: str = "invalid_request", field: str | None = None):
         super().__init__(message)
         self.message = message
         self.status = status
+        self.code = code
+        self.field = field
+
+
+class NotFound(PermanentError):
+    """Something that the caller named does not exist.
+
+    Args:
+        what: `policy`, `version` or `recipe`.
+        message: for the caller.
+        field: the caller's field that named it.
+    """
+
+    def __init__(self, what: str, message: str, *, field: str):
+        super().__init__(message)
+        self.code = f"{what}_not_found"
+        self.field = field
+
+
+class StateConflict(PermanentError):
+    """The policy's state does not permit the operation.
+
+    Args:
+        code: machine-readable, e.g. `version_pinned`.
+        message: the conflict and its remedy, for the caller.
+        field: the caller's field in conflict; None if it is not one field.
+    """
+
+    def __init__(self, code: str, message: str, *, field: str | None = None):
+        super().__init__(message)
         self.code = code
         self.field = field
 
@@ -79,26 +111,26 @@ class EngineRejected(PermanentError):
 
 
 class EngineAnswerUnusable(PermanentError):
-    """An engine's answer cannot be read, or its lengths disagree."""
+    """An engine's answer cannot be parsed, or its lengths disagree."""
 
 
 class PromptTooLong(PermanentError):
-    """A rendered prompt and the reply to it are more than the engine's context holds; the message says how many."""
+    """A rendered prompt and its reply exceed the engine's context; the message has the lengths."""
 
 
 class RecordUnusable(PermanentError):
-    """A spooled turn that cannot be entered; it is set aside, not deleted."""
+    """A record that PostgreSQL can never store, or that refers to something that does not exist."""
 
 
 class ModelUnsupported(PermanentError):
-    """The trainer cannot load this checkpoint; the message says what it found and what it can load."""
+    """The trainer cannot load this checkpoint; the message says what was found and what is supported."""
 
 
 class SampleUnusable(PermanentError):
-    """A sample cannot be trained as it is; it is left out of the batch for good.
+    """A sample cannot be trained; it is dropped from the batch for good.
 
     Args:
-        sample: its key.
+        sample: its id.
         reason: shown to people, e.g. `9000 tokens, the trainer takes 8192`.
     """
 
@@ -116,9 +148,9 @@ class RecipeRejected(PermanentError):
     """A recipe with unknown, wrong or contradictory keys.
 
     Args:
-        problem: what is wrong and what to do about it.
-        field: the dotted key at fault, e.g. `train.loss.kl`; None if it is the file.
-        near: the key or value that was probably meant; None if nothing comes near.
+        problem: what is wrong and how to fix it.
+        field: the dotted key, e.g. `train.loss.kl`; None if it is the file.
+        near: the key or value that was probably meant; None if none is similar.
     """
 
     def __init__(self, problem: str, *, field: str | None = None, near: str | None = None):
@@ -131,25 +163,25 @@ class RecipeRejected(PermanentError):
 
 
 class StreamsUnusable(PermanentError):
-    """Per-token numbers of a sample disagree in length, are not finite, or cannot be what they are called."""
+    """Per-token numbers of a sample disagree in length, are not finite, or are outside their range."""
 
 
 class NothingToTrain(PermanentError):
-    """A batch or a sample in which no token would get a gradient; it must not fill a place in a batch."""
+    """A batch or a sample in which no token would get a gradient; it must not take up a place in a batch."""
 
 
 class StepDiverged(PermanentError):
     """A step's numbers are not finite, or its KL or ratio is out of bounds.
 
-    The optimiser has not moved; the step is not committed and its samples are quarantined with this reason.
+    The optimiser's state is unchanged; the step is not committed and its samples are quarantined with this reason.
     """
 
 
 class JudgeRefused(PermanentError):
-    """A judge will not take this question; its message names the status, never what was asked.
+    """A judge does not accept this prompt; the message names the status, never the prompt.
 
     Args:
-        too_long: a shorter question may pass.
+        too_long: a shorter prompt may be accepted.
     """
 
     def __init__(self, message: str, *, too_long: bool = False):
@@ -158,22 +190,22 @@ class JudgeRefused(PermanentError):
 
 
 class SetupError(PermanentError):
-    """This machine or its settings are at fault; the message is one line that says what to change."""
+    """Settings or the machine are wrong; the message is one line that says what to change."""
 
 
 class StoreUnavailable(TransientError):
-    """PostgreSQL did not answer in time; the caller goes on from its cache or spool."""
+    """PostgreSQL did not answer in time; the caller continues from its cache or spool."""
 
 
 class EngineUnavailable(TransientError):
-    """No engine could take the request in time; the client is told when to come back."""
+    """No engine could take the request in time; the client gets a Retry-After."""
 
 
 class EngineBroke(TransientError):
-    """An engine went away in the middle of an answer.
+    """An engine failed in the middle of an answer.
 
     Args:
-        engine_id: which engine; None if it is not known.
+        engine_id: which engine; None if unknown.
     """
 
     def __init__(self, message: str, engine_id: str | None = None):
@@ -182,10 +214,10 @@ class EngineBroke(TransientError):
 
 
 class JudgeUnavailable(TransientError):
-    """A judge did not answer, or asked us to come back later; the message never holds what was asked.
+    """A judge did not answer, or asked for a later retry; the message never holds the prompt.
 
     Args:
-        retry_after_seconds: when the judge wants to be asked again; None if it did not say.
+        retry_after_seconds: the judge's Retry-After; None if it sent none.
     """
 
     def __init__(self, message: str, *, retry_after_seconds: float | None = None):
@@ -194,9 +226,11 @@ class JudgeUnavailable(TransientError):
 
 
 class TrainerUnavailable(TransientError):
-    """A training process or one of its ranks died, does not answer or holds another model; the same step is computed
-    again. Its message never holds anything of a conversation."""
+    """A training process or one of its ranks died, does not answer or holds another model; the step is retried.
+
+    The message never holds anything of a conversation.
+    """
 
 
 class SignalFailed(TransientError):
-    """A session's workflow could not be told; a turn or feedback waits in Postgres for the sweep."""
+    """A workflow could not be signalled; what it should learn is in PostgreSQL, and the sweep retries."""

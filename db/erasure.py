@@ -19,9 +19,9 @@ from clawloop.contracts.training import SampleState
 from clawloop.contracts.turns import TurnOutcome
 from clawloop.ids import SampleId, SessionId, TurnId
 from db.database import Database, transaction
-from db.events import insert_event
 from db.tables import SessionRow, TurnRow
-from db.training.queue import lock_policy, refresh_work
+from db.training.policies import insert_event, lock_policy
+from db.training.queue import refresh_work
 from db.training.samples import end_samples
 from db.turns.prepared_turn import PreparedTurn
 

@@ -8,9 +8,9 @@ from __future__ import annotations
 from collections.abc import Sequence
 from datetime import datetime
 
-from activities.training.messages import Claimed, StepDone
+from activities.training.messages import StepDone
 from clawloop.contracts.sessions import TurnResult
-from clawloop.contracts.training import StepState, TrainingState, TrainingView
+from clawloop.contracts.training import Claim, StepState, TrainingState, TrainingView
 from clawloop.contracts.turns import TurnOutcome
 from clawloop.judging.voting import signed
 
@@ -66,7 +66,7 @@ def _row(cells: Sequence[str]) -> str:
 
 
 def training_headline(
-    look: TrainingView | None, computing: Claimed | None, since: datetime, publishing: bool, problems: Sequence[str]
+    look: TrainingView | None, computing: Claim | None, since: datetime, publishing: bool, problems: Sequence[str]
 ) -> str:
     """Lines above the table: what it does now, and what holds it up."""
     lines = ["looking at the ledger"]
@@ -83,12 +83,12 @@ def training_table(steps: Sequence[StepDone], active: int | None) -> str:
     return "\n".join([*lines, *(_step_row(step, active) for step in steps)])
 
 
-def step_summary(look: TrainingView, claimed: Claimed) -> str:
+def step_summary(look: TrainingView, claimed: Claim) -> str:
     """One line beside the activity that computes a step."""
     return f"step {claimed.n}: {claimed.samples} samples, from v{look.head}"
 
 
-def _now(look: TrainingView, computing: Claimed | None, since: datetime) -> str:
+def _now(look: TrainingView, computing: Claim | None, since: datetime) -> str:
     # Whether a trainer is there to take it, only its activity tells.
     given = f"given to trainer-{look.pool} {since:%Y-%m-%d %H:%M} UTC"
     step = None if computing is None else f"{step_summary(look, computing)}, {given}"

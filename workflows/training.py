@@ -19,7 +19,6 @@ with workflow.unsafe.imports_passed_through():
         REASON_LIMIT,
         AbandonStep,
         ClaimBatch,
-        Claimed,
         PauseTraining,
         Pin,
         PublishVersion,
@@ -32,7 +31,7 @@ with workflow.unsafe.imports_passed_through():
     )
     from activities.training.steps import StepActivities
     from activities.training.train_step import TrainingActivities
-    from clawloop.contracts.training import StepState, TrainingState, TrainingView
+    from clawloop.contracts.training import Claim, StepState, TrainingState, TrainingView
     from workflows import descriptions, names
     from workflows.policies import PUBLISH, STORE, train_on
     from workflows.reasons import reason_of
@@ -57,7 +56,7 @@ class TrainingWorkflow:
         # After a start engines may lack what the ledger wants.
         self._unpublished = True
         self._publishing = False
-        self._computing: Claimed | None = None
+        self._computing: Claim | None = None
         self._ended_step: int | None = None
         self._since: datetime = workflow.now()
         self._refused = ""  # why the ledger could not be asked
@@ -149,7 +148,7 @@ class TrainingWorkflow:
         self._ended_step = claimed.n
         return True
 
-    async def _step(self, look: TrainingView, claimed: Claimed) -> None:
+    async def _step(self, look: TrainingView, claimed: Claim) -> None:
         self._computing, self._since = claimed, workflow.now()
         self._tell()
         try:
@@ -167,7 +166,7 @@ class TrainingWorkflow:
             self._unpublished = True
         self._steps = [*self._steps, done][-STEPS_LIMIT:]
 
-    async def _compute(self, look: TrainingView, claimed: Claimed) -> StepDone:
+    async def _compute(self, look: TrainingView, claimed: Claim) -> StepDone:
         try:
             return await workflow.execute_activity_method(
                 TrainingActivities.train_step,

@@ -24,20 +24,6 @@ class ClaimBatch(_Message):
     n: int
 
 
-class Claimed(_Message):
-    """
-    Args:
-        state: None: there is no batch to be had; `reason` says what is waited for.
-        samples: how many the step has.
-    """
-
-    policy: str
-    n: int
-    state: StepState | None
-    samples: int = 0
-    reason: str = ""
-
-
 class TrainStep(_Message):
     """Compute and commit the claimed step `n`; a step that is committed already is answered, not trained again."""
 

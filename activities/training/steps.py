@@ -9,9 +9,9 @@ from dataclasses import replace
 
 from temporalio import activity
 
-from activities.training.messages import REASON_LIMIT, AbandonStep, ClaimBatch, Claimed, QuarantineStep
+from activities.training.messages import REASON_LIMIT, AbandonStep, ClaimBatch, QuarantineStep
 from activities.training.ports import StepStore
-from clawloop.contracts.training import TrainingView
+from clawloop.contracts.training import Claim, TrainingView
 
 
 class StepActivities:
@@ -27,16 +27,10 @@ class StepActivities:
         return replace(view, reason=view.reason[:REASON_LIMIT])
 
     @activity.defn(name="claim_batch")
-    async def claim_batch(self, ask: ClaimBatch) -> Claimed:
+    async def claim_batch(self, ask: ClaimBatch) -> Claim:
         """The batch of a step, once."""
         claim = await self._store.claim(ask.policy, ask.n)
-        return Claimed(
-            policy=ask.policy,
-            n=claim.n,
-            state=claim.state,
-            samples=claim.samples,
-            reason=claim.reason[:REASON_LIMIT],
-        )
+        return replace(claim, reason=claim.reason[:REASON_LIMIT])
 
     @activity.defn(name="quarantine_step")
     async def quarantine_step(self, ask: QuarantineStep) -> None:

@@ -152,17 +152,18 @@ class TrainedStep:
 
 @dataclass(frozen=True, slots=True)
 class Claim:
-    """What came of asking for a batch.
+    """The result of claiming a batch, also as the training workflow's saved histories hold it.
 
     Args:
-        state: None: there is no batch to be had; `reason` says what is waited for.
+        state: None: there is no batch; `reason` says what the step waits for.
         samples: how many the step has.
     """
 
+    policy: str
     n: int
     state: StepState | None
-    samples: int
-    reason: str
+    samples: int = 0
+    reason: str = ""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)

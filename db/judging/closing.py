@@ -19,7 +19,8 @@ from db.exact_json import storable
 from db.judging.rewards import finalize_groups_of, finalize_outcome_of
 from db.judging.votes import direct_from_text
 from db.tables import JudgementRow, SessionRow, TurnRow
-from db.training.queue import lock_policy, lock_policy_of, refresh_work
+from db.training.policies import lock_policy, lock_policy_of
+from db.training.queue import refresh_work
 from db.training.recipes import recipe_of_policy
 from db.training.samples import insert_sample
 

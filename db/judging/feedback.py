@@ -17,7 +17,8 @@ from db.database import Database, transaction
 from db.exact_json import storable
 from db.judging.rewards import finalize_outcome_of
 from db.tables import FeedbackRow, JudgementRow, SampleRow, SessionRow, TurnRow
-from db.training.queue import lock_policy, refresh_work
+from db.training.policies import lock_policy
+from db.training.queue import refresh_work
 from db.training.recipes import recipe_by_hash
 
 

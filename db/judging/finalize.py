@@ -19,7 +19,8 @@ from db.exact_json import storable
 from db.judging.rewards import finalize_by_outcome, finalize_group, mean_before
 from db.judging.votes import votes_match
 from db.tables import FeedbackRow, JudgementRow, TurnRow
-from db.training.queue import lock_policy_of, refresh_work
+from db.training.policies import lock_policy_of
+from db.training.queue import refresh_work
 from db.training.samples import insert_sample, is_taken, others_taken, supersede_others, withdraw_sample
 
 

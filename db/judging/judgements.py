@@ -28,7 +28,7 @@ from db.judging.finalize import finalize_judgement, require_content
 from db.judging.votes import insert_direct_vote, insert_hint, insert_vote, read_open
 from db.tables import FeedbackRow, JudgementRow, SampleRow, SessionRow, TurnRow
 from db.training.recipes import recipe_of_policy
-from db.training.trained_turns import read_trained
+from db.training.samples import read_trained_turns
 from db.turns.conversation_cache import ConversationCache
 from db.turns.prepared_turn import Request
 from db.turns.read import read_turn
@@ -97,7 +97,7 @@ class PostgresJudgementStore:
 
     @transaction
     async def trained_turns(self, connection: AsyncConnection, session: SessionId, limit: int) -> list[TurnResult]:
-        return await read_trained(connection, session, limit)
+        return await read_trained_turns(connection, session, limit)
 
     @transaction
     async def open(

@@ -21,7 +21,7 @@ from db.serving.activation import is_served, set_active
 from db.serving.engines import read_engines
 from db.tables import EngineRow, EngineVersionRow, PolicyRow, VersionRow
 from db.training.lineage import read_parents, version_ref
-from db.training.queue import lock_policy
+from db.training.policies import lock_policy
 
 KEPT_ON_PATH = 3
 """So many newest versions of the path to the head keep their files: what a roll-back most likely wants."""

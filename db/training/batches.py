@@ -1,7 +1,4 @@
-"""A step's samples out of what their turns recorded: whole, or with the reason why they cannot be had.
-
-Knows nothing about which samples a step takes.
-"""
+"""Reads the samples of a batch, whole, or the reason why one cannot be trained."""
 
 from __future__ import annotations
 
@@ -13,21 +10,21 @@ from sqlalchemy.ext.asyncio import AsyncConnection
 
 from clawloop.contracts.training import BatchSample
 from clawloop.contracts.turns import TurnOutcome
-from clawloop.errors import RecordUnusable
 from clawloop.ids import SampleId, TurnId
 from clawloop.recipes.recipe import Train
 from db.arrays import ID_BYTES, bytes_to_ids, bytes_to_logprobs
 from db.turns.conversation_cache import ConversationCache
-from db.turns.deltas import Conversation
 
-EXPLICIT = """EXISTS (
-    SELECT FROM feedback f WHERE f.turn_id = s.turn_id AND f.applied_at <= j.decided_at)"""
-"""Whether a sample `s` of a judgement `j` comes from explicit feedback: somebody had rated or commented on the turn
-when it was decided. Feedback that came later belongs to the next judgement."""
+SAMPLE_COLUMNS = f"""s.id, s.turn_id, t.version, t.outcome, t.sampling, coalesce(t.prompt_shared, 0) AS prompt_shared,
+    coalesce(octet_length(t.prompt_ids), 0) / {ID_BYTES} AS prompt_added,
+    coalesce(octet_length(t.response_ids), 0) / {ID_BYTES} AS response_tokens, t.logprobs IS NOT NULL AS has_logprobs,
+    octet_length(s.hinted_prompt_ids) / {ID_BYTES} AS hinted_tokens, EXISTS (
+        SELECT FROM feedback f WHERE f.turn_id = s.turn_id AND f.applied_at <= j.decided_at) AS explicit"""
+"""Of a sample `s` of turn `t` and judgement `j`; what `sample_fault` needs. It is `explicit` if the turn was rated or
+commented on when it was decided; later feedback belongs to the next judgement."""
 
 _SAMPLES = text(f"""
-    SELECT s.id, s.turn_id, s.reward, s.hinted_prompt_ids, t.version, t.outcome, t.logprobs, t.sampling,
-        t.prompt_shared, octet_length(t.prompt_ids) AS prompt_added_bytes, {EXPLICIT} AS explicit
+    SELECT {SAMPLE_COLUMNS}, s.reward, s.hinted_prompt_ids, t.logprobs
     FROM samples s JOIN turns t ON t.id = s.turn_id JOIN judgements j ON j.id = s.judgement_id
     WHERE s.id = ANY(:samples)
 """)
@@ -35,66 +32,72 @@ _SAMPLES = text(f"""
 
 async def read_samples(
     connection: AsyncConnection, conversations: ConversationCache, samples: Sequence[SampleId]
-) -> dict[SampleId, BatchSample | RecordUnusable]:
-    """Each sample with all that its turn recorded, in this order; an error, naming the turn, in place of a bad one."""
+) -> dict[SampleId, BatchSample | str]:
+    """Each sample in this order, or its fault, which names the turn."""
     rows = {row.id: row for row in await connection.execute(_SAMPLES, {"samples": list(samples)})}
     return {sample: await _read(connection, conversations, rows[sample]) for sample in samples}
 
 
-async def _read(
-    connection: AsyncConnection, conversations: ConversationCache, row: Any
-) -> BatchSample | RecordUnusable:
+async def _read(connection: AsyncConnection, conversations: ConversationCache, row: Any) -> BatchSample | str:
     conversation = await conversations.load(connection, TurnId(row.turn_id))
-    try:
-        return _assembled(row, conversation)
-    except RecordUnusable as error:
-        return RecordUnusable(f"turn {row.turn_id}: {error}")
-
-
-def _assembled(row: Any, conversation: Conversation) -> BatchSample:
-    if row.outcome == TurnOutcome.ERASED:
-        raise RecordUnusable("it was erased")
     prompt = conversation.prompt_ids or b""
-    if len(prompt) != (row.prompt_shared or 0) * ID_BYTES + (row.prompt_added_bytes or 0):
-        raise RecordUnusable(
-            f"its prompt is {row.prompt_shared} tokens of its parent's and {(row.prompt_added_bytes or 0) // ID_BYTES}"
-            f" more, but {len(prompt) // ID_BYTES} are there"
-        )
-    response_ids = bytes_to_ids(conversation.response_ids or b"")
-    if not prompt or not response_ids:
-        raise RecordUnusable(f"{len(prompt) // ID_BYTES} prompt and {len(response_ids)} response ids are known")
-    if row.logprobs is None:
-        raise RecordUnusable("its log-probs are unknown")
-    temperature = row.sampling.get("temperature")
-    if isinstance(temperature, bool) or not isinstance(temperature, int | float) or temperature <= 0:
-        raise RecordUnusable(f"it was sampled at temperature {temperature!r}")
-    hinted = None if row.hinted_prompt_ids is None else bytes_to_ids(row.hinted_prompt_ids)
-    if hinted == []:
-        raise RecordUnusable("its prompt with the hint is empty")
+    if (fault := sample_fault(row, len(prompt) // ID_BYTES)) is not None:
+        return fault
     return BatchSample(
         sample_id=SampleId(row.id),
         prompt_ids=bytes_to_ids(prompt),
-        response_ids=response_ids,
-        logprobs=bytes_to_logprobs(row.logprobs, len(response_ids)),
-        temperature=float(temperature),
+        response_ids=bytes_to_ids(conversation.response_ids or b""),
+        logprobs=bytes_to_logprobs(row.logprobs, row.response_tokens),
+        temperature=float(row.sampling["temperature"]),
         version=row.version,
         reward=row.reward,
-        hinted_prompt_ids=hinted,
+        hinted_prompt_ids=None if row.hinted_prompt_ids is None else bytes_to_ids(row.hinted_prompt_ids),
         explicit=row.explicit,
     )
 
 
+def sample_fault(row: Any, prompt_tokens: int) -> str | None:
+    """Why a sample cannot be trained; None if it can.
+
+    Args:
+        row: with `SAMPLE_COLUMNS`.
+        prompt_tokens: length of the turn's prompt, rebuilt from its parent's tokens and its own.
+    """
+    fault = _fault(row, prompt_tokens)
+    return None if fault is None else f"turn {row.turn_id}: {fault}"
+
+
+def _fault(row: Any, prompt_tokens: int) -> str | None:
+    if row.outcome == TurnOutcome.ERASED:
+        return "it was erased"
+    if prompt_tokens != row.prompt_shared + row.prompt_added:
+        return (
+            f"its prompt is {row.prompt_shared} tokens of its parent's and {row.prompt_added} more,"
+            f" but {prompt_tokens} are there"
+        )
+    if not prompt_tokens or not row.response_tokens:
+        return f"{prompt_tokens} prompt and {row.response_tokens} response ids are known"
+    if not row.has_logprobs:
+        return "its log-probs are unknown"
+    temperature = row.sampling.get("temperature")
+    if isinstance(temperature, bool) or not isinstance(temperature, int | float) or temperature <= 0:
+        return f"it was sampled at temperature {temperature!r}"
+    if row.hinted_tokens == 0:
+        return "its prompt with the hint is empty"
+    return None
+
+
 def uses_reward(recipe: Train) -> bool:
-    """A sample's reward gives it a gradient."""
+    """Whether a sample's reward contributes to the loss."""
     return recipe.loss.policy_gradient > 0 and recipe.advantage.verdict_weight > 0
 
 
 def uses_hint(recipe: Train) -> bool:
-    """A sample's hint gives it a gradient."""
+    """Whether a sample's hint contributes to the loss."""
     by_gap = recipe.loss.policy_gradient > 0 and recipe.advantage.teacher_weight > 0
     return by_gap or recipe.loss.distillation > 0
 
 
 def needs_version(recipe: Train, version: int, parent: int) -> bool:
-    """Whether a version's files are needed to read a hint to what it answered, in a step from `parent`."""
+    """Whether a step from `parent` needs a version's files to score the hinted prompts of samples it answered."""
     return uses_hint(recipe) and recipe.advantage.teacher == "policy" and version not in (0, parent)

@@ -1,11 +1,13 @@
-"""Which samples a step takes: the oldest fresh ones it can learn from; the others expire, with the reason.
+"""Chooses the samples of a step: the oldest fresh ones it can learn from; the others expire, with the reason.
 
-Knows nothing about steps' rows. Works in the caller's transaction, which must hold the policy.
+Works in the caller's transaction, which must hold the policy's lock. Lengths are checked in SQL; tokens are decoded
+once, when the batch is read.
 """
 
 from __future__ import annotations
 
 from collections import Counter
+from collections.abc import Sequence
 from dataclasses import dataclass, field
 from datetime import timedelta
 from typing import Any
@@ -16,24 +18,25 @@ from sqlalchemy.ext.asyncio import AsyncConnection
 from clawloop.algorithms.staleness import is_stale, versions_apart
 from clawloop.contracts.training import SampleState
 from clawloop.contracts.turns import TurnOutcome
-from clawloop.errors import RecordUnusable
 from clawloop.ids import SampleId
 from clawloop.recipes.recipe import Recipe
-from db.training.batches import EXPLICIT, needs_version, read_samples, uses_hint, uses_reward
-from db.training.lineage import of_other_shape, read_parents, version_refs
+from db.arrays import ID_BYTES
+from db.training.batches import SAMPLE_COLUMNS, needs_version, sample_fault, uses_hint, uses_reward
+from db.training.lineage import read_parents, version_refs, versions_of_other_shape
 from db.training.samples import RECIPE_CHANGED, end_samples
-from db.turns.conversation_cache import ConversationCache
 
-# One claim looks at so many samples at most, so that it ends within its limit whatever has piled up: a sample that
-# expires takes 0.1 ms, one that is taken 2 ms.
-MOST_LOOKED_AT = 10_000
+# A claim examines this many samples at most, so that it ends within its limit however many wait: expiring one takes
+# 0.1 ms.
+MAX_EXAMINED = 10_000
 _CHUNK = 500
 
-# Both rows are ours then, so nothing that judges or closes can wait for us while we wait for it. Turns that are
-# being continued are only referred to, which NO KEY UPDATE lets pass.
+# Locking both sample and turn avoids deadlocks with judging and closing; NO KEY UPDATE lets a new turn refer to its
+# parent. `parent_tokens` trusts the parent's `prompt_shared`: damage further up is found when the batch is read.
 _COLUMNS = f"""
-    SELECT s.id, t.group_id, s.reward, s.hinted_prompt_ids IS NOT NULL AS hinted, now() - s.created_at AS age,
-        t.version, t.outcome, r.signal_hash, {EXPLICIT} AS explicit
+    SELECT {SAMPLE_COLUMNS}, t.group_id, s.reward, now() - s.created_at AS age, r.signal_hash, (
+        SELECT coalesce(p.prompt_shared, 0) + (coalesce(octet_length(p.prompt_ids), 0)
+            + coalesce(octet_length(p.response_ids), 0)) / {ID_BYTES}
+        FROM turns p WHERE p.id = t.parent_turn_id) AS parent_tokens
     FROM samples s JOIN turns t ON t.id = s.turn_id JOIN judgements j ON j.id = s.judgement_id
         JOIN recipes r ON r.hash = j.recipe_hash
 """
@@ -41,11 +44,11 @@ _FRESH = text(f"""{_COLUMNS}
     WHERE s.policy = :policy AND s.state = 'fresh' AND s.id > :after
     ORDER BY s.id LIMIT :limit FOR NO KEY UPDATE OF s, t SKIP LOCKED
 """)
-_REST = text(f"""{_COLUMNS}
-    WHERE s.policy = :policy AND s.state = 'fresh' AND t.group_id = ANY(:groups) AND s.id <> ALL(:known)
+_REST_OF_GROUPS = text(f"""{_COLUMNS}
+    WHERE s.policy = :policy AND s.state = 'fresh' AND t.group_id = ANY(:groups) AND s.id <> ALL(:chosen)
     ORDER BY s.id FOR NO KEY UPDATE OF s, t SKIP LOCKED
 """)
-_SIZES = text("""
+_GROUP_SIZES = text("""
     SELECT t.group_id, count(*) AS size FROM samples s JOIN turns t ON t.id = s.turn_id
     WHERE s.policy = :policy AND s.state = 'fresh' AND t.group_id = ANY(:groups) GROUP BY t.group_id
 """)
@@ -56,82 +59,73 @@ _FIRST = "00000000-0000-0000-0000-000000000000"
 class Chosen:
     """
     Args:
-        samples: what the step takes; empty if it has to wait.
-        found: how many it could take.
+        samples: the step's samples; empty if it has to wait.
+        usable: how many the step could take.
     """
 
     samples: list[SampleId]
-    found: int
+    usable: int
 
 
-async def choose_samples(
-    connection: AsyncConnection, conversations: ConversationCache, policy: str, recipe: Recipe, head: int
-) -> Chosen:
+async def choose_samples(connection: AsyncConnection, policy: str, recipe: Recipe, head: int) -> Chosen:
     """A full batch, or a smaller one whose oldest sample has waited long enough, or none.
 
-    Where the recipe compares groups a batch may be larger by the rest of its last group.
+    Where the recipe compares groups, a batch may be larger by the rest of its last group.
     """
-    wanted = recipe.train.batch_samples
+    batch_samples = recipe.train.batch_samples
     bounds = await _Bounds.of(connection, policy, recipe, head)
     usable: list[Any] = []
-    after, looked_at, limit = _FIRST, 0, max(2 * wanted, 32)
-    while len(usable) < wanted and looked_at < MOST_LOOKED_AT:
-        asked = {"policy": policy, "after": after, "limit": limit}
-        rows = (await connection.execute(_FRESH, asked)).all()
-        expired = {SampleId(row.id): why for row in rows if (why := bounds.fault(row)) is not None}
-        good = [row for row in rows if row.id not in expired]
-        while good and len(usable) < wanted:
-            missing = wanted - len(usable)
-            part, good = good[:missing], good[missing:]
-            read = await read_samples(connection, conversations, [SampleId(row.id) for row in part])
-            expired |= {sample: str(found) for sample, found in read.items() if isinstance(found, RecordUnusable)}
-            usable += [row for row in part if row.id not in expired]
-        await end_samples(connection, expired, SampleState.EXPIRED, TurnOutcome.EXPIRED)
+    after, examined, limit = _FIRST, 0, max(2 * batch_samples, 32)
+    while len(usable) < batch_samples and examined < MAX_EXAMINED:
+        parameters = {"policy": policy, "after": after, "limit": limit}
+        rows = (await connection.execute(_FRESH, parameters)).all()
+        usable += await _expire_unusable(connection, bounds, rows)
         if len(rows) < limit:
             break
-        after, looked_at, limit = str(rows[-1].id), looked_at + len(rows), _CHUNK
+        after, examined, limit = str(rows[-1].id), examined + len(rows), _CHUNK
+    usable = usable[:batch_samples]
     if recipe.signal.reward == "group":
-        usable = await _whole_groups(connection, conversations, bounds, policy, usable)
+        usable = await _complete_groups(connection, bounds, policy, usable)
     waited = bool(usable) and usable[0].age >= timedelta(hours=recipe.train.max_wait_hours)
-    taken = usable if len(usable) >= wanted or waited else []
-    return Chosen([SampleId(row.id) for row in taken], len(usable))
+    chosen = usable if len(usable) >= batch_samples or waited else []
+    return Chosen([SampleId(row.id) for row in chosen], len(usable))
 
 
-async def _whole_groups(
-    connection: AsyncConnection, conversations: ConversationCache, bounds: _Bounds, policy: str, usable: list[Any]
-) -> list[Any]:
-    """With the rest of each group; without groups of which somebody holds a turn at this moment."""
+async def _expire_unusable(connection: AsyncConnection, bounds: _Bounds, rows: Sequence[Any]) -> list[Any]:
+    """The rows a step can take; the samples of the others expire."""
+    expired = {SampleId(row.id): why for row in rows if (why := bounds.fault(row)) is not None}
+    await end_samples(connection, expired, SampleState.EXPIRED, TurnOutcome.EXPIRED)
+    return [row for row in rows if row.id not in expired]
+
+
+async def _complete_groups(connection: AsyncConnection, bounds: _Bounds, policy: str, usable: list[Any]) -> list[Any]:
+    """Add the rest of each group; remove groups of which another transaction has locked a turn."""
     groups = {row.group_id for row in usable if row.group_id is not None}
     if not groups:
         return usable
-    asked = {"policy": policy, "groups": list(groups)}
-    rest = (await connection.execute(_REST, asked | {"known": [row.id for row in usable]})).all()
-    expired = {SampleId(row.id): why for row in rest if (why := bounds.fault(row)) is not None}
-    good = [row for row in rest if row.id not in expired]
-    read = await read_samples(connection, conversations, [SampleId(row.id) for row in good])
-    expired |= {sample: str(found) for sample, found in read.items() if isinstance(found, RecordUnusable)}
-    await end_samples(connection, expired, SampleState.EXPIRED, TurnOutcome.EXPIRED)
-    together = [*usable, *(row for row in good if row.id not in expired)]
-    here = Counter(row.group_id for row in together)
-    sizes = {row.group_id: row.size for row in await connection.execute(_SIZES, asked)}
-    return [row for row in together if row.group_id is None or here[row.group_id] == sizes[row.group_id]]
+    parameters = {"policy": policy, "groups": list(groups)}
+    rest = (await connection.execute(_REST_OF_GROUPS, parameters | {"chosen": [row.id for row in usable]})).all()
+    rows = [*usable, *await _expire_unusable(connection, bounds, rest)]
+    counts = Counter(row.group_id for row in rows)
+    sizes = {row.group_id: row.size for row in await connection.execute(_GROUP_SIZES, parameters)}
+    return [row for row in rows if row.group_id is None or counts[row.group_id] == sizes[row.group_id]]
 
 
 @dataclass(frozen=True, slots=True)
 class _Bounds:
-    """What a step from `head` can learn from."""
+    """The samples a step from `head` can learn from."""
 
     recipe: Recipe
     head: int
     parents: dict[int, int]
     readable: frozenset[int]
-    apart: dict[int, int] = field(default_factory=dict)  # as far as it was asked for
+    apart: dict[int, int] = field(default_factory=dict)  # cache of `_apart`
 
     @classmethod
     async def of(cls, connection: AsyncConnection, policy: str, recipe: Recipe, head: int) -> _Bounds:
         parents = await read_parents(connection, policy)
         readable = await version_refs(connection, policy, list(parents))
-        other = await of_other_shape(connection, policy, recipe.train.lora)
+        other = await versions_of_other_shape(connection, policy, recipe.train.lora)
         return cls(recipe, head, parents, frozenset(readable) - other)
 
     def fault(self, row: Any) -> str | None:
@@ -147,12 +141,13 @@ class _Bounds:
         if is_stale(apart, bound=train.staleness_versions, explicit=row.explicit):
             return f"stale: {apart} versions apart, bound {train.staleness_versions}"
         by_reward = bool(row.reward) and uses_reward(train)
-        by_hint = row.hinted and uses_hint(train)
+        by_hint = row.hinted_tokens is not None and uses_hint(train)
         if not by_reward and not by_hint:
             return "neither a verdict nor a hint that this recipe learns from"
         if not by_reward and needs_version(train, row.version, self.head) and row.version not in self.readable:
             return f"version {row.version}, which would read its hint, is gone"
-        return None
+        prompt_tokens = min(row.prompt_shared, row.parent_tokens or 0) + row.prompt_added
+        return sample_fault(row, prompt_tokens)
 
     def _apart(self, version: int) -> int:
         if version not in self.apart:

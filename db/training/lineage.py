@@ -1,4 +1,4 @@
-"""A policy's tree of versions. Every function works in the caller's transaction."""
+"""Reads a policy's tree of versions, in the caller's transaction."""
 
 from __future__ import annotations
 
@@ -21,33 +21,33 @@ _OF_OTHER_SHAPE = text("""
 
 
 async def read_parents(connection: AsyncConnection, policy: str) -> dict[int, int]:
-    """The parent of every version but 0."""
+    """The parent of every version except 0."""
     query = select(VersionRow.n, VersionRow.parent).where(VersionRow.policy == policy, VersionRow.parent.is_not(None))
     return {row.n: row.parent for row in await connection.execute(query)}
 
 
-async def version_refs(connection: AsyncConnection, policy: str, wanted: Collection[int]) -> dict[int, VersionRef]:
-    """Those of the wanted versions that have files, by number; version 0 never has."""
+async def version_refs(connection: AsyncConnection, policy: str, versions: Collection[int]) -> dict[int, VersionRef]:
+    """Those of the versions that have files, by number; version 0 never has."""
     query = select(VersionRow).where(
         VersionRow.policy == policy,
-        VersionRow.n.in_(wanted),
+        VersionRow.n.in_(versions),
         VersionRow.path.is_not(None),
         VersionRow.removed_at.is_(None),
     )
     return {row.n: version_ref(row) for row in await connection.execute(query.order_by(VersionRow.n))}
 
 
-async def of_other_shape(connection: AsyncConnection, policy: str, lora: Lora) -> frozenset[int]:
-    """Versions whose adapter has another rank or alpha, so that a model with this one cannot take it on."""
+async def versions_of_other_shape(connection: AsyncConnection, policy: str, lora: Lora) -> frozenset[int]:
+    """Versions whose adapter has another rank or alpha, so that a model with this LoRA cannot load it."""
     shape = {"policy": policy, "rank": lora.rank, "alpha": lora.alpha}
     return frozenset(await connection.scalars(_OF_OTHER_SHAPE, shape))
 
 
 def version_ref(row: Any) -> VersionRef:
-    """From a row of `versions` that has files.
+    """The version of a row of `versions` that has files.
 
     Raises:
-        ValueError: it has none, or nobody knows their hash.
+        ValueError: the row has no files, or no hash of them.
     """
     if row.path is None or row.sha256 is None or row.parent is None:
         raise ValueError(f"version {row.n} of {row.policy!r} has no files")
@@ -55,7 +55,7 @@ def version_ref(row: Any) -> VersionRef:
 
 
 async def next_step(connection: AsyncConnection, policy: str) -> int:
-    """The number no step and no version of this policy ever had."""
+    """The lowest number above those of all steps and versions of the policy."""
     used = union_all(
         select(func.max(StepRow.n).label("n")).where(StepRow.policy == policy),
         select(func.max(VersionRow.n)).where(VersionRow.policy == policy),

@@ -1,7 +1,6 @@
-"""Whether a policy has a batch waiting: one flag, so that only the call that raises it tells the training workflow.
+"""Maintains the flag that a policy has a batch waiting: only the call that sets it notifies the training workflow.
 
-Every function but the store's works in the caller's transaction, which must hold the policy (`lock_policy`):
-whoever changes samples takes that lock first, so that two of them never wait for each other.
+The module functions work in the caller's transaction, which must hold the policy's lock (`lock_policy`).
 """
 
 from __future__ import annotations
@@ -13,16 +12,15 @@ from sqlalchemy import case, func, or_, select, text, update
 from sqlalchemy.ext.asyncio import AsyncConnection
 
 from clawloop.contracts.training import StepState
-from clawloop.errors import RecordUnusable
-from clawloop.ids import TurnId
 from db.database import Database, transaction
-from db.tables import PolicyRow, SessionRow, StepRow, TurnRow
+from db.tables import PolicyRow, StepRow
+from db.training.policies import lock_policy
 
-# While a step is computed its workflow takes no other batch, and each telling stays in its history: a trainer may be
-# away for weeks. So it is told once an hour instead of once a minute, in case the workflow itself was lost.
+# While a step is computed its workflow takes no other batch, and each signal stays in its history: a trainer may be
+# away for weeks. The sweep then signals once an hour instead of once a minute, in case the workflow itself was lost.
 _WHILE_COMPUTING = 60
 
-# A batch is there when a full one is, or when the oldest sample has waited as long as the recipe lets it.
+# A batch waits when it is full, or when its oldest sample has waited as long as the recipe allows.
 _READY = text("""
     SELECT p.work_waiting, p.paused_reason IS NULL AND (
         EXISTS (
@@ -34,36 +32,14 @@ _READY = text("""
 """)
 
 
-async def lock_policy(connection: AsyncConnection, policy: str) -> PolicyRow:
-    """The policy's row as it is now; ours until the end of the transaction. Chat is not held up by it.
-
-    Raises:
-        RecordUnusable: there is no such policy.
-    """
-    # NO KEY UPDATE: a new session refers to its policy, and must not wait for a step's claim.
-    query = select(PolicyRow.__table__).where(PolicyRow.id == policy).with_for_update(key_share=True)
-    row = (await connection.execute(query)).mappings().one_or_none()
-    if row is None:
-        raise RecordUnusable(f"there is no policy {policy!r}")
-    return PolicyRow(**row)
-
-
-async def lock_policy_of(connection: AsyncConnection, turn_id: TurnId) -> str:
-    """The same for a turn's policy."""
-    query = select(SessionRow.policy).join(TurnRow, TurnRow.session_id == SessionRow.id).where(TurnRow.id == turn_id)
-    policy: str = (await connection.execute(query)).scalar_one()
-    await lock_policy(connection, policy)
-    return policy
-
-
 async def refresh_work(connection: AsyncConnection, policy: str) -> bool:
-    """Set the flag to what is true now; True if work waits and that was not known."""
+    """Recompute the flag; True if it was raised."""
     row = (await connection.execute(_READY, {"policy": policy})).one_or_none()
     ready = row is not None and bool(row.ready)
-    known = row is not None and row.work_waiting
-    if ready != known:
+    before = row is not None and row.work_waiting
+    if ready != before:
         await set_work(connection, policy, ready)
-    return ready and not known
+    return ready and not before
 
 
 async def set_work(connection: AsyncConnection, policy: str, waiting: bool) -> None:
@@ -72,26 +48,26 @@ async def set_work(connection: AsyncConnection, policy: str, waiting: bool) -> N
 
 
 class PostgresWorkStore:
-    """Satisfies `activities.training.ports.WorkStore`."""
+    """Implements `activities.training.ports.WorkStore`."""
 
     def __init__(self, database: Database) -> None:
         self._database = database
 
     @transaction
     async def pending_work(self, connection: AsyncConnection, age: timedelta) -> list[str]:
-        # Work may have become due by waiting alone.
-        quiet = (
+        # A batch may have become due by waiting alone.
+        idle = (
             select(PolicyRow.id)
             .where(~PolicyRow.work_waiting, PolicyRow.paused_reason.is_(None))
             .order_by(PolicyRow.id)
         )
-        for policy in (await connection.scalars(quiet)).all():
+        for policy in (await connection.scalars(idle)).all():
             await lock_policy(connection, policy)
             await refresh_work(connection, policy)
         claimed = select(StepRow.n).where(StepRow.policy == PolicyRow.id, StepRow.state == StepState.CLAIMED).exists()
         due = func.now() - case((claimed, _WHILE_COMPUTING * age), else_=age)
-        never_or_long_ago = or_(PolicyRow.work_signalled_at.is_(None), PolicyRow.work_signalled_at < due)
-        query = select(PolicyRow.id).where(PolicyRow.work_waiting, never_or_long_ago).order_by(PolicyRow.id)
+        unsignalled = or_(PolicyRow.work_signalled_at.is_(None), PolicyRow.work_signalled_at < due)
+        query = select(PolicyRow.id).where(PolicyRow.work_waiting, unsignalled).order_by(PolicyRow.id)
         return list(await connection.scalars(query))
 
     @transaction

@@ -1,4 +1,4 @@
-"""Recipes in PostgreSQL: entered once, never changed; each policy points to the one it learns by."""
+"""Stores recipes: inserted once, never changed; each policy refers to the one it learns by."""
 
 from __future__ import annotations
 
@@ -11,15 +11,15 @@ from sqlalchemy.ext.asyncio import AsyncConnection
 from clawloop.errors import RecipeRejected, RecordUnusable
 from clawloop.recipes.recipe import Lora, Recipe, parse_stored_recipe
 from db.database import Database
-from db.events import insert_event
 from db.exact_json import exact_json
 from db.tables import PolicyRow, RecipeRow, StepRow
-from db.training.queue import lock_policy, refresh_work
+from db.training.policies import insert_event, lock_policy
+from db.training.queue import refresh_work
 from db.training.samples import expire_other_signals
 
 
 async def ensure_recipe(database: Database, policy: str, recipe: Recipe) -> None:
-    """Enter a recipe, and make it the policy's if that has none.
+    """Insert a recipe, and make it the policy's if the policy has none.
 
     Raises:
         StoreUnavailable
@@ -27,77 +27,79 @@ async def ensure_recipe(database: Database, policy: str, recipe: Recipe) -> None
 
     async def ensure(connection: AsyncConnection) -> None:
         await connection.execute(insert(RecipeRow).values(**_columns(recipe)).on_conflict_do_nothing())
-        without = update(PolicyRow).where(PolicyRow.id == policy, PolicyRow.recipe_hash.is_(None))
-        await connection.execute(without.values(recipe_hash=recipe.hash))
+        no_recipe = update(PolicyRow).where(PolicyRow.id == policy, PolicyRow.recipe_hash.is_(None))
+        await connection.execute(no_recipe.values(recipe_hash=recipe.hash))
 
     await database.run(ensure)
 
 
 async def set_recipe(database: Database, policy: str, recipe: Recipe) -> None:
-    """Enter a recipe, and let the policy learn by it from the next step on; nothing if it does already.
-
-    Waiting samples of another signal hash expire at once, for good: `recipe changed`; those a step holds, when it is
-    given up.
+    """`change_recipe` in a transaction of its own.
 
     Raises:
-        RecipeRejected: no step of it can go on from where the policy is.
-        RecordUnusable: there is no such policy.
+        RecipeRejected, RecordUnusable: as `change_recipe`.
         StoreUnavailable
     """
 
-    async def change(connection: AsyncConnection) -> None:
-        held = await lock_policy(connection, policy)
-        if held.recipe_hash == recipe.hash:
-            return
-        await _require_shape(connection, held, recipe.train.lora)
-        await connection.execute(insert(RecipeRow).values(**_columns(recipe)).on_conflict_do_nothing())
-        await connection.execute(update(PolicyRow).where(PolicyRow.id == policy).values(recipe_hash=recipe.hash))
-        await expire_other_signals(connection, policy)
-        await insert_event(connection, policy, "recipe_set", name=recipe.name, hash=recipe.hash, was=held.recipe_hash)
-        await refresh_work(connection, policy)
-
-    await database.run(change)
+    await database.run(partial(change_recipe, policy=policy, recipe=recipe))
 
 
-async def _require_shape(connection: AsyncConnection, policy: PolicyRow, asked: Lora) -> None:
-    """Raise RecipeRejected unless the next step can go on from the head's adapter.
+async def change_recipe(connection: AsyncConnection, policy: str, recipe: Recipe) -> None:
+    """Insert a recipe, and let the policy learn by it from the next step on; nothing if it does already.
 
-    Without this the step would be quarantined, its samples set aside and training paused.
+    Fresh samples of another signal hash expire at once (`recipe changed`), claimed ones when their step is given up.
+
+    Raises:
+        RecipeRejected: no step of it can start from the policy's head.
+        RecordUnusable: there is no such policy.
+    """
+    row = await lock_policy(connection, policy)
+    if row.recipe_hash == recipe.hash:
+        return
+    await _require_shape(connection, row, recipe.train.lora)
+    await connection.execute(insert(RecipeRow).values(**_columns(recipe)).on_conflict_do_nothing())
+    await connection.execute(update(PolicyRow).where(PolicyRow.id == policy).values(recipe_hash=recipe.hash))
+    await expire_other_signals(connection, policy)
+    await insert_event(connection, policy, "recipe_set", name=recipe.name, hash=recipe.hash, was=row.recipe_hash)
+    await refresh_work(connection, policy)
+
+
+async def _require_shape(connection: AsyncConnection, policy: PolicyRow, lora: Lora) -> None:
+    """Raise RecipeRejected unless the next step can start from the head's adapter.
+
+    Otherwise the step would be quarantined, and training paused.
     """
     made_by = select(RecipeRow.content).join(StepRow, StepRow.recipe_hash == RecipeRow.hash)
     content = await connection.scalar(made_by.where(StepRow.policy == policy.id, StepRow.n == policy.head))
     if content is None:  # version 0 has no adapter
         return
-    # No other key: that recipe may be none any more, which is why another is set.
+    # Only this key: the rest of that recipe may not be valid any more, which is why another is set.
     has = Lora.model_validate(content["train"]["lora"])
-    if (has.rank, has.alpha) != (asked.rank, asked.alpha):
+    if (has.rank, has.alpha) != (lora.rank, lora.alpha):
         raise RecipeRejected(
-            f"rank {asked.rank} and alpha {asked.alpha:g}, but version {policy.head} of policy {policy.id!r}, from "
-            f"which it learns on, has rank {has.rank} and alpha {has.alpha:g}: keep those, or begin anew with "
+            f"rank {lora.rank} and alpha {lora.alpha:g}, but version {policy.head} of policy {policy.id!r}, from "
+            f"which it learns on, has rank {has.rank} and alpha {has.alpha:g}: keep those, or start over with "
             "`clawloop policy roll-back 0`",
             field="train.lora",
         )
 
 
 async def read_recipe_of(database: Database, policy: str) -> Recipe:
-    """
+    """`recipe_of_policy` in a transaction of its own.
+
     Raises:
-        RecordUnusable: there is no such policy, or it has no recipe.
-        RecipeRejected: it was good when it was set, and is none any more.
+        RecordUnusable, RecipeRejected: as `recipe_of_policy`.
         StoreUnavailable
     """
-    return await database.run(partial(_recipe_of, policy))
-
-
-async def _recipe_of(policy: str, connection: AsyncConnection) -> Recipe:
-    return await recipe_of_policy(connection, policy)
+    return await database.run(partial(recipe_of_policy, policy=policy))
 
 
 async def recipe_of_policy(connection: AsyncConnection, policy: str) -> Recipe:
-    """
+    """The recipe a policy learns by.
+
     Raises:
-        RecordUnusable: the policy has no recipe.
-        RecipeRejected: it was good when it was set, and is none any more.
+        RecordUnusable: there is no such policy, or it has no recipe.
+        RecipeRejected: the stored recipe was valid when it was set and is not any more.
     """
     query = (
         select(RecipeRow.content).join(PolicyRow, PolicyRow.recipe_hash == RecipeRow.hash).where(PolicyRow.id == policy)

@@ -1,6 +1,6 @@
-"""Samples in PostgreSQL. What a turn has already (ids, log-probs) is not written twice.
+"""Inserts samples and changes their state, in the caller's transaction.
 
-Every function works in the caller's transaction.
+A sample's token ids and log-probs are those of its turn; they are stored once.
 """
 
 from __future__ import annotations
@@ -12,25 +12,26 @@ from sqlalchemy import select, text, update
 from sqlalchemy.dialects.postgresql import insert
 from sqlalchemy.ext.asyncio import AsyncConnection
 
+from clawloop.contracts.sessions import TurnResult
 from clawloop.contracts.training import SampleState
-from clawloop.contracts.turns import TurnOutcome
-from clawloop.ids import JudgementId, SampleId, TurnId, new_sample_id
+from clawloop.contracts.turns import TurnKind, TurnOutcome
+from clawloop.ids import JudgementId, SampleId, SessionId, TurnId, new_sample_id
 from db.arrays import ids_to_bytes
 from db.exact_json import storable
 from db.tables import SampleRow, SessionRow, TurnRow
 
-# In any other state a step has it, or had it: what is decided now comes too late for this sample.
+# In any other state a step has or had the sample, so that a later judgement cannot change it any more.
 _OPEN = (SampleState.FRESH, SampleState.SUPERSEDED)
 
-# A turn shows what became of its newest sample; an erased one shows only that.
+# A turn shows the state of its newest sample; an erased turn stays erased.
 _SET_OUTCOMES = text("""
     UPDATE turns t SET outcome = :outcome, outcome_detail = coalesce(:why, j.why)
     FROM samples s JOIN judgements j ON j.id = s.judgement_id
     WHERE s.id = ANY(:samples) AND t.id = s.turn_id AND t.outcome <> 'erased' AND NOT EXISTS (
         SELECT FROM samples later WHERE later.turn_id = t.id AND later.id > s.id AND later.state <> 'superseded')
 """)
-# As a claim locks them: both rows are ours then, and a turn that somebody judges or moves at this moment is passed
-# over. The next claim lets such a sample expire.
+# Locks sample and turn as a claim does; a turn that is being judged or re-parented is skipped, and its sample expires
+# at the next claim.
 _OF_OTHER_SIGNAL = text("""
     SELECT s.id FROM samples s JOIN turns t ON t.id = s.turn_id JOIN judgements j ON j.id = s.judgement_id
         JOIN recipes r ON r.hash = j.recipe_hash
@@ -38,11 +39,11 @@ _OF_OTHER_SIGNAL = text("""
         SELECT own.signal_hash FROM policies p JOIN recipes own ON own.hash = p.recipe_hash WHERE p.id = :policy)
     ORDER BY s.id LIMIT :limit FOR NO KEY UPDATE OF s, t SKIP LOCKED
 """)
-# A sample takes 0.1 ms, and one transaction must end within its limit; what is beyond expires at the next claims.
+# A sample takes 0.1 ms, and a transaction must end within its limit; samples beyond it expire at the next claims.
 _MOST_EXPIRED, _CHUNK = 10_000, 500
 RECIPE_CHANGED = "recipe changed"
 
-# Somebody may have rated the turn while a step had its sample: then the later judgement counts.
+# Feedback on the turn while a step had its sample made a later judgement, which counts instead.
 _FREE = text("""
     UPDATE samples s SET state = CASE WHEN o.overruled THEN 'superseded' ELSE 'fresh' END,
         reason = CASE WHEN o.overruled THEN 'a later judgement replaced this one' ELSE coalesce(o.why, '') END
@@ -52,6 +53,21 @@ _FREE = text("""
                 AND newer.decided_at IS NOT NULL) AS overruled
         FROM samples own JOIN judgements j ON j.id = own.judgement_id WHERE own.id = ANY(:samples)) o
     WHERE s.id = o.id RETURNING s.id, o.overruled
+""")
+# A sample may have been in abandoned steps before.
+_TRAINED_TURNS = text("""
+    WITH numbered AS (
+        SELECT id, outcome, outcome_detail, row_number() OVER (ORDER BY id) AS number
+        FROM turns WHERE session_id = :session AND kind = 'main'),
+    newest AS (
+        SELECT * FROM numbered WHERE outcome IN ('trained', 'rolled_back') ORDER BY id DESC LIMIT :limit)
+    SELECT n.id, n.number, n.outcome, n.outcome_detail, l.verdict, l.step
+    FROM newest n CROSS JOIN LATERAL (
+        SELECT j.verdict, m.step FROM samples s JOIN judgements j ON j.id = s.judgement_id
+            JOIN step_samples m ON m.sample_id = s.id JOIN steps p ON p.policy = m.policy AND p.n = m.step
+        WHERE s.turn_id = n.id AND s.state = 'trained' AND p.state = 'committed'
+        ORDER BY m.step DESC LIMIT 1) l
+    ORDER BY n.id
 """)
 
 
@@ -63,7 +79,7 @@ async def insert_sample(
     hinted_prompt_ids: Sequence[int] | None,
     reason: str,
 ) -> None:
-    """The judgement's sample; made once, and changed as long as no step has taken it."""
+    """Insert the judgement's sample, or update it if no step has taken it."""
     query = select(SessionRow.policy).join(TurnRow, TurnRow.session_id == SessionRow.id).where(TurnRow.id == turn_id)
     values = {
         "state": SampleState.FRESH,
@@ -86,9 +102,9 @@ async def insert_sample(
 
 
 async def others_taken(connection: AsyncConnection, judgement: JudgementId, turn_id: TurnId) -> bool:
-    """Whether a step has a sample of another judgement of the turn, has learned from it or has set it aside.
+    """Whether a sample of another judgement of the turn is claimed, trained or quarantined.
 
-    One that expired taught nothing, so that the turn may have another.
+    Expired samples do not count: nothing was learned from them, so the turn may have another.
     """
     used = [*_OPEN, SampleState.EXPIRED]
     others = [SampleRow.turn_id == turn_id, SampleRow.judgement_id != judgement, SampleRow.state.not_in(used)]
@@ -96,14 +112,14 @@ async def others_taken(connection: AsyncConnection, judgement: JudgementId, turn
 
 
 async def supersede_others(connection: AsyncConnection, judgement: JudgementId, turn_id: TurnId, reason: str) -> None:
-    """Take back the samples of the turn's other judgements that no step has taken."""
+    """Supersede the fresh samples of the turn's other judgements."""
     others = [SampleRow.turn_id == turn_id, SampleRow.judgement_id != judgement, SampleRow.state == SampleState.FRESH]
     values = {"state": SampleState.SUPERSEDED, "reason": f"judged again: {reason}"}
     await connection.execute(update(SampleRow).where(*others).values(values))
 
 
 async def withdraw_sample(connection: AsyncConnection, judgement: JudgementId, reason: str) -> None:
-    """Take back a sample no step has taken; nothing if there is none."""
+    """Supersede the judgement's sample if it is fresh."""
     fresh = update(SampleRow).where(SampleRow.judgement_id == judgement, SampleRow.state == SampleState.FRESH)
     await connection.execute(fresh.values(state=SampleState.SUPERSEDED, reason=reason))
 
@@ -117,11 +133,11 @@ async def is_taken(connection: AsyncConnection, judgement: JudgementId) -> bool:
 async def end_samples(
     connection: AsyncConnection, ends: Mapping[SampleId, str], state: SampleState, outcome: TurnOutcome
 ) -> None:
-    """Give samples a state and a reason, and tell their turns.
+    """Set the state and reason of samples and the outcome of their turns.
 
     Args:
-        ends: reason by sample.
-        outcome: what their turns become.
+        ends: the reason of each sample.
+        outcome: of their turns.
     """
     by_reason: defaultdict[str, list[SampleId]] = defaultdict(list)
     for sample, why in ends.items():
@@ -132,33 +148,50 @@ async def end_samples(
 
 
 async def expire_other_signals(connection: AsyncConnection, policy: str) -> None:
-    """Let waiting samples that were judged by another signal part than the policy's expire."""
+    """Expire fresh samples judged by another signal part than that of the policy's recipe."""
     for _ in range(_MOST_EXPIRED // _CHUNK):
-        asked = {"policy": policy, "limit": _CHUNK}
-        found = [SampleId(sample) for sample in await connection.scalars(_OF_OTHER_SIGNAL, asked)]
-        ends = dict.fromkeys(found, RECIPE_CHANGED)
+        parameters = {"policy": policy, "limit": _CHUNK}
+        samples = [SampleId(sample) for sample in await connection.scalars(_OF_OTHER_SIGNAL, parameters)]
+        ends = dict.fromkeys(samples, RECIPE_CHANGED)
         await end_samples(connection, ends, SampleState.EXPIRED, TurnOutcome.EXPIRED)
-        if len(found) < _CHUNK:
+        if len(samples) < _CHUNK:
             return
 
 
 async def set_turn_outcomes(
     connection: AsyncConnection, samples: Collection[SampleId], outcome: TurnOutcome, why: str | None
 ) -> None:
-    """Let these samples' turns show what became of them.
+    """Set the outcome of the turns whose newest sample is among these.
 
     Args:
-        why: None: what the judgement said.
+        why: None takes the judgement's reason.
     """
     await connection.execute(_SET_OUTCOMES, {"samples": list(samples), "outcome": outcome.value, "why": why})
 
 
 async def free_samples(connection: AsyncConnection, policy: str, samples: Collection[SampleId]) -> None:
-    """Let a later step take them, but for those whose turn has been judged anew since.
+    """Make samples fresh again; those whose turn was judged again since are superseded.
 
-    Where the policy was given another signal part meanwhile, they expire.
+    If the recipe's signal part has changed meanwhile, they expire.
     """
     rows = (await connection.execute(_FREE, {"samples": list(samples)})).all()
     freed = [SampleId(row.id) for row in rows if not row.overruled]
     await set_turn_outcomes(connection, freed, TurnOutcome.SAMPLED, None)
     await expire_other_signals(connection, policy)
+
+
+async def read_trained_turns(connection: AsyncConnection, session: SessionId, limit: int) -> list[TurnResult]:
+    """The newest `limit` trained main turns of a session, in their order, including rolled-back ones."""
+    return [
+        TurnResult(
+            turn_id=TurnId(row.id),
+            number=row.number,
+            kind=TurnKind.MAIN,
+            outcome=TurnOutcome(row.outcome),
+            verdict=row.verdict,
+            sample=True,
+            step=row.step,
+            why=(row.outcome == TurnOutcome.ROLLED_BACK and row.outcome_detail) or f"trained in step {row.step}",
+        )
+        for row in await connection.execute(_TRAINED_TURNS, {"session": session, "limit": limit})
+    ]

@@ -1,4 +1,4 @@
-"""How a policy's learning stands, in words. Works in the caller's transaction."""
+"""Reads the status of a policy's training, in the caller's transaction."""
 
 from __future__ import annotations
 
@@ -12,8 +12,8 @@ from clawloop.errors import RecipeRejected, RecordUnusable
 from clawloop.recipes.recipe import Recipe, parse_stored_recipe
 from db.training.lineage import next_step
 
-# Samples of another signal part are not ready: a step will not take them.
-_LOOK = text("""
+# Samples of another signal part are not ready: no step takes them.
+_STATUS = text("""
     SELECT p.id, p.pool, p.head, p.active, p.epoch, p.pinned, p.paused_reason, r.content,
         waits.ready, waits.oldest_seconds,
         (SELECT count(*) FROM turns t JOIN sessions c ON c.id = t.session_id
@@ -23,28 +23,26 @@ _LOOK = text("""
         LEFT JOIN steps st ON st.policy = p.id AND st.state = 'claimed'
         CROSS JOIN LATERAL (
             SELECT count(*) AS ready, extract(epoch FROM now() - min(s.created_at)) AS oldest_seconds
-            FROM samples s JOIN judgements j ON j.id = s.judgement_id JOIN recipes by ON by.hash = j.recipe_hash
-            WHERE s.policy = p.id AND s.state = 'fresh' AND by.signal_hash = r.signal_hash) waits
+            FROM samples s JOIN judgements j ON j.id = s.judgement_id JOIN recipes own ON own.hash = j.recipe_hash
+            WHERE s.policy = p.id AND s.state = 'fresh' AND own.signal_hash = r.signal_hash) waits
     WHERE p.id = :policy
 """)
 
 
-async def view_of(connection: AsyncConnection, policy: str) -> TrainingView:
+async def read_status(connection: AsyncConnection, policy: str) -> TrainingView:
     """
     Raises:
         RecordUnusable: there is no such policy.
     """
-    row = (await connection.execute(_LOOK, {"policy": policy})).one_or_none()
+    row = (await connection.execute(_STATUS, {"policy": policy})).one_or_none()
     if row is None:
         raise RecordUnusable(f"there is no policy {policy!r}")
     recipe, fault = _recipe(row.content)
     needed = 0 if recipe is None else recipe.train.batch_samples
     claimed = None if row.step is None else _claimed(row)
     if row.paused_reason is not None:
-        state, reason = (
-            TrainingState.PAUSED,
-            "; ".join([f"paused: {row.paused_reason}", *([claimed] if claimed else [])]),
-        )
+        state = TrainingState.PAUSED
+        reason = f"paused: {row.paused_reason}" + (f"; {claimed}" if claimed else "")
     elif claimed is not None:
         state, reason = TrainingState.TRAINING, claimed
     else:
@@ -86,9 +84,9 @@ def _recipe(content: Any) -> tuple[Recipe | None, str | None]:
     try:
         return parse_stored_recipe(content), None
     except RecipeRejected as error:
-        return None, unusable_words(error)
+        return None, unusable_recipe(error)
 
 
-def unusable_words(error: RecipeRejected) -> str:
-    """What is said of a stored recipe that was good when it was set, and is no recipe any more."""
+def unusable_recipe(error: RecipeRejected) -> str:
+    """The message for a stored recipe that was valid when it was set and is not any more."""
     return f"its recipe cannot be used any more: {error}; set another with `clawloop recipe set`"

@@ -1,6 +1,6 @@
-"""How a step ends: committed, abandoned or quarantined, with its samples and their turns, in one transaction.
+"""Ends a step: committed, abandoned, expired or quarantined, with its samples and their turns.
 
-Every function works in the caller's transaction, which must hold the policy.
+Every function works in the caller's transaction, which must hold the policy's lock.
 """
 
 from __future__ import annotations
@@ -17,15 +17,15 @@ from clawloop.contracts.training import SampleState, StepBatch, StepFigures, Ste
 from clawloop.contracts.turns import TurnOutcome
 from clawloop.errors import RecordUnusable
 from clawloop.ids import SampleId
-from db.events import insert_event
 from db.exact_json import exact_json, storable
 from db.tables import PolicyRow, StepRow, StepSampleRow, VersionRow
+from db.training.policies import insert_event
 from db.training.queue import refresh_work
 from db.training.samples import end_samples, free_samples
 
 
 async def lock_step(connection: AsyncConnection, policy: str, n: int) -> StepRow:
-    """The step's row; ours until the end of the transaction.
+    """The step's row, locked until the end of the transaction.
 
     Raises:
         RecordUnusable: there is no such step.
@@ -38,7 +38,7 @@ async def lock_step(connection: AsyncConnection, policy: str, n: int) -> StepRow
 
 
 async def samples_of(connection: AsyncConnection, step: StepRow) -> dict[SampleId, str | None]:
-    """Its samples in their order, each with the reason if it was left out."""
+    """The step's samples in their order, each with the reason if it was dropped."""
     query = select(StepSampleRow.sample_id, StepSampleRow.dropped).where(
         StepSampleRow.policy == step.policy, StepSampleRow.step == step.n
     )
@@ -55,32 +55,32 @@ async def mark_dropped(connection: AsyncConnection, step: StepRow, dropped: Mapp
 
 
 async def commit_step(connection: AsyncConnection, step: StepRow, trained: TrainedStep) -> None:
-    """Its version becomes the policy's head."""
+    """Make the trained version the policy's head."""
     version = trained.version
-    made = {
+    values = {
         "policy": step.policy,
         "n": step.n,
         "parent": step.parent,
         "path": version.path,
         "sha256": bytes.fromhex(version.sha256),
     }
-    await connection.execute(insert(VersionRow).values(made))
+    await connection.execute(insert(VersionRow).values(values))
     await mark_dropped(connection, step, trained.figures.dropped)
     samples = await samples_of(connection, step)
-    learned = {
+    trained_samples = {
         sample: trained_words(step.n, trained.figures.without_hint.get(sample))
         for sample, dropped in samples.items()
         if dropped is None
     }
     left_out = {sample: f"left out of step {step.n}: {why}" for sample, why in samples.items() if why is not None}
-    await end_samples(connection, learned, SampleState.TRAINED, TurnOutcome.TRAINED)
+    await end_samples(connection, trained_samples, SampleState.TRAINED, TurnOutcome.TRAINED)
     await end_samples(connection, left_out, SampleState.EXPIRED, TurnOutcome.EXPIRED)
     await _end(connection, step, StepState.COMMITTED, None, exact_json(metrics_of(trained.figures)))
     await connection.execute(update(PolicyRow).where(PolicyRow.id == step.policy).values(head=step.n))
 
 
 async def abandon_step(connection: AsyncConnection, step: StepRow, reason: str) -> None:
-    """Its samples are free again; they expire where the policy's signal part is another by now."""
+    """Make the step's samples fresh again; they expire if the recipe's signal part has changed."""
     await _end(connection, step, StepState.ABANDONED, reason)
     samples = await samples_of(connection, step)
     await free_samples(connection, step.policy, list(samples))
@@ -89,13 +89,13 @@ async def abandon_step(connection: AsyncConnection, step: StepRow, reason: str) 
 
 
 async def hand_back_step(connection: AsyncConnection, step: StepRow, reason: str) -> None:
-    """Its samples are free again, and the policy is paused."""
+    """Make the step's samples fresh again, and pause the policy."""
     await _pause(connection, step, f"step {step.n}: {reason}")
     await abandon_step(connection, step, reason)
 
 
 async def expire_step(connection: AsyncConnection, step: StepRow, reason: str) -> None:
-    """Its samples teach nothing: they are not taken again."""
+    """Expire the step's samples, as nothing can be learned from them."""
     why = f"step {step.n}: {reason}"
     await _end(connection, step, StepState.ABANDONED, reason)
     samples = await samples_of(connection, step)
@@ -105,7 +105,7 @@ async def expire_step(connection: AsyncConnection, step: StepRow, reason: str) -
 
 
 async def quarantine_step(connection: AsyncConnection, step: StepRow, reason: str) -> None:
-    """Its samples are set aside, and the policy is paused."""
+    """Quarantine the step's samples, and pause the policy."""
     why = f"step {step.n}: {reason}"
     await _end(connection, step, StepState.QUARANTINED, reason)
     samples = await samples_of(connection, step)
@@ -116,22 +116,23 @@ async def quarantine_step(connection: AsyncConnection, step: StepRow, reason: st
 
 
 def with_hints_lost(step: StepBatch, trained: TrainedStep) -> TrainedStep:
-    """Its figures, with the hints of trained samples that nobody could read before the trainer had them."""
+    """The trained step, its figures including hints that were unusable before the trainer got the batch."""
     lost = {**step.without_hint, **trained.figures.without_hint}
     of_trained = {sample: why for sample, why in lost.items() if sample not in trained.figures.dropped}
     return replace(trained, figures=replace(trained.figures, without_hint=of_trained))
 
 
 def trained_words(n: int, without_hint: str | None) -> str:
-    """What the turn of a trained sample says of it.
+    """The outcome detail of a trained sample's turn.
 
     Args:
-        without_hint: why only its verdict was trained; None if nothing of it was left out.
+        without_hint: why only its verdict was trained; None if the whole sample was.
     """
     return f"trained in step {n}" if without_hint is None else f"trained in step {n} without its hint: {without_hint}"
 
 
 def metrics_of(figures: StepFigures) -> dict[str, JsonValue]:
+    """The figures as stored with the step, with numbers of dropped samples in place of the samples."""
     return {
         "loss": figures.loss,
         "parts": dict(figures.parts),

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import asyncio
+import inspect
 from datetime import timedelta
 
 import psycopg
@@ -91,7 +92,7 @@ async def test_chat_does_not_wait_for_a_claim(postgres_learning: PostgresLearnin
     begins = turn_record("another session", api_key_id=postgres_learning.key)
 
     async def claim(connection: AsyncConnection) -> Claim:
-        claimed = await postgres_learning.steps._claim(POLICY, 1, connection)
+        claimed: Claim = await inspect.unwrap(PostgresStepStore.claim)(postgres_learning.steps, connection, POLICY, 1)
         # The claim holds all it will ever hold; a turn refers to the policy, and to the claimed turn it continues.
         for record in (begins, goes_on):
             await asyncio.wait_for(postgres_learning.turns.insert(record), 30)
@@ -171,6 +172,25 @@ async def test_a_prompt_that_lost_its_parents_tokens_is_noticed(postgres_learnin
     assert claim.state is None
     (row,) = await postgres_learning.rows("SELECT reason FROM samples WHERE state = 'expired'")
     assert "its prompt is 9 tokens of its parent's and 3 more, but 8 are there" in row["reason"]
+
+
+async def test_a_prompt_whose_grandparent_lost_tokens_is_left_out_of_the_batch(
+    postgres_learning: PostgresLearning,
+) -> None:
+    samples = await postgres_learning.add_samples(4)
+    rows = await postgres_learning.rows("SELECT turn_id FROM samples ORDER BY id")
+    first, second, third, *_ = [row["turn_id"] for row in rows]
+    for child, parent, shared in ((second, first, 9), (third, second, 14)):  # the first has 5 tokens of its own
+        await postgres_learning.execute(
+            "UPDATE turns SET prompt_shared = %s, parent_turn_id = %s WHERE id = %s", shared, parent, child
+        )
+    await postgres_learning.execute("UPDATE samples SET state = 'expired' WHERE turn_id = %s", second)
+    await postgres_learning.set_recipe(recipe(batch_samples=3))
+    store = PostgresStepStore(postgres_learning.database)
+    assert (await store.claim(POLICY, 1)).samples == 3
+    assert samples[2] not in [sample.sample_id for sample in (await store.batch(POLICY, 1)).samples]
+    (row,) = await postgres_learning.rows("SELECT dropped FROM step_samples WHERE dropped IS NOT NULL")
+    assert "its prompt is 14 tokens of its parent's and 3 more, but 13 are there" in row["dropped"]
 
 
 def end(reward: float) -> FinalizedJudgement:
@@ -294,7 +314,7 @@ async def test_a_sample_that_is_busy_is_passed_over_and_not_forgotten(
     await postgres_learning.add_samples(4)
     with psycopg.connect(postgres_url) as other:
         other.execute("SELECT * FROM turns ORDER BY id LIMIT 1 FOR UPDATE")
-        assert await postgres_learning.steps.claim(POLICY, 1) == Claim(1, None, 0, "3 of 4 samples")
+        assert await postgres_learning.steps.claim(POLICY, 1) == Claim(POLICY, 1, None, 0, "3 of 4 samples")
     assert await postgres_learning.work_waiting()
     assert (await postgres_learning.steps.claim(POLICY, 1)).samples == 4
 

@@ -8,7 +8,7 @@ import pytest
 
 from clawloop.contracts.training import SampleState, StepState, TrainingState
 from clawloop.contracts.turns import TurnOutcome
-from clawloop.errors import RequestRejected
+from clawloop.errors import NotFound, StateConflict
 from clawloop.recipes.recipe import Recipe
 from tests.contract.learning import POLICY, RECIPE, Learning, publish, recipe, step
 
@@ -26,23 +26,23 @@ async def test_a_policy_nobody_knows_is_not_found(learning: Learning) -> None:
         operators.recipe("oth\0er"),
         operators.set_recipe("other", RECIPE),
     ):
-        with pytest.raises(RequestRejected, match="no policy") as raised:
+        with pytest.raises(NotFound, match="no policy") as raised:
             await asked
-        assert (raised.value.status, raised.value.field) == (404, "policy")
+        assert (raised.value.code, raised.value.field) == ("policy_not_found", "policy")
 
 
 async def test_a_version_that_is_not_there_is_refused(learning: Learning) -> None:
     await step(learning, 1)
     await step(learning, 2)
     for asked in (learning.operators.roll_back(POLICY, 5), learning.operators.pin(POLICY, 5)):
-        with pytest.raises(RequestRejected, match="no version 5") as raised:
+        with pytest.raises(NotFound, match="no version 5") as raised:
             await asked
-        assert (raised.value.status, raised.value.field) == (404, "version")
+        assert (raised.value.code, raised.value.field) == ("version_not_found", "version")
     await learning.lose_files(1)
     for asked in (learning.operators.roll_back(POLICY, 1), learning.operators.pin(POLICY, 1)):
-        with pytest.raises(RequestRejected, match="were removed") as raised:
+        with pytest.raises(StateConflict, match="were removed") as conflict:
             await asked
-        assert raised.value.status == 409
+        assert conflict.value.code == "version_removed"
 
 
 async def test_a_recipe_that_is_set_ends_waiting_samples_of_another_signal_at_once_and_for_good(
@@ -144,9 +144,9 @@ async def test_a_pinned_version_stands_in_the_way_of_another(learning: Learning)
     for n in (1, 2):
         await step(learning, n)
     await learning.operators.pin(POLICY, 2)
-    with pytest.raises(RequestRejected, match="unpin first") as raised:
+    with pytest.raises(StateConflict, match="unpin first") as conflict:
         await learning.operators.roll_back(POLICY, 1)
-    assert raised.value.status == 409
+    assert conflict.value.code == "version_pinned"
     await learning.operators.unpin(POLICY)
     assert (await learning.operators.roll_back(POLICY, 1)).head == 1
 

@@ -7,7 +7,7 @@ from datetime import timedelta
 import pytest
 
 from clawloop.contracts.training import AdapterDirectory, StepState
-from clawloop.errors import RecordUnusable, RequestRejected
+from clawloop.errors import RecordUnusable, StateConflict
 from tests.contract.learning import HOURS, POLICY, Learning, publish, step, trained
 
 MINUTE = timedelta(minutes=1)
@@ -202,7 +202,7 @@ async def test_what_became_wanted_since_it_was_found_removable_keeps_its_files(l
     assert not await learning.publishing.mark_removed(POLICY, 2, 1 * HOURS)
     assert not await learning.publishing.mark_removed(POLICY, 1, 1 * HOURS)  # of the newest on the path now
     assert await learning.publishing.mark_removed(POLICY, 3, 1 * HOURS)
-    with pytest.raises(RequestRejected, match="were removed"):
+    with pytest.raises(StateConflict, match="were removed"):
         await learning.operators.pin(POLICY, 3)
 
 

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import pytest
 
-from clawloop.errors import RecipeRejected, RequestRejected
+from clawloop.errors import RecipeRejected, StateConflict
 from db.training.recipes import read_recipe_of, set_recipe
 from tests.contract.learning import POLICY, PostgresLearning, recipe, step
 
@@ -50,9 +50,9 @@ async def test_another_recipe_can_be_set_after_a_step_by_one_that_is_none_any_mo
     await step(postgres_learning, 1)
     older = "UPDATE recipes SET content = jsonb_set(content::jsonb, '{train,train_thinking}', 'false')::json"
     await postgres_learning.execute(older)
-    with pytest.raises(RequestRejected, match=r"train\.train_thinking.*clawloop recipe set") as refused:
+    with pytest.raises(StateConflict, match=r"train\.train_thinking.*clawloop recipe set") as refused:
         await postgres_learning.operators.recipe(POLICY)
-    assert (refused.value.status, refused.value.code) == (409, "recipe_unusable")
+    assert refused.value.code == "recipe_unusable"
     with pytest.raises(RecipeRejected, match="has rank 16 and alpha 32: keep those"):
         await set_recipe(postgres_learning.database, POLICY, recipe(lora={"rank": 8}))
     await set_recipe(postgres_learning.database, POLICY, recipe(drift=0.5))

@@ -23,7 +23,7 @@ async def test_a_policy_begins_by_waiting_for_samples(learning: Learning) -> Non
         None,
     )
     assert (view.head, view.version, view.epoch, view.unpublished, view.oldest_seconds) == (0, 0, 0, False, None)
-    assert await learning.steps.claim(POLICY, 1) == Claim(1, None, 0, "0 of 4 samples")
+    assert await learning.steps.claim(POLICY, 1) == Claim(POLICY, 1, None, 0, "0 of 4 samples")
 
 
 async def test_a_policy_nobody_knows_is_said_to_be_none(learning: Learning) -> None:
@@ -39,7 +39,7 @@ async def test_the_oldest_samples_are_claimed_once_in_their_order(learning: Lear
     samples = await learning.add_samples(6)
     assert await learning.work_waiting()
     first = await learning.steps.claim(POLICY, 1)
-    assert first == Claim(1, StepState.CLAIMED, 4, "4 of 4 samples")
+    assert first == Claim(POLICY, 1, StepState.CLAIMED, 4, "4 of 4 samples")
     again = await learning.steps.claim(POLICY, 1)
     assert (again.state, again.samples) == (StepState.CLAIMED, 4)
     batch = await learning.steps.batch(POLICY, 1)
@@ -70,9 +70,9 @@ async def test_a_sample_brings_all_that_its_turn_recorded(learning: Learning) ->
 
 async def test_only_the_next_step_is_claimed_and_one_at_a_time(learning: Learning) -> None:
     await learning.add_samples(8)
-    assert await learning.steps.claim(POLICY, 2) == Claim(2, None, 0, "the next step is 1")
+    assert await learning.steps.claim(POLICY, 2) == Claim(POLICY, 2, None, 0, "the next step is 1")
     await learning.steps.claim(POLICY, 1)
-    assert await learning.steps.claim(POLICY, 2) == Claim(2, None, 0, "step 1 is claimed")
+    assert await learning.steps.claim(POLICY, 2) == Claim(POLICY, 2, None, 0, "step 1 is claimed")
     assert await learning.work_waiting()  # a batch is left behind
 
 
@@ -80,7 +80,7 @@ async def test_a_smaller_batch_is_taken_once_its_oldest_sample_has_waited(learni
     await learning.add_samples(2)
     assert (await learning.steps.claim(POLICY, 1)).state is None
     await learning.age(23 * HOURS)
-    assert await learning.steps.claim(POLICY, 1) == Claim(1, None, 0, "2 of 4 samples")
+    assert await learning.steps.claim(POLICY, 1) == Claim(POLICY, 1, None, 0, "2 of 4 samples")
     await learning.age(2 * HOURS)
     claim = await learning.steps.claim(POLICY, 1)
     assert (claim.state, claim.samples) == (StepState.CLAIMED, 2)
@@ -204,7 +204,7 @@ async def test_a_bad_step_is_set_aside_and_training_pauses(learning: Learning) -
     assert (view.state, view.reason, view.ready) == (TrainingState.PAUSED, "paused: step 1: KL 12.0, bound 10", 4)
     assert not await learning.work_waiting()
     claim = await learning.steps.claim(POLICY, 2)
-    assert claim == Claim(2, None, 0, "paused: step 1: KL 12.0, bound 10")
+    assert claim == Claim(POLICY, 2, None, 0, "paused: step 1: KL 12.0, bound 10")
     assert (await learning.steps.claim(POLICY, 1)).state is StepState.QUARANTINED
 
 
@@ -359,7 +359,7 @@ async def test_no_batch_is_claimed_while_paused_and_a_running_step_finishes(lear
     assert not await learning.work_waiting()
     batch = await learning.steps.batch(POLICY, 1)
     assert await learning.steps.commit(batch, trained(batch)) is StepState.COMMITTED
-    assert await learning.steps.claim(POLICY, 2) == Claim(2, None, 0, "paused: lunch")
+    assert await learning.steps.claim(POLICY, 2) == Claim(POLICY, 2, None, 0, "paused: lunch")
     await learning.operators.resume(POLICY)
     assert await learning.work_waiting()
     assert (await learning.steps.claim(POLICY, 2)).samples == 4

@@ -29,17 +29,17 @@ class FakeStepStore:
         held = self.ledger.held(policy)
         known = self.ledger.steps.get((policy, n))
         if known is not None:
-            return Claim(n, known.state, len(known.samples), known.reason or f"{len(known.samples)} samples")
+            return Claim(policy, n, known.state, len(known.samples), known.reason or f"{len(known.samples)} samples")
         if (other := self.ledger.claimed(policy)) is not None:
-            return Claim(n, None, 0, f"step {other} is claimed")
+            return Claim(policy, n, None, 0, f"step {other} is claimed")
         if n != (expected := self.ledger.next_step(policy)):
-            return Claim(n, None, 0, f"the next step is {expected}")
+            return Claim(policy, n, None, 0, f"the next step is {expected}")
         recipe = held.recipe
         fault = "the policy has no recipe" if recipe is None else None
         fault = fault if held.paused is None else f"paused: {held.paused}"
         if recipe is None or fault is not None:
             held.work_waiting = False
-            return Claim(n, None, 0, fault or "")
+            return Claim(policy, n, None, 0, fault or "")
         return self._claim_new(held, recipe, n)
 
     def _claim_new(self, held: FakePolicy, recipe: Recipe, n: int) -> Claim:
@@ -58,14 +58,14 @@ class FakeStepStore:
         words = f"{len(usable)} of {wanted} samples"
         if not usable or (len(usable) < wanted and not waited):
             held.work_waiting = False
-            return Claim(n, None, 0, words)
+            return Claim(held.id, n, None, 0, words)
         for sample in usable:
             self.ledger.samples[sample].state = SampleState.CLAIMED
         self.ledger.steps[held.id, n] = FakeStep(held.head, held.epoch, recipe, usable)
         self.ledger.refresh_work(held.id)
         if len(usable) < wanted:
             words += f"; the oldest waited {recipe.train.max_wait_hours:g} h"
-        return Claim(n, StepState.CLAIMED, len(usable), words)
+        return Claim(held.id, n, StepState.CLAIMED, len(usable), words)
 
     def _fault(self, held: FakePolicy, recipe: Recipe, sample: FakeSample) -> str | None:
         train = recipe.train

@@ -6,7 +6,7 @@ from pydantic import JsonValue
 
 from clawloop.contracts.training import SampleState, TrainingView, VersionView
 from clawloop.contracts.turns import TurnOutcome
-from clawloop.errors import RecordUnusable, RequestRejected
+from clawloop.errors import NotFound, RecordUnusable, StateConflict
 from clawloop.ids import SampleId
 from clawloop.recipes.recipe import Recipe
 from db.training.step_transitions import metrics_of, trained_words
@@ -50,7 +50,7 @@ class FakeTrainingStore:
             problem = (
                 f"Version {held.pinned} of policy {policy!r} is pinned, so {version} could not answer: unpin first."
             )
-            raise RequestRejected(problem, status=409, code="version_pinned", field="version")
+            raise StateConflict("version_pinned", problem, field="version")
         before, after = set(self.ledger.path(policy, held.head)), set(self.ledger.path(policy, version))
         held.head, held.epoch = version, held.epoch + 1
         if (claimed := self.ledger.claimed(policy)) is not None:
@@ -86,8 +86,7 @@ class FakeTrainingStore:
 
     async def recipe(self, policy: str) -> Recipe:
         if (recipe := self._held(policy).recipe) is None:
-            problem = f"policy {policy!r} has no recipe."
-            raise RequestRejected(problem, status=404, code="recipe_not_found", field="policy")
+            raise NotFound("recipe", f"policy {policy!r} has no recipe.", field="policy")
         return recipe
 
     async def set_recipe(self, policy: str, recipe: Recipe) -> TrainingView:
@@ -100,17 +99,15 @@ class FakeTrainingStore:
         try:
             return self.ledger.held(policy)
         except RecordUnusable as error:
-            problem = f"There is no policy {policy!r}."
-            raise RequestRejected(problem, status=404, code="policy_not_found", field="policy") from error
+            raise NotFound("policy", f"There is no policy {policy!r}.", field="policy") from error
 
     def _with_files(self, policy: str, version: int) -> None:
         found = self.ledger.versions.get((policy, version))
         if found is None:
-            problem = f"Policy {policy!r} has no version {version}."
-            raise RequestRejected(problem, status=404, code="version_not_found", field="version")
+            raise NotFound("version", f"Policy {policy!r} has no version {version}.", field="version")
         if found.removed:
             problem = f"The files of version {version} of policy {policy!r} were removed."
-            raise RequestRejected(problem, status=409, code="version_removed", field="version")
+            raise StateConflict("version_removed", problem, field="version")
 
     def _trained_in(self, policy: str, n: int) -> list[SampleId]:
         step = self.ledger.steps.get((policy, n))

@@ -7,8 +7,8 @@ from datetime import UTC, datetime
 
 import pytest
 
-from activities.training.messages import Claimed, StepDone
-from clawloop.contracts.training import StepState, TrainingState, TrainingView
+from activities.training.messages import StepDone
+from clawloop.contracts.training import Claim, StepState, TrainingState, TrainingView
 from workflows.descriptions import training_headline, training_table
 
 SINCE = datetime(2026, 1, 2, 3, 4, tzinfo=UTC)
@@ -29,7 +29,7 @@ LOOK = TrainingView(
     pinned=None,
     unpublished=False,
 )
-BATCH = Claimed(policy="default", n=7, state=StepState.CLAIMED, samples=16)
+BATCH = Claim(policy="default", n=7, state=StepState.CLAIMED, samples=16)
 
 
 @pytest.mark.parametrize(
@@ -64,7 +64,7 @@ BATCH = Claimed(policy="default", n=7, state=StepState.CLAIMED, samples=16)
     ],
 )
 def test_one_line_says_what_it_does_and_one_who_answers(
-    look: TrainingView | None, computing: Claimed | None, publishing: bool, told: str
+    look: TrainingView | None, computing: Claim | None, publishing: bool, told: str
 ) -> None:
     assert training_headline(look, computing, SINCE, publishing, []) == told
     assert (

@@ -1,0 +1,42 @@
+"""Locks a policy's row and records events of it, in the caller's transaction.
+
+Whoever changes samples or steps takes this lock first, so that two transactions never wait for each other.
+"""
+
+from __future__ import annotations
+
+from pydantic import JsonValue
+from sqlalchemy import insert, select
+from sqlalchemy.ext.asyncio import AsyncConnection
+
+from clawloop.errors import RecordUnusable
+from clawloop.ids import TurnId, new_event_id
+from db.exact_json import exact_json
+from db.tables import EventRow, PolicyRow, SessionRow, TurnRow
+
+
+async def lock_policy(connection: AsyncConnection, policy: str) -> PolicyRow:
+    """The policy's row, locked until the end of the transaction. Chat does not wait for this lock.
+
+    Raises:
+        RecordUnusable: there is no such policy.
+    """
+    # NO KEY UPDATE: a new session refers to its policy, and must not wait for a step's claim.
+    query = select(PolicyRow.__table__).where(PolicyRow.id == policy).with_for_update(key_share=True)
+    row = (await connection.execute(query)).mappings().one_or_none()
+    if row is None:
+        raise RecordUnusable(f"there is no policy {policy!r}")
+    return PolicyRow(**row)
+
+
+async def lock_policy_of(connection: AsyncConnection, turn_id: TurnId) -> str:
+    """Lock the policy of a turn; returns its id."""
+    query = select(SessionRow.policy).join(TurnRow, TurnRow.session_id == SessionRow.id).where(TurnRow.id == turn_id)
+    policy: str = (await connection.execute(query)).scalar_one()
+    await lock_policy(connection, policy)
+    return policy
+
+
+async def insert_event(connection: AsyncConnection, policy: str, kind: str, **detail: JsonValue) -> None:
+    row = {"id": new_event_id(), "policy": policy, "kind": kind, "detail": exact_json(detail)}
+    await connection.execute(insert(EventRow).values(row))
