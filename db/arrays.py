@@ -1,10 +1,10 @@
-"""Token ids and log-probs as bytes, and back, exactly.
+"""Encodes token ids and log-probs as bytes, without loss.
 
-Knows nothing about what they mean. bytea rather than int4[] and float4[]: the same size on disk, and 32,000 of
-each go in within 9 ms instead of 29 and come out within 1 instead of 3 (measured). Little-endian, without header.
+bytea rather than int4[] and float4[]: the same size on disk, and 32,000 of each are written in 9 ms instead of 29 and
+read in 1 instead of 3 (measured). Little-endian, without header.
 
-Token ids take 4 bytes. A log-prob takes 4 when all of a turn are float32 values, which is what vLLM computes (it
-prints them as doubles); should an engine send anything finer, all of that turn take 8 and nothing is rounded.
+A token id takes 4 bytes. A log-prob takes 4 if all log-probs of the turn are float32 values, which is what vLLM
+computes (it prints them as doubles), and 8 otherwise: nothing is rounded.
 """
 
 from __future__ import annotations
@@ -22,7 +22,8 @@ _FLOAT64_BYTES = 8
 
 
 def ids_to_bytes(ids: Sequence[int]) -> bytes:
-    """
+    """The ids as 32-bit integers.
+
     Raises:
         RecordUnusable: an id does not fit in 32 bits.
     """
@@ -43,12 +44,10 @@ def logprobs_to_bytes(logprobs: Sequence[float]) -> bytes:
 
 
 def bytes_to_logprobs(stored: bytes, count: int) -> list[float]:
-    """
-    Args:
-        count: how many there must be.
+    """The log-probs of `count` tokens.
 
     Raises:
-        RecordUnusable: there are not that many.
+        RecordUnusable: the length fits another number of tokens.
     """
     if len(stored) == count * _FLOAT32_BYTES:
         return _floats("f", stored)
@@ -58,9 +57,9 @@ def bytes_to_logprobs(stored: bytes, count: int) -> list[float]:
 
 
 def shared_ids(left: bytes, right: bytes) -> int:
-    """How many ids two stored sequences have in common from their beginning on."""
+    """Length of the common prefix of two encoded id sequences."""
     low, high = 0, min(len(left), len(right)) // ID_BYTES
-    while low < high:  # comparing bytes is so fast that halving beats any loop over ids
+    while low < high:  # bisection over byte comparisons is faster than any loop over ids
         middle = (low + high + 1) // 2
         same = left[low * ID_BYTES : middle * ID_BYTES] == right[low * ID_BYTES : middle * ID_BYTES]
         low, high = (middle, high) if same else (low, middle - 1)

@@ -1,7 +1,7 @@
-"""Connections to PostgreSQL, with a limit on how long anyone waits for them.
+"""Connects to PostgreSQL; every call is one transaction with a time limit.
 
-Knows nothing about tables. Every call is one transaction; its errors become ours: what may pass is
-`StoreUnavailable`, what is the record's own fault is `RecordUnusable`, anything else is a bug and stays itself.
+Database errors become `StoreUnavailable` if a retry can help and `RecordUnusable` if the values can never be stored;
+any other error is a bug and propagates unchanged.
 """
 
 from __future__ import annotations
@@ -24,22 +24,22 @@ Result = TypeVar("Result")
 Arguments = ParamSpec("Arguments")
 
 CHAT_LIMIT = timedelta(milliseconds=500)
-"""A client waits for this one; past it the turn goes to the spool."""
+"""For requests that a client waits for; past it the turn goes to the spool."""
 
 BACKGROUND_LIMIT = timedelta(seconds=30)
-"""Nobody waits for this one: spool, command line, sweeps."""
+"""For work no client waits for: spool, command line, sweeps."""
 
 _POOL_SIZE = 8  # a turn holds a connection for about 10 ms
 _POOL_OVERFLOW = 8  # six gateways fit in the 100 connections PostgreSQL allows by default
-_CLOSE_SECONDS = 1.0  # a gateway has 4 s to stop, and a silent server will not answer in any of them
+_CLOSE_SECONDS = 1.0  # a gateway has 4 s to stop, and an unresponsive server uses up all of them
 
-# Subclasses of OperationalError all, but waiting does not make a value smaller.
+# Subclasses of OperationalError, but a retry does not make a value smaller.
 _TOO_BIG = psycopg.errors.ProgramLimitExceeded | psycopg.errors.StatementTooComplex
-# While versions are rolled out turns must wait, not fail.
+# During a rollout of a new version turns must wait, not fail.
 _OTHER_SCHEMA = psycopg.errors.UndefinedTable | psycopg.errors.UndefinedColumn
-# The server's state or its administrator's work, not ours: damage, a standby that takes no writes, a session ended
-# for idling, rights or a schema not (yet) given, a plan kept from before a migration (FeatureNotSupported).
-_MAY_PASS = (
+# Caused by the server's state or its administration: damage, a read-only standby, a session ended for idling, missing
+# rights or schema, a cached plan from before a migration (FeatureNotSupported).
+_TRANSIENT = (
     psycopg.OperationalError
     | psycopg.InterfaceError
     | psycopg.InternalError
@@ -53,9 +53,9 @@ class Database:
     """A pool of connections that gives each transaction the same time limit.
 
     Args:
-        url: `postgresql://user:password@host:port/name`, as psql takes it.
-        limit: the longest a caller waits for a whole transaction, connecting included. The server is told to
-            give up on a statement a little earlier, so that it does not work for nobody.
+        url: `postgresql://user:password@host:port/name`, as for psql.
+        limit: longest wait for a whole transaction, connecting included. The server's statement timeout is a little
+            shorter, so that the server does not continue work whose caller has given up.
     """
 
     def __init__(self, url: str, limit: timedelta = CHAT_LIMIT) -> None:
@@ -67,24 +67,24 @@ class Database:
             pool_size=_POOL_SIZE,
             max_overflow=_POOL_OVERFLOW,
             pool_timeout=self._limit_seconds,
-            hide_parameters=True,  # they are conversations, and errors are logged
+            hide_parameters=True,  # parameters are conversations, and errors are logged
             pool_pre_ping=True,  # after a restart of PostgreSQL the first turn must not fail on a dead connection
             connect_args={
                 "application_name": "clawloop",
                 "options": f"{address.query.get('options', '')} -c timezone=UTC"
                 f" -c statement_timeout={statement_milliseconds}"
-                # A gateway that hangs or was cut off must not keep a session's row from the others.
+                # A gateway that hangs or lost its network must not keep the lock on a session's row.
                 f" -c idle_in_transaction_session_timeout={statement_milliseconds * 4}",
             },
         )
         self._abandoned: set[asyncio.Task[Any]] = set()
 
     async def run(self, work: Callable[[AsyncConnection], Awaitable[Result]]) -> Result:
-        """What `work` returns, after its transaction was committed.
+        """The result of `work`, after its transaction was committed.
 
         Raises:
-            StoreUnavailable: no answer in time, or none at all. It may still have been committed.
-            RecordUnusable: PostgreSQL will never take these values.
+            StoreUnavailable: no answer in time, or none at all. The transaction may still have been committed.
+            RecordUnusable: PostgreSQL can never store these values.
         """
         return await self._within_limit(self._transaction(work))
 
@@ -93,15 +93,15 @@ class Database:
             async with self._engine.begin() as connection:
                 return await work(connection)
         except DBAPIError as error:
-            if (ours := _as_our_error(error)) is None:
+            if (translated := _translate(error)) is None:
                 raise
-            raise ours from None  # the cause quotes rows
+            raise translated from None  # the cause quotes rows
         except (PoolTimeoutError, OSError) as error:
             raise StoreUnavailable(_one_line(error)) from error
 
     async def _within_limit(self, work: Coroutine[Any, Any, Result]) -> Result:
-        # Not asyncio.timeout: cancelling makes psycopg ask a silent server to cancel too, for up to 10 s more.
-        # The caller is let go at once; the cancelled task ends on its own.
+        # Not asyncio.timeout: on cancellation psycopg asks the server to cancel too, which takes up to 10 s if the
+        # server does not respond. So the caller returns at once and the cancelled task ends in the background.
         task = asyncio.create_task(work)
         try:
             done, _ = await asyncio.wait({task}, timeout=self._limit_seconds)
@@ -115,16 +115,16 @@ class Database:
 
     def _abandon(self, task: asyncio.Task[Any]) -> None:
         self._abandoned.add(task)
-        task.add_done_callback(self._forget)
+        task.add_done_callback(self._discard)
         task.cancel()
 
-    def _forget(self, task: asyncio.Task[Any]) -> None:
+    def _discard(self, task: asyncio.Task[Any]) -> None:
         self._abandoned.discard(task)
         if not task.cancelled():
-            task.exception()  # read, so that asyncio does not report what nobody waits for
+            task.exception()  # retrieved, so that asyncio does not log it as never retrieved
 
     async def close(self) -> None:
-        """Close all connections; what was given up on gets a moment to end first."""
+        """Close all connections, after giving abandoned transactions a moment to end."""
         if self._abandoned:
             await asyncio.wait(self._abandoned, timeout=_CLOSE_SECONDS)
         await self._engine.dispose()
@@ -140,7 +140,7 @@ Store = TypeVar("Store", bound=_UsesDatabase)
 def transaction(
     method: Callable[Concatenate[Store, AsyncConnection, Arguments], Awaitable[Result]],
 ) -> Callable[Concatenate[Store, Arguments], Coroutine[Any, Any, Result]]:
-    """Makes a store's method one transaction of `self._database`; the method gets the connection as first argument.
+    """Makes a store's method one transaction of `self._database`, whose connection is the method's first argument.
 
     Raises:
         StoreUnavailable, RecordUnusable: as `Database.run`.
@@ -157,45 +157,45 @@ def transaction(
 
 
 def driver_url(url: str) -> str:
-    """The same address with the driver we use.
+    """The address with the driver psycopg.
 
     Raises:
-        SetupError: this is no PostgreSQL address.
+        SetupError: the URL is not a PostgreSQL address.
     """
-    no_address = SetupError(
-        "DATABASE_URL is no address: postgresql://user:password@host:port/name"
+    invalid = SetupError(
+        "DATABASE_URL is not a valid address: postgresql://user:password@host:port/name"
         " (in user and password write %40 for @, %2F for / and %3A for :)"
     )
     try:
         parsed = make_url(url)
-    except (ArgumentError, ValueError):  # ValueError: the port is no number
-        raise no_address from None
-    if "@" in (parsed.host or ""):  # the rest of a password; whoever looks the host up would print it
-        raise no_address
+    except (ArgumentError, ValueError):  # ValueError: the port is not a number
+        raise invalid from None
+    if "@" in (parsed.host or ""):  # the rest of a password, which a failed lookup of the host would print
+        raise invalid
     if parsed.get_backend_name() not in {"postgresql", "postgres"}:
         raise SetupError("DATABASE_URL must begin with postgresql://")
     return parsed.set(drivername="postgresql+psycopg").render_as_string(hide_password=False)
 
 
 def postgres_message(error: DBAPIError | psycopg.Error) -> str:
-    """What PostgreSQL or the driver says is wrong, on one line.
+    """The message of PostgreSQL or the driver, on one line.
 
-    Never DETAIL, HINT or CONTEXT, which quote rows: a row of ours is somebody's conversation.
+    Never DETAIL, HINT or CONTEXT, which quote rows, i.e. conversations.
     """
     cause = error.orig if isinstance(error, DBAPIError) else error
     if isinstance(cause, psycopg.Error) and cause.diag.message_primary:
         return " ".join(cause.diag.message_primary.split())
-    return _one_line(cause or error)  # of the driver itself, or of a connection that was never made
+    return _one_line(cause or error)  # an error of the driver, or of connecting
 
 
-def _as_our_error(error: DBAPIError) -> ClawloopError | None:
-    """Ours for an error of the database; None for a bug, which must stay visible."""
+def _translate(error: DBAPIError) -> ClawloopError | None:
+    """The Clawloop error for a database error; None for a bug."""
     cause = error.orig
     if isinstance(cause, _TOO_BIG | psycopg.DataError | psycopg.IntegrityError):
         return RecordUnusable(postgres_message(error))
     if isinstance(cause, _OTHER_SCHEMA):
         return StoreUnavailable(f"the database has another schema (clawloop migrate): {postgres_message(error)}")
-    if isinstance(cause, _MAY_PASS):
+    if isinstance(cause, _TRANSIENT):
         return StoreUnavailable(postgres_message(error))
     return None
 

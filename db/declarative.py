@@ -1,4 +1,4 @@
-"""What every table is declared with: names of constraints, column types of Python types."""
+"""Base class of all tables: names of constraints, column types of Python types."""
 
 from __future__ import annotations
 
@@ -11,7 +11,7 @@ from sqlalchemy.orm import DeclarativeBase
 
 
 def one_of(column: str, values: type[StrEnum]) -> CheckConstraint:
-    """The column holds one of these words."""
+    """A constraint that the column holds a value of the enum."""
     listed = ", ".join(f"'{value}'" for value in values)
     return CheckConstraint(f"{column} IN ({listed})", name=column)
 

@@ -1,7 +1,7 @@
-"""JSON that comes back as it went in: key order, number types, NUL characters, lone surrogates.
+"""Stores JSON exactly: key order, number types, NUL characters and lone surrogates are preserved.
 
-Knows nothing about what it holds. Columns are `json`, never `jsonb`, which drops key order, refuses NUL and
-rewrites numbers. Two values are the same exactly when their texts are (in Python `1 == 1.0 == True`).
+Columns are `json`, never `jsonb`, which drops key order, refuses NUL and rewrites numbers. Compare values by their
+texts, as in Python `1 == 1.0 == True`.
 """
 
 from __future__ import annotations
@@ -19,25 +19,26 @@ _ESCAPED = json.JSONEncoder(ensure_ascii=True, allow_nan=False, separators=(",",
 
 
 def exact_json(value: JsonValue) -> str:
-    """
+    """The value as compact JSON text.
+
     Raises:
-        RecordUnusable: it holds NaN or infinity, which JSON has no words for, or is nested too deeply.
+        RecordUnusable: the value holds NaN or infinity, which JSON cannot represent, or is nested too deeply.
     """
     try:
         text = _PLAIN.encode(value)
     except ValueError as error:
-        raise RecordUnusable(f"a number in it cannot be written as JSON: {error}") from error
+        raise RecordUnusable(f"a number cannot be written as JSON: {error}") from error
     except RecursionError as error:
-        raise RecordUnusable("it is nested too deeply") from error
+        raise RecordUnusable("the JSON is nested too deeply") from error
     try:
         text.encode()
-    except UnicodeEncodeError:  # half of a surrogate pair: only its escape can be stored
+    except UnicodeEncodeError:  # a lone surrogate can only be stored escaped
         return _ESCAPED.encode(value)
     return text
 
 
 class ExactJson(UserDefinedType[Any]):
-    """A `json` column: goes in as the text of `exact_json`, comes out as the value."""
+    """A `json` column: takes the text of `exact_json`, returns the value."""
 
     cache_ok = True
 
@@ -46,5 +47,5 @@ class ExactJson(UserDefinedType[Any]):
 
 
 def storable(text: str) -> str:
-    """What text columns can hold of a client's text, for people to read: PostgreSQL refuses NUL and half pairs."""
+    """Text with NUL and lone surrogates replaced, which PostgreSQL text columns refuse."""
     return text.replace("\0", "\N{REPLACEMENT CHARACTER}").encode("utf-8", "replace").decode()

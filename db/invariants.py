@@ -1,6 +1,6 @@
-"""What must hold of the ledger at any moment, one query each: a row it finds is damage.
+"""Checks the invariants of the stored data, one query each: a row it returns is a violation.
 
-Knows nothing about files; `clawloop check` compares their hashes. Reads only.
+Reads only; `clawloop check` also compares the hashes of files.
 """
 
 from __future__ import annotations
@@ -15,8 +15,8 @@ from db.database import Database
 from db.tables import StepRow, VersionRow
 from db.training.lineage import version_ref
 
-# Of each kind so many are named: enough to see what is wrong, and damage may be everywhere.
-NAMED = 50
+# Violations listed per invariant.
+MAX_LISTED = 50
 
 INVARIANTS: dict[str, str] = {
     "every main turn of a closed session has an outcome": """
@@ -25,7 +25,7 @@ INVARIANTS: dict[str, str] = {
     "no turn announced more than 10 minutes ago waits without an open session": """
         SELECT 'turn ' || t.id || ', announced ' || t.announced_at FROM turns t JOIN sessions s ON s.id = t.session_id
         WHERE t.outcome = 'waiting' AND t.announced_at < now() - interval '10 minutes' AND s.state = 'closed'""",
-    # Clocks of a gateway and of PostgreSQL may differ; a version answers seconds after it was made, at the earliest.
+    # Clocks of gateways and PostgreSQL may differ; a version answers seconds after its creation, at the earliest.
     "every turn names a version that existed when it began": """
         SELECT 'turn ' || t.id || ' names version ' || t.version || ' of ' || s.policy
         FROM turns t JOIN sessions s ON s.id = t.session_id
@@ -92,14 +92,14 @@ INVARIANTS: dict[str, str] = {
             AND NOT EXISTS (SELECT FROM steps c WHERE c.policy = p.id AND c.state = 'claimed')
         GROUP BY p.id, r.hash HAVING count(*) >= CAST(r.content->'train'->>'batch_samples' AS int)""",
 }
-"""In words → the rows, in words, of which there must be none."""
+"""Invariant → query for descriptions of the rows that violate it."""
 
 
 @dataclass(frozen=True, slots=True)
 class Violation:
     """
     Args:
-        row: which one, in words.
+        row: describes the row.
     """
 
     invariant: str
@@ -107,7 +107,7 @@ class Violation:
 
 
 async def violations(database: Database) -> list[Violation]:
-    """All that is wrong with the ledger, at one moment.
+    """All violations in one snapshot.
 
     Raises:
         StoreUnavailable
@@ -138,6 +138,6 @@ async def _violations(connection: AsyncConnection) -> list[Violation]:
     await connection.execute(text("SET TRANSACTION ISOLATION LEVEL REPEATABLE READ, READ ONLY"))
     found: list[Violation] = []
     for invariant, query in INVARIANTS.items():
-        rows = await connection.scalars(text(f"{query} LIMIT {NAMED}"))
+        rows = await connection.scalars(text(f"{query} LIMIT {MAX_LISTED}"))
         found += [Violation(invariant, row) for row in rows]
     return found

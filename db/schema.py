@@ -1,7 +1,6 @@
-"""The schema's version: bring a database to it, and ask whether it is there.
+"""Migrates a database to this code's schema, and checks whether it has that schema.
 
-Knows nothing about what the tables are; the steps are in `migrations/versions`. A database newer than this code
-is not current either: after a roll-back of the program one must be able to tell.
+A database newer than this code is not current either, so that a roll-back of the program is noticed.
 """
 
 from __future__ import annotations
@@ -23,24 +22,24 @@ from sqlalchemy.ext.asyncio import AsyncConnection
 from clawloop.errors import SetupError
 from db.database import Database, driver_url, postgres_message
 
-LOCK = 0x636C6177  # "claw": whoever migrates holds this advisory lock
-LOCK_SECONDS = 10.0  # our migrations take one; a thread that waits for ever would keep Ctrl-C from ending us
+LOCK = 0x636C6177  # "claw": advisory lock of a migration
+LOCK_SECONDS = 10.0  # longer than a migration takes; a thread that waits for ever would block Ctrl-C
 _CONNECT_SECONDS = 10
 
 
 def migrate(database_url: str) -> None:
-    """Bring the database to the newest schema; blocking. Several may do it at once.
+    """Upgrade the database to the newest schema; blocking. Concurrent calls are safe.
 
     Raises:
-        SetupError: the database cannot be reached, does not let us in or do it, is newer than this code, or
-            somebody else holds a lock on it for too long.
+        SetupError: the database cannot be reached, refuses access, is newer than this code, or another transaction
+            holds a lock for too long.
     """
     with _migrating(database_url) as config:
         command.upgrade(config, "head")
 
 
 def migrate_down(database_url: str, revision: str) -> None:
-    """Take the database back to an older revision, `base` for an empty one. What only newer ones hold is lost.
+    """Downgrade the database to a revision, `base` for an empty one. Data that only newer revisions hold is lost.
 
     Raises:
         SetupError
@@ -70,10 +69,10 @@ def _migrating(database_url: str) -> Iterator[Config]:
 
 
 def _refusal(error: DBAPIError, address: URL) -> str:
-    said = postgres_message(error)
+    message = postgres_message(error)
     if isinstance(error.orig, psycopg.errors.InsufficientPrivilege):
         return (
-            f"cannot change the database's schema: {said}: as its owner,"
+            f"cannot change the database's schema: {message}: as its owner,"
             f" GRANT USAGE, CREATE ON SCHEMA public TO {address.username or 'this user'},"
             " or migrate as the user that owns the tables"
         )
@@ -82,11 +81,11 @@ def _refusal(error: DBAPIError, address: URL) -> str:
             f"cannot change the database's schema: another `clawloop migrate` or a long transaction has held a lock"
             f" for {LOCK_SECONDS:g} s: wait for it, or end it (see pg_stat_activity), and try again"
         )
-    return f"cannot use the database: {said}"
+    return f"cannot use the database: {message}"
 
 
 async def is_current(database: Database) -> bool:
-    """Whether the database has exactly the schema this code was written for.
+    """Whether the database has exactly this code's schema.
 
     Raises:
         StoreUnavailable
@@ -96,7 +95,7 @@ async def is_current(database: Database) -> bool:
 
 @cache
 def head() -> str | None:
-    """The newest revision this code knows."""
+    """This code's newest revision."""
     return ScriptDirectory.from_config(_config()).get_current_head()
 
 

@@ -1,4 +1,4 @@
-"""Alembic's entry: runs inside the connection that db.schema hands over; there is no offline mode."""
+"""Alembic's entry point: runs on the connection that db.schema passes; there is no offline mode."""
 
 from __future__ import annotations
 

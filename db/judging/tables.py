@@ -1,4 +1,4 @@
-"""Rows of judgements: a judge's votes and hints, and what users said about a turn."""
+"""Rows of judgements with their votes and hints, and of feedback."""
 
 from __future__ import annotations
 
@@ -13,7 +13,7 @@ from db.declarative import Base
 
 
 class JudgementRow(Base):
-    """What is held of a turn under one recipe; revision 0 is by its next state."""
+    """A judgement of a turn under one recipe; revision 0 is by its next state."""
 
     __tablename__ = "judgements"
     __table_args__ = (
@@ -26,11 +26,13 @@ class JudgementRow(Base):
     turn_id: Mapped[UUID] = mapped_column(ForeignKey("turns.id"))
     recipe_hash: Mapped[str] = mapped_column(ForeignKey("recipes.hash"))
     revision: Mapped[int]
-    shown_by: Mapped[UUID | None] = mapped_column(ForeignKey("turns.id"))  # whose request showed the next state
+    shown_by: Mapped[UUID | None] = mapped_column(
+        ForeignKey("turns.id")
+    )  # the next turn: its request holds the next state
     evidence_hash: Mapped[bytes]
     verdict: Mapped[int | None]
     expected: Mapped[float | None]
-    reward: Mapped[float | None]  # of its own verdict, before it is set in relation to others
+    reward: Mapped[float | None]  # of its own verdict, before it is related to others
     verdict_why: Mapped[str | None]
     hint: Mapped[str | None]
     hint_why: Mapped[str | None]
@@ -42,7 +44,7 @@ class JudgementRow(Base):
 
 
 class VoteRow(Base):
-    """One answer of a judge, as it came. Asked for once."""
+    """One raw answer of a judge; requested once."""
 
     __tablename__ = "votes"
     __table_args__ = (CheckConstraint("score BETWEEN -1 AND 1", name="score"),)
@@ -51,12 +53,12 @@ class VoteRow(Base):
     kind: Mapped[str] = mapped_column(primary_key=True)
     index: Mapped[int] = mapped_column(primary_key=True)
     raw: Mapped[str]
-    score: Mapped[int | None]  # None: it could not be read
+    score: Mapped[int | None]  # None: the answer cannot be parsed
     answered_at: Mapped[datetime] = mapped_column(server_default=text("now()"))
 
 
 class HintRow(Base):
-    """One answer of a judge about what should have been known, as it came. Asked for once."""
+    """One raw answer of a judge with a hint; requested once."""
 
     __tablename__ = "hints"
 
@@ -64,13 +66,13 @@ class HintRow(Base):
     kind: Mapped[str] = mapped_column(primary_key=True)
     index: Mapped[int] = mapped_column(primary_key=True)
     raw: Mapped[str]
-    accepted: Mapped[bool | None]  # None: it could not be read
+    accepted: Mapped[bool | None]  # None: the answer could not be parsed
     text: Mapped[str | None]
     answered_at: Mapped[datetime] = mapped_column(server_default=sql("now()"))
 
 
 class FeedbackRow(Base):
-    """What somebody said about a turn outside the conversation."""
+    """Feedback on a turn, given outside the conversation."""
 
     __tablename__ = "feedback"
     __table_args__ = (
@@ -87,5 +89,5 @@ class FeedbackRow(Base):
     text: Mapped[str | None]
     effect: Mapped[str]
     received_at: Mapped[datetime] = mapped_column(server_default=sql("now()"))
-    announced_at: Mapped[datetime | None]  # its session's workflow was told
-    applied_at: Mapped[datetime | None]  # a judgement has taken it in
+    announced_at: Mapped[datetime | None]  # its session's workflow was notified
+    applied_at: Mapped[datetime | None]  # a judgement has taken it into account

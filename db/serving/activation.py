@@ -1,6 +1,6 @@
-"""Which version answers: changed in one row, told to gateways in the same transaction.
+"""Changes a policy's active version and notifies gateways, in the caller's transaction.
 
-Every function works in the caller's transaction, which must hold the policy.
+The caller must hold the policy's lock.
 """
 
 from __future__ import annotations
@@ -11,30 +11,30 @@ from sqlalchemy.ext.asyncio import AsyncConnection
 from db.tables import EngineRow, EngineVersionRow, PolicyRow, VersionRow
 
 CHANNEL = "clawloop_directory"
-"""Gateways LISTEN to it; the payload is the policy."""
+"""Gateways LISTEN on it; the payload is the policy."""
 
 _NOTIFY = text("SELECT pg_notify(:channel, :policy)")
 
 
 async def is_served(connection: AsyncConnection, policy: str, n: int) -> bool:
-    """Whether an engine that takes requests has this version; each has version 0.
+    """Whether an engine that takes requests has loaded this version; every engine has version 0.
 
-    What is wrong with an engine does not matter here: one that does not answer has no row, and one that cannot load a
-    version, perhaps the active one, must not keep another from taking its place.
+    An engine's `problem` does not count: an engine that does not answer has no rows in `engine_versions`, and an engine
+    that cannot load the active version must not prevent another version from replacing it.
     """
     if n == 0:
         return True
-    having = (
+    loaded = (
         select(EngineVersionRow.engine_id)
         .join(EngineRow, EngineRow.id == EngineVersionRow.engine_id)
         .where(EngineVersionRow.policy == policy, EngineVersionRow.version == n)
         .where(~EngineRow.draining)
     )
-    return bool(await connection.scalar(select(having.exists())))
+    return bool(await connection.scalar(select(loaded.exists())))
 
 
 async def set_active(connection: AsyncConnection, policy: PolicyRow, n: int) -> None:
-    """Let version `n` answer from now on."""
+    """Make version `n` the active one."""
     if policy.active == n:
         return
     versions = update(VersionRow).where(VersionRow.policy == policy.id)

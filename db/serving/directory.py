@@ -1,4 +1,4 @@
-"""Policies in PostgreSQL, and the directory the gateway routes by."""
+"""Stores policies, and reads the directory that the gateway routes by."""
 
 from __future__ import annotations
 
@@ -11,7 +11,7 @@ from sqlalchemy.ext.asyncio import AsyncConnection
 
 from clawloop.contracts.serving import Directory, Policy
 from clawloop.errors import SetupError
-from db.database import Database
+from db.database import Database, transaction
 from db.exact_json import exact_json
 from db.serving.engines import read_engines
 from db.tables import PolicyRow, VersionRow
@@ -23,29 +23,35 @@ DEFAULT_SAMPLING: dict[str, JsonValue] = {
     "min_p": 0.0,
     "repetition_penalty": 1.0,
 }
-"""What a client that sets nothing gets (DESIGN 5.1); a turn sampled so can be trained."""
+"""Sampling of a client that sets nothing; a turn sampled with it can be trained."""
 
 
 class PostgresDirectoryStore:
-    """Satisfies `api.ports.DirectoryStore`."""
+    """Implements `api.ports.DirectoryStore`."""
 
     def __init__(self, database: Database) -> None:
         self._database = database
 
-    async def read(self) -> Directory:
-        """Policies and engines as they are now.
-
-        Raises:
-            StoreUnavailable
-        """
-        return await self._database.run(_read)
+    @transaction
+    async def read(self, connection: AsyncConnection) -> Directory:
+        policies = [
+            Policy(
+                id=row.id,
+                base_model=row.base_model,
+                aliases=tuple(row.aliases),
+                active=row.active,
+                sampling=row.sampling,
+            )
+            for row in await connection.execute(select(PolicyRow).order_by(PolicyRow.id))
+        ]
+        return Directory(tuple(policies), tuple(await read_engines(connection)))
 
 
 async def ensure_policy(database: Database, policy: str, base_model: str, aliases: Sequence[str]) -> None:
-    """Make the policy and its version 0 if there is none; an existing one gets these aliases.
+    """Insert the policy and its version 0 if missing; an existing policy gets these aliases.
 
     Raises:
-        SetupError: it exists with another base model, whose adapters would fit nothing here.
+        SetupError: the policy exists with another base model, which its adapters require.
         StoreUnavailable
     """
 
@@ -58,26 +64,13 @@ async def ensure_policy(database: Database, policy: str, base_model: str, aliase
             head=0,
             active=0,
         )
-        known = new.on_conflict_do_update(index_elements=[PolicyRow.id], set_={"aliases": new.excluded.aliases})
-        stands_for = await connection.scalar(known.returning(PolicyRow.base_model))
-        if stands_for != base_model:
+        upsert = new.on_conflict_do_update(index_elements=[PolicyRow.id], set_={"aliases": new.excluded.aliases})
+        stored = await connection.scalar(upsert.returning(PolicyRow.base_model))
+        if stored != base_model:
             raise SetupError(
-                f"policy {policy!r} was made for {stands_for}, not {base_model}: serve that one, or use other data"
+                f"policy {policy!r} was made for {stored}, not {base_model}: serve that model, or use another data"
+                " folder"
             )
         await connection.execute(insert(VersionRow).values(policy=policy, n=0).on_conflict_do_nothing())
 
     await database.run(ensure)
-
-
-async def _read(connection: AsyncConnection) -> Directory:
-    policies = [
-        Policy(
-            id=row.id,
-            base_model=row.base_model,
-            aliases=tuple(row.aliases),
-            active=row.active,
-            sampling=row.sampling,
-        )
-        for row in await connection.execute(select(PolicyRow).order_by(PolicyRow.id))
-    ]
-    return Directory(tuple(policies), tuple(await read_engines(connection)))

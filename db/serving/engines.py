@@ -1,7 +1,7 @@
-"""vLLM servers as rows: which there are, and which of them take requests.
+"""Stores which vLLM engines there are, and which of them take requests.
 
-Knows nothing about whether they live. An engine's id is its host and port; it also names its task queue and stands
-in every turn it answered, also after the engine was removed.
+An engine's id is its host and port. It names the engine's task queue and is stored with every turn the engine answered,
+even after the engine was removed.
 """
 
 from __future__ import annotations
@@ -22,28 +22,28 @@ from clawloop.errors import SetupError
 from db.database import Database
 from db.tables import EngineRow, EngineVersionRow
 
-# Compose gives services names with underscores, so they are taken too.
+# Underscores are accepted because Compose puts them in service names.
 _LABEL = re.compile(r"[A-Za-z0-9_]([A-Za-z0-9_-]*[A-Za-z0-9_])?")
 
 
 async def ensure_engines(database: Database, urls: Sequence[str], added_by: str) -> list[Engine]:
-    """Make exactly these the engines of one place; those that others added stay, known ones keep their state.
+    """Make exactly these the engines of one installation; existing rows keep their state.
 
     Args:
-        added_by: the place, e.g. a data folder's own id; the same at each start.
+        added_by: id of the installation, e.g. of its data folder; engines added by others stay.
 
     Returns:
-        All engines there are now.
+        All engines.
 
     Raises:
-        SetupError: one is no http address.
+        SetupError: a URL is not an http address.
         StoreUnavailable
     """
     rows = [_row(url) for url in urls]
 
     async def ensure(connection: AsyncConnection) -> list[Engine]:
-        gone = EngineRow.id.not_in([row["id"] for row in rows])
-        await connection.execute(delete(EngineRow).where(EngineRow.added_by == added_by, gone))
+        removed = EngineRow.id.not_in([row["id"] for row in rows])
+        await connection.execute(delete(EngineRow).where(EngineRow.added_by == added_by, removed))
         for row in rows:
             await _add(connection, row, added_by)
         return await read_engines(connection)
@@ -52,13 +52,13 @@ async def ensure_engines(database: Database, urls: Sequence[str], added_by: str)
 
 
 async def add_missing_engines(database: Database, urls: Sequence[str], added_by: str) -> None:
-    """Add those that are not known; known ones keep their state, none goes.
+    """Add the engines that are missing; existing rows keep their state, none is removed.
 
     Args:
         added_by: as in `ensure_engines`.
 
     Raises:
-        SetupError: one is no http address.
+        SetupError: a URL is not an http address.
         StoreUnavailable
     """
     rows = [_row(url) for url in urls]
@@ -71,10 +71,10 @@ async def add_missing_engines(database: Database, urls: Sequence[str], added_by:
 
 
 async def add_engine(database: Database, url: str) -> Engine:
-    """Add one, or take a known one into rotation again.
+    """Add an engine, or take an existing one back into rotation.
 
     Raises:
-        SetupError: it is no http address.
+        SetupError: the URL is not an http address.
         StoreUnavailable
     """
     row = _row(url)
@@ -92,12 +92,12 @@ async def list_engines(database: Database) -> list[Engine]:
 
 
 async def drain_engine(database: Database, engine_id: str, draining: bool = True) -> bool:
-    """Give it no new requests, or let it take them again; False if there is no such engine."""
+    """Stop new requests to an engine, or permit them again; False if there is no such engine."""
     return await database.run(partial(_set_draining, engine_id=engine_id, draining=draining))
 
 
 async def remove_engine(database: Database, engine_id: str) -> bool:
-    """Forget it and what it has loaded; False if there is no such engine."""
+    """Delete an engine and its loaded versions; False if there is no such engine."""
 
     async def remove(connection: AsyncConnection) -> bool:
         return (await connection.execute(delete(EngineRow).where(EngineRow.id == engine_id))).rowcount == 1
@@ -106,7 +106,7 @@ async def remove_engine(database: Database, engine_id: str) -> bool:
 
 
 async def read_engines(connection: AsyncConnection) -> list[Engine]:
-    """All engines and what each has loaded, in the order of their ids."""
+    """All engines with their loaded versions, in the order of their ids."""
     loaded: defaultdict[str, defaultdict[str, set[int]]] = defaultdict(lambda: defaultdict(set))
     for row in await connection.execute(select(EngineVersionRow)):
         loaded[row.engine_id][row.policy].add(row.version)
@@ -123,45 +123,45 @@ async def read_engines(connection: AsyncConnection) -> list[Engine]:
 
 
 def engine_of(address: str) -> tuple[str, str]:
-    """The id and the URL of the engine at this address, which may be its id: `127.0.0.1:8100`.
+    """The id and URL of the engine at an address, which may be the id itself: `127.0.0.1:8100`.
 
     Raises:
-        SetupError: it is no http address.
+        SetupError: the address is not an http address.
     """
     row = _row(address if "://" in address else f"http://{address}")
     return row["id"], row["url"]
 
 
 def _row(url: str) -> dict[str, str]:
-    plain = url.strip().rstrip("/")
-    if "@" in plain:
+    address = url.strip().rstrip("/")
+    if "@" in address:
         raise SetupError("an engine address must look like http://host:port, without user and password")
     try:
-        parts = urlsplit(plain)
+        parts = urlsplit(address)
         bracketed_name = "[" in parts.netloc and ":" not in (parts.hostname or "")
-        right = (
+        valid = (
             parts.scheme in {"http", "https"}
             and parts.port != 0
             and not parts.query
             and not parts.fragment
-            and not any(letter.isspace() for letter in plain)
+            and not any(letter.isspace() for letter in address)
             and not bracketed_name
             and _is_host(parts.hostname or "")
         )
     except ValueError as error:
         raise SetupError(f"engine address {url!r} must look like http://host:port: {error}") from error
-    if not right:
+    if not valid:
         raise SetupError(f"engine address {url!r} must look like http://host:port")
-    return {"id": f"{parts.netloc}{parts.path}", "url": plain}
+    return {"id": f"{parts.netloc}{parts.path}", "url": address}
 
 
 def _is_host(name: str) -> bool:
-    """Whether this can be looked up at all.
+    """Whether a name is a valid host name or IP address.
 
     Raises:
-        ValueError: it cannot.
+        ValueError: it is not.
     """
-    if ":" in name:  # urlsplit has taken the brackets off
+    if ":" in name:  # urlsplit has removed the brackets
         return ipaddress.ip_address(name.partition("%")[0]).version == 6
     labels = name.encode("idna").decode().removesuffix(".").split(".")  # also refuses empty and long labels
     if labels[-1].isdigit():
@@ -175,5 +175,5 @@ async def _add(connection: AsyncConnection, row: dict[str, str], added_by: str |
 
 
 async def _set_draining(connection: AsyncConnection, engine_id: str, draining: bool) -> bool:
-    marked = await connection.execute(update(EngineRow).where(EngineRow.id == engine_id).values(draining=draining))
-    return marked.rowcount == 1
+    updated = await connection.execute(update(EngineRow).where(EngineRow.id == engine_id).values(draining=draining))
+    return updated.rowcount == 1

@@ -1,4 +1,4 @@
-"""API keys in PostgreSQL: found by their public part, recognised by a hash, shown once.
+"""Stores API keys: found by their public prefix, verified by a hash, shown once.
 
 A key reads `cl-PUBLIC-SECRET`. The secret part is 256 random bits, so one SHA-256 is enough: there is nothing to
 guess, and a slow hash would only slow down every request.
@@ -20,7 +20,7 @@ from sqlalchemy.ext.asyncio import AsyncConnection
 from clawloop.contracts.serving import ApiKey, Scope
 from clawloop.errors import SetupError
 from clawloop.ids import ApiKeyId, new_api_key_id
-from db.database import Database
+from db.database import Database, transaction
 from db.exact_json import storable
 from db.tables import ApiKeyRow, PolicyRow
 
@@ -31,11 +31,11 @@ _FORM = re.compile(r"(cl-[0-9a-f]{8})-[A-Za-z0-9_-]{43}")
 
 @dataclass(frozen=True, slots=True)
 class KeyEntry:
-    """What may be shown about a key.
+    """What is shown of a key.
 
     Args:
-        prefix: its public part, `cl-` included.
-        revoked_at: None while it is good.
+        prefix: the public part, `cl-` included.
+        revoked_at: None while the key is valid.
     """
 
     id: ApiKeyId
@@ -48,27 +48,28 @@ class KeyEntry:
 
 
 class PostgresKeyStore:
-    """Satisfies `api.ports.KeyStore`. Every method raises StoreUnavailable while PostgreSQL is away."""
+    """Implements `api.ports.KeyStore`. Every method raises StoreUnavailable while PostgreSQL is down."""
 
     def __init__(self, database: Database) -> None:
         self._database = database
 
     async def authenticate(self, secret: str) -> ApiKey | None:
-        """The key this secret is, or None if it is none of ours or was revoked."""
-        if (parts := _FORM.fullmatch(secret)) is None:
+        parts = _FORM.fullmatch(secret)
+        return None if parts is None else await self._authenticate(parts[1], secret)
+
+    @transaction
+    async def _authenticate(self, connection: AsyncConnection, prefix: str, secret: str) -> ApiKey | None:
+        query = select(ApiKeyRow).where(ApiKeyRow.prefix == prefix, ApiKeyRow.revoked_at.is_(None))
+        row = (await connection.execute(query)).one_or_none()
+        if row is None or not hmac.compare_digest(row.secret_sha256, _sha256(secret)):
             return None
+        return ApiKey(ApiKeyId(row.id), row.policy, frozenset(map(Scope, row.scopes)))
 
-        async def find(connection: AsyncConnection) -> ApiKey | None:
-            query = select(ApiKeyRow).where(ApiKeyRow.prefix == parts[1], ApiKeyRow.revoked_at.is_(None))
-            row = (await connection.execute(query)).one_or_none()
-            if row is None or not hmac.compare_digest(row.secret_sha256, _sha256(secret)):
-                return None
-            return ApiKey(ApiKeyId(row.id), row.policy, frozenset(map(Scope, row.scopes)))
-
-        return await self._database.run(find)
-
-    async def create_key(self, policy: str, scopes: Iterable[Scope], name: str) -> tuple[ApiKey, str]:
-        """A new key, and its secret, which nobody can read again.
+    @transaction
+    async def create_key(
+        self, connection: AsyncConnection, policy: str, scopes: Iterable[Scope], name: str
+    ) -> tuple[ApiKey, str]:
+        """A new key and its secret, which is not stored.
 
         Raises:
             SetupError: there is no such policy.
@@ -76,64 +77,50 @@ class PostgresKeyStore:
         key = ApiKey(new_api_key_id(), policy, frozenset(scopes))
         prefix = f"cl-{secrets.token_hex(_PUBLIC_BYTES)}"
         secret = f"{prefix}-{secrets.token_urlsafe(_SECRET_BYTES)}"
-
-        async def add(connection: AsyncConnection) -> None:
-            if await connection.scalar(select(PolicyRow.id).where(PolicyRow.id == policy)) is None:
-                raise SetupError(
-                    f"there is no policy {policy!r}: `clawloop up` makes the policy `default`,"
-                    " and so does `clawloop migrate --base-model NAME`"
-                )
-            await connection.execute(
-                insert(ApiKeyRow).values(
-                    id=key.id,
-                    policy=policy,
-                    name=storable(name),
-                    prefix=prefix,
-                    secret_sha256=_sha256(secret),
-                    scopes=sorted(key.scopes),
-                )
+        if await connection.scalar(select(PolicyRow.id).where(PolicyRow.id == policy)) is None:
+            raise SetupError(
+                f"there is no policy {policy!r}: `clawloop up` makes the policy `default`,"
+                " and so does `clawloop migrate --base-model NAME`"
             )
-
-        await self._database.run(add)
+        await connection.execute(
+            insert(ApiKeyRow).values(
+                id=key.id,
+                policy=policy,
+                name=storable(name),
+                prefix=prefix,
+                secret_sha256=_sha256(secret),
+                scopes=sorted(key.scopes),
+            )
+        )
         return key, secret
 
-    async def revoke(self, prefix: str) -> bool:
-        """From now on the key opens nothing; False if no good key has this public part."""
+    @transaction
+    async def revoke(self, connection: AsyncConnection, prefix: str) -> bool:
+        """Revoke the key with this prefix; False if no valid key has it."""
+        valid = update(ApiKeyRow).where(ApiKeyRow.prefix == prefix, ApiKeyRow.revoked_at.is_(None))
+        return (await connection.execute(valid.values(revoked_at=func.now()))).rowcount == 1
 
-        async def mark(connection: AsyncConnection) -> bool:
-            good = update(ApiKeyRow).where(ApiKeyRow.prefix == prefix, ApiKeyRow.revoked_at.is_(None))
-            marked = await connection.execute(good.values(revoked_at=func.now()))
-            return marked.rowcount == 1
+    @transaction
+    async def list_keys(self, connection: AsyncConnection) -> list[KeyEntry]:
+        """All keys, revoked ones included, oldest first."""
+        return [
+            KeyEntry(
+                id=ApiKeyId(row.id),
+                name=row.name,
+                prefix=row.prefix,
+                policy=row.policy,
+                scopes=frozenset(map(Scope, row.scopes)),
+                created_at=row.created_at,
+                revoked_at=row.revoked_at,
+            )
+            for row in await connection.execute(select(ApiKeyRow).order_by(ApiKeyRow.id))
+        ]
 
-        return await self._database.run(mark)
-
-    async def list_keys(self) -> list[KeyEntry]:
-        """All of them, revoked ones too, oldest first."""
-
-        async def read(connection: AsyncConnection) -> list[KeyEntry]:
-            return [
-                KeyEntry(
-                    id=ApiKeyId(row.id),
-                    name=row.name,
-                    prefix=row.prefix,
-                    policy=row.policy,
-                    scopes=frozenset(map(Scope, row.scopes)),
-                    created_at=row.created_at,
-                    revoked_at=row.revoked_at,
-                )
-                for row in await connection.execute(select(ApiKeyRow).order_by(ApiKeyRow.id))
-            ]
-
-        return await self._database.run(read)
-
-    async def any_keys(self) -> bool:
-        """Whether there is a good key; without one the gateway listens on loopback only."""
-
-        async def look(connection: AsyncConnection) -> bool:
-            good = select(ApiKeyRow.id).where(ApiKeyRow.revoked_at.is_(None)).limit(1)
-            return await connection.scalar(good) is not None
-
-        return await self._database.run(look)
+    @transaction
+    async def any_keys(self, connection: AsyncConnection) -> bool:
+        """Whether there is a valid key; without one the gateway listens on loopback only."""
+        valid = select(ApiKeyRow.id).where(ApiKeyRow.revoked_at.is_(None)).limit(1)
+        return await connection.scalar(valid) is not None
 
 
 def _sha256(secret: str) -> bytes:

@@ -1,6 +1,6 @@
-"""Word from PostgreSQL that the directory changed, over a connection that does nothing else.
+"""Listens for directory changes, on a PostgreSQL connection of its own.
 
-Knows nothing about what changed. Word may be lost while the connection is; then it is told once when it is back.
+Notifications are lost while the connection is down, so that reconnecting counts as a change.
 """
 
 from __future__ import annotations
@@ -18,39 +18,41 @@ from db.serving.activation import CHANNEL
 
 log = logging.getLogger(__name__)
 
-# The directory is read every second anyway.
+# The directory is also read every second.
 RECONNECT_SECONDS = 1.0
-# A connection cut in between says nothing; after this long without word it is asked for a sign of life.
+# A connection cut by the network raises nothing; after this long without a notification it gets a query.
 SILENCE_SECONDS = 10.0
 CONNECT_SECONDS = 5
 
 
 class PostgresListener:
-    """Satisfies `api.ports.DirectoryChanges`."""
+    """Implements `api.ports.DirectoryChanges`."""
 
     def __init__(self, url: str) -> None:
         self._address = make_url(driver_url(url)).set(drivername="postgresql").render_as_string(hide_password=False)
 
     async def changes(self) -> AsyncGenerator[None, None]:
-        """Something at once, at each change, and after each time in which word could be lost; never ends by itself."""
-        told = False
+        """Yields at once, at each change, and after each reconnection; never ends by itself."""
+        logged = False
         while True:
             try:
                 connection = await self._connect()
                 async with connection:
                     await connection.execute(f"LISTEN {CHANNEL}")
-                    told = False
+                    logged = False
                     yield  # what changed before this connection listened
                     while True:
-                        async with aclosing(connection.notifies(timeout=SILENCE_SECONDS, stop_after=1)) as notices:
-                            async for _ in notices:
+                        async with aclosing(connection.notifies(timeout=SILENCE_SECONDS, stop_after=1)) as changes:
+                            async for _ in changes:
                                 yield
                         await connection.execute("SELECT")
             except (psycopg.Error, OSError) as error:
-                if not told:
+                if not logged:
                     why = postgres_message(error) if isinstance(error, psycopg.Error) else str(error)
-                    log.warning("no word of changes; looking every second", extra={"why": why})
-                    told = True
+                    log.warning(
+                        "not listening for directory changes; reading the directory every second", extra={"why": why}
+                    )
+                    logged = True
             await asyncio.sleep(RECONNECT_SECONDS)
 
     async def _connect(self) -> psycopg.AsyncConnection:
@@ -59,5 +61,5 @@ class PostgresListener:
             autocommit=True,
             connect_timeout=CONNECT_SECONDS,
             application_name="clawloop notices",
-            tcp_user_timeout=10_000,  # milliseconds; a network that is gone is noticed with the sign of life
+            tcp_user_timeout=10_000,  # milliseconds, so that the query above fails on a dead network
         )

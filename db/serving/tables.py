@@ -21,24 +21,26 @@ class PolicyRow(Base):
     id: Mapped[str] = mapped_column(primary_key=True)
     base_model: Mapped[str]  # the name under which engines serve version 0
     aliases: Mapped[list[str]]
-    sampling: Mapped[Any] = mapped_column(ExactJson)  # fills the fields a client leaves out
+    sampling: Mapped[Any] = mapped_column(ExactJson)  # defaults of fields a client leaves out
     head: Mapped[int]  # newest committed version
-    active: Mapped[int]  # the version new requests get
-    epoch: Mapped[int] = mapped_column(server_default=text("0"))  # raised by every roll-back
+    active: Mapped[int]  # the version that answers new requests
+    epoch: Mapped[int] = mapped_column(server_default=text("0"))  # incremented by every roll-back
     pinned: Mapped[int | None]  # stays active whatever is trained
     pool: Mapped[str] = mapped_column(server_default=text("'default'"))  # the trainers that train it
     paused_reason: Mapped[str | None]
     paused_at: Mapped[datetime | None]
     work_waiting: Mapped[bool] = mapped_column(server_default=text("false"))
-    work_signalled_at: Mapped[datetime | None]  # its training workflow was told that work waits
-    recipe_hash: Mapped[str | None] = mapped_column(ForeignKey("recipes.hash"))  # what it learns by; None: nothing
+    work_signalled_at: Mapped[datetime | None]  # when its training workflow was notified
+    recipe_hash: Mapped[str | None] = mapped_column(
+        ForeignKey("recipes.hash")
+    )  # what it learns by; None: it does not learn
     verdict_count: Mapped[int] = mapped_column(server_default=text("0"))  # verdicts of +1 and -1 so far
     verdict_total: Mapped[int] = mapped_column(server_default=text("0"))  # their sum
     created_at: Mapped[datetime] = mapped_column(server_default=text("now()"))
 
 
 class VersionRow(Base):
-    """What a step produced; version 0 is the base model itself."""
+    """An adapter that a step made; version 0 is the base model itself."""
 
     __tablename__ = "versions"
     __table_args__ = (
@@ -52,13 +54,13 @@ class VersionRow(Base):
     path: Mapped[str | None]
     sha256: Mapped[bytes | None]
     created_at: Mapped[datetime] = mapped_column(server_default=text("now()"))
-    activated_at: Mapped[datetime | None]  # it answered from then on
-    retired_at: Mapped[datetime | None]  # until then
+    activated_at: Mapped[datetime | None]  # it became the active version
+    retired_at: Mapped[datetime | None]  # it stopped being the active version
     removed_at: Mapped[datetime | None]  # its files are gone
 
 
 class ApiKeyRow(Base):
-    """A key's secret is not here: only what recognises it."""
+    """An API key: the public prefix and a hash of the secret."""
 
     __tablename__ = "api_keys"
 
@@ -86,7 +88,7 @@ class EngineRow(Base):
 
 
 class EngineVersionRow(Base):
-    """An engine has this version loaded."""
+    """A version that an engine has loaded."""
 
     __tablename__ = "engine_versions"
     __table_args__ = (ForeignKeyConstraint(["policy", "version"], ["versions.policy", "versions.n"]),)

@@ -15,20 +15,20 @@ from db.exact_json import ExactJson
 
 
 class RecipeRow(Base):
-    """Everything learning depends on; never changed, only followed by another."""
+    """Everything learning depends on; never changed, only replaced by another."""
 
     __tablename__ = "recipes"
 
     hash: Mapped[str] = mapped_column(primary_key=True)
     name: Mapped[str]
-    signal_hash: Mapped[str]  # of the part that judging and samples depend on
+    signal_hash: Mapped[str]  # hash of the part that judging and samples depend on
     train_hash: Mapped[str]
-    content: Mapped[Any] = mapped_column(ExactJson)  # all keys filled in
+    content: Mapped[Any] = mapped_column(ExactJson)  # with all defaults filled in
     created_at: Mapped[datetime] = mapped_column(server_default=text("now()"))
 
 
 class SampleRow(Base):
-    """A judgement made trainable. Ids and log-probs are its turn's."""
+    """A trainable judgement; token ids and log-probs are those of its turn."""
 
     __tablename__ = "samples"
     __table_args__ = (
@@ -46,7 +46,7 @@ class SampleRow(Base):
     state: Mapped[str]
     reason: Mapped[str]
     reward: Mapped[float | None]  # None: no reward term
-    hinted_prompt_ids: Mapped[bytes | None]  # db.arrays; None: no teacher term
+    hinted_prompt_ids: Mapped[bytes | None]  # encoded by db.arrays; None: no teacher term
     created_at: Mapped[datetime] = mapped_column(server_default=text("now()"))
 
 
@@ -58,7 +58,7 @@ class StepRow(Base):
         one_of("state", StepState),
         ForeignKeyConstraint(["policy", "parent"], ["versions.policy", "versions.n"]),
         CheckConstraint("(finished_at IS NULL) = (state = 'claimed')", name="finished"),
-        # One step at a time: the next batch belongs to the model this step makes.
+        # One step at a time: the next batch belongs to the model that this step makes.
         Index("steps_claimed_idx", "policy", unique=True, postgresql_where=text("state = 'claimed'")),
     )
 
@@ -67,7 +67,7 @@ class StepRow(Base):
     parent: Mapped[int]
     epoch: Mapped[int]
     state: Mapped[str]
-    attempt: Mapped[int] = mapped_column(server_default=text("0"))  # how often it was begun
+    attempt: Mapped[int] = mapped_column(server_default=text("0"))  # how often its computation began
     recipe_hash: Mapped[str] = mapped_column(ForeignKey("recipes.hash"))
     reason: Mapped[str | None]  # why it was abandoned or quarantined
     metrics: Mapped[Any | None] = mapped_column(ExactJson)
@@ -76,7 +76,7 @@ class StepRow(Base):
 
 
 class StepSampleRow(Base):
-    """A step's batch, in its order."""
+    """A sample of a step's batch."""
 
     __tablename__ = "step_samples"
     __table_args__ = (
@@ -88,12 +88,12 @@ class StepSampleRow(Base):
     policy: Mapped[str] = mapped_column(primary_key=True)
     step: Mapped[int] = mapped_column(primary_key=True)
     sample_id: Mapped[UUID] = mapped_column(ForeignKey("samples.id"), primary_key=True)
-    place: Mapped[int]
-    dropped: Mapped[str | None]  # why the step left it out
+    place: Mapped[int]  # order in the batch
+    dropped: Mapped[str | None]  # why the step left the sample out
 
 
 class EventRow(Base):
-    """Something an operator or the service itself did to a policy."""
+    """A change of a policy by an operator or by Clawloop."""
 
     __tablename__ = "events"
     __table_args__ = (Index(None, "policy", "id"),)

@@ -1,4 +1,4 @@
-"""Steps with their batches, what became of versions, events; pins and pools of policies, problems of engines."""
+"""Steps with their batches, times of versions, events; pins and pools of policies, problems of engines."""
 
 from __future__ import annotations
 

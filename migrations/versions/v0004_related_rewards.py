@@ -1,4 +1,4 @@
-"""Rewards in relation to others: a policy's mean verdict, groups found by their id, outcomes of sessions."""
+"""Related rewards: a policy's verdict count and total, an index of groups, task outcomes of sessions."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""When a session or a turn was erased; turns found by their tools."""
+"""Erasure times of sessions and turns; an index of turns by their tools."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""No turn is ever `superseded`: a reply that later history does not hold has no feedback, whatever took its place."""
+"""Removes the turn outcome `superseded`: a reply that later history does not hold is `no_feedback`."""
 
 from __future__ import annotations
 

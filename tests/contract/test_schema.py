@@ -102,9 +102,9 @@ async def test_a_schema_is_current_only_when_it_is_exactly_ours(empty_postgres_u
     [
         (f"postgresql://a:secret@127.0.0.1:{free_port()}/b", "cannot use the database: connection failed"),
         ("mysql://a:secret@127.0.0.1/b", "must begin with postgresql://"),
-        ("nonsense:secret", "no address"),
-        ("postgresql://a:secret@127.0.0.1:port/b", "no address"),
-        ("postgresql://a:top@secret@127.0.0.1/b", "no address"),
+        ("nonsense:secret", "not a valid address"),
+        ("postgresql://a:secret@127.0.0.1:port/b", "not a valid address"),
+        ("postgresql://a:top@secret@127.0.0.1/b", "not a valid address"),
     ],
 )
 def test_an_address_that_leads_nowhere_is_one_clear_line(url: str, said: str) -> None:
