@@ -1,7 +1,7 @@
-"""What the gateway needs from outside, as it would like to be told it.
+"""Ports of the gateway: PostgreSQL, Temporal and vLLM in production, fakes in fast tests.
 
-Knows nothing about who answers: PostgreSQL and vLLM in production, fakes in fast tests; both satisfy the same
-contract suite (tests/contract). A store gives up by itself: it answers or raises within its own limit.
+Stores and fakes pass the same contract tests (tests/contract). Every store method is one transaction with a time limit
+of its own; it raises StoreUnavailable if PostgreSQL does not answer in time.
 """
 
 from __future__ import annotations
@@ -31,45 +31,37 @@ from clawloop.recipes.recipe import Recipe
 
 
 class TurnStore(Protocol):
-    """Where turns are kept for good."""
+    """Stores turns."""
 
     async def insert(self, record: TurnRecord) -> InsertedTurn:
-        """Store one turn in one transaction: its session, its parent, its tokens. Twice is once.
+        """Insert a turn with its session, parent and tokens. Idempotent.
 
         Raises:
-            StoreUnavailable: nothing was stored as far as we know; try again later.
-            RecordUnusable: this record can never be stored.
+            StoreUnavailable: the turn may not have been stored; retry later.
+            RecordUnusable: the record can never be stored.
         """
 
     async def version_of_parent(
         self, key: ApiKeyId, evidence: SessionEvidence, messages: Sequence[Message]
     ) -> int | None:
-        """The version that answered the turn these messages continue; None if they continue none.
-
-        Raises:
-            StoreUnavailable
-        """
+        """The version that answered the turn these messages continue; None if they continue none."""
 
     async def mark_notified(self, turn_ids: Sequence[TurnId]) -> None:
-        """Note that the workflows of these turns were told of them; the first time counts.
-
-        Raises:
-            StoreUnavailable
-        """
+        """Record that the turns' workflows were notified of them; the first time is kept."""
 
 
 class SessionNotifier(Protocol):
-    """What tells a session's workflow about a turn."""
+    """Notifies sessions' workflows."""
 
     async def notify_turn(self, session: SessionFacts, turn: TurnRecorded) -> None:
-        """Tell the session's workflow, and begin it if it does not run. Twice is once.
+        """Signal the session's workflow, and start it if it does not run. Idempotent.
 
         Raises:
-            SignalFailed: it could not be told now; the sweep will tell it.
+            SignalFailed: the sweep retries.
         """
 
     async def notify_feedback(self, session: SessionFacts, feedback: FeedbackGiven) -> None:
-        """Tell the session's workflow of feedback, and begin it if it does not run.
+        """Signal the session's workflow, and start it if it does not run. Idempotent.
 
         Raises:
             SignalFailed
@@ -77,10 +69,14 @@ class SessionNotifier(Protocol):
 
 
 class FeedbackStore(Protocol):
-    """Where feedback is kept. Every call raises StoreUnavailable when it cannot be done now."""
+    """Stores feedback."""
 
     async def turn_of(self, key: ApiKeyId, session: str, number: int) -> TurnId | None:
-        """The n-th main turn, from 1, of a session of this key, by our id or the client's own value."""
+        """The n-th main turn, from 1, of a session of this key.
+
+        Args:
+            session: its id, or the client's own value.
+        """
 
     async def give(self, key: ApiKeyId, turn: TurnId, score: float | None, text: str | None) -> StoredFeedback | None:
         """Store feedback on a main turn of this key; None if it has no such turn, or the turn was erased."""
@@ -89,78 +85,73 @@ class FeedbackStore(Protocol):
         """Store whether the task of a session of this key succeeded; None if it has no such session.
 
         Args:
-            session: our id or the client's own value.
+            session: its id, or the client's own value.
             outcome: 1 or −1; a later one replaces an earlier one.
         """
 
-    async def mark_feedback_notified(self, feedback: FeedbackId) -> None: ...
+    async def mark_feedback_notified(self, feedback: FeedbackId) -> None:
+        """Record that the session's workflow was notified of the feedback."""
 
 
 class SessionStore(Protocol):
-    """Sessions as people look at them. Every call raises StoreUnavailable when it cannot be done now."""
+    """Reads sessions and their turns for people."""
 
     async def sessions(
         self, *, policy: str | None, state: SessionState | None, after: SessionId | None, limit: int
     ) -> list[SessionView]:
-        """Sessions, the one with the newest turn first; `after` is the last one of the page before."""
+        """A page of sessions, the one with the newest turn first.
 
-    async def session(self, session: SessionId) -> SessionView | None: ...
+        Args:
+            after: the last session of the page before; an unknown one gives an empty page.
+        """
+
+    async def session(self, session: SessionId) -> SessionView | None:
+        """The session; None if there is no such session."""
 
     async def turns(self, session: SessionId) -> list[TurnView]:
-        """All turns of a session in their order, each with what became of it."""
+        """All turns of a session in their order."""
 
 
 class RejudgeStore(Protocol):
-    """What has been judged so far. Every call raises StoreUnavailable when it cannot be done now."""
+    """Reads what a re-judging depends on."""
 
     async def rejudge_facts(self, turn_id: TurnId) -> RejudgeFacts | None:
-        """None if there is no such turn."""
+        """The facts about a turn; None if there is no such turn."""
 
 
 class SessionOperations(Protocol):
-    """What an operator can have done by sessions' workflows.
-
-    Every call raises SignalFailed when it cannot be said now.
-    """
+    """Operators' requests to sessions' workflows. Every method raises SignalFailed if Temporal takes no signal."""
 
     async def rejudge(self, session: SessionFacts, wanted: RejudgeRequested) -> None:
-        """Have a turn judged once more. Twice for the same revision is once."""
+        """Ask for another judgement of a turn. Idempotent for a revision."""
 
     async def content_erased(self, session: SessionId, erased: ContentErased) -> None:
-        """Tell the session's workflow, if it has one, which turns have no content any more."""
+        """Notify the session's workflow, if it has one, of erased turns."""
 
 
 class Erasures(Protocol):
-    """What takes content away for good. Every call raises StoreUnavailable when it cannot be done now."""
+    """Erases content for good."""
 
     async def erase_session(self, session: SessionId) -> Erasure | None:
-        """All there is of a session, and what of it is still on its way here; None if there is no such session."""
+        """Erase a session, including turns of it not inserted yet; None if there is no such session."""
 
     async def erase_turn(self, turn: TurnId) -> Erasure | None:
-        """A turn, other replies to its request, and all turns that continue them; None if there is no such turn."""
+        """Erase a turn, other replies to its request, and all turns that continue them; None if there is no such turn."""
 
 
 class KeyStore(Protocol):
     async def authenticate(self, secret: str) -> ApiKey | None:
-        """The key this secret is, or None if it is none of ours or was revoked.
-
-        Raises:
-            StoreUnavailable: it could not be looked up; that says nothing about the key.
-        """
+        """The key with this secret; None if there is none or it was revoked."""
 
 
 class DirectoryStore(Protocol):
     async def read(self) -> Directory:
-        """Policies and engines as they are now.
-
-        Raises:
-            StoreUnavailable
-        """
+        """All policies and engines."""
 
 
 class DirectoryChanges(Protocol):
     def changes(self) -> AsyncIterator[None]:
-        """Something each time the directory changed, and when changes may have been missed; never ends by itself."""
+        """Yields when the directory changed, and when changes may have been missed; never ends by itself."""
 
 
 class Answer(Protocol):
@@ -231,49 +222,62 @@ class Operations(Protocol):
 
 
 class TrainingStore(Protocol):
-    """What operators see and do of learning. Every call raises StoreUnavailable when it cannot be done now, and
-    RequestRejected with status 404 for a policy nobody knows."""
+    """Operators' view of a policy's training, and their changes to it.
 
-    async def look(self, policy: str) -> TrainingView: ...
+    Every method raises NotFound if there is no such policy.
+    """
+
+    async def look(self, policy: str) -> TrainingView:
+        """The status of the policy's training."""
 
     async def versions(self, policy: str) -> list[VersionView]:
-        """All versions there ever were, by number."""
+        """All versions of the policy, by number, removed ones included."""
 
     async def pause(self, policy: str, reason: str) -> TrainingView:
-        """No batch is claimed until `resume`; a step that has one finishes."""
+        """Claim no batch until `resume`; a claimed step finishes."""
 
     async def resume(self, policy: str, *, retry_quarantined: bool = False) -> TrainingView:
-        """Claim batches again; with `retry_quarantined` also of samples that were set aside."""
+        """Claim batches again.
+
+        Args:
+            retry_quarantined: make quarantined samples fresh again.
+        """
 
     async def roll_back(self, policy: str, version: int) -> TrainingView:
-        """Go on from this version: it is the head at once, and answers as soon as an engine has it.
+        """Continue from this version: it becomes the head at once, and active as soon as an engine has it.
+
+        A claimed step is abandoned, a publishing in progress becomes invalid (the epoch changes), and turns trained by
+        later steps are rolled back. Rolling forward to a rolled-back version works the same way.
 
         Raises:
-            RequestRejected: 404, there is no such version; 409, its files are gone, or another is pinned.
+            NotFound: there is no such version.
+            StateConflict: its files were removed, or another version is pinned.
         """
 
     async def pin(self, policy: str, version: int) -> TrainingView:
-        """Let this version answer, as soon as an engine has it and until `unpin`, whatever is trained.
+        """Keep this version active, as soon as an engine has it and until `unpin`, whatever is trained.
 
         Raises:
-            RequestRejected: 404, there is no such version; 409, its files are gone.
+            NotFound: there is no such version.
+            StateConflict: its files were removed.
         """
 
     async def unpin(self, policy: str) -> TrainingView:
-        """Let the newest version answer again; nothing if none is pinned."""
+        """Make the newest version active again; nothing if none is pinned."""
 
     async def recipe(self, policy: str) -> Recipe:
-        """What the policy learns by.
+        """The recipe that the policy learns by.
 
         Raises:
-            RequestRejected: 404, it has none; 409, it has one that is none any more.
+            NotFound: the policy has no recipe.
+            StateConflict: the stored recipe is not valid any more.
         """
 
     async def set_recipe(self, policy: str, recipe: Recipe) -> TrainingView:
-        """Let the policy learn by this recipe from the next step on; nothing if it does already.
+        """Learn by this recipe from the next step on; nothing if the policy does already.
 
         Waiting samples of another signal hash expire at once, for good: `recipe changed`.
 
         Raises:
-            RecipeRejected: learning cannot go on by it from where the policy is.
+            RecipeRejected: no step of it can start from the policy's head.
         """

@@ -1,7 +1,7 @@
-"""Identifiers, and how the outside spells them.
+"""Ids, and their external forms.
 
-Knows nothing about where they are stored. Ids made here are UUIDv7, so that they sort by the time they were
-made; session ids are UUIDv5, so that the same key and client value always name the same session.
+Ids made here are UUIDv7, which sort by creation time. Session ids are UUIDv5, so that the same key and client value
+always give the same session.
 """
 
 from __future__ import annotations
@@ -23,7 +23,7 @@ _RESPONSE_PREFIX = "chatcmpl-"
 
 
 def new_turn_id() -> TurnId:
-    """A fresh turn id, later than every id made before it on this machine."""
+    """A new turn id, greater than every id made before it on this machine."""
     return TurnId(UUID(int=uuid7().int))
 
 
@@ -48,12 +48,12 @@ def new_event_id() -> EventId:
 
 
 def response_id(turn_id: TurnId) -> str:
-    """The `id` a client sees on its completion."""
+    """The `id` of a client's completion."""
     return f"{_RESPONSE_PREFIX}{turn_id.hex}"
 
 
 def turn_id_of(response: str) -> TurnId | None:
-    """The turn a client's response id names, or None if it is not one of ours."""
+    """The turn of a completion's `id`; None if Clawloop did not make the id."""
     try:
         return TurnId(UUID(hex=response.removeprefix(_RESPONSE_PREFIX)))
     except ValueError:
@@ -61,5 +61,5 @@ def turn_id_of(response: str) -> TurnId | None:
 
 
 def version_name(policy: str, version: int, base_model: str) -> str:
-    """What an engine calls a version: the base model's own name for version 0, `{policy}-v{n}` after."""
+    """The model name of a version on engines: the base model's own for version 0, otherwise `{policy}-v{n}`."""
     return base_model if version == 0 else f"{policy}-v{version}"

@@ -1,7 +1,7 @@
-"""What training and publishing need from outside, as they would like to be told it.
+"""Ports of training and publishing.
 
-Knows nothing about who answers. Every store call raises StoreUnavailable when PostgreSQL does not answer in time,
-and RecordUnusable when what it is asked about does not exist.
+Every method of a store is one transaction. It raises StoreUnavailable if PostgreSQL does not answer in time, and
+RecordUnusable if the policy, step, version or engine does not exist.
 """
 
 from __future__ import annotations
@@ -23,141 +23,168 @@ from clawloop.contracts.training import (
 
 
 class StepStore(Protocol):
-    """The ledger of steps."""
+    """Stores steps and their batches."""
 
-    async def look(self, policy: str) -> TrainingView: ...
+    async def look(self, policy: str) -> TrainingView:
+        """The status of the policy's training."""
 
     async def claim(self, policy: str, n: int) -> Claim:
-        """A batch for step `n`, once: asked again, the same batch. Expires what is too old, with a reason.
+        """Claim a batch for step `n`. Idempotent. Samples that cannot be trained expire, with a reason.
 
-        No batch while the policy is paused or too few samples wait; then `policies.work_waiting` is false again.
+        No batch while the policy is paused, has no usable recipe, or too few samples wait; `policies.work_waiting` is
+        then reset.
         """
 
     async def batch(self, policy: str, n: int) -> StepBatch:
-        """What a claimed step takes; the same whenever it is asked for."""
+        """The batch of a claimed step, without samples erased since; the same for every call. Counts an attempt.
+
+        Raises:
+            RecordUnusable: also if the step has ended, or its parent's files were removed.
+        """
 
     async def commit(self, step: StepBatch, trained: TrainedStep) -> StepState:
-        """By compare-and-set: committed if the policy's head and epoch are the batch's, else abandoned.
+        """Commit by compare-and-set: the step is abandoned if the policy's head or epoch is not the batch's.
 
-        Twice is once: a step that is committed with this hash stays it.
+        Idempotent for an adapter with the same hash; another adapter for a committed step returns abandoned.
+
+        Raises:
+            RecordUnusable: also if the trained version is not the one the step makes.
         """
 
     async def quarantine(self, policy: str, n: int, reason: str) -> None:
-        """Set the step's samples aside and pause training, in one transaction; twice is once."""
+        """Quarantine a claimed step and its samples, and pause training; nothing if the step has ended."""
 
     async def abandon(self, policy: str, n: int, reason: str) -> None:
-        """Give a claimed step up; its samples are free again."""
+        """Abandon a claimed step; its samples are fresh again. Nothing if the step has ended."""
 
     async def hand_back(self, policy: str, n: int, reason: str) -> None:
-        """The same, and pause training with the reason: the samples are good, the recipe is not. Twice is once.
+        """Abandon a claimed step whose recipe cannot be used, and pause training; nothing if the step has ended.
 
-        No pause where the policy has another recipe by now.
+        Training is not paused if the policy has another recipe by now.
         """
 
     async def expire(self, policy: str, n: int, reason: str) -> None:
-        """Give a claimed step up that teaches nothing; its samples expire with the reason. Twice is once."""
+        """Abandon a claimed step without anything to learn; its samples expire. Nothing if the step has ended."""
 
     async def committed(self, policy: str, n: int) -> VersionRef | None:
-        """The version step `n` made; None if it is not committed."""
+        """The version that step `n` made; None if the step is not committed."""
 
 
 class Trainer(Protocol):
-    """Where steps are computed."""
+    """Computes steps."""
 
     async def train(self, step: StepBatch, report: Callable[[str], None]) -> TrainedStep:
-        """One step, to an adapter on disk. `report` is told what it is at, for heartbeats; it may be called often.
+        """Compute a step and write its adapter to disk.
+
+        Args:
+            report: gets the current phase, for heartbeats; called often.
 
         Raises:
-            StepDiverged, NothingToTrain, AdapterUnusable, ModelUnsupported, SampleUnusable: it will never work.
-            RecipeRejected: nor will any other batch of this recipe on this base model.
-            TrainerUnavailable: ask again; e.g. one of its ranks died.
+            StepDiverged, NothingToTrain, AdapterUnusable, ModelUnsupported, SampleUnusable: this batch can never be
+                trained.
+            RecipeRejected: no batch of this recipe can be trained on this base model.
+            TrainerUnavailable: retry; e.g. a rank died.
         """
 
 
 class PublishingStore(Protocol):
-    """Which versions engines should have, have, and which one answers."""
+    """Stores which versions engines should have and have loaded, and which one is active."""
 
-    async def engines(self) -> list[Engine]: ...
+    async def engines(self) -> list[Engine]:
+        """All engines with their loaded versions."""
 
     async def wanted(self, engine_id: str) -> list[VersionRef]:
-        """Versions this engine should have: of each policy head, active and pinned ones, oldest first."""
+        """The versions this engine should have: head, active and pinned one of each policy, oldest first."""
 
-    async def loaded(self, engine_id: str, policy: str, n: int) -> None: ...
+    async def loaded(self, engine_id: str, policy: str, n: int) -> None:
+        """Record that the engine has loaded a version. Idempotent."""
 
-    async def unloaded(self, engine_id: str, policy: str, n: int) -> None: ...
+    async def unloaded(self, engine_id: str, policy: str, n: int) -> None:
+        """Record that the engine has unloaded a version. Idempotent."""
 
     async def forget(self, engine_id: str) -> None:
-        """It has lost all it had loaded: nothing is routed there but the base."""
+        """Record that the engine has lost all its versions: only the base model is routed there."""
 
     async def report(self, engine_id: str, problem: str | None) -> None:
-        """Why the engine is out of rotation; None: it works."""
+        """Record why the engine is out of rotation; None: it works."""
 
     async def activate(self, policy: str, n: int, epoch: int) -> bool:
-        """Let version `n` answer from now on and tell gateways; forward only within an epoch, not while another is
-        pinned, and only if an engine has it. False if something of this does not hold (any more)."""
+        """Make version `n` the active one and notify gateways; False if that is not permitted.
+
+        Permitted is a version that an engine in rotation has loaded, within the same epoch and while no other version
+        is pinned. It must be on the path to the head, and newer than the active version if that is on the path too.
+        """
 
     async def unloadable(self, engine_id: str, age: timedelta) -> list[VersionRef]:
-        """Loaded versions that are neither wanted nor were active within `age`."""
+        """The engine's loaded versions that are not wanted and were neither active nor loaded within `age`."""
 
     async def removable(self, age: timedelta) -> list[VersionRef]:
-        """Versions whose files nobody needs: older than `age`, on no engine, and no step may begin from them."""
+        """Versions whose files can be removed.
+
+        They were created and retired longer than `age` ago, are on no engine, not wanted and not among the newest of
+        the path; no claimed step starts from them, and no waiting sample with a hint or waiting turn was answered by them.
+        """
 
     async def mark_removed(self, policy: str, n: int, age: timedelta) -> bool:
-        """Note that a version's files are gone, unless it is not removable any more: then False."""
+        """Record that a version's files are removed; False if it is not removable any more."""
 
     async def leftover(self, directories: Sequence[AdapterDirectory]) -> list[AdapterDirectory]:
-        """Those that no version has and none will have: their step is over, and another attempt was committed or none.
-        One whose step nobody knows is somebody else's, and stays."""
+        """Those directories whose step has ended and whose path no version has.
+
+        A late attempt needs its step's row to be claimed, so this needs no age. Directories of unknown steps belong to
+        another installation and are not returned.
+        """
 
 
 class AdapterFiles(Protocol):
     async def are_here(self) -> bool:
-        """Whether this machine has the folder."""
+        """Whether this machine has the adapters folder."""
 
     async def directories(self) -> list[AdapterDirectory]:
-        """The finished ones there are here, whoever has them, and those whose removal was cut short."""
+        """The finished adapter directories on this machine, and those whose removal was interrupted."""
 
     async def remove(self, path: str) -> bool:
-        """Delete a version's directory; one that is gone is no error. False if it cannot be told here.
+        """Delete a version's directory, if it exists. False if this machine does not have the adapters folder.
 
         Args:
             path: as in `VersionRef`.
 
         Raises:
-            AdapterUnusable: it cannot be deleted.
+            AdapterUnusable: the directory cannot be deleted.
         """
 
 
 class EngineControl(Protocol):
-    """One vLLM, as its agent holds it. Every call raises EngineUnavailable when it does not answer."""
+    """Controls one vLLM engine. Every method raises EngineUnavailable if the engine does not answer."""
 
     async def load(self, version: VersionRef, name: str) -> None:
-        """Load it under `name`, and see that it answers one token.
+        """Load a version under `name`, and check that it generates one token.
 
         Raises:
-            EngineRejected: it cannot be loaded; AdapterUnusable: the files are not what the ledger says.
+            EngineRejected: the engine cannot load it.
+            AdapterUnusable: the files are not those of the version.
         """
 
     async def unload(self, name: str) -> None: ...
 
     async def names(self) -> frozenset[str]:
-        """The adapters it has."""
+        """Names of the loaded adapters."""
 
     async def running(self) -> frozenset[str]:
-        """The adapters that have requests, running or waiting."""
+        """Names of the adapters with running or waiting requests."""
 
     async def slots(self) -> int:
-        """How many adapters may have requests running at once; one more waits."""
+        """Number of adapters whose requests can run at once; requests of further adapters wait."""
 
     async def healthy(self) -> bool:
-        """Whether it answers. Raises EngineUnavailable only when it is silent, which a busy engine may be."""
+        """Whether the engine is healthy. Raises EngineUnavailable only on a timeout, which a busy engine may cause."""
 
 
 class PublishNotifier(Protocol):
-    """What tells engines' workflows that there is a version to load."""
+    """Notifies engines' workflows of versions to load."""
 
     async def publish(self, engine_ids: Sequence[str]) -> None:
-        """Wake them; twice is once.
+        """Notify these engines' workflows. Idempotent.
 
         Raises:
             SignalFailed
@@ -165,24 +192,24 @@ class PublishNotifier(Protocol):
 
 
 class EngineWorkflows(Protocol):
-    """The workflows of engines, by the engines' ids."""
+    """Engines' workflows, by engine id."""
 
     async def running(self) -> frozenset[str]:
-        """Engines that have one, as far as Temporal has it indexed, which is seconds behind at most.
+        """Engines with a running workflow, as indexed by Temporal, at most seconds late.
 
         Raises:
             SignalFailed
         """
 
     async def begin(self, engine_id: str) -> None:
-        """See that it runs; twice is once.
+        """Start the engine's workflow if it does not run. Idempotent.
 
         Raises:
             SignalFailed
         """
 
     async def end(self, engine_id: str) -> None:
-        """Have it complete; nothing if it does not run.
+        """End the engine's workflow; nothing if it does not run.
 
         Raises:
             SignalFailed
@@ -190,21 +217,24 @@ class EngineWorkflows(Protocol):
 
 
 class WorkNotifier(Protocol):
-    """What tells policies' training workflows that a batch waits."""
+    """Notifies policies' training workflows of a waiting batch."""
 
     async def notify_work(self, policy: str) -> None:
-        """Tell the workflow, and begin it if it does not run. Twice is once.
+        """Signal the policy's workflow, and start it if it does not run. Idempotent.
 
         Raises:
-            SignalFailed: the sweep will tell it.
+            SignalFailed: the sweep retries.
         """
 
 
 class WorkStore(Protocol):
-    """Which policies' training workflows have to be told that work waits."""
+    """Stores which training workflows need a signal that a batch waits."""
 
     async def pending_work(self, age: timedelta) -> list[str]:
-        """Policies with work whose workflow was never told of it, or longer than `age` ago."""
+        """Policies with a waiting batch whose workflow was not notified, or longer than `age` ago.
+
+        While a step is claimed, 60 times `age`.
+        """
 
     async def mark_work_notified(self, policies: Sequence[str]) -> None:
-        """Note that their workflows were told now."""
+        """Record that the policies' workflows were notified now."""

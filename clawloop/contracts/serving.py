@@ -1,4 +1,4 @@
-"""What the gateway routes by: keys, policies, engines."""
+"""Records that the gateway routes by: keys, policies, engines."""
 
 from __future__ import annotations
 
@@ -11,7 +11,7 @@ from clawloop.ids import ApiKeyId
 
 
 class Scope(StrEnum):
-    """What a key may do."""
+    """What a key permits."""
 
     CHAT = "chat"  # /v1
     ADMIN = "admin"  # /admin/v1
@@ -19,7 +19,7 @@ class Scope(StrEnum):
 
 @dataclass(frozen=True, slots=True)
 class ApiKey:
-    """A key that was presented and found to be good."""
+    """An authenticated API key."""
 
     id: ApiKeyId
     policy: str
@@ -32,9 +32,9 @@ class Policy:
 
     Args:
         base_model: the name under which engines serve version 0.
-        aliases: model names that mean this policy, beside `policy` and `policy-side`.
-        active: the version new requests get.
-        sampling: what fills the sampling fields a client leaves out.
+        aliases: model names of this policy besides `policy` and `policy-side`.
+        active: the version that answers new requests.
+        sampling: defaults of sampling fields that a client leaves out.
     """
 
     id: str
@@ -49,10 +49,10 @@ class Engine:
     """One vLLM server.
 
     Args:
-        versions: per policy, the adapter versions it has loaded; version 0 needs no loading.
+        versions: loaded adapter versions per policy; version 0 needs no loading.
         draining: takes no new requests.
-        problem: why its agent says it lacks something or does not answer; None: it works, or has no agent. Requests
-            go by `versions` and by each gateway's own look at its health, not by this.
+        problem: its agent's reason why it lacks a version or does not answer; None: it works, or has no agent. Routing
+            uses `versions` and each gateway's own health checks, not this.
     """
 
     id: str
@@ -64,7 +64,7 @@ class Engine:
 
 @dataclass(frozen=True, slots=True)
 class Directory:
-    """What the gateway routes by, read from Postgres about once a second and kept when that is away."""
+    """Policies and engines, read from PostgreSQL about once a second and cached while it is down."""
 
     policies: tuple[Policy, ...]
     engines: tuple[Engine, ...]
@@ -72,11 +72,11 @@ class Directory:
 
 @dataclass(frozen=True, slots=True)
 class RouteKey:
-    """What a request needs of an engine.
+    """The requirements of a request on its engine.
 
     Args:
-        model: the name the engine serves it under.
-        affinity: requests with the same value go to the same engine while it is healthy, for its prefix cache.
+        model: the version's name on the engine.
+        affinity: requests with the same value go to the same healthy engine, for its prefix cache.
     """
 
     policy: str

@@ -1,6 +1,6 @@
-"""Sessions, and the messages their workflows receive: ids, never the text of a conversation.
+"""Records of sessions, and the messages to their workflows: ids, never text of a conversation.
 
-Durable: open workflows and saved histories hold these records; later fields are optional.
+Open workflows and saved histories hold these records: new fields must be optional.
 """
 
 from __future__ import annotations
@@ -17,18 +17,18 @@ from clawloop.ids import FeedbackId, SessionId, TurnId
 
 class SessionState(StrEnum):
     OPEN = "open"
-    ENDING = "ending"  # the client said that its last turn was the last
+    ENDING = "ending"  # the client ended the session with its last turn
     CLOSED = "closed"
 
 
 @dataclass(frozen=True, slots=True)
 class SessionFacts:
-    """What a session's workflow is begun with.
+    """The input of a session's workflow.
 
     Args:
-        identified_by: what named the session (SessionSource).
-        since: when the turn that is announced began.
-        version: the adapter version that answered it.
+        identified_by: SessionSource of its first turn.
+        since: when the notified turn, or the session, began.
+        version: the adapter version that answered the turn.
     """
 
     session_id: SessionId
@@ -40,7 +40,7 @@ class SessionFacts:
 
 @dataclass(frozen=True, slots=True)
 class TurnRecorded:
-    """A message to a session's workflow: a main turn is in Postgres. Ids only, never text."""
+    """Notifies a session's workflow of a stored main turn."""
 
     turn_id: TurnId
     version: int
@@ -49,7 +49,7 @@ class TurnRecorded:
 
 @dataclass(frozen=True, slots=True)
 class FeedbackGiven:
-    """A message to a session's workflow: somebody rated or commented on a turn."""
+    """Notifies a session's workflow of a rating of, or comment on, a turn."""
 
     feedback_id: FeedbackId
     turn_id: TurnId
@@ -57,10 +57,10 @@ class FeedbackGiven:
 
 @dataclass(frozen=True, slots=True)
 class RejudgeRequested:
-    """A message to a session's workflow: an operator wants a turn judged once more.
+    """Asks a session's workflow to judge a turn once more, for an operator.
 
     Args:
-        revision: of the judgement wanted; asked for twice, it is made once.
+        revision: of the requested judgement, which makes the request idempotent.
     """
 
     turn_id: TurnId
@@ -69,11 +69,11 @@ class RejudgeRequested:
 
 @dataclass(frozen=True, slots=True)
 class ContentErased:
-    """A message to a session's workflow: a person had content of it erased.
+    """Notifies a session's workflow of an erasure.
 
     Args:
-        turns: the newest of its erased main turns, as many as fit a message.
-        whole: all there was of the session, so that it ends unless a newer turn came.
+        turns: the newest erased main turns of the session, as many as fit a message.
+        whole: all of the session was erased, so that the workflow ends unless there is a newer turn.
     """
 
     turns: tuple[TurnId, ...]
@@ -106,13 +106,14 @@ class TurnResult(BaseModel):
 
 @dataclass(frozen=True, slots=True)
 class Erasure:
-    """What an erasure did.
+    """The result of an erasure.
 
     Args:
-        turns: how many lost their content now; 0 if all had before.
-        expired: how many samples that waited for a step do not any more.
-        learned: how many samples of what is gone steps have learned, or are learning. That stays in their versions.
-        told: for the session's workflow; the same whenever the same is erased.
+        turns: how many turns lost their content; 0 if all had been erased before.
+        expired: how many waiting samples expired.
+        learned: how many samples of erased turns are trained or being trained; those steps' versions keep what they
+            learned.
+        told: the message to the session's workflow; the same for every repetition.
     """
 
     session: SessionFacts
@@ -123,11 +124,11 @@ class Erasure:
 
 
 class FeedbackEffect(StrEnum):
-    """What feedback does, as far as can be told when it is given."""
+    """The effect of feedback, as far as it is known when the feedback is stored."""
 
-    AMENDS = "amends"  # the turn's judgement, which no step has used yet
-    NEW_SAMPLE = "new_sample"  # a step has used the old one
-    RECORDED = "recorded"  # the turn cannot be trained; it is kept and shown
+    AMENDS = "amends"  # changes the turn's judgement, which no step has used yet
+    NEW_SAMPLE = "new_sample"  # makes another sample, as a step has used the old one
+    RECORDED = "recorded"  # is stored only, as the turn cannot be trained
 
 
 @dataclass(frozen=True, slots=True)

@@ -1,7 +1,6 @@
-"""What learning speaks of beyond one turn: steps, the batches they take, the versions they make.
+"""Records of training: samples, steps, their batches, the versions they make.
 
-Knows nothing about torch, stores or Temporal. A step of number n makes version n; numbers are never used again,
-so a step that was given up leaves a gap.
+Step n makes version n. Numbers are never reused, so that an abandoned step leaves a gap.
 """
 
 from __future__ import annotations
@@ -18,23 +17,23 @@ from clawloop.recipes.recipe import Recipe
 
 
 class SampleState(StrEnum):
-    """What became of a sample."""
+    """The state of a sample."""
 
     FRESH = "fresh"  # waits for a step
-    CLAIMED = "claimed"  # in a step that is being computed
+    CLAIMED = "claimed"  # in a step that is not finished
     TRAINED = "trained"
     EXPIRED = "expired"
     QUARANTINED = "quarantined"
-    SUPERSEDED = "superseded"  # feedback changed the judgement before a step took it
+    SUPERSEDED = "superseded"  # another judgement of the turn replaced it before a step took it
 
 
 class StepState(StrEnum):
-    """How far a step is."""
+    """The state of a step."""
 
-    CLAIMED = "claimed"  # it has a batch and is being computed, or will be again
-    COMMITTED = "committed"  # its version is the policy's head, or was
-    ABANDONED = "abandoned"  # the policy moved on without it; its samples are free again
-    QUARANTINED = "quarantined"  # its numbers were bad; its samples are not taken again unless asked for
+    CLAIMED = "claimed"  # it has a batch and is being computed, or will be
+    COMMITTED = "committed"  # its version is, or was, the policy's head
+    ABANDONED = "abandoned"  # the policy moved on without it; its samples are fresh again
+    QUARANTINED = "quarantined"  # it can never succeed; its samples wait for an operator's retry
 
 
 class TrainingState(StrEnum):
@@ -48,8 +47,8 @@ class VersionRef:
     """A version's files.
 
     Args:
-        path: the directory, below the data folder's `adapters`, e.g. `default/v3-0123456789ab`.
-        sha256: of the adapter, hexadecimal; what `adapter.check_version` takes.
+        path: the directory below the data folder's `adapters`, e.g. `default/v3-0123456789ab`.
+        sha256: hash of the adapter, hexadecimal.
     """
 
     policy: str
@@ -61,7 +60,7 @@ class VersionRef:
 
 @dataclass(frozen=True, slots=True)
 class AdapterDirectory:
-    """What an attempt at a step left on disk, by its name; whether a version has it, the ledger knows.
+    """An adapter directory on disk, by the step in its name; the database knows whether a version has it.
 
     Args:
         path: as in `VersionRef`.
@@ -74,15 +73,15 @@ class AdapterDirectory:
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class BatchSample:
-    """One judged response with all that its turn recorded; every length agrees.
+    """A judged response with the tokens its turn recorded; all lengths agree.
 
     Args:
-        logprobs: recorded when sampling, one for each response token.
-        temperature: recorded when sampling.
+        logprobs: of the response tokens when they were sampled.
+        temperature: of sampling.
         version: the version that answered.
-        reward: None if the verdict says nothing.
-        hinted_prompt_ids: None if there is no hint.
-        explicit: it comes from explicit feedback, so it does not age.
+        reward: None without a reward term.
+        hinted_prompt_ids: None without a hint.
+        explicit: comes from explicit feedback, and therefore never becomes stale.
     """
 
     sample_id: SampleId
@@ -98,15 +97,15 @@ class BatchSample:
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class StepBatch:
-    """All that a step depends on.
+    """The input of a step.
 
     Args:
-        base_model: the policy's base, by the name under which engines serve it.
-        parent: the version it starts from; None is version 0.
-        epoch: the policy's when the batch was claimed.
+        base_model: the policy's base model, by its name on engines.
+        parent: the version the step starts from; None is version 0.
+        epoch: the policy's epoch when the batch was claimed.
         samples: in the order in which they were claimed.
         teachers: earlier versions that answered samples with a hint, by number; neither 0 nor the parent.
-        without_hint: samples whose hint nobody can read any more, and why.
+        without_hint: samples whose hint cannot be used any more, and why.
     """
 
     policy: str
@@ -122,12 +121,12 @@ class StepBatch:
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class StepFigures:
-    """What a step measured; see `clawloop.training.step.StepReport`.
+    """Measurements of a step; see `clawloop.training.step.StepReport`.
 
     Args:
         dropped: samples left out, and why.
         without_hint: samples of which only the verdict was trained, and why.
-        seconds: from the batch's arrival to the adapter's last byte.
+        seconds: from receiving the batch to the adapter's last byte.
     """
 
     loss: float
@@ -168,17 +167,17 @@ class Claim:
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class TrainingView:
-    """How learning stands, for people and for the training workflow, whose saved histories hold it.
+    """The status of a policy's training, for people and for the training workflow, whose saved histories hold it.
 
     Args:
-        reason: in words: what it waits for, or why it is paused.
-        ready: fresh samples; needed: a full batch; judging: turns that wait for their next state or their judge.
+        reason: what training waits for, or why it is paused.
+        ready: number of fresh samples; needed: of a full batch; judging: of turns that wait for next state or judge.
         oldest_seconds: how long the oldest fresh sample has waited; None without one.
         max_wait_seconds: a smaller batch is taken once it has waited this long; None without a recipe.
-        step: the number of the step that is claimed, or that comes next.
+        step: number of the claimed step, or of the next one.
         head: the newest committed version on the current path; version: the active one.
         pinned: the version that stays active whatever is trained; None if none.
-        unpublished: head is not active yet, nothing holds it back.
+        unpublished: the head should be active and is not yet.
     """
 
     policy: str
@@ -205,10 +204,10 @@ class VersionView:
 
     Args:
         parent: None for version 0.
-        state: in words: `active`, `head`, `on the path`, `rolled back`, `files removed`; several joined by commas.
-        engines: those that have it loaded; every engine has version 0.
-        metrics: what its step measured (`StepFigures`, with the numbers of samples
-            that were dropped or trained without their hint); None for version 0.
+        state: `active`, `head`, `on the path`, `rolled back`, `files removed`; several joined by commas.
+        engines: ids of those that have loaded it; every engine has version 0.
+        metrics: its `StepFigures`, with the number of samples dropped and trained without their hint; None for
+            version 0.
     """
 
     n: int

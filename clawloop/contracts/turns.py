@@ -1,7 +1,6 @@
-"""The records our parts hand to each other.
+"""Records of turns.
 
-Knows nothing about HTTP, Postgres or Temporal. Durable: a field once written stays readable; later fields are
-optional. Lengths that disagree raise; what is not known is None.
+The spool holds them: new fields must be optional. Unknown values are None.
 """
 
 from __future__ import annotations
@@ -35,9 +34,9 @@ class TurnStatus(StrEnum):
 
 
 class TurnOutcome(StrEnum):
-    """What became of a turn. `outcome_detail` says why."""
+    """The outcome of a turn; `outcome_detail` has the reason."""
 
-    WAITING = "waiting"  # for its next state or its judge
+    WAITING = "waiting"  # waits for its next state or its judge
     SIDE = "side"  # a side turn
     NO_FEEDBACK = "no_feedback"  # no later message is about it
     NOT_TRAINABLE = "not_trainable"  # e.g. sampled with top_p < 1, or no reply
@@ -52,7 +51,7 @@ class TurnOutcome(StrEnum):
 
 
 class SessionSource(StrEnum):
-    """What identified a session, in the order in which they are looked at (DESIGN section 6)."""
+    """What identified a session, in order of precedence."""
 
     HEADER = "x-session-id"
     AFFINITY = "x-session-affinity"
@@ -60,17 +59,17 @@ class SessionSource(StrEnum):
     BODY = "session_id"
     METADATA = "metadata.session_id"
     OPENCLAW = "openclaw sessionId"
-    CONVERSATION = "conversation"  # nothing named it: its messages do
+    CONVERSATION = "conversation"  # no name: its messages identify it
 
 
 @dataclass(frozen=True, slots=True)
 class SessionEvidence:
-    """What a request says about the session it belongs to.
+    """What a request tells about its session.
 
     Args:
-        source: where it was said.
+        source: which part of the request.
         value: the client's own value; None exactly when `source` is CONVERSATION.
-        narrowing: values that never name a session but keep equal conversations apart (`user`, …).
+        narrowing: values that name no session but keep equal conversations apart (`user`, …).
     """
 
     source: SessionSource
@@ -86,26 +85,26 @@ class KindDecision:
 
 @dataclass(frozen=True, slots=True)
 class TurnRecord:
-    """One finished turn as the gateway saw it, before it has a place among other turns.
+    """A finished turn as the gateway recorded it.
 
-    Self-contained: what it lacks (session, parent) is found when it is entered, so it can wait in the spool.
+    Session and parent are found when it is inserted, so that it can wait in the spool.
 
     Args:
-        turn_id: ours; also the `id` of the client's completion.
+        turn_id: also in the `id` of the client's completion.
         group_id: the first turn of an `n > 1` request; None for n = 1.
         choice: index of this choice in its request.
         alias: the model name the client asked for.
         version: the adapter version that answered; 0 is the base model.
         engine_id: None if no engine took the request.
-        messages: the request's messages, untouched.
-        tools: the request's tools, untouched.
+        messages: the request's messages, unchanged.
+        tools: the request's tools, unchanged.
         response: the assistant message as relayed; None if there was none.
-        prompt_ids, response_ids: the engine's own; None if it did not say.
+        prompt_ids, response_ids: as the engine returned them; None if it did not.
         logprobs: of `response_ids`, under the recorded sampling; None if unknown.
-        sampling: every sampling field the engine was given, defaults filled in.
-        finish_reason: the engine's own word; None if the reply did not end.
+        sampling: every sampling field sent to the engine, with defaults.
+        finish_reason: the engine's; None if the reply did not end.
         error: why status is ERROR, or why the tokens are unknown.
-        ends_session: the client said that the session ends with this turn.
+        ends_session: the client ends the session with this turn.
     """
 
     turn_id: TurnId
@@ -145,11 +144,11 @@ class TurnRecord:
 
 @dataclass(frozen=True, slots=True)
 class InsertedTurn:
-    """Where a turn record found its place.
+    """The result of inserting a turn.
 
     Args:
-        duplicate: it had been entered before; nothing was written.
-        erased: its session was erased after it began, so that it was entered without its content.
+        duplicate: the turn was stored before; nothing was written.
+        erased: what it belongs to was erased after it began, so that it was stored without its content.
     """
 
     turn_id: TurnId
@@ -161,12 +160,12 @@ class InsertedTurn:
 
 @dataclass(frozen=True, slots=True)
 class StoredTurn:
-    """A turn as it stands among the others: what was recorded, and what became of it.
+    """A stored turn: its record, session, parent and outcome.
 
     Args:
-        record: exactly as it was entered, rebuilt.
-        outcome_detail: why; None while there is nothing to say.
-        announced_at: when its session's workflow was told; None if it was not.
+        record: exactly as it was inserted.
+        outcome_detail: reason of the outcome; None without one.
+        announced_at: when its session's workflow was notified; None if it was not.
     """
 
     record: TurnRecord

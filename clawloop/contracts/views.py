@@ -1,7 +1,4 @@
-"""Sessions and turns as people look at them, in the API and on the command line.
-
-Knows nothing about storage. What is not known is None.
-"""
+"""Sessions and turns as the API and the command line show them. Unknown values are None."""
 
 from __future__ import annotations
 
@@ -19,9 +16,9 @@ class SessionView:
     """A session in a list.
 
     Args:
-        external_id: the client's own value; None if nothing named it.
-        waiting, sampled: how many of its main turns are undecided, and have a sample.
-        closed_why: None while it was never closed.
+        external_id: the client's own value; None if the client named none.
+        waiting, sampled: number of its turns that wait, and that have a sample.
+        closed_why: None if it was never closed.
         guarantee: what the at-least-one rule did at its first close.
     """
 
@@ -43,13 +40,13 @@ class SessionView:
 
 @dataclass(frozen=True, slots=True)
 class TurnView:
-    """A turn, and what became of it.
+    """A turn with its outcome.
 
     Args:
-        number: its place among the session's main turns, from 1; None for a side turn.
-        why: of its outcome; None while there is nothing to say.
-        votes: how many valid ones it has.
-        step: the step it was trained in.
+        number: its position among the session's main turns, from 1; None for a side turn.
+        why: reason of its outcome; None without one.
+        votes: number of valid votes.
+        step: the step that trained it; None if none did.
     """
 
     id: TurnId

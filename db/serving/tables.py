@@ -31,9 +31,7 @@ class PolicyRow(Base):
     paused_at: Mapped[datetime | None]
     work_waiting: Mapped[bool] = mapped_column(server_default=text("false"))
     work_signalled_at: Mapped[datetime | None]  # when its training workflow was notified
-    recipe_hash: Mapped[str | None] = mapped_column(
-        ForeignKey("recipes.hash")
-    )  # what it learns by; None: it does not learn
+    recipe_hash: Mapped[str | None] = mapped_column(ForeignKey("recipes.hash"))  # None: the policy does not learn
     verdict_count: Mapped[int] = mapped_column(server_default=text("0"))  # verdicts of +1 and -1 so far
     verdict_total: Mapped[int] = mapped_column(server_default=text("0"))  # their sum
     created_at: Mapped[datetime] = mapped_column(server_default=text("now()"))
