@@ -136,7 +136,7 @@ class Erasures(Protocol):
         """Erase a session, including turns of it not inserted yet; None if there is no such session."""
 
     async def erase_turn(self, turn: TurnId) -> Erasure | None:
-        """Erase a turn, other replies to its request, and all turns that continue them; None if there is no such turn."""
+        """Erase a turn, other replies to its request, and all turns that continue them; None if there is none."""
 
 
 class KeyStore(Protocol):

@@ -122,7 +122,7 @@ class PublishingStore(Protocol):
         """Versions whose files can be removed.
 
         They were created and retired longer than `age` ago, are on no engine, not wanted and not among the newest of
-        the path; no claimed step starts from them, and no waiting sample with a hint or waiting turn was answered by them.
+        the path. No claimed step starts from them; they answered no waiting turn and no waiting sample with a hint.
         """
 
     async def mark_removed(self, policy: str, n: int, age: timedelta) -> bool:

@@ -1,6 +1,7 @@
-"""Records of training: samples, steps, their batches, the versions they make.
+"""What learning speaks of beyond one turn: steps, the batches they take, the versions they make.
 
-Step n makes version n. Numbers are never reused, so that an abandoned step leaves a gap.
+Knows nothing about torch, stores or Temporal. A step of number n makes version n; numbers are never used again,
+so a step that was given up leaves a gap.
 """
 
 from __future__ import annotations
@@ -17,23 +18,23 @@ from clawloop.recipes.recipe import Recipe
 
 
 class SampleState(StrEnum):
-    """The state of a sample."""
+    """What became of a sample."""
 
     FRESH = "fresh"  # waits for a step
-    CLAIMED = "claimed"  # in a step that is not finished
+    CLAIMED = "claimed"  # in a step that is being computed
     TRAINED = "trained"
     EXPIRED = "expired"
     QUARANTINED = "quarantined"
-    SUPERSEDED = "superseded"  # another judgement of the turn replaced it before a step took it
+    SUPERSEDED = "superseded"  # feedback changed the judgement before a step took it
 
 
 class StepState(StrEnum):
-    """The state of a step."""
+    """How far a step is."""
 
-    CLAIMED = "claimed"  # it has a batch and is being computed, or will be
-    COMMITTED = "committed"  # its version is, or was, the policy's head
-    ABANDONED = "abandoned"  # the policy moved on without it; its samples are fresh again
-    QUARANTINED = "quarantined"  # it can never succeed; its samples wait for an operator's retry
+    CLAIMED = "claimed"  # it has a batch and is being computed, or will be again
+    COMMITTED = "committed"  # its version is the policy's head, or was
+    ABANDONED = "abandoned"  # the policy moved on without it; its samples are free again
+    QUARANTINED = "quarantined"  # its numbers were bad; its samples are not taken again unless asked for
 
 
 class TrainingState(StrEnum):
@@ -47,8 +48,8 @@ class VersionRef:
     """A version's files.
 
     Args:
-        path: the directory below the data folder's `adapters`, e.g. `default/v3-0123456789ab`.
-        sha256: hash of the adapter, hexadecimal.
+        path: the directory, below the data folder's `adapters`, e.g. `default/v3-0123456789ab`.
+        sha256: of the adapter, hexadecimal; what `adapter.check_version` takes.
     """
 
     policy: str
@@ -60,7 +61,7 @@ class VersionRef:
 
 @dataclass(frozen=True, slots=True)
 class AdapterDirectory:
-    """An adapter directory on disk, by the step in its name; the database knows whether a version has it.
+    """What an attempt at a step left on disk, by its name; whether a version has it, the ledger knows.
 
     Args:
         path: as in `VersionRef`.
@@ -73,15 +74,15 @@ class AdapterDirectory:
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class BatchSample:
-    """A judged response with the tokens its turn recorded; all lengths agree.
+    """One judged response with all that its turn recorded; every length agrees.
 
     Args:
-        logprobs: of the response tokens when they were sampled.
-        temperature: of sampling.
+        logprobs: recorded when sampling, one for each response token.
+        temperature: recorded when sampling.
         version: the version that answered.
-        reward: None without a reward term.
-        hinted_prompt_ids: None without a hint.
-        explicit: comes from explicit feedback, and therefore never becomes stale.
+        reward: None if the verdict says nothing.
+        hinted_prompt_ids: None if there is no hint.
+        explicit: it comes from explicit feedback, so it does not age.
     """
 
     sample_id: SampleId
@@ -97,15 +98,15 @@ class BatchSample:
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class StepBatch:
-    """The input of a step.
+    """All that a step depends on.
 
     Args:
-        base_model: the policy's base model, by its name on engines.
-        parent: the version the step starts from; None is version 0.
-        epoch: the policy's epoch when the batch was claimed.
+        base_model: the policy's base, by the name under which engines serve it.
+        parent: the version it starts from; None is version 0.
+        epoch: the policy's when the batch was claimed.
         samples: in the order in which they were claimed.
         teachers: earlier versions that answered samples with a hint, by number; neither 0 nor the parent.
-        without_hint: samples whose hint cannot be used any more, and why.
+        without_hint: samples whose hint nobody can read any more, and why.
     """
 
     policy: str
@@ -121,12 +122,12 @@ class StepBatch:
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class StepFigures:
-    """Measurements of a step; see `clawloop.training.step.StepReport`.
+    """What a step measured; see `clawloop.training.step.StepReport`.
 
     Args:
         dropped: samples left out, and why.
         without_hint: samples of which only the verdict was trained, and why.
-        seconds: from receiving the batch to the adapter's last byte.
+        seconds: from the batch's arrival to the adapter's last byte.
     """
 
     loss: float
