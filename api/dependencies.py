@@ -10,7 +10,6 @@ from fastapi import Request
 
 from api.auth import KeyRing
 from api.chat.versions import VersionChooser
-from api.directory import DirectoryCache
 from api.ports import (
     Engines,
     Erasures,
@@ -24,6 +23,7 @@ from api.ports import (
 )
 from api.recording.notifier import NotificationQueue
 from api.recording.recorder import Recorder
+from clawloop.serving.directory import DirectoryCache
 from clawloop.telemetry.metrics import GatewayMetrics
 
 

@@ -10,7 +10,7 @@ from collections.abc import AsyncIterator, Sequence
 from contextlib import AbstractAsyncContextManager
 from typing import Protocol
 
-from clawloop.contracts.serving import ApiKey, Directory, RouteKey
+from clawloop.contracts.serving import ApiKey, RouteKey
 from clawloop.contracts.sessions import (
     ContentErased,
     Erasure,
@@ -142,16 +142,6 @@ class Erasures(Protocol):
 class KeyStore(Protocol):
     async def authenticate(self, secret: str) -> ApiKey | None:
         """The key with this secret; None if there is none or it was revoked."""
-
-
-class DirectoryStore(Protocol):
-    async def read(self) -> Directory:
-        """All policies and engines."""
-
-
-class DirectoryChanges(Protocol):
-    def changes(self) -> AsyncIterator[None]:
-        """Yields when the directory changed, and when changes may have been missed; never ends by itself."""
 
 
 class Answer(Protocol):

@@ -15,10 +15,10 @@ from fastapi import APIRouter, Query, Request
 from pydantic import BaseModel
 
 from api.dependencies import services_of
-from api.directory import DirectoryCache
 from clawloop.contracts.serving import ApiKey, Directory, Policy, Scope
 from clawloop.errors import RequestRejected
 from clawloop.ids import version_name
+from clawloop.serving.directory import DirectoryCache
 
 router = APIRouter()
 
@@ -77,7 +77,7 @@ async def find_model(name: str, key: ApiKey, directory: DirectoryCache) -> tuple
     try:
         return policy, choose_model(name, policy, loaded_versions(directory.now, policy))
     except RequestRejected:
-        await directory.look_afresh()
+        await directory.refresh()
         policy = directory.policy(key.policy)
         return policy, choose_model(name, policy, loaded_versions(directory.now, policy))
 

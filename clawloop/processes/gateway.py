@@ -15,7 +15,6 @@ from api.app import create_app
 from api.auth import KeyRing
 from api.chat.versions import VersionChooser
 from api.dependencies import Limits, Services
-from api.directory import DirectoryCache
 from api.ports import Operations
 from api.recording.notifier import NotificationQueue
 from api.recording.recorder import Recorder
@@ -25,6 +24,7 @@ from clawloop.errors import SetupError, StoreUnavailable
 from clawloop.processes.endpoints import database_url, temporal_address
 from clawloop.processes.runtime_file import installation
 from clawloop.serving.chat import ChatEngines
+from clawloop.serving.directory import DirectoryCache
 from clawloop.serving.rotation import Rotation
 from clawloop.settings import Settings
 from clawloop.telemetry.metrics import GatewayMetrics

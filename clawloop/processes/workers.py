@@ -29,12 +29,11 @@ from activities.sweep import UpkeepActivities
 from activities.training.notifier import TrainingNotifier
 from activities.training.ports import WorkNotifier
 from activities.training.steps import StepActivities
-from api.directory import DirectoryCache
-from api.ports import DirectoryStore
 from clawloop.adapters.folder import AdapterFolder
 from clawloop.errors import SetupError, SignalFailed, StoreUnavailable, TrainerUnavailable
 from clawloop.judging.prompts import AnswerForm
 from clawloop.processes.endpoints import database_url, temporal_address
+from clawloop.serving.directory import DirectoryCache, DirectoryStore
 from clawloop.serving.endpoints import Endpoint, Endpoints
 from clawloop.serving.judge import JudgeClient
 from clawloop.serving.rendering import EngineRenderer

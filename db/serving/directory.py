@@ -27,7 +27,7 @@ DEFAULT_SAMPLING: dict[str, JsonValue] = {
 
 
 class PostgresDirectoryStore:
-    """Implements `api.ports.DirectoryStore`."""
+    """Implements `clawloop.serving.directory.DirectoryStore`."""
 
     def __init__(self, database: Database) -> None:
         self._database = database

@@ -16,7 +16,6 @@ from api.app import create_app
 from api.auth import KeyRing
 from api.chat.versions import VersionChooser
 from api.dependencies import Limits, Services
-from api.directory import DirectoryCache
 from api.recording.notifier import NotificationQueue
 from api.recording.recorder import Recorder
 from api.recording.spool import Spool
@@ -24,6 +23,7 @@ from clawloop.contracts.serving import Directory, Engine, Policy, Scope
 from clawloop.contracts.turns import TurnRecord
 from clawloop.recipes.recipe import Recipe
 from clawloop.serving.chat import ChatEngines
+from clawloop.serving.directory import DirectoryCache
 from clawloop.serving.rotation import Rotation
 from clawloop.telemetry.metrics import GatewayMetrics
 from db.serving.directory import DEFAULT_SAMPLING

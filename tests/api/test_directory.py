@@ -1,4 +1,4 @@
-"""What the gateway knows of policies and engines: who asks for what is newer than its last look is not turned away."""
+"""The directory cache: a request for something newer than the cache waits for a read of the directory."""
 
 from __future__ import annotations
 
@@ -7,10 +7,10 @@ from dataclasses import replace
 
 import pytest
 
-from api import directory
-from api.directory import DirectoryCache
 from clawloop.contracts.serving import Directory, Policy
 from clawloop.errors import StoreUnavailable
+from clawloop.serving import directory
+from clawloop.serving.directory import DirectoryCache
 from db.serving.directory import DEFAULT_SAMPLING
 from tests.api.conftest import Gateway
 from tests.fakes.directory_store import FakeDirectoryStore

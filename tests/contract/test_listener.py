@@ -9,7 +9,7 @@ from contextlib import aclosing
 import psycopg
 import pytest
 
-from api.directory import DirectoryCache
+from clawloop.serving.directory import DirectoryCache
 from db.database import Database
 from db.serving.directory import PostgresDirectoryStore
 from db.serving.engines import add_engine
@@ -63,7 +63,7 @@ async def test_after_a_lost_connection_it_is_told_once_more(database: Database, 
 async def test_a_gateway_knows_of_a_new_version_before_it_would_look(
     database: Database, postgres_url: str, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    monkeypatch.setattr("api.directory.REFRESH_SECONDS", 3600.0)
+    monkeypatch.setattr("clawloop.serving.directory.REFRESH_SECONDS", 3600.0)
     async with DirectoryCache(PostgresDirectoryStore(database), PostgresListener(postgres_url)) as cache:
         await asyncio.sleep(0.5)
         assert cache.policy("default").active == 0
