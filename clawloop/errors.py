@@ -64,14 +64,14 @@ class NotFound(PermanentError):
     """Something that the caller named does not exist.
 
     Args:
-        what: `policy`, `version` or `recipe`.
         message: for the caller.
+        code: machine-readable, e.g. `policy_not_found`.
         field: the caller's field that named it.
     """
 
-    def __init__(self, what: str, message: str, *, field: str):
+    def __init__(self, message: str, *, code: str, field: str):
         super().__init__(message)
-        self.code = f"{what}_not_found"
+        self.code = code
         self.field = field
 
 
@@ -79,12 +79,12 @@ class StateConflict(PermanentError):
     """The policy's state does not permit the operation.
 
     Args:
-        code: machine-readable, e.g. `version_pinned`.
         message: the conflict and its remedy, for the caller.
+        code: machine-readable, e.g. `version_pinned`.
         field: the caller's field in conflict; None if it is not one field.
     """
 
-    def __init__(self, code: str, message: str, *, field: str | None = None):
+    def __init__(self, message: str, *, code: str, field: str | None = None):
         super().__init__(message)
         self.code = code
         self.field = field

@@ -105,8 +105,8 @@ class PostgresTrainingStore:
         await _require_files(connection, policy, version)
         if row.pinned not in (None, version):
             raise StateConflict(
-                "version_pinned",
                 f"Version {row.pinned} of policy {policy!r} is pinned, so {version} could not answer: unpin first.",
+                code="version_pinned",
                 field="version",
             )
         parents = await read_parents(connection, policy)
@@ -149,9 +149,9 @@ class PostgresTrainingStore:
         try:
             return await recipe_of_policy(connection, storable(policy))
         except RecordUnusable as error:
-            raise NotFound("recipe", f"{error}.", field="policy") from error
+            raise NotFound(f"{error}.", code="recipe_not_found", field="policy") from error
         except RecipeRejected as error:
-            raise StateConflict("recipe_unusable", f"Policy {policy!r}: {unusable_recipe(error)}.") from error
+            raise StateConflict(f"Policy {policy!r}: {unusable_recipe(error)}.", code="recipe_unusable") from error
 
     @transaction
     async def set_recipe(self, connection: AsyncConnection, policy: str, recipe: Recipe) -> TrainingView:
@@ -175,7 +175,7 @@ async def _read_status(connection: AsyncConnection, policy: str) -> TrainingView
 
 
 def _unknown_policy(policy: str) -> NotFound:
-    return NotFound("policy", f"There is no policy {policy!r}.", field="policy")
+    return NotFound(f"There is no policy {policy!r}.", code="policy_not_found", field="policy")
 
 
 async def _set_outcomes(
@@ -191,10 +191,10 @@ async def _require_files(connection: AsyncConnection, policy: str, version: int)
     row = (await connection.execute(query)).one_or_none()
     if row is None:
         message = f"Policy {policy!r} has no version {version}; `clawloop policy versions {policy}` lists them."
-        raise NotFound("version", message, field="version")
+        raise NotFound(message, code="version_not_found", field="version")
     if row.removed_at is not None:
         message = f"The files of version {version} of policy {policy!r} were removed: choose one that still has them."
-        raise StateConflict("version_removed", message, field="version")
+        raise StateConflict(message, code="version_removed", field="version")
 
 
 def _version_state(row: Any, status: TrainingView, path: list[int]) -> str:

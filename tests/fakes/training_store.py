@@ -50,7 +50,7 @@ class FakeTrainingStore:
             problem = (
                 f"Version {held.pinned} of policy {policy!r} is pinned, so {version} could not answer: unpin first."
             )
-            raise StateConflict("version_pinned", problem, field="version")
+            raise StateConflict(problem, code="version_pinned", field="version")
         before, after = set(self.ledger.path(policy, held.head)), set(self.ledger.path(policy, version))
         held.head, held.epoch = version, held.epoch + 1
         if (claimed := self.ledger.claimed(policy)) is not None:
@@ -86,7 +86,7 @@ class FakeTrainingStore:
 
     async def recipe(self, policy: str) -> Recipe:
         if (recipe := self._held(policy).recipe) is None:
-            raise NotFound("recipe", f"policy {policy!r} has no recipe.", field="policy")
+            raise NotFound(f"policy {policy!r} has no recipe.", code="recipe_not_found", field="policy")
         return recipe
 
     async def set_recipe(self, policy: str, recipe: Recipe) -> TrainingView:
@@ -99,15 +99,15 @@ class FakeTrainingStore:
         try:
             return self.ledger.held(policy)
         except RecordUnusable as error:
-            raise NotFound("policy", f"There is no policy {policy!r}.", field="policy") from error
+            raise NotFound(f"There is no policy {policy!r}.", code="policy_not_found", field="policy") from error
 
     def _with_files(self, policy: str, version: int) -> None:
         found = self.ledger.versions.get((policy, version))
         if found is None:
-            raise NotFound("version", f"Policy {policy!r} has no version {version}.", field="version")
+            raise NotFound(f"Policy {policy!r} has no version {version}.", code="version_not_found", field="version")
         if found.removed:
             problem = f"The files of version {version} of policy {policy!r} were removed."
-            raise StateConflict("version_removed", problem, field="version")
+            raise StateConflict(problem, code="version_removed", field="version")
 
     def _trained_in(self, policy: str, n: int) -> list[SampleId]:
         step = self.ledger.steps.get((policy, n))
