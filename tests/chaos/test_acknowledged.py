@@ -72,9 +72,7 @@ async def engine() -> AsyncIterator[FakeEngine]:
         yield running
 
 
-async def test_gateways_killed_in_the_middle_lose_nothing_acknowledged(
-    postgres_url: str, engine: FakeEngine, tmp_path: Path
-) -> None:
+async def test_killed_gateways_lose_no_acknowledged_turn(postgres_url: str, engine: FakeEngine, tmp_path: Path) -> None:
     keys = await prepared(postgres_url, [engine.url])
     port = choose_port("the gateway", "127.0.0.1", 0, "")
     chatters: Chatters | None = None
@@ -96,9 +94,7 @@ async def test_gateways_killed_in_the_middle_lose_nothing_acknowledged(
     assert chatters.failed > 0
 
 
-async def test_postgres_killed_in_the_middle_fails_no_chat_and_loses_nothing(
-    engine: FakeEngine, tmp_path: Path
-) -> None:
+async def test_a_killed_postgres_fails_no_chat_and_loses_no_turn(engine: FakeEngine, tmp_path: Path) -> None:
     postgres = EmbeddedPostgres(tmp_path / "postgres")
     server = await asyncio.to_thread(_started, postgres)
     keys = await prepared(postgres.url, [engine.url])

@@ -51,7 +51,7 @@ async def explain(learning: PostgresLearning, query: TextClause, values: dict[st
     return "\n".join(await learning.database.run(read))
 
 
-async def test_a_claim_of_thousands_reads_only_what_it_takes(postgres_learning: PostgresLearning) -> None:
+async def test_a_claim_among_thousands_of_samples_reads_only_its_own(postgres_learning: PostgresLearning) -> None:
     await fill(postgres_learning)
     values: dict[str, object] = {"policy": POLICY, "after": _FIRST, "limit": 32}
 

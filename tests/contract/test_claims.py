@@ -33,7 +33,7 @@ KILL = """SELECT pg_terminate_backend(pid) FROM pg_stat_activity
 
 
 @pytest.mark.slow
-async def test_overlapping_claims_of_which_some_are_killed_give_one_batch(
+async def test_concurrent_claims_with_killed_connections_give_one_batch(
     postgres_learning: PostgresLearning, postgres_url: str
 ) -> None:
     await postgres_learning.set_recipe(recipe(batch_samples=16))
@@ -71,7 +71,7 @@ async def test_overlapping_claims_of_which_some_are_killed_give_one_batch(
     assert [(row["state"], row["n"]) for row in states] == [("claimed", 16), ("fresh", 24)]
 
 
-async def test_claims_of_neighbouring_steps_never_share_a_sample(postgres_learning: PostgresLearning) -> None:
+async def test_concurrent_claims_of_consecutive_steps_never_share_a_sample(postgres_learning: PostgresLearning) -> None:
     await postgres_learning.add_samples(12)
     store = postgres_learning.steps
     for n in (1, 2, 3):
@@ -127,7 +127,7 @@ async def test_a_commit_compares_head_and_epoch(postgres_learning: PostgresLearn
         ("UPDATE turns SET outcome = 'erased'", "its turn was erased"),
     ],
 )
-async def test_a_sample_that_cannot_be_had_expires_and_the_claim_goes_on(
+async def test_an_unusable_sample_expires_and_the_claim_continues(
     postgres_learning: PostgresLearning, damage: str, said: str
 ) -> None:
     bad, *_ = await postgres_learning.add_samples(5)
@@ -143,7 +143,7 @@ async def test_a_sample_that_cannot_be_had_expires_and_the_claim_goes_on(
     assert "erased" in said or str(turn) in reason
 
 
-async def test_what_is_erased_after_the_claim_is_left_out(postgres_learning: PostgresLearning) -> None:
+async def test_a_sample_erased_after_the_claim_is_dropped(postgres_learning: PostgresLearning) -> None:
     erased, *_ = await postgres_learning.add_samples(4)
     store = postgres_learning.steps
     await store.claim(POLICY, 1)
@@ -158,7 +158,7 @@ async def test_what_is_erased_after_the_claim_is_left_out(postgres_learning: Pos
     assert await postgres_learning.became(erased) == (SampleState.EXPIRED, TurnOutcome.ERASED, "asked for")
 
 
-async def test_a_prompt_that_lost_its_parents_tokens_is_noticed(postgres_learning: PostgresLearning) -> None:
+async def test_a_prompt_whose_parent_lost_tokens_is_detected(postgres_learning: PostgresLearning) -> None:
     (sample, *_) = await postgres_learning.add_samples(5)
     await postgres_learning.execute(
         "UPDATE turns SET prompt_shared = 9, parent_turn_id = (SELECT min(id::text)::uuid FROM turns) WHERE id ="
@@ -174,7 +174,7 @@ async def test_a_prompt_that_lost_its_parents_tokens_is_noticed(postgres_learnin
     assert "its prompt is 9 tokens of its parent's and 3 more, but 8 are there" in row["reason"]
 
 
-async def test_a_prompt_whose_grandparent_lost_tokens_is_left_out_of_the_batch(
+async def test_a_sample_whose_grandparent_lost_tokens_is_dropped_from_the_batch(
     postgres_learning: PostgresLearning,
 ) -> None:
     samples = await postgres_learning.add_samples(4)
@@ -217,7 +217,7 @@ async def rate(learning: PostgresLearning, sample: SampleId) -> FeedbackId:
     return given
 
 
-async def test_feedback_that_meets_a_claim_makes_a_further_sample(postgres_learning: PostgresLearning) -> None:
+async def test_feedback_during_a_claim_makes_another_sample(postgres_learning: PostgresLearning) -> None:
     sample, *_ = await postgres_learning.add_samples(4)
     (row,) = await postgres_learning.rows("SELECT turn_id, judgement_id FROM samples WHERE id = %s", sample)
     given = await rate(postgres_learning, sample)
@@ -243,7 +243,9 @@ async def test_feedback_that_meets_a_claim_makes_a_further_sample(postgres_learn
     assert newer["id"] == (await postgres_learning.steps.batch(POLICY, 2)).samples[0].sample_id
 
 
-async def test_of_a_sample_and_its_later_judgement_only_the_later_is_freed(postgres_learning: PostgresLearning) -> None:
+async def test_an_abandoned_step_frees_only_the_sample_of_the_latest_judgement(
+    postgres_learning: PostgresLearning,
+) -> None:
     sample, *_ = await postgres_learning.add_samples(4)
     (row,) = await postgres_learning.rows("SELECT turn_id FROM samples WHERE id = %s", sample)
     await postgres_learning.steps.claim(POLICY, 1)
@@ -257,7 +259,7 @@ async def test_of_a_sample_and_its_later_judgement_only_the_later_is_freed(postg
     assert (await postgres_learning.became(sample))[1:] == (TurnOutcome.SAMPLED, "rated -1")
 
 
-async def test_only_the_settlement_that_fills_a_batch_says_so(postgres_learning: PostgresLearning) -> None:
+async def test_only_the_judgement_that_fills_a_batch_reports_work(postgres_learning: PostgresLearning) -> None:
     await postgres_learning.add_samples(6)
     assert postgres_learning.woken == [None, None, None, POLICY, None, None]
     await postgres_learning.steps.claim(POLICY, 1)
@@ -265,13 +267,13 @@ async def test_only_the_settlement_that_fills_a_batch_says_so(postgres_learning:
     assert postgres_learning.woken[6:] == [None, POLICY]
 
 
-async def test_settlements_at_the_same_moment_wake_once(postgres_learning: PostgresLearning) -> None:
+async def test_concurrent_judgements_report_work_once(postgres_learning: PostgresLearning) -> None:
     await postgres_learning.set_recipe(recipe(batch_samples=24))
     await asyncio.gather(*(postgres_learning.add_samples(3) for _ in range(8)))
     assert postgres_learning.woken.count(POLICY) == 1
 
 
-async def test_work_that_nobody_was_told_of_is_told_again(postgres_learning: PostgresLearning) -> None:
+async def test_work_without_a_recent_notification_is_pending(postgres_learning: PostgresLearning) -> None:
     work = PostgresWorkStore(postgres_learning.database)
     minute = timedelta(minutes=1)
     assert await work.pending_work(minute) == []
@@ -288,7 +290,7 @@ async def test_work_that_nobody_was_told_of_is_told_again(postgres_learning: Pos
     assert await work.pending_work(minute) == [POLICY]  # by waiting alone
 
 
-async def test_while_a_step_is_computed_its_workflow_is_told_rarely(postgres_learning: PostgresLearning) -> None:
+async def test_work_is_pending_less_often_while_a_step_is_computed(postgres_learning: PostgresLearning) -> None:
     work = PostgresWorkStore(postgres_learning.database)
     minute = timedelta(minutes=1)
     await postgres_learning.add_samples(8)
@@ -308,7 +310,7 @@ async def test_while_a_step_is_computed_its_workflow_is_told_rarely(postgres_lea
     assert await work.pending_work(minute) == [POLICY]
 
 
-async def test_a_sample_that_is_busy_is_passed_over_and_not_forgotten(
+async def test_a_locked_sample_is_skipped_and_claimed_later(
     postgres_learning: PostgresLearning, postgres_url: str
 ) -> None:
     await postgres_learning.add_samples(4)
@@ -319,7 +321,7 @@ async def test_a_sample_that_is_busy_is_passed_over_and_not_forgotten(
     assert (await postgres_learning.steps.claim(POLICY, 1)).samples == 4
 
 
-async def test_one_step_at_a_time_is_held_by_the_database_itself(
+async def test_the_database_enforces_one_claimed_step_at_a_time(
     postgres_learning: PostgresLearning, postgres_url: str
 ) -> None:
     await postgres_learning.add_samples(4)
@@ -332,9 +334,7 @@ async def test_one_step_at_a_time_is_held_by_the_database_itself(
         )
 
 
-async def test_gateways_are_told_of_another_active_version(
-    postgres_learning: PostgresLearning, postgres_url: str
-) -> None:
+async def test_an_activation_sends_a_notification(postgres_learning: PostgresLearning, postgres_url: str) -> None:
     engine = await postgres_learning.add_engine("http://e1:8100")
     await step(postgres_learning, 1)
     async with await psycopg.AsyncConnection.connect(postgres_url, autocommit=True) as connection:
@@ -348,7 +348,7 @@ async def test_gateways_are_told_of_another_active_version(
     assert row["retired_at"] is None
 
 
-async def test_what_operators_did_is_kept(postgres_learning: PostgresLearning) -> None:
+async def test_operators_changes_are_recorded_as_events(postgres_learning: PostgresLearning) -> None:
     await postgres_learning.operators.pause(POLICY, "lunch")
     await postgres_learning.operators.resume(POLICY)
     await postgres_learning.operators.resume(POLICY)  # nothing to resume
@@ -364,7 +364,7 @@ async def test_what_operators_did_is_kept(postgres_learning: PostgresLearning) -
     ]
 
 
-async def test_a_step_from_files_that_are_gone_is_refused(postgres_learning: PostgresLearning) -> None:
+async def test_a_step_whose_parent_has_no_files_is_rejected(postgres_learning: PostgresLearning) -> None:
     await step(postgres_learning, 1)
     await postgres_learning.add_samples(4, version=1)
     await postgres_learning.steps.claim(POLICY, 2)
@@ -373,7 +373,7 @@ async def test_a_step_from_files_that_are_gone_is_refused(postgres_learning: Pos
         await postgres_learning.steps.batch(POLICY, 2)
 
 
-async def test_a_turn_says_in_which_step_it_was_trained(postgres_learning: PostgresLearning) -> None:
+async def test_a_turn_shows_the_step_it_was_trained_in(postgres_learning: PostgresLearning) -> None:
     await step(postgres_learning, 1)
     batch = await step(postgres_learning, 2)
     (row,) = await postgres_learning.rows(

@@ -24,12 +24,12 @@ DEFAULT = Policy("default", "tiny", ("qwen3-4b",), 0, DEFAULT_SAMPLING)
 postgres = pytest.mark.postgres
 
 
-async def test_the_directory_begins_with_the_base_model_and_no_engine(stores: Stores) -> None:
+async def test_a_new_directory_has_the_base_model_and_no_engine(stores: Stores) -> None:
     assert await stores.directory.read() == Directory((DEFAULT,), ())
 
 
 @postgres
-async def test_a_policy_is_made_once_and_keeps_what_it_learned(database: Database, postgres_url: str) -> None:
+async def test_ensuring_a_policy_again_keeps_its_versions(database: Database, postgres_url: str) -> None:
     execute(postgres_url, "INSERT INTO versions (policy, n, parent, path) VALUES ('default', 7, 0, 'v7')")
     execute(postgres_url, "UPDATE policies SET head = 7, active = 7")
 
@@ -50,7 +50,7 @@ async def test_a_policy_never_changes_its_base_model(database: Database) -> None
 
 
 @postgres
-async def test_the_engines_of_one_place_are_exactly_those_given(database: Database, postgres_url: str) -> None:
+async def test_the_engines_of_one_installation_are_exactly_those_given(database: Database, postgres_url: str) -> None:
     await ensure_engines(database, ["http://127.0.0.1:8100/", "http://gpu:8100"], "here")
     execute(postgres_url, "INSERT INTO engine_versions VALUES ('gpu:8100', 'default', 0)")
     await drain_engine(database, "gpu:8100")
@@ -76,7 +76,7 @@ async def test_engines_that_others_added_are_left_alone(database: Database) -> N
 
 
 @postgres
-async def test_missing_engines_are_added_and_none_is_taken_away_or_woken(database: Database) -> None:
+async def test_missing_engines_are_added_and_existing_ones_are_unchanged(database: Database) -> None:
     await ensure_engines(database, ["http://gpu:8100"], "here")
     await drain_engine(database, "gpu:8100")
 
@@ -87,7 +87,7 @@ async def test_missing_engines_are_added_and_none_is_taken_away_or_woken(databas
 
 
 @postgres
-async def test_engines_come_drain_return_and_go(database: Database) -> None:
+async def test_engines_are_added_drained_returned_and_removed(database: Database) -> None:
     added = await add_engine(database, "http://gpu:8100")
     assert added == Engine("gpu:8100", "http://gpu:8100", {}, draining=False)
 
@@ -139,5 +139,5 @@ async def test_an_engine_needs_an_http_address(database: Database, url: str) -> 
     "url",
     ["http://vllm_1:8100", "http://[::1]:8100", "https://gpu.example./engine", "http://10.0.0.1", "http://büro:1"],
 )
-async def test_an_engine_may_stand_anywhere(database: Database, url: str) -> None:
+async def test_an_engine_may_have_any_host(database: Database, url: str) -> None:
     assert (await add_engine(database, url)).url == url

@@ -60,7 +60,7 @@ async def test_a_session_loses_all_content_and_keeps_its_turns(stores: Stores) -
     assert [(view.outcome, view.why) for view in await stores.sessions.turns(session)] == [("erased", "erased")] * 3
 
 
-async def test_erasing_twice_is_erasing_once(stores: Stores) -> None:
+async def test_erasing_is_idempotent(stores: Stores) -> None:
     (turn,) = conversation(stores, "one")
     session = await insert(stores, turn)
     first = await stores.erasures.erase_session(session)
@@ -71,12 +71,12 @@ async def test_erasing_twice_is_erasing_once(stores: Stores) -> None:
     assert first.told == again.told  # a workflow that was away the first time hears the same
 
 
-async def test_what_nobody_knows_is_not_erased(stores: Stores) -> None:
+async def test_erasing_an_unknown_session_or_turn_is_none(stores: Stores) -> None:
     assert await stores.erasures.erase_session(SessionId(uuid4())) is None
     assert await stores.erasures.erase_turn(new_turn_id()) is None
 
 
-async def test_a_turn_goes_with_all_that_holds_what_it_said_and_the_others_stay(stores: Stores) -> None:
+async def test_a_turn_is_erased_with_all_turns_that_hold_its_content_and_no_others(stores: Stores) -> None:
     first, second, third = conversation(stores, "one", "two", "three")
     regenerated = replace(second, turn_id=new_turn_id(), response={"role": "assistant", "content": "another reply"})
     session = await insert(stores, first, second, third, regenerated)
@@ -93,7 +93,7 @@ async def test_a_turn_goes_with_all_that_holds_what_it_said_and_the_others_stay(
 
 
 @pytest.mark.parametrize("begun", [False, True], ids=["first", "later"])
-async def test_a_turn_goes_with_one_that_went_on_after_it_was_stopped(stores: Stores, begun: bool) -> None:
+async def test_a_turn_is_erased_with_one_that_continues_it_after_an_abort(stores: Stores, begun: bool) -> None:
     before, stopped = conversation(stores, "one", "two")
     if begun:
         await insert(stores, before)
@@ -111,7 +111,7 @@ async def test_a_turn_goes_with_one_that_went_on_after_it_was_stopped(stores: St
 
 
 @pytest.mark.parametrize("evidence", [NAMED, NAMELESS], ids=["named", "nameless"])
-async def test_what_was_on_its_way_when_its_session_was_erased_comes_bare(
+async def test_a_turn_in_flight_while_its_session_was_erased_is_stored_bare(
     stores: Stores, evidence: SessionEvidence
 ) -> None:
     first, second, third = conversation(stores, "one", "two", "three", evidence=evidence)
@@ -128,7 +128,7 @@ async def test_what_was_on_its_way_when_its_session_was_erased_comes_bare(
 
 
 @pytest.mark.parametrize("evidence", [NAMED, NAMELESS], ids=["named", "nameless"])
-async def test_what_continues_an_erased_turn_and_began_before_comes_bare(
+async def test_a_turn_that_continues_an_erased_one_and_began_before_is_stored_bare(
     stores: Stores, evidence: SessionEvidence
 ) -> None:
     first, second, third, fourth = conversation(stores, "one", "two", "three", "four", evidence=evidence)
@@ -146,7 +146,7 @@ async def test_what_continues_an_erased_turn_and_began_before_comes_bare(
     assert not await is_bare(stores, later)
 
 
-async def test_what_began_beside_an_erased_turn_stays(stores: Stores) -> None:
+async def test_a_turn_of_another_branch_than_an_erased_one_keeps_its_content(stores: Stores) -> None:
     first, second = conversation(stores, "one", "two")
     _, beside = conversation(stores, "one", "something else")
     session = await insert(stores, first, second)
@@ -155,7 +155,7 @@ async def test_what_began_beside_an_erased_turn_stays(stores: Stores) -> None:
     assert (inserted.session_id, inserted.parent_turn_id, inserted.erased) == (session, first.turn_id, False)
 
 
-async def test_a_turn_that_comes_late_takes_none_of_the_erased_ones_back(stores: Stores) -> None:
+async def test_a_late_turn_does_not_become_the_parent_of_erased_ones(stores: Stores) -> None:
     late, first, second = conversation(stores, "one", "two", "three")
     await insert(stores, first, second)
     await stores.erasures.erase_turn(first.turn_id)
@@ -165,7 +165,7 @@ async def test_a_turn_that_comes_late_takes_none_of_the_erased_ones_back(stores:
     assert [await is_bare(stores, turn) for turn in (first, second)] == [True, True]
 
 
-async def test_nobody_can_rate_what_was_erased(stores: Stores) -> None:
+async def test_an_erased_turn_cannot_be_rated(stores: Stores) -> None:
     (turn,) = conversation(stores, "one")
     session = await insert(stores, turn)
     assert await stores.feedback.give(stores.key, turn.turn_id, 1.0, None) is not None
@@ -173,7 +173,7 @@ async def test_nobody_can_rate_what_was_erased(stores: Stores) -> None:
     assert await stores.feedback.give(stores.key, turn.turn_id, None, "words") is None
 
 
-async def test_a_session_is_found_by_its_name_again_when_it_goes_on(stores: Stores) -> None:
+async def test_a_session_that_continues_after_erasure_has_its_name_again(stores: Stores) -> None:
     first, second = conversation(stores, "one", "two")
     session = await insert(stores, first)
     await stores.erasures.erase_session(session)

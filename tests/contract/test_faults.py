@@ -83,7 +83,7 @@ async def a_key(database: Database) -> ApiKeyId:
     return key.id
 
 
-async def test_turns_said_to_be_stored_survive_kill_9(own_server: OwnServer) -> None:
+async def test_stored_turns_survive_kill_9(own_server: OwnServer) -> None:
     patient = Database(own_server.embedded.url, PATIENT)
     key = await a_key(patient)
     store = PostgresTurnStore(patient)
@@ -121,7 +121,7 @@ async def test_turns_said_to_be_stored_survive_kill_9(own_server: OwnServer) -> 
     await patient.close()
 
 
-async def test_a_silent_server_costs_no_more_than_the_limit(own_server: OwnServer) -> None:
+async def test_an_unresponsive_server_costs_no_more_than_the_limit(own_server: OwnServer) -> None:
     database = Database(own_server.embedded.url, LIMIT)
     store = PostgresTurnStore(database)
     record = turn_record(api_key_id=await a_key(database))
@@ -149,7 +149,7 @@ async def test_a_silent_server_costs_no_more_than_the_limit(own_server: OwnServe
     await database.close()
 
 
-async def test_a_server_that_is_not_there_is_said_at_once() -> None:
+async def test_an_unreachable_server_fails_at_once() -> None:
     database = Database(f"postgresql://nobody:nothing@127.0.0.1:{free_port()}/none", LIMIT)
     took = []
     for _ in range(3):
@@ -166,14 +166,14 @@ async def test_a_server_that_is_not_there_is_said_at_once() -> None:
     await database.close()
 
 
-async def test_a_wrong_password_is_no_broken_record(postgres_url: str) -> None:
+async def test_a_wrong_password_is_not_an_unusable_record(postgres_url: str) -> None:
     database = Database(postgres_url.replace("clawloop:", "clawloop:not-"), LIMIT)
     with pytest.raises(StoreUnavailable, match="password authentication failed"):
         await PostgresTurnStore(database).insert(turn_record())
     await database.close()
 
 
-async def test_settings_in_the_address_are_kept(postgres_url: str) -> None:
+async def test_options_in_the_url_are_kept(postgres_url: str) -> None:
     database = Database(f"{postgres_url}?options=-c%20work_mem%3D7MB", LIMIT)
 
     async def settings(connection: AsyncConnection) -> tuple[object, ...]:
@@ -184,7 +184,7 @@ async def test_settings_in_the_address_are_kept(postgres_url: str) -> None:
     await database.close()
 
 
-async def test_connections_cut_by_the_server_are_not_noticed(
+async def test_connections_cut_by_the_server_are_replaced(
     database: Database, postgres_stores: Stores, postgres_url: str
 ) -> None:
     await postgres_stores.turns.insert(turn_record(api_key_id=postgres_stores.key))
@@ -197,9 +197,7 @@ async def test_connections_cut_by_the_server_are_not_noticed(
         await postgres_stores.turns.insert(turn_record(api_key_id=postgres_stores.key))
 
 
-async def test_a_row_held_by_another_is_not_waited_for_longer_than_the_limit(
-    postgres_stores: Stores, postgres_url: str
-) -> None:
+async def test_a_locked_row_costs_no_more_than_the_limit(postgres_stores: Stores, postgres_url: str) -> None:
     impatient = Database(postgres_url, LIMIT)
     store = PostgresTurnStore(impatient)
     named = SessionEvidence(SessionSource.HEADER, "x")
@@ -215,19 +213,19 @@ async def test_a_row_held_by_another_is_not_waited_for_longer_than_the_limit(
     await impatient.close()
 
 
-async def test_a_database_without_our_tables_lets_turns_wait(empty_postgres_url: str) -> None:
+async def test_a_database_without_tables_is_a_transient_error(empty_postgres_url: str) -> None:
     database = Database(empty_postgres_url, PATIENT)
     with pytest.raises(StoreUnavailable, match="clawloop migrate"):
         await PostgresTurnStore(database).insert(turn_record())
     await database.close()
 
 
-async def test_a_turn_of_a_key_that_never_was_is_unusable(postgres_stores: Stores) -> None:
+async def test_a_turn_of_an_unknown_key_is_unusable(postgres_stores: Stores) -> None:
     with pytest.raises(RecordUnusable, match="api_key_id"):
         await postgres_stores.turns.insert(turn_record(api_key_id=new_api_key_id()))
 
 
-async def test_a_bug_of_ours_is_not_taken_for_a_fault_of_postgres(database: Database) -> None:
+async def test_a_bug_is_not_translated(database: Database) -> None:
     with pytest.raises(ProgrammingError):
         await database.run(lambda connection: connection.execute(text("SELEKT 1")))
 
@@ -242,14 +240,14 @@ async def test_a_bug_of_ours_is_not_taken_for_a_fault_of_postgres(database: Data
         "DO $$ BEGIN RAISE feature_not_supported USING MESSAGE = 'the rule: cached plan', HINT = 'whispered'; END $$",
     ],
 )
-async def test_what_postgres_says_beside_its_first_line_is_never_repeated(database: Database, statement: str) -> None:
+async def test_only_the_primary_message_of_postgres_is_repeated(database: Database, statement: str) -> None:
     with pytest.raises((RecordUnusable, StoreUnavailable), match="the rule") as raised:
         await database.run(lambda connection: connection.execute(text(statement)))
     assert "whispered" not in "".join(traceback.format_exception(raised.value))
     assert isinstance(raised.value, RecordUnusable) == ("unique" in statement)
 
 
-async def test_a_bug_does_not_print_what_was_to_be_stored(database: Database) -> None:
+async def test_a_bug_does_not_print_the_values(database: Database) -> None:
     told = {"word": "".join(("whis", "pered"))}  # or the traceback would quote it from this file
     with pytest.raises(ProgrammingError) as raised:
         await database.run(lambda connection: connection.execute(text("SELEKT :word"), told))

@@ -48,7 +48,7 @@ async def add_group(learning: PostgresLearning, name: str, *rewards: float) -> l
     return [SampleId(row["id"]) for row in await learning.rows(query, turns[0].turn_id)]
 
 
-async def test_a_group_goes_into_one_step_as_a_whole(postgres_learning: PostgresLearning) -> None:
+async def test_a_group_is_claimed_as_a_whole(postgres_learning: PostgresLearning) -> None:
     learning = postgres_learning
     await learning.set_recipe(grouped(4))
     first = await add_group(learning, "a", 1, -1, 1)
@@ -61,7 +61,7 @@ async def test_a_group_goes_into_one_step_as_a_whole(postgres_learning: Postgres
     assert [(await learning.became(sample))[0] for sample in third] == [SampleState.FRESH] * 2
 
 
-async def test_a_group_of_which_somebody_holds_a_turn_waits_as_a_whole(postgres_learning: PostgresLearning) -> None:
+async def test_a_group_with_a_locked_turn_waits_as_a_whole(postgres_learning: PostgresLearning) -> None:
     learning = postgres_learning
     await learning.set_recipe(grouped(2))
     (_, held, _) = await add_group(learning, "a", 1, -1, 1)

@@ -68,7 +68,7 @@ async def live(postgres_learning: PostgresLearning) -> None:
     await postgres_learning.execute("UPDATE versions SET created_at = created_at - interval '1 hour'")
 
 
-async def test_a_life_of_steps_leaves_the_ledger_whole(lived: PostgresLearning) -> None:
+async def test_no_invariant_is_violated_after_many_steps(lived: PostgresLearning) -> None:
     assert await violations(lived.database) == []
 
 
@@ -117,12 +117,12 @@ DAMAGE: dict[str, tuple[str, ...]] = {
 }
 
 
-def test_damage_of_every_kind_is_planted() -> None:
+def test_every_invariant_has_a_planted_violation() -> None:
     assert DAMAGE.keys() == INVARIANTS.keys()
 
 
 @pytest.mark.parametrize("invariant", DAMAGE)
-async def test_damage_is_seen_and_the_row_is_named(lived: PostgresLearning, invariant: str) -> None:
+async def test_a_violation_is_reported_with_its_row(lived: PostgresLearning, invariant: str) -> None:
     for statement in DAMAGE[invariant]:
         await lived.execute(statement)
     found = await violations(lived.database)
@@ -131,7 +131,7 @@ async def test_damage_is_seen_and_the_row_is_named(lived: PostgresLearning, inva
     assert all(len(row) > 4 for row in seen)
 
 
-async def test_a_version_that_is_younger_than_a_turn_it_answered_is_seen(lived: PostgresLearning) -> None:
+async def test_a_version_created_after_a_turn_it_answered_is_a_violation(lived: PostgresLearning) -> None:
     await lived.execute("UPDATE versions SET created_at = now() + interval '1 hour' WHERE n = 1")
     assert {violation.invariant for violation in await violations(lived.database)} == {
         "every turn names a version that existed when it began"
@@ -139,7 +139,7 @@ async def test_a_version_that_is_younger_than_a_turn_it_answered_is_seen(lived: 
 
 
 @pytest.mark.slow
-async def test_the_command_names_damage_of_rows_and_of_files(
+async def test_clawloop_check_reports_violations_and_damaged_files(
     postgres_learning: PostgresLearning, postgres_url: str, tmp_path: Path
 ) -> None:
     folder = tmp_path / "adapters" / POLICY / "v1-written"

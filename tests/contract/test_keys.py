@@ -11,7 +11,7 @@ from db.serving.keys import PostgresKeyStore
 from tests.contract.conftest import Stores
 
 
-async def test_a_key_opens_what_it_was_made_for(stores: Stores) -> None:
+async def test_a_key_authenticates_with_its_policy_and_scopes(stores: Stores) -> None:
     key, secret = await stores.keys.create_key("default", {Scope.ADMIN}, "mine")
 
     assert re.fullmatch(r"cl-[0-9a-f]{8}-[A-Za-z0-9_-]{43}", secret)
@@ -21,11 +21,11 @@ async def test_a_key_opens_what_it_was_made_for(stores: Stores) -> None:
 
 
 @pytest.mark.parametrize("wrong", ["", "nonsense", "cl-00000000-" + "A" * 43, "\0", "ä" * 60, "cl-%-" + "A" * 43])
-async def test_nothing_else_opens(stores: Stores, wrong: str) -> None:
+async def test_anything_else_does_not_authenticate(stores: Stores, wrong: str) -> None:
     assert await stores.keys.authenticate(wrong) is None
 
 
-async def test_the_public_part_alone_does_not_open(stores: Stores) -> None:
+async def test_the_public_prefix_alone_does_not_authenticate(stores: Stores) -> None:
     _, secret = await stores.keys.create_key("default", {Scope.CHAT}, "mine")
     last = "A" if secret[-1] != "A" else "B"
 
@@ -33,7 +33,7 @@ async def test_the_public_part_alone_does_not_open(stores: Stores) -> None:
     assert await stores.keys.authenticate(secret[:-1] + last) is None
 
 
-async def test_a_revoked_key_opens_nothing_and_stays_listed(stores: Stores) -> None:
+async def test_a_revoked_key_does_not_authenticate_and_stays_listed(stores: Stores) -> None:
     key, secret = await stores.keys.create_key("default", {Scope.CHAT}, "mine")
     prefix = secret[:11]
 
@@ -46,7 +46,7 @@ async def test_a_revoked_key_opens_nothing_and_stays_listed(stores: Stores) -> N
     assert listed[key.id].prefix == prefix
 
 
-async def test_without_a_good_key_there_is_none(stores: Stores) -> None:
+async def test_revoked_keys_do_not_count_as_keys(stores: Stores) -> None:
     assert await stores.keys.any_keys()
     for entry in await stores.keys.list_keys():
         await stores.keys.revoke(entry.prefix)

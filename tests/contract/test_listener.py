@@ -35,7 +35,7 @@ async def commit(database: Database, url: str, n: int) -> PostgresPublishingStor
     return store
 
 
-async def test_each_activation_is_heard(database: Database, postgres_url: str) -> None:
+async def test_each_activation_notifies_listeners(database: Database, postgres_url: str) -> None:
     async with aclosing(PostgresListener(postgres_url).changes()) as notices:
         await soon(notices)  # it listens
         store = await commit(database, postgres_url, 1)
@@ -47,7 +47,7 @@ async def test_each_activation_is_heard(database: Database, postgres_url: str) -
         await soon(notices)
 
 
-async def test_after_a_lost_connection_it_is_told_once_more(database: Database, postgres_url: str) -> None:
+async def test_a_reconnection_counts_as_a_change(database: Database, postgres_url: str) -> None:
     async with aclosing(PostgresListener(postgres_url).changes()) as notices:
         await soon(notices)
         waiting = asyncio.create_task(soon(notices))
@@ -60,7 +60,7 @@ async def test_after_a_lost_connection_it_is_told_once_more(database: Database, 
         await waiting
 
 
-async def test_a_gateway_knows_of_a_new_version_before_it_would_look(
+async def test_a_gateway_sees_a_new_version_before_its_next_poll(
     database: Database, postgres_url: str, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     monkeypatch.setattr("clawloop.serving.directory.REFRESH_SECONDS", 3600.0)

@@ -13,7 +13,7 @@ from clawloop.recipes.recipe import Recipe
 from tests.contract.learning import POLICY, RECIPE, Learning, publish, recipe, step
 
 
-async def test_a_policy_nobody_knows_is_not_found(learning: Learning) -> None:
+async def test_an_unknown_policy_is_not_found(learning: Learning) -> None:
     operators = learning.operators
     for asked in (
         operators.look("other"),
@@ -31,7 +31,7 @@ async def test_a_policy_nobody_knows_is_not_found(learning: Learning) -> None:
         assert (raised.value.code, raised.value.field) == ("policy_not_found", "policy")
 
 
-async def test_a_version_that_is_not_there_is_refused(learning: Learning) -> None:
+async def test_an_unknown_or_removed_version_is_rejected(learning: Learning) -> None:
     await step(learning, 1)
     await step(learning, 2)
     for asked in (learning.operators.roll_back(POLICY, 5), learning.operators.pin(POLICY, 5)):
@@ -45,7 +45,7 @@ async def test_a_version_that_is_not_there_is_refused(learning: Learning) -> Non
         assert conflict.value.code == "version_removed"
 
 
-async def test_a_recipe_that_is_set_ends_waiting_samples_of_another_signal_at_once_and_for_good(
+async def test_setting_a_recipe_expires_waiting_samples_of_another_signal_for_good(
     learning: Learning,
 ) -> None:
     waiting = await learning.add_samples(3)
@@ -66,7 +66,7 @@ async def test_a_recipe_that_is_set_ends_waiting_samples_of_another_signal_at_on
     assert [await learning.became(sample) for sample in waiting] == [changed] * 3
 
 
-async def test_samples_a_step_held_while_the_signal_changed_expire_when_the_step_is_given_up(
+async def test_samples_claimed_while_the_signal_changed_expire_when_the_step_is_abandoned(
     learning: Learning,
 ) -> None:
     steps, operators = learning.steps, learning.operators
@@ -94,14 +94,14 @@ async def test_samples_a_step_held_while_the_signal_changed_expire_when_the_step
         await operators.set_recipe(POLICY, RECIPE)  # lets the later one expire
 
 
-async def test_a_sample_that_was_judged_by_the_recipe_before_is_not_counted(learning: Learning) -> None:
+async def test_a_sample_judged_by_the_previous_recipe_is_not_ready(learning: Learning) -> None:
     await learning.add_samples(4)
     await learning.set_recipe(Recipe.model_validate({"name": "small", "signal": {"m": 5}}))
     view = await learning.operators.look(POLICY)
     assert (view.ready, view.oldest_seconds) == (0, None)
 
 
-async def test_a_pause_stays_until_it_is_ended(learning: Learning) -> None:
+async def test_a_pause_lasts_until_resumed(learning: Learning) -> None:
     assert (await learning.operators.pause(POLICY, "first")).reason == "paused: first"
     assert (await learning.operators.pause(POLICY, "second")).reason == "paused: second"
     assert (await learning.operators.look(POLICY)).state is TrainingState.PAUSED
@@ -109,7 +109,7 @@ async def test_a_pause_stays_until_it_is_ended(learning: Learning) -> None:
     assert (await learning.operators.resume(POLICY)).state is TrainingState.WAITING
 
 
-async def test_rolling_back_undoes_what_was_trained_since_and_going_forward_again_redoes_it(
+async def test_a_roll_back_changes_outcomes_and_rolling_forward_restores_them(
     learning: Learning,
 ) -> None:
     engine = await learning.add_engine("http://e1:8100")
@@ -131,7 +131,7 @@ async def test_rolling_back_undoes_what_was_trained_since_and_going_forward_agai
     assert (await learning.operators.look(POLICY)).epoch == 2
 
 
-async def test_rolling_back_gives_up_the_claimed_step(learning: Learning) -> None:
+async def test_a_roll_back_abandons_the_claimed_step(learning: Learning) -> None:
     await step(learning, 1)
     await learning.add_samples(4, version=1)
     await learning.steps.claim(POLICY, 2)
@@ -140,7 +140,7 @@ async def test_rolling_back_gives_up_the_claimed_step(learning: Learning) -> Non
     assert (claim.state, claim.reason) == (StepState.ABANDONED, "rolled back to version 0")
 
 
-async def test_a_pinned_version_stands_in_the_way_of_another(learning: Learning) -> None:
+async def test_a_pinned_version_prevents_a_roll_back_to_another(learning: Learning) -> None:
     for n in (1, 2):
         await step(learning, n)
     await learning.operators.pin(POLICY, 2)
@@ -151,7 +151,7 @@ async def test_a_pinned_version_stands_in_the_way_of_another(learning: Learning)
     assert (await learning.operators.roll_back(POLICY, 1)).head == 1
 
 
-async def test_versions_say_what_they_are_and_what_their_step_measured(learning: Learning) -> None:
+async def test_versions_show_their_state_and_their_steps_metrics(learning: Learning) -> None:
     engine = await learning.add_engine("http://e1:8100")
     for n in (1, 2):
         await step(learning, n)

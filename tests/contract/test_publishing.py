@@ -38,7 +38,7 @@ async def test_engines_should_have_the_head_the_active_and_the_pinned_version(le
     assert (await learning.publishing.wanted(engine))[0] == await learning.steps.committed(POLICY, 1)
 
 
-async def test_what_an_engine_has_is_told_once_and_can_be_lost(learning: Learning) -> None:
+async def test_loaded_versions_of_an_engine_are_recorded_and_forgotten(learning: Learning) -> None:
     engine = await learning.add_engine("http://e1:8100")
     for n in (1, 2):
         await step(learning, n)
@@ -55,7 +55,7 @@ async def test_what_an_engine_has_is_told_once_and_can_be_lost(learning: Learnin
     assert (await learning.publishing.engines())[0].problem is None
 
 
-async def test_a_version_nobody_made_is_on_no_engine(learning: Learning) -> None:
+async def test_an_unknown_version_cannot_be_loaded(learning: Learning) -> None:
     engine = await learning.add_engine("http://e1:8100")
     with pytest.raises(RecordUnusable):
         await learning.publishing.loaded(engine, POLICY, 7)
@@ -63,7 +63,7 @@ async def test_a_version_nobody_made_is_on_no_engine(learning: Learning) -> None
         await learning.publishing.activate(POLICY, 7, 0)
 
 
-async def test_a_version_answers_once_an_engine_in_rotation_has_it(learning: Learning) -> None:
+async def test_a_version_is_activated_once_an_engine_in_rotation_has_it(learning: Learning) -> None:
     engine = await learning.add_engine("http://e1:8100")
     await step(learning, 1)
     assert not await learning.publishing.activate(POLICY, 1, 0)
@@ -77,7 +77,7 @@ async def test_a_version_answers_once_an_engine_in_rotation_has_it(learning: Lea
     assert (view.version, view.unpublished) == (1, False)
 
 
-async def test_an_engine_that_refuses_one_version_may_serve_another(learning: Learning) -> None:
+async def test_an_engine_that_rejects_one_version_may_serve_another(learning: Learning) -> None:
     engine = await learning.add_engine("http://e1:8100")
     for n in (1, 2):
         await step(learning, n)
@@ -92,7 +92,7 @@ async def test_an_engine_that_refuses_one_version_may_serve_another(learning: Le
     assert (await learning.steps.look(POLICY)).version == 1
 
 
-async def test_activation_only_goes_forward(learning: Learning) -> None:
+async def test_activation_only_moves_forward(learning: Learning) -> None:
     engine = await learning.add_engine("http://e1:8100")
     for n in (1, 2, 3):
         await step(learning, n)
@@ -103,7 +103,7 @@ async def test_activation_only_goes_forward(learning: Learning) -> None:
     assert (await learning.steps.look(POLICY)).version == 3
 
 
-async def test_a_publishing_that_was_overtaken_by_a_roll_back_changes_nothing(learning: Learning) -> None:
+async def test_a_roll_back_invalidates_a_publishing_in_progress(learning: Learning) -> None:
     engine = await learning.add_engine("http://e1:8100")
     for n in (1, 2, 3):
         await step(learning, n)
@@ -115,7 +115,7 @@ async def test_a_publishing_that_was_overtaken_by_a_roll_back_changes_nothing(le
     assert (await learning.steps.look(POLICY)).version == 1
 
 
-async def test_a_rolled_back_version_is_left_once_an_engine_has_the_other(learning: Learning) -> None:
+async def test_a_rolled_back_version_is_replaced_once_an_engine_has_the_other(learning: Learning) -> None:
     engine = await learning.add_engine("http://e1:8100")
     for n in (1, 2):
         await step(learning, n)
@@ -129,7 +129,7 @@ async def test_a_rolled_back_version_is_left_once_an_engine_has_the_other(learni
     assert (await learning.steps.look(POLICY)).version == 1
 
 
-async def test_a_pinned_version_stays_whatever_is_trained(learning: Learning) -> None:
+async def test_a_pinned_version_stays_active_whatever_is_trained(learning: Learning) -> None:
     engine = await learning.add_engine("http://e1:8100")
     for n in (1, 2):
         await step(learning, n)
@@ -143,7 +143,7 @@ async def test_a_pinned_version_stays_whatever_is_trained(learning: Learning) ->
     assert (view.version, view.pinned) == (3, None)
 
 
-async def test_an_old_version_is_unloaded_a_while_after_it_answered_last(learning: Learning) -> None:
+async def test_an_old_version_is_unloadable_a_while_after_its_retirement(learning: Learning) -> None:
     engine = await learning.add_engine("http://e1:8100")
     for n in (1, 2):
         await step(learning, n)
@@ -159,7 +159,7 @@ async def test_an_old_version_is_unloaded_a_while_after_it_answered_last(learnin
     assert await unloadable(learning, engine) == []
 
 
-async def test_a_version_that_never_answered_is_unloaded_too(learning: Learning) -> None:
+async def test_a_version_that_was_never_active_is_unloadable_too(learning: Learning) -> None:
     engine = await learning.add_engine("http://e1:8100")
     await step(learning, 1)
     await learning.publishing.loaded(engine, POLICY, 1)
@@ -169,7 +169,7 @@ async def test_a_version_that_never_answered_is_unloaded_too(learning: Learning)
     assert await unloadable(learning, engine) == [1]
 
 
-async def test_files_go_when_nobody_needs_them(learning: Learning) -> None:
+async def test_files_of_unneeded_versions_are_removable(learning: Learning) -> None:
     engine = await learning.add_engine("http://e1:8100")
     for n in range(1, 7):
         await step(learning, n)
@@ -190,7 +190,7 @@ async def test_files_go_when_nobody_needs_them(learning: Learning) -> None:
     assert [version.state for version in await learning.operators.versions(POLICY)][1] == "on the path, files removed"
 
 
-async def test_what_became_wanted_since_it_was_found_removable_keeps_its_files(learning: Learning) -> None:
+async def test_a_version_wanted_since_it_was_listed_as_removable_keeps_its_files(learning: Learning) -> None:
     engine = await learning.add_engine("http://e1:8100")
     for n in range(1, 7):
         await step(learning, n)
@@ -206,7 +206,7 @@ async def test_what_became_wanted_since_it_was_found_removable_keeps_its_files(l
         await learning.operators.pin(POLICY, 3)
 
 
-async def test_the_version_a_claimed_step_begins_from_keeps_its_files(learning: Learning) -> None:
+async def test_the_parent_of_a_claimed_step_keeps_its_files(learning: Learning) -> None:
     await learning.add_engine("http://e1:8100")
     for n in range(1, 6):
         await step(learning, n)
@@ -220,7 +220,7 @@ async def test_the_version_a_claimed_step_begins_from_keeps_its_files(learning: 
     assert [version.n for version in await learning.publishing.removable(1 * HOURS)] == [2, 3, 4, 5]
 
 
-async def test_what_an_attempt_left_that_nobody_will_commit_is_leftover(learning: Learning) -> None:
+async def test_directories_of_ended_steps_without_a_version_are_leftover(learning: Learning) -> None:
     batch = await step(learning, 1)
     own = trained(batch).version.path
     await learning.add_samples(4)

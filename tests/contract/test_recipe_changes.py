@@ -11,7 +11,7 @@ from tests.contract.learning import POLICY, PostgresLearning, recipe, step
 pytestmark = pytest.mark.postgres
 
 
-async def test_a_recipe_whose_adapter_cannot_go_on_from_the_head_is_refused(
+async def test_a_recipe_with_another_lora_than_the_heads_is_rejected(
     postgres_learning: PostgresLearning,
 ) -> None:
     database, learned = postgres_learning.database, recipe(lora={"rank": 8, "alpha": 16.0})
@@ -28,7 +28,7 @@ async def test_a_recipe_whose_adapter_cannot_go_on_from_the_head_is_refused(
     await set_recipe(database, POLICY, recipe(lora={"rank": 16, "alpha": 16.0}))
 
 
-async def test_a_stored_recipe_that_is_none_any_more_is_told_in_words_until_another_is_set(
+async def test_a_stored_recipe_that_became_invalid_is_reported_until_another_is_set(
     postgres_learning: PostgresLearning,
 ) -> None:
     await postgres_learning.add_samples(4)
@@ -44,7 +44,7 @@ async def test_a_stored_recipe_that_is_none_any_more_is_told_in_words_until_anot
     assert (await postgres_learning.steps.claim(POLICY, 1)).samples == 4
 
 
-async def test_another_recipe_can_be_set_after_a_step_by_one_that_is_none_any_more(
+async def test_another_recipe_can_be_set_after_a_step_by_a_recipe_that_became_invalid(
     postgres_learning: PostgresLearning,
 ) -> None:
     await step(postgres_learning, 1)
@@ -58,7 +58,7 @@ async def test_another_recipe_can_be_set_after_a_step_by_one_that_is_none_any_mo
     await set_recipe(postgres_learning.database, POLICY, recipe(drift=0.5))
 
 
-async def test_a_hint_that_only_an_adapter_of_another_shape_could_read_leaves_the_verdict(
+async def test_a_hint_for_an_adapter_of_another_shape_is_dropped_and_the_verdict_trained(
     postgres_learning: PostgresLearning,
 ) -> None:
     await step(postgres_learning, 1)

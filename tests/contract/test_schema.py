@@ -38,7 +38,7 @@ async def current(url: str) -> bool:
         await database.close()
 
 
-def test_down_undoes_up_and_up_works_again(empty_postgres_url: str) -> None:
+def test_downgrades_undo_upgrades(empty_postgres_url: str) -> None:
     assert tables(empty_postgres_url) == set()
     migrate(empty_postgres_url)
     assert tables(empty_postgres_url) == set(Base.metadata.tables)
@@ -67,7 +67,7 @@ def test_every_check_of_the_code_is_in_the_migrated_schema(postgres_url: str, em
     assert len(_checks(postgres_url)) > 8
 
 
-def test_several_may_migrate_at_once(empty_postgres_url: str) -> None:
+def test_concurrent_migrations_are_safe(empty_postgres_url: str) -> None:
     async def all_at_once() -> None:
         await asyncio.gather(*(asyncio.to_thread(migrate, empty_postgres_url) for _ in range(4)))
 
@@ -76,7 +76,7 @@ def test_several_may_migrate_at_once(empty_postgres_url: str) -> None:
     assert tables(empty_postgres_url) == set(Base.metadata.tables)
 
 
-def test_migrating_does_not_care_where_it_runs(
+def test_migrating_works_from_any_working_directory(
     empty_postgres_url: str, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     monkeypatch.chdir(tmp_path)
@@ -84,7 +84,7 @@ def test_migrating_does_not_care_where_it_runs(
     assert tables(empty_postgres_url)
 
 
-async def test_a_schema_is_current_only_when_it_is_exactly_ours(empty_postgres_url: str) -> None:
+async def test_a_schema_is_current_only_at_this_codes_revision(empty_postgres_url: str) -> None:
     assert head() is not None
     assert not await current(empty_postgres_url)
 
@@ -107,14 +107,14 @@ async def test_a_schema_is_current_only_when_it_is_exactly_ours(empty_postgres_u
         ("postgresql://a:top@secret@127.0.0.1/b", "not a valid address"),
     ],
 )
-def test_an_address_that_leads_nowhere_is_one_clear_line(url: str, said: str) -> None:
+def test_an_unusable_address_is_a_one_line_error(url: str, said: str) -> None:
     with pytest.raises(SetupError, match=said) as raised:
         migrate(url)
     assert "\n" not in str(raised.value)
     assert "secret" not in str(raised.value)
 
 
-def test_a_user_who_may_not_make_tables_is_told_what_to_grant(empty_postgres_url: str) -> None:
+def test_a_user_without_rights_gets_the_grant_to_run(empty_postgres_url: str) -> None:
     execute(empty_postgres_url, "DROP ROLE IF EXISTS guest")
     execute(empty_postgres_url, "CREATE ROLE guest LOGIN PASSWORD 'guest'")
     parts = urlsplit(empty_postgres_url)
@@ -127,9 +127,7 @@ def test_a_user_who_may_not_make_tables_is_told_what_to_grant(empty_postgres_url
     execute(empty_postgres_url, "DROP ROLE guest")
 
 
-def test_a_lock_that_nobody_gives_back_ends_the_waiting(
-    empty_postgres_url: str, monkeypatch: pytest.MonkeyPatch
-) -> None:
+def test_a_lock_held_too_long_ends_the_migration(empty_postgres_url: str, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(schema, "LOCK_SECONDS", 0.2)
     with psycopg.connect(empty_postgres_url) as other:
         other.execute("SELECT pg_advisory_lock(%s)", [schema.LOCK])

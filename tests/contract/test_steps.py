@@ -14,7 +14,7 @@ from clawloop.recipes.recipe import Recipe
 from tests.contract.learning import HOURS, POLICY, RECIPE, Learning, recipe, step, trained
 
 
-async def test_a_policy_begins_by_waiting_for_samples(learning: Learning) -> None:
+async def test_a_new_policy_waits_for_samples(learning: Learning) -> None:
     view = await learning.steps.look(POLICY)
     assert (view.state, view.reason, view.step, view.step_state) == (
         TrainingState.WAITING,
@@ -26,7 +26,7 @@ async def test_a_policy_begins_by_waiting_for_samples(learning: Learning) -> Non
     assert await learning.steps.claim(POLICY, 1) == Claim(POLICY, 1, None, 0, "0 of 4 samples")
 
 
-async def test_a_policy_nobody_knows_is_said_to_be_none(learning: Learning) -> None:
+async def test_an_unknown_policy_is_an_error(learning: Learning) -> None:
     for asked in (learning.steps.look("other"), learning.steps.claim("other", 1), learning.steps.batch("other", 1)):
         with pytest.raises(RecordUnusable, match="other"):
             await asked
@@ -57,7 +57,7 @@ async def test_the_oldest_samples_are_claimed_once_in_their_order(learning: Lear
     )
 
 
-async def test_a_sample_brings_all_that_its_turn_recorded(learning: Learning) -> None:
+async def test_a_sample_has_all_that_its_turn_recorded(learning: Learning) -> None:
     await learning.add_samples(1, reward=-0.5, hinted=[1, 9, 2, 3], explicit=True)
     await learning.add_samples(3)
     await learning.steps.claim(POLICY, 1)
@@ -87,7 +87,7 @@ async def test_a_smaller_batch_is_taken_once_its_oldest_sample_has_waited(learni
     assert claim.reason == "2 of 4 samples; the oldest waited 24 h"
 
 
-async def test_a_committed_step_is_the_head_and_its_turns_say_so(learning: Learning) -> None:
+async def test_a_committed_step_is_the_head_and_its_turns_are_trained(learning: Learning) -> None:
     first, dropped, *_ = await learning.add_samples(4)
     await learning.steps.claim(POLICY, 1)
     batch = await learning.steps.batch(POLICY, 1)
@@ -107,7 +107,7 @@ async def test_a_committed_step_is_the_head_and_its_turns_say_so(learning: Learn
         await learning.steps.batch(POLICY, 1)
 
 
-async def test_the_next_step_begins_where_the_last_one_ended(learning: Learning) -> None:
+async def test_the_next_step_starts_from_the_last_version(learning: Learning) -> None:
     await step(learning, 1)
     await learning.add_samples(4, version=1)
     await learning.steps.claim(POLICY, 2)
@@ -132,7 +132,7 @@ async def test_of_two_trainers_of_one_step_exactly_one_commits(learning: Learnin
     assert made.sha256 == "abcdef"[ends.index(StepState.COMMITTED)] * 64
 
 
-async def test_a_step_whose_policy_went_on_is_abandoned_and_its_samples_are_free(learning: Learning) -> None:
+async def test_a_step_whose_policy_moved_on_is_abandoned_and_its_samples_are_fresh(learning: Learning) -> None:
     await step(learning, 1)
     samples = await learning.add_samples(4, version=1)
     await learning.steps.claim(POLICY, 2)
@@ -150,7 +150,7 @@ async def test_a_step_whose_policy_went_on_is_abandoned_and_its_samples_are_free
     assert (again.epoch, again.parent, [one.sample_id for one in again.samples]) == (1, None, samples)
 
 
-async def test_what_a_step_made_must_be_of_that_step(learning: Learning) -> None:
+async def test_a_trained_version_must_belong_to_its_step(learning: Learning) -> None:
     await learning.add_samples(8)
     await learning.steps.claim(POLICY, 1)
     batch = await learning.steps.batch(POLICY, 1)
@@ -162,7 +162,7 @@ async def test_what_a_step_made_must_be_of_that_step(learning: Learning) -> None
             await learning.steps.commit(batch, made)
 
 
-async def test_giving_a_step_up_frees_its_samples_once(learning: Learning) -> None:
+async def test_abandoning_a_step_frees_its_samples_once(learning: Learning) -> None:
     samples = await learning.add_samples(4)
     await learning.steps.claim(POLICY, 1)
     await learning.steps.abandon(POLICY, 1, "the trainer cannot load the model")
@@ -176,7 +176,7 @@ async def test_giving_a_step_up_frees_its_samples_once(learning: Learning) -> No
     assert (await learning.steps.look(POLICY)).step_state is StepState.CLAIMED
 
 
-async def test_a_step_that_teaches_nothing_is_given_up_and_its_samples_expire(learning: Learning) -> None:
+async def test_expiring_a_step_abandons_it_and_its_samples_expire(learning: Learning) -> None:
     samples = await learning.add_samples(5)
     await learning.steps.claim(POLICY, 1)
     for _ in range(2):
@@ -190,7 +190,7 @@ async def test_a_step_that_teaches_nothing_is_given_up_and_its_samples_expire(le
     assert not await learning.work_waiting()
 
 
-async def test_a_bad_step_is_set_aside_and_training_pauses(learning: Learning) -> None:
+async def test_a_bad_step_is_quarantined_and_training_pauses(learning: Learning) -> None:
     samples = await learning.add_samples(8)
     await learning.steps.claim(POLICY, 1)
     for _ in range(2):
@@ -208,7 +208,7 @@ async def test_a_bad_step_is_set_aside_and_training_pauses(learning: Learning) -
     assert (await learning.steps.claim(POLICY, 1)).state is StepState.QUARANTINED
 
 
-async def test_resuming_takes_what_was_set_aside_only_when_told_to(learning: Learning) -> None:
+async def test_resuming_retries_quarantined_samples_only_on_request(learning: Learning) -> None:
     samples = await learning.add_samples(4)
     await learning.steps.claim(POLICY, 1)
     await learning.steps.quarantine(POLICY, 1, "not finite")
@@ -221,7 +221,7 @@ async def test_resuming_takes_what_was_set_aside_only_when_told_to(learning: Lea
     assert (await learning.steps.claim(POLICY, 2)).samples == 4
 
 
-async def test_a_turn_that_was_trained_without_its_hint_says_why(learning: Learning) -> None:
+async def test_a_turn_trained_without_its_hint_shows_the_reason(learning: Learning) -> None:
     for n in (1, 2):
         await step(learning, n)
     (unreadable,) = await learning.add_samples(1, version=1, hinted=[1, 2])
@@ -250,7 +250,7 @@ async def test_a_turn_that_was_trained_without_its_hint_says_why(learning: Learn
     assert {sample: (await learning.became(sample))[2] for sample in say} == say
 
 
-async def test_a_sample_that_was_left_out_is_none_that_was_trained_without_its_hint(learning: Learning) -> None:
+async def test_a_dropped_sample_does_not_count_as_trained_without_its_hint(learning: Learning) -> None:
     for n in (1, 2):
         await step(learning, n)
     kept, left_out, *_ = await learning.add_samples(4, version=1, hinted=[1, 2])
@@ -265,7 +265,7 @@ async def test_a_sample_that_was_left_out_is_none_that_was_trained_without_its_h
     assert (metrics["dropped"], metrics["without_hint"]) == (1, 3)
 
 
-async def test_next_state_evidence_ages_in_versions_and_explicit_feedback_does_not(learning: Learning) -> None:
+async def test_next_state_samples_become_stale_and_explicit_feedback_does_not(learning: Learning) -> None:
     for n in (1, 2, 3):
         await step(learning, n)
     (old,) = await learning.add_samples(1, version=0)
@@ -282,7 +282,7 @@ async def test_next_state_evidence_ages_in_versions_and_explicit_feedback_does_n
     assert [sample.sample_id for sample in batch.samples][:2] == [rated, near]
 
 
-async def test_after_a_roll_back_age_is_counted_along_the_tree(learning: Learning) -> None:
+async def test_after_a_roll_back_staleness_follows_the_version_tree(learning: Learning) -> None:
     for n in (1, 2):
         await step(learning, n)
     (other_branch,) = await learning.add_samples(1, version=2)
@@ -310,7 +310,7 @@ async def test_samples_of_another_signal_expire_and_those_of_another_training_do
     assert await learning.became(lost) == (SampleState.EXPIRED, TurnOutcome.EXPIRED, "recipe changed")
 
 
-async def test_a_sample_the_recipe_learns_nothing_from_fills_no_batch(learning: Learning) -> None:
+async def test_a_sample_the_recipe_cannot_learn_from_is_not_claimed(learning: Learning) -> None:
     no_gap = {"verdict_weight": 1.0, "teacher_weight": 0.0}
     await learning.set_recipe(
         Recipe.model_validate(
@@ -337,7 +337,7 @@ async def test_earlier_versions_that_answered_hinted_samples_are_teachers(learni
     assert batch.teachers == {1: await learning.steps.committed(POLICY, 1)}  # not the base, not the parent
 
 
-async def test_a_hint_nobody_can_read_any_more_leaves_the_verdict(learning: Learning) -> None:
+async def test_a_hint_without_its_teacher_is_dropped_and_the_verdict_trained(learning: Learning) -> None:
     for n in (1, 2):
         await step(learning, n)
     await learning.lose_files(1)
@@ -365,7 +365,7 @@ async def test_no_batch_is_claimed_while_paused_and_a_running_step_finishes(lear
     assert (await learning.steps.claim(POLICY, 2)).samples == 4
 
 
-async def test_the_oldest_sample_says_how_long_it_has_waited(learning: Learning) -> None:
+async def test_the_status_has_the_waiting_time_of_the_oldest_sample(learning: Learning) -> None:
     await learning.add_samples(1)
     await learning.age(timedelta(minutes=5))
     oldest = (await learning.steps.look(POLICY)).oldest_seconds

@@ -83,7 +83,7 @@ def stored_bytes(url: str) -> int:
     return int(row[0])
 
 
-async def test_storage_for_each_token_stays_the_same_as_a_conversation_grows(
+async def test_storage_per_token_stays_constant_as_a_conversation_grows(
     postgres_stores: Stores, postgres_url: str, capsys: pytest.CaptureFixture[str]
 ) -> None:
     records = openclaw_chat(postgres_stores, TURNS)
@@ -131,7 +131,7 @@ async def test_tools_are_stored_once(postgres_stores: Stores, postgres_url: str)
         assert connection.execute("SELECT count(*) FROM tool_lists").fetchone() == (1,)
 
 
-async def test_a_long_conversation_is_rebuilt_exactly_without_memory(
+async def test_a_long_conversation_is_rebuilt_exactly_without_the_cache(
     postgres_stores: Stores, database: Database, capsys: pytest.CaptureFixture[str]
 ) -> None:
     records = openclaw_chat(postgres_stores, TURNS)

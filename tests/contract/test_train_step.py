@@ -56,7 +56,7 @@ async def test_a_step_is_trained_and_committed_with_its_figures(desk: Desk) -> N
     assert await desk.learning.became(samples[3]) == (SampleState.EXPIRED, TurnOutcome.EXPIRED, why)
 
 
-async def test_a_step_that_is_committed_is_answered_and_not_trained_again(desk: Desk) -> None:
+async def test_a_committed_step_is_not_trained_again(desk: Desk) -> None:
     await desk.claim()
     first = await desk.activities.train_step(ASK)
     again = await desk.activities.train_step(ASK)
@@ -75,7 +75,9 @@ async def test_a_step_that_is_committed_is_answered_and_not_trained_again(desk: 
     ],
     ids=lambda error: type(error).__name__,
 )
-async def test_a_step_that_can_never_work_is_set_aside_and_training_pauses(desk: Desk, error: PermanentError) -> None:
+async def test_a_step_that_can_never_succeed_is_quarantined_and_training_pauses(
+    desk: Desk, error: PermanentError
+) -> None:
     samples, _ = await desk.claim()
     desk.trainer.fails = [error]
     done = await desk.activities.train_step(ASK)
@@ -88,7 +90,7 @@ async def test_a_step_that_can_never_work_is_set_aside_and_training_pauses(desk:
     assert len(desk.trainer.taken) == 1
 
 
-async def test_a_batch_that_teaches_nothing_expires_and_training_goes_on(desk: Desk) -> None:
+async def test_a_batch_with_nothing_to_train_expires_and_training_continues(desk: Desk) -> None:
     samples, _ = await desk.claim()
     desk.trainer.fails = [NothingToTrain("no sample of 4 can be trained: 9000 tokens, the trainer takes 8192")]
     done = await desk.activities.train_step(ASK)
@@ -101,7 +103,7 @@ async def test_a_batch_that_teaches_nothing_expires_and_training_goes_on(desk: D
     assert (await desk.activities.train_step(TrainStep(policy=POLICY, n=2))).state is StepState.COMMITTED
 
 
-async def test_a_recipe_that_does_not_fit_the_model_pauses_training_and_costs_no_sample(desk: Desk) -> None:
+async def test_a_recipe_that_does_not_fit_the_model_pauses_training_and_keeps_the_samples(desk: Desk) -> None:
     samples, _ = await desk.claim()
     error = RecipeRejected("50, but the vocabulary has 40", field="train.distillation.top_k")
     desk.trainer.fails = [error]
@@ -116,7 +118,7 @@ async def test_a_recipe_that_does_not_fit_the_model_pauses_training_and_costs_no
     assert (await desk.learning.steps.claim(POLICY, 2)).samples == 4
 
 
-async def test_a_refused_recipe_that_is_not_the_policys_any_more_pauses_nothing(desk: Desk) -> None:
+async def test_a_rejected_recipe_that_was_replaced_does_not_pause_training(desk: Desk) -> None:
     await desk.claim()
     desk.trainer.fails = [RecipeRejected("50, but the vocabulary has 40", field="train.distillation.top_k")]
     await desk.learning.operators.set_recipe(POLICY, recipe(drift=0.5))
@@ -126,7 +128,7 @@ async def test_a_refused_recipe_that_is_not_the_policys_any_more_pauses_nothing(
     assert (await desk.learning.steps.claim(POLICY, 2)).samples == 4
 
 
-async def test_a_trainer_that_is_away_leaves_the_batch_claimed(desk: Desk) -> None:
+async def test_an_unavailable_trainer_leaves_the_batch_claimed(desk: Desk) -> None:
     await desk.claim()
     desk.trainer.fails = [TrainerUnavailable("a rank died")]
     with pytest.raises(TrainerUnavailable):
@@ -151,7 +153,7 @@ async def test_a_step_whose_policy_was_rolled_back_meanwhile_is_abandoned(desk: 
     assert (await desk.learning.became(samples[0]))[0] is SampleState.FRESH
 
 
-async def test_a_step_nobody_claimed_is_no_step(desk: Desk) -> None:
+async def test_an_unclaimed_step_is_rejected(desk: Desk) -> None:
     with pytest.raises(RecordUnusable, match="no step 7"):
         await desk.activities.train_step(TrainStep(policy=POLICY, n=7))
 

@@ -90,7 +90,7 @@ def assert_same(stored: TurnRecord, inserted: TurnRecord) -> None:
 # Exactness ----------------------------------------------------------------------------------------------------------
 
 
-async def test_every_field_comes_back_as_it_was_entered(stores: Stores) -> None:
+async def test_every_field_reads_back_as_inserted(stores: Stores) -> None:
     record = turn_record(
         api_key_id=stores.key,
         evidence=SessionEvidence(SessionSource.CONVERSATION, None, ("user=ann\0", "prompt_cache_key=\ud800")),
@@ -123,7 +123,7 @@ async def test_every_field_comes_back_as_it_was_entered(stores: Stores) -> None:
     assert stored.announced_at is None
 
 
-async def test_what_is_unknown_stays_unknown(stores: Stores) -> None:
+async def test_unknown_values_stay_none(stores: Stores) -> None:
     record = turn_record(
         api_key_id=stores.key, prompt_ids=None, response_ids=None, logprobs=None, tools=None, engine_id=None
     )
@@ -134,7 +134,7 @@ async def test_what_is_unknown_stays_unknown(stores: Stores) -> None:
     assert await parents(stores, [record, empty]) == [None, None]
 
 
-async def test_log_probs_are_the_engines_own_to_the_last_bit(stores: Stores) -> None:
+async def test_log_probs_read_back_bit_exactly(stores: Stores) -> None:
     printed = "[-0.10536054521799088, -1.1920928244535389e-07, -9999.0, -17.328680038452148]"  # float32 as doubles
     finer = [-0.1, math.log(0.3), -1e-300]  # no float32 is one of these
 
@@ -156,7 +156,7 @@ async def test_log_probs_are_the_engines_own_to_the_last_bit(stores: Stores) -> 
         {"prompt_ids": [2**31]},
     ],
 )
-async def test_what_can_never_be_stored_says_so_and_leaves_nothing(stores: Stores, broken: dict[str, Any]) -> None:
+async def test_an_unstorable_record_is_rejected_and_leaves_no_rows(stores: Stores, broken: dict[str, Any]) -> None:
     record = turn_record(api_key_id=stores.key, **broken)
 
     with pytest.raises(RecordUnusable):
@@ -165,7 +165,7 @@ async def test_what_can_never_be_stored_says_so_and_leaves_nothing(stores: Store
     assert await stores.turns.load(record.turn_id) is None
 
 
-async def test_a_turn_nobody_entered_is_not_there(stores: Stores) -> None:
+async def test_an_unknown_turn_is_none(stores: Stores) -> None:
     assert await stores.turns.load(new_turn_id()) is None
 
 
@@ -181,7 +181,7 @@ async def test_a_name_is_one_session_for_each_key(stores: Stores) -> None:
     assert other.session_id != first.session_id
 
 
-async def test_a_conversation_goes_on_in_its_session(stores: Stores) -> None:
+async def test_a_continued_conversation_stays_in_its_session(stores: Stores) -> None:
     first, second, third = conversation(stores, "one", "two", "three")
     await enter_all(stores, [first, second, third])
 
@@ -197,7 +197,7 @@ async def test_two_conversations_that_begin_alike_are_two_sessions(stores: Store
     assert len(await sessions(stores, [first, second])) == 2
 
 
-async def test_asking_again_after_a_broken_reply_stays_in_the_session(stores: Stores) -> None:
+async def test_a_retry_after_a_broken_reply_stays_in_the_session(stores: Stores) -> None:
     (broken,) = conversation(stores, "hello")
     broken = _with(broken, status=TurnStatus.ABORTED, response=None)
     (again,) = conversation(stores, "hello")
@@ -260,7 +260,7 @@ async def test_choices_of_a_first_request_share_a_new_session(stores: Stores) ->
     assert len(await sessions(stores, [first, other])) == 1
 
 
-async def test_the_version_of_the_turn_before_is_known(stores: Stores) -> None:
+async def test_the_version_of_the_parent_is_found(stores: Stores) -> None:
     first, second, third = conversation(stores, "one", "two", "three")
     await enter_all(stores, [first, second])
     ask = stores.turns.version_of_parent
@@ -289,7 +289,7 @@ async def test_the_version_of_the_turn_before_is_known(stores: Stores) -> None:
         ({"status": TurnStatus.ABORTED, "response": None}, TurnOutcome.NOT_TRAINABLE, "no reply: aborted"),
     ],
 )
-async def test_what_is_known_of_a_turns_fate_when_it_is_entered(
+async def test_the_outcome_of_a_turn_on_insertion(
     stores: Stores, changes: dict[str, Any], outcome: TurnOutcome, detail: str | None
 ) -> None:
     record = turn_record(api_key_id=stores.key, **changes)
@@ -303,7 +303,7 @@ async def test_what_is_known_of_a_turns_fate_when_it_is_entered(
 # Twice, at once, late -----------------------------------------------------------------------------------------------
 
 
-async def test_entering_twice_is_entering_once(stores: Stores) -> None:
+async def test_inserting_a_turn_is_idempotent(stores: Stores) -> None:
     first, second = conversation(stores, "one", "two")
     await stores.turns.insert(first)
     inserted = await stores.turns.insert(second)
@@ -316,9 +316,7 @@ async def test_entering_twice_is_entering_once(stores: Stores) -> None:
 
 
 @pytest.mark.parametrize("evidence", [NAMED, BY_MESSAGES])
-async def test_the_same_turn_entered_at_the_same_moment_is_entered_once(
-    stores: Stores, evidence: SessionEvidence
-) -> None:
+async def test_concurrent_inserts_of_a_turn_store_it_once(stores: Stores, evidence: SessionEvidence) -> None:
     (record,) = conversation(stores, "one", evidence=evidence)
 
     inserted = await asyncio.gather(*(stores.turns.insert(record) for _ in range(6)))
@@ -327,7 +325,7 @@ async def test_the_same_turn_entered_at_the_same_moment_is_entered_once(
     assert len({place.session_id for place in inserted}) == 1
 
 
-async def test_turns_of_one_new_session_may_be_entered_at_the_same_moment(stores: Stores) -> None:
+async def test_concurrent_turns_of_a_new_session_are_all_inserted(stores: Stores) -> None:
     turns = conversation(stores, *"abcdef", evidence=NAMED)
 
     await asyncio.gather(*(stores.turns.insert(turn) for turn in reversed(turns)))
@@ -336,7 +334,7 @@ async def test_turns_of_one_new_session_may_be_entered_at_the_same_moment(stores
 
 
 @pytest.mark.parametrize("named", [True, False])
-async def test_turns_find_their_parents_in_whatever_order_they_are_entered(stores: Stores, named: bool) -> None:
+async def test_turns_find_their_parents_in_any_order_of_insertion(stores: Stores, named: bool) -> None:
     for order in itertools.permutations(range(4)):
         name = str(order)
         evidence = SessionEvidence(SessionSource.HEADER, name) if named else BY_MESSAGES
@@ -348,7 +346,7 @@ async def test_turns_find_their_parents_in_whatever_order_they_are_entered(store
         assert len(await sessions(stores, turns)) == 1, order
 
 
-async def test_a_late_turn_takes_only_what_continues_it(stores: Stores) -> None:
+async def test_a_late_turn_becomes_the_parent_of_its_continuations_only(stores: Stores) -> None:
     first, second, third = conversation(stores, "one", "two", "three", evidence=NAMED)
     retried = _with(second, turn_id=new_turn_id(), response=said("assistant", "another answer"))
     unrelated = turn_record("something else", api_key_id=stores.key, evidence=NAMED)
@@ -371,7 +369,7 @@ def _logprobs(record: TurnRecord) -> list[float]:
     return record.logprobs
 
 
-async def test_a_turn_is_noted_as_announced_once(stores: Stores) -> None:
+async def test_the_first_notification_time_of_a_turn_is_kept(stores: Stores) -> None:
     first, second = conversation(stores, "a", "b")
     await enter_all(stores, [first, second])
     await stores.turns.mark_notified([first.turn_id])

@@ -31,7 +31,7 @@ json_values: st.SearchStrategy[JsonValue] = st.recursive(
 
 
 @given(conversations, st.none() | conversations)
-def test_what_a_turn_adds_and_its_parent_make_the_turn_again(turn: Conversation, parent: Conversation | None) -> None:
+def test_a_delta_and_the_parent_rebuild_the_turn(turn: Conversation, parent: Conversation | None) -> None:
     stored = delta(turn, parent)
 
     assert stored.rebuilt_messages(parent) == turn.messages
@@ -42,7 +42,7 @@ def test_what_a_turn_adds_and_its_parent_make_the_turn_again(turn: Conversation,
 
 
 @given(conversations, conversations)
-def test_nothing_that_could_be_shared_is_stored_again(turn: Conversation, parent: Conversation) -> None:
+def test_a_delta_stores_nothing_that_could_be_shared(turn: Conversation, parent: Conversation) -> None:
     whole = replace(turn, messages=parent.texts + turn.messages, prompt_ids=parent.tokens + (turn.prompt_ids or b""))
     stored = delta(whole, parent)
 
@@ -51,7 +51,7 @@ def test_nothing_that_could_be_shared_is_stored_again(turn: Conversation, parent
 
 
 @pytest.mark.parametrize(("one", "other"), [("1", "1.0"), ("1", "true"), ('{"a":1,"b":2}', '{"b":2,"a":1}')])
-def test_what_python_takes_for_equal_is_not_shared(one: str, other: str) -> None:
+def test_values_equal_only_in_python_are_not_shared(one: str, other: str) -> None:
     parent = Conversation((one,), None, None, None, None)
     turn = Conversation((other,), None, None, None, None)
     assert json.loads(one) == json.loads(other)
@@ -60,7 +60,7 @@ def test_what_python_takes_for_equal_is_not_shared(one: str, other: str) -> None
 
 
 @given(json_values)
-def test_json_text_comes_back_exactly(value: JsonValue) -> None:
+def test_json_text_round_trips_exactly(value: JsonValue) -> None:
     text = exact_json(value)
     assert json.dumps(json.loads(text)) == json.dumps(value)
     assert "\0" not in text
@@ -68,17 +68,17 @@ def test_json_text_comes_back_exactly(value: JsonValue) -> None:
     text.encode()
 
 
-def test_half_of_a_surrogate_pair_comes_back() -> None:
+def test_a_lone_surrogate_round_trips() -> None:
     assert json.loads(exact_json("a\ud83d☃")) == "a\ud83d☃"
 
 
 @pytest.mark.parametrize("number", [float("inf"), float("nan")])
-def test_a_number_json_has_no_word_for_is_refused(number: float) -> None:
+def test_a_number_that_json_cannot_represent_is_rejected(number: float) -> None:
     with pytest.raises(RecordUnusable):
         exact_json({"x": [number]})
 
 
-def test_what_is_nested_too_deeply_is_refused() -> None:
+def test_json_nested_too_deeply_is_rejected() -> None:
     deep: JsonValue = []
     for _ in range(100_000):
         deep = [deep]
@@ -86,11 +86,11 @@ def test_what_is_nested_too_deeply_is_refused() -> None:
         exact_json(deep)
 
 
-def test_text_for_people_loses_only_what_postgres_refuses() -> None:
+def test_storable_replaces_only_what_postgres_refuses() -> None:
     assert storable("☃ \0 \ud83d é") == "☃ \N{REPLACEMENT CHARACTER} ? é"
 
 
-def test_the_size_in_memory_counts_bytes_and_not_characters() -> None:
+def test_the_size_in_memory_is_in_bytes_and_not_in_characters() -> None:
     plain = Conversation(("a" * 1000,), None, None, None, None)
     wide = Conversation(("語" * 1000,), None, None, None, None)
     assert wide.size_bytes - plain.size_bytes >= 1000

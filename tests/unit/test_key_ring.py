@@ -31,7 +31,7 @@ def bearer(secret: str) -> Headers:
     return Headers({"authorization": f"Bearer {secret}"})
 
 
-async def test_many_first_requests_with_one_key_look_it_up_once() -> None:
+async def test_concurrent_first_requests_with_a_key_look_it_up_once() -> None:
     store = SlowKeyStore()
     ring, secret = KeyRing(store), store.add("default", {Scope.CHAT})
     waiting = [asyncio.create_task(ring.require(bearer(secret), Scope.CHAT)) for _ in range(30)]
@@ -46,7 +46,7 @@ async def test_many_first_requests_with_one_key_look_it_up_once() -> None:
     assert store.lookups == 2
 
 
-async def test_what_a_look_up_finds_holds_for_those_who_waited_and_no_longer() -> None:
+async def test_a_lookups_result_holds_for_those_who_waited_and_no_longer() -> None:
     store = SlowKeyStore()
     store.let.set()
     ring, secret = KeyRing(store, patience_seconds=0), store.add("default", {Scope.CHAT})
@@ -60,7 +60,7 @@ async def test_what_a_look_up_finds_holds_for_those_who_waited_and_no_longer() -
             await ring.require(bearer("cl-unknown"), Scope.CHAT)
 
 
-async def test_the_first_request_with_a_key_waits_for_a_store_that_is_late() -> None:
+async def test_the_first_request_with_a_key_waits_for_a_slow_store() -> None:
     store = FakeKeyStore()
     ring, secret = KeyRing(store, patience_seconds=5), store.add("default", {Scope.CHAT})
     store.available = False
