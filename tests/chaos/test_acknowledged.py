@@ -1,4 +1,4 @@
-"""Whatever is killed, a turn whose end a client saw is in PostgreSQL: once, whole, with its parent."""
+"""Whatever is killed, a turn that a client received completely is in PostgreSQL once, with its parent."""
 
 from __future__ import annotations
 
@@ -28,7 +28,7 @@ PATH = "/v1/chat/completions"
 
 @dataclass
 class Chatters:
-    """Clients that chat until told to stop, each in a session of its own.
+    """Clients that chat until stopped, each in a session of its own.
 
     Attributes:
         acknowledged: per session, the response ids whose end a client saw, in order.
@@ -47,8 +47,8 @@ class Chatters:
             number = 0
             while not self.stop:
                 number += 1
-                asked = [*history, {"role": "user", "content": f"{session} question {number}"}]
-                body = {"model": "policy", "messages": asked, "stream": True}
+                messages = [*history, {"role": "user", "content": f"{session} question {number}"}]
+                body = {"model": "policy", "messages": messages, "stream": True}
                 try:
                     answer = await client.post(PATH, json=body, headers={"X-Session-Id": session})
                 except httpx.TransportError:
@@ -62,7 +62,7 @@ class Chatters:
                 chunks = [orjson.loads(line[6:]) for line in answer.text.split("\n\n")[:-2]]
                 text = "".join(chunk["choices"][0]["delta"].get("content") or "" for chunk in chunks)
                 turns.append(chunks[0]["id"])
-                history = [*asked, {"role": "assistant", "content": text}]
+                history = [*messages, {"role": "assistant", "content": text}]
 
 
 @pytest.fixture

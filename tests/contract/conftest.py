@@ -1,4 +1,4 @@
-"""The same stores twice: in memory and in PostgreSQL."""
+"""The stores in memory and in PostgreSQL, for tests that run on both."""
 
 from __future__ import annotations
 
@@ -24,7 +24,7 @@ from tests.fakes.key_store import FakeKeyStore
 from tests.fakes.session_store import FakeSessionStore
 from tests.fakes.turn_store import FakeTurnStore
 
-PATIENT = timedelta(seconds=20)  # a busy machine is no failure here
+TEST_LIMIT = timedelta(seconds=20)  # a busy machine must not fail a test
 
 
 @dataclass
@@ -47,7 +47,7 @@ class Stores:
 @pytest.fixture
 async def database(postgres_url: str) -> AsyncIterator[Database]:
     """PostgreSQL with the policy `default`."""
-    opened = Database(postgres_url, PATIENT)
+    opened = Database(postgres_url, TEST_LIMIT)
     await ensure_policy(opened, "default", "tiny", ["qwen3-4b"])
     yield opened
     await opened.close()
@@ -95,7 +95,7 @@ async def _with_keys(
 
 @pytest.fixture
 async def postgres_learning(postgres_url: str) -> AsyncIterator[PostgresLearning]:
-    opened = Database(postgres_url, PATIENT)
+    opened = Database(postgres_url, TEST_LIMIT)
     yield await PostgresLearning.on(postgres_url, opened)
     await opened.close()
 
@@ -107,6 +107,6 @@ def fake_learning() -> FakeLearning:
 
 @pytest.fixture(params=["fake", pytest.param("postgres", marks=pytest.mark.postgres)])
 def learning(request: pytest.FixtureRequest) -> Learning:
-    """A policy that learns, twice."""
+    """A policy with its stores, in memory and in PostgreSQL."""
     both: Learning = request.getfixturevalue(f"{request.param}_learning")
     return both

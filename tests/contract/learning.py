@@ -1,4 +1,4 @@
-"""One policy that learns, in memory and in PostgreSQL alike: samples to claim, engines to publish to, a clock."""
+"""A policy with samples to claim, engines to publish to and a clock, in memory and in PostgreSQL."""
 
 from __future__ import annotations
 
@@ -58,7 +58,7 @@ def trained(
     dropped: dict[SampleId, str] | None = None,
     without_hint: dict[SampleId, str] | None = None,
 ) -> TrainedStep:
-    """What a trainer makes of a batch."""
+    """The result of training a batch."""
     digest = sha256 or f"{step.n:064x}"
     parent = 0 if step.parent is None else step.parent.n
     path = f"{step.policy}/v{step.n}-{digest[:12]}"
@@ -106,13 +106,13 @@ class Learning(Protocol):
     async def drain(self, engine: str) -> None: ...
 
     async def age(self, by: timedelta) -> None:
-        """Let all that is there be older."""
+        """Age everything."""
 
     async def lose_files(self, n: int) -> None:
-        """Let a version's files be gone, whoever needs them."""
+        """Mark a version's files as removed, even if they are needed."""
 
-    async def became(self, sample: SampleId) -> tuple[SampleState, TurnOutcome, str]:
-        """The sample's state, its turn's outcome and why."""
+    async def sample_result(self, sample: SampleId) -> tuple[SampleState, TurnOutcome, str]:
+        """The sample's state, its turn's outcome and reason."""
 
     async def work_waiting(self) -> bool: ...
 
@@ -175,7 +175,7 @@ class FakeLearning:
     async def lose_files(self, n: int) -> None:
         self.ledger.versions[POLICY, n].removed = True
 
-    async def became(self, sample: SampleId) -> tuple[SampleState, TurnOutcome, str]:
+    async def sample_result(self, sample: SampleId) -> tuple[SampleState, TurnOutcome, str]:
         found = self.ledger.samples[sample]
         return found.state, found.outcome, found.why
 
@@ -185,10 +185,10 @@ class FakeLearning:
 
 @dataclass
 class PostgresLearning:
-    """In PostgreSQL; samples are made by settling judgements of entered turns.
+    """In PostgreSQL; samples are made by finalizing judgements of inserted turns.
 
     Attributes:
-        woken: what each settlement said of work.
+        woken: the policy with a new batch, as each finalization returned it.
     """
 
     url: str
@@ -273,7 +273,7 @@ class PostgresLearning:
     async def lose_files(self, n: int) -> None:
         await self.execute("UPDATE versions SET removed_at = now() WHERE n = %s", n)
 
-    async def became(self, sample: SampleId) -> tuple[SampleState, TurnOutcome, str]:
+    async def sample_result(self, sample: SampleId) -> tuple[SampleState, TurnOutcome, str]:
         query = """SELECT s.state, t.outcome, t.outcome_detail AS why
             FROM samples s JOIN turns t ON t.id = s.turn_id WHERE s.id = %s"""
         (row,) = await self.rows(query, sample)

@@ -1,4 +1,4 @@
-"""A claim finds its samples by the index, however many wait."""
+"""A claim finds its samples by an index, however many wait."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""What only PostgreSQL can lose: overlapping claims, killed connections, damaged rows, samples judged anew."""
+"""Concurrent claims, killed connections, damaged rows and re-judged samples, in PostgreSQL only."""
 
 from __future__ import annotations
 
@@ -22,7 +22,7 @@ from db.training.queue import PostgresWorkStore
 from db.training.steps import PostgresStepStore
 from db.turns.sessions import PostgresSessionStore
 from tests.conftest import execute
-from tests.contract.conftest import PATIENT
+from tests.contract.conftest import TEST_LIMIT
 from tests.contract.learning import POLICY, RECIPE, PostgresLearning, recipe, step, trained
 from tests.records import turn_record
 
@@ -38,7 +38,7 @@ async def test_concurrent_claims_with_killed_connections_give_one_batch(
 ) -> None:
     await postgres_learning.set_recipe(recipe(batch_samples=16))
     samples = await postgres_learning.add_samples(40)
-    databases = [Database(postgres_url, PATIENT) for _ in range(4)]
+    databases = [Database(postgres_url, TEST_LIMIT) for _ in range(4)]
     stores = [PostgresStepStore(database) for database in databases]
     killed = 0
 
@@ -85,10 +85,10 @@ async def test_concurrent_claims_of_consecutive_steps_never_share_a_sample(postg
 
 async def test_chat_does_not_wait_for_a_claim(postgres_learning: PostgresLearning) -> None:
     await postgres_learning.add_samples(4)
-    asked = turn_record("s0", api_key_id=postgres_learning.key)
+    first = turn_record("s0", api_key_id=postgres_learning.key)
     evidence = SessionEvidence(SessionSource.HEADER, "s0")
-    said = [*asked.messages, asked.response or {}, {"role": "user", "content": "and now?"}]
-    goes_on = turn_record(api_key_id=postgres_learning.key, evidence=evidence, messages=said)
+    messages = [*first.messages, first.response or {}, {"role": "user", "content": "and now?"}]
+    goes_on = turn_record(api_key_id=postgres_learning.key, evidence=evidence, messages=messages)
     begins = turn_record("another session", api_key_id=postgres_learning.key)
 
     async def claim(connection: AsyncConnection) -> Claim:
@@ -118,7 +118,7 @@ async def test_a_commit_compares_head_and_epoch(postgres_learning: PostgresLearn
 
 
 @pytest.mark.parametrize(
-    ("damage", "said"),
+    ("damage", "fault"),
     [
         ("UPDATE turns SET logprobs = NULL", "log-probs are unknown"),
         ("UPDATE turns SET response_ids = NULL, logprobs = NULL", "0 response ids"),
@@ -128,19 +128,19 @@ async def test_a_commit_compares_head_and_epoch(postgres_learning: PostgresLearn
     ],
 )
 async def test_an_unusable_sample_expires_and_the_claim_continues(
-    postgres_learning: PostgresLearning, damage: str, said: str
+    postgres_learning: PostgresLearning, damage: str, fault: str
 ) -> None:
     bad, *_ = await postgres_learning.add_samples(5)
     turn = (await postgres_learning.rows("SELECT turn_id FROM samples WHERE id = %s", bad))[0]["turn_id"]
     await postgres_learning.execute(f"{damage} WHERE id = %s", turn)
     claim = await PostgresStepStore(postgres_learning.database).claim(POLICY, 1)
     assert (claim.state, claim.samples) == (StepState.CLAIMED, 4)
-    state, outcome, _ = await postgres_learning.became(bad)
+    state, outcome, _ = await postgres_learning.sample_result(bad)
     reason = (await postgres_learning.rows("SELECT reason FROM samples WHERE id = %s", bad))[0]["reason"]
     assert state is SampleState.EXPIRED
-    assert outcome is (TurnOutcome.ERASED if "erased" in said else TurnOutcome.EXPIRED)
-    assert said in reason
-    assert "erased" in said or str(turn) in reason
+    assert outcome is (TurnOutcome.ERASED if "erased" in fault else TurnOutcome.EXPIRED)
+    assert fault in reason
+    assert "erased" in fault or str(turn) in reason
 
 
 async def test_a_sample_erased_after_the_claim_is_dropped(postgres_learning: PostgresLearning) -> None:
@@ -155,7 +155,7 @@ async def test_a_sample_erased_after_the_claim_is_dropped(postgres_learning: Pos
     batch = await store.batch(POLICY, 1)
     assert len(batch.samples) == 3
     assert await store.commit(batch, trained(batch)) is StepState.COMMITTED
-    assert await postgres_learning.became(erased) == (SampleState.EXPIRED, TurnOutcome.ERASED, "asked for")
+    assert await postgres_learning.sample_result(erased) == (SampleState.EXPIRED, TurnOutcome.ERASED, "asked for")
 
 
 async def test_a_prompt_whose_parent_lost_tokens_is_detected(postgres_learning: PostgresLearning) -> None:
@@ -165,7 +165,7 @@ async def test_a_prompt_whose_parent_lost_tokens_is_detected(postgres_learning: 
         " (SELECT turn_id FROM samples ORDER BY id DESC LIMIT 1)"
     )
     await PostgresStepStore(postgres_learning.database).claim(POLICY, 1)
-    assert (await postgres_learning.became(sample))[0] is SampleState.CLAIMED
+    assert (await postgres_learning.sample_result(sample))[0] is SampleState.CLAIMED
     await postgres_learning.steps.abandon(POLICY, 1, "to claim the last one")
     await postgres_learning.set_recipe(recipe(batch_samples=5))
     claim = await PostgresStepStore(postgres_learning.database).claim(POLICY, 2)
@@ -230,12 +230,12 @@ async def test_feedback_during_a_claim_makes_another_sample(postgres_learning: P
     further = await judgements.revise(row["turn_id"], None, b"e", "hint")
     assert further.id != amended.id
     await judgements.finalize(further.id, end(-1), [given])
-    assert (await postgres_learning.became(sample))[1:] == (TurnOutcome.SAMPLED, "rated -1")
+    assert (await postgres_learning.sample_result(sample))[1:] == (TurnOutcome.SAMPLED, "rated -1")
     batch = await postgres_learning.steps.batch(POLICY, 1)
     assert [one.explicit for one in batch.samples] == [False] * 4
     await postgres_learning.steps.commit(batch, trained(batch))
-    # The newer sample still waits, and that is what the turn says.
-    assert await postgres_learning.became(sample) == (SampleState.TRAINED, TurnOutcome.SAMPLED, "rated -1")
+    # The newer sample still waits, and the turn shows that.
+    assert await postgres_learning.sample_result(sample) == (SampleState.TRAINED, TurnOutcome.SAMPLED, "rated -1")
     (newer,) = await postgres_learning.rows("SELECT id FROM samples WHERE state = 'fresh'")
     await postgres_learning.set_recipe(recipe(batch_samples=1))
     await postgres_learning.steps.claim(POLICY, 2)
@@ -253,10 +253,10 @@ async def test_an_abandoned_step_frees_only_the_sample_of_the_latest_judgement(
     further = await postgres_learning.judgements.revise(row["turn_id"], None, b"e", "hint")
     await postgres_learning.judgements.finalize(further.id, end(-1), [given])
     await postgres_learning.steps.abandon(POLICY, 1, "the trainer is gone")
-    assert (await postgres_learning.became(sample))[0] is SampleState.SUPERSEDED
+    assert (await postgres_learning.sample_result(sample))[0] is SampleState.SUPERSEDED
     (ready,) = await postgres_learning.rows("SELECT count(*) AS n FROM samples WHERE state = 'fresh'")
     assert ready["n"] == 4
-    assert (await postgres_learning.became(sample))[1:] == (TurnOutcome.SAMPLED, "rated -1")
+    assert (await postgres_learning.sample_result(sample))[1:] == (TurnOutcome.SAMPLED, "rated -1")
 
 
 async def test_only_the_judgement_that_fills_a_batch_reports_work(postgres_learning: PostgresLearning) -> None:
@@ -280,7 +280,7 @@ async def test_work_without_a_recent_notification_is_pending(postgres_learning: 
     await postgres_learning.add_samples(4)
     assert await work.pending_work(minute) == [POLICY]
     await work.mark_work_notified([POLICY])
-    await postgres_learning.add_samples(1)  # nothing new: there was work before
+    await postgres_learning.add_samples(1)  # no new batch: one was waiting before
     assert await work.pending_work(minute) == []
     await postgres_learning.execute("UPDATE policies SET work_signalled_at = work_signalled_at - interval '2 minutes'")
     assert await work.pending_work(minute) == [POLICY]
@@ -301,11 +301,11 @@ async def test_work_is_pending_less_often_while_a_step_is_computed(postgres_lear
     await postgres_learning.execute(ago.format(59))
     assert (
         await work.pending_work(minute) == []
-    )  # the trainer may be away for weeks, and every telling stays in history
+    )  # the trainer may be down for weeks, and every signal stays in the history
     await postgres_learning.execute(ago.format(61))
     assert await work.pending_work(minute) == [POLICY]
     await postgres_learning.execute(ago.format(2))
-    await postgres_learning.steps.abandon(POLICY, 1, "to be told at once again")
+    await postgres_learning.steps.abandon(POLICY, 1, "to be notified at once again")
     await postgres_learning.execute(ago.format(2))
     assert await work.pending_work(minute) == [POLICY]
 
@@ -341,8 +341,8 @@ async def test_an_activation_sends_a_notification(postgres_learning: PostgresLea
         await connection.execute("LISTEN clawloop_directory")
         await postgres_learning.publishing.loaded(engine, POLICY, 1)
         assert await postgres_learning.publishing.activate(POLICY, 1, 0)
-        told = [one.payload async for one in connection.notifies(timeout=5, stop_after=1)]
-    assert told == [POLICY]
+        payloads = [one.payload async for one in connection.notifies(timeout=5, stop_after=1)]
+    assert payloads == [POLICY]
     (row,) = await postgres_learning.rows("SELECT activated_at, retired_at FROM versions WHERE n = 1")
     assert row["activated_at"] is not None
     assert row["retired_at"] is None

@@ -1,4 +1,4 @@
-"""Policies and engines, as the gateway reads them."""
+"""Policies and engines as the gateway reads them."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""Content goes for good, bare turns stay; what was on its way when it was erased comes bare."""
+"""Content is erased for good, bare turns stay; turns in flight during an erasure are stored bare."""
 
 from __future__ import annotations
 
@@ -17,12 +17,12 @@ NAMED = SessionEvidence(SessionSource.HEADER, "s")
 NAMELESS = SessionEvidence(SessionSource.CONVERSATION, None)
 
 
-def conversation(stores: Stores, *asked: str, evidence: SessionEvidence = NAMED) -> list[TurnRecord]:
+def conversation(stores: Stores, *questions: str, evidence: SessionEvidence = NAMED) -> list[TurnRecord]:
     messages: list[Message] = []
     turns: list[TurnRecord] = []
-    for said in asked:
-        messages = [*messages, {"role": "user", "content": said}]
-        answer: Message = {"role": "assistant", "content": f"about {said}"}
+    for question in questions:
+        messages = [*messages, {"role": "user", "content": question}]
+        answer: Message = {"role": "assistant", "content": f"about {question}"}
         turns.append(turn_record(api_key_id=stores.key, evidence=evidence, messages=messages, response=answer))
         messages = [*messages, answer]
     return turns
@@ -68,7 +68,7 @@ async def test_erasing_is_idempotent(stores: Stores) -> None:
     assert first is not None
     assert again is not None
     assert (first.turns, again.turns) == (1, 0)
-    assert first.told == again.told  # a workflow that was away the first time hears the same
+    assert first.told == again.told  # a workflow that missed the first message gets the same one
 
 
 async def test_erasing_an_unknown_session_or_turn_is_none(stores: Stores) -> None:
@@ -97,11 +97,13 @@ async def test_a_turn_is_erased_with_one_that_continues_it_after_an_abort(stores
     before, stopped = conversation(stores, "one", "two")
     if begun:
         await insert(stores, before)
-    said = stopped.messages if begun else before.messages
-    stopped = replace(stopped, messages=said, response={"role": "assistant", "content": "abo"})
-    goes_on = replace(stopped, turn_id=new_turn_id(), messages=[*said, {"role": "user", "content": "three"}])
+    messages = stopped.messages if begun else before.messages
+    stopped = replace(stopped, messages=messages, response={"role": "assistant", "content": "abo"})
+    goes_on = replace(stopped, turn_id=new_turn_id(), messages=[*messages, {"role": "user", "content": "three"}])
     beside = replace(
-        stopped, turn_id=new_turn_id(), messages=[*said[:-1], {"role": "user", "content": f"{said[-1]['content']}!"}]
+        stopped,
+        turn_id=new_turn_id(),
+        messages=[*messages[:-1], {"role": "user", "content": f"{messages[-1]['content']}!"}],
     )
     await insert(stores, stopped, goes_on, beside)
     erasure = await stores.erasures.erase_turn(stopped.turn_id)

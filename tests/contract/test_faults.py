@@ -1,4 +1,4 @@
-"""PostgreSQL that is away, silent, killed, or asked for the impossible."""
+"""PostgreSQL down, unresponsive or killed, and statements that fail."""
 
 from __future__ import annotations
 
@@ -30,7 +30,7 @@ from db.schema import migrate
 from db.serving.directory import PostgresDirectoryStore, ensure_policy
 from db.serving.keys import PostgresKeyStore
 from db.turns.insert import PostgresTurnStore
-from tests.contract.conftest import PATIENT, Stores
+from tests.contract.conftest import TEST_LIMIT, Stores
 from tests.records import turn_record
 
 pytestmark = [pytest.mark.postgres, pytest.mark.slow]
@@ -57,7 +57,7 @@ class OwnServer:
 
     @contextmanager
     def silenced(self) -> Iterator[None]:
-        """It keeps its connections and says nothing."""
+        """Keep all connections open and stop responding."""
         server = psutil.Process(self.process.pid)
         family = [server, *server.children(recursive=True)]
         for process in family:
@@ -84,7 +84,7 @@ async def a_key(database: Database) -> ApiKeyId:
 
 
 async def test_stored_turns_survive_kill_9(own_server: OwnServer) -> None:
-    patient = Database(own_server.embedded.url, PATIENT)
+    patient = Database(own_server.embedded.url, TEST_LIMIT)
     key = await a_key(patient)
     store = PostgresTurnStore(patient)
     stored: list[TurnRecord] = []
@@ -115,7 +115,7 @@ async def test_stored_turns_survive_kill_9(own_server: OwnServer) -> None:
         found = await afresh.load(record.turn_id)
         assert found is not None
         assert found.record == record
-    for record in refused:  # it may or may not have been in time; entering it again is right in both cases
+    for record in refused:  # it may have been committed; inserting is idempotent
         await store.insert(record)
         assert await afresh.load(record.turn_id) is not None
     await patient.close()
@@ -214,7 +214,7 @@ async def test_a_locked_row_costs_no_more_than_the_limit(postgres_stores: Stores
 
 
 async def test_a_database_without_tables_is_a_transient_error(empty_postgres_url: str) -> None:
-    database = Database(empty_postgres_url, PATIENT)
+    database = Database(empty_postgres_url, TEST_LIMIT)
     with pytest.raises(StoreUnavailable, match="clawloop migrate"):
         await PostgresTurnStore(database).insert(turn_record())
     await database.close()

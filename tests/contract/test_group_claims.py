@@ -1,4 +1,4 @@
-"""What a claim takes where a recipe compares groups, and after an operator has set another recipe."""
+"""Claims of a recipe that compares groups, and after an operator has set another recipe."""
 
 from __future__ import annotations
 
@@ -58,21 +58,21 @@ async def test_a_group_is_claimed_as_a_whole(postgres_learning: PostgresLearning
     batch = await learning.steps.batch(POLICY, 1)
     assert [sample.sample_id for sample in batch.samples] == [*first, *second]
     assert [round(sample.reward or 0, 2) for sample in batch.samples] == [0.71, -1.41, 0.71, -1.41, 0.71, 0.71]
-    assert [(await learning.became(sample))[0] for sample in third] == [SampleState.FRESH] * 2
+    assert [(await learning.sample_result(sample))[0] for sample in third] == [SampleState.FRESH] * 2
 
 
 async def test_a_group_with_a_locked_turn_waits_as_a_whole(postgres_learning: PostgresLearning) -> None:
     learning = postgres_learning
     await learning.set_recipe(grouped(2))
-    (_, held, _) = await add_group(learning, "a", 1, -1, 1)
+    (_, locked, _) = await add_group(learning, "a", 1, -1, 1)
     other = await add_group(learning, "b", 1, -1)
     async with await psycopg.AsyncConnection.connect(learning.url) as connection:
         lock = "SELECT 1 FROM turns t JOIN samples s ON s.turn_id = t.id WHERE s.id = %s FOR UPDATE OF t"
-        await connection.execute(lock, [held])
+        await connection.execute(lock, [locked])
         assert (await learning.steps.claim(POLICY, 1)).state is None
         await connection.rollback()
     assert (await learning.steps.claim(POLICY, 1)).samples == 3
-    assert [(await learning.became(sample))[0] for sample in other] == [SampleState.FRESH] * 2
+    assert [(await learning.sample_result(sample))[0] for sample in other] == [SampleState.FRESH] * 2
 
 
 async def test_an_operators_recipe_keeps_samples_of_the_same_signal_and_lets_the_others_expire(
@@ -87,4 +87,4 @@ async def test_an_operators_recipe_keeps_samples_of_the_same_signal_and_lets_the
     await set_recipe(learning.database, POLICY, Recipe.model_validate({"name": "small", "signal": {"votes": "direct"}}))
     assert (await learning.steps.claim(POLICY, 2)).state is None
     changed = (SampleState.EXPIRED, TurnOutcome.EXPIRED, "recipe changed")
-    assert [await learning.became(sample) for sample in samples] == [changed] * 4
+    assert [await learning.sample_result(sample) for sample in samples] == [changed] * 4

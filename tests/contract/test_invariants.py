@@ -1,4 +1,4 @@
-"""What must hold of the ledger holds after a life of steps, and every kind of damage is seen."""
+"""The invariants hold after many steps, and every kind of damage is a violation."""
 
 from __future__ import annotations
 
@@ -17,7 +17,7 @@ from db.database import Database
 from db.invariants import INVARIANTS, committed_versions, violations
 from db.schema import migrate
 from tests.conftest import database_address, execute
-from tests.contract.conftest import PATIENT
+from tests.contract.conftest import TEST_LIMIT
 from tests.contract.learning import POLICY, PostgresLearning, publish, step, trained
 from tests.records import turn_record
 from tests.verbs import clawloop, clawloop_process
@@ -26,29 +26,29 @@ pytestmark = pytest.mark.postgres
 
 
 @pytest.fixture(scope="module")
-async def lived_url(postgres_server: EmbeddedPostgres) -> str:
-    """A database of its own, that is copied for each test: a copy takes a tenth of the time that a life takes."""
-    execute(postgres_server.url, "CREATE DATABASE lived")
-    url = database_address(postgres_server.url, "lived")
+async def used_url(postgres_server: EmbeddedPostgres) -> str:
+    """A database that each test copies: a copy takes a tenth of the time that making it takes."""
+    execute(postgres_server.url, "CREATE DATABASE used")
+    url = database_address(postgres_server.url, "used")
     await asyncio.to_thread(migrate, url)
-    database = Database(url, PATIENT)
-    await live(await PostgresLearning.on(url, database))
+    database = Database(url, TEST_LIMIT)
+    await use(await PostgresLearning.on(url, database))
     await database.close()
     return url
 
 
 @pytest.fixture
-async def lived(postgres_server: EmbeddedPostgres, lived_url: str) -> AsyncIterator[PostgresLearning]:
+async def used(postgres_server: EmbeddedPostgres, used_url: str) -> AsyncIterator[PostgresLearning]:
     """Three steps, one of them rolled back, one claimed, one quarantined; a version that answers; a closed session."""
-    execute(postgres_server.url, "CREATE DATABASE damaged TEMPLATE lived")
+    execute(postgres_server.url, "CREATE DATABASE damaged TEMPLATE used")
     url = database_address(postgres_server.url, "damaged")
-    database = Database(url, PATIENT)
+    database = Database(url, TEST_LIMIT)
     yield await PostgresLearning.on(url, database)
     await database.close()
     execute(postgres_server.url, "DROP DATABASE damaged WITH (FORCE)")
 
 
-async def live(postgres_learning: PostgresLearning) -> None:
+async def use(postgres_learning: PostgresLearning) -> None:
     engine = await postgres_learning.add_engine("http://e1:8100")
     for n in (1, 2):
         await step(postgres_learning, n)
@@ -68,8 +68,8 @@ async def live(postgres_learning: PostgresLearning) -> None:
     await postgres_learning.execute("UPDATE versions SET created_at = created_at - interval '1 hour'")
 
 
-async def test_no_invariant_is_violated_after_many_steps(lived: PostgresLearning) -> None:
-    assert await violations(lived.database) == []
+async def test_no_invariant_is_violated_after_many_steps(used: PostgresLearning) -> None:
+    assert await violations(used.database) == []
 
 
 DAMAGE: dict[str, tuple[str, ...]] = {
@@ -122,18 +122,18 @@ def test_every_invariant_has_a_planted_violation() -> None:
 
 
 @pytest.mark.parametrize("invariant", DAMAGE)
-async def test_a_violation_is_reported_with_its_row(lived: PostgresLearning, invariant: str) -> None:
+async def test_a_violation_is_reported_with_its_row(used: PostgresLearning, invariant: str) -> None:
     for statement in DAMAGE[invariant]:
-        await lived.execute(statement)
-    found = await violations(lived.database)
+        await used.execute(statement)
+    found = await violations(used.database)
     seen = [violation.row for violation in found if violation.invariant == invariant]
     assert seen
     assert all(len(row) > 4 for row in seen)
 
 
-async def test_a_version_created_after_a_turn_it_answered_is_a_violation(lived: PostgresLearning) -> None:
-    await lived.execute("UPDATE versions SET created_at = now() + interval '1 hour' WHERE n = 1")
-    assert {violation.invariant for violation in await violations(lived.database)} == {
+async def test_a_version_created_after_a_turn_it_answered_is_a_violation(used: PostgresLearning) -> None:
+    await used.execute("UPDATE versions SET created_at = now() + interval '1 hour' WHERE n = 1")
+    assert {violation.invariant for violation in await violations(used.database)} == {
         "every turn names a version that existed when it began"
     }
 

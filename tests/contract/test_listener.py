@@ -1,4 +1,4 @@
-"""Gateways hear of a new active version at once, and again after PostgreSQL was away."""
+"""Gateways are notified of a new active version at once, also after PostgreSQL was down."""
 
 from __future__ import annotations
 
@@ -41,7 +41,7 @@ async def test_each_activation_notifies_listeners(database: Database, postgres_u
         store = await commit(database, postgres_url, 1)
         assert await store.activate("default", 1, 0)
         await soon(notices)
-        for n in (2, 3):  # while nobody waits for word
+        for n in (2, 3):  # while nothing listens
             await commit(database, postgres_url, n)
             assert await store.activate("default", n, 0)
         await soon(notices)
@@ -69,6 +69,6 @@ async def test_a_gateway_sees_a_new_version_before_its_next_poll(
         assert cache.policy("default").active == 0
         store = await commit(database, postgres_url, 1)
         assert await store.activate("default", 1, 0)
-        async with asyncio.timeout(30):  # it would look in an hour
+        async with asyncio.timeout(30):  # the next poll is in an hour
             while cache.policy("default").active != 1:
                 await asyncio.sleep(0.005)

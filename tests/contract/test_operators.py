@@ -1,4 +1,4 @@
-"""What operators see and do of learning, in memory and in PostgreSQL alike."""
+"""Operators' views and changes of training, in memory and in PostgreSQL."""
 
 from __future__ import annotations
 
@@ -15,7 +15,7 @@ from tests.contract.learning import POLICY, RECIPE, Learning, publish, recipe, s
 
 async def test_an_unknown_policy_is_not_found(learning: Learning) -> None:
     operators = learning.operators
-    for asked in (
+    for call in (
         operators.look("other"),
         operators.versions("oth\0er"),
         operators.pause("other", "why"),
@@ -27,21 +27,21 @@ async def test_an_unknown_policy_is_not_found(learning: Learning) -> None:
         operators.set_recipe("other", RECIPE),
     ):
         with pytest.raises(NotFound, match="no policy") as raised:
-            await asked
+            await call
         assert (raised.value.code, raised.value.field) == ("policy_not_found", "policy")
 
 
 async def test_an_unknown_or_removed_version_is_rejected(learning: Learning) -> None:
     await step(learning, 1)
     await step(learning, 2)
-    for asked in (learning.operators.roll_back(POLICY, 5), learning.operators.pin(POLICY, 5)):
+    for call in (learning.operators.roll_back(POLICY, 5), learning.operators.pin(POLICY, 5)):
         with pytest.raises(NotFound, match="no version 5") as raised:
-            await asked
+            await call
         assert (raised.value.code, raised.value.field) == ("version_not_found", "version")
     await learning.lose_files(1)
-    for asked in (learning.operators.roll_back(POLICY, 1), learning.operators.pin(POLICY, 1)):
+    for call in (learning.operators.roll_back(POLICY, 1), learning.operators.pin(POLICY, 1)):
         with pytest.raises(StateConflict, match="were removed") as conflict:
-            await asked
+            await call
         assert conflict.value.code == "version_removed"
 
 
@@ -59,11 +59,11 @@ async def test_setting_a_recipe_expires_waiting_samples_of_another_signal_for_go
     assert (view.ready, view.oldest_seconds) == (0, None)
     assert not await learning.work_waiting()
     changed = (SampleState.EXPIRED, TurnOutcome.EXPIRED, "recipe changed")
-    assert [await learning.became(sample) for sample in waiting] == [changed] * 3
+    assert [await learning.sample_result(sample) for sample in waiting] == [changed] * 3
 
     view = await learning.operators.set_recipe(POLICY, same_signal)
-    assert view.ready == 0  # what expired stays so, although its signal is the policy's again
-    assert [await learning.became(sample) for sample in waiting] == [changed] * 3
+    assert view.ready == 0  # expired samples stay expired, although the policy has their signal part again
+    assert [await learning.sample_result(sample) for sample in waiting] == [changed] * 3
 
 
 async def test_samples_claimed_while_the_signal_changed_expire_when_the_step_is_abandoned(
@@ -82,14 +82,14 @@ async def test_samples_claimed_while_the_signal_changed_expire_when_the_step_is_
         resumed,
     ]
     for n, give_up in enumerate(gives_up, start=1):
-        held = await learning.add_samples(4)
+        claimed = await learning.add_samples(4)
         await steps.claim(POLICY, n)
         await operators.set_recipe(POLICY, Recipe.model_validate(RECIPE.model_dump() | {"signal": {"m": 4 + n}}))
         later = await learning.add_samples(1)
         await give_up(n)
         changed = (SampleState.EXPIRED, TurnOutcome.EXPIRED, "recipe changed")
-        assert [await learning.became(sample) for sample in held] == [changed] * 4
-        assert (await learning.became(*later))[0] is SampleState.FRESH
+        assert [await learning.sample_result(sample) for sample in claimed] == [changed] * 4
+        assert (await learning.sample_result(*later))[0] is SampleState.FRESH
         assert not await learning.work_waiting()
         await operators.set_recipe(POLICY, RECIPE)  # lets the later one expire
 
@@ -120,14 +120,14 @@ async def test_a_roll_back_changes_outcomes_and_rolling_forward_restores_them(
     view = await learning.operators.roll_back(POLICY, 1)
     assert (view.head, view.version, view.epoch, view.step, view.unpublished) == (1, 1, 1, 4, False)
     kept, undone = batches[1].samples[0].sample_id, batches[3].samples[0].sample_id
-    assert (await learning.became(kept))[1:] == (TurnOutcome.TRAINED, "trained in step 1")
-    assert await learning.became(undone) == (
+    assert (await learning.sample_result(kept))[1:] == (TurnOutcome.TRAINED, "trained in step 1")
+    assert await learning.sample_result(undone) == (
         SampleState.TRAINED,  # it is not trained once more
         TurnOutcome.ROLLED_BACK,
         "trained in step 3, rolled back to 1",
     )
     await learning.operators.roll_back(POLICY, 3)
-    assert (await learning.became(undone))[1:] == (TurnOutcome.TRAINED, "trained in step 3")
+    assert (await learning.sample_result(undone))[1:] == (TurnOutcome.TRAINED, "trained in step 3")
     assert (await learning.operators.look(POLICY)).epoch == 2
 
 

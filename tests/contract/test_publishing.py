@@ -1,4 +1,4 @@
-"""Publishing, in memory and in PostgreSQL alike."""
+"""Publishing, in memory and in PostgreSQL."""
 
 from __future__ import annotations
 
@@ -229,7 +229,7 @@ async def test_directories_of_ended_steps_without_a_version_are_leftover(learnin
         AdapterDirectory(POLICY, 1, own),
         AdapterDirectory(POLICY, 1, f"{POLICY}/v1-ffffffffffff"),
         AdapterDirectory(POLICY, 2, f"{POLICY}/v2-ffffffffffff"),  # may be committed yet
-        AdapterDirectory(POLICY, 3, f"{POLICY}/v3-ffffffffffff"),  # of a ledger that knows it, perhaps
+        AdapterDirectory(POLICY, 3, f"{POLICY}/v3-ffffffffffff"),  # perhaps of another installation
         AdapterDirectory("other", 1, "other/v1-ffffffffffff"),
     ]
     assert await learning.publishing.leftover(there) == [there[1]]

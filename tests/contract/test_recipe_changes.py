@@ -1,4 +1,4 @@
-"""A policy that is given another recipe goes on from where it is, or the recipe is refused."""
+"""A policy continues from its head with another recipe, or the recipe is rejected."""
 
 from __future__ import annotations
 
@@ -75,4 +75,4 @@ async def test_a_hint_for_an_adapter_of_another_shape_is_dropped_and_the_verdict
     ]
     shape = "version 1, which would read it, has a LoRA of another shape"
     assert batch.without_hint == dict.fromkeys(judged, shape)
-    assert (await postgres_learning.became(*unjudged))[2] == "version 1, which would read its hint, is gone"
+    assert (await postgres_learning.sample_result(*unjudged))[2] == "version 1, which would read its hint, is gone"

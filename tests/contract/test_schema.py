@@ -1,4 +1,4 @@
-"""Migrations, up and down, and what the program makes of a database that has others."""
+"""Upgrades and downgrades of the schema, and databases with another schema."""
 
 from __future__ import annotations
 
@@ -19,7 +19,7 @@ from db.database import Database, driver_url
 from db.schema import head, is_current, migrate, migrate_down
 from db.tables import Base
 from tests.conftest import execute
-from tests.contract.conftest import PATIENT
+from tests.contract.conftest import TEST_LIMIT
 
 pytestmark = pytest.mark.postgres
 
@@ -31,7 +31,7 @@ def tables(url: str) -> set[str]:
 
 
 async def current(url: str) -> bool:
-    database = Database(url, PATIENT)
+    database = Database(url, TEST_LIMIT)
     try:
         return await is_current(database)
     finally:
@@ -98,7 +98,7 @@ async def test_a_schema_is_current_only_at_this_codes_revision(empty_postgres_ur
 
 
 @pytest.mark.parametrize(
-    ("url", "said"),
+    ("url", "message"),
     [
         (f"postgresql://a:secret@127.0.0.1:{free_port()}/b", "cannot use the database: connection failed"),
         ("mysql://a:secret@127.0.0.1/b", "must begin with postgresql://"),
@@ -107,8 +107,8 @@ async def test_a_schema_is_current_only_at_this_codes_revision(empty_postgres_ur
         ("postgresql://a:top@secret@127.0.0.1/b", "not a valid address"),
     ],
 )
-def test_an_unusable_address_is_a_one_line_error(url: str, said: str) -> None:
-    with pytest.raises(SetupError, match=said) as raised:
+def test_an_unusable_address_is_a_one_line_error(url: str, message: str) -> None:
+    with pytest.raises(SetupError, match=message) as raised:
         migrate(url)
     assert "\n" not in str(raised.value)
     assert "secret" not in str(raised.value)

@@ -1,4 +1,4 @@
-"""The ledger of steps, in memory and in PostgreSQL alike."""
+"""Claiming, committing and ending steps, in memory and in PostgreSQL."""
 
 from __future__ import annotations
 
@@ -27,9 +27,9 @@ async def test_a_new_policy_waits_for_samples(learning: Learning) -> None:
 
 
 async def test_an_unknown_policy_is_an_error(learning: Learning) -> None:
-    for asked in (learning.steps.look("other"), learning.steps.claim("other", 1), learning.steps.batch("other", 1)):
+    for call in (learning.steps.look("other"), learning.steps.claim("other", 1), learning.steps.batch("other", 1)):
         with pytest.raises(RecordUnusable, match="other"):
-            await asked
+            await call
     with pytest.raises(RecordUnusable, match="no step 1"):
         await learning.steps.batch(POLICY, 1)
     assert await learning.steps.committed(POLICY, 1) is None
@@ -95,8 +95,8 @@ async def test_a_committed_step_is_the_head_and_its_turns_are_trained(learning: 
     assert await learning.steps.commit(batch, result) is StepState.COMMITTED
     assert await learning.steps.commit(batch, result) is StepState.COMMITTED
     assert await learning.steps.committed(POLICY, 1) == result.version
-    assert await learning.became(first) == (SampleState.TRAINED, TurnOutcome.TRAINED, "trained in step 1")
-    state, outcome, why = await learning.became(dropped)
+    assert await learning.sample_result(first) == (SampleState.TRAINED, TurnOutcome.TRAINED, "trained in step 1")
+    state, outcome, why = await learning.sample_result(dropped)
     assert (state, outcome) == (SampleState.EXPIRED, TurnOutcome.EXPIRED)
     assert why == "left out of step 1: drifted: mean |log ratio| 1.20, bound 1"
     view = await learning.steps.look(POLICY)
@@ -141,7 +141,7 @@ async def test_a_step_whose_policy_moved_on_is_abandoned_and_its_samples_are_fre
     assert (await learning.steps.claim(POLICY, 2)).state is StepState.ABANDONED
     assert await learning.steps.commit(batch, trained(batch)) is StepState.ABANDONED
     assert await learning.steps.committed(POLICY, 2) is None
-    assert await learning.became(samples[0]) == (SampleState.FRESH, TurnOutcome.SAMPLED, "verdict +1")
+    assert await learning.sample_result(samples[0]) == (SampleState.FRESH, TurnOutcome.SAMPLED, "verdict +1")
     assert await learning.work_waiting()
     assert (await learning.steps.claim(POLICY, 2)).samples == 4  # what it had; its number is used up
     claim = await learning.steps.claim(POLICY, 3)
@@ -182,7 +182,7 @@ async def test_expiring_a_step_abandons_it_and_its_samples_expire(learning: Lear
     for _ in range(2):
         await learning.steps.expire(POLICY, 1, "no sample of 4 can be trained: too long")
     why = "no sample of 4 can be trained: too long"
-    assert await learning.became(samples[0]) == (SampleState.EXPIRED, TurnOutcome.EXPIRED, f"step 1: {why}")
+    assert await learning.sample_result(samples[0]) == (SampleState.EXPIRED, TurnOutcome.EXPIRED, f"step 1: {why}")
     claim = await learning.steps.claim(POLICY, 1)
     assert (claim.state, claim.reason) == (StepState.ABANDONED, why)
     view = await learning.steps.look(POLICY)
@@ -195,7 +195,7 @@ async def test_a_bad_step_is_quarantined_and_training_pauses(learning: Learning)
     await learning.steps.claim(POLICY, 1)
     for _ in range(2):
         await learning.steps.quarantine(POLICY, 1, "KL 12.0, bound 10")
-    assert await learning.became(samples[0]) == (
+    assert await learning.sample_result(samples[0]) == (
         SampleState.QUARANTINED,
         TurnOutcome.QUARANTINED,
         "step 1: KL 12.0, bound 10",
@@ -216,7 +216,7 @@ async def test_resuming_retries_quarantined_samples_only_on_request(learning: Le
     assert (view.state, view.ready) == (TrainingState.WAITING, 0)
     view = await learning.operators.resume(POLICY, retry_quarantined=True)
     assert (view.state, view.ready) == (TrainingState.WAITING, 4)
-    assert await learning.became(samples[0]) == (SampleState.FRESH, TurnOutcome.SAMPLED, "verdict +1")
+    assert await learning.sample_result(samples[0]) == (SampleState.FRESH, TurnOutcome.SAMPLED, "verdict +1")
     assert await learning.work_waiting()
     assert (await learning.steps.claim(POLICY, 2)).samples == 4
 
@@ -239,15 +239,15 @@ async def test_a_turn_trained_without_its_hint_shows_the_reason(learning: Learni
         too_long: "trained in step 3 without its hint: 9000 tokens, the trainer takes 8192",
         plain: "trained in step 3",
     }
-    assert {sample: (await learning.became(sample))[2] for sample in say} == say
+    assert {sample: (await learning.sample_result(sample))[2] for sample in say} == say
     metrics = (await learning.operators.versions(POLICY))[3].metrics
     assert metrics is not None
     assert metrics["without_hint"] == 2
     # It is not forgotten on the way back and forth.
     await learning.operators.roll_back(POLICY, 2)
-    assert (await learning.became(too_long))[2] == f"{say[too_long]}, rolled back to 2"
+    assert (await learning.sample_result(too_long))[2] == f"{say[too_long]}, rolled back to 2"
     await learning.operators.roll_back(POLICY, 3)
-    assert {sample: (await learning.became(sample))[2] for sample in say} == say
+    assert {sample: (await learning.sample_result(sample))[2] for sample in say} == say
 
 
 async def test_a_dropped_sample_does_not_count_as_trained_without_its_hint(learning: Learning) -> None:
@@ -258,8 +258,8 @@ async def test_a_dropped_sample_does_not_count_as_trained_without_its_hint(learn
     await learning.lose_files(1)
     batch = await learning.steps.batch(POLICY, 3)
     await learning.steps.commit(batch, trained(batch, dropped={left_out: "drifted: 1.2, bound 1"}))
-    assert (await learning.became(kept))[2].startswith("trained in step 3 without its hint: ")
-    assert (await learning.became(left_out))[2] == "left out of step 3: drifted: 1.2, bound 1"
+    assert (await learning.sample_result(kept))[2].startswith("trained in step 3 without its hint: ")
+    assert (await learning.sample_result(left_out))[2] == "left out of step 3: drifted: 1.2, bound 1"
     metrics = (await learning.operators.versions(POLICY))[3].metrics
     assert metrics is not None
     assert (metrics["dropped"], metrics["without_hint"]) == (1, 3)
@@ -273,7 +273,7 @@ async def test_next_state_samples_become_stale_and_explicit_feedback_does_not(le
     (near,) = await learning.add_samples(1, version=1)
     await learning.add_samples(2, version=3)
     assert (await learning.steps.claim(POLICY, 4)).state is StepState.CLAIMED
-    assert await learning.became(old) == (
+    assert await learning.sample_result(old) == (
         SampleState.EXPIRED,
         TurnOutcome.EXPIRED,
         "stale: 3 versions apart, bound 2",
@@ -288,11 +288,11 @@ async def test_after_a_roll_back_staleness_follows_the_version_tree(learning: Le
     (other_branch,) = await learning.add_samples(1, version=2)
     await learning.operators.roll_back(POLICY, 0)
     await step(learning, 3, count=3)  # with the sample of version 2, two edges away
-    assert (await learning.became(other_branch))[0] is SampleState.TRAINED
+    assert (await learning.sample_result(other_branch))[0] is SampleState.TRAINED
     (too_far,) = await learning.add_samples(1, version=2)  # 2 → 1 → 0 → 3
     await learning.add_samples(4, version=3)
     await learning.steps.claim(POLICY, 4)
-    assert (await learning.became(too_far))[2] == "stale: 3 versions apart, bound 2"
+    assert (await learning.sample_result(too_far))[2] == "stale: 3 versions apart, bound 2"
 
 
 async def test_samples_of_another_signal_expire_and_those_of_another_training_do_not(learning: Learning) -> None:
@@ -307,7 +307,7 @@ async def test_samples_of_another_signal_expire_and_those_of_another_training_do
     await learning.steps.commit(batch, trained(batch))
     await learning.set_recipe(Recipe.model_validate({"name": "small", "signal": {"m": 5}}))
     assert (await learning.steps.claim(POLICY, 2)).state is None
-    assert await learning.became(lost) == (SampleState.EXPIRED, TurnOutcome.EXPIRED, "recipe changed")
+    assert await learning.sample_result(lost) == (SampleState.EXPIRED, TurnOutcome.EXPIRED, "recipe changed")
 
 
 async def test_a_sample_the_recipe_cannot_learn_from_is_not_claimed(learning: Learning) -> None:
@@ -319,7 +319,7 @@ async def test_a_sample_the_recipe_cannot_learn_from_is_not_claimed(learning: Le
     )
     (hint_only,) = await learning.add_samples(1, reward=None, hinted=[1, 2])
     assert (await learning.steps.claim(POLICY, 1)).state is None
-    assert await learning.became(hint_only) == (
+    assert await learning.sample_result(hint_only) == (
         SampleState.EXPIRED,
         TurnOutcome.EXPIRED,
         "neither a verdict nor a hint that this recipe learns from",
@@ -348,7 +348,7 @@ async def test_a_hint_without_its_teacher_is_dropped_and_the_verdict_trained(lea
     batch = await learning.steps.batch(POLICY, 3)
     assert batch.teachers == {}
     assert {sample.sample_id: sample.hinted_prompt_ids for sample in batch.samples}[both] is None
-    assert (await learning.became(hint_only))[2] == "version 1, which would read its hint, is gone"
+    assert (await learning.sample_result(hint_only))[2] == "version 1, which would read its hint, is gone"
 
 
 async def test_no_batch_is_claimed_while_paused_and_a_running_step_finishes(learning: Learning) -> None:

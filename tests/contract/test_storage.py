@@ -1,4 +1,4 @@
-"""Storage per token does not grow with a conversation's length, in a conversation as OpenClaw holds it."""
+"""Storage per token does not grow with the length of a conversation like OpenClaw's."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""The activity that trains a step: what becomes of a batch, on the ledger in memory and in PostgreSQL alike."""
+"""The activity that trains a step: each way a batch can end, in memory and in PostgreSQL."""
 
 from __future__ import annotations
 
@@ -51,9 +51,13 @@ async def test_a_step_is_trained_and_committed_with_its_figures(desk: Desk) -> N
     assert (done.state, done.path, done.sha256, done.parent) == (StepState.COMMITTED, made.path, made.sha256, 0)
     assert (done.samples, done.loss, done.reason) == (3, 0.5, "")
     assert desk.trainer.taken == [batch]
-    assert await desk.learning.became(samples[0]) == (SampleState.TRAINED, TurnOutcome.TRAINED, "trained in step 1")
+    assert await desk.learning.sample_result(samples[0]) == (
+        SampleState.TRAINED,
+        TurnOutcome.TRAINED,
+        "trained in step 1",
+    )
     why = "left out of step 1: 9000 tokens, the trainer takes 8192"
-    assert await desk.learning.became(samples[3]) == (SampleState.EXPIRED, TurnOutcome.EXPIRED, why)
+    assert await desk.learning.sample_result(samples[3]) == (SampleState.EXPIRED, TurnOutcome.EXPIRED, why)
 
 
 async def test_a_committed_step_is_not_trained_again(desk: Desk) -> None:
@@ -84,7 +88,7 @@ async def test_a_step_that_can_never_succeed_is_quarantined_and_training_pauses(
     assert done == StepDone(policy=POLICY, n=1, state=StepState.QUARANTINED, reason=str(error))
     view = await desk.learning.steps.look(POLICY)
     assert (view.state, view.reason, view.head) == (TrainingState.PAUSED, f"paused: step 1: {error}", 0)
-    assert (await desk.learning.became(samples[0]))[0] is SampleState.QUARANTINED
+    assert (await desk.learning.sample_result(samples[0]))[0] is SampleState.QUARANTINED
     # Its answer was lost: asked again, the same.
     assert await desk.activities.train_step(ASK) == done
     assert len(desk.trainer.taken) == 1
@@ -96,7 +100,7 @@ async def test_a_batch_with_nothing_to_train_expires_and_training_continues(desk
     done = await desk.activities.train_step(ASK)
     why = "no sample of 4 can be trained: 9000 tokens, the trainer takes 8192"
     assert (done.state, done.reason) == (StepState.ABANDONED, why)
-    assert await desk.learning.became(samples[0]) == (SampleState.EXPIRED, TurnOutcome.EXPIRED, f"step 1: {why}")
+    assert await desk.learning.sample_result(samples[0]) == (SampleState.EXPIRED, TurnOutcome.EXPIRED, f"step 1: {why}")
     assert (await desk.learning.steps.look(POLICY)).state is TrainingState.WAITING
     assert await desk.activities.train_step(ASK) == done
     await desk.claim(2)
@@ -111,7 +115,7 @@ async def test_a_recipe_that_does_not_fit_the_model_pauses_training_and_keeps_th
     assert done == StepDone(policy=POLICY, n=1, state=StepState.ABANDONED, reason=str(error))
     view = await desk.learning.steps.look(POLICY)
     assert (view.state, view.reason, view.ready) == (TrainingState.PAUSED, f"paused: step 1: {error}", 4)
-    assert (await desk.learning.became(samples[0]))[0] is SampleState.FRESH
+    assert (await desk.learning.sample_result(samples[0]))[0] is SampleState.FRESH
     assert not await desk.learning.work_waiting()
     assert await desk.activities.train_step(ASK) == done  # its answer was lost
     await desk.learning.operators.resume(POLICY)
@@ -150,7 +154,7 @@ async def test_a_step_whose_policy_was_rolled_back_meanwhile_is_abandoned(desk: 
     done = await desk.activities.train_step(ASK)
     assert done.state is StepState.ABANDONED
     assert done.reason
-    assert (await desk.learning.became(samples[0]))[0] is SampleState.FRESH
+    assert (await desk.learning.sample_result(samples[0]))[0] is SampleState.FRESH
 
 
 async def test_an_unclaimed_step_is_rejected(desk: Desk) -> None:

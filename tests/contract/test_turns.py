@@ -1,4 +1,4 @@
-"""Entering turns and reading them back, in memory and in PostgreSQL alike."""
+"""Inserting turns and reading them back, in memory and in PostgreSQL."""
 
 from __future__ import annotations
 
@@ -29,18 +29,18 @@ NAMED = SessionEvidence(SessionSource.HEADER, "chat-1")
 BY_MESSAGES = SessionEvidence(SessionSource.CONVERSATION, None)
 
 
-def said(role: str, text: str) -> Message:
+def message(role: str, text: str) -> Message:
     return {"role": role, "content": text}
 
 
 def conversation(stores: Stores, *asked: str, evidence: SessionEvidence = BY_MESSAGES) -> list[TurnRecord]:
     """Turns that follow each other: each request holds all before it."""
     turns: list[TurnRecord] = []
-    messages = [said("system", "Be kind.")]
+    messages = [message("system", "Be kind.")]
     tokens = [1, 2, 3]
     for number, text in enumerate(asked):
-        messages = [*messages, said("user", text)]
-        answer = said("assistant", f"answer {number} to {text}")
+        messages = [*messages, message("user", text)]
+        answer = message("assistant", f"answer {number} to {text}")
         tokens = [*tokens, 100 + number, 101 + number]
         reply = [200 + number, 201, 202]
         turns.append(
@@ -60,7 +60,7 @@ def conversation(stores: Stores, *asked: str, evidence: SessionEvidence = BY_MES
     return turns
 
 
-async def enter_all(stores: Stores, turns: list[TurnRecord]) -> None:
+async def insert_all(stores: Stores, turns: list[TurnRecord]) -> None:
     for turn in turns:
         await stores.turns.insert(turn)
 
@@ -129,7 +129,7 @@ async def test_unknown_values_stay_none(stores: Stores) -> None:
     )
     empty = turn_record(api_key_id=stores.key, messages=[], prompt_ids=[], response_ids=[], logprobs=[], tools=[])
 
-    await enter_all(stores, [record, empty])
+    await insert_all(stores, [record, empty])
 
     assert await parents(stores, [record, empty]) == [None, None]
 
@@ -183,7 +183,7 @@ async def test_a_name_is_one_session_for_each_key(stores: Stores) -> None:
 
 async def test_a_continued_conversation_stays_in_its_session(stores: Stores) -> None:
     first, second, third = conversation(stores, "one", "two", "three")
-    await enter_all(stores, [first, second, third])
+    await insert_all(stores, [first, second, third])
 
     assert len(await sessions(stores, [first, second, third])) == 1
     assert await parents(stores, [first, second, third]) == [None, first.turn_id, second.turn_id]
@@ -192,7 +192,7 @@ async def test_a_continued_conversation_stays_in_its_session(stores: Stores) -> 
 async def test_two_conversations_that_begin_alike_are_two_sessions(stores: Stores) -> None:
     (first,) = conversation(stores, "hello")
     (second,) = conversation(stores, "hello")
-    await enter_all(stores, [first, second])
+    await insert_all(stores, [first, second])
 
     assert len(await sessions(stores, [first, second])) == 2
 
@@ -201,15 +201,15 @@ async def test_a_retry_after_a_broken_reply_stays_in_the_session(stores: Stores)
     (broken,) = conversation(stores, "hello")
     broken = _with(broken, status=TurnStatus.ABORTED, response=None)
     (again,) = conversation(stores, "hello")
-    await enter_all(stores, [broken, again])
+    await insert_all(stores, [broken, again])
 
     assert len(await sessions(stores, [broken, again])) == 1
 
 
 async def test_an_edited_history_is_a_branch_of_the_same_session(stores: Stores) -> None:
     first, second, _ = turns = conversation(stores, "one", "two", "three")
-    edited = _with(turns[1], turn_id=new_turn_id(), messages=[*turns[1].messages[:-1], said("user", "TWO")])
-    await enter_all(stores, [*turns, edited])
+    edited = _with(turns[1], turn_id=new_turn_id(), messages=[*turns[1].messages[:-1], message("user", "TWO")])
+    await insert_all(stores, [*turns, edited])
 
     assert len(await sessions(stores, [*turns, edited])) == 1
     assert await parents(stores, [second, edited]) == [first.turn_id, first.turn_id]
@@ -218,7 +218,7 @@ async def test_an_edited_history_is_a_branch_of_the_same_session(stores: Stores)
 async def test_two_keys_never_share_a_conversation(stores: Stores) -> None:
     first, second = conversation(stores, "one", "two")
     second = _with(second, api_key_id=stores.other_key)
-    await enter_all(stores, [first, second])
+    await insert_all(stores, [first, second])
 
     assert len(await sessions(stores, [first, second])) == 2
     assert await parents(stores, [second]) == [None]
@@ -228,7 +228,7 @@ async def test_a_common_greeting_finds_the_newest_repetition(stores: Stores) -> 
     many = [turn for _ in range(40) for turn in conversation(stores, "hello")]
     broken = _with(conversation(stores, "hello")[0], status=TurnStatus.ERROR, response=None, error="gone")
     (again,) = conversation(stores, "hello")
-    await enter_all(stores, [*many, broken, again])
+    await insert_all(stores, [*many, broken, again])
 
     assert len(await sessions(stores, [broken, again])) == 1
     assert len(await sessions(stores, many)) == 40
@@ -242,10 +242,12 @@ async def test_choices_of_one_request_share_session_and_parent(stores: Stores) -
     # The second choice's answer stands in the request as well: it must not follow its own sibling.
     choices = [
         _with(second, turn_id=new_turn_id(), choice=number, response=response)
-        for number, response in enumerate([first.response, said("assistant", "other"), said("assistant", "third")])
+        for number, response in enumerate(
+            [first.response, message("assistant", "other"), message("assistant", "third")]
+        )
     ]
     choices = [_with(choice, group_id=choices[0].turn_id) for choice in choices]
-    await enter_all(stores, [first, *choices])
+    await insert_all(stores, [first, *choices])
 
     assert await parents(stores, choices) == [first.turn_id] * 3
     assert len(await sessions(stores, [first, *choices])) == 1
@@ -253,16 +255,16 @@ async def test_choices_of_one_request_share_session_and_parent(stores: Stores) -
 
 async def test_choices_of_a_first_request_share_a_new_session(stores: Stores) -> None:
     (first,) = conversation(stores, "one")
-    other = _with(first, turn_id=new_turn_id(), group_id=first.turn_id, choice=1, response=said("assistant", "b"))
+    other = _with(first, turn_id=new_turn_id(), group_id=first.turn_id, choice=1, response=message("assistant", "b"))
     first = _with(first, group_id=first.turn_id)
-    await enter_all(stores, [other, first])
+    await insert_all(stores, [other, first])
 
     assert len(await sessions(stores, [first, other])) == 1
 
 
 async def test_the_version_of_the_parent_is_found(stores: Stores) -> None:
     first, second, third = conversation(stores, "one", "two", "three")
-    await enter_all(stores, [first, second])
+    await insert_all(stores, [first, second])
     ask = stores.turns.version_of_parent
 
     assert await ask(stores.key, BY_MESSAGES, third.messages) == second.version == 1
@@ -340,7 +342,7 @@ async def test_turns_find_their_parents_in_any_order_of_insertion(stores: Stores
         evidence = SessionEvidence(SessionSource.HEADER, name) if named else BY_MESSAGES
         turns = conversation(stores, f"one {name}", "two", "three", "four", evidence=evidence)
 
-        await enter_all(stores, [turns[place] for place in order])
+        await insert_all(stores, [turns[place] for place in order])
 
         assert await parents(stores, turns) == [None, turns[0].turn_id, turns[1].turn_id, turns[2].turn_id], order
         assert len(await sessions(stores, turns)) == 1, order
@@ -348,9 +350,9 @@ async def test_turns_find_their_parents_in_any_order_of_insertion(stores: Stores
 
 async def test_a_late_turn_becomes_the_parent_of_its_continuations_only(stores: Stores) -> None:
     first, second, third = conversation(stores, "one", "two", "three", evidence=NAMED)
-    retried = _with(second, turn_id=new_turn_id(), response=said("assistant", "another answer"))
+    retried = _with(second, turn_id=new_turn_id(), response=message("assistant", "another answer"))
     unrelated = turn_record("something else", api_key_id=stores.key, evidence=NAMED)
-    await enter_all(stores, [first, third, retried, unrelated])
+    await insert_all(stores, [first, third, retried, unrelated])
     assert await parents(stores, [third]) == [first.turn_id]
 
     await stores.turns.insert(second)
@@ -371,7 +373,7 @@ def _logprobs(record: TurnRecord) -> list[float]:
 
 async def test_the_first_notification_time_of_a_turn_is_kept(stores: Stores) -> None:
     first, second = conversation(stores, "a", "b")
-    await enter_all(stores, [first, second])
+    await insert_all(stores, [first, second])
     await stores.turns.mark_notified([first.turn_id])
     once = await stores.turns.load(first.turn_id)
     await stores.turns.mark_notified([first.turn_id, second.turn_id])

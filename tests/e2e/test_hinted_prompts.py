@@ -30,7 +30,7 @@ from db.judging.judgements import PostgresJudgementStore
 from db.schema import migrate
 from db.training.queue import PostgresWorkStore
 from tests.conftest import database_address, execute
-from tests.contract.conftest import PATIENT
+from tests.contract.conftest import TEST_LIMIT
 from tests.e2e.gateway import RealGateway, prepared, running_gateway
 from tests.e2e.test_tokens import CALL, TOOL
 from tests.fakes.judge import FakeJudge, fake_judge
@@ -75,7 +75,7 @@ async def renderer(engine_url: str) -> AsyncIterator[EngineRenderer]:
 
 @asynccontextmanager
 async def judging(gateway: RealGateway, judge: FakeJudge, renderer: EngineRenderer) -> AsyncIterator[JudgingActivities]:
-    database = Database(gateway.database_url, PATIENT)
+    database = Database(gateway.database_url, TEST_LIMIT)
     work = TrainingNotifier(PostgresWorkStore(database), FakeWorkAnnouncer())
     try:
         async with JudgeClient(lambda policy: [Endpoint(judge.url, "judge")], AnswerForm.FREE) as client:

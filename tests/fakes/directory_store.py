@@ -21,7 +21,7 @@ class FakeDirectoryStore:
 
     async def read(self) -> Directory:
         if not self.available:
-            raise StoreUnavailable("the fake was told to be away")
+            raise StoreUnavailable("the fake store is unavailable")
         return self._directory
 
     def set_engines(self, engines: Sequence[Engine]) -> None:

@@ -1,4 +1,4 @@
-"""Erasing in memory, over the turns of a fake turn store; samples are not known here."""
+"""Erasing in memory, over the turns of a fake turn store, without samples."""
 
 from __future__ import annotations
 
@@ -39,15 +39,15 @@ class FakeErasureStore:
     async def _erase(self, own: Sequence[StoredTurn], meant: Sequence[StoredTurn], *, whole: bool) -> Erasure:
         alive = [turn for turn in meant if turn.outcome is not TurnOutcome.ERASED]
         self._turns.erase([turn.record.turn_id for turn in alive])
-        gone = {turn.record.turn_id for turn in meant}
-        told = [
+        erased = {turn.record.turn_id for turn in meant}
+        newest = [
             turn.record.turn_id
             for turn in own
             if turn.record.kind is TurnKind.MAIN
-            if turn.outcome is TurnOutcome.ERASED or turn.record.turn_id in gone
+            if turn.outcome is TurnOutcome.ERASED or turn.record.turn_id in erased
         ]
         learned = sum(turn.outcome is TurnOutcome.TRAINED for turn in alive)
-        return Erasure(facts(own[0]), len(alive), 0, learned, ContentErased(tuple(reversed(told)), whole))
+        return Erasure(facts(own[0]), len(alive), 0, learned, ContentErased(tuple(reversed(newest)), whole))
 
 
 def _begins_with(one: StoredTurn, other: StoredTurn) -> bool:

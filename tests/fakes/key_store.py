@@ -1,4 +1,4 @@
-"""API keys in memory; satisfies the same contract suite as those in PostgreSQL."""
+"""API keys in memory; passes the same contract tests as those in PostgreSQL."""
 
 from __future__ import annotations
 
@@ -66,4 +66,4 @@ class FakeKeyStore:
 
     def _require_available(self) -> None:
         if not self.available:
-            raise StoreUnavailable("the fake was told to be away")
+            raise StoreUnavailable("the fake store is unavailable")

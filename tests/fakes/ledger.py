@@ -1,4 +1,4 @@
-"""The ledger of learning in memory: what the fake step, publishing and operators' stores share."""
+"""Policies, samples, steps and versions in memory, shared by the fake step, publishing and training stores."""
 
 from __future__ import annotations
 
@@ -40,14 +40,14 @@ class FakePolicy:
 class FakeSample:
     """
     Attributes:
-        said: what the judgement said.
+        judgement_reason: reason of the judgement.
     """
 
     of: BatchSample
     policy: str
     signal_hash: str | None
     made_at: datetime
-    said: str = "verdict +1"
+    judgement_reason: str = "verdict +1"
     state: SampleState = SampleState.FRESH
     outcome: TurnOutcome = TurnOutcome.SAMPLED
     why: str = "verdict +1"
@@ -81,9 +81,9 @@ class FakeVersion:
 class FakeLedger:
     """
     Attributes:
-        now: the clock; set it forward to let things age.
+        now: the clock; move it forward to age everything.
         available: False makes every call raise StoreUnavailable.
-        told: policies of which gateways were told that another version answers.
+        notified: policies whose activations gateways were notified of.
     """
 
     now: datetime = field(default_factory=lambda: datetime.now(UTC))
@@ -95,7 +95,7 @@ class FakeLedger:
     engines: dict[str, Engine] = field(default_factory=dict)
     loaded: dict[tuple[str, str, int], datetime] = field(default_factory=dict)
     waiting_turns: int = 0
-    told: list[str] = field(default_factory=list)
+    notified: list[str] = field(default_factory=list)
 
     def add_policy(self, policy: str, recipe: Recipe | None) -> FakePolicy:
         self.versions[policy, 0] = FakeVersion(None, None, self.now)
@@ -111,8 +111,8 @@ class FakeLedger:
         hinted_prompt_ids: Sequence[int] | None = None,
         explicit: bool = False,
     ) -> SampleId:
-        """A fresh sample, as settling a judgement makes it."""
-        recipe = self.held(policy).recipe
+        """A fresh sample, as finalizing a judgement makes it."""
+        recipe = self.require_policy(policy).recipe
         sample = BatchSample(
             sample_id=new_sample_id(),
             prompt_ids=[1, 2, 3],
@@ -129,9 +129,9 @@ class FakeLedger:
         self.refresh_work(policy)
         return sample.sample_id
 
-    def held(self, policy: str) -> FakePolicy:
+    def require_policy(self, policy: str) -> FakePolicy:
         if not self.available:
-            raise StoreUnavailable("the fake was told to be away")
+            raise StoreUnavailable("the fake store is unavailable")
         if policy not in self.policies:
             raise RecordUnusable(f"there is no policy {policy!r}")
         return self.policies[policy]
@@ -141,15 +141,15 @@ class FakeLedger:
         return sorted(own)
 
     def refresh_work(self, policy: str) -> bool:
-        held = self.held(policy)
+        policy_row = self.require_policy(policy)
         fresh = self.fresh(policy)
         ready = False
-        if held.recipe is not None and held.paused is None and fresh:
-            train = held.recipe.train
+        if policy_row.recipe is not None and policy_row.paused is None and fresh:
+            train = policy_row.recipe.train
             waited = self.now - self.samples[fresh[0]].made_at
             ready = len(fresh) >= train.batch_samples or waited > timedelta(hours=train.max_wait_hours)
-        raised = ready and not held.work_waiting
-        held.work_waiting = ready
+        raised = ready and not policy_row.work_waiting
+        policy_row.work_waiting = ready
         return raised
 
     def parents(self, policy: str) -> dict[int, int]:
@@ -174,12 +174,12 @@ class FakeLedger:
         step.state, step.reason = StepState.ABANDONED, reason
         for sample in step.samples:
             found = self.samples[sample]
-            found.end(SampleState.FRESH, TurnOutcome.SAMPLED, found.said)
+            found.end(SampleState.FRESH, TurnOutcome.SAMPLED, found.judgement_reason)
         self.expire_other_signals(policy)
         self.refresh_work(policy)
 
     def expire_other_signals(self, policy: str) -> None:
-        recipe = self.held(policy).recipe
+        recipe = self.require_policy(policy).recipe
         for sample in self.fresh(policy):
             if recipe is not None and (found := self.samples[sample]).signal_hash != recipe.signal.hash:
                 found.end(SampleState.EXPIRED, TurnOutcome.EXPIRED, "recipe changed")
@@ -190,29 +190,33 @@ class FakeLedger:
         )
 
     def set_active(self, policy: str, n: int) -> None:
-        held = self.policies[policy]
-        if held.active == n:
+        policy_row = self.policies[policy]
+        if policy_row.active == n:
             return
-        self.versions[policy, held.active].retired_at = self.now
+        self.versions[policy, policy_row.active].retired_at = self.now
         self.versions[policy, n].retired_at = None
-        held.active = n
-        self.told.append(policy)
+        policy_row.active = n
+        self.notified.append(policy)
 
     def view(self, policy: str) -> TrainingView:
-        held = self.held(policy)
-        signal = None if held.recipe is None else held.recipe.signal.hash
+        policy_row = self.require_policy(policy)
+        signal = None if policy_row.recipe is None else policy_row.recipe.signal.hash
         claimed = self.claimed(policy)
         fresh = [one for one in self.fresh(policy) if self.samples[one].signal_hash == signal]
-        needed = 0 if held.recipe is None else held.recipe.train.batch_samples
-        waits = "the policy has no recipe" if held.recipe is None else waits_for(len(fresh), needed, self.waiting_turns)
+        needed = 0 if policy_row.recipe is None else policy_row.recipe.train.batch_samples
+        waits = (
+            "the policy has no recipe"
+            if policy_row.recipe is None
+            else waits_for(len(fresh), needed, self.waiting_turns)
+        )
         state, reason = TrainingState.WAITING, waits
         if claimed is not None:
             attempt = self.steps[policy, claimed].attempt
             state, reason = TrainingState.TRAINING, f"step {claimed} is claimed"
             reason = f"computing step {claimed} (attempt {attempt})" if attempt else reason
-        if held.paused is not None:
+        if policy_row.paused is not None:
             under_way = f"; {reason}" if claimed is not None else ""
-            state, reason = TrainingState.PAUSED, f"paused: {held.paused}{under_way}"
+            state, reason = TrainingState.PAUSED, f"paused: {policy_row.paused}{under_way}"
         oldest = (self.now - self.samples[fresh[0]].made_at).total_seconds() if fresh else None
         return TrainingView(
             policy=policy,
@@ -225,10 +229,10 @@ class FakeLedger:
             oldest_seconds=oldest,
             step=claimed or self.next_step(policy),
             step_state=None if claimed is None else StepState.CLAIMED,
-            head=held.head,
-            version=held.active,
-            epoch=held.epoch,
-            pinned=held.pinned,
-            unpublished=held.active != (held.head if held.pinned is None else held.pinned),
-            max_wait_seconds=None if held.recipe is None else 3600 * held.recipe.train.max_wait_hours,
+            head=policy_row.head,
+            version=policy_row.active,
+            epoch=policy_row.epoch,
+            pinned=policy_row.pinned,
+            unpublished=policy_row.active != (policy_row.head if policy_row.pinned is None else policy_row.pinned),
+            max_wait_seconds=None if policy_row.recipe is None else 3600 * policy_row.recipe.train.max_wait_hours,
         )

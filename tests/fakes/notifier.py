@@ -40,7 +40,7 @@ class FakeNotifier:
 
     async def content_erased(self, session: SessionId, erased: ContentErased) -> None:
         if not self.available:
-            raise SignalFailed("the fake was told to be away")
+            raise SignalFailed("the fake store is unavailable")
         self.erased.append((session, erased))
 
     async def wake(self, session: SessionFacts) -> None:
@@ -51,7 +51,7 @@ class FakeNotifier:
         if self.hangs:
             await asyncio.Event().wait()
         if not self.available:
-            raise SignalFailed("the fake was told to be away")
+            raise SignalFailed("the fake store is unavailable")
         self.told.append((session, message))
 
 

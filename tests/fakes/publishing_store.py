@@ -50,16 +50,16 @@ class FakePublishingStore:
             self.ledger.engines[engine_id] = replace(engine, problem=problem)
 
     async def activate(self, policy: str, n: int, epoch: int) -> bool:
-        held = self.ledger.held(policy)
-        if held.epoch != epoch or held.pinned not in (None, n):
+        policy_row = self.ledger.require_policy(policy)
+        if policy_row.epoch != epoch or policy_row.pinned not in (None, n):
             return False
-        if held.active == n:
+        if policy_row.active == n:
             return True
         if (policy, n) not in self.ledger.versions:
             raise RecordUnusable(f"policy {policy!r} has no version {n}")
-        path = self.ledger.path(policy, held.head)
-        forward = n in path and (held.active not in path or path.index(n) < path.index(held.active))
-        if not self.ledger.is_served(policy, n) or (held.pinned is None and not forward):
+        path = self.ledger.path(policy, policy_row.head)
+        forward = n in path and (policy_row.active not in path or path.index(n) < path.index(policy_row.active))
+        if not self.ledger.is_served(policy, n) or (policy_row.pinned is None and not forward):
             return False
         self.ledger.set_active(policy, n)
         return True
@@ -122,5 +122,9 @@ class FakePublishingStore:
         return sorted(self.ledger.versions.items(), key=lambda item: item[0])
 
     def _wants(self, policy: str, n: int) -> bool:
-        held = self.ledger.policies[policy]
-        return n > 0 and n in (held.head, held.active, held.pinned) and not self.ledger.versions[policy, n].removed
+        policy_row = self.ledger.policies[policy]
+        return (
+            n > 0
+            and n in (policy_row.head, policy_row.active, policy_row.pinned)
+            and not self.ledger.versions[policy, n].removed
+        )

@@ -1,4 +1,4 @@
-"""The ledger of steps in memory. Turns and their tokens always agree here."""
+"""Steps in memory; tokens of turns are never damaged here."""
 
 from __future__ import annotations
 
@@ -26,7 +26,7 @@ class FakeStepStore:
         return self.ledger.view(policy)
 
     async def claim(self, policy: str, n: int) -> Claim:
-        held = self.ledger.held(policy)
+        policy_row = self.ledger.require_policy(policy)
         known = self.ledger.steps.get((policy, n))
         if known is not None:
             return Claim(policy, n, known.state, len(known.samples), known.reason or f"{len(known.samples)} samples")
@@ -34,22 +34,22 @@ class FakeStepStore:
             return Claim(policy, n, None, 0, f"step {other} is claimed")
         if n != (expected := self.ledger.next_step(policy)):
             return Claim(policy, n, None, 0, f"the next step is {expected}")
-        recipe = held.recipe
+        recipe = policy_row.recipe
         fault = "the policy has no recipe" if recipe is None else None
-        fault = fault if held.paused is None else f"paused: {held.paused}"
+        fault = fault if policy_row.paused is None else f"paused: {policy_row.paused}"
         if recipe is None or fault is not None:
-            held.work_waiting = False
+            policy_row.work_waiting = False
             return Claim(policy, n, None, 0, fault or "")
-        return self._claim_new(held, recipe, n)
+        return self._claim_new(policy_row, recipe, n)
 
-    def _claim_new(self, held: FakePolicy, recipe: Recipe, n: int) -> Claim:
+    def _claim_new(self, policy_row: FakePolicy, recipe: Recipe, n: int) -> Claim:
         wanted = recipe.train.batch_samples
         usable: list[SampleId] = []
-        for sample in self.ledger.fresh(held.id):
+        for sample in self.ledger.fresh(policy_row.id):
             if len(usable) == wanted:
                 break
             found = self.ledger.samples[sample]
-            if (fault := self._fault(held, recipe, found)) is None:
+            if (fault := self._fault(policy_row, recipe, found)) is None:
                 usable.append(sample)
             else:
                 found.end(SampleState.EXPIRED, TurnOutcome.EXPIRED, fault)
@@ -57,29 +57,29 @@ class FakeStepStore:
         waited = self.ledger.now - oldest >= timedelta(hours=recipe.train.max_wait_hours)
         words = f"{len(usable)} of {wanted} samples"
         if not usable or (len(usable) < wanted and not waited):
-            held.work_waiting = False
-            return Claim(held.id, n, None, 0, words)
+            policy_row.work_waiting = False
+            return Claim(policy_row.id, n, None, 0, words)
         for sample in usable:
             self.ledger.samples[sample].state = SampleState.CLAIMED
-        self.ledger.steps[held.id, n] = FakeStep(held.head, held.epoch, recipe, usable)
-        self.ledger.refresh_work(held.id)
+        self.ledger.steps[policy_row.id, n] = FakeStep(policy_row.head, policy_row.epoch, recipe, usable)
+        self.ledger.refresh_work(policy_row.id)
         if len(usable) < wanted:
             words += f"; the oldest waited {recipe.train.max_wait_hours:g} h"
-        return Claim(held.id, n, StepState.CLAIMED, len(usable), words)
+        return Claim(policy_row.id, n, StepState.CLAIMED, len(usable), words)
 
-    def _fault(self, held: FakePolicy, recipe: Recipe, sample: FakeSample) -> str | None:
+    def _fault(self, policy_row: FakePolicy, recipe: Recipe, sample: FakeSample) -> str | None:
         train = recipe.train
-        parents = self.ledger.parents(held.id)
+        parents = self.ledger.parents(policy_row.id)
         if sample.signal_hash != recipe.signal.hash:
             return "recipe changed"
-        apart = versions_apart(sample.of.version, held.head, parents)
+        apart = versions_apart(sample.of.version, policy_row.head, parents)
         if is_stale(apart, bound=train.staleness_versions, explicit=sample.of.explicit):
             return f"stale: {apart} versions apart, bound {train.staleness_versions}"
         by_reward = bool(sample.of.reward) and uses_reward(train)
         if not by_reward and not (sample.of.hinted_prompt_ids is not None and uses_hint(train)):
             return "neither a verdict nor a hint that this recipe learns from"
-        gone = self._ref(held.id, sample.of.version) is None
-        if not by_reward and needs_version(train, sample.of.version, held.head) and gone:
+        gone = self._ref(policy_row.id, sample.of.version) is None
+        if not by_reward and needs_version(train, sample.of.version, policy_row.head) and gone:
             return f"version {sample.of.version}, which would read its hint, is gone"
         return None
 
@@ -88,7 +88,7 @@ class FakeStepStore:
         return None if version is None or version.removed else version.ref
 
     async def batch(self, policy: str, n: int) -> StepBatch:
-        self.ledger.held(policy)
+        self.ledger.require_policy(policy)
         step = self._step(policy, n)
         if step.state is not StepState.CLAIMED:
             raise RecordUnusable(f"step {n} of policy {policy!r} is {step.state}")
@@ -118,7 +118,7 @@ class FakeStepStore:
         )
 
     async def commit(self, step: StepBatch, trained: TrainedStep) -> StepState:
-        held = self.ledger.held(step.policy)
+        policy_row = self.ledger.require_policy(step.policy)
         parent = 0 if step.parent is None else step.parent.n
         version = trained.version
         if (version.policy, version.n, version.parent) != (step.policy, step.n, parent):
@@ -130,12 +130,12 @@ class FakeStepStore:
             return StepState.COMMITTED if same else StepState.ABANDONED
         if row.state is not StepState.CLAIMED:
             return row.state
-        if (held.head, held.epoch) != (parent, step.epoch):
-            self.ledger.abandon(step.policy, step.n, f"the policy went on to version {held.head}")
+        if (policy_row.head, policy_row.epoch) != (parent, step.epoch):
+            self.ledger.abandon(step.policy, step.n, f"the policy went on to version {policy_row.head}")
             return StepState.ABANDONED
         row.state, row.figures = StepState.COMMITTED, with_hints_lost(step, trained).figures
         self.ledger.versions[step.policy, step.n] = FakeVersion(parent, version, self.ledger.now)
-        held.head = step.n
+        policy_row.head = step.n
         for sample in row.samples:
             dropped = row.figures.dropped.get(sample)
             if dropped is None:
@@ -156,27 +156,27 @@ class FakeStepStore:
         self.ledger.refresh_work(policy)
 
     async def quarantine(self, policy: str, n: int, reason: str) -> None:
-        held = self.ledger.held(policy)
+        policy_row = self.ledger.require_policy(policy)
         step = self._step(policy, n)
         if step.state is not StepState.CLAIMED:
             return
         step.state, step.reason = StepState.QUARANTINED, reason
-        held.paused = f"step {n}: {reason}"
+        policy_row.paused = f"step {n}: {reason}"
         for sample in step.samples:
             self.ledger.samples[sample].end(SampleState.QUARANTINED, TurnOutcome.QUARANTINED, f"step {n}: {reason}")
         self.ledger.refresh_work(policy)
 
     async def abandon(self, policy: str, n: int, reason: str) -> None:
-        self.ledger.held(policy)
+        self.ledger.require_policy(policy)
         if self._step(policy, n).state is StepState.CLAIMED:
             self.ledger.abandon(policy, n, reason)
 
     async def hand_back(self, policy: str, n: int, reason: str) -> None:
-        held = self.ledger.held(policy)
+        policy_row = self.ledger.require_policy(policy)
         step = self._step(policy, n)
         if step.state is StepState.CLAIMED:
-            if held.recipe == step.recipe:
-                held.paused = f"step {n}: {reason}"
+            if policy_row.recipe == step.recipe:
+                policy_row.paused = f"step {n}: {reason}"
             self.ledger.abandon(policy, n, reason)
 
     async def committed(self, policy: str, n: int) -> VersionRef | None:

@@ -1,4 +1,4 @@
-"""What operators do, in memory, over the same ledger as the fake step store."""
+"""Operators' changes in memory, over the same ledger as the fake step store."""
 
 from __future__ import annotations
 
@@ -20,39 +20,37 @@ class FakeTrainingStore:
         self.ledger = ledger
 
     async def look(self, policy: str) -> TrainingView:
-        self._held(policy)
+        self._require_policy(policy)
         return self.ledger.view(policy)
 
     async def versions(self, policy: str) -> list[VersionView]:
-        self._held(policy)
+        self._require_policy(policy)
         own = [(n, version) for (name, n), version in sorted(self.ledger.versions.items()) if name == policy]
         return [self._view(policy, n, version) for n, version in own]
 
     async def pause(self, policy: str, reason: str) -> TrainingView:
-        self._held(policy).paused = reason
+        self._require_policy(policy).paused = reason
         self.ledger.refresh_work(policy)
         return self.ledger.view(policy)
 
     async def resume(self, policy: str, *, retry_quarantined: bool = False) -> TrainingView:
-        self._held(policy).paused = None
+        self._require_policy(policy).paused = None
         for sample in self.ledger.samples.values():
             if retry_quarantined and sample.policy == policy and sample.state is SampleState.QUARANTINED:
-                sample.end(SampleState.FRESH, TurnOutcome.SAMPLED, sample.said)
+                sample.end(SampleState.FRESH, TurnOutcome.SAMPLED, sample.judgement_reason)
         if retry_quarantined:
             self.ledger.expire_other_signals(policy)
         self.ledger.refresh_work(policy)
         return self.ledger.view(policy)
 
     async def roll_back(self, policy: str, version: int) -> TrainingView:
-        held = self._held(policy)
+        policy_row = self._require_policy(policy)
         self._with_files(policy, version)
-        if held.pinned not in (None, version):
-            problem = (
-                f"Version {held.pinned} of policy {policy!r} is pinned, so {version} could not answer: unpin first."
-            )
+        if policy_row.pinned not in (None, version):
+            problem = f"Version {policy_row.pinned} of policy {policy!r} is pinned, so {version} could not answer: unpin first."
             raise StateConflict(problem, code="version_pinned", field="version")
-        before, after = set(self.ledger.path(policy, held.head)), set(self.ledger.path(policy, version))
-        held.head, held.epoch = version, held.epoch + 1
+        before, after = set(self.ledger.path(policy, policy_row.head)), set(self.ledger.path(policy, version))
+        policy_row.head, policy_row.epoch = version, policy_row.epoch + 1
         if (claimed := self.ledger.claimed(policy)) is not None:
             self.ledger.abandon(policy, claimed, f"rolled back to version {version}")
         for n in before ^ after:
@@ -69,35 +67,35 @@ class FakeTrainingStore:
         return self.ledger.view(policy)
 
     async def pin(self, policy: str, version: int) -> TrainingView:
-        held = self._held(policy)
+        policy_row = self._require_policy(policy)
         self._with_files(policy, version)
-        held.pinned = version
+        policy_row.pinned = version
         if self.ledger.is_served(policy, version):
             self.ledger.set_active(policy, version)
         return self.ledger.view(policy)
 
     async def unpin(self, policy: str) -> TrainingView:
-        held = self._held(policy)
-        if held.pinned is not None:
-            held.pinned = None
-            if self.ledger.is_served(policy, held.head):
-                self.ledger.set_active(policy, held.head)
+        policy_row = self._require_policy(policy)
+        if policy_row.pinned is not None:
+            policy_row.pinned = None
+            if self.ledger.is_served(policy, policy_row.head):
+                self.ledger.set_active(policy, policy_row.head)
         return self.ledger.view(policy)
 
     async def recipe(self, policy: str) -> Recipe:
-        if (recipe := self._held(policy).recipe) is None:
+        if (recipe := self._require_policy(policy).recipe) is None:
             raise NotFound(f"policy {policy!r} has no recipe.", code="recipe_not_found", field="policy")
         return recipe
 
     async def set_recipe(self, policy: str, recipe: Recipe) -> TrainingView:
-        self._held(policy).recipe = recipe
+        self._require_policy(policy).recipe = recipe
         self.ledger.expire_other_signals(policy)
         self.ledger.refresh_work(policy)
         return self.ledger.view(policy)
 
-    def _held(self, policy: str) -> FakePolicy:
+    def _require_policy(self, policy: str) -> FakePolicy:
         try:
-            return self.ledger.held(policy)
+            return self.ledger.require_policy(policy)
         except RecordUnusable as error:
             raise NotFound(f"There is no policy {policy!r}.", code="policy_not_found", field="policy") from error
 
@@ -115,10 +113,10 @@ class FakeTrainingStore:
         return [] if step is None else [one for one in step.samples if self.ledger.samples[one].state is trained]
 
     def _view(self, policy: str, n: int, version: FakeVersion) -> VersionView:
-        held = self.ledger.policies[policy]
-        path = self.ledger.path(policy, held.head)
-        place = "head" if n == held.head else "on the path" if n in path else "rolled back"
-        words = ["active"] * (n == held.active) + ["pinned"] * (n == held.pinned) + [place]
+        policy_row = self.ledger.policies[policy]
+        path = self.ledger.path(policy, policy_row.head)
+        place = "head" if n == policy_row.head else "on the path" if n in path else "rolled back"
+        words = ["active"] * (n == policy_row.active) + ["pinned"] * (n == policy_row.pinned) + [place]
         step = self.ledger.steps.get((policy, n))
         metrics: dict[str, JsonValue] | None = None
         if step is not None and step.figures is not None:
@@ -127,8 +125,8 @@ class FakeTrainingStore:
             n=n,
             parent=version.parent,
             state=", ".join(words + ["files removed"] * version.removed),
-            active=n == held.active,
-            pinned=n == held.pinned,
+            active=n == policy_row.active,
+            pinned=n == policy_row.pinned,
             engines=sorted(engine for engine, own, loaded in self.ledger.loaded if (own, loaded) == (policy, n)),
             metrics=metrics,
             created_at=version.made_at,

@@ -33,7 +33,7 @@ from db.serving.keys import PostgresKeyStore
 from db.training.queue import PostgresWorkStore
 from db.training.recipes import ensure_recipe
 from db.turns.insert import PostgresTurnStore
-from tests.contract.conftest import PATIENT
+from tests.contract.conftest import TEST_LIMIT
 from tests.fakes.judge import FakeJudge, fake_judge
 from tests.fakes.notifier import FakeWorkAnnouncer
 from tests.records import turn_record
@@ -138,7 +138,7 @@ async def judge() -> AsyncIterator[FakeJudge]:
 @pytest.fixture
 async def bench(postgres_url: str, judge: FakeJudge) -> AsyncIterator[Bench]:
     """The policy `default` learns by verdicts and hints (recipe `combined`)."""
-    database = Database(postgres_url, PATIENT)
+    database = Database(postgres_url, TEST_LIMIT)
     await ensure_policy(database, "default", "tiny", [])
     await ensure_recipe(database, "default", Recipe(name="combined"))
     key, _ = await PostgresKeyStore(database).create_key("default", frozenset({Scope.CHAT}), "test")

@@ -26,7 +26,7 @@ from clawloop.training.setup import TrainerSetup
 from clawloop.training.step_runner import StepRunner
 from db.database import Database
 from db.training.steps import PostgresStepStore
-from tests.contract.conftest import PATIENT
+from tests.contract.conftest import TEST_LIMIT
 from tests.training.ledger import enter_samples
 from tests.training.one_step import QUEUE, OneStep, asking
 from tests.training.steps import RECIPE, never, quiet, samples_of, setup_of, whole
@@ -81,7 +81,7 @@ class Shop:
 
 @pytest.fixture
 async def shop(temporal_address: str, postgres_url: str, qwen3: Path, tmp_path: Path) -> AsyncIterator[Shop]:
-    database = Database(postgres_url, PATIENT)
+    database = Database(postgres_url, TEST_LIMIT)
     samples = [sample for n in range(1, STEPS + 1) for sample in samples_of(qwen3, n)]
     await enter_samples(database, postgres_url, samples, RECIPE)
     client = await connect(temporal_address)

@@ -1,4 +1,4 @@
-"""The gateway's memory of keys, on a fake store."""
+"""The gateway's cache of keys, on a fake store."""
 
 from __future__ import annotations
 
