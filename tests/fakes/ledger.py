@@ -83,7 +83,6 @@ class FakeLedger:
     Attributes:
         now: the clock; move it forward to age everything.
         available: False makes every call raise StoreUnavailable.
-        notified: policies whose activations gateways were notified of.
     """
 
     now: datetime = field(default_factory=lambda: datetime.now(UTC))
@@ -95,7 +94,6 @@ class FakeLedger:
     engines: dict[str, Engine] = field(default_factory=dict)
     loaded: dict[tuple[str, str, int], datetime] = field(default_factory=dict)
     waiting_turns: int = 0
-    notified: list[str] = field(default_factory=list)
 
     def add_policy(self, policy: str, recipe: Recipe | None) -> FakePolicy:
         self.versions[policy, 0] = FakeVersion(None, None, self.now)
@@ -196,7 +194,6 @@ class FakeLedger:
         self.versions[policy, policy_row.active].retired_at = self.now
         self.versions[policy, n].retired_at = None
         policy_row.active = n
-        self.notified.append(policy)
 
     def view(self, policy: str) -> TrainingView:
         policy_row = self.require_policy(policy)

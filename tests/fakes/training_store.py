@@ -47,7 +47,7 @@ class FakeTrainingStore:
         policy_row = self._require_policy(policy)
         self._with_files(policy, version)
         if policy_row.pinned not in (None, version):
-            problem = f"Version {policy_row.pinned} of policy {policy!r} is pinned, so {version} could not answer: unpin first."
+            problem = f"Version {policy_row.pinned} is pinned, so {version} could not answer: unpin first."
             raise StateConflict(problem, code="version_pinned", field="version")
         before, after = set(self.ledger.path(policy, policy_row.head)), set(self.ledger.path(policy, version))
         policy_row.head, policy_row.epoch = version, policy_row.epoch + 1
