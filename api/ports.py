@@ -217,7 +217,7 @@ class TrainingStore(Protocol):
     Every method raises NotFound if there is no such policy.
     """
 
-    async def look(self, policy: str) -> TrainingView:
+    async def status(self, policy: str) -> TrainingView:
         """The status of the policy's training."""
 
     async def versions(self, policy: str) -> list[VersionView]:

@@ -224,7 +224,7 @@ async def _erase(connection: AsyncConnection, session: SessionId, turn: TurnId |
         turns=len(erased),
         expired=expired,
         learned=learned,
-        told=ContentErased(tuple(TurnId(turn_id) for turn_id in newest), whole=turn is None),
+        message=ContentErased(tuple(TurnId(turn_id) for turn_id in newest), whole=turn is None),
     )
 
 

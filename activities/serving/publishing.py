@@ -63,7 +63,7 @@ class PublishingActivities:
             began = time.monotonic()
             until = began + self._wait_seconds
             while True:
-                view = await self._steps.look(ask.policy)
+                view = await self._steps.status(ask.policy)
                 if not view.unpublished:
                     return _published(view, _target(view), [], [], began)
                 await self._tell(await self._store.engines())

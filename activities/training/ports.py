@@ -25,7 +25,7 @@ from clawloop.contracts.training import (
 class StepStore(Protocol):
     """Stores steps and their batches."""
 
-    async def look(self, policy: str) -> TrainingView:
+    async def status(self, policy: str) -> TrainingView:
         """The status of the policy's training."""
 
     async def claim(self, policy: str, n: int) -> Claim:

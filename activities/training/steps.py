@@ -23,7 +23,7 @@ class StepActivities:
     @activity.defn(name="look_at_training")
     async def look_at_training(self, policy: str) -> TrainingView:
         """How learning of this policy stands now."""
-        view = await self._store.look(policy)
+        view = await self._store.status(policy)
         return replace(view, reason=view.reason[:REASON_LIMIT])
 
     @activity.defn(name="claim_batch")

@@ -65,7 +65,7 @@ async def erase_turn(request: Request, turn: str) -> ContentGone:
 async def _told(services: Services, erasure: Erasure) -> ContentGone:
     told = True
     try:
-        await services.session_operations.content_erased(erasure.session.session_id, erasure.told)
+        await services.session_operations.content_erased(erasure.session.session_id, erasure.message)
     except SignalFailed as error:
         # Nothing hangs on it: a workflow holds ids and reasons only.
         log.warning("erased, but its workflow was not told", extra={"why": str(error)})

@@ -117,7 +117,7 @@ _RECIPE = {"requestBody": {"required": True, "content": {"application/json": {"s
 async def show_training(request: Request, policy: str = "default") -> TrainingStatus:
     """What learning of a policy does now, and what it waits for."""
     services = await _admitted(request)
-    return TrainingStatus.of(await services.training.look(policy))
+    return TrainingStatus.of(await services.training.status(policy))
 
 
 @router.post("/training/pause", openapi_extra=_described(PauseRequest))
@@ -151,7 +151,7 @@ async def list_policies(request: Request) -> PolicyList:
                 policy=policy.id,
                 base_model=policy.base_model,
                 aliases=list(policy.aliases),
-                training=TrainingStatus.of(await services.training.look(policy.id)),
+                training=TrainingStatus.of(await services.training.status(policy.id)),
             )
             for policy in services.directory.now.policies
         ]

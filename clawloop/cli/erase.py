@@ -100,7 +100,7 @@ async def _tell(settings: Settings, erasure: Erasure) -> str | None:
         await connect(address, lazy=True), timedelta(minutes=settings.session_idle_minutes)
     )
     try:
-        await notifier.content_erased(erasure.session.session_id, erasure.told)
+        await notifier.content_erased(erasure.session.session_id, erasure.message)
     except SignalFailed as error:
         return str(error)
     return None

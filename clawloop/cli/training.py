@@ -84,7 +84,7 @@ def list_policies(data: Data = None, as_json: AsJson = False) -> None:
         store = PostgresTrainingStore(database)
         rows = []
         for policy in directory.policies:
-            facts = _facts(await store.look(policy.id))
+            facts = _facts(await store.status(policy.id))
             rows.append({"policy": policy.id, "base model": policy.base_model, **facts})
         return rows
 
@@ -180,7 +180,7 @@ def set_recipe(
 def _look(data: Path | None, policy: str) -> TrainingView:
     from db.training.operators import PostgresTrainingStore
 
-    return with_database(data, lambda database: PostgresTrainingStore(database).look(policy))
+    return with_database(data, lambda database: PostgresTrainingStore(database).status(policy))
 
 
 def _do(

@@ -113,14 +113,14 @@ class Erasure:
         expired: how many waiting samples expired.
         learned: how many samples of erased turns are trained or being trained; those steps' versions keep what they
             learned.
-        told: the message to the session's workflow; the same for every repetition.
+        message: for the session's workflow; the same for every repetition.
     """
 
     session: SessionFacts
     turns: int
     expired: int
     learned: int
-    told: ContentErased
+    message: ContentErased
 
 
 class FeedbackEffect(StrEnum):

@@ -50,7 +50,7 @@ class PostgresTrainingStore:
         self._database = database
 
     @transaction
-    async def look(self, connection: AsyncConnection, policy: str) -> TrainingView:
+    async def status(self, connection: AsyncConnection, policy: str) -> TrainingView:
         return await _read_status(connection, policy)
 
     @transaction

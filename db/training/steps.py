@@ -58,7 +58,7 @@ class PostgresStepStore:
         self._conversations = conversations or ConversationCache()
 
     @transaction
-    async def look(self, connection: AsyncConnection, policy: str) -> TrainingView:
+    async def status(self, connection: AsyncConnection, policy: str) -> TrainingView:
         return await read_status(connection, policy)
 
     @transaction

@@ -119,7 +119,7 @@ class Learning(Protocol):
 
 async def step(learning: Learning, n: int, *, count: int = 4) -> StepBatch:
     """One step from samples to commit; it starts where the policy's head is."""
-    head = (await learning.steps.look(POLICY)).head
+    head = (await learning.steps.status(POLICY)).head
     await learning.add_samples(count, version=head)
     assert (await learning.steps.claim(POLICY, n)).state is StepState.CLAIMED
     batch = await learning.steps.batch(POLICY, n)
@@ -131,7 +131,7 @@ async def publish(learning: Learning, n: int, *engines: str) -> bool:
     """Load a version and let it answer."""
     for engine in engines:
         await learning.publishing.loaded(engine, POLICY, n)
-    return await learning.publishing.activate(POLICY, n, (await learning.steps.look(POLICY)).epoch)
+    return await learning.publishing.activate(POLICY, n, (await learning.steps.status(POLICY)).epoch)
 
 
 class FakeLearning:

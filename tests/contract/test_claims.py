@@ -114,7 +114,7 @@ async def test_a_commit_compares_head_and_epoch(postgres_learning: PostgresLearn
     batch = await postgres_learning.steps.batch(POLICY, 2)
     await postgres_learning.execute(f"UPDATE policies SET {moved}")
     assert await postgres_learning.steps.commit(batch, trained(batch)) is StepState.ABANDONED
-    assert (await postgres_learning.steps.look(POLICY)).ready == 4
+    assert (await postgres_learning.steps.status(POLICY)).ready == 4
 
 
 @pytest.mark.parametrize(

@@ -53,8 +53,8 @@ async def test_a_session_loses_all_content_and_keeps_its_turns(stores: Stores) -
     erasure = await stores.erasures.erase_session(session)
     assert erasure is not None
     assert (erasure.session.session_id, erasure.session.policy, erasure.turns) == (session, "default", 3)
-    assert erasure.told.whole
-    assert erasure.told.turns == tuple(turn.turn_id for turn in reversed(turns))
+    assert erasure.message.whole
+    assert erasure.message.turns == tuple(turn.turn_id for turn in reversed(turns))
     assert all([await is_bare(stores, turn) for turn in turns])
     assert not await is_bare(stores, *other)
     assert [(view.outcome, view.why) for view in await stores.sessions.turns(session)] == [("erased", "erased")] * 3
@@ -68,7 +68,7 @@ async def test_erasing_is_idempotent(stores: Stores) -> None:
     assert first is not None
     assert again is not None
     assert (first.turns, again.turns) == (1, 0)
-    assert first.told == again.told  # a workflow that missed the first message gets the same one
+    assert first.message == again.message  # a workflow that missed the first message gets the same one
 
 
 async def test_erasing_an_unknown_session_or_turn_is_none(stores: Stores) -> None:
@@ -82,8 +82,8 @@ async def test_a_turn_is_erased_with_all_turns_that_hold_its_content_and_no_othe
     session = await insert(stores, first, second, third, regenerated)
     erasure = await stores.erasures.erase_turn(second.turn_id)
     assert erasure is not None
-    assert (erasure.turns, erasure.told.whole) == (3, False)
-    assert erasure.told.turns == (regenerated.turn_id, third.turn_id, second.turn_id)
+    assert (erasure.turns, erasure.message.whole) == (3, False)
+    assert erasure.message.turns == (regenerated.turn_id, third.turn_id, second.turn_id)
     bare = [await is_bare(stores, turn) for turn in (first, second, third, regenerated)]
     assert bare == [False, True, True, True]
     # Once more from there reaches what continues it, and finds nothing left.
@@ -108,7 +108,7 @@ async def test_a_turn_is_erased_with_one_that_continues_it_after_an_abort(stores
     await insert(stores, stopped, goes_on, beside)
     erasure = await stores.erasures.erase_turn(stopped.turn_id)
     assert erasure is not None
-    assert erasure.told.turns == (goes_on.turn_id, stopped.turn_id)
+    assert erasure.message.turns == (goes_on.turn_id, stopped.turn_id)
     assert [await is_bare(stores, turn) for turn in (stopped, goes_on, beside)] == [True, True, False]
 
 

@@ -16,7 +16,7 @@ from tests.contract.learning import POLICY, RECIPE, Learning, publish, recipe, s
 async def test_an_unknown_policy_is_not_found(learning: Learning) -> None:
     operators = learning.operators
     for call in (
-        operators.look("other"),
+        operators.status("other"),
         operators.versions("oth\0er"),
         operators.pause("other", "why"),
         operators.resume("other"),
@@ -97,14 +97,14 @@ async def test_samples_claimed_while_the_signal_changed_expire_when_the_step_is_
 async def test_a_sample_judged_by_the_previous_recipe_is_not_ready(learning: Learning) -> None:
     await learning.add_samples(4)
     await learning.set_recipe(Recipe.model_validate({"name": "small", "signal": {"m": 5}}))
-    view = await learning.operators.look(POLICY)
+    view = await learning.operators.status(POLICY)
     assert (view.ready, view.oldest_seconds) == (0, None)
 
 
 async def test_a_pause_lasts_until_resumed(learning: Learning) -> None:
     assert (await learning.operators.pause(POLICY, "first")).reason == "paused: first"
     assert (await learning.operators.pause(POLICY, "second")).reason == "paused: second"
-    assert (await learning.operators.look(POLICY)).state is TrainingState.PAUSED
+    assert (await learning.operators.status(POLICY)).state is TrainingState.PAUSED
     assert (await learning.operators.resume(POLICY)).state is TrainingState.WAITING
     assert (await learning.operators.resume(POLICY)).state is TrainingState.WAITING
 
@@ -128,7 +128,7 @@ async def test_a_roll_back_changes_outcomes_and_rolling_forward_restores_them(
     )
     await learning.operators.roll_back(POLICY, 3)
     assert (await learning.sample_result(undone))[1:] == (TurnOutcome.TRAINED, "trained in step 3")
-    assert (await learning.operators.look(POLICY)).epoch == 2
+    assert (await learning.operators.status(POLICY)).epoch == 2
 
 
 async def test_a_roll_back_abandons_the_claimed_step(learning: Learning) -> None:

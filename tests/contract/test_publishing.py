@@ -73,7 +73,7 @@ async def test_a_version_is_activated_once_an_engine_in_rotation_has_it(learning
     other = await learning.add_engine("http://e2:8100")
     assert await publish(learning, 1, other)
     assert await learning.publishing.activate(POLICY, 1, 0)
-    view = await learning.steps.look(POLICY)
+    view = await learning.steps.status(POLICY)
     assert (view.version, view.unpublished) == (1, False)
 
 
@@ -86,10 +86,10 @@ async def test_an_engine_that_rejects_one_version_may_serve_another(learning: Le
     await learning.publishing.forget(engine)
     await learning.publishing.report(engine, "default-v2: holds 0123, expected 4567")
     await learning.operators.roll_back(POLICY, 1)
-    assert (await learning.steps.look(POLICY)).version == 2
+    assert (await learning.steps.status(POLICY)).version == 2
     await learning.publishing.loaded(engine, POLICY, 1)
     assert await learning.publishing.activate(POLICY, 1, 1)
-    assert (await learning.steps.look(POLICY)).version == 1
+    assert (await learning.steps.status(POLICY)).version == 1
 
 
 async def test_activation_only_moves_forward(learning: Learning) -> None:
@@ -100,7 +100,7 @@ async def test_activation_only_moves_forward(learning: Learning) -> None:
     assert not await publish(learning, 1, engine)
     assert await publish(learning, 3, engine)
     assert not await learning.publishing.activate(POLICY, 2, 0)
-    assert (await learning.steps.look(POLICY)).version == 3
+    assert (await learning.steps.status(POLICY)).version == 3
 
 
 async def test_a_roll_back_invalidates_a_publishing_in_progress(learning: Learning) -> None:
@@ -112,7 +112,7 @@ async def test_a_roll_back_invalidates_a_publishing_in_progress(learning: Learni
     await learning.operators.roll_back(POLICY, 1)
     assert not await learning.publishing.activate(POLICY, 3, 0)
     assert not await learning.publishing.activate(POLICY, 3, 1)  # nor off the path
-    assert (await learning.steps.look(POLICY)).version == 1
+    assert (await learning.steps.status(POLICY)).version == 1
 
 
 async def test_a_rolled_back_version_is_replaced_once_an_engine_has_the_other(learning: Learning) -> None:
@@ -126,7 +126,7 @@ async def test_a_rolled_back_version_is_replaced_once_an_engine_has_the_other(le
     await learning.publishing.loaded(engine, POLICY, 1)
     assert not await learning.publishing.activate(POLICY, 1, 0)  # what began before the roll-back
     assert await publish(learning, 1, engine)
-    assert (await learning.steps.look(POLICY)).version == 1
+    assert (await learning.steps.status(POLICY)).version == 1
 
 
 async def test_a_pinned_version_stays_active_whatever_is_trained(learning: Learning) -> None:
@@ -138,7 +138,7 @@ async def test_a_pinned_version_stays_active_whatever_is_trained(learning: Learn
     assert (view.version, view.pinned, view.unpublished) == (1, 1, False)
     await step(learning, 3)
     assert not await publish(learning, 3, engine)
-    assert not (await learning.steps.look(POLICY)).unpublished
+    assert not (await learning.steps.status(POLICY)).unpublished
     view = await learning.operators.unpin(POLICY)
     assert (view.version, view.pinned) == (3, None)
 

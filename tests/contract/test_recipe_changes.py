@@ -38,7 +38,7 @@ async def test_a_stored_recipe_that_became_invalid_is_reported_until_another_is_
     assert claim.state is None
     assert "train.train_thinking" in claim.reason
     assert "clawloop recipe set" in claim.reason
-    assert (await postgres_learning.steps.look(POLICY)).reason == claim.reason
+    assert (await postgres_learning.steps.status(POLICY)).reason == claim.reason
     assert not await postgres_learning.work_waiting()
     await set_recipe(postgres_learning.database, POLICY, recipe(drift=0.5))
     assert (await postgres_learning.steps.claim(POLICY, 1)).samples == 4

@@ -15,7 +15,7 @@ from tests.contract.learning import HOURS, POLICY, RECIPE, Learning, recipe, ste
 
 
 async def test_a_new_policy_waits_for_samples(learning: Learning) -> None:
-    view = await learning.steps.look(POLICY)
+    view = await learning.steps.status(POLICY)
     assert (view.state, view.reason, view.step, view.step_state) == (
         TrainingState.WAITING,
         "0 of 4 samples",
@@ -27,7 +27,7 @@ async def test_a_new_policy_waits_for_samples(learning: Learning) -> None:
 
 
 async def test_an_unknown_policy_is_an_error(learning: Learning) -> None:
-    for call in (learning.steps.look("other"), learning.steps.claim("other", 1), learning.steps.batch("other", 1)):
+    for call in (learning.steps.status("other"), learning.steps.claim("other", 1), learning.steps.batch("other", 1)):
         with pytest.raises(RecordUnusable, match="other"):
             await call
     with pytest.raises(RecordUnusable, match="no step 1"):
@@ -47,7 +47,7 @@ async def test_the_oldest_samples_are_claimed_once_in_their_order(learning: Lear
     assert (batch.n, batch.base_model, batch.parent, batch.epoch, batch.recipe) == (1, "tiny", None, 0, RECIPE)
     assert await learning.steps.batch(POLICY, 1) == batch
     assert not await learning.work_waiting()
-    view = await learning.steps.look(POLICY)
+    view = await learning.steps.status(POLICY)
     assert (view.state, view.reason, view.step, view.step_state, view.ready) == (
         TrainingState.TRAINING,
         "computing step 1 (attempt 2)",
@@ -99,7 +99,7 @@ async def test_a_committed_step_is_the_head_and_its_turns_are_trained(learning: 
     state, outcome, why = await learning.sample_result(dropped)
     assert (state, outcome) == (SampleState.EXPIRED, TurnOutcome.EXPIRED)
     assert why == "left out of step 1: drifted: mean |log ratio| 1.20, bound 1"
-    view = await learning.steps.look(POLICY)
+    view = await learning.steps.status(POLICY)
     assert (view.state, view.head, view.version, view.step, view.unpublished) == (TrainingState.WAITING, 1, 0, 2, True)
     again = await learning.steps.claim(POLICY, 1)
     assert (again.state, again.samples) == (StepState.COMMITTED, 4)
@@ -173,7 +173,7 @@ async def test_abandoning_a_step_frees_its_samples_once(learning: Learning) -> N
     await learning.steps.claim(POLICY, 2)
     assert [one.sample_id for one in (await learning.steps.batch(POLICY, 2)).samples] == samples
     await learning.steps.abandon(POLICY, 1, "late")
-    assert (await learning.steps.look(POLICY)).step_state is StepState.CLAIMED
+    assert (await learning.steps.status(POLICY)).step_state is StepState.CLAIMED
 
 
 async def test_expiring_a_step_abandons_it_and_its_samples_expire(learning: Learning) -> None:
@@ -185,7 +185,7 @@ async def test_expiring_a_step_abandons_it_and_its_samples_expire(learning: Lear
     assert await learning.sample_result(samples[0]) == (SampleState.EXPIRED, TurnOutcome.EXPIRED, f"step 1: {why}")
     claim = await learning.steps.claim(POLICY, 1)
     assert (claim.state, claim.reason) == (StepState.ABANDONED, why)
-    view = await learning.steps.look(POLICY)
+    view = await learning.steps.status(POLICY)
     assert (view.state, view.ready, view.step) == (TrainingState.WAITING, 1, 2)
     assert not await learning.work_waiting()
 
@@ -200,7 +200,7 @@ async def test_a_bad_step_is_quarantined_and_training_pauses(learning: Learning)
         TurnOutcome.QUARANTINED,
         "step 1: KL 12.0, bound 10",
     )
-    view = await learning.steps.look(POLICY)
+    view = await learning.steps.status(POLICY)
     assert (view.state, view.reason, view.ready) == (TrainingState.PAUSED, "paused: step 1: KL 12.0, bound 10", 4)
     assert not await learning.work_waiting()
     claim = await learning.steps.claim(POLICY, 2)
@@ -368,6 +368,6 @@ async def test_no_batch_is_claimed_while_paused_and_a_running_step_finishes(lear
 async def test_the_status_has_the_waiting_time_of_the_oldest_sample(learning: Learning) -> None:
     await learning.add_samples(1)
     await learning.age(timedelta(minutes=5))
-    oldest = (await learning.steps.look(POLICY)).oldest_seconds
+    oldest = (await learning.steps.status(POLICY)).oldest_seconds
     assert oldest is not None
     assert 300 <= oldest < 330

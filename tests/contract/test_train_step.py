@@ -86,7 +86,7 @@ async def test_a_step_that_can_never_succeed_is_quarantined_and_training_pauses(
     desk.trainer.fails = [error]
     done = await desk.activities.train_step(ASK)
     assert done == StepDone(policy=POLICY, n=1, state=StepState.QUARANTINED, reason=str(error))
-    view = await desk.learning.steps.look(POLICY)
+    view = await desk.learning.steps.status(POLICY)
     assert (view.state, view.reason, view.head) == (TrainingState.PAUSED, f"paused: step 1: {error}", 0)
     assert (await desk.learning.sample_result(samples[0]))[0] is SampleState.QUARANTINED
     # Its answer was lost: asked again, the same.
@@ -101,7 +101,7 @@ async def test_a_batch_with_nothing_to_train_expires_and_training_continues(desk
     why = "no sample of 4 can be trained: 9000 tokens, the trainer takes 8192"
     assert (done.state, done.reason) == (StepState.ABANDONED, why)
     assert await desk.learning.sample_result(samples[0]) == (SampleState.EXPIRED, TurnOutcome.EXPIRED, f"step 1: {why}")
-    assert (await desk.learning.steps.look(POLICY)).state is TrainingState.WAITING
+    assert (await desk.learning.steps.status(POLICY)).state is TrainingState.WAITING
     assert await desk.activities.train_step(ASK) == done
     await desk.claim(2)
     assert (await desk.activities.train_step(TrainStep(policy=POLICY, n=2))).state is StepState.COMMITTED
@@ -113,7 +113,7 @@ async def test_a_recipe_that_does_not_fit_the_model_pauses_training_and_keeps_th
     desk.trainer.fails = [error]
     done = await desk.activities.train_step(ASK)
     assert done == StepDone(policy=POLICY, n=1, state=StepState.ABANDONED, reason=str(error))
-    view = await desk.learning.steps.look(POLICY)
+    view = await desk.learning.steps.status(POLICY)
     assert (view.state, view.reason, view.ready) == (TrainingState.PAUSED, f"paused: step 1: {error}", 4)
     assert (await desk.learning.sample_result(samples[0]))[0] is SampleState.FRESH
     assert not await desk.learning.work_waiting()
@@ -127,7 +127,7 @@ async def test_a_rejected_recipe_that_was_replaced_does_not_pause_training(desk:
     desk.trainer.fails = [RecipeRejected("50, but the vocabulary has 40", field="train.distillation.top_k")]
     await desk.learning.operators.set_recipe(POLICY, recipe(drift=0.5))
     assert (await desk.activities.train_step(ASK)).state is StepState.ABANDONED
-    view = await desk.learning.steps.look(POLICY)
+    view = await desk.learning.steps.status(POLICY)
     assert (view.state, view.ready) == (TrainingState.WAITING, 4)
     assert (await desk.learning.steps.claim(POLICY, 2)).samples == 4
 
@@ -137,7 +137,7 @@ async def test_an_unavailable_trainer_leaves_the_batch_claimed(desk: Desk) -> No
     desk.trainer.fails = [TrainerUnavailable("a rank died")]
     with pytest.raises(TrainerUnavailable):
         await desk.activities.train_step(ASK)
-    assert (await desk.learning.steps.look(POLICY)).step_state is StepState.CLAIMED
+    assert (await desk.learning.steps.status(POLICY)).step_state is StepState.CLAIMED
     assert (await desk.activities.train_step(ASK)).state is StepState.COMMITTED
 
 

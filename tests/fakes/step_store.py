@@ -22,7 +22,7 @@ class FakeStepStore:
     def __init__(self, ledger: FakeLedger) -> None:
         self.ledger = ledger
 
-    async def look(self, policy: str) -> TrainingView:
+    async def status(self, policy: str) -> TrainingView:
         return self.ledger.view(policy)
 
     async def claim(self, policy: str, n: int) -> Claim:

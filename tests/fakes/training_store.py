@@ -19,7 +19,7 @@ class FakeTrainingStore:
     def __init__(self, ledger: FakeLedger) -> None:
         self.ledger = ledger
 
-    async def look(self, policy: str) -> TrainingView:
+    async def status(self, policy: str) -> TrainingView:
         self._require_policy(policy)
         return self.ledger.view(policy)
 
