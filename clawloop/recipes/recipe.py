@@ -124,7 +124,7 @@ class Distillation(_Table):
 
 
 class Loss(_Table):
-    """Weighted parts of the loss; the same names and defaults as `algorithms.losses.LossPlan`."""
+    """Weighted parts of the loss, and how tokens are clipped and averaged."""
 
     policy_gradient: Weight = 1.0
     """Weight of the clipped policy gradient; 0 leaves it out."""

@@ -181,14 +181,7 @@ def gather_batch_signals(
             )
             if recipe.loss.correction == "decoupled":
                 streams = replace(streams, prox_logprob_T=policy[index].logprob_T)
-            streams = with_advantage(
-                streams,
-                sample.reward,
-                verdict_weight=recipe.advantage.verdict_weight,
-                teacher_weight=recipe.advantage.teacher_weight,
-                gap_clip=recipe.advantage.opd_clip,
-                spare_unlikely=recipe.advantage.spare_unlikely,
-            )
+            streams = with_advantage(streams, sample.reward, recipe.advantage)
         except (StreamsUnusable, NothingToTrain) as error:
             found.dropped[index] = str(error)
             continue

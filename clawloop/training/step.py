@@ -16,7 +16,7 @@ from torch import Tensor
 from torch.nn.utils import clip_grad_norm_
 
 from clawloop.algorithms.aggregation import Divisor
-from clawloop.algorithms.losses import LossPlan, StepLoss, step_loss
+from clawloop.algorithms.losses import StepLoss, step_loss
 from clawloop.algorithms.metrics import SampleMetrics
 from clawloop.algorithms.scoring import Scores
 from clawloop.algorithms.streams import Streams
@@ -79,11 +79,6 @@ def make_optimizer(model: PolicyModel, settings: Optimiser) -> torch.optim.AdamW
     )
 
 
-def loss_plan(recipe: Train) -> LossPlan:
-    """All that a recipe says about the loss, wherever it says it."""
-    return LossPlan(**recipe.loss.model_dump(), divergence=recipe.distillation.divergence)
-
-
 def train_step(
     model: PolicyModel,
     optimizer: torch.optim.Optimizer,
@@ -123,11 +118,10 @@ def train_step(
     divisor = sum(ranks.gather(Divisor.of(evidence.streams.values())), start=Divisor(0, 0))
     if divisor.samples == 0:
         raise NothingToTrain(f"no sample of {len(samples)} is left: {'; '.join(sorted(set(dropped.values())))}")
-    plan = loss_plan(recipe)
     epochs: list[_Epoch] = []
     for _ in range(recipe.optimiser.epochs):
         optimizer.zero_grad(set_to_none=True)
-        epoch = _accumulate(model, share, evidence, plan, divisor, ranks, report)
+        epoch = _accumulate(model, share, evidence, recipe, divisor, ranks, report)
         norm = clip_grad_norm_(model.adapter_parameters().values(), recipe.optimiser.grad_clip)
         epochs.append(replace(epoch, grad_norm=float(whole(norm))))
         _check(epochs[-1], recipe)
@@ -172,7 +166,7 @@ def _accumulate(
     model: PolicyModel,
     share: RankShard,
     evidence: BatchSignals,
-    plan: LossPlan,
+    recipe: Train,
     divisor: Divisor,
     ranks: Ranks,
     report: Report,
@@ -184,7 +178,7 @@ def _accumulate(
         on_device = pack.to(model.device)
         kept = [member for member in pack.members if member in evidence.streams]
         reading: TokenScores = model(
-            on_device, entropies=plan.entropy > 0, at_ids_NK=_compared_ids(on_device, evidence.streams)
+            on_device, entropies=recipe.loss.entropy > 0, at_ids_NK=_compared_ids(on_device, evidence.streams)
         )
         # A pack without a sample to learn from still takes part in FSDP's backward pass.
         objective = reading.logprobs_N.sum() * 0
@@ -192,7 +186,7 @@ def _accumulate(
             if kept:
                 scores = scores_by_sample(on_device, reading)
                 pairs = [(_comparable(scores[m], evidence.streams[m]), evidence.streams[m]) for m in kept]
-                result = step_loss(pairs, plan, divisor)
+                result = step_loss(pairs, recipe, divisor)
                 objective = result.loss
                 results.append(result)
                 metrics |= dict(zip(kept, result.metrics, strict=True))

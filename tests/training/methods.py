@@ -5,8 +5,7 @@ from __future__ import annotations
 from dataclasses import replace
 from pathlib import Path
 
-from clawloop.algorithms.groups import group_advantages
-from clawloop.algorithms.outcome import integrated_reward, process_reward
+from clawloop.algorithms.rewards import group_advantages, integrated_reward, process_reward
 from clawloop.judging.parsing import Vote
 from clawloop.judging.voting import majority
 from clawloop.recipes.recipe import Optimiser, Train, load_recipe

@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import dataclasses
 import json
 import re
 import subprocess
@@ -13,7 +12,6 @@ from typing import Any
 
 import pytest
 
-from clawloop.algorithms.losses import LossPlan
 from clawloop.errors import RecipeRejected
 from clawloop.recipes import checks
 from clawloop.recipes.recipe import (
@@ -79,11 +77,6 @@ def test_the_combined_recipe_is_the_default() -> None:
 def test_no_two_shipped_recipes_learn_the_same() -> None:
     parts = [(recipe.signal.hash, recipe.train.hash) for recipe in map(load_recipe, RECIPES)]
     assert len(set(parts)) == len(parts)
-
-
-def test_the_loss_table_has_the_names_and_defaults_of_the_loss_plan() -> None:
-    of_plan = dataclasses.asdict(LossPlan())
-    assert Loss().model_dump() | {"divergence": Distillation().divergence} == of_plan
 
 
 def test_the_hash_is_of_the_content_and_not_of_its_spelling() -> None:

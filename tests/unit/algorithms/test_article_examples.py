@@ -6,12 +6,18 @@ import pytest
 import torch
 
 from clawloop.algorithms.advantages import teacher_gap, with_advantage
-from clawloop.algorithms.groups import group_advantages
-from clawloop.algorithms.outcome import integrated_reward, judge_consistency, precision_bound, process_reward
-from clawloop.algorithms.overlong import overlong_penalty
 from clawloop.algorithms.policy_gradient import Clip, clipped_objective, policy_gradient_loss
+from clawloop.algorithms.rewards import (
+    group_advantages,
+    integrated_reward,
+    judge_consistency,
+    overlong_penalty,
+    precision_bound,
+    process_reward,
+)
 from clawloop.algorithms.streams import Streams
 from clawloop.judging.voting import majority
+from clawloop.recipes.recipe import Advantage
 
 
 def test_a_group_of_four_rewards_gives_the_articles_advantages() -> None:
@@ -41,7 +47,7 @@ def test_a_teacher_who_is_surer_gives_1_8_and_one_who_is_less_sure_gives_minus_0
         behaviour_logprob_T=torch.tensor([-2.3, -1.0]),
         teacher_logprob_T=torch.tensor([-0.5, -1.2]),
     )
-    advantage_T = with_advantage(streams, None).advantage_T
+    advantage_T = with_advantage(streams, None, Advantage()).advantage_T
     assert advantage_T is not None
     assert advantage_T.tolist() == pytest.approx([1.8, -0.2], abs=1e-6)
 

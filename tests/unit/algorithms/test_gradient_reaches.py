@@ -7,9 +7,9 @@ import random
 import pytest
 from torch import Tensor
 
-from clawloop.algorithms.groups import group_advantages
-from clawloop.algorithms.losses import LossPlan
+from clawloop.algorithms.rewards import group_advantages
 from clawloop.errors import NothingToTrain
+from clawloop.recipes.recipe import Loss, Train
 from tests.unit.algorithms.cases import gradients, random_sample
 from tests.unit.algorithms.shipped import HINTED, MASK, RECIPES, gradient_of
 
@@ -50,13 +50,13 @@ def test_the_kl_reaches_the_tokens_the_policy_has_moved_at_and_entropy_all_of_th
     sample = random_sample(random.Random(2), tokens=6, topk=False)
     sample.mask = MASK
     sample.advantage = [0.0] * 6
-    assert rows(gradients([sample], LossPlan(kl=0.02))[0]) == [0, 1, 3, 4, 5]
-    assert rows(gradients([sample], LossPlan(kl=0.0, entropy=0.01))[0]) == [0, 1, 3, 4, 5]
-    assert rows(gradients([sample], LossPlan(kl=0.0))[0]) == []
+    assert rows(gradients([sample], Train(loss=Loss(kl=0.02)))[0]) == [0, 1, 3, 4, 5]
+    assert rows(gradients([sample], Train(loss=Loss(kl=0.0, entropy=0.01)))[0]) == [0, 1, 3, 4, 5]
+    assert rows(gradients([sample], Train(loss=Loss(kl=0.0)))[0]) == []
 
 
 def test_a_clipped_token_is_not_reached_and_its_neighbours_are() -> None:
     sample = random_sample(random.Random(4), tokens=3, masked=False, topk=False, reference=False)
     sample.advantage = [1.0, 1.0, 1.0]
     sample.behaviour = [-20.0, -0.001, -20.0]  # ratios far above, below and above the clip
-    assert rows(gradients([sample], LossPlan())[0]) == [1]
+    assert rows(gradients([sample], Train())[0]) == [1]

@@ -8,11 +8,12 @@ import pytest
 import torch
 
 from clawloop.algorithms.aggregation import Divisor
-from clawloop.algorithms.losses import LossPlan, step_loss
+from clawloop.algorithms.losses import step_loss
 from clawloop.algorithms.metrics import SampleMetrics, sample_metrics
 from clawloop.algorithms.policy_gradient import Clip
 from clawloop.algorithms.scoring import Scores
 from clawloop.algorithms.streams import Streams
+from clawloop.recipes.recipe import Train
 
 
 def test_metrics_are_over_the_trained_tokens() -> None:
@@ -25,7 +26,7 @@ def test_metrics_are_over_the_trained_tokens() -> None:
         reference_logprob_T=behaviour_T,
     )
     scores = Scores(logprob_T=behaviour_T + ratios.log(), entropy_T=torch.tensor([0.3, 9.0, 0.6, 0.9]).double())
-    (found,) = step_loss([(scores, streams)], LossPlan(), Divisor.of([streams])).metrics
+    (found,) = step_loss([(scores, streams)], Train(), Divisor.of([streams])).metrics
     assert found.tokens == 3
     assert found.ratio_mean == pytest.approx(2.0)
     assert found.ratio_max == pytest.approx(4.0)
