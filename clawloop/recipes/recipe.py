@@ -1,8 +1,8 @@
-"""A recipe: everything learning depends on, immutable, in two parts with a hash each.
+"""A recipe: the immutable settings that learning depends on, in two tables with a hash each.
 
-Knows nothing about torch, stores or engines. `[signal]` is what judging and sample making depend on: samples
-stay usable while its hash is the same. `[train]` is what a step depends on. A recipe names weighted parts and
-terms, never a method; deploy/recipes/ holds one file for each known method, with its formula.
+`[signal]` is what judging and sample making depend on: samples stay usable while its hash is the same. `[train]` is
+what a step depends on. A recipe has weights of loss parts and advantage terms, no method name; deploy/recipes/ holds
+one file for each known method, with its formula.
 """
 
 from __future__ import annotations
@@ -17,7 +17,7 @@ from typing import Annotated, ClassVar, Final, Literal, Self, TypeAlias
 from pydantic import BaseModel, ConfigDict, Field, JsonValue, ValidationError, ValidationInfo, model_validator
 
 from clawloop.errors import RecipeRejected
-from clawloop.recipes.checks import contradictions, impossibilities, rejected
+from clawloop.recipes.checks import as_rejection, contradictions, unsupported_settings
 
 Weight: TypeAlias = Annotated[float, Field(ge=0)]
 Positive: TypeAlias = Annotated[float, Field(gt=0)]
@@ -28,24 +28,24 @@ _STORED: Final = {"stored": True}
 
 
 class _Table(BaseModel):
-    # Strict: "3" is not 3, and true is not 1. NaN is a float in TOML, but no setting.
+    # Strict: "3" is not 3, and true is not 1. TOML has NaN, but no setting can be NaN.
     model_config = ConfigDict(frozen=True, extra="forbid", strict=True, allow_inf_nan=False)
 
     later: ClassVar[frozenset[str]] = frozenset()
-    """Keys that recipes in use were made without: at its default such a key is not part of the hash.
+    """Keys added after the first stored recipes: left out of content and hash while they have their default.
 
-    A key is put here as it is added, and its default never changes: in a stored recipe it is what is missing.
+    Every new key goes here, and its default never changes: a stored recipe without the key means that default.
     """
 
     @property
     def hash(self) -> str:
-        """SHA-256 of the content; the order of keys does not matter."""
+        """SHA-256 of the content in hex; independent of the order of keys."""
         content = json.dumps(self.content, sort_keys=True, separators=(",", ":"))
         return hashlib.sha256(content.encode()).hexdigest()
 
     @property
     def content(self) -> dict[str, JsonValue]:
-        """All keys, defaults filled in, but for later ones at their default: what is hashed and stored."""
+        """What is hashed and stored: all keys with defaults filled in, except `later` keys at their default."""
         return {
             name: value.content if isinstance(value, _Table) else value
             for name, value in self
@@ -63,7 +63,7 @@ class Overlong(_Table):
 
 
 class Signal(_Table):
-    """What judging and sample making depend on."""
+    """Settings of judging and sample making."""
 
     later = frozenset({"hints_needed"})
 
@@ -110,7 +110,7 @@ class Advantage(_Table):
 
 
 class Distillation(_Table):
-    """How student and teacher are compared over whole distributions."""
+    """Comparison of student and teacher over whole distributions."""
 
     later = frozenset({"divergence"})
 
@@ -147,7 +147,7 @@ class Loss(_Table):
 
 
 class Lora(_Table):
-    """Shape of the adapter; on the seven projections q k v o gate up down."""
+    """Shape of the LoRA adapter on the seven projections q, k, v, o, gate, up and down."""
 
     rank: Count = 16
     """Rank of the adapter; `CLAWLOOP_MAX_LORA_RANK` at most."""
@@ -175,7 +175,7 @@ class Optimiser(_Table):
 
 
 class Bounds(_Table):
-    """What stops a step: it is not committed, and training pauses. Far above healthy values."""
+    """Limits beyond which a step is not committed and training pauses; far above healthy values."""
 
     kl: Positive = 10.0
     """A step stops above this mean distance of its tokens to the base model, in nats as k3 estimates it."""
@@ -184,7 +184,7 @@ class Bounds(_Table):
 
 
 class Train(_Table):
-    """What a step depends on."""
+    """Settings of a training step."""
 
     batch_samples: Annotated[int, Field(ge=1, le=10_000)] = 16
     """Samples of a step. One claim looks at no more than 10,000, so a larger batch would never be full."""
@@ -203,9 +203,27 @@ class Train(_Table):
     optimiser: Optimiser = Optimiser()
     bounds: Bounds = Bounds()
 
+    @property
+    def uses_rewards(self) -> bool:
+        """True if a sample's reward gives it a gradient."""
+        return self.loss.policy_gradient > 0 and self.advantage.verdict_weight > 0
+
+    @property
+    def uses_hints(self) -> bool:
+        """True if a sample's hint gives it a gradient, so that a teacher has to score the hinted prompt."""
+        return self.loss.distillation > 0 or (self.loss.policy_gradient > 0 and self.advantage.teacher_weight > 0)
+
+    def teacher_version(self, version: int) -> int:
+        """The version that teaches a sample with a hint; 0 is the base model.
+
+        Args:
+            version: the version that answered.
+        """
+        return 0 if self.advantage.teacher == "base" else version
+
 
 class Recipe(_Table):
-    """One recipe; `signal.hash` and `train.hash` identify its parts, `hash` the whole."""
+    """One recipe; `signal.hash` and `train.hash` identify its tables, `hash` the whole."""
 
     name: Annotated[str, Field(pattern=r"^[a-z][a-z0-9_]*$")]
     """Its file's, without `.toml`: small letters, digits and `_`; 250 characters at most where it is set anew."""
@@ -213,23 +231,13 @@ class Recipe(_Table):
     train: Train = Train()
 
     @model_validator(mode="after")
-    def _agrees_with_itself(self, info: ValidationInfo) -> Self:
-        # Not a ValueError, so pydantic lets it pass as it is, with its field.
-        for problem in impossibilities(self):
+    def _check_consistency(self, info: ValidationInfo) -> Self:
+        # RecipeRejected is no ValueError, so pydantic passes it on unchanged, with its field.
+        for problem in unsupported_settings(self):
             raise problem
         for problem in () if info.context is _STORED else contradictions(self):
             raise problem
         return self
-
-    @property
-    def needs_teacher(self) -> bool:
-        """A forward pass over the hinted prompt is needed where a sample has a hint."""
-        return self.train.advantage.teacher_weight > 0 or self.train.loss.distillation > 0
-
-    @property
-    def needs_reference(self) -> bool:
-        """A forward pass with the adapter off is needed."""
-        return self.train.loss.kl > 0
 
 
 def read_recipe(text: str) -> Recipe:
@@ -237,7 +245,7 @@ def read_recipe(text: str) -> Recipe:
 
     Raises:
         RecipeRejected: not TOML; an unknown or missing key, a wrong value, or keys that contradict each
-            other. It names the dotted key, and what was probably meant.
+            other. It names the dotted key and the nearest valid one.
     """
     try:
         content = tomllib.loads(text)
@@ -247,7 +255,7 @@ def read_recipe(text: str) -> Recipe:
 
 
 def parse_recipe(content: Mapping[str, object]) -> Recipe:
-    """A recipe from plain data, as TOML gives it.
+    """A recipe from plain data, as parsed from TOML or JSON.
 
     Raises:
         RecipeRejected: see `read_recipe`.
@@ -256,10 +264,10 @@ def parse_recipe(content: Mapping[str, object]) -> Recipe:
 
 
 def parse_stored_recipe(content: Mapping[str, object]) -> Recipe:
-    """A recipe that was checked when it was set: what is refused since, but can be learned by, stays good.
+    """A recipe from the database, checked when it was set: contradictions that are only rejected since are accepted.
 
     Raises:
-        RecipeRejected: it cannot be learned by any more.
+        RecipeRejected: it asks for something the trainer does not support.
     """
     return _parsed(content, _STORED)
 
@@ -268,14 +276,14 @@ def _parsed(content: Mapping[str, object], context: Mapping[str, bool] | None) -
     try:
         return Recipe.model_validate(content, context=context)
     except ValidationError as error:
-        raise rejected(error, Recipe) from error
+        raise as_rejection(error, Recipe) from error
 
 
 def load_recipe(path: Path) -> Recipe:
     """A recipe from a TOML file.
 
     Raises:
-        RecipeRejected: see `read_recipe`; also when the file is no text, or its stem is not the recipe's name.
+        RecipeRejected: see `read_recipe`; also if the file cannot be read, or its stem is not the recipe's name.
     """
     try:
         text = path.read_text(encoding="utf-8")
@@ -283,5 +291,7 @@ def load_recipe(path: Path) -> Recipe:
         raise RecipeRejected(f"{path} cannot be read: {error}") from error
     recipe = read_recipe(text)
     if recipe.name != path.stem:
-        raise RecipeRejected(f"{recipe.name!r} in a file called {path.name}", field="name", near=path.stem)
+        raise RecipeRejected(
+            f"{recipe.name!r}, but the file is {path.name}: they must match", field="name", near=path.stem
+        )
     return recipe

@@ -232,13 +232,12 @@ def _hint_fault(sample: TrainingSample, recipe: Recipe, limits: Limits) -> str |
     Raises:
         SampleUnusable: it has nothing to teach but the hint.
     """
-    if not recipe.needs_teacher or sample.hinted_prompt_ids is None:
+    if not recipe.train.uses_hints or sample.hinted_prompt_ids is None:
         return None
     try:
         plan([sample.hinted_sequence()], limits)
     except SampleUnusable as error:
-        by_verdict = recipe.train.loss.policy_gradient > 0 and recipe.train.advantage.verdict_weight > 0
-        if not (by_verdict and sample.reward):
+        if not (recipe.train.uses_rewards and sample.reward):
             raise
         return error.reason
     return None

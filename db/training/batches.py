@@ -84,17 +84,6 @@ def _assembled(row: Any, conversation: Conversation) -> BatchSample:
     )
 
 
-def uses_reward(recipe: Train) -> bool:
-    """A sample's reward gives it a gradient."""
-    return recipe.loss.policy_gradient > 0 and recipe.advantage.verdict_weight > 0
-
-
-def uses_hint(recipe: Train) -> bool:
-    """A sample's hint gives it a gradient."""
-    by_gap = recipe.loss.policy_gradient > 0 and recipe.advantage.teacher_weight > 0
-    return by_gap or recipe.loss.distillation > 0
-
-
 def needs_version(recipe: Train, version: int, parent: int) -> bool:
     """Whether a version's files are needed to read a hint to what it answered, in a step from `parent`."""
-    return uses_hint(recipe) and recipe.advantage.teacher == "policy" and version not in (0, parent)
+    return recipe.uses_hints and recipe.teacher_version(version) not in (0, parent)

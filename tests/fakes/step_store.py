@@ -11,7 +11,7 @@ from clawloop.contracts.turns import TurnOutcome
 from clawloop.errors import RecordUnusable
 from clawloop.ids import SampleId
 from clawloop.recipes.recipe import Recipe
-from db.training.batches import needs_version, uses_hint, uses_reward
+from db.training.batches import needs_version
 from db.training.step_transitions import trained_words, with_hints_lost
 from tests.fakes.ledger import FakeLedger, FakePolicy, FakeSample, FakeStep, FakeVersion
 
@@ -75,8 +75,8 @@ class FakeStepStore:
         apart = versions_apart(sample.of.version, held.head, parents)
         if is_stale(apart, bound=train.staleness_versions, explicit=sample.of.explicit):
             return f"stale: {apart} versions apart, bound {train.staleness_versions}"
-        by_reward = bool(sample.of.reward) and uses_reward(train)
-        if not by_reward and not (sample.of.hinted_prompt_ids is not None and uses_hint(train)):
+        by_reward = bool(sample.of.reward) and train.uses_rewards
+        if not by_reward and not (sample.of.hinted_prompt_ids is not None and train.uses_hints):
             return "neither a verdict nor a hint that this recipe learns from"
         gone = self._ref(held.id, sample.of.version) is None
         if not by_reward and needs_version(train, sample.of.version, held.head) and gone:

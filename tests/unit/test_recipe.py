@@ -71,7 +71,7 @@ def test_a_stored_recipe_reads_back_as_the_same(path: Path) -> None:
 def test_the_combined_recipe_is_the_default() -> None:
     combined = next(load_recipe(path) for path in RECIPES if path.stem == "combined")
     assert combined == Recipe(name="combined")
-    assert (combined.needs_teacher, combined.needs_reference) == (True, True)
+    assert (combined.train.uses_rewards, combined.train.uses_hints) == (True, True)
 
 
 def test_no_two_shipped_recipes_learn_the_same() -> None:
@@ -327,5 +327,5 @@ def test_a_stored_recipe_stays_good_though_it_says_what_has_no_effect(text: str)
         parse_recipe(content)
     assert parse_stored_recipe(content).name == content["name"]
     content["train"]["train_thinking"] = False
-    with pytest.raises(RecipeRejected, match="thinking cannot be told"):
+    with pytest.raises(RecipeRejected, match="false is not supported: thinking tokens"):
         parse_stored_recipe(content)

@@ -90,11 +90,10 @@ def passes_before(samples: Sequence[TrainingSample], recipe: Train, parent: int)
 def _by_teacher(samples: Sequence[TrainingSample], recipe: Train) -> dict[int, tuple[int, ...]]:
     """The teacher's version → indices of the samples it reads the hinted prompt of; nothing if no hint is read."""
     found: dict[int, list[int]] = {}
-    if recipe.advantage.teacher_weight > 0 or recipe.loss.distillation > 0:
+    if recipe.uses_hints:
         for index, sample in enumerate(samples):
             if sample.hinted_prompt_ids is not None:
-                version = 0 if recipe.advantage.teacher == "base" else sample.version
-                found.setdefault(version, []).append(index)
+                found.setdefault(recipe.teacher_version(sample.version), []).append(index)
     return {version: tuple(indices) for version, indices in found.items()}
 
 
