@@ -5,10 +5,13 @@ from __future__ import annotations
 from collections.abc import Sequence
 from dataclasses import replace
 from typing import NamedTuple
+from uuid import UUID
 
 from benchmarks.train_case import Case, Ids, hinted_prompts
-from clawloop.training.batch import TrainingSample
-from clawloop.training.packing.scoring_passes import ScoringPass, shard_batch
+from clawloop.contracts.training import BatchSample
+from clawloop.ids import SampleId
+from clawloop.training.batch import hinted_sequence
+from clawloop.training.scoring_passes import ScoringPass, shard_batch
 
 
 class Tokens(NamedTuple):
@@ -34,11 +37,11 @@ def tokens_of_session(ids: Sequence[Ids], case: Case, tokens: int) -> Tokens:
     """
     hinted = hinted_prompts(ids, tokens, case.shape.vocab_size)
     samples = [
-        TrainingSample(
-            key=str(index),
+        BatchSample(
+            sample_id=SampleId(UUID(int=index)),
             prompt_ids=prompt,
             response_ids=response,
-            behaviour_logprobs=[-1.0] * len(response),
+            logprobs=[-1.0] * len(response),
             temperature=1.0,
             version=1,
             reward=None,
@@ -48,6 +51,6 @@ def tokens_of_session(ids: Sequence[Ids], case: Case, tokens: int) -> Tokens:
     ]
     joined = ScoringPass(version=0, reference=True, hinted=tuple(range(len(samples))))
     passes = (replace(joined, hinted=()), replace(joined, reference=False), joined)
-    longest = max(sample.hinted_sequence().input_tokens for sample in samples)
-    share = shard_batch(samples, replace(case.limits, max_tokens=longest), passes, rank=0, world=1)
-    return Tokens(*(sum(len(pack.tokens_S) for pack in share.before[one]) for one in passes))
+    longest = max(hinted_sequence(sample).input_tokens for sample in samples)
+    shard = shard_batch(samples, replace(case.limits, max_tokens=longest), passes, rank=0, world_size=1)
+    return Tokens(*(sum(len(pack.tokens_S) for pack in shard.scored[one]) for one in passes))

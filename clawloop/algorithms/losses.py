@@ -14,11 +14,12 @@ from torch import Tensor
 
 from clawloop.algorithms.aggregation import Divisor, aggregate
 from clawloop.algorithms.kl import kl_loss
-from clawloop.algorithms.metrics import SampleMetrics, sample_metrics
+from clawloop.algorithms.metrics import sample_metrics
 from clawloop.algorithms.policy_gradient import Clip, policy_gradient_loss
 from clawloop.algorithms.scoring import Scores
 from clawloop.algorithms.streams import Streams
 from clawloop.algorithms.topk import kl_over_top_k
+from clawloop.contracts.training import SampleMetrics
 from clawloop.errors import NothingToTrain, StepDiverged, StreamsUnusable
 from clawloop.recipes.recipe import Train
 

@@ -2,37 +2,13 @@
 
 from __future__ import annotations
 
-from dataclasses import dataclass
-
 import torch
 
 from clawloop.algorithms.kl import kl_distance
 from clawloop.algorithms.policy_gradient import Clip, is_clipped, ratio
 from clawloop.algorithms.scoring import Scores
 from clawloop.algorithms.streams import Streams
-
-
-@dataclass(frozen=True, slots=True)
-class SampleMetrics:
-    """Over the trained tokens of one sample.
-
-    Args:
-        tokens: number of trained tokens.
-        ratio_mean, ratio_max: of ρ = π_θ/μ.
-        mean_abs_log_ratio: mean |log ρ| in nats, unclipped; see `staleness.has_drifted`.
-        clip_share: share of tokens whose gradient the clip removes.
-        kl: mean distance to the base in nats (`kl.kl_distance`). Without that function's weight, one token that the
-            policy has unlearned since it was sampled would dominate the mean: k3 grows with 1/π_θ.
-        entropy: mean, in nats.
-    """
-
-    tokens: int
-    ratio_mean: float | None
-    ratio_max: float | None
-    mean_abs_log_ratio: float | None
-    clip_share: float | None
-    kl: float | None
-    entropy: float | None
+from clawloop.contracts.training import SampleMetrics
 
 
 @torch.no_grad()

@@ -133,13 +133,14 @@ class FakeStepStore:
         if (held.head, held.epoch) != (parent, step.epoch):
             self.ledger.abandon(step.policy, step.n, f"the policy went on to version {held.head}")
             return StepState.ABANDONED
-        row.state, row.figures = StepState.COMMITTED, with_hints_lost(step, trained).figures
+        row.state, row.trained = StepState.COMMITTED, with_hints_lost(step, trained)
+        figures = row.trained.figures
         self.ledger.versions[step.policy, step.n] = FakeVersion(parent, version, self.ledger.now)
         held.head = step.n
         for sample in row.samples:
-            dropped = row.figures.dropped.get(sample)
+            dropped = figures.dropped.get(sample)
             if dropped is None:
-                words = trained_words(step.n, row.figures.without_hint.get(sample))
+                words = trained_words(step.n, figures.without_hint.get(sample))
                 end = (SampleState.TRAINED, TurnOutcome.TRAINED, words)
             else:
                 end = (SampleState.EXPIRED, TurnOutcome.EXPIRED, f"left out of step {step.n}: {dropped}")

@@ -41,7 +41,7 @@ def test_the_clip_limits_a_ratio_of_1_4_to_a_contribution_of_1_15() -> None:
     assert loss.item() == pytest.approx(-1.28 * 0.9)
 
 
-def test_a_teacher_who_is_surer_gives_1_8_and_one_who_is_less_sure_gives_minus_0_2() -> None:
+def test_the_teacher_gap_is_1_8_or_minus_0_2() -> None:
     streams = Streams(
         response_mask_T=torch.tensor([True, True]),
         behaviour_logprob_T=torch.tensor([-2.3, -1.0]),
@@ -52,7 +52,7 @@ def test_a_teacher_who_is_surer_gives_1_8_and_one_who_is_less_sure_gives_minus_0
     assert advantage_T.tolist() == pytest.approx([1.8, -0.2], abs=1e-6)
 
 
-def test_a_gap_beyond_two_is_cut() -> None:
+def test_a_gap_beyond_two_is_clipped() -> None:
     gap_T = teacher_gap(torch.tensor([-0.1, -9.0]), torch.tensor([-8.0, -0.5]), 2.0)
     assert gap_T.tolist() == [2.0, -2.0]
 
@@ -79,5 +79,5 @@ def test_more_votes_of_a_mediocre_judge_are_right_more_often(votes: int, bound: 
     assert f"{found:.3f}" == bound
 
 
-def test_a_judge_at_chance_is_promised_nothing() -> None:
+def test_the_precision_bound_of_a_judge_at_chance_is_zero() -> None:
     assert precision_bound(1000, true_positive_rate=0.4, true_negative_rate=0.4) == 0.0

@@ -48,7 +48,7 @@ def padded(sample: PlainSample, tokens: int) -> PlainSample:
 
 
 @pytest.mark.parametrize("recipe", RECIPES)
-def test_padding_changes_neither_loss_nor_gradient_and_gets_none(batch: list[PlainSample], recipe: Train) -> None:
+def test_padding_changes_neither_loss_nor_gradient_and_has_no_gradient(batch: list[PlainSample], recipe: Train) -> None:
     longer = [padded(sample, 12 - len(sample.ids)) for sample in batch]
     before, after = gradients(batch, recipe), gradients(longer, recipe)
     for sample, plain_TV, padded_TV in zip(batch, before, after, strict=True):
@@ -96,7 +96,7 @@ def test_the_order_of_samples_changes_nothing_but_the_order(batch: list[PlainSam
         torch.testing.assert_close(gradient_TV, straight[index], rtol=1e-12, atol=1e-14)
 
 
-def test_under_token_aggregation_every_token_and_under_sequence_every_sample_counts_the_same() -> None:
+def test_aggregation_weights_every_token_or_every_sample_the_same() -> None:
     rng = random.Random(1)
     short, long = (random_sample(rng, tokens=tokens, masked=False, topk=False, reference=False) for tokens in (1, 4))
     for sample in (short, long):

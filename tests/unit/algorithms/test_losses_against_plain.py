@@ -70,7 +70,7 @@ def batches(draw: st.DrawFn, plan: PlainPlan) -> list[PlainSample]:
     reward=st.sampled_from([None, 0.0, 1.0, -1.0]) | st.floats(-2, 2),
     terms=terms,
 )
-def test_the_advantage_equals_the_plain_one(
+def test_the_advantage_equals_that_of_the_plain_implementation(
     seed: int, tokens: int, hint: bool, reward: float | None, terms: PlainTerms
 ) -> None:
     sample = random_sample(random.Random(seed), tokens=tokens, advantage=False, topk=False, hint=hint)
@@ -95,7 +95,7 @@ def test_the_advantage_equals_the_plain_one(
 
 @settings(deadline=None, max_examples=150)
 @given(st.data())
-def test_the_loss_equals_the_plain_one(data: st.DataObject) -> None:
+def test_the_loss_equals_that_of_the_plain_implementation(data: st.DataObject) -> None:
     plan = data.draw(plans.filter(lambda plan: bool(plan.policy_gradient or plan.distillation)))
     batch = data.draw(batches(plan))
     loss = run(batch, [logits_of(sample) for sample in batch], as_recipe(plan))

@@ -19,7 +19,8 @@ from clawloop.errors import NothingToTrain, StreamsUnusable
 from clawloop.ids import new_turn_id
 from clawloop.recipes.recipe import Advantage, Signal, Train
 from clawloop.samples.fallback import JudgedTurn, at_least_one
-from clawloop.training.packing.collate import TokenSequence, collate
+from clawloop.training.packing.collate import collate
+from clawloop.training.packing.sequences import TokenSequence
 from tests.unit.algorithms.cases import (
     VOCABULARY,
     gradients,
@@ -114,7 +115,7 @@ def test_a_corrected_answer_is_not_rewarded_for_having_a_hint() -> None:
     assert advantage_T.tolist() == [0.0, 0.0, 0.0]
 
 
-def test_a_sample_of_which_nothing_is_trained_cannot_be_made() -> None:
+def test_streams_without_a_trained_token_are_refused() -> None:
     with pytest.raises(NothingToTrain, match="3 tokens of which none"):
         Streams(response_mask_T=~THREE)
     with pytest.raises(NothingToTrain, match="0 tokens"):
@@ -130,7 +131,7 @@ def test_a_sample_without_signal_cannot_dilute_a_batch() -> None:
         run([], [], Train())
 
 
-def test_the_ratio_is_against_what_was_recorded_and_so_is_not_one_on_the_first_step() -> None:
+def test_the_ratio_uses_recorded_log_probs_and_is_not_one_on_the_first_step() -> None:
     sample = random_sample(random.Random(0), topk=False)
     streams = streams_of(sample)
     (metrics,) = run([sample], [logits_of(sample)], Train()).metrics

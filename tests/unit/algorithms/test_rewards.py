@@ -84,7 +84,7 @@ def test_the_baseline_is_the_mean_of_earlier_verdicts() -> None:
     assert mean.relative(1.0) == pytest.approx(1 - 1 / 3)
 
 
-def test_blame_spares_unlikely_tokens_as_far_as_asked_and_praise_stays() -> None:
+def test_negative_advantages_shrink_for_unlikely_tokens_and_positive_ones_stay() -> None:
     behaviour_T = torch.tensor([1.0, 0.25, 0.01]).log()
     streams = Streams(response_mask_T=torch.ones(3, dtype=torch.bool), behaviour_logprob_T=behaviour_T)
     for share, blame in ((0.0, [-1.0, -1.0, -1.0]), (0.5, [-1.0, -0.625, -0.505]), (1.0, [-1.0, -0.25, -0.01])):
@@ -96,7 +96,7 @@ def test_blame_spares_unlikely_tokens_as_far_as_asked_and_praise_stays() -> None
         assert praised_T.tolist() == [1.0, 1.0, 1.0]
 
 
-def test_blame_by_gap_and_verdict_together_is_spared_once() -> None:
+def test_the_sum_of_gap_and_verdict_is_downweighted_once() -> None:
     streams = Streams(
         response_mask_T=torch.ones(2, dtype=torch.bool),
         behaviour_logprob_T=torch.tensor([0.5, 0.5]).log(),

@@ -93,7 +93,7 @@ def test_a_list_of_log_probs_becomes_a_stream() -> None:
 
 
 @pytest.mark.parametrize("temperature", [0.0, -1.0, float("nan"), float("inf")])
-def test_a_temperature_that_cannot_be_undone_is_refused(temperature: float) -> None:
+def test_a_temperature_that_is_not_above_zero_is_refused(temperature: float) -> None:
     with pytest.raises(StreamsUnusable, match="temperature"):
         score(torch.zeros(1, 4), torch.tensor([0]), temperature=temperature)
 
