@@ -1,6 +1,6 @@
-"""What one comparison of training steps is about: a checkpoint, an adapter and a batch, as files.
+"""The input of one comparison of training steps, as files: checkpoint, adapter and batch.
 
-Knows nothing about who trains on them. Weights and tokens are random: a step's cost does not depend on them.
+Weights and tokens are random: a step's cost does not depend on them.
 """
 
 from __future__ import annotations
@@ -67,8 +67,8 @@ class Case:
         dtype: of weights and arithmetic.
         device: `cpu` or `cuda`.
         rank: LoRA's.
-        samples_at_once: samples in one micro-batch of a contender that pads; one that packs may read as many
-            tokens at once as the longest such micro-batch has.
+        samples_at_once: samples in one micro-batch of a contender that pads; one that packs gets as
+            many tokens per micro-batch as the longest of these has.
         threads: torch's, on the CPU.
         max_tokens: of the longest sample.
     """

@@ -1,4 +1,4 @@
-"""How many tokens our passes over a session read, alone and joined; counted, not timed."""
+"""Input tokens of the passes over a session, separate and joined; counted, not timed."""
 
 from __future__ import annotations
 
@@ -15,10 +15,10 @@ from clawloop.training.scoring_passes import ScoringPass, shard_batch
 
 
 class Tokens(NamedTuple):
-    """Of all micro-batches of one pass over a session.
+    """Input tokens of one pass over a session.
 
     Args:
-        plain: the samples as they are: the reference's pass, the policy's, or the one that trains.
+        plain: the plain documents: the pass of reference or policy, or the one with gradient.
         hinted: each sample's hinted prompt and its response: the teacher's pass alone.
         joined: both in one pass, as where reference and teacher are the base model.
     """
@@ -29,11 +29,11 @@ class Tokens(NamedTuple):
 
 
 def tokens_of_session(ids: Sequence[Ids], case: Case, tokens: int) -> Tokens:
-    """What ours reads where every sample has a hint.
+    """Input tokens where every sample has a hint.
 
     Args:
         ids, tokens: of `session_samples`, and what they were made with.
-        case: its vocabulary and limits; hinted prompts may be longer.
+        case: gives vocabulary and limits; hinted prompts may be longer.
     """
     hinted = hinted_prompts(ids, tokens, case.shape.vocab_size)
     samples = [

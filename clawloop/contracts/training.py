@@ -190,11 +190,11 @@ class TrainedStep:
 
 @dataclass(frozen=True, slots=True)
 class Claim:
-    """What came of asking for a batch.
+    """Result of claiming a batch.
 
     Args:
-        state: None: there is no batch to be had; `reason` says what is waited for.
-        samples: how many the step has.
+        state: the step's; None if no batch is available, with what is missing in `reason`.
+        samples: number of samples of the step.
     """
 
     n: int
@@ -205,17 +205,20 @@ class Claim:
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class TrainingView:
-    """How learning stands, for people and for the training workflow, whose saved histories hold it.
+    """Training status of a policy, for people and for the training workflow, whose histories contain it.
 
     Args:
-        reason: in words: what it waits for, or why it is paused.
-        ready: fresh samples; needed: a full batch; judging: turns that wait for their next state or their judge.
+        reason: text: what training waits for, or why it is paused.
+        ready: number of fresh samples.
+        needed: number of samples of a full batch.
+        judging: number of turns that wait for their next state or their judge.
         oldest_seconds: how long the oldest fresh sample has waited; None without one.
-        max_wait_seconds: a smaller batch is taken once it has waited this long; None without a recipe.
-        step: the number of the step that is claimed, or that comes next.
-        head: the newest committed version on the current path; version: the active one.
+        step: the number of the claimed step, or of the next one.
+        head: the newest committed version on the current lineage.
+        version: the active version.
         pinned: the version that stays active whatever is trained; None if none.
-        unpublished: head is not active yet, nothing holds it back.
+        unpublished: the head is not active yet, although nothing prevents it.
+        max_wait_seconds: a smaller batch is claimed once its oldest sample has waited this long; None without a recipe.
     """
 
     policy: str
@@ -242,10 +245,9 @@ class VersionView:
 
     Args:
         parent: None for version 0.
-        state: in words: `active`, `head`, `on the path`, `rolled back`, `files removed`; several joined by commas.
-        engines: those that have it loaded; every engine has version 0.
-        metrics: what its step measured (`StepFigures`, with the numbers of samples
-            that were dropped or trained without their hint); None for version 0.
+        state: `active`, `pinned`, `head`, `on the path`, `rolled back`, `files removed`; several joined by commas.
+        engines: names of the engines that have it loaded; every engine has version 0.
+        metrics: its step's `StepFigures`, with numbers of samples instead of the samples; None for version 0.
     """
 
     n: int

@@ -1,4 +1,4 @@
-"""Along a prefix tree on a GPU, a model reads and learns what it does from documents alone."""
+"""Scores and gradients along a prefix tree on a GPU are those of separate documents."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""A resident trainer's steps on a GPU, in bfloat16."""
+"""Steps on a GPU, in bfloat16."""
 
 from __future__ import annotations
 

@@ -29,7 +29,7 @@ from db.database import Database
 from db.training.steps import PostgresStepStore
 from tests.contract.conftest import PATIENT
 from tests.training.ledger import insert_samples
-from tests.training.one_step import QUEUE, OneStep, asking
+from tests.training.one_step import QUEUE, OneStep, workflow_worker
 from tests.training.steps import RECIPE, completed, never, samples_of, setup_of
 from workflows import names
 
@@ -88,7 +88,7 @@ async def bench(temporal_address: str, postgres_url: str, qwen3: Path, tmp_path:
     client = await connect(temporal_address)
     undisturbed_runner = StepRunner(setup_of(qwen3, tmp_path / "undisturbed"))
     setup = setup_of(qwen3, tmp_path / "adapters")
-    async with asking(client):
+    async with workflow_worker(client):
         yield TrainerBench(client, postgres_url, PostgresStepStore(database), setup, undisturbed_runner)
     await database.close()
 

@@ -1,4 +1,4 @@
-"""A program for test_group.py: ranks under torchrun that join, and the last of which dies until the last attempt.
+"""Program of test_rank_restarts.py: ranks under torchrun that join, the last of which dies until the last attempt.
 
 `python -m tests.training.joining_rank agent FOLDER RESTARTS`; torchrun starts it again as `… rank FOLDER RESTARTS`.
 """

@@ -1,4 +1,4 @@
-"""What `test_kill_and_resume.py` runs in a process of its own: trainers that are killed in the middle of a step.
+"""Program of `test_kill_and_resume.py`: trainers that are killed in the middle of a step.
 
 Usage: `python -m tests.training.killed_steps BASE OUT`. For each of `KILLS` a child takes a step and saves version 1,
 then kills itself in the next one, after the first micro-batch of that epoch. Writes the signals they died of.

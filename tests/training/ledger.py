@@ -1,4 +1,4 @@
-"""Samples of the tiny model in PostgreSQL, entered as the gateway and the judge enter them."""
+"""Samples of the tiny model in PostgreSQL, inserted as the gateway and the judge insert them."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""Whole steps on the tiny model, as the ledger hands them out."""
+"""Steps on the tiny model, as the step store returns them."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""Adapter directories: PEFT reads them, they are whole or absent, and their name says what is in them."""
+"""Adapter directories: PEFT reads them, they are written atomically, and named by their content."""
 
 from __future__ import annotations
 

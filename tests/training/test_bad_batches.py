@@ -1,4 +1,4 @@
-"""What cannot be trained is refused by name or left out with its reason; nothing becomes a silent zero."""
+"""A sample that cannot be trained is refused by name or dropped with the reason; nothing becomes a silent zero."""
 
 from __future__ import annotations
 

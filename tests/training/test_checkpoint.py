@@ -84,10 +84,10 @@ def test_the_random_state_is_restored_with_the_version(qwen3: Path, tmp_path: Pa
     begin(model, optimizer, seed=5)
     torch.rand(3)
     [written] = run_steps(qwen3, tmp_path, 1, 1, model, optimizer)
-    wanted = torch.rand(4)
+    expected = torch.rand(4)
     torch.manual_seed(123)
     resume(written.path, written.sha256, model, optimizer, identity(qwen3))
-    assert torch.equal(torch.rand(4), wanted)
+    assert torch.equal(torch.rand(4), expected)
 
 
 def test_a_fresh_adapter_does_not_change_the_base_model(qwen3: Path) -> None:

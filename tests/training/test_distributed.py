@@ -42,11 +42,11 @@ def two_ranks(base: Path, tmp_path_factory: pytest.TempPathFactory) -> tuple[Pat
     worker = ["-m", "tests.training.two_ranks", str(base), str(out)]
     with subprocess.Popen([*torchrun, *worker], stderr=subprocess.PIPE, text=True) as ranks:
         try:
-            _, said = ranks.communicate(timeout=240)
+            _, stderr = ranks.communicate(timeout=240)
         except subprocess.TimeoutExpired:
             ranks.terminate()  # killed, it would leave its ranks behind
             raise
-    assert ranks.returncode == 0, said
+    assert ranks.returncode == 0, stderr
     result: dict[str, Any] = json.loads((out / "result.json").read_text())
     return out, result
 
@@ -69,10 +69,10 @@ def test_two_ranks_make_the_same_adapter_as_one_process(
     architecture = read_architecture(base)
     for version in (2, 4):
         [one], [two] = (list(out.glob(f"v{version}-*")) for out, _ in (alone, two_ranks))
-        wanted, found = read_adapter(one, architecture).tensors, read_adapter(two, architecture).tensors
-        for name, tensor in wanted.items():
+        expected, found = read_adapter(one, architecture).tensors, read_adapter(two, architecture).tensors
+        for name, tensor in expected.items():
             assert (found[name] - tensor).abs().max() < 1e-4
-        assert any(tensor.abs().max() > 1e-3 for name, tensor in wanted.items() if "lora_b" in name)
+        assert any(tensor.abs().max() > 1e-3 for name, tensor in expected.items() if "lora_b" in name)
 
 
 @pytest.mark.parametrize("method", METHODS)
@@ -82,10 +82,10 @@ def test_two_ranks_train_every_method_as_one_process_does(
     one, two = (run["methods"][method] for _, run in (alone, two_ranks))
     assert two["loss"] == pytest.approx(one["loss"], abs=1e-5)
     assert two["grad_norm"] == pytest.approx(one["grad_norm"], rel=1e-4)
-    wanted, found = torch.tensor(one["adapter"]), torch.tensor(two["adapter"])
+    expected, found = torch.tensor(one["adapter"]), torch.tensor(two["adapter"])
     # A tenth of one update: AdamW divides by a gradient's own size, so noise in a tiny one grows.
-    assert (found - wanted).abs().max() < 1e-4
-    assert (found - wanted).norm() < 1e-5 * wanted.norm()
+    assert (found - expected).abs().max() < 1e-4
+    assert (found - expected).norm() < 1e-5 * expected.norm()
     assert one["grad_norm"] > 1e-3
 
 

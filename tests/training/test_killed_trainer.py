@@ -1,4 +1,4 @@
-"""Trainers that are killed, or stopped and woken: one adapter for each step, the one an undisturbed trainer makes."""
+"""Trainers that are killed, or stopped and resumed, make the same adapters as an undisturbed one, each once."""
 
 from __future__ import annotations
 
@@ -52,8 +52,8 @@ async def test_two_trainers_with_the_same_step_commit_it_once(
 ) -> None:
     await bench.claim(1)
     log = tmp_path / "stopped.log"
-    told = bench.process().model_dump_json()
-    begin(bench, processes, log, "tests.training.dying_trainer", told, "stopped: adapter is written")
+    process = bench.process().model_dump_json()
+    begin(bench, processes, log, "tests.training.dying_trainer", process, "stopped: adapter is written")
     stepping = asyncio.create_task(bench.step(1))
     while (found := re.search(r"stopped (\d+)", log.read_text())) is None:
         await asyncio.sleep(0.05)
@@ -80,8 +80,8 @@ async def test_a_terminated_trainer_stops_between_micro_batches(
     bench: TrainerBench, processes: ExitStack, tmp_path: Path
 ) -> None:
     port = choose_port("the trainer", "127.0.0.1", 0, "")
-    told = bench.process(health_port=port).model_dump_json()
-    running = begin(bench, processes, tmp_path / "trainer.log", "tests.training.ranked_trainer", told)
+    process = bench.process(health_port=port).model_dump_json()
+    running = begin(bench, processes, tmp_path / "trainer.log", "tests.training.ranked_trainer", process)
     await bench.claim(1)
     assert (await asyncio.wait_for(bench.step(1), 240)).state is StepState.COMMITTED
     async with aiohttp.ClientSession() as session:
@@ -98,6 +98,6 @@ async def test_a_terminated_trainer_stops_between_micro_batches(
     running.terminate()
     assert await asyncio.to_thread(running.wait, 30) == 0
     # Whoever comes next goes on with the same batch.
-    begin(bench, processes, tmp_path / "next.log", "tests.training.ranked_trainer", told)
+    begin(bench, processes, tmp_path / "next.log", "tests.training.ranked_trainer", process)
     done = await asyncio.wait_for(stepping, 240)
     assert (done.state, done.sha256) == (StepState.COMMITTED, bench.undisturbed[2].version.sha256)

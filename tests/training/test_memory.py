@@ -1,4 +1,4 @@
-"""What a step's tensors hold at most, measured: it grows with the response, not with prompt times vocabulary."""
+"""Peak memory of a step's tensors, measured: it grows with the response, not with prompt times vocabulary."""
 
 from __future__ import annotations
 

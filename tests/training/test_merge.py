@@ -1,4 +1,4 @@
-"""A merged checkpoint is a standard one, and says what base and adapter say together."""
+"""A merged checkpoint is a standard one with the logits of base and adapter together."""
 
 from __future__ import annotations
 
@@ -49,10 +49,10 @@ def test_a_merged_checkpoint_has_the_same_logits_in_transformers(
     model = load_model(base, LoraShape(rank=4, alpha=8.0), dtype=torch.float32, device=torch.device("cpu"))
     shake_adapter(model)
     ids = random_ids(60)
-    wanted = all_logits(model, ids)
+    expected = all_logits(model, ids)
     with torch.no_grad():
         found = reference_model(out)(torch.tensor([ids])).logits[0]
-    assert (found - wanted).norm() / wanted.norm() < 0.03
+    assert (found - expected).norm() / expected.norm() < 0.03
     assert BaseWeights(out).names == BaseWeights(base).names
     stored = BaseWeights(out).read(BaseWeights(out).names, torch.device("cpu"))
     assert {tensor.dtype for _, tensor in stored} == {torch.bfloat16}

@@ -1,4 +1,4 @@
-"""`clawloop adapter merge`: the verb says what the merge found, and one line when it cannot."""
+"""`clawloop adapter merge`: prints the report, or one line with the reason."""
 
 from __future__ import annotations
 
@@ -73,9 +73,9 @@ def test_a_merge_that_fails_prints_one_line(
         "adapter_config.json cannot be read": arguments(base, base, tmp_path / "c"),
         "cannot be written": arguments(base, adapter, tmp_path / "file" / "d"),
     }
-    found = {wanted: reason(called, monkeypatch, capsys) for wanted, called in reasons.items()}
-    for wanted, said in found.items():
-        assert wanted in said
-        assert said.startswith("clawloop: ")
-        assert said.count("\n") == 1
+    messages = {expected: reason(called, monkeypatch, capsys) for expected, called in reasons.items()}
+    for expected, message in messages.items():
+        assert expected in message
+        assert message.startswith("clawloop: ")
+        assert message.count("\n") == 1
     assert sorted(path.name for path in tmp_path.iterdir()) == ["file", "other"]

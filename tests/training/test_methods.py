@@ -111,12 +111,12 @@ def test_a_methods_gradient_is_that_of_peft_and_transformers(
     base = request.getfixturevalue(checkpoint)
     recipe = unclipped(method)
     samples = batch_of(method, load(base))
-    wanted, loss = plain_step(base, tmp_path, samples, recipe)
+    expected, loss = plain_step(base, tmp_path, samples, recipe)
     found, report = gradients_of_step(base, samples, recipe)
     assert not report.dropped
     assert report.micro_batches > 1
     assert report.loss == pytest.approx(loss, rel=1e-5, abs=1e-6)
-    assert relative_error(found, wanted) < 1e-5
+    assert relative_error(found, expected) < 1e-5
 
 
 @pytest.mark.parametrize("method", METHODS)

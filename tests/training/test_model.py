@@ -1,4 +1,4 @@
-"""Our decoder against transformers' on the same checkpoint."""
+"""The decoder compared with that of transformers on the same checkpoint."""
 
 from __future__ import annotations
 

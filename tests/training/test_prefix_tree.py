@@ -1,4 +1,4 @@
-"""Common beginnings: each distinct one once, every document whole along its branches."""
+"""Prefix trees: each distinct prefix once, every document complete along its branches."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""Ranks that torchrun starts anew find each other, not those that died."""
+"""Ranks restarted by torchrun join each other, not the ranks that died."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""Two ranks under torchrun that take steps from Temporal: as one process would; idle, killed, started anew."""
+"""Two ranks under torchrun that take steps from Temporal, as one process would: idle, killed and restarted."""
 
 from __future__ import annotations
 
@@ -78,10 +78,10 @@ def compare(bench: TrainerBench, n: int) -> None:
     [row] = bench.rows(f"SELECT path FROM versions WHERE n = {n}")
     architecture = read_architecture(bench.setup.model)
     alone: VersionRef = bench.undisturbed[n].version
-    wanted = read_adapter(bench.setup.adapters / alone.path, architecture).tensors
+    expected = read_adapter(bench.setup.adapters / alone.path, architecture).tensors
     found = read_adapter(bench.setup.adapters / row["path"], architecture).tensors
-    assert max(float((found[name] - tensor).abs().max()) for name, tensor in wanted.items()) < 1e-4
-    assert any(float(tensor.abs().max()) > 1e-3 for name, tensor in wanted.items() if "lora_b" in name)
+    assert max(float((found[name] - tensor).abs().max()) for name, tensor in expected.items()) < 1e-4
+    assert any(float(tensor.abs().max()) > 1e-3 for name, tensor in expected.items() if "lora_b" in name)
 
 
 def ranks(agent: subprocess.Popen[bytes]) -> list[int]:

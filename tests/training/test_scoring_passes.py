@@ -1,4 +1,4 @@
-"""What is read before a step trains: under the same weights at once, a hinted prompt with the plain one."""
+"""The passes without gradient: one per version, with hinted prompts beside the plain ones."""
 
 from __future__ import annotations
 
@@ -77,7 +77,7 @@ COMPARED: dict[str, object] = {"distillation": 1.0}
 
 
 @pytest.mark.parametrize(
-    ("tables", "parent", "wanted"),
+    ("tables", "parent", "expected"),
     [
         ({}, 1, [(0, "reference and teacher", (0, 1), None), (1, "teacher", (2,), None)]),
         ({"loss": {"kl": 0.0}}, 1, [(0, "teacher", (0, 1), None), (1, "teacher", (2,), None)]),
@@ -116,10 +116,10 @@ COMPARED: dict[str, object] = {"distillation": 1.0}
     ],
 )
 def test_documents_scored_under_the_same_weights_form_one_pass(
-    tables: dict[str, dict[str, object]], parent: int, wanted: list[tuple[int, str, tuple[int, ...], int | None]]
+    tables: dict[str, dict[str, object]], parent: int, expected: list[tuple[int, str, tuple[int, ...], int | None]]
 ) -> None:
     found = plan_scoring_passes(BATCH, recipe_of(**tables), parent)
-    assert [(one.version, one.stage, one.hinted, one.top_k) for one in found] == wanted
+    assert [(one.version, one.stage, one.hinted, one.top_k) for one in found] == expected
 
 
 def test_explicit_feedback_is_scored_by_the_policy_together_with_its_hints() -> None:
@@ -174,9 +174,9 @@ def test_without_common_prefixes_a_joined_pass_costs_as_much_as_two() -> None:
 @pytest.mark.parametrize("plain", [True, False])
 def test_an_unusable_hinted_prompt_is_named(plain: bool) -> None:
     samples = [sample(0, [1, 2], [1, 2, 3]), sample(1, [1, 2], [VOCAB])]
-    asked = [ScoringPass(version=0, reference=plain, hinted=(0, 1))]
+    passes = [ScoringPass(version=0, reference=plain, hinted=(0, 1))]
     with pytest.raises(SampleUnusable, match="bad with hint: token ids"):
-        shard_batch(samples, WIDE, asked, rank=0, world_size=1)
+        shard_batch(samples, WIDE, passes, rank=0, world_size=1)
 
 
 BASE_TEACHES: dict[str, object] = {"teacher": "base"}
@@ -201,7 +201,7 @@ def test_neither_joining_passes_nor_sharing_prefixes_changes_a_step(
     """Hints of version 0, of the parent and of one between; some samples without one, one of explicit feedback."""
     recipe = recipe_of(**CASES[case])
 
-    def taken(*, joins: bool, shares: bool) -> tuple[StepFigures, dict[str, torch.Tensor], list[str]]:
+    def train(*, joins: bool, shares: bool) -> tuple[StepFigures, dict[str, torch.Tensor], list[str]]:
         model = load_model(qwen3, LoraShape(rank=4, alpha=8.0), dtype=torch.float32, device=torch.device("cpu"))
         shake_adapter(model)
         older = {name: tensor * 0.5 for name, tensor in adapter_tensors(model).items()}
@@ -226,11 +226,11 @@ def test_neither_joining_passes_nor_sharing_prefixes_changes_a_step(
         gradients = {name: p.grad.clone() for name, p in model.adapter_parameters().items() if p.grad is not None}
         return report, gradients, [progress.stage for progress in reported]
 
-    report, gradients, stages = taken(joins=True, shares=True)
-    plain_report, plain_gradients, plain_stages = taken(joins=False, shares=False)
+    report, gradients, stages = train(joins=True, shares=True)
+    plain_report, plain_gradients, plain_stages = train(joins=False, shares=False)
     assert any(stage.endswith(" and teacher") for stage in stages)
     assert not any(stage.endswith(" and teacher") for stage in plain_stages)
     assert report.loss == pytest.approx(plain_report.loss, abs=1e-5)
     assert report.dropped.keys() == plain_report.dropped.keys()
     assert relative_error(gradients, plain_gradients) < 1e-5
-    assert relative_error(taken(joins=True, shares=False)[1], plain_gradients) < 1e-5
+    assert relative_error(train(joins=True, shares=False)[1], plain_gradients) < 1e-5

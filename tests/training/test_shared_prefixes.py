@@ -1,4 +1,4 @@
-"""Packed along a tree, a step is the step over the same samples packed one after the other."""
+"""Sharing prefixes changes a step's cost and not its result."""
 
 from __future__ import annotations
 

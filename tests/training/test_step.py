@@ -54,9 +54,9 @@ def gradients(model: PolicyModel) -> dict[str, Tensor]:
     return found
 
 
-def relative_error(found: dict[str, Tensor], wanted: dict[str, Tensor]) -> float:
-    assert found.keys() == wanted.keys()
-    return max(float((found[name] - wanted[name]).norm() / wanted[name].norm()) for name in wanted)
+def relative_error(found: dict[str, Tensor], expected: dict[str, Tensor]) -> float:
+    assert found.keys() == expected.keys()
+    return max(float((found[name] - expected[name]).norm() / expected[name].norm()) for name in expected)
 
 
 def peft_model(model: PolicyModel, base: Path, tmp_path: Path) -> nn.Module:
@@ -112,11 +112,11 @@ def test_gradients_are_those_of_peft_and_transformers(
     model = load(base)
     recipe = Train(loss=Loss(kl=0.1, aggregation=aggregation), optimiser=UNCLIPPED)  # type: ignore[arg-type]
     samples = random_batch(model, hints=True)
-    wanted, loss = plain_gradients(peft_model(model, base, tmp_path), samples, recipe)
+    expected, loss = plain_gradients(peft_model(model, base, tmp_path), samples, recipe)
     report = step(model, samples, recipe, Limits(budget_tokens=60, max_tokens=256, vocab_size=VOCAB))
     assert report.micro_batches > 2
     assert report.loss == pytest.approx(loss, rel=1e-5)
-    assert relative_error(gradients(model), wanted) < 1e-5
+    assert relative_error(gradients(model), expected) < 1e-5
 
 
 def test_the_token_budget_does_not_change_the_gradient(qwen3: Path) -> None:
@@ -175,10 +175,10 @@ def test_distillation_follows_the_kl_over_top_k_and_tail(qwen3: Path, tmp_path: 
         loss = loss + (p.exp() * (p - q)).sum() / total
     loss.backward()  # type: ignore[no-untyped-call]
     named = dict(peft.named_parameters())
-    wanted = {name.replace(".default", ""): p.grad for name, p in named.items() if p.grad is not None}
+    expected = {name.replace(".default", ""): p.grad for name, p in named.items() if p.grad is not None}
     report = step(model, samples, recipe)
     assert report.loss == pytest.approx(float(loss.detach()), rel=1e-4)
-    assert relative_error(gradients(model), wanted) < 1e-4
+    assert relative_error(gradients(model), expected) < 1e-4
 
 
 def test_a_distillation_step_takes_samples_with_and_without_hints(qwen3: Path) -> None:
@@ -227,11 +227,11 @@ def test_the_decoupled_correction_weights_tokens_by_prox_over_behaviour(qwen3: P
     weights = [
         (begins[index] - torch.tensor(sample.logprobs)).exp().clamp(max=2) for index, sample in enumerate(samples)
     ]
-    wanted = -sum(
+    expected = -sum(
         float(weight.sum()) * (sample.reward or 0) for weight, sample in zip(weights, samples, strict=True)
     ) / sum(map(len, weights))
     report = step(model, samples, Train(loss=Loss(kl=0, correction="decoupled")))
-    assert report.loss == pytest.approx(wanted, rel=1e-5)
+    assert report.loss == pytest.approx(expected, rel=1e-5)
 
 
 def test_masked_tokens_are_not_trained(qwen3: Path) -> None:
@@ -338,10 +338,10 @@ def test_the_version_that_answered_is_the_teacher(qwen3: Path) -> None:
     model = load(qwen3)
     samples = random_batch(model, hints=True, version=1)
     older = {name: tensor * 0.5 for name, tensor in adapter_tensors(model).items()}
-    asked: list[int] = []
+    versions_read: list[int] = []
 
     def read_version(version: int) -> dict[str, Tensor]:
-        asked.append(version)
+        versions_read.append(version)
         return older
 
     recipe = Train(optimiser=UNCLIPPED)
@@ -352,7 +352,7 @@ def test_the_version_that_answered_is_the_teacher(qwen3: Path) -> None:
         report = train_step(model, optimizer, samples, recipe, WIDE, parent=parent, read_version=read_version)
         ratios[case] = report.ratio
         found[case] = gradients(model)
-    assert asked == [1]
+    assert versions_read == [1]
     assert ratios["older"] == ratios["same"], "what is trained is the parent, not the teacher"
     assert relative_error(found["older"], found["same"]) > 1e-3
     with pytest.raises(AdapterUnusable, match="version 1 is a teacher"):
@@ -374,13 +374,13 @@ def test_the_base_model_can_be_the_teacher(qwen3: Path) -> None:
 )
 def test_progress_is_reported_after_every_micro_batch(teacher: str, before: list[str], qwen3: Path) -> None:
     model = load(qwen3)
-    told: list[Progress] = []
+    reported: list[Progress] = []
     optimizer = make_optimizer(model, Optimiser())
     limits = Limits(budget_tokens=60, max_tokens=256, vocab_size=VOCAB)
     samples = random_batch(model, hints=True)
     recipe = Train(advantage=Advantage(teacher=teacher))  # type: ignore[arg-type]
-    report = train_step(model, optimizer, samples, recipe, limits, parent=1, on_progress=told.append)
-    trained = [progress for progress in told if progress.stage == "train"]
+    report = train_step(model, optimizer, samples, recipe, limits, parent=1, on_progress=reported.append)
+    trained = [progress for progress in reported if progress.stage == "train"]
     assert [progress.done for progress in trained] == list(range(1, report.micro_batches + 1))
     assert {progress.of for progress in trained} == {report.micro_batches}
-    assert list(dict.fromkeys(p.stage for p in told)) == [*before, "train"]
+    assert list(dict.fromkeys(p.stage for p in reported)) == [*before, "train"]

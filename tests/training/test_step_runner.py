@@ -1,4 +1,4 @@
-"""Steps of a resident model: each begins from its parent's files, whatever came before it."""
+"""Steps on a model in memory: each begins from its parent's files, whatever came before it."""
 
 from __future__ import annotations
 
@@ -58,7 +58,7 @@ def test_a_failed_step_does_not_change_the_next_one(
     qwen3: Path, batches: dict[int, list[BatchSample]], tmp_path: Path
 ) -> None:
     undisturbed = StepRunner(setup_of(qwen3, tmp_path / "undisturbed"))
-    wanted = take(undisturbed, batches[2], 2, take(undisturbed, batches[1], 1, None))
+    expected = take(undisturbed, batches[2], 2, take(undisturbed, batches[1], 1, None))
     model = StepRunner(setup_of(qwen3, tmp_path / "interrupted"))
     first = take(model, batches[1], 1, None)
     # Two epochs, the second of which is out of bounds: the weights in memory have moved by then.
@@ -71,13 +71,13 @@ def test_a_failed_step_does_not_change_the_next_one(
     )
     with pytest.raises(StepDiverged, match=r"KL|ratio"):
         model.train(step_of(batches[3], 2, first, recipe=wild), ignore_status, never)
-    said: list[str] = []
+    reported: list[str] = []
     with pytest.raises(TrainerUnavailable, match="between two micro-batches"):
-        model.train(step_of(batches[2], 2, first), said.append, lambda: said[-1:] == ["step 2: train 3 of 5"])
+        model.train(step_of(batches[2], 2, first), reported.append, lambda: reported[-1:] == ["step 2: train 3 of 5"])
     assert not list((tmp_path / "interrupted" / "default").glob("v2-*"))
-    assert take(model, batches[2], 2, first) == wanted
+    assert take(model, batches[2], 2, first) == expected
     # Killed after the rename, before the commit: the files are there already.
-    assert take(model, batches[2], 2, first) == wanted
+    assert take(model, batches[2], 2, first) == expected
 
 
 def test_a_sample_that_cannot_be_trained_is_left_out_with_its_reason(
@@ -106,18 +106,18 @@ def test_a_sample_whose_hint_is_too_long_is_trained_on_its_verdict(
     qwen3: Path, batches: dict[int, list[BatchSample]], tmp_path: Path
 ) -> None:
     hinted = next(place for place, sample in enumerate(batches[1]) if sample.hinted_prompt_ids and sample.reward)
-    taken = []
+    trained = []
     for name, hint in (("long", [1] * 60), ("none", None)):
         samples = [*batches[1]]
         samples[hinted] = replace(samples[hinted], hinted_prompt_ids=hint)
         model = StepRunner(setup_of(qwen3, tmp_path / name, max_tokens=60))
-        taken.append(completed(model.train(step_of(samples, 1), ignore_status, never)))
-    assert [trained.figures.dropped for trained in taken] == [{}, {}]
-    assert taken[0].version.sha256 == taken[1].version.sha256
-    ((sample, why),) = taken[0].figures.without_hint.items()
+        trained.append(completed(model.train(step_of(samples, 1), ignore_status, never)))
+    assert [step.figures.dropped for step in trained] == [{}, {}]
+    assert trained[0].version.sha256 == trained[1].version.sha256
+    ((sample, why),) = trained[0].figures.without_hint.items()
     assert sample == batches[1][hinted].sample_id
     assert why.endswith("tokens, the trainer takes 60")
-    assert taken[1].figures.without_hint == {}
+    assert trained[1].figures.without_hint == {}
 
 
 def test_an_unusable_adapter_is_refused_with_the_reason(

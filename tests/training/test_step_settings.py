@@ -1,4 +1,4 @@
-"""What a recipe says of a step is what the step does."""
+"""Every setting of a recipe reaches its step."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""The trainer's thread: steps that are cancelled, that hang, that break."""
+"""Steps in the trainer's thread that are cancelled, hang or fail."""
 
 from __future__ import annotations
 

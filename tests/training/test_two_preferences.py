@@ -60,9 +60,9 @@ def learned(tmp_path_factory: pytest.TempPathFactory) -> PolicyModel:
 def make_it_read_hints(model: PolicyModel) -> None:
     """Train the base weights on all replies, and on those with the hinted word where the hint is."""
     replies = [[first, second] for first in FIRST for second in SECOND]
-    told = [TokenSequence("plain", PLAIN, reply, 1.0) for reply in replies]
-    told += [TokenSequence("hinted", HINTED, reply, 1.0) for reply in replies if reply[1] == SECOND[0]]
-    packed = collate(told, range(len(told)))
+    sequences = [TokenSequence("plain", PLAIN, reply, 1.0) for reply in replies]
+    sequences += [TokenSequence("hinted", HINTED, reply, 1.0) for reply in replies if reply[1] == SECOND[0]]
+    packed = collate(sequences, range(len(sequences)))
     weights = [parameter.requires_grad_() for parameter in model.parameters() if not parameter.requires_grad]
     optimizer = torch.optim.Adam(weights, lr=3e-3)
     for _ in range(60):

@@ -87,11 +87,11 @@ def shake_adapter(model: PolicyModel, size: float = 0.1) -> None:
             parameter.copy_(size * torch.randn(parameter.shape, generator=generator))
 
 
-def relative_error(found: dict[str, Tensor], wanted: dict[str, Tensor]) -> float:
-    """Of gradients, each taken whole as one vector: of a single tensor's there may be none but noise."""
-    assert found.keys() == wanted.keys()
-    off = sum(float((found[name] - wanted[name]).double().square().sum()) for name in wanted)
-    return math.sqrt(off / sum(float(tensor.double().square().sum()) for tensor in wanted.values()))
+def relative_error(found: dict[str, Tensor], expected: dict[str, Tensor]) -> float:
+    """Relative error of gradients, all tensors as one vector: a single tensor's gradient may be only noise."""
+    assert found.keys() == expected.keys()
+    off = sum(float((found[name] - expected[name]).double().square().sum()) for name in expected)
+    return math.sqrt(off / sum(float(tensor.double().square().sum()) for tensor in expected.values()))
 
 
 def all_logits(model: PolicyModel, ids: list[int]) -> Tensor:

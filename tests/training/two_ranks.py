@@ -1,4 +1,4 @@
-"""What two ranks under torchrun, or one process without it, do in `test_distributed.py`.
+"""Program of `test_distributed.py`, for two ranks under torchrun or one process without it.
 
 Usage: `python -m tests.training.two_ranks BASE OUT`.
 """

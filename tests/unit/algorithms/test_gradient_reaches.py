@@ -1,4 +1,4 @@
-"""Each recipe of deploy/recipes changes the logits of exactly the tokens it should."""
+"""Each recipe of deploy/recipes gives a gradient to exactly the expected tokens."""
 
 from __future__ import annotations
 

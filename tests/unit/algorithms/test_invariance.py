@@ -1,4 +1,4 @@
-"""What must not matter: padding, which samples share a call, their order, the split of a step, chunks."""
+"""Padding, order of samples, split of a step and chunks change neither loss nor gradient."""
 
 from __future__ import annotations
 

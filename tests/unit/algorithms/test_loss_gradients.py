@@ -185,12 +185,12 @@ def test_a_tiny_tail_keeps_its_digits_and_its_gradient() -> None:
     ("ratio", "advantage", "gradient"),
     [
         (1.0, 1.0, -1.0),
-        (0.5, 1.0, -0.5),  # below the clip, but wanted more: goes on
+        (0.5, 1.0, -0.5),  # below the clip, but expected more: goes on
         (1.27, 1.0, -1.27),
-        (1.29, 1.0, 0.0),  # wanted more, and is more likely by 1.28 already
+        (1.29, 1.0, 0.0),  # expected more, and is more likely by 1.28 already
         (1.0, -1.0, 1.0),
         (0.81, -1.0, 0.81),
-        (0.79, -1.0, 0.0),  # wanted less, and is less likely by 0.8 already
+        (0.79, -1.0, 0.0),  # expected less, and is less likely by 0.8 already
         (2.9, -1.0, 2.9),
         (3.1, -1.0, 0.0),  # dual clip
         (1e43, -1.0, 0.0),  # infinite in float32

@@ -84,11 +84,11 @@ def test_the_advantage_equals_that_of_the_plain_implementation(
             spare_unlikely=terms.spare,
         ),
     )
-    wanted = advantage(sample, reward, terms)
+    expected = advantage(sample, reward, terms)
     if streams.advantage_T is not None:
-        assert streams.advantage_T.tolist() == pytest.approx(wanted, rel=1e-6, abs=1e-9)
+        assert streams.advantage_T.tolist() == pytest.approx(expected, rel=1e-6, abs=1e-9)
     else:
-        assert wanted is None
+        assert expected is None
         with pytest.raises(NothingToTrain, match="neither an advantage"):
             step_loss([(scores_of(sample, logits_of(sample)), streams)], as_recipe(PlainPlan()), Divisor.of([streams]))
 

@@ -1,4 +1,4 @@
-"""Errors of the system we follow, each pinned by what it would have done."""
+"""Errors of the reference system, each excluded by a test of the correct result."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""Groups, overlong shaping, outcome and process, the running mean, terms, and at least one."""
+"""Group advantages, overlong penalty, outcome and process, running mean and downweighting."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""How old a sample is, and when that is too old."""
+"""Staleness of samples, and when they expire."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""Streams and scores refuse what cannot be right, with a typed error that names it."""
+"""Streams and scores refuse impossible values with a typed error that names them."""
 
 from __future__ import annotations
 
