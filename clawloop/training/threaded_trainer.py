@@ -41,7 +41,7 @@ class ThreadedTrainer:
         self, runner: StepRunner, *, ping_interval: timedelta = PING_INTERVAL, stall_limit: timedelta = STALL_LIMIT
     ) -> None:
         self._runner = runner
-        self._nothing_every = ping_interval
+        self._ping_interval = ping_interval
         self._stall_limit = stall_limit
         self._thread = ThreadPoolExecutor(1, "torch")
         self._busy = asyncio.Lock()
@@ -96,12 +96,12 @@ class ThreadedTrainer:
         """Pings idle ranks; returns when a rank does not answer. Runs for ever with a single rank."""
         loop = asyncio.get_running_loop()
         while not self.broken.is_set():
-            await asyncio.sleep(self._nothing_every.total_seconds())
+            await asyncio.sleep(self._ping_interval.total_seconds())
             if self._runner.ranks.world_size == 1 or self._busy.locked():
                 continue
             async with self._busy:
                 pong = loop.run_in_executor(self._thread, ping, self._runner)
-                done, _ = await asyncio.wait({pong}, timeout=self._nothing_every.total_seconds())
+                done, _ = await asyncio.wait({pong}, timeout=self._ping_interval.total_seconds())
                 if not done or pong.exception() is not None:
                     log.error("a rank does not answer", extra={"why": "" if not done else repr(pong.exception())})
                     self.broken.set()
@@ -111,7 +111,7 @@ class ThreadedTrainer:
         if self._runner.ranks.world_size > 1 and not self.broken.is_set():
             async with self._busy:
                 shutdown = asyncio.get_running_loop().run_in_executor(self._thread, shutdown_ranks, self._runner)
-                await asyncio.wait({shutdown}, timeout=self._nothing_every.total_seconds())
+                await asyncio.wait({shutdown}, timeout=self._ping_interval.total_seconds())
                 if shutdown.done():
                     shutdown.exception()  # a rank that ended before
         self._thread.shutdown(wait=False)
