@@ -57,9 +57,9 @@ class Overlong(_Table):
     """Penalty on long replies, added to the reward of samples with a verdict."""
 
     limit_tokens: Count
-    """From so many tokens of a reply on the penalty is −1, as for one that was cut by length."""
+    """Replies of this many tokens or more have a penalty of −1, as do replies cut by length."""
     cache_tokens: Count
-    """Width, in tokens, of the slope below the limit, on which it falls from 0 to −1."""
+    """Width in tokens of the slope below `limit_tokens`, on which the penalty falls from 0 to −1."""
 
 
 class Signal(_Table):
@@ -72,23 +72,25 @@ class Signal(_Table):
     hints: bool = True
     """Ask for hints, and learn from them."""
     m: Annotated[int, Field(ge=1, le=64)] = 3
-    """Sampled votes, and answers about a hint, of each judgement; 1 to 64."""
+    """Number of sampled votes, and of answers about a hint, in each judgement; 1 to 64."""
     votes: Literal["sampled", "direct"] = "sampled"
-    """`sampled`: the majority of m. `direct`: one unreasoned one-token answer, its probabilities read; m is then for
-    hints, and the judge must be one that answers by grammar."""
+    """`sampled`: the majority of m votes. `direct`: one vote, from the probabilities of a one-token answer without
+    reasoning; m is then for hints only, and the judge must be one that answers by grammar."""
     hints_needed: Count = 1
-    """Of m answers about a hint, how many must have one to use; more than 1 keeps out what one judge imagined."""
+    """How many of the m answers about a hint must contain one; above 1, a hint that one answer imagined is not used."""
     judge_temperature: Positive = 0.6
-    """Of sampled votes and of hints; a direct vote is read at 1."""
+    """Temperature of sampled votes and of hints; a direct vote is read at temperature 1."""
     reward: Literal["verdict", "group", "outcome_process"] = "verdict"
-    """What a reply earns: its `verdict`; in a `group`, that relative to the other responses to the prompt; with
-    `outcome_process`, outcome + λ · mean vote."""
+    """The reward of a reply: its `verdict`; in a `group`, its verdict relative to the other responses to the prompt;
+    with `outcome_process`, outcome + λ · mean vote."""
     process_weight: Weight = 1.0
-    """λ, what the mean vote counts beside the outcome; only with `outcome_process`."""
+    """λ, the weight of the mean vote beside the outcome; only with `outcome_process`."""
     baseline: Literal["none", "mean"] = "none"
-    """`mean`: the policy's mean verdict so far is subtracted from one that is not 0; `none`: nothing is."""
+    """`mean`: the policy's mean verdict so far is subtracted from verdicts other than 0; `none`: nothing is
+    subtracted."""
     at_least_one: bool = True
-    """A session that closes judged but without a sample gives the turn with the clearest score."""
+    """A session that closes with judged turns but without a sample gives its turn with the clearest score as a
+    sample."""
     overlong: Overlong | None = None
 
 
@@ -98,15 +100,16 @@ class Advantage(_Table):
     later = frozenset({"spare_unlikely"})
 
     verdict_weight: Weight = 1.0
-    """What the reward counts, the same for each token of a reply; 0 leaves it out."""
+    """Weight of the reward, the same for each token of a reply; 0 leaves it out."""
     teacher_weight: Weight = 1.0
-    """What the teacher's gap counts, log π_T − log μ of each token in nats; 0 leaves it out."""
+    """Weight of the teacher's gap, log π_T − log μ of each token in nats; 0 leaves it out."""
     opd_clip: Positive = 2.0
-    """The teacher's gap is cut to ± this, in nats."""
+    """The teacher's gap is clipped to ± this, in nats."""
     teacher: Literal["policy", "base"] = "policy"
-    """Who reads the hint: `policy`, the version that answered, or the `base` model, which undoes what was learned."""
+    """The teacher that reads the hint: `policy`, the version that answered, or the `base` model, which undoes what was
+    learned."""
     spare_unlikely: Annotated[float, Field(ge=0, le=1)] = 0.0
-    """How far blame shrinks with the probability of the token it falls on: A < 0 is times 1 − this·(1 − μ); 0 to 1."""
+    """How much a negative advantage shrinks for unlikely tokens: A < 0 is multiplied by 1 − this·(1 − μ); 0 to 1."""
 
 
 class Distillation(_Table):
@@ -115,12 +118,12 @@ class Distillation(_Table):
     later = frozenset({"divergence"})
 
     top_k: Count = 50
-    """How many ids are compared at each position, all others as one bin; less than the model's vocabulary."""
+    """Number of ids compared at each position, all others as one bin; less than the model's vocabulary."""
     top_k_of: Literal["student", "teacher"] = "student"
     """Whose most likely ids are compared, the `student`'s or the `teacher`'s; the teacher's cost one pass less."""
     divergence: Literal["reverse", "forward"] = "reverse"
-    """`reverse`: KL(student ‖ teacher). `forward`: KL(teacher ‖ student), which also brings back what the student has
-    stopped saying, where it is among the teacher's ids."""
+    """`reverse`: KL(student ‖ teacher). `forward`: KL(teacher ‖ student), which also relearns tokens that the student
+    no longer produces, where they are among the compared ids."""
 
 
 class Loss(_Table):
@@ -131,7 +134,7 @@ class Loss(_Table):
     distillation: Weight = 0.0
     """Weight of the divergence from the teacher over whole distributions; 0 leaves it out."""
     kl: Weight = 0.02
-    """Weight of the pull to the base model, k2; with 0 its distance is not measured either."""
+    """Weight of the KL loss to the base model, k2; with 0 the distance is not measured either."""
     entropy: Weight = 0.0
     """Weight of a bonus for the entropy of each token's distribution, in nats; 0 leaves it out."""
     clip_low: Annotated[float, Field(ge=0, lt=1)] = 0.2
@@ -143,7 +146,7 @@ class Loss(_Table):
     correction: Literal["none", "decoupled"] = "none"
     """`none`: ρ = π_θ/μ. `decoupled`, for several epochs: ρ = π_θ/π_0, times min(2, π_0/μ), π_0 as the step began."""
     aggregation: Literal["token", "sequence"] = "token"
-    """What counts the same in a step: each trained `token`, or each sample (`sequence`)."""
+    """What has the same weight in a step: each trained `token`, or each sample (`sequence`)."""
 
 
 class Lora(_Table):
@@ -152,9 +155,9 @@ class Lora(_Table):
     rank: Count = 16
     """Rank of the adapter; `CLAWLOOP_MAX_LORA_RANK` at most."""
     alpha: Positive = 32.0
-    """What the adapter adds is times alpha / rank."""
+    """The adapter's product B·A is multiplied by alpha / rank."""
     dropout: Annotated[float, Field(ge=0, lt=1)] = 0.0
-    """0 and nothing else; here because adapters elsewhere have it."""
+    """Must be 0: dropout is not supported."""
 
 
 class Optimiser(_Table):
@@ -163,15 +166,15 @@ class Optimiser(_Table):
     lr: Positive = 1e-4
     """Learning rate of AdamW, the same at every step."""
     beta1: Annotated[float, Field(ge=0, lt=1)] = 0.9
-    """Share of AdamW's mean of gradients that an update keeps."""
+    """Decay rate of AdamW's mean of gradients."""
     beta2: Annotated[float, Field(ge=0, lt=1)] = 0.98
-    """Share of AdamW's mean of squared gradients that an update keeps; the nearer to 1, the slower it forgets."""
+    """Decay rate of AdamW's mean of squared gradients; the nearer to 1, the slower it forgets."""
     weight_decay: Weight = 0.1
     """An update shrinks the adapter's weights by lr times this."""
     grad_clip: Positive = 1.0
-    """A gradient whose norm is longer is cut to this length."""
+    """A gradient with a larger norm is scaled down to this norm."""
     epochs: Count = 1
-    """How often a step goes through its batch, with one update each time."""
+    """Number of passes of a step over its batch, with one update each."""
 
 
 class Bounds(_Table):
@@ -187,15 +190,17 @@ class Train(_Table):
     """Settings of a training step."""
 
     batch_samples: Annotated[int, Field(ge=1, le=10_000)] = 16
-    """Samples of a step. One claim looks at no more than 10,000, so a larger batch would never be full."""
+    """Number of samples of a step; 10,000 at most, since one claim looks at no more."""
     max_wait_hours: Annotated[float, Field(gt=0, le=87_600)] = 24.0
-    """A smaller batch is taken once its oldest sample has waited so long; ten years at most, so that it is a date."""
+    """A smaller batch is claimed once its oldest sample has waited this long; ten years at most, so that the time is a
+    valid date."""
     staleness_versions: Annotated[int, Field(ge=0)] = 4
-    """A sample of next-state evidence expires when more versions apart; explicit feedback never does."""
+    """A sample from next-state evidence expires when its version is more steps than this from the head; explicit
+    feedback never does."""
     drift: Positive = 1.0
-    """Explicit feedback is dropped when the mean size of log ρ over its response exceeds this, in nats."""
+    """Explicit feedback is dropped when the mean absolute log ρ over its response exceeds this, in nats."""
     train_thinking: bool = True
-    """true and nothing else: thinking cannot be told from other tokens, so it is trained like them."""
+    """Must be true: thinking tokens cannot be distinguished from others, so they are trained like them."""
     advantage: Advantage = Advantage()
     distillation: Distillation = Distillation()
     loss: Loss = Loss()
@@ -226,7 +231,8 @@ class Recipe(_Table):
     """One recipe; `signal.hash` and `train.hash` identify its tables, `hash` the whole."""
 
     name: Annotated[str, Field(pattern=r"^[a-z][a-z0-9_]*$")]
-    """Its file's, without `.toml`: small letters, digits and `_`; 250 characters at most where it is set anew."""
+    """The file's name without `.toml`: lower-case letters, digits and `_`, a letter first; 250 characters at most in a
+    new recipe."""
     signal: Signal = Signal()
     train: Train = Train()
 
