@@ -175,7 +175,7 @@ def test_without_common_prefixes_a_joined_pass_costs_as_much_as_two() -> None:
 def test_an_unusable_hinted_prompt_is_named(plain: bool) -> None:
     samples = [sample(0, [1, 2], [1, 2, 3]), sample(1, [1, 2], [VOCAB])]
     passes = [ScoringPass(version=0, reference=plain, hinted=(0, 1))]
-    with pytest.raises(SampleUnusable, match="bad with hint: token ids"):
+    with pytest.raises(SampleUnusable, match=f"{sample_id(1)} with hint: token ids"):
         shard_batch(samples, WIDE, passes, rank=0, world_size=1)
 
 
