@@ -169,7 +169,7 @@ def test_a_policy_of_another_base_waits_for_its_own_trainer(
     qwen3: Path, batches: dict[int, list[BatchSample]], tmp_path: Path
 ) -> None:
     model = StepRunner(setup_of(qwen3, tmp_path))
-    with pytest.raises(TrainerUnavailable, match=r"holds 'tiny', the policy's base is 'Qwen/Qwen3-4B'.*--base-model"):
+    with pytest.raises(TrainerUnavailable, match=r"has 'tiny', the policy's base is 'Qwen/Qwen3-4B'.*--base-model"):
         take(model, batches[1], 1, None, base_model="Qwen/Qwen3-4B")
     by_folder = setup_of(qwen3, tmp_path, base_model=None)
     by_folder.require_base(qwen3.name)
