@@ -15,6 +15,7 @@ from uuid import UUID
 
 import torch
 
+from clawloop.contracts.training import BatchSample
 from clawloop.contracts.turns import Message
 from clawloop.demo.chatting import CHAT_TEMPERATURE
 from clawloop.demo.evaluate import DemoModel
@@ -22,7 +23,7 @@ from clawloop.demo.location import model_path
 from clawloop.demo.recipes import Method, demo_recipe
 from clawloop.demo.user import SyntheticUser
 from clawloop.demo.world import EVALUATION, Axis, Grade, flipped, grade
-from clawloop.ids import TurnId
+from clawloop.ids import SampleId, TurnId
 from clawloop.judging.evidence import gather
 from clawloop.judging.hints import HintChoice, choose_hint, with_hint
 from clawloop.judging.parsing import parse_hint
@@ -31,11 +32,11 @@ from clawloop.judging.voting import Verdict, majority
 from clawloop.recipes.recipe import Recipe
 from clawloop.samples.decision import decide
 from clawloop.training.adapters.checkpoint import begin
-from clawloop.training.batch import TrainingSample
 from clawloop.training.model.architecture import base_names
-from clawloop.training.model.decoder import Lora
 from clawloop.training.model.loading import adapter_tensors, load_model
-from clawloop.training.packing.collate import Limits, TokenSequence, collate
+from clawloop.training.model.lora import LoraShape
+from clawloop.training.packing.collate import collate
+from clawloop.training.packing.sequences import Limits, TokenSequence
 from clawloop.training.step import make_optimizer, train_step
 
 # As the policies of the demo answer who names none.
@@ -56,7 +57,7 @@ class Loop:
         torch.manual_seed(seed)
         self.recipe, self.seed = recipe, seed
         self.judge, self.served = DemoModel(folder), DemoModel(folder)
-        lora = Lora(recipe.train.lora.rank, recipe.train.lora.alpha)
+        lora = LoraShape(recipe.train.lora.rank, recipe.train.lora.alpha)
         device = torch.device("cpu")
         self.policy = load_model(folder, lora, dtype=torch.float32, device=device, seed=seed)
         self.optimizer = make_optimizer(self.policy, recipe.train.optimiser)
@@ -80,9 +81,9 @@ class Loop:
         """From now on the user likes the other style of these axes."""
         self.user = SyntheticUser(self.seed, flipped(self.user.preference, axes))
 
-    def session(self) -> list[TrainingSample]:
+    def session(self) -> list[BatchSample]:
         """One chat of a few requests, and its samples."""
-        samples: list[TrainingSample] = []
+        samples: list[BatchSample] = []
         messages: list[Message] = []
         request = self.user.first_request()
         text = request.text
@@ -96,7 +97,7 @@ class Loop:
             request, text = follow_up.request, follow_up.text
         return samples
 
-    def judged(self, messages: Sequence[Message], reply: str, following: str) -> list[TrainingSample]:
+    def judged(self, messages: Sequence[Message], reply: str, following: str) -> list[BatchSample]:
         """The sample of a turn, if it gives one."""
         turn = TurnId(UUID(int=self.chance.getrandbits(128), version=4))
         answered: Message = {"role": "assistant", "content": reply}
@@ -113,11 +114,11 @@ class Loop:
         hinted = None if decision.hint is None else with_hint(messages, decision.hint)
         prompt_ids, response_ids = self.served.prompt_ids(messages), self.served.reply_ids(reply)
         return [
-            TrainingSample(
-                key=str(turn),
+            BatchSample(
+                sample_id=SampleId(turn),
                 prompt_ids=prompt_ids,
                 response_ids=response_ids,
-                behaviour_logprobs=self.logprobs(prompt_ids, response_ids),
+                logprobs=self.logprobs(prompt_ids, response_ids),
                 temperature=CHAT_TEMPERATURE,
                 version=self.version,
                 reward=decision.reward,
@@ -131,7 +132,7 @@ class Loop:
         found: list[float] = self.policy(collate([sequence], (0,))).logprobs_N.tolist()
         return found
 
-    def learn(self, samples: Sequence[TrainingSample]) -> None:
+    def learn(self, samples: Sequence[BatchSample]) -> None:
         train_step(
             self.policy,
             self.optimizer,
@@ -164,7 +165,7 @@ def learn(
     """(interactions, match, exact) before learning and after each step; the taste flips half-way."""
     loop = Loop(folder, recipe, seed)
     yield 0, *loop.evaluate()
-    waiting: list[TrainingSample] = []
+    waiting: list[BatchSample] = []
     size = recipe.train.batch_samples
     has_flipped = False
     while loop.interactions < interactions:

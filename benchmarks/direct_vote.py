@@ -23,7 +23,7 @@ import torch
 from rich.console import Console
 from rich.table import Table
 
-from clawloop.algorithms.outcome import precision_bound
+from clawloop.algorithms.rewards import precision_bound
 from clawloop.demo.evaluate import DemoModel, measured_lists
 from clawloop.demo.examples import Lessons
 from clawloop.demo.location import model_path

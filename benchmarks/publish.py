@@ -29,7 +29,8 @@ from clawloop.local.services.postgres import running as running_postgres
 from clawloop.local.services.vllm import EngineOptions
 from clawloop.local.supervision.supervisor import guarded
 from clawloop.local.tiny_model import ensure_tiny_model
-from clawloop.training.packing.collate import TokenSequence, collate
+from clawloop.training.packing.collate import collate
+from clawloop.training.packing.sequences import TokenSequence
 from db.schema import migrate
 from tests.e2e.adapters import load_policy, random_versions
 from tests.e2e.conftest import running_engine

@@ -1,6 +1,6 @@
-"""What one comparison of training steps is about: a checkpoint, an adapter and a batch, as files.
+"""The input of one comparison of training steps, as files: checkpoint, adapter and batch.
 
-Knows nothing about who trains on them. Weights and tokens are random: a step's cost does not depend on them.
+Weights and tokens are random: a step's cost does not depend on them.
 """
 
 from __future__ import annotations
@@ -11,16 +11,21 @@ from dataclasses import asdict, dataclass
 from pathlib import Path
 from random import Random
 from typing import Literal, TypeAlias
+from uuid import UUID
 
 import torch
 from transformers import Qwen2Config, Qwen2ForCausalLM, Qwen3Config, Qwen3ForCausalLM
 
+from clawloop.contracts.training import BatchSample
+from clawloop.ids import SampleId
 from clawloop.training.adapters.files import Adapter, BaseIdentity, adapter_files, write_version
-from clawloop.training.batch import TrainingSample
 from clawloop.training.model.base_weights import BaseWeights
-from clawloop.training.model.decoder import Lora, PolicyModel
+from clawloop.training.model.decoder import PolicyModel
 from clawloop.training.model.loading import adapter_tensors, load_model
-from clawloop.training.packing.collate import Limits, TokenSequence, collate, plan
+from clawloop.training.model.lora import LoraShape
+from clawloop.training.packing.collate import collate
+from clawloop.training.packing.plan import plan_micro_batches
+from clawloop.training.packing.sequences import Limits, TokenSequence
 
 Family = Literal["qwen3", "qwen2"]
 Ids: TypeAlias = tuple[list[int], list[int]]
@@ -62,8 +67,8 @@ class Case:
         dtype: of weights and arithmetic.
         device: `cpu` or `cuda`.
         rank: LoRA's.
-        samples_at_once: samples in one micro-batch of a contender that pads; one that packs may read as many
-            tokens at once as the longest such micro-batch has.
+        samples_at_once: samples in one micro-batch of a contender that pads; one that packs gets as
+            many tokens per micro-batch as the longest of these has.
         threads: torch's, on the CPU.
         max_tokens: of the longest sample.
     """
@@ -82,8 +87,8 @@ class Case:
         return torch.float32 if self.dtype == "float32" else torch.bfloat16
 
     @property
-    def lora(self) -> Lora:
-        return Lora(rank=self.rank, alpha=2.0 * self.rank)
+    def lora(self) -> LoraShape:
+        return LoraShape(rank=self.rank, alpha=2.0 * self.rank)
 
     @property
     def limits(self) -> Limits:
@@ -114,8 +119,9 @@ class Paths:
         content = json.loads((self.folder / "case.json").read_text())
         return Case(**{**content, "shape": Shape(**content["shape"])})
 
-    def samples(self) -> list[TrainingSample]:
-        return [TrainingSample(**sample) for sample in json.loads((self.folder / "samples.json").read_text())]
+    def samples(self) -> list[BatchSample]:
+        stored = json.loads((self.folder / "samples.json").read_text())
+        return [BatchSample(**{**sample, "sample_id": SampleId(UUID(sample["sample_id"]))}) for sample in stored]
 
 
 def unrelated_samples(count: int, tokens: int, vocab: int) -> list[Ids]:
@@ -189,7 +195,7 @@ def write_case(folder: Path, case: Case, ids: Sequence[Ids]) -> None:
     files = adapter_files(Adapter(case.lora, adapter_tensors(model), identity), model.architecture)
     write_version(folder / "versions", 1, files)
     samples = _samples(model, case, ids, generator)
-    (folder / "samples.json").write_text(json.dumps([asdict(sample) for sample in samples]))
+    (folder / "samples.json").write_text(json.dumps([asdict(sample) for sample in samples], default=str))
 
 
 def _write_checkpoint(path: Path, case: Case) -> None:
@@ -209,22 +215,22 @@ def _write_checkpoint(path: Path, case: Case) -> None:
 
 
 @torch.no_grad()
-def _samples(model: PolicyModel, case: Case, ids: Sequence[Ids], generator: torch.Generator) -> list[TrainingSample]:
+def _samples(model: PolicyModel, case: Case, ids: Sequence[Ids], generator: torch.Generator) -> list[BatchSample]:
     sequences = [
         TokenSequence(str(index), prompt, response, 0.6 + 0.1 * (index % 5))
         for index, (prompt, response) in enumerate(ids)
     ]
     samples = {}
-    for members in plan(sequences, case.limits):
+    for members in plan_micro_batches(sequences, case.limits):
         packed = collate(sequences, members).to(model.device)
         for member, logprobs in packed.split(model(packed).logprobs_N.float().cpu()).items():
             noise = _LOGPROB_NOISE * torch.randn(logprobs.shape, generator=generator)
             sequence = sequences[member]
-            samples[member] = TrainingSample(
-                key=sequence.key,
+            samples[member] = BatchSample(
+                sample_id=SampleId(UUID(int=member)),
                 prompt_ids=sequence.prompt_ids,
                 response_ids=sequence.response_ids,
-                behaviour_logprobs=(logprobs + noise).clamp(max=0).tolist(),
+                logprobs=(logprobs + noise).clamp(max=0).tolist(),
                 temperature=sequence.temperature,
                 version=1,
                 reward=1.0 if member % 3 else -1.0,

@@ -29,8 +29,9 @@ from torch.nn.utils import clip_grad_norm_
 from torch.profiler import profile
 
 from benchmarks.train_case import Case, Paths
+from clawloop.contracts.training import BatchSample
 from clawloop.recipes.recipe import Train, load_recipe
-from clawloop.training.batch import TrainingSample
+from clawloop.training.batch import plain_sequence
 
 Step = Callable[[], float]
 """Takes a step and returns its loss."""
@@ -165,8 +166,8 @@ class MicroBatch:
     advantage_N: Tensor
 
     @classmethod
-    def of(cls, samples: Sequence[TrainingSample], device: torch.device) -> MicroBatch:
-        width = max(sample.sequence().input_tokens for sample in samples)
+    def of(cls, samples: Sequence[BatchSample], device: torch.device) -> MicroBatch:
+        width = max(plain_sequence(sample).input_tokens for sample in samples)
         tokens = torch.zeros(len(samples), width, dtype=torch.int64)
         rows: list[int] = []
         temperatures: list[float] = []
@@ -183,7 +184,7 @@ class MicroBatch:
             torch.tensor(rows, device=device),
             torch.tensor([token for sample in samples for token in sample.response_ids], device=device),
             torch.tensor(temperatures, device=device),
-            torch.tensor([logprob for sample in samples for logprob in sample.behaviour_logprobs], device=device),
+            torch.tensor([logprob for sample in samples for logprob in sample.logprobs], device=device),
             torch.tensor(advantages, device=device),
         )
 
@@ -201,7 +202,7 @@ def _plain_step(
     model: nn.Module,
     case: Case,
     recipe: Train,
-    samples: Sequence[TrainingSample],
+    samples: Sequence[BatchSample],
     *,
     fused: bool = False,
 ) -> Step:
@@ -214,7 +215,7 @@ def _plain_step(
         weight_decay=recipe.optimiser.weight_decay,
         fused=fused,
     )
-    by_length = sorted(samples, key=lambda sample: -sample.sequence().input_tokens)
+    by_length = sorted(samples, key=lambda sample: -plain_sequence(sample).input_tokens)
     at_once = case.samples_at_once
     groups = [by_length[first : first + at_once] for first in range(0, len(by_length), at_once)]
     total = sum(len(sample.response_ids) for sample in samples)

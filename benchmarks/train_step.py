@@ -1,12 +1,12 @@
-"""What a training step costs: ours beside PEFT + transformers (Qwen3) and torchtune's LoRA recipe (Qwen2.5).
+"""Cost of a training step, compared with PEFT + transformers (Qwen3) and torchtune's LoRA recipe (Qwen2.5).
 
-And what it costs where samples share beginnings, the turns of one session, beside ours without sharing them, and
-how many tokens hinted prompts cost that are read together with the plain ones.
+Also the cost with and without sharing prefixes over the turns of one session, and the tokens saved by scoring hinted
+prompts together with the plain ones.
 
 Same weights, adapter, batch and arithmetic in one run; the run fails if the losses differ. Each contender is a
-process of its own, so that peak memory is its own, and they take turns step by step, so that a machine that slows
-down slows all of them. On the CPU a process's memory also holds code, libraries and what the allocator keeps, so
-what the step's tensors held at most is shown beside it. Run as `make bench-train`.
+process of its own, so that peak memory is its own, and the contenders' steps alternate, so that a machine that
+slows down slows all of them. On the CPU a process's memory also holds code, libraries and what the allocator keeps, so
+the peak of the step's tensors is shown beside it. Run as `make bench-train`.
 """
 
 from __future__ import annotations
@@ -35,7 +35,7 @@ from benchmarks.train_tokens import tokens_of_session
 
 @dataclass(frozen=True, slots=True)
 class Comparison:
-    """Who takes the same step, and on samples of which shape.
+    """The contenders of one comparison, and the shape of its samples.
 
     Args:
         family, title: the model's.

@@ -1,21 +1,24 @@
-"""How many tokens our passes over a session read, alone and joined; counted, not timed."""
+"""Input tokens of the passes over a session, separate and joined; counted, not timed."""
 
 from __future__ import annotations
 
 from collections.abc import Sequence
 from dataclasses import replace
 from typing import NamedTuple
+from uuid import UUID
 
 from benchmarks.train_case import Case, Ids, hinted_prompts
-from clawloop.training.batch import TrainingSample
-from clawloop.training.packing.scoring_passes import ScoringPass, shard_batch
+from clawloop.contracts.training import BatchSample
+from clawloop.ids import SampleId
+from clawloop.training.batch import hinted_sequence
+from clawloop.training.scoring_passes import ScoringPass, shard_batch
 
 
 class Tokens(NamedTuple):
-    """Of all micro-batches of one pass over a session.
+    """Input tokens of one pass over a session.
 
     Args:
-        plain: the samples as they are: the reference's pass, the policy's, or the one that trains.
+        plain: the plain documents: the pass of reference or policy, or the one with gradient.
         hinted: each sample's hinted prompt and its response: the teacher's pass alone.
         joined: both in one pass, as where reference and teacher are the base model.
     """
@@ -26,19 +29,19 @@ class Tokens(NamedTuple):
 
 
 def tokens_of_session(ids: Sequence[Ids], case: Case, tokens: int) -> Tokens:
-    """What ours reads where every sample has a hint.
+    """Input tokens where every sample has a hint.
 
     Args:
         ids, tokens: of `session_samples`, and what they were made with.
-        case: its vocabulary and limits; hinted prompts may be longer.
+        case: gives vocabulary and limits; hinted prompts may be longer.
     """
     hinted = hinted_prompts(ids, tokens, case.shape.vocab_size)
     samples = [
-        TrainingSample(
-            key=str(index),
+        BatchSample(
+            sample_id=SampleId(UUID(int=index)),
             prompt_ids=prompt,
             response_ids=response,
-            behaviour_logprobs=[-1.0] * len(response),
+            logprobs=[-1.0] * len(response),
             temperature=1.0,
             version=1,
             reward=None,
@@ -48,6 +51,6 @@ def tokens_of_session(ids: Sequence[Ids], case: Case, tokens: int) -> Tokens:
     ]
     joined = ScoringPass(version=0, reference=True, hinted=tuple(range(len(samples))))
     passes = (replace(joined, hinted=()), replace(joined, reference=False), joined)
-    longest = max(sample.hinted_sequence().input_tokens for sample in samples)
-    share = shard_batch(samples, replace(case.limits, max_tokens=longest), passes, rank=0, world=1)
-    return Tokens(*(sum(len(pack.tokens_S) for pack in share.before[one]) for one in passes))
+    longest = max(hinted_sequence(sample).input_tokens for sample in samples)
+    shard = shard_batch(samples, replace(case.limits, max_tokens=longest), passes, rank=0, world_size=1)
+    return Tokens(*(sum(len(pack.tokens_S) for pack in shard.scored[one]) for one in passes))

@@ -93,12 +93,12 @@ def _committed(version: VersionRef, trained: TrainedStep | None = None) -> StepD
         parent=version.parent,
         path=version.path,
         sha256=version.sha256,
-        samples=None if figures is None else figures.samples,
+        samples=None if figures is None else len(figures.samples),
         tokens=None if figures is None else figures.tokens,
         loss=None if figures is None else figures.loss,
         kl=None if figures is None else figures.kl,
         ratio=None if figures is None else figures.ratio,
-        seconds=None if figures is None else figures.seconds,
+        seconds=None if trained is None else trained.seconds,
     )
 
 

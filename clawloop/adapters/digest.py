@@ -1,6 +1,6 @@
-"""The hash that names an adapter: over the three files that make it, and nothing about what is in them.
+"""The hash of an adapter, over its three files.
 
-Knows nothing about torch, so that an engine's agent and `clawloop check` can ask it cheaply.
+Imports no torch, so that an engine's agent and `clawloop check` can use it cheaply.
 """
 
 from __future__ import annotations
@@ -14,28 +14,28 @@ from clawloop.errors import AdapterUnusable
 WEIGHTS_FILE = "adapter_model.safetensors"
 CONFIG_FILE = "adapter_config.json"
 BASE_FILE = "base_model.json"
-"""Ours: which base model the adapter was trained on. vLLM and PEFT do not look at it."""
+"""Clawloop's own: the base model the adapter was trained on. vLLM and PEFT ignore it."""
 
 HASHED_FILES = (CONFIG_FILE, WEIGHTS_FILE, BASE_FILE)
 
 
 def adapter_sha256(path: Path) -> str:
-    """Hash, in hex, of the adapter in this directory: names, sizes and contents of its three files.
+    """SHA-256, in hex, of the adapter in this directory: names, sizes and contents of its three files.
 
     Raises:
-        AdapterUnusable: one of them cannot be read.
+        AdapterUnusable: a file cannot be read.
     """
     return files_sha256({name: read_adapter_file(path / name) for name in HASHED_FILES})
 
 
 def check_version(path: Path, sha256: str) -> None:
     """Raise AdapterUnusable unless this directory holds the adapter with this hash."""
-    if (found := adapter_sha256(path)) != sha256:
-        raise AdapterUnusable(f"{path} holds {found[:12]}, expected {sha256[:12]}")
+    if (actual := adapter_sha256(path)) != sha256:
+        raise AdapterUnusable(f"{path} holds {actual[:12]}, expected {sha256[:12]}")
 
 
 def files_sha256(files: Mapping[str, bytes]) -> str:
-    """The same hash of files in memory: name → content."""
+    """The hash of an adapter in memory: file name → content."""
     digest = hashlib.sha256()
     for name, content in sorted(files.items()):
         digest.update(f"{name} {len(content)}\n".encode())
@@ -44,7 +44,8 @@ def files_sha256(files: Mapping[str, bytes]) -> str:
 
 
 def read_adapter_file(path: Path) -> bytes:
-    """
+    """The file's content.
+
     Raises:
         AdapterUnusable: it cannot be read.
     """

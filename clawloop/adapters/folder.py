@@ -1,4 +1,4 @@
-"""The folder in which versions lie. Knows nothing about which of them are needed, nor what is in them."""
+"""The folder of all versions: lists and removes their directories."""
 
 from __future__ import annotations
 
@@ -10,7 +10,7 @@ from pathlib import Path
 from clawloop.contracts.training import AdapterDirectory
 from clawloop.errors import AdapterUnusable
 
-# As the trainer names them once they are whole, and as `remove` does before it deletes them.
+# A complete version's directory, or one that `remove` renamed before deleting it.
 _VERSION = re.compile(r"(?:\.removing-)?(?P<name>v(?P<n>[1-9][0-9]{0,8})-[0-9a-f]{12})")
 
 
@@ -25,32 +25,32 @@ class AdapterFolder:
         self._path = path.resolve()
 
     async def are_here(self) -> bool:
-        """Whether there is such a folder: else another machine has it."""
+        """Whether the folder exists on this machine; if not, another machine has it."""
         return await asyncio.to_thread(self._path.is_dir)
 
     async def directories(self) -> list[AdapterDirectory]:
-        """The finished ones there are here, and those whose removal was cut short, in the order of their paths."""
+        """Complete versions and those whose removal was interrupted, sorted by path."""
         return await asyncio.to_thread(self._directories)
 
     def _directories(self) -> list[AdapterDirectory]:
-        found = {
+        directories = {
             AdapterDirectory(path.parent.name, int(name["n"]), f"{path.parent.name}/{name['name']}")
             for path in self._path.glob("*/*")
             if (name := _VERSION.fullmatch(path.name)) is not None and path.is_dir()
         }
-        return sorted(found, key=lambda directory: directory.path)
+        return sorted(directories, key=lambda directory: directory.path)
 
     async def remove(self, path: str) -> bool:
-        """Delete a version's directory; one that is gone is no error.
+        """Deletes a version's directory. Idempotent.
 
         Args:
             path: as in `VersionRef`.
 
         Returns:
-            False if the folder itself is not here: then another machine has it.
+            False if the folder does not exist on this machine, so another machine has it.
 
         Raises:
-            AdapterUnusable: the directory cannot be deleted, or does not lie in this folder.
+            AdapterUnusable: the directory cannot be deleted, or is not in this folder.
         """
         return await asyncio.to_thread(self._remove, path)
 
@@ -61,12 +61,11 @@ class AdapterFolder:
         if not path.is_relative_to(self._path) or path.parent == self._path or path == self._path:
             raise AdapterUnusable(f"{relative} is not a version's directory")
         try:
-            # First out of its name: a directory of this name is whole or not there.
+            # Renamed first, so that a directory of this name is always complete.
             if path.is_dir():
-                leaving = path.with_name(f".removing-{path.name}")
-                path.rename(leaving)
-            for left in path.parent.glob(f".removing-{path.name}"):
-                shutil.rmtree(left)
+                path.rename(path.with_name(f".removing-{path.name}"))
+            for renamed in path.parent.glob(f".removing-{path.name}"):
+                shutil.rmtree(renamed)
         except OSError as error:
             raise AdapterUnusable(f"{path} cannot be deleted: {error.strerror}") from error
         return True

@@ -1,7 +1,7 @@
-"""From losses of tokens to the loss of a step.
+"""Token losses aggregated to a step's loss.
 
-Knows nothing about ranks or micro-batches except that there may be several: what a sum is divided by is
-counted over the whole step and given, so that any split of a step adds up to the same gradient.
+Every sum is divided by a count over the whole step, which the caller passes in, so that any split of a step into
+micro-batches and ranks adds up to the same gradient.
 """
 
 from __future__ import annotations
@@ -16,12 +16,12 @@ from clawloop.algorithms.streams import Streams
 from clawloop.errors import NothingToTrain
 
 Aggregation: TypeAlias = Literal["token", "sequence"]
-"""`token`: every trained token counts the same. `sequence`: every sample counts the same."""
+"""`token`: every trained token has the same weight. `sequence`: every sample has the same weight."""
 
 
 @dataclass(frozen=True, slots=True)
 class Divisor:
-    """How much a whole step trains: over all its micro-batches and ranks.
+    """Trained tokens and samples of a whole step, over all its micro-batches and ranks.
 
     Args:
         tokens: trained tokens.
@@ -33,7 +33,7 @@ class Divisor:
 
     @classmethod
     def of(cls, batch: Iterable[Streams]) -> Divisor:
-        """Counts one part of a step; parts are added with `+`, ranks by an all-reduce of both numbers."""
+        """Counts one part of a step. Parts are added with `+`, also across ranks."""
         counts = [streams.trained_tokens for streams in batch]
         return cls(tokens=sum(counts), samples=len(counts))
 
@@ -42,13 +42,12 @@ class Divisor:
 
 
 def aggregate(loss_N: Tensor, divisor: Divisor, aggregation: Aggregation) -> Tensor:
-    """One sample's share of the step's loss.
+    """One sample's share of the step's loss, a scalar.
 
     Args:
-        loss_N: the losses of its trained tokens, and of no others.
-        divisor: of the whole step. On several ranks whose gradients are averaged, multiply the sum by their
-            number.
-        aggregation: what counts the same.
+        loss_N: float[N], losses of the sample's trained tokens only.
+        divisor: of the whole step. If gradients are averaged over ranks, multiply the sum by the number of ranks.
+        aggregation: whether tokens or samples have the same weight.
 
     Raises:
         NothingToTrain: no token, or a divisor of zero.

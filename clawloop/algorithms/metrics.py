@@ -1,11 +1,6 @@
-"""What one sample looked like in one forward pass, as plain numbers.
-
-Knows nothing about where they go. None: not known for this sample.
-"""
+"""Figures of one sample in one forward pass, as plain numbers; None where a figure is not known for the sample."""
 
 from __future__ import annotations
-
-from dataclasses import dataclass
 
 import torch
 
@@ -13,34 +8,12 @@ from clawloop.algorithms.kl import kl_distance
 from clawloop.algorithms.policy_gradient import Clip, is_clipped, ratio
 from clawloop.algorithms.scoring import Scores
 from clawloop.algorithms.streams import Streams
-
-
-@dataclass(frozen=True, slots=True)
-class SampleMetrics:
-    """Over the trained tokens of one sample.
-
-    Args:
-        tokens: how many there are.
-        ratio_mean, ratio_max: of ρ = π_θ/μ.
-        mean_abs_log_ratio: mean |log ρ|, unclipped; what `staleness.has_drifted` looks at.
-        clip_share: share of tokens from which the clip takes the gradient.
-        kl: mean distance to the base in nats (`kl.kl_distance`). Unweighted, a token the
-            policy has unlearned since it was sampled would stand for all: its k3 is as large as it is now rare.
-        entropy: mean, in nats.
-    """
-
-    tokens: int
-    ratio_mean: float | None
-    ratio_max: float | None
-    mean_abs_log_ratio: float | None
-    clip_share: float | None
-    kl: float | None
-    entropy: float | None
+from clawloop.contracts.training import SampleMetrics
 
 
 @torch.no_grad()
 def sample_metrics(scores: Scores, streams: Streams, clip: Clip) -> SampleMetrics:
-    """The metrics of one sample; from `scores` and `streams` the masked tokens are gone already."""
+    """The metrics of one sample; `scores` and `streams` hold its trained tokens only."""
     found: dict[str, torch.Tensor] = {}
     if streams.behaviour_logprob_T is not None:
         ratio_N = ratio(scores.logprob_T, streams.behaviour_logprob_T)
@@ -53,7 +26,7 @@ def sample_metrics(scores: Scores, streams: Streams, clip: Clip) -> SampleMetric
         found["kl"] = kl_distance(scores.logprob_T, streams.behaviour_logprob_T, streams.reference_logprob_T).mean()
     if scores.entropy_T is not None:
         found["entropy"] = scores.entropy_T.mean()
-    # One transfer from the device for all of them.
+    # One transfer from the device for all figures.
     numbers = torch.stack([value.double() for value in found.values()]).tolist() if found else []
     known: dict[str, float] = dict(zip(found, numbers, strict=True))
     return SampleMetrics(

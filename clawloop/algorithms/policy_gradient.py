@@ -1,8 +1,8 @@
-"""The clipped policy-gradient objective (PPO), per token.
+"""The clipped policy-gradient objective per token: PPO (arXiv 1707.06347) with clip-higher and dual clip.
 
-Knows nothing about where advantages come from. The ratio is taken against the log-probs recorded when the
-token was sampled, so staleness and the difference between engine and trainer are both inside it; it is never
-recomputed from the weights being trained, which would freeze it at one.
+The ratio is taken against the log-probs recorded when the token was sampled, so it corrects for staleness and for the
+difference between engine and trainer. The denominator is never recomputed from the weights being trained, which would
+fix the ratio at one. Dimension suffix: `_T` response tokens.
 """
 
 from __future__ import annotations
@@ -12,20 +12,20 @@ from dataclasses import dataclass
 import torch
 from torch import Tensor
 
-# exp of this lies far outside every clip, so no gradient is lost, and float32 stays finite.
+# exp(20) lies far outside every clip, so no gradient is lost, and float32 stays finite.
 _LOG_RATIO_LIMIT = 20.0
-# The most one token's age may weigh in the decoupled objective.
+# Largest weight of one token's staleness in the decoupled objective.
 _PROX_WEIGHT_LIMIT = 2.0
 
 
 @dataclass(frozen=True, slots=True)
 class Clip:
-    """Bounds of the ratio.
+    """Bounds of the ratio outside which a token has no gradient.
 
     Args:
-        low: for A < 0 a ratio under 1 − low gives no more gradient.
-        high: for A > 0 a ratio over 1 + high gives no more gradient; larger than `low` ("clip-higher").
-        dual: for A < 0 a ratio over this gives no more gradient; without it one stale token rules the step.
+        low: for A < 0, ratios below 1 − low.
+        high: for A > 0, ratios above 1 + high; larger than `low` ("clip-higher", DAPO, arXiv 2503.14476).
+        dual: for A < 0, ratios above this (dual clip, arXiv 1912.09729); without it one stale token dominates the step.
     """
 
     low: float = 0.2
@@ -34,19 +34,19 @@ class Clip:
 
 
 def ratio(logprob_T: Tensor, behaviour_logprob_T: Tensor) -> Tensor:
-    """ρ = π_θ/μ of each token, with the student's gradient."""
+    """float[T], ρ = π_θ/μ of each token, with the gradient of `logprob_T`."""
     return (logprob_T - behaviour_logprob_T).clamp(-_LOG_RATIO_LIMIT, _LOG_RATIO_LIMIT).exp()
 
 
 def clipped_objective(ratio_T: Tensor, advantage_T: Tensor, clip: Clip) -> Tensor:
-    """min(ρA, clip(ρ, 1 − low, 1 + high)·A), for A < 0 not below dual·A. To be made large."""
+    """float[T], min(ρA, clip(ρ, 1 − low, 1 + high)·A), and for A < 0 at least dual·A; to be maximised."""
     clipped_T = ratio_T.clamp(1 - clip.low, 1 + clip.high)
     objective_T = torch.minimum(ratio_T * advantage_T, clipped_T * advantage_T)
     return torch.where(advantage_T < 0, torch.maximum(objective_T, clip.dual * advantage_T), objective_T)
 
 
 def is_clipped(ratio_T: Tensor, advantage_T: Tensor, clip: Clip) -> Tensor:
-    """True where the clip takes the gradient away; bool[T]."""
+    """bool[T]; True = the clip removes the token's gradient."""
     above_T = (advantage_T > 0) & (ratio_T > 1 + clip.high)
     outside_T = (advantage_T < 0) & ((ratio_T < 1 - clip.low) | (ratio_T > clip.dual))
     return above_T | outside_T
@@ -60,15 +60,15 @@ def policy_gradient_loss(
     *,
     prox_logprob_T: Tensor | None = None,
 ) -> Tensor:
-    """Minus the clipped objective of each token.
+    """Minus the clipped objective of each token, float[T].
 
     Args:
-        logprob_T: the student's, with gradient.
-        behaviour_logprob_T: recorded when sampling (μ).
-        advantage_T: A.
+        logprob_T: float[T], the student's, with gradient.
+        behaviour_logprob_T: float[T], recorded when sampling (log μ).
+        advantage_T: float[T], A.
         clip: bounds of the ratio.
-        prox_logprob_T: log-probs under the policy as the step began. Given, the objective is decoupled: the
-            ratio is π_θ/π_prox, weighted by min(2, π_prox/μ), which carries no gradient.
+        prox_logprob_T: float[T], log-probs under the policy as the step began. If given, the objective is decoupled:
+            the ratio is π_θ/π_prox, weighted by min(2, π_prox/μ), which carries no gradient.
     """
     if prox_logprob_T is None:
         return -clipped_objective(ratio(logprob_T, behaviour_logprob_T), advantage_T, clip)

@@ -1,8 +1,8 @@
-"""Log-probabilities from logits: the one way in which student, teacher and reference are scored.
+"""Log-probabilities from logits, computed the same way for student, teacher and reference.
 
-Knows nothing about models; sees the logits of response positions only, so that memory grows with the response
-and not with the prompt. All three divide by the temperature the response was sampled at, else their
-differences would measure temperature. Dimension suffixes: `_T` positions, `_V` vocabulary, `_K` top-k.
+Takes the logits of response positions only, so that memory grows with the response and not with the prompt. Logits are
+divided by the temperature the response was sampled at, else differences of scores would measure temperature.
+Dimension suffixes: `_T` positions, `_V` vocabulary, `_K` top-k.
 """
 
 from __future__ import annotations
@@ -17,13 +17,13 @@ from clawloop.errors import StepDiverged, StreamsUnusable
 
 @dataclass(frozen=True, slots=True, eq=False, kw_only=True)
 class Scores:
-    """What a model says about the tokens of one response; of the student, with gradient.
+    """A model's scores of the tokens of one response; the student's carry a gradient.
 
     Args:
-        logprob_T: log-probs of the response's tokens.
-        entropy_T: entropy of each position's distribution, in nats; None if not asked for.
-        topk_logprobs_TK: log-probs of given ids; None if not asked for.
-        tail_T: log-probability of all other ids together; None exactly when `topk_logprobs_TK` is.
+        logprob_T: float[T], log-probs of the response's tokens, in nats.
+        entropy_T: float[T], entropy of each position's distribution, in nats; None if not requested.
+        topk_logprobs_TK: float[T, K], log-probs of given ids; None if not requested.
+        tail_T: float[T], log-probability of all other ids together; None exactly when `topk_logprobs_TK` is.
 
     Raises:
         StreamsUnusable: lengths disagree.
@@ -48,10 +48,10 @@ class Scores:
                 raise StepDiverged(f"{field.name} of a forward pass is not finite")
 
     def at(self, mask_T: Tensor) -> Scores:
-        """Only the positions where the mask is True.
+        """The scores at the positions where `mask_T`, bool[T], is True.
 
         Raises:
-            StreamsUnusable: the mask has another length.
+            StreamsUnusable: the mask's length is not T.
         """
         if mask_T.shape != self.logprob_T.shape:
             raise StreamsUnusable(f"{len(self.logprob_T)} scores for {len(mask_T)} response tokens")
@@ -70,14 +70,14 @@ def score(
     """Scores one response, or one chunk of its positions.
 
     Args:
-        logits_TV: logits of the positions that predict the tokens.
-        token_ids_T: int64, the response's own ids.
-        temperature: the one recorded when it was sampled, > 0.
-        topk_ids_TK: int64, further ids to score at each position.
-        entropy: also give the entropy.
+        logits_TV: float[T, V], logits of the positions that predict the tokens.
+        token_ids_T: int64[T], the response's ids.
+        temperature: recorded when the response was sampled, > 0.
+        topk_ids_TK: int64[T, K], further ids to score at each position.
+        entropy: also compute the entropy.
 
     Raises:
-        StreamsUnusable: lengths disagree, an id outside the vocabulary, a temperature that cannot be undone.
+        StreamsUnusable: lengths disagree, an id outside the vocabulary, or a temperature that is not finite and > 0.
         StepDiverged: a logit is not finite.
     """
     scaled_TV = _scaled(logits_TV, temperature)
@@ -91,7 +91,7 @@ def score(
     _check_ids(topk_ids_TK, scaled_TV)
     if topk_ids_TK.shape[-1] >= scaled_TV.shape[-1]:
         raise StreamsUnusable(f"top-{topk_ids_TK.shape[-1]} of {scaled_TV.shape[-1]} ids leaves no tail")
-    # Summed over the rest itself: 1 − Σ top-K loses every digit, and its gradient, where top-K is near 1.
+    # Summed over the other ids directly: 1 − Σ top-K loses every digit, and its gradient, where top-K is near 1.
     rest_TV = logprob_TV.scatter(-1, topk_ids_TK, float("-inf"))
     return Scores(
         logprob_T=logprob_T,
@@ -102,7 +102,7 @@ def score(
 
 
 def most_likely(logits_TV: Tensor, k: int) -> Tensor:
-    """The ids of each position's k largest logits: int64[T, k]; temperature does not change them."""
+    """int64[T, k], the ids of each position's k largest logits; temperature does not change them."""
     if not 0 < k < logits_TV.shape[-1]:
         raise StreamsUnusable(f"top-{k} of {logits_TV.shape[-1]} ids leaves no tail")
     return logits_TV.detach().topk(k, dim=-1).indices
@@ -110,7 +110,7 @@ def most_likely(logits_TV: Tensor, k: int) -> Tensor:
 
 def _scaled(logits_TV: Tensor, temperature: float) -> Tensor:
     if not 0 < temperature < float("inf"):
-        raise StreamsUnusable(f"temperature {temperature} cannot be undone")
+        raise StreamsUnusable(f"temperature {temperature} is not finite and above 0")
     wide_TV = logits_TV if logits_TV.dtype == torch.float64 else logits_TV.float()
     return wide_TV / temperature
 
@@ -118,6 +118,6 @@ def _scaled(logits_TV: Tensor, temperature: float) -> Tensor:
 def _check_ids(ids: Tensor, logits_TV: Tensor) -> None:
     if ids.dtype != torch.int64 or ids.shape[0] != logits_TV.shape[0]:
         raise StreamsUnusable(f"ids {ids.dtype}{list(ids.shape)} for logits {list(logits_TV.shape)}")
-    # The largest id is fetched from the device once; an out-of-range gather there ends the process.
+    # Checked before gathering: on a GPU an out-of-range gather ends the process.
     if ids.numel() == 0 or not 0 <= int(ids.min()) <= int(ids.max()) < logits_TV.shape[-1]:
         raise StreamsUnusable(f"no ids, or an id outside the vocabulary of {logits_TV.shape[-1]}")

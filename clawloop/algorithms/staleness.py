@@ -1,7 +1,7 @@
-"""Whether a sample is too old for the version that would be trained on it.
+"""Whether a sample is too stale for the version that would be trained on it.
 
-Knows nothing about samples or the store. Next-state evidence ages with each version; explicit feedback does
-not, and is dropped only if the policy has moved away from the response itself.
+Next-state evidence ages with each version. Explicit feedback does not; it is dropped only if the policy has drifted
+away from the response itself.
 """
 
 from __future__ import annotations
@@ -10,27 +10,27 @@ from collections.abc import Mapping
 
 
 def versions_apart(version: int, head: int, parents: Mapping[int, int]) -> int:
-    """Steps between two versions of the tree, up to where they part and down again.
+    """Number of steps between two versions in the version tree, through their nearest common ancestor.
 
-    After a roll-back the head is no descendant of what answered; numbers would hide how far they are apart.
+    The difference of their numbers would be wrong after a roll-back, when the head does not descend from `version`.
 
     Args:
         version: the version that answered.
         head: the version that would be trained.
-        parents: the parent of every version but 0.
+        parents: version → parent, for every version but 0.
 
     Raises:
-        KeyError: a version of which no parent is known.
+        KeyError: the parent of a version is not in `parents`.
     """
     up = path_to_base(version, parents)
     down = path_to_base(head, parents)
-    # Both paths end at version 0, so what they share is their common end.
+    # Both paths end at version 0, so the versions in common are their common end.
     shared = len(set(up) & set(down))
     return len(up) + len(down) - 2 * shared
 
 
 def path_to_base(version: int, parents: Mapping[int, int]) -> list[int]:
-    """The version, its parent, and so on down to version 0."""
+    """The version, its parent, and so on to version 0."""
     path = [version]
     while path[-1] != 0:
         path.append(parents[path[-1]])

@@ -1,9 +1,7 @@
-"""What is known about each token of one sample's response, as tensors of one length.
+"""Per-token numbers of one sample's response, as tensors of one length.
 
-Knows nothing about models, methods or where the numbers come from. A stream that is not known is None, never
-zeros: a part of the loss runs where its streams exist. Dimension suffixes: `_T` response tokens, `_K` top-k.
-
-Everything is checked when it is made, so that arithmetic further on never meets a hole.
+A stream that is not known is None, never zeros: a part of the loss runs where its streams exist. Shapes and values are
+checked on construction, so that the arithmetic need not. Dimension suffixes: `_T` response tokens, `_K` top-k.
 """
 
 from __future__ import annotations
@@ -27,20 +25,20 @@ class Streams:
     """The per-token numbers of one sample; nothing in them carries a gradient.
 
     Args:
-        response_mask_T: bool; True = this token is trained. At least one is True.
-        behaviour_logprob_T: float, log-probs recorded when the token was sampled (μ).
-        advantage_T: float, how much more (> 0) or less (< 0) of this token is wanted.
-        teacher_logprob_T: float, log-probs of the same tokens under the teacher, who read the hint.
-        reference_logprob_T: float, log-probs of the same tokens under the base model.
-        prox_logprob_T: float, log-probs under the policy as the step began (decoupled correction only).
-        teacher_topk_ids_TK: int64, the K token ids at which student and teacher are compared.
-        teacher_topk_logprobs_TK: float, the teacher's log-probs of these ids.
-        teacher_tail_T: float, the teacher's log-probability of everything else together.
+        response_mask_T: bool[T]; True = this token is trained. At least one is True.
+        behaviour_logprob_T: float[T], log-probs recorded when the token was sampled (log μ), in nats.
+        advantage_T: float[T], A; > 0 makes the token more likely, < 0 less likely.
+        teacher_logprob_T: float[T], log-probs of the same tokens under the teacher, which read the hint.
+        reference_logprob_T: float[T], log-probs of the same tokens under the base model.
+        prox_logprob_T: float[T], log-probs under the policy as the step began (decoupled correction only).
+        teacher_topk_ids_TK: int64[T, K], the token ids at which student and teacher are compared.
+        teacher_topk_logprobs_TK: float[T, K], the teacher's log-probs of these ids.
+        teacher_tail_T: float[T], the teacher's log-probability of all other ids together.
 
     Raises:
-        StreamsUnusable: shapes disagree; a number is not finite; a log-prob is above 0; top-K comes in part,
-            with an id twice, or with a total probability other than 1.
-        NothingToTrain: no token, or none with mask True.
+        StreamsUnusable: shapes disagree; a number is not finite; a log-prob is above 0; top-K is incomplete, has an
+            id twice, or its probabilities and the tail do not add up to 1.
+        NothingToTrain: no token, or none whose mask is True.
     """
 
     response_mask_T: Tensor
@@ -91,7 +89,7 @@ class Streams:
         return int(self.response_mask_T.sum())
 
     def trained(self) -> Streams:
-        """Only the tokens whose mask is True: what is left out cannot reach a loss, not even as 0 · NaN."""
+        """The streams of the tokens whose mask is True: masked tokens cannot reach a loss, not even as 0 · NaN."""
         return self._map(lambda tensor: tensor[self.response_mask_T])
 
     def to(self, device: torch.device | str) -> Streams:
@@ -121,11 +119,11 @@ def _check(name: str, value: Tensor, tokens: int) -> None:
 
 
 def logprobs_T(values: Sequence[float | None], *, name: str) -> Tensor:
-    """A stream of log-probs as an engine or the store gives them.
+    """float32[T] of log-probs as an engine or the store returns them.
 
     Raises:
-        StreamsUnusable: one of them is unknown. Engines give None for the first prompt token, so a None means
-            that the list was cut at the wrong place; 0 in its stead would say that the token was certain.
+        StreamsUnusable: a value is None. Engines return None for the first prompt token, so a None means that the
+            list was cut at the wrong place; 0 in its place would mean probability 1.
     """
     known = [value for value in values if value is not None]
     if len(known) != len(values):

@@ -1,13 +1,13 @@
-"""Distillation over whole distributions: a KL divergence on K tokens and one bin for all others, per position.
+"""Distillation over whole distributions: a KL divergence on K token ids and one bin for all others, per position.
 
-Knows nothing about whose top-K it is: `student` (SDPO, SDFT: ids from the current student, the teacher
-gathered at them) and `teacher` differ in the ids only.
+Recipes with `top_k_of = "student"` (the SDFT/SDPO family) take the student's K most likely ids, those with `"teacher"`
+the teacher's; the divergence is the same.
 
-The two directions differ where the student is sure of something else. The gradient of the reverse one on a logit
-is p_S·(log p_S/p_T − KL): next to nothing where p_S is next to nothing, so what a student has stopped saying it does
-not take up again. That of the forward one is p_S − p_T on each of the K ids: the teacher's word is taken up from
-wherever the student stands, if it is among them, as with ids of the teacher's choice (R. Agarwal et al., "On-Policy
-Distillation of Language Models", arXiv 2306.13649, compare them).
+The two directions differ where the student is sure of another token. The gradient of the reverse KL on a logit is
+p_S·(log p_S/p_T − KL): almost 0 where p_S is almost 0, so a token the student no longer produces is not relearned. That
+of the forward KL is p_S − p_T on each of the K ids: a token of the teacher's is learned whatever its p_S, if it is
+among the K ids, as with `top_k_of = "teacher"` (R. Agarwal et al., "On-Policy Distillation of Language Models",
+arXiv 2306.13649, compare the two).
 """
 
 from __future__ import annotations
@@ -31,14 +31,14 @@ def kl_over_top_k(
     """Σ_k p_S (log p_S − log p_T) over the K ids, plus the same of the tail; `forward`: Σ_k p_T (log p_T − log p_S).
 
     Args:
-        topk_logprobs_TK: the student's log-probs at the ids, with gradient.
-        tail_T: the student's log-probability of all other ids together, with gradient.
-        teacher_topk_logprobs_TK: the teacher's log-probs at the same ids.
-        teacher_tail_T: the teacher's log-probability of all other ids together.
+        topk_logprobs_TK: float[T, K], the student's log-probs at the ids, with gradient.
+        tail_T: float[T], the student's log-probability of all other ids together, with gradient.
+        teacher_topk_logprobs_TK: float[T, K], the teacher's log-probs at the same ids.
+        teacher_tail_T: float[T], the teacher's log-probability of all other ids together.
         divergence: `reverse` is KL(S ‖ T), `forward` KL(T ‖ S).
 
     Returns:
-        float[T], in nats, never negative: merging ids into a bin can only make a divergence smaller.
+        float[T], in nats, ≥ 0 and at most the KL over the whole vocabulary: merging ids into a bin never increases it.
 
     Raises:
         StreamsUnusable: student and teacher have different shapes.

@@ -1,7 +1,6 @@
-"""What learning speaks of beyond one turn: steps, the batches they take, the versions they make.
+"""Contracts of training: steps, their batches and figures, and the versions they make.
 
-Knows nothing about torch, stores or Temporal. A step of number n makes version n; numbers are never used again,
-so a step that was given up leaves a gap.
+Step n makes version n. Numbers are never reused, so an abandoned step leaves a gap.
 """
 
 from __future__ import annotations
@@ -18,10 +17,10 @@ from clawloop.recipes.recipe import Recipe
 
 
 class SampleState(StrEnum):
-    """What became of a sample."""
+    """State of a sample."""
 
-    FRESH = "fresh"  # waits for a step
-    CLAIMED = "claimed"  # in a step that is being computed
+    FRESH = "fresh"  # waiting for a step
+    CLAIMED = "claimed"  # in the batch of an open step
     TRAINED = "trained"
     EXPIRED = "expired"
     QUARANTINED = "quarantined"
@@ -29,12 +28,12 @@ class SampleState(StrEnum):
 
 
 class StepState(StrEnum):
-    """How far a step is."""
+    """State of a step."""
 
-    CLAIMED = "claimed"  # it has a batch and is being computed, or will be again
+    CLAIMED = "claimed"  # it has a batch, and is being computed or will be retried
     COMMITTED = "committed"  # its version is the policy's head, or was
-    ABANDONED = "abandoned"  # the policy moved on without it; its samples are free again
-    QUARANTINED = "quarantined"  # its numbers were bad; its samples are not taken again unless asked for
+    ABANDONED = "abandoned"  # another version was committed, or it was given up; its samples are free again
+    QUARANTINED = "quarantined"  # it failed for good; its samples are taken again only by `training resume --retry`
 
 
 class TrainingState(StrEnum):
@@ -49,7 +48,7 @@ class VersionRef:
 
     Args:
         path: the directory, below the data folder's `adapters`, e.g. `default/v3-0123456789ab`.
-        sha256: of the adapter, hexadecimal; what `adapter.check_version` takes.
+        sha256: of the adapter, in hex; see `clawloop.adapters.digest.check_version`.
     """
 
     policy: str
@@ -61,7 +60,7 @@ class VersionRef:
 
 @dataclass(frozen=True, slots=True)
 class AdapterDirectory:
-    """What an attempt at a step left on disk, by its name; whether a version has it, the ledger knows.
+    """A version's directory on disk; only the database knows whether its step was committed.
 
     Args:
         path: as in `VersionRef`.
@@ -74,15 +73,17 @@ class AdapterDirectory:
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class BatchSample:
-    """One judged response with all that its turn recorded; every length agrees.
+    """One judged response with what its turn recorded.
 
     Args:
-        logprobs: recorded when sampling, one for each response token.
+        prompt_ids, response_ids: token ids as the engine used them.
+        logprobs: recorded when sampling, one per response token, in nats.
         temperature: recorded when sampling.
-        version: the version that answered.
-        reward: None if the verdict says nothing.
-        hinted_prompt_ids: None if there is no hint.
-        explicit: it comes from explicit feedback, so it does not age.
+        version: the version that answered; 0 is the base model.
+        reward: None without a verdict to learn from.
+        hinted_prompt_ids: the prompt with the hint in it; None if there is no hint.
+        explicit: from explicit feedback: does not age, but is dropped if the policy has drifted from the response.
+        response_mask: one per response token, True = trained; None: all are trained.
     """
 
     sample_id: SampleId
@@ -94,19 +95,20 @@ class BatchSample:
     reward: float | None
     hinted_prompt_ids: Sequence[int] | None = None
     explicit: bool = False
+    response_mask: Sequence[bool] | None = None
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class StepBatch:
-    """All that a step depends on.
+    """A step's input.
 
     Args:
-        base_model: the policy's base, by the name under which engines serve it.
-        parent: the version it starts from; None is version 0.
-        epoch: the policy's when the batch was claimed.
+        base_model: the policy's base model, by the name under which engines serve it.
+        parent: the version the step starts from; None is version 0.
+        epoch: the policy's epoch when the batch was claimed.
         samples: in the order in which they were claimed.
-        teachers: earlier versions that answered samples with a hint, by number; neither 0 nor the parent.
-        without_hint: samples whose hint nobody can read any more, and why.
+        teachers: number → version, of earlier versions that answered samples with a hint; neither 0 nor the parent.
+        without_hint: samples whose hint cannot be used because its teacher's files are gone, with the reason.
     """
 
     policy: str
@@ -120,14 +122,44 @@ class StepBatch:
     without_hint: Mapping[SampleId, str] = field(default_factory=dict)
 
 
-@dataclass(frozen=True, slots=True, kw_only=True)
-class StepFigures:
-    """What a step measured; see `clawloop.training.step.StepReport`.
+@dataclass(frozen=True, slots=True)
+class SampleMetrics:
+    """Figures of the trained tokens of one sample in one forward pass; None where a figure is not known.
 
     Args:
-        dropped: samples left out, and why.
-        without_hint: samples of which only the verdict was trained, and why.
-        seconds: from the batch's arrival to the adapter's last byte.
+        tokens: number of trained tokens.
+        ratio_mean, ratio_max: of ρ = π_θ/μ.
+        mean_abs_log_ratio: mean |log ρ| in nats, unclipped; see `staleness.has_drifted`.
+        clip_share: share of tokens whose gradient the clip removes.
+        kl: mean distance to the base in nats (`kl.kl_distance`). Without that function's weight, one token that the
+            policy has unlearned since it was sampled would dominate the mean: k3 grows with 1/π_θ.
+        entropy: mean, in nats.
+    """
+
+    tokens: int
+    ratio_mean: float | None
+    ratio_max: float | None
+    mean_abs_log_ratio: float | None
+    clip_share: float | None
+    kl: float | None
+    entropy: float | None
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class StepFigures:
+    """Figures of a step, over all its ranks.
+
+    Args:
+        loss, parts: of the last epoch; `parts` are weighted shares that add up to `loss`.
+        grad_norm: of the last epoch, before clipping.
+        ratio: mean π_θ/μ over the batch's trained tokens, before the first update.
+        kl: mean distance to the base in nats, as k3 estimates it, before the first update; None if the recipe has no
+            KL part.
+        tokens: trained tokens.
+        samples: the trained samples, with their figures before the first update.
+        dropped: samples left out, with the reason.
+        without_hint: samples of which only the verdict was trained, with the reason.
+        micro_batches, fillers: forwards of all ranks in one epoch, and those of them without a sample.
     """
 
     loss: float
@@ -136,18 +168,24 @@ class StepFigures:
     ratio: float
     kl: float | None
     tokens: int
-    samples: int
+    samples: Mapping[SampleId, SampleMetrics]
     dropped: Mapping[SampleId, str]
     without_hint: Mapping[SampleId, str] = field(default_factory=dict)
-    seconds: float
+    micro_batches: int
+    fillers: int
 
 
 @dataclass(frozen=True, slots=True)
 class TrainedStep:
-    """A step's adapter, on disk and not yet committed."""
+    """A step's adapter, on disk and not yet committed.
+
+    Args:
+        seconds: from the batch's arrival to the adapter's last byte.
+    """
 
     version: VersionRef
     figures: StepFigures
+    seconds: float
 
 
 @dataclass(frozen=True, slots=True)
@@ -168,17 +206,20 @@ class Claim:
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class TrainingView:
-    """The status of a policy's training, for people and for the training workflow, whose saved histories hold it.
+    """Training status of a policy, for people and for the training workflow, whose histories contain it.
 
     Args:
-        reason: what training waits for, or why it is paused.
-        ready: number of fresh samples; needed: of a full batch; judging: of turns that wait for next state or judge.
+        reason: text: what training waits for, or why it is paused.
+        ready: number of fresh samples.
+        needed: number of samples of a full batch.
+        judging: number of turns that wait for their next state or their judge.
         oldest_seconds: how long the oldest fresh sample has waited; None without one.
-        max_wait_seconds: a smaller batch is taken once it has waited this long; None without a recipe.
-        step: number of the claimed step, or of the next one.
-        head: the newest committed version on the current path; version: the active one.
+        step: the number of the claimed step, or of the next one.
+        head: the newest committed version on the current lineage.
+        version: the active version.
         pinned: the version that stays active whatever is trained; None if none.
-        unpublished: the head should be active and is not yet.
+        unpublished: the head is not active yet, although nothing prevents it.
+        max_wait_seconds: a smaller batch is claimed once its oldest sample has waited this long; None without a recipe.
     """
 
     policy: str
@@ -205,10 +246,9 @@ class VersionView:
 
     Args:
         parent: None for version 0.
-        state: `active`, `head`, `on the path`, `rolled back`, `files removed`; several joined by commas.
-        engines: ids of those that have loaded it; every engine has version 0.
-        metrics: its `StepFigures`, with the number of samples dropped and trained without their hint; None for
-            version 0.
+        state: `active`, `pinned`, `head`, `on the path`, `rolled back`, `files removed`; several joined by commas.
+        engines: names of the engines that have it loaded; every engine has version 0.
+        metrics: its step's `StepFigures`, with numbers of samples instead of the samples; None for version 0.
     """
 
     n: int

@@ -1,8 +1,7 @@
-"""The trainer put together: Temporal, the ledger of steps and a resident model; one process, or ranks under torchrun.
+"""The trainer's process: a Temporal worker with a step runner, alone or as ranks under torchrun.
 
-Knows nothing about how it is supervised. The only process that loads torch. Of several ranks the first holds the
-Temporal worker and the others follow it; when one dies, torchrun ends the rest and starts all anew, and Temporal
-tries the step again.
+The only process that loads torch. Of several ranks the first runs the Temporal worker, the others serve its commands.
+When a rank dies, torchrun restarts all of them, and Temporal retries the step.
 """
 
 from __future__ import annotations
@@ -35,31 +34,31 @@ from clawloop.settings import Settings, read_settings
 from clawloop.telemetry.logs import configure_logging
 from clawloop.telemetry.metrics import TrainerMetrics
 from clawloop.training.adapters.files import remove_unfinished
+from clawloop.training.ranks.collectives import Ranks
 from clawloop.training.ranks.command_loop import COMMAND_TIMEOUT, join, leave_process_group, serve_rank
-from clawloop.training.ranks.ranks import Ranks
 from clawloop.training.setup import TrainerSetup
 from clawloop.training.step_runner import StepRunner
-from clawloop.training.trainer import NOTHING_EVERY, ThreadedTrainer
+from clawloop.training.threaded_trainer import PING_INTERVAL, ThreadedTrainer
 from db.database import BACKGROUND_LIMIT, Database
 from db.training.steps import PostgresStepStore
 from workflows import names
 
 log = logging.getLogger(__name__)
 
-# torchrun counts restarts over its whole life; a trainer lives for months, and a dead rank is no reason to end it.
+# torchrun counts restarts over its whole life; a trainer runs for months and must survive dead ranks.
 _RESTARTS = 1_000_000
-# A writer that is still at it after a day has been killed.
+# A directory still unfinished after a day belongs to a killed writer.
 _UNFINISHED_AGE = timedelta(days=1)
 
 
 class TrainerProcess(BaseModel):
-    """All that a trainer's process must be told; as JSON, what its ranks are told.
+    """Settings of a trainer's process; passed to its ranks as JSON.
 
     Args:
-        pool: whose steps it takes.
+        pool: the pool whose steps it takes.
         nproc: ranks on this machine.
         health_port: loopback port of `/healthz`, `/readyz` and `/metrics`; 0 serves none.
-        nothing_every, command_timeout: see `clawloop.training.ranks.command_loop`.
+        ping_interval, command_timeout: see `ThreadedTrainer` and `clawloop.training.ranks.command_loop`.
     """
 
     model_config = ConfigDict(frozen=True, extra="forbid")
@@ -68,15 +67,15 @@ class TrainerProcess(BaseModel):
     pool: str = "default"
     nproc: int = 1
     health_port: int = 0
-    nothing_every: timedelta = NOTHING_EVERY
+    ping_interval: timedelta = PING_INTERVAL
     command_timeout: timedelta = COMMAND_TIMEOUT
 
 
 def run_trainer(process: TrainerProcess, settings: Settings) -> None:
-    """Take steps until asked to stop.
+    """Runs steps until the process is asked to stop.
 
     Raises:
-        SetupError: the model, the device, the database or Temporal is missing or unfit.
+        SetupError: the model, the device, the database or Temporal is missing or unusable.
     """
     process.setup.check()
     database_url(settings)
@@ -88,13 +87,13 @@ def run_trainer(process: TrainerProcess, settings: Settings) -> None:
         asyncio.run(_serve(process, settings, StepRunner(process.setup)))
     except TrainerUnavailable as error:
         log.error("trainer ended", extra={"why": str(error)})
-        exit_process(1)  # Python's own shutdown would wait for the thread that hangs
+        exit_process(1)  # Python's shutdown would wait for the hanging thread
 
 
 def _run_ranks(process: TrainerProcess) -> None:
-    """This process becomes torchrun's agent: it starts the ranks and starts them anew when one dies."""
+    """Runs torchrun's agent in this process: it starts the ranks, and restarts them all when one dies."""
     threads = process.setup.threads or max(1, (os.cpu_count() or 2) // 2 // process.nproc)
-    told = process.model_copy(update={"setup": process.setup.model_copy(update={"threads": threads})})
+    rank_process = process.model_copy(update={"setup": process.setup.model_copy(update={"threads": threads})})
     launched = LaunchConfig(
         min_nodes=1,
         max_nodes=1,
@@ -106,23 +105,27 @@ def _run_ranks(process: TrainerProcess) -> None:
         monitor_interval=0.5,
     )
     try:
-        elastic_launch(launched, sys.executable)("-u", "-m", "clawloop.processes.trainer", told.model_dump_json())
+        elastic_launch(launched, sys.executable)(
+            "-u", "-m", "clawloop.processes.trainer", rank_process.model_dump_json()
+        )
     except SignalException:
         log.info("worker stopped", extra={"role": "trainer"})
     except ChildFailedError as error:
-        raise TrainerUnavailable(f"the ranks could not be kept running: {error.name}") from error
+        raise TrainerUnavailable(f"the ranks failed: {error.name}") from error
 
 
-async def _serve(process: TrainerProcess, settings: Settings, model: StepRunner) -> None:
+async def _serve(process: TrainerProcess, settings: Settings, runner: StepRunner) -> None:
     metrics = TrainerMetrics()
-    trainer = ThreadedTrainer(model, nothing_every=process.nothing_every)
+    trainer = ThreadedTrainer(runner, ping_interval=process.ping_interval)
     for folder in process.setup.adapters.glob("*"):
         remove_unfinished(folder, _UNFINISHED_AGE)
 
     async def workers(client: Client, stack: AsyncExitStack) -> list[Worker]:
         database = Database(database_url(settings), BACKGROUND_LIMIT)
         stack.push_async_callback(database.close)
-        return [training_worker(client, process.pool, PostgresStepStore(database), CountedTrainer(trainer, metrics))]
+        return [
+            training_worker(client, process.pool, PostgresStepStore(database), InstrumentedTrainer(trainer, metrics))
+        ]
 
     watching = asyncio.create_task(trainer.watch_ranks())
     try:
@@ -133,21 +136,21 @@ async def _serve(process: TrainerProcess, settings: Settings, model: StepRunner)
 
 
 def training_worker(client: Client, pool: str, steps: StepStore, trainer: Trainer) -> Worker:
-    """What takes a pool's steps from Temporal, one at a time."""
+    """The Temporal worker of a pool's queue, one step at a time."""
     return Worker(
         client,
         task_queue=names.trainer_queue(pool),
         activities=[TrainingActivities(steps, trainer).train_step],
-        # Without one Temporal's SDK hashes the code of every loaded module, and torch has thousands: seconds.
+        # Without a build id Temporal's SDK hashes the code of every loaded module: with torch, seconds.
         build_id="clawloop",
         max_concurrent_activities=1,
-        # A running step is then cancelled, and ends at its next micro-batch.
+        # After it a running step is cancelled, and ends at its next micro-batch.
         graceful_shutdown_timeout=GRACE,
     )
 
 
-class CountedTrainer:
-    """A trainer whose steps are counted. Satisfies `activities.training.ports.Trainer`."""
+class InstrumentedTrainer:
+    """A trainer with metrics. Satisfies `activities.training.ports.Trainer`."""
 
     def __init__(self, trainer: Trainer, metrics: TrainerMetrics) -> None:
         self._trainer = trainer
@@ -161,7 +164,7 @@ class CountedTrainer:
             raise
         figures = trained.figures
         self._metrics.steps.labels("trained").inc()
-        self._metrics.step_seconds.observe(figures.seconds)
+        self._metrics.step_seconds.observe(trained.seconds)
         self._metrics.tokens.inc(figures.tokens)
         self._metrics.dropped.inc(len(figures.dropped))
         self._metrics.loss.labels(step.policy).set(figures.loss)
@@ -172,23 +175,23 @@ class CountedTrainer:
 
 
 def _rank(process: TrainerProcess) -> int:
-    """What each rank does from its start to its end; its exit code."""
+    """Runs one rank until it ends; returns its exit code."""
     process.setup.bound_threads()
     ranks: Ranks = join(process.setup.torch_device(), process.command_timeout)
-    model = StepRunner(process.setup, ranks)
+    runner = StepRunner(process.setup, ranks)
     if ranks.is_first:
-        asyncio.run(_serve(process, read_settings(), model))
+        asyncio.run(_serve(process, read_settings(), runner))
         return 0
-    # The first rank says when to leave, between micro-batches; a signal would leave the others waiting.
+    # The first rank ends the others between micro-batches; a rank that ended on a signal would leave them waiting.
     for number in (signal.SIGTERM, signal.SIGINT):
         signal.signal(number, signal.SIG_IGN)
-    serve_rank(model)
+    serve_rank(runner)
     return 0
 
 
 def main() -> None:
     """One rank, started by torchrun."""
-    end_with_parent(signal.SIGKILL)  # torchrun killed outright; a step survives that at any point
+    end_with_parent(signal.SIGKILL)  # if torchrun is killed; a step survives that at any point
     configure_logging()
     process = TrainerProcess.model_validate_json(sys.argv[1])
     try:
@@ -197,7 +200,7 @@ def main() -> None:
         log.error("rank ended", extra={"why": str(error)})
         code = 1
     except RuntimeError:
-        # torch's, of a rank that is gone; torchrun starts all anew.
+        # Raised by torch when a rank is gone; torchrun restarts all.
         log.exception("rank ended")
         code = 1
     if code == 0:

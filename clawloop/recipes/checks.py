@@ -1,7 +1,7 @@
-"""What a recipe must not say: keys that contradict each other, and unknown keys with the ones probably meant.
+"""Checks of a recipe: keys that contradict each other, settings the trainer does not support, unknown keys.
 
-Knows nothing about files. A key that would have no effect is refused as well: whoever wrote it meant
-something. One that stands at its default is not, so that a stored recipe, all keys filled in, reads back.
+A key that would have no effect is rejected as well: whoever set it expected an effect. A key at its default is
+accepted, so that a stored recipe, which has all keys filled in, can be read again.
 """
 
 from __future__ import annotations
@@ -18,12 +18,12 @@ if TYPE_CHECKING:
     from clawloop.recipes.recipe import Loss, Recipe, Signal, Train
 
 
-# Comparing takes a second for each million characters, and recipes come over HTTP too.
+# Comparing takes a second for each million characters, and recipes also arrive over HTTP.
 _NAME_LIMIT = 100
-# A recipe is a file called after it: file systems take 255 bytes, and five of them are `.toml`. Temporal and the tables
-# people see take such a name too.
+# A recipe's file has its name: file systems allow 255 bytes, of which `.toml` takes five. Temporal and the tables of
+# the CLI take such a name too.
 _LONGEST_NAME = 250
-# What the same setting is called in other trainers' files, where that is not near enough to our name.
+# Names of the same settings in other trainers, where they are too different from ours for a close match.
 _OTHER_NAMES = {
     "learning_rate": "lr",
     "batch_size": "batch_samples",
@@ -38,36 +38,36 @@ _OTHER_NAMES = {
 
 
 def contradictions(recipe: Recipe) -> Iterator[RecipeRejected]:
-    """Each contradiction, with the key to change; and a name that its file could not have."""
+    """Each contradiction between keys, with the key to change; also a name too long for a file."""
     signal, train = recipe.signal, recipe.train
     if (length := len(recipe.name)) > _LONGEST_NAME:
-        problem = f"{length} characters, but {_LONGEST_NAME} at most, so that a file can be called after it"
+        problem = f"{length} characters, but {_LONGEST_NAME} at most: it is also a file name"
         yield RecipeRejected(problem, field="name")
     for holds, field, problem in (*_of_terms(signal, train), *_of_signal(signal), *_of_loss(train.loss, train)):
         if holds:
             yield RecipeRejected(problem, field=field)
 
 
-def impossibilities(recipe: Recipe) -> Iterator[RecipeRejected]:
-    """What cannot be done, however the recipe came here."""
+def unsupported_settings(recipe: Recipe) -> Iterator[RecipeRejected]:
+    """Settings that the trainer cannot follow, in new and in stored recipes."""
     if not recipe.train.train_thinking:
-        # Nowhere is it recorded which ids open and close a model's thinking.
+        # It is not recorded which ids open and close a model's thinking.
         yield RecipeRejected(
-            "thinking cannot be told from other tokens, so it is trained like them; set it to true or leave it out",
+            "false is not supported: thinking tokens cannot be distinguished from others; set it to true or remove it",
             field="train.train_thinking",
         )
 
 
 def require_rank(recipe: Recipe, largest: int) -> None:
-    """Raise RecipeRejected if engines would refuse every version this recipe makes.
+    """Raise RecipeRejected if engines would refuse every version made with this recipe.
 
     Args:
-        largest: the rank engines take.
+        largest: the largest rank that engines accept.
     """
     if (rank := recipe.train.lora.rank) > largest:
         raise RecipeRejected(
-            f"{rank}, but engines take {largest} at most, and would load no version: set CLAWLOOP_MAX_LORA_RANK here "
-            "and where `clawloop up` runs, and --max-lora-rank of engines of your own",
+            f"{rank}, but engines take {largest} at most and would load no version: lower it, or raise "
+            "CLAWLOOP_MAX_LORA_RANK here and where `clawloop up` runs, and --max-lora-rank of engines of your own",
             field="train.lora.rank",
         )
 
@@ -75,47 +75,51 @@ def require_rank(recipe: Recipe, largest: int) -> None:
 def _of_terms(signal: Signal, train: Train) -> Iterator[tuple[bool, str, str]]:
     advantage, loss = train.advantage, train.loss
     terms = advantage.verdict_weight or advantage.teacher_weight
-    yield not (signal.verdicts or signal.hints), "signal", "without verdicts and hints nothing is learned"
+    yield not (signal.verdicts or signal.hints), "signal", "nothing to learn from: set verdicts or hints to true"
     yield (
         signal.verdicts and not advantage.verdict_weight,
         "signal.verdicts",
-        "verdicts are asked for, but train.advantage.verdict_weight is 0",
+        "has no effect while train.advantage.verdict_weight is 0: raise that weight or set verdicts to false",
     )
     yield (
         bool(advantage.verdict_weight) and not signal.verdicts,
         "train.advantage.verdict_weight",
-        "needs signal.verdicts = true",
+        "needs signal.verdicts = true, or set it to 0",
     )
     yield (
         signal.hints and not (advantage.teacher_weight or loss.distillation),
         "signal.hints",
-        "hints are asked for, but neither teacher_weight nor distillation uses them",
+        "has no effect: raise train.advantage.teacher_weight or train.loss.distillation, or set it to false",
     )
     yield (
         bool(advantage.teacher_weight) and not signal.hints,
         "train.advantage.teacher_weight",
-        "needs signal.hints = true",
+        "needs signal.hints = true, or set it to 0",
     )
-    yield bool(loss.distillation) and not signal.hints, "train.loss.distillation", "needs signal.hints = true"
+    yield (
+        bool(loss.distillation) and not signal.hints,
+        "train.loss.distillation",
+        "needs signal.hints = true, or set it to 0",
+    )
     yield (
         bool(terms) and not loss.policy_gradient,
         "train.loss.policy_gradient",
-        "is 0, so the weights of train.advantage have no effect",
+        "is 0, so train.advantage has no effect: set it above 0, or verdict_weight and teacher_weight to 0",
     )
     yield (
         bool(loss.policy_gradient) and not terms,
         "train.loss.policy_gradient",
-        "has no effect while all weights of train.advantage are 0",
+        "has no effect while both weights of train.advantage are 0: set it to 0, or raise one of them",
     )
     yield (
         _changed(advantage, "teacher") and not signal.hints,
         "train.advantage.teacher",
-        "has no effect without signal.hints",
+        "has no effect while signal.hints is false",
     )
     yield (
         _changed(advantage, "opd_clip") and not advantage.teacher_weight,
         "train.advantage.opd_clip",
-        "has no effect while teacher_weight is 0",
+        "has no effect while train.advantage.teacher_weight is 0",
     )
     yield (
         _changed(advantage, "spare_unlikely") and not loss.policy_gradient,
@@ -133,69 +137,69 @@ def _of_signal(signal: Signal) -> Iterator[tuple[bool, str, str]]:
     yield (
         signal.at_least_one and not signal.verdicts,
         "signal.at_least_one",
-        "chooses by score, so it needs signal.verdicts = true",
+        "needs signal.verdicts = true, or set it to false: it chooses a turn by its votes",
     )
     yield (
         not signal.verdicts and signal.reward != "verdict",
         "signal.reward",
-        "needs signal.verdicts = true",
+        f'"{signal.reward}" needs signal.verdicts = true',
     )
     yield (
         not signal.verdicts and _changed(signal, "votes"),
         "signal.votes",
-        "has no effect without signal.verdicts",
+        "has no effect while signal.verdicts is false",
     )
     yield (
         _changed(signal, "m") and signal.votes == "direct" and not signal.hints,
         "signal.m",
-        "has no effect: a direct vote is one vote, and there are no hints",
+        "has no effect: a direct vote is a single vote, and signal.hints is false",
     )
     yield (
         _changed(signal, "hints_needed") and not signal.hints,
         "signal.hints_needed",
-        "has no effect without signal.hints",
+        "has no effect while signal.hints is false",
     )
     yield (
         signal.hints_needed > signal.m,
         "signal.hints_needed",
-        f"{signal.hints_needed}, but there are only signal.m = {signal.m} answers about a hint",
+        f"{signal.hints_needed}, but only signal.m = {signal.m} answers about a hint are asked for",
     )
     yield (
         _changed(signal, "judge_temperature") and signal.votes == "direct" and not signal.hints,
         "signal.judge_temperature",
-        "has no effect: a direct vote is read at 1, and there are no hints",
+        "has no effect: a direct vote is read at temperature 1, and signal.hints is false",
     )
     yield (
         _changed(signal, "process_weight") and signal.reward != "outcome_process",
         "signal.process_weight",
-        'needs reward = "outcome_process"',
+        'needs signal.reward = "outcome_process"',
     )
     yield (
         signal.baseline == "mean" and signal.reward == "group",
         "signal.baseline",
-        "a group is its own baseline",
+        'must be "none" with signal.reward = "group": a group is its own baseline',
     )
     yield (
         signal.baseline == "mean" and signal.reward == "outcome_process",
         "signal.baseline",
-        'is of verdicts; reward = "outcome_process" adds votes to an outcome',
+        'must be "none" with signal.reward = "outcome_process": the baseline is a mean of verdicts',
     )
     yield (
         signal.baseline == "mean" and not signal.verdicts,
         "signal.baseline",
-        "needs signal.verdicts = true",
+        '"mean" needs signal.verdicts = true',
     )
     yield (
         signal.hints and signal.reward != "verdict",
         "signal.hints",
-        f'only verdicts count for reward = "{signal.reward}": it needs hints = false',
+        f'must be false with signal.reward = "{signal.reward}", which learns from verdicts only',
     )
     if signal.overlong is not None:
-        yield not signal.verdicts, "signal.overlong", "is added to verdicts; needs signal.verdicts = true"
+        yield not signal.verdicts, "signal.overlong", "needs signal.verdicts = true: the penalty is added to verdicts"
         yield (
             signal.overlong.cache_tokens > signal.overlong.limit_tokens,
             "signal.overlong.cache_tokens",
-            "the slope does not fit below limit_tokens",
+            "must be at most signal.overlong.limit_tokens",
         )
 
 
@@ -203,41 +207,41 @@ def _of_loss(loss: Loss, train: Train) -> Iterator[tuple[bool, str, str]]:
     yield (
         not loss.policy_gradient and not loss.distillation,
         "train.loss",
-        "neither policy_gradient nor distillation: nothing is trained",
+        "nothing is trained: set policy_gradient or distillation above 0",
     )
     for name in ("clip_low", "clip_high", "dual_clip", "correction"):
         yield (
             _changed(loss, name) and not loss.policy_gradient,
             f"train.loss.{name}",
-            "has no effect while policy_gradient is 0",
+            "has no effect while train.loss.policy_gradient is 0",
         )
     yield (
         _changed(train.bounds, "kl") and not loss.kl,
         "train.bounds.kl",
-        "has no effect while train.loss.kl is 0: the distance is not measured then",
+        "has no effect while train.loss.kl is 0: then the distance is not measured",
     )
     yield (
         loss.dual_clip <= 1 + loss.clip_high,
         "train.loss.dual_clip",
-        "must be above 1 + clip_high, else it undoes the clip",
+        f"must be above 1 + train.loss.clip_high = {1 + loss.clip_high:g}",
     )
     yield (
         loss.correction == "decoupled" and train.optimiser.epochs == 1,
         "train.loss.correction",
-        "with train.optimiser.epochs = 1 the decoupled ratio is always 1 and nothing is ever clipped",
+        '"decoupled" needs train.optimiser.epochs above 1: with one epoch its ratio is always 1 and clips nothing',
     )
-    # The same batch on the same checkpoint must give the same adapter, and the engine samples without dropout.
-    yield train.lora.dropout > 0, "train.lora.dropout", "the trainer drops nothing out; set it to 0 or leave it out"
+    # The same batch on the same version must give the same adapter, and the engine samples without dropout.
+    yield train.lora.dropout > 0, "train.lora.dropout", "dropout is not supported; set it to 0 or remove it"
 
 
 def _changed(table: BaseModel, name: str) -> bool:
     return bool(getattr(table, name) != type(table).model_fields[name].default)
 
 
-def rejected(error: ValidationError, model: type[BaseModel]) -> RecipeRejected:
-    """One problem pydantic found, as the key's own name and what was probably meant.
+def as_rejection(error: ValidationError, model: type[BaseModel]) -> RecipeRejected:
+    """The first of pydantic's problems, with the dotted key and the nearest valid key or value.
 
-    An unknown key first: where one is misspelt, another is missing only because of that.
+    Unknown keys come first: a misspelt key can make a required one missing.
     """
     problem = min(error.errors(), key=lambda found: found["type"] != "extra_forbidden")
     path = [str(part) for part in problem["loc"]]
@@ -255,7 +259,7 @@ def rejected(error: ValidationError, model: type[BaseModel]) -> RecipeRejected:
 
 
 def _near_key(path: list[str], model: type[BaseModel]) -> str | None:
-    """The key of that name, but for its case, or of the same meaning; else the one with the nearest name."""
+    """The key with the same name in another case or table, or with the same meaning; else the most similar name."""
     known = list(_keys(model, ()))
     here = [key for key in known if key[:-1] == tuple(path[:-1])]
     name = path[-1].lower()[:_NAME_LIMIT]

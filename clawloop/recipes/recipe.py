@@ -1,8 +1,8 @@
-"""A recipe: everything learning depends on, immutable, in two parts with a hash each.
+"""A recipe: the immutable settings that learning depends on, in two tables with a hash each.
 
-Knows nothing about torch, stores or engines. `[signal]` is what judging and sample making depend on: samples
-stay usable while its hash is the same. `[train]` is what a step depends on. A recipe names weighted parts and
-terms, never a method; deploy/recipes/ holds one file for each known method, with its formula.
+`[signal]` is what judging and sample making depend on: samples stay usable while its hash is the same. `[train]` is
+what a step depends on. A recipe has weights of loss parts and advantage terms, no method name; deploy/recipes/ holds
+one file for each known method, with its formula.
 """
 
 from __future__ import annotations
@@ -17,7 +17,7 @@ from typing import Annotated, ClassVar, Final, Literal, Self, TypeAlias
 from pydantic import BaseModel, ConfigDict, Field, JsonValue, ValidationError, ValidationInfo, model_validator
 
 from clawloop.errors import RecipeRejected
-from clawloop.recipes.checks import contradictions, impossibilities, rejected
+from clawloop.recipes.checks import as_rejection, contradictions, unsupported_settings
 
 Weight: TypeAlias = Annotated[float, Field(ge=0)]
 Positive: TypeAlias = Annotated[float, Field(gt=0)]
@@ -28,24 +28,24 @@ _STORED: Final = {"stored": True}
 
 
 class _Table(BaseModel):
-    # Strict: "3" is not 3, and true is not 1. NaN is a float in TOML, but no setting.
+    # Strict: "3" is not 3, and true is not 1. TOML has NaN, but no setting can be NaN.
     model_config = ConfigDict(frozen=True, extra="forbid", strict=True, allow_inf_nan=False)
 
     later: ClassVar[frozenset[str]] = frozenset()
-    """Keys that recipes in use were made without: at its default such a key is not part of the hash.
+    """Keys added after the first stored recipes: left out of content and hash while they have their default.
 
-    A key is put here as it is added, and its default never changes: in a stored recipe it is what is missing.
+    Every new key goes here, and its default never changes: a stored recipe without the key means that default.
     """
 
     @property
     def hash(self) -> str:
-        """SHA-256 of the content; the order of keys does not matter."""
+        """SHA-256 of the content in hex; independent of the order of keys."""
         content = json.dumps(self.content, sort_keys=True, separators=(",", ":"))
         return hashlib.sha256(content.encode()).hexdigest()
 
     @property
     def content(self) -> dict[str, JsonValue]:
-        """All keys, defaults filled in, but for later ones at their default: what is hashed and stored."""
+        """What is hashed and stored: all keys with defaults filled in, except `later` keys at their default."""
         return {
             name: value.content if isinstance(value, _Table) else value
             for name, value in self
@@ -57,13 +57,13 @@ class Overlong(_Table):
     """Penalty on long replies, added to the reward of samples with a verdict."""
 
     limit_tokens: Count
-    """From so many tokens of a reply on the penalty is −1, as for one that was cut by length."""
+    """Replies of this many tokens or more have a penalty of −1, as do replies cut by length."""
     cache_tokens: Count
-    """Width, in tokens, of the slope below the limit, on which it falls from 0 to −1."""
+    """Width in tokens of the slope below `limit_tokens`, on which the penalty falls from 0 to −1."""
 
 
 class Signal(_Table):
-    """What judging and sample making depend on."""
+    """Settings of judging and sample making."""
 
     later = frozenset({"hints_needed"})
 
@@ -72,23 +72,25 @@ class Signal(_Table):
     hints: bool = True
     """Ask for hints, and learn from them."""
     m: Annotated[int, Field(ge=1, le=64)] = 3
-    """Sampled votes, and answers about a hint, of each judgement; 1 to 64."""
+    """Number of sampled votes, and of answers about a hint, in each judgement; 1 to 64."""
     votes: Literal["sampled", "direct"] = "sampled"
-    """`sampled`: the majority of m. `direct`: one unreasoned one-token answer, its probabilities read; m is then for
-    hints, and the judge must be one that answers by grammar."""
+    """`sampled`: the majority of m votes. `direct`: one vote, from the probabilities of a one-token answer without
+    reasoning; m is then for hints only, and the judge must be one that answers by grammar."""
     hints_needed: Count = 1
-    """Of m answers about a hint, how many must have one to use; more than 1 keeps out what one judge imagined."""
+    """How many of the m answers about a hint must contain one; above 1, a hint that one answer imagined is not used."""
     judge_temperature: Positive = 0.6
-    """Of sampled votes and of hints; a direct vote is read at 1."""
+    """Temperature of sampled votes and of hints; a direct vote is read at temperature 1."""
     reward: Literal["verdict", "group", "outcome_process"] = "verdict"
-    """What a reply earns: its `verdict`; in a `group`, that relative to the other responses to the prompt; with
-    `outcome_process`, outcome + λ · mean vote."""
+    """The reward of a reply: its `verdict`; in a `group`, its verdict relative to the other responses to the prompt;
+    with `outcome_process`, outcome + λ · mean vote."""
     process_weight: Weight = 1.0
-    """λ, what the mean vote counts beside the outcome; only with `outcome_process`."""
+    """λ, the weight of the mean vote beside the outcome; only with `outcome_process`."""
     baseline: Literal["none", "mean"] = "none"
-    """`mean`: the policy's mean verdict so far is subtracted from one that is not 0; `none`: nothing is."""
+    """`mean`: the policy's mean verdict so far is subtracted from verdicts other than 0; `none`: nothing is
+    subtracted."""
     at_least_one: bool = True
-    """A session that closes judged but without a sample gives the turn with the clearest score."""
+    """A session that closes with judged turns but without a sample gives its turn with the clearest score as a
+    sample."""
     overlong: Overlong | None = None
 
 
@@ -98,40 +100,41 @@ class Advantage(_Table):
     later = frozenset({"spare_unlikely"})
 
     verdict_weight: Weight = 1.0
-    """What the reward counts, the same for each token of a reply; 0 leaves it out."""
+    """Weight of the reward, the same for each token of a reply; 0 leaves it out."""
     teacher_weight: Weight = 1.0
-    """What the teacher's gap counts, log π_T − log μ of each token in nats; 0 leaves it out."""
+    """Weight of the teacher's gap, log π_T − log μ of each token in nats; 0 leaves it out."""
     opd_clip: Positive = 2.0
-    """The teacher's gap is cut to ± this, in nats."""
+    """The teacher's gap is clipped to ± this, in nats."""
     teacher: Literal["policy", "base"] = "policy"
-    """Who reads the hint: `policy`, the version that answered, or the `base` model, which undoes what was learned."""
+    """The teacher that reads the hint: `policy`, the version that answered, or the `base` model, which undoes what was
+    learned."""
     spare_unlikely: Annotated[float, Field(ge=0, le=1)] = 0.0
-    """How far blame shrinks with the probability of the token it falls on: A < 0 is times 1 − this·(1 − μ); 0 to 1."""
+    """How much a negative advantage shrinks for unlikely tokens: A < 0 is multiplied by 1 − this·(1 − μ); 0 to 1."""
 
 
 class Distillation(_Table):
-    """How student and teacher are compared over whole distributions."""
+    """Comparison of student and teacher over whole distributions."""
 
     later = frozenset({"divergence"})
 
     top_k: Count = 50
-    """How many ids are compared at each position, all others as one bin; less than the model's vocabulary."""
+    """Number of ids compared at each position, all others as one bin; less than the model's vocabulary."""
     top_k_of: Literal["student", "teacher"] = "student"
     """Whose most likely ids are compared, the `student`'s or the `teacher`'s; the teacher's cost one pass less."""
     divergence: Literal["reverse", "forward"] = "reverse"
-    """`reverse`: KL(student ‖ teacher). `forward`: KL(teacher ‖ student), which also brings back what the student has
-    stopped saying, where it is among the teacher's ids."""
+    """`reverse`: KL(student ‖ teacher). `forward`: KL(teacher ‖ student), which also relearns tokens that the student
+    no longer produces, where they are among the compared ids."""
 
 
 class Loss(_Table):
-    """Weighted parts of the loss; the same names and defaults as `algorithms.losses.LossPlan`."""
+    """Weighted parts of the loss, and how tokens are clipped and averaged."""
 
     policy_gradient: Weight = 1.0
     """Weight of the clipped policy gradient; 0 leaves it out."""
     distillation: Weight = 0.0
     """Weight of the divergence from the teacher over whole distributions; 0 leaves it out."""
     kl: Weight = 0.02
-    """Weight of the pull to the base model, k2; with 0 its distance is not measured either."""
+    """Weight of the KL loss to the base model, k2; with 0 the distance is not measured either."""
     entropy: Weight = 0.0
     """Weight of a bonus for the entropy of each token's distribution, in nats; 0 leaves it out."""
     clip_low: Annotated[float, Field(ge=0, lt=1)] = 0.2
@@ -143,18 +146,18 @@ class Loss(_Table):
     correction: Literal["none", "decoupled"] = "none"
     """`none`: ρ = π_θ/μ. `decoupled`, for several epochs: ρ = π_θ/π_0, times min(2, π_0/μ), π_0 as the step began."""
     aggregation: Literal["token", "sequence"] = "token"
-    """What counts the same in a step: each trained `token`, or each sample (`sequence`)."""
+    """What has the same weight in a step: each trained `token`, or each sample (`sequence`)."""
 
 
 class Lora(_Table):
-    """Shape of the adapter; on the seven projections q k v o gate up down."""
+    """Shape of the LoRA adapter on the seven projections q, k, v, o, gate, up and down."""
 
     rank: Count = 16
     """Rank of the adapter; `CLAWLOOP_MAX_LORA_RANK` at most."""
     alpha: Positive = 32.0
-    """What the adapter adds is times alpha / rank."""
+    """The adapter's product B·A is multiplied by alpha / rank."""
     dropout: Annotated[float, Field(ge=0, lt=1)] = 0.0
-    """0 and nothing else; here because adapters elsewhere have it."""
+    """Must be 0: dropout is not supported."""
 
 
 class Optimiser(_Table):
@@ -163,19 +166,19 @@ class Optimiser(_Table):
     lr: Positive = 1e-4
     """Learning rate of AdamW, the same at every step."""
     beta1: Annotated[float, Field(ge=0, lt=1)] = 0.9
-    """Share of AdamW's mean of gradients that an update keeps."""
+    """Decay rate of AdamW's mean of gradients."""
     beta2: Annotated[float, Field(ge=0, lt=1)] = 0.98
-    """Share of AdamW's mean of squared gradients that an update keeps; the nearer to 1, the slower it forgets."""
+    """Decay rate of AdamW's mean of squared gradients; the nearer to 1, the slower it forgets."""
     weight_decay: Weight = 0.1
     """An update shrinks the adapter's weights by lr times this."""
     grad_clip: Positive = 1.0
-    """A gradient whose norm is longer is cut to this length."""
+    """A gradient with a larger norm is scaled down to this norm."""
     epochs: Count = 1
-    """How often a step goes through its batch, with one update each time."""
+    """Number of passes of a step over its batch, with one update each."""
 
 
 class Bounds(_Table):
-    """What stops a step: it is not committed, and training pauses. Far above healthy values."""
+    """Limits beyond which a step is not committed and training pauses; far above healthy values."""
 
     kl: Positive = 10.0
     """A step stops above this mean distance of its tokens to the base model, in nats as k3 estimates it."""
@@ -184,18 +187,20 @@ class Bounds(_Table):
 
 
 class Train(_Table):
-    """What a step depends on."""
+    """Settings of a training step."""
 
     batch_samples: Annotated[int, Field(ge=1, le=10_000)] = 16
-    """Samples of a step. One claim looks at no more than 10,000, so a larger batch would never be full."""
+    """Number of samples of a step; 10,000 at most, since one claim looks at no more."""
     max_wait_hours: Annotated[float, Field(gt=0, le=87_600)] = 24.0
-    """A smaller batch is taken once its oldest sample has waited so long; ten years at most, so that it is a date."""
+    """A smaller batch is claimed once its oldest sample has waited this long; ten years at most, so that the time is a
+    valid date."""
     staleness_versions: Annotated[int, Field(ge=0)] = 4
-    """A sample of next-state evidence expires when more versions apart; explicit feedback never does."""
+    """A sample from next-state evidence expires when its version is more steps than this from the head; explicit
+    feedback never does."""
     drift: Positive = 1.0
-    """Explicit feedback is dropped when the mean size of log ρ over its response exceeds this, in nats."""
+    """Explicit feedback is dropped when the mean absolute log ρ over its response exceeds this, in nats."""
     train_thinking: bool = True
-    """true and nothing else: thinking cannot be told from other tokens, so it is trained like them."""
+    """Must be true: thinking tokens cannot be distinguished from others, so they are trained like them."""
     advantage: Advantage = Advantage()
     distillation: Distillation = Distillation()
     loss: Loss = Loss()
@@ -203,33 +208,42 @@ class Train(_Table):
     optimiser: Optimiser = Optimiser()
     bounds: Bounds = Bounds()
 
+    @property
+    def uses_rewards(self) -> bool:
+        """True if a sample's reward gives it a gradient."""
+        return self.loss.policy_gradient > 0 and self.advantage.verdict_weight > 0
+
+    @property
+    def uses_hints(self) -> bool:
+        """True if a sample's hint gives it a gradient, so that a teacher has to score the hinted prompt."""
+        return self.loss.distillation > 0 or (self.loss.policy_gradient > 0 and self.advantage.teacher_weight > 0)
+
+    def teacher_version(self, version: int) -> int:
+        """The version that teaches a sample with a hint; 0 is the base model.
+
+        Args:
+            version: the version that answered.
+        """
+        return 0 if self.advantage.teacher == "base" else version
+
 
 class Recipe(_Table):
-    """One recipe; `signal.hash` and `train.hash` identify its parts, `hash` the whole."""
+    """One recipe; `signal.hash` and `train.hash` identify its tables, `hash` the whole."""
 
     name: Annotated[str, Field(pattern=r"^[a-z][a-z0-9_]*$")]
-    """Its file's, without `.toml`: small letters, digits and `_`; 250 characters at most where it is set anew."""
+    """The file's name without `.toml`: lower-case letters, digits and `_`, a letter first; 250 characters at most in a
+    new recipe."""
     signal: Signal = Signal()
     train: Train = Train()
 
     @model_validator(mode="after")
-    def _agrees_with_itself(self, info: ValidationInfo) -> Self:
-        # Not a ValueError, so pydantic lets it pass as it is, with its field.
-        for problem in impossibilities(self):
+    def _check_consistency(self, info: ValidationInfo) -> Self:
+        # RecipeRejected is no ValueError, so pydantic passes it on unchanged, with its field.
+        for problem in unsupported_settings(self):
             raise problem
         for problem in () if info.context is _STORED else contradictions(self):
             raise problem
         return self
-
-    @property
-    def needs_teacher(self) -> bool:
-        """A forward pass over the hinted prompt is needed where a sample has a hint."""
-        return self.train.advantage.teacher_weight > 0 or self.train.loss.distillation > 0
-
-    @property
-    def needs_reference(self) -> bool:
-        """A forward pass with the adapter off is needed."""
-        return self.train.loss.kl > 0
 
 
 def read_recipe(text: str) -> Recipe:
@@ -237,7 +251,7 @@ def read_recipe(text: str) -> Recipe:
 
     Raises:
         RecipeRejected: not TOML; an unknown or missing key, a wrong value, or keys that contradict each
-            other. It names the dotted key, and what was probably meant.
+            other. It names the dotted key and the nearest valid one.
     """
     try:
         content = tomllib.loads(text)
@@ -247,7 +261,7 @@ def read_recipe(text: str) -> Recipe:
 
 
 def parse_recipe(content: Mapping[str, object]) -> Recipe:
-    """A recipe from plain data, as TOML gives it.
+    """A recipe from plain data, as parsed from TOML or JSON.
 
     Raises:
         RecipeRejected: see `read_recipe`.
@@ -256,10 +270,10 @@ def parse_recipe(content: Mapping[str, object]) -> Recipe:
 
 
 def parse_stored_recipe(content: Mapping[str, object]) -> Recipe:
-    """A recipe that was checked when it was set: what is refused since, but can be learned by, stays good.
+    """A recipe from the database, checked when it was set: contradictions that are only rejected since are accepted.
 
     Raises:
-        RecipeRejected: it cannot be learned by any more.
+        RecipeRejected: it asks for something the trainer does not support.
     """
     return _parsed(content, _STORED)
 
@@ -268,14 +282,14 @@ def _parsed(content: Mapping[str, object], context: Mapping[str, bool] | None) -
     try:
         return Recipe.model_validate(content, context=context)
     except ValidationError as error:
-        raise rejected(error, Recipe) from error
+        raise as_rejection(error, Recipe) from error
 
 
 def load_recipe(path: Path) -> Recipe:
     """A recipe from a TOML file.
 
     Raises:
-        RecipeRejected: see `read_recipe`; also when the file is no text, or its stem is not the recipe's name.
+        RecipeRejected: see `read_recipe`; also if the file cannot be read, or its stem is not the recipe's name.
     """
     try:
         text = path.read_text(encoding="utf-8")
@@ -283,5 +297,7 @@ def load_recipe(path: Path) -> Recipe:
         raise RecipeRejected(f"{path} cannot be read: {error}") from error
     recipe = read_recipe(text)
     if recipe.name != path.stem:
-        raise RecipeRejected(f"{recipe.name!r} in a file called {path.name}", field="name", near=path.stem)
+        raise RecipeRejected(
+            f"{recipe.name!r}, but the file is {path.name}: they must match", field="name", near=path.stem
+        )
     return recipe

@@ -9,9 +9,14 @@ from __future__ import annotations
 from collections.abc import Sequence
 from dataclasses import dataclass, replace
 
-from clawloop.algorithms.groups import group_advantages, is_complete
-from clawloop.algorithms.outcome import integrated_reward, judge_consistency, process_reward
-from clawloop.algorithms.overlong import overlong_penalty
+from clawloop.algorithms.rewards import (
+    group_advantages,
+    integrated_reward,
+    is_complete,
+    judge_consistency,
+    overlong_penalty,
+    process_reward,
+)
 from clawloop.contracts.turns import TurnOutcome
 from clawloop.ids import TurnId
 from clawloop.judging.records import FinalizedJudgement, Relation, TurnDecision

@@ -1,58 +1,92 @@
-"""The samples of a step, as sequences to be read.
-
-Knows nothing about models or losses.
-"""
+"""The samples of a batch as token sequences, and which of them can be trained."""
 
 from __future__ import annotations
 
-from collections.abc import Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 
-from clawloop.errors import SampleUnusable
-from clawloop.training.packing.collate import TokenSequence
+from clawloop.contracts.training import BatchSample, StepBatch
+from clawloop.errors import NothingToTrain, SampleUnusable
+from clawloop.ids import SampleId
+from clawloop.recipes.recipe import Train
+from clawloop.training.packing.plan import check_limits
+from clawloop.training.packing.sequences import Limits, TokenSequence
 
 
-@dataclass(frozen=True, slots=True, kw_only=True)
-class TrainingSample:
-    """One judged response, as a step takes it.
-
-    Args:
-        key: its id, for errors and metrics; different for each sample of a batch.
-        prompt_ids, response_ids: the engine's own.
-        behaviour_logprobs: recorded when sampling, one for each response token.
-        temperature: recorded when sampling.
-        version: the version that answered; 0 is the base model. It is the teacher of its own hint.
-        reward: what the verdict came to; None if it says nothing.
-        hinted_prompt_ids: the prompt with the hint in it; None if there is no hint.
-        response_mask: True = trained; None: every response token is.
-        explicit: it comes from explicit feedback: it does not age, but is dropped if the policy has drifted.
+def plain_sequence(sample: BatchSample) -> TokenSequence:
+    """The prompt as it was served, and the response.
 
     Raises:
-        SampleUnusable: lengths disagree.
+        SampleUnusable: lengths disagree, prompt or response is empty, or the temperature is not above 0.
+    """
+    for what, values in (("log-probs", sample.logprobs), ("mask", sample.response_mask)):
+        if values is not None and len(values) != len(sample.response_ids):
+            raise SampleUnusable(
+                str(sample.sample_id), f"{what} of length {len(values)} for {len(sample.response_ids)} response tokens"
+            )
+    return TokenSequence(str(sample.sample_id), sample.prompt_ids, sample.response_ids, sample.temperature)
+
+
+def hinted_sequence(sample: BatchSample) -> TokenSequence:
+    """The same response after the prompt with the hint; only for a sample with a hint.
+
+    Raises:
+        SampleUnusable: see `plain_sequence`.
+    """
+    assert sample.hinted_prompt_ids is not None
+    key = f"{sample.sample_id} with hint"
+    return TokenSequence(key, sample.hinted_prompt_ids, sample.response_ids, sample.temperature)
+
+
+@dataclass(frozen=True, slots=True)
+class TrainableBatch:
+    """The samples of a batch that can be trained.
+
+    Args:
+        samples: those that can be trained, without a hint that cannot be used.
+        unusable: samples that cannot be trained, with the reason.
+        without_hint: samples that are trained without their hint, with the reason.
     """
 
-    key: str
-    prompt_ids: Sequence[int]
-    response_ids: Sequence[int]
-    behaviour_logprobs: Sequence[float]
-    temperature: float
-    version: int
-    reward: float | None
-    hinted_prompt_ids: Sequence[int] | None = None
-    response_mask: Sequence[bool] | None = None
-    explicit: bool = False
+    samples: list[BatchSample]
+    unusable: dict[SampleId, str]
+    without_hint: dict[SampleId, str]
 
-    def __post_init__(self) -> None:
-        for what, values in (("log-probs", self.behaviour_logprobs), ("mask", self.response_mask)):
-            if values is not None and len(values) != len(self.response_ids):
-                raise SampleUnusable(
-                    self.key, f"{what} of length {len(values)} for {len(self.response_ids)} response tokens"
-                )
 
-    def sequence(self) -> TokenSequence:
-        return TokenSequence(self.key, self.prompt_ids, self.response_ids, self.temperature)
+def select_trainable(step: StepBatch, limits: Limits) -> TrainableBatch:
+    """Checks each sample of a step against the limits.
 
-    def hinted_sequence(self) -> TokenSequence:
-        """The same response after the prompt with the hint; only if there is one."""
-        assert self.hinted_prompt_ids is not None
-        return TokenSequence(f"{self.key} with hint", self.hinted_prompt_ids, self.response_ids, self.temperature)
+    Raises:
+        NothingToTrain: no sample is left.
+    """
+    batch = TrainableBatch([], {}, {})
+    for sample in step.samples:
+        try:
+            check_limits(plain_sequence(sample), limits)
+            if (problem := _hint_problem(sample, step.recipe.train, limits)) is not None:
+                batch.without_hint[sample.sample_id] = problem
+                sample = replace(sample, hinted_prompt_ids=None)
+        except SampleUnusable as error:
+            batch.unusable[sample.sample_id] = error.reason
+        else:
+            batch.samples.append(sample)
+    if not batch.samples:
+        reasons = "; ".join(sorted(set(batch.unusable.values())))
+        raise NothingToTrain(f"no sample of {len(step.samples)} can be trained: {reasons}")
+    return batch
+
+
+def _hint_problem(sample: BatchSample, recipe: Train, limits: Limits) -> str | None:
+    """Why the teacher cannot score the sample's hinted prompt, although its verdict can be trained; None if it can.
+
+    Raises:
+        SampleUnusable: the sample has nothing to learn from but the hint.
+    """
+    if not recipe.uses_hints or sample.hinted_prompt_ids is None:
+        return None
+    try:
+        check_limits(hinted_sequence(sample), limits)
+    except SampleUnusable as error:
+        if not (recipe.uses_rewards and sample.reward):
+            raise
+        return error.reason
+    return None

@@ -1,7 +1,4 @@
-"""How a trainer is set up: which base model, where versions go, on what device, with what limits.
-
-Knows nothing about steps. It can be written as JSON, for the ranks of a group.
-"""
+"""Settings of a trainer: base model, folder of versions, device and limits. Passed to the ranks as JSON."""
 
 from __future__ import annotations
 
@@ -21,16 +18,16 @@ DTYPES = {"float32": torch.float32, "bfloat16": torch.bfloat16}
 
 
 class TrainerSetup(BaseModel):
-    """One trainer.
+    """Settings of one trainer.
 
     Args:
         model: Hugging Face folder of the base model.
-        base_model: the name by which engines serve it; None: the folder's name, or anything that ends in it.
-        adapters: the data folder's `adapters`; each policy has a folder in it.
+        base_model: the name by which engines serve it; None accepts the folder's name, also as the last part of a path.
+        adapters: the data folder's `adapters`, with a folder for each policy.
         device: None: a GPU if there is one.
-        dtype: of base weights and arithmetic; None: bfloat16 on a GPU, what the model is stored in on a CPU.
-        max_tokens: longest sample; None: all positions the model was made for.
-        micro_batch_tokens: read in one forward, see `Limits.budget_tokens`.
+        dtype: of base weights and arithmetic; None: bfloat16 on a GPU, the checkpoint's own on a CPU.
+        max_tokens: longest sample; None: all positions of the model.
+        micro_batch_tokens: input tokens of one forward, see `Limits.budget_tokens`.
         threads: of torch on the CPU; None: half the cores, since engine and gateway may share them.
     """
 
@@ -46,36 +43,36 @@ class TrainerSetup(BaseModel):
     threads: PositiveInt | None = None
 
     def check(self) -> None:
-        """Raise SetupError unless steps can be taken with this on this machine."""
+        """Raise SetupError if this machine cannot train with these settings."""
         try:
             read_architecture(self.model)
             BaseWeights(self.model)
         except ModelUnsupported as error:
             raise SetupError(f"--model: {error}") from error
         if self.device == "cuda" and not torch.cuda.is_available():
-            raise SetupError("--device cuda: torch sees no CUDA device here")
+            raise SetupError("--device cuda: torch finds no CUDA device on this machine")
 
     def require_base(self, base_model: str) -> None:
-        """Raise TrainerUnavailable if the policy's base is not the model we hold; nothing is lost by waiting."""
-        held = self.base_model or self.model.resolve().name
-        if base_model != held and (self.base_model is not None or base_model.rsplit("/", 1)[-1] != held):
+        """Raise TrainerUnavailable if the policy's base is not this trainer's model."""
+        own = self.base_model or self.model.resolve().name
+        if base_model != own and (self.base_model is not None or base_model.rsplit("/", 1)[-1] != own):
             raise TrainerUnavailable(
-                f"this trainer holds {held!r}, the policy's base is {base_model!r}: start one with "
+                f"this trainer has {own!r}, the policy's base is {base_model!r}: start one with "
                 f"`--model DIR --base-model {base_model}`, or give the policy a pool of its own"
             )
 
     def files_stamp(self) -> tuple[tuple[str, int, int], ...]:
-        """Changes when the model's files do."""
+        """Names, sizes and times of the model's files; changes when they do."""
         try:
-            found = [(path.name, path.stat()) for path in sorted(self.model.iterdir()) if _is_of_model(path)]
+            files = [(path.name, path.stat()) for path in sorted(self.model.iterdir()) if _is_model_file(path)]
         except OSError as error:
             raise TrainerUnavailable(f"{self.model} cannot be read: {error.strerror}") from error
-        return tuple((name, stat.st_size, stat.st_mtime_ns) for name, stat in found)
+        return tuple((name, stat.st_size, stat.st_mtime_ns) for name, stat in files)
 
     def torch_device(self) -> torch.device:
         if self.device == "cpu" or not torch.cuda.is_available():
             return torch.device("cpu")
-        # torchrun says which of the machine's GPUs is ours.
+        # torchrun sets LOCAL_RANK to the index of this rank's GPU.
         return torch.device("cuda", int(os.environ.get("LOCAL_RANK", "0")))
 
     def torch_dtype(self, device: torch.device) -> torch.dtype:
@@ -87,9 +84,9 @@ class TrainerSetup(BaseModel):
         return DTYPES.get(config.get("dtype") or config.get("torch_dtype"), torch.float32)
 
     def bound_threads(self) -> None:
-        """Let torch use this many threads; the sums, and so an adapter's hash, depend on their number."""
+        """Sets torch's number of threads; the order of sums, and so an adapter's hash, depends on it."""
         torch.set_num_threads(self.threads or max(1, (os.cpu_count() or 2) // 2))
 
 
-def _is_of_model(path: Path) -> bool:
+def _is_model_file(path: Path) -> bool:
     return path.suffix == ".safetensors" or path.name in ("config.json", "model.safetensors.index.json")

@@ -1,7 +1,7 @@
-"""One step: a batch of samples in, one optimiser update (per epoch) and its figures out.
+"""One training step: a batch of samples in, one optimiser update per epoch and the step's figures out.
 
-Knows nothing about files, the ledger or Temporal. Everything that could stop the step (a number that is not
-finite, a ratio or a distance to the base out of bounds) is looked at before the optimiser moves.
+Everything that can stop a step (a number that is not finite, a ratio or a distance to the base out of bounds) is
+checked before the optimiser moves.
 """
 
 from __future__ import annotations
@@ -16,61 +16,28 @@ from torch import Tensor
 from torch.nn.utils import clip_grad_norm_
 
 from clawloop.algorithms.aggregation import Divisor
-from clawloop.algorithms.losses import LossPlan, StepLoss, step_loss
-from clawloop.algorithms.metrics import SampleMetrics
+from clawloop.algorithms.losses import StepLoss, step_loss
 from clawloop.algorithms.scoring import Scores
 from clawloop.algorithms.streams import Streams
+from clawloop.contracts.training import BatchSample, SampleMetrics, StepFigures
 from clawloop.errors import NothingToTrain, StepDiverged
 from clawloop.recipes.recipe import Optimiser, Train
-from clawloop.training.batch import TrainingSample
-from clawloop.training.batch_signals import (
-    BatchSignals,
-    Progress,
-    ReadVersion,
-    Report,
-    Scorer,
-    gather_batch_signals,
-    ids_at_positions,
-    scores_by_sample,
-)
-from clawloop.training.model.decoder import PolicyModel, TokenScores
-from clawloop.training.model.loading import whole
-from clawloop.training.packing.collate import Limits, Packed
-from clawloop.training.packing.scoring_passes import RankShard, passes_before, shard_batch
-from clawloop.training.ranks.ranks import Ranks
+from clawloop.training.batch_signals import BatchSignals, gather_batch_signals
+from clawloop.training.model.decoder import PolicyModel
+from clawloop.training.model.loading import full_tensor
+from clawloop.training.model.token_scores import TokenScores
+from clawloop.training.packing.collate import MicroBatch
+from clawloop.training.packing.sequences import Limits
+from clawloop.training.progress import Progress, ProgressCallback, ignore_progress
+from clawloop.training.ranks.collectives import Ranks
+from clawloop.training.scorer import ReadVersion, Scorer, ids_at_positions, scores_by_sample
+from clawloop.training.scoring_passes import RankShard, plan_scoring_passes, shard_batch
 
 Value = TypeVar("Value")
 
 
-@dataclass(frozen=True, slots=True)
-class StepReport:
-    """What a step did; the same on every rank.
-
-    Args:
-        loss, parts: of the last epoch; `parts` are weighted shares that add up to `loss`.
-        grad_norm: before clipping, of the last epoch.
-        ratio: mean π_θ/μ over the batch's trained tokens, before the first update.
-        kl: mean distance to the base in nats, as k3 estimates it, likewise; None if the recipe has no KL part.
-        tokens: trained tokens.
-        samples: key → figures before the first update, of samples that were trained.
-        dropped: key → why a sample was left out.
-        micro_batches, fillers: forwards of all ranks in one epoch, and those of them without a sample.
-    """
-
-    loss: float
-    parts: dict[str, float]
-    grad_norm: float
-    ratio: float
-    kl: float | None
-    tokens: int
-    samples: dict[str, SampleMetrics]
-    dropped: dict[str, str]
-    micro_batches: int
-    fillers: int
-
-
 def make_optimizer(model: PolicyModel, settings: Optimiser) -> torch.optim.AdamW:
-    """AdamW over the adapter. Its history is set by `checkpoint.begin` or `checkpoint.resume`."""
+    """AdamW over the adapter. `checkpoint.begin` or `checkpoint.resume` sets its state."""
     return torch.optim.AdamW(
         list(model.adapter_parameters().values()),
         lr=settings.lr,
@@ -79,83 +46,78 @@ def make_optimizer(model: PolicyModel, settings: Optimiser) -> torch.optim.AdamW
     )
 
 
-def loss_plan(recipe: Train) -> LossPlan:
-    """All that a recipe says about the loss, wherever it says it."""
-    return LossPlan(**recipe.loss.model_dump(), divergence=recipe.distillation.divergence)
-
-
 def train_step(
     model: PolicyModel,
     optimizer: torch.optim.Optimizer,
-    samples: Sequence[TrainingSample],
+    samples: Sequence[BatchSample],
     recipe: Train,
     limits: Limits,
     *,
     parent: int = 0,
     read_version: ReadVersion | None = None,
     ranks: Ranks | None = None,
-    report: Report | None = None,
-) -> StepReport:
-    """Train on one batch.
+    on_progress: ProgressCallback | None = None,
+) -> StepFigures:
+    """Trains on one batch; the same figures on every rank.
 
     Args:
         model, optimizer: as `checkpoint.begin` or `checkpoint.resume` set them.
         samples: the whole batch, the same and in the same order on every rank.
         recipe: weights, bounds, epochs.
-        limits: what fits into a micro-batch.
-        parent: the version the model is.
-        read_version: how to get an earlier version's adapter; needed when one answered and its hint teaches.
-        ranks: who takes part; this process alone if None.
-        report: called after each micro-batch, on every rank.
+        limits: of samples and micro-batches.
+        parent: the version of the model.
+        read_version: loads an earlier version's adapter; needed if that version answered and its hint is used.
+        ranks: the ranks that take the step; this process alone if None.
+        on_progress: called after each micro-batch, on every rank.
 
     Raises:
         SampleUnusable: a sample is too long or malformed; nothing was computed.
-        StepDiverged: something is not finite, or over `recipe.bounds`. After the first epoch the model in
-            memory has moved, so go on from the last committed version.
+        StepDiverged: a number is not finite, or over `recipe.bounds`. After the first epoch the model in memory has
+            changed, so continue from the last committed version.
         NothingToTrain: no sample is left to learn from.
-        AdapterUnusable: a teacher's version cannot be had.
+        AdapterUnusable: a teacher's version cannot be read.
     """
     ranks = ranks or Ranks()
-    report = report or _say_nothing
-    share = shard_batch(samples, limits, passes_before(samples, recipe, parent), rank=ranks.rank, world=ranks.world)
-    evidence = gather_batch_signals(Scorer(model, parent, read_version, ranks, report), samples, share, recipe)
-    dropped = _merged(ranks.gather(evidence.dropped))
-    divisor = sum(ranks.gather(Divisor.of(evidence.streams.values())), start=Divisor(0, 0))
+    on_progress = on_progress or ignore_progress
+    passes = plan_scoring_passes(samples, recipe, parent)
+    shard = shard_batch(samples, limits, passes, rank=ranks.rank, world_size=ranks.world_size)
+    signals = gather_batch_signals(Scorer(model, parent, read_version, ranks, on_progress), samples, shard, recipe)
+    dropped = _merge(ranks.all_gather(signals.dropped))
+    divisor = sum(ranks.all_gather(Divisor.of(signals.streams.values())), start=Divisor(0, 0))
     if divisor.samples == 0:
         raise NothingToTrain(f"no sample of {len(samples)} is left: {'; '.join(sorted(set(dropped.values())))}")
-    plan = loss_plan(recipe)
     epochs: list[_Epoch] = []
     for _ in range(recipe.optimiser.epochs):
         optimizer.zero_grad(set_to_none=True)
-        epoch = _accumulate(model, share, evidence, plan, divisor, ranks, report)
+        epoch = _accumulate_gradient(model, shard, signals, recipe, divisor, ranks, on_progress)
         norm = clip_grad_norm_(model.adapter_parameters().values(), recipe.optimiser.grad_clip)
-        epochs.append(replace(epoch, grad_norm=float(whole(norm))))
-        _check(epochs[-1], recipe)
+        epochs.append(replace(epoch, grad_norm=float(full_tensor(norm))))
+        _check_bounds(epochs[-1], recipe)
         optimizer.step()
     first, last = epochs[0], epochs[-1]
-    packs = ranks.gather([pack.is_filler for pack in share.packs])
-    return StepReport(
+    fillers = ranks.all_gather([micro_batch.is_filler for micro_batch in shard.trained])
+    return StepFigures(
         loss=last.loss,
         parts=last.parts,
         grad_norm=last.grad_norm,
         ratio=first.ratio,
         kl=first.kl,
         tokens=divisor.tokens,
-        samples={samples[index].key: first.metrics[index] for index in sorted(first.metrics)},
-        dropped={samples[index].key: dropped[index] for index in sorted(dropped)},
-        micro_batches=sum(len(of_rank) for of_rank in packs),
-        fillers=sum(sum(of_rank) for of_rank in packs),
+        samples={samples[index].sample_id: first.metrics[index] for index in sorted(first.metrics)},
+        dropped={samples[index].sample_id: dropped[index] for index in sorted(dropped)},
+        micro_batches=sum(len(of_rank) for of_rank in fillers),
+        fillers=sum(sum(of_rank) for of_rank in fillers),
     )
 
 
 @dataclass(frozen=True, slots=True)
 class _Epoch:
-    """One pass with gradient over the whole batch, all ranks together."""
+    """Figures of one pass with gradient over the whole batch, of all ranks."""
 
     loss: float
     parts: dict[str, float]
     metrics: dict[int, SampleMetrics]
-    grad_norm: float = math.nan  # known once all of the gradient is there
+    grad_norm: float = math.nan  # known after the last micro-batch
 
     @property
     def ratio(self) -> float:
@@ -168,58 +130,59 @@ class _Epoch:
         return _token_mean((m.tokens, m.kl) for m in self.metrics.values())
 
 
-def _accumulate(
+def _accumulate_gradient(
     model: PolicyModel,
-    share: RankShard,
-    evidence: BatchSignals,
-    plan: LossPlan,
+    shard: RankShard,
+    signals: BatchSignals,
+    recipe: Train,
     divisor: Divisor,
     ranks: Ranks,
-    report: Report,
+    on_progress: ProgressCallback,
 ) -> _Epoch:
-    """Leave the batch's gradient on the adapter."""
+    """Leaves the batch's gradient on the adapter's parameters."""
     results: list[StepLoss] = []
     metrics: dict[int, SampleMetrics] = {}
-    for done, pack in enumerate(share.packs, start=1):
-        on_device = pack.to(model.device)
-        kept = [member for member in pack.members if member in evidence.streams]
-        reading: TokenScores = model(
-            on_device, entropies=plan.entropy > 0, at_ids_NK=_compared_ids(on_device, evidence.streams)
+    for done, micro_batch in enumerate(shard.trained, start=1):
+        on_device = micro_batch.to(model.device)
+        members = [member for member in micro_batch.members if member in signals.streams]
+        token_scores: TokenScores = model(
+            on_device, entropies=recipe.loss.entropy > 0, at_ids_NK=_compared_ids(on_device, signals.streams)
         )
-        # A pack without a sample to learn from still takes part in FSDP's backward pass.
-        objective = reading.logprobs_N.sum() * 0
+        # A micro-batch without a sample to learn from still takes part in FSDP's backward pass.
+        objective = token_scores.logprobs_N.sum() * 0
         with ranks.raise_on_all_ranks():
-            if kept:
-                scores = scores_by_sample(on_device, reading)
-                pairs = [(_comparable(scores[m], evidence.streams[m]), evidence.streams[m]) for m in kept]
-                result = step_loss(pairs, plan, divisor)
+            if members:
+                scores = scores_by_sample(on_device, token_scores)
+                pairs = [(_comparable(scores[m], signals.streams[m]), signals.streams[m]) for m in members]
+                result = step_loss(pairs, recipe, divisor)
                 objective = result.loss
                 results.append(result)
-                metrics |= dict(zip(kept, result.metrics, strict=True))
+                metrics |= dict(zip(members, result.metrics, strict=True))
         # FSDP averages gradients over ranks; the divisor already counts all of them.
-        (objective * ranks.world).backward()  # type: ignore[no-untyped-call]
-        report(Progress("train", done, len(share.packs)))
+        (objective * ranks.world_size).backward()  # type: ignore[no-untyped-call]
+        on_progress(Progress("train", done, len(shard.trained)))
     parts: dict[str, float] = {}
-    for of_rank in ranks.gather([result.parts for result in results]):
-        for of_pack in of_rank:
-            for part, value in of_pack.items():
+    for of_rank in ranks.all_gather([result.parts for result in results]):
+        for of_micro_batch in of_rank:
+            for part, value in of_micro_batch.items():
                 parts[part] = parts.get(part, 0.0) + value
-    return _Epoch(sum(parts.values()), parts, _merged(ranks.gather(metrics)))
+    return _Epoch(sum(parts.values()), parts, _merge(ranks.all_gather(metrics)))
 
 
-def _compared_ids(packed: Packed, streams: Mapping[int, Streams]) -> Tensor | None:
-    """The ids at which a teacher was read, for each position; positions without one get any ids."""
-    known = {m: s.teacher_topk_ids_TK for m in packed.members if (s := streams.get(m)) is not None}
-    return ids_at_positions(packed, {member: ids_TK for member, ids_TK in known.items() if ids_TK is not None})
+def _compared_ids(micro_batch: MicroBatch, streams: Mapping[int, Streams]) -> Tensor | None:
+    """int64[N, K], the ids at which teachers were scored; positions of samples without a teacher get arbitrary ids."""
+    known = {m: s.teacher_topk_ids_TK for m in micro_batch.members if (s := streams.get(m)) is not None}
+    return ids_at_positions(micro_batch, {member: ids_TK for member, ids_TK in known.items() if ids_TK is not None})
 
 
 def _comparable(scores: Scores, streams: Streams) -> Scores:
+    """The scores, without those at arbitrary ids."""
     if streams.teacher_topk_ids_TK is not None:
         return scores
     return replace(scores, topk_logprobs_TK=None, tail_T=None)
 
 
-def _check(epoch: _Epoch, recipe: Train) -> None:
+def _check_bounds(epoch: _Epoch, recipe: Train) -> None:
     if not (math.isfinite(epoch.loss) and math.isfinite(epoch.grad_norm)):
         raise StepDiverged(f"loss {epoch.loss}, gradient norm {epoch.grad_norm}")
     if not epoch.ratio <= recipe.bounds.ratio:
@@ -229,14 +192,11 @@ def _check(epoch: _Epoch, recipe: Train) -> None:
 
 
 def _token_mean(pairs: Iterable[tuple[int, float | None]]) -> float | None:
+    """Mean of the known values, weighted by their tokens; None if no value is known."""
     known = [(tokens, value) for tokens, value in pairs if value is not None]
     tokens = sum(count for count, _ in known)
     return sum(count * value for count, value in known) / tokens if tokens else None
 
 
-def _merged(parts: Iterable[Mapping[int, Value]]) -> dict[int, Value]:
+def _merge(parts: Iterable[Mapping[int, Value]]) -> dict[int, Value]:
     return {index: value for part in parts for index, value in part.items()}
-
-
-def _say_nothing(progress: Progress) -> None:
-    del progress

@@ -10,7 +10,7 @@ from typing import Any
 from sqlalchemy import text, update
 from sqlalchemy.ext.asyncio import AsyncConnection
 
-from clawloop.algorithms.baseline import RunningMean
+from clawloop.algorithms.rewards import RunningMean
 from clawloop.contracts.turns import TurnOutcome
 from clawloop.ids import JudgementId, SessionId, TurnId
 from clawloop.judging.records import TurnDecision

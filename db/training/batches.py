@@ -87,17 +87,6 @@ def _fault(row: Any, prompt_tokens: int) -> str | None:
     return None
 
 
-def uses_reward(recipe: Train) -> bool:
-    """Whether a sample's reward contributes to the loss."""
-    return recipe.loss.policy_gradient > 0 and recipe.advantage.verdict_weight > 0
-
-
-def uses_hint(recipe: Train) -> bool:
-    """Whether a sample's hint contributes to the loss."""
-    by_gap = recipe.loss.policy_gradient > 0 and recipe.advantage.teacher_weight > 0
-    return by_gap or recipe.loss.distillation > 0
-
-
 def needs_version(recipe: Train, version: int, parent: int) -> bool:
     """Whether a step from `parent` needs a version's files to score the hinted prompts of samples it answered."""
-    return uses_hint(recipe) and recipe.advantage.teacher == "policy" and version not in (0, parent)
+    return recipe.uses_hints and recipe.teacher_version(version) not in (0, parent)

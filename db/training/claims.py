@@ -21,7 +21,7 @@ from clawloop.contracts.turns import TurnOutcome
 from clawloop.ids import SampleId
 from clawloop.recipes.recipe import Recipe
 from db.arrays import ID_BYTES
-from db.training.batches import SAMPLE_COLUMNS, needs_version, sample_fault, uses_hint, uses_reward
+from db.training.batches import SAMPLE_COLUMNS, needs_version, sample_fault
 from db.training.lineage import read_parents, version_refs, versions_of_other_shape
 from db.training.samples import RECIPE_CHANGED, end_samples
 
@@ -140,8 +140,8 @@ class _Bounds:
         apart = self._apart(row.version)
         if is_stale(apart, bound=train.staleness_versions, explicit=row.explicit):
             return f"stale: {apart} versions apart, bound {train.staleness_versions}"
-        by_reward = bool(row.reward) and uses_reward(train)
-        by_hint = row.hinted_tokens is not None and uses_hint(train)
+        by_reward = bool(row.reward) and train.uses_rewards
+        by_hint = row.hinted_tokens is not None and train.uses_hints
         if not by_reward and not by_hint:
             return "neither a verdict nor a hint that this recipe learns from"
         if not by_reward and needs_version(train, row.version, self.head) and row.version not in self.readable:

@@ -13,7 +13,7 @@ from sqlalchemy import func, select, update
 from sqlalchemy.dialects.postgresql import insert
 from sqlalchemy.ext.asyncio import AsyncConnection
 
-from clawloop.contracts.training import SampleState, StepBatch, StepFigures, StepState, TrainedStep
+from clawloop.contracts.training import SampleState, StepBatch, StepState, TrainedStep
 from clawloop.contracts.turns import TurnOutcome
 from clawloop.errors import RecordUnusable
 from clawloop.ids import SampleId
@@ -75,7 +75,7 @@ async def commit_step(connection: AsyncConnection, step: StepRow, trained: Train
     left_out = {sample: f"left out of step {step.n}: {why}" for sample, why in samples.items() if why is not None}
     await end_samples(connection, trained_samples, SampleState.TRAINED, TurnOutcome.TRAINED)
     await end_samples(connection, left_out, SampleState.EXPIRED, TurnOutcome.EXPIRED)
-    await _end(connection, step, StepState.COMMITTED, None, exact_json(metrics_of(trained.figures)))
+    await _end(connection, step, StepState.COMMITTED, None, exact_json(metrics_of(trained)))
     await connection.execute(update(PolicyRow).where(PolicyRow.id == step.policy).values(head=step.n))
 
 
@@ -131,8 +131,9 @@ def trained_words(n: int, without_hint: str | None) -> str:
     return f"trained in step {n}" if without_hint is None else f"trained in step {n} without its hint: {without_hint}"
 
 
-def metrics_of(figures: StepFigures) -> dict[str, JsonValue]:
+def metrics_of(trained: TrainedStep) -> dict[str, JsonValue]:
     """The figures as stored with the step, with numbers of dropped samples in place of the samples."""
+    figures = trained.figures
     return {
         "loss": figures.loss,
         "parts": dict(figures.parts),
@@ -140,10 +141,10 @@ def metrics_of(figures: StepFigures) -> dict[str, JsonValue]:
         "ratio": figures.ratio,
         "kl": figures.kl,
         "tokens": figures.tokens,
-        "samples": figures.samples,
+        "samples": len(figures.samples),
         "dropped": len(figures.dropped),
         "without_hint": len(figures.without_hint),
-        "seconds": figures.seconds,
+        "seconds": trained.seconds,
     }
 
 

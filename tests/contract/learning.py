@@ -34,6 +34,7 @@ from db.turns.insert import PostgresTurnStore
 from tests.fakes.ledger import FakeLedger
 from tests.fakes.publishing_store import FakePublishingStore
 from tests.fakes.step_store import FakeStepStore
+from tests.fakes.trainer import metrics_of
 from tests.fakes.training_store import FakeTrainingStore
 from tests.records import turn_record
 
@@ -69,12 +70,13 @@ def trained(
         ratio=1.01,
         kl=0.02,
         tokens=8,
-        samples=len(step.samples),
+        samples={sample.sample_id: metrics_of(sample) for sample in step.samples},
         dropped=dropped or {},
         without_hint=without_hint or {},
-        seconds=2.5,
+        micro_batches=1,
+        fillers=0,
     )
-    return TrainedStep(VersionRef(step.policy, step.n, parent, path, digest), figures)
+    return TrainedStep(VersionRef(step.policy, step.n, parent, path, digest), figures, seconds=2.5)
 
 
 class Learning(Protocol):

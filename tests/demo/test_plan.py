@@ -85,7 +85,7 @@ def test_a_flip_names_axes_and_takes_longer(flip: str | None, axes: tuple[Axis, 
 def test_methods_differ_by_what_they_ask_for_and_weigh_and_how_fast_they_go() -> None:
     recipes = {method: demo_recipe(method) for method in Method}
     assert len({recipe.hash for recipe in recipes.values()}) == 3
-    assert not recipes[Method.BINARY].needs_teacher
+    assert not recipes[Method.BINARY].train.uses_hints
     assert recipes[Method.OPD].train.advantage.verdict_weight == 0
     assert recipes[Method.COMBINED].signal.hints
     assert recipes[Method.COMBINED].signal.verdicts

@@ -10,11 +10,13 @@ import torch
 from clawloop.contracts.training import VersionRef
 from clawloop.training.adapters.files import Adapter, BaseIdentity, adapter_files, read_adapter, write_version
 from clawloop.training.model.base_weights import BaseWeights
-from clawloop.training.model.decoder import Lora, PolicyModel
+from clawloop.training.model.decoder import PolicyModel
 from clawloop.training.model.loading import adapter_tensors, load_model, reset_adapter, set_adapter
-from clawloop.training.packing.collate import TokenSequence, collate
+from clawloop.training.model.lora import LoraShape
+from clawloop.training.packing.collate import collate
+from clawloop.training.packing.sequences import TokenSequence
 
-LORA = Lora(rank=4, alpha=8.0)
+LORA = LoraShape(rank=4, alpha=8.0)
 
 
 def random_versions(model: Path, adapters: Path, numbers: Sequence[int]) -> list[VersionRef]:

@@ -13,11 +13,14 @@ from clawloop.contracts.training import BatchSample
 from clawloop.ids import SampleId, version_name
 from clawloop.recipes.recipe import Optimiser
 from clawloop.training.adapters.files import read_adapter
-from clawloop.training.model.decoder import Lora, PolicyModel
+from clawloop.training.model.decoder import PolicyModel
 from clawloop.training.model.loading import load_model, set_adapter
-from clawloop.training.packing.collate import TokenSequence, collate
+from clawloop.training.model.lora import LoraShape
+from clawloop.training.packing.collate import collate
+from clawloop.training.packing.sequences import TokenSequence
+from clawloop.training.progress import ignore_status
 from clawloop.training.step_runner import StepRunner
-from tests.training.steps import RECIPE, never, quiet, setup_of, step_of, whole
+from tests.training.steps import RECIPE, completed, never, setup_of, step_of
 
 TEMPERATURE = 0.7
 SUBJECTS = ("cats", "rain", "trains", "salt", "bridges", "music")
@@ -63,7 +66,9 @@ async def test_the_engine_gives_a_steps_adapter_the_trainers_log_probs(
     samples = [await say(engine_url, base, f"Tell me about {what}.", seed) for seed, what in enumerate(SUBJECTS)]
     recipe = RECIPE.model_copy(update={"train": RECIPE.train.model_copy(update={"optimiser": Optimiser(lr=2e-2)})})
     trainer = StepRunner(setup_of(tiny_model_path, tmp_path, base_model=None, micro_batch_tokens=512))
-    trained = whole(trainer.train(step_of(samples, 1, policy="parity", base_model=base, recipe=recipe), quiet, never))
+    trained = completed(
+        trainer.train(step_of(samples, 1, policy="parity", base_model=base, recipe=recipe), ignore_status, never)
+    )
     # What the engine recorded is what the trainer computes: the mean ratio of a step on the base is 1.
     assert abs(trained.figures.ratio - 1) < 1e-4
 
@@ -75,7 +80,7 @@ async def test_the_engine_gives_a_steps_adapter_the_trainers_log_probs(
     finally:
         await post(engine_url, "/v1/unload_lora_adapter", {"lora_name": name})
 
-    lora = Lora(recipe.train.lora.rank, recipe.train.lora.alpha)
+    lora = LoraShape(recipe.train.lora.rank, recipe.train.lora.alpha)
     model = load_model(tiny_model_path, lora, dtype=torch.float32, device=torch.device("cpu"))
     of_base = [logprobs(model, reply) for reply in replies]
     set_adapter(model, read_adapter(folder, model.architecture).tensors)

@@ -6,7 +6,7 @@ from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 from datetime import UTC, datetime
 
-from clawloop.algorithms.baseline import RunningMean
+from clawloop.algorithms.rewards import RunningMean
 from clawloop.contracts.sessions import FeedbackEffect, SessionState, TurnResult
 from clawloop.contracts.training import SampleState
 from clawloop.contracts.turns import StoredTurn, TurnKind, TurnOutcome

@@ -11,8 +11,8 @@ from clawloop.contracts.serving import Engine
 from clawloop.contracts.training import (
     BatchSample,
     SampleState,
-    StepFigures,
     StepState,
+    TrainedStep,
     TrainingState,
     TrainingView,
     VersionRef,
@@ -65,7 +65,7 @@ class FakeStep:
     state: StepState = StepState.CLAIMED
     attempt: int = 0
     reason: str | None = None
-    figures: StepFigures | None = None
+    trained: TrainedStep | None = None
 
 
 @dataclass

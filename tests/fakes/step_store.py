@@ -11,7 +11,7 @@ from clawloop.contracts.turns import TurnOutcome
 from clawloop.errors import RecordUnusable
 from clawloop.ids import SampleId
 from clawloop.recipes.recipe import Recipe
-from db.training.batches import needs_version, uses_hint, uses_reward
+from db.training.batches import needs_version
 from db.training.step_transitions import trained_words, with_hints_lost
 from tests.fakes.ledger import FakeLedger, FakePolicy, FakeSample, FakeStep, FakeVersion
 
@@ -75,8 +75,8 @@ class FakeStepStore:
         apart = versions_apart(sample.of.version, policy_row.head, parents)
         if is_stale(apart, bound=train.staleness_versions, explicit=sample.of.explicit):
             return f"stale: {apart} versions apart, bound {train.staleness_versions}"
-        by_reward = bool(sample.of.reward) and uses_reward(train)
-        if not by_reward and not (sample.of.hinted_prompt_ids is not None and uses_hint(train)):
+        by_reward = bool(sample.of.reward) and train.uses_rewards
+        if not by_reward and not (sample.of.hinted_prompt_ids is not None and train.uses_hints):
             return "neither a verdict nor a hint that this recipe learns from"
         gone = self._ref(policy_row.id, sample.of.version) is None
         if not by_reward and needs_version(train, sample.of.version, policy_row.head) and gone:
@@ -133,13 +133,14 @@ class FakeStepStore:
         if (policy_row.head, policy_row.epoch) != (parent, step.epoch):
             self.ledger.abandon(step.policy, step.n, f"the policy went on to version {policy_row.head}")
             return StepState.ABANDONED
-        row.state, row.figures = StepState.COMMITTED, with_hints_lost(step, trained).figures
+        row.state, row.trained = StepState.COMMITTED, with_hints_lost(step, trained)
+        figures = row.trained.figures
         self.ledger.versions[step.policy, step.n] = FakeVersion(parent, version, self.ledger.now)
         policy_row.head = step.n
         for sample in row.samples:
-            dropped = row.figures.dropped.get(sample)
+            dropped = figures.dropped.get(sample)
             if dropped is None:
-                words = trained_words(step.n, row.figures.without_hint.get(sample))
+                words = trained_words(step.n, figures.without_hint.get(sample))
                 end = (SampleState.TRAINED, TurnOutcome.TRAINED, words)
             else:
                 end = (SampleState.EXPIRED, TurnOutcome.EXPIRED, f"left out of step {step.n}: {dropped}")

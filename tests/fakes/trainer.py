@@ -5,7 +5,7 @@ from __future__ import annotations
 import hashlib
 from collections.abc import Callable
 
-from clawloop.contracts.training import StepBatch, StepFigures, TrainedStep, VersionRef
+from clawloop.contracts.training import BatchSample, SampleMetrics, StepBatch, StepFigures, TrainedStep, VersionRef
 from clawloop.errors import ClawloopError
 from clawloop.ids import SampleId
 
@@ -46,8 +46,24 @@ class FakeTrainer:
             ratio=1.0,
             kl=0.01,
             tokens=sum(len(sample.response_ids) for sample in step.samples),
-            samples=len(step.samples) - len(dropped),
+            samples={
+                sample.sample_id: metrics_of(sample) for sample in step.samples if sample.sample_id not in dropped
+            },
             dropped=dropped,
-            seconds=0.1,
+            micro_batches=1,
+            fillers=0,
         )
-        return TrainedStep(VersionRef(step.policy, step.n, parent, path, digest), figures)
+        return TrainedStep(VersionRef(step.policy, step.n, parent, path, digest), figures, seconds=0.1)
+
+
+def metrics_of(sample: BatchSample) -> SampleMetrics:
+    """Figures of a sample on policy, without a KL part."""
+    return SampleMetrics(
+        tokens=len(sample.response_ids),
+        ratio_mean=1.0,
+        ratio_max=1.0,
+        mean_abs_log_ratio=0.0,
+        clip_share=0.0,
+        kl=None,
+        entropy=None,
+    )

@@ -55,10 +55,10 @@ class FakeTrainingStore:
             self.ledger.abandon(policy, claimed, f"rolled back to version {version}")
         for n in before ^ after:
             step = self.ledger.steps.get((policy, n))
-            figures = None if step is None else step.figures
+            made = None if step is None else step.trained
             for sample in self._trained_in(policy, n):
                 found = self.ledger.samples[sample]
-                found.why = trained_words(n, None if figures is None else figures.without_hint.get(sample))
+                found.why = trained_words(n, None if made is None else made.figures.without_hint.get(sample))
                 found.outcome = TurnOutcome.TRAINED
                 if n in before:
                     found.outcome, found.why = TurnOutcome.ROLLED_BACK, f"{found.why}, rolled back to {version}"
@@ -119,8 +119,8 @@ class FakeTrainingStore:
         words = ["active"] * (n == policy_row.active) + ["pinned"] * (n == policy_row.pinned) + [place]
         step = self.ledger.steps.get((policy, n))
         metrics: dict[str, JsonValue] | None = None
-        if step is not None and step.figures is not None:
-            metrics = metrics_of(step.figures)
+        if step is not None and step.trained is not None:
+            metrics = metrics_of(step.trained)
         return VersionView(
             n=n,
             parent=version.parent,

@@ -1,4 +1,4 @@
-"""Along a prefix tree on a GPU, a model reads and learns what it does from documents alone."""
+"""Scores and gradients along a prefix tree on a GPU are those of separate documents."""
 
 from __future__ import annotations
 
@@ -7,8 +7,9 @@ from pathlib import Path
 import pytest
 import torch
 
-from clawloop.training.model.decoder import Lora
+from clawloop.training.batch import plain_sequence
 from clawloop.training.model.loading import load_model
+from clawloop.training.model.lora import LoraShape
 from clawloop.training.packing.collate import collate
 from tests.training.tiny import relative_error, save_checkpoint, session_batch, shake_adapter
 
@@ -21,18 +22,18 @@ pytestmark = [
 @pytest.mark.parametrize(
     ("dtype", "logprobs_off", "gradients_off"), [(torch.float32, 1e-4, 1e-4), (torch.bfloat16, 0.1, 0.1)]
 )
-def test_shared_beginnings_change_neither_log_probs_nor_gradients(
+def test_shared_prefixes_change_neither_log_probs_nor_gradients(
     dtype: torch.dtype, logprobs_off: float, gradients_off: float, tmp_path: Path
 ) -> None:
     base = save_checkpoint(tmp_path, dtype=dtype)
     cpu, cuda = torch.device("cpu"), torch.device("cuda")
-    samples = session_batch(load_model(base, Lora(rank=4, alpha=8.0), dtype=torch.float32, device=cpu))
-    model = load_model(base, Lora(rank=4, alpha=8.0), dtype=dtype, device=cuda)
+    samples = session_batch(load_model(base, LoraShape(rank=4, alpha=8.0), dtype=torch.float32, device=cpu))
+    model = load_model(base, LoraShape(rank=4, alpha=8.0), dtype=dtype, device=cuda)
     shake_adapter(model)
     found = []
     for share in (True, False):
         model.zero_grad()
-        packed = collate([sample.sequence() for sample in samples], range(8), share_prefixes=share).to(cuda)
+        packed = collate([plain_sequence(sample) for sample in samples], range(8), share_prefixes=share).to(cuda)
         logprobs_N = model(packed).logprobs_N
         logprobs_N.sum().backward()
         gradients = {name: p.grad.clone() for name, p in model.adapter_parameters().items() if p.grad is not None}

@@ -1,4 +1,4 @@
-"""A trainer's surroundings: samples in PostgreSQL, Temporal, and an undisturbed trainer to compare with."""
+"""What a trainer's process needs: samples in PostgreSQL, Temporal, and an undisturbed step runner to compare with."""
 
 from __future__ import annotations
 
@@ -22,35 +22,36 @@ from activities.training.messages import StepDone, TrainStep
 from clawloop.contracts.training import StepBatch, StepState, TrainedStep
 from clawloop.processes.trainer import TrainerProcess
 from clawloop.temporal.client import connect
+from clawloop.training.progress import ignore_status
 from clawloop.training.setup import TrainerSetup
 from clawloop.training.step_runner import StepRunner
 from db.database import Database
 from db.training.steps import PostgresStepStore
 from tests.contract.conftest import TEST_LIMIT
-from tests.training.ledger import enter_samples
-from tests.training.one_step import QUEUE, OneStep, asking
-from tests.training.steps import RECIPE, never, quiet, samples_of, setup_of, whole
+from tests.training.ledger import insert_samples
+from tests.training.one_step import QUEUE, OneStep, workflow_worker
+from tests.training.steps import RECIPE, completed, never, samples_of, setup_of
 from workflows import names
 
 ROOT = Path(__file__).parents[2]
-# The tests wait for a dead trainer's silence; a real one is given half a minute of it.
-SILENCE_SECONDS = 1.5
+# The tests wait this long for a dead trainer's heartbeat; in operation it is half a minute.
+HEARTBEAT_SECONDS = 1.5
 STEPS = 6
 
 
 @dataclass
-class Shop:
-    """Samples for some steps in PostgreSQL, Temporal, and an undisturbed trainer in this process to compare with.
+class TrainerBench:
+    """Samples for some steps in PostgreSQL, Temporal, and an undisturbed step runner in this process to compare with.
 
     Attributes:
-        undisturbed: what it made, by step.
+        undisturbed: step → what that runner made of it.
     """
 
     client: Client
     url: str
     store: PostgresStepStore
     setup: TrainerSetup
-    straight: StepRunner
+    undisturbed_runner: StepRunner
     pool: str = field(default_factory=lambda: uuid4().hex[:8])
     undisturbed: dict[int, TrainedStep] = field(default_factory=dict)
 
@@ -58,18 +59,18 @@ class Shop:
         return TrainerProcess(setup=self.setup, pool=self.pool, **named)
 
     async def claim(self, n: int) -> StepBatch:
-        """Claim step `n`, and take it here as well."""
+        """Claims step `n`, and trains it here as well."""
         claimed = await self.store.claim("default", n)
         assert claimed.state is StepState.CLAIMED, claimed
         batch = await self.store.batch("default", n)
-        self.undisturbed[n] = whole(self.straight.train(batch, quiet, never))
+        self.undisturbed[n] = completed(self.undisturbed_runner.train(batch, ignore_status, never))
         return batch
 
     async def step(self, n: int) -> StepDone:
-        """Have Temporal see to step `n`."""
+        """Runs step `n` through Temporal."""
         return await self.client.execute_workflow(
             OneStep.run,
-            args=[TrainStep(policy="default", n=n), names.trainer_queue(self.pool), SILENCE_SECONDS],
+            args=[TrainStep(policy="default", n=n), names.trainer_queue(self.pool), HEARTBEAT_SECONDS],
             id=f"one-step/{uuid4()}",
             task_queue=QUEUE,
         )
@@ -80,15 +81,15 @@ class Shop:
 
 
 @pytest.fixture
-async def shop(temporal_address: str, postgres_url: str, qwen3: Path, tmp_path: Path) -> AsyncIterator[Shop]:
+async def bench(temporal_address: str, postgres_url: str, qwen3: Path, tmp_path: Path) -> AsyncIterator[TrainerBench]:
     database = Database(postgres_url, TEST_LIMIT)
     samples = [sample for n in range(1, STEPS + 1) for sample in samples_of(qwen3, n)]
-    await enter_samples(database, postgres_url, samples, RECIPE)
+    await insert_samples(database, postgres_url, samples, RECIPE)
     client = await connect(temporal_address)
-    straight = StepRunner(setup_of(qwen3, tmp_path / "undisturbed"))
+    undisturbed_runner = StepRunner(setup_of(qwen3, tmp_path / "undisturbed"))
     setup = setup_of(qwen3, tmp_path / "adapters")
-    async with asking(client):
-        yield Shop(client, postgres_url, PostgresStepStore(database), setup, straight)
+    async with workflow_worker(client):
+        yield TrainerBench(client, postgres_url, PostgresStepStore(database), setup, undisturbed_runner)
     await database.close()
 
 
@@ -98,19 +99,21 @@ def processes() -> Iterator[ExitStack]:
         yield stack
 
 
-def begin(shop: Shop, processes: ExitStack, log: Path, module: str, *arguments: str) -> subprocess.Popen[bytes]:
-    """Start a program of ours; ended with the test."""
-    told = {
+def begin(
+    bench: TrainerBench, processes: ExitStack, log: Path, module: str, *arguments: str
+) -> subprocess.Popen[bytes]:
+    """Starts a Python module as a process that ends with the test."""
+    environment = {
         "PYTHONPATH": str(ROOT),
         "OMP_NUM_THREADS": "1",
-        "DATABASE_URL": shop.url,
-        "TEMPORAL_ADDRESS": shop.client.service_client.config.target_host,
+        "DATABASE_URL": bench.url,
+        "TEMPORAL_ADDRESS": bench.client.service_client.config.target_host,
     }
     with log.open("wb") as output:
         running = subprocess.Popen(
             [sys.executable, "-m", module, *arguments],
             cwd=ROOT,
-            env=dict(os.environ) | told,
+            env=dict(os.environ) | environment,
             stdout=output,
             stderr=output,
         )

@@ -21,15 +21,15 @@ from clawloop.contracts.training import StepBatch, StepState, TrainedStep
 from clawloop.processes.trainer import TrainerProcess, training_worker
 from clawloop.temporal.client import connect
 from clawloop.training.step_runner import StepRunner
-from clawloop.training.trainer import ThreadedTrainer
+from clawloop.training.threaded_trainer import ThreadedTrainer
 from db.database import BACKGROUND_LIMIT, Database
 from db.training.steps import PostgresStepStore
 
 POINTS = ("batch is read", "micro-batch", "before the rename", "after the rename", "adapter is written", "committed")
 
 
-def tell(what: str) -> None:
-    sys.stdout.write(f"{what}\n")
+def print_line(line: str) -> None:
+    sys.stdout.write(f"{line}\n")
     sys.stdout.flush()
 
 
@@ -44,9 +44,9 @@ class Death:
         if (self.n, self.point) == (n, here):
             os.kill(os.getpid(), signal.SIGKILL)
         if (self.n, self.point) == (n, f"stopped: {here}"):
-            tell(f"stopped {os.getpid()}")
+            print_line(f"stopped {os.getpid()}")
             os.kill(os.getpid(), signal.SIGSTOP)
-            tell("woken")
+            print_line("woken")
 
 
 class DyingStore(PostgresStepStore):
@@ -61,12 +61,12 @@ class DyingStore(PostgresStepStore):
 
     async def commit(self, step: StepBatch, trained: TrainedStep) -> StepState:
         self._death.at("adapter is written", step.n)
-        # One that was stopped is told that its attempt is over as soon as it wakes; its commit arrives all the same.
+        # A stopped process is cancelled as soon as it wakes; its commit must arrive all the same.
         return await asyncio.shield(self._committed(step, trained))
 
     async def _committed(self, step: StepBatch, trained: TrainedStep) -> StepState:
         state = await super().commit(step, trained)
-        tell(f"step {step.n}: {state}")
+        print_line(f"step {step.n}: {state}")
         self._death.at("committed", step.n)
         return state
 
@@ -77,13 +77,13 @@ class DyingTrainer(ThreadedTrainer):
         self._death = death
 
     async def train(self, step: StepBatch, report: Callable[[str], None]) -> TrainedStep:
-        def told(at: str) -> None:
-            tell(at)
-            if "train 3 of" in at:
+        def report_or_die(status: str) -> None:
+            print_line(status)
+            if "train 3 of" in status:
                 self._death.at("micro-batch", step.n)
-            report(at)
+            report(status)
 
-        return await super().train(step, told)
+        return await super().train(step, report_or_die)
 
 
 def die_around_the_rename(death: Death) -> None:
@@ -117,7 +117,7 @@ def main() -> None:
     address, database_url = os.environ["TEMPORAL_ADDRESS"], os.environ["DATABASE_URL"]
     process = TrainerProcess.model_validate_json(given)
     for n, point in enumerate((*points, None), start=1):
-        tell(f"life until {point}")
+        print_line(f"life until {point}")
         if (life := os.fork()) == 0:
             asyncio.run(live(address, database_url, process, Death(n, point)))
             os._exit(0)

@@ -1,4 +1,4 @@
-"""A program for test_group.py: ranks under torchrun that join, and the last of which dies until the last attempt.
+"""Program of test_rank_restarts.py: ranks under torchrun that join, the last of which dies until the last attempt.
 
 `python -m tests.training.joining_rank agent FOLDER RESTARTS`; torchrun starts it again as `… rank FOLDER RESTARTS`.
 """
@@ -21,12 +21,12 @@ def _rank(folder: Path, restarts: int) -> None:
 
     attempt = int(os.environ["TORCHELASTIC_RESTART_COUNT"])
     ranks = join(torch.device("cpu"), timedelta(seconds=20))
-    present = ranks.gather(os.environ["RANK"])
+    present = ranks.all_gather(os.environ["RANK"])
     (folder / f"{attempt}-{os.environ['RANK']}").write_text(" ".join(present or []))
-    ranks.gather(None)
+    ranks.all_gather(None)
     if attempt < restarts and not ranks.is_first:
         os._exit(9)
-    ranks.gather(None)  # as a rank that waits for work, it sees the other die
+    ranks.all_gather(None)  # as a rank that waits for work, it sees the other die
     leave_process_group()
     exit_process(0)
 

@@ -1,4 +1,4 @@
-"""What `test_kill_and_resume.py` runs in a process of its own: trainers that are killed in the middle of a step.
+"""Program of `test_kill_and_resume.py`: trainers that are killed in the middle of a step.
 
 Usage: `python -m tests.training.killed_steps BASE OUT`. For each of `KILLS` a child takes a step and saves version 1,
 then kills itself in the next one, after the first micro-batch of that epoch. Writes the signals they died of.
@@ -17,9 +17,10 @@ import torch
 from clawloop.recipes.recipe import Train
 from clawloop.training.adapters.checkpoint import begin, save_version
 from clawloop.training.adapters.files import BaseIdentity, WrittenVersion
-from clawloop.training.batch_signals import Progress
-from clawloop.training.model.decoder import Lora, PolicyModel
+from clawloop.training.model.decoder import PolicyModel
 from clawloop.training.model.loading import load_model
+from clawloop.training.model.lora import LoraShape
+from clawloop.training.progress import Progress
 from clawloop.training.step import make_optimizer, train_step
 from tests.training.methods import LIMITS, METHODS, batch_of, train_part
 
@@ -35,7 +36,7 @@ KILLS = [(method, epoch) for method in METHODS for epoch in range(1, recipe_of(m
 
 
 def fresh(method: str, base: Path) -> tuple[PolicyModel, torch.optim.Optimizer]:
-    model = load_model(base, Lora(rank=4, alpha=8.0), dtype=torch.float32, device=torch.device("cpu"))
+    model = load_model(base, LoraShape(rank=4, alpha=8.0), dtype=torch.float32, device=torch.device("cpu"))
     return model, make_optimizer(model, recipe_of(method).optimiser)
 
 
@@ -61,7 +62,7 @@ def take_step(
             if epoch == die_in:
                 os.kill(os.getpid(), signal.SIGKILL)
 
-    train_step(model, optimizer, batch, recipe_of(method), LIMITS, parent=version - 1, report=report)
+    train_step(model, optimizer, batch, recipe_of(method), LIMITS, parent=version - 1, on_progress=report)
     written = save_version(folder, version, model, optimizer, IDENTITY)
     assert written is not None
     return written

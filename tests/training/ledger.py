@@ -1,4 +1,4 @@
-"""Samples of the tiny model in PostgreSQL, entered as the gateway and the judge enter them."""
+"""Samples of the tiny model in PostgreSQL, inserted as the gateway and the judge insert them."""
 
 from __future__ import annotations
 
@@ -22,7 +22,7 @@ from db.turns.insert import PostgresTurnStore
 from tests.records import turn_record
 
 
-async def enter_samples(
+async def insert_samples(
     database: Database, url: str, samples: Sequence[BatchSample], recipe: Recipe, policy: str = "default"
 ) -> None:
     """The policy `tiny` with this recipe, and one judged turn for each sample."""

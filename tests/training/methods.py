@@ -5,14 +5,13 @@ from __future__ import annotations
 from dataclasses import replace
 from pathlib import Path
 
-from clawloop.algorithms.groups import group_advantages
-from clawloop.algorithms.outcome import integrated_reward, process_reward
+from clawloop.algorithms.rewards import group_advantages, integrated_reward, process_reward
+from clawloop.contracts.training import BatchSample
 from clawloop.judging.parsing import Vote
 from clawloop.judging.voting import majority
 from clawloop.recipes.recipe import Optimiser, Train, load_recipe
-from clawloop.training.batch import TrainingSample
 from clawloop.training.model.decoder import PolicyModel
-from clawloop.training.packing.collate import Limits
+from clawloop.training.packing.sequences import Limits
 from tests.training.tiny import VOCAB, session_batch
 
 RECIPES = Path(__file__).parents[2] / "deploy" / "recipes"
@@ -33,7 +32,7 @@ def _by_outcome(outcome: int, votes: list[Vote | None]) -> float | None:
     return integrated_reward(outcome, None if expected is None else process_reward(expected, process_weight=1.0))
 
 
-def batch_of(method: str, model: PolicyModel, *, version: int = 1, seed: int = 5) -> list[TrainingSample]:
+def batch_of(method: str, model: PolicyModel, *, version: int = 1, seed: int = 5) -> list[BatchSample]:
     """Five turns of a session and a group of three, rewarded and hinted as this recipe's signal would."""
     samples = session_batch(model, version=version, seed=seed)
     signal = load_recipe(RECIPES / f"{method}.toml").signal

@@ -1,4 +1,4 @@
-"""A workflow for tests that asks for one step, and tries as long as it must."""
+"""A workflow for tests that runs one step and retries without a limit."""
 
 from __future__ import annotations
 
@@ -29,5 +29,5 @@ class OneStep:
         )
 
 
-def asking(client: Client) -> Worker:
+def workflow_worker(client: Client) -> Worker:
     return Worker(client, task_queue=QUEUE, workflows=[OneStep], workflow_runner=UnsandboxedWorkflowRunner())

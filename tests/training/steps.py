@@ -1,4 +1,4 @@
-"""Whole steps on the tiny model, as the ledger hands them out."""
+"""Steps on the tiny model, as the step store returns them."""
 
 from __future__ import annotations
 
@@ -11,8 +11,8 @@ import torch
 from clawloop.contracts.training import BatchSample, StepBatch, TrainedStep, VersionRef
 from clawloop.ids import SampleId
 from clawloop.recipes.recipe import Lora, Loss, Optimiser, Recipe, Train
-from clawloop.training.model import decoder as models
 from clawloop.training.model.loading import load_model
+from clawloop.training.model.lora import LoraShape
 from clawloop.training.setup import TrainerSetup
 from tests.training.tiny import random_batch
 
@@ -36,13 +36,13 @@ def setup_of(base: Path, adapters: Path, **named: object) -> TrainerSetup:
 
 def samples_of(base: Path, n: int, *, hints: bool = True, version: int = 0) -> list[BatchSample]:
     """Nine samples of unequal length that depend on `n` only."""
-    clean = load_model(base, models.Lora(4, 8.0), dtype=torch.float32, device=torch.device("cpu"))
+    clean = load_model(base, LoraShape(4, 8.0), dtype=torch.float32, device=torch.device("cpu"))
     return [
         BatchSample(
             sample_id=SampleId(UUID(int=1000 * n + place)),
             prompt_ids=sample.prompt_ids,
             response_ids=sample.response_ids,
-            logprobs=sample.behaviour_logprobs,
+            logprobs=sample.logprobs,
             temperature=sample.temperature,
             version=version,
             reward=sample.reward,
@@ -78,10 +78,6 @@ def never() -> bool:
     return False
 
 
-def quiet(at: str) -> None:
-    del at
-
-
-def whole(trained: TrainedStep | None) -> TrainedStep:
+def completed(trained: TrainedStep | None) -> TrainedStep:
     assert trained is not None
     return trained

@@ -1,4 +1,4 @@
-"""Adapter directories: PEFT reads them, they are whole or absent, and their name says what is in them."""
+"""Adapter directories: PEFT reads them, they are written atomically, and named by their content."""
 
 from __future__ import annotations
 
@@ -22,14 +22,15 @@ from clawloop.training.adapters.files import (
 )
 from clawloop.training.model.architecture import PROJECTIONS
 from clawloop.training.model.base_weights import BaseWeights
-from clawloop.training.model.decoder import Lora, PolicyModel
+from clawloop.training.model.decoder import PolicyModel
 from clawloop.training.model.loading import adapter_tensors, load_model, set_adapter
+from clawloop.training.model.lora import LoraShape
 from tests.training.tiny import all_logits, random_ids, reference_model, save_checkpoint, shake_adapter
 
 CPU = torch.device("cpu")
 
 
-def load(path: Path, lora: Lora) -> PolicyModel:
+def load(path: Path, lora: LoraShape) -> PolicyModel:
     return load_model(path, lora, dtype=torch.float32, device=CPU)
 
 
@@ -44,7 +45,7 @@ def test_peft_gives_the_same_logits_with_our_files(
     checkpoint: str, targets: tuple[str, ...], tmp_path: Path, request: pytest.FixtureRequest
 ) -> None:
     base = request.getfixturevalue(checkpoint)
-    model = load(base, Lora(rank=4, alpha=8.0, targets=targets))
+    model = load(base, LoraShape(rank=4, alpha=8.0, targets=targets))
     shake_adapter(model)
     written = write_version(tmp_path, 1, files_of(model, base))
     ids = random_ids(60)
@@ -56,8 +57,8 @@ def test_peft_gives_the_same_logits_with_our_files(
     assert (unchanged - expected).abs().max() > 0.05
 
 
-def test_an_adapter_comes_back_from_its_files_bit_for_bit(qwen3: Path, tmp_path: Path) -> None:
-    lora = Lora(rank=4, alpha=8.0)
+def test_an_adapter_is_read_back_bit_for_bit(qwen3: Path, tmp_path: Path) -> None:
+    lora = LoraShape(rank=4, alpha=8.0)
     model = load(qwen3, lora)
     shake_adapter(model)
     written = write_version(tmp_path, 1, files_of(model, qwen3))
@@ -69,8 +70,8 @@ def test_an_adapter_comes_back_from_its_files_bit_for_bit(qwen3: Path, tmp_path:
         assert torch.equal(adapter_tensors(other)[name], tensor)
 
 
-def test_a_version_is_named_by_its_content_and_readable_by_others(qwen3: Path, tmp_path: Path) -> None:
-    model = load(qwen3, Lora(rank=4, alpha=8.0))
+def test_a_version_is_named_by_its_content_and_readable_by_other_users(qwen3: Path, tmp_path: Path) -> None:
+    model = load(qwen3, LoraShape(rank=4, alpha=8.0))
     before = os.umask(0o077)
     try:
         first = write_version(tmp_path / "a", 7, files_of(model, qwen3) | {"more": b"kept, not hashed"})
@@ -87,8 +88,8 @@ def test_a_version_is_named_by_its_content_and_readable_by_others(qwen3: Path, t
     assert (first.path / "more").read_bytes() == b"kept, not hashed"
 
 
-def test_a_version_written_twice_is_kept_as_it_is(qwen3: Path, tmp_path: Path) -> None:
-    files = files_of(load(qwen3, Lora(rank=4, alpha=8.0)), qwen3)
+def test_writing_a_version_is_idempotent(qwen3: Path, tmp_path: Path) -> None:
+    files = files_of(load(qwen3, LoraShape(rank=4, alpha=8.0)), qwen3)
     first = write_version(tmp_path, 1, files)
     inode = first.path.stat().st_ino
     assert write_version(tmp_path, 1, files) == first
@@ -102,7 +103,7 @@ def test_a_version_written_twice_is_kept_as_it_is(qwen3: Path, tmp_path: Path) -
 
 
 def test_a_write_that_fails_leaves_no_version(qwen3: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    files = files_of(load(qwen3, Lora(rank=4, alpha=8.0)), qwen3)
+    files = files_of(load(qwen3, LoraShape(rank=4, alpha=8.0)), qwen3)
     synced: list[str] = []
     real = os.fsync
 
@@ -128,7 +129,7 @@ def test_a_write_that_fails_leaves_no_version(qwen3: Path, tmp_path: Path, monke
 
 
 def test_an_adapter_of_another_base_model_is_refused(qwen3: Path, tmp_path: Path) -> None:
-    model = load(qwen3, Lora(rank=4, alpha=8.0))
+    model = load(qwen3, LoraShape(rank=4, alpha=8.0))
     written = write_version(tmp_path, 1, files_of(model, qwen3))
     other = BaseWeights(save_checkpoint(tmp_path / "other", seed=1)).fingerprint()
     with pytest.raises(AdapterUnusable, match="another tiny"):
@@ -152,7 +153,7 @@ def test_an_adapter_of_another_base_model_is_refused(qwen3: Path, tmp_path: Path
 def test_an_adapter_that_is_not_plain_lora_is_refused(
     changes: dict[str, object], message: str, qwen3: Path, tmp_path: Path
 ) -> None:
-    model = load(qwen3, Lora(rank=4, alpha=8.0))
+    model = load(qwen3, LoraShape(rank=4, alpha=8.0))
     path = write_version(tmp_path, 1, files_of(model, qwen3)).path
     config = path / "adapter_config.json"
     config.write_text(json.dumps(json.loads(config.read_text()) | changes))
@@ -161,7 +162,7 @@ def test_an_adapter_that_is_not_plain_lora_is_refused(
 
 
 def test_tensors_of_another_shape_are_refused(qwen3: Path) -> None:
-    model = load(qwen3, Lora(rank=4, alpha=8.0))
-    other = adapter_tensors(load(qwen3, Lora(rank=2, alpha=8.0)))
+    model = load(qwen3, LoraShape(rank=4, alpha=8.0))
+    other = adapter_tensors(load(qwen3, LoraShape(rank=2, alpha=8.0)))
     with pytest.raises(AdapterUnusable, match=r"\[2, 80\] instead of \[4, 80\]|instead of"):
         set_adapter(model, other)

@@ -1,4 +1,4 @@
-"""What cannot be trained is refused by name or left out with its reason; nothing becomes a silent zero."""
+"""A sample that cannot be trained is refused by name or dropped with the reason; nothing becomes a silent zero."""
 
 from __future__ import annotations
 
@@ -11,32 +11,34 @@ import pytest
 import torch
 from torch import Tensor
 
+from clawloop.contracts.training import BatchSample, StepFigures
 from clawloop.errors import NothingToTrain, SampleUnusable
 from clawloop.recipes.recipe import Loss, Optimiser, Train
-from clawloop.training.batch import TrainingSample
-from clawloop.training.model.decoder import Lora, PolicyModel
+from clawloop.training.model.decoder import PolicyModel
 from clawloop.training.model.loading import adapter_tensors, load_model, set_adapter
-from clawloop.training.packing.collate import Limits
-from clawloop.training.step import StepReport, make_optimizer, train_step
-from tests.training.tiny import VOCAB, random_batch, relative_error, shake_adapter
+from clawloop.training.model.lora import LoraShape
+from clawloop.training.packing.sequences import Limits
+from clawloop.training.step import make_optimizer, train_step
+from tests.training.tiny import VOCAB, random_batch, relative_error, sample_id, shake_adapter
 
+BAD = sample_id(99)
 LIMITS = Limits(budget_tokens=4096, max_tokens=256, vocab_size=VOCAB)
 
 
 @pytest.fixture
 def model(qwen3: Path) -> PolicyModel:
-    found = load_model(qwen3, Lora(rank=4, alpha=8.0), dtype=torch.float32, device=torch.device("cpu"))
+    found = load_model(qwen3, LoraShape(rank=4, alpha=8.0), dtype=torch.float32, device=torch.device("cpu"))
     shake_adapter(found)
     return found
 
 
-def step(model: PolicyModel, samples: list[TrainingSample]) -> StepReport:
+def step(model: PolicyModel, samples: list[BatchSample]) -> StepFigures:
     return train_step(model, make_optimizer(model, Optimiser()), samples, Train(), LIMITS, parent=1)
 
 
 def followed(
-    model: PolicyModel, samples: list[TrainingSample], aggregation: Literal["token", "sequence"]
-) -> tuple[StepReport, dict[str, Tensor]]:
+    model: PolicyModel, samples: list[BatchSample], aggregation: Literal["token", "sequence"]
+) -> tuple[StepFigures, dict[str, Tensor]]:
     """A step, and how it moved the adapter, which is then put back.
 
     By plain descent without a cut: AdamW's first step is as long however short the gradient is.
@@ -50,40 +52,40 @@ def followed(
     return report, moved
 
 
-def spoiled(sample: TrainingSample, **changes: object) -> TrainingSample:
-    return replace(sample, key="bad", **changes)  # type: ignore[arg-type]
+def spoiled(sample: BatchSample, **changes: object) -> BatchSample:
+    return replace(sample, sample_id=BAD, **changes)  # type: ignore[arg-type]
 
 
 @pytest.mark.parametrize("aggregation", ["token", "sequence"])
 @pytest.mark.parametrize(
     ("what", "reason"),
     [
-        ({"behaviour_logprobs": math.nan}, "behaviour_logprob_T has a number that is not finite"),
-        ({"behaviour_logprobs": -math.inf}, "behaviour_logprob_T has a number that is not finite"),
-        ({"behaviour_logprobs": 0.5}, "behaviour_logprob_T has a log-probability above 0"),
-        ({"behaviour_logprobs": None}, "behaviour_logprob_T is unknown at position 1"),
+        ({"logprobs": math.nan}, "behaviour_logprob_T has a number that is not finite"),
+        ({"logprobs": -math.inf}, "behaviour_logprob_T has a number that is not finite"),
+        ({"logprobs": 0.5}, "behaviour_logprob_T has a log-probability above 0"),
+        ({"logprobs": None}, "behaviour_logprob_T is unknown at position 1"),
         ({"response_mask": False}, "of which none is trained"),
         ({"reward": math.inf}, "reward inf is not finite"),
         ({"reward": math.nan}, "reward nan is not finite"),
         ({"reward": 0.0}, "neither a verdict nor a hint"),
     ],
 )
-def test_a_sample_that_cannot_teach_is_left_out_and_says_why(
+def test_a_sample_that_cannot_be_trained_is_dropped_with_the_reason(
     what: dict[str, float | None], reason: str, aggregation: Literal["token", "sequence"], model: PolicyModel
 ) -> None:
     good = random_batch(model)
     [(field, value)] = what.items()
     victim, changed = good[1], value
     changes: dict[str, object] = {field: changed}
-    if field == "behaviour_logprobs":
-        changes[field] = [victim.behaviour_logprobs[0], changed, *victim.behaviour_logprobs[2:]]
+    if field == "logprobs":
+        changes[field] = [victim.logprobs[0], changed, *victim.logprobs[2:]]
     elif field == "response_mask":
         changes[field] = [changed] * len(victim.response_ids)
     others = [good[0], *good[2:]]
     alone, moved_alone = followed(model, others, aggregation)
     report, moved = followed(model, [good[0], spoiled(victim, **changes), *good[2:]], aggregation)
-    assert list(report.dropped) == ["bad"]
-    assert reason in report.dropped["bad"]
+    assert list(report.dropped) == [BAD]
+    assert reason in report.dropped[BAD]
     assert report.tokens == alone.tokens, "it dilutes nobody"
     assert report.loss == pytest.approx(alone.loss, rel=1e-5)
     assert relative_error(moved, moved_alone) < 1e-5
@@ -91,7 +93,7 @@ def test_a_sample_that_cannot_teach_is_left_out_and_says_why(
         step(model, [spoiled(victim, **changes)])
 
 
-def test_an_empty_batch_is_no_step(model: PolicyModel) -> None:
+def test_an_empty_batch_raises(model: PolicyModel) -> None:
     before = adapter_tensors(model)
     with pytest.raises(NothingToTrain, match="no sample of 0 is left"):
         step(model, [])
@@ -102,19 +104,19 @@ def test_an_empty_batch_is_no_step(model: PolicyModel) -> None:
     ("changes", "message"),
     [
         ({"response_ids": []}, "log-probs of length 9 for 0 response tokens"),
-        ({"response_ids": [], "behaviour_logprobs": []}, "at least one token each"),
+        ({"response_ids": [], "logprobs": []}, "at least one token each"),
         ({"prompt_ids": []}, "at least one token each"),
-        ({"behaviour_logprobs": [-1.0]}, "log-probs of length 1 for 9 response tokens"),
+        ({"logprobs": [-1.0]}, "log-probs of length 1 for 9 response tokens"),
         ({"response_mask": [True]}, "mask of length 1 for 9 response tokens"),
         ({"prompt_ids": [VOCAB]}, "the vocabulary has 199"),
-        ({"hinted_prompt_ids": [-1]}, "bad with hint: token ids -1"),
-        ({"hinted_prompt_ids": [1] * 300}, "bad with hint: 308 tokens, the trainer takes 256"),
+        ({"hinted_prompt_ids": [-1]}, f"{BAD} with hint: token ids -1"),
+        ({"hinted_prompt_ids": [1] * 300}, f"{BAD} with hint: 308 tokens, the trainer takes 256"),
         ({"temperature": 0.0}, "temperature 0.0"),
     ],
 )
-def test_a_malformed_sample_stops_the_step_by_its_name(
+def test_a_malformed_sample_stops_the_step_and_is_named(
     changes: dict[str, object], message: str, model: PolicyModel
 ) -> None:
     good = random_batch(model)
-    with pytest.raises(SampleUnusable, match=f"sample bad.*{message}|sample {message}"):
+    with pytest.raises(SampleUnusable, match=f"sample {BAD}.*{message}|sample {message}"):
         step(model, [good[0], spoiled(good[1], **changes)])

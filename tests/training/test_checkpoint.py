@@ -12,9 +12,10 @@ from clawloop.recipes.recipe import Optimiser, Train
 from clawloop.training.adapters.checkpoint import begin, resume, save_version
 from clawloop.training.adapters.files import BaseIdentity, WrittenVersion
 from clawloop.training.model.base_weights import BaseWeights
-from clawloop.training.model.decoder import Lora, PolicyModel
+from clawloop.training.model.decoder import PolicyModel
 from clawloop.training.model.loading import load_model
-from clawloop.training.packing.collate import Limits
+from clawloop.training.model.lora import LoraShape
+from clawloop.training.packing.sequences import Limits
 from clawloop.training.step import make_optimizer, train_step
 from tests.training.tiny import VOCAB, random_batch, save_checkpoint
 
@@ -22,8 +23,8 @@ LIMITS = Limits(budget_tokens=60, max_tokens=256, vocab_size=VOCAB)
 RECIPE = Train(optimiser=Optimiser(lr=1e-3, epochs=2))
 
 
-def fresh(base: Path, lora: Lora | None = None) -> tuple[PolicyModel, torch.optim.Optimizer]:
-    model = load_model(base, lora or Lora(rank=4, alpha=8.0), dtype=torch.float32, device=torch.device("cpu"))
+def fresh(base: Path, lora: LoraShape | None = None) -> tuple[PolicyModel, torch.optim.Optimizer]:
+    model = load_model(base, lora or LoraShape(rank=4, alpha=8.0), dtype=torch.float32, device=torch.device("cpu"))
     return model, make_optimizer(model, RECIPE.optimiser)
 
 
@@ -78,18 +79,18 @@ def test_resumed_training_gives_the_same_hash_as_uninterrupted_training(
         }
 
 
-def test_random_state_goes_on_where_the_version_left_it(qwen3: Path, tmp_path: Path) -> None:
+def test_the_random_state_is_restored_with_the_version(qwen3: Path, tmp_path: Path) -> None:
     model, optimizer = fresh(qwen3)
     begin(model, optimizer, seed=5)
     torch.rand(3)
     [written] = run_steps(qwen3, tmp_path, 1, 1, model, optimizer)
-    wanted = torch.rand(4)
+    expected = torch.rand(4)
     torch.manual_seed(123)
     resume(written.path, written.sha256, model, optimizer, identity(qwen3))
-    assert torch.equal(torch.rand(4), wanted)
+    assert torch.equal(torch.rand(4), expected)
 
 
-def test_a_version_begins_as_its_base_model(qwen3: Path) -> None:
+def test_a_fresh_adapter_does_not_change_the_base_model(qwen3: Path) -> None:
     model, optimizer = fresh(qwen3)
     other, _ = fresh(qwen3)
     begin(model, optimizer, seed=0)
@@ -108,15 +109,15 @@ def test_what_cannot_be_resumed_is_refused(qwen3: Path, tmp_path: Path) -> None:
     other = identity(save_checkpoint(tmp_path / "other", seed=1))
     with pytest.raises(AdapterUnusable, match="another tiny"):
         resume(written.path, written.sha256, model, optimizer, other)
-    wider, wider_optimizer = fresh(qwen3, Lora(rank=8, alpha=8.0))
+    wider, wider_optimizer = fresh(qwen3, LoraShape(rank=8, alpha=8.0))
     with pytest.raises(AdapterUnusable, match=r"rank=4.*the recipe asks for.*rank=8"):
         resume(written.path, written.sha256, wider, wider_optimizer, identity(qwen3))
     state = written.path / "training_state.safetensors"
     content = bytearray(state.read_bytes())
     content[-1] ^= 1
     state.write_bytes(content)
-    with pytest.raises(AdapterUnusable, match="training state that is damaged"):
+    with pytest.raises(AdapterUnusable, match="damaged training state"):
         resume(written.path, written.sha256, model, optimizer, identity(qwen3))
     state.unlink()
-    with pytest.raises(AdapterUnusable, match="no training state"):
+    with pytest.raises(AdapterUnusable, match="no readable training state"):
         resume(written.path, written.sha256, model, optimizer, identity(qwen3))

@@ -10,7 +10,9 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from clawloop.errors import SampleUnusable
-from clawloop.training.packing.collate import Limits, TokenSequence, collate, filler, plan
+from clawloop.training.packing.collate import collate, filler
+from clawloop.training.packing.plan import plan_micro_batches
+from clawloop.training.packing.sequences import Limits, TokenSequence
 from tests.training.tiny import VOCAB, random_sequences
 
 lengths = st.lists(st.tuples(st.integers(1, 30), st.integers(1, 30)), min_size=1, max_size=20)
@@ -21,21 +23,21 @@ def test_every_sample_is_in_exactly_one_micro_batch_under_the_budget(
     lengths: list[tuple[int, int]], budget: int
 ) -> None:
     sequences = random_sequences(lengths)
-    made = plan(sequences, Limits(budget_tokens=budget, max_tokens=64, vocab_size=VOCAB))
+    made = plan_micro_batches(sequences, Limits(budget_tokens=budget, max_tokens=64, vocab_size=VOCAB))
     assert sorted(index for members in made for index in members) == list(range(len(sequences)))
     for members in made:
         tokens = len(collate(sequences, members).tokens_S)
         assert tokens <= budget or len(members) == 1
-    assert made == plan(sequences, Limits(budget_tokens=budget, max_tokens=64, vocab_size=VOCAB))
+    assert made == plan_micro_batches(sequences, Limits(budget_tokens=budget, max_tokens=64, vocab_size=VOCAB))
 
 
-def test_a_plan_fills_micro_batches_before_it_opens_others() -> None:
+def test_a_plan_fills_micro_batches_before_it_adds_another() -> None:
     sequences = random_sequences([(5, 1), (8, 2), (3, 1), (6, 1)])  # 5, 9, 3 and 6 tokens are read
-    assert plan(sequences, Limits(12, 64, VOCAB)) == ((1, 2), (0, 3))
+    assert plan_micro_batches(sequences, Limits(12, 64, VOCAB)) == ((1, 2), (0, 3))
 
 
 @given(lengths)
-def test_a_micro_batch_holds_its_documents_end_to_end(lengths: list[tuple[int, int]]) -> None:
+def test_a_micro_batch_concatenates_its_documents(lengths: list[tuple[int, int]]) -> None:
     sequences = random_sequences(lengths)
     packed = collate(sequences, range(len(sequences)), share_prefixes=False)
     lengths_read = list(packed.layout.lengths)
@@ -56,7 +58,7 @@ def test_a_micro_batch_holds_its_documents_end_to_end(lengths: list[tuple[int, i
         start += len(whole) - 1
 
 
-def test_values_go_to_their_samples_and_back() -> None:
+def test_join_is_the_inverse_of_split() -> None:
     sequences = random_sequences([(2, 3), (4, 1), (1, 2)])
     packed = collate(sequences, (0, 2))
     values = torch.arange(5.0)
@@ -70,19 +72,19 @@ def test_values_go_to_their_samples_and_back() -> None:
 
 def test_a_sample_that_is_too_long_is_refused_not_cut() -> None:
     limits = Limits(budget_tokens=8, max_tokens=20, vocab_size=VOCAB)
-    assert plan(random_sequences([(10, 11)]), limits) == ((0,),)
+    assert plan_micro_batches(random_sequences([(10, 11)]), limits) == ((0,),)
     with pytest.raises(SampleUnusable, match="sample s1: 21 tokens, the trainer takes 20"):
-        plan(random_sequences([(1, 1), (10, 12)]), limits)
+        plan_micro_batches(random_sequences([(1, 1), (10, 12)]), limits)
 
 
 @pytest.mark.parametrize(("prompt", "response"), [([VOCAB], [0]), ([0], [VOCAB]), ([-1], [0])])
 def test_ids_outside_the_vocabulary_are_refused(prompt: list[int], response: list[int]) -> None:
     with pytest.raises(SampleUnusable, match="the vocabulary has 199"):
-        plan([TokenSequence("x", prompt, response, 1.0)], Limits(64, 64, VOCAB))
+        plan_micro_batches([TokenSequence("x", prompt, response, 1.0)], Limits(64, 64, VOCAB))
 
 
 @pytest.mark.parametrize("temperature", [0.0, -1.0, math.nan, math.inf])
-def test_a_temperature_that_cannot_be_undone_is_refused(temperature: float) -> None:
+def test_a_temperature_that_is_not_above_zero_is_refused(temperature: float) -> None:
     with pytest.raises(SampleUnusable, match="temperature"):
         TokenSequence("x", [1], [2], temperature)
 

@@ -14,8 +14,8 @@ import torch
 from clawloop.training.adapters.files import read_adapter
 from clawloop.training.model.architecture import read_architecture
 from clawloop.training.model.loading import load_model
-from clawloop.training.packing.scoring_passes import ScoringPass, of_hint, shard_batch
-from clawloop.training.ranks.ranks import Ranks
+from clawloop.training.ranks.collectives import Ranks
+from clawloop.training.scoring_passes import ScoringPass, hinted_member, shard_batch
 from tests.training.methods import METHODS
 from tests.training.tiny import random_batch, save_checkpoint
 from tests.training.two_ranks import CPU, LIMITS, LORA, run
@@ -35,64 +35,64 @@ def alone(base: Path, tmp_path_factory: pytest.TempPathFactory) -> tuple[Path, d
 
 
 @pytest.fixture(scope="module")
-def raise_on_all_ranks(base: Path, tmp_path_factory: pytest.TempPathFactory) -> tuple[Path, dict[str, Any]]:
+def two_ranks(base: Path, tmp_path_factory: pytest.TempPathFactory) -> tuple[Path, dict[str, Any]]:
     out = tmp_path_factory.mktemp("together")
     # --standalone takes a free port.
     torchrun = [sys.executable, "-m", "torch.distributed.run", "--standalone", "--nproc-per-node", "2"]
     worker = ["-m", "tests.training.two_ranks", str(base), str(out)]
     with subprocess.Popen([*torchrun, *worker], stderr=subprocess.PIPE, text=True) as ranks:
         try:
-            _, said = ranks.communicate(timeout=240)
+            _, stderr = ranks.communicate(timeout=240)
         except subprocess.TimeoutExpired:
             ranks.terminate()  # killed, it would leave its ranks behind
             raise
-    assert ranks.returncode == 0, said
+    assert ranks.returncode == 0, stderr
     result: dict[str, Any] = json.loads((out / "result.json").read_text())
     return out, result
 
 
 def test_two_ranks_see_the_same_losses_as_one_process(
-    alone: tuple[Path, dict[str, Any]], raise_on_all_ranks: tuple[Path, dict[str, Any]]
+    alone: tuple[Path, dict[str, Any]], two_ranks: tuple[Path, dict[str, Any]]
 ) -> None:
-    for one, two in zip(alone[1]["reports"], raise_on_all_ranks[1]["reports"], strict=True):
+    for one, two in zip(alone[1]["reports"], two_ranks[1]["reports"], strict=True):
         assert two["loss"] == pytest.approx(one["loss"], abs=1e-5)
         assert two["grad_norm"] == pytest.approx(one["grad_norm"], rel=1e-4)
         assert two["tokens"] == one["tokens"]
         assert two["samples"].keys() == one["samples"].keys()
         assert (one["fillers"], two["fillers"]) == (0, two["micro_batches"] - one["micro_batches"])
-    assert any(two["fillers"] for two in raise_on_all_ranks[1]["reports"])
+    assert any(two["fillers"] for two in two_ranks[1]["reports"])
 
 
 def test_two_ranks_make_the_same_adapter_as_one_process(
-    base: Path, alone: tuple[Path, dict[str, Any]], raise_on_all_ranks: tuple[Path, dict[str, Any]]
+    base: Path, alone: tuple[Path, dict[str, Any]], two_ranks: tuple[Path, dict[str, Any]]
 ) -> None:
     architecture = read_architecture(base)
     for version in (2, 4):
-        [one], [two] = (list(out.glob(f"v{version}-*")) for out, _ in (alone, raise_on_all_ranks))
-        wanted, found = read_adapter(one, architecture).tensors, read_adapter(two, architecture).tensors
-        for name, tensor in wanted.items():
+        [one], [two] = (list(out.glob(f"v{version}-*")) for out, _ in (alone, two_ranks))
+        expected, found = read_adapter(one, architecture).tensors, read_adapter(two, architecture).tensors
+        for name, tensor in expected.items():
             assert (found[name] - tensor).abs().max() < 1e-4
-        assert any(tensor.abs().max() > 1e-3 for name, tensor in wanted.items() if "lora_b" in name)
+        assert any(tensor.abs().max() > 1e-3 for name, tensor in expected.items() if "lora_b" in name)
 
 
 @pytest.mark.parametrize("method", METHODS)
 def test_two_ranks_train_every_method_as_one_process_does(
-    method: str, alone: tuple[Path, dict[str, Any]], raise_on_all_ranks: tuple[Path, dict[str, Any]]
+    method: str, alone: tuple[Path, dict[str, Any]], two_ranks: tuple[Path, dict[str, Any]]
 ) -> None:
-    one, two = (run["methods"][method] for _, run in (alone, raise_on_all_ranks))
+    one, two = (run["methods"][method] for _, run in (alone, two_ranks))
     assert two["loss"] == pytest.approx(one["loss"], abs=1e-5)
     assert two["grad_norm"] == pytest.approx(one["grad_norm"], rel=1e-4)
-    wanted, found = torch.tensor(one["adapter"]), torch.tensor(two["adapter"])
+    expected, found = torch.tensor(one["adapter"]), torch.tensor(two["adapter"])
     # A tenth of one update: AdamW divides by a gradient's own size, so noise in a tiny one grows.
-    assert (found - wanted).abs().max() < 1e-4
-    assert (found - wanted).norm() < 1e-5 * wanted.norm()
+    assert (found - expected).abs().max() < 1e-4
+    assert (found - expected).norm() < 1e-5 * expected.norm()
     assert one["grad_norm"] > 1e-3
 
 
-def test_what_one_rank_finds_wrong_stops_both_and_they_can_go_on(
-    alone: tuple[Path, dict[str, Any]], raise_on_all_ranks: tuple[Path, dict[str, Any]]
+def test_an_error_on_one_rank_is_raised_on_both_and_the_next_step_succeeds(
+    alone: tuple[Path, dict[str, Any]], two_ranks: tuple[Path, dict[str, Any]]
 ) -> None:
-    failure = raise_on_all_ranks[1]["failure"]
+    failure = two_ranks[1]["failure"]
     assert failure["raised"] == ["logprob_T of a forward pass is not finite"] * 2
     assert alone[1]["failure"]["raised"] == [None]
     # The step after the failure is the first that moves anything.
@@ -101,12 +101,12 @@ def test_what_one_rank_finds_wrong_stops_both_and_they_can_go_on(
 
 
 def test_two_ranks_train_in_bfloat16(
-    alone: tuple[Path, dict[str, Any]], raise_on_all_ranks: tuple[Path, dict[str, Any]]
+    alone: tuple[Path, dict[str, Any]], two_ranks: tuple[Path, dict[str, Any]]
 ) -> None:
-    assert raise_on_all_ranks[1]["bfloat16"] == pytest.approx(alone[1]["bfloat16"], abs=0.02)
+    assert two_ranks[1]["bfloat16"] == pytest.approx(alone[1]["bfloat16"], abs=0.02)
 
 
-def test_every_rank_runs_as_many_forwards_of_each_kind(base: Path) -> None:
+def test_every_rank_runs_the_same_number_of_forwards_in_each_pass(base: Path) -> None:
     model = load_model(base, LORA, dtype=torch.float32, device=CPU)
     batch = [
         *random_batch(model, hints=True, version=2),
@@ -120,17 +120,17 @@ def test_every_rank_runs_as_many_forwards_of_each_kind(base: Path) -> None:
     )
     fillers = 0
     for world in (1, 2, 3, 16):
-        shares = [shard_batch(batch, LIMITS, (joined, plain, teacher), rank=r, world=world) for r in range(world)]
-        assert len({len(share.packs) for share in shares}) == 1
-        members = [m for share in shares for pack in share.packs for m in pack.members]
+        shards = [shard_batch(batch, LIMITS, (joined, plain, teacher), rank=r, world_size=world) for r in range(world)]
+        assert len({len(shard.trained) for shard in shards}) == 1
+        members = [m for shard in shards for pack in shard.trained for m in pack.members]
         assert sorted(members) == list(range(len(batch)))
         for one in (joined, plain, teacher):
-            assert len({len(share.before[one]) for share in shares}) == 1
-        fillers += sum(pack.is_filler for share in shares for pack in share.before[joined])
-        for share in shares:
-            own = {m for pack in share.packs for m in pack.members}
-            read = {one: [m for pack in packs for m in pack.members] for one, packs in share.before.items()}
-            assert sorted(read[joined]) == sorted([*own, *(of_hint(m) for m in own.intersection(hinted[2]))])
+            assert len({len(shard.scored[one]) for shard in shards}) == 1
+        fillers += sum(pack.is_filler for shard in shards for pack in shard.scored[joined])
+        for shard in shards:
+            own = {m for pack in shard.trained for m in pack.members}
+            read = {one: [m for pack in packs for m in pack.members] for one, packs in shard.scored.items()}
+            assert sorted(read[joined]) == sorted([*own, *(hinted_member(m) for m in own.intersection(hinted[2]))])
             assert sorted(read[plain]) == sorted(own)
-            assert sorted(read[teacher]) == sorted(of_hint(m) for m in own.intersection(hinted[5]))
+            assert sorted(read[teacher]) == sorted(hinted_member(m) for m in own.intersection(hinted[5]))
     assert fillers

@@ -1,4 +1,4 @@
-"""A trainer killed in the middle of a step goes on from the disk as if nothing had happened, for every method."""
+"""A trainer killed in the middle of a step resumes from the disk with the same result, for every method."""
 
 from __future__ import annotations
 

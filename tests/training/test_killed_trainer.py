@@ -1,4 +1,4 @@
-"""Trainers that are killed, or stopped and woken: one adapter for each step, the one an undisturbed trainer makes."""
+"""Trainers that are killed, or stopped and resumed, make the same adapters as an undisturbed one, each once."""
 
 from __future__ import annotations
 
@@ -14,88 +14,90 @@ import pytest
 
 from clawloop.contracts.training import StepState
 from clawloop.local.checks import choose_port
-from tests.training.bench import STEPS, Shop, begin, processes, shop
+from tests.training.bench import STEPS, TrainerBench, begin, bench, processes
 from tests.training.dying_trainer import POINTS
 
-__all__ = ["processes", "shop"]
+__all__ = ["bench", "processes"]
 
 assert len(POINTS) == STEPS
 
 
 @pytest.mark.timeout(400)
 async def test_a_step_survives_kills_at_any_point_and_makes_the_same_adapter(
-    shop: Shop, processes: ExitStack, tmp_path: Path
+    bench: TrainerBench, processes: ExitStack, tmp_path: Path
 ) -> None:
     log = tmp_path / "trainer.log"
-    begin(shop, processes, log, "tests.training.dying_trainer", shop.process().model_dump_json(), *POINTS)
+    begin(bench, processes, log, "tests.training.dying_trainer", bench.process().model_dump_json(), *POINTS)
     for n, point in enumerate(POINTS, start=1):
-        await shop.claim(n)
-        done = await asyncio.wait_for(shop.step(n), 240)
-        assert (done.state, done.sha256) == (StepState.COMMITTED, shop.undisturbed[n].version.sha256), point
+        await bench.claim(n)
+        done = await asyncio.wait_for(bench.step(n), 240)
+        assert (done.state, done.sha256) == (StepState.COMMITTED, bench.undisturbed[n].version.sha256), point
         assert f"life until {POINTS[n] if n < len(POINTS) else None}" in log.read_text(), point
-    assert [row["n"] for row in shop.rows("SELECT n FROM versions WHERE n > 0 ORDER BY n")] == [*range(1, 7)]
-    assert shop.rows("SELECT head FROM policies") == [{"head": 6}]
-    assert shop.rows("SELECT state, count(*) FROM samples GROUP BY state") == [{"state": "trained", "count": 54}]
+    assert [row["n"] for row in bench.rows("SELECT n FROM versions WHERE n > 0 ORDER BY n")] == [*range(1, 7)]
+    assert bench.rows("SELECT head FROM policies") == [{"head": 6}]
+    assert bench.rows("SELECT state, count(*) FROM samples GROUP BY state") == [{"state": "trained", "count": 54}]
     # A step that was committed before the kill was answered, not taken again. Before that it may have been: a machine
     # may be so busy that a living trainer seems silent.
     _, committed, after = log.read_text().partition(f"step {len(POINTS)}: committed")
     assert committed
     assert "begins" not in after
-    folders = [path.name for path in (shop.setup.adapters / "default").iterdir() if not path.name.startswith(".")]
+    folders = [path.name for path in (bench.setup.adapters / "default").iterdir() if not path.name.startswith(".")]
     assert len(folders) == len(POINTS)
 
 
 @pytest.mark.timeout(400)
 @pytest.mark.long
-async def test_of_two_trainers_with_one_step_only_one_commits(shop: Shop, processes: ExitStack, tmp_path: Path) -> None:
-    await shop.claim(1)
+async def test_two_trainers_with_the_same_step_commit_it_once(
+    bench: TrainerBench, processes: ExitStack, tmp_path: Path
+) -> None:
+    await bench.claim(1)
     log = tmp_path / "stopped.log"
-    told = shop.process().model_dump_json()
-    begin(shop, processes, log, "tests.training.dying_trainer", told, "stopped: adapter is written")
-    stepping = asyncio.create_task(shop.step(1))
+    process = bench.process().model_dump_json()
+    begin(bench, processes, log, "tests.training.dying_trainer", process, "stopped: adapter is written")
+    stepping = asyncio.create_task(bench.step(1))
     while (found := re.search(r"stopped (\d+)", log.read_text())) is None:
         await asyncio.sleep(0.05)
-    other = ["--model", str(shop.setup.model), "--base-model", "tiny", "--data", str(tmp_path), "--pool", shop.pool]
+    other = ["--model", str(bench.setup.model), "--base-model", "tiny", "--data", str(tmp_path), "--pool", bench.pool]
     limits = ["--micro-batch-tokens", "40", "--threads", "1", "--device", "cpu"]
-    begin(shop, processes, tmp_path / "other.log", "clawloop.cli.main", "worker", "trainer", *other, *limits)
+    begin(bench, processes, tmp_path / "other.log", "clawloop.cli.main", "worker", "trainer", *other, *limits)
     done = await asyncio.wait_for(stepping, 240)
-    assert (done.state, done.sha256) == (StepState.COMMITTED, shop.undisturbed[1].version.sha256)
-    await shop.claim(2)
-    assert (await asyncio.wait_for(shop.step(2), 240)).state is StepState.COMMITTED
-    committed = shop.rows("SELECT n, finished_at FROM steps ORDER BY n")
+    assert (done.state, done.sha256) == (StepState.COMMITTED, bench.undisturbed[1].version.sha256)
+    await bench.claim(2)
+    assert (await asyncio.wait_for(bench.step(2), 240)).state is StepState.COMMITTED
+    committed = bench.rows("SELECT n, finished_at FROM steps ORDER BY n")
 
     os.kill(int(found[1]), signal.SIGCONT)
     while "step 1: committed" not in log.read_text():
         await asyncio.sleep(0.05)
-    assert shop.rows("SELECT n, finished_at FROM steps ORDER BY n") == committed
-    assert shop.rows("SELECT head FROM policies") == [{"head": 2}]
-    assert shop.rows("SELECT count(*) FROM versions WHERE n > 0") == [{"count": 2}]
+    assert bench.rows("SELECT n, finished_at FROM steps ORDER BY n") == committed
+    assert bench.rows("SELECT head FROM policies") == [{"head": 2}]
+    assert bench.rows("SELECT count(*) FROM versions WHERE n > 0") == [{"count": 2}]
 
 
 @pytest.mark.timeout(200)
 @pytest.mark.long
-async def test_a_trainer_that_is_told_to_end_stops_between_micro_batches_and_ends(
-    shop: Shop, processes: ExitStack, tmp_path: Path
+async def test_a_terminated_trainer_stops_between_micro_batches(
+    bench: TrainerBench, processes: ExitStack, tmp_path: Path
 ) -> None:
     port = choose_port("the trainer", "127.0.0.1", 0, "")
-    told = shop.process(health_port=port).model_dump_json()
-    running = begin(shop, processes, tmp_path / "trainer.log", "tests.training.ranked_trainer", told)
-    await shop.claim(1)
-    assert (await asyncio.wait_for(shop.step(1), 240)).state is StepState.COMMITTED
+    process = bench.process(health_port=port).model_dump_json()
+    running = begin(bench, processes, tmp_path / "trainer.log", "tests.training.ranked_trainer", process)
+    await bench.claim(1)
+    assert (await asyncio.wait_for(bench.step(1), 240)).state is StepState.COMMITTED
     async with aiohttp.ClientSession() as session:
         async with session.get(f"http://127.0.0.1:{port}/readyz") as ready:
             assert ready.status == 200
         async with session.get(f"http://127.0.0.1:{port}/metrics") as metrics:
             assert 'clawloop_trainer_steps_total{result="trained"} 1.0' in await metrics.text()
-    await shop.claim(2)
+    await bench.claim(2)
     attempts = "SELECT attempt FROM steps WHERE n = 2"
-    before = shop.rows(attempts)
-    stepping = asyncio.create_task(shop.step(2))
-    while shop.rows(attempts) == before:
+    before = bench.rows(attempts)
+    stepping = asyncio.create_task(bench.step(2))
+    while bench.rows(attempts) == before:
         await asyncio.sleep(0.005)
     running.terminate()
     assert await asyncio.to_thread(running.wait, 30) == 0
     # Whoever comes next goes on with the same batch.
-    begin(shop, processes, tmp_path / "next.log", "tests.training.ranked_trainer", told)
+    begin(bench, processes, tmp_path / "next.log", "tests.training.ranked_trainer", process)
     done = await asyncio.wait_for(stepping, 240)
-    assert (done.state, done.sha256) == (StepState.COMMITTED, shop.undisturbed[2].version.sha256)
+    assert (done.state, done.sha256) == (StepState.COMMITTED, bench.undisturbed[2].version.sha256)

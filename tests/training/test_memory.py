@@ -1,4 +1,4 @@
-"""What a step's tensors hold at most, measured: it grows with the response, not with prompt times vocabulary."""
+"""Peak memory of a step's tensors, measured: it grows with the response, not with prompt times vocabulary."""
 
 from __future__ import annotations
 
@@ -10,14 +10,14 @@ import pytest
 import torch
 from torch.profiler import ProfilerActivity, profile
 
+from clawloop.contracts.training import BatchSample
 from clawloop.recipes.recipe import Distillation, Loss, Optimiser, Train
-from clawloop.training.batch import TrainingSample
-from clawloop.training.model.decoder import Lora
 from clawloop.training.model.loading import load_model
-from clawloop.training.packing.collate import Limits
+from clawloop.training.model.lora import LoraShape
+from clawloop.training.packing.sequences import Limits
 from clawloop.training.step import make_optimizer, train_step
 from tests.training.methods import train_part
-from tests.training.tiny import save_checkpoint
+from tests.training.tiny import sample_id, save_checkpoint
 
 pytestmark = pytest.mark.slow
 
@@ -48,14 +48,14 @@ def peak_bytes(folder: Path, work: Callable[[], object]) -> int:
 
 
 def peak_of_step(base: Path, folder: Path, recipe: Train, prompt: int, response: int) -> int:
-    model = load_model(base, Lora(rank=4, alpha=8.0), dtype=torch.float32, device=torch.device("cpu"))
+    model = load_model(base, LoraShape(rank=4, alpha=8.0), dtype=torch.float32, device=torch.device("cpu"))
     generator = torch.Generator().manual_seed(1)
     ids = torch.randint(0, VOCAB, (prompt + response,), generator=generator).tolist()
-    sample = TrainingSample(
-        key="s",
+    sample = BatchSample(
+        sample_id=sample_id(0),
         prompt_ids=ids[:prompt],
         response_ids=ids[prompt:],
-        behaviour_logprobs=[-9.0] * response,
+        logprobs=[-9.0] * response,
         temperature=1.0,
         version=0,
         reward=1.0,

@@ -1,4 +1,4 @@
-"""A merged checkpoint is a standard one, and says what base and adapter say together."""
+"""A merged checkpoint is a standard one with the logits of base and adapter together."""
 
 from __future__ import annotations
 
@@ -14,8 +14,8 @@ from clawloop.training.adapters import merge as merge_module
 from clawloop.training.adapters.files import Adapter, BaseIdentity, adapter_files, write_version
 from clawloop.training.adapters.merge import merge
 from clawloop.training.model.base_weights import BaseWeights
-from clawloop.training.model.decoder import Lora
 from clawloop.training.model.loading import adapter_tensors, load_model
+from clawloop.training.model.lora import LoraShape
 from tests.training.tiny import (
     Family,
     all_logits,
@@ -31,7 +31,7 @@ def base_and_adapter(tmp_path: Path, family: Family, *, tied: bool, shard_size: 
     (base / "tokenizer.json").write_text("{}")
     (base / "chat_template.jinja").write_text("{{ messages }}")
     (base / "training_args.bin").write_bytes(b"not part of a model")
-    model = load_model(base, Lora(rank=4, alpha=8.0), dtype=torch.float32, device=torch.device("cpu"))
+    model = load_model(base, LoraShape(rank=4, alpha=8.0), dtype=torch.float32, device=torch.device("cpu"))
     shake_adapter(model)
     identity = BaseIdentity(name="tiny", fingerprint=BaseWeights(base).fingerprint())
     files = adapter_files(Adapter(model.lora, adapter_tensors(model), identity), model.architecture)
@@ -39,20 +39,20 @@ def base_and_adapter(tmp_path: Path, family: Family, *, tied: bool, shard_size: 
 
 
 @pytest.mark.parametrize(("family", "tied", "shard_size"), [("qwen3", True, "1GB"), ("qwen2", False, "100KB")])
-def test_a_merged_checkpoint_loads_in_transformers_and_says_the_same(
+def test_a_merged_checkpoint_has_the_same_logits_in_transformers(
     tmp_path: Path, family: Family, tied: bool, shard_size: str
 ) -> None:
     base, adapter = base_and_adapter(tmp_path, family, tied=tied, shard_size=shard_size)
     out = tmp_path / "merged"
     report = merge(base, adapter, out)
     assert report.logit_error < 0.03 < 0.3 < report.logit_change
-    model = load_model(base, Lora(rank=4, alpha=8.0), dtype=torch.float32, device=torch.device("cpu"))
+    model = load_model(base, LoraShape(rank=4, alpha=8.0), dtype=torch.float32, device=torch.device("cpu"))
     shake_adapter(model)
     ids = random_ids(60)
-    wanted = all_logits(model, ids)
+    expected = all_logits(model, ids)
     with torch.no_grad():
         found = reference_model(out)(torch.tensor([ids])).logits[0]
-    assert (found - wanted).norm() / wanted.norm() < 0.03
+    assert (found - expected).norm() / expected.norm() < 0.03
     assert BaseWeights(out).names == BaseWeights(base).names
     stored = BaseWeights(out).read(BaseWeights(out).names, torch.device("cpu"))
     assert {tensor.dtype for _, tensor in stored} == {torch.bfloat16}
@@ -62,7 +62,7 @@ def test_a_merged_checkpoint_loads_in_transformers_and_says_the_same(
     assert {path.stat().st_mode & 0o444 for path in out.iterdir()} == {0o444}
 
 
-def test_a_wrong_merge_is_found_and_removed(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_a_wrong_merge_is_detected_and_removed(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     base, adapter = base_and_adapter(tmp_path, "qwen3", tied=True, shard_size="1GB")
     right = merge_module.merged_weight
 
@@ -75,7 +75,7 @@ def test_a_wrong_merge_is_found_and_removed(tmp_path: Path, monkeypatch: pytest.
     assert not (tmp_path / "merged").exists()
 
 
-def test_a_merge_needs_its_own_base_and_a_free_place(tmp_path: Path) -> None:
+def test_a_merge_needs_the_adapters_base_and_a_new_directory(tmp_path: Path) -> None:
     base, adapter = base_and_adapter(tmp_path, "qwen3", tied=True, shard_size="1GB")
     with pytest.raises(SetupError, match="exists"):
         merge(base, adapter, base)

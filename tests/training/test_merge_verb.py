@@ -1,4 +1,4 @@
-"""`clawloop adapter merge`: the verb says what the merge found, and one line when it cannot."""
+"""`clawloop adapter merge`: prints the report, or one line with the reason."""
 
 from __future__ import annotations
 
@@ -34,7 +34,7 @@ def reason(called: list[str], monkeypatch: pytest.MonkeyPatch, capsys: pytest.Ca
     return capsys.readouterr().err
 
 
-def test_the_verb_writes_a_checkpoint_and_says_what_it_found(parts: tuple[Path, Path], tmp_path: Path) -> None:
+def test_the_command_writes_a_checkpoint_and_prints_the_report(parts: tuple[Path, Path], tmp_path: Path) -> None:
     base, adapter = parts
     out = tmp_path / "merged"
     result = CliRunner().invoke(app, arguments(base, adapter, out))
@@ -47,7 +47,7 @@ def test_the_verb_writes_a_checkpoint_and_says_what_it_found(parts: tuple[Path, 
     assert (merged - unmerged).norm() / unmerged.norm() > 0.1
 
 
-def test_programs_get_the_report_as_json(parts: tuple[Path, Path], tmp_path: Path) -> None:
+def test_the_report_is_available_as_json(parts: tuple[Path, Path], tmp_path: Path) -> None:
     base, adapter = parts
     result = CliRunner().invoke(app, arguments(base, adapter, tmp_path / "merged", "--json"))
     assert result.exit_code == 0, result.output
@@ -57,7 +57,7 @@ def test_programs_get_the_report_as_json(parts: tuple[Path, Path], tmp_path: Pat
     assert report["logit_error"] < 0.03 < 0.3 < report["logit_change"]
 
 
-def test_what_cannot_be_merged_is_one_line(
+def test_a_merge_that_fails_prints_one_line(
     parts: tuple[Path, Path],
     tmp_path: Path,
     monkeypatch: pytest.MonkeyPatch,
@@ -67,15 +67,15 @@ def test_what_cannot_be_merged_is_one_line(
     other = save_checkpoint(tmp_path / "other", seed=1)
     (tmp_path / "file").touch()
     reasons = {
-        "exists; name a directory": arguments(base, adapter, base),
+        "exists; give a directory": arguments(base, adapter, base),
         "another tiny": arguments(other, adapter, tmp_path / "a"),
         "no readable config.json": arguments(tmp_path / "nothing", adapter, tmp_path / "b"),
         "adapter_config.json cannot be read": arguments(base, base, tmp_path / "c"),
         "cannot be written": arguments(base, adapter, tmp_path / "file" / "d"),
     }
-    found = {wanted: reason(called, monkeypatch, capsys) for wanted, called in reasons.items()}
-    for wanted, said in found.items():
-        assert wanted in said
-        assert said.startswith("clawloop: ")
-        assert said.count("\n") == 1
+    messages = {expected: reason(called, monkeypatch, capsys) for expected, called in reasons.items()}
+    for expected, message in messages.items():
+        assert expected in message
+        assert message.startswith("clawloop: ")
+        assert message.count("\n") == 1
     assert sorted(path.name for path in tmp_path.iterdir()) == ["file", "other"]

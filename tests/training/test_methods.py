@@ -11,14 +11,15 @@ import torch
 from peft import PeftModel
 from torch import Tensor, nn
 
+from clawloop.contracts.training import BatchSample, StepFigures
 from clawloop.recipes.recipe import Train
 from clawloop.training.adapters.files import Adapter, BaseIdentity, adapter_files, write_version
-from clawloop.training.batch import TrainingSample
 from clawloop.training.model.architecture import adapter_names
-from clawloop.training.model.decoder import Lora, PolicyModel
+from clawloop.training.model.decoder import PolicyModel
 from clawloop.training.model.loading import adapter_tensors, load_model
-from clawloop.training.packing.collate import Limits
-from clawloop.training.step import StepReport, make_optimizer, train_step
+from clawloop.training.model.lora import LoraShape
+from clawloop.training.packing.sequences import Limits
+from clawloop.training.step import make_optimizer, train_step
 from tests.training.methods import LIMITS, METHODS, batch_of, train_part
 from tests.training.tiny import VOCAB, reference_model, relative_error, shake_adapter
 
@@ -29,14 +30,14 @@ def unclipped(method: str) -> Train:
 
 
 def load(path: Path) -> PolicyModel:
-    model = load_model(path, Lora(rank=4, alpha=8.0), dtype=torch.float32, device=torch.device("cpu"))
+    model = load_model(path, LoraShape(rank=4, alpha=8.0), dtype=torch.float32, device=torch.device("cpu"))
     shake_adapter(model)
     return model
 
 
 def gradients_of_step(
-    base: Path, samples: list[TrainingSample], recipe: Train, limits: Limits = LIMITS
-) -> tuple[dict[str, Tensor], StepReport]:
+    base: Path, samples: list[BatchSample], recipe: Train, limits: Limits = LIMITS
+) -> tuple[dict[str, Tensor], StepFigures]:
     """What one step leaves, by PEFT's names."""
     model = load(base)
     report = train_step(model, make_optimizer(model, recipe.optimiser), samples, recipe, limits, parent=1)
@@ -44,9 +45,7 @@ def gradients_of_step(
     return {names[ours]: p.grad.clone() for ours, p in model.adapter_parameters().items() if p.grad is not None}, report
 
 
-def plain_step(
-    base: Path, folder: Path, samples: list[TrainingSample], recipe: Train
-) -> tuple[dict[str, Tensor], float]:
+def plain_step(base: Path, folder: Path, samples: list[BatchSample], recipe: Train) -> tuple[dict[str, Tensor], float]:
     """The step written out from DESIGN section 7: one sample at a time, unpadded, nothing of ours but files."""
     model = load(base)
     identity = BaseIdentity(name="tiny", fingerprint="")
@@ -63,7 +62,7 @@ def plain_step(
     return found, float(loss.detach())
 
 
-def _plain_loss(peft: nn.Module, sample: TrainingSample, recipe: Train) -> Tensor:
+def _plain_loss(peft: nn.Module, sample: BatchSample, recipe: Train) -> Tensor:
     response = torch.tensor(sample.response_ids)[:, None]
 
     def distribution(prompt: list[int]) -> Tensor:
@@ -72,7 +71,7 @@ def _plain_loss(peft: nn.Module, sample: TrainingSample, recipe: Train) -> Tenso
         return (logits / sample.temperature).log_softmax(-1)
 
     student = distribution(list(sample.prompt_ids))
-    own, mu = student.gather(-1, response)[:, 0], torch.tensor(sample.behaviour_logprobs)
+    own, mu = student.gather(-1, response)[:, 0], torch.tensor(sample.logprobs)
     teacher = None
     with torch.no_grad():
         with peft.disable_adapter():  # type: ignore[operator]
@@ -112,12 +111,12 @@ def test_a_methods_gradient_is_that_of_peft_and_transformers(
     base = request.getfixturevalue(checkpoint)
     recipe = unclipped(method)
     samples = batch_of(method, load(base))
-    wanted, loss = plain_step(base, tmp_path, samples, recipe)
+    expected, loss = plain_step(base, tmp_path, samples, recipe)
     found, report = gradients_of_step(base, samples, recipe)
     assert not report.dropped
     assert report.micro_batches > 1
     assert report.loss == pytest.approx(loss, rel=1e-5, abs=1e-6)
-    assert relative_error(found, wanted) < 1e-5
+    assert relative_error(found, expected) < 1e-5
 
 
 @pytest.mark.parametrize("method", METHODS)

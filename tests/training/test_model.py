@@ -1,4 +1,4 @@
-"""Our decoder against transformers' on the same checkpoint."""
+"""The decoder compared with that of transformers on the same checkpoint."""
 
 from __future__ import annotations
 
@@ -9,11 +9,13 @@ import pytest
 import torch
 
 from clawloop.errors import ModelUnsupported
-from clawloop.training.model import decoder as model_module
+from clawloop.training.model import decoder
 from clawloop.training.model.base_weights import BaseWeights
-from clawloop.training.model.decoder import Lora, PolicyModel
+from clawloop.training.model.decoder import PolicyModel
 from clawloop.training.model.loading import load_model
-from clawloop.training.packing.collate import TokenSequence, collate
+from clawloop.training.model.lora import LoraShape
+from clawloop.training.packing.collate import collate
+from clawloop.training.packing.sequences import TokenSequence
 from tests.training.tiny import (
     VOCAB,
     Family,
@@ -29,7 +31,7 @@ CPU = torch.device("cpu")
 
 
 def load(path: Path, dtype: torch.dtype = torch.float32) -> PolicyModel:
-    return load_model(path, Lora(rank=4, alpha=8.0), dtype=dtype, device=CPU)
+    return load_model(path, LoraShape(rank=4, alpha=8.0), dtype=dtype, device=CPU)
 
 
 @pytest.mark.parametrize("family", ["qwen3", "qwen2"])
@@ -70,16 +72,16 @@ def test_rope_and_norms_stay_float32_in_a_bfloat16_model(qwen3: Path) -> None:
 
 
 @pytest.mark.parametrize("checkpoint", ["qwen3", "qwen2"])
-def test_packed_documents_read_as_they_do_alone(checkpoint: str, request: pytest.FixtureRequest) -> None:
+def test_packed_documents_are_scored_as_single_ones(checkpoint: str, request: pytest.FixtureRequest) -> None:
     model = load(request.getfixturevalue(checkpoint))
     shake_adapter(model)
     sequences = random_sequences([(9, 5), (3, 17), (1, 1), (30, 2)])
     packed = collate(sequences, range(len(sequences)))
     with torch.no_grad():
-        raise_on_all_ranks = packed.split(model(packed).logprobs_N)
+        packed_logprobs = packed.split(model(packed).logprobs_N)
         for index in range(len(sequences)):
             alone = model(collate(sequences, [index])).logprobs_N
-            assert (raise_on_all_ranks[index] - alone).abs().max() < 1e-5
+            assert (packed_logprobs[index] - alone).abs().max() < 1e-5
 
 
 def test_logprobs_are_of_logits_divided_by_the_recorded_temperature(qwen3: Path) -> None:
@@ -99,13 +101,13 @@ def test_logprobs_are_of_logits_divided_by_the_recorded_temperature(qwen3: Path)
 
 
 @pytest.mark.parametrize("checkpointing", [False, True])
-def test_the_vocabulary_in_pieces_gives_the_same_reading_and_gradients(
+def test_scoring_in_chunks_gives_the_same_scores_and_gradients(
     qwen3: Path, monkeypatch: pytest.MonkeyPatch, checkpointing: bool
 ) -> None:
     packed = collate(random_sequences([(9, 5), (3, 17)]), [0, 1])
     readings, gradients = [], []
     for logits_at_once, again in ((2**26, False), (4 * VOCAB, checkpointing)):
-        monkeypatch.setattr(model_module, "_LOGITS_AT_ONCE", logits_at_once)
+        monkeypatch.setattr(decoder, "_MAX_LOGITS", logits_at_once)
         model = load(qwen3)
         model.gradient_checkpointing = again
         shake_adapter(model)
@@ -154,7 +156,7 @@ def edit_config(path: Path, **changes: object) -> None:
         ({"intermediate_size": 96}, r"w1|w2|w3"),
     ],
 )
-def test_what_the_trainer_does_not_compute_is_refused_by_name(
+def test_an_unsupported_model_feature_is_refused_by_name(
     tmp_path: Path, changes: dict[str, object], message: str
 ) -> None:
     path = save_checkpoint(tmp_path)
@@ -171,7 +173,7 @@ def test_a_missing_shard_is_refused_by_name(tmp_path: Path) -> None:
         load(path)
 
 
-def test_the_fingerprint_tells_two_models_of_one_shape_apart(tmp_path: Path, qwen3: Path) -> None:
+def test_the_fingerprint_distinguishes_two_models_of_one_shape(tmp_path: Path, qwen3: Path) -> None:
     same = BaseWeights(save_checkpoint(tmp_path / "a")).fingerprint()
     other = BaseWeights(save_checkpoint(tmp_path / "b", seed=1)).fingerprint()
     assert BaseWeights(qwen3).fingerprint() == same

@@ -1,4 +1,4 @@
-"""Ranks that torchrun starts anew find each other, not those that died."""
+"""Ranks restarted by torchrun join each other, not the ranks that died."""
 
 from __future__ import annotations
 
@@ -13,7 +13,7 @@ RESTARTS = 1
 
 @pytest.mark.slow
 @pytest.mark.timeout(200)
-def test_ranks_started_anew_join_at_the_first_attempt(tmp_path: Path) -> None:
+def test_restarted_ranks_join_at_the_first_attempt(tmp_path: Path) -> None:
     program = [sys.executable, "-m", "tests.training.joining_rank", "agent", str(tmp_path), str(RESTARTS)]
     ended = subprocess.run(program, capture_output=True, text=True, timeout=180)
     assert ended.returncode == 0, ended.stderr[-2000:]

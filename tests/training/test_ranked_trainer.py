@@ -1,4 +1,4 @@
-"""Two ranks under torchrun that take steps from Temporal: as one process would; idle, killed, started anew."""
+"""Two ranks under torchrun that take steps from Temporal, as one process would: idle, killed and restarted."""
 
 from __future__ import annotations
 
@@ -15,11 +15,11 @@ from clawloop.contracts.training import StepState, VersionRef
 from clawloop.training.adapters.files import read_adapter
 from clawloop.training.model.architecture import read_architecture
 from clawloop.training.step_runner import StepRunner
-from tests.training.bench import Shop, begin, processes, shop
+from tests.training.bench import TrainerBench, begin, bench, processes
 
-__all__ = ["processes", "shop"]
+__all__ = ["bench", "processes"]
 
-NOTHING_EVERY = timedelta(seconds=1)
+PING_INTERVAL = timedelta(seconds=1)
 # Shorter than the test lets the ranks idle: without the no-op they would be gone. Not so short that a busy machine
 # needs longer to connect them.
 COMMAND_TIMEOUT = timedelta(seconds=12)
@@ -27,61 +27,61 @@ COMMAND_TIMEOUT = timedelta(seconds=12)
 
 @pytest.mark.timeout(500)
 @pytest.mark.long
-async def test_two_ranks_idle_die_and_come_back_and_their_steps_are_those_of_one_process(
-    shop: Shop, processes: ExitStack, tmp_path: Path
+async def test_two_ranks_restarted_after_a_death_train_as_one_process_does(
+    bench: TrainerBench, processes: ExitStack, tmp_path: Path
 ) -> None:
-    # Versions of both are read by both.
-    shop.straight = StepRunner(shop.setup)
-    process = shop.process(nproc=2, nothing_every=NOTHING_EVERY, command_timeout=COMMAND_TIMEOUT)
-    agent = begin(shop, processes, tmp_path / "ranks.log", "tests.training.ranked_trainer", process.model_dump_json())
-    await take(shop, 1)
+    # Both runners read each other's versions.
+    bench.undisturbed_runner = StepRunner(bench.setup)
+    process = bench.process(nproc=2, ping_interval=PING_INTERVAL, command_timeout=COMMAND_TIMEOUT)
+    agent = begin(bench, processes, tmp_path / "ranks.log", "tests.training.ranked_trainer", process.model_dump_json())
+    await take(bench, 1)
     first = ranks(agent)
     await asyncio.sleep(COMMAND_TIMEOUT.total_seconds() * 1.25)
-    await take(shop, 2)
+    await take(bench, 2)
     assert ranks(agent) == first
 
     # Killed while all wait.
     psutil.Process(first[1]).kill()
     second = await others(agent, first)
-    await take(shop, 3)
+    await take(bench, 3)
     assert ranks(agent) == second
 
     # Killed in the middle of a step.
-    await shop.claim(4)
+    await bench.claim(4)
     attempts = "SELECT attempt FROM steps WHERE n = 4"
-    before = shop.rows(attempts)
-    stepping = asyncio.create_task(shop.step(4))
-    while shop.rows(attempts) == before:
+    before = bench.rows(attempts)
+    stepping = asyncio.create_task(bench.step(4))
+    while bench.rows(attempts) == before:
         await asyncio.sleep(0.005)
     psutil.Process(second[1]).kill()
     assert (await stepping).state is StepState.COMMITTED
     assert ranks(agent) == await others(agent, second)
-    compare(shop, 4)
+    compare(bench, 4)
 
     # Stopped, not dead: it is given up as well.
     third = ranks(agent)
     psutil.Process(third[1]).suspend()
     await others(agent, third, seconds=150)
-    await take(shop, 5)
+    await take(bench, 5)
 
 
-async def take(shop: Shop, n: int) -> None:
-    await shop.claim(n)
-    done = await asyncio.wait_for(shop.step(n), 240)
+async def take(bench: TrainerBench, n: int) -> None:
+    await bench.claim(n)
+    done = await asyncio.wait_for(bench.step(n), 240)
     assert done.state is StepState.COMMITTED
-    assert done.loss == pytest.approx(shop.undisturbed[n].figures.loss, abs=1e-5)
-    compare(shop, n)
+    assert done.loss == pytest.approx(bench.undisturbed[n].figures.loss, abs=1e-5)
+    compare(bench, n)
 
 
-def compare(shop: Shop, n: int) -> None:
+def compare(bench: TrainerBench, n: int) -> None:
     """The adapter of both ranks with the one made in this process."""
-    [row] = shop.rows(f"SELECT path FROM versions WHERE n = {n}")
-    architecture = read_architecture(shop.setup.model)
-    alone: VersionRef = shop.undisturbed[n].version
-    wanted = read_adapter(shop.setup.adapters / alone.path, architecture).tensors
-    found = read_adapter(shop.setup.adapters / row["path"], architecture).tensors
-    assert max(float((found[name] - tensor).abs().max()) for name, tensor in wanted.items()) < 1e-4
-    assert any(float(tensor.abs().max()) > 1e-3 for name, tensor in wanted.items() if "lora_b" in name)
+    [row] = bench.rows(f"SELECT path FROM versions WHERE n = {n}")
+    architecture = read_architecture(bench.setup.model)
+    alone: VersionRef = bench.undisturbed[n].version
+    expected = read_adapter(bench.setup.adapters / alone.path, architecture).tensors
+    found = read_adapter(bench.setup.adapters / row["path"], architecture).tensors
+    assert max(float((found[name] - tensor).abs().max()) for name, tensor in expected.items()) < 1e-4
+    assert any(float(tensor.abs().max()) > 1e-3 for name, tensor in expected.items() if "lora_b" in name)
 
 
 def ranks(agent: subprocess.Popen[bytes]) -> list[int]:

@@ -1,4 +1,4 @@
-"""Packed along a tree, a step is the step over the same samples packed one after the other."""
+"""Sharing prefixes changes a step's cost and not its result."""
 
 from __future__ import annotations
 
@@ -10,17 +10,21 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 from torch import Tensor
 
+from clawloop.contracts.training import BatchSample, StepFigures
 from clawloop.local.tiny_model import ensure_tiny_model
 from clawloop.recipes.recipe import Loss, Optimiser, Train
-from clawloop.training.batch import TrainingSample
+from clawloop.training.batch import plain_sequence
 from clawloop.training.model import attention
-from clawloop.training.model.decoder import Lora, PolicyModel
+from clawloop.training.model.decoder import PolicyModel
 from clawloop.training.model.loading import load_model
+from clawloop.training.model.lora import LoraShape
 from clawloop.training.packing import prefix_tree
-from clawloop.training.packing.collate import Limits, TokenSequence, collate, plan
-from clawloop.training.packing.scoring_passes import ScoringPass, shard_batch
+from clawloop.training.packing.collate import collate
+from clawloop.training.packing.plan import plan_micro_batches
+from clawloop.training.packing.sequences import Limits, TokenSequence
+from clawloop.training.scoring_passes import ScoringPass, shard_batch
 from clawloop.training.setup import TrainerSetup
-from clawloop.training.step import StepReport, make_optimizer, train_step
+from clawloop.training.step import make_optimizer, train_step
 from tests.training.chat_session import session_turns
 from tests.training.tiny import (
     VOCAB,
@@ -37,7 +41,7 @@ RECIPE = Train(loss=Loss(kl=0.1, entropy=0.01), optimiser=Optimiser(grad_clip=1e
 
 
 def load(path: Path) -> PolicyModel:
-    model = load_model(path, Lora(rank=4, alpha=8.0), dtype=torch.float32, device=torch.device("cpu"))
+    model = load_model(path, LoraShape(rank=4, alpha=8.0), dtype=torch.float32, device=torch.device("cpu"))
     shake_adapter(model)
     return model
 
@@ -46,9 +50,7 @@ def gradients(model: PolicyModel) -> dict[str, Tensor]:
     return {name: p.grad.clone() for name, p in model.adapter_parameters().items() if p.grad is not None}
 
 
-def both_ways(
-    model: PolicyModel, samples: list[TrainingSample], limits: Limits
-) -> tuple[StepReport, StepReport, float]:
+def both_ways(model: PolicyModel, samples: list[BatchSample], limits: Limits) -> tuple[StepFigures, StepFigures, float]:
     """A step's reports with and without sharing, and how far their gradients are apart."""
     reports, found = [], []
     for share in (True, False):
@@ -84,14 +86,14 @@ def families(draw: st.DrawFn) -> list[TokenSequence]:
 
 @pytest.fixture
 def small_steps(monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(prefix_tree, "SHARED_AT_LEAST", 1)
-    monkeypatch.setattr(attention, "_QUERIES_AT_ONCE", 3)
+    monkeypatch.setattr(prefix_tree, "MIN_SHARED_TOKENS", 1)
+    monkeypatch.setattr(attention, "_CPU_QUERY_CHUNK", 3)
 
 
 @pytest.mark.slow
 @pytest.mark.usefixtures("small_steps")
 @pytest.mark.parametrize("checkpoint", ["qwen3", "qwen2"])
-def test_along_any_tree_a_model_reads_and_learns_what_it_does_from_documents_alone(
+def test_scores_and_gradients_along_any_prefix_tree_are_those_of_separate_documents(
     checkpoint: str, request: pytest.FixtureRequest
 ) -> None:
     model = load(request.getfixturevalue(checkpoint))
@@ -117,7 +119,7 @@ def test_along_any_tree_a_model_reads_and_learns_what_it_does_from_documents_alo
 
 @pytest.mark.parametrize("checkpoint", ["qwen3", "qwen2"])
 @pytest.mark.parametrize("budget", [4096, 150])
-def test_a_step_over_a_session_and_a_group_is_the_step_without_sharing(
+def test_sharing_prefixes_does_not_change_a_step_over_a_session_and_a_group(
     checkpoint: str, budget: int, request: pytest.FixtureRequest
 ) -> None:
     model = load(request.getfixturevalue(checkpoint))
@@ -130,42 +132,42 @@ def test_a_step_over_a_session_and_a_group_is_the_step_without_sharing(
 
 
 @pytest.mark.slow
-def test_twenty_turns_of_a_real_clients_session_need_a_third_of_the_tokens(tmp_path: Path) -> None:
+def test_sharing_prefixes_cuts_twenty_turns_of_a_real_client_to_a_third_of_the_tokens(tmp_path: Path) -> None:
     turns = session_turns(ensure_tiny_model(tmp_path), 20, hints=True)
     sequences, hinted = [sequence for sequence, _ in turns], [ids for _, ids in turns]
     model = load(save_checkpoint(tmp_path / "base", vocab=1024, positions=4096))
     samples = as_samples(model, sequences, hinted=hinted)
     shared, apart, off = both_ways(model, samples, Limits(40_000, 4096, 1024))
-    raise_on_all_ranks, one_by_one = (
+    with_sharing, without_sharing = (
         len(collate(sequences, range(20), share_prefixes=share).tokens_S) for share in (True, False)
     )
-    assert one_by_one == sum(sequence.input_tokens for sequence in sequences)
-    assert one_by_one / raise_on_all_ranks > 3
+    assert without_sharing == sum(sequence.input_tokens for sequence in sequences)
+    assert without_sharing / with_sharing > 3
     hints = tuple(index for index, ids in enumerate(hinted) if ids is not None)
     passes = [ScoringPass(version=0, reference=True), ScoringPass(version=0, hinted=hints)]
     passes.append(ScoringPass(version=0, reference=True, hinted=hints))
-    before = shard_batch(samples, Limits(40_000, 4096, 1024), passes, rank=0, world=1).before
-    plain, taught, joined = (sum(len(pack.tokens_S) for pack in before[one]) for one in passes)
-    assert plain == raise_on_all_ranks
+    scored = shard_batch(samples, Limits(40_000, 4096, 1024), passes, rank=0, world_size=1).scored
+    plain, taught, joined = (sum(len(pack.tokens_S) for pack in scored[one]) for one in passes)
+    assert plain == with_sharing
     assert (plain + taught) / joined > 1.2
     assert shared.loss == pytest.approx(apart.loss, abs=1e-5)
     assert off < 1e-5
 
 
-def test_prompts_that_each_fill_the_trainers_own_budget_are_read_together_too(tmp_path: Path) -> None:
+def test_prompts_that_each_fill_the_budget_share_a_micro_batch(tmp_path: Path) -> None:
     tokenizer = ensure_tiny_model(tmp_path)
     sequences = [sequence for sequence, _ in session_turns(tokenizer, 20, system_words=4000)]
     setup = TrainerSetup(model=tokenizer, adapters=tmp_path)
     limits = Limits(setup.micro_batch_tokens, 40_960, 1024)
     # OpenClaw's smallest request is 35 KB.
     assert min(sequence.input_tokens for sequence in sequences) > limits.budget_tokens
-    read = [len(collate(sequences, members).tokens_S) for members in plan(sequences, limits)]
+    read = [len(collate(sequences, members).tokens_S) for members in plan_micro_batches(sequences, limits)]
     assert sum(sequence.input_tokens for sequence in sequences) / sum(read) > 3
     longest = max(sequence.input_tokens for sequence in sequences)
     assert max(read) <= longest + limits.budget_tokens // 2
 
 
-def test_what_attention_keeps_for_the_backward_pass_grows_with_the_tokens_read() -> None:
+def test_memory_for_the_backward_pass_of_attention_grows_with_the_input_tokens() -> None:
     def kept(branches: int) -> tuple[int, int]:
         """Bytes, and tokens read."""
         prompt = random_sequences([(512, 1)])[0].prompt_ids
@@ -189,18 +191,18 @@ def test_what_attention_keeps_for_the_backward_pass_grows_with_the_tokens_read()
     assert shared / lone < 1.5 * many / few
 
 
-def test_a_batch_with_nothing_in_common_is_packed_as_without_sharing(qwen3: Path) -> None:
-    sequences = [sample.sequence() for sample in random_batch(load(qwen3))]
+def test_a_batch_without_common_prefixes_is_packed_as_without_sharing(qwen3: Path) -> None:
+    sequences = [plain_sequence(sample) for sample in random_batch(load(qwen3))]
     limits = [Limits(60, 256, VOCAB, share_prefixes=share) for share in (True, False)]
-    assert plan(sequences, limits[0]) == plan(sequences, limits[1])
-    for members in plan(sequences, limits[0]):
+    assert plan_micro_batches(sequences, limits[0]) == plan_micro_batches(sequences, limits[1])
+    for members in plan_micro_batches(sequences, limits[0]):
         shared, apart = (collate(sequences, members, share_prefixes=share) for share in (True, False))
         assert shared.layout == apart.layout
         assert torch.equal(shared.tokens_S, apart.tokens_S)
         assert torch.equal(shared.rows_N, apart.rows_N)
 
 
-def test_a_groups_prompt_is_read_once(qwen3: Path) -> None:
+def test_a_groups_prompt_is_computed_once(qwen3: Path) -> None:
     prompt = random_sequences([(60, 1)])[0].prompt_ids
     members = [TokenSequence(str(n), prompt, [n, 5, 6, 7], 1.0) for n in range(4)]
     packed = collate(members, range(4))
@@ -209,7 +211,7 @@ def test_a_groups_prompt_is_read_once(qwen3: Path) -> None:
     assert len({rows[0].item() for rows in packed.split(packed.rows_N).values()}) == 1
 
 
-def test_micro_batches_keep_sessions_together_and_count_what_is_read() -> None:
+def test_micro_batches_keep_sessions_together_and_count_shared_tokens_once() -> None:
     generator = torch.Generator().manual_seed(0)
 
     def ids(count: int) -> list[int]:
@@ -222,26 +224,26 @@ def test_micro_batches_keep_sessions_together_and_count_what_is_read() -> None:
         histories[turn % 2] += ids(10)
         sequences.append(TokenSequence(str(turn), [*histories[turn % 2], *ids(5)], ids(6), 1.0))
     # Each session reads 130 tokens of history and 5 + 5 for each turn.
-    assert plan(sequences, Limits(160, 256, VOCAB)) == ((0, 2, 4), (1, 3, 5))
+    assert plan_micro_batches(sequences, Limits(160, 256, VOCAB)) == ((0, 2, 4), (1, 3, 5))
     # Together they need 320; what shares nothing is held to the budget, however long the longest is.
-    assert plan(sequences, Limits(270, 256, VOCAB)) == ((0, 2, 4), (1, 3, 5))
+    assert plan_micro_batches(sequences, Limits(270, 256, VOCAB)) == ((0, 2, 4), (1, 3, 5))
     # Beside the longest of a session, 140, the two others add 20, half of 40.
-    assert plan(sequences, Limits(40, 256, VOCAB)) == ((0, 2, 4), (1, 3, 5))
-    assert len(plan(sequences, Limits(38, 256, VOCAB))) == 4
-    assert plan(sequences, Limits(320, 256, VOCAB)) == ((0, 1, 2, 3, 4, 5),)
-    assert len(plan(sequences, Limits(160, 256, VOCAB, share_prefixes=False))) == 6
+    assert plan_micro_batches(sequences, Limits(40, 256, VOCAB)) == ((0, 2, 4), (1, 3, 5))
+    assert len(plan_micro_batches(sequences, Limits(38, 256, VOCAB))) == 4
+    assert plan_micro_batches(sequences, Limits(320, 256, VOCAB)) == ((0, 1, 2, 3, 4, 5),)
+    assert len(plan_micro_batches(sequences, Limits(160, 256, VOCAB, share_prefixes=False))) == 6
 
 
-def test_only_what_shares_most_of_its_tokens_is_read_beyond_the_budget() -> None:
+def test_only_samples_that_share_most_tokens_exceed_the_budget() -> None:
     def like(*parts: tuple[int, int]) -> TokenSequence:
         """Parts of (id, how often) and a response of one token."""
         return TokenSequence("x", [token for token, often in parts for _ in range(often)], [1], 1.0)
 
     chats = [like((1, 40), (2, 760)), like((1, 40), (3, 360))]  # two with a system prompt of 40 tokens
-    assert plan(chats, Limits(800, 1000, VOCAB)) == ((0,), (1,))
+    assert plan_micro_batches(chats, Limits(800, 1000, VOCAB)) == ((0,), (1,))
     turns = [like((1, 800)), like((1, 700), (2, 90))]
-    assert plan(turns, Limits(800, 1000, VOCAB)) == ((0, 1),)
+    assert plan_micro_batches(turns, Limits(800, 1000, VOCAB)) == ((0, 1),)
     # The long one is nothing to the short ones beside it.
     strangers = [like((1, 700)), *(like((2, 60), (3 + n, 20)) for n in range(4))]
-    for members in plan(strangers, Limits(800, 1000, VOCAB)):
+    for members in plan_micro_batches(strangers, Limits(800, 1000, VOCAB)):
         assert len(collate(strangers, members).tokens_S) <= 800

@@ -11,32 +11,36 @@ import torch
 from peft import PeftModel
 from torch import Tensor, nn
 
+from clawloop.contracts.training import BatchSample, StepFigures
 from clawloop.errors import AdapterUnusable, NothingToTrain, SampleUnusable, StepDiverged
 from clawloop.recipes.recipe import Advantage, Bounds, Distillation, Loss, Optimiser, Train
 from clawloop.training.adapters.files import Adapter, BaseIdentity, adapter_files, write_version
-from clawloop.training.batch import TrainingSample
-from clawloop.training.batch_signals import Progress
+from clawloop.training.batch import plain_sequence
 from clawloop.training.model.architecture import adapter_names
-from clawloop.training.model.decoder import Lora, PolicyModel
+from clawloop.training.model.decoder import PolicyModel
 from clawloop.training.model.loading import adapter_tensors, load_model
-from clawloop.training.packing.collate import Limits, collate
-from clawloop.training.step import StepReport, make_optimizer, train_step
-from tests.training.tiny import VOCAB, random_batch, reference_model, shake_adapter
+from clawloop.training.model.lora import LoraShape
+from clawloop.training.packing.collate import collate
+from clawloop.training.packing.sequences import Limits
+from clawloop.training.progress import Progress
+from clawloop.training.step import make_optimizer, train_step
+from tests.training.tiny import VOCAB, random_batch, reference_model, sample_id, shake_adapter
 
 CPU = torch.device("cpu")
+FAR = sample_id(99)
 WIDE = Limits(budget_tokens=4096, max_tokens=256, vocab_size=VOCAB)
 UNCLIPPED = Optimiser(grad_clip=1e9)
 
 
 def load(path: Path) -> PolicyModel:
-    model = load_model(path, Lora(rank=4, alpha=8.0), dtype=torch.float32, device=CPU)
+    model = load_model(path, LoraShape(rank=4, alpha=8.0), dtype=torch.float32, device=CPU)
     shake_adapter(model)
     return model
 
 
 def step(
-    model: PolicyModel, samples: list[TrainingSample], recipe: Train, limits: Limits = WIDE, parent: int = 1
-) -> StepReport:
+    model: PolicyModel, samples: list[BatchSample], recipe: Train, limits: Limits = WIDE, parent: int = 1
+) -> StepFigures:
     return train_step(model, make_optimizer(model, recipe.optimiser), samples, recipe, limits, parent=parent)
 
 
@@ -50,9 +54,9 @@ def gradients(model: PolicyModel) -> dict[str, Tensor]:
     return found
 
 
-def relative_error(found: dict[str, Tensor], wanted: dict[str, Tensor]) -> float:
-    assert found.keys() == wanted.keys()
-    return max(float((found[name] - wanted[name]).norm() / wanted[name].norm()) for name in wanted)
+def relative_error(found: dict[str, Tensor], expected: dict[str, Tensor]) -> float:
+    assert found.keys() == expected.keys()
+    return max(float((found[name] - expected[name]).norm() / expected[name].norm()) for name in expected)
 
 
 def peft_model(model: PolicyModel, base: Path, tmp_path: Path) -> nn.Module:
@@ -69,7 +73,7 @@ def plain_logprobs(peft: nn.Module, prompt: list[int], response: list[int], temp
     return (logits / temperature).log_softmax(-1)
 
 
-def plain_gradients(peft: nn.Module, samples: list[TrainingSample], recipe: Train) -> tuple[dict[str, Tensor], float]:
+def plain_gradients(peft: nn.Module, samples: list[BatchSample], recipe: Train) -> tuple[dict[str, Tensor], float]:
     """The same step written out: one sample at a time, PPO clip and weighted k2."""
     total = sum(sum(s.response_mask or [True] * len(s.response_ids)) for s in samples)
     loss = torch.zeros(())
@@ -78,7 +82,7 @@ def plain_gradients(peft: nn.Module, samples: list[TrainingSample], recipe: Trai
         chosen = torch.tensor(sample.response_ids)[:, None]
         mask = torch.tensor(sample.response_mask or [True] * len(sample.response_ids))
         logp = plain_logprobs(peft, *arguments).gather(-1, chosen)[:, 0][mask]
-        mu = torch.tensor(sample.behaviour_logprobs)[mask]
+        mu = torch.tensor(sample.logprobs)[mask]
         advantage = torch.full_like(mu, sample.reward or 0.0)
         with torch.no_grad():
             with peft.disable_adapter():  # type: ignore[operator]
@@ -108,14 +112,14 @@ def test_gradients_are_those_of_peft_and_transformers(
     model = load(base)
     recipe = Train(loss=Loss(kl=0.1, aggregation=aggregation), optimiser=UNCLIPPED)  # type: ignore[arg-type]
     samples = random_batch(model, hints=True)
-    wanted, loss = plain_gradients(peft_model(model, base, tmp_path), samples, recipe)
+    expected, loss = plain_gradients(peft_model(model, base, tmp_path), samples, recipe)
     report = step(model, samples, recipe, Limits(budget_tokens=60, max_tokens=256, vocab_size=VOCAB))
     assert report.micro_batches > 2
     assert report.loss == pytest.approx(loss, rel=1e-5)
-    assert relative_error(gradients(model), wanted) < 1e-5
+    assert relative_error(gradients(model), expected) < 1e-5
 
 
-def test_the_budget_changes_memory_not_the_gradient(qwen3: Path) -> None:
+def test_the_token_budget_does_not_change_the_gradient(qwen3: Path) -> None:
     found = []
     for budget in (1, 50, 4096):
         model = load(qwen3)
@@ -130,7 +134,7 @@ def test_the_budget_changes_memory_not_the_gradient(qwen3: Path) -> None:
     assert relative_error(found[1], found[2]) < 1e-5
 
 
-def test_gradient_checkpointing_changes_memory_not_the_gradient(qwen3: Path) -> None:
+def test_gradient_checkpointing_does_not_change_the_gradient(qwen3: Path) -> None:
     found = []
     for again in (True, False):
         model = load(qwen3)
@@ -171,29 +175,29 @@ def test_distillation_follows_the_kl_over_top_k_and_tail(qwen3: Path, tmp_path: 
         loss = loss + (p.exp() * (p - q)).sum() / total
     loss.backward()  # type: ignore[no-untyped-call]
     named = dict(peft.named_parameters())
-    wanted = {name.replace(".default", ""): p.grad for name, p in named.items() if p.grad is not None}
+    expected = {name.replace(".default", ""): p.grad for name, p in named.items() if p.grad is not None}
     report = step(model, samples, recipe)
     assert report.loss == pytest.approx(float(loss.detach()), rel=1e-4)
-    assert relative_error(gradients(model), wanted) < 1e-4
+    assert relative_error(gradients(model), expected) < 1e-4
 
 
-def test_samples_with_and_without_hint_share_a_distillation_step(qwen3: Path) -> None:
+def test_a_distillation_step_takes_samples_with_and_without_hints(qwen3: Path) -> None:
     model = load(qwen3)
     samples = random_batch(model, hints=True)
     recipe = Train(loss=Loss(distillation=1.0), distillation=Distillation(top_k=5))
     report = step(model, samples, recipe)
     assert set(report.parts) == {"policy_gradient", "distillation", "kl"}
-    assert set(report.samples) == {sample.key for sample in samples}
+    assert set(report.samples) == {sample.sample_id for sample in samples}
 
 
-def test_a_step_moves_wanted_replies_up_and_unwanted_down(qwen3: Path) -> None:
+def test_a_step_raises_the_probability_of_rewarded_replies_and_lowers_that_of_others(qwen3: Path) -> None:
     model = load(qwen3)
     samples = random_batch(model)
     recipe = Train(optimiser=Optimiser(lr=3e-3))
     before = step(model, samples, recipe)
     after = step(model, samples, recipe)
     for sample in samples:
-        moved = (after.samples[sample.key].ratio_mean or 0) - (before.samples[sample.key].ratio_mean or 0)
+        moved = (after.samples[sample.sample_id].ratio_mean or 0) - (before.samples[sample.sample_id].ratio_mean or 0)
         assert moved * (sample.reward or 0) > 0
 
 
@@ -211,35 +215,34 @@ def test_several_epochs_update_several_times_with_the_first_policy_as_anchor(qwe
     assert moved[1] > 1.5 * moved[0]
 
 
-def test_decoupled_a_token_counts_by_how_far_the_policy_was_from_what_sampled_it(qwen3: Path) -> None:
+def test_the_decoupled_correction_weights_tokens_by_prox_over_behaviour(qwen3: Path) -> None:
     model = load(qwen3)
     samples = random_batch(model)
-    far = [logprob - 1.0 for logprob in samples[1].behaviour_logprobs]
-    samples[1] = replace(samples[1], behaviour_logprobs=far)
-    packed = collate([sample.sequence() for sample in samples], range(len(samples)))
+    far = [logprob - 1.0 for logprob in samples[1].logprobs]
+    samples[1] = replace(samples[1], logprobs=far)
+    packed = collate([plain_sequence(sample) for sample in samples], range(len(samples)))
     with torch.no_grad():
         begins = packed.split(model(packed).logprobs_N)
     # As the step begins the ratio is 1, and nothing is clipped.
     weights = [
-        (begins[index] - torch.tensor(sample.behaviour_logprobs)).exp().clamp(max=2)
-        for index, sample in enumerate(samples)
+        (begins[index] - torch.tensor(sample.logprobs)).exp().clamp(max=2) for index, sample in enumerate(samples)
     ]
-    wanted = -sum(
+    expected = -sum(
         float(weight.sum()) * (sample.reward or 0) for weight, sample in zip(weights, samples, strict=True)
     ) / sum(map(len, weights))
     report = step(model, samples, Train(loss=Loss(kl=0, correction="decoupled")))
-    assert report.loss == pytest.approx(wanted, rel=1e-5)
+    assert report.loss == pytest.approx(expected, rel=1e-5)
 
 
-def test_masked_tokens_teach_nothing(qwen3: Path) -> None:
+def test_masked_tokens_are_not_trained(qwen3: Path) -> None:
     whole_model, masked_model = load(qwen3), load(qwen3)
     samples = random_batch(whole_model)
     masked = [
-        TrainingSample(
-            key=s.key,
+        BatchSample(
+            sample_id=s.sample_id,
             prompt_ids=s.prompt_ids,
             response_ids=s.response_ids,
-            behaviour_logprobs=s.behaviour_logprobs,
+            logprobs=s.logprobs,
             temperature=s.temperature,
             version=1,
             reward=s.reward,
@@ -249,7 +252,7 @@ def test_masked_tokens_teach_nothing(qwen3: Path) -> None:
     ]
     whole_report = step(whole_model, samples, Train())
     masked_report = step(masked_model, masked, Train())
-    alone = [s.key for s in samples if len(s.response_ids) == 1]
+    alone = [s.sample_id for s in samples if len(s.response_ids) == 1]
     assert whole_report.tokens - masked_report.tokens == len(samples)
     assert list(masked_report.dropped) == alone
     assert "none is trained" in masked_report.dropped[alone[0]]
@@ -269,7 +272,7 @@ def test_a_step_over_a_bound_is_refused_before_the_optimiser_moves(bounds: Bound
     assert all(torch.equal(before[name], tensor) for name, tensor in adapter_tensors(model).items())
 
 
-def test_numbers_that_are_not_finite_stop_the_step(qwen3: Path) -> None:
+def test_a_number_that_is_not_finite_stops_the_step(qwen3: Path) -> None:
     model = load(qwen3)
     samples = random_batch(model)
     with torch.no_grad():
@@ -283,13 +286,13 @@ def test_numbers_that_are_not_finite_stop_the_step(qwen3: Path) -> None:
 def test_explicit_feedback_far_from_the_policy_is_dropped_as_drifted(qwen3: Path) -> None:
     model = load(qwen3)
     samples = random_batch(model)
-    far = [logprob - 1.5 for logprob in samples[0].behaviour_logprobs]
+    far = [logprob - 1.5 for logprob in samples[0].logprobs]
     for explicit, drift in ((True, 1.0), (True, 2.0), (False, 1.0)):
-        changed = TrainingSample(
-            key="far",
+        changed = BatchSample(
+            sample_id=FAR,
             prompt_ids=samples[0].prompt_ids,
             response_ids=samples[0].response_ids,
-            behaviour_logprobs=far,
+            logprobs=far,
             temperature=samples[0].temperature,
             version=1,
             reward=1.0,
@@ -297,18 +300,18 @@ def test_explicit_feedback_far_from_the_policy_is_dropped_as_drifted(qwen3: Path
         )
         report = step(load(qwen3), [changed, *samples[1:]], Train(drift=drift))
         dropped = explicit and drift < 1.5
-        assert ("far" in report.samples) is not dropped
-        assert ("drifted: mean |log ratio| 1.5" in report.dropped.get("far", "")) is dropped
+        assert (FAR in report.samples) is not dropped
+        assert ("drifted: mean |log ratio| 1.5" in report.dropped.get(FAR, "")) is dropped
 
 
-def test_a_batch_with_nothing_to_learn_from_is_no_step(qwen3: Path) -> None:
+def test_a_batch_with_nothing_to_learn_from_raises(qwen3: Path) -> None:
     model = load(qwen3)
     sample = random_batch(model)[0]
-    empty = TrainingSample(
-        key="empty",
+    empty = BatchSample(
+        sample_id=sample_id(0),
         prompt_ids=sample.prompt_ids,
         response_ids=sample.response_ids,
-        behaviour_logprobs=sample.behaviour_logprobs,
+        logprobs=sample.logprobs,
         temperature=sample.temperature,
         version=1,
         reward=None,
@@ -318,26 +321,27 @@ def test_a_batch_with_nothing_to_learn_from_is_no_step(qwen3: Path) -> None:
 
 
 def test_a_sample_whose_lengths_disagree_is_refused() -> None:
+    sample = BatchSample(
+        sample_id=sample_id(0),
+        prompt_ids=[1],
+        response_ids=[2, 3],
+        logprobs=[-0.1],
+        temperature=1.0,
+        version=1,
+        reward=1.0,
+    )
     with pytest.raises(SampleUnusable, match="log-probs of length 1 for 2 response tokens"):
-        TrainingSample(
-            key="x",
-            prompt_ids=[1],
-            response_ids=[2, 3],
-            behaviour_logprobs=[-0.1],
-            temperature=1.0,
-            version=1,
-            reward=1.0,
-        )
+        plain_sequence(sample)
 
 
-def test_the_version_that_answered_teaches_its_own_hint(qwen3: Path) -> None:
+def test_the_version_that_answered_is_the_teacher(qwen3: Path) -> None:
     model = load(qwen3)
     samples = random_batch(model, hints=True, version=1)
     older = {name: tensor * 0.5 for name, tensor in adapter_tensors(model).items()}
-    asked: list[int] = []
+    versions_read: list[int] = []
 
     def read_version(version: int) -> dict[str, Tensor]:
-        asked.append(version)
+        versions_read.append(version)
         return older
 
     recipe = Train(optimiser=UNCLIPPED)
@@ -348,14 +352,14 @@ def test_the_version_that_answered_teaches_its_own_hint(qwen3: Path) -> None:
         report = train_step(model, optimizer, samples, recipe, WIDE, parent=parent, read_version=read_version)
         ratios[case] = report.ratio
         found[case] = gradients(model)
-    assert asked == [1]
+    assert versions_read == [1]
     assert ratios["older"] == ratios["same"], "what is trained is the parent, not the teacher"
     assert relative_error(found["older"], found["same"]) > 1e-3
     with pytest.raises(AdapterUnusable, match="version 1 is a teacher"):
         step(load(qwen3), samples, recipe, parent=3)
 
 
-def test_the_base_model_may_teach_instead(qwen3: Path) -> None:
+def test_the_base_model_can_be_the_teacher(qwen3: Path) -> None:
     base_teacher = Train(advantage=Advantage(teacher="base"), optimiser=UNCLIPPED)
     asked_base, of_base = load(qwen3), load(qwen3)
     samples = random_batch(asked_base, hints=True, version=1)
@@ -368,15 +372,15 @@ def test_the_base_model_may_teach_instead(qwen3: Path) -> None:
 @pytest.mark.parametrize(
     ("teacher", "before"), [("policy", ["reference", "teacher"]), ("base", ["reference and teacher"])]
 )
-def test_progress_is_told_after_every_micro_batch(teacher: str, before: list[str], qwen3: Path) -> None:
+def test_progress_is_reported_after_every_micro_batch(teacher: str, before: list[str], qwen3: Path) -> None:
     model = load(qwen3)
-    told: list[Progress] = []
+    reported: list[Progress] = []
     optimizer = make_optimizer(model, Optimiser())
     limits = Limits(budget_tokens=60, max_tokens=256, vocab_size=VOCAB)
     samples = random_batch(model, hints=True)
     recipe = Train(advantage=Advantage(teacher=teacher))  # type: ignore[arg-type]
-    report = train_step(model, optimizer, samples, recipe, limits, parent=1, report=told.append)
-    trained = [progress for progress in told if progress.stage == "train"]
+    report = train_step(model, optimizer, samples, recipe, limits, parent=1, on_progress=reported.append)
+    trained = [progress for progress in reported if progress.stage == "train"]
     assert [progress.done for progress in trained] == list(range(1, report.micro_batches + 1))
     assert {progress.of for progress in trained} == {report.micro_batches}
-    assert list(dict.fromkeys(p.stage for p in told)) == [*before, "train"]
+    assert list(dict.fromkeys(p.stage for p in reported)) == [*before, "train"]

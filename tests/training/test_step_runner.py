@@ -1,4 +1,4 @@
-"""Steps of a resident model: each begins from its parent's files, whatever came before it."""
+"""Steps on a model in memory: each begins from its parent's files, whatever came before it."""
 
 from __future__ import annotations
 
@@ -18,8 +18,9 @@ from clawloop.errors import (
     TrainerUnavailable,
 )
 from clawloop.recipes.recipe import Bounds, Distillation, Lora, Loss, Optimiser, Recipe
+from clawloop.training.progress import ignore_status
 from clawloop.training.step_runner import StepRunner
-from tests.training.steps import RECIPE, never, quiet, samples_of, setup_of, step_of, whole
+from tests.training.steps import RECIPE, completed, never, samples_of, setup_of, step_of
 from tests.training.tiny import VOCAB, save_checkpoint
 
 
@@ -32,10 +33,10 @@ def take(
     model: StepRunner, samples: list[BatchSample], n: int, parent: VersionRef | None, **named: object
 ) -> VersionRef:
     step = step_of(samples, n, parent, **named)  # type: ignore[arg-type]
-    return whole(model.train(step, quiet, never)).version
+    return completed(model.train(step, ignore_status, never)).version
 
 
-def test_policies_take_turns_on_one_model_as_if_each_were_alone(
+def test_steps_of_several_policies_on_one_model_do_not_influence_each_other(
     qwen3: Path, batches: dict[int, list[BatchSample]], tmp_path: Path
 ) -> None:
     alone = StepRunner(setup_of(qwen3, tmp_path / "alone"))
@@ -53,11 +54,11 @@ def test_policies_take_turns_on_one_model_as_if_each_were_alone(
     assert take(shared, batches[1], 1, None, policy="third").sha256 != first.sha256
 
 
-def test_after_a_step_that_failed_half_way_the_next_one_is_what_it_would_have_been(
+def test_a_failed_step_does_not_change_the_next_one(
     qwen3: Path, batches: dict[int, list[BatchSample]], tmp_path: Path
 ) -> None:
-    straight = StepRunner(setup_of(qwen3, tmp_path / "straight"))
-    wanted = take(straight, batches[2], 2, take(straight, batches[1], 1, None))
+    undisturbed = StepRunner(setup_of(qwen3, tmp_path / "undisturbed"))
+    expected = take(undisturbed, batches[2], 2, take(undisturbed, batches[1], 1, None))
     model = StepRunner(setup_of(qwen3, tmp_path / "interrupted"))
     first = take(model, batches[1], 1, None)
     # Two epochs, the second of which is out of bounds: the weights in memory have moved by then.
@@ -69,14 +70,14 @@ def test_after_a_step_that_failed_half_way_the_next_one_is_what_it_would_have_be
         }
     )
     with pytest.raises(StepDiverged, match=r"KL|ratio"):
-        model.train(step_of(batches[3], 2, first, recipe=wild), quiet, never)
-    said: list[str] = []
+        model.train(step_of(batches[3], 2, first, recipe=wild), ignore_status, never)
+    reported: list[str] = []
     with pytest.raises(TrainerUnavailable, match="between two micro-batches"):
-        model.train(step_of(batches[2], 2, first), said.append, lambda: said[-1:] == ["step 2: train 3 of 5"])
+        model.train(step_of(batches[2], 2, first), reported.append, lambda: reported[-1:] == ["step 2: train 3 of 5"])
     assert not list((tmp_path / "interrupted" / "default").glob("v2-*"))
-    assert take(model, batches[2], 2, first) == wanted
+    assert take(model, batches[2], 2, first) == expected
     # Killed after the rename, before the commit: the files are there already.
-    assert take(model, batches[2], 2, first) == wanted
+    assert take(model, batches[2], 2, first) == expected
 
 
 def test_a_sample_that_cannot_be_trained_is_left_out_with_its_reason(
@@ -90,43 +91,43 @@ def test_a_sample_that_cannot_be_trained_is_left_out_with_its_reason(
         "log-probs of length": replace(given[2], logprobs=[-1.0] * 99),
         "73 tokens, the trainer takes 60": replace(given[3], hinted_prompt_ids=[1] * 52, reward=None),
     }
-    trained = whole(model.train(step_of([*bad.values(), *given[4:]], 1), quiet, never))
-    assert trained.figures.samples == 5
+    trained = completed(model.train(step_of([*bad.values(), *given[4:]], 1), ignore_status, never))
+    assert len(trained.figures.samples) == 5
     for (reason, sample), found in zip(bad.items(), trained.figures.dropped.values(), strict=True):
         assert reason in found
         assert sample.sample_id in trained.figures.dropped
-    without = whole(StepRunner(setup_of(qwen3, tmp_path / "b")).train(step_of(given[4:], 1), quiet, never))
+    without = completed(StepRunner(setup_of(qwen3, tmp_path / "b")).train(step_of(given[4:], 1), ignore_status, never))
     assert trained.version.sha256 == without.version.sha256
     with pytest.raises(NothingToTrain, match="no sample of 4 can be trained: "):
-        model.train(step_of(list(bad.values()), 1), quiet, never)
+        model.train(step_of(list(bad.values()), 1), ignore_status, never)
 
 
-def test_a_hint_the_trainer_cannot_read_leaves_the_verdict(
+def test_a_sample_whose_hint_is_too_long_is_trained_on_its_verdict(
     qwen3: Path, batches: dict[int, list[BatchSample]], tmp_path: Path
 ) -> None:
     hinted = next(place for place, sample in enumerate(batches[1]) if sample.hinted_prompt_ids and sample.reward)
-    taken = []
+    trained = []
     for name, hint in (("long", [1] * 60), ("none", None)):
         samples = [*batches[1]]
         samples[hinted] = replace(samples[hinted], hinted_prompt_ids=hint)
         model = StepRunner(setup_of(qwen3, tmp_path / name, max_tokens=60))
-        taken.append(whole(model.train(step_of(samples, 1), quiet, never)))
-    assert [trained.figures.dropped for trained in taken] == [{}, {}]
-    assert taken[0].version.sha256 == taken[1].version.sha256
-    ((sample, why),) = taken[0].figures.without_hint.items()
+        trained.append(completed(model.train(step_of(samples, 1), ignore_status, never)))
+    assert [step.figures.dropped for step in trained] == [{}, {}]
+    assert trained[0].version.sha256 == trained[1].version.sha256
+    ((sample, why),) = trained[0].figures.without_hint.items()
     assert sample == batches[1][hinted].sample_id
     assert why.endswith("tokens, the trainer takes 60")
-    assert taken[1].figures.without_hint == {}
+    assert trained[1].figures.without_hint == {}
 
 
-def test_what_an_adapter_cannot_be_used_for_is_said(
+def test_an_unusable_adapter_is_refused_with_the_reason(
     qwen3: Path, batches: dict[int, list[BatchSample]], tmp_path: Path
 ) -> None:
     model = StepRunner(setup_of(qwen3, tmp_path))
     first = take(model, batches[1], 1, None)
     wider = RECIPE.model_copy(update={"train": RECIPE.train.model_copy(update={"lora": Lora(rank=8, alpha=8.0)})})
     with pytest.raises(AdapterUnusable, match=r"version 1 has LoRA of rank 4.*asks for rank 8.*roll back"):
-        model.train(step_of(batches[2], 2, first, recipe=wider), quiet, never)
+        model.train(step_of(batches[2], 2, first, recipe=wider), ignore_status, never)
     # From version 0 any shape can begin.
     take(model, batches[2], 2, None, recipe=wider)
     other = StepRunner(setup_of(save_checkpoint(tmp_path / "other", seed=1), tmp_path))
@@ -135,11 +136,11 @@ def test_what_an_adapter_cannot_be_used_for_is_said(
     with pytest.raises(AdapterUnusable, match=r"holds .*, expected 0000"):
         take(model, batches[2], 2, replace(first, sha256="0" * 64))
     hinted = [replace(sample, version=1) for sample in batches[3]]
-    with pytest.raises(AdapterUnusable, match="version 1 answered a sample with a hint"):
-        model.train(step_of(hinted, 3), quiet, never)
+    with pytest.raises(AdapterUnusable, match="version 1 is the teacher of a hint"):
+        model.train(step_of(hinted, 3), ignore_status, never)
 
 
-def test_an_earlier_version_teaches_what_it_answered(
+def test_an_earlier_version_is_the_teacher_of_its_own_answers(
     qwen3: Path, batches: dict[int, list[BatchSample]], tmp_path: Path
 ) -> None:
     model = StepRunner(setup_of(qwen3, tmp_path))
@@ -168,7 +169,7 @@ def test_a_policy_of_another_base_waits_for_its_own_trainer(
     qwen3: Path, batches: dict[int, list[BatchSample]], tmp_path: Path
 ) -> None:
     model = StepRunner(setup_of(qwen3, tmp_path))
-    with pytest.raises(TrainerUnavailable, match=r"holds 'tiny', the policy's base is 'Qwen/Qwen3-4B'.*--base-model"):
+    with pytest.raises(TrainerUnavailable, match=r"has 'tiny', the policy's base is 'Qwen/Qwen3-4B'.*--base-model"):
         take(model, batches[1], 1, None, base_model="Qwen/Qwen3-4B")
     by_folder = setup_of(qwen3, tmp_path, base_model=None)
     by_folder.require_base(qwen3.name)
@@ -177,7 +178,7 @@ def test_a_policy_of_another_base_waits_for_its_own_trainer(
         by_folder.require_base("tiny")
 
 
-def test_what_cannot_be_started_says_why(tmp_path: Path, qwen3: Path) -> None:
+def test_unusable_settings_are_refused_with_the_reason(tmp_path: Path, qwen3: Path) -> None:
     with pytest.raises(SetupError, match=r"--model: .* has no readable config.json"):
         setup_of(tmp_path, tmp_path).check()
     (tmp_path / "config.json").write_text((qwen3 / "config.json").read_text())
@@ -185,7 +186,7 @@ def test_what_cannot_be_started_says_why(tmp_path: Path, qwen3: Path) -> None:
         setup_of(tmp_path, tmp_path).check()
 
 
-def test_more_ids_to_compare_than_the_vocabulary_has_are_refused_by_their_key(
+def test_a_top_k_not_below_the_vocabulary_size_is_refused_with_its_key(
     qwen3: Path, batches: dict[int, list[BatchSample]], tmp_path: Path
 ) -> None:
     model = StepRunner(setup_of(qwen3, tmp_path))
@@ -198,9 +199,11 @@ def test_more_ids_to_compare_than_the_vocabulary_has_are_refused_by_their_key(
 
     for top_k in (VOCAB, VOCAB + 7):
         with pytest.raises(RecipeRejected, match=r"recipe set.*training resume") as raised:
-            model.train(step_of(batches[1], 1, recipe=comparing(top_k)), quiet, never)
+            model.train(step_of(batches[1], 1, recipe=comparing(top_k)), ignore_status, never)
         assert raised.value.field == "train.distillation.top_k"
-    assert whole(model.train(step_of(batches[1], 1, recipe=comparing(VOCAB - 1)), quiet, never)).figures.samples > 0
+    assert completed(
+        model.train(step_of(batches[1], 1, recipe=comparing(VOCAB - 1)), ignore_status, never)
+    ).figures.samples
 
 
 def test_a_recipe_without_a_reference_or_hints_takes_steps(
@@ -208,6 +211,6 @@ def test_a_recipe_without_a_reference_or_hints_takes_steps(
 ) -> None:
     plain = Recipe(name="plain", train=RECIPE.train.model_copy(update={"loss": Loss(kl=0.0)}))
     model = StepRunner(setup_of(qwen3, tmp_path))
-    trained = whole(model.train(step_of(batches[1], 1, recipe=plain), quiet, never))
+    trained = completed(model.train(step_of(batches[1], 1, recipe=plain), ignore_status, never))
     assert trained.figures.kl is None
     assert trained.figures.tokens == sum(len(sample.response_ids) for sample in batches[1])

@@ -1,4 +1,4 @@
-"""What a recipe says of a step is what the step does."""
+"""Every setting of a recipe reaches its step."""
 
 from __future__ import annotations
 
@@ -8,9 +8,9 @@ import pytest
 import torch
 
 from clawloop.recipes.recipe import Train
-from clawloop.training.model.decoder import Lora
 from clawloop.training.model.loading import adapter_tensors, load_model
-from clawloop.training.packing.collate import Limits
+from clawloop.training.model.lora import LoraShape
+from clawloop.training.packing.sequences import Limits
 from clawloop.training.step import make_optimizer, train_step
 from tests.training.tiny import VOCAB, random_batch, shake_adapter
 
@@ -53,7 +53,7 @@ def test_every_setting_of_a_recipe_reaches_its_step(qwen3: Path, table: str, key
     changed = plain | {table: plain[table] | {key: value}}
     after = []
     for settings in (plain, plain, changed):
-        model = load_model(qwen3, Lora(rank=4, alpha=8.0), dtype=torch.float32, device=torch.device("cpu"))
+        model = load_model(qwen3, LoraShape(rank=4, alpha=8.0), dtype=torch.float32, device=torch.device("cpu"))
         shake_adapter(model)
         recipe = Train.model_validate(settings)
         batch = random_batch(model, hints=True)

@@ -1,4 +1,4 @@
-"""The trainer's thread: steps that are cancelled, that hang, that break."""
+"""Steps in the trainer's thread that are cancelled, hang or fail."""
 
 from __future__ import annotations
 
@@ -13,9 +13,10 @@ import torch
 
 from clawloop.contracts.training import BatchSample, StepBatch, TrainedStep
 from clawloop.errors import TrainerUnavailable
+from clawloop.training.progress import StatusCallback, ignore_status
 from clawloop.training.step_runner import StepRunner
-from clawloop.training.trainer import ThreadedTrainer
-from tests.training.steps import never, quiet, samples_of, setup_of, step_of, whole
+from clawloop.training.threaded_trainer import ThreadedTrainer
+from tests.training.steps import completed, never, samples_of, setup_of, step_of
 
 
 @pytest.fixture(scope="module")
@@ -23,73 +24,73 @@ def samples(qwen3: Path) -> list[BatchSample]:
     return samples_of(qwen3, 1)
 
 
-async def test_a_cancelled_step_ends_at_the_next_micro_batch_and_the_next_one_is_unharmed(
+async def test_a_cancelled_step_ends_at_the_next_micro_batch_and_the_next_step_succeeds(
     qwen3: Path, samples: list[BatchSample], tmp_path: Path
 ) -> None:
     trainer = ThreadedTrainer(StepRunner(setup_of(qwen3, tmp_path / "a")))
-    said: list[str] = []
+    reported: list[str] = []
     go_on = threading.Event()
 
-    def report(at: str) -> None:
-        said.append(at)
-        if at == "step 1: train 2 of 5":
+    def report(status: str) -> None:
+        reported.append(status)
+        if status == "step 1: train 2 of 5":
             go_on.wait(20)
 
-    working = asyncio.create_task(trainer.train(step_of(samples, 1), report))
-    while said[-1:] != ["step 1: train 2 of 5"]:
+    running = asyncio.create_task(trainer.train(step_of(samples, 1), report))
+    while reported[-1:] != ["step 1: train 2 of 5"]:
         await asyncio.sleep(0.01)
-    working.cancel()
+    running.cancel()
     await asyncio.sleep(0)
     go_on.set()
     with pytest.raises(asyncio.CancelledError):
-        await working
-    assert said[-1] == "step 1: train 2 of 5"
+        await running
+    assert reported[-1] == "step 1: train 2 of 5"
     assert not list((tmp_path / "a" / "default").glob("*"))
-    done = await trainer.train(step_of(samples, 1), quiet)
-    wanted = whole(StepRunner(setup_of(qwen3, tmp_path / "b")).train(step_of(samples, 1), quiet, never))
-    assert done.version == wanted.version
+    done = await trainer.train(step_of(samples, 1), ignore_status)
+    expected = completed(StepRunner(setup_of(qwen3, tmp_path / "b")).train(step_of(samples, 1), ignore_status, never))
+    assert done.version == expected.version
     await trainer.close()
 
 
-class HangingModel(StepRunner):
+class HangingRunner(StepRunner):
     def __init__(self, *given: object) -> None:
         super().__init__(*given)  # type: ignore[arg-type]
         self.go_on = threading.Event()
 
-    def train(self, step: StepBatch, say: Callable[[str], None], should_stop: Callable[[], bool]) -> TrainedStep | None:
-        say("step 1: begins")
+    def train(self, step: StepBatch, report: StatusCallback, should_stop: Callable[[], bool]) -> TrainedStep | None:
+        report("step 1: begins")
         self.go_on.wait(20)
         raise TrainerUnavailable("it went on")
 
 
-async def test_a_step_that_hangs_is_given_up_and_the_process_must_be_started_anew(
+async def test_a_hanging_step_is_abandoned_and_marks_the_trainer_broken(
     qwen3: Path, samples: list[BatchSample], tmp_path: Path
 ) -> None:
-    model = HangingModel(setup_of(qwen3, tmp_path))
+    model = HangingRunner(setup_of(qwen3, tmp_path))
     trainer = ThreadedTrainer(model, stall_limit=timedelta(seconds=0.5))
-    with pytest.raises(TrainerUnavailable, match="nothing was heard of the step"):
-        await trainer.train(step_of(samples, 1), quiet)
+    with pytest.raises(TrainerUnavailable, match="the step reported no progress"):
+        await trainer.train(step_of(samples, 1), ignore_status)
     assert trainer.broken.is_set()
-    with pytest.raises(TrainerUnavailable, match="started anew"):
-        await trainer.train(step_of(samples, 1), quiet)
+    with pytest.raises(TrainerUnavailable, match="being restarted"):
+        await trainer.train(step_of(samples, 1), ignore_status)
     model.go_on.set()
     await trainer.close()
 
 
-async def test_a_bug_in_one_step_leaves_the_trainer_in_order(
+async def test_a_bug_in_one_step_does_not_break_the_trainer(
     qwen3: Path, samples: list[BatchSample], tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     trainer = ThreadedTrainer(StepRunner(setup_of(qwen3, tmp_path)))
     with monkeypatch.context() as patch:
         patch.setattr("clawloop.training.step_runner.train_step", lambda *given, **named: 1 // 0)
         with pytest.raises(ZeroDivisionError):
-            await trainer.train(step_of(samples, 1), quiet)
+            await trainer.train(step_of(samples, 1), ignore_status)
     assert not trainer.broken.is_set()
-    assert (await trainer.train(step_of(samples, 1), quiet)).version.n == 1
+    assert (await trainer.train(step_of(samples, 1), ignore_status)).version.n == 1
     await trainer.close()
 
 
-async def test_a_gpu_that_failed_needs_a_new_process(
+async def test_a_failed_gpu_marks_the_trainer_broken(
     qwen3: Path, samples: list[BatchSample], tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     trainer = ThreadedTrainer(StepRunner(setup_of(qwen3, tmp_path)))
@@ -99,12 +100,12 @@ async def test_a_gpu_that_failed_needs_a_new_process(
 
     monkeypatch.setattr("clawloop.training.step_runner.train_step", illegal)
     with pytest.raises(TrainerUnavailable, match="the GPU failed"):
-        await trainer.train(step_of(samples, 1), quiet)
+        await trainer.train(step_of(samples, 1), ignore_status)
     assert trainer.broken.is_set()
     await trainer.close()
 
 
-async def test_no_room_on_the_disk_is_nothing_that_lasts(
+async def test_a_full_disk_is_a_transient_error(
     qwen3: Path, samples: list[BatchSample], tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     trainer = ThreadedTrainer(StepRunner(setup_of(qwen3, tmp_path)))
@@ -115,7 +116,7 @@ async def test_no_room_on_the_disk_is_nothing_that_lasts(
     with monkeypatch.context() as patch:
         patch.setattr(Path, "rename", full)
         with pytest.raises(TrainerUnavailable, match="version 1 cannot be written: No space left on device"):
-            await trainer.train(step_of(samples, 1), quiet)
+            await trainer.train(step_of(samples, 1), ignore_status)
     assert not list((tmp_path / "default").iterdir())
-    assert (await trainer.train(step_of(samples, 1), quiet)).version.n == 1
+    assert (await trainer.train(step_of(samples, 1), ignore_status)).version.n == 1
     await trainer.close()

@@ -17,13 +17,15 @@ import pytest
 import torch
 from torch import Tensor
 
+from clawloop.contracts.training import BatchSample
 from clawloop.recipes.recipe import Advantage, Loss, Optimiser, Train
-from clawloop.training.batch import TrainingSample
-from clawloop.training.model.decoder import Lora, PolicyModel
+from clawloop.training.model.decoder import PolicyModel
 from clawloop.training.model.loading import load_model
-from clawloop.training.packing.collate import Limits, TokenSequence, collate
+from clawloop.training.model.lora import LoraShape
+from clawloop.training.packing.collate import collate
+from clawloop.training.packing.sequences import Limits, TokenSequence
 from clawloop.training.step import make_optimizer, train_step
-from tests.training.tiny import save_checkpoint
+from tests.training.tiny import sample_id, save_checkpoint
 
 VOCAB = 16
 LIMITS = Limits(budget_tokens=4096, max_tokens=64, vocab_size=VOCAB)
@@ -37,7 +39,11 @@ def learned(tmp_path_factory: pytest.TempPathFactory) -> PolicyModel:
     """A model whose adapter prefers one first word; in float64 but for norms, LoRA and logits, ever in float32."""
     base = save_checkpoint(tmp_path_factory.mktemp("words"), vocab=VOCAB, positions=64)
     model = load_model(
-        base, Lora(rank=4, alpha=8.0), dtype=torch.float64, device=torch.device("cpu"), gradient_checkpointing=False
+        base,
+        LoraShape(rank=4, alpha=8.0),
+        dtype=torch.float64,
+        device=torch.device("cpu"),
+        gradient_checkpointing=False,
     )
     make_it_read_hints(model)
     assert preferences(model, PLAIN) == pytest.approx((0.5, 0.5), abs=0.05)
@@ -54,9 +60,9 @@ def learned(tmp_path_factory: pytest.TempPathFactory) -> PolicyModel:
 def make_it_read_hints(model: PolicyModel) -> None:
     """Train the base weights on all replies, and on those with the hinted word where the hint is."""
     replies = [[first, second] for first in FIRST for second in SECOND]
-    told = [TokenSequence("plain", PLAIN, reply, 1.0) for reply in replies]
-    told += [TokenSequence("hinted", HINTED, reply, 1.0) for reply in replies if reply[1] == SECOND[0]]
-    packed = collate(told, range(len(told)))
+    sequences = [TokenSequence("plain", PLAIN, reply, 1.0) for reply in replies]
+    sequences += [TokenSequence("hinted", HINTED, reply, 1.0) for reply in replies if reply[1] == SECOND[0]]
+    packed = collate(sequences, range(len(sequences)))
     weights = [parameter.requires_grad_() for parameter in model.parameters() if not parameter.requires_grad]
     optimizer = torch.optim.Adam(weights, lr=3e-3)
     for _ in range(60):
@@ -82,7 +88,7 @@ def preferences(model: PolicyModel, prompt: list[int]) -> tuple[float, float]:
     return float(first_V[FIRST[0]].exp()), float(first_V.exp() @ second_VV.exp()[:, SECOND[0]])
 
 
-def batches(model: PolicyModel) -> Iterator[list[TrainingSample]]:
+def batches(model: PolicyModel) -> Iterator[list[BatchSample]]:
     """Sixteen replies of the model as it is when asked for them; each batch a version's."""
     generator = torch.Generator().manual_seed(1)
     for version in itertools.count(1):
@@ -90,11 +96,11 @@ def batches(model: PolicyModel) -> Iterator[list[TrainingSample]]:
         firsts = torch.multinomial(first_V.exp(), 16, replacement=True, generator=generator).tolist()
         seconds = torch.multinomial(second_VV[firsts].exp(), 1, generator=generator).squeeze(-1).tolist()
         yield [
-            TrainingSample(
-                key=f"{index}",
+            BatchSample(
+                sample_id=sample_id(index),
                 prompt_ids=PLAIN,
                 response_ids=[first, second],
-                behaviour_logprobs=[float(first_V[first]), float(second_VV[first, second])],
+                logprobs=[float(first_V[first]), float(second_VV[first, second])],
                 temperature=1.0,
                 version=version,
                 reward=None,
@@ -116,7 +122,7 @@ def after_hints(learned: PolicyModel, teacher: Literal["policy", "base"]) -> lis
     return found
 
 
-def test_the_policy_as_its_own_teacher_keeps_what_it_learned(learned: PolicyModel) -> None:
+def test_with_the_policy_as_teacher_learned_preferences_stay(learned: PolicyModel) -> None:
     first, second = preferences(learned, PLAIN)
     after = after_hints(learned, "policy")
     moved = [abs(kept - first) for kept, _ in after]
@@ -127,7 +133,7 @@ def test_the_policy_as_its_own_teacher_keeps_what_it_learned(learned: PolicyMode
     assert after[-1][1] > 0.85
 
 
-def test_the_base_as_teacher_pulls_what_was_learned_back(learned: PolicyModel) -> None:
+def test_with_the_base_as_teacher_learned_preferences_are_undone(learned: PolicyModel) -> None:
     first, _ = preferences(learned, PLAIN)
     kept, taken_up = after_hints(learned, "base")[-1]
     assert first - kept > 0.05

@@ -6,14 +6,17 @@ import math
 from collections.abc import Sequence
 from pathlib import Path
 from typing import Literal
+from uuid import UUID
 
 import torch
 from torch import Tensor
 from transformers import PreTrainedModel, Qwen2Config, Qwen2ForCausalLM, Qwen3Config, Qwen3ForCausalLM
 
-from clawloop.training.batch import TrainingSample
+from clawloop.contracts.training import BatchSample
+from clawloop.ids import SampleId
 from clawloop.training.model.decoder import PolicyModel
-from clawloop.training.packing.collate import TokenSequence, collate
+from clawloop.training.packing.collate import collate
+from clawloop.training.packing.sequences import TokenSequence
 
 VOCAB = 199
 Family = Literal["qwen2", "qwen3"]
@@ -84,11 +87,11 @@ def shake_adapter(model: PolicyModel, size: float = 0.1) -> None:
             parameter.copy_(size * torch.randn(parameter.shape, generator=generator))
 
 
-def relative_error(found: dict[str, Tensor], wanted: dict[str, Tensor]) -> float:
-    """Of gradients, each taken whole as one vector: of a single tensor's there may be none but noise."""
-    assert found.keys() == wanted.keys()
-    off = sum(float((found[name] - wanted[name]).double().square().sum()) for name in wanted)
-    return math.sqrt(off / sum(float(tensor.double().square().sum()) for tensor in wanted.values()))
+def relative_error(found: dict[str, Tensor], expected: dict[str, Tensor]) -> float:
+    """Relative error of gradients, all tensors as one vector: a single tensor's gradient may be only noise."""
+    assert found.keys() == expected.keys()
+    off = sum(float((found[name] - expected[name]).double().square().sum()) for name in expected)
+    return math.sqrt(off / sum(float(tensor.double().square().sum()) for tensor in expected.values()))
 
 
 def all_logits(model: PolicyModel, ids: list[int]) -> Tensor:
@@ -104,6 +107,10 @@ def random_ids(count: int) -> list[int]:
     return ids
 
 
+def sample_id(number: int) -> SampleId:
+    return SampleId(UUID(int=number))
+
+
 def as_samples(
     model: PolicyModel,
     sequences: Sequence[TokenSequence],
@@ -111,7 +118,7 @@ def as_samples(
     hinted: Sequence[Sequence[int] | None] | None = None,
     version: int = 1,
     seed: int = 12,
-) -> list[TrainingSample]:
+) -> list[BatchSample]:
     """Samples of these sequences: recorded log-probs near the model's, every third verdict negative."""
     generator = torch.Generator().manual_seed(seed)
     packed = collate(sequences, range(len(sequences)))
@@ -122,11 +129,11 @@ def as_samples(
         logprobs = logprobs_of[index]
         noise = 0.15 * torch.randn(logprobs.shape, generator=generator)
         samples.append(
-            TrainingSample(
-                key=sequence.key,
+            BatchSample(
+                sample_id=sample_id(index),
                 prompt_ids=sequence.prompt_ids,
                 response_ids=sequence.response_ids,
-                behaviour_logprobs=(logprobs + noise).clamp(max=0).tolist(),
+                logprobs=(logprobs + noise).clamp(max=0).tolist(),
                 temperature=sequence.temperature,
                 version=version,
                 reward=1.0 if index % 3 else -1.0,
@@ -136,7 +143,7 @@ def as_samples(
     return samples
 
 
-def random_batch(model: PolicyModel, *, hints: bool = False, version: int = 1, seed: int = 11) -> list[TrainingSample]:
+def random_batch(model: PolicyModel, *, hints: bool = False, version: int = 1, seed: int = 11) -> list[BatchSample]:
     """Nine samples of unequal length; every other one has a hint."""
     shapes = [(5, 1), (12, 9), (30, 14), (3, 22), (8, 6), (17, 3), (40, 11), (2, 2), (9, 17)]
     sequences = random_sequences(shapes, seed=seed)
@@ -150,7 +157,7 @@ def random_batch(model: PolicyModel, *, hints: bool = False, version: int = 1, s
     return as_samples(model, sequences, hinted=hinted, version=version, seed=seed + 1)
 
 
-def session_batch(model: PolicyModel, *, version: int = 1, seed: int = 5) -> list[TrainingSample]:
+def session_batch(model: PolicyModel, *, version: int = 1, seed: int = 5) -> list[BatchSample]:
     """Eight samples in the shape of a session and of a group: long beginnings in common, none a continuation.
 
     Five turns, each with a volatile end to its prompt; three responses to one prompt. Each has a hint.

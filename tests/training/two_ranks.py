@@ -1,4 +1,4 @@
-"""What two ranks under torchrun, or one process without it, do in `test_distributed.py`.
+"""Program of `test_distributed.py`, for two ranks under torchrun or one process without it.
 
 Usage: `python -m tests.training.two_ranks BASE OUT`.
 """
@@ -21,18 +21,19 @@ from clawloop.errors import StepDiverged
 from clawloop.recipes.recipe import Distillation, Loss, Optimiser, Train
 from clawloop.training.adapters.checkpoint import begin, resume, save_version
 from clawloop.training.adapters.files import BaseIdentity
-from clawloop.training.model import decoder as model_module
-from clawloop.training.model.decoder import Lora, PolicyModel
+from clawloop.training.model import token_scores
+from clawloop.training.model.decoder import PolicyModel
 from clawloop.training.model.loading import adapter_tensors, load_model
+from clawloop.training.model.lora import LoraShape
 from clawloop.training.model.sharding import load_sharded_model
-from clawloop.training.packing.collate import Limits
-from clawloop.training.ranks.ranks import Ranks
+from clawloop.training.packing.sequences import Limits
+from clawloop.training.ranks.collectives import Ranks
 from clawloop.training.step import make_optimizer, train_step
 from tests.training import methods
 from tests.training.tiny import VOCAB, random_batch, shake_adapter
 
 CPU = torch.device("cpu")
-LORA = Lora(rank=4, alpha=8.0)
+LORA = LoraShape(rank=4, alpha=8.0)
 IDENTITY = BaseIdentity(name="tiny", fingerprint="same in both runs")
 # A budget of 40 makes five micro-batches of nine samples: an odd number for two ranks.
 LIMITS = Limits(budget_tokens=40, max_tokens=256, vocab_size=VOCAB)
@@ -44,7 +45,7 @@ RECIPE = Train(
 
 
 def load(base: Path, ranks: Ranks, dtype: torch.dtype) -> PolicyModel:
-    make = load_sharded_model if ranks.world > 1 else load_model
+    make = load_sharded_model if ranks.world_size > 1 else load_model
     return make(base, LORA, dtype=dtype, device=CPU)
 
 
@@ -59,12 +60,13 @@ def four_steps(base: Path, out: Path, ranks: Ranks) -> list[dict[str, object]]:
     begin(model, optimizer)
     for version in (1, 2, 3, 4):
         report = train_step(model, optimizer, batch, RECIPE, LIMITS, parent=version - 1, ranks=ranks)
-        reports.append(asdict(report))
+        samples = {str(sample): asdict(metrics) for sample, metrics in report.samples.items()}
+        reports.append({**asdict(report), "samples": samples})
         if version in (2, 4):
             written = save_version(out, version, model, optimizer, IDENTITY, writes=ranks.is_first)
-            [*found] = ranks.gather(written)
+            [*found] = ranks.all_gather(written)
             assert found[0] is not None
-            assert found[1:] == [None] * (ranks.world - 1)
+            assert found[1:] == [None] * (ranks.world_size - 1)
             model = load(base, ranks, torch.float32)
             optimizer = make_optimizer(model, RECIPE.optimiser)
             resume(found[0].path, found[0].sha256, model, optimizer, IDENTITY)
@@ -86,13 +88,13 @@ def one_rank_fails(base: Path, ranks: Ranks) -> dict[str, object]:
                     raise StepDiverged("found on rank 1")
                 return score(*arguments, **named)
 
-            patch.setattr(model_module, "score", score_or_fail)
+            patch.setattr(token_scores, "score", score_or_fail)
         try:
             first = train_step(model, optimizer, shake, RECIPE, LIMITS, ranks=ranks).loss
         except StepDiverged as error:
             raised = str(error)
     after = train_step(model, optimizer, shake, RECIPE, LIMITS, ranks=ranks)
-    return {"raised": ranks.gather(raised), "first": first, "after": after.loss}
+    return {"raised": ranks.all_gather(raised), "first": first, "after": after.loss}
 
 
 def in_bfloat16(base: Path, ranks: Ranks) -> float:

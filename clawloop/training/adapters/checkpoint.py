@@ -1,9 +1,8 @@
-"""What a step starts from and leaves behind: adapter, optimiser and random state in one version's directory.
+"""A version's directory: adapter, optimiser state and random state.
 
-Knows nothing about losses or the ledger; the ledger says which version was committed. Everything a later step
-depends on is saved, so the same batch on the same version gives the same adapter, bit for bit, on one CPU
-process. Under FSDP every rank calls these functions; the files hold whole tensors and do not depend on how
-many ranks there were.
+Everything that a later step depends on is saved, so the same batch on the same version gives the same adapter, bit for
+bit, in one CPU process. Under FSDP every rank calls these functions; the files hold unsharded tensors and do not depend
+on the number of ranks. The database, not the directory, knows whether a version was committed.
 """
 
 from __future__ import annotations
@@ -28,7 +27,7 @@ from clawloop.training.adapters.files import (
 )
 from clawloop.training.model.architecture import adapter_names
 from clawloop.training.model.decoder import PolicyModel
-from clawloop.training.model.loading import adapter_tensors, reset_adapter, set_adapter, sharded, whole
+from clawloop.training.model.loading import adapter_tensors, full_tensor, reset_adapter, set_adapter, shard_like
 
 STATE_FILE = "training_state.safetensors"
 _DIGEST_FILE = "training_state.sha256"
@@ -36,7 +35,7 @@ _MOMENTS = ("exp_avg", "exp_avg_sq", "step")
 
 
 def begin(model: PolicyModel, optimizer: torch.optim.Optimizer, *, seed: int = 0) -> None:
-    """Start at version 0: a fresh adapter, an optimiser without history, and seeded random state."""
+    """Sets the state of version 0: a fresh adapter, an optimiser without state, and a seeded random generator."""
     reset_adapter(model, seed)
     optimizer.state.clear()
     torch.manual_seed(seed)
@@ -51,14 +50,14 @@ def save_version(
     *,
     writes: bool = True,
 ) -> WrittenVersion | None:
-    """Save what this step made, all or nothing.
+    """Writes the step's result as a version's directory, atomically.
 
     Args:
-        parent: the policy's directory of versions.
+        parent: the policy's directory.
         version: the new version's number.
         model, optimizer: after the step.
-        base: the model's base.
-        writes: False on all ranks but the first: they take part and get None.
+        base: identity of the base model.
+        writes: False on all ranks but the first: they take part in the collectives and get None.
     """
     tensors = adapter_tensors(model)
     state = _state(model, optimizer)
@@ -71,10 +70,10 @@ def save_version(
 
 
 def resume(path: Path, sha256: str, model: PolicyModel, optimizer: torch.optim.Optimizer, base: BaseIdentity) -> None:
-    """Put model, optimiser and random state where this version left them.
+    """Restores model, optimiser and random state of a version.
 
     Raises:
-        AdapterUnusable: the directory does not hold what the ledger says; another base model, or shape.
+        AdapterUnusable: the directory's hash is not `sha256`, or base model or LoRA shape differ.
     """
     check_version(path, sha256)
     adapter = read_adapter(path, model.architecture, base=base)
@@ -87,8 +86,8 @@ def resume(path: Path, sha256: str, model: PolicyModel, optimizer: torch.optim.O
     for ours, parameter in model.adapter_parameters().items():
         moments = {moment: state[f"{moment}/{names[ours]}"] for moment in _MOMENTS}
         optimizer.state[parameter] = {
-            # AdamW keeps its count of steps on the CPU.
-            moment: tensor if moment == "step" else sharded(parameter, tensor.to(parameter.device))
+            # AdamW keeps its step count on the CPU.
+            moment: tensor if moment == "step" else shard_like(parameter, tensor.to(parameter.device))
             for moment, tensor in moments.items()
         }
     torch.set_rng_state(state["rng/cpu"])
@@ -100,9 +99,9 @@ def _state(model: PolicyModel, optimizer: torch.optim.Optimizer) -> dict[str, Te
     names = adapter_names(model.architecture, model.lora.targets)
     state: dict[str, Tensor] = {}
     for ours, parameter in model.adapter_parameters().items():
-        held = optimizer.state[parameter]
+        own = optimizer.state[parameter]
         for moment in _MOMENTS:
-            state[f"{moment}/{names[ours]}"] = whole(held[moment].detach()).cpu().contiguous()
+            state[f"{moment}/{names[ours]}"] = full_tensor(own[moment].detach()).cpu().contiguous()
     state["rng/cpu"] = torch.get_rng_state()
     if torch.cuda.is_available():
         state["rng/cuda"] = torch.cuda.get_rng_state()
@@ -115,7 +114,7 @@ def _read_state(path: Path) -> dict[str, Tensor]:
         digest = (path / _DIGEST_FILE).read_text()
         state = load(content)
     except (OSError, SafetensorError) as error:
-        raise AdapterUnusable(f"{path} has no training state that can be read: {error}") from error
+        raise AdapterUnusable(f"{path} has no readable training state: {error}") from error
     if hashlib.sha256(content).hexdigest() != digest:
-        raise AdapterUnusable(f"{path} has a training state that is damaged")
+        raise AdapterUnusable(f"{path} has a damaged training state")
     return state

@@ -1,8 +1,7 @@
-"""Adapter versions on disk: PEFT's format, named by what is in them, whole or not there at all.
+"""Adapter versions on disk: directories in PEFT's format, content-addressed and written atomically.
 
-Knows nothing about optimisers or who reads the files. A version is a directory `v{n}-{sha256[:12]}` that
-appears by a rename after everything in it is on the disk, and never changes afterwards: engines read it at
-any time, and two directories with one name hold the same adapter.
+A version is a directory `v{n}-{sha256[:12]}`. It appears by a rename after all its files are synced, and never changes
+afterwards: engines may read it at any time, and two directories of the same name hold the same adapter.
 """
 
 from __future__ import annotations
@@ -33,15 +32,15 @@ from clawloop.adapters.digest import (
 )
 from clawloop.errors import AdapterUnusable
 from clawloop.training.model.architecture import PROJECTIONS, Architecture, adapter_names
-from clawloop.training.model.decoder import Lora
+from clawloop.training.model.lora import LoraShape
 
 _UNFINISHED = ".writing-"
 
 
 class BaseIdentity(BaseModel):
-    """Which base model an adapter belongs to.
+    """Identity of an adapter's base model.
 
-    `name` is what people and PEFT call it; `fingerprint` (`BaseWeights.fingerprint`) is what is compared.
+    `name` is for people and PEFT; `fingerprint` (`BaseWeights.fingerprint`) is compared.
     """
 
     model_config = ConfigDict(frozen=True)
@@ -72,11 +71,11 @@ class Adapter:
 
     Args:
         lora: its shape.
-        tensors: whole float32 tensors on the CPU, by our names.
-        base: what it was trained on; None if its files do not say.
+        tensors: unsharded float32 tensors on the CPU, by our names.
+        base: the base model it was trained on; None if its files do not name one.
     """
 
-    lora: Lora
+    lora: LoraShape
     tensors: Mapping[str, Tensor]
     base: BaseIdentity | None
 
@@ -90,10 +89,10 @@ class WrittenVersion:
 
 
 def adapter_files(adapter: Adapter, architecture: Architecture) -> dict[str, bytes]:
-    """The adapter as files: name → content. The same adapter gives the same bytes."""
+    """File name → content of the adapter's three files. Deterministic."""
     names = adapter_names(architecture, adapter.lora.targets)
     if adapter.base is None:
-        raise AdapterUnusable("an adapter is not written without saying which base model it belongs to")
+        raise AdapterUnusable("cannot write an adapter without the identity of its base model")
     weights = {names[ours]: tensor.contiguous() for ours, tensor in adapter.tensors.items()}
     config = {
         "peft_type": "LORA",
@@ -111,7 +110,7 @@ def adapter_files(adapter: Adapter, architecture: Architecture) -> dict[str, byt
         "use_rslora": False,
     }
     return {
-        # One key of metadata only: safetensors writes several in no fixed order.
+        # One metadata key only: safetensors does not write several in a fixed order.
         WEIGHTS_FILE: save(weights, metadata={"format": "pt"}),
         CONFIG_FILE: _json(config),
         BASE_FILE: _json(adapter.base.model_dump()),
@@ -119,15 +118,15 @@ def adapter_files(adapter: Adapter, architecture: Architecture) -> dict[str, byt
 
 
 def write_version(parent: Path, version: int, files: Mapping[str, bytes]) -> WrittenVersion:
-    """Put a version's files on the disk, all or none.
+    """Writes a version's directory, all files or none.
 
     Args:
-        parent: the policy's directory of versions; made if it is not there.
+        parent: the policy's directory; created if missing.
         version: its number.
-        files: from `adapter_files`, and whatever else is kept beside them; only the adapter's own are hashed.
+        files: those of `adapter_files`, which are hashed, and any others to store beside them.
 
     Raises:
-        AdapterUnusable: the directory is there already but no longer holds what its name says.
+        AdapterUnusable: the directory exists, but its content does not match its name.
     """
     digest = files_sha256({name: files[name] for name in HASHED_FILES})
     target = parent / f"v{version}-{digest[:12]}"
@@ -139,7 +138,7 @@ def write_version(parent: Path, version: int, files: Mapping[str, bytes]) -> Wri
     try:
         for name, content in files.items():
             _write_file(unfinished / name, content)
-        unfinished.chmod(0o755)  # made 0700; engines may run as another user
+        unfinished.chmod(0o755)  # mkdtemp makes it 0700; engines may run as another user
         _sync_directory(unfinished)
         unfinished.rename(target)
     except BaseException:
@@ -150,24 +149,24 @@ def write_version(parent: Path, version: int, files: Mapping[str, bytes]) -> Wri
 
 
 def remove_unfinished(parent: Path, age: timedelta = timedelta()) -> int:
-    """Delete what writers that were killed left behind, if it is older than `age`; another trainer may write here."""
+    """Deletes directories of killed writers that are older than `age`; another trainer may be writing a newer one."""
     before = time.time() - age.total_seconds()
-    left = [path for path in parent.glob(f"{_UNFINISHED}*") if path.stat().st_mtime <= before]
-    for path in left:
+    leftovers = [path for path in parent.glob(f"{_UNFINISHED}*") if path.stat().st_mtime <= before]
+    for path in leftovers:
         shutil.rmtree(path)
-    return len(left)
+    return len(leftovers)
 
 
 def read_adapter(path: Path, architecture: Architecture, *, base: BaseIdentity | None = None) -> Adapter:
-    """An adapter from PEFT's format, ours or another's.
+    """Reads an adapter in PEFT's format, written by Clawloop or by another program.
 
     Args:
         path: its directory.
-        architecture: of the base model it shall be used with.
-        base: if given, the adapter must say that it belongs to this base model.
+        architecture: of the base model it is for.
+        base: if given, the adapter must have been trained on this base model.
 
     Raises:
-        AdapterUnusable: damaged, of a kind that is not plain LoRA, of another shape or another base model.
+        AdapterUnusable: damaged, not plain LoRA, of another shape, or trained on another base model.
     """
     try:
         config = _PeftConfig.model_validate_json(read_adapter_file(path / CONFIG_FILE))
@@ -180,8 +179,8 @@ def read_adapter(path: Path, architecture: Architecture, *, base: BaseIdentity |
     except (ValidationError, SafetensorError) as error:
         raise AdapterUnusable(f"{path} is damaged: {error}") from error
     if base is not None and (written_for is None or written_for.fingerprint != base.fingerprint):
-        of = "an unknown base model" if written_for is None else f"another {written_for.name}"
-        raise AdapterUnusable(f"{path} was trained on {of}, not on this {base.name}")
+        other = "an unknown base model" if written_for is None else f"another {written_for.name}"
+        raise AdapterUnusable(f"{path} was trained on {other}, not on this {base.name}")
     lora = _plain_lora(path, config)
     names = adapter_names(architecture, lora.targets)
     if different := set(names.values()) ^ stored.keys():
@@ -189,11 +188,11 @@ def read_adapter(path: Path, architecture: Architecture, *, base: BaseIdentity |
     return Adapter(lora, {ours: stored[theirs].float() for ours, theirs in names.items()}, written_for)
 
 
-def adapter_lora(path: Path) -> Lora:
-    """The shape of the adapter in this directory, without reading its tensors.
+def adapter_lora(path: Path) -> LoraShape:
+    """The LoRA shape of the adapter in this directory, from its config only.
 
     Raises:
-        AdapterUnusable: its config is damaged, or not plain LoRA.
+        AdapterUnusable: the config is damaged, or not plain LoRA.
     """
     try:
         return _plain_lora(path, _PeftConfig.model_validate_json(read_adapter_file(path / CONFIG_FILE)))
@@ -201,8 +200,8 @@ def adapter_lora(path: Path) -> Lora:
         raise AdapterUnusable(f"{path} is damaged: {error}") from error
 
 
-def _plain_lora(path: Path, config: _PeftConfig) -> Lora:
-    beyond = {
+def _plain_lora(path: Path, config: _PeftConfig) -> LoraShape:
+    unsupported = {
         "bias": config.bias != "none",
         "use_rslora": config.use_rslora,
         "use_dora": config.use_dora,
@@ -212,11 +211,11 @@ def _plain_lora(path: Path, config: _PeftConfig) -> Lora:
         "alpha_pattern": bool(config.alpha_pattern),
         config.peft_type: config.peft_type != "LORA",
     }
-    if used := [what for what, is_used in beyond.items() if is_used]:
+    if used := [what for what, is_used in unsupported.items() if is_used]:
         raise AdapterUnusable(f"{path} is not plain LoRA: {', '.join(used)}")
     if unknown := set(config.target_modules) - set(PROJECTIONS):
-        raise AdapterUnusable(f"{path} changes {sorted(unknown)}; the trainer changes {PROJECTIONS}")
-    return Lora(config.r, config.lora_alpha, tuple(p for p in PROJECTIONS if p in config.target_modules))
+        raise AdapterUnusable(f"{path} has LoRA on {sorted(unknown)}; the trainer supports {PROJECTIONS}")
+    return LoraShape(config.r, config.lora_alpha, tuple(p for p in PROJECTIONS if p in config.target_modules))
 
 
 def _json(content: Mapping[str, object]) -> bytes:
@@ -232,7 +231,7 @@ def _write_file(path: Path, content: bytes) -> None:
 
 
 def _sync_directory(path: Path) -> None:
-    # A rename is durable only once the directory that holds the name is.
+    # A rename is durable only after its directory is synced.
     descriptor = os.open(path, os.O_RDONLY)
     try:
         os.fsync(descriptor)

@@ -1,6 +1,6 @@
-"""An adapter folded into its base model: a Hugging Face checkpoint in bfloat16, checked after writing.
+"""Merges an adapter into its base model: writes a Hugging Face checkpoint in bfloat16 and checks its logits.
 
-Knows nothing about policies. The merged weight is W + (alpha / rank)·B·A, computed in float32, rounded once.
+The merged weight is W + (alpha / rank)·B·A, computed in float32 and rounded once.
 """
 
 from __future__ import annotations
@@ -19,19 +19,20 @@ from clawloop.training.adapters.files import Adapter, read_adapter
 from clawloop.training.model.architecture import projection_names, read_architecture
 from clawloop.training.model.base_weights import BaseWeights
 from clawloop.training.model.loading import load_model, set_adapter
-from clawloop.training.packing.collate import TokenSequence, collate
+from clawloop.training.packing.collate import collate
+from clawloop.training.packing.sequences import TokenSequence
 
 _COPIED = (".json", ".txt", ".model", ".jinja")
 _NOT_COPIED = ("model.safetensors.index.json", "config.json")
-# bfloat16 keeps 8 bits, so each weight is off by up to 0.4 %; on random models with large weights 1.5 % of
-# the logits' norm was measured. A wrong merge that stays below 5 % has an adapter that hardly does anything.
+# bfloat16 keeps 8 bits, so each weight is off by up to 0.4 %; on random models with large weights 1.5 % of the logits'
+# norm was measured. A wrong merge stays below 5 % only if the adapter hardly changes anything.
 _TOLERANCE = 0.05
 _PROBE_TOKENS = 64
 
 
 @dataclass(frozen=True, slots=True)
 class MergeReport:
-    """What the check found, on random tokens.
+    """Relative differences of logits on random tokens.
 
     Args:
         logit_error: norm of (merged − base with adapter) over the norm of base with adapter.
@@ -43,13 +44,13 @@ class MergeReport:
 
 
 def merge(base: Path, adapter: Path, out: Path, *, device: torch.device | None = None) -> MergeReport:
-    """Write base + adapter as a checkpoint of its own, and compare its logits with those of the two.
+    """Writes base + adapter as a new checkpoint, and compares its logits with those of base with adapter.
 
     Args:
         base: Hugging Face directory the adapter was trained on.
         adapter: directory in PEFT's format.
         out: must not exist.
-        device: where the check runs; CPU if None.
+        device: runs the check; CPU if None.
 
     Raises:
         SetupError: `out` exists.
@@ -57,7 +58,7 @@ def merge(base: Path, adapter: Path, out: Path, *, device: torch.device | None =
         ModelUnsupported: see `read_architecture`.
     """
     if out.exists():
-        raise SetupError(f"{out} exists; name a directory that does not")
+        raise SetupError(f"{out} exists; give a directory that does not exist")
     architecture = read_architecture(base)
     read = read_adapter(adapter, architecture)
     weights = BaseWeights(base)
@@ -128,11 +129,11 @@ def _compare(base: Path, adapter: Adapter, out: Path, device: torch.device) -> M
     generator = torch.Generator().manual_seed(0)
     ids = torch.randint(0, model.architecture.vocab_size, (_PROBE_TOKENS,), generator=generator).tolist()
     packed = collate([TokenSequence("probe", ids, [0], 1.0)], [0]).to(device)
-    wanted = model.logits(model.hidden_states(packed))
+    expected = model.logits(model.hidden_states(packed))
     with model.without_adapter():
-        unchanged = model.logits(model.hidden_states(packed))
+        base_only = model.logits(model.hidden_states(packed))
     del model  # a second model of this size may not fit beside it
     merged = load_model(out, adapter.lora, dtype=torch.float32, device=device, max_tokens=_PROBE_TOKENS)
-    found = merged.logits(merged.hidden_states(packed))
-    norm = wanted.norm()
-    return MergeReport(float((found - wanted).norm() / norm), float((unchanged - wanted).norm() / norm))
+    actual = merged.logits(merged.hidden_states(packed))
+    norm = expected.norm()
+    return MergeReport(float((actual - expected).norm() / norm), float((base_only - expected).norm() / norm))

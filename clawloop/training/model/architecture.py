@@ -1,7 +1,7 @@
-"""The decoder that a Hugging Face checkpoint's `config.json` describes, and how its tensors are named.
+"""The decoder architecture in a Hugging Face checkpoint's `config.json`, and the names of its tensors.
 
-Knows nothing about torch. Only what the trainer computes exactly is accepted: a config that asks for anything
-else (RoPE scaling, sliding windows, quantised weights) raises instead of being trained slightly wrong.
+Only what the trainer computes exactly is accepted: a config with anything else (RoPE scaling, sliding windows,
+quantised weights) raises instead of being trained slightly wrong.
 """
 
 from __future__ import annotations
@@ -16,16 +16,16 @@ from pydantic import BaseModel, ConfigDict, PositiveFloat, PositiveInt, Validati
 from clawloop.errors import ModelUnsupported
 
 SUPPORTED = {"Qwen2ForCausalLM": "qwen2", "Qwen3ForCausalLM": "qwen3"}
-"""Architecture name in `config.json` → model type. Qwen2.5 checkpoints call themselves Qwen2ForCausalLM."""
+"""Architecture name in `config.json` → model type. Qwen2.5 checkpoints are named Qwen2ForCausalLM."""
 
 _SUPPORTED_TEXT = "the trainer loads Qwen3ForCausalLM and Qwen2ForCausalLM (Qwen2.5)"
 
 PROJECTIONS = ("q_proj", "k_proj", "v_proj", "o_proj", "gate_proj", "up_proj", "down_proj")
-"""The seven projections of a layer, in Hugging Face's names: what LoRA may be put on."""
+"""The seven projections of a layer that can have LoRA, by Hugging Face's names."""
 
 
 class Architecture(BaseModel):
-    """The shape of one decoder, in the field names of Hugging Face's config."""
+    """The shape of a decoder, with the field names of Hugging Face's config."""
 
     model_config = ConfigDict(frozen=True, extra="ignore")
 
@@ -44,7 +44,7 @@ class Architecture(BaseModel):
 
     @property
     def has_head_norm(self) -> bool:
-        """Qwen3 normalises each query and key head; Qwen2 has biases on q, k and v instead."""
+        """True for Qwen3, which normalises each query and key head; Qwen2 has biases on q, k and v instead."""
         return self.model_type == "qwen3"
 
 
@@ -52,7 +52,7 @@ def read_architecture(checkpoint: Path) -> Architecture:
     """The architecture of the checkpoint in this directory.
 
     Raises:
-        ModelUnsupported: there is no readable config, or it asks for something the trainer does not compute.
+        ModelUnsupported: there is no readable config, or it has something the trainer does not support.
     """
     path = checkpoint / "config.json"
     try:
@@ -63,7 +63,7 @@ def read_architecture(checkpoint: Path) -> Architecture:
     if len(names) != 1 or SUPPORTED.get(names[0]) != config.get("model_type"):
         raise ModelUnsupported(f"{checkpoint} is {' + '.join(names) or config.get('model_type')}; {_SUPPORTED_TEXT}")
     for what, found in _unsupported_features(config).items():
-        raise ModelUnsupported(f"{checkpoint} uses {what} ({found}), which the trainer does not compute")
+        raise ModelUnsupported(f"{checkpoint} uses {what} ({found}), which the trainer does not support")
     rope = config.get("rope_parameters") or {}
     fields = {**config, "rope_theta": config.get("rope_theta") or rope.get("rope_theta")}
     if fields.get("head_dim") is None and config["model_type"] == "qwen2":
@@ -94,7 +94,7 @@ def _unsupported_features(config: Mapping[str, object]) -> dict[str, object]:
 
 
 def base_names(architecture: Architecture) -> dict[str, str]:
-    """Our name of every base tensor → its name in the checkpoint."""
+    """Our name → the checkpoint's name, of every base tensor."""
     names = {"tok_embeddings.weight": "model.embed_tokens.weight", "norm.scale": "model.norm.weight"}
     if not architecture.tie_word_embeddings:
         names["output.weight"] = "lm_head.weight"
@@ -114,7 +114,7 @@ def base_names(architecture: Architecture) -> dict[str, str]:
 
 
 def projection_names(architecture: Architecture, layer: int) -> dict[str, str]:
-    """Our name of each of a layer's seven projections → its name in the checkpoint."""
+    """Our name → the checkpoint's name, of a layer's seven projections."""
     ours, theirs = f"layers.{layer}", f"model.layers.{layer}"
     inner = ".proj" if architecture.has_head_norm else ""
     return {
@@ -129,7 +129,7 @@ def projection_names(architecture: Architecture, layer: int) -> dict[str, str]:
 
 
 def adapter_names(architecture: Architecture, targets: tuple[str, ...]) -> dict[str, str]:
-    """Our name of every LoRA tensor → its name in a PEFT adapter file."""
+    """Our name → the name in a PEFT adapter file, of every LoRA tensor."""
     names = {}
     for layer in range(architecture.num_hidden_layers):
         for ours, theirs in projection_names(architecture, layer).items():

@@ -1,7 +1,4 @@
-"""The tensors of a Hugging Face checkpoint, in one safetensors file or several.
-
-Knows nothing about models: it finds a tensor by name and says which checkpoint it came from.
-"""
+"""The tensors of a Hugging Face checkpoint, in one safetensors file or several."""
 
 from __future__ import annotations
 
@@ -18,12 +15,12 @@ from clawloop.errors import ModelUnsupported
 
 _INDEX = "model.safetensors.index.json"
 _SINGLE = "model.safetensors"
-# Enough of each tensor to tell two fine-tunes apart without reading a whole checkpoint at every start.
+# Enough of each tensor to distinguish two fine-tunes without reading a whole checkpoint at every start.
 _FINGERPRINT_ELEMENTS = 1024
 
 
 class BaseWeights:
-    """A checkpoint's tensors, read one at a time.
+    """Reads a checkpoint's tensors one at a time.
 
     Args:
         checkpoint: directory with `model.safetensors`, or shards and their index.
@@ -51,24 +48,24 @@ class BaseWeights:
         return frozenset(self._file_of)
 
     def files(self) -> dict[str, list[str]]:
-        """File name → the tensors it holds, both in a fixed order."""
+        """File name → names of its tensors, both sorted."""
         files: dict[str, list[str]] = {}
         for name, file in sorted(self._file_of.items()):
             files.setdefault(file, []).append(name)
         return dict(sorted(files.items()))
 
     def read(self, names: Iterable[str], device: torch.device) -> Iterator[tuple[str, Tensor]]:
-        """These tensors on this device, one after the other, in the dtype in which they are stored.
+        """Yields these tensors on this device, in the dtype in which they are stored.
 
         Raises:
-            ModelUnsupported: one of them is not there.
+            ModelUnsupported: a tensor is missing.
         """
-        wanted = set(names)
-        if missing := sorted(wanted - self.names):
+        requested = set(names)
+        if missing := sorted(requested - self.names):
             raise ModelUnsupported(f"{self._checkpoint} lacks {len(missing)} tensors, the first is {missing[0]}")
         try:
-            for file_name, held in self.files().items():
-                if chosen := [name for name in held if name in wanted]:
+            for file_name, stored in self.files().items():
+                if chosen := [name for name in stored if name in requested]:
                     path = self._checkpoint / file_name
                     with safe_open(path, framework="pt", device=str(device)) as file:
                         for name in chosen:
@@ -79,12 +76,12 @@ class BaseWeights:
     def fingerprint(self) -> str:
         """SHA-256, in hex, over every tensor's name, dtype, shape and first elements.
 
-        It tells base models apart; it does not prove that a checkpoint is undamaged.
+        It distinguishes base models; it does not prove that a checkpoint is undamaged.
         """
         digest = hashlib.sha256()
-        for file_name, held in self.files().items():
+        for file_name, stored in self.files().items():
             with safe_open(self._checkpoint / file_name, framework="pt") as file:
-                for name in held:
+                for name in stored:
                     tensor = file.get_tensor(name)
                     digest.update(f"{name} {tensor.dtype} {list(tensor.shape)}\n".encode())
                     start = tensor.flatten()[:_FINGERPRINT_ELEMENTS].contiguous()

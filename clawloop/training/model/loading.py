@@ -1,6 +1,6 @@
-"""A policy model filled from a checkpoint, and its adapter set or made anew.
+"""Fills a policy model from a checkpoint, and sets or reinitialises its adapter.
 
-Knows nothing about adapter files or optimisers. Under FSDP each rank keeps its own part of every tensor.
+Under FSDP each rank keeps its own shard of every tensor.
 """
 
 from __future__ import annotations
@@ -16,28 +16,29 @@ from torch.distributed.tensor import DTensor, distribute_tensor
 from clawloop.errors import AdapterUnusable, ModelUnsupported
 from clawloop.training.model.architecture import base_names, read_architecture
 from clawloop.training.model.base_weights import BaseWeights
-from clawloop.training.model.decoder import Lora, PolicyModel
+from clawloop.training.model.decoder import PolicyModel
+from clawloop.training.model.lora import LoraShape
 
 
 def build_model(
     checkpoint: Path,
-    lora: Lora,
+    lora: LoraShape,
     *,
     dtype: torch.dtype,
     max_tokens: int | None = None,
     gradient_checkpointing: bool = True,
 ) -> PolicyModel:
-    """The model this checkpoint describes, without weights (on `meta`), to be sharded and filled.
+    """The model that this checkpoint describes, without weights (on `meta`), to be sharded and filled.
 
     Args:
         checkpoint: Hugging Face directory.
-        lora: where LoRA goes.
+        lora: shape of the adapter.
         dtype: float32 or bfloat16.
-        max_tokens: longest document; None for all positions the checkpoint was made for.
-        gradient_checkpointing: trade a second forward for memory.
+        max_tokens: longest document; None: all positions of the checkpoint.
+        gradient_checkpointing: recompute each layer in the backward pass to save memory.
 
     Raises:
-        ModelUnsupported: another architecture, or a feature the trainer does not compute.
+        ModelUnsupported: an architecture or feature that the trainer does not support.
     """
     architecture = read_architecture(checkpoint)
     positions = architecture.max_position_embeddings
@@ -52,20 +53,20 @@ def build_model(
 
 
 def fill_model(model: PolicyModel, checkpoint: Path, device: torch.device, *, seed: int = 0) -> None:
-    """Read the base weights and begin a fresh adapter: A random, B zero, so that nothing changes yet.
+    """Reads the base weights and initialises a fresh adapter: A random, B zero, so that it changes nothing yet.
 
     Raises:
         ModelUnsupported: tensors are missing, or their shapes disagree with the config.
     """
     ours_of = {theirs: ours for ours, theirs in base_names(model.architecture).items()}
     filled: dict[str, Tensor] = {}
-    # One at a time: under FSDP a rank may have no room for the whole model.
+    # One tensor at a time: under FSDP the whole model may not fit on one rank.
     for theirs, tensor in BaseWeights(checkpoint).read(ours_of, device):
         ours = ours_of[theirs]
         cast = tensor.to(model.parameter_dtype(ours))
-        filled[ours] = _like(model.get_parameter(ours), cast, f"{checkpoint}: {ours}")
+        filled[ours] = _checked_shard(model.get_parameter(ours), cast, f"{checkpoint}: {ours}")
     for ours, fresh in _fresh_adapter(model, seed).items():
-        filled[ours] = sharded(model.get_parameter(ours), fresh.to(device))
+        filled[ours] = shard_like(model.get_parameter(ours), fresh.to(device))
     trainable = set(model.adapter_parameters())
     model.load_state_dict(filled, strict=True, assign=True)
     for name, parameter in model.named_parameters():
@@ -75,7 +76,7 @@ def fill_model(model: PolicyModel, checkpoint: Path, device: torch.device, *, se
 
 def load_model(
     checkpoint: Path,
-    lora: Lora,
+    lora: LoraShape,
     *,
     dtype: torch.dtype,
     device: torch.device,
@@ -92,10 +93,10 @@ def load_model(
 
 
 def set_adapter(model: PolicyModel, tensors: Mapping[str, Tensor]) -> None:
-    """Put these whole tensors, by our name, in place of the adapter's.
+    """Copies these unsharded tensors, by our names, into the adapter.
 
     Raises:
-        AdapterUnusable: names or shapes are not those of this model's adapter.
+        AdapterUnusable: names or shapes differ from those of this model's adapter.
     """
     parameters = model.adapter_parameters()
     if parameters.keys() != tensors.keys():
@@ -106,21 +107,21 @@ def set_adapter(model: PolicyModel, tensors: Mapping[str, Tensor]) -> None:
             tensor = tensors[name].to(parameter.device, torch.float32)
             if parameter.shape != tensor.shape:
                 raise AdapterUnusable(f"{name}: {list(tensor.shape)} instead of {list(parameter.shape)}")
-            parameter.copy_(sharded(parameter, tensor))
+            parameter.copy_(shard_like(parameter, tensor))
 
 
 def reset_adapter(model: PolicyModel, seed: int) -> None:
-    """A fresh adapter: A random, B zero, so that nothing changes yet."""
+    """Reinitialises the adapter: A random, B zero, so that it changes nothing yet."""
     set_adapter(model, _fresh_adapter(model, seed))
 
 
 def adapter_tensors(model: PolicyModel) -> dict[str, Tensor]:
-    """Copies of the adapter's whole tensors by our name, float32, on the CPU. Under FSDP a collective."""
-    return {name: whole(p.detach()).to("cpu", copy=True) for name, p in model.adapter_parameters().items()}
+    """Copies of the adapter's unsharded tensors by our names, float32, on the CPU. Under FSDP a collective."""
+    return {name: full_tensor(p.detach()).to("cpu", copy=True) for name, p in model.adapter_parameters().items()}
 
 
-def whole(tensor: Tensor) -> Tensor:
-    """A tensor's full value; under FSDP a collective."""
+def full_tensor(tensor: Tensor) -> Tensor:
+    """The unsharded tensor; under FSDP a collective."""
     if isinstance(tensor, DTensor):
         full: Tensor = tensor.full_tensor()
         return full
@@ -128,27 +129,27 @@ def whole(tensor: Tensor) -> Tensor:
 
 
 def _fresh_adapter(model: PolicyModel, seed: int) -> dict[str, Tensor]:
-    # On the CPU and in order of name: the same for every device and number of ranks.
+    # On the CPU and sorted by name, so the same for every device and number of ranks.
     generator = torch.Generator().manual_seed(seed)
     fresh = {}
     for name, parameter in model.adapter_parameters().items():
         if ".lora_a." in name:
-            bound = 1 / math.sqrt(parameter.shape[1])  # as PEFT: Kaiming uniform with a = sqrt(5)
+            bound = 1 / math.sqrt(parameter.shape[1])  # as in PEFT: Kaiming uniform with a = sqrt(5)
             fresh[name] = torch.empty(parameter.shape).uniform_(-bound, bound, generator=generator)
         else:
             fresh[name] = torch.zeros(parameter.shape)
     return fresh
 
 
-def _like(parameter: Tensor, tensor: Tensor, what: str) -> Tensor:
+def _checked_shard(parameter: Tensor, tensor: Tensor, what: str) -> Tensor:
     if parameter.shape != tensor.shape:
         raise ModelUnsupported(f"{what} is {list(tensor.shape)}, the config says {list(parameter.shape)}")
-    return sharded(parameter, tensor)
+    return shard_like(parameter, tensor)
 
 
-def sharded(parameter: Tensor, tensor: Tensor) -> Tensor:
-    """This rank's part of a whole tensor, cut as the parameter is; without FSDP the tensor itself."""
+def shard_like(parameter: Tensor, tensor: Tensor) -> Tensor:
+    """This rank's shard of a full tensor, sharded as the parameter is; without FSDP the tensor itself."""
     if not isinstance(parameter, DTensor):
         return tensor
-    # Every rank has read the whole tensor, so it keeps its part without asking rank 0 for it.
+    # Every rank has read the full tensor, so no rank needs to receive its shard from rank 0.
     return distribute_tensor(tensor, parameter.device_mesh, parameter.placements, src_data_rank=None)

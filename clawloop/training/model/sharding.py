@@ -1,4 +1,4 @@
-"""A model divided among the processes that take one step together, on FSDP2. Knows nothing about samples or losses."""
+"""Loads a model sharded over the ranks of a step, with FSDP2."""
 
 from __future__ import annotations
 
@@ -9,13 +9,14 @@ import torch.distributed as dist
 from torch.distributed.device_mesh import init_device_mesh
 from torch.distributed.fsdp import fully_shard
 
-from clawloop.training.model.decoder import Lora, PolicyModel
+from clawloop.training.model.decoder import PolicyModel
 from clawloop.training.model.loading import build_model, fill_model
+from clawloop.training.model.lora import LoraShape
 
 
 def load_sharded_model(
     checkpoint: Path,
-    lora: Lora,
+    lora: LoraShape,
     *,
     dtype: torch.dtype,
     device: torch.device,
@@ -23,9 +24,9 @@ def load_sharded_model(
     gradient_checkpointing: bool = True,
     seed: int = 0,
 ) -> PolicyModel:
-    """A model whose every tensor is divided among the ranks of the default group, layer by layer.
+    """A model with every tensor sharded over the ranks of the default group, layer by layer.
 
-    The arguments are those of `loading.load_model`, and so are the numbers that come out.
+    Arguments and numerical results are those of `loading.load_model`.
     """
     model = build_model(
         checkpoint, lora, dtype=dtype, max_tokens=max_tokens, gradient_checkpointing=gradient_checkpointing

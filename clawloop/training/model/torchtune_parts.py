@@ -1,7 +1,7 @@
-"""What we use of torchtune (no longer developed, hence pinned), imported without what we do not.
+"""The modules we use of torchtune (no longer developed, hence pinned), imported without its data sets.
 
-On import torchtune loads Hugging Face's `datasets`, and with it pandas and pyarrow, for recipes of its own: 2 s of
-every trainer's start and 90 MB in every rank (measured), for two functions that none of its modules call.
+On import torchtune loads Hugging Face's `datasets`, and with it pandas and pyarrow, for its own recipes: 2 s of every
+trainer's start and 90 MB in every rank (measured), for two functions that none of these modules call.
 """
 
 from __future__ import annotations
@@ -16,7 +16,7 @@ _UNUSED = {"datasets": ["load_dataset"], "datasets.distributed": ["split_dataset
 
 @contextmanager
 def _stand_ins(unused: dict[str, list[str]]) -> Iterator[None]:
-    """Empty modules of these names for the time of the block; who asks for one afterwards gets the real one."""
+    """Within the block, these modules are empty stand-ins; a later import gets the real module."""
     missing = {name: functions for name, functions in unused.items() if name not in sys.modules}
     for name, functions in missing.items():
         module = ModuleType(name)

@@ -8,9 +8,10 @@ import torch
 from torch import Tensor
 
 from clawloop.algorithms.aggregation import Divisor
-from clawloop.algorithms.losses import LossPlan, StepLoss, step_loss
+from clawloop.algorithms.losses import StepLoss, step_loss
 from clawloop.algorithms.scoring import Scores, score
 from clawloop.algorithms.streams import Streams
+from clawloop.recipes.recipe import Distillation, Loss, Train
 from tests.unit.algorithms.plain import PlainPlan, PlainSample, log_softmax
 
 VOCABULARY = 7
@@ -99,31 +100,33 @@ def scores_of(sample: PlainSample, logits_TV: Tensor, *, entropy: bool = True) -
     )
 
 
-def run(batch: list[PlainSample], logits: list[Tensor], plan: LossPlan, divisor: Divisor | None = None) -> StepLoss:
+def run(batch: list[PlainSample], logits: list[Tensor], recipe: Train, divisor: Divisor | None = None) -> StepLoss:
     """The loss of these samples; of a whole step unless a divisor is given."""
     streams = [streams_of(sample) for sample in batch]
     pairs = [
         (scores_of(sample, logits_TV), stream) for sample, logits_TV, stream in zip(batch, logits, streams, strict=True)
     ]
-    return step_loss(pairs, plan, divisor or Divisor.of(streams))
+    return step_loss(pairs, recipe, divisor or Divisor.of(streams))
 
 
-def gradients(batch: list[PlainSample], plan: LossPlan) -> list[Tensor]:
+def gradients(batch: list[PlainSample], recipe: Train) -> list[Tensor]:
     """d loss / d logits of each sample."""
     logits = [logits_of(sample) for sample in batch]
-    return list(torch.autograd.grad(run(batch, logits, plan).loss, logits))
+    return list(torch.autograd.grad(run(batch, logits, recipe).loss, logits))
 
 
-def as_plan(plan: PlainPlan) -> LossPlan:
-    return LossPlan(
-        policy_gradient=plan.policy_gradient,
-        distillation=plan.distillation,
-        kl=plan.kl,
-        entropy=plan.entropy,
-        clip_low=plan.low,
-        clip_high=plan.high,
-        dual_clip=plan.dual,
-        correction="decoupled" if plan.decoupled else "none",
-        aggregation="sequence" if plan.sequence else "token",
-        divergence="forward" if plan.forward else "reverse",
+def as_recipe(plan: PlainPlan) -> Train:
+    return Train(
+        loss=Loss(
+            policy_gradient=plan.policy_gradient,
+            distillation=plan.distillation,
+            kl=plan.kl,
+            entropy=plan.entropy,
+            clip_low=plan.low,
+            clip_high=plan.high,
+            dual_clip=plan.dual,
+            correction="decoupled" if plan.decoupled else "none",
+            aggregation="sequence" if plan.sequence else "token",
+        ),
+        distillation=Distillation(divergence="forward" if plan.forward else "reverse"),
     )

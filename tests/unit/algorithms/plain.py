@@ -1,4 +1,4 @@
-"""Advantages and the loss again, slowly: one number after the other, on Python floats, without torch.
+"""A slow implementation of advantages and loss on Python floats, without torch.
 
 Written from the formulas of DESIGN section 7 and of the recipes, and from nothing in clawloop. Weights that carry no
 gradient are computed from `frozen` logits, so that central differences over `logits` give the gradient that is meant.

@@ -13,7 +13,6 @@ from clawloop.algorithms.losses import step_loss
 from clawloop.algorithms.scoring import most_likely, score
 from clawloop.algorithms.streams import Streams
 from clawloop.recipes.recipe import Train, load_recipe
-from clawloop.training.step import loss_plan
 from tests.unit.algorithms.cases import VOCABULARY, K
 
 RECIPES = {
@@ -47,14 +46,7 @@ def gradient_of(train: Train, *, reward: float | None, hint: bool) -> Tensor:
         teacher_topk_logprobs_TK=teacher.topk_logprobs_TK if hint else None,
         teacher_tail_T=teacher.tail_T if hint else None,
     )
-    streams = with_advantage(
-        streams,
-        reward,
-        verdict_weight=train.advantage.verdict_weight,
-        teacher_weight=train.advantage.teacher_weight,
-        gap_clip=train.advantage.opd_clip,
-        spare_unlikely=train.advantage.spare_unlikely,
-    )
-    loss = step_loss([(student, streams)], loss_plan(train), Divisor.of([streams])).loss
+    streams = with_advantage(streams, reward, train.advantage)
+    loss = step_loss([(student, streams)], train, Divisor.of([streams])).loss
     gradient_TV: Tensor = torch.autograd.grad(loss, logits_TV)[0]
     return gradient_TV

@@ -6,12 +6,18 @@ import pytest
 import torch
 
 from clawloop.algorithms.advantages import teacher_gap, with_advantage
-from clawloop.algorithms.groups import group_advantages
-from clawloop.algorithms.outcome import integrated_reward, judge_consistency, precision_bound, process_reward
-from clawloop.algorithms.overlong import overlong_penalty
 from clawloop.algorithms.policy_gradient import Clip, clipped_objective, policy_gradient_loss
+from clawloop.algorithms.rewards import (
+    group_advantages,
+    integrated_reward,
+    judge_consistency,
+    overlong_penalty,
+    precision_bound,
+    process_reward,
+)
 from clawloop.algorithms.streams import Streams
 from clawloop.judging.voting import majority
+from clawloop.recipes.recipe import Advantage
 
 
 def test_a_group_of_four_rewards_gives_the_articles_advantages() -> None:
@@ -35,18 +41,18 @@ def test_the_clip_limits_a_ratio_of_1_4_to_a_contribution_of_1_15() -> None:
     assert loss.item() == pytest.approx(-1.28 * 0.9)
 
 
-def test_a_teacher_who_is_surer_gives_1_8_and_one_who_is_less_sure_gives_minus_0_2() -> None:
+def test_the_teacher_gap_is_1_8_or_minus_0_2() -> None:
     streams = Streams(
         response_mask_T=torch.tensor([True, True]),
         behaviour_logprob_T=torch.tensor([-2.3, -1.0]),
         teacher_logprob_T=torch.tensor([-0.5, -1.2]),
     )
-    advantage_T = with_advantage(streams, None).advantage_T
+    advantage_T = with_advantage(streams, None, Advantage()).advantage_T
     assert advantage_T is not None
     assert advantage_T.tolist() == pytest.approx([1.8, -0.2], abs=1e-6)
 
 
-def test_a_gap_beyond_two_is_cut() -> None:
+def test_a_gap_beyond_two_is_clipped() -> None:
     gap_T = teacher_gap(torch.tensor([-0.1, -9.0]), torch.tensor([-8.0, -0.5]), 2.0)
     assert gap_T.tolist() == [2.0, -2.0]
 
@@ -73,5 +79,5 @@ def test_more_votes_of_a_mediocre_judge_are_right_more_often(votes: int, bound: 
     assert f"{found:.3f}" == bound
 
 
-def test_a_judge_at_chance_is_promised_nothing() -> None:
+def test_the_precision_bound_of_a_judge_at_chance_is_zero() -> None:
     assert precision_bound(1000, true_positive_rate=0.4, true_negative_rate=0.4) == 0.0

@@ -1,4 +1,4 @@
-"""Each recipe of deploy/recipes changes the logits of exactly the tokens it should."""
+"""Each recipe of deploy/recipes gives a gradient to exactly the expected tokens."""
 
 from __future__ import annotations
 
@@ -7,9 +7,9 @@ import random
 import pytest
 from torch import Tensor
 
-from clawloop.algorithms.groups import group_advantages
-from clawloop.algorithms.losses import LossPlan
+from clawloop.algorithms.rewards import group_advantages
 from clawloop.errors import NothingToTrain
+from clawloop.recipes.recipe import Loss, Train
 from tests.unit.algorithms.cases import gradients, random_sample
 from tests.unit.algorithms.shipped import HINTED, MASK, RECIPES, gradient_of
 
@@ -31,7 +31,7 @@ def rows(gradient_TV: Tensor) -> list[int]:
 @pytest.mark.parametrize("hint", [True, False], ids=["hint", "no hint"])
 @pytest.mark.parametrize("reward", [None, 0.0, 1.0, -1.33])
 @pytest.mark.parametrize("name", RECIPES)
-def test_a_recipe_changes_exactly_the_tokens_it_learns_about(name: str, reward: float | None, hint: bool) -> None:
+def test_a_recipe_gives_a_gradient_to_exactly_the_expected_tokens(name: str, reward: float | None, hint: bool) -> None:
     train, learns_from = RECIPES[name].train, LEARNS_FROM[name]
     if reward and "verdict" in learns_from:
         assert rows(gradient_of(train, reward=reward, hint=hint)) == [t for t, on in enumerate(MASK) if on]
@@ -42,21 +42,21 @@ def test_a_recipe_changes_exactly_the_tokens_it_learns_about(name: str, reward: 
             gradient_of(train, reward=reward, hint=hint)
 
 
-def test_a_constant_group_reaches_no_token() -> None:
+def test_a_constant_group_gives_no_gradient() -> None:
     assert group_advantages((1, 1, 1)) == (None, None, None)
 
 
-def test_the_kl_reaches_the_tokens_the_policy_has_moved_at_and_entropy_all_of_them() -> None:
+def test_the_kl_gives_a_gradient_to_moved_tokens_and_entropy_to_all() -> None:
     sample = random_sample(random.Random(2), tokens=6, topk=False)
     sample.mask = MASK
     sample.advantage = [0.0] * 6
-    assert rows(gradients([sample], LossPlan(kl=0.02))[0]) == [0, 1, 3, 4, 5]
-    assert rows(gradients([sample], LossPlan(kl=0.0, entropy=0.01))[0]) == [0, 1, 3, 4, 5]
-    assert rows(gradients([sample], LossPlan(kl=0.0))[0]) == []
+    assert rows(gradients([sample], Train(loss=Loss(kl=0.02)))[0]) == [0, 1, 3, 4, 5]
+    assert rows(gradients([sample], Train(loss=Loss(kl=0.0, entropy=0.01)))[0]) == [0, 1, 3, 4, 5]
+    assert rows(gradients([sample], Train(loss=Loss(kl=0.0)))[0]) == []
 
 
-def test_a_clipped_token_is_not_reached_and_its_neighbours_are() -> None:
+def test_a_clipped_token_has_no_gradient_and_its_neighbours_have() -> None:
     sample = random_sample(random.Random(4), tokens=3, masked=False, topk=False, reference=False)
     sample.advantage = [1.0, 1.0, 1.0]
     sample.behaviour = [-20.0, -0.001, -20.0]  # ratios far above, below and above the clip
-    assert rows(gradients([sample], LossPlan())[0]) == [1]
+    assert rows(gradients([sample], Train())[0]) == [1]

@@ -1,4 +1,4 @@
-"""What must not matter: padding, which samples share a call, their order, the split of a step, chunks."""
+"""Padding, order of samples, split of a step and chunks change neither loss nor gradient."""
 
 from __future__ import annotations
 
@@ -9,16 +9,16 @@ import pytest
 import torch
 
 from clawloop.algorithms.aggregation import Divisor
-from clawloop.algorithms.losses import LossPlan
 from clawloop.algorithms.scoring import score
 from clawloop.errors import NothingToTrain
+from clawloop.recipes.recipe import Loss, Train
 from tests.unit.algorithms.cases import VOCABULARY, gradients, logits_of, random_sample, run, streams_of
 from tests.unit.algorithms.plain import PlainSample
 
-PLANS = [
-    LossPlan(distillation=0.5, entropy=0.01),
-    LossPlan(distillation=0.5, entropy=0.01, aggregation="sequence"),
-    LossPlan(distillation=0.5, correction="decoupled"),
+RECIPES = [
+    Train(loss=Loss(distillation=0.5, entropy=0.01)),
+    Train(loss=Loss(distillation=0.5, entropy=0.01, aggregation="sequence")),
+    Train(loss=Loss(distillation=0.5, correction="decoupled")),
 ]
 
 
@@ -47,24 +47,24 @@ def padded(sample: PlainSample, tokens: int) -> PlainSample:
     return longer
 
 
-@pytest.mark.parametrize("plan", PLANS)
-def test_padding_changes_neither_loss_nor_gradient_and_gets_none(batch: list[PlainSample], plan: LossPlan) -> None:
+@pytest.mark.parametrize("recipe", RECIPES)
+def test_padding_changes_neither_loss_nor_gradient_and_has_no_gradient(batch: list[PlainSample], recipe: Train) -> None:
     longer = [padded(sample, 12 - len(sample.ids)) for sample in batch]
-    before, after = gradients(batch, plan), gradients(longer, plan)
+    before, after = gradients(batch, recipe), gradients(longer, recipe)
     for sample, plain_TV, padded_TV in zip(batch, before, after, strict=True):
         tokens = len(sample.ids)
         torch.testing.assert_close(padded_TV[:tokens], plain_TV, rtol=0, atol=0)
         assert padded_TV[tokens:].abs().max().item() == 0.0
 
 
-@pytest.mark.parametrize("plan", PLANS)
+@pytest.mark.parametrize("recipe", RECIPES)
 @pytest.mark.parametrize("split", [[4], [1, 3], [2, 2], [1, 1, 1, 1]])
 def test_any_split_of_a_step_adds_up_to_the_same_loss_and_gradient(
-    batch: list[PlainSample], plan: LossPlan, split: list[int]
+    batch: list[PlainSample], recipe: Train, split: list[int]
 ) -> None:
     """Micro-batches of one process, and ranks whose gradients are summed."""
-    whole_loss = run(batch, [logits_of(sample) for sample in batch], plan).loss
-    whole = gradients(batch, plan)
+    whole_loss = run(batch, [logits_of(sample) for sample in batch], recipe).loss
+    whole = gradients(batch, recipe)
     starts = [sum(split[:index]) for index in range(len(split))]
     micros = [batch[start : start + size] for start, size in zip(starts, split, strict=True)]
     divisor = Divisor(0, 0)
@@ -74,29 +74,29 @@ def test_any_split_of_a_step_adds_up_to_the_same_loss_and_gradient(
     found: list[torch.Tensor] = []
     for micro in micros:
         logits = [logits_of(sample) for sample in micro]
-        loss = run(micro, logits, plan, divisor).loss
+        loss = run(micro, logits, recipe, divisor).loss
         total += loss.item()
         found += torch.autograd.grad(loss, logits)
     assert total == pytest.approx(whole_loss.item(), rel=1e-12)
     # Without any division the parts would add up as well, to something else: each sample counts as it does alone.
-    alone = [run([sample], [logits_of(sample)], plan).loss.item() for sample in batch]
-    weights = [1 if plan.aggregation == "sequence" else sum(sample.mask) for sample in batch]
+    alone = [run([sample], [logits_of(sample)], recipe).loss.item() for sample in batch]
+    weights = [1 if recipe.loss.aggregation == "sequence" else sum(sample.mask) for sample in batch]
     mean = sum(weight * loss for weight, loss in zip(weights, alone, strict=True)) / sum(weights)
     assert total == pytest.approx(mean, rel=1e-12)
     for plain_TV, split_TV in zip(whole, found, strict=True):
         torch.testing.assert_close(split_TV, plain_TV, rtol=1e-12, atol=1e-14)
 
 
-@pytest.mark.parametrize("plan", PLANS)
-def test_the_order_of_samples_changes_nothing_but_the_order(batch: list[PlainSample], plan: LossPlan) -> None:
+@pytest.mark.parametrize("recipe", RECIPES)
+def test_the_order_of_samples_changes_nothing_but_the_order(batch: list[PlainSample], recipe: Train) -> None:
     order = [2, 0, 3, 1]
-    straight = gradients(batch, plan)
-    shuffled = gradients([batch[index] for index in order], plan)
+    straight = gradients(batch, recipe)
+    shuffled = gradients([batch[index] for index in order], recipe)
     for index, gradient_TV in zip(order, shuffled, strict=True):
         torch.testing.assert_close(gradient_TV, straight[index], rtol=1e-12, atol=1e-14)
 
 
-def test_under_token_aggregation_every_token_and_under_sequence_every_sample_counts_the_same() -> None:
+def test_aggregation_weights_every_token_or_every_sample_the_same() -> None:
     rng = random.Random(1)
     short, long = (random_sample(rng, tokens=tokens, masked=False, topk=False, reference=False) for tokens in (1, 4))
     for sample in (short, long):
@@ -105,18 +105,18 @@ def test_under_token_aggregation_every_token_and_under_sequence_every_sample_cou
         sample.temperature = 1.0
         sample.behaviour = [-torch.tensor(float(VOCABULARY)).log().item()] * len(sample.ids)
         sample.advantage = [1.0] * len(sample.ids)
-    one, four = (g.abs().sum().item() for g in gradients([short, long], LossPlan()))
+    one, four = (g.abs().sum().item() for g in gradients([short, long], Train()))
     assert four == pytest.approx(4 * one, rel=1e-5)
-    one, four = (g.abs().sum().item() for g in gradients([short, long], LossPlan(aggregation="sequence")))
+    one, four = (g.abs().sum().item() for g in gradients([short, long], Train(loss=Loss(aggregation="sequence"))))
     assert four == pytest.approx(one, rel=1e-5)
 
 
 def test_a_divisor_that_counts_less_than_the_batch_is_refused(batch: list[PlainSample]) -> None:
     logits = [logits_of(sample) for sample in batch]
     with pytest.raises(NothingToTrain, match="counts 3"):
-        run(batch, logits, LossPlan(), Divisor(tokens=100, samples=3))
+        run(batch, logits, Train(), Divisor(tokens=100, samples=3))
     with pytest.raises(NothingToTrain, match="counts 1"):
-        run(batch, logits, LossPlan(), Divisor(tokens=1, samples=4))
+        run(batch, logits, Train(), Divisor(tokens=1, samples=4))
 
 
 def test_scoring_in_chunks_of_positions_gives_the_same_numbers() -> None:

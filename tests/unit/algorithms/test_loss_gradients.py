@@ -85,7 +85,7 @@ def test_the_kl_weight_is_the_clipped_ratio_and_carries_no_gradient(log_ratio: f
     assert gradient_T.item() == pytest.approx(weight * -0.6)
 
 
-def test_one_token_that_was_unlearned_weighs_by_the_logarithm() -> None:
+def test_the_weight_of_an_unlearned_token_grows_with_the_logarithm() -> None:
     logprob_T = torch.tensor([math.log(0.01)], dtype=torch.float64, requires_grad=True)
     reference_T = torch.tensor([math.log(0.5)], dtype=torch.float64)
     (gradient_T,) = torch.autograd.grad(kl_loss(logprob_T, logprob_T.detach(), reference_T).sum(), logprob_T)
@@ -151,7 +151,7 @@ def test_top_k_distillation_is_the_whole_kl_when_one_id_is_left_for_the_tail(div
     torch.testing.assert_close(found_T, (p_TV.exp() * (p_TV - q_TV)).sum(-1))
 
 
-def test_only_the_forward_kl_brings_back_what_the_student_has_stopped_saying() -> None:
+def test_only_the_forward_kl_relearns_a_token_the_student_no_longer_produces() -> None:
     sure_of_0_TV, sure_of_1_TV = torch.zeros(2, 1, VOCABULARY, dtype=torch.float64)
     sure_of_0_TV[0, 0] = sure_of_1_TV[0, 1] = 14.0  # e^-14 for each other id
     sure_of_0_TV.requires_grad_()
@@ -171,7 +171,7 @@ def test_only_the_forward_kl_brings_back_what_the_student_has_stopped_saying() -
     assert 0 < pulls["reverse"] < 1e-4
 
 
-def test_a_tail_of_almost_nothing_keeps_its_digits_and_its_gradient() -> None:
+def test_a_tiny_tail_keeps_its_digits_and_its_gradient() -> None:
     logits_TV = torch.zeros(1, VOCABULARY)
     logits_TV[0, 0] = 40.0  # the others have e^-40 each: 1 - p is 0 in float32
     logits_TV.requires_grad_()
@@ -185,19 +185,19 @@ def test_a_tail_of_almost_nothing_keeps_its_digits_and_its_gradient() -> None:
     ("ratio", "advantage", "gradient"),
     [
         (1.0, 1.0, -1.0),
-        (0.5, 1.0, -0.5),  # below the clip, but wanted more: goes on
+        (0.5, 1.0, -0.5),  # below the clip, but expected more: goes on
         (1.27, 1.0, -1.27),
-        (1.29, 1.0, 0.0),  # wanted more, and is more likely by 1.28 already
+        (1.29, 1.0, 0.0),  # expected more, and is more likely by 1.28 already
         (1.0, -1.0, 1.0),
         (0.81, -1.0, 0.81),
-        (0.79, -1.0, 0.0),  # wanted less, and is less likely by 0.8 already
+        (0.79, -1.0, 0.0),  # expected less, and is less likely by 0.8 already
         (2.9, -1.0, 2.9),
         (3.1, -1.0, 0.0),  # dual clip
         (1e43, -1.0, 0.0),  # infinite in float32
         (1e43, 1.0, 0.0),
     ],
 )
-def test_the_clip_takes_the_gradient_where_it_should(ratio: float, advantage: float, gradient: float) -> None:
+def test_the_clip_removes_the_gradient_outside_its_bounds(ratio: float, advantage: float, gradient: float) -> None:
     logprob_T = torch.tensor([math.log(ratio) - 110.0], requires_grad=True)
     advantage_T, behaviour_T = torch.tensor([advantage]), torch.tensor([-110.0])
     loss_T = policy_gradient_loss(logprob_T, behaviour_T, advantage_T, CLIP)
@@ -206,7 +206,7 @@ def test_the_clip_takes_the_gradient_where_it_should(ratio: float, advantage: fl
     assert is_clipped(torch.tensor([ratio]), advantage_T, CLIP).item() == (gradient == 0.0)
 
 
-def test_the_decoupled_weight_is_cut_at_two() -> None:
+def test_the_decoupled_weight_is_clipped_at_two() -> None:
     prox_T, advantage_T = torch.tensor([-1.0]), torch.tensor([0.5])
     for age, weight in ((0.0, 1.0), (0.5, math.exp(0.5)), (3.0, 2.0)):
         loss_T = policy_gradient_loss(prox_T, prox_T - age, advantage_T, CLIP, prox_logprob_T=prox_T)

@@ -13,7 +13,8 @@ from clawloop.algorithms.advantages import with_advantage
 from clawloop.algorithms.aggregation import Divisor
 from clawloop.algorithms.losses import step_loss
 from clawloop.errors import NothingToTrain
-from tests.unit.algorithms.cases import as_plan, gradients, logits_of, random_sample, run, scores_of, streams_of
+from clawloop.recipes.recipe import Advantage
+from tests.unit.algorithms.cases import as_recipe, gradients, logits_of, random_sample, run, scores_of, streams_of
 from tests.unit.algorithms.plain import PlainPlan, PlainSample, PlainTerms, advantage, batch_loss, near_a_kink
 
 pytestmark = pytest.mark.slow
@@ -69,33 +70,35 @@ def batches(draw: st.DrawFn, plan: PlainPlan) -> list[PlainSample]:
     reward=st.sampled_from([None, 0.0, 1.0, -1.0]) | st.floats(-2, 2),
     terms=terms,
 )
-def test_the_advantage_equals_the_plain_one(
+def test_the_advantage_equals_that_of_the_plain_implementation(
     seed: int, tokens: int, hint: bool, reward: float | None, terms: PlainTerms
 ) -> None:
     sample = random_sample(random.Random(seed), tokens=tokens, advantage=False, topk=False, hint=hint)
     streams = with_advantage(
         streams_of(sample),
         reward,
-        verdict_weight=terms.verdict_weight,
-        teacher_weight=terms.teacher_weight,
-        gap_clip=terms.gap_clip,
-        spare_unlikely=terms.spare,
+        Advantage(
+            verdict_weight=terms.verdict_weight,
+            teacher_weight=terms.teacher_weight,
+            opd_clip=terms.gap_clip,
+            spare_unlikely=terms.spare,
+        ),
     )
-    wanted = advantage(sample, reward, terms)
+    expected = advantage(sample, reward, terms)
     if streams.advantage_T is not None:
-        assert streams.advantage_T.tolist() == pytest.approx(wanted, rel=1e-6, abs=1e-9)
+        assert streams.advantage_T.tolist() == pytest.approx(expected, rel=1e-6, abs=1e-9)
     else:
-        assert wanted is None
+        assert expected is None
         with pytest.raises(NothingToTrain, match="neither an advantage"):
-            step_loss([(scores_of(sample, logits_of(sample)), streams)], as_plan(PlainPlan()), Divisor.of([streams]))
+            step_loss([(scores_of(sample, logits_of(sample)), streams)], as_recipe(PlainPlan()), Divisor.of([streams]))
 
 
 @settings(deadline=None, max_examples=150)
 @given(st.data())
-def test_the_loss_equals_the_plain_one(data: st.DataObject) -> None:
+def test_the_loss_equals_that_of_the_plain_implementation(data: st.DataObject) -> None:
     plan = data.draw(plans.filter(lambda plan: bool(plan.policy_gradient or plan.distillation)))
     batch = data.draw(batches(plan))
-    loss = run(batch, [logits_of(sample) for sample in batch], as_plan(plan))
+    loss = run(batch, [logits_of(sample) for sample in batch], as_recipe(plan))
     assert loss.loss.item() == pytest.approx(batch_loss(batch, plan), rel=1e-9, abs=1e-12)
     assert [metrics.tokens for metrics in loss.metrics] == [sum(sample.mask) for sample in batch]
     assert sum(loss.parts.values()) == pytest.approx(loss.loss.item(), rel=1e-9, abs=1e-12)
@@ -109,7 +112,7 @@ def test_the_gradient_equals_central_differences_of_the_plain_loss(data: st.Data
     assume(not near_a_kink(batch, plan))
     frozen = [copy.deepcopy(sample.logits) for sample in batch]
     step = 1e-6
-    for sample, gradient_TV in zip(batch, gradients(batch, as_plan(plan)), strict=True):
+    for sample, gradient_TV in zip(batch, gradients(batch, as_recipe(plan)), strict=True):
         for t, row in enumerate(sample.logits):
             for v, value in enumerate(row):
                 row[v] = value + step
@@ -124,6 +127,6 @@ def test_samples_of_one_batch_are_scored_in_float32_as_in_float64() -> None:
     rng = random.Random(3)
     plan = PlainPlan(distillation=0.5, entropy=0.01)
     batch = [random_sample(rng, tokens=tokens) for tokens in (3, 6)]
-    wide = run(batch, [logits_of(sample) for sample in batch], as_plan(plan)).loss
-    narrow = run(batch, [logits_of(sample).float() for sample in batch], as_plan(plan)).loss
+    wide = run(batch, [logits_of(sample) for sample in batch], as_recipe(plan)).loss
+    narrow = run(batch, [logits_of(sample).float() for sample in batch], as_recipe(plan)).loss
     assert narrow.item() == pytest.approx(wide.item(), rel=1e-5)

@@ -8,11 +8,13 @@ import pytest
 import torch
 
 from clawloop.algorithms.aggregation import Divisor
-from clawloop.algorithms.losses import LossPlan, step_loss
-from clawloop.algorithms.metrics import SampleMetrics, sample_metrics
+from clawloop.algorithms.losses import step_loss
+from clawloop.algorithms.metrics import sample_metrics
 from clawloop.algorithms.policy_gradient import Clip
 from clawloop.algorithms.scoring import Scores
 from clawloop.algorithms.streams import Streams
+from clawloop.contracts.training import SampleMetrics
+from clawloop.recipes.recipe import Train
 
 
 def test_metrics_are_over_the_trained_tokens() -> None:
@@ -25,7 +27,7 @@ def test_metrics_are_over_the_trained_tokens() -> None:
         reference_logprob_T=behaviour_T,
     )
     scores = Scores(logprob_T=behaviour_T + ratios.log(), entropy_T=torch.tensor([0.3, 9.0, 0.6, 0.9]).double())
-    (found,) = step_loss([(scores, streams)], LossPlan(), Divisor.of([streams])).metrics
+    (found,) = step_loss([(scores, streams)], Train(), Divisor.of([streams])).metrics
     assert found.tokens == 3
     assert found.ratio_mean == pytest.approx(2.0)
     assert found.ratio_max == pytest.approx(4.0)
@@ -36,7 +38,7 @@ def test_metrics_are_over_the_trained_tokens() -> None:
     assert found.entropy == pytest.approx(0.6)
 
 
-def test_a_token_that_was_unlearned_does_not_stand_for_the_distance_of_all() -> None:
+def test_an_unlearned_token_does_not_dominate_the_mean_distance() -> None:
     streams = Streams(
         response_mask_T=torch.tensor([True, True]),
         behaviour_logprob_T=torch.tensor([-0.7, -0.7], dtype=torch.float64),
@@ -46,13 +48,13 @@ def test_a_token_that_was_unlearned_does_not_stand_for_the_distance_of_all() -> 
     assert found.kl == pytest.approx(0.5, abs=1e-3)  # unweighted: 8e5
 
 
-def test_what_is_not_known_is_none() -> None:
+def test_unknown_metrics_are_none() -> None:
     streams = Streams(response_mask_T=torch.tensor([True]))
     scores = Scores(logprob_T=torch.tensor([-1.0], requires_grad=True))
     assert sample_metrics(scores, streams, Clip()) == SampleMetrics(1, None, None, None, None, None, None)
 
 
-def test_under_the_decoupled_correction_the_clip_looks_at_the_ratio_it_clips() -> None:
+def test_under_the_decoupled_correction_clip_share_uses_the_decoupled_ratio() -> None:
     streams = Streams(
         response_mask_T=torch.tensor([True]),
         behaviour_logprob_T=torch.tensor([-5.0]),

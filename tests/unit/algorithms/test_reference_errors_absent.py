@@ -1,4 +1,4 @@
-"""Errors of the system we follow, each pinned by what it would have done."""
+"""Errors of the reference system, each excluded by a test of the correct result."""
 
 from __future__ import annotations
 
@@ -11,16 +11,16 @@ import torch
 
 from clawloop.algorithms.advantages import with_advantage
 from clawloop.algorithms.aggregation import Divisor
-from clawloop.algorithms.groups import group_advantages
-from clawloop.algorithms.losses import LossPlan, step_loss
-from clawloop.algorithms.outcome import integrated_reward, process_reward
+from clawloop.algorithms.losses import step_loss
+from clawloop.algorithms.rewards import group_advantages, integrated_reward, process_reward
 from clawloop.algorithms.scoring import Scores, score
 from clawloop.algorithms.streams import Streams, logprobs_T
 from clawloop.errors import NothingToTrain, StreamsUnusable
 from clawloop.ids import new_turn_id
-from clawloop.recipes.recipe import Signal
+from clawloop.recipes.recipe import Advantage, Signal, Train
 from clawloop.samples.fallback import JudgedTurn, at_least_one
-from clawloop.training.packing.collate import TokenSequence, collate
+from clawloop.training.packing.collate import collate
+from clawloop.training.packing.sequences import TokenSequence
 from tests.unit.algorithms.cases import (
     VOCABULARY,
     gradients,
@@ -44,7 +44,7 @@ def test_recorded_log_probs_of_another_length_are_refused_not_padded_or_cut(toke
 def test_retokenised_text_of_another_length_is_refused_where_it_meets_its_scores() -> None:
     streams = Streams(response_mask_T=THREE, behaviour_logprob_T=torch.full((3,), -1.0), advantage_T=torch.ones(3))
     with pytest.raises(StreamsUnusable, match="4 scores for 3 response tokens"):
-        step_loss([(Scores(logprob_T=torch.full((4,), -1.0)), streams)], LossPlan(), Divisor(3, 1))
+        step_loss([(Scores(logprob_T=torch.full((4,), -1.0)), streams)], Train(), Divisor(3, 1))
 
 
 def test_an_unknown_log_prob_is_refused_not_taken_as_probability_one() -> None:
@@ -91,7 +91,7 @@ def test_a_teacher_with_the_students_logits_has_no_gap_at_any_temperature(temper
         behaviour_logprob_T=engine_T,
         teacher_logprob_T=score(logits_TV, ids_T, temperature=temperature).logprob_T,
     )
-    advantage_T = with_advantage(streams, None).advantage_T
+    advantage_T = with_advantage(streams, None, Advantage()).advantage_T
     assert advantage_T is not None
     assert advantage_T.abs().max().item() < 1e-6
 
@@ -102,7 +102,7 @@ def test_a_sample_without_a_hint_has_no_teacher_term_however_far_the_policy_has_
     assert streams.behaviour_logprob_T is not None
     drift_T = scores_of(sample, logits_of(sample)).logprob_T - streams.behaviour_logprob_T
     assert drift_T.abs().max().item() > 0.1
-    advantage_T = with_advantage(streams, -1.0).advantage_T
+    advantage_T = with_advantage(streams, -1.0, Advantage()).advantage_T
     assert advantage_T is not None
     assert set(advantage_T.tolist()) == {-1.0}
 
@@ -110,12 +110,12 @@ def test_a_sample_without_a_hint_has_no_teacher_term_however_far_the_policy_has_
 def test_a_corrected_answer_is_not_rewarded_for_having_a_hint() -> None:
     behaviour_T = torch.tensor([-1.0, -0.5, -2.0])
     streams = Streams(response_mask_T=THREE, behaviour_logprob_T=behaviour_T, teacher_logprob_T=behaviour_T)
-    advantage_T = with_advantage(streams, None).advantage_T
+    advantage_T = with_advantage(streams, None, Advantage()).advantage_T
     assert advantage_T is not None
     assert advantage_T.tolist() == [0.0, 0.0, 0.0]
 
 
-def test_a_sample_of_which_nothing_is_trained_cannot_be_made() -> None:
+def test_streams_without_a_trained_token_are_refused() -> None:
     with pytest.raises(NothingToTrain, match="3 tokens of which none"):
         Streams(response_mask_T=~THREE)
     with pytest.raises(NothingToTrain, match="0 tokens"):
@@ -126,22 +126,22 @@ def test_a_sample_without_signal_cannot_dilute_a_batch() -> None:
     rng = random.Random(0)
     batch = [random_sample(rng, topk=False), random_sample(rng, topk=False, advantage=False)]
     with pytest.raises(NothingToTrain, match="neither an advantage"):
-        run(batch, [logits_of(sample) for sample in batch], LossPlan())
+        run(batch, [logits_of(sample) for sample in batch], Train())
     with pytest.raises(NothingToTrain, match="0 samples"):
-        run([], [], LossPlan())
+        run([], [], Train())
 
 
-def test_the_ratio_is_against_what_was_recorded_and_so_is_not_one_on_the_first_step() -> None:
+def test_the_ratio_uses_recorded_log_probs_and_is_not_one_on_the_first_step() -> None:
     sample = random_sample(random.Random(0), topk=False)
     streams = streams_of(sample)
-    (metrics,) = run([sample], [logits_of(sample)], LossPlan()).metrics
+    (metrics,) = run([sample], [logits_of(sample)], Train()).metrics
     assert metrics.mean_abs_log_ratio is not None
     assert metrics.mean_abs_log_ratio > 0.1
     frozen_at_one = replace(streams, behaviour_logprob_T=scores_of(sample, logits_of(sample)).logprob_T.detach())
     logits_TV = logits_of(sample)
     pair = (scores_of(sample, logits_TV), frozen_at_one)
-    (frozen_TV,) = torch.autograd.grad(step_loss([pair], LossPlan(), Divisor.of([streams])).loss, logits_TV)
-    (ours_TV,) = gradients([sample], LossPlan())
+    (frozen_TV,) = torch.autograd.grad(step_loss([pair], Train(), Divisor.of([streams])).loss, logits_TV)
+    (ours_TV,) = gradients([sample], Train())
     assert (ours_TV - frozen_TV).abs().max().item() > 0.01
 
 
@@ -150,9 +150,9 @@ def test_a_turn_chosen_so_that_a_session_gives_one_has_a_gradient() -> None:
     chosen = at_least_one(turns)
     assert (chosen.turn_id, chosen.reward) == (turns[1].turn_id, -1 / 3)
     sample = random_sample(random.Random(0), topk=False, reference=False)
-    streams = with_advantage(replace(streams_of(sample), advantage_T=None), chosen.reward)
+    streams = with_advantage(replace(streams_of(sample), advantage_T=None), chosen.reward, Advantage())
     logits_TV = logits_of(sample)
-    loss = step_loss([(scores_of(sample, logits_TV), streams)], LossPlan(), Divisor.of([streams])).loss
+    loss = step_loss([(scores_of(sample, logits_TV), streams)], Train(), Divisor.of([streams])).loss
     assert torch.autograd.grad(loss, logits_TV)[0].abs().max().item() > 0.01
 
 

@@ -1,4 +1,4 @@
-"""Groups, overlong shaping, outcome and process, the running mean, terms, and at least one."""
+"""Group advantages, overlong penalty, outcome and process, running mean and downweighting."""
 
 from __future__ import annotations
 
@@ -8,12 +8,18 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from clawloop.algorithms.advantages import with_advantage
-from clawloop.algorithms.baseline import RunningMean
-from clawloop.algorithms.groups import group_advantages, is_complete
-from clawloop.algorithms.outcome import integrated_reward, precision_bound, process_reward
-from clawloop.algorithms.overlong import overlong_penalty
+from clawloop.algorithms.rewards import (
+    RunningMean,
+    group_advantages,
+    integrated_reward,
+    is_complete,
+    overlong_penalty,
+    precision_bound,
+    process_reward,
+)
 from clawloop.algorithms.streams import Streams
 from clawloop.errors import StreamsUnusable
+from clawloop.recipes.recipe import Advantage
 
 
 @given(st.lists(st.sampled_from([-1.0, -0.5, 0.0, 1.0]), min_size=2, max_size=8))
@@ -78,25 +84,25 @@ def test_the_baseline_is_the_mean_of_earlier_verdicts() -> None:
     assert mean.relative(1.0) == pytest.approx(1 - 1 / 3)
 
 
-def test_blame_spares_unlikely_tokens_as_far_as_asked_and_praise_stays() -> None:
+def test_negative_advantages_shrink_for_unlikely_tokens_and_positive_ones_stay() -> None:
     behaviour_T = torch.tensor([1.0, 0.25, 0.01]).log()
     streams = Streams(response_mask_T=torch.ones(3, dtype=torch.bool), behaviour_logprob_T=behaviour_T)
     for share, blame in ((0.0, [-1.0, -1.0, -1.0]), (0.5, [-1.0, -0.625, -0.505]), (1.0, [-1.0, -0.25, -0.01])):
-        blamed_T = with_advantage(streams, -1.0, spare_unlikely=share).advantage_T
-        praised_T = with_advantage(streams, 1.0, spare_unlikely=share).advantage_T
+        blamed_T = with_advantage(streams, -1.0, Advantage(spare_unlikely=share)).advantage_T
+        praised_T = with_advantage(streams, 1.0, Advantage(spare_unlikely=share)).advantage_T
         assert blamed_T is not None
         assert praised_T is not None
         assert blamed_T.tolist() == pytest.approx(blame)
         assert praised_T.tolist() == [1.0, 1.0, 1.0]
 
 
-def test_blame_by_gap_and_verdict_together_is_spared_once() -> None:
+def test_the_sum_of_gap_and_verdict_is_downweighted_once() -> None:
     streams = Streams(
         response_mask_T=torch.ones(2, dtype=torch.bool),
         behaviour_logprob_T=torch.tensor([0.5, 0.5]).log(),
         teacher_logprob_T=torch.tensor([0.25, 1.0]).log(),
     )
-    advantage_T = with_advantage(streams, -0.1, spare_unlikely=1.0).advantage_T
+    advantage_T = with_advantage(streams, -0.1, Advantage(spare_unlikely=1.0)).advantage_T
     assert advantage_T is not None
     gap = torch.tensor(2.0).log().item()
     assert advantage_T.tolist() == pytest.approx([(-0.1 - gap) / 2, gap - 0.1])

@@ -1,4 +1,4 @@
-"""How old a sample is, and when that is too old."""
+"""Staleness of samples, and when they expire."""
 
 from __future__ import annotations
 
@@ -11,11 +11,11 @@ PARENTS = {1: 0, 2: 1, 3: 2, 4: 3, 5: 2, 6: 5}
 
 
 @pytest.mark.parametrize(("version", "head", "apart"), [(4, 4, 0), (0, 4, 4), (2, 6, 2), (4, 6, 4), (4, 2, 2)])
-def test_versions_are_as_far_apart_as_the_steps_between_them(version: int, head: int, apart: int) -> None:
+def test_the_distance_of_versions_is_the_number_of_steps_between_them(version: int, head: int, apart: int) -> None:
     assert versions_apart(version, head, PARENTS) == versions_apart(head, version, PARENTS) == apart
 
 
-def test_a_version_nobody_knows_is_an_error_not_a_distance() -> None:
+def test_an_unknown_version_raises() -> None:
     with pytest.raises(KeyError):
         versions_apart(9, 4, PARENTS)
 

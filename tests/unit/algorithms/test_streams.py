@@ -1,4 +1,4 @@
-"""Streams and scores refuse what cannot be right, with a typed error that names it."""
+"""Streams and scores refuse impossible values with a typed error that names them."""
 
 from __future__ import annotations
 
@@ -8,11 +8,12 @@ from torch import Tensor
 
 from clawloop.algorithms.advantages import teacher_gap, with_advantage
 from clawloop.algorithms.aggregation import Divisor
-from clawloop.algorithms.losses import LossPlan, step_loss
+from clawloop.algorithms.losses import step_loss
 from clawloop.algorithms.scoring import Scores, most_likely, score
 from clawloop.algorithms.streams import Streams, logprobs_T
 from clawloop.algorithms.topk import kl_over_top_k
 from clawloop.errors import StepDiverged, StreamsUnusable
+from clawloop.recipes.recipe import Advantage, Loss, Train
 
 MASK = torch.tensor([True, False, True])
 STREAMS = ["behaviour_logprob_T", "advantage_T", "teacher_logprob_T", "reference_logprob_T", "prox_logprob_T"]
@@ -92,7 +93,7 @@ def test_a_list_of_log_probs_becomes_a_stream() -> None:
 
 
 @pytest.mark.parametrize("temperature", [0.0, -1.0, float("nan"), float("inf")])
-def test_a_temperature_that_cannot_be_undone_is_refused(temperature: float) -> None:
+def test_a_temperature_that_is_not_above_zero_is_refused(temperature: float) -> None:
     with pytest.raises(StreamsUnusable, match="temperature"):
         score(torch.zeros(1, 4), torch.tensor([0]), temperature=temperature)
 
@@ -125,32 +126,34 @@ def test_a_loss_that_overflows_is_a_diverged_step_that_names_part_and_sample() -
     )
     scores = Scores(logprob_T=torch.tensor([-1e30]))
     with pytest.raises(StepDiverged, match="kl loss of sample 0"):
-        step_loss([(scores, streams)], LossPlan(), Divisor(1, 1))
+        step_loss([(scores, streams)], Train(), Divisor(1, 1))
 
 
 def test_parts_that_lack_what_they_need_are_refused() -> None:
     one = torch.tensor([True])
     scores = Scores(logprob_T=torch.tensor([-1.0]))
     with pytest.raises(StreamsUnusable, match="no ratio"):
-        step_loss([(scores, Streams(response_mask_T=one, advantage_T=torch.ones(1)))], LossPlan(), Divisor(1, 1))
+        step_loss([(scores, Streams(response_mask_T=one, advantage_T=torch.ones(1)))], Train(), Divisor(1, 1))
     full = Streams(response_mask_T=one, advantage_T=torch.ones(1), behaviour_logprob_T=torch.tensor([-1.0]))
     with pytest.raises(StreamsUnusable, match="prox_logprob_T"):
-        step_loss([(scores, full)], LossPlan(correction="decoupled"), Divisor(1, 1))
+        step_loss([(scores, full)], Train(loss=Loss(correction="decoupled")), Divisor(1, 1))
     with pytest.raises(StreamsUnusable, match="entropy"):
-        step_loss([(scores, full)], LossPlan(entropy=0.01), Divisor(1, 1))
+        step_loss([(scores, full)], Train(loss=Loss(entropy=0.01)), Divisor(1, 1))
     with pytest.raises(StreamsUnusable, match="teacher's ids"):
-        step_loss([(Scores(logprob_T=torch.full((3,), -1.0)), topk())], LossPlan(distillation=1.0), Divisor(2, 1))
+        step_loss(
+            [(Scores(logprob_T=torch.full((3,), -1.0)), topk())], Train(loss=Loss(distillation=1.0)), Divisor(2, 1)
+        )
 
 
 def test_advantages_of_disagreeing_or_missing_streams_are_refused() -> None:
     with pytest.raises(StreamsUnusable, match="2 teacher log-probs for 3"):
         teacher_gap(torch.zeros(2), torch.zeros(3), 2.0)
     with pytest.raises(StreamsUnusable, match="reward nan"):
-        with_advantage(Streams(response_mask_T=MASK), float("nan"))
+        with_advantage(Streams(response_mask_T=MASK), float("nan"), Advantage())
     with pytest.raises(StreamsUnusable, match="recorded when sampling"):
-        with_advantage(Streams(response_mask_T=MASK, teacher_logprob_T=torch.full((3,), -1.0)), None)
+        with_advantage(Streams(response_mask_T=MASK, teacher_logprob_T=torch.full((3,), -1.0)), None, Advantage())
     with pytest.raises(StreamsUnusable, match="recorded when sampling"):
-        with_advantage(Streams(response_mask_T=MASK), -1.0, spare_unlikely=0.5)
+        with_advantage(Streams(response_mask_T=MASK), -1.0, Advantage(spare_unlikely=0.5))
 
 
 def test_scores_of_disagreeing_shapes_are_refused() -> None:

@@ -14,8 +14,8 @@ from clawloop.demo.location import model_path
 from clawloop.demo.vocabulary import CONTEXT_TOKENS, as_text, fixed_lines
 from clawloop.judging.prompts import AnswerForm
 from clawloop.local.checks import require_model
-from clawloop.training.model.decoder import Lora
 from clawloop.training.model.loading import load_model
+from clawloop.training.model.lora import LoraShape
 
 MEGABYTES = 4.0
 VOTES_RIGHT = 0.9  # on each whole list, by the card
@@ -40,7 +40,7 @@ def test_it_is_small() -> None:
 
 def test_an_engine_can_be_started_on_it_and_the_trainer_reads_it() -> None:
     require_model(model_path())
-    policy = load_model(model_path(), Lora(8, 16.0), dtype=torch.float32, device=torch.device("cpu"))
+    policy = load_model(model_path(), LoraShape(8, 16.0), dtype=torch.float32, device=torch.device("cpu"))
     assert policy.max_tokens == CONTEXT_TOKENS >= 8192
 
 

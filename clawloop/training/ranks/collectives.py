@@ -1,7 +1,7 @@
-"""Several processes that take one step together, or one process alone: what one rank finds wrong, all ranks raise.
+"""The ranks that take one step together, or a single process: values exchanged, and errors raised on all ranks.
 
-A rank that stopped alone would leave the others waiting in a collective until their time-out. Knows nothing about
-models, which take seconds to import.
+A rank that stopped alone would leave the others waiting in a collective until their time-out. This module does not
+import models, which take seconds to load.
 """
 
 from __future__ import annotations
@@ -29,21 +29,21 @@ _SHARED = (StepDiverged, StreamsUnusable, NothingToTrain, AdapterUnusable, Model
 
 @dataclass(frozen=True, slots=True)
 class Ranks:
-    """This process among those that train together.
+    """This process among the ranks that train together.
 
     Args:
-        rank: 0 writes and speaks for all.
-        world: how many there are.
-        group: over which they talk about more than tensors; torch's default group if None.
+        rank: 0 writes files and talks to Temporal.
+        world_size: number of ranks.
+        group: process group for Python objects; torch's default group if None.
     """
 
     rank: int = 0
-    world: int = 1
+    world_size: int = 1
     group: dist.ProcessGroup | None = None
 
     @classmethod
     def current(cls, group: dist.ProcessGroup | None = None) -> Ranks:
-        """From torch's default process group; alone if there is none."""
+        """From torch's default process group; a single rank if there is none."""
         if not dist.is_initialized():
             return cls()
         return cls(dist.get_rank(), dist.get_world_size(), group)
@@ -54,35 +54,35 @@ class Ranks:
 
     @contextmanager
     def raise_on_all_ranks(self) -> Iterator[None]:
-        """What is raised inside on one rank is raised on all; no collective may run inside.
+        """Raises an error of one rank on all ranks when the block ends; no collective may run inside.
 
         Of several errors, all ranks raise the lowest rank's.
         """
-        problem: ClawloopError | None = None
+        own: ClawloopError | None = None
         try:
             yield
         except _SHARED as error:
-            if self.world == 1:
+            if self.world_size == 1:
                 raise
-            problem = error
-        if self.world == 1:
+            own = error
+        if self.world_size == 1:
             return
-        for found in self.gather(problem):
-            if found is not None:
-                raise found
+        for raised in self.all_gather(own):
+            if raised is not None:
+                raise raised
 
-    def first(self, value: Value) -> Value:
-        """The first rank's value, on all; a collective."""
-        if self.world == 1:
+    def broadcast(self, value: Value) -> Value:
+        """The first rank's value, on all ranks; a collective."""
+        if self.world_size == 1:
             return value
         values: list[Value] = [value]
         dist.broadcast_object_list(values, src=0, group=self.group)
         return values[0]
 
-    def gather(self, value: Value) -> list[Value]:
-        """Every rank's value, in order of rank; a collective."""
-        if self.world == 1:
+    def all_gather(self, value: Value) -> list[Value]:
+        """Every rank's value, in order of rank, on all ranks; a collective."""
+        if self.world_size == 1:
             return [value]
-        values: list[Value] = [value] * self.world
+        values: list[Value] = [value] * self.world_size
         dist.all_gather_object(values, value, group=self.group)
         return values

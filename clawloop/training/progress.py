@@ -1,0 +1,35 @@
+"""Progress reports of a step, for heartbeats."""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+from dataclasses import dataclass
+
+
+@dataclass(frozen=True, slots=True)
+class Progress:
+    """A micro-batch is finished.
+
+    Args:
+        stage: `policy`, `reference` or `teacher`, several joined by `and` if one pass has these roles; or `train`.
+        done, of: micro-batches of this rank in this stage.
+    """
+
+    stage: str
+    done: int
+    of: int
+
+    def __str__(self) -> str:
+        return f"{self.stage} {self.done} of {self.of}"
+
+
+ProgressCallback = Callable[[Progress], None]
+StatusCallback = Callable[[str], None]
+
+
+def ignore_progress(progress: Progress) -> None:
+    del progress
+
+
+def ignore_status(status: str) -> None:
+    del status

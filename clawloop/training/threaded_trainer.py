@@ -1,0 +1,117 @@
+"""Runs steps in a thread, for an event loop: cancellable, with a stall limit.
+
+Satisfies `activities.training.ports.Trainer`.
+"""
+
+from __future__ import annotations
+
+import asyncio
+import logging
+import threading
+import time
+from collections.abc import Callable
+from concurrent.futures import ThreadPoolExecutor
+from datetime import timedelta
+
+import torch
+
+from clawloop.contracts.training import StepBatch, TrainedStep
+from clawloop.errors import ClawloopError, TrainerUnavailable
+from clawloop.training.ranks.command_loop import broadcast_step, ping, shutdown_ranks
+from clawloop.training.step_runner import StepRunner
+
+log = logging.getLogger(__name__)
+
+PING_INTERVAL = timedelta(minutes=1)
+# A micro-batch of a large model on a slow CPU takes minutes, and so does loading it.
+STALL_LIMIT = timedelta(minutes=30)
+_POLL_SECONDS = 1.0
+
+
+class ThreadedTrainer:
+    """One step runner in one thread; with several ranks, on the first.
+
+    Args:
+        runner: used in the thread only.
+        ping_interval: how often idle ranks are pinged; also how long a rank may take to answer.
+        stall_limit: a step without a progress report for this long has hung.
+    """
+
+    def __init__(
+        self, runner: StepRunner, *, ping_interval: timedelta = PING_INTERVAL, stall_limit: timedelta = STALL_LIMIT
+    ) -> None:
+        self._runner = runner
+        self._ping_interval = ping_interval
+        self._stall_limit = stall_limit
+        self._thread = ThreadPoolExecutor(1, "torch")
+        self._busy = asyncio.Lock()
+        self.broken = asyncio.Event()
+        """Set when this process must be restarted: a rank is gone, the thread hangs or the GPU failed."""
+
+    async def train(self, step: StepBatch, report: Callable[[str], None]) -> TrainedStep:
+        """See the port. A cancelled step ends at the next micro-batch."""
+        async with self._busy:
+            if self.broken.is_set():
+                raise TrainerUnavailable("the trainer is being restarted")
+            return await self._in_thread(step, report)
+
+    async def _in_thread(self, step: StepBatch, report: Callable[[str], None]) -> TrainedStep:
+        stop = threading.Event()
+        last_report = time.monotonic()
+
+        def report_and_note_time(status: str) -> None:
+            nonlocal last_report
+            last_report = time.monotonic()
+            report(status)
+
+        running = asyncio.get_running_loop().run_in_executor(
+            self._thread, broadcast_step, self._runner, step, report_and_note_time, stop.is_set
+        )
+        try:
+            while not running.done():
+                await asyncio.wait({running}, timeout=_POLL_SECONDS)
+                if not running.done() and time.monotonic() - last_report > self._stall_limit.total_seconds():
+                    self.broken.set()
+                    raise TrainerUnavailable(f"the step reported no progress for {self._stall_limit}")
+            return running.result()
+        except asyncio.CancelledError:
+            stop.set()
+            await asyncio.wait({running})
+            running.exception()  # retrieved, so that asyncio does not log it; a stopped step raises
+            raise
+        except ClawloopError:
+            raise
+        except Exception as error:
+            if isinstance(error, torch.AcceleratorError):
+                self.broken.set()  # every further CUDA call in this process fails
+                log.exception("the device failed", extra={"step": step.n})
+                raise TrainerUnavailable("the GPU failed; the trainer is being restarted") from error
+            if self._runner.ranks.world_size == 1:
+                raise  # a bug; the next step begins from files, so this process can continue
+            self.broken.set()
+            log.exception("ranks out of step", extra={"step": step.n})
+            raise TrainerUnavailable("a rank died, or failed alone; the trainer is being restarted") from error
+
+    async def watch_ranks(self) -> None:
+        """Pings idle ranks; returns when a rank does not answer. Runs for ever with a single rank."""
+        loop = asyncio.get_running_loop()
+        while not self.broken.is_set():
+            await asyncio.sleep(self._ping_interval.total_seconds())
+            if self._runner.ranks.world_size == 1 or self._busy.locked():
+                continue
+            async with self._busy:
+                pong = loop.run_in_executor(self._thread, ping, self._runner)
+                done, _ = await asyncio.wait({pong}, timeout=self._ping_interval.total_seconds())
+                if not done or pong.exception() is not None:
+                    log.error("a rank does not answer", extra={"why": "" if not done else repr(pong.exception())})
+                    self.broken.set()
+
+    async def close(self) -> None:
+        """Shuts down the other ranks; no step can be trained afterwards."""
+        if self._runner.ranks.world_size > 1 and not self.broken.is_set():
+            async with self._busy:
+                shutdown = asyncio.get_running_loop().run_in_executor(self._thread, shutdown_ranks, self._runner)
+                await asyncio.wait({shutdown}, timeout=self._ping_interval.total_seconds())
+                if shutdown.done():
+                    shutdown.exception()  # a rank that ended before
+        self._thread.shutdown(wait=False)
