@@ -47,7 +47,7 @@ class Services:
     sessions: SessionStore
     feedback: FeedbackStore
     training: TrainingStore
-    judged: RejudgeStore
+    rejudging: RejudgeStore
     erasures: Erasures
     session_operations: SessionOperations
     operations: Operations

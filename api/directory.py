@@ -34,7 +34,7 @@ class DirectoryCache:
         self._tasks: list[asyncio.Task[None]] = []
         self._looking = asyncio.Lock()  # or an older look could end after a newer one
         self._looks = 0
-        self.current = False  # the last look succeeded
+        self.up_to_date = False  # the last look succeeded
         self._seen = asyncio.Event()  # set while `current`
 
     async def __aenter__(self) -> DirectoryCache:
@@ -51,7 +51,7 @@ class DirectoryCache:
             await asyncio.wait(self._tasks)
 
     @property
-    def now(self) -> Directory:
+    def snapshot(self) -> Directory:
         """What is known; empty before the first look succeeded."""
         return self._last or Directory(policies=(), engines=())
 
@@ -60,12 +60,12 @@ class DirectoryCache:
         Raises:
             StoreUnavailable: this gateway has not seen that policy yet.
         """
-        for policy in self.now.policies:
+        for policy in self.snapshot.policies:
             if policy.id == name:
                 return policy
         raise StoreUnavailable(f"policy {name!r} is not known here yet")
 
-    async def known_policy(self, name: str) -> Policy:
+    async def find_policy(self, name: str) -> Policy:
         """As `policy`, and looks afresh before it says that there is none.
 
         Raises:
@@ -74,10 +74,10 @@ class DirectoryCache:
         try:
             return self.policy(name)
         except StoreUnavailable:
-            await self.look_afresh()
+            await self.refresh()
             return self.policy(name)
 
-    async def look_afresh(self) -> None:
+    async def refresh(self) -> None:
         """For whoever misses something that may be newer than the last look; those who wait together share one look.
 
         While Postgres is away they ask nothing more of it, and wait a moment for the looks that go on anyway.
@@ -87,7 +87,7 @@ class DirectoryCache:
         """
         before = self._looks
         async with self._looking:
-            if self.current and self._looks == before:
+            if self.up_to_date and self._looks == before:
                 await self._look_now()
         try:
             async with asyncio.timeout(PATIENCE_SECONDS):
@@ -119,10 +119,10 @@ class DirectoryCache:
         try:
             self._last = await self._store.read()
         except StoreUnavailable as error:
-            if self.current or self._last is None:
+            if self.up_to_date or self._last is None:
                 log.warning("directory not readable", extra={"why": str(error)})
-            self.current = False
+            self.up_to_date = False
             self._seen.clear()
         else:
-            self.current = True
+            self.up_to_date = True
             self._seen.set()

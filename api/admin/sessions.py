@@ -44,7 +44,7 @@ async def list_engines(request: Request) -> EngineList:
                 draining=engine.draining,
                 versions={policy: sorted(versions) for policy, versions in engine.versions.items()},
             )
-            for engine in services.directory.now.engines
+            for engine in services.directory.snapshot.engines
         ]
     )
 

@@ -153,7 +153,7 @@ async def list_policies(request: Request) -> PolicyList:
                 aliases=list(policy.aliases),
                 training=TrainingStatus.of(await services.training.look(policy.id)),
             )
-            for policy in services.directory.now.policies
+            for policy in services.directory.snapshot.policies
         ]
     )
 

@@ -73,13 +73,13 @@ async def find_model(name: str, key: ApiKey, directory: DirectoryCache) -> tuple
         RequestRejected: 404, names what there is.
         StoreUnavailable: this gateway does not know the key's policy yet, or cannot look whether there is such a name.
     """
-    policy = await directory.known_policy(key.policy)
+    policy = await directory.find_policy(key.policy)
     try:
-        return policy, choose_model(name, policy, loaded_versions(directory.now, policy))
+        return policy, choose_model(name, policy, loaded_versions(directory.snapshot, policy))
     except RequestRejected:
-        await directory.look_afresh()
+        await directory.refresh()
         policy = directory.policy(key.policy)
-        return policy, choose_model(name, policy, loaded_versions(directory.now, policy))
+        return policy, choose_model(name, policy, loaded_versions(directory.snapshot, policy))
 
 
 def loaded_versions(directory: Directory, policy: Policy) -> frozenset[int]:
@@ -107,10 +107,10 @@ async def list_models(
     """The models this key may name."""
     services = services_of(request)
     key = await services.keys.require(request.headers, Scope.CHAT)
-    policy = await services.directory.known_policy(key.policy)
+    policy = await services.directory.find_policy(key.policy)
     names = ["policy", *policy.aliases, f"policy{_SIDE}"]
     if versions:
-        loaded = loaded_versions(services.directory.now, policy)
+        loaded = loaded_versions(services.directory.snapshot, policy)
         names += [policy.base_model] if policy.base_model not in names else []
         names += [version_name(policy.id, number, policy.base_model) for number in sorted(loaded - {0})]
     now = int(time.time())

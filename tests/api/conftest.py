@@ -101,9 +101,11 @@ async def running_gateway(
         async with AsyncExitStack() as stack:
             stack.callback(spool.close)
             cache = await stack.enter_async_context(DirectoryCache(directory))
-            rotation = Rotation(lambda: cache.now.engines, hold_seconds=hold_seconds, hold_limit=2, held=metrics.held)
+            rotation = Rotation(
+                lambda: cache.snapshot.engines, hold_seconds=hold_seconds, hold_limit=2, held=metrics.held
+            )
             known = await stack.enter_async_context(
-                ChatEngines(rotation, lambda: cache.now.engines, probe_seconds=0.05)
+                ChatEngines(rotation, lambda: cache.snapshot.engines, probe_seconds=0.05)
             )
             notifications = await stack.enter_async_context(NotificationQueue(notifier, turns, sessions, metrics))
             recorder = await stack.enter_async_context(Recorder(turns, turns, spool, metrics, notifications))
@@ -118,7 +120,7 @@ async def running_gateway(
                     feedback=sessions,
                     training=FakeTrainingStore(ledger),
                     operations=operations,
-                    judged=sessions,
+                    rejudging=sessions,
                     erasures=FakeErasureStore(turns),
                     session_operations=notifier or FakeNotifier(),
                     versions=VersionChooser(turns),

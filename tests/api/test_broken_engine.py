@@ -113,7 +113,7 @@ async def test_a_dead_engine_is_left_for_a_living_one(tmp_path: Path, engine: Fa
             gateway.directory.set_engines(
                 [Engine("e0", "http://127.0.0.1:9", {}, False), Engine("e1", engine.url, {}, False)]
             )
-            await _until(lambda: gateway.services.directory.now.engines[0].url.endswith(":9"))
+            await _until(lambda: gateway.services.directory.snapshot.engines[0].url.endswith(":9"))
             answers = await asyncio.gather(*(client.post(PATH, json=ask(f"q{n}")) for n in range(8)))
     assert [answer.status_code for answer in answers] == [200] * 8
 

@@ -57,13 +57,13 @@ async def test_a_policy_made_just_now_is_known() -> None:
         store.add_policy("second")
         with pytest.raises(StoreUnavailable):
             cache.policy("second")
-        assert (await cache.known_policy("second")).id == "second"
+        assert (await cache.find_policy("second")).id == "second"
 
 
 async def test_who_misses_something_together_shares_one_look() -> None:
     store = CountedStore()
     async with DirectoryCache(store) as cache:
-        asked = await asyncio.gather(*[cache.known_policy("none") for _ in range(20)], return_exceptions=True)
+        asked = await asyncio.gather(*[cache.find_policy("none") for _ in range(20)], return_exceptions=True)
         assert {type(error) for error in asked} == {StoreUnavailable}
         assert store.reads == 3  # at the start, for the first, and for all who asked after that look had begun
 
@@ -77,9 +77,9 @@ async def test_who_misses_something_while_postgres_is_away_asks_it_once_and_does
         store.available = False
         for _ in range(2):
             with pytest.raises(StoreUnavailable, match="does not answer"):
-                await cache.known_policy("none")
+                await cache.find_policy("none")
         assert store.reads == 2
-        assert (await cache.known_policy("default")) == POLICY
+        assert (await cache.find_policy("default")) == POLICY
 
 
 async def test_what_is_missed_while_postgres_stops_for_a_moment_is_found(monkeypatch: pytest.MonkeyPatch) -> None:
@@ -87,9 +87,9 @@ async def test_what_is_missed_while_postgres_stops_for_a_moment_is_found(monkeyp
     store = CountedStore()
     async with DirectoryCache(store) as cache:
         store.available = False
-        while cache.current:
+        while cache.up_to_date:
             await asyncio.sleep(0.01)
-        asked = asyncio.create_task(cache.known_policy("second"))
+        asked = asyncio.create_task(cache.find_policy("second"))
         await asyncio.sleep(0.2)
         assert not asked.done()
         store.add_policy("second")

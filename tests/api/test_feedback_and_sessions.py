@@ -104,8 +104,8 @@ async def test_feedback_is_announced(tmp_path: Path) -> None:
         async with asyncio.timeout(30):
             while not gateway.sessions.announced:
                 await asyncio.sleep(0.01)
-    assert isinstance(notifier.told[-1][1], FeedbackGiven)
-    assert str(notifier.told[-1][1].feedback_id) == answer["feedback_id"]
+    assert isinstance(notifier.sent[-1][1], FeedbackGiven)
+    assert str(notifier.sent[-1][1].feedback_id) == answer["feedback_id"]
 
 
 async def test_sessions_are_listed_in_pages_and_shown_with_each_turns_why(gateway: Gateway) -> None:

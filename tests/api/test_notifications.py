@@ -57,12 +57,12 @@ async def test_each_main_turn_is_announced_once_with_ids_and_noted(tmp_path: Pat
         await chat(gateway, session_id="s", turn_type="side")
         await until(lambda: len(gateway.turns.announced) == 2)
     turns = [turn_id_of(response) for response in said]
-    assert [message for _, message in notifier.told] == [
+    assert [message for _, message in notifier.sent] == [
         TurnRecorded(turns[0], 0, ends_session=False),  # type: ignore[arg-type]
         TurnRecorded(turns[1], 0, ends_session=True),  # type: ignore[arg-type]
     ]
-    assert len({session.session_id for session, _ in notifier.told}) == 1
-    assert {(session.policy, session.identified_by) for session, _ in notifier.told} == {("default", "session_id")}
+    assert len({session.session_id for session, _ in notifier.sent}) == 1
+    assert {(session.policy, session.identified_by) for session, _ in notifier.sent} == {("default", "session_id")}
 
 
 async def test_every_choice_of_a_request_is_a_turn_of_its_own(tmp_path: Path) -> None:
@@ -100,7 +100,7 @@ async def test_a_turn_is_told_again_when_it_could_not_be_noted(tmp_path: Path) -
         gateway.turns.available = False
         await chat(gateway)  # spooled
         await asyncio.sleep(0.1)
-        assert notifier.told == []
+        assert notifier.sent == []
         gateway.turns.available = True
         await until(lambda: len(gateway.turns.announced) == 1)
 

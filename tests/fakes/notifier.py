@@ -16,14 +16,14 @@ class FakeNotifier:
     """Satisfies `api.ports.Announcer`, `api.ports.SessionOperations` and `activities.judging.ports.Announcer`.
 
     Attributes:
-        told: in order.
+        sent: in order.
         erased: what sessions' workflows were told of erasures.
         available: False makes every call raise SignalFailed.
         hangs: True makes every call wait for ever.
     """
 
     def __init__(self) -> None:
-        self.told: list[tuple[SessionFacts, Told | None]] = []
+        self.sent: list[tuple[SessionFacts, Told | None]] = []
         self.erased: list[tuple[SessionId, ContentErased]] = []
         self.calls = 0
         self.available = True
@@ -52,37 +52,37 @@ class FakeNotifier:
             await asyncio.Event().wait()
         if not self.available:
             raise SignalFailed("the fake was told to be away")
-        self.told.append((session, message))
+        self.sent.append((session, message))
 
 
-class FakeWorkAnnouncer:
+class FakeWorkNotifier:
     """Satisfies `activities.training.ports.WorkNotifier`.
 
     Attributes:
-        told: policies, in order.
+        policies: notified, in order.
         available: False makes every call raise SignalFailed.
     """
 
     def __init__(self) -> None:
-        self.told: list[str] = []
+        self.policies: list[str] = []
         self.available = True
 
     async def notify_work(self, policy: str) -> None:
         if not self.available:
             raise SignalFailed("Temporal: away")
-        self.told.append(policy)
+        self.policies.append(policy)
 
 
 class FakeOperations:
     """Satisfies `api.ports.Operations`.
 
     Attributes:
-        said: what operators said, in order.
+        calls: what operators said, in order.
         available: False makes every call raise SignalFailed.
     """
 
     def __init__(self) -> None:
-        self.said: list[tuple[str, str, object]] = []
+        self.calls: list[tuple[str, str, object]] = []
         self.available = True
 
     async def pause(self, policy: str, reason: str) -> None:
@@ -103,4 +103,4 @@ class FakeOperations:
     def _say(self, what: str, policy: str, value: object) -> None:
         if not self.available:
             raise SignalFailed("Temporal: away")
-        self.said.append((what, policy, value))
+        self.calls.append((what, policy, value))
