@@ -1,7 +1,4 @@
-"""The policies and engines as the gateway last saw them; goes on with what it knows while Postgres is away.
-
-Knows nothing about engines' health.
-"""
+"""The policies and engines as PostgreSQL last gave them; the last snapshot stays in use while PostgreSQL is away."""
 
 from __future__ import annotations
 
@@ -14,34 +11,34 @@ from clawloop.errors import StoreUnavailable
 
 log = logging.getLogger(__name__)
 
-# How long a new version or engine may go unseen where nobody tells of it; one small query.
+# How late a new version or engine is seen without a change notification; the query is small.
 REFRESH_SECONDS = 1.0
-# How long a request that misses something waits for Postgres to answer again: two looks, and one that times out.
-PATIENCE_SECONDS = 3.0
+# How long a request that misses something waits for PostgreSQL: two refreshes, and one that times out.
+RETRY_SECONDS = 3.0
 
 
 class DirectoryCache:
-    """Use as an async context manager: inside it the directory is kept fresh.
+    """Use as an async context manager: inside it the directory is refreshed.
 
     Args:
-        notices: tell of changes as they happen; without them they are seen within a second.
+        changes: refresh on each of these; without them a change is seen within a second.
     """
 
-    def __init__(self, store: DirectoryStore, notices: DirectoryChanges | None = None) -> None:
+    def __init__(self, store: DirectoryStore, changes: DirectoryChanges | None = None) -> None:
         self._store = store
-        self._notices = notices
-        self._last: Directory | None = None
+        self._changes = changes
+        self._snapshot: Directory | None = None
         self._tasks: list[asyncio.Task[None]] = []
-        self._looking = asyncio.Lock()  # or an older look could end after a newer one
-        self._looks = 0
-        self.up_to_date = False  # the last look succeeded
-        self._seen = asyncio.Event()  # set while `current`
+        self._refreshing = asyncio.Lock()  # or an older read could end after a newer one
+        self._refreshes = 0
+        self.up_to_date = False  # the last refresh succeeded
+        self._was_refreshed = asyncio.Event()  # set while `up_to_date`
 
     async def __aenter__(self) -> DirectoryCache:
-        await self._look()
-        self._tasks.append(asyncio.create_task(self._keep_looking()))
-        if self._notices is not None:
-            self._tasks.append(asyncio.create_task(self._listen(self._notices)))
+        await self._refresh()
+        self._tasks.append(asyncio.create_task(self._refresh_periodically()))
+        if self._changes is not None:
+            self._tasks.append(asyncio.create_task(self._refresh_on(self._changes)))
         return self
 
     async def __aexit__(self, *_: object) -> None:
@@ -52,13 +49,14 @@ class DirectoryCache:
 
     @property
     def snapshot(self) -> Directory:
-        """What is known; empty before the first look succeeded."""
-        return self._last or Directory(policies=(), engines=())
+        """The directory as last read; empty before the first refresh succeeded."""
+        return self._snapshot or Directory(policies=(), engines=())
 
     def policy(self, name: str) -> Policy:
-        """
+        """The policy of this name in the snapshot.
+
         Raises:
-            StoreUnavailable: this gateway has not seen that policy yet.
+            StoreUnavailable: the snapshot has no such policy.
         """
         for policy in self.snapshot.policies:
             if policy.id == name:
@@ -66,10 +64,10 @@ class DirectoryCache:
         raise StoreUnavailable(f"policy {name!r} is not known here yet")
 
     async def find_policy(self, name: str) -> Policy:
-        """As `policy`, and looks afresh before it says that there is none.
+        """The policy of this name; refreshes the directory if the snapshot lacks it.
 
         Raises:
-            StoreUnavailable: there is none, or Postgres does not answer.
+            StoreUnavailable: there is none, or PostgreSQL does not answer.
         """
         try:
             return self.policy(name)
@@ -78,51 +76,51 @@ class DirectoryCache:
             return self.policy(name)
 
     async def refresh(self) -> None:
-        """For whoever misses something that may be newer than the last look; those who wait together share one look.
+        """Read the directory once more; callers that wait together share one read.
 
-        While Postgres is away they ask nothing more of it, and wait a moment for the looks that go on anyway.
+        While PostgreSQL is away callers send no further query, and wait a moment for the periodic refresh to succeed.
 
         Raises:
-            StoreUnavailable: it stays away, so nobody can say whether there is such a thing.
+            StoreUnavailable: PostgreSQL stays away.
         """
-        before = self._looks
-        async with self._looking:
-            if self.up_to_date and self._looks == before:
-                await self._look_now()
+        before = self._refreshes
+        async with self._refreshing:
+            if self.up_to_date and self._refreshes == before:
+                await self._read()
         try:
-            async with asyncio.timeout(PATIENCE_SECONDS):
-                await self._seen.wait()
+            async with asyncio.timeout(RETRY_SECONDS):
+                await self._was_refreshed.wait()
         except TimeoutError:
             raise StoreUnavailable("PostgreSQL does not answer, and what is asked for is not known here yet") from None
 
-    async def _keep_looking(self) -> None:
+    async def _refresh_periodically(self) -> None:
         while True:
             await asyncio.sleep(REFRESH_SECONDS)
-            try:
-                await self._look()
-            except Exception:  # or the gateway would route by an old directory for ever
-                log.exception("directory not read")
+            await self._refresh_or_log()
 
-    async def _listen(self, notices: DirectoryChanges) -> None:
-        async for _ in notices.changes():
-            try:
-                await self._look()
-            except Exception:  # the next look may succeed
-                log.exception("directory not read")
+    async def _refresh_on(self, changes: DirectoryChanges) -> None:
+        async for _ in changes.changes():
+            await self._refresh_or_log()
 
-    async def _look(self) -> None:
-        async with self._looking:
-            await self._look_now()
-
-    async def _look_now(self) -> None:
-        self._looks += 1
+    async def _refresh_or_log(self) -> None:
         try:
-            self._last = await self._store.read()
+            await self._refresh()
+        except Exception:  # the task must go on, or the gateway would route by an old directory for ever
+            log.exception("directory not read")
+
+    async def _refresh(self) -> None:
+        async with self._refreshing:
+            await self._read()
+
+    async def _read(self) -> None:
+        self._refreshes += 1
+        try:
+            self._snapshot = await self._store.read()
         except StoreUnavailable as error:
-            if self.up_to_date or self._last is None:
+            if self.up_to_date or self._snapshot is None:
                 log.warning("directory not readable", extra={"why": str(error)})
             self.up_to_date = False
-            self._seen.clear()
+            self._was_refreshed.clear()
         else:
             self.up_to_date = True
-            self._seen.set()
+            self._was_refreshed.set()

@@ -1,7 +1,7 @@
-"""What the gateway needs from outside, as it would like to be told it.
+"""Protocols of what the gateway needs from outside, grouped by the package that calls them.
 
-Knows nothing about who answers: PostgreSQL and vLLM in production, fakes in fast tests; both satisfy the same
-contract suite (tests/contract). A store gives up by itself: it answers or raises within its own limit.
+Implemented over PostgreSQL, vLLM and Temporal, and by fakes in fast tests; both pass the same contract suite
+(tests/contract). Each implementation limits its own time: a call returns or raises within that limit.
 """
 
 from __future__ import annotations
@@ -29,29 +29,110 @@ from clawloop.ids import ApiKeyId, FeedbackId, SessionId, TurnId
 from clawloop.judging.rejudging import RejudgeFacts
 from clawloop.recipes.recipe import Recipe
 
+# Called by api/auth.py, api/directory.py and api/health.py
 
-class TurnStore(Protocol):
-    """Where turns are kept for good."""
 
-    async def insert(self, record: TurnRecord) -> InsertedTurn:
-        """Store one turn in one transaction: its session, its parent, its tokens. Twice is once.
+class KeyStore(Protocol):
+    async def authenticate(self, secret: str) -> ApiKey | None:
+        """The key with this secret; None if there is none, or it was revoked.
 
         Raises:
-            StoreUnavailable: nothing was stored as far as we know; try again later.
+            StoreUnavailable: the key could not be looked up, so it may be valid.
+        """
+
+
+class DirectoryStore(Protocol):
+    async def read(self) -> Directory:
+        """The current policies and engines.
+
+        Raises:
+            StoreUnavailable
+        """
+
+
+class DirectoryChanges(Protocol):
+    def changes(self) -> AsyncIterator[None]:
+        """Yields after each change of the directory, and after changes may have been missed. Never ends by itself."""
+
+
+class Readiness(Protocol):
+    async def problems(self) -> list[str]:
+        """Why this gateway should get no traffic, one line each; empty if it should."""
+
+
+# Called by api/chat/
+
+
+class Answer(Protocol):
+    """An engine's answer after its headers: status 200, body not read yet."""
+
+    @property
+    def engine_id(self) -> str: ...
+
+    def events(self) -> AsyncIterator[bytes]:
+        """The payloads of a stream's `data:` lines as they arrive; ends at `[DONE]`, which is not yielded.
+
+        Raises:
+            EngineBroke: the stream ended before `[DONE]`, went silent, or the connection broke.
+        """
+
+    async def body(self) -> bytes:
+        """The body of an answer that is not streamed.
+
+        Raises:
+            EngineBroke
+        """
+
+
+class Engines(Protocol):
+    """The engines in rotation."""
+
+    def open_chat(self, route: RouteKey, body: bytes) -> AbstractAsyncContextManager[Answer]:
+        """Send a chat request to an engine that has the version; leaving the context ends the request there.
+
+        Waits, for a limited time, while no such engine is healthy. Tries another engine if one cannot be reached.
+
+        Raises:
+            EngineRejected: the engine answered with an error.
+            EngineBroke: the engine died before it answered.
+            EngineUnavailable: no engine could take the request in time.
+        """
+
+    def mark_missing(self, engine_id: str, route: RouteKey) -> None:
+        """Send the engine no request for this version until it may have loaded it again."""
+
+    def has_version(self, policy: str, version: int) -> bool:
+        """Whether an engine that takes requests has this version."""
+
+    def healthy(self) -> frozenset[str]:
+        """The ids of the engines that answer."""
+
+
+# Called by api/recording/; TurnStore also by api/chat/
+
+
+class TurnStore(Protocol):
+    """Stores turns permanently."""
+
+    async def insert(self, record: TurnRecord) -> InsertedTurn:
+        """Store one turn, with its session, parent and tokens, in one transaction. Idempotent.
+
+        Raises:
+            StoreUnavailable: not stored, as far as is known; try again later.
             RecordUnusable: this record can never be stored.
         """
 
     async def version_of_parent(
         self, key: ApiKeyId, evidence: SessionEvidence, messages: Sequence[Message]
     ) -> int | None:
-        """The version that answered the turn these messages continue; None if they continue none.
+        """The version that answered the turn that these messages continue; None if they continue none.
 
         Raises:
             StoreUnavailable
         """
 
     async def mark_notified(self, turn_ids: Sequence[TurnId]) -> None:
-        """Note that the workflows of these turns were told of them; the first time counts.
+        """Record that the workflows of these turns were notified; keeps the time of the first call.
 
         Raises:
             StoreUnavailable
@@ -59,28 +140,31 @@ class TurnStore(Protocol):
 
 
 class SessionNotifier(Protocol):
-    """What tells a session's workflow about a turn."""
+    """Notifies session workflows."""
 
     async def notify_turn(self, session: SessionFacts, turn: TurnRecorded) -> None:
-        """Tell the session's workflow, and begin it if it does not run. Twice is once.
+        """Signal the session's workflow, starting it if it does not run. Idempotent.
 
         Raises:
-            SignalFailed: it could not be told now; the sweep will tell it.
+            SignalFailed: the signal failed; the sweep retries.
         """
 
     async def notify_feedback(self, session: SessionFacts, feedback: FeedbackGiven) -> None:
-        """Tell the session's workflow of feedback, and begin it if it does not run.
+        """Signal feedback to the session's workflow, starting it if it does not run. Idempotent.
 
         Raises:
             SignalFailed
         """
 
 
+# Called by api/feedback.py and api/recording/
+
+
 class FeedbackStore(Protocol):
-    """Where feedback is kept. Every call raises StoreUnavailable when it cannot be done now."""
+    """Stores feedback. Every call raises StoreUnavailable when PostgreSQL does not answer."""
 
     async def turn_of(self, key: ApiKeyId, session: str, number: int) -> TurnId | None:
-        """The n-th main turn, from 1, of a session of this key, by our id or the client's own value."""
+        """The n-th main turn, from 1, of a session of this key, named by Clawloop's id or the client's own."""
 
     async def give(self, key: ApiKeyId, turn: TurnId, score: float | None, text: str | None) -> StoredFeedback | None:
         """Store feedback on a main turn of this key; None if it has no such turn, or the turn was erased."""
@@ -96,18 +180,21 @@ class FeedbackStore(Protocol):
     async def mark_feedback_notified(self, feedback: FeedbackId) -> None: ...
 
 
+# Called by api/admin/
+
+
 class SessionStore(Protocol):
-    """Sessions as people look at them. Every call raises StoreUnavailable when it cannot be done now."""
+    """Reads sessions and turns. Every call raises StoreUnavailable when PostgreSQL does not answer."""
 
     async def sessions(
         self, *, policy: str | None, state: SessionState | None, after: SessionId | None, limit: int
     ) -> list[SessionView]:
-        """Sessions, the one with the newest turn first; `after` is the last one of the page before."""
+        """Sessions, the one with the newest turn first; `after` is the last session of the previous page."""
 
     async def session(self, session: SessionId) -> SessionView | None: ...
 
     async def turns(self, session: SessionId) -> list[TurnView]:
-        """All turns of a session in their order, each with what became of it."""
+        """All turns of a session in order, each with its outcome."""
 
 
 class RejudgeStore(Protocol):
@@ -138,78 +225,6 @@ class Erasures(Protocol):
 
     async def erase_turn(self, turn: TurnId) -> Erasure | None:
         """A turn, other replies to its request, and all turns that continue them; None if there is no such turn."""
-
-
-class KeyStore(Protocol):
-    async def authenticate(self, secret: str) -> ApiKey | None:
-        """The key this secret is, or None if it is none of ours or was revoked.
-
-        Raises:
-            StoreUnavailable: it could not be looked up; that says nothing about the key.
-        """
-
-
-class DirectoryStore(Protocol):
-    async def read(self) -> Directory:
-        """Policies and engines as they are now.
-
-        Raises:
-            StoreUnavailable
-        """
-
-
-class DirectoryChanges(Protocol):
-    def changes(self) -> AsyncIterator[None]:
-        """Something each time the directory changed, and when changes may have been missed; never ends by itself."""
-
-
-class Answer(Protocol):
-    """An engine's answer that has begun: status 200, nothing read yet."""
-
-    @property
-    def engine_id(self) -> str: ...
-
-    def events(self) -> AsyncIterator[bytes]:
-        """The payloads of a stream's `data:` lines as they come, without `[DONE]`; ends after `[DONE]`.
-
-        Raises:
-            EngineBroke: it stopped before `[DONE]`, went silent, or the connection broke.
-        """
-
-    async def body(self) -> bytes:
-        """The whole of an answer that is not a stream.
-
-        Raises:
-            EngineBroke
-        """
-
-
-class Engines(Protocol):
-    """The engines in rotation."""
-
-    def ask(self, wanted: RouteKey, body: bytes) -> AbstractAsyncContextManager[Answer]:
-        """Send a chat request to an engine that has the version; leaving the context ends the request there.
-
-        Waits, bounded, while no such engine is healthy; goes to another one when one cannot be reached.
-
-        Raises:
-            EngineRejected: the engine answered with an error.
-            EngineUnavailable: none could take it in time.
-        """
-
-    def lost(self, engine_id: str, wanted: RouteKey) -> None:
-        """It has just said that it does not have this version: send it none such until it may have caught up."""
-
-    def has(self, policy: str, version: int) -> bool:
-        """Whether some engine that takes requests has this version."""
-
-    def healthy(self) -> frozenset[str]:
-        """The ids of the engines that answer."""
-
-
-class Readiness(Protocol):
-    async def problems(self) -> list[str]:
-        """Why this gateway should get no traffic now, one line each; empty when it should."""
 
 
 class Operations(Protocol):

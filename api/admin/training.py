@@ -14,7 +14,7 @@ from fastapi import APIRouter, Request
 from pydantic import BaseModel, ConfigDict, Field, ValidationError
 
 from api.dependencies import Services, services_of
-from api.middleware import read_json
+from api.request_body import read_json
 from clawloop.contracts.serving import Scope
 from clawloop.contracts.training import TrainingState, TrainingView, VersionView
 from clawloop.errors import RecipeRejected, RequestRejected, SignalFailed

@@ -111,7 +111,7 @@ async def running_gateway(
             recorder = await stack.enter_async_context(Recorder(turns, turns, spool, metrics, notifications))
             made.append(
                 Services(
-                    keys=KeyRing(keys, patience_seconds=0),
+                    keys=KeyRing(keys, retry_seconds=0),
                     directory=cache,
                     engines=known,
                     recorder=recorder,

@@ -200,7 +200,7 @@ async def test_a_silent_engine_keeps_nobody_from_asking_the_others(tmp_path: Pat
 async def test_an_engine_that_lost_the_active_version_is_waited_for(
     tmp_path: Path, engine: FakeEngine, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    monkeypatch.setattr("clawloop.serving.rotation.LOST_SECONDS", 0.3)
+    monkeypatch.setattr("clawloop.serving.rotation.MISSING_SECONDS", 0.3)
     async with (
         running_gateway(tmp_path, engines=[engine], active=2, versions=frozenset({2}), hold_seconds=20) as gateway,
         gateway.client() as client,

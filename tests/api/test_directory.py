@@ -71,7 +71,7 @@ async def test_who_misses_something_together_shares_one_look() -> None:
 async def test_who_misses_something_while_postgres_is_away_asks_it_once_and_does_not_wait_for_ever(
     monkeypatch: pytest.MonkeyPatch,
 ) -> None:
-    monkeypatch.setattr(directory, "PATIENCE_SECONDS", 0.05)
+    monkeypatch.setattr(directory, "RETRY_SECONDS", 0.05)
     store = CountedStore()
     async with DirectoryCache(store) as cache:
         store.available = False
@@ -100,7 +100,7 @@ async def test_what_is_missed_while_postgres_stops_for_a_moment_is_found(monkeyp
 async def test_nobody_is_told_that_there_is_no_such_model_while_nobody_can_look(
     fresh_gateway: Gateway, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    monkeypatch.setattr(directory, "PATIENCE_SECONDS", 0.05)
+    monkeypatch.setattr(directory, "RETRY_SECONDS", 0.05)
     fresh_gateway.directory.available = False
     body = {"model": "default-v7", "messages": [{"role": "user", "content": "Hello."}]}
     async with fresh_gateway.client() as client:

@@ -14,7 +14,7 @@ import pytest
 from starlette.datastructures import Headers
 
 from api.chat import stream
-from api.chat.route import prepare
+from api.chat.request import prepare
 from clawloop.contracts.serving import Scope
 from clawloop.contracts.turns import InsertedTurn, TurnRecord, TurnStatus
 from tests.api.conftest import Gateway, running_gateway
@@ -61,8 +61,8 @@ async def _leave_while_storing(gateway: Gateway, body: dict[str, Any]) -> None:
 async def test_a_client_that_stops_reading_gives_its_place_in_the_engine_back(
     tmp_path: Path, engine: FakeEngine, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    monkeypatch.setattr(stream, "UNREAD_SECONDS", 0.5)
-    monkeypatch.setattr(stream, "LOOK_SECONDS", 0.1)
+    monkeypatch.setattr(stream, "STALL_SECONDS", 0.5)
+    monkeypatch.setattr(stream, "STALL_CHECK_SECONDS", 0.1)
     async with running_gateway(tmp_path, engines=[engine]) as gateway:
         address = urlsplit(gateway.url)
         with socket.socket() as client:

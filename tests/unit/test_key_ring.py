@@ -49,7 +49,7 @@ async def test_many_first_requests_with_one_key_look_it_up_once() -> None:
 async def test_what_a_look_up_finds_holds_for_those_who_waited_and_no_longer() -> None:
     store = SlowKeyStore()
     store.let.set()
-    ring, secret = KeyRing(store, patience_seconds=0), store.add("default", {Scope.CHAT})
+    ring, secret = KeyRing(store, retry_seconds=0), store.add("default", {Scope.CHAT})
     store.available = False
     failed = await asyncio.gather(*(ring.require(bearer(secret), Scope.CHAT) for _ in range(3)), return_exceptions=True)
     assert [type(error) for error in failed] == [StoreUnavailable] * 3
@@ -62,7 +62,7 @@ async def test_what_a_look_up_finds_holds_for_those_who_waited_and_no_longer() -
 
 async def test_the_first_request_with_a_key_waits_for_a_store_that_is_late() -> None:
     store = FakeKeyStore()
-    ring, secret = KeyRing(store, patience_seconds=5), store.add("default", {Scope.CHAT})
+    ring, secret = KeyRing(store, retry_seconds=5), store.add("default", {Scope.CHAT})
     store.available = False
     asking = asyncio.create_task(ring.require(bearer(secret), Scope.CHAT))
     await asyncio.sleep(0.05)

@@ -11,7 +11,7 @@ from prometheus_client import CollectorRegistry, Gauge
 
 from clawloop.contracts.serving import Engine
 from clawloop.errors import EngineUnavailable
-from clawloop.serving.rotation import AFFINITY_SLACK, LOST_SECONDS, Rotation
+from clawloop.serving.rotation import AFFINITY_SLACK, MISSING_SECONDS, Rotation
 
 
 def _engine(name: str, *versions: int, draining: bool = False) -> Engine:
@@ -30,9 +30,9 @@ async def test_only_an_engine_that_has_the_version_is_chosen() -> None:
     rotation = _rotation(_engine("a", 1), _engine("b", 2))
     for session in range(20):
         assert (await rotation.acquire("default", 2, str(session))).id == "b"
-    assert rotation.has("default", 1)
-    assert not rotation.has("default", 3)
-    assert rotation.has("default", 0)
+    assert rotation.has_version("default", 1)
+    assert not rotation.has_version("default", 3)
+    assert rotation.has_version("default", 0)
 
 
 async def test_draining_and_unhealthy_engines_get_nothing() -> None:
@@ -96,12 +96,12 @@ async def test_an_engine_that_lost_a_version_gets_none_such_until_it_may_have_ca
     now = 100.0
     monkeypatch.setattr("clawloop.serving.rotation.time", SimpleNamespace(monotonic=lambda: now))
     rotation = _rotation(_engine("a", 1, 2), _engine("b", 1), hold_seconds=30)
-    rotation.lost("a", "default", 1)
+    rotation.mark_missing("a", "default", 1)
     assert {(await rotation.acquire("default", 1, str(n))).id for n in range(20)} == {"b"}
     assert (await rotation.acquire("default", 2, "s")).id == "a"
-    rotation.lost("b", "default", 1)
+    rotation.mark_missing("b", "default", 1)
     waiting = asyncio.create_task(rotation.acquire("default", 1, "s"))
-    now += LOST_SECONDS - 0.1
+    now += MISSING_SECONDS - 0.1
     rotation.mark("a", healthy=True)
     await asyncio.sleep(0.05)
     assert not waiting.done()
