@@ -44,7 +44,7 @@ class SlowStore(FakeTurnStore):
 
 def _use(gateway: Gateway, store: FakeTurnStore) -> None:
     gateway.turns = store
-    gateway.services.recorder._store = gateway.services.recorder._patient_store = store
+    gateway.services.recorder._store = gateway.services.recorder._background_store = store
 
 
 async def _leave_while_storing(gateway: Gateway, body: dict[str, Any]) -> None:

@@ -83,7 +83,7 @@ async def test_what_cannot_be_announced_waits_for_the_sweep_and_later_turns_are_
         clock.now = 1.0
         await chat(gateway)
         await until(lambda: notifier.calls == 1)
-        clock.now += notifier_module.QUIET_SECONDS - 0.1
+        clock.now += notifier_module.PAUSE_SECONDS - 0.1
         await chat(gateway)  # within the quiet time: not even tried
         assert notifier.calls == 1
         notifier.available = True
@@ -107,7 +107,7 @@ async def test_a_turn_is_told_again_when_it_could_not_be_noted(tmp_path: Path) -
 
 @pytest.mark.slow
 async def test_what_waits_to_be_announced_is_bounded(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(notifier_module, "LANE_LIMIT", 2)
+    monkeypatch.setattr(notifier_module, "QUEUE_LIMIT", 2)
     notifier = FakeNotifier()
     notifier.hangs = True
     async with announcing_gateway(tmp_path, notifier) as gateway:

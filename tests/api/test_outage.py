@@ -95,7 +95,7 @@ class PoisonStore(FakeTurnStore):
 async def test_a_turn_that_can_never_be_entered_is_set_aside_and_blocks_nothing(
     fresh_gateway: Gateway, tmp_path: Path
 ) -> None:
-    fresh_gateway.services.recorder._store = fresh_gateway.services.recorder._patient_store = store = PoisonStore()
+    fresh_gateway.services.recorder._store = fresh_gateway.services.recorder._background_store = store = PoisonStore()
     async with fresh_gateway.client() as client:
         assert (await client.post(PATH, json=ask("poison"))).status_code == 200
         assert (await client.post(PATH, json=ask("fine"))).status_code == 200
