@@ -160,7 +160,7 @@ async def shared_gateway(tmp_path_factory: pytest.TempPathFactory) -> AsyncItera
 def gateway(shared_gateway: Gateway) -> Gateway:
     """A gateway that a test leaves healthy; starting one takes a fifth of a second."""
     shared_gateway.turns.records.clear()
-    shared_gateway.engine.forget()
+    shared_gateway.engine.reset()
     return shared_gateway
 
 

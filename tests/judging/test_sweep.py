@@ -64,9 +64,9 @@ class Stubborn(FakeNotifier):
         super().__init__()
         self.stuck = stuck
 
-    async def _tell(self, session: SessionFacts, message: Any) -> None:
+    async def _send(self, session: SessionFacts, message: Any) -> None:
         self.available = session.session_id not in self.stuck
-        await super()._tell(session, message)
+        await super()._send(session, message)
 
 
 async def test_a_session_that_cannot_be_told_keeps_nobody_from_the_others(
