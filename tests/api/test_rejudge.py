@@ -10,8 +10,9 @@ import pytest
 
 from clawloop.contracts.sessions import RejudgeRequested
 from clawloop.ids import new_turn_id, response_id, turn_id_of
+from tests.api.chat_requests import chat
 from tests.api.conftest import Gateway, running_gateway
-from tests.api.test_feedback_and_sessions import chat, give
+from tests.api.test_feedback import give
 from tests.fakes.engine import fake_engine
 from tests.fakes.notifier import FakeNotifier
 
