@@ -61,7 +61,7 @@ class DirectoryCache:
         for policy in self.snapshot.policies:
             if policy.id == name:
                 return policy
-        raise StoreUnavailable(f"policy {name!r} is not known here yet")
+        raise StoreUnavailable(f"the directory has no policy {name!r} yet")
 
     async def find_policy(self, name: str) -> Policy:
         """The policy of this name; refreshes the directory if the snapshot lacks it.
@@ -91,7 +91,7 @@ class DirectoryCache:
             async with asyncio.timeout(RETRY_SECONDS):
                 await self._was_refreshed.wait()
         except TimeoutError:
-            raise StoreUnavailable("PostgreSQL does not answer, and what is asked for is not known here yet") from None
+            raise StoreUnavailable("PostgreSQL does not answer, and the directory lacks what is asked for") from None
 
     async def _refresh_periodically(self) -> None:
         while True:

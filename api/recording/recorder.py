@@ -134,7 +134,7 @@ class Recorder:
 
     def _count_rejected(self, turn_id: TurnId, error: RecordUnusable, path: str) -> None:
         self._metrics.turns_lost.labels("rejected").inc()
-        log.error("turn set aside", extra={"turn_id": str(turn_id), "why": str(error), "path": path})
+        log.error("turn rejected", extra={"turn_id": str(turn_id), "why": str(error), "path": path})
 
     async def _drain_spool(self) -> None:
         while True:
