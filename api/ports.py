@@ -173,7 +173,7 @@ class FeedbackStore(Protocol):
         """Store whether the task of a session of this key succeeded; None if it has no such session.
 
         Args:
-            session: our id or the client's own value.
+            session: Clawloop's id or the client's own.
             outcome: 1 or −1; a later one replaces an earlier one.
         """
 
