@@ -1,4 +1,4 @@
-"""The gateway's web application: routes, error shapes, the edge. Knows nothing about what stands behind its ports."""
+"""The gateway's FastAPI application: its routes, error handlers and middleware."""
 
 from __future__ import annotations
 
@@ -7,16 +7,14 @@ from contextlib import AbstractAsyncContextManager, asynccontextmanager
 from typing import Any
 
 from fastapi import FastAPI
-from starlette.requests import ClientDisconnect, Request
-from starlette.responses import Response
 
-from api import errors, feedback, health
-from api.admin import erasure, judging, sessions, training
+from api import feedback, health
+from api.admin import engines, erasure, judging, sessions, training
 from api.chat import models, route
 from api.chat.schemas import ChatRequest
 from api.dependencies import Services
-from api.middleware import HostAndOriginCheck
-from api.request_metrics import RequestMetrics
+from api.errors import install_error_handlers
+from api.middleware import HostAndOriginCheck, RequestMetrics
 
 MakeServices = Callable[[], AbstractAsyncContextManager[Services]]
 
@@ -26,7 +24,7 @@ def create_app(make_services: MakeServices, allowed_hosts: frozenset[str] = froz
 
     Args:
         make_services: opened when the server starts, closed after the last turn is stored.
-        allowed_hosts: names under which the gateway may be addressed, beside loopback and addresses.
+        allowed_hosts: host names to answer to, besides loopback names and IP addresses.
     """
 
     @asynccontextmanager
@@ -37,38 +35,24 @@ def create_app(make_services: MakeServices, allowed_hosts: frozenset[str] = froz
             await services.finish()
 
     app = FastAPI(title="Clawloop", lifespan=lifespan, openapi_url="/openapi.json", docs_url=None, redoc_url=None)
-    for router in (
-        route.router,
-        feedback.router,
-        models.router,
-        health.router,
-        sessions.router,
-        judging.router,
-        erasure.router,
-        training.router,
-    ):
-        app.include_router(router)
-    errors.install(app)
-    app.add_exception_handler(ClientDisconnect, _nobody_there)
+    for module in (route, feedback, models, health, engines, sessions, judging, erasure, training):
+        app.include_router(module.router)
+    install_error_handlers(app)
     app.add_middleware(HostAndOriginCheck, allowed_hosts=allowed_hosts)
     app.add_middleware(RequestMetrics)
-    _describe_chat(app)
+    _add_chat_schema(app)
     return app
 
 
-async def _nobody_there(request: Request, error: Exception) -> Response:
-    return Response(status_code=499)
-
-
-def _describe_chat(app: FastAPI) -> None:
-    """The chat route reads its body itself, so its schema is added to the description by hand."""
+def _add_chat_schema(app: FastAPI) -> None:
+    """Add the chat request to the OpenAPI description: the chat route parses its body itself, so FastAPI does not."""
     describe = app.openapi
 
-    def with_chat() -> dict[str, Any]:
+    def with_chat_schema() -> dict[str, Any]:
         description = describe()
         schema = ChatRequest.model_json_schema(ref_template="#/components/schemas/{model}")
         definitions = schema.pop("$defs", {})
         description.setdefault("components", {}).setdefault("schemas", {}).update(definitions | {"ChatRequest": schema})
         return description
 
-    app.openapi = with_chat  # type: ignore[method-assign]
+    app.openapi = with_chat_schema  # type: ignore[method-assign]

@@ -1,7 +1,4 @@
-"""Who may ask what: keys, remembered for a while so that a chat goes on while Postgres is away.
-
-Knows nothing about how keys are stored.
-"""
+"""API keys of requests, cached so that chat goes on while PostgreSQL is away."""
 
 from __future__ import annotations
 
@@ -16,37 +13,37 @@ from api.ports import KeyStore
 from clawloop.contracts.serving import ApiKey, Scope
 from clawloop.errors import RequestRejected, StoreUnavailable
 
-# How long a revoked key may still work.
+# How long a revoked key may still be accepted.
 FRESH_SECONDS = 30.0
-# After a failed look-up the remembered key is good this long without another.
-AWAY_SECONDS = 5.0
-# How long a request with a key we do not remember waits for Postgres: in a burst on a busy machine it is only late.
-PATIENCE_SECONDS = 5.0
-_PAUSE_SECONDS = 0.2
-# While Postgres is away a key that was good goes on being good; this bounds the memory, not the time.
-REMEMBERED = 10_000
+# After a failed look-up a cached key is used this long without another look-up.
+STALE_SECONDS = 5.0
+# How long a request with an uncached key waits for PostgreSQL, which in a burst on a busy machine is only late.
+RETRY_SECONDS = 5.0
+_RETRY_INTERVAL_SECONDS = 0.2
+# A cached key stays valid while PostgreSQL is away; this bounds the memory, not the time.
+CACHE_SIZE = 10_000
 
 
 class KeyRing:
-    """Checks bearer keys.
+    """Authorizes requests by their bearer key.
 
     Args:
         store: where keys are looked up.
-        patience_seconds: how long the first request with a key may wait for the store.
+        retry_seconds: how long the first request with a key may wait for the store.
     """
 
-    def __init__(self, store: KeyStore, patience_seconds: float = PATIENCE_SECONDS) -> None:
+    def __init__(self, store: KeyStore, retry_seconds: float = RETRY_SECONDS) -> None:
         self._store = store
-        self._patience_seconds = patience_seconds
-        self._known: OrderedDict[bytes, tuple[float, ApiKey]] = OrderedDict()
-        self._asked: dict[bytes, asyncio.Task[ApiKey | None]] = {}
+        self._retry_seconds = retry_seconds
+        self._cache: OrderedDict[bytes, tuple[float, ApiKey]] = OrderedDict()
+        self._lookups: dict[bytes, asyncio.Task[ApiKey | None]] = {}
 
     async def require(self, headers: Headers, scope: Scope) -> ApiKey:
-        """The key of this request.
+        """The key of this request, which has the scope.
 
         Raises:
-            RequestRejected: 401 without a good key, 403 without the scope.
-            StoreUnavailable: a key we do not remember cannot be looked up now.
+            RequestRejected: 401 without a valid key, 403 without the scope.
+            StoreUnavailable: the key is not cached and cannot be looked up now.
         """
         secret = _bearer(headers)
         key = await self._find(secret)
@@ -59,61 +56,61 @@ class KeyRing:
             )
         if scope not in key.scopes:
             raise RequestRejected(
-                f"This key may not do that: it has the scopes {', '.join(sorted(key.scopes))}, not {scope}.",
+                f"This request needs a key with the scope {scope}; this key has {', '.join(sorted(key.scopes))}.",
                 status=403,
                 code="insufficient_scope",
             )
         return key
 
     async def _find(self, secret: str) -> ApiKey | None:
-        # The secret itself is not kept in memory longer than the request.
+        # The secret itself stays in memory no longer than the request.
         digest = hashlib.sha256(secret.encode()).digest()
-        remembered = self._known.get(digest)
-        if remembered is not None and time.monotonic() - remembered[0] < FRESH_SECONDS:
-            return remembered[1]
+        cached = self._cache.get(digest)
+        if cached is not None and time.monotonic() - cached[0] < FRESH_SECONDS:
+            return cached[1]
         try:
             key = await self._look_up(digest, secret)
         except StoreUnavailable:
-            if remembered is None:
+            if cached is None:
                 raise
-            # Postgres is silent: the next chats need not wait to hear that again.
-            self._known[digest] = (time.monotonic() - FRESH_SECONDS + AWAY_SECONDS, remembered[1])
-            return remembered[1]
+            # Requests of the next seconds need not wait for the same failure.
+            self._cache[digest] = (time.monotonic() - FRESH_SECONDS + STALE_SECONDS, cached[1])
+            return cached[1]
         if key is None:
-            self._known.pop(digest, None)
+            self._cache.pop(digest, None)
             return None
-        self._known[digest] = (time.monotonic(), key)
-        self._known.move_to_end(digest)
-        if len(self._known) > REMEMBERED:
-            self._known.popitem(last=False)
+        self._cache[digest] = (time.monotonic(), key)
+        self._cache.move_to_end(digest)
+        if len(self._cache) > CACHE_SIZE:
+            self._cache.popitem(last=False)
         return key
 
     async def _look_up(self, digest: bytes, secret: str) -> ApiKey | None:
-        """Ask the store, once for all requests that wait for the same key.
+        """Look a key up, once for all requests that wait for it.
 
         A client that begins with many requests at once would otherwise take every connection, and on a busy machine
-        none of them would be answered in time.
+        none of the look-ups would finish in time.
         """
-        if (asked := self._asked.get(digest)) is None:
-            patience = 0.0 if digest in self._known else self._patience_seconds
-            asked = self._asked[digest] = asyncio.create_task(self._authenticate(secret, patience))
-            asked.add_done_callback(lambda task: self._answered(digest, task))
-        return await asyncio.shield(asked)  # a client that leaves takes nobody's answer with it
+        if (lookup := self._lookups.get(digest)) is None:
+            retry_seconds = 0.0 if digest in self._cache else self._retry_seconds
+            lookup = self._lookups[digest] = asyncio.create_task(self._authenticate(secret, retry_seconds))
+            lookup.add_done_callback(lambda task: self._forget_lookup(digest, task))
+        return await asyncio.shield(lookup)  # a client that disconnects must not cancel the look-up of the others
 
-    async def _authenticate(self, secret: str, patience_seconds: float) -> ApiKey | None:
-        until = time.monotonic() + patience_seconds
+    async def _authenticate(self, secret: str, retry_seconds: float) -> ApiKey | None:
+        until = time.monotonic() + retry_seconds
         while True:
             try:
                 return await self._store.authenticate(secret)
             except StoreUnavailable:
                 if time.monotonic() >= until:
                     raise
-                await asyncio.sleep(_PAUSE_SECONDS)
+                await asyncio.sleep(_RETRY_INTERVAL_SECONDS)
 
-    def _answered(self, digest: bytes, task: asyncio.Task[ApiKey | None]) -> None:
-        del self._asked[digest]
+    def _forget_lookup(self, digest: bytes, task: asyncio.Task[ApiKey | None]) -> None:
+        del self._lookups[digest]
         if not task.cancelled():
-            task.exception()  # read, so that asyncio does not report what nobody waits for any more
+            task.exception()  # retrieved, or asyncio logs it when all its requests are gone
 
 
 def _bearer(headers: Headers) -> str:

@@ -1,4 +1,4 @@
-"""What the routes share, made once by `clawloop.processes.gateway` and hung on the app."""
+"""The services that routes share: created once by `clawloop.processes.gateway`, kept in the application's state."""
 
 from __future__ import annotations
 
@@ -23,21 +23,27 @@ from api.ports import (
 )
 from api.recording.notifier import NotificationQueue
 from api.recording.recorder import Recorder
+from clawloop.contracts.serving import Scope
 from clawloop.serving.directory import DirectoryCache
 from clawloop.telemetry.metrics import GatewayMetrics
 
 
 @dataclass(frozen=True, slots=True)
 class Limits:
-    """How much one request may ask of the gateway."""
+    """The largest and slowest request body the gateway accepts."""
 
     body_bytes: int = 32 * 1024 * 1024
-    # An upload on a slow line; a body that takes longer holds a connection for nothing.
+    # Enough for an upload on a slow line; a slower body occupies a connection for nothing.
     upload_seconds: float = 120.0
 
 
 @dataclass(slots=True)
 class Services:
+    """
+    Args:
+        max_lora_rank: the largest rank of an adapter that engines load.
+    """
+
     keys: KeyRing
     directory: DirectoryCache
     engines: Engines
@@ -47,25 +53,25 @@ class Services:
     sessions: SessionStore
     feedback: FeedbackStore
     training: TrainingStore
-    judged: RejudgeStore
+    rejudging: RejudgeStore
     erasures: Erasures
     session_operations: SessionOperations
     operations: Operations
     readiness: Readiness
     metrics: GatewayMetrics
     limits: Limits
-    max_lora_rank: int  # of the adapters that engines take
+    max_lora_rank: int
     _background: set[asyncio.Task[None]] = field(default_factory=set)
 
     def spawn(self, work: Coroutine[object, object, None]) -> asyncio.Task[None]:
-        """Let work go on even when its request is gone; shutdown waits for it."""
+        """Start a task that outlives its request; shutdown waits for it."""
         task = asyncio.create_task(work)
         self._background.add(task)
         task.add_done_callback(self._background.discard)
         return task
 
     async def finish(self) -> None:
-        """Wait for all that was spawned, and for what that spawns in turn."""
+        """Wait for all spawned tasks, and for those they spawn."""
         while self._background:
             await asyncio.wait(set(self._background))
 
@@ -73,4 +79,16 @@ class Services:
 def services_of(request: Request) -> Services:
     services = request.app.state.services
     assert isinstance(services, Services)
+    return services
+
+
+async def admin_services(request: Request) -> Services:
+    """The services, for a request with an admin key.
+
+    Raises:
+        RequestRejected: 401 without a valid key, 403 without the scope `admin`.
+        StoreUnavailable
+    """
+    services = services_of(request)
+    await services.keys.require(request.headers, Scope.ADMIN)
     return services

@@ -1,7 +1,4 @@
-"""How errors look from outside: OpenAI's shape on `/v1`, problem+json (RFC 9457) on `/admin`.
-
-Knows nothing about what went wrong beyond the error's own words: no stack trace ever leaves the gateway.
-"""
+"""Errors as HTTP answers: OpenAI's shape on `/v1`, problem+json (RFC 9457) on `/admin`, never a stack trace."""
 
 from __future__ import annotations
 
@@ -10,7 +7,9 @@ import logging
 import orjson
 from fastapi import FastAPI, Request
 from fastapi.exceptions import RequestValidationError
+from pydantic import ValidationError
 from starlette.exceptions import HTTPException
+from starlette.requests import ClientDisconnect
 from starlette.responses import Response
 
 from clawloop.errors import (
@@ -28,10 +27,12 @@ from clawloop.errors import (
 
 log = logging.getLogger(__name__)
 
-# An engine restarts within about a minute; Postgres and Temporal within seconds.
+# An engine restarts within about a minute; PostgreSQL and Temporal within seconds.
 ENGINE_RETRY_SECONDS = 10
 STORE_RETRY_SECONDS = 2
 TEMPORAL_RETRY_SECONDS = 5
+# nginx's status for a client that disconnected before it was answered.
+CLIENT_CLOSED_REQUEST = 499
 
 _TYPES = {
     400: "invalid_request_error",
@@ -44,7 +45,7 @@ _TYPES = {
     422: "invalid_request_error",
     429: "rate_limit_error",
 }
-# vLLM's code is the HTTP status as a number; clients look for OpenAI's words.
+# vLLM's code is the HTTP status as a number; clients look for OpenAI's code.
 _CONTEXT_OVERFLOW = (
     "maximum context length",
     "cannot be greater than max_model_len",
@@ -53,14 +54,15 @@ _CONTEXT_OVERFLOW = (
 
 
 class Problem:
-    """An error on its way out.
+    """An error as the caller gets it.
 
     Args:
         status: HTTP status.
         message: for the caller.
         code: machine-readable, OpenAI's where it has one.
-        field: the field at fault, if it is one.
-        retry_after: seconds, as the header says it.
+        field: the field at fault; None if it is not one field.
+        kind: OpenAI's error type; None takes the status's.
+        retry_after: value of the Retry-After header; None sends none.
     """
 
     def __init__(
@@ -97,8 +99,8 @@ class Problem:
         return Response(self.openai(), self.status, headers, media_type="application/json")
 
 
-def problem_of(error: ClawloopError) -> Problem:
-    """What the caller is told of one of our errors."""
+def to_problem(error: ClawloopError) -> Problem:
+    """The HTTP status, code and message of a domain error."""
     match error:
         case RequestRejected():
             return Problem(error.status, error.message, error.code, field=error.field)
@@ -107,7 +109,7 @@ def problem_of(error: ClawloopError) -> Problem:
         case StateConflict():
             return Problem(409, str(error), error.code, field=error.field)
         case EngineRejected():
-            return _engine_problem(error)
+            return _from_engine(error)
         case EngineUnavailable():
             message = f"No model server can answer now: {error}. Try again in {ENGINE_RETRY_SECONDS} s."
             return Problem(503, message, "engine_unavailable", retry_after=str(ENGINE_RETRY_SECONDS))
@@ -122,17 +124,16 @@ def problem_of(error: ClawloopError) -> Problem:
             message = f"Temporal does not answer, and this request needs it. Try again in {TEMPORAL_RETRY_SECONDS} s."
             return Problem(503, message, "temporal_unavailable", retry_after=str(TEMPORAL_RETRY_SECONDS))
         case _:
-            return Problem(500, "Something went wrong inside the gateway; its log says what.", "internal_error")
+            return Problem(500, "Internal error in the gateway; its log has the details.", "internal_error")
 
 
-def _engine_problem(error: EngineRejected) -> Problem:
-    said = error.error
-    message = str(said.get("message"))
-    code = said.get("code")
-    if error.status == 400 and any(words in message for words in _CONTEXT_OVERFLOW):
+def _from_engine(error: EngineRejected) -> Problem:
+    message = str(error.error.get("message"))
+    code = error.error.get("code")
+    if error.status == 400 and any(phrase in message for phrase in _CONTEXT_OVERFLOW):
         code = "context_length_exceeded"
-    field = said.get("param")
-    kind = said.get("type")
+    field = error.error.get("param")
+    kind = error.error.get("type")
     return Problem(
         error.status,
         message,
@@ -143,14 +144,21 @@ def _engine_problem(error: EngineRejected) -> Problem:
     )
 
 
-def install(app: FastAPI) -> None:
-    """Give every error of this app its shape."""
+def first_invalid_field(error: ValidationError) -> tuple[str, str]:
+    """The first field at fault, dotted, and a sentence that says what it should be."""
+    first = error.errors(include_url=False, include_context=False)[0]
+    field = ".".join(str(part) for part in first["loc"])
+    return field, f"`{field}`: {first['msg'][:1].lower()}{first['msg'][1:]}."
 
-    async def ours(request: Request, error: Exception) -> Response:
+
+def install_error_handlers(app: FastAPI) -> None:
+    """Answer every exception of this app's routes in the shape of its path."""
+
+    async def domain_error(request: Request, error: Exception) -> Response:
         assert isinstance(error, ClawloopError)
-        return problem_of(error).response(request.url.path)
+        return to_problem(error).response(request.url.path)
 
-    async def http(request: Request, error: Exception) -> Response:
+    async def http_error(request: Request, error: Exception) -> Response:
         assert isinstance(error, HTTPException)
         if error.status_code == 404:
             message = f"There is nothing at {request.method} {request.url.path}; chat is at POST /v1/chat/completions."
@@ -162,17 +170,21 @@ def install(app: FastAPI) -> None:
             return response
         return Problem(error.status_code, str(error.detail), None).response(request.url.path)
 
-    async def parameter(request: Request, error: Exception) -> Response:
+    async def invalid_parameter(request: Request, error: Exception) -> Response:
         assert isinstance(error, RequestValidationError)
         first = error.errors()[0]
         field = ".".join(str(part) for part in first["loc"][1:])
         return Problem(400, f"`{field}`: {first['msg']}.", "invalid_value", field=field).response(request.url.path)
 
-    async def bug(request: Request, error: Exception) -> Response:
-        log.error("unexpected error", exc_info=error, extra={"path": request.url.path})
-        return problem_of(ClawloopError()).response(request.url.path)
+    async def client_disconnected(request: Request, error: Exception) -> Response:
+        return Response(status_code=CLIENT_CLOSED_REQUEST)
 
-    app.add_exception_handler(ClawloopError, ours)
-    app.add_exception_handler(HTTPException, http)
-    app.add_exception_handler(RequestValidationError, parameter)
-    app.add_exception_handler(Exception, bug)
+    async def unexpected_error(request: Request, error: Exception) -> Response:
+        log.error("unexpected error", exc_info=error, extra={"path": request.url.path})
+        return to_problem(ClawloopError()).response(request.url.path)
+
+    app.add_exception_handler(ClawloopError, domain_error)
+    app.add_exception_handler(HTTPException, http_error)
+    app.add_exception_handler(RequestValidationError, invalid_parameter)
+    app.add_exception_handler(ClientDisconnect, client_disconnected)
+    app.add_exception_handler(Exception, unexpected_error)

@@ -1,6 +1,6 @@
-"""`POST /v1/feedback`: what a user thinks of a reply, said outside the conversation, at once or days later.
+"""`POST /v1/feedback`: a rating, score or comment on a reply, or the outcome of a session's task, at any later time.
 
-Knows nothing about judging. A rating or score is the verdict; text is evidence for the judge.
+A rating or score is the verdict; text is evidence for the judge.
 """
 
 from __future__ import annotations
@@ -11,7 +11,8 @@ from fastapi import APIRouter, Request
 from pydantic import BaseModel, BeforeValidator, ConfigDict, Field, ValidationError
 
 from api.dependencies import Services, services_of
-from api.middleware import read_json
+from api.errors import first_invalid_field
+from api.request_body import read_json
 from clawloop.contracts.serving import Scope
 from clawloop.contracts.sessions import FeedbackEffect
 from clawloop.errors import RequestRejected
@@ -22,15 +23,15 @@ router = APIRouter()
 _RATINGS = {"up": 1.0, "down": -1.0}
 
 
-def _no_bool(said: object) -> object:
-    # To Python true is 1, and a literal takes it for that even when strict.
-    if isinstance(said, bool):
+def _no_bool(value: object) -> object:
+    # In Python True == 1, so a strict Literal[-1, 1] accepts it.
+    if isinstance(value, bool):
         raise ValueError("input should be -1 or 1")
-    return said
+    return value
 
 
 class FeedbackRequest(BaseModel):
-    """Which reply (`response_id`, or `session_id` and `turn`), and what is said about it; or a session's outcome."""
+    """Feedback on a reply (`response_id`, or `session_id` and `turn`), or the outcome of a session's task."""
 
     model_config = ConfigDict(extra="forbid", strict=True)
 
@@ -45,13 +46,10 @@ class FeedbackRequest(BaseModel):
     """Whether the task of the whole session succeeded: with `session_id` and nothing else."""
 
 
-_SCHEMA = FeedbackRequest.model_json_schema()
-
-
 class FeedbackTaken(BaseModel):
     """
     Args:
-        effect: whether it amends the judgement, makes a new sample, or is only recorded.
+        effect: whether the feedback amends the judgement, makes a new sample, or is only recorded.
     """
 
     feedback_id: FeedbackId
@@ -61,7 +59,7 @@ class FeedbackTaken(BaseModel):
 class OutcomeTaken(BaseModel):
     """
     Args:
-        effect: whether it amends what is learned from the session, or is only recorded.
+        effect: whether the outcome amends what is learned from the session, or is only recorded.
     """
 
     session_id: str
@@ -80,17 +78,17 @@ class OutcomeTaken(BaseModel):
     },
 )
 async def give_feedback(request: Request) -> FeedbackTaken | OutcomeTaken:
-    """Rate or comment on a reply, or say whether a session's task succeeded."""
+    """Rate or comment on a reply, or report whether a session's task succeeded."""
     services = services_of(request)
     key = await services.keys.require(request.headers, Scope.CHAT)
-    asked = _check(await read_json(request, services.limits))
-    if asked.outcome is not None:
-        return await _give_outcome(services, key.id, asked.session_id or "", asked.outcome)
-    turn = await _turn(services, key.id, asked)
-    score = asked.score if asked.rating is None else _RATINGS[asked.rating]
-    stored = None if turn is None else await services.feedback.give(key.id, turn, score, asked.text)
+    feedback = _parse(await read_json(request, services.limits))
+    if feedback.outcome is not None:
+        return await _give_outcome(services, key.id, feedback.session_id or "", feedback.outcome)
+    turn = await _find_turn(services, key.id, feedback)
+    score = feedback.score if feedback.rating is None else _RATINGS[feedback.rating]
+    stored = None if turn is None else await services.feedback.give(key.id, turn, score, feedback.text)
     if stored is None:
-        # Whether another key has it is not ours to say.
+        # The same answer for a reply of another key: keys must not learn of each other's replies.
         raise RequestRejected("This key has no such reply.", status=404, code="not_found")
     services.notifications.add_feedback(stored)
     return FeedbackTaken(feedback_id=stored.given.feedback_id, effect=stored.effect)
@@ -103,32 +101,31 @@ async def _give_outcome(services: Services, key: ApiKeyId, session: str, outcome
     return OutcomeTaken(session_id=session, outcome=outcome, effect=effect)
 
 
-def _check(body: dict[str, Any]) -> FeedbackRequest:
+def _parse(body: dict[str, Any]) -> FeedbackRequest:
     try:
-        asked = FeedbackRequest.model_validate(body)
+        feedback = FeedbackRequest.model_validate(body)
     except ValidationError as error:
-        first = error.errors(include_url=False, include_context=False)[0]
-        field = ".".join(str(part) for part in first["loc"])
-        raise RequestRejected(f"`{field}`: {first['msg'][:1].lower()}{first['msg'][1:]}.", field=field) from None
-    if asked.outcome is not None:
-        others = asked.model_dump(exclude={"outcome", "session_id"}, exclude_none=True)
-        if asked.session_id is None or others:
-            said = f", not with `{next(iter(others))}`" if others else ""
-            problem = f"`outcome` is about a whole session: give it with `session_id` alone{said}."
-            raise RequestRejected(problem, field="outcome" if others else "session_id")
-        return asked
-    if (asked.response_id is None) == (asked.session_id is None or asked.turn is None):
-        raise RequestRejected("Say which reply: `response_id`, or `session_id` with `turn`.", field="response_id")
-    if asked.rating is not None and asked.score is not None:
+        field, message = first_invalid_field(error)
+        raise RequestRejected(message, field=field) from None
+    if feedback.outcome is not None:
+        others = feedback.model_dump(exclude={"outcome", "session_id"}, exclude_none=True)
+        if feedback.session_id is None or others:
+            excess = f", not with `{next(iter(others))}`" if others else ""
+            message = f"`outcome` is about a whole session: give it with `session_id` alone{excess}."
+            raise RequestRejected(message, field="outcome" if others else "session_id")
+        return feedback
+    if (feedback.response_id is None) == (feedback.session_id is None or feedback.turn is None):
+        raise RequestRejected("Name the reply: `response_id`, or `session_id` with `turn`.", field="response_id")
+    if feedback.rating is not None and feedback.score is not None:
         raise RequestRejected("Give `rating` or `score`, not both.", field="score")
-    if asked.rating is None and asked.score is None and asked.text is None:
+    if feedback.rating is None and feedback.score is None and feedback.text is None:
         raise RequestRejected("Give a `rating`, a `score` or a `text`.", field="rating")
-    return asked
+    return feedback
 
 
-async def _turn(services: Services, key: ApiKeyId, asked: FeedbackRequest) -> TurnId | None:
-    if asked.response_id is not None:
-        return turn_id_of(asked.response_id)
-    assert asked.session_id is not None
-    assert asked.turn is not None
-    return await services.feedback.turn_of(key, asked.session_id, asked.turn)
+async def _find_turn(services: Services, key: ApiKeyId, feedback: FeedbackRequest) -> TurnId | None:
+    if feedback.response_id is not None:
+        return turn_id_of(feedback.response_id)
+    assert feedback.session_id is not None
+    assert feedback.turn is not None
+    return await services.feedback.turn_of(key, feedback.session_id, feedback.turn)

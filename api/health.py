@@ -1,4 +1,4 @@
-"""`/healthz`: this process runs. `/readyz`: it should get traffic. `/metrics`: Prometheus."""
+"""`/healthz`: the process is alive. `/readyz`: the gateway can take traffic. `/metrics`: Prometheus."""
 
 from __future__ import annotations
 
@@ -16,7 +16,7 @@ async def healthz() -> dict[str, str]:
     return {"status": "ok"}
 
 
-@router.get("/readyz", responses={503: {"description": "not ready; `problems` says why"}})
+@router.get("/readyz", responses={503: {"description": "not ready; `problems` names the reasons"}})
 async def readyz(request: Request) -> JSONResponse:
     problems = await services_of(request).readiness.problems()
     status = "not ready" if problems else "ready"

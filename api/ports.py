@@ -1,7 +1,7 @@
-"""Ports of the gateway: PostgreSQL, Temporal and vLLM in production, fakes in fast tests.
+"""Protocols of what the gateway needs from outside, grouped by the package that calls them.
 
-Stores and fakes pass the same contract tests (tests/contract). Every store method is one transaction with a time limit
-of its own; it raises StoreUnavailable if PostgreSQL does not answer in time.
+Implemented over PostgreSQL, vLLM and Temporal, and by fakes in fast tests; both pass the same contract suite
+(tests/contract). Each implementation limits its own time: a call returns or raises within that limit.
 """
 
 from __future__ import annotations
@@ -29,54 +29,128 @@ from clawloop.ids import ApiKeyId, FeedbackId, SessionId, TurnId
 from clawloop.judging.rejudging import RejudgeFacts
 from clawloop.recipes.recipe import Recipe
 
+# Called by api/auth.py and api/health.py
 
-class TurnStore(Protocol):
-    """Stores turns."""
 
-    async def insert(self, record: TurnRecord) -> InsertedTurn:
-        """Insert a turn with its session, parent and tokens. Idempotent.
+class KeyStore(Protocol):
+    async def authenticate(self, secret: str) -> ApiKey | None:
+        """The key with this secret; None if there is none, or it was revoked.
 
         Raises:
-            StoreUnavailable: the turn may not have been stored; retry later.
-            RecordUnusable: the record can never be stored.
+            StoreUnavailable: the key could not be looked up, so it may be valid.
+        """
+
+
+class Readiness(Protocol):
+    async def problems(self) -> list[str]:
+        """Why this gateway should get no traffic, one line each; empty if it should."""
+
+
+# Called by api/chat/
+
+
+class Answer(Protocol):
+    """An engine's answer after its headers: status 200, body not read yet."""
+
+    @property
+    def engine_id(self) -> str: ...
+
+    def events(self) -> AsyncIterator[bytes]:
+        """The payloads of a stream's `data:` lines as they arrive; ends at `[DONE]`, which is not yielded.
+
+        Raises:
+            EngineBroke: the stream ended before `[DONE]`, went silent, or the connection broke.
+        """
+
+    async def body(self) -> bytes:
+        """The body of an answer that is not streamed.
+
+        Raises:
+            EngineBroke
+        """
+
+
+class Engines(Protocol):
+    """The engines in rotation."""
+
+    def open_chat(self, route: RouteKey, body: bytes) -> AbstractAsyncContextManager[Answer]:
+        """Send a chat request to an engine that has the version; leaving the context ends the request there.
+
+        Waits, for a limited time, while no such engine is healthy. Tries another engine if one cannot be reached.
+
+        Raises:
+            EngineRejected: the engine answered with an error.
+            EngineBroke: the engine died before it answered.
+            EngineUnavailable: no engine could take the request in time.
+        """
+
+    def mark_missing(self, engine_id: str, route: RouteKey) -> None:
+        """Send the engine no request for this version until it may have loaded it again."""
+
+    def has_version(self, policy: str, version: int) -> bool:
+        """Whether an engine that takes requests has this version."""
+
+    def healthy(self) -> frozenset[str]:
+        """The ids of the engines that answer."""
+
+
+# Called by api/recording/; TurnStore also by api/chat/
+
+
+class TurnStore(Protocol):
+    """Stores turns permanently."""
+
+    async def insert(self, record: TurnRecord) -> InsertedTurn:
+        """Store one turn, with its session, parent and tokens, in one transaction. Idempotent.
+
+        Raises:
+            StoreUnavailable: not stored, as far as is known; try again later.
+            RecordUnusable: this record can never be stored.
         """
 
     async def version_of_parent(
         self, key: ApiKeyId, evidence: SessionEvidence, messages: Sequence[Message]
     ) -> int | None:
-        """The version that answered the turn these messages continue; None if they continue none."""
+        """The version that answered the turn that these messages continue; None if they continue none.
+
+        Raises:
+            StoreUnavailable
+        """
 
     async def mark_notified(self, turn_ids: Sequence[TurnId]) -> None:
-        """Record that the turns' workflows were notified of them; the first time is kept."""
+        """Record that the workflows of these turns were notified; keeps the time of the first call.
+
+        Raises:
+            StoreUnavailable
+        """
 
 
 class SessionNotifier(Protocol):
-    """Notifies sessions' workflows."""
+    """Notifies session workflows."""
 
     async def notify_turn(self, session: SessionFacts, turn: TurnRecorded) -> None:
-        """Signal the session's workflow, and start it if it does not run. Idempotent.
+        """Signal the session's workflow, starting it if it does not run. Idempotent.
 
         Raises:
-            SignalFailed: the sweep retries.
+            SignalFailed: the signal failed; the sweep retries.
         """
 
     async def notify_feedback(self, session: SessionFacts, feedback: FeedbackGiven) -> None:
-        """Signal the session's workflow, and start it if it does not run. Idempotent.
+        """Signal feedback to the session's workflow, starting it if it does not run. Idempotent.
 
         Raises:
             SignalFailed
         """
 
 
+# Called by api/feedback.py and api/recording/
+
+
 class FeedbackStore(Protocol):
-    """Stores feedback."""
+    """Stores feedback. Every call raises StoreUnavailable when PostgreSQL does not answer."""
 
     async def turn_of(self, key: ApiKeyId, session: str, number: int) -> TurnId | None:
-        """The n-th main turn, from 1, of a session of this key.
-
-        Args:
-            session: its id, or the client's own value.
-        """
+        """The n-th main turn, from 1, of a session of this key, named by Clawloop's id or the client's own."""
 
     async def give(self, key: ApiKeyId, turn: TurnId, score: float | None, text: str | None) -> StoredFeedback | None:
         """Store feedback on a main turn of this key; None if it has no such turn, or the turn was erased."""
@@ -85,7 +159,7 @@ class FeedbackStore(Protocol):
         """Store whether the task of a session of this key succeeded; None if it has no such session.
 
         Args:
-            session: its id, or the client's own value.
+            session: Clawloop's id or the client's own.
             outcome: 1 or −1; a later one replaces an earlier one.
         """
 
@@ -93,23 +167,25 @@ class FeedbackStore(Protocol):
         """Record that the session's workflow was notified of the feedback."""
 
 
+# Called by api/admin/
+
+
 class SessionStore(Protocol):
-    """Reads sessions and their turns for people."""
+    """Reads sessions and turns. Every call raises StoreUnavailable when PostgreSQL does not answer."""
 
     async def sessions(
         self, *, policy: str | None, state: SessionState | None, after: SessionId | None, limit: int
     ) -> list[SessionView]:
-        """A page of sessions, the one with the newest turn first.
+        """Sessions, the one with the newest turn first; `after` is the last session of the previous page.
 
-        Args:
-            after: the last session of the page before; an unknown one gives an empty page.
+        An unknown `after` gives an empty page.
         """
 
     async def session(self, session: SessionId) -> SessionView | None:
         """The session; None if there is no such session."""
 
     async def turns(self, session: SessionId) -> list[TurnView]:
-        """All turns of a session in their order."""
+        """All turns of a session in order, each with its outcome."""
 
 
 class RejudgeStore(Protocol):
@@ -137,60 +213,6 @@ class Erasures(Protocol):
 
     async def erase_turn(self, turn: TurnId) -> Erasure | None:
         """Erase a turn, other replies to its request, and all turns that continue them; None if there is none."""
-
-
-class KeyStore(Protocol):
-    async def authenticate(self, secret: str) -> ApiKey | None:
-        """The key with this secret; None if there is none or it was revoked."""
-
-
-class Answer(Protocol):
-    """An engine's answer that has begun: status 200, nothing read yet."""
-
-    @property
-    def engine_id(self) -> str: ...
-
-    def events(self) -> AsyncIterator[bytes]:
-        """The payloads of a stream's `data:` lines as they come, without `[DONE]`; ends after `[DONE]`.
-
-        Raises:
-            EngineBroke: it stopped before `[DONE]`, went silent, or the connection broke.
-        """
-
-    async def body(self) -> bytes:
-        """The whole of an answer that is not a stream.
-
-        Raises:
-            EngineBroke
-        """
-
-
-class Engines(Protocol):
-    """The engines in rotation."""
-
-    def ask(self, wanted: RouteKey, body: bytes) -> AbstractAsyncContextManager[Answer]:
-        """Send a chat request to an engine that has the version; leaving the context ends the request there.
-
-        Waits, bounded, while no such engine is healthy; goes to another one when one cannot be reached.
-
-        Raises:
-            EngineRejected: the engine answered with an error.
-            EngineUnavailable: none could take it in time.
-        """
-
-    def lost(self, engine_id: str, wanted: RouteKey) -> None:
-        """It has just said that it does not have this version: send it none such until it may have caught up."""
-
-    def has(self, policy: str, version: int) -> bool:
-        """Whether some engine that takes requests has this version."""
-
-    def healthy(self) -> frozenset[str]:
-        """The ids of the engines that answer."""
-
-
-class Readiness(Protocol):
-    async def problems(self) -> list[str]:
-        """Why this gateway should get no traffic now, one line each; empty when it should."""
 
 
 class Operations(Protocol):

@@ -1,7 +1,7 @@
-"""What an operator can set, read once in `clawloop.cli.main` and handed down.
+"""Settings from the environment, read once in `clawloop.cli.main` and passed on.
 
-Environment variables begin with `CLAWLOOP_`, except `DATABASE_URL` and `TEMPORAL_ADDRESS`, which other tools
-know too. Nothing else in Clawloop reads the environment.
+Variables begin with `CLAWLOOP_`, except `DATABASE_URL` and `TEMPORAL_ADDRESS`, which other tools read too. Nothing else
+in Clawloop reads the environment.
 """
 
 from __future__ import annotations
@@ -15,11 +15,11 @@ from pydantic_settings import BaseSettings, NoDecode, SettingsConfigDict
 from clawloop.errors import SetupError
 
 ENGINE_RANKS = (1, 8, 16, 32, 64, 128, 256, 320, 512)
-"""What vLLM's `--max-lora-rank` takes."""
+"""The values that vLLM's `--max-lora-rank` accepts."""
 
 
 class Settings(BaseSettings):
-    """Settings every process shares."""
+    """Settings of every process."""
 
     model_config = SettingsConfigDict(env_prefix="CLAWLOOP_", frozen=True, populate_by_name=True)
 
@@ -36,26 +36,26 @@ class Settings(BaseSettings):
     """URLs of vLLM servers, separated by commas. Empty: `clawloop up` runs one."""
 
     model: Path | None = None
-    """Folder of the base model, for the trainer. `clawloop up` tells it the one that it serves."""
+    """Folder of the base model, for the trainer. `clawloop up` gives the trainer the model that it serves."""
 
     max_lora_rank: int = 16
-    """The largest LoRA rank that engines take: `clawloop up` starts its own with it, engines of your own have their
-    `--max-lora-rank`. A larger one costs every engine memory and time, whatever the adapters' own rank."""
+    """The largest LoRA rank that engines load: `clawloop up` starts its engine with it; for other engines give the
+    value of their `--max-lora-rank`. A larger one costs every engine memory and time, whatever the adapters' rank."""
 
     session_idle_minutes: Annotated[float, Field(gt=0)] = 30.0
-    """A session without a new turn for this long is closed; its next turn opens it again."""
+    """A session without a new turn for this long is closed; the next turn reopens it."""
 
     judge_url: str | None = None
-    """Any OpenAI-compatible API as judge. None: the base model on our own engines."""
+    """An OpenAI-compatible API as judge. None: the base model on Clawloop's engines."""
 
     judge_model: str | None = None
-    """The model a judge at `judge_url` is asked for."""
+    """The model name to ask for at `judge_url`."""
 
     judge_api_key: SecretStr | None = None
-    """Its key, if it wants one."""
+    """API key for `judge_url`, if it needs one."""
 
     judge_form: Literal["free", "grammar"] | None = None
-    """`grammar`: nothing but an answer can be written (vLLM only). None: `grammar` on our own engines, else `free`."""
+    """`grammar`: constrain the output to an answer (vLLM only). None: `grammar` on Clawloop's engines, else `free`."""
 
     @field_validator("max_lora_rank")
     @classmethod
@@ -73,10 +73,10 @@ class Settings(BaseSettings):
 
 
 def read_settings() -> Settings:
-    """What the environment says.
+    """The settings of the environment.
 
     Raises:
-        SetupError: a value cannot be what its variable means; names both the first such variable and the remedy.
+        SetupError: a value is invalid; names the first such variable and the remedy.
     """
     try:
         return Settings()
@@ -84,5 +84,5 @@ def read_settings() -> Settings:
         first = error.errors(include_url=False, include_context=False, include_input=False)[0]
         field = str(first["loc"][0])
         name = f"CLAWLOOP_{field.upper()}" if field in Settings.model_fields else field  # an alias is the variable
-        said = first["msg"].removeprefix("Value error, ")
-        raise SetupError(f"{name}: {said[:1].lower()}{said[1:]}; correct it or unset it") from None
+        problem = first["msg"].removeprefix("Value error, ")
+        raise SetupError(f"{name}: {problem[:1].lower()}{problem[1:]}; correct it or unset it") from None

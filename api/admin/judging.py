@@ -35,7 +35,7 @@ async def rejudge(request: Request, turn: str) -> JudgingAsked:
     services = services_of(request)
     await services.keys.require(request.headers, Scope.ADMIN)
     turn_id = turn_id_of(turn)
-    so_far = None if turn_id is None else await services.judged.rejudge_facts(turn_id)
+    so_far = None if turn_id is None else await services.rejudging.rejudge_facts(turn_id)
     if so_far is None:
         raise RequestRejected(f"There is no turn {turn!r}.", status=404, code="not_found", field="turn")
     if (why := why_not_rejudged(so_far)) is not None:

@@ -14,7 +14,7 @@ from fastapi import APIRouter, Request
 from pydantic import BaseModel, ConfigDict, Field, ValidationError
 
 from api.dependencies import Services, services_of
-from api.middleware import read_json
+from api.request_body import read_json
 from clawloop.contracts.serving import Scope
 from clawloop.contracts.training import TrainingState, TrainingView, VersionView
 from clawloop.errors import RecipeRejected, RequestRejected, SignalFailed
@@ -153,7 +153,7 @@ async def list_policies(request: Request) -> PolicyList:
                 aliases=list(policy.aliases),
                 training=TrainingStatus.of(await services.training.status(policy.id)),
             )
-            for policy in services.directory.now.policies
+            for policy in services.directory.snapshot.policies
         ]
     )
 

@@ -1,7 +1,7 @@
-"""What one engine answer says, gathered chunk by chunk: ids, log-probs and the message of each choice.
+"""Collects token ids, log-probs and the message of each choice from an engine's answer.
 
-Knows nothing about HTTP or about storing. It takes what we asked for and the client did not (ids, log-probs) out of
-each chunk on its way. An answer whose parts disagree makes its tokens unknown; it never stops the chat.
+Ids and log-probs that the gateway asked for and the client did not are removed from each chunk. An answer whose parts
+disagree is recorded without tokens; the chat goes on.
 """
 
 from __future__ import annotations
@@ -15,17 +15,18 @@ from clawloop.contracts.turns import Message, TurnStatus
 
 _ENDS = {"length": TurnStatus.LENGTH, "abort": TurnStatus.ABORTED, "error": TurnStatus.ERROR}
 
-# The engine's words: vLLM streams one JSON object per chunk, whose values are what they are documented to be.
+# vLLM streams one JSON object per chunk.
 Chunk = dict[str, Any]
 
 
 @dataclass(slots=True)
 class ChoiceCapture:
-    """One choice of an answer as it grows.
+    """One choice of an answer, as far as it was received.
 
     Attributes:
-        response_ids, logprobs: None once the engine left them out or gave different numbers of them.
+        response_ids, logprobs: None once the engine omitted one or their lengths differed.
         unusable: why they are None.
+        whole: the message of an answer that was not streamed.
     """
 
     index: int
@@ -39,57 +40,59 @@ class ChoiceCapture:
     tool_calls: dict[int, dict[str, Any]] = field(default_factory=dict)
     whole: Message | None = None
 
-    def take_tokens(self, ids: object, logprobs: object, *, says_something: bool) -> None:
+    def take_tokens(self, ids: object, logprobs: object, *, has_content: bool) -> None:
         """Add the tokens of one chunk.
 
         Args:
             ids: the chunk's `token_ids`.
             logprobs: the chunk's `logprobs` object.
-            says_something: the chunk carries text or a tool call, so it must carry tokens.
+            has_content: the chunk has text or a tool call, so it must have tokens.
         """
         if self.response_ids is None or self.logprobs is None:
             return
         if ids is None and logprobs is None:
-            if says_something:
-                self._give_up("the engine sent text without token ids")
+            if has_content:
+                self._discard_tokens("the engine sent text without token ids")
             return
         entries = logprobs.get("content") if isinstance(logprobs, dict) else None
         if not isinstance(ids, list) or not isinstance(entries, list):
-            # An end without a token carries an empty list of ids and no log-probs.
+            # A last chunk without a token has an empty list of ids and no log-probs.
             if not ids and not entries:
                 return
-            self._give_up("the engine sent token ids without log-probs" if ids else "log-probs without token ids")
+            self._discard_tokens(
+                "the engine sent token ids without log-probs" if ids else "log-probs without token ids"
+            )
             return
         if len(ids) != len(entries):
-            self._give_up(f"the engine sent {len(ids)} token ids with {len(entries)} log-probs")
+            self._discard_tokens(f"the engine sent {len(ids)} token ids with {len(entries)} log-probs")
             return
         values = [entry.get("logprob") if isinstance(entry, dict) else None for entry in entries]
         if not all(isinstance(value, float | int) for value in values) or not _are_token_ids(ids):
-            self._give_up("the engine sent token ids or log-probs that are not numbers")
+            self._discard_tokens("the engine sent token ids or log-probs that are not numbers")
             return
         self.response_ids.extend(ids)
         self.logprobs.extend(float(value) for value in values if value is not None)
 
     def take_delta(self, delta: dict[str, Any]) -> bool:
-        """Add one delta to the message; True if it says something."""
-        said = False
+        """Add one delta to the message; True if it has text or a tool call."""
+        has_content = False
         if isinstance(text := delta.get("content"), str) and text:
             self.content.append(text)
-            said = True
-        _name_reasoning(delta)
+            has_content = True
+        _copy_reasoning(delta)
         if isinstance(text := delta.get("reasoning_content"), str) and text:
             self.reasoning.append(text)
-            said = True
+            has_content = True
         if isinstance(text := delta.get("refusal"), str) and text:
             self.refusal.append(text)
-            said = True
+            has_content = True
         for call in delta.get("tool_calls") or ():
             self._take_tool_call(call)
-            said = True
-        return said
+            has_content = True
+        return has_content
 
     def message(self) -> Message | None:
-        """The assistant message as the client has it; None if nothing was said."""
+        """The assistant message as the client has it; None if it is empty."""
         if self.whole is not None:
             return self.whole
         if not (self.content or self.reasoning or self.tool_calls or self.refusal or self.finish_reason):
@@ -106,7 +109,7 @@ class ChoiceCapture:
         return message
 
     def status(self) -> TurnStatus:
-        """How the engine says that the choice ended; call it once it has."""
+        """The turn status for the finish reason; call it after the choice ended."""
         return _ENDS.get(self.finish_reason or "", TurnStatus.COMPLETE)
 
     def _take_tool_call(self, delta: dict[str, Any]) -> None:
@@ -124,9 +127,9 @@ class ChoiceCapture:
         call["function"]["name"] += function.get("name") or ""
         call["function"]["arguments"] += function.get("arguments") or ""
 
-    def _give_up(self, why: str) -> None:
+    def _discard_tokens(self, reason: str) -> None:
         self.response_ids = self.logprobs = None
-        self.unusable = why
+        self.unusable = reason
 
 
 class Capture:
@@ -145,7 +148,7 @@ class Capture:
         self._keep_ids = keep_ids
 
     def take_chunk(self, chunk: Chunk) -> list[ChoiceCapture]:
-        """Gather one stream chunk and take out what the client did not ask for.
+        """Add one stream chunk; remove from it what the client did not ask for.
 
         Returns:
             The choices that end with this chunk.
@@ -157,15 +160,18 @@ class Capture:
         ended: list[ChoiceCapture] = []
         for choice in chunk["choices"]:
             captured = self._choice(choice["index"])
-            said = captured.take_delta(choice["delta"])
-            self._take_tokens(choice, captured, says_something=said)
+            has_content = captured.take_delta(choice["delta"])
+            self._take_tokens(choice, captured, has_content=has_content)
             if choice.get("finish_reason") is not None:
-                captured.finish_reason = _word(choice["finish_reason"])
+                captured.finish_reason = _finish_reason(choice["finish_reason"])
                 ended.append(captured)
         return ended
 
     def take_body(self, body: Chunk) -> list[ChoiceCapture]:
-        """Gather a whole answer and take out what the client did not ask for.
+        """Add a whole answer; remove from it what the client did not ask for.
+
+        Returns:
+            All choices.
 
         Raises:
             AttributeError, IndexError, KeyError, TypeError: the body is not a chat completion.
@@ -174,11 +180,11 @@ class Capture:
         for choice in body["choices"]:
             captured = self._choice(choice["index"])
             message: dict[str, JsonValue] = choice["message"]
-            _name_reasoning(message)
+            _copy_reasoning(message)
             captured.whole = {name: value for name, value in message.items() if value not in (None, [])}
             captured.whole.setdefault("content", None if captured.whole.get("tool_calls") else "")
-            captured.finish_reason = _word(choice["finish_reason"])
-            self._take_tokens(choice, captured, says_something=bool(message.get("content")))
+            captured.finish_reason = _finish_reason(choice["finish_reason"])
+            self._take_tokens(choice, captured, has_content=bool(message.get("content")))
         if len(body["choices"]) != len(self.choices):
             raise IndexError(f"{len(body['choices'])} choices for n = {len(self.choices)}")
         return self.choices
@@ -196,26 +202,26 @@ class Capture:
             chunk.pop("prompt_token_ids", None)
             chunk.pop("prompt_text", None)
 
-    def _take_tokens(self, choice: Chunk, captured: ChoiceCapture, *, says_something: bool) -> None:
-        captured.take_tokens(choice.get("token_ids"), choice.get("logprobs"), says_something=says_something)
+    def _take_tokens(self, choice: Chunk, captured: ChoiceCapture, *, has_content: bool) -> None:
+        captured.take_tokens(choice.get("token_ids"), choice.get("logprobs"), has_content=has_content)
         if not self._keep_ids:
             choice.pop("token_ids", None)
         if not self._keep_logprobs and "logprobs" in choice:
             choice["logprobs"] = None
 
 
-def _word(finish_reason: object) -> str:
-    if not isinstance(finish_reason, str):
-        raise TypeError(f"finish_reason {finish_reason!r}")
-    return finish_reason
+def _finish_reason(value: object) -> str:
+    if not isinstance(value, str):
+        raise TypeError(f"finish_reason {value!r}")
+    return value
 
 
 def _are_token_ids(ids: list[Any]) -> bool:
-    """Vocabularies are far below 2^31; true and false are ints to Python, but no ids."""
+    """Whether these are token ids: below 2^31, as in any vocabulary, and no booleans, which are ints to Python."""
     return all(type(token) is int and 0 <= token < 2**31 for token in ids)
 
 
-def _name_reasoning(part: dict[str, Any]) -> None:
-    """vLLM says `reasoning`, clients (OpenClaw among them) read `reasoning_content`: give them both."""
+def _copy_reasoning(part: dict[str, Any]) -> None:
+    """Add `reasoning_content`, which clients such as OpenClaw read, beside vLLM's `reasoning`."""
     if "reasoning_content" not in part and "reasoning" in part:
         part["reasoning_content"] = part["reasoning"]

@@ -1,7 +1,7 @@
-"""Model names: which policy and version a client means, and the list it may choose from.
+"""Model names: the policy and version that each stands for, and `GET /v1/models`.
 
-`policy` and `policy-side` mean the key's policy; further aliases, and each with `-side`, too; `{policy}-v{n}` is
-one version, and the base model's own name is version 0, unless it is an alias.
+`policy` and the policy's aliases stand for the key's policy; with `-side` appended, for its side turns. `{policy}-v{n}`
+is one version. The base model's own name is version 0, unless it is an alias.
 """
 
 from __future__ import annotations
@@ -28,10 +28,10 @@ _VERSION = re.compile(r"(?P<policy>.+)-v(?P<number>\d{1,9})")
 
 @dataclass(frozen=True, slots=True)
 class ModelChoice:
-    """What a model name means.
+    """What a model name stands for.
 
     Args:
-        version: the version it pins; None for whatever is active.
+        version: the version it pins; None for the active one.
         side: it is an alias for side turns.
     """
 
@@ -39,14 +39,14 @@ class ModelChoice:
     side: bool
 
 
-def choose_model(name: str, policy: Policy, versions: frozenset[int]) -> ModelChoice:
-    """What `name` means to a key of this policy.
+def resolve_name(name: str, policy: Policy, versions: frozenset[int]) -> ModelChoice:
+    """What `name` stands for with a key of this policy.
 
     Args:
         versions: the adapter versions that engines have loaded.
 
     Raises:
-        RequestRejected: 404, names what there is.
+        RequestRejected: 404, lists the aliases.
     """
     aliases = ("policy", *policy.aliases)
     if name in aliases:
@@ -59,31 +59,31 @@ def choose_model(name: str, policy: Policy, versions: frozenset[int]) -> ModelCh
     if match and match["policy"] == policy.id and int(match["number"]) in versions | {0}:
         return ModelChoice(version=int(match["number"]), side=False)
     raise RequestRejected(
-        f"The model {name!r} does not exist here. Use {_either(aliases)}; GET /v1/models lists all.",
+        f"The model {name!r} does not exist here. Use {_join_or(aliases)}; GET /v1/models lists all.",
         status=404,
         code="model_not_found",
         field="model",
     )
 
 
-async def find_model(name: str, key: ApiKey, directory: DirectoryCache) -> tuple[Policy, ModelChoice]:
-    """As `choose_model` for the key's policy; looks afresh before it refuses: what is named may be a moment old.
+async def resolve_model(name: str, key: ApiKey, directory: DirectoryCache) -> tuple[Policy, ModelChoice]:
+    """The key's policy, and what `name` stands for; refreshes the directory before it refuses a name.
 
     Raises:
-        RequestRejected: 404, names what there is.
-        StoreUnavailable: this gateway does not know the key's policy yet, or cannot look whether there is such a name.
+        RequestRejected: 404, lists the aliases.
+        StoreUnavailable: the directory lacks the key's policy or cannot be refreshed.
     """
-    policy = await directory.known_policy(key.policy)
+    policy = await directory.find_policy(key.policy)
     try:
-        return policy, choose_model(name, policy, loaded_versions(directory.now, policy))
+        return policy, resolve_name(name, policy, loaded_versions(directory.snapshot, policy))
     except RequestRejected:
         await directory.refresh()
         policy = directory.policy(key.policy)
-        return policy, choose_model(name, policy, loaded_versions(directory.now, policy))
+        return policy, resolve_name(name, policy, loaded_versions(directory.snapshot, policy))
 
 
 def loaded_versions(directory: Directory, policy: Policy) -> frozenset[int]:
-    """The adapter versions of this policy that some engine has."""
+    """The adapter versions of this policy that at least one engine has."""
     return frozenset[int]().union(*(engine.versions.get(policy.id, frozenset()) for engine in directory.engines))
 
 
@@ -104,18 +104,18 @@ async def list_models(
     request: Request,
     versions: Annotated[bool, Query(description="list each loaded version too")] = False,
 ) -> ModelList:
-    """The models this key may name."""
+    """The model names this key can use."""
     services = services_of(request)
     key = await services.keys.require(request.headers, Scope.CHAT)
-    policy = await services.directory.known_policy(key.policy)
+    policy = await services.directory.find_policy(key.policy)
     names = ["policy", *policy.aliases, f"policy{_SIDE}"]
     if versions:
-        loaded = loaded_versions(services.directory.now, policy)
+        loaded = loaded_versions(services.directory.snapshot, policy)
         names += [policy.base_model] if policy.base_model not in names else []
         names += [version_name(policy.id, number, policy.base_model) for number in sorted(loaded - {0})]
     now = int(time.time())
     return ModelList(data=[Model(id=name, created=now) for name in names])
 
 
-def _either(names: tuple[str, ...]) -> str:
+def _join_or(names: tuple[str, ...]) -> str:
     return " or ".join(f"`{name}`" for name in names)

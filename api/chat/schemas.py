@@ -1,7 +1,7 @@
-"""What a chat request may look like.
+"""Schema of a chat request.
 
-Only what the gateway itself reads is checked here, strictly; everything else goes to the engine untouched, which
-checks it in turn. Extra fields are allowed: vLLM has many of its own.
+Only fields that the gateway itself reads are checked here, strictly. All others go to the engine unchanged, which
+checks them: vLLM has many fields of its own.
 """
 
 from __future__ import annotations
@@ -12,6 +12,7 @@ from typing import Annotated, Any, Literal
 from pydantic import BaseModel, ConfigDict, Field, ValidationError, with_config
 from typing_extensions import TypedDict
 
+from api.errors import first_invalid_field
 from clawloop.errors import RequestRejected
 
 Role = Literal["system", "developer", "user", "assistant", "tool", "function"]
@@ -58,29 +59,21 @@ class ChatRequest(BaseModel):
     session_done: bool | str | int | None = None
 
 
-# Fields people write that mean another one; a field nobody knows is the engine's to judge.
-_MEANT = {"message": "messages", "streaming": "stream", "max_token": "max_tokens", "tool": "tools"}
+# Common misspellings of required fields; any other unknown field is left to the engine.
+_MISSPELLED = {"message": "messages", "streaming": "stream", "max_token": "max_tokens", "tool": "tools"}
 
 
-def check_chat_request(body: object) -> ChatRequest:
-    """The request, checked.
-
+def parse_chat_request(body: dict[str, Any]) -> ChatRequest:
+    """
     Raises:
         RequestRejected: names the first field at fault and what it should be.
     """
-    if not isinstance(body, dict):
-        raise RequestRejected("The body must be a JSON object with `model` and `messages`.", field=None)
     try:
         return ChatRequest.model_validate(body)
     except ValidationError as error:
-        first = error.errors(include_url=False, include_context=False)[0]
-        field = ".".join(str(part) for part in first["loc"])
-        hint = ""
-        if first["type"] == "missing":
-            close = [name for name in body if _MEANT.get(name) == field] or get_close_matches(field, body, 1, 0.8)
-            hint = f" Did you mean `{field}` by `{close[0]}`?" if close else ""
-        raise RequestRejected(
-            f"`{field}`: {first['msg'][:1].lower()}{first['msg'][1:]}.{hint}",
-            code="missing_required_parameter" if first["type"] == "missing" else "invalid_value",
-            field=field,
-        ) from None
+        field, message = first_invalid_field(error)
+        if error.errors(include_url=False, include_context=False)[0]["type"] != "missing":
+            raise RequestRejected(message, code="invalid_value", field=field) from None
+        close = [name for name in body if _MISSPELLED.get(name) == field] or get_close_matches(field, body, 1, 0.8)
+        hint = f" Did you mean `{field}` by `{close[0]}`?" if close else ""
+        raise RequestRejected(f"{message}{hint}", code="missing_required_parameter", field=field) from None

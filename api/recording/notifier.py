@@ -1,7 +1,7 @@
-"""Telling sessions' workflows about stored turns and feedback, behind the chat's back.
+"""Notifies session workflows of stored turns and feedback, in the background.
 
-Knows nothing about Temporal. Best effort: a turn that is not announced here keeps `announced_at` NULL in Postgres,
-and the sweep announces it. So nothing here waits for long, keeps much, or raises to the chat.
+Best effort: a turn whose notification fails keeps `announced_at` NULL in PostgreSQL, and the sweep notifies its
+workflow. So waits are short, queues are bounded, and nothing raises to the chat.
 """
 
 from __future__ import annotations
@@ -18,24 +18,24 @@ from clawloop.telemetry.metrics import GatewayMetrics
 
 log = logging.getLogger(__name__)
 
-# A signal takes about 10 ms: eight at once are 800 turns a second, far more than one gateway makes.
-LANES = 8
-# Per lane; a turn of which only ids are kept takes some hundred bytes.
-LANE_LIMIT = 250
-# After a failure the workflows are left alone this long; turns of that time are the sweep's.
-QUIET_SECONDS = 5.0
-# At shutdown: what is not told by then is the sweep's.
-FINISH_SECONDS = 1.0
+# A signal takes about 10 ms: eight in parallel are 800 turns a second, far more than one gateway makes.
+QUEUES = 8
+# Per queue; a message holds ids only, some hundred bytes.
+QUEUE_LIMIT = 250
+# After a failure no signal is sent for this long; turns of that time are left to the sweep.
+PAUSE_SECONDS = 5.0
+# At shutdown: what is not sent by then is left to the sweep.
+DRAIN_SECONDS = 1.0
 
 SessionMessage = tuple[SessionFacts, TurnRecorded | FeedbackGiven]
 
 
 class NotificationQueue:
-    """Use as an async context manager: inside it turns are announced; turns of one session in their order.
+    """Use as an async context manager: inside it queued messages are sent, those of one session in order.
 
     Args:
-        announcer: None announces nothing: all is left to the sweep.
-        turns, feedback: note what was announced; nobody waits for them.
+        notifier: None sends nothing: all messages are left to the sweep.
+        turns, feedback: where sent messages are marked as notified.
     """
 
     def __init__(
@@ -45,26 +45,26 @@ class NotificationQueue:
         self._turns = turns
         self._feedback = feedback
         self._metrics = metrics
-        self._lanes: list[asyncio.Queue[SessionMessage]] = []
+        self._queues: list[asyncio.Queue[SessionMessage]] = []
         self._tasks: list[asyncio.Task[None]] = []
-        self._quiet_until = 0.0
+        self._paused_until = 0.0
 
     async def __aenter__(self) -> NotificationQueue:
         if self._notifier is not None:
-            self._lanes = [asyncio.Queue(LANE_LIMIT) for _ in range(LANES)]
-            self._tasks = [asyncio.create_task(self._send_batches(lane, self._notifier)) for lane in self._lanes]
+            self._queues = [asyncio.Queue(QUEUE_LIMIT) for _ in range(QUEUES)]
+            self._tasks = [asyncio.create_task(self._send_batches(queue, self._notifier)) for queue in self._queues]
         return self
 
     async def __aexit__(self, *_: object) -> None:
-        joining = [asyncio.create_task(lane.join()) for lane in self._lanes]
+        joining = [asyncio.create_task(queue.join()) for queue in self._queues]
         if joining:
-            await asyncio.wait(joining, timeout=FINISH_SECONDS)
+            await asyncio.wait(joining, timeout=DRAIN_SECONDS)
         for task in (*joining, *self._tasks):
             task.cancel()
         await asyncio.gather(*joining, *self._tasks, return_exceptions=True)
 
-    def add(self, record: TurnRecord, inserted: InsertedTurn) -> None:
-        """Announce a stored turn soon, if it is one that may be judged."""
+    def add_turn(self, record: TurnRecord, inserted: InsertedTurn) -> None:
+        """Queue a notification of a stored turn, if it is one that may be judged."""
         if record.kind is not TurnKind.MAIN or inserted.erased:
             return
         facts = SessionFacts(
@@ -74,37 +74,37 @@ class NotificationQueue:
             since=record.started_at,
             version=record.version,
         )
-        self._put(facts, TurnRecorded(record.turn_id, record.version, record.ends_session))
+        self._enqueue(facts, TurnRecorded(record.turn_id, record.version, record.ends_session))
 
     def add_feedback(self, stored: StoredFeedback) -> None:
-        """Announce stored feedback soon."""
-        self._put(stored.session, stored.given)
+        """Queue a notification of stored feedback."""
+        self._enqueue(stored.session, stored.given)
 
-    def _put(self, session: SessionFacts, message: TurnRecorded | FeedbackGiven) -> None:
-        if not self._lanes or time.monotonic() < self._quiet_until:
-            self._leave(1)
+    def _enqueue(self, session: SessionFacts, message: TurnRecorded | FeedbackGiven) -> None:
+        if not self._queues or time.monotonic() < self._paused_until:
+            self._count_unsent(1)
             return
-        lane = self._lanes[session.session_id.int % len(self._lanes)]
+        queue = self._queues[session.session_id.int % len(self._queues)]
         try:
-            lane.put_nowait((session, message))
+            queue.put_nowait((session, message))
         except asyncio.QueueFull:
-            self._leave(1)
+            self._count_unsent(1)
 
-    async def _send_batches(self, lane: asyncio.Queue[SessionMessage], notifier: SessionNotifier) -> None:
+    async def _send_batches(self, queue: asyncio.Queue[SessionMessage], notifier: SessionNotifier) -> None:
         while True:
-            batch = [await lane.get()]
-            while not lane.empty():
-                batch.append(lane.get_nowait())
+            batch = [await queue.get()]
+            while not queue.empty():
+                batch.append(queue.get_nowait())
             try:
-                await self._note(await self._tell(batch, notifier))
+                await self._mark_notified(await self._send(batch, notifier))
             finally:
                 for _ in batch:
-                    lane.task_done()
+                    queue.task_done()
 
-    async def _tell(self, batch: list[SessionMessage], notifier: SessionNotifier) -> list[TurnRecorded | FeedbackGiven]:
-        told: list[TurnRecorded | FeedbackGiven] = []
+    async def _send(self, batch: list[SessionMessage], notifier: SessionNotifier) -> list[TurnRecorded | FeedbackGiven]:
+        sent: list[TurnRecorded | FeedbackGiven] = []
         for session, message in batch:
-            if time.monotonic() < self._quiet_until:
+            if time.monotonic() < self._paused_until:
                 break
             try:
                 if isinstance(message, FeedbackGiven):
@@ -112,26 +112,26 @@ class NotificationQueue:
                 else:
                     await notifier.notify_turn(session, message)
             except SignalFailed as error:
-                self._quiet_until = time.monotonic() + QUIET_SECONDS
-                log.warning("turns are left to the sweep", extra={"why": str(error)})
+                self._paused_until = time.monotonic() + PAUSE_SECONDS
+                log.warning("signal failed: notifications are left to the sweep", extra={"why": str(error)})
                 break
-            told.append(message)
-        self._leave(len(batch) - len(told))
-        return told
+            sent.append(message)
+        self._count_unsent(len(batch) - len(sent))
+        return sent
 
-    async def _note(self, told: list[TurnRecorded | FeedbackGiven]) -> None:
-        turns = [message.turn_id for message in told if isinstance(message, TurnRecorded)]
+    async def _mark_notified(self, sent: list[TurnRecorded | FeedbackGiven]) -> None:
+        turns = [message.turn_id for message in sent if isinstance(message, TurnRecorded)]
         try:
             if turns:
                 await self._turns.mark_notified(turns)
-            for message in told:
+            for message in sent:
                 if isinstance(message, FeedbackGiven):
                     await self._feedback.mark_feedback_notified(message.feedback_id)
         except StoreUnavailable as error:
-            # Told twice is told once: the sweep will tell them again.
-            log.warning("announced, but not noted", extra={"messages": len(told), "why": str(error)})
-        self._metrics.notifications.labels("told").inc(len(told))
+            # The sweep sends these again, which is harmless: signals are idempotent.
+            log.warning("notifications sent, but not marked as sent", extra={"messages": len(sent), "why": str(error)})
+        self._metrics.notifications.labels("told").inc(len(sent))
 
-    def _leave(self, count: int) -> None:
+    def _count_unsent(self, count: int) -> None:
         if count:
             self._metrics.notifications.labels("left to the sweep").inc(count)

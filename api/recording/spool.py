@@ -1,8 +1,7 @@
-"""Turns on local disk that wait for Postgres: one fsynced file each, bounded, entered oldest first.
+"""A spool of turns that wait for PostgreSQL: one fsynced file each, bounded in size, read oldest first.
 
-Knows nothing about Postgres. Turn ids sort by the time a request began, and a turn ends before the next one that
-contains it begins, so the order of names enters parents first. A file that can never be entered is set aside in
-`rejected/`, not deleted.
+Turn ids sort by the time the request began, and a turn ends before a request that continues it begins. So the order of
+file names stores parents first. A file that can never be stored is moved to `rejected/`, not deleted.
 """
 
 from __future__ import annotations
@@ -25,34 +24,34 @@ _SUFFIX = ".json"
 
 
 class SpoolFull(Exception):
-    """One more turn would exceed the bound."""
+    """The turn would exceed the size limit."""
 
 
 class Spool:
     """A folder of turns. Its methods block on the disk: call them from a thread.
 
-    Several gateways may share the folder: each takes a sub-folder of its own and locks it. What a gateway that died
-    left behind is taken over by the next one that starts.
+    Several gateways may share the folder: each locks a sub-folder of its own. The next gateway that starts takes over
+    the turns of one that died.
 
     Args:
-        folder: made if missing.
-        limit_bytes: how much may wait.
+        folder: created if missing.
+        limit_bytes: the largest total size of the files.
     """
 
     def __init__(self, folder: Path, limit_bytes: int) -> None:
         self._limit_bytes = limit_bytes
         self._sizes: dict[TurnId, int] = {}
         folder.mkdir(parents=True, exist_ok=True)
-        self._folder, self._lock = _take_free(folder)
-        _adopt(folder, self._folder)
-        for torn in self._folder.glob("*.tmp"):
-            torn.unlink()
+        self._folder, self._lock = _lock_subfolder(folder)
+        _take_over_turns(folder, self._folder)
+        for partial in self._folder.glob("*.tmp"):
+            partial.unlink()
         for path in self._folder.glob(f"*{_SUFFIX}"):
-            with suppress(ValueError):  # not one of ours
+            with suppress(ValueError):  # not a turn
                 self._sizes[TurnId(uuid.UUID(path.stem))] = path.stat().st_size
 
     def close(self) -> None:
-        """Leave the folder to others."""
+        """Release the sub-folder to the next gateway."""
         os.close(self._lock)
 
     @property
@@ -63,8 +62,8 @@ class Spool:
     def size_bytes(self) -> int:
         return sum(self._sizes.values())
 
-    def put(self, record: TurnRecord) -> None:
-        """Returns once the turn survives a power cut.
+    def write(self, record: TurnRecord) -> None:
+        """Write a turn; returns once it would survive a power cut.
 
         Raises:
             SpoolFull: nothing was written.
@@ -72,25 +71,25 @@ class Spool:
         """
         content = _RECORD.dump_json(record)
         if self.size_bytes + len(content) > self._limit_bytes:
-            raise SpoolFull(f"{self.turns} turns wait, {self._limit_bytes} bytes are the limit")
+            raise SpoolFull(f"{self.turns} turns wait, the limit is {self._limit_bytes} bytes")
         path = self._path(record.turn_id)
-        torn = path.with_suffix(".tmp")
-        with torn.open("wb") as file:
+        partial = path.with_suffix(".tmp")
+        with partial.open("wb") as file:
             file.write(content)
             file.flush()
             os.fsync(file.fileno())
-        torn.rename(path)
+        partial.rename(path)
         self._sync_folder()
         self._sizes[record.turn_id] = len(content)
 
-    def waiting(self) -> list[TurnId]:
-        """The turns that wait, oldest first."""
+    def turn_ids(self) -> list[TurnId]:
+        """The spooled turns, oldest first."""
         return sorted(self._sizes)
 
     def read(self, turn_id: TurnId) -> TurnRecord:
         """
         Raises:
-            RecordUnusable: the file does not hold a turn.
+            RecordUnusable: the file is not a turn.
         """
         try:
             return _RECORD.validate_json(self._path(turn_id).read_bytes())
@@ -101,8 +100,8 @@ class Spool:
         self._path(turn_id).unlink(missing_ok=True)
         self._sizes.pop(turn_id, None)
 
-    def set_aside(self, turn_id: TurnId) -> Path:
-        """Keep a turn that can never be entered where a person can look at it."""
+    def reject(self, turn_id: TurnId) -> Path:
+        """Move a turn that can never be stored to `rejected/`, where a person can inspect it."""
         rejected = self._folder / "rejected"
         rejected.mkdir(exist_ok=True)
         target = self._path(turn_id).rename(rejected / f"{turn_id}{_SUFFIX}")
@@ -120,28 +119,28 @@ class Spool:
             os.close(descriptor)
 
 
-def _take_free(folder: Path) -> tuple[Path, int]:
-    """The first sub-folder nobody has locked, and its lock."""
+def _lock_subfolder(folder: Path) -> tuple[Path, int]:
+    """The first sub-folder that no gateway has locked, and its lock."""
     for number in itertools.count():
-        own = folder / f"gateway-{number}"
-        own.mkdir(exist_ok=True)
-        if (lock := _try_lock(own)) is not None:
-            return own, lock
+        subfolder = folder / f"gateway-{number}"
+        subfolder.mkdir(exist_ok=True)
+        if (lock := _try_lock(subfolder)) is not None:
+            return subfolder, lock
     raise AssertionError("unreachable")
 
 
-def _adopt(folder: Path, own: Path) -> None:
-    """Move what dead gateways left into our own sub-folder."""
+def _take_over_turns(folder: Path, target: Path) -> None:
+    """Move the turns of sub-folders that no gateway has locked to `target`."""
     for other in folder.glob("gateway-*"):
-        if other == own or (lock := _try_lock(other)) is None:
+        if other == target or (lock := _try_lock(other)) is None:
             continue
         for path in other.glob(f"*{_SUFFIX}"):
-            path.rename(own / path.name)
+            path.rename(target / path.name)
         os.close(lock)
 
 
 def _try_lock(folder: Path) -> int | None:
-    """A lock that ends with the process; None if another has it."""
+    """A lock on the folder, released when the process ends; None if another process has it."""
     descriptor = os.open(folder / "lock", os.O_RDWR | os.O_CREAT, 0o600)
     try:
         fcntl.flock(descriptor, fcntl.LOCK_EX | fcntl.LOCK_NB)

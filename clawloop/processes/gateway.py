@@ -129,7 +129,7 @@ async def _gateway_services(stack: AsyncExitStack, url: str, settings: Settings,
     directory = await stack.enter_async_context(DirectoryCache(PostgresDirectoryStore(database), PostgresListener(url)))
 
     def known_engines() -> Sequence[Engine]:
-        return directory.now.engines
+        return directory.snapshot.engines
 
     rotation = Rotation(
         known_engines, hold_seconds=options.hold_seconds, hold_limit=options.hold_limit, held=metrics.held
@@ -155,7 +155,7 @@ async def _gateway_services(stack: AsyncExitStack, url: str, settings: Settings,
         feedback=feedback,
         training=PostgresTrainingStore(patient),
         operations=operations,
-        judged=PostgresRejudgeStore(patient),
+        rejudging=PostgresRejudgeStore(patient),
         erasures=PostgresErasureStore(patient),
         session_operations=notifier or DisconnectedSessions(),
         versions=VersionChooser(turns),

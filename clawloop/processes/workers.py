@@ -241,8 +241,10 @@ def _engines(directory: DirectoryCache) -> Endpoints:
     """Our own engines under the policy's base name."""
 
     def endpoints(policy_id: str) -> list[Endpoint]:
-        names = [policy.base_model for policy in directory.now.policies if policy.id == policy_id]
-        return [Endpoint(engine.url, name) for name in names for engine in directory.now.engines if not engine.draining]
+        names = [policy.base_model for policy in directory.snapshot.policies if policy.id == policy_id]
+        return [
+            Endpoint(engine.url, name) for name in names for engine in directory.snapshot.engines if not engine.draining
+        ]
 
     return endpoints
 

@@ -1,6 +1,7 @@
-"""Adapters of one vLLM: loaded, tried, unloaded, counted. A new version is a new name and a new directory.
+"""Loads, probes, unloads and counts the adapters of one vLLM engine.
 
-Knows nothing about which versions there should be. Never loads in place: that mixes weights in running requests.
+A new version is a new adapter name and a new directory. Nothing is ever loaded in place: that would mix weights in
+running requests.
 """
 
 from __future__ import annotations
@@ -19,31 +20,32 @@ from clawloop.adapters.digest import check_version
 from clawloop.contracts.training import VersionRef
 from clawloop.errors import EngineRejected, EngineUnavailable
 
-# The agent stands beside its engine.
+# The agent runs on the engine's machine.
 CONNECT_SECONDS = 2.0
-# Milliseconds on an idle engine; one that reads a long prompt on a CPU takes seconds to look up.
-QUESTION_SECONDS = 10.0
+# Milliseconds on an idle engine; one that reads a long prompt on a CPU answers after seconds.
+QUERY_SECONDS = 10.0
 # An adapter of a large model from a cold disk, and a probe that queues behind what is running.
 LOAD_SECONDS = 60.0
-# A running request makes vLLM write its metrics at every token; older ones may tell of a request that was aborted.
+# vLLM updates the metric at every token of a running request; an older value may count a request that was aborted.
 STALE_SECONDS = 5.0
-# Any vocabulary has a token of this number.
+# Every vocabulary has a token with this id.
 _PROBE_TOKEN = 1
-_RUNNING = "vllm:lora_requests_info"
+_LORA_METRIC = "vllm:lora_requests_info"
 
 
 @dataclass(frozen=True, slots=True)
-class _Told:
-    """
+class _LoraUsage:
+    """vLLM's metric of the adapters in use.
+
     Args:
         names: adapters with requests.
-        slots: adapters that fit at once.
-        at: when it was told, in seconds since 1970.
+        slots: how many adapters may have requests at once.
+        updated_at: in seconds since 1970.
     """
 
     names: frozenset[str]
     slots: int
-    at: float
+    updated_at: float
 
 
 class VllmControl:
@@ -51,7 +53,7 @@ class VllmControl:
 
     Args:
         url: of the engine.
-        adapters: the folder in which `VersionRef.path` lies; the engine must see it under the same name.
+        adapters: the folder that `VersionRef.path` is relative to; the engine must see it at the same path.
     """
 
     def __init__(self, url: str, adapters: Path) -> None:
@@ -60,7 +62,7 @@ class VllmControl:
         self._session: aiohttp.ClientSession | None = None
 
     async def __aenter__(self) -> VllmControl:
-        # uvicorn closes an idle connection after 5 s; using that one would look like a dead engine.
+        # uvicorn closes an idle connection after 5 s; reusing one at that moment would look like a dead engine.
         self._session = aiohttp.ClientSession(connector=aiohttp.TCPConnector(keepalive_timeout=3))
         return self
 
@@ -69,37 +71,37 @@ class VllmControl:
             await self._session.close()
 
     async def load(self, version: VersionRef, name: str) -> None:
-        """Load a version under `name`, and see that it answers one token; what is loaded already is tried again.
+        """Load a version as `name`, and sample one token from it. A version that is loaded already is only probed.
 
         Raises:
             EngineRejected: the engine cannot load it.
             EngineUnavailable
-            AdapterUnusable: the directory does not hold what the ledger says.
+            AdapterUnusable: the files are not those the version was committed with.
         """
         path = self._adapters / version.path
         await asyncio.to_thread(check_version, path, version.sha256)  # half a second for an adapter of 200 MB
-        known = (await self._roots()).get(name)
-        if known is not None and known != str(path):
-            await self.unload(name)  # somebody gave another directory this name
-            known = None
-        if known is None:
+        loaded_path = (await self._roots()).get(name)
+        if loaded_path is not None and loaded_path != str(path):
+            await self.unload(name)  # the name stands for another directory
+            loaded_path = None
+        if loaded_path is None:
             await self._post("/v1/load_lora_adapter", {"lora_name": name, "lora_path": str(path)}, LOAD_SECONDS)
-        await self._try(name)
+        await self._probe(name)
 
     async def unload(self, name: str) -> None:
-        """Requests that run keep it until they end; one that it does not have is no error.
+        """Unload an adapter; running requests keep it until they end. Idempotent.
 
         Raises:
             EngineRejected, EngineUnavailable
         """
         try:
-            await self._post("/v1/unload_lora_adapter", {"lora_name": name}, QUESTION_SECONDS)
+            await self._post("/v1/unload_lora_adapter", {"lora_name": name}, QUERY_SECONDS)
         except EngineRejected as error:
             if error.status != 404:
                 raise
 
     async def names(self) -> frozenset[str]:
-        """The adapters it has.
+        """The adapters the engine has loaded.
 
         Raises:
             EngineRejected, EngineUnavailable
@@ -112,11 +114,11 @@ class VllmControl:
         Raises:
             EngineRejected, EngineUnavailable
         """
-        told = await self._last_told()
-        if told is not None and told.names and time.time() - told.at > STALE_SECONDS:
-            await self._try(None)  # whatever is asked makes it tell anew
-            told = await self._last_told()
-        return frozenset() if told is None else told.names
+        usage = await self._lora_usage()
+        if usage is not None and usage.names and time.time() - usage.updated_at > STALE_SECONDS:
+            await self._probe(None)  # any request updates the metric
+            usage = await self._lora_usage()
+        return frozenset() if usage is None else usage.names
 
     async def slots(self) -> int:
         """How many adapters may have requests running at once.
@@ -124,77 +126,79 @@ class VllmControl:
         Raises:
             EngineRejected, EngineUnavailable
         """
-        if (told := await self._last_told()) is None:
-            await self._try(None)
-            told = await self._last_told()
-        return 1 if told is None else told.slots
+        if (usage := await self._lora_usage()) is None:
+            await self._probe(None)
+            usage = await self._lora_usage()
+        return 1 if usage is None else usage.slots
 
     async def healthy(self) -> bool:
-        """Whether it answers; False when it cannot be reached or says that it is ill.
+        """Whether the engine is healthy; False if it cannot be reached or reports that it is not.
 
         Raises:
-            EngineUnavailable: it is silent, which a busy engine may be.
+            EngineUnavailable: no answer in time, as from an engine that is busy or hangs.
         """
         try:
-            async with self._client.get(f"{self._url}/health", timeout=_limit(QUESTION_SECONDS)) as answer:
+            async with self._client.get(f"{self._url}/health", timeout=_limit(QUERY_SECONDS)) as answer:
                 return answer.status == 200
         except TimeoutError as error:
-            raise EngineUnavailable(f"no answer within {QUESTION_SECONDS:.0f} s") from error
+            raise EngineUnavailable(f"no answer within {QUERY_SECONDS:.0f} s") from error
         except (aiohttp.ClientError, ConnectionError):
             return False
 
-    async def _try(self, name: str | None) -> None:
-        """One token from this adapter, or from the base model."""
+    async def _probe(self, name: str | None) -> None:
+        """Sample one token from this adapter, or from the base model."""
         model = name
         if model is None:
             model = next(iter(await self._models(adapters=False)))
         await self._post("/v1/completions", {"model": model, "prompt": [_PROBE_TOKEN], "max_tokens": 1}, LOAD_SECONDS)
 
     async def _roots(self) -> dict[str, str]:
-        """Each adapter's name and directory."""
+        """The directory of each loaded adapter, by name."""
         return await self._models(adapters=True)
 
     async def _models(self, *, adapters: bool) -> dict[str, str]:
-        body = await self._ask("GET", "/v1/models", None, QUESTION_SECONDS)
+        body = await self._request("GET", "/v1/models", None, QUERY_SECONDS)
         try:
             models = orjson.loads(body)["data"]
-            return {str(one["id"]): str(one["root"]) for one in models if (one["parent"] is not None) == adapters}
+            return {
+                str(model["id"]): str(model["root"]) for model in models if (model["parent"] is not None) == adapters
+            }
         except (orjson.JSONDecodeError, LookupError, TypeError) as error:
-            raise EngineRejected(200, {"message": "its list of models cannot be read"}) from error
+            raise EngineRejected(200, {"message": "the engine's list of models cannot be read"}) from error
 
-    async def _last_told(self) -> _Told | None:
-        """What vLLM told last of requests to adapters; None before its first request.
+    async def _lora_usage(self) -> _LoraUsage | None:
+        """The newest value of vLLM's metric; None before its first request.
 
-        It keeps one series for each set of adapters it ever ran, whose value is when it last did.
+        vLLM keeps one series for each set of adapters it ever ran, whose value is the time when it last did.
         """
-        text = (await self._ask("GET", "/metrics", None, QUESTION_SECONDS)).decode()
-        told = [line for line in text.splitlines() if line.startswith(_RUNNING)]
-        samples = [sample for family in text_string_to_metric_families("\n".join(told)) for sample in family.samples]
+        text = (await self._request("GET", "/metrics", None, QUERY_SECONDS)).decode()
+        lines = [line for line in text.splitlines() if line.startswith(_LORA_METRIC)]
+        samples = [sample for family in text_string_to_metric_families("\n".join(lines)) for sample in family.samples]
         if not samples:
             return None
         newest = max(samples, key=lambda sample: sample.value)
         labels = ("running_lora_adapters", "waiting_lora_adapters")
         names = frozenset(name for label in labels for name in newest.labels[label].split(",") if name)
-        return _Told(names, int(newest.labels["max_lora"]), newest.value)
+        return _LoraUsage(names, int(newest.labels["max_lora"]), newest.value)
 
     async def _post(self, path: str, body: dict[str, Any], seconds: float) -> None:
-        await self._ask("POST", path, body, seconds)
+        await self._request("POST", path, body, seconds)
 
-    async def _ask(self, method: str, path: str, body: dict[str, Any] | None, seconds: float) -> bytes:
-        content = None if body is None else orjson.dumps(body)
-        headers = {} if content is None else {"Content-Type": "application/json"}
+    async def _request(self, method: str, path: str, body: dict[str, Any] | None, seconds: float) -> bytes:
+        data = None if body is None else orjson.dumps(body)
+        headers = {} if data is None else {"Content-Type": "application/json"}
         try:
             async with self._client.request(
-                method, f"{self._url}{path}", data=content, headers=headers, timeout=_limit(seconds)
+                method, f"{self._url}{path}", data=data, headers=headers, timeout=_limit(seconds)
             ) as answer:
-                said = await answer.read()
+                content = await answer.read()
                 if answer.status != 200:
-                    raise EngineRejected(answer.status, {"message": _message(said)})
-                return said
+                    raise EngineRejected(answer.status, {"message": _error_message(content)})
+                return content
         except TimeoutError as error:
             raise EngineUnavailable(f"no answer to {path} within {seconds:.0f} s") from error
         except (aiohttp.ClientError, ConnectionError) as error:
-            raise EngineUnavailable(f"it cannot be reached ({type(error).__name__})") from error
+            raise EngineUnavailable(f"the engine cannot be reached ({type(error).__name__})") from error
 
     @property
     def _client(self) -> aiohttp.ClientSession:
@@ -206,9 +210,9 @@ def _limit(seconds: float) -> aiohttp.ClientTimeout:
     return aiohttp.ClientTimeout(total=seconds, sock_connect=CONNECT_SECONDS)
 
 
-def _message(said: bytes) -> str:
-    """The engine's own words; it is asked nothing that a conversation is in."""
+def _error_message(content: bytes) -> str:
+    """The engine's own message, which cannot quote a conversation: none of these requests holds one."""
     try:
-        return str(orjson.loads(said)["error"]["message"])
+        return str(orjson.loads(content)["error"]["message"])
     except (orjson.JSONDecodeError, LookupError, TypeError):
         return "no reason given"

@@ -1,6 +1,6 @@
-"""Chat requests to vLLM over aiohttp's client, which costs a third of httpx's CPU per streamed token.
+"""Chat requests to vLLM engines, retried on another engine only while no byte of an answer has arrived.
 
-Knows nothing about turns. Tries again only while nothing of an answer has been handed on.
+Uses aiohttp's client, which costs a third of httpx's CPU per streamed token.
 """
 
 from __future__ import annotations
@@ -22,24 +22,24 @@ from clawloop.serving.rotation import Rotation
 
 log = logging.getLogger(__name__)
 
-# Loopback or the next machine: a connection that takes longer will not come.
+# Engines are on this or the next machine: a connection that takes longer will not come.
 CONNECT_SECONDS = 5.0
 # The client's own limit (OpenClaw: 1800): a long prompt on a CPU takes minutes to its first token.
 SILENCE_SECONDS = 1800.0
-# The last bytes after [DONE] are on their way already.
-END_SECONDS = 1.0
-# The largest event carries the prompt's ids: a million tokens of context are below this.
+# For the last bytes after [DONE], which the engine has sent already.
+DRAIN_SECONDS = 1.0
+# The largest event holds the prompt's ids; those of a million tokens fit.
 EVENT_LIMIT_BYTES = 16 * 1024 * 1024
-# A request may meet an engine that dies and one that has just restarted; after a third it is its own doing.
+# A request may meet one engine that dies and one that just restarted; after a third the request itself is the cause.
 ATTEMPTS = 3
 # Long enough for a busy event loop; a dead engine refuses the connection at once.
 PROBE_TIMEOUT = aiohttp.ClientTimeout(total=5.0)
-# A CPU engine at work on a long prompt may not answer a probe; one that is silent this often hangs.
-SILENT_PROBES = 12
+# A CPU engine that reads a long prompt may leave a probe unanswered; after this many in a row it hangs.
+MAX_SILENT_PROBES = 12
 
 
 class EngineAnswer:
-    """An answer that has begun: status 200, nothing read yet."""
+    """Satisfies `api.ports.Answer`."""
 
     def __init__(self, engine_id: str, response: aiohttp.ClientResponse) -> None:
         self.engine_id = engine_id
@@ -51,30 +51,30 @@ class EngineAnswer:
                 if data == b"[DONE]":
                     # Read to the end, so that the connection can serve the next request.
                     with suppress(TimeoutError):
-                        async with asyncio.timeout(END_SECONDS):
+                        async with asyncio.timeout(DRAIN_SECONDS):
                             await self._response.content.read()
                     return
                 yield data
         except (aiohttp.ClientError, TimeoutError, ValueError, ConnectionError) as error:
-            raise EngineBroke(f"engine {self.engine_id} broke off: {_said(error)}", self.engine_id) from error
+            raise EngineBroke(f"engine {self.engine_id} broke off: {_describe(error)}", self.engine_id) from error
         raise EngineBroke(f"engine {self.engine_id} ended its stream too early", self.engine_id)
 
     async def body(self) -> bytes:
         try:
             return await self._response.read()
         except (aiohttp.ClientError, TimeoutError, ConnectionError) as error:
-            raise EngineBroke(f"engine {self.engine_id} broke off: {_said(error)}", self.engine_id) from error
+            raise EngineBroke(f"engine {self.engine_id} broke off: {_describe(error)}", self.engine_id) from error
 
 
 class ChatEngines:
-    """Sends requests to the engines in rotation, and keeps watch over their health.
+    """Sends chat requests to the engines in rotation, and probes their health. Satisfies `api.ports.Engines`.
 
-    Use as an async context manager: inside it the connections are open and the watch runs.
+    Use as an async context manager: inside it connections are open and the health probes run.
 
     Args:
-        rotation: chooses; is told what is healthy.
-        engines: the engines as the directory knows them now.
-        probe_seconds: how often each engine's `/health` is asked.
+        rotation: chooses the engine of a request; gets the results of health probes.
+        engines: the engines now in the directory.
+        probe_seconds: interval between probes of an engine's `/health`.
     """
 
     def __init__(
@@ -84,75 +84,75 @@ class ChatEngines:
         self._engines = engines
         self._probe_seconds = probe_seconds
         self._client: aiohttp.ClientSession | None = None
-        self._watch: asyncio.Task[None] | None = None
-        self._silent: Counter[str] = Counter()
-        self._probing: dict[str, asyncio.Task[None]] = {}
+        self._probe_loop: asyncio.Task[None] | None = None
+        self._silent_probes: Counter[str] = Counter()
+        self._probes: dict[str, asyncio.Task[None]] = {}
 
     async def __aenter__(self) -> ChatEngines:
         self._client = aiohttp.ClientSession(
-            # No limit of our own on connections: the engine queues better than we do. It closes an idle one after
-            # 5 s (uvicorn's default); using that one would look like a dead engine.
+            # No limit on connections: the engine has the better queue. It closes an idle connection after 5 s
+            # (uvicorn's default); reusing one at that moment would look like a dead engine.
             connector=aiohttp.TCPConnector(limit=0, keepalive_timeout=3),
             timeout=aiohttp.ClientTimeout(sock_connect=CONNECT_SECONDS, sock_read=SILENCE_SECONDS, total=None),
             auto_decompress=False,
         )
-        self._watch = asyncio.create_task(self._keep_watch())
+        self._probe_loop = asyncio.create_task(self._probe_engines())
         return self
 
     async def __aexit__(self, *_: object) -> None:
-        watching = [task for task in (self._watch, *self._probing.values()) if task is not None]
-        for task in watching:
+        tasks = [task for task in (self._probe_loop, *self._probes.values()) if task is not None]
+        for task in tasks:
             task.cancel()
-        if watching:
-            await asyncio.wait(watching)
+        if tasks:
+            await asyncio.wait(tasks)
         if self._client is not None:
             await self._client.close()
 
-    def lost(self, engine_id: str, wanted: RouteKey) -> None:
-        self._rotation.lost(engine_id, wanted.policy, wanted.version)
+    def mark_missing(self, engine_id: str, route: RouteKey) -> None:
+        self._rotation.mark_missing(engine_id, route.policy, route.version)
 
-    def has(self, policy: str, version: int) -> bool:
-        return self._rotation.has(policy, version)
+    def has_version(self, policy: str, version: int) -> bool:
+        return self._rotation.has_version(policy, version)
 
     def healthy(self) -> frozenset[str]:
         return self._rotation.healthy()
 
     @asynccontextmanager
-    async def ask(self, wanted: RouteKey, body: bytes) -> AsyncIterator[EngineAnswer]:
-        engine, response = await self._begin(wanted, body)
+    async def open_chat(self, route: RouteKey, body: bytes) -> AsyncIterator[EngineAnswer]:
+        engine, response = await self._open(route, body)
         try:
             if response.status != 200:
-                refusal = await _refusal(response, engine.id)
+                rejected = await _rejection(response, engine.id)
                 if response.status >= 500 and await self._is_gone(engine):
-                    # vLLM answers 500 once before a dying engine's server is gone.
+                    # A dying vLLM answers 500 once before its server is gone.
                     self._rotation.mark(engine.id, healthy=False)
-                    raise EngineBroke(f"engine {engine.id} died: {refusal}", engine.id)
-                raise refusal
+                    raise EngineBroke(f"engine {engine.id} died: {rejected}", engine.id)
+                raise rejected
             yield EngineAnswer(engine.id, response)
         finally:
-            # Closing the connection is what makes vLLM abort a request; one read to its end is kept alive.
+            # Makes vLLM abort an unfinished request; after a finished one the connection stays open.
             response.close()
             self._rotation.release(engine)
 
-    async def _begin(self, wanted: RouteKey, body: bytes) -> tuple[Engine, aiohttp.ClientResponse]:
+    async def _open(self, route: RouteKey, body: bytes) -> tuple[Engine, aiohttp.ClientResponse]:
         failed: str | None = None
         for attempt in range(1, ATTEMPTS + 1):
-            engine = await self._rotation.acquire(wanted.policy, wanted.version, wanted.affinity, failed)
+            engine = await self._rotation.acquire(route.policy, route.version, route.affinity, failed)
             try:
                 return engine, await self._post(engine, body)
             except (aiohttp.ClientError, TimeoutError, ConnectionError) as error:
-                # Not a word came back: the request can go elsewhere, or wait until this engine is up again.
+                # No byte came back: the request can go to another engine, or wait until this one is up again.
                 failed = engine.id
                 self._rotation.release(engine)
                 self._rotation.mark(engine.id, healthy=False)
                 log.warning(
                     "engine unreachable",
-                    extra={"engine_id": engine.id, "why": _said(error), "attempt": attempt},
+                    extra={"engine_id": engine.id, "why": _describe(error), "attempt": attempt},
                 )
             except BaseException:
                 self._rotation.release(engine)
                 raise
-        raise EngineUnavailable(f"{ATTEMPTS} engines in turn broke off before they answered")
+        raise EngineUnavailable(f"{ATTEMPTS} engines in a row broke off before they answered")
 
     async def _post(self, engine: Engine, body: bytes) -> aiohttp.ClientResponse:
         assert self._client is not None, "used outside its context"
@@ -160,33 +160,33 @@ class ChatEngines:
             f"{engine.url}/v1/chat/completions", data=body, headers={"Content-Type": "application/json"}
         )
 
-    async def _keep_watch(self) -> None:
+    async def _probe_engines(self) -> None:
         while True:
             engines = self._engines()
-            self._rotation.forget_all_but({engine.id for engine in engines})
+            self._rotation.keep_only({engine.id for engine in engines})
             for engine in engines:
-                # One that is silent is not asked twice at once, and keeps nobody from asking the others.
-                if engine.id not in self._probing:
-                    probe = self._probing[engine.id] = asyncio.create_task(self._probe(engine))
-                    probe.add_done_callback(partial(self._probed, engine.id))
+                # Probes run as tasks, one per engine: a silent engine delays no other's probe.
+                if engine.id not in self._probes:
+                    probe = self._probes[engine.id] = asyncio.create_task(self._probe(engine))
+                    probe.add_done_callback(partial(self._finish_probe, engine.id))
             await asyncio.sleep(self._probe_seconds)
 
-    def _probed(self, engine_id: str, probe: asyncio.Task[None]) -> None:
-        del self._probing[engine_id]
+    def _finish_probe(self, engine_id: str, probe: asyncio.Task[None]) -> None:
+        del self._probes[engine_id]
         if not probe.cancelled() and (error := probe.exception()) is not None:
-            # One engine's odd address must not end the watch over the others.
+            # One engine's invalid address must not stop the probes of the others.
             self._rotation.mark(engine_id, healthy=False)
-            log.error("engine not probed", extra={"engine_id": engine_id, "why": _said(error)})
+            log.error("engine probe failed", extra={"engine_id": engine_id, "why": _describe(error)})
 
     async def _probe(self, engine: Engine) -> None:
-        was = engine.id in self._rotation.healthy()
+        was_healthy = engine.id in self._rotation.healthy()
         try:
             healthy = await self._answers(engine)
-            self._silent[engine.id] = 0
+            self._silent_probes[engine.id] = 0
         except TimeoutError:
-            self._silent[engine.id] += 1
-            healthy = was and self._silent[engine.id] < SILENT_PROBES
-        if healthy != was:
+            self._silent_probes[engine.id] += 1
+            healthy = was_healthy and self._silent_probes[engine.id] < MAX_SILENT_PROBES
+        if healthy != was_healthy:
             log.info(
                 "engine in rotation" if healthy else "engine out of rotation",
                 extra={"engine_id": engine.id},
@@ -202,7 +202,7 @@ class ChatEngines:
     async def _answers(self, engine: Engine) -> bool:
         """
         Raises:
-            TimeoutError: it is silent, which a busy engine may be.
+            TimeoutError: no answer in time, as from an engine that is busy or hangs.
         """
         assert self._client is not None, "used outside its context"
         try:
@@ -214,8 +214,8 @@ class ChatEngines:
             return False
 
 
-async def _refusal(response: aiohttp.ClientResponse, engine_id: str) -> EngineRejected:
-    """The engine's own error, whatever shape it came in."""
+async def _rejection(response: aiohttp.ClientResponse, engine_id: str) -> EngineRejected:
+    """The engine's own error, from whatever shape it has."""
     try:
         raw = await response.read()
     except (aiohttp.ClientError, TimeoutError, ConnectionError):
@@ -223,11 +223,11 @@ async def _refusal(response: aiohttp.ClientResponse, engine_id: str) -> EngineRe
     error: dict[str, object] = {"message": f"the engine answered {response.status} without a reason"}
     with suppress(orjson.JSONDecodeError):
         parsed = orjson.loads(raw)
-        said = parsed.get("error", parsed) if isinstance(parsed, dict) else None
-        if isinstance(said, dict) and isinstance(said.get("message"), str):
-            error = said
+        reported = parsed.get("error", parsed) if isinstance(parsed, dict) else None
+        if isinstance(reported, dict) and isinstance(reported.get("message"), str):
+            error = reported
     return EngineRejected(response.status, error, response.headers.get("Retry-After"), engine_id)
 
 
-def _said(error: BaseException) -> str:
+def _describe(error: BaseException) -> str:
     return f"{type(error).__name__}: {error}" if str(error) else type(error).__name__

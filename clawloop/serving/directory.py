@@ -1,4 +1,4 @@
-"""Caches policies and engines; the cache stays in use while PostgreSQL is down."""
+"""The policies and engines as PostgreSQL last gave them; the last snapshot stays in use while PostgreSQL is away."""
 
 from __future__ import annotations
 
@@ -12,44 +12,48 @@ from clawloop.errors import StoreUnavailable
 
 log = logging.getLogger(__name__)
 
-# Longest delay of a new version or engine without notifications; one small query.
+# How late a new version or engine is seen without a change notification; the query is small.
 REFRESH_SECONDS = 1.0
-# How long a request for something not in the cache waits for PostgreSQL: two reads, and one that times out.
-PATIENCE_SECONDS = 3.0
+# How long a request that misses something waits for PostgreSQL: two refreshes, and one that times out.
+RETRY_SECONDS = 3.0
 
 
 class DirectoryStore(Protocol):
     async def read(self) -> Directory:
-        """All policies and engines."""
+        """The current policies and engines.
+
+        Raises:
+            StoreUnavailable
+        """
 
 
 class DirectoryChanges(Protocol):
     def changes(self) -> AsyncIterator[None]:
-        """Yields when the directory changed, and when changes may have been missed; never ends by itself."""
+        """Yields after each change of the directory, and after changes may have been missed. Never ends by itself."""
 
 
 class DirectoryCache:
-    """The directory, refreshed inside the async context.
+    """Use as an async context manager: inside it the directory is refreshed.
 
     Args:
-        changes: notifications of changes; without them a change is seen within a second.
+        changes: refresh on each of these; without them a change is seen within a second.
     """
 
     def __init__(self, store: DirectoryStore, changes: DirectoryChanges | None = None) -> None:
         self._store = store
         self._changes = changes
-        self._last: Directory | None = None
+        self._snapshot: Directory | None = None
         self._tasks: list[asyncio.Task[None]] = []
-        self._reading = asyncio.Lock()  # otherwise an older read could end after a newer one
-        self._reads = 0
-        self.current = False  # the last read succeeded
-        self._is_current = asyncio.Event()  # set while `current`
+        self._refreshing = asyncio.Lock()  # or an older read could end after a newer one
+        self._refreshes = 0
+        self.up_to_date = False  # the last refresh succeeded
+        self._was_refreshed = asyncio.Event()  # set while `up_to_date`
 
     async def __aenter__(self) -> DirectoryCache:
         await self._refresh()
-        self._tasks.append(asyncio.create_task(self._poll()))
+        self._tasks.append(asyncio.create_task(self._refresh_periodically()))
         if self._changes is not None:
-            self._tasks.append(asyncio.create_task(self._listen(self._changes)))
+            self._tasks.append(asyncio.create_task(self._refresh_on(self._changes)))
         return self
 
     async def __aexit__(self, *_: object) -> None:
@@ -59,26 +63,26 @@ class DirectoryCache:
             await asyncio.wait(self._tasks)
 
     @property
-    def now(self) -> Directory:
-        """The cached directory; empty before the first successful read."""
-        return self._last or Directory(policies=(), engines=())
+    def snapshot(self) -> Directory:
+        """The directory as last read; empty before the first refresh succeeded."""
+        return self._snapshot or Directory(policies=(), engines=())
 
     def policy(self, name: str) -> Policy:
-        """A policy by its name.
+        """The policy of this name in the snapshot.
 
         Raises:
-            StoreUnavailable: the cache does not have the policy (yet).
+            StoreUnavailable: the snapshot has no such policy.
         """
-        for policy in self.now.policies:
+        for policy in self.snapshot.policies:
             if policy.id == name:
                 return policy
-        raise StoreUnavailable(f"policy {name!r} is not in the directory yet")
+        raise StoreUnavailable(f"the directory has no policy {name!r} yet")
 
-    async def known_policy(self, name: str) -> Policy:
-        """As `policy`, but refreshes the cache before raising.
+    async def find_policy(self, name: str) -> Policy:
+        """The policy of this name; refreshes the directory if the snapshot lacks it.
 
         Raises:
-            StoreUnavailable: there is no such policy, or PostgreSQL does not answer.
+            StoreUnavailable: there is none, or PostgreSQL does not answer.
         """
         try:
             return self.policy(name)
@@ -87,53 +91,51 @@ class DirectoryCache:
             return self.policy(name)
 
     async def refresh(self) -> None:
-        """Read the directory, for a caller that misses something newer than the cache; concurrent calls share one read.
+        """Read the directory once more; callers that wait together share one read.
 
-        While PostgreSQL is down this adds no read, but waits a moment for the periodic ones.
+        While PostgreSQL is away callers send no further query, and wait a moment for the periodic refresh to succeed.
 
         Raises:
-            StoreUnavailable: PostgreSQL stays down, so that the caller cannot know whether the missing thing exists.
+            StoreUnavailable: PostgreSQL stays away.
         """
-        before = self._reads
-        async with self._reading:
-            if self.current and self._reads == before:
+        before = self._refreshes
+        async with self._refreshing:
+            if self.up_to_date and self._refreshes == before:
                 await self._read()
         try:
-            async with asyncio.timeout(PATIENCE_SECONDS):
-                await self._is_current.wait()
+            async with asyncio.timeout(RETRY_SECONDS):
+                await self._was_refreshed.wait()
         except TimeoutError:
-            raise StoreUnavailable(
-                "PostgreSQL does not answer, and the cache does not have what is asked for"
-            ) from None
+            raise StoreUnavailable("PostgreSQL does not answer, and the directory lacks what is asked for") from None
 
-    async def _poll(self) -> None:
+    async def _refresh_periodically(self) -> None:
         while True:
             await asyncio.sleep(REFRESH_SECONDS)
-            try:
-                await self._refresh()
-            except Exception:  # otherwise the gateway would route by an old directory for ever
-                log.exception("directory not read")
+            await self._refresh_or_log()
 
-    async def _listen(self, changes: DirectoryChanges) -> None:
+    async def _refresh_on(self, changes: DirectoryChanges) -> None:
         async for _ in changes.changes():
-            try:
-                await self._refresh()
-            except Exception:  # the next read may succeed
-                log.exception("directory not read")
+            await self._refresh_or_log()
+
+    async def _refresh_or_log(self) -> None:
+        try:
+            await self._refresh()
+        except Exception:  # the task must go on, or the gateway would route by an old directory for ever
+            log.exception("directory not read")
 
     async def _refresh(self) -> None:
-        async with self._reading:
+        async with self._refreshing:
             await self._read()
 
     async def _read(self) -> None:
-        self._reads += 1
+        self._refreshes += 1
         try:
-            self._last = await self._store.read()
+            self._snapshot = await self._store.read()
         except StoreUnavailable as error:
-            if self.current or self._last is None:
+            if self.up_to_date or self._snapshot is None:
                 log.warning("directory not readable", extra={"why": str(error)})
-            self.current = False
-            self._is_current.clear()
+            self.up_to_date = False
+            self._was_refreshed.clear()
         else:
-            self.current = True
-            self._is_current.set()
+            self.up_to_date = True
+            self._was_refreshed.set()

@@ -1,6 +1,6 @@
-"""Asking one of several servers for one JSON answer, without any retry of our own: retries belong to Temporal.
+"""One JSON request to one of several servers, without retries: those belong to Temporal.
 
-Knows nothing about what is asked. Error messages name statuses and kinds, never a word of what was sent.
+Error messages name statuses and error types, and never quote the request.
 """
 
 from __future__ import annotations
@@ -15,21 +15,21 @@ from typing import Any
 import aiohttp
 import orjson
 
-# The next machine, or loopback; a connection that takes longer will not come.
+# Servers are on this or the next machine: a connection that takes longer will not come.
 CONNECT_SECONDS = 5.0
-# Nothing we ask for is larger; a server that sends more is broken.
+# No answer that is asked for is larger; a server that sends more is broken.
 ANSWER_LIMIT_BYTES = 8 * 2**20
-# A server that asks us to stay away longer than this is asked again anyway.
-LONGEST_WAIT_SECONDS = 600.0
+# A longer Retry-After is cut to this.
+MAX_RETRY_AFTER_SECONDS = 600.0
 
 
 @dataclass(frozen=True, slots=True)
 class Endpoint:
-    """One server that speaks OpenAI's or vLLM's dialect.
+    """One server with OpenAI's or vLLM's API.
 
     Args:
         url: without `/v1`.
-        model: the name it is asked for.
+        model: the model name to ask for.
         api_key: None sends none.
     """
 
@@ -39,16 +39,16 @@ class Endpoint:
 
 
 Endpoints = Callable[[str], Sequence[Endpoint]]
-"""The servers for a policy now; may be empty."""
+"""The servers of a policy now; may be empty."""
 
 
 @dataclass(frozen=True, slots=True)
 class Reply:
     """
     Args:
-        body: None if it was no JSON object, or larger than we read.
-        too_large: it was larger than we read.
-        retry_after_seconds: what it said, bounded; None if it said nothing we understand.
+        body: None if it is not a JSON object, or larger than `ANSWER_LIMIT_BYTES`.
+        too_large: it is larger than `ANSWER_LIMIT_BYTES`.
+        retry_after_seconds: of the Retry-After header, bounded; None if there is none that can be read.
     """
 
     status: int
@@ -58,7 +58,7 @@ class Reply:
 
 
 class NoReply(Exception):
-    """None of the servers could be reached, or the one that was did not answer in time."""
+    """No server could be reached, or the one that was did not answer in time."""
 
 
 class JsonClient:
@@ -82,7 +82,7 @@ class JsonClient:
             await self._session.close()
 
     async def post(self, endpoints: Sequence[Endpoint], path: str, body: dict[str, Any]) -> Reply:
-        """One answer, of the first of these servers that can be reached; which is tried first is chance.
+        """The answer of the first of these servers, in random order, that can be reached.
 
         Raises:
             NoReply
@@ -120,12 +120,12 @@ async def _reply(response: aiohttp.ClientResponse) -> Reply:
         response.status,
         body if isinstance(body, dict) else None,
         too_large=False,
-        retry_after_seconds=_seconds(response.headers.get("Retry-After")),
+        retry_after_seconds=_retry_after(response.headers.get("Retry-After")),
     )
 
 
-def _seconds(header: str | None) -> float | None:
-    """Retry-After in seconds or as a date."""
+def _retry_after(header: str | None) -> float | None:
+    """Seconds of a Retry-After header, which holds seconds or a date."""
     if header is None:
         return None
     try:
@@ -136,4 +136,4 @@ def _seconds(header: str | None) -> float | None:
         except ValueError:
             return None
         seconds = (moment.replace(tzinfo=moment.tzinfo or UTC) - datetime.now(UTC)).total_seconds()
-    return min(max(seconds, 0.0), LONGEST_WAIT_SECONDS) if seconds == seconds else None
+    return min(max(seconds, 0.0), MAX_RETRY_AFTER_SECONDS) if seconds == seconds else None

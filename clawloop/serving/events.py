@@ -1,6 +1,6 @@
-"""Server-sent events, as far as OpenAI streams use them: `data:` lines, comments, blank lines.
+"""Parses server-sent events, as far as OpenAI streams use them: `data:` lines, comments, blank lines.
 
-Knows nothing about what the data mean. Written for the hot path: it looks at each byte once, in C.
+This is the hot path of streaming: each byte is scanned once, in C.
 """
 
 from __future__ import annotations
@@ -9,14 +9,14 @@ import re
 from collections.abc import AsyncIterator
 
 _LINE_END = re.compile(rb"\r\n|\n|\r")
-_LINE_END_SAFE = re.compile(rb"\r\n|\n|\r(?=[^\n])")  # a trailing \r may be half of \r\n: wait for more
+_LINE_END_SAFE = re.compile(rb"\r\n|\n|\r(?=[^\n])")  # a trailing \r may be half of \r\n
 
 
 async def event_data(chunks: AsyncIterator[bytes], limit_bytes: int) -> AsyncIterator[bytes]:
-    """The data of each event, joined by newlines if it had several lines; events without data are left out.
+    """The data of each event, joined by newlines if it had several lines; events without data are skipped.
 
     Args:
-        chunks: the stream, cut anywhere.
+        chunks: the stream, split anywhere.
         limit_bytes: longest event accepted, however many lines it has.
 
     Raises:
@@ -24,7 +24,7 @@ async def event_data(chunks: AsyncIterator[bytes], limit_bytes: int) -> AsyncIte
     """
     pending = b""
     data: list[bytes] = []
-    size_bytes = 0  # of the lines in `data`, as they travelled
+    size_bytes = 0  # of the lines in `data`, as received
     async for chunk in chunks:
         *lines, pending = _LINE_END_SAFE.split(pending + chunk)
         for line in lines:
@@ -35,17 +35,17 @@ async def event_data(chunks: AsyncIterator[bytes], limit_bytes: int) -> AsyncIte
                 data.append(b"")
                 size_bytes += len(line)
             elif not line and data:
-                _require_within(limit_bytes, size_bytes)
+                _check_size(limit_bytes, size_bytes)
                 yield b"\n".join(data)
                 data, size_bytes = [], 0
-        # Also before its end is there: it may never come.
-        _require_within(limit_bytes, size_bytes + len(pending))
-    # A last lone \r was a line end after all. An event that no blank line ended is dropped, as the spec says.
+        # Also before the event ends: its end may never come.
+        _check_size(limit_bytes, size_bytes + len(pending))
+    # A trailing \r was a line end. An event that no blank line ended is dropped, as the specification demands.
     *lines, _ = _LINE_END.split(pending)
     if data and lines and not lines[0]:
         yield b"\n".join(data)
 
 
-def _require_within(limit_bytes: int, size_bytes: int) -> None:
+def _check_size(limit_bytes: int, size_bytes: int) -> None:
     if size_bytes > limit_bytes:
         raise ValueError(f"an event is longer than {limit_bytes} bytes")

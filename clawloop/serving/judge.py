@@ -1,7 +1,7 @@
-"""A judge behind an OpenAI-compatible API: the base model of our own engines, or any other.
+"""Judge client for an OpenAI-compatible API: the base model on Clawloop's engines, or any other server.
 
-Knows nothing about verdicts. One request asks for all answers at once (`n`); a server that does not know `n` gives
-one, and the rest is asked for one by one.
+One request asks for all answers (`n`). A server that does not support `n` gives one; the caller asks for the rest one
+by one.
 """
 
 from __future__ import annotations
@@ -19,15 +19,15 @@ from clawloop.serving.endpoints import Endpoints, JsonClient, NoReply, Reply
 
 T = TypeVar("T")
 
-# Below the activity's limit for several such requests; a judge that thinks for 2,000 tokens on a CPU stays below.
+# Several such requests fit into the activity's timeout; a judge that thinks for 2,000 tokens on a CPU takes less.
 ANSWER_SECONDS = 110.0
-# Judges share the engine with people who chat: more at once would only make those wait.
-AT_ONCE = 8
-# Room to think, and a short answer.
+# Judges share the engine with chats: more requests at once would only slow those down.
+MAX_CONCURRENT = 8
+# For thinking, and a short answer.
 FREE_TOKENS = 2048
-# Nothing but the answer; a token holds at least a character.
+# For the answer only; a token holds at least one character.
 GRAMMAR_TOKENS = HINT_LIMIT + 40
-# The most that OpenAI's form and vLLM's default allow; masked by a grammar of three choices, they are among them.
+# The maximum of OpenAI's API and of vLLM by default; a grammar of three choices leaves those three among them.
 TOP_LOGPROBS = 20
 NO_GRAMMAR = (
     'signal.votes = "direct" needs a judge with a grammar and log-probs, and this one answers freely:'
@@ -38,22 +38,23 @@ NO_LOGPROBS = (
     ' start it with --logprobs-mode processed_logprobs, or set votes = "sampled"'
 )
 
-_COME_BACK = frozenset({408, 409, 425, 429})
+_RETRYABLE = frozenset({408, 409, 425, 429})
 _TOO_LONG = ("context length", "context_length", "max_model_len", "maximum model length", "too long", "too large")
 
 
 class RequestClock(Protocol):
-    def asked(self, result: str, seconds: float) -> None:
-        """A request to a judge ended: `answered`, `unavailable` or `refused`."""
+    def observe_judge_request(self, result: str, seconds: float) -> None:
+        """Record one request to a judge; `result` is `answered`, `unavailable` or `refused`."""
 
 
 class JudgeClient:
     """Satisfies `activities.judging.ports.Judge`. Use as an async context manager.
 
     Args:
-        endpoints: who is asked.
-        form: GRAMMAR where they are vLLM: then nothing but an answer can be written; else FREE.
-        clock: told how long each question took; None tells nobody.
+        endpoints: the judge's servers.
+        form: GRAMMAR for vLLM, which then allows nothing but an answer; else FREE.
+        seconds: time limit of one request.
+        clock: gets the duration of each request.
     """
 
     def __init__(
@@ -68,7 +69,7 @@ class JudgeClient:
         self._endpoints = endpoints
         self._form = form
         self._client = JsonClient(seconds)
-        self._at_once = asyncio.Semaphore(AT_ONCE)
+        self._slots = asyncio.Semaphore(MAX_CONCURRENT)
 
     async def __aenter__(self) -> JudgeClient:
         await self._client.__aenter__()
@@ -85,8 +86,8 @@ class JudgeClient:
         """At most `n` answers to one question, in one request.
 
         Raises:
-            JudgeUnavailable: ask again later.
-            JudgeRefused: it will never take this question.
+            JudgeUnavailable: try again later.
+            JudgeRefused: the judge will never accept this question.
         """
         return await self._timed(lambda: self._answers(policy, prompt, n, temperature))
 
@@ -94,47 +95,47 @@ class JudgeClient:
         """Log-probs of the votes 1, 0 and -1 as the first token of a bare answer at temperature 1.
 
         Raises:
-            JudgeUnavailable: ask again later.
-            JudgeRefused: it will never take this question, writes free answers, or does not report log-probs.
+            JudgeUnavailable: try again later.
+            JudgeRefused: the judge will never accept this question, has no grammar, or does not report log-probs.
         """
         if self._form is not AnswerForm.GRAMMAR or prompt.structured_outputs is None:
             raise JudgeRefused(NO_GRAMMAR)
         return await self._timed(lambda: self._distribution(policy, prompt))
 
-    async def _timed(self, ask: Callable[[], Awaitable[T]]) -> T:
-        async with self._at_once:
-            began = time.perf_counter()
+    async def _timed(self, request: Callable[[], Awaitable[T]]) -> T:
+        async with self._slots:
+            started = time.perf_counter()
             result = "unavailable"
             try:
-                answered = await ask()
+                answer = await request()
                 result = "answered"
-                return answered
+                return answer
             except JudgeRefused:
                 result = "refused"
                 raise
             finally:
                 if self._clock is not None:
-                    self._clock.asked(result, time.perf_counter() - began)
+                    self._clock.observe_judge_request(result, time.perf_counter() - started)
 
     async def _answers(self, policy: str, prompt: JudgePrompt, n: int, temperature: float) -> list[str]:
-        reply = await self._ask(policy, prompt, n, temperature)
+        reply = await self._request(policy, prompt, n, temperature)
         if n > 1 and reply.status in (400, 422) and not _is_too_long(reply):
-            reply = await self._ask(policy, prompt, 1, temperature)  # perhaps it was `n` that it refused
+            reply = await self._request(policy, prompt, 1, temperature)  # the server may refuse `n`
         _check(reply)
         return _texts(reply)[:n]
 
     async def _distribution(self, policy: str, prompt: JudgePrompt) -> dict[Vote, float]:
         one_token = {"max_tokens": 1, "logprobs": True, "top_logprobs": TOP_LOGPROBS}
-        reply = await self._ask(policy, prompt, 1, 1.0, **one_token)
+        reply = await self._request(policy, prompt, 1, 1.0, **one_token)
         _check(reply)
-        return _first_token(reply)
+        return _vote_logprobs(reply)
 
-    async def _ask(self, policy: str, prompt: JudgePrompt, n: int, temperature: float, **others: object) -> Reply:
+    async def _request(self, policy: str, prompt: JudgePrompt, n: int, temperature: float, **others: object) -> Reply:
         body: dict[str, Any] = {"messages": prompt.messages, "temperature": temperature, "max_tokens": FREE_TOKENS}
         if n > 1:
             body["n"] = n
         if prompt.structured_outputs is not None:
-            # Only vLLM is asked in this form; thoughts would come before the grammar and use up its tokens.
+            # Only vLLM has this option. Thinking would come before the grammar and use up its tokens.
             body["structured_outputs"] = prompt.structured_outputs
             body["chat_template_kwargs"] = {"enable_thinking": False}
             body["max_tokens"] = GRAMMAR_TOKENS
@@ -147,38 +148,38 @@ class JudgeClient:
 def _check(reply: Reply) -> None:
     """
     Raises:
-        JudgeUnavailable, JudgeRefused: it is no answer.
+        JudgeUnavailable, JudgeRefused: the status is not 200.
     """
     if reply.status == 200:
         return
-    if reply.status in _COME_BACK or reply.status >= 500:
+    if reply.status in _RETRYABLE or reply.status >= 500:
         raise JudgeUnavailable(f"the judge answered {reply.status}", retry_after_seconds=reply.retry_after_seconds)
     raise JudgeRefused(f"the judge refused: {reply.status}", too_long=_is_too_long(reply))
 
 
-def _first_token(reply: Reply) -> dict[Vote, float]:
+def _vote_logprobs(reply: Reply) -> dict[Vote, float]:
     """
     Raises:
-        JudgeUnavailable: the answer is no chat completion.
-        JudgeRefused: it lacks the log-probs of a choice.
+        JudgeUnavailable: the answer is not a chat completion.
+        JudgeRefused: the answer lacks the log-probs of a choice.
     """
     _texts(reply)
     try:
         token = reply.body["choices"][0]["logprobs"]["content"][0]  # type: ignore[index]
-        reported = {str(other["token"]): float(other["logprob"]) for other in token["top_logprobs"]}
+        reported = {str(top["token"]): float(top["logprob"]) for top in token["top_logprobs"]}
     except (KeyError, IndexError, TypeError, ValueError):
         raise JudgeRefused(NO_LOGPROBS) from None
-    found = choice_logprobs(reported)
-    if found is None:
+    votes = choice_logprobs(reported)
+    if votes is None:
         raise JudgeRefused(NO_LOGPROBS)
-    return found
+    return votes
 
 
 def _texts(reply: Reply) -> list[str]:
     """
     Raises:
-        JudgeUnavailable: the answer is no chat completion.
-        JudgeRefused: it is larger than any answer.
+        JudgeUnavailable: the answer is not a chat completion.
+        JudgeRefused: the answer is too large.
     """
     if reply.too_large:
         raise JudgeRefused("the judge's answer is too large")
@@ -191,5 +192,5 @@ def _texts(reply: Reply) -> list[str]:
 
 
 def _is_too_long(reply: Reply) -> bool:
-    said = str(reply.body).lower()
-    return reply.status == 413 or (reply.status == 400 and any(words in said for words in _TOO_LONG))
+    text = str(reply.body).lower()
+    return reply.status == 413 or (reply.status == 400 and any(phrase in text for phrase in _TOO_LONG))

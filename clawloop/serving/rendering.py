@@ -1,6 +1,6 @@
-"""Prompts rendered to ids by the engine's own template, through vLLM's `/tokenize`.
+"""Renders prompts to token ids by the engine's chat template, through vLLM's `/tokenize`.
 
-Knows nothing about hints. Adapters change no template, so the base model's is every version's.
+Adapters do not change the template, so the base model's serves all versions.
 """
 
 from __future__ import annotations
@@ -14,8 +14,8 @@ from clawloop.serving.endpoints import Endpoints, JsonClient, NoReply
 
 # Rendering takes milliseconds; a busy engine's event loop, some seconds.
 RENDER_SECONDS = 60.0
-# What of a chat request shapes its prompt, besides messages and tools.
-_SHAPING = ("add_generation_prompt", "continue_final_message", "add_special_tokens", "chat_template_kwargs")
+# Fields of a chat request that shape its prompt, besides messages and tools.
+_PROMPT_FIELDS = ("add_generation_prompt", "continue_final_message", "add_special_tokens", "chat_template_kwargs")
 
 
 class EngineRenderer:
@@ -33,16 +33,16 @@ class EngineRenderer:
         await self._client.__aexit__(None, None, None)
 
     async def render(self, turn: TurnRecord, messages: Sequence[Message]) -> list[int]:
-        """The ids of a prompt with these messages, otherwise as the turn's.
+        """The ids of the turn's prompt with these messages in place of its own.
 
         Raises:
-            EngineUnavailable: ask again later.
-            EngineRejected: the engine cannot render these.
-            PromptTooLong: they and the turn's reply do not fit into its context.
+            EngineUnavailable: try again later.
+            EngineRejected: the engine cannot render these messages.
+            PromptTooLong: the prompt and the turn's reply do not fit into the engine's context.
         """
         body: dict[str, Any] = {"messages": list(messages), "add_generation_prompt": True}
-        body |= {name: turn.sampling[name] for name in _SHAPING if name in turn.sampling}
-        # In vLLM's prompts they stand whatever `tool_choice` says; an engine told to leave them out gives other ids.
+        body |= {name: turn.sampling[name] for name in _PROMPT_FIELDS if name in turn.sampling}
+        # vLLM puts tools into the prompt whatever `tool_choice` is, unless it was started to leave them out.
         if turn.tools is not None:
             body["tools"] = turn.tools
         try:
@@ -51,11 +51,11 @@ class EngineRenderer:
             raise EngineUnavailable(f"no engine rendered a prompt: {error}") from error
         if reply.status >= 500:
             raise EngineUnavailable(f"an engine answered {reply.status} when asked to render a prompt")
-        said = reply.body or {}
-        tokens, context = said.get("tokens"), said.get("max_model_len")
+        answer = reply.body or {}
+        tokens, context = answer.get("tokens"), answer.get("max_model_len")
         if reply.status != 200 or not isinstance(tokens, list) or not all(isinstance(token, int) for token in tokens):
-            raise EngineRejected(reply.status, {"message": "it does not render this prompt"})
-        # vLLM renders a prompt of any length here, and says beside it what a chat may have.
+            raise EngineRejected(reply.status, {"message": "the engine cannot render this prompt"})
+        # `/tokenize` renders a prompt of any length, and reports the limit of a chat.
         length = len(tokens) + len(turn.response_ids or ())
         if isinstance(context, int) and length > context:
             raise PromptTooLong(f"{length} tokens with the reply, the context holds {context}")

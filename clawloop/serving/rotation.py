@@ -1,7 +1,7 @@
-"""Which engine gets a request: those that have the version, are healthy and not draining.
+"""Which engine gets a request: a healthy one that has the version and is not draining.
 
-Knows nothing about HTTP. A session stays with its engine, whose prefix cache knows it, unless that engine is
-busier than the least busy one by more than `AFFINITY_SLACK` requests.
+A session stays on the engine whose prefix cache has it, unless that engine has more than `AFFINITY_SLACK` requests
+more than the least busy one.
 """
 
 from __future__ import annotations
@@ -16,10 +16,10 @@ from typing import Protocol
 from clawloop.contracts.serving import Engine
 from clawloop.errors import EngineUnavailable
 
-# A prefill of a long prompt costs about as much as a few short requests waited for.
+# Prefilling a long prompt costs about as much as waiting for a few short requests.
 AFFINITY_SLACK = 8
-# By then its agent has told the directory what it has: it looks every 2 s, and we look every second.
-LOST_SECONDS = 5.0
+# By then the directory has the engine's adapters: its agent reports every 2 s, and the gateway reads every second.
+MISSING_SECONDS = 5.0
 
 
 class Gauge(Protocol):
@@ -28,13 +28,13 @@ class Gauge(Protocol):
 
 
 class Rotation:
-    """Health and load of each engine, and the queue of requests that wait for one.
+    """Health and load of each engine, and the requests that wait for one.
 
     Args:
-        engines: the engines as the directory knows them now.
+        engines: the engines now in the directory.
         hold_seconds: how long a request waits while no engine can take it.
-        hold_limit: how many requests wait at once; one more is refused at once.
-        held: told how many wait.
+        hold_limit: how many requests may wait; the next is refused immediately.
+        held: gauge of the waiting requests.
     """
 
     def __init__(
@@ -52,7 +52,7 @@ class Rotation:
         self._waiting = 0
         self._healthy: set[str] = set()
         self._load: Counter[str] = Counter()
-        self._lost: dict[tuple[str, str, int], float] = {}
+        self._missing: dict[tuple[str, str, int], float] = {}
         self._changed = asyncio.Event()
 
     def mark(self, engine_id: str, *, healthy: bool) -> None:
@@ -62,30 +62,30 @@ class Rotation:
         else:
             self._healthy.discard(engine_id)
 
-    def lost(self, engine_id: str, policy: str, version: int) -> None:
-        """The engine said that it does not have this version, though the directory still says so."""
-        self._lost[engine_id, policy, version] = time.monotonic() + LOST_SECONDS
+    def mark_missing(self, engine_id: str, policy: str, version: int) -> None:
+        """Send the engine no request for this version for a while: it lacks it, though the directory lists it."""
+        self._missing[engine_id, policy, version] = time.monotonic() + MISSING_SECONDS
 
-    def forget_all_but(self, engine_ids: set[str]) -> None:
-        """Drop what is known of engines that left the directory."""
+    def keep_only(self, engine_ids: set[str]) -> None:
+        """Forget all engines but these."""
         self._healthy &= engine_ids
         now = time.monotonic()
-        self._lost = {key: until for key, until in self._lost.items() if until > now and key[0] in engine_ids}
+        self._missing = {key: until for key, until in self._missing.items() if until > now and key[0] in engine_ids}
 
     def healthy(self) -> frozenset[str]:
         return frozenset(self._healthy)
 
-    def has(self, policy: str, version: int) -> bool:
-        return any(_serves(engine, policy, version) for engine in self._engines())
+    def has_version(self, policy: str, version: int) -> bool:
+        return any(_has_version(engine, policy, version) for engine in self._engines())
 
     async def acquire(self, policy: str, version: int, affinity: str, avoid: str | None = None) -> Engine:
-        """The engine for this request; give it back with `release`.
+        """The engine for this request; call `release` when the request has ended.
 
         Args:
-            avoid: an engine that just failed this request; taken only if there is no other.
+            avoid: an engine that just failed this request; chosen only if there is no other.
 
         Raises:
-            EngineUnavailable: none could take it within `hold_seconds`, or too many wait already.
+            EngineUnavailable: no engine could take it within `hold_seconds`, or `hold_limit` requests wait already.
         """
         engine = self._choose(policy, version, affinity, avoid)
         if engine is None:
@@ -120,19 +120,19 @@ class Rotation:
             engine
             for engine in self._engines()
             if engine.id in self._healthy
-            and _serves(engine, policy, version)
-            and self._lost.get((engine.id, policy, version), 0.0) < time.monotonic()
+            and _has_version(engine, policy, version)
+            and self._missing.get((engine.id, policy, version), 0.0) < time.monotonic()
         ]
         others = [engine for engine in ready if engine.id != avoid]
         if not others:
             return None if avoid is None else next(iter(ready), None)
-        least = min(others, key=lambda engine: self._load[engine.id])
-        # Rendezvous hashing: an engine that comes or goes moves only the sessions that are its own.
+        least_busy = min(others, key=lambda engine: self._load[engine.id])
+        # Rendezvous hashing: adding or removing an engine moves only the sessions of that engine.
         home = max(others, key=lambda engine: _rank(engine.id, affinity))
-        return home if self._load[home.id] <= self._load[least.id] + AFFINITY_SLACK else least
+        return home if self._load[home.id] <= self._load[least_busy.id] + AFFINITY_SLACK else least_busy
 
 
-def _serves(engine: Engine, policy: str, version: int) -> bool:
+def _has_version(engine: Engine, policy: str, version: int) -> bool:
     return not engine.draining and (version == 0 or version in engine.versions.get(policy, frozenset()))
 
 

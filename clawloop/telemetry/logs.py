@@ -1,4 +1,4 @@
-"""Logs: JSON lines with ids, never the content of a message."""
+"""Logging as JSON lines, which hold ids and never the content of a message."""
 
 from __future__ import annotations
 
@@ -20,5 +20,5 @@ def configure_logging(level: str = "INFO") -> None:
         )
     )
     logging.basicConfig(level=level, handlers=[handler], force=True)
-    # One line a request of ours says more than the server's own.
+    # The gateway logs one line for each turn, with more detail than uvicorn's.
     logging.getLogger("uvicorn.access").disabled = True

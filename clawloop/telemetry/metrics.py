@@ -1,7 +1,6 @@
-"""Metrics, for Prometheus.
+"""Prometheus metrics of each process. Names and labels are public: dashboards and alerts use them.
 
-Metrics live in a registry of their own, so that
-two gateways in one test process do not share counts.
+Each object has its own registry, so that two gateways in one test process do not share counts.
 """
 
 from __future__ import annotations
@@ -10,7 +9,7 @@ from prometheus_client import CollectorRegistry, Counter, Gauge, Histogram
 
 
 class GatewayMetrics:
-    """What the gateway counts. Names are public: dashboards and alerts use them."""
+    """Metrics of a gateway."""
 
     def __init__(self) -> None:
         self.registry = CollectorRegistry()
@@ -24,11 +23,11 @@ class GatewayMetrics:
             "clawloop_gateway_requests_in_flight", "Chat requests being answered", registry=self.registry
         )
         self.held = Gauge(
-            "clawloop_gateway_requests_held", "Requests waiting for a healthy engine", registry=self.registry
+            "clawloop_gateway_requests_held", "Requests that wait for a healthy engine", registry=self.registry
         )
         self.turns = Counter(
             "clawloop_gateway_turns_total",
-            "Turns recorded, by kind, status and where they went first",
+            "Turns recorded, by kind, status and where they were stored first",
             ["kind", "status", "place"],
             registry=self.registry,
         )
@@ -55,13 +54,13 @@ class GatewayMetrics:
         self.spool_bytes = Gauge("clawloop_gateway_spool_bytes", "Size of the spooled turns", registry=self.registry)
         self.turns_lost = Counter(
             "clawloop_gateway_turns_lost_total",
-            "Turns that could be stored nowhere",
+            "Turns that could not be stored",
             ["why"],
             registry=self.registry,
         )
         self.notifications = Counter(
             "clawloop_gateway_announcements_total",
-            "Main turns by whether their session's workflow was told at once",
+            "Turns and feedback, by whether their session's workflow was notified at once",
             ["result"],
             registry=self.registry,
         )
@@ -71,25 +70,25 @@ class GatewayMetrics:
 
 
 class WorkerMetrics:
-    """What a worker counts; satisfies `activities.judging.ports.Counts` and `clawloop.serving.judge.RequestClock`."""
+    """Metrics of a worker. Satisfies `activities.judging.ports.Counts` and `clawloop.serving.judge.RequestClock`."""
 
     def __init__(self) -> None:
         self.registry = CollectorRegistry()
         self.turns_judged = Counter(
             "clawloop_worker_turns_judged_total",
-            "Judgements made, by what became of their turn",
+            "Judgements, by the outcome of their turn",
             ["outcome"],
             registry=self.registry,
         )
         self.answers = Counter(
             "clawloop_worker_judge_answers_total",
-            "Votes and hints that judgements had when they were made, and that they lacked",
+            "Votes and hints of new judgements, valid and missing",
             ["kind", "result"],
             registry=self.registry,
         )
         self.judge_seconds = Histogram(
             "clawloop_worker_judge_request_seconds",
-            "One request to a judge, by how it ended",
+            "One request to a judge, by result",
             ["result"],
             buckets=(0.05, 0.1, 0.25, 0.5, 1, 2.5, 5, 10, 30, 60, 120),
             registry=self.registry,
@@ -103,7 +102,7 @@ class WorkerMetrics:
         self.sweeps = Counter("clawloop_worker_sweeps_total", "Sweeps done", registry=self.registry)
         self.found = Counter(
             "clawloop_worker_swept_total",
-            "What sweeps found: turns and feedback nobody had announced, sessions left open; stuck: sessions not told",
+            "What sweeps notified: turns, feedback, sessions to close; stuck: sessions whose signal failed",
             ["what"],
             registry=self.registry,
         )
@@ -123,54 +122,60 @@ class WorkerMetrics:
         for what, count in (("turns", turns), ("feedback", feedback), ("sessions", sessions), ("stuck", stuck)):
             self.found.labels(what).inc(count)
 
-    def asked(self, result: str, seconds: float) -> None:
+    def observe_judge_request(self, result: str, seconds: float) -> None:
         self.judge_seconds.labels(result).observe(seconds)
 
 
 class TrainerMetrics:
-    """What a trainer counts. Names are public: dashboards and alerts use them."""
+    """Metrics of a trainer."""
 
     def __init__(self) -> None:
         self.registry = CollectorRegistry()
         self.steps = Counter(
-            "clawloop_trainer_steps_total", "Steps computed, by how they ended", ["result"], registry=self.registry
+            "clawloop_trainer_steps_total", "Steps computed, by result", ["result"], registry=self.registry
         )
         self.step_seconds = Histogram(
             "clawloop_trainer_step_seconds",
-            "From a batch's arrival to its adapter's last byte",
+            "From a batch's arrival until its adapter is written",
             buckets=(0.5, 1, 2.5, 5, 10, 30, 60, 120, 300, 900, 3600),
             registry=self.registry,
         )
         self.tokens = Counter("clawloop_trainer_tokens_total", "Trained response tokens", registry=self.registry)
         self.dropped = Counter(
-            "clawloop_trainer_samples_dropped_total", "Samples left out of steps", registry=self.registry
+            "clawloop_trainer_samples_dropped_total", "Samples dropped from steps", registry=self.registry
         )
-        self.loss = Gauge("clawloop_trainer_loss", "Of the newest step", ["policy"], registry=self.registry)
+        self.loss = Gauge("clawloop_trainer_loss", "Loss of the newest step", ["policy"], registry=self.registry)
         self.kl = Gauge(
-            "clawloop_trainer_kl_nats", "Mean KL to the base of the newest step", ["policy"], registry=self.registry
+            "clawloop_trainer_kl_nats",
+            "Mean KL to the base model in the newest step",
+            ["policy"],
+            registry=self.registry,
         )
         self.ratio = Gauge(
-            "clawloop_trainer_ratio", "Mean ratio to the recorded log-probs", ["policy"], registry=self.registry
+            "clawloop_trainer_ratio",
+            "Mean ratio to the recorded log-probs in the newest step",
+            ["policy"],
+            registry=self.registry,
         )
 
 
 class EngineMetrics:
-    """What an engine's agent counts. Names are public: dashboards and alerts use them."""
+    """Metrics of an engine's agent."""
 
     def __init__(self) -> None:
         self.registry = CollectorRegistry()
         self.loads = Counter(
-            "clawloop_engine_loads_total", "Versions loaded, by how that ended", ["result"], registry=self.registry
+            "clawloop_engine_loads_total", "Versions loaded, by result", ["result"], registry=self.registry
         )
         self.load_seconds = Histogram(
             "clawloop_engine_load_seconds",
-            "Checking, loading and trying one version",
+            "Checking, loading and probing one version",
             buckets=(0.025, 0.05, 0.1, 0.25, 0.5, 1, 2.5, 5, 10, 30, 60),
             registry=self.registry,
         )
         self.unloads = Counter("clawloop_engine_unloads_total", "Versions unloaded", registry=self.registry)
-        self.adapters = Gauge("clawloop_engine_adapters", "Adapters the engine has", registry=self.registry)
+        self.adapters = Gauge("clawloop_engine_adapters", "Adapters the engine has loaded", registry=self.registry)
         self.healthy = Gauge("clawloop_engine_healthy", "1 while the engine answers", registry=self.registry)
         self.restarts = Counter(
-            "clawloop_engine_restarts_total", "How often its restart command was run", registry=self.registry
+            "clawloop_engine_restarts_total", "Runs of the engine's restart command", registry=self.registry
         )

@@ -1,9 +1,9 @@
-"""A gateway on fakes, served over real HTTP so that streams stream."""
+"""A gateway with fake stores and engines, served over real HTTP so that streaming is real."""
 
 from __future__ import annotations
 
 import asyncio
-from collections.abc import AsyncIterator, Sequence
+from collections.abc import AsyncIterator, Callable, Sequence
 from contextlib import AsyncExitStack, asynccontextmanager
 from dataclasses import dataclass
 from pathlib import Path
@@ -64,11 +64,16 @@ class Gateway:
         return AsyncOpenAI(base_url=f"{self.url}/v1", api_key=self.key, max_retries=0, timeout=20)
 
     async def recorded(self, count: int = 1) -> list[TurnRecord]:
-        """The turns stored so far, once there are `count`; a turn of a client that left is stored a moment later."""
-        async with asyncio.timeout(30):
-            while len(self.turns.records) < count:
-                await asyncio.sleep(0.01)
+        """The stored turns, once there are `count`: a turn is stored shortly after its client disconnects."""
+        await until(lambda: len(self.turns.records) >= count)
         return list(self.turns.records)
+
+
+async def until(condition: Callable[[], object], seconds: float = 30) -> None:
+    """Wait until the condition is true."""
+    async with asyncio.timeout(seconds):
+        while not condition():
+            await asyncio.sleep(0.01)
 
 
 @asynccontextmanager
@@ -94,31 +99,33 @@ async def running_gateway(
     admin_key = keys.add("default", frozenset({Scope.ADMIN}))
     spool = Spool(folder / "spool", spool_bytes)
     metrics = GatewayMetrics()
-    made: list[Services] = []
+    created: list[Services] = []
 
     @asynccontextmanager
     async def services() -> AsyncIterator[Services]:
         async with AsyncExitStack() as stack:
             stack.callback(spool.close)
             cache = await stack.enter_async_context(DirectoryCache(directory))
-            rotation = Rotation(lambda: cache.now.engines, hold_seconds=hold_seconds, hold_limit=2, held=metrics.held)
-            known = await stack.enter_async_context(
-                ChatEngines(rotation, lambda: cache.now.engines, probe_seconds=0.05)
+            rotation = Rotation(
+                lambda: cache.snapshot.engines, hold_seconds=hold_seconds, hold_limit=2, held=metrics.held
+            )
+            chat_engines = await stack.enter_async_context(
+                ChatEngines(rotation, lambda: cache.snapshot.engines, probe_seconds=0.05)
             )
             notifications = await stack.enter_async_context(NotificationQueue(notifier, turns, sessions, metrics))
             recorder = await stack.enter_async_context(Recorder(turns, turns, spool, metrics, notifications))
-            made.append(
+            created.append(
                 Services(
-                    keys=KeyRing(keys, patience_seconds=0),
+                    keys=KeyRing(keys, retry_seconds=0),
                     directory=cache,
-                    engines=known,
+                    engines=chat_engines,
                     recorder=recorder,
                     notifications=notifications,
                     sessions=sessions,
                     feedback=sessions,
                     training=FakeTrainingStore(ledger),
                     operations=operations,
-                    judged=sessions,
+                    rejudging=sessions,
                     erasures=FakeErasureStore(turns),
                     session_operations=notifier or FakeNotifier(),
                     versions=VersionChooser(turns),
@@ -128,11 +135,11 @@ async def running_gateway(
                     max_lora_rank=16,
                 )
             )
-            yield made[0]
+            yield created[0]
 
     async with serving(create_app(services)) as url:
         yield Gateway(
-            url, turns, sessions, keys, directory, list(engines), made[0], spool, key, admin_key, ledger, operations
+            url, turns, sessions, keys, directory, list(engines), created[0], spool, key, admin_key, ledger, operations
         )
 
 
@@ -156,14 +163,14 @@ async def shared_gateway(tmp_path_factory: pytest.TempPathFactory) -> AsyncItera
 
 @pytest.fixture
 def gateway(shared_gateway: Gateway) -> Gateway:
-    """A gateway that a test leaves healthy; starting one takes a fifth of a second."""
+    """A shared gateway, for tests that leave it healthy: starting one takes a fifth of a second."""
     shared_gateway.turns.records.clear()
-    shared_gateway.engine.forget()
+    shared_gateway.engine.reset()
     return shared_gateway
 
 
 @pytest.fixture
 async def fresh_gateway(engine: FakeEngine, tmp_path: Path) -> AsyncIterator[Gateway]:
-    """A gateway of the test's own, to break."""
+    """A gateway for one test, which may break it."""
     async with running_gateway(tmp_path, engines=[engine]) as running:
         yield running

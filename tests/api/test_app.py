@@ -1,4 +1,4 @@
-"""Which pages the gateway has."""
+"""The routes of the application."""
 
 from __future__ import annotations
 
@@ -13,11 +13,11 @@ from api.dependencies import Services
 
 @asynccontextmanager
 async def never_opened() -> AsyncIterator[Services]:
-    raise AssertionError("no server was started")
+    raise AssertionError("the server was started")
     yield
 
 
-def test_there_are_no_pages_that_load_scripts_from_elsewhere() -> None:
+def test_no_page_loads_scripts_from_another_site() -> None:
     paths = {route.path for route in create_app(never_opened).routes if isinstance(route, Route)}
     assert "/openapi.json" in paths
     assert {"/docs", "/redoc"}.isdisjoint(paths)

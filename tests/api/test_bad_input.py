@@ -1,18 +1,19 @@
-"""Bad input: the right status, a message that names field and remedy, nothing recorded, the next request served."""
+"""Bad input gets its status and a message with field and remedy; nothing is recorded, the next request is served."""
 
 from __future__ import annotations
 
+import asyncio
 from pathlib import Path
 from typing import Any
 
 import pytest
 
 from api.dependencies import Limits
+from tests.api.chat_requests import PATH, chat_body
 from tests.api.conftest import Gateway, running_gateway
 from tests.fakes.engine import FakeEngine
 
-GOOD = {"model": "policy", "messages": [{"role": "user", "content": "hi"}]}
-PATH = "/v1/chat/completions"
+GOOD = chat_body()
 
 
 def _without(field: str) -> dict[str, Any]:
@@ -20,7 +21,7 @@ def _without(field: str) -> dict[str, Any]:
 
 
 @pytest.mark.parametrize(
-    ("body", "status", "code", "says"),
+    ("body", "status", "code", "message"),
     [
         (b"{not json", 400, "invalid_json", "not JSON"),
         (b"", 400, "invalid_json", "not JSON"),
@@ -55,14 +56,14 @@ def _without(field: str) -> dict[str, Any]:
     ],
 )
 async def test_a_bad_body_is_refused_with_field_and_remedy(
-    gateway: Gateway, body: Any, status: int, code: str, says: str
+    gateway: Gateway, body: Any, status: int, code: str, message: str
 ) -> None:
     async with gateway.client() as client:
         answer = await (client.post(PATH, content=body) if isinstance(body, bytes) else client.post(PATH, json=body))
         assert answer.status_code == status, answer.text
         error = answer.json()["error"]
         assert error["code"] == code
-        assert says in error["message"]
+        assert message in error["message"]
         assert "Traceback" not in answer.text
         assert (await client.post(PATH, json=GOOD)).status_code == 200
     assert len(await gateway.recorded()) == 1
@@ -70,10 +71,10 @@ async def test_a_bad_body_is_refused_with_field_and_remedy(
 
 
 @pytest.mark.parametrize(
-    ("header", "says"),
+    ("header", "message"),
     [(None, "Bearer KEY"), ("Basic abc", "Bearer KEY"), ("Bearer", "Bearer KEY"), ("Bearer cl-nope", "not known")],
 )
-async def test_without_a_good_key_there_is_no_chat(gateway: Gateway, header: str | None, says: str) -> None:
+async def test_a_missing_or_invalid_key_is_401(gateway: Gateway, header: str | None, message: str) -> None:
     async with gateway.client() as client:
         if header is None:
             del client.headers["Authorization"]
@@ -83,11 +84,11 @@ async def test_without_a_good_key_there_is_no_chat(gateway: Gateway, header: str
     assert answer.status_code == 401
     assert answer.headers["WWW-Authenticate"] == "Bearer"
     assert answer.json()["error"]["code"] == "invalid_api_key"
-    assert says in answer.json()["error"]["message"]
+    assert message in answer.json()["error"]["message"]
     assert not gateway.engine.requests
 
 
-async def test_scopes_are_kept_apart(gateway: Gateway) -> None:
+async def test_a_key_without_the_scope_is_403(gateway: Gateway) -> None:
     async with gateway.client(gateway.admin_key) as client:
         assert (await client.post(PATH, json=GOOD)).status_code == 403
         engines = await client.get("/admin/v1/engines")
@@ -101,7 +102,7 @@ async def test_scopes_are_kept_apart(gateway: Gateway) -> None:
 
 
 @pytest.mark.slow
-async def test_a_body_over_the_limit_is_413_and_the_client_hears_it(engine: FakeEngine, tmp_path: Path) -> None:
+async def test_a_body_over_the_limit_is_413_and_the_client_gets_the_answer(engine: FakeEngine, tmp_path: Path) -> None:
     async with running_gateway(tmp_path, engines=[engine], limits=Limits(body_bytes=1024 * 1024)) as gateway:
         big = GOOD | {"messages": [{"role": "user", "content": "x" * 50 * 1024 * 1024}]}
         async with gateway.client() as client:
@@ -113,10 +114,8 @@ async def test_a_body_over_the_limit_is_413_and_the_client_hears_it(engine: Fake
 
 
 @pytest.mark.slow
-async def test_a_body_that_does_not_come_is_408(engine: FakeEngine, tmp_path: Path) -> None:
+async def test_a_body_that_arrives_too_slowly_is_408(engine: FakeEngine, tmp_path: Path) -> None:
     async def slowly() -> Any:
-        import asyncio
-
         yield b'{"model": '
         await asyncio.sleep(1)
 
@@ -129,7 +128,9 @@ async def test_a_body_that_does_not_come_is_408(engine: FakeEngine, tmp_path: Pa
 
 
 @pytest.mark.parametrize(("path", "method", "status"), [("/v1/nothing", "GET", 404), (PATH, "GET", 405)])
-async def test_wrong_addresses_answer_in_openais_shape(gateway: Gateway, path: str, method: str, status: int) -> None:
+async def test_unknown_routes_and_methods_answer_in_openais_shape(
+    gateway: Gateway, path: str, method: str, status: int
+) -> None:
     async with gateway.client() as client:
         answer = await client.request(method, path)
     assert answer.status_code == status
@@ -148,7 +149,7 @@ async def test_wrong_addresses_answer_in_openais_shape(gateway: Gateway, path: s
         ({"Origin": "http://localhost:5173"}, 200),
     ],
 )
-async def test_pages_of_other_sites_reach_nothing(gateway: Gateway, headers: dict[str, str], status: int) -> None:
+async def test_foreign_hosts_and_origins_are_refused(gateway: Gateway, headers: dict[str, str], status: int) -> None:
     async with gateway.client() as client:
         answer = await client.post(PATH, json=GOOD, headers=headers)
     assert answer.status_code == status

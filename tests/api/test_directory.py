@@ -1,4 +1,4 @@
-"""The directory cache: a request for something newer than the cache waits for a read of the directory."""
+"""The directory cache: a request for what is newer than the snapshot refreshes it instead of failing."""
 
 from __future__ import annotations
 
@@ -18,10 +18,10 @@ from tests.fakes.directory_store import FakeDirectoryStore
 POLICY = Policy("default", "tiny", (), 0, dict(DEFAULT_SAMPLING))
 
 
-class CountedStore(FakeDirectoryStore):
+class CountingStore(FakeDirectoryStore):
     """
     Attributes:
-        reads: how often it was asked.
+        reads: how often `read` was called.
     """
 
     def __init__(self) -> None:
@@ -30,20 +30,20 @@ class CountedStore(FakeDirectoryStore):
 
     async def read(self) -> Directory:
         self.reads += 1
-        found = await super().read()
+        read = await super().read()
         await asyncio.sleep(0.01)
-        return found
+        return read
 
     def add_policy(self, name: str) -> None:
         self._directory = replace(self._directory, policies=(*self._directory.policies, replace(POLICY, id=name)))
 
 
 @pytest.fixture(autouse=True)
-def looks_only_when_asked(monkeypatch: pytest.MonkeyPatch) -> None:
+def no_periodic_refresh(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(directory, "REFRESH_SECONDS", 3600)
 
 
-async def test_a_version_that_an_engine_loaded_just_now_may_be_named(fresh_gateway: Gateway) -> None:
+async def test_a_version_that_an_engine_just_loaded_can_be_named(fresh_gateway: Gateway) -> None:
     fresh_gateway.directory.set_active(0, versions=frozenset({7}))
     body = {"model": "default-v7", "messages": [{"role": "user", "content": "Hello."}]}
     async with fresh_gateway.client() as client:
@@ -51,56 +51,58 @@ async def test_a_version_that_an_engine_loaded_just_now_may_be_named(fresh_gatew
     assert answer.status_code == 200, answer.text
 
 
-async def test_a_policy_made_just_now_is_known() -> None:
-    store = CountedStore()
+async def test_a_policy_that_was_just_created_is_found() -> None:
+    store = CountingStore()
     async with DirectoryCache(store) as cache:
         store.add_policy("second")
         with pytest.raises(StoreUnavailable):
             cache.policy("second")
-        assert (await cache.known_policy("second")).id == "second"
+        assert (await cache.find_policy("second")).id == "second"
 
 
-async def test_who_misses_something_together_shares_one_look() -> None:
-    store = CountedStore()
+async def test_concurrent_misses_share_one_refresh() -> None:
+    store = CountingStore()
     async with DirectoryCache(store) as cache:
-        asked = await asyncio.gather(*[cache.known_policy("none") for _ in range(20)], return_exceptions=True)
-        assert {type(error) for error in asked} == {StoreUnavailable}
-        assert store.reads == 3  # at the start, for the first, and for all who asked after that look had begun
+        results = await asyncio.gather(*[cache.find_policy("none") for _ in range(20)], return_exceptions=True)
+        assert {type(error) for error in results} == {StoreUnavailable}
+        assert (
+            store.reads == 3
+        )  # at the start, for the first request, and for all that came after that refresh had begun
 
 
-async def test_who_misses_something_while_postgres_is_away_asks_it_once_and_does_not_wait_for_ever(
+async def test_a_miss_while_postgres_is_away_reads_once_and_times_out(
     monkeypatch: pytest.MonkeyPatch,
 ) -> None:
-    monkeypatch.setattr(directory, "PATIENCE_SECONDS", 0.05)
-    store = CountedStore()
+    monkeypatch.setattr(directory, "RETRY_SECONDS", 0.05)
+    store = CountingStore()
     async with DirectoryCache(store) as cache:
         store.available = False
         for _ in range(2):
             with pytest.raises(StoreUnavailable, match="does not answer"):
-                await cache.known_policy("none")
+                await cache.find_policy("none")
         assert store.reads == 2
-        assert (await cache.known_policy("default")) == POLICY
+        assert (await cache.find_policy("default")) == POLICY
 
 
-async def test_what_is_missed_while_postgres_stops_for_a_moment_is_found(monkeypatch: pytest.MonkeyPatch) -> None:
+async def test_a_miss_during_a_short_outage_is_found_afterwards(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(directory, "REFRESH_SECONDS", 0.1)
-    store = CountedStore()
+    store = CountingStore()
     async with DirectoryCache(store) as cache:
         store.available = False
-        while cache.current:
+        while cache.up_to_date:
             await asyncio.sleep(0.01)
-        asked = asyncio.create_task(cache.known_policy("second"))
+        request = asyncio.create_task(cache.find_policy("second"))
         await asyncio.sleep(0.2)
-        assert not asked.done()
+        assert not request.done()
         store.add_policy("second")
         store.available = True
-        assert (await asked).id == "second"
+        assert (await request).id == "second"
 
 
-async def test_nobody_is_told_that_there_is_no_such_model_while_nobody_can_look(
+async def test_an_unknown_model_is_503_while_the_directory_cannot_be_read(
     fresh_gateway: Gateway, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    monkeypatch.setattr(directory, "PATIENCE_SECONDS", 0.05)
+    monkeypatch.setattr(directory, "RETRY_SECONDS", 0.05)
     fresh_gateway.directory.available = False
     body = {"model": "default-v7", "messages": [{"role": "user", "content": "Hello."}]}
     async with fresh_gateway.client() as client:

@@ -10,8 +10,8 @@ from uuid import uuid4
 import pytest
 
 from clawloop.ids import new_turn_id, turn_id_of
+from tests.api.chat_requests import chat
 from tests.api.conftest import Gateway, running_gateway
-from tests.api.test_feedback_and_sessions import chat
 from tests.fakes.engine import fake_engine
 from tests.fakes.notifier import FakeNotifier
 

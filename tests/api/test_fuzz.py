@@ -1,4 +1,4 @@
-"""Requests made from the OpenAPI description: no 500, whatever is away, and every error in its shape."""
+"""Requests generated from the OpenAPI description: never a 500, and every error in its shape."""
 
 from __future__ import annotations
 
@@ -19,15 +19,15 @@ from schemathesis.checks import not_a_server_error
 from tests.api.conftest import Gateway, running_gateway
 from tests.fakes.engine import fake_engine
 
-pytestmark = pytest.mark.slow  # hundreds of requests for each operation
+pytestmark = pytest.mark.slow  # hundreds of requests per operation
 
-# One after the other, so a request that is held holds up all that follow.
+# Short, because the requests are sent one after the other.
 HOLD_SECONDS = 0.02
 CHAT = "/v1/chat/completions"
 
 
-class _Beside(threading.Thread):
-    """A gateway on an event loop of its own, for a client that blocks."""
+class _GatewayThread(threading.Thread):
+    """A gateway on an event loop of its own, for a blocking client."""
 
     def __init__(self, folder: Path) -> None:
         super().__init__(daemon=True)
@@ -35,61 +35,61 @@ class _Beside(threading.Thread):
         self.ready = threading.Event()
         self.gateway: Gateway | None = None
         self._engines = AsyncExitStack()
-        self._stop_it: tuple[asyncio.AbstractEventLoop, asyncio.Event] | None = None
+        self._loop_and_stop: tuple[asyncio.AbstractEventLoop, asyncio.Event] | None = None
 
     def run(self) -> None:
         asyncio.run(self._serve())
 
     async def _serve(self) -> None:
         stop = asyncio.Event()
-        self._stop_it = (asyncio.get_running_loop(), stop)
+        self._loop_and_stop = (asyncio.get_running_loop(), stop)
         async with self._engines:
             engine = await self._engines.enter_async_context(fake_engine())
             async with running_gateway(self.folder, engines=[engine], hold_seconds=HOLD_SECONDS) as self.gateway:
                 self.ready.set()
                 await stop.wait()
 
-    def end_engine(self) -> None:
-        """Returns once nothing listens there any more."""
-        assert self._stop_it is not None
-        asyncio.run_coroutine_threadsafe(self._engines.aclose(), self._stop_it[0]).result(10)
+    def stop_engine(self) -> None:
+        """Stop the engine; returns once its port is closed."""
+        assert self._loop_and_stop is not None
+        asyncio.run_coroutine_threadsafe(self._engines.aclose(), self._loop_and_stop[0]).result(10)
 
-    def end(self) -> None:
-        assert self._stop_it is not None
-        loop, stop = self._stop_it
+    def stop(self) -> None:
+        assert self._loop_and_stop is not None
+        loop, stop = self._loop_and_stop
         loop.call_soon_threadsafe(stop.set)
         self.join()
 
 
 @contextmanager
-def _beside(folder: Path) -> Iterator[tuple[_Beside, Gateway]]:
-    thread = _Beside(folder)
+def _gateway_thread(folder: Path) -> Iterator[tuple[_GatewayThread, Gateway]]:
+    thread = _GatewayThread(folder)
     thread.start()
     try:
         assert thread.ready.wait(10)
         assert thread.gateway is not None
         yield thread, thread.gateway
     finally:
-        thread.end()
+        thread.stop()
 
 
 @pytest.fixture(scope="module")
-def beside(tmp_path_factory: pytest.TempPathFactory) -> Iterator[Gateway]:
-    with _beside(tmp_path_factory.mktemp("fuzz")) as (_, gateway):
+def gateway_in_thread(tmp_path_factory: pytest.TempPathFactory) -> Iterator[Gateway]:
+    with _gateway_thread(tmp_path_factory.mktemp("fuzz")) as (_, gateway):
         yield gateway
 
 
 @pytest.fixture
 def without_engine(tmp_path: Path) -> Iterator[Gateway]:
-    with _beside(tmp_path) as (thread, gateway):
-        thread.end_engine()
+    with _gateway_thread(tmp_path) as (thread, gateway):
+        thread.stop_engine()
         yield gateway
 
 
-@pytest.fixture(params=["a key it remembers", "a key it does not know"])
+@pytest.fixture(params=["cached key", "uncached key"])
 def without_store(tmp_path: Path, request: pytest.FixtureRequest) -> Iterator[Gateway]:
-    with _beside(tmp_path) as (_, gateway):
-        if request.param == "a key it remembers":
+    with _gateway_thread(tmp_path) as (_, gateway):
+        if request.param == "cached key":
             body = {"model": "policy", "messages": [{"role": "user", "content": "hello"}]}
             assert _post(gateway, body).status_code == 200
         gateway.turns.available = gateway.keys.available = gateway.directory.available = False
@@ -125,16 +125,16 @@ OPERATIONS = (
 )
 
 
-def test_every_operation_is_fuzzed(beside: Gateway) -> None:
-    described = schemathesis.openapi.from_url(f"{beside.url}/openapi.json")
-    known = {(operation.ok().path, operation.ok().method.upper()) for operation in described.get_all_operations()}
-    assert known == set(OPERATIONS)
+def test_every_operation_is_fuzzed(gateway_in_thread: Gateway) -> None:
+    described = schemathesis.openapi.from_url(f"{gateway_in_thread.url}/openapi.json")
+    operations = {(operation.ok().path, operation.ok().method.upper()) for operation in described.get_all_operations()}
+    assert operations == set(OPERATIONS)
 
 
 @pytest.mark.parametrize(("path", "method"), OPERATIONS)
-def test_no_request_makes_a_500(beside: Gateway, path: str, method: str) -> None:
-    operation = schemathesis.openapi.from_url(f"{beside.url}/openapi.json")[path][method]
-    key = beside.admin_key if path.startswith("/admin") else beside.key
+def test_no_request_makes_a_500(gateway_in_thread: Gateway, path: str, method: str) -> None:
+    operation = schemathesis.openapi.from_url(f"{gateway_in_thread.url}/openapi.json")[path][method]
+    key = gateway_in_thread.admin_key if path.startswith("/admin") else gateway_in_thread.key
 
     @given(case=st.one_of(*(operation.as_strategy(generation_mode=mode) for mode in GenerationMode)))
     @settings(max_examples=80, deadline=None, suppress_health_check=list(HealthCheck), derandomize=True)
@@ -147,30 +147,30 @@ def test_no_request_makes_a_500(beside: Gateway, path: str, method: str) -> None
     check()
 
 
-def test_without_an_engine_a_chat_is_refused_as_such(without_engine: Gateway) -> None:
+def test_without_an_engine_a_chat_is_refused(without_engine: Gateway) -> None:
     statuses = _fuzz_chat(without_engine)
     assert 503 in statuses
     assert 200 not in statuses
 
 
-def test_without_the_store_a_chat_is_answered_or_refused_as_such(without_store: Gateway) -> None:
+def test_without_the_store_a_chat_is_answered_or_refused(without_store: Gateway) -> None:
     statuses = _fuzz_chat(without_store)
-    # Who is remembered chats on; who is not is told to come again.
+    # A cached key chats on; an uncached one gets a 503.
     assert (200 in statuses) != (503 in statuses)
 
 
 def _fuzz_chat(gateway: Gateway) -> set[int]:
-    """The statuses seen; every refusal in OpenAI's shape, and none the gateway's own fault."""
+    """The statuses of generated chats; checks that each error has OpenAI's shape and is no internal one."""
     operation = schemathesis.openapi.from_url(f"{gateway.url}/openapi.json")[CHAT]["POST"]
-    seen: set[int] = set()
+    statuses: set[int] = set()
 
     @given(case=st.one_of(*(operation.as_strategy(generation_mode=mode) for mode in GenerationMode)))
     @settings(max_examples=80, deadline=None, suppress_health_check=list(HealthCheck), derandomize=True)
     def check(case: schemathesis.Case) -> None:
         if isinstance(case.body, dict) and isinstance(case.body.get("model"), str):
-            case.body["model"] = "policy"  # else hardly one would come as far as the engine
+            case.body["model"] = "policy"  # else hardly any request would reach the engine
         response = case.call(headers={"Authorization": f"Bearer {gateway.key}"})
-        seen.add(response.status_code)
+        statuses.add(response.status_code)
         assert (
             response.status_code == 200 or 400 <= response.status_code < 500 or response.status_code in {502, 503, 504}
         )
@@ -178,4 +178,4 @@ def _fuzz_chat(gateway: Gateway) -> set[int]:
             assert set(response.json()["error"]) == {"message", "type", "param", "code"}
 
     check()
-    return seen
+    return statuses

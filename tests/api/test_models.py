@@ -1,10 +1,10 @@
-"""What a model name means."""
+"""What a model name stands for."""
 
 from __future__ import annotations
 
 import pytest
 
-from api.chat.models import ModelChoice, choose_model
+from api.chat.models import ModelChoice, resolve_name
 from clawloop.contracts.serving import Policy
 from clawloop.errors import RequestRejected
 
@@ -22,17 +22,17 @@ POLICY = Policy("default", "Qwen/Qwen3-4B", ("qwen3-4b",), 7, {})
         ("Qwen/Qwen3-4B", ModelChoice(0, side=False)),
     ],
 )
-def test_a_name_means_a_version_or_whatever_is_active(name: str, choice: ModelChoice) -> None:
-    assert choose_model(name, POLICY, frozenset({7})) == choice
+def test_a_name_stands_for_a_version_or_the_active_one(name: str, choice: ModelChoice) -> None:
+    assert resolve_name(name, POLICY, frozenset({7})) == choice
 
 
 def test_the_base_models_name_may_be_an_alias() -> None:
     policy = Policy("default", "qwen3-4b", ("qwen3-4b",), 7, {})
-    assert choose_model("qwen3-4b", policy, frozenset()) == ModelChoice(None, side=False)
+    assert resolve_name("qwen3-4b", policy, frozenset()) == ModelChoice(None, side=False)
 
 
 @pytest.mark.parametrize("name", ["", "gpt-4", "default-v8", "other-v7", "Qwen/Qwen3-4B-side"])
-def test_other_names_are_refused_with_what_there_is(name: str) -> None:
+def test_other_names_are_refused_with_a_list_of_aliases(name: str) -> None:
     with pytest.raises(RequestRejected, match="`policy` or `qwen3-4b`") as raised:
-        choose_model(name, POLICY, frozenset({7}))
+        resolve_name(name, POLICY, frozenset({7}))
     assert raised.value.status == 404

@@ -10,8 +10,9 @@ import pytest
 
 from clawloop.contracts.sessions import RejudgeRequested
 from clawloop.ids import new_turn_id, response_id, turn_id_of
+from tests.api.chat_requests import chat
 from tests.api.conftest import Gateway, running_gateway
-from tests.api.test_feedback_and_sessions import chat, give
+from tests.api.test_feedback import give
 from tests.fakes.engine import fake_engine
 from tests.fakes.notifier import FakeNotifier
 
@@ -44,7 +45,7 @@ async def test_a_turn_nobody_has_answered_is_refused(gateway: Gateway, operation
     status, body, _ = await judge(gateway, await chat(gateway))
     assert (status, body["code"]) == (409, "cannot_judge_again")
     assert "nothing has followed it yet, and nobody has given feedback on it" in body["detail"]
-    assert not any(isinstance(message, RejudgeRequested) for _, message in operations.told)
+    assert not any(isinstance(message, RejudgeRequested) for _, message in operations.sent)
 
 
 async def test_a_turn_is_named_by_its_id_or_its_replys_and_its_workflow_is_told(
@@ -57,7 +58,7 @@ async def test_a_turn_is_named_by_its_id_or_its_replys_and_its_workflow_is_told(
         status, body, _ = await judge(gateway, name)
         assert (status, body["turn_id"], body["revision"]) == (202, str(turn), 0)
     # Asked twice before it is judged, it is the same judgement.
-    asked = [message for _, message in operations.told if isinstance(message, RejudgeRequested)]
+    asked = [message for _, message in operations.sent if isinstance(message, RejudgeRequested)]
     assert asked == [RejudgeRequested(turn, 0)] * 2
 
 
@@ -71,7 +72,7 @@ async def test_a_side_turn_is_refused_and_nobody_is_told(gateway: Gateway, opera
     status, body, _ = await judge(gateway, await chat(gateway, turn_type="side"))
     assert (status, body["code"]) == (409, "cannot_judge_again")
     assert "side turn" in body["detail"]
-    assert operations.told == []
+    assert operations.sent == []
 
 
 async def test_without_temporal_it_says_when_to_come_back(gateway: Gateway, operations: FakeNotifier) -> None:

@@ -67,7 +67,7 @@ async def test_a_pause_says_why_and_a_resume_ends_it(fresh_gateway: Gateway) -> 
     assert (await get(fresh_gateway, TRAINING))["state"] == "paused"
     status, said = await post(fresh_gateway, f"{TRAINING}/resume")
     assert (status, said["state"]) == (200, "waiting")
-    assert fresh_gateway.operations.said == [
+    assert fresh_gateway.operations.calls == [
         ("pause", "default", "the machine is needed"),
         ("resume", "default", False),
     ]
@@ -100,7 +100,7 @@ async def test_a_roll_back_goes_on_from_an_earlier_version(fresh_gateway: Gatewa
     with_versions(fresh_gateway, 3)
     status, said = await post(fresh_gateway, f"{POLICY}/roll-back", {"version": 2})
     assert (status, said["head"], said["step"]) == (200, 2, 4)
-    assert fresh_gateway.operations.said == [("roll back", "default", 2)]
+    assert fresh_gateway.operations.calls == [("roll back", "default", 2)]
     shown = (await get(fresh_gateway, f"{POLICY}/versions"))["versions"]
     assert [(version["n"], version["state"]) for version in shown] == [
         (0, "active, on the path"),
@@ -118,7 +118,7 @@ async def test_a_pinned_version_is_shown_and_unpinned_by_null(fresh_gateway: Gat
     (policy,) = (await get(fresh_gateway, "/admin/v1/policies"))["policies"]
     assert (policy["base_model"], policy["training"]["pinned"]) == ("tiny", 1)
     assert (await post(fresh_gateway, f"{POLICY}/pin", {"version": None}))[1]["pinned"] is None
-    assert [what for what, *_ in fresh_gateway.operations.said] == ["pin", "pin"]
+    assert [what for what, *_ in fresh_gateway.operations.calls] == ["pin", "pin"]
 
 
 async def test_a_recipe_is_shown_changed_and_set(fresh_gateway: Gateway) -> None:
@@ -130,7 +130,7 @@ async def test_a_recipe_is_shown_changed_and_set(fresh_gateway: Gateway) -> None
     assert (status, said["ready"], said["needed"]) == (200, 1, 4)
     status, said = await post(fresh_gateway, f"{POLICY}/recipe", {"name": "combined", "signal": {"m": 5}})
     assert (status, said["ready"], said["needed"]) == (200, 0, 16)
-    assert fresh_gateway.operations.said == [("set recipe", "default", "combined")] * 2
+    assert fresh_gateway.operations.calls == [("set recipe", "default", "combined")] * 2
 
 
 @pytest.mark.parametrize(
@@ -161,7 +161,7 @@ async def test_what_cannot_be_done_is_refused_by_its_field(
     answered, problem = await post(fresh_gateway, path, body)
     assert (answered, problem["field"]) == (status, field)
     assert problem["detail"]
-    assert fresh_gateway.operations.said == []
+    assert fresh_gateway.operations.calls == []
 
 
 async def test_learning_needs_an_admin_key(fresh_gateway: Gateway) -> None:

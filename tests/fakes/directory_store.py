@@ -21,17 +21,17 @@ class FakeDirectoryStore:
 
     async def read(self) -> Directory:
         if not self.available:
-            raise StoreUnavailable("the fake store is unavailable")
+            raise StoreUnavailable("the fake is set to be unavailable")
         return self._directory
 
     def set_engines(self, engines: Sequence[Engine]) -> None:
         self._directory = replace(self._directory, engines=tuple(engines))
 
     def set_active(self, version: int, versions: frozenset[int] | None = None) -> None:
-        """Make every policy's new requests go to this version, which every engine has loaded.
+        """Make this version every policy's active one.
 
         Args:
-            versions: all they have loaded; None says only this one.
+            versions: those that every engine has loaded; None: only this one.
         """
         loaded = frozenset({version}) if versions is None else versions
         policies = tuple(replace(policy, active=version) for policy in self._directory.policies)

@@ -1,6 +1,6 @@
-"""A vLLM stand-in that streams over real HTTP, in the shapes vLLM 0.32 was seen to use.
+"""A fake vLLM that streams over real HTTP, in the shapes observed of vLLM 0.32.
 
-What it says is scripted per request by a word in the last message, so that tests can make it break in every way.
+The last word of the last message selects the behaviour, so that tests can make it fail in every way.
 """
 
 from __future__ import annotations
@@ -28,9 +28,9 @@ class FakeEngine:
     """
     Attributes:
         requests: bodies in order of arrival.
-        aborted: how many requests, streamed or not, the gateway left before their end.
-        healthy: what /health says.
-        models: names it serves; None serves all.
+        aborted: requests, streamed or not, whose connection was closed before their end.
+        healthy: the answer of /health.
+        models: model names it serves; None serves all.
         delay_seconds: between tokens.
     """
 
@@ -41,8 +41,7 @@ class FakeEngine:
     models: set[str] | None = None
     delay_seconds: float = 0.0
 
-    def forget(self) -> None:
-        """Be as new."""
+    def reset(self) -> None:
         self.requests.clear()
         self.aborted = 0
         self.delay_seconds = 0.0
@@ -67,29 +66,29 @@ class FakeEngine:
                 raise ConnectionResetError("on purpose")
         if body.get("stream"):
             return StreamingResponse(self._stream(body, word), media_type="text/event-stream")
-        if await self._left_before_its_end(request):
+        if await self._disconnected_while_waiting(request):
             self.aborted += 1
-            return Response(status_code=499)  # nobody reads it
+            return Response(status_code=499)  # never read
         return JSONResponse(_completion(body, word))
 
-    async def _left_before_its_end(self, request: Request) -> bool:
-        """Take the time a whole answer takes, as long as somebody waits for it; whether nobody did."""
+    async def _disconnected_while_waiting(self, request: Request) -> bool:
+        """Wait as long as a whole answer takes; True if the client disconnected meanwhile."""
         loop = asyncio.get_running_loop()
         ready = loop.time() + self.delay_seconds * len(WORDS)
-        while (missing := ready - loop.time()) > 0:
+        while (remaining := ready - loop.time()) > 0:
             if await request.is_disconnected():
                 return True
-            await asyncio.sleep(min(missing, 0.01))
+            await asyncio.sleep(min(remaining, 0.01))
         return False
 
     async def _stream(self, body: dict[str, Any], word: str) -> AsyncIterator[bytes]:
-        ended = False
+        finished = False
         try:
             async for chunk in self._chunks(body, word):
                 yield chunk
-            ended = True
+            finished = True
         finally:
-            if not ended and word not in {"BREAK", "RESETMID"}:
+            if not finished and word not in {"BREAK", "RESETMID"}:
                 self.aborted += 1
 
     async def _chunks(self, body: dict[str, Any], word: str) -> AsyncIterator[bytes]:
@@ -219,7 +218,7 @@ def _error(status: int, message: str, kind: str, param: str | None) -> JSONRespo
 
 @asynccontextmanager
 async def serving(app: Any, port: int = 0) -> AsyncIterator[str]:
-    """Any ASGI app on a real port, in this event loop; yields its URL."""
+    """Serve an ASGI app on a real port, in this event loop; yields its URL."""
     listener = socket.create_server(("127.0.0.1", port))
     config = uvicorn.Config(app, log_config=None, access_log=False, lifespan="on", timeout_graceful_shutdown=2)
     server = uvicorn.Server(config)

@@ -1,4 +1,4 @@
-"""A vLLM's adapters in memory."""
+"""A fake of `EngineControl`: adapters in memory."""
 
 from __future__ import annotations
 
@@ -13,12 +13,12 @@ from clawloop.errors import EngineRejected, EngineUnavailable
 class FakeEngineControl:
     """
     Attributes:
-        listed: adapters it has.
-        loads: names in the order in which they were asked for.
-        busy: adapters that have requests.
-        alive: False: it cannot be reached.
-        silent: health is not answered in time.
-        refuses: names it will not load, with its reason.
+        listed: the loaded adapters.
+        loads: names of all load requests, in order.
+        busy: adapters with requests.
+        alive: False makes every call fail as if the engine could not be reached.
+        silent: True makes health time out.
+        refuses: names that cannot be loaded, with the reason.
     """
 
     def __init__(self, adapters: Path | None = None, slots: int = 4) -> None:
@@ -32,7 +32,7 @@ class FakeEngineControl:
         self._slots = slots
 
     def restart(self) -> None:
-        """It is up again, with nothing but the base."""
+        """Come back up with the base model only."""
         self.alive = True
         self.listed.clear()
         self.busy.clear()
@@ -43,26 +43,26 @@ class FakeEngineControl:
             check_version(path, version.sha256)
             if "r" not in json.loads((path / CONFIG_FILE).read_text()):
                 raise EngineRejected(500, {"message": "Missing required configuration fields"})
-        self._reach()
+        self._require_alive()
         self.loads.append(name)
         if name in self.refuses:
             raise EngineRejected(400, {"message": self.refuses[name]})
         self.listed.add(name)
 
     async def unload(self, name: str) -> None:
-        self._reach()
+        self._require_alive()
         self.listed.discard(name)
 
     async def names(self) -> frozenset[str]:
-        self._reach()
+        self._require_alive()
         return frozenset(self.listed)
 
     async def running(self) -> frozenset[str]:
-        self._reach()
+        self._require_alive()
         return frozenset(self.busy)
 
     async def slots(self) -> int:
-        self._reach()
+        self._require_alive()
         return self._slots
 
     async def healthy(self) -> bool:
@@ -70,6 +70,6 @@ class FakeEngineControl:
             raise EngineUnavailable("no answer within 10 s")
         return self.alive
 
-    def _reach(self) -> None:
+    def _require_alive(self) -> None:
         if not self.alive:
-            raise EngineUnavailable("it cannot be reached")
+            raise EngineUnavailable("the engine cannot be reached")

@@ -1,4 +1,4 @@
-"""API keys in memory; passes the same contract tests as those in PostgreSQL."""
+"""API keys in memory; passes the same contract suite as the store in PostgreSQL."""
 
 from __future__ import annotations
 
@@ -17,7 +17,7 @@ class FakeKeyStore:
     """
     Attributes:
         available: False makes every call raise StoreUnavailable.
-        lookups: how often a key was looked up.
+        lookups: how often `authenticate` was called.
     """
 
     def __init__(self) -> None:
@@ -26,7 +26,7 @@ class FakeKeyStore:
         self._entries: dict[str, KeyEntry] = {}  # by secret
 
     def add(self, policy: str, scopes: Iterable[Scope], name: str = "test") -> str:
-        """A new key's secret."""
+        """Add a key; returns its secret."""
         key = ApiKey(new_api_key_id(), policy, frozenset(scopes))
         prefix = f"cl-{secrets.token_hex(4)}"
         secret = f"{prefix}-{secrets.token_urlsafe(32)}"
@@ -66,4 +66,4 @@ class FakeKeyStore:
 
     def _require_available(self) -> None:
         if not self.available:
-            raise StoreUnavailable("the fake store is unavailable")
+            raise StoreUnavailable("the fake is set to be unavailable")

@@ -1,4 +1,4 @@
-"""A server that tells the name of its model as vLLM does, and can do nothing else."""
+"""A server that answers only `/v1/models`, as vLLM does."""
 
 from __future__ import annotations
 
@@ -11,7 +11,7 @@ from http.server import BaseHTTPRequestHandler, HTTPServer
 
 @contextmanager
 def model_server(name: str) -> Iterator[str]:
-    """Its URL while the block runs."""
+    """Serve until the block ends; yields the URL."""
 
     class Handler(BaseHTTPRequestHandler):
         def do_GET(self) -> None:

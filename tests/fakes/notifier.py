@@ -1,4 +1,4 @@
-"""An announcer that remembers what it was told, and can fail or never answer."""
+"""Notifiers that record their calls, and can fail or hang."""
 
 from __future__ import annotations
 
@@ -9,98 +9,99 @@ from clawloop.errors import SignalFailed
 from clawloop.ids import SessionId
 from clawloop.recipes.recipe import Recipe
 
-Told = TurnRecorded | FeedbackGiven | RejudgeRequested
+Message = TurnRecorded | FeedbackGiven | RejudgeRequested
 
 
 class FakeNotifier:
-    """Satisfies `api.ports.Announcer`, `api.ports.SessionOperations` and `activities.judging.ports.Announcer`.
+    """Satisfies both `SessionNotifier` protocols and `api.ports.SessionOperations`.
 
     Attributes:
-        told: in order.
-        erased: what sessions' workflows were told of erasures.
+        sent: the messages, in order.
+        erased: the erasures, in order.
+        calls: how many sends were tried.
         available: False makes every call raise SignalFailed.
         hangs: True makes every call wait for ever.
     """
 
     def __init__(self) -> None:
-        self.told: list[tuple[SessionFacts, Told | None]] = []
+        self.sent: list[tuple[SessionFacts, Message | None]] = []
         self.erased: list[tuple[SessionId, ContentErased]] = []
         self.calls = 0
         self.available = True
         self.hangs = False
 
     async def notify_turn(self, session: SessionFacts, turn: TurnRecorded) -> None:
-        await self._tell(session, turn)
+        await self._send(session, turn)
 
     async def notify_feedback(self, session: SessionFacts, feedback: FeedbackGiven) -> None:
-        await self._tell(session, feedback)
+        await self._send(session, feedback)
 
     async def rejudge(self, session: SessionFacts, wanted: RejudgeRequested) -> None:
-        await self._tell(session, wanted)
+        await self._send(session, wanted)
 
     async def content_erased(self, session: SessionId, erased: ContentErased) -> None:
         if not self.available:
-            raise SignalFailed("the fake store is unavailable")
+            raise SignalFailed("the fake is set to be unavailable")
         self.erased.append((session, erased))
 
     async def wake(self, session: SessionFacts) -> None:
-        await self._tell(session, None)
+        await self._send(session, None)
 
-    async def _tell(self, session: SessionFacts, message: Told | None) -> None:
+    async def _send(self, session: SessionFacts, message: Message | None) -> None:
         self.calls += 1
         if self.hangs:
             await asyncio.Event().wait()
         if not self.available:
-            raise SignalFailed("the fake store is unavailable")
-        self.told.append((session, message))
+            raise SignalFailed("the fake is set to be unavailable")
+        self.sent.append((session, message))
 
 
-class FakeWorkAnnouncer:
+class FakeWorkNotifier:
     """Satisfies `activities.training.ports.WorkNotifier`.
 
     Attributes:
-        told: policies, in order.
+        policies: those of the calls, in order.
         available: False makes every call raise SignalFailed.
     """
 
     def __init__(self) -> None:
-        self.told: list[str] = []
+        self.policies: list[str] = []
         self.available = True
 
     async def notify_work(self, policy: str) -> None:
         if not self.available:
             raise SignalFailed("Temporal: away")
-        self.told.append(policy)
+        self.policies.append(policy)
 
 
 class FakeOperations:
     """Satisfies `api.ports.Operations`.
 
     Attributes:
-        said: what operators said, in order.
+        calls: operation, policy and value, in order.
         available: False makes every call raise SignalFailed.
     """
 
     def __init__(self) -> None:
-        self.said: list[tuple[str, str, object]] = []
+        self.calls: list[tuple[str, str, object]] = []
         self.available = True
 
     async def pause(self, policy: str, reason: str) -> None:
-        self._say("pause", policy, reason)
+        self._call("pause", policy, reason)
 
     async def resume(self, policy: str, retry: bool) -> None:
-        self._say("resume", policy, retry)
+        self._call("resume", policy, retry)
 
     async def roll_back(self, policy: str, version: int) -> None:
-        self._say("roll back", policy, version)
+        self._call("roll back", policy, version)
 
     async def pin(self, policy: str, version: int | None) -> None:
-        self._say("pin", policy, version)
+        self._call("pin", policy, version)
 
     async def set_recipe(self, policy: str, recipe: Recipe) -> None:
-        self._say("set recipe", policy, recipe.name)
+        self._call("set recipe", policy, recipe.name)
 
-    def _say(self, what: str, policy: str, value: object) -> None:
+    def _call(self, operation: str, policy: str, value: object) -> None:
         if not self.available:
             raise SignalFailed("Temporal: away")
-        self.said.append((what, policy, value))
+        self.calls.append((operation, policy, value))

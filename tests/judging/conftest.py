@@ -35,7 +35,7 @@ from db.training.recipes import ensure_recipe
 from db.turns.insert import PostgresTurnStore
 from tests.contract.conftest import TEST_LIMIT
 from tests.fakes.judge import FakeJudge, fake_judge
-from tests.fakes.notifier import FakeWorkAnnouncer
+from tests.fakes.notifier import FakeWorkNotifier
 from tests.records import turn_record
 
 JUDGE_SECONDS = 30.0  # on a busy machine a judge must not seem to hang
@@ -67,7 +67,7 @@ class Bench:
     judging: JudgingActivities
     ledger: LedgerActivities
     work: TrainingNotifier
-    notifier: FakeWorkAnnouncer
+    notifier: FakeWorkNotifier
     key: ApiKeyId
     metrics: WorkerMetrics
 
@@ -152,7 +152,7 @@ async def bench(postgres_url: str, judge: FakeJudge) -> AsyncIterator[Bench]:
         JudgeClient(endpoints, AnswerForm.FREE, seconds=JUDGE_SECONDS, clock=metrics) as client,
         EngineRenderer(endpoints) as renderer,
     ):
-        notifier = FakeWorkAnnouncer()
+        notifier = FakeWorkNotifier()
         work = TrainingNotifier(PostgresWorkStore(database), notifier)
         yield Bench(
             url=postgres_url,

@@ -31,7 +31,7 @@ async def test_missed_main_turns_are_announced_in_order_once(bench: Bench) -> No
     await bench.insert(one[2], two[1])
     notifier = FakeNotifier()
     assert (await sweeper(bench, notifier).sweep()).announced == 5
-    told = [message.turn_id for _, message in notifier.told if isinstance(message, TurnRecorded)]
+    told = [message.turn_id for _, message in notifier.sent if isinstance(message, TurnRecorded)]
     for turns in (one, two):
         ids = [turn.turn_id for turn in turns]
         assert [turn_id for turn_id in told if turn_id in ids] == ids
@@ -64,9 +64,9 @@ class Stubborn(FakeNotifier):
         super().__init__()
         self.stuck = stuck
 
-    async def _tell(self, session: SessionFacts, message: Any) -> None:
+    async def _send(self, session: SessionFacts, message: Any) -> None:
         self.available = session.session_id not in self.stuck
-        await super()._tell(session, message)
+        await super()._send(session, message)
 
 
 async def test_a_session_that_cannot_be_told_keeps_nobody_from_the_others(
@@ -138,8 +138,8 @@ async def test_a_part_that_fails_keeps_no_other_from_running(bench: Bench) -> No
     with pytest.raises(ExceptionGroup) as raised:  # the first failure, not the disk's
         await sweeping.sweep()
     assert raised.group_contains(ValueError, match="of turns")
-    assert [facts.session_id for facts, _ in notifier.told] == [session, session]
-    assert [type(message) for _, message in notifier.told] == [FeedbackGiven, type(None)]
+    assert [facts.session_id for facts, _ in notifier.sent] == [session, session]
+    assert [type(message) for _, message in notifier.sent] == [FeedbackGiven, type(None)]
     assert disk.tried == 1
     assert (await sweeper(bench, FakeNotifier()).sweep()).announced == 1  # it is still to be told
 
@@ -150,7 +150,7 @@ async def test_feedback_nobody_was_told_of_is_announced_once(bench: Bench) -> No
     given = bench.feedback(turn, 1.0)
     notifier = FakeNotifier()
     assert (await sweeper(bench, notifier).sweep()).feedback == 1
-    assert notifier.told[-1][1] == FeedbackGiven(given, turn.turn_id)
+    assert notifier.sent[-1][1] == FeedbackGiven(given, turn.turn_id)
     assert (await sweeper(bench, notifier).sweep()).feedback == 0
     # Told a day ago and still not taken in: somebody lost it.
     bench.execute("UPDATE feedback SET announced_at = now() - interval '2 days'")
@@ -163,5 +163,5 @@ async def test_sessions_nobody_closed_are_woken(bench: Bench) -> None:
     assert (await sweeper(bench, notifier).sweep()).woken == 0
     bench.execute("UPDATE sessions SET last_turn_at = now() - interval '1 hour'")
     assert (await sweeper(bench, notifier).sweep()).woken == 1
-    facts, message = notifier.told[-1]
+    facts, message = notifier.sent[-1]
     assert (facts.session_id, message) == (session, None)

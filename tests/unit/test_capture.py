@@ -1,4 +1,4 @@
-"""What an engine's chunks say, also when they are not what they should be."""
+"""What is collected from an engine's chunks, including malformed ones."""
 
 from __future__ import annotations
 
@@ -34,12 +34,12 @@ def _capture() -> Capture:
         {},
     ],
 )
-def test_a_chunk_that_is_none_is_refused(chunk: dict[str, Any]) -> None:
+def test_a_malformed_chunk_is_refused(chunk: dict[str, Any]) -> None:
     with pytest.raises((AttributeError, IndexError, KeyError, TypeError)):
         _capture().take_chunk(chunk)
 
 
-def test_text_whose_tokens_are_missing_makes_all_tokens_unknown() -> None:
+def test_text_without_tokens_discards_all_tokens_of_the_choice() -> None:
     capture = _capture()
     capture.take_chunk(_chunk({"content": "a"}, [1]))
     capture.take_chunk(_chunk({"content": "b"}))
@@ -50,7 +50,7 @@ def test_text_whose_tokens_are_missing_makes_all_tokens_unknown() -> None:
 
 
 @pytest.mark.parametrize("ids", [[2**40], [-1], [True], ["a"]])
-def test_ids_that_are_none_are_unknown(ids: list[Any]) -> None:
+def test_invalid_ids_are_discarded(ids: list[Any]) -> None:
     capture = _capture()
     capture.take_chunk(_chunk({"content": "a"}, ids))
     assert capture.choices[0].response_ids is None

@@ -1,4 +1,4 @@
-"""Server-sent events cut anywhere read the same as the openai SDK reads them."""
+"""Server-sent events, split anywhere, are parsed as the openai SDK parses them."""
 
 from __future__ import annotations
 
@@ -25,15 +25,15 @@ async def _read(stream: bytes, size: int) -> list[bytes]:
 
 
 @given(lines=st.lists(st.tuples(LINES, ENDS), max_size=20), size=st.integers(1, 7))
-async def test_any_stream_reads_as_the_openai_sdk_reads_it(lines: list[tuple[str, str]], size: int) -> None:
-    # A line end "\r" before an empty line with "\n" would be one "\r\n".
+async def test_any_stream_is_parsed_as_by_the_openai_sdk(lines: list[tuple[str, str]], size: int) -> None:
+    # "\r" followed by the "\n" of an empty line would be one line end.
     stream = "".join(line + ("\n" if end == "\r" else end) for line, end in lines).encode()
     expected = [event.data.encode() for event in SSEDecoder().iter_bytes(iter([stream])) if event.data]
     assert [data for data in await _read(stream, size) if data] == expected
 
 
 @given(size=st.integers(1, 30))
-async def test_old_line_ends_are_read_however_they_are_cut(size: int) -> None:
+async def test_carriage_returns_are_line_ends_wherever_the_stream_is_split(size: int) -> None:
     assert await _read(b"data: a\r\rdata: b\rdata: c\r\r", size) == [b"a", b"b\nc"]
     assert await _read(b"data: a\r\n\r\ndata: b\n\n", size) == [b"a", b"b"]
 
@@ -50,7 +50,7 @@ async def test_an_event_of_one_endless_line_is_refused(size: int) -> None:
 
 
 @pytest.mark.parametrize("line", [b"data: " + b"x" * 1000 + b"\n", b"data\n"])
-async def test_an_event_of_endless_lines_is_refused_before_it_is_all_there(line: bytes) -> None:
+async def test_an_event_of_endless_lines_is_refused_before_it_ends(line: bytes) -> None:
     limit_bytes, sent_bytes = 2**20, 0
 
     async def endless() -> AsyncIterator[bytes]:

@@ -1,4 +1,4 @@
-"""When a gateway says that it is not ready, and why."""
+"""When a gateway is not ready, and the reasons it gives."""
 
 from __future__ import annotations
 
@@ -32,28 +32,28 @@ async def _readiness(database_url: str, *, engine_healthy: bool) -> AsyncIterato
         await database.close()
 
 
-async def test_it_is_ready_with_a_current_schema_and_a_healthy_engine(postgres_url: str) -> None:
+async def test_a_gateway_with_a_current_schema_and_a_healthy_engine_is_ready(postgres_url: str) -> None:
     async with _readiness(postgres_url, engine_healthy=True) as readiness:
         assert await readiness.problems() == []
 
 
-async def test_a_schema_that_is_behind_is_named_with_what_to_do(empty_postgres_url: str) -> None:
+async def test_an_outdated_schema_is_named_with_the_remedy(empty_postgres_url: str) -> None:
     async with _readiness(empty_postgres_url, engine_healthy=True) as readiness:
         [problem] = await readiness.problems()
     assert "schema" in problem
     assert "clawloop migrate" in problem
 
 
-async def test_an_engine_that_is_not_healthy_is_named(postgres_url: str) -> None:
+async def test_an_unhealthy_engine_is_named(postgres_url: str) -> None:
     async with _readiness(postgres_url, engine_healthy=False) as readiness:
         assert await readiness.problems() == ["no engine is healthy"]
 
 
-async def test_a_store_that_is_away_is_named_beside_the_engine_without_who_and_where() -> None:
+async def test_a_database_that_is_away_is_named_without_user_and_address() -> None:
     port = free_port()
     url = f"postgresql://secret-user:secret-word@127.0.0.1:{port}/secret-name"
     async with _readiness(url, engine_healthy=False) as readiness:
         store, engine = await readiness.problems()
     assert store.startswith("PostgreSQL does not answer")
-    assert not any(told in store for told in ("secret", "127.0.0.1", str(port)))
+    assert not any(secret in store for secret in ("secret", "127.0.0.1", str(port)))
     assert engine == "no engine is healthy"

@@ -11,7 +11,7 @@ from prometheus_client import CollectorRegistry, Gauge
 
 from clawloop.contracts.serving import Engine
 from clawloop.errors import EngineUnavailable
-from clawloop.serving.rotation import AFFINITY_SLACK, LOST_SECONDS, Rotation
+from clawloop.serving.rotation import AFFINITY_SLACK, MISSING_SECONDS, Rotation
 
 
 def _engine(name: str, *versions: int, draining: bool = False) -> Engine:
@@ -30,9 +30,9 @@ async def test_only_an_engine_that_has_the_version_is_chosen() -> None:
     rotation = _rotation(_engine("a", 1), _engine("b", 2))
     for session in range(20):
         assert (await rotation.acquire("default", 2, str(session))).id == "b"
-    assert rotation.has("default", 1)
-    assert not rotation.has("default", 3)
-    assert rotation.has("default", 0)
+    assert rotation.has_version("default", 1)
+    assert not rotation.has_version("default", 3)
+    assert rotation.has_version("default", 0)
 
 
 async def test_draining_and_unhealthy_engines_get_nothing() -> None:
@@ -41,7 +41,7 @@ async def test_draining_and_unhealthy_engines_get_nothing() -> None:
     assert {(await rotation.acquire("default", 0, str(n))).id for n in range(20)} == {"b"}
 
 
-async def test_a_session_keeps_its_engine_until_that_is_much_busier() -> None:
+async def test_a_session_stays_on_its_engine_until_that_is_much_busier() -> None:
     rotation = _rotation(_engine("a"), _engine("b"))
     chosen = [(await rotation.acquire("default", 0, "session")).id for _ in range(AFFINITY_SLACK + 2)]
     home = chosen[0]
@@ -49,7 +49,7 @@ async def test_a_session_keeps_its_engine_until_that_is_much_busier() -> None:
     assert chosen[-1] != home
 
 
-async def test_an_engine_that_leaves_moves_only_its_own_sessions() -> None:
+async def test_removing_an_engine_moves_only_its_sessions() -> None:
     three, two = _rotation(_engine("a"), _engine("b"), _engine("c")), _rotation(_engine("a"), _engine("b"))
     moved: Counter[str] = Counter()
     for session in range(60):
@@ -61,14 +61,14 @@ async def test_an_engine_that_leaves_moves_only_its_own_sessions() -> None:
     assert set(moved) == {"c"}
 
 
-async def test_an_engine_that_failed_is_avoided_while_there_is_another() -> None:
+async def test_a_failed_engine_is_avoided_while_there_is_another() -> None:
     rotation = _rotation(_engine("a"), _engine("b"))
     assert (await rotation.acquire("default", 0, "s", avoid="a")).id == "b"
     alone = _rotation(_engine("a"))
     assert (await alone.acquire("default", 0, "s", avoid="a")).id == "a"
 
 
-async def test_a_request_waits_for_the_engine_to_come_back() -> None:
+async def test_a_request_waits_until_an_engine_is_healthy() -> None:
     rotation = _rotation(_engine("a"), hold_seconds=5)
     rotation.mark("a", healthy=False)
     waiting = asyncio.create_task(rotation.acquire("default", 0, "s"))
@@ -90,18 +90,18 @@ async def test_waiting_is_bounded_in_time_and_number() -> None:
             await task
 
 
-async def test_an_engine_that_lost_a_version_gets_none_such_until_it_may_have_caught_up(
+async def test_an_engine_that_lacks_a_version_gets_no_request_for_it_for_a_while(
     monkeypatch: pytest.MonkeyPatch,
 ) -> None:
     now = 100.0
     monkeypatch.setattr("clawloop.serving.rotation.time", SimpleNamespace(monotonic=lambda: now))
     rotation = _rotation(_engine("a", 1, 2), _engine("b", 1), hold_seconds=30)
-    rotation.lost("a", "default", 1)
+    rotation.mark_missing("a", "default", 1)
     assert {(await rotation.acquire("default", 1, str(n))).id for n in range(20)} == {"b"}
     assert (await rotation.acquire("default", 2, "s")).id == "a"
-    rotation.lost("b", "default", 1)
+    rotation.mark_missing("b", "default", 1)
     waiting = asyncio.create_task(rotation.acquire("default", 1, "s"))
-    now += LOST_SECONDS - 0.1
+    now += MISSING_SECONDS - 0.1
     rotation.mark("a", healthy=True)
     await asyncio.sleep(0.05)
     assert not waiting.done()

@@ -22,7 +22,7 @@ from clawloop.judging.parsing import Vote
 from clawloop.judging.prompts import AnswerForm, JudgePrompt
 from clawloop.recipes.recipe import Recipe
 from tests.fakes.judgement_store import FakeJudgementStore
-from tests.fakes.notifier import FakeNotifier, FakeWorkAnnouncer
+from tests.fakes.notifier import FakeNotifier, FakeWorkNotifier
 from tests.fakes.turn_store import FakeTurnStore
 from tests.fakes.upkeep_store import FakeUpkeepStore
 from tests.records import KEY, turn_record
@@ -88,7 +88,7 @@ class Desk:
         self.store = FakeJudgementStore(self.turns, BINARY)
         self.judge = ScriptedJudge()
         self.notifier = FakeNotifier()
-        work = TrainingNotifier(NoWork(), FakeWorkAnnouncer())
+        work = TrainingNotifier(NoWork(), FakeWorkNotifier())
         self.judging = JudgingActivities(self.store, self.judge, self.judge, work)
         self.ledger = LedgerActivities(self.store, self.store, work)
         idle = timedelta(minutes=30)
@@ -202,4 +202,4 @@ async def test_a_sweep_notifies_of_missed_turns_once(desk: Desk) -> None:
     _, turns = await desk.talk("one", "two")
     assert (await desk.upkeep.sweep()).announced == len(turns)
     assert (await desk.upkeep.sweep()).announced == 0
-    assert len(desk.notifier.told) == len(turns)
+    assert len(desk.notifier.sent) == len(turns)

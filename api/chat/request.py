@@ -1,0 +1,138 @@
+"""From an HTTP request to a `PreparedChat`: the policy, version, session and kind, and the body for the engine."""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+from datetime import UTC, datetime
+from typing import Any
+
+import orjson
+from pydantic import JsonValue
+from starlette.datastructures import Headers
+
+from api.chat.models import resolve_model
+from api.chat.schemas import ChatRequest, parse_chat_request
+from api.dependencies import Services
+from clawloop.contracts.serving import ApiKey, Policy, RouteKey
+from clawloop.contracts.turns import KindDecision, Message, SessionEvidence, SessionSource
+from clawloop.ids import TurnId, new_turn_id, version_name
+from clawloop.turns.canonical import is_volatile, prefix_digests, seed_digest
+from clawloop.turns.classify import classify
+from clawloop.turns.identify import ends_session, identify
+
+# Clawloop's own fields; the engine does not get them.
+_CLAWLOOP_FIELDS = frozenset({"session_id", "session_done", "turn_type"})
+# Not sampling settings of the turn: recorded elsewhere, or about the client and not the tokens.
+_NOT_SAMPLING = frozenset(
+    {
+        "messages",
+        "tools",
+        "model",
+        "stream",
+        "stream_options",
+        "user",
+        "safety_identifier",
+        "metadata",
+        "store",
+        "prompt_cache_key",
+        "return_token_ids",
+        "logprobs",
+        "top_logprobs",
+    }
+)
+
+
+@dataclass(frozen=True, slots=True)
+class PreparedChat:
+    """One checked chat request, ready to be sent to an engine.
+
+    Args:
+        request: the checked request.
+        body: the engine's request body, without `model`.
+        version: the version that is to answer.
+        pinned: the client named the version, so no other may answer.
+        affinity: requests with the same value go to the same engine.
+        turn_ids: one for each choice.
+    """
+
+    key: ApiKey
+    policy: Policy
+    request: ChatRequest
+    body: dict[str, Any]
+    messages: list[Message]
+    evidence: SessionEvidence
+    kind: KindDecision
+    version: int
+    pinned: bool
+    affinity: str
+    ends_session: bool
+    turn_ids: tuple[TurnId, ...]
+    started_at: datetime
+
+    @property
+    def sampling(self) -> dict[str, JsonValue]:
+        """Every setting that shaped the tokens, as sent to the engine."""
+        return {name: value for name, value in self.body.items() if name not in _NOT_SAMPLING}
+
+    def route(self, version: int) -> RouteKey:
+        model = version_name(self.policy.id, version, self.policy.base_model)
+        return RouteKey(policy=self.policy.id, version=version, model=model, affinity=self.affinity)
+
+    def engine_body(self, version: int) -> bytes:
+        return orjson.dumps(self.body | {"model": self.route(version).model})
+
+
+async def prepare(services: Services, key: ApiKey, headers: Headers, body: dict[str, Any]) -> PreparedChat:
+    """Check a request, and choose its policy, version, session and kind.
+
+    Raises:
+        RequestRejected: names the field and the remedy.
+        StoreUnavailable: the directory lacks the key's policy or cannot be refreshed.
+    """
+    request = parse_chat_request(body)
+    policy, choice = await resolve_model(request.model, key, services.directory)
+    evidence = identify(headers, body)
+    messages: list[Message] = body["messages"]
+    version = choice.version
+    if version is None:
+        version = await services.versions.choose(key.id, policy, evidence, messages)
+        if not services.engines.has_version(policy.id, version):
+            version = policy.active
+    return PreparedChat(
+        key=key,
+        policy=policy,
+        request=request,
+        body=_engine_fields(body, request, policy),
+        messages=messages,
+        evidence=evidence,
+        kind=classify(headers, body, side_alias=choice.side),
+        version=version,
+        pinned=choice.version is not None,
+        affinity=_affinity(key, evidence, messages),
+        ends_session=ends_session(headers, body),
+        turn_ids=tuple(new_turn_id() for _ in range(request.n or 1)),
+        started_at=datetime.now(UTC),
+    )
+
+
+def _engine_fields(body: dict[str, Any], request: ChatRequest, policy: Policy) -> dict[str, Any]:
+    """The client's fields, the policy's sampling where the client gave none, and the fields that capture needs."""
+    fields = {name: value for name, value in body.items() if name not in _CLAWLOOP_FIELDS}
+    for name, value in policy.sampling.items():
+        if fields.get(name) is None:
+            fields[name] = value
+    fields["return_token_ids"] = True
+    if not request.logprobs:
+        fields["logprobs"] = True
+        fields["top_logprobs"] = 0
+    return fields
+
+
+def _affinity(key: ApiKey, evidence: SessionEvidence, messages: list[Message]) -> str:
+    if evidence.source is not SessionSource.CONVERSATION:
+        return f"{key.id}/{evidence.value}"
+    # The messages up to the first user message stay the same while a conversation grows, and begin its prefix cache.
+    first_user = next(
+        (n for n, message in enumerate(messages) if message.get("role") == "user" and not is_volatile(message)), 0
+    )
+    return prefix_digests(seed_digest(key.id, evidence.narrowing), messages[: first_user + 1])[-1].hex()

@@ -1,0 +1,77 @@
+"""Request bodies as JSON objects, limited in size, time and depth."""
+
+from __future__ import annotations
+
+import asyncio
+from typing import Any
+
+import orjson
+from starlette.requests import Request
+
+from api.dependencies import Limits
+from clawloop.errors import RequestRejected
+
+# Storing wraps a request in a few more levels, and pydantic reads a spooled turn up to about 200. No real tool schema
+# is this deep. orjson writes at most 254 levels, which checks the depth without a walk through the body in Python.
+_DEPTH_LIMIT = 128
+_SPARE_LEVELS = 254 - _DEPTH_LIMIT
+# A body over the limit is read and discarded up to this, so that the client is there to read the answer.
+_DISCARD_BYTES = 128 * 1024 * 1024
+
+
+async def read_json(request: Request, limits: Limits) -> dict[str, Any]:
+    """The request's body as a JSON object.
+
+    Raises:
+        RequestRejected: too large (413), too slow (408), not JSON, not an object, or nested too deeply (400).
+        ClientDisconnect: the client closed the connection.
+    """
+    raw = await _read(request, limits)
+    try:
+        body = orjson.loads(raw)
+    except orjson.JSONDecodeError as error:
+        raise RequestRejected(
+            f"The body is not JSON: {error.msg} at byte {error.pos}. Send a JSON object in UTF-8.",
+            code="invalid_json",
+        ) from None
+    if not isinstance(body, dict):
+        raise RequestRejected("The body must be a JSON object.", code="invalid_json")
+    wrapped: Any = body
+    for _ in range(_SPARE_LEVELS):
+        wrapped = [wrapped]
+    try:
+        orjson.dumps(wrapped)
+    except orjson.JSONEncodeError:
+        raise RequestRejected(
+            f"The body is nested too deeply: at most {_DEPTH_LIMIT} levels are accepted.",
+            code="invalid_json",
+        ) from None
+    return body
+
+
+async def _read(request: Request, limits: Limits) -> bytes:
+    chunks: list[bytes] = []
+    size_bytes = 0
+    try:
+        async with asyncio.timeout(limits.upload_seconds):
+            async for chunk in request.stream():
+                size_bytes += len(chunk)
+                if size_bytes <= limits.body_bytes:
+                    chunks.append(chunk)
+                elif size_bytes > _DISCARD_BYTES:
+                    break
+                else:
+                    chunks.clear()
+    except TimeoutError:
+        raise RequestRejected(
+            f"The body did not arrive within {limits.upload_seconds:.0f} s. Send less history, or smaller files.",
+            status=408,
+            code="upload_timeout",
+        ) from None
+    if size_bytes > limits.body_bytes:
+        raise RequestRejected(
+            f"The body is larger than {limits.body_bytes // (1024 * 1024)} MiB. Send less history, or smaller files.",
+            status=413,
+            code="body_too_large",
+        )
+    return b"".join(chunks)

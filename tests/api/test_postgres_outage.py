@@ -1,0 +1,119 @@
+"""PostgreSQL away: chat goes on from caches; turns are spooled, and stored later in order."""
+
+from __future__ import annotations
+
+import logging
+from pathlib import Path
+
+import pytest
+
+from clawloop.contracts.turns import InsertedTurn, TurnRecord
+from clawloop.errors import RecordUnusable
+from tests.api.chat_requests import PATH, chat_body
+from tests.api.conftest import Gateway, running_gateway, until
+from tests.fakes.engine import FakeEngine
+from tests.fakes.turn_store import FakeTurnStore
+
+
+def _set_postgres(gateway: Gateway, *, available: bool) -> None:
+    gateway.turns.available = gateway.keys.available = gateway.directory.available = available
+
+
+@pytest.mark.slow
+async def test_chat_goes_on_and_turns_are_stored_when_postgres_is_back(fresh_gateway: Gateway) -> None:
+    async with fresh_gateway.client() as client:
+        await client.post(PATH, json=chat_body("before"))
+        _set_postgres(fresh_gateway, available=False)
+        for n in range(5):
+            assert (await client.post(PATH, json=chat_body(f"away {n}", stream=True))).status_code == 200
+        assert fresh_gateway.spool.turns == 5
+        metrics = (await client.get("/metrics")).text
+        assert "clawloop_gateway_spool_turns 5.0" in metrics
+        _set_postgres(fresh_gateway, available=True)
+        turns = await fresh_gateway.recorded(6)
+        await until(lambda: not fresh_gateway.spool.turns)
+    contents = [turn.messages[0]["content"] for turn in turns]
+    assert contents == ["before", *(f"away {n}" for n in range(5))]
+
+
+@pytest.mark.slow
+async def test_a_turn_is_not_stored_before_spooled_ones(fresh_gateway: Gateway) -> None:
+    async with fresh_gateway.client() as client:
+        await client.post(PATH, json=chat_body("warm"))
+        _set_postgres(fresh_gateway, available=False)
+        await client.post(PATH, json=chat_body("first"))
+        _set_postgres(fresh_gateway, available=True)
+        await client.post(PATH, json=chat_body("second"))
+        turns = await fresh_gateway.recorded(3)
+    assert [turn.messages[0]["content"] for turn in turns] == ["warm", "first", "second"]
+
+
+async def test_spooled_turns_are_stored_by_the_next_process(tmp_path: Path, engine: FakeEngine) -> None:
+    async with running_gateway(tmp_path, engines=[engine]) as gateway, gateway.client() as client:
+        await client.post(PATH, json=chat_body("warm"))
+        _set_postgres(gateway, available=False)
+        await client.post(PATH, json=chat_body("away"))
+    async with running_gateway(tmp_path, engines=[engine]) as gateway:
+        [turn] = await gateway.recorded()
+    assert turn.messages[0]["content"] == "away"
+
+
+async def test_an_uncached_key_is_503_not_401(fresh_gateway: Gateway) -> None:
+    _set_postgres(fresh_gateway, available=False)
+    async with fresh_gateway.client() as client:
+        answer = await client.post(PATH, json=chat_body())
+    assert answer.status_code == 503
+    assert answer.headers["Retry-After"]
+    assert answer.json()["error"]["code"] == "store_unavailable"
+
+
+async def test_a_full_spool_loses_and_counts_the_newest_turn(tmp_path: Path, engine: FakeEngine) -> None:
+    async with running_gateway(tmp_path, engines=[engine], spool_bytes=2500) as gateway, gateway.client() as client:
+        await client.post(PATH, json=chat_body("warm"))
+        _set_postgres(gateway, available=False)
+        for _ in range(4):
+            assert (await client.post(PATH, json=chat_body())).status_code == 200
+        metrics = (await client.get("/metrics")).text
+    assert 0 < gateway.spool.turns < 4
+    assert f'clawloop_gateway_turns_lost_total{{why="spool full"}} {4 - gateway.spool.turns}.0' in metrics
+
+
+class PoisonStore(FakeTurnStore):
+    """Refuses one turn permanently."""
+
+    async def insert(self, record: TurnRecord) -> InsertedTurn:
+        if record.messages[0]["content"] == "poison":
+            raise RecordUnusable("on purpose")
+        return await super().insert(record)
+
+
+async def test_a_turn_that_can_never_be_stored_is_rejected_and_blocks_nothing(
+    fresh_gateway: Gateway, tmp_path: Path
+) -> None:
+    fresh_gateway.services.recorder._store = fresh_gateway.services.recorder._background_store = store = PoisonStore()
+    async with fresh_gateway.client() as client:
+        assert (await client.post(PATH, json=chat_body("poison"))).status_code == 200
+        assert (await client.post(PATH, json=chat_body("fine"))).status_code == 200
+    assert [record.messages[0]["content"] for record in store.records] == ["fine"]
+    assert len(list((tmp_path / "spool").glob("*/rejected/*.json"))) == 1
+
+
+async def test_health_readiness_and_metrics_are_served(fresh_gateway: Gateway) -> None:
+    async with fresh_gateway.client() as client:
+        assert (await client.get("/healthz")).json() == {"status": "ok"}
+        ready = await client.get("/readyz")
+        assert (ready.status_code, ready.json()["status"]) == (200, "ready")
+        assert "clawloop_gateway_requests_in_flight" in (await client.get("/metrics")).text
+
+
+async def test_logs_carry_ids_and_never_content(fresh_gateway: Gateway, caplog: pytest.LogCaptureFixture) -> None:
+    with caplog.at_level(logging.DEBUG):
+        async with fresh_gateway.client() as client:
+            await client.post(PATH, json=chat_body("very-private-words"))
+            await client.post(PATH, json=chat_body("BREAK", stream=True))
+    records = [record for record in caplog.records if record.name.startswith(("api", "clawloop"))]
+    assert any(getattr(record, "turn_id", None) for record in records)
+    logged = " ".join(str(record.__dict__) for record in records)
+    assert "very-private" not in logged
+    assert "Hello" not in logged
+    assert fresh_gateway.key not in logged
