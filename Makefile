@@ -58,7 +58,5 @@ bench-direct-vote: setup  ## one direct vote beside m sampled ones: agreement, t
 bench-train: setup  ## a training step beside PEFT + transformers and torchtune; ARGS="--gpu" with CUDA
 	$(VENV)/python -m benchmarks.train_step $(ARGS)
 
-pins: setup  ## resolve requirements/direct.txt anew
-	$(VENV)/uv pip compile requirements/direct.txt --override requirements/override.txt --python-version 3.11 \
-	  --find-links "$$($(VENV)/python -m pip config get global.find-links 2>/dev/null)" \
-	  --no-header --no-annotate --quiet --output-file requirements/cpu.txt
+pins: setup  ## resolve pyproject.toml's ranges anew, for CPU and CUDA; ARGS="--upgrade", "--upgrade-package NAME"
+	@bash requirements/resolve.sh $(ARGS)
