@@ -11,7 +11,7 @@ from importlib.metadata import PackageNotFoundError, distribution, packages_dist
 from packaging.requirements import Requirement
 from packaging.utils import canonicalize_name
 
-from clawloop.install import TOP_LEVEL_NAMES
+from clawloop.processes.install_check import TOP_LEVEL_NAMES
 from tests.deploy.stated import ROOT
 
 PACKAGES = ("clawloop", *TOP_LEVEL_NAMES)

@@ -10,7 +10,7 @@ from zipfile import ZipFile
 
 import pytest
 
-from clawloop.install import TOP_LEVEL_NAMES
+from clawloop.processes.install_check import TOP_LEVEL_NAMES
 from tests.deploy.stated import ROOT
 
 # For people who installed a wheel: what they give to `clawloop recipe set`, and what they merge into OpenClaw's file.
