@@ -11,7 +11,7 @@ unexport PYTHONDONTWRITEBYTECODE
 help:  ## this list
 	@grep -E '^[a-z-]+:.*##' Makefile | sed -E 's/:[^#]*## /\t/' | expand -t 14
 
-setup:  ## environment from the pinned list; nothing to do when it is current
+setup:  ## environment in pinned versions, for the CPU or CUDA as the machine is; DEVICE=cpu|cuda overrides
 	@bash deploy/install.sh
 
 up: setup  ## start everything on this machine; Ctrl-C stops it
