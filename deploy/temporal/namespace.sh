@@ -1,0 +1,8 @@
+#!/bin/sh
+# Makes the namespace that Clawloop uses, which remembers closed workflows for 30 days. Runs in temporalio/admin-tools,
+# with the server's address in TEMPORAL_ADDRESS.
+set -eu
+
+until temporal operator cluster health; do sleep 2; done
+temporal operator namespace describe --namespace default \
+    || temporal operator namespace create --namespace default --retention 720h
