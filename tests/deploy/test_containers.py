@@ -32,7 +32,7 @@ ONCE = {"migrate", "admin", "temporal-schema", "temporal-namespace"}
 ASKED_BY_OTHERS = {"temporal", "postgres", "temporal-postgres", "temporal-ui"}
 
 
-@pytest.fixture(scope="module", params=["compose cpu", "compose cuda"])
+@pytest.fixture(scope="module", params=["compose cpu", "compose cuda", "kubernetes cpu", "kubernetes cuda"])
 def described(request: pytest.FixtureRequest, tmp_path_factory: pytest.TempPathFactory) -> tuple[str, list[Container]]:
     """A device and all its containers."""
     kind, device = request.param.split()
