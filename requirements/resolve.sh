@@ -1,6 +1,6 @@
 #!/usr/bin/env bash
-# `make pins`: resolves the ranges of pyproject.toml into cpu.txt and cuda.txt. Versions that still fit stay; arguments
-# go to uv, e.g. --upgrade or --upgrade-package NAME.
+# `make pins`: resolves the ranges of pyproject.toml into cpu.txt and cuda.txt. Keeps pinned versions that still fit;
+# arguments go to uv, e.g. --upgrade or --upgrade-package NAME.
 set -euo pipefail
 cd "$(dirname "$0")/.."
 
@@ -11,8 +11,8 @@ resolve() {
         --python-platform x86_64-manylinux_2_28 --no-header --no-annotate --quiet "$@"
 }
 
-# What suits both builds of vLLM: of the shared packages only torch itself differs between the lists. uv sees what is
-# to be kept in the file that it writes to.
+# Resolve for both builds of vLLM at once, so that of the shared packages only torch differs between the lists. uv
+# prefers the versions it finds in its output file.
 cp requirements/cuda.txt "$common"
 resolve --extra cpu --extra cuda --override requirements/override.txt --override <(grep -o 'torch>=[^"]*' pyproject.toml) \
     --output-file "$common" "$@"

@@ -1,4 +1,4 @@
-"""Whether this installation is whole: our packages are not shadowed, and of which extra a missing package is."""
+"""Checks of the installation: is one of our packages shadowed, and which extra would install a missing package."""
 
 from __future__ import annotations
 
@@ -8,7 +8,7 @@ from pathlib import Path
 from clawloop.errors import SetupError
 
 TOP_LEVEL_NAMES = ("activities", "api", "db", "migrations", "workflows")
-# What only an extra of pyproject.toml installs, by the name it is imported by; of two extras, the one to take.
+# Modules that only an extra of pyproject.toml installs. Where two extras do, the one to name.
 EXTRA_OF = {
     "matplotlib": "local",
     "numpy": "local",
@@ -42,7 +42,7 @@ def check_install() -> None:
 
 
 def missing_extra(error: ModuleNotFoundError) -> str | None:
-    """Which extra to install, where a package is missing because Clawloop was installed without it; else None."""
+    """The error to print when a package of an extra is missing; None if the package is of no extra."""
     package = (error.name or "").split(".")[0]
     if package not in EXTRA_OF:
         return None
@@ -51,5 +51,5 @@ def missing_extra(error: ModuleNotFoundError) -> str | None:
 
 
 def how_to_install(extra: str) -> str:
-    """What to do about a package that is in this extra alone."""
+    """The remedy when a package of this extra is missing."""
     return f"install Clawloop with its extra {extra!r} (in its source: pip install '.[{extra}]', or make setup for all)"

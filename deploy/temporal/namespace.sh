@@ -1,6 +1,6 @@
 #!/bin/sh
-# Makes the namespace that Clawloop uses, which remembers closed workflows for 30 days. Runs in temporalio/admin-tools,
-# with the server's address in TEMPORAL_ADDRESS.
+# Creates Clawloop's namespace, with 30 days of retention. Idempotent. Runs in temporalio/admin-tools, with the server's
+# address in TEMPORAL_ADDRESS.
 set -eu
 
 until temporal operator cluster health; do sleep 2; done

@@ -1,4 +1,4 @@
-"""What `pip install .` without extras can do, and what it says about the rest."""
+"""`pip install .` without extras: which commands work, and the error of those that need an extra."""
 
 from __future__ import annotations
 
@@ -19,7 +19,7 @@ from tests.deploy.stated import ROOT, ranges
 
 @pytest.fixture(scope="module")
 def base(tmp_path_factory: pytest.TempPathFactory) -> Path:
-    """What `pip install .` brings, as a folder to import from."""
+    """A folder with the packages that `pip install .` installs."""
     folder = tmp_path_factory.mktemp("base")
     for name in closure(ranges().values()):
         try:
@@ -35,9 +35,9 @@ def base(tmp_path_factory: pytest.TempPathFactory) -> Path:
 
 
 def run_with_the_base_alone(base: Path, data: Path, *verb: str) -> str:
-    """Run a verb that cannot succeed here; what it says.
+    """Run a command that must fail; returns its standard error.
 
-    -S: what is beside the standard library comes from `base` and our own source.
+    With -S, only the standard library, `base` and our own source can be imported.
     """
     command = [sys.executable, "-S", "-c", "from clawloop.cli.main import main; main()", *verb]
     environment = {"PATH": "/usr/bin:/bin", "PYTHONPATH": f"{ROOT}:{base}", "CLAWLOOP_DATA": str(data)}
@@ -63,16 +63,16 @@ def test_the_extra_of_each_package_is_named() -> None:
     "verb",
     [
         ("gateway", "--port", "0"),
-        ("worker", "judge"),  # and the orchestrator, which is put together in the same module
+        ("worker", "judge"),  # the orchestrator is in the same module
         ("worker", "engine", "--engine", "http://127.0.0.1:8100"),
         ("migrate",),
     ],
     ids=" ".join,
 )
 def test_gateway_workers_and_migrations_need_the_base_alone(base: Path, tmp_path: Path, verb: tuple[str, ...]) -> None:
-    """With everything imported that they need, they miss a database."""
-    said = run_with_the_base_alone(base, tmp_path, *verb)
-    assert said.startswith("clawloop: no database: set DATABASE_URL")
+    """They fail after their imports, because no database is configured."""
+    error = run_with_the_base_alone(base, tmp_path, *verb)
+    assert error.startswith("clawloop: no database: set DATABASE_URL")
 
 
 @pytest.mark.slow

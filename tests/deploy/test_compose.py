@@ -1,4 +1,4 @@
-"""deploy/compose.yaml: who reaches whom, in which order they start, what a person must fill in."""
+"""deploy/compose.yaml: networks, start order, volumes, secrets, and the variables of its env file."""
 
 from __future__ import annotations
 
@@ -33,14 +33,14 @@ def on(services: Services, network: str) -> set[str]:
 
 
 @pytest.mark.parametrize("missing", [*FILLED_IN, "MODEL_FOLDER", "MODEL_NAME"])
-def test_what_must_be_filled_in_is_asked_for(tmp_path: Path, missing: str) -> None:
+def test_a_missing_variable_is_named(tmp_path: Path, missing: str) -> None:
     refused = compose("cpu", filled_in(tmp_path, **{missing: ""}))
     assert refused.returncode != 0
-    assert f"required variable {missing} is missing a value: say it in deploy/.env" in refused.stderr
+    assert f"required variable {missing} is missing a value: set it in deploy/.env" in refused.stderr
 
 
 def test_the_example_names_every_variable(tmp_path: Path) -> None:
-    """Those that have a default stand there with it, commented out."""
+    """Variables with a default are commented out, with that default."""
     example = (DEPLOY / "compose.env.example").read_text()
     values = dict(re.findall(r"^#?([A-Z_]+)=(.*)$", example, flags=re.MULTILINE)) | FILLED_IN
     values.pop("COMPOSE_FILE")
@@ -67,7 +67,7 @@ def test_only_temporal_reaches_its_database(project: dict[str, Any], services: S
     assert project["networks"]["temporal"]["internal"] is True
 
 
-def test_nothing_listens_beyond_this_machine_unasked(services: Services) -> None:
+def test_ports_are_published_on_loopback_by_default(services: Services) -> None:
     published = {name: service["ports"] for name, service in services.items() if "ports" in service}
     assert published.keys() == {"gateway", "temporal-ui"}
     assert {port["host_ip"] for ports in published.values() for port in ports} == {"127.0.0.1"}
@@ -80,7 +80,7 @@ def test_each_gateway_has_a_port_of_its_own(services: Services) -> None:
     assert int(last) - int(first) + 1 == gateway["deploy"]["replicas"] == 2
 
 
-def test_jobs_end_before_what_needs_them_begins(services: Services) -> None:
+def test_services_start_after_the_jobs_they_need(services: Services) -> None:
     done = "service_completed_successfully"
     for name in ("gateway", "orchestrator", "judge", "engine-agent", "trainer", "admin"):
         conditions = {needed: how["condition"] for needed, how in services[name]["depends_on"].items()}
@@ -89,14 +89,14 @@ def test_jobs_end_before_what_needs_them_begins(services: Services) -> None:
     assert services["temporal"]["depends_on"]["temporal-schema"]["condition"] == done
 
 
-def test_what_ends_is_started_again_and_jobs_until_they_are_done(services: Services) -> None:
+def test_restart_policies(services: Services) -> None:
     policies = {name: service["restart"] for name, service in services.items()}
     jobs = {"migrate", "temporal-schema", "temporal-namespace"}
     assert {name for name, policy in policies.items() if policy == "on-failure"} == jobs
     assert {name for name, policy in policies.items() if policy != "unless-stopped"} - jobs == {"admin"}
 
 
-def test_what_is_kept_lies_on_volumes(project: dict[str, Any], services: Services) -> None:
+def test_data_is_on_volumes(project: dict[str, Any], services: Services) -> None:
     kept = {
         (name, mount["source"])
         for name, service in services.items()
@@ -113,13 +113,13 @@ def test_what_is_kept_lies_on_volumes(project: dict[str, Any], services: Service
     assert project["volumes"].keys() == {volume for _, volume in kept}
 
 
-def test_a_model_that_is_not_there_is_an_error_and_no_empty_folder(services: Services) -> None:
+def test_a_missing_model_folder_is_not_created(services: Services) -> None:
     for name in ("engine", "trainer"):
         [model] = [mount for mount in services[name]["volumes"] if mount["type"] == "bind"]
         assert model["bind"] == {"create_host_path": False}
 
 
-def test_secrets_reach_only_who_needs_them(services: Services) -> None:
+def test_passwords_reach_only_the_services_that_need_them(services: Services) -> None:
     having = {
         secret: {name for name, service in services.items() if secret in str(service.get("environment", {}))}
         for secret in FILLED_IN.values()
@@ -130,7 +130,7 @@ def test_secrets_reach_only_who_needs_them(services: Services) -> None:
     }
 
 
-def test_settings_of_the_env_file_are_handed_on(tmp_path: Path) -> None:
+def test_settings_in_the_env_file_are_passed_on(tmp_path: Path) -> None:
     given = {"CLAWLOOP_MAX_LORA_RANK": "64", "CLAWLOOP_SESSION_IDLE_MINUTES": "5", "CLAWLOOP_JUDGE_URL": "http://judge"}
     services = json.loads(compose("cpu", filled_in(tmp_path, **given)).stdout)["services"]
     assert given.items() <= services["judge"]["environment"].items()
@@ -138,7 +138,7 @@ def test_settings_of_the_env_file_are_handed_on(tmp_path: Path) -> None:
     assert engine[engine.index("--max-lora-rank") + 1] == "64"
 
 
-def test_gpus_are_asked_for_with_cuda_alone(tmp_path_factory: pytest.TempPathFactory) -> None:
+def test_only_cuda_reserves_gpus(tmp_path_factory: pytest.TempPathFactory) -> None:
     folder = tmp_path_factory.mktemp("compose")
     assert "devices" not in str(composed("cpu", folder)["services"])
     services = composed("cuda", folder)["services"]
@@ -148,7 +148,7 @@ def test_gpus_are_asked_for_with_cuda_alone(tmp_path_factory: pytest.TempPathFac
         assert services[name]["build"]["args"] == {"DEVICE": "cuda"}
 
 
-def test_temporal_is_set_as_clawloop_up_sets_its_own(tmp_path: Path) -> None:
+def test_temporal_has_the_settings_of_clawloop_up(tmp_path: Path) -> None:
     command = temporal_server.launch(tmp_path, temporal_server.Ports(1, 2, 3), {}).command
     pairs = [word.split("=") for flag, word in pairwise(command) if flag == "--dynamic-config-value"]
     given = yaml.safe_load((DEPLOY / "temporal" / "dynamic.yaml").read_text())

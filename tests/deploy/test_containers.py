@@ -1,4 +1,4 @@
-"""What containers are told, in compose and in Kubernetes, is what our programs and vLLM understand."""
+"""Commands, flags, variables, mounts and probes of the containers in compose and Kubernetes match the programs."""
 
 from __future__ import annotations
 
@@ -17,7 +17,7 @@ from clawloop.settings import Settings
 from tests.deploy.containers import Container, composed, kustomized, of_compose, of_kubernetes
 from tests.deploy.stated import ROOT
 
-# What the example is filled in with: a model that thinks.
+# The model of the examples.
 QWEN3_4B = ModelFacts(
     path=Path("/models/Qwen3-4B"),
     name="Qwen3-4B",
@@ -26,10 +26,10 @@ QWEN3_4B = ModelFacts(
     dtype="bfloat16",
     thinks=True,
 )
-# Where an engine listens and how much of a GPU it takes is not the same in a container as under `clawloop up`.
-OF_THE_PLACE = {"--host", "--gpu-memory-utilization"}
-ONCE = {"migrate", "admin", "temporal-schema", "temporal-namespace"}
-ASKED_BY_OTHERS = {"temporal", "postgres", "temporal-postgres", "temporal-ui"}
+# Flags whose values differ between a container and `clawloop up`.
+DIFFERENT = {"--host", "--gpu-memory-utilization"}
+JOBS = {"migrate", "admin", "temporal-schema", "temporal-namespace"}
+OTHERS = {"temporal", "postgres", "temporal-postgres", "temporal-ui"}
 
 
 @pytest.fixture(scope="module", params=["compose cpu", "compose cuda", "kubernetes cpu", "kubernetes cuda"])
@@ -82,7 +82,7 @@ def flags(words: Iterable[str]) -> dict[str, list[str]]:
     return found
 
 
-def test_every_process_is_there(containers: list[Container]) -> None:
+def test_every_process_has_a_container(containers: list[Container]) -> None:
     for verb in ("gateway", "migrate"):
         the(containers, verb)
     for role in ("orchestrator", "judge", "engine", "trainer"):
@@ -90,13 +90,13 @@ def test_every_process_is_there(containers: list[Container]) -> None:
     engine_of(containers)
 
 
-def test_every_command_line_is_understood(containers: list[Container]) -> None:
+def test_every_command_line_parses(containers: list[Container]) -> None:
     for container in ours(containers):
         command = get_command(app)
         words = list(container.words)
         while isinstance(command, typer.core.TyperGroup):
             command = command.commands[words.pop(0)]
-        command.make_context(container.name, words)  # raises what a person would be told
+        command.make_context(container.name, words)  # raises a usage error
 
 
 def test_every_variable_is_a_setting(containers: list[Container]) -> None:
@@ -112,12 +112,12 @@ def test_every_variable_is_a_setting(containers: list[Container]) -> None:
         if name not in settings | {"MODEL_NAME", "POD_NAME"}
     }
     assert unknown == set()
-    # Those two are for arguments alone.
+    # Arguments may refer to these.
     referenced = {name for container in containers for name in container.referenced}
     assert referenced <= {"MODEL_NAME", "POD_NAME", "CLAWLOOP_MODEL"}
 
 
-def test_who_needs_the_ledger_and_temporal_is_told_where_they_are(containers: list[Container]) -> None:
+def test_every_process_gets_the_addresses_of_postgresql_and_temporal(containers: list[Container]) -> None:
     for container in ours(containers):
         database = container.environment["DATABASE_URL"]
         assert database is not None
@@ -125,11 +125,11 @@ def test_who_needs_the_ledger_and_temporal_is_told_where_they_are(containers: li
         assert container.environment["TEMPORAL_ADDRESS"]
 
 
-def test_engines_are_started_as_clawloop_starts_them(containers: list[Container], device: str) -> None:
+def test_vllm_has_the_flags_of_clawloop_up(containers: list[Container], device: str) -> None:
     started = launch(QWEN3_4B, EngineOptions(port=8100), Device(device), {})
     engine = engine_of(containers)
     expected, given = flags(started.command), flags(engine.words)
-    for name in OF_THE_PLACE:
+    for name in DIFFERENT:
         expected.pop(name, None)
         given.pop(name, None)
     assert given == expected
@@ -137,12 +137,12 @@ def test_engines_are_started_as_clawloop_starts_them(containers: list[Container]
     assert engine.option("--host") == "0.0.0.0"
 
 
-def test_the_trainer_learns_what_the_engine_serves(containers: list[Container], device: str) -> None:
+def test_trainer_and_engine_have_the_same_model(containers: list[Container], device: str) -> None:
     trainer, engine = the(containers, "worker", "trainer"), engine_of(containers)
     model = engine.option("--model")
     assert trainer.environment["CLAWLOOP_MODEL"] == model
     assert engine.option("--served-model-name") == model.rpartition("/")[2]
-    # The folder may be a link to one of another name.
+    # Without it the trainer uses the folder's name, after resolving links.
     assert trainer.option("--base-model") == engine.option("--served-model-name")
     assert the(containers, "migrate").option("--base-model") == engine.option("--served-model-name")
     assert trainer.option("--device") == device
@@ -150,14 +150,14 @@ def test_the_trainer_learns_what_the_engine_serves(containers: list[Container], 
         assert [writable for path, writable in container.writable.items() if model.startswith(path)] == [False]
 
 
-def test_gateways_and_the_agent_find_the_engine_under_one_address(containers: list[Container]) -> None:
+def test_gateways_and_the_agent_use_the_same_engine_address(containers: list[Container]) -> None:
     agent, engine = the(containers, "worker", "engine"), engine_of(containers)
     address = agent.option("--engine")
     assert the(containers, "migrate").option("--engine") == address
     assert address.rpartition(":")[2] == engine.option("--port")
 
 
-def test_adapters_have_one_path_and_two_writers(containers: list[Container]) -> None:
+def test_adapters_have_the_same_path_everywhere(containers: list[Container]) -> None:
     writable = {container.name: container.writable.get("/data/adapters") for container in containers}
     users = {name: write for name, write in writable.items() if write is not None and name != "admin"}
     agent, engine = the(containers, "worker", "engine").name, engine_of(containers).name
@@ -166,22 +166,22 @@ def test_adapters_have_one_path_and_two_writers(containers: list[Container]) -> 
     assert the(containers, "gateway").writable["/data"]
 
 
-def test_health_is_asked_where_it_is_told(containers: list[Container]) -> None:
-    asked = {container.name: set(container.probes) for container in containers if container.probes}
-    assert set(asked) == {container.name for container in containers} - ONCE - ASKED_BY_OTHERS
+def test_probes_use_real_ports_and_routes(containers: list[Container]) -> None:
+    probed = {container.name: set(container.probes) for container in containers if container.probes}
+    assert set(probed) == {container.name for container in containers} - JOBS - OTHERS
     for container in containers:
         if container.is_engine:
-            assert asked[container.name] == {(8100, "/health")}
+            assert probed[container.name] == {(8100, "/health")}
         elif container.words[:1] == ("gateway",):
-            # Not /readyz: it fails without PostgreSQL or an engine, and a gateway goes on without either.
-            assert asked[container.name] == {(30000, "/healthz")}
+            # Not /readyz: it fails without PostgreSQL or an engine, and a gateway serves without either.
+            assert probed[container.name] == {(30000, "/healthz")}
         elif container.words[:1] == ("worker",):
             port = int(container.option("--health-port"))
-            assert asked[container.name] <= {(port, "/healthz"), (port, "/readyz")}
-            assert (port, "/readyz") in asked[container.name]
+            assert probed[container.name] <= {(port, "/healthz"), (port, "/readyz")}
+            assert (port, "/readyz") in probed[container.name]
 
 
-def test_images_are_named_by_version(containers: list[Container], device: str) -> None:
+def test_image_tags_are_versions(containers: list[Container], device: str) -> None:
     version = tomllib.loads((ROOT / "pyproject.toml").read_text())["project"]["version"]
     for container in containers:
         name, _, tag = container.image.rpartition(":")

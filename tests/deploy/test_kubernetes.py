@@ -1,4 +1,4 @@
-"""deploy/kubernetes: valid for Kubernetes, and its resources name each other rightly."""
+"""deploy/kubernetes: valid against the schemas of Kubernetes, with consistent references between resources."""
 
 from __future__ import annotations
 
@@ -12,7 +12,7 @@ import yaml
 from tests.deploy.containers import DEPLOY, KUSTOMIZATIONS, kustomized
 
 Resource = dict[str, Any]
-# What the platform must know: preStop's `sleep` came with 1.30.
+# The oldest release with preStop's `sleep` enabled, and the newest that the validator knows.
 VERSIONS = ("1.30", "1.37")
 LONG_RUNNING = {"gateway", "orchestrator", "judge", "engine", "trainer"}
 
@@ -48,7 +48,7 @@ def test_every_resource_is_valid(resources: list[Resource], version: str) -> Non
         kubernetes_validate.validate(resource, version, strict=True)
 
 
-def test_every_resource_lies_in_one_namespace(resources: list[Resource]) -> None:
+def test_all_resources_are_in_one_namespace(resources: list[Resource]) -> None:
     [namespace] = of_kind(resources, "Namespace")
     others = [resource for resource in resources if resource["kind"] != "Namespace"]
     assert {resource["metadata"]["namespace"] for resource in others} == {namespace}
@@ -62,15 +62,15 @@ def test_every_container_has_probes_and_resources(resources: list[Resource]) -> 
         assert "memory" in container["resources"]["limits"], name
 
 
-def test_a_probe_has_time_to_answer(resources: list[Resource]) -> None:
-    """A program that asks waits for 5 s; Kubernetes would end it after one."""
+def test_exec_probes_have_time_to_answer(resources: list[Resource]) -> None:
+    """The request inside times out after 5 s; Kubernetes' default for the probe is 1 s."""
     for name, container, _ in containers(resources):
         for kind in ("startupProbe", "livenessProbe", "readinessProbe"):
             if "exec" in container.get(kind, {}):
                 assert container[kind]["timeoutSeconds"] > 5, name
 
 
-def test_every_container_has_no_more_rights_than_it_needs(resources: list[Resource]) -> None:
+def test_every_container_is_restricted(resources: list[Resource]) -> None:
     for name, container, pod in containers(resources):
         assert pod["securityContext"]["runAsNonRoot"], name
         assert pod["automountServiceAccountToken"] is False, name
@@ -83,7 +83,7 @@ def test_every_container_has_no_more_rights_than_it_needs(resources: list[Resour
         }, name
 
 
-def test_the_user_is_the_images(resources: list[Resource]) -> None:
+def test_pods_run_as_the_user_of_the_image(resources: list[Resource]) -> None:
     dockerfile = (DEPLOY / "Dockerfile").read_text()
     for _, _, pod in containers(resources):
         user = pod["securityContext"]["runAsUser"]
@@ -91,7 +91,7 @@ def test_the_user_is_the_images(resources: list[Resource]) -> None:
         assert f"USER {user}:{pod['securityContext']['runAsGroup']}\n" in dockerfile
 
 
-def test_every_volume_is_there(resources: list[Resource]) -> None:
+def test_every_volume_exists(resources: list[Resource]) -> None:
     claims = of_kind(resources, "PersistentVolumeClaim")
     used = set()
     for name, container, pod in containers(resources):
@@ -105,11 +105,11 @@ def test_every_volume_is_there(resources: list[Resource]) -> None:
                 used.add(claim["claimName"])
                 assert claim.get("readOnly", False) <= mount.get("readOnly", False), name
     assert used == set(claims)
-    # By pods that may stand on several machines.
+    # Their pods may run on different nodes.
     assert {tuple(claim["spec"]["accessModes"]) for claim in claims.values()} == {("ReadWriteMany",)}
 
 
-def test_every_configuration_is_there(resources: list[Resource]) -> None:
+def test_every_config_map_and_secret_exists(resources: list[Resource]) -> None:
     example = yaml.safe_load((DEPLOY / "kubernetes" / "base" / "secret.example.yaml").read_text())
     for name, container, _ in containers(resources):
         for source in container["envFrom"]:
@@ -120,12 +120,12 @@ def test_every_configuration_is_there(resources: list[Resource]) -> None:
     assert of_kind(resources, "Secret") == {}
 
 
-def test_engines_do_not_see_the_databases_password(resources: list[Resource]) -> None:
+def test_vllm_does_not_get_the_database_password(resources: list[Resource]) -> None:
     [vllm] = [container for name, container, _ in containers(resources) if name == "engine/vllm"]
     assert [source for source in vllm["envFrom"] if "secretRef" in source] == []
 
 
-def test_services_reach_pods(resources: list[Resource]) -> None:
+def test_services_select_pods_and_ports(resources: list[Resource]) -> None:
     services = of_kind(resources, "Service")
     assert services.keys() == {"gateway", "engine"}
     for name, service in services.items():
@@ -135,32 +135,32 @@ def test_services_reach_pods(resources: list[Resource]) -> None:
         assert {port["targetPort"] for port in service["spec"]["ports"]} <= named
     for name, maker in of_kind(resources, "StatefulSet").items():
         assert maker["spec"]["serviceName"] == name
-    # A single engine has a name, also before it is ready.
+    # DNS names of single pods, also before they are ready.
     assert services["engine"]["spec"]["clusterIP"] == "None"
     assert services["engine"]["spec"]["publishNotReadyAddresses"] is True
 
 
-def test_makers_select_their_own_pods(resources: list[Resource]) -> None:
+def test_controllers_select_their_own_pods(resources: list[Resource]) -> None:
     for name, maker in of_kind(resources, "Deployment", "StatefulSet").items():
         assert selected(resources, maker["spec"]["selector"]["matchLabels"]) == {name}
 
 
-def test_a_drained_machine_leaves_one_of_each(resources: list[Resource]) -> None:
+def test_disruption_budgets_allow_drains(resources: list[Resource]) -> None:
     makers = of_kind(resources, "Deployment", "StatefulSet")
     assert makers.keys() == LONG_RUNNING
     for name, budget in of_kind(resources, "PodDisruptionBudget").items():
         assert selected(resources, budget["spec"]["selector"]["matchLabels"]) == {name}
-        if "minAvailable" in budget["spec"]:  # else no machine could ever be drained
+        if "minAvailable" in budget["spec"]:  # equal would block every drain
             assert makers[name]["spec"]["replicas"] > budget["spec"]["minAvailable"]
-    # A second trainer would wait for the first; it needs none.
+    # A pool has one trainer; a budget for it would block drains.
     assert makers.keys() - of_kind(resources, "PodDisruptionBudget").keys() == {"trainer"}
     assert makers["trainer"]["spec"]["replicas"] == 1
     assert makers["trainer"]["spec"]["strategy"] == {"type": "Recreate"}
 
 
-def test_only_gateways_and_judges_are_let_in_to_engines(resources: list[Resource]) -> None:
+def test_only_gateways_and_judges_reach_engines(resources: list[Resource]) -> None:
     policies = of_kind(resources, "NetworkPolicy")
-    assert policies["nobody"]["spec"] == {"podSelector": {}, "policyTypes": ["Ingress"]}
+    assert policies["default-deny"]["spec"] == {"podSelector": {}, "policyTypes": ["Ingress"]}
     for name in ("engine", "gateway"):
         assert selected(resources, policies[name]["spec"]["podSelector"]["matchLabels"]) == {name}
     [rule] = policies["engine"]["spec"]["ingress"]
@@ -170,10 +170,10 @@ def test_only_gateways_and_judges_are_let_in_to_engines(resources: list[Resource
     assert [port["port"] for port in rule["ports"]] == ["vllm"]
     [rule] = policies["gateway"]["spec"]["ingress"]
     assert rule == {"ports": [{"protocol": "TCP", "port": "api"}]}
-    assert policies.keys() == {"nobody", "engine", "gateway"}
+    assert policies.keys() == {"default-deny", "engine", "gateway"}
 
 
-def test_gpus_are_asked_for_with_cuda_alone() -> None:
+def test_only_cuda_requests_gpus() -> None:
     def asking(device: str) -> set[str]:
         limits = {name: container["resources"]["limits"] for name, container, _ in containers(kustomized(device))}
         return {name for name, limit in limits.items() if "nvidia.com/gpu" in limit}

@@ -1,4 +1,4 @@
-"""`make setup`: which device it takes, what it installs for it, and that it goes on where it was cut off."""
+"""`make setup`: which device it chooses, what it installs for it, and that it resumes an interrupted run."""
 
 from __future__ import annotations
 
@@ -13,7 +13,7 @@ from tests.deploy.stated import ROOT
 
 SYSTEM = "/usr/bin:/bin"
 GPUS = "GPU 0: NVIDIA H100 80GB HBM3 (UUID: GPU-1)\nGPU 1: NVIDIA H100 80GB HBM3 (UUID: GPU-2)"
-NO_GPU_HERE = "cpu as nvidia-smi lists no GPU and there is no {dev}/nvidia0; DEVICE=cuda overrides"
+NO_GPU_HERE = "cpu nvidia-smi lists no GPU and no {dev}/nvidia* exists; DEVICE=cuda overrides"
 
 
 def program(path: Path, text: str) -> None:
@@ -46,45 +46,45 @@ def machine(tmp_path: Path) -> Machine:
     return Machine(tmp_path)
 
 
-def test_a_machine_without_a_gpu_is_for_the_cpu(machine: Machine) -> None:
+def test_without_a_gpu_the_device_is_cpu(machine: Machine) -> None:
     assert machine.device().stdout.strip() == NO_GPU_HERE.format(dev=machine.folder / "dev")
 
 
-def test_a_gpu_that_the_driver_lists_is_taken(machine: Machine) -> None:
+def test_with_a_gpu_that_nvidia_smi_lists_it_is_cuda(machine: Machine) -> None:
     nvidia_smi(machine.folder / "bin", GPUS)
-    assert machine.device().stdout == "cuda as nvidia-smi lists GPU 0: NVIDIA H100 80GB HBM3; DEVICE=cpu overrides\n"
+    assert machine.device().stdout == "cuda nvidia-smi lists GPU 0: NVIDIA H100 80GB HBM3; DEVICE=cpu overrides\n"
 
 
 @pytest.mark.parametrize(
     ("says", "status"),
     [("NVIDIA-SMI has failed because it couldn't communicate with the NVIDIA driver.", 9), ("No devices found.", 0)],
 )
-def test_a_driver_without_a_gpu_is_none(machine: Machine, says: str, status: int) -> None:
+def test_a_driver_without_a_gpu_does_not_count(machine: Machine, says: str, status: int) -> None:
     nvidia_smi(machine.folder / "bin", says, status)
-    assert machine.device().stdout.startswith("cpu as ")
+    assert machine.device().stdout.startswith("cpu nvidia-smi lists no GPU")
 
 
 def test_a_device_file_is_enough(machine: Machine) -> None:
     (machine.folder / "dev" / "nvidiactl").touch()  # the driver's own, without any GPU
-    assert machine.device().stdout.startswith("cpu as ")
+    assert machine.device().stdout.startswith("cpu nvidia-smi lists no GPU")
     (machine.folder / "dev" / "nvidia3").touch()
-    assert machine.device().stdout == f"cuda as {machine.folder}/dev/nvidia3 is there; DEVICE=cpu overrides\n"
+    assert machine.device().stdout == f"cuda {machine.folder}/dev/nvidia3 exists; DEVICE=cpu overrides\n"
 
 
-def test_what_the_environment_was_made_for_goes_before_what_the_machine_has(machine: Machine) -> None:
+def test_the_existing_environment_comes_before_the_hardware(machine: Machine) -> None:
     (machine.folder / "environment").mkdir()
     (machine.folder / "environment" / ".device").write_text("cpu\n")
     nvidia_smi(machine.folder / "bin", GPUS)
-    assert machine.device().stdout.startswith("cpu as environment was made for it;")
+    assert machine.device().stdout.startswith("cpu environment was made for it;")
 
 
 @pytest.mark.parametrize("device", ["cpu", "cuda"])
-def test_what_is_asked_for_goes_before_all(machine: Machine, device: str) -> None:
+def test_the_variable_comes_before_everything(machine: Machine, device: str) -> None:
     (machine.folder / "environment").mkdir()
     (machine.folder / "environment" / ".device").write_text("cpu\n")
     nvidia_smi(machine.folder / "bin", GPUS)
     machine.variables["DEVICE"] = device
-    assert machine.device().stdout == f"{device} as DEVICE says\n"
+    assert machine.device().stdout == f"{device} DEVICE={device} is set\n"
 
 
 def test_an_unknown_device_is_one_clear_line(machine: Machine) -> None:
@@ -92,7 +92,7 @@ def test_an_unknown_device_is_one_clear_line(machine: Machine) -> None:
     refused = machine.device()
     assert (refused.returncode, refused.stdout) == (1, "")
     assert refused.stderr == (
-        "setup: DEVICE=gpu is neither cpu nor cuda: say one of them, or unset it to take what this machine has\n"
+        "setup: DEVICE=gpu is neither cpu nor cuda: set one of them, or unset it to detect the hardware\n"
     )
 
 
@@ -162,7 +162,7 @@ def uv_asked(device: str, what: str, more: str = "") -> str:
 CPU_OPTIONS = " --override requirements/override.txt --editable"
 
 
-def test_for_the_cpu_torch_comes_from_where_its_cpu_build_is(tree: Tree) -> None:
+def test_for_the_cpu_pip_installs_torch_first(tree: Tree) -> None:
     done = tree.setup(DEVICE="cpu")
     assert done.returncode == 0, done.stderr
     torch = next(line for line in (ROOT / "requirements" / "cpu.txt").read_text().split() if line.startswith("torch=="))
@@ -171,15 +171,17 @@ def test_for_the_cpu_torch_comes_from_where_its_cpu_build_is(tree: Tree) -> None
         f"pip install --quiet --no-deps {torch}",
         uv_asked("cpu", ".[cpu,train,local,test]", CPU_OPTIONS),
     ]
-    assert done.stdout.startswith("setup: device cpu, as DEVICE says\n")
+    assert done.stdout.startswith("setup: device cpu: DEVICE=cpu is set\n")
 
 
-def test_a_gpu_is_enough_to_set_up_for_cuda(tree: Tree) -> None:
+def test_a_gpu_selects_cuda(tree: Tree) -> None:
     nvidia_smi(tree.folder / "bin", GPUS)
     done = tree.setup()
     assert done.returncode == 0, done.stderr
     assert tree.asked() == ["venv .venv", uv_asked("cuda", ".[cuda,train,local,test]", " --editable")]
-    assert done.stdout.startswith("setup: device cuda, as nvidia-smi lists GPU 0: NVIDIA H100 80GB HBM3; DEVICE=cpu ")
+    assert done.stdout.startswith(
+        "setup: device cuda: nvidia-smi lists GPU 0: NVIDIA H100 80GB HBM3; DEVICE=cpu overrides\n"
+    )
 
 
 def test_a_second_run_does_nothing_and_says_nothing(tree: Tree) -> None:
@@ -189,19 +191,19 @@ def test_a_second_run_does_nothing_and_says_nothing(tree: Tree) -> None:
     assert (again.returncode, again.stdout, again.stderr, tree.asked()) == (0, "", "", [])
 
 
-def test_it_goes_on_where_it_was_cut_off(tree: Tree) -> None:
+def test_an_interrupted_run_is_resumed(tree: Tree) -> None:
     nvidia_smi(tree.folder / "bin", GPUS)
     (tree.folder / "failures").write_text("once\n")
     cut_off = tree.setup()
     assert cut_off.returncode != 0
     assert "connection reset" in cut_off.stderr
     tree.asked()
-    (tree.folder / "bin" / "nvidia-smi").unlink()  # a driver on its way out is no reason to begin anew
+    (tree.folder / "bin" / "nvidia-smi").unlink()  # the device stays what the interrupted run chose
     assert tree.setup().returncode == 0
     assert tree.asked() == [uv_asked("cuda", ".[cuda,train,local,test]", " --editable")]
 
 
-def test_other_ranges_or_pins_are_installed(tree: Tree) -> None:
+def test_changed_pins_are_installed(tree: Tree) -> None:
     tree.setup(DEVICE="cuda")
     tree.asked()
     with (tree.folder / "requirements" / "cuda.txt").open("a") as pins:
@@ -210,7 +212,7 @@ def test_other_ranges_or_pins_are_installed(tree: Tree) -> None:
     assert tree.asked() == [uv_asked("cuda", ".[cuda,train,local,test]", " --editable")]
 
 
-def test_another_device_begins_with_an_empty_environment(tree: Tree) -> None:
+def test_another_device_rebuilds_the_environment(tree: Tree) -> None:
     tree.setup(DEVICE="cuda")
     (tree.folder / ".venv" / "of-cuda").touch()
     tree.asked()
@@ -220,7 +222,7 @@ def test_another_device_begins_with_an_empty_environment(tree: Tree) -> None:
     assert not (tree.folder / ".venv" / "of-cuda").exists()
 
 
-def test_an_image_takes_only_the_extras_that_it_names(tree: Tree) -> None:
+def test_an_image_gets_only_the_extras_it_names(tree: Tree) -> None:
     into = {"INTO": "image", "DEVICE": "cpu"}
     assert tree.setup(EXTRAS="", **into).returncode == 0
     expected = uv_asked("cpu", ".", " --override requirements/override.txt").replace(".venv/", "image/")

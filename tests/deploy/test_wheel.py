@@ -1,4 +1,4 @@
-"""What `pip install .` copies: everything that is read at run time, and nothing else."""
+"""The wheel holds every file that is read at run time, and nothing else."""
 
 from __future__ import annotations
 
@@ -13,7 +13,7 @@ import pytest
 from clawloop.processes.install_check import TOP_LEVEL_NAMES
 from tests.deploy.stated import ROOT
 
-# For people who installed a wheel: what they give to `clawloop recipe set`, and what they merge into OpenClaw's file.
+# Recipes for `clawloop recipe set`, and OpenClaw's configuration.
 SHARED = {"recipes": ROOT / "deploy" / "recipes", "openclaw": ROOT / "deploy" / "openclaw"}
 
 
@@ -30,7 +30,7 @@ def files_below(folder: Path) -> set[str]:
     return {str(path.relative_to(folder)) for path in found}
 
 
-def test_the_wheel_holds_our_packages_whole_and_what_people_start_from(built: Path) -> None:
+def test_the_wheel_is_complete(built: Path) -> None:
     [wheel] = built.glob("*.whl")
     with ZipFile(wheel) as archive:
         names = set(archive.namelist())
@@ -48,7 +48,7 @@ def test_the_wheel_holds_our_packages_whole_and_what_people_start_from(built: Pa
     } <= names
 
 
-def test_the_source_distribution_can_be_set_up(built: Path) -> None:
+def test_the_source_distribution_has_what_make_setup_reads(built: Path) -> None:
     [source] = built.glob("*.tar.gz")
     with tarfile.open(source) as archive:
         names = {name.partition("/")[2] for name in archive.getnames()}
