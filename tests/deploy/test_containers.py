@@ -11,8 +11,8 @@ import typer
 from pydantic import AliasChoices
 from typer.main import get_command
 
-from clawloop.cli import app
-from clawloop.local.vllm import Device, EngineOptions, ModelFacts, launch
+from clawloop.cli.main import app
+from clawloop.local.services.vllm import Device, EngineOptions, ModelFacts, launch
 from clawloop.settings import Settings
 from tests.deploy.containers import Container, composed, kustomized, of_compose, of_kubernetes
 from tests.deploy.stated import ROOT
