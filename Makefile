@@ -11,7 +11,7 @@ unexport PYTHONDONTWRITEBYTECODE
 help:  ## this list
 	@grep -E '^[a-z-]+:.*##' Makefile | sed -E 's/:[^#]*## /\t/' | expand -t 14
 
-setup:  ## environment from the pinned list; nothing to do when it is current
+setup:  ## environment in pinned versions, for the CPU or CUDA as the machine is; DEVICE=cpu|cuda overrides
 	@bash deploy/install.sh
 
 up: setup  ## start everything on this machine; Ctrl-C stops it
@@ -58,7 +58,5 @@ bench-direct-vote: setup  ## one direct vote beside m sampled ones: agreement, t
 bench-train: setup  ## a training step beside PEFT + transformers and torchtune; ARGS="--gpu" with CUDA
 	$(VENV)/python -m benchmarks.train_step $(ARGS)
 
-pins: setup  ## resolve requirements/direct.txt anew
-	$(VENV)/uv pip compile requirements/direct.txt --override requirements/override.txt --python-version 3.11 \
-	  --find-links "$$($(VENV)/python -m pip config get global.find-links 2>/dev/null)" \
-	  --no-header --no-annotate --quiet --output-file requirements/cpu.txt
+pins: setup  ## resolve pyproject.toml's ranges anew, for CPU and CUDA; ARGS="--upgrade", "--upgrade-package NAME"
+	@bash requirements/resolve.sh $(ARGS)

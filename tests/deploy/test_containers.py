@@ -1,0 +1,193 @@
+"""Commands, flags, variables, mounts and probes of the containers in compose and Kubernetes match the programs."""
+
+from __future__ import annotations
+
+import tomllib
+from collections.abc import Iterable
+from pathlib import Path
+
+import pytest
+import typer
+from pydantic import AliasChoices
+from typer.main import get_command
+
+from clawloop.cli.main import app
+from clawloop.local.services.vllm import Device, EngineOptions, ModelFacts, launch
+from clawloop.settings import Settings
+from tests.deploy.containers import Container, composed, kustomized, of_compose, of_kubernetes
+from tests.deploy.stated import ROOT
+
+# The model of the examples.
+QWEN3_4B = ModelFacts(
+    path=Path("/models/Qwen3-4B"),
+    name="Qwen3-4B",
+    context_tokens=40960,
+    cache_bytes_per_token=2 * 36 * 8 * 128 * 2,
+    dtype="bfloat16",
+    thinks=True,
+)
+# Flags whose values differ between a container and `clawloop up`.
+DIFFERENT = {"--host", "--gpu-memory-utilization"}
+JOBS = {"migrate", "admin", "temporal-schema", "temporal-namespace"}
+OTHERS = {"temporal", "postgres", "temporal-postgres", "temporal-ui"}
+
+
+@pytest.fixture(scope="module", params=["compose cpu", "compose cuda", "kubernetes cpu", "kubernetes cuda"])
+def described(request: pytest.FixtureRequest, tmp_path_factory: pytest.TempPathFactory) -> tuple[str, list[Container]]:
+    """A device and all its containers."""
+    kind, device = request.param.split()
+    if kind == "compose":
+        return device, of_compose(composed(device, tmp_path_factory.mktemp("compose")))
+    return device, of_kubernetes(kustomized(device))
+
+
+@pytest.fixture
+def device(described: tuple[str, list[Container]]) -> str:
+    return described[0]
+
+
+@pytest.fixture
+def containers(described: tuple[str, list[Container]]) -> list[Container]:
+    return described[1]
+
+
+def ours(containers: Iterable[Container]) -> list[Container]:
+    """Those that run `clawloop`, with a verb."""
+    return [container for container in containers if container.is_ours and not container.entrypoint and container.words]
+
+
+def the(containers: Iterable[Container], *words: str) -> Container:
+    """The one that runs this verb."""
+    [found] = [container for container in ours(containers) if container.words[: len(words)] == words]
+    return found
+
+
+def engine_of(containers: Iterable[Container]) -> Container:
+    [found] = [container for container in containers if container.is_engine]
+    return found
+
+
+def flags(words: Iterable[str]) -> dict[str, list[str]]:
+    """Each flag with its values."""
+    found: dict[str, list[str]] = {}
+    values: list[str] = []
+    for word in words:
+        if word.startswith("--"):
+            name, equals, value = word.partition("=")
+            values = found.setdefault(name, [])
+            word = value
+            if not equals:
+                continue
+        values.append(word)
+    return found
+
+
+def test_every_process_has_a_container(containers: list[Container]) -> None:
+    for verb in ("gateway", "migrate"):
+        the(containers, verb)
+    for role in ("orchestrator", "judge", "engine", "trainer"):
+        the(containers, "worker", role)
+    engine_of(containers)
+
+
+def test_every_command_line_parses(containers: list[Container]) -> None:
+    for container in ours(containers):
+        command = get_command(app)
+        words = list(container.words)
+        while isinstance(command, typer.core.TyperGroup):
+            command = command.commands[words.pop(0)]
+        command.make_context(container.name, words)  # raises a usage error
+
+
+def test_every_variable_is_a_setting(containers: list[Container]) -> None:
+    settings = set()
+    for name, field in Settings.model_fields.items():
+        alias = field.validation_alias
+        settings.add(str(alias.choices[0]) if isinstance(alias, AliasChoices) else f"CLAWLOOP_{name.upper()}")
+    unknown = {
+        name
+        for container in containers
+        if container.is_ours and not container.is_engine
+        for name in container.environment
+        if name not in settings | {"MODEL_NAME", "POD_NAME"}
+    }
+    assert unknown == set()
+    # Arguments may refer to these.
+    referenced = {name for container in containers for name in container.referenced}
+    assert referenced <= {"MODEL_NAME", "POD_NAME", "CLAWLOOP_MODEL"}
+
+
+def test_every_process_gets_the_addresses_of_postgresql_and_temporal(containers: list[Container]) -> None:
+    for container in ours(containers):
+        database = container.environment["DATABASE_URL"]
+        assert database is not None
+        assert database.startswith("postgresql://clawloop:")
+        assert container.environment["TEMPORAL_ADDRESS"]
+
+
+def test_vllm_has_the_flags_of_clawloop_up(containers: list[Container], device: str) -> None:
+    started = launch(QWEN3_4B, EngineOptions(port=8100), Device(device), {})
+    engine = engine_of(containers)
+    expected, given = flags(started.command), flags(engine.words)
+    for name in DIFFERENT:
+        expected.pop(name, None)
+        given.pop(name, None)
+    assert given == expected
+    assert started.environment.items() <= engine.environment.items()
+    assert engine.option("--host") == "0.0.0.0"
+
+
+def test_trainer_and_engine_have_the_same_model(containers: list[Container], device: str) -> None:
+    trainer, engine = the(containers, "worker", "trainer"), engine_of(containers)
+    model = engine.option("--model")
+    assert trainer.environment["CLAWLOOP_MODEL"] == model
+    assert engine.option("--served-model-name") == model.rpartition("/")[2]
+    # Without it the trainer uses the folder's name, after resolving links.
+    assert trainer.option("--base-model") == engine.option("--served-model-name")
+    assert the(containers, "migrate").option("--base-model") == engine.option("--served-model-name")
+    assert trainer.option("--device") == device
+    for container in (trainer, engine):
+        assert [writable for path, writable in container.writable.items() if model.startswith(path)] == [False]
+
+
+def test_gateways_and_the_agent_use_the_same_engine_address(containers: list[Container]) -> None:
+    agent, engine = the(containers, "worker", "engine"), engine_of(containers)
+    address = agent.option("--engine")
+    assert the(containers, "migrate").option("--engine") == address
+    assert address.rpartition(":")[2] == engine.option("--port")
+
+
+def test_adapters_have_the_same_path_everywhere(containers: list[Container]) -> None:
+    writable = {container.name: container.writable.get("/data/adapters") for container in containers}
+    users = {name: write for name, write in writable.items() if write is not None and name != "admin"}
+    agent, engine = the(containers, "worker", "engine").name, engine_of(containers).name
+    assert users == {"trainer": True, "orchestrator": True, agent: False, engine: False}
+    assert {container.environment["CLAWLOOP_DATA"] for container in ours(containers)} == {"/data"}
+    assert the(containers, "gateway").writable["/data"]
+
+
+def test_probes_use_real_ports_and_routes(containers: list[Container]) -> None:
+    probed = {container.name: set(container.probes) for container in containers if container.probes}
+    assert set(probed) == {container.name for container in containers} - JOBS - OTHERS
+    for container in containers:
+        if container.is_engine:
+            assert probed[container.name] == {(8100, "/health")}
+        elif container.words[:1] == ("gateway",):
+            # Not /readyz: it fails without PostgreSQL or an engine, and a gateway serves without either.
+            assert probed[container.name] == {(30000, "/healthz")}
+        elif container.words[:1] == ("worker",):
+            port = int(container.option("--health-port"))
+            assert probed[container.name] <= {(port, "/healthz"), (port, "/readyz")}
+            assert (port, "/readyz") in probed[container.name]
+
+
+def test_image_tags_are_versions(containers: list[Container], device: str) -> None:
+    version = tomllib.loads((ROOT / "pyproject.toml").read_text())["project"]["version"]
+    for container in containers:
+        name, _, tag = container.image.rpartition(":")
+        assert tag
+        assert tag != "latest"
+        if container.is_ours:
+            models = container.is_engine or container.name == "trainer"
+            expected = ("clawloop-models", f"{version}-{device}") if models else ("clawloop-services", version)
+            assert (name, tag) == expected

