@@ -5,8 +5,7 @@ from __future__ import annotations
 from temporalio import workflow
 
 with workflow.unsafe.imports_passed_through():
-    from activities.judging.messages import Swept
-    from activities.sweep import UpkeepActivities
+    from activities.sweep import SweepActivities, Swept
     from workflows import names
     from workflows.policies import SWEEP
 
@@ -16,5 +15,5 @@ class SweepWorkflow:
     @workflow.run
     async def run(self) -> Swept:
         return await workflow.execute_activity_method(
-            UpkeepActivities.sweep, summary="announce what was missed, wake sessions left open", **SWEEP
+            SweepActivities.sweep, summary="announce what was missed, wake sessions left open", **SWEEP
         )

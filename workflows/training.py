@@ -14,6 +14,7 @@ from temporalio import workflow
 from temporalio.exceptions import ActivityError, ApplicationError, is_cancelled_exception
 
 with workflow.unsafe.imports_passed_through():
+    from activities.serving.messages import PublishVersion
     from activities.serving.publishing import PublishingActivities
     from activities.training.messages import (
         REASON_LIMIT,
@@ -21,7 +22,6 @@ with workflow.unsafe.imports_passed_through():
         ClaimBatch,
         PauseTraining,
         Pin,
-        PublishVersion,
         QuarantineStep,
         ResumeTraining,
         RollBack,

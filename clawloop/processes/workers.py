@@ -25,7 +25,7 @@ from activities.judging.judge_turn import JudgingActivities
 from activities.serving.publishing import PublishingActivities
 from activities.serving.reconcile import EngineReconciler
 from activities.serving.retention import Retention
-from activities.sweep import UpkeepActivities
+from activities.sweep import SweepActivities
 from activities.training.notifier import TrainingNotifier
 from activities.training.ports import WorkNotifier
 from activities.training.steps import StepActivities
@@ -47,7 +47,7 @@ from db.judging.closing import PostgresClosingStore
 from db.judging.judgements import PostgresJudgementStore
 from db.serving.directory import PostgresDirectoryStore
 from db.serving.publishing import PostgresPublishingStore
-from db.sweep import PostgresUpkeepStore
+from db.sweep import PostgresSweepStore
 from db.training.queue import PostgresWorkStore
 from db.training.steps import PostgresStepStore
 from workflows import names
@@ -194,8 +194,8 @@ async def _workers(
     notifier = TemporalSessionNotifier(client, idle)
     engine_workflows = TemporalEngineNotifier(client)
     reconciler = EngineReconciler(publishing_store, engine_workflows)
-    upkeep = UpkeepActivities(
-        PostgresUpkeepStore(database), notifier, work, idle, retention=retention, reconciler=reconciler, counts=metrics
+    sweeper = SweepActivities(
+        PostgresSweepStore(database), notifier, work, idle, retention=retention, reconciler=reconciler, counter=metrics
     )
     ledger = LedgerActivities(PostgresClosingStore(database), judgements, work, metrics)
     steps = StepActivities(step_store)
@@ -212,7 +212,7 @@ async def _workers(
             task_queue=names.LEDGER_QUEUE,
             activities=[
                 ledger.close_session,
-                upkeep.sweep,
+                sweeper.sweep,
                 steps.look_at_training,
                 steps.claim_batch,
                 steps.quarantine_step,

@@ -23,7 +23,7 @@ from workflows.state import EngineState
 
 
 class TemporalEngineNotifier:
-    """Satisfies `activities.training.ports.PublishNotifier` and `.EngineWorkflows`.
+    """Satisfies `activities.serving.ports.PublishNotifier` and `.EngineWorkflows`.
 
     Args:
         client: may be lazy; it connects again by itself.

@@ -11,7 +11,8 @@ from typing import Any, Protocol
 import psycopg
 from psycopg.rows import dict_row
 
-from activities.training.ports import PublishingStore, StepStore
+from activities.serving.ports import PublishingStore
+from activities.training.ports import StepStore
 from api.ports import TrainingStore
 from clawloop.contracts.serving import Engine, Scope
 from clawloop.contracts.training import SampleState, StepBatch, StepFigures, StepState, TrainedStep, VersionRef

@@ -13,15 +13,8 @@ from temporalio.client import Client, WorkflowHandle
 from temporalio.exceptions import ApplicationError
 from temporalio.worker import Worker
 
-from activities.training.messages import (
-    AbandonStep,
-    ClaimBatch,
-    Published,
-    PublishVersion,
-    QuarantineStep,
-    StepDone,
-    TrainStep,
-)
+from activities.serving.messages import Published, PublishVersion
+from activities.training.messages import AbandonStep, ClaimBatch, QuarantineStep, StepDone, TrainStep
 from clawloop.contracts.training import Claim, StepState, TrainingState, TrainingView
 from clawloop.recipes.recipe import Recipe
 from clawloop.temporal.training_notifier import TemporalTraining
@@ -96,18 +89,18 @@ class ScriptedLearning:
         )
 
     @activity.defn(name="claim_batch")
-    async def claim(self, ask: ClaimBatch) -> Claim:
+    async def claim(self, ask: ClaimBatch) -> Claimed:
         if self.step_state is StepState.CLAIMED:
-            return Claim(policy=ask.policy, n=ask.n, state=self.step_state, samples=self.needed)
+            return Claimed(policy=ask.policy, n=ask.n, state=self.step_state, samples=self.needed)
         old = self.oldest_seconds is not None and self.oldest_seconds >= self.max_wait_seconds
         if self.paused is not None or (self.ready < self.needed and not (old and self.ready)):
-            return Claim(policy=ask.policy, n=ask.n, state=None, reason="waiting")
+            return Claimed(policy=ask.policy, n=ask.n, state=None, reason="waiting")
         samples = min(self.ready, self.needed)
         self.ready -= samples
         self.oldest_seconds = None
         self.step_state = StepState.CLAIMED
         self.happened.append(f"claim {ask.n}: {samples}")
-        return Claim(policy=ask.policy, n=ask.n, state=StepState.CLAIMED, samples=samples)
+        return Claimed(policy=ask.policy, n=ask.n, state=StepState.CLAIMED, samples=samples)
 
     @activity.defn(name="train_step")
     async def train(self, ask: TrainStep) -> StepDone:

@@ -16,13 +16,13 @@ import httpx
 import pytest
 from temporalio.client import Client
 
-from activities.sweep import UpkeepActivities
+from activities.sweep import SweepActivities
 from clawloop.ids import turn_id_of
 from clawloop.local.checks import choose_port
 from clawloop.local.services import temporal_server
 from clawloop.processes.bootstrap import prepare
 from clawloop.temporal.client import TemporalSessionNotifier, connect, register_search_attributes
-from db.sweep import PostgresUpkeepStore
+from db.sweep import PostgresSweepStore
 from tests.e2e.gateway import RealGateway, running_gateway
 from tests.fakes.engine import fake_engine
 from tests.judging.conftest import Bench, bench, binary_bench, judge
@@ -97,11 +97,11 @@ async def test_chat_goes_on_and_is_judged_when_temporal_is_back(binary_bench: Be
                 assert (await gateway.turn(said[-1])).announced_at is None
         with server.running():
             client = await server.ready()
-            upkeep = UpkeepActivities(
-                PostgresUpkeepStore(b.database), TemporalSessionNotifier(client, IDLE), b.work, IDLE, timedelta(0)
+            sweeper = SweepActivities(
+                PostgresSweepStore(b.database), TemporalSessionNotifier(client, IDLE), b.work, IDLE, timedelta(0)
             )
             async with at_work(client, b):
-                assert (await upkeep.sweep()).announced >= 2
+                assert (await sweeper.sweep()).announced >= 2
                 session = (await gateway.turn(said[0])).session_id
                 await end(client, session)
     turns = [await b.turn(turn_id) for reply in said if (turn_id := turn_id_of(reply)) is not None]
