@@ -1,4 +1,4 @@
-"""The sweep, begun by a schedule every minute."""
+"""The sweep; a schedule starts it every minute."""
 
 from __future__ import annotations
 
@@ -15,5 +15,5 @@ class SweepWorkflow:
     @workflow.run
     async def run(self) -> Swept:
         return await workflow.execute_activity_method(
-            SweepActivities.sweep, summary="announce what was missed, wake sessions left open", **SWEEP
+            SweepActivities.sweep, summary="send missed signals, wake sessions left open", **SWEEP
         )

@@ -6,10 +6,9 @@ Every store call raises StoreUnavailable when PostgreSQL does not answer in time
 from __future__ import annotations
 
 from collections.abc import Mapping, Sequence
-from datetime import timedelta
 from typing import Protocol
 
-from clawloop.contracts.sessions import FeedbackGiven, SessionFacts, TurnRecorded, TurnResult
+from clawloop.contracts.sessions import TurnResult
 from clawloop.contracts.turns import Message, TurnOutcome, TurnRecord
 from clawloop.ids import FeedbackId, JudgementId, SessionId, TurnId
 from clawloop.judging.parsing import HintVote, Vote

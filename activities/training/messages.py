@@ -5,7 +5,7 @@ Durable: open workflows and saved histories hold these; later fields are optiona
 
 from __future__ import annotations
 
-from pydantic import BaseModel, ConfigDict, Field
+from pydantic import BaseModel, ConfigDict
 
 from clawloop.contracts.training import StepState
 
@@ -70,39 +70,3 @@ class AbandonStep(_Message):
     policy: str
     n: int
     reason: str
-
-
-class PauseTraining(_Message):
-    reason: str = Field(min_length=1)
-
-
-class ResumeTraining(_Message):
-    """
-    Args:
-        retry: samples of quarantined steps may be taken again.
-    """
-
-    retry: bool = False
-
-
-class RollBack(_Message):
-    version: int = Field(ge=0)
-
-
-class Pin(_Message):
-    """
-    Args:
-        version: stays active whatever is trained; None: the newest one answers again.
-    """
-
-    version: int | None = Field(default=None, ge=0)
-
-
-class SetRecipe(_Message):
-    """
-    Args:
-        hash: of the recipe the policy learns by from the next step on.
-    """
-
-    name: str
-    hash: str = Field(min_length=1)

@@ -41,7 +41,7 @@ from clawloop.settings import Settings
 from clawloop.telemetry.metrics import WorkerMetrics
 from clawloop.temporal.client import TemporalSessionNotifier, begin_sweeping, connect, register_search_attributes
 from clawloop.temporal.engine_notifier import TemporalEngineNotifier
-from clawloop.temporal.training_notifier import TemporalTraining
+from clawloop.temporal.training_notifier import TemporalTrainingNotifier
 from db.database import BACKGROUND_LIMIT, Database
 from db.judging.closing import PostgresClosingStore
 from db.judging.judgements import PostgresJudgementStore
@@ -170,7 +170,7 @@ async def _workers(
     database = Database(url, BACKGROUND_LIMIT)
     stack.push_async_callback(database.close)
     judgements = PostgresJudgementStore(database)
-    work = TrainingNotifier(PostgresWorkStore(database), TemporalTraining(client))
+    work = TrainingNotifier(PostgresWorkStore(database), TemporalTrainingNotifier(client))
     if role is Role.JUDGE:
         directory = await stack.enter_async_context(DirectoryCache(PostgresDirectoryStore(database)))
         engines = _engines(directory)
@@ -186,7 +186,7 @@ async def _workers(
                 graceful_shutdown_timeout=GRACE,
             )
         ]
-    beginning = asyncio.create_task(_begin_learning(PostgresDirectoryStore(database), TemporalTraining(client)))
+    beginning = asyncio.create_task(_begin_learning(PostgresDirectoryStore(database), TemporalTrainingNotifier(client)))
     stack.callback(beginning.cancel)
     idle = timedelta(minutes=settings.session_idle_minutes)
     step_store, publishing_store = PostgresStepStore(database), PostgresPublishingStore(database)

@@ -13,7 +13,6 @@ from psycopg.rows import dict_row
 
 from activities.serving.ports import PublishingStore
 from activities.training.ports import StepStore
-from api.ports import TrainingStore
 from clawloop.contracts.serving import Engine, Scope
 from clawloop.contracts.training import SampleState, StepBatch, StepFigures, StepState, TrainedStep, VersionRef
 from clawloop.contracts.turns import SessionEvidence, SessionSource, TurnOutcome
@@ -21,6 +20,7 @@ from clawloop.ids import ApiKeyId, FeedbackId, SampleId, new_feedback_id
 from clawloop.judging.hints import HintChoice
 from clawloop.judging.records import FinalizedJudgement
 from clawloop.judging.voting import Verdict
+from clawloop.operations.ports import TrainingStore
 from clawloop.recipes.recipe import Recipe
 from db.database import Database
 from db.judging.judgements import PostgresJudgementStore

@@ -23,8 +23,8 @@ from clawloop.judging.prompts import AnswerForm, JudgePrompt
 from clawloop.recipes.recipe import Recipe
 from tests.fakes.judgement_store import FakeJudgementStore
 from tests.fakes.notifier import FakeNotifier, FakeWorkNotifier
-from tests.fakes.turn_store import FakeTurnStore
 from tests.fakes.sweep_store import FakeSweepStore
+from tests.fakes.turn_store import FakeTurnStore
 from tests.records import KEY, turn_record
 
 BINARY = Recipe.model_validate(
