@@ -1,4 +1,4 @@
-"""Temporal ends under a running gateway: chat goes on; when it is back, what was said meanwhile is judged."""
+"""Temporal stops under a running gateway: chat goes on, and its turns are judged when Temporal is back."""
 
 from __future__ import annotations
 
@@ -112,7 +112,7 @@ async def test_chat_goes_on_and_is_judged_when_temporal_is_back(binary_bench: Be
 
 @pytest.mark.slow
 @pytest.mark.postgres
-async def test_a_worker_serves_what_it_counts(temporal_address: str, binary_bench: Bench, tmp_path: Path) -> None:
+async def test_a_worker_serves_its_metrics(temporal_address: str, binary_bench: Bench, tmp_path: Path) -> None:
     port = choose_port("the worker", "127.0.0.1", 0, "")
     command = [sys.executable, "-m", "clawloop.cli.main", "worker", "judge", "--health-port", str(port)]
     settings = {"DATABASE_URL": binary_bench.url, "TEMPORAL_ADDRESS": temporal_address, "CLAWLOOP_DATA": str(tmp_path)}
@@ -128,9 +128,9 @@ async def test_a_worker_serves_what_it_counts(temporal_address: str, binary_benc
                     except httpx.TransportError:
                         assert worker.poll() is None, (tmp_path / "log").read_text()[-2000:]
                     await asyncio.sleep(0.1)
-            told = await client.get("/metrics")
-        assert told.status_code == 200
-        assert "# TYPE clawloop_worker_judge_request_seconds histogram" in told.text
+            metrics = await client.get("/metrics")
+        assert metrics.status_code == 200
+        assert "# TYPE clawloop_worker_judge_request_seconds histogram" in metrics.text
     finally:
         worker.terminate()
         assert await asyncio.to_thread(worker.wait, 20) == 0

@@ -55,7 +55,7 @@ async def end(client: Client, session: SessionId) -> None:
 
 
 @pytest.mark.postgres
-async def test_out_of_order_late_and_twice_told_turns_are_each_judged_once(client: Client, binary_bench: Bench) -> None:
+async def test_out_of_order_late_and_repeated_turns_are_each_judged_once(client: Client, binary_bench: Bench) -> None:
     b = binary_bench
     turns = b.conversation(*(f"message {n}" for n in range(12)))
     session = await b.insert(*turns)
@@ -88,7 +88,7 @@ async def test_what_was_stored_while_temporal_was_away_is_swept_and_judged(clien
 
 
 @pytest.mark.postgres
-async def test_no_word_of_the_conversation_is_in_temporal_and_payloads_are_small(client: Client, bench: Bench) -> None:
+async def test_no_text_of_the_conversation_is_in_temporal_and_payloads_are_small(client: Client, bench: Bench) -> None:
     bench.judge.votes, bench.judge.hint = [-1], "SECRET hint of the judge, to be kept."
     turns = bench.conversation("SECRET question", "SECRET answer", "x" * 100_000)
     session = await bench.insert(*turns)
