@@ -71,9 +71,7 @@ async def test_messages_about_unknown_turns_change_nothing(client: Client, binar
 
 
 @pytest.mark.slow
-async def test_a_judge_is_asked_again_after_its_429s_retry_after(
-    client: Client, binary_bench: Bench
-) -> None:
+async def test_a_judge_is_asked_again_after_its_429s_retry_after(client: Client, binary_bench: Bench) -> None:
     b = binary_bench
     turns = b.conversation("one", "two")
     session = await b.insert(*turns)
