@@ -1,4 +1,4 @@
-"""A heartbeat beside an activity's work. Knows nothing about the work."""
+"""Sends heartbeats while an activity works."""
 
 from __future__ import annotations
 
@@ -11,13 +11,13 @@ from temporalio import activity
 
 
 @asynccontextmanager
-async def heartbeating(at: Callable[[], str] | None = None) -> AsyncIterator[None]:
-    """Beat at half the heartbeat time-out while the block runs. Does nothing outside an activity.
+async def heartbeating(progress: Callable[[], str] | None = None) -> AsyncIterator[None]:
+    """Send a heartbeat at half the heartbeat time-out while the block runs. Does nothing outside an activity.
 
-    Should the beat itself break, the work is cancelled and the beat's error raised; it never hides the work's own.
+    If sending fails, the block is cancelled and the heartbeat's error raised; the block's own error is never hidden.
 
     Args:
-        at: what the work is at, in words that may cross Temporal; shown in its UI.
+        progress: what the activity is doing now; shown in Temporal's UI, so nothing of a conversation.
     """
     limit = activity.info().heartbeat_timeout if activity.in_activity() else None
     if limit is None:
@@ -25,8 +25,8 @@ async def heartbeating(at: Callable[[], str] | None = None) -> AsyncIterator[Non
         return
     working = asyncio.current_task()
     assert working is not None
-    beating = asyncio.create_task(_beat(limit / 2, at))
-    beating.add_done_callback(lambda ended: None if ended.cancelled() else working.cancel())
+    beating = asyncio.create_task(_beat(limit / 2, progress))
+    beating.add_done_callback(lambda beat: None if beat.cancelled() else working.cancel())
     try:
         yield
     except asyncio.CancelledError:
@@ -37,7 +37,7 @@ async def heartbeating(at: Callable[[], str] | None = None) -> AsyncIterator[Non
         beating.cancel()
 
 
-async def _beat(every: timedelta, at: Callable[[], str] | None) -> None:
+async def _beat(interval: timedelta, progress: Callable[[], str] | None) -> None:
     while True:
-        activity.heartbeat(*([] if at is None else [at()]))
-        await asyncio.sleep(every.total_seconds())
+        activity.heartbeat(*([] if progress is None else [progress()]))
+        await asyncio.sleep(interval.total_seconds())

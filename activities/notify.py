@@ -1,7 +1,4 @@
-"""Telling many workflows, side by side; one that cannot be told keeps nobody from the others.
-
-Knows nothing about what they are told.
-"""
+"""Notifies many workflows concurrently; one that cannot be notified does not delay the others."""
 
 from __future__ import annotations
 
@@ -15,78 +12,79 @@ from clawloop.errors import SignalFailed
 
 log = logging.getLogger(__name__)
 
-# Workflows told side by side; a signal takes 10 ms.
-AT_ONCE = 16
-# So many that cannot be told are not these workflows' fault; each may take 3 s, and the next sweep comes in a minute.
-MAX_FAILED = 2 * AT_ONCE
+# Workflows notified concurrently; a signal takes 10 ms.
+CONCURRENCY = 16
+# With more failures than this, Temporal is at fault, not the workflows. Each failure may take 3 s, and the next sweep
+# comes within a minute.
+MAX_FAILED = 2 * CONCURRENCY
 
 Item = TypeVar("Item")
-Whom = TypeVar("Whom")
+Key = TypeVar("Key")
 
 
-class Notifier(Generic[Whom]):
+class Notifier(Generic[Key]):
     """
     Args:
-        what: whose workflows they are: `session`, `policy`, `engine`.
+        kind: what the workflows belong to: `session`, `policy`, `engine`.
 
     Attributes:
-        stuck: those that could not be told, each with the reason.
+        failed: keys of the workflows that could not be notified, each with its error.
     """
 
-    def __init__(self, what: str) -> None:
-        self._what = what
-        self.stuck: dict[Whom, SignalFailed] = {}
+    def __init__(self, kind: str) -> None:
+        self._kind = kind
+        self.failed: dict[Key, SignalFailed] = {}
 
-    async def tell(
-        self, items: Sequence[Item], whom: Callable[[Item], Whom], tell: Callable[[Item], Awaitable[None]]
+    async def notify_each(
+        self, items: Sequence[Item], key_of: Callable[[Item], Key], notify: Callable[[Item], Awaitable[None]]
     ) -> list[Item]:
-        """Tell each item; those of one workflow one after the other, in their order, up to the first that fails.
+        """Call `notify` for each item. Items of one workflow go in their order, and stop at the first that fails.
 
         Returns:
-            Those that were told.
+            The items whose workflow was notified.
         """
-        at_once = asyncio.Semaphore(AT_ONCE)
-        told: list[Item] = []
+        slots = asyncio.Semaphore(CONCURRENCY)
+        notified: list[Item] = []
 
-        async def tell_all(of: Whom, own: list[Item]) -> None:
-            async with at_once:
-                for item in own:
+        async def notify_in_order(key: Key, items_of_key: list[Item]) -> None:
+            async with slots:
+                for item in items_of_key:
                     if self._too_many_failed:
                         return
                     try:
-                        await tell(item)
+                        await notify(item)
                     except SignalFailed as error:
                         log.warning(
-                            f"a {self._what} is left to the next sweep",
-                            extra={f"{self._what}_id": str(of), "why": str(error)},
+                            f"signal failed, the sweep retries: {self._kind}",
+                            extra={f"{self._kind}_id": str(key), "why": str(error)},
                         )
-                        self.stuck[of] = error
+                        self.failed[key] = error
                         return
-                    told.append(item)
+                    notified.append(item)
 
-        order = {whom(item): place for place, item in reversed(list(enumerate(items)))}
-        sorted_items = sorted(items, key=lambda item: order[whom(item)])  # stable: each workflow's keep their order
+        position = {key_of(item): index for index, item in reversed(list(enumerate(items)))}
+        sorted_items = sorted(items, key=lambda item: position[key_of(item)])  # stable: the order within a key stays
         async with asyncio.TaskGroup() as group:
-            for of, own in groupby(sorted_items, key=whom):
-                group.create_task(tell_all(of, list(own)))
-        return told
+            for key, items_of_key in groupby(sorted_items, key=key_of):
+                group.create_task(notify_in_order(key, list(items_of_key)))
+        return notified
 
     def raise_if_most_failed(self) -> None:
         """
         Raises:
-            SignalFailed: so many cannot be told that it is of no use to go on now.
+            SignalFailed: more than `MAX_FAILED` workflows could not be notified; going on is of no use now.
         """
         if self._too_many_failed:
-            raise next(iter(self.stuck.values()))
+            raise next(iter(self.failed.values()))
 
     def raise_if_any_failed(self) -> None:
         """
         Raises:
-            SignalFailed: of those it names; the others were told, unless so many failed that it gave up.
+            SignalFailed: names the workflows. The others were notified, unless more than `MAX_FAILED` failed.
         """
-        if self.stuck:
-            raise SignalFailed("; ".join(sorted(f"{self._what} {of}: {why}" for of, why in self.stuck.items())))
+        if self.failed:
+            raise SignalFailed("; ".join(sorted(f"{self._kind} {key}: {error}" for key, error in self.failed.items())))
 
     @property
     def _too_many_failed(self) -> bool:
-        return len(self.stuck) > MAX_FAILED
+        return len(self.failed) > MAX_FAILED

@@ -1,7 +1,7 @@
-"""The sweep: what was not announced is announced, in order; sessions nobody closed are woken so that they close;
-adapters nobody needs are removed; each engine has its workflow, and no other has one.
+"""The sweep: signals that were missed are sent, in order; sessions left open are woken, so that they close; unneeded
+adapters are deleted; each engine, and no other, has a workflow.
 
-Knows nothing about how often it runs. Doing it twice does no harm: workflows drop what they know.
+Idempotent: workflows drop messages they have.
 """
 
 from __future__ import annotations
@@ -10,141 +10,205 @@ import asyncio
 import logging
 from collections.abc import Awaitable, Callable, Sequence
 from datetime import timedelta
-from typing import TypeVar
+from typing import Protocol, TypeVar
 
+from pydantic import BaseModel, ConfigDict
 from temporalio import activity
 
 from activities.heartbeat import heartbeating
-from activities.judging.messages import Swept
-from activities.judging.ports import Counts, SessionNotifier, Uncounted, UpkeepStore
 from activities.notify import Notifier
 from activities.serving.reconcile import EngineReconciler
 from activities.serving.retention import Retention
 from activities.training.notifier import TrainingNotifier
-from clawloop.contracts.sessions import SessionFacts
-from clawloop.ids import SessionId
+from clawloop.contracts.sessions import FeedbackGiven, SessionFacts, TurnRecorded
+from clawloop.ids import FeedbackId, SessionId, TurnId
 
 log = logging.getLogger(__name__)
 
-# Younger ones are on their way: a gateway announces within milliseconds, or not at all.
-AGE = timedelta(seconds=30)
-# Far beyond any idle time of the workflow itself, counted from its deadline.
+# Younger turns may still be on their way: a gateway signals within milliseconds, or not at all.
+MIN_AGE = timedelta(seconds=30)
+# Added to the workflow's own idle time; far beyond any delay of its timer.
 LEFT_OPEN_AFTER = timedelta(minutes=10)
 BATCH = 500
 
 Item = TypeVar("Item")
 
 
-class UpkeepActivities:
+class SweepStore(Protocol):
+    """Every call raises StoreUnavailable when PostgreSQL does not answer in time."""
+
+    async def pending_turns(
+        self, age: timedelta, limit: int, but: Sequence[SessionId] = ()
+    ) -> list[tuple[SessionFacts, TurnRecorded]]:
+        """Main turns older than `age` whose workflow was not notified, oldest first; none of the sessions in `but`."""
+
+    async def pending_feedback(
+        self, age: timedelta, limit: int, but: Sequence[SessionId] = ()
+    ) -> list[tuple[SessionFacts, FeedbackGiven]]:
+        """Feedback older than `age` whose workflow was not notified, or was notified a day ago and has not applied it;
+        none of the sessions in `but`."""
+
+    async def sessions_left_open(self, age: timedelta, limit: int) -> list[SessionFacts]:
+        """Sessions without a turn for longer than `age` that are not closed, oldest first."""
+
+    async def mark_notified(self, turn_ids: Sequence[TurnId]) -> None: ...
+
+    async def mark_feedback_notified(self, feedback_ids: Sequence[FeedbackId]) -> None: ...
+
+
+class SessionNotifier(Protocol):
+    """Notifies sessions' workflows. Every call raises SignalFailed when it cannot."""
+
+    async def notify_turn(self, session: SessionFacts, turn: TurnRecorded) -> None: ...
+
+    async def notify_feedback(self, session: SessionFacts, feedback: FeedbackGiven) -> None: ...
+
+    async def wake(self, session: SessionFacts) -> None:
+        """Start the session's workflow if it does not run, so that it closes."""
+
+
+class SweepCounter(Protocol):
+    """Counts sweeps; never raises."""
+
+    def swept(self, turns: int, feedback: int, sessions: int, stuck: int) -> None:
+        """A sweep sent these signals for turns and feedback and woke these sessions; `stuck` could not be notified."""
+
+
+class Swept(BaseModel):
+    """What a sweep found. Durable: saved histories hold it; later fields are optional.
+
+    Args:
+        announced: turns whose workflow was notified.
+        feedback: pieces of feedback whose workflow was notified.
+        woken: sessions that were not closed.
+        work: policies whose training workflow was notified of a waiting batch.
+        removed: adapter directories that were deleted.
+        engines: engine workflows that were started, or ended because their engine was removed.
+        stuck: sessions whose workflow could not be notified; the next sweep retries.
+    """
+
+    model_config = ConfigDict(frozen=True)
+
+    announced: int
+    feedback: int
+    woken: int
+    work: int = 0
+    removed: int = 0
+    engines: int = 0
+    stuck: int = 0
+
+
+class SweepActivities:
     """On the queue `ledger`.
 
     Args:
-        idle: after how long without a turn a session closes.
-        age: how old what was not announced must be.
-        retention: None leaves adapters where they are.
-        roster: None leaves engines' workflows alone.
+        idle: a session closes after this long without a turn.
+        min_age: how old a turn or feedback must be to be swept.
+        retention: None deletes no adapters.
+        reconciler: None leaves engines' workflows alone.
     """
 
     def __init__(
         self,
-        store: UpkeepStore,
+        store: SweepStore,
         notifier: SessionNotifier,
-        work: TrainingNotifier,
+        training: TrainingNotifier,
         idle: timedelta,
-        age: timedelta = AGE,
+        min_age: timedelta = MIN_AGE,
         retention: Retention | None = None,
         reconciler: EngineReconciler | None = None,
-        counts: Counts | None = None,
+        counter: SweepCounter | None = None,
     ) -> None:
         self._store = store
-        self._counts: Counts = counts or Uncounted()
         self._notifier = notifier
-        self._work = work
+        self._training = training
         self._idle = idle
-        self._age = age
+        self._min_age = min_age
         self._retention = retention
         self._reconciler = reconciler
+        self._counter = counter
 
     @activity.defn(name="sweep")
     async def sweep(self) -> Swept:
-        """Announce what was missed, oldest first and each session in order; wake what was left open.
+        """Send missed signals, oldest first and each session's in order; wake sessions left open; reconcile the rest.
 
-        A session that cannot be told is left to the next sweep. Every part is tried; the first failure of one is raised
-        when all are done, so that what failed is tried again soon.
+        Each part runs even if another fails; the first error is raised at the end, so that Temporal retries soon.
+        A session that cannot be notified is left to the next sweep.
         """
         async with heartbeating():
-            failed: list[BaseException] = []
+            errors: list[BaseException] = []
             stuck: set[SessionId] = set()
             swept = Swept(
-                announced=await _tried(self._notify_turns(stuck), failed),
-                feedback=await _tried(self._notify_feedback(stuck), failed),
-                woken=await _tried(self._wake_sessions(stuck), failed),
-                work=await _tried(self._work.notify_pending(), failed),
-                removed=0 if self._retention is None else await _tried(self._retention.remove(), failed),
-                engines=0 if self._reconciler is None else await _tried(self._reconciler.reconcile(), failed),
+                announced=await _attempt(self._notify_turns(stuck), errors),
+                feedback=await _attempt(self._notify_feedback(stuck), errors),
+                woken=await _attempt(self._wake_sessions(stuck), errors),
+                work=await _attempt(self._training.notify_pending(), errors),
+                removed=0 if self._retention is None else await _attempt(self._retention.remove(), errors),
+                engines=0 if self._reconciler is None else await _attempt(self._reconciler.reconcile(), errors),
             )
             swept = swept.model_copy(update={"stuck": len(stuck)})
-            self._counts.swept(swept.announced, swept.feedback, swept.woken, swept.stuck)
-            for later in failed[1:]:
-                log.warning("another part of the sweep failed", exc_info=later)
-            if failed:
-                raise failed[0]
+            if self._counter is not None:
+                self._counter.swept(swept.announced, swept.feedback, swept.woken, swept.stuck)
+            for error in errors[1:]:
+                log.warning("another part of the sweep failed", exc_info=error)
+            if errors:
+                raise errors[0]
             return swept
 
     async def _notify_turns(self, stuck: set[SessionId]) -> int:
-        return await _announced(
-            lambda but: self._store.pending_turns(self._age, BATCH, but),
+        return await _notify_pending(
+            lambda but: self._store.pending_turns(self._min_age, BATCH, but),
             self._notifier.notify_turn,
             lambda turns: self._store.mark_notified([turn.turn_id for turn in turns]),
             stuck,
         )
 
     async def _notify_feedback(self, stuck: set[SessionId]) -> int:
-        return await _announced(
-            lambda but: self._store.pending_feedback(self._age, BATCH, but),
+        return await _notify_pending(
+            lambda but: self._store.pending_feedback(self._min_age, BATCH, but),
             self._notifier.notify_feedback,
             lambda given: self._store.mark_feedback_notified([feedback.feedback_id for feedback in given]),
             stuck,
         )
 
     async def _wake_sessions(self, stuck: set[SessionId]) -> int:
-        telling = Notifier[SessionId]("session")
-        left = await self._store.sessions_left_open(self._idle + LEFT_OPEN_AFTER, BATCH)
-        told = await telling.tell(left, lambda item: item.session_id, self._notifier.wake)
-        stuck.update(telling.stuck)
-        telling.raise_if_most_failed()
-        return len(told)
+        notifier = Notifier[SessionId]("session")
+        left_open = await self._store.sessions_left_open(self._idle + LEFT_OPEN_AFTER, BATCH)
+        woken = await notifier.notify_each(left_open, lambda session: session.session_id, self._notifier.wake)
+        stuck.update(notifier.failed)
+        notifier.raise_if_most_failed()
+        return len(woken)
 
 
-async def _announced(
-    unheard: Callable[[list[SessionId]], Awaitable[Sequence[tuple[SessionFacts, Item]]]],
-    announce: Callable[[SessionFacts, Item], Awaitable[None]],
+async def _notify_pending(
+    read_batch: Callable[[list[SessionId]], Awaitable[Sequence[tuple[SessionFacts, Item]]]],
+    notify: Callable[[SessionFacts, Item], Awaitable[None]],
     mark: Callable[[list[Item]], Awaitable[None]],
     stuck: set[SessionId],
 ) -> int:
-    """Tell workflows what they have not heard, batch after batch; how much they heard.
+    """Notify sessions of all pending items, batch after batch; the number of items.
 
     Args:
-        unheard: the next batch, without these sessions.
-        stuck: sessions that could not be told are added.
+        read_batch: reads the next batch, without these sessions.
+        stuck: sessions that could not be notified are added.
     """
-    telling, total = Notifier[SessionId]("session"), 0
-    while batch := await unheard([*telling.stuck]):
-        told = await telling.tell(batch, lambda item: item[0].session_id, lambda item: announce(*item))
-        await mark([item for _, item in told])
-        stuck.update(telling.stuck)
-        telling.raise_if_most_failed()
-        total += len(told)
+    notifier, total = Notifier[SessionId]("session"), 0
+    while batch := await read_batch([*notifier.failed]):
+        notified = await notifier.notify_each(batch, lambda item: item[0].session_id, lambda item: notify(*item))
+        await mark([item for _, item in notified])
+        stuck.update(notifier.failed)
+        notifier.raise_if_most_failed()
+        total += len(notified)
         if len(batch) < BATCH:
             break
     return total
 
 
-async def _tried(part: Awaitable[int], failed: list[BaseException]) -> int:
-    """What the part returns; 0 if it fails, and then it is noted in `failed`."""
+async def _attempt(part: Awaitable[int], errors: list[BaseException]) -> int:
+    """What the part returns; 0 if it raises, and then the error is appended to `errors`."""
     # Whatever is wrong with one part, a bug included, must not keep the others from running.
     (result,) = await asyncio.gather(part, return_exceptions=True)
     if isinstance(result, BaseException):
-        failed.append(result)
+        errors.append(result)
         return 0
     return result

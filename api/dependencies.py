@@ -12,18 +12,16 @@ from api.auth import KeyRing
 from api.chat.versions import VersionChooser
 from api.ports import (
     Engines,
-    Erasures,
     FeedbackStore,
-    Operations,
     Readiness,
-    RejudgeStore,
-    SessionOperations,
     SessionStore,
-    TrainingStore,
 )
 from api.recording.notifier import NotificationQueue
 from api.recording.recorder import Recorder
 from clawloop.contracts.serving import Scope
+from clawloop.operations.ports import TrainingStore
+from clawloop.operations.sessions import SessionOperations
+from clawloop.operations.training import TrainingOperations
 from clawloop.serving.directory import DirectoryCache
 from clawloop.telemetry.metrics import GatewayMetrics
 
@@ -39,11 +37,6 @@ class Limits:
 
 @dataclass(slots=True)
 class Services:
-    """
-    Args:
-        max_lora_rank: the largest rank of an adapter that engines load.
-    """
-
     keys: KeyRing
     directory: DirectoryCache
     engines: Engines
@@ -53,14 +46,11 @@ class Services:
     sessions: SessionStore
     feedback: FeedbackStore
     training: TrainingStore
-    rejudging: RejudgeStore
-    erasures: Erasures
+    training_operations: TrainingOperations
     session_operations: SessionOperations
-    operations: Operations
     readiness: Readiness
     metrics: GatewayMetrics
     limits: Limits
-    max_lora_rank: int
     _background: set[asyncio.Task[None]] = field(default_factory=set)
 
     def spawn(self, work: Coroutine[object, object, None]) -> asyncio.Task[None]:

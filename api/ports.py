@@ -12,22 +12,16 @@ from typing import Protocol
 
 from clawloop.contracts.serving import ApiKey, RouteKey
 from clawloop.contracts.sessions import (
-    ContentErased,
-    Erasure,
     FeedbackEffect,
     FeedbackGiven,
-    RejudgeRequested,
     SessionFacts,
     SessionState,
     StoredFeedback,
     TurnRecorded,
 )
-from clawloop.contracts.training import TrainingView, VersionView
 from clawloop.contracts.turns import InsertedTurn, Message, SessionEvidence, TurnRecord
 from clawloop.contracts.views import SessionView, TurnView
 from clawloop.ids import ApiKeyId, FeedbackId, SessionId, TurnId
-from clawloop.judging.rejudging import RejudgeFacts
-from clawloop.recipes.recipe import Recipe
 
 # Called by api/auth.py and api/health.py
 
@@ -186,110 +180,3 @@ class SessionStore(Protocol):
 
     async def turns(self, session: SessionId) -> list[TurnView]:
         """All turns of a session in order, each with its outcome."""
-
-
-class RejudgeStore(Protocol):
-    """Reads what a re-judging depends on."""
-
-    async def rejudge_facts(self, turn_id: TurnId) -> RejudgeFacts | None:
-        """The facts about a turn; None if there is no such turn."""
-
-
-class SessionOperations(Protocol):
-    """Operators' requests to sessions' workflows. Every method raises SignalFailed if Temporal takes no signal."""
-
-    async def rejudge(self, session: SessionFacts, wanted: RejudgeRequested) -> None:
-        """Ask for another judgement of a turn. Idempotent for a revision."""
-
-    async def content_erased(self, session: SessionId, erased: ContentErased) -> None:
-        """Notify the session's workflow, if it has one, of erased turns."""
-
-
-class Erasures(Protocol):
-    """Erases content for good."""
-
-    async def erase_session(self, session: SessionId) -> Erasure | None:
-        """Erase a session, including turns of it not inserted yet; None if there is no such session."""
-
-    async def erase_turn(self, turn: TurnId) -> Erasure | None:
-        """Erase a turn, other replies to its request, and all turns that continue them; None if there is none."""
-
-
-class Operations(Protocol):
-    """What tells Temporal what an operator said, after PostgreSQL was told. It answers within its own limit.
-
-    Every call raises SignalFailed when the workflow could not be told now; it holds nevertheless, and the
-    workflow sees it when it looks next.
-    """
-
-    async def pause(self, policy: str, reason: str) -> None: ...
-
-    async def resume(self, policy: str, retry: bool) -> None: ...
-
-    async def roll_back(self, policy: str, version: int) -> None: ...
-
-    async def pin(self, policy: str, version: int | None) -> None: ...
-
-    async def set_recipe(self, policy: str, recipe: Recipe) -> None: ...
-
-
-class TrainingStore(Protocol):
-    """Operators' view of a policy's training, and their changes to it.
-
-    Every method raises NotFound if there is no such policy.
-    """
-
-    async def status(self, policy: str) -> TrainingView:
-        """The status of the policy's training."""
-
-    async def versions(self, policy: str) -> list[VersionView]:
-        """All versions of the policy, by number, removed ones included."""
-
-    async def pause(self, policy: str, reason: str) -> TrainingView:
-        """Claim no batch until `resume`; a claimed step finishes."""
-
-    async def resume(self, policy: str, *, retry_quarantined: bool = False) -> TrainingView:
-        """Claim batches again.
-
-        Args:
-            retry_quarantined: make quarantined samples fresh again.
-        """
-
-    async def roll_back(self, policy: str, version: int) -> TrainingView:
-        """Continue from this version: it becomes the head at once, and active as soon as an engine has it.
-
-        A claimed step is abandoned, a publishing in progress becomes invalid (the epoch changes), and turns trained by
-        later steps are rolled back. Rolling forward to a rolled-back version works the same way.
-
-        Raises:
-            NotFound: there is no such version.
-            StateConflict: its files were removed, or another version is pinned.
-        """
-
-    async def pin(self, policy: str, version: int) -> TrainingView:
-        """Keep this version active, as soon as an engine has it and until `unpin`, whatever is trained.
-
-        Raises:
-            NotFound: there is no such version.
-            StateConflict: its files were removed.
-        """
-
-    async def unpin(self, policy: str) -> TrainingView:
-        """Make the newest version active again; nothing if none is pinned."""
-
-    async def recipe(self, policy: str) -> Recipe:
-        """The recipe that the policy learns by.
-
-        Raises:
-            NotFound: the policy has no recipe.
-            StateConflict: the stored recipe is not valid any more.
-        """
-
-    async def set_recipe(self, policy: str, recipe: Recipe) -> TrainingView:
-        """Learn by this recipe from the next step on; nothing if the policy does already.
-
-        Waiting samples of another signal hash expire at once, for good: `recipe changed`.
-
-        Raises:
-            RecipeRejected: no step of it can start from the policy's head.
-        """

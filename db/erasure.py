@@ -152,7 +152,7 @@ _NEWEST_ERASED = text("""
 
 
 class PostgresErasureStore:
-    """Implements `api.ports.Erasures`."""
+    """Implements `clawloop.operations.ports.ErasureStore`."""
 
     def __init__(self, database: Database) -> None:
         self._database = database

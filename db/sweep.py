@@ -19,8 +19,8 @@ _RENOTIFY_AFTER = timedelta(days=1)  # notified but not applied since
 _FACTS = (SessionRow.id.label("session"), SessionRow.policy, SessionRow.identified_by, SessionRow.created_at)
 
 
-class PostgresUpkeepStore:
-    """Implements `activities.judging.ports.UpkeepStore`."""
+class PostgresSweepStore:
+    """Implements `activities.sweep.SweepStore`."""
 
     def __init__(self, database: Database) -> None:
         self._database = database

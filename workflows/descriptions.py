@@ -1,6 +1,6 @@
-"""Descriptions that the Temporal UI shows of a session and of training: Markdown of ids, counts and reasons.
+"""Markdown that the Temporal UI shows of sessions and training: ids, counts and reasons, no text of a conversation.
 
-Pure. Never the text of a conversation. A bar in a reason would break the table, so it is replaced.
+Pure. A bar in a reason would break the table, so it is replaced.
 """
 
 from __future__ import annotations
@@ -14,33 +14,33 @@ from clawloop.contracts.training import Claim, StepState, TrainingState, Trainin
 from clawloop.contracts.turns import TurnOutcome
 from clawloop.judging.voting import signed
 
-# The UI draws tables without any space between columns; Markdown keeps spaces that do not break.
+# The UI draws tables without space between columns; Markdown keeps non-breaking spaces.
 _GAP = "\u00a0" * 3
 _COLUMNS = ("turn", "kind", "verdict", "sample", "step", "why")
 
 
 def session_table(rows: Sequence[TurnResult]) -> str:
-    """The newest decided turns, one line each."""
+    """A table of the newest decided turns."""
     if not rows:
         return "No turn is decided yet."
     return "\n".join([_row(_COLUMNS), "|:---" * len(_COLUMNS) + "|", *(_row(_session_cells(row)) for row in rows)])
 
 
 def session_headline(*, announced: int, judging: int, waiting: int, closing: str) -> str:
-    """One line above the table: how the session is."""
+    """The line above the table: counts, and when the session closes."""
     turns = "1 main turn" if announced == 1 else f"{announced} main turns"
     return f"{turns} announced, {judging} being judged, {waiting} waiting. {closing}"
 
 
 def erased_row(row: TurnResult) -> TurnResult:
-    """The row of a turn whose content was erased: what steps learned from it stays."""
-    gone = {
+    """The row after its turn's content was erased; the step that trained the turn stays."""
+    erased = {
         "outcome": TurnOutcome.ERASED,
         "verdict": None,
         "sample": row.step is not None,
         "why": TurnOutcome.ERASED.value,
     }
-    return row.model_copy(update=gone)
+    return row.model_copy(update=erased)
 
 
 def _session_cells(row: TurnResult) -> tuple[str, ...]:
@@ -56,9 +56,9 @@ def _session_cells(row: TurnResult) -> tuple[str, ...]:
 
 def _session_why(row: TurnResult) -> str:
     outcome = "" if row.outcome is None else row.outcome.replace("_", " ")
-    # Some reasons begin with the outcome's own words.
-    whole = row.why if not outcome or row.why.startswith(outcome) else f"{outcome}: {row.why}"
-    return whole.replace("|", "/").replace("\n", " ")
+    # Some reasons begin with the outcome already.
+    why = row.why if not outcome or row.why.startswith(outcome) else f"{outcome}: {row.why}"
+    return why.replace("|", "/").replace("\n", " ")
 
 
 def _row(cells: Sequence[str]) -> str:
@@ -66,48 +66,48 @@ def _row(cells: Sequence[str]) -> str:
 
 
 def training_headline(
-    look: TrainingView | None, computing: Claim | None, since: datetime, publishing: bool, problems: Sequence[str]
+    view: TrainingView | None, computing: Claim | None, since: datetime, publishing: bool, notes: Sequence[str]
 ) -> str:
-    """Lines above the table: what it does now, and what holds it up."""
-    lines = ["looking at the ledger"]
-    if look is not None:
-        lines = [_now(look, computing, since), f"v{look.version} answers, {_publishing(look, publishing)}"]
-    return "\n\n".join([*lines, *problems])
+    """The lines above the table: what training does now, which version answers, and the notes."""
+    lines = ["reading the ledger"]
+    if view is not None:
+        lines = [_activity(view, computing, since), f"v{view.version} answers, {_publishing(view, publishing)}"]
+    return "\n\n".join([*lines, *notes])
 
 
 def training_table(steps: Sequence[StepDone], active: int | None) -> str:
-    """The newest steps, one line each."""
+    """A table of the newest steps."""
     if not steps:
         return "No step is done yet."
     lines = ["| step | samples | loss | KL | ratio | seconds | outcome | active |", "|---|---|---|---|---|---|---|---|"]
     return "\n".join([*lines, *(_step_row(step, active) for step in steps)])
 
 
-def step_summary(look: TrainingView, claimed: Claim) -> str:
-    """One line beside the activity that computes a step."""
-    return f"step {claimed.n}: {claimed.samples} samples, from v{look.head}"
+def step_summary(view: TrainingView, claimed: Claim) -> str:
+    """The summary of the activity that computes a step."""
+    return f"step {claimed.n}: {claimed.samples} samples, from v{view.head}"
 
 
-def _now(look: TrainingView, computing: Claim | None, since: datetime) -> str:
-    # Whether a trainer is there to take it, only its activity tells.
-    given = f"given to trainer-{look.pool} {since:%Y-%m-%d %H:%M} UTC"
-    step = None if computing is None else f"{step_summary(look, computing)}, {given}"
-    if look.state is TrainingState.PAUSED:
-        return look.reason if step is None else f"{look.reason}\n\nwhat runs is finished: {step}"
+def _activity(view: TrainingView, computing: Claim | None, since: datetime) -> str:
+    # Whether a trainer is there, only the activity shows.
+    assigned = f"given to trainer-{view.pool} {since:%Y-%m-%d %H:%M} UTC"
+    step = None if computing is None else f"{step_summary(view, computing)}, {assigned}"
+    if view.state is TrainingState.PAUSED:
+        return view.reason if step is None else f"{view.reason}\n\nstill computing: {step}"
     if step is not None:
         return step
-    if look.step_state is StepState.CLAIMED:
-        return f"step {look.step}: its batch is claimed"
-    counted = f"{look.ready} of {look.needed} samples, {look.judging} turns are being judged"
-    return f"waiting: {look.reason or counted}"
+    if view.step_state is StepState.CLAIMED:
+        return f"step {view.step}: its batch is claimed"
+    counts = f"{view.ready} of {view.needed} samples, {view.judging} turns are being judged"
+    return f"waiting: {view.reason or counts}"
 
 
-def _publishing(look: TrainingView, publishing: bool) -> str:
-    if look.pinned is not None:
+def _publishing(view: TrainingView, publishing: bool) -> str:
+    if view.pinned is not None:
         return "pinned"
     if publishing:
         return "engines are being given the newest"
-    return "the newest" if look.version == look.head else f"v{look.head} is trained"
+    return "the newest" if view.version == view.head else f"v{view.head} is trained"
 
 
 def _step_row(step: StepDone, active: int | None) -> str:

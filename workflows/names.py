@@ -1,6 +1,6 @@
-"""Names under which our workflows are found in Temporal: ids, queues, search attributes.
+"""Names in Temporal: workflows, their ids, signals and updates, task queues, search attributes.
 
-Knows nothing about clients. Names are kept: open workflows and saved histories hold them.
+The values never change: open workflows and saved histories hold them.
 """
 
 from __future__ import annotations
@@ -17,18 +17,14 @@ TRAINER_QUEUE_PREFIX = "trainer-"
 SESSION_WORKFLOW = "Session"
 TURN_RECORDED = "turn_recorded"
 FEEDBACK_GIVEN = "feedback_given"
-JUDGE_AGAIN = "judge_again"
+REJUDGE = "judge_again"
 CONTENT_ERASED = "content_erased"
 CLOSES_AGAIN, ENDS_BY_NEWEST = "closes-again", "ends-by-newest"  # patches of the session's workflow
 SWEEP_WORKFLOW = "Sweep"
 SWEEP_ID = "sweep"
 TRAINING_WORKFLOW = "Training"
 WORK_WAITING = "work_waiting"
-PAUSE = "pause"
-RESUME = "resume"
-ROLL_BACK = "roll_back"
-PIN = "pin"
-SET_RECIPE = "set_recipe"
+OPERATOR_CHANGED = "operator_changed"
 ENGINE_WORKFLOW = "Engine"
 PUBLISH = "publish"
 ENGINE_REMOVED = "engine_removed"
@@ -50,7 +46,7 @@ def training_workflow_id(policy: str) -> str:
 
 
 def trainer_queue(pool: str) -> str:
-    """Where the trainers of a pool look for steps; each pool serves one base model."""
+    """The queue of a pool's trainers; each pool has one base model."""
     return f"{TRAINER_QUEUE_PREFIX}{pool}"
 
 
@@ -59,7 +55,7 @@ def engine_workflow_id(engine_id: str) -> str:
 
 
 def engine_of_workflow(workflow_id: str) -> str:
-    """The engine whose workflow has this id."""
+    """The engine id in the id of its workflow."""
     return workflow_id.removeprefix(engine_workflow_id(""))
 
 

@@ -1,4 +1,4 @@
-"""How long our activities may take, and how often they are tried. Names, not numbers, stand in workflows."""
+"""Time-outs and retry policies of activities, by name."""
 
 from __future__ import annotations
 
@@ -9,7 +9,7 @@ from temporalio.common import RetryPolicy
 
 from workflows.names import JUDGE_QUEUE, LEDGER_QUEUE, trainer_queue
 
-# What cannot get better by trying again, by the type names that cross Temporal.
+# Errors that a retry cannot help, by the type names that cross Temporal.
 _PERMANENT = (
     "PayloadSizeError",
     "RecordUnusable",
@@ -28,7 +28,7 @@ _PERMANENT = (
 
 
 class Policy(TypedDict, total=False):
-    """Where an activity runs, how long it may take, how often it is tried."""
+    """An activity's queue, time-outs and retries."""
 
     task_queue: str
     start_to_close_timeout: timedelta
@@ -38,10 +38,10 @@ class Policy(TypedDict, total=False):
 
 JUDGE = Policy(
     task_queue=JUDGE_QUEUE,
-    # 2 x (one request for all, then up to three by themselves), each at most 110 s, and room.
+    # 2 x (one request for all votes, then up to three single ones), each at most 110 s, and a margin.
     start_to_close_timeout=timedelta(minutes=15),
     heartbeat_timeout=timedelta(seconds=30),
-    # About 8 minutes in all: an engine takes one to restart. After that what is missing stays missing.
+    # About 8 minutes in all: an engine takes one to restart. After that missing votes stay missing.
     retry_policy=RetryPolicy(
         initial_interval=timedelta(seconds=1),
         backoff_coefficient=2.0,
@@ -64,12 +64,12 @@ FINALIZE = Policy(
         non_retryable_error_types=_PERMANENT,
     ),
 )
-"""A turn's end without asking anybody any more."""
+"""A turn decided with the stored votes, without a request to a judge."""
 
 STORE = Policy(
     task_queue=LEDGER_QUEUE,
     start_to_close_timeout=timedelta(minutes=2),
-    # PostgreSQL may be away for long; nothing is lost by waiting for it.
+    # PostgreSQL may be away for long; waiting loses nothing.
     retry_policy=RetryPolicy(
         initial_interval=timedelta(milliseconds=200),
         backoff_coefficient=2.0,
@@ -88,10 +88,10 @@ SWEEP = Policy(
 )
 
 ENGINE_LOAD = Policy(
-    # It waits for long replies to end before it loads one more version.
+    # A load may wait for long replies to end before there is a free slot.
     start_to_close_timeout=timedelta(hours=1),
     heartbeat_timeout=timedelta(seconds=15),
-    # An engine takes a minute to restart; until then it is asked every few seconds.
+    # An engine takes a minute to restart; until then the load is retried every few seconds.
     retry_policy=RetryPolicy(
         initial_interval=timedelta(milliseconds=250),
         backoff_coefficient=2.0,
@@ -99,10 +99,10 @@ ENGINE_LOAD = Policy(
         non_retryable_error_types=_PERMANENT,
     ),
 )
-"""Versions into an engine and out of it, on the queue of its agent."""
+"""Loads and unloads, on the queue of the engine's agent."""
 
 ENGINE_WATCH = Policy(
-    start_to_close_timeout=timedelta(hours=1),  # it ends by itself after half of that
+    start_to_close_timeout=timedelta(hours=1),  # a watch ends by itself after half of that
     heartbeat_timeout=timedelta(seconds=15),
     retry_policy=RetryPolicy(
         initial_interval=timedelta(seconds=1),
@@ -111,14 +111,14 @@ ENGINE_WATCH = Policy(
         non_retryable_error_types=_PERMANENT,
     ),
 )
-"""An engine watched until something changes."""
+"""A watch of an engine, on the queue of its agent."""
 
 PUBLISH = Policy(
     task_queue=LEDGER_QUEUE,
-    # It waits 30 s for engines, and wakes them.
+    # It notifies engines and waits 30 s for them.
     start_to_close_timeout=timedelta(minutes=2),
     heartbeat_timeout=timedelta(seconds=30),
-    # While no engine has the version it is tried again: an engine restarts within a minute, and the old one answers.
+    # Retried while no engine has the version: an engine restarts within a minute, and the old version answers.
     retry_policy=RetryPolicy(
         initial_interval=timedelta(seconds=1),
         backoff_coefficient=2.0,
@@ -126,19 +126,19 @@ PUBLISH = Policy(
         non_retryable_error_types=_PERMANENT,
     ),
 )
-"""A version onto the engines, and the flip."""
+"""Publishing a version."""
 
 
 def train_on(pool: str) -> Policy:
-    """A step on the trainers of this pool. Waiting for one of them is not limited, and leaves no trace."""
+    """A step on the trainers of this pool. Waiting for a trainer is not limited, and adds no events."""
     return Policy(
         task_queue=trainer_queue(pool),
-        # Far above a real step: 16 samples of 2k tokens on a large model without a GPU take hours. A dead trainer is
-        # seen by its heartbeat, a wrong result by the step's own bounds; so this only ends what hangs and still beats.
+        # Far above a real step: 16 samples of 2k tokens on a large model without a GPU take hours. A dead trainer
+        # misses heartbeats, a wrong result exceeds the step's bounds; so this only ends a step that hangs and beats.
         start_to_close_timeout=timedelta(hours=24),
-        # The trainer beats each few seconds, also while it computes; 30 s are a machine that is short of memory.
+        # The trainer beats every few seconds, also while it computes; 30 s allow for a machine that is short of memory.
         heartbeat_timeout=timedelta(seconds=30),
-        # A trainer that is away comes back; the batch is claimed and waits for it.
+        # A trainer that is away comes back; the claimed batch waits for it.
         retry_policy=RetryPolicy(
             initial_interval=timedelta(seconds=1),
             backoff_coefficient=2.0,

@@ -1,7 +1,7 @@
 """State of each workflow: its start argument, and its argument at continue-as-new.
 
-Knows nothing about Temporal's calls. It stays far below 64 KiB whatever happens: what it forgets, Postgres knows,
-and the closing looks there.
+The workflow changes it in place. Durable: open workflows and saved histories hold it; later fields are optional. It
+stays far below 64 KiB: what is dropped here is in PostgreSQL, and the closing reads it there.
 """
 
 from __future__ import annotations
@@ -15,29 +15,27 @@ from activities.training.messages import StepDone
 from clawloop.contracts.sessions import FeedbackGiven, RejudgeRequested, TurnRecorded, TurnResult
 from clawloop.ids import SessionId, TurnId
 
-KNOWN_LIMIT = 200  # ids of announced turns, to drop duplicates; an older one is judged once anyway, by its keys
-CARRIED_LIMIT = 200  # messages that wait; what is beyond is found in Postgres when the session closes
+KNOWN_LIMIT = 200  # turn ids, to drop duplicate signals; an older turn is judged once anyway, by its keys
+CARRIED_LIMIT = 200  # messages that wait; those dropped are found in PostgreSQL when the session closes
 ROWS_LIMIT = 20  # rows of the table in the UI
 
 
 class SessionState(BaseModel):
     """
     Args:
-        in_flight: how many turns are judged at once.
-        roll_over_events: begin anew at this many events; None when Temporal suggests it.
-        announced: main turns told of, in all runs since the session was opened.
-        known: ids of the newest of them.
-        carried: messages nobody took care of yet, oldest first.
-        rows: the newest decided turns.
         adapter_version: of the newest turn.
-        deadline: when it closes without a new turn; None in a first run.
-        ends: the client said that its last turn was the last, or all its turns were erased.
-        erased: they were, and no other has come.
-        looked_into: it was begun for feedback or an operator, and no turn has come: it was closed before, and is closed
-            again at once.
+        in_flight: how many turns are judged at once.
+        roll_over_events: continue as new at this many events; None: when Temporal suggests it.
+        announced: number of main turns signalled since the session was opened, in all runs.
+        known: ids of the newest of these turns.
+        carried: the inbox: messages not handled yet, oldest first.
+        rows: the newest decided turns.
+        deadline: when the session closes without a new turn; None before the first run.
+        ends: the client marked its newest turn as the last, or all turns were erased.
+        erased: all turns were erased, and no other has come.
+        looked_into: the workflow was started for feedback or by an operator, and no turn has come: the session was
+            closed before, and is closed again at once.
     """
-
-    model_config = ConfigDict(frozen=True)
 
     version: int = 1
     session_id: SessionId
@@ -57,7 +55,7 @@ class SessionState(BaseModel):
 
 
 class SessionSummary(BaseModel):
-    """What a closed session's workflow leaves behind."""
+    """The result of a session's workflow."""
 
     model_config = ConfigDict(frozen=True)
 
@@ -67,16 +65,13 @@ class SessionSummary(BaseModel):
 
 
 class EngineState(BaseModel):
-    """What an engine's workflow remembers.
-
-    Args:
-        roll_over_events: begin anew at this many events; None when Temporal suggests it.
-        has: how the engine was seen last; None: not yet.
-        since: when it began to answer, or to be silent.
-        wanted: it was told of a version it has not looked for yet.
     """
-
-    model_config = ConfigDict(frozen=True)
+    Args:
+        roll_over_events: continue as new at this many events; None: when Temporal suggests it.
+        has: the state the agent reported last; None: none yet.
+        since: when the engine became healthy or unhealthy.
+        wanted: there are versions to load, and no load has started for them.
+    """
 
     version: int = 1
     engine_id: str
@@ -93,15 +88,14 @@ class PolicyTraining(BaseModel):
     """
     Args:
         steps: the newest ones, oldest first, for the UI.
-        quiet_seconds: it looks at the ledger this often however quiet it is: an operator may have spoken while
-            Temporal was away.
-        roll_over_events: begin anew at this many events; None when Temporal suggests it.
+        quiet_seconds: the ledger is read at least this often: an operator may have changed it while Temporal was away.
+        roll_over_events: continue as new at this many events; None: when Temporal suggests it.
+        operator_change: the newest one, for the UI.
     """
-
-    model_config = ConfigDict(frozen=True)
 
     version: int = 1
     policy: str
     steps: list[StepDone] = []
     quiet_seconds: float = 3600.0
     roll_over_events: int | None = None
+    operator_change: str = ""

@@ -1,12 +1,11 @@
-"""The sweep, begun by a schedule every minute."""
+"""The sweep; a schedule starts it every minute."""
 
 from __future__ import annotations
 
 from temporalio import workflow
 
 with workflow.unsafe.imports_passed_through():
-    from activities.judging.messages import Swept
-    from activities.sweep import UpkeepActivities
+    from activities.sweep import SweepActivities, Swept
     from workflows import names
     from workflows.policies import SWEEP
 
@@ -16,5 +15,5 @@ class SweepWorkflow:
     @workflow.run
     async def run(self) -> Swept:
         return await workflow.execute_activity_method(
-            UpkeepActivities.sweep, summary="announce what was missed, wake sessions left open", **SWEEP
+            SweepActivities.sweep, summary="send missed signals, wake sessions left open", **SWEEP
         )

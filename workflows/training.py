@@ -1,188 +1,196 @@
-"""Learning of one policy, for as long as it lives: batch after batch becomes a step, each step a version.
+"""Training of one policy, for as long as the policy exists: each full batch becomes a step, each step a version.
 
-It only says what comes next. All it decides by is in Postgres, which operators write before they tell it; so it may
-be ended at any point and begun anew, and what was said while Temporal was away holds.
+The workflow only decides the order. All it decides by is in PostgreSQL, which operators write before they notify it:
+so it can be terminated and started again at any point, and changes made while Temporal was away hold.
 """
 
 from __future__ import annotations
 
 import asyncio
+from collections.abc import Sequence
 from dataclasses import replace
 from datetime import datetime, timedelta
 
 from temporalio import workflow
-from temporalio.exceptions import ActivityError, ApplicationError, is_cancelled_exception
+from temporalio.common import RawValue
+from temporalio.exceptions import ActivityError, is_cancelled_exception
 
 with workflow.unsafe.imports_passed_through():
+    from activities.serving.messages import PublishVersion
     from activities.serving.publishing import PublishingActivities
     from activities.training.messages import (
         REASON_LIMIT,
         AbandonStep,
         ClaimBatch,
-        PauseTraining,
-        Pin,
-        PublishVersion,
         QuarantineStep,
-        ResumeTraining,
-        RollBack,
-        SetRecipe,
         StepDone,
         TrainStep,
     )
     from activities.training.steps import StepActivities
     from activities.training.train_step import TrainingActivities
-    from clawloop.contracts.training import Claim, StepState, TrainingState, TrainingView
+    from clawloop.contracts.training import (
+        Claim,
+        OperatorAction,
+        OperatorChange,
+        StepState,
+        TrainingState,
+        TrainingView,
+    )
     from workflows import descriptions, names
+    from workflows.long_running import LongRunningWorkflow, error_type_of, reason_of
     from workflows.policies import PUBLISH, STORE, train_on
-    from workflows.reasons import reason_of
     from workflows.state import STEPS_LIMIT, PolicyTraining
 
-# Publishing that takes longer than this is begun anew by the next run; engines keep what they have loaded.
+# Publishing that takes longer than this is done again by the next run; engines keep what they have loaded.
 ROLL_OVER_WAIT = timedelta(minutes=2)
-# What the ledger says of a step that was rolled away under the trainer.
-GONE = "RecordUnusable"
+# The error type of a step that was rolled back while the trainer computed it.
+STEP_GONE = "RecordUnusable"
+# Changes after which engines may lack the version that should answer.
+_CHANGES_VERSION = (OperatorAction.ROLL_BACK, OperatorAction.PIN)
 
 
 @workflow.defn(name=names.TRAINING_WORKFLOW)
-class TrainingWorkflow:
+class TrainingWorkflow(LongRunningWorkflow):
     @workflow.init
     def __init__(self, state: PolicyTraining) -> None:
+        super().__init__(state.roll_over_events)
         self._state = state
         self._policy = state.policy
-        self._steps: list[StepDone] = list(state.steps)
-        self._look: TrainingView | None = None
+        self._view: TrainingView | None = None
         self._work_waits = False
-        self._operator_spoke = False
-        # After a start engines may lack what the ledger wants.
-        self._unpublished = True
+        self._operator_changed = False
+        # After a start engines may lack the version that should answer.
+        self._must_publish = True
         self._publishing = False
         self._computing: Claim | None = None
+        self._computing_since: datetime = workflow.now()
         self._ended_step: int | None = None
-        self._since: datetime = workflow.now()
-        self._refused = ""  # why the ledger could not be asked
-        self._held_back = ""  # why the newest version does not answer
-        self._found_by: tuple[str, int] | None = None
-        self._bug: BaseException | None = None
+        self._store_problem = ""
+        self._publish_problem = ""
+        self._search_attributes: tuple[str, int] | None = None
 
     @workflow.run
     async def run(self, state: PolicyTraining) -> None:
-        beside = [asyncio.create_task(self._publish_versions()), asyncio.create_task(self._follow_operators())]
-        for task in beside:
-            task.add_done_callback(self._ended)
+        tasks = [self._start(self._publish_versions()), self._start(self._follow_operators())]
         while True:
             if self._must_roll_over():
-                await self._roll_over(beside)
-            self._work_waits = self._operator_spoke = False
-            try:
-                look = await self._look_around()
-                learned = await self._learn(look)
-            except ActivityError as error:
-                if is_cancelled_exception(error):
-                    raise
-                self._refused = f"the ledger refuses: {_reason(error)}"
-                learned = False
-                self._tell()
-            if not learned:
+                await self._roll_over(tasks)
+            self._work_waits = self._operator_changed = False
+            if not await self._train_next_batch():
                 await self._wait()
 
-    # What operators and samples say; the row in Postgres is the truth, these only wake --------------------------------
+    # Messages; PostgreSQL holds what they are about -------------------------------------------------------------------
 
     @workflow.signal(name=names.WORK_WAITING)
     def work_waiting(self) -> None:
         self._work_waits = True
 
-    @workflow.update(name=names.PAUSE)
-    def pause(self, said: PauseTraining) -> None:
-        self._operator_spoke = True
+    @workflow.update(name=names.OPERATOR_CHANGED)
+    def operator_changed(self, change: OperatorChange) -> None:
+        self._state.operator_change = f"{change.action.replace('_', ' ')}: {change.detail}"[:REASON_LIMIT]
+        self._read_after(change.action)
 
-    @pause.validator
-    def _check_pause(self, said: PauseTraining) -> None:
-        if not said.reason.strip():
-            raise ValueError("a pause says why: reason")
+    @operator_changed.validator
+    def _require_detail(self, change: OperatorChange) -> None:
+        if not change.detail.strip():
+            raise ValueError("detail: name the reason, version or recipe")
 
-    @workflow.update(name=names.RESUME)
-    def resume(self, said: ResumeTraining) -> None:
-        self._operator_spoke = True
+    @workflow.update(dynamic=True)
+    def former_update(self, name: str, args: Sequence[RawValue]) -> None:
+        """Five updates, one for each action, that open workflows and saved histories hold."""
+        self._read_after(OperatorAction(name))
 
-    @workflow.update(name=names.ROLL_BACK)
-    def roll_back(self, said: RollBack) -> None:
-        self._operator_spoke = self._unpublished = True
+    @former_update.validator
+    def _require_action(self, name: str, args: Sequence[RawValue]) -> None:
+        OperatorAction(name)
 
-    @roll_back.validator
-    def _check_roll_back(self, said: RollBack) -> None:
-        _check_version(said.version)
+    def _read_after(self, action: OperatorAction) -> None:
+        self._operator_changed = True
+        self._must_publish = self._must_publish or action in _CHANGES_VERSION
 
-    @workflow.update(name=names.PIN)
-    def pin(self, said: Pin) -> None:
-        self._operator_spoke = self._unpublished = True
+    # Training --------------------------------------------------------------------------------------------------------
 
-    @pin.validator
-    def _check_pin(self, said: Pin) -> None:
-        _check_version(said.version)
-
-    @workflow.update(name=names.SET_RECIPE)
-    def set_recipe(self, said: SetRecipe) -> None:
-        self._operator_spoke = True
-
-    # Learning --------------------------------------------------------------------------------------------------------
-
-    async def _learn(self, look: TrainingView) -> bool:
-        """One step, if there is a batch for it."""
-        if look.state is TrainingState.PAUSED and look.step_state is StepState.CLAIMED:
+    async def _train_next_batch(self) -> bool:
+        """Read the ledger, claim a batch and train it; False if there is no batch now."""
+        try:
+            view = await self._read_view()
+            claimed = await self._claim(view)
+            if claimed is None:
+                return False
+            if claimed.state is StepState.CLAIMED:
+                self._record(await self._step(view, claimed))
+            self._ended_step = claimed.n
+            return True
+        except ActivityError as error:
+            if is_cancelled_exception(error):
+                raise
+            self._show_store_problem(error)
             return False
+
+    async def _read_view(self) -> TrainingView:
+        self._view = await workflow.execute_activity_method(
+            StepActivities.look_at_training, self._policy, summary="how learning stands", **STORE
+        )
+        if self._view.unpublished and not self._publishing:
+            self._must_publish = True
+        self._store_problem = ""
+        self._show()
+        return self._view
+
+    async def _claim(self, view: TrainingView) -> Claim | None:
+        """The batch of the next step; None if there is none, e.g. while training is paused."""
+        if view.state is TrainingState.PAUSED and view.step_state is StepState.CLAIMED:
+            return None
         claimed = await workflow.execute_activity_method(
             StepActivities.claim_batch,
-            ClaimBatch(policy=self._policy, n=look.step),
-            summary=f"a batch for step {look.step}",
+            ClaimBatch(policy=self._policy, n=view.step),
+            summary=f"a batch for step {view.step}",
             **STORE,
         )
         if claimed.state is None:
-            return False
+            return None
         if claimed.n == self._ended_step:
-            # Numbers are never used again. Should the ledger say otherwise, wait rather than spin.
-            self._refused = f"step {claimed.n} has ended, and the ledger names it again"
-            self._tell()
-            return False
-        if claimed.state is StepState.CLAIMED:
-            await self._step(look, claimed)
-        self._ended_step = claimed.n
-        return True
+            # Step numbers are never used again. Should the ledger do so, wait rather than spin.
+            self._store_problem = f"step {claimed.n} has ended, and the ledger names it again"
+            self._show()
+            return None
+        return claimed
 
-    async def _step(self, look: TrainingView, claimed: Claim) -> None:
-        self._computing, self._since = claimed, workflow.now()
-        self._tell()
+    async def _step(self, view: TrainingView, claimed: Claim) -> StepDone:
+        self._computing, self._computing_since = claimed, workflow.now()
+        self._show()
         try:
-            done = await self._compute(look, claimed)
+            done = await self._compute(view, claimed)
         finally:
             self._computing = None
         if done.state is StepState.QUARANTINED:
             await workflow.execute_activity_method(
                 StepActivities.quarantine_step,
                 QuarantineStep(policy=self._policy, n=done.n, reason=done.reason),
-                summary=f"set the samples of step {done.n} aside, and pause: {done.reason}",
+                summary=f"quarantine the samples of step {done.n}, and pause: {done.reason}",
                 **STORE,
             )
         elif done.state is StepState.COMMITTED:
-            self._unpublished = True
-        self._steps = [*self._steps, done][-STEPS_LIMIT:]
+            self._must_publish = True
+        return done
 
-    async def _compute(self, look: TrainingView, claimed: Claim) -> StepDone:
+    async def _compute(self, view: TrainingView, claimed: Claim) -> StepDone:
         try:
             return await workflow.execute_activity_method(
                 TrainingActivities.train_step,
                 TrainStep(policy=self._policy, n=claimed.n),
-                summary=descriptions.step_summary(look, claimed),
-                **train_on(look.pool),
+                summary=descriptions.step_summary(view, claimed),
+                **train_on(view.pool),
             )
         except ActivityError as error:
             if is_cancelled_exception(error):
-                raise  # somebody cancelled the workflow, which says nothing about the batch
+                raise  # the workflow was cancelled; the batch is not at fault
             reason = _reason(error)
-            if _kind(error) == GONE:
+            if error_type_of(error) == STEP_GONE:
                 await workflow.execute_activity_method(
                     StepActivities.abandon_step,
                     AbandonStep(policy=self._policy, n=claimed.n, reason=reason),
-                    summary=f"give step {claimed.n} up: {reason}",
+                    summary=f"abandon step {claimed.n}: {reason}",
                     **STORE,
                 )
                 state = StepState.ABANDONED
@@ -190,41 +198,33 @@ class TrainingWorkflow:
                 state = StepState.QUARANTINED
             return StepDone(policy=self._policy, n=claimed.n, state=state, samples=claimed.samples, reason=reason)
 
-    async def _look_around(self) -> TrainingView:
-        self._look = await workflow.execute_activity_method(
-            StepActivities.look_at_training, self._policy, summary="how learning stands", **STORE
-        )
-        if self._look.unpublished and not self._publishing:
-            self._unpublished = True
-        self._refused = ""
-        self._tell()
-        return self._look
+    def _record(self, done: StepDone) -> None:
+        self._state.steps = [*self._state.steps, done][-STEPS_LIMIT:]
 
     async def _wait(self) -> None:
-        seconds, why = self._state.quiet_seconds, "look again however quiet it is"
-        look = self._look
-        if look is not None and look.oldest_seconds is not None and look.max_wait_seconds is not None:
-            left = max(look.max_wait_seconds - look.oldest_seconds, 1.0)
-            if look.state is not TrainingState.PAUSED and left < seconds:
-                seconds, why = left, "the oldest sample has waited long enough"
+        seconds, summary = self._state.quiet_seconds, "read the ledger again"
+        view = self._view
+        if view is not None and view.oldest_seconds is not None and view.max_wait_seconds is not None:
+            left = max(view.max_wait_seconds - view.oldest_seconds, 1.0)
+            if view.state is not TrainingState.PAUSED and left < seconds:
+                seconds, summary = left, "the oldest sample has waited long enough"
         try:
-            await workflow.wait_condition(self._has_something_to_do, timeout=seconds, timeout_summary=why)
+            await workflow.wait_condition(self._has_work, timeout=seconds, timeout_summary=summary)
         except TimeoutError:
             return
-        if self._bug is not None:
-            raise self._bug  # the workflow waits here until we have mended it
+        self._raise_bug()
 
-    def _has_something_to_do(self) -> bool:
-        return self._work_waits or self._operator_spoke or self._must_roll_over() or self._bug is not None
+    def _has_work(self) -> bool:
+        return self._work_waits or self._operator_changed or self._must_roll_over() or self._bug is not None
 
-    # Beside it -------------------------------------------------------------------------------------------------------
+    # Beside training -------------------------------------------------------------------------------------------------
 
     async def _publish_versions(self) -> None:
-        """Give engines the newest version; what is trained meanwhile goes with the next."""
+        """Publish the newest version; one that is committed meanwhile is published next."""
         while True:
-            await workflow.wait_condition(lambda: self._unpublished)
-            self._unpublished, self._publishing = False, True
-            self._tell()
+            await workflow.wait_condition(lambda: self._must_publish)
+            self._must_publish, self._publishing = False, True
+            self._show()
             try:
                 published = await workflow.execute_activity_method(
                     PublishingActivities.publish_version,
@@ -233,73 +233,58 @@ class TrainingWorkflow:
                     **PUBLISH,
                 )
             except ActivityError as error:
-                self._held_back = f"not published: {_reason(error)}"
+                self._publish_problem = f"not published: {_reason(error)}"
             else:
-                self._held_back = published.reason
-                if self._look is not None:
-                    self._look = replace(self._look, version=published.version)
+                self._publish_problem = published.reason
+                if self._view is not None:
+                    self._view = replace(self._view, version=published.version)
             finally:
                 self._publishing = False
-            self._tell()
+            self._show()
 
     async def _follow_operators(self) -> None:
-        """While a step is computed, look when an operator has spoken; otherwise the story itself does."""
+        """Read the ledger after an operator's change while a step is computed; the main loop does so otherwise."""
         while True:
-            await workflow.wait_condition(lambda: self._operator_spoke and self._computing is not None)
-            self._operator_spoke = False
+            await workflow.wait_condition(lambda: self._operator_changed and self._computing is not None)
+            self._operator_changed = False
             try:
-                await self._look_around()
+                await self._read_view()
             except ActivityError as error:
-                self._refused = f"the ledger refuses: {_reason(error)}"
-                self._tell()
+                self._show_store_problem(error)
 
-    def _ended(self, task: asyncio.Task[None]) -> None:
-        if not task.cancelled():
-            self._bug = self._bug or task.exception()
+    # Continue as new -------------------------------------------------------------------------------------------------
 
-    # Beginning anew --------------------------------------------------------------------------------------------------
-
-    def _must_roll_over(self) -> bool:
-        limit = self._state.roll_over_events
-        if limit is not None:
-            return workflow.info().get_current_history_length() >= limit
-        return workflow.info().is_continue_as_new_suggested()
-
-    async def _roll_over(self, beside: list[asyncio.Task[None]]) -> None:
-        """Begin a new run, which looks around and publishes first of all; so nothing but the table is carried."""
+    async def _roll_over(self, tasks: list[asyncio.Task[None]]) -> None:
+        """Continue as new; the new run reads the ledger and publishes first, so only what the UI shows is carried."""
         try:
             await workflow.wait_condition(lambda: not self._publishing, timeout=ROLL_OVER_WAIT)
         except TimeoutError:
-            workflow.logger.info("a publishing is left to the next run")
-        for task in beside:
+            workflow.logger.info("publishing is left to the next run")
+        for task in tasks:
             task.cancel()
         await workflow.wait_condition(workflow.all_handlers_finished)
-        workflow.continue_as_new(self._state.model_copy(update={"steps": self._steps}))
+        workflow.continue_as_new(self._state)
 
     # The UI ----------------------------------------------------------------------------------------------------------
 
-    def _tell(self) -> None:
-        look = self._look
-        problems = [why for why in (self._refused, self._held_back) if why]
-        line = descriptions.training_headline(look, self._computing, self._since, self._publishing, problems)
-        workflow.set_current_details(
-            f"{line}\n\n{descriptions.training_table(self._steps, None if look is None else look.version)}"
-        )
-        if look is None:
+    def _show_store_problem(self, error: ActivityError) -> None:
+        self._store_problem = f"the ledger refuses: {_reason(error)}"
+        self._show()
+
+    def _show(self) -> None:
+        view = self._view
+        notes = [note for note in (self._store_problem, self._publish_problem) if note]
+        if self._state.operator_change:
+            notes.append(f"last change by an operator: {self._state.operator_change}")
+        headline = descriptions.training_headline(view, self._computing, self._computing_since, self._publishing, notes)
+        table = descriptions.training_table(self._state.steps, None if view is None else view.version)
+        workflow.set_current_details(f"{headline}\n\n{table}")
+        if view is None:
             return
-        state = TrainingState.TRAINING if self._computing and look.state is TrainingState.WAITING else look.state
-        if self._found_by != (state, look.version):
-            self._found_by = (state, look.version)
-            workflow.upsert_search_attributes([names.STATE.value_set(state), names.VERSION.value_set(look.version)])
-
-
-def _check_version(version: int | None) -> None:
-    if version is not None and version < 0:
-        raise ValueError("a version is 0, the base model, or the number of a step")
-
-
-def _kind(error: ActivityError) -> str | None:
-    return error.cause.type if isinstance(error.cause, ApplicationError) else None
+        state = TrainingState.TRAINING if self._computing and view.state is TrainingState.WAITING else view.state
+        if self._search_attributes != (state, view.version):
+            self._search_attributes = (state, view.version)
+            workflow.upsert_search_attributes([names.STATE.value_set(state), names.VERSION.value_set(view.version)])
 
 
 def _reason(error: ActivityError) -> str:

@@ -64,7 +64,7 @@ class LedgerActivities:
 
         if session.has_related_rewards:
             finalized, ready = await self._store.finalize_related(request.session_id)
-            await self._work.tell(ready)
+            await self._work.notify(ready)
             session = await self._store.load(request.session_id) or session
             results += _results(session, finalized)
 
@@ -77,7 +77,7 @@ class LedgerActivities:
         # Before the session is closed: a retry after that finds no waiting turn to report.
         results = await with_trained_turns(self._contexts, request.session_id, results)
         ready = await self._store.close(request.session_id, request.why, decisions, fallback)
-        await self._work.tell(ready)
+        await self._work.notify(ready)
         self._counts.closed(guaranteed=fallback is not None and fallback.turn_id is not None)
         guarantee = "" if fallback is None else fallback.why
         return Closed(to_judge=[], fates=results, guarantee=guarantee, turns=session.main_turns)

@@ -99,7 +99,7 @@ class JudgingActivities:
             # The stored votes wait for the next attempt, and the sweep notifies again of feedback not applied.
             return _stored_result(context, f"re-judging gave no verdict ({end.why}); the old one is kept: ")
         ready = await self._store.finalize(judgement.id, end, [given.id for given in case.feedback])
-        await self._work.tell(ready)
+        await self._work.notify(ready)
         return await self._finalized_result(plan, context, end)
 
     async def _open(self, plan: JudgingPlan, case: Case) -> OpenJudgement:

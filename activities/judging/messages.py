@@ -89,25 +89,3 @@ class Closed(_Message):
     turns: int = 0
     to_ask: list[TurnId] = []
     still_open: bool = False
-
-
-class Swept(_Message):
-    """What a sweep did.
-
-    Args:
-        announced: turns whose workflows were notified.
-        feedback: pieces of feedback whose workflows were notified.
-        woken: open sessions without a turn for too long whose workflows were started.
-        work: policies whose training workflows were notified that a batch waits.
-        removed: versions whose files were removed.
-        engines: engine workflows that were started or ended.
-        stuck: sessions whose workflow could not be notified; the next sweep retries.
-    """
-
-    announced: int
-    feedback: int
-    woken: int
-    work: int = 0
-    removed: int = 0
-    engines: int = 0
-    stuck: int = 0

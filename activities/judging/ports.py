@@ -1,4 +1,4 @@
-"""Protocols of what the judging and sweeping activities need from outside.
+"""Protocols of what the judging activities need from outside.
 
 Every store call raises StoreUnavailable when PostgreSQL does not answer in time.
 """
@@ -6,10 +6,9 @@ Every store call raises StoreUnavailable when PostgreSQL does not answer in time
 from __future__ import annotations
 
 from collections.abc import Mapping, Sequence
-from datetime import timedelta
 from typing import Protocol
 
-from clawloop.contracts.sessions import FeedbackGiven, SessionFacts, TurnRecorded, TurnResult
+from clawloop.contracts.sessions import TurnResult
 from clawloop.contracts.turns import Message, TurnOutcome, TurnRecord
 from clawloop.ids import FeedbackId, JudgementId, SessionId, TurnId
 from clawloop.judging.parsing import HintVote, Vote
@@ -134,9 +133,6 @@ class Counts(Protocol):
     def closed(self, guaranteed: bool) -> None:
         """A session was closed; `guaranteed`: the at-least-one rule gave it a sample."""
 
-    def swept(self, turns: int, feedback: int, sessions: int, stuck: int) -> None:
-        """A sweep notified workflows of these turns and feedback, and woke these sessions; `stuck` failed."""
-
 
 class Uncounted:
     """Satisfies `Counts` and counts nothing."""
@@ -148,9 +144,6 @@ class Uncounted:
         pass
 
     def closed(self, guaranteed: bool) -> None:
-        pass
-
-    def swept(self, turns: int, feedback: int, sessions: int, stuck: int) -> None:
         pass
 
 
@@ -183,35 +176,3 @@ class ClosingStore(Protocol):
         Returns:
             The policy that has a batch waiting since this call; None if it has none, or had one before.
         """
-
-
-class UpkeepStore(Protocol):
-    async def pending_turns(
-        self, age: timedelta, limit: int, but: Sequence[SessionId] = ()
-    ) -> list[tuple[SessionFacts, TurnRecorded]]:
-        """Main turns older than `age` whose workflow was not notified, in the order in which they were made; none of
-        the sessions in `but`."""
-
-    async def pending_feedback(
-        self, age: timedelta, limit: int, but: Sequence[SessionId] = ()
-    ) -> list[tuple[SessionFacts, FeedbackGiven]]:
-        """Feedback older than `age` whose workflow was not notified, or was notified a day ago and has not applied it;
-        none of the sessions in `but`."""
-
-    async def sessions_left_open(self, age: timedelta, limit: int) -> list[SessionFacts]:
-        """Open sessions without a turn for longer than `age`, oldest first."""
-
-    async def mark_notified(self, turn_ids: Sequence[TurnId]) -> None: ...
-
-    async def mark_feedback_notified(self, feedback_ids: Sequence[FeedbackId]) -> None: ...
-
-
-class SessionNotifier(Protocol):
-    """Notifies sessions' workflows. Every call raises SignalFailed when the signal is not accepted."""
-
-    async def notify_turn(self, session: SessionFacts, turn: TurnRecorded) -> None: ...
-
-    async def notify_feedback(self, session: SessionFacts, feedback: FeedbackGiven) -> None: ...
-
-    async def wake(self, session: SessionFacts) -> None:
-        """Start the session's workflow unless it runs, so that it closes the session."""

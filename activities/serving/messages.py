@@ -1,14 +1,13 @@
-"""What an engine's workflow and its agent say to each other: ids, names of versions and reasons.
+"""Messages between workflows and the activities that serve versions: ids, names of versions and reasons.
 
-Knows nothing about who does the work. Durable: open workflows and saved histories hold these; later fields are
-optional.
+Durable: open workflows and saved histories hold these; later fields are optional.
 """
 
 from __future__ import annotations
 
 from pydantic import BaseModel, ConfigDict
 
-PROBLEM_LIMIT = 200  # characters of a reason that cross Temporal; Postgres holds the whole
+PROBLEM_LIMIT = 200  # characters of a reason that cross Temporal; PostgreSQL holds all of it
 
 
 class _Message(BaseModel):
@@ -16,14 +15,14 @@ class _Message(BaseModel):
 
 
 class EngineHas(_Message):
-    """How an engine stood when it was last looked at. Versions by the names under which it serves them.
+    """An engine's state when its agent last checked. Versions are named as the engine serves them.
 
     Args:
         healthy: it answers.
-        problem: why it lacks something, or does not answer; empty if all is well.
-        versions: what it has loaded and requests are routed to.
-        missing: what it should have and has not.
-        leaving: what it has and nobody needs any more.
+        problem: why it does not answer, or lacks a version; empty if neither.
+        versions: loaded, and requests are routed to them.
+        missing: wanted and not loaded.
+        leaving: loaded and no longer needed.
     """
 
     engine_id: str
@@ -35,23 +34,53 @@ class EngineHas(_Message):
 
 
 class EngineLoad(_Message):
-    """Load what the engine should have and has not."""
+    """Load the versions that are wanted and missing."""
 
     engine_id: str
 
 
 class EngineUnload(_Message):
-    """Unload what nobody needs any more."""
+    """Unload the versions that are no longer needed."""
 
     engine_id: str
 
 
 class EngineWatch(_Message):
-    """Look at the engine again and again; answered when it is not as `seen` any more, or something is to be done.
+    """Watch the engine until its state differs from `seen`, or versions have to be loaded or unloaded.
 
     Args:
-        seen: None: answer at once.
+        seen: None: return at once.
     """
 
     engine_id: str
     seen: EngineHas | None = None
+
+
+class PublishVersion(_Message):
+    """Publish the policy's newest version, whichever that is when the activity ends.
+
+    While no engine has it, the activity raises EngineUnavailable and Temporal retries, so that waiting for an engine
+    adds no events to the workflow's history.
+    """
+
+    policy: str
+
+
+class Published(_Message):
+    """
+    Args:
+        head: the newest committed version on the current path.
+        version: the version that answers now.
+        engines: how many engines have it.
+        missing: how many engines left rotation until they have it.
+        reason: why the head does not answer, e.g. another version is pinned; empty if it does.
+        waited_seconds: how long publishing took.
+    """
+
+    policy: str
+    head: int
+    version: int
+    engines: int = 0
+    missing: int = 0
+    reason: str = ""
+    waited_seconds: float | None = None

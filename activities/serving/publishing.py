@@ -1,7 +1,7 @@
-"""Letting a policy's newest version answer: engines are told, waited for, and the active version is flipped.
+"""Publishes a policy's newest version: notifies engines, waits until they have it, and activates it.
 
-Knows nothing about how engines load. Whatever happens meanwhile, what is activated is the head of that moment, and
-only if an engine has it; the rest is in the store's own transaction.
+Whatever happens meanwhile, the version that is activated is the head at that moment, and only if an engine has it: the
+store checks both in its transaction.
 """
 
 from __future__ import annotations
@@ -14,8 +14,9 @@ from collections.abc import Sequence
 from temporalio import activity
 
 from activities.heartbeat import heartbeating
-from activities.training.messages import Published, PublishVersion
-from activities.training.ports import PublishingStore, PublishNotifier, StepStore
+from activities.serving.messages import Published, PublishVersion
+from activities.serving.ports import PublishingStore, PublishNotifier
+from activities.training.ports import StepStore
 from clawloop.contracts.serving import Engine
 from clawloop.contracts.training import TrainingView
 from clawloop.errors import EngineUnavailable, SignalFailed
@@ -24,17 +25,17 @@ log = logging.getLogger(__name__)
 
 # An engine that needs longer leaves rotation until it has caught up, so that one slow engine does not hold learning.
 WAIT_SECONDS = 30.0
-# Loading takes about 50 ms; a look at the engines' rows takes 2.
+# Loading takes about 50 ms; reading the engines' rows takes 2.
 POLL_SECONDS = 0.05
-# A newer version may be committed while engines load this one; then that one is waited for.
-LOOK_AGAIN_SECONDS = 1.0
+# A newer version may be committed while engines load this one; then engines must have the newer one.
+REFRESH_SECONDS = 1.0
 
 
 class PublishingActivities:
     """On the queue `ledger`.
 
     Args:
-        wait_seconds: how long engines may take before those that have the version go on without them.
+        wait_seconds: after this long the version is activated on the engines that have it, without the others.
     """
 
     def __init__(
@@ -52,10 +53,10 @@ class PublishingActivities:
 
     @activity.defn(name="publish_version")
     async def publish_version(self, ask: PublishVersion) -> Published:
-        """Let the newest version answer, once every engine in rotation has it, or after 30 s those that do.
+        """Activate the newest version, once every engine in rotation has it, or after 30 s if some have.
 
         Raises:
-            EngineUnavailable: no engine has it yet; ask again.
+            EngineUnavailable: no engine has it yet; retry.
             RecordUnusable: there is no such policy.
             StoreUnavailable
         """
@@ -66,35 +67,35 @@ class PublishingActivities:
                 view = await self._steps.status(ask.policy)
                 if not view.unpublished:
                     return _published(view, _target(view), [], [], began)
-                await self._tell(await self._store.engines())
+                await self._notify(await self._store.engines())
                 having, missing = await self._wait(view, until)
                 if having and await self._store.activate(view.policy, _target(view), view.epoch):
                     return _published(view, _target(view), having, missing, began)
                 if time.monotonic() > until:
                     raise EngineUnavailable(f"no engine has version {_target(view)} of {view.policy} yet")
-                # Something moved: a newer version, another epoch, a pin.
+                # The view is stale: a newer version, another epoch, a pin.
                 await asyncio.sleep(POLL_SECONDS)
 
-    async def _tell(self, engines: Sequence[Engine]) -> None:
+    async def _notify(self, engines: Sequence[Engine]) -> None:
         try:
             await self._notifier.publish([engine.id for engine in engines if not engine.draining])
-        except SignalFailed as error:  # their agents look every two seconds by themselves
-            log.warning("engines not told of a version", extra={"why": str(error)})
+        except SignalFailed as error:  # their agents check every two seconds by themselves
+            log.warning("signal failed: engines have a version to load", extra={"why": str(error)})
 
     async def _wait(self, view: TrainingView, until: float) -> tuple[list[str], list[str]]:
-        """The engines in rotation that have the version, and those that do not; the former empty: look anew."""
+        """The engines in rotation that have the version, and those that do not. None have it: read the view again."""
         n = _target(view)
-        look_again = time.monotonic() + LOOK_AGAIN_SECONDS
+        refresh_at = time.monotonic() + REFRESH_SECONDS
         while True:
             engines = [engine for engine in await self._store.engines() if not engine.draining]
-            # One that refuses some other version is good for this one.
+            # An engine with a problem may still have this version: another one may be at fault.
             having = [engine.id for engine in engines if _has(engine, view.policy, n)]
             missing = [engine.id for engine in engines if engine.id not in having]
-            # One that lacks it and says what is wrong with it is not waited for.
+            # An engine that lacks it and reports a problem is not waited for.
             slow = [engine for engine in engines if engine.problem is None and engine.id in missing]
             if (having and not slow) or time.monotonic() > until:
                 return having, missing
-            if time.monotonic() > look_again:
+            if time.monotonic() > refresh_at:
                 return [], missing
             await asyncio.sleep(POLL_SECONDS)
 

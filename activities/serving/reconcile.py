@@ -1,12 +1,9 @@
-"""Engines' workflows: each engine has one that runs, and one of an engine that was removed ends.
-
-Knows nothing about versions or health; a workflow looks at its engine by itself.
-"""
+"""Reconciles engines with their workflows: each engine has a running one, and a removed engine's ends."""
 
 from __future__ import annotations
 
 from activities.notify import Notifier
-from activities.training.ports import EngineWorkflows, PublishingStore
+from activities.serving.ports import EngineWorkflows, PublishingStore
 
 
 class EngineReconciler:
@@ -15,22 +12,22 @@ class EngineReconciler:
         self._workflows = workflows
 
     async def reconcile(self) -> int:
-        """Begin what is missing, end what is too many; how many workflows were told.
+        """Start missing workflows, end those of removed engines; the number of both.
 
         Raises:
             StoreUnavailable
-            SignalFailed: of the engines it names; the others were told, and the next sweep tries again.
+            SignalFailed: names the engines. The others were reconciled, and the next sweep retries.
         """
-        # Asked first: an engine added meanwhile is begun once too often, which is nothing; none is ended wrongly.
+        # Read first: an engine added in between is started once too often, which does nothing; none is ended wrongly.
         running = await self._workflows.running()
         engines = {engine.id for engine in await self._store.engines()}
 
-        async def tell(engine_id: str) -> None:
-            how = self._workflows.begin if engine_id in engines else self._workflows.end
-            await how(engine_id)
+        async def begin_or_end(engine_id: str) -> None:
+            change = self._workflows.begin if engine_id in engines else self._workflows.end
+            await change(engine_id)
 
-        wrong = sorted(engines ^ running)
-        telling = Notifier[str]("engine")
-        await telling.tell(wrong, str, tell)
-        telling.raise_if_any_failed()
-        return len(wrong)
+        differing = sorted(engines ^ running)
+        notifier = Notifier[str]("engine")
+        await notifier.notify_each(differing, str, begin_or_end)
+        notifier.raise_if_any_failed()
+        return len(differing)

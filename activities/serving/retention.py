@@ -1,7 +1,6 @@
-"""Adapters on disk: those nobody needs any more go, an hour after they were made at the earliest; so do those of
-attempts at a step that was given up or that another attempt finished.
+"""Deletes adapters from disk that no engine or step needs, and what attempts at a step left that is over.
 
-Knows nothing about what is needed; the store says that. An engine that has a version keeps its files.
+The store decides what is needed. A version that an engine has keeps its files.
 """
 
 from __future__ import annotations
@@ -9,28 +8,28 @@ from __future__ import annotations
 import logging
 from datetime import timedelta
 
-from activities.training.ports import AdapterFiles, PublishingStore
+from activities.serving.ports import AdapterFiles, PublishingStore
 from clawloop.errors import AdapterUnusable
 
 log = logging.getLogger(__name__)
 
-# A request for a version whose directory is gone ends a vLLM: long after every engine has unloaded it.
-AGE = timedelta(hours=1)
+# A request for a version whose directory is gone ends a vLLM, so this is long after every engine has unloaded it.
+MIN_AGE = timedelta(hours=1)
 
 
 class Retention:
     """
     Args:
-        age: how old a version must be.
+        min_age: how old a version must be to be deleted.
     """
 
-    def __init__(self, store: PublishingStore, files: AdapterFiles, age: timedelta = AGE) -> None:
+    def __init__(self, store: PublishingStore, files: AdapterFiles, min_age: timedelta = MIN_AGE) -> None:
         self._store = store
         self._files = files
-        self._age = age
+        self._min_age = min_age
 
     async def remove(self) -> int:
-        """Delete what nobody needs; how many directories.
+        """Delete what is not needed; the number of directories.
 
         Raises:
             StoreUnavailable
@@ -38,13 +37,13 @@ class Retention:
         if not await self._files.are_here():
             return 0
         removed = 0
-        for version in await self._store.removable(self._age):
-            # Marked first: whoever rolls back to it meanwhile is refused, or has it kept. Files of a marked version
-            # are leftover, so that the next sweep deletes them if we do not come to it.
-            if await self._store.mark_removed(version.policy, version.n, self._age):
+        for version in await self._store.removable(self._min_age):
+            # Marked first: a roll-back to it is refused from then on, or comes first and keeps the files. Files of a
+            # marked version are leftover, so that the next sweep deletes them if this one dies before.
+            if await self._store.mark_removed(version.policy, version.n, self._min_age):
                 removed += await self._remove(version.path)
-        if there := await self._files.directories():
-            for directory in await self._store.leftover(there):
+        if directories := await self._files.directories():
+            for directory in await self._store.leftover(directories):
                 removed += await self._remove(directory.path)
         return removed
 

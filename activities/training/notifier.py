@@ -1,8 +1,4 @@
-"""Telling a policy's training workflow that a batch waits.
-
-Knows nothing about what makes a batch. Best effort: what is not told here keeps its mark in Postgres, and the sweep
-tells it.
-"""
+"""Notifies a policy's training workflow that a batch waits. Best effort: the sweep retries from PostgreSQL."""
 
 from __future__ import annotations
 
@@ -15,8 +11,7 @@ from clawloop.errors import SignalFailed
 
 log = logging.getLogger(__name__)
 
-
-# A training workflow that was told takes its batch within seconds; one that was lost is begun anew.
+# A workflow that was notified takes its batch within seconds; one that was lost is started again.
 RENOTIFY_AFTER = timedelta(minutes=1)
 
 
@@ -25,27 +20,27 @@ class TrainingNotifier:
         self._store = store
         self._notifier = notifier
 
-    async def tell(self, policy: str | None) -> None:
-        """Tell the policy's workflow; None: there is nothing to tell."""
+    async def notify(self, policy: str | None) -> None:
+        """Notify the policy's workflow; does nothing for None."""
         if policy is None:
             return
         try:
             await self._notifier.notify_work(policy)
         except SignalFailed as error:
-            log.warning("a batch is left to the sweep", extra={"policy": policy, "why": str(error)})
+            log.warning("signal failed, the sweep retries: a batch waits", extra={"policy": policy, "why": str(error)})
             return
         await self._store.mark_work_notified([policy])
 
     async def notify_pending(self) -> int:
-        """Tell every workflow that was not told, or long ago; how many there were.
+        """Notify each workflow with work that was never notified, or long ago; the number of policies.
 
         Raises:
             StoreUnavailable
-            SignalFailed: of the policies it names; the others were told, and the next sweep tries again.
+            SignalFailed: names the policies. The others were notified, and the next sweep retries.
         """
         policies = await self._store.pending_work(RENOTIFY_AFTER)
-        telling = Notifier[str]("policy")
-        if told := await telling.tell(policies, str, self._notifier.notify_work):
-            await self._store.mark_work_notified(told)
-        telling.raise_if_any_failed()
+        notifier = Notifier[str]("policy")
+        if notified := await notifier.notify_each(policies, str, self._notifier.notify_work):
+            await self._store.mark_work_notified(notified)
+        notifier.raise_if_any_failed()
         return len(policies)

@@ -1,7 +1,4 @@
-"""The ledger of steps, as the training workflow asks it.
-
-Knows nothing about how a step is computed. Each is one call of the store; asked twice, it answers the same.
-"""
+"""The ledger of steps, for the training workflow. Each activity is one idempotent call of the store."""
 
 from __future__ import annotations
 
@@ -22,22 +19,22 @@ class StepActivities:
 
     @activity.defn(name="look_at_training")
     async def look_at_training(self, policy: str) -> TrainingView:
-        """How learning of this policy stands now."""
+        """The policy's training state now."""
         view = await self._store.status(policy)
         return replace(view, reason=view.reason[:REASON_LIMIT])
 
     @activity.defn(name="claim_batch")
     async def claim_batch(self, ask: ClaimBatch) -> Claim:
-        """The batch of a step, once."""
+        """The batch of a step; the same batch on each call."""
         claim = await self._store.claim(ask.policy, ask.n)
         return replace(claim, reason=claim.reason[:REASON_LIMIT])
 
     @activity.defn(name="quarantine_step")
     async def quarantine_step(self, ask: QuarantineStep) -> None:
-        """Set a step's samples aside and pause training."""
+        """Quarantine a step's samples and pause training."""
         await self._store.quarantine(ask.policy, ask.n, ask.reason)
 
     @activity.defn(name="abandon_step")
     async def abandon_step(self, ask: AbandonStep) -> None:
-        """Give a claimed step up."""
+        """Give up a claimed step."""
         await self._store.abandon(ask.policy, ask.n, ask.reason)

@@ -1,7 +1,7 @@
 """A training step: its batch, its adapter, its commit.
 
-Knows nothing about torch or Postgres. A step that is committed is never trained again. What can never work is set
-aside here, with its reason, so that a worker that dies right after leaves nothing half decided.
+A committed step is never trained again. A step that cannot succeed is quarantined, given up or expired here, with the
+reason, so that a worker that dies right after leaves nothing half decided.
 """
 
 from __future__ import annotations
@@ -34,27 +34,27 @@ class TrainingActivities:
     async def train_step(self, ask: TrainStep) -> StepDone:
         """Compute and commit a claimed step.
 
-        A sample that cannot be trained as it is is left out, and the commit says so. A step that diverges, or whose
-        adapter or model cannot be used, is quarantined and training pauses. A batch without anything to learn expires.
-        Where the recipe does not fit the model, training pauses too, and the samples are free again.
+        A sample that cannot be trained is left out, and the commit records it. A step that diverges, or whose adapter
+        or model cannot be used, is quarantined and training pauses. A batch without anything to learn expires. Where
+        the recipe does not fit the model, training pauses too, and the samples are fresh again.
         """
-        at = "begins"
+        progress = "begins"
 
         def report(now: str) -> None:
-            nonlocal at
-            at = now
+            nonlocal progress
+            progress = now
 
-        async with heartbeating(lambda: at):
-            made = await self._steps.committed(ask.policy, ask.n)
-            if made is not None:
-                return _committed(made)
+        async with heartbeating(lambda: progress):
+            version = await self._steps.committed(ask.policy, ask.n)
+            if version is not None:
+                return _committed(version)
             try:
                 batch = await self._steps.batch(ask.policy, ask.n)
             except RecordUnusable as error:
-                # Over already, by whoever tried before us, or its parent's files are gone: then nobody can train it.
+                # An earlier attempt ended the step, or the files of its parent are gone: then no trainer can train it.
                 await self._steps.quarantine(ask.policy, ask.n, str(error))
-                now = await self._steps.claim(ask.policy, ask.n)
-                return _ended(ask, now.state or StepState.ABANDONED, now.reason)
+                claim = await self._steps.claim(ask.policy, ask.n)
+                return _ended(ask, claim.state or StepState.ABANDONED, claim.reason)
             return await self._train(ask, batch, report)
 
     async def _train(self, ask: TrainStep, batch: StepBatch, report: _Report) -> StepDone:
@@ -63,15 +63,15 @@ class TrainingActivities:
         except NothingToTrain as error:
             reason = str(error)
             await self._steps.expire(ask.policy, ask.n, reason)
-            log.warning("step without anything to learn", extra={"policy": ask.policy, "step": ask.n, "why": reason})
+            log.warning("step expired: nothing to learn", extra={"policy": ask.policy, "step": ask.n, "why": reason})
             return _ended(ask, StepState.ABANDONED, reason)
         except RecipeRejected as error:
             reason = str(error)
             await self._steps.hand_back(ask.policy, ask.n, reason)
-            log.warning("recipe refused by the trainer", extra={"policy": ask.policy, "step": ask.n, "why": reason})
+            log.warning("trainer rejected the recipe", extra={"policy": ask.policy, "step": ask.n, "why": reason})
             return _ended(ask, StepState.ABANDONED, reason)
         except PermanentError as error:
-            # It diverged, or its adapter or model cannot be used: numbers and paths, nothing of a conversation.
+            # The step diverged, or its adapter or model is unusable: numbers and paths, nothing of a conversation.
             reason = str(error)
             await self._steps.quarantine(ask.policy, ask.n, reason)
             log.warning("step quarantined", extra={"policy": ask.policy, "step": ask.n, "why": reason})

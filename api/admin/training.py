@@ -1,13 +1,12 @@
-"""`/admin/v1/training` and `/admin/v1/policies`: how learning stands, and what an operator does about it.
+"""`/admin/v1/training` and `/admin/v1/policies`: the state of training, and what operators change.
 
-Needs a key with the scope `admin`. PostgreSQL is told first, and that is what counts: it holds while Temporal, trainer
-and engines are away. Their workflow is told next, best effort, so that it need not be waited for.
+Needs a key with the scope `admin`. A change holds in PostgreSQL when the answer comes, also while Temporal, trainer and
+engines are away.
 """
 
 from __future__ import annotations
 
 import logging
-from collections.abc import Awaitable
 from typing import Annotated, Any, TypeVar
 
 from fastapi import APIRouter, Request
@@ -17,8 +16,9 @@ from api.dependencies import Services, services_of
 from api.request_body import read_json
 from clawloop.contracts.serving import Scope
 from clawloop.contracts.training import TrainingState, TrainingView, VersionView
-from clawloop.errors import RecipeRejected, RequestRejected, SignalFailed
-from clawloop.recipes.checks import require_rank
+from clawloop.errors import RecipeRejected, RequestRejected
+from clawloop.operations.applied import Applied
+from clawloop.operations.training import TrainingOperations
 from clawloop.recipes.recipe import Recipe, parse_recipe
 
 log = logging.getLogger(__name__)
@@ -32,10 +32,10 @@ _LARGEST = 2**31 - 1
 class TrainingStatus(BaseModel):
     """
     Args:
-        reason: in words: what it waits for, or why it is paused.
+        reason: what training waits for, or why it is paused; for people.
         ready: fresh samples; needed: a full batch; judging: turns that wait for their next state or their judge.
         step: the step that is computed, or that comes next.
-        version: the one that answers; head: the newest trained one on the current path.
+        version: the version that answers; head: the newest trained one on the current path.
         pinned: the version that answers whatever is trained; None if none.
     """
 
@@ -58,8 +58,8 @@ class TrainingStatus(BaseModel):
 class PolicyStatus(BaseModel):
     """
     Args:
-        base_model: version 0, by the name under which engines serve it.
-        aliases: further names for the policy.
+        base_model: the name under which engines serve version 0.
+        aliases: further names of the policy.
     """
 
     policy: str
@@ -76,58 +76,56 @@ class VersionList(BaseModel):
     versions: list[VersionView]
 
 
-class _Said(BaseModel):
+class _Request(BaseModel):
     model_config = ConfigDict(extra="forbid", strict=True)
 
 
-class PauseRequest(_Said):
+class PauseRequest(_Request):
     reason: Annotated[str, Field(min_length=1, max_length=500, pattern=r"\S")]
-    """For people; shown wherever training is."""
+    """For people; shown with the state of training."""
 
 
-class ResumeRequest(_Said):
+class ResumeRequest(_Request):
     retry: bool = False
-    """Samples that a bad step set aside may be taken again."""
+    """Samples that a bad step quarantined are fresh again."""
 
 
-class RollBackRequest(_Said):
+class RollBackRequest(_Request):
     version: Annotated[int, Field(ge=0, le=_LARGEST)]
-    """Learning goes on from it, and it answers."""
+    """Training goes on from it, and it answers."""
 
 
-class PinRequest(_Said):
+class PinRequest(_Request):
     version: Annotated[int, Field(ge=0, le=_LARGEST)] | None
-    """It answers whatever is trained; null lets the newest one answer again."""
+    """It answers whatever is trained; null: the newest version answers again."""
 
 
-Asked = TypeVar("Asked", bound=_Said)
+Body = TypeVar("Body", bound=_Request)
 
 
-def _described(model: type[_Said]) -> dict[str, Any]:
+def _described(model: type[_Request]) -> dict[str, Any]:
     schema = {"schema": model.model_json_schema()}
     return {"requestBody": {"required": model is not ResumeRequest, "content": {"application/json": schema}}}
 
 
-# Its own schema would refer to parts that the description does not hold.
-_OBJECT = {"type": "object", "description": "The keys of a file in deploy/recipes; what is left out has its default."}
+# The recipe's JSON schema would refer to parts that the OpenAPI description does not hold.
+_OBJECT = {"type": "object", "description": "The keys of a file in deploy/recipes; missing keys have their default."}
 _RECIPE = {"requestBody": {"required": True, "content": {"application/json": {"schema": _OBJECT}}}}
 
 
 @router.get("/training")
 async def show_training(request: Request, policy: str = "default") -> TrainingStatus:
-    """What learning of a policy does now, and what it waits for."""
+    """The state of a policy's training, and what it waits for."""
     services = await _admitted(request)
     return TrainingStatus.of(await services.training.status(policy))
 
 
 @router.post("/training/pause", openapi_extra=_described(PauseRequest))
 async def pause_training(request: Request, policy: str = "default") -> TrainingStatus:
-    """Claim no batch until resumed; a step that runs is finished. Holds whatever is restarted."""
+    """Claim no batch until resumed; a running step is finished. Holds across restarts."""
     services = await _admitted(request)
-    asked = _check(PauseRequest, await read_json(request, services.limits))
-    view = await services.training.pause(policy, asked.reason)
-    await _tell(services.operations.pause(policy, asked.reason))
-    return TrainingStatus.of(view)
+    requested = _check(PauseRequest, await read_json(request, services.limits))
+    return _status(await services.training_operations.pause(policy, requested.reason))
 
 
 @router.post("/training/resume", openapi_extra=_described(ResumeRequest))
@@ -135,15 +133,13 @@ async def resume_training(request: Request, policy: str = "default") -> Training
     """Claim batches again."""
     services = await _admitted(request)
     empty = request.headers.get("content-length", "0") == "0" and "transfer-encoding" not in request.headers
-    asked = ResumeRequest() if empty else _check(ResumeRequest, await read_json(request, services.limits))
-    view = await services.training.resume(policy, retry_quarantined=asked.retry)
-    await _tell(services.operations.resume(policy, asked.retry))
-    return TrainingStatus.of(view)
+    requested = ResumeRequest() if empty else _check(ResumeRequest, await read_json(request, services.limits))
+    return _status(await services.training_operations.resume(policy, retry=requested.retry))
 
 
 @router.get("/policies")
 async def list_policies(request: Request) -> PolicyList:
-    """The policies, each with how its learning stands."""
+    """The policies, each with the state of its training."""
     services = await _admitted(request)
     return PolicyList(
         policies=[
@@ -160,64 +156,54 @@ async def list_policies(request: Request) -> PolicyList:
 
 @router.get("/policies/{policy}/versions")
 async def list_versions(request: Request, policy: str) -> VersionList:
-    """All versions there ever were, each with what its step measured and where it is loaded."""
+    """All versions, also those rolled back, each with its step's metrics and the engines that have it."""
     services = await _admitted(request)
     return VersionList(versions=await services.training.versions(policy))
 
 
 @router.post("/policies/{policy}/roll-back", openapi_extra=_described(RollBackRequest))
 async def roll_back(request: Request, policy: str) -> TrainingStatus:
-    """Go on from an earlier version; a step that runs is abandoned, and its samples are free again."""
+    """Go on from an earlier version; a running step is abandoned, and its samples are fresh again."""
     services = await _admitted(request)
-    asked = _check(RollBackRequest, await read_json(request, services.limits))
-    view = await services.training.roll_back(policy, asked.version)
-    await _tell(services.operations.roll_back(policy, asked.version))
-    return TrainingStatus.of(view)
+    requested = _check(RollBackRequest, await read_json(request, services.limits))
+    return _status(await services.training_operations.roll_back(policy, requested.version))
 
 
 @router.post("/policies/{policy}/pin", openapi_extra=_described(PinRequest))
 async def pin(request: Request, policy: str) -> TrainingStatus:
     """Let one version answer whatever is trained, or with null the newest again."""
     services = await _admitted(request)
-    asked = _check(PinRequest, await read_json(request, services.limits))
-    if asked.version is None:
-        view = await services.training.unpin(policy)
-    else:
-        view = await services.training.pin(policy, asked.version)
-    await _tell(services.operations.pin(policy, asked.version))
-    return TrainingStatus.of(view)
+    requested = _check(PinRequest, await read_json(request, services.limits))
+    return _status(await services.training_operations.pin(policy, requested.version))
 
 
 @router.get("/policies/{policy}/recipe")
 async def show_recipe(request: Request, policy: str) -> Recipe:
-    """What the policy learns by, all keys filled in, as setting it takes it."""
+    """The policy's recipe with all keys, in the form that POST takes."""
     services = await _admitted(request)
     return await services.training.recipe(policy)
 
 
 @router.post("/policies/{policy}/recipe", openapi_extra=_RECIPE)
 async def set_recipe(request: Request, policy: str) -> TrainingStatus:
-    """Learn by this recipe from the next step on.
+    """Use this recipe from the next step on.
 
-    Samples that wait stay good while its `signal` part is the same; others expire at once, and for good.
+    Waiting samples stay fresh while its `signal` part is the same; others expire at once, for good.
     """
     services = await _admitted(request)
-    asked = _read_recipe(await read_json(request, services.limits), services.max_lora_rank)
+    recipe = _read_recipe(await read_json(request, services.limits), services.training_operations)
     try:
-        view = await services.training.set_recipe(policy, asked)
-    except RecipeRejected as error:  # a good recipe, but not from where the policy is
+        applied = await services.training_operations.set_recipe(policy, recipe)
+    except RecipeRejected as error:  # a valid recipe, but training cannot go on with it from the policy's head
         raise RequestRejected(f"{error}.", status=409, code="recipe_conflict", field=error.field) from error
-    await _tell(services.operations.set_recipe(policy, asked))
-    return TrainingStatus.of(view)
+    return _status(applied)
 
 
-def _read_recipe(body: dict[str, Any], max_lora_rank: int) -> Recipe:
+def _read_recipe(body: dict[str, Any], operations: TrainingOperations) -> Recipe:
     try:
-        recipe = parse_recipe(body)
-        require_rank(recipe, max_lora_rank)
+        return operations.check_recipe(parse_recipe(body))
     except RecipeRejected as error:
         raise RequestRejected(f"{error}.", code="invalid_recipe", field=error.field) from error
-    return recipe
 
 
 async def _admitted(request: Request) -> Services:
@@ -226,7 +212,7 @@ async def _admitted(request: Request) -> Services:
     return services
 
 
-def _check(model: type[Asked], body: dict[str, Any]) -> Asked:
+def _check(model: type[Body], body: dict[str, Any]) -> Body:
     try:
         return model.model_validate(body)
     except ValidationError as error:
@@ -240,8 +226,7 @@ def _check(model: type[Asked], body: dict[str, Any]) -> Asked:
         ) from None
 
 
-async def _tell(telling: Awaitable[None]) -> None:
-    try:
-        await telling
-    except SignalFailed as error:
-        log.warning("told PostgreSQL, but not the training workflow", extra={"why": str(error)})
+def _status(applied: Applied[TrainingView]) -> TrainingStatus:
+    if applied.signal_error is not None:
+        log.warning("signal failed: the training workflow sees the change later", extra={"why": applied.signal_error})
+    return TrainingStatus.of(applied.result)

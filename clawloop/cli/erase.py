@@ -1,54 +1,51 @@
-"""`clawloop erase`: a person has what was said taken away for good.
-
-Knows nothing about where content is. Imports what is heavy only when the verb runs.
-"""
+"""`clawloop erase`: erases content for good. Heavy imports happen inside the verb."""
 
 from __future__ import annotations
 
-import asyncio
 import json
 from typing import TYPE_CHECKING, Annotated
 
 import typer
 
-from clawloop.cli.terminal import AsJson, Data, settings_of, with_database
-from clawloop.errors import SetupError, SignalFailed
+from clawloop.cli.operations import with_operations
+from clawloop.cli.terminal import AsJson, Data, with_database
+from clawloop.errors import SetupError
 
 if TYPE_CHECKING:
     from clawloop.contracts.sessions import Erasure
     from clawloop.ids import SessionId, TurnId
-    from clawloop.settings import Settings
+    from clawloop.operations.applied import Applied
+    from clawloop.processes.operations import Operations
     from db.database import Database
 
 
 def erase_command(
-    session: Annotated[str | None, typer.Option(help="All there is of this session.")] = None,
+    session: Annotated[str | None, typer.Option(help="Erase this session.")] = None,
     turn: Annotated[
         str | None,
-        typer.Option(help="A reply's id (chatcmpl-…) or a turn's: it, its request, and all turns that continue it."),
+        typer.Option(help="Erase this reply (chatcmpl-…) or turn, its request, and all turns that continue it."),
     ] = None,
-    yes: Annotated[bool, typer.Option("--yes", help="Do not ask.")] = False,
+    yes: Annotated[bool, typer.Option("--yes", help="Do not ask for confirmation.")] = False,
     data: Data = None,
     as_json: AsJson = False,
 ) -> None:
-    """Erase what was said, for good. Bare rows and what steps have learned stay."""
+    """Erase content, for good. Rows without content, and what steps have learned, stay."""
     if (session is None) == (turn is None):
-        raise typer.BadParameter("say which: --session or --turn", param_hint="--session")
-    settings = settings_of(data)
-    found, first = with_database(data, lambda database: _find(database, session, turn))
-    what = f"session {found}" if first is None else f"turn {first} and what continues it"
+        raise typer.BadParameter("give one of --session and --turn", param_hint="--session")
+    session_id, turn_id = with_database(data, lambda database: _find(database, session, turn))
+    what = f"session {session_id}" if turn_id is None else f"turn {turn_id} and what continues it"
     if not yes:
-        typer.confirm(f"Erase {what}? Nobody can bring it back.", abort=True, err=True)
-    erasure = with_database(data, lambda database: _erase(database, found, first))
-    problem = asyncio.run(_tell(settings, erasure))
+        typer.confirm(f"Erase {what}? This cannot be undone.", abort=True, err=True)
+    applied = with_operations(data, lambda operations: _erase(operations, session_id, turn_id))
+    erasure = applied.result
     if as_json:
-        told = {"workflow_told": problem is None}
+        notified = {"workflow_told": applied.signal_error is None}
         counts = {"turns": erasure.turns, "samples_expired": erasure.expired, "samples_learned": erasure.learned}
-        typer.echo(json.dumps({"session_id": str(found)} | counts | told))
+        typer.echo(json.dumps({"session_id": str(session_id)} | counts | notified))
         return
-    typer.echo(_in_words(erasure))
-    if problem is not None:
-        typer.echo(f"Its workflow was not told, so Temporal shows the turns as they were: {problem}", err=True)
+    typer.echo(_summary(erasure))
+    if applied.signal_error is not None:
+        typer.echo(f"Temporal shows the turns as they were; signal failed: {applied.signal_error}", err=True)
 
 
 async def _find(database: Database, session: str | None, turn: str | None) -> tuple[SessionId, TurnId | None]:
@@ -65,60 +62,39 @@ async def _find(database: Database, session: str | None, turn: str | None) -> tu
     store = PostgresSessionStore(database)
     if turn is not None:
         turn_id = turn_id_of(turn)
-        of_turn = None if turn_id is None else await store.session_of(turn_id)
-        if of_turn is None:
+        session_of_turn = None if turn_id is None else await store.session_of(turn_id)
+        if session_of_turn is None:
             raise SetupError(f"no turn {turn!r} is stored")
-        return of_turn, turn_id
+        return session_of_turn, turn_id
     try:
-        wanted = SessionId(UUID(session))
+        session_id = SessionId(UUID(session))
     except ValueError:
-        wanted = None
-    if wanted is None or await store.session(wanted) is None:
+        session_id = None
+    if session_id is None or await store.session(session_id) is None:
         raise SetupError(f"no session {session!r}; `clawloop session list` shows them")
-    return wanted, None
+    return session_id, None
 
 
-async def _erase(database: Database, session: SessionId, turn: TurnId | None) -> Erasure:
-    from db.erasure import PostgresErasureStore
-
-    store = PostgresErasureStore(database)
-    erasure = await (store.erase_session(session) if turn is None else store.erase_turn(turn))
-    assert erasure is not None  # bare rows stay for good
-    return erasure
+async def _erase(operations: Operations, session_id: SessionId, turn_id: TurnId | None) -> Applied[Erasure]:
+    sessions = operations.sessions
+    applied = await (sessions.erase_session(session_id) if turn_id is None else sessions.erase_turn(turn_id))
+    assert applied is not None  # rows without content stay for good
+    return applied
 
 
-async def _tell(settings: Settings, erasure: Erasure) -> str | None:
-    """Why the session's workflow could not be told; None if it was, or none runs."""
-    from datetime import timedelta
-
-    from clawloop.processes.endpoints import temporal_address
-    from clawloop.temporal.client import TemporalSessionNotifier, connect
-
-    if (address := temporal_address(settings)) is None:
-        return "no Temporal: set TEMPORAL_ADDRESS, or start `clawloop up` in another terminal"
-    notifier = TemporalSessionNotifier(
-        await connect(address, lazy=True), timedelta(minutes=settings.session_idle_minutes)
-    )
-    try:
-        await notifier.content_erased(erasure.session.session_id, erasure.message)
-    except SignalFailed as error:
-        return str(error)
-    return None
-
-
-def _in_words(erasure: Erasure) -> str:
+def _summary(erasure: Erasure) -> str:
     if not erasure.turns:
         return "All of it was erased before."
-    said = f"{_counted(erasure.turns, 'turn')} erased."
+    summary = f"{_count(erasure.turns, 'turn')} erased."
     if erasure.expired:
-        said += f" {_counted(erasure.expired, 'sample')} that waited for a step expired."
+        summary += f" {_count(erasure.expired, 'sample')} that waited for a step expired."
     if erasure.learned:
-        said += (
-            f" Steps have learned, or are learning, {_counted(erasure.learned, 'sample')} of it: that stays in their"
+        summary += (
+            f" Steps have trained, or are training, {_count(erasure.learned, 'sample')} of it, which stay in their"
             " versions (`clawloop policy roll-back` goes back before them)."
         )
-    return said
+    return summary
 
 
-def _counted(count: int, what: str) -> str:
+def _count(count: int, what: str) -> str:
     return f"{count} {what}" if count == 1 else f"{count} {what}s"

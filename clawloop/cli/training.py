@@ -1,85 +1,72 @@
-"""`clawloop training`, `clawloop policy` and `clawloop recipe`: learning as an operator sees and steers it.
+"""`clawloop training`, `clawloop policy` and `clawloop recipe`: shows and changes training.
 
-PostgreSQL is told first, and that is what counts; the training workflow is told next, if Temporal answers. Imports
-what is heavy only when a verb runs.
+Heavy imports happen inside a verb.
 """
 
 from __future__ import annotations
 
-import asyncio
 import json
-from collections.abc import Awaitable, Callable
+from collections.abc import Callable, Coroutine
 from pathlib import Path
-from typing import TYPE_CHECKING, Annotated
+from typing import TYPE_CHECKING, Annotated, Any
 
 import typer
 
-from clawloop.cli.terminal import AsJson, Data, settings_of, show_facts, show_rows, when, with_database
-from clawloop.errors import SignalFailed
+from clawloop.cli.operations import with_operations
+from clawloop.cli.terminal import AsJson, Data, show_facts, show_rows, when, with_database
 
 if TYPE_CHECKING:
-    from api.ports import Operations, TrainingStore
     from clawloop.contracts.training import TrainingView, VersionView
-    from clawloop.settings import Settings
+    from clawloop.operations.applied import Applied
+    from clawloop.operations.training import TrainingOperations
     from db.database import Database
 
-training_app = typer.Typer(no_args_is_help=True, help="Learning: what it does now, and whether it may.")
+training_app = typer.Typer(no_args_is_help=True, help="Training: its state, pause and resume.")
 policy_app = typer.Typer(no_args_is_help=True, help="Policies and their versions.")
-recipe_app = typer.Typer(no_args_is_help=True, help="What a policy learns by.")
+recipe_app = typer.Typer(no_args_is_help=True, help="A policy's recipe.")
 
 Policy = Annotated[str, typer.Option(help="Which policy.")]
-
-# A server that listens takes a connection at once; a far one within some tenths of a second.
-TEMPORAL_LOOK_SECONDS = 2.0
 
 
 @training_app.command("status")
 def training_status(policy: Policy = "default", data: Data = None, as_json: AsJson = False) -> None:
-    """Say what learning does, and what it waits for."""
-    _show(_look(data, policy), as_json)
+    """Show the state of training, and what it waits for."""
+    from db.training.operators import PostgresTrainingStore
+
+    _show(with_database(data, lambda database: PostgresTrainingStore(database).status(policy)), as_json)
 
 
 @training_app.command("pause")
 def pause_training(
-    reason: Annotated[str, typer.Argument(help="For people; shown wherever training is.")],
+    reason: Annotated[str, typer.Argument(help="For people; shown with the state of training.")],
     policy: Policy = "default",
     data: Data = None,
     as_json: AsJson = False,
 ) -> None:
-    """Claim no batch until resumed; a step that runs is finished. Holds whatever is restarted."""
+    """Claim no batch until resumed; a running step is finished. Holds across restarts."""
     if not reason.strip():
-        raise typer.BadParameter("say why", param_hint="REASON")
-    done = _do(
-        data,
-        lambda store: store.pause(policy, reason),
-        lambda operations: operations.pause(policy, reason),
-    )
-    _show(done, as_json)
+        raise typer.BadParameter("give a reason", param_hint="REASON")
+    _show(_apply(data, lambda training: training.pause(policy, reason)), as_json)
 
 
 @training_app.command("resume")
 def resume_training(
-    retry: Annotated[bool, typer.Option("--retry", help="Also take samples again that a bad step set aside.")] = False,
+    retry: Annotated[bool, typer.Option("--retry", help="Also take samples that a bad step quarantined.")] = False,
     policy: Policy = "default",
     data: Data = None,
     as_json: AsJson = False,
 ) -> None:
     """Claim batches again."""
-    done = _do(
-        data,
-        lambda store: store.resume(policy, retry_quarantined=retry),
-        lambda operations: operations.resume(policy, retry),
-    )
-    _show(done, as_json)
+    _show(_apply(data, lambda training: training.resume(policy, retry=retry)), as_json)
 
 
 @policy_app.command("list")
 def list_policies(data: Data = None, as_json: AsJson = False) -> None:
-    """Show the policies, and how learning of each stands."""
+    """Show the policies, each with the state of its training."""
     from db.serving.directory import PostgresDirectoryStore
     from db.training.operators import PostgresTrainingStore
 
-    async def look(database: Database) -> list[dict[str, str]]:
+    async def read(database: Database) -> list[dict[str, str]]:
         directory = await PostgresDirectoryStore(database).read()
         store = PostgresTrainingStore(database)
         rows = []
@@ -88,7 +75,7 @@ def list_policies(data: Data = None, as_json: AsJson = False) -> None:
             rows.append({"policy": policy.id, "base model": policy.base_model, **facts})
         return rows
 
-    show_rows(with_database(data, look), as_json)
+    show_rows(with_database(data, read), as_json)
 
 
 @policy_app.command("versions")
@@ -97,7 +84,7 @@ def list_versions(
     data: Data = None,
     as_json: AsJson = False,
 ) -> None:
-    """Show all versions there ever were, and what their steps measured."""
+    """Show all versions, also those rolled back, with their steps' metrics."""
     from db.training.operators import PostgresTrainingStore
 
     versions = with_database(data, lambda database: PostgresTrainingStore(database).versions(policy))
@@ -111,13 +98,8 @@ def roll_back(
     data: Data = None,
     as_json: AsJson = False,
 ) -> None:
-    """Go on from an earlier version; a step that runs is abandoned, and its samples are free again."""
-    done = _do(
-        data,
-        lambda store: store.roll_back(policy, version),
-        lambda operations: operations.roll_back(policy, version),
-    )
-    _show(done, as_json)
+    """Go on from an earlier version; a running step is abandoned, and its samples are fresh again."""
+    _show(_apply(data, lambda training: training.roll_back(policy, version)), as_json)
 
 
 @policy_app.command("pin")
@@ -131,17 +113,12 @@ def pin(
     """Let one version answer whatever is trained, or with --none the newest again."""
     if (version is None) != none:
         raise typer.BadParameter("give a version, or --none", param_hint="VERSION")
-    done = _do(
-        data,
-        lambda store: store.unpin(policy) if version is None else store.pin(policy, version),
-        lambda operations: operations.pin(policy, version),
-    )
-    _show(done, as_json)
+    _show(_apply(data, lambda training: training.pin(policy, version)), as_json)
 
 
 @recipe_app.command("show")
 def show_recipe(policy: Policy = "default", data: Data = None, as_json: AsJson = False) -> None:
-    """Print what the policy learns by, as TOML that `recipe set` takes."""
+    """Print the policy's recipe, as TOML that `recipe set` takes."""
     from db.training.operators import PostgresTrainingStore
 
     recipe = with_database(data, lambda database: PostgresTrainingStore(database).recipe(policy))
@@ -159,73 +136,28 @@ def set_recipe(
     policy: Policy = "default",
     data: Data = None,
 ) -> None:
-    """Let the policy learn by this recipe from the next step on.
+    """Use this recipe from the next step on.
 
-    Samples that wait stay good while the recipe's [signal] part is the same; others expire at once, and for good:
-    `recipe changed`. Holds whatever is restarted.
+    Waiting samples stay fresh while the recipe's [signal] part is the same; others expire at once, for good: `recipe
+    changed`. Holds across restarts.
     """
-    from clawloop.recipes.checks import require_rank
     from clawloop.recipes.recipe import load_recipe
 
     recipe = load_recipe(file)
-    require_rank(recipe, settings_of(data).max_lora_rank)
-    _do(
-        data,
-        lambda store: store.set_recipe(policy, recipe),
-        lambda operations: operations.set_recipe(policy, recipe),
-    )
+    _apply(data, lambda training: training.set_recipe(policy, training.check_recipe(recipe)))
     typer.echo(f"{policy} learns by {recipe.name} ({recipe.hash[:12]}).")
 
 
-def _look(data: Path | None, policy: str) -> TrainingView:
-    from db.training.operators import PostgresTrainingStore
-
-    return with_database(data, lambda database: PostgresTrainingStore(database).status(policy))
-
-
-def _do(
-    data: Path | None,
-    write: Callable[[TrainingStore], Awaitable[TrainingView]],
-    tell: Callable[[Operations], Awaitable[None]],
+def _apply(
+    data: Path | None, change: Callable[[TrainingOperations], Coroutine[Any, Any, Applied[TrainingView]]]
 ) -> TrainingView:
-    from db.training.operators import PostgresTrainingStore
-
-    async def do(database: Database) -> TrainingView:
-        view = await write(PostgresTrainingStore(database))
-        try:
-            await tell(await _operations(settings_of(data)))
-        except SignalFailed as error:
-            typer.echo(f"It holds; the training workflow sees it when it looks next ({error}).", err=True)
-        return view
-
-    return with_database(data, do)
-
-
-async def _operations(settings: Settings) -> Operations:
-    """What tells training workflows what an operator said.
-
-    Whether anybody listens is asked before the client is imported, which takes a second or two: it would say the same
-    in its transport's words.
-
-    Raises:
-        SignalFailed: there is no Temporal, or it does not answer.
-    """
-    from clawloop.processes.endpoints import temporal_address
-
-    address = temporal_address(settings)
-    if address is None:
-        raise SignalFailed("no Temporal is given: set TEMPORAL_ADDRESS")
-    host, _, port = address.rpartition(":")
-    try:
-        async with asyncio.timeout(TEMPORAL_LOOK_SECONDS):
-            _, writer = await asyncio.open_connection(host.strip("[]"), int(port))
-    except (OSError, TimeoutError, ValueError):
-        raise SignalFailed(f"Temporal does not answer at {address}") from None
-    writer.close()
-    from clawloop.temporal.client import connect
-    from clawloop.temporal.training_notifier import TemporalTraining
-
-    return TemporalTraining(await connect(address, lazy=True))
+    applied = with_operations(data, lambda operations: change(operations.training))
+    if applied.signal_error is not None:
+        reason = applied.signal_error
+        typer.echo(
+            f"The change holds; the training workflow sees it when it reads the ledger next ({reason}).", err=True
+        )
+    return applied.result
 
 
 def _show(view: TrainingView, as_json: bool) -> None:
@@ -265,10 +197,10 @@ def _version_row(version: VersionView) -> dict[str, str]:
     }
 
 
-def _dotted(content: dict[str, object], above: str = "") -> list[tuple[str, object]]:
-    """Dotted keys with their values, those of tables last."""
-    found: list[tuple[str, object]] = []
+def _dotted(content: dict[str, object], prefix: str = "") -> list[tuple[str, object]]:
+    """Dotted keys with their values."""
+    pairs: list[tuple[str, object]] = []
     for name, value in content.items():
-        key = f"{above}{name}"
-        found += _dotted(value, f"{key}.") if isinstance(value, dict) else [(key, value)]
-    return found
+        key = f"{prefix}{name}"
+        pairs += _dotted(value, f"{key}.") if isinstance(value, dict) else [(key, value)]
+    return pairs

@@ -42,6 +42,28 @@ class TrainingState(StrEnum):
     PAUSED = "paused"
 
 
+class OperatorAction(StrEnum):
+    """What an operator can change about a policy's training; the values stand in histories."""
+
+    PAUSE = "pause"
+    RESUME = "resume"
+    ROLL_BACK = "roll_back"
+    PIN = "pin"
+    SET_RECIPE = "set_recipe"
+
+
+@dataclass(frozen=True, slots=True)
+class OperatorChange:
+    """A change that PostgreSQL holds, sent to the training workflow so that it reads the ledger at once.
+
+    Args:
+        detail: the reason, version or recipe, for the Temporal UI.
+    """
+
+    action: OperatorAction
+    detail: str
+
+
 @dataclass(frozen=True, slots=True)
 class VersionRef:
     """A version's files.

@@ -14,7 +14,7 @@ from temporalio.client import Client
 from temporalio.worker import Worker
 
 from activities.serving.engines import EngineActivities
-from activities.training.ports import EngineControl
+from activities.serving.ports import EngineControl
 from clawloop.contracts.training import VersionRef
 from clawloop.errors import EngineUnavailable, SignalFailed
 from clawloop.processes.endpoints import database_url
@@ -116,7 +116,7 @@ async def _keep_alive(control: EngineControl, metrics: EngineMetrics, restart_co
 
 
 class CountedControl:
-    """Satisfies `activities.training.ports.EngineControl`, and counts what it does."""
+    """Satisfies `activities.serving.ports.EngineControl`, and counts what it does."""
 
     def __init__(self, control: EngineControl, metrics: EngineMetrics) -> None:
         self._control = control

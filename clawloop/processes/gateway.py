@@ -15,25 +15,24 @@ from api.app import create_app
 from api.auth import KeyRing
 from api.chat.versions import VersionChooser
 from api.dependencies import Limits, Services
-from api.ports import Operations
 from api.recording.notifier import NotificationQueue
 from api.recording.recorder import Recorder
 from api.recording.spool import Spool
 from clawloop.contracts.serving import Engine
 from clawloop.errors import SetupError, StoreUnavailable
+from clawloop.operations.ports import OperatorNotifier, SessionWorkflows
 from clawloop.processes.endpoints import database_url, temporal_address
+from clawloop.processes.operations import NoTemporal, operations_on
 from clawloop.processes.runtime_file import installation
 from clawloop.serving.chat import ChatEngines
 from clawloop.serving.directory import DirectoryCache
 from clawloop.serving.rotation import Rotation
 from clawloop.settings import Settings
 from clawloop.telemetry.metrics import GatewayMetrics
-from clawloop.temporal.client import DisconnectedSessions, TemporalSessionNotifier, connect
-from clawloop.temporal.training_notifier import DisconnectedTraining, TemporalTraining
+from clawloop.temporal.client import TemporalSessionNotifier, connect
+from clawloop.temporal.training_notifier import TemporalTrainingNotifier
 from db.database import BACKGROUND_LIMIT, CHAT_LIMIT, Database
-from db.erasure import PostgresErasureStore
 from db.judging.feedback import PostgresFeedbackStore
-from db.judging.rejudging import PostgresRejudgeStore
 from db.schema import is_current
 from db.serving.directory import PostgresDirectoryStore
 from db.serving.engines import add_missing_engines
@@ -142,7 +141,9 @@ async def _gateway_services(stack: AsyncExitStack, url: str, settings: Settings,
     spool = Spool(settings.data / "spool", SPOOL_LIMIT_BYTES)
     stack.callback(spool.close)
     feedback = PostgresFeedbackStore(patient)
-    notifier, operations = await _telling(settings)
+    notifier, operator_notifier = await _notifiers(settings)
+    workflows: SessionWorkflows = notifier or NoTemporal()
+    operations = operations_on(patient, settings, operator_notifier, workflows)
     notifications = await stack.enter_async_context(NotificationQueue(notifier, patient_turns, feedback, metrics))
     recorder = await stack.enter_async_context(Recorder(turns, patient_turns, spool, metrics, notifications))
     return Services(
@@ -154,25 +155,23 @@ async def _gateway_services(stack: AsyncExitStack, url: str, settings: Settings,
         sessions=PostgresSessionStore(patient),
         feedback=feedback,
         training=PostgresTrainingStore(patient),
-        operations=operations,
-        rejudging=PostgresRejudgeStore(patient),
-        erasures=PostgresErasureStore(patient),
-        session_operations=notifier or DisconnectedSessions(),
+        training_operations=operations.training,
+        session_operations=operations.sessions,
         versions=VersionChooser(turns),
         readiness=GatewayReadiness(database, engines),
         metrics=metrics,
         limits=options.limits,
-        max_lora_rank=settings.max_lora_rank,
     )
 
 
-async def _telling(settings: Settings) -> tuple[TemporalSessionNotifier | None, Operations]:
+async def _notifiers(settings: Settings) -> tuple[TemporalSessionNotifier | None, OperatorNotifier]:
     address = temporal_address(settings)
     if address is None:
         log.warning("no Temporal is given: turns are stored and wait, set TEMPORAL_ADDRESS")
-        return None, DisconnectedTraining("no Temporal is given: set TEMPORAL_ADDRESS")
+        return None, NoTemporal()
     client = await connect(address, lazy=True)
-    return TemporalSessionNotifier(client, timedelta(minutes=settings.session_idle_minutes)), TemporalTraining(client)
+    idle = timedelta(minutes=settings.session_idle_minutes)
+    return TemporalSessionNotifier(client, idle), TemporalTrainingNotifier(client)
 
 
 async def _add_given_engines(url: str, settings: Settings) -> None:

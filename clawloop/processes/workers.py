@@ -25,7 +25,7 @@ from activities.judging.judge_turn import JudgingActivities
 from activities.serving.publishing import PublishingActivities
 from activities.serving.reconcile import EngineReconciler
 from activities.serving.retention import Retention
-from activities.sweep import UpkeepActivities
+from activities.sweep import SweepActivities
 from activities.training.notifier import TrainingNotifier
 from activities.training.ports import WorkNotifier
 from activities.training.steps import StepActivities
@@ -41,13 +41,13 @@ from clawloop.settings import Settings
 from clawloop.telemetry.metrics import WorkerMetrics
 from clawloop.temporal.client import TemporalSessionNotifier, begin_sweeping, connect, register_search_attributes
 from clawloop.temporal.engine_notifier import TemporalEngineNotifier
-from clawloop.temporal.training_notifier import TemporalTraining
+from clawloop.temporal.training_notifier import TemporalTrainingNotifier
 from db.database import BACKGROUND_LIMIT, Database
 from db.judging.closing import PostgresClosingStore
 from db.judging.judgements import PostgresJudgementStore
 from db.serving.directory import PostgresDirectoryStore
 from db.serving.publishing import PostgresPublishingStore
-from db.sweep import PostgresUpkeepStore
+from db.sweep import PostgresSweepStore
 from db.training.queue import PostgresWorkStore
 from db.training.steps import PostgresStepStore
 from workflows import names
@@ -170,7 +170,7 @@ async def _workers(
     database = Database(url, BACKGROUND_LIMIT)
     stack.push_async_callback(database.close)
     judgements = PostgresJudgementStore(database)
-    work = TrainingNotifier(PostgresWorkStore(database), TemporalTraining(client))
+    work = TrainingNotifier(PostgresWorkStore(database), TemporalTrainingNotifier(client))
     if role is Role.JUDGE:
         directory = await stack.enter_async_context(DirectoryCache(PostgresDirectoryStore(database)))
         engines = _engines(directory)
@@ -186,7 +186,7 @@ async def _workers(
                 graceful_shutdown_timeout=GRACE,
             )
         ]
-    beginning = asyncio.create_task(_begin_learning(PostgresDirectoryStore(database), TemporalTraining(client)))
+    beginning = asyncio.create_task(_begin_learning(PostgresDirectoryStore(database), TemporalTrainingNotifier(client)))
     stack.callback(beginning.cancel)
     idle = timedelta(minutes=settings.session_idle_minutes)
     step_store, publishing_store = PostgresStepStore(database), PostgresPublishingStore(database)
@@ -194,8 +194,8 @@ async def _workers(
     notifier = TemporalSessionNotifier(client, idle)
     engine_workflows = TemporalEngineNotifier(client)
     reconciler = EngineReconciler(publishing_store, engine_workflows)
-    upkeep = UpkeepActivities(
-        PostgresUpkeepStore(database), notifier, work, idle, retention=retention, reconciler=reconciler, counts=metrics
+    sweeper = SweepActivities(
+        PostgresSweepStore(database), notifier, work, idle, retention=retention, reconciler=reconciler, counter=metrics
     )
     ledger = LedgerActivities(PostgresClosingStore(database), judgements, work, metrics)
     steps = StepActivities(step_store)
@@ -212,7 +212,7 @@ async def _workers(
             task_queue=names.LEDGER_QUEUE,
             activities=[
                 ledger.close_session,
-                upkeep.sweep,
+                sweeper.sweep,
                 steps.look_at_training,
                 steps.claim_batch,
                 steps.quarantine_step,

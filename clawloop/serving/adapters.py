@@ -49,7 +49,7 @@ class _LoraUsage:
 
 
 class VllmControl:
-    """Satisfies `activities.training.ports.EngineControl`. Use as an async context manager.
+    """Satisfies `activities.serving.ports.EngineControl`. Use as an async context manager.
 
     Args:
         url: of the engine.

@@ -70,7 +70,11 @@ class GatewayMetrics:
 
 
 class WorkerMetrics:
-    """Metrics of a worker. Satisfies `activities.judging.ports.Counts` and `clawloop.serving.judge.RequestClock`."""
+    """Metrics of a worker.
+
+    Satisfies `activities.judging.ports.Counts`, `activities.sweep.SweepCounter` and
+    `clawloop.serving.judge.RequestClock`.
+    """
 
     def __init__(self) -> None:
         self.registry = CollectorRegistry()

@@ -1,7 +1,6 @@
-"""Temporal as all our processes use it: one plugin for every client, and the announcer of the gateway.
+"""Temporal as all processes use it: one plugin for every client, and what notifies sessions' workflows.
 
-Knows nothing about what workflows do. The plugin goes to clients only; workers and replayers inherit it, so they
-cannot disagree about how things are written.
+The plugin is given to clients only; workers and replayers inherit it, so that all use the same data converter.
 """
 
 from __future__ import annotations
@@ -52,7 +51,6 @@ from clawloop.errors import (
     JudgeRefused,
     JudgeUnavailable,
     PermanentError,
-    SignalFailed,
     TrainerUnavailable,
 )
 from clawloop.ids import SessionId
@@ -65,22 +63,22 @@ log = logging.getLogger(__name__)
 PAYLOAD_WARN_BYTES = 64 * 1024
 """Only ids, scores and reasons cross Temporal; anything larger is a mistake of ours."""
 
-# A turn that was not announced is judged this much later at most.
+# A turn whose signal failed is judged this much later at most.
 SWEEP_EVERY = timedelta(minutes=1)
-# An activity beats at half its time-out; the SDK alone would keep beats back for 0.8 of it (measured), and then a busy
+# An activity beats at half its time-out; by default the SDK holds beats back for 0.8 of it (measured), and then a busy
 # machine that is late by a fifth loses the work.
 BEATS_APART = timedelta(seconds=0.5)
 
 # Passed through the sandbox: each module holds only definitions and constants, so two runs may share it.
 PASSED_THROUGH = (
-    "pydantic",  # compiled validators; importing it anew for every workflow run costs 300 ms
+    "pydantic",  # compiled validators; importing it for every workflow run costs 300 ms
     "pydantic_core",
     "annotated_types",
     "typing_extensions",
     "uuid6",  # imported by clawloop.ids; workflows make no ids
     "orjson",  # imported by clawloop.turns; pure, compiled
     "clawloop",  # contracts, ids, errors and the pure rules: frozen records and functions
-    "activities",  # the workflows need names and signatures; nothing runs there
+    "activities",  # workflows need names and signatures only
     "workflows.names",
     "workflows.policies",
     "workflows.state",  # frozen pydantic models
@@ -95,10 +93,10 @@ def _runner(given: WorkflowRunner | None) -> WorkflowRunner:
 
 
 class _RedactErrors(ActivityInboundInterceptor):
-    """Lets errors of activities cross Temporal by their kind.
+    """Replaces the message of an activity's error by its type before it crosses Temporal.
 
-    Their words may quote a conversation (PostgreSQL quotes the row it refuses), so they stay in our logs. A judge's
-    and a trainer's are safe by contract, and say what an operator must know.
+    A message may quote a conversation (PostgreSQL quotes the row it refuses), so it stays in our logs. Messages of
+    judges and trainers are safe by contract, and operators need them.
     """
 
     async def execute_activity(self, input: ExecuteActivityInput) -> Any:
@@ -106,13 +104,13 @@ class _RedactErrors(ActivityInboundInterceptor):
             return await super().execute_activity(input)
         except ApplicationError:
             raise
-        except Exception as error:  # noqa: BLE001  whatever it is, its words must not cross
+        except Exception as error:  # noqa: BLE001  no message of any error may cross
             kind = type(error).__name__
-            told = isinstance(error, JudgeUnavailable | JudgeRefused | TrainerUnavailable)
+            is_safe = isinstance(error, JudgeUnavailable | JudgeRefused | TrainerUnavailable)
             log.warning("activity failed", extra={"error": kind, "where": _where(error)})
             wait = error.retry_after_seconds if isinstance(error, JudgeUnavailable) else None
             raise ApplicationError(
-                str(error) if told else kind,
+                str(error) if is_safe else kind,
                 type=kind,
                 non_retryable=isinstance(error, PermanentError),
                 next_retry_delay=None if wait is None else timedelta(seconds=wait),
@@ -125,7 +123,7 @@ class _RedactErrorsInterceptor(Interceptor):
 
 
 def _where(error: BaseException) -> str:
-    """Where it was raised; a traceback without any message."""
+    """The innermost frames of the traceback, without the message."""
     frames = traceback.extract_tb(error.__traceback__)[-3:]
     return " < ".join(f"{Path(frame.filename).name}:{frame.lineno} {frame.name}" for frame in reversed(frames))
 
@@ -153,7 +151,7 @@ async def connect(address: str, *, lazy: bool = False) -> Client:
     """A client; namespace, TLS and API key are read where Temporal's own tools read them.
 
     Args:
-        lazy: connect at the first call, and again at the next when that fails.
+        lazy: connect at the first call, and at each further call after a failure.
 
     Raises:
         RuntimeError: nothing answers there; not if `lazy`.
@@ -165,16 +163,16 @@ async def connect(address: str, *, lazy: bool = False) -> Client:
 
 
 async def register_search_attributes(client: Client) -> None:
-    """Make known what sessions are found by; what is known already stays.
+    """Register the search attributes that are missing.
 
     Raises:
-        RPCError: the server does not let us.
+        RPCError: the server refuses.
     """
-    known = await client.operator_service.list_search_attributes(
+    registered = await client.operator_service.list_search_attributes(
         ListSearchAttributesRequest(namespace=client.namespace)
     )
     missing = {key.name: key.indexed_value_type for key in names.SEARCH_ATTRIBUTES}
-    missing = {name: kind for name, kind in missing.items() if name not in known.custom_attributes}
+    missing = {name: kind for name, kind in missing.items() if name not in registered.custom_attributes}
     if missing:
         await client.operator_service.add_search_attributes(
             AddSearchAttributesRequest(
@@ -185,10 +183,10 @@ async def register_search_attributes(client: Client) -> None:
 
 
 async def begin_sweeping(client: Client) -> None:
-    """See that the sweep runs every minute, on every cluster once.
+    """Create the schedule that starts the sweep every minute, unless it exists.
 
     Raises:
-        RPCError: the server does not let us.
+        RPCError: the server refuses.
     """
     sweep = ScheduleActionStartWorkflow(
         names.SWEEP_WORKFLOW,
@@ -206,11 +204,14 @@ async def begin_sweeping(client: Client) -> None:
 
 
 class TemporalSessionNotifier:
-    """Tells session workflows by signal-with-start, which needs Temporal's server, but no worker.
+    """Notifies sessions' workflows by signal-with-start, which needs Temporal's server, but no worker.
+
+    Satisfies `api.ports.SessionNotifier`, `activities.sweep.SessionNotifier` and
+    `clawloop.operations.ports.SessionWorkflows`.
 
     Args:
         client: may be lazy; it connects again by itself.
-        idle: after how long without a turn a session closes.
+        idle: a session closes after this long without a turn.
     """
 
     def __init__(self, client: Client, idle: timedelta) -> None:
@@ -222,25 +223,25 @@ class TemporalSessionNotifier:
         Raises:
             SignalFailed
         """
-        await self._tell(session, names.TURN_RECORDED, turn)
+        await self._signal(session, names.TURN_RECORDED, turn)
 
     async def notify_feedback(self, session: SessionFacts, feedback: FeedbackGiven) -> None:
         """
         Raises:
             SignalFailed
         """
-        await self._tell(session, names.FEEDBACK_GIVEN, feedback)
+        await self._signal(session, names.FEEDBACK_GIVEN, feedback)
 
-    async def rejudge(self, session: SessionFacts, wanted: RejudgeRequested) -> None:
-        """Have the session's workflow judge a turn once more; satisfies `api.ports.SessionOperations`.
+    async def rejudge(self, session: SessionFacts, request: RejudgeRequested) -> None:
+        """Have the session's workflow judge a turn again.
 
         Raises:
             SignalFailed
         """
-        await self._tell(session, names.JUDGE_AGAIN, wanted)
+        await self._signal(session, names.REJUDGE, request)
 
     async def content_erased(self, session: SessionId, erased: ContentErased) -> None:
-        """Tell the session's workflow; where none runs, nobody has to hear of it.
+        """Notify the session's workflow, if one runs.
 
         Raises:
             SignalFailed
@@ -250,14 +251,14 @@ class TemporalSessionNotifier:
             await workflow.signal(names.CONTENT_ERASED, erased)
 
     async def wake(self, session: SessionFacts) -> None:
-        """See that the session's workflow runs, so that it closes.
+        """Start the session's workflow if it does not run, so that it closes.
 
         Raises:
             SignalFailed
         """
-        await self._tell(session, None, None)
+        await self._signal(session, None, None)
 
-    async def _tell(
+    async def _signal(
         self, session: SessionFacts, signal: str | None, message: TurnRecorded | FeedbackGiven | RejudgeRequested | None
     ) -> None:
         state = SessionState(
@@ -266,7 +267,7 @@ class TemporalSessionNotifier:
             idle_seconds=self._idle.total_seconds(),
             adapter_version=session.version,
         )
-        found_by: list[SearchAttributePair[Any]] = [
+        search_attributes: list[SearchAttributePair[Any]] = [
             SearchAttributePair(names.POLICY, session.policy),
             SearchAttributePair(names.SESSION, str(session.session_id)),
             SearchAttributePair(names.STATE, "open"),
@@ -281,20 +282,10 @@ class TemporalSessionNotifier:
                 task_queue=names.WORKFLOW_QUEUE,
                 start_signal=signal,
                 start_signal_args=[] if message is None else [message],
-                # A closed session opens again under its own id.
+                # A closed session opens again under the same id.
                 id_reuse_policy=WorkflowIDReusePolicy.ALLOW_DUPLICATE,
-                # Without a signal the server would refuse to begin one that runs already.
+                # Without a signal the server would refuse to start one that runs already.
                 id_conflict_policy=WorkflowIDConflictPolicy.USE_EXISTING,
-                search_attributes=TypedSearchAttributes(found_by),
+                search_attributes=TypedSearchAttributes(search_attributes),
                 static_summary=f"{session.policy}: session known by {session.identified_by}, open since {since}",
             )
-
-
-class DisconnectedSessions:
-    """Satisfies `api.ports.SessionOperations` where no Temporal is given."""
-
-    async def rejudge(self, session: SessionFacts, wanted: RejudgeRequested) -> None:
-        raise SignalFailed("no Temporal is given: set TEMPORAL_ADDRESS")
-
-    async def content_erased(self, session: SessionId, erased: ContentErased) -> None:
-        raise SignalFailed("no Temporal is given: set TEMPORAL_ADDRESS")

@@ -1,7 +1,4 @@
-"""How Temporal is told something: within a limit, and however it fails it is one error.
-
-Knows nothing about what is told.
-"""
+"""A time limit for calls of Temporal; however they fail, they raise one error."""
 
 from __future__ import annotations
 
@@ -15,25 +12,25 @@ from temporalio.service import RPCError, RPCStatusCode
 
 from clawloop.errors import SignalFailed
 
-# A signal takes 10 ms; a server that needs longer than this is as good as away, and the sweep does it.
+# A signal takes 10 ms; a server that needs longer than this counts as away, and the sweep retries.
 SIGNAL_LIMIT = timedelta(seconds=3)
-# An Update needs a worker; 20 ms where one runs. An operator's command must not wait for one that does not.
+# An update needs a worker, and takes 20 ms where one runs. An operator's command must not wait for one that does not.
 UPDATE_LIMIT = timedelta(seconds=2)
 
 
 @asynccontextmanager
 async def temporal_deadline(limit: timedelta = SIGNAL_LIMIT, *, may_be_gone: bool = False) -> AsyncIterator[None]:
-    """Inside, Temporal is called.
+    """Limit the calls of Temporal in the block.
 
-    A call's own `rpc_timeout` does not count while a lazy client connects: where somebody listens and says nothing, the
-    SDK waits for 30 s.
+    A call's `rpc_timeout` does not apply while a lazy client connects: where a server accepts the connection and never
+    answers, the SDK waits for 30 s.
 
     Args:
-        limit: of all that is inside.
-        may_be_gone: a workflow that is not there need not be told.
+        limit: of all calls in the block.
+        may_be_gone: ignore that the workflow does not exist.
 
     Raises:
-        SignalFailed: it does not answer in time, refuses, or, of a lazy client, nobody could be connected to.
+        SignalFailed: Temporal does not answer in time, refuses, or cannot be connected to.
     """
     try:
         async with asyncio.timeout(limit.total_seconds()):

@@ -1,7 +1,4 @@
-"""What tells engines' workflows in Temporal that there is a version to load, and sees that they run.
-
-Knows nothing about versions: the workflow looks by itself.
-"""
+"""Notifies engines' workflows of versions to load; starts and ends these workflows."""
 
 from __future__ import annotations
 
@@ -23,7 +20,7 @@ from workflows.state import EngineState
 
 
 class TemporalEngineNotifier:
-    """Satisfies `activities.training.ports.PublishNotifier` and `.EngineWorkflows`.
+    """Satisfies `activities.serving.ports.PublishNotifier` and `EngineWorkflows`.
 
     Args:
         client: may be lazy; it connects again by itself.
@@ -35,15 +32,15 @@ class TemporalEngineNotifier:
     async def publish(self, engine_ids: Sequence[str]) -> None:
         """
         Raises:
-            SignalFailed: of one at least; the others were told.
+            SignalFailed: of at least one; the others were notified.
         """
-        told = await asyncio.gather(*(self._begin(one, names.PUBLISH) for one in engine_ids), return_exceptions=True)
-        for error in told:
+        signals = (self._begin(engine_id, names.PUBLISH) for engine_id in engine_ids)
+        for error in await asyncio.gather(*signals, return_exceptions=True):
             if isinstance(error, BaseException):
                 raise error
 
     async def begin(self, engine_id: str) -> None:
-        """See that the engine's workflow runs.
+        """Start the engine's workflow if it does not run.
 
         Raises:
             SignalFailed
@@ -57,8 +54,8 @@ class TemporalEngineNotifier:
         """
         query = f"WorkflowType = '{names.ENGINE_WORKFLOW}' AND ExecutionStatus = 'Running'"
         async with temporal_deadline():
-            found = self._client.list_workflows(query)
-            return frozenset([names.engine_of_workflow(execution.id) async for execution in found])
+            executions = self._client.list_workflows(query)
+            return frozenset([names.engine_of_workflow(execution.id) async for execution in executions])
 
     async def end(self, engine_id: str) -> None:
         """
@@ -70,7 +67,7 @@ class TemporalEngineNotifier:
             await handle.signal(names.ENGINE_REMOVED)
 
     async def _begin(self, engine_id: str, signal: str | None) -> None:
-        found_by: list[SearchAttributePair[Any]] = [
+        search_attributes: list[SearchAttributePair[Any]] = [
             SearchAttributePair(names.ENGINE, engine_id),
             SearchAttributePair(names.STATE, "new"),
         ]
@@ -83,6 +80,6 @@ class TemporalEngineNotifier:
                 start_signal=signal,
                 id_conflict_policy=WorkflowIDConflictPolicy.USE_EXISTING,
                 id_reuse_policy=WorkflowIDReusePolicy.ALLOW_DUPLICATE,
-                search_attributes=TypedSearchAttributes(found_by),
+                search_attributes=TypedSearchAttributes(search_attributes),
                 static_summary=f"engine {engine_id}: the versions it has",
             )

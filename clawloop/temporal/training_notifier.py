@@ -1,53 +1,23 @@
-"""How training workflows are told, by samples and by operators.
+"""Notifies training workflows of waiting batches and of operators' changes.
 
-Knows nothing about what they do. Telling twice does no harm, and not telling costs time only: what they decide by
-stands in PostgreSQL.
+Idempotent and best effort: the workflows decide by PostgreSQL, which they read again by themselves.
 """
 
 from __future__ import annotations
 
-from typing import Any, NoReturn
+from typing import Any
 
-from pydantic import BaseModel
 from temporalio.client import Client
 from temporalio.common import SearchAttributePair, TypedSearchAttributes, WorkflowIDConflictPolicy
 
-from activities.training.messages import PauseTraining, Pin, ResumeTraining, RollBack, SetRecipe
-from clawloop.contracts.training import TrainingState
-from clawloop.errors import SignalFailed
-from clawloop.recipes.recipe import Recipe
+from clawloop.contracts.training import OperatorChange, TrainingState
 from clawloop.temporal.deadline import UPDATE_LIMIT, temporal_deadline
 from workflows import names
 from workflows.state import PolicyTraining
 
 
-class DisconnectedTraining:
-    """Satisfies `api.ports.Operations` where there is no Temporal: what operators say waits in PostgreSQL."""
-
-    def __init__(self, why: str) -> None:
-        self._why = why
-
-    async def pause(self, policy: str, reason: str) -> None:
-        self._fail()
-
-    async def resume(self, policy: str, retry: bool) -> None:
-        self._fail()
-
-    async def roll_back(self, policy: str, version: int) -> None:
-        self._fail()
-
-    async def pin(self, policy: str, version: int | None) -> None:
-        self._fail()
-
-    async def set_recipe(self, policy: str, recipe: Recipe) -> None:
-        self._fail()
-
-    def _fail(self) -> NoReturn:
-        raise SignalFailed(self._why)
-
-
-class TemporalTraining:
-    """Satisfies `activities.training.ports.WorkNotifier` and `api.ports.Operations`.
+class TemporalTrainingNotifier:
+    """Satisfies `activities.training.ports.WorkNotifier` and `clawloop.operations.ports.OperatorNotifier`.
 
     Args:
         client: may be lazy; it connects again by itself.
@@ -62,7 +32,7 @@ class TemporalTraining:
         Raises:
             SignalFailed
         """
-        found_by: list[SearchAttributePair[Any]] = [
+        search_attributes: list[SearchAttributePair[Any]] = [
             SearchAttributePair(names.POLICY, policy),
             SearchAttributePair(names.STATE, str(TrainingState.WAITING)),
         ]
@@ -74,46 +44,16 @@ class TemporalTraining:
                 task_queue=names.WORKFLOW_QUEUE,
                 start_signal=names.WORK_WAITING,
                 id_conflict_policy=WorkflowIDConflictPolicy.USE_EXISTING,
-                search_attributes=TypedSearchAttributes(found_by),
+                search_attributes=TypedSearchAttributes(search_attributes),
                 static_summary=f"{policy}: steps and versions",
             )
 
-    async def pause(self, policy: str, reason: str) -> None:
-        """
+    async def operator_changed(self, policy: str, change: OperatorChange) -> None:
+        """Send the policy's workflow an update, which needs a worker.
+
         Raises:
             SignalFailed
         """
-        await self._update(policy, names.PAUSE, PauseTraining(reason=reason))
-
-    async def resume(self, policy: str, retry: bool) -> None:
-        """
-        Raises:
-            SignalFailed
-        """
-        await self._update(policy, names.RESUME, ResumeTraining(retry=retry))
-
-    async def roll_back(self, policy: str, version: int) -> None:
-        """
-        Raises:
-            SignalFailed
-        """
-        await self._update(policy, names.ROLL_BACK, RollBack(version=version))
-
-    async def pin(self, policy: str, version: int | None) -> None:
-        """
-        Raises:
-            SignalFailed
-        """
-        await self._update(policy, names.PIN, Pin(version=version))
-
-    async def set_recipe(self, policy: str, recipe: Recipe) -> None:
-        """
-        Raises:
-            SignalFailed
-        """
-        await self._update(policy, names.SET_RECIPE, SetRecipe(name=recipe.name, hash=recipe.hash))
-
-    async def _update(self, policy: str, name: str, message: BaseModel) -> None:
         handle = self._client.get_workflow_handle(names.training_workflow_id(policy))
         async with temporal_deadline(UPDATE_LIMIT):
-            await handle.execute_update(name, message)
+            await handle.execute_update(names.OPERATOR_CHANGED, change)

@@ -18,7 +18,7 @@ from db.tables import FeedbackRow, JudgementRow, SampleRow, SessionRow, TurnRow
 
 
 class PostgresRejudgeStore:
-    """Satisfies `api.ports.RejudgeStore`."""
+    """Satisfies `clawloop.operations.ports.RejudgeStore`."""
 
     def __init__(self, database: Database) -> None:
         self._database = database

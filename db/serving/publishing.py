@@ -63,7 +63,7 @@ _LEFTOVER = text("""
 
 
 class PostgresPublishingStore:
-    """Implements `activities.training.ports.PublishingStore`."""
+    """Implements `activities.serving.ports.PublishingStore`."""
 
     def __init__(self, database: Database) -> None:
         self._database = database

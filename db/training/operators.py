@@ -44,7 +44,7 @@ _TRAINED_IN = text("""
 
 
 class PostgresTrainingStore:
-    """Implements `api.ports.TrainingStore`."""
+    """Implements `clawloop.operations.ports.TrainingStore`."""
 
     def __init__(self, database: Database) -> None:
         self._database = database

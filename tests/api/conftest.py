@@ -21,6 +21,8 @@ from api.recording.recorder import Recorder
 from api.recording.spool import Spool
 from clawloop.contracts.serving import Directory, Engine, Policy, Scope
 from clawloop.contracts.turns import TurnRecord
+from clawloop.operations.sessions import SessionOperations
+from clawloop.operations.training import TrainingOperations
 from clawloop.recipes.recipe import Recipe
 from clawloop.serving.chat import ChatEngines
 from clawloop.serving.directory import DirectoryCache
@@ -32,7 +34,7 @@ from tests.fakes.engine import FakeEngine, fake_engine, serving
 from tests.fakes.erasure_store import FakeErasureStore
 from tests.fakes.key_store import FakeKeyStore
 from tests.fakes.ledger import FakeLedger
-from tests.fakes.notifier import FakeNotifier, FakeOperations
+from tests.fakes.notifier import FakeNotifier, FakeOperatorNotifier
 from tests.fakes.session_store import FakeSessionStore
 from tests.fakes.training_store import FakeTrainingStore
 from tests.fakes.turn_store import FakeTurnStore
@@ -51,7 +53,7 @@ class Gateway:
     key: str
     admin_key: str
     ledger: FakeLedger
-    operations: FakeOperations
+    operator: FakeOperatorNotifier
 
     @property
     def engine(self) -> FakeEngine:
@@ -90,7 +92,7 @@ async def running_gateway(
 ) -> AsyncIterator[Gateway]:
     turns, keys = FakeTurnStore(), FakeKeyStore()
     sessions = FakeSessionStore(turns)
-    ledger, operations = FakeLedger(), FakeOperations()
+    ledger, operator = FakeLedger(), FakeOperatorNotifier()
     ledger.add_policy("default", Recipe(name="combined"))
     policy = Policy("default", "tiny", ("qwen3-4b",), active, dict(DEFAULT_SAMPLING))
     rows = tuple(Engine(f"e{n}", engine.url, {"default": versions}, False) for n, engine in enumerate(engines))
@@ -98,7 +100,7 @@ async def running_gateway(
     key = keys.add("default", frozenset({Scope.CHAT}))
     admin_key = keys.add("default", frozenset({Scope.ADMIN}))
     spool = Spool(folder / "spool", spool_bytes)
-    metrics = GatewayMetrics()
+    metrics, training = GatewayMetrics(), FakeTrainingStore(ledger)
     created: list[Services] = []
 
     @asynccontextmanager
@@ -123,23 +125,20 @@ async def running_gateway(
                     notifications=notifications,
                     sessions=sessions,
                     feedback=sessions,
-                    training=FakeTrainingStore(ledger),
-                    operations=operations,
-                    rejudging=sessions,
-                    erasures=FakeErasureStore(turns),
-                    session_operations=notifier or FakeNotifier(),
+                    training=training,
+                    training_operations=TrainingOperations(training, operator, max_lora_rank=16),
+                    session_operations=SessionOperations(sessions, FakeErasureStore(turns), notifier or FakeNotifier()),
                     versions=VersionChooser(turns),
                     readiness=AlwaysReady(),
                     metrics=metrics,
                     limits=limits or Limits(),
-                    max_lora_rank=16,
                 )
             )
             yield created[0]
 
     async with serving(create_app(services)) as url:
         yield Gateway(
-            url, turns, sessions, keys, directory, list(engines), created[0], spool, key, admin_key, ledger, operations
+            url, turns, sessions, keys, directory, list(engines), created[0], spool, key, admin_key, ledger, operator
         )
 
 

@@ -33,7 +33,7 @@ async def delete(gateway: Gateway, path: str, key: str | None = None) -> tuple[i
     return answer.status_code, answer.json()
 
 
-async def test_a_session_is_erased_once_and_its_workflow_is_told(gateway: Gateway, workflows: FakeNotifier) -> None:
+async def test_a_session_is_erased_once_and_its_workflow_is_notified(gateway: Gateway, workflows: FakeNotifier) -> None:
     turn = turn_id_of(await chat(gateway))
     assert turn is not None
     stored = await gateway.turns.load(turn)
@@ -48,7 +48,7 @@ async def test_a_session_is_erased_once_and_its_workflow_is_told(gateway: Gatewa
     }
     assert await delete(gateway, path) == (200, body)
     assert await delete(gateway, path) == (200, body | {"turns": 0})
-    assert [(session, told.turns, told.whole) for session, told in workflows.erased] == [
+    assert [(session, erased.turns, erased.whole) for session, erased in workflows.erased] == [
         (stored.session_id, (turn,), True)
     ] * 2
     assert gateway.turns.records[-1].messages == []
@@ -65,7 +65,7 @@ async def test_a_turn_is_named_by_its_reply_and_erased_while_temporal_is_away(
 
 
 @pytest.mark.parametrize("unknown", [f"sessions/{uuid4()}", f"turns/{new_turn_id()}", "turns/nonsense", "turns/%00"])
-async def test_what_nobody_knows_is_404(gateway: Gateway, unknown: str) -> None:
+async def test_an_unknown_session_or_turn_is_404(gateway: Gateway, unknown: str) -> None:
     status, body = await delete(gateway, unknown)
     assert (status, body["code"]) == (404, "not_found")
 

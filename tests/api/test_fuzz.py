@@ -119,6 +119,8 @@ OPERATIONS = (
     ("/admin/v1/policies/{policy}/recipe", "GET"),
     ("/admin/v1/policies/{policy}/recipe", "POST"),
     ("/admin/v1/turns/{turn}/judge", "POST"),
+    ("/admin/v1/sessions/{session_id}/judge", "POST"),
+    ("/admin/v1/unjudged/judge", "POST"),
     ("/healthz", "GET"),
     ("/readyz", "GET"),
     ("/metrics", "GET"),

@@ -6,7 +6,7 @@ from typing import Any
 
 import pytest
 
-from clawloop.contracts.training import SampleState, StepState, VersionRef
+from clawloop.contracts.training import OperatorAction, OperatorChange, SampleState, StepState, VersionRef
 from clawloop.contracts.turns import TurnOutcome
 from clawloop.recipes.recipe import Recipe, parse_recipe
 from tests.api.conftest import Gateway
@@ -31,7 +31,7 @@ async def post(gateway: Gateway, path: str, body: Any = None) -> tuple[int, dict
 
 
 def with_versions(gateway: Gateway, count: int) -> None:
-    """The policy has learned so many steps."""
+    """Give the policy this many versions."""
     ledger = gateway.ledger
     recipe = ledger.policies["default"].recipe
     assert recipe is not None
@@ -43,7 +43,7 @@ def with_versions(gateway: Gateway, count: int) -> None:
     ledger.set_active("default", 0)
 
 
-async def test_training_says_what_it_waits_for(fresh_gateway: Gateway) -> None:
+async def test_training_shows_what_it_waits_for(fresh_gateway: Gateway) -> None:
     for _ in range(5):
         fresh_gateway.ledger.add_sample("default")
     fresh_gateway.ledger.waiting_turns = 3
@@ -61,27 +61,27 @@ async def test_training_says_what_it_waits_for(fresh_gateway: Gateway) -> None:
     }
 
 
-async def test_a_pause_says_why_and_a_resume_ends_it(fresh_gateway: Gateway) -> None:
-    status, said = await post(fresh_gateway, f"{TRAINING}/pause?policy=default", {"reason": "the machine is needed"})
-    assert (status, said["state"], said["reason"]) == (200, "paused", "paused: the machine is needed")
+async def test_a_pause_shows_its_reason_and_a_resume_ends_it(fresh_gateway: Gateway) -> None:
+    status, body = await post(fresh_gateway, f"{TRAINING}/pause?policy=default", {"reason": "the machine is needed"})
+    assert (status, body["state"], body["reason"]) == (200, "paused", "paused: the machine is needed")
     assert (await get(fresh_gateway, TRAINING))["state"] == "paused"
-    status, said = await post(fresh_gateway, f"{TRAINING}/resume")
-    assert (status, said["state"]) == (200, "waiting")
-    assert fresh_gateway.operations.calls == [
-        ("pause", "default", "the machine is needed"),
-        ("resume", "default", False),
+    status, body = await post(fresh_gateway, f"{TRAINING}/resume")
+    assert (status, body["state"]) == (200, "waiting")
+    assert fresh_gateway.operator.changes == [
+        ("default", OperatorChange(OperatorAction.PAUSE, "the machine is needed")),
+        ("default", OperatorChange(OperatorAction.RESUME, "as before")),
     ]
 
 
-async def test_a_resume_may_take_again_what_was_set_aside(fresh_gateway: Gateway) -> None:
+async def test_a_resume_may_retry_quarantined_samples(fresh_gateway: Gateway) -> None:
     sample = fresh_gateway.ledger.add_sample("default")
     fresh_gateway.ledger.samples[sample].end(SampleState.QUARANTINED, TurnOutcome.QUARANTINED, "step 1: NaN")
     assert (await post(fresh_gateway, f"{TRAINING}/resume", {}))[1]["ready"] == 0
     assert (await post(fresh_gateway, f"{TRAINING}/resume", {"retry": True}))[1]["ready"] == 1
 
 
-async def test_while_temporal_is_away_an_operators_word_holds(fresh_gateway: Gateway) -> None:
-    fresh_gateway.operations.available = False
+async def test_changes_hold_while_temporal_is_away(fresh_gateway: Gateway) -> None:
+    fresh_gateway.operator.available = False
     with_versions(fresh_gateway, 1)
     for path, body in (
         (f"{TRAINING}/pause", {"reason": "now"}),
@@ -91,16 +91,16 @@ async def test_while_temporal_is_away_an_operators_word_holds(fresh_gateway: Gat
         (f"{POLICY}/roll-back", {"version": 0}),
         (f"{POLICY}/recipe", {"name": "other"}),
     ):
-        status, said = await post(fresh_gateway, path, body)
-        assert status == 200, said
+        status, body = await post(fresh_gateway, path, body)
+        assert status == 200, body
     assert (await get(fresh_gateway, TRAINING))["head"] == 0
 
 
 async def test_a_roll_back_goes_on_from_an_earlier_version(fresh_gateway: Gateway) -> None:
     with_versions(fresh_gateway, 3)
-    status, said = await post(fresh_gateway, f"{POLICY}/roll-back", {"version": 2})
-    assert (status, said["head"], said["step"]) == (200, 2, 4)
-    assert fresh_gateway.operations.calls == [("roll back", "default", 2)]
+    status, body = await post(fresh_gateway, f"{POLICY}/roll-back", {"version": 2})
+    assert (status, body["head"], body["step"]) == (200, 2, 4)
+    assert fresh_gateway.operator.changes == [("default", OperatorChange(OperatorAction.ROLL_BACK, "to version 2"))]
     shown = (await get(fresh_gateway, f"{POLICY}/versions"))["versions"]
     assert [(version["n"], version["state"]) for version in shown] == [
         (0, "active, on the path"),
@@ -118,7 +118,8 @@ async def test_a_pinned_version_is_shown_and_unpinned_by_null(fresh_gateway: Gat
     (policy,) = (await get(fresh_gateway, "/admin/v1/policies"))["policies"]
     assert (policy["base_model"], policy["training"]["pinned"]) == ("tiny", 1)
     assert (await post(fresh_gateway, f"{POLICY}/pin", {"version": None}))[1]["pinned"] is None
-    assert [what for what, *_ in fresh_gateway.operations.calls] == ["pin", "pin"]
+    changes = [change for _, change in fresh_gateway.operator.changes]
+    assert changes == [OperatorChange(OperatorAction.PIN, detail) for detail in ("version 1", "none")]
 
 
 async def test_a_recipe_is_shown_changed_and_set(fresh_gateway: Gateway) -> None:
@@ -126,11 +127,13 @@ async def test_a_recipe_is_shown_changed_and_set(fresh_gateway: Gateway) -> None
     shown = await get(fresh_gateway, f"{POLICY}/recipe")
     assert parse_recipe(shown) == Recipe(name="combined")
     shown["train"]["batch_samples"] = 4
-    status, said = await post(fresh_gateway, f"{POLICY}/recipe", shown)
-    assert (status, said["ready"], said["needed"]) == (200, 1, 4)
-    status, said = await post(fresh_gateway, f"{POLICY}/recipe", {"name": "combined", "signal": {"m": 5}})
-    assert (status, said["ready"], said["needed"]) == (200, 0, 16)
-    assert fresh_gateway.operations.calls == [("set recipe", "default", "combined")] * 2
+    status, body = await post(fresh_gateway, f"{POLICY}/recipe", shown)
+    assert (status, body["ready"], body["needed"]) == (200, 1, 4)
+    status, body = await post(fresh_gateway, f"{POLICY}/recipe", {"name": "combined", "signal": {"m": 5}})
+    assert (status, body["ready"], body["needed"]) == (200, 0, 16)
+    changes = [change for _, change in fresh_gateway.operator.changes]
+    assert [change.action for change in changes] == [OperatorAction.SET_RECIPE] * 2
+    assert all(change.detail.startswith("combined ") for change in changes)
 
 
 @pytest.mark.parametrize(
@@ -155,16 +158,16 @@ async def test_a_recipe_is_shown_changed_and_set(fresh_gateway: Gateway) -> None
         ("/admin/v1/policies/no%00body/pin", {"version": 0}, 404, "policy"),
     ],
 )
-async def test_what_cannot_be_done_is_refused_by_its_field(
+async def test_a_bad_request_is_refused_with_its_field(
     fresh_gateway: Gateway, path: str, body: Any, status: int, field: str
 ) -> None:
     answered, problem = await post(fresh_gateway, path, body)
     assert (answered, problem["field"]) == (status, field)
     assert problem["detail"]
-    assert fresh_gateway.operations.calls == []
+    assert fresh_gateway.operator.changes == []
 
 
-async def test_learning_needs_an_admin_key(fresh_gateway: Gateway) -> None:
+async def test_training_needs_an_admin_key(fresh_gateway: Gateway) -> None:
     async with fresh_gateway.client() as client:
         assert (await client.get(TRAINING)).status_code == 403
         assert (await client.post(f"{TRAINING}/pause", json={"reason": "x"})).status_code == 403
@@ -172,7 +175,7 @@ async def test_learning_needs_an_admin_key(fresh_gateway: Gateway) -> None:
         assert (await client.get("/admin/v1/policies")).status_code == 403
 
 
-async def test_without_the_store_it_says_so(fresh_gateway: Gateway) -> None:
+async def test_without_the_store_the_answer_is_503(fresh_gateway: Gateway) -> None:
     fresh_gateway.ledger.available = False
     async with fresh_gateway.client(fresh_gateway.admin_key) as client:
         answer = await client.get(TRAINING)

@@ -11,8 +11,8 @@ from typing import Any, Protocol
 import psycopg
 from psycopg.rows import dict_row
 
-from activities.training.ports import PublishingStore, StepStore
-from api.ports import TrainingStore
+from activities.serving.ports import PublishingStore
+from activities.training.ports import StepStore
 from clawloop.contracts.serving import Engine, Scope
 from clawloop.contracts.training import SampleState, StepBatch, StepFigures, StepState, TrainedStep, VersionRef
 from clawloop.contracts.turns import SessionEvidence, SessionSource, TurnOutcome
@@ -20,6 +20,7 @@ from clawloop.ids import ApiKeyId, FeedbackId, SampleId, new_feedback_id
 from clawloop.judging.hints import HintChoice
 from clawloop.judging.records import FinalizedJudgement
 from clawloop.judging.voting import Verdict
+from clawloop.operations.ports import TrainingStore
 from clawloop.recipes.recipe import Recipe
 from db.database import Database
 from db.judging.judgements import PostgresJudgementStore

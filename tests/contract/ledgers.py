@@ -1,4 +1,4 @@
-"""Judging, closing and upkeep over one policy, in memory and in PostgreSQL alike."""
+"""Judging, closing and sweep over one policy, in memory and in PostgreSQL alike."""
 
 from __future__ import annotations
 
@@ -9,7 +9,8 @@ from functools import partial
 import psycopg
 import pytest
 
-from activities.judging.ports import ClosingStore, JudgementStore, UpkeepStore
+from activities.judging.ports import ClosingStore, JudgementStore
+from activities.sweep import SweepStore
 from clawloop.contracts.sessions import FeedbackEffect
 from clawloop.contracts.training import SampleState
 from clawloop.contracts.turns import Message, SessionEvidence, SessionSource, TurnOutcome, TurnRecord
@@ -22,11 +23,11 @@ from db.database import Database
 from db.judging.closing import PostgresClosingStore
 from db.judging.feedback import PostgresFeedbackStore
 from db.judging.judgements import PostgresJudgementStore
-from db.sweep import PostgresUpkeepStore
+from db.sweep import PostgresSweepStore
 from db.training.recipes import ensure_recipe, set_recipe
 from tests.contract.conftest import Stores
 from tests.fakes.judgement_store import FakeJudgementStore
-from tests.fakes.upkeep_store import FakeUpkeepStore
+from tests.fakes.sweep_store import FakeSweepStore
 from tests.records import turn_record
 
 RECIPE = Recipe(name="combined")
@@ -56,7 +57,7 @@ class Ledger:
     stores: Stores
     judgements: JudgementStore
     closing: ClosingStore
-    upkeep: UpkeepStore
+    sweep: SweepStore
     give: Callable[[TurnId, float | None, str | None], Awaitable[FeedbackId]]
     claim: Callable[[TurnId], None]
     train: Callable[[TurnId, int], None]
@@ -111,12 +112,12 @@ async def fake_ledger(fake_stores: Stores) -> Ledger:
         fake.recipe = recipe
 
     outcome = partial(fake.give_outcome, stores.key)
-    upkeep = FakeUpkeepStore(stores.turns, fake)  # type: ignore[arg-type]
+    sweep = FakeSweepStore(stores.turns, fake)  # type: ignore[arg-type]
     return Ledger(
         stores,
         fake,
         fake,
-        upkeep,
+        sweep,
         give,
         fake.claim,
         fake.train,
@@ -163,7 +164,7 @@ async def postgres_ledger(postgres_stores: Stores, database: Database, postgres_
         stores,
         PostgresJudgementStore(database),
         PostgresClosingStore(database),
-        PostgresUpkeepStore(database),
+        PostgresSweepStore(database),
         give,
         claim,
         partial(train, url),

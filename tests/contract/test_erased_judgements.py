@@ -68,5 +68,5 @@ async def test_a_turn_erased_before_its_workflow_was_notified_is_never_notified(
     await ledger.insert(first, second)
     await ledger.stores.erasures.erase_turn(second.turn_id)
     await ledger.insert(third)  # it was on its way
-    found = await ledger.upkeep.pending_turns(NOW, 10)
+    found = await ledger.sweep.pending_turns(NOW, 10)
     assert [told.turn_id for _, told in found] == [first.turn_id]

@@ -1,4 +1,4 @@
-"""Judging, closing and upkeep, in memory and in PostgreSQL alike."""
+"""Judging, closing and sweep, in memory and in PostgreSQL alike."""
 
 from __future__ import annotations
 
@@ -254,34 +254,34 @@ async def test_a_waiting_turn_keeps_its_session_open(ledger: Ledger) -> None:
     (first,) = ledger.talk("one")
     session = await ledger.insert(first)
     await ledger.closing.close(session, "idle", {})
-    assert [facts.session_id for facts in await ledger.upkeep.sessions_left_open(NOW, 9)] == [session]
+    assert [facts.session_id for facts in await ledger.sweep.sessions_left_open(NOW, 9)] == [session]
     seen = await ledger.closing.load(session)
     assert seen is not None
     assert [turn.turn_id for turn in seen.turns] == [first.turn_id]
     await ledger.closing.close(session, "idle", {first.turn_id: TurnDecision(TurnOutcome.NO_FEEDBACK, "no")})
-    assert await ledger.upkeep.sessions_left_open(NOW, 9) == []
+    assert await ledger.sweep.sessions_left_open(NOW, 9) == []
 
 
 async def test_what_was_not_announced_is_found_in_order_until_it_is(ledger: Ledger) -> None:
     turns = ledger.talk("one", "two", "three")
     side = replace(turns[0], turn_id=new_turn_id(), kind=TurnKind.SIDE)
     await ledger.insert(turns[1], turns[0], side, turns[2])
-    missed = await ledger.upkeep.pending_turns(NOW, 2)
+    missed = await ledger.sweep.pending_turns(NOW, 2)
     assert [told.turn_id for _, told in missed] == [turn.turn_id for turn in turns[:2]]
-    assert await ledger.upkeep.pending_turns(LATER, 9) == []
-    await ledger.upkeep.mark_notified([told.turn_id for _, told in missed])
-    assert [told.turn_id for _, told in await ledger.upkeep.pending_turns(NOW, 9)] == [turns[2].turn_id]
+    assert await ledger.sweep.pending_turns(LATER, 9) == []
+    await ledger.sweep.mark_notified([told.turn_id for _, told in missed])
+    assert [told.turn_id for _, told in await ledger.sweep.pending_turns(NOW, 9)] == [turns[2].turn_id]
 
 
 async def test_feedback_nobody_was_told_of_is_found_until_somebody_is(ledger: Ledger) -> None:
     (first,) = ledger.talk("one")
     await ledger.insert(first)
     given = await ledger.give(first.turn_id, 1.0, None)
-    ((facts, told),) = await ledger.upkeep.pending_feedback(NOW, 9)
+    ((facts, told),) = await ledger.sweep.pending_feedback(NOW, 9)
     assert (facts.policy, told.feedback_id, told.turn_id) == ("default", given, first.turn_id)
-    assert await ledger.upkeep.pending_feedback(LATER, 9) == []
-    await ledger.upkeep.mark_feedback_notified([given])
-    assert await ledger.upkeep.pending_feedback(NOW, 9) == []
+    assert await ledger.sweep.pending_feedback(LATER, 9) == []
+    await ledger.sweep.mark_feedback_notified([given])
+    assert await ledger.sweep.pending_feedback(NOW, 9) == []
 
 
 async def responses(ledger: Ledger, n: int) -> list[TurnRecord]:

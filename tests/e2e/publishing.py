@@ -13,8 +13,8 @@ import aiohttp
 import orjson
 import psycopg
 
+from activities.serving.messages import PublishVersion
 from activities.serving.publishing import PublishingActivities
-from activities.training.messages import PublishVersion
 from clawloop.contracts.training import VersionRef
 from clawloop.temporal.client import connect
 from clawloop.temporal.engine_notifier import TemporalEngineNotifier

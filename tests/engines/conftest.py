@@ -25,7 +25,7 @@ ENGINE = "gpu:8100"
 
 @dataclass
 class Shelf:
-    """One engine, its agent's activities, and the ledger they work from."""
+    """One engine, its agent's activities, and their PostgreSQL."""
 
     url: str
     database: Database
@@ -35,7 +35,7 @@ class Shelf:
     tasks: set[asyncio.Task[object]] = field(default_factory=set)
 
     def commit(self, *numbers: int, policy: str = "default") -> None:
-        """Make versions as committed steps make them."""
+        """Insert versions as committed steps do."""
         for n in numbers:
             execute(
                 self.url,
@@ -45,13 +45,13 @@ class Shelf:
             execute(self.url, f"UPDATE policies SET head = {n} WHERE id = '{policy}'")
 
     async def publish(self, n: int) -> None:
-        """Commit a version, load it and let it answer."""
+        """Commit a version, load it and activate it."""
         self.commit(n)
         await self.load()
         assert await self.store.activate("default", n, 0)
 
     def age(self, seconds: float) -> None:
-        """Let that much time pass for all that happened in the ledger."""
+        """Move what happened in the ledger into the past."""
         past = f"- interval '{seconds} seconds'"
         execute(self.url, f"UPDATE engine_versions SET loaded_at = loaded_at {past}")
         execute(self.url, f"UPDATE versions SET retired_at = retired_at {past}, created_at = created_at {past}")
@@ -83,7 +83,7 @@ async def shelf(postgres_url: str) -> AsyncIterator[Shelf]:
     await ensure_policy(database, "default", "tiny", [])
     await add_engine(database, f"http://{ENGINE}")
     store, control = PostgresPublishingStore(database), FakeEngineControl()
-    activities = EngineActivities(store, control, look_seconds=0.02, routed_seconds=0.01)
+    activities = EngineActivities(store, control, check_seconds=0.02, routed_seconds=0.01)
     shelf = Shelf(postgres_url, database, store, control, activities)
     yield shelf
     await asyncio.gather(*shelf.tasks)

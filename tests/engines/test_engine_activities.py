@@ -1,4 +1,4 @@
-"""What an engine's agent does: rows say no more than the engine has, and it gets what it should have."""
+"""An engine's activities: its rows match its adapters, and it gets the versions it should have."""
 
 from __future__ import annotations
 
@@ -13,7 +13,7 @@ from tests.conftest import execute
 from tests.engines.conftest import ENGINE, Shelf
 
 
-async def test_what_is_wanted_and_missing_is_loaded_oldest_first_once(shelf: Shelf) -> None:
+async def test_missing_versions_are_loaded_once_oldest_first(shelf: Shelf) -> None:
     await shelf.publish(1)
     shelf.commit(2, 3)
     execute(shelf.url, "UPDATE policies SET pinned = 2")
@@ -24,13 +24,13 @@ async def test_what_is_wanted_and_missing_is_loaded_oldest_first_once(shelf: She
     assert len(shelf.control.loads) == 3
 
 
-async def test_what_was_passed_over_is_not_loaded_any_more(shelf: Shelf) -> None:
+async def test_versions_older_than_the_head_are_not_loaded(shelf: Shelf) -> None:
     shelf.commit(1, 2, 3)
     await shelf.load()
     assert shelf.control.loads == ["default-v3"]
 
 
-async def test_what_an_engine_refuses_is_not_routed_there_and_others_are(shelf: Shelf) -> None:
+async def test_a_rejected_version_gets_no_row_and_others_do(shelf: Shelf) -> None:
     await shelf.publish(1)
     shelf.commit(2)
     shelf.control.refuses["default-v2"] = "rank 64 is greater than max_lora_rank 16"
@@ -45,7 +45,7 @@ async def test_what_an_engine_refuses_is_not_routed_there_and_others_are(shelf: 
     assert shelf.one("SELECT problem FROM engines") is None
 
 
-async def test_an_engine_that_cannot_be_reached_is_asked_again_and_gets_no_row(shelf: Shelf) -> None:
+async def test_an_unreachable_engine_raises_for_a_retry_and_gets_no_row(shelf: Shelf) -> None:
     shelf.commit(1)
     shelf.control.alive = False
     with pytest.raises(EngineUnavailable):
@@ -61,7 +61,7 @@ async def test_a_load_waits_while_too_many_versions_have_requests(shelf: Shelf) 
     waiting = asyncio.create_task(shelf.load())
     await asyncio.sleep(0.5)
     assert not waiting.done()
-    shelf.commit(5)  # newer by the time there is room
+    shelf.commit(5)  # newer by the time there is a free slot
     shelf.control.busy = {"default-v1", "default-v2"}
     async with asyncio.timeout(30):
         await waiting
@@ -69,7 +69,7 @@ async def test_a_load_waits_while_too_many_versions_have_requests(shelf: Shelf) 
     assert "default-v4" not in shelf.control.loads
 
 
-async def test_busy_versions_of_other_policies_keep_nobody_from_a_new_version(shelf: Shelf) -> None:
+async def test_busy_versions_of_other_policies_do_not_block_a_load(shelf: Shelf) -> None:
     for policy in ("ann", "ben", "cem", "dia"):
         await ensure_policy(shelf.database, policy, "tiny", [])
         execute(shelf.url, f"INSERT INTO versions (policy, n) VALUES ('{policy}', 0) ON CONFLICT DO NOTHING")
@@ -93,7 +93,7 @@ async def test_old_versions_are_unloaded_a_minute_after_another_took_their_place
     assert has.leaving == ["default-v1", "default-v3"]
     has = await shelf.unload()
     assert shelf.control.listed == {"default-v2", "default-v4"}
-    assert has.versions == shelf.rows() == ["default-v4"]  # nothing new goes to v2, what runs goes on
+    assert has.versions == shelf.rows() == ["default-v4"]  # no new requests go to v2, running ones go on
 
     shelf.control.busy.clear()
     assert (await shelf.watch(has)).leaving == ["default-v2"]
@@ -101,7 +101,7 @@ async def test_old_versions_are_unloaded_a_minute_after_another_took_their_place
     assert shelf.control.listed == {"default-v4"}
 
 
-async def test_pinned_and_active_versions_stay_however_old(shelf: Shelf) -> None:
+async def test_pinned_and_active_versions_are_never_unloaded(shelf: Shelf) -> None:
     for n in (1, 2, 3):
         await shelf.publish(n)
     execute(shelf.url, "UPDATE policies SET pinned = 1")
@@ -110,7 +110,7 @@ async def test_pinned_and_active_versions_stay_however_old(shelf: Shelf) -> None
     assert shelf.control.listed == {"default-v1", "default-v3"}
 
 
-async def test_what_is_wanted_again_before_it_is_unloaded_stays(shelf: Shelf, monkeypatch: pytest.MonkeyPatch) -> None:
+async def test_a_version_wanted_again_before_its_unload_stays(shelf: Shelf, monkeypatch: pytest.MonkeyPatch) -> None:
     for n in (1, 2):
         await shelf.publish(n)
     shelf.age(61)
@@ -152,7 +152,7 @@ async def test_an_engine_that_dies_loses_its_rows_and_a_restarted_one_is_refille
     assert shelf.one("SELECT problem FROM engines") is None
 
 
-async def test_a_restart_nobody_saw_is_found_by_what_it_lists(shelf: Shelf) -> None:
+async def test_an_unseen_restart_is_found_by_the_adapters_listed(shelf: Shelf) -> None:
     await shelf.publish(1)
     seen = await shelf.watch()
     shelf.control.restart()
@@ -161,14 +161,14 @@ async def test_a_restart_nobody_saw_is_found_by_what_it_lists(shelf: Shelf) -> N
     assert (has.versions, has.missing, shelf.rows()) == ([], ["default-v1"], [])
 
 
-async def test_one_lost_adapter_is_loaded_again(shelf: Shelf) -> None:
+async def test_a_lost_adapter_is_loaded_again(shelf: Shelf) -> None:
     await shelf.publish(1)
     await shelf.publish(2)
     shelf.control.listed.remove("default-v2")
     assert (await shelf.load()).versions == ["default-v1", "default-v2"]
 
 
-async def test_a_load_that_was_not_written_down_is_written_down_or_undone(shelf: Shelf) -> None:
+async def test_an_adapter_without_a_row_gets_one_or_is_unloaded(shelf: Shelf) -> None:
     shelf.commit(1)
     await shelf.publish(2)
     shelf.control.listed |= {"default-v1", "by-hand", "other-v7"}
@@ -182,28 +182,28 @@ async def test_a_silent_engine_keeps_its_rows_for_a_while(shelf: Shelf) -> None:
     seen = await shelf.watch()
     shelf.control.silent = True
     for _ in range(4):
-        await shelf.activities._look(ENGINE, tell=False)
+        await shelf.activities._check(ENGINE, report=False)
     assert shelf.rows() == ["default-v1"]
     async with asyncio.timeout(30):
         has = await shelf.watch(seen)
     assert (has.healthy, has.problem, shelf.rows()) == (False, "silent for a minute", [])
 
 
-async def test_a_watch_tells_nothing_that_a_load_has_told_already(shelf: Shelf) -> None:
+async def test_a_watch_does_not_report_what_a_load_reported(shelf: Shelf) -> None:
     await shelf.publish(1)
     watching = asyncio.create_task(shelf.watch(await shelf.watch()))
     await asyncio.sleep(0.05)
     shelf.commit(2)
     await shelf.load()
     await asyncio.sleep(0.2)
-    # It may have seen that v2 was missing before the load began, but tells nothing of what the load changed.
+    # It may have seen that v2 was missing before the load began, but does not report what the load changed.
     if watching.done():
         assert watching.result().missing == ["default-v2"]
     watching.cancel()
     await asyncio.wait([watching])
 
 
-async def test_an_engine_nobody_added_is_told_so(shelf: Shelf) -> None:
+async def test_an_unknown_engine_is_reported_with_the_remedy(shelf: Shelf) -> None:
     execute(shelf.url, "DELETE FROM engines")
     has = await shelf.watch()
     assert (has.healthy, has.problem) == (False, "not among the engines: clawloop engine add")

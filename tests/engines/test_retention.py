@@ -1,4 +1,4 @@
-"""Adapters nobody needs go from the disk; whatever an engine has, or a step may begin from, stays."""
+"""Unneeded adapters are deleted; those an engine has or a step may start from stay."""
 
 from __future__ import annotations
 
@@ -45,7 +45,7 @@ async def test_old_versions_that_no_engine_has_are_removed_once(shelf: Shelf, tm
 
 
 class RolledBackMeanwhile(PostgresPublishingStore):
-    """Somebody rolls back to a version between being found removable and being removed."""
+    """An operator rolls back to a version after it was found removable and before it is removed."""
 
     async def removable(self, age: timedelta) -> list[VersionRef]:
         found = await super().removable(age)
@@ -53,7 +53,7 @@ class RolledBackMeanwhile(PostgresPublishingStore):
         return found
 
 
-async def test_a_version_somebody_rolled_back_to_meanwhile_keeps_its_files(shelf: Shelf, tmp_path: Path) -> None:
+async def test_a_version_rolled_back_to_meanwhile_keeps_its_files(shelf: Shelf, tmp_path: Path) -> None:
     on_disk(tmp_path, 1, 2, 3, 4, 5, 6)
     for n in range(1, 7):
         await shelf.publish(n)
@@ -65,7 +65,7 @@ async def test_a_version_somebody_rolled_back_to_meanwhile_keeps_its_files(shelf
     assert shelf.one("SELECT array_agg(n) FROM versions WHERE removed_at IS NOT NULL") == [3]
 
 
-class Unplugged(AdapterFolder):
+class CrashingFolder(AdapterFolder):
     """The machine goes down before anything is deleted."""
 
     async def remove(self, path: str) -> bool:
@@ -88,7 +88,7 @@ async def test_a_crash_after_the_mark_leaves_what_the_next_sweep_deletes(
     shelf.age(HOURS)
     await shelf.unload()
     with pytest.raises(ConnectionAbortedError):
-        await Retention(shelf.store, Unplugged(tmp_path)).remove()
+        await Retention(shelf.store, CrashingFolder(tmp_path)).remove()
     assert shelf.one("SELECT array_agg(n) FROM versions WHERE removed_at IS NOT NULL") == [1]
     assert left(tmp_path) == ["v1", "v2", "v3", "v4"]
     if begun:
@@ -98,7 +98,7 @@ async def test_a_crash_after_the_mark_leaves_what_the_next_sweep_deletes(
     assert left(tmp_path) == ["v2", "v3", "v4"]
 
 
-async def test_where_the_folder_is_not_nothing_is_noted(shelf: Shelf, tmp_path: Path) -> None:
+async def test_without_the_adapters_folder_no_version_is_marked_removed(shelf: Shelf, tmp_path: Path) -> None:
     for n in range(1, 6):
         await shelf.publish(n)
     shelf.age(HOURS)
@@ -117,7 +117,7 @@ async def test_only_a_versions_directory_is_ever_deleted(path: str, tmp_path: Pa
     assert left(tmp_path / "adapters") == ["v1"]
 
 
-async def test_a_removal_that_was_cut_short_is_finished(tmp_path: Path) -> None:
+async def test_an_interrupted_removal_is_finished(tmp_path: Path) -> None:
     on_disk(tmp_path, 1)
     folder = tmp_path / "default"
     (folder / "v1-0123456789ab").rename(folder / ".removing-v1-0123456789ab")
@@ -125,7 +125,7 @@ async def test_a_removal_that_was_cut_short_is_finished(tmp_path: Path) -> None:
     assert list(folder.iterdir()) == []
 
 
-async def test_what_an_attempt_at_a_step_left_goes_once_the_step_is_over(shelf: Shelf, tmp_path: Path) -> None:
+async def test_directories_of_failed_attempts_are_deleted_once_the_step_is_over(shelf: Shelf, tmp_path: Path) -> None:
     await shelf.publish(1)
     execute(shelf.url, "INSERT INTO recipes VALUES ('r', 'r', 's', 't', '{}')")
     for n, state, finished in ((1, "committed", "now()"), (2, "abandoned", "now()"), (3, "claimed", "NULL")):
@@ -145,6 +145,6 @@ async def test_what_an_attempt_at_a_step_left_goes_once_the_step_is_over(shelf: 
         "v1-0123456789ab",
         "v2-0123456789ab-mine",
         "v3-0123456789ab",  # its trainer may commit it yet
-        "v4-0123456789ab",  # no step of this ledger: somebody else's
+        "v4-0123456789ab",  # no step of this ledger: another installation's
     ]
     assert await retention.remove() == 0

@@ -13,7 +13,7 @@ from tests.fakes.turn_store import FakeTurnStore
 
 
 class FakeErasureStore:
-    """Satisfies `api.ports.Erasures`."""
+    """Satisfies `clawloop.operations.ports.ErasureStore`."""
 
     def __init__(self, turns: FakeTurnStore) -> None:
         self._turns = turns

@@ -5,15 +5,15 @@ from __future__ import annotations
 import asyncio
 
 from clawloop.contracts.sessions import ContentErased, FeedbackGiven, RejudgeRequested, SessionFacts, TurnRecorded
+from clawloop.contracts.training import OperatorChange
 from clawloop.errors import SignalFailed
 from clawloop.ids import SessionId
-from clawloop.recipes.recipe import Recipe
 
 Message = TurnRecorded | FeedbackGiven | RejudgeRequested
 
 
 class FakeNotifier:
-    """Satisfies both `SessionNotifier` protocols and `api.ports.SessionOperations`.
+    """Satisfies both `SessionNotifier` protocols and `clawloop.operations.ports.SessionWorkflows`.
 
     Attributes:
         sent: the messages, in order.
@@ -36,8 +36,8 @@ class FakeNotifier:
     async def notify_feedback(self, session: SessionFacts, feedback: FeedbackGiven) -> None:
         await self._send(session, feedback)
 
-    async def rejudge(self, session: SessionFacts, wanted: RejudgeRequested) -> None:
-        await self._send(session, wanted)
+    async def rejudge(self, session: SessionFacts, request: RejudgeRequested) -> None:
+        await self._send(session, request)
 
     async def content_erased(self, session: SessionId, erased: ContentErased) -> None:
         if not self.available:
@@ -74,34 +74,19 @@ class FakeWorkNotifier:
         self.policies.append(policy)
 
 
-class FakeOperations:
-    """Satisfies `api.ports.Operations`.
+class FakeOperatorNotifier:
+    """Satisfies `clawloop.operations.ports.OperatorNotifier`.
 
     Attributes:
-        calls: operation, policy and value, in order.
+        changes: operators' changes with their policies, in order.
         available: False makes every call raise SignalFailed.
     """
 
     def __init__(self) -> None:
-        self.calls: list[tuple[str, str, object]] = []
+        self.changes: list[tuple[str, OperatorChange]] = []
         self.available = True
 
-    async def pause(self, policy: str, reason: str) -> None:
-        self._call("pause", policy, reason)
-
-    async def resume(self, policy: str, retry: bool) -> None:
-        self._call("resume", policy, retry)
-
-    async def roll_back(self, policy: str, version: int) -> None:
-        self._call("roll back", policy, version)
-
-    async def pin(self, policy: str, version: int | None) -> None:
-        self._call("pin", policy, version)
-
-    async def set_recipe(self, policy: str, recipe: Recipe) -> None:
-        self._call("set recipe", policy, recipe.name)
-
-    def _call(self, operation: str, policy: str, value: object) -> None:
+    async def operator_changed(self, policy: str, change: OperatorChange) -> None:
         if not self.available:
             raise SignalFailed("Temporal: away")
-        self.calls.append((operation, policy, value))
+        self.changes.append((policy, change))

@@ -15,7 +15,7 @@ from tests.fakes.ledger import FakeLedger, FakeVersion
 
 
 class FakePublishingStore:
-    """Satisfies `activities.training.ports.PublishingStore`."""
+    """Satisfies `activities.serving.ports.PublishingStore`."""
 
     def __init__(self, ledger: FakeLedger) -> None:
         self.ledger = ledger

@@ -11,7 +11,7 @@ from tests.fakes.turn_store import FakeTurnStore
 
 
 class FakeSessionStore:
-    """Satisfies `api.ports.SessionStore`, `api.ports.FeedbackStore` and `api.ports.RejudgeStore`."""
+    """Satisfies `api.ports.SessionStore`, `api.ports.FeedbackStore` and `clawloop.operations.ports.RejudgeStore`."""
 
     def __init__(self, turns: FakeTurnStore) -> None:
         self._turns = turns
@@ -105,6 +105,16 @@ class FakeSessionStore:
         followed = any(turn.parent_turn_id == turn_id for turn in await self._turns.all())
         answered = followed or any(given == turn_id for given, *_ in self.given)
         return RejudgeFacts(turn_id, facts, record.kind, stored.outcome, replied, None, 0, answered)
+
+    async def of_session(self, session: SessionId) -> list[RejudgeFacts]:
+        turns = [turn.record for turn in await self._turns.all() if turn.session_id == session]
+        main = sorted(record.turn_id for record in turns if record.kind is TurnKind.MAIN)
+        return [facts for turn_id in main if (facts := await self.rejudge_facts(turn_id)) is not None]
+
+    async def unjudged(self, limit: int) -> list[RejudgeFacts]:
+        turns = [turn for turn in await self._turns.all() if turn.outcome is TurnOutcome.UNJUDGED]
+        ids = sorted(turn.record.turn_id for turn in turns)[:limit]
+        return [facts for turn_id in ids if (facts := await self.rejudge_facts(turn_id)) is not None]
 
     async def mark_feedback_notified(self, feedback: FeedbackId) -> None:
         self.announced.append(feedback)

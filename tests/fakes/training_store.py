@@ -14,7 +14,7 @@ from tests.fakes.ledger import FakeLedger, FakePolicy, FakeVersion
 
 
 class FakeTrainingStore:
-    """Satisfies `api.ports.TrainingStore`."""
+    """Satisfies `clawloop.operations.ports.TrainingStore`."""
 
     def __init__(self, ledger: FakeLedger) -> None:
         self.ledger = ledger

@@ -4,9 +4,9 @@ from __future__ import annotations
 
 import pytest
 
-from activities.sweep import UpkeepActivities
+from activities.sweep import SweepActivities
 from clawloop.errors import JudgeUnavailable
-from db.sweep import PostgresUpkeepStore
+from db.sweep import PostgresSweepStore
 from tests.fakes.notifier import FakeNotifier
 from tests.judging.conftest import Bench
 from tests.judging.test_sweep import IDLE
@@ -45,11 +45,11 @@ async def test_closed_sessions_and_sweeps_are_counted(binary_bench: Bench) -> No
     bench = binary_bench
     first, second = bench.conversation("one", "two")
     session = await bench.insert(first, second)
-    upkeep = UpkeepActivities(
-        PostgresUpkeepStore(bench.database), FakeNotifier(), bench.work, IDLE, IDLE * 0, counts=bench.metrics
+    sweeper = SweepActivities(
+        PostgresSweepStore(bench.database), FakeNotifier(), bench.work, IDLE, IDLE * 0, counter=bench.metrics
     )
-    await upkeep.sweep()
-    await upkeep.sweep()
+    await sweeper.sweep()
+    await sweeper.sweep()
     assert bench.counted("sweeps_total") == 2
     assert bench.counted("swept_total", what="turns") == 2
     bench.judge.votes = [1, 0, 0]

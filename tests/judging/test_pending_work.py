@@ -2,9 +2,9 @@
 
 from __future__ import annotations
 
-from activities.sweep import UpkeepActivities
+from activities.sweep import SweepActivities
 from clawloop.recipes.recipe import Recipe
-from db.sweep import PostgresUpkeepStore
+from db.sweep import PostgresSweepStore
 from db.training.recipes import set_recipe
 from tests.fakes.notifier import FakeNotifier
 from tests.judging.conftest import BINARY, Bench
@@ -23,8 +23,8 @@ async def judge_two(bench: Bench) -> None:
 
 
 async def sweep(bench: Bench) -> int:
-    upkeep = UpkeepActivities(PostgresUpkeepStore(bench.database), FakeNotifier(), bench.work, IDLE)
-    return (await upkeep.sweep()).work
+    sweeper = SweepActivities(PostgresSweepStore(bench.database), FakeNotifier(), bench.work, IDLE)
+    return (await sweeper.sweep()).work
 
 
 async def test_only_the_judgement_that_completes_a_batch_notifies_training(bench: Bench) -> None:

@@ -8,20 +8,20 @@ from typing import Any
 import pytest
 
 from activities import notify, sweep
-from activities.sweep import UpkeepActivities
+from activities.sweep import SweepActivities
 from clawloop.contracts.sessions import FeedbackGiven, SessionFacts, TurnRecorded
 from clawloop.contracts.turns import TurnKind
 from clawloop.errors import SignalFailed
 from clawloop.ids import SessionId
-from db.sweep import PostgresUpkeepStore
+from db.sweep import PostgresSweepStore
 from tests.fakes.notifier import FakeNotifier
 from tests.judging.conftest import Bench
 
 IDLE = timedelta(minutes=30)
 
 
-def sweeper(bench: Bench, notifier: FakeNotifier, age: timedelta = timedelta(0)) -> UpkeepActivities:
-    return UpkeepActivities(PostgresUpkeepStore(bench.database), notifier, bench.work, IDLE, age)
+def sweeper(bench: Bench, notifier: FakeNotifier, age: timedelta = timedelta(0)) -> SweepActivities:
+    return SweepActivities(PostgresSweepStore(bench.database), notifier, bench.work, IDLE, age)
 
 
 async def test_missed_main_turns_are_announced_in_order_once(bench: Bench) -> None:
@@ -81,8 +81,8 @@ async def test_a_session_that_cannot_be_told_keeps_nobody_from_the_others(
     bench.feedback(stuck[0], -1.0)
     bench.feedback(others[0], 1.0)
     notifier = Stubborn({first})
-    sweeping = UpkeepActivities(
-        PostgresUpkeepStore(bench.database), notifier, bench.work, IDLE, timedelta(0), counts=bench.metrics
+    sweeping = SweepActivities(
+        PostgresSweepStore(bench.database), notifier, bench.work, IDLE, timedelta(0), counter=bench.metrics
     )
     swept = await sweeping.sweep()
     assert (swept.announced, swept.feedback, swept.stuck) == (3, 1, 1)
@@ -96,7 +96,7 @@ async def test_where_nearly_nobody_can_be_told_the_sweep_gives_up_and_keeps_what
     bench: Bench, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     monkeypatch.setattr(notify, "MAX_FAILED", 2)
-    monkeypatch.setattr(notify, "AT_ONCE", 1)
+    monkeypatch.setattr(notify, "CONCURRENCY", 1)
     turns = [bench.conversation("x", session=f"{n}")[0] for n in range(6)]
     sessions = [await bench.insert(turn) for turn in turns]
     notifier = Stubborn(set(sessions[1:]))
@@ -132,9 +132,9 @@ async def test_a_part_that_fails_keeps_no_other_from_running(bench: Bench) -> No
             raise ValueError("of turns")
 
     notifier, disk = NoTurns(), FullDisk()
-    store = PostgresUpkeepStore(bench.database)
+    store = PostgresSweepStore(bench.database)
     retention: Any = disk
-    sweeping = UpkeepActivities(store, notifier, bench.work, IDLE, timedelta(0), retention, counts=bench.metrics)
+    sweeping = SweepActivities(store, notifier, bench.work, IDLE, timedelta(0), retention, counter=bench.metrics)
     with pytest.raises(ExceptionGroup) as raised:  # the first failure, not the disk's
         await sweeping.sweep()
     assert raised.group_contains(ValueError, match="of turns")

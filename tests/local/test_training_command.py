@@ -40,7 +40,7 @@ def test_a_pause_holds_although_temporal_is_away(here: dict[str, str]) -> None:
     paused = clawloop_process("training", "pause", "the machine is needed", **here)
     assert paused.returncode == 0
     assert "paused: the machine is needed" in paused.stdout
-    assert "It holds; the training workflow sees it when it looks next" in paused.stderr
+    assert "The change holds; the training workflow sees it when it reads the ledger next" in paused.stderr
     assert said("training", "status", here=here)["state"] == "paused"
     assert said("training", "resume", here=here)["state"] == "waiting"
     assert "no policy 'nobody'" in refusal(clawloop("training", "status", "--policy", "nobody", **here))
@@ -79,7 +79,7 @@ def test_a_recipe_that_is_shown_can_be_changed_and_set(here: dict[str, str], tmp
     file.write_text(shown.replace("train.batch_samples = 16", "train.batch_samples = 4"))
     done = clawloop_process("recipe", "set", str(file), **here)
     assert done.returncode == 0
-    assert "It holds; the training workflow sees it when it looks next" in done.stderr
+    assert "The change holds; the training workflow sees it when it reads the ledger next" in done.stderr
     assert said("recipe", "show", here=here)["train"]["batch_samples"] == 4
     assert said("training", "status", here=here)["samples"] == "0 of 4"
     file.write_text("name = 'combined'\ntrain.batch_sample = 4\n")

@@ -39,14 +39,14 @@ async def engine_told_while_it_loads(client: Client, agent: ScriptedAgent) -> No
 
 async def engine_restarted(client: Client, agent: ScriptedAgent) -> None:
     await _publish(client, agent)
-    agent.see(healthy=False, problem="does not answer")
+    agent.report(healthy=False, problem="does not answer")
     await asyncio.sleep(0.3)
-    agent.see(missing=["default-v1"])
+    agent.report(missing=["default-v1"])
     await until(lambda: agent.loads == 2)
 
 
 async def engine_unloads(client: Client, agent: ScriptedAgent) -> None:
-    agent.see(versions=["default-v2"], leaving=["default-v1"])
+    agent.report(versions=["default-v2"], leaving=["default-v1"])
     await until(lambda: agent.unloads == 1)
 
 

@@ -35,7 +35,7 @@ async def training_paused_and_resumed(learner: Learner, scripted: ScriptedLearni
     await learner.samples(32)
     await until(lambda: scripted.at_once == 1)
     await learner.pause("for now")
-    await learner.shows("what runs is finished")
+    await learner.shows("still computing")
     scripted.gate.set()
     await learner.shows("v1 answers, the newest")
     await learner.resume()

@@ -1,4 +1,4 @@
-"""Engines' workflows are mended one by one: what cannot be told keeps no other from it."""
+"""Engines' workflows are reconciled one by one: a failed signal does not stop the others."""
 
 from __future__ import annotations
 
@@ -12,39 +12,39 @@ from tests.fakes.publishing_store import FakePublishingStore
 
 
 class Workflows:
-    """Satisfies `activities.training.ports.EngineWorkflows`.
+    """Satisfies `activities.serving.ports.EngineWorkflows`.
 
     Args:
-        stuck: engines whose workflow cannot be told.
+        failing: engines whose workflow cannot be signalled.
     """
 
-    def __init__(self, running: set[str], stuck: set[str]) -> None:
-        self.own = running
-        self.stuck = stuck
+    def __init__(self, running: set[str], failing: set[str]) -> None:
+        self.engines = running
+        self.failing = failing
 
     async def running(self) -> frozenset[str]:
-        return frozenset(self.own)
+        return frozenset(self.engines)
 
     async def begin(self, engine_id: str) -> None:
-        self._tell(engine_id)
-        self.own.add(engine_id)
+        self._signal(engine_id)
+        self.engines.add(engine_id)
 
     async def end(self, engine_id: str) -> None:
-        self._tell(engine_id)
-        self.own.remove(engine_id)
+        self._signal(engine_id)
+        self.engines.remove(engine_id)
 
-    def _tell(self, engine_id: str) -> None:
-        if engine_id in self.stuck:
+    def _signal(self, engine_id: str) -> None:
+        if engine_id in self.failing:
             raise SignalFailed("Temporal: too many signals")
 
 
-async def test_an_engine_that_cannot_be_told_keeps_no_other_from_it_and_is_named() -> None:
+async def test_a_failed_signal_does_not_stop_the_others_and_is_named() -> None:
     ledger = FakeLedger(engines={one: Engine(one, f"http://{one}", {}, draining=False) for one in ("a", "b", "c")})
-    workflows = Workflows(running={"c", "x", "y"}, stuck={"a", "x"})
+    workflows = Workflows(running={"c", "x", "y"}, failing={"a", "x"})
     reconciler = EngineReconciler(FakePublishingStore(ledger), workflows)
     with pytest.raises(SignalFailed, match=r"^engine a: Temporal: too many signals; engine x: Temporal: "):
         await reconciler.reconcile()
-    assert workflows.own == {"b", "c", "x"}
-    workflows.stuck = set()
+    assert workflows.engines == {"b", "c", "x"}
+    workflows.failing = set()
     assert await reconciler.reconcile() == 2
-    assert workflows.own == {"a", "b", "c"}
+    assert workflows.engines == {"a", "b", "c"}

@@ -13,7 +13,7 @@ from temporalio.exceptions import (
     TimeoutType,
 )
 
-from workflows.reasons import reason_of
+from workflows.long_running import reason_of
 
 
 def failed(cause: BaseException | None) -> ActivityError:

@@ -1,4 +1,4 @@
-"""What a session's workflow carries from run to run stays far below what Temporal takes."""
+"""The state that a session's workflow continues with stays far below Temporal's limit."""
 
 from __future__ import annotations
 
@@ -41,10 +41,10 @@ def full() -> SessionState:
     )
 
 
-def test_a_session_with_all_it_can_carry_is_a_small_payload() -> None:
+def test_a_full_state_is_a_small_payload() -> None:
     assert len(full().model_dump_json().encode()) < PAYLOAD_WARN_BYTES
 
 
-def test_carried_messages_come_back_as_what_they_were() -> None:
+def test_carried_messages_keep_their_types() -> None:
     state = full()
     assert SessionState.model_validate_json(state.model_dump_json()) == state

@@ -1,4 +1,4 @@
-"""Temporal that does not answer, in each of the ways it can."""
+"""Each way in which Temporal may not answer."""
 
 from __future__ import annotations
 
@@ -9,15 +9,16 @@ from datetime import timedelta
 import pytest
 from temporalio.service import RPCError, RPCStatusCode
 
+from clawloop.contracts.training import OperatorAction, OperatorChange
 from clawloop.errors import SignalFailed
 from clawloop.temporal.client import connect
 from clawloop.temporal.deadline import temporal_deadline
-from clawloop.temporal.training_notifier import TemporalTraining
+from clawloop.temporal.training_notifier import TemporalTrainingNotifier
 
 
 @pytest.fixture
-async def mute() -> AsyncIterator[str]:
-    """The address of somebody who listens and says nothing."""
+async def silent_server() -> AsyncIterator[str]:
+    """The address of a server that accepts connections and never answers."""
     gone = asyncio.Event()
 
     async def listen(reader: asyncio.StreamReader, writer: asyncio.StreamWriter) -> None:
@@ -33,28 +34,28 @@ async def mute() -> AsyncIterator[str]:
 
 
 @pytest.mark.slow
-async def test_somebody_who_listens_and_says_nothing_is_waited_for_no_longer_than_the_limit(mute: str) -> None:
-    operations = TemporalTraining(await connect(mute, lazy=True))
+async def test_a_server_that_never_answers_is_not_waited_for_beyond_the_limit(silent_server: str) -> None:
+    notifier = TemporalTrainingNotifier(await connect(silent_server, lazy=True))
     # The SDK alone gives up after 30 s.
     async with asyncio.timeout(20):
         with pytest.raises(SignalFailed, match="Temporal: Timeout"):
-            await operations.pause("default", "why")
+            await notifier.operator_changed("default", OperatorChange(OperatorAction.PAUSE, "why"))
         with pytest.raises(SignalFailed, match="Temporal: no answer within 3 s"):
-            await operations.notify_work("default")
+            await notifier.notify_work("default")
 
 
 def not_found() -> RPCError:
     return RPCError("workflow not found", RPCStatusCode.NOT_FOUND, b"")
 
 
-async def test_what_is_refused_or_not_reached_is_one_error_with_its_words() -> None:
+async def test_refused_and_failed_calls_raise_one_error_with_the_message() -> None:
     for error in (not_found(), RuntimeError("failed\n to  connect")):
         with pytest.raises(SignalFailed, match=r"Temporal: (workflow not found|failed to connect)"):
             async with temporal_deadline():
                 raise error
 
 
-async def test_only_a_workflow_that_is_gone_need_not_be_told() -> None:
+async def test_only_a_missing_workflow_is_ignored() -> None:
     async with temporal_deadline(may_be_gone=True):
         raise not_found()
     with pytest.raises(SignalFailed):
@@ -62,12 +63,12 @@ async def test_only_a_workflow_that_is_gone_need_not_be_told() -> None:
             raise RPCError("no", RPCStatusCode.PERMISSION_DENIED, b"")
 
 
-async def test_who_gives_up_the_whole_is_not_told_of_a_limit() -> None:
-    async def tell() -> None:
+async def test_cancellation_is_not_taken_for_a_time_out() -> None:
+    async def call() -> None:
         async with temporal_deadline(timedelta(hours=1)):
             await asyncio.Event().wait()
 
-    task = asyncio.create_task(tell())
+    task = asyncio.create_task(call())
     await asyncio.sleep(0)
     task.cancel()
     with pytest.raises(asyncio.CancelledError):

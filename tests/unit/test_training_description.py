@@ -1,4 +1,4 @@
-"""What the Temporal UI says of learning."""
+"""What the Temporal UI shows of training."""
 
 from __future__ import annotations
 
@@ -12,7 +12,7 @@ from clawloop.contracts.training import Claim, StepState, TrainingState, Trainin
 from workflows.descriptions import training_headline, training_table
 
 SINCE = datetime(2026, 1, 2, 3, 4, tzinfo=UTC)
-LOOK = TrainingView(
+VIEW = TrainingView(
     policy="default",
     pool="default",
     state=TrainingState.WAITING,
@@ -33,47 +33,47 @@ BATCH = Claim(policy="default", n=7, state=StepState.CLAIMED, samples=16)
 
 
 @pytest.mark.parametrize(
-    ("look", "computing", "publishing", "told"),
+    ("view", "computing", "publishing", "headline"),
     [
-        (None, None, True, "looking at the ledger"),
+        (None, None, True, "reading the ledger"),
         (
-            LOOK,
+            VIEW,
             None,
             False,
             "waiting: 5 of 16 samples, 3 turns are being judged\n\nv6 answers, the newest",
         ),
         (
-            LOOK,
+            VIEW,
             BATCH,
             True,
             "step 7: 16 samples, from v6, given to trainer-default 2026-01-02 03:04 UTC\n\n"
             "v6 answers, engines are being given the newest",
         ),
         (
-            replace(LOOK, state=TrainingState.PAUSED, reason="paused: for now", version=5),
+            replace(VIEW, state=TrainingState.PAUSED, reason="paused: for now", version=5),
             None,
             False,
             "paused: for now\n\nv5 answers, v6 is trained",
         ),
         (
-            replace(LOOK, step_state=StepState.CLAIMED, pinned=6),
+            replace(VIEW, step_state=StepState.CLAIMED, pinned=6),
             None,
             False,
             "step 7: its batch is claimed\n\nv6 answers, pinned",
         ),
     ],
 )
-def test_one_line_says_what_it_does_and_one_who_answers(
-    look: TrainingView | None, computing: Claim | None, publishing: bool, told: str
+def test_the_headline_shows_what_training_does_and_which_version_answers(
+    view: TrainingView | None, computing: Claim | None, publishing: bool, headline: str
 ) -> None:
-    assert training_headline(look, computing, SINCE, publishing, []) == told
+    assert training_headline(view, computing, SINCE, publishing, []) == headline
     assert (
-        training_headline(look, computing, SINCE, publishing, ["the ledger refuses: x"])
-        == f"{told}\n\nthe ledger refuses: x"
+        training_headline(view, computing, SINCE, publishing, ["the ledger refuses: x"])
+        == f"{headline}\n\nthe ledger refuses: x"
     )
 
 
-def test_the_table_keeps_its_form_whatever_a_reason_says_and_leaves_unknown_figures_empty() -> None:
+def test_a_bar_in_a_reason_does_not_break_the_table_and_unknown_figures_are_empty() -> None:
     bad = StepDone(policy="default", n=6, state=StepState.QUARANTINED, reason="KL | over\nbound")
     good = StepDone(policy="default", n=7, state=StepState.COMMITTED, samples=16, loss=0.123456, kl=0.0, seconds=2.04)
     assert training_table([], None) == "No step is done yet."

@@ -1,4 +1,4 @@
-"""Policies are told of waiting batches one by one: what cannot be told keeps no other from it."""
+"""Policies are notified of waiting batches one by one: a failed signal does not stop the others."""
 
 from __future__ import annotations
 
@@ -8,7 +8,7 @@ from datetime import timedelta
 
 import pytest
 
-from activities.notify import AT_ONCE, MAX_FAILED, Notifier
+from activities.notify import CONCURRENCY, MAX_FAILED, Notifier
 from activities.training.notifier import TrainingNotifier
 from clawloop.errors import SignalFailed
 
@@ -17,55 +17,55 @@ class Work:
     """Satisfies `activities.training.ports.WorkStore` and `WorkNotifier`.
 
     Args:
-        untold: policies with work that were not told.
-        stuck: policies whose workflow cannot be told.
+        pending: policies with work that were not notified.
+        failing: policies whose workflow cannot be notified.
     """
 
-    def __init__(self, untold: set[str], stuck: set[str]) -> None:
-        self.untold = untold
-        self.stuck = stuck
+    def __init__(self, pending: set[str], failing: set[str]) -> None:
+        self.pending = pending
+        self.failing = failing
 
     async def pending_work(self, age: timedelta) -> list[str]:
         del age
-        return sorted(self.untold)
+        return sorted(self.pending)
 
     async def mark_work_notified(self, policies: Sequence[str]) -> None:
-        self.untold -= set(policies)
+        self.pending -= set(policies)
 
     async def notify_work(self, policy: str) -> None:
-        if policy in self.stuck:
+        if policy in self.failing:
             raise SignalFailed("Temporal: too many signals")
 
 
-async def tell_each(names: Iterable[str], tell: Callable[[str], Awaitable[None]]) -> None:
-    telling = Notifier[str]("policy")
-    await telling.tell(list(names), str, tell)
-    telling.raise_if_any_failed()
+async def notify_each(names: Iterable[str], notify: Callable[[str], Awaitable[None]]) -> None:
+    notifier = Notifier[str]("policy")
+    await notifier.notify_each(list(names), str, notify)
+    notifier.raise_if_any_failed()
 
 
-async def test_a_policy_that_cannot_be_told_keeps_no_other_from_it_and_is_named() -> None:
-    work = Work(untold={"ada", "bob", "cyd"}, stuck={"ada", "cyd"})
-    telling = TrainingNotifier(work, work)
+async def test_a_failed_signal_does_not_stop_the_others_and_is_named() -> None:
+    work = Work(pending={"ada", "bob", "cyd"}, failing={"ada", "cyd"})
+    notifier = TrainingNotifier(work, work)
     with pytest.raises(SignalFailed, match=r"^policy ada: Temporal: too many signals; policy cyd: Temporal: "):
-        await telling.notify_pending()
-    assert work.untold == {"ada", "cyd"}
-    work.stuck = set()
-    assert await telling.notify_pending() == 2
-    assert work.untold == set()
+        await notifier.notify_pending()
+    assert work.pending == {"ada", "cyd"}
+    work.failing = set()
+    assert await notifier.notify_pending() == 2
+    assert work.pending == set()
 
 
-async def test_a_batch_that_cannot_be_told_is_left_to_the_sweep() -> None:
-    work = Work(untold={"ada", "bob"}, stuck={"ada"})
-    telling = TrainingNotifier(work, work)
+async def test_a_batch_whose_signal_failed_is_left_to_the_sweep() -> None:
+    work = Work(pending={"ada", "bob"}, failing={"ada"})
+    notifier = TrainingNotifier(work, work)
     for policy in ("ada", "bob", None):
-        await telling.tell(policy)
-    assert work.untold == {"ada"}
+        await notifier.notify(policy)
+    assert work.pending == {"ada"}
 
 
-async def test_no_more_are_told_at_once_than_sessions_are() -> None:
+async def test_no_more_than_the_limit_are_notified_concurrently() -> None:
     now, most = 0, 0
 
-    async def tell(name: str) -> None:
+    async def notify(name: str) -> None:
         nonlocal now, most
         del name
         now += 1
@@ -73,30 +73,30 @@ async def test_no_more_are_told_at_once_than_sessions_are() -> None:
         await asyncio.sleep(0)
         now -= 1
 
-    await tell_each(map(str, range(5 * AT_ONCE)), tell)
-    assert most == AT_ONCE
+    await notify_each(map(str, range(5 * CONCURRENCY)), notify)
+    assert most == CONCURRENCY
 
 
-async def test_where_hardly_any_can_be_told_the_rest_is_left_to_the_next_sweep() -> None:
+async def test_after_too_many_failures_the_rest_is_left_to_the_next_sweep() -> None:
     tried: list[str] = []
 
-    async def tell(name: str) -> None:
+    async def notify(name: str) -> None:
         tried.append(name)
         await asyncio.sleep(0)
         raise SignalFailed("Temporal: deadline exceeded")
 
     with pytest.raises(SignalFailed):
-        await tell_each(map(str, range(20 * AT_ONCE)), tell)
-    assert MAX_FAILED < len(tried) <= MAX_FAILED + AT_ONCE
+        await notify_each(map(str, range(20 * CONCURRENCY)), notify)
+    assert MAX_FAILED < len(tried) <= MAX_FAILED + CONCURRENCY
 
 
-async def test_one_that_takes_long_does_not_make_the_others_wait() -> None:
-    others, told = asyncio.Barrier(4), list[str]()
+async def test_a_slow_workflow_does_not_delay_the_others() -> None:
+    others, notified = asyncio.Barrier(4), list[str]()
 
-    async def tell(name: str) -> None:
+    async def notify(name: str) -> None:
         await others.wait()
-        told.append(name)
+        notified.append(name)
 
-    async with asyncio.timeout(30):  # each waits for the three others: told in turn, none would ever be
-        await tell_each(["ada", "bob", "cyd", "dan"], tell)
-    assert sorted(told) == ["ada", "bob", "cyd", "dan"]
+    async with asyncio.timeout(30):  # each waits for the three others: one after the other, none would ever end
+        await notify_each(["ada", "bob", "cyd", "dan"], notify)
+    assert sorted(notified) == ["ada", "bob", "cyd", "dan"]

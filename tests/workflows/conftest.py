@@ -39,13 +39,13 @@ class ScriptedActivities:
     """Stands in for judging and the ledger.
 
     Attributes:
-        judged: what was asked, in the order in which it began.
-        most: the largest number of judgings at once.
-        fails: how a judging fails; asked with each question.
+        judged: requests, in the order in which they began.
+        most: the largest number of concurrent judgings.
+        fails: how a judging fails; called with each request.
         gate: judging waits for it.
-        missed: what the ledger finds still to be judged, one list for each closing.
-        open_after_all: the ledger finds a session open that was to be closed again.
-        tied: turns whose votes cancel out, as the ledger finds; asked_directly: for those a direct vote was asked.
+        missed: turns that a closing finds without a judgement, one list for each closing.
+        open_after_all: a closing finds the session open that was to be closed again.
+        tied: turns that a closing finds with votes that cancel out; asked_directly: turns with a direct vote.
     """
 
     def __init__(self) -> None:
@@ -76,7 +76,7 @@ class ScriptedActivities:
             self.now -= 1
         why = "verdict +1: 3 of 3 votes for 1" if ask.give_up is None else f"no valid vote ({ask.give_up})"
         outcome = TurnOutcome.SAMPLED if ask.give_up is None else TurnOutcome.UNJUDGED
-        return Judged(fates=[fate(ask.turn_id, len(self.judged), outcome, why)])
+        return Judged(fates=[turn_result(ask.turn_id, len(self.judged), outcome, why)])
 
     @activity.defn(name="ask_directly")
     async def collect_direct_vote(self, ask: AskDirectly) -> None:
@@ -97,7 +97,7 @@ class ScriptedActivities:
         return Closed(to_judge=[], fates=[], guarantee="has a sample", turns=len(self.judged))
 
 
-def fate(turn_id: TurnId, number: int, outcome: TurnOutcome, why: str) -> TurnResult:
+def turn_result(turn_id: TurnId, number: int, outcome: TurnOutcome, why: str) -> TurnResult:
     sampled = outcome is TurnOutcome.SAMPLED
     return TurnResult(
         turn_id=turn_id,
@@ -112,7 +112,7 @@ def fate(turn_id: TurnId, number: int, outcome: TurnOutcome, why: str) -> TurnRe
 
 
 class Conversation:
-    """One session, told as the gateway tells it."""
+    """One session, notified as the gateway does."""
 
     def __init__(self, client: Client, idle: timedelta = IDLE) -> None:
         self.client = client
@@ -128,12 +128,12 @@ class Conversation:
         )
 
     async def say(self, *, version: int = 0, ends: bool = False, turn_id: TurnId | None = None) -> TurnId:
-        told = turn_id or new_turn_id()
-        await self.notifier.notify_turn(self.facts, TurnRecorded(told, version, ends))
-        return told
+        turn_id = turn_id or new_turn_id()
+        await self.notifier.notify_turn(self.facts, TurnRecorded(turn_id, version, ends))
+        return turn_id
 
     async def begin(self, **state: object) -> SessionHandle:
-        """Begin it with a state of the test's own."""
+        """Start it with these fields of its state."""
         start = SessionState(
             session_id=self.session, policy="default", idle_seconds=IDLE.total_seconds(), adapter_version=0
         )
@@ -148,7 +148,7 @@ class Conversation:
 
 @asynccontextmanager
 async def working(client: Client, scripted: ScriptedActivities, *, judges: int = 20) -> AsyncIterator[None]:
-    """Workers for sessions, judging and the ledger; what still runs at the end is ended."""
+    """Workers for sessions, judging and the ledger; workflows that run at the end are terminated."""
     async with (
         Worker(client, task_queue=names.WORKFLOW_QUEUE, workflows=[SessionWorkflow]),
         Worker(client, task_queue=names.LEDGER_QUEUE, activities=[scripted.close_session]),

@@ -26,7 +26,7 @@ class ScriptedAgent:
     """Stands in for an engine's agent.
 
     Attributes:
-        has: what the next watch sees; set `changed` to let it answer.
+        has: the state that the next watch returns; set `changed` to let it return.
         gate: loads wait for it.
         fails: how the next loads fail.
     """
@@ -42,7 +42,7 @@ class ScriptedAgent:
         self.gate.set()
         self.fails: list[ApplicationError] = []
 
-    def see(self, **facts: object) -> None:
+    def report(self, **facts: object) -> None:
         self.has = EngineHas.model_validate({"engine_id": self.engine_id, "healthy": True} | facts)
         self.changed.set()
 
@@ -91,11 +91,11 @@ async def at_work(client: Client, agent: ScriptedAgent) -> AsyncIterator[Workflo
 
 
 async def details(handle: WorkflowHandle[EngineWorkflow, None], word: str) -> str:
-    """What the UI shows, once it says this."""
+    """What the UI shows, once this word is in it."""
     async with asyncio.timeout(30):
         while True:
             shown = await handle.query("__temporal_workflow_metadata", result_type=WorkflowMetadata)
-            said: str = shown.current_details
-            if word in said:
-                return said
+            current: str = shown.current_details
+            if word in current:
+                return current
             await asyncio.sleep(0.05)

@@ -22,7 +22,7 @@ from clawloop.serving.endpoints import Endpoint
 from clawloop.serving.judge import JudgeClient
 from clawloop.serving.rendering import EngineRenderer
 from clawloop.temporal.client import connect
-from clawloop.temporal.training_notifier import TemporalTraining
+from clawloop.temporal.training_notifier import TemporalTrainingNotifier
 from db.database import BACKGROUND_LIMIT, Database
 from db.judging.judgements import PostgresJudgementStore
 from db.training.queue import PostgresWorkStore
@@ -47,13 +47,13 @@ async def work(address: str, database_url: str, judge_url: str, mark: Path) -> N
     client = await connect(address)
     database = Database(database_url, BACKGROUND_LIMIT)
     store = DyingStore(database, mark)
-    telling = TrainingNotifier(PostgresWorkStore(database), TemporalTraining(client))
+    notifier = TrainingNotifier(PostgresWorkStore(database), TemporalTrainingNotifier(client))
 
     def endpoints(policy: str) -> list[Endpoint]:
         return [Endpoint(judge_url, "tiny")]
 
     async with JudgeClient(endpoints, AnswerForm.FREE) as judge, EngineRenderer(endpoints) as renderer:
-        judging = JudgingActivities(store, judge, renderer, telling)
+        judging = JudgingActivities(store, judge, renderer, notifier)
         await Worker(client, task_queue=names.JUDGE_QUEUE, activities=[judging.judge_turn]).run()
 
 

@@ -13,18 +13,10 @@ from temporalio.client import Client, WorkflowHandle
 from temporalio.exceptions import ApplicationError
 from temporalio.worker import Worker
 
-from activities.training.messages import (
-    AbandonStep,
-    ClaimBatch,
-    Published,
-    PublishVersion,
-    QuarantineStep,
-    StepDone,
-    TrainStep,
-)
-from clawloop.contracts.training import Claim, StepState, TrainingState, TrainingView
-from clawloop.recipes.recipe import Recipe
-from clawloop.temporal.training_notifier import TemporalTraining
+from activities.serving.messages import Published, PublishVersion
+from activities.training.messages import AbandonStep, ClaimBatch, QuarantineStep, StepDone, TrainStep
+from clawloop.contracts.training import Claim, OperatorAction, OperatorChange, StepState, TrainingState, TrainingView
+from clawloop.temporal.training_notifier import TemporalTrainingNotifier
 from tests.workflows.conftest import end_all
 from workflows import names
 from workflows.state import PolicyTraining
@@ -38,11 +30,11 @@ class ScriptedLearning:
 
     Attributes:
         ready: fresh samples.
-        happened: what was asked of the ledger, trainer and engines, in order; looks are only counted.
+        happened: calls of the ledger, trainer and engines, in order; reads are only counted.
         gate: a step waits for it.
         engines: publishing waits for it.
         fails: how a step fails, by its number.
-        ends: what becomes of a step, by its number; committed if nothing is said.
+        ends: the state and reason of a step, by its number; committed otherwise.
     """
 
     def __init__(self) -> None:
@@ -172,13 +164,13 @@ class ScriptedLearning:
 
 
 class Learner:
-    """One policy's workflow, told as samples and operators tell it."""
+    """One policy's workflow, notified of samples and operators' changes."""
 
     def __init__(self, client: Client, scripted: ScriptedLearning) -> None:
         self.client = client
         self.scripted = scripted
         self.policy = scripted.policy
-        self.telling = TemporalTraining(client)
+        self.notifier = TemporalTrainingNotifier(client)
 
     @property
     def handle(self) -> TrainingHandle:
@@ -186,10 +178,10 @@ class Learner:
 
     async def samples(self, count: int) -> None:
         self.scripted.ready += count
-        await self.telling.notify_work(self.policy)
+        await self.notifier.notify_work(self.policy)
 
     async def begin(self, **state: object) -> None:
-        """Begin it with a state of the test's own."""
+        """Start it with these fields of its state."""
         await self.client.start_workflow(
             names.TRAINING_WORKFLOW,
             PolicyTraining(policy=self.policy).model_copy(update=state),
@@ -199,26 +191,29 @@ class Learner:
 
     async def pause(self, reason: str) -> None:
         self.scripted.paused = reason
-        await self.telling.pause(self.policy, reason)
+        await self._changed(OperatorAction.PAUSE, reason)
 
     async def resume(self, retry: bool = False) -> None:
         self.scripted.paused = None
         if retry:
             self.scripted.ready += self.scripted.needed
-        await self.telling.resume(self.policy, retry)
+        await self._changed(OperatorAction.RESUME, "as before")
 
     async def roll_back(self, version: int) -> None:
         self.scripted.head = self.scripted.version = version
         self.scripted.epoch += 1
-        await self.telling.roll_back(self.policy, version)
+        await self._changed(OperatorAction.ROLL_BACK, f"to version {version}")
 
     async def pin(self, version: int | None) -> None:
         self.scripted.pinned = version
-        await self.telling.pin(self.policy, version)
+        await self._changed(OperatorAction.PIN, f"version {version}")
 
     async def set_recipe(self, needed: int) -> None:
         self.scripted.needed = needed
-        await self.telling.set_recipe(self.policy, Recipe(name="combined"))
+        await self._changed(OperatorAction.SET_RECIPE, "combined")
+
+    async def _changed(self, action: OperatorAction, detail: str) -> None:
+        await self.notifier.operator_changed(self.policy, OperatorChange(action, detail))
 
     async def details(self) -> str:
         """What the UI shows."""
@@ -228,7 +223,7 @@ class Learner:
         return metadata.current_details
 
     async def shows(self, words: str, seconds: float = 60) -> str:
-        """The details, once these words stand in them."""
+        """The details, once these words are in them."""
         details = ""
         try:
             async with asyncio.timeout(seconds):

@@ -1,4 +1,4 @@
-"""What a session does when rows are gone, turns are unknown or its judge asks to be left alone, on the real parts."""
+"""Sessions whose rows are deleted, turns unknown or judges rate-limited; real Temporal and PostgreSQL."""
 
 from __future__ import annotations
 
@@ -22,7 +22,7 @@ __all__ = ["bench", "binary_bench", "judge"]
 pytestmark = pytest.mark.postgres
 
 
-async def test_turns_whose_rows_are_gone_hold_up_nothing(client: Client, binary_bench: Bench) -> None:
+async def test_turns_whose_rows_are_deleted_do_not_block_a_session(client: Client, binary_bench: Bench) -> None:
     b = binary_bench
     turns = b.conversation("one", "two", "three")
     session = await b.insert(*turns)
@@ -37,7 +37,7 @@ async def test_turns_whose_rows_are_gone_hold_up_nothing(client: Client, binary_
     assert len(b.judge.requests) == 1
 
 
-async def test_a_session_whose_rows_are_all_gone_ends(client: Client, binary_bench: Bench) -> None:
+async def test_a_session_whose_rows_are_all_deleted_ends(client: Client, binary_bench: Bench) -> None:
     b = binary_bench
     turns = b.conversation("one", "two")
     session = await b.insert(*turns)
@@ -71,7 +71,7 @@ async def test_messages_about_unknown_turns_change_nothing(client: Client, binar
 
 
 @pytest.mark.slow
-async def test_a_judge_that_answers_429_is_asked_again_when_it_said(client: Client, binary_bench: Bench) -> None:
+async def test_a_judge_is_asked_again_after_its_429s_retry_after(client: Client, binary_bench: Bench) -> None:
     b = binary_bench
     turns = b.conversation("one", "two")
     session = await b.insert(*turns)

@@ -54,7 +54,7 @@ async def test_a_session_closes_half_an_hour_after_its_last_turn(
     assert (await talk.handle.result()).why == "idle for 30 min"
 
 
-async def test_a_judge_that_fails_for_minutes_is_asked_again_and_then_given_up(
+async def test_a_judge_that_fails_for_minutes_is_retried_and_then_given_up(
     skipping: tuple[WorkflowEnvironment, ScriptedActivities],
 ) -> None:
     environment, scripted = skipping
@@ -73,7 +73,7 @@ async def test_a_judge_that_fails_for_minutes_is_asked_again_and_then_given_up(
     assert [ask.give_up for ask in scripted.judged] == [None] * 12 + ["the judge answered 500"]
 
 
-async def test_an_hour_of_500s_costs_its_own_turns_their_verdict_and_no_later_one(
+async def test_an_hour_of_500s_costs_only_the_turns_of_that_hour_their_verdict(
     skipping: tuple[WorkflowEnvironment, ScriptedActivities],
 ) -> None:
     environment, scripted = skipping
@@ -99,7 +99,7 @@ async def test_an_hour_of_500s_costs_its_own_turns_their_verdict_and_no_later_on
     assert [ask.give_up for ask in scripted.judged if ask.turn_id == after] == [None]
 
 
-async def test_a_judge_that_says_when_to_come_back_is_asked_then(
+async def test_a_judge_is_asked_again_after_its_retry_after(
     skipping: tuple[WorkflowEnvironment, ScriptedActivities],
 ) -> None:
     environment, scripted = skipping

@@ -1,4 +1,4 @@
-"""An engine's workflow: what it asks of its agent, and what it tells in the Temporal UI."""
+"""An engine's workflow: its activities, and what the Temporal UI shows."""
 
 from __future__ import annotations
 
@@ -21,7 +21,7 @@ from workflows.engine import EngineWorkflow
 from workflows.state import EngineState
 
 
-async def test_told_many_times_while_it_loads_it_loads_once_more(client: Client) -> None:
+async def test_many_signals_during_a_load_lead_to_one_more_load(client: Client) -> None:
     agent = ScriptedAgent()
     notifier = TemporalEngineNotifier(client)
     async with at_work(client, agent):
@@ -36,22 +36,22 @@ async def test_told_many_times_while_it_loads_it_loads_once_more(client: Client)
         assert agent.loads == 2
 
 
-async def test_what_the_watch_finds_is_loaded_and_unloaded(client: Client) -> None:
+async def test_versions_that_the_watch_reports_are_loaded_and_unloaded(client: Client) -> None:
     agent = ScriptedAgent()
     async with at_work(client, agent) as handle:
-        agent.see(missing=["default-v3"])
+        agent.report(missing=["default-v3"])
         await until(lambda: agent.loads == 1)
-        assert await details(handle, "Serves default-v3.")  # before, it is said that it should
-        agent.see(versions=["default-v3"], leaving=["default-v1"])
+        assert await details(handle, "Serves default-v3.")  # before, the UI shows that it should
+        agent.report(versions=["default-v3"], leaving=["default-v1"])
         await until(lambda: agent.unloads == 1)
         assert (agent.loads, agent.unloads) == (1, 1)
 
 
-async def test_it_says_in_words_how_the_engine_stands(client: Client) -> None:
+async def test_the_ui_shows_the_state_of_the_engine(client: Client) -> None:
     agent = ScriptedAgent()
     async with at_work(client, agent) as handle:
         assert "Serves the base model only." in await details(handle, "Healthy since 20")
-        agent.see(healthy=False, problem="does not answer")
+        agent.report(healthy=False, problem="does not answer")
         assert (await details(handle, "Out of rotation")).startswith("Out of rotation, it does not answer, since 20")
         described = await handle.describe()
         assert described.typed_search_attributes[names.ENGINE] == agent.engine_id
@@ -78,7 +78,7 @@ async def test_a_publish_costs_few_events(client: Client) -> None:
         assert len((await handle.fetch_history()).events) - before <= 5 * 10
 
 
-async def test_what_fails_for_good_is_shown_and_a_publish_still_comes_later(client: Client) -> None:
+async def test_a_permanent_failure_is_shown(client: Client) -> None:
     agent = ScriptedAgent()
     agent.fails = [ApplicationError("RecordUnusable", type="RecordUnusable", non_retryable=True)]
     async with at_work(client, agent) as handle:
@@ -86,23 +86,23 @@ async def test_what_fails_for_good_is_shown_and_a_publish_still_comes_later(clie
         assert "could not do what it was asked: RecordUnusable" in await details(handle, "could not")
 
 
-async def test_engines_that_are_there_have_a_workflow_and_no_other_keeps_one(client: Client) -> None:
+async def test_each_engine_has_a_workflow_and_a_removed_one_has_none(client: Client) -> None:
     agent, ledger, workflows = ScriptedAgent(), FakeLedger(), TemporalEngineNotifier(client)
     reconciler = EngineReconciler(FakePublishingStore(ledger), workflows)
     async with at_work(client, agent) as handle:
-        await known(workflows, agent.engine_id, runs=True)
+        await until_indexed(workflows, agent.engine_id, runs=True)
         added = ScriptedAgent().engine_id
         ledger.engines = {one: engine_of(one) for one in (agent.engine_id, added)}
         await reconciler.reconcile()
-        await known(workflows, added, runs=True)
+        await until_indexed(workflows, added, runs=True)
         ledger.engines = {}
         assert await reconciler.reconcile() >= 2  # other tests may have left theirs
         await handle.result()
-        await known(workflows, agent.engine_id, runs=False)
+        await until_indexed(workflows, agent.engine_id, runs=False)
         assert await details(handle, "removed") == "The engine was removed."
-        await known(workflows, added, runs=False)
-        await workflows.end(added)  # twice is once
-        ledger.engines = {agent.engine_id: engine_of(agent.engine_id)}  # added again, its agent never went
+        await until_indexed(workflows, added, runs=False)
+        await workflows.end(added)  # idempotent
+        ledger.engines = {agent.engine_id: engine_of(agent.engine_id)}  # added again; its agent has kept running
         await reconciler.reconcile()
         watched = len(agent.watched)
         await until(lambda: len(agent.watched) > watched)
@@ -112,14 +112,14 @@ def engine_of(engine_id: str) -> Engine:
     return Engine(engine_id, f"http://{engine_id}", {}, draining=False)
 
 
-async def known(workflows: TemporalEngineNotifier, engine_id: str, *, runs: bool) -> None:
-    """Wait until Temporal has it indexed."""
+async def until_indexed(workflows: TemporalEngineNotifier, engine_id: str, *, runs: bool) -> None:
+    """Wait until Temporal has indexed whether the engine's workflow runs."""
     async with asyncio.timeout(30):
         while (engine_id in await workflows.running()) != runs:
             await asyncio.sleep(0.05)
 
 
-async def test_a_new_run_knows_what_the_old_one_knew(client: Client) -> None:
+async def test_a_new_run_continues_with_the_state_of_the_old_one(client: Client) -> None:
     agent = ScriptedAgent()
     agent.has = agent.has.model_copy(update={"versions": ["default-v1"]})
     handle = await client.start_workflow(
@@ -151,7 +151,7 @@ async def test_the_workflow_of_an_engine_whose_agent_is_away_waits_for_it(client
         await until(lambda: agent.loads >= 1)
 
 
-async def test_told_for_weeks_while_its_agent_is_away_it_begins_anew_and_still_loads(client: Client) -> None:
+async def test_signals_while_the_agent_is_away_roll_over_and_lead_to_a_load(client: Client) -> None:
     agent = ScriptedAgent()
     handle = await client.start_workflow(
         names.ENGINE_WORKFLOW,
@@ -169,7 +169,7 @@ async def test_told_for_weeks_while_its_agent_is_away_it_begins_anew_and_still_l
         await until(lambda: agent.loads >= 1)
 
 
-async def test_one_that_waits_to_roll_over_ends_too_when_its_engine_is_removed(client: Client) -> None:
+async def test_a_workflow_that_waits_to_roll_over_ends_when_its_engine_is_removed(client: Client) -> None:
     engine_id, workflows = ScriptedAgent().engine_id, TemporalEngineNotifier(client)
     handle = await client.start_workflow(
         names.ENGINE_WORKFLOW,
@@ -178,7 +178,7 @@ async def test_one_that_waits_to_roll_over_ends_too_when_its_engine_is_removed(c
         task_queue=names.WORKFLOW_QUEUE,
     )
     async with Worker(client, task_queue=names.WORKFLOW_QUEUE, workflows=[EngineWorkflow]), asyncio.timeout(30):
-        # Nobody is there to load, and a load is let finish. How many events a publish adds depends on what it meets.
+        # No agent loads, and the workflow waits for the load. How many events a publish adds depends on its timing.
         while (await handle.describe()).history_length < 12:
             await workflows.publish([engine_id])
             await asyncio.sleep(0.1)

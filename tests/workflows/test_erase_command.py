@@ -28,7 +28,7 @@ async def clawloop(client: Client, bench: Bench, *arguments: str, said: str | No
     return await asyncio.to_thread(CliRunner().invoke, app, [*arguments], env=here, input=said)
 
 
-async def test_a_person_erases_a_session_and_its_workflow_ends(client: Client, binary_bench: Bench) -> None:
+async def test_erasing_a_session_ends_its_workflow(client: Client, binary_bench: Bench) -> None:
     b = binary_bench
     turns = b.conversation("one", "two", "three")
     session = await b.insert(*turns)
@@ -59,7 +59,7 @@ async def test_a_person_erases_a_session_and_its_workflow_ends(client: Client, b
     assert checked.exit_code == 0
 
 
-async def test_a_person_erases_a_turn(client: Client, binary_bench: Bench) -> None:
+async def test_a_turn_is_erased(client: Client, binary_bench: Bench) -> None:
     first, second = binary_bench.conversation("one", "two")
     await binary_bench.insert(first, second)
     done = await clawloop(client, binary_bench, "erase", "--turn", response_id(second.turn_id), "--yes")
@@ -68,7 +68,7 @@ async def test_a_person_erases_a_turn(client: Client, binary_bench: Bench) -> No
     assert outcomes == [TurnOutcome.WAITING, TurnOutcome.ERASED]
 
 
-async def test_what_cannot_be_erased_says_why(client: Client, bench: Bench) -> None:
+async def test_an_unknown_session_or_turn_is_refused(client: Client, bench: Bench) -> None:
     unknown = str(new_turn_id())
     for arguments in ([], ["--session", unknown, "--turn", unknown]):
         assert (await clawloop(client, bench, "erase", *arguments)).exit_code == 2

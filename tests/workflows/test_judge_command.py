@@ -28,7 +28,7 @@ async def clawloop(client: Client, bench: Bench, *arguments: str, temporal: str 
 
 
 @pytest.mark.postgres
-async def test_what_no_judge_answered_is_judged_when_an_operator_asks(client: Client, binary_bench: Bench) -> None:
+async def test_unjudged_turns_are_judged_when_an_operator_asks(client: Client, binary_bench: Bench) -> None:
     b = binary_bench
     b.judge.mode = "401"
     turns = b.conversation("one", "two", "three")
@@ -61,7 +61,7 @@ async def test_what_no_judge_answered_is_judged_when_an_operator_asks(client: Cl
 
 
 @pytest.mark.postgres
-async def test_what_cannot_be_done_says_why(client: Client, bench: Bench) -> None:
+async def test_turns_that_cannot_be_judged_again_are_refused_with_the_reason(client: Client, bench: Bench) -> None:
     (only,) = bench.conversation("one")
     session = await bench.insert(only)
     unknown = str(new_turn_id())

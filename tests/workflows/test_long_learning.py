@@ -1,4 +1,4 @@
-"""Learning longer than one history: it begins anew between steps, and nothing is trained twice or left out."""
+"""Training longer than one history: it continues as new between steps, and each batch is trained once."""
 
 from __future__ import annotations
 
@@ -53,7 +53,7 @@ async def histories(client: Client, learner: Learner) -> tuple[list[int], int]:
 
 
 @pytest.mark.slow
-async def test_what_is_said_where_runs_meet_holds(client: Client) -> None:
+async def test_changes_around_a_roll_over_hold(client: Client) -> None:
     scripted = ScriptedLearning()
     async with learning(client, scripted):
         learner = Learner(client, scripted)

@@ -1,4 +1,4 @@
-"""Sessions longer than one history: they begin anew with all that is not done."""
+"""Sessions longer than one history: they continue as new with all unhandled messages."""
 
 from __future__ import annotations
 
@@ -23,7 +23,7 @@ async def test_a_session_of_2000_turns_has_each_judged_once_over_several_runs(
     turns = [new_turn_id() for _ in range(TURNS)]
     waiting = iter(enumerate(turns))
 
-    async def tell() -> None:
+    async def send() -> None:
         for number, turn in waiting:
             # A person never is this much ahead of the judge; 200 messages survive a roll-over.
             while number - len(scripted.judged) > 100:
@@ -32,7 +32,7 @@ async def test_a_session_of_2000_turns_has_each_judged_once_over_several_runs(
 
     async with asyncio.TaskGroup() as group:
         for _ in range(16):
-            group.create_task(tell())
+            group.create_task(send())
     await talk.say(ends=True)
     async with asyncio.timeout(120):
         summary = await talk.handle.result()
@@ -64,7 +64,7 @@ async def histories(client: Client, talk: Conversation) -> tuple[int, int, int]:
 
 
 @pytest.mark.slow
-async def test_nothing_is_lost_where_runs_meet(client: Client, scripted: ScriptedActivities) -> None:
+async def test_no_message_is_lost_in_a_roll_over(client: Client, scripted: ScriptedActivities) -> None:
     talk = Conversation(client)
     await talk.begin(roll_over_events=20)
     scripted.seconds = 0.01

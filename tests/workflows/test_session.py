@@ -59,7 +59,7 @@ async def test_a_chatty_session_does_not_keep_the_judges_from_others(client: Cli
         assert before <= 5  # first come, first served would be 40
 
 
-async def test_a_judging_that_fails_for_good_is_decided_with_what_there_is(
+async def test_a_judging_that_fails_is_decided_with_the_stored_votes(
     client: Client, scripted: ScriptedActivities
 ) -> None:
     talk = Conversation(client)
@@ -78,7 +78,7 @@ async def test_a_judging_that_fails_for_good_is_decided_with_what_there_is(
     assert asks == [None, "the judge refused: 404"]
 
 
-async def test_what_the_ledger_finds_unjudged_is_judged_before_the_session_closes(
+async def test_turns_that_the_closing_finds_are_judged_before_the_close(
     client: Client, scripted: ScriptedActivities
 ) -> None:
     talk = Conversation(client)
@@ -91,9 +91,7 @@ async def test_what_the_ledger_finds_unjudged_is_judged_before_the_session_close
     assert [ask.give_up for ask in scripted.closed] == [False, False, True]
 
 
-async def test_turns_that_stay_unjudged_keep_none_behind_them_from_being_tried(
-    client: Client, scripted: ScriptedActivities
-) -> None:
+async def test_turns_that_stay_unjudged_do_not_block_later_ones(client: Client, scripted: ScriptedActivities) -> None:
     talk = Conversation(client)
     stuck, behind = new_turn_id(), new_turn_id()
     scripted.missed = [[stuck], [behind, stuck], [stuck]]
@@ -150,9 +148,7 @@ async def test_feedback_that_arrives_after_the_close_is_judged_by_a_new_run(
     assert [ask.again for ask in scripted.closed] == [False, True]
 
 
-async def test_feedback_on_a_session_that_is_open_after_all_leaves_it_open(
-    client: Client, scripted: ScriptedActivities
-) -> None:
+async def test_feedback_on_an_open_session_leaves_it_open(client: Client, scripted: ScriptedActivities) -> None:
     talk = Conversation(client)
     scripted.open_after_all = True
     given = FeedbackGiven(new_feedback_id(), new_turn_id())
@@ -164,7 +160,7 @@ async def test_feedback_on_a_session_that_is_open_after_all_leaves_it_open(
     assert [ask.again for ask in scripted.closed] == [True]
 
 
-async def test_a_turn_that_comes_while_a_session_closes_is_not_ended_by_that(
+async def test_a_turn_that_comes_while_a_session_closes_keeps_it_open(
     client: Client, scripted: ScriptedActivities
 ) -> None:
     talk = Conversation(client)
@@ -180,9 +176,7 @@ async def test_a_turn_that_comes_while_a_session_closes_is_not_ended_by_that(
     assert [ask.up_to for ask in scripted.closed] == [last, last, later]
 
 
-async def test_a_turn_is_judged_again_by_a_new_run_and_asked_for_twice_only_once(
-    client: Client, scripted: ScriptedActivities
-) -> None:
+async def test_a_turn_is_judged_again_once_for_two_equal_requests(client: Client, scripted: ScriptedActivities) -> None:
     talk = Conversation(client)
     turn = await talk.say(ends=True)
     await talk.handle.result()
@@ -222,7 +216,7 @@ async def test_an_idle_session_closes_and_a_turn_moves_its_deadline(
     assert len(scripted.closed) == 1
 
 
-async def test_a_woken_session_closes_what_it_never_heard_of(client: Client, scripted: ScriptedActivities) -> None:
+async def test_a_woken_session_closes_without_any_turn(client: Client, scripted: ScriptedActivities) -> None:
     talk = Conversation(client, timedelta(seconds=0.5))
     await talk.notifier.wake(talk.facts)
     await talk.handle.result()
@@ -255,9 +249,7 @@ async def test_turns_whose_votes_cancel_out_are_asked_directly_before_the_close(
     ]
 
 
-async def test_a_direct_vote_that_cannot_be_had_does_not_keep_a_session_open(
-    client: Client, scripted: ScriptedActivities
-) -> None:
+async def test_a_failed_direct_vote_does_not_keep_a_session_open(client: Client, scripted: ScriptedActivities) -> None:
     talk = Conversation(client)
     scripted.tied = [new_turn_id(), new_turn_id()]
     refused = ApplicationError("the judge refused: 404", type="JudgeRefused", non_retryable=True)

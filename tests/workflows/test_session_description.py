@@ -24,7 +24,7 @@ def seen(markdown: str) -> list[str]:
     return markdown.replace("\u00a0", "").splitlines()
 
 
-async def test_a_session_tells_its_story_in_the_ui(client: Client, scripted: ScriptedActivities) -> None:
+async def test_the_ui_shows_a_sessions_turns(client: Client, scripted: ScriptedActivities) -> None:
     talk = Conversation(client)
     await talk.say()
     await talk.say(version=3)

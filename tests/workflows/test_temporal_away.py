@@ -1,4 +1,4 @@
-"""Temporal ends under a running gateway: chat goes on; when it is back, what was said meanwhile is judged."""
+"""Temporal stops under a running gateway: chat goes on, and its turns are judged when Temporal is back."""
 
 from __future__ import annotations
 
@@ -16,13 +16,13 @@ import httpx
 import pytest
 from temporalio.client import Client
 
-from activities.sweep import UpkeepActivities
+from activities.sweep import SweepActivities
 from clawloop.ids import turn_id_of
 from clawloop.local.checks import choose_port
 from clawloop.local.services import temporal_server
 from clawloop.processes.bootstrap import prepare
 from clawloop.temporal.client import TemporalSessionNotifier, connect, register_search_attributes
-from db.sweep import PostgresUpkeepStore
+from db.sweep import PostgresSweepStore
 from tests.e2e.gateway import RealGateway, running_gateway
 from tests.fakes.engine import fake_engine
 from tests.judging.conftest import Bench, bench, binary_bench, judge
@@ -97,11 +97,11 @@ async def test_chat_goes_on_and_is_judged_when_temporal_is_back(binary_bench: Be
                 assert (await gateway.turn(said[-1])).announced_at is None
         with server.running():
             client = await server.ready()
-            upkeep = UpkeepActivities(
-                PostgresUpkeepStore(b.database), TemporalSessionNotifier(client, IDLE), b.work, IDLE, timedelta(0)
+            sweeper = SweepActivities(
+                PostgresSweepStore(b.database), TemporalSessionNotifier(client, IDLE), b.work, IDLE, timedelta(0)
             )
             async with at_work(client, b):
-                assert (await upkeep.sweep()).announced >= 2
+                assert (await sweeper.sweep()).announced >= 2
                 session = (await gateway.turn(said[0])).session_id
                 await end(client, session)
     turns = [await b.turn(turn_id) for reply in said if (turn_id := turn_id_of(reply)) is not None]
@@ -112,7 +112,7 @@ async def test_chat_goes_on_and_is_judged_when_temporal_is_back(binary_bench: Be
 
 @pytest.mark.slow
 @pytest.mark.postgres
-async def test_a_worker_serves_what_it_counts(temporal_address: str, binary_bench: Bench, tmp_path: Path) -> None:
+async def test_a_worker_serves_its_metrics(temporal_address: str, binary_bench: Bench, tmp_path: Path) -> None:
     port = choose_port("the worker", "127.0.0.1", 0, "")
     command = [sys.executable, "-m", "clawloop.cli.main", "worker", "judge", "--health-port", str(port)]
     settings = {"DATABASE_URL": binary_bench.url, "TEMPORAL_ADDRESS": temporal_address, "CLAWLOOP_DATA": str(tmp_path)}
@@ -128,9 +128,9 @@ async def test_a_worker_serves_what_it_counts(temporal_address: str, binary_benc
                     except httpx.TransportError:
                         assert worker.poll() is None, (tmp_path / "log").read_text()[-2000:]
                     await asyncio.sleep(0.1)
-            told = await client.get("/metrics")
-        assert told.status_code == 200
-        assert "# TYPE clawloop_worker_judge_request_seconds histogram" in told.text
+            metrics = await client.get("/metrics")
+        assert metrics.status_code == 200
+        assert "# TYPE clawloop_worker_judge_request_seconds histogram" in metrics.text
     finally:
         worker.terminate()
         assert await asyncio.to_thread(worker.wait, 20) == 0

@@ -1,4 +1,4 @@
-"""A policy's training workflow: what it does in which order, what operators can say, and what it waits through."""
+"""A policy's training workflow: the order of its activities, operators' changes, and outages."""
 
 from __future__ import annotations
 
@@ -9,8 +9,7 @@ import pytest
 from temporalio.client import Client, WorkflowFailureError, WorkflowUpdateFailedError
 from temporalio.exceptions import ApplicationError, CancelledError
 
-from activities.training.messages import PauseTraining
-from clawloop.contracts.training import StepState
+from clawloop.contracts.training import OperatorAction, OperatorChange, StepState
 from tests.workflows.conftest import until
 from tests.workflows.learning import Learner, ScriptedLearning, learning, training
 from workflows import names
@@ -40,13 +39,13 @@ async def test_a_full_batch_becomes_a_step_and_its_version_answers(
     assert "waiting: 5 of 16 samples, 3 turns are being judged" in await learner.shows("waiting: 5 of 16")
     await learner.samples(11)
     await answers(scripted, 1)
-    told = [line for line in scripted.happened if not line.startswith("publish")]
-    assert told == ["v0 answers", "claim 1: 16", "train 1", "v1 answers"]
+    happened = [line for line in scripted.happened if not line.startswith("publish")]
+    assert happened == ["v0 answers", "claim 1: 16", "train 1", "v1 answers"]
     details = await learner.shows("v1 answers, the newest")
     assert "| 1 | 16 | 0.5 | 0.01 | 1 | 1.2 | committed | yes |" in details
 
 
-async def test_it_says_what_it_computes_and_is_found_by_it(
+async def test_the_ui_shows_the_running_step_and_search_attributes_find_it(
     client: Client, scripted: ScriptedLearning, learner: Learner
 ) -> None:
     scripted.gate.clear()
@@ -89,7 +88,7 @@ async def test_the_next_step_is_computed_while_engines_load_and_publishing_goes_
     assert scripted.most_at_once == 1
 
 
-async def test_told_many_times_a_batch_is_trained_once(scripted: ScriptedLearning, learner: Learner) -> None:
+async def test_a_batch_signalled_many_times_is_trained_once(scripted: ScriptedLearning, learner: Learner) -> None:
     scripted.gate.clear()
     await learner.samples(16)
     await asyncio.gather(*(learner.samples(0) for _ in range(20)))
@@ -104,7 +103,7 @@ async def test_a_pause_lets_the_running_step_finish_and_holds(scripted: Scripted
     await learner.samples(40)
     await until(lambda: scripted.at_once == 1)
     await learner.pause("the machine is needed")
-    await learner.shows("paused: the machine is needed\n\nwhat runs is finished: step 1: 16 samples, from v0")
+    await learner.shows("paused: the machine is needed\n\nstill computing: step 1: 16 samples, from v0")
     scripted.gate.set()
     await answers(scripted, 1)  # it is published nevertheless
     await learner.samples(16)
@@ -115,10 +114,10 @@ async def test_a_pause_lets_the_running_step_finish_and_holds(scripted: Scripted
     assert scripted.ready == 8
 
 
-async def test_a_recipe_that_is_set_counts_at_once(scripted: ScriptedLearning, learner: Learner) -> None:
+async def test_a_recipe_that_is_set_is_used_at_once(scripted: ScriptedLearning, learner: Learner) -> None:
     await learner.samples(8)
     await learner.shows("waiting: 8 of 16")
-    await learner.set_recipe(needed=8)  # nobody else tells the workflow
+    await learner.set_recipe(needed=8)  # no other signal
     await answers(scripted, 1)
     scripted.gate.clear()
     await learner.samples(8)
@@ -128,18 +127,16 @@ async def test_a_recipe_that_is_set_counts_at_once(scripted: ScriptedLearning, l
     await until(lambda: scripted.looks > looks)  # also beside a running step
 
 
-async def test_a_pause_holds_when_temporal_was_not_told(scripted: ScriptedLearning, learner: Learner) -> None:
+async def test_a_pause_holds_without_a_signal(scripted: ScriptedLearning, learner: Learner) -> None:
     await learner.samples(0)
     await learner.shows("waiting: 0 of 16")
-    scripted.paused = "said while Temporal was away"
+    scripted.paused = "paused while Temporal was away"
     await learner.samples(16)
-    await learner.shows("paused: said while Temporal was away")
+    await learner.shows("paused: paused while Temporal was away")
     assert scripted.step == 1
 
 
-async def test_a_resume_that_temporal_did_not_hear_is_seen_at_the_next_look(
-    scripted: ScriptedLearning, learner: Learner
-) -> None:
+async def test_a_resume_without_a_signal_is_seen_at_the_next_read(scripted: ScriptedLearning, learner: Learner) -> None:
     scripted.paused, scripted.ready = "for now", 16
     await learner.begin(quiet_seconds=0.5)
     await learner.shows("paused: for now")
@@ -147,7 +144,7 @@ async def test_a_resume_that_temporal_did_not_hear_is_seen_at_the_next_look(
     await answers(scripted, 1)
 
 
-async def test_a_bad_step_is_set_aside_and_training_pauses_and_says_why(
+async def test_a_bad_step_is_quarantined_and_training_pauses_with_the_reason(
     scripted: ScriptedLearning, learner: Learner
 ) -> None:
     scripted.ends[2] = (StepState.QUARANTINED, "KL 12.3 above 10")
@@ -161,13 +158,13 @@ async def test_a_bad_step_is_set_aside_and_training_pauses_and_says_why(
     assert [line for line in scripted.happened if line.startswith("train")] == [f"train {n}" for n in (1, 2, 3, 4)]
 
 
-async def test_a_step_that_can_never_work_is_set_aside_too(scripted: ScriptedLearning, learner: Learner) -> None:
+async def test_a_step_that_cannot_succeed_is_quarantined_too(scripted: ScriptedLearning, learner: Learner) -> None:
     scripted.fails = lambda n: ApplicationError("AdapterUnusable", type="AdapterUnusable", non_retryable=True)
     await learner.samples(16)
     await learner.shows("paused: step 1 quarantined: AdapterUnusable")
 
 
-async def test_a_step_the_ledger_has_given_up_is_abandoned(scripted: ScriptedLearning, learner: Learner) -> None:
+async def test_a_step_that_is_over_in_the_ledger_is_abandoned(scripted: ScriptedLearning, learner: Learner) -> None:
     gone = ApplicationError("RecordUnusable", type="RecordUnusable", non_retryable=True)
     scripted.fails = lambda n: gone if n == 1 else None
     await learner.samples(16)
@@ -175,7 +172,7 @@ async def test_a_step_the_ledger_has_given_up_is_abandoned(scripted: ScriptedLea
     assert "abandon 1: RecordUnusable" in scripted.happened
 
 
-async def test_a_trainer_that_breaks_computes_the_same_step_again(scripted: ScriptedLearning, learner: Learner) -> None:
+async def test_a_trainer_that_fails_computes_the_same_step_again(scripted: ScriptedLearning, learner: Learner) -> None:
     broken = iter([ApplicationError("a rank died", type="TrainerUnavailable")])
     scripted.fails = lambda n: next(broken, None)
     await learner.samples(16)
@@ -211,17 +208,46 @@ async def test_a_pinned_version_answers_while_others_are_trained(scripted: Scrip
     await answers(scripted, 2)
 
 
-async def test_an_operator_who_says_nothing_is_refused_before_anything_is_written(
+async def test_a_change_without_detail_or_of_an_unknown_kind_is_refused(
     scripted: ScriptedLearning, learner: Learner
 ) -> None:
     await learner.samples(0)
     with pytest.raises(WorkflowUpdateFailedError) as refused:
-        await learner.handle.execute_update(names.PAUSE, PauseTraining(reason="  "))
+        await learner.handle.execute_update(names.OPERATOR_CHANGED, OperatorChange(OperatorAction.PAUSE, "  "))
     assert "reason" in str(refused.value.cause)
     with pytest.raises(WorkflowUpdateFailedError):
-        await learner.handle.execute_update(names.ROLL_BACK, {"version": -1})
+        await learner.handle.execute_update(names.OPERATOR_CHANGED, {"action": "stop", "detail": "now"})
     with pytest.raises(WorkflowUpdateFailedError):
-        await learner.handle.execute_update(names.PIN, {"version": "newest"})
+        await learner.handle.execute_update("stop", {"reason": "now"})
+
+
+async def test_the_newest_change_of_an_operator_is_shown(scripted: ScriptedLearning, learner: Learner) -> None:
+    await learner.samples(0)
+    await learner.roll_back(0)
+    await learner.shows("last change by an operator: roll back: to version 0")
+
+
+@pytest.mark.parametrize(
+    ("name", "body", "publishes"),
+    [
+        ("pause", {"reason": "for now"}, False),
+        ("resume", {"retry": False}, False),
+        ("roll_back", {"version": 0}, True),
+        ("pin", {"version": None}, True),
+        ("set_recipe", {"name": "combined", "hash": "0"}, False),
+    ],
+)
+async def test_the_five_former_updates_are_still_accepted(
+    scripted: ScriptedLearning, learner: Learner, name: str, body: dict[str, object], publishes: bool
+) -> None:
+    await learner.samples(0)
+    await learner.shows("waiting: 0 of 16")
+    await until(lambda: "v0 answers" in scripted.happened)
+    looks, published = scripted.looks, scripted.happened.count("publish begins")
+    await learner.handle.execute_update(name, body)
+    await until(lambda: scripted.looks > looks)
+    if publishes:
+        await until(lambda: scripted.happened.count("publish begins") > published)
 
 
 async def test_a_smaller_batch_is_taken_once_its_oldest_sample_has_waited_long_enough(
@@ -248,7 +274,7 @@ async def test_while_no_trainer_is_there_nothing_is_lost_and_history_does_not_gr
             await answers(scripted, 1)
 
 
-async def test_engines_that_are_away_leave_no_trace_and_get_the_version_when_they_come_back(
+async def test_engines_that_are_away_get_the_version_when_they_come_back(
     scripted: ScriptedLearning, learner: Learner
 ) -> None:
     scripted.engines.clear()
@@ -259,9 +285,7 @@ async def test_engines_that_are_away_leave_no_trace_and_get_the_version_when_the
     await answers(scripted, 1)
 
 
-async def test_a_workflow_cancelled_in_the_ui_sets_nothing_aside_and_goes_on_when_begun_anew(
-    scripted: ScriptedLearning, learner: Learner
-) -> None:
+async def test_a_cancelled_workflow_quarantines_nothing(scripted: ScriptedLearning, learner: Learner) -> None:
     scripted.gate.clear()
     await learner.samples(16)
     await until(lambda: scripted.at_once == 1)
@@ -277,7 +301,9 @@ async def test_a_workflow_cancelled_in_the_ui_sets_nothing_aside_and_goes_on_whe
     await answers(scripted, 1)
 
 
-async def test_it_goes_on_where_it_was_ended(client: Client, scripted: ScriptedLearning, learner: Learner) -> None:
+async def test_a_terminated_workflow_goes_on_when_started_again(
+    client: Client, scripted: ScriptedLearning, learner: Learner
+) -> None:
     scripted.gate.clear()
     await learner.samples(16)
     await until(lambda: scripted.at_once == 1)

@@ -13,12 +13,12 @@ import pytest
 from temporalio.client import Client
 from temporalio.worker import Worker
 
-from activities.sweep import UpkeepActivities
+from activities.sweep import SweepActivities
 from clawloop.contracts.sessions import SessionFacts, TurnRecorded
 from clawloop.contracts.turns import TurnRecord
 from clawloop.ids import SessionId
 from clawloop.temporal.client import TemporalSessionNotifier
-from db.sweep import PostgresUpkeepStore
+from db.sweep import PostgresSweepStore
 from tests.judging.conftest import Bench, bench, binary_bench, judge
 from tests.workflows.conftest import IDLE, end_all
 from workflows import names
@@ -55,7 +55,7 @@ async def end(client: Client, session: SessionId) -> None:
 
 
 @pytest.mark.postgres
-async def test_out_of_order_late_and_twice_told_turns_are_each_judged_once(client: Client, binary_bench: Bench) -> None:
+async def test_out_of_order_late_and_repeated_turns_are_each_judged_once(client: Client, binary_bench: Bench) -> None:
     b = binary_bench
     turns = b.conversation(*(f"message {n}" for n in range(12)))
     session = await b.insert(*turns)
@@ -79,16 +79,16 @@ async def test_what_was_stored_while_temporal_was_away_is_swept_and_judged(clien
     turns = b.conversation("one", "two", "three")
     session = await b.insert(*turns[:-1], replace(turns[-1], ends_session=True))
     notifier = TemporalSessionNotifier(client, IDLE)
-    upkeep = UpkeepActivities(PostgresUpkeepStore(b.database), notifier, b.work, IDLE, timedelta(0))
+    sweeper = SweepActivities(PostgresSweepStore(b.database), notifier, b.work, IDLE, timedelta(0))
     async with at_work(client, b):
-        assert (await upkeep.sweep()).announced == 3
+        assert (await sweeper.sweep()).announced == 3
         await end(client, session)
     outcomes = [(await b.turn(turn.turn_id)).outcome for turn in turns]
     assert outcomes == ["sampled", "sampled", "no_feedback"]
 
 
 @pytest.mark.postgres
-async def test_no_word_of_the_conversation_is_in_temporal_and_payloads_are_small(client: Client, bench: Bench) -> None:
+async def test_no_text_of_the_conversation_is_in_temporal_and_payloads_are_small(client: Client, bench: Bench) -> None:
     bench.judge.votes, bench.judge.hint = [-1], "SECRET hint of the judge, to be kept."
     turns = bench.conversation("SECRET question", "SECRET answer", "x" * 100_000)
     session = await bench.insert(*turns)

@@ -11,7 +11,7 @@ import pytest
 from activities.judging.closing import LedgerActivities
 from activities.judging.judge_turn import JudgingActivities
 from activities.judging.messages import CloseSession, JudgeTurn
-from activities.sweep import UpkeepActivities
+from activities.sweep import SweepActivities
 from activities.training.notifier import TrainingNotifier
 from clawloop.contracts.sessions import TurnResult
 from clawloop.contracts.training import SampleState
@@ -23,8 +23,8 @@ from clawloop.judging.prompts import AnswerForm, JudgePrompt
 from clawloop.recipes.recipe import Recipe
 from tests.fakes.judgement_store import FakeJudgementStore
 from tests.fakes.notifier import FakeNotifier, FakeWorkNotifier
+from tests.fakes.sweep_store import FakeSweepStore
 from tests.fakes.turn_store import FakeTurnStore
-from tests.fakes.upkeep_store import FakeUpkeepStore
 from tests.records import KEY, turn_record
 
 BINARY = Recipe.model_validate(
@@ -92,7 +92,7 @@ class Desk:
         self.judging = JudgingActivities(self.store, self.judge, self.judge, work)
         self.ledger = LedgerActivities(self.store, self.store, work)
         idle = timedelta(minutes=30)
-        self.upkeep = UpkeepActivities(FakeUpkeepStore(self.turns, self.store), self.notifier, work, idle, timedelta(0))
+        self.sweep = SweepActivities(FakeSweepStore(self.turns, self.store), self.notifier, work, idle, timedelta(0))
 
     async def talk(self, *asked: str) -> tuple[SessionId, list[TurnRecord]]:
         messages: list[Message] = []
@@ -200,6 +200,6 @@ async def test_an_erased_turn_is_no_candidate_for_the_sample_a_session_gets(desk
 
 async def test_a_sweep_notifies_of_missed_turns_once(desk: Desk) -> None:
     _, turns = await desk.talk("one", "two")
-    assert (await desk.upkeep.sweep()).announced == len(turns)
-    assert (await desk.upkeep.sweep()).announced == 0
+    assert (await desk.sweep.sweep()).announced == len(turns)
+    assert (await desk.sweep.sweep()).announced == 0
     assert len(desk.notifier.sent) == len(turns)

@@ -13,8 +13,8 @@ from tests.fakes.turn_facts import facts, is_older
 from tests.fakes.turn_store import FakeTurnStore
 
 
-class FakeUpkeepStore:
-    """Satisfies `activities.judging.ports.UpkeepStore`."""
+class FakeSweepStore:
+    """Satisfies `activities.sweep.SweepStore`."""
 
     def __init__(self, turns: FakeTurnStore, judged: FakeJudgementStore) -> None:
         self._turns = turns

@@ -1,0 +1,92 @@
+"""Operations for the command line: Temporal is asked only after PostgreSQL holds the change."""
+
+from __future__ import annotations
+
+import asyncio
+from collections.abc import Callable, Coroutine
+from pathlib import Path
+from typing import TYPE_CHECKING, Any, TypeVar
+
+from clawloop.cli.terminal import settings_of, with_database
+from clawloop.errors import SignalFailed
+
+if TYPE_CHECKING:
+    from temporalio.client import Client
+
+    from clawloop.contracts.sessions import ContentErased, RejudgeRequested, SessionFacts
+    from clawloop.contracts.training import OperatorChange
+    from clawloop.ids import SessionId
+    from clawloop.processes.operations import Operations
+    from clawloop.settings import Settings
+    from clawloop.temporal.client import TemporalSessionNotifier
+    from db.database import Database
+
+Result = TypeVar("Result")
+
+# A server that listens accepts a connection at once; a far one within some tenths of a second.
+TEMPORAL_CONNECT_SECONDS = 2.0
+
+
+def with_operations(data: Path | None, work: Callable[[Operations], Coroutine[Any, Any, Result]]) -> Result:
+    async def run(database: Database) -> Result:
+        from clawloop.processes.operations import operations_on
+
+        settings = settings_of(data)
+        temporal = _TemporalOnDemand(settings)
+        return await work(operations_on(database, settings, temporal, temporal))
+
+    return with_database(data, run)
+
+
+class _TemporalOnDemand:
+    """Connects at each call. Satisfies `clawloop.operations.ports.OperatorNotifier` and `SessionWorkflows`."""
+
+    def __init__(self, settings: Settings) -> None:
+        self._settings = settings
+        self._sessions: TemporalSessionNotifier | None = None
+
+    async def operator_changed(self, policy: str, change: OperatorChange) -> None:
+        client = await self._client()
+        from clawloop.temporal.training_notifier import TemporalTrainingNotifier
+
+        await TemporalTrainingNotifier(client).operator_changed(policy, change)
+
+    async def rejudge(self, session: SessionFacts, request: RejudgeRequested) -> None:
+        await (await self._session_notifier()).rejudge(session, request)
+
+    async def content_erased(self, session: SessionId, erased: ContentErased) -> None:
+        await (await self._session_notifier()).content_erased(session, erased)
+
+    async def _session_notifier(self) -> TemporalSessionNotifier:
+        if self._sessions is None:
+            from datetime import timedelta
+
+            client = await self._client()
+            from clawloop.temporal.client import TemporalSessionNotifier
+
+            self._sessions = TemporalSessionNotifier(client, timedelta(minutes=self._settings.session_idle_minutes))
+        return self._sessions
+
+    async def _client(self) -> Client:
+        """A lazy client, if something listens at Temporal's address.
+
+        The connection is tried before the client is imported, which takes a second or two.
+
+        Raises:
+            SignalFailed: there is no Temporal, or it does not answer.
+        """
+        from clawloop.processes.endpoints import temporal_address
+
+        address = temporal_address(self._settings)
+        if address is None:
+            raise SignalFailed("no Temporal: set TEMPORAL_ADDRESS, or start `clawloop up` in another terminal")
+        host, _, port = address.rpartition(":")
+        try:
+            async with asyncio.timeout(TEMPORAL_CONNECT_SECONDS):
+                _, writer = await asyncio.open_connection(host.strip("[]"), int(port))
+        except (OSError, TimeoutError, ValueError):
+            raise SignalFailed(f"Temporal does not answer at {address}") from None
+        writer.close()
+        from clawloop.temporal.client import connect
+
+        return await connect(address, lazy=True)

@@ -1,0 +1,113 @@
+"""What operations need. Every store call raises StoreUnavailable when PostgreSQL does not answer in time."""
+
+from __future__ import annotations
+
+from typing import Protocol
+
+from clawloop.contracts.sessions import ContentErased, Erasure, RejudgeRequested, SessionFacts
+from clawloop.contracts.training import OperatorChange, TrainingView, VersionView
+from clawloop.ids import SessionId, TurnId
+from clawloop.judging.rejudging import RejudgeFacts
+from clawloop.recipes.recipe import Recipe
+
+
+class TrainingStore(Protocol):
+    """Operators' view of a policy's training, and their changes to it.
+
+    Every method raises NotFound if there is no such policy.
+    """
+
+    async def status(self, policy: str) -> TrainingView:
+        """The status of the policy's training."""
+
+    async def versions(self, policy: str) -> list[VersionView]:
+        """All versions of the policy, by number, removed ones included."""
+
+    async def pause(self, policy: str, reason: str) -> TrainingView:
+        """Claim no batch until `resume`; a claimed step finishes."""
+
+    async def resume(self, policy: str, *, retry_quarantined: bool = False) -> TrainingView:
+        """Claim batches again.
+
+        Args:
+            retry_quarantined: make quarantined samples fresh again.
+        """
+
+    async def roll_back(self, policy: str, version: int) -> TrainingView:
+        """Continue from this version: it becomes the head at once, and active as soon as an engine has it.
+
+        A claimed step is abandoned, a publishing in progress becomes invalid (the epoch changes), and turns trained by
+        later steps are rolled back. Rolling forward to a rolled-back version works the same way.
+
+        Raises:
+            NotFound: there is no such version.
+            StateConflict: its files were removed, or another version is pinned.
+        """
+
+    async def pin(self, policy: str, version: int) -> TrainingView:
+        """Keep this version active, as soon as an engine has it and until `unpin`, whatever is trained.
+
+        Raises:
+            NotFound: there is no such version.
+            StateConflict: its files were removed.
+        """
+
+    async def unpin(self, policy: str) -> TrainingView:
+        """Make the newest version active again; nothing if none is pinned."""
+
+    async def recipe(self, policy: str) -> Recipe:
+        """The recipe that the policy learns by.
+
+        Raises:
+            NotFound: the policy has no recipe.
+            StateConflict: the stored recipe is not valid any more.
+        """
+
+    async def set_recipe(self, policy: str, recipe: Recipe) -> TrainingView:
+        """Learn by this recipe from the next step on; nothing if the policy does already.
+
+        Waiting samples of another signal hash expire at once, for good: `recipe changed`.
+
+        Raises:
+            RecipeRejected: no step of it can start from the policy's head.
+        """
+
+
+class OperatorNotifier(Protocol):
+    async def operator_changed(self, policy: str, change: OperatorChange) -> None:
+        """Notify the policy's training workflow of a change that PostgreSQL holds.
+
+        Raises:
+            SignalFailed: the workflow sees the change when it reads the ledger next.
+        """
+
+
+class RejudgeStore(Protocol):
+    async def rejudge_facts(self, turn_id: TurnId) -> RejudgeFacts | None:
+        """None if there is no such turn."""
+
+    async def of_session(self, session: SessionId) -> list[RejudgeFacts]:
+        """The session's main turns in their order; empty if there is no such session."""
+
+    async def unjudged(self, limit: int) -> list[RejudgeFacts]:
+        """Turns without a valid vote, oldest first."""
+
+
+class ErasureStore(Protocol):
+    """Erases content for good."""
+
+    async def erase_session(self, session: SessionId) -> Erasure | None:
+        """Erase a session, including turns of it not inserted yet; None if there is no such session."""
+
+    async def erase_turn(self, turn: TurnId) -> Erasure | None:
+        """Erase a turn, other replies to its request, and all turns that continue them; None if there is none."""
+
+
+class SessionWorkflows(Protocol):
+    """Workflows of sessions. Every call raises SignalFailed when Temporal does not take the signal."""
+
+    async def rejudge(self, session: SessionFacts, request: RejudgeRequested) -> None:
+        """Have a turn judged again. Idempotent for one revision."""
+
+    async def content_erased(self, session: SessionId, erased: ContentErased) -> None:
+        """Notify the session's workflow, if one runs, which turns have no content any more."""

@@ -1,0 +1,93 @@
+"""What operators do to sessions: have turns judged again, and erase content."""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from dataclasses import dataclass
+
+from clawloop.contracts.sessions import Erasure, RejudgeRequested
+from clawloop.ids import SessionId, TurnId
+from clawloop.judging.rejudging import RejudgeFacts, why_not_rejudged
+from clawloop.operations.applied import Applied, notify_best_effort
+from clawloop.operations.ports import ErasureStore, RejudgeStore, SessionWorkflows
+
+# Signals are sent one after the other, 10 ms each; the next call takes the next turns.
+UNJUDGED_LIMIT = 1000
+
+
+@dataclass(frozen=True, slots=True)
+class RejudgeResult:
+    """
+    Args:
+        revision: of the judgement that was asked for; asked for again before it exists, it is the same.
+        refused: why the turn cannot be judged again; None: its workflow judges it.
+    """
+
+    turn_id: TurnId
+    session_id: SessionId
+    revision: int
+    refused: str | None
+
+
+class SessionOperations:
+    def __init__(self, rejudging: RejudgeStore, erasures: ErasureStore, workflows: SessionWorkflows) -> None:
+        self._rejudging = rejudging
+        self._erasures = erasures
+        self._workflows = workflows
+
+    async def rejudge_turn(self, turn_id: TurnId) -> RejudgeResult | None:
+        """Have a turn judged again, with the recipe of now and without earlier votes; None: there is no such turn.
+
+        Raises:
+            SignalFailed, StoreUnavailable
+        """
+        facts = await self._rejudging.rejudge_facts(turn_id)
+        return None if facts is None else (await self._rejudge([facts]))[0]
+
+    async def rejudge_session(self, session: SessionId) -> list[RejudgeResult]:
+        """Have all main turns of a session judged again that can be; empty if there is no such session.
+
+        Raises:
+            SignalFailed, StoreUnavailable
+        """
+        return await self._rejudge(await self._rejudging.of_session(session))
+
+    async def rejudge_unjudged(self) -> list[RejudgeResult]:
+        """Have turns without a valid vote judged again, at most `UNJUDGED_LIMIT`.
+
+        Raises:
+            SignalFailed, StoreUnavailable
+        """
+        return await self._rejudge(await self._rejudging.unjudged(UNJUDGED_LIMIT))
+
+    async def _rejudge(self, turns: Sequence[RejudgeFacts]) -> list[RejudgeResult]:
+        results = []
+        for turn in turns:
+            refused = why_not_rejudged(turn)
+            if refused is None:
+                await self._workflows.rejudge(turn.session, RejudgeRequested(turn.turn_id, turn.next_revision))
+            results.append(RejudgeResult(turn.turn_id, turn.session.session_id, turn.next_revision, refused))
+        return results
+
+    async def erase_session(self, session: SessionId) -> Applied[Erasure] | None:
+        """Erase a session's content for good; None if there is no such session.
+
+        Raises:
+            StoreUnavailable
+        """
+        return await self._notify(await self._erasures.erase_session(session))
+
+    async def erase_turn(self, turn_id: TurnId) -> Applied[Erasure] | None:
+        """Erase a turn, other replies to its request, and all turns that continue them; None: there is no such turn.
+
+        Raises:
+            StoreUnavailable
+        """
+        return await self._notify(await self._erasures.erase_turn(turn_id))
+
+    async def _notify(self, erasure: Erasure | None) -> Applied[Erasure] | None:
+        if erasure is None:
+            return None
+        # Best effort: the workflow holds ids and reasons only.
+        signal = self._workflows.content_erased(erasure.session.session_id, erasure.message)
+        return await notify_best_effort(erasure, signal)

@@ -1,0 +1,59 @@
+"""What operators do to a policy's training: PostgreSQL first, which decides; then its workflow, best effort."""
+
+from __future__ import annotations
+
+from clawloop.contracts.training import OperatorAction, OperatorChange, TrainingView
+from clawloop.operations.applied import Applied, notify_best_effort
+from clawloop.operations.ports import OperatorNotifier, TrainingStore
+from clawloop.recipes.checks import require_rank
+from clawloop.recipes.recipe import Recipe
+
+
+class TrainingOperations:
+    """Every operation raises what the `TrainingStore` raises.
+
+    Args:
+        max_lora_rank: of the adapters that engines take.
+    """
+
+    def __init__(self, store: TrainingStore, notifier: OperatorNotifier, max_lora_rank: int) -> None:
+        self._store = store
+        self._notifier = notifier
+        self._max_lora_rank = max_lora_rank
+
+    async def pause(self, policy: str, reason: str) -> Applied[TrainingView]:
+        """Claim no batch until resumed; a step that runs is finished."""
+        return await self._notify(await self._store.pause(policy, reason), OperatorAction.PAUSE, reason)
+
+    async def resume(self, policy: str, *, retry: bool) -> Applied[TrainingView]:
+        """Claim batches again; with `retry`, quarantined samples are fresh again."""
+        view = await self._store.resume(policy, retry_quarantined=retry)
+        return await self._notify(view, OperatorAction.RESUME, "with quarantined samples" if retry else "as before")
+
+    async def roll_back(self, policy: str, version: int) -> Applied[TrainingView]:
+        """Go on from an earlier version; a step that runs is abandoned, and its samples are fresh again."""
+        view = await self._store.roll_back(policy, version)
+        return await self._notify(view, OperatorAction.ROLL_BACK, f"to version {version}")
+
+    async def pin(self, policy: str, version: int | None) -> Applied[TrainingView]:
+        """Let one version answer whatever is trained; None: the newest one answers again."""
+        view = await (self._store.unpin(policy) if version is None else self._store.pin(policy, version))
+        return await self._notify(view, OperatorAction.PIN, "none" if version is None else f"version {version}")
+
+    def check_recipe(self, recipe: Recipe) -> Recipe:
+        """The recipe, if engines take its adapters.
+
+        Raises:
+            RecipeRejected: the LoRA rank is above that of the engines.
+        """
+        require_rank(recipe, self._max_lora_rank)
+        return recipe
+
+    async def set_recipe(self, policy: str, recipe: Recipe) -> Applied[TrainingView]:
+        """Use a recipe that `check_recipe` returned, from the next step on."""
+        view = await self._store.set_recipe(policy, recipe)
+        return await self._notify(view, OperatorAction.SET_RECIPE, f"{recipe.name} {recipe.hash[:12]}")
+
+    async def _notify(self, view: TrainingView, action: OperatorAction, detail: str) -> Applied[TrainingView]:
+        change = OperatorChange(action, detail)
+        return await notify_best_effort(view, self._notifier.operator_changed(view.policy, change))

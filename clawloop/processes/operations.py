@@ -1,0 +1,50 @@
+"""Operators' operations on PostgreSQL, for the gateway and the command line alike."""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+from typing import NoReturn
+
+from clawloop.contracts.sessions import ContentErased, RejudgeRequested, SessionFacts
+from clawloop.contracts.training import OperatorChange
+from clawloop.errors import SignalFailed
+from clawloop.ids import SessionId
+from clawloop.operations.ports import OperatorNotifier, SessionWorkflows
+from clawloop.operations.sessions import SessionOperations
+from clawloop.operations.training import TrainingOperations
+from clawloop.settings import Settings
+from db.database import Database
+from db.erasure import PostgresErasureStore
+from db.judging.rejudging import PostgresRejudgeStore
+from db.training.operators import PostgresTrainingStore
+
+
+@dataclass(frozen=True, slots=True)
+class Operations:
+    training: TrainingOperations
+    sessions: SessionOperations
+
+
+class NoTemporal:
+    """Satisfies `OperatorNotifier` and `SessionWorkflows` where no Temporal is configured."""
+
+    async def operator_changed(self, policy: str, change: OperatorChange) -> None:
+        self._fail()
+
+    async def rejudge(self, session: SessionFacts, request: RejudgeRequested) -> None:
+        self._fail()
+
+    async def content_erased(self, session: SessionId, erased: ContentErased) -> None:
+        self._fail()
+
+    def _fail(self) -> NoReturn:
+        raise SignalFailed("no Temporal is given: set TEMPORAL_ADDRESS")
+
+
+def operations_on(
+    database: Database, settings: Settings, notifier: OperatorNotifier, workflows: SessionWorkflows
+) -> Operations:
+    return Operations(
+        TrainingOperations(PostgresTrainingStore(database), notifier, settings.max_lora_rank),
+        SessionOperations(PostgresRejudgeStore(database), PostgresErasureStore(database), workflows),
+    )
