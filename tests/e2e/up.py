@@ -7,7 +7,7 @@ import re
 import subprocess
 import sys
 import time
-from collections.abc import Iterator
+from collections.abc import Iterator, Mapping
 from contextlib import contextmanager
 from dataclasses import dataclass
 from pathlib import Path
@@ -36,11 +36,16 @@ class Up:
 
 
 @contextmanager
-def up(data: Path, output: Path) -> Iterator[Up]:
+def up(data: Path, output: Path, *options: str, settings: Mapping[str, str] | None = None) -> Iterator[Up]:
+    """
+    Args:
+        options: of the command, beside the folder and the ports.
+        settings: environment variables.
+    """
     with output.open("wb") as written:
         process = subprocess.Popen(
-            [sys.executable, "-m", "clawloop.cli.main", "up", "--data", str(data), *FREE_PORTS],
-            env=_environment(),
+            [sys.executable, "-m", "clawloop.cli.main", "up", "--data", str(data), *FREE_PORTS, *options],
+            env=_environment() | dict(settings or {}),
             stdin=subprocess.DEVNULL,
             stdout=written,
             stderr=written,

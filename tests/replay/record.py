@@ -192,14 +192,15 @@ async def record(names: Sequence[str] = ()) -> None:
                 await talk.handle.result()
                 handle = client.get_workflow_handle(described.id, run_id=first)
                 history = await handle.fetch_history()
-            _keep(path.__name__, history)
+            keep(path.__name__, history)
         for learning in (path for path in training_paths.PATHS if not names or path.__name__ in names):
-            _keep(learning.__name__, await training_paths.history(client, learning))
+            keep(learning.__name__, await training_paths.history(client, learning))
         for serving in (path for path in engine_paths.PATHS if not names or path.__name__ in names):
-            _keep(serving.__name__, await engine_paths.history(client, serving))
+            keep(serving.__name__, await engine_paths.history(client, serving))
 
 
-def _keep(name: str, history: WorkflowHistory) -> None:
+def keep(name: str, history: WorkflowHistory) -> None:
+    """Save a history for test_replay.py."""
     kept = _without(json.loads(history.to_json()), ("stackTrace", "identity", "workerControlTaskQueue"))
     (HISTORIES / f"{name}.json").write_text(json.dumps(kept, indent=1) + "\n")
 
