@@ -74,6 +74,22 @@ async def training_rolled_back_and_pinned(learner: Learner, scripted: ScriptedLe
     await until(lambda: scripted.version == 5)
 
 
+async def training_operator_changed(learner: Learner, scripted: ScriptedLearning) -> None:
+    """Each operation by the one update `operator_changed`; the older histories hold one update for each."""
+    await learner.samples(16)
+    await until(lambda: scripted.version == 1)
+    await learner.pause("for now")
+    await learner.resume()
+    await learner.set_recipe(needed=8)
+    await learner.samples(8)
+    await until(lambda: scripted.version == 2)
+    await learner.pin(2)
+    await learner.pin(None)
+    await learner.roll_back(1)
+    await learner.samples(8)
+    await until(lambda: scripted.version == 3)
+
+
 async def training_recipe_set(learner: Learner, scripted: ScriptedLearning) -> None:
     await learner.samples(8)
     await learner.shows("waiting: 8 of 16")
@@ -102,6 +118,7 @@ PATHS: tuple[Path, ...] = (
     training_quarantined,
     training_refused,
     training_rolled_back_and_pinned,
+    training_operator_changed,
     training_recipe_set,
     training_by_timer,
     training_rolled_over,
