@@ -22,7 +22,6 @@ from clawloop.local.checks import choose_port
 from clawloop.local.services.vllm import Device, EngineOptions, launch, read_model
 from clawloop.local.supervision.supervisor import guarded
 from clawloop.local.tiny_model import ensure_tiny_model
-from tests.e2e.kept_folder import MODEL_OPTIONS, copy_model, unpack
 from tests.e2e.up import Up, up
 
 # 40 s on two idle cores, more when tests share them or several start at once.
@@ -85,8 +84,8 @@ def _wanted(request: pytest.FixtureRequest) -> set[str]:
 def engine_url(engines: Engines, request: pytest.FixtureRequest) -> str:
     """The one engine that tests share: float32, started as `clawloop up` starts it."""
     url = engines.begin("engine_url").ready()
-    for name in sorted({"begun_up", "kept_up"} & _wanted(request)):
-        request.getfixturevalue(name)  # it takes a minute as well, and is needed last
+    if "begun_up" in _wanted(request):
+        request.getfixturevalue("begun_up")  # it takes a minute as well, and is needed last
     return url
 
 
@@ -101,14 +100,6 @@ def begun_up(tmp_path_factory: pytest.TempPathFactory) -> Iterator[Up]:
     """`clawloop up` on a folder of its own, which one test uses and ends."""
     folder = tmp_path_factory.mktemp("up")
     with up(folder / "data", folder / "up.log") as begun:
-        yield begun
-
-
-@pytest.fixture(scope="session")
-def kept_up(tmp_path_factory: pytest.TempPathFactory) -> Iterator[Up]:
-    """`clawloop up` on the data folder of version 0.1.0, which one test uses and ends."""
-    folder = tmp_path_factory.mktemp("kept")
-    with up(unpack(folder), folder / "up.log", "--model", str(copy_model(folder)), *MODEL_OPTIONS) as begun:
         yield begun
 
 

@@ -17,8 +17,18 @@ from alembic.script import ScriptDirectory
 from temporalio.client import Client as TemporalClient
 from temporalio.client import WorkflowExecutionStatus
 
-from tests.e2e.kept_folder import FACTS, LOGPROB_TOLERANCE, Client, Message, client_of, wait_until
-from tests.e2e.up import Up
+from tests.e2e.kept_folder import (
+    FACTS,
+    LOGPROB_TOLERANCE,
+    MODEL_OPTIONS,
+    Client,
+    Message,
+    client_of,
+    copy_model,
+    unpack,
+    wait_until,
+)
+from tests.e2e.up import Up, up
 
 # It waits for an engine, like the tests with an engine of their own.
 pytestmark = [pytest.mark.engine, pytest.mark.slow, pytest.mark.postgres, pytest.mark.timeout(900)]
@@ -30,6 +40,13 @@ HEAD, NEXT = KEPT["version"], KEPT["version"] + 1
 # A question to a session that the test continues, or a step, gives these something to do.
 CONTINUED = {"kept_session_open", "kept_session_open_too", "kept_session_expired", "kept_training"}
 STILL_OPEN = {"kept_session_open", "kept_session_open_too", "kept_session_operated", "kept_training"}
+
+
+@pytest.fixture
+def kept_up(tmp_path: Path) -> Iterator[Up]:
+    """`clawloop up` on the folder; not begun before the test, since tests beside it have limits of their own."""
+    with up(unpack(tmp_path), tmp_path / "up.log", "--model", str(copy_model(tmp_path)), *MODEL_OPTIONS) as started:
+        yield started
 
 
 @pytest.fixture
