@@ -7,7 +7,6 @@ from __future__ import annotations
 
 import logging
 import traceback
-from contextlib import suppress
 from dataclasses import replace
 from datetime import timedelta
 from pathlib import Path
@@ -24,6 +23,8 @@ from temporalio.client import (
     ScheduleOverlapPolicy,
     SchedulePolicy,
     ScheduleSpec,
+    ScheduleUpdate,
+    ScheduleUpdateInput,
 )
 from temporalio.common import (
     SearchAttributePair,
@@ -65,6 +66,9 @@ PAYLOAD_WARN_BYTES = 64 * 1024
 
 # A turn whose signal failed is judged this much later at most.
 SWEEP_EVERY = timedelta(minutes=1)
+# One sweep finds everything that missed ones would have. By default Temporal replays each run missed in a year, in one
+# workflow task, which grows with the time the server was off.
+SWEEP_CATCH_UP = timedelta(minutes=2)
 # An activity beats at half its time-out; by default the SDK holds beats back for 0.8 of it (measured), and then a busy
 # machine that is late by a fifth loses the work.
 BEATS_APART = timedelta(seconds=0.5)
@@ -183,7 +187,7 @@ async def register_search_attributes(client: Client) -> None:
 
 
 async def begin_sweeping(client: Client) -> None:
-    """Create the schedule that starts the sweep every minute, unless it exists.
+    """Create the schedule that starts the sweep every minute. Idempotent; a paused schedule stays paused.
 
     Raises:
         RPCError: the server refuses.
@@ -197,10 +201,19 @@ async def begin_sweeping(client: Client) -> None:
     schedule = Schedule(
         action=sweep,
         spec=ScheduleSpec(intervals=[ScheduleIntervalSpec(every=SWEEP_EVERY)]),
-        policy=SchedulePolicy(overlap=ScheduleOverlapPolicy.SKIP),
+        policy=SchedulePolicy(overlap=ScheduleOverlapPolicy.SKIP, catchup_window=SWEEP_CATCH_UP),
     )
-    with suppress(ScheduleAlreadyRunningError):
+    try:
         await client.create_schedule(names.SWEEP_ID, schedule)
+    except ScheduleAlreadyRunningError:
+        await client.get_schedule_handle(names.SWEEP_ID).update(_with_catch_up)
+
+
+def _with_catch_up(existing: ScheduleUpdateInput) -> ScheduleUpdate:
+    # Schedules of version 0.1.0 catch up for a year.
+    schedule = existing.description.schedule
+    schedule.policy.catchup_window = SWEEP_CATCH_UP
+    return ScheduleUpdate(schedule=schedule)
 
 
 class TemporalSessionNotifier:
