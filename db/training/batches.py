@@ -10,6 +10,7 @@ from sqlalchemy.ext.asyncio import AsyncConnection
 
 from clawloop.contracts.training import BatchSample
 from clawloop.contracts.turns import TurnOutcome
+from clawloop.errors import RecordUnusable
 from clawloop.ids import SampleId, TurnId
 from clawloop.recipes.recipe import Train
 from db.arrays import ID_BYTES, bytes_to_ids, bytes_to_logprobs
@@ -39,6 +40,13 @@ async def read_samples(
 
 
 async def _read(connection: AsyncConnection, conversations: ConversationCache, row: Any) -> BatchSample | str:
+    try:
+        return await _decode(connection, conversations, row)
+    except RecordUnusable as error:  # one damaged row must not quarantine its whole batch
+        return f"turn {row.turn_id}: {error}"
+
+
+async def _decode(connection: AsyncConnection, conversations: ConversationCache, row: Any) -> BatchSample | str:
     conversation = await conversations.load(connection, TurnId(row.turn_id))
     prompt = conversation.prompt_ids or b""
     if (fault := sample_fault(row, len(prompt) // ID_BYTES)) is not None:

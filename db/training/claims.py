@@ -33,7 +33,7 @@ _CHUNK = 500
 # Locking both sample and turn avoids deadlocks with judging and closing; NO KEY UPDATE lets a new turn refer to its
 # parent. `parent_tokens` trusts the parent's `prompt_shared`: damage further up is found when the batch is read.
 _COLUMNS = f"""
-    SELECT {SAMPLE_COLUMNS}, t.group_id, s.reward, now() - s.created_at AS age, r.signal_hash, (
+    SELECT {SAMPLE_COLUMNS}, t.group_id, s.reward, now() - s.created_at AS age, r.signal_hash, t.parent_turn_id, (
         SELECT coalesce(p.prompt_shared, 0) + (coalesce(octet_length(p.prompt_ids), 0)
             + coalesce(octet_length(p.response_ids), 0)) / {ID_BYTES}
         FROM turns p WHERE p.id = t.parent_turn_id) AS parent_tokens
@@ -146,10 +146,20 @@ class _Bounds:
             return "neither a verdict nor a hint that this recipe learns from"
         if not by_reward and needs_version(train, row.version, self.head) and row.version not in self.readable:
             return f"version {row.version}, which would read its hint, is gone"
-        prompt_tokens = min(row.prompt_shared, row.parent_tokens or 0) + row.prompt_added
-        return sample_fault(row, prompt_tokens)
+        return sample_fault(row, known_prompt_tokens(row))
 
     def _apart(self, version: int) -> int:
         if version not in self.apart:
             self.apart[version] = versions_apart(version, self.head, self.parents)
         return self.apart[version]
+
+
+def known_prompt_tokens(row: Any) -> int:
+    """Length of a turn's prompt, as far as the claim's statement sees its parent.
+
+    A parent that a late turn became while the claim waited for the row's lock is not visible to the statement, and its
+    `parent_tokens` is None. The turn's own columns are then trusted; the batch is checked again when it is read.
+    """
+    if row.parent_turn_id is not None and row.parent_tokens is None:
+        return int(row.prompt_shared + row.prompt_added)
+    return int(min(row.prompt_shared, row.parent_tokens or 0) + row.prompt_added)
