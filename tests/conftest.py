@@ -19,7 +19,7 @@ from hypothesis import settings
 
 from clawloop.local.checks import choose_port
 from clawloop.local.services import temporal_server
-from clawloop.local.services.postgres import EmbeddedPostgres, running
+from clawloop.local.services.postgres import EmbeddedPostgres, running_postgres
 from clawloop.local.supervision.supervisor import guarded
 from db.schema import migrate
 from db.tables import Base
@@ -47,7 +47,7 @@ def pytest_collection_modifyitems(items: list[pytest.Item]) -> None:
 def postgres_server(tmp_path_factory: pytest.TempPathFactory) -> Iterator[EmbeddedPostgres]:
     """A server that does not wait for the disk: nothing on it outlives the tests."""
     folder: Path = tmp_path_factory.mktemp("postgres")
-    with running(folder, settings={"fsync": "off", "full_page_writes": "off"}) as server:
+    with running_postgres(folder, settings={"fsync": "off", "full_page_writes": "off"}) as server:
         yield server
 
 

@@ -23,7 +23,7 @@ from clawloop.errors import SetupError, StoreUnavailable
 from clawloop.operations.ports import OperatorNotifier, SessionWorkflows
 from clawloop.processes.endpoints import database_url, temporal_address
 from clawloop.processes.operations import NoTemporal, operations_on
-from clawloop.processes.runtime_file import installation
+from clawloop.processes.runtime_file import installation_id
 from clawloop.serving.chat import ChatEngines
 from clawloop.serving.directory import DirectoryCache
 from clawloop.serving.rotation import Rotation
@@ -179,7 +179,7 @@ async def _add_given_engines(url: str, settings: Settings) -> None:
         return
     database = Database(url, BACKGROUND_LIMIT)
     try:
-        await add_missing_engines(database, settings.engines, installation(settings.data))
+        await add_missing_engines(database, settings.engines, installation_id(settings.data))
     except StoreUnavailable as error:  # a gateway starts without PostgreSQL, too
         log.warning("CLAWLOOP_ENGINES not added", extra={"why": str(error)})
     finally:

@@ -18,8 +18,8 @@ from openai import APIError, OpenAI, Stream
 from openai.types.chat import ChatCompletionChunk
 
 from clawloop.ids import turn_id_of
-from clawloop.local.services.postgres import running as running_postgres
-from clawloop.processes.runtime_file import read_running
+from clawloop.local.services.postgres import running_postgres
+from clawloop.processes.runtime_file import read_runtime_file
 from tests.e2e.up import Up
 from tests.processes import alive, by_name
 
@@ -36,7 +36,7 @@ def test_it_serves_records_and_ends_in_15_s_without_losing_the_stream_it_cuts(be
     temporal_ui = started.line(r"Temporal UI +(http://\S+)$")
     started.line("(vllm ready) at ")
     keys = json.loads((data / "keys.json").read_text())
-    where = read_running(data)
+    where = read_runtime_file(data)
     assert where is not None
     with OpenAI(base_url=url, api_key=keys["chat"], max_retries=0, timeout=60) as client:
         with _stream(client, max_tokens=24) as answer:

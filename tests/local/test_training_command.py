@@ -12,7 +12,7 @@ import pytest
 from pydantic import ValidationError
 
 from clawloop.errors import RecipeRejected, SetupError
-from clawloop.processes.bootstrap import begin, prepare
+from clawloop.processes.bootstrap import create_default_policy, prepare
 from clawloop.recipes.recipe import Recipe, load_recipe
 from clawloop.settings import Settings
 from tests.conftest import execute
@@ -23,7 +23,7 @@ pytestmark = [pytest.mark.postgres, pytest.mark.slow]
 
 @pytest.fixture
 def here(postgres_url: str, tmp_path: Path) -> dict[str, str]:
-    asyncio.run(begin(postgres_url, "tiny", [], []))
+    asyncio.run(create_default_policy(postgres_url, "tiny", [], []))
     # Nothing listens there: what operators say holds nevertheless.
     return {"DATABASE_URL": postgres_url, "CLAWLOOP_DATA": str(tmp_path), "TEMPORAL_ADDRESS": "127.0.0.1:1"}
 

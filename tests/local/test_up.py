@@ -105,7 +105,7 @@ def test_it_starts_everything_prints_where_brings_back_what_dies_and_ends_all_in
         for name in ("temporal", "postgres"):
             by_name(running.family())[name].kill()
         for name in ("temporal", "postgres"):
-            running.line(rf"{name} waiting: was ended by SIGKILL.*; again in 0\.5 s")
+            running.line(rf"{name} waiting: was ended by SIGKILL.*; restart in 0\.5 s")
             running.line(rf"{name} ready at .* \(restarts: 1\)")
         family = running.family()
         assert {"temporal", "postgres"} <= by_name(family).keys()

@@ -114,5 +114,5 @@ def test_a_shadowed_package_is_named(tmp_path: Path, monkeypatch: pytest.MonkeyP
     (tmp_path / "db" / "__init__.py").touch()
     monkeypatch.syspath_prepend(str(tmp_path))
     monkeypatch.delitem(sys.modules, "db", raising=False)
-    with pytest.raises(SetupError, match=f"{tmp_path}/db stands in the way"):
+    with pytest.raises(SetupError, match=f"{tmp_path}/db shadows"):
         check_install()

@@ -8,13 +8,13 @@ from pathlib import Path
 import pytest
 
 from clawloop.errors import SetupError
-from clawloop.processes.runtime_file import Running, installation, read_running, write_running
+from clawloop.processes.runtime_file import RuntimeAddresses, installation_id, read_runtime_file, write_runtime_file
 
 
 def test_what_was_started_is_read_again_and_only_by_its_owner(tmp_path: Path) -> None:
-    assert read_running(tmp_path) is None
-    write_running(tmp_path, Running("postgresql://me:secret@here/x", "here:7233"))
-    assert read_running(tmp_path) == Running("postgresql://me:secret@here/x", "here:7233")
+    assert read_runtime_file(tmp_path) is None
+    write_runtime_file(tmp_path, RuntimeAddresses("postgresql://me:secret@here/x", "here:7233"))
+    assert read_runtime_file(tmp_path) == RuntimeAddresses("postgresql://me:secret@here/x", "here:7233")
     assert stat.S_IMODE((tmp_path / "running.json").stat().st_mode) == 0o600
 
 
@@ -23,12 +23,12 @@ def test_a_damaged_file_is_one_line_with_a_remedy(tmp_path: Path, content: bytes
     path = tmp_path / "running.json"
     path.write_bytes(content)
     with pytest.raises(SetupError, match=f"{path} is damaged") as raised:
-        read_running(tmp_path)
+        read_runtime_file(tmp_path)
     assert "\n" not in str(raised.value)
     assert "secr" not in str(raised.value)
 
 
 def test_a_data_folder_keeps_its_name_for_ever(tmp_path: Path) -> None:
-    first = installation(tmp_path / "one")
-    assert installation(tmp_path / "one") == first
-    assert installation(tmp_path / "two") != first
+    first = installation_id(tmp_path / "one")
+    assert installation_id(tmp_path / "one") == first
+    assert installation_id(tmp_path / "two") != first
