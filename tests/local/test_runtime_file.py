@@ -1,4 +1,4 @@
-"""The files by which other commands find what `clawloop up` started."""
+"""The files in a data folder by which other commands find the last `clawloop up`."""
 
 from __future__ import annotations
 
@@ -11,7 +11,7 @@ from clawloop.errors import SetupError
 from clawloop.processes.runtime_file import RuntimeAddresses, installation_id, read_runtime_file, write_runtime_file
 
 
-def test_what_was_started_is_read_again_and_only_by_its_owner(tmp_path: Path) -> None:
+def test_addresses_are_read_back_and_only_the_owner_can_read_the_file(tmp_path: Path) -> None:
     assert read_runtime_file(tmp_path) is None
     write_runtime_file(tmp_path, RuntimeAddresses("postgresql://me:secret@here/x", "here:7233"))
     assert read_runtime_file(tmp_path) == RuntimeAddresses("postgresql://me:secret@here/x", "here:7233")
@@ -19,7 +19,7 @@ def test_what_was_started_is_read_again_and_only_by_its_owner(tmp_path: Path) ->
 
 
 @pytest.mark.parametrize("content", [b"", b'{"database_url": "secr', b"[]", b"7", b'{"secret": 1}', b"\xff"])
-def test_a_damaged_file_is_one_line_with_a_remedy(tmp_path: Path, content: bytes) -> None:
+def test_a_damaged_file_is_reported_in_one_line_without_its_content(tmp_path: Path, content: bytes) -> None:
     path = tmp_path / "running.json"
     path.write_bytes(content)
     with pytest.raises(SetupError, match=f"{path} is damaged") as raised:
@@ -28,7 +28,7 @@ def test_a_damaged_file_is_one_line_with_a_remedy(tmp_path: Path, content: bytes
     assert "secr" not in str(raised.value)
 
 
-def test_a_data_folder_keeps_its_name_for_ever(tmp_path: Path) -> None:
+def test_a_data_folder_keeps_its_installation_id(tmp_path: Path) -> None:
     first = installation_id(tmp_path / "one")
     assert installation_id(tmp_path / "one") == first
     assert installation_id(tmp_path / "two") != first
