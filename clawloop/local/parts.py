@@ -1,4 +1,4 @@
-"""The parts that `clawloop up` runs: how each is started, asked whether it is ready, and stopped.
+"""The parts that `clawloop up` runs: how each is started, checked for readiness, and stopped.
 
 The `stop_within` bounds add up, along `up.STOP_ORDER`, to less than 15 s.
 """

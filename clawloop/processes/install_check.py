@@ -1,4 +1,4 @@
-"""Checks the installation: whether a package of ours is shadowed, and which extra installs a missing package."""
+"""Checks the installation: whether one of our packages is shadowed, and which extra installs a missing package."""
 
 from __future__ import annotations
 

@@ -151,12 +151,12 @@ async def test_a_hint_beyond_the_engines_context_is_left_out_with_a_reason(
     assert prompt is not None
     assert reply is not None
     assert len(prompt) + len(reply) <= CONTEXT_TOKENS
-    told = re.fullmatch(
+    reason = re.fullmatch(
         r"verdict -1: 3 of 3 votes for -1; no hint: the hinted prompt is too long: "
         rf"(\d+) tokens with the reply, the context holds {CONTEXT_TOKENS}",
         found.fate.why,
     )
     # vLLM renders more tokens than the context without an error.
-    assert told, found.fate.why
-    assert int(told[1]) - len(reply) > CONTEXT_TOKENS
+    assert reason, found.fate.why
+    assert int(reason[1]) - len(reply) > CONTEXT_TOKENS
     assert found.hinted is None

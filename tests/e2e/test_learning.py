@@ -192,9 +192,9 @@ async def test_a_preference_in_chats_becomes_a_version_that_prefers_it(
     await _check_the_versions(gateway, tiny_model_path, talks, newest)
 
     judged = [reply for replies in talks for reply in replies[:-1]]
-    told = await asyncio.to_thread(clawloop, gateway, "why", judged[0])
-    assert re.search(r"^outcome +trained$", told, re.MULTILINE), told
-    assert "trained in step 1" in told
+    output = await asyncio.to_thread(clawloop, gateway, "why", judged[0])
+    assert re.search(r"^outcome +trained$", output, re.MULTILINE), output
+    assert "trained in step 1" in output
     versions = json.loads(await asyncio.to_thread(clawloop, gateway, "policy", "versions", "--json"))
     assert [version["state"] for version in versions] == ["on the path", "active, head"]
     assert versions[1]["samples"] == str(len(judged))
@@ -226,5 +226,5 @@ async def _check_the_versions(gateway: RealGateway, model: Path, talks: list[lis
 
     apply_adapter(policy, adapter)
     assert newest.logprobs is not None
-    ours = logprobs(policy, newest.prompt_ids, newest.response_ids, 1.0).tolist()
-    assert ours == pytest.approx(newest.logprobs, abs=1e-3)
+    recomputed = logprobs(policy, newest.prompt_ids, newest.response_ids, 1.0).tolist()
+    assert recomputed == pytest.approx(newest.logprobs, abs=1e-3)

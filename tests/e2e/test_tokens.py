@@ -134,8 +134,8 @@ async def test_a_streamed_tool_call_has_every_token(gateway: RealGateway, engine
     directly = await _asked_directly(engine_url, turn, body)
     assert turn.response_ids == directly["choices"][0]["token_ids"]
     assert turn.prompt_ids == directly["prompt_token_ids"]
-    said = [entry["logprob"] for entry in directly["choices"][0]["logprobs"]["content"]]
-    assert turn.logprobs == pytest.approx(said, abs=1e-5)
+    engine_logprobs = [entry["logprob"] for entry in directly["choices"][0]["logprobs"]["content"]]
+    assert turn.logprobs == pytest.approx(engine_logprobs, abs=1e-5)
 
 
 async def test_replies_cut_by_length_or_by_the_client_have_their_tokens(gateway: RealGateway, reference: Any) -> None:
@@ -167,9 +167,9 @@ async def test_n_choices_are_n_turns_each_with_its_tokens(gateway: RealGateway, 
     assert turns[0] == first
     assert len({tuple(turn.record.response_ids or ()) for turn in turns}) == 3
     for turn in turns:
-        said = [chunk["choices"][0] for chunk in chunks if chunk["choices"][0]["index"] == turn.record.choice]
+        deltas = [chunk["choices"][0] for chunk in chunks if chunk["choices"][0]["index"] == turn.record.choice]
         assert turn.record.response is not None
-        assert turn.record.response["content"] == "".join(choice["delta"].get("content") or "" for choice in said)
+        assert turn.record.response["content"] == "".join(choice["delta"].get("content") or "" for choice in deltas)
         assert turn.record.prompt_ids == first.record.prompt_ids
         assert difference(reference, turn) < 1e-5
 
@@ -200,8 +200,8 @@ async def test_turns_with_thinking_have_parents_although_prompts_drop_the_thinki
     assert stored.parent_turn_id == parent.record.turn_id
     assert stored.session_id == parent.session_id
     assert difference(reference, stored) < 1e-5
-    kept = await whole(gateway, ask("Think first.", answer, "Thanks, and now?"))
-    same = await gateway.turn(kept["id"])
+    reply = await whole(gateway, ask("Think first.", answer, "Thanks, and now?"))
+    same = await gateway.turn(reply["id"])
     assert same.parent_turn_id == parent.record.turn_id
     assert same.record.prompt_ids == stored.record.prompt_ids
 

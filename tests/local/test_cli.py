@@ -31,8 +31,8 @@ def test_migrate_with_a_base_model_prepares_a_deployment(empty_postgres_url: str
     assert clawloop("migrate", **here).returncode == 0
     assert "clawloop migrate --base-model" in refusal(clawloop("key", "create", **here))
 
-    begun = ["migrate", "--base-model", "Qwen/Qwen3-4B", "--alias", "small", "--engine", "http://gpu:8100"]
-    assert clawloop_process(*begun, **here).returncode == 0
+    migrate = ["migrate", "--base-model", "Qwen/Qwen3-4B", "--alias", "small", "--engine", "http://gpu:8100"]
+    assert clawloop_process(*migrate, **here).returncode == 0
     assert clawloop_process("key", "create", **here).stdout.startswith("cl-")
     with psycopg.connect(empty_postgres_url) as connection:
         assert connection.execute("SELECT id, base_model, aliases FROM policies").fetchall() == [

@@ -162,7 +162,7 @@ async def test_progress_is_read_from_the_log(tmp_path: Path) -> None:
 
 async def test_parts_stop_in_the_given_order(tmp_path: Path) -> None:
     record = tmp_path / "ends"
-    says = (
+    program = (
         "import signal, sys, time\n"
         "def end(*_):\n    time.sleep(0.1); open({0!r}, 'a').write(sys.argv[0] + {1!r}); sys.exit(0)\n"
         "signal.signal(signal.SIGTERM, end)\nprint('armed', flush=True)\ntime.sleep(600)"
@@ -173,7 +173,7 @@ async def test_parts_stop_in_the_given_order(tmp_path: Path) -> None:
             async def armed(log: Path = tmp_path / f"{name}.log") -> bool:
                 return log.exists() and "armed" in log.read_text()
 
-            supervisor.start(part(name, says.format(str(record), f" {name}\n"), armed))
+            supervisor.start(part(name, program.format(str(record), f" {name}\n"), armed))
             await supervisor.ready(name)
         await supervisor.stop([["third"], ["second"], ["first"], ["never started"]])
     assert record.read_text() == "-c third\n-c second\n-c first\n"
@@ -188,9 +188,9 @@ async def test_a_part_that_ignores_sigterm_is_killed_after_stop_within(tmp_path:
     async with supervising(tmp_path) as (supervisor, _):
         supervisor.start(part("stubborn", program, armed, stop_within=timedelta(seconds=0.4)))
         await supervisor.ready("stubborn")
-        begun = time.monotonic()
+        stopped_at = time.monotonic()
         await supervisor.stop([["stubborn"]])
-        assert 0.4 <= time.monotonic() - begun < 20
+        assert 0.4 <= time.monotonic() - stopped_at < 20
 
 
 async def test_kill_stopping_does_not_wait_for_stop_within(tmp_path: Path) -> None:
