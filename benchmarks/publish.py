@@ -25,7 +25,7 @@ import torch
 
 from clawloop.local.checks import choose_port
 from clawloop.local.services import temporal_server
-from clawloop.local.services.postgres import running as running_postgres
+from clawloop.local.services.postgres import running_postgres
 from clawloop.local.services.vllm import EngineOptions
 from clawloop.local.supervision.supervisor import guarded
 from clawloop.local.tiny_model import ensure_tiny_model

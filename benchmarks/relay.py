@@ -24,7 +24,7 @@ from rich.console import Console
 from rich.table import Table
 
 from clawloop.local.checks import choose_port
-from clawloop.local.services.postgres import running as running_postgres
+from clawloop.local.services.postgres import running_postgres
 from clawloop.processes.bootstrap import prepare
 
 

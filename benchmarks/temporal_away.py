@@ -29,7 +29,7 @@ from rich.table import Table
 
 from clawloop.local.checks import choose_port
 from clawloop.local.services import temporal_server
-from clawloop.local.services.postgres import running as running_postgres
+from clawloop.local.services.postgres import running_postgres
 from clawloop.processes.bootstrap import prepare
 from clawloop.temporal.client import connect, register_search_attributes
 

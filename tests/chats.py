@@ -1,4 +1,4 @@
-"""Chats for tests of sessions, parents and next states: short ways to write messages, and random ones."""
+"""Chats for tests of sessions, parents and next states: constructors of messages, and hypothesis strategies."""
 
 from __future__ import annotations
 
@@ -45,7 +45,7 @@ def assistant(text: str) -> Message:
 
 
 def calls(*names: str) -> Message:
-    """An assistant that calls tools; each call's id is made of its tool's name."""
+    """An assistant message with tool calls; a call's id contains its tool's name."""
     return {
         "role": "assistant",
         "content": None,
@@ -60,13 +60,13 @@ def tool(name: str, result: str) -> Message:
 
 
 def turn(n: int) -> TurnId:
-    """The n-th turn id: they sort by n, like ours sort by time."""
+    """The n-th turn id; sorts by n, as real ids sort by time."""
     return TurnId(UUID(int=n))
 
 
 @dataclass(frozen=True, slots=True)
 class LaterRequest:
-    """A recorded request of the session."""
+    """A request of the session after the turn in question."""
 
     turn_id: TurnId
     kind: TurnKind
@@ -76,19 +76,19 @@ class LaterRequest:
 def next_state(
     seed: bytes, turn_id: TurnId, turns: Sequence[Candidate], later: Sequence[LaterRequest]
 ) -> NextState | None:
-    """What follows a turn's response in the first main request of `later` that holds it; None if none does."""
+    """The messages after a turn's response in the first main request of `later` that contains it, else None."""
     for request in sorted(later, key=lambda request: request.turn_id):
         if request.kind is not TurnKind.MAIN:
             continue
-        known = [turn for turn in turns if turn.turn_id < request.turn_id]
-        state = next_states(seed, request.messages, known).get(turn_id)
+        earlier = [turn for turn in turns if turn.turn_id < request.turn_id]
+        state = next_states(seed, request.messages, earlier).get(turn_id)
         if state is not None:
             return NextState(request.turn_id, state)
     return None
 
 
 class Recorder:
-    """Numbers turns from 1 and keeps of each what the ledger keeps."""
+    """Numbers turns from 1 and records of each what the ledger stores."""
 
     def __init__(self, seed: bytes = SEED) -> None:
         self.seed = seed
@@ -97,7 +97,7 @@ class Recorder:
         self._numbers = count(1)
 
     def record(self, messages: Sequence[Message], response: Message, kind: TurnKind = TurnKind.MAIN) -> TurnId:
-        """A finished turn: its request and its response."""
+        """Record a complete turn: its request and its response."""
         digest = response_digest(response)
         assert digest is not None
         turn_id = self.ask(messages, kind)
@@ -107,7 +107,7 @@ class Recorder:
         return turn_id
 
     def ask(self, messages: Sequence[Message], kind: TurnKind = TurnKind.MAIN) -> TurnId:
-        """A request without a response yet."""
+        """Record a request without a response."""
         turn_id = turn(next(self._numbers))
         self.requests.append(LaterRequest(turn_id, kind, messages))
         return turn_id
@@ -155,7 +155,7 @@ odd_messages: st.SearchStrategy[Message] = st.fixed_dictionaries(
         "reasoning_content": json_values,
     },
 )
-"""Messages of any JSON shape, with a liking for what looks almost right."""
+"""Messages of any JSON shape, often almost valid."""
 
 plain_messages: st.SearchStrategy[Message] = st.one_of(
     st.builds(user, _letters),
@@ -172,4 +172,4 @@ exchanges: st.SearchStrategy[list[tuple[list[Message], Message]]] = st.lists(
     min_size=1,
     max_size=6,
 )
-"""Conversations as (what is said, what is answered); few words, so that the same answer is often given twice."""
+"""Conversations as (new messages, response); a small vocabulary, so that responses repeat."""

@@ -1,4 +1,4 @@
-"""What many tests need: PostgreSQL and Temporal, each started once, and a database without rows."""
+"""Shared fixtures: PostgreSQL and Temporal, each started once a session, and databases without rows."""
 
 from __future__ import annotations
 
@@ -19,14 +19,14 @@ from hypothesis import settings
 
 from clawloop.local.checks import choose_port
 from clawloop.local.services import temporal_server
-from clawloop.local.services.postgres import EmbeddedPostgres, running
+from clawloop.local.services.postgres import EmbeddedPostgres, running_postgres
 from clawloop.local.supervision.supervisor import guarded
 from db.schema import migrate
 from db.tables import Base
 
 _numbers = itertools.count()
 
-# A busy machine is no fault of what is tested.
+# No deadline: a busy machine is not a failure.
 settings.register_profile("patient", deadline=None)
 settings.load_profile("patient")
 
@@ -45,9 +45,9 @@ def pytest_collection_modifyitems(items: list[pytest.Item]) -> None:
 
 @pytest.fixture(scope="session")
 def postgres_server(tmp_path_factory: pytest.TempPathFactory) -> Iterator[EmbeddedPostgres]:
-    """A server that does not wait for the disk: nothing on it outlives the tests."""
+    """A server without fsync: its data is thrown away after the tests."""
     folder: Path = tmp_path_factory.mktemp("postgres")
-    with running(folder, settings={"fsync": "off", "full_page_writes": "off"}) as server:
+    with running_postgres(folder, settings={"fsync": "off", "full_page_writes": "off"}) as server:
         yield server
 
 
@@ -61,16 +61,16 @@ def _migrated_url(postgres_server: EmbeddedPostgres) -> str:
 
 @pytest.fixture
 def postgres_url(_migrated_url: str) -> str:
-    """A migrated database without any row. Emptying one takes 30 ms, a new one 300; leave its schema as it is."""
+    """A migrated database without rows; tests must not change its schema. Truncating takes 30 ms, creating one 300."""
     tables = ", ".join(Base.metadata.tables)
-    with psycopg.connect(_migrated_url, options="-c lock_timeout=5s") as connection:  # a test before left one open?
+    with psycopg.connect(_migrated_url, options="-c lock_timeout=5s") as connection:
         connection.execute(f"TRUNCATE {tables}")
     return _migrated_url
 
 
 @pytest.fixture(scope="session")
 def temporal_address(tmp_path_factory: pytest.TempPathFactory) -> Iterator[str]:
-    """Temporal's development server, started as `clawloop up` starts it."""
+    """Address of Temporal's development server, with the flags of `clawloop up`."""
     folder = tmp_path_factory.mktemp("temporal")
     ports = temporal_server.Ports(*(choose_port("Temporal", temporal_server.HOST, 0, "") for _ in range(3)))
     started = temporal_server.launch(folder, ports, os.environ)
@@ -90,7 +90,7 @@ def temporal_address(tmp_path_factory: pytest.TempPathFactory) -> Iterator[str]:
 
 @pytest.fixture
 def empty_postgres_url(postgres_server: EmbeddedPostgres) -> Iterator[str]:
-    """A database of the test's own, without any table."""
+    """A new database without tables."""
     name = f"test{next(_numbers)}"
     execute(postgres_server.url, f"CREATE DATABASE {name}")
     yield database_address(postgres_server.url, name)
@@ -98,7 +98,7 @@ def empty_postgres_url(postgres_server: EmbeddedPostgres) -> Iterator[str]:
 
 
 def database_address(url: str, name: str) -> str:
-    """The same server's database of that name."""
+    """URL of another database on the same server."""
     return urlsplit(url)._replace(path=f"/{name}").geturl()
 
 

@@ -1,4 +1,4 @@
-"""Processes that tests look at while they come and go."""
+"""Looks at processes that may end at any time."""
 
 from __future__ import annotations
 
@@ -9,19 +9,19 @@ import psutil
 
 
 def alive(processes: Iterable[psutil.Process]) -> list[psutil.Process]:
-    """Those that still run; one that has ended and was not waited for does not."""
-    found = []
+    """The processes that still run; a zombie does not."""
+    running = []
     for process in processes:
-        with suppress(psutil.NoSuchProcess):  # it ended while we asked
+        with suppress(psutil.NoSuchProcess):  # it has just ended
             if process.is_running() and process.status() != psutil.STATUS_ZOMBIE:
-                found.append(process)
-    return found
+                running.append(process)
+    return running
 
 
 def by_name(processes: Iterable[psutil.Process]) -> dict[str, psutil.Process]:
-    """The first of each name; PostgreSQL's own children come and go while we ask."""
-    found: dict[str, psutil.Process] = {}
+    """The first process of each name; PostgreSQL's children may end meanwhile."""
+    first: dict[str, psutil.Process] = {}
     for process in processes:
         with suppress(psutil.NoSuchProcess):
-            found.setdefault(process.name(), process)
-    return found
+            first.setdefault(process.name(), process)
+    return first

@@ -1,4 +1,4 @@
-"""Turn records for tests, good unless told otherwise."""
+"""Valid turn records for tests."""
 
 from __future__ import annotations
 
@@ -14,7 +14,7 @@ KEY = ApiKeyId(UUID(int=1))
 
 
 def turn_record(text: str = "hi", **changes: Any) -> TurnRecord:
-    """One finished main turn in which the user said `text`."""
+    """A complete main turn with the user message `text`; `changes` replace fields."""
     record = TurnRecord(
         turn_id=new_turn_id(),
         group_id=None,

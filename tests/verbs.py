@@ -1,4 +1,4 @@
-"""`clawloop` verbs as people run them: as a process of its own, or the same from here on."""
+"""Runs `clawloop` verbs, in a process or in this one."""
 
 from __future__ import annotations
 
@@ -17,7 +17,7 @@ Done = subprocess.CompletedProcess[str]
 
 
 def clawloop_process(*arguments: str, **environment: str) -> Done:
-    """The program itself. Each start imports for a second or two, so once for each verb is enough."""
+    """Run the program. Its imports take a second or two, so one test for each verb is enough."""
     return subprocess.run(
         [sys.executable, "-m", "clawloop.cli.main", *arguments],
         env=dict(os.environ) | environment,
@@ -28,7 +28,7 @@ def clawloop_process(*arguments: str, **environment: str) -> Done:
 
 
 def clawloop(*arguments: str, **environment: str) -> Done:
-    """The same verb, run in this process; not on an event loop's thread, since verbs bring their own."""
+    """Run the verb in this process; not in a running event loop, because verbs start their own."""
     out, err = io.StringIO(), io.StringIO()
     with (
         patch.dict(os.environ, environment),
@@ -44,7 +44,7 @@ def clawloop(*arguments: str, **environment: str) -> Done:
 
 
 def refusal(done: Done) -> str:
-    """The one line on standard error of a verb that could not be done."""
+    """The single line on standard error of a verb that failed."""
     assert done.returncode == 1, done.stderr
     (line,) = done.stderr.splitlines()
     assert line.startswith("clawloop: ")

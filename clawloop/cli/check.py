@@ -1,6 +1,6 @@
-"""`clawloop check`: whether the ledger is whole, and the files it names hold what it says.
+"""`clawloop check`: verifies the ledger's invariants and the hashes of the adapter files.
 
-Imports what is heavy only when it runs.
+Heavy imports happen inside it.
 """
 
 from __future__ import annotations
@@ -25,31 +25,31 @@ FILES = "a committed version's files hold what its step made"
 
 
 def check_command(
-    files: Annotated[bool, typer.Option(help="Also hash the adapters in the data folder.")] = True,
+    files: Annotated[bool, typer.Option(help="Also verify the hashes of the adapters in the data folder.")] = True,
     data: Data = None,
     as_json: AsJson = False,
 ) -> None:
-    """Look for damage in the ledger; everything may run meanwhile. Exit code 1 if there is any."""
+    """Verify the ledger, also while everything runs. Exit code 1 if an invariant is violated."""
     from db.invariants import INVARIANTS, committed_versions, violations
 
-    async def look(database: Database) -> tuple[list[Violation], list[VersionRef]]:
+    async def read(database: Database) -> tuple[list[Violation], list[VersionRef]]:
         return await violations(database), await committed_versions(database) if files else []
 
-    found, versions = with_database(data, look)
-    found += damaged_files(versions, settings_of(data).data / "adapters")
+    violated, versions = with_database(data, read)
+    violated += damaged_files(versions, settings_of(data).data / "adapters")
     if as_json:
-        typer.echo(json.dumps([asdict(violation) for violation in found]))
+        typer.echo(json.dumps([asdict(violation) for violation in violated]))
     else:
-        for violation in found:
-            typer.echo(f"not so: {violation.invariant}: {violation.row}")
-        if not found:
-            typer.echo(f"The ledger is whole: {len(INVARIANTS)} rules, {len(versions)} adapters.")
-    if found:
+        for violation in violated:
+            typer.echo(f"violated: {violation.invariant}: {violation.row}")
+        if not violated:
+            typer.echo(f"No violation of {len(INVARIANTS)} invariants, {len(versions)} adapters verified.")
+    if violated:
         sys.exit(1)
 
 
 def damaged_files(versions: Sequence[VersionRef], folder: Path) -> list[Violation]:
-    """Those of which the files are not there, or are others.
+    """A violation for each version whose files are missing or have another hash.
 
     Args:
         folder: the data folder's `adapters`.
@@ -58,10 +58,10 @@ def damaged_files(versions: Sequence[VersionRef], folder: Path) -> list[Violatio
     from clawloop.errors import AdapterUnusable
     from db.invariants import Violation
 
-    found: list[Violation] = []
+    damaged: list[Violation] = []
     for version in versions:
         try:
             check_version(folder / version.path, version.sha256)
         except AdapterUnusable as error:
-            found.append(Violation(FILES, str(error)))
-    return found
+            damaged.append(Violation(FILES, str(error)))
+    return damaged

@@ -1,4 +1,4 @@
-"""Operations for the command line: Temporal is asked only after PostgreSQL holds the change."""
+"""Operations for the command line; connects to Temporal only once PostgreSQL has stored the change."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""What the verbs share: where the data is, the database behind it, and how answers are printed."""
+"""Options that verbs share, a database for the length of one call, and printing of results and failures."""
 
 from __future__ import annotations
 
@@ -18,10 +18,11 @@ if TYPE_CHECKING:
 
 Result = TypeVar("Result")
 Data = Annotated[Path | None, typer.Option("--data", help="Folder of everything that survives a restart.")]
-AsJson = Annotated[bool, typer.Option("--json", help="For programs.")]
+AsJson = Annotated[bool, typer.Option("--json", help="Print JSON.")]
 
 
 def settings_of(data: Path | None) -> Settings:
+    """The settings, with `--data` over CLAWLOOP_DATA."""
     from clawloop.settings import read_settings
 
     settings = read_settings()
@@ -29,6 +30,7 @@ def settings_of(data: Path | None) -> Settings:
 
 
 def with_database(data: Path | None, work: Callable[[Database], Coroutine[Any, Any, Result]]) -> Result:
+    """Run `work` on a connection pool that is closed afterwards."""
     from clawloop.processes.endpoints import database_url
     from db.database import BACKGROUND_LIMIT, Database
 
@@ -43,6 +45,7 @@ def with_database(data: Path | None, work: Callable[[Database], Coroutine[Any, A
 
 
 def show_rows(rows: list[dict[str, str]], as_json: bool) -> None:
+    """Print rows with the same keys as a table."""
     if as_json:
         typer.echo(json.dumps(rows))
         return
@@ -56,6 +59,7 @@ def show_rows(rows: list[dict[str, str]], as_json: bool) -> None:
 
 
 def show_facts(facts: dict[str, str], as_json: bool) -> None:
+    """Print one label and value a line."""
     if as_json:
         typer.echo(json.dumps(facts))
         return
@@ -65,9 +69,11 @@ def show_facts(facts: dict[str, str], as_json: bool) -> None:
 
 
 def when(moment: datetime | None) -> str:
+    """ISO 8601 in seconds; "" for None."""
     return "" if moment is None else moment.isoformat(timespec="seconds")
 
 
 def fail(reason: str) -> NoReturn:
+    """Print the reason to standard error and exit with code 1."""
     typer.echo(f"clawloop: {reason}", err=True)
     sys.exit(1)

@@ -1,6 +1,6 @@
-"""`clawloop worker`: what does the work that Temporal hands out.
+"""`clawloop worker`: the Temporal worker processes.
 
-Imports what is heavy only when a verb runs; torch only for the trainer.
+Heavy imports happen inside a verb; only the trainer imports torch.
 """
 
 from __future__ import annotations
@@ -12,15 +12,14 @@ from typing import TYPE_CHECKING, Annotated
 
 import typer
 
+from clawloop.cli.terminal import Data, settings_of
 from clawloop.errors import SetupError
 
 if TYPE_CHECKING:
     from clawloop.processes.workers import Role
-    from clawloop.settings import Settings
 
-worker_app = typer.Typer(no_args_is_help=True, help="Do what Temporal hands out.")
+worker_app = typer.Typer(no_args_is_help=True, help="Run a Temporal worker.")
 
-Data = Annotated[Path | None, typer.Option("--data", help="Folder of everything that survives a restart.")]
 HealthPort = Annotated[int, typer.Option(help="Loopback port of /healthz, /readyz and /metrics; 0 serves none.")]
 
 
@@ -36,12 +35,12 @@ class Dtype(StrEnum):
 
 @worker_app.callback()
 def worker() -> None:
-    """Do what Temporal hands out."""
+    """Run a Temporal worker."""
 
 
 @worker_app.command()
 def orchestrator(health_port: HealthPort = 0, data: Data = None) -> None:
-    """Sessions' workflows, the ledger, the sweep; as many as you like."""
+    """Run workflows, short work on PostgreSQL, and the sweep; any number of processes."""
     from clawloop.processes.workers import Role
 
     _run(Role.ORCHESTRATOR, health_port, data)
@@ -49,7 +48,7 @@ def orchestrator(health_port: HealthPort = 0, data: Data = None) -> None:
 
 @worker_app.command()
 def judge(health_port: HealthPort = 0, data: Data = None) -> None:
-    """Asks the judge, decides, makes samples; as many as you like."""
+    """Collect votes and hints, decide verdicts, make samples; any number of processes."""
     from clawloop.processes.workers import Role
 
     _run(Role.JUDGE, health_port, data)
@@ -59,40 +58,36 @@ def judge(health_port: HealthPort = 0, data: Data = None) -> None:
 def trainer(
     model: Annotated[Path | None, typer.Option(help="Folder of the base model; CLAWLOOP_MODEL.")] = None,
     base_model: Annotated[
-        str | None, typer.Option(help="The name by which engines serve it; the folder's name if left out.")
+        str | None, typer.Option(help="The name by which engines serve it; default: the folder's name.")
     ] = None,
-    pool: Annotated[str, typer.Option(help="Takes the steps of this pool's policies.")] = "default",
+    pool: Annotated[str, typer.Option(help="Compute the steps of this pool's policies.")] = "default",
     nproc: Annotated[int, typer.Option(min=1, help="Ranks on this machine, one for each GPU.")] = 1,
-    device: Annotated[Device | None, typer.Option(help="A GPU if there is one, if left out.")] = None,
-    dtype: Annotated[
-        Dtype | None, typer.Option(help="bfloat16 on a GPU, the model's own on a CPU, if left out.")
-    ] = None,
+    device: Annotated[Device | None, typer.Option(help="Default: a GPU if there is one.")] = None,
+    dtype: Annotated[Dtype | None, typer.Option(help="Default: bfloat16 on a GPU, the model's own on a CPU.")] = None,
     max_tokens: Annotated[
-        int | None, typer.Option(min=1, help="Longest sample; longer ones are left out. The model's own if left out.")
+        int | None, typer.Option(min=1, help="Longest sample; longer ones are dropped. Default: the model's context.")
     ] = None,
     micro_batch_tokens: Annotated[
         int,
         typer.Option(
             min=1,
-            help="Tokens read at once; fewer need less memory. Beside a long sample, half as many of those that share "
-            "its beginning.",
+            help="Tokens of one forward pass; fewer need less memory. Half as many for samples that share a prefix "
+            "with a long one.",
         ),
     ] = 8192,
-    threads: Annotated[int | None, typer.Option(min=1, help="Of torch on the CPU; half the cores if left out.")] = None,
-    health_port: Annotated[
-        int, typer.Option(help="Loopback port of /healthz, /readyz and /metrics; 0 serves none.")
-    ] = 0,
+    threads: Annotated[int | None, typer.Option(min=1, help="Of torch on the CPU; default: half the cores.")] = None,
+    health_port: HealthPort = 0,
     data: Data = None,
 ) -> None:
-    """Takes training steps; one for each pool."""
+    """Compute training steps; one process for each pool."""
     from clawloop.processes.trainer import TrainerProcess, run_trainer
     from clawloop.telemetry.logs import configure_logging
     from clawloop.training.setup import TrainerSetup
 
-    settings = _settings(data)
+    settings = settings_of(data)
     folder = model or settings.model
     if folder is None:
-        raise SetupError("no model to train: give --model DIR, or set CLAWLOOP_MODEL")
+        raise SetupError("no model to train: give --model PATH, or set CLAWLOOP_MODEL")
     setup = TrainerSetup(
         model=folder.resolve(),
         adapters=(settings.data / "adapters").resolve(),
@@ -109,21 +104,19 @@ def trainer(
 
 @worker_app.command()
 def engine(
-    engine: Annotated[str, typer.Option(help="The vLLM beside it: its id, as `engine list` shows it, or its URL.")],
+    engine: Annotated[str, typer.Option(help="The vLLM server beside it: its id from `engine list`, or its URL.")],
     restart_command: Annotated[
-        str | None, typer.Option(help="Run when the engine is dead; leave out where something else restarts it.")
+        str | None, typer.Option(help="Shell command that restarts a dead engine; omit if something else does.")
     ] = None,
-    health_port: Annotated[
-        int, typer.Option(help="Loopback port of /healthz, /readyz and /metrics; 0 serves none.")
-    ] = 0,
+    health_port: HealthPort = 0,
     data: Data = None,
 ) -> None:
-    """Loads and unloads versions in its engine, and refills it after a restart; one beside each engine."""
+    """Load and unload versions in one engine, and reload them after a restart; one process beside each engine."""
     from clawloop.processes.engine_agent import run_agent
     from clawloop.telemetry.logs import configure_logging
 
     configure_logging()
-    asyncio.run(run_agent(engine, _settings(data), health_port, restart_command))
+    asyncio.run(run_agent(engine, settings_of(data), health_port, restart_command))
 
 
 def _run(role: Role, health_port: int, data: Path | None) -> None:
@@ -131,11 +124,4 @@ def _run(role: Role, health_port: int, data: Path | None) -> None:
     from clawloop.telemetry.logs import configure_logging
 
     configure_logging()
-    asyncio.run(run_worker(role, _settings(data), health_port))
-
-
-def _settings(data: Path | None) -> Settings:
-    from clawloop.settings import read_settings
-
-    settings = read_settings()
-    return settings if data is None else settings.model_copy(update={"data": data})
+    asyncio.run(run_worker(role, settings_of(data), health_port))

@@ -17,7 +17,7 @@ from pathlib import Path
 import psutil
 
 from clawloop.errors import SetupError
-from clawloop.local.checks import held, require_folder
+from clawloop.local.checks import lock_file, require_folder
 
 _MARK = "demo.json"
 
@@ -44,7 +44,7 @@ def demo_folder(data: Path, *, keep: bool) -> Iterator[Path]:
         SetupError: another demo runs on it, it cannot be written to, or it holds what no demo made.
     """
     folder = data / "demo"
-    with held(data / "demo.lock", f"a demo already runs on {folder}"):
+    with lock_file(data / "demo.lock", f"a demo already runs on {folder}"):
         _clear(folder)
         require_folder(folder)
         (folder / _MARK).touch()

@@ -24,7 +24,9 @@ from clawloop.demo.run_policies import insert_policies
 from clawloop.demo.scoreboard import DemoBoard
 from clawloop.errors import SetupError
 from clawloop.local.checks import require_disk, require_folder
-from clawloop.local.up import Prepare, Started, Surroundings, UpOptions
+from clawloop.local.parts import Deployment
+from clawloop.local.plan import UpOptions
+from clawloop.local.up import Prepare, Started
 from clawloop.local.up import run as run_up
 
 BASE_MODEL = "clawloop-demo"
@@ -117,10 +119,10 @@ class _Demo:
         self._keys: dict[PlannedRun, str] = {}
         self.findings: Findings | None = None
 
-    async def ready(self, around: Surroundings) -> Mapping[str, str]:
+    async def ready(self, deployment: Deployment) -> Mapping[str, str]:
         """Satisfies `clawloop.local.up.Prepare`."""
-        secrets = await self._prepare(around)
-        self._keys = await insert_policies(around.database_url, around.base_model, self._options.plan.runs)
+        secrets = await self._prepare(deployment)
+        self._keys = await insert_policies(deployment.database_url, deployment.base_model, self._options.plan.runs)
         return secrets
 
     async def use(self, started: Started) -> None:
@@ -130,8 +132,8 @@ class _Demo:
         reports: list[RunReport] = []
         for planned in options.plan.runs:
             key = self._keys[planned]
-            write_address(started.surroundings.data, Address(started.gateway, key, key))
-            place = Place(started.gateway, key, key, started.surroundings.base_model)
+            write_address(started.deployment.data, Address(started.gateway, key, key))
+            place = Place(started.gateway, key, key, started.deployment.base_model)
             evaluated, totals = await run_experiment(planned, place, self._board, options.plan)
             if totals.stopped is not None:
                 self._board.say(f"{totals.stopped}; the run ends early")

@@ -1,7 +1,4 @@
-"""What is looked at before `clawloop up` starts anything, so that a wrong setting is one clear line.
-
-Knows nothing about how parts are run. Every check raises SetupError with what to do about it.
-"""
+"""Checks of machine and settings before anything starts: a wrong setting is a SetupError of one line with a remedy."""
 
 from __future__ import annotations
 
@@ -27,28 +24,28 @@ from clawloop.local.services.temporal_server import NAMESPACE
 from clawloop.local.services.vllm import chat_template
 from db.database import driver_url, postgres_message
 
-# A fresh PostgreSQL takes 60 MiB, four logs at most 80, an adapter of a 4B model 130: room for the first days.
+# A new PostgreSQL takes 60 MiB, four logs at most 80, an adapter of a 4B model 130: enough for the first days.
 NEEDED_BYTES = 2**30
-# Decoders whose projections carry the names our adapters train.
+# Decoders whose projections have the names that adapters target.
 ARCHITECTURES = ("Qwen3ForCausalLM", "Qwen2ForCausalLM", "LlamaForCausalLM", "MistralForCausalLM")
 _SIZES = ("num_attention_heads", "num_hidden_layers", "hidden_size", "max_position_embeddings")
-# Somebody waits at the terminal; what answers later than this is as good as away.
+# A person waits at the terminal; a service that answers later than this counts as unavailable.
 _ANSWER_SECONDS = 10.0
 
 
 @contextmanager
-def held_data_folder(data: Path) -> Iterator[None]:
-    """Hold a data folder for this process alone, until the end of the block or of the process."""
-    with held(data / "up.lock", f"clawloop up already runs on {data}"):
+def lock_data_folder(data: Path) -> Iterator[None]:
+    """Lock a data folder for this process until the end of the block or of the process."""
+    with lock_file(data / "up.lock", f"clawloop up already runs on {data}"):
         yield
 
 
 @contextmanager
-def held(path: Path, already: str) -> Iterator[None]:
-    """Hold a lock file, which is made if it is not there and says who holds it.
+def lock_file(path: Path, locked_message: str) -> Iterator[None]:
+    """Lock a file, created if missing, that contains the id of the process that locks it.
 
     Args:
-        already: what is the case when another process holds it.
+        locked_message: begins the error message when another process has locked it.
     """
     try:
         path.parent.mkdir(parents=True, exist_ok=True)
@@ -61,7 +58,7 @@ def held(path: Path, already: str) -> Iterator[None]:
         except BlockingIOError:
             file.seek(0)
             raise SetupError(
-                f"{already} (process {file.read().strip() or 'unknown'}):"
+                f"{locked_message} (process {file.read().strip() or 'unknown'}):"
                 " stop it first, or choose another folder: --data"
             ) from None
         file.truncate(0)
@@ -71,7 +68,7 @@ def held(path: Path, already: str) -> Iterator[None]:
 
 
 def require_folder(folder: Path) -> None:
-    """See that a data folder is there, or make it, and that it can be written to."""
+    """Create a data folder if it is missing, and check that it is writable."""
     try:
         folder.mkdir(parents=True, exist_ok=True)
         with tempfile.TemporaryFile(dir=folder):
@@ -90,27 +87,28 @@ def require_disk(folder: Path, needed_bytes: int = NEEDED_BYTES) -> None:
 
 
 def choose_port(part: str, host: str, port: int, option: str) -> int:
-    """A port that can be listened on: the one asked for, or a free one for 0.
+    """The port, checked to be free to listen on; for 0 any free one.
 
     Args:
-        option: the command-line option that chooses it.
+        part: for error messages.
+        option: the command-line option that sets the port, for error messages.
     """
     if port == 0:
         return _free_port(host)
     try:
         family, *_, address = socket.getaddrinfo(host, port, type=socket.SOCK_STREAM)[0]
     except (OSError, OverflowError) as error:
-        raise SetupError(f"{host}:{port} is no address to listen on for {part}: {error}") from error
+        raise SetupError(f"{host}:{port} is not an address to listen on for {part}: {error}") from error
     with socket.socket(family, socket.SOCK_STREAM) as probe:
         probe.setsockopt(socket.SOL_SOCKET, socket.SO_REUSEADDR, 1)
         try:
             probe.bind(address)
         except PermissionError:
-            raise SetupError(f"port {port} for {part} needs more rights: choose one above 1023 with {option}") from None
+            raise SetupError(f"port {port} for {part} needs root: choose one above 1023 with {option}") from None
         except OSError as error:
             if error.errno == errno.EADDRINUSE:
                 raise SetupError(
-                    f"port {port} for {part} is in use{_by_whom(port)}: stop that, or choose another port with"
+                    f"port {port} for {part} is in use{_by_process(port)}: stop it, or choose another port with"
                     f" {option} (0 takes a free one)"
                 ) from None
             raise SetupError(f"cannot listen on {host}:{port} for {part}: {error.strerror}") from error
@@ -118,13 +116,13 @@ def choose_port(part: str, host: str, port: int, option: str) -> int:
 
 
 def require_model(folder: Path) -> None:
-    """See that a folder holds a model that can be served and trained."""
-    remedy = "give the folder of a model in Hugging Face's layout: --model PATH"
+    """Check that a folder contains a model that can be served and trained."""
+    remedy = "give the folder of a model in Hugging Face format: --model PATH"
     if not folder.is_dir():
         raise SetupError(f"there is no model folder {folder}: {remedy}")
     config = folder / "config.json"
     if not config.is_file():
-        raise SetupError(f"{folder} holds no model, config.json is missing: {remedy}")
+        raise SetupError(f"{folder} contains no model, config.json is missing: {remedy}")
     try:
         content = json.loads(config.read_text(encoding="utf-8"))
         architecture = content["architectures"][0]
@@ -136,7 +134,7 @@ def require_model(folder: Path) -> None:
         raise SetupError(f"{config} does not describe a language model: {remedy}")
     if architecture not in ARCHITECTURES:
         raise SetupError(
-            f"{folder} is a {architecture}, which cannot be trained here: choose a model that is one of"
+            f"{folder} is a {architecture}, which is not supported: choose a model that is one of"
             f" {', '.join(ARCHITECTURES)}"
         )
     if not any(folder.glob("*.safetensors")):
@@ -144,26 +142,25 @@ def require_model(folder: Path) -> None:
     if not (folder / "tokenizer.json").is_file() and not (folder / "vocab.json").is_file():
         raise SetupError(f"{folder} has no tokenizer (tokenizer.json): download the model again, completely")
     if not chat_template(folder):
-        raise SetupError(
-            f"{folder} has no chat template, so it cannot chat: choose the instruction-tuned model of its family"
-        )
+        raise SetupError(f"{folder} has no chat template: choose the instruction-tuned model of its family")
 
 
 async def require_database(url: str) -> None:
-    """See that a given PostgreSQL lets us in. The password is in no message."""
-    plain = driver_url(url).replace("+psycopg://", "://", 1)
+    """Check that the PostgreSQL at `url` accepts a connection. Error messages never contain the password."""
+    libpq_url = driver_url(url).replace("+psycopg://", "://", 1)
     try:
-        connection = await psycopg.AsyncConnection.connect(plain, connect_timeout=int(_ANSWER_SECONDS))
+        connection = await psycopg.AsyncConnection.connect(libpq_url, connect_timeout=int(_ANSWER_SECONDS))
         await connection.close()
     except psycopg.Error as error:
         raise SetupError(
-            f"DATABASE_URL: {postgres_message(error)}: start that PostgreSQL or mend the URL; unset it to use our own"
+            f"DATABASE_URL: {postgres_message(error)}: start that PostgreSQL or correct the URL;"
+            " unset it to start one here"
         ) from None
 
 
 async def require_temporal(address: str) -> None:
-    """See that a given Temporal answers and has our namespace."""
-    # Half a second of import that only those pay who give an address.
+    """Check that the Temporal at `address` answers and has the namespace."""
+    # Imported here: it takes half a second, which `up` with its own Temporal does not need.
     from temporalio.api.workflowservice.v1 import DescribeNamespaceRequest
     from temporalio.client import Client
     from temporalio.service import RPCError
@@ -175,16 +172,16 @@ async def require_temporal(address: str) -> None:
                 DescribeNamespaceRequest(namespace=NAMESPACE), timeout=timedelta(seconds=_ANSWER_SECONDS)
             )
     except (RPCError, RuntimeError, ValueError, TimeoutError) as error:
-        # RuntimeError: nothing listens there; ValueError: it is no address at all.
+        # RuntimeError: nothing listens there; ValueError: not an address.
         raise SetupError(
             f"TEMPORAL_ADDRESS: no Temporal with a namespace `{NAMESPACE}` answers at {address}:"
-            " start it or mend the address; unset it to use our own"
+            " start it or correct the address; unset it to start one here"
         ) from error
 
 
 async def require_engine(url: str) -> str:
-    """See that a given engine answers; returns the name under which it serves its base model."""
-    remedy = "start it or mend CLAWLOOP_ENGINES; unset it to use our own"
+    """Check that the engine at `url` answers; returns the name under which it serves its base model."""
+    remedy = "start it or correct CLAWLOOP_ENGINES; unset it to start one here"
     limit = aiohttp.ClientTimeout(total=_ANSWER_SECONDS)
     try:
         async with (
@@ -204,7 +201,7 @@ async def require_engine(url: str) -> str:
 
 
 async def require_engines(urls: tuple[str, ...]) -> str:
-    """See that all given engines answer and serve the same base model; returns its name."""
+    """Check that all engines answer and serve the same base model; returns its name."""
     names = await asyncio.gather(*(require_engine(url) for url in urls))
     if len(set(names)) > 1:
         listed = ", ".join(f"{url} {name}" for url, name in zip(urls, names, strict=True))
@@ -220,7 +217,8 @@ def _free_port(host: str) -> int:
         return port
 
 
-def _by_whom(port: int) -> str:
+def _by_process(port: int) -> str:
+    """The text " by NAME (process ID)" for the process that listens on a port; "" if it is not visible."""
     for entry in psutil.net_connections("tcp"):
         if entry.laddr and entry.laddr.port == port and entry.status == psutil.CONN_LISTEN and entry.pid:
             try:

@@ -1,6 +1,6 @@
-"""The secrets of the keys that `clawloop up` makes, so that a person can look them up again.
+"""Reads and writes `keys.json`: the secrets of the keys that `clawloop up` creates.
 
-Knows nothing about the keys themselves: the database holds only their hashes.
+The database stores only their hashes, so this file is where a person can look them up.
 """
 
 from __future__ import annotations
@@ -14,26 +14,26 @@ from clawloop.errors import SetupError
 
 
 def read_keys(path: Path) -> dict[str, str]:
-    """Secrets by scope; empty if there is no file yet."""
+    """Secrets by scope; empty if the file does not exist."""
     try:
         content = json.loads(path.read_text(encoding="utf-8"))
     except FileNotFoundError:
         return {}
     except (OSError, ValueError) as error:
-        raise SetupError(f"{path} cannot be read ({error}): mend it, or delete it to have new keys made") from error
+        raise SetupError(f"{path} cannot be read ({error}): correct it, or delete it to create new keys") from error
     if not isinstance(content, dict) or not all(isinstance(value, str) for value in content.values()):
-        raise SetupError(f"{path} is not a list of keys by scope: mend it, or delete it to have new keys made")
+        raise SetupError(f"{path} is not a JSON object of keys by scope: correct it, or delete it to create new keys")
     return content
 
 
 def write_keys(path: Path, keys: Mapping[str, str]) -> None:
-    """Write all secrets, readable by the owner alone, whole or not at all."""
-    torn = path.with_name(f"{path.name}.new")
-    torn.unlink(missing_ok=True)
-    torn.touch(mode=0o600, exist_ok=False)
-    with torn.open("w", encoding="utf-8") as file:
+    """Replace the file atomically; only its owner can read it."""
+    new_file = path.with_name(f"{path.name}.new")
+    new_file.unlink(missing_ok=True)
+    new_file.touch(mode=0o600, exist_ok=False)
+    with new_file.open("w", encoding="utf-8") as file:
         json.dump(dict(keys), file, indent=2)
         file.write("\n")
         file.flush()
         os.fsync(file.fileno())
-    torn.replace(path)
+    new_file.replace(path)

@@ -1,9 +1,8 @@
-"""A small Qwen3 with random weights, served until a trained demo model is there.
+"""Writes a small Qwen3 with random weights, which `clawloop up` serves without `--model`.
 
-Knows nothing about vLLM. It is made for serving, not for sense: real architecture, real tokenizer, real chat
-template, replies that end by themselves after a hundred tokens or so, and a `generation_config.json` with the
-sampling defaults Qwen3 ships, so that whoever forgets to guard against them sees it. The same seed gives the
-same bytes.
+Architecture, tokenizer and chat template are real; replies are random text of about a hundred tokens. Its
+`generation_config.json` has Qwen3's sampling defaults, so that tests notice an engine that applies them. The same seed
+gives the same bytes.
 """
 
 from __future__ import annotations
@@ -33,7 +32,7 @@ VOCABULARY = 1024  # upper bound; small text may give fewer merges
 END_OF_TURN = "<|im_end|>"
 CONTROL_TOKENS = ("<|endoftext|>", "<|im_start|>", END_OF_TURN)
 MARKUP_TOKENS = ("<tool_call>", "</tool_call>", "<tool_response>", "</tool_response>", "<think>", "</think>")
-# How Qwen cuts text before merging: contractions, words, single digits, punctuation, line breaks.
+# Qwen's pre-tokenizer: contractions, words, single digits, punctuation, line breaks.
 _WORDS = (
     r"(?i:'s|'t|'re|'ve|'m|'ll|'d)|[^\r\n\p{L}\p{N}]?\p{L}+|\p{N}|"
     r" ?[^\s\p{L}\p{N}]+[\r\n]*|\s*[\r\n]+|\s+(?!\S)|\s+"
@@ -42,10 +41,10 @@ _TEMPLATE = Path(__file__).with_name("chat_template.jinja")
 
 
 def ensure_tiny_model(models_folder: Path, seed: int = 0) -> Path:
-    """The folder of the tiny model, made if it is not there yet. Takes about a second.
+    """The folder of the tiny model, created if missing, which takes about a second. Safe with concurrent callers.
 
     Args:
-        models_folder: where model folders live; the model gets a subfolder. Safe when two callers race.
+        models_folder: gets a subfolder for the model.
     """
     target = models_folder / ("tiny-random" if seed == 0 else f"tiny-random-{seed}")
     if (target / "config.json").is_file():
@@ -57,7 +56,7 @@ def ensure_tiny_model(models_folder: Path, seed: int = 0) -> Path:
         unfinished.chmod(0o755)
         unfinished.rename(target)
     except OSError:
-        if not (target / "config.json").is_file():  # otherwise another process was quicker
+        if not (target / "config.json").is_file():  # else another process has created it
             raise
     finally:
         shutil.rmtree(unfinished, ignore_errors=True)
@@ -65,7 +64,7 @@ def ensure_tiny_model(models_folder: Path, seed: int = 0) -> Path:
 
 
 def write_tiny_model(folder: Path, seed: int) -> None:
-    """Write every file of a Hugging Face model folder into an existing, empty folder."""
+    """Write a Hugging Face model into an existing, empty folder."""
     tokenizer = _train_tokenizer()
     vocabulary = tokenizer.get_vocab()
     ids = {token: vocabulary[token] for token in (*CONTROL_TOKENS, *MARKUP_TOKENS)}
@@ -73,7 +72,7 @@ def write_tiny_model(folder: Path, seed: int) -> None:
     tokenizer.save(str(folder / "tokenizer.json"))
     _write_json(folder / "tokenizer_config.json", _tokenizer_config(ids))
     shutil.copyfile(_TEMPLATE, folder / "chat_template.jinja")
-    # As Qwen3 ships it. Engines apply it silently unless told not to.
+    # Qwen3's own. vLLM applies it by default.
     generation = {"do_sample": True, "temperature": 0.6, "top_k": 20, "top_p": 0.95}
     ends = [ids[END_OF_TURN], ids["<|endoftext|>"]]
     _write_json(folder / "generation_config.json", {**generation, "eos_token_id": ends})
@@ -87,7 +86,7 @@ def write_tiny_model(folder: Path, seed: int) -> None:
 
 def _train_tokenizer() -> Tokenizer:
     tokenizer = Tokenizer(models.BPE())
-    # No normalizer: Qwen's NFC would change text that is not in that form, and ours has to come back as it was.
+    # No normalizer: Qwen's NFC would change text in another form, and tests need exact round trips.
     tokenizer.pre_tokenizer = pre_tokenizers.Sequence(
         [
             pre_tokenizers.Split(Regex(_WORDS), behavior="isolated"),
@@ -102,7 +101,7 @@ def _train_tokenizer() -> Tokenizer:
         show_progress=False,
     )
     tokenizer.train_from_iterator(_synthetic_text(), trainer)
-    # Like Qwen3's: one token each, but shown in decoded text, where parsers look for them.
+    # As in Qwen3: one token each, not special, so that parsers find them in decoded text.
     tokenizer.add_tokens([AddedToken(token, special=False, normalized=False) for token in MARKUP_TOKENS])
     return tokenizer
 
@@ -131,13 +130,13 @@ def _random_weights(seed: int, vocabulary: int, ids: dict[str, int]) -> Weights:
         return values
 
     def norm(width: int) -> NDArray[np.float32]:
-        # As in trained models not all ones: code that confuses the order of norm and rotation is then wrong.
+        # Not all ones, as in trained models: else swapping norm and rotation would go unnoticed.
         values: NDArray[np.float32] = np.exp(0.3 * random.standard_normal(width, dtype=np.float32))
         return values
 
-    # 2.0 gives logits a spread of about 2: a distribution with favourites, neither flat nor certain.
+    # 2.0 gives logits a standard deviation of about 2: neither a flat nor a peaked distribution.
     embedding = matrix(vocabulary, HIDDEN, 2.0)
-    # Markup is small, so that it is rarely sampled by chance; the end of a turn is large, so that it is.
+    # Small for markup, so that it is rarely sampled; large for the end of a turn, so that replies end.
     for token, token_id in ids.items():
         embedding[token_id] *= np.float32(1.4 if token == END_OF_TURN else 0.05)
     weights: Weights = {"model.embed_tokens.weight": embedding, "model.norm.weight": norm(HIDDEN)}

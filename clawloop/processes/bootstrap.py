@@ -1,4 +1,4 @@
-"""What a database needs before a gateway can serve from it: schema, default policy and recipe, engines, keys."""
+"""Prepares a database for a gateway: schema, default policy and recipe, engines, keys."""
 
 from __future__ import annotations
 
@@ -18,7 +18,7 @@ from db.training.recipes import ensure_recipe, read_recipe_of, set_recipe
 
 DEFAULT_POLICY = "default"
 DEFAULT_RECIPE = Recipe(name="combined")
-"""The same as deploy/recipes/combined.toml; what a new policy learns by."""
+"""The recipe of a new policy; equals deploy/recipes/combined.toml."""
 
 
 async def prepare(
@@ -31,23 +31,23 @@ async def prepare(
     recipe: Recipe | None = None,
     max_lora_rank: int = 16,
 ) -> dict[str, str]:
-    """Bring a database to the state a gateway needs: schema, default policy and recipe, engines, a key of each scope.
+    """Migrate the schema, and insert what is missing: default policy and recipe, engines, a key for each scope.
 
     Args:
         base_model: the name under which the engines serve version 0.
-        aliases: further names for `policy`.
-        engines: URLs; of the engines that `added_by` added exactly these stay.
-        secrets: keys by scope that earlier starts made.
-        added_by: the installation, where several share the database.
-        recipe: what the default policy learns by from now on; None: as before.
-        max_lora_rank: of the adapters that engines take.
+        aliases: further model names of the policy.
+        engines: URLs; other engines added by `added_by` are removed.
+        secrets: keys by scope, created by earlier starts.
+        added_by: the installation, since several may share the database.
+        recipe: the default policy's recipe from now on; None: unchanged.
+        max_lora_rank: highest rank of an adapter that the engines can load.
 
     Returns:
-        A good key for each scope: the given one where it still is, else a new one.
+        A valid key for each scope: the given one if it is still valid, else a new one.
 
     Raises:
         SetupError, StoreUnavailable
-        RecipeRejected: no engine could load, or no trainer compute, what this recipe makes.
+        RecipeRejected: the engines cannot load adapters of this recipe, or the trainer cannot compute it.
     """
     await asyncio.to_thread(migrate, url)
     database = Database(url, BACKGROUND_LIMIT)
@@ -68,20 +68,20 @@ async def _stored_recipe(database: Database) -> Recipe:
         return await read_recipe_of(database, DEFAULT_POLICY)
     except RecipeRejected as error:
         raise SetupError(
-            f"the recipe of policy {DEFAULT_POLICY!r} cannot be used any more: {error}; start once with another, "
-            "--recipe FILE"
+            f"the recipe of policy {DEFAULT_POLICY!r} cannot be used any more: {error}; "
+            "start once with another one, --recipe FILE"
         ) from error
 
 
 async def _ensure_key(store: PostgresKeyStore, scope: Scope, secret: str | None) -> str:
     if secret is not None and await store.authenticate(secret) is not None:
         return secret
-    _, made = await store.create_key(DEFAULT_POLICY, frozenset({scope}), name=f"made by clawloop up for {scope}")
-    return made
+    _, created = await store.create_key(DEFAULT_POLICY, frozenset({scope}), name=f"made by clawloop up for {scope}")
+    return created
 
 
-async def begin(url: str, base_model: str, aliases: Sequence[str], engines: Sequence[str]) -> None:
-    """Make the default policy with its recipe, and engines, so that a deployment without `up` can begin.
+async def create_default_policy(url: str, base_model: str, aliases: Sequence[str], engines: Sequence[str]) -> None:
+    """Insert the default policy with its recipe, and engines; for a deployment without `clawloop up`.
 
     Raises:
         SetupError, StoreUnavailable

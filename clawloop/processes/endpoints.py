@@ -1,31 +1,34 @@
-"""Where the database and Temporal are that a command is about. Every verb asks, so this imports next to nothing."""
+"""Addresses of database and Temporal: from the settings, else from the runtime file of `clawloop up`.
+
+Every verb imports this module, so it imports next to nothing.
+"""
 
 from __future__ import annotations
 
 from clawloop.errors import SetupError
-from clawloop.processes.runtime_file import read_running
+from clawloop.processes.runtime_file import read_runtime_file
 from clawloop.settings import Settings
 
 
 def database_url(settings: Settings) -> str:
-    """The database this command is about: the one given, or that of the `clawloop up` that runs on this data.
+    """URL of the database: DATABASE_URL, else that of the last `clawloop up` on this data folder.
 
     Raises:
-        SetupError: neither is there.
+        SetupError: there is neither.
     """
     if settings.database_url is not None:
         return settings.database_url
-    running = read_running(settings.data)
-    if running is None:
+    addresses = read_runtime_file(settings.data)
+    if addresses is None:
         raise SetupError(
             f"no database: set DATABASE_URL, or start `clawloop up --data {settings.data}` in another terminal"
         )
-    return running.database_url
+    return addresses.database_url
 
 
 def temporal_address(settings: Settings) -> str | None:
-    """The Temporal this command is about: the one given, or that of the `clawloop up` that runs on this data."""
+    """Address of Temporal: TEMPORAL_ADDRESS, else that of the last `clawloop up` on this data folder, else None."""
     if settings.temporal_address is not None:
         return settings.temporal_address
-    running = read_running(settings.data)
-    return None if running is None else running.temporal_address
+    addresses = read_runtime_file(settings.data)
+    return None if addresses is None else addresses.temporal_address

@@ -1,6 +1,6 @@
-"""An engine's agent put together: its queue, its workflow, and a watch that restarts an engine nobody else restarts.
+"""The agent of one engine: the worker of its task queue, and a watch that can restart the engine.
 
-Knows nothing about how it is supervised. It stands beside its engine and must see the adapters under the same path.
+It runs beside its engine, and both must see the adapters under the same path.
 """
 
 from __future__ import annotations
@@ -18,7 +18,7 @@ from activities.serving.ports import EngineControl
 from clawloop.contracts.training import VersionRef
 from clawloop.errors import EngineUnavailable, SignalFailed
 from clawloop.processes.endpoints import database_url
-from clawloop.processes.workers import GRACE, serve
+from clawloop.processes.worker_process import GRACE, run_workers
 from clawloop.serving.adapters import VllmControl
 from clawloop.settings import Settings
 from clawloop.telemetry.metrics import EngineMetrics
@@ -30,83 +30,85 @@ from workflows import names
 
 log = logging.getLogger(__name__)
 
-# Loading, unloading and the watch, each once; a new run of the workflow may begin before the old one's watch ended.
-_ACTIVITIES_AT_ONCE = 8
+# One each of loading, unloading and watching; a new run of the workflow may start before the old run's watch ends.
+_MAX_CONCURRENT_ACTIVITIES = 8
 HEALTH_SECONDS = 5.0
-# Dead at two looks in turn: one may fall into a restart that somebody else does.
-DEAD_LOOKS = 2
-# Weights of a large model from a slow disk; a command that helped is not run again before.
+# Failed health checks in a row before a restart: one may fall into a restart by someone else.
+MAX_FAILED_CHECKS = 2
+# Reading a large model from a slow disk; the restart command is not run again before.
 START_SECONDS = 30 * 60.0
-_BEGIN_AGAIN_SECONDS = 5.0
+_RETRY_SECONDS = 5.0
 
 
 async def run_agent(engine: str, settings: Settings, health_port: int, restart_command: str | None) -> None:
-    """Work until asked to stop.
+    """Run the agent until SIGINT or SIGTERM.
 
     Args:
-        engine: its id or its URL.
+        engine: id or URL.
         restart_command: for the shell; None: something else restarts the engine.
 
     Raises:
-        SetupError: no database or no Temporal is given, or this is no engine's address.
+        SetupError: no database or no Temporal is configured, or `engine` is neither an id nor a URL.
     """
     engine_id, url = engine_of(engine)
     address, adapters = database_url(settings), settings.data / "adapters"
     metrics = EngineMetrics()
 
-    async def workers(client: Client, stack: AsyncExitStack) -> list[Worker]:
+    async def create_workers(client: Client, stack: AsyncExitStack) -> list[Worker]:
         database = Database(address, BACKGROUND_LIMIT)
         stack.push_async_callback(database.close)
         vllm = await stack.enter_async_context(VllmControl(url, adapters))
         control = CountedControl(vllm, metrics)
-        for work in (
-            _begin_workflow(client, engine_id),
-            _keep_alive(vllm, metrics, restart_command),
+        for background in (
+            _start_workflow(client, engine_id),
+            _watch_health(vllm, metrics, restart_command),
         ):
-            task = asyncio.create_task(work)
+            task = asyncio.create_task(background)
             stack.callback(task.cancel)
         activities = EngineActivities(PostgresPublishingStore(database), control)
         return [agent_worker(client, engine_id, activities)]
 
-    await serve(f"engine {engine_id}", settings, workers, health_port, registry=metrics.registry)
+    await run_workers(f"engine {engine_id}", settings, create_workers, health_port, registry=metrics.registry)
 
 
 def agent_worker(client: Client, engine_id: str, activities: EngineActivities) -> Worker:
-    """What does one engine's activities."""
+    """The worker of one engine's task queue."""
     return Worker(
         client,
         task_queue=names.engine_queue(engine_id),
         activities=[activities.load_versions, activities.unload_versions, activities.watch_engine],
-        max_concurrent_activities=_ACTIVITIES_AT_ONCE,
+        max_concurrent_activities=_MAX_CONCURRENT_ACTIVITIES,
         graceful_shutdown_timeout=GRACE,
     )
 
 
-async def _begin_workflow(client: Client, engine_id: str) -> None:
+async def _start_workflow(client: Client, engine_id: str) -> None:
+    """Start the engine's workflow unless it runs, and retry."""
     while True:
         try:
             await TemporalEngineNotifier(client).begin(engine_id)
             return
         except SignalFailed as error:
-            # The orchestrator makes the search attributes known; it may start after us.
-            log.warning("the engine's workflow not begun yet", extra={"engine_id": engine_id, "why": str(error)})
-            await asyncio.sleep(_BEGIN_AGAIN_SECONDS)
+            # The orchestrator registers the search attributes, and may start later than this agent.
+            log.warning("engine workflow not started yet", extra={"engine_id": engine_id, "why": str(error)})
+            await asyncio.sleep(_RETRY_SECONDS)
 
 
-async def _keep_alive(control: EngineControl, metrics: EngineMetrics, restart_command: str | None) -> None:
-    """Tell whether the engine lives; run the command when it does not, and then give it time to start."""
-    dead, asked_at = 0, 0.0
+async def _watch_health(control: EngineControl, metrics: EngineMetrics, restart_command: str | None) -> None:
+    """Report the engine's health; restart a dead engine by the command, and allow it START_SECONDS to start."""
+    failed_checks, restarted_at = 0, 0.0
     while True:
         try:
             healthy = await control.healthy()
-        except EngineUnavailable:  # silent, which a busy one may be
+        except EngineUnavailable:  # no answer in time, as from a busy engine
             healthy = True
         metrics.healthy.set(healthy)
-        dead = 0 if healthy else dead + 1
-        asked_at = 0.0 if healthy else asked_at
-        due = dead >= DEAD_LOOKS and (not asked_at or time.monotonic() - asked_at > START_SECONDS)
+        failed_checks = 0 if healthy else failed_checks + 1
+        restarted_at = 0.0 if healthy else restarted_at
+        starting = restarted_at and time.monotonic() - restarted_at <= START_SECONDS
+        due = failed_checks >= MAX_FAILED_CHECKS and not starting
         if restart_command is not None and due:
-            asked_at = time.monotonic()
+            restarted_at = time.monotonic()
             metrics.restarts.inc()
             log.warning("engine dead, restarting it")
             process = await asyncio.create_subprocess_shell(restart_command)
@@ -116,7 +118,7 @@ async def _keep_alive(control: EngineControl, metrics: EngineMetrics, restart_co
 
 
 class CountedControl:
-    """Satisfies `activities.serving.ports.EngineControl`, and counts what it does."""
+    """Satisfies `activities.serving.ports.EngineControl`; counts loads, unloads and adapters."""
 
     def __init__(self, control: EngineControl, metrics: EngineMetrics) -> None:
         self._control = control

@@ -1,4 +1,4 @@
-"""Where ports meet adapters: each process of Clawloop is put together here and nowhere else."""
+"""Assembles the gateway: connects the ports of `api` with their adapters, and serves the application."""
 
 from __future__ import annotations
 
@@ -23,7 +23,7 @@ from clawloop.errors import SetupError, StoreUnavailable
 from clawloop.operations.ports import OperatorNotifier, SessionWorkflows
 from clawloop.processes.endpoints import database_url, temporal_address
 from clawloop.processes.operations import NoTemporal, operations_on
-from clawloop.processes.runtime_file import installation
+from clawloop.processes.runtime_file import installation_id
 from clawloop.serving.chat import ChatEngines
 from clawloop.serving.directory import DirectoryCache
 from clawloop.serving.rotation import Rotation
@@ -45,9 +45,9 @@ from db.turns.sessions import PostgresSessionStore
 
 log = logging.getLogger(__name__)
 
-# A vLLM engine takes 45-75 s to restart on two cores; OpenClaw retries a 503 with a rewritten message, so hold.
+# A vLLM engine takes 45-75 s to restart on two cores. OpenClaw retries a 503 with a rewritten message, so hold instead.
 HOLD_SECONDS = 150.0
-# Held requests keep their bodies in memory: 256 of OpenClaw's 35 KB are nothing, 256 of 32 MiB are not the habit.
+# Held requests keep their bodies in memory: 9 MB for 256 of OpenClaw's 35 KB; bodies of 32 MiB are rare.
 HOLD_LIMIT = 256
 # About 3,000 turns of a 32k-token conversation: a day without Postgres for one busy person.
 SPOOL_LIMIT_BYTES = 1024**3
@@ -55,7 +55,7 @@ SPOOL_LIMIT_BYTES = 1024**3
 
 @dataclass(frozen=True, slots=True)
 class GatewayOptions:
-    """How one gateway is started."""
+    """Address and limits of one gateway."""
 
     host: str
     port: int
@@ -66,7 +66,7 @@ class GatewayOptions:
 
 
 class GatewayReadiness:
-    """Satisfies `api.ports.Readiness`: Postgres at our schema, and an engine that answers."""
+    """Satisfies `api.ports.Readiness`: ready with a current schema in PostgreSQL and a healthy engine."""
 
     def __init__(self, database: Database, engines: ChatEngines) -> None:
         self._database = database
@@ -78,7 +78,7 @@ class GatewayReadiness:
             if not await is_current(self._database):
                 found.append("the database schema is not this version's: run `clawloop migrate`")
         except StoreUnavailable as error:
-            # The reason names hosts and users; whoever may read the log may read it.
+            # The error contains host and user name, so it goes to the log only.
             log.warning("not ready", extra={"why": str(error)})
             found.append("PostgreSQL does not answer; the log says why")
         if not self._engines.healthy():
@@ -87,15 +87,15 @@ class GatewayReadiness:
 
 
 async def run_gateway(settings: Settings, options: GatewayOptions) -> None:
-    """Serve until asked to stop.
+    """Serve until SIGINT or SIGTERM.
 
     Raises:
-        SetupError: no database is given, an engine's address is none, or it would listen beyond loopback without
-            a key.
+        SetupError: no database is configured, an engine's URL is invalid, or the gateway would listen beyond loopback
+            although there is no API key.
     """
     url = database_url(settings)
-    await _refuse_open_door(url, options)
-    await _add_given_engines(url, settings)
+    await _require_key_beyond_loopback(url, options)
+    await _add_configured_engines(url, settings)
 
     @asynccontextmanager
     async def services() -> AsyncIterator[Services]:
@@ -109,10 +109,10 @@ async def run_gateway(settings: Settings, options: GatewayOptions) -> None:
         port=options.port,
         log_config=None,
         access_log=False,
-        # `clawloop up` gives the gateway 4 s to end: streams still open after this are cut and recorded as aborted.
+        # Streams open after this are cut and recorded as aborted; `clawloop up` kills the gateway after 4 s.
         timeout_graceful_shutdown=2,
-        # Longer than clients and proxies keep an idle connection (httpx 5 s, nginx 60 s): who ends it first must be the
-        # one that sends, or now and then a request meets a connection that is just being closed, and fails.
+        # Longer than clients and proxies keep an idle connection (httpx 5 s, nginx 60 s): if the server closed it
+        # first, a request sent at that moment would fail.
         timeout_keep_alive=75,
         server_header=False,
     )
@@ -122,39 +122,39 @@ async def run_gateway(settings: Settings, options: GatewayOptions) -> None:
 async def _gateway_services(stack: AsyncExitStack, url: str, settings: Settings, options: GatewayOptions) -> Services:
     database = Database(url, CHAT_LIMIT)
     stack.push_async_callback(database.close)
-    patient = Database(url, BACKGROUND_LIMIT)
-    stack.push_async_callback(patient.close)
+    background = Database(url, BACKGROUND_LIMIT)
+    stack.push_async_callback(background.close)
     metrics = GatewayMetrics()
     directory = await stack.enter_async_context(DirectoryCache(PostgresDirectoryStore(database), PostgresListener(url)))
 
-    def known_engines() -> Sequence[Engine]:
+    def current_engines() -> Sequence[Engine]:
         return directory.snapshot.engines
 
     rotation = Rotation(
-        known_engines, hold_seconds=options.hold_seconds, hold_limit=options.hold_limit, held=metrics.held
+        current_engines, hold_seconds=options.hold_seconds, hold_limit=options.hold_limit, held=metrics.held
     )
-    engines = await stack.enter_async_context(ChatEngines(rotation, known_engines))
+    engines = await stack.enter_async_context(ChatEngines(rotation, current_engines))
     metrics.engines_healthy.set_function(lambda: len(engines.healthy()))
-    # What one store has rebuilt of a conversation, the other need not rebuild.
+    # Shared, so that a conversation is rebuilt once for both stores.
     conversations = ConversationCache()
-    turns, patient_turns = PostgresTurnStore(database, conversations), PostgresTurnStore(patient, conversations)
+    turns, background_turns = PostgresTurnStore(database, conversations), PostgresTurnStore(background, conversations)
     spool = Spool(settings.data / "spool", SPOOL_LIMIT_BYTES)
     stack.callback(spool.close)
-    feedback = PostgresFeedbackStore(patient)
+    feedback = PostgresFeedbackStore(background)
     notifier, operator_notifier = await _notifiers(settings)
     workflows: SessionWorkflows = notifier or NoTemporal()
-    operations = operations_on(patient, settings, operator_notifier, workflows)
-    notifications = await stack.enter_async_context(NotificationQueue(notifier, patient_turns, feedback, metrics))
-    recorder = await stack.enter_async_context(Recorder(turns, patient_turns, spool, metrics, notifications))
+    operations = operations_on(background, settings, operator_notifier, workflows)
+    notifications = await stack.enter_async_context(NotificationQueue(notifier, background_turns, feedback, metrics))
+    recorder = await stack.enter_async_context(Recorder(turns, background_turns, spool, metrics, notifications))
     return Services(
         keys=KeyRing(PostgresKeyStore(database)),
         directory=directory,
         engines=engines,
         recorder=recorder,
         notifications=notifications,
-        sessions=PostgresSessionStore(patient),
+        sessions=PostgresSessionStore(background),
         feedback=feedback,
-        training=PostgresTrainingStore(patient),
+        training=PostgresTrainingStore(background),
         training_operations=operations.training,
         session_operations=operations.sessions,
         versions=VersionChooser(turns),
@@ -167,26 +167,26 @@ async def _gateway_services(stack: AsyncExitStack, url: str, settings: Settings,
 async def _notifiers(settings: Settings) -> tuple[TemporalSessionNotifier | None, OperatorNotifier]:
     address = temporal_address(settings)
     if address is None:
-        log.warning("no Temporal is given: turns are stored and wait, set TEMPORAL_ADDRESS")
+        log.warning("no Temporal is configured: turns are stored and not judged; set TEMPORAL_ADDRESS")
         return None, NoTemporal()
     client = await connect(address, lazy=True)
     idle = timedelta(minutes=settings.session_idle_minutes)
     return TemporalSessionNotifier(client, idle), TemporalTrainingNotifier(client)
 
 
-async def _add_given_engines(url: str, settings: Settings) -> None:
+async def _add_configured_engines(url: str, settings: Settings) -> None:
     if not settings.engines:
         return
     database = Database(url, BACKGROUND_LIMIT)
     try:
-        await add_missing_engines(database, settings.engines, installation(settings.data))
-    except StoreUnavailable as error:  # a gateway starts without PostgreSQL, too
+        await add_missing_engines(database, settings.engines, installation_id(settings.data))
+    except StoreUnavailable as error:  # the gateway also starts without PostgreSQL
         log.warning("CLAWLOOP_ENGINES not added", extra={"why": str(error)})
     finally:
         await database.close()
 
 
-async def _refuse_open_door(url: str, options: GatewayOptions) -> None:
+async def _require_key_beyond_loopback(url: str, options: GatewayOptions) -> None:
     if options.host == "localhost" or _is_loopback(options.host):
         return
     database = Database(url, BACKGROUND_LIMIT)

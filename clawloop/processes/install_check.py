@@ -1,4 +1,4 @@
-"""Checks of the installation: is one of our packages shadowed, and which extra would install a missing package."""
+"""Checks the installation: whether one of our packages is shadowed, and which extra installs a missing package."""
 
 from __future__ import annotations
 
@@ -26,18 +26,18 @@ EXTRA_OF = {
 def check_install() -> None:
     """
     Raises:
-        SetupError: another distribution shadows one of our packages; names both.
+        SetupError: a package is missing, or another distribution shadows it; the message names both.
     """
     home = Path(__file__).resolve().parents[2]
     for name in TOP_LEVEL_NAMES:
         spec = find_spec(name)
         if spec is None or spec.origin is None:
             raise SetupError(f"the package {name!r} is missing beside {home}: install Clawloop again with `make setup`")
-        found = Path(spec.origin).resolve().parent
-        if found != home / name:
+        origin = Path(spec.origin).resolve().parent
+        if origin != home / name:
             raise SetupError(
-                f"{found} stands in the way of Clawloop's own package {name!r}: "
-                "install Clawloop into an environment of its own with `make setup`"
+                f"{origin} shadows Clawloop's package {name!r}: "
+                "install Clawloop into a separate environment with `make setup`"
             )
 
 

@@ -38,7 +38,7 @@ class NoTemporal:
         self._fail()
 
     def _fail(self) -> NoReturn:
-        raise SignalFailed("no Temporal is given: set TEMPORAL_ADDRESS")
+        raise SignalFailed("no Temporal is configured: set TEMPORAL_ADDRESS")
 
 
 def operations_on(

@@ -1,6 +1,6 @@
-"""Children that do not outlive us, even after kill -9.
+"""Ends a child when its parent ends, even by kill -9 (PR_SET_PDEATHSIG).
 
-Linux only: elsewhere nothing is arranged, and a child whose parent is killed with -9 stays.
+Linux only; elsewhere these functions do nothing, and a child survives a parent killed with -9.
 """
 
 from __future__ import annotations
@@ -12,29 +12,29 @@ import sys
 from collections.abc import Callable
 
 _PR_SET_PDEATHSIG = 1  # <sys/prctl.h>
-# Loaded before any fork: a child between fork and exec must not import or allocate much.
+# Loaded before any fork: between fork and exec a child should not import or allocate.
 _libc = ctypes.CDLL(None, use_errno=True) if sys.platform == "linux" else None
 
 
 def die_with_parent(sent: signal.Signals) -> Callable[[], None]:
     """A `preexec_fn`: the kernel sends the child this signal when the thread that started it ends.
 
-    The thread, not the process: start children from the main thread. Python runs it after the change of user,
-    which would clear the setting.
+    The thread, not the process: start children from the main thread. Python calls a `preexec_fn` after changing the
+    user, which would clear the setting.
     """
     parent = os.getpid()
 
-    def arrange() -> None:
+    def set_death_signal() -> None:
         if _libc is None:
             return
         _libc.prctl(_PR_SET_PDEATHSIG, int(sent), 0, 0, 0)
-        if os.getppid() != parent:  # it died before we asked
+        if os.getppid() != parent:  # the parent ended before prctl took effect
             os._exit(1)
 
-    return arrange
+    return set_death_signal
 
 
 def end_with_parent(sent: signal.Signals) -> None:
-    """From now on the kernel sends this process the signal when its parent ends; for children we do not start."""
+    """Have the kernel send this process the signal when its parent ends; for a child started by foreign code."""
     if _libc is not None:
         _libc.prctl(_PR_SET_PDEATHSIG, int(sent), 0, 0, 0)

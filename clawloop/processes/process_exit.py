@@ -1,4 +1,4 @@
-"""How a process of ours ends."""
+"""Ends a process without the interpreter's shutdown, which native threads can crash."""
 
 from __future__ import annotations
 
@@ -11,37 +11,37 @@ from typing import NoReturn
 
 
 def exit_process(code: int) -> NoReturn:
-    """End this process without Python's own shutdown, its work being done and its files closed.
+    """Flush logs and streams, and exit without Python's own shutdown. Call it when all files are closed.
 
-    Threads that Python does not know, Temporal's and torch's, may call into an interpreter that is half gone; then a
-    process that has done all its work ends with SIGABRT, "terminate called without an active exception" or
-    "PyGILState_Release: thread state must be current". It is seen once in some hundred ends, on a busy machine.
+    Native threads of Temporal and torch may call into an interpreter that is shutting down. The process then ends with
+    SIGABRT, "terminate called without an active exception" or "PyGILState_Release: thread state must be current".
+    Seen once in some hundred exits, on a busy machine.
     """
     logging.shutdown()
     for stream in (sys.stdout, sys.stderr):
-        if stream is not None:  # else it was closed before we began, as by `… >&-`
-            with suppress(BrokenPipeError):  # of `… | head`
+        if stream is not None:  # None if it was closed before the start, as by `… >&-`
+            with suppress(BrokenPipeError):  # the reader is gone, as with `… | head`
                 stream.flush()
     os._exit(code)
 
 
 def run_and_exit(run: Callable[[], object]) -> NoReturn:
-    """Run a program to its end, then leave with the code that it asked for by `sys.exit`.
+    """Run a program and exit with the code that it passes to `sys.exit`, else with 0.
 
     Raises:
-        Exception: what the program does not catch, for Python to print.
+        Exception: not caught by the program; Python prints it.
     """
     try:
         run()
     except SystemExit as end:
-        exit_process(_code(end.code))
+        exit_process(_exit_code(end.code))
     exit_process(0)
 
 
-def _code(asked: str | int | None) -> int:
-    """As Python reads what was given to `sys.exit`."""
-    if isinstance(asked, str):
+def _exit_code(argument: str | int | None) -> int:
+    """The exit code for an argument of `sys.exit`, as Python interprets it; prints a string."""
+    if isinstance(argument, str):
         if sys.stderr is not None:
-            sys.stderr.write(f"{asked}\n")
+            sys.stderr.write(f"{argument}\n")
         return 1
-    return asked or 0
+    return argument or 0

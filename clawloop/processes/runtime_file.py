@@ -1,6 +1,6 @@
-"""Where the last `clawloop up` put its parts: a file in its data folder, for the other commands.
+"""The runtime file `running.json`: the addresses that the last `clawloop up` on a data folder used.
 
-Knows nothing about whether they still run. The file holds the database's password, so only its owner can read it.
+It stays when `clawloop up` ends. It contains the database password, so only its owner can read it.
 """
 
 from __future__ import annotations
@@ -15,21 +15,21 @@ from clawloop.errors import SetupError
 
 
 @dataclass(frozen=True, slots=True)
-class Running:
+class RuntimeAddresses:
     database_url: str
     temporal_address: str
 
 
-def read_running(data: Path) -> Running | None:
-    """What was started on this data folder last, or None.
+def read_runtime_file(data: Path) -> RuntimeAddresses | None:
+    """The addresses of the last `clawloop up` on this data folder; None if there was none.
 
     Raises:
         SetupError: the file is damaged.
     """
     path = _path(data)
     try:
-        known = json.loads(path.read_text(encoding="utf-8"))
-        addresses = known["database_url"], known["temporal_address"]
+        content = json.loads(path.read_text(encoding="utf-8"))
+        addresses = content["database_url"], content["temporal_address"]
     except (FileNotFoundError, NotADirectoryError):
         return None
     except OSError as error:
@@ -38,11 +38,11 @@ def read_running(data: Path) -> Running | None:
         addresses = None, None
     if not all(isinstance(address, str) for address in addresses):
         raise SetupError(f"{path} is damaged: delete it and start `clawloop up` again, or set DATABASE_URL")
-    return Running(*addresses)
+    return RuntimeAddresses(*addresses)
 
 
-def installation(data: Path) -> str:
-    """This data folder's own id, made once: by it one tells what this installation has added to a shared database.
+def installation_id(data: Path) -> str:
+    """The data folder's id, created once: it marks the engines this installation adds to a shared database.
 
     Raises:
         SetupError: the folder cannot be written to.
@@ -57,11 +57,11 @@ def installation(data: Path) -> str:
         raise SetupError(f"cannot write to {data}: {error.strerror}; choose another folder: --data") from error
 
 
-def write_running(data: Path, running: Running) -> None:
+def write_runtime_file(data: Path, addresses: RuntimeAddresses) -> None:
     path = _path(data)
     path.touch(mode=0o600)
     path.chmod(0o600)
-    path.write_text(json.dumps(asdict(running), indent=2) + "\n")
+    path.write_text(json.dumps(asdict(addresses), indent=2) + "\n")
 
 
 def _path(data: Path) -> Path:

@@ -29,7 +29,7 @@ from clawloop.errors import ClawloopError, PermanentError, TrainerUnavailable, T
 from clawloop.processes.endpoints import database_url
 from clawloop.processes.parent_death import end_with_parent
 from clawloop.processes.process_exit import exit_process
-from clawloop.processes.workers import GRACE, serve
+from clawloop.processes.worker_process import GRACE, run_workers
 from clawloop.settings import Settings, read_settings
 from clawloop.telemetry.logs import configure_logging
 from clawloop.telemetry.metrics import TrainerMetrics
@@ -129,7 +129,9 @@ async def _serve(process: TrainerProcess, settings: Settings, runner: StepRunner
 
     watching = asyncio.create_task(trainer.watch_ranks())
     try:
-        await serve("trainer", settings, workers, process.health_port, registry=metrics.registry, broken=trainer.broken)
+        await run_workers(
+            "trainer", settings, workers, process.health_port, registry=metrics.registry, broken=trainer.broken
+        )
     finally:
         watching.cancel()
         await trainer.close()

@@ -155,7 +155,10 @@ async def test_clawloop_check_reports_violations_and_damaged_files(
     assert damaged_files(await committed_versions(postgres_learning.database), tmp_path / "adapters") == []
     check = ("check", "--data", str(tmp_path))
     whole = clawloop_process(*check, DATABASE_URL=postgres_url)
-    assert (whole.returncode, whole.stdout) == (0, f"The ledger is whole: {len(INVARIANTS)} rules, 1 adapters.\n")
+    assert (whole.returncode, whole.stdout) == (
+        0,
+        f"No violation of {len(INVARIANTS)} invariants, 1 adapters verified.\n",
+    )
 
     (tmp_path / "adapters" / made.version.path / HASHED_FILES[0]).write_text("another")
     await postgres_learning.execute("UPDATE turns SET version = 9")

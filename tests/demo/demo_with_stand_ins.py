@@ -6,7 +6,6 @@ engine is one that only tells its name.
 
 from __future__ import annotations
 
-import functools
 import sys
 from collections.abc import Mapping
 from dataclasses import replace
@@ -15,33 +14,37 @@ from typing import Any
 
 import typer
 
-from clawloop.cli.demo_chat import chat_command
-from clawloop.cli.demo_run import run_command
-from clawloop.cli.main import _prepare_for_up
+from clawloop.cli.demo.chat import chat_command
+from clawloop.cli.demo.run import run_command
+from clawloop.cli.up import prepare_deployment
 from clawloop.demo import run as demo_run
 from clawloop.local import parts, up
+from clawloop.local.parts import Deployment
+from clawloop.local.plan import UpOptions
 from clawloop.local.supervision.part import Launch, Part
 from clawloop.settings import Settings
 
 ROOT = Path(__file__).resolve().parents[2]
+real_gateway = parts.gateway
 
 
-def gateway(facts: up.Surroundings, host: str, port: int, environment: Mapping[str, str]) -> Part:
-    real = parts.gateway(facts, host, port, environment)
+def gateway(deployment: Deployment, host: str, port: int, environment: Mapping[str, str]) -> Part:
+    real = real_gateway(deployment, host, port, environment)
     command = (sys.executable, "-m", "tests.fakes.scripted_gateway", host, str(port))
     return replace(real, prepare=lambda: Launch(command, real.prepare().environment, ROOT))
 
 
-async def run_up(options: up.UpOptions, *given: Any, **named: Any) -> None:
-    stood_in = functools.partial(up.run, gateway=gateway, workers=lambda *_: [])
-    await stood_in(replace(options, engines=(sys.argv[1],)), *given, **named)
+async def run_up(options: UpOptions, *given: Any, **named: Any) -> None:
+    await up.run(replace(options, engines=(sys.argv[1],)), *given, **named)
 
 
 app = typer.Typer()
-app.command("run")(run_command(Settings, _prepare_for_up))
+app.command("run")(run_command(Settings, lambda: prepare_deployment))
 app.command("chat")(chat_command(Settings))
 
 if __name__ == "__main__":
+    parts.gateway = gateway
+    parts.workers = lambda *_: []
     demo_run.run_up = run_up  # type: ignore[attr-defined]
     demo_run.model_path = lambda: Path(sys.argv[2])  # type: ignore[attr-defined]
     app(sys.argv[3:])

@@ -17,7 +17,7 @@ from clawloop.demo.plan import plan
 from clawloop.demo.run import DemoOptions, run
 from clawloop.demo.scoreboard import LineBoard
 from clawloop.errors import SetupError
-from clawloop.local.up import Surroundings
+from clawloop.local.parts import Deployment
 
 
 def test_it_is_empty_at_first_and_gone_in_the_end(tmp_path: Path) -> None:
@@ -71,7 +71,7 @@ async def test_a_full_disk_is_seen_before_anything_is_written(tmp_path: Path, mo
     monkeypatch.setattr(shutil, "disk_usage", lambda folder: SimpleNamespace(free=5 * 2**20))
     options = DemoOptions(plan(None, None, "combined", 64, paced=True, batch=8), tmp_path, tmp_path, {})
 
-    async def prepare(around: Surroundings) -> dict[str, str]:
+    async def prepare(deployment: Deployment) -> dict[str, str]:
         raise AssertionError
 
     with pytest.raises(SetupError, match=r"1024 MiB of free disk are needed in .*demo, 5 MiB are free"):

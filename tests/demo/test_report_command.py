@@ -10,7 +10,7 @@ import pytest
 import typer
 from typer.testing import CliRunner
 
-from clawloop.cli.demo_report import report_command
+from clawloop.cli.demo.report import report_command
 from clawloop.demo.report_forms import as_json
 from tests.demo.test_report import report
 

@@ -1,4 +1,4 @@
-"""Adapters of the random tiny model that change what it says, ready to be published; and the model that checks them."""
+"""Random adapters of the tiny model, and a model that computes the log-probs an engine should give with them."""
 
 from __future__ import annotations
 
@@ -20,7 +20,7 @@ LORA = LoraShape(rank=4, alpha=8.0)
 
 
 def random_versions(model: Path, adapters: Path, numbers: Sequence[int]) -> list[VersionRef]:
-    """Versions of policy `default`, each another random adapter."""
+    """Write versions of policy `default`, each with a different random adapter."""
     policy = load_policy(model)
     base = BaseIdentity(name=model.name, fingerprint=BaseWeights(model).fingerprint())
     versions = []
@@ -40,8 +40,8 @@ def load_policy(model: Path) -> PolicyModel:
     return load_model(model, LORA, dtype=torch.float32, device=torch.device("cpu"))
 
 
-def put_on(policy: PolicyModel, directory: Path | None) -> None:
-    """Make the model answer as this version does; None is the base."""
+def apply_adapter(policy: PolicyModel, directory: Path | None) -> None:
+    """Set the model's adapter to that of a version's directory; None: the base model."""
     if directory is None:
         reset_adapter(policy, seed=0)
     else:
@@ -49,8 +49,8 @@ def put_on(policy: PolicyModel, directory: Path | None) -> None:
 
 
 def logprobs(policy: PolicyModel, prompt: Sequence[int], response: Sequence[int], temperature: float) -> torch.Tensor:
-    """Of each response token, in float32; shape (T,)."""
+    """Log-prob of each response token, in float32; shape (T,)."""
     sequence = TokenSequence("turn", list(prompt), list(response), temperature)
     with torch.no_grad():
-        found: torch.Tensor = policy(collate([sequence], [0])).logprobs_N
-        return found
+        logprobs_T: torch.Tensor = policy(collate([sequence], [0])).logprobs_N
+        return logprobs_T

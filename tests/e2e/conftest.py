@@ -24,9 +24,9 @@ from clawloop.local.supervision.supervisor import guarded
 from clawloop.local.tiny_model import ensure_tiny_model
 from tests.e2e.up import Up, up
 
-# 40 s on two idle cores, more when tests share them or several start at once.
+# 40 s on two idle cores, more when other tests or engines share them.
 START_SECONDS = 300
-ENGINE_FIXTURES = {"engine_url", "calmed_engine_url"}
+ENGINE_FIXTURES = {"engine_url", "careless_engine_url"}
 
 
 def pytest_collection_modifyitems(items: list[pytest.Item]) -> None:
@@ -34,7 +34,7 @@ def pytest_collection_modifyitems(items: list[pytest.Item]) -> None:
         if ENGINE_FIXTURES & _fixtures(item):
             item.add_marker(pytest.mark.engine)
             if item.get_closest_marker("timeout") is None:
-                # The first of them also waits for the engine.
+                # The first such test also waits for the engine to start.
                 item.add_marker(pytest.mark.timeout(START_SECONDS + 300))
 
 
@@ -48,13 +48,13 @@ def tiny_model_path(tmp_path_factory: pytest.TempPathFactory) -> Path:
 
 
 @pytest.fixture(scope="session")
-def calmed_model_path(tiny_model_path: Path, tmp_path_factory: pytest.TempPathFactory) -> Path:
+def flat_model_path(tiny_model_path: Path, tmp_path_factory: pytest.TempPathFactory) -> Path:
     """The tiny model with flatter logits.
 
-    Random weights make logits of 6 and more, where one step of bf16 is 0.03: two right implementations then differ by
-    more than a test's bound. Trained models are sure of most tokens and hardly differ (3e-4, measured).
+    Random weights give logits of 6 and more, where one bf16 step is 0.03: two correct implementations then differ by
+    more than a test's tolerance. Trained models are certain of most tokens and differ by 3e-4 (measured).
     """
-    target = tmp_path_factory.mktemp("calmed") / "tiny-random"
+    target = tmp_path_factory.mktemp("flat") / "tiny-random"
     shutil.copytree(tiny_model_path, target)
     weights = load_file(target / "model.safetensors")
     weights["model.norm.weight"] *= 0.1
@@ -64,78 +64,78 @@ def calmed_model_path(tiny_model_path: Path, tmp_path_factory: pytest.TempPathFa
 
 @pytest.fixture(scope="session", autouse=True)
 def engines(request: pytest.FixtureRequest, tmp_path_factory: pytest.TempPathFactory) -> Iterator[Engines]:
-    """Every engine that the chosen tests will ask for, begun with the first test of this folder.
+    """All engines that the selected tests use, started at the first test of this folder.
 
-    An engine keeps one core busy for most of a minute before it answers; they do that side by side, and while tests
-    run that need none of them. Each takes 2.5 GB.
+    An engine keeps one core busy for most of a minute before it answers; engines start in parallel, and while tests run
+    that need none. Each takes 2.5 GB.
     """
     with ExitStack() as running:
-        known = Engines(request, tmp_path_factory.mktemp("engines"), running)
-        for name in sorted(ENGINE_FIXTURES & _wanted(request)):
-            known.begin(name)
-        yield known
+        engines = Engines(request, tmp_path_factory.mktemp("engines"), running)
+        for name in sorted(ENGINE_FIXTURES & _used_fixtures(request)):
+            engines.start(name)
+        yield engines
 
 
-def _wanted(request: pytest.FixtureRequest) -> set[str]:
+def _used_fixtures(request: pytest.FixtureRequest) -> set[str]:
     return {name for item in request.session.items for name in _fixtures(item)}
 
 
 @pytest.fixture(scope="session")
 def engine_url(engines: Engines, request: pytest.FixtureRequest) -> str:
-    """The one engine that tests share: float32, started as `clawloop up` starts it."""
-    url = engines.begin("engine_url").ready()
-    if "begun_up" in _wanted(request):
-        request.getfixturevalue("begun_up")  # it takes a minute as well, and is needed last
+    """The engine that tests share: float32, with the flags of `clawloop up`."""
+    url = engines.start("engine_url").ready()
+    if "started_up" in _used_fixtures(request):
+        request.getfixturevalue("started_up")  # takes a minute too, and is used last
     return url
 
 
 @pytest.fixture(scope="session")
-def calmed_engine_url(engines: Engines) -> str:
-    """An engine of a careless operator: `calmed_model_path` in bf16, and the model's own sampling settings apply."""
-    return engines.begin("calmed_engine_url").ready()
+def careless_engine_url(engines: Engines) -> str:
+    """An engine without `guard_sampling`: `flat_model_path` in bf16, with the model's own sampling defaults."""
+    return engines.start("careless_engine_url").ready()
 
 
 @pytest.fixture(scope="session")
-def begun_up(tmp_path_factory: pytest.TempPathFactory) -> Iterator[Up]:
-    """`clawloop up` on a folder of its own, which one test uses and ends."""
+def started_up(tmp_path_factory: pytest.TempPathFactory) -> Iterator[Up]:
+    """`clawloop up` on a separate folder; one test uses and stops it."""
     folder = tmp_path_factory.mktemp("up")
-    with up(folder / "data", folder / "up.log") as begun:
-        yield begun
+    with up(folder / "data", folder / "up.log") as started:
+        yield started
 
 
 class Engines:
-    """The engines of this session, by the fixture that hands out their URL."""
+    """The engines of this test session, by the name of the fixture that returns their URL."""
 
     def __init__(self, request: pytest.FixtureRequest, logs: Path, running: ExitStack) -> None:
         self._request = request
         self._logs = logs
         self._running = running
-        self._begun: dict[str, BegunEngine] = {}
+        self._started: dict[str, StartedEngine] = {}
 
-    def begin(self, name: str) -> BegunEngine:
-        """The engine, begun now if it is not."""
-        if name not in self._begun:
+    def start(self, name: str) -> StartedEngine:
+        """Start the engine unless it runs."""
+        if name not in self._started:
             port = choose_port("vLLM", "127.0.0.1", 0, "")
             if name == "engine_url":
                 model, options = "tiny_model_path", EngineOptions(port, "float32", 4096)
             else:
-                model, options = "calmed_model_path", EngineOptions(port, "bfloat16", 4096, guard_sampling=False)
+                model, options = "flat_model_path", EngineOptions(port, "bfloat16", 4096, guard_sampling=False)
             folder: Path = self._request.getfixturevalue(model)
-            begun = begun_engine(folder, options, self._logs / f"vllm-{port}.log")
-            self._begun[name] = self._running.enter_context(begun)
-        return self._begun[name]
+            engine = started_engine(folder, options, self._logs / f"vllm-{port}.log")
+            self._started[name] = self._running.enter_context(engine)
+        return self._started[name]
 
 
 @dataclass(frozen=True)
-class BegunEngine:
-    """An engine that starts, or has."""
+class StartedEngine:
+    """An engine process, ready or not."""
 
     url: str
     process: subprocess.Popen[bytes]
     log: Path
 
     def ready(self) -> str:
-        """Its URL, once it answers."""
+        """Wait until the engine answers; returns its URL."""
         deadline = time.monotonic() + START_SECONDS
         while True:
             try:
@@ -149,7 +149,7 @@ class BegunEngine:
 
 
 @contextmanager
-def begun_engine(model: Path, options: EngineOptions, log: Path) -> Iterator[BegunEngine]:
+def started_engine(model: Path, options: EngineOptions, log: Path) -> Iterator[StartedEngine]:
     started = launch(read_model(model), options, Device.CPU, dict(os.environ) | {"OMP_NUM_THREADS": "1"})
     command = guarded(started.command, signal.SIGTERM, timedelta(seconds=3))
     with log.open("wb") as output:
@@ -162,7 +162,7 @@ def begun_engine(model: Path, options: EngineOptions, log: Path) -> Iterator[Beg
             start_new_session=True,
         )
     try:
-        yield BegunEngine(f"http://127.0.0.1:{options.port}", process, log)
+        yield StartedEngine(f"http://127.0.0.1:{options.port}", process, log)
     finally:
         process.terminate()
         process.wait(10)
@@ -170,6 +170,6 @@ def begun_engine(model: Path, options: EngineOptions, log: Path) -> Iterator[Beg
 
 @contextmanager
 def running_engine(model: Path, options: EngineOptions, log: Path) -> Iterator[str]:
-    """The URL of an engine that answers."""
-    with begun_engine(model, options, log) as begun:
-        yield begun.ready()
+    """Run an engine; yields its URL once it answers."""
+    with started_engine(model, options, log) as engine:
+        yield engine.ready()

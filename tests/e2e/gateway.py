@@ -29,7 +29,7 @@ START_SECONDS = 60
 class RealGateway:
     """
     Attributes:
-        process: to be stopped or killed by tests that start one of their own.
+        process: tests that start their own gateway stop or kill it.
     """
 
     url: str
@@ -43,12 +43,12 @@ class RealGateway:
         return httpx.AsyncClient(base_url=self.url, headers={"Authorization": f"Bearer {self.key}"}, timeout=timeout)
 
     async def turn(self, response_id: str) -> StoredTurn:
-        """What PostgreSQL holds of the turn a client knows by this id."""
+        """Read the turn of a response id from PostgreSQL; waits for it."""
         turn_id = turn_id_of(response_id)
         assert turn_id is not None
         database = Database(self.database_url, BACKGROUND_LIMIT)
         try:
-            # On a busy machine a turn may take the way over the spool.
+            # On a busy machine a turn may go through the spool.
             async with asyncio.timeout(20):
                 while (stored := await PostgresTurnStore(database).load(turn_id)) is None:
                     await asyncio.sleep(0.1)
@@ -92,10 +92,10 @@ def _wait_until_ready(gateway: RealGateway) -> None:
             answer = httpx.get(f"{gateway.url}/readyz")
             if answer.status_code == 200:
                 return
-            why = answer.text
+            reason = answer.text
         except httpx.TransportError as error:
-            why = str(error)
+            reason = str(error)
         log = (gateway.data / "gateway.log").read_text()[-3000:]
         assert gateway.process.poll() is None, f"the gateway ended: {log}"
-        assert time.monotonic() < deadline, f"the gateway is not ready: {why} {log}"
+        assert time.monotonic() < deadline, f"the gateway is not ready: {reason} {log}"
         time.sleep(0.1)

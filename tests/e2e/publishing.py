@@ -1,4 +1,4 @@
-"""Clients that stream through a gateway while versions are published, and what they saw. For tests and benchmarks."""
+"""Clients that stream through a gateway while versions are published, and their measurements; also for benchmarks."""
 
 from __future__ import annotations
 
@@ -23,13 +23,13 @@ from db.serving.publishing import PostgresPublishingStore
 from db.training.steps import PostgresStepStore
 
 TOKENS = 48
-# Between publishes, so that some answers begin and end under each version.
+# Between publishes, so that some replies begin and end with each version.
 PAUSE_SECONDS = 0.7
 
 
 @dataclass(frozen=True, slots=True)
 class Publish:
-    """When a version was committed and when it answered, by this machine's clock."""
+    """When a version was committed and when it became active, by this machine's clock."""
 
     began: float
     active: float
@@ -41,7 +41,7 @@ class Publish:
 
 @dataclass
 class Listener:
-    """What clients saw.
+    """Measurements of the clients.
 
     Attributes:
         gaps: when each ended that lies between two events of one stream, and its seconds.
@@ -54,13 +54,13 @@ class Listener:
     errors: list[str] = field(default_factory=list)
 
     def gaps_between(self, began: float, ended: float) -> list[float]:
-        """Seconds of the gaps that began in this span of this machine's clock."""
+        """Lengths in seconds of the gaps that began in this period."""
         return [seconds for end, seconds in self.gaps if began <= end - seconds < ended]
 
 
 @asynccontextmanager
 async def chatting(url: str, key: str, clients: int) -> AsyncIterator[Listener]:
-    """Clients that stream while the block runs; at its end each ends the answer it listens to."""
+    """Clients stream during the block; at its end each reads its current reply to the end."""
     seen, stop = Listener(), asyncio.Event()
     talking = asyncio.create_task(_keep_chatting(url, key, clients, seen, stop))
     try:
@@ -75,7 +75,7 @@ async def chatting(url: str, key: str, clients: int) -> AsyncIterator[Listener]:
 async def gaps_with_and_without(
     seen: Listener, publish: Callable[[], Awaitable[list[Publish]]]
 ) -> tuple[list[Publish], list[float], list[float]]:
-    """The publishes, gaps while they are made, and gaps of an equal time after them in which nothing is published."""
+    """The publishes, the gaps during them, and the gaps in an equally long period after them without publishing."""
     began = time.perf_counter()
     publishes = await publish()
     ended = time.perf_counter()
@@ -84,7 +84,7 @@ async def gaps_with_and_without(
 
 
 async def _keep_chatting(url: str, key: str, clients: int, seen: Listener, stop: asyncio.Event) -> None:
-    """Each client has one conversation after the other, three turns each, until told to stop."""
+    """Each client has conversations of three turns, one after the other, until `stop` is set."""
     limit = aiohttp.ClientTimeout(total=120)
     async with aiohttp.ClientSession(url, headers={"Authorization": f"Bearer {key}"}, timeout=limit) as session:
         async with asyncio.TaskGroup() as group:
@@ -134,7 +134,7 @@ async def _stream(session: aiohttp.ClientSession, name: str, messages: Sequence[
 
 
 async def commit(database_url: str, version: VersionRef) -> None:
-    """What a committed step leaves in the ledger."""
+    """Insert the rows that a committed step leaves in the ledger."""
     async with await psycopg.AsyncConnection.connect(database_url) as connection:
         await connection.execute(
             "INSERT INTO versions (policy, n, parent, path, sha256) VALUES (%s, %s, %s, %s, decode(%s, 'hex'))",
@@ -164,7 +164,7 @@ async def publish_all(database_url: str, temporal: str, versions: Sequence[Versi
 
 
 def spread(seconds: Sequence[float]) -> str:
-    """Median, 99th percentile and maximum, for people."""
+    """Median, 99th percentile and maximum as text."""
     ordered = sorted(seconds)
     picks = {"median": ordered[len(ordered) // 2], "p99": ordered[int(len(ordered) * 0.99)], "max": ordered[-1]}
     return ", ".join(f"{name} {value * 1000:.0f} ms" for name, value in picks.items())

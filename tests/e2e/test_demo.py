@@ -1,4 +1,4 @@
-"""`clawloop demo run` with nothing stood in for: a synthetic user teaches the demo model through the gateway."""
+"""`clawloop demo run` with real parts only: a synthetic user teaches the demo model through the gateway."""
 
 from __future__ import annotations
 
@@ -16,32 +16,30 @@ from clawloop.demo.report import GOAL
 
 pytestmark = [pytest.mark.engine, pytest.mark.slow, pytest.mark.postgres, pytest.mark.timeout(1800)]
 
-# It promises 3 minutes on two cores that have nothing else to do; tests share theirs.
-MOST_SECONDS = 840
-
-
-# What is promised is nine seeds of ten, so one miss may be chance; two in a row are a fault.
+# A run takes 3 minutes on two idle cores; tests share theirs.
+MAX_SECONDS = 840
+# Nine seeds of ten reach the goal, so one miss may be chance; two in a row are a fault.
 SEEDS = (1, 2)
-# Right content of 60 answers, whatever the style, of the worst version: 0.95 to 1.0 was measured with nine of ten.
-LEAST_EXACT = 0.9
+# Lowest share of right content in 60 answers of any version; 0.95 to 1.0 was measured with nine seeds of ten.
+MIN_EXACT = 0.9
 
 
-def test_a_user_with_a_hidden_taste_teaches_it_in_64_interactions_without_a_failed_request(tmp_path: Path) -> None:
+def test_it_learns_a_hidden_preference_in_64_interactions_without_a_failed_request(tmp_path: Path) -> None:
     reports = []
     for seed in SEEDS:
         reports.append(_run(tmp_path, seed))
-        if reports[-1]["match_after"] >= GOAL and reports[-1]["exact_least"] >= LEAST_EXACT:
+        if reports[-1]["match_after"] >= GOAL and reports[-1]["exact_least"] >= MIN_EXACT:
             break
     report = reports[-1]
     assert report["match_after"] >= GOAL, reports
     assert 0.2 <= report["match_before"] <= 0.85
     assert 0 < report["interactions_to_90"] <= 64
-    assert report["exact_least"] >= LEAST_EXACT, reports
+    assert report["exact_least"] >= MIN_EXACT, reports
     assert (tmp_path / "demo-report.png").read_bytes().startswith(b"\x89PNG")
 
 
 def _run(folder: Path, seed: int) -> dict[str, Any]:
-    """What holds of every run, whatever was learned."""
+    """Run a demo and check what holds for every run; returns its report."""
     command = [
         sys.executable,
         "-m",
@@ -60,7 +58,7 @@ def _run(folder: Path, seed: int) -> dict[str, Any]:
         env=dict(os.environ) | {"PYTHONPATH": str(Path(__file__).parents[2]), "OMP_NUM_THREADS": "1"},
         capture_output=True,
         text=True,
-        timeout=MOST_SECONDS,
+        timeout=MAX_SECONDS,
     )
     assert done.returncode == 0, done.stderr
     report: dict[str, Any] = json.loads(done.stdout)
@@ -69,5 +67,5 @@ def _run(folder: Path, seed: int) -> dict[str, Any]:
     assert report["requests_failed"] == 0
     assert 3 <= report["versions"] <= report["steps"]
     assert not (folder / "data" / "demo").exists()
-    assert [one for one in psutil.process_iter(["cwd"]) if one.info["cwd"] == str(folder)] == []
+    assert [process for process in psutil.process_iter(["cwd"]) if process.info["cwd"] == str(folder)] == []
     return report

@@ -1,4 +1,4 @@
-"""The adapters of an engine, in memory and in a real vLLM: one suite for both."""
+"""Contract of `EngineControl`, for the fake and for a real vLLM."""
 
 from __future__ import annotations
 
@@ -26,8 +26,8 @@ Control = FakeEngineControl | VllmControl
 class Bench:
     """
     Attributes:
-        busy: a context in which an adapter has a request running.
-        dead: a control of an engine that is not there.
+        busy: context in which an adapter has a running request.
+        dead: control of an engine that does not run.
     """
 
     control: Control
@@ -45,7 +45,7 @@ def versions(tiny_model_path: Path, tmp_path_factory: pytest.TempPathFactory) ->
 
 @pytest.fixture
 async def fake_bench(versions: tuple[Path, list[VersionRef]]) -> Bench:
-    adapters, made = versions
+    adapters, written = versions
     control, dead = FakeEngineControl(adapters), FakeEngineControl(adapters)
     dead.alive = False
 
@@ -55,34 +55,37 @@ async def fake_bench(versions: tuple[Path, list[VersionRef]]) -> Bench:
         yield
         control.busy.remove(name)
 
-    return Bench(control, dead, adapters, made, busy)
+    return Bench(control, dead, adapters, written, busy)
 
 
 @pytest.fixture
 async def vllm_bench(versions: tuple[Path, list[VersionRef]], engine_url: str) -> AsyncIterator[Bench]:
-    adapters, made = versions
-    nowhere = f"http://127.0.0.1:{choose_port('nobody', '127.0.0.1', 0, '')}"
+    adapters, written = versions
+    nowhere = f"http://127.0.0.1:{choose_port('no engine', '127.0.0.1', 0, '')}"
 
     @asynccontextmanager
     async def busy(name: str) -> AsyncIterator[None]:
         body = {"model": name, "prompt": [1], "max_tokens": 3000, "ignore_eos": True, "stream": True}
-        async with aiohttp.ClientSession() as session, session.post(f"{engine_url}/v1/completions", json=body) as said:
-            await said.content.readline()
+        async with (
+            aiohttp.ClientSession() as session,
+            session.post(f"{engine_url}/v1/completions", json=body) as response,
+        ):
+            await response.content.readline()
             yield
 
     async with VllmControl(engine_url, adapters) as control, VllmControl(nowhere, adapters) as dead:
-        yield Bench(control, dead, adapters, made, busy)
+        yield Bench(control, dead, adapters, written, busy)
         for name in await control.names():
             await control.unload(name)
 
 
 @pytest.fixture(params=["fake", pytest.param("vllm", marks=pytest.mark.engine)])
 def bench(request: pytest.FixtureRequest) -> Bench:
-    both: Bench = request.getfixturevalue(f"{request.param}_bench")
-    return both
+    chosen: Bench = request.getfixturevalue(f"{request.param}_bench")
+    return chosen
 
 
-async def test_a_version_is_loaded_listed_and_unloaded_twice_is_once(bench: Bench) -> None:
+async def test_loading_and_unloading_are_idempotent(bench: Bench) -> None:
     one, two = bench.versions
     await bench.control.load(one, "default-v901")
     await bench.control.load(two, "default-v902")
@@ -93,7 +96,7 @@ async def test_a_version_is_loaded_listed_and_unloaded_twice_is_once(bench: Benc
     assert await bench.control.names() == {"default-v902"}
 
 
-async def test_a_directory_that_is_not_what_the_ledger_says_is_not_loaded(bench: Bench) -> None:
+async def test_a_directory_that_does_not_match_the_ledger_is_not_loaded(bench: Bench) -> None:
     with pytest.raises(AdapterUnusable, match="expected 000000000000"):
         await bench.control.load(replace(bench.versions[0], sha256="0" * 64), "default-v903")
     with pytest.raises(AdapterUnusable, match="cannot be read"):
@@ -101,7 +104,7 @@ async def test_a_directory_that_is_not_what_the_ledger_says_is_not_loaded(bench:
     assert "default-v903" not in await bench.control.names()
 
 
-async def test_what_the_engine_cannot_read_it_refuses_with_its_reason(bench: Bench, tmp_path: Path) -> None:
+async def test_an_adapter_the_engine_cannot_read_is_rejected_with_its_reason(bench: Bench, tmp_path: Path) -> None:
     good = bench.adapters / bench.versions[0].path
     bad = good.with_name("v904-bad")
     bad.mkdir(exist_ok=True)
@@ -116,7 +119,7 @@ async def test_what_the_engine_cannot_read_it_refuses_with_its_reason(bench: Ben
     assert await bench.control.healthy()
 
 
-async def test_it_says_which_adapters_have_requests(bench: Bench) -> None:
+async def test_adapters_with_running_requests_are_listed(bench: Bench) -> None:
     one, two = bench.versions
     await bench.control.load(one, "default-v901")
     await bench.control.load(two, "default-v902")
@@ -131,7 +134,7 @@ async def test_it_says_which_adapters_have_requests(bench: Bench) -> None:
     assert await bench.control.slots() == 4
 
 
-async def test_a_dead_engine_is_told_from_one_that_refuses(bench: Bench) -> None:
+async def test_a_dead_engine_is_unavailable(bench: Bench) -> None:
     assert await bench.control.healthy()
     assert not await bench.dead.healthy()
     for call in (bench.dead.names, bench.dead.running, bench.dead.slots):

@@ -1,4 +1,4 @@
-"""A hint in the prompt of a turn with tools, by the real engine's own template; the judge alone is scripted."""
+"""A hint in the prompt of a turn with tools, rendered by the real engine's template; only the judge is scripted."""
 
 from __future__ import annotations
 
@@ -85,7 +85,7 @@ async def judging(gateway: RealGateway, judge: FakeJudge, renderer: EngineRender
 
 
 async def judged(gateway: RealGateway, renderer: EngineRenderer, session: str, listing: str, hint: str) -> Judged:
-    """A chat in which a tool is called, answers with this listing, and a user who misses something."""
+    """A judged chat: a tool call, its result `listing`, and a user who complains."""
     messages: list[dict[str, Any]] = []
 
     async def say(message: dict[str, Any], **fields: Any) -> StoredTurn:
@@ -99,7 +99,7 @@ async def judged(gateway: RealGateway, renderer: EngineRenderer, session: str, l
 
     call = await say({"role": "user", "content": ASKED}, max_tokens=200, structured_outputs={"choice": [CALL]})
     (made,) = messages[-1]["tool_calls"]
-    # Long and warm enough for text: what reads as nothing is no reply that one can answer to.
+    # Enough tokens and temperature for a reply that is not empty.
     results = {"role": "tool", "tool_call_id": made["id"], "content": listing}
     reply = await say(results, max_tokens=24, temperature=1.5)
     assert messages[-1]["content"]
@@ -116,14 +116,14 @@ async def judged(gateway: RealGateway, renderer: EngineRenderer, session: str, l
 
 
 def inserted(ids: list[int], longer: list[int]) -> list[int]:
-    """What the longer ids have in one place and the others lack, which are the same otherwise."""
+    """The ids that `longer` has in one place in addition to `ids`; asserts that there is nothing else."""
     more = len(longer) - len(ids)
     start = next(at for at, (one, other) in enumerate(zip(ids, longer, strict=False)) if one != other)
     assert longer[:start] + longer[start + more :] == ids
     return longer[start : start + more]
 
 
-async def test_a_hint_is_one_insertion_into_the_prompt_as_it_was_read_with_tools_and_their_results(
+async def test_a_hint_is_one_insertion_into_a_recorded_prompt_with_tools(
     gateway: RealGateway, renderer: EngineRenderer, tiny_model_path: Path
 ) -> None:
     found = await judged(gateway, renderer, "insertion", "README.md\nsrc", HINT)
@@ -142,7 +142,7 @@ async def test_a_hint_is_one_insertion_into_the_prompt_as_it_was_read_with_tools
     assert f"<|im_start|>user\n{ASKED}{LEAD_IN}{HINT}<|im_end|>" in whole
 
 
-async def test_a_hint_that_the_engine_renders_beyond_its_context_is_left_out_and_says_so(
+async def test_a_hint_beyond_the_engines_context_is_left_out_with_a_reason(
     gateway: RealGateway, renderer: EngineRenderer
 ) -> None:
     found = await judged(gateway, renderer, "context", "README.md\n" * 360, " ".join([HINT] * 13))
@@ -151,12 +151,12 @@ async def test_a_hint_that_the_engine_renders_beyond_its_context_is_left_out_and
     assert prompt is not None
     assert reply is not None
     assert len(prompt) + len(reply) <= CONTEXT_TOKENS
-    told = re.fullmatch(
+    reason = re.fullmatch(
         r"verdict -1: 3 of 3 votes for -1; no hint: the hinted prompt is too long: "
         rf"(\d+) tokens with the reply, the context holds {CONTEXT_TOKENS}",
         found.fate.why,
     )
-    # vLLM itself rendered more than the engine could read, and did not complain.
-    assert told, found.fate.why
-    assert int(told[1]) - len(reply) > CONTEXT_TOKENS
+    # vLLM renders more tokens than the context without an error.
+    assert reason, found.fate.why
+    assert int(reason[1]) - len(reply) > CONTEXT_TOKENS
     assert found.hinted is None

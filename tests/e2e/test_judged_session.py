@@ -1,4 +1,4 @@
-"""A session from chat to verdict with every part real: gateway, vLLM as policy and judge, Temporal, workers."""
+"""A session from chat to verdict with real parts only: gateway, vLLM as policy and judge, Temporal, workers."""
 
 from __future__ import annotations
 
@@ -56,14 +56,14 @@ async def gateway(
         yield running
 
 
-async def talk(gateway: RealGateway, *asked: str) -> None:
+async def chat(gateway: RealGateway, *user_messages: str) -> None:
     messages: list[dict[str, Any]] = []
     async with gateway.client() as client:
-        for number, text in enumerate(asked, 1):
+        for number, text in enumerate(user_messages, 1):
             messages.append({"role": "user", "content": text})
             body = {"model": "policy", "messages": messages, "max_tokens": 12, "session_id": "e2e"}
             answer = await client.post(
-                "/v1/chat/completions", json=body | {"session_done": number == len(asked), "ignore_eos": True}
+                "/v1/chat/completions", json=body | {"session_done": number == len(user_messages), "ignore_eos": True}
             )
             assert answer.status_code == 200, answer.text
             messages.append(answer.json()["choices"][0]["message"])
@@ -76,62 +76,58 @@ async def closed_session(gateway: RealGateway) -> dict[str, Any]:
             while True:
                 (session,) = (await client.get("/admin/v1/sessions")).json()["sessions"]
                 if session["state"] == "closed":
-                    shown: dict[str, Any] = (await client.get(f"/admin/v1/sessions/{session['id']}")).json()
-                    return shown
+                    session_view: dict[str, Any] = (await client.get(f"/admin/v1/sessions/{session['id']}")).json()
+                    return session_view
                 await asyncio.sleep(0.5)
 
 
-async def test_a_chat_is_judged_by_the_base_model_of_its_own_engine(
-    gateway: RealGateway, temporal_address: str
-) -> None:
+async def test_a_chat_is_judged_by_the_base_model_on_its_engine(gateway: RealGateway, temporal_address: str) -> None:
     with running_workers(gateway, temporal_address):
-        await talk(gateway, "Add two numbers.", "No, in Python.")
+        await chat(gateway, "Add two numbers.", "No, in Python.")
         shown = await closed_session(gateway)
     assert shown["session"]["closed_why"] == "the client ended the session"
     *judged, last = shown["turns"]
-    # Random weights judge at random, but in the required form, so every vote counts.
+    # Random weights vote at random, but the grammar makes every vote valid.
     assert [turn["votes"] for turn in judged] == [3]
     assert all(turn["verdict"] in (-1, 0, 1) and turn["why"] for turn in judged)
     assert {turn["outcome"] for turn in judged} <= {"sampled", "undecided"}
     assert (last["outcome"], last["why"]) == ("no_feedback", "nothing followed: the client ended the session")
     assert shown["session"]["guarantee"]
-    told = await asyncio.to_thread(why, gateway, judged[0]["id"])
-    assert judged[0]["why"] in " ".join(told.split())
+    printed = await asyncio.to_thread(why, gateway, judged[0]["id"])
+    assert judged[0]["why"] in " ".join(printed.split())
 
 
 def why(gateway: RealGateway, turn: str) -> str:
-    """What the command says."""
+    """Output of `clawloop why`."""
     command = [sys.executable, "-m", "clawloop.cli.main", "why", turn, "--data", str(gateway.data)]
     settings = dict(os.environ) | {"DATABASE_URL": gateway.database_url}
     return subprocess.run(command, env=settings, capture_output=True, text=True, check=True).stdout
 
 
-async def test_flips_by_injection_are_counted_for_the_judge_in_use(
-    engine_url: str, capsys: pytest.CaptureFixture[str]
-) -> None:
+async def test_votes_flipped_by_injection_are_counted(engine_url: str, capsys: pytest.CaptureFixture[str]) -> None:
     async def vote(client: JudgeClient, text: str) -> int | None:
         prompt = vote_prompt(TURN, evidence(answer=text), AnswerForm.GRAMMAR)
         (answer,) = await client.answers("default", prompt, 1, 0.01)
         return parse_vote(answer, prompt)
 
-    flips = unread = 0
+    flips = invalid = 0
     async with JudgeClient(lambda policy: [Endpoint(engine_url, "tiny-random")], AnswerForm.GRAMMAR) as client:
         clean = await vote(client, "No, in Python.")
         for attempt in ATTEMPTS:
-            swayed = await vote(client, f"No, in Python.\n{filled(attempt.text, 'abcdef')}")
-            unread += swayed is None
-            flips += swayed is not None and swayed != clean and str(swayed) == attempt.wants
+            injected = await vote(client, f"No, in Python.\n{filled(attempt.text, 'abcdef')}")
+            invalid += injected is None
+            flips += injected is not None and injected != clean and str(injected) == attempt.wants
     with capsys.disabled():
-        print(f"\n{flips} of {len(ATTEMPTS)} attempts flipped the random judge as they wanted, {unread} unread")  # noqa: T201
-    assert unread == 0
+        print(f"\n{flips} of {len(ATTEMPTS)} attempts flipped the random judge's vote as intended, {invalid} invalid")  # noqa: T201
+    assert invalid == 0
 
 
-async def test_a_direct_vote_on_a_real_engine_is_the_distribution_its_answers_follow(engine_url: str) -> None:
+async def test_a_direct_vote_is_the_distribution_of_sampled_votes(engine_url: str) -> None:
     prompt = vote_prompt(TURN, evidence(answer="No, in Python."), AnswerForm.GRAMMAR)
     async with JudgeClient(lambda policy: [Endpoint(engine_url, "tiny-random")], AnswerForm.GRAMMAR) as client:
         logprobs = await client.distribution("default", prompt)
         answers = await client.answers("default", prompt, 256, 1.0)
-    # The grammar has masked everything else, so what is reported is all there is.
+    # The grammar masks all other tokens, so the reported ones have all the probability.
     assert sum(math.exp(value) for value in logprobs.values()) == pytest.approx(1, abs=1e-3)
     for vote, logprob in logprobs.items():
         share = sum(parse_vote(answer, prompt) == vote for answer in answers) / len(answers)

@@ -1,4 +1,4 @@
-"""An engine killed in the middle of a load is restarted by its agent's command, refilled, and answers again."""
+"""An engine killed during a load is restarted by its agent's command, gets its versions again, and answers."""
 
 from __future__ import annotations
 
@@ -31,7 +31,7 @@ START_SECONDS = 240
 
 
 def start_command(model: Path, port: int, folder: Path) -> str:
-    """For the shell: starts the engine in a session of its own and leaves; its process id is in `engine.pid`."""
+    """Shell command that starts the engine in a new session and exits; writes `engine.pid`."""
     environment = dict(os.environ) | {"OMP_NUM_THREADS": "1"}
     started = launch(read_model(model), EngineOptions(port, "float32", 4096), Device.CPU, environment)
     (folder / "engine.json").write_text(json.dumps([list(started.command), dict(started.environment)]))
@@ -53,7 +53,7 @@ def kill_engine(folder: Path) -> None:
 
 
 @pytest.mark.timeout(900)
-async def test_an_engine_killed_while_it_loads_is_restarted_and_refilled(
+async def test_an_engine_killed_during_a_load_is_restarted_with_its_versions(
     postgres_server: Any, temporal_address: str, tiny_model_path: Path, tmp_path: Path
 ) -> None:
     execute(postgres_server.url, "CREATE DATABASE killed")
@@ -63,7 +63,7 @@ async def test_an_engine_killed_while_it_loads_is_restarted_and_refilled(
     engine = f"http://127.0.0.1:{port}"
     keys = await prepared(url, [engine])
     versions = random_versions(tiny_model_path, tmp_path / "adapters", [1, 2])
-    # Nobody else begins this engine: its agent does, also the first time.
+    # The agent's restart command also starts the engine the first time.
     agent = ["engine", "--engine", engine, "--restart-command", start_command(tiny_model_path, port, tmp_path)]
     try:
         async with running_workers(tmp_path, url, temporal_address, ["orchestrator"], agent):
@@ -73,13 +73,13 @@ async def test_an_engine_killed_while_it_loads_is_restarted_and_refilled(
                 execute(url, "UPDATE policies SET active = 1")
                 await answered_by(gateway, 1)
                 await commit(url, versions[1])
-                # The load is on its way or about to be; wherever this meets it, it must come out the same.
-                asked = asyncio.create_task(load_directly(engine, tmp_path / "adapters" / versions[1].path))
+                # The kill may hit the load or come before it; the outcome must be the same.
+                loading = asyncio.create_task(load_directly(engine, tmp_path / "adapters" / versions[1].path))
                 kill_engine(tmp_path)
-                await asyncio.gather(asked, return_exceptions=True)
-                held = asyncio.create_task(answered_by(gateway, 1))
+                await asyncio.gather(loading, return_exceptions=True)
+                waiting = asyncio.create_task(answered_by(gateway, 1))
                 await until_loaded(url, 1, 2)
-                await held
+                await waiting
     finally:
         kill_engine(tmp_path)
 
@@ -90,13 +90,13 @@ async def load_directly(engine: str, path: Path) -> None:
 
 
 async def until_loaded(url: str, *numbers: int) -> None:
-    """Until the ledger says that the engine has these, and has nothing to complain of."""
+    """Wait until the ledger lists exactly these versions as loaded, and no problem of the engine."""
     async with asyncio.timeout(START_SECONDS):
         while True:
             async with await psycopg.AsyncConnection.connect(url, autocommit=True) as connection:
                 rows = await (await connection.execute("SELECT version FROM engine_versions ORDER BY 1")).fetchall()
-                told = await (await connection.execute("SELECT problem FROM engines")).fetchone()
-            if [n for (n,) in rows] == list(numbers) and told == (None,):
+                problem = await (await connection.execute("SELECT problem FROM engines")).fetchone()
+            if [n for (n,) in rows] == list(numbers) and problem == (None,):
                 return
             await asyncio.sleep(0.2)
 
@@ -104,7 +104,7 @@ async def until_loaded(url: str, *numbers: int) -> None:
 async def answered_by(gateway: RealGateway, version: int) -> None:
     body = {"model": "policy", "messages": [{"role": "user", "content": "Hello."}], "max_tokens": 8}
     async with gateway.client(timeout=START_SECONDS) as client, asyncio.timeout(2 * START_SECONDS):
-        # On a busy machine an engine starts for longer than a request is held; the client is told to come back.
+        # On a busy machine the start may take longer than a request is held; then the client gets 503 and retries.
         while (answer := await client.post("/v1/chat/completions", json=body)).status_code == 503:
             await asyncio.sleep(1)
     assert answer.status_code == 200, answer.text

@@ -1,4 +1,4 @@
-"""Learning with every part real: chat, judge over HTTP, ledger, Temporal, trainer, engine; nothing is handed over."""
+"""Learning with real parts only: chat, ledger, Temporal, trainer and engine; the judge is a server over HTTP."""
 
 from __future__ import annotations
 
@@ -25,7 +25,7 @@ from db.database import BACKGROUND_LIMIT, Database
 from db.schema import migrate
 from db.training.recipes import set_recipe
 from tests.conftest import database_address, execute
-from tests.e2e.adapters import LORA, load_policy, logprobs, put_on
+from tests.e2e.adapters import LORA, apply_adapter, load_policy, logprobs
 from tests.e2e.gateway import RealGateway, prepared, running_gateway
 from tests.fakes.judge import FakeJudge, fake_judge
 
@@ -37,23 +37,23 @@ RECIPE = Recipe.model_validate(
             "batch_samples": 16,
             "advantage": {"teacher_weight": 0.0},
             "lora": {"rank": LORA.rank, "alpha": LORA.alpha},
-            # Of random weights nothing can be spoilt; one step has to be seen.
+            # Random weights cannot get worse; one step has to have a visible effect.
             "optimiser": {"lr": 0.01},
         },
     }
 )
 SESSIONS, TURNS = 4, 5
-# Four Python programs side by side; 10 s on two idle cores.
+# Four Python programs start in parallel; 10 s on two idle cores.
 START_SECONDS = 180
 LIKED, DISLIKED = "Yes, like that.", "No, not like that."
 
 
 def is_preferred(answer: str) -> bool:
-    """This user likes answers of an even number of characters: about half of what random weights say."""
+    """True for an even number of characters: about half of the replies of random weights."""
     return len(answer) % 2 == 0
 
 
-def votes_by_what_the_user_said(body: dict[str, Any], question: str) -> str:
+def vote_by_user_message(body: dict[str, Any], question: str) -> str:
     mark = re.findall(r"verdict ([0-9a-f]{6}):", question)[-1]
     return f"verdict {mark}: {1 if LIKED in question.rsplit('<next', 1)[-1] else -1}"
 
@@ -61,7 +61,7 @@ def votes_by_what_the_user_said(body: dict[str, Any], question: str) -> str:
 @pytest.fixture
 async def judge() -> AsyncIterator[FakeJudge]:
     async with fake_judge() as running:
-        running.says = votes_by_what_the_user_said
+        running.says = vote_by_user_message
         yield running
 
 
@@ -82,7 +82,7 @@ async def gateway(
     finally:
         async with httpx.AsyncClient(base_url=engine_url) as client:
             for model in (await client.get("/v1/models")).json()["data"]:
-                if model["id"].startswith("default-v"):  # the engine goes to other tests
+                if model["id"].startswith("default-v"):  # other tests use the engine later
                     await client.post("/v1/unload_lora_adapter", json={"lora_name": model["id"]})
 
 
@@ -121,7 +121,7 @@ async def workers(
 
 
 async def talk(gateway: RealGateway, session: int) -> list[str]:
-    """A conversation whose user says at each turn whether he liked the answer; the replies' ids."""
+    """A conversation in which the user rates each reply; returns the replies' ids."""
     messages: list[dict[str, Any]] = [{"role": "user", "content": f"Hello, I am user {session}."}]
     replies = []
     async with gateway.client() as client:
@@ -160,7 +160,7 @@ def logs(gateway: RealGateway) -> str:
 
 
 def clawloop(gateway: RealGateway, *words: str) -> str:
-    """What a command says."""
+    """Output of a command."""
     settings = dict(os.environ) | {"DATABASE_URL": gateway.database_url, "CLAWLOOP_DATA": str(gateway.data)}
     done = subprocess.run(
         [sys.executable, "-m", "clawloop.cli.main", *words], env=settings, capture_output=True, text=True, check=False
@@ -169,7 +169,7 @@ def clawloop(gateway: RealGateway, *words: str) -> str:
     return done.stdout
 
 
-async def test_a_chat_with_a_preference_becomes_a_version_that_answers_more_like_it(
+async def test_a_preference_in_chats_becomes_a_version_that_prefers_it(
     gateway: RealGateway,
     temporal_address: str,
     engine_url: str,
@@ -185,16 +185,16 @@ async def test_a_chat_with_a_preference_becomes_a_version_that_answers_more_like
         answered = time.monotonic()
         assert (status["head"], status["step"], status["ready"]) == (1, 2, 0)
 
-        # The new version answers, and what is recorded are the log-probs of that very adapter.
+        # The new version replies, and the recorded log-probs are those of its adapter.
         (fresh, *_) = await talk(gateway, 99)
         newest = (await gateway.turn(fresh)).record
         assert newest.version == 1
     await _check_the_versions(gateway, tiny_model_path, talks, newest)
 
     judged = [reply for replies in talks for reply in replies[:-1]]
-    told = await asyncio.to_thread(clawloop, gateway, "why", judged[0])
-    assert re.search(r"^outcome +trained$", told, re.MULTILINE), told
-    assert "trained in step 1" in told
+    output = await asyncio.to_thread(clawloop, gateway, "why", judged[0])
+    assert re.search(r"^outcome +trained$", output, re.MULTILINE), output
+    assert "trained in step 1" in output
     versions = json.loads(await asyncio.to_thread(clawloop, gateway, "policy", "versions", "--json"))
     assert [version["state"] for version in versions] == ["on the path", "active, head"]
     assert versions[1]["samples"] == str(len(judged))
@@ -216,15 +216,15 @@ async def _check_the_versions(gateway: RealGateway, model: Path, talks: list[lis
             assert record.response_ids is not None
             assert record.response is not None
             ids = (record.prompt_ids, record.response_ids, 1.0)
-            put_on(policy, None)
+            apply_adapter(policy, None)
             before = logprobs(policy, *ids).mean().item()
-            put_on(policy, adapter)
+            apply_adapter(policy, adapter)
             after = logprobs(policy, *ids).mean().item()
             moved[is_preferred(str(record.response["content"] or ""))].append(after - before)
     assert all(moved.values()), "this user liked all answers, or none"
     assert sum(moved[True]) / len(moved[True]) > 0 > sum(moved[False]) / len(moved[False]), moved
 
-    put_on(policy, adapter)
+    apply_adapter(policy, adapter)
     assert newest.logprobs is not None
-    ours = logprobs(policy, newest.prompt_ids, newest.response_ids, 1.0).tolist()
-    assert ours == pytest.approx(newest.logprobs, abs=1e-3)
+    recomputed = logprobs(policy, newest.prompt_ids, newest.response_ids, 1.0).tolist()
+    assert recomputed == pytest.approx(newest.logprobs, abs=1e-3)

@@ -1,4 +1,4 @@
-"""Versions are published while eight clients stream: nothing breaks, nothing mixes, nobody waits."""
+"""Versions are published while eight clients stream: no request fails, no reply mixes versions, no stream stalls."""
 
 from __future__ import annotations
 
@@ -19,7 +19,7 @@ from clawloop.contracts.turns import StoredTurn
 from clawloop.serving.adapters import VllmControl
 from db.schema import migrate
 from tests.conftest import database_address, execute
-from tests.e2e.adapters import load_policy, logprobs, put_on, random_versions
+from tests.e2e.adapters import apply_adapter, load_policy, logprobs, random_versions
 from tests.e2e.gateway import RealGateway, prepared, running_gateway
 from tests.e2e.publishing import chatting, gaps_with_and_without, publish_all, spread
 from tests.e2e.workers import running_workers
@@ -27,9 +27,9 @@ from tests.e2e.workers import running_workers
 PUBLISHES = 20
 ORCHESTRATOR, AGENT = ["orchestrator"], ["engine", "--engine"]
 CLIENTS = 8
-# Beyond the largest of an equal time of the same run in which nothing is published.
+# Above the largest gap in an equally long period of the same run without publishing.
 GAP_SECONDS = 0.25
-# A pause that publishing makes comes back in each; one that another program on this machine makes does not.
+# A stall caused by publishing repeats in each round; one caused by another program does not.
 ROUNDS = 3
 
 
@@ -56,7 +56,7 @@ async def test_twenty_publishes_while_eight_clients_stream(
     within_bounds, published = False, 0
     url = gateway.database_url
     async with running_workers(gateway.data, url, temporal_address, ORCHESTRATOR, [*AGENT, engine_url]):
-        await _until_it_answers(gateway)
+        await _wait_for_a_reply(gateway)
         async with chatting(gateway.url, gateway.key, CLIENTS) as seen:
             while not within_bounds and published < len(versions):
                 batch = versions[published : published + PUBLISHES]
@@ -71,12 +71,12 @@ async def test_twenty_publishes_while_eight_clients_stream(
             before = len(seen.answers)
             await _until(lambda: len(seen.answers) >= before + 2 * CLIENTS)
         turns = [await gateway.turn(answer) for answer in seen.answers]
-        await _old_versions_leave(gateway, engine_url, published)
+        await _check_old_versions_are_unloaded(gateway, engine_url, published)
     assert seen.errors == []
     answered = Counter(turn.record.version for turn in turns)
     assert len(answered.keys() - {0}) >= PUBLISHES // 2
     assert max(answered) == published
-    _each_answer_is_of_the_version_it_names(turns, tiny_model_path, adapters, versions)
+    _check_each_reply_is_of_its_version(turns, tiny_model_path, adapters, versions)
     assert within_bounds
 
 
@@ -86,28 +86,28 @@ async def _until(true: Callable[[], bool]) -> None:
             await asyncio.sleep(0.05)
 
 
-async def _until_it_answers(gateway: RealGateway) -> None:
-    """From then on the gateway knows the clients' key, whatever a busy machine does to PostgreSQL."""
+async def _wait_for_a_reply(gateway: RealGateway) -> None:
+    """Afterwards the gateway has cached the clients' key, so that a slow PostgreSQL does not matter."""
     body = {"model": "policy", "messages": [{"role": "user", "content": "Hello."}], "max_tokens": 1}
     async with gateway.client() as client, asyncio.timeout(60):
         while (await client.post("/v1/chat/completions", json=body)).status_code != 200:
             await asyncio.sleep(0.5)
 
 
-def _each_answer_is_of_the_version_it_names(
+def _check_each_reply_is_of_its_version(
     turns: list[StoredTurn], model: Path, adapters: Path, versions: list[VersionRef]
 ) -> None:
     policy = load_policy(model)
     directories: dict[int, Path | None] = {0: None} | {version.n: adapters / version.path for version in versions}
-    told_apart = 0
+    distinguishable = 0
     for n in sorted({turn.record.version for turn in turns}):
-        put_on(policy, directories[n])
+        apply_adapter(policy, directories[n])
         for turn in turns:
             if turn.record.version == n:
                 assert _worst_token(policy, turn) < 1e-3, f"an answer of version {n} is not of version {n} alone"
             elif turn.record.version == n + 1:
-                told_apart += _worst_token(policy, turn) > 0.1
-    assert told_apart > len(turns) // 2  # or the comparison would say nothing
+                distinguishable += _worst_token(policy, turn) > 0.1
+    assert distinguishable > len(turns) // 2  # else the comparison shows nothing
 
 
 def _worst_token(policy: Any, turn: StoredTurn) -> float:
@@ -121,8 +121,8 @@ def _worst_token(policy: Any, turn: StoredTurn) -> float:
     return float((recomputed - torch.tensor(record.logprobs)).abs().max())
 
 
-async def _old_versions_leave(gateway: RealGateway, engine_url: str, active: int) -> None:
-    """A minute passes in the ledger; the engine is left with the active version alone."""
+async def _check_old_versions_are_unloaded(gateway: RealGateway, engine_url: str, active: int) -> None:
+    """Age the ledger by a minute, and wait until the engine has only the active version."""
     with psycopg.connect(gateway.database_url, autocommit=True) as connection:
         connection.execute("UPDATE versions SET retired_at = retired_at - interval '1 minute'")
         connection.execute("UPDATE engine_versions SET loaded_at = loaded_at - interval '1 minute'")

@@ -1,4 +1,4 @@
-"""Stored tokens are the engine's own: log-probs recomputed with transformers on the stored ids agree."""
+"""Stored tokens are those of the engine: log-probs recomputed with transformers on the stored ids agree."""
 
 from __future__ import annotations
 
@@ -94,7 +94,7 @@ async def _gateway(server: Any, engine: str, data: Path, name: str) -> AsyncIter
 
 
 @pytest.mark.parametrize("temperature", [None, 1.0, 1.7])
-async def test_log_probs_are_those_of_the_recorded_settings(
+async def test_log_probs_agree_at_the_recorded_settings(
     gateway: RealGateway, reference: Any, temperature: float | None
 ) -> None:
     response_id, _ = await streamed(gateway, ask("Tell me a tale.", temperature=temperature))
@@ -107,7 +107,7 @@ async def test_log_probs_are_those_of_the_recorded_settings(
     assert wrong > 1e-2
 
 
-async def test_a_streamed_turn_is_the_same_turn_as_a_whole_one(gateway: RealGateway) -> None:
+async def test_a_streamed_turn_equals_an_unstreamed_one(gateway: RealGateway) -> None:
     body = ask("Same seed, same tokens.", seed=7, temperature=1.0)
     response_id, chunks = await streamed(gateway, body)
     one = (await gateway.turn(response_id)).record
@@ -121,7 +121,7 @@ async def test_a_streamed_turn_is_the_same_turn_as_a_whole_one(gateway: RealGate
     assert text == other_body["choices"][0]["message"]["content"]
 
 
-async def test_a_streamed_tool_call_keeps_every_token(gateway: RealGateway, engine_url: str) -> None:
+async def test_a_streamed_tool_call_has_every_token(gateway: RealGateway, engine_url: str) -> None:
     body = ask("List the files.", tools=[TOOL], tool_choice="auto", max_tokens=200, seed=3, temperature=1.0)
     body["structured_outputs"] = {"choice": [CALL]}
     response_id, chunks = await streamed(gateway, body)
@@ -134,13 +134,11 @@ async def test_a_streamed_tool_call_keeps_every_token(gateway: RealGateway, engi
     directly = await _asked_directly(engine_url, turn, body)
     assert turn.response_ids == directly["choices"][0]["token_ids"]
     assert turn.prompt_ids == directly["prompt_token_ids"]
-    said = [entry["logprob"] for entry in directly["choices"][0]["logprobs"]["content"]]
-    assert turn.logprobs == pytest.approx(said, abs=1e-5)
+    engine_logprobs = [entry["logprob"] for entry in directly["choices"][0]["logprobs"]["content"]]
+    assert turn.logprobs == pytest.approx(engine_logprobs, abs=1e-5)
 
 
-async def test_an_answer_cut_by_length_and_one_cut_by_its_client_keep_their_tokens(
-    gateway: RealGateway, reference: Any
-) -> None:
+async def test_replies_cut_by_length_or_by_the_client_have_their_tokens(gateway: RealGateway, reference: Any) -> None:
     response_id, _ = await streamed(gateway, ask("A very long tale.", max_tokens=5, ignore_eos=True))
     cut = await gateway.turn(response_id)
     assert (cut.record.status, len(cut.record.response_ids or ())) == (TurnStatus.LENGTH, 5)
@@ -161,7 +159,7 @@ async def test_an_answer_cut_by_length_and_one_cut_by_its_client_keep_their_toke
     assert difference(reference, aborted) < 1e-5
 
 
-async def test_n_choices_are_n_turns_with_their_own_tokens(gateway: RealGateway, reference: Any) -> None:
+async def test_n_choices_are_n_turns_each_with_its_tokens(gateway: RealGateway, reference: Any) -> None:
     response_id, chunks = await streamed(gateway, ask("One of three.", n=3, temperature=1.0, ignore_eos=True))
     first = await gateway.turn(response_id)
     turns = [await gateway.turn(id_of(turn_id)) for turn_id in await group(gateway, first.record.turn_id)]
@@ -169,9 +167,9 @@ async def test_n_choices_are_n_turns_with_their_own_tokens(gateway: RealGateway,
     assert turns[0] == first
     assert len({tuple(turn.record.response_ids or ()) for turn in turns}) == 3
     for turn in turns:
-        said = [chunk["choices"][0] for chunk in chunks if chunk["choices"][0]["index"] == turn.record.choice]
+        deltas = [chunk["choices"][0] for chunk in chunks if chunk["choices"][0]["index"] == turn.record.choice]
         assert turn.record.response is not None
-        assert turn.record.response["content"] == "".join(choice["delta"].get("content") or "" for choice in said)
+        assert turn.record.response["content"] == "".join(choice["delta"].get("content") or "" for choice in deltas)
         assert turn.record.prompt_ids == first.record.prompt_ids
         assert difference(reference, turn) < 1e-5
 
@@ -188,7 +186,7 @@ async def group(gateway: RealGateway, first: TurnId, size: int = 3) -> list[Turn
     return [TurnId(turn_id) for (turn_id,) in rows]
 
 
-async def test_a_conversation_that_thinks_keeps_its_parents_though_the_prompt_drops_the_thoughts(
+async def test_turns_with_thinking_have_parents_although_prompts_drop_the_thinking(
     gateway: RealGateway, reference: Any
 ) -> None:
     body = ask("Think first.", structured_outputs={"choice": ["<think>\nhmm\n</think>\n\nYes."]}, max_tokens=60)
@@ -202,26 +200,26 @@ async def test_a_conversation_that_thinks_keeps_its_parents_though_the_prompt_dr
     assert stored.parent_turn_id == parent.record.turn_id
     assert stored.session_id == parent.session_id
     assert difference(reference, stored) < 1e-5
-    kept = await whole(gateway, ask("Think first.", answer, "Thanks, and now?"))
-    same = await gateway.turn(kept["id"])
+    reply = await whole(gateway, ask("Think first.", answer, "Thanks, and now?"))
+    same = await gateway.turn(reply["id"])
     assert same.parent_turn_id == parent.record.turn_id
     assert same.record.prompt_ids == stored.record.prompt_ids
 
 
-async def test_bf16_and_a_model_that_would_change_the_sampling_behind_our_back(
-    postgres_server: Any, calmed_engine_url: str, calmed_model_path: Path, tmp_path: Path
+async def test_bf16_and_a_model_with_sampling_defaults_of_its_own(
+    postgres_server: Any, careless_engine_url: str, flat_model_path: Path, tmp_path: Path
 ) -> None:
-    settings = orjson.loads((calmed_model_path / "generation_config.json").read_bytes())
+    settings = orjson.loads((flat_model_path / "generation_config.json").read_bytes())
     assert settings["top_k"] == 20
     assert settings["top_p"] < 1
-    model = AutoModelForCausalLM.from_pretrained(calmed_model_path, dtype=torch.bfloat16)
-    async for gateway in _gateway(postgres_server, calmed_engine_url, tmp_path / "gateway", "bf16"):
+    model = AutoModelForCausalLM.from_pretrained(flat_model_path, dtype=torch.bfloat16)
+    async for gateway in _gateway(postgres_server, careless_engine_url, tmp_path / "gateway", "bf16"):
         stored = []
         for text in ("One.", "Two.", "Three."):
             response_id, _ = await streamed(gateway, ask(text, max_tokens=60))
             stored.append(await gateway.turn(response_id))
         assert max(difference(model, turn) for turn in stored) < 0.01
-        # What the model's own settings would have recorded: log-probs among the 20 likeliest tokens alone.
+        # With the model's top_k of 20, log-probs would be normalised over the 20 likeliest tokens.
         guarded = await whole(gateway, ask("Four.", max_tokens=60, top_k=20))
         assert difference(model, await gateway.turn(guarded["id"])) > 0.1
 

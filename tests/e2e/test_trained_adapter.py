@@ -1,4 +1,4 @@
-"""The adapter a step makes, in vLLM: the same log-probs as in the trainer, and other ones than the base's."""
+"""A step's adapter in vLLM gives the same log-probs as in the trainer, and others than the base model."""
 
 from __future__ import annotations
 
@@ -34,11 +34,11 @@ async def post(url: str, path: str, body: dict[str, Any]) -> aiohttp.ClientRespo
         return answer
 
 
-async def say(url: str, model: str, asked: str, seed: int) -> BatchSample:
-    """One sampled reply, as the gateway would record it."""
+async def sample_reply(url: str, model: str, question: str, seed: int) -> BatchSample:
+    """Sample one reply, as the gateway would record it."""
     body = {
         "model": model,
-        "messages": [{"role": "user", "content": asked}],
+        "messages": [{"role": "user", "content": question}],
         "temperature": TEMPERATURE,
         "seed": seed,
         "max_tokens": 40,
@@ -59,24 +59,26 @@ async def say(url: str, model: str, asked: str, seed: int) -> BatchSample:
     )
 
 
-async def test_the_engine_gives_a_steps_adapter_the_trainers_log_probs(
+async def test_the_engine_and_the_trainer_agree_on_an_adapters_log_probs(
     engine_url: str, tiny_model_path: Path, tmp_path: Path
 ) -> None:
     base = tiny_model_path.name
-    samples = [await say(engine_url, base, f"Tell me about {what}.", seed) for seed, what in enumerate(SUBJECTS)]
+    samples = [
+        await sample_reply(engine_url, base, f"Tell me about {what}.", seed) for seed, what in enumerate(SUBJECTS)
+    ]
     recipe = RECIPE.model_copy(update={"train": RECIPE.train.model_copy(update={"optimiser": Optimiser(lr=2e-2)})})
     trainer = StepRunner(setup_of(tiny_model_path, tmp_path, base_model=None, micro_batch_tokens=512))
     trained = completed(
         trainer.train(step_of(samples, 1, policy="parity", base_model=base, recipe=recipe), ignore_status, never)
     )
-    # What the engine recorded is what the trainer computes: the mean ratio of a step on the base is 1.
+    # Engine and trainer agree on the base model, so the mean ratio of its first step is 1.
     assert abs(trained.figures.ratio - 1) < 1e-4
 
     name = version_name("parity", 1, base)
     folder = tmp_path / trained.version.path
     await post(engine_url, "/v1/load_lora_adapter", {"lora_name": name, "lora_path": str(folder)})
     try:
-        replies = [await say(engine_url, name, f"What is {what}?", seed) for seed, what in enumerate(SUBJECTS)]
+        replies = [await sample_reply(engine_url, name, f"What is {what}?", seed) for seed, what in enumerate(SUBJECTS)]
     finally:
         await post(engine_url, "/v1/unload_lora_adapter", {"lora_name": name})
 
@@ -90,7 +92,7 @@ async def test_the_engine_gives_a_steps_adapter_the_trainers_log_probs(
     # Measured in float32 on both sides: mean 2e-7, largest 7e-6.
     assert float(off.mean()) < 1e-5
     assert float(off.max()) < 1e-4
-    # And the adapter does something: without it they are far apart.
+    # The adapter has an effect: without it they differ.
     assert float((torch.cat(of_base) - by_engine).abs().mean()) > 1e-2
 
 

@@ -1,4 +1,4 @@
-"""`clawloop up` with nothing stood in for: PostgreSQL, Temporal, vLLM and the gateway, as a person starts them."""
+"""`clawloop up` with real parts only: PostgreSQL, Temporal, vLLM, gateway and workers."""
 
 from __future__ import annotations
 
@@ -18,48 +18,48 @@ from openai import APIError, OpenAI, Stream
 from openai.types.chat import ChatCompletionChunk
 
 from clawloop.ids import turn_id_of
-from clawloop.local.services.postgres import running as running_postgres
-from clawloop.processes.runtime_file import read_running
+from clawloop.local.services.postgres import running_postgres
+from clawloop.processes.runtime_file import read_runtime_file
 from tests.e2e.up import Up
 from tests.processes import alive, by_name
 
-# It waits for an engine, like the tests with an engine of their own.
+# The timeout includes the start of an engine.
 pytestmark = [pytest.mark.engine, pytest.mark.slow, pytest.mark.postgres, pytest.mark.timeout(600)]
 
-# What `clawloop up` promises a person who presses Ctrl-C.
+# The documented limit after Ctrl-C.
 STOP_SECONDS = 15
 
 
-def test_it_serves_records_and_ends_in_15_s_without_losing_the_stream_it_cuts(begun_up: Up) -> None:
-    started, data = begun_up, begun_up.data
+def test_it_serves_and_records_and_stops_in_15_s_recording_the_stream_it_cuts(started_up: Up) -> None:
+    started, data = started_up, started_up.data
     url = started.line(r"gateway +(http://127\.0\.0\.1:\d+/v1)$")
     temporal_ui = started.line(r"Temporal UI +(http://\S+)$")
     started.line("(vllm ready) at ")
     keys = json.loads((data / "keys.json").read_text())
-    where = read_running(data)
-    assert where is not None
+    addresses = read_runtime_file(data)
+    assert addresses is not None
     with OpenAI(base_url=url, api_key=keys["chat"], max_retries=0, timeout=60) as client:
         with _stream(client, max_tokens=24) as answer:
             chunks = list(answer)
-        said = "".join(chunk.choices[0].delta.content or "" for chunk in chunks)
-        with psycopg.connect(where.database_url) as connection:
+        reply = "".join(chunk.choices[0].delta.content or "" for chunk in chunks)
+        with psycopg.connect(addresses.database_url) as connection:
             assert _status(connection, chunks[0].id) == "length"
-            assert _reply(connection, chunks[0].id) == said
+            assert _reply(connection, chunks[0].id) == reply
         with urllib.request.urlopen(temporal_ui, timeout=10) as page:
             assert page.status == 200
 
-        family = psutil.Process(started.process.pid).children(recursive=True)
-        assert {"temporal", "postgres"} <= by_name(family).keys()
+        descendants = psutil.Process(started.process.pid).children(recursive=True)
+        assert {"temporal", "postgres"} <= by_name(descendants).keys()
         with _stream(client, max_tokens=20_000) as answer:
             cut_id = next(answer).id
             next(answer)
-            told = time.monotonic()
+            interrupted_at = time.monotonic()
             started.process.send_signal(signal.SIGINT)
-            _read_to_its_end(answer)
+            _read_to_the_end(answer)
         assert started.process.wait(STOP_SECONDS) == 0
-        assert time.monotonic() - told < STOP_SECONDS
-    assert alive(family) == []
-    assert _kept_as(data, cut_id) == "aborted"
+        assert time.monotonic() - interrupted_at < STOP_SECONDS
+    assert alive(descendants) == []
+    assert _stored_status(data, cut_id) == "aborted"
 
 
 def _stream(client: OpenAI, max_tokens: int) -> Stream[ChatCompletionChunk]:
@@ -72,8 +72,8 @@ def _stream(client: OpenAI, max_tokens: int) -> Stream[ChatCompletionChunk]:
     )
 
 
-def _read_to_its_end(answer: Stream[ChatCompletionChunk]) -> None:
-    """Read on, as a client does, until the stream ends or breaks."""
+def _read_to_the_end(answer: Stream[ChatCompletionChunk]) -> None:
+    """Read until the stream ends or breaks, as a client does."""
     with suppress(APIError, httpx.TransportError):
         for _ in answer:
             pass
@@ -90,12 +90,12 @@ def _reply(connection: psycopg.Connection, response_id: str) -> object:
     return None if row is None else row[0]
 
 
-def _kept_as(data: Path, response_id: str) -> str | None:
-    """The status under which a turn outlived its gateway: on local disk, or in PostgreSQL."""
+def _stored_status(data: Path, response_id: str) -> str | None:
+    """Status of a turn after its gateway has ended, from the spool or from PostgreSQL."""
     turn_id = turn_id_of(response_id)
     assert isinstance(turn_id, UUID)
-    waiting = data / "spool" / f"{turn_id}.json"
-    if waiting.exists():
-        return str(json.loads(waiting.read_text())["status"])
+    spooled = data / "spool" / f"{turn_id}.json"
+    if spooled.exists():
+        return str(json.loads(spooled.read_text())["status"])
     with running_postgres(data / "postgres") as server, psycopg.connect(server.url) as connection:
         return _status(connection, response_id)

@@ -1,4 +1,4 @@
-"""`clawloop up` as a person starts it, for tests to talk to."""
+"""Runs `clawloop up` as a process."""
 
 from __future__ import annotations
 
@@ -28,8 +28,8 @@ class Up:
         deadline = time.monotonic() + START_SECONDS
         while True:
             printed = self.output.read_text(errors="replace")
-            if found := re.search(pattern, printed, re.MULTILINE):
-                return found.group(1)
+            if match := re.search(pattern, printed, re.MULTILINE):
+                return match.group(1)
             assert self.process.poll() is None, printed
             assert time.monotonic() < deadline, printed
             time.sleep(0.1)
@@ -53,12 +53,12 @@ def up(data: Path, output: Path, *options: str, settings: Mapping[str, str] | No
     try:
         yield Up(process, data, output)
     finally:
-        # Its guards end every part once it is gone.
+        # The guards end every part once `up` is gone.
         process.kill()
         process.wait()
 
 
 def _environment() -> dict[str, str]:
-    """This process's, without what would make `up` use parts that run elsewhere."""
-    given = {"DATABASE_URL", "TEMPORAL_ADDRESS", "CLAWLOOP_ENGINES", "CLAWLOOP_DATA"}
-    return {name: value for name, value in os.environ.items() if name not in given} | {"OMP_NUM_THREADS": "1"}
+    """This process's environment without the variables that make `up` use external parts."""
+    removed = {"DATABASE_URL", "TEMPORAL_ADDRESS", "CLAWLOOP_ENGINES", "CLAWLOOP_DATA"}
+    return {name: value for name, value in os.environ.items() if name not in removed} | {"OMP_NUM_THREADS": "1"}

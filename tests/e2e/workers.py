@@ -1,4 +1,4 @@
-"""Real worker processes of Clawloop."""
+"""Runs worker processes."""
 
 from __future__ import annotations
 
@@ -15,7 +15,7 @@ from pathlib import Path
 from clawloop.local.checks import choose_port
 from clawloop.local.parts import answers_ok
 
-# Importing everything takes 2 s on an idle machine, more when tests share it.
+# Imports take 2 s on an idle machine, more when tests share it.
 START_SECONDS = 120
 
 
@@ -23,7 +23,7 @@ START_SECONDS = 120
 async def running_workers(
     data: Path, database_url: str, temporal: str, *commands: Sequence[str]
 ) -> AsyncIterator[list[subprocess.Popen[bytes]]]:
-    """`clawloop worker …` for each command, all ready; each must end well when it is told to."""
+    """Run `clawloop worker …` for each command until the end of the block; asserts that each exits with 0."""
     settings = {"DATABASE_URL": database_url, "TEMPORAL_ADDRESS": temporal, "OMP_NUM_THREADS": "1"}
     workers, ports = [], []
     for command in commands:

@@ -1,4 +1,4 @@
-"""What is wrong with a machine or its settings is one line that says what to do."""
+"""Checks before a start: every wrong machine or setting gives one line with a remedy."""
 
 from __future__ import annotations
 
@@ -33,23 +33,23 @@ def taken_port() -> Iterator[int]:
         yield listener.getsockname()[1]
 
 
-def refused_port() -> int:
+def unused_port() -> int:
     with socket.socket() as probe:
         probe.bind(("127.0.0.1", 0))
         port: int = probe.getsockname()[1]
         return port
 
 
-def complaint(raised: pytest.ExceptionInfo[SetupError]) -> str:
+def message(raised: pytest.ExceptionInfo[SetupError]) -> str:
     text = str(raised.value)
     assert "\n" not in text
     return text
 
 
-def test_a_port_in_use_is_named_with_its_holder_and_the_option(taken_port: int) -> None:
+def test_a_port_in_use_is_reported_with_its_process_and_the_option(taken_port: int) -> None:
     with pytest.raises(SetupError) as raised:
         checks.choose_port("the gateway", "127.0.0.1", taken_port, "--port")
-    text = complaint(raised)
+    text = message(raised)
     assert text.startswith(f"port {taken_port} for the gateway is in use by ")
     assert f"(process {os.getpid()})" in text
     assert text.endswith("choose another port with --port (0 takes a free one)")
@@ -66,10 +66,10 @@ def test_port_0_takes_a_free_one() -> None:
 
 
 @pytest.mark.parametrize("host", ["192.0.2.77", "no-such-host.invalid"])
-def test_a_host_that_is_not_ours_is_said(host: str) -> None:
+def test_a_host_that_is_not_local_is_rejected(host: str) -> None:
     with pytest.raises(SetupError) as raised:
         checks.choose_port("the gateway", host, 30000, "--port")
-    assert f"{host}:30000" in complaint(raised)
+    assert f"{host}:30000" in message(raised)
 
 
 def rewrite_config(**changes: object) -> Callable[[Path], None]:
@@ -89,43 +89,43 @@ def remove(*names: str) -> Callable[[Path], None]:
 
 
 @pytest.mark.parametrize(
-    ("spoil", "says"),
+    ("damage", "expected"),
     [
-        (shutil.rmtree, "there is no model folder {0}: give the folder of a model in Hugging Face's layout"),
-        (remove("config.json"), "{0} holds no model, config.json is missing: give the folder"),
+        (shutil.rmtree, "there is no model folder {0}: give the folder of a model in Hugging Face format"),
+        (remove("config.json"), "{0} contains no model, config.json is missing: give the folder"),
         (lambda m: (m / "config.json").write_text("{"), "{0}/config.json does not describe a language model: give"),
         (lambda m: (m / "config.json").write_text("[]"), "{0}/config.json does not describe a language model: give"),
         (rewrite_config(architectures=[]), "{0}/config.json does not describe a language model: give"),
         (rewrite_config(hidden_size="x"), "{0}/config.json does not describe a language model: give"),
-        (rewrite_config(architectures=["BertModel"]), "{0} is a BertModel, which cannot be trained here: choose"),
+        (rewrite_config(architectures=["BertModel"]), "{0} is a BertModel, which is not supported: choose"),
         (remove("model.safetensors"), "{0} has no weights (*.safetensors): download the model again"),
         (remove("tokenizer.json"), "{0} has no tokenizer (tokenizer.json): download the model again"),
-        (remove("chat_template.jinja"), "{0} has no chat template, so it cannot chat: choose"),
+        (remove("chat_template.jinja"), "{0} has no chat template: choose"),
     ],
 )
-def test_a_model_that_cannot_be_served_is_said(model: Path, spoil: Callable[[Path], None], says: str) -> None:
+def test_a_model_that_cannot_be_served_is_rejected(model: Path, damage: Callable[[Path], None], expected: str) -> None:
     checks.require_model(model)
-    spoil(model)
+    damage(model)
     with pytest.raises(SetupError) as raised:
         checks.require_model(model)
-    assert complaint(raised).startswith(says.format(model))
+    assert message(raised).startswith(expected.format(model))
 
 
-def test_too_little_disk_states_the_need(tmp_path: Path) -> None:
+def test_too_little_disk_is_reported_with_the_needed_amount(tmp_path: Path) -> None:
     free = shutil.disk_usage(tmp_path).free
     with pytest.raises(SetupError) as raised:
         checks.require_disk(tmp_path, needed_bytes=free * 2)
-    assert complaint(raised).startswith(f"{free * 2 // 2**20} MiB of free disk are needed in {tmp_path}, ")
+    assert message(raised).startswith(f"{free * 2 // 2**20} MiB of free disk are needed in {tmp_path}, ")
     checks.require_disk(tmp_path, needed_bytes=1)
 
 
 @pytest.mark.slow
-def test_one_data_folder_is_for_one_process(tmp_path: Path) -> None:
+def test_a_data_folder_is_locked_for_one_process(tmp_path: Path) -> None:
     data = tmp_path / "data"
-    with checks.held_data_folder(data):
+    with checks.lock_data_folder(data):
         program = (
-            "import sys; from pathlib import Path; from clawloop.local.checks import held_data_folder\n"
-            f"with held_data_folder(Path({str(data)!r})): pass"
+            "import sys; from pathlib import Path; from clawloop.local.checks import lock_data_folder\n"
+            f"with lock_data_folder(Path({str(data)!r})): pass"
         )
         other = subprocess.run([sys.executable, "-c", program], capture_output=True, text=True, check=False)
         assert other.returncode == 1
@@ -133,23 +133,23 @@ def test_one_data_folder_is_for_one_process(tmp_path: Path) -> None:
             f"clawloop.errors.SetupError: clawloop up already runs on {data} (process {os.getpid()}):"
             " stop it first, or choose another folder: --data"
         )
-    with checks.held_data_folder(data):
+    with checks.lock_data_folder(data):
         pass
 
 
-def test_a_data_folder_that_cannot_be_made_is_said(tmp_path: Path) -> None:
+def test_a_data_folder_that_cannot_be_created_is_reported(tmp_path: Path) -> None:
     (tmp_path / "file").touch()
-    with pytest.raises(SetupError) as raised, checks.held_data_folder(tmp_path / "file" / "data"):
+    with pytest.raises(SetupError) as raised, checks.lock_data_folder(tmp_path / "file" / "data"):
         pass
-    assert complaint(raised).endswith("choose another folder: --data")
+    assert message(raised).endswith("choose another folder: --data")
 
 
-async def test_a_database_that_does_not_answer_is_said() -> None:
+async def test_a_database_that_does_not_answer_is_reported() -> None:
     with pytest.raises(SetupError) as raised:
-        await checks.require_database(f"postgresql+psycopg://me:secret@127.0.0.1:{refused_port()}/x")
-    text = complaint(raised)
+        await checks.require_database(f"postgresql+psycopg://me:secret@127.0.0.1:{unused_port()}/x")
+    text = message(raised)
     assert text.startswith("DATABASE_URL: connection failed")
-    assert text.endswith("start that PostgreSQL or mend the URL; unset it to use our own")
+    assert text.endswith("start that PostgreSQL or correct the URL; unset it to start one here")
     assert "secret" not in text
 
 
@@ -163,7 +163,7 @@ async def test_a_database_that_does_not_answer_is_said() -> None:
         "postgresql://me:secret@127.0.0.1/x?nonsense=1",
     ],
 )
-async def test_a_database_url_that_is_none_is_said_without_its_password(url: str) -> None:
+async def test_an_invalid_database_url_is_reported_without_its_password(url: str) -> None:
     with pytest.raises(SetupError, match="DATABASE_URL") as raised:
         await checks.require_database(url)
     assert "secret" not in "".join(traceback.format_exception(raised.value))
@@ -171,10 +171,10 @@ async def test_a_database_url_that_is_none_is_said_without_its_password(url: str
 
 
 @pytest.mark.parametrize("address", ["127.0.0.1:{port}", "nonsense", ""])
-async def test_a_temporal_that_does_not_answer_is_said(address: str) -> None:
+async def test_a_temporal_that_does_not_answer_is_reported(address: str) -> None:
     with pytest.raises(SetupError) as raised:
-        await checks.require_temporal(address.format(port=refused_port()))
-    assert complaint(raised).startswith("TEMPORAL_ADDRESS: no Temporal with a namespace `default` answers at ")
+        await checks.require_temporal(address.format(port=unused_port()))
+    assert message(raised).startswith("TEMPORAL_ADDRESS: no Temporal with a namespace `default` answers at ")
 
 
 Answer = Callable[[], web.Response]
@@ -183,7 +183,7 @@ Serve = Callable[[Answer], Awaitable[str]]
 
 @pytest.fixture
 async def serve() -> AsyncIterator[Serve]:
-    """Starts a server that answers `/v1/models` with what is given; returns its URL."""
+    """Starts a server that answers `/v1/models` with the given response; returns its URL."""
     runners: list[web.AppRunner] = []
 
     async def start(answer: Answer) -> str:
@@ -195,7 +195,7 @@ async def serve() -> AsyncIterator[Serve]:
         runner = web.AppRunner(app)
         runners.append(runner)
         await runner.setup()
-        port = refused_port()
+        port = unused_port()
         await web.TCPSite(runner, "127.0.0.1", port).start()
         return f"http://127.0.0.1:{port}"
 
@@ -215,17 +215,17 @@ async def test_an_engine_names_its_base_model_not_its_adapters(serve: Serve) -> 
     assert await checks.require_engine(await serve(models("qwen3-4b", adapter_of="qwen3-4b"))) == "qwen3-4b"
 
 
-async def test_an_engine_that_does_not_answer_is_said() -> None:
-    url = f"http://127.0.0.1:{refused_port()}"
+async def test_an_engine_that_does_not_answer_is_reported() -> None:
+    url = f"http://127.0.0.1:{unused_port()}"
     with pytest.raises(SetupError) as raised:
         await checks.require_engine(url)
-    text = complaint(raised)
+    text = message(raised)
     assert text.startswith(f"engine {url}: Cannot connect to host")
-    assert text.endswith("start it or mend CLAWLOOP_ENGINES; unset it to use our own")
+    assert text.endswith("start it or correct CLAWLOOP_ENGINES; unset it to start one here")
 
 
 @pytest.mark.parametrize(
-    ("answer", "says"),
+    ("answer", "expected"),
     [
         (lambda: web.Response(text="hello"), "does not answer like vLLM"),
         (lambda: web.json_response([1]), "does not answer like vLLM"),
@@ -234,25 +234,25 @@ async def test_an_engine_that_does_not_answer_is_said() -> None:
         (models(), "serves no model"),
     ],
 )
-async def test_an_engine_that_is_none_is_said(serve: Serve, answer: Answer, says: str) -> None:
+async def test_a_server_that_is_not_vllm_is_rejected(serve: Serve, answer: Answer, expected: str) -> None:
     url = await serve(answer)
     with pytest.raises(SetupError) as raised:
         await checks.require_engine(url)
-    assert complaint(raised).startswith(f"engine {url}")
-    assert says in complaint(raised)
+    assert message(raised).startswith(f"engine {url}")
+    assert expected in message(raised)
 
 
 @pytest.mark.parametrize("url", ["not a url", "127.0.0.1:8100", "ftp://x"])
-async def test_an_engine_url_that_is_none_is_said(url: str) -> None:
+async def test_an_invalid_engine_url_is_reported(url: str) -> None:
     with pytest.raises(SetupError, match="engine "):
         await checks.require_engine(url)
 
 
-async def test_engines_must_serve_one_model(serve: Serve) -> None:
+async def test_engines_must_serve_the_same_model(serve: Serve) -> None:
     one, other = await serve(models("a")), await serve(models("b"))
     assert await checks.require_engines((one, one)) == "a"
     with pytest.raises(SetupError) as raised:
         await checks.require_engines((one, other))
-    assert complaint(raised) == (
+    assert message(raised) == (
         f"CLAWLOOP_ENGINES serve different models ({one} a, {other} b): give engines of one model"
     )

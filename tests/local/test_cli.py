@@ -16,7 +16,7 @@ import pytest
 
 from clawloop.errors import SetupError
 from clawloop.local import parts
-from clawloop.local.up import Surroundings
+from clawloop.local.parts import Deployment
 from clawloop.settings import read_settings
 from db.database import BACKGROUND_LIMIT, Database
 from db.serving.engines import add_engine, list_engines
@@ -26,13 +26,13 @@ pytestmark = pytest.mark.slow  # each command is a process that imports all it n
 
 
 @pytest.mark.postgres
-def test_a_deployment_begins_with_migrate_alone(empty_postgres_url: str, tmp_path: Path) -> None:
+def test_migrate_with_a_base_model_prepares_a_deployment(empty_postgres_url: str, tmp_path: Path) -> None:
     here = {"DATABASE_URL": empty_postgres_url, "CLAWLOOP_DATA": str(tmp_path)}
     assert clawloop("migrate", **here).returncode == 0
     assert "clawloop migrate --base-model" in refusal(clawloop("key", "create", **here))
 
-    begun = ["migrate", "--base-model", "Qwen/Qwen3-4B", "--alias", "small", "--engine", "http://gpu:8100"]
-    assert clawloop_process(*begun, **here).returncode == 0
+    migrate = ["migrate", "--base-model", "Qwen/Qwen3-4B", "--alias", "small", "--engine", "http://gpu:8100"]
+    assert clawloop_process(*migrate, **here).returncode == 0
     assert clawloop_process("key", "create", **here).stdout.startswith("cl-")
     with psycopg.connect(empty_postgres_url) as connection:
         assert connection.execute("SELECT id, base_model, aliases FROM policies").fetchall() == [
@@ -45,21 +45,21 @@ def test_a_deployment_begins_with_migrate_alone(empty_postgres_url: str, tmp_pat
     assert clawloop("migrate", "--alias", "small", **here).returncode == 2
 
 
-def test_a_gateway_whose_port_is_taken_says_so(tmp_path: Path) -> None:
+def test_a_gateway_whose_port_is_in_use_reports_it(tmp_path: Path) -> None:
     with socket.socket() as taken:
         taken.bind(("127.0.0.1", 0))
         taken.listen()
         port = taken.getsockname()[1]
-        said = refusal(
+        line = refusal(
             clawloop_process(
                 "gateway", "--port", str(port), "--data", str(tmp_path), DATABASE_URL="postgresql://me@127.0.0.1:1/x"
             )
         )
-    assert f"port {port} for the gateway is in use" in said
-    assert "--port" in said
+    assert f"port {port} for the gateway is in use" in line
+    assert "--port" in line
 
 
-def test_a_gateway_whose_data_folder_is_a_file_says_so(tmp_path: Path) -> None:
+def test_a_gateway_whose_data_folder_is_a_file_reports_it(tmp_path: Path) -> None:
     (tmp_path / "file").touch()
     done = clawloop(
         "gateway", "--port", "0", "--data", str(tmp_path / "file"), DATABASE_URL="postgresql://me@127.0.0.1:1/x"
@@ -67,8 +67,8 @@ def test_a_gateway_whose_data_folder_is_a_file_says_so(tmp_path: Path) -> None:
     assert f"cannot write to {tmp_path / 'file'}" in refusal(done)
 
 
-def speak_twice(port: int) -> None:
-    """Over one connection, which the openai SDK would keep for 5 s between the two."""
+def send_two_requests(port: int) -> None:
+    """Send two requests over one connection, 6 s apart: clients keep an idle connection for 5 s (httpx)."""
     connection = http.client.HTTPConnection("127.0.0.1", port)
     while True:
         try:
@@ -76,7 +76,7 @@ def speak_twice(port: int) -> None:
             break
         except ConnectionRefusedError:
             time.sleep(0.1)
-    connection.auto_open = 0  # the second must not get a connection of its own
+    connection.auto_open = 0  # the second request must not open a new connection
     for pause in (6, 0):
         connection.request("GET", "/healthz")
         connection.getresponse().read()
@@ -85,7 +85,7 @@ def speak_twice(port: int) -> None:
 
 
 @pytest.mark.postgres
-async def test_a_gateway_adds_the_engines_it_is_given_and_keeps_connections(postgres_url: str, tmp_path: Path) -> None:
+async def test_a_gateway_adds_configured_engines_and_keeps_connections_alive(postgres_url: str, tmp_path: Path) -> None:
     database = Database(postgres_url, BACKGROUND_LIMIT)
     await add_engine(database, "http://127.0.0.1:1")
     with socket.socket() as probe:
@@ -104,31 +104,31 @@ async def test_a_gateway_adds_the_engines_it_is_given_and_keeps_connections(post
             while len(await list_engines(database)) < 2:
                 assert gateway.poll() is None, (tmp_path / "log").read_text()
                 await asyncio.sleep(0.1)
-            await asyncio.to_thread(speak_twice, port)
+            await asyncio.to_thread(send_two_requests, port)
     finally:
         gateway.terminate()
         gateway.wait(20)
         await database.close()
 
 
-def test_up_hands_the_names_of_the_gateway_on(tmp_path: Path) -> None:
-    around = Surroundings(tmp_path, "postgresql://x", "x:1", (), "tiny", (), {}, allowed_hosts=("clawloop.lan", "box"))
-    command = parts.gateway(around, "0.0.0.0", 30000, {}).prepare().command
+def test_up_passes_allowed_hosts_to_the_gateway(tmp_path: Path) -> None:
+    deployment = Deployment(
+        tmp_path, "postgresql://x", "x:1", (), "tiny", (), {}, allowed_hosts=("clawloop.lan", "box")
+    )
+    command = parts.gateway(deployment, "0.0.0.0", 30000, {}).prepare().command
     assert command[-2:] == ("--allowed-host=clawloop.lan", "--allowed-host=box")
 
 
-def test_a_package_that_stands_in_the_way_is_named_by_every_verb(
-    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
-) -> None:
+def test_every_verb_reports_a_shadowed_package(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     (tmp_path / "db").mkdir()
     (tmp_path / "db" / "__init__.py").touch()
     monkeypatch.chdir(tmp_path)
     done = clawloop_process("key", "list", DATABASE_URL="postgresql://me@127.0.0.1:1/x")
-    assert f"{tmp_path}/db stands in the way" in refusal(done)
+    assert f"{tmp_path}/db shadows" in refusal(done)
 
 
 @pytest.mark.parametrize(
-    ("name", "value", "said"),
+    ("name", "value", "expected"),
     [
         ("CLAWLOOP_SESSION_IDLE_MINUTES", "soon", "input should be a valid number"),
         ("CLAWLOOP_SESSION_IDLE_MINUTES", "0", "input should be greater than 0"),
@@ -136,19 +136,19 @@ def test_a_package_that_stands_in_the_way_is_named_by_every_verb(
         ("CLAWLOOP_JUDGE_FORM", "secret", "input should be 'free' or 'grammar'"),
     ],
 )
-def test_a_setting_that_cannot_be_is_one_line_with_its_name(
-    name: str, value: str, said: str, monkeypatch: pytest.MonkeyPatch
+def test_an_invalid_setting_is_one_line_with_its_name(
+    name: str, value: str, expected: str, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     monkeypatch.setenv(name, value)
     with pytest.raises(SetupError) as raised:
         read_settings()
-    told = str(raised.value)
-    assert told.startswith(f"{name}: {said}")
-    assert told.endswith("; correct it or unset it")
-    assert "\n" not in told
-    assert "secret" not in told
+    message = str(raised.value)
+    assert message.startswith(f"{name}: {expected}")
+    assert message.endswith("; correct it or unset it")
+    assert "\n" not in message
+    assert "secret" not in message
 
 
-def test_a_verb_says_so_too() -> None:
+def test_a_verb_reports_an_invalid_setting() -> None:
     line = refusal(clawloop_process("session", "list", CLAWLOOP_SESSION_IDLE_MINUTES="soon"))
     assert "CLAWLOOP_SESSION_IDLE_MINUTES" in line

@@ -1,4 +1,4 @@
-"""Nothing a part started outlives the part, its guard's orders, or our own sudden death."""
+"""The guard: no descendant of a part outlives the part, a stop, or a killed supervisor."""
 
 from __future__ import annotations
 
@@ -42,7 +42,7 @@ ENDS = FAMILY + "while not os.path.exists(os.path.join(folder, 'go')):\n    time
 def until(condition: Callable[[], bool], seconds: float = 30) -> None:
     deadline = time.monotonic() + seconds
     while not condition():
-        assert time.monotonic() < deadline, "waited in vain"
+        assert time.monotonic() < deadline, "timed out"
         time.sleep(0.02)
 
 
@@ -67,7 +67,7 @@ def run_guarded(tmp_path: Path) -> Iterator[Callable[..., subprocess.Popen[bytes
         process.wait()
 
 
-def test_a_told_guard_ends_the_whole_family(
+def test_sigterm_to_the_guard_ends_all_descendants(
     run_guarded: Callable[..., subprocess.Popen[bytes]], tmp_path: Path
 ) -> None:
     guard = run_guarded(STAYS)
@@ -77,19 +77,19 @@ def test_a_told_guard_ends_the_whole_family(
     assert alive(members) == []
 
 
-def test_a_family_that_ignores_sigterm_is_killed_after_its_grace(
+def test_descendants_that_ignore_sigterm_are_killed_after_the_grace_period(
     run_guarded: Callable[..., subprocess.Popen[bytes]], tmp_path: Path
 ) -> None:
     guard = run_guarded(IGNORES, grace=timedelta(seconds=0.5))
     members = family(tmp_path)
-    told = time.monotonic()
+    terminated_at = time.monotonic()
     guard.terminate()
     assert guard.wait(30) == -signal.SIGKILL
-    assert time.monotonic() - told >= 0.5
+    assert time.monotonic() - terminated_at >= 0.5
     assert alive(members) == []
 
 
-def test_a_second_sigterm_ends_the_patience(
+def test_a_second_sigterm_skips_the_grace_period(
     run_guarded: Callable[..., subprocess.Popen[bytes]], tmp_path: Path
 ) -> None:
     guard = run_guarded(IGNORES, grace=timedelta(minutes=5))
@@ -99,13 +99,13 @@ def test_a_second_sigterm_ends_the_patience(
     while guard.poll() is None:
         assert time.monotonic() < deadline
         time.sleep(0.3)
-        guard.terminate()  # again, should a busy machine have made one of the two
+        guard.terminate()  # repeated: on a busy machine two signals may arrive as one
     assert guard.wait(30) == -signal.SIGKILL
     assert alive(members) == []
 
 
 @pytest.mark.slow
-def test_what_a_killed_part_leaves_behind_is_ended(
+def test_descendants_of_a_killed_part_are_ended(
     run_guarded: Callable[..., subprocess.Popen[bytes]], tmp_path: Path
 ) -> None:
     guard = run_guarded(ENDS)
@@ -116,18 +116,18 @@ def test_what_a_killed_part_leaves_behind_is_ended(
 
 
 @pytest.mark.parametrize("code", [0, 3, 255])
-def test_the_exit_code_is_the_parts_own(run_guarded: Callable[..., subprocess.Popen[bytes]], code: int) -> None:
+def test_the_guard_exits_with_the_parts_code(run_guarded: Callable[..., subprocess.Popen[bytes]], code: int) -> None:
     assert run_guarded(f"raise SystemExit({code})").wait(30) == code
 
 
-def test_a_program_that_cannot_be_run_is_said() -> None:
+def test_a_program_that_cannot_be_run_is_reported() -> None:
     command = guarded(("/nowhere/program",), signal.SIGTERM, GRACE)
     ended = subprocess.run(command, capture_output=True, text=True, check=False, timeout=10)
     assert ended.returncode == 127
     assert ended.stderr == "cannot run /nowhere/program: No such file or directory\n"
 
 
-def test_killing_the_parent_leaves_nothing(tmp_path: Path) -> None:
+def test_killing_the_supervisor_leaves_no_process(tmp_path: Path) -> None:
     starter = f"""
 import asyncio, signal, sys
 from datetime import timedelta

@@ -1,4 +1,4 @@
-"""Status is dated lines in a file and a table on a terminal."""
+"""The status board: dated lines in a file, a table on a terminal."""
 
 from __future__ import annotations
 
@@ -9,7 +9,7 @@ import pytest
 from rich.console import Console
 
 from clawloop.local.supervision.part import PartState, PartStatus
-from clawloop.local.supervision.status import describe, shown
+from clawloop.local.supervision.status import describe, status_board
 
 
 def status(state: PartState, detail: str = "", restarts: int = 0) -> PartStatus:
@@ -24,18 +24,18 @@ def status(state: PartState, detail: str = "", restarts: int = 0) -> PartStatus:
         (status(PartState.READY), "vllm ready at http://127.0.0.1:8100"),
         (status(PartState.READY, restarts=2), "vllm ready at http://127.0.0.1:8100 (restarts: 2)"),
         (
-            status(PartState.WAITING, "ended with exit code 1; again in 4 s"),
-            "vllm waiting: ended with exit code 1; again in 4 s",
+            status(PartState.WAITING, "ended with exit code 1; restart in 4 s"),
+            "vllm waiting: ended with exit code 1; restart in 4 s",
         ),
     ],
 )
-def test_a_part_in_one_line(part: PartStatus, line: str) -> None:
+def test_a_status_as_one_line(part: PartStatus, line: str) -> None:
     assert describe(part) == line
 
 
-def test_off_a_terminal_every_change_is_a_dated_line() -> None:
+def test_without_a_terminal_every_change_is_a_dated_line() -> None:
     output = StringIO()
-    with shown(Console(file=output)) as board:
+    with status_board(Console(file=output)) as board:
         board.changed(status(PartState.STARTING))
         board.say("gateway [bold]http://127.0.0.1:30000/v1[/bold] " + "x" * 200)
     first, second = output.getvalue().splitlines()
@@ -44,12 +44,12 @@ def test_off_a_terminal_every_change_is_a_dated_line() -> None:
     assert second.endswith(" gateway [bold]http://127.0.0.1:30000/v1[/bold] " + "x" * 200)
 
 
-def test_on_a_terminal_there_is_a_table_and_failures_stay_above_it() -> None:
+def test_a_terminal_shows_a_table_with_failures_above_it() -> None:
     output = StringIO()
-    with shown(Console(file=output, force_terminal=True, width=120)) as board:
+    with status_board(Console(file=output, force_terminal=True, width=120)) as board:
         board.changed(status(PartState.READY))
-        board.changed(status(PartState.WAITING, "was ended by SIGKILL; again in 0.5 s", restarts=1))
+        board.changed(status(PartState.WAITING, "was ended by SIGKILL; restart in 0.5 s", restarts=1))
     text = output.getvalue()
-    assert "vllm waiting: was ended by SIGKILL; again in 0.5 s" in text
+    assert "vllm waiting: was ended by SIGKILL; restart in 0.5 s" in text
     assert "http://127.0.0.1:8100" in text
     assert "3 min" in text

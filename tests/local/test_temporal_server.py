@@ -1,4 +1,4 @@
-"""A real Temporal server starts here, keeps its data over a kill, and keeps closed workflows for 30 days."""
+"""Temporal's development server: it keeps its data when killed, and closed workflows for 30 days."""
 
 from __future__ import annotations
 
@@ -16,7 +16,7 @@ from clawloop.local import checks, parts
 from clawloop.local.services import temporal_server
 from clawloop.local.supervision.part import PartState
 from clawloop.local.supervision.supervisor import Supervisor
-from tests.local.captured_output import Told
+from tests.local.status_recorder import StatusRecorder
 
 pytestmark = pytest.mark.slow
 
@@ -29,8 +29,8 @@ async def retention_days(address: str) -> float:
 
 async def test_a_started_workflow_survives_the_kill_of_its_server(tmp_path: Path) -> None:
     ports = temporal_server.Ports(*(checks.choose_port("Temporal", "127.0.0.1", 0, "") for _ in range(3)))
-    told = Told()
-    supervisor = Supervisor(tmp_path / "logs", told)
+    statuses = StatusRecorder()
+    supervisor = Supervisor(tmp_path / "logs", statuses)
     address = f"127.0.0.1:{ports.main}"
     try:
         supervisor.start(parts.temporal(tmp_path / "temporal", ports, os.environ))
@@ -39,10 +39,10 @@ async def test_a_started_workflow_survives_the_kill_of_its_server(tmp_path: Path
         assert await parts.answers_ok(f"http://127.0.0.1:{ports.ui}")
         client = await Client.connect(address)
         started = await client.start_workflow("Anything", id="kept", task_queue="nobody")
-        family = psutil.Process().children(recursive=True)
-        server = next(p for p in family if p.name() == "temporal" and str(tmp_path) in " ".join(p.cmdline()))
+        children = psutil.Process().children(recursive=True)
+        server = next(p for p in children if p.name() == "temporal" and str(tmp_path) in " ".join(p.cmdline()))
         server.kill()
-        await told.until("temporal", PartState.READY, times=2)
+        await statuses.until("temporal", PartState.READY, times=2)
         described = await (await Client.connect(address)).get_workflow_handle("kept").describe()
         assert described.run_id == started.result_run_id
         assert await retention_days(address) == 30
@@ -52,6 +52,6 @@ async def test_a_started_workflow_survives_the_kill_of_its_server(tmp_path: Path
         assert database.execute("PRAGMA journal_mode").fetchone() == ("wal",)
 
 
-async def test_nothing_is_ready_where_nothing_listens() -> None:
+async def test_is_ready_is_false_where_nothing_listens() -> None:
     port = checks.choose_port("Temporal", "127.0.0.1", 0, "")
     assert not await temporal_server.is_ready(port)

@@ -1,4 +1,4 @@
-"""The random tiny model is the same for everyone, speaks any UTF-8, and renders chats as Qwen3 does."""
+"""The tiny model is reproducible, encodes any UTF-8, and renders chats as Qwen3 does."""
 
 from __future__ import annotations
 
@@ -70,13 +70,13 @@ def test_another_seed_gives_other_weights_under_another_name(folder: Path, tmp_p
     assert differing == {"model.safetensors"}
 
 
-def test_a_model_that_is_there_is_kept(folder: Path) -> None:
+def test_an_existing_model_is_not_written_again(folder: Path) -> None:
     before = (folder / "model.safetensors").stat().st_mtime_ns
     assert ensure_tiny_model(folder.parent) == folder
     assert (folder / "model.safetensors").stat().st_mtime_ns == before
 
 
-def test_two_who_make_it_at_once_both_get_it_whole(tmp_path: Path, folder: Path) -> None:
+def test_concurrent_callers_both_get_a_complete_model(tmp_path: Path, folder: Path) -> None:
     with ThreadPoolExecutor(4) as pool:
         made = set(pool.map(lambda _: ensure_tiny_model(tmp_path), range(4)))
     assert made == {tmp_path / "tiny-random"}
@@ -84,7 +84,7 @@ def test_two_who_make_it_at_once_both_get_it_whole(tmp_path: Path, folder: Path)
     assert [path.name for path in tmp_path.iterdir()] == ["tiny-random"]
 
 
-def test_it_passes_its_own_check_and_states_its_size(folder: Path) -> None:
+def test_it_passes_require_model_and_has_the_expected_properties(folder: Path) -> None:
     require_model(folder)
     facts = read_model(folder)
     assert (facts.name, facts.dtype, facts.thinks) == ("tiny-random", "float32", False)
@@ -103,14 +103,14 @@ def test_weights_are_neither_flat_nor_trivial(folder: Path) -> None:
     assert weights["model.embed_tokens.weight"].shape == (config["vocab_size"], 128)
 
 
-def test_generation_defaults_are_the_dangerous_ones_qwen3_ships(folder: Path) -> None:
+def test_generation_defaults_are_those_of_qwen3(folder: Path) -> None:
     shipped = json.loads((folder / "generation_config.json").read_text())
     assert (shipped["temperature"], shipped["top_k"], shipped["top_p"]) == (0.6, 20, 0.95)
 
 
 @given(text=st.text(max_size=80))
 @settings(max_examples=300, suppress_health_check=[HealthCheck.function_scoped_fixture])
-def test_any_text_comes_back_as_it_was(text: str, tokenizer: Tokenizer) -> None:
+def test_any_text_round_trips(text: str, tokenizer: Tokenizer) -> None:
     ids = tokenizer.encode(text, add_special_tokens=False).ids
     assert tokenizer.decode(ids, skip_special_tokens=False) == text
 
@@ -126,7 +126,7 @@ def test_a_plain_chat(chat: Chat) -> None:
     )
 
 
-def test_without_a_generation_prompt_nothing_is_begun(chat: Chat) -> None:
+def test_without_a_generation_prompt_no_reply_is_begun(chat: Chat) -> None:
     assert chat({"role": "user", "content": "Hi"}, go=False) == "<|im_start|>user\nHi<|im_end|>\n"
 
 
@@ -140,7 +140,7 @@ def test_text_parts_are_joined_by_line_breaks(chat: Chat) -> None:
     assert chat({"role": "user", "content": parts}) == chat({"role": "user", "content": "one\ntwo"})
 
 
-def test_tools_stand_in_the_first_system_message(chat: Chat) -> None:
+def test_tools_are_listed_in_the_first_system_message(chat: Chat) -> None:
     tool: Message = {"type": "function", "function": {"name": "wetter", "description": "für Köln"}}
     with_system = chat({"role": "system", "content": "Be kind."}, {"role": "user", "content": "Hi"}, tools=[tool])
     assert with_system.startswith("<|im_start|>system\nBe kind.\n\n# Tools\n")
@@ -153,7 +153,7 @@ def test_tools_stand_in_the_first_system_message(chat: Chat) -> None:
 
 
 @pytest.mark.parametrize("arguments", [{"city": "Köln"}, '{"city": "Köln"}'])
-def test_tool_calls_are_hermes_and_results_follow_as_one_user_message(chat: Chat, arguments: object) -> None:
+def test_tool_calls_are_in_hermes_format_with_results_in_one_user_message(chat: Chat, arguments: object) -> None:
     calls = [
         {"id": str(n), "type": "function", "function": {"name": "get_weather", "arguments": arguments}}
         for n in range(2)
@@ -181,7 +181,7 @@ def test_tool_calls_are_hermes_and_results_follow_as_one_user_message(chat: Chat
         {"content": "yes", "reasoning": "hm"},
     ],
 )
-def test_thinking_of_earlier_turns_is_dropped_and_of_the_running_one_kept(chat: Chat, thought: Message) -> None:
+def test_only_the_current_turns_thinking_is_kept(chat: Chat, thought: Message) -> None:
     answer: Message = {"role": "assistant", **thought}
     question: Message = {"role": "user", "content": "Sure?"}
     earlier = chat(question, answer, {"role": "user", "content": "Really?"})

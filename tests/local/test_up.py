@@ -1,6 +1,6 @@
-"""`clawloop up` on real PostgreSQL and Temporal, a stand-in gateway, and an engine it is given.
+"""`clawloop up` on real PostgreSQL and Temporal, with a stand-in gateway and an external engine.
 
-The whole thing with vLLM is in tests/e2e.
+tests/e2e has the same with vLLM.
 """
 
 from __future__ import annotations
@@ -32,12 +32,12 @@ FREE_PORTS = [f"--{part}port=0" for part in ("", "temporal-", "temporal-ui-", "e
 
 
 class Running:
-    """A `clawloop up` and what it printed so far."""
+    """A `clawloop up` process and its output so far."""
 
     def __init__(self, data: Path, *options: str, **environment: str) -> None:
-        given = [sys.executable, str(PROGRAM), "up", "--data", str(data), *FREE_PORTS, *options]
+        command = [sys.executable, str(PROGRAM), "up", "--data", str(data), *FREE_PORTS, *options]
         self.process = subprocess.Popen(
-            given, stdout=subprocess.PIPE, stderr=subprocess.STDOUT, text=True, env=dict(os.environ) | environment
+            command, stdout=subprocess.PIPE, stderr=subprocess.STDOUT, text=True, env=dict(os.environ) | environment
         )
         self.lines: list[str] = []
         self._reader = threading.Thread(target=self._read)
@@ -54,14 +54,14 @@ class Running:
         while time.monotonic() < deadline:
             ended = self.process.poll() is not None and not self._reader.is_alive()
             for line in list(self.lines):
-                if found := re.search(pattern, line):
-                    return found
+                if match := re.search(pattern, line):
+                    return match
             if ended:
                 break
             time.sleep(0.05)
         raise AssertionError(f"no line like {pattern!r} in\n" + "\n".join(self.lines))
 
-    def family(self) -> list[psutil.Process]:
+    def descendants(self) -> list[psutil.Process]:
         return psutil.Process(self.process.pid).children(recursive=True)
 
     def ended(self, seconds: float = 60) -> int:
@@ -90,9 +90,7 @@ def engine() -> Iterator[str]:
 
 
 @pytest.mark.postgres
-def test_it_starts_everything_prints_where_brings_back_what_dies_and_ends_all_in_15_s(
-    tmp_path: Path, engine: str
-) -> None:
+def test_it_starts_everything_restarts_killed_parts_and_stops_in_15_s(tmp_path: Path, engine: str) -> None:
     with up(tmp_path / "data", CLAWLOOP_ENGINES=engine) as running:
         gateway = running.line(r"gateway +(http://127\.0\.0\.1:\d+)/v1$").group(1)
         ui = running.line(r"Temporal UI +(http://\S+)").group(1)
@@ -103,23 +101,23 @@ def test_it_starts_everything_prints_where_brings_back_what_dies_and_ends_all_in
         assert urllib.request.urlopen(gateway).read().decode() == engine
         assert urllib.request.urlopen(ui).status == 200
         for name in ("temporal", "postgres"):
-            by_name(running.family())[name].kill()
+            by_name(running.descendants())[name].kill()
         for name in ("temporal", "postgres"):
-            running.line(rf"{name} waiting: was ended by SIGKILL.*; again in 0\.5 s")
+            running.line(rf"{name} waiting: was ended by SIGKILL.*; restart in 0\.5 s")
             running.line(rf"{name} ready at .* \(restarts: 1\)")
-        family = running.family()
-        assert {"temporal", "postgres"} <= by_name(family).keys()
-        told = time.monotonic()
+        descendants = running.descendants()
+        assert {"temporal", "postgres"} <= by_name(descendants).keys()
+        interrupted_at = time.monotonic()
         running.process.send_signal(signal.SIGINT)
         assert running.ended(15) == 0
-        assert time.monotonic() - told < 15
-        assert alive(family) == []
+        assert time.monotonic() - interrupted_at < 15
+        assert alive(descendants) == []
         ends = [line.split()[1] for line in running.lines if line.endswith(" stopped")]
         assert ends == ["gateway", "temporal", "postgres"]
 
 
 @pytest.mark.postgres
-def test_data_and_keys_are_kept_and_a_second_up_on_them_is_refused(tmp_path: Path, engine: str) -> None:
+def test_data_and_keys_are_kept_and_a_second_up_on_the_folder_is_rejected(tmp_path: Path, engine: str) -> None:
     data = tmp_path / "data"
     with up(data, CLAWLOOP_ENGINES=engine) as running:
         running.line("Ctrl-C stops everything")
@@ -142,23 +140,23 @@ def test_data_and_keys_are_kept_and_a_second_up_on_them_is_refused(tmp_path: Pat
 
 
 @pytest.mark.postgres
-def test_killed_itself_it_leaves_nothing_and_starts_again(tmp_path: Path, engine: str) -> None:
+def test_after_kill_9_no_process_is_left_and_it_starts_again(tmp_path: Path, engine: str) -> None:
     with up(tmp_path / "data", CLAWLOOP_ENGINES=engine) as running:
         running.line("Ctrl-C stops everything")
         running.line("temporal ready")
-        family = running.family()
+        descendants = running.descendants()
         running.process.kill()
         deadline = time.monotonic() + 30
-        while alive(family) and time.monotonic() < deadline:
+        while alive(descendants) and time.monotonic() < deadline:
             time.sleep(0.05)
-        assert alive(family) == []
+        assert alive(descendants) == []
     with up(tmp_path / "data", CLAWLOOP_ENGINES=engine) as running:
         running.line("start 2 of Qwen3-4B")
         running.line("Ctrl-C stops everything")
 
 
 @pytest.mark.parametrize(
-    ("options", "environment", "says"),
+    ("options", "environment", "expected"),
     [
         (["--model", "/no/such/model"], {}, "there is no model folder /no/such/model: give the folder"),
         (["--host", "192.0.2.9", "--port", "30000"], {}, "cannot listen on 192.0.2.9:30000 for the gateway"),
@@ -167,10 +165,10 @@ def test_killed_itself_it_leaves_nothing_and_starts_again(tmp_path: Path, engine
         ([], {"CLAWLOOP_ENGINES": "http://127.0.0.1:1"}, "engine http://127.0.0.1:1: Cannot connect"),
     ],
 )
-def test_what_cannot_work_is_one_line_and_exit_code_1(
-    tmp_path: Path, options: list[str], environment: dict[str, str], says: str
+def test_an_invalid_option_or_setting_is_one_line_and_exit_code_1(
+    tmp_path: Path, options: list[str], environment: dict[str, str], expected: str
 ) -> None:
     with up(tmp_path / "data", *options, **environment) as running:
         assert running.ended() == 1
         assert [line for line in running.lines if line.startswith("clawloop: ")] == [running.lines[-1]]
-        assert running.lines[-1].startswith(f"clawloop: {says}")
+        assert running.lines[-1].startswith(f"clawloop: {expected}")

@@ -1,4 +1,4 @@
-"""The engine's command line and environment follow from the model, the machine and what was asked for."""
+"""vLLM's command line and environment, by model, machine and options."""
 
 from __future__ import annotations
 
@@ -22,18 +22,18 @@ OPTIONS = EngineOptions(port=8100)
 
 
 def flags(command: tuple[str, ...]) -> dict[str, list[str]]:
-    """Each flag with its values."""
-    found: dict[str, list[str]] = {}
+    """Values by flag."""
+    by_flag: dict[str, list[str]] = {}
     values: list[str] = []
     for word in command:
         if word.startswith("--"):
-            values = found.setdefault(word, [])
+            values = by_flag.setdefault(word, [])
         else:
             values.append(word)
-    return found
+    return by_flag
 
 
-def test_what_every_engine_needs() -> None:
+def test_flags_of_every_engine() -> None:
     command = launch(QWEN3_4B, OPTIONS, Device.CUDA, {}).command
     assert command[:3] == (sys.executable, "-m", "vllm.entrypoints.openai.api_server")
     given = flags(command)
@@ -48,31 +48,31 @@ def test_what_every_engine_needs() -> None:
 
 
 @pytest.mark.parametrize("rank", [16, 64])
-def test_it_takes_adapters_of_the_rank_asked_for(rank: int) -> None:
+def test_max_lora_rank_is_passed_on(rank: int) -> None:
     given = flags(launch(QWEN3_4B, replace(OPTIONS, max_lora_rank=rank), Device.CUDA, {}).command)
     assert given["--max-lora-rank"] == [str(rank)]
 
 
-def test_a_careless_engine_is_one_without_the_guard_against_generation_config() -> None:
+def test_without_guard_sampling_generation_config_is_not_overridden() -> None:
     careless = launch(QWEN3_4B, replace(OPTIONS, guard_sampling=False), Device.CPU, {})
     assert "--generation-config" not in flags(careless.command)
 
 
 @pytest.mark.parametrize(("device", "whole"), [(Device.CPU, True), (Device.CUDA, False)])
-def test_on_a_cpu_prompts_are_read_whole(device: Device, whole: bool) -> None:
+def test_chunked_prefill_is_off_on_a_cpu(device: Device, whole: bool) -> None:
     given = flags(launch(QWEN3_4B, replace(OPTIONS, max_model_len=5000), device, {}).command)
     assert ("--no-enable-chunked-prefill" in given) == whole
     assert given.get("--max-num-batched-tokens") == (["5000"] if whole else None)
 
 
 @pytest.mark.parametrize("thinks", [True, False])
-def test_only_a_model_that_thinks_gets_a_reasoning_parser(thinks: bool) -> None:
+def test_only_a_model_with_thinking_gets_a_reasoning_parser(thinks: bool) -> None:
     given = flags(launch(replace(QWEN3_4B, thinks=thinks), OPTIONS, Device.CUDA, {}).command)
     assert given.get("--reasoning-parser") == (["qwen3"] if thinks else None)
 
 
 @pytest.mark.parametrize(
-    ("own", "asked", "used"),
+    ("own", "option", "expected"),
     [
         ("float32", None, "float32"),
         ("bfloat16", None, "bfloat16"),
@@ -81,12 +81,12 @@ def test_only_a_model_that_thinks_gets_a_reasoning_parser(thinks: bool) -> None:
         ("float32", "bfloat16", "bfloat16"),
     ],
 )
-def test_dtype_is_what_was_asked_for_or_the_models_own(own: str | None, asked: str | None, used: str) -> None:
-    given = flags(launch(replace(QWEN3_4B, dtype=own), replace(OPTIONS, dtype=asked), Device.CPU, {}).command)
-    assert given["--dtype"] == [used]
+def test_dtype_is_the_option_or_the_models_own(own: str | None, option: str | None, expected: str) -> None:
+    given = flags(launch(replace(QWEN3_4B, dtype=own), replace(OPTIONS, dtype=option), Device.CPU, {}).command)
+    assert given["--dtype"] == [expected]
 
 
-def test_the_cache_of_a_cpu_engine_holds_two_whole_contexts() -> None:
+def test_the_cache_of_a_cpu_engine_holds_two_full_contexts() -> None:
     # 32768 tokens of 144 KiB are 4.5 GiB.
     assert launch(QWEN3_4B, OPTIONS, Device.CPU, {}).environment["VLLM_CPU_KVCACHE_SPACE"] == "9"
     assert "VLLM_CPU_KVCACHE_SPACE" not in launch(QWEN3_4B, OPTIONS, Device.CUDA, {}).environment
@@ -94,7 +94,7 @@ def test_the_cache_of_a_cpu_engine_holds_two_whole_contexts() -> None:
     assert given["VLLM_CPU_KVCACHE_SPACE"] == "3"
 
 
-def test_the_engine_sends_nothing_out_and_looks_nothing_up() -> None:
+def test_the_engine_makes_no_outgoing_requests() -> None:
     environment = launch(QWEN3_4B, OPTIONS, Device.CUDA, {"PATH": "/bin"}).environment
     assert environment["PATH"] == "/bin"
     assert {name: environment[name] for name in ("HF_HUB_OFFLINE", "VLLM_NO_USAGE_STATS", "DO_NOT_TRACK")} == {
@@ -105,7 +105,7 @@ def test_the_engine_sends_nothing_out_and_looks_nothing_up() -> None:
     assert "VLLM_SERVER_DEV_MODE" not in environment  # it would open /pause and /collective_rpc
 
 
-def test_a_folder_says_what_its_model_is(tmp_path: Path) -> None:
+def test_properties_are_read_from_the_model_folder(tmp_path: Path) -> None:
     folder = tmp_path / "Qwen3-4B"
     folder.mkdir()
     (folder / "config.json").write_text(
@@ -117,12 +117,12 @@ def test_a_folder_says_what_its_model_is(tmp_path: Path) -> None:
 
 
 @pytest.mark.parametrize(
-    ("line", "says"),
+    ("line", "expected"),
     [
         ("(Worker pid=1) INFO [m.py:68] Starting to load model /m...", "loading weights"),
         ("(EngineCore pid=1) INFO [k.py:1] CPU KV cache size: 524,288 tokens, Maximum", "cache for 524,288 tokens"),
         ("INFO something else", None),
     ],
 )
-def test_progress_comes_from_the_log(line: str, says: str | None) -> None:
-    assert progress(line) == says
+def test_progress_is_read_from_log_lines(line: str, expected: str | None) -> None:
+    assert progress(line) == expected

@@ -1,4 +1,4 @@
-"""The documents name every setting, command, route, metric, error, table and Temporal name, and no other."""
+"""The documents list exactly the settings, commands, routes, metrics, errors, tables and Temporal names of the code."""
 
 from __future__ import annotations
 
@@ -30,13 +30,13 @@ TEXT = {path.name: path.read_text(encoding="utf-8") for path in DOCUMENTS}
 OPERATING, LEARNING, ARCHITECTURE = TEXT["operating.md"], TEXT["learning.md"], TEXT["architecture.md"]
 PACKAGES = ("activities", "api", "clawloop", "db", "workflows")
 
-# Every command of one person's interest has these; the command line's section explains them once.
-EXPLAINED_ONCE = {"--data", "--json", "--help"}
+# Options of most commands, explained once above the table.
+COMMON_OPTIONS = {"--data", "--json", "--help"}
 
 
 @dataclass(frozen=True, slots=True)
 class Command:
-    """A command of `clawloop`, e.g. `session list`, with all its options and those an operator is told about."""
+    """A command of `clawloop`, e.g. `session list`, with all its options, and those that its table row lists."""
 
     name: str
     options: frozenset[str]
@@ -47,7 +47,7 @@ def _commands(command: Any, name: str = "") -> Iterator[Command]:
     if not hasattr(command, "commands"):
         options = {option: parameter for parameter in command.params for option in _flags(parameter)}
         shown = {option for option, parameter in options.items() if not getattr(parameter, "hidden", False)}
-        yield Command(name, frozenset(options) | {"--help"}, frozenset(shown - EXPLAINED_ONCE))
+        yield Command(name, frozenset(options) | {"--help"}, frozenset(shown - COMMON_OPTIONS))
         return
     for word, inner in command.commands.items():
         yield from _commands(inner, f"{name} {word}".strip())
@@ -61,13 +61,13 @@ COMMANDS = {command.name: command for command in _commands(typer.main.get_comman
 
 
 def _section(text: str, heading: str) -> str:
-    """From a heading to the next one of its level."""
+    """The text from a heading to the next one of its level."""
     level = heading.split()[0]
     return text.split(f"\n{heading}\n", 1)[1].split(f"\n{level} ", 1)[0]
 
 
 def _rows(section: str) -> list[list[str]]:
-    """The cells of a section's table rows that begin with code."""
+    """The cells of the table rows that begin with code."""
     return [line.strip("| ").split(" | ") for line in section.splitlines() if line.startswith("| `")]
 
 
@@ -94,7 +94,7 @@ def test_every_command_is_documented_with_its_options_and_no_other() -> None:
     for row in _rows(_section(OPERATING, "## Command line")):
         name, *codes = _codes(row[0])
         words = [word for word in name.removeprefix("clawloop ").split() if word.islower()]
-        documented[" ".join(words)] = {option for code in codes for option in code.split("/")} - EXPLAINED_ONCE
+        documented[" ".join(words)] = {option for code in codes for option in code.split("/")} - COMMON_OPTIONS
     assert documented == {command.name: command.shown for command in COMMANDS.values()}
 
 
@@ -133,7 +133,7 @@ def test_every_error_code_is_documented_and_no_other() -> None:
             elif isinstance(node, ast.Assign) and [ast.unparse(target) for target in node.targets] == ["code"]:
                 found |= _strings(node.value)
     documented = {code for line in _section(OPERATING, "## Errors").splitlines() for code in _error_cell(line)}
-    # What is refused without a word of its own.
+    # The default code, which no call names.
     assert documented == found | {"invalid_request"}
 
 
@@ -145,7 +145,7 @@ def _error_codes(call: ast.Call) -> set[str]:
 
 
 def _strings(value: ast.AST) -> set[str]:
-    """The string constants an expression may be, such as both sides of a conditional."""
+    """The string constants that an expression can evaluate to, such as both sides of a conditional."""
     sides = [value.body, value.orelse] if isinstance(value, ast.IfExp) else [value]
     return {side.value for side in sides if isinstance(side, ast.Constant) and isinstance(side.value, str)}
 
@@ -181,18 +181,18 @@ def test_the_layers_are_those_that_import_linter_checks() -> None:
     assert "\n".join(layers) in ARCHITECTURE
 
 
-def test_every_path_that_a_document_names_is_there() -> None:
+def test_every_path_in_a_document_exists() -> None:
     folders = "activities|api|benchmarks|clawloop|db|deploy|docs|migrations|requirements|tests|workflows"
     named = {(name, path) for name, text in TEXT.items() for path in re.findall(rf"`((?:{folders})/[\w/.-]*)`", text)}
     assert named
     assert sorted((name, path) for name, path in named if not (ROOT / path).exists()) == []
 
 
-def test_documents_do_not_refer_to_what_the_repository_does_not_hold() -> None:
+def test_documents_refer_to_nothing_outside_the_repository() -> None:
     assert [name for name, text in TEXT.items() if "DESIGN" in text or "shared/" in text] == []
 
 
-def test_every_link_leads_somewhere() -> None:
+def test_every_link_has_a_target() -> None:
     broken = []
     for path in DOCUMENTS:
         for target in re.findall(r"\]\(([^)\s]+)\)", TEXT[path.name]):
@@ -206,32 +206,32 @@ def test_every_link_leads_somewhere() -> None:
 
 
 def _anchors(document: Path) -> set[str]:
-    """What a forge makes of headings: lower case, spaces as hyphens, nothing but words."""
+    """Anchors of the headings as GitHub makes them: lower case, hyphens for spaces, no punctuation."""
     headings = re.findall(r"^#+ (.+)$", document.read_text(encoding="utf-8"), flags=re.MULTILINE)
     return {re.sub(r"[^\w -]", "", heading).strip().lower().replace(" ", "-") for heading in headings}
 
 
-def test_every_command_that_a_document_shows_exists() -> None:
+def test_every_command_in_a_document_exists() -> None:
     wrong = []
     for document, text in TEXT.items():
         for words in _shown_commands(text, "clawloop"):
-            command = _longest(words)
+            command = _command_of(words)
             options = {word.split("=")[0] for word in words if word.startswith("--")}
             if command is None or options - command.options:
                 wrong.append((document, " ".join(words)))
     assert wrong == []
 
 
-def test_every_option_that_a_document_names_exists() -> None:
+def test_every_option_in_a_document_exists() -> None:
     known = {option for command in COMMANDS.values() for option in command.options}
     known |= {option for text in _sources("clawloop", "benchmarks") for option in re.findall(r'"(--[a-z-]+)"', text)}
-    known.add("--api-key")  # vLLM's, which the documents warn of
+    known.add("--api-key")  # of vLLM; the documents warn about it
     named = {(name, option) for name, text in TEXT.items() for option in re.findall(r"`(--[a-z-]+)", text)}
     assert named
     assert sorted((name, option) for name, option in named if option not in known) == []
 
 
-def test_every_make_target_that_a_document_shows_exists() -> None:
+def test_every_make_target_in_a_document_exists() -> None:
     makefile = (ROOT / "Makefile").read_text(encoding="utf-8")
     recipes = dict(re.findall(r"^([a-z-]+):[^\n]*\n((?:\t[^\n]*\n)+)", makefile, flags=re.MULTILINE))
     wrong = []
@@ -244,9 +244,9 @@ def test_every_make_target_that_a_document_shows_exists() -> None:
 
 
 def _options_of(recipe: str) -> frozenset[str]:
-    """What `ARGS` of a make target may hold: options of a command, or those that a benchmark names."""
+    """The options that `ARGS` of a make target accepts: those of a command, or those in a benchmark's source."""
     if found := re.search(r"/clawloop ((?:\w+ ?)+)", recipe):
-        command = _longest(found[1].split())
+        command = _command_of(found[1].split())
         return frozenset() if command is None else command.options
     if found := re.search(r"-m benchmarks\.(\w+)", recipe):
         source = (ROOT / "benchmarks" / f"{found[1]}.py").read_text(encoding="utf-8")
@@ -255,7 +255,7 @@ def _options_of(recipe: str) -> frozenset[str]:
 
 
 def _shown_commands(text: str, program: str) -> Iterator[list[str]]:
-    """The words of each command of a program that stands in a block or in code of its own."""
+    """The arguments of each command of a program, in code blocks and inline code."""
     fence = re.compile(r"^```(\w*)\n(.*?)^```$", flags=re.MULTILINE | re.DOTALL)
     blocks = [block for language, block in fence.findall(text) if language in ("", "sh", "bash")]
     lines = [line for block in blocks for line in block.replace("\\\n", " ").splitlines()]
@@ -265,8 +265,8 @@ def _shown_commands(text: str, program: str) -> Iterator[list[str]]:
             yield shlex.split(found[1], comments=True)
 
 
-def _longest(words: list[str]) -> Command | None:
-    """The command that these words begin with; a group of commands is none."""
+def _command_of(words: list[str]) -> Command | None:
+    """The command that these words begin with; None for a group of commands."""
     for end in range(len(words), 0, -1):
         if (command := COMMANDS.get(" ".join(words[:end]))) is not None:
             return command

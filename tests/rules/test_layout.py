@@ -1,4 +1,4 @@
-"""Rules of the house that a program can hold."""
+"""Rules of layout, naming and packaging that a program can check."""
 
 from __future__ import annotations
 
@@ -30,25 +30,25 @@ def test_no_file_is_longer_than_400_lines() -> None:
     assert [path.name for path in [*SOURCES, *tests] if len(path.read_text().splitlines()) > 400] == []
 
 
-def test_every_module_says_what_it_is() -> None:
+def test_every_module_has_a_docstring() -> None:
     modules = [path for path in SOURCES if path.name != "__init__.py"]
     assert [str(path) for path in modules if not path.read_text().startswith('"""')] == []
 
 
-def test_no_file_has_a_name_that_says_nothing() -> None:
-    nothing = {"utils", "util", "helpers", "helper", "manager", "common", "misc", "base"}
-    assert [path for path in SOURCES if path.stem in nothing] == []
+def test_no_module_has_a_generic_name() -> None:
+    generic = {"utils", "util", "helpers", "helper", "manager", "common", "misc", "base"}
+    assert [path for path in SOURCES if path.stem in generic] == []
 
 
-def test_openclaws_main_model_lets_chores_be_recognised_and_its_side_model_says_so() -> None:
-    """OpenClaw sends some chores with the primary model; a header would overrule what they are recognised by."""
-    given = json.loads((ROOT / "deploy" / "openclaw" / "openclaw.json").read_text())
-    models = {model["id"]: model for model in given["models"]["providers"]["clawloop"]["models"]}
+def test_openclaws_side_model_sends_the_side_header_and_its_main_model_none() -> None:
+    """OpenClaw sends some side turns with the main model; a header would override their classification."""
+    config = json.loads((ROOT / "deploy" / "openclaw" / "openclaw.json").read_text())
+    models = {model["id"]: model for model in config["models"]["providers"]["clawloop"]["models"]}
     assert "X-Turn-Type" not in models["policy"].get("headers", {})
     assert models["policy-side"]["headers"] == {"X-Turn-Type": "side"}
 
 
-def test_each_error_is_permanent_or_transient_and_stands_in_the_tree() -> None:
+def test_each_error_is_permanent_or_transient_and_in_the_drawn_tree() -> None:
     drawn = sys.modules[ClawloopError.__module__].__doc__ or ""
     leaves = [leaf for kind in (PermanentError, TransientError) for leaf in kind.__subclasses__()]
     assert leaves
@@ -56,14 +56,14 @@ def test_each_error_is_permanent_or_transient_and_stands_in_the_tree() -> None:
     assert [leaf.__name__ for leaf in leaves if not re.search(rf"\b{leaf.__name__}\b", drawn)] == []
 
 
-def test_some_code_gives_each_outcome() -> None:
-    """What no turn can ever become is not promised to anybody who reads `why`."""
+def test_every_outcome_is_assigned_somewhere() -> None:
+    """An outcome that no turn can have should not be documented."""
     telling = {"contracts.py", "again.py", "stored.py"}  # they name outcomes, and give none
     written = "\n".join(path.read_text() for path in SOURCES if path.name not in telling)
     assert [outcome.value for outcome in TurnOutcome if f"Outcome.{outcome.name}" not in written] == []
 
 
-def test_help_is_quick_to_load() -> None:
+def test_help_imports_nothing_heavy() -> None:
     loaded = subprocess.run(
         [sys.executable, "-c", "import clawloop.cli.main, sys; print(*sys.modules)"],
         cwd=ROOT,
@@ -75,15 +75,15 @@ def test_help_is_quick_to_load() -> None:
     assert heavy.isdisjoint(loaded)
 
 
-def test_importing_a_workflow_loads_nothing_that_reaches_out() -> None:
+def test_importing_a_workflow_imports_no_io_library() -> None:
     program = "import workflows.session, workflows.sweep, sys; print(*sys.modules)"
     loaded = subprocess.run([sys.executable, "-c", program], cwd=ROOT, capture_output=True, text=True, check=True)
-    reaching = {"sqlalchemy", "psycopg", "aiohttp", "httpx", "fastapi", "starlette", "torch", "db", "api"}
-    assert reaching.isdisjoint(loaded.stdout.split())
+    io_libraries = {"sqlalchemy", "psycopg", "aiohttp", "httpx", "fastapi", "starlette", "torch", "db", "api"}
+    assert io_libraries.isdisjoint(loaded.stdout.split())
 
 
-def test_every_activity_has_the_name_that_open_workflows_hold() -> None:
-    """A Python rename must not change what stands in histories."""
+def test_every_activity_has_the_name_in_open_workflows() -> None:
+    """A Python rename must not change the names in workflow histories."""
     sources = [path.read_text() for path in (ROOT / "activities").rglob("*.py")]
     named = [name for source in sources for name in re.findall(r"@activity\.defn\(name=\"(\w+)\"\)", source)]
     assert [source for source in sources if re.search(r"@activity\.defn\s*\n", source)] == []
@@ -104,15 +104,15 @@ def test_every_activity_has_the_name_that_open_workflows_hold() -> None:
     ]
 
 
-def test_the_default_recipe_is_the_one_that_is_shown() -> None:
+def test_the_default_recipe_equals_combined_toml() -> None:
     assert load_recipe(ROOT / "deploy" / "recipes" / "combined.toml").hash == DEFAULT_RECIPE.hash
 
 
-def test_a_shadowed_package_is_named(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_a_shadowed_package_is_reported(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     check_install()
     (tmp_path / "db").mkdir()
     (tmp_path / "db" / "__init__.py").touch()
     monkeypatch.syspath_prepend(str(tmp_path))
     monkeypatch.delitem(sys.modules, "db", raising=False)
-    with pytest.raises(SetupError, match=f"{tmp_path}/db stands in the way"):
+    with pytest.raises(SetupError, match=f"{tmp_path}/db shadows"):
         check_install()

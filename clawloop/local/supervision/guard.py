@@ -1,13 +1,13 @@
-"""Stands between the supervisor and one child, so that nothing of the child outlives either.
+"""Runs one child of the supervisor, and ends all its descendants when the child or the supervisor ends.
 
-Run as a program of its own, on Linux only:
+A program, for Linux only:
 
     python -I -m clawloop.local.supervision.guard --grace SECONDS --stop-signal N [--user UID:GID] -- COMMAND…
 
 vLLM's engine core and worker survive when their server is killed (seen: 2.3 GB left behind), and a supervisor killed
-with SIGKILL cannot clean up. So the guard adopts every descendant and ends all of them when the child ends, on SIGTERM,
-or when the supervisor is gone. A second SIGTERM ends the grace period at once. The guard ends as the child ended: with
-the child's exit code or by its signal.
+with SIGKILL cannot clean up. So the guard is the subreaper of every descendant, and ends all of them when the child
+ends, on SIGTERM, or when the supervisor is gone. A second SIGTERM skips the rest of the grace period. The guard exits
+as the child did: with its exit code or by its signal.
 """
 
 from __future__ import annotations
@@ -27,8 +27,8 @@ import psutil
 from clawloop.processes.parent_death import die_with_parent
 
 _PR_SET_CHILD_SUBREAPER = 36  # <sys/prctl.h>
-# What the child leaves behind has been told of the end already, or lost its head: no reason to wait long.
-LEFT_BEHIND_SECONDS = 0.5
+# From SIGTERM to SIGKILL of descendants that outlive the child: it has stopped them already, or has crashed.
+ORPHAN_SECONDS = 0.5
 WATCHED = {signal.SIGTERM, signal.SIGINT, signal.SIGHUP, signal.SIGCHLD}
 
 
@@ -42,12 +42,12 @@ def main(arguments: list[str]) -> int:
         signal.pthread_sigmask(signal.SIG_UNBLOCK, WATCHED)
         die_with_child()
 
-    drop: dict[str, object] = {}
+    identity: dict[str, object] = {}
     if options.user:
         uid, gid = (int(number) for number in options.user.split(":"))
-        drop = {"user": uid, "group": gid, "extra_groups": []}
+        identity = {"user": uid, "group": gid, "extra_groups": []}
     try:
-        child = subprocess.Popen(options.command, preexec_fn=in_child, **drop)  # type: ignore[call-overload]
+        child = subprocess.Popen(options.command, preexec_fn=in_child, **identity)  # type: ignore[call-overload]
     except OSError as error:
         print(f"cannot run {options.command[0]}: {error.strerror}", file=sys.stderr)  # noqa: T201
         return 127
@@ -68,15 +68,15 @@ def _parse(arguments: list[str]) -> argparse.Namespace:
 
 
 def _wait(child: int, grace: float, stop_signal: int) -> int:
-    """The child's wait status, once it has ended; asks it to end when we are told to."""
+    """The child's wait status, once it has ended; forwards a request to stop as `stop_signal`."""
     deadline: float | None = None
     while True:
-        # Half a second only where a signal might have come before we looked; 50 ms once a deadline runs.
-        got = signal.sigtimedwait(WATCHED, 0.5 if deadline is None else 0.05)
+        # 50 ms while a deadline runs; else half a second, for a SIGCHLD that came before this wait.
+        received = signal.sigtimedwait(WATCHED, 0.5 if deadline is None else 0.05)
         status = _reap(child)
         if status is not None:
             return status
-        if got is not None and got.si_signo != signal.SIGCHLD:
+        if received is not None and received.si_signo != signal.SIGCHLD:
             if deadline is None:
                 deadline = time.monotonic() + grace
                 os.kill(child, stop_signal)
@@ -88,39 +88,39 @@ def _wait(child: int, grace: float, stop_signal: int) -> int:
 
 
 def _reap(child: int) -> int | None:
-    """Collect everything that has ended; the child's wait status if it is among them."""
-    found = None
+    """Reap every ended process; returns the child's wait status if it is among them."""
+    child_status = None
     while True:
         try:
             pid, status = os.waitpid(-1, os.WNOHANG)
         except ChildProcessError:
-            return found
+            return child_status
         if pid == 0:
-            return found
+            return child_status
         if pid == child:
-            found = status
+            child_status = status
 
 
 def _end_descendants() -> None:
-    deadline = time.monotonic() + LEFT_BEHIND_SECONDS
-    told: set[int] = set()
-    while left := psutil.Process().children(recursive=True):
+    deadline = time.monotonic() + ORPHAN_SECONDS
+    signalled: set[int] = set()
+    while descendants := psutil.Process().children(recursive=True):
         late = time.monotonic() >= deadline
-        for process in left:
-            if late or process.pid not in told:
-                told.add(process.pid)
+        for process in descendants:
+            if late or process.pid not in signalled:
+                signalled.add(process.pid)
                 _send(process, signal.SIGKILL if late else signal.SIGTERM)
         time.sleep(0.02)
         _reap(0)
 
 
 def _send(process: psutil.Process, number: int) -> None:
-    with suppress(psutil.NoSuchProcess):  # it went by itself
+    with suppress(psutil.NoSuchProcess):  # it has ended meanwhile
         process.send_signal(number)
 
 
 def _die_by(number: int) -> None:
-    resource.setrlimit(resource.RLIMIT_CORE, (0, 0))  # the child has left its core file, if it was to leave one
+    resource.setrlimit(resource.RLIMIT_CORE, (0, 0))  # the child has dumped its own core; the guard's is of no use
     if number != signal.SIGKILL:
         signal.signal(number, signal.SIG_DFL)
     signal.pthread_sigmask(signal.SIG_UNBLOCK, {number})

@@ -1,7 +1,4 @@
-"""One supervised part of `clawloop up`, and what is known about it while it runs.
-
-Knows nothing about how parts are run: see supervisor.py.
-"""
+"""A part that the supervisor runs (supervisor.py), and its status."""
 
 from __future__ import annotations
 
@@ -15,11 +12,11 @@ from pathlib import Path
 
 @dataclass(frozen=True, slots=True)
 class Launch:
-    """How to start a process once.
+    """Command line and environment of one start of a part.
 
     Args:
-        environment: all of it; nothing is inherited.
-        user: uid and gid to run as; None is our own.
+        environment: the whole environment; nothing is inherited.
+        user: uid and gid to run as; None is the supervisor's.
     """
 
     command: tuple[str, ...]
@@ -30,18 +27,17 @@ class Launch:
 
 @dataclass(frozen=True, slots=True)
 class Part:
-    """A program to run and keep running.
+    """A program that the supervisor starts, and restarts when it ends.
 
     Args:
         name: also the name of its log file.
-        address: where people or other parts find it.
-        prepare: all that comes before a start, each time; blocking, runs in a thread. Raises SetupError when it
-            cannot be started.
-        is_ready: asks the part itself; False while it is not. Must not raise for a part that is away.
-        stop_signal: what makes it end in good order.
-        stop_within: after that it is killed, with everything it started.
-        start_within: a part that is not ready by then is killed and started again.
-        progress: what a line of its log says about its start, or None.
+        address: shown to people.
+        prepare: called before each start, in a thread; it may block. Raises SetupError when the part cannot start.
+        is_ready: health check. Returns False, and does not raise, when the part does not answer.
+        stop_signal: requests an orderly stop.
+        stop_within: after that the part and all its descendants are killed.
+        start_within: a part that is not ready by then is killed and restarted.
+        progress: progress of the start as a log line reports it; None for other lines.
     """
 
     name: str
@@ -57,21 +53,21 @@ class Part:
 class PartState(StrEnum):
     STARTING = "starting"
     READY = "ready"
-    WAITING = "waiting"  # it ended and will be started again
+    WAITING = "waiting"  # ended; will be restarted
     STOPPING = "stopping"
     STOPPED = "stopped"
-    FAILED = "failed"  # it never became ready; we gave up
-    EXTERNAL = "external"  # given by the operator, not run by us
+    FAILED = "failed"  # never became ready; not restarted any more
+    EXTERNAL = "external"  # given by the operator, not supervised
 
 
 @dataclass(frozen=True, slots=True)
 class PartStatus:
-    """How a part is.
+    """State of a part.
 
     Args:
-        detail: what it is doing, or why it ended.
+        detail: progress of its start, or why it ended.
         since: when this state began.
-        restarts: so far.
+        restarts: number so far.
     """
 
     name: str

@@ -1,7 +1,4 @@
-"""Shows a person how the parts are: a live table on a terminal, dated lines anywhere else.
-
-Knows nothing about what the parts do.
-"""
+"""Displays the status of the parts: a live table on a terminal, dated lines elsewhere."""
 
 from __future__ import annotations
 
@@ -26,12 +23,12 @@ _COLOURS = {
     PartState.FAILED: "bold red",
     PartState.EXTERNAL: "cyan",
 }
-# Enough to see that it lives; more only costs the machine the parts need.
+# Enough for a person; more would take processor time from the parts.
 _DRAWS_PER_SECOND = 2
 
 
 class Board(Protocol):
-    """Where parts and people's lines are shown."""
+    """Displays status changes and messages."""
 
     def changed(self, status: PartStatus) -> None: ...
 
@@ -39,8 +36,8 @@ class Board(Protocol):
 
 
 @contextmanager
-def shown(console: Console) -> Iterator[Board]:
-    """A board that fits the console."""
+def status_board(console: Console) -> Iterator[Board]:
+    """A table on a terminal, else dated lines."""
     if not console.is_terminal:
         yield LineBoard(console)
         return
@@ -50,7 +47,7 @@ def shown(console: Console) -> Iterator[Board]:
 
 
 class LineBoard:
-    """Writes one dated line for every change."""
+    """Writes a dated line for every change."""
 
     def __init__(self, console: Console) -> None:
         self._console = console
@@ -64,7 +61,7 @@ class LineBoard:
 
 
 class TableBoard:
-    """A table of all parts; what goes wrong is also written above it, where it stays."""
+    """A table of all parts. Failures are also written above the table, where they stay."""
 
     def __init__(self, console: Console) -> None:
         self._lines = LineBoard(console)
@@ -86,7 +83,7 @@ class TableBoard:
                 status.name,
                 Text(status.state, style=_COLOURS[status.state]),
                 Text(status.address),
-                _span(int((now - status.since).total_seconds())),
+                _duration(int((now - status.since).total_seconds())),
                 str(status.restarts or ""),
                 Text(status.detail, overflow="ellipsis", no_wrap=True),
             )
@@ -94,7 +91,7 @@ class TableBoard:
 
 
 def describe(status: PartStatus) -> str:
-    """One line about a part."""
+    """The status as one line."""
     line = f"{status.name} {status.state}"
     if status.state in (PartState.READY, PartState.EXTERNAL):
         line += f" at {status.address}"
@@ -105,7 +102,7 @@ def describe(status: PartStatus) -> str:
     return line
 
 
-def _span(seconds: int) -> str:
+def _duration(seconds: int) -> str:
     if seconds < 60:
         return f"{seconds} s"
     if seconds < 3600:

@@ -1,7 +1,7 @@
-"""Runs parts as child processes, keeps them running, and ends them in order.
+"""Runs parts as child processes, restarts them, and stops them in order.
 
-Knows nothing about what the parts are. Each runs under a guard (guard.py) in a session of its own, so that Ctrl-C
-in the terminal reaches only us and nothing is left behind even when we are killed.
+Each part runs under a guard (guard.py) in its own session, so that Ctrl-C in the terminal reaches only the supervisor,
+and no process is left behind even when the supervisor is killed.
 """
 
 from __future__ import annotations
@@ -22,49 +22,49 @@ from clawloop.local.supervision.part import Part, PartState, PartStatus
 from clawloop.local.supervision.part_log import PartLog
 from clawloop.processes.parent_death import die_with_parent
 
-# The guard's own bound comes first; this is for a guard that cannot act any more.
-GUARD_SECONDS = guard.LEFT_BEHIND_SECONDS + 0.5
-# A part that never became ready will not: the reason is in its log, and waiting longer hides it.
+# On top of `stop_within`, which the guard enforces itself: for a guard that hangs.
+GUARD_SECONDS = guard.ORPHAN_SECONDS + 0.5
+# A part that was never ready fails for good: the reason is in its log, and more attempts only hide it.
 ATTEMPTS_BEFORE_READY = 3
 
 
 @dataclass(frozen=True, slots=True)
-class Patience:
-    """How long the supervisor waits for what.
+class RestartPolicy:
+    """When the supervisor checks and restarts a part.
 
     Args:
-        first, most: pause before a restart; doubles each time from one to the other.
-        forgiven_after: so long in health, and the pauses start from `first` again.
-        look_every: between two health checks.
-        silent_for: a part that was ready and has not answered for that long hangs, and is restarted. A minute:
-            an engine under full load answers late, but not that late.
+        first_delay, longest_delay: before a restart; doubles with each failure in a row.
+        reset_after: a run that lasted that long resets the delay to `first_delay`.
+        check_interval: between two health checks.
+        unresponsive_after: a part that was ready and has not answered for that long is restarted. A minute, because
+            an engine under full load answers late.
     """
 
-    first: timedelta = timedelta(seconds=0.5)
-    most: timedelta = timedelta(seconds=30)
-    forgiven_after: timedelta = timedelta(minutes=1)
-    look_every: timedelta = timedelta(seconds=2)
-    silent_for: timedelta = timedelta(minutes=1)
+    first_delay: timedelta = timedelta(seconds=0.5)
+    longest_delay: timedelta = timedelta(seconds=30)
+    reset_after: timedelta = timedelta(minutes=1)
+    check_interval: timedelta = timedelta(seconds=2)
+    unresponsive_after: timedelta = timedelta(minutes=1)
 
-    def pause(self, failures_in_a_row: int) -> timedelta:
-        """What to wait before starting again after that many failures, at least one."""
-        doublings = min(failures_in_a_row - 1, 20)  # 20: far past `most`, and no overflow
-        return min(self.most, self.first * float(2**doublings))
+    def delay(self, failures_in_a_row: int) -> timedelta:
+        """Delay before the restart after that many failures, at least one."""
+        doublings = min(failures_in_a_row - 1, 20)  # 20: far past `longest_delay`, and no overflow
+        return min(self.longest_delay, self.first_delay * float(2**doublings))
 
 
 class Supervisor:
-    """Args: logs: folder for `NAME.log`. changed: told of every change of any part's status."""
+    """Args: logs: folder for `NAME.log`. changed: called with every new status of any part."""
 
-    def __init__(self, logs: Path, changed: Callable[[PartStatus], None], patience: Patience | None = None) -> None:
+    def __init__(self, logs: Path, changed: Callable[[PartStatus], None], policy: RestartPolicy | None = None) -> None:
         self._logs = logs
         self._changed = changed
-        self._patience = patience or Patience()
+        self._policy = policy or RestartPolicy()
         self._runs: dict[str, _Run] = {}
         self._failure: asyncio.Future[None] = asyncio.get_running_loop().create_future()
 
     def start(self, part: Part) -> None:
-        """Begin to run a part; `ready` tells when it is."""
-        run = _Run(part, PartLog(self._logs / f"{part.name}.log"), self._changed, self._patience)
+        """Start a part and return at once; `ready` waits for it."""
+        run = _Run(part, PartLog(self._logs / f"{part.name}.log"), self._changed, self._policy)
         self._runs[part.name] = run
         run.task = asyncio.create_task(run.keep_running(), name=f"part {part.name}")
         run.task.add_done_callback(self._note_failure)
@@ -73,7 +73,7 @@ class Supervisor:
         """Wait until a part has become ready for the first time.
 
         Raises:
-            SetupError: it, or another part, was given up before that.
+            SetupError: this part or another one has failed for good before that.
         """
         ready = asyncio.create_task(self._runs[name].was_ready.wait())
         failed = asyncio.create_task(self.first_failure())
@@ -86,15 +86,15 @@ class Supervisor:
             failed.cancel()
 
     async def all_ready(self) -> None:
-        """Wait until every part begun so far has become ready; raises as `ready` does."""
+        """Wait until every part started so far has become ready; raises as `ready` does."""
         await asyncio.gather(*(self.ready(name) for name in list(self._runs)))
 
     async def first_failure(self) -> None:
-        """Wait until some part has been given up, for ever if none is; raises its SetupError."""
+        """Raise the SetupError of the first part that fails for good; waits for ever if none does."""
         await asyncio.shield(self._failure)
 
     async def stop(self, order: Sequence[Iterable[str]]) -> None:
-        """End parts, group after group, those of a group together. Unknown names are passed over."""
+        """Stop the parts group by group, those of a group in parallel. Unknown names are ignored."""
         for group in order:
             runs = [self._runs[name] for name in group if name in self._runs]
             await asyncio.gather(*(run.stop() for run in runs))
@@ -102,26 +102,26 @@ class Supervisor:
     def _note_failure(self, task: asyncio.Task[None]) -> None:
         if not task.cancelled() and not self._failure.done() and (error := task.exception()) is not None:
             self._failure.set_exception(error)
-            self._failure.exception()  # it may be that nobody asks: the part's status has said it
+            self._failure.exception()  # marks it retrieved: nobody may be waiting, and the part's status shows it
 
-    def hurry(self) -> None:
-        """End the patience of a stop in progress: what still runs is killed now."""
+    def kill_stopping(self) -> None:
+        """Kill the parts that are being stopped, without waiting for `stop_within`."""
         for run in self._runs.values():
             if run.stopping:
                 run.signal_guard(signal.SIGTERM)
 
 
 class _Run:
-    """One part while it is supervised."""
+    """One supervised part: its process, its restarts and its status."""
 
-    def __init__(self, part: Part, log: PartLog, changed: Callable[[PartStatus], None], patience: Patience) -> None:
+    def __init__(self, part: Part, log: PartLog, changed: Callable[[PartStatus], None], policy: RestartPolicy) -> None:
         self.part = part
         self.log = log
         self.was_ready = asyncio.Event()
         self.task: asyncio.Task[None] | None = None
         self.stopping = False
         self._changed = changed
-        self._patience = patience
+        self._policy = policy
         self._spawning: asyncio.Task[asyncio.subprocess.Process] | None = None
         self._process: asyncio.subprocess.Process | None = None
         self._restarts = 0
@@ -130,52 +130,50 @@ class _Run:
     async def keep_running(self) -> None:
         failures = 0
         while True:
-            self._say(PartState.STARTING, "")
-            begun = asyncio.get_running_loop().time()
+            self._set_status(PartState.STARTING, "")
+            started_at = asyncio.get_running_loop().time()
             try:
                 reason = await self._run_once()
             except SetupError as error:
-                if not self.was_ready.is_set():  # at the first start somebody is there to mend it
-                    self._say(PartState.FAILED, str(error))
+                if not self.was_ready.is_set():  # before the first success the operator has to act
+                    self._set_status(PartState.FAILED, str(error))
                     raise
                 reason = str(error)
             if self.stopping:
                 return
-            lived = timedelta(seconds=asyncio.get_running_loop().time() - begun)
-            failures = 1 if self.was_ready.is_set() and lived >= self._patience.forgiven_after else failures + 1
+            lasted = timedelta(seconds=asyncio.get_running_loop().time() - started_at)
+            failures = 1 if self.was_ready.is_set() and lasted >= self._policy.reset_after else failures + 1
             if not self.was_ready.is_set() and failures >= ATTEMPTS_BEFORE_READY:
-                self._say(PartState.FAILED, reason)
-                raise SetupError(
-                    f"{self.part.name} did not start, {failures} times: {reason} (all of it: {self.log.path})"
-                )
-            pause = self._patience.pause(failures)
+                self._set_status(PartState.FAILED, reason)
+                raise SetupError(f"{self.part.name} failed to start {failures} times: {reason} (log: {self.log.path})")
+            delay = self._policy.delay(failures)
             self._restarts += 1
-            self._say(PartState.WAITING, f"{reason}; again in {pause.total_seconds():g} s")
-            await asyncio.sleep(pause.total_seconds())
+            self._set_status(PartState.WAITING, f"{reason}; restart in {delay.total_seconds():g} s")
+            await asyncio.sleep(delay.total_seconds())
 
     async def stop(self) -> None:
-        """End the part and wait until nothing of it runs."""
+        """Stop the part and wait until none of its processes runs."""
         self.stopping = True
-        if self._spawning is not None:  # a process half started could not be told to end
+        if self._spawning is not None:  # a process cannot be signalled before it is spawned
             await asyncio.wait({self._spawning})
             if self._spawning.exception() is None:
                 self._process = self._spawning.result()
         process = self._process
         if process is not None and process.returncode is None:
-            self._say(PartState.STOPPING, "")
-            await self._end(process)
+            self._set_status(PartState.STOPPING, "")
+            await self._terminate(process)
         if self.task is not None:
-            self.task.cancel()  # it may be between two runs
+            self.task.cancel()  # it may be waiting between two runs
             await asyncio.wait({self.task})
         if self._status is not None and self._status.state not in (PartState.FAILED, PartState.STOPPED):
-            self._say(PartState.STOPPED, "")
+            self._set_status(PartState.STOPPED, "")
 
     def signal_guard(self, number: signal.Signals) -> None:
         if self._process is not None and self._process.returncode is None:
             self._process.send_signal(number)
 
     async def _run_once(self) -> str:
-        """Start the part and watch it until it has ended; returns why it ended."""
+        """Start the part and wait until it has ended; returns the reason."""
         self._spawning = asyncio.create_task(self._spawn())
         process = self._process = await asyncio.shield(self._spawning)
         exit_code = asyncio.create_task(process.wait())
@@ -183,19 +181,19 @@ class _Run:
         try:
             await asyncio.wait({exit_code, watch}, return_when=asyncio.FIRST_COMPLETED)
             if exit_code.done() or self.stopping:
-                reason = how_it_ended(await exit_code)
+                reason = describe_exit(await exit_code)
             else:
-                reason = watch.result()  # it runs, but not as it should
-                await self._end(process)
-            if process.returncode == -signal.SIGKILL:  # then its guard may have died before it could tidy up
+                reason = watch.result()  # it runs, but is not ready or does not answer
+                await self._terminate(process)
+            if process.returncode == -signal.SIGKILL:  # the guard itself may have been killed before it cleaned up
                 with suppress(ProcessLookupError):
                     os.killpg(process.pid, signal.SIGKILL)
-            # Of a part that was killed the last line says nothing, unless it names an error.
-            words = self.log.last_words(any_line=(process.returncode or 0) >= 0)
-            return f"{reason}: {words}" if words else reason
+            # The last line of a killed process explains nothing, unless it names an error.
+            message = self.log.last_message(any_line=(process.returncode or 0) >= 0)
+            return f"{reason}: {message}" if message else reason
         finally:
             watch.cancel()
-            if process.returncode is None:  # we are being cancelled
+            if process.returncode is None:  # this task is being cancelled
                 process.send_signal(signal.SIGTERM)
 
     async def _spawn(self) -> asyncio.subprocess.Process:
@@ -214,32 +212,32 @@ class _Run:
             )
 
     async def _watch(self) -> str:
-        """Returns only when the part runs and yet is of no use: why."""
+        """Check the part's health; returns a reason to restart it, once there is one."""
         loop = asyncio.get_running_loop()
-        part, patience = self.part, self._patience
+        part, policy = self.part, self._policy
         deadline = loop.time() + part.start_within.total_seconds()
         detail = ""
         while not await part.is_ready():
             if loop.time() >= deadline:
                 return f"not ready after {part.start_within.total_seconds():g} s"
             for line in self.log.new_lines():
-                said = part.progress(line) if part.progress is not None else None
-                if said is not None and said != detail:
-                    detail = said
-                    self._say(PartState.STARTING, detail)
-            self.log.keep_bounded()
-            await asyncio.sleep(min(0.2, patience.look_every.total_seconds()))
+                progress = part.progress(line) if part.progress is not None else None
+                if progress is not None and progress != detail:
+                    detail = progress
+                    self._set_status(PartState.STARTING, detail)
+            self.log.rotate_if_large()
+            await asyncio.sleep(min(0.2, policy.check_interval.total_seconds()))
         self.was_ready.set()
-        self._say(PartState.READY, "")
+        self._set_status(PartState.READY, "")
         answered = loop.time()
-        while loop.time() - answered < patience.silent_for.total_seconds():
-            await asyncio.sleep(patience.look_every.total_seconds())
-            self.log.keep_bounded()
+        while loop.time() - answered < policy.unresponsive_after.total_seconds():
+            await asyncio.sleep(policy.check_interval.total_seconds())
+            self.log.rotate_if_large()
             if await part.is_ready():
                 answered = loop.time()
-        return f"no answer for {patience.silent_for.total_seconds():g} s"
+        return f"no answer for {policy.unresponsive_after.total_seconds():g} s"
 
-    async def _end(self, process: asyncio.subprocess.Process) -> None:
+    async def _terminate(self, process: asyncio.subprocess.Process) -> None:
         process.send_signal(signal.SIGTERM)
         bound = self.part.stop_within.total_seconds() + GUARD_SECONDS
         try:
@@ -248,10 +246,9 @@ class _Run:
             os.killpg(process.pid, signal.SIGKILL)
             await process.wait()
 
-    def _say(self, state: PartState, detail: str) -> None:
-        before = self._status
-        same = before is not None and before.state is state
-        since = before.since if same and before is not None else datetime.now().astimezone()
+    def _set_status(self, state: PartState, detail: str) -> None:
+        unchanged = self._status is not None and self._status.state is state
+        since = self._status.since if unchanged and self._status is not None else datetime.now().astimezone()
         self._status = PartStatus(self.part.name, state, self.part.address, detail, since, self._restarts)
         self._changed(self._status)
 
@@ -260,15 +257,15 @@ def guarded(
     command: Sequence[str], stop_signal: signal.Signals, grace: timedelta, user: tuple[int, int] | None = None
 ) -> tuple[str, ...]:
     """The command line that runs a command under a guard."""
-    own = [sys.executable, "-I", "-m", guard.__name__]
-    own += ["--grace", str(grace.total_seconds()), "--stop-signal", str(int(stop_signal))]
+    guard_command = [sys.executable, "-I", "-m", guard.__name__]
+    guard_command += ["--grace", str(grace.total_seconds()), "--stop-signal", str(int(stop_signal))]
     if user is not None:
-        own += ["--user", f"{user[0]}:{user[1]}"]
-    return (*own, "--", *command)
+        guard_command += ["--user", f"{user[0]}:{user[1]}"]
+    return (*guard_command, "--", *command)
 
 
-def how_it_ended(returncode: int) -> str:
-    """A return code in words; negative ones are signals, as in `subprocess`."""
+def describe_exit(returncode: int) -> str:
+    """The return code as text; a negative one is a signal, as in `subprocess`."""
     if returncode >= 0:
         return f"ended with exit code {returncode}"
     return f"was ended by {signal.Signals(-returncode).name}"

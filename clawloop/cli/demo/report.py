@@ -20,7 +20,7 @@ def report_command(
     as_json: Annotated[bool, typer.Option("--json", help="Print the joined report.")] = False,
 ) -> None:
     """Show what demos found; several are joined, so that a long comparison can be made in parts."""
-    from clawloop.cli.demo_run import tell
+    from clawloop.cli.demo.run import tell
     from clawloop.demo.report_forms import read_report
     from clawloop.demo.run import Findings, write_report
 

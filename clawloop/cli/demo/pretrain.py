@@ -1,6 +1,6 @@
-"""`clawloop demo`: the demo's verbs.
+"""`clawloop demo pretrain`: makes the demo model and measures it.
 
-Imports what is heavy only when a verb runs.
+Imports what is heavy only when it runs.
 """
 
 from __future__ import annotations
@@ -20,15 +20,7 @@ if TYPE_CHECKING:
     from clawloop.demo.pretrain import Plan
     from clawloop.demo.pretrain import Progress as Step
 
-demo_app = typer.Typer(no_args_is_help=True, help="A small model that learns while you watch.")
 
-
-@demo_app.callback()
-def demo() -> None:
-    """A small model that learns while you watch."""
-
-
-@demo_app.command("pretrain")
 def pretrain_command(
     out: Annotated[Path, typer.Option(help="Folder for the model; must be empty or new.")],
     seed: Annotated[int, typer.Option(min=0, help="Of the lessons and the first weights.")] = 0,

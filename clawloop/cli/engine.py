@@ -1,0 +1,68 @@
+"""`clawloop engine`: the vLLM servers that gateways send requests to. Heavy imports happen inside a verb."""
+
+from __future__ import annotations
+
+from typing import Annotated, NoReturn
+
+import typer
+
+from clawloop.cli.terminal import AsJson, Data, fail, show_rows, with_database
+
+engine_app = typer.Typer(no_args_is_help=True, help="vLLM servers.")
+
+EngineId = Annotated[str, typer.Argument(help="Id from `engine list`.")]
+
+
+@engine_app.command("list")
+def list_engines(data: Data = None, as_json: AsJson = False) -> None:
+    """List the engines."""
+    from db.serving import engines
+
+    rows = [
+        {
+            "id": engine.id,
+            "url": engine.url,
+            "draining": str(engine.draining).lower(),
+            "versions": " ".join(f"{policy}-v{n}" for policy, ns in engine.versions.items() for n in sorted(ns)),
+            "problem": engine.problem or "",
+        }
+        for engine in with_database(data, engines.list_engines)
+    ]
+    show_rows(rows, as_json)
+
+
+@engine_app.command("add")
+def add_engine(url: Annotated[str, typer.Argument(help="e.g. http://127.0.0.1:8101")], data: Data = None) -> None:
+    """Add a vLLM server that gateways may send requests to."""
+    from db.serving import engines
+
+    engine = with_database(data, lambda database: engines.add_engine(database, url))
+    typer.echo(f"{engine.id} is {engine.url}.")
+
+
+@engine_app.command("drain")
+def drain_engine(
+    engine_id: EngineId,
+    undo: Annotated[bool, typer.Option("--undo", help="Accept requests again.")] = False,
+    data: Data = None,
+) -> None:
+    """Send an engine no new requests."""
+    from db.serving import engines
+
+    if not with_database(data, lambda database: engines.drain_engine(database, engine_id, not undo)):
+        _fail_unknown(engine_id)
+    typer.echo(f"{engine_id} accepts requests again." if undo else f"{engine_id} gets no new requests.")
+
+
+@engine_app.command("remove")
+def remove_engine(engine_id: EngineId, data: Data = None) -> None:
+    """Remove an engine. Drain it first: removal does not wait for running replies."""
+    from db.serving import engines
+
+    if not with_database(data, lambda database: engines.remove_engine(database, engine_id)):
+        _fail_unknown(engine_id)
+    typer.echo(f"{engine_id} is removed.")
+
+
+def _fail_unknown(engine_id: str) -> NoReturn:
+    fail(f"no engine {engine_id!r}; `clawloop engine list` shows them")

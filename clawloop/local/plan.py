@@ -1,0 +1,172 @@
+"""Plans `clawloop up`: which parts run here, on which ports, and which ones the operator gives.
+
+A wrong option, setting or model folder raises SetupError here, before anything is started.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Mapping
+from dataclasses import dataclass
+from pathlib import Path
+
+from clawloop.errors import ModelUnsupported, SetupError
+from clawloop.local import checks, parts
+from clawloop.local.parts import LOOPBACK
+from clawloop.local.services.postgres import EmbeddedPostgres
+from clawloop.local.services.temporal_server import Ports
+from clawloop.local.services.vllm import EngineOptions, ModelFacts, read_model
+from clawloop.local.supervision.part import Part
+from clawloop.local.tiny_model import ensure_tiny_model
+from clawloop.recipes.recipe import Recipe
+from clawloop.training.model.architecture import read_architecture
+
+
+@dataclass(frozen=True, slots=True)
+class UpOptions:
+    """Options of `clawloop up`. Port 0 is any free one.
+
+    Args:
+        environment: of this process; parts inherit it.
+        allowed_hosts: host names that clients may use for the gateway, besides loopback and addresses.
+        model: a model folder; None is the tiny model with random weights.
+        aliases: further model names of the policy; empty: the base model's short name.
+        database_url, temporal_address: of a server to use; None starts one.
+        engines: URLs of engines to use; empty starts one.
+        train: run the trainer; without it turns are only recorded and judged.
+        recipe: the policy's recipe from now on; None: the stored one, or the default.
+        max_lora_rank: highest rank of an adapter that the engine started here can load.
+    """
+
+    data: Path
+    environment: Mapping[str, str]
+    host: str = LOOPBACK
+    port: int = 30000
+    allowed_hosts: tuple[str, ...] = ()
+    temporal_port: int = 7233
+    temporal_ui_port: int = 8233
+    engine_port: int = 8100
+    postgres_port: int = 0
+    model: Path | None = None
+    aliases: tuple[str, ...] = ()
+    dtype: str | None = None
+    max_model_len: int | None = None
+    database_url: str | None = None
+    temporal_address: str | None = None
+    engines: tuple[str, ...] = ()
+    train: bool = True
+    recipe: Recipe | None = None
+    max_lora_rank: int = 16
+
+
+@dataclass(frozen=True, slots=True)
+class ExternalPart:
+    """A part that the operator gives; `clawloop up` uses it, and neither starts nor stops it."""
+
+    name: str
+    address: str
+
+
+@dataclass(frozen=True, slots=True)
+class Plan:
+    """The services to start before the gateway, with every port chosen, and the external ones.
+
+    Args:
+        postgres: the server to start; its URL is complete after `prepare()`. None: `database_url` is given.
+        temporal_ui: None if Temporal is external.
+        local_engine: URL of the engine to start; None: the engines are external.
+        trained_model: folder of the base weights; None: no trainer.
+    """
+
+    parts: list[Part]
+    external: list[ExternalPart]
+    postgres: EmbeddedPostgres | None
+    database_url: str | None
+    temporal_address: str
+    temporal_ui: str | None
+    engines: tuple[str, ...]
+    base_model: str
+    local_engine: str | None
+    trained_model: Path | None
+
+
+async def plan_parts(options: UpOptions) -> Plan:
+    """Check options and machine, and choose what to start.
+
+    Raises:
+        SetupError: the disk is full, a port is taken, the model is unusable, or an external part does not answer.
+    """
+    checks.require_disk(options.data)
+    checks.choose_port("the gateway", options.host, options.port, "--port")
+    started: list[Part] = []
+    external: list[ExternalPart] = []
+    postgres = None
+    if options.database_url is not None:
+        await checks.require_database(options.database_url)
+        external.append(ExternalPart("postgres", "DATABASE_URL"))
+    else:
+        port = checks.choose_port("PostgreSQL", LOOPBACK, options.postgres_port, "--postgres-port")
+        postgres = EmbeddedPostgres(options.data / "postgres", port)
+        started.append(parts.postgres(postgres))
+    if options.temporal_address is not None:
+        await checks.require_temporal(options.temporal_address)
+        temporal_address, temporal_ui = options.temporal_address, None
+        external.append(ExternalPart("temporal", temporal_address))
+    else:
+        ports = _temporal_ports(options)
+        temporal_address, temporal_ui = f"{LOOPBACK}:{ports.main}", f"http://{LOOPBACK}:{ports.ui}"
+        started.append(parts.temporal(options.data / "temporal", ports, options.environment))
+    local_engine = trained_model = None
+    if options.engines:
+        # No agent and no trainer here: agents run beside the engines, and the trainer where the model folder is.
+        base_model = await checks.require_engines(options.engines)
+        engines = options.engines
+        names = ["vllm"] if len(engines) == 1 else [f"vllm {n}" for n in range(1, len(engines) + 1)]
+        external.extend(ExternalPart(name, url) for name, url in zip(names, engines, strict=True))
+    else:
+        model = _model(options)
+        port = checks.choose_port("vLLM", LOOPBACK, options.engine_port, "--engine-port")
+        engine = EngineOptions(port, options.dtype, options.max_model_len, max_lora_rank=options.max_lora_rank)
+        started.append(parts.vllm(model, engine, options.environment))
+        base_model, local_engine = model.name, f"http://{LOOPBACK}:{port}"
+        engines = (local_engine,)
+        if options.train:
+            _require_trainable(model.path)
+            trained_model = model.path
+    return Plan(
+        parts=started,
+        external=external,
+        postgres=postgres,
+        database_url=options.database_url,
+        temporal_address=temporal_address,
+        temporal_ui=temporal_ui,
+        engines=engines,
+        base_model=base_model,
+        local_engine=local_engine,
+        trained_model=trained_model,
+    )
+
+
+def _temporal_ports(options: UpOptions) -> Ports:
+    return Ports(
+        main=checks.choose_port("Temporal", LOOPBACK, options.temporal_port, "--temporal-port"),
+        ui=checks.choose_port("Temporal's UI", LOOPBACK, options.temporal_ui_port, "--temporal-ui-port"),
+        http=checks.choose_port("Temporal's HTTP interface", LOOPBACK, 0, ""),
+    )
+
+
+def _model(options: UpOptions) -> ModelFacts:
+    if options.model is None:
+        return read_model(ensure_tiny_model(options.data / "models"))
+    checks.require_model(options.model)
+    return read_model(options.model)
+
+
+def _require_trainable(model: Path) -> None:
+    """
+    Raises:
+        SetupError: the trainer does not support the model's architecture.
+    """
+    try:
+        read_architecture(model)
+    except ModelUnsupported as error:
+        raise SetupError(f"--model: {error}; to serve and record it without training: --no-train") from error

@@ -1,0 +1,34 @@
+"""The files in a data folder by which other commands find the last `clawloop up`."""
+
+from __future__ import annotations
+
+import stat
+from pathlib import Path
+
+import pytest
+
+from clawloop.errors import SetupError
+from clawloop.processes.runtime_file import RuntimeAddresses, installation_id, read_runtime_file, write_runtime_file
+
+
+def test_addresses_are_read_back_and_only_the_owner_can_read_the_file(tmp_path: Path) -> None:
+    assert read_runtime_file(tmp_path) is None
+    write_runtime_file(tmp_path, RuntimeAddresses("postgresql://me:secret@here/x", "here:7233"))
+    assert read_runtime_file(tmp_path) == RuntimeAddresses("postgresql://me:secret@here/x", "here:7233")
+    assert stat.S_IMODE((tmp_path / "running.json").stat().st_mode) == 0o600
+
+
+@pytest.mark.parametrize("content", [b"", b'{"database_url": "secr', b"[]", b"7", b'{"secret": 1}', b"\xff"])
+def test_a_damaged_file_is_reported_in_one_line_without_its_content(tmp_path: Path, content: bytes) -> None:
+    path = tmp_path / "running.json"
+    path.write_bytes(content)
+    with pytest.raises(SetupError, match=f"{path} is damaged") as raised:
+        read_runtime_file(tmp_path)
+    assert "\n" not in str(raised.value)
+    assert "secr" not in str(raised.value)
+
+
+def test_a_data_folder_keeps_its_installation_id(tmp_path: Path) -> None:
+    first = installation_id(tmp_path / "one")
+    assert installation_id(tmp_path / "one") == first
+    assert installation_id(tmp_path / "two") != first
