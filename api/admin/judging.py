@@ -61,7 +61,7 @@ async def rejudge_session(request: Request, session_id: SessionId) -> RejudgeLis
 
 @router.post("/unjudged/judge", status_code=202)
 async def rejudge_unjudged(request: Request) -> RejudgeList:
-    """Have turns without a valid vote judged again, at most 1000; call it again for the next ones."""
+    """Have turns without a valid vote judged again: the oldest 1000. Those that get a vote leave the list."""
     services = services_of(request)
     await services.keys.require(request.headers, Scope.ADMIN)
     return RejudgeList(turns=await services.session_operations.rejudge_unjudged())

@@ -1,6 +1,6 @@
 """What a demo found: one record for each run.
 
-Knows nothing about how it was measured. DESIGN section 12 says what every figure means.
+docs/demo.md defines each figure.
 """
 
 from __future__ import annotations

@@ -14,7 +14,7 @@ from clawloop.recipes.recipe import Signal
 
 
 def decide(signal: Signal, verdict: Verdict, hint: HintChoice, not_trainable: str | None) -> TurnDecision:
-    """The decision for a judged turn, by the table of DESIGN section 7.
+    """The decision for a judged turn, as docs/learning.md describes.
 
     Args:
         signal: says whether the policy learns from verdicts and from hints.

@@ -95,7 +95,7 @@ class Member:
 
 
 def decide_group(members: Sequence[Member], *, session_closed: bool) -> dict[TurnId, TurnDecision]:
-    """Decisions for the members that have a verdict and are not taken, all at once (GRPO, DESIGN section 7)."""
+    """Decisions for the members that have a verdict and are not taken, all at once (GRPO, arXiv 2402.03300)."""
     rewards = [member.reward for member in members]
     judged = sum(reward is not None for reward in rewards)
     undecided = [member for member in members if member.reward is not None and not member.taken]

@@ -85,7 +85,7 @@ PASSED_THROUGH = (
     "activities",  # workflows need names and signatures only
     "workflows.names",
     "workflows.policies",
-    "workflows.state",  # frozen pydantic models
+    "workflows.state",  # pydantic models; a run never shares an instance with another
 )
 
 

@@ -5,7 +5,6 @@ from __future__ import annotations
 import asyncio
 import inspect
 from datetime import timedelta
-from types import SimpleNamespace
 
 import psycopg
 import pytest
@@ -21,7 +20,6 @@ from clawloop.judging.voting import Verdict
 from db.arrays import bytes_to_logprobs
 from db.database import Database
 from db.training import batches
-from db.training.claims import known_prompt_tokens
 from db.training.queue import PostgresWorkStore
 from db.training.steps import PostgresStepStore
 from db.turns.sessions import PostgresSessionStore
@@ -180,14 +178,6 @@ async def test_a_sample_damaged_after_the_claim_is_dropped_and_the_others_are_tr
     assert len(batch.samples) == 3
     assert damaged not in {sample.sample_id for sample in batch.samples}
     assert await postgres_learning.steps.commit(batch, trained(batch)) is StepState.COMMITTED
-
-
-def test_a_parent_that_the_claim_does_not_see_yet_is_trusted() -> None:
-    """A late turn became the parent between the claim's snapshot and its lock: the sample must not expire for it."""
-    seen = SimpleNamespace(parent_turn_id="p", parent_tokens=7, prompt_shared=9, prompt_added=3)
-    unseen = SimpleNamespace(parent_turn_id="p", parent_tokens=None, prompt_shared=9, prompt_added=3)
-    orphan = SimpleNamespace(parent_turn_id=None, parent_tokens=None, prompt_shared=9, prompt_added=3)
-    assert [known_prompt_tokens(row) for row in (seen, unseen, orphan)] == [10, 12, 3]
 
 
 async def test_a_prompt_whose_parent_lost_tokens_is_detected(postgres_learning: PostgresLearning) -> None:

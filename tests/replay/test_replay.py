@@ -12,6 +12,7 @@ from temporalio.worker import Replayer
 from clawloop.temporal.client import ClawloopPlugin
 from tests.replay import engine_paths, training_paths
 from tests.replay.record import HISTORIES, PATHS
+from workflows import names
 from workflows.engine import EngineWorkflow
 from workflows.session import SessionWorkflow
 from workflows.training import TrainingWorkflow
@@ -31,6 +32,17 @@ async def test_a_saved_history_replays(saved: Path) -> None:
 def test_every_path_is_saved() -> None:
     paths = (*PATHS, *training_paths.PATHS, *engine_paths.PATHS)
     assert {path.__name__ for path in paths} <= {path.stem for path in SAVED}
+
+
+def test_each_former_update_is_in_a_saved_history() -> None:
+    """Recording a path anew must not lose the updates that open workflows of version 0.1.0 hold."""
+    named = {
+        event["workflowExecutionUpdateAcceptedEventAttributes"]["acceptedRequest"]["input"]["name"]
+        for path in SAVED
+        for event in json.loads(path.read_text())["events"]
+        if "workflowExecutionUpdateAcceptedEventAttributes" in event
+    }
+    assert named == {"pause", "resume", "roll_back", "pin", "set_recipe", names.OPERATOR_CHANGED}
 
 
 @pytest.mark.parametrize("name", ["ended_by_the_client", "training_steps", "engine_publishes"])

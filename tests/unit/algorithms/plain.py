@@ -1,6 +1,6 @@
 """A slow implementation of advantages and loss on Python floats, without torch.
 
-Written from the formulas of DESIGN section 7 and of the recipes, and from nothing in clawloop. Weights that carry no
+Written from the formulas of docs/learning.md, and from nothing in clawloop. Weights that carry no
 gradient are computed from `frozen` logits, so that central differences over `logits` give the gradient that is meant.
 """
 

@@ -1,4 +1,4 @@
-"""A request names its session in the order of DESIGN section 6, and no two keys share one."""
+"""A request names its session in the order of docs/learning.md, and no two keys share one."""
 
 from __future__ import annotations
 
