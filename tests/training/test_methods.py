@@ -46,7 +46,7 @@ def gradients_of_step(
 
 
 def plain_step(base: Path, folder: Path, samples: list[BatchSample], recipe: Train) -> tuple[dict[str, Tensor], float]:
-    """A step by the formulas of docs/learning.md, one sample at a time and unpadded; only file readers are the code's."""
+    """A step by the formulas of docs/learning.md, one sample at a time and unpadded; only file readers are shared."""
     model = load(base)
     identity = BaseIdentity(name="tiny", fingerprint="")
     files = adapter_files(Adapter(model.lora, adapter_tensors(model), identity), model.architecture)
