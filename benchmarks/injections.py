@@ -19,7 +19,7 @@ from rich.table import Table
 
 from clawloop.contracts.turns import Message
 from clawloop.demo.location import model_path
-from clawloop.demo.phrasing import Mood, holdout_phrases_by_hand
+from clawloop.demo.phrasing import Mood, handwritten_phrases
 from clawloop.demo.world import STYLES, Axis, answer, every_request
 from clawloop.judging.blocks import choose_mark
 from clawloop.judging.evidence import Evidence, blocks_of, gather
@@ -119,7 +119,7 @@ def talks(per_mood: int) -> list[Talk]:
     """Reactions of each mood, typed by hand, after answers of the demo's world."""
     found: list[Talk] = []
     for mood in Mood:
-        phrases = [phrase.text for phrase in holdout_phrases_by_hand() if phrase.mood is mood][:per_mood]
+        phrases = [phrase.text for phrase in handwritten_phrases() if phrase.mood is mood][:per_mood]
         for at, phrase in enumerate(phrases):
             axis = list(Axis)[at % len(Axis)]
             request = every_request(axis)[at]

@@ -1,7 +1,4 @@
-"""The synthetic user's sessions, and the fixed requests by which a version is measured.
-
-Knows nothing about training: it only talks to the gateway.
-"""
+"""Runs the synthetic user's sessions, and evaluates a version on the fixed requests."""
 
 from __future__ import annotations
 
@@ -15,60 +12,60 @@ from clawloop.demo.openai_client import ChatClient
 from clawloop.demo.user import SyntheticUser
 from clawloop.demo.world import EVALUATION, Grade, Preference, grade
 
-# Enough to keep the engine busy; more only wait in its queue.
-_ASKED_AT_ONCE = 16
-# What is never said cannot be learned: at the policy's 0.6 the style that was not liked dies out, and when the taste
-# flipped none of 60 answers followed it after 96 interactions.
+# Enough to keep the engine busy; more would only wait in its queue.
+_CONCURRENT_REQUESTS = 16
+# A style that is never sampled cannot be learned: at the policy's 0.6 the disliked style dies out, and after a flip
+# none of 60 answers matched the new preference within 96 interactions.
 CHAT_TEMPERATURE = 1.0
 
 
 async def chat_session(
-    talker: ChatClient, user: SyntheticUser, session: str, requests: int, asked: Callable[[], None]
+    client: ChatClient, user: SyntheticUser, session: str, requests: int, on_request: Callable[[], None]
 ) -> None:
-    """One session: a request, then its reaction and the next request in one message, and so on.
+    """Chat for one session. Each message after the first is a reaction and the next request.
 
-    The last answer gets no reaction: the user closes the window.
+    The last answer gets no reaction.
 
     Args:
-        session: its name, unique for the key.
-        requests: how many, at least one.
-        asked: told of each request before it is sent.
+        session: a name that is unique for the key.
+        requests: number of requests, at least one.
+        on_request: called before each request is sent.
     """
     request = user.first_request()
     messages: list[ChatCompletionMessageParam] = [{"role": "user", "content": request.text}]
     for number in range(1, requests + 1):
-        asked()
-        reply = await talker.say(messages, session, last=number == requests, temperature=CHAT_TEMPERATURE)
+        on_request()
+        reply = await client.send_main_turn(messages, session, last=number == requests, temperature=CHAT_TEMPERATURE)
         if number < requests:
-            then = user.follow_up(request, reply.text)
-            messages += [{"role": "assistant", "content": reply.text}, {"role": "user", "content": then.text}]
-            request = then.request
+            follow_up = user.follow_up(request, reply.text)
+            messages += [{"role": "assistant", "content": reply.text}, {"role": "user", "content": follow_up.text}]
+            request = follow_up.request
 
 
 @dataclass(frozen=True, slots=True)
-class Measured:
-    """Shares of the evaluation requests."""
+class Scores:
+    """Shares of the evaluation requests, as in `Grade`."""
 
     match: float
     exact: float
 
 
-async def measure(talker: ChatClient, preference: Preference, model: str) -> Measured:
-    """Ask one version all evaluation requests, each as a side turn in a session of its own.
+async def measure(client: ChatClient, preference: Preference, model: str) -> Scores:
+    """Send all evaluation requests to one version, each as a side turn in its own session, and grade the answers.
 
     Args:
-        preference: by which the answers are graded.
-        model: the name the version is served under.
+        model: the version's served name.
     """
-    gate = asyncio.Semaphore(_ASKED_AT_ONCE)
+    semaphore = asyncio.Semaphore(_CONCURRENT_REQUESTS)
 
     async def ask(number: int) -> Grade:
         request = EVALUATION[number]
-        async with gate:
-            text = await talker.ask_aside(request.text, model, f"evaluation-{model}-{number}")
+        async with semaphore:
+            text = await client.send_side_turn(request.text, model, f"evaluation-{model}-{number}")
         return grade(request, text, preference)
 
     grades = await asyncio.gather(*(ask(number) for number in range(len(EVALUATION))))
-    return Measured(
-        match=sum(one.match for one in grades) / len(grades), exact=sum(one.exact for one in grades) / len(grades)
+    return Scores(
+        match=sum(grade.match for grade in grades) / len(grades),
+        exact=sum(grade.exact for grade in grades) / len(grades),
     )

@@ -17,29 +17,29 @@ import pytest
 from openai import AsyncOpenAI
 from rich.console import Console
 
-from clawloop.demo.admin_client import AdminClient, WatchedTurn
-from clawloop.demo.chat import Chat, chat, fate
+from clawloop.demo.admin_client import AdminClient, TurnSummary
+from clawloop.demo.chat import Chat, chat, describe_turn
 from clawloop.demo.demo_folder import Address
 from clawloop.errors import SetupError
 from clawloop.ids import new_turn_id
-from tests.fakes.scripted_gateway import pupil_gateway
+from tests.fakes.scripted_gateway import scripted_gateway
 
 
 async def test_an_answer_comes_as_it_is_made_and_its_fate_once_something_follows() -> None:
     output = StringIO()
-    async with pupil_gateway() as gateway:
+    async with scripted_gateway() as gateway:
         async with (
             AsyncOpenAI(base_url=f"{gateway.url}/v1", api_key="k") as client,
-            AdminClient(gateway.url, "k") as watcher,
+            AdminClient(gateway.url, "k") as admin,
         ):
-            talk = Chat(client, watcher, Console(file=output, width=100))
-            assert await talk.say("What is rain?")
-            await talk.show_news()
+            talk = Chat(client, admin, Console(file=output, width=100))
+            assert await talk.send("What is rain?")
+            await talk.show_results()
             assert "answer 1, by pupil" in output.getvalue()
             assert "verdict" not in output.getvalue()
-            assert await talk.say("thx\nWhat is snow?")
-            for _ in range(2):  # told once
-                await talk.show_news()
+            assert await talk.send("thx\nWhat is snow?")
+            for _ in range(2):  # printed once
+                await talk.show_results()
     printed = output.getvalue()
     assert printed.count("answer 1: verdict +1, version 0, trained in step 1") == 1
     assert "answer 2:" not in printed
@@ -49,30 +49,30 @@ async def test_an_answer_comes_as_it_is_made_and_its_fate_once_something_follows
 
 async def test_what_got_no_answer_was_not_said() -> None:
     output = StringIO()
-    async with pupil_gateway(failures=["500"]) as gateway:
+    async with scripted_gateway(failures=["500"]) as gateway:
         async with AsyncOpenAI(base_url=f"{gateway.url}/v1", api_key="k", max_retries=0) as client:
             talk = Chat(client, None, Console(file=output, width=100))
-            assert not await talk.say("What is rain?")
+            assert not await talk.send("What is rain?")
             assert talk.messages == []
-            assert await talk.say("What is rain?")
+            assert await talk.send("What is rain?")
     assert "no answer: Error code: 500" in output.getvalue()
 
 
 async def test_where_no_gateway_is_one_line_says_so() -> None:
-    with pytest.raises(SetupError, match=r"http://127.0.0.1:9 cannot be chatted with: .*; give --url and --key"):
+    with pytest.raises(SetupError, match=r"cannot chat with http://127.0.0.1:9: .*; give --url and --key"):
         await chat(Address("http://127.0.0.1:9", "k", None), Console(file=StringIO()))
 
 
 def test_a_fate_in_words_leaves_out_what_is_not_known() -> None:
-    turn = WatchedTurn(new_turn_id(), 3, "sampled", "verdict -1 by 3 of 3", -1, "Use Python.", None)
-    assert fate(turn) == "verdict -1, hint “Use Python.”, version 3, verdict -1 by 3 of 3"
-    turn = WatchedTurn(new_turn_id(), 0, "no_feedback", "nothing followed", None, None, None)
-    assert fate(turn) == "no verdict, version 0, nothing followed"
+    turn = TurnSummary(new_turn_id(), 3, "sampled", "verdict -1 by 3 of 3", -1, "Use Python.", None)
+    assert describe_turn(turn) == "verdict -1, hint “Use Python.”, version 3, verdict -1 by 3 of 3"
+    turn = TurnSummary(new_turn_id(), 0, "no_feedback", "nothing followed", None, None, None)
+    assert describe_turn(turn) == "no verdict, version 0, nothing followed"
 
 
 @pytest.mark.slow
 async def test_in_a_terminal_one_types_reads_and_leaves(tmp_path: Path) -> None:
-    async with pupil_gateway() as gateway:
+    async with scripted_gateway() as gateway:
         command = [sys.executable, "-m", "clawloop.cli.main", "demo", "chat", "--url", gateway.url, "--key", "k"]
         printed = await asyncio.to_thread(_in_a_terminal, command, tmp_path)
     assert re.search(r"answer 1, by pupil", printed)

@@ -144,7 +144,7 @@ def test_a_kept_one_says_where_it_is_until_it_is_stopped(tmp_path: Path, engine:
         key = running.line(r"gateway +http://\S+/v1, model `policy`, key (cl-\S+)$").group(1)
         running.line(r"Temporal UI +http://")
         running.line(r"clawloop demo chat --data ")
-        running.line(r"Ctrl-C ends it")
+        running.line(r"Ctrl-C stops everything")
         assert json.loads((tmp_path / "data" / "demo" / "demo.json").read_text())["key"] == key
         assert (tmp_path / "demo-report.json").exists()
         family = running.family()
@@ -188,4 +188,4 @@ def test_without_the_model_it_says_how_to_make_it(tmp_path: Path, engine: str) -
 def test_a_chat_without_a_terminal_or_a_gateway_says_so(tmp_path: Path, engine: str, model: Path) -> None:
     with demo(tmp_path, engine, str(model), "chat", "--data", "data") as running:
         assert running.process.wait(START_SECONDS) == 1
-    assert running.printed == "clawloop: a chat needs a terminal; for a program use the API\n"
+    assert running.printed == "clawloop: a chat needs a terminal; programs can use the HTTP API\n"

@@ -37,7 +37,7 @@ def test_a_kept_one_stays_until_the_next_demo(tmp_path: Path) -> None:
 def test_a_folder_that_no_demo_made_is_left_alone(tmp_path: Path) -> None:
     (tmp_path / "demo").mkdir()
     (tmp_path / "demo" / "precious").touch()
-    with pytest.raises(SetupError, match="is no demo's folder, and a demo would empty it"):
+    with pytest.raises(SetupError, match="was not made by a demo, and a demo would empty it"):
         with demo_folder(tmp_path, keep=False):
             pass
     assert (tmp_path / "demo" / "precious").exists()

@@ -11,8 +11,8 @@ import pytest
 from clawloop.demo.chart import draw_chart
 from clawloop.demo.plan import Plan, PlannedRun
 from clawloop.demo.recipes import Method
-from clawloop.demo.report import Evaluated, RunReport, RunTotals, report_run
-from clawloop.demo.report_forms import as_json, as_lines, as_markdown, in_one_line, read_report
+from clawloop.demo.report import Evaluation, RunReport, RunTotals, report_run
+from clawloop.demo.report_forms import as_json, as_markdown, comparison_lines, read_report, summary_line
 from clawloop.errors import SetupError
 
 RUN = PlannedRun(4, Method.OPD)
@@ -22,10 +22,10 @@ KEYS += ["exact_rate", "exact_least", "requests_failed", "versions", "steps", "s
 KEYS += ["relearned_after", "paced", "measure_every", "stopped"]
 
 
-def evaluated(*matches: float) -> list[Evaluated]:
+def evaluated(*matches: float) -> list[Evaluation]:
     """Version n after 8·n interactions."""
     return [
-        Evaluated(
+        Evaluation(
             step=n, version=n, interactions=8 * n, reward=None, match=match, exact=1.0, failed=n, seconds=10.0 * n
         )
         for n, match in enumerate(matches)
@@ -81,11 +81,11 @@ def test_of_several_runs_the_summary_says_how_many_reached_the_goal() -> None:
 
 def test_the_last_line_and_the_rows_say_the_same_to_people() -> None:
     one, other = report(0.5, 0.95), report(0.4, 0.6)
-    assert in_one_line([one], 99.0) == (
+    assert summary_line([one], 99.0) == (
         "match 50% → 95% in 11 interactions, 90 % after 8; right content 100%; requests failed: 1;"
         " 99 s in all, 50 s of them setting up"
     )
-    assert in_one_line([one, other], 99.0).startswith("1 of 2 runs reached 90 %, match 45% → 77% on average")
+    assert summary_line([one, other], 99.0).startswith("1 of 2 runs reached 90 %, match 45% → 77% on average")
     rows = as_markdown([one, other]).splitlines()
     assert rows[2] == "| opd | 1 of 2 | – (8 to –) | 45% | 78% | – | 100% | 1 | 11 | 2 | 10 | 0.91 |"
     assert len({row.count("|") for row in rows[-4:]}) == 1
@@ -133,7 +133,7 @@ def test_after_a_flip_the_goal_counts_anew(after: tuple[float, ...], relearned: 
     assert (found.flipped_at, found.relearned_after) == (16, relearned)
     assert (found.interactions_to_90, found.match_held, found.match_after) == (None, None, after[-1])
     again = "not learned again" if relearned is None else f"learned again after {relearned};"
-    assert f"90 % not reached, flipped at 16, {again}" in in_one_line([found], 99.0)
+    assert f"90 % not reached, flipped at 16, {again}" in summary_line([found], 99.0)
 
 
 def test_a_report_read_back_is_the_same(tmp_path: Path) -> None:
@@ -165,12 +165,12 @@ def test_what_is_no_report_is_one_line(tmp_path: Path, content: str, says: str) 
 
 
 def test_on_a_terminal_methods_stand_in_columns_with_what_differs() -> None:
-    assert as_lines([report(0.5, 0.95)]) == []
+    assert comparison_lines([report(0.5, 0.95)]) == []
     runs = [replace(report(0.5, 0.5 + seed / 100, 0.9), seed=seed, method="binary") for seed in range(5)]
     runs += [replace(report(0.5, 0.91 + seed / 100, 0.9), seed=seed, method="opd") for seed in range(5)]
-    lines = as_lines(runs)
+    lines = comparison_lines(runs)
     assert len({len(line) for line in lines[:3]}) == 1
     assert lines[1].split()[:5] == ["binary", "5", "of", "5", "16"]
     assert lines[3] == "binary and opd, 90 % after: 16 and 8; more than noise (p = 0.008)"
     assert lines[4] == "binary and opd, match after: 90% and 90%; within noise (p = 1.000)"
-    assert as_lines(runs[3:7])[-1] == "too few runs of each method to tell a difference from noise"
+    assert comparison_lines(runs[3:7])[-1] == "too few runs of each method to tell a difference from noise"

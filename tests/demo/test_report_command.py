@@ -51,7 +51,7 @@ def test_a_run_given_twice_or_no_report_is_one_line(tmp_path: Path, parts: list[
     done = CliRunner().invoke(app, [*parts, parts[0]])
     assert (done.exit_code, done.stderr) == (
         1,
-        "clawloop: opd with seed 1 is in the reports twice: give each run once\n",
+        "clawloop: opd with seed 1 is in the reports twice: each run may occur only once\n",
     )
     done = CliRunner().invoke(app, [str(tmp_path / "none.json")])
     assert (done.exit_code, done.stderr) == (

@@ -26,7 +26,7 @@ def test_lines_have_the_names_of_their_columns_once() -> None:
     on, output = console()
     board = LineBoard(on)
     for row in evaluated(0.5, 0.95):
-        board.evaluated(ONE, replace(row, reward=-0.25))
+        board.add_evaluation(ONE, replace(row, reward=-0.25))
     head, first, second = output.getvalue().splitlines()
     assert head.split()[:4] == ["user", "method", "step", "version"]
     assert second.split() == ["1", "combined", "1", "1", "8", "-0.25", "95%", "1", "10"]
@@ -38,8 +38,8 @@ def test_a_table_shows_the_run_that_goes_on_whole_and_the_others_by_their_end() 
     board = TableBoard(on)
     for run in (ONE, TWO):
         for row in evaluated(0.5, 0.7, 0.95):
-            board.evaluated(run, row)
-    board.doing(TWO, "chatting")
+            board.add_evaluation(run, row)
+    board.status(TWO, "chatting")
     on.print(board)
     board.changed(PartStatus("vllm", PartState.STOPPED, "", "", datetime.now().astimezone(), 0))
     assert all("chatting" not in str(part) for part in board.__rich__().renderables)

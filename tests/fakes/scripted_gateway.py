@@ -28,7 +28,7 @@ _REQUESTS: dict[str, Request] = {request.text: request for axis in Axis for requ
 
 
 @dataclass
-class PupilGateway:
+class ScriptedGateway:
     """
     Attributes:
         learns: share by which a version is better than the one before.
@@ -43,24 +43,24 @@ class PupilGateway:
     """
 
     seed: int = 1
-    learns: float = 0.3
+    improvement: float = 0.3
     url: str = ""
     failures: list[str] = field(default_factory=list)
     sessions: dict[str, list[dict[str, Any]]] = field(default_factory=dict)
     by_last_turn: dict[str, None] = field(default_factory=dict)
     headers: list[dict[str, str]] = field(default_factory=list)
-    asked_of: list[str] = field(default_factory=list)
+    side_turn_models: list[str] = field(default_factory=list)
     temperatures: dict[bool, set[float | None]] = field(default_factory=lambda: {True: set(), False: set()})
-    stuck: bool = False
-    paused: str | None = None
-    delay: int = 2
-    late: int = 0
+    judging_stuck: bool = False
+    pause_reason: str | None = None
+    publish_delay: int = 2
+    arrival_delay: int = 0
     flip: tuple[Axis, ...] = ()
-    flips_after: int = 0
-    learned_since: int | None = None
+    flip_after: int = 0
+    flip_version: int | None = None
     version: int = 0
     samples: int = 0
-    looks: int = 0
+    polls: int = 0
     chance: random.Random = field(default_factory=lambda: random.Random(3))
 
     async def chat(self, request: HttpRequest) -> Response:
@@ -75,9 +75,9 @@ class PupilGateway:
         self.by_last_turn.pop(request.headers.get("x-session-id", ""), None)
         self.by_last_turn[request.headers.get("x-session-id", "")] = None
         if side:
-            self.asked_of.append(body["model"])
+            self.side_turn_models.append(body["model"])
         elif failure is None:
-            self._remember(request.headers["x-session-id"], request.headers.get("x-session-done") == "true")
+            self._record_turn(request.headers["x-session-id"], request.headers.get("x-session-done") == "true")
         if body.get("stream"):
             return StreamingResponse(self._stream(text, failure), media_type="text/event-stream")
         message = {"role": "assistant", "content": text}
@@ -87,19 +87,19 @@ class PupilGateway:
     async def training(self, request: HttpRequest) -> Response:
         assert request.headers["authorization"].startswith("Bearer ")
         if self.samples >= BATCH:
-            self.looks += 1
-            if self.looks >= self.delay:
-                self.samples, self.looks, self.version = self.samples - BATCH, 0, self.version + 1
+            self.polls += 1
+            if self.polls >= self.publish_delay:
+                self.samples, self.polls, self.version = self.samples - BATCH, 0, self.version + 1
         training = self.samples >= BATCH
-        state = "paused" if self.paused else "training" if training else "waiting"
+        state = "paused" if self.pause_reason else "training" if training else "waiting"
         return JSONResponse(
             {
                 "policy": request.query_params["policy"],
                 "state": state,
-                "reason": self.paused or "waits for samples",
+                "reason": self.pause_reason or "waits for samples",
                 "ready": self.samples % BATCH,
                 "needed": BATCH,
-                "judging": 1 if self.stuck else 0,
+                "judging": 1 if self.judging_stuck else 0,
                 "step": self.version + 1,
                 "version": self.version,
                 "head": self.version,
@@ -117,13 +117,13 @@ class PupilGateway:
         return JSONResponse({})
 
     async def list_sessions(self, request: HttpRequest) -> Response:
-        self.late = max(0, self.late - 1)
+        self.arrival_delay = max(0, self.arrival_delay - 1)
         newest = list(reversed(self.by_last_turn))[: int(request.query_params["limit"])]
         sessions = [
             {
                 "id": str(uuid5(_SPACE, name)),
                 "external_id": name,
-                "main_turns": 0 if self.late else len(self.sessions.get(name, [])),
+                "main_turns": 0 if self.arrival_delay else len(self.sessions.get(name, [])),
             }
             for name in newest
         ]
@@ -131,15 +131,15 @@ class PupilGateway:
 
     async def show_session(self, request: HttpRequest) -> Response:
         name = next(name for name in self.sessions if str(uuid5(_SPACE, name)) == request.path_params["id"])
-        return JSONResponse({"session": {}, "turns": [] if self.late else self.sessions[name]})
+        return JSONResponse({"session": {}, "turns": [] if self.arrival_delay else self.sessions[name]})
 
-    def _remember(self, session: str, last: bool) -> None:
+    def _record_turn(self, session: str, last: bool) -> None:
         turns = self.sessions.setdefault(session, [])
         if turns:  # what is said now is the feedback on the last answer
             self.samples += 1
             turns[-1] |= {"outcome": "trained", "verdict": 1, "step": self.version + 1}
-        if sum(map(len, self.sessions.values())) == self.flips_after:
-            self.learned_since = self.version
+        if sum(map(len, self.sessions.values())) == self.flip_after:
+            self.flip_version = self.version
         turns.append(
             {
                 "id": str(uuid5(_SPACE, f"{session}-{len(turns)}")),
@@ -158,12 +158,12 @@ class PupilGateway:
             return self.version
         return int(model.rsplit("-v", 1)[1]) if "-v" in model else 0
 
-    def _answer(self, said: str, version: int) -> str:
-        request = _REQUESTS[said.rsplit("\n", 1)[-1]]
-        axes = () if self.learned_since is None else self.flip
+    def _answer(self, text: str, version: int) -> str:
+        request = _REQUESTS[text.rsplit("\n", 1)[-1]]
+        axes = () if self.flip_version is None else self.flip
         liked = flipped(draw_preference(self.seed), axes)[request.axis]
         styles: tuple[Style, Style] = STYLES[request.axis]
-        learned = self.chance.random() < (version - (self.learned_since or 0)) * self.learns
+        learned = self.chance.random() < (version - (self.flip_version or 0)) * self.improvement
         return answer(request, liked if learned else self.chance.choice(styles))
 
     async def _stream(self, text: str, failure: str | None) -> AsyncIterator[bytes]:
@@ -187,19 +187,19 @@ def _event(value: dict[str, Any]) -> bytes:
 
 
 @asynccontextmanager
-async def pupil_gateway(**how: Any) -> AsyncIterator[PupilGateway]:
-    gateway = PupilGateway(**how)
+async def scripted_gateway(**options: Any) -> AsyncIterator[ScriptedGateway]:
+    gateway = ScriptedGateway(**options)
     async with serving(_app(gateway)) as url:
         gateway.url = url
         yield gateway
 
 
-def _app(gateway: PupilGateway) -> Starlette:
+def _app(gateway: ScriptedGateway) -> Starlette:
     return Starlette(
         routes=[
             Route("/v1/chat/completions", gateway.chat, methods=["POST"]),
             Route("/v1/models", _models),
-            Route("/healthz", _healthy),
+            Route("/healthz", _health),
             Route("/admin/v1/training", gateway.training),
             Route("/admin/v1/policies/{policy}/versions", gateway.versions),
             Route("/admin/v1/policies/{policy}/roll-back", gateway.roll_back, methods=["POST"]),
@@ -213,7 +213,7 @@ async def _models(request: HttpRequest) -> Response:
     return JSONResponse({"object": "list", "data": [{"id": "pupil", "object": "model", "parent": None}]})
 
 
-async def _healthy(request: HttpRequest) -> Response:
+async def _health(request: HttpRequest) -> Response:
     return Response()
 
 
@@ -223,4 +223,4 @@ if __name__ == "__main__":
 
     import uvicorn
 
-    uvicorn.run(_app(PupilGateway(learns=0.5)), host=sys.argv[1], port=int(sys.argv[2]), log_level="warning")
+    uvicorn.run(_app(ScriptedGateway(improvement=0.5)), host=sys.argv[1], port=int(sys.argv[2]), log_level="warning")
