@@ -17,10 +17,10 @@ import torch
 
 from clawloop.contracts.training import BatchSample
 from clawloop.contracts.turns import Message
-from clawloop.demo.chatting import CHAT_TEMPERATURE
 from clawloop.demo.evaluate import DemoModel
 from clawloop.demo.location import model_path
 from clawloop.demo.recipes import Method, demo_recipe
+from clawloop.demo.sessions import CHAT_TEMPERATURE
 from clawloop.demo.user import SyntheticUser
 from clawloop.demo.world import EVALUATION, Axis, Grade, flipped, grade
 from clawloop.ids import SampleId, TurnId

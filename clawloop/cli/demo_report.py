@@ -20,7 +20,7 @@ def report_command(
 ) -> None:
     """Show the reports of demos, joined into one, so that a long comparison can run in parts."""
     from clawloop.cli.demo_run import print_report
-    from clawloop.demo.report_forms import read_report
+    from clawloop.demo.report_formats import read_report
     from clawloop.demo.run import DemoResults, write_report
 
     try:

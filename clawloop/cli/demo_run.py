@@ -24,14 +24,14 @@ INTERRUPTED = 130  # the exit code of shells for SIGINT
 
 def print_report(runs: Sequence[RunReport], seconds: float, *, as_json: bool, markdown: bool) -> None:
     """Print the results; the text goes to stderr if stdout is for JSON or Markdown."""
-    from clawloop.demo import report_forms
+    from clawloop.demo import report_formats
 
-    for line in (*report_forms.comparison_lines(runs), report_forms.summary_line(runs, seconds)):
+    for line in (*report_formats.comparison_lines(runs), report_formats.summary_line(runs, seconds)):
         typer.echo(line, err=as_json or markdown)
     if as_json:
-        typer.echo(report_forms.as_json(runs, seconds), nl=False)
+        typer.echo(report_formats.as_json(runs, seconds), nl=False)
     if markdown:
-        typer.echo(report_forms.as_markdown(runs), nl=False)
+        typer.echo(report_formats.as_markdown(runs), nl=False)
 
 
 def run_command(read_settings: Callable[[], Settings], load_prepare: Callable[[], Prepare]) -> Callable[..., None]:

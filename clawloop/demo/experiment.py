@@ -16,10 +16,10 @@ from uuid import UUID
 
 from clawloop.contracts.training import TrainingState
 from clawloop.demo.admin_client import AdminClient, SessionSummary, TrainingStatus
-from clawloop.demo.chatting import chat_session, measure
 from clawloop.demo.openai_client import ChatClient
 from clawloop.demo.plan import Plan, PlannedRun
 from clawloop.demo.report import Evaluation, RunTotals
+from clawloop.demo.sessions import chat_session, measure
 from clawloop.demo.user import SyntheticUser
 from clawloop.demo.world import Preference, draw_preference, flipped
 from clawloop.errors import SetupError

@@ -18,7 +18,7 @@ from clawloop.demo.location import model_path
 from clawloop.demo.plan import Plan, PlannedRun
 from clawloop.demo.recipes import demo_recipe
 from clawloop.demo.report import RunReport, report_run
-from clawloop.demo.report_forms import as_json, summary_line
+from clawloop.demo.report_formats import as_json, summary_line
 from clawloop.demo.scoreboard import DemoBoard
 from clawloop.errors import SetupError
 from clawloop.local.checks import require_disk, require_folder

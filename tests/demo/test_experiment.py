@@ -1,4 +1,4 @@
-"""One run of the demo against a stand-in gateway: what is counted, in what order, and what failures do."""
+"""One run of the demo against a fake gateway: counts, order of evaluations, and failures."""
 
 from __future__ import annotations
 
@@ -45,7 +45,7 @@ def planned(interactions: int, *, paced: bool = True, flip: tuple[Axis, ...] = (
 
 
 async def run_plan(gateway: ScriptedGateway, plan: Plan) -> tuple[list[Evaluation], RunTotals]:
-    access = PolicyAccess(gateway.url, "key", "admin", "pupil")
+    access = PolicyAccess(gateway.url, "key", "admin", "tiny")
     async with ChatClient(gateway.url, "key") as client, AdminClient(gateway.url, "admin") as admin:
         run = Experiment(RUN, access, client, admin, Board(), plan, wait_timeout_seconds=20)
         await run.execute()
@@ -70,14 +70,14 @@ async def test_every_version_is_measured_once_and_every_request_of_a_session_is_
     versions = [row.version for row in rows]
     assert versions == list(range(gateway.version + 1))
     assert gateway.version >= 3
-    names = ["pupil", *(f"demo-1-combined-v{version}" for version in versions[1:])]
+    names = ["tiny", *(f"demo-1-combined-v{version}" for version in versions[1:])]
     assert gateway.temperatures == {True: {None}, False: {1.0}}
     assert gateway.side_turn_models == [name for name in names for _ in range(60)]
     assert [row.failed for row in rows] == [0] * len(versions)
 
 
 @pytest.mark.slow
-async def test_what_is_learned_shows_in_the_report() -> None:
+async def test_the_report_shows_the_improvement() -> None:
     async with scripted_gateway(improvement=0.5) as gateway:
         rows, totals = await run_plan(gateway, planned(40))
     report = report_run(planned(40), RUN, rows, totals, 12.0)
@@ -90,7 +90,7 @@ async def test_what_is_learned_shows_in_the_report() -> None:
     assert 0 < report.seconds < 60
 
 
-async def test_a_paced_user_waits_for_turns_that_arrive_late() -> None:
+async def test_a_paced_user_waits_for_late_turns() -> None:
     async with scripted_gateway(arrival_delay=4) as gateway:
         await run_plan(gateway, planned(8))
         assert gateway.arrival_delay == 0
@@ -98,7 +98,7 @@ async def test_a_paced_user_waits_for_turns_that_arrive_late() -> None:
 
 @pytest.mark.slow
 @pytest.mark.parametrize("paced", [True, False])
-async def test_a_taste_that_flips_half_way_is_learned_again(paced: bool) -> None:
+async def test_a_flipped_preference_is_learned_again(paced: bool) -> None:
     async with scripted_gateway(
         improvement=0.5, flip=(Axis.CODE, Axis.TONE), flip_after=40, publish_delay=1
     ) as gateway:
@@ -119,7 +119,7 @@ async def test_a_taste_that_flips_half_way_is_learned_again(paced: bool) -> None
 
 
 @pytest.mark.slow
-async def test_later_versions_may_be_passed_over_but_for_the_last(monkeypatch: pytest.MonkeyPatch) -> None:
+async def test_measure_every_skips_later_versions_but_not_the_last(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(experiment, "FULLY_MEASURED_INTERACTIONS", 20)
     async with scripted_gateway(publish_delay=1) as gateway:
         rows, _ = await run_plan(gateway, planned(100, measure_every=4))
@@ -135,14 +135,14 @@ async def test_later_versions_may_be_passed_over_but_for_the_last(monkeypatch: p
 
 @pytest.mark.slow
 @pytest.mark.parametrize("paced", [True, False])
-async def test_chats_are_found_however_many_evaluations_came_after_them(
+async def test_chat_sessions_are_found_behind_a_page_of_evaluation_sessions(
     monkeypatch: pytest.MonkeyPatch, paced: bool
 ) -> None:
     monkeypatch.setattr(admin_client, "_PAGE_SIZE", 130)  # two evaluations and a round of chats
     board = Board()
     async with scripted_gateway(publish_delay=1) as gateway:
         _, totals = await run_experiment(
-            RUN, PolicyAccess(gateway.url, "key", "admin", "pupil"), board, planned(64, paced=paced)
+            RUN, PolicyAccess(gateway.url, "key", "admin", "tiny"), board, planned(64, paced=paced)
         )
     assert board.lines == []
     assert gateway.version > 3
@@ -150,7 +150,7 @@ async def test_chats_are_found_however_many_evaluations_came_after_them(
 
 
 @pytest.mark.slow
-async def test_without_pace_versions_come_while_the_chat_goes_on() -> None:
+async def test_without_pace_versions_are_evaluated_during_the_chat() -> None:
     async with scripted_gateway(publish_delay=1) as gateway:
         rows, totals = await run_plan(gateway, planned(64, paced=False))
     assert rows[-1].version == gateway.version > 0
@@ -166,39 +166,37 @@ async def test_each_failure_counts_and_the_chat_goes_on(failures: list[str]) -> 
             assert reply.text
             assert client.failed == len(failures)
             gateway.failures = ["500"]
-            assert await client.send_side_turn("What is rain?", "pupil", "e")
+            assert await client.send_side_turn("What is rain?", "tiny", "e")
             assert client.failed == len(failures) + 1
 
 
 @pytest.mark.parametrize("before", [[], [""] * 62], ids=["while measuring", "in the chat"])
-async def test_a_gateway_that_answers_no_more_ends_the_run(before: list[str]) -> None:
+async def test_a_gateway_that_stops_answering_ends_the_run(before: list[str]) -> None:
     async with scripted_gateway(failures=[*before, *["500"] * 500]) as gateway:
         with pytest.raises(SetupError, match=r"does not answer the demo's requests: .*on purpose"):
             await run_plan(gateway, planned(8))
 
 
-async def test_training_that_pauses_itself_ends_the_run_with_its_reason() -> None:
+async def test_paused_training_ends_the_run_with_its_reason() -> None:
     async with scripted_gateway(pause_reason="step 3: KL 12 over 10", judging_stuck=True) as gateway:
         with pytest.raises(TrainingPaused, match="paused itself: step 3: KL 12 over 10"):
             await run_plan(gateway, planned(8))
-        rows, totals = await run_experiment(
-            RUN, PolicyAccess(gateway.url, "key", "admin", "pupil"), Board(), planned(8)
-        )
+        rows, totals = await run_experiment(RUN, PolicyAccess(gateway.url, "key", "admin", "tiny"), Board(), planned(8))
     assert totals.stopped == "training of demo-1-combined has paused itself: step 3: KL 12 over 10"
     assert totals.interactions == 8
     assert len(rows) == 1
 
 
-async def test_what_is_stuck_is_not_waited_for_for_ever() -> None:
+async def test_waiting_for_stuck_judging_times_out() -> None:
     async with scripted_gateway(judging_stuck=True) as gateway:
-        access = PolicyAccess(gateway.url, "key", "admin", "pupil")
+        access = PolicyAccess(gateway.url, "key", "admin", "tiny")
         board = Board()
         async with ChatClient(gateway.url, "key") as client, AdminClient(gateway.url, "admin") as admin:
             await Experiment(RUN, access, client, admin, board, planned(8), wait_timeout_seconds=0.5).execute()
     assert board.lines == ["demo-1-combined: gave up waiting after 0.5 s: waits for samples"]
 
 
-async def test_a_gateway_without_an_admin_key_says_so() -> None:
+async def test_a_missing_admin_api_is_a_setup_error() -> None:
     async with scripted_gateway() as gateway:
         async with AdminClient(f"{gateway.url}/nowhere", "admin") as admin:
             with pytest.raises(SetupError, match="cannot be read: 404"):

@@ -22,7 +22,7 @@ def console() -> tuple[Console, StringIO]:
     return Console(file=output, width=140), output
 
 
-def test_lines_have_the_names_of_their_columns_once() -> None:
+def test_the_column_names_are_printed_once() -> None:
     on, output = console()
     board = LineBoard(on)
     for row in evaluated(0.5, 0.95):
@@ -33,7 +33,7 @@ def test_lines_have_the_names_of_their_columns_once() -> None:
     assert len(first) == len(second)
 
 
-def test_a_table_shows_the_run_that_goes_on_whole_and_the_others_by_their_end() -> None:
+def test_the_table_shows_all_rows_of_the_current_run_and_the_last_of_others() -> None:
     on, output = console()
     board = TableBoard(on)
     for run in (ONE, TWO):
@@ -48,7 +48,7 @@ def test_a_table_shows_the_run_that_goes_on_whole_and_the_others_by_their_end() 
     assert rows[-1][:2] == ["chatting", "…"]
 
 
-def test_what_starts_is_named_and_what_goes_wrong_stays() -> None:
+def test_starting_parts_are_named_and_failures_stay() -> None:
     on, output = console()
     board = TableBoard(on)
     now = datetime.now().astimezone()

@@ -1,7 +1,7 @@
-"""A gateway stand-in for the demo, over real HTTP: one policy that learns what its user reacts to.
+"""A fake gateway for the demo over HTTP, with one policy that improves with each version and without model or judge.
 
-It answers requests of the demo's world in either style. Each batch of eight reactions makes a version; a version
-answers a larger share of requests in the style that was not complained about. No model, no judge.
+It answers requests of the demo's world in either style. Each batch of eight reactions makes a version, and each version
+answers a larger share of requests in the preferred style.
 """
 
 from __future__ import annotations
@@ -29,17 +29,20 @@ _REQUESTS: dict[str, Request] = {request.text: request for axis in Axis for requ
 
 @dataclass
 class ScriptedGateway:
-    """
+    """The state of the fake gateway.
+
     Attributes:
-        learns: share by which a version is better than the one before.
-        failures: how the next chat requests fail, in order: `500`, `BREAK` (mid-stream), `ERROR` (event); empty: not.
-        sessions: main turns by session name; by_last_turn: names of all, those of side turns too, the newest last.
-        headers: of each chat request; temperatures: asked for in side turns (True) and in main turns.
-        stuck: judging never ends.
-        paused: why training has paused itself.
-        delay: how many looks at training a version takes to come.
-        late: how many looks at the sessions their turns take to arrive.
-        flip, flips_after: the axes on which it learns the other style after so many main turns.
+        improvement: share by which a version is better than the previous one.
+        failures: failures of the next chat requests, in order: `500`, `BREAK` (mid-stream), `ERROR` (event); empty for
+            none.
+        sessions: main turns by session name; by_last_turn: all session names, side turns included, the newest last.
+        headers: of each chat request; temperatures: of side turns (True) and of main turns.
+        side_turn_models: model of each side turn.
+        judging_stuck: judging never ends.
+        pause_reason: why training paused itself.
+        publish_delay: requests for the training status until a version is active.
+        arrival_delay: requests for the sessions until their turns are stored.
+        flip, flip_after: the axes that flip, and the number of main turns before the flip.
     """
 
     seed: int = 1
@@ -61,7 +64,7 @@ class ScriptedGateway:
     version: int = 0
     samples: int = 0
     polls: int = 0
-    chance: random.Random = field(default_factory=lambda: random.Random(3))
+    rng: random.Random = field(default_factory=lambda: random.Random(3))
 
     async def chat(self, request: HttpRequest) -> Response:
         body = json.loads(await request.body())
@@ -135,7 +138,7 @@ class ScriptedGateway:
 
     def _record_turn(self, session: str, last: bool) -> None:
         turns = self.sessions.setdefault(session, [])
-        if turns:  # what is said now is the feedback on the last answer
+        if turns:  # the new message is the feedback on the last answer
             self.samples += 1
             turns[-1] |= {"outcome": "trained", "verdict": 1, "step": self.version + 1}
         if sum(map(len, self.sessions.values())) == self.flip_after:
@@ -163,8 +166,8 @@ class ScriptedGateway:
         axes = () if self.flip_version is None else self.flip
         liked = flipped(draw_preference(self.seed), axes)[request.axis]
         styles: tuple[Style, Style] = STYLES[request.axis]
-        learned = self.chance.random() < (version - (self.flip_version or 0)) * self.improvement
-        return answer(request, liked if learned else self.chance.choice(styles))
+        learned = self.rng.random() < (version - (self.flip_version or 0)) * self.improvement
+        return answer(request, liked if learned else self.rng.choice(styles))
 
     async def _stream(self, text: str, failure: str | None) -> AsyncIterator[bytes]:
         chunk = _completion("chat.completion.chunk")
@@ -179,7 +182,7 @@ class ScriptedGateway:
 
 
 def _completion(kind: str) -> dict[str, Any]:
-    return {"id": "chatcmpl-1", "object": kind, "created": 1, "model": "pupil"}
+    return {"id": "chatcmpl-1", "object": kind, "created": 1, "model": "tiny"}
 
 
 def _event(value: dict[str, Any]) -> bytes:
@@ -210,7 +213,7 @@ def _app(gateway: ScriptedGateway) -> Starlette:
 
 
 async def _models(request: HttpRequest) -> Response:
-    return JSONResponse({"object": "list", "data": [{"id": "pupil", "object": "model", "parent": None}]})
+    return JSONResponse({"object": "list", "data": [{"id": "tiny", "object": "model", "parent": None}]})
 
 
 async def _health(request: HttpRequest) -> Response:
@@ -218,7 +221,7 @@ async def _health(request: HttpRequest) -> Response:
 
 
 if __name__ == "__main__":
-    # As a process of its own: HOST PORT.
+    # Runs as a process: HOST PORT.
     import sys
 
     import uvicorn

@@ -1,4 +1,4 @@
-"""Feedback: what is held out is truly absent from what is trained on."""
+"""Feedback: held-out phrases never occur in training data."""
 
 from __future__ import annotations
 
@@ -43,13 +43,13 @@ def test_measured_phrases_are_never_trained_on(held_out: str, trained_forms: set
     assert [f.text for f in measured if not is_held_out(f.text)] == []
 
 
-def test_our_own_list_is_never_trained_on(trained_forms: set[str]) -> None:
+def test_handwritten_phrases_are_never_trained_on(trained_forms: set[str]) -> None:
     assert len(HANDWRITTEN) >= 200
     assert [text for text, _, _ in HANDWRITTEN if normal(text) in trained_forms] == []
 
 
 def test_lessons_hold_no_phrase_that_is_held_out() -> None:
-    """Lessons draw feedback from a typist alone; were one to draw elsewhere, our own list would show up here."""
+    """Lessons draw all feedback from a typist; any other source would show handwritten phrases here."""
     forms = {normal(text) for text, _, _ in HANDWRITTEN if len(normal(text)) > 12}
     lessons = [lesson for together in islice(Lessons(0), 3000) for lesson in together]
     lines = {
@@ -71,7 +71,7 @@ def test_the_same_seed_types_the_same() -> None:
     assert trained(Mood.LIKED, None, 50) == trained(Mood.LIKED, None, 50)
 
 
-def test_case_punctuation_and_space_make_no_difference() -> None:
+def test_the_normal_form_ignores_case_punctuation_and_space() -> None:
     assert normal("Thank  you!!") == normal("thank you") == normal("THANK YOU...")
     assert normal("👍") == "👍"
     assert normal("...") == "..."

@@ -1,7 +1,7 @@
-"""A program for test_demo_command.py: `clawloop demo` with real PostgreSQL and Temporal, but no model.
+"""A program for test_demo_command.py: `clawloop demo` with real PostgreSQL and Temporal, but without a model.
 
-`python demo_with_stand_ins.py ENGINE_URL run|chat OPTIONS…`. The gateway's place is taken by the pupil gateway, the
-engine is one that only tells its name.
+`python demo_with_fakes.py ENGINE_URL MODEL run|chat OPTIONS…`. The gateway is the scripted one; the engine only serves
+its model name.
 """
 
 from __future__ import annotations
@@ -33,8 +33,8 @@ def gateway(facts: up.Surroundings, host: str, port: int, environment: Mapping[s
 
 
 async def run_up(options: up.UpOptions, *given: Any, **named: Any) -> None:
-    stood_in = functools.partial(up.run, gateway=gateway, workers=lambda *_: [])
-    await stood_in(replace(options, engines=(sys.argv[1],)), *given, **named)
+    run_with_fakes = functools.partial(up.run, gateway=gateway, workers=lambda *_: [])
+    await run_with_fakes(replace(options, engines=(sys.argv[1],)), *given, **named)
 
 
 app = typer.Typer()
