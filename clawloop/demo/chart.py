@@ -31,7 +31,7 @@ def draw_chart(path: Path, runs: Sequence[RunReport]) -> None:
     for flip in {run.flipped_at for run in runs if run.flipped_at is not None}:
         for axes in (above, below):
             axes.axvline(flip, linestyle=":", linewidth=1, color="black")
-        above.annotate("the user's taste flips", (flip, 0.02), (4, 0), textcoords="offset points")
+        above.annotate("the user's preference flips", (flip, 0.02), (4, 0), textcoords="offset points")
     above.axhline(GOAL, linestyle="--", linewidth=1, color="grey")
     above.set_ylim(0, 1.08)
     above.yaxis.set_major_formatter(PercentFormatter(1.0))
