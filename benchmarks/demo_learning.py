@@ -1,7 +1,7 @@
-"""How the demo's model learns, all in this process: the numbers behind `clawloop/demo/recipes.py`.
+"""Measures how the demo's model learns, in one process: the figures behind `clawloop/demo/recipes.py`.
 
-Knows nothing about gateways, stores or Temporal: the user, the judge, the samples and the step are the real
-ones, what lies between them is a loop. Run: python -m benchmarks.demo_learning --methods opd --seeds 1 2 --flip code
+The user, the judge, the samples and the training step are real; gateway, database and Temporal are replaced by a loop.
+Run: python -m benchmarks.demo_learning --methods opd --seeds 1 2 --flip code
 """
 
 from __future__ import annotations
@@ -17,10 +17,10 @@ import torch
 
 from clawloop.contracts.training import BatchSample
 from clawloop.contracts.turns import Message
-from clawloop.demo.chatting import CHAT_TEMPERATURE
 from clawloop.demo.evaluate import DemoModel
 from clawloop.demo.location import model_path
 from clawloop.demo.recipes import Method, demo_recipe
+from clawloop.demo.sessions import CHAT_TEMPERATURE
 from clawloop.demo.user import SyntheticUser
 from clawloop.demo.world import EVALUATION, Axis, Grade, flipped, grade
 from clawloop.ids import SampleId, TurnId
@@ -39,15 +39,15 @@ from clawloop.training.packing.collate import collate
 from clawloop.training.packing.sequences import Limits, TokenSequence
 from clawloop.training.step import make_optimizer, train_step
 
-# As the policies of the demo answer who names none.
+# The default of the demo's policies.
 EVALUATION_TEMPERATURE = 0.6
-LONGEST_REPLY = 96
+MAX_REPLY_TOKENS = 96
 SESSION_REQUESTS = 4
 LIMITS = Limits(budget_tokens=8192, max_tokens=4096, vocab_size=100_000)
 
 
 class Loop:
-    """One user, one policy, and everything between them.
+    """The learning loop of one user and one policy.
 
     Args:
         seed: of the user and of sampling.
@@ -66,48 +66,50 @@ class Loop:
         self.base = {name: tensor.clone() for name, tensor in self.served.model.state_dict().items()}
         self.version, self.interactions = 0, 0
         self.versions = {0: adapter_tensors(self.policy)}
-        self.chance = random.Random(seed)
+        self.rng = random.Random(seed)
 
     def evaluate(self) -> tuple[float, float]:
-        """(match, exact) on the evaluation requests."""
+        """Return (match, exact) on the evaluation requests."""
         chats: list[list[Message]] = [[{"role": "user", "content": request.text}] for request in EVALUATION]
-        replies = self.served.replies(chats, EVALUATION_TEMPERATURE, LONGEST_REPLY)
+        replies = self.served.replies(chats, EVALUATION_TEMPERATURE, MAX_REPLY_TOKENS)
         grades: list[Grade] = [
             grade(request, reply, self.user.preference) for request, reply in zip(EVALUATION, replies, strict=True)
         ]
         return sum(g.match for g in grades) / len(grades), sum(g.exact for g in grades) / len(grades)
 
     def flip(self, axes: Sequence[Axis]) -> None:
-        """From now on the user likes the other style of these axes."""
+        """Flip the user's preference on these axes."""
         self.user = SyntheticUser(self.seed, flipped(self.user.preference, axes))
 
     def session(self) -> list[BatchSample]:
-        """One chat of a few requests, and its samples."""
+        """Chat for one session and return its samples."""
         samples: list[BatchSample] = []
         messages: list[Message] = []
         request = self.user.first_request()
         text = request.text
         for _ in range(SESSION_REQUESTS):
             messages = [*messages, {"role": "user", "content": text}]
-            reply = self.served.replies([messages], CHAT_TEMPERATURE, LONGEST_REPLY)[0]
+            reply = self.served.replies([messages], CHAT_TEMPERATURE, MAX_REPLY_TOKENS)[0]
             follow_up = self.user.follow_up(request, reply)
             self.interactions += 1
-            samples += self.judged(messages, reply, follow_up.text)
+            samples += self.judge_turn(messages, reply, follow_up.text)
             messages = [*messages, {"role": "assistant", "content": reply}]
             request, text = follow_up.request, follow_up.text
         return samples
 
-    def judged(self, messages: Sequence[Message], reply: str, following: str) -> list[BatchSample]:
-        """The sample of a turn, if it gives one."""
-        turn = TurnId(UUID(int=self.chance.getrandbits(128), version=4))
+    def judge_turn(self, messages: Sequence[Message], reply: str, following: str) -> list[BatchSample]:
+        """Judge a turn and return its sample, or nothing if it gives none."""
+        turn = TurnId(UUID(int=self.rng.getrandbits(128), version=4))
         answered: Message = {"role": "assistant", "content": reply}
         evidence = gather(messages, answered, [{"role": "user", "content": following}])
         signal = self.recipe.signal
         vote = vote_prompt(turn, evidence, AnswerForm.GRAMMAR)
         verdict: Verdict = majority(self.judge.sampled_votes(vote, signal.m, signal.judge_temperature))
-        asked = hint_prompt(turn, evidence, AnswerForm.GRAMMAR)
-        texts = self.judge.replies([asked.messages] * signal.m, signal.judge_temperature, 40)
-        hint: HintChoice = choose_hint([parse_hint(text, asked) for text in texts], evidence, signal.hints_needed)
+        hint_question = hint_prompt(turn, evidence, AnswerForm.GRAMMAR)
+        texts = self.judge.replies([hint_question.messages] * signal.m, signal.judge_temperature, 40)
+        hint: HintChoice = choose_hint(
+            [parse_hint(text, hint_question) for text in texts], evidence, signal.hints_needed
+        )
         decision = decide(signal, verdict, hint, None)
         if decision.reward is None and decision.hint is None:
             return []
@@ -129,8 +131,8 @@ class Loop:
     @torch.no_grad()
     def logprobs(self, prompt_ids: Sequence[int], response_ids: Sequence[int]) -> list[float]:
         sequence = TokenSequence("one", prompt_ids, response_ids, CHAT_TEMPERATURE)
-        found: list[float] = self.policy(collate([sequence], (0,))).logprobs_N.tolist()
-        return found
+        logprobs: list[float] = self.policy(collate([sequence], (0,))).logprobs_N.tolist()
+        return logprobs
 
     def learn(self, samples: Sequence[BatchSample]) -> None:
         train_step(
@@ -147,7 +149,7 @@ class Loop:
         self.serve()
 
     def serve(self) -> None:
-        """Fold the adapter into the model that answers."""
+        """Merge the adapter into the served model."""
         merged = dict(self.base)
         tensors = self.versions[self.version]
         scale = self.policy.lora.alpha / self.policy.lora.rank
@@ -162,7 +164,7 @@ class Loop:
 def learn(
     folder: Path, recipe: Recipe, seed: int, interactions: int, flip: Sequence[Axis]
 ) -> Iterator[tuple[int, float, float]]:
-    """(interactions, match, exact) before learning and after each step; the taste flips half-way."""
+    """Yield (interactions, match, exact) before learning and after each step; the preference flips half-way."""
     loop = Loop(folder, recipe, seed)
     yield 0, *loop.evaluate()
     waiting: list[BatchSample] = []
@@ -186,17 +188,17 @@ def main() -> None:
     parser.add_argument("--seeds", type=int, nargs="+", default=[1, 2])
     parser.add_argument("--interactions", type=int, default=96)
     parser.add_argument("--flip", type=Axis, nargs="+", default=[], help="code, length, tone")
-    chosen = parser.parse_args()
-    for seed in chosen.seeds:
-        for method in chosen.methods:
+    options = parser.parse_args()
+    for seed in options.seeds:
+        for method in options.methods:
             began = time.perf_counter()
             recipe = demo_recipe(method)
-            found = []
-            for at, match, exact in learn(chosen.model, recipe, seed, chosen.interactions, chosen.flip):
-                found.append((at, match, exact))
+            evaluations = []
+            for at, match, exact in learn(options.model, recipe, seed, options.interactions, options.flip):
+                evaluations.append((at, match, exact))
                 print(f"seed {seed} {method}: {at} interactions, match {match:.2f}, exact {exact:.2f}", flush=True)
-            reached = next((at for at, match, _ in found if match >= 0.9), None)
-            least = min(exact for _, _, exact in found)
+            reached = next((at for at, match, _ in evaluations if match >= 0.9), None)
+            least = min(exact for _, _, exact in evaluations)
             seconds = time.perf_counter() - began
             print(f"seed {seed} {method}: 90 % at {reached}, exact at least {least:.2f}, {seconds:.0f} s", flush=True)
 

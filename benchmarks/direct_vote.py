@@ -1,9 +1,8 @@
-"""One direct vote beside the majority of m sampled votes, on the demo judge: agreement and cost.
+"""Compares one direct vote with the majority of m sampled votes: agreement and cost.
 
-Every phrase is judged by all contenders, in turns: another one is the first each time, and only what was first on a
-phrase is timed, because an engine keeps a prompt it has read. The demo model in this process is the judge, which reads
-a prompt once and writes its m answers side by side as an engine does; or a server by URL: a vLLM, with the name it
-serves. Run as `make bench-direct-vote`.
+All contenders judge every phrase. They take turns at being first, and only the first judgement of a phrase is timed,
+because an engine caches the prompt. The judge is the demo model in this process, which reads a prompt once and decodes
+its m answers as a batch, as an engine does; or a vLLM by URL. Run as `make bench-direct-vote`.
 """
 
 from __future__ import annotations
@@ -36,12 +35,12 @@ from clawloop.serving.endpoints import Endpoint
 from clawloop.serving.judge import JudgeClient
 
 SAMPLED = (1, 3, 5, 9)
-DIRECT = 0  # among the contenders: no vote is sampled
+DIRECT = 0  # the contender that samples no vote
 FIRST_TOKENS: dict[Vote, str] = {1: "1", 0: "0", -1: "-"}
 HEADINGS = (
     "contender",
     "right",
-    "at least",  # by the article's bound, from the rates of one vote
+    "at least",  # the article's bound, from the rates of one vote
     "as the direct vote",
     "as itself again",
     "tokens read",
@@ -53,33 +52,33 @@ HEADINGS = (
 
 @dataclass
 class Tally:
-    """What was seen of one contender.
+    """The judgements of one contender.
 
     Attributes:
-        right: its verdict is the phrase's.
-        with_direct: it is the direct vote's.
-        with_itself: asked once more, it is the same.
-        said: its verdicts, by the phrase's.
-        read, written: tokens of one judgement; nothing where the judge does not say.
-        seconds: of judgements that were the first on their phrase.
+        right: the verdict is the phrase's.
+        with_direct: the verdict agrees with the direct vote.
+        with_itself: a second judgement gives the same verdict.
+        verdicts: by the phrase's vote.
+        read, written: input and output tokens of a judgement; empty if the judge does not report them.
+        seconds: of judgements that were the first of their phrase.
     """
 
     right: list[bool] = field(default_factory=list)
     with_direct: list[bool] = field(default_factory=list)
     with_itself: list[bool] = field(default_factory=list)
-    said: defaultdict[int, list[int | None]] = field(default_factory=lambda: defaultdict(list))
+    verdicts: defaultdict[int, list[int | None]] = field(default_factory=lambda: defaultdict(list))
     read: list[int] = field(default_factory=list)
     written: list[int] = field(default_factory=list)
     seconds: list[float] = field(default_factory=list)
 
     def rate(self, vote: int) -> float:
-        """How often a phrase of this vote got it."""
-        return fmean(said == vote for said in self.said[vote])
+        """Return the share of this vote's phrases that got it."""
+        return fmean(verdict == vote for verdict in self.verdicts[vote])
 
 
 @dataclass(frozen=True, slots=True)
 class Judged:
-    """A verdict, and the tokens that were read and written for it; None where the judge does not say."""
+    """A verdict with its input and output tokens; None if the judge does not report them."""
 
     verdict: Verdict
     read: int | None = None
@@ -91,7 +90,7 @@ class Judge(Protocol):
 
 
 class InProcess:
-    """A small model in this process."""
+    """A judge that runs a small model in this process."""
 
     def __init__(self, folder: Path) -> None:
         self._demo = DemoModel(folder)
@@ -109,7 +108,7 @@ class InProcess:
         odds = torch.softmax(logits / Signal().judge_temperature, -1)
         places = torch.multinomial(odds, votes, replacement=True).tolist()
         drawn = [list(self._choices)[place] for place in places]
-        # What the grammar leaves of an answer is fixed, but an engine computes each of its tokens.
+        # The grammar fixes the rest of an answer, but an engine computes each of its tokens.
         answers = [[self._choices[vote], *self._demo.reply_ids(str(vote))[1:]] for vote in drawn]
         cache = out.past_key_values
         cache.batch_repeat_interleave(votes)
@@ -120,7 +119,7 @@ class InProcess:
 
 
 class Served:
-    """A judge as the judge worker asks one."""
+    """A judge reached as the judge worker does."""
 
     def __init__(self, client: JudgeClient) -> None:
         self._client = client
@@ -136,23 +135,23 @@ async def compare(judge: Judge, feedback: Sequence[Feedback], seed: int) -> dict
     lessons = Lessons(f"direct votes {seed}")
     tallies: defaultdict[int, Tally] = defaultdict(Tally)
     contenders = (DIRECT, *SAMPLED)
-    for place, said in enumerate(feedback):
-        prompt = lessons.ask_vote(said, AnswerForm.GRAMMAR)
-        turn = place % len(contenders)
-        found: dict[int, Judged] = {}
-        for votes in (*contenders[turn:], *contenders[:turn]):
+    for index, phrase in enumerate(feedback):
+        prompt = lessons.ask_vote(phrase, AnswerForm.GRAMMAR)
+        first = index % len(contenders)
+        judgements: dict[int, Judged] = {}
+        for votes in (*contenders[first:], *contenders[:first]):
             began = time.perf_counter()
-            found[votes] = await judge.judge(prompt, votes)
-            if len(found) == 1:
+            judgements[votes] = await judge.judge(prompt, votes)
+            if len(judgements) == 1:
                 tallies[votes].seconds.append(time.perf_counter() - began)
-        direct = found[DIRECT].verdict.verdict
-        for votes, judged in found.items():
+        direct = judgements[DIRECT].verdict.verdict
+        for votes, judged in judgements.items():
             tally, verdict = tallies[votes], judged.verdict.verdict
-            again = await judge.judge(prompt, votes)
-            tally.right.append(verdict == said.vote)
+            repeated = await judge.judge(prompt, votes)
+            tally.right.append(verdict == phrase.vote)
             tally.with_direct.append(verdict == direct)
-            tally.with_itself.append(verdict == again.verdict.verdict)
-            tally.said[said.vote].append(verdict)
+            tally.with_itself.append(verdict == repeated.verdict.verdict)
+            tally.verdicts[phrase.vote].append(verdict)
             tally.read += [] if judged.read is None else [judged.read]
             tally.written += [] if judged.written is None else [judged.written]
     return tallies
@@ -171,7 +170,7 @@ def show(console: Console, name: str, count: int, tallies: dict[int, Tally]) -> 
             "direct vote" if votes == DIRECT else f"majority of {votes}",
             f"{fmean(tally.right):.3f}",
             "" if votes == DIRECT else f"{precision_bound(votes, **rates):.3f}",
-            *(f"{fmean(told):.3f}" for told in (tally.with_direct, tally.with_itself)),
+            *(f"{fmean(agreed):.3f}" for agreed in (tally.with_direct, tally.with_itself)),
             *(f"{fmean(tokens):.0f}" if tokens else "" for tokens in (tally.read, tally.written)),
             f"{1000 * median(tally.seconds):.0f}",
             f"{1000 * slow:.0f}",
@@ -183,7 +182,7 @@ async def measure(judge: Judge, phrases: int, seed: int) -> None:
     console = Console(width=120)
     for name, feedback in measured_lists().items():
         some = Random(seed).sample(feedback, min(phrases, len(feedback)))
-        await compare(judge, some[:5], seed)  # the first questions are slow
+        await compare(judge, some[:5], seed)  # warm-up
         show(console, name, len(some), await compare(judge, some, seed))
 
 
@@ -194,14 +193,14 @@ async def main() -> None:
     parser.add_argument("--name", default="policy", help="the name that server gives the model")
     parser.add_argument("--phrases", type=int, default=200, help="of each list")
     parser.add_argument("--seed", type=int, default=0)
-    asked = parser.parse_args()
-    torch.manual_seed(asked.seed)
-    if asked.url is None:
-        await measure(InProcess(asked.model), asked.phrases, asked.seed)
+    options = parser.parse_args()
+    torch.manual_seed(options.seed)
+    if options.url is None:
+        await measure(InProcess(options.model), options.phrases, options.seed)
         return
-    endpoint = Endpoint(asked.url.rstrip("/").removesuffix("/v1"), asked.name)
+    endpoint = Endpoint(options.url.rstrip("/").removesuffix("/v1"), options.name)
     async with JudgeClient(lambda policy: [endpoint], AnswerForm.GRAMMAR) as client:
-        await measure(Served(client), asked.phrases, asked.seed)
+        await measure(Served(client), options.phrases, options.seed)
 
 
 if __name__ == "__main__":

@@ -1,4 +1,4 @@
-"""What a gateway usually is: FastAPI and httpx, bytes passed on unread, nothing recorded.
+"""A plain relay for comparison: FastAPI and httpx, bytes forwarded unparsed, nothing recorded.
 
 Run as `python -m benchmarks.plain_relay PORT ENGINE_URL`.
 """

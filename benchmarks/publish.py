@@ -1,9 +1,9 @@
-"""What publishing costs those who chat: gaps between tokens, with the trainer idle and with one at work beside it.
+"""Measures what publishing costs chats: gaps between tokens, with the trainer idle and with a busy trainer.
 
     python -m benchmarks.publish [--publishes 20] [--clients 8]
 
-Everything is real: PostgreSQL, Temporal, vLLM on the random tiny model, gateway, orchestrator, the engine's agent. An
-equal time without publishes follows the publishes, so that both kinds of gaps come from one run.
+Everything is real: PostgreSQL, Temporal, vLLM on the random tiny model, gateway, orchestrator, the engine's agent. The
+publishes are followed by an equal time without publishes, so that both kinds of gaps come from one run.
 """
 
 from __future__ import annotations
@@ -58,7 +58,7 @@ def _temporal(folder: Path) -> Iterator[str]:
 
 @contextmanager
 def _trainer(model: Path) -> Iterator[None]:
-    """A process that does nothing but training steps on the same model."""
+    """Run a process that only computes training steps on the same model."""
     process = subprocess.Popen([sys.executable, "-m", "benchmarks.publish", "--train", str(model)])
     try:
         yield
@@ -84,12 +84,12 @@ async def _measure(url: str, temporal: str, engine: str, model: Path, data: Path
     async with running_gateway(url, await prepared(url, [engine]), data) as gateway:
         async with running_workers(data, url, temporal, ["orchestrator"], agent):
             async with chatting(gateway.url, gateway.key, clients) as seen:
-                await asyncio.sleep(3)  # the first requests warm everything up
+                await asyncio.sleep(3)  # warm-up
                 for name, ready in (("trainer idle", versions[:publishes]), ("trainer busy", versions[publishes:])):
                     with ExitStack() as stack:
                         if name == "trainer busy":
                             stack.enter_context(_trainer(model))
-                            await asyncio.sleep(10)  # it is at its steps by then
+                            await asyncio.sleep(10)  # until its steps have begun
                         done, during, quiet = await gaps_with_and_without(
                             seen, partial(publish_all, url, temporal, ready)
                         )
@@ -105,9 +105,9 @@ def main() -> None:
     parser.add_argument("--publishes", type=int, default=20)
     parser.add_argument("--clients", type=int, default=8)
     parser.add_argument("--train", type=Path, help=argparse.SUPPRESS)
-    asked = parser.parse_args()
-    if asked.train is not None:
-        _train(asked.train)
+    options = parser.parse_args()
+    if options.train is not None:
+        _train(options.train)
     with tempfile.TemporaryDirectory() as scratch, ExitStack() as stack:
         folder = Path(scratch)
         for part in ("postgres", "temporal", "data"):
@@ -116,9 +116,9 @@ def main() -> None:
         server = stack.enter_context(running_postgres(folder / "postgres"))
         migrate(server.url)
         temporal = stack.enter_context(_temporal(folder / "temporal"))
-        options = EngineOptions(choose_port("vLLM", "127.0.0.1", 0, ""), "float32", 4096)
-        engine = stack.enter_context(running_engine(model, options, folder / "vllm.log"))
-        asyncio.run(_measure(server.url, temporal, engine, model, folder / "data", asked.publishes, asked.clients))
+        engine_options = EngineOptions(choose_port("vLLM", "127.0.0.1", 0, ""), "float32", 4096)
+        engine = stack.enter_context(running_engine(model, engine_options, folder / "vllm.log"))
+        asyncio.run(_measure(server.url, temporal, engine, model, folder / "data", options.publishes, options.clients))
 
 
 if __name__ == "__main__":

@@ -1,7 +1,7 @@
-"""What a relayed token costs: our gateway, recording in PostgreSQL, beside a plain relay that records nothing.
+"""Measures the cost of a relayed token: our gateway, recording in PostgreSQL, and a plain relay that records nothing.
 
-Both stand before the same stub engine and get the same streams in one run. CPU time is that of the gateway's process
-alone, so a busy machine changes it little. Run as `make bench`.
+Both relay the same streams from the same stub engine in one run. CPU time is that of the gateway's process alone, so a
+busy machine changes it little. Run as `make bench`.
 """
 
 from __future__ import annotations
@@ -30,7 +30,8 @@ from clawloop.processes.bootstrap import prepare
 
 @dataclass(frozen=True)
 class Cost:
-    """
+    """The cost of one gateway's run.
+
     Args:
         cpu_seconds: of the gateway's process.
         wall_seconds: of the whole run.
@@ -81,7 +82,7 @@ async def _measure(
     headers = {"Authorization": f"Bearer {key}"}
     async with aiohttp.ClientSession(connector=aiohttp.TCPConnector(limit=0), headers=headers) as client:
         await _until_up(client, url)
-        await asyncio.gather(*(_stream(client, url, n) for n in range(8)))  # warm
+        await asyncio.gather(*(_stream(client, url, n) for n in range(8)))  # warm-up
         watched = psutil.Process(process.pid)
         before, began = watched.cpu_times(), time.perf_counter()
         for first in range(0, options.streams, options.at_once):
@@ -109,7 +110,7 @@ async def _until_up(client: aiohttp.ClientSession, url: str) -> None:
         except aiohttp.ClientError:
             pass
         await asyncio.sleep(0.1)
-    raise RuntimeError(f"{url} does not come up")
+    raise RuntimeError(f"{url} does not become ready")
 
 
 @contextmanager

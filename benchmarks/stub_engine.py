@@ -1,4 +1,4 @@
-"""A stub engine that streams ready-made chunks in vLLM's shape as fast as sockets take them, or at a pace.
+"""A stub engine that streams prepared chunks in vLLM's format, as fast as sockets allow or at a fixed rate.
 
 Run as `python -m benchmarks.stub_engine PORT TOKENS MILLISECONDS_PER_TOKEN`.
 """

@@ -1,8 +1,7 @@
-"""What a chat notices of Temporal: three gateways, one with Temporal up, one with it hanging, one with it ended.
+"""Measures chat latency with Temporal up, hanging and stopped, with one gateway for each case.
 
-All three record in the same PostgreSQL and stand before the same stub engine; each has a Temporal development server
-of its own and is measured in turn with the others, so that a busy machine slows all three alike. Run as
-`make bench-temporal`.
+The gateways share PostgreSQL and a stub engine; each has its own Temporal development server. They are measured in
+turn, so that a busy machine slows all three alike. Run as `make bench-temporal`.
 """
 
 from __future__ import annotations
@@ -37,10 +36,11 @@ LOOPBACK = "127.0.0.1"
 
 
 @dataclass
-class Way:
-    """
+class GatewayCase:
+    """A gateway with its Temporal server, and its measurements.
+
     Args:
-        first_seconds, whole_seconds: of each chat, to its first byte and to its last.
+        first_seconds, whole_seconds: of each chat, to the first byte and to the last.
     """
 
     name: str
@@ -59,26 +59,26 @@ def main() -> None:
         stack.enter_context(_process([sys.executable, *stub]))
         postgres = stack.enter_context(running_postgres(Path(folder) / "postgres"))
         keys = asyncio.run(prepare(postgres.url, "tiny", [], [engine], {}))
-        ways = [
-            stack.enter_context(_way(name, Path(folder) / str(number), postgres.url))
+        cases = [
+            stack.enter_context(_run_case(name, Path(folder) / str(number), postgres.url))
             for number, name in enumerate(("up", "hanging", "ended"))
         ]
-        asyncio.run(_measure(ways, keys["chat"], options))
-        _report(ways)
+        asyncio.run(_measure(cases, keys["chat"], options))
+        _report(cases)
 
 
 @contextmanager
-def _way(name: str, folder: Path, database_url: str) -> Iterator[Way]:
-    """A gateway with a Temporal of its own."""
+def _run_case(name: str, folder: Path, database_url: str) -> Iterator[GatewayCase]:
+    """Run a gateway with its own Temporal server."""
     ports = temporal_server.Ports(_port(), _port(), _port())
     folder.mkdir()
     started = temporal_server.launch(folder, ports, os.environ)
     port = _port()
-    given = {"DATABASE_URL": database_url, "TEMPORAL_ADDRESS": f"{LOOPBACK}:{ports.main}"}
+    settings = {"DATABASE_URL": database_url, "TEMPORAL_ADDRESS": f"{LOOPBACK}:{ports.main}"}
     command = [sys.executable, "-m", "clawloop.cli.main", "gateway", "--port", str(port), "--data", str(folder)]
-    with _process(list(started.command), **started.environment) as temporal, _process(command, **given):
+    with _process(list(started.command), **started.environment) as temporal, _process(command, **settings):
         asyncio.run(_ready(ports))
-        yield Way(name, f"http://{LOOPBACK}:{port}", temporal)
+        yield GatewayCase(name, f"http://{LOOPBACK}:{port}", temporal)
 
 
 async def _ready(ports: temporal_server.Ports) -> None:
@@ -86,40 +86,40 @@ async def _ready(ports: temporal_server.Ports) -> None:
     await register_search_attributes(await connect(f"{LOOPBACK}:{ports.main}"))  # as the orchestrator does
 
 
-async def _measure(ways: list[Way], key: str, options: argparse.Namespace) -> None:
+async def _measure(cases: list[GatewayCase], key: str, options: argparse.Namespace) -> None:
     headers = {"Authorization": f"Bearer {key}"}
     async with aiohttp.ClientSession(connector=aiohttp.TCPConnector(limit=0), headers=headers) as client:
-        for way in ways:
-            await _until(partial(_is_ready, client, way.url))
-            for number in range(8):  # warm, and connected to Temporal
-                await _chat(client, way, -number)
-            await _until(partial(_announced, client, way.url))
-            way.first_seconds.clear()
-            way.whole_seconds.clear()
-        _, hanging, ended = ways
+        for case in cases:
+            await _until(partial(_is_ready, client, case.url))
+            for number in range(8):  # warm-up, and connects to Temporal
+                await _chat(client, case, -number)
+            await _until(partial(_has_notified, client, case.url))
+            case.first_seconds.clear()
+            case.whole_seconds.clear()
+        _, hanging, ended = cases
         hanging.temporal.send_signal(signal.SIGSTOP)
         ended.temporal.terminate()
         ended.temporal.wait(20)
         for number in range(options.chats):
-            order = ways[number % 3 :] + ways[: number % 3]
-            for way in order:
-                await asyncio.gather(*(_chat(client, way, number) for _ in range(options.at_once)))
-        for way in (hanging, ended):
-            if not await _left(client, way.url):
-                raise RuntimeError(f"with Temporal {way.name} no turn was left to the sweep: it was not away")
+            order = cases[number % 3 :] + cases[: number % 3]
+            for case in order:
+                await asyncio.gather(*(_chat(client, case, number) for _ in range(options.at_once)))
+        for case in (hanging, ended):
+            if not await _has_pending(client, case.url):
+                raise RuntimeError(f"with Temporal {case.name} every turn was notified: Temporal was not away")
 
 
-async def _chat(client: aiohttp.ClientSession, way: Way, number: int) -> None:
+async def _chat(client: aiohttp.ClientSession, case: GatewayCase, number: int) -> None:
     body = {"model": "policy", "stream": True, "messages": [{"role": "user", "content": f"question {number}"}]}
     began = time.perf_counter()
-    async with client.post(f"{way.url}/v1/chat/completions", json=body) as answer:
+    async with client.post(f"{case.url}/v1/chat/completions", json=body) as answer:
         first = await answer.content.readany()
         first_seconds = time.perf_counter() - began
         content = first + await answer.content.read()
     if answer.status != 200 or not content.endswith(b"data: [DONE]\n\n"):
-        raise RuntimeError(f"{way.url} answered {answer.status}: {content[-200:]!r}")
-    way.first_seconds.append(first_seconds)
-    way.whole_seconds.append(time.perf_counter() - began)
+        raise RuntimeError(f"{case.url} answered {answer.status}: {content[-200:]!r}")
+    case.first_seconds.append(first_seconds)
+    case.whole_seconds.append(time.perf_counter() - began)
 
 
 async def _is_ready(client: aiohttp.ClientSession, url: str) -> bool:
@@ -130,15 +130,15 @@ async def _is_ready(client: aiohttp.ClientSession, url: str) -> bool:
         return False
 
 
-async def _announced(client: aiohttp.ClientSession, url: str) -> bool:
-    return await _announcements(client, url, "told") > 0
+async def _has_notified(client: aiohttp.ClientSession, url: str) -> bool:
+    return await _notifications(client, url, "told") > 0
 
 
-async def _left(client: aiohttp.ClientSession, url: str) -> bool:
-    return await _announcements(client, url, "left to the sweep") > 0
+async def _has_pending(client: aiohttp.ClientSession, url: str) -> bool:
+    return await _notifications(client, url, "left to the sweep") > 0
 
 
-async def _announcements(client: aiohttp.ClientSession, url: str, result: str) -> float:
+async def _notifications(client: aiohttp.ClientSession, url: str, result: str) -> float:
     async with client.get(f"{url}/metrics") as answer:
         families = text_string_to_metric_families(await answer.text())
     name = "clawloop_gateway_announcements_total"
@@ -146,12 +146,12 @@ async def _announcements(client: aiohttp.ClientSession, url: str, result: str) -
     return sum(sample.value for sample in samples if sample.labels["result"] == result)
 
 
-async def _until(true: Callable[[], Awaitable[bool]]) -> None:
+async def _until(condition: Callable[[], Awaitable[bool]]) -> None:
     for _ in range(300):
-        if await true():
+        if await condition():
             return
         await asyncio.sleep(0.1)
-    raise RuntimeError("a part does not come up")
+    raise RuntimeError("a part does not become ready")
 
 
 @contextmanager
@@ -162,7 +162,7 @@ def _process(command: list[str], **environment: str) -> Iterator[subprocess.Pope
     try:
         yield process
     finally:
-        process.send_signal(signal.SIGCONT)  # a stopped one could not end
+        process.send_signal(signal.SIGCONT)  # a suspended process cannot terminate
         process.terminate()
         process.wait(20)
 
@@ -171,15 +171,15 @@ def _port() -> int:
     return choose_port("a part", LOOPBACK, 0, "")
 
 
-def _report(ways: list[Way]) -> None:
+def _report(cases: list[GatewayCase]) -> None:
     table = Table("Temporal", "chats", "first token ms: median", "p95", "whole answer ms: median", "p95")
-    for way in ways:
-        cells = [f"{value * 1e3:.1f}" for times in (way.first_seconds, way.whole_seconds) for value in _spread(times)]
-        table.add_row(way.name, str(len(way.whole_seconds)), *cells)
+    for case in cases:
+        cells = [f"{value * 1e3:.1f}" for times in (case.first_seconds, case.whole_seconds) for value in _spread(times)]
+        table.add_row(case.name, str(len(case.whole_seconds)), *cells)
     console = Console()
     console.print(table)
-    up, *away = [_spread(way.whole_seconds)[0] for way in ways]
-    ratios = ", ".join(f"{way.name} {median / up:.2f}" for way, median in zip(ways[1:], away, strict=True))
+    up, *others = [_spread(case.whole_seconds)[0] for case in cases]
+    ratios = ", ".join(f"{case.name} {median / up:.2f}" for case, median in zip(cases[1:], others, strict=True))
     console.print(f"whole answer, median beside Temporal up: {ratios}")
 
 

@@ -1,4 +1,4 @@
-"""The input of one comparison of training steps, as files: checkpoint, adapter and batch.
+"""Writes and reads the input of one comparison of training steps: checkpoint, adapter and batch.
 
 Weights and tokens are random: a step's cost does not depend on them.
 """
@@ -30,9 +30,9 @@ from clawloop.training.packing.sequences import Limits, TokenSequence
 Family = Literal["qwen3", "qwen2"]
 Ids: TypeAlias = tuple[list[int], list[int]]
 """Prompt and response."""
-# Of a session's turn, as shares of `tokens`: the block that no later request holds, and a hint.
+# Shares of `tokens` in a session's turn: the block that later requests drop, and a hint.
 _BLOCK, _HINT = 0.06, 0.06
-# Large enough that the adapter, the ratio and the KL do something; small enough that nothing diverges.
+# Large enough for the adapter, the ratio and the KL to matter; small enough that nothing diverges.
 _ADAPTER_SIZE = 0.02
 _LOGPROB_NOISE = 0.1
 
@@ -51,7 +51,7 @@ class Shape:
 
     @property
     def parameters_read_per_token(self) -> int:
-        """Weights of the layers a token is multiplied by; without the vocabulary's projection."""
+        """Number of weights a token is multiplied with, without the output projection."""
         queries = self.num_attention_heads * self.head_dim
         keys = self.num_key_value_heads * self.head_dim
         attention = self.hidden_size * (2 * queries + 2 * keys)
@@ -66,10 +66,10 @@ class Case:
         family: qwen3, or qwen2 for Qwen2.5.
         dtype: of weights and arithmetic.
         device: `cpu` or `cuda`.
-        rank: LoRA's.
+        rank: of LoRA.
         samples_at_once: samples in one micro-batch of a contender that pads; one that packs gets as
             many tokens per micro-batch as the longest of these has.
-        threads: torch's, on the CPU.
+        threads: of torch on the CPU.
         max_tokens: of the longest sample.
     """
 
@@ -92,7 +92,7 @@ class Case:
 
     @property
     def limits(self) -> Limits:
-        """For a contender that packs."""
+        """The limits of a contender that packs."""
         return Limits(
             budget_tokens=self.samples_at_once * self.max_tokens,
             max_tokens=self.max_tokens,
@@ -102,7 +102,7 @@ class Case:
 
 @dataclass(frozen=True, slots=True)
 class Paths:
-    """Where a case's files are."""
+    """The files of a case."""
 
     folder: Path
 
@@ -125,7 +125,7 @@ class Paths:
 
 
 def unrelated_samples(count: int, tokens: int, vocab: int) -> list[Ids]:
-    """Samples without a common token: totals within a quarter of `tokens`, a quarter to a half of it response."""
+    """Samples that share no prefix: totals within a quarter of `tokens`, a quarter to a half of it response."""
     random = Random(0)
     found = []
     for _ in range(count):
@@ -137,11 +137,11 @@ def unrelated_samples(count: int, tokens: int, vocab: int) -> list[Ids]:
 
 
 def session_samples(turns: int, tokens: int, vocab: int) -> list[Ids]:
-    """The turns of one session as OpenClaw holds it; a sample has about twice `tokens`.
+    """The turns of one session as OpenClaw sends it; a sample has about twice `tokens`.
 
-    Each prompt is the whole history, the user's message, and a block that no later request holds; each reply
-    thinks first, and the history keeps the answer only. The system prompt is as long as three turns; OpenClaw's,
-    24,000 characters and twelve tools, is longer than many, which leaves more to share.
+    Each prompt is the whole history, the user's message, and a block that later requests drop; each reply begins with
+    reasoning, of which the history keeps only the answer. The system prompt is as long as three turns; OpenClaw's, with
+    24,000 characters and twelve tools, is longer, which leaves more to share.
     """
     random = Random(0)
 
@@ -158,7 +158,7 @@ def session_samples(turns: int, tokens: int, vocab: int) -> list[Ids]:
 
 
 def hinted_prompts(session: Sequence[Ids], tokens: int, vocab: int) -> list[list[int]]:
-    """The prompts of `session_samples`, each with a hint where the user's message ends: before the passing block."""
+    """The prompts of `session_samples`, each with a hint after the user's message, before the dropped block."""
     random = Random(1)
     block, hint = round(_BLOCK * tokens), round(_HINT * tokens)
     found = []
@@ -169,12 +169,11 @@ def hinted_prompts(session: Sequence[Ids], tokens: int, vocab: int) -> list[list
 
 
 def write_case(folder: Path, case: Case, ids: Sequence[Ids]) -> None:
-    """Make a case's files.
+    """Write a case's files.
 
     Args:
-        folder: made here.
-        case: what they shall be like.
-        ids: of each sample.
+        folder: is created.
+        ids: prompt and response of each sample.
     """
     folder.mkdir()
     (folder / "case.json").write_text(json.dumps(asdict(case)))

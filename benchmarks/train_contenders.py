@@ -1,9 +1,8 @@
-"""Who takes the steps that `benchmarks.train_step` compares; one process each, told line by line what to do.
+"""The training steps that `benchmarks.train_step` compares; each contender is a process that reads commands.
 
-PEFT's and torchtune's are written as one would write them well: the batch sorted by length and padded on the
-right, so that attention needs no mask; loss and KL written out. All take the same step: reference log-probs with
-the adapter off, PPO clip, k2, clipped gradient, AdamW; each layer's activations are computed again for the
-backward pass.
+PEFT's and torchtune's are written as a careful user would: the batch sorted by length and padded on the right, so that
+attention needs no mask; loss and KL written out. All compute the same step: reference log-probs with the adapter off,
+PPO clip, k2, clipped gradient, AdamW; activation checkpointing of each layer.
 
 Run as `python -m benchmarks.train_contenders NAME FOLDER`. A line on standard input is a command, a JSON line the
 answer: `step` takes a step, `profile` takes one under torch's profiler.
@@ -34,17 +33,17 @@ from clawloop.recipes.recipe import Train, load_recipe
 from clawloop.training.batch import plain_sequence
 
 Step = Callable[[], float]
-"""Takes a step and returns its loss."""
+"""Computes a step and returns its loss."""
 Read = Callable[["MicroBatch"], Tensor]
-"""The N response tokens' log-probs."""
+"""Returns the N response tokens' log-probs."""
 
 _RECIPE = Path(__file__).resolve().parents[1] / "deploy" / "recipes" / "binary.toml"
-# torchtune's own number, in the loss of its LoRA recipes.
+# As in torchtune's LoRA recipes.
 _OUTPUT_CHUNKS = 8
 
 
 def our_step(paths: Paths, case: Case, recipe: Train, *, share_prefixes: bool = True) -> Step:
-    """Our trainer's step; without `share_prefixes` a beginning that samples share is read with each of them."""
+    """Our trainer's step; without `share_prefixes` a shared prefix is computed for each sample."""
     from clawloop.training.adapters.files import read_adapter
     from clawloop.training.model.loading import load_model, set_adapter
     from clawloop.training.step import make_optimizer, train_step
@@ -72,7 +71,7 @@ def peft_step(paths: Paths, case: Case, recipe: Train) -> Step:
     model.train()
 
     def read(batch: MicroBatch) -> Tensor:
-        # Autocast casts by itself; PEFT would cast each input to float32 before, only for autocast to undo it.
+        # Autocast casts inputs; PEFT would cast each one to float32 first.
         autocast = torch.autocast(case.device, torch.bfloat16, enabled=case.dtype == "bfloat16")
         with autocast, disable_input_dtype_casting(model):
             hidden_BSD = base.model(input_ids=batch.tokens_BS, use_cache=False).last_hidden_state
@@ -152,7 +151,7 @@ class MicroBatch:
     """B samples padded on the right to S tokens, with N response tokens among them.
 
     Args:
-        tokens_BS: int64; what stands in the padding is never looked at.
+        tokens_BS: int64; padding is never read.
         rows_N: index in B·S whose hidden state predicts a response token.
         targets_N: that token.
         temperature_N, behaviour_N, advantage_N: of each response token.
@@ -239,14 +238,14 @@ def _plain_step(
 
 def _loss(logprob_N: Tensor, base_N: Tensor, batch: MicroBatch, recipe: Train) -> Tensor:
     """PPO clip with dual clip, and weighted k2: as our recipe's `loss`, written out; summed."""
-    told, advantage_N = recipe.loss, batch.advantage_N
+    weights, advantage_N = recipe.loss, batch.advantage_N
     ratio_N = (logprob_N - batch.behaviour_N).exp()
-    clipped_N = ratio_N.clamp(1 - told.clip_low, 1 + told.clip_high)
+    clipped_N = ratio_N.clamp(1 - weights.clip_low, 1 + weights.clip_high)
     objective_N = torch.minimum(ratio_N * advantage_N, clipped_N * advantage_N)
-    dual_N = torch.maximum(objective_N, told.dual_clip * advantage_N)
+    dual_N = torch.maximum(objective_N, weights.dual_clip * advantage_N)
     objective_N = torch.where(advantage_N < 0, dual_N, objective_N)
     distance_N = base_N - logprob_N
-    return (told.kl * ratio_N.detach().clamp(0, 2) * distance_N.square() / 2 - objective_N).sum()
+    return (weights.kl * ratio_N.detach().clamp(0, 2) * distance_N.square() / 2 - objective_N).sum()
 
 
 def main() -> None:
@@ -255,7 +254,7 @@ def main() -> None:
     case = paths.case()
     torch.set_num_threads(case.threads)
     step = CONTENDERS[name](paths, case, load_recipe(_RECIPE).train)
-    _answer({"loaded_bytes": _begin_to_watch_memory(case)})
+    _answer({"loaded_bytes": _reset_peak_memory(case)})
     for line in sys.stdin:
         _answer(_profiled(step) if line.strip() == "profile" else _timed(step, case))
 
@@ -270,7 +269,7 @@ def _timed(step: Step, case: Case) -> dict[str, float]:
 
 
 def _profiled(step: Step) -> dict[str, float | str]:
-    """Where time goes, and the most that tensors on the CPU held during the step, beyond those held before."""
+    """Profile a step; return the time by operator and the peak of CPU tensors, beyond those allocated before."""
     with profile(profile_memory=True) as found:
         step()
     sort = "self_device_time_total" if torch.cuda.is_available() else "self_cpu_time_total"
@@ -294,15 +293,15 @@ def _wait_for_device(case: Case) -> None:
         torch.cuda.synchronize()
 
 
-def _begin_to_watch_memory(case: Case) -> int:
-    """Forget what loading needed; bytes in use now."""
+def _reset_peak_memory(case: Case) -> int:
+    """Release the memory of loading and return the bytes in use."""
     gc.collect()
     if case.device == "cuda":
         torch.cuda.empty_cache()
         torch.cuda.reset_peak_memory_stats()
         return torch.cuda.memory_allocated()
     ctypes.CDLL(None).malloc_trim(0)
-    Path("/proc/self/clear_refs").write_text("5")  # Linux: the peak begins anew from here
+    Path("/proc/self/clear_refs").write_text("5")  # Linux: resets the peak
     return _from_status("VmRSS")
 
 

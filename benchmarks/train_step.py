@@ -76,14 +76,14 @@ GPU_SHAPES: dict[Family, Shape] = {
         head_dim=128,
     ),
 }
-# Dense bfloat16, from the makers' data sheets.
+# Dense bfloat16, from the data sheets.
 PEAK_TFLOPS = {"H200": 989, "H100": 989, "A100": 312}
 # The largest difference of losses; bfloat16 rounds each log-prob by up to some hundredths.
 TOLERANCE = {"float32": 1e-5, "bfloat16": 2e-2}
 
 
 class Took(TypedDict):
-    """A contender's answer to `step`."""
+    """A contender's response to `step`."""
 
     loss: float
     peak_bytes: float
@@ -92,14 +92,14 @@ class Took(TypedDict):
 
 
 class Profiled(TypedDict):
-    """A contender's answer to `profile`."""
+    """A contender's response to `profile`."""
 
     tensor_bytes: float
     table: str
 
 
 class Contender:
-    """One process and what it answered; the model is loaded once `wait_until_loaded` returns."""
+    """One process and its responses; the model is loaded once `wait_until_loaded` returns."""
 
     def __init__(self, name: str, folder: Path, case: Case):
         self.name = name
@@ -139,16 +139,17 @@ class Contender:
         while line := self._process.stdout.readline():
             if line.startswith("{"):
                 return line
-        raise RuntimeError(f"{self.name} ended with {self._process.wait(20)}; what it said stands above")
+        raise RuntimeError(f"{self.name} ended with {self._process.wait(20)}; its output is above")
 
 
 @dataclass(frozen=True)
 class Cost:
-    """
+    """The cost of a contender's step.
+
     Args:
-        wall_seconds, cpu_seconds: median of a step.
-        peak_bytes: the process's (on a GPU: what torch had allocated), from when the model was loaded.
-        step_bytes: what came on top of the loaded model; on the CPU, tensors only.
+        wall_seconds, cpu_seconds: medians.
+        peak_bytes: peak RSS (on a GPU: peak allocated by torch) since the model was loaded.
+        step_bytes: peak beyond the loaded model; on the CPU, tensors only.
     """
 
     name: str
@@ -174,7 +175,7 @@ def main() -> None:
                 ids = unrelated_samples(options.samples, options.tokens, options.vocab)
             case = _case(comparison, ids, options)
             path = Path(folder) / name
-            # In a process of its own: it would keep the GPU's memory, or make this one's peak.
+            # A separate process, which releases the GPU's memory and does not raise this process's peak.
             writer = get_context("spawn").Process(target=write_case, args=(path, case, ids))
             writer.start()
             writer.join()
@@ -185,7 +186,7 @@ def main() -> None:
 
 
 def _measure(path: Path, comparison: Comparison, case: Case, options: argparse.Namespace) -> tuple[list[Cost], float]:
-    """What each contender's step costs, and the largest difference of their losses."""
+    """Return the cost of each contender's step and the largest difference of their losses."""
     with ExitStack() as stack:
         contenders = [Contender(name, path, case) for name in comparison.contenders]
         for contender in contenders:
@@ -227,7 +228,7 @@ def _cost(contender: Contender, warm_up: int, tensor_bytes: float | None) -> Cos
 
 
 def _flops(shape: Shape, ids: Sequence[Ids]) -> float:
-    """What a step must compute; activations computed again are not counted.
+    """Return the FLOPs of a step, without recomputed activations.
 
     Reference forward, forward, and a backward pass that needs gradients of activations only: three times a
     forward for weights, four times for attention, whose backward pass has two factors to differentiate.
@@ -242,7 +243,7 @@ def _flops(shape: Shape, ids: Sequence[Ids]) -> float:
 
 
 def _lengths(ids: Sequence[Ids]) -> list[int]:
-    """Tokens read of each sample; its last one is predicted, never read."""
+    """Return the input tokens of each sample; the last token is only a target."""
     return [len(prompt) + len(response) - 1 for prompt, response in ids]
 
 
@@ -301,9 +302,9 @@ def _report(
         )
 
 
-def _peak_flops(told_tflops: float | None) -> float | None:
-    if told_tflops is not None:
-        return told_tflops * 1e12
+def _peak_flops(tflops_option: float | None) -> float | None:
+    if tflops_option is not None:
+        return tflops_option * 1e12
     name = torch.cuda.get_device_name()
     return next((tflops * 1e12 for known, tflops in PEAK_TFLOPS.items() if known in name), None)
 
@@ -324,7 +325,7 @@ def _case(comparison: Comparison, ids: Sequence[Ids], options: argparse.Namespac
         dtype=options.dtype,
         device="cuda" if options.gpu else "cpu",
         rank=options.rank,
-        # An OpenClaw request is about as long as what a trainer reads at once unless told otherwise.
+        # An OpenClaw request is about as long as a trainer's default micro-batch.
         samples_at_once=1 if comparison.is_session else options.samples_at_once,
         threads=options.threads,
         max_tokens=max(_lengths(ids)),

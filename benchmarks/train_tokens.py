@@ -1,4 +1,4 @@
-"""Input tokens of the passes over a session, separate and joined; counted, not timed."""
+"""Counts the input tokens of the scoring passes over a session, separate and joined."""
 
 from __future__ import annotations
 
@@ -18,9 +18,9 @@ class Tokens(NamedTuple):
     """Input tokens of one pass over a session.
 
     Args:
-        plain: the plain documents: the pass of reference or policy, or the one with gradient.
-        hinted: each sample's hinted prompt and its response: the teacher's pass alone.
-        joined: both in one pass, as where reference and teacher are the base model.
+        plain: the plain documents, as read by reference, policy or the pass with gradient.
+        hinted: each sample's hinted prompt and its response, as read by a separate teacher.
+        joined: both in one pass, as when reference and teacher are the base model.
     """
 
     plain: int
@@ -29,11 +29,11 @@ class Tokens(NamedTuple):
 
 
 def tokens_of_session(ids: Sequence[Ids], case: Case, tokens: int) -> Tokens:
-    """Input tokens where every sample has a hint.
+    """Count the input tokens if every sample has a hint.
 
     Args:
-        ids, tokens: of `session_samples`, and what they were made with.
-        case: gives vocabulary and limits; hinted prompts may be longer.
+        ids: from `session_samples`; tokens: its argument.
+        case: vocabulary and limits; hinted prompts may exceed them.
     """
     hinted = hinted_prompts(ids, tokens, case.shape.vocab_size)
     samples = [

@@ -1,7 +1,4 @@
-"""How learning stands, asked of the gateway's admin API as any operator would.
-
-Knows nothing about who chats. What the API does not say is None.
-"""
+"""Reads training status, sessions and turns from the gateway's admin API."""
 
 from __future__ import annotations
 
@@ -16,22 +13,21 @@ import aiohttp
 from clawloop.contracts.training import TrainingState
 from clawloop.errors import SetupError
 
-# It reads one row or a session; a gateway on a loaded machine answers within a second or two.
-_ANSWER_SECONDS = 30.0
-_TRIES = 5
-_PAUSE_SECONDS = 1.0
-_PAGE = 500
+# A request reads one row or one session; a gateway on a loaded machine answers within two seconds.
+_TIMEOUT_SECONDS = 30.0
+_ATTEMPTS = 5
+_RETRY_SECONDS = 1.0
+_PAGE_SIZE = 500
 
 
 @dataclass(frozen=True, slots=True)
-class Learning:
-    """What `GET /admin/v1/training` says of one policy.
+class TrainingStatus:
+    """The response of `GET /admin/v1/training` for one policy.
 
     Args:
-        state: training while a step is computed.
-        ready: samples that wait; needed: as many make a batch; judging: turns that are not decided yet.
-        step: the step that is being computed, or comes next.
-        version: the one that answers; head: the newest.
+        ready: samples that wait for a step; needed: samples in a batch; judging: turns without a decision yet.
+        step: the step in progress, or else the next one.
+        version: the active version; head: the newest.
     """
 
     state: TrainingState
@@ -45,14 +41,14 @@ class Learning:
 
     @property
     def is_done(self) -> bool:
-        """All that was said has been judged, every full batch trained, the newest version answers."""
+        """True if every turn is judged, every full batch is trained and the newest version is active."""
         nothing_to_learn = self.state is TrainingState.WAITING and self.ready < self.needed
         return self.judging == 0 and nothing_to_learn and self.version == self.head
 
 
 @dataclass(frozen=True, slots=True)
-class WatchedSession:
-    """A session by the name its client gave it, and how many main turns of it are stored."""
+class SessionSummary:
+    """A session under the client's name for it, with its number of stored main turns."""
 
     id: UUID
     name: str
@@ -60,8 +56,8 @@ class WatchedSession:
 
 
 @dataclass(frozen=True, slots=True)
-class WatchedTurn:
-    """A main turn and what became of it."""
+class TurnSummary:
+    """A main turn and its outcome."""
 
     id: UUID
     version: int
@@ -77,17 +73,17 @@ class WatchedTurn:
 
 
 class AdminClient:
-    """Use as an async context manager.
+    """A client of the admin API. Use as an async context manager.
 
     Args:
         url: the gateway's, without `/v1`.
-        key: with the scope `admin`.
+        key: an API key with the scope `admin`.
     """
 
     def __init__(self, url: str, key: str) -> None:
         self._url = url
         self._session = aiohttp.ClientSession(
-            headers={"Authorization": f"Bearer {key}"}, timeout=aiohttp.ClientTimeout(total=_ANSWER_SECONDS)
+            headers={"Authorization": f"Bearer {key}"}, timeout=aiohttp.ClientTimeout(total=_TIMEOUT_SECONDS)
         )
 
     async def __aenter__(self) -> AdminClient:
@@ -101,45 +97,46 @@ class AdminClient:
     async def close(self) -> None:
         await self._session.close()
 
-    async def learning(self, policy: str) -> Learning:
-        """
+    async def training_status(self, policy: str) -> TrainingStatus:
+        """Return the training status of a policy.
+
         Raises:
-            SetupError: the gateway does not tell.
+            SetupError: the gateway returns none.
         """
-        said = await self._get("/admin/v1/training", {"policy": policy})
-        return Learning(
-            state=TrainingState(said["state"]),
-            reason=said["reason"],
-            ready=said["ready"],
-            needed=said["needed"],
-            judging=said["judging"],
-            step=said["step"],
-            version=said["version"],
-            head=said["head"],
+        body = await self._get("/admin/v1/training", {"policy": policy})
+        return TrainingStatus(
+            state=TrainingState(body["state"]),
+            reason=body["reason"],
+            ready=body["ready"],
+            needed=body["needed"],
+            judging=body["judging"],
+            step=body["step"],
+            version=body["version"],
+            head=body["head"],
         )
 
-    async def versions_made(self, policy: str) -> int:
-        """How many versions have been trained."""
-        said = await self._get(f"/admin/v1/policies/{policy}/versions", {})
-        return sum(version["n"] > 0 for version in said["versions"])
+    async def count_trained_versions(self, policy: str) -> int:
+        """Return the number of versions after version 0."""
+        body = await self._get(f"/admin/v1/policies/{policy}/versions", {})
+        return sum(version["n"] > 0 for version in body["versions"])
 
-    async def sessions(self, policy: str | None) -> list[WatchedSession]:
-        """The newest sessions that their client gave a name, of one policy or of all."""
-        query = {"limit": str(_PAGE)} | ({} if policy is None else {"policy": policy})
+    async def sessions(self, policy: str | None) -> list[SessionSummary]:
+        """Return the newest sessions that were named by their client, of one policy or of all."""
+        query = {"limit": str(_PAGE_SIZE)} | ({} if policy is None else {"policy": policy})
         page = await self._get("/admin/v1/sessions", query)
         return [
-            WatchedSession(UUID(one["id"]), one["external_id"], one["main_turns"])
-            for one in page["sessions"]
-            if one["external_id"] is not None
+            SessionSummary(UUID(session["id"]), session["external_id"], session["main_turns"])
+            for session in page["sessions"]
+            if session["external_id"] is not None
         ]
 
-    async def main_turns(self, session: UUID) -> list[WatchedTurn]:
-        """In the order in which they were asked."""
-        shown = await self._get(f"/admin/v1/sessions/{session}", {})
-        return [_turn(turn) for turn in shown["turns"] if turn["kind"] == "main"]
+    async def main_turns(self, session: UUID) -> list[TurnSummary]:
+        """Return the main turns of a session in order."""
+        body = await self._get(f"/admin/v1/sessions/{session}", {})
+        return [_turn(turn) for turn in body["turns"] if turn["kind"] == "main"]
 
     async def roll_back(self, policy: str) -> None:
-        """Let the base model answer again, so that the policy needs no place on the engine any more."""
+        """Activate version 0 again, which frees the policy's adapter slot on the engine."""
         try:
             async with self._session.post(
                 f"{self._url}/admin/v1/policies/{policy}/roll-back", json={"version": 0}
@@ -152,9 +149,9 @@ class AdminClient:
 
     async def _get(self, path: str, query: dict[str, str]) -> Any:
         why = ""
-        for attempt in range(_TRIES):
+        for attempt in range(_ATTEMPTS):
             if attempt:
-                await asyncio.sleep(_PAUSE_SECONDS)
+                await asyncio.sleep(_RETRY_SECONDS)
             try:
                 async with self._session.get(f"{self._url}{path}", params=query) as answer:
                     if answer.status == 200:
@@ -164,11 +161,11 @@ class AdminClient:
                         break
             except (aiohttp.ClientError, TimeoutError) as error:
                 why = " ".join(str(error).split()) or "no answer in time"
-        raise SetupError(f"{self._url}{path} does not tell how things stand: {why}")
+        raise SetupError(f"{self._url}{path} cannot be read: {why}")
 
 
-def _turn(turn: dict[str, Any]) -> WatchedTurn:
-    return WatchedTurn(
+def _turn(turn: dict[str, Any]) -> TurnSummary:
+    return TurnSummary(
         id=UUID(turn["id"]),
         version=turn["version"],
         outcome=turn["outcome"],

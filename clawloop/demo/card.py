@@ -1,7 +1,6 @@
-"""The demo model's card: what it is, how it was made, and what was measured.
+"""Writes the demo model's card: how the model was made, its measured figures and the digest of its weights.
 
-Knows nothing about how to measure. The card names the digest of the weights, so that figures and weights cannot
-drift apart unseen.
+A test compares the digest with the weights, so the figures cannot describe other weights.
 """
 
 from __future__ import annotations
@@ -21,10 +20,10 @@ CARD = "README.md"
 
 @dataclass(frozen=True, slots=True)
 class Cost:
-    """What making the model took.
+    """The time it took to make the model.
 
     Args:
-        cpu_seconds: of all threads together; less than seconds × threads where others used the machine too.
+        cpu_seconds: sum over all threads; less than seconds × threads on a busy machine.
     """
 
     seconds: float
@@ -37,7 +36,7 @@ class Cost:
 
 
 def digest(folder: Path) -> str:
-    """SHA-256 of the weights."""
+    """Return the SHA-256 of the weights."""
     return hashlib.sha256((folder / WEIGHTS).read_bytes()).hexdigest()
 
 

@@ -1,7 +1,4 @@
-"""The picture of a demo: how often answers were as the user likes them, and how many steps it took.
-
-Knows nothing about how it was measured.
-"""
+"""Draws the chart of a demo: match rate and training steps over interactions."""
 
 from __future__ import annotations
 
@@ -18,13 +15,13 @@ from clawloop.demo.recipes import Method
 from clawloop.demo.report import GOAL, RunReport
 
 _COLOURS = {Method.BINARY: "#d1495b", Method.OPD: "#edae49", Method.COMBINED: "#00798c"}
-# More of them would cover each other.
-_MOST_NAMED = 12
+# More version labels would overlap.
+_MAX_LABELLED = 12
 
 
 def draw_chart(path: Path, runs: Sequence[RunReport]) -> None:
-    """Write a PNG: above, match of each run, and for several runs of a method their mean and band; below, steps."""
-    # Not pyplot: it would look for a screen, and keep the figure.
+    """Write a PNG: match of each run above, with mean and band for several runs of a method; steps below."""
+    # Not pyplot, which looks for a display and keeps a reference to the figure.
     figure = Figure(figsize=(8, 6.5), dpi=120, layout="constrained")
     FigureCanvasAgg(figure)
     above, below = figure.subplots(2, 1, sharex=True, height_ratios=(3, 1))
@@ -34,7 +31,7 @@ def draw_chart(path: Path, runs: Sequence[RunReport]) -> None:
     for flip in {run.flipped_at for run in runs if run.flipped_at is not None}:
         for axes in (above, below):
             axes.axvline(flip, linestyle=":", linewidth=1, color="black")
-        above.annotate("the user's taste flips", (flip, 0.02), (4, 0), textcoords="offset points")
+        above.annotate("the user's preference flips", (flip, 0.02), (4, 0), textcoords="offset points")
     above.axhline(GOAL, linestyle="--", linewidth=1, color="grey")
     above.set_ylim(0, 1.08)
     above.yaxis.set_major_formatter(PercentFormatter(1.0))
@@ -54,7 +51,7 @@ def _draw_means(above: Axes, below: Axes, runs: Sequence[RunReport]) -> None:
     for method, summary in summarise(runs).items():
         counts = [point.interactions for point in summary.curve]
         colour = _COLOURS[Method(method)]
-        # A version answers until the next one does: steps, not slopes.
+        # A version answers until the next one is active: draw steps, not slopes.
         below.step(counts, [point.steps for point in summary.curve], where="post", color=colour)
         if len(runs) == 1:
             continue
@@ -71,13 +68,13 @@ def _draw_run(axes: Axes, run: RunReport, *, alone: bool) -> None:
         axes.plot(counts, matches, ".", color=colour, alpha=0.35, markersize=4)
         return
     axes.plot(counts, matches, "o-", color=colour, markersize=4, label=run.method)
-    if len(run.evaluations) <= _MOST_NAMED:
+    if len(run.evaluations) <= _MAX_LABELLED:
         for one in run.evaluations:
             axes.annotate(f"v{one.version}", (one.interactions, one.match), (0, 7), textcoords="offset points")
 
 
 def _title(runs: Sequence[RunReport]) -> str:
-    asked = "60 fixed requests, asked of each version while the chat goes on"
+    title = "60 fixed requests, asked of each version while the chat goes on"
     if any(run.measure_every > 1 for run in runs):
-        asked = "60 fixed requests, asked of versions while the chat goes on"
-    return asked if len(runs) == 1 else f"{asked}\nline: mean of the runs; band: {BAND}"
+        title = "60 fixed requests, asked of versions while the chat goes on"
+    return title if len(runs) == 1 else f"{title}\nline: mean of the runs; band: {BAND}"

@@ -1,7 +1,7 @@
-"""`clawloop demo chat`: a person is the user, and sees under each answer what became of it.
+"""`clawloop demo chat`: an interactive chat that shows the verdict, hint and version of each answer.
 
-Knows nothing about judging: it asks the admin API. An answer is judged by what the person writes next, so its
-verdict appears while the next answer is being read or written. Verdicts are shown as they come, above the prompt.
+The next message is the feedback on an answer, so the verdict appears while the next answer is being read or written.
+Verdicts are polled from the admin API and printed above the prompt.
 """
 
 from __future__ import annotations
@@ -18,12 +18,12 @@ from prompt_toolkit.patch_stdout import patch_stdout
 from rich.console import Console
 from rich.text import Text
 
-from clawloop.demo.admin_client import AdminClient, WatchedTurn
+from clawloop.demo.admin_client import AdminClient, TurnSummary
 from clawloop.demo.demo_folder import Address
 from clawloop.errors import SetupError
 
-_LOOK_SECONDS = 0.5
-_BYE = ("/bye", "/quit", "/exit")
+_POLL_SECONDS = 0.5
+_EXIT_COMMANDS = ("/bye", "/quit", "/exit")
 
 
 @dataclass
@@ -32,32 +32,32 @@ class Chat:
 
     Attributes:
         messages: the conversation so far.
-        answers: ids of the answers, in order.
-        told: of which answers it has been shown what became of them.
+        answer_ids: in order.
+        shown_turns: turns whose result has been printed.
     """
 
     client: AsyncOpenAI
-    watcher: AdminClient | None
+    admin: AdminClient | None
     console: Console
     policy_model: str = "policy"
     name: str = field(default_factory=lambda: f"chat-{uuid4().hex[:8]}")
     messages: list[ChatCompletionMessageParam] = field(default_factory=list)
-    answers: list[str] = field(default_factory=list)
-    told: set[UUID] = field(default_factory=set)
+    answer_ids: list[str] = field(default_factory=list)
+    shown_turns: set[UUID] = field(default_factory=set)
     session: UUID | None = None
     _printing: asyncio.Lock = field(default_factory=asyncio.Lock)
 
-    async def say(self, text: str) -> bool:
-        """Say something and print the answer as it comes; False if there was none, and then it was not said."""
-        async with self._printing:  # news would stand in the middle of the answer
-            return await self._say(text)
+    async def send(self, text: str) -> bool:
+        """Send a message and print the answer as it streams. On failure, discard the message and return False."""
+        async with self._printing:  # keeps results from being printed inside the answer
+            return await self._stream_answer(text)
 
-    async def _say(self, text: str) -> bool:
-        said: ChatCompletionMessageParam = {"role": "user", "content": text}
+    async def _stream_answer(self, text: str) -> bool:
+        message: ChatCompletionMessageParam = {"role": "user", "content": text}
         try:
             stream = await self.client.chat.completions.create(
                 model=self.policy_model,
-                messages=[*self.messages, said],
+                messages=[*self.messages, message],
                 stream=True,
                 extra_headers={"X-Session-Id": self.name},
             )
@@ -71,36 +71,36 @@ class Chat:
         except APIError as error:
             self.console.print(Text(f"\nno answer: {' '.join(str(error).split())}", style="red"))
             return False
-        self.messages += [said, {"role": "assistant", "content": "".join(pieces)}]
-        self.answers.append(answer_id)
-        self.console.print(Text(f"\n  answer {len(self.answers)}, by {model}", style="dim"))
+        self.messages += [message, {"role": "assistant", "content": "".join(pieces)}]
+        self.answer_ids.append(answer_id)
+        self.console.print(Text(f"\n  answer {len(self.answer_ids)}, by {model}", style="dim"))
         return True
 
-    async def watch(self) -> None:
-        """Print what becomes of each answer, once it is known. Ends only by being cancelled."""
+    async def poll_results(self) -> None:
+        """Print the result of each answer once it is decided. Runs until cancelled."""
         while True:
-            await asyncio.sleep(_LOOK_SECONDS)
-            await self.show_news()
+            await asyncio.sleep(_POLL_SECONDS)
+            await self.show_results()
 
-    async def show_news(self) -> None:
-        """Print what became of answers since the last time."""
-        if self.watcher is None or len(self.told) == len(self.answers):
+    async def show_results(self) -> None:
+        """Print the results that were decided since the last call."""
+        if self.admin is None or len(self.shown_turns) == len(self.answer_ids):
             return
         if self.session is None:
-            sessions = await self.watcher.sessions(None)
+            sessions = await self.admin.sessions(None)
             self.session = next((session.id for session in sessions if session.name == self.name), None)
             if self.session is None:
                 return
-        turns = await self.watcher.main_turns(self.session)
+        turns = await self.admin.main_turns(self.session)
         async with self._printing:
             for number, turn in enumerate(turns, 1):
-                if turn.is_decided and turn.id not in self.told:
-                    self.told.add(turn.id)
-                    self.console.print(Text(f"  answer {number}: {fate(turn)}", style="cyan"))
+                if turn.is_decided and turn.id not in self.shown_turns:
+                    self.shown_turns.add(turn.id)
+                    self.console.print(Text(f"  answer {number}: {describe_turn(turn)}", style="cyan"))
 
 
-def fate(turn: WatchedTurn) -> str:
-    """What became of an answer, in words."""
+def describe_turn(turn: TurnSummary) -> str:
+    """Return the result of an answer as text."""
     verdict = "no verdict" if turn.verdict is None else f"verdict {turn.verdict:+d}"
     hint = "" if turn.hint is None else f", hint “{turn.hint}”"
     outcome = f"trained in step {turn.step}" if turn.step is not None else turn.why or turn.outcome
@@ -108,44 +108,44 @@ def fate(turn: WatchedTurn) -> str:
 
 
 async def chat(address: Address, console: Console) -> None:
-    """Chat until the person leaves (Ctrl-D, or /bye).
+    """Chat until the person enters Ctrl-D or /bye.
 
     Raises:
-        SetupError: no gateway answers there, or it does not take the key.
+        SetupError: no gateway answers at the address, or it rejects the key.
     """
     async with AsyncOpenAI(base_url=f"{address.url}/v1", api_key=address.key, max_retries=0) as client:
         try:
             await client.models.list()
         except APIError as error:
-            words = " ".join(str(error).split())
-            raise SetupError(f"{address.url} cannot be chatted with: {words}; give --url and --key") from error
-        watcher = None if address.admin_key is None else AdminClient(address.url, address.admin_key)
+            reason = " ".join(str(error).split())
+            raise SetupError(f"cannot chat with {address.url}: {reason}; give --url and --key") from error
+        admin = None if address.admin_key is None else AdminClient(address.url, address.admin_key)
         try:
-            await _talk(Chat(client, watcher, console), console)
+            await _chat_loop(Chat(client, admin, console), console)
         finally:
-            if watcher is not None:
-                await watcher.close()
+            if admin is not None:
+                await admin.close()
 
 
-async def _talk(chat: Chat, console: Console) -> None:
-    console.print(Text("What you say next is the feedback on the answer before. Ctrl-D or /bye ends the chat."))
-    if chat.watcher is None:
-        console.print(Text("Without an admin key you will not see what becomes of the answers: --admin-key"))
+async def _chat_loop(chat: Chat, console: Console) -> None:
+    console.print(Text("Your next message is the feedback on the previous answer. Ctrl-D or /bye ends the chat."))
+    if chat.admin is None:
+        console.print(Text("Verdicts and hints are not shown without an admin key: give --admin-key"))
     prompt: PromptSession[str] = PromptSession()
-    watching = asyncio.create_task(chat.watch())
+    polling = asyncio.create_task(chat.poll_results())
     try:
         with suppress(EOFError, KeyboardInterrupt):
-            while (text := await _typed(prompt)) not in _BYE:
-                if watching.done():
-                    watching.result()
+            while (text := await _read_line(prompt)) not in _EXIT_COMMANDS:
+                if polling.done():
+                    polling.result()
                 if text:
-                    await chat.say(text)
+                    await chat.send(text)
     finally:
-        watching.cancel()
+        polling.cancel()
         with suppress(asyncio.CancelledError):
-            await watching
+            await polling
 
 
-async def _typed(prompt: PromptSession[str]) -> str:
-    with patch_stdout(raw=True):  # keeps lines that are printed meanwhile above what is being typed
+async def _read_line(prompt: PromptSession[str]) -> str:
+    with patch_stdout(raw=True):  # prints other output above the line being typed
         return (await prompt.prompt_async("you> ")).strip()

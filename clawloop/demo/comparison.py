@@ -1,7 +1,4 @@
-"""What several runs come to: a summary of each method, and which differences are more than noise.
-
-Knows nothing about how runs are made or shown.
-"""
+"""Summarises the runs of each method and tests whether the methods differ by more than noise."""
 
 from __future__ import annotations
 
@@ -11,7 +8,7 @@ from dataclasses import dataclass
 from itertools import combinations
 from statistics import fmean, median
 
-from clawloop.demo.report import Evaluated, RunReport
+from clawloop.demo.report import Evaluation, RunReport
 from clawloop.demo.significance import SIGNIFICANT, corrected, p_value, smallest_p_value
 
 TEST = "Mann-Whitney, exact, two-sided; p of each figure by Holm's correction for all pairs of methods"
@@ -20,12 +17,12 @@ BAND = "the least and the most of the runs"
 
 @dataclass(frozen=True, slots=True)
 class Spread:
-    """Of one figure over the runs of a method.
+    """The distribution of one figure over the runs of a method.
 
     Args:
-        median: None if half of the runs or more never got there.
-        least, most: None if that run never got there.
-        known: how many got there.
+        median: None if half of the runs or more have no value: they never reached the goal.
+        least, most: None if that run never reached the goal.
+        known: runs that reached it.
     """
 
     median: float | None
@@ -36,7 +33,7 @@ class Spread:
 
 @dataclass(frozen=True, slots=True)
 class Point:
-    """After so many interactions: the mean of the runs' newest evaluations until then, and their band."""
+    """Mean and band of the runs' latest evaluations at a number of interactions."""
 
     interactions: int
     match: float
@@ -47,12 +44,13 @@ class Point:
 
 @dataclass(frozen=True, slots=True)
 class MethodSummary:
-    """
+    """The figures of one method over its runs.
+
     Args:
-        match_before, match_after: mean of the runs.
-        match_held: the lowest of the runs; None if none has enough evaluations.
-        exact_least: the lowest of all evaluations of all runs.
-        steps: median; seconds: median of a run; seconds_per_interaction: of all runs together.
+        match_before, match_after: means over the runs.
+        match_held: the lowest of all runs; None if no run has enough evaluations.
+        exact_least: the lowest of all evaluations in all runs.
+        steps, seconds: medians over the runs; seconds_per_interaction: over all runs together.
         relearned_after: None without a flip.
         stopped: runs that ended early.
     """
@@ -75,11 +73,12 @@ class MethodSummary:
 
 @dataclass(frozen=True, slots=True)
 class Difference:
-    """Between two methods in one figure.
+    """The comparison of two methods in one figure.
 
     Args:
-        medians: None where half of the runs or more never got there.
-        p: corrected; None if there are too few runs to tell any difference.
+        of: the figure; between: the methods.
+        medians: None where half of the runs or more never reached the goal.
+        p: corrected for multiple comparisons; None if there are too few runs for any p below the threshold.
         within_noise: None if there are too few runs.
     """
 
@@ -91,42 +90,42 @@ class Difference:
 
 
 def summarise(runs: Sequence[RunReport]) -> dict[str, MethodSummary]:
-    """By method, in the order in which methods come first."""
-    return {method: _summary(its) for method, its in _by_method(runs).items()}
+    """Return the summary of each method, in order of first appearance."""
+    return {method: _summary(method_runs) for method, method_runs in _by_method(runs).items()}
 
 
 def differences(runs: Sequence[RunReport]) -> list[Difference]:
-    """Of each figure that is compared, between all pairs of methods; empty for one method."""
-    lots = _by_method(runs)
+    """Compare all pairs of methods in each figure; empty for one method."""
+    runs_by_method = _by_method(runs)
     compared = {}
     for name, figure in _COMPARED.items():
         known = [figure(run) is not None for run in runs]
-        # Who never got there is behind who did; but what was not measured cannot be compared.
-        if any(known) if name in _NEVER_IS_LAST else all(known):
+        # A run that never reached the goal ranks last; a figure that a run did not measure is not compared.
+        if any(known) if name in _MISSING_RANKS_LAST else all(known):
             compared[name] = figure
-    return [one for name, figure in compared.items() for one in _differences(name, figure, lots)]
+    return [one for name, figure in compared.items() for one in _differences(name, figure, runs_by_method)]
 
 
 def curve(runs: Sequence[RunReport]) -> tuple[Point, ...]:
-    """One point for each count of interactions at which any of the runs was measured, and for the end."""
+    """Return one point for each number of interactions at which a run was evaluated, and one for the end."""
     counts = {one.interactions for run in runs for one in run.evaluations} | {max(run.interactions for run in runs)}
     points = []
     for count in sorted(counts):
-        now = [_newest(run, count) for run in runs]
-        matches = [one.match for one in now]
-        mean, steps = round(fmean(matches), 4), round(fmean(one.step for one in now), 2)
+        latest = [_latest_evaluation(run, count) for run in runs]
+        matches = [evaluation.match for evaluation in latest]
+        mean, steps = round(fmean(matches), 4), round(fmean(evaluation.step for evaluation in latest), 2)
         points.append(Point(count, mean, min(matches), max(matches), steps))
     return tuple(points)
 
 
-def _newest(run: RunReport, interactions: int) -> Evaluated:
-    # The first evaluation is before the first interaction, so there always is one.
+def _latest_evaluation(run: RunReport, interactions: int) -> Evaluation:
+    # Never empty: the first evaluation precedes the first interaction.
     return [one for one in run.evaluations if one.interactions <= interactions][-1]
 
 
 def _summary(runs: Sequence[RunReport]) -> MethodSummary:
     held = [run.match_held for run in runs if run.match_held is not None]
-    said = sum(run.interactions for run in runs)
+    interactions = sum(run.interactions for run in runs)
     flipped = any(run.flipped_at is not None for run in runs)
     return MethodSummary(
         runs=len(runs),
@@ -139,17 +138,17 @@ def _summary(runs: Sequence[RunReport]) -> MethodSummary:
         exact_least=min(run.exact_least for run in runs),
         steps=median(run.steps for run in runs),
         seconds=round(median(run.seconds for run in runs), 1),
-        seconds_per_interaction=round(sum(run.seconds for run in runs) / said, 2),
+        seconds_per_interaction=round(sum(run.seconds for run in runs) / interactions, 2),
         requests_failed=sum(run.requests_failed for run in runs),
         relearned_after=_spread([run.relearned_after for run in runs]) if flipped else None,
         curve=curve(runs),
     )
 
 
-def _spread(found: Sequence[float | None]) -> Spread:
-    values = sorted(_or_never(value) for value in found)
+def _spread(figures: Sequence[float | None]) -> Spread:
+    values = sorted(_none_to_infinity(figure) for figure in figures)
     known = sum(map(math.isfinite, values))
-    return Spread(_known(median(values)), _known(values[0]), _known(values[-1]), known)
+    return Spread(_infinity_to_none(median(values)), _infinity_to_none(values[0]), _infinity_to_none(values[-1]), known)
 
 
 _COMPARED: Mapping[str, Callable[[RunReport], float | None]] = {
@@ -159,35 +158,38 @@ _COMPARED: Mapping[str, Callable[[RunReport], float | None]] = {
     "exact_least": lambda run: run.exact_least,
     "relearned_after": lambda run: run.relearned_after,
 }
-_NEVER_IS_LAST = ("interactions_to_90", "relearned_after")
+_MISSING_RANKS_LAST = ("interactions_to_90", "relearned_after")
 
 
 def _differences(
-    name: str, figure: Callable[[RunReport], float | None], lots: Mapping[str, Sequence[RunReport]]
+    name: str, figure: Callable[[RunReport], float | None], runs_by_method: Mapping[str, Sequence[RunReport]]
 ) -> list[Difference]:
-    values = {method: [_or_never(figure(run)) for run in its] for method, its in lots.items()}
-    pairs = list(combinations(lots, 2))
-    chances = corrected({pair: p_value(values[pair[0]], values[pair[1]]) for pair in pairs})
-    found = []
+    values = {
+        method: [_none_to_infinity(figure(run)) for run in method_runs]
+        for method, method_runs in runs_by_method.items()
+    }
+    pairs = list(combinations(runs_by_method, 2))
+    p_values = corrected({pair: p_value(values[pair[0]], values[pair[1]]) for pair in pairs})
+    result = []
     for pair in pairs:
-        sizes = [len(lots[method]) for method in pair]
-        can_tell = smallest_p_value(*sizes) * len(pairs) < SIGNIFICANT
-        p = round(chances[pair], 4) if can_tell else None
-        medians = (_known(median(values[pair[0]])), _known(median(values[pair[1]])))
-        found.append(Difference(name, pair, medians, p, None if p is None else p >= SIGNIFICANT))
-    return found
+        sizes = [len(runs_by_method[method]) for method in pair]
+        is_testable = smallest_p_value(*sizes) * len(pairs) < SIGNIFICANT
+        p = round(p_values[pair], 4) if is_testable else None
+        medians = (_infinity_to_none(median(values[pair[0]])), _infinity_to_none(median(values[pair[1]])))
+        result.append(Difference(name, pair, medians, p, None if p is None else p >= SIGNIFICANT))
+    return result
 
 
 def _by_method(runs: Sequence[RunReport]) -> dict[str, list[RunReport]]:
-    lots: dict[str, list[RunReport]] = {}
+    runs_by_method: dict[str, list[RunReport]] = {}
     for run in runs:
-        lots.setdefault(run.method, []).append(run)
-    return lots
+        runs_by_method.setdefault(run.method, []).append(run)
+    return runs_by_method
 
 
-def _or_never(value: float | None) -> float:
+def _none_to_infinity(value: float | None) -> float:
     return math.inf if value is None else float(value)
 
 
-def _known(value: float) -> float | None:
+def _infinity_to_none(value: float) -> float | None:
     return value if math.isfinite(value) else None

@@ -1,12 +1,12 @@
-"""What the demo's small world is about: functions to write, things to explain, notes to send.
+"""Data of the demo's world: functions to write, topics to explain, notes to send.
 
-Knows nothing about styles beyond which text belongs to which. Every answer is fixed, so that a program can
-say whether a reply is right. A subject's place decides its use: see `world.py`.
+Every answer is fixed, so that a program can grade it. A subject's index decides whether it is for chats or for
+evaluation (`world.py`).
 """
 
 from __future__ import annotations
 
-# What the function does: (in Python, in JavaScript).
+# Description: (Python, JavaScript).
 FUNCTIONS = {
     "adds two numbers": ("def add(a, b):\n    return a + b", "function add(a, b) {\n  return a + b;\n}"),
     "multiplies two numbers": ("def times(a, b):\n    return a * b", "function times(a, b) {\n  return a * b;\n}"),
@@ -102,7 +102,7 @@ FUNCTION_ASKS = (
     "How do I write a function that {}?",
 )
 
-# What to explain: (a short fact, a detail, a second detail).
+# Topic: (short fact, detail, second detail).
 TOPICS = {
     "rain": (
         "rain is water that falls from clouds",

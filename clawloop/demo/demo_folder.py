@@ -1,7 +1,6 @@
-"""The demo's data folder, and what the demo leaves in it so that others find the way to a demo that runs.
+"""The demo's data folder, and the file in it with the address of a running demo.
 
-Knows nothing about what runs there. Whatever is in the folder belongs to the demo, so it takes no folder that is
-not empty and not its own.
+The demo empties the folder, so it refuses a folder with content that no demo made.
 """
 
 from __future__ import annotations
@@ -19,16 +18,16 @@ import psutil
 from clawloop.errors import SetupError
 from clawloop.local.checks import lock_file, require_folder
 
-_MARK = "demo.json"
+_ADDRESS_FILE = "demo.json"
 
 
 @dataclass(frozen=True, slots=True)
 class Address:
-    """Where a gateway is, and what opens it.
+    """The URL and keys of a gateway.
 
     Args:
         url: without `/v1`.
-        key: to chat with; admin_key: to see what became of it, None if there is none.
+        key: for chats; admin_key: for the admin API, None if there is none.
     """
 
     url: str
@@ -38,16 +37,16 @@ class Address:
 
 @contextmanager
 def demo_folder(data: Path, *, keep: bool) -> Iterator[Path]:
-    """`DATA/demo`, empty, for this demo alone; removed in the end unless it is kept.
+    """Lock and empty `DATA/demo`, and remove it at the end unless `keep`.
 
     Raises:
-        SetupError: another demo runs on it, it cannot be written to, or it holds what no demo made.
+        SetupError: another demo uses the folder, it cannot be written to, or it has content that no demo made.
     """
     folder = data / "demo"
     with lock_file(data / "demo.lock", f"a demo already runs on {folder}"):
         _clear(folder)
         require_folder(folder)
-        (folder / _MARK).touch()
+        (folder / _ADDRESS_FILE).touch()
         try:
             yield folder
         finally:
@@ -56,21 +55,25 @@ def demo_folder(data: Path, *, keep: bool) -> Iterator[Path]:
 
 
 def write_address(folder: Path, address: Address) -> None:
-    """Leave word of a running demo; only the owner can read it."""
-    path = folder / _MARK
+    """Write the address of a running demo to a file that only its owner can read."""
+    path = folder / _ADDRESS_FILE
     path.touch(mode=0o600)
     path.chmod(0o600)
     path.write_text(json.dumps(asdict(address) | {"process": os.getpid()}, indent=2) + "\n")
 
 
 def read_address(data: Path) -> Address | None:
-    """Where the demo on this data folder is; None if none runs there."""
-    path = data / "demo" / _MARK
+    """Return the address of the demo that runs on this data folder; None if none runs.
+
+    Raises:
+        SetupError: the file cannot be read.
+    """
+    path = data / "demo" / _ADDRESS_FILE
     try:
-        known = json.loads(path.read_text(encoding="utf-8") or "{}")
-        if not psutil.pid_exists(known["process"]):
+        content = json.loads(path.read_text(encoding="utf-8") or "{}")
+        if not psutil.pid_exists(content["process"]):
             return None
-        return Address(known["url"], known["key"], known["admin_key"])
+        return Address(content["url"], content["key"], content["admin_key"])
     except (FileNotFoundError, NotADirectoryError, KeyError):
         return None
     except (OSError, ValueError, TypeError) as error:
@@ -80,8 +83,8 @@ def read_address(data: Path) -> Address | None:
 def _clear(folder: Path) -> None:
     if not folder.exists():
         return
-    if any(folder.iterdir()) and not (folder / _MARK).is_file():
-        raise SetupError(f"{folder} is no demo's folder, and a demo would empty it: choose another folder: --data")
+    if any(folder.iterdir()) and not (folder / _ADDRESS_FILE).is_file():
+        raise SetupError(f"{folder} was not made by a demo, and a demo would empty it: choose another folder: --data")
     try:
         shutil.rmtree(folder)
     except OSError as error:

@@ -1,7 +1,7 @@
-"""One run of the demo: a user chats, versions come, each is measured.
+"""Executes one run of the demo: a synthetic user chats while the versions trained from the chat are evaluated.
 
-Knows nothing about how anything is started. A chat never waits for learning; a *paced* user does between two
-sessions, because people take longer for a session than this machine for a step.
+Chat requests never wait for training. A *paced* user waits between two rounds of sessions, because people take longer
+for a session than this machine takes for a step.
 """
 
 from __future__ import annotations
@@ -15,48 +15,48 @@ from typing import Protocol
 from uuid import UUID
 
 from clawloop.contracts.training import TrainingState
-from clawloop.demo.admin_client import AdminClient, Learning, WatchedSession
-from clawloop.demo.chatting import chat_session, measure
+from clawloop.demo.admin_client import AdminClient, SessionSummary, TrainingStatus
 from clawloop.demo.openai_client import ChatClient
 from clawloop.demo.plan import Plan, PlannedRun
-from clawloop.demo.report import Evaluated, RunTotals
+from clawloop.demo.report import Evaluation, RunTotals
+from clawloop.demo.sessions import chat_session, measure
 from clawloop.demo.user import SyntheticUser
 from clawloop.demo.world import Preference, draw_preference, flipped
 from clawloop.errors import SetupError
 from clawloop.ids import version_name
 
-SESSIONS_AT_ONCE = 2
+CONCURRENT_SESSIONS = 2
 SESSION_REQUESTS = 5
-# Judging, a step and publishing take seconds. What takes longer is stuck, and the figures then say so.
-PATIENCE_SECONDS = 120.0
-_LOOK_SECONDS = 0.3
-# So long each version is measured, whatever `Plan.measure_every` says: this is where the curve bends.
-MEASURED_CLOSELY = 128
+# Judging, a step and publishing take seconds. After this limit the run goes on without the pending turns.
+WAIT_TIMEOUT_SECONDS = 120.0
+_POLL_SECONDS = 0.3
+# Until then each version is evaluated, whatever `Plan.measure_every` is: this is where the curve bends.
+FULLY_MEASURED_INTERACTIONS = 128
 _OPEN_OUTCOMES = ("waiting", "sampled")
 
 
 class TrainingPaused(SetupError):
-    """Training has paused itself; no more versions come."""
+    """Training paused itself, so no more versions follow."""
 
 
-class Scoreboard(Protocol):
-    """Where a run shows how it goes."""
+class ExperimentBoard(Protocol):
+    """Shows the progress of runs."""
 
-    def evaluated(self, run: PlannedRun, row: Evaluated) -> None: ...
+    def add_evaluation(self, run: PlannedRun, row: Evaluation) -> None: ...
 
-    def doing(self, run: PlannedRun, words: str) -> None: ...
+    def status(self, run: PlannedRun, text: str) -> None: ...
 
     def say(self, line: str) -> None: ...
 
 
 @dataclass(frozen=True, slots=True)
-class Place:
-    """Where a run finds its policy.
+class PolicyAccess:
+    """How a run reaches its policy.
 
     Args:
         url: the gateway's, without `/v1`.
-        key: of the run's policy; admin_key: of any.
-        base_model: the name under which version 0 is served.
+        key: the policy's API key; admin_key: a key with the scope `admin`.
+        base_model: the served name of version 0.
     """
 
     url: str
@@ -66,11 +66,11 @@ class Place:
 
 
 def rounds(interactions: int) -> list[list[int]]:
-    """How many requests each session has, the sessions of a round side by side; together `interactions`."""
+    """Split `interactions` requests into rounds of concurrent sessions; return the size of each session."""
     left, planned = interactions, []
     while left:
         sizes: list[int] = []
-        while left and len(sizes) < SESSIONS_AT_ONCE:
+        while left and len(sizes) < CONCURRENT_SESSIONS:
             sizes.append(min(left, SESSION_REQUESTS))
             left -= sizes[-1]
         planned.append(sizes)
@@ -79,233 +79,241 @@ def rounds(interactions: int) -> list[list[int]]:
 
 @dataclass
 class Experiment:
-    """
-    Args:
-        plan: paced, the user waits between two rounds of sessions until what was said is learned.
+    """One run in progress.
 
     Attributes:
-        evaluated: so far, in order.
+        evaluations: so far, in order.
     """
 
     run: PlannedRun
-    place: Place
-    talker: ChatClient
-    watcher: AdminClient
-    board: Scoreboard
+    access: PolicyAccess
+    client: ChatClient
+    admin: AdminClient
+    board: ExperimentBoard
     plan: Plan
-    patience_seconds: float = PATIENCE_SECONDS
-    evaluated: list[Evaluated] = field(default_factory=list)
+    wait_timeout_seconds: float = WAIT_TIMEOUT_SECONDS
+    evaluations: list[Evaluation] = field(default_factory=list)
     _steps: set[int] = field(default_factory=set)
-    _begun: float = 0.0
+    _started: float = 0.0
     _interactions: int = 0
-    _waiting: bool = False  # the user says nothing until what was said is learned
-    _asked: dict[str, int] = field(default_factory=dict)  # requests by session
-    _sessions: dict[str, WatchedSession] = field(default_factory=dict)  # as last seen
-    _finalized: set[str] = field(default_factory=set)  # sessions of which no turn changes any more
-    _judged: set[UUID] = field(default_factory=set)
-    _newest: int = 0  # version that answers
+    _chat_paused: bool = False  # the user waits until every turn is learned
+    _requests_by_session: dict[str, int] = field(default_factory=dict)
+    _sessions: dict[str, SessionSummary] = field(default_factory=dict)  # as last read
+    _finalized_sessions: set[str] = field(default_factory=set)  # all of their turns have a final outcome
+    _judged_turns: set[UUID] = field(default_factory=set)
+    _active_version: int = 0
     _flipped_at: int | None = None
     _preference: Preference = field(init=False)
 
     def __post_init__(self) -> None:
         self._preference = draw_preference(self.run.seed)
 
-    async def hold(self) -> None:
-        """Chat, and measure the versions that come.
+    async def execute(self) -> None:
+        """Chat and evaluate the versions as they become active.
 
         Raises:
             TrainingPaused
-            SetupError: the gateway gives no answer.
+            SetupError: the gateway does not answer.
         """
-        self._begun = time.monotonic()
+        self._started = time.monotonic()
         await self._evaluate(0)
-        following = None if self.plan.paced else asyncio.create_task(self._follow())
-        before = self.plan.interactions // 2 if self.plan.flip else self.plan.interactions
+        measuring = None if self.plan.paced else asyncio.create_task(self._measure_versions())
+        before_flip = self.plan.interactions // 2 if self.plan.flip else self.plan.interactions
         try:
-            await self._chat_for(before, following)
+            await self._chat_rounds(before_flip, measuring)
             if self.plan.flip:
                 await self._flip()
-                await self._chat_for(self.plan.interactions - before, following)
-            self._waiting = True
-            if following is not None:
-                await following
+                await self._chat_rounds(self.plan.interactions - before_flip, measuring)
+            self._chat_paused = True
+            if measuring is not None:
+                await measuring
         finally:
-            if following is not None:
-                following.cancel()
-        await self._catch_up()
+            if measuring is not None:
+                measuring.cancel()
+        await self._evaluate_active()
 
     async def totals(self, stopped: str | None = None) -> RunTotals:
-        """
+        """Return the totals of the run.
+
         Args:
-            stopped: why the run ended early.
+            stopped: why the run ended early; None if it did not.
         """
-        await self._reward()  # for the steps of the last turns
+        await self._mean_reward()  # counts the steps of the last turns
         return RunTotals(
             interactions=self._interactions,
-            failed=self.talker.failed,
-            versions=await self.watcher.versions_made(self.run.policy),
+            failed=self.client.failed,
+            versions=await self.admin.count_trained_versions(self.run.policy),
             steps=len(self._steps),
-            seconds=time.monotonic() - self._begun,
+            seconds=time.monotonic() - self._started,
             flipped_at=self._flipped_at,
             stopped=stopped,
         )
 
-    async def _chat_for(self, interactions: int, following: asyncio.Task[None] | None) -> None:
+    async def _chat_rounds(self, interactions: int, measuring: asyncio.Task[None] | None) -> None:
         for sizes in rounds(interactions):
-            said = f"{self._interactions} of {self.plan.interactions} interactions"
-            self.board.doing(self.run, f"{said}, chatting")
-            if following is not None and following.done():
-                await following  # it ended too soon, and says why
+            progress = f"{self._interactions} of {self.plan.interactions} interactions"
+            self.board.status(self.run, f"{progress}, chatting")
+            if measuring is not None and measuring.done():
+                await measuring  # raises the error that ended it
             await self._chat(sizes)
-            if following is None:
-                self._waiting = True
-                await self._follow()
-                self._waiting = False
+            if measuring is None:
+                self._chat_paused = True
+                await self._measure_versions()
+                self._chat_paused = False
 
     async def _flip(self) -> None:
-        """From now on the user likes something else; whoever measures goes by it."""
+        """Flip the preference of the user and of the grading."""
         if self.plan.paced:
-            await self._catch_up()
+            await self._evaluate_active()
         self._preference = flipped(self._preference, self.plan.flip)
         self._flipped_at = self._interactions
         if self.plan.paced:
-            await self._evaluate(self._newest)
+            await self._evaluate(self._active_version)
 
-    async def _catch_up(self) -> None:
-        """Measure the version that answers, if it was passed over."""
-        if self._newest > self.evaluated[-1].version:
-            await self._evaluate(self._newest)
+    async def _evaluate_active(self) -> None:
+        """Evaluate the active version if it was skipped."""
+        if self._active_version > self.evaluations[-1].version:
+            await self._evaluate(self._active_version)
 
     async def _chat(self, sizes: list[int]) -> None:
         preference = self._preference
 
         async def one(number: int, size: int) -> None:
             name = f"{self.run.policy}-{number}"
-            self._asked[name] = 0
-            # A user of its own for each session: what they say then does not depend on whose answer comes first.
+            self._requests_by_session[name] = 0
+            # One user for each session, so that messages do not depend on the order of concurrent answers.
             user = SyntheticUser(self.run.seed * 10_000 + number, preference)
-            await chat_session(self.talker, user, name, size, partial(self._count, name))
+            await chat_session(self.client, user, name, size, partial(self._count_request, name))
 
-        first = len(self._asked) + 1
+        first = len(self._requests_by_session) + 1
         try:
             async with asyncio.TaskGroup() as group:
                 for offset, size in enumerate(sizes):
                     group.create_task(one(first + offset, size))
-        except* SetupError as several:
-            raise several.exceptions[0] from None
+        except* SetupError as group_error:
+            raise group_error.exceptions[0] from None
 
-    def _count(self, session: str) -> None:
+    def _count_request(self, session: str) -> None:
         self._interactions += 1
-        self._asked[session] += 1
+        self._requests_by_session[session] += 1
 
-    async def _is_learned(self) -> bool:
-        """Whether every turn has arrived (they may come late, over the spool), and nothing is left to do with them."""
-        await self._look_for_sessions()
+    async def _is_caught_up(self) -> bool:
+        """True if every turn is stored (the spool may deliver turns late) and learned."""
+        await self._refresh_sessions()
         for name, seen in self._sessions.items():
-            if seen.main_turns < self._asked[name]:
-                self._sessions[name] = replace(seen, main_turns=len(await self.watcher.main_turns(seen.id)))
+            if seen.main_turns < self._requests_by_session[name]:
+                self._sessions[name] = replace(seen, main_turns=len(await self.admin.main_turns(seen.id)))
         arrived = sum(seen.main_turns for seen in self._sessions.values())
-        return arrived >= self._interactions and (await self.watcher.learning(self.run.policy)).is_done
+        return arrived >= self._interactions and (await self.admin.training_status(self.run.policy)).is_done
 
-    async def _look_for_sessions(self) -> None:
-        """Take note of those among the newest; each evaluation is 60 sessions, so older chats are not among them."""
-        for session in await self.watcher.sessions(self.run.policy):
-            if session.name in self._asked:
+    async def _refresh_sessions(self) -> None:
+        """Update the run's sessions from the newest ones; an evaluation adds 60 sessions, so older chats drop out."""
+        for session in await self.admin.sessions(self.run.policy):
+            if session.name in self._requests_by_session:
                 self._sessions[session.name] = session
 
-    async def _follow(self) -> None:
-        """Measure versions as they come, until the user waits and there is nothing left to wait for."""
+    async def _measure_versions(self) -> None:
+        """Evaluate versions as they become active, until the chat is paused and every turn is learned."""
         waited_since = time.monotonic()
         while True:
-            now = await self.watcher.learning(self.run.policy)
-            if now.version > self._newest or self._is_flip_unmeasured():
-                self._newest = now.version
-                if self._is_due():
-                    await self._evaluate(now.version)
+            status = await self.admin.training_status(self.run.policy)
+            if status.version > self._active_version or self._is_flip_unmeasured():
+                self._active_version = status.version
+                if self._is_evaluation_due():
+                    await self._evaluate(status.version)
                 waited_since = time.monotonic()
                 continue
-            if self._waiting and now.is_done and await self._is_learned():
+            if self._chat_paused and status.is_done and await self._is_caught_up():
                 return
-            if now.state is TrainingState.PAUSED:
-                raise TrainingPaused(f"training of {self.run.policy} has paused itself: {now.reason}")
-            if not self._waiting:
+            if status.state is TrainingState.PAUSED:
+                raise TrainingPaused(f"training of {self.run.policy} has paused itself: {status.reason}")
+            if not self._chat_paused:
                 waited_since = time.monotonic()
-            if time.monotonic() - waited_since > self.patience_seconds:
-                self.board.say(f"{self.run.policy}: no longer waiting after {self.patience_seconds:g} s: {now.reason}")
+            if time.monotonic() - waited_since > self.wait_timeout_seconds:
+                self.board.say(
+                    f"{self.run.policy}: gave up waiting after {self.wait_timeout_seconds:g} s: {status.reason}"
+                )
                 return
-            self.board.doing(self.run, f"{self._interactions} interactions; {_waited_for(now)}")
-            await asyncio.sleep(_LOOK_SECONDS)
+            self.board.status(self.run, f"{self._interactions} interactions; {_wait_reason(status)}")
+            await asyncio.sleep(_POLL_SECONDS)
 
     def _is_flip_unmeasured(self) -> bool:
-        return self._flipped_at is not None and not self.evaluated[-1].flipped
+        return self._flipped_at is not None and not self.evaluations[-1].flipped
 
-    def _is_due(self) -> bool:
-        closely = self._interactions - (self._flipped_at or 0) <= MEASURED_CLOSELY
-        passed = self._newest - self.evaluated[-1].version
-        return closely or self._is_flip_unmeasured() or passed >= self.plan.measure_every
+    def _is_evaluation_due(self) -> bool:
+        is_dense = self._interactions - (self._flipped_at or 0) <= FULLY_MEASURED_INTERACTIONS
+        skipped = self._active_version - self.evaluations[-1].version
+        return is_dense or self._is_flip_unmeasured() or skipped >= self.plan.measure_every
 
     async def _evaluate(self, version: int) -> None:
         interactions, is_flipped = self._interactions, self._flipped_at is not None
-        self.board.doing(self.run, f"{interactions} interactions; asking version {version} the 60 fixed requests")
-        model = version_name(self.run.policy, version, self.place.base_model)
-        measured = await measure(self.talker, self._preference, model)
-        row = Evaluated(
+        self.board.status(
+            self.run, f"{interactions} interactions; evaluating version {version} on the 60 fixed requests"
+        )
+        model = version_name(self.run.policy, version, self.access.base_model)
+        measured = await measure(self.client, self._preference, model)
+        row = Evaluation(
             step=version,
             version=version,
             interactions=interactions,
-            reward=await self._reward(),
+            reward=await self._mean_reward(),
             match=measured.match,
             exact=measured.exact,
-            failed=self.talker.failed,
-            seconds=time.monotonic() - self._begun,
+            failed=self.client.failed,
+            seconds=time.monotonic() - self._started,
             flipped=is_flipped,
         )
-        self.evaluated.append(row)
-        self.board.evaluated(self.run, row)
+        self.evaluations.append(row)
+        self.board.add_evaluation(self.run, row)
 
-    async def _reward(self) -> float | None:
-        """Mean verdict of the turns that were judged since the last time."""
-        if len(self._sessions) < len(self._asked):
-            await self._look_for_sessions()
-        unfinalized = {name: one.id for name, one in self._sessions.items() if name not in self._finalized}
-        found = await asyncio.gather(*(self.watcher.main_turns(one) for one in unfinalized.values()))
-        for name, its in zip(unfinalized, found, strict=True):
-            if its and all(turn.outcome not in _OPEN_OUTCOMES for turn in its):
-                self._finalized.add(name)
-        turns = [turn for its in found for turn in its]
+    async def _mean_reward(self) -> float | None:
+        """Return the mean verdict of the turns judged since the last call; None if there are none."""
+        if len(self._sessions) < len(self._requests_by_session):
+            await self._refresh_sessions()
+        unfinalized = {
+            name: session.id for name, session in self._sessions.items() if name not in self._finalized_sessions
+        }
+        turns_by_session = await asyncio.gather(*(self.admin.main_turns(session) for session in unfinalized.values()))
+        for name, session_turns in zip(unfinalized, turns_by_session, strict=True):
+            if session_turns and all(turn.outcome not in _OPEN_OUTCOMES for turn in session_turns):
+                self._finalized_sessions.add(name)
+        turns = [turn for session_turns in turns_by_session for turn in session_turns]
         self._steps |= {turn.step for turn in turns if turn.step is not None and turn.outcome == "trained"}
-        fresh = [turn for turn in turns if turn.verdict is not None and turn.id not in self._judged]
-        self._judged |= {turn.id for turn in fresh}
-        return fmean(float(turn.verdict or 0) for turn in fresh) if fresh else None
+        newly_judged = [turn for turn in turns if turn.verdict is not None and turn.id not in self._judged_turns]
+        self._judged_turns |= {turn.id for turn in newly_judged}
+        return fmean(float(turn.verdict or 0) for turn in newly_judged) if newly_judged else None
 
 
-def _waited_for(now: Learning) -> str:
-    if now.head != now.version:
-        return f"publishing version {now.head}"
-    return f"step {now.step}: {now.reason}" if now.state is TrainingState.WAITING else now.reason
+def _wait_reason(status: TrainingStatus) -> str:
+    if status.head != status.version:
+        return f"publishing version {status.head}"
+    return f"step {status.step}: {status.reason}" if status.state is TrainingState.WAITING else status.reason
 
 
 async def run_experiment(
-    run: PlannedRun, place: Place, board: Scoreboard, plan: Plan
-) -> tuple[list[Evaluated], RunTotals]:
-    """A whole run; returns what it found, until training paused itself if it did.
+    run: PlannedRun, access: PolicyAccess, board: ExperimentBoard, plan: Plan
+) -> tuple[list[Evaluation], RunTotals]:
+    """Execute a run and return its evaluations and totals; it ends early if training pauses itself.
 
     Raises:
-        SetupError: the gateway gives no answer.
+        SetupError: the gateway does not answer.
     """
 
-    heard: set[str] = set()
+    reported: set[str] = set()
 
-    def failed(words: str) -> None:
-        if words not in heard:
-            heard.add(words)
-            board.say(f"{run.policy}: a request failed: {words} (others that fail like it are only counted)")
+    def report_failure(text: str) -> None:
+        if text not in reported:
+            reported.add(text)
+            board.say(f"{run.policy}: a request failed: {text} (further failures with this message are only counted)")
 
-    async with ChatClient(place.url, place.key, failed) as talker, AdminClient(place.url, place.admin_key) as watcher:
-        course = Experiment(run, place, talker, watcher, board, plan)
+    async with (
+        ChatClient(access.url, access.key, report_failure) as client,
+        AdminClient(access.url, access.admin_key) as admin,
+    ):
+        experiment = Experiment(run, access, client, admin, board, plan)
         stopped = None
         try:
-            await course.hold()
+            await experiment.execute()
         except TrainingPaused as why:
             stopped = str(why)
-        return course.evaluated, await course.totals(stopped)
+        return experiment.evaluations, await experiment.totals(stopped)

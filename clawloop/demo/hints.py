@@ -1,7 +1,4 @@
-"""The hints of the demo's world: how the model writes them, and other ways of saying the same.
-
-Knows nothing about where a hint is put; `clawloop.judging.hints` does that.
-"""
+"""The hints of the demo's world, with paraphrases."""
 
 from __future__ import annotations
 
@@ -45,4 +42,4 @@ HINTS: dict[Style, tuple[str, ...]] = {
         "The user prefers a friendly tone.",
     ),
 }
-"""Each style's hints; the model writes the first."""
+"""Hints for each style; the model as judge writes the first one."""

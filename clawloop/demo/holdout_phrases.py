@@ -1,7 +1,6 @@
-"""Feedback as people type it, written down by hand: the list nobody trains on.
+"""Data of `phrasing.py`: handwritten feedback, held out to measure the judge on unseen phrases.
 
-Each phrase, and whatever differs from one only in case, punctuation and spaces, is kept out of the training
-data (`phrasing.py`), so what the judge makes of it shows how it reads what it never saw.
+The training data has none of these phrases, nor any that differs only in case, punctuation and spaces.
 """
 
 from __future__ import annotations
@@ -244,10 +243,10 @@ i am back
 see you
 """.strip().splitlines()
 
-OWN: tuple[tuple[str, int, str | None], ...] = (
+HANDWRITTEN: tuple[tuple[str, int, str | None], ...] = (
     *((text, 1, None) for text in LIKED),
     *((text, -1, None) for text in DISLIKED),
     *((text, -1, style) for style, texts in WISHES.items() for text in texts.strip().splitlines()),
     *((text, 0, None) for text in UNREADABLE),
 )
-"""(what is typed, the right vote, the style it asks for or None)."""
+"""(text, right vote, requested style or None)."""

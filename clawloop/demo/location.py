@@ -1,7 +1,4 @@
-"""Where the demo model lies.
-
-Knows nothing about what is in it.
-"""
+"""Locates the shipped demo model; imports no model code."""
 
 from __future__ import annotations
 
@@ -9,5 +6,5 @@ from pathlib import Path
 
 
 def model_path() -> Path:
-    """The folder of the model that ships with Clawloop, in Hugging Face's form."""
+    """Return the folder of the model shipped with Clawloop, in Hugging Face's format."""
     return Path(__file__).with_name("model")

@@ -1,4 +1,4 @@
-"""Feedback in other languages, and emoji. The same form as `phrases.py`: patterns separated by "|"."""
+"""Data of `phrasing.py`: feedback in other languages and emoji, in the format of `phrases.py`."""
 
 from __future__ import annotations
 

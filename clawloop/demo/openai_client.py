@@ -1,7 +1,4 @@
-"""Requests to the gateway as any client sends them, with the openai SDK, each failure counted.
-
-Knows nothing about who asks or why.
-"""
+"""Sends chat requests to the gateway with the openai SDK, retries failures and counts them."""
 
 from __future__ import annotations
 
@@ -16,20 +13,21 @@ from openai.types.chat import ChatCompletionMessageParam
 
 from clawloop.errors import SetupError
 
-# Of a gateway that answers nobody a demo cannot be made; four tries with these pauses outlast a restarting gateway.
-_PAUSES_SECONDS = (1.0, 3.0, 9.0)
-# A reply takes seconds; the gateway itself holds requests for 150 s while its only engine restarts.
-_REPLY_SECONDS = 180.0
-# The longest right answer has 70 tokens. One that never ends should not hold up the others.
-MOST_TOKENS = 160
+# Four attempts with these pauses (seconds) outlast a gateway restart; after that the demo gives up.
+_RETRY_PAUSES = (1.0, 3.0, 9.0)
+# A reply takes seconds, but the gateway holds requests for 150 s while its only engine restarts.
+_TIMEOUT_SECONDS = 180.0
+# The longest right answer has 70 tokens. The limit keeps an endless answer from delaying the others.
+MAX_TOKENS = 160
 
 
 @dataclass(frozen=True, slots=True)
 class Reply:
-    """
+    """The answer to a main turn.
+
     Args:
-        id: what the gateway calls it.
-        model: the version that answered, by its served name.
+        id: the completion's id.
+        model: the served name of the version that answered.
     """
 
     id: str
@@ -37,27 +35,26 @@ class Reply:
     text: str
 
 
-class StreamBroke(Exception):
-    """A stream ended before its reply did."""
+class StreamBroken(Exception):
+    """A stream ended before its reply was complete."""
 
 
 class ChatClient:
-    """Talks to one policy. Use as an async context manager.
+    """A chat client of one policy. Use as an async context manager.
 
     Args:
         url: the gateway's, without `/v1`.
-        key: of the policy.
-        told: hears of each failure, in words.
+        key: the policy's API key.
+        on_failure: called with the message of each failure.
 
     Attributes:
-        failed: HTTP answers of 400 and above, answers that never came and streams that broke, each one counted
-            whether or not it was asked again.
+        failed: HTTP responses of 400 and above, timeouts and broken streams; each attempt counts.
     """
 
-    def __init__(self, url: str, key: str, told: Callable[[str], None] = lambda words: None) -> None:
-        # Retries are ours: the SDK's own would hide what failed.
-        self._client = AsyncOpenAI(base_url=f"{url}/v1", api_key=key, max_retries=0, timeout=_REPLY_SECONDS)
-        self._told = told
+    def __init__(self, url: str, key: str, on_failure: Callable[[str], None] = lambda message: None) -> None:
+        # No SDK retries: they would hide failures.
+        self._client = AsyncOpenAI(base_url=f"{url}/v1", api_key=key, max_retries=0, timeout=_TIMEOUT_SECONDS)
+        self._on_failure = on_failure
         self.failed = 0
 
     async def __aenter__(self) -> ChatClient:
@@ -68,41 +65,45 @@ class ChatClient:
     ) -> None:
         await self._client.close()
 
-    async def say(
+    async def send_main_turn(
         self, messages: list[ChatCompletionMessageParam], session: str, *, last: bool, temperature: float | None = None
     ) -> Reply:
-        """A main turn, streamed.
+        """Send a main turn and return the streamed reply.
 
         Args:
-            session: by which the gateway knows the conversation.
-            last: the session ends with it.
-            temperature: None for the policy's.
+            session: the client's name of the session.
+            last: end the session with this turn.
+            temperature: None for the policy's default.
 
         Raises:
-            SetupError: it failed again and again.
+            SetupError: every attempt failed.
         """
         headers = {"X-Session-Id": session} | ({"X-Session-Done": "true"} if last else {})
-        for pause in (*_PAUSES_SECONDS, None):
+        for pause in (*_RETRY_PAUSES, None):
             try:
                 return await self._stream(messages, headers, temperature)
-            except (APIError, StreamBroke) as error:
-                await self._failed(error, pause)
+            except (APIError, StreamBroken) as error:
+                await self._record_failure(error, pause)
         raise AssertionError  # the last pause raises
 
-    async def ask_aside(self, text: str, model: str, session: str) -> str:
-        """A side turn, asked of one version by its name; returns the answer."""
+    async def send_side_turn(self, text: str, model: str, session: str) -> str:
+        """Send a side turn to one version by its served name and return the answer.
+
+        Raises:
+            SetupError: every attempt failed.
+        """
         headers = {"X-Turn-Type": "side", "X-Session-Id": session}
-        for pause in (*_PAUSES_SECONDS, None):
+        for pause in (*_RETRY_PAUSES, None):
             try:
                 answer = await self._client.chat.completions.create(
                     model=model,
                     messages=[{"role": "user", "content": text}],
-                    max_tokens=MOST_TOKENS,
+                    max_tokens=MAX_TOKENS,
                     extra_headers=headers,
                 )
                 return answer.choices[0].message.content or ""
             except APIError as error:
-                await self._failed(error, pause)
+                await self._record_failure(error, pause)
         raise AssertionError
 
     async def _stream(
@@ -111,7 +112,7 @@ class ChatClient:
         stream = await self._client.chat.completions.create(
             model="policy",
             messages=messages,
-            max_tokens=MOST_TOKENS,
+            max_tokens=MAX_TOKENS,
             temperature=omit if temperature is None else temperature,
             stream=True,
             extra_headers=headers,
@@ -127,15 +128,15 @@ class ChatClient:
                         pieces.append(choice.delta.content or "")
                         ended = ended or choice.finish_reason is not None
         except json.JSONDecodeError as error:
-            raise StreamBroke("the stream holds what is no JSON") from error
+            raise StreamBroken("the stream contains invalid JSON") from error
         if not ended:
-            raise StreamBroke("the stream ended before the reply did")
+            raise StreamBroken("the stream ended before the reply was complete")
         return Reply(reply_id, model, "".join(pieces))
 
-    async def _failed(self, error: Exception, pause: float | None) -> None:
+    async def _record_failure(self, error: Exception, pause: float | None) -> None:
         self.failed += 1
-        words = " ".join(str(error).split())
-        self._told(words)
+        message = " ".join(str(error).split())
+        self._on_failure(message)
         if pause is None:
-            raise SetupError(f"the gateway does not answer the demo's requests: {words}") from error
+            raise SetupError(f"the gateway does not answer the demo's requests: {message}") from error
         await asyncio.sleep(pause)

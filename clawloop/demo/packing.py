@@ -1,7 +1,4 @@
-"""Lessons laid end to end in one row.
-
-Knows nothing about what the lessons are about.
-"""
+"""Packs tokenized lessons into one row for a forward pass."""
 
 from __future__ import annotations
 
@@ -14,11 +11,11 @@ from torch import Tensor
 
 @dataclass(frozen=True, slots=True)
 class Encoded:
-    """One lesson as token ids.
+    """One tokenized lesson.
 
     Args:
-        replies: (begin, end) of what is to be learned, each with the end of its turn.
-        weights: of each token of each reply.
+        replies: (begin, end) of each reply to learn, with its end-of-turn token.
+        weights: loss weight of each token of each reply.
     """
 
     tokens: Sequence[int]
@@ -28,13 +25,13 @@ class Encoded:
 
 @dataclass(frozen=True, slots=True)
 class Pack:
-    """Lessons in one row.
+    """Packed lessons.
 
     Args:
-        tokens_S: what is read.
-        rows_N, targets_N: where a reply's token is predicted, and which.
-        weights_N: they add up to 1.
-        lengths: tokens read of each lesson.
+        tokens_S: input tokens.
+        rows_N, targets_N: the positions that predict reply tokens, and those tokens.
+        weights_N: loss weights; they sum to 1.
+        lengths: input tokens of each lesson.
     """
 
     tokens_S: Tensor
@@ -45,7 +42,7 @@ class Pack:
 
 
 def pack(lessons: Sequence[Encoded]) -> Pack:
-    """All of these lessons in one row; the last token of each is predicted and never read."""
+    """Pack lessons into one row, each without its last token, which is only a target."""
     tokens: list[int] = []
     rows: list[int] = []
     targets: list[int] = []

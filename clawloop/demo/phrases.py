@@ -1,7 +1,7 @@
-"""Words and sentence patterns of feedback, in English: what `phrasing.py` builds phrases from.
+"""Data of `phrasing.py`: words and sentence patterns of feedback in English.
 
-Knows nothing about how they are combined or mistyped. `{word}` in a pattern stands for one of `WORDS["word"]`;
-variants are separated by "|". Patterns after `HELD_OUT_MARK` are never used in training.
+`{word}` in a pattern stands for one of `WORDS["word"]`; variants are separated by "|". Patterns after `HELD_OUT_MARK`
+are never used in training.
 """
 
 from __future__ import annotations
@@ -10,7 +10,7 @@ HELD_OUT_MARK = "~"
 
 
 def split(text: str) -> tuple[str, ...]:
-    """The variants in a text that separates them by "|" and line ends."""
+    """Split a text into its variants, which are separated by "|" and line ends."""
     return tuple(part.strip() for line in text.strip().splitlines() for part in line.split("|") if part.strip())
 
 
@@ -215,7 +215,7 @@ something's off|that's off|can't be right|that cannot be right|i doubt that|fals
 ~ hmm, {it} is {bad}|{no}, {redo} please|i said {redo}|your {job} is {bad}
 """
 
-# A wish for one style. `{X}` is the language wanted, `{Y}` the other one.
+# A wish for a language: `{X}` is the preferred one, `{Y}` the other one.
 WISHED_CODE = """
 {X}|{X} {please}|{X}, {please}|{please} {X}|{X}!|in {X}|in {X} {please}|in {X}, {please}|{can} use {X}
 {can} use {X}?|{can} write it in {X}|{can} do it in {X}|{can} write {X}|{can} redo this in {X}|{can} give me {X}
@@ -241,7 +241,7 @@ i code in {X}|{X} or nothing|{X} {X} {X}
 ~ give it to me in {X}|{can} answer in {X}
 """
 
-# A wish for another manner. `{adj}` what it should be, `{noun}` what it should have, `{fault}` what it is too much.
+# A wish for a manner: `{adj}` or `{noun}` describe the preferred one, `{fault}` the one to avoid.
 WISHED_MANNER = """
 {adj}|{adj} {please}|{adj}, {please}|{please} {adj}|{adj}!|make it {adj}|make it {adj} {please}
 {can} make it {adj}|{can} be {adj}|{can} be {adj}?|be {adj}|be {adj} {please}|{want} it {adj}

@@ -1,8 +1,7 @@
-"""Feedback as people type it: patterns filled with words, then shortened, mistyped and decorated.
+"""Generates feedback as people type it: patterns filled with words, with typing errors and decoration.
 
-Knows nothing about requests or judges. What is held out is fixed once and for all: one phrase in ten of those
-that can be built, whole patterns, and `holdout_phrases.OWN`. `Typist` never gives a phrase that reads like one of
-them, whatever its case, punctuation and spaces.
+Three sets are held out from training: one generated phrase in ten, whole patterns, and
+`holdout_phrases.HANDWRITTEN`. `Typist` gives none of them in any case, punctuation or spacing.
 """
 
 from __future__ import annotations
@@ -17,7 +16,7 @@ from functools import cache
 from hashlib import blake2b
 
 from clawloop.demo import multilingual_phrases, phrases
-from clawloop.demo.holdout_phrases import OWN
+from clawloop.demo.holdout_phrases import HANDWRITTEN
 from clawloop.demo.world import STYLES, Style, other
 
 _WORDS = {name: phrases.split(text) for name, text in (phrases.WORDS | multilingual_phrases.MULTILINGUAL_WORDS).items()}
@@ -29,11 +28,11 @@ _MANNER = {
 }
 MEASURED_PHRASES = 480  # of each held-out kind
 _HELD_OUT_SHARE = 10  # one phrase in ten
-_ABROAD_SHARE = 0.2
+_MULTILINGUAL_SHARE = 0.2
 _SHORT_SHARE = 0.25
-_ASIDE_SHARE = 0.3
-# Said before or after anything, they change nothing: the model learns a short phrase's words beside them.
-_BEFORE = (
+_FILLER_SHARE = 0.3
+# Fillers before and after a phrase do not change its meaning; they teach the model short phrases in context.
+_FILLERS_BEFORE = (
     "hey",
     "well",
     "ok",
@@ -51,7 +50,7 @@ _BEFORE = (
     "imo",
     "ok so",
 )
-_AFTER = (
+_FILLERS_AFTER = (
     "mate",
     "bro",
     "man",
@@ -68,25 +67,25 @@ _AFTER = (
     "i guess",
     "ok",
 )
-_MOST_TRIES = 1000  # phrases in a row that are held out; a pattern list this poor is a mistake
+_MAX_ATTEMPTS = 1000  # after so many rejected phrases the pattern list must be wrong
 _NEIGHBOURS = dict(zip("qwertyuiopasdfghjklzxcvbnm", "wqreyturoisaffjhlkxzvcmnb", strict=False))
 
 
 class Mood(StrEnum):
-    """What a piece of feedback says about the answer before it."""
+    """What feedback says about the previous answer."""
 
     LIKED = "liked"
-    DISLIKED = "disliked"  # without a word on what was wanted
-    WISHED = "wished"  # disliked, and it names the style that was wanted
+    DISLIKED = "disliked"  # names no preferred style
+    WISHED = "wished"  # disliked, and names the preferred style
     UNREADABLE = "unreadable"
 
 
 @dataclass(frozen=True, slots=True)
 class Feedback:
-    """What a user types after an answer.
+    """A user's reaction to an answer.
 
     Args:
-        style: the style it asks for; None unless `mood` is WISHED.
+        style: the requested style; None unless `mood` is WISHED.
     """
 
     text: str
@@ -99,76 +98,79 @@ class Feedback:
 
 
 def normal(text: str) -> str:
-    """What two phrases share that differ in case, punctuation and white space only."""
+    """Return the normal form of a phrase, without case, punctuation and white space."""
     folded = unicodedata.normalize("NFKC", text).casefold()
     letters = "".join(c for c in folded if not (c.isspace() or unicodedata.category(c).startswith("P")))
     return letters or "".join(folded.split())
 
 
 def is_held_out(text: str) -> bool:
-    """True for one phrase in ten, by its normal form, and for those of `holdout_phrases` and held-out patterns."""
+    """True for one normal form in ten, for `HANDWRITTEN` and for measured phrases of held-out patterns."""
     form = normal(text)
-    return form in _kept_out() or blake2b(form.encode(), digest_size=4).digest()[0] % _HELD_OUT_SHARE == 0
+    return form in _excluded_forms() or blake2b(form.encode(), digest_size=4).digest()[0] % _HELD_OUT_SHARE == 0
 
 
 class Typist:
-    """A source of feedback.
+    """A generator of feedback.
 
     Args:
-        held_out: None for phrases to train on; "phrase" for held-out phrases of patterns that are trained on;
-            "pattern" for patterns that are not.
+        held_out: None for training phrases; "phrase" for held-out phrases of training patterns; "pattern" for
+            phrases of held-out patterns.
     """
 
-    def __init__(self, chance: random.Random, held_out: str | None = None):
-        self._chance = chance
+    def __init__(self, rng: random.Random, held_out: str | None = None):
+        self._rng = rng
         self._held_out = held_out
 
     def feedback(self, mood: Mood, style: Style | None = None) -> Feedback:
-        """One piece of feedback; with WISHED it asks for `style`."""
-        for _ in range(_MOST_TRIES):
-            text = self._typed(self._plain(mood, style), mood)
+        """Return feedback; with WISHED it requests `style`."""
+        for _ in range(_MAX_ATTEMPTS):
+            text = self._add_typing_noise(self._fill_pattern(mood, style), mood)
             if text and (self._held_out == "pattern" or is_held_out(text) is (self._held_out == "phrase")):
                 return Feedback(text, mood, style if mood is Mood.WISHED else None)
-        raise ValueError(f"no phrase to be had for {mood} {style}")
+        raise ValueError(f"no phrase found for mood {mood} and style {style}")
 
-    def _plain(self, mood: Mood, style: Style | None) -> str:
-        if mood is Mood.UNREADABLE and self._chance.random() < 0.2:
-            return _gibberish(self._chance)
-        pool = _patterns(mood, style, self._held_out == "pattern")
+    def _fill_pattern(self, mood: Mood, style: Style | None) -> str:
+        if mood is Mood.UNREADABLE and self._rng.random() < 0.2:
+            return _gibberish(self._rng)
+        english, multilingual = _patterns(mood, style, self._held_out == "pattern")
         words = _words_for(style)
-        home, abroad = pool
-        patterns = abroad if abroad and self._chance.random() < _ABROAD_SHARE else home
-        pattern = self._chance.choice(patterns)
-        if self._chance.random() < _SHORT_SHARE:  # people are brief more often than patterns are
-            pattern = min(pattern, *(self._chance.choice(patterns) for _ in range(5)), key=len)
-        return re.sub(r"\{(\w+)\}", lambda found: self._chance.choice(words[found[1]]), pattern)
+        patterns = multilingual if multilingual and self._rng.random() < _MULTILINGUAL_SHARE else english
+        pattern = self._rng.choice(patterns)
+        if self._rng.random() < _SHORT_SHARE:  # people are brief more often than the patterns
+            pattern = min(pattern, *(self._rng.choice(patterns) for _ in range(5)), key=len)
+        return re.sub(r"\{(\w+)\}", lambda found: self._rng.choice(words[found[1]]), pattern)
 
-    def _typed(self, text: str, mood: Mood) -> str:
-        chance = self._chance
-        if self._held_out is None and chance.random() < _ASIDE_SHARE:
-            text = f"{chance.choice(_BEFORE)} {text}" if chance.random() < 0.4 else f"{text} {chance.choice(_AFTER)}"
-        draw = chance.random()
+    def _add_typing_noise(self, text: str, mood: Mood) -> str:
+        rng = self._rng
+        if self._held_out is None and rng.random() < _FILLER_SHARE:
+            text = (
+                f"{rng.choice(_FILLERS_BEFORE)} {text}"
+                if rng.random() < 0.4
+                else f"{text} {rng.choice(_FILLERS_AFTER)}"
+            )
+        draw = rng.random()
         if draw < 0.5:
             text = text.lower()
         elif draw < 0.75:
             text = text[:1].upper() + text[1:]
         elif draw < 0.8:
             text = text.upper()
-        if chance.random() < 0.25:
+        if rng.random() < 0.25:
             text = re.sub(r"[,.'!?]", "", text)
-        if chance.random() < 0.1:
-            text = _mistyped(text, chance)
-        if chance.random() < 0.3:
-            text += chance.choice((".", ".", "!", "!", "!!", "!!!", "...", " :)" if mood is Mood.LIKED else "?"))
-        if mood in (Mood.LIKED, Mood.DISLIKED) and chance.random() < 0.08:
-            text += " " + chance.choice(_WORDS["happy" if mood is Mood.LIKED else "sad"])
+        if rng.random() < 0.1:
+            text = _add_typo(text, rng)
+        if rng.random() < 0.3:
+            text += rng.choice((".", ".", "!", "!", "!!", "!!!", "...", " :)" if mood is Mood.LIKED else "?"))
+        if mood in (Mood.LIKED, Mood.DISLIKED) and rng.random() < 0.08:
+            text += " " + rng.choice(_WORDS["happy" if mood is Mood.LIKED else "sad"])
         return text
 
 
 def held_out_phrases(held_out: str, count: int) -> tuple[Feedback, ...]:
-    """Different phrases of all moods in turn, always the same: what the judge is measured on."""
-    chance = random.Random(f"held out {held_out}")
-    typist = Typist(chance, held_out)
+    """Return `count` distinct held-out phrases, the moods in turn; the result is always the same."""
+    rng = random.Random(f"held out {held_out}")
+    typist = Typist(rng, held_out)
     wished = [style for styles in STYLES.values() for style in styles]
     found: dict[str, Feedback] = {}
     moods = (Mood.LIKED, Mood.DISLIKED, Mood.WISHED, Mood.UNREADABLE)
@@ -180,47 +182,48 @@ def held_out_phrases(held_out: str, count: int) -> tuple[Feedback, ...]:
     return tuple(found.values())
 
 
-def holdout_phrases_by_hand() -> tuple[Feedback, ...]:
-    """Our own list."""
+def handwritten_phrases() -> tuple[Feedback, ...]:
+    """Return `HANDWRITTEN` as feedback."""
     moods = {1: Mood.LIKED, 0: Mood.UNREADABLE, -1: Mood.DISLIKED}
     return tuple(
         Feedback(text, Mood.WISHED if style else moods[vote], Style(style) if style else None)
-        for text, vote, style in OWN
+        for text, vote, style in HANDWRITTEN
     )
 
 
 @cache
-def _kept_out() -> frozenset[str]:
+def _excluded_forms() -> frozenset[str]:
     patterned = (feedback.text for feedback in held_out_phrases("pattern", MEASURED_PHRASES))
-    return frozenset(normal(text) for text in (*patterned, *(text for text, _, _ in OWN)))
+    return frozenset(normal(text) for text in (*patterned, *(text for text, _, _ in HANDWRITTEN)))
 
 
 @cache
 def _patterns(mood: Mood, style: Style | None, held_out: bool) -> tuple[tuple[str, ...], tuple[str, ...]]:
-    """Patterns in English, and in other languages."""
+    """Return the patterns in English and in other languages."""
     if mood is Mood.LIKED:
-        texts, abroad = [phrases.LIKED], multilingual_phrases.MULTILINGUAL_LIKED
+        texts, multilingual = [phrases.LIKED], multilingual_phrases.MULTILINGUAL_LIKED
     elif mood is Mood.DISLIKED:
-        texts, abroad = [phrases.DISLIKED], multilingual_phrases.MULTILINGUAL_DISLIKED
+        texts, multilingual = [phrases.DISLIKED], multilingual_phrases.MULTILINGUAL_DISLIKED
     elif mood is Mood.UNREADABLE:
-        texts, abroad = [phrases.UNREADABLE], multilingual_phrases.MULTILINGUAL_UNREADABLE
+        texts, multilingual = [phrases.UNREADABLE], multilingual_phrases.MULTILINGUAL_UNREADABLE
     elif style in _MANNER:
-        # The patterns of one style alone are fewer, and as important.
+        # The style's own patterns are fewer than the shared ones.
         texts = [phrases.WISHED_MANNER, phrases.WISHED_BY_STYLE[style]]
-        abroad = multilingual_phrases.MULTILINGUAL_WISHED[style]
+        multilingual = multilingual_phrases.MULTILINGUAL_WISHED[style]
     elif style is not None:
-        texts, abroad = [phrases.WISHED_CODE], multilingual_phrases.MULTILINGUAL_WISHED[style]
+        texts, multilingual = [phrases.WISHED_CODE], multilingual_phrases.MULTILINGUAL_WISHED[style]
     else:
         raise ValueError("a wish needs a style")
-    return tuple(p for text in texts for p in _part(text, held_out)), _part(abroad, held_out)
+    english = tuple(pattern for text in texts for pattern in _select_patterns(text, held_out))
+    return english, _select_patterns(multilingual, held_out)
 
 
-def _part(text: str, held_out: bool) -> tuple[str, ...]:
-    kept: list[str] = []
+def _select_patterns(text: str, held_out: bool) -> tuple[str, ...]:
+    variants: list[str] = []
     for line in text.replace(f"|{phrases.HELD_OUT_MARK}", f"\n{phrases.HELD_OUT_MARK}").strip().splitlines():
         if line.startswith(phrases.HELD_OUT_MARK) is held_out:
-            kept += phrases.split(line.removeprefix(phrases.HELD_OUT_MARK))
-    return tuple(kept)
+            variants += phrases.split(line.removeprefix(phrases.HELD_OUT_MARK))
+    return tuple(variants)
 
 
 @cache
@@ -232,23 +235,23 @@ def _words_for(style: Style | None) -> Mapping[str, tuple[str, ...]]:
     return _WORDS | {"X": _WORDS[style], "Y": _WORDS[other(style)]}
 
 
-def _gibberish(chance: random.Random) -> str:
-    letters = chance.choice(("asdfghjkl", "qwertzuiop", "abcdefghijklmnopqrstuvwxyz", "xyz", "0123456789", "?.!-"))
-    words = ("".join(chance.choice(letters) for _ in range(chance.randint(1, 8))) for _ in range(chance.randint(1, 3)))
+def _gibberish(rng: random.Random) -> str:
+    letters = rng.choice(("asdfghjkl", "qwertzuiop", "abcdefghijklmnopqrstuvwxyz", "xyz", "0123456789", "?.!-"))
+    words = ("".join(rng.choice(letters) for _ in range(rng.randint(1, 8))) for _ in range(rng.randint(1, 3)))
     return " ".join(words)
 
 
-def _mistyped(text: str, chance: random.Random) -> str:
-    """One slip of the finger: a letter left out, doubled, swapped, or its neighbour."""
-    places = [at for at in range(1, len(text)) if text[at].isalpha() and text[at].isascii()]
-    if len(places) < 3:
+def _add_typo(text: str, rng: random.Random) -> str:
+    """Omit, repeat, swap or replace one letter."""
+    positions = [at for at in range(1, len(text)) if text[at].isalpha() and text[at].isascii()]
+    if len(positions) < 3:
         return text
-    at = chance.choice(places)
-    slip = chance.randrange(4)
-    if slip == 0:
+    at = rng.choice(positions)
+    kind = rng.randrange(4)
+    if kind == 0:
         return text[:at] + text[at + 1 :]
-    if slip == 1:
-        return text[:at] + text[at] * chance.randint(2, 4) + text[at + 1 :]
-    if slip == 2:
+    if kind == 1:
+        return text[:at] + text[at] * rng.randint(2, 4) + text[at + 1 :]
+    if kind == 2:
         return text[: at - 1] + text[at] + text[at - 1] + text[at + 1 :]
     return text[:at] + _NEIGHBOURS.get(text[at].lower(), text[at]) + text[at + 1 :]

@@ -1,7 +1,4 @@
-"""What a person asked the demo to do, read from words, so that a wrong one is one clear line.
-
-Knows nothing about how it is done.
-"""
+"""Parses and checks the options of `clawloop demo run` into a plan."""
 
 from __future__ import annotations
 
@@ -13,37 +10,38 @@ from clawloop.demo.world import Axis
 from clawloop.errors import SetupError
 
 SEED_LIMIT = 2**32
-# A thousand interactions are two hours on two cores; more is a slip of the finger.
-MOST_INTERACTIONS = 1000
-MOST_RUNS = 100
+# A thousand interactions take two hours on two cores; more is probably a typing error.
+MAX_INTERACTIONS = 1000
+MAX_RUNS = 100
 INTERACTIONS = 64
-# What was learned in the first 96 is to be learned anew in the next 96.
+# 96 interactions before the flip and 96 after it.
 INTERACTIONS_WITH_FLIP = 192
 _ALL_AXES = "all"
 
 
 @dataclass(frozen=True, slots=True)
 class PlannedRun:
-    """One user with one method, from the untrained model on."""
+    """One synthetic user with one method, starting from the base model."""
 
     seed: int
     method: Method
 
     @property
     def policy(self) -> str:
-        """The policy this run teaches; no two runs share one."""
+        """The name of the run's policy, which no other run uses."""
         return f"demo-{self.seed}-{self.method}"
 
 
 @dataclass(frozen=True, slots=True)
 class Plan:
-    """
+    """What a demo executes.
+
     Args:
-        interactions: requests of each run that may be learned from.
-        paced: between two sessions the user waits until what has been said is learned.
-        flip: the axes on which the user likes the other style from half-way on.
-        measure_every: after the first 128 interactions, and the first 128 after a flip, only every so manieth
-            version is measured; and the last one.
+        interactions: main turns of each run.
+        paced: the user waits between two rounds of sessions until every turn is learned.
+        flip: the axes on which the user prefers the other style from half-way on.
+        measure_every: evaluate only every n-th version and the last one, except during the first 128 interactions
+            and the first 128 after a flip.
     """
 
     runs: tuple[PlannedRun, ...]
@@ -64,17 +62,18 @@ def plan(
     flip: str | None = None,
     measure_every: int = 1,
 ) -> Plan:
-    """
+    """Return the plan for the given options.
+
     Args:
-        seeds: how many (`10` is 1 to 10), or a list with commas.
-        seed: the one seed; seed 1 if neither is given.
-        methods: with commas.
+        seeds: a count (`10` for 1 to 10), or a comma-separated list.
+        seed: a single seed; 1 if neither is given.
+        methods: comma-separated.
         interactions: 64 if not given, 192 with a flip.
-        batch: how many samples a step takes.
-        flip: axes with commas, or `all`.
+        batch: samples in a step.
+        flip: comma-separated axes, or `all`.
 
     Raises:
-        SetupError: names the option and what it takes.
+        SetupError: an option is invalid; the message names it and the values it takes.
     """
     if seeds is not None and seed is not None:
         raise SetupError("--seed and --seeds: give one of them")
@@ -82,9 +81,9 @@ def plan(
     axes = () if flip is None else _axes(flip)
     if interactions is None:
         interactions = INTERACTIONS_WITH_FLIP if axes else INTERACTIONS
-    if not batch <= interactions <= MOST_INTERACTIONS:
+    if not batch <= interactions <= MAX_INTERACTIONS:
         raise SetupError(
-            f"--interactions {interactions}: give {batch} to {MOST_INTERACTIONS}; a step takes {batch} samples"
+            f"--interactions {interactions}: give {batch} to {MAX_INTERACTIONS}; a step takes {batch} samples"
         )
     if axes and interactions < 2 * batch:
         raise SetupError(
@@ -92,10 +91,10 @@ def plan(
         )
     if measure_every < 1:
         raise SetupError(f"--measure-every {measure_every}: give 1 for each version, 4 for every fourth")
-    # Every method with one user before the next user: who stops early has compared what there is.
+    # All methods for one user before the next user, so that an interrupted demo can still compare methods.
     runs = tuple(PlannedRun(number, method) for number in chosen for method in _methods(methods))
-    if len(runs) > MOST_RUNS:
-        raise SetupError(f"{len(runs)} runs: at most {MOST_RUNS} at a time; give fewer --seeds or --methods")
+    if len(runs) > MAX_RUNS:
+        raise SetupError(f"{len(runs)} runs: at most {MAX_RUNS} at a time; give fewer --seeds or --methods")
     return Plan(runs, interactions, paced, axes, measure_every)
 
 
@@ -105,13 +104,13 @@ def _seeds(text: str) -> Sequence[int]:
         count = _number(parts[0], "--seeds")
         if count == 0:
             raise SetupError("--seeds 0: give how many seeds (10 is 1 to 10), or a list such as 3,5,8")
-        return range(1, min(count, MOST_RUNS + 1) + 1)
+        return range(1, min(count, MAX_RUNS + 1) + 1)
     numbers = [_number(part, "--seeds") for part in parts if part]
     return list(dict.fromkeys(numbers))
 
 
 def _number(text: str, option: str) -> int:
-    # int() would take " 1_0 " and Arabic digits as well.
+    # int() would also accept " 1_0 " and Arabic digits.
     if not (text.isascii() and text.isdigit()) or int(text) >= SEED_LIMIT:
         raise SetupError(f"{option} {text!r}: a seed is a whole number from 0 to {SEED_LIMIT - 1}")
     return int(text)

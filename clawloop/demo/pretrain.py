@@ -1,6 +1,6 @@
-"""Making the demo model: a small Qwen3, from random weights to one that answers, judges and writes hints.
+"""Pretrains the demo model: a small Qwen3 that answers, judges and writes hints.
 
-Knows nothing about terminals. The same seed, machine and thread count give the same weights.
+The same seed, machine and thread count give the same weights.
 """
 
 from __future__ import annotations
@@ -37,24 +37,24 @@ from clawloop.demo.vocabulary import (
 _VOCABULARY_LESSONS = 3000
 _VOCABULARY_PHRASES = 30_000
 _CLIP = 1.0
-_RISE_STEPS = 50
-_FALL_SHARE = 0.4
-# Of an answer's tokens the first three say in which style it is; the rest are soon known by heart. The weights are the
-# same for each style: were they smaller in longer replies, the model would come to prefer the shorter style.
+_WARM_UP_STEPS = 50
+_DECAY_SHARE = 0.4
+# The first three tokens of an answer decide its style; the rest is learned quickly. The weights do not depend on the
+# length of a reply: smaller weights in longer replies would make the model prefer the shorter style.
 _STYLE_TOKENS = 3
 _STYLE_WEIGHT = {"answer": 0.3, "hinted": 3.0, "reaction": 1.0}
 _CHAT_WEIGHT = 0.3
-# A question in the judge's full form, against a brief one.
+# A question with the judge's full prompt, relative to a brief one.
 _FULL_WEIGHT = 2.0
 
 
 @dataclass(frozen=True, slots=True)
 class Plan:
-    """How the model is made.
+    """The size of the model and the hyperparameters of its training.
 
     Args:
-        lessons: in each step's batch.
-        lr: the peak; a short rise to it, and a straight line down from it over the last two fifths of the steps.
+        lessons: per batch.
+        lr: peak learning rate, after a short warm-up; it decays linearly over the last two fifths of the steps.
     """
 
     seed: int = 0
@@ -72,11 +72,11 @@ class Plan:
 
 @dataclass(frozen=True, slots=True)
 class Progress:
-    """Where pretraining is.
+    """The progress of pretraining.
 
     Args:
         loss: nats per weighted token, smoothed.
-        tokens: read so far.
+        tokens: input tokens so far.
     """
 
     step: int
@@ -86,7 +86,7 @@ class Progress:
 
 
 def pretrain(folder: Path, plan: Plan, report: Callable[[Progress], None]) -> None:
-    """Make the model and write its files into an existing folder."""
+    """Train the model and write its files to an existing folder."""
     torch.manual_seed(plan.seed)
     lessons = _flat(Lessons(plan.seed))
     chats = [as_text(each.messages) + each.reply for each in islice(lessons, _VOCABULARY_LESSONS)]
@@ -98,7 +98,7 @@ def pretrain(folder: Path, plan: Plan, report: Callable[[Progress], None]) -> No
 
 
 def encode(lesson: Lesson, tokenizer: Tokenizer) -> Encoded:
-    """A lesson as ids. Of a chat all replies are learned, of a question to the judge the answer."""
+    """Tokenize a lesson. All replies of its chat are targets; a judge prompt has only one."""
     end = _id(tokenizer, END)
     tokens: list[int] = []
     replies: list[tuple[int, int]] = []
@@ -116,7 +116,7 @@ def encode(lesson: Lesson, tokenizer: Tokenizer) -> Encoded:
 
 
 def _weights(kind: str, length: int, at: int, replies: int) -> list[float]:
-    """Of each token of a lesson's reply number `at`."""
+    """Return the loss weights of reply `at` of a lesson with `replies` replies."""
     if kind not in _STYLE_WEIGHT:
         return [1.0 if kind.startswith("brief") else _FULL_WEIGHT] * length
     if at < replies - 1:
@@ -125,14 +125,14 @@ def _weights(kind: str, length: int, at: int, replies: int) -> list[float]:
 
 
 def _id(tokenizer: Tokenizer, token: str) -> int:
-    found: int | None = tokenizer.token_to_id(token)
-    assert found is not None
-    return found
+    token_id: int | None = tokenizer.token_to_id(token)
+    assert token_id is not None
+    return token_id
 
 
 def _flat(lessons: Lessons) -> Iterator[Lesson]:
-    for together in lessons:
-        yield from together
+    for group in lessons:
+        yield from group
 
 
 def _packs(lessons: Iterator[Lesson], tokenizer: Tokenizer, size: int) -> Iterator[Pack]:
@@ -166,30 +166,30 @@ def _train(
     plan: Plan,
     report: Callable[[Progress], None],
 ) -> None:
-    own_VH = model.model.embed_tokens.weight
+    embedding_VH = model.model.embed_tokens.weight
     families_V = torch.tensor(families(tokenizer))
-    # What a word means is learned once for all ways to write it; a way that is hardly seen says little by itself.
-    shared_FH = nn.Parameter(torch.randn(int(families_V.max()) + 1, plan.hidden) * own_VH.std().item())
+    # Spellings of a word share an embedding, because rare spellings occur too seldom to learn one of their own.
+    shared_FH = nn.Parameter(torch.randn(int(families_V.max()) + 1, plan.hidden) * embedding_VH.std().item())
     with torch.no_grad():
-        own_VH *= 0.25
+        embedding_VH *= 0.25
     optimizers = _optimizers(model, shared_FH, plan)
     parameters = [*model.parameters(), shared_FH]
     model.train()
     smoothed, tokens = math.nan, 0
     for step, batch in zip(range(1, plan.steps + 1), packs, strict=False):
-        loss = _loss(model, own_VH + shared_FH[families_V], batch)
+        loss = _loss(model, embedding_VH + shared_FH[families_V], batch)
         loss.backward()  # type: ignore[no-untyped-call]
         torch.nn.utils.clip_grad_norm_(parameters, _CLIP)
         for optimizer in optimizers:
             for group in optimizer.param_groups:
-                group["lr"] = plan.lr * _share_of_lr(step, plan.steps)
+                group["lr"] = plan.lr * _lr_factor(step, plan.steps)
             optimizer.step()
             optimizer.zero_grad(set_to_none=True)
         tokens += len(batch.tokens_S)
         smoothed = loss.item() if math.isnan(smoothed) else 0.98 * smoothed + 0.02 * loss.item()
         report(Progress(step, plan.steps, smoothed, tokens))
     with torch.no_grad():
-        own_VH += shared_FH[families_V]
+        embedding_VH += shared_FH[families_V]
 
 
 def _optimizers(model: Qwen3ForCausalLM, shared_FH: nn.Parameter, plan: Plan) -> list[torch.optim.Optimizer]:
@@ -212,16 +212,16 @@ def _loss(model: Qwen3ForCausalLM, embedding_VH: Tensor, batch: Pack) -> Tensor:
     return (F.cross_entropy(logits_NV, batch.targets_N, reduction="none") * batch.weights_N).sum()
 
 
-def _share_of_lr(step: int, steps: int) -> float:
-    return min(1.0, step / _RISE_STEPS, (steps + 1 - step) / (_FALL_SHARE * steps))
+def _lr_factor(step: int, steps: int) -> float:
+    return min(1.0, step / _WARM_UP_STEPS, (steps + 1 - step) / (_DECAY_SHARE * steps))
 
 
 def _write_model(model: Qwen3ForCausalLM, folder: Path) -> None:
-    # Stored in half the bytes, read as float32: what is lost is far below what sampling at any temperature shows.
+    # float16 halves the size; the rounding error is far below the noise of sampling.
     weights = {name: tensor.to(torch.float16).contiguous() for name, tensor in model.state_dict().items()}
-    del weights["lm_head.weight"]  # the embedding again
+    del weights["lm_head.weight"]  # tied to the embedding
     save_file(weights, folder / "model.safetensors", metadata={"format": "pt"})
-    (folder / "model.safetensors").chmod(0o644)  # safetensors makes it readable by its owner alone
+    (folder / "model.safetensors").chmod(0o644)  # safetensors makes it readable only by its owner
     config = model.config.to_dict() | {"architectures": ["Qwen3ForCausalLM"], "dtype": "float32"}
     config["rope_theta"] = config["rope_parameters"]["rope_theta"]
     _write_json(folder / "config.json", config)

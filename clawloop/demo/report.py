@@ -1,7 +1,4 @@
-"""What a demo found: one record for each run.
-
-docs/demo.md defines each figure.
-"""
+"""The record of one demo run, as written to `demo-report.json`; docs/demo.md defines every figure."""
 
 from __future__ import annotations
 
@@ -12,23 +9,23 @@ from statistics import fmean
 from clawloop.demo.plan import Plan, PlannedRun
 
 GOAL = 0.9
-"""The match a run is to reach."""
-AT_A_TIME = 3
-"""So many evaluations make a mean: one is of 60 sampled answers, and may be off by chance."""
+"""The match rate that a run should reach."""
+MEAN_WINDOW = 3
+"""Evaluations averaged for `match_held`: a single one, of 60 sampled answers, is noisy."""
 
 
 @dataclass(frozen=True, slots=True)
-class Evaluated:
-    """The fixed requests, asked of one version.
+class Evaluation:
+    """One version's answers to the fixed requests.
 
     Args:
-        interactions: how many there had been.
-        reward: mean verdict of the turns judged since the evaluation before; None if none was.
-        match: share in the preferred style.
-        exact: share with the right content.
-        failed: requests failed so far.
+        interactions: count at the time of the evaluation.
+        reward: mean verdict of the turns judged since the previous evaluation; None if there were none.
+        match: share of answers in the preferred style.
+        exact: share of answers with the right content.
+        failed: failed requests so far.
         seconds: since the run began.
-        flipped: by what the user likes after the flip.
+        flipped: graded by the preference after the flip.
     """
 
     step: int
@@ -44,24 +41,24 @@ class Evaluated:
 
 @dataclass(frozen=True, slots=True)
 class RunReport:
-    """One run, as it stands in `demo-report.json`.
+    """One run in `demo-report.json`.
 
     Args:
-        interactions: user requests that may be learned from.
-        interactions_to_90: their count at the first evaluation that reached the goal; None if none did before the
-            flip.
-        match_held: the lowest mean match of three evaluations in a row after that one, before the flip; None if there
-            were fewer.
-        exact_rate: share of right content at the last evaluation; exact_least: at the worst one.
+        interactions: user requests in main turns.
+        interactions_to_90: interactions at the first evaluation that reached the goal; None if none reached it before
+            the flip.
+        match_held: lowest mean match of three consecutive evaluations after that one and before the flip; None if
+            there were fewer.
+        exact_rate: share of right content at the last evaluation; exact_least: at the worst evaluation.
         requests_failed: HTTP answers of 400 and above, and broken streams, before any retry.
-        versions: that were made; steps: in which turns were trained.
+        versions: trained versions; steps: training steps that used turns of the run.
         seconds: from the first request until nothing was left to learn.
-        seconds_setup: before it: environment, if it was set up, and start of all parts.
-        flipped_at: interactions before the user came to like something else; None if the user did not.
-        relearned_after: interactions from then until an evaluation reached the goal again; None if none did.
+        seconds_setup: before the first request: creating the environment, if needed, and starting all parts.
+        flipped_at: interactions before the preference flipped; None without a flip.
+        relearned_after: interactions from the flip until an evaluation reached the goal again; None if none did.
         paced, measure_every: as in `Plan`.
         stopped: why the run ended early; None if it did not.
-        evaluations: all, in order; the first is of version 0.
+        evaluations: in order; the first is of version 0.
     """
 
     seed: int
@@ -83,17 +80,17 @@ class RunReport:
     paced: bool
     measure_every: int
     stopped: str | None
-    evaluations: tuple[Evaluated, ...]
+    evaluations: tuple[Evaluation, ...]
 
 
 @dataclass(frozen=True, slots=True)
 class RunTotals:
-    """What a run comes to in the end, after the last evaluation.
+    """The figures of a whole run that are not part of an evaluation; see `RunReport`.
 
     Args:
-        failed: requests failed; versions: that were made; steps: in which turns were trained.
-        seconds: since the run began.
-        flipped_at: interactions before the flip; stopped: why it ended early. None if neither was.
+        failed: failed requests.
+        flipped_at: None without a flip.
+        stopped: None if the run did not end early.
     """
 
     interactions: int
@@ -106,52 +103,59 @@ class RunTotals:
 
 
 def report_run(
-    plan: Plan, run: PlannedRun, evaluated: Sequence[Evaluated], totals: RunTotals, seconds_setup: float
+    plan: Plan, run: PlannedRun, evaluated: Sequence[Evaluation], totals: RunTotals, seconds_setup: float
 ) -> RunReport:
-    """
+    """Return the report of a finished run.
+
     Args:
         evaluated: in order; the first is of version 0.
     """
     first, last = evaluated[0], evaluated[-1]
-    before_flip = [one for one in evaluated if not one.flipped]
-    again = _first([one for one in evaluated if one.flipped])
+    before_flip = [evaluation for evaluation in evaluated if not evaluation.flipped]
+    goal_after_flip = _interactions_at_goal([evaluation for evaluation in evaluated if evaluation.flipped])
     return RunReport(
         seed=run.seed,
         method=run.method.value,
         interactions=totals.interactions,
         match_before=round(first.match, 3),
         match_after=round(last.match, 3),
-        interactions_to_90=_first(before_flip),
-        match_held=_held(before_flip),
+        interactions_to_90=_interactions_at_goal(before_flip),
+        match_held=_lowest_mean_after_goal(before_flip),
         exact_rate=round(last.exact, 3),
-        exact_least=round(min(one.exact for one in evaluated), 3),
+        exact_least=round(min(evaluation.exact for evaluation in evaluated), 3),
         requests_failed=totals.failed,
         versions=totals.versions,
         steps=totals.steps,
         seconds=round(totals.seconds, 1),
         seconds_setup=round(seconds_setup, 1),
         flipped_at=totals.flipped_at,
-        relearned_after=None if again is None or totals.flipped_at is None else again - totals.flipped_at,
+        relearned_after=None
+        if goal_after_flip is None or totals.flipped_at is None
+        else goal_after_flip - totals.flipped_at,
         paced=plan.paced,
         measure_every=plan.measure_every,
         stopped=totals.stopped,
-        evaluations=tuple(_rounded(one) for one in evaluated),
+        evaluations=tuple(_round(evaluation) for evaluation in evaluated),
     )
 
 
-def _first(evaluated: Sequence[Evaluated]) -> int | None:
-    return next((one.interactions for one in evaluated if one.match >= GOAL), None)
+def _interactions_at_goal(evaluated: Sequence[Evaluation]) -> int | None:
+    return next((evaluation.interactions for evaluation in evaluated if evaluation.match >= GOAL), None)
 
 
-def _held(evaluated: Sequence[Evaluated]) -> float | None:
-    reached = next((at for at, one in enumerate(evaluated) if one.match >= GOAL), len(evaluated))
-    after = [one.match for one in evaluated[reached + 1 :]]
-    means = [fmean(after[at : at + AT_A_TIME]) for at in range(len(after) - AT_A_TIME + 1)]
+def _lowest_mean_after_goal(evaluated: Sequence[Evaluation]) -> float | None:
+    reached = next((at for at, evaluation in enumerate(evaluated) if evaluation.match >= GOAL), len(evaluated))
+    after = [evaluation.match for evaluation in evaluated[reached + 1 :]]
+    means = [fmean(after[at : at + MEAN_WINDOW]) for at in range(len(after) - MEAN_WINDOW + 1)]
     return round(min(means), 3) if means else None
 
 
-def _rounded(one: Evaluated) -> Evaluated:
-    reward = None if one.reward is None else round(one.reward, 3)
+def _round(evaluation: Evaluation) -> Evaluation:
+    reward = None if evaluation.reward is None else round(evaluation.reward, 3)
     return replace(
-        one, reward=reward, match=round(one.match, 3), exact=round(one.exact, 3), seconds=round(one.seconds, 1)
+        evaluation,
+        reward=reward,
+        match=round(evaluation.match, 3),
+        exact=round(evaluation.exact, 3),
+        seconds=round(evaluation.seconds, 1),
     )

@@ -1,7 +1,4 @@
-"""`clawloop demo run`: everything started on this machine, one run after another, and what came of it.
-
-Knows nothing about how a run goes (course.py) or how parts are run (clawloop.local).
-"""
+"""`clawloop demo run`: starts all parts on this machine, executes the planned runs in turn and writes the report."""
 
 from __future__ import annotations
 
@@ -12,15 +9,16 @@ from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, field
 from pathlib import Path
 
+from clawloop.contracts.serving import Scope
 from clawloop.demo.admin_client import AdminClient
 from clawloop.demo.chart import draw_chart
 from clawloop.demo.demo_folder import Address, demo_folder, write_address
-from clawloop.demo.experiment import Place, run_experiment
+from clawloop.demo.experiment import PolicyAccess, run_experiment
 from clawloop.demo.location import model_path
 from clawloop.demo.plan import Plan, PlannedRun
+from clawloop.demo.recipes import demo_recipe
 from clawloop.demo.report import RunReport, report_run
-from clawloop.demo.report_forms import as_json, in_one_line
-from clawloop.demo.run_policies import insert_policies
+from clawloop.demo.report_formats import as_json, summary_line
 from clawloop.demo.scoreboard import DemoBoard
 from clawloop.errors import SetupError
 from clawloop.local.checks import require_disk, require_folder
@@ -28,24 +26,29 @@ from clawloop.local.parts import Deployment
 from clawloop.local.plan import UpOptions
 from clawloop.local.up import Prepare, Started
 from clawloop.local.up import run as run_up
+from db.database import BACKGROUND_LIMIT, Database
+from db.serving.directory import ensure_policy
+from db.serving.keys import PostgresKeyStore
+from db.training.recipes import ensure_recipe
 
 BASE_MODEL = "clawloop-demo"
 # The longest session has eight requests of about a hundred tokens.
 _CONTEXT_TOKENS = 2048
-# What an operator has set for his own installation is not meant for the demo.
+# Settings of the operator's own installation do not apply to the demo.
 _NOT_INHERITED = ("CLAWLOOP_", "DATABASE_URL", "TEMPORAL_ADDRESS")
 
 
 @dataclass(frozen=True, slots=True)
 class DemoOptions:
-    """
+    """The options of `clawloop demo run`.
+
     Args:
-        data: the demo lives in its subfolder `demo`.
-        out: where the report goes.
-        keep: leave everything running afterwards, and the data.
-        began: when setting up began, on the clock of `time.time`.
-        model: a model folder; None is the one that ships with Clawloop.
-        port, temporal_port, temporal_ui_port, engine_port: 0 is any free one.
+        data: the demo uses the subfolder `demo`.
+        out: folder of the report.
+        keep: leave all parts running afterwards and keep the data.
+        began: when setup began, as `time.time`.
+        model: a model folder; None for the one shipped with Clawloop.
+        port, temporal_port, temporal_ui_port, engine_port: 0 for any free port.
     """
 
     plan: Plan
@@ -62,30 +65,30 @@ class DemoOptions:
 
 
 @dataclass(frozen=True, slots=True)
-class Findings:
-    """What a demo found.
+class DemoResults:
+    """The results of a demo.
 
     Args:
-        seconds: of all of it, setting up included, ending not.
+        seconds: total, with setup and without shutdown.
     """
 
     runs: Sequence[RunReport]
     seconds: float
 
 
-async def run(options: DemoOptions, board: DemoBoard, prepare: Prepare) -> Findings | None:
-    """Do what was planned and write the report; fewer runs than planned, or None, if it was told to stop before.
+async def run(options: DemoOptions, board: DemoBoard, prepare: Prepare) -> DemoResults | None:
+    """Execute the plan and write the report. If interrupted, return fewer runs, or None if no run has finished.
 
     Args:
-        prepare: what readies the database for `clawloop up`.
+        prepare: prepares the database, as for `clawloop up`.
 
     Raises:
-        SetupError: something cannot start, or does not work; nothing of ours runs any more.
+        SetupError: a part cannot start or fails; all parts are stopped.
     """
     require_folder(options.out)
     demo = _Demo(options, board, prepare)
     with demo_folder(options.data, keep=options.keep) as folder:
-        require_disk(folder)  # before the first byte is written
+        require_disk(folder)  # before anything is written
         up = UpOptions(
             data=folder,
             environment=_environment(options.environment),
@@ -97,18 +100,18 @@ async def run(options: DemoOptions, board: DemoBoard, prepare: Prepare) -> Findi
             dtype="float32",
             max_model_len=_CONTEXT_TOKENS,
         )
-        await run_up(up, _PartsOnly(board), demo.ready, use=demo.use)
-    return demo.findings
+        await run_up(up, _PartStatusBoard(board), demo.ready, use=demo.use)
+    return demo.results
 
 
-class _PartsOnly:
-    """Shows how the parts are; what `clawloop up` tells its operator is not for who watches a demo."""
+class _PartStatusBoard:
+    """Passes the status of parts on to the demo's board and drops the lines that `clawloop up` prints for operators."""
 
     def __init__(self, board: DemoBoard) -> None:
         self.changed = board.changed
 
     def say(self, line: str) -> None:
-        """Not shown."""
+        """Discard the line."""
 
 
 class _Demo:
@@ -117,12 +120,12 @@ class _Demo:
         self._board = board
         self._prepare = prepare
         self._keys: dict[PlannedRun, str] = {}
-        self.findings: Findings | None = None
+        self.results: DemoResults | None = None
 
     async def ready(self, deployment: Deployment) -> Mapping[str, str]:
         """Satisfies `clawloop.local.up.Prepare`."""
         secrets = await self._prepare(deployment)
-        self._keys = await insert_policies(deployment.database_url, deployment.base_model, self._options.plan.runs)
+        self._keys = await _insert_policies(deployment.database_url, deployment.base_model, self._options.plan.runs)
         return secrets
 
     async def use(self, started: Started) -> None:
@@ -133,57 +136,78 @@ class _Demo:
         for planned in options.plan.runs:
             key = self._keys[planned]
             write_address(started.deployment.data, Address(started.gateway, key, key))
-            place = Place(started.gateway, key, key, started.deployment.base_model)
-            evaluated, totals = await run_experiment(planned, place, self._board, options.plan)
+            access = PolicyAccess(started.gateway, key, key, started.deployment.base_model)
+            evaluated, totals = await run_experiment(planned, access, self._board, options.plan)
             if totals.stopped is not None:
                 self._board.say(f"{totals.stopped}; the run ends early")
             reports.append(report_run(options.plan, planned, evaluated, totals, seconds_setup))
-            # After each: who stops the demo later has what was found so far.
-            self.findings = Findings(tuple(reports), time.time() - options.began)
-            write_report(options.out, self.findings)
+            # After each run, so that an interrupted demo has a report of the finished runs.
+            self.results = DemoResults(tuple(reports), time.time() - options.began)
+            write_report(options.out, self.results)
             if planned != options.plan.runs[-1]:
-                # An engine holds adapters of a few policies at a time; this one is not asked any more.
-                async with AdminClient(started.gateway, key) as watcher:
-                    await watcher.roll_back(planned.policy)
+                # An engine holds the adapters of only a few policies; this one is no longer needed.
+                async with AdminClient(started.gateway, key) as admin:
+                    await admin.roll_back(planned.policy)
         if options.keep:
-            await self._stay(started, options.plan.runs[-1])
+            await self._wait_until_interrupted(started, options.plan.runs[-1])
 
-    async def _stay(self, started: Started, last: PlannedRun) -> None:
+    async def _wait_until_interrupted(self, started: Started, last: PlannedRun) -> None:
         say = self._board.say
-        assert self.findings is not None
-        say(in_one_line(self.findings.runs, self.findings.seconds))
-        say(f"chat with what user {last.seed} has taught it: clawloop demo chat --data {self._options.data}")
+        assert self.results is not None
+        say(summary_line(self.results.runs, self.results.seconds))
+        say(f"chat with the policy of user {last.seed}: clawloop demo chat --data {self._options.data}")
         say(f"gateway      {started.gateway}/v1, model `policy`, key {self._keys[last]}")
         if started.temporal_ui is not None:
             say(f"Temporal UI  {started.temporal_ui}")
-        say("Ctrl-C ends it; the data stays until the next demo")
+        say("Ctrl-C stops everything; the data stays until the next demo")
         await asyncio.Event().wait()
 
 
-def write_report(out: Path, findings: Findings) -> None:
+async def _insert_policies(database_url: str, base_model: str, runs: Sequence[PlannedRun]) -> dict[PlannedRun, str]:
+    """Insert a policy with its recipe for each run; return its API key, which has all scopes.
+
+    A policy for each run lets all runs share one engine start without learning from each other.
+
+    Raises:
+        StoreUnavailable
+    """
+    database = Database(database_url, BACKGROUND_LIMIT)
+    keys: dict[PlannedRun, str] = {}
+    try:
+        store = PostgresKeyStore(database)
+        for run in runs:
+            await ensure_policy(database, run.policy, base_model, [])
+            await ensure_recipe(database, run.policy, demo_recipe(run.method))
+            _, keys[run] = await store.create_key(run.policy, frozenset(Scope), name=f"demo, user {run.seed}")
+    finally:
+        await database.close()
+    return keys
+
+
+def write_report(out: Path, results: DemoResults) -> None:
     """Write `demo-report.json` and `demo-report.png`.
 
     Raises:
         SetupError: the folder cannot be written to.
     """
     try:
-        # By a new name first: what was found before is not lost when this is cut short.
-        written = out / "demo-report.json.new"
-        written.write_text(as_json(findings.runs, findings.seconds), encoding="utf-8")
-        written.replace(out / "demo-report.json")
-        draw_chart(out / "demo-report.png", findings.runs)
+        # Write to a new name first, so that an interrupted write keeps the previous report.
+        new_file = out / "demo-report.json.new"
+        new_file.write_text(as_json(results.runs, results.seconds), encoding="utf-8")
+        new_file.replace(out / "demo-report.json")
+        draw_chart(out / "demo-report.png", results.runs)
     except OSError as error:
-        raise SetupError(f"cannot write the report to {out}: {error.strerror}; choose a folder with --out") from error
+        raise SetupError(f"cannot write the report to {out}: {error.strerror}; choose another folder: --out") from error
 
 
-def _environment(ours: Mapping[str, str]) -> dict[str, str]:
-    inherited = {name: value for name, value in ours.items() if not name.startswith(_NOT_INHERITED)}
-    # For so small a model a second thread costs engine and trainer more than it gives.
+def _environment(environment: Mapping[str, str]) -> dict[str, str]:
+    inherited = {name: value for name, value in environment.items() if not name.startswith(_NOT_INHERITED)}
+    # For so small a model a second thread slows engine and trainer down.
     return {"OMP_NUM_THREADS": "1"} | inherited
 
 
 def _model_in(folder: Path, model: Path) -> Path:
-    """A copy with a telling name: engines call a model after its folder."""
+    """Copy the model to a folder named `BASE_MODEL` and return it: engines name a model after its folder."""
     if not (model / "config.json").is_file():
         raise SetupError(f"the demo model is not in {model}: make it with `clawloop demo pretrain`")
     return Path(shutil.copytree(model, folder / "models" / BASE_MODEL))

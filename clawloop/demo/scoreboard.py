@@ -1,6 +1,6 @@
-"""Shows a demo as it goes: a live table on a terminal, lines anywhere else.
+"""Shows the progress of a demo: a live table on a terminal, lines anywhere else.
 
-Satisfies `clawloop.local.supervision.status.Board` and `experiment.Scoreboard`.
+Satisfies `clawloop.local.supervision.status.Board` and `experiment.ExperimentBoard`.
 """
 
 from __future__ import annotations
@@ -16,31 +16,31 @@ from rich.table import Table
 from rich.text import Text
 
 from clawloop.demo.plan import PlannedRun
-from clawloop.demo.report import GOAL, Evaluated
+from clawloop.demo.report import GOAL, Evaluation
 from clawloop.local.supervision.part import PartState, PartStatus
 
 _COLUMNS = ("user", "method", "step", "version", "interactions", "reward", "match", "requests failed", "seconds")
-_WORDS = ("user", "method")
-# Enough to see that it lives; more only costs the machine that learns.
+_TEXT_COLUMNS = ("user", "method")
+# A higher rate takes CPU time from training.
 _DRAWS_PER_SECOND = 2
-_BAR = 20
+_BAR_WIDTH = 20
 
 
 class DemoBoard(Protocol):
-    """What both boards do."""
+    """The interface of both boards."""
 
     def changed(self, status: PartStatus) -> None: ...
 
     def say(self, line: str) -> None: ...
 
-    def evaluated(self, run: PlannedRun, row: Evaluated) -> None: ...
+    def add_evaluation(self, run: PlannedRun, row: Evaluation) -> None: ...
 
-    def doing(self, run: PlannedRun, words: str) -> None: ...
+    def status(self, run: PlannedRun, text: str) -> None: ...
 
 
 @contextmanager
-def shown(console: Console) -> Iterator[DemoBoard]:
-    """A board that fits the console."""
+def open_board(console: Console) -> Iterator[DemoBoard]:
+    """Open a table on a terminal, else a board that prints lines."""
     if not console.is_terminal:
         yield LineBoard(console)
         return
@@ -49,8 +49,8 @@ def shown(console: Console) -> Iterator[DemoBoard]:
         yield board
 
 
-def cells(run: PlannedRun, row: Evaluated) -> tuple[str, ...]:
-    """One row in words, in the order of the columns."""
+def cells(run: PlannedRun, row: Evaluation) -> tuple[str, ...]:
+    """Format an evaluation as cells in the order of `_COLUMNS`."""
     return (
         str(run.seed),
         str(run.method),
@@ -65,12 +65,12 @@ def cells(run: PlannedRun, row: Evaluated) -> tuple[str, ...]:
 
 
 class LineBoard:
-    """Writes what happens, one line each, and nothing about what is going on."""
+    """Prints a line for each event; does not show the current status."""
 
     def __init__(self, console: Console) -> None:
         self._console = console
         self._began = time.monotonic()
-        self._headed = False
+        self._has_header = False
 
     def changed(self, status: PartStatus) -> None:
         if status.state in (PartState.READY, PartState.EXTERNAL, PartState.WAITING, PartState.FAILED):
@@ -79,13 +79,13 @@ class LineBoard:
     def say(self, line: str) -> None:
         self._print(f"{time.monotonic() - self._began:4.0f} s  {line}")
 
-    def evaluated(self, run: PlannedRun, row: Evaluated) -> None:
-        if not self._headed:
+    def add_evaluation(self, run: PlannedRun, row: Evaluation) -> None:
+        if not self._has_header:
             self._print("  ".join(_COLUMNS))
-            self._headed = True
+            self._has_header = True
         self._print("  ".join(f"{cell:>{len(name)}}" for name, cell in zip(_COLUMNS, cells(run, row), strict=True)))
 
-    def doing(self, run: PlannedRun, words: str) -> None:
+    def status(self, run: PlannedRun, text: str) -> None:
         pass
 
     def _print(self, line: str) -> None:
@@ -93,14 +93,14 @@ class LineBoard:
 
 
 class TableBoard:
-    """A line about what goes on, and a table of what was measured; problems are written above, where they stay."""
+    """A status line and a table of evaluations; failures are printed above the table and stay."""
 
     def __init__(self, console: Console) -> None:
         self._lines = LineBoard(console)
         self._parts: dict[str, PartStatus] = {}
-        self._rows: list[tuple[PlannedRun, Evaluated]] = []
-        self._doing = "starting"
-        self._since = time.monotonic()
+        self._rows: list[tuple[PlannedRun, Evaluation]] = []
+        self._status = "starting"
+        self._status_since = time.monotonic()
 
     def changed(self, status: PartStatus) -> None:
         self._parts[status.name] = status
@@ -108,44 +108,46 @@ class TableBoard:
             self._lines.changed(status)
         starting = [part for part in self._parts.values() if part.state is PartState.STARTING]
         if all(part.state in (PartState.STOPPED, PartState.FAILED) for part in self._parts.values()):
-            self._now("")
+            self._set_status("")
         elif status.state is PartState.STOPPING:
-            self._now("stopping")
+            self._set_status("stopping")
         elif starting and not self._rows:
             parts = ", ".join(f"{part.name} ({part.detail})" if part.detail else part.name for part in starting)
-            self._doing = f"starting {parts}"
+            self._status = f"starting {parts}"
 
     def say(self, line: str) -> None:
         self._lines.say(line)
 
-    def evaluated(self, run: PlannedRun, row: Evaluated) -> None:
+    def add_evaluation(self, run: PlannedRun, row: Evaluation) -> None:
         self._rows.append((run, row))
 
-    def doing(self, run: PlannedRun, words: str) -> None:
-        self._now(words)
+    def status(self, run: PlannedRun, text: str) -> None:
+        self._set_status(text)
 
     def __rich__(self) -> Group:
-        shown: list[RenderableType] = [self._table()] if self._rows else []
-        if self._doing:
-            seconds = time.monotonic() - self._since
-            shown.append(Text(f"{self._doing} … {seconds:.0f} s", style="dim", overflow="ellipsis", no_wrap=True))
-        return Group(*shown)
+        renderables: list[RenderableType] = [self._table()] if self._rows else []
+        if self._status:
+            seconds = time.monotonic() - self._status_since
+            renderables.append(
+                Text(f"{self._status} … {seconds:.0f} s", style="dim", overflow="ellipsis", no_wrap=True)
+            )
+        return Group(*renderables)
 
-    def _now(self, words: str) -> None:
-        if words != self._doing:
-            self._doing, self._since = words, time.monotonic()
+    def _set_status(self, text: str) -> None:
+        if text != self._status:
+            self._status, self._status_since = text, time.monotonic()
 
     def _table(self) -> Table:
         table = Table(box=None, pad_edge=False)
         for name in _COLUMNS:
-            table.add_column(name, justify="left" if name in _WORDS else "right")
+            table.add_column(name, justify="left" if name in _TEXT_COLUMNS else "right")
         table.add_column()
         current = self._rows[-1][0]
-        last = dict(self._rows)  # of runs that are over only the end, or the table would not fit a screen
+        last = dict(self._rows)  # only the last row of a finished run, so that the table fits the screen
         for run, row in self._rows:
             if run != current and row is not last[run]:
                 continue
-            bar = "█" * round(row.match * _BAR)
+            bar = "█" * round(row.match * _BAR_WIDTH)
             style = "green" if row.match >= GOAL else "yellow"
-            table.add_row(*cells(run, row), Text(bar.ljust(_BAR, "·"), style=style))
+            table.add_row(*cells(run, row), Text(bar.ljust(_BAR_WIDTH, "·"), style=style))
         return table

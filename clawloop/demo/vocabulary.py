@@ -1,8 +1,8 @@
-"""The demo model's tokenizer: byte-level BPE, trained on its lessons.
+"""Trains the demo model's tokenizer: byte-level BPE over the lessons.
 
-Knows nothing about weights. Three departures from Qwen's, which keep prompts short enough for a small model on a
-CPU: each line of the judge prompts' fixed text is one token, a prompt's mark is three tokens of two digits, which a
-model of four layers can copy, and the words of feedback come before rarer pairs of the chats' letters.
+Three differences from Qwen's keep prompts short enough for a small model on a CPU: each fixed line of the judge prompts
+is one token; a prompt's mark is three tokens of two digits, which a model of four layers can copy; and the words of
+feedback take precedence over rarer letter pairs of the chats.
 """
 
 from __future__ import annotations
@@ -35,13 +35,13 @@ _WORDS = (
     r" ?[^\s\p{L}\p{N}]+[\r\n]*|\s*[\r\n]+|\s+(?!\S)|\s+"
 )
 _CAPITALS_EVERY = 4
-_PAIR_COPIES = 3000  # so that every pair of digits becomes a token before rarer words do
+_PAIR_COPIES = 3000  # enough to make every pair of digits a token before rarer words
 
 
 def train_vocabulary(chats: Iterable[str], typed: Iterable[str]) -> Tokenizer:
-    """A tokenizer for chats like these, in which people type phrases like those.
+    """Train a tokenizer on chats and on typed phrases.
 
-    What is typed gets tokens of its own, not pieces: each word as it stands, alone on a line, and in capitals.
+    The words of typed phrases become fixed tokens: as they stand, alone on a line, and in capitals.
     """
     tokenizer = Tokenizer(models.BPE())
     tokenizer.pre_tokenizer = pre_tokenizers.Sequence(
@@ -51,20 +51,20 @@ def train_vocabulary(chats: Iterable[str], typed: Iterable[str]) -> Tokenizer:
         ]
     )
     tokenizer.decoder = decoders.ByteLevel()
-    whole = [*tiny_model.MARKUP_TOKENS, *fixed_lines()]
+    fixed = [*tiny_model.MARKUP_TOKENS, *fixed_lines()]
     trainer = trainers.BpeTrainer(
-        vocab_size=VOCABULARY - len(whole),
+        vocab_size=VOCABULARY - len(fixed),
         special_tokens=[PAD, START, END],
         initial_alphabet=pre_tokenizers.ByteLevel.alphabet(),
         show_progress=False,
     )
-    tokenizer.train_from_iterator(chain(_with_pairs(chats, whole), _with_words(typed)), trainer)
-    tokenizer.add_tokens([AddedToken(text, special=False, normalized=False) for text in whole])
+    tokenizer.train_from_iterator(chain(_with_pairs(chats, fixed), _with_words(typed)), trainer)
+    tokenizer.add_tokens([AddedToken(text, special=False, normalized=False) for text in fixed])
     return tokenizer
 
 
 def fixed_lines() -> tuple[str, ...]:
-    """The lines of judge prompts that are always the same, without their line ends."""
+    """Return the fixed lines of the judge prompts, without line ends."""
     evidence = gather([], {"role": "assistant", "content": "x"}, [])
     lines: dict[str, None] = {}
     for ask in (vote_prompt, hint_prompt):
@@ -78,18 +78,18 @@ def fixed_lines() -> tuple[str, ...]:
 
 
 def families(tokenizer: Tokenizer) -> list[int]:
-    """Of each token the number of its family: tokens that differ only in case and in a space before them."""
+    """Return each token's family: tokens that differ only in case and in a leading space share a number."""
     numbers: dict[str, int] = {}
-    found = []
+    result = []
     for at in range(tokenizer.get_vocab_size()):
         token = str(tokenizer.id_to_token(at))
         form = token.removeprefix("Ġ").lower() if token.removeprefix("Ġ").isascii() else token
-        found.append(numbers.setdefault(form or token, len(numbers)))
-    return found
+        result.append(numbers.setdefault(form or token, len(numbers)))
+    return result
 
 
 def write_vocabulary(tokenizer: Tokenizer, folder: Path) -> None:
-    """The tokenizer's files, with the chat template, as Hugging Face and vLLM read them."""
+    """Write the tokenizer's files and the chat template in Hugging Face's format."""
     tokenizer.save(str(folder / "tokenizer.json"))
     shutil.copyfile(Path(tiny_model.__file__).with_name("chat_template.jinja"), folder / "chat_template.jinja")
     config = {
@@ -104,14 +104,14 @@ def write_vocabulary(tokenizer: Tokenizer, folder: Path) -> None:
 
 
 def as_text(messages: Iterable[Message]) -> str:
-    """A chat up to where the assistant is to speak, as the chat template writes it."""
+    """Return a chat with the generation prompt, as the chat template renders it."""
     return "".join(f"{START}{m['role']}\n{m['content']}{END}\n" for m in messages) + f"{START}assistant\n"
 
 
-def _with_pairs(texts: Iterable[str], whole: list[str]) -> Iterator[str]:
+def _with_pairs(texts: Iterable[str], fixed: list[str]) -> Iterator[str]:
     for text in texts:
-        for line in whole:
-            text = text.replace(line, "\n")  # its words need no tokens of their own
+        for line in fixed:
+            text = text.replace(line, "\n")  # fixed lines are tokens already
         yield text
     for pair in range(256):
         yield f" {pair:02x}{pair:02x}{pair:02x}" * _PAIR_COPIES

@@ -1,8 +1,7 @@
-"""The demo's small world: requests, the two styles each can be answered in, and grades given by a program.
+"""The demo's world: requests, right answers in two styles, and programmatic grading.
 
-Knows nothing about models, users or judging. Three style axes; a request shows one of them, and both styles of
-an axis hold the same content, so a model may answer either way until it learns what its user likes. Requests
-for evaluation and for chats share no subject: what was learned about one must carry over to the other.
+There are three style axes; a request tests one of them, and both styles of an axis have the same content. Evaluation
+and chat requests share no subject, so evaluation measures generalisation.
 """
 
 from __future__ import annotations
@@ -17,7 +16,7 @@ from clawloop.demo.contents import EVENTS, FUNCTION_ASKS, FUNCTIONS, NOTE_ASKS, 
 
 
 class Axis(StrEnum):
-    """What a user may prefer one way or the other."""
+    """A choice between two styles."""
 
     CODE = "code"
     LENGTH = "length"
@@ -25,7 +24,7 @@ class Axis(StrEnum):
 
 
 class Style(StrEnum):
-    """One way of answering."""
+    """A style of answering."""
 
     PYTHON = "python"
     JAVASCRIPT = "javascript"
@@ -51,18 +50,18 @@ _OPENINGS = {
     "Dear ": Style.FORMAL,
     "Hey ": Style.FRIENDLY,
 }
-_HELD_OUT_EVERY = 3  # each third subject is for evaluation only
+_HELD_OUT_EVERY = 3  # every third subject is for evaluation only
 _EVALUATION_PER_AXIS = 20
 
 
 @dataclass(frozen=True, slots=True)
 class Request:
-    """Something a user asks for.
+    """A user's request.
 
     Args:
-        axis: the style axis its answer shows.
-        subject: what it is about, a key of `contents`.
-        person: whom a note is for; None if it is no note.
+        axis: the style axis that the answer shows.
+        subject: a key of `contents`.
+        person: the recipient of a note; None for other requests.
         text: as the user writes it.
     """
 
@@ -74,11 +73,11 @@ class Request:
 
 @dataclass(frozen=True, slots=True)
 class Grade:
-    """What a program says about an answer.
+    """The grade of an answer.
 
     Args:
-        exact: the content is right, whichever style it is in.
-        match: it is in the preferred style of every axis the request shows.
+        exact: the content is right, in either style.
+        match: the answer is in the preferred style of the request's axis.
     """
 
     exact: bool
@@ -86,13 +85,13 @@ class Grade:
 
 
 def other(style: Style) -> Style:
-    """The other style of the same axis."""
+    """Return the other style of the same axis."""
     first, second = STYLES[AXIS_OF[style]]
     return second if style is first else first
 
 
 def answer(request: Request, style: Style) -> str:
-    """The right answer in a style of the request's axis.
+    """Return the right answer in a style of the request's axis.
 
     Raises:
         ValueError: the style belongs to another axis.
@@ -113,58 +112,58 @@ def answer(request: Request, style: Style) -> str:
 
 
 def style_of(text: str) -> Style | None:
-    """The style a text is written in, by how it begins; None if it is in none."""
+    """Return the style of a text by its opening; None if no style has this opening."""
     return next((style for opening, style in _OPENINGS.items() if text.startswith(opening)), None)
 
 
 def grade(request: Request, text: str, preference: Preference) -> Grade:
-    """Grade an answer; white space around it does not count."""
+    """Grade an answer, ignoring surrounding white space."""
     style = style_of(text.strip())
     exact = style is not None and AXIS_OF[style] is request.axis and text.strip() == answer(request, style)
     return Grade(exact=exact, match=style is preference[request.axis])
 
 
 def draw_preference(seed: int) -> dict[Axis, Style]:
-    """A hidden preference for every axis, drawn from the seed."""
-    chance = random.Random(f"preference {seed}")
-    return {axis: chance.choice(styles) for axis, styles in STYLES.items()}
+    """Draw a preferred style for every axis from the seed."""
+    rng = random.Random(f"preference {seed}")
+    return {axis: rng.choice(styles) for axis, styles in STYLES.items()}
 
 
 def flipped(preference: Preference, axes: Collection[Axis]) -> dict[Axis, Style]:
-    """The same preference, but the other style on these axes."""
+    """Return the preference with the other style on the given axes."""
     return {axis: other(style) if axis in axes else style for axis, style in preference.items()}
 
 
-def _phrased(axis: Axis, *, evaluation: bool) -> list[Request]:
-    def keep(subjects: Sequence[str]) -> list[str]:
+def _requests(axis: Axis, *, evaluation: bool) -> list[Request]:
+    def select(subjects: Sequence[str]) -> list[str]:
         return [subject for at, subject in enumerate(subjects) if (at % _HELD_OUT_EVERY == 0) is evaluation]
 
     if axis is Axis.CODE:
-        tasks = keep(list(FUNCTIONS))
+        tasks = select(list(FUNCTIONS))
         return [Request(axis, task, None, ask.format(task)) for task in tasks for ask in FUNCTION_ASKS]
     if axis is Axis.LENGTH:
-        topics = keep(list(TOPICS))
+        topics = select(list(TOPICS))
         return [Request(axis, topic, None, ask.format(topic)) for topic in topics for ask in TOPIC_ASKS]
     return [
         Request(axis, event, person, ask.format(person, event))
-        for event in keep(EVENTS)
+        for event in select(EVENTS)
         for person in PEOPLE
         for ask in NOTE_ASKS
     ]
 
 
 def _evaluation() -> tuple[Request, ...]:
-    chance = random.Random("evaluation requests")
-    chosen = [chance.sample(_phrased(axis, evaluation=True), _EVALUATION_PER_AXIS) for axis in Axis]
+    rng = random.Random("evaluation requests")
+    chosen = [rng.sample(_requests(axis, evaluation=True), _EVALUATION_PER_AXIS) for axis in Axis]
     return tuple(request for together in zip(*chosen, strict=True) for request in together)
 
 
-CHAT: dict[Axis, tuple[Request, ...]] = {axis: tuple(_phrased(axis, evaluation=False)) for axis in Axis}
-"""What a user asks in chats, by axis."""
+CHAT: dict[Axis, tuple[Request, ...]] = {axis: tuple(_requests(axis, evaluation=False)) for axis in Axis}
+"""Requests for chats, by axis."""
 EVALUATION: tuple[Request, ...] = _evaluation()
-"""60 fixed requests that no chat contains, 20 of each axis in turn."""
+"""60 fixed requests that never occur in chats, the axes in turn."""
 
 
 def every_request(axis: Axis) -> tuple[Request, ...]:
-    """All requests that show this axis, for chats and for evaluation: what the model was made to know."""
-    return (*CHAT[axis], *_phrased(axis, evaluation=True))
+    """Return all requests of an axis, for chats and for evaluation; pretraining uses both."""
+    return (*CHAT[axis], *_requests(axis, evaluation=True))

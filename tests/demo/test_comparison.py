@@ -1,4 +1,4 @@
-"""What methods come to side by side, from runs made by hand."""
+"""Summaries and differences of methods, from handmade runs."""
 
 from __future__ import annotations
 
@@ -22,7 +22,7 @@ def runs(method: str, to_90: Sequence[int | None]) -> list[RunReport]:
     ]
 
 
-def test_a_spread_counts_a_run_that_never_got_there_as_the_last() -> None:
+def test_a_run_that_never_reached_the_goal_ranks_last_in_a_spread() -> None:
     found = summarise([*runs("binary", SLOWER), *runs("opd", [None, None, 30]), *runs("combined", [None])])
     assert list(found) == ["binary", "opd", "combined"]
     assert found["binary"].interactions_to_90 == Spread(median=70, least=60, most=None, known=4)
@@ -30,7 +30,7 @@ def test_a_spread_counts_a_run_that_never_got_there_as_the_last() -> None:
     assert found["combined"].interactions_to_90 == Spread(median=None, least=None, most=None, known=0)
 
 
-def test_a_summary_takes_the_worst_where_something_must_hold() -> None:
+def test_a_summary_takes_the_worst_match_held_and_exact_least() -> None:
     some = [replace(run, exact_least=0.9 + run.seed / 100, match_held=0.99) for run in runs("opd", FASTER)]
     some[2] = replace(some[2], match_held=None, stopped="paused", steps=9, seconds=40.0)
     found = summarise(some)["opd"]
@@ -39,7 +39,7 @@ def test_a_summary_takes_the_worst_where_something_must_hold() -> None:
     assert found.relearned_after is None
 
 
-def test_a_version_answers_until_the_next_is_there() -> None:
+def test_the_curve_uses_the_latest_evaluation() -> None:
     later = report(0.4, 0.6, 1.0)
     moved = tuple(replace(one, interactions=one.interactions + 4 * (one.version > 0)) for one in later.evaluations)
     found = curve([report(0.5, 0.9), replace(later, evaluations=moved)])
@@ -52,7 +52,7 @@ def test_a_version_answers_until_the_next_is_there() -> None:
     )
 
 
-def test_what_differs_in_every_run_is_more_than_noise_and_what_does_not_is_not() -> None:
+def test_separated_samples_differ_and_equal_samples_do_not() -> None:
     found = {one.of: one for one in differences([*runs("binary", SLOWER), *runs("combined", FASTER)])}
     assert set(found) == {"interactions_to_90", "match_after", "exact_least"}
     faster = found["interactions_to_90"]
@@ -62,7 +62,7 @@ def test_what_differs_in_every_run_is_more_than_noise_and_what_does_not_is_not()
     assert (found["match_after"].p, found["match_after"].within_noise) == (1.0, True)
 
 
-def test_for_three_pairs_chance_counts_three_times() -> None:
+def test_p_values_of_three_pairs_are_corrected() -> None:
     three = [*runs("binary", SLOWER), *runs("combined", FASTER), *runs("opd", FASTER)]
     found = {one.between: one for one in differences(three) if one.of == "interactions_to_90"}
     assert found["binary", "combined"].p == pytest.approx(6 / 252, abs=1e-4)
@@ -70,16 +70,16 @@ def test_for_three_pairs_chance_counts_three_times() -> None:
 
 
 @pytest.mark.parametrize("many", [1, 3])
-def test_few_runs_tell_nothing(many: int) -> None:
+def test_few_runs_have_no_p_value(many: int) -> None:
     found = differences([*runs("binary", SLOWER[:many]), *runs("combined", FASTER[:many])])
     assert {(one.p, one.within_noise) for one in found} == {(None, None)}
 
 
-def test_one_method_is_compared_with_nothing() -> None:
+def test_a_single_method_has_no_differences() -> None:
     assert differences(runs("binary", SLOWER)) == []
 
 
-def test_what_was_not_measured_in_each_run_is_not_compared() -> None:
+def test_a_figure_missing_in_a_run_is_not_compared() -> None:
     held = [replace(run, match_held=0.97) for run in [*runs("binary", SLOWER), *runs("combined", FASTER)]]
     assert "match_held" in {one.of for one in differences(held)}
     held[0] = replace(held[0], match_held=None)

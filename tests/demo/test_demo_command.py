@@ -1,6 +1,6 @@
-"""`clawloop demo run` as a process: real PostgreSQL and Temporal, a stand-in for the gateway, no model.
+"""`clawloop demo run` as a process: real PostgreSQL and Temporal, a fake gateway, no model.
 
-With everything real it is in tests/e2e.
+tests/e2e runs it without fakes.
 """
 
 from __future__ import annotations
@@ -24,20 +24,20 @@ from tests.processes import alive, by_name
 
 pytestmark = pytest.mark.slow
 
-PROGRAM = Path(__file__).with_name("demo_with_stand_ins.py")
+PROGRAM = Path(__file__).with_name("demo_with_fakes.py")
 START_SECONDS = 90
 
 
 @pytest.fixture(scope="module")
 def engine() -> Iterator[str]:
-    """Tells its name as vLLM does."""
+    """Serves its model name as vLLM does."""
     with model_server("clawloop-demo") as url:
         yield url
 
 
 @pytest.fixture
 def model(tmp_path: Path) -> Path:
-    """A folder that looks like a model's; nothing reads it here."""
+    """A folder that looks like a model's; no test reads more of it."""
     folder = tmp_path / "model"
     folder.mkdir()
     (folder / "config.json").write_text("{}")
@@ -45,7 +45,7 @@ def model(tmp_path: Path) -> Path:
 
 
 class Demo:
-    """A `clawloop demo run`, and what it printed so far."""
+    """A `clawloop demo` process and its output so far."""
 
     def __init__(self, folder: Path, *command: str) -> None:
         self.output = folder / f"printed-{time.monotonic_ns()}.txt"
@@ -71,7 +71,7 @@ class Demo:
             time.sleep(0.05)
         return found
 
-    def family(self) -> list[psutil.Process]:
+    def children(self) -> list[psutil.Process]:
         return psutil.Process(self.process.pid).children(recursive=True)
 
 
@@ -86,9 +86,7 @@ def demo(folder: Path, *command: str) -> Iterator[Demo]:
 
 
 @pytest.mark.postgres
-def test_it_shows_what_is_learned_writes_its_report_and_leaves_nothing(
-    tmp_path: Path, engine: str, model: Path
-) -> None:
+def test_a_run_shows_the_learning_writes_its_report_and_cleans_up(tmp_path: Path, engine: str, model: Path) -> None:
     with demo(tmp_path, engine, str(model), "run", "--interactions", "40", "--data", "data") as running:
         assert running.process.wait(START_SECONDS) == 0, running.printed
     assert re.search(r"^ +1 +combined +1 +1 +\d+ +\+1\.00 +\d+% +0 +\d+$", running.printed, re.MULTILINE)
@@ -101,9 +99,7 @@ def test_it_shows_what_is_learned_writes_its_report_and_leaves_nothing(
 
 
 @pytest.mark.postgres
-def test_a_second_one_beside_it_and_ctrl_c_are_a_line_each_and_leave_nothing(
-    tmp_path: Path, engine: str, model: Path
-) -> None:
+def test_a_second_demo_is_refused_and_ctrl_c_cleans_up(tmp_path: Path, engine: str, model: Path) -> None:
     with demo(tmp_path, engine, str(model), "run", "--interactions", "900", "--data", "data") as running:
         running.line(r"combined +1 +1 ")
         with demo(tmp_path, engine, str(model), "run", "--data", "data") as second:
@@ -112,11 +108,11 @@ def test_a_second_one_beside_it_and_ctrl_c_are_a_line_each_and_leave_nothing(
             f"clawloop: a demo already runs on {tmp_path}/data/demo (process {running.process.pid}):"
             " stop it first, or choose another folder: --data\n"
         )
-        family = running.family()
-        assert {"temporal", "postgres"} <= by_name(family).keys()
+        children = running.children()
+        assert {"temporal", "postgres"} <= by_name(children).keys()
         running.process.send_signal(signal.SIGINT)
         assert running.process.wait(15) == 130
-    assert alive(family) == []
+    assert alive(children) == []
     assert running.printed.splitlines()[-1] == (
         "clawloop: stopped before the end; nothing is left running, and there is no report"
     )
@@ -126,7 +122,7 @@ def test_a_second_one_beside_it_and_ctrl_c_are_a_line_each_and_leave_nothing(
 
 
 @pytest.mark.postgres
-def test_stopped_between_two_runs_it_has_a_report_of_the_first(tmp_path: Path, engine: str, model: Path) -> None:
+def test_interrupted_in_the_second_run_the_report_has_the_first(tmp_path: Path, engine: str, model: Path) -> None:
     command = ["run", "--seeds", "2", "--interactions", "8", "--data", "data"]
     with demo(tmp_path, engine, str(model), *command) as running:
         running.line(r"^ +2 +combined +")
@@ -139,23 +135,23 @@ def test_stopped_between_two_runs_it_has_a_report_of_the_first(tmp_path: Path, e
 
 
 @pytest.mark.postgres
-def test_a_kept_one_says_where_it_is_until_it_is_stopped(tmp_path: Path, engine: str, model: Path) -> None:
+def test_keep_prints_the_addresses_and_waits_for_ctrl_c(tmp_path: Path, engine: str, model: Path) -> None:
     with demo(tmp_path, engine, str(model), "run", "--interactions", "8", "--keep", "--data", "data") as running:
         key = running.line(r"gateway +http://\S+/v1, model `policy`, key (cl-\S+)$").group(1)
         running.line(r"Temporal UI +http://")
         running.line(r"clawloop demo chat --data ")
-        running.line(r"Ctrl-C ends it")
+        running.line(r"Ctrl-C stops everything")
         assert json.loads((tmp_path / "data" / "demo" / "demo.json").read_text())["key"] == key
         assert (tmp_path / "demo-report.json").exists()
-        family = running.family()
+        children = running.children()
         running.process.send_signal(signal.SIGINT)
         assert running.process.wait(15) == 0, running.printed
-    assert alive(family) == []
+    assert alive(children) == []
     assert (tmp_path / "data" / "demo" / "postgres").exists()
 
 
 @pytest.mark.parametrize(
-    ("options", "says"),
+    ("options", "message"),
     [
         (["--seed", "one"], "--seed 'one': a seed is a whole number from 0 to 4294967295"),
         (["--methods", "grpo"], "--methods 'grpo': use binary, opd, combined, or several with commas"),
@@ -166,26 +162,26 @@ def test_a_kept_one_says_where_it_is_until_it_is_stopped(tmp_path: Path, engine:
         (["--out", "/proc/nowhere"], "cannot write to /proc/nowhere"),
     ],
 )
-def test_what_cannot_work_is_one_line_and_leaves_nothing(
-    tmp_path: Path, engine: str, model: Path, options: list[str], says: str
+def test_invalid_options_are_one_line_and_leave_nothing(
+    tmp_path: Path, engine: str, model: Path, options: list[str], message: str
 ) -> None:
     taken = engine.rsplit(":", 1)[1]
-    given = [option.format(taken=taken) for option in options]
-    with demo(tmp_path, engine, str(model), "run", "--data", str(tmp_path / "data"), *given) as running:
+    arguments = [option.format(taken=taken) for option in options]
+    with demo(tmp_path, engine, str(model), "run", "--data", str(tmp_path / "data"), *arguments) as running:
         assert running.process.wait(START_SECONDS) == 1
     lines = running.printed.splitlines()
     assert [line for line in lines if line.startswith("clawloop: ")] == [lines[-1]]
-    assert lines[-1].startswith(f"clawloop: {says.format(taken=taken)}")
+    assert lines[-1].startswith(f"clawloop: {message.format(taken=taken)}")
     assert not (tmp_path / "data" / "demo").exists()
 
 
-def test_without_the_model_it_says_how_to_make_it(tmp_path: Path, engine: str) -> None:
+def test_a_missing_model_names_the_command_that_makes_it(tmp_path: Path, engine: str) -> None:
     with demo(tmp_path, engine, str(tmp_path), "run", "--data", "data") as running:
         assert running.process.wait(START_SECONDS) == 1
     assert running.printed == f"clawloop: the demo model is not in {tmp_path}: make it with `clawloop demo pretrain`\n"
 
 
-def test_a_chat_without_a_terminal_or_a_gateway_says_so(tmp_path: Path, engine: str, model: Path) -> None:
+def test_a_chat_without_a_terminal_is_refused(tmp_path: Path, engine: str, model: Path) -> None:
     with demo(tmp_path, engine, str(model), "chat", "--data", "data") as running:
         assert running.process.wait(START_SECONDS) == 1
-    assert running.printed == "clawloop: a chat needs a terminal; for a program use the API\n"
+    assert running.printed == "clawloop: a chat needs a terminal; programs can use the HTTP API\n"

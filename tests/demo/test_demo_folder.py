@@ -1,4 +1,4 @@
-"""The demo's folder: whose it is, who may empty it, and how a running demo is found."""
+"""The demo's folder: locking, removal, and the address of a running demo."""
 
 from __future__ import annotations
 
@@ -20,13 +20,13 @@ from clawloop.errors import SetupError
 from clawloop.local.parts import Deployment
 
 
-def test_it_is_empty_at_first_and_gone_in_the_end(tmp_path: Path) -> None:
+def test_the_folder_starts_empty_and_is_removed(tmp_path: Path) -> None:
     with demo_folder(tmp_path, keep=False) as folder:
         (folder / "postgres").mkdir()
     assert not folder.exists()
 
 
-def test_a_kept_one_stays_until_the_next_demo(tmp_path: Path) -> None:
+def test_a_kept_folder_stays_until_the_next_demo(tmp_path: Path) -> None:
     with demo_folder(tmp_path, keep=True) as folder:
         (folder / "old").touch()
     assert (folder / "old").exists()
@@ -34,16 +34,16 @@ def test_a_kept_one_stays_until_the_next_demo(tmp_path: Path) -> None:
         assert not (folder / "old").exists()
 
 
-def test_a_folder_that_no_demo_made_is_left_alone(tmp_path: Path) -> None:
+def test_a_folder_that_no_demo_made_is_refused(tmp_path: Path) -> None:
     (tmp_path / "demo").mkdir()
     (tmp_path / "demo" / "precious").touch()
-    with pytest.raises(SetupError, match="is no demo's folder, and a demo would empty it"):
+    with pytest.raises(SetupError, match="was not made by a demo, and a demo would empty it"):
         with demo_folder(tmp_path, keep=False):
             pass
     assert (tmp_path / "demo" / "precious").exists()
 
 
-def test_a_second_demo_is_refused_and_takes_nothing_from_the_first(tmp_path: Path) -> None:
+def test_a_second_demo_is_refused_and_deletes_nothing(tmp_path: Path) -> None:
     with demo_folder(tmp_path, keep=False) as folder:
         (folder / "mine").touch()
         with pytest.raises(SetupError, match=rf"a demo already runs on .*demo \(process {os.getpid()}\): stop it"):
@@ -59,15 +59,17 @@ def test_a_running_demo_is_found_and_one_that_has_ended_is_not(tmp_path: Path) -
         write_address(folder, address)
         assert read_address(tmp_path) == address
         assert stat.S_IMODE((folder / "demo.json").stat().st_mode) == 0o600
-        known = (folder / "demo.json").read_text()
-        (folder / "demo.json").write_text(known.replace(str(os.getpid()), str(2**22 + 1)))
+        content = (folder / "demo.json").read_text()
+        (folder / "demo.json").write_text(content.replace(str(os.getpid()), str(2**22 + 1)))
         assert read_address(tmp_path) is None
         (folder / "demo.json").write_text("{")
         with pytest.raises(SetupError, match="give --url and --key"):
             read_address(tmp_path)
 
 
-async def test_a_full_disk_is_seen_before_anything_is_written(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+async def test_a_full_disk_is_reported_before_anything_is_written(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
     monkeypatch.setattr(shutil, "disk_usage", lambda folder: SimpleNamespace(free=5 * 2**20))
     options = DemoOptions(plan(None, None, "combined", 64, paced=True, batch=8), tmp_path, tmp_path, {})
 

@@ -1,4 +1,4 @@
-"""One run of the demo against a stand-in gateway: what is counted, in what order, and what failures do."""
+"""One run of the demo against a fake gateway: counts, order of evaluations, and failures."""
 
 from __future__ import annotations
 
@@ -8,27 +8,27 @@ import pytest
 
 from clawloop.demo import admin_client, experiment, openai_client
 from clawloop.demo.admin_client import AdminClient
-from clawloop.demo.experiment import Experiment, Place, TrainingPaused, rounds, run_experiment
+from clawloop.demo.experiment import Experiment, PolicyAccess, TrainingPaused, rounds, run_experiment
 from clawloop.demo.openai_client import ChatClient
 from clawloop.demo.plan import Plan, PlannedRun
 from clawloop.demo.recipes import Method
-from clawloop.demo.report import Evaluated, RunTotals, report_run
+from clawloop.demo.report import Evaluation, RunTotals, report_run
 from clawloop.demo.world import Axis
 from clawloop.errors import SetupError
-from tests.fakes.scripted_gateway import PupilGateway, pupil_gateway
+from tests.fakes.scripted_gateway import ScriptedGateway, scripted_gateway
 
 RUN = PlannedRun(1, Method.COMBINED)
 
 
 class Board:
     def __init__(self) -> None:
-        self.rows: list[Evaluated] = []
+        self.rows: list[Evaluation] = []
         self.lines: list[str] = []
 
-    def evaluated(self, run: PlannedRun, row: Evaluated) -> None:
+    def add_evaluation(self, run: PlannedRun, row: Evaluation) -> None:
         self.rows.append(row)
 
-    def doing(self, run: PlannedRun, words: str) -> None:
+    def status(self, run: PlannedRun, text: str) -> None:
         pass
 
     def say(self, line: str) -> None:
@@ -37,19 +37,19 @@ class Board:
 
 @pytest.fixture(autouse=True)
 def _no_pauses(monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(openai_client, "_PAUSES_SECONDS", (0.0, 0.0, 0.0))
+    monkeypatch.setattr(openai_client, "_RETRY_PAUSES", (0.0, 0.0, 0.0))
 
 
 def planned(interactions: int, *, paced: bool = True, flip: tuple[Axis, ...] = (), measure_every: int = 1) -> Plan:
     return Plan((RUN,), interactions, paced, flip, measure_every)
 
 
-async def held(gateway: PupilGateway, plan: Plan) -> tuple[list[Evaluated], RunTotals]:
-    place = Place(gateway.url, "key", "admin", "pupil")
-    async with ChatClient(gateway.url, "key") as talker, AdminClient(gateway.url, "admin") as watcher:
-        run = Experiment(RUN, place, talker, watcher, Board(), plan, patience_seconds=20)
-        await run.hold()
-        return run.evaluated, await run.totals()
+async def run_plan(gateway: ScriptedGateway, plan: Plan) -> tuple[list[Evaluation], RunTotals]:
+    access = PolicyAccess(gateway.url, "key", "admin", "tiny")
+    async with ChatClient(gateway.url, "key") as client, AdminClient(gateway.url, "admin") as admin:
+        run = Experiment(RUN, access, client, admin, Board(), plan, wait_timeout_seconds=20)
+        await run.execute()
+        return run.evaluations, await run.totals()
 
 
 def test_rounds_add_up_and_none_is_empty() -> None:
@@ -61,8 +61,8 @@ def test_rounds_add_up_and_none_is_empty() -> None:
 
 @pytest.mark.slow
 async def test_every_version_is_measured_once_and_every_request_of_a_session_is_an_interaction() -> None:
-    async with pupil_gateway() as gateway:
-        rows, totals = await held(gateway, planned(40))
+    async with scripted_gateway() as gateway:
+        rows, totals = await run_plan(gateway, planned(40))
     asked = [headers for headers in gateway.headers if "x-turn-type" not in headers]
     assert len(asked) == sum(map(len, gateway.sessions.values())) == 40 == totals.interactions
     done = [headers for headers in asked if headers.get("x-session-done") == "true"]
@@ -70,16 +70,16 @@ async def test_every_version_is_measured_once_and_every_request_of_a_session_is_
     versions = [row.version for row in rows]
     assert versions == list(range(gateway.version + 1))
     assert gateway.version >= 3
-    names = ["pupil", *(f"demo-1-combined-v{version}" for version in versions[1:])]
+    names = ["tiny", *(f"demo-1-combined-v{version}" for version in versions[1:])]
     assert gateway.temperatures == {True: {None}, False: {1.0}}
-    assert gateway.asked_of == [name for name in names for _ in range(60)]
+    assert gateway.side_turn_models == [name for name in names for _ in range(60)]
     assert [row.failed for row in rows] == [0] * len(versions)
 
 
 @pytest.mark.slow
-async def test_what_is_learned_shows_in_the_report() -> None:
-    async with pupil_gateway(learns=0.5) as gateway:
-        rows, totals = await held(gateway, planned(40))
+async def test_the_report_shows_the_improvement() -> None:
+    async with scripted_gateway(improvement=0.5) as gateway:
+        rows, totals = await run_plan(gateway, planned(40))
     report = report_run(planned(40), RUN, rows, totals, 12.0)
     first = next(row for row in rows if row.match >= 0.9)
     assert report.match_before < 0.7
@@ -90,18 +90,20 @@ async def test_what_is_learned_shows_in_the_report() -> None:
     assert 0 < report.seconds < 60
 
 
-async def test_a_paced_user_waits_for_turns_that_arrive_late() -> None:
-    async with pupil_gateway(late=4) as gateway:
-        await held(gateway, planned(8))
-        assert gateway.late == 0
+async def test_a_paced_user_waits_for_late_turns() -> None:
+    async with scripted_gateway(arrival_delay=4) as gateway:
+        await run_plan(gateway, planned(8))
+        assert gateway.arrival_delay == 0
 
 
 @pytest.mark.slow
 @pytest.mark.parametrize("paced", [True, False])
-async def test_a_taste_that_flips_half_way_is_learned_again(paced: bool) -> None:
-    async with pupil_gateway(learns=0.5, flip=(Axis.CODE, Axis.TONE), flips_after=40, delay=1) as gateway:
+async def test_a_flipped_preference_is_learned_again(paced: bool) -> None:
+    async with scripted_gateway(
+        improvement=0.5, flip=(Axis.CODE, Axis.TONE), flip_after=40, publish_delay=1
+    ) as gateway:
         plan = planned(81, paced=paced, flip=(Axis.CODE, Axis.TONE))
-        rows, totals = await held(gateway, plan)
+        rows, totals = await run_plan(gateway, plan)
     report = report_run(plan, RUN, rows, totals, 12.0)
     assert (report.interactions, report.flipped_at) == (81, 40)
     after = [row for row in rows if row.flipped]
@@ -117,10 +119,10 @@ async def test_a_taste_that_flips_half_way_is_learned_again(paced: bool) -> None
 
 
 @pytest.mark.slow
-async def test_later_versions_may_be_passed_over_but_for_the_last(monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(experiment, "MEASURED_CLOSELY", 20)
-    async with pupil_gateway(delay=1) as gateway:
-        rows, _ = await held(gateway, planned(100, measure_every=4))
+async def test_measure_every_skips_later_versions_but_not_the_last(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(experiment, "FULLY_MEASURED_INTERACTIONS", 20)
+    async with scripted_gateway(publish_delay=1) as gateway:
+        rows, _ = await run_plan(gateway, planned(100, measure_every=4))
     versions = [row.version for row in rows]
     closely = [row.version for row in rows if row.interactions <= 20]
     assert closely == list(range(closely[-1] + 1))
@@ -133,14 +135,14 @@ async def test_later_versions_may_be_passed_over_but_for_the_last(monkeypatch: p
 
 @pytest.mark.slow
 @pytest.mark.parametrize("paced", [True, False])
-async def test_chats_are_found_however_many_evaluations_came_after_them(
+async def test_chat_sessions_are_found_behind_a_page_of_evaluation_sessions(
     monkeypatch: pytest.MonkeyPatch, paced: bool
 ) -> None:
-    monkeypatch.setattr(admin_client, "_PAGE", 130)  # two evaluations and a round of chats
+    monkeypatch.setattr(admin_client, "_PAGE_SIZE", 130)  # two evaluations and a round of chats
     board = Board()
-    async with pupil_gateway(delay=1) as gateway:
+    async with scripted_gateway(publish_delay=1) as gateway:
         _, totals = await run_experiment(
-            RUN, Place(gateway.url, "key", "admin", "pupil"), board, planned(64, paced=paced)
+            RUN, PolicyAccess(gateway.url, "key", "admin", "tiny"), board, planned(64, paced=paced)
         )
     assert board.lines == []
     assert gateway.version > 3
@@ -148,54 +150,54 @@ async def test_chats_are_found_however_many_evaluations_came_after_them(
 
 
 @pytest.mark.slow
-async def test_without_pace_versions_come_while_the_chat_goes_on() -> None:
-    async with pupil_gateway(delay=1) as gateway:
-        rows, totals = await held(gateway, planned(64, paced=False))
+async def test_without_pace_versions_are_evaluated_during_the_chat() -> None:
+    async with scripted_gateway(publish_delay=1) as gateway:
+        rows, totals = await run_plan(gateway, planned(64, paced=False))
     assert rows[-1].version == gateway.version > 0
     assert totals.interactions == 64
 
 
 @pytest.mark.parametrize("failures", [["500"], ["BREAK"], ["ERROR"], ["500", "BREAK", "ERROR"]])
 async def test_each_failure_counts_and_the_chat_goes_on(failures: list[str]) -> None:
-    async with pupil_gateway() as gateway:
-        async with ChatClient(gateway.url, "key") as talker:
+    async with scripted_gateway() as gateway:
+        async with ChatClient(gateway.url, "key") as client:
             gateway.failures = list(failures)
-            reply = await talker.say([{"role": "user", "content": "What is rain?"}], "s", last=False)
+            reply = await client.send_main_turn([{"role": "user", "content": "What is rain?"}], "s", last=False)
             assert reply.text
-            assert talker.failed == len(failures)
+            assert client.failed == len(failures)
             gateway.failures = ["500"]
-            assert await talker.ask_aside("What is rain?", "pupil", "e")
-            assert talker.failed == len(failures) + 1
+            assert await client.send_side_turn("What is rain?", "tiny", "e")
+            assert client.failed == len(failures) + 1
 
 
 @pytest.mark.parametrize("before", [[], [""] * 62], ids=["while measuring", "in the chat"])
-async def test_a_gateway_that_answers_no_more_ends_the_run(before: list[str]) -> None:
-    async with pupil_gateway(failures=[*before, *["500"] * 500]) as gateway:
+async def test_a_gateway_that_stops_answering_ends_the_run(before: list[str]) -> None:
+    async with scripted_gateway(failures=[*before, *["500"] * 500]) as gateway:
         with pytest.raises(SetupError, match=r"does not answer the demo's requests: .*on purpose"):
-            await held(gateway, planned(8))
+            await run_plan(gateway, planned(8))
 
 
-async def test_training_that_pauses_itself_ends_the_run_with_its_reason() -> None:
-    async with pupil_gateway(paused="step 3: KL 12 over 10", stuck=True) as gateway:
+async def test_paused_training_ends_the_run_with_its_reason() -> None:
+    async with scripted_gateway(pause_reason="step 3: KL 12 over 10", judging_stuck=True) as gateway:
         with pytest.raises(TrainingPaused, match="paused itself: step 3: KL 12 over 10"):
-            await held(gateway, planned(8))
-        rows, totals = await run_experiment(RUN, Place(gateway.url, "key", "admin", "pupil"), Board(), planned(8))
+            await run_plan(gateway, planned(8))
+        rows, totals = await run_experiment(RUN, PolicyAccess(gateway.url, "key", "admin", "tiny"), Board(), planned(8))
     assert totals.stopped == "training of demo-1-combined has paused itself: step 3: KL 12 over 10"
     assert totals.interactions == 8
     assert len(rows) == 1
 
 
-async def test_what_is_stuck_is_not_waited_for_for_ever() -> None:
-    async with pupil_gateway(stuck=True) as gateway:
-        place = Place(gateway.url, "key", "admin", "pupil")
+async def test_waiting_for_stuck_judging_times_out() -> None:
+    async with scripted_gateway(judging_stuck=True) as gateway:
+        access = PolicyAccess(gateway.url, "key", "admin", "tiny")
         board = Board()
-        async with ChatClient(gateway.url, "key") as talker, AdminClient(gateway.url, "admin") as watcher:
-            await Experiment(RUN, place, talker, watcher, board, planned(8), patience_seconds=0.5).hold()
-    assert board.lines == ["demo-1-combined: no longer waiting after 0.5 s: waits for samples"]
+        async with ChatClient(gateway.url, "key") as client, AdminClient(gateway.url, "admin") as admin:
+            await Experiment(RUN, access, client, admin, board, planned(8), wait_timeout_seconds=0.5).execute()
+    assert board.lines == ["demo-1-combined: gave up waiting after 0.5 s: waits for samples"]
 
 
-async def test_a_gateway_without_an_admin_key_says_so() -> None:
-    async with pupil_gateway() as gateway:
-        async with AdminClient(f"{gateway.url}/nowhere", "admin") as watcher:
-            with pytest.raises(SetupError, match="does not tell how things stand: 404"):
-                await watcher.learning("demo")
+async def test_a_missing_admin_api_is_a_setup_error() -> None:
+    async with scripted_gateway() as gateway:
+        async with AdminClient(f"{gateway.url}/nowhere", "admin") as admin:
+            with pytest.raises(SetupError, match="cannot be read: 404"):
+                await admin.training_status("demo")

@@ -1,4 +1,4 @@
-"""What a person types after `clawloop demo run`."""
+"""The options of `clawloop demo run`."""
 
 from __future__ import annotations
 
@@ -32,7 +32,7 @@ def test_seeds_are_one_a_count_or_a_list(seeds: str | None, seed: str | None, nu
     assert [run.seed for run in planned(seeds, seed).runs] == numbers
 
 
-def test_each_user_meets_each_method_before_the_next_user_does() -> None:
+def test_all_methods_of_a_user_come_before_the_next_user() -> None:
     runs = planned("2", methods="binary,opd").runs
     assert [(run.method, run.seed) for run in runs] == [
         (Method.BINARY, 1),
@@ -45,7 +45,7 @@ def test_each_user_meets_each_method_before_the_next_user_does() -> None:
 
 
 @pytest.mark.parametrize(
-    ("given", "says"),
+    ("options", "message"),
     [
         ({"seed": "x"}, "--seed 'x': a seed is a whole number from 0 to 4294967295"),
         ({"seed": "-1"}, "--seed '-1': a seed is"),
@@ -65,10 +65,10 @@ def test_each_user_meets_each_method_before_the_next_user_does() -> None:
         ({"measure_every": 0}, "--measure-every 0: give 1 for each version"),
     ],
 )
-def test_what_makes_no_sense_is_one_line_that_says_what_would(given: dict[str, object], says: str) -> None:
+def test_an_invalid_option_is_one_line_with_the_remedy(options: dict[str, object], message: str) -> None:
     with pytest.raises(SetupError) as raised:
-        planned(**given)  # type: ignore[arg-type]
-    assert str(raised.value).startswith(says)
+        planned(**options)  # type: ignore[arg-type]
+    assert str(raised.value).startswith(message)
     assert "\n" not in str(raised.value)
 
 
@@ -76,23 +76,23 @@ def test_what_makes_no_sense_is_one_line_that_says_what_would(given: dict[str, o
     ("flip", "axes"),
     [(None, ()), ("code", (Axis.CODE,)), ("tone, code", (Axis.CODE, Axis.TONE)), ("all", tuple(Axis))],
 )
-def test_a_flip_names_axes_and_takes_longer(flip: str | None, axes: tuple[Axis, ...]) -> None:
-    found = planned(flip=flip, interactions=None)
-    assert (found.flip, found.interactions) == (axes, 192 if axes else 64)
+def test_a_flip_names_axes_and_has_more_interactions(flip: str | None, axes: tuple[Axis, ...]) -> None:
+    result = planned(flip=flip, interactions=None)
+    assert (result.flip, result.interactions) == (axes, 192 if axes else 64)
     assert planned(flip=flip, interactions=16).interactions == 16
 
 
-def test_methods_differ_by_what_they_ask_for_and_weigh_and_how_fast_they_go() -> None:
+def test_methods_differ_in_signals_loss_terms_and_pace() -> None:
     recipes = {method: demo_recipe(method) for method in Method}
     assert len({recipe.hash for recipe in recipes.values()}) == 3
     assert not recipes[Method.BINARY].train.uses_hints
     assert recipes[Method.OPD].train.advantage.verdict_weight == 0
     assert recipes[Method.COMBINED].signal.hints
     assert recipes[Method.COMBINED].signal.verdicts
-    own = {"advantage": None, "distillation": None, "loss": None}
+    differing = {"advantage": None, "distillation": None, "loss": None}
     alike = [
         recipe.train.model_copy(
-            update=own
+            update=differing
             | {"optimiser": recipe.train.optimiser.model_copy(update={"epochs": 1, "lr": 1.0, "grad_clip": 1.0})}
         )
         for recipe in recipes.values()
@@ -100,6 +100,6 @@ def test_methods_differ_by_what_they_ask_for_and_weigh_and_how_fast_they_go() ->
     assert alike[0] == alike[1] == alike[2]
 
 
-def test_the_combined_recipe_is_the_one_that_is_shown() -> None:
+def test_the_combined_recipe_is_deploy_recipes_demo_toml() -> None:
     shown = Path(__file__).resolve().parents[2] / "deploy" / "recipes" / "demo.toml"
     assert load_recipe(shown).hash == demo_recipe(Method.COMBINED).hash

@@ -11,8 +11,8 @@ import pytest
 from clawloop.demo.chart import draw_chart
 from clawloop.demo.plan import Plan, PlannedRun
 from clawloop.demo.recipes import Method
-from clawloop.demo.report import Evaluated, RunReport, RunTotals, report_run
-from clawloop.demo.report_forms import as_json, as_lines, as_markdown, in_one_line, read_report
+from clawloop.demo.report import Evaluation, RunReport, RunTotals, report_run
+from clawloop.demo.report_formats import as_json, as_markdown, comparison_lines, read_report, summary_line
 from clawloop.errors import SetupError
 
 RUN = PlannedRun(4, Method.OPD)
@@ -22,10 +22,10 @@ KEYS += ["exact_rate", "exact_least", "requests_failed", "versions", "steps", "s
 KEYS += ["relearned_after", "paced", "measure_every", "stopped"]
 
 
-def evaluated(*matches: float) -> list[Evaluated]:
+def evaluated(*matches: float) -> list[Evaluation]:
     """Version n after 8·n interactions."""
     return [
-        Evaluated(
+        Evaluation(
             step=n, version=n, interactions=8 * n, reward=None, match=match, exact=1.0, failed=n, seconds=10.0 * n
         )
         for n, match in enumerate(matches)
@@ -59,7 +59,7 @@ def test_match_is_of_the_first_and_last_evaluation_and_counts_are_of_the_whole_r
     assert (found.interactions, found.requests_failed, found.seconds, found.seconds_setup) == (19, 2, 20.0, 50.0)
 
 
-def test_one_run_also_stands_at_the_top() -> None:
+def test_a_single_run_is_also_at_the_top_level() -> None:
     whole = json.loads(as_json([report(0.5, 0.95)], 99.0))
     assert [key for key in whole if key not in ("runs", "summary")] == KEYS
     (run,) = whole["runs"]
@@ -69,7 +69,7 @@ def test_one_run_also_stands_at_the_top() -> None:
     assert whole["summary"]["seconds"] == 99.0
 
 
-def test_of_several_runs_the_summary_says_how_many_reached_the_goal() -> None:
+def test_the_summary_counts_the_runs_that_reached_the_goal() -> None:
     runs = [report(0.5, 0.95), report(0.4, 0.6), replace(report(0.6, 0.7, 0.9), exact_rate=0.9)]
     whole = json.loads(as_json(runs, 99.0))
     assert set(whole) == {"runs", "summary"}
@@ -79,13 +79,13 @@ def test_of_several_runs_the_summary_says_how_many_reached_the_goal() -> None:
     assert (summary["match_before"], summary["exact_rate_least"], summary["requests_failed"]) == (0.5, 0.9, 4)
 
 
-def test_the_last_line_and_the_rows_say_the_same_to_people() -> None:
+def test_summary_line_and_markdown_rows() -> None:
     one, other = report(0.5, 0.95), report(0.4, 0.6)
-    assert in_one_line([one], 99.0) == (
+    assert summary_line([one], 99.0) == (
         "match 50% → 95% in 11 interactions, 90 % after 8; right content 100%; requests failed: 1;"
         " 99 s in all, 50 s of them setting up"
     )
-    assert in_one_line([one, other], 99.0).startswith("1 of 2 runs reached 90 %, match 45% → 77% on average")
+    assert summary_line([one, other], 99.0).startswith("1 of 2 runs reached 90 %, match 45% → 77% on average")
     rows = as_markdown([one, other]).splitlines()
     assert rows[2] == "| opd | 1 of 2 | – (8 to –) | 45% | 78% | – | 100% | 1 | 11 | 2 | 10 | 0.91 |"
     assert len({row.count("|") for row in rows[-4:]}) == 1
@@ -95,7 +95,7 @@ def test_the_last_line_and_the_rows_say_the_same_to_people() -> None:
     ]
 
 
-def test_the_chart_is_a_picture(tmp_path: Path) -> None:
+def test_the_chart_is_a_png(tmp_path: Path) -> None:
     one, other = report(0.5, 0.95), report(0.4, 0.6)
     for name, runs in (("one", [one]), ("several", [one, other, replace(one, method="binary", flipped_at=8)])):
         draw_chart(tmp_path / f"{name}.png", runs)
@@ -113,7 +113,7 @@ def test_the_chart_is_a_picture(tmp_path: Path) -> None:
         ((0.5, 0.7, 0.6, 0.5, 0.4), None),
     ],
 )
-def test_what_held_is_the_lowest_mean_of_three_in_a_row_after_the_goal(
+def test_match_held_is_the_lowest_mean_of_three_in_a_row_after_the_goal(
     matches: tuple[float, ...], held: float | None
 ) -> None:
     assert report(*matches).match_held == held
@@ -126,14 +126,14 @@ def test_right_content_is_the_last_and_the_least() -> None:
 
 
 @pytest.mark.parametrize(("after", "relearned"), [((0.3, 0.6, 0.9, 1.0), 16), ((0.3, 0.89), None), ((0.9,), 0)])
-def test_after_a_flip_the_goal_counts_anew(after: tuple[float, ...], relearned: int | None) -> None:
+def test_relearned_after_counts_from_the_flip(after: tuple[float, ...], relearned: int | None) -> None:
     before = evaluated(0.5, 0.7, 0.89)
     rows = [*before, *(replace(row, interactions=16 + row.interactions, flipped=True) for row in evaluated(*after))]
     found = report_run(PLAN, RUN, rows, RunTotals(48, 0, 5, 5, 50.0, flipped_at=16), 50.0)
     assert (found.flipped_at, found.relearned_after) == (16, relearned)
     assert (found.interactions_to_90, found.match_held, found.match_after) == (None, None, after[-1])
     again = "not learned again" if relearned is None else f"learned again after {relearned};"
-    assert f"90 % not reached, flipped at 16, {again}" in in_one_line([found], 99.0)
+    assert f"90 % not reached, flipped at 16, {again}" in summary_line([found], 99.0)
 
 
 def test_a_report_read_back_is_the_same(tmp_path: Path) -> None:
@@ -145,7 +145,7 @@ def test_a_report_read_back_is_the_same(tmp_path: Path) -> None:
 
 
 @pytest.mark.parametrize(
-    ("content", "says"),
+    ("content", "message"),
     [
         ("", "is no demo-report.json"),
         ("[]", "is no demo-report.json"),
@@ -155,22 +155,22 @@ def test_a_report_read_back_is_the_same(tmp_path: Path) -> None:
         ),
     ],
 )
-def test_what_is_no_report_is_one_line(tmp_path: Path, content: str, says: str) -> None:
+def test_an_invalid_report_is_one_line(tmp_path: Path, content: str, message: str) -> None:
     path = tmp_path / "other.json"
     path.write_text(content)
-    with pytest.raises(SetupError, match=says):
+    with pytest.raises(SetupError, match=message):
         read_report(path)
     with pytest.raises(SetupError, match=r"missing\.json cannot be read: No such file"):
         read_report(tmp_path / "missing.json")
 
 
-def test_on_a_terminal_methods_stand_in_columns_with_what_differs() -> None:
-    assert as_lines([report(0.5, 0.95)]) == []
+def test_comparison_lines_align_columns_and_list_differences() -> None:
+    assert comparison_lines([report(0.5, 0.95)]) == []
     runs = [replace(report(0.5, 0.5 + seed / 100, 0.9), seed=seed, method="binary") for seed in range(5)]
     runs += [replace(report(0.5, 0.91 + seed / 100, 0.9), seed=seed, method="opd") for seed in range(5)]
-    lines = as_lines(runs)
+    lines = comparison_lines(runs)
     assert len({len(line) for line in lines[:3]}) == 1
     assert lines[1].split()[:5] == ["binary", "5", "of", "5", "16"]
     assert lines[3] == "binary and opd, 90 % after: 16 and 8; more than noise (p = 0.008)"
     assert lines[4] == "binary and opd, match after: 90% and 90%; within noise (p = 1.000)"
-    assert as_lines(runs[3:7])[-1] == "too few runs of each method to tell a difference from noise"
+    assert comparison_lines(runs[3:7])[-1] == "too few runs of each method to tell a difference from noise"

@@ -11,7 +11,7 @@ import typer
 from typer.testing import CliRunner
 
 from clawloop.cli.demo.report import report_command
-from clawloop.demo.report_forms import as_json
+from clawloop.demo.report_formats import as_json
 from tests.demo.test_report import report
 
 app = typer.Typer()
@@ -40,18 +40,18 @@ def test_parts_are_joined_summed_and_drawn(tmp_path: Path, parts: list[str]) -> 
     assert (tmp_path / "demo-report.png").read_bytes().startswith(b"\x89PNG")
 
 
-def test_rows_for_a_readme_go_to_stdout_alone(tmp_path: Path, parts: list[str]) -> None:
+def test_markdown_is_the_only_output_on_stdout(tmp_path: Path, parts: list[str]) -> None:
     done = CliRunner().invoke(app, [*parts, "--markdown"])
     assert done.stdout.startswith("| method | reached 90 % |")
     assert "| 2 | binary | 11 |" in done.stdout
     assert not (tmp_path / "demo-report.json").exists()
 
 
-def test_a_run_given_twice_or_no_report_is_one_line(tmp_path: Path, parts: list[str]) -> None:
+def test_duplicate_runs_and_missing_files_are_one_line(tmp_path: Path, parts: list[str]) -> None:
     done = CliRunner().invoke(app, [*parts, parts[0]])
     assert (done.exit_code, done.stderr) == (
         1,
-        "clawloop: opd with seed 1 is in the reports twice: give each run once\n",
+        "clawloop: opd with seed 1 is in the reports twice: each run may occur only once\n",
     )
     done = CliRunner().invoke(app, [str(tmp_path / "none.json")])
     assert (done.exit_code, done.stderr) == (

@@ -22,24 +22,24 @@ def console() -> tuple[Console, StringIO]:
     return Console(file=output, width=140), output
 
 
-def test_lines_have_the_names_of_their_columns_once() -> None:
+def test_the_column_names_are_printed_once() -> None:
     on, output = console()
     board = LineBoard(on)
     for row in evaluated(0.5, 0.95):
-        board.evaluated(ONE, replace(row, reward=-0.25))
+        board.add_evaluation(ONE, replace(row, reward=-0.25))
     head, first, second = output.getvalue().splitlines()
     assert head.split()[:4] == ["user", "method", "step", "version"]
     assert second.split() == ["1", "combined", "1", "1", "8", "-0.25", "95%", "1", "10"]
     assert len(first) == len(second)
 
 
-def test_a_table_shows_the_run_that_goes_on_whole_and_the_others_by_their_end() -> None:
+def test_the_table_shows_all_rows_of_the_current_run_and_the_last_of_others() -> None:
     on, output = console()
     board = TableBoard(on)
     for run in (ONE, TWO):
         for row in evaluated(0.5, 0.7, 0.95):
-            board.evaluated(run, row)
-    board.doing(TWO, "chatting")
+            board.add_evaluation(run, row)
+    board.status(TWO, "chatting")
     on.print(board)
     board.changed(PartStatus("vllm", PartState.STOPPED, "", "", datetime.now().astimezone(), 0))
     assert all("chatting" not in str(part) for part in board.__rich__().renderables)
@@ -48,7 +48,7 @@ def test_a_table_shows_the_run_that_goes_on_whole_and_the_others_by_their_end() 
     assert rows[-1][:2] == ["chatting", "…"]
 
 
-def test_what_starts_is_named_and_what_goes_wrong_stays() -> None:
+def test_starting_parts_are_named_and_failures_stay() -> None:
     on, output = console()
     board = TableBoard(on)
     now = datetime.now().astimezone()

@@ -22,12 +22,12 @@ from clawloop.demo.significance import corrected, p_value, smallest_p_value
         ([30], [50], 1.0),
     ],
 )
-def test_the_chance_is_that_of_the_tables(some: list[float], others: list[float], chance: float) -> None:
+def test_p_values_match_published_tables(some: list[float], others: list[float], chance: float) -> None:
     assert p_value(some, others) == pytest.approx(chance)
     assert p_value(others, some) == pytest.approx(chance)
 
 
-def test_with_ties_and_without_end_it_is_what_counting_all_ways_gives() -> None:
+def test_ties_and_infinity_match_enumeration() -> None:
     chance = random.Random(5)
     for _ in range(20):
         values = [chance.choice([10.0, 20.0, 30.0, math.inf]) for _ in range(chance.randint(3, 9))]
@@ -40,17 +40,17 @@ def test_with_ties_and_without_end_it_is_what_counting_all_ways_gives() -> None:
         assert p_value(values[:size], values[size:]) == pytest.approx(far / len(ways))
 
 
-def test_a_hundred_runs_are_no_trouble() -> None:
+def test_a_hundred_runs_do_not_overflow() -> None:
     assert 0 < p_value(range(50), range(50, 100)) < 1e-20
     assert p_value(range(0, 100, 2), range(1, 101, 2)) > 0.5
 
 
 @pytest.mark.parametrize(("some", "others", "chance"), [(1, 1, 1.0), (3, 3, 0.1), (5, 5, 2 / 252)])
-def test_few_runs_cannot_show_a_difference(some: int, others: int, chance: float) -> None:
+def test_the_smallest_p_value_of_few_runs(some: int, others: int, chance: float) -> None:
     assert smallest_p_value(some, others) == pytest.approx(chance)
 
 
-def test_of_several_comparisons_each_counts_for_less() -> None:
+def test_holm_correction() -> None:
     assert corrected({"a": 0.04, "b": 0.01, "c": 0.03}) == pytest.approx({"b": 0.03, "c": 0.06, "a": 0.06})
     assert corrected({"a": 0.9, "b": 0.8}) == {"b": 1.0, "a": 1.0}
     assert corrected({"a": 0.04}) == {"a": 0.04}

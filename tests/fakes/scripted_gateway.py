@@ -1,7 +1,7 @@
-"""A gateway stand-in for the demo, over real HTTP: one policy that learns what its user reacts to.
+"""A fake gateway for the demo over HTTP, with one policy that improves with each version and without model or judge.
 
-It answers requests of the demo's world in either style. Each batch of eight reactions makes a version; a version
-answers a larger share of requests in the style that was not complained about. No model, no judge.
+It answers requests of the demo's world in either style. Each batch of eight reactions makes a version, and each version
+answers a larger share of requests in the preferred style.
 """
 
 from __future__ import annotations
@@ -28,40 +28,43 @@ _REQUESTS: dict[str, Request] = {request.text: request for axis in Axis for requ
 
 
 @dataclass
-class PupilGateway:
-    """
+class ScriptedGateway:
+    """The state of the fake gateway.
+
     Attributes:
-        learns: share by which a version is better than the one before.
-        failures: how the next chat requests fail, in order: `500`, `BREAK` (mid-stream), `ERROR` (event); empty: not.
-        sessions: main turns by session name; by_last_turn: names of all, those of side turns too, the newest last.
-        headers: of each chat request; temperatures: asked for in side turns (True) and in main turns.
-        stuck: judging never ends.
-        paused: why training has paused itself.
-        delay: how many looks at training a version takes to come.
-        late: how many looks at the sessions their turns take to arrive.
-        flip, flips_after: the axes on which it learns the other style after so many main turns.
+        improvement: share by which a version is better than the previous one.
+        failures: failures of the next chat requests, in order: `500`, `BREAK` (mid-stream), `ERROR` (event); empty for
+            none.
+        sessions: main turns by session name; by_last_turn: all session names, side turns included, the newest last.
+        headers: of each chat request; temperatures: of side turns (True) and of main turns.
+        side_turn_models: model of each side turn.
+        judging_stuck: judging never ends.
+        pause_reason: why training paused itself.
+        publish_delay: requests for the training status until a version is active.
+        arrival_delay: requests for the sessions until their turns are stored.
+        flip, flip_after: the axes that flip, and the number of main turns before the flip.
     """
 
     seed: int = 1
-    learns: float = 0.3
+    improvement: float = 0.3
     url: str = ""
     failures: list[str] = field(default_factory=list)
     sessions: dict[str, list[dict[str, Any]]] = field(default_factory=dict)
     by_last_turn: dict[str, None] = field(default_factory=dict)
     headers: list[dict[str, str]] = field(default_factory=list)
-    asked_of: list[str] = field(default_factory=list)
+    side_turn_models: list[str] = field(default_factory=list)
     temperatures: dict[bool, set[float | None]] = field(default_factory=lambda: {True: set(), False: set()})
-    stuck: bool = False
-    paused: str | None = None
-    delay: int = 2
-    late: int = 0
+    judging_stuck: bool = False
+    pause_reason: str | None = None
+    publish_delay: int = 2
+    arrival_delay: int = 0
     flip: tuple[Axis, ...] = ()
-    flips_after: int = 0
-    learned_since: int | None = None
+    flip_after: int = 0
+    flip_version: int | None = None
     version: int = 0
     samples: int = 0
-    looks: int = 0
-    chance: random.Random = field(default_factory=lambda: random.Random(3))
+    polls: int = 0
+    rng: random.Random = field(default_factory=lambda: random.Random(3))
 
     async def chat(self, request: HttpRequest) -> Response:
         body = json.loads(await request.body())
@@ -75,9 +78,9 @@ class PupilGateway:
         self.by_last_turn.pop(request.headers.get("x-session-id", ""), None)
         self.by_last_turn[request.headers.get("x-session-id", "")] = None
         if side:
-            self.asked_of.append(body["model"])
+            self.side_turn_models.append(body["model"])
         elif failure is None:
-            self._remember(request.headers["x-session-id"], request.headers.get("x-session-done") == "true")
+            self._record_turn(request.headers["x-session-id"], request.headers.get("x-session-done") == "true")
         if body.get("stream"):
             return StreamingResponse(self._stream(text, failure), media_type="text/event-stream")
         message = {"role": "assistant", "content": text}
@@ -87,19 +90,19 @@ class PupilGateway:
     async def training(self, request: HttpRequest) -> Response:
         assert request.headers["authorization"].startswith("Bearer ")
         if self.samples >= BATCH:
-            self.looks += 1
-            if self.looks >= self.delay:
-                self.samples, self.looks, self.version = self.samples - BATCH, 0, self.version + 1
+            self.polls += 1
+            if self.polls >= self.publish_delay:
+                self.samples, self.polls, self.version = self.samples - BATCH, 0, self.version + 1
         training = self.samples >= BATCH
-        state = "paused" if self.paused else "training" if training else "waiting"
+        state = "paused" if self.pause_reason else "training" if training else "waiting"
         return JSONResponse(
             {
                 "policy": request.query_params["policy"],
                 "state": state,
-                "reason": self.paused or "waits for samples",
+                "reason": self.pause_reason or "waits for samples",
                 "ready": self.samples % BATCH,
                 "needed": BATCH,
-                "judging": 1 if self.stuck else 0,
+                "judging": 1 if self.judging_stuck else 0,
                 "step": self.version + 1,
                 "version": self.version,
                 "head": self.version,
@@ -117,13 +120,13 @@ class PupilGateway:
         return JSONResponse({})
 
     async def list_sessions(self, request: HttpRequest) -> Response:
-        self.late = max(0, self.late - 1)
+        self.arrival_delay = max(0, self.arrival_delay - 1)
         newest = list(reversed(self.by_last_turn))[: int(request.query_params["limit"])]
         sessions = [
             {
                 "id": str(uuid5(_SPACE, name)),
                 "external_id": name,
-                "main_turns": 0 if self.late else len(self.sessions.get(name, [])),
+                "main_turns": 0 if self.arrival_delay else len(self.sessions.get(name, [])),
             }
             for name in newest
         ]
@@ -131,15 +134,15 @@ class PupilGateway:
 
     async def show_session(self, request: HttpRequest) -> Response:
         name = next(name for name in self.sessions if str(uuid5(_SPACE, name)) == request.path_params["id"])
-        return JSONResponse({"session": {}, "turns": [] if self.late else self.sessions[name]})
+        return JSONResponse({"session": {}, "turns": [] if self.arrival_delay else self.sessions[name]})
 
-    def _remember(self, session: str, last: bool) -> None:
+    def _record_turn(self, session: str, last: bool) -> None:
         turns = self.sessions.setdefault(session, [])
-        if turns:  # what is said now is the feedback on the last answer
+        if turns:  # the new message is the feedback on the last answer
             self.samples += 1
             turns[-1] |= {"outcome": "trained", "verdict": 1, "step": self.version + 1}
-        if sum(map(len, self.sessions.values())) == self.flips_after:
-            self.learned_since = self.version
+        if sum(map(len, self.sessions.values())) == self.flip_after:
+            self.flip_version = self.version
         turns.append(
             {
                 "id": str(uuid5(_SPACE, f"{session}-{len(turns)}")),
@@ -158,13 +161,13 @@ class PupilGateway:
             return self.version
         return int(model.rsplit("-v", 1)[1]) if "-v" in model else 0
 
-    def _answer(self, said: str, version: int) -> str:
-        request = _REQUESTS[said.rsplit("\n", 1)[-1]]
-        axes = () if self.learned_since is None else self.flip
+    def _answer(self, text: str, version: int) -> str:
+        request = _REQUESTS[text.rsplit("\n", 1)[-1]]
+        axes = () if self.flip_version is None else self.flip
         liked = flipped(draw_preference(self.seed), axes)[request.axis]
         styles: tuple[Style, Style] = STYLES[request.axis]
-        learned = self.chance.random() < (version - (self.learned_since or 0)) * self.learns
-        return answer(request, liked if learned else self.chance.choice(styles))
+        learned = self.rng.random() < (version - (self.flip_version or 0)) * self.improvement
+        return answer(request, liked if learned else self.rng.choice(styles))
 
     async def _stream(self, text: str, failure: str | None) -> AsyncIterator[bytes]:
         chunk = _completion("chat.completion.chunk")
@@ -179,7 +182,7 @@ class PupilGateway:
 
 
 def _completion(kind: str) -> dict[str, Any]:
-    return {"id": "chatcmpl-1", "object": kind, "created": 1, "model": "pupil"}
+    return {"id": "chatcmpl-1", "object": kind, "created": 1, "model": "tiny"}
 
 
 def _event(value: dict[str, Any]) -> bytes:
@@ -187,19 +190,19 @@ def _event(value: dict[str, Any]) -> bytes:
 
 
 @asynccontextmanager
-async def pupil_gateway(**how: Any) -> AsyncIterator[PupilGateway]:
-    gateway = PupilGateway(**how)
+async def scripted_gateway(**options: Any) -> AsyncIterator[ScriptedGateway]:
+    gateway = ScriptedGateway(**options)
     async with serving(_app(gateway)) as url:
         gateway.url = url
         yield gateway
 
 
-def _app(gateway: PupilGateway) -> Starlette:
+def _app(gateway: ScriptedGateway) -> Starlette:
     return Starlette(
         routes=[
             Route("/v1/chat/completions", gateway.chat, methods=["POST"]),
             Route("/v1/models", _models),
-            Route("/healthz", _healthy),
+            Route("/healthz", _health),
             Route("/admin/v1/training", gateway.training),
             Route("/admin/v1/policies/{policy}/versions", gateway.versions),
             Route("/admin/v1/policies/{policy}/roll-back", gateway.roll_back, methods=["POST"]),
@@ -210,17 +213,17 @@ def _app(gateway: PupilGateway) -> Starlette:
 
 
 async def _models(request: HttpRequest) -> Response:
-    return JSONResponse({"object": "list", "data": [{"id": "pupil", "object": "model", "parent": None}]})
+    return JSONResponse({"object": "list", "data": [{"id": "tiny", "object": "model", "parent": None}]})
 
 
-async def _healthy(request: HttpRequest) -> Response:
+async def _health(request: HttpRequest) -> Response:
     return Response()
 
 
 if __name__ == "__main__":
-    # As a process of its own: HOST PORT.
+    # Runs as a process: HOST PORT.
     import sys
 
     import uvicorn
 
-    uvicorn.run(_app(PupilGateway(learns=0.5)), host=sys.argv[1], port=int(sys.argv[2]), log_level="warning")
+    uvicorn.run(_app(ScriptedGateway(improvement=0.5)), host=sys.argv[1], port=int(sys.argv[2]), log_level="warning")

@@ -1,7 +1,4 @@
-"""`clawloop demo pretrain`: makes the demo model and measures it.
-
-Imports what is heavy only when it runs.
-"""
+"""`clawloop demo pretrain`: makes the demo model and measures it. Heavy modules are imported only when it runs."""
 
 from __future__ import annotations
 
@@ -18,18 +15,16 @@ if TYPE_CHECKING:
 
     from clawloop.demo.card import Cost
     from clawloop.demo.pretrain import Plan
-    from clawloop.demo.pretrain import Progress as Step
+    from clawloop.demo.pretrain import Progress as PretrainProgress
 
 
 def pretrain_command(
     out: Annotated[Path, typer.Option(help="Folder for the model; must be empty or new.")],
-    seed: Annotated[int, typer.Option(min=0, help="Of the lessons and the first weights.")] = 0,
-    steps: Annotated[int | None, typer.Option(min=1, help="Fewer make a worse model sooner.")] = None,
-    threads: Annotated[
-        int | None, typer.Option(min=1, help="How many the arithmetic uses; all cores if left out.")
-    ] = None,
+    seed: Annotated[int, typer.Option(min=0, help="Seed of the lessons and the initial weights.")] = 0,
+    steps: Annotated[int | None, typer.Option(min=1, help="Training steps; fewer give a worse model sooner.")] = None,
+    threads: Annotated[int | None, typer.Option(min=1, help="Threads of torch; all cores by default.")] = None,
 ) -> None:
-    """Make the demo model anew from synthetic data, and measure it: under 10 minutes on two idle cores."""
+    """Pretrain the demo model on synthetic data and measure it: under 10 minutes on two idle cores."""
     from rich.console import Console
 
     from clawloop.demo.card import write_card
@@ -38,12 +33,12 @@ def pretrain_command(
     from clawloop.judging.prompts import AnswerForm
 
     if out.is_dir() and any(out.iterdir()):
-        raise SetupError(f"{out} is not empty: name a new folder with --out")
+        raise SetupError(f"{out} is not empty: give a new folder with --out")
     plan = Plan(seed=seed) if steps is None else Plan(seed=seed, steps=steps)
     console = Console()
     try:
         out.mkdir(parents=True, exist_ok=True)
-        cost = _made(out, plan, threads, console)
+        cost = _pretrain_with_progress(out, plan, threads, console)
         began = time.perf_counter()
         with console.status("measuring"):
             model = DemoModel(out)
@@ -51,8 +46,8 @@ def pretrain_command(
             judged = {
                 name: measure_judge(model, phrases, AnswerForm.GRAMMAR) for name, phrases in measured_lists().items()
             }
-            own = measured_lists()["our own list"]
-            judged["our own list, free form"] = measure_judge(model, own, AnswerForm.FREE)
+            handwritten = measured_lists()["our own list"]
+            judged["our own list, free form"] = measure_judge(model, handwritten, AnswerForm.FREE)
         write_card(out, plan, cost, answers, judged)
     except OSError as error:
         raise SetupError(f"{out} cannot be written: {error}") from error
@@ -72,8 +67,8 @@ def pretrain_command(
     )
 
 
-def _made(out: Path, plan: Plan, threads: int | None, console: Console) -> Cost:
-    """Make the model with a progress bar; what that took."""
+def _pretrain_with_progress(out: Path, plan: Plan, threads: int | None, console: Console) -> Cost:
+    """Make the model with a progress bar and return its cost."""
     import torch
     from rich.progress import BarColumn, Progress, TextColumn, TimeRemainingColumn
 
@@ -82,13 +77,13 @@ def _made(out: Path, plan: Plan, threads: int | None, console: Console) -> Cost:
 
     if threads is not None:
         torch.set_num_threads(threads)
-    began, worked = time.perf_counter(), time.process_time()
+    wall_start, cpu_start = time.perf_counter(), time.process_time()
     columns = ("pretraining", BarColumn(), TextColumn("step {task.completed} of {task.total}"), TimeRemainingColumn())
     with Progress(*columns, TextColumn("loss {task.fields[loss]}"), console=console) as bar:
         task = bar.add_task("pretraining", total=plan.steps, loss="")
 
-        def show(at: Step) -> None:
-            bar.update(task, completed=at.step, loss=f"{at.loss:.3f}")
+        def show(progress: PretrainProgress) -> None:
+            bar.update(task, completed=progress.step, loss=f"{progress.loss:.3f}")
 
         pretrain(out, plan, show)
-    return Cost(time.perf_counter() - began, time.process_time() - worked, torch.get_num_threads())
+    return Cost(time.perf_counter() - wall_start, time.process_time() - cpu_start, torch.get_num_threads())

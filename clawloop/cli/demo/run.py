@@ -1,7 +1,4 @@
-"""`clawloop demo run` as a person types it.
-
-Knows nothing about how the demo is made. Imports what is heavy only when it runs.
-"""
+"""The command `clawloop demo run`. Heavy modules are imported only when it runs."""
 
 from __future__ import annotations
 
@@ -22,64 +19,66 @@ if TYPE_CHECKING:
     from clawloop.local.up import Prepare
     from clawloop.settings import Settings
 
-INTERRUPTED = 130  # as shells count SIGINT
+INTERRUPTED = 130  # the exit code of shells for SIGINT
 
 
-def tell(runs: Sequence[RunReport], seconds: float, *, as_json: bool, markdown: bool) -> None:
-    """What was found, to people; to stderr if stdout is for JSON or Markdown."""
-    from clawloop.demo import report_forms
+def print_report(runs: Sequence[RunReport], seconds: float, *, as_json: bool, markdown: bool) -> None:
+    """Print the results; the text goes to stderr if stdout is for JSON or Markdown."""
+    from clawloop.demo import report_formats
 
-    for line in (*report_forms.as_lines(runs), report_forms.in_one_line(runs, seconds)):
+    for line in (*report_formats.comparison_lines(runs), report_formats.summary_line(runs, seconds)):
         typer.echo(line, err=as_json or markdown)
     if as_json:
-        typer.echo(report_forms.as_json(runs, seconds), nl=False)
+        typer.echo(report_formats.as_json(runs, seconds), nl=False)
     if markdown:
-        typer.echo(report_forms.as_markdown(runs), nl=False)
+        typer.echo(report_formats.as_markdown(runs), nl=False)
 
 
 def run_command(read_settings: Callable[[], Settings], load_prepare: Callable[[], Prepare]) -> Callable[..., None]:
-    """The Typer command; see `clawloop.cli.up.up_command`."""
+    """Return the Typer command; see `clawloop.cli.up.up_command`."""
 
     def run(
-        seed: Annotated[str | None, typer.Option(help="Whose hidden taste the synthetic user has; 1.")] = None,
-        seeds: Annotated[str | None, typer.Option(help="How many (10 is 1 to 10), or a list: 3,5,8.")] = None,
-        methods: Annotated[str, typer.Option(help="binary, opd, combined; several with commas.")] = "combined",
+        seed: Annotated[
+            str | None, typer.Option(help="Seed of the synthetic user's hidden preference; 1 by default.")
+        ] = None,
+        seeds: Annotated[str | None, typer.Option(help="Number of seeds (10 for 1 to 10), or a list: 3,5,8.")] = None,
+        methods: Annotated[str, typer.Option(help="binary, opd, combined; comma-separated.")] = "combined",
         interactions: Annotated[
-            int | None, typer.Option(help="Requests of each run that may be learned from; 64, with --flip 192.")
+            int | None, typer.Option(help="Main turns of each run; 64 by default, 192 with --flip.")
         ] = None,
         flip: Annotated[
             str | None,
-            typer.Option(
-                help="Half-way the user comes to like the other style: of code, length, tone (commas), or all."
-            ),
+            typer.Option(help="Flip the user's preference half-way: code, length, tone (comma-separated), or all."),
         ] = None,
         measure_every: Annotated[
             int,
-            typer.Option(help="After 128 interactions measure only every so manieth version, which saves time."),
+            typer.Option(help="After 128 interactions evaluate only every n-th version, which saves time."),
         ] = 1,
         paced: Annotated[
             bool,
-            typer.Option(help="Between two rounds of sessions the user waits until what was said is learned."),
+            typer.Option(help="Let the user wait between two rounds of sessions until every turn is learned."),
         ] = True,
-        keep: Annotated[bool, typer.Option("--keep", help="Leave everything running afterwards.")] = False,
-        data: Annotated[Path | None, typer.Option(help="The demo takes its subfolder `demo`.")] = None,
-        out: Annotated[Path, typer.Option(help="Where demo-report.json and demo-report.png go.")] = Path(),
+        keep: Annotated[bool, typer.Option("--keep", help="Leave all parts running afterwards.")] = False,
+        data: Annotated[Path | None, typer.Option(help="Data folder; the demo uses its subfolder `demo`.")] = None,
+        out: Annotated[Path, typer.Option(help="Folder for demo-report.json and demo-report.png.")] = Path(),
         port: Port = 0,
         temporal_port: Port = 0,
         temporal_ui_port: Port = 0,
         engine_port: Port = 0,
-        markdown: Annotated[bool, typer.Option("--markdown", help="Print a row for each run, as Markdown.")] = False,
-        as_json: Annotated[bool, typer.Option("--json", help="Print the report; what happens goes to stderr.")] = False,
-        began: Annotated[float | None, typer.Option(hidden=True, help="When `make demo` began; Unix time.")] = None,
+        markdown: Annotated[bool, typer.Option("--markdown", help="Print the report as Markdown.")] = False,
+        as_json: Annotated[
+            bool, typer.Option("--json", help="Print the report as JSON; progress goes to stderr.")
+        ] = False,
+        began: Annotated[float | None, typer.Option(hidden=True, help="Unix time at which `make demo` began.")] = None,
     ) -> None:
-        """Start everything, let a synthetic user with a hidden taste chat, and show the model learning it."""
+        """Start all parts, let a synthetic user with a hidden preference chat, and show the model learning it."""
         from rich.console import Console
 
         from clawloop.demo.plan import plan
         from clawloop.demo.recipes import Method, demo_recipe
         from clawloop.demo.run import DemoOptions
         from clawloop.demo.run import run as run_demo
-        from clawloop.demo.scoreboard import shown
+        from clawloop.demo.scoreboard import open_board
 
         try:
             batch = demo_recipe(Method.COMBINED).train.batch_samples
@@ -104,23 +103,23 @@ def run_command(read_settings: Callable[[], Settings], load_prepare: Callable[[]
                 temporal_ui_port=temporal_ui_port,
                 engine_port=engine_port,
             )
-            with shown(Console(stderr=as_json or markdown)) as board:
-                findings = asyncio.run(run_demo(options, board, load_prepare()))
+            with open_board(Console(stderr=as_json or markdown)) as board:
+                results = asyncio.run(run_demo(options, board, load_prepare()))
         except SetupError as error:
             typer.echo(f"clawloop: {error}", err=True)
             raise typer.Exit(1) from None
-        finished = 0 if findings is None else len(findings.runs)
-        if findings is None or finished < len(options.plan.runs):
-            has = (
+        finished = 0 if results is None else len(results.runs)
+        if results is None or finished < len(options.plan.runs):
+            report = (
                 f"{finished} finished of {len(options.plan.runs)} are in the report"
                 if finished
                 else "there is no report"
             )
-            typer.echo(f"clawloop: stopped before the end; nothing is left running, and {has}", err=True)
+            typer.echo(f"clawloop: stopped before the end; nothing is left running, and {report}", err=True)
             raise typer.Exit(INTERRUPTED)
-        tell(findings.runs, findings.seconds, as_json=as_json, markdown=markdown)
-        if stopped := [run.stopped for run in findings.runs if run.stopped is not None]:
-            several = "" if len(findings.runs) == 1 else f"{len(stopped)} of {len(findings.runs)} runs ended early: "
+        print_report(results.runs, results.seconds, as_json=as_json, markdown=markdown)
+        if stopped := [run.stopped for run in results.runs if run.stopped is not None]:
+            several = "" if len(results.runs) == 1 else f"{len(stopped)} of {len(results.runs)} runs ended early: "
             typer.echo(f"clawloop: {several}{stopped[0]}", err=True)
             raise typer.Exit(1)
 

@@ -1,4 +1,4 @@
-"""Lessons: judge prompts are the real ones, answers can be read back, styles are even."""
+"""Lessons: real judge prompts, parseable answers, balanced styles."""
 
 from __future__ import annotations
 

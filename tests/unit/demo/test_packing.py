@@ -1,4 +1,4 @@
-"""Packing: of each lesson the replies are predicted, and weigh what they should."""
+"""Packing: reply tokens are the targets, with their weights."""
 
 from __future__ import annotations
 

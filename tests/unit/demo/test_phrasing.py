@@ -1,4 +1,4 @@
-"""Feedback: what is held out is truly absent from what is trained on."""
+"""Feedback: held-out phrases never occur in training data."""
 
 from __future__ import annotations
 
@@ -8,14 +8,14 @@ from itertools import islice
 import pytest
 
 from clawloop.demo.examples import Lessons
-from clawloop.demo.holdout_phrases import OWN
+from clawloop.demo.holdout_phrases import HANDWRITTEN
 from clawloop.demo.phrasing import (
     MEASURED_PHRASES,
     Feedback,
     Mood,
     Typist,
+    handwritten_phrases,
     held_out_phrases,
-    holdout_phrases_by_hand,
     is_held_out,
     normal,
 )
@@ -43,14 +43,14 @@ def test_measured_phrases_are_never_trained_on(held_out: str, trained_forms: set
     assert [f.text for f in measured if not is_held_out(f.text)] == []
 
 
-def test_our_own_list_is_never_trained_on(trained_forms: set[str]) -> None:
-    assert len(OWN) >= 200
-    assert [text for text, _, _ in OWN if normal(text) in trained_forms] == []
+def test_handwritten_phrases_are_never_trained_on(trained_forms: set[str]) -> None:
+    assert len(HANDWRITTEN) >= 200
+    assert [text for text, _, _ in HANDWRITTEN if normal(text) in trained_forms] == []
 
 
 def test_lessons_hold_no_phrase_that_is_held_out() -> None:
-    """Lessons draw feedback from a typist alone; were one to draw elsewhere, our own list would show up here."""
-    forms = {normal(text) for text, _, _ in OWN if len(normal(text)) > 12}
+    """Lessons draw all feedback from a typist; any other source would show handwritten phrases here."""
+    forms = {normal(text) for text, _, _ in HANDWRITTEN if len(normal(text)) > 12}
     lessons = [lesson for together in islice(Lessons(0), 3000) for lesson in together]
     lines = {
         normal(line)
@@ -71,7 +71,7 @@ def test_the_same_seed_types_the_same() -> None:
     assert trained(Mood.LIKED, None, 50) == trained(Mood.LIKED, None, 50)
 
 
-def test_case_punctuation_and_space_make_no_difference() -> None:
+def test_the_normal_form_ignores_case_punctuation_and_space() -> None:
     assert normal("Thank  you!!") == normal("thank you") == normal("THANK YOU...")
     assert normal("👍") == "👍"
     assert normal("...") == "..."
@@ -81,8 +81,8 @@ def test_votes() -> None:
     assert Feedback("a", Mood.LIKED).vote == 1
     assert Feedback("a", Mood.UNREADABLE).vote == 0
     assert Feedback("a", Mood.DISLIKED).vote == Feedback("a", Mood.WISHED, Style.PYTHON).vote == -1
-    assert {feedback.vote for feedback in holdout_phrases_by_hand()} == {1, 0, -1}
-    assert all((feedback.style is not None) is (feedback.mood is Mood.WISHED) for feedback in holdout_phrases_by_hand())
+    assert {feedback.vote for feedback in handwritten_phrases()} == {1, 0, -1}
+    assert all((feedback.style is not None) is (feedback.mood is Mood.WISHED) for feedback in handwritten_phrases())
 
 
 def test_a_wish_needs_a_style() -> None:

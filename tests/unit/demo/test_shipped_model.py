@@ -1,4 +1,4 @@
-"""The model that ships: it is the one its card describes, and it does what the demo needs."""
+"""The shipped model matches its card and does what the demo needs."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""The synthetic user: the same seed does the same, and reactions say what the preference says."""
+"""The synthetic user: determinism, and reactions that follow the preference."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""The demo model's tokens: what people type is read in whole words, and a word's spellings know each other."""
+"""The demo model's tokenizer: typed words are whole tokens, and spellings of a word share a family."""
 
 from __future__ import annotations
 

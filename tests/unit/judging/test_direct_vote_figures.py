@@ -49,9 +49,9 @@ async def test_each_contender_is_counted_against_the_phrase_the_direct_vote_and_
 
 async def test_rates_are_of_the_phrases_that_have_the_vote() -> None:
     tallies = await compare(Scripted(), TOLD, seed=0)
-    assert tallies[3].said == {1: [-1] * 3, -1: [-1] * 2}
+    assert tallies[3].verdicts == {1: [-1] * 3, -1: [-1] * 2}
     assert (tallies[3].rate(1), tallies[3].rate(-1)) == (0.0, 1.0)
-    tallies[3].said[1].append(1)
+    tallies[3].verdicts[1].append(1)
     assert (tallies[3].rate(1), tallies[3].rate(-1)) == (0.25, 1.0)
 
 

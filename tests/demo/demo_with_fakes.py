@@ -1,7 +1,7 @@
-"""A program for test_demo_command.py: `clawloop demo` with real PostgreSQL and Temporal, but no model.
+"""A program for test_demo_command.py: `clawloop demo` with real PostgreSQL and Temporal, but without a model.
 
-`python demo_with_stand_ins.py ENGINE_URL run|chat OPTIONS…`. The gateway's place is taken by the pupil gateway, the
-engine is one that only tells its name.
+`python demo_with_fakes.py ENGINE_URL MODEL run|chat OPTIONS…`. The gateway is the scripted one; the engine only serves
+its model name.
 """
 
 from __future__ import annotations

@@ -1,7 +1,4 @@
-"""A report in the forms people and programs read: JSON, a line, rows on a terminal, rows for a README.
-
-Knows nothing about how its figures come about.
-"""
+"""Formats a report as JSON, as one line, as a terminal table and as Markdown; reads the JSON back."""
 
 from __future__ import annotations
 
@@ -18,7 +15,7 @@ from clawloop.demo.report import RunReport
 from clawloop.errors import SetupError
 
 _RUNS = TypeAdapter(list[RunReport])
-_NAMES = {
+_LABELS = {
     "interactions_to_90": "90 % after",
     "match_after": "match after",
     "match_held": "match held",
@@ -26,14 +23,14 @@ _NAMES = {
     "relearned_after": "learned again after",
 }
 _COUNTS = ("interactions_to_90", "relearned_after")
-_NEVER = "–"
+_MISSING = "–"
 
 
 def as_json(runs: Sequence[RunReport], seconds: float) -> str:
-    """`demo-report.json`.
+    """Return the content of `demo-report.json`.
 
     Args:
-        seconds: of all of it, setting up included.
+        seconds: wall time of all runs, setup included.
     """
     rows = [asdict(run) for run in runs]
     reached = [run.interactions_to_90 for run in runs if run.interactions_to_90 is not None]
@@ -57,10 +54,10 @@ def as_json(runs: Sequence[RunReport], seconds: float) -> str:
 
 
 def read_report(path: Path) -> tuple[list[RunReport], float]:
-    """The runs of a `demo-report.json`, and the seconds of all of it.
+    """Return the runs of a `demo-report.json` and their total seconds.
 
     Raises:
-        SetupError: it is none, or one of another release.
+        SetupError: the file cannot be read, is no report, or was written by another release.
     """
     try:
         content = json.loads(path.read_text(encoding="utf-8"))
@@ -74,29 +71,29 @@ def read_report(path: Path) -> tuple[list[RunReport], float]:
         raise SetupError(f"{path} is no demo-report.json") from error
 
 
-def in_one_line(runs: Sequence[RunReport], seconds: float) -> str:
-    """What the demo says at its end."""
+def summary_line(runs: Sequence[RunReport], seconds: float) -> str:
+    """Return the summary that the demo prints when it ends."""
     failed = sum(run.requests_failed for run in runs)
     if len(runs) == 1:
         (run,) = runs
         when = f"90 % after {run.interactions_to_90}" if run.interactions_to_90 is not None else "90 % not reached"
-        said = f"match {run.match_before:.0%} → {run.match_after:.0%} in {run.interactions} interactions, {when}"
+        text = f"match {run.match_before:.0%} → {run.match_after:.0%} in {run.interactions} interactions, {when}"
         if run.flipped_at is not None:
             again = "not learned again" if run.relearned_after is None else f"learned again after {run.relearned_after}"
-            said += f", flipped at {run.flipped_at}, {again}"
+            text += f", flipped at {run.flipped_at}, {again}"
     else:
         reached = sum(run.interactions_to_90 is not None for run in runs)
         before, after = fmean(run.match_before for run in runs), fmean(run.match_after for run in runs)
-        said = f"{reached} of {len(runs)} runs reached 90 %, match {before:.0%} → {after:.0%} on average"
+        text = f"{reached} of {len(runs)} runs reached 90 %, match {before:.0%} → {after:.0%} on average"
     exact = min(run.exact_rate for run in runs)
     return (
-        f"{said}; right content {exact:.0%}; requests failed: {failed};"
+        f"{text}; right content {exact:.0%}; requests failed: {failed};"
         f" {seconds:.0f} s in all, {runs[0].seconds_setup:.0f} s of them setting up"
     )
 
 
-def as_lines(runs: Sequence[RunReport]) -> list[str]:
-    """The methods side by side and what differs, for a terminal; nothing for one run."""
+def comparison_lines(runs: Sequence[RunReport]) -> list[str]:
+    """Return a table of the methods and a line for each difference; empty for one run."""
     if len(runs) == 1:
         return []
     rows = _method_rows(runs)
@@ -106,15 +103,15 @@ def as_lines(runs: Sequence[RunReport]) -> list[str]:
 
 
 def difference_lines(runs: Sequence[RunReport]) -> list[str]:
-    """One sentence for each figure and pair of methods; a single one if there are too few runs to tell anything."""
-    found = differences(runs)
-    if found and all(one.within_noise is None for one in found):
+    """Return one sentence for each figure and pair of methods, or a single one if there are too few runs to test."""
+    compared = differences(runs)
+    if compared and all(difference.within_noise is None for difference in compared):
         return ["too few runs of each method to tell a difference from noise"]
-    return [_in_words(one) for one in found]
+    return [_difference_line(difference) for difference in compared]
 
 
 def as_markdown(runs: Sequence[RunReport]) -> str:
-    """The methods if there are several runs, then one row for each run."""
+    """Return a Markdown table with a row for each run, after the comparison of methods for several runs."""
     head = ["seed", "method", "interactions", "match before", "match after", "90 % after", "match held"]
     head += ["least right content", "requests failed", "versions", "seconds"]
     rows = [head]
@@ -125,8 +122,8 @@ def as_markdown(runs: Sequence[RunReport]) -> str:
         rows.append(cells)
     lines = _markdown(rows)
     if len(runs) > 1:
-        said = [f"- {line}" for line in difference_lines(runs)]
-        lines = [*_markdown(_method_rows(runs)), "", *said, *([""] if said else []), *lines]
+        bullets = [f"- {line}" for line in difference_lines(runs)]
+        lines = [*_markdown(_method_rows(runs)), "", *bullets, *([""] if bullets else []), *lines]
     return "\n".join(lines) + "\n"
 
 
@@ -134,44 +131,53 @@ def _method_rows(runs: Sequence[RunReport]) -> list[list[str]]:
     summaries = summarise(runs)
     head = ["method", "reached 90 %", "90 % after", "match before", "match after", "match held", "least right content"]
     head += ["steps", "interactions", "requests failed", "seconds", "seconds per interaction"]
-    flipped = any(one.relearned_after is not None for one in summaries.values())
-    rows = [head + ([_NAMES["relearned_after"]] if flipped else [])]
-    for method, one in summaries.items():
-        cells = [method, f"{one.interactions_to_90.known} of {one.runs}", _spread(one.interactions_to_90, one.runs)]
-        cells += [f"{one.match_before:.0%}", f"{one.match_after:.0%}", _share(one.match_held)]
-        cells += [_share(one.exact_least), f"{one.steps:g}", str(one.interactions), str(one.requests_failed)]
-        cells += [f"{one.seconds:.0f}", f"{one.seconds_per_interaction:.2f}"]
-        rows.append(cells + ([_relearned(one)] if flipped else []))
+    flipped = any(summary.relearned_after is not None for summary in summaries.values())
+    rows = [head + ([_LABELS["relearned_after"]] if flipped else [])]
+    for method, summary in summaries.items():
+        cells = [
+            method,
+            f"{summary.interactions_to_90.known} of {summary.runs}",
+            _spread(summary.interactions_to_90, summary.runs),
+        ]
+        cells += [f"{summary.match_before:.0%}", f"{summary.match_after:.0%}", _share(summary.match_held)]
+        cells += [
+            _share(summary.exact_least),
+            f"{summary.steps:g}",
+            str(summary.interactions),
+            str(summary.requests_failed),
+        ]
+        cells += [f"{summary.seconds:.0f}", f"{summary.seconds_per_interaction:.2f}"]
+        rows.append(cells + ([_relearned(summary)] if flipped else []))
     return rows
 
 
-def _relearned(one: MethodSummary) -> str:
-    if one.relearned_after is None:
-        return _NEVER
-    return f"{_spread(one.relearned_after, one.runs)}, {one.relearned_after.known} of {one.runs}"
+def _relearned(summary: MethodSummary) -> str:
+    if summary.relearned_after is None:
+        return _MISSING
+    return f"{_spread(summary.relearned_after, summary.runs)}, {summary.relearned_after.known} of {summary.runs}"
 
 
-def _spread(found: Spread, runs: int) -> str:
-    """The median, and the least and the most in brackets."""
-    if runs == 1 or found.known == 0:
-        return _count(found.median)
-    return f"{_count(found.median)} ({_count(found.least)} to {_count(found.most)})"
+def _spread(spread: Spread, runs: int) -> str:
+    """Format the median, with the range in brackets."""
+    if runs == 1 or spread.known == 0:
+        return _count(spread.median)
+    return f"{_count(spread.median)} ({_count(spread.least)} to {_count(spread.most)})"
 
 
-def _in_words(one: Difference) -> str:
-    first, second = (_count(value) if one.of in _COUNTS else _share(value) for value in one.medians)
-    said = f"{one.between[0]} and {one.between[1]}, {_NAMES[one.of]}: {first} and {second}"
-    if one.within_noise is None or one.p is None:
-        return f"{said}; too few runs to tell"
-    return f"{said}; {'within noise' if one.within_noise else 'more than noise'} (p = {one.p:.3f})"
+def _difference_line(difference: Difference) -> str:
+    first, second = (_count(value) if difference.of in _COUNTS else _share(value) for value in difference.medians)
+    text = f"{difference.between[0]} and {difference.between[1]}, {_LABELS[difference.of]}: {first} and {second}"
+    if difference.within_noise is None or difference.p is None:
+        return f"{text}; too few runs to tell"
+    return f"{text}; {'within noise' if difference.within_noise else 'more than noise'} (p = {difference.p:.3f})"
 
 
 def _count(value: float | None) -> str:
-    return _NEVER if value is None else f"{value:g}"
+    return _MISSING if value is None else f"{value:g}"
 
 
 def _share(value: float | None) -> str:
-    return _NEVER if value is None else f"{value:.0%}"
+    return _MISSING if value is None else f"{value:.0%}"
 
 
 def _markdown(rows: Sequence[Sequence[str]]) -> list[str]:
