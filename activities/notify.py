@@ -22,7 +22,7 @@ Item = TypeVar("Item")
 Key = TypeVar("Key")
 
 
-class Notifier(Generic[Key]):
+class ConcurrentNotifier(Generic[Key]):
     """
     Args:
         kind: what the workflows belong to: `session`, `policy`, `engine`.

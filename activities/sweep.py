@@ -16,7 +16,7 @@ from pydantic import BaseModel, ConfigDict
 from temporalio import activity
 
 from activities.heartbeat import heartbeating
-from activities.notify import Notifier
+from activities.notify import ConcurrentNotifier
 from activities.serving.reconcile import EngineReconciler
 from activities.serving.retention import Retention
 from activities.training.notifier import TrainingNotifier
@@ -38,15 +38,16 @@ class SweepStore(Protocol):
     """Every call raises StoreUnavailable when PostgreSQL does not answer in time."""
 
     async def pending_turns(
-        self, age: timedelta, limit: int, but: Sequence[SessionId] = ()
+        self, age: timedelta, limit: int, excluding: Sequence[SessionId] = ()
     ) -> list[tuple[SessionFacts, TurnRecorded]]:
-        """Main turns older than `age` whose workflow was not notified, oldest first; none of the sessions in `but`."""
+        """Main turns older than `age` whose workflow was not notified, oldest first; none of the sessions in
+        `excluding`."""
 
     async def pending_feedback(
-        self, age: timedelta, limit: int, but: Sequence[SessionId] = ()
+        self, age: timedelta, limit: int, excluding: Sequence[SessionId] = ()
     ) -> list[tuple[SessionFacts, FeedbackGiven]]:
         """Feedback older than `age` whose workflow was not notified, or was notified a day ago and has not applied it;
-        none of the sessions in `but`."""
+        none of the sessions in `excluding`."""
 
     async def sessions_left_open(self, age: timedelta, limit: int) -> list[SessionFacts]:
         """Sessions without a turn for longer than `age` that are not closed, oldest first."""
@@ -157,7 +158,7 @@ class SweepActivities:
 
     async def _notify_turns(self, stuck: set[SessionId]) -> int:
         return await _notify_pending(
-            lambda but: self._store.pending_turns(self._min_age, BATCH, but),
+            lambda excluding: self._store.pending_turns(self._min_age, BATCH, excluding),
             self._notifier.notify_turn,
             lambda turns: self._store.mark_notified([turn.turn_id for turn in turns]),
             stuck,
@@ -165,14 +166,14 @@ class SweepActivities:
 
     async def _notify_feedback(self, stuck: set[SessionId]) -> int:
         return await _notify_pending(
-            lambda but: self._store.pending_feedback(self._min_age, BATCH, but),
+            lambda excluding: self._store.pending_feedback(self._min_age, BATCH, excluding),
             self._notifier.notify_feedback,
             lambda given: self._store.mark_feedback_notified([feedback.feedback_id for feedback in given]),
             stuck,
         )
 
     async def _wake_sessions(self, stuck: set[SessionId]) -> int:
-        notifier = Notifier[SessionId]("session")
+        notifier = ConcurrentNotifier[SessionId]("session")
         left_open = await self._store.sessions_left_open(self._idle + LEFT_OPEN_AFTER, BATCH)
         woken = await notifier.notify_each(left_open, lambda session: session.session_id, self._notifier.wake)
         stuck.update(notifier.failed)
@@ -192,7 +193,7 @@ async def _notify_pending(
         read_batch: reads the next batch, without these sessions.
         stuck: sessions that could not be notified are added.
     """
-    notifier, total = Notifier[SessionId]("session"), 0
+    notifier, total = ConcurrentNotifier[SessionId]("session"), 0
     while batch := await read_batch([*notifier.failed]):
         notified = await notifier.notify_each(batch, lambda item: item[0].session_id, lambda item: notify(*item))
         await mark([item for _, item in notified])

@@ -21,8 +21,8 @@ from clawloop.ids import SampleId, SessionId, TurnId
 from db.database import Database, transaction
 from db.tables import SessionRow, TurnRow
 from db.training.policies import insert_event, lock_policy
-from db.training.queue import refresh_work
 from db.training.samples import end_samples
+from db.training.work_flag import refresh_work_flag
 from db.turns.prepared_turn import PreparedTurn
 
 WHY = "erased"
@@ -216,7 +216,7 @@ async def _erase(connection: AsyncConnection, session: SessionId, turn: TurnId |
             turns=len(erased),
             expired=expired,
         )
-    await refresh_work(connection, facts.policy)
+    await refresh_work_flag(connection, facts.policy)
     version = await connection.scalar(select(func.max(TurnRow.version)).where(TurnRow.session_id == session))
     newest = (await connection.scalars(_NEWEST_ERASED, {"session": session, "limit": NOTIFIED_TURNS})).all()
     return Erasure(
@@ -235,8 +235,8 @@ async def _strip(connection: AsyncConnection, session: SessionId, turns: Sequenc
     for statement in _STRIP:
         await connection.execute(statement, which)
     waiting = (await connection.execute(_WAITING_SAMPLES, which)).all()
-    ends = {SampleId(sample.id): WHY if sample.own else WHY_BEFORE for sample in waiting}
-    await end_samples(connection, ends, SampleState.EXPIRED, TurnOutcome.EXPIRED)
+    reasons = {SampleId(sample.id): WHY if sample.own else WHY_BEFORE for sample in waiting}
+    await end_samples(connection, reasons, SampleState.EXPIRED, TurnOutcome.EXPIRED)
     await connection.execute(_STRIP_SAMPLES, which)
     return len(waiting)
 

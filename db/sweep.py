@@ -27,13 +27,13 @@ class PostgresSweepStore:
 
     @transaction
     async def pending_turns(
-        self, connection: AsyncConnection, age: timedelta, limit: int, but: Sequence[SessionId] = ()
+        self, connection: AsyncConnection, age: timedelta, limit: int, excluding: Sequence[SessionId] = ()
     ) -> list[tuple[SessionFacts, TurnRecorded]]:
         query = (
             select(TurnRow.id, TurnRow.version, TurnRow.ends_session, *_FACTS)
             .join(SessionRow, SessionRow.id == TurnRow.session_id)
             .where(TurnRow.announced_at.is_(None), TurnRow.kind == TurnKind.MAIN)
-            .where(TurnRow.entered_at < func.now() - age, TurnRow.session_id.not_in(but))
+            .where(TurnRow.entered_at < func.now() - age, TurnRow.session_id.not_in(excluding))
             .order_by(TurnRow.id)
             .limit(limit)
         )
@@ -44,7 +44,7 @@ class PostgresSweepStore:
 
     @transaction
     async def pending_feedback(
-        self, connection: AsyncConnection, age: timedelta, limit: int, but: Sequence[SessionId] = ()
+        self, connection: AsyncConnection, age: timedelta, limit: int, excluding: Sequence[SessionId] = ()
     ) -> list[tuple[SessionFacts, FeedbackGiven]]:
         due = or_(FeedbackRow.announced_at.is_(None), FeedbackRow.announced_at < func.now() - _RENOTIFY_AFTER)
         query = (
@@ -52,7 +52,7 @@ class PostgresSweepStore:
             .join(TurnRow, TurnRow.id == FeedbackRow.turn_id)
             .join(SessionRow, SessionRow.id == TurnRow.session_id)
             .where(FeedbackRow.applied_at.is_(None), FeedbackRow.received_at < func.now() - age, due)
-            .where(TurnRow.session_id.not_in(but))
+            .where(TurnRow.session_id.not_in(excluding))
             .order_by(FeedbackRow.id)
             .limit(limit)
         )

@@ -71,7 +71,7 @@ def training_headline(
     """The lines above the table: what training does now, which version answers, and the notes."""
     lines = ["reading the ledger"]
     if view is not None:
-        lines = [_activity(view, computing, since), f"v{view.version} answers, {_publishing(view, publishing)}"]
+        lines = [_current_work(view, computing, since), f"v{view.version} answers, {_publishing(view, publishing)}"]
     return "\n\n".join([*lines, *notes])
 
 
@@ -88,7 +88,7 @@ def step_summary(view: TrainingView, claimed: Claim) -> str:
     return f"step {claimed.n}: {claimed.samples} samples, from v{view.head}"
 
 
-def _activity(view: TrainingView, computing: Claim | None, since: datetime) -> str:
+def _current_work(view: TrainingView, computing: Claim | None, since: datetime) -> str:
     # Whether a trainer is there, only the activity shows.
     assigned = f"given to trainer-{view.pool} {since:%Y-%m-%d %H:%M} UTC"
     step = None if computing is None else f"{step_summary(view, computing)}, {assigned}"

@@ -15,10 +15,10 @@ from temporalio.exceptions import ActivityError
 
 with workflow.unsafe.imports_passed_through():
     from activities.serving.engines import EngineActivities
-    from activities.serving.messages import EngineHas, EngineLoad, EngineUnload, EngineWatch
+    from activities.serving.messages import EngineLoad, EngineReport, EngineUnload, EngineWatch
     from workflows import names
+    from workflows.activity_options import ENGINE_LOAD, ENGINE_WATCH
     from workflows.long_running import LongRunningWorkflow, reason_of
-    from workflows.policies import ENGINE_LOAD, ENGINE_WATCH
     from workflows.state import EngineState
 
 # An activity that failed for good is tried again after this: the cause may be fixed by then.
@@ -70,18 +70,18 @@ class EngineWorkflow(LongRunningWorkflow):
 
     # Three activities, concurrently --------------------------------------------------------------------------------
 
-    async def _repeat(self, activity: Callable[[], Coroutine[Any, Any, EngineHas]]) -> None:
+    async def _repeat(self, activity: Callable[[], Coroutine[Any, Any, EngineReport]]) -> None:
         while True:
             try:
-                has = await activity()
+                report = await activity()
                 self._problem = ""
-                self._record(has)
+                self._record(report)
             except ActivityError as error:
                 self._problem = reason_of(error)
                 self._show()
                 await workflow.sleep(RETRY_AFTER, summary="until it is tried again")
 
-    async def _watch(self) -> EngineHas:
+    async def _watch(self) -> EngineReport:
         return await workflow.execute_activity_method(
             EngineActivities.watch_engine,
             EngineWatch(engine_id=self._state.engine_id, seen=self._state.has),
@@ -89,7 +89,7 @@ class EngineWorkflow(LongRunningWorkflow):
             **(ENGINE_WATCH | {"task_queue": self._queue}),
         )
 
-    async def _load(self) -> EngineHas:
+    async def _load(self) -> EngineReport:
         await workflow.wait_condition(lambda: self._state.wanted)
         self._state.wanted, self._loading = False, True
         try:
@@ -102,7 +102,7 @@ class EngineWorkflow(LongRunningWorkflow):
         finally:
             self._loading = False
 
-    async def _unload(self) -> EngineHas:
+    async def _unload(self) -> EngineReport:
         await workflow.wait_condition(lambda: self._to_unload)
         self._to_unload = False
         return await workflow.execute_activity_method(
@@ -112,13 +112,13 @@ class EngineWorkflow(LongRunningWorkflow):
             **(ENGINE_LOAD | {"task_queue": self._queue}),
         )
 
-    def _record(self, has: EngineHas) -> None:
-        if self._state.has is None or self._state.has.healthy != has.healthy:
+    def _record(self, report: EngineReport) -> None:
+        if self._state.has is None or self._state.has.healthy != report.healthy:
             self._state.since = workflow.now()
-            workflow.upsert_search_attributes([names.STATE.value_set("healthy" if has.healthy else "unhealthy")])
-        self._state.has = has
-        self._state.wanted = self._state.wanted or (has.healthy and bool(has.missing))
-        self._to_unload = self._to_unload or (has.healthy and bool(has.leaving))
+            workflow.upsert_search_attributes([names.STATE.value_set("healthy" if report.healthy else "unhealthy")])
+        self._state.has = report
+        self._state.wanted = self._state.wanted or (report.healthy and bool(report.missing))
+        self._to_unload = self._to_unload or (report.healthy and bool(report.leaving))
         self._show()
 
     def _must_not_grow(self) -> bool:
@@ -131,23 +131,25 @@ class EngineWorkflow(LongRunningWorkflow):
 
 def _description(state: EngineState, problem: str) -> str:
     """The engine's state, for people; ids, names and reasons only."""
-    has = state.has
-    if has is None:
+    report = state.has
+    if report is None:
         lines = ["Its agent has not checked it yet."]
     else:
-        health = "Healthy" if has.healthy else f"Out of rotation, it {has.problem}," if has.problem else "Unhealthy"
+        health = (
+            "Healthy" if report.healthy else f"Out of rotation, it {report.problem}," if report.problem else "Unhealthy"
+        )
         lines = [f"{health} since {state.since:%Y-%m-%d %H:%M:%S} UTC."]
-        if has.healthy:
-            lines.append(f"Serves {_join(has.versions) or 'the base model only'}.")
-        if has.missing:
-            why = f": {has.problem}" if has.problem else ""
-            lines.append(f"Should have {_join(has.missing)} and gets no requests for it until it has{why}.")
-        if has.leaving:
-            lines.append(f"Unloads {_join(has.leaving)}.")
+        if report.healthy:
+            lines.append(f"Serves {_join(report.versions) or 'the base model only'}.")
+        if report.missing:
+            why = f": {report.problem}" if report.problem else ""
+            lines.append(f"Should have {_join(report.missing)} and gets no requests for it until it has{why}.")
+        if report.leaving:
+            lines.append(f"Unloads {_join(report.leaving)}.")
     if problem:
         lines.append(f"Its agent could not do what it was asked: {problem}.")
     return "\n\n".join(lines)
 
 
-def _join(names: list[str]) -> str:
-    return ", ".join(names)
+def _join(versions: list[str]) -> str:
+    return ", ".join(versions)

@@ -15,15 +15,15 @@ from temporalio.common import Priority
 from temporalio.exceptions import ActivityError
 
 with workflow.unsafe.imports_passed_through():
-    from activities.judging.closing import LedgerActivities
+    from activities.judging.closing import ClosingActivities
     from activities.judging.judge_turn import JudgingActivities
-    from activities.judging.messages import AskDirectly, Closed, CloseSession, Judged, JudgeTurn
+    from activities.judging.messages import Closed, CloseSession, CollectDirectVote, Judged, JudgeTurn
     from clawloop.contracts.sessions import ContentErased, FeedbackGiven, RejudgeRequested, TurnRecorded, TurnResult
     from clawloop.ids import TurnId
     from workflows import descriptions, names
+    from workflows.activity_options import FINALIZE, JUDGE, STORE
     from workflows.long_running import LongRunningWorkflow, reason_of
-    from workflows.policies import FINALIZE, JUDGE, STORE
-    from workflows.state import CARRIED_LIMIT, KNOWN_LIMIT, ROWS_LIMIT, SessionState, SessionSummary
+    from workflows.state import INBOX_LIMIT, KNOWN_LIMIT, ROWS_LIMIT, SessionState, SessionSummary
 
 SessionMessage = TurnRecorded | FeedbackGiven | RejudgeRequested
 
@@ -51,7 +51,7 @@ class SessionWorkflow(LongRunningWorkflow):
             if self._must_roll_over():
                 await self._roll_over()
             elif self._can_judge():
-                self._judge_message(self._state.carried.pop(0))
+                self._start_judging(self._state.carried.pop(0))
             elif (summary := await self._close()) is not None:
                 return summary
             if timer.done() and not self._is_idle():
@@ -66,19 +66,19 @@ class SessionWorkflow(LongRunningWorkflow):
             return
         self._state.known = [*self._state.known, turn.turn_id][-KNOWN_LIMIT:]
         self._state.announced += 1
-        self._state.looked_into = False
+        self._state.closes_again = False
         self._enqueue(turn)
 
     @workflow.signal(name=names.FEEDBACK_GIVEN)
     def feedback_given(self, feedback: FeedbackGiven) -> None:
-        self._mark_looked_into()
+        self._mark_closes_again()
         self._enqueue(feedback)
 
     @workflow.signal(name=names.REJUDGE)
     def rejudge(self, request: RejudgeRequested) -> None:
         if request in self._state.carried or request in self._judging.values():
             return
-        self._mark_looked_into()
+        self._mark_closes_again()
         self._enqueue(request)
 
     @workflow.signal(name=names.CONTENT_ERASED)
@@ -100,10 +100,10 @@ class SessionWorkflow(LongRunningWorkflow):
         self._deadline = workflow.now() + self._idle_time
         self._state.carried.append(message)
 
-    def _mark_looked_into(self) -> None:
+    def _mark_closes_again(self) -> None:
         # Workflows started before this patch wait for their deadline.
-        if not self._state.announced and not self._state.looked_into:
-            self._state.looked_into = workflow.patched(names.CLOSES_AGAIN)
+        if not self._state.announced and not self._state.closes_again:
+            self._state.closes_again = workflow.patched(names.CLOSES_AGAIN)
 
     # Waiting -------------------------------------------------------------------------------------------------------
 
@@ -128,24 +128,24 @@ class SessionWorkflow(LongRunningWorkflow):
     def _can_close(self) -> bool:
         if self._state.carried or self._judging:
             return False
-        return self._state.ends or self._state.looked_into or self._is_idle()
+        return self._state.ends or self._state.closes_again or self._is_idle()
 
     # Judging -------------------------------------------------------------------------------------------------------
 
-    def _judge_message(self, message: SessionMessage) -> None:
-        ask = self._judge_turn(message.turn_id)
+    def _start_judging(self, message: SessionMessage) -> None:
+        request = self._judge_request(message.turn_id)
         if isinstance(message, FeedbackGiven):
-            ask = ask.model_copy(update={"feedback_id": message.feedback_id})
+            request = request.model_copy(update={"feedback_id": message.feedback_id})
             summary = "judge a turn by its user's feedback"
         elif isinstance(message, RejudgeRequested):
-            ask = ask.model_copy(update={"revision": message.revision})
+            request = request.model_copy(update={"revision": message.revision})
             summary = "judge a turn again, as an operator asked"
         else:
             if not self._is_late(message):
                 self._state.ends, self._state.erased = message.ends_session, False
             self._show_version(message.version)
             summary = "judge the reply that a new turn answers"
-        task = asyncio.create_task(self._judge(ask, summary))
+        task = asyncio.create_task(self._judge(request, summary))
         self._judging[task] = message
         task.add_done_callback(self._on_judged)
 
@@ -159,28 +159,28 @@ class SessionWorkflow(LongRunningWorkflow):
         self._on_done(task)
         self._show()
 
-    def _judge_turn(self, turn_id: TurnId) -> JudgeTurn:
+    def _judge_request(self, turn_id: TurnId) -> JudgeTurn:
         return JudgeTurn(session_id=self._state.session_id, turn_id=turn_id)
 
     @property
-    def _fair(self) -> Priority:
+    def _priority(self) -> Priority:
         # One chatty session must not keep the judges from the others.
         return Priority(fairness_key=str(self._state.session_id))
 
-    async def _judge(self, ask: JudgeTurn, summary: str) -> None:
+    async def _judge(self, request: JudgeTurn, summary: str) -> None:
         judged = Judged(fates=[])
         try:
             judged = await workflow.execute_activity_method(
-                JudgingActivities.judge_turn, ask, summary=summary, priority=self._fair, **JUDGE
+                JudgingActivities.judge_turn, request, summary=summary, priority=self._priority, **JUDGE
             )
         except ActivityError as error:
-            ask = ask.model_copy(update={"give_up": reason_of(error)})
+            request = request.model_copy(update={"give_up": reason_of(error)})
             try:
                 judged = await workflow.execute_activity_method(
                     JudgingActivities.judge_turn,
-                    ask,
+                    request,
                     summary="decide with the stored votes",
-                    priority=self._fair,
+                    priority=self._priority,
                     **FINALIZE,
                 )
             except ActivityError as second_error:
@@ -201,7 +201,7 @@ class SessionWorkflow(LongRunningWorkflow):
         self._show()
         closed = await self._close_in_ledger()
         if closed.still_open:
-            self._state.looked_into = False
+            self._state.closes_again = False
         elif not self._state.carried:
             workflow.upsert_search_attributes([names.STATE.value_set("closed")])
             return SessionSummary(turns=closed.turns, why=self._why_closing, guarantee=closed.guarantee)
@@ -212,20 +212,20 @@ class SessionWorkflow(LongRunningWorkflow):
         """Close the session in PostgreSQL; turns that it finds without a judgement are judged first."""
         tried: set[TurnId] = set()
         # A turn that comes from now on is not part of this closing.
-        ask = CloseSession(
+        request = CloseSession(
             session_id=self._state.session_id,
             why=self._why_closing,
             up_to=max(self._state.known, default=None),
-            again=self._state.looked_into,
+            again=self._state.closes_again,
         )
         while True:
-            closed = await self._close_session(ask)
+            closed = await self._close_session(request)
             fresh = [turn_id for turn_id in closed.to_judge if turn_id not in tried]
             if closed.to_judge and not fresh:
-                closed = await self._close_session(ask.model_copy(update={"give_up": True}))
+                closed = await self._close_session(request.model_copy(update={"give_up": True}))
             if closed.to_ask:
                 await self._collect_direct_votes(closed.to_ask)
-                ask = ask.model_copy(update={"asked_directly": True})
+                request = request.model_copy(update={"asked_directly": True})
                 continue
             if not closed.to_judge:
                 self._record(closed.fates)
@@ -233,13 +233,13 @@ class SessionWorkflow(LongRunningWorkflow):
                 return closed
             for turn_id in fresh:
                 tried.add(turn_id)
-                ask = ask.model_copy(update={"tried_up_to": max(tried)})
-                itself = self._judge_turn(turn_id).model_copy(update={"itself": True})
-                await self._judge(itself, "judge a turn that was missed")
+                request = request.model_copy(update={"tried_up_to": max(tried)})
+                missed = self._judge_request(turn_id).model_copy(update={"itself": True})
+                await self._judge(missed, "judge a turn that was missed")
 
-    async def _close_session(self, ask: CloseSession) -> Closed:
+    async def _close_session(self, request: CloseSession) -> Closed:
         return await workflow.execute_activity_method(
-            LedgerActivities.close_session, ask, summary=f"close the session: {ask.why}", **STORE
+            ClosingActivities.close_session, request, summary=f"close the session: {request.why}", **STORE
         )
 
     async def _collect_direct_votes(self, turns: Sequence[TurnId]) -> None:
@@ -247,9 +247,9 @@ class SessionWorkflow(LongRunningWorkflow):
         collecting = [
             workflow.execute_activity_method(
                 JudgingActivities.collect_direct_vote,
-                AskDirectly(session_id=self._state.session_id, turn_id=turn_id),
+                CollectDirectVote(session_id=self._state.session_id, turn_id=turn_id),
                 summary="ask a direct vote, because the votes cancel out",
-                priority=self._fair,
+                priority=self._priority,
                 **JUDGE,
             )
             for turn_id in turns
@@ -264,7 +264,7 @@ class SessionWorkflow(LongRunningWorkflow):
     def _why_closing(self) -> str:
         if self._state.erased:
             return "erased"
-        if self._state.looked_into:
+        if self._state.closes_again:
             return "it was closed before"
         if self._state.ends:
             return "the client ended the session"
@@ -281,7 +281,7 @@ class SessionWorkflow(LongRunningWorkflow):
             for task in self._judging:
                 task.cancel()
         await workflow.wait_condition(workflow.all_handlers_finished)
-        self._state.carried = self._state.carried[-CARRIED_LIMIT:]
+        self._state.carried = self._state.carried[-INBOX_LIMIT:]
         self._state.deadline = self._deadline
         workflow.continue_as_new(self._state)
 

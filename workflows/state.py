@@ -8,15 +8,15 @@ from __future__ import annotations
 
 from datetime import datetime
 
-from pydantic import BaseModel, ConfigDict
+from pydantic import BaseModel, ConfigDict, Field
 
-from activities.serving.messages import EngineHas
+from activities.serving.messages import EngineReport
 from activities.training.messages import StepDone
 from clawloop.contracts.sessions import FeedbackGiven, RejudgeRequested, TurnRecorded, TurnResult
 from clawloop.ids import SessionId, TurnId
 
 KNOWN_LIMIT = 200  # turn ids, to drop duplicate signals; an older turn is judged once anyway, by its keys
-CARRIED_LIMIT = 200  # messages that wait; those dropped are found in PostgreSQL when the session closes
+INBOX_LIMIT = 200  # messages that wait; those dropped are found in PostgreSQL when the session closes
 ROWS_LIMIT = 20  # rows of the table in the UI
 
 
@@ -33,8 +33,8 @@ class SessionState(BaseModel):
         deadline: when the session closes without a new turn; None before the first run.
         ends: the client marked its newest turn as the last, or all turns were erased.
         erased: all turns were erased, and no other has come.
-        looked_into: the workflow was started for feedback or by an operator, and no turn has come: the session was
-            closed before, and is closed again at once.
+        closes_again: the session was closed before, and this run was started by feedback or an operator, not by a turn:
+            it judges what was asked for and closes again at once. Stored as `looked_into` in saved histories.
     """
 
     version: int = 1
@@ -51,7 +51,7 @@ class SessionState(BaseModel):
     deadline: datetime | None = None
     ends: bool = False
     erased: bool = False
-    looked_into: bool = False
+    closes_again: bool = Field(default=False, alias="looked_into")
 
 
 class SessionSummary(BaseModel):
@@ -76,7 +76,7 @@ class EngineState(BaseModel):
     version: int = 1
     engine_id: str
     roll_over_events: int | None = None
-    has: EngineHas | None = None
+    has: EngineReport | None = None
     since: datetime | None = None
     wanted: bool = False
 

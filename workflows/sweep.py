@@ -7,7 +7,7 @@ from temporalio import workflow
 with workflow.unsafe.imports_passed_through():
     from activities.sweep import SweepActivities, Swept
     from workflows import names
-    from workflows.policies import SWEEP
+    from workflows.activity_options import SWEEP
 
 
 @workflow.defn(name=names.SWEEP_WORKFLOW)

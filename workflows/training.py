@@ -37,8 +37,8 @@ with workflow.unsafe.imports_passed_through():
         TrainingView,
     )
     from workflows import descriptions, names
+    from workflows.activity_options import PUBLISH, STORE, train_on
     from workflows.long_running import LongRunningWorkflow, error_type_of, reason_of
-    from workflows.policies import PUBLISH, STORE, train_on
     from workflows.state import STEPS_LIMIT, PolicyTraining
 
 # Publishing that takes longer than this is done again by the next run; engines keep what they have loaded.
@@ -88,7 +88,7 @@ class TrainingWorkflow(LongRunningWorkflow):
     @workflow.update(name=names.OPERATOR_CHANGED)
     def operator_changed(self, change: OperatorChange) -> None:
         self._state.operator_change = f"{change.action.replace('_', ' ')}: {change.detail}"[:REASON_LIMIT]
-        self._read_after(change.action)
+        self._note_change(change.action)
 
     @operator_changed.validator
     def _require_detail(self, change: OperatorChange) -> None:
@@ -98,13 +98,13 @@ class TrainingWorkflow(LongRunningWorkflow):
     @workflow.update(dynamic=True)
     def former_update(self, name: str, args: Sequence[RawValue]) -> None:
         """Five updates, one for each action, that open workflows and saved histories hold."""
-        self._read_after(OperatorAction(name))
+        self._note_change(OperatorAction(name))
 
     @former_update.validator
     def _require_action(self, name: str, args: Sequence[RawValue]) -> None:
         OperatorAction(name)
 
-    def _read_after(self, action: OperatorAction) -> None:
+    def _note_change(self, action: OperatorAction) -> None:
         self._operator_changed = True
         self._must_publish = self._must_publish or action in _CHANGES_VERSION
 
@@ -129,7 +129,7 @@ class TrainingWorkflow(LongRunningWorkflow):
 
     async def _read_view(self) -> TrainingView:
         self._view = await workflow.execute_activity_method(
-            StepActivities.look_at_training, self._policy, summary="how learning stands", **STORE
+            StepActivities.read_training_status, self._policy, summary="how learning stands", **STORE
         )
         if self._view.unpublished and not self._publishing:
             self._must_publish = True

@@ -19,7 +19,7 @@ from temporalio import activity
 
 from activities.judging.messages import Closed, CloseSession
 from activities.judging.next_state_lookup import find_next_state
-from activities.judging.ports import ClosingStore, Counts, TurnContextStore, Uncounted
+from activities.judging.ports import ClosingStore, JudgingCounter, NoCounter, TurnContextStore
 from activities.judging.turn_results import main_turn_result, with_trained_turns
 from activities.training.notifier import TrainingNotifier
 from clawloop.contracts.sessions import TurnResult
@@ -35,16 +35,20 @@ NEVER_JUDGED = "could not be judged before the session closed"
 TO_JUDGE_LIMIT = 50
 
 
-class LedgerActivities:
+class ClosingActivities:
     """On the queue `ledger`: short, PostgreSQL only."""
 
     def __init__(
-        self, store: ClosingStore, contexts: TurnContextStore, work: TrainingNotifier, counts: Counts | None = None
+        self,
+        store: ClosingStore,
+        contexts: TurnContextStore,
+        training: TrainingNotifier,
+        counts: JudgingCounter | None = None,
     ) -> None:
         self._store = store
-        self._counts: Counts = counts or Uncounted()
+        self._counts: JudgingCounter = counts or NoCounter()
         self._contexts = contexts
-        self._work = work
+        self._training = training
 
     @activity.defn(name="close_session")
     async def close_session(self, request: CloseSession) -> Closed:
@@ -63,8 +67,8 @@ class LedgerActivities:
         results = _results(session, decisions)
 
         if session.has_related_rewards:
-            finalized, ready = await self._store.finalize_related(request.session_id)
-            await self._work.notify(ready)
+            finalized, ready_policy = await self._store.finalize_related(request.session_id)
+            await self._training.notify(ready_policy)
             session = await self._store.load(request.session_id) or session
             results += _results(session, finalized)
 
@@ -76,8 +80,8 @@ class LedgerActivities:
 
         # Before the session is closed: a retry after that finds no waiting turn to report.
         results = await with_trained_turns(self._contexts, request.session_id, results)
-        ready = await self._store.close(request.session_id, request.why, decisions, fallback)
-        await self._work.notify(ready)
+        ready_policy = await self._store.close(request.session_id, request.why, decisions, fallback)
+        await self._training.notify(ready_policy)
         self._counts.closed(guaranteed=fallback is not None and fallback.turn_id is not None)
         guarantee = "" if fallback is None else fallback.why
         return Closed(to_judge=[], fates=results, guarantee=guarantee, turns=session.main_turns)

@@ -7,13 +7,13 @@ import json
 from collections.abc import Sequence
 from dataclasses import dataclass
 
-from activities.judging.ports import Counts, Renderer
+from activities.judging.ports import JudgingCounter, Renderer
 from activities.judging.vote_collector import VoteCollector
 from clawloop.contracts.turns import Message, TurnRecord
 from clawloop.errors import EngineRejected, EngineUnavailable, PromptTooLong
 from clawloop.ids import TurnId
 from clawloop.judging.evidence import Evidence, gather
-from clawloop.judging.hints import NOT_ASKED, HintChoice, choose_hint, with_hint, without_hint
+from clawloop.judging.hints import NOT_ASKED, HintChoice, choose_hint, reject_hint, with_hint
 from clawloop.judging.records import (
     DIRECT,
     HINTS,
@@ -45,7 +45,7 @@ class Case:
     """
 
     context: TurnContext
-    state: NextState | None
+    next_state: NextState | None
     feedback: list[GivenFeedback]
     give_up: str | None = None
 
@@ -60,7 +60,7 @@ class Case:
     @property
     def key(self) -> tuple[TurnId, TurnId | None, bytes, str]:
         """What the store opens a judgement by: the turn, the one with its next state, evidence hash, hint kind."""
-        next_turn_id = None if self.state is None else self.state.next_turn_id
+        next_turn_id = None if self.next_state is None else self.next_state.next_turn_id
         return self.record.turn_id, next_turn_id, self.evidence_hash, self.hint_kind
 
     @property
@@ -69,14 +69,14 @@ class Case:
 
     @property
     def evidence(self) -> Evidence:
-        messages = [] if self.state is None else self.state.messages
+        messages = [] if self.next_state is None else self.next_state.messages
         feedback = "\n\n".join(self.texts) or None
         return gather(self.record.messages, self.record.response or {}, messages, feedback)
 
     @property
     def evidence_hash(self) -> bytes:
         """Identifies the next state and the feedback."""
-        messages: list[Message] = [] if self.state is None else self.state.messages
+        messages: list[Message] = [] if self.next_state is None else self.next_state.messages
         content = [messages, [[given.score, given.text] for given in self.feedback]]
         return hashlib.sha256(json.dumps(content, sort_keys=True).encode("utf-8", "surrogatepass")).digest()
 
@@ -85,7 +85,7 @@ class Evaluator:
     """Decides one case under one judgement, with the answers that `collector` gets."""
 
     def __init__(
-        self, case: Case, judgement: OpenJudgement, collector: VoteCollector, renderer: Renderer, counts: Counts
+        self, case: Case, judgement: OpenJudgement, collector: VoteCollector, renderer: Renderer, counts: JudgingCounter
     ) -> None:
         self._case = case
         self._record = case.record
@@ -120,7 +120,7 @@ class Evaluator:
         if decision.hint is not None:
             hinted, problem = await self._hinted_prompt(decision.hint)
             if problem is not None:
-                hint = without_hint(hint, problem)
+                hint = reject_hint(hint, problem)
                 decision = decide(signal, verdict, hint, fault)
         problems = self._collector.problems
         return FinalizedJudgement(
@@ -142,7 +142,7 @@ class Evaluator:
             return rated(scores[-1]), None
         if not self._signal.verdicts:
             return NOT_VOTED, None
-        if self._case.state is None and not self._case.texts:
+        if self._case.next_state is None and not self._case.texts:
             return NOTHING_FOLLOWED, None
         if self._signal.votes == "direct":
             verdict = await self._collector.direct_vote()
@@ -157,7 +157,7 @@ class Evaluator:
     async def _hint(self) -> HintChoice:
         if not self._signal.hints:
             return NOT_ASKED
-        if self._case.state is None and not self._case.texts:
+        if self._case.next_state is None and not self._case.texts:
             return NO_HINT_SOURCE
         hints = await self._collector.hints(self._case.hint_kind)
         count_answers(self._counts, "hint", hints)
@@ -184,6 +184,6 @@ class Evaluator:
             return None, "no engine rendered the hinted prompt"
 
 
-def count_answers(counts: Counts, kind: str, answers: Sequence[object | None]) -> None:
+def count_answers(counts: JudgingCounter, kind: str, answers: Sequence[object | None]) -> None:
     missing = sum(answer is None for answer in answers)
     counts.answered(kind, len(answers) - missing, missing)

@@ -12,9 +12,9 @@ from temporalio import activity
 
 from activities.heartbeat import heartbeating
 from activities.judging.evaluation import Case, Evaluator, count_answers
-from activities.judging.messages import AskDirectly, Judged, JudgeTurn
+from activities.judging.messages import CollectDirectVote, Judged, JudgeTurn
 from activities.judging.next_state_lookup import find_next_state, judgeable_by
-from activities.judging.ports import Counts, Judge, JudgementStore, Renderer, Uncounted
+from activities.judging.ports import Judge, JudgementStore, JudgingCounter, NoCounter, Renderer
 from activities.judging.turn_results import main_turn_result, unknown_turn_result, with_trained_turns
 from activities.judging.vote_collector import VoteCollector
 from activities.training.notifier import TrainingNotifier
@@ -35,14 +35,14 @@ class JudgingActivities:
         store: JudgementStore,
         judge: Judge,
         renderer: Renderer,
-        work: TrainingNotifier,
-        counts: Counts | None = None,
+        training: TrainingNotifier,
+        counts: JudgingCounter | None = None,
     ) -> None:
         self._store = store
         self._judge = judge
         self._renderer = renderer
-        self._work = work
-        self._counts: Counts = counts or Uncounted()
+        self._training = training
+        self._counts: JudgingCounter = counts or NoCounter()
 
     @activity.defn(name="judge_turn")
     async def judge_turn(self, request: JudgeTurn) -> Judged:
@@ -56,7 +56,7 @@ class JudgingActivities:
             return Judged(fates=await with_trained_turns(self._store, request.session_id, reported))
 
     @activity.defn(name="ask_directly")
-    async def collect_direct_vote(self, request: AskDirectly) -> None:
+    async def collect_direct_vote(self, request: CollectDirectVote) -> None:
         """Ask for one direct vote on a judged turn and store it; the session's closing decides by it."""
         async with heartbeating():
             context = await self._store.load_context(request.turn_id)
@@ -94,13 +94,13 @@ class JudgingActivities:
             return None
         judgement = await self._open(plan, case)
         collector = self._collector(case, judgement)
-        end = await Evaluator(case, judgement, collector, self._renderer, self._counts).evaluate()
-        if end.outcome is TurnOutcome.UNJUDGED and _has_verdict(context):
+        finalized = await Evaluator(case, judgement, collector, self._renderer, self._counts).evaluate()
+        if finalized.outcome is TurnOutcome.UNJUDGED and _has_verdict(context):
             # The stored votes wait for the next attempt, and the sweep notifies again of feedback not applied.
-            return _stored_result(context, f"re-judging gave no verdict ({end.why}); the old one is kept: ")
-        ready = await self._store.finalize(judgement.id, end, [given.id for given in case.feedback])
-        await self._work.notify(ready)
-        return await self._finalized_result(plan, context, end)
+            return _stored_result(context, f"re-judging gave no verdict ({finalized.why}); the old one is kept: ")
+        ready_policy = await self._store.finalize(judgement.id, finalized, [given.id for given in case.feedback])
+        await self._training.notify(ready_policy)
+        return await self._finalized_result(plan, context, finalized)
 
     async def _open(self, plan: JudgingPlan, case: Case) -> OpenJudgement:
         if plan.action is Action.REVISE:
@@ -110,22 +110,24 @@ class JudgingActivities:
     def _collector(self, case: Case, judgement: OpenJudgement) -> VoteCollector:
         return VoteCollector(self._store, self._judge, case.record, case.evidence, judgement, case.give_up)
 
-    async def _finalized_result(self, plan: JudgingPlan, context: TurnContext, end: FinalizedJudgement) -> TurnResult:
+    async def _finalized_result(
+        self, plan: JudgingPlan, context: TurnContext, finalized: FinalizedJudgement
+    ) -> TurnResult:
         """The result after finalizing; what depends on the store is read from it."""
         turn_id = context.turn.record.turn_id
         stored = None
-        if plan.action is Action.REJUDGE or end.relation is not Relation.NONE:
+        if plan.action is Action.REJUDGE or finalized.relation is not Relation.NONE:
             stored = await self._store.load_context(turn_id)
         if stored is not None and (stored.current is None or stored.current.revision < plan.revision):
             # The store wrote nothing: a step took the older judgement's sample before this one was decided.
             return _stored_result(stored, "a step has its sample, so the old verdict is kept: ")
-        self._counts.judged(end.outcome)
-        log.info("judged", extra={"turn_id": str(turn_id), "outcome": end.outcome})
-        if stored is not None and end.relation is not Relation.NONE:
+        self._counts.judged(finalized.outcome)
+        log.info("judged", extra={"turn_id": str(turn_id), "outcome": finalized.outcome})
+        if stored is not None and finalized.relation is not Relation.NONE:
             return main_turn_result(
-                turn_id, stored.number, stored.turn.outcome, end.verdict.verdict, stored.turn.outcome_detail or ""
+                turn_id, stored.number, stored.turn.outcome, finalized.verdict.verdict, stored.turn.outcome_detail or ""
             )
-        return main_turn_result(turn_id, context.number, end.outcome, end.verdict.verdict, end.why)
+        return main_turn_result(turn_id, context.number, finalized.outcome, finalized.verdict.verdict, finalized.why)
 
 
 def _has_verdict(context: TurnContext) -> bool:

@@ -36,7 +36,7 @@ class JudgeTurn(_Message):
     revision: int | None = None
 
 
-class AskDirectly(_Message):
+class CollectDirectVote(_Message):
     """Ask for one direct vote on a judged turn and store it; the session's closing decides by it."""
 
     session_id: SessionId

@@ -65,7 +65,7 @@ class JudgementStore(TurnContextStore, Protocol):
         """Insert one hint. Idempotent: the first one of a kind and index counts."""
 
     async def finalize(
-        self, judgement: JudgementId, end: FinalizedJudgement, feedback_ids: Sequence[FeedbackId]
+        self, judgement: JudgementId, finalized: FinalizedJudgement, feedback_ids: Sequence[FeedbackId]
     ) -> str | None:
         """Write verdict, hint, sample and the turn's outcome in one transaction; mark the feedback as applied.
 
@@ -73,7 +73,7 @@ class JudgementStore(TurnContextStore, Protocol):
         new feedback makes a further sample: without any, nothing is written and the turn stays as it is.
 
         Args:
-            feedback_ids: the feedback that `end` takes into account.
+            feedback_ids: the feedback that `finalized` takes into account.
 
         Returns:
             The policy that has a batch waiting since this call; None if it has none, or had one before.
@@ -122,7 +122,7 @@ class Renderer(Protocol):
         """
 
 
-class Counts(Protocol):
+class JudgingCounter(Protocol):
     """Metrics of what was done; never raises."""
 
     def answered(self, kind: str, valid: int, missing: int) -> None:
@@ -134,8 +134,8 @@ class Counts(Protocol):
         """A session was closed; `guaranteed`: the at-least-one rule gave it a sample."""
 
 
-class Uncounted:
-    """Satisfies `Counts` and counts nothing."""
+class NoCounter:
+    """Satisfies `JudgingCounter` and counts nothing."""
 
     def answered(self, kind: str, valid: int, missing: int) -> None:
         pass

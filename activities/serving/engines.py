@@ -16,7 +16,7 @@ from datetime import timedelta
 from temporalio import activity
 
 from activities.heartbeat import heartbeating
-from activities.serving.messages import PROBLEM_LIMIT, EngineHas, EngineLoad, EngineUnload, EngineWatch
+from activities.serving.messages import PROBLEM_LIMIT, EngineLoad, EngineReport, EngineUnload, EngineWatch
 from activities.serving.ports import EngineControl, PublishingStore
 from clawloop.contracts.serving import Engine
 from clawloop.contracts.training import VersionRef
@@ -36,7 +36,7 @@ WATCH_SECONDS = 30 * 60.0
 # Gateways read rows once a second: after this none sends requests to a version whose row is gone.
 ROUTED_SECONDS = 2.0
 # How often a load that waits for a slot checks whether another version ended its last request.
-ROOM_SECONDS = 0.2
+SLOT_POLL_SECONDS = 0.2
 
 
 @dataclass(frozen=True, slots=True)
@@ -90,11 +90,11 @@ class EngineActivities:
         self._lock = asyncio.Lock()
         self._rejected: dict[str, str] = {}
         self._silent_checks = 0
-        self._reported: EngineHas | None = None  # what the workflow has
+        self._reported: EngineReport | None = None  # what the workflow has
         self._changing = 0  # running loads and unloads, which report the change themselves
 
     @activity.defn(name="load_versions")
-    async def load_versions(self, ask: EngineLoad) -> EngineHas:
+    async def load_versions(self, request: EngineLoad) -> EngineReport:
         """Load the versions that are wanted and missing, oldest first, each as soon as the engine has a free slot.
 
         Raises:
@@ -105,49 +105,49 @@ class EngineActivities:
             rejected: dict[str, str] = {}
             while True:
                 async with self._lock:
-                    state = await self._reconcile(await self._engine(ask.engine_id))
+                    state = await self._reconcile(await self._engine(request.engine_id))
                     waiting = [name for name in state.missing if name not in rejected]
                     if waiting and await self._has_room(state, state.missing[waiting[0]].policy):
                         name = waiting[0]
                         try:
-                            await self._load(ask.engine_id, state.missing[name], name)
+                            await self._load(request.engine_id, state.missing[name], name)
                         except (EngineRejected, AdapterUnusable) as error:
                             rejected[name] = _why(error)
                         continue
                 if not waiting:
                     break
-                await asyncio.sleep(ROOM_SECONDS)
+                await asyncio.sleep(SLOT_POLL_SECONDS)
             self._rejected = rejected
-            return await self._check(ask.engine_id)
+            return await self._check(request.engine_id)
 
     @activity.defn(name="unload_versions")
-    async def unload_versions(self, ask: EngineUnload) -> EngineHas:
+    async def unload_versions(self, request: EngineUnload) -> EngineReport:
         """Delete rows of versions that are neither wanted nor were active lately, then unload those without requests.
 
         Raises:
             EngineRejected, EngineUnavailable, StoreUnavailable
         """
         async with heartbeating(), self._changes_versions():
-            for version in await self._store.unloadable(ask.engine_id, self._keep):
-                await self._store.unloaded(ask.engine_id, version.policy, version.n)
+            for version in await self._store.unloadable(request.engine_id, self._keep):
+                await self._store.unloaded(request.engine_id, version.policy, version.n)
             await asyncio.sleep(self._routed_seconds)
             async with self._lock:
-                state = await self._reconcile(await self._engine(ask.engine_id))
+                state = await self._reconcile(await self._engine(request.engine_id))
                 running = await self._control.running()
                 for name in state.orphans:
                     if name not in running:
                         await self._control.unload(name)
-            return await self._check(ask.engine_id)
+            return await self._check(request.engine_id)
 
     @activity.defn(name="watch_engine")
-    async def watch_engine(self, ask: EngineWatch) -> EngineHas:
+    async def watch_engine(self, request: EngineWatch) -> EngineReport:
         """Check the engine until its state changes or versions have to be loaded or unloaded; at most half an hour."""
         async with heartbeating():
             began = time.monotonic()
-            self._reported = ask.seen
+            self._reported = request.seen
             while True:
                 before = self._reported
-                now = await self._check(ask.engine_id, report=False)
+                now = await self._check(request.engine_id, report=False)
                 waited = time.monotonic() - began
                 to_do = now.healthy and bool(now.missing or now.leaving)
                 worth_reporting = now != before or (to_do and waited > RETRY_SECONDS) or waited > WATCH_SECONDS
@@ -166,7 +166,7 @@ class EngineActivities:
         finally:
             self._changing -= 1
 
-    async def _check(self, engine_id: str, *, report: bool = True) -> EngineHas:
+    async def _check(self, engine_id: str, *, report: bool = True) -> EngineReport:
         """The engine's state, once its rows are reconciled with it.
 
         Args:
@@ -174,20 +174,22 @@ class EngineActivities:
         """
         try:
             async with self._lock:
-                has = await self._reconciled_state_of(engine_id)
+                current = await self._reconciled_state_of(engine_id)
         except RecordUnusable:
-            has = EngineHas(engine_id=engine_id, healthy=False, problem="not among the engines: clawloop engine add")
+            current = EngineReport(
+                engine_id=engine_id, healthy=False, problem="not among the engines: clawloop engine add"
+            )
         if report:
-            self._reported = has
-        return has
+            self._reported = current
+        return current
 
-    async def _reconciled_state_of(self, engine_id: str) -> EngineHas:
+    async def _reconciled_state_of(self, engine_id: str) -> EngineReport:
         engine = await self._engine(engine_id)
         if (problem := await self._health_problem()) is not None:
             if _rows(engine):
                 await self._store.forget(engine_id)
             await self._record_problem(engine, problem)
-            return EngineHas(engine_id=engine_id, healthy=False, problem=problem)
+            return EngineReport(engine_id=engine_id, healthy=False, problem=problem)
         try:
             state = await self._reconcile(engine)
             unloadable = {version_name(v.policy, v.n, "") for v in await self._store.unloadable(engine_id, self._keep)}
@@ -195,11 +197,11 @@ class EngineActivities:
             if leaving:
                 leaving -= await self._control.running()
         except EngineUnavailable:  # the next health check decides
-            has = self._reported
-            return has if has is not None else EngineHas(engine_id=engine_id, healthy=False, problem="does not answer")
+            current = self._reported
+            return current or EngineReport(engine_id=engine_id, healthy=False, problem="does not answer")
         problem = "; ".join(f"{name}: {why}" for name, why in self._rejected.items() if name in state.missing)
         await self._record_problem(engine, problem)
-        return EngineHas(
+        return EngineReport(
             engine_id=engine_id,
             healthy=True,
             problem=problem[:PROBLEM_LIMIT],

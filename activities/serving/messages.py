@@ -14,7 +14,7 @@ class _Message(BaseModel):
     model_config = ConfigDict(frozen=True)
 
 
-class EngineHas(_Message):
+class EngineReport(_Message):
     """An engine's state when its agent last checked. Versions are named as the engine serves them.
 
     Args:
@@ -53,7 +53,7 @@ class EngineWatch(_Message):
     """
 
     engine_id: str
-    seen: EngineHas | None = None
+    seen: EngineReport | None = None
 
 
 class PublishVersion(_Message):

@@ -52,7 +52,7 @@ class PublishingActivities:
         self._wait_seconds = wait_seconds
 
     @activity.defn(name="publish_version")
-    async def publish_version(self, ask: PublishVersion) -> Published:
+    async def publish_version(self, request: PublishVersion) -> Published:
         """Activate the newest version, once every engine in rotation has it, or after 30 s if some have.
 
         Raises:
@@ -64,7 +64,7 @@ class PublishingActivities:
             began = time.monotonic()
             until = began + self._wait_seconds
             while True:
-                view = await self._steps.status(ask.policy)
+                view = await self._steps.status(request.policy)
                 if not view.unpublished:
                     return _published(view, _target(view), [], [], began)
                 await self._notify(await self._store.engines())

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from activities.notify import Notifier
+from activities.notify import ConcurrentNotifier
 from activities.serving.ports import EngineWorkflows, PublishingStore
 
 
@@ -27,7 +27,7 @@ class EngineReconciler:
             await change(engine_id)
 
         differing = sorted(engines ^ running)
-        notifier = Notifier[str]("engine")
+        notifier = ConcurrentNotifier[str]("engine")
         await notifier.notify_each(differing, str, begin_or_end)
         notifier.raise_if_any_failed()
         return len(differing)

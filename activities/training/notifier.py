@@ -5,7 +5,7 @@ from __future__ import annotations
 import logging
 from datetime import timedelta
 
-from activities.notify import Notifier
+from activities.notify import ConcurrentNotifier
 from activities.training.ports import WorkNotifier, WorkStore
 from clawloop.errors import SignalFailed
 
@@ -39,7 +39,7 @@ class TrainingNotifier:
             SignalFailed: names the policies. The others were notified, and the next sweep retries.
         """
         policies = await self._store.pending_work(RENOTIFY_AFTER)
-        notifier = Notifier[str]("policy")
+        notifier = ConcurrentNotifier[str]("policy")
         if notified := await notifier.notify_each(policies, str, self._notifier.notify_work):
             await self._store.mark_work_notified(notified)
         notifier.raise_if_any_failed()

@@ -55,7 +55,7 @@ class StepStore(Protocol):
     async def abandon(self, policy: str, n: int, reason: str) -> None:
         """Abandon a claimed step; its samples are fresh again. Nothing if the step has ended."""
 
-    async def hand_back(self, policy: str, n: int, reason: str) -> None:
+    async def abandon_and_pause(self, policy: str, n: int, reason: str) -> None:
         """Abandon a claimed step whose recipe cannot be used, and pause training; nothing if the step has ended.
 
         Training is not paused if the policy has another recipe by now.

@@ -18,23 +18,23 @@ class StepActivities:
         self._store = store
 
     @activity.defn(name="look_at_training")
-    async def look_at_training(self, policy: str) -> TrainingView:
+    async def read_training_status(self, policy: str) -> TrainingView:
         """The policy's training state now."""
         view = await self._store.status(policy)
         return replace(view, reason=view.reason[:REASON_LIMIT])
 
     @activity.defn(name="claim_batch")
-    async def claim_batch(self, ask: ClaimBatch) -> Claim:
+    async def claim_batch(self, request: ClaimBatch) -> Claim:
         """The batch of a step; the same batch on each call."""
-        claim = await self._store.claim(ask.policy, ask.n)
+        claim = await self._store.claim(request.policy, request.n)
         return replace(claim, reason=claim.reason[:REASON_LIMIT])
 
     @activity.defn(name="quarantine_step")
-    async def quarantine_step(self, ask: QuarantineStep) -> None:
+    async def quarantine_step(self, request: QuarantineStep) -> None:
         """Quarantine a step's samples and pause training."""
-        await self._store.quarantine(ask.policy, ask.n, ask.reason)
+        await self._store.quarantine(request.policy, request.n, request.reason)
 
     @activity.defn(name="abandon_step")
-    async def abandon_step(self, ask: AbandonStep) -> None:
+    async def abandon_step(self, request: AbandonStep) -> None:
         """Give up a claimed step."""
-        await self._store.abandon(ask.policy, ask.n, ask.reason)
+        await self._store.abandon(request.policy, request.n, request.reason)

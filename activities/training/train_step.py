@@ -31,7 +31,7 @@ class TrainingActivities:
         self._trainer = trainer
 
     @activity.defn(name="train_step")
-    async def train_step(self, ask: TrainStep) -> StepDone:
+    async def train_step(self, request: TrainStep) -> StepDone:
         """Compute and commit a claimed step.
 
         A sample that cannot be trained is left out, and the commit records it. A step that diverges, or whose adapter
@@ -45,42 +45,46 @@ class TrainingActivities:
             progress = now
 
         async with heartbeating(lambda: progress):
-            version = await self._steps.committed(ask.policy, ask.n)
+            version = await self._steps.committed(request.policy, request.n)
             if version is not None:
                 return _committed(version)
             try:
-                batch = await self._steps.batch(ask.policy, ask.n)
+                batch = await self._steps.batch(request.policy, request.n)
             except RecordUnusable as error:
                 # An earlier attempt ended the step, or the files of its parent are gone: then no trainer can train it.
-                await self._steps.quarantine(ask.policy, ask.n, str(error))
-                claim = await self._steps.claim(ask.policy, ask.n)
-                return _ended(ask, claim.state or StepState.ABANDONED, claim.reason)
-            return await self._train(ask, batch, report)
+                await self._steps.quarantine(request.policy, request.n, str(error))
+                claim = await self._steps.claim(request.policy, request.n)
+                return _ended(request, claim.state or StepState.ABANDONED, claim.reason)
+            return await self._train(request, batch, report)
 
-    async def _train(self, ask: TrainStep, batch: StepBatch, report: _Report) -> StepDone:
+    async def _train(self, request: TrainStep, batch: StepBatch, report: _Report) -> StepDone:
         try:
             trained = await self._trainer.train(batch, report)
         except NothingToTrain as error:
             reason = str(error)
-            await self._steps.expire(ask.policy, ask.n, reason)
-            log.warning("step expired: nothing to learn", extra={"policy": ask.policy, "step": ask.n, "why": reason})
-            return _ended(ask, StepState.ABANDONED, reason)
+            await self._steps.expire(request.policy, request.n, reason)
+            log.warning(
+                "step expired: nothing to learn", extra={"policy": request.policy, "step": request.n, "why": reason}
+            )
+            return _ended(request, StepState.ABANDONED, reason)
         except RecipeRejected as error:
             reason = str(error)
-            await self._steps.hand_back(ask.policy, ask.n, reason)
-            log.warning("trainer rejected the recipe", extra={"policy": ask.policy, "step": ask.n, "why": reason})
-            return _ended(ask, StepState.ABANDONED, reason)
+            await self._steps.abandon_and_pause(request.policy, request.n, reason)
+            log.warning(
+                "trainer rejected the recipe", extra={"policy": request.policy, "step": request.n, "why": reason}
+            )
+            return _ended(request, StepState.ABANDONED, reason)
         except PermanentError as error:
             # The step diverged, or its adapter or model is unusable: numbers and paths, nothing of a conversation.
             reason = str(error)
-            await self._steps.quarantine(ask.policy, ask.n, reason)
-            log.warning("step quarantined", extra={"policy": ask.policy, "step": ask.n, "why": reason})
-            return _ended(ask, StepState.QUARANTINED, reason)
-        report(f"step {ask.n}: commits")
+            await self._steps.quarantine(request.policy, request.n, reason)
+            log.warning("step quarantined", extra={"policy": request.policy, "step": request.n, "why": reason})
+            return _ended(request, StepState.QUARANTINED, reason)
+        report(f"step {request.n}: commits")
         state = await self._steps.commit(batch, trained)
-        log.info("step done", extra={"policy": ask.policy, "step": ask.n, "state": state})
+        log.info("step done", extra={"policy": request.policy, "step": request.n, "state": state})
         if state is not StepState.COMMITTED:
-            return _ended(ask, state, "the policy moved on without it")
+            return _ended(request, state, "the policy moved on without it")
         return _committed(trained.version, trained)
 
 
@@ -102,5 +106,5 @@ def _committed(version: VersionRef, trained: TrainedStep | None = None) -> StepD
     )
 
 
-def _ended(ask: TrainStep, state: StepState, reason: str) -> StepDone:
-    return StepDone(policy=ask.policy, n=ask.n, state=state, reason=reason[:REASON_LIMIT])
+def _ended(request: TrainStep, state: StepState, reason: str) -> StepDone:
+    return StepDone(policy=request.policy, n=request.n, state=state, reason=reason[:REASON_LIMIT])

@@ -81,7 +81,7 @@ def choose_hint(votes: Sequence[HintVote | None], evidence: Evidence, needed: in
     return HintChoice(max(usable, key=len), answered=True, why=why)
 
 
-def without_hint(choice: HintChoice, why: str) -> HintChoice:
+def reject_hint(choice: HintChoice, why: str) -> HintChoice:
     """No hint, because it cannot be used, e.g. `template mismatch`."""
     return HintChoice(None, answered=choice.answered, why=why)
 

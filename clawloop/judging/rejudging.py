@@ -27,7 +27,7 @@ class RejudgeFacts:
         replied: the turn has a reply to judge.
         sample: the state of the sample that a step has or had, else of the newest one; None without a sample.
         next_revision: the revision after the newest decided judgement, from 0.
-        answered: a main turn continues it, or it has feedback: there may be something to judge it by.
+        has_follow_up: a main turn continues it, or it has feedback: there may be something to judge it by.
     """
 
     turn_id: TurnId
@@ -37,7 +37,7 @@ class RejudgeFacts:
     replied: bool
     sample: SampleState | None
     next_revision: int
-    answered: bool = True
+    has_follow_up: bool = True
 
 
 def why_not_rejudged(turn: RejudgeFacts) -> str | None:
@@ -48,7 +48,7 @@ def why_not_rejudged(turn: RejudgeFacts) -> str | None:
         return why
     if not turn.replied:
         return "it has no reply to judge"
-    if not turn.answered:
+    if not turn.has_follow_up:
         return "nothing has followed it yet, and nobody has given feedback on it"
     if turn.sample is SampleState.CLAIMED:
         return "a training step is using its sample now"

@@ -14,7 +14,7 @@ from enum import StrEnum
 from temporalio.client import Client
 from temporalio.worker import Worker
 
-from activities.judging.closing import LedgerActivities
+from activities.judging.closing import ClosingActivities
 from activities.judging.judge_turn import JudgingActivities
 from activities.serving.publishing import PublishingActivities
 from activities.serving.reconcile import EngineReconciler
@@ -43,8 +43,8 @@ from db.judging.judgements import PostgresJudgementStore
 from db.serving.directory import PostgresDirectoryStore
 from db.serving.publishing import PostgresPublishingStore
 from db.sweep import PostgresSweepStore
-from db.training.queue import PostgresWorkStore
 from db.training.steps import PostgresStepStore
+from db.training.work_flag import PostgresWorkStore
 from workflows import names
 from workflows.engine import EngineWorkflow
 from workflows.session import SessionWorkflow
@@ -107,7 +107,7 @@ def _orchestrator_workers(
         reconciler=EngineReconciler(publishing_store, engine_workflows),
         counter=metrics,
     )
-    ledger = LedgerActivities(PostgresClosingStore(database), PostgresJudgementStore(database), work, metrics)
+    ledger = ClosingActivities(PostgresClosingStore(database), PostgresJudgementStore(database), work, metrics)
     steps = StepActivities(step_store)
     publishing = PublishingActivities(publishing_store, step_store, engine_workflows)
     return [
@@ -123,7 +123,7 @@ def _orchestrator_workers(
             activities=[
                 ledger.close_session,
                 sweeper.sweep,
-                steps.look_at_training,
+                steps.read_training_status,
                 steps.claim_batch,
                 steps.quarantine_step,
                 steps.abandon_step,

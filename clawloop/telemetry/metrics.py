@@ -72,7 +72,7 @@ class GatewayMetrics:
 class WorkerMetrics:
     """Metrics of a worker.
 
-    Satisfies `activities.judging.ports.Counts`, `activities.sweep.SweepCounter` and
+    Satisfies `activities.judging.ports.JudgingCounter`, `activities.sweep.SweepCounter` and
     `clawloop.serving.judge.RequestClock`.
     """
 

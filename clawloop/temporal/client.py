@@ -84,7 +84,7 @@ PASSED_THROUGH = (
     "clawloop",  # contracts, ids, errors and the pure rules: frozen records and functions
     "activities",  # workflows need names and signatures only
     "workflows.names",
-    "workflows.policies",
+    "workflows.activity_options",
     "workflows.state",  # pydantic models; a run never shares an instance with another
 )
 

@@ -20,9 +20,9 @@ from db.judging.rewards import finalize_groups_of, finalize_outcome_of
 from db.judging.votes import direct_from_text
 from db.tables import JudgementRow, SessionRow, TurnRow
 from db.training.policies import lock_policy, lock_policy_of
-from db.training.queue import refresh_work
 from db.training.recipes import recipe_of_policy
 from db.training.samples import insert_sample
+from db.training.work_flag import refresh_work_flag
 
 # `followed_by`: the nearest main turns below a turn; side turns between do not count.
 _TURNS = text("""
@@ -103,7 +103,7 @@ class PostgresClosingStore:
         await lock_policy(connection, policy)
         decisions = await finalize_groups_of(connection, session)
         decisions |= await finalize_outcome_of(connection, session, closing=True)
-        return decisions, policy if await refresh_work(connection, policy) else None
+        return decisions, policy if await refresh_work_flag(connection, policy) else None
 
     @transaction
     async def close(
@@ -137,7 +137,7 @@ class PostgresClosingStore:
             "guarantee": func.coalesce(SessionRow.guarantee, None if fallback is None else fallback.why),
         }
         await connection.execute(update(SessionRow).where(SessionRow.id == session).values(values))
-        return policy if policy is not None and await refresh_work(connection, policy) else None
+        return policy if policy is not None and await refresh_work_flag(connection, policy) else None
 
 
 def _session_turn(row: Any) -> SessionTurn:

@@ -18,8 +18,8 @@ from db.exact_json import storable
 from db.judging.rewards import finalize_outcome_of
 from db.tables import FeedbackRow, JudgementRow, SampleRow, SessionRow, TurnRow
 from db.training.policies import lock_policy
-from db.training.queue import refresh_work
 from db.training.recipes import recipe_by_hash
+from db.training.work_flag import refresh_work_flag
 
 
 class PostgresFeedbackStore:
@@ -90,7 +90,7 @@ class PostgresFeedbackStore:
         recipe_hash = (await lock_policy(connection, row.policy)).recipe_hash
         await connection.execute(update(SessionRow).where(SessionRow.id == row.id).values(task_outcome=outcome))
         decisions = await finalize_outcome_of(connection, SessionId(row.id), closing=False)
-        await refresh_work(connection, row.policy)
+        await refresh_work_flag(connection, row.policy)
         if decisions:
             return FeedbackEffect.AMENDS
         if row.state == SessionState.CLOSED or recipe_hash is None:

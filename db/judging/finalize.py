@@ -20,12 +20,15 @@ from db.judging.rewards import finalize_by_outcome, finalize_group, mean_before
 from db.judging.votes import votes_match
 from db.tables import FeedbackRow, JudgementRow, TurnRow
 from db.training.policies import lock_policy_of
-from db.training.queue import refresh_work
 from db.training.samples import insert_sample, is_taken, others_taken, supersede_others, withdraw_sample
+from db.training.work_flag import refresh_work_flag
 
 
 async def finalize_judgement(
-    connection: AsyncConnection, judgement: JudgementId, end: FinalizedJudgement, feedback_ids: Sequence[FeedbackId]
+    connection: AsyncConnection,
+    judgement: JudgementId,
+    finalized: FinalizedJudgement,
+    feedback_ids: Sequence[FeedbackId],
 ) -> str | None:
     """See `activities.judging.ports.JudgementStore.finalize`."""
     turn_id, policy = await _lock_judgement(connection, judgement)
@@ -34,43 +37,45 @@ async def finalize_judgement(
         if new_feedback:
             raise StoreUnavailable(f"a step took the sample of turn {turn_id} meanwhile")
         return None
-    if end.ballot is not None and not await votes_match(connection, judgement, end.ballot):
+    if finalized.ballot is not None and not await votes_match(connection, judgement, finalized.ballot):
         raise StoreUnavailable(f"other votes on turn {turn_id} were stored first")
     if not new_feedback and await others_taken(connection, judgement, turn_id):
         return None
-    await supersede_others(connection, judgement, turn_id, end.why)
-    own = end.reward
-    mean = await mean_before(connection, policy, judgement, end.verdict.verdict or 0)
-    if end.relation is Relation.MEAN and end.verdict.verdict and own is not None and mean.count:
-        end = with_reward(end, mean.relative(own), f"mean before {mean.total / mean.count:+.2f}")
+    await supersede_others(connection, judgement, turn_id, finalized.why)
+    own = finalized.reward
+    mean = await mean_before(connection, policy, judgement, finalized.verdict.verdict or 0)
+    if finalized.relation is Relation.MEAN and finalized.verdict.verdict and own is not None and mean.count:
+        finalized = with_reward(finalized, mean.relative(own), f"mean before {mean.total / mean.count:+.2f}")
     decided = {
-        "verdict": end.verdict.verdict,
-        "expected": end.verdict.expected,
+        "verdict": finalized.verdict.verdict,
+        "expected": finalized.verdict.expected,
         "reward": own,
-        "verdict_why": end.verdict.why,
-        "hint": None if end.hint.text is None else storable(end.hint.text),
-        "hint_why": end.hint.why,
-        "not_trainable": end.not_trainable,
-        "outcome": end.outcome,
-        "why": end.why,
+        "verdict_why": finalized.verdict.why,
+        "hint": None if finalized.hint.text is None else storable(finalized.hint.text),
+        "hint_why": finalized.hint.why,
+        "not_trainable": finalized.not_trainable,
+        "outcome": finalized.outcome,
+        "why": finalized.why,
         "decided_at": func.now(),
     }
     await connection.execute(update(JudgementRow).where(JudgementRow.id == judgement).values(decided))
-    if end.sampled and end.relation in (Relation.NONE, Relation.MEAN):
-        await insert_sample(connection, judgement, turn_id, end.reward or None, end.hinted_prompt_ids, end.why)
+    if finalized.sampled and finalized.relation in (Relation.NONE, Relation.MEAN):
+        await insert_sample(
+            connection, judgement, turn_id, finalized.reward or None, finalized.hinted_prompt_ids, finalized.why
+        )
     else:
-        await withdraw_sample(connection, judgement, end.why)
+        await withdraw_sample(connection, judgement, finalized.why)
     turn = update(TurnRow).where(TurnRow.id == turn_id)
-    await connection.execute(turn.values(outcome=end.outcome, outcome_detail=storable(end.why)))
-    if end.relation is Relation.GROUP:
+    await connection.execute(turn.values(outcome=finalized.outcome, outcome_detail=storable(finalized.why)))
+    if finalized.relation is Relation.GROUP:
         group = (await connection.execute(select(TurnRow.group_id).where(TurnRow.id == turn_id))).scalar_one()
         await finalize_group(connection, TurnId(group or turn_id))
-    if end.relation is Relation.OUTCOME:
+    if finalized.relation is Relation.OUTCOME:
         await finalize_by_outcome(connection, turn_id)
     if new_feedback:
         unapplied = update(FeedbackRow).where(FeedbackRow.id.in_(new_feedback), FeedbackRow.applied_at.is_(None))
         await connection.execute(unapplied.values(applied_at=func.now()))
-    return policy if await refresh_work(connection, policy) else None
+    return policy if await refresh_work_flag(connection, policy) else None
 
 
 async def _lock_judgement(connection: AsyncConnection, judgement: JudgementId) -> tuple[TurnId, str]:

@@ -175,10 +175,10 @@ class PostgresJudgementStore:
         self,
         connection: AsyncConnection,
         judgement: JudgementId,
-        end: FinalizedJudgement,
+        finalized: FinalizedJudgement,
         feedback_ids: Sequence[FeedbackId],
     ) -> str | None:
-        return await finalize_judgement(connection, judgement, end, feedback_ids)
+        return await finalize_judgement(connection, judgement, finalized, feedback_ids)
 
     @transaction
     async def feedback_of(self, connection: AsyncConnection, turn_id: TurnId) -> list[GivenFeedback]:

@@ -76,7 +76,7 @@ def _query() -> Select[Any]:
         TurnRow.response.is_not(None).label("replied"),
         (func.coalesce(newest_decided, -1) + 1).label("next_revision"),
         decisive_sample.label("sample"),
-        or_(followed.exists(), rated.exists()).label("answered"),
+        or_(followed.exists(), rated.exists()).label("has_follow_up"),
         SessionRow.id.label("session"),
         SessionRow.policy,
         SessionRow.identified_by,
@@ -94,7 +94,7 @@ async def _read(connection: AsyncConnection, query: Select[Any]) -> list[Rejudge
             replied=row.replied,
             sample=None if row.sample is None else SampleState(row.sample),
             next_revision=row.next_revision,
-            answered=row.answered,
+            has_follow_up=row.has_follow_up,
         )
         for row in await connection.execute(query)
     ]

@@ -73,46 +73,48 @@ async def choose_samples(connection: AsyncConnection, policy: str, recipe: Recip
     Where the recipe compares groups, a batch may be larger by the rest of its last group.
     """
     batch_samples = recipe.train.batch_samples
-    bounds = await _Bounds.of(connection, policy, recipe, head)
+    eligibility = await _Eligibility.of(connection, policy, recipe, head)
     usable: list[Any] = []
     after, examined, limit = _FIRST, 0, max(2 * batch_samples, 32)
     while len(usable) < batch_samples and examined < MAX_EXAMINED:
         parameters = {"policy": policy, "after": after, "limit": limit}
         rows = (await connection.execute(_FRESH, parameters)).all()
-        usable += await _expire_unusable(connection, bounds, rows)
+        usable += await _expire_unusable(connection, eligibility, rows)
         if len(rows) < limit:
             break
         after, examined, limit = str(rows[-1].id), examined + len(rows), _CHUNK
     usable = usable[:batch_samples]
     if recipe.signal.reward == "group":
-        usable = await _complete_groups(connection, bounds, policy, usable)
+        usable = await _complete_groups(connection, eligibility, policy, usable)
     waited = bool(usable) and usable[0].age >= timedelta(hours=recipe.train.max_wait_hours)
     chosen = usable if len(usable) >= batch_samples or waited else []
     return Chosen([SampleId(row.id) for row in chosen], len(usable))
 
 
-async def _expire_unusable(connection: AsyncConnection, bounds: _Bounds, rows: Sequence[Any]) -> list[Any]:
+async def _expire_unusable(connection: AsyncConnection, eligibility: _Eligibility, rows: Sequence[Any]) -> list[Any]:
     """The rows a step can take; the samples of the others expire."""
-    expired = {SampleId(row.id): why for row in rows if (why := bounds.fault(row)) is not None}
+    expired = {SampleId(row.id): why for row in rows if (why := eligibility.fault(row)) is not None}
     await end_samples(connection, expired, SampleState.EXPIRED, TurnOutcome.EXPIRED)
     return [row for row in rows if row.id not in expired]
 
 
-async def _complete_groups(connection: AsyncConnection, bounds: _Bounds, policy: str, usable: list[Any]) -> list[Any]:
+async def _complete_groups(
+    connection: AsyncConnection, eligibility: _Eligibility, policy: str, usable: list[Any]
+) -> list[Any]:
     """Add the rest of each group; remove groups of which another transaction has locked a turn."""
     groups = {row.group_id for row in usable if row.group_id is not None}
     if not groups:
         return usable
     parameters = {"policy": policy, "groups": list(groups)}
     rest = (await connection.execute(_REST_OF_GROUPS, parameters | {"chosen": [row.id for row in usable]})).all()
-    rows = [*usable, *await _expire_unusable(connection, bounds, rest)]
+    rows = [*usable, *await _expire_unusable(connection, eligibility, rest)]
     counts = Counter(row.group_id for row in rows)
     sizes = {row.group_id: row.size for row in await connection.execute(_GROUP_SIZES, parameters)}
     return [row for row in rows if row.group_id is None or counts[row.group_id] == sizes[row.group_id]]
 
 
 @dataclass(frozen=True, slots=True)
-class _Bounds:
+class _Eligibility:
     """The samples a step from `head` can learn from."""
 
     recipe: Recipe
@@ -122,7 +124,7 @@ class _Bounds:
     apart: dict[int, int] = field(default_factory=dict)  # cache of `_apart`
 
     @classmethod
-    async def of(cls, connection: AsyncConnection, policy: str, recipe: Recipe, head: int) -> _Bounds:
+    async def of(cls, connection: AsyncConnection, policy: str, recipe: Recipe, head: int) -> _Eligibility:
         parents = await read_parents(connection, policy)
         readable = await version_refs(connection, policy, list(parents))
         other = await versions_of_other_shape(connection, policy, recipe.train.lora)

@@ -22,11 +22,11 @@ from db.serving.activation import is_served, set_active
 from db.tables import PolicyRow, SampleRow, StepRow, VersionRow
 from db.training.lineage import read_parents
 from db.training.policies import insert_event, lock_policy
-from db.training.queue import refresh_work
 from db.training.recipes import change_recipe, recipe_of_policy
 from db.training.samples import free_samples, set_turn_outcomes
 from db.training.status import read_status, unusable_recipe
 from db.training.step_transitions import abandon_step, lock_step
+from db.training.work_flag import refresh_work_flag
 
 _VERSIONS = text("""
     SELECT v.n, v.parent, v.removed_at, v.created_at, s.metrics,
@@ -77,7 +77,7 @@ class PostgresTrainingStore:
         await _lock(connection, policy)
         paused = {"paused_reason": storable(reason), "paused_at": func.now()}
         await connection.execute(update(PolicyRow).where(PolicyRow.id == policy).values(paused))
-        await refresh_work(connection, policy)
+        await refresh_work_flag(connection, policy)
         await insert_event(connection, policy, "paused", reason=reason)
         return await read_status(connection, policy)
 
@@ -94,7 +94,7 @@ class PostgresTrainingStore:
             samples = await connection.scalars(select(SampleRow.id).where(*quarantined))
             retried = [SampleId(sample) for sample in samples]
             await free_samples(connection, policy, retried)
-        await refresh_work(connection, policy)
+        await refresh_work_flag(connection, policy)
         if row.paused_reason is not None or retried:
             await insert_event(connection, policy, "resumed", was=row.paused_reason, retried=len(retried))
         return await read_status(connection, policy)
@@ -199,5 +199,5 @@ async def _require_files(connection: AsyncConnection, policy: str, version: int)
 
 def _version_state(row: Any, status: TrainingView, path: list[int]) -> str:
     place = "head" if row.n == status.head else "on the path" if row.n in path else "rolled back"
-    words = ["active"] * (row.n == status.version) + ["pinned"] * (row.n == status.pinned) + [place]
-    return ", ".join(words + ["files removed"] * (row.removed_at is not None))
+    labels = ["active"] * (row.n == status.version) + ["pinned"] * (row.n == status.pinned) + [place]
+    return ", ".join(labels + ["files removed"] * (row.removed_at is not None))

@@ -14,8 +14,8 @@ from db.database import Database
 from db.exact_json import exact_json
 from db.tables import PolicyRow, RecipeRow, StepRow
 from db.training.policies import insert_event, lock_policy
-from db.training.queue import refresh_work
-from db.training.samples import expire_other_signals
+from db.training.samples import expire_samples_of_other_signal
+from db.training.work_flag import refresh_work_flag
 
 
 async def ensure_recipe(database: Database, policy: str, recipe: Recipe) -> None:
@@ -59,9 +59,9 @@ async def change_recipe(connection: AsyncConnection, policy: str, recipe: Recipe
     await _require_shape(connection, row, recipe.train.lora)
     await connection.execute(insert(RecipeRow).values(**_columns(recipe)).on_conflict_do_nothing())
     await connection.execute(update(PolicyRow).where(PolicyRow.id == policy).values(recipe_hash=recipe.hash))
-    await expire_other_signals(connection, policy)
+    await expire_samples_of_other_signal(connection, policy)
     await insert_event(connection, policy, "recipe_set", name=recipe.name, hash=recipe.hash, was=row.recipe_hash)
-    await refresh_work(connection, policy)
+    await refresh_work_flag(connection, policy)
 
 
 async def _require_shape(connection: AsyncConnection, policy: PolicyRow, lora: Lora) -> None:

@@ -106,8 +106,8 @@ async def others_taken(connection: AsyncConnection, judgement: JudgementId, turn
 
     Expired samples do not count: nothing was learned from them, so the turn may have another.
     """
-    used = [*_OPEN, SampleState.EXPIRED]
-    others = [SampleRow.turn_id == turn_id, SampleRow.judgement_id != judgement, SampleRow.state.not_in(used)]
+    not_taken = [*_OPEN, SampleState.EXPIRED]
+    others = [SampleRow.turn_id == turn_id, SampleRow.judgement_id != judgement, SampleRow.state.not_in(not_taken)]
     return await connection.scalar(select(SampleRow.id).where(*others).limit(1)) is not None
 
 
@@ -131,29 +131,29 @@ async def is_taken(connection: AsyncConnection, judgement: JudgementId) -> bool:
 
 
 async def end_samples(
-    connection: AsyncConnection, ends: Mapping[SampleId, str], state: SampleState, outcome: TurnOutcome
+    connection: AsyncConnection, reasons: Mapping[SampleId, str], state: SampleState, outcome: TurnOutcome
 ) -> None:
     """Set the state and reason of samples and the outcome of their turns.
 
     Args:
-        ends: the reason of each sample.
+        reasons: the reason of each sample.
         outcome: of their turns.
     """
     by_reason: defaultdict[str, list[SampleId]] = defaultdict(list)
-    for sample, why in ends.items():
+    for sample, why in reasons.items():
         by_reason[storable(why)].append(sample)
     for why, samples in by_reason.items():
         await connection.execute(update(SampleRow).where(SampleRow.id.in_(samples)).values(state=state, reason=why))
         await set_turn_outcomes(connection, samples, outcome, why)
 
 
-async def expire_other_signals(connection: AsyncConnection, policy: str) -> None:
+async def expire_samples_of_other_signal(connection: AsyncConnection, policy: str) -> None:
     """Expire fresh samples judged by another signal part than that of the policy's recipe."""
     for _ in range(_MOST_EXPIRED // _CHUNK):
         parameters = {"policy": policy, "limit": _CHUNK}
         samples = [SampleId(sample) for sample in await connection.scalars(_OF_OTHER_SIGNAL, parameters)]
-        ends = dict.fromkeys(samples, RECIPE_CHANGED)
-        await end_samples(connection, ends, SampleState.EXPIRED, TurnOutcome.EXPIRED)
+        reasons = dict.fromkeys(samples, RECIPE_CHANGED)
+        await end_samples(connection, reasons, SampleState.EXPIRED, TurnOutcome.EXPIRED)
         if len(samples) < _CHUNK:
             return
 
@@ -177,7 +177,7 @@ async def free_samples(connection: AsyncConnection, policy: str, samples: Collec
     rows = (await connection.execute(_FREE, {"samples": list(samples)})).all()
     freed = [SampleId(row.id) for row in rows if not row.overruled]
     await set_turn_outcomes(connection, freed, TurnOutcome.SAMPLED, None)
-    await expire_other_signals(connection, policy)
+    await expire_samples_of_other_signal(connection, policy)
 
 
 async def read_trained_turns(connection: AsyncConnection, session: SessionId, limit: int) -> list[TurnResult]:

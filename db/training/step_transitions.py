@@ -20,8 +20,8 @@ from clawloop.ids import SampleId
 from db.exact_json import exact_json, storable
 from db.tables import PolicyRow, StepRow, StepSampleRow, VersionRow
 from db.training.policies import insert_event
-from db.training.queue import refresh_work
 from db.training.samples import end_samples, free_samples
+from db.training.work_flag import refresh_work_flag
 
 
 async def lock_step(connection: AsyncConnection, policy: str, n: int) -> StepRow:
@@ -68,7 +68,7 @@ async def commit_step(connection: AsyncConnection, step: StepRow, trained: Train
     await mark_dropped(connection, step, trained.figures.dropped)
     samples = await samples_of(connection, step)
     trained_samples = {
-        sample: trained_words(step.n, trained.figures.without_hint.get(sample))
+        sample: trained_detail(step.n, trained.figures.without_hint.get(sample))
         for sample, dropped in samples.items()
         if dropped is None
     }
@@ -85,10 +85,10 @@ async def abandon_step(connection: AsyncConnection, step: StepRow, reason: str) 
     samples = await samples_of(connection, step)
     await free_samples(connection, step.policy, list(samples))
     await insert_event(connection, step.policy, "step_abandoned", step=step.n, reason=reason)
-    await refresh_work(connection, step.policy)
+    await refresh_work_flag(connection, step.policy)
 
 
-async def hand_back_step(connection: AsyncConnection, step: StepRow, reason: str) -> None:
+async def abandon_step_and_pause(connection: AsyncConnection, step: StepRow, reason: str) -> None:
     """Make the step's samples fresh again, and pause the policy."""
     await _pause(connection, step, f"step {step.n}: {reason}")
     await abandon_step(connection, step, reason)
@@ -101,7 +101,7 @@ async def expire_step(connection: AsyncConnection, step: StepRow, reason: str) -
     samples = await samples_of(connection, step)
     await end_samples(connection, dict.fromkeys(samples, why), SampleState.EXPIRED, TurnOutcome.EXPIRED)
     await insert_event(connection, step.policy, "step_expired", step=step.n, reason=reason, samples=len(samples))
-    await refresh_work(connection, step.policy)
+    await refresh_work_flag(connection, step.policy)
 
 
 async def quarantine_step(connection: AsyncConnection, step: StepRow, reason: str) -> None:
@@ -112,7 +112,7 @@ async def quarantine_step(connection: AsyncConnection, step: StepRow, reason: st
     await end_samples(connection, dict.fromkeys(samples, why), SampleState.QUARANTINED, TurnOutcome.QUARANTINED)
     await _pause(connection, step, why)
     await insert_event(connection, step.policy, "quarantined", step=step.n, reason=reason, samples=len(samples))
-    await refresh_work(connection, step.policy)
+    await refresh_work_flag(connection, step.policy)
 
 
 def with_hints_lost(step: StepBatch, trained: TrainedStep) -> TrainedStep:
@@ -122,7 +122,7 @@ def with_hints_lost(step: StepBatch, trained: TrainedStep) -> TrainedStep:
     return replace(trained, figures=replace(trained.figures, without_hint=of_trained))
 
 
-def trained_words(n: int, without_hint: str | None) -> str:
+def trained_detail(n: int, without_hint: str | None) -> str:
     """The outcome detail of a trained sample's turn.
 
     Args:

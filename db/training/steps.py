@@ -29,20 +29,20 @@ from db.training.batches import needs_version, read_samples
 from db.training.claims import choose_samples
 from db.training.lineage import next_step, version_ref, version_refs, versions_of_other_shape
 from db.training.policies import lock_policy
-from db.training.queue import refresh_work, set_work
 from db.training.recipes import recipe_by_hash, recipe_of_policy
 from db.training.status import read_status, unusable_recipe
 from db.training.step_transitions import (
     abandon_step,
+    abandon_step_and_pause,
     commit_step,
     expire_step,
-    hand_back_step,
     lock_step,
     mark_dropped,
     quarantine_step,
     samples_of,
     with_hints_lost,
 )
+from db.training.work_flag import refresh_work_flag, set_work_flag
 from db.turns.conversation_cache import ConversationCache
 
 
@@ -128,13 +128,13 @@ class PostgresStepStore:
             await abandon_step(connection, step, reason)
 
     @transaction
-    async def hand_back(self, connection: AsyncConnection, policy: str, n: int, reason: str) -> None:
+    async def abandon_and_pause(self, connection: AsyncConnection, policy: str, n: int, reason: str) -> None:
         locked = await lock_policy(connection, policy)
         step = await lock_step(connection, policy, n)
         if step.state != StepState.CLAIMED:
             return
         if locked.recipe_hash == step.recipe_hash:
-            await hand_back_step(connection, step, reason)
+            await abandon_step_and_pause(connection, step, reason)
         else:
             await abandon_step(connection, step, reason)
 
@@ -156,16 +156,16 @@ async def _claim_new(connection: AsyncConnection, policy: PolicyRow, n: int) -> 
     if fault is None:
         recipe, fault = await _usable_recipe(connection, policy.id)
     if recipe is None:
-        await set_work(connection, policy.id, False)
+        await set_work_flag(connection, policy.id, False)
         return Claim(policy.id, n, None, reason=fault or "")
     chosen = await choose_samples(connection, policy.id, recipe, policy.head)
     reason = f"{chosen.usable} of {recipe.train.batch_samples} samples"
     if not chosen.samples:
         # Not set to false: a sample whose turn was locked by another transaction was skipped and still waits.
-        await refresh_work(connection, policy.id)
+        await refresh_work_flag(connection, policy.id)
         return Claim(policy.id, n, None, reason=reason)
     await _insert_step(connection, policy, n, recipe, chosen.samples)
-    await refresh_work(connection, policy.id)
+    await refresh_work_flag(connection, policy.id)
     if chosen.usable < recipe.train.batch_samples:
         reason += f"; the oldest waited {recipe.train.max_wait_hours:g} h"
     return Claim(policy.id, n, StepState.CLAIMED, len(chosen.samples), reason)

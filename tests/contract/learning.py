@@ -244,7 +244,7 @@ class PostgresLearning:
             insert = "INSERT INTO feedback (id, turn_id, api_key_id, score, effect) VALUES (%s, %s, %s, 1, 'amends')"
             await self.execute(insert, applied[0], turn.turn_id, self.key)
         opened = await self.judgements.open(turn.turn_id, None, b"evidence", "hint")
-        end = FinalizedJudgement(
+        finalized = FinalizedJudgement(
             verdict=Verdict(1, 1.0, reward, "3 of 3 votes"),
             hint=HintChoice(None, answered=True, why="none"),
             not_trainable=None,
@@ -253,7 +253,7 @@ class PostgresLearning:
             outcome=TurnOutcome.SAMPLED,
             why="verdict +1",
         )
-        self.woken.append(await self.judgements.finalize(opened.id, end, applied))
+        self.woken.append(await self.judgements.finalize(opened.id, finalized, applied))
         (row,) = await self.rows("SELECT id FROM samples WHERE turn_id = %s", turn.turn_id)
         return SampleId(row["id"])
 

@@ -201,10 +201,10 @@ def train(url: str, turn: TurnId, step: int) -> None:
         connection.execute(became, [f"trained in step {step}", turn])
 
 
-def related(end: FinalizedJudgement, relation: Relation, reward: float | None) -> FinalizedJudgement:
-    return replace(end, relation=relation, reward=reward)
+def related(finalized: FinalizedJudgement, relation: Relation, reward: float | None) -> FinalizedJudgement:
+    return replace(finalized, relation=relation, reward=reward)
 
 
-async def finalize(ledger: Ledger, turn: TurnRecord, end: FinalizedJudgement) -> None:
+async def finalize(ledger: Ledger, turn: TurnRecord, finalized: FinalizedJudgement) -> None:
     opened = await ledger.judgements.revise(turn.turn_id, None, b"e", "hint")
-    await ledger.judgements.finalize(opened.id, end, [])
+    await ledger.judgements.finalize(opened.id, finalized, [])

@@ -12,7 +12,7 @@ from sqlalchemy.ext.asyncio import AsyncConnection
 
 from db.tables import Base
 from db.training.claims import _FIRST, _FRESH
-from db.training.queue import _READY
+from db.training.work_flag import _READY
 from tests.contract.learning import POLICY, PostgresLearning, recipe
 
 pytestmark = [pytest.mark.postgres, pytest.mark.slow]

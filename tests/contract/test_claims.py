@@ -18,8 +18,8 @@ from clawloop.judging.hints import HintChoice
 from clawloop.judging.records import FinalizedJudgement
 from clawloop.judging.voting import Verdict
 from db.database import Database
-from db.training.queue import PostgresWorkStore
 from db.training.steps import PostgresStepStore
+from db.training.work_flag import PostgresWorkStore
 from db.turns.sessions import PostgresSessionStore
 from tests.conftest import execute
 from tests.contract.conftest import TEST_LIMIT
@@ -136,7 +136,7 @@ async def test_a_sample_whose_grandparent_lost_tokens_is_dropped_from_the_batch(
     assert "its prompt is 14 tokens of its parent's and 3 more, but 13 are there" in row["dropped"]
 
 
-def end(reward: float) -> FinalizedJudgement:
+def finalized(reward: float) -> FinalizedJudgement:
     return FinalizedJudgement(
         verdict=Verdict(1 if reward > 0 else -1, reward, reward, "rated"),
         hint=HintChoice(None, answered=True, why="none"),
@@ -169,10 +169,10 @@ async def test_feedback_during_a_claim_makes_another_sample(postgres_learning: P
     assert amended.id == row["judgement_id"]
     await postgres_learning.steps.claim(POLICY, 1)
     with pytest.raises(StoreUnavailable, match="meanwhile"):
-        await judgements.finalize(amended.id, end(-1), [given])
+        await judgements.finalize(amended.id, finalized(-1), [given])
     further = await judgements.revise(row["turn_id"], None, b"e", "hint")
     assert further.id != amended.id
-    await judgements.finalize(further.id, end(-1), [given])
+    await judgements.finalize(further.id, finalized(-1), [given])
     assert (await postgres_learning.sample_result(sample))[1:] == (TurnOutcome.SAMPLED, "rated -1")
     batch = await postgres_learning.steps.batch(POLICY, 1)
     assert [one.explicit for one in batch.samples] == [False] * 4
@@ -194,7 +194,7 @@ async def test_an_abandoned_step_frees_only_the_sample_of_the_latest_judgement(
     await postgres_learning.steps.claim(POLICY, 1)
     given = await rate(postgres_learning, sample)
     further = await postgres_learning.judgements.revise(row["turn_id"], None, b"e", "hint")
-    await postgres_learning.judgements.finalize(further.id, end(-1), [given])
+    await postgres_learning.judgements.finalize(further.id, finalized(-1), [given])
     await postgres_learning.steps.abandon(POLICY, 1, "the trainer is gone")
     assert (await postgres_learning.sample_result(sample))[0] is SampleState.SUPERSEDED
     (ready,) = await postgres_learning.rows("SELECT count(*) AS n FROM samples WHERE state = 'fresh'")

@@ -40,10 +40,10 @@ async def add_group(learning: PostgresLearning, name: str, *rewards: float) -> l
         await learning.turns.insert(turn)
     for turn, reward in zip(turns, rewards, strict=True):
         opened = await learning.judgements.open(turn.turn_id, None, b"e", "hint")
-        end = FinalizedJudgement(
+        finalized = FinalizedJudgement(
             rated(reward), NOT_ASKED, None, reward, None, TurnOutcome.SAMPLED, "rated", Relation.GROUP
         )
-        await learning.judgements.finalize(opened.id, end, [])
+        await learning.judgements.finalize(opened.id, finalized, [])
     query = "SELECT s.id FROM samples s JOIN turns t ON t.id = s.turn_id WHERE t.group_id = %s ORDER BY s.id"
     return [SampleId(row["id"]) for row in await learning.rows(query, turns[0].turn_id)]
 

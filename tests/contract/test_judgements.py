@@ -196,8 +196,8 @@ async def test_the_newest_trained_turns_are_listed_with_their_steps(ledger: Ledg
     side = replace(turns[0], turn_id=new_turn_id(), kind=TurnKind.SIDE)
     session = await ledger.insert(side, *turns)
     await ledger.insert(*other)
-    for turn, end in ((turns[0], GOOD), (turns[1], BAD), (turns[2], GOOD), (other[0], GOOD)):
-        await finalize(ledger, turn, end)
+    for turn, finalized in ((turns[0], GOOD), (turns[1], BAD), (turns[2], GOOD), (other[0], GOOD)):
+        await finalize(ledger, turn, finalized)
     assert await ledger.judgements.trained_turns(session, 9) == []
     ledger.train(turns[1].turn_id, 2)
     ledger.train(turns[0].turn_id, 5)
@@ -324,8 +324,8 @@ async def test_a_group_is_sampled_when_its_last_verdict_comes(ledger: Ledger) ->
     group = await responses(ledger, 4)
     await ledger.insert(*group)
     ends = [(GOOD, 1.0), (BAD, -1.0), (GOOD, 1.0), (TIE, 0.0)]
-    for turn, (end, reward) in list(zip(group, ends, strict=True))[:3]:
-        await finalize(ledger, turn, related(end, Relation.GROUP, reward))
+    for turn, (finalized, reward) in list(zip(group, ends, strict=True))[:3]:
+        await finalize(ledger, turn, related(finalized, Relation.GROUP, reward))
     assert await ledger.outcome_of(group[0]) == (
         TurnOutcome.UNDECIDED,
         "waits for its group: 3 of 4 have a verdict (verdict +1)",

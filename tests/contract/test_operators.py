@@ -76,7 +76,7 @@ async def test_samples_claimed_while_the_signal_changed_expire_when_the_step_is_
         await operators.resume(POLICY, retry_quarantined=True)
 
     gives_up: list[Callable[[int], Awaitable[object]]] = [
-        lambda n: steps.hand_back(POLICY, n, "the recipe does not fit"),
+        lambda n: steps.abandon_and_pause(POLICY, n, "the recipe does not fit"),
         lambda n: steps.abandon(POLICY, n, "the trainer is gone"),
         lambda n: operators.roll_back(POLICY, 0),
         resumed,

@@ -28,7 +28,7 @@ from db.arrays import bytes_to_ids
 from db.database import Database
 from db.judging.judgements import PostgresJudgementStore
 from db.schema import migrate
-from db.training.queue import PostgresWorkStore
+from db.training.work_flag import PostgresWorkStore
 from tests.conftest import database_address, execute
 from tests.contract.conftest import TEST_LIMIT
 from tests.e2e.gateway import RealGateway, prepared, running_gateway

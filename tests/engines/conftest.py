@@ -12,7 +12,7 @@ import psycopg
 import pytest
 
 from activities.serving.engines import EngineActivities
-from activities.serving.messages import EngineHas, EngineLoad, EngineUnload, EngineWatch
+from activities.serving.messages import EngineLoad, EngineReport, EngineUnload, EngineWatch
 from db.database import Database
 from db.serving.directory import ensure_policy
 from db.serving.engines import add_engine
@@ -56,13 +56,13 @@ class Shelf:
         execute(self.url, f"UPDATE engine_versions SET loaded_at = loaded_at {past}")
         execute(self.url, f"UPDATE versions SET retired_at = retired_at {past}, created_at = created_at {past}")
 
-    async def load(self) -> EngineHas:
+    async def load(self) -> EngineReport:
         return await self.activities.load_versions(EngineLoad(engine_id=ENGINE))
 
-    async def unload(self) -> EngineHas:
+    async def unload(self) -> EngineReport:
         return await self.activities.unload_versions(EngineUnload(engine_id=ENGINE))
 
-    async def watch(self, seen: EngineHas | None = None) -> EngineHas:
+    async def watch(self, seen: EngineReport | None = None) -> EngineReport:
         return await self.activities.watch_engine(EngineWatch(engine_id=ENGINE, seen=seen))
 
     def rows(self) -> list[str]:

@@ -17,7 +17,7 @@ from clawloop.recipes.recipe import Recipe
 class FakeJudgement:
     """
     Attributes:
-        end: None until it is finalized.
+        finalized: None until it is finalized.
         sample: the state of its sample; None if it has none.
         step: the one that learned from the sample.
         own: the reward by its own verdict; `reward` is the sample's.
@@ -31,7 +31,7 @@ class FakeJudgement:
     votes: dict[int, Vote | None] = field(default_factory=dict)
     hints: dict[tuple[str, int], HintVote | None] = field(default_factory=dict)
     direct: Mapping[Vote, float] | None = None
-    end: FinalizedJudgement | None = None
+    finalized: FinalizedJudgement | None = None
     sample: SampleState | None = None
     reward: float | None = None
     own: float | None = None

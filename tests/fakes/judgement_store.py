@@ -76,9 +76,9 @@ class FakeJudgementStore:
             if candidate.response_digest in request.replies
         ]
         judged = None
-        if current is not None and current.end is not None:
-            end = current.end
-            judged = CurrentJudgement(current.revision, end.outcome, end.verdict.verdict, current.next_turn_id)
+        if current is not None and (finalized := current.finalized) is not None:
+            verdict = finalized.verdict.verdict
+            judged = CurrentJudgement(current.revision, finalized.outcome, verdict, current.next_turn_id)
         return TurnContext(
             turn=stored,
             number=sum(turn.record.kind is TurnKind.MAIN and turn.record.turn_id <= turn_id for turn in own),
@@ -99,14 +99,14 @@ class FakeJudgementStore:
             if turn.outcome not in (TurnOutcome.TRAINED, TurnOutcome.ROLLED_BACK) or not learned:
                 continue
             newest = max(learned, key=lambda one: one.step or 0)
-            assert newest.end is not None
+            assert newest.finalized is not None
             found.append(
                 TurnResult(
                     turn_id=turn.record.turn_id,
                     number=number,
                     kind=TurnKind.MAIN,
                     outcome=turn.outcome,
-                    verdict=newest.end.verdict.verdict,
+                    verdict=newest.finalized.verdict.verdict,
                     sample=True,
                     step=newest.step,
                     why=turn.outcome_detail or "",
@@ -131,21 +131,21 @@ class FakeJudgementStore:
         newest = max(self._of(turn_id), key=lambda one: one.revision, default=None)
         revision = 0
         if newest is not None:
-            nothing_followed = newest.end is None and newest.next_turn_id is None
+            nothing_followed = newest.finalized is None and newest.next_turn_id is None
             other_evidence = self._is_erased(newest.next_turn_id) or (nothing_followed and next_turn_id is not None)
             revision = newest.revision + (newest.sample not in _OPEN or other_evidence)
         return await self.open(turn_id, next_turn_id, evidence_hash, hint_kind, revision)
 
     async def store_vote(self, judgement: JudgementId, index: int, raw: str, vote: Vote | None) -> None:
         one = self._by_id(judgement)
-        if one.end is None and not self._is_evidence_erased(one):
+        if one.finalized is None and not self._is_evidence_erased(one):
             one.votes.setdefault(index, vote)
 
     async def store_direct_vote(
         self, judgement: JudgementId, logprobs: Mapping[Vote, float], vote: Vote
     ) -> Mapping[Vote, float]:
         one = self._by_id(judgement)
-        if (one.end is None or one.end.verdict.verdict is not None) and not self._is_evidence_erased(one):
+        if (one.finalized is None or one.finalized.verdict.verdict is not None) and not self._is_evidence_erased(one):
             one.direct = one.direct or dict(logprobs)
         return one.direct or logprobs
 
@@ -155,7 +155,7 @@ class FakeJudgementStore:
             one.hints.setdefault((kind, index), hint)
 
     async def finalize(
-        self, judgement: JudgementId, end: FinalizedJudgement, feedback_ids: Sequence[FeedbackId]
+        self, judgement: JudgementId, finalized: FinalizedJudgement, feedback_ids: Sequence[FeedbackId]
     ) -> str | None:
         one = self._by_id(judgement)
         self._require_content(one.turn_id, one.next_turn_id)
@@ -167,7 +167,7 @@ class FakeJudgementStore:
             if applied:
                 raise StoreUnavailable("a step took the sample meanwhile")
             return None
-        if end.ballot is not None and not one.has_votes(end.ballot):
+        if finalized.ballot is not None and not one.has_votes(finalized.ballot):
             raise StoreUnavailable("other votes were stored first")
         others = [other for other in self._of(one.turn_id) if other is not one]
         if not applied and any(other.sample not in (*_OPEN, SampleState.EXPIRED) for other in others):
@@ -175,19 +175,20 @@ class FakeJudgementStore:
         for other in others:
             if other.sample is SampleState.FRESH:
                 other.sample = SampleState.SUPERSEDED
-        own = end.reward
-        if end.relation is Relation.MEAN and end.verdict.verdict and own is not None:
-            verdicts = [other.end.verdict.verdict or 0 for other in self.judgements if other.end and other is not one]
+        own = finalized.reward
+        if finalized.relation is Relation.MEAN and finalized.verdict.verdict and own is not None:
+            before = [other.finalized for other in self.judgements if other.finalized and other is not one]
+            verdicts = [other.verdict.verdict or 0 for other in before]
             mean = RunningMean(sum(map(abs, verdicts)), sum(verdicts))
             if mean.count:
-                end = with_reward(end, mean.relative(own), f"mean before {mean.total / mean.count:+.2f}")
-        one.end, one.own, one.reward = end, own, end.reward or None
-        if end.sampled and end.relation in (Relation.NONE, Relation.MEAN):
+                finalized = with_reward(finalized, mean.relative(own), f"mean before {mean.total / mean.count:+.2f}")
+        one.finalized, one.own, one.reward = finalized, own, finalized.reward or None
+        if finalized.sampled and finalized.relation in (Relation.NONE, Relation.MEAN):
             one.sample = SampleState.FRESH
         elif one.sample is SampleState.FRESH:
             one.sample = SampleState.SUPERSEDED
-        self._set_outcome(one.turn_id, end.outcome, end.why)
-        await self._relate(one, end.relation, own)
+        self._set_outcome(one.turn_id, finalized.outcome, finalized.why)
+        await self._relate(one, finalized.relation, own)
         self.given = [_applied(given) if given.id in applied else given for given in self.given]
         return None
 
@@ -213,12 +214,13 @@ class FakeJudgementStore:
 
     def _member(self, turn_id: TurnId, relation: Relation) -> Member:
         current = self._current(turn_id)
-        end = None if current is None or current.end is None or current.end.relation is not relation else current.end
-        if current is None or end is None:
+        finalized = None if current is None else current.finalized
+        if current is None or finalized is None or finalized.relation is not relation:
             return Member(turn_id, None, None, "", taken=False)
         votes = [vote for vote in current.votes.values() if vote is not None]
         mean_vote = sum(votes) / len(votes) if votes else None
-        return Member(turn_id, current.own, end.not_trainable, end.why, current.sample not in _OPEN, mean_vote)
+        taken = current.sample not in _OPEN
+        return Member(turn_id, current.own, finalized.not_trainable, finalized.why, taken, mean_vote)
 
     def _finalize_by_outcome(self, turns: Sequence[TurnId], outcome: int | None) -> dict[TurnId, TurnDecision]:
         judgements = [current for turn in turns if (current := self._current(turn)) is not None]
@@ -261,7 +263,7 @@ class FakeJudgementStore:
     def _closing_turn(self, own: Sequence[StoredTurn], turn: StoredTurn, number: int, *, last: bool) -> SessionTurn:
         turn_id = turn.record.turn_id
         current = self._current(turn_id)
-        end = None if current is None else current.end
+        finalized = None if current is None else current.finalized
         waiting = turn.outcome is TurnOutcome.WAITING
         followers = [
             other.record.turn_id
@@ -272,14 +274,14 @@ class FakeJudgementStore:
             turn_id=turn_id,
             number=number,
             outcome=turn.outcome,
-            judged=end is not None,
+            judged=finalized is not None,
             followed_by=followers,
             last=last,
-            expected=None if end is None else end.verdict.expected,
-            verdict=None if end is None else end.verdict.verdict,
-            trainable=None if end is None else end.not_trainable is None,
+            expected=None if finalized is None else finalized.verdict.expected,
+            verdict=None if finalized is None else finalized.verdict.verdict,
+            trainable=None if finalized is None else finalized.not_trainable is None,
             samples=sum(one.sample not in (None, SampleState.SUPERSEDED) for one in self._of(turn_id)),
-            direct=None if end is None or current is None else current.direct,
+            direct=None if finalized is None or current is None else current.direct,
         )
 
     async def finalize_related(self, session: SessionId) -> tuple[dict[TurnId, TurnDecision], str | None]:
@@ -366,7 +368,7 @@ class FakeJudgementStore:
         return [one for one in self.judgements if one.turn_id == turn_id]
 
     def _current(self, turn_id: TurnId) -> FakeJudgement | None:
-        decided = [one for one in self._of(turn_id) if one.end is not None]
+        decided = [one for one in self._of(turn_id) if one.finalized is not None]
         return max(decided, key=lambda one: one.revision, default=None)
 
     def _by_id(self, judgement: JudgementId) -> FakeJudgement:

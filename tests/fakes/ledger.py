@@ -124,7 +124,7 @@ class FakeLedger:
         )
         signal = None if recipe is None else recipe.signal.hash
         self.samples[sample.sample_id] = FakeSample(sample, policy, signal, self.now)
-        self.refresh_work(policy)
+        self.refresh_work_flag(policy)
         return sample.sample_id
 
     def require_policy(self, policy: str) -> FakePolicy:
@@ -138,7 +138,7 @@ class FakeLedger:
         own = [key for key, one in self.samples.items() if one.policy == policy and one.state is SampleState.FRESH]
         return sorted(own)
 
-    def refresh_work(self, policy: str) -> bool:
+    def refresh_work_flag(self, policy: str) -> bool:
         policy_row = self.require_policy(policy)
         fresh = self.fresh(policy)
         ready = False
@@ -173,10 +173,10 @@ class FakeLedger:
         for sample in step.samples:
             found = self.samples[sample]
             found.end(SampleState.FRESH, TurnOutcome.SAMPLED, found.judgement_reason)
-        self.expire_other_signals(policy)
-        self.refresh_work(policy)
+        self.expire_samples_of_other_signal(policy)
+        self.refresh_work_flag(policy)
 
-    def expire_other_signals(self, policy: str) -> None:
+    def expire_samples_of_other_signal(self, policy: str) -> None:
         recipe = self.require_policy(policy).recipe
         for sample in self.fresh(policy):
             if recipe is not None and (found := self.samples[sample]).signal_hash != recipe.signal.hash:

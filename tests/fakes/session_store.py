@@ -103,8 +103,8 @@ class FakeSessionStore:
         )
         replied = record.response is not None
         followed = any(turn.parent_turn_id == turn_id for turn in await self._turns.all())
-        answered = followed or any(given == turn_id for given, *_ in self.given)
-        return RejudgeFacts(turn_id, facts, record.kind, stored.outcome, replied, None, 0, answered)
+        has_follow_up = followed or any(given == turn_id for given, *_ in self.given)
+        return RejudgeFacts(turn_id, facts, record.kind, stored.outcome, replied, None, 0, has_follow_up)
 
     async def of_session(self, session: SessionId) -> list[RejudgeFacts]:
         turns = [turn.record for turn in await self._turns.all() if turn.session_id == session]

@@ -12,7 +12,7 @@ from clawloop.errors import RecordUnusable
 from clawloop.ids import SampleId
 from clawloop.recipes.recipe import Recipe
 from db.training.batches import needs_version
-from db.training.step_transitions import trained_words, with_hints_lost
+from db.training.step_transitions import trained_detail, with_hints_lost
 from tests.fakes.ledger import FakeLedger, FakePolicy, FakeSample, FakeStep, FakeVersion
 
 
@@ -55,17 +55,17 @@ class FakeStepStore:
                 found.end(SampleState.EXPIRED, TurnOutcome.EXPIRED, fault)
         oldest = self.ledger.samples[usable[0]].made_at if usable else self.ledger.now
         waited = self.ledger.now - oldest >= timedelta(hours=recipe.train.max_wait_hours)
-        words = f"{len(usable)} of {wanted} samples"
+        reason = f"{len(usable)} of {wanted} samples"
         if not usable or (len(usable) < wanted and not waited):
             policy_row.work_waiting = False
-            return Claim(policy_row.id, n, None, 0, words)
+            return Claim(policy_row.id, n, None, 0, reason)
         for sample in usable:
             self.ledger.samples[sample].state = SampleState.CLAIMED
         self.ledger.steps[policy_row.id, n] = FakeStep(policy_row.head, policy_row.epoch, recipe, usable)
-        self.ledger.refresh_work(policy_row.id)
+        self.ledger.refresh_work_flag(policy_row.id)
         if len(usable) < wanted:
-            words += f"; the oldest waited {recipe.train.max_wait_hours:g} h"
-        return Claim(policy_row.id, n, StepState.CLAIMED, len(usable), words)
+            reason += f"; the oldest waited {recipe.train.max_wait_hours:g} h"
+        return Claim(policy_row.id, n, StepState.CLAIMED, len(usable), reason)
 
     def _fault(self, policy_row: FakePolicy, recipe: Recipe, sample: FakeSample) -> str | None:
         train = recipe.train
@@ -140,8 +140,8 @@ class FakeStepStore:
         for sample in row.samples:
             dropped = figures.dropped.get(sample)
             if dropped is None:
-                words = trained_words(step.n, figures.without_hint.get(sample))
-                end = (SampleState.TRAINED, TurnOutcome.TRAINED, words)
+                detail = trained_detail(step.n, figures.without_hint.get(sample))
+                end = (SampleState.TRAINED, TurnOutcome.TRAINED, detail)
             else:
                 end = (SampleState.EXPIRED, TurnOutcome.EXPIRED, f"left out of step {step.n}: {dropped}")
             self.ledger.samples[sample].end(*end)
@@ -154,7 +154,7 @@ class FakeStepStore:
         step.state, step.reason = StepState.ABANDONED, reason
         for sample in step.samples:
             self.ledger.samples[sample].end(SampleState.EXPIRED, TurnOutcome.EXPIRED, f"step {n}: {reason}")
-        self.ledger.refresh_work(policy)
+        self.ledger.refresh_work_flag(policy)
 
     async def quarantine(self, policy: str, n: int, reason: str) -> None:
         policy_row = self.ledger.require_policy(policy)
@@ -165,14 +165,14 @@ class FakeStepStore:
         policy_row.paused = f"step {n}: {reason}"
         for sample in step.samples:
             self.ledger.samples[sample].end(SampleState.QUARANTINED, TurnOutcome.QUARANTINED, f"step {n}: {reason}")
-        self.ledger.refresh_work(policy)
+        self.ledger.refresh_work_flag(policy)
 
     async def abandon(self, policy: str, n: int, reason: str) -> None:
         self.ledger.require_policy(policy)
         if self._step(policy, n).state is StepState.CLAIMED:
             self.ledger.abandon(policy, n, reason)
 
-    async def hand_back(self, policy: str, n: int, reason: str) -> None:
+    async def abandon_and_pause(self, policy: str, n: int, reason: str) -> None:
         policy_row = self.ledger.require_policy(policy)
         step = self._step(policy, n)
         if step.state is StepState.CLAIMED:

@@ -22,13 +22,13 @@ class FakeSweepStore:
         self._told: set[FeedbackId] = set()
 
     async def pending_turns(
-        self, age: timedelta, limit: int, but: Sequence[SessionId] = ()
+        self, age: timedelta, limit: int, excluding: Sequence[SessionId] = ()
     ) -> list[tuple[SessionFacts, TurnRecorded]]:
         missed = [
             turn
             for turn in await self._turns.all()
             if turn.announced_at is None and turn.record.kind is TurnKind.MAIN and is_older(turn, age)
-            if turn.session_id not in but
+            if turn.session_id not in excluding
         ]
         return [
             (facts(turn), TurnRecorded(turn.record.turn_id, turn.record.version, turn.record.ends_session))
@@ -36,7 +36,7 @@ class FakeSweepStore:
         ]
 
     async def pending_feedback(
-        self, age: timedelta, limit: int, but: Sequence[SessionId] = ()
+        self, age: timedelta, limit: int, excluding: Sequence[SessionId] = ()
     ) -> list[tuple[SessionFacts, FeedbackGiven]]:
         untold = [
             given
@@ -47,7 +47,7 @@ class FakeSweepStore:
         for given in untold:
             stored = await self._turns.load(given.turn_id)
             assert stored is not None
-            if stored.session_id not in but:
+            if stored.session_id not in excluding:
                 found.append((facts(stored), FeedbackGiven(given.id, given.turn_id)))
         return found[:limit]
 

@@ -9,7 +9,7 @@ from clawloop.contracts.turns import TurnOutcome
 from clawloop.errors import NotFound, RecordUnusable, StateConflict
 from clawloop.ids import SampleId
 from clawloop.recipes.recipe import Recipe
-from db.training.step_transitions import metrics_of, trained_words
+from db.training.step_transitions import metrics_of, trained_detail
 from tests.fakes.ledger import FakeLedger, FakePolicy, FakeVersion
 
 
@@ -30,7 +30,7 @@ class FakeTrainingStore:
 
     async def pause(self, policy: str, reason: str) -> TrainingView:
         self._require_policy(policy).paused = reason
-        self.ledger.refresh_work(policy)
+        self.ledger.refresh_work_flag(policy)
         return self.ledger.view(policy)
 
     async def resume(self, policy: str, *, retry_quarantined: bool = False) -> TrainingView:
@@ -39,8 +39,8 @@ class FakeTrainingStore:
             if retry_quarantined and sample.policy == policy and sample.state is SampleState.QUARANTINED:
                 sample.end(SampleState.FRESH, TurnOutcome.SAMPLED, sample.judgement_reason)
         if retry_quarantined:
-            self.ledger.expire_other_signals(policy)
-        self.ledger.refresh_work(policy)
+            self.ledger.expire_samples_of_other_signal(policy)
+        self.ledger.refresh_work_flag(policy)
         return self.ledger.view(policy)
 
     async def roll_back(self, policy: str, version: int) -> TrainingView:
@@ -58,7 +58,7 @@ class FakeTrainingStore:
             made = None if step is None else step.trained
             for sample in self._trained_in(policy, n):
                 found = self.ledger.samples[sample]
-                found.why = trained_words(n, None if made is None else made.figures.without_hint.get(sample))
+                found.why = trained_detail(n, None if made is None else made.figures.without_hint.get(sample))
                 found.outcome = TurnOutcome.TRAINED
                 if n in before:
                     found.outcome, found.why = TurnOutcome.ROLLED_BACK, f"{found.why}, rolled back to {version}"
@@ -89,8 +89,8 @@ class FakeTrainingStore:
 
     async def set_recipe(self, policy: str, recipe: Recipe) -> TrainingView:
         self._require_policy(policy).recipe = recipe
-        self.ledger.expire_other_signals(policy)
-        self.ledger.refresh_work(policy)
+        self.ledger.expire_samples_of_other_signal(policy)
+        self.ledger.refresh_work_flag(policy)
         return self.ledger.view(policy)
 
     def _require_policy(self, policy: str) -> FakePolicy:
@@ -116,7 +116,7 @@ class FakeTrainingStore:
         policy_row = self.ledger.policies[policy]
         path = self.ledger.path(policy, policy_row.head)
         place = "head" if n == policy_row.head else "on the path" if n in path else "rolled back"
-        words = ["active"] * (n == policy_row.active) + ["pinned"] * (n == policy_row.pinned) + [place]
+        labels = ["active"] * (n == policy_row.active) + ["pinned"] * (n == policy_row.pinned) + [place]
         step = self.ledger.steps.get((policy, n))
         metrics: dict[str, JsonValue] | None = None
         if step is not None and step.trained is not None:
@@ -124,7 +124,7 @@ class FakeTrainingStore:
         return VersionView(
             n=n,
             parent=version.parent,
-            state=", ".join(words + ["files removed"] * version.removed),
+            state=", ".join(labels + ["files removed"] * version.removed),
             active=n == policy_row.active,
             pinned=n == policy_row.pinned,
             engines=sorted(engine for engine, own, loaded in self.ledger.loaded if (own, loaded) == (policy, n)),

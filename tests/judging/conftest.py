@@ -11,7 +11,7 @@ import psycopg
 import pytest
 from psycopg.rows import dict_row
 
-from activities.judging.closing import LedgerActivities
+from activities.judging.closing import ClosingActivities
 from activities.judging.judge_turn import JudgingActivities
 from activities.judging.messages import Closed, CloseSession, JudgeTurn
 from activities.training.notifier import TrainingNotifier
@@ -30,8 +30,8 @@ from db.judging.closing import PostgresClosingStore
 from db.judging.judgements import PostgresJudgementStore
 from db.serving.directory import ensure_policy
 from db.serving.keys import PostgresKeyStore
-from db.training.queue import PostgresWorkStore
 from db.training.recipes import ensure_recipe
+from db.training.work_flag import PostgresWorkStore
 from db.turns.insert import PostgresTurnStore
 from tests.contract.conftest import TEST_LIMIT
 from tests.fakes.judge import FakeJudge, fake_judge
@@ -65,7 +65,7 @@ class Bench:
     judgements: PostgresJudgementStore
     judge: FakeJudge
     judging: JudgingActivities
-    ledger: LedgerActivities
+    ledger: ClosingActivities
     work: TrainingNotifier
     notifier: FakeWorkNotifier
     key: ApiKeyId
@@ -161,7 +161,7 @@ async def bench(postgres_url: str, judge: FakeJudge) -> AsyncIterator[Bench]:
             judgements=judgements,
             judge=judge,
             judging=JudgingActivities(judgements, client, renderer, work, metrics),
-            ledger=LedgerActivities(PostgresClosingStore(database), judgements, work, metrics),
+            ledger=ClosingActivities(PostgresClosingStore(database), judgements, work, metrics),
             work=work,
             notifier=notifier,
             key=key.id,

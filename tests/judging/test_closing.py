@@ -7,7 +7,7 @@ from dataclasses import replace
 import pytest
 
 from activities.judging import closing
-from activities.judging.messages import AskDirectly
+from activities.judging.messages import CollectDirectVote
 from clawloop.contracts.turns import Message, TurnKind, TurnOutcome, TurnRecord
 from clawloop.ids import SessionId, new_turn_id
 from tests.judging.conftest import Bench
@@ -155,8 +155,8 @@ async def test_where_votes_cancel_out_direct_votes_decide(grammar_bench: Bench) 
     assert bench.rows("SELECT state FROM sessions") == [{"state": "open"}]
     for turn, logprobs in ((first, {"1": -1.2, "0": -1.0, "-": -1.1}), (second, {"1": -3.0, "0": -1.0, "-": -0.6})):
         bench.judge.direct = logprobs
-        await bench.judging.collect_direct_vote(AskDirectly(session_id=session, turn_id=turn.turn_id))
-        await bench.judging.collect_direct_vote(AskDirectly(session_id=session, turn_id=turn.turn_id))
+        await bench.judging.collect_direct_vote(CollectDirectVote(session_id=session, turn_id=turn.turn_id))
+        await bench.judging.collect_direct_vote(CollectDirectVote(session_id=session, turn_id=turn.turn_id))
     assert [body.get("top_logprobs") for body in bench.judge.requests].count(20) == 2
     assert "three" in bench.judge.requests[-1]["messages"][-1]["content"]
 
@@ -174,7 +174,7 @@ async def test_a_direct_vote_without_a_lean_gives_no_sample(grammar_bench: Bench
     bench = grammar_bench
     session, (first, _, _) = await tied_session(bench)
     bench.judge.direct = {"1": -1.0, "0": -1.0, "-": -1.01}
-    await bench.judging.collect_direct_vote(AskDirectly(session_id=session, turn_id=first.turn_id))
+    await bench.judging.collect_direct_vote(CollectDirectVote(session_id=session, turn_id=first.turn_id))
     assert (await bench.close(session, asked_directly=True)).guarantee == "no sample: largest expected score is +0.00"
     assert bench.rows("SELECT * FROM samples") == []
 
@@ -182,7 +182,7 @@ async def test_a_direct_vote_without_a_lean_gives_no_sample(grammar_bench: Bench
 async def test_without_direct_votes_the_reason_is_that_votes_cancel_out(binary_bench: Bench) -> None:
     bench = binary_bench  # its judge answers freely
     session, (first, _, _) = await tied_session(bench)
-    await bench.judging.collect_direct_vote(AskDirectly(session_id=session, turn_id=first.turn_id))
+    await bench.judging.collect_direct_vote(CollectDirectVote(session_id=session, turn_id=first.turn_id))
     closed = await bench.close(session, asked_directly=True)
     assert closed.guarantee == "no sample: votes cancel out, and no direct vote was given"
 

@@ -13,7 +13,7 @@ from temporalio.worker import WorkerConfig
 
 from activities.heartbeat import heartbeating
 from clawloop.temporal.client import ClawloopPlugin, connect
-from workflows import policies
+from workflows import activity_options
 
 
 def environment(beat: Any) -> ActivityEnvironment:
@@ -64,7 +64,9 @@ async def test_workers_keep_no_beat_back() -> None:
     config: WorkerConfig = {"client": await connect("127.0.0.1:1", lazy=True)}
     told = ClawloopPlugin().configure_worker(config).get("max_heartbeat_throttle_interval", timedelta.max)
     limits = [
-        it["heartbeat_timeout"] for it in vars(policies).values() if isinstance(it, dict) and "heartbeat_timeout" in it
+        options["heartbeat_timeout"]
+        for options in vars(activity_options).values()
+        if isinstance(options, dict) and "heartbeat_timeout" in options
     ]
     assert told < min(limits) / 2
 

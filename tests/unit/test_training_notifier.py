@@ -8,7 +8,7 @@ from datetime import timedelta
 
 import pytest
 
-from activities.notify import CONCURRENCY, MAX_FAILED, Notifier
+from activities.notify import CONCURRENCY, MAX_FAILED, ConcurrentNotifier
 from activities.training.notifier import TrainingNotifier
 from clawloop.errors import SignalFailed
 
@@ -38,7 +38,7 @@ class Work:
 
 
 async def notify_each(names: Iterable[str], notify: Callable[[str], Awaitable[None]]) -> None:
-    notifier = Notifier[str]("policy")
+    notifier = ConcurrentNotifier[str]("policy")
     await notifier.notify_each(list(names), str, notify)
     notifier.raise_if_any_failed()
 

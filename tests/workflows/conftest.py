@@ -15,7 +15,7 @@ from temporalio.exceptions import ApplicationError
 from temporalio.service import RPCError
 from temporalio.worker import Worker
 
-from activities.judging.messages import AskDirectly, Closed, CloseSession, Judged, JudgeTurn
+from activities.judging.messages import Closed, CloseSession, CollectDirectVote, Judged, JudgeTurn
 from clawloop.contracts.sessions import SessionFacts, TurnRecorded, TurnResult
 from clawloop.contracts.turns import TurnOutcome
 from clawloop.ids import SessionId, TurnId, new_turn_id
@@ -79,7 +79,7 @@ class ScriptedActivities:
         return Judged(fates=[turn_result(ask.turn_id, len(self.judged), outcome, why)])
 
     @activity.defn(name="ask_directly")
-    async def collect_direct_vote(self, ask: AskDirectly) -> None:
+    async def collect_direct_vote(self, ask: CollectDirectVote) -> None:
         self.asked_directly.append(ask.turn_id)
         if (error := self.fails(JudgeTurn(session_id=ask.session_id, turn_id=ask.turn_id))) is not None:
             raise error

@@ -13,7 +13,7 @@ from temporalio.client import Client, WorkflowHandle
 from temporalio.exceptions import ApplicationError
 from temporalio.worker import Worker
 
-from activities.serving.messages import EngineHas, EngineLoad, EngineUnload, EngineWatch
+from activities.serving.messages import EngineLoad, EngineReport, EngineUnload, EngineWatch
 from clawloop.temporal.engine_notifier import TemporalEngineNotifier
 from tests.workflows.conftest import until
 from workflows import names
@@ -33,7 +33,7 @@ class ScriptedAgent:
 
     def __init__(self) -> None:
         self.engine_id = f"gpu:{next(_numbers)}"
-        self.has = EngineHas(engine_id=self.engine_id, healthy=True)
+        self.has = EngineReport(engine_id=self.engine_id, healthy=True)
         self.changed = asyncio.Event()
         self.watched: list[EngineWatch] = []
         self.loads = 0
@@ -43,11 +43,11 @@ class ScriptedAgent:
         self.fails: list[ApplicationError] = []
 
     def report(self, **facts: object) -> None:
-        self.has = EngineHas.model_validate({"engine_id": self.engine_id, "healthy": True} | facts)
+        self.has = EngineReport.model_validate({"engine_id": self.engine_id, "healthy": True} | facts)
         self.changed.set()
 
     @activity.defn(name="watch_engine")
-    async def watch_engine(self, ask: EngineWatch) -> EngineHas:
+    async def watch_engine(self, ask: EngineWatch) -> EngineReport:
         self.watched.append(ask)
         if ask.seen is not None:
             await self.changed.wait()
@@ -55,7 +55,7 @@ class ScriptedAgent:
         return self.has
 
     @activity.defn(name="load_versions")
-    async def load_versions(self, ask: EngineLoad) -> EngineHas:
+    async def load_versions(self, ask: EngineLoad) -> EngineReport:
         self.loads += 1
         await self.gate.wait()
         if self.fails:
@@ -63,7 +63,7 @@ class ScriptedAgent:
         return self.has.model_copy(update={"versions": [*self.has.versions, *self.has.missing], "missing": []})
 
     @activity.defn(name="unload_versions")
-    async def unload_versions(self, ask: EngineUnload) -> EngineHas:
+    async def unload_versions(self, ask: EngineUnload) -> EngineReport:
         self.unloads += 1
         return self.has.model_copy(update={"leaving": []})
 

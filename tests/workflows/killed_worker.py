@@ -25,7 +25,7 @@ from clawloop.temporal.client import connect
 from clawloop.temporal.training_notifier import TemporalTrainingNotifier
 from db.database import BACKGROUND_LIMIT, Database
 from db.judging.judgements import PostgresJudgementStore
-from db.training.queue import PostgresWorkStore
+from db.training.work_flag import PostgresWorkStore
 from workflows import names
 
 

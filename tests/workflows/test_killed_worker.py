@@ -17,7 +17,7 @@ from tests.judging.conftest import Bench, bench, binary_bench, judge
 from tests.workflows.conftest import end_all
 from tests.workflows.test_whole import end, tell
 from workflows import names
-from workflows.policies import JUDGE
+from workflows.activity_options import JUDGE
 from workflows.session import SessionWorkflow
 
 __all__ = ["bench", "binary_bench", "judge"]

@@ -8,7 +8,7 @@ from datetime import timedelta
 
 import pytest
 
-from activities.judging.closing import LedgerActivities
+from activities.judging.closing import ClosingActivities
 from activities.judging.judge_turn import JudgingActivities
 from activities.judging.messages import CloseSession, JudgeTurn
 from activities.sweep import SweepActivities
@@ -90,7 +90,7 @@ class Desk:
         self.notifier = FakeNotifier()
         work = TrainingNotifier(NoWork(), FakeWorkNotifier())
         self.judging = JudgingActivities(self.store, self.judge, self.judge, work)
-        self.ledger = LedgerActivities(self.store, self.store, work)
+        self.ledger = ClosingActivities(self.store, self.store, work)
         idle = timedelta(minutes=30)
         self.sweep = SweepActivities(FakeSweepStore(self.turns, self.store), self.notifier, work, idle, timedelta(0))
 

@@ -6,7 +6,7 @@ from hypothesis import strategies as st
 from pydantic import JsonValue
 
 from clawloop.contracts.turns import Message
-from clawloop.judging.hints import LEAD_IN, HintChoice, choose_hint, fault_of, with_hint, without_hint
+from clawloop.judging.hints import LEAD_IN, HintChoice, choose_hint, fault_of, reject_hint, with_hint
 from clawloop.judging.parsing import HintVote
 from tests.unit.judging.conversations import INTERNAL, assistant, evidence, user
 
@@ -85,7 +85,7 @@ def test_a_hint_in_a_script_without_spaces_can_repeat_the_request() -> None:
 
 def test_a_hint_that_cannot_be_used_leaves_the_turn_answered() -> None:
     found = choose_hint([hint("Use type hints.")], evidence())
-    assert without_hint(found, "template mismatch") == HintChoice(None, answered=True, why="template mismatch")
+    assert reject_hint(found, "template mismatch") == HintChoice(None, answered=True, why="template mismatch")
 
 
 def test_a_hint_goes_to_the_end_of_the_last_user_message_that_is_not_volatile() -> None:

@@ -27,7 +27,7 @@ _PERMANENT = (
 )
 
 
-class Policy(TypedDict, total=False):
+class ActivityOptions(TypedDict, total=False):
     """An activity's queue, time-outs and retries."""
 
     task_queue: str
@@ -36,7 +36,7 @@ class Policy(TypedDict, total=False):
     retry_policy: RetryPolicy
 
 
-JUDGE = Policy(
+JUDGE = ActivityOptions(
     task_queue=JUDGE_QUEUE,
     # 2 x (one request for all votes, then up to three single ones), each at most 110 s, and a margin.
     start_to_close_timeout=timedelta(minutes=15),
@@ -52,7 +52,7 @@ JUDGE = Policy(
 )
 """Votes and hints of a turn."""
 
-FINALIZE = Policy(
+FINALIZE = ActivityOptions(
     task_queue=JUDGE_QUEUE,
     start_to_close_timeout=timedelta(minutes=2),
     heartbeat_timeout=timedelta(seconds=30),
@@ -66,7 +66,7 @@ FINALIZE = Policy(
 )
 """A turn decided with the stored votes, without a request to a judge."""
 
-STORE = Policy(
+STORE = ActivityOptions(
     task_queue=LEDGER_QUEUE,
     start_to_close_timeout=timedelta(minutes=2),
     # PostgreSQL may be away for long; waiting loses nothing.
@@ -79,7 +79,7 @@ STORE = Policy(
 )
 """Reads and writes of PostgreSQL."""
 
-SWEEP = Policy(
+SWEEP = ActivityOptions(
     task_queue=LEDGER_QUEUE,
     start_to_close_timeout=timedelta(minutes=10),
     heartbeat_timeout=timedelta(seconds=30),
@@ -87,7 +87,7 @@ SWEEP = Policy(
     retry_policy=RetryPolicy(maximum_attempts=3, non_retryable_error_types=_PERMANENT),
 )
 
-ENGINE_LOAD = Policy(
+ENGINE_LOAD = ActivityOptions(
     # A load may wait for long replies to end before there is a free slot.
     start_to_close_timeout=timedelta(hours=1),
     heartbeat_timeout=timedelta(seconds=15),
@@ -101,7 +101,7 @@ ENGINE_LOAD = Policy(
 )
 """Loads and unloads, on the queue of the engine's agent."""
 
-ENGINE_WATCH = Policy(
+ENGINE_WATCH = ActivityOptions(
     start_to_close_timeout=timedelta(hours=1),  # a watch ends by itself after half of that
     heartbeat_timeout=timedelta(seconds=15),
     retry_policy=RetryPolicy(
@@ -113,7 +113,7 @@ ENGINE_WATCH = Policy(
 )
 """A watch of an engine, on the queue of its agent."""
 
-PUBLISH = Policy(
+PUBLISH = ActivityOptions(
     task_queue=LEDGER_QUEUE,
     # It notifies engines and waits 30 s for them.
     start_to_close_timeout=timedelta(minutes=2),
@@ -129,9 +129,9 @@ PUBLISH = Policy(
 """Publishing a version."""
 
 
-def train_on(pool: str) -> Policy:
+def train_on(pool: str) -> ActivityOptions:
     """A step on the trainers of this pool. Waiting for a trainer is not limited, and adds no events."""
-    return Policy(
+    return ActivityOptions(
         task_queue=trainer_queue(pool),
         # Far above a real step: 16 samples of 2k tokens on a large model without a GPU take hours. A dead trainer
         # misses heartbeats, a wrong result exceeds the step's bounds; so this only ends a step that hangs and beats.

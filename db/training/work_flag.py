@@ -32,17 +32,17 @@ _READY = text("""
 """)
 
 
-async def refresh_work(connection: AsyncConnection, policy: str) -> bool:
+async def refresh_work_flag(connection: AsyncConnection, policy: str) -> bool:
     """Recompute the flag; True if it was raised."""
     row = (await connection.execute(_READY, {"policy": policy})).one_or_none()
     ready = row is not None and bool(row.ready)
     before = row is not None and row.work_waiting
     if ready != before:
-        await set_work(connection, policy, ready)
+        await set_work_flag(connection, policy, ready)
     return ready and not before
 
 
-async def set_work(connection: AsyncConnection, policy: str, waiting: bool) -> None:
+async def set_work_flag(connection: AsyncConnection, policy: str, waiting: bool) -> None:
     flag = update(PolicyRow).where(PolicyRow.id == policy)
     await connection.execute(flag.values(work_waiting=waiting, work_signalled_at=None))
 
@@ -63,11 +63,11 @@ class PostgresWorkStore:
         )
         for policy in (await connection.scalars(idle)).all():
             await lock_policy(connection, policy)
-            await refresh_work(connection, policy)
+            await refresh_work_flag(connection, policy)
         claimed = select(StepRow.n).where(StepRow.policy == PolicyRow.id, StepRow.state == StepState.CLAIMED).exists()
         due = func.now() - case((claimed, _WHILE_COMPUTING * age), else_=age)
-        unsignalled = or_(PolicyRow.work_signalled_at.is_(None), PolicyRow.work_signalled_at < due)
-        query = select(PolicyRow.id).where(PolicyRow.work_waiting, unsignalled).order_by(PolicyRow.id)
+        due_policies = or_(PolicyRow.work_signalled_at.is_(None), PolicyRow.work_signalled_at < due)
+        query = select(PolicyRow.id).where(PolicyRow.work_waiting, due_policies).order_by(PolicyRow.id)
         return list(await connection.scalars(query))
 
     @transaction
