@@ -1,7 +1,7 @@
-"""The sweep: signals that were missed are sent, in order; sessions left open are woken, so that they close; unneeded
-adapters are deleted; each engine, and no other, has a workflow.
+"""The sweep: sends missed signals in order, wakes sessions left open so that they close, deletes unneeded adapters,
+starts missing engine workflows and ends those of removed engines.
 
-Idempotent: workflows drop messages they have.
+Idempotent: workflows ignore messages they already have.
 """
 
 from __future__ import annotations

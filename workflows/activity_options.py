@@ -1,4 +1,4 @@
-"""Time-outs and retry policies of activities, by name."""
+"""The queue, time-outs and retries of each kind of activity call, by name. No relation to a trained policy."""
 
 from __future__ import annotations
 
@@ -134,9 +134,11 @@ def train_on(pool: str) -> ActivityOptions:
     return ActivityOptions(
         task_queue=trainer_queue(pool),
         # Far above a real step: 16 samples of 2k tokens on a large model without a GPU take hours. A dead trainer
-        # misses heartbeats, a wrong result exceeds the step's bounds; so this only ends a step that hangs and beats.
+        # misses heartbeats, a wrong result exceeds the step's bounds; so this only ends a step that hangs while its
+        # heartbeats go on.
         start_to_close_timeout=timedelta(hours=24),
-        # The trainer beats every few seconds, also while it computes; 30 s allow for a machine that is short of memory.
+        # The trainer sends a heartbeat every few seconds, also while it computes; 30 s allow for a machine that is
+        # short of memory.
         heartbeat_timeout=timedelta(seconds=30),
         # A trainer that is away comes back; the claimed batch waits for it.
         retry_policy=RetryPolicy(

@@ -29,7 +29,7 @@ def session_table(rows: Sequence[TurnResult]) -> str:
 def session_headline(*, announced: int, judging: int, waiting: int, closing: str) -> str:
     """The line above the table: counts, and when the session closes."""
     turns = "1 main turn" if announced == 1 else f"{announced} main turns"
-    return f"{turns} announced, {judging} being judged, {waiting} waiting. {closing}"
+    return f"{turns} received, {judging} being judged, {waiting} waiting. {closing}"
 
 
 def erased_row(row: TurnResult) -> TurnResult:
@@ -89,8 +89,8 @@ def step_summary(view: TrainingView, claimed: Claim) -> str:
 
 
 def _current_work(view: TrainingView, computing: Claim | None, since: datetime) -> str:
-    # Whether a trainer is there, only the activity shows.
-    assigned = f"given to trainer-{view.pool} {since:%Y-%m-%d %H:%M} UTC"
+    # Only the Temporal activity itself shows whether a trainer has taken it.
+    assigned = f"queued for trainer-{view.pool} at {since:%Y-%m-%d %H:%M} UTC"
     step = None if computing is None else f"{step_summary(view, computing)}, {assigned}"
     if view.state is TrainingState.PAUSED:
         return view.reason if step is None else f"{view.reason}\n\nstill computing: {step}"
@@ -106,7 +106,7 @@ def _publishing(view: TrainingView, publishing: bool) -> str:
     if view.pinned is not None:
         return "pinned"
     if publishing:
-        return "engines are being given the newest"
+        return "engines are loading the newest"
     return "the newest" if view.version == view.head else f"v{view.head} is trained"
 
 

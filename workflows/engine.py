@@ -1,7 +1,7 @@
-"""One engine, until it is removed: watched all the time, and given the versions it should have.
+"""Keeps one engine supplied with versions until it is removed: watches it and loads the versions it should have.
 
-Signals that arrive while it loads lead to one more load, of the newest version. It decides by the state its agent
-reports.
+Signals that arrive during a load lead to one more load, of the newest version. The workflow decides by the state that
+the engine's agent reports.
 """
 
 from __future__ import annotations
@@ -21,7 +21,7 @@ with workflow.unsafe.imports_passed_through():
     from workflows.long_running import LongRunningWorkflow, reason_of
     from workflows.state import EngineState
 
-# An activity that failed for good is tried again after this: the cause may be fixed by then.
+# An activity that failed with an error that Temporal does not retry is started again after this time.
 RETRY_AFTER = timedelta(minutes=1)
 # About where Temporal suggests to continue as new; at 51,200 it ends a workflow.
 SUGGESTED_EVENTS = 4096
@@ -48,15 +48,15 @@ class EngineWorkflow(LongRunningWorkflow):
         await workflow.wait_condition(lambda: self._removed or self._must_roll_over() or self._bug is not None)
         if not self._removed:
             self._raise_bug()
-        # Wait for a running load, or the agent would do it twice at once, which is harmless; where the agent is away
-        # the load does not end, while each publish adds a signal.
+        # Wait for a running load: otherwise the next run would start it again beside this one (harmless). Do not wait
+        # without limit: while the agent is down the load does not end, and every publish adds a signal to the history.
         await workflow.wait_condition(
             lambda: self._removed or ((not self._loading or self._must_not_grow()) and workflow.all_handlers_finished())
         )
         if self._removed:
             workflow.set_current_details("The engine was removed.")
-            return  # the next heartbeats of its activities are answered that the workflow is gone
-        del tasks  # the next heartbeat of this run's watch is answered that the run is gone
+            return  # the activities that still run learn from their next heartbeat that the workflow is gone
+        del tasks  # this run's watch learns from its next heartbeat that the run is gone
         self._state.wanted = self._state.wanted or self._loading
         workflow.continue_as_new(self._state)
 
@@ -136,7 +136,7 @@ def _description(state: EngineState, problem: str) -> str:
         lines = ["Its agent has not checked it yet."]
     else:
         health = (
-            "Healthy" if report.healthy else f"Out of rotation, it {report.problem}," if report.problem else "Unhealthy"
+            "Healthy" if report.healthy else f"Out of rotation ({report.problem})" if report.problem else "Unhealthy"
         )
         lines = [f"{health} since {state.since:%Y-%m-%d %H:%M:%S} UTC."]
         if report.healthy:

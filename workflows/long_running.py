@@ -38,7 +38,7 @@ class LongRunningWorkflow:
             self._bug = self._bug or task.exception()
 
     def _raise_bug(self) -> None:
-        """Fail the workflow task, if a task has failed: the workflow waits here until the bug is fixed."""
+        """Raise what an asyncio task of `_start` raised: Temporal retries the workflow task until the bug is fixed."""
         if self._bug is not None:
             raise self._bug
 
@@ -49,7 +49,7 @@ class LongRunningWorkflow:
 
 
 def reason_of(error: ActivityError) -> str:
-    """Why the activity's last attempt failed, for people; our activities' errors quote no conversation."""
+    """Why the activity's last attempt failed, for people; the errors of Clawloop's activities quote no conversation."""
     cause = error.cause
     if isinstance(cause, ApplicationError):
         return cause.message

@@ -19,7 +19,9 @@ TURN_RECORDED = "turn_recorded"
 FEEDBACK_GIVEN = "feedback_given"
 REJUDGE = "judge_again"
 CONTENT_ERASED = "content_erased"
-CLOSES_AGAIN, ENDS_BY_NEWEST = "closes-again", "ends-by-newest"  # patches of the session's workflow
+# Ids of Temporal patches (`workflow.patched`) in the session's workflow. CLOSES_AGAIN: a session that was closed before
+# closes again at once after feedback. ENDS_BY_NEWEST: only the newest turn decides whether the session ends.
+CLOSES_AGAIN, ENDS_BY_NEWEST = "closes-again", "ends-by-newest"
 SWEEP_WORKFLOW = "Sweep"
 SWEEP_ID = "sweep"
 TRAINING_WORKFLOW = "Training"

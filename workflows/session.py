@@ -1,7 +1,8 @@
-"""One conversation, from its first main turn to its close: durable, in ids only.
+"""One conversation, from its first main turn to its close. Its state is durable and holds ids, never text.
 
-It waits for turns, has each judged as soon as the next one shows what followed it, and closes when the client ends the
-session or nothing comes any more. It decides by its state and its messages; everything else is in PostgreSQL.
+It waits for turns, has each turn judged as soon as a later request holds what followed its reply, and closes when the
+client ends the session or nothing comes any more. It decides by its state and its messages; everything else is in
+PostgreSQL.
 """
 
 from __future__ import annotations
@@ -88,7 +89,7 @@ class SessionWorkflow(LongRunningWorkflow):
         def is_erased(turn_id: TurnId) -> bool:
             return turn_id in erased.turns or (erased.whole and newest is not None and turn_id <= newest)
 
-        # A judging that runs finds the turn erased when it stores a vote or the judgement.
+        # Judging in progress notices the erasure when it stores a vote or the judgement.
         state = self._state
         state.carried = [message for message in state.carried if not is_erased(message.turn_id)]
         state.rows = [descriptions.erased_row(row) if is_erased(row.turn_id) else row for row in state.rows]
@@ -144,13 +145,13 @@ class SessionWorkflow(LongRunningWorkflow):
             if not self._is_late(message):
                 self._state.ends, self._state.erased = message.ends_session, False
             self._show_version(message.version)
-            summary = "judge the reply that a new turn answers"
+            summary = "judge the reply that a new turn follows"
         task = asyncio.create_task(self._judge(request, summary))
         self._judging[task] = message
         task.add_done_callback(self._on_judged)
 
     def _is_late(self, turn: TurnRecorded) -> bool:
-        """A newer turn came before it, and decides whether the session ends."""
+        """Whether a newer turn was signalled before this one; then the newer one decides whether the session ends."""
         newest = max(self._state.known, default=turn.turn_id)
         return turn.turn_id < newest and workflow.patched(names.ENDS_BY_NEWEST)
 
@@ -164,7 +165,7 @@ class SessionWorkflow(LongRunningWorkflow):
 
     @property
     def _priority(self) -> Priority:
-        # One chatty session must not keep the judges from the others.
+        # Fair scheduling: a session with many turns must not delay the judging of other sessions.
         return Priority(fairness_key=str(self._state.session_id))
 
     async def _judge(self, request: JudgeTurn, summary: str) -> None:
@@ -248,7 +249,7 @@ class SessionWorkflow(LongRunningWorkflow):
             workflow.execute_activity_method(
                 JudgingActivities.collect_direct_vote,
                 CollectDirectVote(session_id=self._state.session_id, turn_id=turn_id),
-                summary="ask a direct vote, because the votes cancel out",
+                summary="ask for a direct vote, because the votes cancel out",
                 priority=self._priority,
                 **JUDGE,
             )

@@ -15,8 +15,9 @@ from activities.training.messages import StepDone
 from clawloop.contracts.sessions import FeedbackGiven, RejudgeRequested, TurnRecorded, TurnResult
 from clawloop.ids import SessionId, TurnId
 
-KNOWN_LIMIT = 200  # turn ids, to drop duplicate signals; an older turn is judged once anyway, by its keys
-INBOX_LIMIT = 200  # messages that wait; those dropped are found in PostgreSQL when the session closes
+KNOWN_LIMIT = 200  # turn ids kept to drop duplicate signals; for an older duplicate the stored judgement is found
+# Unhandled messages kept at continue-as-new; those dropped are read from PostgreSQL when the session closes.
+INBOX_LIMIT = 200
 ROWS_LIMIT = 20  # rows of the table in the UI
 
 
@@ -28,7 +29,7 @@ class SessionState(BaseModel):
         roll_over_events: continue as new at this many events; None: when Temporal suggests it.
         announced: number of main turns signalled since the session was opened, in all runs.
         known: ids of the newest of these turns.
-        carried: the inbox: messages not handled yet, oldest first.
+        carried: the inbox: messages not handled yet, oldest first; kept at continue-as-new.
         rows: the newest decided turns.
         deadline: when the session closes without a new turn; None before the first run.
         ends: the client marked its newest turn as the last, or all turns were erased.

@@ -97,7 +97,8 @@ class TrainingWorkflow(LongRunningWorkflow):
 
     @workflow.update(dynamic=True)
     def former_update(self, name: str, args: Sequence[RawValue]) -> None:
-        """Five updates, one for each action, that open workflows and saved histories hold."""
+        """Handle the five updates, one per operator action, that open workflows and saved histories may still
+        contain."""
         self._note_change(OperatorAction(name))
 
     @former_update.validator
@@ -129,7 +130,7 @@ class TrainingWorkflow(LongRunningWorkflow):
 
     async def _read_view(self) -> TrainingView:
         self._view = await workflow.execute_activity_method(
-            StepActivities.read_training_status, self._policy, summary="how learning stands", **STORE
+            StepActivities.read_training_status, self._policy, summary="read the training status", **STORE
         )
         if self._view.unpublished and not self._publishing:
             self._must_publish = True
@@ -150,8 +151,8 @@ class TrainingWorkflow(LongRunningWorkflow):
         if claimed.state is None:
             return None
         if claimed.n == self._ended_step:
-            # Step numbers are never used again. Should the ledger do so, wait rather than spin.
-            self._store_problem = f"step {claimed.n} has ended, and the ledger names it again"
+            # Step numbers are never reused. If the ledger returns an ended step all the same, wait instead of looping.
+            self._store_problem = f"step {claimed.n} has ended, but PostgreSQL returned it again"
             self._show()
             return None
         return claimed
@@ -229,7 +230,7 @@ class TrainingWorkflow(LongRunningWorkflow):
                 published = await workflow.execute_activity_method(
                     PublishingActivities.publish_version,
                     PublishVersion(policy=self._policy),
-                    summary="let the newest version answer",
+                    summary="publish the newest version",
                     **PUBLISH,
                 )
             except ActivityError as error:
@@ -268,7 +269,7 @@ class TrainingWorkflow(LongRunningWorkflow):
     # The UI ----------------------------------------------------------------------------------------------------------
 
     def _show_store_problem(self, error: ActivityError) -> None:
-        self._store_problem = f"the ledger refuses: {_reason(error)}"
+        self._store_problem = f"PostgreSQL call failed: {_reason(error)}"
         self._show()
 
     def _show(self) -> None:

@@ -41,7 +41,7 @@ class Case:
     """A turn and what it is judged by.
 
     Args:
-        give_up: ask nobody, for this reason; None: ask.
+        give_up: why no judge is asked; None: ask.
     """
 
     context: TurnContext
@@ -59,7 +59,8 @@ class Case:
 
     @property
     def key(self) -> tuple[TurnId, TurnId | None, bytes, str]:
-        """What the store opens a judgement by: the turn, the one with its next state, evidence hash, hint kind."""
+        """Arguments of `JudgementStore.open` and `revise`: turn, turn that holds its next state, evidence hash, hint
+        kind."""
         next_turn_id = None if self.next_state is None else self.next_state.next_turn_id
         return self.record.turn_id, next_turn_id, self.evidence_hash, self.hint_kind
 

@@ -46,7 +46,8 @@ class CollectDirectVote(_Message):
 class Judged(_Message):
     """
     Args:
-        fates: the turns that could be judged, and the session's newest trained turns.
+        fates: the turns that could be judged, and the session's newest trained turns (results; the field's name is
+            durable).
     """
 
     fates: list[TurnResult]
@@ -78,7 +79,8 @@ class Closed(_Message):
     Args:
         to_judge: turns that have a next state and were never judged: judge them, then close.
         to_ask: turns whose votes cancel out: ask for a direct vote on each, then close.
-        fates: the turns that the closing decided, and the session's newest trained turns.
+        fates: the turns that the closing decided, and the session's newest trained turns (results; the field's name is
+            durable).
         guarantee: what the at-least-one rule gave; empty if this is not the first close.
         still_open: the session was to be closed again, but it is open: nothing was done.
     """

@@ -76,7 +76,7 @@ class JudgementStore(TurnContextStore, Protocol):
             feedback_ids: the feedback that `finalized` takes into account.
 
         Returns:
-            The policy that has a batch waiting since this call; None if it has none, or had one before.
+            The policy's id if its batch became ready with this call; None if no batch is ready, or one was before.
 
         Raises:
             RecordUnusable: the turn, or the one that holds its next state, was erased.
@@ -155,7 +155,7 @@ class ClosingStore(Protocol):
         """Finalize the rewards that waited for the session's end: of its groups, and by its task's outcome.
 
         Returns:
-            The decisions, and the policy that has a batch waiting since this call.
+            The decisions, and the policy's id if its batch became ready with this call.
         """
 
     async def close(
@@ -167,12 +167,13 @@ class ClosingStore(Protocol):
     ) -> str | None:
         """Write the decisions, the fallback sample and the session's end in one transaction.
 
-        Turns decided meanwhile stay as they are. So do when and why the session was closed, if no turn has come since.
+        Turns decided meanwhile keep their outcome. A session that is closed, and has no turn since, keeps the time and
+        reason of its close.
 
         Args:
             decisions: for turns that nobody judged.
-            fallback: what the at-least-one rule gave; None if it does not apply. The first close's stays.
+            fallback: what the at-least-one rule gave; None if it does not apply. A stored guarantee stays.
 
         Returns:
-            The policy that has a batch waiting since this call; None if it has none, or had one before.
+            The policy's id if its batch became ready with this call; None if no batch is ready, or one was before.
         """

@@ -31,7 +31,7 @@ NO_DIRECT_VOTE = Verdict(None, None, None, "no direct vote")
 EVIDENCE_LIMITS = (Budgets().total, 9_000, 3_000, 1_200)
 
 
-@dataclass(frozen=True)  # no slots: a parametrised generic notes its parameters on its instances
+@dataclass(frozen=True)  # no slots: _Question[Vote](...) sets __orig_class__ on the instance
 class _Question(Generic[Answer]):
     """Votes or hints: the stored answers, and how to ask, parse and store."""
 
@@ -45,7 +45,7 @@ class VoteCollector:
     """Votes, hints and the direct vote of one judgement, stored as they come.
 
     Args:
-        give_up: ask nothing, for this reason; None: ask.
+        give_up: why no judge is asked; None: ask.
 
     Attributes:
         problems: why answers are missing, without any text of the questions.

@@ -25,7 +25,7 @@ from clawloop.ids import version_name
 
 # A version stays loaded this long after another took its place: conversations that began with it go on with it.
 KEEP = timedelta(seconds=60)
-# How long an engine that died may be routed to; a gateway notices within a second by itself.
+# Interval of the checks, so how long a dead engine stays in the rows; gateways notice within a second by themselves.
 CHECK_SECONDS = 2.0
 # A busy CPU engine may be silent for a long prompt, each check waits 10 s; one that is silent this often hangs.
 MAX_SILENT_CHECKS = 6

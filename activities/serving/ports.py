@@ -136,7 +136,7 @@ class EngineWorkflows(Protocol):
         """
 
     async def end(self, engine_id: str) -> None:
-        """End the engine's workflow; nothing if it does not run.
+        """End the engine's workflow; does nothing if it does not run.
 
         Raises:
             SignalFailed

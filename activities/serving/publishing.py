@@ -83,7 +83,10 @@ class PublishingActivities:
             log.warning("signal failed: engines have a version to load", extra={"why": str(error)})
 
     async def _wait(self, view: TrainingView, until: float) -> tuple[list[str], list[str]]:
-        """The engines in rotation that have the version, and those that do not. None have it: read the view again."""
+        """The engines in rotation that have the version, and those that do not.
+
+        If no engine has it, the caller must read the view again.
+        """
         n = _target(view)
         refresh_at = time.monotonic() + REFRESH_SECONDS
         while True:
@@ -115,7 +118,7 @@ def _published(
     waited = time.monotonic() - began
     if version != view.version:
         facts = {"policy": view.policy, "version": version, "engines": having, "engines_without": missing}
-        log.info("version answers", extra=facts | {"waited_seconds": round(waited, 3)})
+        log.info("version activated", extra=facts | {"waited_seconds": round(waited, 3)})
     return Published(
         policy=view.policy,
         head=view.head,

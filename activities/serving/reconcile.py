@@ -18,7 +18,8 @@ class EngineReconciler:
             StoreUnavailable
             SignalFailed: names the engines. The others were reconciled, and the next sweep retries.
         """
-        # Read first: an engine added in between is started once too often, which does nothing; none is ended wrongly.
+        # Read the workflows before the engines: for an engine added in between, the second start has no effect, and no
+        # workflow is ended wrongly.
         running = await self._workflows.running()
         engines = {engine.id for engine in await self._store.engines()}
 

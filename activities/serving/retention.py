@@ -1,4 +1,4 @@
-"""Deletes adapters from disk that no engine or step needs, and what attempts at a step left that is over.
+"""Deletes adapters from disk that no engine or step needs, and directories that attempts at ended steps left behind.
 
 The store decides what is needed. A version that an engine has keeps its files.
 """
@@ -13,7 +13,8 @@ from clawloop.errors import AdapterUnusable
 
 log = logging.getLogger(__name__)
 
-# A request for a version whose directory is gone ends a vLLM, so this is long after every engine has unloaded it.
+# A vLLM engine crashes on a request for a version whose directory is gone, so this is long after every engine has
+# unloaded the version.
 MIN_AGE = timedelta(hours=1)
 
 

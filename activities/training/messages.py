@@ -34,7 +34,7 @@ class StepDone(_Message):
     """The result of a step. Figures that are not known are None.
 
     Args:
-        state: committed; abandoned: the policy moved on without it; quarantined: it cannot succeed, for `reason`, and
+        state: committed; abandoned: it ended without a version; quarantined: it cannot succeed, for `reason`, and
             the workflow calls `quarantine_step`.
         parent: the version it started from.
         kl: None if the recipe measures none.

@@ -11,7 +11,7 @@ from clawloop.errors import SignalFailed
 
 log = logging.getLogger(__name__)
 
-# A workflow that was notified takes its batch within seconds; one that was lost is started again.
+# A running workflow claims its batch within seconds of the signal; a lost one is started by the next signal.
 RENOTIFY_AFTER = timedelta(minutes=1)
 
 

@@ -50,19 +50,19 @@ class StepStore(Protocol):
         """
 
     async def quarantine(self, policy: str, n: int, reason: str) -> None:
-        """Quarantine a claimed step and its samples, and pause training; nothing if the step has ended."""
+        """Quarantine a claimed step and its samples, and pause training; does nothing if the step has ended."""
 
     async def abandon(self, policy: str, n: int, reason: str) -> None:
-        """Abandon a claimed step; its samples are fresh again. Nothing if the step has ended."""
+        """Abandon a claimed step; its samples are fresh again. Does nothing if the step has ended."""
 
     async def abandon_and_pause(self, policy: str, n: int, reason: str) -> None:
-        """Abandon a claimed step whose recipe cannot be used, and pause training; nothing if the step has ended.
+        """Abandon a claimed step whose recipe cannot be used, and pause training; does nothing if the step has ended.
 
         Training is not paused if the policy has another recipe by now.
         """
 
     async def expire(self, policy: str, n: int, reason: str) -> None:
-        """Abandon a claimed step without anything to learn; its samples expire. Nothing if the step has ended."""
+        """Abandon a claimed step without anything to learn; its samples expire. Does nothing if the step has ended."""
 
     async def committed(self, policy: str, n: int) -> VersionRef | None:
         """The version that step `n` made; None if the step is not committed."""

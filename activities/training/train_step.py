@@ -51,7 +51,8 @@ class TrainingActivities:
             try:
                 batch = await self._steps.batch(request.policy, request.n)
             except RecordUnusable as error:
-                # An earlier attempt ended the step, or the files of its parent are gone: then no trainer can train it.
+                # An earlier attempt ended the step (then `quarantine` does nothing), or its parent's files are gone
+                # (then no trainer can compute it). `claim` returns the state the step has now.
                 await self._steps.quarantine(request.policy, request.n, str(error))
                 claim = await self._steps.claim(request.policy, request.n)
                 return _ended(request, claim.state or StepState.ABANDONED, claim.reason)
@@ -84,7 +85,11 @@ class TrainingActivities:
         state = await self._steps.commit(batch, trained)
         log.info("step done", extra={"policy": request.policy, "step": request.n, "state": state})
         if state is not StepState.COMMITTED:
-            return _ended(request, state, "the policy moved on without it")
+            return _ended(
+                request,
+                state,
+                "another version was committed, or the policy was rolled back, before this step committed",
+            )
         return _committed(trained.version, trained)
 
 

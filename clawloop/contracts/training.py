@@ -24,7 +24,7 @@ class SampleState(StrEnum):
     TRAINED = "trained"
     EXPIRED = "expired"
     QUARANTINED = "quarantined"
-    SUPERSEDED = "superseded"  # feedback changed the judgement before a step took it
+    SUPERSEDED = "superseded"  # a later judgement replaced it before a step took it
 
 
 class StepState(StrEnum):
@@ -32,7 +32,7 @@ class StepState(StrEnum):
 
     CLAIMED = "claimed"  # it has a batch, and is being computed or will be retried
     COMMITTED = "committed"  # its version is the policy's head, or was
-    ABANDONED = "abandoned"  # another version was committed, or it was given up; its samples are free again
+    ABANDONED = "abandoned"  # another version was committed, or it was given up; its samples are fresh again
     QUARANTINED = "quarantined"  # it failed for good; its samples are taken again only by `training resume --retry`
 
 
@@ -43,7 +43,7 @@ class TrainingState(StrEnum):
 
 
 class OperatorAction(StrEnum):
-    """What an operator can change about a policy's training; the values stand in histories."""
+    """What an operator can change about a policy's training; Temporal histories contain the values."""
 
     PAUSE = "pause"
     RESUME = "resume"
@@ -127,7 +127,7 @@ class StepBatch:
     Args:
         base_model: the policy's base model, by the name under which engines serve it.
         parent: the version the step starts from; None is version 0.
-        epoch: the policy's epoch when the batch was claimed.
+        epoch: the policy's epoch when the batch was claimed: a counter that every roll-back increments.
         samples: in the order in which they were claimed.
         teachers: number → version, of earlier versions that answered samples with a hint; neither 0 nor the parent.
         without_hint: samples whose hint cannot be used because its teacher's files are gone, with the reason.
@@ -172,8 +172,8 @@ class StepFigures:
     """Figures of a step, over all its ranks.
 
     Args:
-        loss, parts: of the last epoch; `parts` are weighted shares that add up to `loss`.
-        grad_norm: of the last epoch, before clipping.
+        loss, parts: of the last training epoch; `parts` are weighted shares that add up to `loss`.
+        grad_norm: of the last training epoch, before clipping.
         ratio: mean π_θ/μ over the batch's trained tokens, before the first update.
         kl: mean distance to the base in nats, as k3 estimates it, before the first update; None if the recipe has no
             KL part.
@@ -181,7 +181,7 @@ class StepFigures:
         samples: the trained samples, with their figures before the first update.
         dropped: samples left out, with the reason.
         without_hint: samples of which only the verdict was trained, with the reason.
-        micro_batches, fillers: forwards of all ranks in one epoch, and those of them without a sample.
+        micro_batches, fillers: forwards of all ranks in one training epoch, and those of them without a sample.
     """
 
     loss: float
@@ -239,6 +239,7 @@ class TrainingView:
         step: the number of the claimed step, or of the next one.
         head: the newest committed version on the current lineage.
         version: the active version.
+        epoch: how often the policy was rolled back; a step commits only in the epoch in which its batch was claimed.
         pinned: the version that stays active whatever is trained; None if none.
         unpublished: the head is not active yet, although nothing prevents it.
         max_wait_seconds: a smaller batch is claimed once its oldest sample has waited this long; None without a recipe.

@@ -64,7 +64,7 @@ class SessionSource(StrEnum):
 
 @dataclass(frozen=True, slots=True)
 class SessionEvidence:
-    """What a request tells about its session.
+    """What in a request identifies its session.
 
     Args:
         source: which part of the request.
@@ -148,7 +148,7 @@ class InsertedTurn:
 
     Args:
         duplicate: the turn was stored before; nothing was written.
-        erased: what it belongs to was erased after it began, so that it was stored without its content.
+        erased: its session, or a turn it repeats or continues, was erased after it began: stored without its content.
     """
 
     turn_id: TurnId

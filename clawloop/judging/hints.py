@@ -43,7 +43,8 @@ class HintChoice:
 
     Args:
         text: None if there is no hint.
-        answered: as many answers could be read as a hint needs; without `text`, False means "not known", not "none".
+        answered: at least as many answers could be parsed as a hint needs. Without `text`, True means that there is no
+            hint, and False that it is not known whether there is one.
         why: for people.
     """
 

@@ -15,8 +15,8 @@ from clawloop.judging.voting import Verdict
 from clawloop.recipes.recipe import Recipe
 from clawloop.turns.parents import Candidate
 
-VOTES = "sampled"  # kinds of votes
-DIRECT = "direct"  # its raw answer is the log-probs of the three choices
+VOTES = "sampled"  # kind of the votes that are sampled from a judge
+DIRECT = "direct"  # kind of a direct vote; the raw answer is the log-probs of the three choices
 HINTS = "hint"  # kind of a hint by the next state; with feedback texts their number is added
 
 

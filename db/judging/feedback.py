@@ -104,7 +104,7 @@ class PostgresFeedbackStore:
 
 
 def _named(session: str) -> ColumnElement[bool]:
-    """Sessions by our id or the client's own value."""
+    """Sessions with this Clawloop id, or with this value of the client's."""
     named = [SessionRow.external_id == storable(session)]
     with suppress(ValueError):
         named.append(SessionRow.id == UUID(session))

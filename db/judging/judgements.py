@@ -140,7 +140,8 @@ class PostgresJudgementStore:
         row = (await connection.execute(newest)).first()
         if row is None:
             return await _open(connection, turn_id, next_turn_id, evidence_hash, hint_kind)
-        # A judgement quotes only the turn it names: an erasure finds it by that, and a continued one quotes no other.
+        # A judgement's answers may quote only the turn in its `shown_by`, by which an erasure finds them. So it is not
+        # continued if that turn was erased, or if it has none and there is a next turn now.
         other_evidence = row.after == TurnOutcome.ERASED or (row.nothing_followed and next_turn_id is not None)
         if row.state in (None, SampleState.FRESH, SampleState.SUPERSEDED) and not other_evidence:
             return await read_open(connection, JudgementId(row.id), row.recipe_hash, hint_kind)

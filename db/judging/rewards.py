@@ -53,7 +53,7 @@ _OPEN_GROUPS = text("""
 
 
 async def mean_before(connection: AsyncConnection, policy: str, judgement: JudgementId, verdict: int) -> RunningMean:
-    """The policy's mean verdict without this judgement's own, which counts with `verdict` from now on.
+    """The policy's mean verdict without this judgement; from now on the mean includes the judgement, with `verdict`.
 
     Idempotent: repeated for a judgement it returns the same, and counts the judgement once.
 
@@ -106,8 +106,8 @@ async def finalize_outcome_of(
     """Give judged turns of a session their rewards.
 
     Args:
-        closing: the session closes: do so for the turns that came since it was closed before. Otherwise its outcome
-            became known: do so for the turns it was closed with.
+        closing: True: the session is closing; reward the turns that came since it was last closed. False: its outcome
+            was reported; reward the turns it was last closed with.
     """
     rows = [row for row in await connection.execute(_BY_OUTCOME, {"session": session}) if row.closed != closing]
     decisions = decide_by_outcome([_member(row) for row in rows], rows[0].task_outcome if rows else None)

@@ -1,4 +1,4 @@
-"""Reads the samples of a batch, whole, or the reason why one cannot be trained."""
+"""Reads the samples of a batch with their tokens, or for each that cannot be trained the reason."""
 
 from __future__ import annotations
 
@@ -96,5 +96,5 @@ def _fault(row: Any, prompt_tokens: int) -> str | None:
 
 
 def needs_version(recipe: Train, version: int, parent: int) -> bool:
-    """Whether a step from `parent` needs a version's files to score the hinted prompts of samples it answered."""
+    """Whether a step from `parent` needs this version's files, to score hinted prompts that the version answered."""
     return recipe.uses_hints and recipe.teacher_version(version) not in (0, parent)

@@ -115,7 +115,12 @@ async def _complete_groups(
 
 @dataclass(frozen=True, slots=True)
 class _Eligibility:
-    """The samples a step from `head` can learn from."""
+    """Decides which samples a step from `head` can learn from.
+
+    Args:
+        parents: version → parent.
+        readable: versions whose files exist and fit the recipe's LoRA.
+    """
 
     recipe: Recipe
     head: int

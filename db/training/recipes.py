@@ -45,7 +45,7 @@ async def set_recipe(database: Database, policy: str, recipe: Recipe) -> None:
 
 
 async def change_recipe(connection: AsyncConnection, policy: str, recipe: Recipe) -> None:
-    """Insert a recipe, and let the policy learn by it from the next step on; nothing if it does already.
+    """Insert a recipe, and let the policy learn by it from the next step on; does nothing if it does already.
 
     Fresh samples of another signal hash expire at once (`recipe changed`), claimed ones when their step is given up.
 
@@ -73,13 +73,13 @@ async def _require_shape(connection: AsyncConnection, policy: PolicyRow, lora: L
     content = await connection.scalar(made_by.where(StepRow.policy == policy.id, StepRow.n == policy.head))
     if content is None:  # version 0 has no adapter
         return
-    # Only this key: the rest of that recipe may not be valid any more, which is why another is set.
-    has = Lora.model_validate(content["train"]["lora"])
-    if (has.rank, has.alpha) != (lora.rank, lora.alpha):
+    # Validate only `lora`: the rest of the old recipe may have become invalid, which may be why another is set.
+    head_lora = Lora.model_validate(content["train"]["lora"])
+    if (head_lora.rank, head_lora.alpha) != (lora.rank, lora.alpha):
         raise RecipeRejected(
             f"rank {lora.rank} and alpha {lora.alpha:g}, but version {policy.head} of policy {policy.id!r}, from "
-            f"which it learns on, has rank {has.rank} and alpha {has.alpha:g}: keep those, or start over with "
-            "`clawloop policy roll-back 0`",
+            f"which the next step starts, has rank {head_lora.rank} and alpha {head_lora.alpha:g}: keep those, or "
+            "start over with `clawloop policy roll-back 0`",
             field="train.lora",
         )
 

@@ -20,7 +20,7 @@ from db.arrays import ids_to_bytes
 from db.exact_json import storable
 from db.tables import SampleRow, SessionRow, TurnRow
 
-# In any other state a step has or had the sample, so that a later judgement cannot change it any more.
+# In any other state a step has or had the sample, or it expired: a later judgement cannot change it any more.
 _OPEN = (SampleState.FRESH, SampleState.SUPERSEDED)
 
 # A turn shows the state of its newest sample; an erased turn stays erased.
@@ -125,7 +125,7 @@ async def withdraw_sample(connection: AsyncConnection, judgement: JudgementId, r
 
 
 async def is_taken(connection: AsyncConnection, judgement: JudgementId) -> bool:
-    """Whether a step has, or had, the judgement's sample."""
+    """Whether the judgement's sample cannot change any more: a step has or had it, or it expired."""
     state = await connection.scalar(select(SampleRow.state).where(SampleRow.judgement_id == judgement))
     return state is not None and state not in _OPEN
 
@@ -148,7 +148,7 @@ async def end_samples(
 
 
 async def expire_samples_of_other_signal(connection: AsyncConnection, policy: str) -> None:
-    """Expire fresh samples judged by another signal part than that of the policy's recipe."""
+    """Expire fresh samples judged under another [signal] table than that of the policy's recipe."""
     for _ in range(_MOST_EXPIRED // _CHUNK):
         parameters = {"policy": policy, "limit": _CHUNK}
         samples = [SampleId(sample) for sample in await connection.scalars(_OF_OTHER_SIGNAL, parameters)]
@@ -172,7 +172,7 @@ async def set_turn_outcomes(
 async def free_samples(connection: AsyncConnection, policy: str, samples: Collection[SampleId]) -> None:
     """Make samples fresh again; those whose turn was judged again since are superseded.
 
-    If the recipe's signal part has changed meanwhile, they expire.
+    If the recipe's [signal] table has changed meanwhile, they expire.
     """
     rows = (await connection.execute(_FREE, {"samples": list(samples)})).all()
     freed = [SampleId(row.id) for row in rows if not row.overruled]

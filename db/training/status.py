@@ -12,7 +12,7 @@ from clawloop.errors import RecipeRejected, RecordUnusable
 from clawloop.recipes.recipe import Recipe, parse_stored_recipe
 from db.training.lineage import next_step
 
-# Samples of another signal part are not ready: no step takes them.
+# Samples of another [signal] table are not ready: no step takes them.
 _STATUS = text("""
     SELECT p.id, p.pool, p.head, p.active, p.epoch, p.pinned, p.paused_reason, r.content,
         waits.ready, waits.oldest_seconds,

@@ -80,7 +80,7 @@ async def commit_step(connection: AsyncConnection, step: StepRow, trained: Train
 
 
 async def abandon_step(connection: AsyncConnection, step: StepRow, reason: str) -> None:
-    """Make the step's samples fresh again; they expire if the recipe's signal part has changed."""
+    """Make the step's samples fresh again; they expire if the recipe's [signal] table has changed."""
     await _end(connection, step, StepState.ABANDONED, reason)
     samples = await samples_of(connection, step)
     await free_samples(connection, step.policy, list(samples))

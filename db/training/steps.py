@@ -98,7 +98,9 @@ class PostgresStepStore:
         version = trained.version
         parent = 0 if step.parent is None else step.parent.n
         if (version.policy, version.n, version.parent) != (step.policy, step.n, parent):
-            raise RecordUnusable(f"{version.path} is not what step {step.n} of policy {step.policy!r} makes")
+            raise RecordUnusable(
+                f"{version.path} is not the version that step {step.n} of policy {step.policy!r} makes"
+            )
         policy = await lock_policy(connection, step.policy)
         row = await lock_step(connection, step.policy, step.n)
         if row.state == StepState.COMMITTED:

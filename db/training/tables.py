@@ -21,7 +21,7 @@ class RecipeRow(Base):
 
     hash: Mapped[str] = mapped_column(primary_key=True)
     name: Mapped[str]
-    signal_hash: Mapped[str]  # hash of the part that judging and samples depend on
+    signal_hash: Mapped[str]  # hash of the recipe's [signal] table: judging and samples depend on it
     train_hash: Mapped[str]
     content: Mapped[Any] = mapped_column(ExactJson)  # with all defaults filled in
     created_at: Mapped[datetime] = mapped_column(server_default=text("now()"))
@@ -65,7 +65,7 @@ class StepRow(Base):
     policy: Mapped[str] = mapped_column(ForeignKey("policies.id"), primary_key=True)
     n: Mapped[int] = mapped_column(primary_key=True)
     parent: Mapped[int]
-    epoch: Mapped[int]
+    epoch: Mapped[int]  # the policy's epoch when the batch was claimed; every roll-back increments it
     state: Mapped[str]
     attempt: Mapped[int] = mapped_column(server_default=text("0"))  # how often its computation began
     recipe_hash: Mapped[str] = mapped_column(ForeignKey("recipes.hash"))

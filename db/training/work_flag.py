@@ -33,7 +33,7 @@ _READY = text("""
 
 
 async def refresh_work_flag(connection: AsyncConnection, policy: str) -> bool:
-    """Recompute the flag; True if it was raised."""
+    """Recompute the flag; True if this call changed it from False to True."""
     row = (await connection.execute(_READY, {"policy": policy})).one_or_none()
     ready = row is not None and bool(row.ready)
     before = row is not None and row.work_waiting

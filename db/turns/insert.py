@@ -37,7 +37,7 @@ def _lock_session_statement() -> ReturningInsert[tuple[datetime | None]]:
         set_={
             "state": case((newest, new.excluded.state), else_=SessionRow.state),
             "last_turn_at": func.greatest(new.excluded.last_turn_at, SessionRow.last_turn_at),
-            # The erasure removed it.
+            # None after an erasure, which removed the client's value.
             "external_id": case((alive, func.coalesce(SessionRow.external_id, new.excluded.external_id)), else_=None),
         },
     ).returning(SessionRow.erased_at)

@@ -1,4 +1,4 @@
-"""Gives turns that were inserted before their parent that parent, once it arrives, e.g. from a spool.
+"""Reparents turns that were inserted before their parent, once the parent arrives, e.g. from a spool.
 
 Their rows get another parent and another delta against it; the conversations they stand for stay the same.
 """

@@ -122,9 +122,10 @@ class TurnRow(Base):
     ends_session: Mapped[bool]
     started_at: Mapped[datetime]
     finished_at: Mapped[datetime]
-    entered_at: Mapped[datetime] = mapped_column(server_default=text("now()"))
+    entered_at: Mapped[datetime] = mapped_column(server_default=text("now()"))  # when the row was inserted
     announced_at: Mapped[datetime | None]
-    erased_at: Mapped[datetime | None]  # turns that continue it and began before have no content any more
+    # turns that continue this one and began before this time have no content any more
+    erased_at: Mapped[datetime | None]
 
 
 class SessionPrefixRow(Base):

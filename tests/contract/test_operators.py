@@ -62,7 +62,7 @@ async def test_setting_a_recipe_expires_waiting_samples_of_another_signal_for_go
     assert [await learning.sample_result(sample) for sample in waiting] == [changed] * 3
 
     view = await learning.operators.set_recipe(POLICY, same_signal)
-    assert view.ready == 0  # expired samples stay expired, although the policy has their signal part again
+    assert view.ready == 0  # expired samples stay expired, although the policy has their [signal] table again
     assert [await learning.sample_result(sample) for sample in waiting] == [changed] * 3
 
 

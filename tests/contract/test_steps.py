@@ -158,7 +158,7 @@ async def test_a_trained_version_must_belong_to_its_step(learning: Learning) -> 
     for wrong in ({"n": 2}, {"parent": 1}, {"policy": "other"}):
         fields = {"policy": other.policy, "n": 1, "parent": 0, "path": other.path, "sha256": other.sha256} | wrong
         made = trained(batch).__class__(other.__class__(**fields), trained(batch).figures, 2.5)  # type: ignore[arg-type]
-        with pytest.raises(RecordUnusable, match="is not what step 1"):
+        with pytest.raises(RecordUnusable, match="is not the version that step 1"):
             await learning.steps.commit(batch, made)
 
 

@@ -122,7 +122,9 @@ class FakeStepStore:
         parent = 0 if step.parent is None else step.parent.n
         version = trained.version
         if (version.policy, version.n, version.parent) != (step.policy, step.n, parent):
-            raise RecordUnusable(f"{version.path} is not what step {step.n} of policy {step.policy!r} makes")
+            raise RecordUnusable(
+                f"{version.path} is not the version that step {step.n} of policy {step.policy!r} makes"
+            )
         row = self._step(step.policy, step.n)
         if row.state is StepState.COMMITTED:
             made = self._ref(step.policy, step.n)

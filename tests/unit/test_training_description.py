@@ -46,8 +46,8 @@ BATCH = Claim(policy="default", n=7, state=StepState.CLAIMED, samples=16)
             VIEW,
             BATCH,
             True,
-            "step 7: 16 samples, from v6, given to trainer-default 2026-01-02 03:04 UTC\n\n"
-            "v6 answers, engines are being given the newest",
+            "step 7: 16 samples, from v6, queued for trainer-default at 2026-01-02 03:04 UTC\n\n"
+            "v6 answers, engines are loading the newest",
         ),
         (
             replace(VIEW, state=TrainingState.PAUSED, reason="paused: for now", version=5),
@@ -68,8 +68,8 @@ def test_the_headline_shows_what_training_does_and_which_version_answers(
 ) -> None:
     assert training_headline(view, computing, SINCE, publishing, []) == headline
     assert (
-        training_headline(view, computing, SINCE, publishing, ["the ledger refuses: x"])
-        == f"{headline}\n\nthe ledger refuses: x"
+        training_headline(view, computing, SINCE, publishing, ["PostgreSQL call failed: x"])
+        == f"{headline}\n\nPostgreSQL call failed: x"
     )
 
 

@@ -52,7 +52,7 @@ async def test_the_ui_shows_the_state_of_the_engine(client: Client) -> None:
     async with at_work(client, agent) as handle:
         assert "Serves the base model only." in await details(handle, "Healthy since 20")
         agent.report(healthy=False, problem="does not answer")
-        assert (await details(handle, "Out of rotation")).startswith("Out of rotation, it does not answer, since 20")
+        assert (await details(handle, "Out of rotation")).startswith("Out of rotation (does not answer) since 20")
         described = await handle.describe()
         assert described.typed_search_attributes[names.ENGINE] == agent.engine_id
         assert described.typed_search_attributes[names.STATE] == "unhealthy"

@@ -39,7 +39,7 @@ async def test_the_ui_shows_a_sessions_turns(client: Client, scripted: ScriptedA
     assert found[names.SESSION] == str(talk.session)
     assert found[names.STATE] == "open"
     assert found[names.VERSION] == 3
-    assert details.startswith("2 main turns announced, 0 being judged, 0 waiting. Closes at ")
+    assert details.startswith("2 main turns received, 0 being judged, 0 waiting. Closes at ")
     lines = seen(details)
     assert lines[2:4] == ["|turn|kind|verdict|sample|step|why|", "|:---|:---|:---|:---|:---|:---|"]
     assert "|1|main|+1|yes||sampled: verdict +1: 3 of 3 votes for 1|" in lines
@@ -53,7 +53,7 @@ async def test_the_ui_shows_a_sessions_turns(client: Client, scripted: ScriptedA
         if event.HasField("activity_task_scheduled_event_attributes")
     ]
     assert set(summaries) == {
-        "judge the reply that a new turn answers",
+        "judge the reply that a new turn follows",
         "close the session: the client ended the session",
     }
 

@@ -50,7 +50,7 @@ async def test_the_ui_shows_the_running_step_and_search_attributes_find_it(
 ) -> None:
     scripted.gate.clear()
     await learner.samples(16)
-    await learner.shows("step 1: 16 samples, from v0, given to trainer-")
+    await learner.shows("step 1: 16 samples, from v0, queued for trainer-")
     described = await learner.handle.describe()
     assert await described.static_summary() == f"{learner.policy}: steps and versions"
     assert described.typed_search_attributes[names.POLICY] == learner.policy
@@ -66,11 +66,11 @@ async def test_the_ui_shows_the_running_step_and_search_attributes_find_it(
         if event.HasField("activity_task_scheduled_event_attributes")
     ]
     assert set(summaries) == {
-        "how learning stands",
+        "read the training status",
         "a batch for step 1",
         "a batch for step 2",
         "step 1: 16 samples, from v0",
-        "let the newest version answer",
+        "publish the newest version",
     }
 
 
@@ -266,7 +266,7 @@ async def test_while_no_trainer_is_there_nothing_is_lost_and_history_does_not_gr
     async with learning(client, scripted, trainer=False):
         learner = Learner(client, scripted)
         await learner.samples(16)
-        await learner.shows("step 1: 16 samples, from v0, given to trainer-")
+        await learner.shows("step 1: 16 samples, from v0, queued for trainer-")
         before = (await learner.handle.describe()).history_length
         await asyncio.sleep(1)
         assert (await learner.handle.describe()).history_length == before
@@ -279,7 +279,7 @@ async def test_engines_that_are_away_get_the_version_when_they_come_back(
 ) -> None:
     scripted.engines.clear()
     await learner.samples(16)
-    details = await learner.shows("v0 answers, engines are being given the newest")
+    details = await learner.shows("v0 answers, engines are loading the newest")
     assert "step 1" in details or "waiting" in details
     scripted.engines.set()
     await answers(scripted, 1)
