@@ -9,6 +9,8 @@ where every test runs, it has no gradient.
 
 from __future__ import annotations
 
+from typing import Any
+
 import torch
 import torch.nn.functional as F
 from torch import Tensor
@@ -50,12 +52,39 @@ def _attend_joined(q: Tensor, keys: list[Tensor], values: list[Tensor], dropout_
     if len(keys) == 1:
         return _attend(q, keys[0], values[0], dropout_p)
     # Recomputed in the backward pass: the copies of all keys of each branch's document would take too much memory.
+    # The pieces are arguments: the layer's own checkpoint cannot release what a closure holds.
     attended: Tensor = checkpoint(
-        lambda: _attend(q, torch.cat(keys, dim=2), torch.cat(values, dim=2), dropout_p),
+        _attend_pieces,
+        dropout_p,
+        q,
+        *keys,
+        *values,
         use_reentrant=False,
         preserve_rng_state=dropout_p > 0,
     )
     return attended
+
+
+def _attend_pieces(dropout_p: float, q: Tensor, *pieces: Tensor) -> Tensor:
+    """Attention over joined keys and values; `pieces` are first the keys, then as many values."""
+    count = len(pieces) // 2
+    keys: Tensor = _Joined.apply(*pieces[:count])  # type: ignore[no-untyped-call]
+    values: Tensor = _Joined.apply(*pieces[count:])  # type: ignore[no-untyped-call]
+    return _attend(q, keys, values, dropout_p)
+
+
+class _Joined(torch.autograd.Function):
+    """`torch.cat` along tokens; the pieces' gradients are copies, so that the gradient of the whole can be freed."""
+
+    @staticmethod
+    def forward(ctx: Any, *pieces: Tensor) -> Tensor:
+        ctx.lengths = [piece.shape[2] for piece in pieces]
+        return torch.cat(pieces, dim=2)
+
+    @staticmethod
+    def backward(ctx: Any, whole: Tensor) -> tuple[Tensor, ...]:
+        # A view of the gradient of a branch's few tokens would hold that of its whole document until all branches end.
+        return tuple(piece.clone() for piece in torch.split(whole, ctx.lengths, dim=2))
 
 
 def _attend(q: Tensor, k: Tensor, v: Tensor, dropout_p: float) -> Tensor:
