@@ -19,6 +19,7 @@ from clawloop.cli.engine import engine_app
 from clawloop.cli.erase import erase_command
 from clawloop.cli.judge import judge_app
 from clawloop.cli.key import key_app
+from clawloop.cli.plan import plan_command
 from clawloop.cli.session import session_app, why_command
 from clawloop.cli.terminal import Data, fail, settings_of
 from clawloop.cli.training import policy_app, recipe_app, training_app
@@ -88,6 +89,7 @@ def migrate(
         typer.echo(f"The default policy exists, for {base_model}.")
 
 
+app.command("plan")(plan_command)
 app.command("check")(check_command)
 app.command("erase")(erase_command)
 app.command("why")(why_command)

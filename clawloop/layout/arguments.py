@@ -1,0 +1,59 @@
+"""What follows from a layout for the command lines of engines and trainer, and for their environment."""
+
+from __future__ import annotations
+
+from clawloop.layout.engine import UTILIZATION, Serving
+from clawloop.layout.parts import Device
+from clawloop.layout.request import Request
+
+
+def engine_arguments(request: Request, serving: Serving, *, gpus: int, with_lora: bool) -> tuple[str, ...]:
+    """Of vLLM's `api_server`; model, address, parsers and the cache's size are not among them."""
+    limits = request.limits
+    arguments = ["--dtype", request.dtype, "--max-model-len", str(limits.max_model_len)]
+    arguments += ["--max-num-seqs", str(serving.seqs), "--max-num-batched-tokens", str(serving.batched_tokens)]
+    if with_lora:
+        arguments += ["--enable-lora", "--max-lora-rank", str(limits.max_lora_rank)]
+        arguments += ["--max-loras", str(limits.max_loras), "--max-cpu-loras", str(limits.max_cpu_loras)]
+    if gpus > 1:
+        arguments += ["--tensor-parallel-size", str(gpus)]
+    return tuple(arguments)
+
+
+def cache_on_shared_gpu(cache: int, engine: int, device: Device) -> tuple[str, ...]:
+    """A cache of this size, whatever else the GPU holds.
+
+    vLLM then takes no share of the GPU, but still compares one with what is free at its start
+    (`v1.worker.utils.request_memory`), where the trainer may hold all of its own.
+
+    Args:
+        engine: bytes of all of the engine.
+    """
+    share = max(1, 100 * engine // device.bytes) / 100  # rounded down: the next hundredth may be the trainer's
+    return *cache_of(cache), "--gpu-memory-utilization", f"{share:.2f}"
+
+
+def cache_on_own_gpus() -> tuple[str, ...]:
+    """All that vLLM finds left of its share, which it measures better than we compute it."""
+    return "--gpu-memory-utilization", str(UTILIZATION)
+
+
+def cache_of(size: int) -> tuple[str, ...]:
+    return "--kv-cache-memory-bytes", str(size)
+
+
+def trainer_arguments(request: Request, gpus: int) -> tuple[str, ...]:
+    """Of `clawloop worker trainer`; model and adapters are not among them."""
+    limits = request.limits
+    arguments = ["--device", "cuda" if gpus else "cpu", "--dtype", request.dtype]
+    arguments += ["--max-tokens", str(limits.max_sample_tokens), "--micro-batch-tokens", str(limits.micro_batch_tokens)]
+    return (*arguments, "--nproc", str(max(1, gpus)))
+
+
+def engine_environment(gpus: tuple[int, ...]) -> dict[str, str]:
+    return {"CUDA_VISIBLE_DEVICES": ",".join(map(str, gpus))}
+
+
+def trainer_environment(gpus: tuple[int, ...]) -> dict[str, str]:
+    # Samples differ in length, so freed pieces of fixed size would not fit the next one's.
+    return engine_environment(gpus) | {"PYTORCH_ALLOC_CONF": "expandable_segments:True"}

@@ -1,0 +1,145 @@
+"""What a layout is asked for: limits, the recipe's needs, the machine."""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+from typing import Literal
+
+from clawloop.errors import SetupError
+from clawloop.layout.model_shape import ModelShape
+
+LONGEST_CONTEXT_TOKENS = 32768
+"""Of an engine nobody gave a limit: enough for an agent's prompt with its tools; more costs memory."""
+ENGINE_RANKS = (1, 8, 16, 32, 64, 128, 256, 320, 512)
+"""What vLLM's `--max-lora-rank` takes (`vllm.config.lora.MaxLoRARanks`)."""
+FEWEST_LORAS = 2
+"""An engine holds the active version and its successor."""
+Dtype = Literal["float32", "bfloat16"]
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Limits:
+    """What engines and the trainer are told to take.
+
+    Args:
+        max_model_len: tokens of a prompt and its reply.
+        max_sample_tokens: of the longest sample the trainer reads, its `--max-tokens`; `max_model_len` at most.
+        micro_batch_tokens: what the trainer reads at once.
+        max_loras: versions with running requests at the same time.
+        max_lora_rank: of the adapters an engine can load.
+    """
+
+    max_model_len: int
+    max_sample_tokens: int
+    micro_batch_tokens: int = 8192
+    max_loras: int = 4
+    max_lora_rank: int = 16
+
+    @property
+    def max_cpu_loras(self) -> int:
+        """Adapters an engine keeps in the machine's memory: as many again, for those that are loaded ahead."""
+        return 2 * self.max_loras
+
+    @property
+    def micro_batch(self) -> int:
+        """Most tokens the trainer reads at once.
+
+        A sample may have all of `max_sample_tokens`, and beside a long one half the budget of what those add that
+        share its beginning (`clawloop.training.collate.Limits.room`).
+        """
+        budget = min(self.micro_batch_tokens, self.max_sample_tokens)
+        return self.max_sample_tokens + budget // 2
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class TrainingNeeds:
+    """What of a recipe decides how much memory a step takes.
+
+    Args:
+        rank: the adapter's.
+        compares_distributions: whole distributions are compared, so each position has further logits.
+        entropy: the entropy of each position is in the loss.
+    """
+
+    rank: int = 16
+    compares_distributions: bool = False
+    entropy: bool = False
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Gpus:
+    """The GPUs of a machine and who gets which.
+
+    Args:
+        sizes: bytes of each.
+        serve, judge, train: indices; None where the layout shall choose, and for no judge engine of its own.
+    """
+
+    sizes: tuple[int, ...]
+    serve: tuple[int, ...] | None = None
+    judge: tuple[int, ...] | None = None
+    train: tuple[int, ...] | None = None
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Request:
+    """One question to `clawloop.layout.plan`.
+
+    Args:
+        gpus: None for a machine without.
+        memory: bytes of the machine's memory that may be taken; looked at where there are no GPUs.
+        training: None: only record and judge.
+        dtype: of weights and arithmetic.
+    """
+
+    model: ModelShape
+    limits: Limits
+    gpus: Gpus | None
+    memory: int
+    training: TrainingNeeds | None
+    dtype: Dtype
+
+    @property
+    def number_bytes(self) -> int:
+        return 4 if self.dtype == "float32" else 2
+
+
+def limits_for(
+    model: ModelShape,
+    training: TrainingNeeds | None,
+    *,
+    max_model_len: int | None = None,
+    max_sample_tokens: int | None = None,
+    micro_batch_tokens: int = 8192,
+    max_loras: int = 4,
+    max_lora_rank: int | None = None,
+) -> Limits:
+    """Limits as asked for, the rest chosen by model and recipe.
+
+    Raises:
+        SetupError: a limit is more than the model, or less than the recipe, allows.
+    """
+    context = max_model_len or min(model.context_tokens, LONGEST_CONTEXT_TOKENS)
+    sample = min(max_sample_tokens or context, context)  # no turn is longer than its context
+    if context > model.context_tokens:
+        raise SetupError(f"--max-model-len {context}: {model.name} was made for {model.context_tokens} tokens")
+    rank = training.rank if training else 1
+    large_enough = [size for size in ENGINE_RANKS if size >= rank]
+    if not large_enough:
+        raise SetupError(f"train.lora.rank {rank}: engines load adapters of rank {ENGINE_RANKS[-1]} at most")
+    engine_rank = max_lora_rank or max(16, large_enough[0])
+    if engine_rank not in ENGINE_RANKS:
+        raise SetupError(f"--max-lora-rank {engine_rank}: engines take one of {', '.join(map(str, ENGINE_RANKS))}")
+    if engine_rank < rank:
+        raise SetupError(
+            f"--max-lora-rank {engine_rank}: the recipe's adapters have rank {rank}: give {large_enough[0]}"
+        )
+    if max_loras < FEWEST_LORAS:
+        raise SetupError(f"--max-loras {max_loras}: at least {FEWEST_LORAS}, the active version and its successor")
+    return Limits(
+        max_model_len=context,
+        max_sample_tokens=sample,
+        micro_batch_tokens=micro_batch_tokens,
+        max_loras=max_loras,
+        max_lora_rank=engine_rank,
+    )

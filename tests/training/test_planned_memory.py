@@ -1,0 +1,149 @@
+"""What the layout says a step's tensors take, beside torch's own record of every allocation."""
+
+from __future__ import annotations
+
+import math
+from collections.abc import Sequence
+from pathlib import Path
+
+import pytest
+import torch
+from transformers import Qwen3Config, Qwen3ForCausalLM
+
+from clawloop.contracts.training import BatchSample
+from clawloop.layout import trainer
+from clawloop.layout.model_folder import read_model_shape
+from clawloop.layout.model_shape import ModelShape
+from clawloop.layout.request import TrainingNeeds
+from clawloop.recipes.recipe import Bounds, Distillation, Loss, Train
+from clawloop.training.model.loading import load_model
+from clawloop.training.model.lora import LoraShape
+from clawloop.training.packing.sequences import Limits
+from clawloop.training.step import make_optimizer, train_step
+from tests.training.test_memory import peak_bytes
+from tests.training.tiny import sample_id
+
+pytestmark = pytest.mark.slow
+
+LIMITS = Limits(budget_tokens=1, max_tokens=8192, vocab_size=0)
+ANYTHING = Bounds(kl=1e9, ratio=1e9)  # random weights are far from themselves
+RECIPES = {
+    "plain": (Train(bounds=ANYTHING), TrainingNeeds()),
+    "entropy": (Train(bounds=ANYTHING, loss=Loss(entropy=0.01)), TrainingNeeds(entropy=True)),
+    "distributions": (
+        Train(bounds=ANYTHING, loss=Loss(distillation=1.0), distillation=Distillation(top_k=8)),
+        TrainingNeeds(compares_distributions=True),
+    ),
+}
+
+
+def save_model(folder: Path, dtype: torch.dtype, **shape: int) -> Path:
+    """A random model of this shape, as far as a layout looks at it."""
+    torch.manual_seed(0)
+    config = Qwen3Config(**shape, max_position_embeddings=8192, tie_word_embeddings=True, rope_theta=10000.0)
+    Qwen3ForCausalLM(config).to(dtype).save_pretrained(folder)
+    (folder / "tokenizer.json").write_text("{}")
+    (folder / "chat_template.jinja").write_text("{{ messages }}")
+    return folder
+
+
+def samples(vocab: int, lengths: Sequence[tuple[int, int]], *, shared: int = 0) -> list[BatchSample]:
+    """Samples of (prompt, response) lengths; the first tokens of their prompts are the same ones."""
+    generator = torch.Generator().manual_seed(1)
+
+    def ids(count: int) -> list[int]:
+        found: list[int] = torch.randint(0, vocab, (count,), generator=generator).tolist()
+        return found
+
+    beginning = ids(shared)
+    made = []
+    for number, (prompt, response) in enumerate(lengths):
+        prompt_ids = [*beginning, *ids(prompt - shared)]
+        made.append(
+            BatchSample(
+                sample_id=sample_id(number),
+                prompt_ids=prompt_ids,
+                response_ids=ids(response),
+                logprobs=[-math.log(vocab)] * response,
+                temperature=0.6,
+                version=0,
+                reward=1.0,
+                hinted_prompt_ids=[*prompt_ids[:-4], *ids(4)],
+            )
+        )
+    return made
+
+
+def measured_step(
+    folder: Path, dtype: torch.dtype, recipe: Train, batch: list[BatchSample], budget: int = 1
+) -> tuple[int, ModelShape]:
+    """Peak bytes of a second step's tensors beyond model, adapter and optimiser."""
+    model = load_model(folder, LoraShape(rank=16, alpha=32.0), dtype=dtype, device=torch.device("cpu"))
+    optimizer = make_optimizer(model, recipe.optimiser)
+    limits = Limits(budget, 8192, model.architecture.vocab_size)
+    train_step(model, optimizer, batch, recipe, limits)
+    gradient = sum(parameter.numel() * 4 for parameter in model.adapter_parameters().values())
+    peak = peak_bytes(folder, lambda: train_step(model, optimizer, batch, recipe, limits))
+    # The first step's gradient was there before, is let go, and made again: the record counts that below zero.
+    return peak + gradient, read_model_shape(folder)
+
+
+SHAPES = {
+    "like Qwen3": {"hidden_size": 128, "intermediate_size": 384, "num_attention_heads": 8, "num_key_value_heads": 2},
+    "wide MLP": {"hidden_size": 256, "intermediate_size": 1024, "num_attention_heads": 4, "num_key_value_heads": 4},
+}
+
+
+@pytest.mark.parametrize("dtype", [torch.bfloat16, torch.float32], ids=["bfloat16", "float32"])
+@pytest.mark.parametrize("shape", SHAPES)
+def test_activations_are_what_was_planned(shape: str, dtype: torch.dtype, tmp_path: Path) -> None:
+    folder = save_model(tmp_path, dtype, vocab_size=512, num_hidden_layers=3, head_dim=32, **SHAPES[shape])
+    batch = samples(512, [(1990, 11), (1980, 11)])
+    measured, found = measured_step(folder, dtype, RECIPES["plain"][0], batch)
+    planned = trainer.working_bytes(found, TrainingNeeds(), dtype.itemsize, tokens=2000, responses=11, longest=11)
+    assert planned[1] == 0
+    assert planned[0] == pytest.approx(measured, rel=0.1)
+
+
+@pytest.mark.parametrize(("recipe", "responses"), [*((recipe, 300) for recipe in RECIPES), ("plain", 2500)])
+def test_logits_are_what_was_planned(recipe: str, responses: int, tmp_path: Path) -> None:
+    """Of one chunk, and of more than the 2,048 positions that are one."""
+    small = {"hidden_size": 64, "intermediate_size": 64, "num_attention_heads": 2, "num_key_value_heads": 2}
+    folder = save_model(tmp_path, torch.bfloat16, vocab_size=32768, num_hidden_layers=1, head_dim=32, **small)
+    train, needs = RECIPES[recipe]
+    batch = samples(32768, [(20, responses), (20, responses)])
+    measured, found = measured_step(folder, torch.bfloat16, train, batch)
+    tokens = 19 + responses
+    planned = trainer.working_bytes(found, needs, 2, tokens=tokens, responses=responses, longest=responses)
+    assert planned[1] > planned[0]
+    assert sum(planned) == pytest.approx(measured, rel=0.05)
+
+
+def test_a_chat_that_shares_its_beginning_fills_the_largest_micro_batch(tmp_path: Path) -> None:
+    folder = save_model(
+        tmp_path, torch.bfloat16, vocab_size=512, num_hidden_layers=3, head_dim=32, **SHAPES["like Qwen3"]
+    )
+    batch = samples(512, [(1900, 101)] * 10, shared=1900)
+    measured, found = measured_step(folder, torch.bfloat16, RECIPES["plain"][0], batch, budget=2000)
+    # The longest has 2,000 tokens, and half a budget joins it: 1,900 and ten answers of 100.
+    planned = trainer.working_bytes(found, TrainingNeeds(), 2, tokens=2900, responses=1010, longest=101, joined=2000)
+    assert sum(planned) == pytest.approx(measured, rel=0.1)
+
+
+def test_an_adapter_takes_sixteen_bytes_a_parameter(tmp_path: Path) -> None:
+    folder = save_model(
+        tmp_path, torch.float32, vocab_size=512, num_hidden_layers=3, head_dim=32, **SHAPES["like Qwen3"]
+    )
+    model = load_model(folder, LoraShape(rank=4, alpha=8.0), dtype=torch.float32, device=torch.device("cpu"))
+    recipe = RECIPES["plain"][0]
+    optimizer = make_optimizer(model, recipe.optimiser)
+    train_step(model, optimizer, samples(512, [(20, 5)]), recipe, Limits(64, 8192, 512))
+    held = 0
+    for parameter in model.adapter_parameters().values():
+        assert parameter.grad is not None
+        moments = [value for name, value in optimizer.state[parameter].items() if name != "step"]
+        held += sum(tensor.numel() * tensor.element_size() for tensor in (parameter, parameter.grad, *moments))
+    assert held == trainer.adapter_bytes(read_model_shape(folder), TrainingNeeds(rank=4))
+    base = sum(tensor.numel() * tensor.element_size() for tensor in (*model.parameters(), *model.buffers()))
+    frozen = base - held // 4
+    assert trainer.base_bytes(read_model_shape(folder), 4, positions=8192) == pytest.approx(frozen, rel=0.01)

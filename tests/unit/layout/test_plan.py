@@ -1,0 +1,243 @@
+"""Layouts of models that people run, and what holds for every layout."""
+
+from __future__ import annotations
+
+from dataclasses import replace
+
+import pytest
+from hypothesis import given, settings
+from hypothesis import strategies as st
+
+from clawloop.errors import SetupError
+from clawloop.layout.parts import Layout, PartName, Role
+from clawloop.layout.plan import arrange, plan, remedies
+from clawloop.layout.request import ENGINE_RANKS, Gpus, Limits, Request, TrainingNeeds
+from clawloop.layout.shortage import Shortage
+from tests.unit.layout.shapes import GIB, LLAMA_70B, QWEN3_4B, SMALL, decoder, request
+
+LIMITS = st.builds(
+    lambda context, sample, budget, loras, rank: Limits(
+        max_model_len=context,
+        max_sample_tokens=min(sample, context),
+        micro_batch_tokens=budget,
+        max_loras=loras,
+        max_lora_rank=rank,
+    ),
+    st.integers(256, 40960),
+    st.integers(256, 40960),
+    st.integers(1, 32768),
+    st.integers(2, 8),
+    st.sampled_from([rank for rank in ENGINE_RANKS if rank >= 16]),
+)
+MODELS = st.builds(
+    decoder,
+    vocab=st.sampled_from([1024, 32_000, 151_936]),
+    width=st.sampled_from([128, 1024, 4096]),
+    inner=st.sampled_from([384, 3072, 14336]),
+    layers=st.integers(1, 48),
+    heads=st.sampled_from([8, 32]),
+    kv_heads=st.sampled_from([2, 8]),
+    head_dim=st.sampled_from([64, 128]),
+    tied=st.booleans(),
+)
+NEEDS = st.builds(TrainingNeeds, rank=st.integers(1, 16), compares_distributions=st.booleans(), entropy=st.booleans())
+SHORT = Limits(max_model_len=32768, max_sample_tokens=4096, micro_batch_tokens=4096)
+SIZES = st.lists(st.floats(0.5, 200), min_size=1, max_size=8).map(tuple)
+
+
+@st.composite
+def requests(draw: st.DrawFn) -> Request:
+    sizes = draw(st.none() | SIZES)
+    asked = request(
+        draw(MODELS),
+        sizes,
+        limits=draw(LIMITS),
+        training=draw(st.none() | NEEDS),
+        dtype=draw(st.sampled_from(["float32", "bfloat16"])),
+        memory=draw(st.floats(0.5, 200)),
+    )
+    if sizes is None or len(sizes) < 3 or draw(st.booleans()):
+        return asked
+    order = tuple(draw(st.permutations(range(len(sizes)))))
+    assert asked.gpus is not None
+    train = order[2:] if asked.training else None
+    sets = Gpus(sizes=asked.gpus.sizes, serve=order[:1], judge=order[1:2], train=train)
+    return replace(asked, gpus=sets)
+
+
+@given(requests())
+@settings(max_examples=300, deadline=None)
+def test_what_is_planned_fits_and_adds_up(asked: Request) -> None:
+    found = arrange(asked)
+    if isinstance(found, Shortage):
+        assert found.needed > found.device.usable
+        return
+    for index, device in enumerate(found.devices):
+        assert found.used(index) <= device.usable
+        assert found.used(index) == sum(part.bytes for process in found.on(index) for part in process.parts)
+    held = [index for process in found.processes for index in process.gpus]
+    assert len(held) == len(set(held)) or len(found.devices) == 1
+    engines = [process for process in found.processes if process.role is Role.ENGINE]
+    assert engines
+    assert all(engine.cached_tokens >= asked.limits.max_model_len for engine in engines)
+    assert any(process.role is Role.TRAINER for process in found.processes) == (asked.training is not None)
+    assert all(part.bytes >= 0 for process in found.processes for part in process.parts)
+
+
+@given(requests(), st.integers(0, 7), st.floats(0.1, 100))
+@settings(max_examples=200, deadline=None)
+def test_more_memory_never_makes_what_fits_not_fit(asked: Request, which: int, more: float) -> None:
+    added = int(more * GIB)
+    if asked.gpus is None:
+        larger = replace(asked, memory=asked.memory + added)
+    else:
+        sizes = list(asked.gpus.sizes)
+        sizes[which % len(sizes)] += added
+        larger = replace(asked, gpus=replace(asked.gpus, sizes=tuple(sizes)))
+    if isinstance(arrange(asked), Layout):
+        assert isinstance(arrange(larger), Layout)
+
+
+@given(requests())
+@settings(max_examples=100, deadline=None)
+def test_each_remedy_that_is_named_makes_it_fit(asked: Request) -> None:
+    if isinstance(arrange(asked), Layout):
+        return
+    named = list(remedies(asked))
+    assert named
+    for remedy in named:
+        assert isinstance(arrange(remedy.request), Layout), remedy.words
+        assert remedy.words
+    with pytest.raises(SetupError) as refused:
+        plan(asked)
+    assert all(remedy.words in str(refused.value) for remedy in named)
+
+
+@given(requests(), st.integers(256, 40960))
+@settings(max_examples=100, deadline=None)
+def test_a_shorter_context_never_makes_what_fits_not_fit(asked: Request, tokens: int) -> None:
+    limits = asked.limits
+    context = min(tokens, limits.max_model_len)
+    shorter = replace(limits, max_model_len=context, max_sample_tokens=min(context, limits.max_sample_tokens))
+    if isinstance(arrange(asked), Layout):
+        assert isinstance(arrange(replace(asked, limits=shorter)), Layout)
+
+
+def test_one_gpu_is_shared_and_the_engine_is_told_the_size_of_its_cache() -> None:
+    found = plan(request(QWEN3_4B, (80,)))
+    engine, trainer = found.processes
+    assert [engine.gpus, trainer.gpus] == [(0,), (0,)]
+    cache = engine.arguments.index("--kv-cache-memory-bytes")
+    assert int(engine.arguments[cache + 1]) == engine.part(PartName.KV)
+    share = float(engine.arguments[engine.arguments.index("--gpu-memory-utilization") + 1])
+    # vLLM's start needs this share free beside a trainer that holds all of its own.
+    assert share * found.devices[0].bytes <= found.devices[0].bytes - trainer.bytes
+    assert engine.bytes / found.devices[0].bytes - share < 0.01
+
+
+def test_eight_gpus_are_parted_half_and_half() -> None:
+    found = plan(request(QWEN3_4B, (80,) * 8))
+    assert [process.gpus for process in found.processes] == [(0,), (1,), (2,), (3,), (4, 5, 6, 7)]
+    assert found.ranks == "replicated"
+    trainer = found.processes[-1]
+    assert trainer.arguments[-2:] == ("--nproc", "4")
+    assert trainer.environment["CUDA_VISIBLE_DEVICES"] == "4,5,6,7"
+    assert all("--kv-cache-memory-bytes" not in process.arguments for process in found.processes)
+
+
+def test_a_model_larger_than_a_gpu_is_cut_and_divided() -> None:
+    found = plan(request(LLAMA_70B, (80,) * 8, limits=SHORT))
+    engine, trainer = found.processes
+    assert engine.gpus == (0, 1, 2, 3)
+    assert engine.arguments[engine.arguments.index("--tensor-parallel-size") + 1] == "4"
+    assert trainer.gpus == (4, 5, 6, 7)
+    assert found.ranks == "sharded"
+    assert any("transformers backend" in note for note in found.notes)
+
+
+def test_a_judge_has_its_gpus_and_no_adapters() -> None:
+    found = plan(request(QWEN3_4B, (80,) * 4, serve=(0,), judge=(1, 2), train=(3,)))
+    engine, judge, trainer = found.processes
+    assert (judge.role, judge.gpus) == (Role.JUDGE, (1, 2))
+    assert "--enable-lora" in engine.arguments
+    assert "--enable-lora" not in judge.arguments
+    assert judge.part(PartName.LORA) == 0
+    assert trainer.gpus == (3,)
+
+
+def test_gpus_that_nothing_takes_are_named() -> None:
+    found = plan(request(LLAMA_70B, (80,) * 8, limits=SHORT, serve=(0, 1, 2, 3, 4), train=(5, 6, 7)))
+    assert found.processes[0].gpus == (0, 1, 2, 3)
+    assert "GPU 4 is idle: the engines of its set take whole groups of GPUs" in found.notes
+    found = plan(request(QWEN3_4B, (80,) * 3, serve=(0,), train=(2,)))
+    assert "GPU 1 is in no set, and left alone" in found.notes
+
+
+def test_a_refusal_names_the_part_the_numbers_and_ways_out() -> None:
+    with pytest.raises(SetupError) as refused:
+        plan(request(QWEN3_4B, (30,)))
+    said = str(refused.value)
+    assert said.startswith("Qwen3-4B does not fit: GPU 0 has 28.5 GiB to use, engine 0 and trainer need ")
+    assert "the largest part is the trainer's activations" in said
+    assert "--max-sample-tokens " in said
+    assert "--gpus 30,30" in said
+    assert "a GPU of " in said
+
+
+def test_the_cheapest_limit_is_named_first() -> None:
+    limits = Limits(max_model_len=16384, max_sample_tokens=16384, micro_batch_tokens=16384)
+    asked = request(QWEN3_4B, (40,), limits=limits)
+    fitting = next(size for size in range(20, 80) if isinstance(arrange(with_gpu(asked, size)), Layout))
+    first = next(remedies(with_gpu(asked, fitting - 1)))
+    assert first.words == "--micro-batch-tokens 8192"
+
+
+def with_gpu(asked: Request, gib: int) -> Request:
+    assert asked.gpus is not None
+    return replace(asked, gpus=replace(asked.gpus, sizes=(gib * GIB,)))
+
+
+def test_without_gpus_all_processes_share_the_memory() -> None:
+    found = plan(request(SMALL, None, memory=8))
+    assert found.kind == "cpu"
+    assert [process.role for process in found.processes[:2]] == [Role.ENGINE, Role.TRAINER]
+    assert {process.role for process in found.processes[2:]} == {Role.SERVICE}
+    assert "--no-enable-chunked-prefill" in found.processes[0].arguments
+    with pytest.raises(SetupError, match=r"memory has 1\.9 GiB to use.*a machine with \d+ GiB of memory"):
+        plan(request(SMALL, None, memory=2))
+
+
+def test_without_a_trainer_all_gpus_serve() -> None:
+    found = plan(request(QWEN3_4B, (24, 24), training=None))
+    assert [process.gpus for process in found.processes] == [(0,), (1,)]
+    assert found.version_bytes == 0
+
+
+def test_routed_experts_get_no_adapters_and_it_is_said() -> None:
+    mixture = decoder(
+        vocab=1000, width=64, inner=128, layers=2, heads=4, kv_heads=2, head_dim=16, experts=8,
+        architecture="Qwen3MoeForCausalLM",
+    )  # fmt: skip
+    found = plan(request(mixture, (80,)))
+    assert any(note.startswith("8 routed experts a layer get no adapters") for note in found.notes)
+
+
+@pytest.mark.parametrize(
+    ("sets", "said"),
+    [
+        ({"serve": (0,), "train": (0, 1)}, "GPU 0 is in --serve-gpus and --train-gpus"),
+        ({"serve": (2,)}, "--serve-gpus: there is no GPU 2, --gpus lists 2"),
+        ({"serve": (0, 1)}, "no GPU is left for the trainer"),
+        ({"train": (0, 1)}, "no GPU is left for engines"),
+        ({"judge": (0, 1)}, "no GPU is left for engines and the trainer"),
+    ],
+)
+def test_sets_that_cannot_be_are_refused(sets: dict[str, tuple[int, ...]], said: str) -> None:
+    with pytest.raises(SetupError) as refused:
+        plan(request(SMALL, (80, 80), serve=sets.get("serve"), judge=sets.get("judge"), train=sets.get("train")))
+    assert said in str(refused.value)
+
+
+def test_one_gpu_has_no_sets() -> None:
+    with pytest.raises(SetupError, match="with one GPU engine and trainer share it"):
+        plan(request(SMALL, (80,), train=(0,)))
