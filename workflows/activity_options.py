@@ -20,7 +20,7 @@ _PERMANENT = (
     "ModelUnsupported",
     "SampleUnusable",
     "AdapterUnusable",
-    "StreamsUnusable",
+    "StreamsUnusable",  # a sample's per-token numbers disagree
     "NothingToTrain",
     "StepDiverged",
     "SetupError",

@@ -3,6 +3,9 @@
 It waits for turns, has each turn judged as soon as a later request holds what followed its reply, and closes when the
 client ends the session or nothing comes any more. It decides by its state and its messages; everything else is in
 PostgreSQL.
+
+A main turn is one that may be trained. Side turns (a client's heartbeats, summaries) are recorded, and no workflow is
+notified of them.
 """
 
 from __future__ import annotations

@@ -4,7 +4,8 @@ The workflow repeats the closing step until nothing must be done first:
 
 1. Judge what was missed. Waiting turns with a next state are returned to be judged; after `give_up` they become
    unjudged. Waiting turns without one have no feedback.
-2. Finalize rewards that waited for the session's end: of its groups, and by its task's outcome.
+2. Finalize rewards that waited for the session's end: those of groups (the choices of one request with n > 1), and
+   those by the outcome of the session's task (1: it succeeded, −1: it did not).
 3. Find the fallback sample, if the session has no sample. Where all votes cancel out, its turns are returned for a
    direct vote each; after `asked_directly` those that are stored decide.
 4. Close: the decisions, the fallback sample and the session's end are one transaction.

@@ -31,8 +31,8 @@ from clawloop.samples.eligibility import why_not_trainable
 from clawloop.samples.rewards import relation_of, shape_reward
 from clawloop.turns.next_state import NextState
 
-NOT_VOTED = Verdict(None, None, None, "no verdict asked for")
-NOTHING_FOLLOWED = Verdict(None, None, None, "nothing followed")
+NOT_VOTED = Verdict(verdict=None, expected=None, reward=None, why="no verdict asked for")
+NOTHING_FOLLOWED = Verdict(verdict=None, expected=None, reward=None, why="nothing followed")
 NO_HINT_SOURCE = HintChoice(None, answered=True, why="nothing says what to do better")
 
 
@@ -103,6 +103,7 @@ class Evaluator:
         """
         record, signal = self._record, self._signal
         verdict, ballot = await self._verdict()
+        # What the reward is measured against: the mean verdict, the group, the outcome of the task, or nothing.
         relation = relation_of(signal, grouped=record.group_id is not None)
         if record.response_ids is not None:
             cut = record.finish_reason == "length"

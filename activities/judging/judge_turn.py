@@ -103,6 +103,7 @@ class JudgingActivities:
         return await self._finalized_result(plan, context, finalized)
 
     async def _open(self, plan: JudgingPlan, case: Case) -> OpenJudgement:
+        # Revising keeps the stored votes; judging again, as an operator asked, opens a revision without votes.
         if plan.action is Action.REVISE:
             return await self._store.revise(*case.key)
         return await self._store.open(*case.key, revision=plan.revision)

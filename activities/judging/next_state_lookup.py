@@ -27,6 +27,7 @@ async def find_next_state(
             later = await contexts.load_context(later_id)
         if later is None:
             continue
+        # `seed` starts the prefix digests of its key; `candidates` are older turns whose replies its request holds.
         states = next_states(later.seed, later.turn.record.messages, later.candidates)
         if (messages := states.get(turn_id)) is not None:
             return NextState(later_id, messages)

@@ -30,8 +30,8 @@ _SET_OUTCOMES = text("""
     WHERE s.id = ANY(:samples) AND t.id = s.turn_id AND t.outcome <> 'erased' AND NOT EXISTS (
         SELECT FROM samples later WHERE later.turn_id = t.id AND later.id > s.id AND later.state <> 'superseded')
 """)
-# Locks sample and turn as a claim does; a turn that is being judged or re-parented is skipped, and its sample expires
-# at the next claim.
+# Locks sample and turn as a claim does. A turn that is being judged, or gets the parent that was inserted after it, is
+# skipped; its sample expires at the next claim.
 _OF_OTHER_SIGNAL = text("""
     SELECT s.id FROM samples s JOIN turns t ON t.id = s.turn_id JOIN judgements j ON j.id = s.judgement_id
         JOIN recipes r ON r.hash = j.recipe_hash
