@@ -17,22 +17,25 @@ from clawloop.errors import StreamsUnusable
 from clawloop.recipes.recipe import Advantage
 
 
-def teacher_gap(teacher_logprob_T: Tensor, behaviour_logprob_T: Tensor, clip: float) -> Tensor:
-    """log π_T(a | s + hint) − log μ(a | s), in nats, clipped to ±clip so that one token cannot dominate the step.
+def teacher_gap(teacher_logprob_T: Tensor, answered_logprob_T: Tensor, clip: float) -> Tensor:
+    """log π_T(a | s + hint) − log π_v(a | s), in nats, clipped to ±clip so that one token cannot dominate the step.
+
+    Both are the trainer's. Against the recorded log μ, the difference between engine and trainer (rounding, a quantised
+    base) would count as advice.
 
     Args:
         teacher_logprob_T: float[T], log-probs of the response's tokens under the teacher.
-        behaviour_logprob_T: float[T], recorded when sampling (μ).
+        answered_logprob_T: float[T], under the version that answered, without the hint (π_v).
         clip: bound in nats, > 0.
 
     Raises:
         StreamsUnusable: lengths disagree.
     """
-    if teacher_logprob_T.shape != behaviour_logprob_T.shape:
+    if teacher_logprob_T.shape != answered_logprob_T.shape:
         raise StreamsUnusable(
-            f"{len(teacher_logprob_T)} teacher log-probs for {len(behaviour_logprob_T)} recorded ones"
+            f"{len(teacher_logprob_T)} teacher log-probs for {len(answered_logprob_T)} of the version that answered"
         )
-    return (teacher_logprob_T - behaviour_logprob_T).clamp(-clip, clip)
+    return (teacher_logprob_T - answered_logprob_T).clamp(-clip, clip)
 
 
 def downweight_unlikely(advantage_T: Tensor, behaviour_logprob_T: Tensor, share: float) -> Tensor:
@@ -55,7 +58,7 @@ def with_advantage(streams: Streams, reward: float | None, weights: Advantage) -
     """A copy of the streams with A = verdict_weight·r + teacher_weight·gap, from the terms that exist.
 
     Args:
-        streams: with `teacher_logprob_T` exactly when the sample has a hint.
+        streams: with `teacher_logprob_T` and `answered_logprob_T` exactly when the sample has a hint.
         reward: the same for every token; None or 0 if there is no verdict to learn from.
         weights: the recipe's table `train.advantage`; a weight of 0 leaves its term out.
 
@@ -63,15 +66,16 @@ def with_advantage(streams: Streams, reward: float | None, weights: Advantage) -
         A copy; its `advantage_T` is None when no term exists.
 
     Raises:
-        StreamsUnusable: the reward is not finite; or a teacher, or `spare_unlikely`, without recorded log-probs.
+        StreamsUnusable: the reward is not finite; a teacher without the version that answered; or `spare_unlikely`
+            without recorded log-probs.
     """
     if reward is not None and not math.isfinite(reward):
         raise StreamsUnusable(f"reward {reward} is not finite")
     advantage_T: Tensor | None = None
     if weights.teacher_weight and streams.teacher_logprob_T is not None:
-        if streams.behaviour_logprob_T is None:
-            raise StreamsUnusable("a teacher's gap needs the log-probs recorded when sampling")
-        gap_T = teacher_gap(streams.teacher_logprob_T, streams.behaviour_logprob_T, weights.opd_clip)
+        if streams.answered_logprob_T is None:
+            raise StreamsUnusable("a teacher's gap needs the log-probs of the version that answered")
+        gap_T = teacher_gap(streams.teacher_logprob_T, streams.answered_logprob_T, weights.opd_clip)
         advantage_T = weights.teacher_weight * gap_T
     if weights.verdict_weight and reward:
         like_T = streams.response_mask_T.float() if advantage_T is None else advantage_T

@@ -29,6 +29,8 @@ class Streams:
         behaviour_logprob_T: float[T], log-probs recorded when the token was sampled (log μ), in nats.
         advantage_T: float[T], A; > 0 makes the token more likely, < 0 less likely.
         teacher_logprob_T: float[T], log-probs of the same tokens under the teacher, which read the hint.
+        answered_logprob_T: float[T], log-probs of the same tokens under the version that answered (log π_v), computed
+            by the trainer as the teacher's are: μ has the engine's rounding in it, which is no advantage.
         reference_logprob_T: float[T], log-probs of the same tokens under the base model.
         prox_logprob_T: float[T], log-probs under the policy as the step began (decoupled correction only).
         teacher_topk_ids_TK: int64[T, K], the token ids at which student and teacher are compared.
@@ -45,6 +47,7 @@ class Streams:
     behaviour_logprob_T: Tensor | None = None
     advantage_T: Tensor | None = None
     teacher_logprob_T: Tensor | None = None
+    answered_logprob_T: Tensor | None = None
     reference_logprob_T: Tensor | None = None
     prox_logprob_T: Tensor | None = None
     teacher_topk_ids_TK: Tensor | None = None

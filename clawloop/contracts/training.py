@@ -129,7 +129,8 @@ class StepBatch:
         parent: the version the step starts from; None is version 0.
         epoch: the policy's epoch when the batch was claimed: a counter that every roll-back increments.
         samples: in the order in which they were claimed.
-        teachers: number → version, of earlier versions that answered samples with a hint; neither 0 nor the parent.
+        teachers: number → version, of earlier versions that answered samples with a hint and score them again;
+            neither 0 nor the parent.
         without_hint: samples whose hint cannot be used because its teacher's files are gone, with the reason.
     """
 

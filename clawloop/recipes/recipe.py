@@ -102,7 +102,7 @@ class Advantage(_Table):
     verdict_weight: Weight = 1.0
     """Weight of the reward, the same for each token of a reply; 0 leaves it out."""
     teacher_weight: Weight = 1.0
-    """Weight of the teacher's gap, log π_T − log μ of each token in nats; 0 leaves it out."""
+    """Weight of the teacher's gap, log π_T − log π_v of each token in nats; 0 leaves it out."""
     opd_clip: Positive = 2.0
     """The teacher's gap is clipped to ± this, in nats."""
     teacher: Literal["policy", "base"] = "policy"
@@ -216,7 +216,12 @@ class Train(_Table):
     @property
     def uses_hints(self) -> bool:
         """True if a sample's hint gives it a gradient, so that a teacher has to score the hinted prompt."""
-        return self.loss.distillation > 0 or (self.loss.policy_gradient > 0 and self.advantage.teacher_weight > 0)
+        return self.loss.distillation > 0 or self.uses_gap
+
+    @property
+    def uses_gap(self) -> bool:
+        """True if the teacher's gap is trained, so that the version that answered scores its own answer too."""
+        return self.loss.policy_gradient > 0 and self.advantage.teacher_weight > 0
 
     def teacher_version(self, version: int) -> int:
         """The version that teaches a sample with a hint; 0 is the base model.
@@ -225,6 +230,16 @@ class Train(_Table):
             version: the version that answered.
         """
         return 0 if self.advantage.teacher == "base" else version
+
+    def versions_read(self, version: int) -> frozenset[int]:
+        """The versions that score a sample with a hint before it is trained; none if the recipe uses no hints.
+
+        Args:
+            version: the version that answered.
+        """
+        if not self.uses_hints:
+            return frozenset()
+        return frozenset({self.teacher_version(version)} | ({version} if self.uses_gap else set()))
 
 
 class Recipe(_Table):

@@ -39,6 +39,7 @@ def gather_batch_signals(
     policy: dict[int, Scores] = {}
     reference: dict[int, Scores] = {}
     teacher: dict[int, Scores] = {}
+    answered: dict[int, Scores] = {}
     teacher_ids: dict[int, Tensor] = {}
     student_ids: dict[int, Tensor] = {}  # by member of the hinted document
     for scoring_pass, micro_batches in shard.scored.items():
@@ -50,7 +51,8 @@ def gather_batch_signals(
         if scoring_pass.hinted:
             teacher |= scores
             teacher_ids |= ids
-        elif scoring_pass.top_k:
+        answered |= {index: scores[index] for index in scoring_pass.answered if index in scores}
+        if scoring_pass.top_k and not scoring_pass.hinted:
             student_ids = {hinted_member(index): ids_TK for index, ids_TK in ids.items()}
     signals = BatchSignals({}, {})
     for index in (member for micro_batch in shard.trained for member in micro_batch.members):
@@ -60,12 +62,14 @@ def gather_batch_signals(
                 sample,
                 reference.get(index),
                 teacher.get(hinted_member(index)),
+                answered.get(index),
                 teacher_ids.get(hinted_member(index)),
                 scorer.model.device,
             )
             if recipe.loss.correction == "decoupled":
                 streams = replace(streams, prox_logprob_T=policy[index].logprob_T)
-            streams = with_advantage(streams, sample.reward, recipe.advantage)
+            if recipe.loss.policy_gradient > 0:
+                streams = with_advantage(streams, sample.reward, recipe.advantage)
         except (StreamsUnusable, NothingToTrain) as error:
             signals.dropped[index] = str(error)
             continue
@@ -83,6 +87,7 @@ def _streams(
     sample: BatchSample,
     reference: Scores | None,
     teacher: Scores | None,
+    answered: Scores | None,
     topk_ids_TK: Tensor | None,
     device: torch.device,
 ) -> Streams:
@@ -95,6 +100,7 @@ def _streams(
         streams,
         reference_logprob_T=reference.logprob_T if reference else None,
         teacher_logprob_T=teacher.logprob_T if teacher else None,
+        answered_logprob_T=answered.logprob_T if answered else None,
         teacher_topk_ids_TK=topk_ids_TK if teacher else None,
         teacher_topk_logprobs_TK=teacher.topk_logprobs_TK if teacher else None,
         teacher_tail_T=teacher.tail_T if teacher else None,
@@ -109,5 +115,4 @@ def _drift(policy: Scores, streams: Streams) -> float:
 
 
 def _has_gradient(streams: Streams, recipe: Train) -> bool:
-    by_advantage = recipe.loss.policy_gradient > 0 and streams.advantage_T is not None
-    return by_advantage or (recipe.loss.distillation > 0 and streams.teacher_topk_ids_TK is not None)
+    return streams.advantage_T is not None or (recipe.loss.distillation > 0 and streams.teacher_topk_ids_TK is not None)

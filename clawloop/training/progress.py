@@ -11,7 +11,8 @@ class Progress:
     """A micro-batch is finished.
 
     Args:
-        stage: `policy`, `reference` or `teacher`, several joined by `and` if one pass has these roles; or `train`.
+        stage: `policy`, `reference` or `teacher`, several joined by `and` if one pass has these roles; `answered`, the
+            version that answered; or `train`.
         done, of: micro-batches of this rank in this stage.
     """
 

@@ -11,7 +11,7 @@ shared prefix saves; and the loss's divisor is known only once all teachers have
 
 from __future__ import annotations
 
-from collections.abc import Mapping, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass, replace
 from typing import TypeAlias
 
@@ -35,6 +35,8 @@ class ScoringPass:
         policy, reference: score every sample's plain document, as the policy at the step's begin, as the base model;
             both if that is the same version.
         hinted: indices of the samples whose hinted document is scored, as their teacher.
+        answered: indices of the samples whose plain document is scored, as the version that answered them. Where that
+            version is the teacher too, one pass reads both documents, so that their difference is the hint alone.
         top_k: also find the K ids at which student and teacher are compared: the teacher's most likely ones at each
             position if hinted documents are scored, else the student's.
     """
@@ -43,6 +45,7 @@ class ScoringPass:
     policy: bool = False
     reference: bool = False
     hinted: tuple[int, ...] = ()
+    answered: tuple[int, ...] = ()
     top_k: int | None = None
 
     @property
@@ -51,9 +54,9 @@ class ScoringPass:
 
     @property
     def stage(self) -> str:
-        """The roles of the version for progress reports, e.g. `reference and teacher`."""
+        """The roles of the version for progress reports, e.g. `reference and teacher`; `answered` without another."""
         roles = {"policy": self.policy, "reference": self.reference, "teacher": bool(self.hinted)}
-        return " and ".join(role for role, scores in roles.items() if scores)
+        return " and ".join(role for role, scores in roles.items() if scores) or "answered"
 
 
 def plan_scoring_passes(samples: Sequence[BatchSample], recipe: Train, parent: int) -> tuple[ScoringPass, ...]:
@@ -64,13 +67,14 @@ def plan_scoring_passes(samples: Sequence[BatchSample], recipe: Train, parent: i
         recipe: selects the teachers and the parts of the loss.
         parent: the version the step begins with.
     """
-    hinted = _samples_by_teacher(samples, recipe)
+    hinted = _hinted_samples(samples, recipe, recipe.teacher_version)
+    answered = _hinted_samples(samples, recipe, lambda version: version) if recipe.uses_gap else {}
     top_k = recipe.distillation.top_k if recipe.loss.distillation > 0 and hinted else None
     student_top_k = top_k if recipe.distillation.top_k_of == "student" else None
     explicit = any(sample.explicit for sample in samples)
     policy = parent if explicit or student_top_k or recipe.loss.correction == "decoupled" else None
     reference = 0 if recipe.loss.kl > 0 else None
-    versions = {version for version in (policy, reference, *hinted) if version is not None}
+    versions = {version for version in (policy, reference, *hinted, *answered) if version is not None}
     passes = []
     for version in sorted(versions, key=lambda version: (version != policy, version)):
         scoring_pass = ScoringPass(
@@ -78,24 +82,31 @@ def plan_scoring_passes(samples: Sequence[BatchSample], recipe: Train, parent: i
             policy=version == policy,
             reference=version == reference,
             hinted=hinted.get(version, ()),
+            answered=answered.get(version, ()),
             top_k=None if student_top_k or version not in hinted else top_k,
         )
         if student_top_k and scoring_pass.policy:
             # The teachers are scored at the ids found here, so this pass comes first, without hinted prompts.
-            passes.append(replace(scoring_pass, hinted=(), top_k=student_top_k))
+            passes.append(replace(scoring_pass, hinted=(), answered=(), top_k=student_top_k))
             scoring_pass = replace(scoring_pass, policy=False, reference=False)
-        if scoring_pass.plain or scoring_pass.hinted:
+        if scoring_pass.plain or scoring_pass.hinted or scoring_pass.answered:
             passes.append(scoring_pass)
     return tuple(passes)
 
 
-def _samples_by_teacher(samples: Sequence[BatchSample], recipe: Train) -> dict[int, tuple[int, ...]]:
-    """Teacher's version → indices of the samples whose hinted prompt it scores; empty if the recipe uses no hints."""
+def _hinted_samples(
+    samples: Sequence[BatchSample], recipe: Train, read_by: Callable[[int], int]
+) -> dict[int, tuple[int, ...]]:
+    """Version → indices of the samples with a hint that it scores; empty if the recipe uses no hints.
+
+    Args:
+        read_by: the version that scores a sample, by the version that answered.
+    """
     indices: dict[int, list[int]] = {}
     if recipe.uses_hints:
         for index, sample in enumerate(samples):
             if sample.hinted_prompt_ids is not None:
-                indices.setdefault(recipe.teacher_version(sample.version), []).append(index)
+                indices.setdefault(read_by(sample.version), []).append(index)
     return {version: tuple(of_version) for version, of_version in indices.items()}
 
 
@@ -139,12 +150,11 @@ def shard_batch(
     trained = _collate_rank(documents, per_rank, rank, limits)
     scored = {}
     for scoring_pass in passes:
-        if not scoring_pass.hinted:
+        if scoring_pass.plain and not scoring_pass.hinted:
             scored[scoring_pass] = trained
             continue
         of_pass = {hinted_member(index): hinted_sequence(samples[index]) for index in scoring_pass.hinted}
-        if scoring_pass.plain:
-            of_pass |= documents
+        of_pass |= documents if scoring_pass.plain else {index: documents[index] for index in scoring_pass.answered}
         scored[scoring_pass] = _collate_rank(of_pass, _plan_per_rank(of_pass, per_rank, limits), rank, limits)
     return RankShard(trained, scored)
 

@@ -96,5 +96,5 @@ def _fault(row: Any, prompt_tokens: int) -> str | None:
 
 
 def needs_version(recipe: Train, version: int, parent: int) -> bool:
-    """Whether a step from `parent` needs this version's files, to score hinted prompts that the version answered."""
-    return recipe.uses_hints and recipe.teacher_version(version) not in (0, parent)
+    """Whether a step from `parent` needs this version's files, to score hinted samples that the version answered."""
+    return bool(recipe.versions_read(version) - {0, parent})

@@ -152,7 +152,7 @@ class _Eligibility:
         if not by_reward and not by_hint:
             return "neither a verdict nor a hint that this recipe learns from"
         if not by_reward and needs_version(train, row.version, self.head) and row.version not in self.readable:
-            return f"version {row.version}, which would read its hint, is gone"
+            return f"version {row.version}, which answered, is gone: its hint cannot be read"
         return sample_fault(row, known_prompt_tokens(row))
 
     def _apart(self, version: int) -> int:

@@ -208,7 +208,7 @@ async def _with_versions(
     base = select(PolicyRow.base_model).where(PolicyRow.id == step.policy)
     # Without its hint a sample is still trained by its verdict.
     without_hint = {
-        sample.sample_id: f"version {sample.version}, which would read it, "
+        sample.sample_id: f"version {sample.version}, which answered, "
         + ("has a LoRA of another shape" if sample.version in other_shape else "is gone")
         for sample in samples
         if sample.hinted_prompt_ids is not None and sample.version in teachers - refs.keys()

@@ -73,6 +73,8 @@ async def test_a_hint_for_an_adapter_of_another_shape_is_dropped_and_the_verdict
     assert [(one.sample_id, one.hinted_prompt_ids) for one in batch.samples] == [
         (sample, None) for sample in (*judged, *plain)
     ]
-    shape = "version 1, which would read it, has a LoRA of another shape"
+    shape = "version 1, which answered, has a LoRA of another shape"
     assert batch.without_hint == dict.fromkeys(judged, shape)
-    assert (await postgres_learning.sample_result(*unjudged))[2] == "version 1, which would read its hint, is gone"
+    assert (await postgres_learning.sample_result(*unjudged))[
+        2
+    ] == "version 1, which answered, is gone: its hint cannot be read"

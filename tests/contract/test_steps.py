@@ -229,7 +229,7 @@ async def test_a_turn_trained_without_its_hint_shows_the_reason(learning: Learni
     await learning.steps.claim(POLICY, 3)
     await learning.lose_files(1)
     batch = await learning.steps.batch(POLICY, 3)
-    gone = "version 1, which would read it, is gone"
+    gone = "version 1, which answered, is gone"
     assert batch.without_hint == {unreadable: gone}
     assert [sample.hinted_prompt_ids is None for sample in batch.samples] == [True, False, False, False]
     result = trained(batch, without_hint={too_long: "9000 tokens, the trainer takes 8192"})
@@ -348,7 +348,7 @@ async def test_a_hint_without_its_teacher_is_dropped_and_the_verdict_trained(lea
     batch = await learning.steps.batch(POLICY, 3)
     assert batch.teachers == {}
     assert {sample.sample_id: sample.hinted_prompt_ids for sample in batch.samples}[both] is None
-    assert (await learning.sample_result(hint_only))[2] == "version 1, which would read its hint, is gone"
+    assert (await learning.sample_result(hint_only))[2] == "version 1, which answered, is gone: its hint cannot be read"
 
 
 async def test_no_batch_is_claimed_while_paused_and_a_running_step_finishes(learning: Learning) -> None:

@@ -80,7 +80,7 @@ class FakeStepStore:
             return "neither a verdict nor a hint that this recipe learns from"
         gone = self._ref(policy_row.id, sample.of.version) is None
         if not by_reward and needs_version(train, sample.of.version, policy_row.head) and gone:
-            return f"version {sample.of.version}, which would read its hint, is gone"
+            return f"version {sample.of.version}, which answered, is gone: its hint cannot be read"
         return None
 
     def _ref(self, policy: str, n: int) -> VersionRef | None:
@@ -98,7 +98,7 @@ class FakeStepStore:
         wanted = {n for n in hinted if needs_version(step.recipe.train, n, step.parent)}
         teachers = {n: ref for n in sorted(wanted) if (ref := self._ref(policy, n)) is not None}
         without_hint = {
-            key: f"version {sample.version}, which would read it, is gone"
+            key: f"version {sample.version}, which answered, is gone"
             for key, sample in samples.items()
             if sample.hinted_prompt_ids is not None and sample.version in wanted - teachers.keys()
         }

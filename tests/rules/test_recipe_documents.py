@@ -113,7 +113,7 @@ def _advantage(recipe: Recipe) -> str:
         return f"A_i = {of_verdict}(r_i − mean r) / std r"
     if reward == "outcome_process":
         return f"A_t = {of_verdict}R_i"
-    clip = f"clip(log π_T(a_t | s + hint) − log μ(a_t | s), −{advantage.opd_clip:g}, {advantage.opd_clip:g})"
+    clip = f"clip(log π_T(a_t | s + hint) − log π_v(a_t | s), −{advantage.opd_clip:g}, {advantage.opd_clip:g})"
     terms = [f"{of_verdict}r"] if advantage.verdict_weight else []
     terms += [f"{_times(advantage.teacher_weight)}{clip}"] if advantage.teacher_weight else []
     return f"A_t = {' + '.join(terms)}"

@@ -82,7 +82,8 @@ def _plain_loss(peft: nn.Module, sample: BatchSample, recipe: Train) -> Tensor:
     loss = recipe.loss.kl * rho.clamp(0, 2).detach() * (own - reference).square() / 2
     advantage = recipe.advantage.verdict_weight * torch.full_like(mu, sample.reward or 0.0)
     if teacher is not None:
-        gap = (teacher.gather(-1, response)[:, 0] - mu).clamp(-2, 2)
+        # The step's parent answered, so its own log-prob is the student's at the step's begin.
+        gap = (teacher.gather(-1, response)[:, 0] - own.detach()).clamp(-2, 2)
         advantage = advantage + recipe.advantage.teacher_weight * gap
         if recipe.loss.distillation:
             whose = student.detach() if recipe.distillation.top_k_of == "student" else teacher

@@ -61,8 +61,9 @@ def apart(passes: Sequence[ScoringPass]) -> tuple[ScoringPass, ...]:
     """The same, plain and hinted prompts each in a pass of their own."""
     found: list[ScoringPass] = []
     for one in passes:
-        if one.plain and one.hinted:
-            found += [replace(one, hinted=(), top_k=None), replace(one, policy=False, reference=False)]
+        if (one.plain or one.answered) and one.hinted:
+            plain = replace(one, hinted=(), top_k=None)
+            found += [plain, replace(one, policy=False, reference=False, answered=())]
         else:
             found.append(one)
     return tuple(found)
@@ -81,7 +82,12 @@ COMPARED: dict[str, object] = {"distillation": 1.0}
     [
         ({}, 1, [(0, "reference and teacher", (0, 1), None), (1, "teacher", (2,), None)]),
         ({"loss": {"kl": 0.0}}, 1, [(0, "teacher", (0, 1), None), (1, "teacher", (2,), None)]),
-        ({"advantage": {"teacher": "base"}}, 1, [(0, "reference and teacher", (0, 1, 2), None)]),
+        # The version that answered reads its own answer; for the first two that is the base model.
+        (
+            {"advantage": {"teacher": "base"}},
+            1,
+            [(0, "reference and teacher", (0, 1, 2), None), (1, "answered", (), None)],
+        ),
         ({"advantage": {"teacher_weight": 0.0}}, 1, [(0, "reference", (), None)]),
         (
             {"loss": {"correction": "decoupled"}},
@@ -143,7 +149,7 @@ def test_a_hinted_prompt_shares_the_prefix_of_its_plain_prompt() -> None:
 def test_a_joined_pass_over_a_session_computes_little_more_than_its_hints(qwen3: Path) -> None:
     model = load_model(qwen3, LoraShape(rank=4, alpha=8.0), dtype=torch.float32, device=torch.device("cpu"))
     samples = session_batch(model)
-    [joined] = plan_scoring_passes(samples, recipe_of(advantage={"teacher": "base"}), 1)
+    joined, _ = plan_scoring_passes(samples, recipe_of(advantage={"teacher": "base"}), 1)
     plain, hinted = (tokens_of(samples, WIDE, one) for one in apart([joined]))
     # A turn's own tokens, from the hint on: 5 of the hint, 6 of a volatile end, 8 of the response.
     assert tokens_of(samples, WIDE, joined) == plain + 5 * (5 + 6 + 8) + sum(5 + 3 + member for member in range(3))

@@ -65,6 +65,7 @@ def random_sample(
         ]
     if hint:
         sample.teacher = chosen(near(own, 1.5))
+        sample.answered = chosen(near(own, 0.5))
     return sample
 
 
@@ -78,6 +79,7 @@ def streams_of(sample: PlainSample) -> Streams:
         behaviour_logprob_T=floats(sample.behaviour),
         advantage_T=floats(sample.advantage),
         teacher_logprob_T=floats(sample.teacher),
+        answered_logprob_T=floats(sample.answered),
         reference_logprob_T=floats(sample.reference),
         prox_logprob_T=floats(sample.prox),
         teacher_topk_ids_TK=None if sample.topk_ids is None else torch.tensor(sample.topk_ids),

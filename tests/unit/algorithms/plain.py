@@ -26,6 +26,7 @@ class PlainSample:
     reference: Vector | None = None
     prox: Vector | None = None
     teacher: Vector | None = None
+    answered: Vector | None = None
     topk_ids: list[list[int]] | None = None
     topk_logprobs: Matrix | None = None
     tail: Vector | None = None
@@ -72,7 +73,8 @@ def advantage(sample: PlainSample, reward: float | None, terms: PlainTerms) -> V
             value += terms.verdict_weight * reward
         if by_hint:
             assert sample.teacher is not None
-            gap = sample.teacher[t] - behaviour
+            assert sample.answered is not None
+            gap = sample.teacher[t] - sample.answered[t]
             value += terms.teacher_weight * max(-terms.gap_clip, min(terms.gap_clip, gap))
         if value < 0:
             value *= 1 - terms.spare * (1 - math.exp(behaviour))

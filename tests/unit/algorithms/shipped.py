@@ -42,6 +42,7 @@ def gradient_of(train: Train, *, reward: float | None, hint: bool) -> Tensor:
         response_mask_T=torch.tensor(MASK),
         behaviour_logprob_T=student.logprob_T.detach(),
         teacher_logprob_T=teacher.logprob_T if hint else None,
+        answered_logprob_T=student.logprob_T.detach() if hint else None,
         teacher_topk_ids_TK=topk_ids_TK if hint else None,
         teacher_topk_logprobs_TK=teacher.topk_logprobs_TK if hint else None,
         teacher_tail_T=teacher.tail_T if hint else None,

@@ -44,7 +44,7 @@ def test_the_clip_limits_a_ratio_of_1_4_to_a_contribution_of_1_15() -> None:
 def test_the_teacher_gap_is_1_8_or_minus_0_2() -> None:
     streams = Streams(
         response_mask_T=torch.tensor([True, True]),
-        behaviour_logprob_T=torch.tensor([-2.3, -1.0]),
+        answered_logprob_T=torch.tensor([-2.3, -1.0]),
         teacher_logprob_T=torch.tensor([-0.5, -1.2]),
     )
     advantage_T = with_advantage(streams, None, Advantage()).advantage_T

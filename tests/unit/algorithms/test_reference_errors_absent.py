@@ -85,10 +85,10 @@ def test_a_teacher_with_the_students_logits_has_no_gap_at_any_temperature(temper
     generator = torch.Generator().manual_seed(0)
     logits_TV = torch.randn(5, VOCABULARY, generator=generator)
     ids_T = torch.randint(VOCABULARY, (5,), generator=generator)
-    engine_T = (logits_TV / temperature).log_softmax(-1).gather(-1, ids_T.unsqueeze(-1)).squeeze(-1)
+    own_T = (logits_TV / temperature).log_softmax(-1).gather(-1, ids_T.unsqueeze(-1)).squeeze(-1)
     streams = Streams(
         response_mask_T=torch.ones(5, dtype=torch.bool),
-        behaviour_logprob_T=engine_T,
+        answered_logprob_T=own_T,
         teacher_logprob_T=score(logits_TV, ids_T, temperature=temperature).logprob_T,
     )
     advantage_T = with_advantage(streams, None, Advantage()).advantage_T
@@ -108,8 +108,8 @@ def test_a_sample_without_a_hint_has_no_teacher_term_however_far_the_policy_has_
 
 
 def test_a_corrected_answer_is_not_rewarded_for_having_a_hint() -> None:
-    behaviour_T = torch.tensor([-1.0, -0.5, -2.0])
-    streams = Streams(response_mask_T=THREE, behaviour_logprob_T=behaviour_T, teacher_logprob_T=behaviour_T)
+    own_T = torch.tensor([-1.0, -0.5, -2.0])
+    streams = Streams(response_mask_T=THREE, answered_logprob_T=own_T, teacher_logprob_T=own_T)
     advantage_T = with_advantage(streams, None, Advantage()).advantage_T
     assert advantage_T is not None
     assert advantage_T.tolist() == [0.0, 0.0, 0.0]

@@ -100,6 +100,7 @@ def test_the_sum_of_gap_and_verdict_is_downweighted_once() -> None:
     streams = Streams(
         response_mask_T=torch.ones(2, dtype=torch.bool),
         behaviour_logprob_T=torch.tensor([0.5, 0.5]).log(),
+        answered_logprob_T=torch.tensor([0.5, 0.5]).log(),
         teacher_logprob_T=torch.tensor([0.25, 1.0]).log(),
     )
     advantage_T = with_advantage(streams, -0.1, Advantage(spare_unlikely=1.0)).advantage_T

@@ -16,7 +16,14 @@ from clawloop.errors import StepDiverged, StreamsUnusable
 from clawloop.recipes.recipe import Advantage, Loss, Train
 
 MASK = torch.tensor([True, False, True])
-STREAMS = ["behaviour_logprob_T", "advantage_T", "teacher_logprob_T", "reference_logprob_T", "prox_logprob_T"]
+STREAMS = [
+    "behaviour_logprob_T",
+    "advantage_T",
+    "teacher_logprob_T",
+    "answered_logprob_T",
+    "reference_logprob_T",
+    "prox_logprob_T",
+]
 
 
 def topk(**changes: Tensor | None) -> Streams:
@@ -150,7 +157,7 @@ def test_advantages_of_disagreeing_or_missing_streams_are_refused() -> None:
         teacher_gap(torch.zeros(2), torch.zeros(3), 2.0)
     with pytest.raises(StreamsUnusable, match="reward nan"):
         with_advantage(Streams(response_mask_T=MASK), float("nan"), Advantage())
-    with pytest.raises(StreamsUnusable, match="recorded when sampling"):
+    with pytest.raises(StreamsUnusable, match="of the version that answered"):
         with_advantage(Streams(response_mask_T=MASK, teacher_logprob_T=torch.full((3,), -1.0)), None, Advantage())
     with pytest.raises(StreamsUnusable, match="recorded when sampling"):
         with_advantage(Streams(response_mask_T=MASK), -1.0, Advantage(spare_unlikely=0.5))
