@@ -1,12 +1,15 @@
-"""`clawloop check`: verifies the ledger's invariants and the hashes of the adapter files.
+"""`clawloop check`: verifies the ledger's invariants and the hashes of the adapter files; `check replay`: that this
+version's workers can continue the open workflows.
 
-Heavy imports happen inside it.
+Heavy imports happen inside a verb.
 """
 
 from __future__ import annotations
 
+import asyncio
 import json
 import sys
+from collections import Counter
 from collections.abc import Sequence
 from dataclasses import asdict
 from pathlib import Path
@@ -14,22 +17,30 @@ from typing import TYPE_CHECKING, Annotated
 
 import typer
 
+from clawloop.cli.operations import connect_temporal
 from clawloop.cli.terminal import AsJson, Data, settings_of, with_database
 
 if TYPE_CHECKING:
     from clawloop.contracts.training import VersionRef
+    from clawloop.temporal.replay import Replay
     from db.database import Database
     from db.invariants import Violation
 
 FILES = "a committed version's files hold what its step made"
 
+check_app = typer.Typer()
 
+
+@check_app.callback(invoke_without_command=True)
 def check_command(
+    context: typer.Context,
     files: Annotated[bool, typer.Option(help="Also verify the hashes of the adapters in the data folder.")] = True,
     data: Data = None,
     as_json: AsJson = False,
 ) -> None:
     """Verify the ledger, also while everything runs. Exit code 1 if an invariant is violated."""
+    if context.invoked_subcommand is not None:
+        return
     from db.invariants import INVARIANTS, committed_versions, violations
 
     async def read(database: Database) -> tuple[list[Violation], list[VersionRef]]:
@@ -45,6 +56,31 @@ def check_command(
         if not violated:
             typer.echo(f"No violation of {len(INVARIANTS)} invariants, {len(versions)} adapters verified.")
     if violated:
+        sys.exit(1)
+
+
+@check_app.command("replay")
+def check_replay(data: Data = None, as_json: AsJson = False) -> None:
+    """Before a deploy: replay the open workflows on this version's code. Exit code 1 if one could not go on."""
+
+    async def replay_all() -> list[Replay]:
+        client = await connect_temporal(settings_of(data))
+        from clawloop.temporal.replay import replay_open_workflows
+
+        return [replay async for replay in replay_open_workflows(client)]
+
+    replays = asyncio.run(replay_all())
+    failed = [replay for replay in replays if replay.problem is not None]
+    if as_json:
+        typer.echo(json.dumps([asdict(replay) for replay in replays]))
+    else:
+        for replay in failed:
+            typer.echo(f"cannot go on: {replay.workflow_id} ({replay.workflow_type}): {replay.problem}")
+        counts = Counter(replay.workflow_type for replay in replays)
+        kinds = ", ".join(f"{count} {kind}" for kind, count in sorted(counts.items())) or "none"
+        going_on = len(replays) - len(failed)
+        typer.echo(f"open workflows: {kinds}; {going_on} of {len(replays)} can go on with this version.")
+    if failed:
         sys.exit(1)
 
 

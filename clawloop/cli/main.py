@@ -13,13 +13,14 @@ from typing import Annotated
 import typer
 
 from clawloop.cli.adapter import adapter_app
-from clawloop.cli.check import check_command
+from clawloop.cli.check import check_app
 from clawloop.cli.demo.app import demo_app
 from clawloop.cli.engine import engine_app
 from clawloop.cli.erase import erase_command
 from clawloop.cli.judge import judge_app
 from clawloop.cli.key import key_app
 from clawloop.cli.plan import plan_command
+from clawloop.cli.recover import recover_command
 from clawloop.cli.session import session_app, why_command
 from clawloop.cli.terminal import Data, fail, settings_of
 from clawloop.cli.training import policy_app, recipe_app, training_app
@@ -90,9 +91,10 @@ def migrate(
 
 
 app.command("plan")(plan_command)
-app.command("check")(check_command)
+app.command("recover")(recover_command)
 app.command("erase")(erase_command)
 app.command("why")(why_command)
+app.add_typer(check_app, name="check")
 app.add_typer(session_app, name="session")
 app.add_typer(key_app, name="key")
 app.add_typer(engine_app, name="engine")

@@ -68,25 +68,29 @@ class _TemporalOnDemand:
         return self._sessions
 
     async def _client(self) -> Client:
-        """A lazy client, if something listens at Temporal's address.
+        return await connect_temporal(self._settings)
 
-        The connection is tried before the client is imported, which takes a second or two.
 
-        Raises:
-            SignalFailed: there is no Temporal, or it does not answer.
-        """
-        from clawloop.processes.endpoints import temporal_address
+async def connect_temporal(settings: Settings) -> Client:
+    """A lazy client, if something listens at Temporal's address.
 
-        address = temporal_address(self._settings)
-        if address is None:
-            raise SignalFailed("no Temporal: set TEMPORAL_ADDRESS, or start `clawloop up` in another terminal")
-        host, _, port = address.rpartition(":")
-        try:
-            async with asyncio.timeout(TEMPORAL_CONNECT_SECONDS):
-                _, writer = await asyncio.open_connection(host.strip("[]"), int(port))
-        except (OSError, TimeoutError, ValueError):
-            raise SignalFailed(f"Temporal does not answer at {address}") from None
-        writer.close()
-        from clawloop.temporal.client import connect
+    The connection is tried before the client is imported, which takes a second or two.
 
-        return await connect(address, lazy=True)
+    Raises:
+        SignalFailed: there is no Temporal, or it does not answer.
+    """
+    from clawloop.processes.endpoints import temporal_address
+
+    address = temporal_address(settings)
+    if address is None:
+        raise SignalFailed("no Temporal: set TEMPORAL_ADDRESS, or start `clawloop up` in another terminal")
+    host, _, port = address.rpartition(":")
+    try:
+        async with asyncio.timeout(TEMPORAL_CONNECT_SECONDS):
+            _, writer = await asyncio.open_connection(host.strip("[]"), int(port))
+    except (OSError, TimeoutError, ValueError):
+        raise SignalFailed(f"Temporal does not answer at {address}") from None
+    writer.close()
+    from clawloop.temporal.client import connect
+
+    return await connect(address, lazy=True)

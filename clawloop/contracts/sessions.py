@@ -136,3 +136,12 @@ class StoredFeedback:
     given: FeedbackGiven
     session: SessionFacts
     effect: FeedbackEffect
+
+
+@dataclass(frozen=True, slots=True)
+class WaitingWork:
+    """Work that waits for a session's workflow: how many sessions, their turns, and pieces of feedback."""
+
+    sessions: int
+    turns: int
+    feedback: int

@@ -3,20 +3,27 @@
 from __future__ import annotations
 
 from dataclasses import dataclass
-from typing import NoReturn
+from datetime import timedelta
+from typing import TYPE_CHECKING, NoReturn
 
+from clawloop.adapters.folder import AdapterFolder
 from clawloop.contracts.sessions import ContentErased, RejudgeRequested, SessionFacts
 from clawloop.contracts.training import OperatorChange
 from clawloop.errors import SignalFailed
 from clawloop.ids import SessionId
 from clawloop.operations.ports import OperatorNotifier, SessionWorkflows
+from clawloop.operations.recovery import Recovery
 from clawloop.operations.sessions import SessionOperations
 from clawloop.operations.training import TrainingOperations
 from clawloop.settings import Settings
 from db.database import Database
 from db.erasure import PostgresErasureStore
 from db.judging.rejudging import PostgresRejudgeStore
+from db.recovery import PostgresRecoveryStore
 from db.training.operators import PostgresTrainingStore
+
+if TYPE_CHECKING:
+    from temporalio.client import Client
 
 
 @dataclass(frozen=True, slots=True)
@@ -47,4 +54,15 @@ def operations_on(
     return Operations(
         TrainingOperations(PostgresTrainingStore(database), notifier, settings.max_lora_rank),
         SessionOperations(PostgresRejudgeStore(database), PostgresErasureStore(database), workflows),
+    )
+
+
+def recovery_on(database: Database, client: Client, settings: Settings) -> Recovery:
+    from clawloop.temporal.recovery import TemporalRecovery
+
+    folder = settings.data / "adapters"
+    return Recovery(
+        PostgresRecoveryStore(database),
+        TemporalRecovery(client, timedelta(minutes=settings.session_idle_minutes)),
+        AdapterFolder(folder) if folder.is_dir() else None,
     )

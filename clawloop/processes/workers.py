@@ -46,10 +46,7 @@ from db.sweep import PostgresSweepStore
 from db.training.steps import PostgresStepStore
 from db.training.work_flag import PostgresWorkStore
 from workflows import names
-from workflows.engine import EngineWorkflow
-from workflows.session import SessionWorkflow
-from workflows.sweep import SweepWorkflow
-from workflows.training import TrainingWorkflow
+from workflows.registered import WORKFLOWS
 
 log = logging.getLogger(__name__)
 
@@ -114,7 +111,7 @@ def _orchestrator_workers(
         Worker(
             client,
             task_queue=names.WORKFLOW_QUEUE,
-            workflows=[SessionWorkflow, SweepWorkflow, TrainingWorkflow, EngineWorkflow],
+            workflows=WORKFLOWS,
             graceful_shutdown_timeout=GRACE,
         ),
         Worker(

@@ -21,10 +21,14 @@ class TemporalTrainingNotifier:
 
     Args:
         client: may be lazy; it connects again by itself.
+        if_running: what becomes of a workflow that runs.
     """
 
-    def __init__(self, client: Client) -> None:
+    def __init__(
+        self, client: Client, if_running: WorkflowIDConflictPolicy = WorkflowIDConflictPolicy.USE_EXISTING
+    ) -> None:
         self._client = client
+        self._if_running = if_running
 
     async def notify_work(self, policy: str) -> None:
         """Wake the policy's workflow by signal-with-start, which needs Temporal's server, but no worker.
@@ -43,7 +47,7 @@ class TemporalTrainingNotifier:
                 id=names.training_workflow_id(policy),
                 task_queue=names.WORKFLOW_QUEUE,
                 start_signal=names.WORK_WAITING,
-                id_conflict_policy=WorkflowIDConflictPolicy.USE_EXISTING,
+                id_conflict_policy=self._if_running,
                 search_attributes=TypedSearchAttributes(search_attributes),
                 static_summary=f"{policy}: steps and versions",
             )

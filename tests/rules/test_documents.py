@@ -44,12 +44,11 @@ class Command:
 
 
 def _commands(command: Any, name: str = "") -> Iterator[Command]:
-    if not hasattr(command, "commands"):
+    if not hasattr(command, "commands") or command.invoke_without_command:
         options = {option: parameter for parameter in command.params for option in _flags(parameter)}
         shown = {option for option, parameter in options.items() if not getattr(parameter, "hidden", False)}
         yield Command(name, frozenset(options) | {"--help"}, frozenset(shown - COMMON_OPTIONS))
-        return
-    for word, inner in command.commands.items():
+    for word, inner in getattr(command, "commands", {}).items():
         yield from _commands(inner, f"{name} {word}".strip())
 
 

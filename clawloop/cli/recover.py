@@ -1,0 +1,45 @@
+"""`clawloop recover`: brings Temporal in line with PostgreSQL after either lost data.
+
+Heavy imports happen inside it.
+"""
+
+from __future__ import annotations
+
+import json
+from dataclasses import asdict
+from typing import TYPE_CHECKING
+
+import typer
+
+from clawloop.cli.operations import connect_temporal
+from clawloop.cli.terminal import AsJson, Data, settings_of, with_database
+
+if TYPE_CHECKING:
+    from clawloop.operations.recovery import Recovered
+    from db.database import Database
+
+
+def recover_command(data: Data = None, as_json: AsJson = False) -> None:
+    """Start the workflows again that Temporal lost, and name what PostgreSQL lost. Nothing is judged twice."""
+
+    async def recover(database: Database) -> Recovered:
+        settings = settings_of(data)
+        client = await connect_temporal(settings)
+        from clawloop.processes.operations import recovery_on
+
+        return await recovery_on(database, client, settings).recover()
+
+    recovered = with_database(data, recover)
+    if as_json:
+        typer.echo(json.dumps(asdict(recovered)))
+        return
+    waiting = recovered.waiting
+    typer.echo(f"training workflows started again: {', '.join(recovered.policies) or 'none, there is no policy'}")
+    typer.echo(
+        f"signalled again by the sweep that starts now: {waiting.turns} turns of {waiting.sessions} open sessions, "
+        f"{waiting.feedback} pieces of feedback; judgements asked for again: {recovered.rejudged}"
+    )
+    for line in recovered.unknown:
+        typer.echo(f"lost: {line}")
+    if not recovered.unknown:
+        typer.echo("Temporal and the disk hold nothing that PostgreSQL does not know.")

@@ -1,0 +1,67 @@
+"""What recovery does in Temporal: registers what is missing, starts training again, lists sessions, starts a sweep."""
+
+from __future__ import annotations
+
+from collections.abc import AsyncIterator
+from datetime import timedelta
+from uuid import UUID
+
+from temporalio.client import Client, ScheduleOverlapPolicy
+from temporalio.common import WorkflowIDConflictPolicy
+from temporalio.service import RPCError
+
+from clawloop.contracts.sessions import RejudgeRequested, SessionFacts
+from clawloop.errors import SignalFailed
+from clawloop.ids import SessionId
+from clawloop.temporal.client import TemporalSessionNotifier, begin_sweeping, register_search_attributes
+from clawloop.temporal.deadline import temporal_deadline
+from clawloop.temporal.training_notifier import TemporalTrainingNotifier
+from workflows import names
+
+# A server that has just started with an empty database answers the first calls late.
+_PREPARE_LIMIT = timedelta(seconds=30)
+
+
+class TemporalRecovery:
+    """Satisfies `clawloop.operations.recovery.RecoveryWorkflows`.
+
+    Args:
+        idle: a session closes after this long without a turn.
+    """
+
+    def __init__(self, client: Client, idle: timedelta) -> None:
+        self._client = client
+        self._sessions = TemporalSessionNotifier(client, idle)
+
+    async def prepare(self) -> None:
+        async with temporal_deadline(_PREPARE_LIMIT):
+            await register_search_attributes(self._client)
+            await begin_sweeping(self._client)
+
+    async def shown_version(self, policy: str) -> int | None:
+        handle = self._client.get_workflow_handle(names.training_workflow_id(policy))
+        async with temporal_deadline(may_be_gone=True):
+            return (await handle.describe()).typed_search_attributes.get(names.VERSION)
+        return None
+
+    async def restart_training(self, policy: str) -> None:
+        notifier = TemporalTrainingNotifier(self._client, WorkflowIDConflictPolicy.TERMINATE_EXISTING)
+        await notifier.notify_work(policy)
+
+    async def rejudge(self, session: SessionFacts, request: RejudgeRequested) -> None:
+        await self._sessions.rejudge(session, request)
+
+    async def sweep(self) -> None:
+        async with temporal_deadline():
+            await self._client.get_schedule_handle(names.SWEEP_ID).trigger(overlap=ScheduleOverlapPolicy.BUFFER_ONE)
+
+    async def sessions(self) -> AsyncIterator[SessionId]:
+        prefix = names.session_workflow_id(SessionId(UUID(int=0))).removesuffix(str(UUID(int=0)))
+        seen: set[str] = set()
+        try:
+            async for execution in self._client.list_workflows(f"WorkflowType = '{names.SESSION_WORKFLOW}'"):
+                if execution.id not in seen:  # a session that was opened again has several runs
+                    seen.add(execution.id)
+                    yield SessionId(UUID(execution.id.removeprefix(prefix)))
+        except (RPCError, RuntimeError) as error:
+            raise SignalFailed(f"Temporal: {' '.join(str(error).split())}") from error

@@ -1,0 +1,67 @@
+"""What `clawloop recover` reads and marks: work that waits for a workflow, and what PostgreSQL knows."""
+
+from __future__ import annotations
+
+from collections.abc import Collection, Sequence
+
+from sqlalchemy import func, select, text, update
+from sqlalchemy.ext.asyncio import AsyncConnection
+
+from clawloop.contracts.sessions import RejudgeRequested, SessionFacts, SessionState, WaitingWork
+from clawloop.contracts.turns import TurnKind, TurnOutcome
+from clawloop.ids import SessionId, TurnId
+from db.database import Database, transaction
+from db.tables import FeedbackRow, PolicyRow, SessionRow, StepRow, TurnRow, VersionRow
+
+# A revision that waits for feedback is signalled with the feedback.
+_OPEN_REJUDGEMENTS = text("""
+    SELECT t.id AS turn, t.version, j.revision, s.id AS session, s.policy, s.identified_by, s.created_at
+    FROM judgements j JOIN turns t ON t.id = j.turn_id JOIN sessions s ON s.id = t.session_id
+    WHERE j.decided_at IS NULL AND j.revision > 0 AND t.outcome <> 'erased'
+        AND NOT EXISTS (SELECT FROM feedback f WHERE f.turn_id = t.id AND f.applied_at IS NULL)
+    ORDER BY t.id, j.revision
+""")
+
+
+class PostgresRecoveryStore:
+    """Implements `clawloop.operations.recovery.RecoveryStore`."""
+
+    def __init__(self, database: Database) -> None:
+        self._database = database
+
+    @transaction
+    async def forget_signals(self, connection: AsyncConnection) -> WaitingWork:
+        # Policies first, as everywhere.
+        await connection.execute(update(PolicyRow).values(work_signalled_at=None))
+        open_sessions = select(SessionRow.id).where(SessionRow.state != SessionState.CLOSED)
+        waiting = (TurnRow.kind == TurnKind.MAIN, TurnRow.outcome == TurnOutcome.WAITING)
+        turns = update(TurnRow).where(*waiting, TurnRow.session_id.in_(open_sessions)).values(announced_at=None)
+        sessions = [*await connection.scalars(turns.returning(TurnRow.session_id))]
+        feedback = update(FeedbackRow).where(FeedbackRow.applied_at.is_(None)).values(announced_at=None)
+        return WaitingWork(len(set(sessions)), len(sessions), (await connection.execute(feedback)).rowcount)
+
+    @transaction
+    async def open_rejudgements(self, connection: AsyncConnection) -> list[tuple[SessionFacts, RejudgeRequested]]:
+        return [
+            (
+                SessionFacts(SessionId(row.session), row.policy, row.identified_by, row.created_at, row.version),
+                RejudgeRequested(TurnId(row.turn), row.revision),
+            )
+            for row in await connection.execute(_OPEN_REJUDGEMENTS)
+        ]
+
+    @transaction
+    async def newest_versions(self, connection: AsyncConnection) -> dict[str, int]:
+        newest = select(func.max(VersionRow.n)).where(VersionRow.policy == PolicyRow.id).scalar_subquery()
+        rows = await connection.execute(select(PolicyRow.id, newest.label("newest")).order_by(PolicyRow.id))
+        return {row.id: row.newest or 0 for row in rows}
+
+    @transaction
+    async def known_sessions(self, connection: AsyncConnection, sessions: Sequence[SessionId]) -> frozenset[SessionId]:
+        found = await connection.scalars(select(SessionRow.id).where(SessionRow.id.in_(sessions)))
+        return frozenset(SessionId(session) for session in found)
+
+    @transaction
+    async def known_steps(self, connection: AsyncConnection, policies: Collection[str]) -> frozenset[tuple[str, int]]:
+        rows = await connection.execute(select(StepRow.policy, StepRow.n).where(StepRow.policy.in_(policies)))
+        return frozenset((row.policy, row.n) for row in rows)

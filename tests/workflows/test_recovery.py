@@ -1,0 +1,214 @@
+"""`clawloop recover`, with real servers: Temporal's database is deleted, or PostgreSQL is an older copy of itself."""
+
+from __future__ import annotations
+
+import asyncio
+import json
+from collections.abc import AsyncIterator, Callable
+from contextlib import asynccontextmanager
+from dataclasses import replace
+from datetime import timedelta
+from pathlib import Path
+from typing import Any
+
+import pytest
+from temporalio.client import Client
+from temporalio.worker import Worker
+from typer.testing import CliRunner
+
+from activities.serving.publishing import PublishingActivities
+from activities.sweep import SweepActivities
+from activities.training.steps import StepActivities
+from activities.training.train_step import TrainingActivities
+from clawloop.cli.main import app
+from clawloop.contracts.sessions import FeedbackGiven, SessionFacts
+from clawloop.contracts.turns import TurnRecord
+from clawloop.ids import SessionId
+from clawloop.local.services.postgres import EmbeddedPostgres
+from clawloop.operations.recovery import Recovery
+from clawloop.temporal.client import TemporalSessionNotifier, begin_sweeping
+from clawloop.temporal.engine_notifier import TemporalEngineNotifier
+from clawloop.temporal.training_notifier import TemporalTrainingNotifier
+from db.invariants import violations
+from db.recovery import PostgresRecoveryStore
+from db.serving.publishing import PostgresPublishingStore
+from db.sweep import PostgresSweepStore
+from db.training.steps import PostgresStepStore
+from tests.conftest import database_address, execute
+from tests.fakes.trainer import FakeTrainer
+from tests.judging.conftest import BINARY, Bench, bench, binary_bench, judge, set_recipe
+from tests.workflows.conftest import IDLE, end_all
+from tests.workflows.test_temporal_away import Server
+from tests.workflows.test_whole import end, tell
+from workflows import names
+from workflows.registered import WORKFLOWS
+
+__all__ = ["bench", "binary_bench", "judge"]
+
+pytestmark = pytest.mark.postgres
+
+NO_TIME = timedelta(0)
+# The pool of the policy that the bench makes.
+POOL = "default"
+
+
+@pytest.fixture
+async def learner(binary_bench: Bench) -> Bench:
+    """The policy takes a step for every two samples."""
+    await set_recipe(binary_bench, BINARY.model_copy(update={"train": replace_batch(2)}))
+    return binary_bench
+
+
+def replace_batch(samples: int) -> Any:
+    return BINARY.train.model_copy(update={"batch_samples": samples})
+
+
+@asynccontextmanager
+async def all_at_work(client: Client, b: Bench) -> AsyncIterator[None]:
+    """What the orchestrator, the judge and a trainer run, with a trainer that computes nothing."""
+    b.work._notifier = TemporalTrainingNotifier(client)
+    step_store, publishing = PostgresStepStore(b.database), PostgresPublishingStore(b.database)
+    steps = StepActivities(step_store)
+    sweeper = SweepActivities(
+        PostgresSweepStore(b.database), TemporalSessionNotifier(client, IDLE), b.work, IDLE, min_age=NO_TIME
+    )
+    ledger: list[Callable[..., Any]] = [
+        b.ledger.close_session,
+        sweeper.sweep,
+        steps.read_training_status,
+        steps.claim_batch,
+        steps.quarantine_step,
+        steps.abandon_step,
+        PublishingActivities(publishing, step_store, TemporalEngineNotifier(client)).publish_version,
+    ]
+    trainer = TrainingActivities(step_store, FakeTrainer())
+    async with (
+        Worker(client, task_queue=names.WORKFLOW_QUEUE, workflows=WORKFLOWS),
+        Worker(client, task_queue=names.LEDGER_QUEUE, activities=ledger),
+        Worker(client, task_queue=names.JUDGE_QUEUE, activities=[b.judging.judge_turn]),
+        Worker(client, task_queue=names.trainer_queue(POOL), activities=[trainer.train_step]),
+    ):
+        yield
+
+
+async def recover(address: str, url: str, data: Path) -> dict[str, Any]:
+    here = {"DATABASE_URL": url, "TEMPORAL_ADDRESS": address, "CLAWLOOP_DATA": str(data)}
+    done = await asyncio.to_thread(CliRunner().invoke, app, ["recover", "--json"], env=here)
+    assert done.exit_code == 0, (done.stdout, done.exception)
+    found: dict[str, Any] = json.loads(done.stdout)
+    return found
+
+
+async def notify(client: Client, session: SessionId, turns: list[TurnRecord], b: Bench) -> None:
+    """As a gateway does, which then marks the turns."""
+    for turn in turns:
+        await tell(client, session, turn)
+        b.execute("UPDATE turns SET announced_at = now() WHERE id = %s", turn.turn_id)
+
+
+async def rows_are(b: Bench, query: str, expected: list[dict[str, Any]]) -> None:
+    async with asyncio.timeout(60):
+        while b.rows(query) != expected:
+            await asyncio.sleep(0.05)
+
+
+async def test_learning_goes_on_after_temporals_database_is_deleted(learner: Bench, tmp_path: Path) -> None:
+    b = learner
+    turns = b.conversation("one", "two", "three", "four", "five")
+    other = b.conversation("a", "b", session="other")
+    session, other_session = await b.insert(*turns[:2]), await b.insert(*other)
+    server = Server(tmp_path / "temporal")
+    with server.running():
+        client = await server.ready()
+        async with all_at_work(client, b):
+            await notify(client, session, turns[:2], b)
+            await rows_are(b, "SELECT count(*) AS n FROM samples", [{"n": 1}])
+        # Nobody judges these any more, nor the feedback; their signals are lost with the database.
+        await b.insert(*turns[2:4])
+        await notify(client, session, turns[2:4], b)
+        await notify(client, other_session, other, b)
+        facts = SessionFacts(session, "default", "x-session-id", turns[0].started_at, 0)
+        feedback = b.feedback(turns[0], -1.0)
+        await TemporalSessionNotifier(client, IDLE).notify_feedback(facts, FeedbackGiven(feedback, turns[0].turn_id))
+        b.execute("UPDATE feedback SET announced_at = now()")
+    for file in (tmp_path / "temporal").glob("temporal.db*"):
+        file.unlink()
+    with server.running():
+        client = await server.ready()
+        async with all_at_work(client, b):
+            recovered = await recover(server.address, b.url, tmp_path)
+            assert recovered["waiting"] == {"sessions": 2, "turns": 5, "feedback": 1}
+            assert (recovered["policies"], recovered["unknown"]) == (["default"], [])
+            await rows_are(b, "SELECT count(*) AS n FROM judgements WHERE decided_at IS NULL", [{"n": 0}])
+            await rows_are(b, "SELECT count(*) AS n FROM samples WHERE state = 'trained'", [{"n": 4}])
+            (head,) = b.rows("SELECT head FROM policies")
+            assert head == {"head": 2}
+            # A session goes on where it was.
+            ending = replace(turns[4], ends_session=True)
+            await b.insert(ending)
+            await tell(client, session, ending, ends=True)
+            await end(client, session)
+            assert (await recover(server.address, b.url, tmp_path))["waiting"]["sessions"] == 1
+    # Each of the four replies with an answer is judged by one request, and the rated one by the feedback alone.
+    assert len(b.judge.requests) == len({json.dumps(request) for request in b.judge.requests}) == 5
+    assert await violations(b.database) == []
+
+
+async def test_what_an_older_copy_of_postgresql_lost_is_named(
+    client: Client, learner: Bench, tmp_path: Path, postgres_server: EmbeddedPostgres
+) -> None:
+    b = learner
+    kept, lost = b.conversation("one", "two", session="kept"), b.conversation("a", "b", "c", session="lost")
+    kept_session = await b.insert(*kept)
+    await b.database.close()  # a database with connections cannot be copied
+    execute(postgres_server.url, f"CREATE DATABASE older TEMPLATE {b.url.rsplit('/', 1)[1].split('?')[0]}")
+    older = database_address(b.url, "older")
+    try:
+        lost_session = await b.insert(*lost)
+        await begin_sweeping(client)
+        async with all_at_work(client, b):
+            await notify(client, kept_session, kept, b)
+            await notify(client, lost_session, lost, b)
+            await TemporalTrainingNotifier(client).notify_work("default")
+            await rows_are(b, "SELECT head FROM policies", [{"head": 1}])
+            (version,) = b.rows("SELECT path FROM versions WHERE n = 1")
+            (tmp_path / "adapters" / version["path"]).mkdir(parents=True)
+        recovered = await recover(client.service_client.config.target_host, older, tmp_path)
+    finally:
+        await end_all(client)
+        await client.get_schedule_handle(names.SWEEP_ID).delete()
+        execute(postgres_server.url, "DROP DATABASE IF EXISTS older WITH (FORCE)")
+    assert set(recovered["unknown"]) == {
+        f"adapters/{version['path']}: PostgreSQL knows no such step",
+        f"session {lost_session}: PostgreSQL has no such session",
+    }
+    # What the copy holds is judged, though it was never signalled there.
+    assert recovered["waiting"] == {"sessions": 1, "turns": 2, "feedback": 0}
+
+
+async def test_a_version_that_answered_and_is_lost_is_named(learner: Bench) -> None:
+    recovered = await Recovery(PostgresRecoveryStore(learner.database), ShowsVersion(7), None).recover()
+    assert recovered.unknown == ("version 7 of policy default answered; PostgreSQL's newest version is 0",)
+
+
+class ShowsVersion:
+    """A Temporal whose training workflow showed this version."""
+
+    def __init__(self, version: int) -> None:
+        self._version = version
+
+    async def prepare(self) -> None: ...
+
+    async def shown_version(self, policy: str) -> int | None:
+        return self._version
+
+    async def restart_training(self, policy: str) -> None: ...
+
+    async def rejudge(self, session: SessionFacts, request: object) -> None: ...
+
+    async def sweep(self) -> None: ...
+
+    async def sessions(self) -> AsyncIterator[SessionId]:
+        nobody: list[SessionId] = []
+        for session in nobody:
+            yield session
