@@ -8,6 +8,8 @@ from typing import TYPE_CHECKING, Annotated
 
 import typer
 
+from clawloop.cli.chat_options import ChatTemplate, ReasoningParser, ToolCallParser
+
 if TYPE_CHECKING:
     from clawloop.layout.parts import Layout
     from clawloop.layout.request import Dtype, Gpus, TrainingNeeds
@@ -43,15 +45,19 @@ def plan_command(
     micro_batch_tokens: Annotated[int, typer.Option(min=1, help="Tokens the trainer reads at once.")] = 8192,
     max_loras: Annotated[int, typer.Option(min=1, help="Versions that have running requests at the same time.")] = 4,
     max_lora_rank: Annotated[int | None, typer.Option(min=1, help="Largest rank that engines load.")] = None,
+    chat_template: ChatTemplate = None,
+    tool_call_parser: ToolCallParser = None,
+    reasoning_parser: ReasoningParser = None,
     as_json: Annotated[bool, typer.Option("--json", help="For programs.")] = False,
 ) -> None:
     """Show which process runs on which GPU and why, with memory by part; refuse what cannot fit."""
+    from clawloop.families.chat_format import ChatOptions
     from clawloop.layout.model_folder import read_model_shape
     from clawloop.layout.plan import plan
     from clawloop.layout.request import Gpus, Request, limits_for
     from clawloop.layout.table import as_data, table
 
-    shape = read_model_shape(model)
+    shape = read_model_shape(model, ChatOptions(chat_template, tool_call_parser, reasoning_parser))
     needs = _needs(recipe) if train else None
     limits = limits_for(
         shape,

@@ -10,6 +10,7 @@ from typing import TYPE_CHECKING, Annotated
 
 import typer
 
+from clawloop.cli.chat_options import ChatTemplate, ReasoningParser, ToolCallParser
 from clawloop.cli.terminal import settings_of
 from clawloop.errors import RecipeRejected, SetupError
 
@@ -43,10 +44,14 @@ def up_command(
     train: Annotated[
         bool, typer.Option("--train/--no-train", help="Train; or only record and judge, with less memory.")
     ] = True,
+    chat_template: ChatTemplate = None,
+    tool_call_parser: ToolCallParser = None,
+    reasoning_parser: ReasoningParser = None,
 ) -> None:
     """Start everything on this machine; Ctrl-C stops it. Data is kept."""
     from rich.console import Console
 
+    from clawloop.families.chat_format import ChatOptions
     from clawloop.local.plan import UpOptions
     from clawloop.local.supervision.status import status_board
     from clawloop.local.up import run
@@ -72,6 +77,7 @@ def up_command(
         engines=settings.engines,
         train=train,
         max_lora_rank=settings.max_lora_rank,
+        chat=ChatOptions(chat_template, tool_call_parser, reasoning_parser),
     )
     try:
         options = replace(options, recipe=None if recipe is None else load_recipe(recipe))

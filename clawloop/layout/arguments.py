@@ -8,7 +8,7 @@ from clawloop.layout.request import Request
 
 
 def engine_arguments(request: Request, serving: Serving, *, gpus: int, with_lora: bool) -> tuple[str, ...]:
-    """Of vLLM's `api_server`; model, address, parsers and the cache's size are not among them."""
+    """Of vLLM's `api_server`; model, address and the cache's size are not among them."""
     limits = request.limits
     arguments = ["--dtype", request.dtype, "--max-model-len", str(limits.max_model_len)]
     arguments += ["--max-num-seqs", str(serving.seqs), "--max-num-batched-tokens", str(serving.batched_tokens)]
@@ -17,7 +17,7 @@ def engine_arguments(request: Request, serving: Serving, *, gpus: int, with_lora
         arguments += ["--max-loras", str(limits.max_loras), "--max-cpu-loras", str(limits.max_cpu_loras)]
     if gpus > 1:
         arguments += ["--tensor-parallel-size", str(gpus)]
-    return tuple(arguments)
+    return (*arguments, *request.model.chat.engine_arguments)
 
 
 def cache_on_shared_gpu(cache: int, engine: int, device: Device) -> tuple[str, ...]:

@@ -16,6 +16,7 @@ from pathlib import Path
 from safetensors import SafetensorError, safe_open
 
 from clawloop.errors import SetupError
+from clawloop.families.chat_format import ChatFormat, ChatOptions, read_chat_format
 from clawloop.layout.model_shape import KvShape, LoraShape, ModelShape
 
 COLUMN_PROJECTIONS = ("q_proj", "k_proj", "v_proj", "gate_proj", "up_proj")
@@ -29,18 +30,21 @@ _BESIDE_TEXT = ("visual", "vision", "audio", "multi_modal", "mm_", "embed_vision
 _FLOAT32_TYPES = ("F32", "F64")
 
 
-def read_model_shape(folder: Path) -> ModelShape:
+def read_model_shape(folder: Path, chat: ChatOptions | None = None) -> ModelShape:
     """The shape of the model in this folder.
+
+    Args:
+        chat: what an operator sets instead of what is found.
 
     Raises:
         SetupError: the folder is no complete model, or no layout is known for it; one line says which.
     """
     config = _config(folder)
     tensors = _tensors(folder)
-    template = _chat_template(folder)
+    chat_format = read_chat_format(folder, chat)
     _require_tokenizer(folder)
     text = {**config, **_table(config, "text_config")}
-    return _shape(folder, config, text, tensors, template)
+    return _shape(folder, config, text, tensors, chat_format)
 
 
 @dataclass(frozen=True, slots=True)
@@ -95,26 +99,6 @@ def _header(file: Path) -> Iterator[tuple[str, _Tensor]]:
             yield name, _Tensor(tuple(piece.get_shape()), piece.get_dtype())
 
 
-def _chat_template(folder: Path) -> str:
-    """The chat template's text.
-
-    Raises:
-        SetupError: there is none.
-    """
-    beside, settings = folder / "chat_template.jinja", folder / "tokenizer_config.json"
-    try:
-        if beside.is_file():
-            return beside.read_text(encoding="utf-8")
-        found = json.loads(settings.read_text(encoding="utf-8")).get("chat_template") if settings.is_file() else None
-    except (OSError, ValueError, AttributeError) as error:
-        raise SetupError(f"{settings} cannot be read: {error}: {_AGAIN}") from error
-    if not found:
-        raise SetupError(
-            f"{folder} has no chat template, so it cannot chat: choose the instruction-tuned model of its family"
-        )
-    return found if isinstance(found, str) else json.dumps(found)
-
-
 def _require_tokenizer(folder: Path) -> None:
     if not any((folder / name).is_file() for name in ("tokenizer.json", "vocab.json", "tokenizer.model")):
         raise SetupError(f"{folder} has no tokenizer (tokenizer.json): {_AGAIN}")
@@ -125,7 +109,7 @@ def _shape(
     config: Mapping[str, object],
     text: Mapping[str, object],
     tensors: Mapping[str, _Tensor],
-    template: str,
+    chat: ChatFormat,
 ) -> ModelShape:
     architecture = str(_list(config, "architectures")[0])
     decoder = _decoder_tensors(tensors)
@@ -165,7 +149,7 @@ def _shape(
         lora=_lora(adapted),
         kv=_kv(text, projections),
         experts=_experts(text),
-        thinks="enable_thinking" in template or "<think>" in template,
+        chat=chat,
     )
 
 

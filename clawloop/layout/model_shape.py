@@ -7,6 +7,11 @@ from __future__ import annotations
 
 from dataclasses import dataclass
 
+from clawloop.families.chat_format import ChatFormat
+from clawloop.families.thinking import Thinking
+
+_PLAIN = ChatFormat(Thinking.NEVER, None, None)
+
 
 @dataclass(frozen=True, slots=True)
 class LoraShape:
@@ -67,7 +72,7 @@ class ModelShape:
         tied: the vocabulary's matrix reads tokens and predicts them.
         head_norm: queries and keys are normalised by head.
         experts: routed experts of a layer; 0 where there are none.
-        thinks: its chat template knows thinking.
+        chat: its template, and when it thinks.
     """
 
     name: str
@@ -90,7 +95,7 @@ class ModelShape:
     lora: LoraShape
     kv: KvShape
     experts: int = 0
-    thinks: bool = False
+    chat: ChatFormat = _PLAIN
 
     def takes_tensor_parallel(self, gpus: int) -> bool:
         """Whether vLLM can cut it into so many parts: heads, keys' heads and the MLP divide."""

@@ -197,6 +197,7 @@ def _needed_rank(request: Request) -> int:
 
 def _notes(request: Request) -> Iterator[str]:
     model = request.model
+    yield f"the model {model.chat}"
     if model.experts:
         yield (
             f"{model.experts} routed experts a layer get no adapters: attention, and shared experts if there are, "

@@ -20,8 +20,8 @@ import psutil
 import psycopg
 
 from clawloop.errors import SetupError
+from clawloop.families.chat_format import ChatOptions, read_chat_format
 from clawloop.local.services.temporal_server import NAMESPACE
-from clawloop.local.services.vllm import chat_template
 from db.database import driver_url, postgres_message
 
 # A new PostgreSQL takes 60 MiB, four logs at most 80, an adapter of a 4B model 130: enough for the first days.
@@ -115,8 +115,12 @@ def choose_port(part: str, host: str, port: int, option: str) -> int:
     return port
 
 
-def require_model(folder: Path) -> None:
-    """Check that a folder contains a model that can be served and trained."""
+def require_model(folder: Path, chat: ChatOptions | None = None) -> None:
+    """Check that a folder contains a model that can be served and trained.
+
+    Args:
+        chat: what the operator sets for chats.
+    """
     remedy = "give the folder of a model in Hugging Face format: --model PATH"
     if not folder.is_dir():
         raise SetupError(f"there is no model folder {folder}: {remedy}")
@@ -141,8 +145,7 @@ def require_model(folder: Path) -> None:
         raise SetupError(f"{folder} has no weights (*.safetensors): download the model again, completely")
     if not (folder / "tokenizer.json").is_file() and not (folder / "vocab.json").is_file():
         raise SetupError(f"{folder} has no tokenizer (tokenizer.json): download the model again, completely")
-    if not chat_template(folder):
-        raise SetupError(f"{folder} has no chat template: choose the instruction-tuned model of its family")
+    read_chat_format(folder, chat)
 
 
 async def require_database(url: str) -> None:

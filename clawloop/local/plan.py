@@ -10,6 +10,7 @@ from dataclasses import dataclass
 from pathlib import Path
 
 from clawloop.errors import ModelUnsupported, SetupError
+from clawloop.families.chat_format import ChatOptions
 from clawloop.local import checks, parts
 from clawloop.local.parts import LOOPBACK
 from clawloop.local.services.postgres import EmbeddedPostgres
@@ -35,6 +36,7 @@ class UpOptions:
         train: run the trainer; without it turns are only recorded and judged.
         recipe: the policy's recipe from now on; None: the stored one, or the default.
         max_lora_rank: highest rank of an adapter that the engine started here can load.
+        chat: template and parsers of the engine started here, instead of those of the model's family.
     """
 
     data: Path
@@ -56,6 +58,7 @@ class UpOptions:
     train: bool = True
     recipe: Recipe | None = None
     max_lora_rank: int = 16
+    chat: ChatOptions | None = None
 
 
 @dataclass(frozen=True, slots=True)
@@ -156,9 +159,9 @@ def _temporal_ports(options: UpOptions) -> Ports:
 
 def _model(options: UpOptions) -> ModelFacts:
     if options.model is None:
-        return read_model(ensure_tiny_model(options.data / "models"))
-    checks.require_model(options.model)
-    return read_model(options.model)
+        return read_model(ensure_tiny_model(options.data / "models"), options.chat)
+    checks.require_model(options.model, options.chat)
+    return read_model(options.model, options.chat)
 
 
 def _require_trainable(model: Path) -> None:

@@ -11,6 +11,8 @@ import pytest
 from packaging.utils import canonicalize_name
 
 from clawloop.errors import SetupError
+from clawloop.families.chat_format import ChatFormat
+from clawloop.families.thinking import Thinking
 from clawloop.local.services import vllm
 from clawloop.processes.install_check import EXTRA_OF
 from tests.deploy.imports import PACKAGES, closure, distributions, imported
@@ -94,6 +96,7 @@ def test_a_missing_extra_is_named_in_one_line(
 
 def test_a_missing_vllm_is_named_with_its_extras(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(vllm, "find_spec", lambda name: None)
-    model = vllm.ModelFacts(Path("/m"), "m", context_tokens=8, cache_bytes_per_token=8, dtype=None, thinks=False)
+    chat = ChatFormat(Thinking.NEVER, None, None)
+    model = vllm.ModelFacts(Path("/m"), "m", context_tokens=8, cache_bytes_per_token=8, dtype=None, chat=chat)
     with pytest.raises(SetupError, match=r"its extra 'cpu'.*on a GPU with 'cuda'"):
         vllm.launch(model, vllm.EngineOptions(port=1), vllm.Device.CPU, {})

@@ -12,6 +12,8 @@ from pydantic import AliasChoices
 from typer.main import get_command
 
 from clawloop.cli.main import app
+from clawloop.families.chat_format import ChatFormat
+from clawloop.families.thinking import Thinking
 from clawloop.local.services.vllm import Device, EngineOptions, ModelFacts, launch
 from clawloop.settings import Settings
 from tests.deploy.containers import Container, composed, kustomized, of_compose, of_kubernetes
@@ -24,7 +26,7 @@ QWEN3_4B = ModelFacts(
     context_tokens=40960,
     cache_bytes_per_token=2 * 36 * 8 * 128 * 2,
     dtype="bfloat16",
-    thinks=True,
+    chat=ChatFormat(Thinking.OPTIONAL, "hermes", "qwen3"),
 )
 # Flags whose values differ between a container and `clawloop up`.
 DIFFERENT = {"--host", "--gpu-memory-utilization"}

@@ -100,7 +100,7 @@ def remove(*names: str) -> Callable[[Path], None]:
         (rewrite_config(architectures=["BertModel"]), "{0} is a BertModel, which is not supported: choose"),
         (remove("model.safetensors"), "{0} has no weights (*.safetensors): download the model again"),
         (remove("tokenizer.json"), "{0} has no tokenizer (tokenizer.json): download the model again"),
-        (remove("chat_template.jinja"), "{0} has no chat template: choose"),
+        (remove("chat_template.jinja"), "{0} has no chat template, so it cannot chat: choose"),
     ],
 )
 def test_a_model_that_cannot_be_served_is_rejected(model: Path, damage: Callable[[Path], None], expected: str) -> None:

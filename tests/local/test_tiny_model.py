@@ -16,6 +16,8 @@ from safetensors.numpy import load_file
 from tokenizers import Tokenizer
 from transformers.utils.chat_template_utils import render_jinja_template
 
+from clawloop.families.chat_format import ChatFormat
+from clawloop.families.thinking import Thinking
 from clawloop.local.checks import require_model
 from clawloop.local.services.vllm import read_model
 from clawloop.local.tiny_model import ensure_tiny_model, write_tiny_model
@@ -87,7 +89,8 @@ def test_concurrent_callers_both_get_a_complete_model(tmp_path: Path, folder: Pa
 def test_it_passes_require_model_and_has_the_expected_properties(folder: Path) -> None:
     require_model(folder)
     facts = read_model(folder)
-    assert (facts.name, facts.dtype, facts.thinks) == ("tiny-random", "float32", False)
+    assert (facts.name, facts.dtype) == ("tiny-random", "float32")
+    assert facts.chat == ChatFormat(Thinking.NEVER, "hermes", None)
     assert facts.context_tokens >= 32768
     assert facts.cache_bytes_per_token == 2 * 4 * 2 * 32 * 2
 

@@ -2,12 +2,15 @@
 
 from __future__ import annotations
 
+import json
 import sys
 from dataclasses import replace
 from pathlib import Path
 
 import pytest
 
+from clawloop.families.chat_format import ChatFormat
+from clawloop.families.thinking import Thinking
 from clawloop.local.services.vllm import LORA_TARGETS, Device, EngineOptions, ModelFacts, launch, progress, read_model
 
 QWEN3_4B = ModelFacts(
@@ -16,7 +19,7 @@ QWEN3_4B = ModelFacts(
     context_tokens=40960,
     cache_bytes_per_token=2 * 36 * 8 * 128 * 2,
     dtype="bfloat16",
-    thinks=True,
+    chat=ChatFormat(Thinking.OPTIONAL, "hermes", "qwen3"),
 )
 OPTIONS = EngineOptions(port=8100)
 
@@ -65,10 +68,13 @@ def test_chunked_prefill_is_off_on_a_cpu(device: Device, whole: bool) -> None:
     assert given.get("--max-num-batched-tokens") == (["5000"] if whole else None)
 
 
-@pytest.mark.parametrize("thinks", [True, False])
-def test_only_a_model_with_thinking_gets_a_reasoning_parser(thinks: bool) -> None:
-    given = flags(launch(replace(QWEN3_4B, thinks=thinks), OPTIONS, Device.CUDA, {}).command)
-    assert given.get("--reasoning-parser") == (["qwen3"] if thinks else None)
+def test_the_parsers_are_those_of_the_family() -> None:
+    given = flags(launch(QWEN3_4B, OPTIONS, Device.CUDA, {}).command)
+    assert given["--reasoning-parser"] == ["qwen3"]
+    assert given["--tool-call-parser"] == ["hermes"]
+    plain = ChatFormat(Thinking.NEVER, None, None)
+    given = flags(launch(replace(QWEN3_4B, chat=plain), OPTIONS, Device.CUDA, {}).command)
+    assert not {"--reasoning-parser", "--tool-call-parser", "--enable-auto-tool-choice"} & given.keys()
 
 
 @pytest.mark.parametrize(
@@ -112,7 +118,8 @@ def test_properties_are_read_from_the_model_folder(tmp_path: Path) -> None:
         '{"num_attention_heads": 32, "num_key_value_heads": 8, "num_hidden_layers": 36, "hidden_size": 2560,'
         ' "head_dim": 128, "max_position_embeddings": 40960, "torch_dtype": "bfloat16"}'
     )
-    (folder / "tokenizer_config.json").write_text('{"chat_template": "{% if enable_thinking %}"}')
+    template = "<tool_call>{% if enable_thinking is false %}<think></think>{% endif %}"
+    (folder / "tokenizer_config.json").write_text(json.dumps({"chat_template": template}))
     assert read_model(folder) == replace(QWEN3_4B, path=folder)
 
 

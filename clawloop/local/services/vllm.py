@@ -18,6 +18,7 @@ from importlib.util import find_spec
 from pathlib import Path
 
 from clawloop.errors import SetupError
+from clawloop.families.chat_format import ChatFormat, ChatOptions, read_chat_format
 from clawloop.local.supervision.part import Launch
 from clawloop.processes.install_check import how_to_install
 
@@ -51,7 +52,7 @@ class ModelFacts:
         context_tokens: the model's longest context.
         cache_bytes_per_token: of its key-value cache, at two bytes a number.
         dtype: of its weights, as in its config; None if the config has none.
-        thinks: its chat template has a thinking mode, in which a reply begins with reasoning.
+        chat: its template, and when it thinks.
     """
 
     path: Path
@@ -59,7 +60,7 @@ class ModelFacts:
     context_tokens: int
     cache_bytes_per_token: int
     dtype: str | None
-    thinks: bool
+    chat: ChatFormat
 
 
 @dataclass(frozen=True, slots=True)
@@ -88,8 +89,12 @@ def detect_device() -> Device:
         return Device.CUDA if Path("/dev/nvidiactl").exists() else Device.CPU
 
 
-def read_model(folder: Path) -> ModelFacts:
-    """Read the properties of a model folder that `checks.require_model` has accepted."""
+def read_model(folder: Path, chat: ChatOptions | None = None) -> ModelFacts:
+    """Read the properties of a model folder that `checks.require_model` has accepted.
+
+    Raises:
+        SetupError: it has no chat template, or vLLM has no parser of the name that was set.
+    """
     config = json.loads((folder / "config.json").read_text(encoding="utf-8"))
     heads = config["num_attention_heads"]
     head_dim = config.get("head_dim") or config["hidden_size"] // heads
@@ -100,20 +105,8 @@ def read_model(folder: Path) -> ModelFacts:
         context_tokens=config["max_position_embeddings"],
         cache_bytes_per_token=keys_and_values * head_dim * 2,
         dtype=config.get("dtype") or config.get("torch_dtype"),
-        thinks="enable_thinking" in chat_template(folder),
+        chat=read_chat_format(folder, chat),
     )
-
-
-def chat_template(folder: Path) -> str:
-    """The model's chat template, "" if it has none."""
-    template_file = folder / "chat_template.jinja"
-    if template_file.is_file():
-        return template_file.read_text(encoding="utf-8")
-    config = folder / "tokenizer_config.json"
-    if not config.is_file():
-        return ""
-    template = json.loads(config.read_text(encoding="utf-8")).get("chat_template") or ""
-    return template if isinstance(template, str) else json.dumps(template)
 
 
 def launch(model: ModelFacts, options: EngineOptions, device: Device, environment: Mapping[str, str]) -> Launch:
@@ -140,14 +133,11 @@ def launch(model: ModelFacts, options: EngineOptions, device: Device, environmen
     command += ["--enable-lora", "--max-lora-rank", str(options.max_lora_rank)]
     command += ["--max-loras", "4", "--max-cpu-loras", "8"]
     command += ["--lora-target-modules", *LORA_TARGETS]
-    command += ["--enable-auto-tool-choice", "--tool-call-parser", "hermes"]
+    command += model.chat.engine_arguments
     # Log-probs at the temperature of the request, not at 1.
     command += ["--logprobs-mode", "processed_logprobs"]
     if options.guard_sampling:
         command += ["--generation-config", "vllm"]
-    if model.thinks:
-        # Without a thinking mode the parser returns the whole reply as reasoning, and grammars are never applied.
-        command += ["--reasoning-parser", "qwen3"]
     if device is Device.CPU:
         # Chunked prefill together with a request's `seed` crashes the CPU engine ("CPU Generator does not use
         # offset").

@@ -9,6 +9,7 @@ from pathlib import Path
 import pytest
 
 from clawloop.errors import SetupError
+from clawloop.families.thinking import Thinking
 from clawloop.layout.model_folder import read_model_shape
 from clawloop.layout.model_shape import KvShape
 from clawloop.local.tiny_model import ensure_tiny_model
@@ -25,7 +26,7 @@ def test_sizes_come_from_the_tensors(tmp_path: Path) -> None:
     assert (shape.query, shape.key, shape.heads, shape.kv_heads, shape.head_dim) == (16, 8, 4, 2, 4)
     assert shape.lora.parameters(1) == 2 * (24 + 16 + 16 + 24 + 3 * 24)
     assert shape.kv == KvShape(full=2 * (8 + 8))
-    assert (shape.tied, shape.head_norm, shape.thinks, shape.experts) == (True, True, True, 0)
+    assert (shape.tied, shape.head_norm, shape.chat.thinking, shape.experts) == (True, True, Thinking.OPTIONAL, 0)
     assert shape.dtype == "bfloat16"
 
 
