@@ -102,6 +102,14 @@ class TurnStore(Protocol):
             RecordUnusable: this record can never be stored.
         """
 
+    async def insert_many(self, records: Sequence[TurnRecord]) -> list[InsertedTurn | Exception]:
+        """Store turns as `insert` does, turns of different sessions in one transaction; in any order.
+
+        Returns:
+            For each record where it was stored, or the error that `insert` raises for it. An error of one record costs
+            no other one.
+        """
+
     async def version_of_parent(
         self, key: ApiKeyId, evidence: SessionEvidence, messages: Sequence[Message]
     ) -> int | None:

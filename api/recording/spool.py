@@ -1,7 +1,8 @@
 """A spool of turns that wait for PostgreSQL: one fsynced file each, bounded in size, read oldest first.
 
 Turn ids sort by the time the request began, and a turn ends before a request that continues it begins. So the order of
-file names stores parents first. A file that can never be stored is moved to `rejected/`, not deleted.
+file names stores parents first, which spares PostgreSQL from moving turns below a late parent. A file that can never be
+stored is moved to `rejected/`, not deleted.
 """
 
 from __future__ import annotations
@@ -30,8 +31,8 @@ class SpoolFull(Exception):
 class Spool:
     """A folder of turns. Its methods block on the disk: call them from a thread.
 
-    Several gateways may share the folder: each locks a sub-folder of its own. The next gateway that starts takes over
-    the turns of one that died.
+    Several gateways may share the folder: each locks a sub-folder of its own, so a file belongs to one gateway. The
+    turns of a gateway that died are taken over by another one.
 
     Args:
         folder: created if missing.
@@ -42,13 +43,13 @@ class Spool:
         self._limit_bytes = limit_bytes
         self._sizes: dict[TurnId, int] = {}
         folder.mkdir(parents=True, exist_ok=True)
+        self._shared = folder
         self._folder, self._lock = _lock_subfolder(folder)
-        _take_over_turns(folder, self._folder)
         for partial in self._folder.glob("*.tmp"):
             partial.unlink()
         for path in self._folder.glob(f"*{_SUFFIX}"):
-            with suppress(ValueError):  # not a turn
-                self._sizes[TurnId(uuid.UUID(path.stem))] = path.stat().st_size
+            self._add(path)
+        self.take_over()
 
     def close(self) -> None:
         """Release the sub-folder to the next gateway."""
@@ -69,18 +70,29 @@ class Spool:
             SpoolFull: nothing was written.
             OSError: the disk is full or gone.
         """
-        content = _RECORD.dump_json(record)
-        if self.size_bytes + len(content) > self._limit_bytes:
-            raise SpoolFull(f"{self.turns} turns wait, the limit is {self._limit_bytes} bytes")
-        path = self._path(record.turn_id)
-        partial = path.with_suffix(".tmp")
-        with partial.open("wb") as file:
-            file.write(content)
-            file.flush()
-            os.fsync(file.fileno())
-        partial.rename(path)
-        self._sync_folder()
-        self._sizes[record.turn_id] = len(content)
+        path = self._write(self._folder, record)
+        self._sizes[record.turn_id] = path.stat().st_size
+
+    def write_rejected(self, record: TurnRecord) -> Path:
+        """Write a turn that can never be stored to `rejected/`, where a person can inspect it.
+
+        Raises:
+            SpoolFull, OSError: as `write`.
+        """
+        return self._write(self._rejected_folder(), record)
+
+    def take_over(self) -> int:
+        """Take over the turns of gateways that died; returns how many."""
+        count = 0
+        for other in self._shared.glob("gateway-*"):
+            if other == self._folder or (lock := _try_lock(other)) is None:
+                continue
+            try:
+                for path in other.glob(f"*{_SUFFIX}"):
+                    count += self._add(path.rename(self._folder / path.name))
+            finally:
+                os.close(lock)
+        return count
 
     def turn_ids(self) -> list[TurnId]:
         """The spooled turns, oldest first."""
@@ -102,21 +114,46 @@ class Spool:
 
     def reject(self, turn_id: TurnId) -> Path:
         """Move a turn that can never be stored to `rejected/`, where a person can inspect it."""
-        rejected = self._folder / "rejected"
-        rejected.mkdir(exist_ok=True)
-        target = self._path(turn_id).rename(rejected / f"{turn_id}{_SUFFIX}")
+        target = self._path(turn_id).rename(self._rejected_folder() / f"{turn_id}{_SUFFIX}")
         self._sizes.pop(turn_id, None)
         return target
 
     def _path(self, turn_id: TurnId) -> Path:
         return self._folder / f"{turn_id}{_SUFFIX}"
 
-    def _sync_folder(self) -> None:
-        descriptor = os.open(self._folder, os.O_RDONLY)
-        try:
-            os.fsync(descriptor)
-        finally:
-            os.close(descriptor)
+    def _rejected_folder(self) -> Path:
+        rejected = self._folder / "rejected"
+        rejected.mkdir(exist_ok=True)
+        return rejected
+
+    def _add(self, path: Path) -> bool:
+        """Count a file; False if it is not a turn's."""
+        with suppress(ValueError):
+            self._sizes[TurnId(uuid.UUID(path.stem))] = path.stat().st_size
+            return True
+        return False
+
+    def _write(self, folder: Path, record: TurnRecord) -> Path:
+        content = _RECORD.dump_json(record)
+        if self.size_bytes + len(content) > self._limit_bytes:
+            raise SpoolFull(f"{self.turns} turns wait, the limit is {self._limit_bytes} bytes")
+        path = folder / f"{record.turn_id}{_SUFFIX}"
+        partial = path.with_suffix(".tmp")
+        with partial.open("wb") as file:
+            file.write(content)
+            file.flush()
+            os.fsync(file.fileno())
+        partial.rename(path)
+        _sync_folder(folder)
+        return path
+
+
+def _sync_folder(folder: Path) -> None:
+    descriptor = os.open(folder, os.O_RDONLY)
+    try:
+        os.fsync(descriptor)
+    finally:
+        os.close(descriptor)
 
 
 def _lock_subfolder(folder: Path) -> tuple[Path, int]:
@@ -127,16 +164,6 @@ def _lock_subfolder(folder: Path) -> tuple[Path, int]:
         if (lock := _try_lock(subfolder)) is not None:
             return subfolder, lock
     raise AssertionError("unreachable")
-
-
-def _take_over_turns(folder: Path, target: Path) -> None:
-    """Move the turns of sub-folders that no gateway has locked to `target`."""
-    for other in folder.glob("gateway-*"):
-        if other == target or (lock := _try_lock(other)) is None:
-            continue
-        for path in other.glob(f"*{_SUFFIX}"):
-            path.rename(target / path.name)
-        os.close(lock)
 
 
 def _try_lock(folder: Path) -> int | None:

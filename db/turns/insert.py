@@ -2,9 +2,10 @@
 
 from __future__ import annotations
 
+import asyncio
 from collections.abc import Sequence
 from datetime import datetime
-from typing import Any
+from typing import Any, cast
 
 from sqlalchemy import and_, case, func, or_, select, text, update
 from sqlalchemy.dialects.postgresql import insert
@@ -68,6 +69,10 @@ class PostgresTurnStore:
         if not inserted.duplicate and not inserted.erased:
             self._conversations.put(record.turn_id, conversation)
         return inserted
+
+    async def insert_many(self, records: Sequence[TurnRecord]) -> list[InsertedTurn | Exception]:
+        results = await asyncio.gather(*map(self.insert, records), return_exceptions=True)
+        return [cast("InsertedTurn | Exception", result) for result in results]
 
     async def version_of_parent(
         self, key: ApiKeyId, evidence: SessionEvidence, messages: Sequence[Message]

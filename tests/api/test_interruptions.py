@@ -44,7 +44,8 @@ class SlowStore(FakeTurnStore):
 
 def _use_store(gateway: Gateway, store: FakeTurnStore) -> None:
     gateway.turns = store
-    gateway.services.recorder._store = gateway.services.recorder._background_store = store
+    recorder = gateway.services.recorder
+    recorder._inserts._store = recorder._drain._store = store
 
 
 async def _disconnect_while_storing(gateway: Gateway, body: dict[str, Any]) -> None:

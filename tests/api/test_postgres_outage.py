@@ -36,18 +36,6 @@ async def test_chat_goes_on_and_turns_are_stored_when_postgres_is_back(fresh_gat
     assert contents == ["before", *(f"away {n}" for n in range(5))]
 
 
-@pytest.mark.slow
-async def test_a_turn_is_not_stored_before_spooled_ones(fresh_gateway: Gateway) -> None:
-    async with fresh_gateway.client() as client:
-        await client.post(PATH, json=chat_body("warm"))
-        _set_postgres(fresh_gateway, available=False)
-        await client.post(PATH, json=chat_body("first"))
-        _set_postgres(fresh_gateway, available=True)
-        await client.post(PATH, json=chat_body("second"))
-        turns = await fresh_gateway.recorded(3)
-    assert [turn.messages[0]["content"] for turn in turns] == ["warm", "first", "second"]
-
-
 async def test_spooled_turns_are_stored_by_the_next_process(tmp_path: Path, engine: FakeEngine) -> None:
     async with running_gateway(tmp_path, engines=[engine]) as gateway, gateway.client() as client:
         await client.post(PATH, json=chat_body("warm"))
@@ -90,7 +78,8 @@ class PoisonStore(FakeTurnStore):
 async def test_a_turn_that_can_never_be_stored_is_rejected_and_blocks_nothing(
     fresh_gateway: Gateway, tmp_path: Path
 ) -> None:
-    fresh_gateway.services.recorder._store = fresh_gateway.services.recorder._background_store = store = PoisonStore()
+    recorder, store = fresh_gateway.services.recorder, PoisonStore()
+    recorder._inserts._store = recorder._drain._store = store
     async with fresh_gateway.client() as client:
         assert (await client.post(PATH, json=chat_body("poison"))).status_code == 200
         assert (await client.post(PATH, json=chat_body("fine"))).status_code == 200

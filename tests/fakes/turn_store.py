@@ -2,10 +2,12 @@
 
 from __future__ import annotations
 
+import asyncio
 import copy
 from collections.abc import Collection, Sequence
 from dataclasses import replace
 from datetime import UTC, datetime
+from typing import cast
 
 from clawloop.contracts.turns import (
     InsertedTurn,
@@ -71,6 +73,10 @@ class FakeTurnStore:
         self._inserted[record.turn_id] = InsertedTurn(record.turn_id, session, parent, duplicate=False, erased=gone)
         self._reparent_late_turns(record.turn_id, session)
         return self._inserted[record.turn_id]
+
+    async def insert_many(self, records: Sequence[TurnRecord]) -> list[InsertedTurn | Exception]:
+        results = await asyncio.gather(*(self.insert(record) for record in records), return_exceptions=True)
+        return [cast("InsertedTurn | Exception", result) for result in results]
 
     def erase(self, turns: Collection[TurnId]) -> None:
         """Erase the content of these turns."""

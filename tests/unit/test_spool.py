@@ -52,6 +52,26 @@ def test_a_gateway_takes_over_turns_only_of_one_that_died(tmp_path: Path) -> Non
     assert Spool(tmp_path, 10**6).turn_ids() == [record.turn_id, other.turn_id]
 
 
+def test_a_running_gateway_takes_over_the_turns_of_one_that_died(tmp_path: Path) -> None:
+    first, second = Spool(tmp_path, 10**6), Spool(tmp_path, 10**6)
+    record = turn_record("a")
+    first.write(record)
+    assert second.take_over() == 0
+    first.close()
+    assert second.take_over() == 1
+    assert second.turn_ids() == [record.turn_id]
+    assert second.read(record.turn_id) == record
+    assert second.size_bytes > 0
+
+
+def test_a_rejected_turn_is_kept_and_does_not_wait(tmp_path: Path) -> None:
+    spool = Spool(tmp_path, 10**6)
+    path = spool.write_rejected(turn_record("a"))
+    assert path.parent.name == "rejected"
+    assert path.read_bytes()
+    assert (spool.turns, spool.size_bytes) == (0, 0)
+
+
 def test_a_full_spool_refuses_a_turn(tmp_path: Path) -> None:
     spool = Spool(tmp_path, 2000)
     spool.write(turn_record("a"))

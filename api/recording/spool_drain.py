@@ -1,0 +1,157 @@
+"""Stores the spooled turns whenever PostgreSQL answers, in batches, beside the turns that are recorded directly.
+
+Idempotent: a turn is removed from the disk after its transaction was committed, so a gateway killed in between inserts
+it again, and PostgreSQL has it once.
+"""
+
+from __future__ import annotations
+
+import asyncio
+import logging
+from collections.abc import Sequence
+from pathlib import Path
+
+from api.ports import TurnStore
+from api.recording.insert_queue import InsertQueue
+from api.recording.notifier import NotificationQueue
+from api.recording.spool import Spool
+from clawloop.contracts.turns import InsertedTurn, TurnRecord
+from clawloop.errors import RecordUnusable, StoreUnavailable
+from clawloop.ids import TurnId
+from clawloop.telemetry.metrics import GatewayMetrics
+
+log = logging.getLogger(__name__)
+
+# Half of what a chat's transaction takes, as chats go first.
+BATCH_TURNS = 16
+# While turns cannot be stored, and to look for turns of a gateway that died.
+RETRY_SECONDS = 1.0
+TAKE_OVER_SECONDS = 5.0
+
+
+class SpoolDrain:
+    """Use as an async context manager: inside it the spool is drained.
+
+    Args:
+        store: with a longer time limit than a chat's.
+        inserts: learns from the drain that PostgreSQL is back.
+        notifications: gets each turn that is in PostgreSQL.
+    """
+
+    def __init__(
+        self,
+        store: TurnStore,
+        spool: Spool,
+        inserts: InsertQueue,
+        notifications: NotificationQueue,
+        metrics: GatewayMetrics,
+    ) -> None:
+        self._store = store
+        self._spool = spool
+        self._inserts = inserts
+        self._notifications = notifications
+        self._metrics = metrics
+        self._filled = asyncio.Event()
+        self._task: asyncio.Task[None] | None = None
+
+    async def __aenter__(self) -> SpoolDrain:
+        self._update_gauges()
+        self._task = asyncio.create_task(self._drain())
+        return self
+
+    async def __aexit__(self, *_: object) -> None:
+        if self._task is not None:
+            self._task.cancel()
+            await asyncio.wait([self._task])
+
+    async def write(self, record: TurnRecord) -> None:
+        """Write a turn to the spool, to be stored soon.
+
+        Raises:
+            SpoolFull, OSError: as `Spool.write`.
+        """
+        try:
+            await asyncio.to_thread(self._spool.write, record)
+        finally:
+            self._update_gauges()
+        self._filled.set()
+
+    async def write_rejected(self, record: TurnRecord, error: RecordUnusable) -> None:
+        """Set aside a turn that can never be stored.
+
+        Raises:
+            SpoolFull, OSError: as `Spool.write`.
+        """
+        self._count_rejected(record.turn_id, error, await asyncio.to_thread(self._spool.write_rejected, record))
+
+    def _count_rejected(self, turn_id: TurnId, error: RecordUnusable, path: Path) -> None:
+        self._metrics.turns_lost.labels("rejected").inc()
+        log.error("turn rejected", extra={"turn_id": str(turn_id), "why": str(error), "path": str(path)})
+
+    def _update_gauges(self) -> None:
+        self._metrics.spool_turns.set(self._spool.turns)
+        self._metrics.spool_bytes.set(self._spool.size_bytes)
+
+    async def _drain(self) -> None:
+        while True:
+            self._filled.clear()
+            try:
+                await asyncio.to_thread(self._spool.take_over)
+                await self._drain_once()
+            except Exception:  # e.g. the disk; the turns stay where they are
+                log.exception("spool not drained")
+            if self._spool.turns:
+                await asyncio.sleep(RETRY_SECONDS)
+            else:
+                await self._wait_until_filled()
+
+    async def _wait_until_filled(self) -> None:
+        try:
+            async with asyncio.timeout(TAKE_OVER_SECONDS):
+                await self._filled.wait()
+        except TimeoutError:
+            return
+
+    async def _drain_once(self) -> None:
+        """Try each spooled turn once, oldest first, until PostgreSQL does not answer."""
+        turn_ids = self._spool.turn_ids()
+        for first in range(0, len(turn_ids), BATCH_TURNS):
+            records = await self._read(turn_ids[first : first + BATCH_TURNS])
+            if not records:
+                continue
+            results = await self._store.insert_many(records)
+            await self._finish(records, results)
+            if all(isinstance(result, StoreUnavailable) for result in results):
+                return
+            self._inserts.mark_present()
+
+    async def _read(self, turn_ids: Sequence[TurnId]) -> list[TurnRecord]:
+        """The readable ones of these turns; damaged ones are set aside."""
+        records: list[TurnRecord] = []
+        for turn_id in turn_ids:
+            try:
+                records.append(await asyncio.to_thread(self._spool.read, turn_id))
+            except RecordUnusable as error:
+                await self._reject(turn_id, error)
+            except FileNotFoundError:
+                self._spool.remove(turn_id)
+                log.error("spooled turn deleted by somebody else", extra={"turn_id": str(turn_id)})
+            except OSError:  # one file that the disk does not give back must not hold up the others
+                log.exception("spooled turn not read", extra={"turn_id": str(turn_id)})
+        return records
+
+    async def _reject(self, turn_id: TurnId, error: RecordUnusable) -> None:
+        self._count_rejected(turn_id, error, await asyncio.to_thread(self._spool.reject, turn_id))
+
+    async def _finish(self, records: Sequence[TurnRecord], results: Sequence[InsertedTurn | Exception]) -> None:
+        for record, result in zip(records, results, strict=True):
+            if isinstance(result, InsertedTurn):
+                self._notifications.add_turn(record, result)
+                await asyncio.to_thread(self._spool.remove, record.turn_id)
+                log.info("turn stored from the spool", extra={"turn_id": str(record.turn_id)})
+            elif isinstance(result, RecordUnusable):
+                await self._reject(record.turn_id, result)
+            elif not isinstance(result, StoreUnavailable):
+                # A bug; the turn stays on disk and is tried again with the others.
+                log.error("spooled turn not stored", extra={"turn_id": str(record.turn_id)}, exc_info=result)
+        self._update_gauges()
