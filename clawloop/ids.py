@@ -18,6 +18,8 @@ JudgementId = NewType("JudgementId", UUID)
 SampleId = NewType("SampleId", UUID)
 FeedbackId = NewType("FeedbackId", UUID)
 EventId = NewType("EventId", UUID)
+RolloutGroupId = NewType("RolloutGroupId", UUID)
+EpisodeId = NewType("EpisodeId", UUID)
 
 _RESPONSE_PREFIX = "chatcmpl-"
 
@@ -45,6 +47,14 @@ def new_feedback_id() -> FeedbackId:
 
 def new_event_id() -> EventId:
     return EventId(UUID(int=uuid7().int))
+
+
+def new_rollout_group_id() -> RolloutGroupId:
+    return RolloutGroupId(UUID(int=uuid7().int))
+
+
+def new_episode_id() -> EpisodeId:
+    return EpisodeId(UUID(int=uuid7().int))
 
 
 def response_id(turn_id: TurnId) -> str:

@@ -53,8 +53,8 @@ INVARIANTS: dict[str, str] = {
         WHERE s.state = 'trained' AND j.verdict IS NULL AND j.hint IS NULL AND NOT EXISTS (
             SELECT FROM feedback f WHERE f.turn_id = s.turn_id AND f.score IS NOT NULL AND f.applied_at IS NOT NULL)
             AND NOT EXISTS (
-                SELECT FROM turns t JOIN sessions o ON o.id = t.session_id
-                WHERE t.id = s.turn_id AND o.task_outcome IS NOT NULL)""",
+                SELECT FROM turns t JOIN sessions o ON o.id = t.session_id LEFT JOIN episodes e ON e.id = t.episode_id
+                WHERE t.id = s.turn_id AND (o.task_outcome IS NOT NULL OR e.reward IS NOT NULL))""",
     "a turn is trained once by one recipe, and once more after feedback": """
         SELECT 'turn ' || s.turn_id || ', ' || count(*) || ' times' FROM samples s
             JOIN judgements j ON j.id = s.judgement_id
@@ -70,6 +70,22 @@ INVARIANTS: dict[str, str] = {
         FROM step_samples m JOIN steps p ON p.policy = m.policy AND p.n = m.step JOIN samples s ON s.id = m.sample_id
         WHERE (p.state = 'claimed' AND s.state <> 'claimed')
             OR (p.state = 'committed' AND m.dropped IS NULL AND s.state <> 'trained')""",
+    # Turns that come late, e.g. from a spool, are ended by the sweep.
+    "no turn waits for a rollout group that is settled": """
+        SELECT 'turn ' || t.id || ' of episode ' || e.id FROM turns t JOIN episodes e ON e.id = t.episode_id
+            JOIN rollout_groups g ON g.id = e.group_id
+        WHERE t.outcome = 'waiting' AND g.state <> 'open' AND t.entered_at < now() - interval '10 minutes'""",
+    "the key of an episode that has ended is revoked": """
+        SELECT 'episode ' || e.id FROM episodes e JOIN api_keys k ON k.episode_id = e.id
+        WHERE e.state <> 'running' AND k.revoked_at IS NULL""",
+    "a step takes all samples of a rollout group or none": """
+        SELECT 'rollout group ' || s.rollout_group_id FROM samples s
+            LEFT JOIN step_samples m ON m.sample_id = s.id
+            LEFT JOIN steps p ON p.policy = m.policy AND p.n = m.step AND p.state IN ('claimed', 'committed')
+        WHERE s.rollout_group_id IS NOT NULL AND s.state IN ('fresh', 'claimed', 'trained')
+        GROUP BY s.rollout_group_id
+        HAVING bool_or(s.state = 'fresh') AND bool_or(s.state <> 'fresh')
+            OR count(DISTINCT p.n) FILTER (WHERE s.state <> 'fresh') > 1""",
     "a committed step's version exists": """
         SELECT 'step ' || s.n || ' of ' || s.policy FROM steps s
             LEFT JOIN versions v ON v.policy = s.policy AND v.n = s.n AND v.parent = s.parent
@@ -88,6 +104,7 @@ INVARIANTS: dict[str, str] = {
     "a policy with a full batch, and not paused, is known to have work": """
         SELECT 'policy ' || p.id || ', ' || count(*) || ' samples' FROM policies p
             JOIN recipes r ON r.hash = p.recipe_hash JOIN samples s ON s.policy = p.id AND s.state = 'fresh'
+                AND s.rollout_group_id IS NULL
         WHERE p.paused_reason IS NULL AND NOT p.work_waiting
             AND NOT EXISTS (SELECT FROM steps c WHERE c.policy = p.id AND c.state = 'claimed')
         GROUP BY p.id, r.hash HAVING count(*) >= CAST(r.content->'train'->>'batch_samples' AS int)""",

@@ -6,14 +6,14 @@ from collections.abc import Sequence
 from datetime import timedelta
 from typing import Any
 
-from sqlalchemy import func, or_, select, update
+from sqlalchemy import and_, func, or_, select, update
 from sqlalchemy.ext.asyncio import AsyncConnection
 
 from clawloop.contracts.sessions import FeedbackGiven, SessionFacts, SessionState, TurnRecorded
 from clawloop.contracts.turns import TurnKind
 from clawloop.ids import FeedbackId, SessionId, TurnId
 from db.database import Database, transaction
-from db.tables import FeedbackRow, SessionRow, TurnRow
+from db.tables import ApiKeyRow, FeedbackRow, SessionRow, TurnRow
 
 _RENOTIFY_AFTER = timedelta(days=1)  # notified but not applied since
 _FACTS = (SessionRow.id.label("session"), SessionRow.policy, SessionRow.identified_by, SessionRow.created_at)
@@ -32,7 +32,7 @@ class PostgresSweepStore:
         query = (
             select(TurnRow.id, TurnRow.version, TurnRow.ends_session, *_FACTS)
             .join(SessionRow, SessionRow.id == TurnRow.session_id)
-            .where(TurnRow.announced_at.is_(None), TurnRow.kind == TurnKind.MAIN)
+            .where(TurnRow.announced_at.is_(None), TurnRow.kind == TurnKind.MAIN, TurnRow.episode_id.is_(None))
             .where(TurnRow.entered_at < func.now() - age, TurnRow.session_id.not_in(excluding))
             .order_by(TurnRow.id)
             .limit(limit)
@@ -66,6 +66,7 @@ class PostgresSweepStore:
         newest = select(func.max(TurnRow.version)).where(TurnRow.session_id == SessionRow.id).scalar_subquery()
         query = (
             select(newest.label("version"), *_FACTS)
+            .join(ApiKeyRow, and_(ApiKeyRow.id == SessionRow.api_key_id, ApiKeyRow.episode_id.is_(None)))
             .where(SessionRow.state != SessionState.CLOSED, SessionRow.last_turn_at < func.now() - age)
             .order_by(SessionRow.last_turn_at)
             .limit(limit)

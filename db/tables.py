@@ -4,6 +4,9 @@ Ids are UUIDs made by `clawloop.ids`; text columns with a closed set of values h
 """
 
 from db.declarative import Base as Base
+from db.episodes.tables import EpisodeRow as EpisodeRow
+from db.episodes.tables import RolloutGroupRow as RolloutGroupRow
+from db.episodes.tables import SigningKeyRow as SigningKeyRow
 from db.judging.tables import FeedbackRow as FeedbackRow
 from db.judging.tables import HintRow as HintRow
 from db.judging.tables import JudgementRow as JudgementRow

@@ -16,7 +16,8 @@ from clawloop.algorithms.streams import Streams
 from clawloop.errors import NothingToTrain
 
 Aggregation: TypeAlias = Literal["token", "sequence"]
-"""`token`: every trained token has the same weight. `sequence`: every sample has the same weight."""
+"""`token`: every trained token has the same weight. `sequence`: every sequence has the same weight: a sample of a chat,
+or all samples of an episode together."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -26,10 +27,12 @@ class Divisor:
     Args:
         tokens: trained tokens.
         samples: samples with at least one trained token.
+        sequences: number of sequences among the samples; None if each sample is one.
     """
 
     tokens: int
     samples: int
+    sequences: int | None = None
 
     @classmethod
     def of(cls, batch: Iterable[Streams]) -> Divisor:
@@ -41,13 +44,14 @@ class Divisor:
         return Divisor(self.tokens + other.tokens, self.samples + other.samples)
 
 
-def aggregate(loss_N: Tensor, divisor: Divisor, aggregation: Aggregation) -> Tensor:
+def aggregate(loss_N: Tensor, divisor: Divisor, aggregation: Aggregation, sequence_tokens: int | None = None) -> Tensor:
     """One sample's share of the step's loss, a scalar.
 
     Args:
         loss_N: float[N], losses of the sample's trained tokens only.
         divisor: of the whole step. If gradients are averaged over ranks, multiply the sum by the number of ranks.
-        aggregation: whether tokens or samples have the same weight.
+        aggregation: whether tokens or sequences have the same weight.
+        sequence_tokens: trained tokens of the sample's whole sequence; None if the sample is one by itself.
 
     Raises:
         NothingToTrain: no token, or a divisor of zero.
@@ -56,4 +60,4 @@ def aggregate(loss_N: Tensor, divisor: Divisor, aggregation: Aggregation) -> Ten
         raise NothingToTrain(f"{loss_N.numel()} tokens of a step that counts {divisor.tokens}")
     if aggregation == "token":
         return loss_N.sum() / divisor.tokens
-    return loss_N.mean() / divisor.samples
+    return loss_N.sum() / (sequence_tokens or loss_N.numel()) / (divisor.sequences or divisor.samples)

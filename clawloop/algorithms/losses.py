@@ -41,7 +41,12 @@ class StepLoss:
     metrics: tuple[SampleMetrics, ...]
 
 
-def step_loss(batch: Sequence[tuple[Scores, Streams]], recipe: Train, divisor: Divisor) -> StepLoss:
+def step_loss(
+    batch: Sequence[tuple[Scores, Streams]],
+    recipe: Train,
+    divisor: Divisor,
+    sequence_tokens: Sequence[int] | None = None,
+) -> StepLoss:
     """The loss of some samples of a step.
 
     Args:
@@ -50,6 +55,8 @@ def step_loss(batch: Sequence[tuple[Scores, Streams]], recipe: Train, divisor: D
             and the aggregation, `distillation` the direction of the divergence.
         divisor: counted over the whole step, the same for all parts: the gradient of a sample must not depend on
             which streams other samples have.
+        sequence_tokens: per sample, the trained tokens of its whole sequence in the step, an episode's or its own;
+            None: each sample is a sequence.
 
     Raises:
         NothingToTrain: an empty batch, or a sample with neither an advantage nor a teacher's distribution: it would
@@ -67,7 +74,8 @@ def step_loss(batch: Sequence[tuple[Scores, Streams]], recipe: Train, divisor: D
         trained_scores, trained = scores.at(streams.response_mask_T), streams.trained()
         metrics.append(sample_metrics(trained_scores, trained, clip))
         for part, loss_N in _parts(trained_scores, trained, recipe, clip).items():
-            share = aggregate(loss_N, divisor, loss.aggregation)
+            of_sequence = None if sequence_tokens is None else sequence_tokens[index]
+            share = aggregate(loss_N, divisor, loss.aggregation, of_sequence)
             if not bool(share.isfinite()):
                 raise StepDiverged(f"the {part} loss of sample {index} is not finite")
             shares.setdefault(part, []).append(share)

@@ -12,7 +12,7 @@ from enum import StrEnum
 
 from pydantic import JsonValue
 
-from clawloop.ids import SampleId
+from clawloop.ids import EpisodeId, SampleId
 from clawloop.recipes.recipe import Recipe
 
 
@@ -106,6 +106,7 @@ class BatchSample:
         hinted_prompt_ids: the prompt with the hint in it; None if there is no hint.
         explicit: from explicit feedback: does not age, but is dropped if the policy has drifted from the response.
         response_mask: one per response token, True = trained; None: all are trained.
+        episode: the episode whose turn it is; None for a chat.
     """
 
     sample_id: SampleId
@@ -118,6 +119,7 @@ class BatchSample:
     hinted_prompt_ids: Sequence[int] | None = None
     explicit: bool = False
     response_mask: Sequence[bool] | None = None
+    episode: EpisodeId | None = None
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)

@@ -13,7 +13,7 @@ from typing import TypeAlias
 from pydantic import JsonValue
 
 from clawloop.errors import EngineAnswerUnusable
-from clawloop.ids import ApiKeyId, SessionId, TurnId
+from clawloop.ids import ApiKeyId, EpisodeId, SessionId, TurnId
 
 Message: TypeAlias = dict[str, JsonValue]
 """One chat message, exactly as the client or the engine sent it."""
@@ -105,6 +105,8 @@ class TurnRecord:
         finish_reason: the engine's; None if the reply did not end.
         error: why status is ERROR, or why the tokens are unknown.
         ends_session: the client ends the session with this turn.
+        episode_id: the episode whose key made the request: its rollout group decides what becomes of the turn, no
+            session workflow does.
     """
 
     turn_id: TurnId
@@ -131,6 +133,7 @@ class TurnRecord:
     ends_session: bool
     started_at: datetime
     finished_at: datetime
+    episode_id: EpisodeId | None = None
 
     def __post_init__(self) -> None:
         if self.logprobs is not None:

@@ -65,7 +65,7 @@ class Overlong(_Table):
 class Signal(_Table):
     """Settings of judging and sample making."""
 
-    later = frozenset({"hints_needed"})
+    later = frozenset({"hints_needed", "episode_advantage"})
 
     verdicts: bool = True
     """Ask for verdicts, and learn from them."""
@@ -92,6 +92,9 @@ class Signal(_Table):
     """A session that closes with judged turns but without a sample gives its turn with the clearest score as a
     sample."""
     overlong: Overlong | None = None
+    episode_advantage: Literal["episode", "step"] = "episode"
+    """What an episode's turns are compared with: whole `episode`s of its group, so that all its turns have the same
+    advantage, or only the turns of the others at the same index (`step`)."""
 
 
 class Advantage(_Table):
@@ -146,7 +149,8 @@ class Loss(_Table):
     correction: Literal["none", "decoupled"] = "none"
     """`none`: ρ = π_θ/μ. `decoupled`, for several epochs: ρ = π_θ/π_0, times min(2, π_0/μ), π_0 as the step began."""
     aggregation: Literal["token", "sequence"] = "token"
-    """What has the same weight in a step: each trained `token`, or each sample (`sequence`)."""
+    """What has the same weight in a step: each trained `token`, or each sample (`sequence`); all samples of an episode
+    are one sequence."""
 
 
 class Lora(_Table):
@@ -189,6 +193,8 @@ class Bounds(_Table):
 class Train(_Table):
     """Settings of a training step."""
 
+    later = frozenset({"batch_groups", "group_staleness_versions"})
+
     batch_samples: Annotated[int, Field(ge=1, le=10_000)] = 16
     """Number of samples of a step; 10,000 at most, since one claim looks at no more."""
     max_wait_hours: Annotated[float, Field(gt=0, le=87_600)] = 24.0
@@ -197,6 +203,11 @@ class Train(_Table):
     staleness_versions: Annotated[int, Field(ge=0)] = 4
     """A sample from next-state evidence expires when its version is more steps than this from the head; explicit
     feedback never does."""
+    batch_groups: Annotated[int, Field(ge=1, le=1_000)] = 8
+    """Number of rollout groups of a step that learns from episodes; it takes all samples of a group or none, and none
+    of a chat."""
+    group_staleness_versions: Annotated[int, Field(ge=0)] = 8
+    """A rollout group expires as a whole when the version of its oldest turn is more steps than this from the head."""
     drift: Positive = 1.0
     """Explicit feedback is dropped when the mean absolute log ρ over its response exceeds this, in nats."""
     train_thinking: bool = True

@@ -84,12 +84,15 @@ def train_step(
     signals = gather_batch_signals(Scorer(model, parent, read_version, ranks, on_progress), samples, shard, recipe)
     dropped = _merge(ranks.all_gather(signals.dropped))
     divisor = sum(ranks.all_gather(Divisor.of(signals.streams.values())), start=Divisor(0, 0))
+    sequences = _sequence_tokens(samples, signals, ranks)
+    divisor = replace(divisor, sequences=len(sequences))
     if divisor.samples == 0:
         raise NothingToTrain(f"no sample of {len(samples)} is left: {'; '.join(sorted(set(dropped.values())))}")
+    of_sample = {index: sequences[_sequence(samples[index])] for index in signals.streams}
     epochs: list[_Epoch] = []
     for _ in range(recipe.optimiser.epochs):
         optimizer.zero_grad(set_to_none=True)
-        epoch = _accumulate_gradient(model, shard, signals, recipe, divisor, ranks, on_progress)
+        epoch = _accumulate_gradient(model, shard, signals, recipe, divisor, of_sample, ranks, on_progress)
         norm = clip_grad_norm_(model.adapter_parameters().values(), recipe.optimiser.grad_clip)
         epochs.append(replace(epoch, grad_norm=float(full_tensor(norm))))
         _check_bounds(epochs[-1], recipe)
@@ -108,6 +111,24 @@ def train_step(
         micro_batches=sum(len(of_rank) for of_rank in fillers),
         fillers=sum(sum(of_rank) for of_rank in fillers),
     )
+
+
+def _sequence(sample: BatchSample) -> str:
+    """Samples with the same value are one sequence: the turns of an episode."""
+    return str(sample.sample_id if sample.episode is None else sample.episode)
+
+
+def _sequence_tokens(samples: Sequence[BatchSample], signals: BatchSignals, ranks: Ranks) -> dict[str, int]:
+    """Trained tokens of each sequence, over all ranks."""
+    own: dict[str, int] = {}
+    for index, streams in signals.streams.items():
+        sequence = _sequence(samples[index])
+        own[sequence] = own.get(sequence, 0) + streams.trained_tokens
+    total: dict[str, int] = {}
+    for of_rank in ranks.all_gather(own):
+        for sequence, tokens in of_rank.items():
+            total[sequence] = total.get(sequence, 0) + tokens
+    return total
 
 
 @dataclass(frozen=True, slots=True)
@@ -136,10 +157,15 @@ def _accumulate_gradient(
     signals: BatchSignals,
     recipe: Train,
     divisor: Divisor,
+    sequence_tokens: Mapping[int, int],
     ranks: Ranks,
     on_progress: ProgressCallback,
 ) -> _Epoch:
-    """Leaves the batch's gradient on the adapter's parameters."""
+    """Leaves the batch's gradient on the adapter's parameters.
+
+    Args:
+        sequence_tokens: for this rank's samples, the trained tokens of the sequence each belongs to.
+    """
     results: list[StepLoss] = []
     metrics: dict[int, SampleMetrics] = {}
     for done, micro_batch in enumerate(shard.trained, start=1):
@@ -154,7 +180,7 @@ def _accumulate_gradient(
             if members:
                 scores = scores_by_sample(on_device, token_scores)
                 pairs = [(_comparable(scores[m], signals.streams[m]), signals.streams[m]) for m in members]
-                result = step_loss(pairs, recipe, divisor)
+                result = step_loss(pairs, recipe, divisor, [sequence_tokens[member] for member in members])
                 objective = result.loss
                 results.append(result)
                 metrics |= dict(zip(members, result.metrics, strict=True))

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from typing import Any
 
-from sqlalchemy import Select, func, or_, select
+from sqlalchemy import Select, and_, func, or_, select
 from sqlalchemy.ext.asyncio import AsyncConnection
 from sqlalchemy.orm import aliased
 
@@ -81,7 +81,7 @@ def _query() -> Select[Any]:
         SessionRow.policy,
         SessionRow.identified_by,
         SessionRow.created_at,
-    ).join(SessionRow, SessionRow.id == TurnRow.session_id)
+    ).join(SessionRow, and_(SessionRow.id == TurnRow.session_id, TurnRow.episode_id.is_(None)))
 
 
 async def _read(connection: AsyncConnection, query: Select[Any]) -> list[RejudgeFacts]:

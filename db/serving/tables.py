@@ -70,6 +70,8 @@ class ApiKeyRow(Base):
     scopes: Mapped[list[str]]
     created_at: Mapped[datetime] = mapped_column(server_default=text("now()"))
     revoked_at: Mapped[datetime | None]
+    expires_at: Mapped[datetime | None]  # None: it does not expire
+    episode_id: Mapped[UUID | None] = mapped_column(ForeignKey("episodes.id"))  # None: a key of a person or program
 
 
 class EngineRow(Base):

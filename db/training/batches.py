@@ -11,7 +11,7 @@ from sqlalchemy.ext.asyncio import AsyncConnection
 from clawloop.contracts.training import BatchSample
 from clawloop.contracts.turns import TurnOutcome
 from clawloop.errors import RecordUnusable
-from clawloop.ids import SampleId, TurnId
+from clawloop.ids import EpisodeId, SampleId, TurnId
 from clawloop.recipes.recipe import Train
 from db.arrays import ID_BYTES, bytes_to_ids, bytes_to_logprobs
 from db.turns.conversation_cache import ConversationCache
@@ -25,7 +25,7 @@ SAMPLE_COLUMNS = f"""s.id, s.turn_id, t.version, t.outcome, t.sampling, coalesce
 commented on when it was decided; later feedback belongs to the next judgement."""
 
 _SAMPLES = text(f"""
-    SELECT {SAMPLE_COLUMNS}, s.reward, s.hinted_prompt_ids, t.logprobs
+    SELECT {SAMPLE_COLUMNS}, s.reward, s.hinted_prompt_ids, t.logprobs, t.episode_id
     FROM samples s JOIN turns t ON t.id = s.turn_id JOIN judgements j ON j.id = s.judgement_id
     WHERE s.id = ANY(:samples)
 """)
@@ -61,6 +61,7 @@ async def _decode(connection: AsyncConnection, conversations: ConversationCache,
         reward=row.reward,
         hinted_prompt_ids=None if row.hinted_prompt_ids is None else bytes_to_ids(row.hinted_prompt_ids),
         explicit=row.explicit,
+        episode=None if row.episode_id is None else EpisodeId(row.episode_id),
     )
 
 

@@ -1,5 +1,6 @@
 """Chooses the samples of a step: the oldest fresh ones it can learn from; the others expire, with the reason.
 
+A step learns from chats or from rollout groups (`db/training/group_claims.py`), whichever has waited longer.
 Works in the caller's transaction, which must hold the policy's lock. Lengths are checked in SQL; tokens are decoded
 once, when the batch is read.
 """
@@ -32,19 +33,20 @@ _CHUNK = 500
 
 # Locking both sample and turn avoids deadlocks with judging and closing; NO KEY UPDATE lets a new turn refer to its
 # parent. `parent_tokens` trusts the parent's `prompt_shared`: damage further up is found when the batch is read.
-_COLUMNS = f"""
-    SELECT {SAMPLE_COLUMNS}, t.group_id, s.reward, now() - s.created_at AS age, r.signal_hash, t.parent_turn_id, (
+CLAIM_COLUMNS = f"""
+    SELECT {SAMPLE_COLUMNS}, t.group_id, s.reward, s.rollout_group_id,
+        now() - s.created_at AS age, r.signal_hash, t.parent_turn_id, (
         SELECT coalesce(p.prompt_shared, 0) + (coalesce(octet_length(p.prompt_ids), 0)
             + coalesce(octet_length(p.response_ids), 0)) / {ID_BYTES}
         FROM turns p WHERE p.id = t.parent_turn_id) AS parent_tokens
     FROM samples s JOIN turns t ON t.id = s.turn_id JOIN judgements j ON j.id = s.judgement_id
         JOIN recipes r ON r.hash = j.recipe_hash
 """
-_FRESH = text(f"""{_COLUMNS}
-    WHERE s.policy = :policy AND s.state = 'fresh' AND s.id > :after
+_FRESH = text(f"""{CLAIM_COLUMNS}
+    WHERE s.policy = :policy AND s.state = 'fresh' AND s.rollout_group_id IS NULL AND s.id > :after
     ORDER BY s.id LIMIT :limit FOR NO KEY UPDATE OF s, t SKIP LOCKED
 """)
-_REST_OF_GROUPS = text(f"""{_COLUMNS}
+_REST_OF_GROUPS = text(f"""{CLAIM_COLUMNS}
     WHERE s.policy = :policy AND s.state = 'fresh' AND t.group_id = ANY(:groups) AND s.id <> ALL(:chosen)
     ORDER BY s.id FOR NO KEY UPDATE OF s, t SKIP LOCKED
 """)
@@ -60,11 +62,15 @@ class Chosen:
     """
     Args:
         samples: the step's samples; empty if it has to wait.
-        usable: how many the step could take.
+        reason: how many the step could take, of how many.
+        full: whether these are as many as a batch has.
+        first: the oldest sample; None without one.
     """
 
     samples: list[SampleId]
-    usable: int
+    reason: str
+    full: bool
+    first: SampleId | None
 
 
 async def choose_samples(connection: AsyncConnection, policy: str, recipe: Recipe, head: int) -> Chosen:
@@ -73,25 +79,31 @@ async def choose_samples(connection: AsyncConnection, policy: str, recipe: Recip
     Where the recipe compares groups, a batch may be larger by the rest of its last group.
     """
     batch_samples = recipe.train.batch_samples
-    eligibility = await _Eligibility.of(connection, policy, recipe, head)
+    eligibility = await Eligibility.of(connection, policy, recipe, head)
     usable: list[Any] = []
     after, examined, limit = _FIRST, 0, max(2 * batch_samples, 32)
     while len(usable) < batch_samples and examined < MAX_EXAMINED:
         parameters = {"policy": policy, "after": after, "limit": limit}
         rows = (await connection.execute(_FRESH, parameters)).all()
-        usable += await _expire_unusable(connection, eligibility, rows)
+        usable += await expire_unusable(connection, eligibility, rows)
         if len(rows) < limit:
             break
         after, examined, limit = str(rows[-1].id), examined + len(rows), _CHUNK
     usable = usable[:batch_samples]
     if recipe.signal.reward == "group":
         usable = await _complete_groups(connection, eligibility, policy, usable)
+    full = len(usable) >= batch_samples
+    return choice(usable, f"{len(usable)} of {batch_samples} samples", recipe, full=full)
+
+
+def choice(usable: Sequence[Any], reason: str, recipe: Recipe, *, full: bool) -> Chosen:
+    """The usable rows, if they are a full batch or the oldest has waited long enough."""
     waited = bool(usable) and usable[0].age >= timedelta(hours=recipe.train.max_wait_hours)
-    chosen = usable if len(usable) >= batch_samples or waited else []
-    return Chosen([SampleId(row.id) for row in chosen], len(usable))
+    samples = [SampleId(row.id) for row in usable] if full or waited else []
+    return Chosen(samples, reason, full, SampleId(usable[0].id) if usable else None)
 
 
-async def _expire_unusable(connection: AsyncConnection, eligibility: _Eligibility, rows: Sequence[Any]) -> list[Any]:
+async def expire_unusable(connection: AsyncConnection, eligibility: Eligibility, rows: Sequence[Any]) -> list[Any]:
     """The rows a step can take; the samples of the others expire."""
     expired = {SampleId(row.id): why for row in rows if (why := eligibility.fault(row)) is not None}
     await end_samples(connection, expired, SampleState.EXPIRED, TurnOutcome.EXPIRED)
@@ -99,7 +111,7 @@ async def _expire_unusable(connection: AsyncConnection, eligibility: _Eligibilit
 
 
 async def _complete_groups(
-    connection: AsyncConnection, eligibility: _Eligibility, policy: str, usable: list[Any]
+    connection: AsyncConnection, eligibility: Eligibility, policy: str, usable: list[Any]
 ) -> list[Any]:
     """Add the rest of each group; remove groups of which another transaction has locked a turn."""
     groups = {row.group_id for row in usable if row.group_id is not None}
@@ -107,14 +119,14 @@ async def _complete_groups(
         return usable
     parameters = {"policy": policy, "groups": list(groups)}
     rest = (await connection.execute(_REST_OF_GROUPS, parameters | {"chosen": [row.id for row in usable]})).all()
-    rows = [*usable, *await _expire_unusable(connection, eligibility, rest)]
+    rows = [*usable, *await expire_unusable(connection, eligibility, rest)]
     counts = Counter(row.group_id for row in rows)
     sizes = {row.group_id: row.size for row in await connection.execute(_GROUP_SIZES, parameters)}
     return [row for row in rows if row.group_id is None or counts[row.group_id] == sizes[row.group_id]]
 
 
 @dataclass(frozen=True, slots=True)
-class _Eligibility:
+class Eligibility:
     """Decides which samples a step from `head` can learn from.
 
     Args:
@@ -126,10 +138,10 @@ class _Eligibility:
     head: int
     parents: dict[int, int]
     readable: frozenset[int]
-    apart: dict[int, int] = field(default_factory=dict)  # cache of `_apart`
+    apart: dict[int, int] = field(default_factory=dict)  # cache of `apart_from_head`
 
     @classmethod
-    async def of(cls, connection: AsyncConnection, policy: str, recipe: Recipe, head: int) -> _Eligibility:
+    async def of(cls, connection: AsyncConnection, policy: str, recipe: Recipe, head: int) -> Eligibility:
         parents = await read_parents(connection, policy)
         readable = await version_refs(connection, policy, list(parents))
         other = await versions_of_other_shape(connection, policy, recipe.train.lora)
@@ -144,9 +156,11 @@ class _Eligibility:
             return RECIPE_CHANGED
         if row.version != 0 and row.version not in self.parents:
             return f"version {row.version}, which answered, is not known"
-        apart = self._apart(row.version)
-        if is_stale(apart, bound=train.staleness_versions, explicit=row.explicit):
-            return f"stale: {apart} versions apart, bound {train.staleness_versions}"
+        apart = self.apart_from_head(row.version)
+        # A rollout group is stale as a whole, by its oldest turn.
+        bound = train.staleness_versions if row.rollout_group_id is None else train.group_staleness_versions
+        if is_stale(apart, bound=bound, explicit=row.explicit):
+            return f"stale: {apart} versions apart, bound {bound}"
         by_reward = bool(row.reward) and train.uses_rewards
         by_hint = row.hinted_tokens is not None and train.uses_hints
         if not by_reward and not by_hint:
@@ -155,7 +169,8 @@ class _Eligibility:
             return f"version {row.version}, which answered, is gone: its hint cannot be read"
         return sample_fault(row, known_prompt_tokens(row))
 
-    def _apart(self, version: int) -> int:
+    def apart_from_head(self, version: int) -> int:
+        """Number of steps between the version and the head."""
         if version not in self.apart:
             self.apart[version] = versions_apart(version, self.head, self.parents)
         return self.apart[version]

@@ -15,14 +15,16 @@ from db.training.lineage import next_step
 # Samples of another [signal] table are not ready: no step takes them.
 _STATUS = text("""
     SELECT p.id, p.pool, p.head, p.active, p.epoch, p.pinned, p.paused_reason, r.content,
-        waits.ready, waits.oldest_seconds,
+        waits.ready, waits.groups, waits.oldest_seconds,
         (SELECT count(*) FROM turns t JOIN sessions c ON c.id = t.session_id
-            WHERE t.outcome = 'waiting' AND c.policy = p.id) AS judging,
+            WHERE t.outcome = 'waiting' AND t.episode_id IS NULL AND c.policy = p.id) AS judging,
         st.n AS step, st.attempt
     FROM policies p LEFT JOIN recipes r ON r.hash = p.recipe_hash
         LEFT JOIN steps st ON st.policy = p.id AND st.state = 'claimed'
         CROSS JOIN LATERAL (
-            SELECT count(*) AS ready, extract(epoch FROM now() - min(s.created_at)) AS oldest_seconds
+            SELECT count(*) FILTER (WHERE s.rollout_group_id IS NULL) AS ready,
+                count(DISTINCT s.rollout_group_id) AS groups,
+                extract(epoch FROM now() - min(s.created_at)) AS oldest_seconds
             FROM samples s JOIN judgements j ON j.id = s.judgement_id JOIN recipes own ON own.hash = j.recipe_hash
             WHERE s.policy = p.id AND s.state = 'fresh' AND own.signal_hash = r.signal_hash) waits
     WHERE p.id = :policy
@@ -47,6 +49,8 @@ async def read_status(connection: AsyncConnection, policy: str) -> TrainingView:
         state, reason = TrainingState.TRAINING, claimed
     else:
         state, reason = TrainingState.WAITING, fault or waits_for(row.ready, needed, row.judging)
+        if recipe is not None and row.groups:
+            reason += f"; {row.groups} of {recipe.train.batch_groups} rollout groups"
     return TrainingView(
         policy=row.id,
         pool=row.pool,

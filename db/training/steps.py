@@ -26,7 +26,8 @@ from clawloop.recipes.recipe import Recipe
 from db.database import Database, transaction
 from db.tables import PolicyRow, SampleRow, StepRow, StepSampleRow, VersionRow
 from db.training.batches import needs_version, read_samples
-from db.training.claims import choose_samples
+from db.training.claims import Chosen, choose_samples
+from db.training.group_claims import choose_groups
 from db.training.lineage import next_step, version_ref, version_refs, versions_of_other_shape
 from db.training.policies import lock_policy
 from db.training.recipes import recipe_by_hash, recipe_of_policy
@@ -160,17 +161,31 @@ async def _claim_new(connection: AsyncConnection, policy: PolicyRow, n: int) -> 
     if recipe is None:
         await set_work_flag(connection, policy.id, False)
         return Claim(policy.id, n, None, reason=fault or "")
-    chosen = await choose_samples(connection, policy.id, recipe, policy.head)
-    reason = f"{chosen.usable} of {recipe.train.batch_samples} samples"
+    chosen = await _choose(connection, policy, recipe)
+    reason = chosen.reason
     if not chosen.samples:
         # Not set to false: a sample whose turn was locked by another transaction was skipped and still waits.
         await refresh_work_flag(connection, policy.id)
         return Claim(policy.id, n, None, reason=reason)
     await _insert_step(connection, policy, n, recipe, chosen.samples)
     await refresh_work_flag(connection, policy.id)
-    if chosen.usable < recipe.train.batch_samples:
+    if not chosen.full:
         reason += f"; the oldest waited {recipe.train.max_wait_hours:g} h"
     return Claim(policy.id, n, StepState.CLAIMED, len(chosen.samples), reason)
+
+
+async def _choose(connection: AsyncConnection, policy: PolicyRow, recipe: Recipe) -> Chosen:
+    """Samples of chats or of rollout groups: those of which the oldest has waited longer, if both have a batch."""
+    chats = await choose_samples(connection, policy.id, recipe, policy.head)
+    groups = await choose_groups(connection, policy.id, recipe, policy.head)
+    if groups.first is None:
+        return chats
+    if chats.first is None:
+        return groups
+    ready = [chosen for chosen in (chats, groups) if chosen.samples]
+    if not ready:
+        return replace(chats, reason=f"{chats.reason}, {groups.reason}")
+    return min(ready, key=lambda chosen: chosen.samples[0])
 
 
 async def _usable_recipe(connection: AsyncConnection, policy: str) -> tuple[Recipe | None, str | None]:

@@ -37,6 +37,13 @@ class SampleRow(Base):
         CheckConstraint("octet_length(hinted_prompt_ids) % 4 = 0", name="ids_are_whole"),
         Index(None, "policy", "state", "id"),
         Index(None, "turn_id"),
+        Index(
+            "samples_group_idx",
+            "policy",
+            "rollout_group_id",
+            "state",
+            postgresql_where=text("rollout_group_id IS NOT NULL"),
+        ),
     )
 
     id: Mapped[UUID] = mapped_column(primary_key=True)
@@ -47,6 +54,8 @@ class SampleRow(Base):
     reason: Mapped[str]
     reward: Mapped[float | None]  # None: no reward term
     hinted_prompt_ids: Mapped[bytes | None]  # encoded by db.arrays; None: no teacher term
+    # A step takes all samples of a rollout group or none; None: a sample of a chat.
+    rollout_group_id: Mapped[UUID | None] = mapped_column(ForeignKey("rollout_groups.id"))
     created_at: Mapped[datetime] = mapped_column(server_default=text("now()"))
 
 

@@ -243,4 +243,5 @@ def _columns(prepared: PreparedTurn) -> dict[str, Any]:
         "ends_session": record.ends_session,
         "started_at": record.started_at,
         "finished_at": record.finished_at,
+        "episode_id": record.episode_id,
     }

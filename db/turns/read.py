@@ -16,7 +16,7 @@ from clawloop.contracts.turns import (
     TurnRecord,
     TurnStatus,
 )
-from clawloop.ids import ApiKeyId, SessionId, TurnId
+from clawloop.ids import ApiKeyId, EpisodeId, SessionId, TurnId
 from db.arrays import bytes_to_ids, bytes_to_logprobs
 from db.tables import SessionRow, ToolListRow, TurnRow
 from db.turns.conversation_cache import ConversationCache
@@ -80,6 +80,7 @@ def _record(row: RowMapping, conversation: Conversation) -> TurnRecord:
         ends_session=row["ends_session"],
         started_at=row["started_at"],
         finished_at=row["finished_at"],
+        episode_id=None if row["episode_id"] is None else EpisodeId(row["episode_id"]),
     )
 
 

@@ -89,7 +89,12 @@ class TurnRow(Base):
         Index("turns_waiting_idx", "session_id", postgresql_where=text("outcome = 'waiting'")),
         Index("turns_group_idx", "group_id", postgresql_where=text("group_id IS NOT NULL")),
         Index("turns_tools_idx", "tools_sha256", postgresql_where=text("tools_sha256 IS NOT NULL")),
-        Index("turns_unannounced_idx", "id", postgresql_where=text("announced_at IS NULL AND kind = 'main'")),
+        Index(
+            "turns_unannounced_idx",
+            "id",
+            postgresql_where=text("announced_at IS NULL AND kind = 'main' AND episode_id IS NULL"),
+        ),
+        Index("turns_episode_idx", "episode_id", "id", postgresql_where=text("episode_id IS NOT NULL")),
     )
 
     id: Mapped[UUID] = mapped_column(primary_key=True)
@@ -124,6 +129,8 @@ class TurnRow(Base):
     finished_at: Mapped[datetime]
     entered_at: Mapped[datetime] = mapped_column(server_default=text("now()"))  # when the row was inserted
     announced_at: Mapped[datetime | None]
+    # Its rollout group decides what becomes of it; no session workflow does.
+    episode_id: Mapped[UUID | None] = mapped_column(ForeignKey("episodes.id"))
     # turns that continue this one and began before this time have no content any more
     erased_at: Mapped[datetime | None]
 

@@ -18,6 +18,7 @@ from db.invariants import INVARIANTS, committed_versions, violations
 from db.schema import migrate
 from tests.conftest import database_address, execute
 from tests.contract.conftest import TEST_LIMIT
+from tests.contract.episodes import run_group
 from tests.contract.learning import POLICY, PostgresLearning, publish, step, trained
 from tests.records import turn_record
 from tests.verbs import clawloop, clawloop_process
@@ -62,6 +63,7 @@ async def use(postgres_learning: PostgresLearning) -> None:
     await postgres_learning.steps.quarantine(POLICY, 4, "not finite")
     await postgres_learning.operators.resume(POLICY)
     await postgres_learning.steps.claim(POLICY, 5)
+    await run_group(postgres_learning, [1, 0], version=3)
     await postgres_learning.execute("UPDATE sessions SET state = 'closed'")
     await postgres_learning.turns.insert(turn_record("open", api_key_id=postgres_learning.key))
     # Turns of tests begin when their version is made; a version answers later.
@@ -102,6 +104,15 @@ DAMAGE: dict[str, tuple[str, ...]] = {
     ),
     "a sample is claimed or trained exactly if a step has it": (
         "UPDATE samples SET state = 'fresh' WHERE id = (SELECT id FROM samples WHERE state = 'trained' LIMIT 1)",
+    ),
+    "no turn waits for a rollout group that is settled": (
+        "UPDATE turns SET outcome = 'waiting', entered_at = now() - interval '11 minutes' WHERE id ="
+        " (SELECT turn_id FROM samples WHERE rollout_group_id IS NOT NULL LIMIT 1)",
+    ),
+    "the key of an episode that has ended is revoked": ("UPDATE api_keys SET revoked_at = NULL",),
+    "a step takes all samples of a rollout group or none": (
+        "UPDATE samples SET state = 'trained' WHERE id ="
+        " (SELECT id FROM samples WHERE rollout_group_id IS NOT NULL LIMIT 1)",
     ),
     "a committed step's version exists": (
         "UPDATE steps SET state = 'committed' WHERE n = 4",

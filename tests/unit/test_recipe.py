@@ -130,7 +130,14 @@ def test_a_later_key_enters_the_hash_only_off_its_default() -> None:
 def test_a_stored_recipe_without_a_later_key_means_its_default() -> None:
     tables: list[Any] = Recipe.__bases__[0].__subclasses__()
     later = {f"{of.__name__}.{name}": of.model_fields[name].default for of in tables for name in of.later}
-    assert later == {"Signal.hints_needed": 1, "Advantage.spare_unlikely": 0.0, "Distillation.divergence": "reverse"}
+    assert later == {
+        "Signal.hints_needed": 1,
+        "Signal.episode_advantage": "episode",
+        "Advantage.spare_unlikely": 0.0,
+        "Distillation.divergence": "reverse",
+        "Train.batch_groups": 8,
+        "Train.group_staleness_versions": 8,
+    }
     stored = Recipe(name="x").content
     assert not {"hints_needed", "spare_unlikely", "divergence"} & set(re.findall(r"\w+", json.dumps(stored)))
     assert parse_recipe(stored) == Recipe(name="x")

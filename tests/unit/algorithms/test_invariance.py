@@ -8,7 +8,7 @@ import random
 import pytest
 import torch
 
-from clawloop.algorithms.aggregation import Divisor
+from clawloop.algorithms.aggregation import Divisor, aggregate
 from clawloop.algorithms.scoring import score
 from clawloop.errors import NothingToTrain
 from clawloop.recipes.recipe import Loss, Train
@@ -109,6 +109,16 @@ def test_aggregation_weights_every_token_or_every_sample_the_same() -> None:
     assert four == pytest.approx(4 * one, rel=1e-5)
     one, four = (g.abs().sum().item() for g in gradients([short, long], Train(loss=Loss(aggregation="sequence"))))
     assert four == pytest.approx(one, rel=1e-5)
+
+
+def test_all_samples_of_an_episode_weigh_as_much_as_one_sample() -> None:
+    # An episode of two samples with 2 and 6 tokens, and a chat's sample of 4.
+    divisor = Divisor(tokens=12, samples=3, sequences=2)
+    shares = [
+        float(aggregate(torch.ones(tokens), divisor, "sequence", whole)) for tokens, whole in ((2, 8), (6, 8), (4, 4))
+    ]
+    assert shares == pytest.approx([0.125, 0.375, 0.5])
+    assert float(aggregate(torch.ones(2), divisor, "token", 8)) == pytest.approx(2 / 12)
 
 
 def test_a_divisor_that_counts_less_than_the_batch_is_refused(batch: list[PlainSample]) -> None:

@@ -1,0 +1,63 @@
+"""What the activities of episodes need from outside."""
+
+from __future__ import annotations
+
+from datetime import timedelta
+from typing import Protocol
+
+from clawloop.contracts.episodes import EpisodeBegun, EpisodeEnd, GroupResult, NewGroup
+from clawloop.ids import EpisodeId, RolloutGroupId
+
+
+class EpisodeStore(Protocol):
+    """The ledger of rollout groups. Every call is idempotent, and raises StoreUnavailable when PostgreSQL does not
+    answer."""
+
+    async def make_group(self, group: NewGroup) -> None:
+        """Insert an open group.
+
+        Raises:
+            RecordUnusable: there is no such policy, or its size is below 2.
+        """
+
+    async def begin_episode(self, group: RolloutGroupId, place: int, attempt: int, lifetime: timedelta) -> EpisodeBegun:
+        """The episode of this attempt, with a key that expires after `lifetime`.
+
+        Earlier attempts at the place are abandoned and their keys revoked.
+
+        Raises:
+            RecordUnusable: there is no such group or place, or the group is settled.
+        """
+
+    async def key_of(self, episode: EpisodeId) -> str:
+        """The episode's key.
+
+        Raises:
+            RecordUnusable: there is no such episode, or it has ended.
+        """
+
+    async def end_episode(self, end: EpisodeEnd) -> None:
+        """Record how a running episode ended and revoke its key; nothing if it has ended already.
+
+        After `infrastructure` it is abandoned: its turns are never trained.
+        """
+
+    async def score_episode(self, episode: EpisodeId, reward: float | None, reason: str) -> None:
+        """Record the reward of an ended episode; nothing if it has one, runs, or was abandoned.
+
+        Args:
+            reward: None if its verifier gave none.
+
+        Raises:
+            RecordUnusable: the reward is not a finite number.
+        """
+
+    async def settle(self, group: RolloutGroupId) -> tuple[GroupResult, str | None]:
+        """Settle or drop the group, once; episodes that have not ended are abandoned.
+
+        Returns:
+            The result, and the policy if it has a batch since this call.
+
+        Raises:
+            RecordUnusable: there is no such group.
+        """

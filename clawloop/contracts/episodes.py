@@ -1,0 +1,153 @@
+"""Records of rollout groups and episodes, which also cross Temporal: ids, scores and reasons, never text of a
+conversation.
+
+Open workflows and saved histories hold them: new fields must be optional.
+"""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+from datetime import datetime
+from enum import StrEnum
+
+from clawloop.ids import EpisodeId, RolloutGroupId
+
+
+class GroupState(StrEnum):
+    """State of a rollout group."""
+
+    OPEN = "open"  # its episodes run, or wait for their verifier
+    SETTLED = "settled"  # its episodes have their advantages
+    DROPPED = "dropped"  # too few of its episodes have a reward
+
+
+class EpisodeState(StrEnum):
+    """State of an episode."""
+
+    RUNNING = "running"
+    ENDED = "ended"  # its agent ended; its verifier has not answered yet
+    SCORED = "scored"  # it has a reward
+    UNSCORED = "unscored"  # its verifier gave none, which is not a reward of 0
+    ABANDONED = "abandoned"  # lost with its sandbox, or replaced by another attempt
+
+
+class Ending(StrEnum):
+    """How an episode ended. All but `infrastructure` are verified and trained."""
+
+    COMPLETED = "completed"  # the agent says that it is done
+    TRUNCATED_TURNS = "truncated_turns"
+    TRUNCATED_TOKENS = "truncated_tokens"
+    TRUNCATED_TIME = "truncated_time"
+    AGENT_ERROR = "agent_error"  # the agent's program failed
+    INFRASTRUCTURE = "infrastructure"  # sandbox, engine or worker failed: tried again in a new sandbox
+
+
+@dataclass(frozen=True, slots=True)
+class NewGroup:
+    """A rollout group to be made.
+
+    Args:
+        environment: name of the environment that has the task.
+        task: the task's id in it.
+        size: number of episodes.
+    """
+
+    id: RolloutGroupId
+    policy: str
+    environment: str
+    task: str
+    size: int
+
+
+@dataclass(frozen=True, slots=True)
+class EpisodeBegun:
+    """An episode that may run.
+
+    Args:
+        place: which of the group's episodes it is, from 0.
+        attempt: from 1; a lost attempt is never continued, the next one is another episode.
+    """
+
+    id: EpisodeId
+    group: RolloutGroupId
+    place: int
+    attempt: int
+
+
+@dataclass(frozen=True, slots=True)
+class EpisodeEnd:
+    """
+    Args:
+        reason: for people, without text of the conversation.
+        artifact_sha256: digest in hex of what the agent left; None if nothing was kept.
+    """
+
+    id: EpisodeId
+    ending: Ending
+    reason: str = ""
+    artifact_sha256: str | None = None
+
+
+@dataclass(frozen=True, slots=True)
+class GroupResult:
+    """What became of a rollout group.
+
+    Args:
+        scored: number of its episodes with a reward.
+        mean_reward: over them; None without one. It tells the task's difficulty, also where nothing can be learned.
+        samples: number of samples made.
+    """
+
+    id: RolloutGroupId
+    state: GroupState
+    scored: int
+    mean_reward: float | None
+    samples: int
+    reason: str
+
+
+@dataclass(frozen=True, slots=True)
+class GroupView:
+    """A rollout group, for people."""
+
+    id: RolloutGroupId
+    policy: str
+    environment: str
+    task: str
+    size: int
+    state: GroupState
+    reason: str | None
+    scored: int | None
+    mean_reward: float | None
+    created_at: datetime
+    finished_at: datetime | None
+
+
+@dataclass(frozen=True, slots=True)
+class EpisodeView:
+    """An episode, for people.
+
+    Args:
+        turns: number of its main turns.
+        tokens: of their responses.
+        trained: number of its turns that a committed step trained.
+    """
+
+    id: EpisodeId
+    group: RolloutGroupId
+    policy: str
+    environment: str
+    task: str
+    place: int
+    attempt: int
+    state: EpisodeState
+    ending: Ending | None
+    reward: float | None
+    advantage: float | None
+    reason: str | None
+    artifact_sha256: str | None
+    turns: int
+    tokens: int
+    trained: int
+    started_at: datetime
+    ended_at: datetime | None

@@ -1,0 +1,133 @@
+"""What becomes of a rollout group: settled or dropped, and of each turn of its episodes."""
+
+from __future__ import annotations
+
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass
+from statistics import fmean
+
+from clawloop.algorithms.episodes import episode_advantages, needed_rewards, step_advantages
+from clawloop.contracts.episodes import EpisodeState, GroupState
+from clawloop.contracts.turns import TurnOutcome
+from clawloop.ids import EpisodeId, TurnId
+from clawloop.recipes.recipe import Signal
+
+
+@dataclass(frozen=True, slots=True)
+class EpisodeTurn:
+    """A main turn that waits for its group.
+
+    Args:
+        not_trainable: why it cannot be trained; None if it can.
+    """
+
+    id: TurnId
+    not_trainable: str | None
+
+
+@dataclass(frozen=True, slots=True)
+class Member:
+    """The last attempt at one place of a group.
+
+    Args:
+        id: None if none began.
+        turns: in their order.
+    """
+
+    id: EpisodeId | None
+    state: EpisodeState
+    reward: float | None
+    reason: str | None
+    turns: Sequence[EpisodeTurn]
+
+
+@dataclass(frozen=True, slots=True)
+class SettledTurn:
+    """
+    Args:
+        advantage: None if the turn gives no sample.
+    """
+
+    outcome: TurnOutcome
+    why: str
+    advantage: float | None = None
+
+
+@dataclass(frozen=True, slots=True)
+class Settlement:
+    """
+    Args:
+        advantages: of episodes whose turns all have the same.
+    """
+
+    state: GroupState
+    reason: str
+    scored: int
+    mean_reward: float | None
+    turns: Mapping[TurnId, SettledTurn]
+    advantages: Mapping[EpisodeId, float]
+
+
+def settle(members: Sequence[Member], signal: Signal, *, no_recipe: bool = False) -> Settlement:
+    """
+    Args:
+        members: one for each place of the group.
+        no_recipe: the policy has no recipe, so that nothing can be learned.
+
+    Raises:
+        StreamsUnusable: a reward is not finite.
+    """
+    rewards = [member.reward for member in members]
+    known = [reward for reward in rewards if reward is not None]
+    mean = fmean(known) if known else None
+    if signal.episode_advantage == "step":
+        by_step = step_advantages([None if m.reward is None else [m.reward] * len(m.turns) for m in members])
+        advantages = by_step
+    else:
+        by_episode = episode_advantages(rewards)
+        advantages = (
+            None
+            if by_episode is None
+            else tuple(tuple([a] * len(m.turns)) for a, m in zip(by_episode, members, strict=True))
+        )
+    reason = _reason(len(known), mean, len(members), advantages, no_recipe)
+    dropped = advantages is None
+    turns: dict[TurnId, SettledTurn] = {}
+    same: dict[EpisodeId, float] = {}
+    for index, member in enumerate(members):
+        of_member = [None] * len(member.turns) if advantages is None or no_recipe else advantages[index]
+        for turn, advantage in zip(member.turns, of_member, strict=True):
+            turns[turn.id] = _settle_turn(turn, member, advantage, reason, len(known))
+        values = set(of_member)
+        if member.id is not None and len(values) == 1 and (only := values.pop()) is not None:
+            same[member.id] = only
+    return Settlement(GroupState.DROPPED if dropped else GroupState.SETTLED, reason, len(known), mean, turns, same)
+
+
+def _reason(
+    scored: int,
+    mean: float | None,
+    size: int,
+    advantages: Sequence[Sequence[float | None]] | None,
+    no_recipe: bool,
+) -> str:
+    if advantages is None:
+        return f"{scored} of {size} episodes have a reward, {needed_rewards(size)} are needed"
+    if no_recipe:
+        return "the policy has no recipe"
+    if not any(advantage is not None for of_member in advantages for advantage in of_member):
+        return f"nothing to compare: {scored} of {size} episodes have a reward, mean {mean:.3g}"
+    return f"{scored} of {size} episodes have a reward, mean {mean:.3g}"
+
+
+def _settle_turn(
+    turn: EpisodeTurn, member: Member, advantage: float | None, group_reason: str, scored: int
+) -> SettledTurn:
+    if member.reward is None:
+        return SettledTurn(TurnOutcome.UNJUDGED, f"its episode has no reward: {member.reason or member.state}")
+    if turn.not_trainable is not None:
+        return SettledTurn(TurnOutcome.NOT_TRAINABLE, turn.not_trainable)
+    if advantage is None:
+        return SettledTurn(TurnOutcome.UNDECIDED, f"reward {member.reward:.3g}; {group_reason}")
+    why = f"reward {member.reward:.3g}, advantage {advantage:+.2f} among {scored} episodes"
+    return SettledTurn(TurnOutcome.SAMPLED, why, advantage)

@@ -1,0 +1,243 @@
+"""Rollout groups and their episodes in PostgreSQL."""
+
+from __future__ import annotations
+
+import hashlib
+import math
+from datetime import UTC, datetime, timedelta
+from typing import Any
+
+from sqlalchemy import func, select, text, update
+from sqlalchemy.dialects.postgresql import insert
+from sqlalchemy.ext.asyncio import AsyncConnection
+
+from clawloop.contracts.episodes import (
+    Ending,
+    EpisodeBegun,
+    EpisodeEnd,
+    EpisodeState,
+    EpisodeView,
+    GroupResult,
+    GroupState,
+    GroupView,
+    NewGroup,
+)
+from clawloop.contracts.serving import Scope
+from clawloop.episodes.keys import EpisodeKey, sign
+from clawloop.errors import RecordUnusable
+from clawloop.ids import EpisodeId, RolloutGroupId, new_episode_id
+from db.database import Database, transaction
+from db.episodes.settling import end_late_turns, settle_group
+from db.episodes.signing import signing_secret
+from db.exact_json import storable
+from db.tables import ApiKeyRow, EpisodeRow, RolloutGroupRow
+
+_EPISODES = """
+    SELECT e.*, g.policy, g.environment, g.task, counts.*
+    FROM episodes e JOIN rollout_groups g ON g.id = e.group_id CROSS JOIN LATERAL (
+        SELECT count(*) AS turns, coalesce(sum(octet_length(t.response_ids) / 4), 0) AS tokens,
+            count(*) FILTER (WHERE t.outcome = 'trained') AS trained
+        FROM turns t WHERE t.episode_id = e.id AND t.kind = 'main') counts
+"""
+_LIST = text(f"""{_EPISODES}
+    WHERE (CAST(:policy AS text) IS NULL OR g.policy = :policy)
+        AND (CAST(:group AS uuid) IS NULL OR e.group_id = :group)
+        AND (CAST(:after AS uuid) IS NULL OR e.id < :after)
+    ORDER BY e.id DESC LIMIT :limit
+""")
+_ONE = text(f"{_EPISODES} WHERE e.id = :episode")
+
+
+class PostgresEpisodeStore:
+    """Implements `activities.episodes.ports.EpisodeStore`, and reads groups and episodes for people."""
+
+    def __init__(self, database: Database) -> None:
+        self._database = database
+
+    @transaction
+    async def make_group(self, connection: AsyncConnection, group: NewGroup) -> None:
+        values = {
+            "id": group.id,
+            "policy": group.policy,
+            "environment": storable(group.environment),
+            "task": storable(group.task),
+            "size": group.size,
+            "state": GroupState.OPEN,
+        }
+        await connection.execute(insert(RolloutGroupRow).values(values).on_conflict_do_nothing())
+
+    @transaction
+    async def begin_episode(
+        self, connection: AsyncConnection, group: RolloutGroupId, place: int, attempt: int, lifetime: timedelta
+    ) -> EpisodeBegun:
+        row = await _lock_group(connection, group)
+        at_place = select(EpisodeRow.id).where(EpisodeRow.group_id == group, EpisodeRow.place == place)
+        begun = await connection.scalar(at_place.where(EpisodeRow.attempt == attempt))
+        if begun is not None:
+            return EpisodeBegun(EpisodeId(begun), group, place, attempt)
+        if row.state != GroupState.OPEN or place >= row.size:
+            raise RecordUnusable(f"rollout group {group} is {row.state} and has {row.size} episodes")
+        for earlier in (await connection.scalars(at_place)).all():
+            await _abandon(connection, EpisodeId(earlier), f"attempt {attempt} took its place")
+        episode = new_episode_id()
+        values = {"id": episode, "group_id": group, "place": place, "attempt": attempt, "state": EpisodeState.RUNNING}
+        await connection.execute(insert(EpisodeRow).values(values))
+        # In whole seconds, as the token holds it.
+        expires_at = (datetime.now(UTC) + lifetime).replace(microsecond=0)
+        token = sign(EpisodeKey(episode, row.policy, expires_at), await signing_secret(connection))
+        key = {
+            "id": episode,
+            "policy": row.policy,
+            "name": f"episode {episode}",
+            "prefix": token.partition(".")[0],
+            "secret_sha256": hashlib.sha256(token.encode()).digest(),
+            "scopes": [Scope.CHAT],
+            "expires_at": expires_at,
+            "episode_id": episode,
+        }
+        await connection.execute(insert(ApiKeyRow).values(key))
+        return EpisodeBegun(episode, group, place, attempt)
+
+    @transaction
+    async def key_of(self, connection: AsyncConnection, episode: EpisodeId) -> str:
+        query = select(ApiKeyRow.policy, ApiKeyRow.expires_at).where(
+            ApiKeyRow.episode_id == episode, ApiKeyRow.revoked_at.is_(None)
+        )
+        row = (await connection.execute(query)).one_or_none()
+        if row is None:
+            raise RecordUnusable(f"episode {episode} does not run")
+        return sign(EpisodeKey(episode, row.policy, row.expires_at), await signing_secret(connection))
+
+    @transaction
+    async def end_episode(self, connection: AsyncConnection, end: EpisodeEnd) -> None:
+        if end.ending is Ending.INFRASTRUCTURE:
+            await _abandon(connection, end.id, end.reason, end.ending)
+            return
+        running = update(EpisodeRow).where(EpisodeRow.id == end.id, EpisodeRow.state == EpisodeState.RUNNING)
+        values = {
+            "state": EpisodeState.ENDED,
+            "ending": end.ending,
+            "reason": storable(end.reason) or None,
+            "artifact_sha256": None if end.artifact_sha256 is None else bytes.fromhex(end.artifact_sha256),
+            "ended_at": func.now(),
+        }
+        await connection.execute(running.values(values))
+        await _revoke_key(connection, end.id)
+
+    @transaction
+    async def score_episode(
+        self, connection: AsyncConnection, episode: EpisodeId, reward: float | None, reason: str
+    ) -> None:
+        if reward is not None and not math.isfinite(reward):
+            raise RecordUnusable(f"episode {episode}: reward {reward} is not finite")
+        ended = update(EpisodeRow).where(EpisodeRow.id == episode, EpisodeRow.state == EpisodeState.ENDED)
+        state = EpisodeState.UNSCORED if reward is None else EpisodeState.SCORED
+        values = {"state": state, "reward": reward, "reason": storable(reason) or EpisodeRow.reason}
+        await connection.execute(ended.values(values))
+
+    @transaction
+    async def settle(self, connection: AsyncConnection, group: RolloutGroupId) -> tuple[GroupResult, str | None]:
+        return await settle_group(connection, group)
+
+    @transaction
+    async def end_late_turns(self, connection: AsyncConnection) -> None:
+        """End turns that were stored after their rollout group was settled."""
+        await end_late_turns(connection)
+
+    @transaction
+    async def groups(
+        self, connection: AsyncConnection, *, policy: str | None, after: RolloutGroupId | None, limit: int
+    ) -> list[GroupView]:
+        """Groups, newest first; `after` is the last of the previous page."""
+        query = select(RolloutGroupRow.__table__).order_by(RolloutGroupRow.id.desc()).limit(limit)
+        if policy is not None:
+            query = query.where(RolloutGroupRow.policy == storable(policy))
+        if after is not None:
+            query = query.where(RolloutGroupRow.id < after)
+        return [_group_view(row) for row in await connection.execute(query)]
+
+    @transaction
+    async def episodes(
+        self,
+        connection: AsyncConnection,
+        *,
+        policy: str | None = None,
+        group: RolloutGroupId | None = None,
+        after: EpisodeId | None = None,
+        limit: int,
+    ) -> list[EpisodeView]:
+        """Episodes, newest first; `after` is the last of the previous page."""
+        named = None if policy is None else storable(policy)
+        parameters = {"policy": named, "group": group, "after": after, "limit": limit}
+        return [_episode_view(row) for row in await connection.execute(_LIST, parameters)]
+
+    @transaction
+    async def episode(self, connection: AsyncConnection, episode: EpisodeId) -> EpisodeView | None:
+        row = (await connection.execute(_ONE, {"episode": episode})).one_or_none()
+        return None if row is None else _episode_view(row)
+
+
+async def _lock_group(connection: AsyncConnection, group: RolloutGroupId) -> Any:
+    query = select(RolloutGroupRow.__table__).where(RolloutGroupRow.id == group).with_for_update()
+    row = (await connection.execute(query)).one_or_none()
+    if row is None:
+        raise RecordUnusable(f"there is no rollout group {group}")
+    return row
+
+
+async def _abandon(connection: AsyncConnection, episode: EpisodeId, reason: str, ending: Ending | None = None) -> None:
+    unfinished = update(EpisodeRow).where(
+        EpisodeRow.id == episode, EpisodeRow.state.in_([EpisodeState.RUNNING, EpisodeState.ENDED])
+    )
+    values = {
+        "state": EpisodeState.ABANDONED,
+        "ending": EpisodeRow.ending if ending is None else ending,
+        "reason": storable(reason),
+        "ended_at": func.coalesce(EpisodeRow.ended_at, func.now()),
+    }
+    await connection.execute(unfinished.values(values))
+    await _revoke_key(connection, episode)
+
+
+async def _revoke_key(connection: AsyncConnection, episode: EpisodeId) -> None:
+    valid = update(ApiKeyRow).where(ApiKeyRow.episode_id == episode, ApiKeyRow.revoked_at.is_(None))
+    await connection.execute(valid.values(revoked_at=func.now()))
+
+
+def _group_view(row: Any) -> GroupView:
+    return GroupView(
+        id=RolloutGroupId(row.id),
+        policy=row.policy,
+        environment=row.environment,
+        task=row.task,
+        size=row.size,
+        state=GroupState(row.state),
+        reason=row.reason,
+        scored=row.scored,
+        mean_reward=row.mean_reward,
+        created_at=row.created_at,
+        finished_at=row.finished_at,
+    )
+
+
+def _episode_view(row: Any) -> EpisodeView:
+    return EpisodeView(
+        id=EpisodeId(row.id),
+        group=RolloutGroupId(row.group_id),
+        policy=row.policy,
+        environment=row.environment,
+        task=row.task,
+        place=row.place,
+        attempt=row.attempt,
+        state=EpisodeState(row.state),
+        ending=None if row.ending is None else Ending(row.ending),
+        reward=row.reward,
+        advantage=row.advantage,
+        reason=row.reason,
+        artifact_sha256=None if row.artifact_sha256 is None else row.artifact_sha256.hex(),
+        turns=row.turns,
+        tokens=int(row.tokens),
+        trained=row.trained,
+        started_at=row.started_at,
+        ended_at=row.ended_at,
+    )

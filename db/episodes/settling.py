@@ -1,0 +1,224 @@
+"""Settles a rollout group: its episodes' advantages become samples, in one transaction."""
+
+from __future__ import annotations
+
+import hashlib
+from collections import defaultdict
+from collections.abc import Mapping, Sequence
+from typing import Any
+
+from sqlalchemy import func, insert, select, text, update
+from sqlalchemy.ext.asyncio import AsyncConnection
+
+from clawloop.contracts.episodes import EpisodeState, GroupResult, GroupState
+from clawloop.contracts.training import SampleState
+from clawloop.contracts.turns import TurnOutcome, TurnStatus
+from clawloop.errors import EngineAnswerUnusable, RecipeRejected, RecordUnusable
+from clawloop.ids import EpisodeId, RolloutGroupId, TurnId, new_judgement_id, new_sample_id
+from clawloop.recipes.recipe import Recipe, Signal
+from clawloop.samples.eligibility import PREFIX, why_not_trainable
+from clawloop.samples.rollouts import EpisodeTurn, Member, Settlement, settle
+from db.arrays import ID_BYTES, bytes_to_logprobs
+from db.exact_json import storable
+from db.tables import ApiKeyRow, EpisodeRow, JudgementRow, RolloutGroupRow, SampleRow
+from db.training.policies import lock_policy
+from db.training.recipes import recipe_of_policy
+from db.training.work_flag import refresh_work_flag
+
+# Sessions before turns, as inserts and erasures lock them.
+_CLOSE_SESSIONS = text("""
+    UPDATE sessions SET state = 'closed', closed_at = now(), closed_why = :why,
+        first_closed_at = coalesce(first_closed_at, now())
+    WHERE api_key_id = ANY(:episodes) AND state <> 'closed'
+""")
+_LATE = text("""
+    UPDATE turns t SET kind = 'side', outcome = 'side', kind_reason = 'its episode had ended',
+        outcome_detail = 'its episode had ended'
+    FROM episodes e WHERE t.episode_id = e.id AND e.id = ANY(:episodes) AND t.outcome = 'waiting'
+        AND t.started_at > e.ended_at
+""")
+_TURNS = text(f"""
+    SELECT t.id, t.episode_id, t.status, t.sampling, l.tools, t.logprobs,
+        coalesce(t.prompt_shared, 0) + coalesce(octet_length(t.prompt_ids), 0) / {ID_BYTES} AS prompt_tokens,
+        octet_length(t.response_ids) / {ID_BYTES} AS response_tokens
+    FROM turns t LEFT JOIN tool_lists l ON l.sha256 = t.tools_sha256
+    WHERE t.episode_id = ANY(:episodes) AND t.outcome = 'waiting' AND t.kind = 'main'
+    ORDER BY t.id FOR NO KEY UPDATE OF t
+""")
+_SET_OUTCOME = text("UPDATE turns SET outcome = :outcome, outcome_detail = :why WHERE id = :turn")
+_COUNT_SAMPLES = select(func.count()).select_from(SampleRow)
+
+
+async def settle_group(connection: AsyncConnection, group: RolloutGroupId) -> tuple[GroupResult, str | None]:
+    """See `activities.episodes.ports.EpisodeStore.settle`; also the policy, if it has a batch since this call."""
+    policy = await connection.scalar(select(RolloutGroupRow.policy).where(RolloutGroupRow.id == group))
+    if policy is None:
+        raise RecordUnusable(f"there is no rollout group {group}")
+    await lock_policy(connection, policy)
+    query = select(RolloutGroupRow.__table__).where(RolloutGroupRow.id == group).with_for_update()
+    row = (await connection.execute(query)).one()
+    if row.state != GroupState.OPEN:
+        return await _result(connection, row), None
+    episodes = await _end_open_episodes(connection, group)
+    ids = [episode.id for episode in episodes]
+    await connection.execute(_CLOSE_SESSIONS, {"episodes": ids, "why": "its rollout group was settled"})
+    await connection.execute(_LATE, {"episodes": ids})
+    recipe = await _recipe(connection, policy)
+    turns = await _turns(connection, ids)
+    members, earlier = _members(row.size, episodes, turns)
+    settlement = settle(members, Signal() if recipe is None else recipe.signal, no_recipe=recipe is None)
+    samples = 0
+    if recipe is not None:
+        samples = await _insert_samples(connection, row, recipe, members, settlement)
+    await _set_outcomes(connection, settlement, earlier)
+    for episode, advantage in settlement.advantages.items():
+        await connection.execute(update(EpisodeRow).where(EpisodeRow.id == episode).values(advantage=advantage))
+    finished = {
+        "state": settlement.state,
+        "reason": settlement.reason,
+        "scored": settlement.scored,
+        "mean_reward": settlement.mean_reward,
+        "finished_at": func.now(),
+    }
+    await connection.execute(update(RolloutGroupRow).where(RolloutGroupRow.id == group).values(finished))
+    result = GroupResult(group, settlement.state, settlement.scored, settlement.mean_reward, samples, settlement.reason)
+    return result, policy if samples and await refresh_work_flag(connection, policy) else None
+
+
+async def end_late_turns(connection: AsyncConnection) -> None:
+    """End turns that were stored after their rollout group was settled, e.g. from a spool."""
+    late = text("""
+        UPDATE turns t SET outcome = 'unjudged', outcome_detail = 'stored after its rollout group was settled'
+        FROM episodes e JOIN rollout_groups g ON g.id = e.group_id
+        WHERE t.episode_id = e.id AND t.outcome = 'waiting' AND g.state <> 'open' RETURNING t.episode_id
+    """)
+    episodes = list(await connection.scalars(late))
+    await connection.execute(_CLOSE_SESSIONS, {"episodes": episodes, "why": "its rollout group was settled"})
+
+
+async def _result(connection: AsyncConnection, row: Any) -> GroupResult:
+    samples = await connection.scalar(_COUNT_SAMPLES.where(SampleRow.rollout_group_id == row.id))
+    state = GroupState(row.state)
+    return GroupResult(RolloutGroupId(row.id), state, row.scored or 0, row.mean_reward, samples or 0, row.reason or "")
+
+
+async def _end_open_episodes(connection: AsyncConnection, group: RolloutGroupId) -> list[Any]:
+    """The group's episodes, all ended, in order of place and attempt; their keys are revoked."""
+    unfinished = update(EpisodeRow).where(
+        EpisodeRow.group_id == group, EpisodeRow.state.in_([EpisodeState.RUNNING, EpisodeState.ENDED])
+    )
+    values = {
+        "state": EpisodeState.ABANDONED,
+        "ended_at": func.coalesce(EpisodeRow.ended_at, func.now()),
+        "reason": "its group was settled without it",
+    }
+    await connection.execute(unfinished.values(values))
+    query = select(EpisodeRow.__table__).where(EpisodeRow.group_id == group)
+    episodes = (await connection.execute(query.order_by(EpisodeRow.place, EpisodeRow.attempt))).all()
+    keys = update(ApiKeyRow).where(ApiKeyRow.episode_id.in_([e.id for e in episodes]), ApiKeyRow.revoked_at.is_(None))
+    await connection.execute(keys.values(revoked_at=func.now()))
+    return list(episodes)
+
+
+async def _recipe(connection: AsyncConnection, policy: str) -> Recipe | None:
+    try:
+        return await recipe_of_policy(connection, policy)
+    except (RecordUnusable, RecipeRejected):
+        return None
+
+
+async def _turns(connection: AsyncConnection, episodes: Sequence[Any]) -> dict[EpisodeId, list[EpisodeTurn]]:
+    turns: defaultdict[EpisodeId, list[EpisodeTurn]] = defaultdict(list)
+    for row in await connection.execute(_TURNS, {"episodes": list(episodes)}):
+        turns[EpisodeId(row.episode_id)].append(EpisodeTurn(TurnId(row.id), _why_not_trainable(row)))
+    return turns
+
+
+def _why_not_trainable(row: Any) -> str | None:
+    response = None if row.response_tokens is None else range(row.response_tokens)
+    try:
+        return why_not_trainable(
+            status=TurnStatus(row.status),
+            sampling=row.sampling,
+            tools=row.tools,
+            prompt_ids=range(row.prompt_tokens),
+            response_ids=response,
+            logprobs=None if row.logprobs is None else bytes_to_logprobs(row.logprobs, len(response or ())),
+        )
+    except (EngineAnswerUnusable, RecordUnusable) as error:
+        return f"{PREFIX}{error}"
+
+
+def _members(
+    size: int, episodes: Sequence[Any], turns: Mapping[EpisodeId, Sequence[EpisodeTurn]]
+) -> tuple[list[Member], dict[TurnId, str]]:
+    """The last attempt of each place; and of the turns of earlier attempts, why they give no sample."""
+    last = {episode.place: episode for episode in episodes}
+    missing = Member(None, EpisodeState.ABANDONED, None, "it never began", ())
+    members = [_member(last[place], turns) if place in last else missing for place in range(size)]
+    earlier = {
+        turn.id: f"its episode was abandoned: {episode.reason or 'tried again'}"
+        for episode in episodes
+        if episode is not last[episode.place]
+        for turn in turns.get(EpisodeId(episode.id), ())
+    }
+    return members, earlier
+
+
+def _member(row: Any, turns: Mapping[EpisodeId, Sequence[EpisodeTurn]]) -> Member:
+    episode = EpisodeId(row.id)
+    return Member(episode, EpisodeState(row.state), row.reward, row.reason, turns.get(episode, ()))
+
+
+async def _insert_samples(
+    connection: AsyncConnection, group: Any, recipe: Recipe, members: Sequence[Member], settlement: Settlement
+) -> int:
+    judgements: list[dict[str, Any]] = []
+    samples: list[dict[str, Any]] = []
+    for member in members:
+        for turn in member.turns:
+            settled = settlement.turns[turn.id]
+            if settled.advantage is None or member.id is None:
+                continue
+            judgement = new_judgement_id()
+            judgements.append(
+                {
+                    "id": judgement,
+                    "turn_id": turn.id,
+                    "recipe_hash": recipe.hash,
+                    "revision": 0,
+                    "evidence_hash": hashlib.sha256(member.id.bytes).digest(),
+                    "reward": member.reward,
+                    "outcome": settled.outcome,
+                    "why": settled.why,
+                    "decided_at": func.now(),
+                }
+            )
+            samples.append(
+                {
+                    "id": new_sample_id(),
+                    "judgement_id": judgement,
+                    "turn_id": turn.id,
+                    "policy": group.policy,
+                    "state": SampleState.FRESH,
+                    "reason": settled.why,
+                    "reward": settled.advantage,
+                    "rollout_group_id": group.id,
+                }
+            )
+    for judgement_row in judgements:
+        await connection.execute(insert(JudgementRow).values(judgement_row))
+    if samples:
+        await connection.execute(insert(SampleRow), samples)
+    return len(samples)
+
+
+async def _set_outcomes(connection: AsyncConnection, settlement: Settlement, earlier: Mapping[TurnId, str]) -> None:
+    rows = [
+        {"turn": turn, "outcome": settled.outcome.value, "why": storable(settled.why)}
+        for turn, settled in settlement.turns.items()
+    ]
+    unjudged = TurnOutcome.UNJUDGED.value
+    rows += [{"turn": turn, "outcome": unjudged, "why": storable(why)} for turn, why in earlier.items()]
+    if rows:
+        await connection.execute(_SET_OUTCOME, rows)

@@ -1,0 +1,73 @@
+"""Rows of episodes: rollout groups, their episodes, what a policy's rollouts are set to."""
+
+from __future__ import annotations
+
+from datetime import datetime
+from uuid import UUID
+
+from sqlalchemy import CheckConstraint, ForeignKey, Index, UniqueConstraint, text
+from sqlalchemy.orm import Mapped, mapped_column
+
+from clawloop.contracts.episodes import Ending, EpisodeState, GroupState
+from db.declarative import Base, one_of
+
+
+class RolloutGroupRow(Base):
+    """k episodes of one task by one policy, compared with each other."""
+
+    __tablename__ = "rollout_groups"
+    __table_args__ = (
+        one_of("state", GroupState),
+        CheckConstraint("size >= 2", name="size"),
+        CheckConstraint("(finished_at IS NULL) = (state = 'open')", name="finished"),
+        Index(None, "policy", "id"),
+    )
+
+    id: Mapped[UUID] = mapped_column(primary_key=True)
+    policy: Mapped[str] = mapped_column(ForeignKey("policies.id"))
+    environment: Mapped[str]
+    task: Mapped[str]  # its id in the environment
+    size: Mapped[int]
+    state: Mapped[str]
+    reason: Mapped[str | None]
+    scored: Mapped[int | None]  # how many of its episodes have a reward
+    mean_reward: Mapped[float | None]
+    created_at: Mapped[datetime] = mapped_column(server_default=text("now()"))
+    finished_at: Mapped[datetime | None]
+
+
+class EpisodeRow(Base):
+    """One attempt at a task, in a sandbox of its own, with a key of its own: the `api_keys` row of the same id."""
+
+    __tablename__ = "episodes"
+    __table_args__ = (
+        one_of("state", EpisodeState),
+        one_of("ending", Ending),
+        CheckConstraint("(state = 'scored') = (reward IS NOT NULL)", name="scored"),
+        CheckConstraint("(state = 'running') = (ended_at IS NULL)", name="ended"),
+        UniqueConstraint("group_id", "place", "attempt"),
+        Index("episodes_running_idx", "id", postgresql_where=text("state = 'running'")),
+    )
+
+    id: Mapped[UUID] = mapped_column(primary_key=True)
+    group_id: Mapped[UUID] = mapped_column(ForeignKey("rollout_groups.id"))
+    place: Mapped[int]  # in the group, from 0
+    attempt: Mapped[int]  # from 1
+    state: Mapped[str]
+    ending: Mapped[str | None]
+    reward: Mapped[float | None]
+    advantage: Mapped[float | None]  # of all its turns; None if none, or if each turn has its own
+    reason: Mapped[str | None]
+    artifact_sha256: Mapped[bytes | None]
+    started_at: Mapped[datetime] = mapped_column(server_default=text("now()"))
+    ended_at: Mapped[datetime | None]
+
+
+class SigningKeyRow(Base):
+    """The secret that episode keys are signed with; one row."""
+
+    __tablename__ = "signing_keys"
+
+    name: Mapped[str] = mapped_column(primary_key=True)
+    secret: Mapped[bytes]
+    created_at: Mapped[datetime] = mapped_column(server_default=text("now()"))

@@ -1,0 +1,179 @@
+"""What settling a rollout group makes of its turns, and how steps claim whole groups."""
+
+from __future__ import annotations
+
+from datetime import timedelta
+
+import pytest
+
+from clawloop.contracts.episodes import Ending, EpisodeEnd, GroupState
+from clawloop.contracts.training import SampleState, StepState
+from clawloop.contracts.turns import TurnOutcome
+from clawloop.ids import SampleId
+from db.episodes.groups import PostgresEpisodeStore
+from db.invariants import violations
+from db.judging.rejudging import PostgresRejudgeStore
+from db.sweep import PostgresSweepStore
+from tests.contract.episodes import LIFETIME, add_turns, new_group, run_group, samples_of_group
+from tests.contract.learning import POLICY, PostgresLearning, publish, recipe, step, trained
+
+pytestmark = pytest.mark.postgres
+
+
+async def outcomes(learning: PostgresLearning, episode: object) -> list[tuple[str, str]]:
+    query = "SELECT outcome, outcome_detail AS why FROM turns WHERE episode_id = %s ORDER BY id"
+    return [(row["outcome"], row["why"]) for row in await learning.rows(query, episode)]
+
+
+async def test_every_turn_of_an_episode_gets_its_advantage(postgres_learning: PostgresLearning) -> None:
+    learning = postgres_learning
+    result, episodes = await run_group(learning, [1, 0, 0, None], turns=2)
+    assert (result.state, result.scored, result.samples) == (GroupState.SETTLED, 3, 6)
+    samples = await samples_of_group(learning, result.id)
+    by_episode = {e.id: [s["reward"] for s in samples if s["episode_id"] == e.id] for e in episodes}
+    assert by_episode[episodes[0].id] == pytest.approx([2**0.5] * 2)
+    assert by_episode[episodes[1].id] == by_episode[episodes[2].id] == pytest.approx([-(0.5**0.5)] * 2)
+    assert by_episode[episodes[3].id] == []
+    assert (await outcomes(learning, episodes[0].id))[0] == (
+        "sampled",
+        "reward 1, advantage +1.41 among 3 episodes",
+    )
+    assert (
+        await outcomes(learning, episodes[3].id) == [("unjudged", "its episode has no reward: the verifier hung")] * 2
+    )
+    view = await PostgresEpisodeStore(learning.database).episode(episodes[0].id)
+    assert view is not None
+    assert view.advantage == pytest.approx(2**0.5)
+    assert (view.turns, view.tokens) == (2, 4)
+    assert await violations(learning.database) == []
+
+
+async def test_equal_rewards_tell_the_difficulty_and_teach_nothing(postgres_learning: PostgresLearning) -> None:
+    learning = postgres_learning
+    result, episodes = await run_group(learning, [1, 1, 1])
+    assert (result.state, result.mean_reward, result.samples) == (GroupState.SETTLED, 1.0, 0)
+    assert (await outcomes(learning, episodes[0].id))[0][0] == TurnOutcome.UNDECIDED
+
+
+async def test_a_turn_that_cannot_be_trained_says_why(postgres_learning: PostgresLearning) -> None:
+    learning = postgres_learning
+    store = PostgresEpisodeStore(learning.database)
+    group = new_group(2)
+    await store.make_group(group)
+    episodes = [await store.begin_episode(group.id, place, 1, LIFETIME) for place in range(2)]
+    for place, episode in enumerate(episodes):
+        (turn,) = await add_turns(learning, episode, 1)
+        if place == 0:
+            sampling = '{"temperature": 1.0, "top_p": 0.9, "top_k": -1}'
+            await learning.execute("UPDATE turns SET sampling = %s WHERE id = %s", sampling, turn.turn_id)
+        await store.end_episode(EpisodeEnd(episode.id, Ending.COMPLETED))
+        await store.score_episode(episode.id, float(place), "")
+    assert (await store.settle(group.id))[0].samples == 1
+    assert await outcomes(learning, episodes[0].id) == [("not_trainable", "not trainable: top_p")]
+
+
+async def test_turns_of_lost_attempts_and_after_the_end_are_not_trained(
+    postgres_learning: PostgresLearning,
+) -> None:
+    learning = postgres_learning
+    store = PostgresEpisodeStore(learning.database)
+    group = new_group(2)
+    await store.make_group(group)
+    lost = await store.begin_episode(group.id, 0, 1, LIFETIME)
+    await add_turns(learning, lost, 1)
+    await store.end_episode(EpisodeEnd(lost.id, Ending.INFRASTRUCTURE, "its worker died"))
+    ran = []
+    for place, attempt in ((0, 2), (1, 1)):
+        episode = await store.begin_episode(group.id, place, attempt, LIFETIME)
+        await add_turns(learning, episode, 1)
+        await store.end_episode(EpisodeEnd(episode.id, Ending.AGENT_ERROR))
+        await store.score_episode(episode.id, float(place), "")
+        await add_turns(learning, episode, 1)
+        ran.append(episode.id)
+    assert (await store.settle(group.id))[0].samples == 2
+    assert await outcomes(learning, lost.id) == [("unjudged", "its episode was abandoned: its worker died")]
+    assert (await outcomes(learning, ran[0]))[1] == ("side", "its episode had ended")
+    # A turn that waited in a gateway's spool.
+    (late,) = await add_turns(learning, lost, 1)
+    await store.end_late_turns()
+    assert (await outcomes(learning, lost.id))[1] == ("unjudged", "stored after its rollout group was settled")
+    assert late.episode_id == lost.id
+    assert await violations(learning.database) == []
+
+
+async def test_no_session_workflow_and_no_judge_gets_a_turn_of_an_episode(
+    postgres_learning: PostgresLearning,
+) -> None:
+    learning = postgres_learning
+    store = PostgresEpisodeStore(learning.database)
+    group = new_group(2)
+    await store.make_group(group)
+    episode = await store.begin_episode(group.id, 0, 1, LIFETIME)
+    (turn,) = await add_turns(learning, episode, 1)
+    sweep = PostgresSweepStore(learning.database)
+    assert await sweep.pending_turns(timedelta(0), 10) == []
+    assert await sweep.sessions_left_open(timedelta(0), 10) == []
+    assert await PostgresRejudgeStore(learning.database).rejudge_facts(turn.turn_id) is None
+    await store.settle(group.id)
+    assert (await learning.rows("SELECT state FROM sessions"))[0]["state"] == "closed"
+
+
+async def test_a_step_takes_whole_groups_and_no_chats(postgres_learning: PostgresLearning) -> None:
+    learning = postgres_learning
+    await learning.set_recipe(recipe(batch_groups=2, batch_samples=2))
+    first, _ = await run_group(learning, [1, 0], turns=2)
+    assert not await learning.work_waiting()
+    assert (await learning.steps.claim(POLICY, 1)).reason == "1 of 2 rollout groups"
+    assert (await learning.steps.status(POLICY)).reason == "0 of 2 samples; 1 of 2 rollout groups"
+    second, _ = await run_group(learning, [1, 0, 0])
+    third, _ = await run_group(learning, [1, 0])
+    assert await learning.work_waiting()
+    chats = await learning.add_samples(2)
+    assert (await learning.steps.claim(POLICY, 1)).samples == 7
+    batch = await learning.steps.batch(POLICY, 1)
+    claimed = {sample.sample_id for sample in batch.samples}
+    assert claimed == {s["id"] for g in (first, second) for s in await samples_of_group(learning, g.id)}
+    assert len({sample.episode for sample in batch.samples}) == 5
+    assert await violations(learning.database) == []
+    assert await learning.steps.commit(batch, trained(batch)) is StepState.COMMITTED
+    assert await violations(learning.database) == []
+    # The chat's samples have waited less than the groups did, and are the next batch.
+    assert (await learning.steps.claim(POLICY, 2)).samples == 2
+    assert [(await learning.sample_result(chat))[0] for chat in chats] == [SampleState.CLAIMED] * 2
+    assert {s["state"] for s in await samples_of_group(learning, third.id)} == {"fresh"}
+
+
+async def test_a_group_expires_as_a_whole_by_its_oldest_turn(postgres_learning: PostgresLearning) -> None:
+    learning = postgres_learning
+    engine = await learning.add_engine("http://e0")
+    await learning.set_recipe(recipe(batch_groups=1, group_staleness_versions=1))
+    for n in (1, 2):
+        await step(learning, n)
+        await publish(learning, n, engine)
+    stale, episodes = await run_group(learning, [1, 0], version=2)
+    await learning.execute("UPDATE turns SET version = 0 WHERE episode_id = %s", episodes[1].id)
+    assert (await learning.steps.claim(POLICY, 3)).state is None
+    states = [(s["state"], s["reason"]) for s in await samples_of_group(learning, stale.id)]
+    assert states == [("expired", "stale: its group's oldest turn is 2 versions apart, bound 1")] * 2
+    fresh, _ = await run_group(learning, [1, 0], version=2)
+    assert (await learning.steps.claim(POLICY, 3)).samples == 2
+    (sample, _) = await samples_of_group(learning, fresh.id)
+    assert (await learning.sample_result(SampleId(sample["id"])))[0] is SampleState.CLAIMED  # type: ignore[arg-type]
+
+
+async def test_damage_is_found(postgres_learning: PostgresLearning) -> None:
+    learning = postgres_learning
+    result, episodes = await run_group(learning, [1, 0])
+    await learning.execute(
+        "UPDATE turns SET outcome = 'waiting', entered_at = now() - interval '1 hour' WHERE episode_id = %s",
+        episodes[0].id,
+    )
+    await learning.execute("UPDATE api_keys SET revoked_at = NULL WHERE episode_id = %s", episodes[0].id)
+    sample = (await samples_of_group(learning, result.id))[0]["id"]
+    await learning.execute("UPDATE samples SET state = 'trained' WHERE id = %s", sample)
+    found = {violation.invariant for violation in await violations(learning.database)}
+    assert {
+        "no turn waits for a rollout group that is settled",
+        "the key of an episode that has ended is revoked",
+        "a step takes all samples of a rollout group or none",
+    } <= found

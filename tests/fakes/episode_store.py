@@ -1,0 +1,113 @@
+"""Rollout groups and episodes in memory, without turns; passes the same contract suite as the store in PostgreSQL."""
+
+from __future__ import annotations
+
+import math
+from dataclasses import dataclass, field
+from datetime import timedelta
+
+from clawloop.contracts.episodes import (
+    Ending,
+    EpisodeBegun,
+    EpisodeEnd,
+    EpisodeState,
+    GroupResult,
+    GroupState,
+    NewGroup,
+)
+from clawloop.errors import RecordUnusable
+from clawloop.ids import EpisodeId, RolloutGroupId, new_episode_id
+from clawloop.recipes.recipe import Signal
+from clawloop.samples.rollouts import Member, settle
+
+
+@dataclass
+class FakeEpisode:
+    begun: EpisodeBegun
+    state: EpisodeState = EpisodeState.RUNNING
+    ending: Ending | None = None
+    reward: float | None = None
+    reason: str = ""
+
+
+@dataclass
+class FakeGroup:
+    new: NewGroup
+    episodes: dict[tuple[int, int], FakeEpisode] = field(default_factory=dict)  # by place and attempt
+    result: GroupResult | None = None
+
+
+class FakeEpisodeStore:
+    """Satisfies `activities.episodes.ports.EpisodeStore`."""
+
+    def __init__(self) -> None:
+        self.all: dict[RolloutGroupId, FakeGroup] = {}
+        self.by_id: dict[EpisodeId, FakeEpisode] = {}
+
+    async def make_group(self, group: NewGroup) -> None:
+        if group.size < 2 or group.policy != "default":
+            raise RecordUnusable(f"size {group.size}, policy {group.policy!r}")
+        self.all.setdefault(group.id, FakeGroup(group))
+
+    async def begin_episode(self, group: RolloutGroupId, place: int, attempt: int, lifetime: timedelta) -> EpisodeBegun:
+        if (found := self.all.get(group)) is None:
+            raise RecordUnusable(f"there is no rollout group {group}")
+        if (place, attempt) in found.episodes:
+            return found.episodes[place, attempt].begun
+        if found.result is not None or place >= found.new.size:
+            raise RecordUnusable(f"rollout group {group} is settled, or smaller")
+        for (at, _), episode in found.episodes.items():
+            if at == place:
+                _abandon(episode, f"attempt {attempt} took its place")
+        begun = EpisodeBegun(new_episode_id(), group, place, attempt)
+        self.by_id[begun.id] = found.episodes[place, attempt] = FakeEpisode(begun)
+        return begun
+
+    async def key_of(self, episode: EpisodeId) -> str:
+        found = self.by_id.get(episode)
+        if found is None or found.state is not EpisodeState.RUNNING:
+            raise RecordUnusable(f"episode {episode} does not run")
+        return f"ce_{episode.hex}.fake"
+
+    async def end_episode(self, end: EpisodeEnd) -> None:
+        episode = self.by_id[end.id]
+        if end.ending is Ending.INFRASTRUCTURE:
+            _abandon(episode, end.reason)
+        elif episode.state is EpisodeState.RUNNING:
+            episode.state, episode.ending, episode.reason = EpisodeState.ENDED, end.ending, end.reason
+
+    async def score_episode(self, episode: EpisodeId, reward: float | None, reason: str) -> None:
+        if reward is not None and not math.isfinite(reward):
+            raise RecordUnusable(f"reward {reward} is not finite")
+        found = self.by_id[episode]
+        if found.state is EpisodeState.ENDED:
+            found.state = EpisodeState.UNSCORED if reward is None else EpisodeState.SCORED
+            found.reward, found.reason = reward, reason
+
+    async def settle(self, group: RolloutGroupId) -> tuple[GroupResult, str | None]:
+        if (found := self.all.get(group)) is None:
+            raise RecordUnusable(f"there is no rollout group {group}")
+        if found.result is None:
+            for episode in found.episodes.values():
+                _abandon(episode, "its group was settled without it")
+            last = {place: found.episodes[place, attempt] for place, attempt in sorted(found.episodes)}
+            settlement = settle([_member(last.get(place)) for place in range(found.new.size)], Signal())
+            found.result = GroupResult(
+                group, settlement.state, settlement.scored, settlement.mean_reward, 0, settlement.reason
+            )
+        return found.result, None
+
+    def state_of(self, group: RolloutGroupId) -> GroupState:
+        result = self.all[group].result
+        return GroupState.OPEN if result is None else result.state
+
+
+def _abandon(episode: FakeEpisode, reason: str) -> None:
+    if episode.state in (EpisodeState.RUNNING, EpisodeState.ENDED):
+        episode.state, episode.reason = EpisodeState.ABANDONED, reason
+
+
+def _member(episode: FakeEpisode | None) -> Member:
+    if episode is None:
+        return Member(None, EpisodeState.ABANDONED, None, "it never began", ())
+    return Member(episode.begun.id, episode.state, episode.reward, episode.reason, ())
