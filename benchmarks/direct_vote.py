@@ -128,7 +128,7 @@ class Served:
         if votes == DIRECT:
             return Judged(direct_vote(await self._client.distribution("default", prompt)))
         answers = await self._client.answers("default", prompt, votes, Signal().judge_temperature)
-        return Judged(majority([parse_vote(answer, prompt) for answer in answers]))
+        return Judged(majority([parse_vote(answer.text, prompt) for answer in answers]))
 
 
 async def compare(judge: Judge, feedback: Sequence[Feedback], seed: int) -> dict[int, Tally]:

@@ -71,8 +71,8 @@ class Served:
         return [parse_hint(text, prompt) for text, prompt in zip(answers, prompts, strict=True)]
 
     async def _ask(self, prompt: JudgePrompt) -> str:
-        (text,) = await self._client.answers("", prompt, 1, 0.0)
-        return text
+        (answer,) = await self._client.answers("", prompt, 1, 0.0)
+        return answer.text
 
 
 @dataclass(frozen=True, slots=True)

@@ -55,7 +55,9 @@ class Settings(BaseSettings):
     """API key for `judge_url`, if it needs one."""
 
     judge_form: Literal["free", "grammar"] | None = None
-    """`grammar`: constrain the output to an answer (vLLM only). None: `grammar` on Clawloop's engines, else `free`."""
+    """`grammar`: constrain the output to an answer (vLLM only). `free`: the judge may think first. None: on Clawloop's
+    engines `free` if their model can think, else `grammar`; elsewhere `free`. A recipe's `signal.judge_form` comes
+    first."""
 
     @field_validator("max_lora_rank")
     @classmethod

@@ -12,7 +12,7 @@ from clawloop.contracts.sessions import TurnResult
 from clawloop.contracts.turns import Message, TurnOutcome, TurnRecord
 from clawloop.ids import FeedbackId, JudgementId, SessionId, TurnId
 from clawloop.judging.parsing import HintVote, Vote
-from clawloop.judging.prompts import AnswerForm, JudgePrompt
+from clawloop.judging.prompts import AnswerForm, JudgeAnswer, JudgePrompt
 from clawloop.judging.records import (
     ClosingSession,
     FinalizedJudgement,
@@ -21,6 +21,7 @@ from clawloop.judging.records import (
     TurnContext,
     TurnDecision,
 )
+from clawloop.recipes.recipe import JudgeForm
 from clawloop.samples.fallback import FallbackSample
 
 
@@ -90,11 +91,17 @@ class JudgementStore(TurnContextStore, Protocol):
 
 
 class Judge(Protocol):
-    @property
-    def form(self) -> AnswerForm:
-        """How this judge can be made to answer."""
+    async def form(self, policy: str, wanted: JudgeForm) -> AnswerForm:
+        """How the judge of a policy answers sampled votes and hints.
 
-    async def answers(self, policy: str, prompt: JudgePrompt, n: int, temperature: float) -> list[str]:
+        Args:
+            wanted: the recipe's `signal.judge_form`.
+
+        Raises:
+            JudgeUnavailable: retry later.
+        """
+
+    async def answers(self, policy: str, prompt: JudgePrompt, n: int, temperature: float) -> list[JudgeAnswer]:
         """At most `n` answers to one question, in one request.
 
         Raises:
@@ -107,7 +114,8 @@ class Judge(Protocol):
 
         Raises:
             JudgeUnavailable: retry later.
-            JudgeRefused: the judge will never take this question, writes free answers, or reports no log-probs.
+            JudgeRefused: the judge will never take this question, always thinks first, has no grammar, or reports no
+                log-probs.
         """
 
 

@@ -1,7 +1,8 @@
 """Asks a judge for the answers that a judgement lacks.
 
 All missing answers are one request. An answer that cannot be read is asked for once more, on its own; what then cannot
-be read is stored as unreadable, so that no retry asks a third time.
+be read is stored as unreadable, so that no retry asks a third time. So is an answer that was cut off, also where it
+seems to have a vote: a judge may still be thinking then.
 """
 
 from __future__ import annotations
@@ -16,7 +17,7 @@ from clawloop.contracts.turns import TurnRecord
 from clawloop.errors import EngineAnswerUnusable, JudgeRefused
 from clawloop.judging.evidence import Evidence
 from clawloop.judging.parsing import HintVote, Vote, parse_hint, parse_vote
-from clawloop.judging.prompts import AnswerForm, JudgePrompt, hint_prompt, vote_prompt
+from clawloop.judging.prompts import AnswerForm, JudgeAnswer, JudgePrompt, hint_prompt, vote_prompt
 from clawloop.judging.records import OpenJudgement
 from clawloop.judging.truncation import Budgets
 from clawloop.judging.voting import Verdict, direct_vote
@@ -96,7 +97,8 @@ class VoteCollector:
             self._note(self._give_up)
             return NO_DIRECT_VOTE
         try:
-            logprobs = await self._ask_within_limits(vote_prompt, partial(self._judge.distribution, self._turn.policy))
+            ask = partial(self._judge.distribution, self._turn.policy)
+            logprobs = await self._ask_within_limits(vote_prompt, AnswerForm.GRAMMAR, ask)
             verdict = direct_vote(logprobs)
         except (JudgeRefused, EngineAnswerUnusable) as error:
             self._note(str(error))
@@ -111,48 +113,57 @@ class VoteCollector:
         if missing and self._give_up is not None:
             self._note(self._give_up)
         elif missing:
+            signal = self._judgement.recipe.signal
+            cut = 0
             try:
+                form = await self._judge.form(self._turn.policy, signal.judge_form)
                 ask = partial(self._ask_with_prompt, n=len(missing))
-                prompt, raws = await self._ask_within_limits(question.make_prompt, ask)
+                prompt, raws = await self._ask_within_limits(question.make_prompt, form, ask)
                 # A judge may give fewer answers than asked for; surplus ones are discarded.
                 for index, raw in zip(missing, raws, strict=False):
-                    answer = question.parse(raw, prompt)
+                    answer = _parsed(question, raw, prompt)
                     if answer is not None:
-                        await question.store(index, raw, answer)
+                        await question.store(index, raw.text, answer)
                         answers[index] = answer
                 for index in missing:
                     if index not in answers:
-                        (raw, *_) = [*await self._ask(prompt, 1), ""]
-                        answers[index] = question.parse(raw, prompt)
-                        await question.store(index, raw, answers[index])
+                        (raw, *_) = [*await self._ask(prompt, 1), JudgeAnswer("")]
+                        answers[index] = _parsed(question, raw, prompt)
+                        cut += raw.cut
+                        await question.store(index, raw.text, answers[index])
             except JudgeRefused as error:
                 self._note(str(error))
+            if cut:
+                self._note(f"{cut} of {len(missing)} answers ended at the judge's limit of tokens")
         return [answers.get(index) for index in indices]
 
     async def _ask_within_limits(
-        self, make_prompt: Callable[..., JudgePrompt], ask: Callable[[JudgePrompt], Awaitable[Reply]]
+        self, make_prompt: Callable[..., JudgePrompt], form: AnswerForm, ask: Callable[[JudgePrompt], Awaitable[Reply]]
     ) -> Reply:
         """Ask with less evidence each time the judge finds the question too long."""
         *larger, smallest = EVIDENCE_LIMITS
         for limit in larger:
             try:
-                return await ask(self._prompt(make_prompt, limit))
+                return await ask(self._prompt(make_prompt, form, limit))
             except JudgeRefused as error:
                 if not error.too_long:
                     raise
-        return await ask(self._prompt(make_prompt, smallest))
+        return await ask(self._prompt(make_prompt, form, smallest))
 
-    async def _ask_with_prompt(self, prompt: JudgePrompt, n: int) -> tuple[JudgePrompt, list[str]]:
+    async def _ask_with_prompt(self, prompt: JudgePrompt, n: int) -> tuple[JudgePrompt, list[JudgeAnswer]]:
         return prompt, await self._ask(prompt, n)
 
-    def _prompt(self, make_prompt: Callable[..., JudgePrompt], limit: int) -> JudgePrompt:
-        form: AnswerForm = self._judge.form
+    def _prompt(self, make_prompt: Callable[..., JudgePrompt], form: AnswerForm, limit: int) -> JudgePrompt:
         return make_prompt(self._turn.turn_id, self._evidence, form, Budgets.of(limit))
 
-    async def _ask(self, prompt: JudgePrompt, n: int) -> list[str]:
+    async def _ask(self, prompt: JudgePrompt, n: int) -> list[JudgeAnswer]:
         temperature = self._judgement.recipe.signal.judge_temperature
         return await self._judge.answers(self._turn.policy, prompt, n, temperature)
 
     def _note(self, problem: str) -> None:
         if problem not in self.problems:
             self.problems.append(problem)
+
+
+def _parsed(question: _Question[Answer], raw: JudgeAnswer, prompt: JudgePrompt) -> Answer | None:
+    return None if raw.cut else question.parse(raw.text, prompt)

@@ -48,8 +48,20 @@ _ASK_BARE_HINT = 'Answer with the line "hint {mark}: ..." or the line "no hint {
 class AnswerForm(StrEnum):
     """The form of a judge's answer."""
 
-    FREE = "free"  # any text that ends in the required form; for every engine, and for models that think
+    FREE = "free"  # any text that ends in the required form, after thinking if the model can; for every server
     GRAMMAR = "grammar"  # nothing but the answer, enforced by an engine with structured outputs
+
+
+@dataclass(frozen=True, slots=True)
+class JudgeAnswer:
+    """A judge's answer as it came.
+
+    Args:
+        cut: its limit of tokens ended it; where a model thinks for too long, `text` may be empty.
+    """
+
+    text: str
+    cut: bool = False
 
 
 @dataclass(frozen=True, slots=True)

@@ -177,7 +177,8 @@ def _engine_endpoints(directory: DirectoryCache) -> Endpoints:
 def _judge_client(settings: Settings, engines: Endpoints, metrics: WorkerMetrics) -> JudgeClient:
     """A client of CLAWLOOP_JUDGE_URL, or of the base model on the engines."""
     if settings.judge_url is None:
-        return JudgeClient(engines, AnswerForm(settings.judge_form or AnswerForm.GRAMMAR), clock=metrics)
+        forced = None if settings.judge_form is None else AnswerForm(settings.judge_form)
+        return JudgeClient(engines, forced, clock=metrics)
     if settings.judge_model is None:
         raise SetupError("CLAWLOOP_JUDGE_URL is set, CLAWLOOP_JUDGE_MODEL is not: set it to the model's name there")
     key = None if settings.judge_api_key is None else settings.judge_api_key.get_secret_value()

@@ -170,6 +170,11 @@ def _of_signal(signal: Signal) -> Iterator[tuple[bool, str, str]]:
         "has no effect: a direct vote is read at temperature 1, and signal.hints is false",
     )
     yield (
+        _changed(signal, "judge_form") and not signal.hints and (signal.votes == "direct" or not signal.verdicts),
+        "signal.judge_form",
+        "has no effect: there are neither sampled votes nor hints",
+    )
+    yield (
         _changed(signal, "process_weight") and signal.reward != "outcome_process",
         "signal.process_weight",
         'needs signal.reward = "outcome_process"',

@@ -22,6 +22,7 @@ from clawloop.recipes.checks import as_rejection, contradictions, unsupported_se
 Weight: TypeAlias = Annotated[float, Field(ge=0)]
 Positive: TypeAlias = Annotated[float, Field(gt=0)]
 Count: TypeAlias = Annotated[int, Field(ge=1)]
+JudgeForm: TypeAlias = Literal["auto", "free", "grammar"]
 
 
 _STORED: Final = {"stored": True}
@@ -65,7 +66,7 @@ class Overlong(_Table):
 class Signal(_Table):
     """Settings of judging and sample making."""
 
-    later = frozenset({"hints_needed", "episode_advantage"})
+    later = frozenset({"hints_needed", "episode_advantage", "judge_form"})
 
     verdicts: bool = True
     """Ask for verdicts, and learn from them."""
@@ -78,6 +79,9 @@ class Signal(_Table):
     reasoning; m is then for hints only, and the judge must be one that answers by grammar."""
     hints_needed: Count = 1
     """How many of the m answers about a hint must contain one; above 1, a hint that one answer imagined is not used."""
+    judge_form: JudgeForm = "auto"
+    """How sampled votes and hints are written. `auto`: a judge that can think thinks, then answers freely; one that
+    cannot writes nothing but an answer, by grammar. `free` and `grammar` force one form on every judge."""
     judge_temperature: Positive = 0.6
     """Temperature of sampled votes and of hints; a direct vote is read at temperature 1."""
     reward: Literal["verdict", "group", "outcome_process"] = "verdict"

@@ -1,7 +1,7 @@
 """Judge client for an OpenAI-compatible API: the base model on Clawloop's engines, or any other server.
 
 One request asks for all answers (`n`). A server that does not support `n` gives one; the caller asks for the rest one
-by one.
+by one. Our own engines are asked once how their model thinks, because that decides how it answers.
 """
 
 from __future__ import annotations
@@ -12,10 +12,13 @@ from collections.abc import Awaitable, Callable
 from typing import Any, Protocol, TypeVar
 
 from clawloop.errors import JudgeRefused, JudgeUnavailable
+from clawloop.families.thinking import Thinking, switched
 from clawloop.judging.parsing import Vote
-from clawloop.judging.prompts import HINT_LIMIT, AnswerForm, JudgePrompt
+from clawloop.judging.prompts import HINT_LIMIT, AnswerForm, JudgeAnswer, JudgePrompt
 from clawloop.judging.voting import choice_logprobs
+from clawloop.recipes.recipe import JudgeForm
 from clawloop.serving.endpoints import Endpoints, JsonClient, NoReply, Reply
+from clawloop.serving.thinking_probe import ThinkingProbe
 
 T = TypeVar("T")
 
@@ -25,6 +28,8 @@ ANSWER_SECONDS = 110.0
 MAX_CONCURRENT = 8
 # For thinking, and a short answer.
 FREE_TOKENS = 2048
+# For at most this many of those an engine lets its model think; what is left suffices to answer.
+THINKING_TOKENS = 1536
 # For the answer only; a token holds at least one character.
 GRAMMAR_TOKENS = HINT_LIMIT + 40
 # The maximum of OpenAI's API and of vLLM by default; a grammar of three choices leaves those three among them.
@@ -33,11 +38,15 @@ NO_GRAMMAR = (
     'signal.votes = "direct" needs a judge with a grammar and log-probs, and this one answers freely:'
     ' set votes = "sampled", or CLAWLOOP_JUDGE_FORM=grammar if it is vLLM'
 )
+ALWAYS_THINKS = (
+    'signal.votes = "direct": the judge always thinks first, so its first token is no answer: set votes = "sampled"'
+)
 NO_LOGPROBS = (
     'signal.votes = "direct": the judge does not report log-probs of 1, 0 and -1;'
     ' start it with --logprobs-mode processed_logprobs, or set votes = "sampled"'
 )
 
+_BUDGET = "thinking_token_budget"
 _RETRYABLE = frozenset({408, 409, 425, 429})
 _TOO_LONG = ("context length", "context_length", "max_model_len", "maximum model length", "too long", "too large")
 
@@ -52,7 +61,8 @@ class JudgeClient:
 
     Args:
         endpoints: the judge's servers.
-        form: GRAMMAR for vLLM, which then allows nothing but an answer; else FREE.
+        form: how it answers unless a recipe says; GRAMMAR only for vLLM, which then allows nothing but an answer. None:
+            it is vLLM, and is asked whether its model thinks: then FREE, else GRAMMAR.
         seconds: time limit of one request.
         clock: gets the duration of each request.
     """
@@ -60,7 +70,7 @@ class JudgeClient:
     def __init__(
         self,
         endpoints: Endpoints,
-        form: AnswerForm,
+        form: AnswerForm | None,
         *,
         seconds: float = ANSWER_SECONDS,
         clock: RequestClock | None = None,
@@ -68,21 +78,36 @@ class JudgeClient:
         self._clock = clock
         self._endpoints = endpoints
         self._form = form
+        self._thinking = ThinkingProbe(endpoints)
         self._client = JsonClient(seconds)
         self._slots = asyncio.Semaphore(MAX_CONCURRENT)
 
     async def __aenter__(self) -> JudgeClient:
         await self._client.__aenter__()
+        await self._thinking.__aenter__()
         return self
 
     async def __aexit__(self, *_: object) -> None:
+        await self._thinking.__aexit__(None, None, None)
         await self._client.__aexit__(None, None, None)
 
-    @property
-    def form(self) -> AnswerForm:
-        return self._form
+    async def form(self, policy: str, wanted: JudgeForm) -> AnswerForm:
+        """How the policy's judge answers sampled votes and hints.
 
-    async def answers(self, policy: str, prompt: JudgePrompt, n: int, temperature: float) -> list[str]:
+        Args:
+            wanted: the recipe's `signal.judge_form`.
+
+        Raises:
+            JudgeUnavailable: no engine said whether its model thinks.
+        """
+        if wanted != "auto":
+            return AnswerForm(wanted)
+        if self._form is not None:
+            return self._form
+        thinking = await self._thinking.of(policy)
+        return AnswerForm.GRAMMAR if thinking is Thinking.NEVER else AnswerForm.FREE
+
+    async def answers(self, policy: str, prompt: JudgePrompt, n: int, temperature: float) -> list[JudgeAnswer]:
         """At most `n` answers to one question, in one request.
 
         Raises:
@@ -98,8 +123,10 @@ class JudgeClient:
             JudgeUnavailable: try again later.
             JudgeRefused: the judge will never accept this question, has no grammar, or does not report log-probs.
         """
-        if self._form is not AnswerForm.GRAMMAR or prompt.structured_outputs is None:
+        if self._form is AnswerForm.FREE or prompt.structured_outputs is None:
             raise JudgeRefused(NO_GRAMMAR)
+        if self._form is None and await self._thinking.of(policy) is Thinking.ALWAYS:
+            raise JudgeRefused(ALWAYS_THINKS)
         return await self._timed(lambda: self._distribution(policy, prompt))
 
     async def _timed(self, request: Callable[[], Awaitable[T]]) -> T:
@@ -117,12 +144,17 @@ class JudgeClient:
                 if self._clock is not None:
                     self._clock.observe_judge_request(result, time.perf_counter() - started)
 
-    async def _answers(self, policy: str, prompt: JudgePrompt, n: int, temperature: float) -> list[str]:
-        reply = await self._request(policy, prompt, n, temperature)
-        if n > 1 and reply.status in (400, 422) and not _is_too_long(reply):
-            reply = await self._request(policy, prompt, 1, temperature)  # the server may refuse `n`
+    async def _answers(self, policy: str, prompt: JudgePrompt, n: int, temperature: float) -> list[JudgeAnswer]:
+        thinking = Thinking.NEVER if self._form is not None else await self._thinking.of(policy)
+        others = _thinking_fields(prompt, thinking)
+        reply = await self._request(policy, prompt, n, temperature, **others)
+        if _BUDGET in others and _is_refused(reply):
+            del others[_BUDGET]  # an engine that was started without a reasoning parser refuses it
+            reply = await self._request(policy, prompt, n, temperature, **others)
+        if n > 1 and _is_refused(reply):
+            reply = await self._request(policy, prompt, 1, temperature, **others)  # the server may refuse `n`
         _check(reply)
-        return _texts(reply)[:n]
+        return _read(reply)[:n]
 
     async def _distribution(self, policy: str, prompt: JudgePrompt) -> dict[Vote, float]:
         one_token = {"max_tokens": 1, "logprobs": True, "top_logprobs": TOP_LOGPROBS}
@@ -137,12 +169,28 @@ class JudgeClient:
         if prompt.structured_outputs is not None:
             # Only vLLM has this option. Thinking would come before the grammar and use up its tokens.
             body["structured_outputs"] = prompt.structured_outputs
-            body["chat_template_kwargs"] = {"enable_thinking": False}
+            body["chat_template_kwargs"] = switched(False)
             body["max_tokens"] = GRAMMAR_TOKENS
         try:
             return await self._client.post(self._endpoints(policy), "/v1/chat/completions", body | others)
         except NoReply as error:
             raise JudgeUnavailable(f"the judge did not answer: {error}") from error
+
+
+def _thinking_fields(prompt: JudgePrompt, thinking: Thinking) -> dict[str, Any]:
+    """What a request to an engine of ours adds because its model can think."""
+    if thinking is Thinking.NEVER:
+        return {}
+    if prompt.structured_outputs is None:
+        return {"chat_template_kwargs": switched(True), _BUDGET: THINKING_TOKENS}
+    if thinking is Thinking.OPTIONAL:
+        return {}
+    # The grammar begins where the thinking, which cannot be switched off, ends.
+    return {_BUDGET: THINKING_TOKENS, "max_tokens": THINKING_TOKENS + GRAMMAR_TOKENS}
+
+
+def _is_refused(reply: Reply) -> bool:
+    return reply.status in (400, 422) and not _is_too_long(reply)
 
 
 def _check(reply: Reply) -> None:
@@ -163,7 +211,7 @@ def _vote_logprobs(reply: Reply) -> dict[Vote, float]:
         JudgeUnavailable: the answer is not a chat completion.
         JudgeRefused: the answer lacks the log-probs of a choice.
     """
-    _texts(reply)
+    _read(reply)
     try:
         token = reply.body["choices"][0]["logprobs"]["content"][0]  # type: ignore[index]
         reported = {str(top["token"]): float(top["logprob"]) for top in token["top_logprobs"]}
@@ -175,7 +223,7 @@ def _vote_logprobs(reply: Reply) -> dict[Vote, float]:
     return votes
 
 
-def _texts(reply: Reply) -> list[str]:
+def _read(reply: Reply) -> list[JudgeAnswer]:
     """
     Raises:
         JudgeUnavailable: the answer is not a chat completion.
@@ -185,10 +233,10 @@ def _texts(reply: Reply) -> list[str]:
         raise JudgeRefused("the judge's answer is too large")
     try:
         choices = (reply.body or {})["choices"]
-        contents = [choice["message"].get("content") for choice in choices]
+        contents = [(choice["message"].get("content"), choice.get("finish_reason")) for choice in choices]
     except (KeyError, TypeError, AttributeError):
         raise JudgeUnavailable("the judge's answer is no chat completion") from None
-    return [content if isinstance(content, str) else "" for content in contents]
+    return [JudgeAnswer(text if isinstance(text, str) else "", why == "length") for text, why in contents]
 
 
 def _is_too_long(reply: Reply) -> bool:

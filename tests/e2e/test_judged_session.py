@@ -108,7 +108,7 @@ async def test_votes_flipped_by_injection_are_counted(engine_url: str, capsys: p
     async def vote(client: JudgeClient, text: str) -> int | None:
         prompt = vote_prompt(TURN, evidence(answer=text), AnswerForm.GRAMMAR)
         (answer,) = await client.answers("default", prompt, 1, 0.01)
-        return parse_vote(answer, prompt)
+        return parse_vote(answer.text, prompt)
 
     flips = invalid = 0
     async with JudgeClient(lambda policy: [Endpoint(engine_url, "tiny-random")], AnswerForm.GRAMMAR) as client:
@@ -130,5 +130,5 @@ async def test_a_direct_vote_is_the_distribution_of_sampled_votes(engine_url: st
     # The grammar masks all other tokens, so the reported ones have all the probability.
     assert sum(math.exp(value) for value in logprobs.values()) == pytest.approx(1, abs=1e-3)
     for vote, logprob in logprobs.items():
-        share = sum(parse_vote(answer, prompt) == vote for answer in answers) / len(answers)
+        share = sum(parse_vote(answer.text, prompt) == vote for answer in answers) / len(answers)
         assert abs(share - math.exp(logprob)) < 0.16  # five standard deviations of 256 draws

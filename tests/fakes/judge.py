@@ -34,6 +34,9 @@ class FakeJudge:
         direct: log-probs of the first token where they are asked for; None: not reported.
         prompt_ids, hinted_ids: the ids /tokenize returns for a prompt without and with a hint.
         context_tokens: the limit of a chat that /tokenize returns.
+        rendered: the text of a chat that /tokenize returns, without thinking and with it; None: no text.
+        cut: of how many further answers the limit of tokens ends.
+        takes_budget: a thinking budget is accepted.
     """
 
     url: str = ""
@@ -48,6 +51,9 @@ class FakeJudge:
     prompt_ids: list[int] = field(default_factory=lambda: [1, 2, 3])
     hinted_ids: list[int] = field(default_factory=lambda: [1, 2, 9, 3])
     context_tokens: int = 4096
+    rendered: tuple[str, str] | None = None
+    cut: int = 0
+    takes_budget: bool = True
     max_characters: int | None = None
     delay_seconds: float = 0.0
     says: Callable[[dict[str, Any], str], str] | None = None
@@ -79,10 +85,17 @@ class FakeJudge:
         if self.max_characters is not None and len(question) > self.max_characters:
             error = {"message": "This model's maximum context length is 4096 tokens.", "code": 400}
             return JSONResponse({"error": error}, 400)
+        if "thinking_token_budget" in body and not self.takes_budget:
+            return JSONResponse({"error": {"message": "reasoning_config is not configured", "code": 400}}, 400)
         if "logprobs" in body:
             return JSONResponse(_first_token(self.direct))
         n = 1 if self.mode == "one" else body.get("n", 1)
-        return JSONResponse(_completion([self._answer(body, question) for _ in range(n)]))
+        answer = _completion([self._answer(body, question) for _ in range(n)])
+        for choice in answer["choices"]:
+            if self.cut > 0:
+                choice["finish_reason"] = "length"
+                self.cut -= 1
+        return JSONResponse(answer)
 
     def _answer(self, body: dict[str, Any], question: str) -> str:
         if self.says is not None:
@@ -102,7 +115,11 @@ class FakeJudge:
         self.tokenized.append(body)
         hinted = "Keep in mind:" in json.dumps(body["messages"])
         tokens = self.hinted_ids if hinted else self.prompt_ids
-        return JSONResponse({"count": len(tokens), "max_model_len": self.context_tokens, "tokens": tokens})
+        answer: dict[str, Any] = {"count": len(tokens), "max_model_len": self.context_tokens, "tokens": tokens}
+        if self.rendered is not None and body.get("return_token_strs"):
+            text = self.rendered[body["chat_template_kwargs"]["enable_thinking"]]
+            answer["token_strs"] = list(text.replace(" ", "Ġ"))
+        return JSONResponse(answer)
 
 
 def _first_token(logprobs: dict[str, float] | None) -> dict[str, Any]:

@@ -185,19 +185,19 @@ async def set_recipe(bench: Bench, recipe: Recipe) -> None:
 async def grammar_bench(bench: Bench) -> AsyncIterator[Bench]:
     """The policy learns by verdicts alone, and its judge answers by grammar."""
     await set_recipe(bench, BINARY)
-    async with _with_client(bench, AnswerForm.GRAMMAR, JUDGE_SECONDS) as asking:
+    async with with_client(bench, AnswerForm.GRAMMAR, JUDGE_SECONDS) as asking:
         yield asking
 
 
 @pytest.fixture
 async def hurried_bench(binary_bench: Bench) -> AsyncIterator[Bench]:
     """The policy learns by verdicts alone, and a judge has one second."""
-    async with _with_client(binary_bench, AnswerForm.FREE, 1) as asking:
+    async with with_client(binary_bench, AnswerForm.FREE, 1) as asking:
         yield asking
 
 
 @asynccontextmanager
-async def _with_client(bench: Bench, form: AnswerForm, seconds: float) -> AsyncIterator[Bench]:
+async def with_client(bench: Bench, form: AnswerForm | None, seconds: float) -> AsyncIterator[Bench]:
     def endpoints(policy: str) -> list[Endpoint]:
         return [Endpoint(bench.judge.url, "tiny")]
 

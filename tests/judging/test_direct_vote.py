@@ -32,7 +32,7 @@ async def test_one_token_at_temperature_1_is_the_vote(direct_bench: Bench) -> No
     asked = {name: request[name] for name in ("temperature", "max_tokens", "logprobs", "top_logprobs")}
     assert asked == {"temperature": 1.0, "max_tokens": 1, "logprobs": True, "top_logprobs": 20}
     assert request["structured_outputs"] == {"choice": ["1", "0", "-1"]}
-    assert request["chat_template_kwargs"] == {"enable_thinking": False}
+    assert request["chat_template_kwargs"] == {"enable_thinking": False, "thinking": False}
     (vote,) = bench.rows("SELECT kind, index, raw, score FROM votes")
     assert (vote["kind"], vote["index"], vote["score"]) == ("direct", 0, -1)
     assert json.loads(vote["raw"])["-1"] == pytest.approx(math.log(0.7))

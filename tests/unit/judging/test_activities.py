@@ -19,8 +19,8 @@ from clawloop.contracts.turns import Message, SessionEvidence, SessionSource, Tu
 from clawloop.errors import JudgeUnavailable
 from clawloop.ids import SessionId
 from clawloop.judging.parsing import Vote
-from clawloop.judging.prompts import AnswerForm, JudgePrompt
-from clawloop.recipes.recipe import Recipe
+from clawloop.judging.prompts import AnswerForm, JudgeAnswer, JudgePrompt
+from clawloop.recipes.recipe import JudgeForm, Recipe
 from tests.fakes.judgement_store import FakeJudgementStore
 from tests.fakes.notifier import FakeNotifier, FakeWorkNotifier
 from tests.fakes.sweep_store import FakeSweepStore
@@ -60,11 +60,13 @@ class ScriptedJudge:
     asked: list[int] = field(default_factory=list)
     direct: dict[Vote, float] = field(default_factory=lambda: {1: -0.2, 0: -3.0, -1: -2.0})
     asked_directly: int = 0
-    form: AnswerForm = AnswerForm.GRAMMAR
 
-    async def answers(self, policy: str, prompt: JudgePrompt, n: int, temperature: float) -> list[str]:
+    async def form(self, policy: str, wanted: JudgeForm) -> AnswerForm:
+        return AnswerForm.GRAMMAR
+
+    async def answers(self, policy: str, prompt: JudgePrompt, n: int, temperature: float) -> list[JudgeAnswer]:
         self.asked.append(n)
-        return [self._next() for _ in range(n)]
+        return [JudgeAnswer(self._next()) for _ in range(n)]
 
     async def distribution(self, policy: str, prompt: JudgePrompt) -> dict[Vote, float]:
         self.asked_directly += 1
