@@ -209,14 +209,22 @@ class TrainingWorkflow(LongRunningWorkflow):
             left = max(view.max_wait_seconds - view.oldest_seconds, 1.0)
             if view.state is not TrainingState.PAUSED and left < seconds:
                 seconds, summary = left, "the oldest sample has waited long enough"
+        condition = self._has_work
+        if view is not None and view.closed_seconds is not None and view.state is not TrainingState.PAUSED:
+            # Samples that arrive meanwhile change nothing; an operator's change may.
+            seconds, summary = min(self._state.quiet_seconds, max(view.closed_seconds, 1.0)), "the schedule opens"
+            condition = self._must_look_again
         try:
-            await workflow.wait_condition(self._has_work, timeout=seconds, timeout_summary=summary)
+            await workflow.wait_condition(condition, timeout=seconds, timeout_summary=summary)
         except TimeoutError:
             return
         self._raise_bug()
 
     def _has_work(self) -> bool:
-        return self._work_waits or self._operator_changed or self._must_roll_over() or self._bug is not None
+        return self._work_waits or self._must_look_again()
+
+    def _must_look_again(self) -> bool:
+        return self._operator_changed or self._must_roll_over() or self._bug is not None
 
     # Beside training -------------------------------------------------------------------------------------------------
 

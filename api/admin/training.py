@@ -37,6 +37,7 @@ class TrainingStatus(BaseModel):
         step: the step that is computed, or that comes next.
         version: the version that answers; head: the newest trained one on the current path.
         pinned: the version that answers whatever is trained; None if none.
+        closed_seconds: the recipe's schedule lets no batch be claimed for this long; None if one may be claimed.
     """
 
     policy: str
@@ -49,6 +50,7 @@ class TrainingStatus(BaseModel):
     version: int
     head: int
     pinned: int | None
+    closed_seconds: float | None = None
 
     @classmethod
     def of(cls, view: TrainingView) -> TrainingStatus:

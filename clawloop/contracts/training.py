@@ -246,6 +246,8 @@ class TrainingView:
         pinned: the version that stays active whatever is trained; None if none.
         unpublished: the head is not active yet, although nothing prevents it.
         max_wait_seconds: a smaller batch is claimed once its oldest sample has waited this long; None without a recipe.
+        closed_seconds: the recipe's schedule lets no batch be claimed, and it is worth to look again after this long;
+            None if one may be claimed.
     """
 
     policy: str
@@ -264,6 +266,7 @@ class TrainingView:
     pinned: int | None
     unpublished: bool
     max_wait_seconds: float | None = None
+    closed_seconds: float | None = None
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)

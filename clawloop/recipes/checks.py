@@ -13,9 +13,10 @@ from typing import TYPE_CHECKING
 from pydantic import BaseModel, ValidationError
 
 from clawloop.errors import RecipeRejected
+from clawloop.recipes.schedule import read_hours, read_zone
 
 if TYPE_CHECKING:
-    from clawloop.recipes.recipe import Loss, Recipe, Signal, Train
+    from clawloop.recipes.recipe import Loss, Recipe, Schedule, Signal, Train
 
 
 # Comparing takes a second for each million characters, and recipes also arrive over HTTP.
@@ -46,6 +47,8 @@ def contradictions(recipe: Recipe) -> Iterator[RecipeRejected]:
     for holds, field, problem in (*_of_terms(signal, train), *_of_signal(signal), *_of_loss(train.loss, train)):
         if holds:
             yield RecipeRejected(problem, field=field)
+    if train.schedule is not None:
+        yield from _of_schedule(train.schedule)
 
 
 def unsupported_settings(recipe: Recipe) -> Iterator[RecipeRejected]:
@@ -237,6 +240,21 @@ def _of_loss(loss: Loss, train: Train) -> Iterator[tuple[bool, str, str]]:
     )
     # The same batch on the same version must give the same adapter, and the engine samples without dropout.
     yield train.lora.dropout > 0, "train.lora.dropout", "dropout is not supported; set it to 0 or remove it"
+
+
+def _of_schedule(schedule: Schedule) -> Iterator[RecipeRejected]:
+    for field, read in (("hours", read_hours), ("time_zone", read_zone)):
+        value: str = getattr(schedule, field)
+        try:
+            if value or field != "hours":
+                read(value)
+        except ValueError as error:
+            yield RecipeRejected(str(error), field=f"train.schedule.{field}")
+    if not (schedule.hours or schedule.versions_a_day or schedule.chat_seconds):
+        yield RecipeRejected("has no effect: set hours, versions_a_day or chat_seconds", field="train.schedule")
+    elif _changed(schedule, "time_zone") and not (schedule.hours or schedule.versions_a_day):
+        problem = "has no effect without train.schedule.hours or train.schedule.versions_a_day"
+        yield RecipeRejected(problem, field="train.schedule.time_zone")
 
 
 def _changed(table: BaseModel, name: str) -> bool:

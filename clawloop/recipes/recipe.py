@@ -194,10 +194,24 @@ class Bounds(_Table):
     """A step stops above this mean π_θ/μ of its tokens; 1 when nothing has changed since they were sampled."""
 
 
+class Schedule(_Table):
+    """When a batch may be claimed. A step that is computed already goes on."""
+
+    hours: str = ""
+    """Hours in which batches are claimed, e.g. `01:00-06:00` or `12:00-13:30, 22:00-06:00`; empty: at any time."""
+    time_zone: str = "UTC"
+    """The IANA's name of the time zone of `hours` and of a day, e.g. `Europe/Berlin`."""
+    versions_a_day: Annotated[int, Field(ge=0)] = 0
+    """No batch is claimed once this many versions were made since midnight; 0: no limit."""
+    chat_seconds: Weight = 0.0
+    """No batch is claimed while replies of all policies take longer than this: p95 of the last five minutes, in seconds
+    from a request to its end; 0: no limit."""
+
+
 class Train(_Table):
     """Settings of a training step."""
 
-    later = frozenset({"batch_groups", "group_staleness_versions"})
+    later = frozenset({"batch_groups", "group_staleness_versions", "schedule"})
 
     batch_samples: Annotated[int, Field(ge=1, le=10_000)] = 16
     """Number of samples of a step; 10,000 at most, since one claim looks at no more."""
@@ -222,6 +236,7 @@ class Train(_Table):
     lora: Lora = Lora()
     optimiser: Optimiser = Optimiser()
     bounds: Bounds = Bounds()
+    schedule: Schedule | None = None
 
     @property
     def uses_rewards(self) -> bool:

@@ -11,6 +11,7 @@ from clawloop.contracts.training import StepState, TrainingState, TrainingView
 from clawloop.errors import RecipeRejected, RecordUnusable
 from clawloop.recipes.recipe import Recipe, parse_stored_recipe
 from db.training.lineage import next_step
+from db.training.schedule import read_closed
 
 # Samples of another [signal] table are not ready: no step takes them.
 _STATUS = text("""
@@ -42,15 +43,18 @@ async def read_status(connection: AsyncConnection, policy: str) -> TrainingView:
     recipe, fault = _recipe(row.content)
     needed = 0 if recipe is None else recipe.train.batch_samples
     claimed = None if row.step is None else _claimed(row)
+    closed = None if recipe is None else await read_closed(connection, policy, recipe)
     if row.paused_reason is not None:
         state = TrainingState.PAUSED
         reason = f"paused: {row.paused_reason}" + (f"; {claimed}" if claimed else "")
     elif claimed is not None:
         state, reason = TrainingState.TRAINING, claimed
     else:
-        state, reason = TrainingState.WAITING, fault or waits_for(row.ready, needed, row.judging)
+        waits = waits_for(row.ready, needed, row.judging)
         if recipe is not None and row.groups:
-            reason += f"; {row.groups} of {recipe.train.batch_groups} rollout groups"
+            waits += f"; {row.groups} of {recipe.train.batch_groups} rollout groups"
+        state = TrainingState.WAITING
+        reason = fault or (waits if closed is None else f"{closed.reason}; {waits}")
     return TrainingView(
         policy=row.id,
         pool=row.pool,
@@ -68,6 +72,7 @@ async def read_status(connection: AsyncConnection, policy: str) -> TrainingView:
         pinned=row.pinned,
         unpublished=row.active != (row.head if row.pinned is None else row.pinned),
         max_wait_seconds=None if recipe is None else 3600 * recipe.train.max_wait_hours,
+        closed_seconds=None if closed is None else closed.seconds,
     )
 
 

@@ -31,6 +31,7 @@ from db.training.group_claims import choose_groups
 from db.training.lineage import next_step, version_ref, version_refs, versions_of_other_shape
 from db.training.policies import lock_policy
 from db.training.recipes import recipe_by_hash, recipe_of_policy
+from db.training.schedule import read_closed
 from db.training.status import read_status, unusable_recipe
 from db.training.step_transitions import (
     abandon_step,
@@ -161,6 +162,9 @@ async def _claim_new(connection: AsyncConnection, policy: PolicyRow, n: int) -> 
     if recipe is None:
         await set_work_flag(connection, policy.id, False)
         return Claim(policy.id, n, None, reason=fault or "")
+    if (closed := await read_closed(connection, policy.id, recipe)) is not None:
+        # The work flag stays: the batch is still there when the schedule opens.
+        return Claim(policy.id, n, None, reason=closed.reason)
     chosen = await _choose(connection, policy, recipe)
     reason = chosen.reason
     if not chosen.samples:

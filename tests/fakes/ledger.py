@@ -21,6 +21,7 @@ from clawloop.contracts.turns import TurnOutcome
 from clawloop.errors import RecordUnusable, StoreUnavailable
 from clawloop.ids import SampleId, new_sample_id
 from clawloop.recipes.recipe import Recipe
+from clawloop.recipes.schedule import Closed, closed_by, day_begin
 from db.training.status import waits_for
 
 
@@ -206,7 +207,8 @@ class FakeLedger:
             if policy_row.recipe is None
             else waits_for(len(fresh), needed, self.waiting_turns)
         )
-        state, reason = TrainingState.WAITING, waits
+        closed = self.closed(policy)
+        state, reason = TrainingState.WAITING, waits if closed is None else f"{closed.reason}; {waits}"
         if claimed is not None:
             attempt = self.steps[policy, claimed].attempt
             state, reason = TrainingState.TRAINING, f"step {claimed} is claimed"
@@ -232,4 +234,15 @@ class FakeLedger:
             pinned=policy_row.pinned,
             unpublished=policy_row.active != (policy_row.head if policy_row.pinned is None else policy_row.pinned),
             max_wait_seconds=None if policy_row.recipe is None else 3600 * policy_row.recipe.train.max_wait_hours,
+            closed_seconds=None if closed is None else closed.seconds,
         )
+
+    def closed(self, policy: str) -> Closed | None:
+        """Why the policy's schedule lets no batch be claimed; no chat is slow here."""
+        recipe = self.require_policy(policy).recipe
+        schedule = None if recipe is None else recipe.train.schedule
+        if schedule is None:
+            return None
+        since = day_begin(schedule, self.now)
+        made = [n for (of, n), version in self.versions.items() if of == policy and n and version.made_at >= since]
+        return closed_by(schedule, self.now, len(made), None)

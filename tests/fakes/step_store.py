@@ -40,6 +40,8 @@ class FakeStepStore:
         if recipe is None or fault is not None:
             policy_row.work_waiting = False
             return Claim(policy, n, None, 0, fault or "")
+        if (closed := self.ledger.closed(policy)) is not None:
+            return Claim(policy, n, None, 0, closed.reason)
         return self._claim_new(policy_row, recipe, n)
 
     def _claim_new(self, policy_row: FakePolicy, recipe: Recipe, n: int) -> Claim:

@@ -105,6 +105,14 @@ async def training_by_timer(learner: Learner, scripted: ScriptedLearning) -> Non
     await until(lambda: scripted.version == 1)
 
 
+async def training_by_schedule(learner: Learner, scripted: ScriptedLearning) -> None:
+    scripted.closed_seconds = 1.0
+    await learner.samples(16)
+    await learner.shows("waiting: outside of its hours")
+    scripted.closed_seconds = None
+    await until(lambda: scripted.version == 1)
+
+
 async def training_rolled_over(learner: Learner, scripted: ScriptedLearning) -> None:
     await learner.begin(roll_over_events=30)
     await learner.samples(48)
@@ -121,6 +129,7 @@ PATHS: tuple[Path, ...] = (
     training_operator_changed,
     training_recipe_set,
     training_by_timer,
+    training_by_schedule,
     training_rolled_over,
 )
 

@@ -138,6 +138,7 @@ def test_a_stored_recipe_without_a_later_key_means_its_default() -> None:
         "Distillation.divergence": "reverse",
         "Train.batch_groups": 8,
         "Train.group_staleness_versions": 8,
+        "Train.schedule": None,
     }
     stored = Recipe(name="x").content
     assert not {"hints_needed", "judge_form", "spare_unlikely", "divergence"} & set(

@@ -44,6 +44,7 @@ class ScriptedLearning:
         self.judging = 0
         self.oldest_seconds: float | None = None
         self.max_wait_seconds = 86_400.0
+        self.closed_seconds: float | None = None
         self.paused: str | None = None
         self.pinned: int | None = None
         self.head = self.version = self.epoch = 0
@@ -64,6 +65,8 @@ class ScriptedLearning:
         self.looks += 1
         state = TrainingState.WAITING
         reason = f"{self.ready} of {self.needed} samples, {self.judging} turns are being judged"
+        if self.closed_seconds is not None:
+            reason = f"outside of its hours; {reason}"
         if self.step_state is StepState.CLAIMED:
             state, reason = TrainingState.TRAINING, ""
         if self.paused is not None:
@@ -85,6 +88,7 @@ class ScriptedLearning:
             pinned=self.pinned,
             unpublished=self.pinned is None and self.head != self.version,
             max_wait_seconds=self.max_wait_seconds,
+            closed_seconds=self.closed_seconds,
         )
 
     @activity.defn(name="claim_batch")
@@ -92,7 +96,11 @@ class ScriptedLearning:
         if self.step_state is StepState.CLAIMED:
             return Claim(policy=ask.policy, n=ask.n, state=self.step_state, samples=self.needed)
         old = self.oldest_seconds is not None and self.oldest_seconds >= self.max_wait_seconds
-        if self.paused is not None or (self.ready < self.needed and not (old and self.ready)):
+        if (
+            self.paused is not None
+            or self.closed_seconds is not None
+            or (self.ready < self.needed and not (old and self.ready))
+        ):
             return Claim(policy=ask.policy, n=ask.n, state=None, reason="waiting")
         samples = min(self.ready, self.needed)
         self.ready -= samples

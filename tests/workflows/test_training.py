@@ -261,6 +261,24 @@ async def test_a_smaller_batch_is_taken_once_its_oldest_sample_has_waited_long_e
     assert "claim 1: 3" in scripted.happened
 
 
+async def test_a_batch_waits_until_the_schedule_opens(scripted: ScriptedLearning, learner: Learner) -> None:
+    scripted.closed_seconds = 2.0
+    await learner.samples(16)
+    await learner.shows("waiting: outside of its hours; 16 of 16 samples")
+    scripted.closed_seconds = None
+    await answers(scripted, 1)
+    assert "claim 1: 16" in scripted.happened
+
+
+async def test_another_recipe_opens_at_once(scripted: ScriptedLearning, learner: Learner) -> None:
+    scripted.closed_seconds = 3000.0
+    await learner.samples(16)
+    await learner.shows("waiting: outside of its hours")
+    scripted.closed_seconds = None
+    await learner.set_recipe(needed=8)
+    await answers(scripted, 1)
+
+
 async def test_while_no_trainer_is_there_nothing_is_lost_and_history_does_not_grow(client: Client) -> None:
     scripted = ScriptedLearning()
     async with learning(client, scripted, trainer=False):

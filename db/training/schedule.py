@@ -1,0 +1,45 @@
+"""Reads what a recipe's schedule depends on, in the caller's transaction."""
+
+from __future__ import annotations
+
+from datetime import datetime, timedelta
+from uuid import UUID
+
+from sqlalchemy import func, select, text
+from sqlalchemy.ext.asyncio import AsyncConnection
+
+from clawloop.recipes.recipe import Recipe
+from clawloop.recipes.schedule import CHAT_MINUTES, Closed, closed_by, day_begin
+from db.tables import VersionRow
+
+# A reply that takes longer is cut by the gateway's own limits.
+_LONGEST_REPLY = timedelta(hours=1)
+# Ids of turns begin with the time at which the turn began, so their index serves for times.
+_CHAT_P95 = text("""
+    SELECT percentile_disc(0.95) WITHIN GROUP (ORDER BY extract(epoch FROM finished_at - started_at))
+    FROM turns WHERE id >= :first AND finished_at >= :since AND status IN ('complete', 'length')
+""")
+
+
+async def read_closed(connection: AsyncConnection, policy: str, recipe: Recipe) -> Closed | None:
+    """Why the policy's schedule lets no batch be claimed now; None if it does."""
+    schedule = recipe.train.schedule
+    if schedule is None:
+        return None
+    now = (await connection.execute(select(func.now()))).scalar_one()
+    made, chat_p95 = 0, None
+    if schedule.versions_a_day:
+        today = VersionRow.created_at >= day_begin(schedule, now)
+        count = select(func.count()).where(VersionRow.policy == policy, VersionRow.n > 0, today)
+        made = (await connection.execute(count)).scalar_one()
+    if schedule.chat_seconds:
+        since = now - timedelta(minutes=CHAT_MINUTES)
+        parameters = {"first": _first_id(since - _LONGEST_REPLY), "since": since}
+        found = (await connection.execute(_CHAT_P95, parameters)).scalar_one()
+        chat_p95 = None if found is None else float(found)
+    return closed_by(schedule, now, made, chat_p95)
+
+
+def _first_id(moment: datetime) -> UUID:
+    """No turn that began later has a smaller id: UUIDv7 begins with its milliseconds."""
+    return UUID(int=int(moment.timestamp() * 1000) << 80)
