@@ -19,6 +19,7 @@ from api.ports import (
 from api.recording.notifier import NotificationQueue
 from api.recording.recorder import Recorder
 from clawloop.contracts.serving import Scope
+from clawloop.operations.history import HistoryOperations
 from clawloop.operations.ports import TrainingStore
 from clawloop.operations.sessions import SessionOperations
 from clawloop.operations.training import TrainingOperations
@@ -48,6 +49,7 @@ class Services:
     training: TrainingStore
     training_operations: TrainingOperations
     session_operations: SessionOperations
+    history: HistoryOperations
     readiness: Readiness
     metrics: GatewayMetrics
     limits: Limits

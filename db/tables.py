@@ -7,6 +7,7 @@ from db.declarative import Base as Base
 from db.episodes.tables import EpisodeRow as EpisodeRow
 from db.episodes.tables import RolloutGroupRow as RolloutGroupRow
 from db.episodes.tables import SigningKeyRow as SigningKeyRow
+from db.judging.tables import ComparisonRow as ComparisonRow
 from db.judging.tables import FeedbackRow as FeedbackRow
 from db.judging.tables import HintRow as HintRow
 from db.judging.tables import JudgementRow as JudgementRow

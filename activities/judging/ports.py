@@ -33,7 +33,22 @@ class TurnContextStore(Protocol):
         """The session's newest `limit` main turns that were trained, rolled back since or not, in their order."""
 
 
-class JudgementStore(TurnContextStore, Protocol):
+class AnswerStore(Protocol):
+    """Stores each answer of a judge once."""
+
+    async def store_vote(self, judgement: JudgementId, index: int, raw: str, vote: Vote | None) -> None:
+        """Insert one vote. Idempotent: the first one of an index counts, and none once the judgement is decided."""
+
+    async def store_direct_vote(
+        self, judgement: JudgementId, logprobs: Mapping[Vote, float], vote: Vote
+    ) -> Mapping[Vote, float]:
+        """Insert a direct vote with its log-probs as they came; the first one counts, and is returned."""
+
+    async def store_hint(self, judgement: JudgementId, kind: str, index: int, raw: str, hint: HintVote | None) -> None:
+        """Insert one hint. Idempotent: the first one of a kind and index counts."""
+
+
+class JudgementStore(TurnContextStore, AnswerStore, Protocol):
     """Stores judgements, and each answer of a judge once."""
 
     async def open(
@@ -53,17 +68,6 @@ class JudgementStore(TurnContextStore, Protocol):
         Raises:
             RecordUnusable: the policy has no recipe, or the turn or the one that holds its next state was erased.
         """
-
-    async def store_vote(self, judgement: JudgementId, index: int, raw: str, vote: Vote | None) -> None:
-        """Insert one vote. Idempotent: the first one of an index counts, and none once the judgement is decided."""
-
-    async def store_direct_vote(
-        self, judgement: JudgementId, logprobs: Mapping[Vote, float], vote: Vote
-    ) -> Mapping[Vote, float]:
-        """Insert a direct vote with its log-probs as they came; the first one counts, and is returned."""
-
-    async def store_hint(self, judgement: JudgementId, kind: str, index: int, raw: str, hint: HintVote | None) -> None:
-        """Insert one hint. Idempotent: the first one of a kind and index counts."""
 
     async def finalize(
         self, judgement: JudgementId, finalized: FinalizedJudgement, feedback_ids: Sequence[FeedbackId]

@@ -12,7 +12,7 @@ from dataclasses import dataclass
 from functools import partial
 from typing import Generic, TypeVar
 
-from activities.judging.ports import Judge, JudgementStore
+from activities.judging.ports import AnswerStore, Judge
 from clawloop.contracts.turns import TurnRecord
 from clawloop.errors import EngineAnswerUnusable, JudgeRefused
 from clawloop.judging.evidence import Evidence
@@ -54,7 +54,7 @@ class VoteCollector:
 
     def __init__(
         self,
-        store: JudgementStore,
+        store: AnswerStore,
         judge: Judge,
         turn: TurnRecord,
         evidence: Evidence,

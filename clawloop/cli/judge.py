@@ -3,12 +3,13 @@
 from __future__ import annotations
 
 import json
+from pathlib import Path
 from typing import TYPE_CHECKING, Annotated
 
 import typer
 
 from clawloop.cli.operations import with_operations
-from clawloop.cli.terminal import AsJson, Data
+from clawloop.cli.terminal import AsJson, Data, fail
 from clawloop.errors import SetupError
 
 if TYPE_CHECKING:
@@ -45,6 +46,29 @@ def rejudge(
         typer.echo(f"{row['turn_id']} {row['said']}")
     if not rows:
         typer.echo("No turn of that kind.")
+
+
+@judge_app.command("history")
+def compare_history(
+    recipe: Annotated[
+        Path | None,
+        typer.Option(exists=True, dir_okay=False, help="Recipe that judges; the policy's own by default."),
+    ] = None,
+    policy: Annotated[str, typer.Option(help="Its turns are judged.")] = "default",
+    apply: Annotated[
+        bool, typer.Option("--apply", help="Then have those turns judged again on which the verdicts differ.")
+    ] = False,
+    turns: Annotated[int | None, typer.Option(min=1, help="Judge at most this many further turns.")] = None,
+    data: Data = None,
+    as_json: AsJson = False,
+) -> None:
+    """Judge stored turns by another judge or recipe and compare the verdicts; changes nothing without --apply."""
+    from clawloop.cli.history import compare, shown
+
+    found = compare(data, recipe, policy, turns, apply=apply)
+    typer.echo(json.dumps(found) if as_json else shown(found))
+    if found["stopped"] is not None:
+        fail(f"{found['stopped']}; the same command goes on with the {found['left']} turns that are left")
 
 
 def _message(result: RejudgeResult) -> str:

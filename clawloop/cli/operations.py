@@ -16,6 +16,7 @@ if TYPE_CHECKING:
     from clawloop.contracts.sessions import ContentErased, RejudgeRequested, SessionFacts
     from clawloop.contracts.training import OperatorChange
     from clawloop.ids import SessionId
+    from clawloop.operations.history import HistoryOperations
     from clawloop.processes.operations import Operations
     from clawloop.settings import Settings
     from clawloop.temporal.client import TemporalSessionNotifier
@@ -34,6 +35,24 @@ def with_operations(data: Path | None, work: Callable[[Operations], Coroutine[An
         settings = settings_of(data)
         temporal = _TemporalOnDemand(settings)
         return await work(operations_on(database, settings, temporal, temporal))
+
+    return with_database(data, run)
+
+
+def with_history(data: Path | None, work: Callable[[HistoryOperations], Coroutine[Any, Any, Result]]) -> Result:
+    """Run `work` with the judge of the settings and the engines of now."""
+
+    async def run(database: Database) -> Result:
+        from clawloop.processes.history import history_on
+        from clawloop.processes.operations import operations_on
+        from db.serving.directory import PostgresDirectoryStore
+
+        settings = settings_of(data)
+        temporal = _TemporalOnDemand(settings)
+        sessions = operations_on(database, settings, temporal, temporal).sessions
+        directory = await PostgresDirectoryStore(database).read()
+        async with history_on(database, settings, lambda: directory, sessions) as history:
+            return await work(history)
 
     return with_database(data, run)
 

@@ -22,6 +22,7 @@ from clawloop.contracts.serving import Engine
 from clawloop.errors import SetupError, StoreUnavailable
 from clawloop.operations.ports import OperatorNotifier, SessionWorkflows
 from clawloop.processes.endpoints import database_url, temporal_address
+from clawloop.processes.history import history_on
 from clawloop.processes.operations import NoTemporal, operations_on
 from clawloop.processes.runtime_file import installation_id
 from clawloop.serving.chat import ChatEngines
@@ -144,6 +145,9 @@ async def _gateway_services(stack: AsyncExitStack, url: str, settings: Settings,
     notifier, operator_notifier = await _notifiers(settings)
     workflows: SessionWorkflows = notifier or NoTemporal()
     operations = operations_on(background, settings, operator_notifier, workflows)
+    history = await stack.enter_async_context(
+        history_on(background, settings, lambda: directory.snapshot, operations.sessions)
+    )
     notifications = await stack.enter_async_context(NotificationQueue(notifier, background_turns, feedback, metrics))
     recorder = await stack.enter_async_context(Recorder(turns, background_turns, spool, metrics, notifications))
     return Services(
@@ -157,6 +161,7 @@ async def _gateway_services(stack: AsyncExitStack, url: str, settings: Settings,
         training=PostgresTrainingStore(background),
         training_operations=operations.training,
         session_operations=operations.sessions,
+        history=history,
         versions=VersionChooser(turns),
         readiness=GatewayReadiness(database, engines),
         metrics=metrics,

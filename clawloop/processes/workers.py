@@ -24,13 +24,12 @@ from activities.training.notifier import TrainingNotifier
 from activities.training.ports import WorkNotifier
 from activities.training.steps import StepActivities
 from clawloop.adapters.folder import AdapterFolder
-from clawloop.errors import SetupError, SignalFailed, StoreUnavailable
-from clawloop.judging.prompts import AnswerForm
+from clawloop.contracts.serving import Directory
+from clawloop.errors import SignalFailed, StoreUnavailable
 from clawloop.processes.endpoints import database_url
+from clawloop.processes.judge import engine_endpoints, judge_client
 from clawloop.processes.worker_process import GRACE, RETRY_SECONDS, run_workers
 from clawloop.serving.directory import DirectoryCache, DirectoryStore
-from clawloop.serving.endpoints import Endpoint, Endpoints
-from clawloop.serving.judge import JudgeClient
 from clawloop.serving.rendering import EngineRenderer
 from clawloop.settings import Settings
 from clawloop.telemetry.metrics import WorkerMetrics
@@ -136,9 +135,12 @@ async def _judge_worker(
     settings: Settings, database: Database, client: Client, metrics: WorkerMetrics, stack: AsyncExitStack
 ) -> Worker:
     directory = await stack.enter_async_context(DirectoryCache(PostgresDirectoryStore(database)))
-    engines = _engine_endpoints(directory)
-    judge = await stack.enter_async_context(_judge_client(settings, engines, metrics))
-    renderer = await stack.enter_async_context(EngineRenderer(engines))
+
+    def now() -> Directory:
+        return directory.snapshot
+
+    judge = await stack.enter_async_context(judge_client(settings, now, metrics))
+    renderer = await stack.enter_async_context(EngineRenderer(engine_endpoints(now)))
     work = TrainingNotifier(PostgresWorkStore(database), TemporalTrainingNotifier(client))
     judging = JudgingActivities(PostgresJudgementStore(database), judge, renderer, work, metrics)
     return Worker(
@@ -160,27 +162,3 @@ async def _start_training_workflows(directory: DirectoryStore, notifier: WorkNot
         except (StoreUnavailable, SignalFailed) as error:
             log.warning("training workflows not started yet", extra={"why": str(error)})
             await asyncio.sleep(RETRY_SECONDS)
-
-
-def _engine_endpoints(directory: DirectoryCache) -> Endpoints:
-    """The engines that are not draining, with the name of the policy's base model."""
-
-    def endpoints(policy_id: str) -> list[Endpoint]:
-        names = [policy.base_model for policy in directory.snapshot.policies if policy.id == policy_id]
-        return [
-            Endpoint(engine.url, name) for name in names for engine in directory.snapshot.engines if not engine.draining
-        ]
-
-    return endpoints
-
-
-def _judge_client(settings: Settings, engines: Endpoints, metrics: WorkerMetrics) -> JudgeClient:
-    """A client of CLAWLOOP_JUDGE_URL, or of the base model on the engines."""
-    if settings.judge_url is None:
-        forced = None if settings.judge_form is None else AnswerForm(settings.judge_form)
-        return JudgeClient(engines, forced, clock=metrics)
-    if settings.judge_model is None:
-        raise SetupError("CLAWLOOP_JUDGE_URL is set, CLAWLOOP_JUDGE_MODEL is not: set it to the model's name there")
-    key = None if settings.judge_api_key is None else settings.judge_api_key.get_secret_value()
-    endpoint = Endpoint(settings.judge_url.rstrip("/").removesuffix("/v1"), settings.judge_model, key)
-    return JudgeClient(lambda policy: [endpoint], AnswerForm(settings.judge_form or AnswerForm.FREE), clock=metrics)

@@ -91,3 +91,19 @@ class FeedbackRow(Base):
     received_at: Mapped[datetime] = mapped_column(server_default=sql("now()"))
     announced_at: Mapped[datetime | None]  # its session's workflow was notified
     applied_at: Mapped[datetime | None]  # a judgement has taken it into account
+
+
+class ComparisonRow(Base):
+    """What another judge or recipe says of a turn that has a verdict; changes nothing by itself."""
+
+    __tablename__ = "comparisons"
+    __table_args__ = (CheckConstraint("before BETWEEN -1 AND 1 AND after BETWEEN -1 AND 1", name="verdicts"),)
+
+    turn_id: Mapped[UUID] = mapped_column(ForeignKey("turns.id"), primary_key=True)
+    signal_hash: Mapped[str] = mapped_column(primary_key=True)  # of the recipe that judged
+    judge: Mapped[str] = mapped_column(primary_key=True)
+    before: Mapped[int]  # the verdict that stood
+    after: Mapped[int | None]  # None: no valid vote
+    why: Mapped[str]
+    compared_at: Mapped[datetime] = mapped_column(server_default=sql("now()"))
+    applied_at: Mapped[datetime | None]  # an operator had the turn judged again because of it

@@ -21,6 +21,7 @@ from api.recording.recorder import Recorder
 from api.recording.spool import Spool
 from clawloop.contracts.serving import Directory, Engine, Policy, Scope
 from clawloop.contracts.turns import TurnRecord
+from clawloop.operations.history import HistoryOperations, HistoryTurn
 from clawloop.operations.sessions import SessionOperations
 from clawloop.operations.training import TrainingOperations
 from clawloop.recipes.recipe import Recipe
@@ -32,6 +33,7 @@ from db.serving.directory import DEFAULT_SAMPLING
 from tests.fakes.directory_store import FakeDirectoryStore
 from tests.fakes.engine import FakeEngine, fake_engine, serving
 from tests.fakes.erasure_store import FakeErasureStore
+from tests.fakes.history_store import FakeHistoryJudge, FakeHistoryStore
 from tests.fakes.key_store import FakeKeyStore
 from tests.fakes.ledger import FakeLedger
 from tests.fakes.notifier import FakeNotifier, FakeOperatorNotifier
@@ -89,6 +91,7 @@ async def running_gateway(
     versions: frozenset[int] = frozenset(),
     spool_bytes: int = 10**8,
     notifier: FakeNotifier | None = None,
+    history: Sequence[HistoryTurn] = (),
 ) -> AsyncIterator[Gateway]:
     turns, keys = FakeTurnStore(), FakeKeyStore()
     sessions = FakeSessionStore(turns)
@@ -116,6 +119,7 @@ async def running_gateway(
             )
             notifications = await stack.enter_async_context(NotificationQueue(notifier, turns, sessions, metrics))
             recorder = await stack.enter_async_context(Recorder(turns, turns, spool, metrics, notifications))
+            operations = SessionOperations(sessions, FakeErasureStore(turns), notifier or FakeNotifier())
             created.append(
                 Services(
                     keys=KeyRing(keys, retry_seconds=0),
@@ -127,7 +131,8 @@ async def running_gateway(
                     feedback=sessions,
                     training=training,
                     training_operations=TrainingOperations(training, operator, max_lora_rank=16),
-                    session_operations=SessionOperations(sessions, FakeErasureStore(turns), notifier or FakeNotifier()),
+                    session_operations=operations,
+                    history=HistoryOperations(FakeHistoryStore(history), FakeHistoryJudge(), training, operations),
                     versions=VersionChooser(turns),
                     readiness=AlwaysReady(),
                     metrics=metrics,

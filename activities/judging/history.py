@@ -1,0 +1,60 @@
+"""Judges a stored turn once more without storing anything; satisfies `clawloop.operations.history.HistoryJudge`."""
+
+from __future__ import annotations
+
+from collections.abc import Mapping
+
+from activities.judging.evaluation import Case
+from activities.judging.next_state_lookup import find_next_state
+from activities.judging.ports import Judge, JudgementStore
+from activities.judging.vote_collector import VoteCollector
+from clawloop.ids import JudgementId, TurnId, new_judgement_id
+from clawloop.judging.parsing import HintVote, Vote
+from clawloop.judging.records import OpenJudgement
+from clawloop.judging.voting import Verdict, majority
+from clawloop.recipes.recipe import Recipe
+
+
+class StoredTurnJudge:
+    """Asks a judge for its votes on stored turns."""
+
+    def __init__(self, store: JudgementStore, judge: Judge) -> None:
+        self._store = store
+        self._judge = judge
+
+    async def verdict(self, turn_id: TurnId, recipe: Recipe) -> Verdict | None:
+        """The verdict by what followed the turn and what users wrote about it; None if there is neither any more.
+
+        Raises:
+            JudgeUnavailable: retry later.
+        """
+        context = await self._store.load_context(turn_id)
+        if context is None or context.turn.record.response is None:
+            return None
+        case = Case(context, await find_next_state(self._store, context), await self._store.feedback_of(turn_id))
+        if case.next_state is None and not case.texts:
+            return None
+        judgement = OpenJudgement(new_judgement_id(), recipe, {}, {})
+        collector = VoteCollector(_Forgetful(), self._judge, case.record, case.evidence, judgement, None)
+        if recipe.signal.votes == "direct":
+            found = await collector.direct_vote()
+        else:
+            found = majority(await collector.votes())
+        problems = "; ".join(collector.problems)
+        why = f"{found.why} ({problems})" if problems else found.why
+        return Verdict(found.verdict, found.expected, found.reward, why)
+
+
+class _Forgetful:
+    """Satisfies `activities.judging.ports.AnswerStore` and keeps nothing."""
+
+    async def store_vote(self, judgement: JudgementId, index: int, raw: str, vote: Vote | None) -> None:
+        pass
+
+    async def store_direct_vote(
+        self, judgement: JudgementId, logprobs: Mapping[Vote, float], vote: Vote
+    ) -> Mapping[Vote, float]:
+        return logprobs
+
+    async def store_hint(self, judgement: JudgementId, kind: str, index: int, raw: str, hint: HintVote | None) -> None:
+        pass

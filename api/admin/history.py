@@ -1,0 +1,70 @@
+"""`POST /admin/v1/judge/history`: compares stored verdicts with those of another judge or recipe, for admins."""
+
+from __future__ import annotations
+
+from typing import Annotated, Any
+
+from fastapi import APIRouter, Request
+from pydantic import BaseModel, ConfigDict, Field
+
+from api.dependencies import admin_services
+from clawloop.errors import RecipeRejected, RequestRejected
+from clawloop.judging.agreement import Agreement
+from clawloop.operations.history import MOST_TURNS
+from clawloop.operations.sessions import RejudgeResult
+from clawloop.recipes.recipe import parse_recipe
+
+router = APIRouter(prefix="/admin/v1")
+
+
+class CompareHistory(BaseModel):
+    """
+    Args:
+        recipe: judges the turns; the policy's own if left out.
+        turns: how many further turns this call judges.
+        apply: then have those turns judged again on which the verdicts differ.
+    """
+
+    model_config = ConfigDict(extra="forbid", strict=True)
+
+    recipe: dict[str, Any] | None = None
+    turns: Annotated[int, Field(ge=0, le=MOST_TURNS)] = 20
+    apply: bool = False
+
+
+class ComparedHistory(BaseModel):
+    """
+    Args:
+        judged: turns of this call; left: turns not compared yet: call again.
+        stopped: why this call ended early.
+        applied: what became of the turns on which the verdicts differ.
+    """
+
+    judge: str
+    judged: int
+    left: int
+    stopped: str | None
+    all: Agreement
+    versions: dict[int, Agreement]
+    applied: list[RejudgeResult]
+
+
+@router.post("/judge/history")
+async def compare_history(request: Request, requested: CompareHistory, policy: str = "default") -> ComparedHistory:
+    """Judge further stored turns without changing anything, and compare all so far."""
+    services = await admin_services(request)
+    try:
+        recipe = None if requested.recipe is None else parse_recipe(requested.recipe)
+        found = await services.history.compare(policy, recipe, requested.turns)
+    except RecipeRejected as error:
+        raise RequestRejected(f"{error}.", code="invalid_recipe", field=error.field) from error
+    applied = await services.history.apply(policy, recipe) if requested.apply else []
+    return ComparedHistory(
+        judge=found.judge,
+        judged=found.judged,
+        left=found.left,
+        stopped=found.stopped,
+        all=found.all,
+        versions=found.versions,
+        applied=applied,
+    )
