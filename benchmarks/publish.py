@@ -26,7 +26,6 @@ import torch
 from clawloop.local.checks import choose_port
 from clawloop.local.services import temporal_server
 from clawloop.local.services.postgres import running_postgres
-from clawloop.local.services.vllm import EngineOptions
 from clawloop.local.supervision.supervisor import guarded
 from clawloop.local.tiny_model import ensure_tiny_model
 from clawloop.training.packing.collate import collate
@@ -37,6 +36,7 @@ from tests.e2e.conftest import running_engine
 from tests.e2e.gateway import prepared, running_gateway
 from tests.e2e.publishing import chatting, gaps_with_and_without, publish_all, spread
 from tests.e2e.workers import running_workers
+from tests.engine_options import engine_options
 
 
 @contextmanager
@@ -116,8 +116,8 @@ def main() -> None:
         server = stack.enter_context(running_postgres(folder / "postgres"))
         migrate(server.url)
         temporal = stack.enter_context(_temporal(folder / "temporal"))
-        engine_options = EngineOptions(choose_port("vLLM", "127.0.0.1", 0, ""), "float32", 4096)
-        engine = stack.enter_context(running_engine(model, engine_options, folder / "vllm.log"))
+        options_of_engine = engine_options(model, choose_port("vLLM", "127.0.0.1", 0, ""))
+        engine = stack.enter_context(running_engine(model, options_of_engine, folder / "vllm.log"))
         asyncio.run(_measure(server.url, temporal, engine, model, folder / "data", options.publishes, options.clients))
 
 

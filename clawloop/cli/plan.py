@@ -9,14 +9,22 @@ from typing import TYPE_CHECKING, Annotated
 import typer
 
 from clawloop.cli.chat_options import ChatTemplate, ReasoningParser, ToolCallParser
+from clawloop.cli.layout_options import (
+    MAX_LORAS,
+    MICRO_BATCH_TOKENS,
+    Dtype,
+    Indices,
+    MaxLoras,
+    MaxModelLen,
+    MaxSampleTokens,
+    Memory,
+    MicroBatchTokens,
+    indices,
+)
 
 if TYPE_CHECKING:
     from clawloop.layout.parts import Layout
-    from clawloop.layout.request import Dtype, Gpus, TrainingNeeds
-
-Indices = Annotated[
-    str | None, typer.Option(metavar="0,1,…", help="Indices into --gpus; chosen by the plan by default.")
-]
+    from clawloop.layout.request import Gpus, TrainingNeeds
 
 
 def plan_command(
@@ -27,23 +35,17 @@ def plan_command(
     serve_gpus: Indices = None,
     judge_gpus: Indices = None,
     train_gpus: Indices = None,
-    memory: Annotated[
-        float | None,
-        typer.Option(min=0.1, help="GiB of memory without a GPU; this machine's by default."),
-    ] = None,
+    judge_model: Annotated[Path | None, typer.Option(help="A model folder of the judge engine.")] = None,
+    memory: Memory = None,
     recipe: Annotated[
         Path | None, typer.Option(dir_okay=False, help="The recipe to train by; the default one otherwise.")
     ] = None,
     train: Annotated[bool, typer.Option("--train/--no-train", help="Plan a trainer, or only engines.")] = True,
-    dtype: Annotated[
-        str | None, typer.Option(help="float32 or bfloat16; by default bfloat16 on GPUs, else the model's own.")
-    ] = None,
-    max_model_len: Annotated[int | None, typer.Option(min=1, help="Longest context of engines, in tokens.")] = None,
-    max_sample_tokens: Annotated[
-        int | None, typer.Option(min=1, help="Longest sample the trainer reads; --max-model-len if left out.")
-    ] = None,
-    micro_batch_tokens: Annotated[int, typer.Option(min=1, help="Tokens the trainer reads at once.")] = 8192,
-    max_loras: Annotated[int, typer.Option(min=1, help="Versions that have running requests at the same time.")] = 4,
+    dtype: Dtype = None,
+    max_model_len: MaxModelLen = None,
+    max_sample_tokens: MaxSampleTokens = None,
+    micro_batch_tokens: MicroBatchTokens = MICRO_BATCH_TOKENS,
+    max_loras: MaxLoras = MAX_LORAS,
     max_lora_rank: Annotated[int | None, typer.Option(min=1, help="Largest rank that engines load.")] = None,
     chat_template: ChatTemplate = None,
     tool_call_parser: ToolCallParser = None,
@@ -54,8 +56,9 @@ def plan_command(
     from clawloop.families.chat_format import ChatOptions
     from clawloop.layout.model_folder import read_model_shape
     from clawloop.layout.plan import plan
-    from clawloop.layout.request import Gpus, Request, limits_for
+    from clawloop.layout.request import Gpus, Request, dtype_of, limits_for
     from clawloop.layout.table import as_data, table
+    from clawloop.local.machine import memory_bytes
 
     shape = read_model_shape(model, ChatOptions(chat_template, tool_call_parser, reasoning_parser))
     needs = _needs(recipe) if train else None
@@ -72,9 +75,9 @@ def plan_command(
     if gpus is not None:
         found = Gpus(
             sizes=_sizes(gpus),
-            serve=_indices("--serve-gpus", serve_gpus),
-            judge=_indices("--judge-gpus", judge_gpus),
-            train=_indices("--train-gpus", train_gpus),
+            serve=indices("--serve-gpus", serve_gpus),
+            judge=indices("--judge-gpus", judge_gpus),
+            train=indices("--train-gpus", train_gpus),
         )
     elif serve_gpus or judge_gpus or train_gpus:
         raise typer.BadParameter("give the size of each GPU: --gpus 80,80", param_hint="--gpus")
@@ -83,9 +86,10 @@ def plan_command(
             model=shape,
             limits=limits,
             gpus=found,
-            memory=_memory() if memory is None else int(memory * 2**30),
+            memory=memory_bytes() if memory is None else int(memory * 2**30),
             training=needs,
-            dtype=_dtype(dtype, shape.dtype if found is None else "bfloat16"),
+            dtype=dtype_of(dtype, shape.dtype, on_gpus=found is not None),
+            judge_model=None if judge_model is None else read_model_shape(judge_model),
         )
     )
     typer.echo(json.dumps(as_data(layout), indent=1) if as_json else table(layout))
@@ -96,24 +100,10 @@ def _needs(recipe: Path | None) -> TrainingNeeds:
     Raises:
         RecipeRejected: it cannot be read.
     """
-    from clawloop.layout.request import TrainingNeeds
+    from clawloop.layout.request import needs_of
     from clawloop.recipes.recipe import Recipe, load_recipe
 
-    train = (Recipe(name="combined") if recipe is None else load_recipe(recipe)).train
-    return TrainingNeeds(
-        rank=train.lora.rank,
-        compares_distributions=train.loss.distillation > 0,
-        entropy=train.loss.entropy > 0,
-    )
-
-
-def _dtype(asked: str | None, otherwise: str) -> Dtype:
-    chosen = asked or otherwise
-    if chosen == "float32":
-        return "float32"
-    if chosen == "bfloat16":
-        return "bfloat16"
-    raise typer.BadParameter(f"{chosen!r}: use float32 or bfloat16", param_hint="--dtype")
+    return needs_of(Recipe(name="combined") if recipe is None else load_recipe(recipe))
 
 
 def _sizes(text: str) -> tuple[int, ...]:
@@ -126,25 +116,3 @@ def _sizes(text: str) -> tuple[int, ...]:
             f"{text!r}: give the GiB of each GPU, separated by commas: --gpus 80,80", param_hint="--gpus"
         )
     return tuple(int(size * 2**30) for size in sizes)
-
-
-def _indices(option: str, text: str | None) -> tuple[int, ...] | None:
-    if text is None:
-        return None
-    words = [word.strip() for word in text.split(",")]
-    if not all(word.isascii() and word.isdigit() for word in words):
-        raise typer.BadParameter(f"{text!r}: give indices from 0 on, separated by commas: 0,1", param_hint=option)
-    indices = tuple(int(word) for word in words)
-    if len(set(indices)) != len(indices):
-        raise typer.BadParameter(f"{text!r} names a GPU twice", param_hint=option)
-    return indices
-
-
-def _memory() -> int:
-    """Bytes this process may use: the machine's, or its container's share."""
-    import psutil
-
-    total: int = psutil.virtual_memory().total
-    limit = Path("/sys/fs/cgroup/memory.max")
-    words = limit.read_text(encoding="ascii").strip() if limit.is_file() else "max"
-    return min(total, int(words)) if words.isdigit() else total

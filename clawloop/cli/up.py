@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import asyncio
 import os
+import shlex
 from dataclasses import replace
 from pathlib import Path
 from typing import TYPE_CHECKING, Annotated
@@ -11,6 +12,19 @@ from typing import TYPE_CHECKING, Annotated
 import typer
 
 from clawloop.cli.chat_options import ChatTemplate, ReasoningParser, ToolCallParser
+from clawloop.cli.layout_options import (
+    MAX_LORAS,
+    MICRO_BATCH_TOKENS,
+    Device,
+    Dtype,
+    Indices,
+    MaxLoras,
+    MaxModelLen,
+    MaxSampleTokens,
+    Memory,
+    MicroBatchTokens,
+    indices,
+)
 from clawloop.cli.terminal import settings_of
 from clawloop.errors import RecipeRejected, SetupError
 
@@ -35,8 +49,25 @@ def up_command(
         Path | None, typer.Option(help="A model folder. Default: a tiny model with random weights, for a trial.")
     ] = None,
     alias: Annotated[list[str] | None, typer.Option(help="A further model name clients may use; repeatable.")] = None,
-    dtype: Annotated[str | None, typer.Option(help="float32 or bfloat16; default: the model's own.")] = None,
-    max_model_len: Annotated[int | None, typer.Option(min=1, help="Longest context, in tokens.")] = None,
+    device: Annotated[
+        Device | None, typer.Option(help="Default: what `make setup` installed for.", show_default=False)
+    ] = None,
+    serve_gpus: Indices = None,
+    judge_gpus: Indices = None,
+    train_gpus: Indices = None,
+    judge_model: Annotated[
+        Path | None, typer.Option(help="A model folder of a judge engine; by default the model judges itself.")
+    ] = None,
+    engine_arg: Annotated[
+        list[str] | None,
+        typer.Option(help="A further argument of vLLM: --engine-arg=--max-num-seqs=64; repeatable."),
+    ] = None,
+    dtype: Dtype = None,
+    max_model_len: MaxModelLen = None,
+    max_sample_tokens: MaxSampleTokens = None,
+    micro_batch_tokens: MicroBatchTokens = MICRO_BATCH_TOKENS,
+    max_loras: MaxLoras = MAX_LORAS,
+    memory: Memory = None,
     recipe: Annotated[
         Path | None,
         typer.Option(exists=True, dir_okay=False, help="Recipe to learn by from now on; deploy/recipes has some."),
@@ -52,6 +83,8 @@ def up_command(
     from rich.console import Console
 
     from clawloop.families.chat_format import ChatOptions
+    from clawloop.local.machine import Device as MachineDevice
+    from clawloop.local.model_layout import ModelOptions
     from clawloop.local.plan import UpOptions
     from clawloop.local.supervision.status import status_board
     from clawloop.local.up import run
@@ -70,14 +103,26 @@ def up_command(
         postgres_port=postgres_port,
         model=model,
         aliases=tuple(alias or ()),
-        dtype=dtype,
-        max_model_len=max_model_len,
+        models=ModelOptions(
+            device=None if device is None else MachineDevice(device.value),
+            serve_gpus=indices("--serve-gpus", serve_gpus),
+            judge_gpus=indices("--judge-gpus", judge_gpus),
+            train_gpus=indices("--train-gpus", train_gpus),
+            judge_model=judge_model,
+            engine_arguments=tuple(word for argument in engine_arg or () for word in shlex.split(argument)),
+            dtype=dtype,
+            max_model_len=max_model_len,
+            max_sample_tokens=max_sample_tokens,
+            micro_batch_tokens=micro_batch_tokens,
+            max_loras=max_loras,
+            max_lora_rank=settings.max_lora_rank,
+            memory=None if memory is None else int(memory * 2**30),
+            train=train,
+            chat=ChatOptions(chat_template, tool_call_parser, reasoning_parser),
+        ),
         database_url=settings.database_url,
         temporal_address=settings.temporal_address,
         engines=settings.engines,
-        train=train,
-        max_lora_rank=settings.max_lora_rank,
-        chat=ChatOptions(chat_template, tool_call_parser, reasoning_parser),
     )
     try:
         options = replace(options, recipe=None if recipe is None else load_recipe(recipe))

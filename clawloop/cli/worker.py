@@ -12,6 +12,7 @@ from typing import TYPE_CHECKING, Annotated
 
 import typer
 
+from clawloop.cli.layout_options import Device
 from clawloop.cli.terminal import Data, settings_of
 from clawloop.errors import SetupError
 
@@ -20,17 +21,21 @@ if TYPE_CHECKING:
 
 worker_app = typer.Typer(no_args_is_help=True, help="Run a Temporal worker.")
 
-HealthPort = Annotated[int, typer.Option(help="Loopback port of /healthz, /readyz and /metrics; 0 serves none.")]
-
-
-class Device(StrEnum):
-    CPU = "cpu"
-    CUDA = "cuda"
+HealthPort = Annotated[int, typer.Option(help="Port of /healthz, /readyz and /metrics; 0 serves none.")]
+HealthHost = Annotated[
+    str, typer.Option(help="Address of the health port; 0.0.0.0 lets Prometheus and Kubernetes reach it.")
+]
+LOOPBACK = "127.0.0.1"
 
 
 class Dtype(StrEnum):
     FLOAT32 = "float32"
     BFLOAT16 = "bfloat16"
+
+
+class RankWeights(StrEnum):
+    REPLICATED = "replicated"
+    SHARDED = "sharded"
 
 
 @worker_app.callback()
@@ -39,19 +44,19 @@ def worker() -> None:
 
 
 @worker_app.command()
-def orchestrator(health_port: HealthPort = 0, data: Data = None) -> None:
+def orchestrator(health_port: HealthPort = 0, health_host: HealthHost = LOOPBACK, data: Data = None) -> None:
     """Run workflows, short work on PostgreSQL, and the sweep; any number of processes."""
     from clawloop.processes.workers import Role
 
-    _run(Role.ORCHESTRATOR, health_port, data)
+    _run(Role.ORCHESTRATOR, health_port, health_host, data)
 
 
 @worker_app.command()
-def judge(health_port: HealthPort = 0, data: Data = None) -> None:
+def judge(health_port: HealthPort = 0, health_host: HealthHost = LOOPBACK, data: Data = None) -> None:
     """Collect votes and hints, decide verdicts, make samples; any number of processes."""
     from clawloop.processes.workers import Role
 
-    _run(Role.JUDGE, health_port, data)
+    _run(Role.JUDGE, health_port, health_host, data)
 
 
 @worker_app.command()
@@ -62,6 +67,10 @@ def trainer(
     ] = None,
     pool: Annotated[str, typer.Option(help="Compute the steps of this pool's policies.")] = "default",
     nproc: Annotated[int, typer.Option(min=1, help="Ranks on this machine, one for each GPU.")] = 1,
+    ranks: Annotated[
+        RankWeights,
+        typer.Option(help="Whether each rank holds the whole base model, or a share of it (FSDP)."),
+    ] = RankWeights.SHARDED,
     device: Annotated[Device | None, typer.Option(help="Default: a GPU if there is one.")] = None,
     dtype: Annotated[Dtype | None, typer.Option(help="Default: bfloat16 on a GPU, the model's own on a CPU.")] = None,
     max_tokens: Annotated[
@@ -77,6 +86,7 @@ def trainer(
     ] = 8192,
     threads: Annotated[int | None, typer.Option(min=1, help="Of torch on the CPU; default: half the cores.")] = None,
     health_port: HealthPort = 0,
+    health_host: HealthHost = LOOPBACK,
     data: Data = None,
 ) -> None:
     """Compute training steps; one process for each pool."""
@@ -97,9 +107,11 @@ def trainer(
         max_tokens=max_tokens,
         micro_batch_tokens=micro_batch_tokens,
         threads=threads,
+        ranks=ranks.value,
     )
     configure_logging()
-    run_trainer(TrainerProcess(setup=setup, pool=pool, nproc=nproc, health_port=health_port), settings)
+    process = TrainerProcess(setup=setup, pool=pool, nproc=nproc, health_port=health_port, health_host=health_host)
+    run_trainer(process, settings)
 
 
 @worker_app.command()
@@ -109,6 +121,7 @@ def engine(
         str | None, typer.Option(help="Shell command that restarts a dead engine; omit if something else does.")
     ] = None,
     health_port: HealthPort = 0,
+    health_host: HealthHost = LOOPBACK,
     data: Data = None,
 ) -> None:
     """Load and unload versions in one engine, and reload them after a restart; one process beside each engine."""
@@ -116,12 +129,12 @@ def engine(
     from clawloop.telemetry.logs import configure_logging
 
     configure_logging()
-    asyncio.run(run_agent(engine, settings_of(data), health_port, restart_command))
+    asyncio.run(run_agent(engine, settings_of(data), health_port, restart_command, health_host))
 
 
-def _run(role: Role, health_port: int, data: Path | None) -> None:
+def _run(role: Role, health_port: int, health_host: str, data: Path | None) -> None:
     from clawloop.processes.workers import run_worker
     from clawloop.telemetry.logs import configure_logging
 
     configure_logging()
-    asyncio.run(run_worker(role, settings_of(data), health_port))
+    asyncio.run(run_worker(role, settings_of(data), health_port, health_host))

@@ -22,6 +22,7 @@ from clawloop.demo.report_formats import as_json, summary_line
 from clawloop.demo.scoreboard import DemoBoard
 from clawloop.errors import SetupError
 from clawloop.local.checks import require_disk, require_folder
+from clawloop.local.model_layout import ModelOptions
 from clawloop.local.parts import Deployment
 from clawloop.local.plan import UpOptions
 from clawloop.local.up import Prepare, Started
@@ -97,8 +98,7 @@ async def run(options: DemoOptions, board: DemoBoard, prepare: Prepare) -> DemoR
             temporal_ui_port=options.temporal_ui_port,
             engine_port=options.engine_port,
             model=_model_in(folder, options.model or model_path()),
-            dtype="float32",
-            max_model_len=_CONTEXT_TOKENS,
+            models=ModelOptions(dtype="float32", max_model_len=_CONTEXT_TOKENS),
         )
         await run_up(up, _PartStatusBoard(board), demo.ready, use=demo.use)
     return demo.results

@@ -49,7 +49,7 @@ SMALL_GPU = Serving(seqs=64, batched_tokens=2048)
 
 
 def on_cpu(max_model_len: int) -> Serving:
-    """A prompt is read whole there: `clawloop.local.vllm` says why."""
+    """A prompt is read whole there: `clawloop.layout.on_cpu` says why."""
     return Serving(seqs=64, batched_tokens=max_model_len, block_tokens=128)
 
 

@@ -13,8 +13,6 @@ from collections.abc import Iterator, Mapping
 from dataclasses import dataclass
 from pathlib import Path
 
-from safetensors import SafetensorError, safe_open
-
 from clawloop.errors import SetupError
 from clawloop.families.chat_format import ChatFormat, ChatOptions, read_chat_format
 from clawloop.layout.model_shape import KvShape, LoraShape, ModelShape
@@ -76,6 +74,9 @@ def _config(folder: Path) -> dict[str, object]:
 
 
 def _tensors(folder: Path) -> dict[str, _Tensor]:
+    # Imported here, so that `up` without its extra names the extra that it needs, which holds more than this package.
+    from safetensors import SafetensorError
+
     files = sorted(folder.glob("*.safetensors"))
     index = folder / "model.safetensors.index.json"
     try:
@@ -92,6 +93,8 @@ def _tensors(folder: Path) -> dict[str, _Tensor]:
 
 
 def _header(file: Path) -> Iterator[tuple[str, _Tensor]]:
+    from safetensors import safe_open
+
     # numpy's names no bfloat16; the header alone is read, so it does not matter.
     with safe_open(file, framework="numpy") as opened:
         for name in opened.keys():  # noqa: SIM118  # not a mapping

@@ -6,6 +6,7 @@ All of it is known without reading a weight, so a layout can be computed for a m
 from __future__ import annotations
 
 from dataclasses import dataclass
+from typing import Literal
 
 from clawloop.families.chat_format import ChatFormat
 from clawloop.families.thinking import Thinking
@@ -78,7 +79,7 @@ class ModelShape:
     name: str
     architecture: str
     context_tokens: int
-    dtype: str
+    dtype: Literal["float32", "bfloat16"]
     parameters: int
     text_parameters: int
     vocab: int

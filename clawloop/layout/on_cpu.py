@@ -30,7 +30,10 @@ def on_cpu(request: Request) -> Layout | Shortage:
     """One engine, one trainer, and the services beside them."""
     serving = engine.on_cpu(request.limits.max_model_len)
     device = Device("memory", request.memory, int(request.memory * KEPT_FREE))
-    engines = (_engine(request, serving),)
+    engines = [_engine(request, serving, Role.ENGINE)]
+    if request.judge_model is not None:
+        for_judge = request.for_judge
+        engines.append(_engine(for_judge, engine.on_cpu(for_judge.limits.max_model_len), Role.JUDGE))
     learners = () if request.training is None else (_trainer(request),)
     processes = (*engines, *learners, *(_service(name, size) for name, size in SERVICES.items()))
     if sum(process.bytes for process in processes) > device.usable:
@@ -38,7 +41,7 @@ def on_cpu(request: Request) -> Layout | Shortage:
     return Layout("cpu", (device,), processes, None, request.limits.max_model_len, ())
 
 
-def _engine(request: Request, serving: Serving) -> Process:
+def _engine(request: Request, serving: Serving, role: Role) -> Process:
     model, limits, b = request.model, request.limits, request.number_bytes
     weights = engine.weight_bytes(model, b) + engine.packed_vocabulary(model, b)
     rank = limits.max_lora_rank if request.training is None else request.training.rank
@@ -46,9 +49,11 @@ def _engine(request: Request, serving: Serving) -> Process:
     loaded = engine.loaded_loras(model, limits.max_cpu_loras, rank, b)
     tokens = CONTEXTS * limits.max_model_len
     cache = engine.kv_bytes(request, tokens, serving)
+    with_lora = role is Role.ENGINE
+    lora = Part(PartName.LORA, slots + loaded, f"{limits.max_loras} of rank {limits.max_lora_rank}, and those loaded")
     parts = (
         Part(PartName.WEIGHTS, weights, f"{model.parameters:,} in {request.dtype}, the vocabulary packed once more"),
-        Part(PartName.LORA, slots + loaded, f"{limits.max_loras} of rank {limits.max_lora_rank}, and those loaded"),
+        *((lora,) if with_lora else ()),
         Part(PartName.KV, cache, f"{tokens:,} tokens, {CONTEXTS} contexts"),
         Part(
             PartName.READING,
@@ -57,10 +62,13 @@ def _engine(request: Request, serving: Serving) -> Process:
         ),
         Part(PartName.RUNTIME, ENGINE_RUNTIME, "three processes that import vLLM"),
     )
-    words = arguments.engine_arguments(request, serving, gpus=0, with_lora=True)
+    words = arguments.engine_arguments(request, serving, gpus=0, with_lora=with_lora)
+    # Chunked prefill together with a request's `seed` ends the CPU engine ("CPU Generator does not use offset").
     words = (*words, "--no-enable-chunked-prefill", *arguments.cache_of(cache))
     cached = engine.kv_tokens(request, cache, serving)
-    return Process("engine 0", Role.ENGINE, (), parts, "serves policies and judges", words, cached_tokens=cached)
+    serves = "serves policies" + ("" if request.judge_model else " and judges")
+    name, why = ("engine 0", serves) if with_lora else (str(role), "answers judges, with a model of its own")
+    return Process(name, role, (), parts, why, words, cached_tokens=cached)
 
 
 def _trainer(request: Request) -> Process:
@@ -69,7 +77,8 @@ def _trainer(request: Request) -> Process:
         Part(PartName.RUNTIME, TRAINER_RUNTIME, "torch, and its threads' scratch"),
     )
     words = arguments.trainer_arguments(request, 0)
-    return Process("trainer", Role.TRAINER, (), parts, "holds the base model a second time", words)
+    why = "holds the base model a second time"
+    return Process("trainer", Role.TRAINER, (), parts, why, words, arguments.trainer_environment(()))
 
 
 def _service(name: str, size: int) -> Process:

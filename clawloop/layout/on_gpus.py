@@ -5,6 +5,7 @@ from __future__ import annotations
 from collections.abc import Iterator
 from dataclasses import replace
 
+from clawloop.errors import SetupError
 from clawloop.layout import arguments, engine, trainer
 from clawloop.layout.engine import LARGE_FROM, LARGE_GPU, SMALL_GPU, UTILIZATION, Serving
 from clawloop.layout.gpu_sets import check_sets, splits
@@ -27,6 +28,8 @@ def on_gpus(request: Request) -> Layout | Shortage:
     gpus = request.gpus
     assert gpus is not None
     check_sets(gpus, training=request.training is not None)
+    if request.judge_model is not None and not gpus.judge:
+        raise SetupError("--judge-model: the judge engine needs GPUs of its own: --judge-gpus")
     if request.training is not None and len(gpus.sizes) == 1:
         return _shared(request, gpus.sizes[0])
     found = [_apart(request, split) for split in splits(gpus, training=request.training is not None)]
@@ -95,6 +98,7 @@ def _engines(request: Request, gpus: Gpus, role: Role, indices: tuple[int, ...])
 
     Where none fits, the shortage is that of the engine on most GPUs.
     """
+    request = request.for_judge if role is Role.JUDGE else request
     sizes = [2**n for n in range(len(indices).bit_length()) if 2**n <= min(len(indices), MOST_PARALLEL)]
     possible = [size for size in sizes if request.model.takes_tensor_parallel(size)]
     lacking: dict[int, Shortage] = {}
@@ -128,7 +132,7 @@ def _engine_with(
     rest = device.usable - sum(part.bytes for part in beside)
     cache = max(rest, engine.kv_bytes(request, request.limits.max_model_len, serving, count))
     serves = "serves policies" + ("" if gpus.judge else " and judges")
-    judges = "reads base weights for judges, so that policies' requests do not wait for votes"
+    judges = "answers judges by base weights, so that policies' requests do not wait for votes"
     return Process(
         f"{role} {number}" if with_lora else str(role),
         role,
@@ -154,10 +158,11 @@ def _trainer(request: Request, gpus: Gpus) -> tuple[Process, Ranks | None] | Sho
     why = "data-parallel: each rank holds the base model and reads its part of the samples"
     whole = _learner(request, indices, why)
     if whole.bytes <= device.usable:
-        return whole, "replicated"
+        return whole, _ranks(indices, sharded=False)
     why = "FSDP2: the base model does not fit one GPU beside the activations, so the ranks divide it"
     divided = _learner(request, indices, why, sharded=True)
-    return (divided, "sharded") if divided.bytes <= device.usable else Shortage(device, (divided,))
+    fits = divided.bytes <= device.usable
+    return (divided, _ranks(indices, sharded=True)) if fits else Shortage(device, (divided,))
 
 
 def _learner(request: Request, indices: tuple[int, ...], why: str, *, sharded: bool = False) -> Process:
@@ -167,9 +172,15 @@ def _learner(request: Request, indices: tuple[int, ...], why: str, *, sharded: b
         indices,
         trainer.rank_parts(request, len(indices), sharded=sharded),
         why,
-        arguments.trainer_arguments(request, len(indices)),
+        arguments.trainer_arguments(request, len(indices), _ranks(indices, sharded=sharded)),
         arguments.trainer_environment(indices),
     )
+
+
+def _ranks(indices: tuple[int, ...], *, sharded: bool) -> Ranks | None:
+    if len(indices) == 1:
+        return None
+    return "sharded" if sharded else "replicated"
 
 
 def _device(index: int, size: int, share: float) -> Device:

@@ -136,7 +136,8 @@ def _another_gpu(request: Request) -> Remedy | None:
         sizes = (*gpus.sizes, *([gpus.sizes[-1]] * (count - len(gpus.sizes))))
         changed = replace(request, gpus=replace(gpus, sizes=sizes))
         if isinstance(arrange(changed), Layout):
-            return Remedy(f"--gpus {','.join(f'{size / GIB:g}' for size in sizes)}", changed)
+            listed = ",".join(f"{size / GIB:g}" for size in sizes)
+            return Remedy(f"{count} GPUs (--gpus {listed})", changed)
     return None
 
 

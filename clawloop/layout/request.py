@@ -2,11 +2,12 @@
 
 from __future__ import annotations
 
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from typing import Literal
 
 from clawloop.errors import SetupError
 from clawloop.layout.model_shape import ModelShape
+from clawloop.recipes.recipe import Recipe
 
 LONGEST_CONTEXT_TOKENS = 32768
 """Of an engine nobody gave a limit: enough for an agent's prompt with its tools; more costs memory."""
@@ -66,6 +67,15 @@ class TrainingNeeds:
     entropy: bool = False
 
 
+def needs_of(recipe: Recipe) -> TrainingNeeds:
+    train = recipe.train
+    return TrainingNeeds(
+        rank=train.lora.rank,
+        compares_distributions=train.loss.distillation > 0,
+        entropy=train.loss.entropy > 0,
+    )
+
+
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Gpus:
     """The GPUs of a machine and who gets which.
@@ -90,6 +100,7 @@ class Request:
         memory: bytes of the machine's memory that may be taken; looked at where there are no GPUs.
         training: None: only record and judge.
         dtype: of weights and arithmetic.
+        judge_model: served by the judge engine; None: `model`, if there is a judge engine.
     """
 
     model: ModelShape
@@ -98,10 +109,36 @@ class Request:
     memory: int
     training: TrainingNeeds | None
     dtype: Dtype
+    judge_model: ModelShape | None = None
 
     @property
     def number_bytes(self) -> int:
         return 4 if self.dtype == "float32" else 2
+
+    @property
+    def for_judge(self) -> Request:
+        """The same question about the judge engine's model, whose context may be shorter."""
+        if self.judge_model is None:
+            return self
+        context = min(self.limits.max_model_len, self.judge_model.context_tokens)
+        return replace(self, model=self.judge_model, limits=replace(self.limits, max_model_len=context))
+
+
+def dtype_of(asked: str | None, stored: Dtype, *, on_gpus: bool) -> Dtype:
+    """
+    Args:
+        stored: the model's own.
+
+    Raises:
+        SetupError: neither float32 nor bfloat16 is asked for.
+    """
+    if asked is None:
+        return "bfloat16" if on_gpus else stored
+    if asked == "float32":
+        return "float32"
+    if asked == "bfloat16":
+        return "bfloat16"
+    raise SetupError(f"--dtype {asked}: use float32 or bfloat16")
 
 
 def limits_for(

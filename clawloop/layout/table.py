@@ -29,6 +29,16 @@ def table(layout: Layout) -> str:
     return "\n".join(lines)
 
 
+def overview(layout: Layout) -> list[str]:
+    """What is where, in a line for each device and each process that holds a model, and what a person should know."""
+    lines = [*_devices(layout)]
+    for process in layout.processes:
+        if process.role is not Role.SERVICE:
+            each = f" on each of {len(process.gpus)} GPUs" if len(process.gpus) > 1 else ""
+            lines.append(f"{process.name}: {gibibytes(process.bytes)}{each}, {process.why}")
+    return [*lines, *_figures(layout), *(f"Note: {note}." for note in layout.notes)]
+
+
 def as_data(layout: Layout) -> dict[str, object]:
     """The same as plain data; sizes in bytes, on each device of a process."""
     devices = [

@@ -1,6 +1,6 @@
 """The parts that `clawloop up` runs: how each is started, checked for readiness, and stopped.
 
-The `stop_within` bounds add up, along `up.STOP_ORDER`, to less than 15 s.
+The `stop_within` bounds add up, along `stop_order`, to less than 15 s.
 """
 
 from __future__ import annotations
@@ -8,8 +8,8 @@ from __future__ import annotations
 import asyncio
 import signal
 import sys
-from collections.abc import Mapping, Sequence
-from dataclasses import dataclass
+from collections.abc import Iterable, Mapping, Sequence
+from dataclasses import dataclass, field
 from datetime import timedelta
 from pathlib import Path
 
@@ -20,16 +20,30 @@ from clawloop.local.checks import choose_port
 from clawloop.local.services import temporal_server
 from clawloop.local.services import vllm as vllm_server
 from clawloop.local.services.postgres import EmbeddedPostgres
-from clawloop.local.services.vllm import Device, EngineOptions, ModelFacts, detect_device
+from clawloop.local.services.vllm import EngineOptions, ModelFacts
 from clawloop.local.supervision.part import Launch, Part
 from clawloop.recipes.recipe import Recipe
 
 LOOPBACK = "127.0.0.1"
 TRAINER = "trainer"
 AGENT = "engine-agent"
-WORKERS = ("orchestrator", "judge", TRAINER, AGENT)
+ENGINE = "vllm"
+JUDGE_ENGINE = "vllm-judge"
 # Local servers answer a health check in milliseconds, an engine under full load within a second or two.
 _HEALTH_SECONDS = 10.0
+
+
+@dataclass(frozen=True, slots=True)
+class JudgeEngine:
+    """
+    Args:
+        model: the name by which it serves its model.
+        thinks: the model can think.
+    """
+
+    url: str
+    model: str
+    thinks: bool
 
 
 @dataclass(frozen=True, slots=True)
@@ -44,8 +58,9 @@ class Deployment:
         allowed_hosts: host names that clients may use for the gateway, besides loopback and addresses.
         recipe: the policy's recipe from now on; None: the stored one, or the default.
         trained_model: folder of the base weights; None: no trainer.
-        dtype: of the base weights; None: the model's own.
-        local_engine: URL of the engine started here, which needs an agent; None: agents run elsewhere.
+        trainer_arguments, trainer_environment: what the layout gives the trainer.
+        local_engines: URLs of the engines started here, each of which needs an agent; agents of others run elsewhere.
+        judge: the judge engine started here; None: judges are those of the settings.
         max_lora_rank: highest rank of an adapter that the engines can load.
     """
 
@@ -59,9 +74,28 @@ class Deployment:
     allowed_hosts: tuple[str, ...] = ()
     recipe: Recipe | None = None
     trained_model: Path | None = None
-    dtype: str | None = None
-    local_engine: str | None = None
+    trainer_arguments: tuple[str, ...] = ()
+    trainer_environment: Mapping[str, str] = field(default_factory=dict)
+    local_engines: tuple[str, ...] = ()
+    judge: JudgeEngine | None = None
     max_lora_rank: int = 16
+
+
+def numbered(name: str, number: int, count: int) -> str:
+    """The name of one of several parts of a kind, and of the only one: `vllm`, or `vllm-0`."""
+    return name if count == 1 else f"{name}-{number}"
+
+
+def stop_order(names: Iterable[str]) -> list[list[str]]:
+    """Parts in the groups that stop one after another: writers before what they write to.
+
+    The bounds of the groups add up to less than the promised 15 s.
+    """
+    groups: list[list[str]] = [[], [], []]
+    for name in names:
+        written_to = 2 if name == "postgres" else 1 if name == "temporal" or name.startswith(ENGINE) else 0
+        groups[written_to].append(name)
+    return groups
 
 
 def postgres(server: EmbeddedPostgres) -> Part:
@@ -100,15 +134,16 @@ def temporal(folder: Path, ports: temporal_server.Ports, environment: Mapping[st
     )
 
 
-def vllm(
-    model: ModelFacts, options: EngineOptions, environment: Mapping[str, str], device: Device | None = None
-) -> Part:
-    device = device or detect_device()
+def vllm(name: str, model: ModelFacts, options: EngineOptions, where: str, environment: Mapping[str, str]) -> Part:
+    """
+    Args:
+        where: the devices it is on, for people.
+    """
     url = f"http://{LOOPBACK}:{options.port}"
     return Part(
-        name="vllm",
-        address=f"{url}, {model.name} on {device.upper()}",
-        prepare=lambda: vllm_server.launch(model, options, device, environment),
+        name=name,
+        address=f"{url}, {model.name} on {where}",
+        prepare=lambda: vllm_server.launch(model, options, environment),
         is_ready=lambda: answers_ok(f"{url}/health"),
         stop_within=timedelta(seconds=3),  # it has no state to save
         # Reading a large model from a slow disk; the tiny model takes 40 s on two cores.
@@ -132,14 +167,27 @@ def gateway(deployment: Deployment, host: str, port: int, environment: Mapping[s
 
 
 def workers(deployment: Deployment, environment: Mapping[str, str]) -> list[Part]:
-    started = [_worker(role, (role,), deployment, environment) for role in ("orchestrator", "judge")]
-    if deployment.local_engine is not None:
-        started.append(_worker(AGENT, ("engine", "--engine", deployment.local_engine), deployment, environment))
-    if deployment.trained_model is not None:
-        options = ["--model", str(deployment.trained_model), "--base-model", deployment.base_model]
-        options += [] if deployment.dtype is None else ["--dtype", deployment.dtype]
-        started.append(_worker(TRAINER, ("trainer", *options), deployment, environment))
+    """All workers but the trainer."""
+    judging = dict(environment)
+    if deployment.judge is not None:
+        judging |= {"CLAWLOOP_JUDGE_URL": deployment.judge.url, "CLAWLOOP_JUDGE_MODEL": deployment.judge.model}
+        if not deployment.judge.thinks:
+            judging.setdefault("CLAWLOOP_JUDGE_FORM", "grammar")  # vLLM's; other APIs may have none
+    started = [
+        _worker("orchestrator", ("orchestrator",), deployment, environment),
+        _worker("judge", ("judge",), deployment, judging),
+    ]
+    engines = deployment.local_engines
+    for number, url in enumerate(engines):
+        name = numbered(AGENT, number, len(engines))
+        started.append(_worker(name, ("engine", "--engine", url), deployment, environment))
     return started
+
+
+def trainer(model: Path, deployment: Deployment, environment: Mapping[str, str]) -> Part:
+    options = ("--model", str(model), "--base-model", deployment.base_model, *deployment.trainer_arguments)
+    given = {**environment, **deployment.trainer_environment}
+    return _worker(TRAINER, ("trainer", *options), deployment, given)
 
 
 def _worker(name: str, arguments: Sequence[str], deployment: Deployment, environment: Mapping[str, str]) -> Part:

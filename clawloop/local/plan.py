@@ -6,20 +6,19 @@ A wrong option, setting or model folder raises SetupError here, before anything 
 from __future__ import annotations
 
 from collections.abc import Mapping
-from dataclasses import dataclass
+from dataclasses import dataclass, field
 from pathlib import Path
 
-from clawloop.errors import ModelUnsupported, SetupError
-from clawloop.families.chat_format import ChatOptions
 from clawloop.local import checks, parts
+from clawloop.local.model_layout import ModelOptions
 from clawloop.local.parts import LOOPBACK
+from clawloop.local.planned_models import PlannedModels, model_in, plan_models
 from clawloop.local.services.postgres import EmbeddedPostgres
 from clawloop.local.services.temporal_server import Ports
-from clawloop.local.services.vllm import EngineOptions, ModelFacts, read_model
+from clawloop.local.services.vllm import ModelFacts, read_model
 from clawloop.local.supervision.part import Part
 from clawloop.local.tiny_model import ensure_tiny_model
 from clawloop.recipes.recipe import Recipe
-from clawloop.training.model.architecture import read_architecture
 
 
 @dataclass(frozen=True, slots=True)
@@ -30,13 +29,11 @@ class UpOptions:
         environment: of this process; parts inherit it.
         allowed_hosts: host names that clients may use for the gateway, besides loopback and addresses.
         model: a model folder; None is the tiny model with random weights.
+        models: how it is served and trained.
         aliases: further model names of the policy; empty: the base model's short name.
         database_url, temporal_address: of a server to use; None starts one.
         engines: URLs of engines to use; empty starts one.
-        train: run the trainer; without it turns are only recorded and judged.
         recipe: the policy's recipe from now on; None: the stored one, or the default.
-        max_lora_rank: highest rank of an adapter that the engine started here can load.
-        chat: template and parsers of the engine started here, instead of those of the model's family.
     """
 
     data: Path
@@ -49,16 +46,12 @@ class UpOptions:
     engine_port: int = 8100
     postgres_port: int = 0
     model: Path | None = None
+    models: ModelOptions = field(default_factory=ModelOptions)
     aliases: tuple[str, ...] = ()
-    dtype: str | None = None
-    max_model_len: int | None = None
     database_url: str | None = None
     temporal_address: str | None = None
     engines: tuple[str, ...] = ()
-    train: bool = True
     recipe: Recipe | None = None
-    max_lora_rank: int = 16
-    chat: ChatOptions | None = None
 
 
 @dataclass(frozen=True, slots=True)
@@ -76,8 +69,7 @@ class Plan:
     Args:
         postgres: the server to start; its URL is complete after `prepare()`. None: `database_url` is given.
         temporal_ui: None if Temporal is external.
-        local_engine: URL of the engine to start; None: the engines are external.
-        trained_model: folder of the base weights; None: no trainer.
+        models: the engines and the trainer to start; None: the engines are external.
     """
 
     parts: list[Part]
@@ -88,8 +80,7 @@ class Plan:
     temporal_ui: str | None
     engines: tuple[str, ...]
     base_model: str
-    local_engine: str | None
-    trained_model: Path | None
+    models: PlannedModels | None
 
 
 async def plan_parts(options: UpOptions) -> Plan:
@@ -118,7 +109,7 @@ async def plan_parts(options: UpOptions) -> Plan:
         ports = _temporal_ports(options)
         temporal_address, temporal_ui = f"{LOOPBACK}:{ports.main}", f"http://{LOOPBACK}:{ports.ui}"
         started.append(parts.temporal(options.data / "temporal", ports, options.environment))
-    local_engine = trained_model = None
+    models = None
     if options.engines:
         # No agent and no trainer here: agents run beside the engines, and the trainer where the model folder is.
         base_model = await checks.require_engines(options.engines)
@@ -126,15 +117,9 @@ async def plan_parts(options: UpOptions) -> Plan:
         names = ["vllm"] if len(engines) == 1 else [f"vllm {n}" for n in range(1, len(engines) + 1)]
         external.extend(ExternalPart(name, url) for name, url in zip(names, engines, strict=True))
     else:
-        model = _model(options)
-        port = checks.choose_port("vLLM", LOOPBACK, options.engine_port, "--engine-port")
-        engine = EngineOptions(port, options.dtype, options.max_model_len, max_lora_rank=options.max_lora_rank)
-        started.append(parts.vllm(model, engine, options.environment))
-        base_model, local_engine = model.name, f"http://{LOOPBACK}:{port}"
-        engines = (local_engine,)
-        if options.train:
-            _require_trainable(model.path)
-            trained_model = model.path
+        models = plan_models(_model(options), options.models, options.recipe, options.environment, options.engine_port)
+        started += models.engines
+        base_model, engines = models.base_model, models.urls
     return Plan(
         parts=started,
         external=external,
@@ -144,8 +129,7 @@ async def plan_parts(options: UpOptions) -> Plan:
         temporal_ui=temporal_ui,
         engines=engines,
         base_model=base_model,
-        local_engine=local_engine,
-        trained_model=trained_model,
+        models=models,
     )
 
 
@@ -159,17 +143,5 @@ def _temporal_ports(options: UpOptions) -> Ports:
 
 def _model(options: UpOptions) -> ModelFacts:
     if options.model is None:
-        return read_model(ensure_tiny_model(options.data / "models"), options.chat)
-    checks.require_model(options.model, options.chat)
-    return read_model(options.model, options.chat)
-
-
-def _require_trainable(model: Path) -> None:
-    """
-    Raises:
-        SetupError: the trainer does not support the model's architecture.
-    """
-    try:
-        read_architecture(model)
-    except ModelUnsupported as error:
-        raise SetupError(f"--model: {error}; to serve and record it without training: --no-train") from error
+        return read_model(ensure_tiny_model(options.data / "models"), options.models.chat)
+    return model_in(options.model, options.models.chat)

@@ -15,6 +15,7 @@ from dataclasses import dataclass
 from datetime import datetime
 
 from clawloop.errors import SetupError
+from clawloop.layout.table import overview
 from clawloop.local import checks, parts
 from clawloop.local.keys_file import read_keys, write_keys
 from clawloop.local.parts import Deployment
@@ -23,8 +24,6 @@ from clawloop.local.supervision.part import PartState, PartStatus
 from clawloop.local.supervision.status import Board
 from clawloop.local.supervision.supervisor import Supervisor
 
-# Writers stop before what they write to. The bounds of the groups add up to less than the promised 15 s.
-STOP_ORDER = (("gateway", *parts.WORKERS), ("vllm", "temporal"), ("postgres",))
 _STOP_SIGNALS = (signal.SIGINT, signal.SIGTERM, signal.SIGHUP)
 
 Prepare = Callable[[Deployment], Awaitable[Mapping[str, str]]]
@@ -82,7 +81,7 @@ async def run(options: UpOptions, board: Board, prepare: Prepare, use: Use | Non
             await _until(stop, _start_and_supervise(options, supervisor, board, prepare, use))
         finally:
             board.say("stopping")
-            await supervisor.stop(STOP_ORDER)
+            await supervisor.stop(parts.stop_order(supervisor.names))
             for number in _STOP_SIGNALS:
                 loop.remove_signal_handler(number)
         board.say("stopped; the data stays in " + str(options.data))
@@ -97,6 +96,9 @@ async def _start_and_supervise(
         SetupError: a part cannot be started.
     """
     plan = await plan_parts(options)
+    if plan.models is not None:
+        for line in overview(plan.models.layout):
+            board.say(line)
     for part in plan.external:
         now = datetime.now().astimezone()
         board.changed(PartStatus(part.name, PartState.EXTERNAL, part.address, "", now, 0))
@@ -105,6 +107,7 @@ async def _start_and_supervise(
 
     async def start_and_use() -> None:
         started = await _start_gateway_and_workers(options, plan, supervisor, board, prepare)
+        await _start_trainer(options, plan, supervisor, started.deployment)
         if use is None:
             await asyncio.Event().wait()
         else:
@@ -151,9 +154,20 @@ async def _start_gateway_and_workers(
     return Started(url, plan.temporal_ui, deployment, keys)
 
 
+async def _start_trainer(options: UpOptions, plan: Plan, supervisor: Supervisor, deployment: Deployment) -> None:
+    if plan.models is None or deployment.trained_model is None:
+        return
+    if plan.models.trainer_waits:
+        for engine in plan.models.engines:
+            await supervisor.ready(engine.name)
+    supervisor.start(parts.trainer(deployment.trained_model, deployment, options.environment))
+
+
 def _deployment(options: UpOptions, plan: Plan, keys: Mapping[str, str]) -> Deployment:
     database_url = plan.database_url if plan.postgres is None else plan.postgres.url
     assert database_url is not None
+    models = plan.models
+    trainer = None if models is None else models.trainer
     return Deployment(
         data=options.data,
         database_url=database_url,
@@ -164,10 +178,12 @@ def _deployment(options: UpOptions, plan: Plan, keys: Mapping[str, str]) -> Depl
         keys=keys,
         allowed_hosts=options.allowed_hosts,
         recipe=options.recipe,
-        trained_model=plan.trained_model,
-        dtype=options.dtype,
-        local_engine=plan.local_engine,
-        max_lora_rank=options.max_lora_rank,
+        trained_model=None if models is None else models.trained_model,
+        trainer_arguments=() if trainer is None else trainer.arguments,
+        trainer_environment={} if trainer is None else trainer.environment,
+        local_engines=() if models is None else models.urls,
+        judge=None if models is None else models.judge,
+        max_lora_rank=options.models.max_lora_rank,
     )
 
 

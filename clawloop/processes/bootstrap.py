@@ -12,7 +12,7 @@ from clawloop.recipes.recipe import Recipe
 from db.database import BACKGROUND_LIMIT, Database
 from db.schema import migrate
 from db.serving.directory import ensure_policy
-from db.serving.engines import add_engine, ensure_engines
+from db.serving.engines import add_missing_engines, ensure_engines
 from db.serving.keys import PostgresKeyStore
 from db.training.recipes import ensure_recipe, read_recipe_of, set_recipe
 
@@ -83,6 +83,8 @@ async def _ensure_key(store: PostgresKeyStore, scope: Scope, secret: str | None)
 async def create_default_policy(url: str, base_model: str, aliases: Sequence[str], engines: Sequence[str]) -> None:
     """Insert the default policy with its recipe, and engines; for a deployment without `clawloop up`.
 
+    Idempotent: it runs at every deployment, and an engine that a person drained stays drained.
+
     Raises:
         SetupError, StoreUnavailable
     """
@@ -90,7 +92,6 @@ async def create_default_policy(url: str, base_model: str, aliases: Sequence[str
     try:
         await ensure_policy(database, DEFAULT_POLICY, base_model, aliases)
         await ensure_recipe(database, DEFAULT_POLICY, DEFAULT_RECIPE)
-        for engine in engines:
-            await add_engine(database, engine)
+        await add_missing_engines(database, engines, added_by=None)
     finally:
         await database.close()

@@ -18,7 +18,7 @@ from activities.serving.ports import EngineControl
 from clawloop.contracts.training import VersionRef
 from clawloop.errors import EngineUnavailable, SignalFailed
 from clawloop.processes.endpoints import database_url
-from clawloop.processes.worker_process import GRACE, run_workers
+from clawloop.processes.worker_process import GRACE, LOOPBACK, run_workers
 from clawloop.serving.adapters import VllmControl
 from clawloop.settings import Settings
 from clawloop.telemetry.metrics import EngineMetrics
@@ -40,11 +40,14 @@ START_SECONDS = 30 * 60.0
 _RETRY_SECONDS = 5.0
 
 
-async def run_agent(engine: str, settings: Settings, health_port: int, restart_command: str | None) -> None:
+async def run_agent(
+    engine: str, settings: Settings, health_port: int, restart_command: str | None, health_host: str = LOOPBACK
+) -> None:
     """Run the agent until SIGINT or SIGTERM.
 
     Args:
         engine: id or URL.
+        health_port, health_host: as for `run_workers`.
         restart_command: for the shell; None: something else restarts the engine.
 
     Raises:
@@ -68,7 +71,14 @@ async def run_agent(engine: str, settings: Settings, health_port: int, restart_c
         activities = EngineActivities(PostgresPublishingStore(database), control)
         return [agent_worker(client, engine_id, activities)]
 
-    await run_workers(f"engine {engine_id}", settings, create_workers, health_port, registry=metrics.registry)
+    await run_workers(
+        f"engine {engine_id}",
+        settings,
+        create_workers,
+        health_port,
+        health_host=health_host,
+        registry=metrics.registry,
+    )
 
 
 def agent_worker(client: Client, engine_id: str, activities: EngineActivities) -> Worker:

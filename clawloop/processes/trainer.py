@@ -29,7 +29,7 @@ from clawloop.errors import ClawloopError, PermanentError, TrainerUnavailable, T
 from clawloop.processes.endpoints import database_url
 from clawloop.processes.parent_death import end_with_parent
 from clawloop.processes.process_exit import exit_process
-from clawloop.processes.worker_process import GRACE, run_workers
+from clawloop.processes.worker_process import GRACE, LOOPBACK, run_workers
 from clawloop.settings import Settings, read_settings
 from clawloop.telemetry.logs import configure_logging
 from clawloop.telemetry.metrics import TrainerMetrics
@@ -57,7 +57,7 @@ class TrainerProcess(BaseModel):
     Args:
         pool: the pool whose steps it takes.
         nproc: ranks on this machine.
-        health_port: loopback port of `/healthz`, `/readyz` and `/metrics`; 0 serves none.
+        health_port, health_host: as for `run_workers`.
         ping_interval, command_timeout: see `ThreadedTrainer` and `clawloop.training.ranks.command_loop`.
     """
 
@@ -67,6 +67,7 @@ class TrainerProcess(BaseModel):
     pool: str = "default"
     nproc: int = 1
     health_port: int = 0
+    health_host: str = LOOPBACK
     ping_interval: timedelta = PING_INTERVAL
     command_timeout: timedelta = COMMAND_TIMEOUT
 
@@ -130,7 +131,13 @@ async def _serve(process: TrainerProcess, settings: Settings, runner: StepRunner
     watching = asyncio.create_task(trainer.watch_ranks())
     try:
         await run_workers(
-            "trainer", settings, workers, process.health_port, registry=metrics.registry, broken=trainer.broken
+            "trainer",
+            settings,
+            workers,
+            process.health_port,
+            health_host=process.health_host,
+            registry=metrics.registry,
+            broken=trainer.broken,
         )
     finally:
         watching.cancel()

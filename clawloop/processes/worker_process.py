@@ -30,6 +30,7 @@ log = logging.getLogger(__name__)
 RETRY_SECONDS = 2.0
 # `clawloop up` promises to stop within 15 s; a cancelled judging activity is retried and reuses its stored votes.
 GRACE = timedelta(seconds=2)
+LOOPBACK = "127.0.0.1"
 
 CreateWorkers: TypeAlias = Callable[[Client, AsyncExitStack], Awaitable[list[Worker]]]
 """Creates a process's workers, once Temporal answers; the stack closes what they use."""
@@ -41,6 +42,7 @@ async def run_workers(
     create_workers: CreateWorkers,
     health_port: int,
     *,
+    health_host: str = LOOPBACK,
     registry: CollectorRegistry | None = None,
     broken: asyncio.Event | None = None,
 ) -> None:
@@ -48,7 +50,8 @@ async def run_workers(
 
     Args:
         name: for logs and errors.
-        health_port: loopback port of `/healthz`, `/readyz` and `/metrics`; 0 serves none.
+        health_port: of `/healthz`, `/readyz` and `/metrics`; 0 serves none.
+        health_host: the address they are served on.
         registry: metrics of `/metrics`; None: no such route.
         broken: set by a worker that needs a new process.
 
@@ -64,7 +67,7 @@ async def run_workers(
     for number in (signal.SIGINT, signal.SIGTERM):
         loop.add_signal_handler(number, stop.set)
     async with AsyncExitStack() as stack:
-        ready = await stack.enter_async_context(_health(health_port, registry))
+        ready = await stack.enter_async_context(_health(health_host, health_port, registry))
         working = asyncio.create_task(_run(name, address, create_workers, ready))
         ending = [asyncio.create_task(event.wait()) for event in (stop, broken)]
         await asyncio.wait({working, *ending}, return_when=asyncio.FIRST_COMPLETED)
@@ -102,7 +105,7 @@ async def _connect_and_create(address: str, create_workers: CreateWorkers, stack
 
 
 @asynccontextmanager
-async def _health(port: int, registry: CollectorRegistry | None) -> AsyncIterator[asyncio.Event]:
+async def _health(host: str, port: int, registry: CollectorRegistry | None) -> AsyncIterator[asyncio.Event]:
     """Serve health and metrics; `/readyz` answers 200 once the yielded event is set."""
     ready = asyncio.Event()
 
@@ -128,7 +131,7 @@ async def _health(port: int, registry: CollectorRegistry | None) -> AsyncIterato
     runner = web.AppRunner(app, access_log=None)
     await runner.setup()
     try:
-        await web.TCPSite(runner, "127.0.0.1", port).start()
+        await web.TCPSite(runner, host, port).start()
         yield ready
     finally:
         await runner.cleanup()

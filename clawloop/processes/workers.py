@@ -28,7 +28,7 @@ from clawloop.contracts.serving import Directory
 from clawloop.errors import SignalFailed, StoreUnavailable
 from clawloop.processes.endpoints import database_url
 from clawloop.processes.judge import engine_endpoints, judge_client
-from clawloop.processes.worker_process import GRACE, RETRY_SECONDS, run_workers
+from clawloop.processes.worker_process import GRACE, LOOPBACK, RETRY_SECONDS, run_workers
 from clawloop.serving.directory import DirectoryCache, DirectoryStore
 from clawloop.serving.rendering import EngineRenderer
 from clawloop.settings import Settings
@@ -58,11 +58,11 @@ class Role(StrEnum):
     JUDGE = "judge"
 
 
-async def run_worker(role: Role, settings: Settings, health_port: int) -> None:
+async def run_worker(role: Role, settings: Settings, health_port: int, health_host: str = LOOPBACK) -> None:
     """Run the role's workers until SIGINT or SIGTERM.
 
     Args:
-        health_port: loopback port of `/healthz`, `/readyz` and `/metrics`; 0 serves none.
+        health_port, health_host: as for `run_workers`.
 
     Raises:
         SetupError: no database or no Temporal is configured.
@@ -84,7 +84,7 @@ async def run_worker(role: Role, settings: Settings, health_port: int) -> None:
         stack.callback(starting.cancel)
         return _orchestrator_workers(settings, database, client, metrics)
 
-    await run_workers(role, settings, create_workers, health_port, registry=metrics.registry)
+    await run_workers(role, settings, create_workers, health_port, health_host=health_host, registry=metrics.registry)
 
 
 def _orchestrator_workers(

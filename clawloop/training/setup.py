@@ -29,6 +29,7 @@ class TrainerSetup(BaseModel):
         max_tokens: longest sample; None: all positions of the model.
         micro_batch_tokens: input tokens of one forward, see `Limits.budget_tokens`.
         threads: of torch on the CPU; None: half the cores, since engine and gateway may share them.
+        ranks: of several, `replicated` ranks hold the base model whole each, `sharded` ones a share of it (FSDP).
     """
 
     model_config = ConfigDict(frozen=True, extra="forbid", protected_namespaces=())
@@ -41,6 +42,7 @@ class TrainerSetup(BaseModel):
     max_tokens: PositiveInt | None = None
     micro_batch_tokens: PositiveInt = 8192
     threads: PositiveInt | None = None
+    ranks: Literal["replicated", "sharded"] = "sharded"
 
     def check(self) -> None:
         """Raise SetupError if this machine cannot train with these settings."""

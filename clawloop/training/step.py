@@ -93,6 +93,8 @@ def train_step(
     for _ in range(recipe.optimiser.epochs):
         optimizer.zero_grad(set_to_none=True)
         epoch = _accumulate_gradient(model, shard, signals, recipe, divisor, of_sample, ranks, on_progress)
+        if not model.is_sharded:
+            ranks.sum_gradients(model.adapter_parameters().values())
         norm = clip_grad_norm_(model.adapter_parameters().values(), recipe.optimiser.grad_clip)
         epochs.append(replace(epoch, grad_norm=float(full_tensor(norm))))
         _check_bounds(epochs[-1], recipe)
@@ -185,7 +187,7 @@ def _accumulate_gradient(
                 results.append(result)
                 metrics |= dict(zip(members, result.metrics, strict=True))
         # FSDP averages gradients over ranks; the divisor already counts all of them.
-        (objective * ranks.world_size).backward()  # type: ignore[no-untyped-call]
+        (objective * (ranks.world_size if model.is_sharded else 1)).backward()  # type: ignore[no-untyped-call]
         on_progress(Progress("train", done, len(shard.trained)))
     parts: dict[str, float] = {}
     for of_rank in ranks.all_gather([result.parts for result in results]):

@@ -1,7 +1,7 @@
 """Runs steps on a base model kept in memory, one after another, for all policies of that base.
 
 Each step begins from its parent's files, never from what an earlier step left in memory, so there is nothing to undo
-after a failed step or one of another policy. Under FSDP every rank has a runner and makes the same calls.
+after a failed step or one of another policy. Every rank has a runner and makes the same calls.
 """
 
 from __future__ import annotations
@@ -141,7 +141,8 @@ class StepRunner:
                     self._check_version(version, lora)
         if self._model is None or self._model.lora != lora:
             self._model = None  # two models do not fit into memory
-            make = load_model if self._ranks.world_size == 1 else load_sharded_model
+            shards = self._ranks.world_size > 1 and self._setup.ranks == "sharded"
+            make = load_sharded_model if shards else load_model
             self._model = make(
                 self._setup.model,
                 lora,

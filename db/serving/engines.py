@@ -51,11 +51,11 @@ async def ensure_engines(database: Database, urls: Sequence[str], added_by: str)
     return await database.run(ensure)
 
 
-async def add_missing_engines(database: Database, urls: Sequence[str], added_by: str) -> None:
+async def add_missing_engines(database: Database, urls: Sequence[str], added_by: str | None) -> None:
     """Add the engines that are missing; existing rows keep their state, none is removed.
 
     Args:
-        added_by: as in `ensure_engines`.
+        added_by: as in `ensure_engines`; None: a person, so no installation removes them.
 
     Raises:
         SetupError: a URL is not an http address.

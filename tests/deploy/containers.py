@@ -152,8 +152,6 @@ def _of_pod(container: dict[str, Any], environment: dict[str, str]) -> Container
         probe = container.get(kind, {})
         if "httpGet" in probe:
             probes.append((ports[probe["httpGet"]["port"]], probe["httpGet"]["path"]))
-        elif "exec" in probe:
-            probes += [(int(port), path) for port, path in _ASKED.findall(" ".join(probe["exec"]["command"]))]
     words = container.get("args", [])
     return Container(
         name=container["name"],

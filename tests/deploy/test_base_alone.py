@@ -96,7 +96,6 @@ def test_a_missing_extra_is_named_in_one_line(
 
 def test_a_missing_vllm_is_named_with_its_extras(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(vllm, "find_spec", lambda name: None)
-    chat = ChatFormat(Thinking.NEVER, None, None)
-    model = vllm.ModelFacts(Path("/m"), "m", context_tokens=8, cache_bytes_per_token=8, dtype=None, chat=chat)
+    model = vllm.ModelFacts(Path("/m"), "m", ChatFormat(Thinking.NEVER, None, None))
     with pytest.raises(SetupError, match=r"its extra 'cpu'.*on a GPU with 'cuda'"):
-        vllm.launch(model, vllm.EngineOptions(port=1), vllm.Device.CPU, {})
+        vllm.launch(model, vllm.EngineOptions(1, ()), {})

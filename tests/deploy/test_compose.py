@@ -51,7 +51,7 @@ def test_the_example_names_every_variable(tmp_path: Path) -> None:
     used = {
         name for file in COMPOSE_FILES["cuda"] for name in re.findall(r"\$\{([A-Z_]+)", (DEPLOY / file).read_text())
     }
-    assert used - {"CLAWLOOP_MAX_LORA_RANK", "VLLM_CPU_KVCACHE_SPACE"} == set(values)
+    assert used - {"CLAWLOOP_MAX_LORA_RANK"} == set(values)
 
 
 def test_only_gateways_judges_and_the_agent_reach_the_engine(project: dict[str, Any], services: Services) -> None:

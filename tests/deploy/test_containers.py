@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import tomllib
 from collections.abc import Iterable
+from dataclasses import replace
 from pathlib import Path
 
 import pytest
@@ -14,38 +15,50 @@ from typer.main import get_command
 from clawloop.cli.main import app
 from clawloop.families.chat_format import ChatFormat
 from clawloop.families.thinking import Thinking
-from clawloop.local.services.vllm import Device, EngineOptions, ModelFacts, launch
+from clawloop.layout import plan as layouts
+from clawloop.layout.parts import Process, Role
+from clawloop.local.services.vllm import EngineOptions, ModelFacts, launch
 from clawloop.settings import Settings
 from tests.deploy.containers import Container, composed, kustomized, of_compose, of_kubernetes
 from tests.deploy.stated import ROOT
+from tests.unit.layout import shapes
 
 # The model of the examples.
-QWEN3_4B = ModelFacts(
-    path=Path("/models/Qwen3-4B"),
-    name="Qwen3-4B",
-    context_tokens=40960,
-    cache_bytes_per_token=2 * 36 * 8 * 128 * 2,
-    dtype="bfloat16",
-    chat=ChatFormat(Thinking.OPTIONAL, "hermes", "qwen3"),
-)
-# Flags whose values differ between a container and `clawloop up`.
-DIFFERENT = {"--host", "--gpu-memory-utilization"}
+CHAT = ChatFormat(Thinking.OPTIONAL, "hermes", "qwen3")
+QWEN3_4B = ModelFacts(path=Path("/models/Qwen3-4B"), name="Qwen3-4B", chat=CHAT)
+SHAPE = replace(shapes.QWEN3_4B, chat=CHAT)
+# GiB of the GPUs of the machines that the examples are for; None: no GPU.
+MACHINES: dict[str, tuple[int, ...] | None] = {
+    "compose cpu": None,
+    "compose cuda": (80,),
+    "kubernetes cpu": None,
+    "kubernetes cuda": (80, 80),
+}
+MEMORY = 256
+TRAINERS_OWN = {"PYTORCH_ALLOC_CONF", "MALLOC_MMAP_THRESHOLD_", "ONEDNN_PRIMITIVE_CACHE_CAPACITY"}
 JOBS = {"migrate", "admin", "temporal-schema", "temporal-namespace"}
 OTHERS = {"temporal", "postgres", "temporal-postgres", "temporal-ui"}
 
 
 @pytest.fixture(scope="module", params=["compose cpu", "compose cuda", "kubernetes cpu", "kubernetes cuda"])
 def described(request: pytest.FixtureRequest, tmp_path_factory: pytest.TempPathFactory) -> tuple[str, list[Container]]:
-    """A device and all its containers."""
+    """What describes containers, for a device, and all of them."""
     kind, device = request.param.split()
     if kind == "compose":
-        return device, of_compose(composed(device, tmp_path_factory.mktemp("compose")))
-    return device, of_kubernetes(kustomized(device))
+        return request.param, of_compose(composed(device, tmp_path_factory.mktemp("compose")))
+    return request.param, of_kubernetes(kustomized(device))
 
 
 @pytest.fixture
 def device(described: tuple[str, list[Container]]) -> str:
-    return described[0]
+    return described[0].split()[1]
+
+
+@pytest.fixture
+def planned(described: tuple[str, list[Container]]) -> dict[Role, Process]:
+    """The engine and the trainer as `clawloop plan` lays them out on the example's machine."""
+    layout = layouts.plan(shapes.request(SHAPE, MACHINES[described[0]], memory=MEMORY))
+    return {process.role: process for process in layout.processes}
 
 
 @pytest.fixture
@@ -111,7 +124,7 @@ def test_every_variable_is_a_setting(containers: list[Container]) -> None:
         for container in containers
         if container.is_ours and not container.is_engine
         for name in container.environment
-        if name not in settings | {"MODEL_NAME", "POD_NAME"}
+        if name not in settings | {"MODEL_NAME", "POD_NAME"} | TRAINERS_OWN
     }
     assert unknown == set()
     # Arguments may refer to these.
@@ -127,16 +140,24 @@ def test_every_process_gets_the_addresses_of_postgresql_and_temporal(containers:
         assert container.environment["TEMPORAL_ADDRESS"]
 
 
-def test_vllm_has_the_flags_of_clawloop_up(containers: list[Container], device: str) -> None:
-    started = launch(QWEN3_4B, EngineOptions(port=8100), Device(device), {})
+def test_vllm_has_the_flags_of_clawloop_up(containers: list[Container], planned: dict[Role, Process]) -> None:
+    started = launch(QWEN3_4B, EngineOptions(8100, planned[Role.ENGINE].arguments), {})
     engine = engine_of(containers)
-    expected, given = flags(started.command), flags(engine.words)
-    for name in DIFFERENT:
-        expected.pop(name, None)
-        given.pop(name, None)
-    assert given == expected
+    assert flags(engine.words) == {**flags(started.command), "--host": ["0.0.0.0"]}
     assert started.environment.items() <= engine.environment.items()
-    assert engine.option("--host") == "0.0.0.0"
+
+
+def test_the_trainer_has_the_limits_of_clawloop_up(containers: list[Container], planned: dict[Role, Process]) -> None:
+    trainer, layout = the(containers, "worker", "trainer"), planned[Role.TRAINER]
+    given = flags(trainer.words)
+    expected = flags(layout.arguments)
+    for default in ("--dtype", "--nproc"):  # Kubernetes leaves them out
+        assert given.pop(default, expected[default]) == expected.pop(default)
+    assert expected.items() <= given.items()
+    visible = {"CUDA_VISIBLE_DEVICES", "CUDA_DEVICE_ORDER"}  # containers see their own GPUs alone
+    assert {name: trainer.environment.get(name) for name in layout.environment if name not in visible} == {
+        name: value for name, value in layout.environment.items() if name not in visible
+    }
 
 
 def test_trainer_and_engine_have_the_same_model(containers: list[Container], device: str) -> None:

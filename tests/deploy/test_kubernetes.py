@@ -62,12 +62,14 @@ def test_every_container_has_probes_and_resources(resources: list[Resource]) -> 
         assert "memory" in container["resources"]["limits"], name
 
 
-def test_exec_probes_have_time_to_answer(resources: list[Resource]) -> None:
-    """The request inside times out after 5 s; Kubernetes' default for the probe is 1 s."""
+def test_probes_are_http_and_give_workers_time_to_answer(resources: list[Resource]) -> None:
+    """A busy worker answers after seconds; Kubernetes' default for the probe is 1 s."""
     for name, container, _ in containers(resources):
         for kind in ("startupProbe", "livenessProbe", "readinessProbe"):
-            if "exec" in container.get(kind, {}):
-                assert container[kind]["timeoutSeconds"] > 5, name
+            if kind in container:
+                assert "httpGet" in container[kind], name
+                if container[kind]["httpGet"]["port"] == "health":
+                    assert container[kind]["timeoutSeconds"] > 5, name
 
 
 def test_every_container_is_restricted(resources: list[Resource]) -> None:
@@ -170,7 +172,19 @@ def test_only_gateways_and_judges_reach_engines(resources: list[Resource]) -> No
     assert [port["port"] for port in rule["ports"]] == ["vllm"]
     [rule] = policies["gateway"]["spec"]["ingress"]
     assert rule == {"ports": [{"protocol": "TCP", "port": "api"}]}
-    assert policies.keys() == {"default-deny", "engine", "gateway"}
+    assert policies.keys() == {"default-deny", "engine", "gateway", "health"}
+
+
+def test_metrics_of_every_worker_can_be_read(resources: list[Resource]) -> None:
+    spec = of_kind(resources, "NetworkPolicy")["health"]["spec"]
+    [selector] = spec["podSelector"]["matchExpressions"]
+    assert spec["ingress"] == [{"ports": [{"protocol": "TCP", "port": "health"}]}]
+    served = {
+        name.partition("/")[0]
+        for name, container, _ in containers(resources)
+        if any(port["name"] == "health" for port in container.get("ports", []))
+    }
+    assert set(selector["values"]) == served == LONG_RUNNING - {"gateway"}
 
 
 def test_only_cuda_requests_gpus() -> None:

@@ -19,10 +19,11 @@ import pytest
 from safetensors.torch import load_file, save_file
 
 from clawloop.local.checks import choose_port
-from clawloop.local.services.vllm import Device, EngineOptions, launch, read_model
+from clawloop.local.services.vllm import EngineOptions, launch, read_model
 from clawloop.local.supervision.supervisor import guarded
 from clawloop.local.tiny_model import ensure_tiny_model
 from tests.e2e.up import Up, up
+from tests.engine_options import engine_options
 
 # 40 s on two idle cores, more when other tests or engines share them.
 START_SECONDS = 300
@@ -116,11 +117,12 @@ class Engines:
         """Start the engine unless it runs."""
         if name not in self._started:
             port = choose_port("vLLM", "127.0.0.1", 0, "")
-            if name == "engine_url":
-                model, options = "tiny_model_path", EngineOptions(port, "float32", 4096)
-            else:
-                model, options = "flat_model_path", EngineOptions(port, "bfloat16", 4096, guard_sampling=False)
+            model = "tiny_model_path" if name == "engine_url" else "flat_model_path"
             folder: Path = self._request.getfixturevalue(model)
+            if name == "engine_url":
+                options = engine_options(folder, port)
+            else:
+                options = engine_options(folder, port, dtype="bfloat16", guard_sampling=False)
             engine = started_engine(folder, options, self._logs / f"vllm-{port}.log")
             self._started[name] = self._running.enter_context(engine)
         return self._started[name]
@@ -150,7 +152,7 @@ class StartedEngine:
 
 @contextmanager
 def started_engine(model: Path, options: EngineOptions, log: Path) -> Iterator[StartedEngine]:
-    started = launch(read_model(model), options, Device.CPU, dict(os.environ) | {"OMP_NUM_THREADS": "1"})
+    started = launch(read_model(model), options, dict(os.environ) | {"OMP_NUM_THREADS": "1"})
     command = guarded(started.command, signal.SIGTERM, timedelta(seconds=3))
     with log.open("wb") as output:
         process = subprocess.Popen(

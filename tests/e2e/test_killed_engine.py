@@ -17,13 +17,14 @@ import psycopg
 import pytest
 
 from clawloop.local.checks import choose_port
-from clawloop.local.services.vllm import Device, EngineOptions, launch, read_model
+from clawloop.local.services.vllm import launch, read_model
 from db.schema import migrate
 from tests.conftest import database_address, execute
 from tests.e2e.adapters import random_versions
 from tests.e2e.gateway import RealGateway, prepared, running_gateway
 from tests.e2e.publishing import commit
 from tests.e2e.workers import running_workers
+from tests.engine_options import engine_options
 
 pytestmark = [pytest.mark.engine, pytest.mark.slow, pytest.mark.long, pytest.mark.postgres]
 
@@ -33,7 +34,7 @@ START_SECONDS = 240
 def start_command(model: Path, port: int, folder: Path) -> str:
     """Shell command that starts the engine in a new session and exits; writes `engine.pid`."""
     environment = dict(os.environ) | {"OMP_NUM_THREADS": "1"}
-    started = launch(read_model(model), EngineOptions(port, "float32", 4096), Device.CPU, environment)
+    started = launch(read_model(model), engine_options(model, port), environment)
     (folder / "engine.json").write_text(json.dumps([list(started.command), dict(started.environment)]))
     program = (
         "import json, pathlib, subprocess, sys; folder = pathlib.Path(sys.argv[1]);"

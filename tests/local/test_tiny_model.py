@@ -18,6 +18,7 @@ from transformers.utils.chat_template_utils import render_jinja_template
 
 from clawloop.families.chat_format import ChatFormat
 from clawloop.families.thinking import Thinking
+from clawloop.layout.model_folder import read_model_shape
 from clawloop.local.checks import require_model
 from clawloop.local.services.vllm import read_model
 from clawloop.local.tiny_model import ensure_tiny_model, write_tiny_model
@@ -89,10 +90,12 @@ def test_concurrent_callers_both_get_a_complete_model(tmp_path: Path, folder: Pa
 def test_it_passes_require_model_and_has_the_expected_properties(folder: Path) -> None:
     require_model(folder)
     facts = read_model(folder)
-    assert (facts.name, facts.dtype) == ("tiny-random", "float32")
+    assert facts.name == "tiny-random"
     assert facts.chat == ChatFormat(Thinking.NEVER, "hermes", None)
-    assert facts.context_tokens >= 32768
-    assert facts.cache_bytes_per_token == 2 * 4 * 2 * 32 * 2
+    shape = read_model_shape(folder)
+    assert shape.dtype == "float32"
+    assert shape.context_tokens >= 32768
+    assert shape.kv.full == 2 * 4 * 2 * 32
 
 
 def test_weights_are_neither_flat_nor_trivial(folder: Path) -> None:

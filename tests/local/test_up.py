@@ -27,15 +27,15 @@ from tests.processes import alive, by_name
 
 pytestmark = pytest.mark.slow
 
-PROGRAM = Path(__file__).with_name("up_with_stand_ins.py")
+PROGRAM = str(Path(__file__).with_name("up_with_stand_ins.py"))
 FREE_PORTS = [f"--{part}port=0" for part in ("", "temporal-", "temporal-ui-", "engine-")]
 
 
 class Running:
     """A `clawloop up` process and its output so far."""
 
-    def __init__(self, data: Path, *options: str, **environment: str) -> None:
-        command = [sys.executable, str(PROGRAM), "up", "--data", str(data), *FREE_PORTS, *options]
+    def __init__(self, data: Path, *options: str, program: str = PROGRAM, **environment: str) -> None:
+        command = [sys.executable, program, "up", "--data", str(data), *FREE_PORTS, *options]
         self.process = subprocess.Popen(
             command, stdout=subprocess.PIPE, stderr=subprocess.STDOUT, text=True, env=dict(os.environ) | environment
         )
@@ -71,8 +71,8 @@ class Running:
 
 
 @contextmanager
-def up(data: Path, *options: str, **environment: str) -> Iterator[Running]:
-    running = Running(data, *options, **environment)
+def up(data: Path, *options: str, program: str = PROGRAM, **environment: str) -> Iterator[Running]:
+    running = Running(data, *options, program=program, **environment)
     try:
         yield running
     finally:

@@ -62,6 +62,11 @@ class Supervisor:
         self._runs: dict[str, _Run] = {}
         self._failure: asyncio.Future[None] = asyncio.get_running_loop().create_future()
 
+    @property
+    def names(self) -> list[str]:
+        """Of all parts started so far."""
+        return list(self._runs)
+
     def start(self, part: Part) -> None:
         """Start a part and return at once; `ready` waits for it."""
         run = _Run(part, PartLog(self._logs / f"{part.name}.log"), self._changed, self._policy)

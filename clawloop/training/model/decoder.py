@@ -12,6 +12,7 @@ from contextlib import contextmanager
 import torch
 import torch.nn.functional as F
 from torch import Tensor, nn
+from torch.distributed.tensor import DTensor
 from torch.utils.checkpoint import checkpoint
 
 from clawloop.algorithms.scoring import most_likely
@@ -71,6 +72,11 @@ class PolicyModel(nn.Module):
     @property
     def device(self) -> torch.device:
         return self.tok_embeddings.weight.device
+
+    @property
+    def is_sharded(self) -> bool:
+        """Whether ranks hold a share of each tensor (FSDP), not all of it."""
+        return isinstance(self.tok_embeddings.weight, DTensor)
 
     def parameter_dtype(self, name: str) -> torch.dtype:
         return torch.float32 if is_lora(name) or name.endswith("norm.scale") else self.dtype

@@ -140,7 +140,7 @@ def test_eight_gpus_are_parted_half_and_half() -> None:
     assert [process.gpus for process in found.processes] == [(0,), (1,), (2,), (3,), (4, 5, 6, 7)]
     assert found.ranks == "replicated"
     trainer = found.processes[-1]
-    assert trainer.arguments[-2:] == ("--nproc", "4")
+    assert trainer.arguments[-4:] == ("--nproc", "4", "--ranks", "replicated")
     assert trainer.environment["CUDA_VISIBLE_DEVICES"] == "4,5,6,7"
     assert all("--kv-cache-memory-bytes" not in process.arguments for process in found.processes)
 

@@ -86,7 +86,6 @@ def test_what_cannot_fit_is_one_line(model: str) -> None:
         (("--gpus", "80,80", "--serve-gpus", "0,0"), "'0,0' names a GPU twice"),
         (("--gpus", "80,80", "--train-gpus", "one"), "give indices from 0 on"),
         (("--train-gpus", "0"), "give the size of each GPU"),
-        (("--dtype", "int8"), "use float32 or bfloat16"),
     ],
 )
 def test_wrong_usage_names_the_option(model: str, options: tuple[str, ...], said: str) -> None:
@@ -101,6 +100,8 @@ def test_wrong_usage_names_the_option(model: str, options: tuple[str, ...], said
         (("--gpus", "80,80", "--serve-gpus", "0", "--train-gpus", "0,1"), "GPU 0 is in --serve-gpus and --train-gpus"),
         (("--gpus", "80,80", "--no-train", "--train-gpus", "0"), "--train-gpus and --no-train contradict each other"),
         (("--max-model-len", "9999"), "--max-model-len 9999: Tiny was made for 4096 tokens"),
+        (("--dtype", "int8"), "--dtype int8: use float32 or bfloat16"),
+        (("--gpus", "80,80", "--judge-model", "MODEL"), "--judge-model: the judge engine needs GPUs of its own"),
         (("--max-loras", "1"), "--max-loras 1: at least 2"),
         (("--max-lora-rank", "24"), "--max-lora-rank 24: engines take one of 1, 8, 16"),
         (("--max-lora-rank", "8"), "--max-lora-rank 8: the recipe's adapters have rank 16: give 16"),
@@ -108,7 +109,8 @@ def test_wrong_usage_names_the_option(model: str, options: tuple[str, ...], said
     ],
 )
 def test_settings_that_cannot_be_are_one_line(model: str, options: tuple[str, ...], said: str) -> None:
-    assert said in refusal(clawloop("plan", "--model", model, *options))
+    given = [model if word == "MODEL" else word for word in options]
+    assert said in refusal(clawloop("plan", "--model", model, *given))
 
 
 def engine_arguments() -> list[tuple[str, ...]]:

@@ -1,0 +1,129 @@
+"""The layout of engines and trainer on this machine, as `clawloop plan` computes it for any."""
+
+from __future__ import annotations
+
+from collections.abc import Mapping
+from dataclasses import dataclass, replace
+from pathlib import Path
+
+from clawloop.errors import SetupError
+from clawloop.families.chat_format import ChatOptions
+from clawloop.layout.model_folder import read_model_shape
+from clawloop.layout.parts import Layout, Process, gibibytes
+from clawloop.layout.plan import plan
+from clawloop.layout.request import Gpus, Request, TrainingNeeds, dtype_of, limits_for, needs_of
+from clawloop.local.machine import Device, Gpu, environment_device, find_gpus, memory_bytes
+from clawloop.recipes.checks import require_rank
+from clawloop.recipes.recipe import Recipe
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class ModelOptions:
+    """How models are served and trained; None: chosen by model, recipe and machine.
+
+    Args:
+        device: None: the one this environment was set up for.
+        serve_gpus, judge_gpus, train_gpus: indices of GPUs.
+        judge_model: a model folder of the judge engine; None: the base model judges.
+        engine_arguments: further arguments of every engine; they override others.
+        dtype: of weights and arithmetic.
+        max_model_len: longest context of engines, in tokens.
+        max_sample_tokens: longest sample the trainer reads.
+        micro_batch_tokens: what the trainer reads at once.
+        max_loras: versions with running requests at the same time.
+        max_lora_rank: highest rank of an adapter that engines load.
+        memory: bytes that may be taken on a machine without GPUs; None: all of it.
+        train: whether there is a trainer.
+        chat: template and parsers of engines, instead of those of the model's family.
+    """
+
+    device: Device | None = None
+    serve_gpus: tuple[int, ...] | None = None
+    judge_gpus: tuple[int, ...] | None = None
+    train_gpus: tuple[int, ...] | None = None
+    judge_model: Path | None = None
+    engine_arguments: tuple[str, ...] = ()
+    dtype: str | None = None
+    max_model_len: int | None = None
+    max_sample_tokens: int | None = None
+    micro_batch_tokens: int = 8192
+    max_loras: int = 4
+    max_lora_rank: int = 16
+    memory: int | None = None
+    train: bool = True
+    chat: ChatOptions | None = None
+
+
+def lay_out(options: ModelOptions, model: Path, recipe: Recipe | None, environment: Mapping[str, str]) -> Layout:
+    """What goes where on this machine.
+
+    Args:
+        recipe: None: adapters may have any rank that engines load.
+        environment: of the processes; its CUDA_VISIBLE_DEVICES says which GPUs may be used.
+
+    Raises:
+        SetupError: the model does not fit, a GPU is missing or in use, or options contradict each other.
+        RecipeRejected: engines cannot load adapters of this recipe.
+    """
+    shape = read_model_shape(model, options.chat)
+    needs = None
+    if recipe is not None:
+        require_rank(recipe, options.max_lora_rank)
+    if options.train:
+        needs = TrainingNeeds(rank=options.max_lora_rank) if recipe is None else needs_of(recipe)
+    gpus = _gpus(options, environment)
+    request = Request(
+        model=shape,
+        limits=limits_for(
+            shape,
+            needs,
+            max_model_len=options.max_model_len,
+            max_sample_tokens=options.max_sample_tokens,
+            micro_batch_tokens=options.micro_batch_tokens,
+            max_loras=options.max_loras,
+            max_lora_rank=options.max_lora_rank,
+        ),
+        gpus=None if gpus is None else _sets(options, gpus),
+        memory=memory_bytes() if options.memory is None else options.memory,
+        training=needs,
+        dtype=dtype_of(options.dtype, shape.dtype, on_gpus=gpus is not None),
+        judge_model=None if options.judge_model is None else read_model_shape(options.judge_model),
+    )
+    layout = plan(request)
+    if gpus is None:
+        return layout
+    _require_free(layout, gpus)
+    return replace(layout, processes=tuple(_named(process, gpus) for process in layout.processes))
+
+
+def _gpus(options: ModelOptions, environment: Mapping[str, str]) -> tuple[Gpu, ...] | None:
+    if (options.device or environment_device()) is Device.CUDA:
+        return find_gpus(environment)
+    sets = {"serve": options.serve_gpus, "judge": options.judge_gpus, "train": options.train_gpus}
+    for name, indices in sets.items():
+        if indices is not None:
+            raise SetupError(f"--{name}-gpus: the models run on the CPU; `make setup DEVICE=cuda` installs for GPUs")
+    return None
+
+
+def _sets(options: ModelOptions, gpus: tuple[Gpu, ...]) -> Gpus:
+    sizes = tuple(gpu.bytes for gpu in gpus)
+    return Gpus(sizes=sizes, serve=options.serve_gpus, judge=options.judge_gpus, train=options.train_gpus)
+
+
+def _require_free(layout: Layout, gpus: tuple[Gpu, ...]) -> None:
+    for index, (device, gpu) in enumerate(zip(layout.devices, gpus, strict=True)):
+        used = layout.used(index)
+        if used > gpu.free:
+            raise SetupError(
+                f"{device.name}: the plan takes {gibibytes(used)}, other programs leave {gibibytes(gpu.free)} of "
+                f"{gibibytes(gpu.bytes)}: stop those that nvidia-smi lists, or choose GPUs by CUDA_VISIBLE_DEVICES"
+            )
+
+
+def _named(process: Process, gpus: tuple[Gpu, ...]) -> Process:
+    """With the GPUs as CUDA knows them, where not all of the machine's are visible."""
+    if not process.gpus:
+        return process
+    visible = ",".join(gpus[index].name for index in process.gpus)
+    return replace(process, environment={**process.environment, "CUDA_VISIBLE_DEVICES": visible})

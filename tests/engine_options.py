@@ -1,0 +1,21 @@
+"""How tests and benchmarks start one vLLM on the CPU: as the layout of an engine alone says."""
+
+from __future__ import annotations
+
+from pathlib import Path
+
+from clawloop.layout.parts import Role
+from clawloop.local.machine import Device
+from clawloop.local.model_layout import ModelOptions, lay_out
+from clawloop.local.services.vllm import EngineOptions
+
+_UNLIMITED = 2**50
+
+
+def engine_options(
+    model: Path, port: int, *, dtype: str = "float32", max_model_len: int = 4096, guard_sampling: bool = True
+) -> EngineOptions:
+    wanted = ModelOptions(device=Device.CPU, dtype=dtype, max_model_len=max_model_len, train=False, memory=_UNLIMITED)
+    layout = lay_out(wanted, model, None, {})
+    [engine] = [process for process in layout.processes if process.role is Role.ENGINE]
+    return EngineOptions(port, engine.arguments, engine.environment, guard_sampling=guard_sampling)
