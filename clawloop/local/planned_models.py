@@ -88,9 +88,7 @@ def plan_models(
         engines=tuple(engines),
         urls=tuple(urls[Role.ENGINE]),
         base_model=model.name,
-        judge=JudgeEngine(judge_urls[0], judging.name, judging.chat.thinking is not Thinking.NEVER)
-        if judge_urls
-        else None,
+        judge=next((JudgeEngine(url, judging.name, thinks) for url in urls[Role.JUDGE]), None),
         trained_model=model.path if wanted.train else None,
     )
 

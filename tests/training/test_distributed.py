@@ -1,4 +1,4 @@
-"""Two ranks on gloo take the same steps as one process."""
+"""Two ranks on gloo take the same steps as one process, whether they divide the base model or each hold it."""
 
 from __future__ import annotations
 
@@ -18,7 +18,7 @@ from clawloop.training.ranks.collectives import Ranks
 from clawloop.training.scoring_passes import ScoringPass, hinted_member, shard_batch
 from tests.training.methods import METHODS
 from tests.training.tiny import random_batch, save_checkpoint
-from tests.training.two_ranks import CPU, LIMITS, LORA, run
+from tests.training.two_ranks import CPU, LIMITS, LORA, REPLICATED, SHARDED, run
 
 pytestmark = pytest.mark.slow  # two processes that import torch at once
 
@@ -34,12 +34,14 @@ def alone(base: Path, tmp_path_factory: pytest.TempPathFactory) -> tuple[Path, d
     return out, json.loads(json.dumps(run(base, out, Ranks())))
 
 
-@pytest.fixture(scope="module")
-def two_ranks(base: Path, tmp_path_factory: pytest.TempPathFactory) -> tuple[Path, dict[str, Any]]:
+@pytest.fixture(scope="module", params=[SHARDED, REPLICATED])
+def two_ranks(
+    base: Path, tmp_path_factory: pytest.TempPathFactory, request: pytest.FixtureRequest
+) -> tuple[Path, dict[str, Any]]:
     out = tmp_path_factory.mktemp("together")
     # --standalone takes a free port.
     torchrun = [sys.executable, "-m", "torch.distributed.run", "--standalone", "--nproc-per-node", "2"]
-    worker = ["-m", "tests.training.two_ranks", str(base), str(out)]
+    worker = ["-m", "tests.training.two_ranks", str(base), str(out), request.param]
     with subprocess.Popen([*torchrun, *worker], stderr=subprocess.PIPE, text=True) as ranks:
         try:
             _, stderr = ranks.communicate(timeout=240)

@@ -1,6 +1,6 @@
 """Program of `test_distributed.py`, for two ranks under torchrun or one process without it.
 
-Usage: `python -m tests.training.two_ranks BASE OUT`.
+Usage: `python -m tests.training.two_ranks BASE OUT sharded|replicated`.
 """
 
 from __future__ import annotations
@@ -34,6 +34,7 @@ from tests.training.tiny import VOCAB, random_batch, shake_adapter
 
 CPU = torch.device("cpu")
 LORA = LoraShape(rank=4, alpha=8.0)
+SHARDED, REPLICATED = "sharded", "replicated"
 IDENTITY = BaseIdentity(name="tiny", fingerprint="same in both runs")
 # A budget of 40 makes five micro-batches of nine samples: an odd number for two ranks.
 LIMITS = Limits(budget_tokens=40, max_tokens=256, vocab_size=VOCAB)
@@ -45,7 +46,7 @@ RECIPE = Train(
 
 
 def load(base: Path, ranks: Ranks, dtype: torch.dtype) -> PolicyModel:
-    make = load_sharded_model if ranks.world_size > 1 else load_model
+    make = load_sharded_model if ranks.world_size > 1 and SHARDED in sys.argv else load_model
     return make(base, LORA, dtype=dtype, device=CPU)
 
 
