@@ -12,6 +12,7 @@ ClawloopError
 │   ├── ModelUnsupported        the trainer cannot load this checkpoint: says what it can load
 │   ├── SampleUnusable          a sample cannot be trained: too long, or its parts disagree
 │   ├── AdapterUnusable         an adapter directory is damaged, or made for another base model
+│   ├── DiskFull                no room for another version: says what to set
 │   ├── RecipeRejected          a recipe with unknown, wrong or contradictory keys: names the key
 │   ├── StreamsUnusable         per-token numbers of a sample disagree in length, are not finite or impossible
 │   ├── NothingToTrain          a batch or sample in which no token would get a gradient
@@ -160,6 +161,10 @@ class RecipeRejected(PermanentError):
         self.problem = problem
         self.field = field
         self.near = near
+
+
+class DiskFull(PermanentError):
+    """There is no room for another version; training pauses with this reason, so that chat keeps the rest."""
 
 
 class StreamsUnusable(PermanentError):

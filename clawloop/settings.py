@@ -42,6 +42,10 @@ class Settings(BaseSettings):
     """The largest LoRA rank that engines load: `clawloop up` starts its engine with it; for other engines give the
     value of their `--max-lora-rank`. A larger one costs every engine memory and time, whatever the adapters' rank."""
 
+    min_free_disk_gib: Annotated[float, Field(ge=0)] = 2.0
+    """GiB that training leaves free on the disk of the adapters, for what chats write. Below twice as much, adapters
+    that no engine has are deleted earlier; below it, training pauses."""
+
     session_idle_minutes: Annotated[float, Field(gt=0)] = 30.0
     """A session without a new turn for this long is closed; the next turn reopens it."""
 
@@ -58,6 +62,10 @@ class Settings(BaseSettings):
     """`grammar`: constrain the output to an answer (vLLM only). `free`: the judge may think first. None: on Clawloop's
     engines `free` if their model can think, else `grammar`; elsewhere `free`. A recipe's `signal.judge_form` comes
     first."""
+
+    @property
+    def min_free_disk_bytes(self) -> int:
+        return int(self.min_free_disk_gib * 2**30)
 
     @field_validator("max_lora_rank")
     @classmethod

@@ -67,6 +67,9 @@ class AdapterFiles(Protocol):
     async def are_here(self) -> bool:
         """Whether this machine has the adapters folder."""
 
+    async def free_bytes(self) -> int:
+        """Of the disk they are on."""
+
     async def directories(self) -> list[AdapterDirectory]:
         """The finished adapter directories on this machine, and those whose removal was interrupted."""
 

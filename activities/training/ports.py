@@ -56,7 +56,7 @@ class StepStore(Protocol):
         """Abandon a claimed step; its samples are fresh again. Does nothing if the step has ended."""
 
     async def abandon_and_pause(self, policy: str, n: int, reason: str) -> None:
-        """Abandon a claimed step whose recipe cannot be used, and pause training; does nothing if the step has ended.
+        """Abandon a claimed step whose batch is good, and pause training; does nothing if the step has ended.
 
         Training is not paused if the policy has another recipe by now.
         """
@@ -81,6 +81,7 @@ class Trainer(Protocol):
             StepDiverged, NothingToTrain, AdapterUnusable, ModelUnsupported, SampleUnusable: this batch can never be
                 trained.
             RecipeRejected: no batch of this recipe can be trained on this base model.
+            DiskFull: there is no room for the adapter.
             TrainerUnavailable: retry; e.g. a rank died.
         """
 

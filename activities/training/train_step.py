@@ -16,7 +16,7 @@ from activities.heartbeat import heartbeating
 from activities.training.messages import REASON_LIMIT, StepDone, TrainStep
 from activities.training.ports import StepStore, Trainer
 from clawloop.contracts.training import StepBatch, StepState, TrainedStep, VersionRef
-from clawloop.errors import NothingToTrain, PermanentError, RecipeRejected, RecordUnusable
+from clawloop.errors import DiskFull, NothingToTrain, PermanentError, RecipeRejected, RecordUnusable
 
 log = logging.getLogger(__name__)
 
@@ -36,7 +36,7 @@ class TrainingActivities:
 
         A sample that cannot be trained is left out, and the commit records it. A step that diverges, or whose adapter
         or model cannot be used, is quarantined and training pauses. A batch without anything to learn expires. Where
-        the recipe does not fit the model, training pauses too, and the samples are fresh again.
+        the recipe does not fit the model, or the disk is full, training pauses too, and the samples are fresh again.
         """
         progress = "begins"
 
@@ -68,12 +68,10 @@ class TrainingActivities:
                 "step expired: nothing to learn", extra={"policy": request.policy, "step": request.n, "why": reason}
             )
             return _ended(request, StepState.ABANDONED, reason)
-        except RecipeRejected as error:
+        except (RecipeRejected, DiskFull) as error:
             reason = str(error)
             await self._steps.abandon_and_pause(request.policy, request.n, reason)
-            log.warning(
-                "trainer rejected the recipe", extra={"policy": request.policy, "step": request.n, "why": reason}
-            )
+            log.warning("training paused", extra={"policy": request.policy, "step": request.n, "why": reason})
             return _ended(request, StepState.ABANDONED, reason)
         except PermanentError as error:
             # The step diverged, or its adapter or model is unusable: numbers and paths, nothing of a conversation.

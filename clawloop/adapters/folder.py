@@ -28,6 +28,10 @@ class AdapterFolder:
         """Whether the folder exists on this machine; if not, another machine has it."""
         return await asyncio.to_thread(self._path.is_dir)
 
+    async def free_bytes(self) -> int:
+        """Of the disk that the folder is on."""
+        return await asyncio.to_thread(lambda: shutil.disk_usage(self._path).free)
+
     async def directories(self) -> list[AdapterDirectory]:
         """Complete versions and those whose removal was interrupted, sorted by path."""
         return await asyncio.to_thread(self._directories)

@@ -108,6 +108,7 @@ def trainer(
         micro_batch_tokens=micro_batch_tokens,
         threads=threads,
         ranks=ranks.value,
+        kept_free_bytes=settings.min_free_disk_bytes,
     )
     configure_logging()
     process = TrainerProcess(setup=setup, pool=pool, nproc=nproc, health_port=health_port, health_host=health_host)

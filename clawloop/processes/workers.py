@@ -99,7 +99,12 @@ def _orchestrator_workers(
         TemporalSessionNotifier(client, idle),
         work,
         idle,
-        retention=Retention(publishing_store, AdapterFolder(settings.data / "adapters")),
+        retention=Retention(
+            publishing_store,
+            AdapterFolder(settings.data / "adapters"),
+            # Before training, which pauses at half of it.
+            wanted_free=2 * settings.min_free_disk_bytes,
+        ),
         reconciler=EngineReconciler(publishing_store, engine_workflows),
         counter=metrics,
     )

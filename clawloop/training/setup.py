@@ -8,7 +8,7 @@ from pathlib import Path
 from typing import Literal
 
 import torch
-from pydantic import BaseModel, ConfigDict, PositiveInt
+from pydantic import BaseModel, ConfigDict, NonNegativeInt, PositiveInt
 
 from clawloop.errors import ModelUnsupported, SetupError, TrainerUnavailable
 from clawloop.training.model.architecture import read_architecture
@@ -29,6 +29,7 @@ class TrainerSetup(BaseModel):
         max_tokens: longest sample; None: all positions of the model.
         micro_batch_tokens: input tokens of one forward, see `Limits.budget_tokens`.
         threads: of torch on the CPU; None: half the cores, since engine and gateway may share them.
+        kept_free_bytes: a step is not begun if less would be free on the disk of `adapters` after it.
         ranks: of several, `replicated` ranks hold the base model whole each, `sharded` ones a share of it (FSDP).
     """
 
@@ -43,6 +44,7 @@ class TrainerSetup(BaseModel):
     micro_batch_tokens: PositiveInt = 8192
     threads: PositiveInt | None = None
     ranks: Literal["replicated", "sharded"] = "sharded"
+    kept_free_bytes: NonNegativeInt = 0
 
     def check(self) -> None:
         """Raise SetupError if this machine cannot train with these settings."""

@@ -20,6 +20,7 @@ from clawloop.contracts.training import StepBatch, StepFigures, TrainedStep, Ver
 from clawloop.errors import AdapterUnusable, RecipeRejected, TrainerUnavailable
 from clawloop.recipes import recipe as recipes
 from clawloop.training.adapters.checkpoint import begin, resume, save_version
+from clawloop.training.adapters.disk import require_room, write_error
 from clawloop.training.adapters.files import BaseIdentity, WrittenVersion, adapter_lora, read_adapter
 from clawloop.training.batch import TrainableBatch, select_trainable
 from clawloop.training.model.base_weights import BaseWeights
@@ -64,7 +65,8 @@ class StepRunner:
         Raises:
             StepDiverged, NothingToTrain, AdapterUnusable, ModelUnsupported: permanent.
             RecipeRejected: the recipe does not fit the base model; the batch is good.
-            TrainerUnavailable: the step was stopped, disk or device is full, or the base model is another.
+            DiskFull: there is no room for the version; the batch is good.
+            TrainerUnavailable: the step was stopped, the device is full, or the base model is another.
         """
         try:
             return self._train(step, report, should_stop)
@@ -85,6 +87,10 @@ class StepRunner:
         report_or_stop("begins")
         model, base = self._model_for(step)
         report_or_stop("has its model")
+        with self._ranks.raise_on_all_ranks():
+            # float32 weights, and both moments of AdamW.
+            version_bytes = 12 * sum(parameter.numel() for parameter in model.adapter_parameters().values())
+            require_room(self._setup.adapters, version_bytes, self._setup.kept_free_bytes)
         limits = Limits(
             min(self._setup.micro_batch_tokens, model.max_tokens), model.max_tokens, model.architecture.vocab_size
         )
@@ -124,7 +130,7 @@ class StepRunner:
                 self._setup.adapters / step.policy, step.n, model, optimizer, base, writes=self._ranks.is_first
             )
         except OSError as error:
-            raise TrainerUnavailable(f"version {step.n} cannot be written: {error.strerror}") from error
+            raise write_error(step.n, error) from error
 
     def _model_for(self, step: StepBatch) -> tuple[PolicyModel, BaseIdentity]:
         lora = _lora(step.recipe.train.lora)

@@ -10,6 +10,7 @@ from clawloop.contracts.training import SampleState, StepBatch, StepState, Train
 from clawloop.contracts.turns import TurnOutcome
 from clawloop.errors import (
     AdapterUnusable,
+    DiskFull,
     ModelUnsupported,
     NothingToTrain,
     PermanentError,
@@ -107,9 +108,18 @@ async def test_a_batch_with_nothing_to_train_expires_and_training_continues(desk
     assert (await desk.activities.train_step(TrainStep(policy=POLICY, n=2))).state is StepState.COMMITTED
 
 
-async def test_a_recipe_that_does_not_fit_the_model_pauses_training_and_keeps_the_samples(desk: Desk) -> None:
+@pytest.mark.parametrize(
+    "error",
+    [
+        RecipeRejected("50, but the vocabulary has 40", field="train.distillation.top_k"),
+        DiskFull("5 MiB are free: make room, then `clawloop training resume`"),
+    ],
+    ids=lambda error: type(error).__name__,
+)
+async def test_a_recipe_that_does_not_fit_or_a_full_disk_pauses_training_and_keeps_the_samples(
+    desk: Desk, error: PermanentError
+) -> None:
     samples, _ = await desk.claim()
-    error = RecipeRejected("50, but the vocabulary has 40", field="train.distillation.top_k")
     desk.trainer.fails = [error]
     done = await desk.activities.train_step(ASK)
     assert done == StepDone(policy=POLICY, n=1, state=StepState.ABANDONED, reason=str(error))

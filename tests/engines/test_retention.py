@@ -44,6 +44,28 @@ async def test_old_versions_that_no_engine_has_are_removed_once(shelf: Shelf, tm
     assert await retention.remove() == 0
 
 
+class FillingFolder(AdapterFolder):
+    """On a disk that has a GiB left."""
+
+    async def free_bytes(self) -> int:
+        return 2**30
+
+
+@pytest.mark.parametrize(("wanted", "removed"), [(2**30, 0), (2**30 + 1, 3)])
+async def test_on_a_disk_that_fills_versions_are_removed_after_minutes(
+    wanted: int, removed: int, shelf: Shelf, tmp_path: Path
+) -> None:
+    on_disk(tmp_path, 1, 2, 3, 4, 5, 6)
+    for n in range(1, 7):
+        await shelf.publish(n)
+    retention = Retention(shelf.store, FillingFolder(tmp_path), wanted_free=wanted)
+    assert await retention.remove() == 0
+    shelf.age(6 * 60.0)
+    assert await retention.remove() == 0  # the engine has them all
+    await shelf.unload()
+    assert await retention.remove() == removed
+
+
 class RolledBackMeanwhile(PostgresPublishingStore):
     """An operator rolls back to a version after it was found removable and before it is removed."""
 

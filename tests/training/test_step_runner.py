@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+import errno
+import os
 import shutil
 from dataclasses import replace
 from pathlib import Path
@@ -11,6 +13,7 @@ import pytest
 from clawloop.contracts.training import BatchSample, VersionRef
 from clawloop.errors import (
     AdapterUnusable,
+    DiskFull,
     NothingToTrain,
     RecipeRejected,
     SetupError,
@@ -18,6 +21,7 @@ from clawloop.errors import (
     TrainerUnavailable,
 )
 from clawloop.recipes.recipe import Bounds, Distillation, Lora, Loss, Optimiser, Recipe
+from clawloop.training.adapters import files
 from clawloop.training.progress import ignore_status
 from clawloop.training.step_runner import StepRunner
 from tests.training.steps import RECIPE, completed, never, samples_of, setup_of, step_of
@@ -52,6 +56,37 @@ def test_steps_of_several_policies_on_one_model_do_not_influence_each_other(
     assert (tmp_path / "shared" / other.path / "adapter_model.safetensors").exists()
     # A policy's first adapter is its own.
     assert take(shared, batches[1], 1, None, policy="third").sha256 != first.sha256
+
+
+def test_a_step_is_not_begun_without_room_for_its_version(
+    qwen3: Path, batches: dict[int, list[BatchSample]], tmp_path: Path
+) -> None:
+    setup = setup_of(qwen3, tmp_path / "adapters").model_copy(update={"kept_free_bytes": 2**60})
+    with pytest.raises(DiskFull, match=r"kept free for chats: make room, or lower CLAWLOOP_MIN_FREE_DISK_GIB"):
+        StepRunner(setup).train(step_of(batches[1], 1, None), ignore_status, never)
+    assert list((tmp_path / "adapters").iterdir()) == []
+
+
+@pytest.mark.parametrize(
+    ("number", "raised"),
+    [(errno.ENOSPC, DiskFull), (errno.EDQUOT, DiskFull), (errno.EIO, TrainerUnavailable)],
+    ids=["full", "over quota", "broken"],
+)
+def test_a_version_that_cannot_be_written_says_whether_the_disk_is_full(
+    qwen3: Path,
+    batches: dict[int, list[BatchSample]],
+    tmp_path: Path,
+    monkeypatch: pytest.MonkeyPatch,
+    number: int,
+    raised: type[Exception],
+) -> None:
+    def fail(*_: object) -> None:
+        raise OSError(number, os.strerror(number))
+
+    monkeypatch.setattr(files, "_write_file", fail)
+    with pytest.raises(raised, match="version 1 cannot be written"):
+        StepRunner(setup_of(qwen3, tmp_path)).train(step_of(batches[1], 1, None), ignore_status, never)
+    assert list((tmp_path / "default").iterdir()) == []
 
 
 def test_a_failed_step_does_not_change_the_next_one(

@@ -12,7 +12,7 @@ import pytest
 import torch
 
 from clawloop.contracts.training import BatchSample, StepBatch, TrainedStep
-from clawloop.errors import TrainerUnavailable
+from clawloop.errors import DiskFull, TrainerUnavailable
 from clawloop.training.progress import StatusCallback, ignore_status
 from clawloop.training.step_runner import StepRunner
 from clawloop.training.threaded_trainer import ThreadedTrainer
@@ -105,7 +105,7 @@ async def test_a_failed_gpu_marks_the_trainer_broken(
     await trainer.close()
 
 
-async def test_a_full_disk_is_a_transient_error(
+async def test_a_full_disk_ends_the_step_and_the_next_one_succeeds(
     qwen3: Path, samples: list[BatchSample], tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     trainer = ThreadedTrainer(StepRunner(setup_of(qwen3, tmp_path)))
@@ -115,7 +115,7 @@ async def test_a_full_disk_is_a_transient_error(
 
     with monkeypatch.context() as patch:
         patch.setattr(Path, "rename", full)
-        with pytest.raises(TrainerUnavailable, match="version 1 cannot be written: No space left on device"):
+        with pytest.raises(DiskFull, match="version 1 cannot be written: No space left on device"):
             await trainer.train(step_of(samples, 1), ignore_status)
     assert not list((tmp_path / "default").iterdir())
     assert (await trainer.train(step_of(samples, 1), ignore_status)).version.n == 1

@@ -12,7 +12,7 @@ from contextlib import contextmanager
 import torch
 import torch.nn.functional as F
 from torch import Tensor, nn
-from torch.distributed.tensor import DTensor
+from torch.distributed.fsdp import FSDPModule
 from torch.utils.checkpoint import checkpoint
 
 from clawloop.algorithms.scoring import most_likely
@@ -76,7 +76,7 @@ class PolicyModel(nn.Module):
     @property
     def is_sharded(self) -> bool:
         """Whether ranks hold a share of each tensor (FSDP), not all of it."""
-        return isinstance(self.tok_embeddings.weight, DTensor)
+        return isinstance(self, FSDPModule)  # not by its tensors, which are whole between forward and backward
 
     def parameter_dtype(self, name: str) -> torch.dtype:
         return torch.float32 if is_lora(name) or name.endswith("norm.scale") else self.dtype

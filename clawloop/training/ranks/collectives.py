@@ -18,6 +18,7 @@ from torch import Tensor
 from clawloop.errors import (
     AdapterUnusable,
     ClawloopError,
+    DiskFull,
     ModelUnsupported,
     NothingToTrain,
     StepDiverged,
@@ -26,7 +27,15 @@ from clawloop.errors import (
 )
 
 Value = TypeVar("Value")
-_SHARED = (StepDiverged, StreamsUnusable, NothingToTrain, AdapterUnusable, ModelUnsupported, TrainerUnavailable)
+_SHARED = (
+    StepDiverged,
+    StreamsUnusable,
+    NothingToTrain,
+    AdapterUnusable,
+    DiskFull,
+    ModelUnsupported,
+    TrainerUnavailable,
+)
 
 
 @dataclass(frozen=True, slots=True)
