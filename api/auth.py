@@ -1,4 +1,8 @@
-"""API keys of requests, cached so that chat goes on while PostgreSQL is away."""
+"""API keys of requests, cached so that chat goes on while PostgreSQL is away.
+
+A key of an episode is signed, so that one that was never looked up is accepted as well while PostgreSQL is away. No key
+is accepted after it has expired.
+"""
 
 from __future__ import annotations
 
@@ -6,12 +10,15 @@ import asyncio
 import hashlib
 import time
 from collections import OrderedDict
+from datetime import UTC, datetime
 
 from starlette.datastructures import Headers
 
 from api.ports import KeyStore
 from clawloop.contracts.serving import ApiKey, Scope
+from clawloop.episodes.keys import is_episode_key, verify
 from clawloop.errors import RequestRejected, StoreUnavailable
+from clawloop.ids import ApiKeyId
 
 # How long a revoked key may still be accepted.
 FRESH_SECONDS = 30.0
@@ -37,6 +44,7 @@ class KeyRing:
         self._retry_seconds = retry_seconds
         self._cache: OrderedDict[bytes, tuple[float, ApiKey]] = OrderedDict()
         self._lookups: dict[bytes, asyncio.Task[ApiKey | None]] = {}
+        self._signing_secret: bytes | None = None
 
     async def require(self, headers: Headers, scope: Scope) -> ApiKey:
         """The key of this request, which has the scope.
@@ -49,8 +57,8 @@ class KeyRing:
         key = await self._find(secret)
         if key is None:
             raise RequestRejected(
-                "The API key is not known here, or was revoked. `clawloop key list` shows the keys; "
-                "`clawloop key create` makes one.",
+                "The API key is not known here, was revoked, or belonged to an episode that has ended. "
+                "`clawloop key list` shows the keys; `clawloop key create` makes one.",
                 status=401,
                 code="invalid_api_key",
             )
@@ -66,24 +74,44 @@ class KeyRing:
         # The secret itself stays in memory no longer than the request.
         digest = hashlib.sha256(secret.encode()).digest()
         cached = self._cache.get(digest)
+        if cached is not None and _has_expired(cached[1]):
+            del self._cache[digest]
+            return None
         if cached is not None and time.monotonic() - cached[0] < FRESH_SECONDS:
             return cached[1]
         try:
             key = await self._look_up(digest, secret)
         except StoreUnavailable:
-            if cached is None:
+            known = self._signed_key(secret) if cached is None else cached[1]
+            if known is None:
                 raise
             # Requests of the next seconds need not wait for the same failure.
-            self._cache[digest] = (time.monotonic() - FRESH_SECONDS + STALE_SECONDS, cached[1])
-            return cached[1]
-        if key is None:
+            self._remember(digest, known, time.monotonic() - FRESH_SECONDS + STALE_SECONDS)
+            return known
+        if key is None or _has_expired(key):
             self._cache.pop(digest, None)
             return None
-        self._cache[digest] = (time.monotonic(), key)
+        self._remember(digest, key, time.monotonic())
+        return key
+
+    def _remember(self, digest: bytes, key: ApiKey, looked_up_at: float) -> None:
+        self._cache[digest] = (looked_up_at, key)
         self._cache.move_to_end(digest)
         if len(self._cache) > CACHE_SIZE:
             self._cache.popitem(last=False)
-        return key
+
+    def _signed_key(self, secret: str) -> ApiKey | None:
+        """What a genuine key of an episode that has not expired says; None for any other key.
+
+        That its episode ended early only PostgreSQL knows.
+        """
+        signed = None if self._signing_secret is None else verify(secret, self._signing_secret)
+        if signed is None:
+            return None
+        key = ApiKey(
+            ApiKeyId(signed.episode), signed.policy, frozenset({Scope.CHAT}), signed.episode, signed.expires_at
+        )
+        return None if _has_expired(key) else key
 
     async def _look_up(self, digest: bytes, secret: str) -> ApiKey | None:
         """Look a key up, once for all requests that wait for it.
@@ -92,7 +120,8 @@ class KeyRing:
         none of the look-ups would finish in time.
         """
         if (lookup := self._lookups.get(digest)) is None:
-            retry_seconds = 0.0 if digest in self._cache else self._retry_seconds
+            known = digest in self._cache or self._signed_key(secret) is not None
+            retry_seconds = 0.0 if known else self._retry_seconds
             lookup = self._lookups[digest] = asyncio.create_task(self._authenticate(secret, retry_seconds))
             lookup.add_done_callback(lambda task: self._forget_lookup(digest, task))
         return await asyncio.shield(lookup)  # a client that disconnects must not cancel the look-up of the others
@@ -101,6 +130,8 @@ class KeyRing:
         until = time.monotonic() + retry_seconds
         while True:
             try:
+                if self._signing_secret is None and is_episode_key(secret):
+                    self._signing_secret = await self._store.signing_secret()
                 return await self._store.authenticate(secret)
             except StoreUnavailable:
                 if time.monotonic() >= until:
@@ -111,6 +142,10 @@ class KeyRing:
         del self._lookups[digest]
         if not task.cancelled():
             task.exception()  # retrieved, or asyncio logs it when all its requests are gone
+
+
+def _has_expired(key: ApiKey) -> bool:
+    return key.expires_at is not None and key.expires_at <= datetime.now(UTC)
 
 
 def _bearer(headers: Headers) -> str:

@@ -81,6 +81,12 @@ async def give_feedback(request: Request) -> FeedbackTaken | OutcomeTaken:
     """Rate or comment on a reply, or report whether a session's task succeeded."""
     services = services_of(request)
     key = await services.keys.require(request.headers, Scope.CHAT)
+    if key.episode is not None:
+        raise RequestRejected(
+            "An episode's key gives no feedback: its verifier alone decides its reward.",
+            status=403,
+            code="insufficient_scope",
+        )
     feedback = _parse(await read_json(request, services.limits))
     if feedback.outcome is not None:
         return await _give_outcome(services, key.id, feedback.session_id or "", feedback.outcome)

@@ -28,10 +28,17 @@ from clawloop.ids import ApiKeyId, FeedbackId, SessionId, TurnId
 
 class KeyStore(Protocol):
     async def authenticate(self, secret: str) -> ApiKey | None:
-        """The key with this secret; None if there is none, or it was revoked.
+        """The key with this secret; None if there is none, or it was revoked or has expired.
 
         Raises:
             StoreUnavailable: the key could not be looked up, so it may be valid.
+        """
+
+    async def signing_secret(self) -> bytes:
+        """The secret that episode keys are signed with.
+
+        Raises:
+            StoreUnavailable
         """
 
 

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from dataclasses import dataclass
+from dataclasses import dataclass, field
 from datetime import UTC, datetime
 from typing import Any
 
@@ -10,6 +10,7 @@ import orjson
 from pydantic import JsonValue
 from starlette.datastructures import Headers
 
+from api.chat.episodes import trainable_fields
 from api.chat.models import resolve_model
 from api.chat.schemas import ChatRequest, parse_chat_request
 from api.dependencies import Services
@@ -53,6 +54,7 @@ class PreparedChat:
         pinned: the client named the version, so no other may answer.
         affinity: requests with the same value go to the same engine.
         turn_ids: one for each choice.
+        asked: sampling settings of an episode's client that were not sent, as the trainer cannot use them.
     """
 
     key: ApiKey
@@ -68,11 +70,13 @@ class PreparedChat:
     ends_session: bool
     turn_ids: tuple[TurnId, ...]
     started_at: datetime
+    asked: dict[str, JsonValue] = field(default_factory=dict)
 
     @property
     def sampling(self) -> dict[str, JsonValue]:
-        """Every setting that shaped the tokens, as sent to the engine."""
-        return {name: value for name, value in self.body.items() if name not in _NOT_SAMPLING}
+        """Every setting that shaped the tokens, as sent to the engine; `asked` has what a client asked for instead."""
+        sent = {name: value for name, value in self.body.items() if name not in _NOT_SAMPLING}
+        return sent | {"asked": self.asked} if self.asked else sent
 
     def route(self, version: int) -> RouteKey:
         model = version_name(self.policy.id, version, self.policy.base_model)
@@ -94,6 +98,12 @@ async def prepare(services: Services, key: ApiKey, headers: Headers, body: dict[
     evidence = identify(headers, body)
     messages: list[Message] = body["messages"]
     version = choice.version
+    fields = _engine_fields(body, request, policy)
+    asked: dict[str, JsonValue] = {}
+    if key.episode is not None:
+        # Its turns follow the active version, and its client's settings must not keep them from being trained.
+        version = policy.active if version is None else version
+        fields, asked = trainable_fields(fields, body)
     if version is None:
         version = await services.versions.choose(key.id, policy, evidence, messages)
         if not services.engines.has_version(policy.id, version):
@@ -102,10 +112,11 @@ async def prepare(services: Services, key: ApiKey, headers: Headers, body: dict[
         key=key,
         policy=policy,
         request=request,
-        body=_engine_fields(body, request, policy),
+        body=fields,
+        asked=asked,
         messages=messages,
         evidence=evidence,
-        kind=classify(headers, body, side_alias=choice.side),
+        kind=classify(headers, body, side_alias=choice.side, patterns=key.episode is None),
         version=version,
         pinned=choice.version is not None,
         affinity=_affinity(key, evidence, messages),

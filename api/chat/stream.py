@@ -242,6 +242,7 @@ class ChatExchange(Response):
             ends_session=chat.ends_session,
             started_at=chat.started_at,
             finished_at=datetime.now(UTC),
+            episode_id=chat.key.episode,
         )
         await self._services.recorder.record(record)
 

@@ -65,7 +65,7 @@ class NotificationQueue:
 
     def add_turn(self, record: TurnRecord, inserted: InsertedTurn) -> None:
         """Queue a notification of a stored turn, if it is one that may be judged."""
-        if record.kind is not TurnKind.MAIN or inserted.erased:
+        if record.kind is not TurnKind.MAIN or inserted.erased or record.episode_id is not None:
             return
         facts = SessionFacts(
             session_id=inserted.session_id,

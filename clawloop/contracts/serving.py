@@ -3,11 +3,12 @@
 from __future__ import annotations
 
 from dataclasses import dataclass
+from datetime import datetime
 from enum import StrEnum
 
 from pydantic import JsonValue
 
-from clawloop.ids import ApiKeyId
+from clawloop.ids import ApiKeyId, EpisodeId
 
 
 class Scope(StrEnum):
@@ -19,11 +20,18 @@ class Scope(StrEnum):
 
 @dataclass(frozen=True, slots=True)
 class ApiKey:
-    """An authenticated API key."""
+    """An authenticated API key.
+
+    Args:
+        episode: the episode whose key it is; None for a key of a person or program.
+        expires_at: None if it does not expire.
+    """
 
     id: ApiKeyId
     policy: str
     scopes: frozenset[Scope]
+    episode: EpisodeId | None = None
+    expires_at: datetime | None = None
 
 
 @dataclass(frozen=True, slots=True)

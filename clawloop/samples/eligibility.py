@@ -64,7 +64,7 @@ def why_not_trainable(
     Raises:
         EngineAnswerUnusable: response ids and log-probs differ in number.
     """
-    reasons = [*_of_reply(status, prompt_ids, response_ids, logprobs), *_of_sampling(sampling, tools)]
+    reasons = [*_of_reply(status, prompt_ids, response_ids, logprobs), *sampling_problems(sampling, tools)]
     return PREFIX + ", ".join(reasons) if reasons else None
 
 
@@ -93,7 +93,8 @@ def _of_reply(
     return reasons
 
 
-def _of_sampling(sampling: Mapping[str, JsonValue], tools: Sequence[JsonValue] | None) -> list[str]:
+def sampling_problems(sampling: Mapping[str, JsonValue], tools: Sequence[JsonValue] | None) -> list[str]:
+    """The settings that keep a reply from being trained, by name where a client could have given them."""
     reasons = _temperature(sampling.get("temperature"))
     # The gateway fills these two in, so a missing one is not neutral but unknown.
     reasons += _filled(sampling, "top_p", lambda value: value >= 1)

@@ -65,12 +65,15 @@ SIDE_PATTERNS = (
 )
 
 
-def classify(headers: Mapping[str, str], body: Mapping[str, JsonValue], *, side_alias: bool) -> KindDecision:
+def classify(
+    headers: Mapping[str, str], body: Mapping[str, JsonValue], *, side_alias: bool, patterns: bool = True
+) -> KindDecision:
     """The kind of a turn: as the client names it, else by the model alias, else by a known side prompt, else main.
 
     Args:
         headers: names in lower case.
         side_alias: the request names a model alias that means side turns.
+        patterns: False ignores known side prompts: an episode is trained whatever its task reads like.
     """
     unknown = ""
     for place, value in (
@@ -85,7 +88,7 @@ def classify(headers: Mapping[str, str], body: Mapping[str, JsonValue], *, side_
         unknown += f" ({place} {value.strip()[:40]!r} is neither main nor side)"
     if side_alias:
         return KindDecision(TurnKind.SIDE, f"model name for side turns{unknown}")
-    pattern = _side_pattern(body)
+    pattern = _side_pattern(body) if patterns else None
     if pattern is not None:
         return KindDecision(TurnKind.SIDE, f"known side prompt: {pattern}{unknown}")
     return KindDecision(TurnKind.MAIN, f"no sign of a side turn{unknown}")

@@ -14,13 +14,15 @@ from collections.abc import Iterable
 from dataclasses import dataclass
 from datetime import datetime
 
-from sqlalchemy import func, insert, select, update
+from sqlalchemy import func, insert, or_, select, update
 from sqlalchemy.ext.asyncio import AsyncConnection
 
 from clawloop.contracts.serving import ApiKey, Scope
+from clawloop.episodes.keys import is_episode_key
 from clawloop.errors import SetupError
-from clawloop.ids import ApiKeyId, new_api_key_id
+from clawloop.ids import ApiKeyId, EpisodeId, new_api_key_id
 from db.database import Database, transaction
+from db.episodes.signing import signing_secret
 from db.exact_json import storable
 from db.tables import ApiKeyRow, PolicyRow
 
@@ -54,16 +56,24 @@ class PostgresKeyStore:
         self._database = database
 
     async def authenticate(self, secret: str) -> ApiKey | None:
+        if is_episode_key(secret):
+            return await self._authenticate(secret.partition(".")[0], secret)
         parts = _FORM.fullmatch(secret)
         return None if parts is None else await self._authenticate(parts[1], secret)
 
     @transaction
+    async def signing_secret(self, connection: AsyncConnection) -> bytes:
+        return await signing_secret(connection)
+
+    @transaction
     async def _authenticate(self, connection: AsyncConnection, prefix: str, secret: str) -> ApiKey | None:
-        query = select(ApiKeyRow).where(ApiKeyRow.prefix == prefix, ApiKeyRow.revoked_at.is_(None))
+        alive = or_(ApiKeyRow.expires_at.is_(None), ApiKeyRow.expires_at > func.now())
+        query = select(ApiKeyRow).where(ApiKeyRow.prefix == prefix, ApiKeyRow.revoked_at.is_(None), alive)
         row = (await connection.execute(query)).one_or_none()
         if row is None or not hmac.compare_digest(row.secret_sha256, _sha256(secret)):
             return None
-        return ApiKey(ApiKeyId(row.id), row.policy, frozenset(map(Scope, row.scopes)))
+        episode = None if row.episode_id is None else EpisodeId(row.episode_id)
+        return ApiKey(ApiKeyId(row.id), row.policy, frozenset(map(Scope, row.scopes)), episode, row.expires_at)
 
     @transaction
     async def create_key(
@@ -102,7 +112,8 @@ class PostgresKeyStore:
 
     @transaction
     async def list_keys(self, connection: AsyncConnection) -> list[KeyEntry]:
-        """All keys, revoked ones included, oldest first."""
+        """All keys of people and programs, revoked ones included, oldest first; keys of episodes live for minutes."""
+        of_people = select(ApiKeyRow).where(ApiKeyRow.episode_id.is_(None)).order_by(ApiKeyRow.id)
         return [
             KeyEntry(
                 id=ApiKeyId(row.id),
@@ -113,13 +124,13 @@ class PostgresKeyStore:
                 created_at=row.created_at,
                 revoked_at=row.revoked_at,
             )
-            for row in await connection.execute(select(ApiKeyRow).order_by(ApiKeyRow.id))
+            for row in await connection.execute(of_people)
         ]
 
     @transaction
     async def any_keys(self, connection: AsyncConnection) -> bool:
         """Whether there is a valid key; without one the gateway listens on loopback only."""
-        valid = select(ApiKeyRow.id).where(ApiKeyRow.revoked_at.is_(None)).limit(1)
+        valid = select(ApiKeyRow.id).where(ApiKeyRow.revoked_at.is_(None), ApiKeyRow.episode_id.is_(None)).limit(1)
         return await connection.scalar(valid) is not None
 
 

@@ -9,10 +9,12 @@ import pytest
 from clawloop.contracts.episodes import Ending, EpisodeEnd, GroupState
 from clawloop.contracts.training import SampleState, StepState
 from clawloop.contracts.turns import TurnOutcome
+from clawloop.episodes.keys import EpisodeKey, sign, verify
 from clawloop.ids import SampleId
 from db.episodes.groups import PostgresEpisodeStore
 from db.invariants import violations
 from db.judging.rejudging import PostgresRejudgeStore
+from db.serving.keys import PostgresKeyStore
 from db.sweep import PostgresSweepStore
 from tests.contract.episodes import LIFETIME, add_turns, new_group, run_group, samples_of_group
 from tests.contract.learning import POLICY, PostgresLearning, publish, recipe, step, trained
@@ -177,3 +179,26 @@ async def test_damage_is_found(postgres_learning: PostgresLearning) -> None:
         "the key of an episode that has ended is revoked",
         "a step takes all samples of a rollout group or none",
     } <= found
+
+
+async def test_an_episodes_key_is_found_until_it_ends_or_expires(postgres_learning: PostgresLearning) -> None:
+    learning = postgres_learning
+    store, keys = PostgresEpisodeStore(learning.database), PostgresKeyStore(learning.database)
+    group = new_group(3)
+    await store.make_group(group)
+    first, second, third = [await store.begin_episode(group.id, place, 1, LIFETIME) for place in range(3)]
+    secret = await store.key_of(first.id)
+    key = await keys.authenticate(secret)
+    signed = verify(secret, await keys.signing_secret())
+    assert key is not None
+    assert signed is not None
+    assert key.episode == signed.episode == first.id
+    assert (key.policy, key.expires_at) == (signed.policy, signed.expires_at)
+    await store.end_episode(EpisodeEnd(first.id, Ending.COMPLETED))
+    assert await keys.authenticate(secret) is None
+    expired = await store.key_of(second.id)
+    await learning.execute("UPDATE api_keys SET expires_at = now() WHERE episode_id = %s", second.id)
+    assert await keys.authenticate(expired) is None
+    forged = sign(EpisodeKey(third.id, "default", signed.expires_at), b"another secret")
+    assert await keys.authenticate(forged) is None
+    assert [entry.name for entry in await keys.list_keys()] == ["test"]

@@ -8,9 +8,12 @@ from dataclasses import replace
 from datetime import UTC, datetime
 
 from clawloop.contracts.serving import ApiKey, Scope
+from clawloop.episodes.keys import EpisodeKey, sign
 from clawloop.errors import StoreUnavailable
-from clawloop.ids import new_api_key_id
+from clawloop.ids import ApiKeyId, new_api_key_id, new_episode_id
 from db.serving.keys import KeyEntry
+
+SIGNING_SECRET = b"k" * 32
 
 
 class FakeKeyStore:
@@ -24,6 +27,7 @@ class FakeKeyStore:
         self.available = True
         self.lookups = 0
         self._entries: dict[str, KeyEntry] = {}  # by secret
+        self._episodes: dict[str, ApiKey] = {}  # by secret
 
     def add(self, policy: str, scopes: Iterable[Scope], name: str = "test") -> str:
         """Add a key; returns its secret."""
@@ -34,9 +38,26 @@ class FakeKeyStore:
         self._entries[secret] = entry
         return secret
 
+    def add_episode(self, policy: str, expires_at: datetime) -> tuple[ApiKey, str]:
+        """Add an episode's key."""
+        episode = new_episode_id()
+        key = ApiKey(ApiKeyId(episode), policy, frozenset({Scope.CHAT}), episode, expires_at)
+        secret = sign(EpisodeKey(episode, policy, expires_at), SIGNING_SECRET)
+        self._episodes[secret] = key
+        return key, secret
+
+    def end_episode(self, secret: str) -> None:
+        del self._episodes[secret]
+
+    async def signing_secret(self) -> bytes:
+        self._require_available()
+        return SIGNING_SECRET
+
     async def authenticate(self, secret: str) -> ApiKey | None:
         self.lookups += 1
         self._require_available()
+        if secret in self._episodes:
+            return self._episodes[secret]
         entry = self._entries.get(secret)
         if entry is None or entry.revoked_at is not None:
             return None

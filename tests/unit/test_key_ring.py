@@ -3,14 +3,17 @@
 from __future__ import annotations
 
 import asyncio
+from datetime import UTC, datetime, timedelta
 
 import pytest
 from starlette.datastructures import Headers
 
 from api.auth import KeyRing
 from clawloop.contracts.serving import ApiKey, Scope
+from clawloop.episodes.keys import EpisodeKey, sign
 from clawloop.errors import RequestRejected, StoreUnavailable
-from tests.fakes.key_store import FakeKeyStore
+from clawloop.ids import ApiKeyId, new_episode_id
+from tests.fakes.key_store import SIGNING_SECRET, FakeKeyStore
 
 
 class SlowKeyStore(FakeKeyStore):
@@ -69,3 +72,62 @@ async def test_the_first_request_with_a_key_waits_for_a_late_store() -> None:
     store.available = True
     assert (await request).policy == "default"
     assert store.lookups == 2
+
+
+HOUR = timedelta(hours=1)
+
+
+async def test_an_episodes_key_never_seen_is_accepted_while_the_store_is_away() -> None:
+    store = FakeKeyStore()
+    ring = KeyRing(store, retry_seconds=0)
+    _, first = store.add_episode("default", datetime.now(UTC) + HOUR)
+    assert (await ring.require(bearer(first), Scope.CHAT)).episode is not None
+    store.available = False
+    unseen = EpisodeKey(new_episode_id(), "other", (datetime.now(UTC) + HOUR).replace(microsecond=0))
+    key = await ring.require(bearer(sign(unseen, SIGNING_SECRET)), Scope.CHAT)
+    assert key.id == ApiKeyId(unseen.episode)
+    assert (key.policy, key.episode) == ("other", unseen.episode)
+    with pytest.raises(StoreUnavailable):
+        await ring.require(bearer(sign(unseen, b"another secret")), Scope.CHAT)
+    with pytest.raises(RequestRejected, match="needs a key with the scope admin"):
+        await ring.require(bearer(sign(unseen, SIGNING_SECRET)), Scope.ADMIN)
+
+
+async def test_a_gateway_that_never_read_the_signing_secret_cannot_check_a_key() -> None:
+    store = FakeKeyStore()
+    _, secret = store.add_episode("default", datetime.now(UTC) + HOUR)
+    store.available = False
+    with pytest.raises(StoreUnavailable):
+        await KeyRing(store, retry_seconds=0).require(bearer(secret), Scope.CHAT)
+
+
+async def test_no_cache_outlives_an_expired_key(monkeypatch: pytest.MonkeyPatch) -> None:
+    store = FakeKeyStore()
+    ring = KeyRing(store, retry_seconds=0)
+    _, secret = store.add_episode("default", datetime.now(UTC) + timedelta(seconds=60))
+    await ring.require(bearer(secret), Scope.CHAT)
+    store.available = False
+    later = datetime.now(UTC) + timedelta(seconds=61)
+
+    class Later(datetime):
+        @classmethod
+        def now(cls, tz: object = None) -> datetime:  # type: ignore[override]
+            return later
+
+    monkeypatch.setattr("api.auth.datetime", Later)
+    with pytest.raises(RequestRejected, match="belonged to an episode that has ended"):
+        await ring.require(bearer(secret), Scope.CHAT)
+    with pytest.raises(StoreUnavailable):  # by now it is not cached, and its signature is of no use
+        await ring.require(bearer(secret), Scope.CHAT)
+
+
+async def test_the_end_of_an_episode_is_seen_when_its_key_is_looked_up_again(monkeypatch: pytest.MonkeyPatch) -> None:
+    store = FakeKeyStore()
+    ring = KeyRing(store, retry_seconds=0)
+    _, secret = store.add_episode("default", datetime.now(UTC) + HOUR)
+    await ring.require(bearer(secret), Scope.CHAT)
+    store.end_episode(secret)
+    await ring.require(bearer(secret), Scope.CHAT)  # cached for FRESH_SECONDS
+    monkeypatch.setattr("api.auth.FRESH_SECONDS", 0.0)
+    with pytest.raises(RequestRejected):
+        await ring.require(bearer(secret), Scope.CHAT)
