@@ -2,11 +2,15 @@
 
 from __future__ import annotations
 
-from typing import Annotated, NoReturn
+from typing import TYPE_CHECKING, Annotated, NoReturn
 
 import typer
 
-from clawloop.cli.terminal import AsJson, Data, fail, show_rows, with_database
+from clawloop.cli.terminal import AsJson, Data, fail, settings_of, show_rows, with_database
+
+if TYPE_CHECKING:
+    from clawloop.contracts.serving import Engine
+    from db.database import Database
 
 engine_app = typer.Typer(no_args_is_help=True, help="vLLM servers.")
 
@@ -34,9 +38,19 @@ def list_engines(data: Data = None, as_json: AsJson = False) -> None:
 @engine_app.command("add")
 def add_engine(url: Annotated[str, typer.Argument(help="e.g. http://127.0.0.1:8101")], data: Data = None) -> None:
     """Add a vLLM server that gateways may send requests to."""
+    from clawloop.processes.engine_check import check_engines
     from db.serving import engines
 
-    engine = with_database(data, lambda database: engines.add_engine(database, url))
+    model = settings_of(data).model
+
+    async def check_and_add(database: Database) -> tuple[list[str], Engine]:
+        return await check_engines(database, [engines.engine_of(url)[1]], model), await engines.add_engine(
+            database, url
+        )
+
+    silent, engine = with_database(data, check_and_add)
+    for line in silent:
+        typer.echo(line, err=True)
     typer.echo(f"{engine.id} is {engine.url}.")
 
 

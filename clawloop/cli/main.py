@@ -81,12 +81,15 @@ def migrate(
 
     if base_model is None and (alias or engine):
         raise typer.BadParameter("needs --base-model", param_hint="--alias" if alias else "--engine")
-    url = database_url(settings_of(data))
+    settings = settings_of(data)
+    url = database_url(settings)
     migrate_schema(url)
     typer.echo("The database has this version's schema.")
     if base_model is not None:
         aliases = alias or [base_model.rsplit("/", 1)[-1].lower()]
-        asyncio.run(create_default_policy(url, base_model, aliases, engine or []))
+        silent = asyncio.run(create_default_policy(url, base_model, aliases, engine or [], settings.model))
+        for line in silent:
+            typer.echo(line, err=True)
         typer.echo(f"The default policy exists, for {base_model}.")
 
 

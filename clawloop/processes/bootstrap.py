@@ -4,15 +4,17 @@ from __future__ import annotations
 
 import asyncio
 from collections.abc import Mapping, Sequence
+from pathlib import Path
 
 from clawloop.contracts.serving import Scope
 from clawloop.errors import RecipeRejected, SetupError
+from clawloop.processes.engine_check import check_engines
 from clawloop.recipes.checks import require_rank
 from clawloop.recipes.recipe import Recipe
 from db.database import BACKGROUND_LIMIT, Database
 from db.schema import migrate
 from db.serving.directory import ensure_policy
-from db.serving.engines import add_missing_engines, ensure_engines
+from db.serving.engines import add_missing_engines, engine_of, ensure_engines
 from db.serving.keys import PostgresKeyStore
 from db.training.recipes import ensure_recipe, read_recipe_of, set_recipe
 
@@ -80,10 +82,18 @@ async def _ensure_key(store: PostgresKeyStore, scope: Scope, secret: str | None)
     return created
 
 
-async def create_default_policy(url: str, base_model: str, aliases: Sequence[str], engines: Sequence[str]) -> None:
+async def create_default_policy(
+    url: str, base_model: str, aliases: Sequence[str], engines: Sequence[str], model: Path | None = None
+) -> list[str]:
     """Insert the default policy with its recipe, and engines; for a deployment without `clawloop up`.
 
     Idempotent: it runs at every deployment, and an engine that a person drained stays drained.
+
+    Args:
+        model: CLAWLOOP_MODEL, compared with the engines.
+
+    Returns:
+        A line for each engine that does not answer yet.
 
     Raises:
         SetupError, StoreUnavailable
@@ -92,6 +102,8 @@ async def create_default_policy(url: str, base_model: str, aliases: Sequence[str
     try:
         await ensure_policy(database, DEFAULT_POLICY, base_model, aliases)
         await ensure_recipe(database, DEFAULT_POLICY, DEFAULT_RECIPE)
+        silent = await check_engines(database, [engine_of(engine)[1] for engine in engines], model)
         await add_missing_engines(database, engines, added_by=None)
+        return silent
     finally:
         await database.close()

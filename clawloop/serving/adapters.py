@@ -8,6 +8,7 @@ from __future__ import annotations
 
 import asyncio
 import time
+from collections.abc import Mapping
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
@@ -85,7 +86,10 @@ class VllmControl:
             await self.unload(name)  # the name stands for another directory
             loaded_path = None
         if loaded_path is None:
-            await self._post("/v1/load_lora_adapter", {"lora_name": name, "lora_path": str(path)}, LOAD_SECONDS)
+            try:
+                await self._post("/v1/load_lora_adapter", {"lora_name": name, "lora_path": str(path)}, LOAD_SECONDS)
+            except EngineRejected as error:
+                raise EngineRejected(error.status, _with_remedy(error.error)) from error
         await self._probe(name)
 
     async def unload(self, name: str) -> None:
@@ -208,6 +212,13 @@ class VllmControl:
 
 def _limit(seconds: float) -> aiohttp.ClientTimeout:
     return aiohttp.ClientTimeout(total=seconds, sock_connect=CONNECT_SECONDS)
+
+
+def _with_remedy(error: Mapping[str, Any]) -> dict[str, Any]:
+    message = str(error.get("message", ""))
+    if "max_lora_rank" in message:
+        message += " Start the engine with a larger --max-lora-rank, or set a recipe with a smaller train.lora.rank."
+    return {**error, "message": message}
 
 
 def _error_message(content: bytes) -> str:

@@ -1,4 +1,4 @@
-"""A server that answers only `/v1/models`, as vLLM does."""
+"""A server that answers `/v1/models`, and prompts of one token id, as vLLM does."""
 
 from __future__ import annotations
 
@@ -10,7 +10,7 @@ from http.server import BaseHTTPRequestHandler, HTTPServer
 
 
 @contextmanager
-def model_server(name: str) -> Iterator[str]:
+def model_server(name: str, vocab: int = 1000) -> Iterator[str]:
     """Serve until the block ends; yields the URL."""
 
     class Handler(BaseHTTPRequestHandler):
@@ -20,6 +20,14 @@ def model_server(name: str) -> Iterator[str]:
             self.send_header("content-length", str(len(body)))
             self.end_headers()
             self.wfile.write(body)
+
+        def do_POST(self) -> None:
+            asked = json.loads(self.rfile.read(int(self.headers["content-length"])))
+            known = asked["model"] == name and asked["prompt"][0] < vocab
+            self.send_response(200 if known else 400)
+            self.send_header("content-length", "2")
+            self.end_headers()
+            self.wfile.write(b"{}")
 
         def log_message(self, format: str, *args: object) -> None:
             pass

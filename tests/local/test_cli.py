@@ -20,6 +20,8 @@ from clawloop.local.parts import Deployment
 from clawloop.settings import read_settings
 from db.database import BACKGROUND_LIMIT, Database
 from db.serving.engines import add_engine, list_engines
+from tests.fakes.model_server import model_server
+from tests.unit.layout.folders import write_folder
 from tests.verbs import clawloop, clawloop_process, refusal
 
 pytestmark = pytest.mark.slow  # each command is a process that imports all it needs
@@ -43,6 +45,49 @@ def test_migrate_with_a_base_model_prepares_a_deployment(empty_postgres_url: str
     assert clawloop_process("engine", "remove", "gpu:8100", **here).stdout == "gpu:8100 is removed.\n"
     assert "no engine 'gpu:8100'" in refusal(clawloop("engine", "remove", "gpu:8100", **here))
     assert clawloop("migrate", "--alias", "small", **here).returncode == 2
+
+
+@pytest.mark.postgres
+def test_an_engine_of_another_model_is_refused_and_a_silent_one_added(empty_postgres_url: str, tmp_path: Path) -> None:
+    here = {"DATABASE_URL": empty_postgres_url, "CLAWLOOP_DATA": str(tmp_path)}
+    folder = write_folder(tmp_path / "Qwen3-4B")  # with 100 token ids
+    with (
+        model_server("Qwen3-4B", vocab=100) as same,
+        model_server("Qwen3-4B", vocab=101) as larger,
+        model_server("Qwen3-4B", vocab=99) as smaller,
+        model_server("Llama") as other,
+    ):
+        migrate = ["migrate", "--base-model", "Qwen3-4B"]
+        said = refusal(clawloop(*migrate, "--engine", other, **here))
+        assert f"engine {other} serves Llama, the policies are of Qwen3-4B: give an engine of that model" in said
+        done = clawloop(*migrate, "--engine", same, "--engine", "http://127.0.0.1:1", **here)
+        assert (done.returncode, done.stderr) == (
+            0,
+            "engine http://127.0.0.1:1 does not answer yet; its model was not compared.\n",
+        )
+        for verb in (("engine", "add"), (*migrate, "--engine")):
+            assert f"engine {other} serves Llama" in refusal(clawloop(*verb, other, **here))
+            with_model = here | {"CLAWLOOP_MODEL": str(folder)}
+            assert clawloop(*verb, same, **with_model).returncode == 0
+            assert "with more token ids than the trainer's 100" in refusal(clawloop(*verb, larger, **with_model))
+            assert "with fewer token ids than the trainer's 100" in refusal(clawloop(*verb, smaller, **with_model))
+        with psycopg.connect(empty_postgres_url) as connection:
+            stored = connection.execute("SELECT url FROM engines ORDER BY url").fetchall()
+    assert {url for (url,) in stored} == {same, "http://127.0.0.1:1"}
+
+
+@pytest.mark.postgres
+def test_a_drained_engine_stays_drained_when_a_deployment_migrates_again(
+    empty_postgres_url: str, tmp_path: Path
+) -> None:
+    here = {"DATABASE_URL": empty_postgres_url, "CLAWLOOP_DATA": str(tmp_path)}
+    migrate = ["migrate", "--base-model", "Qwen3-4B", "--engine", "http://127.0.0.1:1"]
+    assert clawloop(*migrate, **here).returncode == 0
+    assert clawloop("engine", "drain", "127.0.0.1:1", **here).returncode == 0
+    assert clawloop(*migrate, "--engine", "http://127.0.0.1:2", **here).returncode == 0
+    with psycopg.connect(empty_postgres_url) as connection:
+        stored = connection.execute("SELECT id, draining FROM engines ORDER BY id").fetchall()
+    assert stored == [("127.0.0.1:1", True), ("127.0.0.1:2", False)]
 
 
 def test_a_gateway_whose_port_is_in_use_reports_it(tmp_path: Path) -> None:

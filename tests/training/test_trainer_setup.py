@@ -1,0 +1,50 @@
+"""What a trainer refuses when it starts, in one line each."""
+
+from __future__ import annotations
+
+import json
+from collections.abc import Callable
+from pathlib import Path
+
+import pytest
+import torch
+
+from clawloop.errors import SetupError
+from clawloop.training.setup import TrainerSetup
+from tests.training.tiny import save_checkpoint
+from tests.verbs import clawloop, refusal
+
+
+def without_weights(folder: Path) -> None:
+    for path in folder.glob("*.safetensors"):
+        path.unlink()
+
+
+def of_another_family(folder: Path) -> None:
+    config = json.loads((folder / "config.json").read_text())
+    (folder / "config.json").write_text(json.dumps({**config, "architectures": ["MambaForCausalLM"]}))
+
+
+@pytest.mark.parametrize(
+    ("damage", "said"),
+    [
+        (without_weights, "has neither model.safetensors nor model.safetensors.index.json"),
+        (of_another_family, "MambaForCausalLM"),
+        (lambda folder: (folder / "config.json").unlink(), "config.json"),
+    ],
+    ids=["no weights", "another family", "no config"],
+)
+def test_a_folder_that_cannot_be_trained_is_one_line(tmp_path: Path, damage: Callable[[Path], None], said: str) -> None:
+    folder = save_checkpoint(tmp_path / "model", tied=True)
+    damage(folder)
+    line = refusal(clawloop("worker", "trainer", "--model", str(folder), "--data", str(tmp_path / "data")))
+    assert line.startswith("clawloop: --model: ")
+    assert said in line
+
+
+def test_a_trainer_whose_gpu_is_gone_says_so(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    """As after a GPU failed in a step: the trainer is started again, and finds none."""
+    monkeypatch.setattr(torch.cuda, "is_available", lambda: False)
+    setup = TrainerSetup(model=save_checkpoint(tmp_path / "model", tied=True), adapters=tmp_path, device="cuda")
+    with pytest.raises(SetupError, match="--device cuda: torch finds no CUDA device on this machine"):
+        setup.check()
