@@ -84,6 +84,7 @@ def request(
     training: TrainingNeeds | None = TrainingNeeds(),  # noqa: B008  # immutable
     dtype: Dtype = "bfloat16",
     memory: float = 64,
+    judge_model: ModelShape | None = None,
 ) -> Request:
     """A request; `gpus` and `memory` in GiB."""
     sizes = None if gpus is None else tuple(int(size * GIB) for size in gpus)
@@ -94,4 +95,5 @@ def request(
         memory=int(memory * GIB),
         training=training,
         dtype=dtype,
+        judge_model=judge_model,
     )
