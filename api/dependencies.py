@@ -13,6 +13,7 @@ from api.chat.versions import VersionChooser
 from api.ports import (
     Engines,
     FeedbackStore,
+    MetricsPages,
     Readiness,
     SessionStore,
 )
@@ -52,6 +53,7 @@ class Services:
     history: HistoryOperations
     readiness: Readiness
     metrics: GatewayMetrics
+    metrics_pages: MetricsPages
     limits: Limits
     _background: set[asyncio.Task[None]] = field(default_factory=set)
 

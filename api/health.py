@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from fastapi import APIRouter, Request
-from prometheus_client import CONTENT_TYPE_LATEST, generate_latest
+from prometheus_client import CONTENT_TYPE_LATEST
 from starlette.responses import JSONResponse, Response
 
 from api.dependencies import services_of
@@ -25,4 +25,6 @@ async def readyz(request: Request) -> JSONResponse:
 
 @router.get("/metrics", response_class=Response)
 async def metrics(request: Request) -> Response:
-    return Response(generate_latest(services_of(request).metrics.registry), media_type=CONTENT_TYPE_LATEST)
+    server = request.scope["server"]  # the address that took the connection; None on a Unix socket
+    page = await services_of(request).metrics_pages.page(None if server is None else server[1])
+    return Response(page, media_type=CONTENT_TYPE_LATEST)

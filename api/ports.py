@@ -47,6 +47,11 @@ class Readiness(Protocol):
         """Why this gateway should get no traffic, one line each; empty if it should."""
 
 
+class MetricsPages(Protocol):
+    async def page(self, port: int | None) -> bytes:
+        """Prometheus' text format, for a request that came to this port of the gateway."""
+
+
 # Called by api/chat/
 
 

@@ -25,3 +25,13 @@ def by_name(processes: Iterable[psutil.Process]) -> dict[str, psutil.Process]:
         with suppress(psutil.NoSuchProcess):
             first.setdefault(process.name(), process)
     return first
+
+
+def guarded_child(marker: str) -> psutil.Process:
+    """The process under a guard, among this process's descendants, whose command line contains `marker`."""
+    for process in psutil.Process().children(recursive=True):
+        with suppress(psutil.NoSuchProcess):
+            command = " ".join(process.cmdline())
+            if marker in command and "clawloop.local.supervision.guard" not in command:
+                return process
+    raise AssertionError(f"no process has {marker!r} in its command line")

@@ -7,7 +7,9 @@ standard error, 2 wrong usage.
 from __future__ import annotations
 
 import asyncio
+import os
 import sys
+from datetime import timedelta
 from typing import Annotated
 
 import typer
@@ -45,21 +47,42 @@ app.command("up")(up_command)
 def gateway(
     host: Annotated[str, typer.Option(help="Address to listen on.")] = "127.0.0.1",
     port: Annotated[int, typer.Option(help="Port to listen on.")] = 30000,
+    fd: Annotated[
+        int | None,
+        typer.Option(min=3, help="Listen on this inherited file descriptor; systemd's socket is found by itself."),
+    ] = None,
+    drain_seconds: Annotated[float, typer.Option(min=0, help="After SIGTERM replies may go on for that long.")] = 60.0,
+    name: Annotated[str | None, typer.Option(help="Label `gateway` of its metrics.")] = None,
+    health_port: Annotated[int, typer.Option(help="Loopback port where this process alone answers; 0: none.")] = 0,
+    peer: Annotated[
+        list[int] | None,
+        typer.Option(help="Health port of a gateway on the same socket, to be shown on /metrics; repeatable."),
+    ] = None,
     allowed_host: Annotated[list[str] | None, typer.Option(help="A host name clients may use; repeatable.")] = None,
     data: Data = None,
 ) -> None:
     """Serve the OpenAI-compatible API."""
-    from clawloop.local.checks import choose_port, require_folder
+    from clawloop.local.checks import bound_socket, require_folder
+    from clawloop.processes.listener import inherited_socket, systemd_socket
 
     settings = settings_of(data)
     require_folder(settings.data)
-    chosen = choose_port("the gateway", host, port, "--port")
+    listener = (systemd_socket(os.environ) if fd is None else inherited_socket(fd, "--fd")) or bound_socket(
+        "the gateway", host, port, "--port"
+    )
     # After the checks: these imports take seconds, and an error should not wait for them.
     from clawloop.processes.gateway import GatewayOptions, run_gateway
     from clawloop.telemetry.logs import configure_logging
 
     configure_logging()
-    options = GatewayOptions(host=host, port=chosen, allowed_hosts=frozenset(allowed_host or ()))
+    options = GatewayOptions(
+        listener=listener,
+        name=name,
+        health_port=health_port,
+        peers=tuple(peer or ()),
+        drain=timedelta(seconds=drain_seconds),
+        allowed_hosts=frozenset(allowed_host or ()),
+    )
     asyncio.run(run_gateway(settings, options))
 
 

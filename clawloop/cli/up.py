@@ -38,6 +38,10 @@ def up_command(
     data: Annotated[Path | None, typer.Option(help="Folder of all data; CLAWLOOP_DATA.")] = None,
     host: Annotated[str, typer.Option(help="Address the gateway listens on.")] = "127.0.0.1",
     port: Port = 30000,
+    gateways: Annotated[
+        int,
+        typer.Option(min=1, max=8, help="Gateway processes on the port: while one restarts, others answer."),
+    ] = 2,
     allowed_host: Annotated[
         list[str] | None, typer.Option(help="A host name clients may use for the gateway; repeatable.")
     ] = None,
@@ -96,6 +100,7 @@ def up_command(
         environment=dict(os.environ),
         host=host,
         port=port,
+        gateways=gateways,
         allowed_hosts=tuple(allowed_host or ()),
         temporal_port=temporal_port,
         temporal_ui_port=temporal_ui_port,

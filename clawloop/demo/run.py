@@ -94,6 +94,7 @@ async def run(options: DemoOptions, board: DemoBoard, prepare: Prepare) -> DemoR
             data=folder,
             environment=_environment(options.environment),
             port=options.port,
+            gateways=1,  # one user; a second one would start more slowly than it helps
             temporal_port=options.temporal_port,
             temporal_ui_port=options.temporal_ui_port,
             engine_port=options.engine_port,

@@ -95,24 +95,32 @@ def choose_port(part: str, host: str, port: int, option: str) -> int:
     """
     if port == 0:
         return _free_port(host)
+    with bound_socket(part, host, port, option):
+        return port
+
+
+def bound_socket(part: str, host: str, port: int, option: str) -> socket.socket:
+    """A socket bound to an address; for port 0 to any free one. It does not listen yet."""
     try:
         family, *_, address = socket.getaddrinfo(host, port, type=socket.SOCK_STREAM)[0]
     except (OSError, OverflowError) as error:
         raise SetupError(f"{host}:{port} is not an address to listen on for {part}: {error}") from error
-    with socket.socket(family, socket.SOCK_STREAM) as probe:
-        probe.setsockopt(socket.SOL_SOCKET, socket.SO_REUSEADDR, 1)
-        try:
-            probe.bind(address)
-        except PermissionError:
-            raise SetupError(f"port {port} for {part} needs root: choose one above 1023 with {option}") from None
-        except OSError as error:
-            if error.errno == errno.EADDRINUSE:
-                raise SetupError(
-                    f"port {port} for {part} is in use{_by_process(port)}: stop it, or choose another port with"
-                    f" {option} (0 takes a free one)"
-                ) from None
-            raise SetupError(f"cannot listen on {host}:{port} for {part}: {error.strerror}") from error
-    return port
+    bound = socket.socket(family, socket.SOCK_STREAM)
+    bound.setsockopt(socket.SOL_SOCKET, socket.SO_REUSEADDR, 1)
+    try:
+        bound.bind(address)
+    except PermissionError:
+        bound.close()
+        raise SetupError(f"port {port} for {part} needs root: choose one above 1023 with {option}") from None
+    except OSError as error:
+        bound.close()
+        if error.errno == errno.EADDRINUSE:
+            raise SetupError(
+                f"port {port} for {part} is in use{_by_process(port)}: stop it, or choose another port with"
+                f" {option} (0 takes a free one)"
+            ) from None
+        raise SetupError(f"cannot listen on {host}:{port} for {part}: {error.strerror}") from error
+    return bound
 
 
 def require_model(folder: Path, chat: ChatOptions | None = None) -> None:

@@ -7,6 +7,7 @@ from __future__ import annotations
 
 import asyncio
 import signal
+import socket
 import sys
 from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import dataclass, field
@@ -21,7 +22,7 @@ from clawloop.local.services import temporal_server
 from clawloop.local.services import vllm as vllm_server
 from clawloop.local.services.postgres import EmbeddedPostgres
 from clawloop.local.services.vllm import EngineOptions, ModelFacts
-from clawloop.local.supervision.part import Launch, Part
+from clawloop.local.supervision.part import Launch, Part, RestartPolicy
 from clawloop.recipes.recipe import Recipe
 
 LOOPBACK = "127.0.0.1"
@@ -29,6 +30,10 @@ TRAINER = "trainer"
 AGENT = "engine-agent"
 ENGINE = "vllm"
 JUDGE_ENGINE = "vllm-judge"
+# Clients wait for it: back at once, and soon even if it dies again and again.
+GATEWAY_RESTART = RestartPolicy(
+    first_delay=timedelta(seconds=0.1), longest_delay=timedelta(seconds=2), reset_after=timedelta(seconds=10)
+)
 # Local servers answer a health check in milliseconds, an engine under full load within a second or two.
 _HEALTH_SECONDS = 10.0
 
@@ -152,17 +157,37 @@ def vllm(name: str, model: ModelFacts, options: EngineOptions, where: str, envir
     )
 
 
-def gateway(deployment: Deployment, host: str, port: int, environment: Mapping[str, str]) -> Part:
-    url = gateway_url(host, port)
-    settings = _settings(deployment)
-    names = (f"--allowed-host={name}" for name in deployment.allowed_hosts)
-    command = (sys.executable, "-m", "clawloop.cli.main", "gateway", "--host", host, "--port", str(port), *names)
+def gateways(deployment: Deployment, listener: socket.socket, count: int, environment: Mapping[str, str]) -> list[Part]:
+    """Gateways that share a socket, which the caller keeps open."""
+    names = [numbered("gateway", number, count) for number in range(count)]
+    ports = {name: choose_port("the gateway's health", LOOPBACK, 0, "") for name in names}
+    return [
+        _gateway(deployment, listener, name, port, [peer for peer in ports.values() if peer != port], environment)
+        for name, port in ports.items()
+    ]
+
+
+def _gateway(
+    deployment: Deployment,
+    listener: socket.socket,
+    name: str,
+    health_port: int,
+    peers: Sequence[int],
+    environment: Mapping[str, str],
+) -> Part:
+    command = [sys.executable, "-m", "clawloop.cli.main", "gateway", "--fd", str(listener.fileno())]
+    command += ["--health-port", str(health_port), *(["--name", name] if peers else [])]
+    command += [f"--peer={peer}" for peer in peers]
+    command += [f"--allowed-host={host}" for host in deployment.allowed_hosts]
+    launch = Launch(tuple(command), dict(environment) | _settings(deployment), pass_fds=(listener.fileno(),))
     return Part(
-        name="gateway",
-        address=url,
-        prepare=lambda: Launch(command, dict(environment) | settings),
-        is_ready=lambda: answers_ok(f"{url}/healthz"),
-        stop_within=timedelta(seconds=4),  # running replies are cut and recorded as aborted
+        name=name,
+        address=gateway_url(*listener.getsockname()[:2]),
+        prepare=lambda: launch,
+        is_ready=lambda: answers_ok(f"http://{LOOPBACK}:{health_port}/healthz"),
+        stop_signal=signal.SIGINT,  # SIGTERM would wait for running replies; these are cut and recorded as aborted
+        stop_within=timedelta(seconds=4),
+        restart=GATEWAY_RESTART,
     )
 
 

@@ -27,6 +27,7 @@ class UpOptions:
 
     Args:
         environment: of this process; parts inherit it.
+        gateways: number of gateway processes, which share the port.
         allowed_hosts: host names that clients may use for the gateway, besides loopback and addresses.
         model: a model folder; None is the tiny model with random weights.
         models: how it is served and trained.
@@ -40,6 +41,7 @@ class UpOptions:
     environment: Mapping[str, str]
     host: str = LOOPBACK
     port: int = 30000
+    gateways: int = 2
     allowed_hosts: tuple[str, ...] = ()
     temporal_port: int = 7233
     temporal_ui_port: int = 8233
@@ -90,7 +92,6 @@ async def plan_parts(options: UpOptions) -> Plan:
         SetupError: the disk is full, a port is taken, the model is unusable, or an external part does not answer.
     """
     checks.require_disk(options.data)
-    checks.choose_port("the gateway", options.host, options.port, "--port")
     started: list[Part] = []
     external: list[ExternalPart] = []
     postgres = None

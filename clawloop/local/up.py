@@ -9,6 +9,7 @@ from __future__ import annotations
 
 import asyncio
 import signal
+import socket
 from collections.abc import Awaitable, Callable, Mapping
 from contextlib import suppress
 from dataclasses import dataclass
@@ -23,6 +24,7 @@ from clawloop.local.plan import Plan, UpOptions, plan_parts
 from clawloop.local.supervision.part import PartState, PartStatus
 from clawloop.local.supervision.status import Board
 from clawloop.local.supervision.supervisor import Supervisor
+from clawloop.processes.listener import QUEUED_CONNECTIONS
 
 _STOP_SIGNALS = (signal.SIGINT, signal.SIGTERM, signal.SIGHUP)
 
@@ -68,6 +70,7 @@ async def run(options: UpOptions, board: Board, prepare: Prepare, use: Use | Non
     with checks.lock_data_folder(options.data):
         stop = asyncio.Event()
         supervisor = Supervisor(options.data / "logs", board.changed)
+        listener = checks.bound_socket("the gateway", options.host, options.port, "--port")
         loop = asyncio.get_running_loop()
 
         def request_stop() -> None:
@@ -78,9 +81,10 @@ async def run(options: UpOptions, board: Board, prepare: Prepare, use: Use | Non
         for number in _STOP_SIGNALS:
             loop.add_signal_handler(number, request_stop)
         try:
-            await _until(stop, _start_and_supervise(options, supervisor, board, prepare, use))
+            await _until(stop, _start_and_supervise(options, listener, supervisor, board, prepare, use))
         finally:
             board.say("stopping")
+            listener.close()  # the gateways hold it, too, until they stop
             await supervisor.stop(parts.stop_order(supervisor.names))
             for number in _STOP_SIGNALS:
                 loop.remove_signal_handler(number)
@@ -88,7 +92,12 @@ async def run(options: UpOptions, board: Board, prepare: Prepare, use: Use | Non
 
 
 async def _start_and_supervise(
-    options: UpOptions, supervisor: Supervisor, board: Board, prepare: Prepare, use: Use | None
+    options: UpOptions,
+    listener: socket.socket,
+    supervisor: Supervisor,
+    board: Board,
+    prepare: Prepare,
+    use: Use | None,
 ) -> None:
     """Returns when `use` does; without `use` it ends only by an exception or by cancellation.
 
@@ -106,7 +115,7 @@ async def _start_and_supervise(
         supervisor.start(part_to_start)
 
     async def start_and_use() -> None:
-        started = await _start_gateway_and_workers(options, plan, supervisor, board, prepare)
+        started = await _start_gateways_and_workers(options, plan, listener, supervisor, board, prepare)
         await _start_trainer(options, plan, supervisor, started.deployment)
         if use is None:
             await asyncio.Event().wait()
@@ -127,8 +136,8 @@ async def _start_and_supervise(
         await asyncio.gather(using, failing, return_exceptions=True)
 
 
-async def _start_gateway_and_workers(
-    options: UpOptions, plan: Plan, supervisor: Supervisor, board: Board, prepare: Prepare
+async def _start_gateways_and_workers(
+    options: UpOptions, plan: Plan, listener: socket.socket, supervisor: Supervisor, board: Board, prepare: Prepare
 ) -> Started:
     if plan.postgres is not None:
         await supervisor.ready("postgres")
@@ -138,12 +147,13 @@ async def _start_gateway_and_workers(
     keys = dict(await prepare(deployment))
     if keys != stored_keys:
         write_keys(keys_path, keys)
-    port = checks.choose_port("the gateway", options.host, options.port, "--port")
-    supervisor.start(parts.gateway(deployment, options.host, port, options.environment))
-    for part in parts.workers(deployment, options.environment):
+    listener.listen(QUEUED_CONNECTIONS)  # from now on connections wait for a gateway, and none is refused
+    gateways = parts.gateways(deployment, listener, options.gateways, options.environment)
+    for part in (*gateways, *parts.workers(deployment, options.environment)):
         supervisor.start(part)
-    await supervisor.ready("gateway")
-    url = parts.gateway_url(options.host, port)
+    for gateway in gateways:
+        await supervisor.ready(gateway.name)
+    url = gateways[0].address
     board.say(f"gateway      {url}/v1")
     if plan.temporal_ui is not None:
         board.say(f"Temporal UI  {plan.temporal_ui}")

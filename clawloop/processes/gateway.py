@@ -2,9 +2,11 @@
 
 from __future__ import annotations
 
+import asyncio
 import ipaddress
 import logging
-from collections.abc import AsyncIterator, Sequence
+import socket
+from collections.abc import AsyncIterator, Callable, Sequence
 from contextlib import AsyncExitStack, asynccontextmanager
 from dataclasses import dataclass, field
 from datetime import timedelta
@@ -21,7 +23,9 @@ from api.recording.spool import Spool
 from clawloop.contracts.serving import Engine
 from clawloop.errors import SetupError, StoreUnavailable
 from clawloop.operations.ports import OperatorNotifier, SessionWorkflows
+from clawloop.processes.draining_server import CUT_SECONDS, DrainingServer
 from clawloop.processes.endpoints import database_url, temporal_address
+from clawloop.processes.gateway_pages import GatewayPages
 from clawloop.processes.history import history_on
 from clawloop.processes.operations import NoTemporal, operations_on
 from clawloop.processes.runtime_file import installation_id
@@ -52,14 +56,27 @@ HOLD_SECONDS = 150.0
 HOLD_LIMIT = 256
 # About 3,000 turns of a 32k-token conversation: a day without Postgres for one busy person.
 SPOOL_LIMIT_BYTES = 1024**3
+# Longer than most replies, shorter than the 90 s after which systemd and our deployments kill.
+DRAIN = timedelta(seconds=60)
 
 
 @dataclass(frozen=True, slots=True)
 class GatewayOptions:
-    """Address and limits of one gateway."""
+    """Sockets and limits of one gateway.
 
-    host: str
-    port: int
+    Args:
+        listener: bound; several gateways may share it.
+        name: labels its metrics; None for a gateway alone.
+        health_port: loopback port where this process alone answers; 0: none.
+        peers: health ports of the gateways on the same socket.
+        drain: how long replies may go on after SIGTERM.
+    """
+
+    listener: socket.socket
+    name: str | None = None
+    health_port: int = 0
+    peers: tuple[int, ...] = ()
+    drain: timedelta = DRAIN
     allowed_hosts: frozenset[str] = frozenset()
     limits: Limits = field(default_factory=Limits)
     hold_seconds: float = HOLD_SECONDS
@@ -69,12 +86,13 @@ class GatewayOptions:
 class GatewayReadiness:
     """Satisfies `api.ports.Readiness`: ready with a current schema in PostgreSQL and a healthy engine."""
 
-    def __init__(self, database: Database, engines: ChatEngines) -> None:
+    def __init__(self, database: Database, engines: ChatEngines, is_draining: Callable[[], bool]) -> None:
         self._database = database
         self._engines = engines
+        self._is_draining = is_draining
 
     async def problems(self) -> list[str]:
-        found: list[str] = []
+        found: list[str] = ["this gateway is being stopped"] if self._is_draining() else []
         try:
             if not await is_current(self._database):
                 found.append("the database schema is not this version's: run `clawloop migrate`")
@@ -95,32 +113,40 @@ async def run_gateway(settings: Settings, options: GatewayOptions) -> None:
             although there is no API key.
     """
     url = database_url(settings)
-    await _require_key_beyond_loopback(url, options)
+    await _require_key_beyond_loopback(url, options.listener)
     await _add_configured_engines(url, settings)
+
+    draining = asyncio.Event()
 
     @asynccontextmanager
     async def services() -> AsyncIterator[Services]:
         async with AsyncExitStack() as stack:
-            yield await _gateway_services(stack, url, settings, options)
+            yield await _gateway_services(stack, url, settings, options, draining.is_set)
 
     app = create_app(services, options.allowed_hosts)
     config = uvicorn.Config(
         app,
-        host=options.host,
-        port=options.port,
+        ws="none",
         log_config=None,
         access_log=False,
-        # Streams open after this are cut and recorded as aborted; `clawloop up` kills the gateway after 4 s.
-        timeout_graceful_shutdown=2,
+        timeout_graceful_shutdown=CUT_SECONDS,
         # Longer than clients and proxies keep an idle connection (httpx 5 s, nginx 60 s): if the server closed it
         # first, a request sent at that moment would fail.
         timeout_keep_alive=75,
         server_header=False,
     )
-    await uvicorn.Server(config).serve()
+    sockets: list[socket.socket] = []
+    if options.health_port:
+        health = socket.socket(socket.AF_INET, socket.SOCK_STREAM)
+        health.setsockopt(socket.SOL_SOCKET, socket.SO_REUSEADDR, 1)
+        health.bind(("127.0.0.1", options.health_port))
+        sockets.append(health)
+    await DrainingServer(config, options.listener, options.drain, draining.set).serve(sockets)
 
 
-async def _gateway_services(stack: AsyncExitStack, url: str, settings: Settings, options: GatewayOptions) -> Services:
+async def _gateway_services(
+    stack: AsyncExitStack, url: str, settings: Settings, options: GatewayOptions, is_draining: Callable[[], bool]
+) -> Services:
     database = Database(url, CHAT_LIMIT)
     stack.push_async_callback(database.close)
     background = Database(url, BACKGROUND_LIMIT)
@@ -163,8 +189,9 @@ async def _gateway_services(stack: AsyncExitStack, url: str, settings: Settings,
         session_operations=operations.sessions,
         history=history,
         versions=VersionChooser(turns),
-        readiness=GatewayReadiness(database, engines),
+        readiness=GatewayReadiness(database, engines, is_draining),
         metrics=metrics,
+        metrics_pages=GatewayPages(metrics.registry, options.name, options.health_port, options.peers),
         limits=options.limits,
     )
 
@@ -191,14 +218,17 @@ async def _add_configured_engines(url: str, settings: Settings) -> None:
         await database.close()
 
 
-async def _require_key_beyond_loopback(url: str, options: GatewayOptions) -> None:
-    if options.host == "localhost" or _is_loopback(options.host):
+async def _require_key_beyond_loopback(url: str, listener: socket.socket) -> None:
+    if listener.family not in (socket.AF_INET, socket.AF_INET6):  # a Unix socket: the file's permissions guard it
+        return
+    host = listener.getsockname()[0]
+    if _is_loopback(host):
         return
     database = Database(url, BACKGROUND_LIMIT)
     try:
         if not await PostgresKeyStore(database).any_keys():
             raise SetupError(
-                f"there is no API key yet, so the gateway does not listen on {options.host}: "
+                f"there is no API key yet, so the gateway does not listen on {host}: "
                 "run `clawloop key create` first, or listen on 127.0.0.1"
             )
     finally:
@@ -206,7 +236,4 @@ async def _require_key_beyond_loopback(url: str, options: GatewayOptions) -> Non
 
 
 def _is_loopback(host: str) -> bool:
-    try:
-        return ipaddress.ip_address(host).is_loopback
-    except ValueError:
-        return False
+    return ipaddress.ip_address(host).is_loopback

@@ -24,6 +24,7 @@ from clawloop.contracts.turns import TurnRecord
 from clawloop.operations.history import HistoryOperations, HistoryTurn
 from clawloop.operations.sessions import SessionOperations
 from clawloop.operations.training import TrainingOperations
+from clawloop.processes.gateway_pages import GatewayPages
 from clawloop.recipes.recipe import Recipe
 from clawloop.serving.chat import ChatEngines
 from clawloop.serving.directory import DirectoryCache
@@ -136,6 +137,7 @@ async def running_gateway(
                     versions=VersionChooser(turns),
                     readiness=AlwaysReady(),
                     metrics=metrics,
+                    metrics_pages=GatewayPages(metrics.registry, None, 0, ()),
                     limits=limits or Limits(),
                 )
             )

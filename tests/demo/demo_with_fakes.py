@@ -6,6 +6,7 @@ its model name.
 
 from __future__ import annotations
 
+import socket
 import sys
 from collections.abc import Mapping
 from dataclasses import replace
@@ -25,13 +26,15 @@ from clawloop.local.supervision.part import Launch, Part
 from clawloop.settings import Settings
 
 ROOT = Path(__file__).resolve().parents[2]
-real_gateway = parts.gateway
+real_gateways = parts.gateways
 
 
-def gateway(deployment: Deployment, host: str, port: int, environment: Mapping[str, str]) -> Part:
-    real = real_gateway(deployment, host, port, environment)
-    command = (sys.executable, "-m", "tests.fakes.scripted_gateway", host, str(port))
-    return replace(real, prepare=lambda: Launch(command, real.prepare().environment, ROOT))
+def gateways(deployment: Deployment, listener: socket.socket, count: int, environment: Mapping[str, str]) -> list[Part]:
+    """One: its script is in its memory."""
+    (real,) = real_gateways(deployment, listener, 1, environment)
+    command = (sys.executable, "-m", "tests.fakes.scripted_gateway", str(listener.fileno()))
+    launch = Launch(command, real.prepare().environment, ROOT, pass_fds=(listener.fileno(),))
+    return [replace(real, prepare=lambda: launch, is_ready=lambda: parts.answers_ok(f"{real.address}/healthz"))]
 
 
 async def run_up(options: UpOptions, *given: Any, **named: Any) -> None:
@@ -43,7 +46,7 @@ app.command("run")(run_command(Settings, lambda: prepare_deployment))
 app.command("chat")(chat_command(Settings))
 
 if __name__ == "__main__":
-    parts.gateway = gateway
+    parts.gateways = gateways
     parts.workers = lambda *_: []
     demo_run.run_up = run_up  # type: ignore[attr-defined]
     demo_run.model_path = lambda: Path(sys.argv[2])  # type: ignore[attr-defined]

@@ -221,9 +221,11 @@ async def _health(request: HttpRequest) -> Response:
 
 
 if __name__ == "__main__":
-    # Runs as a process: HOST PORT.
+    # Runs as a process: the file descriptor of the socket to listen on.
+    import socket
     import sys
 
     import uvicorn
 
-    uvicorn.run(_app(ScriptedGateway(improvement=0.5)), host=sys.argv[1], port=int(sys.argv[2]), log_level="warning")
+    config = uvicorn.Config(_app(ScriptedGateway(improvement=0.5)), log_level="warning")
+    uvicorn.Server(config).run([socket.socket(fileno=int(sys.argv[1]))])

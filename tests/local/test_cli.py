@@ -160,8 +160,10 @@ def test_up_passes_allowed_hosts_to_the_gateway(tmp_path: Path) -> None:
     deployment = Deployment(
         tmp_path, "postgresql://x", "x:1", (), "tiny", (), {}, allowed_hosts=("clawloop.lan", "box")
     )
-    command = parts.gateway(deployment, "0.0.0.0", 30000, {}).prepare().command
-    assert command[-2:] == ("--allowed-host=clawloop.lan", "--allowed-host=box")
+    with socket.socket() as listener:
+        listener.bind(("0.0.0.0", 0))
+        for gateway in parts.gateways(deployment, listener, 2, {}):
+            assert gateway.prepare().command[-2:] == ("--allowed-host=clawloop.lan", "--allowed-host=box")
 
 
 def test_every_verb_reports_a_shadowed_package(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:

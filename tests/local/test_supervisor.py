@@ -17,9 +17,9 @@ import psutil
 import pytest
 
 from clawloop.errors import SetupError
-from clawloop.local.supervision.part import Launch, Part, PartState
+from clawloop.local.supervision.part import Launch, Part, PartState, RestartPolicy
 from clawloop.local.supervision.part_log import PartLog
-from clawloop.local.supervision.supervisor import RestartPolicy, Supervisor
+from clawloop.local.supervision.supervisor import Supervisor
 from tests.local.status_recorder import StatusRecorder
 
 QUICK = RestartPolicy(

@@ -49,7 +49,7 @@ def trainer(model: Path, deployment: Deployment, environment: Mapping[str, str])
 
 
 if __name__ == "__main__":
-    parts.gateway = up_with_stand_ins.gateway
+    parts.gateways = up_with_stand_ins.gateways
     parts.workers = workers
     parts.trainer = trainer
     up.prepare_deployment = up_with_stand_ins.prepare

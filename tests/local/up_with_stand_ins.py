@@ -5,6 +5,7 @@
 
 from __future__ import annotations
 
+import socket
 import sys
 from collections.abc import Mapping
 from dataclasses import replace
@@ -18,21 +19,31 @@ from clawloop.local.parts import Deployment
 from clawloop.local.supervision.part import Launch, Part
 
 SERVER = """
-import http.server, os, sys
+import http.server, os, socket, sys
 class Handler(http.server.BaseHTTPRequestHandler):
     def do_GET(self):
         self.send_response(200)
         self.end_headers()
         self.wfile.write(os.environ["CLAWLOOP_ENGINES"].encode())
-http.server.HTTPServer((sys.argv[1], int(sys.argv[2])), Handler).serve_forever()
+listener = socket.socket(fileno=int(sys.argv[1]))
+server = http.server.HTTPServer(listener.getsockname(), Handler, bind_and_activate=False)
+server.socket = listener
+server.serve_forever()
 """
-real_gateway = parts.gateway
+real_gateways = parts.gateways
 
 
-def gateway(deployment: Deployment, host: str, port: int, environment: Mapping[str, str]) -> Part:
-    real = real_gateway(deployment, host, port, environment)
-    command = (sys.executable, "-c", SERVER, host, str(port))
-    return replace(real, prepare=lambda: Launch(command, real.prepare().environment))
+def gateways(deployment: Deployment, listener: socket.socket, count: int, environment: Mapping[str, str]) -> list[Part]:
+    def stand_in(real: Part) -> Part:
+        launch = real.prepare()
+        command = (sys.executable, "-c", SERVER, str(listener.fileno()))
+        return replace(
+            real,
+            prepare=lambda: Launch(command, launch.environment, pass_fds=launch.pass_fds),
+            is_ready=lambda: parts.answers_ok(real.address),
+        )
+
+    return [stand_in(real) for real in real_gateways(deployment, listener, count, environment)]
 
 
 async def prepare(deployment: Deployment) -> dict[str, str]:
@@ -56,7 +67,7 @@ def program() -> None:
 
 
 if __name__ == "__main__":
-    parts.gateway = gateway
+    parts.gateways = gateways
     parts.workers = lambda *_: []
     up.prepare_deployment = prepare
     app()

@@ -18,7 +18,9 @@ ENGINE = Engine("e0", "http://e0", {}, False)
 
 
 @asynccontextmanager
-async def _readiness(database_url: str, *, engine_healthy: bool) -> AsyncIterator[GatewayReadiness]:
+async def _readiness(
+    database_url: str, *, engine_healthy: bool, draining: bool = False
+) -> AsyncIterator[GatewayReadiness]:
     def engines() -> Sequence[Engine]:
         return [ENGINE]
 
@@ -27,7 +29,7 @@ async def _readiness(database_url: str, *, engine_healthy: bool) -> AsyncIterato
     rotation.mark(ENGINE.id, healthy=engine_healthy)
     database = Database(database_url, BACKGROUND_LIMIT)
     try:
-        yield GatewayReadiness(database, ChatEngines(rotation, engines))
+        yield GatewayReadiness(database, ChatEngines(rotation, engines), lambda: draining)
     finally:
         await database.close()
 
@@ -35,6 +37,11 @@ async def _readiness(database_url: str, *, engine_healthy: bool) -> AsyncIterato
 async def test_a_gateway_with_a_current_schema_and_a_healthy_engine_is_ready(postgres_url: str) -> None:
     async with _readiness(postgres_url, engine_healthy=True) as readiness:
         assert await readiness.problems() == []
+
+
+async def test_a_draining_gateway_is_not_ready(postgres_url: str) -> None:
+    async with _readiness(postgres_url, engine_healthy=True, draining=True) as readiness:
+        assert await readiness.problems() == ["this gateway is being stopped"]
 
 
 async def test_an_outdated_schema_is_named_with_the_remedy(empty_postgres_url: str) -> None:

@@ -46,6 +46,7 @@ _SETTINGS = {
     "unix_socket_directories": "",
     "log_checkpoints": "off",
     "log_min_messages": "warning",
+    "max_connections": "200",  # a gateway under load opens up to 33, a worker up to 16
     "jit": "off",  # compiling short statements costs more than it saves
 }
 

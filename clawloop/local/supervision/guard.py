@@ -2,7 +2,8 @@
 
 A program, for Linux only:
 
-    python -I -m clawloop.local.supervision.guard --grace SECONDS --stop-signal N [--user UID:GID] -- COMMAND…
+    python -I -m clawloop.local.supervision.guard --grace SECONDS --stop-signal N [--user UID:GID] \
+        [--pass-fd N]… -- COMMAND…
 
 vLLM's engine core and worker survive when their server is killed (seen: 2.3 GB left behind), and a supervisor killed
 with SIGKILL cannot clean up. So the guard is the subreaper of every descendant, and ends all of them when the child
@@ -47,7 +48,9 @@ def main(arguments: list[str]) -> int:
         uid, gid = (int(number) for number in options.user.split(":"))
         identity = {"user": uid, "group": gid, "extra_groups": []}
     try:
-        child = subprocess.Popen(options.command, preexec_fn=in_child, **identity)  # type: ignore[call-overload]
+        child = subprocess.Popen(  # type: ignore[call-overload]
+            options.command, preexec_fn=in_child, pass_fds=options.pass_fd, **identity
+        )
     except OSError as error:
         print(f"cannot run {options.command[0]}: {error.strerror}", file=sys.stderr)  # noqa: T201
         return 127
@@ -63,6 +66,7 @@ def _parse(arguments: list[str]) -> argparse.Namespace:
     parser.add_argument("--grace", type=float, required=True)
     parser.add_argument("--stop-signal", type=int, required=True)
     parser.add_argument("--user")
+    parser.add_argument("--pass-fd", type=int, action="append", default=[])
     parser.add_argument("command", nargs="+")
     return parser.parse_args(arguments)
 

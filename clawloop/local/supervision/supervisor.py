@@ -12,13 +12,12 @@ import signal
 import sys
 from collections.abc import Callable, Iterable, Sequence
 from contextlib import suppress
-from dataclasses import dataclass
 from datetime import datetime, timedelta
 from pathlib import Path
 
 from clawloop.errors import SetupError
 from clawloop.local.supervision import guard
-from clawloop.local.supervision.part import Part, PartState, PartStatus
+from clawloop.local.supervision.part import Part, PartState, PartStatus, RestartPolicy
 from clawloop.local.supervision.part_log import PartLog
 from clawloop.processes.parent_death import die_with_parent
 
@@ -26,30 +25,6 @@ from clawloop.processes.parent_death import die_with_parent
 GUARD_SECONDS = guard.ORPHAN_SECONDS + 0.5
 # A part that was never ready fails for good: the reason is in its log, and more attempts only hide it.
 ATTEMPTS_BEFORE_READY = 3
-
-
-@dataclass(frozen=True, slots=True)
-class RestartPolicy:
-    """When the supervisor checks and restarts a part.
-
-    Args:
-        first_delay, longest_delay: before a restart; doubles with each failure in a row.
-        reset_after: a run that lasted that long resets the delay to `first_delay`.
-        check_interval: between two health checks.
-        unresponsive_after: a part that was ready and has not answered for that long is restarted. A minute, because
-            an engine under full load answers late.
-    """
-
-    first_delay: timedelta = timedelta(seconds=0.5)
-    longest_delay: timedelta = timedelta(seconds=30)
-    reset_after: timedelta = timedelta(minutes=1)
-    check_interval: timedelta = timedelta(seconds=2)
-    unresponsive_after: timedelta = timedelta(minutes=1)
-
-    def delay(self, failures_in_a_row: int) -> timedelta:
-        """Delay before the restart after that many failures, at least one."""
-        doublings = min(failures_in_a_row - 1, 20)  # 20: far past `longest_delay`, and no overflow
-        return min(self.longest_delay, self.first_delay * float(2**doublings))
 
 
 class Supervisor:
@@ -69,7 +44,8 @@ class Supervisor:
 
     def start(self, part: Part) -> None:
         """Start a part and return at once; `ready` waits for it."""
-        run = _Run(part, PartLog(self._logs / f"{part.name}.log"), self._changed, self._policy)
+        log = PartLog(self._logs / f"{part.name}.log")
+        run = _Run(part, log, self._changed, part.restart or self._policy)
         self._runs[part.name] = run
         run.task = asyncio.create_task(run.keep_running(), name=f"part {part.name}")
         run.task.add_done_callback(self._note_failure)
@@ -206,12 +182,13 @@ class _Run:
         launch = await asyncio.to_thread(part.prepare)
         with self.log.open_for_run() as output:
             return await asyncio.create_subprocess_exec(
-                *guarded(launch.command, part.stop_signal, part.stop_within, launch.user),
+                *guarded(launch.command, part.stop_signal, part.stop_within, launch.user, launch.pass_fds),
                 stdin=asyncio.subprocess.DEVNULL,
                 stdout=output,
                 stderr=output,
                 env=dict(launch.environment),
                 cwd=launch.folder,
+                pass_fds=launch.pass_fds,
                 start_new_session=True,
                 preexec_fn=die_with_parent(signal.SIGTERM),
             )
@@ -259,13 +236,19 @@ class _Run:
 
 
 def guarded(
-    command: Sequence[str], stop_signal: signal.Signals, grace: timedelta, user: tuple[int, int] | None = None
+    command: Sequence[str],
+    stop_signal: signal.Signals,
+    grace: timedelta,
+    user: tuple[int, int] | None = None,
+    pass_fds: Sequence[int] = (),
 ) -> tuple[str, ...]:
-    """The command line that runs a command under a guard."""
+    """The command line that runs a command under a guard; the guard itself must get `pass_fds`, too."""
     guard_command = [sys.executable, "-I", "-m", guard.__name__]
     guard_command += ["--grace", str(grace.total_seconds()), "--stop-signal", str(int(stop_signal))]
     if user is not None:
         guard_command += ["--user", f"{user[0]}:{user[1]}"]
+    for descriptor in pass_fds:
+        guard_command += ["--pass-fd", str(descriptor)]
     return (*guard_command, "--", *command)
 
 
