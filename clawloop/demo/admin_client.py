@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import asyncio
+import time
 from dataclasses import dataclass
 from types import TracebackType
 from typing import Any
@@ -11,11 +12,11 @@ from uuid import UUID
 import aiohttp
 
 from clawloop.contracts.training import TrainingState
+from clawloop.demo.openai_client import PATIENCE_SECONDS
 from clawloop.errors import SetupError
 
 # A request reads one row or one session; a gateway on a loaded machine answers within two seconds.
 _TIMEOUT_SECONDS = 30.0
-_ATTEMPTS = 5
 _RETRY_SECONDS = 1.0
 _PAGE_SIZE = 500
 
@@ -137,31 +138,31 @@ class AdminClient:
 
     async def roll_back(self, policy: str) -> None:
         """Activate version 0 again, which frees the policy's adapter slot on the engine."""
-        try:
-            async with self._session.post(
-                f"{self._url}/admin/v1/policies/{policy}/roll-back", json={"version": 0}
-            ) as answer:
-                why = "" if answer.status == 200 else f"{answer.status}: {(await answer.text())[:200]}"
-        except (aiohttp.ClientError, TimeoutError) as error:
-            why = " ".join(str(error).split()) or "no answer in time"
-        if why:
-            raise SetupError(f"{policy} cannot be rolled back: {why}")
+        path = f"/admin/v1/policies/{policy}/roll-back"
+        await self._request("POST", path, f"{policy} cannot be rolled back", json={"version": 0})
 
     async def _get(self, path: str, query: dict[str, str]) -> Any:
-        why = ""
-        for attempt in range(_ATTEMPTS):
-            if attempt:
-                await asyncio.sleep(_RETRY_SECONDS)
+        return await self._request("GET", path, f"{self._url}{path} cannot be read", params=query)
+
+    async def _request(self, method: str, path: str, failure: str, **content: Any) -> Any:
+        """Send an idempotent request until it is answered; a part that is away comes back.
+
+        Raises:
+            SetupError: it was refused, or not answered for `PATIENCE_SECONDS`.
+        """
+        began = time.monotonic()
+        while True:
             try:
-                async with self._session.get(f"{self._url}{path}", params=query) as answer:
+                async with self._session.request(method, f"{self._url}{path}", **content) as answer:
                     if answer.status == 200:
                         return await answer.json()
                     why = f"{answer.status}: {(await answer.text())[:200]}"
-                    if answer.status < 500:
-                        break
+                    refused = answer.status < 500
             except (aiohttp.ClientError, TimeoutError) as error:
-                why = " ".join(str(error).split()) or "no answer in time"
-        raise SetupError(f"{self._url}{path} cannot be read: {why}")
+                why, refused = " ".join(str(error).split()) or "no answer in time", False
+            if refused or time.monotonic() - began > PATIENCE_SECONDS:
+                raise SetupError(f"{failure}: {why}")
+            await asyncio.sleep(_RETRY_SECONDS)
 
 
 def _turn(turn: dict[str, Any]) -> TurnSummary:

@@ -27,8 +27,9 @@ from clawloop.ids import version_name
 
 CONCURRENT_SESSIONS = 2
 SESSION_REQUESTS = 5
-# Judging, a step and publishing take seconds. After this limit the run goes on without the pending turns.
-WAIT_TIMEOUT_SECONDS = 120.0
+# Judging, a step and publishing take seconds, and a part that is away delays them. After this limit the run goes on
+# without the pending turns.
+WAIT_TIMEOUT_SECONDS = 300.0
 _POLL_SECONDS = 0.3
 # Until then each version is evaluated, whatever `Plan.measure_every` is: this is where the curve bends.
 FULLY_MEASURED_INTERACTIONS = 128
@@ -304,7 +305,7 @@ async def run_experiment(
     def report_failure(text: str) -> None:
         if text not in reported:
             reported.add(text)
-            board.say(f"{run.policy}: a request failed: {text} (further failures with this message are only counted)")
+            board.say(f"{run.policy}: a request failed, and is sent again: {text} (the same once more is only counted)")
 
     async with (
         ChatClient(access.url, access.key, report_failure) as client,

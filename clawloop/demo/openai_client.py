@@ -3,22 +3,30 @@
 from __future__ import annotations
 
 import asyncio
+import itertools
 import json
-from collections.abc import Callable
+import time
+from collections.abc import Awaitable, Callable
 from dataclasses import dataclass
 from types import TracebackType
+from typing import TypeVar
 
-from openai import APIError, AsyncOpenAI, omit
+from openai import APIError, APIStatusError, AsyncOpenAI, omit
 from openai.types.chat import ChatCompletionMessageParam
 
 from clawloop.errors import SetupError
 
-# Four attempts with these pauses (seconds) outlast a gateway restart; after that the demo gives up.
+# Seconds between attempts; the last one repeats.
 _RETRY_PAUSES = (1.0, 3.0, 9.0)
+# A request that is wrong stays wrong. Not at once: an engine that just restarted answers 404 until it has its versions.
+_ATTEMPTS_IF_REFUSED = 4
+# A part that is away comes back by itself, or a person starts it; then the demo goes on.
+PATIENCE_SECONDS = 600.0
 # A reply takes seconds, but the gateway holds requests for 150 s while its only engine restarts.
 _TIMEOUT_SECONDS = 180.0
 # The longest right answer has 70 tokens. The limit keeps an endless answer from delaying the others.
 MAX_TOKENS = 160
+Answer = TypeVar("Answer")
 
 
 @dataclass(frozen=True, slots=True)
@@ -76,35 +84,43 @@ class ChatClient:
             temperature: None for the policy's default.
 
         Raises:
-            SetupError: every attempt failed.
+            SetupError: the gateway refuses the request, or fails for longer than `PATIENCE_SECONDS`.
         """
         headers = {"X-Session-Id": session} | ({"X-Session-Done": "true"} if last else {})
-        for pause in (*_RETRY_PAUSES, None):
-            try:
-                return await self._stream(messages, headers, temperature)
-            except (APIError, StreamBroken) as error:
-                await self._record_failure(error, pause)
-        raise AssertionError  # the last pause raises
+        return await self._until_answered(lambda: self._stream(messages, headers, temperature))
 
     async def send_side_turn(self, text: str, model: str, session: str) -> str:
         """Send a side turn to one version by its served name and return the answer.
 
         Raises:
-            SetupError: every attempt failed.
+            SetupError: as in `send_main_turn`.
         """
-        headers = {"X-Turn-Type": "side", "X-Session-Id": session}
-        for pause in (*_RETRY_PAUSES, None):
+
+        async def ask() -> str:
+            answer = await self._client.chat.completions.create(
+                model=model,
+                messages=[{"role": "user", "content": text}],
+                max_tokens=MAX_TOKENS,
+                extra_headers={"X-Turn-Type": "side", "X-Session-Id": session},
+            )
+            return answer.choices[0].message.content or ""
+
+        return await self._until_answered(ask)
+
+    async def _until_answered(self, ask: Callable[[], Awaitable[Answer]]) -> Answer:
+        began = time.monotonic()
+        for attempt in itertools.count(1):
             try:
-                answer = await self._client.chat.completions.create(
-                    model=model,
-                    messages=[{"role": "user", "content": text}],
-                    max_tokens=MAX_TOKENS,
-                    extra_headers=headers,
-                )
-                return answer.choices[0].message.content or ""
-            except APIError as error:
-                await self._record_failure(error, pause)
-        raise AssertionError
+                return await ask()
+            except (APIError, StreamBroken) as error:
+                self.failed += 1
+                message = " ".join(str(error).split())
+                self._on_failure(message)
+                refused = isinstance(error, APIStatusError) and error.status_code < 500
+                if (refused and attempt >= _ATTEMPTS_IF_REFUSED) or time.monotonic() - began > PATIENCE_SECONDS:
+                    raise SetupError(f"the gateway does not answer the demo's requests: {message}") from error
+            await asyncio.sleep(_RETRY_PAUSES[min(attempt, len(_RETRY_PAUSES)) - 1])
+        raise AssertionError("unreachable")
 
     async def _stream(
         self, messages: list[ChatCompletionMessageParam], headers: dict[str, str], temperature: float | None
@@ -132,11 +148,3 @@ class ChatClient:
         if not ended:
             raise StreamBroken("the stream ended before the reply was complete")
         return Reply(reply_id, model, "".join(pieces))
-
-    async def _record_failure(self, error: Exception, pause: float | None) -> None:
-        self.failed += 1
-        message = " ".join(str(error).split())
-        self._on_failure(message)
-        if pause is None:
-            raise SetupError(f"the gateway does not answer the demo's requests: {message}") from error
-        await asyncio.sleep(pause)

@@ -2,8 +2,8 @@
 
 from __future__ import annotations
 
-from collections.abc import Sequence
-from dataclasses import dataclass, replace
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass, field, replace
 from statistics import fmean
 
 from clawloop.demo.plan import Plan, PlannedRun
@@ -58,6 +58,7 @@ class RunReport:
         relearned_after: interactions from the flip until an evaluation reached the goal again; None if none did.
         paced, measure_every: as in `Plan`.
         stopped: why the run ended early; None if it did not.
+        faults: parts killed during the run, with how often; empty without `--faults`.
         evaluations: in order; the first is of version 0.
     """
 
@@ -80,6 +81,7 @@ class RunReport:
     paced: bool
     measure_every: int
     stopped: str | None
+    faults: dict[str, int] = field(default_factory=dict, kw_only=True)  # absent from reports of earlier releases
     evaluations: tuple[Evaluation, ...]
 
 
@@ -91,6 +93,7 @@ class RunTotals:
         failed: failed requests.
         flipped_at: None without a flip.
         stopped: None if the run did not end early.
+        faults: as in `RunReport`.
     """
 
     interactions: int
@@ -100,6 +103,7 @@ class RunTotals:
     seconds: float
     flipped_at: int | None = None
     stopped: str | None = None
+    faults: Mapping[str, int] = field(default_factory=dict)
 
 
 def report_run(
@@ -136,6 +140,7 @@ def report_run(
         measure_every=plan.measure_every,
         stopped=totals.stopped,
         evaluations=tuple(_round(evaluation) for evaluation in evaluated),
+        faults=dict(totals.faults),
     )
 
 

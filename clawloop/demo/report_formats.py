@@ -42,6 +42,7 @@ def as_json(runs: Sequence[RunReport], seconds: float) -> str:
         "interactions_to_90_median": median(reached) if reached else None,
         "exact_rate_least": min(run.exact_rate for run in runs),
         "requests_failed": sum(run.requests_failed for run in runs),
+        "faults": sum(sum(run.faults.values()) for run in runs),
         "seconds": round(seconds, 1),
         "seconds_setup": runs[0].seconds_setup,
         "band": BAND,
@@ -86,8 +87,10 @@ def summary_line(runs: Sequence[RunReport], seconds: float) -> str:
         before, after = fmean(run.match_before for run in runs), fmean(run.match_after for run in runs)
         text = f"{reached} of {len(runs)} runs reached 90 %, match {before:.0%} → {after:.0%} on average"
     exact = min(run.exact_rate for run in runs)
+    killed = sum(sum(run.faults.values()) for run in runs)
+    faults = f" while parts were killed {killed} times;" if killed else ""
     return (
-        f"{text}; right content {exact:.0%}; requests failed: {failed};"
+        f"{text}; right content {exact:.0%}; requests failed: {failed};{faults}"
         f" {seconds:.0f} s in all, {runs[0].seconds_setup:.0f} s of them setting up"
     )
 

@@ -6,7 +6,7 @@ import asyncio
 import shutil
 import time
 from collections.abc import Mapping, Sequence
-from dataclasses import dataclass, field
+from dataclasses import dataclass, field, replace
 from pathlib import Path
 
 from clawloop.contracts.serving import Scope
@@ -14,10 +14,11 @@ from clawloop.demo.admin_client import AdminClient
 from clawloop.demo.chart import draw_chart
 from clawloop.demo.demo_folder import Address, demo_folder, write_address
 from clawloop.demo.experiment import PolicyAccess, run_experiment
+from clawloop.demo.faults import FaultInjector
 from clawloop.demo.location import model_path
 from clawloop.demo.plan import Plan, PlannedRun
 from clawloop.demo.recipes import demo_recipe
-from clawloop.demo.report import RunReport, report_run
+from clawloop.demo.report import Evaluation, RunReport, RunTotals, report_run
 from clawloop.demo.report_formats import as_json, summary_line
 from clawloop.demo.scoreboard import DemoBoard
 from clawloop.errors import SetupError
@@ -25,6 +26,7 @@ from clawloop.local.checks import require_disk, require_folder
 from clawloop.local.model_layout import ModelOptions
 from clawloop.local.parts import Deployment
 from clawloop.local.plan import UpOptions
+from clawloop.local.supervision.supervisor import Supervisor
 from clawloop.local.up import Prepare, Started
 from clawloop.local.up import run as run_up
 from db.database import BACKGROUND_LIMIT, Database
@@ -47,6 +49,7 @@ class DemoOptions:
         data: the demo uses the subfolder `demo`.
         out: folder of the report.
         keep: leave all parts running afterwards and keep the data.
+        faults: kill parts while the runs last.
         began: when setup began, as `time.time`.
         model: a model folder; None for the one shipped with Clawloop.
         port, temporal_port, temporal_ui_port, engine_port: 0 for any free port.
@@ -57,6 +60,7 @@ class DemoOptions:
     out: Path
     environment: Mapping[str, str]
     keep: bool = False
+    faults: bool = False
     began: float = field(default_factory=time.time)
     model: Path | None = None
     port: int = 0
@@ -94,7 +98,8 @@ async def run(options: DemoOptions, board: DemoBoard, prepare: Prepare) -> DemoR
             data=folder,
             environment=_environment(options.environment),
             port=options.port,
-            gateways=1,  # one user; a second one would start more slowly than it helps
+            # One is enough for one user; two answer while one is killed.
+            gateways=2 if options.faults else 1,
             temporal_port=options.temporal_port,
             temporal_ui_port=options.temporal_ui_port,
             engine_port=options.engine_port,
@@ -138,7 +143,7 @@ class _Demo:
             key = self._keys[planned]
             write_address(started.deployment.data, Address(started.gateway, key, key))
             access = PolicyAccess(started.gateway, key, key, started.deployment.base_model)
-            evaluated, totals = await run_experiment(planned, access, self._board, options.plan)
+            evaluated, totals = await self._run(planned, access, started.supervisor)
             if totals.stopped is not None:
                 self._board.say(f"{totals.stopped}; the run ends early")
             reports.append(report_run(options.plan, planned, evaluated, totals, seconds_setup))
@@ -151,6 +156,16 @@ class _Demo:
                     await admin.roll_back(planned.policy)
         if options.keep:
             await self._wait_until_interrupted(started, options.plan.runs[-1])
+
+    async def _run(
+        self, planned: PlannedRun, access: PolicyAccess, supervisor: Supervisor
+    ) -> tuple[list[Evaluation], RunTotals]:
+        if not self._options.faults:
+            return await run_experiment(planned, access, self._board, self._options.plan)
+        faults = FaultInjector(supervisor, self._board.say, planned.seed)
+        async with faults.injecting():
+            evaluated, totals = await run_experiment(planned, access, self._board, self._options.plan)
+        return evaluated, replace(totals, faults=faults.counts)
 
     async def _wait_until_interrupted(self, started: Started, last: PlannedRun) -> None:
         say = self._board.say

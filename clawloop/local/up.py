@@ -44,12 +44,14 @@ class Started:
         gateway: its URL, without `/v1`.
         temporal_ui: None if Temporal is external.
         keys: secrets by scope.
+        supervisor: of the parts.
     """
 
     gateway: str
     temporal_ui: str | None
     deployment: Deployment
     keys: Mapping[str, str]
+    supervisor: Supervisor
 
 
 Use = Callable[[Started], Awaitable[None]]
@@ -161,7 +163,7 @@ async def _start_gateways_and_workers(
         if secret != stored_keys.get(scope):
             board.say(f"{scope} key".ljust(13) + secret)
     board.say(f"keys are in {keys_path}, logs in {options.data / 'logs'}; Ctrl-C stops everything")
-    return Started(url, plan.temporal_ui, deployment, keys)
+    return Started(url, plan.temporal_ui, deployment, keys, supervisor)
 
 
 async def _start_trainer(options: UpOptions, plan: Plan, supervisor: Supervisor, deployment: Deployment) -> None:

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import asyncio
 from itertools import pairwise
 
 import pytest
@@ -15,6 +16,7 @@ from clawloop.demo.recipes import Method
 from clawloop.demo.report import Evaluation, RunTotals, report_run
 from clawloop.demo.world import Axis
 from clawloop.errors import SetupError
+from clawloop.local.checks import choose_port
 from tests.fakes.scripted_gateway import ScriptedGateway, scripted_gateway
 
 RUN = PlannedRun(1, Method.COMBINED)
@@ -170,9 +172,28 @@ async def test_each_failure_counts_and_the_chat_goes_on(failures: list[str]) -> 
             assert client.failed == len(failures) + 1
 
 
+async def test_a_gateway_that_is_away_for_long_is_waited_for() -> None:
+    async with scripted_gateway(failures=["500"] * 30) as gateway:
+        async with ChatClient(gateway.url, "key") as client:
+            assert await client.send_side_turn("What is rain?", "tiny", "e")
+            assert client.failed == 30
+
+
+async def test_an_admin_api_that_is_away_is_waited_for(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(admin_client, "_RETRY_SECONDS", 0.02)
+    port = choose_port("the gateway", "127.0.0.1", 0, "")
+    async with AdminClient(f"http://127.0.0.1:{port}", "admin") as admin:
+        asking = asyncio.create_task(admin.training_status("demo-1-combined"))
+        await asyncio.sleep(0.2)
+        assert not asking.done()
+        async with scripted_gateway(port=port):
+            assert (await asyncio.wait_for(asking, 30)).version == 0
+
+
 @pytest.mark.parametrize("before", [[], [""] * 62], ids=["while measuring", "in the chat"])
-async def test_a_gateway_that_stops_answering_ends_the_run(before: list[str]) -> None:
-    async with scripted_gateway(failures=[*before, *["500"] * 500]) as gateway:
+async def test_a_gateway_that_stops_answering_ends_the_run(before: list[str], monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(openai_client, "PATIENCE_SECONDS", 0.2)
+    async with scripted_gateway(failures=[*before, *["500"] * 100_000]) as gateway:
         with pytest.raises(SetupError, match=r"does not answer the demo's requests: .*on purpose"):
             await run_plan(gateway, planned(8))
 

@@ -19,7 +19,7 @@ RUN = PlannedRun(4, Method.OPD)
 PLAN = Plan((RUN,), 64, paced=True)
 KEYS = ["seed", "method", "interactions", "match_before", "match_after", "interactions_to_90", "match_held"]
 KEYS += ["exact_rate", "exact_least", "requests_failed", "versions", "steps", "seconds", "seconds_setup", "flipped_at"]
-KEYS += ["relearned_after", "paced", "measure_every", "stopped"]
+KEYS += ["relearned_after", "paced", "measure_every", "stopped", "faults"]
 
 
 def evaluated(*matches: float) -> list[Evaluation]:
@@ -77,6 +77,14 @@ def test_the_summary_counts_the_runs_that_reached_the_goal() -> None:
     summary = whole["summary"]
     assert (summary["runs"], summary["reached_90"], summary["interactions_to_90_median"]) == (3, 2, 12)
     assert (summary["match_before"], summary["exact_rate_least"], summary["requests_failed"]) == (0.5, 0.9, 4)
+
+
+def test_faults_are_counted() -> None:
+    run = replace(report(0.5, 0.95), faults={"postgres": 2, "trainer": 1})
+    whole = json.loads(as_json([run], 99.0))
+    assert whole["faults"] == {"postgres": 2, "trainer": 1}
+    assert whole["summary"]["faults"] == 3
+    assert "requests failed: 1; while parts were killed 3 times; 99 s in all" in summary_line([run], 99.0)
 
 
 def test_summary_line_and_markdown_rows() -> None:

@@ -190,9 +190,9 @@ def _event(value: dict[str, Any]) -> bytes:
 
 
 @asynccontextmanager
-async def scripted_gateway(**options: Any) -> AsyncIterator[ScriptedGateway]:
+async def scripted_gateway(port: int = 0, **options: Any) -> AsyncIterator[ScriptedGateway]:
     gateway = ScriptedGateway(**options)
-    async with serving(_app(gateway)) as url:
+    async with serving(_app(gateway), port) as url:
         gateway.url = url
         yield gateway
 

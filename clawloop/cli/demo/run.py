@@ -59,6 +59,9 @@ def run_command(read_settings: Callable[[], Settings], load_prepare: Callable[[]
             typer.Option(help="Let the user wait between two rounds of sessions until every turn is learned."),
         ] = True,
         keep: Annotated[bool, typer.Option("--keep", help="Leave all parts running afterwards.")] = False,
+        faults: Annotated[
+            bool, typer.Option("--faults", help="Kill the parts one after another while it learns.")
+        ] = False,
         data: Annotated[Path | None, typer.Option(help="Data folder; the demo uses its subfolder `demo`.")] = None,
         out: Annotated[Path, typer.Option(help="Folder for demo-report.json and demo-report.png.")] = Path(),
         port: Port = 0,
@@ -97,6 +100,7 @@ def run_command(read_settings: Callable[[], Settings], load_prepare: Callable[[]
                 out=out.absolute(),
                 environment=dict(os.environ),
                 keep=keep,
+                faults=faults,
                 began=began or time.time(),
                 port=port,
                 temporal_port=temporal_port,

@@ -15,6 +15,8 @@ from contextlib import suppress
 from datetime import datetime, timedelta
 from pathlib import Path
 
+import psutil
+
 from clawloop.errors import SetupError
 from clawloop.local.supervision import guard
 from clawloop.local.supervision.part import Part, PartState, PartStatus, RestartPolicy
@@ -74,6 +76,19 @@ class Supervisor:
         """Raise the SetupError of the first part that fails for good; waits for ever if none does."""
         await asyncio.shield(self._failure)
 
+    @property
+    def names(self) -> Sequence[str]:
+        """The parts started so far."""
+        return list(self._runs)
+
+    def kill(self, name: str) -> bool:
+        """Kill a part's program with SIGKILL, as a crash would; False if it does not run."""
+        return self._runs[name].kill()
+
+    async def ready_again(self, name: str) -> None:
+        """Wait until a part that was killed has been restarted and is ready."""
+        await self._runs[name].is_ready.wait()
+
     async def stop(self, order: Sequence[Iterable[str]]) -> None:
         """Stop the parts group by group, those of a group in parallel. Unknown names are ignored."""
         for group in order:
@@ -99,6 +114,7 @@ class _Run:
         self.part = part
         self.log = log
         self.was_ready = asyncio.Event()
+        self.is_ready = asyncio.Event()
         self.task: asyncio.Task[None] | None = None
         self.stopping = False
         self._changed = changed
@@ -148,6 +164,20 @@ class _Run:
             await asyncio.wait({self.task})
         if self._status is not None and self._status.state not in (PartState.FAILED, PartState.STOPPED):
             self._set_status(PartState.STOPPED, "")
+
+    def kill(self) -> bool:
+        if not self.is_ready.is_set() or self._process is None:
+            return False
+        try:
+            children = psutil.Process(self._process.pid).children()
+        except psutil.NoSuchProcess:
+            return False
+        if not children:
+            return False
+        # The guard adopts orphans of the program, which are younger.
+        min(children, key=lambda child: child.create_time()).kill()
+        self.is_ready.clear()
+        return True
 
     def signal_guard(self, number: signal.Signals) -> None:
         if self._process is not None and self._process.returncode is None:
@@ -231,6 +261,10 @@ class _Run:
     def _set_status(self, state: PartState, detail: str) -> None:
         unchanged = self._status is not None and self._status.state is state
         since = self._status.since if unchanged and self._status is not None else datetime.now().astimezone()
+        if state is PartState.READY:
+            self.is_ready.set()
+        else:
+            self.is_ready.clear()
         self._status = PartStatus(self.part.name, state, self.part.address, detail, since, self._restarts)
         self._changed(self._status)
 
