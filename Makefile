@@ -6,7 +6,7 @@ ARGS ?=
 # Images often forbid bytecode, and uv installs none: then each start of a program compiles all that it imports, vLLM
 # three times over. From bytecode ours start in a third to half of the time.
 unexport PYTHONDONTWRITEBYTECODE
-.PHONY: help setup up demo test test-long quick check format pins bench bench-temporal bench-publish bench-injections bench-direct-vote bench-train
+.PHONY: help setup up demo test test-long quick check format pins bench bench-check
 
 help:  ## this list
 	@grep -E '^[a-z-]+:.*##' Makefile | sed -E 's/:[^#]*## /\t/' | expand -t 14
@@ -40,23 +40,11 @@ format: setup  ## what ruff can mend by itself
 	$(VENV)/ruff check --fix .
 	$(VENV)/ruff format .
 
-bench: setup  ## side-by-side figures of the relay
-	$(VENV)/python -m benchmarks.relay $(ARGS)
+bench: setup  ## a benchmark: ARGS="gateway", "judging --quick"; without ARGS: their list
+	@$(VENV)/python -m benchmarks $(ARGS)
 
-bench-temporal: setup  ## what a chat notices of Temporal: up, hanging and ended side by side
-	$(VENV)/python -m benchmarks.temporal_away $(ARGS)
-
-bench-publish: setup  ## gaps between tokens while versions are published, trainer idle and busy
-	$(VENV)/python -m benchmarks.publish $(ARGS)
-
-bench-injections: setup  ## how often injected text sways a judge; ARGS="--url URL --name MODEL" for one on vLLM
-	$(VENV)/python -m benchmarks.injections $(ARGS)
-
-bench-direct-vote: setup  ## one direct vote beside m sampled ones: agreement, tokens, time; ARGS as bench-injections
-	$(VENV)/python -m benchmarks.direct_vote $(ARGS)
-
-bench-train: setup  ## a training step beside PEFT + transformers and torchtune; ARGS="--gpu" with CUDA
-	$(VENV)/python -m benchmarks.train_step $(ARGS)
+bench-check: setup  ## quick runs of the benchmarks, their ratios beside the committed ones; not on a busy machine
+	@$(VENV)/python -m benchmarks check $(ARGS)
 
 pins: setup  ## resolve pyproject.toml's ranges anew, for CPU and CUDA; ARGS="--upgrade", "--upgrade-package NAME"
 	@bash requirements/resolve.sh $(ARGS)

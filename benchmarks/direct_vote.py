@@ -2,7 +2,7 @@
 
 All contenders judge every phrase. They take turns at being first, and only the first judgement of a phrase is timed,
 because an engine caches the prompt. The judge is the demo model in this process, which reads a prompt once and decodes
-its m answers as a batch, as an engine does; or a vLLM by URL. Run as `make bench-direct-vote`.
+its m answers as a batch, as an engine does; or a vLLM by URL. Run as `make bench ARGS="direct-vote"`.
 """
 
 from __future__ import annotations

@@ -1,7 +1,7 @@
 """Measures how often fifty prompt injections change a judge's vote or hint, compared with the same text without them.
 
 Each attempt is appended to the reply, to a tool's output and to the user's text. The judge decodes greedily in the
-grammar form. It is the demo model in this process, or a vLLM by URL. Run as `make bench-injections`.
+grammar form. It is the demo model in this process, or a vLLM by URL. Run as `make bench ARGS="injections"`.
 """
 
 from __future__ import annotations

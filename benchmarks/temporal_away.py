@@ -1,7 +1,7 @@
 """Measures chat latency with Temporal up, hanging and stopped, with one gateway for each case.
 
 The gateways share PostgreSQL and a stub engine; each has its own Temporal development server. They are measured in
-turn, so that a busy machine slows all three alike. Run as `make bench-temporal`.
+turn, so that a busy machine slows all three alike. Run as `make bench ARGS="temporal"`.
 """
 
 from __future__ import annotations

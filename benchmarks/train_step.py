@@ -6,7 +6,7 @@ prompts together with the plain ones.
 Same weights, adapter, batch and arithmetic in one run; the run fails if the losses differ. Each contender is a
 process of its own, so that peak memory is its own, and the contenders' steps alternate, so that a machine that
 slows down slows all of them. On the CPU a process's memory also holds code, libraries and what the allocator keeps, so
-the peak of the step's tensors is shown beside it. Run as `make bench-train`.
+the peak of the step's tensors is shown beside it. Run as `make bench ARGS="train"`.
 """
 
 from __future__ import annotations

@@ -253,6 +253,8 @@ def _options_of(recipe: str) -> frozenset[str]:
     if found := re.search(r"-m benchmarks\.(\w+)", recipe):
         source = (ROOT / "benchmarks" / f"{found[1]}.py").read_text(encoding="utf-8")
         return frozenset(re.findall(r'"(--[a-z-]+)"', source))
+    if re.search(r"-m benchmarks ", recipe):
+        return frozenset(option for text in _sources("benchmarks") for option in re.findall(r'"(--[a-z-]+)"', text))
     return frozenset()
 
 

@@ -1,0 +1,237 @@
+"""Chats through our gateway, recording, beside a direct client, aiohttp relays and LiteLLM proxy.
+
+All are measured in turn within one run, so that a busy machine slows all of them. A *case* is a number of streams, a
+prompt length and a pace: at 0 ms a token the servers are saturated, at 20 ms they keep pace or do not.
+"""
+
+from __future__ import annotations
+
+import argparse
+import asyncio
+import tempfile
+import time
+from collections.abc import Iterator, Sequence
+from contextlib import ExitStack, contextmanager
+from dataclasses import dataclass
+from pathlib import Path
+from statistics import median
+
+import aiohttp
+from prometheus_client.parser import text_string_to_metric_families
+
+from benchmarks import contenders
+from benchmarks.contenders import Contender
+from benchmarks.load import Load, closed_loop, percentile
+from benchmarks.processes import LOOPBACK, answers, cpu_seconds, free_port, module, running, running_temporal, wait_for
+from benchmarks.report import Figure, Ratio, Result
+from clawloop.local.services.postgres import running_postgres
+from clawloop.local.services.vllm import EngineOptions
+from clawloop.local.tiny_model import ensure_tiny_model
+from clawloop.processes.bootstrap import prepare
+
+RECORDING = "clawloop"
+NOTIFYING = "clawloop, notifying"
+PARSING = "aiohttp relay, parsing"
+DIRECT = "direct"
+LITELLM = "LiteLLM proxy"
+# An answer keeps pace that takes at most this much longer than its tokens at their pace.
+PACE_SLACK = 1.1
+
+
+@dataclass(frozen=True)
+class Case:
+    streams: int
+    prompt_tokens: int
+    milliseconds: int
+
+    def __str__(self) -> str:
+        return f"{self.streams} streams, {self.prompt_tokens // 1000}k prompt, {self.milliseconds} ms"
+
+
+def add_options(parser: argparse.ArgumentParser) -> None:
+    parser.add_argument("--engine", choices=["stub", "vllm"], default="stub", help="vllm: the tiny random model")
+    parser.add_argument("--streams", default=None, help="default: 1,16,64,256; 1,16 with --quick or vllm")
+    parser.add_argument("--prompts", default=None, help="tokens; default: 1000,32000; 1000 with --quick or vllm")
+    parser.add_argument("--paces", default=None, help="ms a token; default: 0,20; 0 with vllm")
+    parser.add_argument("--tokens", type=int, default=64, help="of an answer")
+    parser.add_argument("--rounds", type=int, default=None, help="turns of each server in a case; default: 3")
+    parser.add_argument("--processes", type=int, default=1, help="gateways on one socket")
+    parser.add_argument("--without-litellm", action="store_true")
+
+
+def run(options: argparse.Namespace) -> Result:
+    small, real = options.quick, options.engine == "vllm"
+    cases = [
+        Case(streams, prompt_tokens, milliseconds)
+        for milliseconds in _numbers(options.paces, [0] if real else [0, 20])
+        for prompt_tokens in _numbers(options.prompts, [1000] if small or real else [1000, 32_000])
+        for streams in _numbers(options.streams, [1, 16] if small or real else [1, 16, 64, 256])
+    ]
+    rounds = options.rounds or (1 if small else 3)
+    with tempfile.TemporaryDirectory() as scratch, ExitStack() as stack:
+        folder = Path(scratch)
+        engine, model = stack.enter_context(_engine(options, folder))
+        postgres = stack.enter_context(running_postgres(folder / "postgres"))
+        key = asyncio.run(prepare(postgres.url, model, [], [engine], {}))["chat"]
+        temporal = stack.enter_context(running_temporal(folder / "temporal"))
+        servers = [Contender(DIRECT, engine, model, "x", None)]
+        servers += [stack.enter_context(contenders.relay(engine, model, how, folder)) for how in ("raw", "parsing")]
+        if not options.without_litellm:
+            servers.append(stack.enter_context(contenders.litellm(engine, model, folder)))
+        for name, address in ((RECORDING, None), (NOTIFYING, temporal)):
+            ours = contenders.gateway(name, folder / name, postgres.url, key, address, options.processes)
+            servers.append(stack.enter_context(ours))
+        measured = asyncio.run(_measure(cases, servers, engine, rounds, options))
+        places = asyncio.run(_places([server for server in servers if server.name in (RECORDING, NOTIFYING)]))
+    tokens = options.tokens
+    rows = [
+        _row(case, name, load, loads[DIRECT], tokens)
+        for case, loads in measured.items()
+        for name, load in loads.items()
+    ]
+    raw = {f"{case}: {name}": load.whole_seconds for case, loads in measured.items() for name, load in loads.items()}
+    ratios = {name: ratio for case, loads in measured.items() for name, ratio in _ratios(case, loads, tokens).items()}
+    return Result(rows, ratios | places, raw)
+
+
+def _numbers(given: str | None, default: list[int]) -> list[int]:
+    return default if given is None else [int(number) for number in given.split(",")]
+
+
+@contextmanager
+def _engine(options: argparse.Namespace, folder: Path) -> Iterator[tuple[str, str]]:
+    """URL and model name of the engine."""
+    if options.engine == "vllm":
+        from tests.e2e.conftest import running_engine
+
+        model = ensure_tiny_model(folder / "models")
+        with running_engine(model, EngineOptions(free_port(), "float32", 4096), folder / "vllm.log") as url:
+            yield url, model.name
+        return
+    port = free_port()
+    with running(module("benchmarks.stub_engine", port, options.tokens, 0), folder / "engine.log"):
+        url = f"http://{LOOPBACK}:{port}"
+        wait_for(f"{url}/health", "the stub engine")
+        yield url, "tiny"
+
+
+async def _measure(
+    cases: Sequence[Case], servers: Sequence[Contender], engine: str, rounds: int, options: argparse.Namespace
+) -> dict[Case, dict[str, Load]]:
+    measured: dict[Case, dict[str, Load]] = {}
+    number = 0
+    limit = aiohttp.ClientTimeout(total=600)
+    async with aiohttp.ClientSession(connector=aiohttp.TCPConnector(limit=0), timeout=limit) as client:
+        for case in cases:
+            await answers(f"{engine}/set?milliseconds={case.milliseconds}")
+            loads = measured[case] = {server.name: Load() for server in servers}
+            for round_number in range(-1, rounds):  # the first one warms up, and opens the connections
+                offset = round_number % len(servers)
+                for server in (*servers[offset:], *servers[:offset]):
+                    load = Load() if round_number < 0 else loads[server.name]
+                    requests = case.streams if round_number < 0 else _requests(case, server.name, options.quick)
+                    await _one_turn(client, server, case, requests, number, load, options)
+                    number += requests
+            print(f"{time.strftime('%H:%M:%S')} {case}", flush=True)
+    return measured
+
+
+def _requests(case: Case, server: str, quick: bool) -> int:
+    """Requests of one turn: enough for seconds, also of the slowest server."""
+    if case.milliseconds:
+        return case.streams * (1 if quick else 3)
+    wanted = max(case.streams * 2, 64 if quick else 256)
+    return max(case.streams, wanted // 4) if server == LITELLM or case.prompt_tokens > 8000 else wanted
+
+
+async def _one_turn(
+    client: aiohttp.ClientSession,
+    server: Contender,
+    case: Case,
+    requests: int,
+    number: int,
+    load: Load,
+    options: argparse.Namespace,
+) -> None:
+    client.headers["Authorization"] = f"Bearer {server.key}"
+    max_tokens = options.tokens if options.engine == "vllm" else None
+    before = None if server.process is None else cpu_seconds(server.process)
+    await closed_loop(
+        client, server.url, server.model, case.streams, requests, case.prompt_tokens, number, load, max_tokens
+    )
+    if server.process is not None and before is not None:
+        load.cpu_seconds = (load.cpu_seconds or 0.0) + cpu_seconds(server.process) - before
+    if load.failures:
+        raise RuntimeError(f"{server.name}, {case}: {len(load.failures)} failed: {load.failures[0]}")
+
+
+def _row(case: Case, name: str, load: Load, direct: Load, tokens: int) -> dict[str, Figure]:
+    def added(share: float) -> float:
+        return (percentile(load.whole_seconds, share) - percentile(direct.whole_seconds, share)) * 1000
+
+    pace = case.milliseconds / 1000 * tokens * PACE_SLACK
+    cpu = None if load.cpu_seconds is None else load.cpu_seconds / len(load.whole_seconds) * 1000
+    return {
+        "streams": case.streams,
+        "prompt": case.prompt_tokens,
+        "ms a token": case.milliseconds,
+        "server": name,
+        "requests/s": load.per_second,
+        "CPU ms/request": cpu,
+        "first byte p50 ms": median(load.first_seconds) * 1000,
+        "added p50 ms": added(0.5),
+        "added p99 ms": added(0.99),
+        "keeps pace": sum(seconds <= pace for seconds in load.whole_seconds) / len(load.whole_seconds)
+        if pace
+        else None,
+    }
+
+
+def _ratios(case: Case, loads: dict[str, Load], tokens: int) -> dict[str, Ratio]:
+    found: dict[str, Ratio] = {}
+    ours, relay = loads[RECORDING], loads[PARSING]
+    at_goal = case.streams == 64 and case.prompt_tokens == 1000
+    cpu = (ours.cpu_seconds or 0.0) / len(ours.whole_seconds)
+    relay_cpu = (relay.cpu_seconds or 0.0) / len(relay.whole_seconds)
+    found[f"{case}: CPU a request, to the parsing relay's"] = Ratio(cpu / relay_cpu, "lower", 2.0 if at_goal else None)
+    if case.milliseconds == 0:
+        for name in (RECORDING, NOTIFYING):
+            ratio = loads[name].per_second / relay.per_second
+            goal = 0.5 if at_goal and name == RECORDING else None
+            found[f"{case}: requests/s of {name}, to the parsing relay's"] = Ratio(ratio, "higher", goal)
+        if LITELLM in loads:
+            ratio = ours.per_second / loads[LITELLM].per_second
+            found[f"{case}: requests/s, to LiteLLM's"] = Ratio(ratio, "higher", 20.0 if at_goal else None)
+    elif case.streams == 256:
+        kept, relay_kept = (
+            float(_row(case, name, load, loads[DIRECT], tokens)["keeps pace"] or 0.0)
+            for name, load in ((RECORDING, ours), (PARSING, relay))
+        )
+        if relay_kept:
+            ratio = kept / relay_kept
+            found[f"{case}: streams that keep pace, to the parsing relay's"] = Ratio(ratio, "higher", 0.7)
+    elif at_goal:
+        row = _row(case, RECORDING, ours, loads[DIRECT], tokens)
+        for share, goal in (("p50", 5.0), ("p99", 15.0)):
+            found[f"{case}: added {share} ms"] = Ratio(float(row[f"added {share} ms"] or 0.0), "lower", goal)
+    return found
+
+
+async def _places(gateways: Sequence[Contender]) -> dict[str, Ratio]:
+    """The share of turns that went by the spool, and of notifications that were left to the sweep."""
+    found = {}
+    async with aiohttp.ClientSession() as client:
+        for gateway in gateways:
+            async with client.get(f"{gateway.url}/metrics") as answer:
+                families = list(text_string_to_metric_families(await answer.text()))
+            samples = [sample for family in families for sample in family.samples]
+            turns = [sample for sample in samples if sample.name == "clawloop_gateway_turns_total"]
+            total = sum(sample.value for sample in turns)
+            spooled = sum(sample.value for sample in turns if sample.labels["place"] != "postgres")
+            found[f"{gateway.name}: share of turns by the spool"] = Ratio(spooled / total, "lower", 0.0)
+            told = [sample for sample in samples if sample.name == "clawloop_gateway_announcements_total"]
+            if gateway.name == NOTIFYING and told:
+                late = sum(sample.value for sample in told if sample.labels["result"] != "told")
+                share = late / sum(sample.value for sample in told)
+                found[f"{gateway.name}: share of notifications left to the sweep"] = Ratio(share, "lower")
+    return found

@@ -1,0 +1,265 @@
+"""Judged turns a second, the time from a signal to the verdict, and Temporal's events a turn, with many sessions open.
+
+PostgreSQL, Temporal, orchestrator and judge worker are real; the judge answers at once. Turns are stored and their
+workflows signalled as a gateway does it.
+"""
+
+from __future__ import annotations
+
+import argparse
+import asyncio
+import subprocess
+import tempfile
+import time
+from collections.abc import Iterator, Sequence
+from contextlib import ExitStack, contextmanager
+from dataclasses import dataclass, field, replace
+from datetime import timedelta
+from pathlib import Path
+from statistics import median
+
+import psycopg
+from temporalio.client import Client
+
+from benchmarks.load import percentile
+from benchmarks.processes import (
+    LOOPBACK,
+    cpu_seconds,
+    free_port,
+    module,
+    resident_megabytes,
+    running,
+    running_temporal,
+    wait_for,
+)
+from benchmarks.report import Figure, Ratio, Result
+from clawloop.contracts.sessions import SessionFacts, TurnRecorded
+from clawloop.contracts.turns import Message, SessionEvidence, SessionSource, TurnRecord
+from clawloop.ids import ApiKeyId, SessionId, TurnId, new_turn_id
+from clawloop.local.services.postgres import running_postgres
+from clawloop.processes.bootstrap import prepare
+from clawloop.recipes.recipe import Recipe
+from clawloop.temporal.client import TemporalSessionNotifier, connect
+from db.database import BACKGROUND_LIMIT, Database
+from db.serving.keys import PostgresKeyStore
+from db.training.recipes import set_recipe
+from db.turns.insert import PostgresTurnStore
+from tests.records import turn_record
+
+ROLES = ("orchestrator", "judge")
+Workers = dict[str, subprocess.Popen[bytes]]
+# As many as a gateway has under way.
+AT_ONCE = 32
+# Of a loaded machine: a turn that is not judged by then is an error.
+VERDICT_SECONDS = 600.0
+
+
+def add_options(parser: argparse.ArgumentParser) -> None:
+    parser.add_argument("--open", default=None, help="open sessions; default: 100,1000,10000; 50,200 with --quick")
+    parser.add_argument(
+        "--turns", type=int, default=None, help="judged together, per size; default: 600; 60 with --quick"
+    )
+    parser.add_argument("--lone", type=int, default=None, help="judged alone, per size; default: 50; 10 with --quick")
+
+
+@dataclass
+class Chats:
+    """Stores turns and signals their workflows.
+
+    Attributes:
+        last: of each session, its newest turn.
+    """
+
+    url: str
+    key: ApiKeyId
+    store: PostgresTurnStore
+    notifier: TemporalSessionNotifier
+    last: dict[str, TurnRecord] = field(default_factory=dict)
+
+    async def turn(self, session: str) -> tuple[TurnId, SessionId]:
+        """Store the next turn of a session."""
+        before = self.last.get(session)
+        said: Message = {"role": "user", "content": f"{session}, once more please"}
+        messages = [said] if before is None else [*before.messages, before.response or {}, said]
+        evidence = SessionEvidence(SessionSource.HEADER, session)
+        record = replace(
+            turn_record(), turn_id=new_turn_id(), api_key_id=self.key, evidence=evidence, messages=messages
+        )
+        inserted = await self.store.insert(record)
+        self.last[session] = record
+        return inserted.turn_id, inserted.session_id
+
+    async def signal(self, turn: TurnId, session: SessionId) -> None:
+        record = next(iter(self.last.values()))
+        facts = SessionFacts(session, record.policy, SessionSource.HEADER, record.started_at, 0)
+        await self.notifier.notify_turn(facts, TurnRecorded(turn, 0, False))
+
+    async def open(self, sessions: Sequence[str]) -> list[float]:
+        """A first turn in each session; returns what each signal took."""
+        limit = asyncio.Semaphore(AT_ONCE)
+
+        async def one(session: str) -> float:
+            async with limit:
+                stored = await self.turn(session)
+                began = time.perf_counter()
+                await self.signal(*stored)
+                return time.perf_counter() - began
+
+        return list(await asyncio.gather(*map(one, sessions)))
+
+
+def run(options: argparse.Namespace) -> Result:
+    sizes = [int(size) for size in (options.open or ("50,200" if options.quick else "100,1000,10000")).split(",")]
+    together, lone = options.turns or (60 if options.quick else 600), options.lone or (10 if options.quick else 50)
+    rows: list[dict[str, Figure]] = []
+    raw: dict[str, list[float]] = {}
+    ratios: dict[str, Ratio] = {}
+    with tempfile.TemporaryDirectory() as scratch, ExitStack() as stack:
+        folder = Path(scratch)
+        postgres = stack.enter_context(running_postgres(folder / "postgres"))
+        temporal = stack.enter_context(running_temporal(folder / "temporal"))
+        key = asyncio.run(prepare(postgres.url, "tiny", [], [], {}))["chat"]
+        workers = stack.enter_context(_workers(folder, postgres.url, temporal))
+        asyncio.run(_measure(postgres.url, temporal, key, sizes, together, lone, workers, rows, raw, ratios))
+    return Result(rows, ratios, raw)
+
+
+@contextmanager
+def _workers(folder: Path, database_url: str, temporal: str) -> Iterator[Workers]:
+    port = free_port()
+    with ExitStack() as stack:
+        stack.enter_context(running(module("benchmarks.stub_judge", port), folder / "judge.log"))
+        settings = {
+            "DATABASE_URL": database_url,
+            "TEMPORAL_ADDRESS": temporal,
+            "CLAWLOOP_DATA": str(folder),
+            "CLAWLOOP_JUDGE_URL": f"http://{LOOPBACK}:{port}",
+            "CLAWLOOP_JUDGE_MODEL": "stub",
+        }
+        started: Workers = {}
+        for role in ROLES:
+            health = free_port()
+            command = module("clawloop.cli.main", "worker", role, "--health-port", health)
+            started[role] = stack.enter_context(running(command, folder / f"{role}.log", settings))
+            wait_for(f"http://{LOOPBACK}:{health}/readyz", role)
+        yield started
+
+
+async def _measure(
+    url: str,
+    temporal: str,
+    secret: str,
+    sizes: Sequence[int],
+    together: int,
+    lone: int,
+    workers: Workers,
+    rows: list[dict[str, Figure]],
+    raw: dict[str, list[float]],
+    ratios: dict[str, Ratio],
+) -> None:
+    database = Database(url, BACKGROUND_LIMIT)
+    client = await connect(temporal)
+    await set_recipe(database, "default", Recipe(name="combined"))
+    key = await PostgresKeyStore(database).authenticate(secret)
+    assert key is not None
+    chats = Chats(url, key.id, PostgresTurnStore(database), TemporalSessionNotifier(client, timedelta(hours=1)))
+    async with await psycopg.AsyncConnection.connect(url, autocommit=True) as connection:
+        for size in sizes:
+            missing = [f"open-{number}" for number in range(len(chats.last), size)]
+            began = time.perf_counter()
+            signals = await chats.open(missing)
+            opened = time.perf_counter() - began
+            alone = await _lone(chats, connection, lone, size)
+            events = await _events(client, chats, connection, f"lone-{size}-0")
+            seconds, cpu = await _together(chats, connection, together, size, workers)
+            batch_events = await _events(client, chats, connection, f"many-{size}-0")
+            memory = {role: resident_megabytes(worker) for role, worker in workers.items()}
+            rows.append(
+                {
+                    "open sessions": size,
+                    "opened/s": len(missing) / opened,
+                    "signal p50 ms": median(signals) * 1000,
+                    "signal to verdict p50 ms": median(alone) * 1000,
+                    "p99 ms": percentile(alone, 0.99) * 1000,
+                    "events a lone turn": events,
+                    "judged/s": together / seconds,
+                    "CPU ms a judged turn": cpu / together * 1000,
+                    "events a turn together": batch_events,
+                    **{f"{role} MB": megabytes for role, megabytes in memory.items()},
+                }
+            )
+            raw[f"{size} open: signal to verdict"] = alone
+            print(f"{time.strftime('%H:%M:%S')} {size} open sessions", flush=True)
+    await database.close()
+    first, last = rows[0], rows[-1]
+    ratios["judged turns a second"] = Ratio(float(last["judged/s"] or 0), "higher", 60.0)
+    ratios["signal to verdict p50 ms"] = Ratio(float(last["signal to verdict p50 ms"] or 0), "lower", 100.0)
+    ratios["events a lone turn"] = Ratio(float(last["events a lone turn"] or 0), "lower", 10.0)
+    growth = float(last["signal to verdict p50 ms"] or 0) / float(first["signal to verdict p50 ms"] or 1)
+    ratios[f"signal to verdict, {sizes[-1]} open sessions to {sizes[0]}"] = Ratio(growth, "lower", 1.5)
+
+
+async def _lone(chats: Chats, connection: psycopg.AsyncConnection[object], count: int, size: int) -> list[float]:
+    """Sessions of two turns one after the other; the second shows what followed the first."""
+    took = []
+    for number in range(count):
+        session = f"lone-{size}-{number}"
+        judged, _ = await chats.turn(session)
+        second = await chats.turn(session)
+        began = time.perf_counter()
+        await chats.signal(*second)
+        await _judged(connection, [judged], pause=0.002)
+        took.append(time.perf_counter() - began)
+    return took
+
+
+async def _together(
+    chats: Chats,
+    connection: psycopg.AsyncConnection[object],
+    count: int,
+    size: int,
+    workers: Workers,
+) -> tuple[float, float]:
+    """Sessions of four turns whose signals come all at once; returns wall and CPU seconds of the workers."""
+    judged, signals = [], []
+    for number in range(-(-count // 3)):
+        session = f"many-{size}-{number}"
+        turns = [await chats.turn(session) for _ in range(4)]
+        judged += [turn for turn, _ in turns[:-1]]
+        signals += turns
+    before = sum(cpu_seconds(worker) for worker in workers.values())
+    began = time.perf_counter()
+    limit = asyncio.Semaphore(AT_ONCE)
+
+    async def signal(turn: TurnId, session: SessionId) -> None:
+        async with limit:
+            await chats.signal(turn, session)
+
+    await asyncio.gather(*(signal(*stored) for stored in signals))
+    await _judged(connection, judged, pause=0.02)
+    seconds = time.perf_counter() - began
+    return seconds, sum(cpu_seconds(worker) for worker in workers.values()) - before
+
+
+async def _judged(connection: psycopg.AsyncConnection[object], turns: Sequence[TurnId], pause: float) -> None:
+    deadline = time.monotonic() + VERDICT_SECONDS
+    statement = "SELECT count(*) FROM judgements WHERE turn_id = ANY(%s) AND decided_at IS NOT NULL"
+    while True:
+        row = await (await connection.execute(statement, [list(turns)])).fetchone()
+        assert isinstance(row, tuple)
+        if row[0] >= len(turns):
+            return
+        if time.monotonic() > deadline:
+            raise RuntimeError(f"{row[0]} of {len(turns)} turns were judged in {VERDICT_SECONDS:g} s")
+        await asyncio.sleep(pause)
+
+
+async def _events(client: Client, chats: Chats, connection: psycopg.AsyncConnection[object], session: str) -> float:
+    """Events in a session's history, a signalled turn."""
+    counted = "SELECT s.id, count(*) FROM sessions s JOIN turns t ON t.session_id = s.id"
+    statement = f"{counted} WHERE s.external_id = %s GROUP BY 1"
+    row = await (await connection.execute(statement, [session])).fetchone()
+    assert isinstance(row, tuple)
+    described = await client.get_workflow_handle(f"session/{row[0]}").describe()
+    signalled = 1 if session.startswith("lone") else row[1]
+    return described.history_length / signalled

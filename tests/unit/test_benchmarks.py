@@ -1,0 +1,92 @@
+"""What benchmarks compute from their measurements, and which ratios count as worse."""
+
+from __future__ import annotations
+
+import importlib.util
+import json
+from datetime import UTC, datetime
+from pathlib import Path
+
+import pytest
+
+from benchmarks import report
+from benchmarks.__main__ import PRINTING, PROGRAMS, RATIOS, SLACK, is_much_worse, main
+from benchmarks.gateway import DIRECT, LITELLM, NOTIFYING, PARSING, RECORDING, Case, _ratios, _row
+from benchmarks.load import Load, percentile, prompt
+from benchmarks.report import Ratio, Result, write_result
+
+
+def test_every_listed_benchmark_exists() -> None:
+    modules = [f"benchmarks.{name}" for name in PROGRAMS] + [module for module, _ in PRINTING.values()]
+    assert all(importlib.util.find_spec(module) for module in modules)
+    assert json.loads(RATIOS.read_text()).keys() <= PROGRAMS.keys()
+    assert main(["nothing"]) == 2
+
+
+def test_percentiles_are_of_the_sorted_values() -> None:
+    values = [float(number) for number in range(100, 0, -1)]
+    assert [percentile(values, share) for share in (0.0, 0.5, 0.99, 1.0)] == [1, 51, 100, 100]
+
+
+def test_prompts_have_their_size_and_no_common_beginning() -> None:
+    assert 0.9 < len(prompt(1000, 7)) / 4000 < 1.1
+    assert prompt(1000, 7)[:8] != prompt(1000, 8)[:8]
+
+
+@pytest.mark.parametrize(
+    ("found", "worse"),
+    [
+        (Ratio(2.0 * SLACK, "lower"), False),
+        (Ratio(2.01 * SLACK, "lower"), True),
+        (Ratio(2.0 / SLACK, "higher"), False),
+        (Ratio(1.99 / SLACK, "higher"), True),
+        (None, True),
+    ],
+)
+def test_a_ratio_is_worse_beyond_the_slack_or_when_missing(found: Ratio | None, worse: bool) -> None:
+    assert is_much_worse(found, 2.0) is worse
+
+
+def test_goals_are_reached_from_their_better_side() -> None:
+    assert [Ratio(1.0, "lower", 2.0).reached, Ratio(3.0, "lower", 2.0).reached] == [True, False]
+    assert [Ratio(1.0, "higher", 2.0).reached, Ratio(3.0, "higher", 2.0).reached] == [False, True]
+    assert Ratio(1.0, "higher").reached is None
+
+
+def _load(seconds: float, cpu: float | None, wall: float = 1.0) -> Load:
+    return Load(first_seconds=[0.01] * 4, whole_seconds=[seconds] * 4, wall_seconds=wall, cpu_seconds=cpu)
+
+
+def test_a_server_is_compared_with_the_direct_client_and_the_parsing_relay() -> None:
+    loads = {
+        DIRECT: _load(1.30, None),
+        PARSING: _load(1.32, 0.02),
+        LITELLM: _load(1.6, 0.4, wall=40.0),
+        RECORDING: _load(1.34, 0.04, wall=2.0),
+        NOTIFYING: _load(1.5, 0.05, wall=4.0),
+    }
+    row = _row(Case(64, 1000, 20), RECORDING, loads[RECORDING], loads[DIRECT], tokens=64)
+    assert row["added p50 ms"] == pytest.approx(40)
+    assert row["CPU ms/request"] == pytest.approx(10)
+    assert row["keeps pace"] == 1.0  # 64 tokens at 20 ms, and a tenth more: 1.41 s
+    assert _row(Case(64, 1000, 20), NOTIFYING, loads[NOTIFYING], loads[DIRECT], tokens=64)["keeps pace"] == 0.0
+    found = {name.split(": ")[1]: ratio for name, ratio in _ratios(Case(64, 1000, 0), loads, tokens=64).items()}
+    assert found["CPU a request, to the parsing relay's"].value == pytest.approx(2.0)
+    assert found[f"requests/s of {RECORDING}, to the parsing relay's"] == Ratio(0.5, "higher", 0.5)
+    assert found[f"requests/s of {NOTIFYING}, to the parsing relay's"] == Ratio(0.25, "higher", None)
+    assert found["requests/s, to LiteLLM's"] == Ratio(20.0, "higher", 20.0)
+    (pace,) = [ratio for name, ratio in _ratios(Case(256, 1000, 20), loads, 64).items() if "keep pace" in name]
+    assert pace == Ratio(1.0, "higher", 0.7)
+
+
+def test_a_result_names_machine_versions_and_options(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(report, "RESULTS", tmp_path)
+    result = Result([{"a": 1}], {"x": Ratio(0.5, "higher", 0.5)}, {"seconds": [0.1234567]})
+    path = write_result("trial", {"seed": 7}, result, datetime.now(UTC), 0.25)
+    content = json.loads(path.read_text())
+    assert content["options"] == {"seed": 7}
+    assert content["machine"]["load_before"] == 0.25
+    assert {"cores", "processor", "memory_gb"} <= content["machine"].keys()
+    assert {"python", "aiohttp", "uvicorn"} <= content["versions"].keys()
+    assert content["raw"] == {"seconds": [0.123457]}
+    assert content["ratios"]["x"]["goal"] == 0.5
