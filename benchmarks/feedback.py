@@ -21,13 +21,13 @@ from benchmarks import contenders
 from benchmarks.processes import LOOPBACK, free_port, module, running, running_temporal, wait_for
 from benchmarks.report import Figure, Ratio, Result
 from clawloop.local.services.postgres import running_postgres
-from clawloop.local.services.vllm import EngineOptions
 from clawloop.local.tiny_model import ensure_tiny_model
 from clawloop.processes.bootstrap import prepare
 from clawloop.recipes.recipe import Recipe
 from db.database import BACKGROUND_LIMIT, Database
 from db.training.recipes import set_recipe
 from tests.e2e.conftest import running_engine
+from tests.engine_options import engine_options
 
 RECIPE = Recipe.model_validate(
     {
@@ -50,9 +50,7 @@ def run(options: argparse.Namespace) -> Result:
         model = ensure_tiny_model(folder / "models")
         postgres = stack.enter_context(running_postgres(folder / "postgres"))
         temporal = stack.enter_context(running_temporal(folder / "temporal"))
-        engine = stack.enter_context(
-            running_engine(model, EngineOptions(free_port(), "float32", 4096), folder / "vllm.log")
-        )
+        engine = stack.enter_context(running_engine(model, engine_options(model, free_port()), folder / "vllm.log"))
         keys = asyncio.run(prepare(postgres.url, model.name, [], [engine], {}))
         asyncio.run(_use_recipe(postgres.url))
         settings = {"DATABASE_URL": postgres.url, "TEMPORAL_ADDRESS": temporal, "CLAWLOOP_DATA": str(folder / "data")}

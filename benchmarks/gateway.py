@@ -25,9 +25,9 @@ from benchmarks.load import Load, closed_loop, percentile
 from benchmarks.processes import LOOPBACK, answers, cpu_seconds, free_port, module, running, running_temporal, wait_for
 from benchmarks.report import Figure, Ratio, Result
 from clawloop.local.services.postgres import running_postgres
-from clawloop.local.services.vllm import EngineOptions
 from clawloop.local.tiny_model import ensure_tiny_model
 from clawloop.processes.bootstrap import prepare
+from tests.engine_options import engine_options
 
 RECORDING = "clawloop"
 NOTIFYING = "clawloop, notifying"
@@ -105,7 +105,7 @@ def _engine(options: argparse.Namespace, folder: Path) -> Iterator[tuple[str, st
         from tests.e2e.conftest import running_engine
 
         model = ensure_tiny_model(folder / "models")
-        with running_engine(model, EngineOptions(free_port(), "float32", 4096), folder / "vllm.log") as url:
+        with running_engine(model, engine_options(model, free_port()), folder / "vllm.log") as url:
             yield url, model.name
         return
     port = free_port()

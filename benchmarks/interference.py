@@ -21,11 +21,11 @@ from benchmarks.load import percentile
 from benchmarks.processes import LOOPBACK, free_port, module, running, running_temporal, wait_for
 from benchmarks.report import Figure, Ratio, Result
 from clawloop.local.services.postgres import running_postgres
-from clawloop.local.services.vllm import EngineOptions
 from clawloop.local.tiny_model import ensure_tiny_model
 from clawloop.processes.bootstrap import prepare
 from tests.e2e.conftest import running_engine
 from tests.e2e.publishing import Listener, chatting
+from tests.engine_options import engine_options
 
 # State → whether the judge and the trainer run.
 STATES = {
@@ -53,9 +53,7 @@ def run(options: argparse.Namespace) -> Result:
         model = ensure_tiny_model(folder / "models")
         postgres = stack.enter_context(running_postgres(folder / "postgres"))
         temporal = stack.enter_context(running_temporal(folder / "temporal"))
-        engine = stack.enter_context(
-            running_engine(model, EngineOptions(free_port(), "float32", 4096), folder / "vllm.log")
-        )
+        engine = stack.enter_context(running_engine(model, engine_options(model, free_port()), folder / "vllm.log"))
         keys = asyncio.run(prepare(postgres.url, model.name, [], [engine], {}))
         settings = {"DATABASE_URL": postgres.url, "TEMPORAL_ADDRESS": temporal, "CLAWLOOP_DATA": str(folder / "data")}
         gateway = stack.enter_context(

@@ -76,11 +76,6 @@ class Supervisor:
         """Raise the SetupError of the first part that fails for good; waits for ever if none does."""
         await asyncio.shield(self._failure)
 
-    @property
-    def names(self) -> Sequence[str]:
-        """The parts started so far."""
-        return list(self._runs)
-
     def kill(self, name: str) -> bool:
         """Kill a part's program with SIGKILL, as a crash would; False if it does not run."""
         return self._runs[name].kill()
