@@ -178,7 +178,7 @@ class NothingToTrain(PermanentError):
 class StepDiverged(PermanentError):
     """A step's numbers are not finite, or its KL or ratio is out of bounds.
 
-    The optimiser's state is unchanged; the step is not committed and its samples are quarantined with this reason.
+    The step makes no version, and its samples are quarantined with this reason; the next step begins from the parent.
     """
 
 

@@ -64,11 +64,13 @@ INVARIANTS: dict[str, str] = {
         SELECT 'sample ' || s.id || ' is ' || s.state FROM samples s
         WHERE s.state IN ('claimed', 'trained') AND NOT EXISTS (
             SELECT FROM step_samples m JOIN steps p ON p.policy = m.policy AND p.n = m.step
-            WHERE m.sample_id = s.id AND p.state = CASE s.state WHEN 'claimed' THEN 'claimed' ELSE 'committed' END)
+            WHERE m.sample_id = s.id AND CASE s.state
+                WHEN 'claimed' THEN p.state IN ('claimed', 'candidate') ELSE p.state = 'committed' END)
         UNION ALL
         SELECT 'sample ' || s.id || ' is ' || s.state || ', but step ' || p.n || ' of ' || p.policy || ' is ' || p.state
         FROM step_samples m JOIN steps p ON p.policy = m.policy AND p.n = m.step JOIN samples s ON s.id = m.sample_id
         WHERE (p.state = 'claimed' AND s.state <> 'claimed')
+            OR (p.state = 'candidate' AND m.dropped IS NULL AND s.state <> 'claimed')
             OR (p.state = 'committed' AND m.dropped IS NULL AND s.state <> 'trained')""",
     # Turns that come late, e.g. from a spool, are ended by the sweep.
     "no turn waits for a rollout group that is settled": """
@@ -81,7 +83,8 @@ INVARIANTS: dict[str, str] = {
     "a step takes all samples of a rollout group or none": """
         SELECT 'rollout group ' || s.rollout_group_id FROM samples s
             LEFT JOIN step_samples m ON m.sample_id = s.id
-            LEFT JOIN steps p ON p.policy = m.policy AND p.n = m.step AND p.state IN ('claimed', 'committed')
+            LEFT JOIN steps p ON p.policy = m.policy AND p.n = m.step
+                AND p.state IN ('claimed', 'candidate', 'committed')
         WHERE s.rollout_group_id IS NOT NULL AND s.state IN ('fresh', 'claimed', 'trained')
         GROUP BY s.rollout_group_id
         HAVING bool_or(s.state = 'fresh') AND bool_or(s.state <> 'fresh')
@@ -90,6 +93,23 @@ INVARIANTS: dict[str, str] = {
         SELECT 'step ' || s.n || ' of ' || s.policy FROM steps s
             LEFT JOIN versions v ON v.policy = s.policy AND v.n = s.n AND v.parent = s.parent
         WHERE s.state = 'committed' AND (v.path IS NULL OR v.sha256 IS NULL)""",
+    "a candidate has files and was made from the head of this epoch": """
+        SELECT 'version ' || s.n || ' of ' || s.policy FROM steps s JOIN policies p ON p.id = s.policy
+            LEFT JOIN versions v ON v.policy = s.policy AND v.n = s.n AND v.parent = s.parent
+        WHERE s.state = 'candidate'
+            AND (v.path IS NULL OR v.removed_at IS NOT NULL OR (s.parent, s.epoch) <> (p.head, p.epoch))""",
+    "no version answers, and none is trained on, that the gate has not accepted": """
+        SELECT 'version ' || w.n || ' of ' || p.id || ' is ' || s.state FROM policies p
+            CROSS JOIN LATERAL (VALUES (p.head), (p.active), (p.pinned)) w (n)
+            JOIN steps s ON s.policy = p.id AND s.n = w.n
+        WHERE s.state <> 'committed'
+        UNION ALL
+        SELECT 'step ' || c.n || ' of ' || c.policy || ' began from ' || c.parent || ', which is ' || s.state
+        FROM steps c JOIN steps s ON s.policy = c.policy AND s.n = c.parent WHERE s.state <> 'committed'""",
+    "a rejected version has a failed check and a reason": """
+        SELECT 'version ' || s.n || ' of ' || s.policy FROM steps s
+        WHERE s.state = 'rejected' AND (coalesce(s.reason, '') = '' OR NOT EXISTS (
+            SELECT FROM gate_checks g WHERE g.policy = s.policy AND g.version = s.n AND g.result = 'failed'))""",
     "head, active and pinned versions exist and have files": """
         SELECT 'version ' || w.n || ' of ' || p.id FROM policies p
             CROSS JOIN LATERAL (VALUES (p.head), (p.active), (p.pinned)) w (n)
@@ -106,7 +126,7 @@ INVARIANTS: dict[str, str] = {
             JOIN recipes r ON r.hash = p.recipe_hash JOIN samples s ON s.policy = p.id AND s.state = 'fresh'
                 AND s.rollout_group_id IS NULL
         WHERE p.paused_reason IS NULL AND NOT p.work_waiting
-            AND NOT EXISTS (SELECT FROM steps c WHERE c.policy = p.id AND c.state = 'claimed')
+            AND NOT EXISTS (SELECT FROM steps c WHERE c.policy = p.id AND c.state IN ('claimed', 'candidate'))
         GROUP BY p.id, r.hash HAVING count(*) >= CAST(r.content->'train'->>'batch_samples' AS int)""",
 }
 """Invariant → query for descriptions of the rows that violate it."""

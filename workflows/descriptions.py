@@ -79,7 +79,10 @@ def training_table(steps: Sequence[StepDone], active: int | None) -> str:
     """A table of the newest steps."""
     if not steps:
         return "No step is done yet."
-    lines = ["| step | samples | loss | KL | ratio | seconds | outcome | active |", "|---|---|---|---|---|---|---|---|"]
+    lines = [
+        "| step | samples | loss | KL | ratio | seconds | gate | outcome | active |",
+        "|---|---|---|---|---|---|---|---|---|",
+    ]
     return "\n".join([*lines, *(_step_row(step, active) for step in steps)])
 
 
@@ -98,6 +101,8 @@ def _current_work(view: TrainingView, computing: Claim | None, since: datetime) 
         return step
     if view.step_state is StepState.CLAIMED:
         return f"step {view.step}: its batch is claimed"
+    if view.step_state is StepState.CANDIDATE:
+        return f"step {view.step}: its version is at the gate"
     counts = f"{view.ready} of {view.needed} samples, {view.judging} turns are being judged"
     return f"waiting: {view.reason or counts}"
 
@@ -111,12 +116,14 @@ def _publishing(view: TrainingView, publishing: bool) -> str:
 
 
 def _step_row(step: StepDone, active: int | None) -> str:
-    outcome = (f"{step.state}: {step.reason}" if step.reason else step.state).replace("|", "/").replace("\n", " ")
+    # The reason of a rejected step begins with its state.
+    outcome = step.reason if step.reason.startswith(step.state) else f"{step.state}: {step.reason}".removesuffix(": ")
+    outcome = outcome.replace("|", "/").replace("\n", " ")
     samples = "" if step.samples is None else step.samples
     answers = "yes" if step.state is StepState.COMMITTED and step.n == active else ""
     figures = " | ".join(_figure(value) for value in (step.loss, step.kl, step.ratio))
     seconds = "" if step.seconds is None else f"{step.seconds:.1f}"
-    return f"| {step.n} | {samples} | {figures} | {seconds} | {outcome} | {answers} |"
+    return f"| {step.n} | {samples} | {figures} | {seconds} | {step.gate} | {outcome} | {answers} |"
 
 
 def _figure(value: float | None) -> str:

@@ -1,5 +1,7 @@
 """Training of one policy, for as long as the policy exists: each full batch becomes a step, each step a version.
 
+A version is a candidate first; the gate's decision makes it the head, or rejects it.
+
 The workflow only decides the order. All it decides by is in PostgreSQL, which operators write before they notify it:
 so it can be terminated and started again at any point, and changes made while Temporal was away hold.
 """
@@ -18,10 +20,12 @@ from temporalio.exceptions import ActivityError, is_cancelled_exception
 with workflow.unsafe.imports_passed_through():
     from activities.serving.messages import PublishVersion
     from activities.serving.publishing import PublishingActivities
+    from activities.training.gate import GateActivities
     from activities.training.messages import (
         REASON_LIMIT,
         AbandonStep,
         ClaimBatch,
+        DecideVersion,
         QuarantineStep,
         StepDone,
         TrainStep,
@@ -46,7 +50,7 @@ ROLL_OVER_WAIT = timedelta(minutes=2)
 # The error type of a step that was rolled back while the trainer computed it.
 STEP_GONE = "RecordUnusable"
 # Changes after which engines may lack the version that should answer.
-_CHANGES_VERSION = (OperatorAction.ROLL_BACK, OperatorAction.PIN)
+_CHANGES_VERSION = (OperatorAction.ROLL_BACK, OperatorAction.PIN, OperatorAction.RELEASE)
 
 
 @workflow.defn(name=names.TRAINING_WORKFLOW)
@@ -120,6 +124,9 @@ class TrainingWorkflow(LongRunningWorkflow):
                 return False
             if claimed.state is StepState.CLAIMED:
                 self._record(await self._step(view, claimed))
+            elif claimed.state is StepState.CANDIDATE:  # an earlier run ended before the gate decided
+                found = StepDone(policy=self._policy, n=claimed.n, state=claimed.state, samples=claimed.samples)
+                self._record(await self._decide(found))
             self._ended_step = claimed.n
             return True
         except ActivityError as error:
@@ -171,9 +178,24 @@ class TrainingWorkflow(LongRunningWorkflow):
                 summary=f"quarantine the samples of step {done.n}, and pause: {done.reason}",
                 **STORE,
             )
+        elif done.state is StepState.CANDIDATE:
+            return await self._decide(done)
         elif done.state is StepState.COMMITTED:
             self._must_publish = True
         return done
+
+    async def _decide(self, done: StepDone) -> StepDone:
+        """The step after the gate's decision about its version."""
+        decided = await workflow.execute_activity_method(
+            GateActivities.decide_version,
+            DecideVersion(policy=self._policy, n=done.n),
+            summary=f"decide about version {done.n}",
+            **STORE,
+        )
+        if decided.state is StepState.COMMITTED:
+            self._must_publish = True
+        decision = {"state": decided.state, "reason": decided.reason, "gate": decided.checks}
+        return done.model_copy(update=decision)
 
     async def _compute(self, view: TrainingView, claimed: Claim) -> StepDone:
         try:

@@ -34,11 +34,13 @@ class StepDone(_Message):
     """The result of a step. Figures that are not known are None.
 
     Args:
-        state: committed; abandoned: it ended without a version; quarantined: it cannot succeed, for `reason`, and
-            the workflow calls `quarantine_step`.
+        state: candidate: its version waits for the gate; committed: it was accepted before; abandoned: it ended
+            without a version; quarantined: it cannot succeed, for `reason`, and the workflow calls `quarantine_step`;
+            rejected: by the gate.
         parent: the version it started from.
         kl: None if the recipe measures none.
-        reason: empty for a committed step.
+        reason: empty for a candidate and for a committed step.
+        gate: what the checks of the gate found, in one line.
     """
 
     policy: str
@@ -54,6 +56,7 @@ class StepDone(_Message):
     ratio: float | None = None
     seconds: float | None = None
     reason: str = ""
+    gate: str = ""
 
 
 class QuarantineStep(_Message):
@@ -62,6 +65,29 @@ class QuarantineStep(_Message):
     policy: str
     n: int
     reason: str
+
+
+class DecideVersion(_Message):
+    """Accept or reject the candidate that step `n` made; the same decision each time."""
+
+    policy: str
+    n: int
+
+
+class VersionDecided(_Message):
+    """The gate's decision.
+
+    Args:
+        state: committed, rejected, or abandoned because the policy moved on.
+        reason: empty for a committed step.
+        checks: what the checks found, in one line.
+    """
+
+    policy: str
+    n: int
+    state: StepState
+    reason: str = ""
+    checks: str = ""
 
 
 class AbandonStep(_Message):

@@ -12,6 +12,7 @@ from typing import Protocol
 
 from clawloop.contracts.training import (
     Claim,
+    GateCheck,
     StepBatch,
     StepState,
     TrainedStep,
@@ -40,17 +41,29 @@ class StepStore(Protocol):
             RecordUnusable: also if the step has ended, or its parent's files were removed.
         """
 
-    async def commit(self, step: StepBatch, trained: TrainedStep) -> StepState:
-        """Commit by compare-and-set: the step is abandoned if the policy's head or epoch is not the batch's.
+    async def commit(self, step: StepBatch, trained: TrainedStep, checks: Sequence[GateCheck] = ()) -> StepState:
+        """Make the version a candidate; abandon the step if the policy's head or epoch is not the batch's.
 
-        Idempotent for an adapter with the same hash; another adapter for a committed step returns abandoned.
+        Idempotent for an adapter with the same hash, also once it was decided; another adapter returns abandoned.
+
+        Args:
+            checks: what the gate's checks found about it so far.
 
         Raises:
             RecordUnusable: also if the trained version is not the one the step makes.
         """
 
     async def quarantine(self, policy: str, n: int, reason: str) -> None:
-        """Quarantine a claimed step and its samples, and pause training; does nothing if the step has ended."""
+        """Quarantine a claimed step and its samples, and pause training; does nothing if the step has ended.
+
+        For what would make the next step fail as well.
+        """
+
+    async def set_aside(self, policy: str, n: int, reason: str) -> None:
+        """Quarantine a claimed step and its samples; training goes on, or pauses if it is one of several in a row.
+
+        For a batch that is at fault itself. Does nothing if the step has ended.
+        """
 
     async def abandon(self, policy: str, n: int, reason: str) -> None:
         """Abandon a claimed step; its samples are fresh again. Does nothing if the step has ended."""
@@ -66,6 +79,30 @@ class StepStore(Protocol):
 
     async def committed(self, policy: str, n: int) -> VersionRef | None:
         """The version that step `n` made; None if the step is not committed."""
+
+    async def candidate(self, policy: str, n: int) -> VersionRef | None:
+        """The version that step `n` made; None if the step is not a candidate."""
+
+
+class GateStore(Protocol):
+    """Decides about candidates. Every method raises RecordUnusable if there is no such step."""
+
+    async def checks(self, policy: str, n: int) -> list[GateCheck]:
+        """What the gate's checks found about a version."""
+
+    async def accept(self, policy: str, n: int) -> tuple[StepState, str]:
+        """Make a candidate the policy's head, by compare-and-set on its parent and epoch.
+
+        Returns the step's state afterwards, and its reason: abandoned if the policy has moved on, and what was decided
+        before if the step is no candidate any more.
+        """
+
+    async def reject(self, policy: str, n: int, reason: str) -> tuple[StepState, str]:
+        """Reject a candidate and set its samples aside; training pauses after several in a row.
+
+        Returns the step's state afterwards, and its reason: what was decided before if the step is no candidate any
+        more.
+        """
 
 
 class Trainer(Protocol):

@@ -1,7 +1,7 @@
-"""A training step: its batch, its adapter, its commit.
+"""A training step: its batch, its adapter, its version, which is a candidate until the gate has decided.
 
-A committed step is never trained again. A step that cannot succeed is quarantined, given up or expired here, with the
-reason, so that a worker that dies right after leaves nothing half decided.
+A step that has made its version is never trained again. A step that cannot succeed is quarantined, given up or expired
+here, with the reason, so that a worker that dies right after leaves nothing half decided.
 """
 
 from __future__ import annotations
@@ -16,7 +16,8 @@ from activities.heartbeat import heartbeating
 from activities.training.messages import REASON_LIMIT, StepDone, TrainStep
 from activities.training.ports import StepStore, Trainer
 from clawloop.contracts.training import StepBatch, StepState, TrainedStep, VersionRef
-from clawloop.errors import DiskFull, NothingToTrain, PermanentError, RecipeRejected, RecordUnusable
+from clawloop.errors import DiskFull, NothingToTrain, PermanentError, RecipeRejected, RecordUnusable, StepDiverged
+from clawloop.gate.numbers import check_numbers
 
 log = logging.getLogger(__name__)
 
@@ -32,11 +33,12 @@ class TrainingActivities:
 
     @activity.defn(name="train_step")
     async def train_step(self, request: TrainStep) -> StepDone:
-        """Compute and commit a claimed step.
+        """Compute a claimed step, and make its version a candidate.
 
-        A sample that cannot be trained is left out, and the commit records it. A step that diverges, or whose adapter
-        or model cannot be used, is quarantined and training pauses. A batch without anything to learn expires. Where
-        the recipe does not fit the model, or the disk is full, training pauses too, and the samples are fresh again.
+        A sample that cannot be trained is left out, and the commit records it. A step that diverges is set aside, and
+        training goes on with other samples. A step whose adapter or model cannot be used is quarantined and training
+        pauses. A batch without anything to learn expires. Where the recipe does not fit the model, or the disk
+        is full, training pauses too, and the samples are fresh again.
         """
         progress = "begins"
 
@@ -45,9 +47,10 @@ class TrainingActivities:
             progress = now
 
         async with heartbeating(lambda: progress):
-            version = await self._steps.committed(request.policy, request.n)
-            if version is not None:
-                return _committed(version)
+            if (version := await self._steps.candidate(request.policy, request.n)) is not None:
+                return _made(version, StepState.CANDIDATE)
+            if (version := await self._steps.committed(request.policy, request.n)) is not None:
+                return _made(version, StepState.COMMITTED)
             try:
                 batch = await self._steps.batch(request.policy, request.n)
             except RecordUnusable as error:
@@ -76,27 +79,31 @@ class TrainingActivities:
         except PermanentError as error:
             # The step diverged, or its adapter or model is unusable: numbers and paths, nothing of a conversation.
             reason = str(error)
-            await self._steps.quarantine(request.policy, request.n, reason)
+            if isinstance(error, StepDiverged):
+                await self._steps.set_aside(request.policy, request.n, reason)
+            else:
+                await self._steps.quarantine(request.policy, request.n, reason)
             log.warning("step quarantined", extra={"policy": request.policy, "step": request.n, "why": reason})
             return _ended(request, StepState.QUARANTINED, reason)
         report(f"step {request.n}: commits")
-        state = await self._steps.commit(batch, trained)
+        checks = [check_numbers(trained.figures, batch.recipe.gate)]
+        state = await self._steps.commit(batch, trained, checks)
         log.info("step done", extra={"policy": request.policy, "step": request.n, "state": state})
-        if state is not StepState.COMMITTED:
+        if state not in (StepState.CANDIDATE, StepState.COMMITTED):
             return _ended(
                 request,
                 state,
                 "another version was committed, or the policy was rolled back, before this step committed",
             )
-        return _committed(trained.version, trained)
+        return _made(trained.version, state, trained)
 
 
-def _committed(version: VersionRef, trained: TrainedStep | None = None) -> StepDone:
+def _made(version: VersionRef, state: StepState, trained: TrainedStep | None = None) -> StepDone:
     figures = None if trained is None else trained.figures
     return StepDone(
         policy=version.policy,
         n=version.n,
-        state=StepState.COMMITTED,
+        state=state,
         parent=version.parent,
         path=version.path,
         sha256=version.sha256,

@@ -97,6 +97,11 @@ class RollBackRequest(_Request):
     """Training goes on from it, and it answers."""
 
 
+class ReleaseRequest(_Request):
+    version: Annotated[int, Field(ge=1, le=_LARGEST)]
+    """A version that the gate rejected; training goes on from it, and it answers."""
+
+
 class PinRequest(_Request):
     version: Annotated[int, Field(ge=0, le=_LARGEST)] | None
     """It answers whatever is trained; null: the newest version answers again."""
@@ -158,7 +163,8 @@ async def list_policies(request: Request) -> PolicyList:
 
 @router.get("/policies/{policy}/versions")
 async def list_versions(request: Request, policy: str) -> VersionList:
-    """All versions, also those rolled back, each with its step's metrics and the engines that have it."""
+    """All versions, also those rejected or rolled back, each with its step's metrics, what the gate found and the
+    engines that have it."""
     services = await _admitted(request)
     return VersionList(versions=await services.training.versions(policy))
 
@@ -169,6 +175,14 @@ async def roll_back(request: Request, policy: str) -> TrainingStatus:
     services = await _admitted(request)
     requested = _check(RollBackRequest, await read_json(request, services.limits))
     return _status(await services.training_operations.roll_back(policy, requested.version))
+
+
+@router.post("/policies/{policy}/release", openapi_extra=_described(ReleaseRequest))
+async def release(request: Request, policy: str) -> TrainingStatus:
+    """Accept a version that the gate rejected, and go on from it; an open step is abandoned."""
+    services = await _admitted(request)
+    requested = _check(ReleaseRequest, await read_json(request, services.limits))
+    return _status(await services.training_operations.release(policy, requested.version))
 
 
 @router.post("/policies/{policy}/pin", openapi_extra=_described(PinRequest))

@@ -72,7 +72,7 @@ def step_loss(
     metrics: list[SampleMetrics] = []
     for index, (scores, streams) in enumerate(batch):
         trained_scores, trained = scores.at(streams.response_mask_T), streams.trained()
-        metrics.append(sample_metrics(trained_scores, trained, clip))
+        metrics.append(sample_metrics(trained_scores, trained, clip, recipe.bounds))
         for part, loss_N in _parts(trained_scores, trained, recipe, clip).items():
             of_sequence = None if sequence_tokens is None else sequence_tokens[index]
             share = aggregate(loss_N, divisor, loss.aggregation, of_sequence)

@@ -84,7 +84,7 @@ def list_versions(
     data: Data = None,
     as_json: AsJson = False,
 ) -> None:
-    """Show all versions, also those rolled back, with their steps' metrics."""
+    """Show all versions, also those rejected or rolled back, with their steps' metrics and what the gate found."""
     from db.training.operators import PostgresTrainingStore
 
     versions = with_database(data, lambda database: PostgresTrainingStore(database).versions(policy))
@@ -100,6 +100,17 @@ def roll_back(
 ) -> None:
     """Go on from an earlier version; a running step is abandoned, and its samples are fresh again."""
     _show(_apply(data, lambda training: training.roll_back(policy, version)), as_json)
+
+
+@policy_app.command("release")
+def release(
+    version: Annotated[int, typer.Argument(min=1, max=2**31 - 1, help="A rejected one of `policy versions`.")],
+    policy: Policy = "default",
+    data: Data = None,
+    as_json: AsJson = False,
+) -> None:
+    """Accept a version that the gate rejected, and go on from it; an open step is abandoned."""
+    _show(_apply(data, lambda training: training.release(policy, version)), as_json)
 
 
 @policy_app.command("pin")
@@ -193,6 +204,7 @@ def _version_row(version: VersionView) -> dict[str, str]:
         "kl": figure("kl"),
         "ratio": figure("ratio"),
         "seconds": figure("seconds"),
+        "gate": "; ".join(f"{check.name} {check.result.replace('_', ' ')}: {check.reason}" for check in version.gate),
         "made": when(version.created_at),
     }
 

@@ -31,9 +31,15 @@ class StepState(StrEnum):
     """State of a step."""
 
     CLAIMED = "claimed"  # it has a batch, and is being computed or will be retried
-    COMMITTED = "committed"  # its version is the policy's head, or was
+    CANDIDATE = "candidate"  # its version has files, and the gate has not decided yet
+    COMMITTED = "committed"  # its version was accepted, and is the policy's head, or was
     ABANDONED = "abandoned"  # another version was committed, or it was given up; its samples are fresh again
-    QUARANTINED = "quarantined"  # it failed for good; its samples are taken again only by `training resume --retry`
+    QUARANTINED = "quarantined"  # it made no version; its samples are taken again only by `training resume --retry`
+    REJECTED = "rejected"  # the gate rejected its version; its samples as of a quarantined step
+
+
+OPEN_STEPS = (StepState.CLAIMED, StepState.CANDIDATE)
+"""A policy has one step in these states at most, and claims no batch meanwhile."""
 
 
 class TrainingState(StrEnum):
@@ -50,6 +56,7 @@ class OperatorAction(StrEnum):
     ROLL_BACK = "roll_back"
     PIN = "pin"
     SET_RECIPE = "set_recipe"
+    RELEASE = "release"
 
 
 @dataclass(frozen=True, slots=True)
@@ -78,6 +85,34 @@ class VersionRef:
     parent: int
     path: str
     sha256: str
+
+
+class CheckName(StrEnum):
+    """A check of the gate."""
+
+    NUMBERS = "numbers"  # the step's figures, and how far the version moved
+
+
+class CheckResult(StrEnum):
+    """What a check of the gate found."""
+
+    PASSED = "passed"
+    FAILED = "failed"  # the version is rejected
+
+
+@dataclass(frozen=True, slots=True)
+class GateCheck:
+    """What one check of the gate found about a version.
+
+    Args:
+        reason: for people: what was compared, or what is wrong.
+        figures: the numbers it was decided by; None where a number is not known.
+    """
+
+    name: CheckName
+    result: CheckResult
+    reason: str
+    figures: Mapping[str, float | None]
 
 
 @dataclass(frozen=True, slots=True)
@@ -134,6 +169,7 @@ class StepBatch:
         teachers: number → version, of earlier versions that answered samples with a hint and score them again;
             neither 0 nor the parent.
         without_hint: samples whose hint cannot be used because its teacher's files are gone, with the reason.
+        lr_scale: the recipe's learning rate is multiplied by this: below 1 after rejected versions.
     """
 
     policy: str
@@ -145,6 +181,7 @@ class StepBatch:
     samples: Sequence[BatchSample]
     teachers: Mapping[int, VersionRef] = field(default_factory=dict)
     without_hint: Mapping[SampleId, str] = field(default_factory=dict)
+    lr_scale: float = 1.0
 
 
 @dataclass(frozen=True, slots=True)
@@ -159,6 +196,7 @@ class SampleMetrics:
         kl: mean distance to the base in nats (`kl.kl_distance`). Without that function's weight, one token that the
             policy has unlearned since it was sampled would dominate the mean: k3 grows with 1/π_θ.
         entropy: mean, in nats.
+        bounded_ratio, bounded_kl: as `ratio_mean` and `kl`, but each token counts twice the recipe's bound at most.
     """
 
     tokens: int
@@ -168,6 +206,23 @@ class SampleMetrics:
     clip_share: float | None
     kl: float | None
     entropy: float | None
+    bounded_ratio: float | None = None
+    bounded_kl: float | None = None
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Distance:
+    """How far apart two versions are on the trained tokens of a batch: |log π − log π'| in nats.
+
+    Args:
+        mean: each token counts `distances.TOKEN_LIMIT` at most, so that no single token can dominate it.
+        median: half of the tokens are nearer.
+        share: share of the tokens that are further apart than the recipe's `gate.token_distance`.
+    """
+
+    mean: float
+    median: float
+    share: float
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -185,6 +240,8 @@ class StepFigures:
         dropped: samples left out, with the reason.
         without_hint: samples of which only the verdict was trained, with the reason.
         micro_batches, fillers: forwards of all ranks in one training epoch, and those of them without a sample.
+        to_parent: how far the new version is from its parent; None if it was not measured.
+        to_base: likewise from the base model; None if the recipe has no KL part.
     """
 
     loss: float
@@ -198,6 +255,8 @@ class StepFigures:
     without_hint: Mapping[SampleId, str] = field(default_factory=dict)
     micro_batches: int
     fillers: int
+    to_parent: Distance | None = None
+    to_base: Distance | None = None
 
 
 @dataclass(frozen=True, slots=True)
@@ -275,9 +334,11 @@ class VersionView:
 
     Args:
         parent: None for version 0.
-        state: `active`, `pinned`, `head`, `on the path`, `rolled back`, `files removed`; several joined by commas.
+        state: `active`, `pinned`, `head`, `on the path`, `rolled back`, `candidate`, `rejected: reason`, `abandoned`,
+            `files removed`; several joined by commas.
         engines: names of the engines that have it loaded; every engine has version 0.
         metrics: its step's `StepFigures`, with numbers of samples instead of the samples; None for version 0.
+        gate: what each check of the gate found; empty for version 0 and for versions older than the gate.
     """
 
     n: int
@@ -288,3 +349,4 @@ class VersionView:
     engines: Sequence[str]
     metrics: Mapping[str, JsonValue] | None
     created_at: datetime
+    gate: Sequence[GateCheck] = ()

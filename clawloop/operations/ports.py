@@ -41,7 +41,18 @@ class TrainingStore(Protocol):
 
         Raises:
             NotFound: there is no such version.
-            StateConflict: its files were removed, or another version is pinned.
+            StateConflict: its files were removed, it was never accepted, or another version is pinned.
+        """
+
+    async def release(self, policy: str, version: int) -> TrainingView:
+        """Accept a rejected version by hand: it becomes the head at once, and its samples are trained.
+
+        As after a roll-back, an open step is abandoned, and turns trained by steps beside it are rolled back.
+
+        Raises:
+            NotFound: there is no such version.
+            StateConflict: it was not rejected, its files were removed, its samples were taken again, or another version
+                is pinned.
         """
 
     async def pin(self, policy: str, version: int) -> TrainingView:
@@ -49,7 +60,7 @@ class TrainingStore(Protocol):
 
         Raises:
             NotFound: there is no such version.
-            StateConflict: its files were removed.
+            StateConflict: its files were removed, or it was never accepted.
         """
 
     async def unpin(self, policy: str) -> TrainingView:

@@ -35,6 +35,11 @@ class TrainingOperations:
         view = await self._store.roll_back(policy, version)
         return await self._notify(view, OperatorAction.ROLL_BACK, f"to version {version}")
 
+    async def release(self, policy: str, version: int) -> Applied[TrainingView]:
+        """Accept a version that the gate rejected, and go on from it; an open step is abandoned."""
+        view = await self._store.release(policy, version)
+        return await self._notify(view, OperatorAction.RELEASE, f"version {version}")
+
     async def pin(self, policy: str, version: int | None) -> Applied[TrainingView]:
         """Let one version answer whatever is trained; None: the newest one answers again."""
         view = await (self._store.unpin(policy) if version is None else self._store.pin(policy, version))

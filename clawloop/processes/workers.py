@@ -20,6 +20,7 @@ from activities.serving.publishing import PublishingActivities
 from activities.serving.reconcile import EngineReconciler
 from activities.serving.retention import Retention
 from activities.sweep import SweepActivities
+from activities.training.gate import GateActivities
 from activities.training.notifier import TrainingNotifier
 from activities.training.ports import WorkNotifier
 from activities.training.steps import StepActivities
@@ -42,6 +43,7 @@ from db.judging.judgements import PostgresJudgementStore
 from db.serving.directory import PostgresDirectoryStore
 from db.serving.publishing import PostgresPublishingStore
 from db.sweep import PostgresSweepStore
+from db.training.gate import PostgresGateStore
 from db.training.steps import PostgresStepStore
 from db.training.work_flag import PostgresWorkStore
 from workflows import names
@@ -110,6 +112,7 @@ def _orchestrator_workers(
     )
     ledger = ClosingActivities(PostgresClosingStore(database), PostgresJudgementStore(database), work, metrics)
     steps = StepActivities(step_store)
+    gate = GateActivities(PostgresGateStore(database))
     publishing = PublishingActivities(publishing_store, step_store, engine_workflows)
     return [
         Worker(
@@ -128,6 +131,7 @@ def _orchestrator_workers(
                 steps.claim_batch,
                 steps.quarantine_step,
                 steps.abandon_step,
+                gate.decide_version,
                 publishing.publish_version,
             ],
             max_concurrent_activities=MAX_CONCURRENT_ACTIVITIES,

@@ -19,6 +19,10 @@ if TYPE_CHECKING:
     from clawloop.recipes.recipe import Loss, Recipe, Schedule, Signal, Train
 
 
+TOKEN_LIMIT = 5.0
+"""What one token counts at most in a distance between versions, in nats: e⁵ = 148 times more or less likely. Beyond
+that a token is as good as unlearned, and how far beyond says nothing about the others."""
+
 # Comparing takes a second for each million characters, and recipes also arrive over HTTP.
 _NAME_LIMIT = 100
 # A recipe's file has its name: file systems allow 255 bytes, of which `.toml` takes five. Temporal and the tables of
@@ -44,7 +48,8 @@ def contradictions(recipe: Recipe) -> Iterator[RecipeRejected]:
     if (length := len(recipe.name)) > _LONGEST_NAME:
         problem = f"{length} characters, but {_LONGEST_NAME} at most: it is also a file name"
         yield RecipeRejected(problem, field="name")
-    for holds, field, problem in (*_of_terms(signal, train), *_of_signal(signal), *_of_loss(train.loss, train)):
+    of_tables = (*_of_terms(signal, train), *_of_signal(signal), *_of_loss(train.loss, train), *_of_gate(recipe))
+    for holds, field, problem in of_tables:
         if holds:
             yield RecipeRejected(problem, field=field)
     if train.schedule is not None:
@@ -255,6 +260,21 @@ def _of_schedule(schedule: Schedule) -> Iterator[RecipeRejected]:
     elif _changed(schedule, "time_zone") and not (schedule.hours or schedule.versions_a_day):
         problem = "has no effect without train.schedule.hours or train.schedule.versions_a_day"
         yield RecipeRejected(problem, field="train.schedule.time_zone")
+
+
+def _of_gate(recipe: Recipe) -> Iterator[tuple[bool, str, str]]:
+    gate = recipe.gate
+    yield (
+        _changed(gate, "base_distance") and not recipe.train.loss.kl,
+        "gate.base_distance",
+        "has no effect while train.loss.kl is 0: then the distance to the base model is not measured",
+    )
+    for name in ("parent_distance", "base_distance"):
+        yield (
+            getattr(gate, name) >= TOKEN_LIMIT and _changed(gate, name),
+            f"gate.{name}",
+            f"rejects nothing: a token counts {TOKEN_LIMIT:g} at most, so set it below that",
+        )
 
 
 def _changed(table: BaseModel, name: str) -> bool:

@@ -1,8 +1,8 @@
-"""A recipe: the immutable settings that learning depends on, in two tables with a hash each.
+"""A recipe: the immutable settings that learning depends on, in tables.
 
 `[signal]` is what judging and sample making depend on: samples stay usable while its hash is the same. `[train]` is
-what a step depends on. A recipe has weights of loss parts and advantage terms, no method name; deploy/recipes/ holds
-one file for each known method, with its formula.
+what a step depends on, `[gate]` what its version must pass. A recipe has weights of loss parts and advantage terms, no
+method name; deploy/recipes/ holds one file for each known method, with its formula.
 """
 
 from __future__ import annotations
@@ -186,12 +186,18 @@ class Optimiser(_Table):
 
 
 class Bounds(_Table):
-    """Limits beyond which a step is not committed and training pauses; far above healthy values."""
+    """Limits beyond which a step makes no version; far above healthy values.
+
+    Both figures are unbounded for a single token, so a token counts twice the bound at most: the mean exceeds the bound
+    only if a large part of the tokens does.
+    """
 
     kl: Positive = 10.0
-    """A step stops above this mean distance of its tokens to the base model, in nats as k3 estimates it."""
+    """A step makes no version above this mean distance of its tokens to the base model, in nats as k3 estimates it; a
+    token counts twice this at most."""
     ratio: Positive = 10.0
-    """A step stops above this mean π_θ/μ of its tokens; 1 when nothing has changed since they were sampled."""
+    """A step makes no version above this mean π_θ/μ of its tokens, 1 when nothing has changed since they were sampled;
+    a token counts twice this at most."""
 
 
 class Schedule(_Table):
@@ -272,14 +278,42 @@ class Train(_Table):
         return frozenset({self.teacher_version(version)} | ({version} if self.uses_gap else set()))
 
 
+class Gate(_Table):
+    """What a version must pass before it answers, and what follows when it does not."""
+
+    parent_distance: Positive = 0.4
+    """A version is rejected above this mean distance from its parent, over the step's tokens, in nats; a token counts 5
+    at most."""
+    base_distance: Positive = 3.0
+    """A version is rejected above this mean distance from the base model, over the step's tokens, in nats; a token
+    counts 5 at most. Not measured while `train.loss.kl` is 0."""
+    token_distance: Positive = 2.0
+    """A token has moved far if its log-probability differs from the parent's by more than this, in nats."""
+    token_share: Annotated[float, Field(gt=0, le=1)] = 0.1
+    """A version is rejected if more than this share of the step's tokens has moved far from its parent."""
+    loss: Positive = 1000.0
+    """A version is rejected above this loss of its step, whatever its sign."""
+    grad_norm: Positive = 1000.0
+    """A version is rejected above this gradient norm of its step, before clipping."""
+    pause_after: Count = 3
+    """Training pauses after this many steps in a row without an accepted version; until then it goes on from the
+    parent, with other samples."""
+    lr_backoff: Annotated[float, Field(gt=0, le=1)] = 0.5
+    """After each step in a row without an accepted version the next step's learning rate is multiplied by this; the
+    next accepted version ends it. 1 leaves the learning rate as it is."""
+
+
 class Recipe(_Table):
     """One recipe; `signal.hash` and `train.hash` identify its tables, `hash` the whole."""
+
+    later = frozenset({"gate"})
 
     name: Annotated[str, Field(pattern=r"^[a-z][a-z0-9_]*$")]
     """The file's name without `.toml`: lower-case letters, digits and `_`, a letter first; 250 characters at most in a
     new recipe."""
     signal: Signal = Signal()
     train: Train = Train()
+    gate: Gate = Gate()
 
     @model_validator(mode="after")
     def _check_consistency(self, info: ValidationInfo) -> Self:

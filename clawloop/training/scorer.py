@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Callable, Iterator, Mapping, Sequence
-from contextlib import contextmanager
+from contextlib import contextmanager, nullcontext
 from dataclasses import dataclass
 
 import torch
@@ -83,7 +83,7 @@ class Scorer:
         """
         scores: dict[int, Scores] = {}
         ids: dict[int, Tensor] = {}
-        with self._as_version(scoring_pass.version):
+        with nullcontext() if scoring_pass.made else self._as_version(scoring_pass.version):
             for done, micro_batch in enumerate(micro_batches, start=1):
                 on_device = micro_batch.to(self.model.device)
                 ids_NK = ids_at_positions(on_device, at_ids)

@@ -34,6 +34,7 @@ class ScoringPass:
         version: 0 is the base model.
         policy, reference: score every sample's plain document, as the policy at the step's begin, as the base model;
             both if that is the same version.
+        made: scores every sample's plain document after the last update, under the weights that the step made.
         hinted: indices of the samples whose hinted document is scored, as their teacher.
         answered: indices of the samples whose plain document is scored, as the version that answered them. Where that
             version is the teacher too, one pass reads both documents, so that their difference is the hint alone.
@@ -44,6 +45,7 @@ class ScoringPass:
     version: int
     policy: bool = False
     reference: bool = False
+    made: bool = False
     hinted: tuple[int, ...] = ()
     answered: tuple[int, ...] = ()
     top_k: int | None = None
@@ -55,7 +57,7 @@ class ScoringPass:
     @property
     def stage(self) -> str:
         """The roles of the version for progress reports, e.g. `reference and teacher`; `answered` without another."""
-        roles = {"policy": self.policy, "reference": self.reference, "teacher": bool(self.hinted)}
+        roles = {"policy": self.policy, "reference": self.reference, "teacher": bool(self.hinted), "check": self.made}
         return " and ".join(role for role, scores in roles.items() if scores) or "answered"
 
 

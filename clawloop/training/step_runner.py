@@ -97,7 +97,9 @@ class StepRunner:
         _require_top_k(step, limits.vocab_size)
         batch = select_trainable(step, limits)
         settings = step.recipe.train
-        optimizer = make_optimizer(model, settings.optimiser)
+        # The optimiser's state stays the parent's; only how far its update goes is scaled.
+        scaled = settings.optimiser.model_copy(update={"lr": settings.optimiser.lr * step.lr_scale})
+        optimizer = make_optimizer(model, scaled)
         parent = 0 if step.parent is None else step.parent.n
         if step.parent is None:
             begin(model, optimizer, seed=_seed(step))
@@ -113,6 +115,7 @@ class StepRunner:
             read_version=lambda version: self._read_teacher(step, version, base),
             ranks=self._ranks,
             on_progress=lambda progress: report_or_stop(str(progress)),
+            token_distance=step.recipe.gate.token_distance,
         )
         written = self._save(step, model, optimizer, base)
         if written is None:

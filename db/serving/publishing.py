@@ -24,7 +24,10 @@ from db.training.policies import lock_policy
 KEPT_ON_PATH = 3
 """The newest versions on the path to the head keep their files: a roll-back most likely chooses one of them."""
 
-_WANTED = "v.n IN (p.head, p.active, p.pinned) AND v.n > 0 AND v.removed_at IS NULL"
+# A candidate is loaded before it is accepted: it can then be asked, and answers at once.
+_WANTED = """(v.n IN (p.head, p.active, p.pinned) OR EXISTS (
+        SELECT FROM steps c WHERE c.policy = v.policy AND c.n = v.n AND c.state = 'candidate'))
+    AND v.n > 0 AND v.removed_at IS NULL"""
 _WANTED_VERSIONS = text(f"""
     SELECT v.* FROM versions v JOIN policies p ON p.id = v.policy WHERE {_WANTED} ORDER BY v.created_at, v.policy, v.n
 """)
@@ -43,7 +46,8 @@ _REMOVABLE = text(f"""
         AND v.created_at <= now() - CAST(:age AS interval)
         AND coalesce(v.retired_at <= now() - CAST(:age AS interval), true)
         AND NOT EXISTS (SELECT FROM engine_versions e WHERE e.policy = v.policy AND e.version = v.n)
-        AND NOT EXISTS (SELECT FROM steps s WHERE s.policy = v.policy AND s.parent = v.n AND s.state = 'claimed')
+        AND NOT EXISTS (SELECT FROM steps s WHERE s.policy = v.policy AND s.parent = v.n
+            AND s.state IN ('claimed', 'candidate'))
         AND NOT EXISTS (
             SELECT FROM samples s JOIN turns t ON t.id = s.turn_id
             WHERE s.policy = v.policy AND s.state IN ('fresh', 'claimed') AND s.hinted_prompt_ids IS NOT NULL

@@ -22,11 +22,12 @@ class PolicyRow(Base):
     base_model: Mapped[str]  # the name under which engines serve version 0
     aliases: Mapped[list[str]]
     sampling: Mapped[Any] = mapped_column(ExactJson)  # defaults of fields a client leaves out
-    head: Mapped[int]  # newest committed version
+    head: Mapped[int]  # newest accepted version
     active: Mapped[int]  # the version that answers new requests
     epoch: Mapped[int] = mapped_column(server_default=text("0"))  # incremented by every roll-back
     pinned: Mapped[int | None]  # stays active whatever is trained
     pool: Mapped[str] = mapped_column(server_default=text("'default'"))  # the trainers that train it
+    rejections: Mapped[int] = mapped_column(server_default=text("0"))  # steps in a row without an accepted version
     paused_reason: Mapped[str | None]
     paused_at: Mapped[datetime | None]
     work_waiting: Mapped[bool] = mapped_column(server_default=text("false"))

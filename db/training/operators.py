@@ -11,7 +11,7 @@ from sqlalchemy import func, select, text, update
 from sqlalchemy.ext.asyncio import AsyncConnection
 
 from clawloop.algorithms.staleness import path_to_base
-from clawloop.contracts.training import SampleState, StepState, TrainingView, VersionView
+from clawloop.contracts.training import OPEN_STEPS, SampleState, StepState, TrainingView, VersionView
 from clawloop.contracts.turns import TurnOutcome
 from clawloop.errors import NotFound, RecipeRejected, RecordUnusable, StateConflict
 from clawloop.ids import SampleId
@@ -19,17 +19,18 @@ from clawloop.recipes.recipe import Recipe
 from db.database import Database, transaction
 from db.exact_json import storable
 from db.serving.activation import is_served, set_active
-from db.tables import PolicyRow, SampleRow, StepRow, VersionRow
+from db.tables import PolicyRow, SampleRow, StepRow, StepSampleRow, VersionRow
+from db.training.gate_checks import read_checks
 from db.training.lineage import read_parents
 from db.training.policies import insert_event, lock_policy
 from db.training.recipes import change_recipe, recipe_of_policy
 from db.training.samples import free_samples, set_turn_outcomes
 from db.training.status import read_status, unusable_recipe
-from db.training.step_transitions import abandon_step, lock_step
+from db.training.step_transitions import abandon_step, end_as_trained, lock_step, mark_dropped
 from db.training.work_flag import refresh_work_flag
 
 _VERSIONS = text("""
-    SELECT v.n, v.parent, v.removed_at, v.created_at, s.metrics,
+    SELECT v.n, v.parent, v.removed_at, v.created_at, s.metrics, s.state, s.reason,
         ARRAY(SELECT e.engine_id FROM engine_versions e WHERE e.policy = v.policy AND e.version = v.n
             ORDER BY e.engine_id) AS engines
     FROM versions v LEFT JOIN steps s ON s.policy = v.policy AND s.n = v.n
@@ -57,6 +58,7 @@ class PostgresTrainingStore:
     async def versions(self, connection: AsyncConnection, policy: str) -> list[VersionView]:
         status = await _read_status(connection, policy)
         path = path_to_base(status.head, await read_parents(connection, policy))
+        checks = await read_checks(connection, status.policy)
         rows = await connection.execute(_VERSIONS, {"policy": status.policy})
         return [
             VersionView(
@@ -68,6 +70,7 @@ class PostgresTrainingStore:
                 engines=row.engines,
                 metrics=row.metrics,
                 created_at=row.created_at,
+                gate=checks.get(row.n, ()),
             )
             for row in rows
         ]
@@ -87,7 +90,7 @@ class PostgresTrainingStore:
     ) -> TrainingView:
         row = await _lock(connection, policy)
         resumed = update(PolicyRow).where(PolicyRow.id == policy)
-        await connection.execute(resumed.values(paused_reason=None, paused_at=None))
+        await connection.execute(resumed.values(paused_reason=None, paused_at=None, rejections=0))
         retried: list[SampleId] = []
         if retry_quarantined:
             quarantined = [SampleRow.policy == policy, SampleRow.state == SampleState.QUARANTINED]
@@ -103,30 +106,38 @@ class PostgresTrainingStore:
     async def roll_back(self, connection: AsyncConnection, policy: str, version: int) -> TrainingView:
         row = await _lock(connection, policy)
         await _require_files(connection, policy, version)
-        if row.pinned not in (None, version):
+        await _require_accepted(connection, policy, version)
+        _require_unpinned(row, version)
+        await _continue_from(connection, row, version, f"rolled back to version {version}")
+        await insert_event(connection, policy, "rolled_back", to=version, head=row.head, active=row.active)
+        return await read_status(connection, policy)
+
+    @transaction
+    async def release(self, connection: AsyncConnection, policy: str, version: int) -> TrainingView:
+        row = await _lock(connection, policy)
+        await _require_files(connection, policy, version)
+        query = select(StepRow.state).where(StepRow.policy == policy, StepRow.n == version)
+        state = await connection.scalar(query)
+        if state != StepState.REJECTED:
             raise StateConflict(
-                f"Version {row.pinned} of policy {policy!r} is pinned, so {version} could not answer: unpin first.",
-                code="version_pinned",
+                f"Version {version} of policy {policy!r} was not rejected ({state or 'no step made it'}): "
+                f"`clawloop policy versions {policy}` shows which were.",
+                code="version_not_rejected",
                 field="version",
             )
-        parents = await read_parents(connection, policy)
-        raised = {"head": version, "epoch": row.epoch + 1}
-        await connection.execute(update(PolicyRow).where(PolicyRow.id == policy).values(raised))
-        claimed = select(StepRow.n).where(StepRow.policy == policy, StepRow.state == StepState.CLAIMED)
-        if (n := await connection.scalar(claimed)) is not None:
-            await abandon_step(connection, await lock_step(connection, policy, n), f"rolled back to version {version}")
-        before, after = set(path_to_base(row.head, parents)), set(path_to_base(version, parents))
-        await _set_outcomes(connection, policy, before - after, TurnOutcome.ROLLED_BACK, f", rolled back to {version}")
-        await _set_outcomes(connection, policy, after - before, TurnOutcome.TRAINED, "")
-        if await is_served(connection, policy, version):  # otherwise chat would wait for an engine to load the version
-            await set_active(connection, row, version)
-        await insert_event(connection, policy, "rolled_back", to=version, head=row.head, active=row.active)
+        _require_unpinned(row, version)
+        step = await lock_step(connection, policy, version)
+        await _require_set_aside(connection, step)
+        await _continue_from(connection, row, version, f"version {version} was released")
+        await end_as_trained(connection, step)
+        await insert_event(connection, policy, "version_released", version=version, head=row.head, active=row.active)
         return await read_status(connection, policy)
 
     @transaction
     async def pin(self, connection: AsyncConnection, policy: str, version: int) -> TrainingView:
         row = await _lock(connection, policy)
         await _require_files(connection, policy, version)
+        await _require_accepted(connection, policy, version)
         await connection.execute(update(PolicyRow).where(PolicyRow.id == policy).values(pinned=version))
         if await is_served(connection, policy, version):
             await set_active(connection, row, version)
@@ -158,6 +169,63 @@ class PostgresTrainingStore:
         row = await _lock(connection, policy)
         await change_recipe(connection, row.id, recipe)
         return await read_status(connection, row.id)
+
+
+async def _continue_from(connection: AsyncConnection, row: PolicyRow, version: int, why: str) -> None:
+    """Make the version the head in a new epoch; an open step is abandoned, and turns show what is trained now."""
+    parents = await read_parents(connection, row.id)
+    moved = {"head": version, "epoch": row.epoch + 1, "rejections": 0}
+    await connection.execute(update(PolicyRow).where(PolicyRow.id == row.id).values(moved))
+    opened = select(StepRow.n).where(StepRow.policy == row.id, StepRow.state.in_(OPEN_STEPS))
+    if (n := await connection.scalar(opened)) is not None:
+        await abandon_step(connection, await lock_step(connection, row.id, n), why)
+    before, after = set(path_to_base(row.head, parents)), set(path_to_base(version, parents))
+    await _set_outcomes(connection, row.id, before - after, TurnOutcome.ROLLED_BACK, f", rolled back to {version}")
+    await _set_outcomes(connection, row.id, after - before, TurnOutcome.TRAINED, "")
+    if await is_served(connection, row.id, version):  # otherwise chat would wait for an engine to load the version
+        await set_active(connection, row, version)
+
+
+def _require_unpinned(row: PolicyRow, version: int) -> None:
+    if row.pinned not in (None, version):
+        raise StateConflict(
+            f"Version {row.pinned} of policy {row.id!r} is pinned, so {version} could not answer: unpin first.",
+            code="version_pinned",
+            field="version",
+        )
+
+
+async def _require_set_aside(connection: AsyncConnection, step: StepRow) -> None:
+    """Raise StateConflict unless the step's samples are as its rejection left them; erased ones are left out."""
+    query = (
+        select(SampleRow.id, SampleRow.state, SampleRow.reason)
+        .join(StepSampleRow, StepSampleRow.sample_id == SampleRow.id)
+        .where(StepSampleRow.policy == step.policy, StepSampleRow.step == step.n, StepSampleRow.dropped.is_(None))
+    )
+    rows = (await connection.execute(query)).all()
+    if any(row.state not in (SampleState.QUARANTINED, SampleState.EXPIRED) for row in rows):
+        raise StateConflict(
+            f"The samples of version {step.n} of policy {step.policy!r} were taken again with `clawloop training "
+            "resume --retry`: another version has learned or will learn from them.",
+            code="samples_retried",
+            field="version",
+        )
+    expired = {SampleId(row.id): row.reason for row in rows if row.state == SampleState.EXPIRED}
+    await mark_dropped(connection, step, expired)
+
+
+async def _require_accepted(connection: AsyncConnection, policy: str, version: int) -> None:
+    query = select(StepRow.state, StepRow.reason).where(StepRow.policy == policy, StepRow.n == version)
+    step = (await connection.execute(query)).one_or_none()
+    if step is None or step.state == StepState.COMMITTED:
+        return
+    remedy = {
+        StepState.CANDIDATE: "is still at the gate: wait for its decision",
+        StepState.REJECTED: f"was {step.reason}; `clawloop policy release {version}` accepts it all the same",
+    }.get(StepState(step.state), f"was never accepted ({step.state}: {step.reason}): choose another one")
+    raise StateConflict(
+        f"Version {version} of policy {policy!r} {remedy}.", code="version_not_accepted", field="version"
+    )
 
 
 async def _lock(connection: AsyncConnection, policy: str) -> PolicyRow:
@@ -197,7 +265,20 @@ async def _require_files(connection: AsyncConnection, policy: str, version: int)
         raise StateConflict(message, code="version_removed", field="version")
 
 
+def version_place(n: int, head: int, path: list[int], state: StepState | None, reason: str | None) -> str:
+    """Where a version stands: on the path to the head or beside it, or why it was never accepted.
+
+    Args:
+        state, reason: of its step; None if no step made it.
+    """
+    if n == head or n in path:
+        return "head" if n == head else "on the path"
+    if state is StepState.REJECTED:
+        return reason or "rejected"
+    return state if state in (StepState.CANDIDATE, StepState.ABANDONED) else "rolled back"
+
+
 def _version_state(row: Any, status: TrainingView, path: list[int]) -> str:
-    place = "head" if row.n == status.head else "on the path" if row.n in path else "rolled back"
+    place = version_place(row.n, status.head, path, None if row.state is None else StepState(row.state), row.reason)
     labels = ["active"] * (row.n == status.version) + ["pinned"] * (row.n == status.pinned) + [place]
     return ", ".join(labels + ["files removed"] * (row.removed_at is not None))

@@ -58,7 +58,8 @@ async def change_recipe(connection: AsyncConnection, policy: str, recipe: Recipe
         return
     await _require_shape(connection, row, recipe.train.lora)
     await connection.execute(insert(RecipeRow).values(**_columns(recipe)).on_conflict_do_nothing())
-    await connection.execute(update(PolicyRow).where(PolicyRow.id == policy).values(recipe_hash=recipe.hash))
+    changed = update(PolicyRow).where(PolicyRow.id == policy)
+    await connection.execute(changed.values(recipe_hash=recipe.hash, rejections=0))
     await expire_samples_of_other_signal(connection, policy)
     await insert_event(connection, policy, "recipe_set", name=recipe.name, hash=recipe.hash, was=row.recipe_hash)
     await refresh_work_flag(connection, policy)

@@ -19,9 +19,9 @@ _STATUS = text("""
         waits.ready, waits.groups, waits.oldest_seconds,
         (SELECT count(*) FROM turns t JOIN sessions c ON c.id = t.session_id
             WHERE t.outcome = 'waiting' AND t.episode_id IS NULL AND c.policy = p.id) AS judging,
-        st.n AS step, st.attempt
+        st.n AS step, st.attempt, st.state AS step_state
     FROM policies p LEFT JOIN recipes r ON r.hash = p.recipe_hash
-        LEFT JOIN steps st ON st.policy = p.id AND st.state = 'claimed'
+        LEFT JOIN steps st ON st.policy = p.id AND st.state IN ('claimed', 'candidate')
         CROSS JOIN LATERAL (
             SELECT count(*) FILTER (WHERE s.rollout_group_id IS NULL) AS ready,
                 count(DISTINCT s.rollout_group_id) AS groups,
@@ -42,7 +42,7 @@ async def read_status(connection: AsyncConnection, policy: str) -> TrainingView:
         raise RecordUnusable(f"there is no policy {policy!r}")
     recipe, fault = _recipe(row.content)
     needed = 0 if recipe is None else recipe.train.batch_samples
-    claimed = None if row.step is None else _claimed(row)
+    claimed = None if row.step is None else open_step(row.step, StepState(row.step_state), row.attempt)
     closed = None if recipe is None else await read_closed(connection, policy, recipe)
     if row.paused_reason is not None:
         state = TrainingState.PAUSED
@@ -65,7 +65,7 @@ async def read_status(connection: AsyncConnection, policy: str) -> TrainingView:
         judging=row.judging,
         oldest_seconds=None if row.oldest_seconds is None else float(row.oldest_seconds),
         step=row.step or await next_step(connection, policy),
-        step_state=None if row.step is None else StepState.CLAIMED,
+        step_state=None if row.step is None else StepState(row.step_state),
         head=row.head,
         version=row.active,
         epoch=row.epoch,
@@ -83,8 +83,16 @@ def waits_for(ready: int, needed: int, judging: int) -> str:
     return f"{samples}; {turns} next state or judge" if judging else samples
 
 
-def _claimed(row: Any) -> str:
-    return f"computing step {row.step} (attempt {row.attempt})" if row.attempt else f"step {row.step} is claimed"
+def open_step(n: int, state: StepState, attempt: int) -> str:
+    """What an open step does, e.g. `computing step 3 (attempt 1)`."""
+    if state is StepState.CLAIMED and attempt:
+        return f"computing step {n} (attempt {attempt})"
+    return f"step {n} is {described(state)}"
+
+
+def described(state: StepState) -> str:
+    """An open step's state, for people."""
+    return "claimed" if state is StepState.CLAIMED else "a candidate at the gate"
 
 
 def _recipe(content: Any) -> tuple[Recipe | None, str | None]:

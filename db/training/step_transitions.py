@@ -1,24 +1,26 @@
-"""Ends a step: committed, abandoned, expired or quarantined, with its samples and their turns.
+"""Moves a step on: candidate, committed, rejected, abandoned, expired or quarantined, with its samples and their turns.
 
 Every function works in the caller's transaction, which must hold the policy's lock.
 """
 
 from __future__ import annotations
 
-from collections.abc import Mapping
-from dataclasses import replace
+from collections.abc import Mapping, Sequence
+from dataclasses import asdict, replace
 
 from pydantic import JsonValue
 from sqlalchemy import func, select, update
 from sqlalchemy.dialects.postgresql import insert
 from sqlalchemy.ext.asyncio import AsyncConnection
+from sqlalchemy.orm import InstrumentedAttribute
 
-from clawloop.contracts.training import SampleState, StepBatch, StepState, TrainedStep
+from clawloop.contracts.training import Distance, GateCheck, SampleState, StepBatch, StepState, TrainedStep
 from clawloop.contracts.turns import TurnOutcome
 from clawloop.errors import RecordUnusable
 from clawloop.ids import SampleId
 from db.exact_json import exact_json, storable
 from db.tables import PolicyRow, StepRow, StepSampleRow, VersionRow
+from db.training.gate_checks import insert_checks
 from db.training.policies import insert_event
 from db.training.samples import end_samples, free_samples
 from db.training.work_flag import refresh_work_flag
@@ -47,15 +49,26 @@ async def samples_of(connection: AsyncConnection, step: StepRow) -> dict[SampleI
 
 
 async def mark_dropped(connection: AsyncConnection, step: StepRow, dropped: Mapping[SampleId, str]) -> None:
-    for sample, why in dropped.items():
+    await _mark(connection, step, dropped, StepSampleRow.dropped)
+
+
+async def _mark(
+    connection: AsyncConnection,
+    step: StepRow,
+    reasons: Mapping[SampleId, str],
+    column: InstrumentedAttribute[str | None],
+) -> None:
+    for sample, why in reasons.items():
         row = update(StepSampleRow).where(
             StepSampleRow.policy == step.policy, StepSampleRow.step == step.n, StepSampleRow.sample_id == sample
         )
-        await connection.execute(row.values(dropped=storable(why)))
+        await connection.execute(row.values({column: storable(why)}))
 
 
-async def commit_step(connection: AsyncConnection, step: StepRow, trained: TrainedStep) -> None:
-    """Make the trained version the policy's head."""
+async def propose_step(
+    connection: AsyncConnection, step: StepRow, trained: TrainedStep, checks: Sequence[GateCheck]
+) -> None:
+    """Insert the trained version as a candidate, with what the checks found about it so far."""
     version = trained.version
     values = {
         "policy": step.policy,
@@ -66,17 +79,47 @@ async def commit_step(connection: AsyncConnection, step: StepRow, trained: Train
     }
     await connection.execute(insert(VersionRow).values(values))
     await mark_dropped(connection, step, trained.figures.dropped)
-    samples = await samples_of(connection, step)
-    trained_samples = {
-        sample: trained_detail(step.n, trained.figures.without_hint.get(sample))
-        for sample, dropped in samples.items()
-        if dropped is None
+    await _mark(connection, step, trained.figures.without_hint, StepSampleRow.without_hint)
+    await insert_checks(connection, step.policy, step.n, checks)
+    candidate = {"state": StepState.CANDIDATE, "metrics": exact_json(metrics_of(trained))}
+    row = update(StepRow).where(StepRow.policy == step.policy, StepRow.n == step.n)
+    await connection.execute(row.values(candidate))
+
+
+async def accept_step(connection: AsyncConnection, step: StepRow) -> None:
+    """Make the step's version the policy's head, and its samples trained."""
+    await end_as_trained(connection, step)
+    accepted = {"head": step.n, "rejections": 0}
+    await connection.execute(update(PolicyRow).where(PolicyRow.id == step.policy).values(accepted))
+    await insert_event(connection, step.policy, "version_accepted", version=step.n, parent=step.parent)
+    await refresh_work_flag(connection, step.policy)
+
+
+async def end_as_trained(connection: AsyncConnection, step: StepRow) -> None:
+    """Commit the step: samples it left out expire, the others are trained."""
+    query = select(StepSampleRow.sample_id, StepSampleRow.dropped, StepSampleRow.without_hint).where(
+        StepSampleRow.policy == step.policy, StepSampleRow.step == step.n
+    )
+    rows = (await connection.execute(query.order_by(StepSampleRow.place))).all()
+    learned = {SampleId(row.sample_id): trained_detail(step.n, row.without_hint) for row in rows if row.dropped is None}
+    left_out = {
+        SampleId(row.sample_id): f"left out of step {step.n}: {row.dropped}" for row in rows if row.dropped is not None
     }
-    left_out = {sample: f"left out of step {step.n}: {why}" for sample, why in samples.items() if why is not None}
-    await end_samples(connection, trained_samples, SampleState.TRAINED, TurnOutcome.TRAINED)
+    await end_samples(connection, learned, SampleState.TRAINED, TurnOutcome.TRAINED)
     await end_samples(connection, left_out, SampleState.EXPIRED, TurnOutcome.EXPIRED)
-    await _end(connection, step, StepState.COMMITTED, None, exact_json(metrics_of(trained)))
-    await connection.execute(update(PolicyRow).where(PolicyRow.id == step.policy).values(head=step.n))
+    await _end(connection, step, StepState.COMMITTED, None)
+
+
+async def reject_step(connection: AsyncConnection, step: StepRow, reason: str, pause_after: int) -> None:
+    """Set the samples of a rejected version aside; training goes on from its parent, or pauses after several."""
+    await _set_aside(connection, step, StepState.REJECTED, f"rejected: {reason}", pause_after)
+    await insert_event(connection, step.policy, "version_rejected", version=step.n, parent=step.parent, reason=reason)
+
+
+async def set_aside_step(connection: AsyncConnection, step: StepRow, reason: str, pause_after: int) -> None:
+    """Set the samples of a step that made no version aside; training goes on, or pauses after several."""
+    await _set_aside(connection, step, StepState.QUARANTINED, reason, pause_after)
+    await insert_event(connection, step.policy, "quarantined", step=step.n, reason=reason)
 
 
 async def abandon_step(connection: AsyncConnection, step: StepRow, reason: str) -> None:
@@ -106,13 +149,16 @@ async def expire_step(connection: AsyncConnection, step: StepRow, reason: str) -
 
 async def quarantine_step(connection: AsyncConnection, step: StepRow, reason: str) -> None:
     """Quarantine the step's samples, and pause the policy."""
-    why = f"step {step.n}: {reason}"
-    await _end(connection, step, StepState.QUARANTINED, reason)
-    samples = await samples_of(connection, step)
-    await end_samples(connection, dict.fromkeys(samples, why), SampleState.QUARANTINED, TurnOutcome.QUARANTINED)
-    await _pause(connection, step, why)
+    samples = await _quarantine_samples(connection, step, StepState.QUARANTINED, reason)
+    await _pause(connection, step, f"step {step.n}: {reason}")
     await insert_event(connection, step.policy, "quarantined", step=step.n, reason=reason, samples=len(samples))
     await refresh_work_flag(connection, step.policy)
+
+
+def moved_on(policy: PolicyRow, step: StepRow) -> str:
+    """Why a step whose parent or epoch is not the policy's any more is abandoned."""
+    moved = f"the policy moved on to version {policy.head} in epoch {policy.epoch}"
+    return f"{moved}; the step began from {step.parent} in epoch {step.epoch}"
 
 
 def with_hints_lost(step: StepBatch, trained: TrainedStep) -> TrainedStep:
@@ -145,7 +191,40 @@ def metrics_of(trained: TrainedStep) -> dict[str, JsonValue]:
         "dropped": len(figures.dropped),
         "without_hint": len(figures.without_hint),
         "seconds": trained.seconds,
+        "to_parent": _distance(figures.to_parent),
+        "to_base": _distance(figures.to_base),
     }
+
+
+def _distance(distance: Distance | None) -> dict[str, JsonValue] | None:
+    return None if distance is None else asdict(distance)
+
+
+async def _set_aside(
+    connection: AsyncConnection, step: StepRow, state: StepState, reason: str, pause_after: int
+) -> None:
+    await _quarantine_samples(connection, step, state, reason)
+    counted = update(PolicyRow).where(PolicyRow.id == step.policy).values(rejections=PolicyRow.rejections + 1)
+    rejections = (await connection.execute(counted.returning(PolicyRow.rejections))).scalar_one()
+    if rejections >= pause_after:
+        await _pause(connection, step, paused_by_rejections(rejections, step.n, reason))
+    await refresh_work_flag(connection, step.policy)
+
+
+def paused_by_rejections(rejections: int, n: int, reason: str) -> str:
+    """Why training pauses after steps without an accepted version."""
+    steps = "1 step" if rejections == 1 else f"{rejections} steps in a row"
+    return f"{steps} without an accepted version, the last one step {n}: {reason}; see `clawloop policy versions`"
+
+
+async def _quarantine_samples(
+    connection: AsyncConnection, step: StepRow, state: StepState, reason: str
+) -> dict[SampleId, str | None]:
+    await _end(connection, step, state, reason)
+    samples = await samples_of(connection, step)
+    why = dict.fromkeys(samples, f"step {step.n}: {reason}")
+    await end_samples(connection, why, SampleState.QUARANTINED, TurnOutcome.QUARANTINED)
+    return samples
 
 
 async def _pause(connection: AsyncConnection, step: StepRow, why: str) -> None:
@@ -153,9 +232,7 @@ async def _pause(connection: AsyncConnection, step: StepRow, why: str) -> None:
     await connection.execute(update(PolicyRow).where(PolicyRow.id == step.policy).values(paused))
 
 
-async def _end(
-    connection: AsyncConnection, step: StepRow, state: StepState, reason: str | None, metrics: str | None = None
-) -> None:
+async def _end(connection: AsyncConnection, step: StepRow, state: StepState, reason: str | None) -> None:
     values = {"state": state, "reason": None if reason is None else storable(reason), "finished_at": func.now()}
     row = update(StepRow).where(StepRow.policy == step.policy, StepRow.n == step.n)
-    await connection.execute(row.values(values | ({} if metrics is None else {"metrics": metrics})))
+    await connection.execute(row.values(values))

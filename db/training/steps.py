@@ -1,18 +1,21 @@
-"""Claims, commits and ends steps: a batch is claimed once, and one step at a time moves a policy's head.
+"""Claims, commits and ends steps: a batch is claimed once, and one step at a time makes a version.
 
 Every change locks the policy's row, so that concurrent changes run one after the other.
 """
 
 from __future__ import annotations
 
+from collections.abc import Sequence
 from dataclasses import replace
 
 from sqlalchemy import insert, select, update
 from sqlalchemy.ext.asyncio import AsyncConnection
 
 from clawloop.contracts.training import (
+    OPEN_STEPS,
     BatchSample,
     Claim,
+    GateCheck,
     SampleState,
     StepBatch,
     StepState,
@@ -32,16 +35,18 @@ from db.training.lineage import next_step, version_ref, version_refs, versions_o
 from db.training.policies import lock_policy
 from db.training.recipes import recipe_by_hash, recipe_of_policy
 from db.training.schedule import read_closed
-from db.training.status import read_status, unusable_recipe
+from db.training.status import described, read_status, unusable_recipe
 from db.training.step_transitions import (
     abandon_step,
     abandon_step_and_pause,
-    commit_step,
     expire_step,
     lock_step,
     mark_dropped,
+    moved_on,
+    propose_step,
     quarantine_step,
     samples_of,
+    set_aside_step,
     with_hints_lost,
 )
 from db.training.work_flag import refresh_work_flag, set_work_flag
@@ -71,9 +76,9 @@ class PostgresStepStore:
             samples = await samples_of(connection, await lock_step(connection, policy, n))
             reason = step.reason or f"{len(samples)} samples"
             return Claim(policy, n, StepState(step.state), len(samples), reason)
-        claimed = select(StepRow.n).where(StepRow.policy == policy, StepRow.state == StepState.CLAIMED)
-        if (other := await connection.scalar(claimed)) is not None:
-            return Claim(policy, n, None, reason=f"step {other} is claimed")
+        opened = select(StepRow.n, StepRow.state).where(StepRow.policy == policy, StepRow.state.in_(OPEN_STEPS))
+        if (other := (await connection.execute(opened)).one_or_none()) is not None:
+            return Claim(policy, n, None, reason=f"step {other.n} is {described(StepState(other.state))}")
         if n != (expected := await next_step(connection, policy)):
             return Claim(policy, n, None, reason=f"the next step is {expected}")
         return await _claim_new(connection, locked, n)
@@ -96,7 +101,9 @@ class PostgresStepStore:
         return await _with_versions(connection, step, recipe, samples)
 
     @transaction
-    async def commit(self, connection: AsyncConnection, step: StepBatch, trained: TrainedStep) -> StepState:
+    async def commit(
+        self, connection: AsyncConnection, step: StepBatch, trained: TrainedStep, checks: Sequence[GateCheck] = ()
+    ) -> StepState:
         version = trained.version
         parent = 0 if step.parent is None else step.parent.n
         if (version.policy, version.n, version.parent) != (step.policy, step.n, parent):
@@ -105,16 +112,15 @@ class PostgresStepStore:
             )
         policy = await lock_policy(connection, step.policy)
         row = await lock_step(connection, step.policy, step.n)
-        if row.state == StepState.COMMITTED:
-            made = await _committed_version(connection, step.policy, step.n)
-            return StepState.COMMITTED if made is not None and made.sha256 == version.sha256 else StepState.ABANDONED
+        if row.state in (StepState.CANDIDATE, StepState.COMMITTED, StepState.REJECTED):
+            made = await _made_version(connection, step.policy, step.n)
+            return StepState(row.state) if made is not None and made.sha256 == version.sha256 else StepState.ABANDONED
         if row.state != StepState.CLAIMED:
             return StepState(row.state)
         if (policy.head, policy.epoch) == (parent, step.epoch) == (row.parent, row.epoch):
-            await commit_step(connection, row, with_hints_lost(step, trained))
-            return StepState.COMMITTED
-        moved = f"the policy moved on to version {policy.head} in epoch {policy.epoch}"
-        await abandon_step(connection, row, f"{moved}; the step began from {parent} in epoch {step.epoch}")
+            await propose_step(connection, row, with_hints_lost(step, trained), checks)
+            return StepState.CANDIDATE
+        await abandon_step(connection, row, moved_on(policy, row))
         return StepState.ABANDONED
 
     @transaction
@@ -123,6 +129,14 @@ class PostgresStepStore:
         step = await lock_step(connection, policy, n)
         if step.state == StepState.CLAIMED:
             await quarantine_step(connection, step, reason)
+
+    @transaction
+    async def set_aside(self, connection: AsyncConnection, policy: str, n: int, reason: str) -> None:
+        await lock_policy(connection, policy)
+        step = await lock_step(connection, policy, n)
+        if step.state == StepState.CLAIMED:
+            gate = (await recipe_by_hash(connection, step.recipe_hash)).gate
+            await set_aside_step(connection, step, reason, gate.pause_after)
 
     @transaction
     async def abandon(self, connection: AsyncConnection, policy: str, n: int, reason: str) -> None:
@@ -151,7 +165,11 @@ class PostgresStepStore:
 
     @transaction
     async def committed(self, connection: AsyncConnection, policy: str, n: int) -> VersionRef | None:
-        return await _committed_version(connection, policy, n)
+        return await _made_version(connection, policy, n, StepState.COMMITTED)
+
+    @transaction
+    async def candidate(self, connection: AsyncConnection, policy: str, n: int) -> VersionRef | None:
+        return await _made_version(connection, policy, n, StepState.CANDIDATE)
 
 
 async def _claim_new(connection: AsyncConnection, policy: PolicyRow, n: int) -> Claim:
@@ -206,7 +224,8 @@ async def _insert_step(
     connection: AsyncConnection, policy: PolicyRow, n: int, recipe: Recipe, samples: list[SampleId]
 ) -> None:
     row = {"policy": policy.id, "n": n, "parent": policy.head, "epoch": policy.epoch, "recipe_hash": recipe.hash}
-    await connection.execute(insert(StepRow).values(row | {"state": StepState.CLAIMED}))
+    lr_scale = recipe.gate.lr_backoff**policy.rejections
+    await connection.execute(insert(StepRow).values(row | {"state": StepState.CLAIMED, "lr_scale": lr_scale}))
     places = [
         {"policy": policy.id, "step": n, "sample_id": sample, "place": place} for place, sample in enumerate(samples)
     ]
@@ -245,14 +264,20 @@ async def _with_versions(
         ],
         teachers={n: refs[n] for n in sorted(teachers & refs.keys())},
         without_hint=without_hint,
+        lr_scale=step.lr_scale,
     )
 
 
-async def _committed_version(connection: AsyncConnection, policy: str, n: int) -> VersionRef | None:
+async def _made_version(
+    connection: AsyncConnection, policy: str, n: int, state: StepState | None = None
+) -> VersionRef | None:
+    """The version that a step in this state made; in any state if None."""
     query = (
         select(VersionRow)
         .join(StepRow, (StepRow.policy == VersionRow.policy) & (StepRow.n == VersionRow.n))
-        .where(VersionRow.policy == policy, VersionRow.n == n, StepRow.state == StepState.COMMITTED)
+        .where(VersionRow.policy == policy, VersionRow.n == n)
     )
+    if state is not None:
+        query = query.where(StepRow.state == state)
     row = (await connection.execute(query)).one_or_none()
     return None if row is None else version_ref(row)

@@ -9,7 +9,7 @@ from uuid import UUID
 from sqlalchemy import CheckConstraint, ForeignKey, ForeignKeyConstraint, Index, UniqueConstraint, text
 from sqlalchemy.orm import Mapped, mapped_column
 
-from clawloop.contracts.training import SampleState, StepState
+from clawloop.contracts.training import CheckName, CheckResult, SampleState, StepState
 from db.declarative import Base, one_of
 from db.exact_json import ExactJson
 
@@ -66,9 +66,10 @@ class StepRow(Base):
     __table_args__ = (
         one_of("state", StepState),
         ForeignKeyConstraint(["policy", "parent"], ["versions.policy", "versions.n"]),
-        CheckConstraint("(finished_at IS NULL) = (state = 'claimed')", name="finished"),
+        CheckConstraint("(finished_at IS NULL) = (state IN ('claimed', 'candidate'))", name="finished"),
+        CheckConstraint("lr_scale > 0 AND lr_scale <= 1", name="lr_scale"),
         # One step at a time: the next batch belongs to the model that this step makes.
-        Index("steps_claimed_idx", "policy", unique=True, postgresql_where=text("state = 'claimed'")),
+        Index("steps_open_idx", "policy", unique=True, postgresql_where=text("state IN ('claimed', 'candidate')")),
     )
 
     policy: Mapped[str] = mapped_column(ForeignKey("policies.id"), primary_key=True)
@@ -78,7 +79,8 @@ class StepRow(Base):
     state: Mapped[str]
     attempt: Mapped[int] = mapped_column(server_default=text("0"))  # how often its computation began
     recipe_hash: Mapped[str] = mapped_column(ForeignKey("recipes.hash"))
-    reason: Mapped[str | None]  # why it was abandoned or quarantined
+    lr_scale: Mapped[float] = mapped_column(server_default=text("1"))  # below 1 after steps without an accepted version
+    reason: Mapped[str | None]  # why it was abandoned, quarantined or rejected
     metrics: Mapped[Any | None] = mapped_column(ExactJson)
     claimed_at: Mapped[datetime] = mapped_column(server_default=text("now()"))
     finished_at: Mapped[datetime | None]
@@ -99,6 +101,26 @@ class StepSampleRow(Base):
     sample_id: Mapped[UUID] = mapped_column(ForeignKey("samples.id"), primary_key=True)
     place: Mapped[int]  # order in the batch
     dropped: Mapped[str | None]  # why the step left the sample out
+    without_hint: Mapped[str | None]  # why only its verdict was trained
+
+
+class GateCheckRow(Base):
+    """What one check of the gate found about a version."""
+
+    __tablename__ = "gate_checks"
+    __table_args__ = (
+        ForeignKeyConstraint(["policy", "version"], ["versions.policy", "versions.n"]),
+        one_of("name", CheckName),
+        one_of("result", CheckResult),
+    )
+
+    policy: Mapped[str] = mapped_column(primary_key=True)
+    version: Mapped[int] = mapped_column(primary_key=True)
+    name: Mapped[str] = mapped_column(primary_key=True)
+    result: Mapped[str]
+    reason: Mapped[str]  # for people
+    figures: Mapped[Any] = mapped_column(ExactJson)
+    at: Mapped[datetime] = mapped_column(server_default=text("now()"))
 
 
 class EventRow(Base):

@@ -11,7 +11,7 @@ from datetime import timedelta
 from sqlalchemy import case, func, or_, select, text, update
 from sqlalchemy.ext.asyncio import AsyncConnection
 
-from clawloop.contracts.training import StepState
+from clawloop.contracts.training import OPEN_STEPS
 from clawloop.recipes.recipe import Train
 from db.database import Database, transaction
 from db.tables import PolicyRow, StepRow
@@ -70,7 +70,7 @@ class PostgresWorkStore:
         for policy in (await connection.scalars(idle)).all():
             await lock_policy(connection, policy)
             await refresh_work_flag(connection, policy)
-        claimed = select(StepRow.n).where(StepRow.policy == PolicyRow.id, StepRow.state == StepState.CLAIMED).exists()
+        claimed = select(StepRow.n).where(StepRow.policy == PolicyRow.id, StepRow.state.in_(OPEN_STEPS)).exists()
         due = func.now() - case((claimed, _WHILE_COMPUTING * age), else_=age)
         due_policies = or_(PolicyRow.work_signalled_at.is_(None), PolicyRow.work_signalled_at < due)
         query = select(PolicyRow.id).where(PolicyRow.work_waiting, due_policies).order_by(PolicyRow.id)

@@ -12,9 +12,19 @@ import psycopg
 from psycopg.rows import dict_row
 
 from activities.serving.ports import PublishingStore
-from activities.training.ports import StepStore
+from activities.training.ports import GateStore, StepStore
 from clawloop.contracts.serving import Engine, Scope
-from clawloop.contracts.training import SampleState, StepBatch, StepFigures, StepState, TrainedStep, VersionRef
+from clawloop.contracts.training import (
+    CheckName,
+    CheckResult,
+    GateCheck,
+    SampleState,
+    StepBatch,
+    StepFigures,
+    StepState,
+    TrainedStep,
+    VersionRef,
+)
 from clawloop.contracts.turns import SessionEvidence, SessionSource, TurnOutcome
 from clawloop.ids import ApiKeyId, FeedbackId, SampleId, new_feedback_id
 from clawloop.judging.hints import HintChoice
@@ -28,10 +38,12 @@ from db.serving.directory import ensure_policy
 from db.serving.engines import add_engine
 from db.serving.keys import PostgresKeyStore
 from db.serving.publishing import PostgresPublishingStore
+from db.training.gate import PostgresGateStore
 from db.training.operators import PostgresTrainingStore
 from db.training.recipes import ensure_recipe
 from db.training.steps import PostgresStepStore
 from db.turns.insert import PostgresTurnStore
+from tests.fakes.gate_store import FakeGateStore
 from tests.fakes.ledger import FakeLedger
 from tests.fakes.publishing_store import FakePublishingStore
 from tests.fakes.step_store import FakeStepStore
@@ -87,6 +99,9 @@ class Learning(Protocol):
     def steps(self) -> StepStore: ...
 
     @property
+    def gate(self) -> GateStore: ...
+
+    @property
     def publishing(self) -> PublishingStore: ...
 
     @property
@@ -126,7 +141,25 @@ async def step(learning: Learning, n: int, *, count: int = 4) -> StepBatch:
     await learning.add_samples(count, version=head)
     assert (await learning.steps.claim(POLICY, n)).state is StepState.CLAIMED
     batch = await learning.steps.batch(POLICY, n)
-    assert await learning.steps.commit(batch, trained(batch)) is StepState.COMMITTED
+    assert await commit(learning, batch, trained(batch)) is StepState.COMMITTED
+    return batch
+
+
+async def commit(learning: Learning, batch: StepBatch, result: TrainedStep) -> StepState:
+    """Make the result a candidate, and have the gate accept it."""
+    state = await learning.steps.commit(batch, result)
+    return (await learning.gate.accept(POLICY, batch.n))[0] if state is StepState.CANDIDATE else state
+
+
+async def reject(learning: Learning, n: int, *, count: int = 4, reason: str = "too far") -> StepBatch:
+    """One step from samples to a rejected version."""
+    head = (await learning.steps.status(POLICY)).head
+    await learning.add_samples(count, version=head)
+    assert (await learning.steps.claim(POLICY, n)).state is StepState.CLAIMED
+    batch = await learning.steps.batch(POLICY, n)
+    failed = GateCheck(CheckName.NUMBERS, CheckResult.FAILED, reason, {"parent_distance": 4.5})
+    assert await learning.steps.commit(batch, trained(batch), [failed]) is StepState.CANDIDATE
+    assert await learning.gate.reject(POLICY, n, reason) == (StepState.REJECTED, f"rejected: {reason}")
     return batch
 
 
@@ -144,6 +177,7 @@ class FakeLearning:
         self.ledger = FakeLedger()
         self.ledger.add_policy(POLICY, RECIPE)
         self.steps = FakeStepStore(self.ledger)
+        self.gate = FakeGateStore(self.ledger)
         self.publishing = FakePublishingStore(self.ledger)
         self.operators = FakeTrainingStore(self.ledger)
 
@@ -197,6 +231,7 @@ class PostgresLearning:
     url: str
     database: Database
     steps: PostgresStepStore
+    gate: PostgresGateStore
     publishing: PostgresPublishingStore
     operators: PostgresTrainingStore
     turns: PostgresTurnStore
@@ -213,6 +248,7 @@ class PostgresLearning:
             url,
             database,
             PostgresStepStore(database),
+            PostgresGateStore(database),
             PostgresPublishingStore(database),
             PostgresTrainingStore(database),
             PostgresTurnStore(database),

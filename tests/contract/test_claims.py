@@ -23,7 +23,7 @@ from db.training.work_flag import PostgresWorkStore
 from db.turns.sessions import PostgresSessionStore
 from tests.conftest import execute
 from tests.contract.conftest import TEST_LIMIT
-from tests.contract.learning import POLICY, RECIPE, PostgresLearning, recipe, step, trained
+from tests.contract.learning import POLICY, RECIPE, PostgresLearning, commit, recipe, step, trained
 from tests.records import turn_record
 
 pytestmark = pytest.mark.postgres
@@ -78,7 +78,7 @@ async def test_concurrent_claims_of_consecutive_steps_never_share_a_sample(postg
         ends = await asyncio.gather(*(store.claim(POLICY, number) for number in (n, n, n + 1, n)))
         assert [end.state for end in ends] == [StepState.CLAIMED, StepState.CLAIMED, None, StepState.CLAIMED]
         batch = await store.batch(POLICY, n)
-        await store.commit(batch, trained(batch))
+        await commit(postgres_learning, batch, trained(batch))
     rows = await postgres_learning.rows("SELECT count(*) AS n, count(DISTINCT sample_id) AS apart FROM step_samples")
     assert (rows[0]["n"], rows[0]["apart"]) == (12, 12)
 
@@ -113,7 +113,7 @@ async def test_a_commit_compares_head_and_epoch(postgres_learning: PostgresLearn
     await postgres_learning.steps.claim(POLICY, 2)
     batch = await postgres_learning.steps.batch(POLICY, 2)
     await postgres_learning.execute(f"UPDATE policies SET {moved}")
-    assert await postgres_learning.steps.commit(batch, trained(batch)) is StepState.ABANDONED
+    assert await commit(postgres_learning, batch, trained(batch)) is StepState.ABANDONED
     assert (await postgres_learning.steps.status(POLICY)).ready == 4
 
 
@@ -176,7 +176,7 @@ async def test_feedback_during_a_claim_makes_another_sample(postgres_learning: P
     assert (await postgres_learning.sample_result(sample))[1:] == (TurnOutcome.SAMPLED, "rated -1")
     batch = await postgres_learning.steps.batch(POLICY, 1)
     assert [one.explicit for one in batch.samples] == [False] * 4
-    await postgres_learning.steps.commit(batch, trained(batch))
+    await commit(postgres_learning, batch, trained(batch))
     # The newer sample still waits, and the turn shows that.
     assert await postgres_learning.sample_result(sample) == (SampleState.TRAINED, TurnOutcome.SAMPLED, "rated -1")
     (newer,) = await postgres_learning.rows("SELECT id FROM samples WHERE state = 'fresh'")
@@ -269,7 +269,7 @@ async def test_the_database_enforces_one_claimed_step_at_a_time(
 ) -> None:
     await postgres_learning.add_samples(4)
     await postgres_learning.steps.claim(POLICY, 1)
-    with pytest.raises(psycopg.errors.UniqueViolation, match="steps_claimed_idx"):
+    with pytest.raises(psycopg.errors.UniqueViolation, match="steps_open_idx"):
         execute(
             postgres_url,
             "INSERT INTO steps (policy, n, parent, epoch, state, recipe_hash)"
@@ -302,6 +302,7 @@ async def test_operators_changes_are_recorded_as_events(postgres_learning: Postg
     assert [(row["kind"], row["detail"]) for row in rows] == [
         ("paused", {"reason": "lunch"}),
         ("resumed", {"was": "lunch", "retried": 0}),
+        ("version_accepted", {"version": 1, "parent": 0}),
         ("rolled_back", {"to": 0, "head": 1, "active": 0}),
         ("pinned", {"version": 1, "was": None}),
     ]

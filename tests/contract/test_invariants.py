@@ -19,7 +19,7 @@ from db.schema import migrate
 from tests.conftest import database_address, execute
 from tests.contract.conftest import TEST_LIMIT
 from tests.contract.episodes import run_group
-from tests.contract.learning import POLICY, PostgresLearning, publish, step, trained
+from tests.contract.learning import POLICY, PostgresLearning, commit, publish, reject, step, trained
 from tests.records import turn_record
 from tests.verbs import clawloop, clawloop_process
 
@@ -40,7 +40,7 @@ async def used_url(postgres_server: EmbeddedPostgres) -> str:
 
 @pytest.fixture
 async def used(postgres_server: EmbeddedPostgres, used_url: str) -> AsyncIterator[PostgresLearning]:
-    """Three steps, one of them rolled back, one claimed, one quarantined; a version that answers; a closed session."""
+    """Steps of each kind: accepted, rolled back, quarantined, rejected, and a candidate; a closed session."""
     execute(postgres_server.url, "CREATE DATABASE damaged TEMPLATE used")
     url = database_address(postgres_server.url, "damaged")
     database = Database(url, TEST_LIMIT)
@@ -62,7 +62,11 @@ async def use(postgres_learning: PostgresLearning) -> None:
     await postgres_learning.steps.claim(POLICY, 4)
     await postgres_learning.steps.quarantine(POLICY, 4, "not finite")
     await postgres_learning.operators.resume(POLICY)
-    await postgres_learning.steps.claim(POLICY, 5)
+    await reject(postgres_learning, 5, count=0)
+    await postgres_learning.add_samples(4, version=3)
+    await postgres_learning.steps.claim(POLICY, 6)
+    batch = await postgres_learning.steps.batch(POLICY, 6)
+    await postgres_learning.steps.commit(batch, trained(batch))
     await run_group(postgres_learning, [1, 0], version=3)
     await postgres_learning.execute("UPDATE sessions SET state = 'closed'")
     await postgres_learning.turns.insert(turn_record("open", api_key_id=postgres_learning.key))
@@ -118,10 +122,13 @@ DAMAGE: dict[str, tuple[str, ...]] = {
         "UPDATE steps SET state = 'committed' WHERE n = 4",
         "UPDATE samples SET state = 'trained' WHERE state = 'quarantined'",
     ),
+    "a candidate has files and was made from the head of this epoch": ("UPDATE policies SET epoch = epoch + 1",),
+    "no version answers, and none is trained on, that the gate has not accepted": ("UPDATE policies SET head = 5",),
+    "a rejected version has a failed check and a reason": ("DELETE FROM gate_checks",),
     "head, active and pinned versions exist and have files": ("UPDATE versions SET removed_at = now() WHERE n = 3",),
     "the active version is loaded where requests go": ("DELETE FROM engine_versions WHERE version = 3",),
     "a policy with a full batch, and not paused, is known to have work": (
-        "UPDATE steps SET state = 'abandoned', finished_at = now() WHERE n = 5",
+        "UPDATE steps SET state = 'abandoned', finished_at = now() WHERE n = 6",
         "UPDATE samples SET state = 'fresh' WHERE state = 'claimed'",
         "UPDATE policies SET work_waiting = false",
     ),
@@ -162,7 +169,7 @@ async def test_clawloop_check_reports_violations_and_damaged_files(
     batch = await postgres_learning.steps.batch(POLICY, 1)
     made = trained(batch, sha256=adapter_sha256(folder))
     folder.rename(tmp_path / "adapters" / made.version.path)
-    assert await postgres_learning.steps.commit(batch, made) is StepState.COMMITTED
+    assert await commit(postgres_learning, batch, made) is StepState.COMMITTED
     assert damaged_files(await committed_versions(postgres_learning.database), tmp_path / "adapters") == []
     check = ("check", "--data", str(tmp_path))
     whole = clawloop_process(*check, DATABASE_URL=postgres_url)

@@ -21,6 +21,7 @@ async def test_an_unknown_policy_is_not_found(learning: Learning) -> None:
         operators.pause("other", "why"),
         operators.resume("other"),
         operators.roll_back("other", 0),
+        operators.release("other", 1),
         operators.pin("other", 0),
         operators.unpin("other"),
         operators.recipe("oth\0er"),
@@ -172,4 +173,6 @@ async def test_versions_show_their_state_and_their_steps_metrics(learning: Learn
         "dropped": 0,
         "without_hint": 0,
         "seconds": 2.5,
+        "to_parent": None,
+        "to_base": None,
     }

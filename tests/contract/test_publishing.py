@@ -8,7 +8,7 @@ import pytest
 
 from clawloop.contracts.training import AdapterDirectory, StepState
 from clawloop.errors import RecordUnusable, StateConflict
-from tests.contract.learning import HOURS, POLICY, Learning, publish, step, trained
+from tests.contract.learning import HOURS, POLICY, Learning, commit, publish, step, trained
 
 MINUTE = timedelta(minutes=1)
 
@@ -216,7 +216,7 @@ async def test_the_parent_of_a_claimed_step_keeps_its_files(learning: Learning) 
     batch = await learning.steps.batch(POLICY, 6)
     await learning.age(2 * HOURS)
     assert await removable(learning) == [2, 3, 4, 5]
-    assert await learning.steps.commit(batch, trained(batch)) is StepState.COMMITTED
+    assert await commit(learning, batch, trained(batch)) is StepState.COMMITTED
     assert [version.n for version in await learning.publishing.removable(1 * HOURS)] == [2, 3, 4, 5]
 
 

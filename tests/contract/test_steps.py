@@ -11,7 +11,7 @@ from clawloop.contracts.training import Claim, SampleState, StepState, TrainingS
 from clawloop.contracts.turns import TurnOutcome
 from clawloop.errors import RecordUnusable
 from clawloop.recipes.recipe import Recipe
-from tests.contract.learning import HOURS, POLICY, RECIPE, Learning, recipe, step, trained
+from tests.contract.learning import HOURS, POLICY, RECIPE, Learning, commit, recipe, step, trained
 
 
 async def test_a_new_policy_waits_for_samples(learning: Learning) -> None:
@@ -92,8 +92,8 @@ async def test_a_committed_step_is_the_head_and_its_turns_are_trained(learning: 
     await learning.steps.claim(POLICY, 1)
     batch = await learning.steps.batch(POLICY, 1)
     result = trained(batch, dropped={dropped: "drifted: mean |log ratio| 1.20, bound 1"})
-    assert await learning.steps.commit(batch, result) is StepState.COMMITTED
-    assert await learning.steps.commit(batch, result) is StepState.COMMITTED
+    assert await commit(learning, batch, result) is StepState.COMMITTED
+    assert await commit(learning, batch, result) is StepState.COMMITTED
     assert await learning.steps.committed(POLICY, 1) == result.version
     assert await learning.sample_result(first) == (SampleState.TRAINED, TurnOutcome.TRAINED, "trained in step 1")
     state, outcome, why = await learning.sample_result(dropped)
@@ -113,7 +113,7 @@ async def test_the_next_step_starts_from_the_last_version(learning: Learning) ->
     await learning.steps.claim(POLICY, 2)
     batch = await learning.steps.batch(POLICY, 2)
     assert batch.parent == await learning.steps.committed(POLICY, 1)
-    await learning.steps.commit(batch, trained(batch))
+    await commit(learning, batch, trained(batch))
     made = await learning.steps.committed(POLICY, 2)
     assert made is not None
     assert (made.n, made.parent) == (2, 1)
@@ -126,10 +126,10 @@ async def test_of_two_trainers_of_one_step_exactly_one_commits(learning: Learnin
     ends = await asyncio.gather(
         *(learning.steps.commit(batch, trained(batch, sha256=f"{digit}" * 64)) for digit in "abcdef")
     )
-    assert sorted(ends) == sorted([StepState.COMMITTED] + [StepState.ABANDONED] * 5)
-    made = await learning.steps.committed(POLICY, 1)
+    assert sorted(ends) == sorted([StepState.CANDIDATE] + [StepState.ABANDONED] * 5)
+    made = await learning.steps.candidate(POLICY, 1)
     assert made is not None
-    assert made.sha256 == "abcdef"[ends.index(StepState.COMMITTED)] * 64
+    assert made.sha256 == "abcdef"[ends.index(StepState.CANDIDATE)] * 64
 
 
 async def test_a_step_whose_policy_moved_on_is_abandoned_and_its_samples_are_fresh(learning: Learning) -> None:
@@ -139,7 +139,7 @@ async def test_a_step_whose_policy_moved_on_is_abandoned_and_its_samples_are_fre
     batch = await learning.steps.batch(POLICY, 2)
     await learning.operators.roll_back(POLICY, 0)
     assert (await learning.steps.claim(POLICY, 2)).state is StepState.ABANDONED
-    assert await learning.steps.commit(batch, trained(batch)) is StepState.ABANDONED
+    assert await commit(learning, batch, trained(batch)) is StepState.ABANDONED
     assert await learning.steps.committed(POLICY, 2) is None
     assert await learning.sample_result(samples[0]) == (SampleState.FRESH, TurnOutcome.SAMPLED, "verdict +1")
     assert await learning.work_waiting()
@@ -233,7 +233,7 @@ async def test_a_turn_trained_without_its_hint_shows_the_reason(learning: Learni
     assert batch.without_hint == {unreadable: gone}
     assert [sample.hinted_prompt_ids is None for sample in batch.samples] == [True, False, False, False]
     result = trained(batch, without_hint={too_long: "9000 tokens, the trainer takes 8192"})
-    assert await learning.steps.commit(batch, result) is StepState.COMMITTED
+    assert await commit(learning, batch, result) is StepState.COMMITTED
     say = {
         unreadable: f"trained in step 3 without its hint: {gone}",
         too_long: "trained in step 3 without its hint: 9000 tokens, the trainer takes 8192",
@@ -257,7 +257,7 @@ async def test_a_dropped_sample_does_not_count_as_trained_without_its_hint(learn
     await learning.steps.claim(POLICY, 3)
     await learning.lose_files(1)
     batch = await learning.steps.batch(POLICY, 3)
-    await learning.steps.commit(batch, trained(batch, dropped={left_out: "drifted: 1.2, bound 1"}))
+    await commit(learning, batch, trained(batch, dropped={left_out: "drifted: 1.2, bound 1"}))
     assert (await learning.sample_result(kept))[2].startswith("trained in step 3 without its hint: ")
     assert (await learning.sample_result(left_out))[2] == "left out of step 3: drifted: 1.2, bound 1"
     metrics = (await learning.operators.versions(POLICY))[3].metrics
@@ -304,7 +304,7 @@ async def test_samples_of_another_signal_expire_and_those_of_another_training_do
     assert kept in [sample.sample_id for sample in batch.samples]
     assert batch.recipe.train.batch_samples == 2
     (lost,) = await learning.add_samples(1)
-    await learning.steps.commit(batch, trained(batch))
+    await commit(learning, batch, trained(batch))
     await learning.set_recipe(Recipe.model_validate({"name": "small", "signal": {"m": 5}}))
     assert (await learning.steps.claim(POLICY, 2)).state is None
     assert await learning.sample_result(lost) == (SampleState.EXPIRED, TurnOutcome.EXPIRED, "recipe changed")
@@ -358,7 +358,7 @@ async def test_no_batch_is_claimed_while_paused_and_a_running_step_finishes(lear
     assert (view.state, view.reason) == (TrainingState.PAUSED, "paused: lunch; step 1 is claimed")
     assert not await learning.work_waiting()
     batch = await learning.steps.batch(POLICY, 1)
-    assert await learning.steps.commit(batch, trained(batch)) is StepState.COMMITTED
+    assert await commit(learning, batch, trained(batch)) is StepState.COMMITTED
     assert await learning.steps.claim(POLICY, 2) == Claim(POLICY, 2, None, 0, "paused: lunch")
     await learning.operators.resume(POLICY)
     assert await learning.work_waiting()

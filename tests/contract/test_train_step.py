@@ -6,7 +6,7 @@ import pytest
 
 from activities.training.messages import StepDone, TrainStep
 from activities.training.train_step import TrainingActivities
-from clawloop.contracts.training import SampleState, StepBatch, StepState, TrainingState
+from clawloop.contracts.training import CheckResult, SampleState, StepBatch, StepState, TrainingState
 from clawloop.contracts.turns import TurnOutcome
 from clawloop.errors import (
     AdapterUnusable,
@@ -20,6 +20,7 @@ from clawloop.errors import (
     TrainerUnavailable,
 )
 from clawloop.ids import SampleId
+from clawloop.recipes.recipe import Recipe
 from tests.contract.learning import POLICY, Learning, recipe
 from tests.fakes.trainer import FakeTrainer
 
@@ -43,15 +44,17 @@ def desk(learning: Learning) -> Desk:
     return Desk(learning)
 
 
-async def test_a_step_is_trained_and_committed_with_its_figures(desk: Desk) -> None:
+async def test_a_trained_step_is_a_candidate_with_its_figures_and_checks(desk: Desk) -> None:
     samples, batch = await desk.claim()
     desk.trainer.dropped = {samples[3]: "9000 tokens, the trainer takes 8192"}
     done = await desk.activities.train_step(ASK)
-    made = await desk.learning.steps.committed(POLICY, 1)
+    made = await desk.learning.steps.candidate(POLICY, 1)
     assert made is not None
-    assert (done.state, done.path, done.sha256, done.parent) == (StepState.COMMITTED, made.path, made.sha256, 0)
+    assert (done.state, done.path, done.sha256, done.parent) == (StepState.CANDIDATE, made.path, made.sha256, 0)
     assert (done.samples, done.loss, done.reason) == (3, 0.5, "")
     assert desk.trainer.taken == [batch]
+    assert [check.result for check in await desk.learning.gate.checks(POLICY, 1)] == [CheckResult.PASSED]
+    await desk.learning.gate.accept(POLICY, 1)
     assert await desk.learning.sample_result(samples[0]) == (
         SampleState.TRAINED,
         TurnOutcome.TRAINED,
@@ -61,20 +64,39 @@ async def test_a_step_is_trained_and_committed_with_its_figures(desk: Desk) -> N
     assert await desk.learning.sample_result(samples[3]) == (SampleState.EXPIRED, TurnOutcome.EXPIRED, why)
 
 
-async def test_a_committed_step_is_not_trained_again(desk: Desk) -> None:
+async def test_a_step_that_made_its_version_is_not_trained_again(desk: Desk) -> None:
     await desk.claim()
     first = await desk.activities.train_step(ASK)
-    again = await desk.activities.train_step(ASK)
-    assert again == StepDone(
-        policy=POLICY, n=1, state=StepState.COMMITTED, parent=0, path=first.path, sha256=first.sha256
-    )
+    made = StepDone(policy=POLICY, n=1, state=StepState.CANDIDATE, parent=0, path=first.path, sha256=first.sha256)
+    assert await desk.activities.train_step(ASK) == made
+    await desk.learning.gate.accept(POLICY, 1)
+    assert await desk.activities.train_step(ASK) == made.model_copy(update={"state": StepState.COMMITTED})
     assert len(desk.trainer.taken) == 1
+
+
+async def test_a_step_that_diverges_is_set_aside_and_training_continues(desk: Desk) -> None:
+    samples, _ = await desk.claim()
+    desk.trainer.fails = [StepDiverged("loss nan, gradient norm nan")]
+    done = await desk.activities.train_step(ASK)
+    assert done == StepDone(policy=POLICY, n=1, state=StepState.QUARANTINED, reason="loss nan, gradient norm nan")
+    assert (await desk.learning.steps.status(POLICY)).state is TrainingState.WAITING
+    assert (await desk.learning.sample_result(samples[0]))[0] is SampleState.QUARANTINED
+    assert await desk.activities.train_step(ASK) == done  # its answer was lost
+    _, batch = await desk.claim(2)
+    assert batch.lr_scale == 0.5
+
+
+async def test_a_version_beyond_the_limits_fails_the_check_of_its_numbers(desk: Desk) -> None:
+    await desk.learning.set_recipe(Recipe.model_validate(recipe().model_dump() | {"gate": {"grad_norm": 0.5}}))
+    await desk.claim()
+    assert (await desk.activities.train_step(ASK)).state is StepState.CANDIDATE
+    (check,) = await desk.learning.gate.checks(POLICY, 1)
+    assert (check.result, check.reason) == (CheckResult.FAILED, "gradient norm 1, limit 0.5 (gate.grad_norm)")
 
 
 @pytest.mark.parametrize(
     "error",
     [
-        StepDiverged("mean KL to the base 12, bound 10"),
         AdapterUnusable("default/v0 was trained on another base"),
         ModelUnsupported("it is a Llama"),
     ],
@@ -105,7 +127,7 @@ async def test_a_batch_with_nothing_to_train_expires_and_training_continues(desk
     assert (await desk.learning.steps.status(POLICY)).state is TrainingState.WAITING
     assert await desk.activities.train_step(ASK) == done
     await desk.claim(2)
-    assert (await desk.activities.train_step(TrainStep(policy=POLICY, n=2))).state is StepState.COMMITTED
+    assert (await desk.activities.train_step(TrainStep(policy=POLICY, n=2))).state is StepState.CANDIDATE
 
 
 @pytest.mark.parametrize(
@@ -148,7 +170,7 @@ async def test_an_unavailable_trainer_leaves_the_batch_claimed(desk: Desk) -> No
     with pytest.raises(TrainerUnavailable):
         await desk.activities.train_step(ASK)
     assert (await desk.learning.steps.status(POLICY)).step_state is StepState.CLAIMED
-    assert (await desk.activities.train_step(ASK)).state is StepState.COMMITTED
+    assert (await desk.activities.train_step(ASK)).state is StepState.CANDIDATE
 
 
 async def test_a_step_whose_policy_was_rolled_back_meanwhile_is_abandoned(desk: Desk) -> None:

@@ -10,7 +10,7 @@ from clawloop.errors import RecordUnusable
 from db.arrays import bytes_to_logprobs
 from db.training import batches
 from db.training.steps import PostgresStepStore
-from tests.contract.learning import POLICY, PostgresLearning, recipe, trained
+from tests.contract.learning import POLICY, PostgresLearning, commit, recipe, trained
 
 pytestmark = pytest.mark.postgres
 
@@ -52,7 +52,7 @@ async def test_a_sample_erased_after_the_claim_is_dropped(postgres_learning: Pos
     )
     batch = await store.batch(POLICY, 1)
     assert len(batch.samples) == 3
-    assert await store.commit(batch, trained(batch)) is StepState.COMMITTED
+    assert await commit(postgres_learning, batch, trained(batch)) is StepState.COMMITTED
     assert await postgres_learning.sample_result(erased) == (SampleState.EXPIRED, TurnOutcome.ERASED, "asked for")
 
 
@@ -73,7 +73,7 @@ async def test_a_sample_damaged_after_the_claim_is_dropped_and_the_others_are_tr
     batch = await postgres_learning.steps.batch(POLICY, 1)
     assert len(batch.samples) == 3
     assert damaged not in {sample.sample_id for sample in batch.samples}
-    assert await postgres_learning.steps.commit(batch, trained(batch)) is StepState.COMMITTED
+    assert await commit(postgres_learning, batch, trained(batch)) is StepState.COMMITTED
 
 
 async def test_a_prompt_whose_parent_lost_tokens_is_detected(postgres_learning: PostgresLearning) -> None:

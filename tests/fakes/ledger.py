@@ -9,7 +9,9 @@ from datetime import UTC, datetime, timedelta
 from clawloop.algorithms.staleness import path_to_base
 from clawloop.contracts.serving import Engine
 from clawloop.contracts.training import (
+    OPEN_STEPS,
     BatchSample,
+    GateCheck,
     SampleState,
     StepState,
     TrainedStep,
@@ -22,7 +24,8 @@ from clawloop.errors import RecordUnusable, StoreUnavailable
 from clawloop.ids import SampleId, new_sample_id
 from clawloop.recipes.recipe import Recipe
 from clawloop.recipes.schedule import Closed, closed_by, day_begin
-from db.training.status import waits_for
+from db.training.status import open_step, waits_for
+from db.training.step_transitions import paused_by_rejections, trained_detail
 
 
 @dataclass
@@ -35,6 +38,7 @@ class FakePolicy:
     pinned: int | None = None
     paused: str | None = None
     work_waiting: bool = False
+    rejections: int = 0
 
 
 @dataclass
@@ -67,6 +71,8 @@ class FakeStep:
     attempt: int = 0
     reason: str | None = None
     trained: TrainedStep | None = None
+    lr_scale: float = 1.0
+    checks: list[GateCheck] = field(default_factory=list)
 
 
 @dataclass
@@ -161,9 +167,35 @@ class FakeLedger:
     def path(self, policy: str, n: int) -> list[int]:
         return path_to_base(n, self.parents(policy))
 
-    def claimed(self, policy: str) -> int | None:
-        found = [n for (name, n), step in self.steps.items() if name == policy and step.state is StepState.CLAIMED]
+    def open_step(self, policy: str) -> int | None:
+        found = [n for (name, n), step in self.steps.items() if name == policy and step.state in OPEN_STEPS]
         return found[0] if found else None
+
+    def set_aside(self, policy: str, n: int, state: StepState, reason: str) -> None:
+        """End a step whose samples are at fault; the policy pauses after several in a row."""
+        policy_row, step = self.policies[policy], self.steps[policy, n]
+        step.state, step.reason = state, reason
+        for sample in step.samples:
+            self.samples[sample].end(SampleState.QUARANTINED, TurnOutcome.QUARANTINED, f"step {n}: {reason}")
+        policy_row.rejections += 1
+        if policy_row.rejections >= step.recipe.gate.pause_after:
+            policy_row.paused = paused_by_rejections(policy_row.rejections, n, reason)
+        self.refresh_work_flag(policy)
+
+    def end_as_trained(self, policy: str, n: int) -> None:
+        """Commit a step that has a version."""
+        step = self.steps[policy, n]
+        assert step.trained is not None
+        step.state, step.reason = StepState.COMMITTED, None
+        figures = step.trained.figures
+        for sample in step.samples:
+            dropped = figures.dropped.get(sample)
+            if dropped is None:
+                detail = trained_detail(n, figures.without_hint.get(sample))
+                self.samples[sample].end(SampleState.TRAINED, TurnOutcome.TRAINED, detail)
+            else:
+                why = f"left out of step {n}: {dropped}"
+                self.samples[sample].end(SampleState.EXPIRED, TurnOutcome.EXPIRED, why)
 
     def next_step(self, policy: str) -> int:
         return max(n for name, n in [*self.steps, *self.versions] if name == policy) + 1
@@ -199,7 +231,7 @@ class FakeLedger:
     def view(self, policy: str) -> TrainingView:
         policy_row = self.require_policy(policy)
         signal = None if policy_row.recipe is None else policy_row.recipe.signal.hash
-        claimed = self.claimed(policy)
+        opened = self.open_step(policy)
         fresh = [one for one in self.fresh(policy) if self.samples[one].signal_hash == signal]
         needed = 0 if policy_row.recipe is None else policy_row.recipe.train.batch_samples
         waits = (
@@ -209,12 +241,11 @@ class FakeLedger:
         )
         closed = self.closed(policy)
         state, reason = TrainingState.WAITING, waits if closed is None else f"{closed.reason}; {waits}"
-        if claimed is not None:
-            attempt = self.steps[policy, claimed].attempt
-            state, reason = TrainingState.TRAINING, f"step {claimed} is claimed"
-            reason = f"computing step {claimed} (attempt {attempt})" if attempt else reason
+        if opened is not None:
+            step = self.steps[policy, opened]
+            state, reason = TrainingState.TRAINING, open_step(opened, step.state, step.attempt)
         if policy_row.paused is not None:
-            under_way = f"; {reason}" if claimed is not None else ""
+            under_way = f"; {reason}" if opened is not None else ""
             state, reason = TrainingState.PAUSED, f"paused: {policy_row.paused}{under_way}"
         oldest = (self.now - self.samples[fresh[0]].made_at).total_seconds() if fresh else None
         return TrainingView(
@@ -226,8 +257,8 @@ class FakeLedger:
             needed=needed,
             judging=self.waiting_turns,
             oldest_seconds=oldest,
-            step=claimed or self.next_step(policy),
-            step_state=None if claimed is None else StepState.CLAIMED,
+            step=opened or self.next_step(policy),
+            step_state=None if opened is None else self.steps[policy, opened].state,
             head=policy_row.head,
             version=policy_row.active,
             epoch=policy_row.epoch,

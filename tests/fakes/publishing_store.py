@@ -105,12 +105,12 @@ class FakePublishingStore:
         ]
 
     def _needed(self, policy: str, n: int) -> bool:
-        claimed = self.ledger.claimed(policy)
+        opened = self.ledger.open_step(policy)
         kept = self.ledger.path(policy, self.ledger.policies[policy].head)[:KEPT_ON_PATH]
         waiting = (SampleState.FRESH, SampleState.CLAIMED)
         return (
             n in kept
-            or (claimed is not None and self.ledger.steps[policy, claimed].parent == n)
+            or (opened is not None and self.ledger.steps[policy, opened].parent == n)
             or any(own == policy and version == n for _, own, version in self.ledger.loaded)
             or any(
                 one.policy == policy and one.of.version == n and one.of.hinted_prompt_ids and one.state in waiting
@@ -123,8 +123,10 @@ class FakePublishingStore:
 
     def _wants(self, policy: str, n: int) -> bool:
         policy_row = self.ledger.policies[policy]
+        step = self.ledger.steps.get((policy, n))
+        is_candidate = step is not None and step.state is StepState.CANDIDATE
         return (
             n > 0
-            and n in (policy_row.head, policy_row.active, policy_row.pinned)
+            and (n in (policy_row.head, policy_row.active, policy_row.pinned) or is_candidate)
             and not self.ledger.versions[policy, n].removed
         )

@@ -2,17 +2,28 @@
 
 from __future__ import annotations
 
+from collections.abc import Sequence
 from dataclasses import replace
 from datetime import timedelta
 
 from clawloop.algorithms.staleness import is_stale, versions_apart
-from clawloop.contracts.training import Claim, SampleState, StepBatch, StepState, TrainedStep, TrainingView, VersionRef
+from clawloop.contracts.training import (
+    Claim,
+    GateCheck,
+    SampleState,
+    StepBatch,
+    StepState,
+    TrainedStep,
+    TrainingView,
+    VersionRef,
+)
 from clawloop.contracts.turns import TurnOutcome
 from clawloop.errors import RecordUnusable
 from clawloop.ids import SampleId
 from clawloop.recipes.recipe import Recipe
 from db.training.batches import needs_version
-from db.training.step_transitions import trained_detail, with_hints_lost
+from db.training.status import described
+from db.training.step_transitions import with_hints_lost
 from tests.fakes.ledger import FakeLedger, FakePolicy, FakeSample, FakeStep, FakeVersion
 
 
@@ -30,8 +41,8 @@ class FakeStepStore:
         known = self.ledger.steps.get((policy, n))
         if known is not None:
             return Claim(policy, n, known.state, len(known.samples), known.reason or f"{len(known.samples)} samples")
-        if (other := self.ledger.claimed(policy)) is not None:
-            return Claim(policy, n, None, 0, f"step {other} is claimed")
+        if (other := self.ledger.open_step(policy)) is not None:
+            return Claim(policy, n, None, 0, f"step {other} is {described(self.ledger.steps[policy, other].state)}")
         if n != (expected := self.ledger.next_step(policy)):
             return Claim(policy, n, None, 0, f"the next step is {expected}")
         recipe = policy_row.recipe
@@ -63,7 +74,9 @@ class FakeStepStore:
             return Claim(policy_row.id, n, None, 0, reason)
         for sample in usable:
             self.ledger.samples[sample].state = SampleState.CLAIMED
-        self.ledger.steps[policy_row.id, n] = FakeStep(policy_row.head, policy_row.epoch, recipe, usable)
+        step = FakeStep(policy_row.head, policy_row.epoch, recipe, usable)
+        step.lr_scale = recipe.gate.lr_backoff**policy_row.rejections
+        self.ledger.steps[policy_row.id, n] = step
         self.ledger.refresh_work_flag(policy_row.id)
         if len(usable) < wanted:
             reason += f"; the oldest waited {recipe.train.max_wait_hours:g} h"
@@ -117,9 +130,10 @@ class FakeStepStore:
             ],
             teachers=teachers,
             without_hint=without_hint,
+            lr_scale=step.lr_scale,
         )
 
-    async def commit(self, step: StepBatch, trained: TrainedStep) -> StepState:
+    async def commit(self, step: StepBatch, trained: TrainedStep, checks: Sequence[GateCheck] = ()) -> StepState:
         policy_row = self.ledger.require_policy(step.policy)
         parent = 0 if step.parent is None else step.parent.n
         version = trained.version
@@ -128,28 +142,18 @@ class FakeStepStore:
                 f"{version.path} is not the version that step {step.n} of policy {step.policy!r} makes"
             )
         row = self._step(step.policy, step.n)
-        if row.state is StepState.COMMITTED:
+        if row.state in (StepState.CANDIDATE, StepState.COMMITTED, StepState.REJECTED):
             made = self._ref(step.policy, step.n)
             same = made is not None and made.sha256 == version.sha256
-            return StepState.COMMITTED if same else StepState.ABANDONED
+            return row.state if same else StepState.ABANDONED
         if row.state is not StepState.CLAIMED:
             return row.state
         if (policy_row.head, policy_row.epoch) != (parent, step.epoch):
             self.ledger.abandon(step.policy, step.n, f"the policy went on to version {policy_row.head}")
             return StepState.ABANDONED
-        row.state, row.trained = StepState.COMMITTED, with_hints_lost(step, trained)
-        figures = row.trained.figures
+        row.state, row.trained, row.checks = StepState.CANDIDATE, with_hints_lost(step, trained), list(checks)
         self.ledger.versions[step.policy, step.n] = FakeVersion(parent, version, self.ledger.now)
-        policy_row.head = step.n
-        for sample in row.samples:
-            dropped = figures.dropped.get(sample)
-            if dropped is None:
-                detail = trained_detail(step.n, figures.without_hint.get(sample))
-                end = (SampleState.TRAINED, TurnOutcome.TRAINED, detail)
-            else:
-                end = (SampleState.EXPIRED, TurnOutcome.EXPIRED, f"left out of step {step.n}: {dropped}")
-            self.ledger.samples[sample].end(*end)
-        return StepState.COMMITTED
+        return StepState.CANDIDATE
 
     async def expire(self, policy: str, n: int, reason: str) -> None:
         step = self._step(policy, n)
@@ -171,6 +175,11 @@ class FakeStepStore:
             self.ledger.samples[sample].end(SampleState.QUARANTINED, TurnOutcome.QUARANTINED, f"step {n}: {reason}")
         self.ledger.refresh_work_flag(policy)
 
+    async def set_aside(self, policy: str, n: int, reason: str) -> None:
+        self.ledger.require_policy(policy)
+        if self._step(policy, n).state is StepState.CLAIMED:
+            self.ledger.set_aside(policy, n, StepState.QUARANTINED, reason)
+
     async def abandon(self, policy: str, n: int, reason: str) -> None:
         self.ledger.require_policy(policy)
         if self._step(policy, n).state is StepState.CLAIMED:
@@ -185,10 +194,14 @@ class FakeStepStore:
             self.ledger.abandon(policy, n, reason)
 
     async def committed(self, policy: str, n: int) -> VersionRef | None:
+        return self._made(policy, n, StepState.COMMITTED)
+
+    async def candidate(self, policy: str, n: int) -> VersionRef | None:
+        return self._made(policy, n, StepState.CANDIDATE)
+
+    def _made(self, policy: str, n: int, state: StepState) -> VersionRef | None:
         step = self.ledger.steps.get((policy, n))
-        if step is None or step.state is not StepState.COMMITTED:
-            return None
-        return self.ledger.versions[policy, n].ref
+        return None if step is None or step.state is not state else self.ledger.versions[policy, n].ref
 
     def _step(self, policy: str, n: int) -> FakeStep:
         if (policy, n) not in self.ledger.steps:

@@ -4,11 +4,12 @@ from __future__ import annotations
 
 from pydantic import JsonValue
 
-from clawloop.contracts.training import SampleState, TrainingView, VersionView
+from clawloop.contracts.training import SampleState, StepState, TrainingView, VersionView
 from clawloop.contracts.turns import TurnOutcome
 from clawloop.errors import NotFound, RecordUnusable, StateConflict
 from clawloop.ids import SampleId
 from clawloop.recipes.recipe import Recipe
+from db.training.operators import version_place
 from db.training.step_transitions import metrics_of, trained_detail
 from tests.fakes.ledger import FakeLedger, FakePolicy, FakeVersion
 
@@ -34,7 +35,8 @@ class FakeTrainingStore:
         return self.ledger.view(policy)
 
     async def resume(self, policy: str, *, retry_quarantined: bool = False) -> TrainingView:
-        self._require_policy(policy).paused = None
+        policy_row = self._require_policy(policy)
+        policy_row.paused, policy_row.rejections = None, 0
         for sample in self.ledger.samples.values():
             if retry_quarantined and sample.policy == policy and sample.state is SampleState.QUARANTINED:
                 sample.end(SampleState.FRESH, TurnOutcome.SAMPLED, sample.judgement_reason)
@@ -44,15 +46,46 @@ class FakeTrainingStore:
         return self.ledger.view(policy)
 
     async def roll_back(self, policy: str, version: int) -> TrainingView:
-        policy_row = self._require_policy(policy)
+        self._require_policy(policy)
         self._with_files(policy, version)
-        if policy_row.pinned not in (None, version):
-            problem = f"Version {policy_row.pinned} is pinned, so {version} could not answer: unpin first."
+        self._accepted(policy, version)
+        self._unpinned(policy, version)
+        return self._continue_from(policy, version, f"rolled back to version {version}")
+
+    async def release(self, policy: str, version: int) -> TrainingView:
+        self._require_policy(policy)
+        self._with_files(policy, version)
+        step = self.ledger.steps.get((policy, version))
+        if step is None or step.state is not StepState.REJECTED:
+            problem = f"Version {version} of policy {policy!r} was not rejected."
+            raise StateConflict(problem, code="version_not_rejected", field="version")
+        self._unpinned(policy, version)
+        if any(self.ledger.samples[one].state is not SampleState.QUARANTINED for one in step.samples):
+            problem = f"The samples of version {version} of policy {policy!r} were taken again with --retry."
+            raise StateConflict(problem, code="samples_retried", field="version")
+        self._continue_from(policy, version, f"version {version} was released")
+        self.ledger.end_as_trained(policy, version)
+        return self.ledger.view(policy)
+
+    def _unpinned(self, policy: str, version: int) -> None:
+        pinned = self.ledger.policies[policy].pinned
+        if pinned not in (None, version):
+            problem = f"Version {pinned} is pinned, so {version} could not answer: unpin first."
             raise StateConflict(problem, code="version_pinned", field="version")
+
+    def _accepted(self, policy: str, version: int) -> None:
+        step = self.ledger.steps.get((policy, version))
+        if step is not None and step.state is not StepState.COMMITTED:
+            problem = f"Version {version} of policy {policy!r} is {step.state}: {step.reason}."
+            raise StateConflict(problem, code="version_not_accepted", field="version")
+
+    def _continue_from(self, policy: str, version: int, why: str) -> TrainingView:
+        policy_row = self.ledger.policies[policy]
+        policy_row.rejections = 0
         before, after = set(self.ledger.path(policy, policy_row.head)), set(self.ledger.path(policy, version))
         policy_row.head, policy_row.epoch = version, policy_row.epoch + 1
-        if (claimed := self.ledger.claimed(policy)) is not None:
-            self.ledger.abandon(policy, claimed, f"rolled back to version {version}")
+        if (opened := self.ledger.open_step(policy)) is not None:
+            self.ledger.abandon(policy, opened, why)
         for n in before ^ after:
             step = self.ledger.steps.get((policy, n))
             made = None if step is None else step.trained
@@ -69,6 +102,7 @@ class FakeTrainingStore:
     async def pin(self, policy: str, version: int) -> TrainingView:
         policy_row = self._require_policy(policy)
         self._with_files(policy, version)
+        self._accepted(policy, version)
         policy_row.pinned = version
         if self.ledger.is_served(policy, version):
             self.ledger.set_active(policy, version)
@@ -88,7 +122,8 @@ class FakeTrainingStore:
         return recipe
 
     async def set_recipe(self, policy: str, recipe: Recipe) -> TrainingView:
-        self._require_policy(policy).recipe = recipe
+        policy_row = self._require_policy(policy)
+        policy_row.recipe, policy_row.rejections = recipe, 0
         self.ledger.expire_samples_of_other_signal(policy)
         self.ledger.refresh_work_flag(policy)
         return self.ledger.view(policy)
@@ -115,9 +150,10 @@ class FakeTrainingStore:
     def _view(self, policy: str, n: int, version: FakeVersion) -> VersionView:
         policy_row = self.ledger.policies[policy]
         path = self.ledger.path(policy, policy_row.head)
-        place = "head" if n == policy_row.head else "on the path" if n in path else "rolled back"
-        labels = ["active"] * (n == policy_row.active) + ["pinned"] * (n == policy_row.pinned) + [place]
         step = self.ledger.steps.get((policy, n))
+        state, reason = (None, None) if step is None else (step.state, step.reason)
+        place = version_place(n, policy_row.head, path, state, reason)
+        labels = ["active"] * (n == policy_row.active) + ["pinned"] * (n == policy_row.pinned) + [place]
         metrics: dict[str, JsonValue] | None = None
         if step is not None and step.trained is not None:
             metrics = metrics_of(step.trained)
@@ -130,4 +166,5 @@ class FakeTrainingStore:
             engines=sorted(engine for engine, own, loaded in self.ledger.loaded if (own, loaded) == (policy, n)),
             metrics=metrics,
             created_at=version.made_at,
+            gate=() if step is None else step.checks,
         )

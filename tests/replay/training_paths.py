@@ -50,6 +50,13 @@ async def training_quarantined(learner: Learner, scripted: ScriptedLearning) -> 
     await until(lambda: scripted.version == 2)
 
 
+async def training_rejected(learner: Learner, scripted: ScriptedLearning) -> None:
+    """Versions wait for the gate; the older histories hold steps that committed at once."""
+    scripted.rejects[1] = "numbers: too far"
+    await learner.samples(32)
+    await until(lambda: scripted.version == 2)
+
+
 async def training_refused(learner: Learner, scripted: ScriptedLearning) -> None:
     errors = {kind: ApplicationError(kind, type=kind, non_retryable=True) for kind in ("RecordUnusable", "SetupError")}
     failing = iter(errors.values())
@@ -124,6 +131,7 @@ PATHS: tuple[Path, ...] = (
     training_while_engines_are_slow,
     training_paused_and_resumed,
     training_quarantined,
+    training_rejected,
     training_refused,
     training_rolled_back_and_pinned,
     training_operator_changed,

@@ -92,6 +92,7 @@ def test_every_activity_has_the_name_in_open_workflows() -> None:
         "ask_directly",
         "claim_batch",
         "close_session",
+        "decide_version",
         "judge_turn",
         "load_versions",
         "look_at_training",

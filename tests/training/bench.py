@@ -18,7 +18,8 @@ import pytest
 from psycopg.rows import dict_row
 from temporalio.client import Client
 
-from activities.training.messages import StepDone, TrainStep
+from activities.training.gate import GateActivities
+from activities.training.messages import DecideVersion, StepDone, TrainStep
 from clawloop.contracts.training import StepBatch, StepState, TrainedStep
 from clawloop.processes.trainer import TrainerProcess
 from clawloop.temporal.client import connect
@@ -26,6 +27,7 @@ from clawloop.training.progress import ignore_status
 from clawloop.training.setup import TrainerSetup
 from clawloop.training.step_runner import StepRunner
 from db.database import Database
+from db.training.gate import PostgresGateStore
 from db.training.steps import PostgresStepStore
 from tests.contract.conftest import TEST_LIMIT
 from tests.training.ledger import insert_samples
@@ -50,6 +52,7 @@ class TrainerBench:
     client: Client
     url: str
     store: PostgresStepStore
+    gate: GateActivities
     setup: TrainerSetup
     undisturbed_runner: StepRunner
     pool: str = field(default_factory=lambda: uuid4().hex[:8])
@@ -67,13 +70,17 @@ class TrainerBench:
         return batch
 
     async def step(self, n: int) -> StepDone:
-        """Runs step `n` through Temporal."""
-        return await self.client.execute_workflow(
+        """Runs step `n` through Temporal, and has the gate decide about its version."""
+        done: StepDone = await self.client.execute_workflow(
             OneStep.run,
             args=[TrainStep(policy="default", n=n), names.trainer_queue(self.pool), HEARTBEAT_SECONDS],
             id=f"one-step/{uuid4()}",
             task_queue=QUEUE,
         )
+        if done.state is not StepState.CANDIDATE:
+            return done
+        decided = await self.gate.decide_version(DecideVersion(policy="default", n=n))
+        return done.model_copy(update={"state": decided.state})
 
     def rows(self, query: str) -> list[dict[str, Any]]:
         with psycopg.connect(self.url, row_factory=dict_row) as connection:
@@ -89,7 +96,14 @@ async def bench(temporal_address: str, postgres_url: str, qwen3: Path, tmp_path:
     undisturbed_runner = StepRunner(setup_of(qwen3, tmp_path / "undisturbed"))
     setup = setup_of(qwen3, tmp_path / "adapters")
     async with workflow_worker(client):
-        yield TrainerBench(client, postgres_url, PostgresStepStore(database), setup, undisturbed_runner)
+        yield TrainerBench(
+            client,
+            postgres_url,
+            PostgresStepStore(database),
+            GateActivities(PostgresGateStore(database)),
+            setup,
+            undisturbed_runner,
+        )
     await database.close()
 
 

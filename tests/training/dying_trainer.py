@@ -11,13 +11,13 @@ import asyncio
 import os
 import signal
 import sys
-from collections.abc import Callable
+from collections.abc import Callable, Sequence
 from dataclasses import dataclass
 from functools import partial
 from pathlib import Path
 from typing import Any
 
-from clawloop.contracts.training import StepBatch, StepState, TrainedStep
+from clawloop.contracts.training import GateCheck, StepBatch, StepState, TrainedStep
 from clawloop.processes.trainer import TrainerProcess, training_worker
 from clawloop.temporal.client import connect
 from clawloop.training.step_runner import StepRunner
@@ -59,13 +59,13 @@ class DyingStore(PostgresStepStore):
         self._death.at("batch is read", n)
         return found
 
-    async def commit(self, step: StepBatch, trained: TrainedStep) -> StepState:
+    async def commit(self, step: StepBatch, trained: TrainedStep, checks: Sequence[GateCheck] = ()) -> StepState:
         self._death.at("adapter is written", step.n)
         # A stopped process is cancelled as soon as it wakes; its commit must arrive all the same.
-        return await asyncio.shield(self._committed(step, trained))
+        return await asyncio.shield(self._committed(step, trained, checks))
 
-    async def _committed(self, step: StepBatch, trained: TrainedStep) -> StepState:
-        state = await super().commit(step, trained)
+    async def _committed(self, step: StepBatch, trained: TrainedStep, checks: Sequence[GateCheck]) -> StepState:
+        state = await super().commit(step, trained, checks)
         print_line(f"step {step.n}: {state}")
         self._death.at("committed", step.n)
         return state

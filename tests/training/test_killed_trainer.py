@@ -38,7 +38,7 @@ async def test_a_step_survives_kills_at_any_point_and_makes_the_same_adapter(
     assert bench.rows("SELECT state, count(*) FROM samples GROUP BY state") == [{"state": "trained", "count": 54}]
     # A step that was committed before the kill was answered, not taken again. Before that it may have been: a machine
     # may be so busy that a living trainer seems silent.
-    _, committed, after = log.read_text().partition(f"step {len(POINTS)}: committed")
+    _, committed, after = log.read_text().partition(f"step {len(POINTS)}: candidate")
     assert committed
     assert "begins" not in after
     folders = [path.name for path in (bench.setup.adapters / "default").iterdir() if not path.name.startswith(".")]
@@ -67,7 +67,7 @@ async def test_two_trainers_with_the_same_step_commit_it_once(
     committed = bench.rows("SELECT n, finished_at FROM steps ORDER BY n")
 
     os.kill(int(found[1]), signal.SIGCONT)
-    while "step 1: committed" not in log.read_text():
+    while "step 1: candidate" not in log.read_text():
         await asyncio.sleep(0.05)
     assert bench.rows("SELECT n, finished_at FROM steps ORDER BY n") == committed
     assert bench.rows("SELECT head FROM policies") == [{"head": 2}]

@@ -386,4 +386,4 @@ def test_progress_is_reported_after_every_micro_batch(teacher: str, before: list
     trained = [progress for progress in reported if progress.stage == "train"]
     assert [progress.done for progress in trained] == list(range(1, report.micro_batches + 1))
     assert {progress.of for progress in trained} == {report.micro_batches}
-    assert list(dict.fromkeys(p.stage for p in reported)) == [*before, "train"]
+    assert list(dict.fromkeys(p.stage for p in reported)) == [*before, "train", "check"]

@@ -16,6 +16,7 @@ from clawloop.errors import RecipeRejected
 from clawloop.recipes import checks
 from clawloop.recipes.recipe import (
     Distillation,
+    Gate,
     Loss,
     Recipe,
     Signal,
@@ -139,9 +140,10 @@ def test_a_stored_recipe_without_a_later_key_means_its_default() -> None:
         "Train.batch_groups": 8,
         "Train.group_staleness_versions": 8,
         "Train.schedule": None,
+        "Recipe.gate": Gate(),
     }
     stored = Recipe(name="x").content
-    assert not {"hints_needed", "judge_form", "spare_unlikely", "divergence"} & set(
+    assert not {"hints_needed", "judge_form", "spare_unlikely", "divergence", "gate"} & set(
         re.findall(r"\w+", json.dumps(stored))
     )
     assert parse_recipe(stored) == Recipe(name="x")
@@ -219,6 +221,9 @@ def test_only_the_start_of_a_long_key_is_compared(text: str, monkeypatch: pytest
         ("[train]\nbatch_samples = 10001", "train.batch_samples"),
         ("[train]\nmax_wait_hours = 1e9", "train.max_wait_hours"),
         ("train = 3", "train"),
+        ("[gate]\ntoken_share = 1.5", "gate.token_share"),
+        ("[gate]\nlr_backoff = 0.0", "gate.lr_backoff"),
+        ("[gate]\npause_after = 0", "gate.pause_after"),
     ],
 )
 def test_a_value_out_of_range_or_of_another_type_is_refused(text: str, field: str) -> None:
@@ -232,6 +237,8 @@ def test_a_value_out_of_range_or_of_another_type_is_refused(text: str, field: st
     [
         ("[signal]\nverdicts = false\nhints = false", "signal"),
         ("[signal]\nhints = false", "train.advantage.teacher_weight"),
+        ("[train.loss]\nkl = 0.0\n[gate]\nbase_distance = 2.0", "gate.base_distance"),
+        ("[gate]\nparent_distance = 5.0", "gate.parent_distance"),
         ("[signal]\nverdicts = false", "train.advantage.verdict_weight"),
         ("[train.advantage]\nverdict_weight = 0.0", "signal.verdicts"),
         ("[train.advantage]\nteacher_weight = 0.0", "signal.hints"),

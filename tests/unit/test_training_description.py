@@ -61,6 +61,12 @@ BATCH = Claim(policy="default", n=7, state=StepState.CLAIMED, samples=16)
             False,
             "step 7: its batch is claimed\n\nv6 answers, pinned",
         ),
+        (
+            replace(VIEW, step_state=StepState.CANDIDATE),
+            None,
+            False,
+            "step 7: its version is at the gate\n\nv6 answers, the newest",
+        ),
     ],
 )
 def test_the_headline_shows_what_training_does_and_which_version_answers(
@@ -76,9 +82,10 @@ def test_the_headline_shows_what_training_does_and_which_version_answers(
 def test_a_bar_in_a_reason_does_not_break_the_table_and_unknown_figures_are_empty() -> None:
     bad = StepDone(policy="default", n=6, state=StepState.QUARANTINED, reason="KL | over\nbound")
     good = StepDone(policy="default", n=7, state=StepState.COMMITTED, samples=16, loss=0.123456, kl=0.0, seconds=2.04)
+    good = good.model_copy(update={"gate": "numbers passed"})
     assert training_table([], None) == "No step is done yet."
     assert training_table([bad, good], 7).splitlines()[2:] == [
-        "| 6 |  |  |  |  |  | quarantined: KL / over bound |  |",
-        "| 7 | 16 | 0.1235 | 0 |  | 2.0 | committed | yes |",
+        "| 6 |  |  |  |  |  |  | quarantined: KL / over bound |  |",
+        "| 7 | 16 | 0.1235 | 0 |  | 2.0 | numbers passed | committed | yes |",
     ]
     assert "yes" not in training_table([bad], 6)

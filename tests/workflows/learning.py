@@ -14,7 +14,15 @@ from temporalio.exceptions import ApplicationError
 from temporalio.worker import Worker
 
 from activities.serving.messages import Published, PublishVersion
-from activities.training.messages import AbandonStep, ClaimBatch, QuarantineStep, StepDone, TrainStep
+from activities.training.messages import (
+    AbandonStep,
+    ClaimBatch,
+    DecideVersion,
+    QuarantineStep,
+    StepDone,
+    TrainStep,
+    VersionDecided,
+)
 from clawloop.contracts.training import Claim, OperatorAction, OperatorChange, StepState, TrainingState, TrainingView
 from clawloop.temporal.training_notifier import TemporalTrainingNotifier
 from tests.workflows.conftest import end_all
@@ -34,7 +42,9 @@ class ScriptedLearning:
         gate: a step waits for it.
         engines: publishing waits for it.
         fails: how a step fails, by its number.
-        ends: the state and reason of a step, by its number; committed otherwise.
+        ends: the state and reason of a step, by its number; a candidate otherwise.
+        rejects: why the gate rejects a version, by its number; it accepts the others.
+        at_gate: the gate waits for it.
     """
 
     def __init__(self) -> None:
@@ -58,6 +68,9 @@ class ScriptedLearning:
         self.engines.set()
         self.fails: Callable[[int], ApplicationError | None] = lambda n: None
         self.ends: dict[int, tuple[StepState, str]] = {}
+        self.rejects: dict[int, str] = {}
+        self.at_gate = asyncio.Event()
+        self.at_gate.set()
         self.at_once = self.most_at_once = 0
 
     @activity.defn(name="look_at_training")
@@ -67,7 +80,7 @@ class ScriptedLearning:
         reason = f"{self.ready} of {self.needed} samples, {self.judging} turns are being judged"
         if self.closed_seconds is not None:
             reason = f"outside of its hours; {reason}"
-        if self.step_state is StepState.CLAIMED:
+        if self.step_state is not None:
             state, reason = TrainingState.TRAINING, ""
         if self.paused is not None:
             state, reason = TrainingState.PAUSED, f"paused: {self.paused}"
@@ -93,7 +106,7 @@ class ScriptedLearning:
 
     @activity.defn(name="claim_batch")
     async def claim(self, ask: ClaimBatch) -> Claim:
-        if self.step_state is StepState.CLAIMED:
+        if self.step_state is not None:
             return Claim(policy=ask.policy, n=ask.n, state=self.step_state, samples=self.needed)
         old = self.oldest_seconds is not None and self.oldest_seconds >= self.max_wait_seconds
         if (
@@ -123,11 +136,13 @@ class ScriptedLearning:
                 raise error
         finally:
             self.at_once -= 1
-        state, reason = self.ends.get(ask.n, (StepState.COMMITTED, ""))
+        state, reason = self.ends.get(ask.n, (StepState.CANDIDATE, ""))
         if epoch != self.epoch:
             state, reason = StepState.ABANDONED, f"rolled back to v{self.head}"
         parent = self.head
-        if state is not StepState.QUARANTINED:
+        if state is StepState.CANDIDATE:
+            self.step_state = state
+        elif state is not StepState.QUARANTINED:
             self._end(state)
         return StepDone(
             policy=ask.policy,
@@ -149,6 +164,19 @@ class ScriptedLearning:
             self.ready += self.needed
         self.step += 1
         self.step_state = None
+
+    @activity.defn(name="decide_version")
+    async def decide(self, ask: DecideVersion) -> VersionDecided:
+        await self.at_gate.wait()
+        why = self.rejects.get(ask.n)
+        self.happened.append(f"decide {ask.n}: {why or 'accepted'}")
+        if why is None:
+            self._end(StepState.COMMITTED)
+            return VersionDecided(policy=ask.policy, n=ask.n, state=StepState.COMMITTED, checks="numbers passed")
+        self.step, self.step_state = ask.n + 1, None
+        return VersionDecided(
+            policy=ask.policy, n=ask.n, state=StepState.REJECTED, reason=f"rejected: {why}", checks="numbers failed"
+        )
 
     @activity.defn(name="quarantine_step")
     async def quarantine(self, ask: QuarantineStep) -> None:
@@ -250,7 +278,14 @@ async def learning(client: Client, scripted: ScriptedLearning, *, trainer: bool 
         Worker(
             client,
             task_queue=names.LEDGER_QUEUE,
-            activities=[scripted.look, scripted.claim, scripted.quarantine, scripted.abandon, scripted.publish],
+            activities=[
+                scripted.look,
+                scripted.claim,
+                scripted.quarantine,
+                scripted.abandon,
+                scripted.decide,
+                scripted.publish,
+            ],
         ),
     ):
         try:
@@ -261,6 +296,7 @@ async def learning(client: Client, scripted: ScriptedLearning, *, trainer: bool 
                 yield
         finally:
             scripted.gate.set()
+            scripted.at_gate.set()
             scripted.engines.set()
             await end_all(client)
 

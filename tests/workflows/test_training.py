@@ -40,9 +40,9 @@ async def test_a_full_batch_becomes_a_step_and_its_version_answers(
     await learner.samples(11)
     await answers(scripted, 1)
     happened = [line for line in scripted.happened if not line.startswith("publish")]
-    assert happened == ["v0 answers", "claim 1: 16", "train 1", "v1 answers"]
+    assert happened == ["v0 answers", "claim 1: 16", "train 1", "decide 1: accepted", "v1 answers"]
     details = await learner.shows("v1 answers, the newest")
-    assert "| 1 | 16 | 0.5 | 0.01 | 1 | 1.2 | committed | yes |" in details
+    assert "| 1 | 16 | 0.5 | 0.01 | 1 | 1.2 | numbers passed | committed | yes |" in details
 
 
 async def test_the_ui_shows_the_running_step_and_search_attributes_find_it(
@@ -70,8 +70,40 @@ async def test_the_ui_shows_the_running_step_and_search_attributes_find_it(
         "a batch for step 1",
         "a batch for step 2",
         "step 1: 16 samples, from v0",
+        "decide about version 1",
         "publish the newest version",
     }
+
+
+async def test_after_a_rejected_version_training_goes_on_and_the_parent_answers(
+    scripted: ScriptedLearning, learner: Learner
+) -> None:
+    scripted.rejects[1] = "numbers: too far"
+    await learner.samples(32)
+    await answers(scripted, 2)
+    happened = [line for line in scripted.happened if line.startswith(("decide", "claim", "v"))]
+    assert happened[-5:] == [
+        "claim 1: 16",
+        "decide 1: numbers: too far",
+        "claim 2: 16",
+        "decide 2: accepted",
+        "v2 answers",
+    ]
+    details = await learner.shows("v2 answers, the newest")
+    assert "numbers failed | rejected: numbers: too far |" in details
+
+
+async def test_a_candidate_that_an_ended_run_left_is_decided_and_not_trained_again(
+    client: Client, scripted: ScriptedLearning, learner: Learner
+) -> None:
+    scripted.at_gate.clear()
+    await learner.samples(16)
+    await until(lambda: scripted.step_state is StepState.CANDIDATE)
+    await learner.handle.terminate("by hand")
+    scripted.at_gate.set()
+    await learner.samples(0)
+    await answers(scripted, 1)
+    assert [line for line in scripted.happened if line.startswith("train")] == ["train 1"]
 
 
 async def test_the_next_step_is_computed_while_engines_load_and_publishing_goes_to_the_newest(

@@ -1,0 +1,44 @@
+"""The gate's decision about a candidate, by what its checks found."""
+
+from __future__ import annotations
+
+import logging
+
+from temporalio import activity
+
+from activities.training.messages import REASON_LIMIT, DecideVersion, VersionDecided
+from activities.training.ports import GateStore
+from clawloop.contracts.training import CheckResult, GateCheck
+
+log = logging.getLogger(__name__)
+
+
+class GateActivities:
+    """On the queue `ledger`: short, PostgreSQL only."""
+
+    def __init__(self, store: GateStore) -> None:
+        self._store = store
+
+    @activity.defn(name="decide_version")
+    async def decide_version(self, request: DecideVersion) -> VersionDecided:
+        """Accept or reject a candidate. Idempotent: a version that was decided before keeps its decision."""
+        checks = await self._store.checks(request.policy, request.n)
+        failed = [f"{check.name}: {check.reason}" for check in checks if check.result is CheckResult.FAILED]
+        if failed:
+            state, reason = await self._store.reject(request.policy, request.n, "; ".join(failed))
+        else:
+            state, reason = await self._store.accept(request.policy, request.n)
+        facts = {"policy": request.policy, "version": request.n, "state": state, "why": reason}
+        log.info("version decided", extra=facts)
+        return VersionDecided(
+            policy=request.policy,
+            n=request.n,
+            state=state,
+            reason=reason[:REASON_LIMIT],
+            checks=summary(checks)[:REASON_LIMIT],
+        )
+
+
+def summary(checks: list[GateCheck]) -> str:
+    """The checks in one line, e.g. `numbers passed`."""
+    return "; ".join(f"{check.name} {check.result.replace('_', ' ')}" for check in checks)

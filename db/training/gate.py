@@ -1,0 +1,50 @@
+"""Decides about candidates: accepted, its version is the policy's head; rejected, its samples are set aside.
+
+Every change locks the policy's row, so that concurrent changes run one after the other.
+"""
+
+from __future__ import annotations
+
+from sqlalchemy.ext.asyncio import AsyncConnection
+
+from clawloop.contracts.training import GateCheck, StepState
+from db.database import Database, transaction
+from db.training.gate_checks import read_checks
+from db.training.policies import lock_policy
+from db.training.recipes import recipe_by_hash
+from db.training.step_transitions import abandon_step, accept_step, lock_step, moved_on, reject_step
+
+
+class PostgresGateStore:
+    """Implements `activities.training.ports.GateStore`."""
+
+    def __init__(self, database: Database) -> None:
+        self._database = database
+
+    @transaction
+    async def checks(self, connection: AsyncConnection, policy: str, n: int) -> list[GateCheck]:
+        await lock_step(connection, policy, n)
+        return (await read_checks(connection, policy)).get(n, [])
+
+    @transaction
+    async def accept(self, connection: AsyncConnection, policy: str, n: int) -> tuple[StepState, str]:
+        locked = await lock_policy(connection, policy)
+        step = await lock_step(connection, policy, n)
+        if step.state != StepState.CANDIDATE:
+            return StepState(step.state), step.reason or ""
+        if (locked.head, locked.epoch) != (step.parent, step.epoch):
+            moved = moved_on(locked, step)
+            await abandon_step(connection, step, moved)
+            return StepState.ABANDONED, moved
+        await accept_step(connection, step)
+        return StepState.COMMITTED, ""
+
+    @transaction
+    async def reject(self, connection: AsyncConnection, policy: str, n: int, reason: str) -> tuple[StepState, str]:
+        await lock_policy(connection, policy)
+        step = await lock_step(connection, policy, n)
+        if step.state != StepState.CANDIDATE:
+            return StepState(step.state), step.reason or ""
+        gate = (await recipe_by_hash(connection, step.recipe_hash)).gate
+        await reject_step(connection, step, reason, gate.pause_after)
+        return StepState.REJECTED, f"rejected: {reason}"

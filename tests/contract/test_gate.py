@@ -1,0 +1,250 @@
+"""Candidates: accepted, rejected, released by hand, in memory and in PostgreSQL."""
+
+from __future__ import annotations
+
+import asyncio
+
+import pytest
+
+from activities.training.gate import GateActivities
+from activities.training.messages import DecideVersion
+from clawloop.contracts.training import (
+    CheckName,
+    CheckResult,
+    Claim,
+    GateCheck,
+    SampleState,
+    StepBatch,
+    StepState,
+    TrainingState,
+)
+from clawloop.contracts.turns import TurnOutcome
+from clawloop.errors import NotFound, RecordUnusable, StateConflict
+from clawloop.recipes.recipe import Recipe
+from tests.contract.learning import HOURS, POLICY, RECIPE, Learning, publish, reject, step, trained
+
+PASSED = GateCheck(CheckName.NUMBERS, CheckResult.PASSED, "within limits", {"loss": 0.5, "base_distance": None})
+FAILED = GateCheck(CheckName.NUMBERS, CheckResult.FAILED, "gradient norm 2e+03, limit 1e+03", {"grad_norm": 2000.0})
+
+
+async def candidate(learning: Learning, n: int, *checks: GateCheck) -> StepBatch:
+    """A step whose version waits for the gate."""
+    head = (await learning.steps.status(POLICY)).head
+    await learning.add_samples(4, version=head)
+    await learning.steps.claim(POLICY, n)
+    batch = await learning.steps.batch(POLICY, n)
+    assert await learning.steps.commit(batch, trained(batch), checks) is StepState.CANDIDATE
+    return batch
+
+
+async def test_a_candidate_has_files_and_is_neither_head_nor_trained(learning: Learning) -> None:
+    batch = await candidate(learning, 1, PASSED)
+    await learning.add_samples(4)
+    view = await learning.steps.status(POLICY)
+    assert (view.head, view.step, view.step_state, view.unpublished) == (0, 1, StepState.CANDIDATE, False)
+    assert (view.state, view.reason) == (TrainingState.TRAINING, "step 1 is a candidate at the gate")
+    assert await learning.steps.committed(POLICY, 1) is None
+    assert (await learning.steps.candidate(POLICY, 1)) == trained(batch).version
+    assert (await learning.sample_result(batch.samples[0].sample_id))[:2] == (SampleState.CLAIMED, TurnOutcome.SAMPLED)
+    # Nothing is trained from what has not passed.
+    assert await learning.steps.claim(POLICY, 2) == Claim(POLICY, 2, None, 0, "step 1 is a candidate at the gate")
+    assert (await learning.steps.claim(POLICY, 1)).state is StepState.CANDIDATE
+    assert (await learning.operators.versions(POLICY))[1].state == "candidate"
+
+
+async def test_engines_may_load_a_candidate_that_does_not_answer(learning: Learning) -> None:
+    engine = await learning.add_engine("http://e1:8100")
+    await candidate(learning, 1)
+    assert [version.n for version in await learning.publishing.wanted(engine)] == [1]
+    assert not await publish(learning, 1, engine)
+    assert (await learning.steps.status(POLICY)).version == 0
+    await learning.gate.reject(POLICY, 1, "too far")
+    assert await learning.publishing.wanted(engine) == []
+
+
+async def test_an_accepted_candidate_is_the_head_once(learning: Learning) -> None:
+    batch = await candidate(learning, 1, PASSED)
+    for _ in range(2):
+        assert await learning.gate.accept(POLICY, 1) == (StepState.COMMITTED, "")
+    assert await learning.gate.reject(POLICY, 1, "late") == (StepState.COMMITTED, "")
+    assert await learning.steps.commit(batch, trained(batch)) is StepState.COMMITTED
+    assert (await learning.steps.status(POLICY)).head == 1
+    assert (await learning.sample_result(batch.samples[0].sample_id))[0] is SampleState.TRAINED
+    (_, first) = await learning.operators.versions(POLICY)
+    assert (first.state, list(first.gate)) == ("head", [PASSED])
+
+
+async def test_a_rejected_candidate_sets_its_samples_aside_and_training_goes_on_from_its_parent(
+    learning: Learning,
+) -> None:
+    batch = await reject(learning, 1, reason="numbers: too far")
+    again = await learning.gate.accept(POLICY, 1)
+    assert again == (StepState.REJECTED, "rejected: numbers: too far")
+    why = "step 1: rejected: numbers: too far"
+    assert await learning.sample_result(batch.samples[0].sample_id) == (
+        SampleState.QUARANTINED,
+        TurnOutcome.QUARANTINED,
+        why,
+    )
+    view = await learning.steps.status(POLICY)
+    assert (view.state, view.head, view.ready) == (TrainingState.WAITING, 0, 0)
+    await learning.add_samples(4)
+    assert await learning.work_waiting()
+    assert (await learning.steps.claim(POLICY, 2)).samples == 4
+    next_batch = await learning.steps.batch(POLICY, 2)
+    assert (next_batch.parent, next_batch.lr_scale) == (None, 0.5)
+    assert await learning.steps.batch(POLICY, 2) == next_batch
+    assert (await learning.operators.versions(POLICY))[1].state == "rejected: numbers: too far"
+
+
+async def test_the_learning_rate_backs_off_until_a_version_is_accepted(learning: Learning) -> None:
+    scales = []
+    for n in (1, 2):
+        scales.append((await reject(learning, n)).lr_scale)
+    scales.append((await step(learning, 3)).lr_scale)
+    scales.append((await step(learning, 4)).lr_scale)
+    assert scales == [1.0, 0.5, 0.25, 1.0]
+
+
+async def test_training_pauses_after_three_steps_in_a_row_without_an_accepted_version(learning: Learning) -> None:
+    await reject(learning, 1)
+    await step(learning, 2)
+    await reject(learning, 3)
+    await learning.add_samples(4, version=2)
+    await learning.steps.claim(POLICY, 4)
+    await learning.steps.set_aside(POLICY, 4, "loss nan")
+    assert (await learning.steps.status(POLICY)).state is TrainingState.WAITING
+    await reject(learning, 5, reason="numbers: loss 2e+03")
+    view = await learning.steps.status(POLICY)
+    assert (view.state, view.reason) == (
+        TrainingState.PAUSED,
+        "paused: 3 steps in a row without an accepted version, the last one step 5: rejected: numbers: loss 2e+03;"
+        " see `clawloop policy versions`",
+    )
+    await learning.add_samples(4, version=2)
+    assert not await learning.work_waiting()
+    await learning.operators.resume(POLICY)
+    assert (await reject(learning, 6)).lr_scale == 1.0  # a person resumed: counted anew
+    assert (await learning.steps.status(POLICY)).state is TrainingState.WAITING
+
+
+async def test_a_recipe_says_after_how_many_rejections_training_pauses(learning: Learning) -> None:
+    strict = Recipe.model_validate(RECIPE.model_dump() | {"gate": {"pause_after": 1, "lr_backoff": 1.0}})
+    await learning.set_recipe(strict)
+    await reject(learning, 1)
+    view = await learning.steps.status(POLICY)
+    assert view.reason.startswith("paused: 1 step without an accepted version, the last one step 1: rejected")
+
+
+async def test_a_roll_back_abandons_an_open_candidate(learning: Learning) -> None:
+    await step(learning, 1)
+    batch = await candidate(learning, 2)
+    await learning.operators.roll_back(POLICY, 0)
+    state, reason = await learning.gate.accept(POLICY, 2)
+    assert (state, reason) == (StepState.ABANDONED, "rolled back to version 0")
+    assert (await learning.steps.status(POLICY)).head == 0
+    assert (await learning.sample_result(batch.samples[0].sample_id))[0] is SampleState.FRESH
+    assert await learning.work_waiting()
+
+
+async def test_of_an_acceptance_and_a_roll_back_at_once_the_ledger_keeps_one_head(learning: Learning) -> None:
+    await step(learning, 1)
+    await candidate(learning, 2)
+    (state, _), view = await asyncio.gather(learning.gate.accept(POLICY, 2), learning.operators.roll_back(POLICY, 0))
+    assert state in (StepState.COMMITTED, StepState.ABANDONED)
+    assert (view.head, (await learning.steps.status(POLICY)).head) == (0, 0)
+
+
+async def test_a_pause_does_not_hold_up_the_gate(learning: Learning) -> None:
+    await candidate(learning, 1)
+    view = await learning.operators.pause(POLICY, "lunch")
+    assert view.reason == "paused: lunch; step 1 is a candidate at the gate"
+    assert (await learning.gate.accept(POLICY, 1))[0] is StepState.COMMITTED
+
+
+async def test_only_accepted_versions_can_be_rolled_back_to_or_pinned(learning: Learning) -> None:
+    await reject(learning, 1, reason="numbers: too far")
+    await candidate(learning, 2)
+    for n in (1, 2):
+        for change in (learning.operators.roll_back(POLICY, n), learning.operators.pin(POLICY, n)):
+            with pytest.raises(StateConflict) as conflict:
+                await change
+            assert conflict.value.code == "version_not_accepted"
+
+
+async def test_a_rejected_version_is_released_by_hand(learning: Learning) -> None:
+    engine = await learning.add_engine("http://e1:8100")
+    await step(learning, 1)
+    rejected = await reject(learning, 2)
+    beside = await step(learning, 3)
+    await learning.publishing.loaded(engine, POLICY, 2)
+    waiting = await learning.add_samples(4, version=3)
+    await learning.steps.claim(POLICY, 4)
+    view = await learning.operators.release(POLICY, 2)
+    assert (view.head, view.version, view.epoch) == (2, 2, 1)
+    assert await learning.sample_result(rejected.samples[0].sample_id) == (
+        SampleState.TRAINED,
+        TurnOutcome.TRAINED,
+        "trained in step 2",
+    )
+    assert (await learning.sample_result(beside.samples[0].sample_id))[1:] == (
+        TurnOutcome.ROLLED_BACK,
+        "trained in step 3, rolled back to 2",
+    )
+    assert (await learning.sample_result(waiting[0]))[0] is SampleState.FRESH
+    assert (await learning.steps.claim(POLICY, 4)).state is StepState.ABANDONED
+    versions = await learning.operators.versions(POLICY)
+    assert [version.state for version in versions[2:]] == ["active, head", "rolled back"]
+
+
+async def test_only_a_rejected_version_whose_samples_are_set_aside_is_released(learning: Learning) -> None:
+    await step(learning, 1)
+    with pytest.raises(StateConflict, match="not rejected") as conflict:
+        await learning.operators.release(POLICY, 1)
+    assert conflict.value.code == "version_not_rejected"
+    with pytest.raises(NotFound, match="no version 7"):
+        await learning.operators.release(POLICY, 7)
+    await reject(learning, 2)
+    await learning.operators.resume(POLICY, retry_quarantined=True)
+    with pytest.raises(StateConflict, match="taken again") as conflict:
+        await learning.operators.release(POLICY, 2)
+    assert conflict.value.code == "samples_retried"
+    await reject(learning, 3, count=0)
+    await learning.operators.pin(POLICY, 1)
+    with pytest.raises(StateConflict, match="unpin first"):
+        await learning.operators.release(POLICY, 3)
+    await learning.operators.unpin(POLICY)
+    await learning.lose_files(3)
+    with pytest.raises(StateConflict, match="were removed"):
+        await learning.operators.release(POLICY, 3)
+
+
+@pytest.mark.parametrize("check", [PASSED, FAILED], ids=["passed", "failed"])
+async def test_the_gate_decides_by_its_checks_and_keeps_its_decision(learning: Learning, check: GateCheck) -> None:
+    await candidate(learning, 1, check)
+    gate = GateActivities(learning.gate)
+    decided = await gate.decide_version(DecideVersion(policy=POLICY, n=1))
+    if check is PASSED:
+        assert (decided.state, decided.reason, decided.checks) == (StepState.COMMITTED, "", "numbers passed")
+    else:
+        why = "rejected: numbers: gradient norm 2e+03, limit 1e+03"
+        assert (decided.state, decided.reason, decided.checks) == (StepState.REJECTED, why, "numbers failed")
+    assert await gate.decide_version(DecideVersion(policy=POLICY, n=1)) == decided  # its answer was lost
+
+
+async def test_the_gate_of_an_unknown_step_is_an_error(learning: Learning) -> None:
+    for call in (learning.gate.checks(POLICY, 3), learning.gate.accept(POLICY, 3), learning.gate.reject(POLICY, 3, "")):
+        with pytest.raises(RecordUnusable, match="no step 3"):
+            await call
+
+
+async def test_files_of_a_candidate_and_of_its_parent_are_kept_and_those_of_a_rejected_version_are_not(
+    learning: Learning,
+) -> None:
+    for n in (1, 2, 3, 4):
+        await step(learning, n)
+    await candidate(learning, 5)
+    await learning.age(2 * HOURS)
+    assert 5 not in {version.n for version in await learning.publishing.removable(HOURS)}
+    await learning.gate.reject(POLICY, 5, "too far")
+    assert 5 in {version.n for version in await learning.publishing.removable(HOURS)}
