@@ -9,6 +9,7 @@ from dataclasses import dataclass, field
 from fastapi import Request
 
 from api.auth import KeyRing
+from api.chat.grammar_slots import GrammarSlots
 from api.chat.versions import VersionChooser
 from api.ports import (
     Engines,
@@ -25,16 +26,20 @@ from clawloop.operations.ports import TrainingStore
 from clawloop.operations.sessions import SessionOperations
 from clawloop.operations.training import TrainingOperations
 from clawloop.serving.directory import DirectoryCache
+from clawloop.settings import ChatBounds
 from clawloop.telemetry.metrics import GatewayMetrics
 
 
 @dataclass(frozen=True, slots=True)
 class Limits:
-    """The largest and slowest request body the gateway accepts."""
+    """The largest and slowest request the gateway accepts."""
 
     body_bytes: int = 32 * 1024 * 1024
     # Enough for an upload on a slow line; a slower body occupies a connection for nothing.
     upload_seconds: float = 120.0
+    chat: ChatBounds = field(default_factory=ChatBounds)
+    # Fields that go to the engine beside those of `api.chat.fields`.
+    engine_fields: tuple[str, ...] = ()
 
 
 @dataclass(slots=True)
@@ -55,6 +60,7 @@ class Services:
     metrics: GatewayMetrics
     metrics_pages: MetricsPages
     limits: Limits
+    grammar_slots: GrammarSlots
     _background: set[asyncio.Task[None]] = field(default_factory=set)
 
     def spawn(self, work: Coroutine[object, object, None]) -> asyncio.Task[None]:

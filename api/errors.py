@@ -103,7 +103,7 @@ def to_problem(error: ClawloopError) -> Problem:
     """The HTTP status, code and message of a domain error."""
     match error:
         case RequestRejected():
-            return Problem(error.status, error.message, error.code, field=error.field)
+            return Problem(error.status, error.message, error.code, field=error.field, retry_after=error.retry_after)
         case NotFound():
             return Problem(404, str(error), error.code, field=error.field)
         case StateConflict():

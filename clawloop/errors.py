@@ -51,11 +51,21 @@ class RequestRejected(PermanentError):
         status: HTTP status.
         code: OpenAI's machine-readable code, e.g. `model_not_found`.
         field: the invalid field, as the caller spells it; None if it is not one field.
+        retry_after: seconds until the same request may be accepted, for the Retry-After header; None: it never is.
     """
 
-    def __init__(self, message: str, *, status: int = 400, code: str = "invalid_request", field: str | None = None):
+    def __init__(
+        self,
+        message: str,
+        *,
+        status: int = 400,
+        code: str = "invalid_request",
+        field: str | None = None,
+        retry_after: str | None = None,
+    ):
         super().__init__(message)
         self.message = message
+        self.retry_after = retry_after
         self.status = status
         self.code = code
         self.field = field

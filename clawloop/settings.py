@@ -9,7 +9,16 @@ from __future__ import annotations
 from pathlib import Path
 from typing import Annotated, Literal
 
-from pydantic import AliasChoices, Field, SecretStr, ValidationError, field_validator
+from pydantic import (
+    AliasChoices,
+    BaseModel,
+    ConfigDict,
+    Field,
+    PositiveInt,
+    SecretStr,
+    ValidationError,
+    field_validator,
+)
 from pydantic_settings import BaseSettings, NoDecode, SettingsConfigDict
 
 from clawloop.errors import SetupError
@@ -18,10 +27,52 @@ ENGINE_RANKS = (1, 8, 16, 32, 64, 128, 256, 320, 512)
 """The values that vLLM's `--max-lora-rank` accepts."""
 
 
+class ChatBounds(BaseModel):
+    """The largest chat request that a gateway sends to an engine.
+
+    One engine serves everybody: what it renders or compiles for one request delays all others. Times are vLLM 0.32's on
+    one core, with a vocabulary of 151,000 tokens.
+    """
+
+    model_config = ConfigDict(frozen=True, extra="forbid")
+
+    messages: PositiveInt = 20_000
+    """Messages and their content parts. Rendering 100,000 empty messages holds the engine for 9 s."""
+
+    tools: PositiveInt = 512
+    """Tools. OpenAI takes 128; agents with several tool servers have more."""
+
+    grammar_bytes: PositiveInt = 64 * 1024
+    """Bytes of all that forces a form: response format, structured outputs, schemas of forced or strict tools."""
+
+    schema_nodes: PositiveInt = 1000
+    """Objects and arrays in those schemas. The time to compile grows with the square: 0.2 s for 1,000 properties."""
+
+    choices: PositiveInt = 1000
+    """Entries of `structured_outputs.choice`. 20,000 hold the engine for 10 s."""
+
+    regex_length: PositiveInt = 512
+    """Characters of one regular expression. 800 characters of nested repetition take 6 s."""
+
+    stop: PositiveInt = 64
+    """Entries of `stop`, `stop_token_ids` and `bad_words`, each; OpenAI takes 4 of the first."""
+
+    token_ids: PositiveInt = 1024
+    """Entries of `logit_bias`, `allowed_token_ids` and `logprob_token_ids`, each."""
+
+    n: Annotated[int, Field(ge=1, le=128)] = 128
+    """Choices of one request; OpenAI's own bound."""
+
+    structured_requests: PositiveInt = 4
+    """Requests of one key that may wait for their grammar at once. The engine compiles on half of its cores."""
+
+
 class Settings(BaseSettings):
     """Settings of every process."""
 
-    model_config = SettingsConfigDict(env_prefix="CLAWLOOP_", frozen=True, populate_by_name=True)
+    model_config = SettingsConfigDict(
+        env_prefix="CLAWLOOP_", env_nested_delimiter="__", frozen=True, populate_by_name=True
+    )
 
     data: Path = Path("./.clawloop")
     """Folder of everything that survives a restart: database, adapters, spool, logs, keys."""
@@ -63,6 +114,13 @@ class Settings(BaseSettings):
     engines `free` if their model can think, else `grammar`; elsewhere `free`. A recipe's `signal.judge_form` comes
     first."""
 
+    chat_bounds: ChatBounds = ChatBounds()
+    """The largest chat request; each bound by itself, e.g. `CLAWLOOP_CHAT_BOUNDS__TOOLS=2000`."""
+
+    engine_fields: Annotated[tuple[str, ...], NoDecode] = ()
+    """Fields of a chat request, separated by commas, that go to the engine although the gateway would drop or refuse
+    them."""
+
     @property
     def min_free_disk_bytes(self) -> int:
         return int(self.min_free_disk_gib * 2**30)
@@ -81,6 +139,13 @@ class Settings(BaseSettings):
             return value
         return tuple(url.strip().rstrip("/") for url in value.split(",") if url.strip())
 
+    @field_validator("engine_fields", mode="before")
+    @classmethod
+    def _split_names_at_commas(cls, value: object) -> object:
+        if not isinstance(value, str):
+            return value
+        return tuple(name.strip() for name in value.split(",") if name.strip())
+
 
 def read_settings() -> Settings:
     """The settings of the environment.
@@ -93,6 +158,7 @@ def read_settings() -> Settings:
     except ValidationError as error:
         first = error.errors(include_url=False, include_context=False, include_input=False)[0]
         field = str(first["loc"][0])
-        name = f"CLAWLOOP_{field.upper()}" if field in Settings.model_fields else field  # an alias is the variable
+        name = "__".join(str(part) for part in first["loc"])
+        name = f"CLAWLOOP_{name.upper()}" if field in Settings.model_fields else field  # an alias is the variable
         problem = first["msg"].removeprefix("Value error, ")
         raise SetupError(f"{name}: {problem[:1].lower()}{problem[1:]}; correct it or unset it") from None

@@ -10,7 +10,9 @@ import orjson
 from pydantic import JsonValue
 from starlette.datastructures import Headers
 
+from api.chat.bounds import check_bounds, forced_forms
 from api.chat.episodes import trainable_fields
+from api.chat.fields import sort_fields
 from api.chat.models import resolve_model
 from api.chat.schemas import ChatRequest, parse_chat_request
 from api.dependencies import Services
@@ -21,8 +23,6 @@ from clawloop.turns.canonical import is_volatile, prefix_digests, seed_digest
 from clawloop.turns.classify import classify
 from clawloop.turns.identify import ends_session, identify
 
-# Clawloop's own fields; the engine does not get them.
-_CLAWLOOP_FIELDS = frozenset({"session_id", "session_done", "turn_type"})
 # Not sampling settings of the turn: recorded elsewhere, or about the client and not the tokens.
 _NOT_SAMPLING = frozenset(
     {
@@ -32,10 +32,6 @@ _NOT_SAMPLING = frozenset(
         "stream",
         "stream_options",
         "user",
-        "safety_identifier",
-        "metadata",
-        "store",
-        "prompt_cache_key",
         "return_token_ids",
         "logprobs",
         "top_logprobs",
@@ -55,6 +51,8 @@ class PreparedChat:
         affinity: requests with the same value go to the same engine.
         turn_ids: one for each choice.
         asked: sampling settings of an episode's client that were not sent, as the trainer cannot use them.
+        ignored: names of the client's fields that were dropped.
+        has_grammar: the engine compiles a grammar before the first token.
     """
 
     key: ApiKey
@@ -70,6 +68,8 @@ class PreparedChat:
     ends_session: bool
     turn_ids: tuple[TurnId, ...]
     started_at: datetime
+    ignored: tuple[str, ...]
+    has_grammar: bool
     asked: dict[str, JsonValue] = field(default_factory=dict)
 
     @property
@@ -94,11 +94,13 @@ async def prepare(services: Services, key: ApiKey, headers: Headers, body: dict[
         StoreUnavailable: the directory lacks the key's policy or cannot be refreshed.
     """
     request = parse_chat_request(body)
+    check_bounds(body, services.limits.chat)
     policy, choice = await resolve_model(request.model, key, services.directory)
     evidence = identify(headers, body)
     messages: list[Message] = body["messages"]
     version = choice.version
-    fields = _engine_fields(body, request, policy)
+    sorted_fields = sort_fields(body, services.limits.engine_fields)
+    fields = _engine_fields(sorted_fields.engine, request, policy)
     asked: dict[str, JsonValue] = {}
     if key.episode is not None:
         # Its turns follow the active version, and its client's settings must not keep them from being trained.
@@ -123,12 +125,13 @@ async def prepare(services: Services, key: ApiKey, headers: Headers, body: dict[
         ends_session=ends_session(headers, body),
         turn_ids=tuple(new_turn_id() for _ in range(request.n or 1)),
         started_at=datetime.now(UTC),
+        ignored=sorted_fields.ignored,
+        has_grammar=bool(forced_forms(body)),
     )
 
 
-def _engine_fields(body: dict[str, Any], request: ChatRequest, policy: Policy) -> dict[str, Any]:
+def _engine_fields(fields: dict[str, Any], request: ChatRequest, policy: Policy) -> dict[str, Any]:
     """The client's fields, the policy's sampling where the client gave none, and the fields that capture needs."""
-    fields = {name: value for name, value in body.items() if name not in _CLAWLOOP_FIELDS}
     for name, value in policy.sampling.items():
         if fields.get(name) is None:
             fields[name] = value

@@ -11,6 +11,7 @@ import asyncio
 import logging
 import time
 from collections.abc import Sequence
+from contextlib import AsyncExitStack
 from datetime import UTC, datetime
 from typing import Any
 
@@ -31,6 +32,7 @@ from clawloop.errors import (
     EngineBroke,
     EngineRejected,
     EngineUnavailable,
+    RequestRejected,
 )
 from clawloop.ids import response_id
 
@@ -118,12 +120,15 @@ class ChatExchange(Response):
             self._engine_id = None
             route = self._chat.route(self._version)
             try:
-                async with self._services.engines.open_chat(route, self._chat.engine_body(self._version)) as answer:
-                    self._engine_id = answer.engine_id
-                    if self._chat.request.stream:
-                        await self._send_stream(answer, send)
-                    else:
-                        await self._send_whole(answer, send)
+                async with AsyncExitStack() as slot:
+                    if self._chat.has_grammar:
+                        await slot.enter_async_context(self._services.grammar_slots.slot(self._chat.key.id))
+                    async with self._services.engines.open_chat(route, self._chat.engine_body(self._version)) as answer:
+                        self._engine_id = answer.engine_id
+                        if self._chat.request.stream:
+                            await self._send_stream(answer, send, slot)
+                        else:
+                            await self._send_whole(answer, send)
                 return
             except EngineRejected as error:
                 self._engine_id = error.engine_id
@@ -141,8 +146,9 @@ class ChatExchange(Response):
                 if self._headers_sent or attempt == ATTEMPTS:
                     raise
 
-    async def _send_stream(self, answer: Answer, send: Send) -> None:
+    async def _send_stream(self, answer: Answer, send: Send, grammar_slot: AsyncExitStack) -> None:
         async for data in answer.events():
+            await grammar_slot.aclose()  # the first token shows that the grammar is compiled
             chunk = _parse(data)
             try:
                 ended = self._capture.take_chunk(chunk)
@@ -174,6 +180,8 @@ class ChatExchange(Response):
         self._headers_sent = True
         self._services.metrics.first_token_seconds.observe(time.perf_counter() - self._started)
         headers = [(b"content-type", media_type)]
+        if self._chat.ignored:
+            headers.append((b"x-clawloop-ignored", ", ".join(self._chat.ignored).encode()))
         if length is None:
             # Otherwise nginx would buffer the stream.
             headers += [(b"cache-control", b"no-cache"), (b"x-accel-buffering", b"no")]
@@ -281,8 +289,8 @@ def _parse(data: bytes) -> Chunk:
 
 
 def _is_refusal(error: ClawloopError) -> bool:
-    """The engine did not accept the request, so there is no turn to record."""
-    return isinstance(error, EngineRejected) and error.status < 500
+    """No engine accepted the request, so there is no turn to record."""
+    return isinstance(error, RequestRejected) or (isinstance(error, EngineRejected) and error.status < 500)
 
 
 def _body_event(content: bytes, *, more: bool) -> AsgiMessage:

@@ -71,6 +71,7 @@ def gateway(
         "the gateway", host, port, "--port"
     )
     # After the checks: these imports take seconds, and an error should not wait for them.
+    from api.dependencies import Limits
     from clawloop.processes.gateway import GatewayOptions, run_gateway
     from clawloop.telemetry.logs import configure_logging
 
@@ -82,6 +83,7 @@ def gateway(
         peers=tuple(peer or ()),
         drain=timedelta(seconds=drain_seconds),
         allowed_hosts=frozenset(allowed_host or ()),
+        limits=Limits(chat=settings.chat_bounds, engine_fields=settings.engine_fields),
     )
     asyncio.run(run_gateway(settings, options))
 

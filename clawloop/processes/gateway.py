@@ -15,6 +15,7 @@ import uvicorn
 
 from api.app import create_app
 from api.auth import KeyRing
+from api.chat.grammar_slots import GrammarSlots
 from api.chat.versions import VersionChooser
 from api.dependencies import Limits, Services
 from api.recording.notifier import NotificationQueue
@@ -193,6 +194,7 @@ async def _gateway_services(
         metrics=metrics,
         metrics_pages=GatewayPages(metrics.registry, options.name, options.health_port, options.peers),
         limits=options.limits,
+        grammar_slots=GrammarSlots(options.limits.chat.structured_requests),
     )
 
 

@@ -14,6 +14,7 @@ from openai import AsyncOpenAI
 
 from api.app import create_app
 from api.auth import KeyRing
+from api.chat.grammar_slots import GrammarSlots
 from api.chat.versions import VersionChooser
 from api.dependencies import Limits, Services
 from api.recording.notifier import NotificationQueue
@@ -139,6 +140,7 @@ async def running_gateway(
                     metrics=metrics,
                     metrics_pages=GatewayPages(metrics.registry, None, 0, ()),
                     limits=limits or Limits(),
+                    grammar_slots=GrammarSlots((limits or Limits()).chat.structured_requests, wait_seconds=0.2),
                 )
             )
             yield created[0]

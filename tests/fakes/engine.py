@@ -32,6 +32,7 @@ class FakeEngine:
         healthy: the answer of /health.
         models: model names it serves; None serves all.
         delay_seconds: between tokens.
+        hold: requests are answered once it is set; None: at once.
     """
 
     url: str = ""
@@ -40,15 +41,19 @@ class FakeEngine:
     healthy: bool = True
     models: set[str] | None = None
     delay_seconds: float = 0.0
+    hold: asyncio.Event | None = None
 
     def reset(self) -> None:
         self.requests.clear()
         self.aborted = 0
         self.delay_seconds = 0.0
+        self.hold = None
 
     async def chat(self, request: Request) -> Response:
         body = json.loads(await request.body())
         self.requests.append(body)
+        if self.hold is not None:
+            await self.hold.wait()
         if self.models is not None and body["model"] not in self.models:
             return _error(404, f"The model `{body['model']}` does not exist.", "NotFoundError", "model")
         word = _last_word(body["messages"])

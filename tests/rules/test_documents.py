@@ -13,7 +13,7 @@ from typing import Any
 
 import pytest
 import typer
-from pydantic import AliasChoices
+from pydantic import AliasChoices, BaseModel
 from starlette.routing import Route
 
 from api.app import create_app
@@ -82,6 +82,9 @@ def test_every_setting_is_documented_and_no_other() -> None:
     settings = set()
     for name, field in Settings.model_fields.items():
         alias = field.validation_alias
+        if isinstance(field.default, BaseModel):
+            settings |= {f"CLAWLOOP_{name.upper()}__{nested.upper()}" for nested in type(field.default).model_fields}
+            continue
         settings.add(str(alias.choices[0]) if isinstance(alias, AliasChoices) else f"CLAWLOOP_{name.upper()}")
     assert {_codes(row[0])[0] for row in _rows(_section(OPERATING, "## Settings"))} == settings
     named = {name for text in TEXT.values() for name in re.findall(r"\bCLAWLOOP_[A-Z_]+", text)}

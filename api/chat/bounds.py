@@ -1,0 +1,97 @@
+"""Bounds on a chat request, so that no key's requests hold an engine that others wait for.
+
+Bodies are limited to 32 MiB before this; what is checked here is cheap to send and dear to render or to compile.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Iterator
+from typing import Any
+
+import orjson
+
+from clawloop.errors import RequestRejected
+from clawloop.settings import ChatBounds
+
+_COUNTED_LISTS = ("stop", "stop_token_ids", "bad_words")
+_COUNTED_TOKENS = ("logit_bias", "allowed_token_ids", "logprob_token_ids")
+
+
+def check_bounds(body: dict[str, Any], bounds: ChatBounds) -> None:
+    """
+    Raises:
+        RequestRejected: names the field and the bound that is exceeded.
+    """
+    _require(_message_count(body["messages"]), bounds.messages, "messages", "messages and content parts")
+    _require(_length(body.get("tools")), bounds.tools, "tools", "tools")
+    _require(_length(body.get("functions")), bounds.tools, "functions", "functions")
+    _require(body.get("n") or 1, bounds.n, "n", "choices")
+    for name in _COUNTED_LISTS:
+        _require(_length(body.get(name)), bounds.stop, name, "entries")
+    for name in _COUNTED_TOKENS:
+        _require(_length(body.get(name)), bounds.token_ids, name, "entries")
+    for name, form in forced_forms(body):
+        _check_form(name, form, bounds)
+
+
+def forced_forms(body: dict[str, Any]) -> list[tuple[str, Any]]:
+    """What the engine compiles into a grammar, each with the name of its field."""
+    forms = [
+        (name, body[name])
+        for name in ("response_format", "structured_outputs")
+        if isinstance(body.get(name), dict) and body[name].get("type") not in ("text", "json_object")
+    ]
+    tools = body.get("tools")
+    if not isinstance(tools, list) or body.get("tool_choice") == "none":
+        return forms
+    forced = body.get("tool_choice") not in (None, "auto")
+    # vLLM compiles the schemas of all tools into one grammar if a call is forced, else those marked strict.
+    schemas = [tool for tool in tools if forced or _is_strict(tool)]
+    return [*forms, ("tools", schemas)] if schemas else forms
+
+
+def _check_form(name: str, form: Any, bounds: ChatBounds) -> None:
+    _require(len(orjson.dumps(form)), bounds.grammar_bytes, name, "bytes of schema or grammar")
+    nodes = 0
+    for key, value in _walk(form):
+        nodes += isinstance(value, dict | list)
+        if key in ("regex", "pattern") and isinstance(value, str):
+            _require(len(value), bounds.regex_length, name, "characters in a regular expression")
+        if key == "choice":
+            _require(_length(value), bounds.choices, name, "choices")
+    _require(nodes, bounds.schema_nodes, name, "objects and arrays in a schema")
+
+
+def _walk(form: Any) -> Iterator[tuple[str | None, Any]]:
+    """Every value of nested JSON with its key; None as the key of a list's entry."""
+    waiting: list[tuple[str | None, Any]] = [(None, form)]
+    while waiting:
+        key, value = waiting.pop()
+        yield key, value
+        if isinstance(value, dict):
+            waiting.extend(value.items())
+        elif isinstance(value, list):
+            waiting.extend((None, entry) for entry in value)
+
+
+def _message_count(messages: list[dict[str, Any]]) -> int:
+    parts = (message.get("content") for message in messages)
+    return len(messages) + sum(len(content) for content in parts if isinstance(content, list))
+
+
+def _is_strict(tool: Any) -> bool:
+    function = tool.get("function") if isinstance(tool, dict) else None
+    return isinstance(function, dict) and function.get("strict") is True
+
+
+def _length(value: Any) -> int:
+    return len(value) if isinstance(value, list | dict) else 0
+
+
+def _require(count: int, bound: int, field: str, what: str) -> None:
+    if count > bound:
+        raise RequestRejected(
+            f"`{field}`: {count} {what}, at most {bound} are accepted. Send fewer.",
+            code="request_too_complex",
+            field=field,
+        )

@@ -1,0 +1,131 @@
+"""Which fields of a chat request go to the engine, which are dropped, and which are refused."""
+
+from __future__ import annotations
+
+from collections.abc import Iterable
+from dataclasses import dataclass
+from typing import Any
+
+from clawloop.errors import RequestRejected
+
+# Clawloop's own fields; the engine does not get them.
+_CLAWLOOP_FIELDS = frozenset({"session_id", "session_done", "turn_type"})
+# What OpenAI's chat completions and vLLM 0.32 have for the prompt, the sampling and the form of an answer.
+_ENGINE_FIELDS = frozenset(
+    {
+        "add_generation_prompt",
+        "add_special_tokens",
+        "allowed_token_ids",
+        "bad_words",
+        "chat_template_kwargs",
+        "continue_final_message",
+        "documents",
+        "echo",
+        "frequency_penalty",
+        "function_call",
+        "functions",
+        "ignore_eos",
+        "include_reasoning",
+        "include_stop_str_in_output",
+        "length_penalty",
+        "logit_bias",
+        "logprob_token_ids",
+        "logprobs",
+        "max_completion_tokens",
+        "max_tokens",
+        "messages",
+        "min_p",
+        "min_tokens",
+        "model",
+        "n",
+        "parallel_tool_calls",
+        "presence_penalty",
+        "reasoning_effort",
+        "repetition_detection",
+        "repetition_penalty",
+        "response_format",
+        "return_token_ids",
+        "seed",
+        "skip_special_tokens",
+        "spaces_between_special_tokens",
+        "stop",
+        "stop_token_ids",
+        "stream",
+        "stream_interval",
+        "stream_options",
+        "structured_outputs",
+        "temperature",
+        "thinking_token_budget",
+        "tool_choice",
+        "tools",
+        "top_k",
+        "top_logprobs",
+        "top_p",
+        "user",
+    }
+)
+# Those that reach into the engine: its queue and caches, its extensions, the files it reads, or the prompt that is
+# recorded. `prompt_logprobs` and beams cost a multiple of a chat, and the recorded tokens would not be a sample.
+_REFUSED_FIELDS = frozenset(
+    {
+        "cache_salt",
+        "chat_template",
+        "ec_transfer_params",
+        "kv_transfer_params",
+        "lora_request",
+        "media_io_kwargs",
+        "mm_payload",
+        "mm_processor_kwargs",
+        "priority",
+        "prompt_logprobs",
+        "request_id",
+        "return_mm_kwargs",
+        "return_prompt_text",
+        "return_token_offsets",
+        "return_tokens_as_token_ids",
+        "routed_experts_prompt_start",
+        "truncate_prompt_tokens",
+        "truncation_side",
+        "use_beam_search",
+        "vllm_xargs",
+        "watermarking",
+    }
+)
+# A header may name them all; a client with thousands of unknown fields does not read it.
+_NAMED_LIMIT = 32
+
+
+@dataclass(frozen=True, slots=True)
+class SortedFields:
+    """The fields of one request.
+
+    Args:
+        engine: what the engine gets.
+        ignored: names of the fields that were dropped, sorted, at most 32.
+    """
+
+    engine: dict[str, Any]
+    ignored: tuple[str, ...]
+
+
+def sort_fields(body: dict[str, Any], also_to_engine: Iterable[str] = ()) -> SortedFields:
+    """Separate what the engine gets from what it does not use.
+
+    Args:
+        also_to_engine: names that go to the engine too, by `CLAWLOOP_ENGINE_FIELDS`.
+
+    Raises:
+        RequestRejected: names the first field that only the operator of an engine may set.
+    """
+    known = _ENGINE_FIELDS.union(also_to_engine)
+    for name in body:
+        if name in _REFUSED_FIELDS and name not in known:
+            raise RequestRejected(
+                f"`{name}` is internal to the engine and is not taken from clients. Leave it out; the operator of this "
+                f"gateway can allow it with `CLAWLOOP_ENGINE_FIELDS`.",
+                code="unsupported_parameter",
+                field=name,
+            )
+    ignored = sorted(name for name in body if name not in known and name not in _CLAWLOOP_FIELDS)
+    printable = tuple(name for name in ignored if name.isascii() and name.isprintable() and len(name) <= 64)
+    return SortedFields({name: value for name, value in body.items() if name in known}, printable[:_NAMED_LIMIT])

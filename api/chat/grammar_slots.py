@@ -1,0 +1,57 @@
+"""How many requests of one key may wait for their grammar at once."""
+
+from __future__ import annotations
+
+import asyncio
+from collections.abc import AsyncIterator
+from contextlib import asynccontextmanager
+
+from cachetools import LRUCache
+
+from clawloop.errors import RequestRejected
+from clawloop.ids import ApiKeyId
+
+# The engine compiles a large grammar within 10 s; after three of them the client should know that it is too fast.
+WAIT_SECONDS = 30.0
+# One semaphore is 100 bytes; keys that sent nothing for longest are forgotten.
+_KEYS = 10_000
+
+
+class GrammarSlots:
+    """Holds back a key's requests whose grammars the engine has not compiled yet.
+
+    An engine compiles grammars on a few threads, for all keys and judges. It goes on although a client disconnects.
+
+    Args:
+        slots: requests of one key at once.
+        wait_seconds: how long a request is held for a free slot.
+    """
+
+    def __init__(self, slots: int, wait_seconds: float = WAIT_SECONDS) -> None:
+        self._slots = slots
+        self._wait_seconds = wait_seconds
+        self._by_key: LRUCache[ApiKeyId, asyncio.Semaphore] = LRUCache(_KEYS)
+
+    @asynccontextmanager
+    async def slot(self, key: ApiKeyId) -> AsyncIterator[None]:
+        """Hold one slot of a key, from before the engine is asked until its first token.
+
+        Raises:
+            RequestRejected: 429, none became free in time.
+        """
+        free = self._by_key.setdefault(key, asyncio.Semaphore(self._slots))
+        try:
+            async with asyncio.timeout(self._wait_seconds):
+                await free.acquire()
+        except TimeoutError:
+            raise RequestRejected(
+                f"{self._slots} requests of this key wait for their grammar (`response_format`, `structured_outputs`, "
+                f"forced or strict tools). Send fewer at once, or try again in {self._wait_seconds:.0f} s.",
+                status=429,
+                code="too_many_structured_requests",
+                retry_after=f"{self._wait_seconds:.0f}",
+            ) from None
+        try:
+            yield
+        finally:
+            free.release()

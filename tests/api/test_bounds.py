@@ -1,0 +1,168 @@
+"""A request that costs the engine too much is refused; what only an engine's operator may set does not reach it."""
+
+from __future__ import annotations
+
+import asyncio
+from pathlib import Path
+from typing import Any
+
+import pytest
+
+from api.chat.fields import sort_fields
+from api.dependencies import Limits
+from clawloop.contracts.serving import Scope
+from clawloop.errors import RequestRejected
+from clawloop.settings import ChatBounds
+from tests.api.chat_requests import PATH, chat_body
+from tests.api.conftest import Gateway, running_gateway, until
+from tests.fakes.engine import FakeEngine
+
+BOUNDS = ChatBounds(
+    messages=4,
+    tools=2,
+    grammar_bytes=400,
+    schema_nodes=8,
+    choices=3,
+    regex_length=10,
+    stop=2,
+    token_ids=2,
+    n=2,
+    structured_requests=1,
+)
+
+
+def _message(parts: int = 0) -> dict[str, Any]:
+    return {"role": "user", "content": [{"type": "text", "text": "x"}] * parts if parts else "x"}
+
+
+def _tool(**function: Any) -> dict[str, Any]:
+    return {"type": "function", "function": {"name": "f", **function}}
+
+
+def _schema(properties: int) -> dict[str, Any]:
+    return {"type": "object", "properties": {f"p{n}": {"type": "string"} for n in range(properties)}}
+
+
+def _json_schema(schema: dict[str, Any]) -> dict[str, Any]:
+    return {"type": "json_schema", "json_schema": {"name": "x", "schema": schema}}
+
+
+@pytest.mark.parametrize(
+    ("fields", "field"),
+    [
+        ({"messages": [_message()] * 5}, "messages"),
+        ({"messages": [_message(parts=4)]}, "messages"),
+        ({"tools": [_tool()] * 3}, "tools"),
+        ({"functions": [{"name": "f"}] * 3}, "functions"),
+        ({"n": 3}, "n"),
+        ({"stop": ["a", "b", "c"]}, "stop"),
+        ({"bad_words": ["a", "b", "c"]}, "bad_words"),
+        ({"stop_token_ids": [1, 2, 3]}, "stop_token_ids"),
+        ({"logit_bias": {"1": 1, "2": 1, "3": 1}}, "logit_bias"),
+        ({"allowed_token_ids": [1, 2, 3]}, "allowed_token_ids"),
+        ({"structured_outputs": {"choice": ["a", "b", "c", "d"]}}, "structured_outputs"),
+        ({"structured_outputs": {"regex": "a" * 11}}, "structured_outputs"),
+        ({"structured_outputs": {"grammar": "a" * 500}}, "structured_outputs"),
+        ({"response_format": _json_schema(_schema(9))}, "response_format"),
+        ({"response_format": _json_schema({"type": "string", "pattern": "a" * 11})}, "response_format"),
+        ({"tools": [_tool(parameters=_schema(9))], "tool_choice": "required"}, "tools"),
+        ({"tools": [_tool(parameters=_schema(9), strict=True)]}, "tools"),
+    ],
+)
+async def test_each_bound_names_its_field(
+    tmp_path: Path, engine: FakeEngine, fields: dict[str, Any], field: str
+) -> None:
+    async with running_gateway(tmp_path, engines=[engine], limits=Limits(chat=BOUNDS)) as gateway:
+        async with gateway.client() as client:
+            refused = await client.post(PATH, json=chat_body() | fields)
+            error = refused.json()["error"]
+            assert (refused.status_code, error["code"], error["param"]) == (400, "request_too_complex", field)
+            assert (await client.post(PATH, json=chat_body())).status_code == 200
+        assert len(engine.requests) == 1
+        assert len(await gateway.recorded()) == 1
+
+
+@pytest.mark.parametrize(
+    "fields",
+    [
+        {"messages": [_message()] * 4},
+        {"tools": [_tool(parameters=_schema(9))]},
+        {"tools": [_tool(parameters=_schema(9))], "tool_choice": "none"},
+        {"response_format": {"type": "json_object"}},
+        {"structured_outputs": {"choice": ["a", "b", "c"]}},
+        {"stop": "one string is not a list of characters"},
+    ],
+)
+async def test_what_is_within_the_bounds_reaches_the_engine(
+    tmp_path: Path, engine: FakeEngine, fields: dict[str, Any]
+) -> None:
+    async with (
+        running_gateway(tmp_path, engines=[engine], limits=Limits(chat=BOUNDS)) as gateway,
+        gateway.client() as client,
+    ):
+        assert (await client.post(PATH, json=chat_body() | fields)).status_code == 200
+    for name, value in fields.items():
+        assert engine.requests[0][name] == value
+
+
+@pytest.mark.parametrize(
+    "name",
+    ["kv_transfer_params", "ec_transfer_params", "request_id", "priority", "truncate_prompt_tokens", "lora_request"],
+)
+async def test_an_engines_own_fields_are_refused_by_name(gateway: Gateway, name: str) -> None:
+    async with gateway.client() as client:
+        refused = await client.post(PATH, json=chat_body() | {name: 1})
+    error = refused.json()["error"]
+    assert (refused.status_code, error["code"], error["param"]) == (400, "unsupported_parameter", name)
+    assert not gateway.engine.requests
+
+
+@pytest.mark.parametrize("stream", [False, True])
+async def test_fields_without_use_are_dropped_and_named(gateway: Gateway, stream: bool) -> None:
+    async with gateway.client() as client:
+        answer = await client.post(
+            PATH, json=chat_body(stream=stream, store=True, verbosity="low", metadata={}, top_k=3)
+        )
+    assert answer.headers["X-Clawloop-Ignored"] == "metadata, store, verbosity"
+    assert gateway.engine.requests[0]["top_k"] == 3
+    assert not {"store", "verbosity", "metadata"} & set(gateway.engine.requests[0])
+
+
+async def test_a_request_without_such_fields_has_no_such_header(gateway: Gateway) -> None:
+    async with gateway.client() as client:
+        answer = await client.post(PATH, json=chat_body(session_id="s", temperature=1))
+    assert "X-Clawloop-Ignored" not in answer.headers
+
+
+def test_the_operator_lets_fields_through() -> None:
+    assert sort_fields({"priority": 1, "mine": 2}, ["priority", "mine"]).engine == {"priority": 1, "mine": 2}
+    with pytest.raises(RequestRejected, match="CLAWLOOP_ENGINE_FIELDS"):
+        sort_fields({"priority": 1}, ["mine"])
+
+
+def test_names_that_a_header_cannot_hold_are_dropped_without_a_word() -> None:
+    fields = {"é": 1, "a\r\nX-Forged: 1": 1, "x" * 100: 1, "fine": 1}
+    assert sort_fields(fields).ignored == ("fine",)
+
+
+async def test_a_key_holds_as_many_grammars_as_it_may_and_another_key_is_not_held(
+    tmp_path: Path, engine: FakeEngine
+) -> None:
+    structured = chat_body(structured_outputs={"choice": ["a"]})
+    async with running_gateway(tmp_path, engines=[engine], limits=Limits(chat=BOUNDS)) as gateway:
+        engine.hold = asyncio.Event()
+        async with gateway.client() as client, gateway.client(gateway.keys.add("default", {Scope.CHAT})) as other:
+            first = asyncio.create_task(client.post(PATH, json=structured))
+            await until(lambda: len(engine.requests) == 1)
+            refused = await client.post(PATH, json=structured)
+            assert (refused.status_code, refused.json()["error"]["code"]) == (429, "too_many_structured_requests")
+            assert float(refused.headers["Retry-After"]) >= 0
+            others = [
+                asyncio.create_task(client.post(PATH, json=chat_body())),
+                asyncio.create_task(other.post(PATH, json=structured)),
+            ]
+            await until(lambda: len(engine.requests) == 3)
+            engine.hold.set()
+            assert {answer.status_code for answer in await asyncio.gather(first, *others)} == {200}
+            assert (await client.post(PATH, json=structured)).status_code == 200
+        assert len(await gateway.recorded(4)) == 4
