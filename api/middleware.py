@@ -41,6 +41,9 @@ class HostAndOriginCheck:
         await self._app(scope, receive, send)
 
     def _check(self, method: str, headers: Headers) -> None:
+        if len(headers.getlist("host")) > 1:
+            # A proxy may have checked another one than is checked here.
+            raise RequestRejected("The request has more than one Host header. Send one.", code="invalid_http")
         host = _hostname(f"//{headers.get('host', '')}")
         if not self._is_allowed(host) and _ip_address(host) is None:
             raise RequestRejected(

@@ -18,6 +18,7 @@ from api.auth import KeyRing
 from api.chat.grammar_slots import GrammarSlots
 from api.chat.versions import VersionChooser
 from api.dependencies import Limits, Services
+from api.http_protocol import BoundedHttpProtocol
 from api.recording.notifier import NotificationQueue
 from api.recording.recorder import Recorder
 from api.recording.spool import Spool
@@ -128,6 +129,7 @@ async def run_gateway(settings: Settings, options: GatewayOptions) -> None:
     config = uvicorn.Config(
         app,
         ws="none",
+        http=BoundedHttpProtocol,
         log_config=None,
         access_log=False,
         timeout_graceful_shutdown=CUT_SECONDS,

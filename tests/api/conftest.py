@@ -17,6 +17,7 @@ from api.auth import KeyRing
 from api.chat.grammar_slots import GrammarSlots
 from api.chat.versions import VersionChooser
 from api.dependencies import Limits, Services
+from api.http_protocol import BoundedHttpProtocol
 from api.recording.notifier import NotificationQueue
 from api.recording.recorder import Recorder
 from api.recording.spool import Spool
@@ -145,7 +146,7 @@ async def running_gateway(
             )
             yield created[0]
 
-    async with serving(create_app(services)) as url:
+    async with serving(create_app(services), http=BoundedHttpProtocol) as url:
         yield Gateway(
             url, turns, sessions, keys, directory, list(engines), created[0], spool, key, admin_key, ledger, operator
         )

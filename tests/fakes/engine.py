@@ -222,10 +222,12 @@ def _error(status: int, message: str, kind: str, param: str | None) -> JSONRespo
 
 
 @asynccontextmanager
-async def serving(app: Any, port: int = 0) -> AsyncIterator[str]:
+async def serving(app: Any, port: int = 0, http: type[asyncio.Protocol] | None = None) -> AsyncIterator[str]:
     """Serve an ASGI app on a real port, in this event loop; yields its URL."""
     listener = socket.create_server(("127.0.0.1", port))
-    config = uvicorn.Config(app, log_config=None, access_log=False, lifespan="on", timeout_graceful_shutdown=2)
+    config = uvicorn.Config(
+        app, http=http or "auto", log_config=None, access_log=False, lifespan="on", timeout_graceful_shutdown=2
+    )
     server = uvicorn.Server(config)
     running = asyncio.create_task(server.serve(sockets=[listener]))
     while not server.started:
