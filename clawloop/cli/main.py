@@ -29,6 +29,7 @@ from clawloop.cli.training import policy_app, recipe_app, training_app
 from clawloop.cli.up import up_command
 from clawloop.cli.worker import worker_app
 from clawloop.errors import ClawloopError
+from clawloop.local.private_folder import UMASK
 from clawloop.processes.install_check import check_install, missing_extra
 from clawloop.processes.process_exit import run_and_exit
 
@@ -137,6 +138,7 @@ app.add_typer(demo_app, name="demo")
 
 def main() -> None:
     """Run a verb, then end the process; a failure is one line on standard error."""
+    os.umask(UMASK)
     run_and_exit(run_verb)
 
 

@@ -21,6 +21,7 @@ from clawloop.local import checks, parts
 from clawloop.local.keys_file import read_keys, write_keys
 from clawloop.local.parts import Deployment
 from clawloop.local.plan import Plan, UpOptions, plan_parts
+from clawloop.local.private_folder import keep_private
 from clawloop.local.supervision.part import PartState, PartStatus
 from clawloop.local.supervision.status import Board
 from clawloop.local.supervision.supervisor import Supervisor
@@ -70,6 +71,8 @@ async def run(options: UpOptions, board: Board, prepare: Prepare, use: Use | Non
         SetupError: a part cannot start; all parts have been stopped.
     """
     with checks.lock_data_folder(options.data):
+        if tightened := keep_private(options.data):
+            board.say(f"{options.data} is for its owner alone now: {tightened} files and folders were open to others")
         stop = asyncio.Event()
         supervisor = Supervisor(options.data / "logs", board.changed)
         listener = checks.bound_socket("the gateway", options.host, options.port, "--port")

@@ -50,6 +50,8 @@ def test_it_serves_and_records_and_stops_in_15_s_recording_the_stream_it_cuts(st
 
         descendants = psutil.Process(started.process.pid).children(recursive=True)
         assert {"temporal", "postgres"} <= by_name(descendants).keys()
+        assert data.stat().st_mode & 0o077 == 0
+        assert [path for path in data.rglob("*") if path.lstat().st_mode & 0o022 and not path.is_symlink()] == []
         with _stream(client, max_tokens=20_000) as answer:
             cut_id = next(answer).id
             next(answer)

@@ -9,7 +9,6 @@ import json
 import os
 import re
 import signal
-import stat
 import subprocess
 import sys
 import threading
@@ -70,6 +69,11 @@ class Running:
         return code
 
 
+def open_to_others(data: Path) -> list[Path]:
+    """The data folder, and the files and folders in it, that another user may open."""
+    return [path for path in (data, *data.rglob("*")) if path.lstat().st_mode & 0o077 and not path.is_symlink()]
+
+
 @contextmanager
 def up(data: Path, *options: str, program: str = PROGRAM, **environment: str) -> Iterator[Running]:
     running = Running(data, *options, program=program, **environment)
@@ -117,11 +121,27 @@ def test_it_starts_everything_restarts_killed_parts_and_stops_in_15_s(tmp_path: 
 
 
 @pytest.mark.postgres
+def test_a_folder_that_others_could_read_is_tightened_and_the_database_still_starts(
+    tmp_path: Path, engine: str
+) -> None:
+    data = tmp_path / "data"
+    with up(data, CLAWLOOP_ENGINES=engine) as running:
+        running.line("Ctrl-C stops everything")
+    for path in (data, data / "logs", data / "temporal"):
+        path.chmod(0o755)
+    (data / "temporal" / "temporal.db").chmod(0o644)
+    with up(data, CLAWLOOP_ENGINES=engine) as running:
+        running.line(r"is for its owner alone now: 4 files and folders were open to others")
+        running.line("Ctrl-C stops everything")
+        assert open_to_others(data) == []
+
+
+@pytest.mark.postgres
 def test_data_and_keys_are_kept_and_a_second_up_on_the_folder_is_rejected(tmp_path: Path, engine: str) -> None:
     data = tmp_path / "data"
     with up(data, CLAWLOOP_ENGINES=engine) as running:
         running.line("Ctrl-C stops everything")
-        assert stat.S_IMODE((data / "keys.json").stat().st_mode) == 0o600
+        assert open_to_others(data) == []
         with up(data, CLAWLOOP_ENGINES=engine) as second:
             assert second.ended() == 1
             assert second.lines[-1] == (

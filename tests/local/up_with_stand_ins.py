@@ -5,6 +5,7 @@
 
 from __future__ import annotations
 
+import os
 import socket
 import sys
 from collections.abc import Mapping
@@ -16,6 +17,7 @@ import typer
 from clawloop.cli import up
 from clawloop.local import parts
 from clawloop.local.parts import Deployment
+from clawloop.local.private_folder import UMASK
 from clawloop.local.supervision.part import Launch, Part
 
 SERVER = """
@@ -67,6 +69,7 @@ def program() -> None:
 
 
 if __name__ == "__main__":
+    os.umask(UMASK)
     parts.gateways = gateways
     parts.workers = lambda *_: []
     up.prepare_deployment = prepare

@@ -116,7 +116,9 @@ def executable_by(install: Path, program: str, parts: Sequence[str], name: str, 
 def _copy(install: Path, parts: Sequence[str], target: Path) -> None:
     if target.exists():
         return
-    target.parent.mkdir(mode=0o755, parents=True, exist_ok=True)
+    if not target.parent.exists():
+        target.parent.mkdir(parents=True)
+        target.parent.chmod(0o755)  # `mkdir` alone would apply the umask
     unfinished = Path(tempfile.mkdtemp(dir=target.parent))
     try:
         for part in parts:

@@ -117,6 +117,14 @@ def adapter_files(adapter: Adapter, architecture: Architecture) -> dict[str, byt
     }
 
 
+def _make_readable(folder: Path) -> None:
+    """Create a folder and its parents, such that an engine of another user may read what is in it."""
+    if not folder.exists():
+        _make_readable(folder.parent)
+        folder.mkdir(exist_ok=True)
+        folder.chmod(0o755)  # `mkdir` alone would apply the umask
+
+
 def write_version(parent: Path, version: int, files: Mapping[str, bytes]) -> WrittenVersion:
     """Writes a version's directory, all files or none.
 
@@ -130,7 +138,7 @@ def write_version(parent: Path, version: int, files: Mapping[str, bytes]) -> Wri
     """
     digest = files_sha256({name: files[name] for name in HASHED_FILES})
     target = parent / f"v{version}-{digest[:12]}"
-    parent.mkdir(parents=True, exist_ok=True)
+    _make_readable(parent)
     if target.exists():
         check_version(target, digest)
         return WrittenVersion(target, digest)
