@@ -86,6 +86,9 @@ class Settings(BaseSettings):
     engines: Annotated[tuple[str, ...], NoDecode] = ()
     """URLs of vLLM servers, separated by commas. Empty: `clawloop up` runs one."""
 
+    engine_secret: SecretStr | None = None
+    """Sent to engines as `Authorization: Bearer …`: the secret of their guard, or of vLLM's `--api-key`. None: none."""
+
     model: Path | None = None
     """Folder of the base model, for the trainer. `clawloop up` gives the trainer the model that it serves."""
 

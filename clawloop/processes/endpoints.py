@@ -1,9 +1,11 @@
-"""Addresses of database and Temporal: from the settings, else from the runtime file of `clawloop up`.
+"""Addresses of database and Temporal, and the engines' secret: from the settings, else as `clawloop up` left them.
 
 Every verb imports this module, so it imports next to nothing.
 """
 
 from __future__ import annotations
+
+from pathlib import Path
 
 from clawloop.errors import SetupError
 from clawloop.processes.runtime_file import read_runtime_file
@@ -32,3 +34,24 @@ def temporal_address(settings: Settings) -> str | None:
         return settings.temporal_address
     addresses = read_runtime_file(settings.data)
     return None if addresses is None else addresses.temporal_address
+
+
+def engine_secret(settings: Settings) -> str | None:
+    """The secret for engines: CLAWLOOP_ENGINE_SECRET, else that of the engine that `clawloop up` guards, else None.
+
+    Raises:
+        SetupError: the file that holds it cannot be read.
+    """
+    if settings.engine_secret is not None:
+        return settings.engine_secret.get_secret_value()
+    try:
+        return engine_secret_file(settings.data).read_text(encoding="utf-8").strip()
+    except FileNotFoundError:
+        return None
+    except OSError as error:
+        raise SetupError(f"cannot read {engine_secret_file(settings.data)}: {error.strerror}") from error
+
+
+def engine_secret_file(data: Path) -> Path:
+    """Where `clawloop up` keeps the secret of the engine that it starts."""
+    return data / "engine-secret"

@@ -17,7 +17,7 @@ from activities.serving.engines import EngineActivities
 from activities.serving.ports import EngineControl
 from clawloop.contracts.training import VersionRef
 from clawloop.errors import EngineUnavailable, SignalFailed
-from clawloop.processes.endpoints import database_url
+from clawloop.processes.endpoints import database_url, engine_secret
 from clawloop.processes.worker_process import GRACE, LOOPBACK, run_workers
 from clawloop.serving.adapters import VllmControl
 from clawloop.settings import Settings
@@ -60,7 +60,7 @@ async def run_agent(
     async def create_workers(client: Client, stack: AsyncExitStack) -> list[Worker]:
         database = Database(address, BACKGROUND_LIMIT)
         stack.push_async_callback(database.close)
-        vllm = await stack.enter_async_context(VllmControl(url, adapters))
+        vllm = await stack.enter_async_context(VllmControl(url, adapters, engine_secret(settings)))
         control = CountedControl(vllm, metrics)
         for background in (
             _start_workflow(client, engine_id),

@@ -26,7 +26,7 @@ from clawloop.contracts.serving import Engine
 from clawloop.errors import SetupError, StoreUnavailable
 from clawloop.operations.ports import OperatorNotifier, SessionWorkflows
 from clawloop.processes.draining_server import CUT_SECONDS, DrainingServer
-from clawloop.processes.endpoints import database_url, temporal_address
+from clawloop.processes.endpoints import database_url, engine_secret, temporal_address
 from clawloop.processes.gateway_pages import GatewayPages
 from clawloop.processes.history import history_on
 from clawloop.processes.operations import NoTemporal, operations_on
@@ -163,7 +163,7 @@ async def _gateway_services(
     rotation = Rotation(
         current_engines, hold_seconds=options.hold_seconds, hold_limit=options.hold_limit, held=metrics.held
     )
-    engines = await stack.enter_async_context(ChatEngines(rotation, current_engines))
+    engines = await stack.enter_async_context(ChatEngines(rotation, current_engines, secret=engine_secret(settings)))
     metrics.engines_healthy.set_function(lambda: len(engines.healthy()))
     # Shared, so that a conversation is rebuilt once for both stores.
     conversations = ConversationCache()

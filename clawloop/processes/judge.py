@@ -7,18 +7,20 @@ from collections.abc import Callable
 from clawloop.contracts.serving import Directory
 from clawloop.errors import SetupError
 from clawloop.judging.prompts import AnswerForm
+from clawloop.processes.endpoints import engine_secret
 from clawloop.serving.endpoints import Endpoint, Endpoints
 from clawloop.serving.judge import JudgeClient, RequestClock
 from clawloop.settings import Settings
 
 
-def engine_endpoints(directory: Callable[[], Directory]) -> Endpoints:
-    """The engines that are not draining, with the name of the policy's base model."""
+def engine_endpoints(settings: Settings, directory: Callable[[], Directory]) -> Endpoints:
+    """The engines that are not draining, with the name of the policy's base model, and their secret."""
+    secret = engine_secret(settings)
 
     def endpoints(policy_id: str) -> list[Endpoint]:
         now = directory()
         names = [policy.base_model for policy in now.policies if policy.id == policy_id]
-        return [Endpoint(engine.url, name) for name in names for engine in now.engines if not engine.draining]
+        return [Endpoint(engine.url, name, secret) for name in names for engine in now.engines if not engine.draining]
 
     return endpoints
 
@@ -32,7 +34,7 @@ def judge_client(
     """
     forced = None if settings.judge_form is None else AnswerForm(settings.judge_form)
     if settings.judge_url is None:
-        return JudgeClient(engine_endpoints(directory), forced, clock=clock)
+        return JudgeClient(engine_endpoints(settings, directory), forced, clock=clock)
     if settings.judge_model is None:
         raise SetupError("CLAWLOOP_JUDGE_URL is set, CLAWLOOP_JUDGE_MODEL is not: set it to the model's name there")
     key = None if settings.judge_api_key is None else settings.judge_api_key.get_secret_value()

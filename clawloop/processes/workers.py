@@ -149,7 +149,7 @@ async def _judge_worker(
         return directory.snapshot
 
     judge = await stack.enter_async_context(judge_client(settings, now, metrics))
-    renderer = await stack.enter_async_context(EngineRenderer(engine_endpoints(now)))
+    renderer = await stack.enter_async_context(EngineRenderer(engine_endpoints(settings, now)))
     work = TrainingNotifier(PostgresWorkStore(database), TemporalTrainingNotifier(client))
     judging = JudgingActivities(PostgresJudgementStore(database), judge, renderer, work, metrics)
     return Worker(

@@ -19,7 +19,8 @@ from prometheus_client.parser import text_string_to_metric_families
 
 from clawloop.adapters.digest import check_version
 from clawloop.contracts.training import VersionRef
-from clawloop.errors import EngineRejected, EngineUnavailable
+from clawloop.errors import AdapterUnusable, EngineRejected, EngineUnavailable
+from clawloop.serving.endpoints import bearer
 
 # The agent runs on the engine's machine.
 CONNECT_SECONDS = 2.0
@@ -55,16 +56,19 @@ class VllmControl:
     Args:
         url: of the engine.
         adapters: the folder that `VersionRef.path` is relative to; the engine must see it at the same path.
+        secret: sent as Bearer; None: the engine needs none.
     """
 
-    def __init__(self, url: str, adapters: Path) -> None:
+    def __init__(self, url: str, adapters: Path, secret: str | None = None) -> None:
         self._url = url
+        self._secret = secret
         self._adapters = adapters.resolve()
         self._session: aiohttp.ClientSession | None = None
 
     async def __aenter__(self) -> VllmControl:
         # uvicorn closes an idle connection after 5 s; reusing one at that moment would look like a dead engine.
-        self._session = aiohttp.ClientSession(connector=aiohttp.TCPConnector(keepalive_timeout=3))
+        connector = aiohttp.TCPConnector(keepalive_timeout=3)
+        self._session = aiohttp.ClientSession(connector=connector, headers=bearer(self._secret))
         return self
 
     async def __aexit__(self, *_: object) -> None:
@@ -90,7 +94,23 @@ class VllmControl:
                 await self._post("/v1/load_lora_adapter", {"lora_name": name, "lora_path": str(path)}, LOAD_SECONDS)
             except EngineRejected as error:
                 raise EngineRejected(error.status, _with_remedy(error.error)) from error
+            await self._check_loaded(version, name, path)
         await self._probe(name)
+
+    async def _check_loaded(self, version: VersionRef, name: str, path: Path) -> None:
+        """Unload again what is not this version: another name's folder, or files that changed while they were read.
+
+        Raises:
+            AdapterUnusable, EngineRejected, EngineUnavailable
+        """
+        try:
+            root = (await self._roots()).get(name)
+            if root != str(path):
+                raise EngineRejected(200, {"message": f"the engine says that {name} is {root}, not {path}"})
+            await asyncio.to_thread(check_version, path, version.sha256)
+        except (EngineRejected, AdapterUnusable):
+            await self.unload(name)
+            raise
 
     async def unload(self, name: str) -> None:
         """Unload an adapter; running requests keep it until they end. Idempotent.

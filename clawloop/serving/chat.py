@@ -17,6 +17,7 @@ import orjson
 
 from clawloop.contracts.serving import Engine, RouteKey
 from clawloop.errors import EngineBroke, EngineRejected, EngineUnavailable
+from clawloop.serving.endpoints import bearer
 from clawloop.serving.events import event_data
 from clawloop.serving.rotation import Rotation
 
@@ -75,11 +76,18 @@ class ChatEngines:
         rotation: chooses the engine of a request; gets the results of health probes.
         engines: the engines now in the directory.
         probe_seconds: interval between probes of an engine's `/health`.
+        secret: sent to engines as Bearer; None: they need none.
     """
 
     def __init__(
-        self, rotation: Rotation, engines: Callable[[], Sequence[Engine]], *, probe_seconds: float = 1.0
+        self,
+        rotation: Rotation,
+        engines: Callable[[], Sequence[Engine]],
+        *,
+        probe_seconds: float = 1.0,
+        secret: str | None = None,
     ) -> None:
+        self._secret = secret
         self._rotation = rotation
         self._engines = engines
         self._probe_seconds = probe_seconds
@@ -95,6 +103,7 @@ class ChatEngines:
             connector=aiohttp.TCPConnector(limit=0, keepalive_timeout=3),
             timeout=aiohttp.ClientTimeout(sock_connect=CONNECT_SECONDS, sock_read=SILENCE_SECONDS, total=None),
             auto_decompress=False,
+            headers=bearer(self._secret),
         )
         self._probe_loop = asyncio.create_task(self._probe_engines())
         return self
@@ -123,6 +132,10 @@ class ChatEngines:
         try:
             if response.status != 200:
                 rejected = await _rejection(response, engine.id)
+                if response.status == 401:
+                    # The client's own key is valid; the gateway's secret is not.
+                    log.error("engine refuses the secret", extra={"engine_id": engine.id})
+                    raise EngineUnavailable(f"engine {engine.id} refuses this gateway's CLAWLOOP_ENGINE_SECRET")
                 if response.status >= 500 and await self._is_gone(engine):
                     # A dying vLLM answers 500 once before its server is gone.
                     self._rotation.mark(engine.id, healthy=False)

@@ -61,6 +61,11 @@ class NoReply(Exception):
     """No server could be reached, or the one that was did not answer in time."""
 
 
+def bearer(secret: str | None) -> dict[str, str]:
+    """The header that carries a secret; empty if there is none."""
+    return {} if secret is None else {"Authorization": f"Bearer {secret}"}
+
+
 class JsonClient:
     """Use as an async context manager.
 
@@ -90,9 +95,7 @@ class JsonClient:
         assert self._session is not None, "used outside its context"
         problem = "there is none"
         for endpoint in random.sample(list(endpoints), len(endpoints)):
-            headers = {"Content-Type": "application/json"}
-            if endpoint.api_key is not None:
-                headers["Authorization"] = f"Bearer {endpoint.api_key}"
+            headers = {"Content-Type": "application/json"} | bearer(endpoint.api_key)
             content = orjson.dumps({"model": endpoint.model} | body)
             try:
                 async with self._session.post(f"{endpoint.url}{path}", data=content, headers=headers) as response:

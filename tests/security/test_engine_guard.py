@@ -1,0 +1,179 @@
+"""The guard of an engine refuses strangers, unused routes, and adapters from elsewhere."""
+
+from __future__ import annotations
+
+import ast
+import sys
+from pathlib import Path
+from typing import Any
+
+import httpx
+import pytest
+from starlette.applications import Starlette
+from starlette.requests import Request
+from starlette.responses import JSONResponse
+from starlette.routing import Route
+
+from clawloop.serving import engine_guard
+from clawloop.serving.engine_guard import EngineGuard
+
+SECRET = "s3cret"
+USED = [
+    ("GET", "/v1/models"),
+    ("GET", "/metrics"),
+    ("POST", "/v1/chat/completions"),
+    ("POST", "/v1/completions"),
+    ("POST", "/tokenize"),
+    ("POST", "/v1/unload_lora_adapter"),
+]
+# vLLM 0.32 has them; most do not ask for its own key.
+UNUSED = [
+    ("POST", "/pause"),
+    ("POST", "/resume"),
+    ("POST", "/collective_rpc"),
+    ("POST", "/reset_prefix_cache"),
+    ("POST", "/sleep"),
+    ("POST", "/detokenize"),
+    ("POST", "/inference/v1/generate"),
+    ("POST", "/start_profile"),
+    ("GET", "/server_info"),
+    ("GET", "/openapi.json"),
+    ("GET", "/v1/load_lora_adapter"),
+    ("POST", "//v1/load_lora_adapter"),
+    ("POST", "/v1/load_lora_adapter/"),
+]
+
+
+async def _echo(request: Request) -> JSONResponse:
+    return JSONResponse({"path": request.url.path, "body": (await request.body()).decode()})
+
+
+@pytest.fixture
+def adapters(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Path:
+    folder = tmp_path / "adapters"
+    (folder / "default" / "v1").mkdir(parents=True)
+    monkeypatch.setenv("CLAWLOOP_ENGINE_SECRET", SECRET)
+    monkeypatch.setenv("CLAWLOOP_ENGINE_ADAPTERS", str(folder))
+    monkeypatch.setenv("CLAWLOOP_ENGINE_HOSTS", "vllm, vllm.example.org")
+    return folder
+
+
+@pytest.fixture
+def client(adapters: Path) -> httpx.AsyncClient:
+    app = Starlette(routes=[Route("/{path:path}", _echo, methods=["GET", "POST"])])
+    return httpx.AsyncClient(
+        transport=httpx.ASGITransport(EngineGuard(app)),
+        base_url="http://127.0.0.1:8100",
+        headers={"Authorization": f"Bearer {SECRET}"},
+    )
+
+
+@pytest.mark.parametrize(("method", "path"), USED)
+async def test_what_clawloop_uses_passes_with_the_secret_alone(
+    client: httpx.AsyncClient, method: str, path: str
+) -> None:
+    assert (await client.request(method, path, content=b"{}")).status_code == 200
+    for header in ("", "Bearer", "Bearer wrong", f"Basic {SECRET}", SECRET, f"bearer  {SECRET}"):
+        refused = await client.request(method, path, headers={"Authorization": header})
+        assert (refused.status_code, refused.json()["error"]["type"]) == (401, "engine_guard"), header
+
+
+async def test_health_needs_no_secret(client: httpx.AsyncClient) -> None:
+    assert (await client.get("/health", headers={"Authorization": ""})).status_code == 200
+
+
+@pytest.mark.parametrize(("method", "path"), UNUSED)
+async def test_what_clawloop_does_not_use_is_refused_even_with_the_secret(
+    client: httpx.AsyncClient, method: str, path: str
+) -> None:
+    assert (await client.request(method, path)).status_code == 403
+
+
+@pytest.mark.parametrize(
+    ("host", "status"),
+    [
+        ("localhost:8100", 200),
+        ("[::1]:8100", 200),
+        ("10.0.0.7", 200),
+        ("VLLM:8000", 200),
+        ("vllm.example.org", 200),
+        ("evil.example", 421),
+        ("vllm.example.org.evil.example", 421),
+        ("", 421),
+        ("[", 421),
+    ],
+)
+async def test_other_host_names_are_refused(client: httpx.AsyncClient, host: str, status: int) -> None:
+    for path in ("/health", "/v1/models"):
+        assert (await client.get(path, headers={"Host": host})).status_code == status
+
+
+async def test_an_adapter_is_loaded_from_the_folder_alone(client: httpx.AsyncClient, adapters: Path) -> None:
+    async def load(path: str, **more: Any) -> int:
+        body = {"lora_name": "default-v1", "lora_path": path} | more
+        return (await client.post("/v1/load_lora_adapter", json=body)).status_code
+
+    outside = adapters.parent / "outside"
+    outside.mkdir()
+    (adapters / "link").symlink_to(outside)
+    assert await load(str(adapters / "default" / "v1")) == 200
+    for path in (outside, adapters / "link", adapters / ".." / "outside", Path("/etc"), Path("default/v1"), Path("~")):
+        assert await load(str(path)) == 403, path
+    assert await load(f"{adapters}-other/v1") == 403
+    assert await load(str(adapters / "default" / "v1"), load_inplace=True) == 403
+    assert await load("\0") in (400, 403)
+
+
+@pytest.mark.parametrize(
+    "body",
+    [b"", b"{", b"[]", b"null", b'{"lora_name": "x"}', b'{"lora_name": "x", "lora_path": 7}', b" " * 100_000],
+)
+async def test_a_load_that_cannot_be_read_is_refused(client: httpx.AsyncClient, body: bytes) -> None:
+    assert (await client.post("/v1/load_lora_adapter", content=body)).status_code == 400
+
+
+async def test_the_body_of_a_load_arrives_whole(client: httpx.AsyncClient, adapters: Path) -> None:
+    async def parts() -> Any:
+        yield b'{"lora_name": "default-v1", '
+        yield f'"lora_path": "{adapters / "default" / "v1"}"}}'.encode()
+
+    echoed = await client.post("/v1/load_lora_adapter", content=parts())
+    assert echoed.json()["body"] == f'{{"lora_name": "default-v1", "lora_path": "{adapters / "default" / "v1"}"}}'
+
+
+async def test_without_a_folder_nothing_is_loaded(
+    client: httpx.AsyncClient, adapters: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.delenv("CLAWLOOP_ENGINE_ADAPTERS")
+    guard = EngineGuard(Starlette())
+    transport = httpx.ASGITransport(guard)
+    async with httpx.AsyncClient(transport=transport, base_url="http://127.0.0.1", headers=client.headers) as bare:
+        body = {"lora_name": "x", "lora_path": str(adapters / "default" / "v1")}
+        assert (await bare.post("/v1/load_lora_adapter", json=body)).status_code == 403
+
+
+async def test_websockets_are_closed(adapters: Path) -> None:
+    sent = []
+
+    async def send(message: Any) -> None:
+        sent.append(message)
+
+    async def receive() -> Any:
+        raise AssertionError("nothing is read")
+
+    await EngineGuard(Starlette())({"type": "websocket", "path": "/v1/realtime"}, receive, send)
+    assert sent == [{"type": "websocket.close", "code": 1008}]
+
+
+def test_an_engine_without_a_secret_does_not_start(adapters: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setenv("CLAWLOOP_ENGINE_SECRET", "")
+    with pytest.raises(RuntimeError, match="CLAWLOOP_ENGINE_SECRET"):
+        EngineGuard(Starlette())
+
+
+def test_a_stock_image_can_run_the_file_alone() -> None:
+    """It imports nothing that Python itself does not bring."""
+    tree = ast.parse(Path(engine_guard.__file__).read_text(encoding="utf-8"))
+    imported = {node.module for node in ast.walk(tree) if isinstance(node, ast.ImportFrom)}
+    imported |= {alias.name for node in ast.walk(tree) if isinstance(node, ast.Import) for alias in node.names}
+    assert {str(name).split(".")[0] for name in imported} <= sys.stdlib_module_names
