@@ -21,6 +21,7 @@ ClawloopError
 │   └── SetupError              wrong settings or machine: says what to change
 └── TransientError              a retry may succeed
     ├── StoreUnavailable        PostgreSQL did not answer in time
+    │   └── StoreContended      another transaction holds a row that is needed
     ├── EngineUnavailable       no engine could take the request in time
     ├── EngineBroke             an engine failed in the middle of an answer
     ├── JudgeUnavailable        a judge did not answer, or asked for a later retry
@@ -210,6 +211,10 @@ class SetupError(PermanentError):
 
 class StoreUnavailable(TransientError):
     """PostgreSQL did not answer in time; the caller continues from its cache or spool."""
+
+
+class StoreContended(StoreUnavailable):
+    """Another transaction holds a row that this one needs; a smaller transaction may need fewer."""
 
 
 class EngineUnavailable(TransientError):

@@ -10,16 +10,18 @@ import asyncio
 from collections.abc import Awaitable, Callable, Coroutine
 from datetime import timedelta
 from functools import wraps
-from typing import Any, Concatenate, ParamSpec, Protocol, TypeVar
+from typing import Any, Concatenate, ParamSpec, Protocol, TypeAlias, TypeVar
 
 import psycopg
+from psycopg.rows import TupleRow
 from sqlalchemy import make_url
 from sqlalchemy.exc import ArgumentError, DBAPIError
 from sqlalchemy.exc import TimeoutError as PoolTimeoutError
 from sqlalchemy.ext.asyncio import AsyncConnection, create_async_engine
 
-from clawloop.errors import ClawloopError, RecordUnusable, SetupError, StoreUnavailable
+from clawloop.errors import ClawloopError, RecordUnusable, SetupError, StoreContended, StoreUnavailable
 
+Raw: TypeAlias = psycopg.AsyncConnection[TupleRow]
 Result = TypeVar("Result")
 Arguments = ParamSpec("Arguments")
 
@@ -37,6 +39,8 @@ _CLOSE_SECONDS = 1.0  # a gateway has 4 s to stop, and an unresponsive server us
 _TOO_BIG = psycopg.errors.ProgramLimitExceeded | psycopg.errors.StatementTooComplex
 # During a rollout of a new version turns must wait, not fail.
 _OTHER_SCHEMA = psycopg.errors.UndefinedTable | psycopg.errors.UndefinedColumn
+# Subclasses of OperationalError.
+_CONTENDED = psycopg.errors.LockNotAvailable | psycopg.errors.DeadlockDetected
 # Caused by the server's state or its administration: damage, a read-only standby, a session ended for idling, missing
 # rights or schema, a cached plan from before a migration (FeatureNotSupported).
 _TRANSIENT = (
@@ -92,7 +96,7 @@ class Database:
         try:
             async with self._engine.begin() as connection:
                 return await work(connection)
-        except DBAPIError as error:
+        except (DBAPIError, psycopg.Error) as error:
             if (translated := _translate(error)) is None:
                 raise
             raise translated from None  # the cause quotes rows
@@ -156,6 +160,13 @@ def transaction(
     return run
 
 
+async def raw_connection(connection: AsyncConnection) -> Raw:
+    """The driver's own connection, in the same transaction."""
+    raw = (await connection.get_raw_connection()).driver_connection
+    assert isinstance(raw, psycopg.AsyncConnection)
+    return raw
+
+
 def driver_url(url: str) -> str:
     """The address with the driver psycopg.
 
@@ -188,13 +199,15 @@ def postgres_message(error: DBAPIError | psycopg.Error) -> str:
     return _one_line(cause or error)  # an error of the driver, or of connecting
 
 
-def _translate(error: DBAPIError) -> ClawloopError | None:
+def _translate(error: DBAPIError | psycopg.Error) -> ClawloopError | None:
     """The Clawloop error for a database error; None for a bug."""
-    cause = error.orig
+    cause = error.orig if isinstance(error, DBAPIError) else error
     if isinstance(cause, _TOO_BIG | psycopg.DataError | psycopg.IntegrityError):
         return RecordUnusable(postgres_message(error))
     if isinstance(cause, _OTHER_SCHEMA):
         return StoreUnavailable(f"the database has another schema (clawloop migrate): {postgres_message(error)}")
+    if isinstance(cause, _CONTENDED):
+        return StoreContended(postgres_message(error))
     if isinstance(cause, _TRANSIENT):
         return StoreUnavailable(postgres_message(error))
     return None

@@ -23,7 +23,6 @@ from db.tables import SessionRow, TurnRow
 from db.training.policies import insert_event, lock_policy
 from db.training.samples import end_samples
 from db.training.work_flag import refresh_work_flag
-from db.turns.prepared_turn import PreparedTurn
 
 WHY = "erased"
 """Replaces erased text and reasons."""
@@ -67,14 +66,6 @@ _FROM_TURN = text("""
         UNION
         SELECT t.id FROM down JOIN turns t ON t.parent_turn_id = down.id)
     SELECT id FROM down
-""")
-# Prefix hashes outlive an erasure.
-_ERASED_BEFORE = text("""
-    SELECT EXISTS (
-        SELECT FROM session_prefixes p JOIN turns t ON t.id = p.turn_id
-        WHERE p.api_key_id = :key AND p.prefix_hash = ANY(CAST(:hashes AS bytea[])) AND t.session_id = :session
-            AND (p.role = 'reply' OR (p.role = 'request' AND p.prefix_hash = :whole))
-            AND t.outcome = 'erased' AND t.erased_at >= :started_at)
 """)
 # Sets announced_at: the workflow is notified of the erasure instead, or never knew of the turns.
 _STRIP_TURNS = text(f"""
@@ -165,22 +156,6 @@ class PostgresErasureStore:
     async def erase_turn(self, connection: AsyncConnection, turn: TurnId) -> Erasure | None:
         session = await connection.scalar(select(TurnRow.session_id).where(TurnRow.id == turn))
         return None if session is None else await _erase(connection, SessionId(session), turn)
-
-
-async def repeats_erased_turn(connection: AsyncConnection, prepared: PreparedTurn, session: SessionId) -> bool:
-    """Whether a turn repeats the request of, or continues, a turn erased since the new one began.
-
-    The session's row must be locked.
-    """
-    lookup = prepared.request.lookup
-    values = {
-        "key": prepared.record.api_key_id,
-        "hashes": [*lookup.replies, lookup.whole],
-        "whole": lookup.whole,
-        "session": session,
-        "started_at": prepared.record.started_at,
-    }
-    return bool(await connection.scalar(_ERASED_BEFORE, values))
 
 
 async def _erase(connection: AsyncConnection, session: SessionId, turn: TurnId | None) -> Erasure | None:

@@ -7,7 +7,7 @@ from dataclasses import dataclass
 
 from clawloop.contracts.turns import Message
 from clawloop.ids import SessionId, TurnId
-from clawloop.turns.canonical import prefix_digests
+from clawloop.turns.canonical import is_volatile, prefix_digests
 
 
 @dataclass(frozen=True, slots=True)
@@ -17,11 +17,13 @@ class ConversationLookup:
     Args:
         replies: prefix digests right after each assistant message, oldest first.
         whole: digest of the whole request.
+        root: digest up to the first user message, which all requests of a conversation share.
         has_assistant: the request holds an assistant message.
     """
 
     replies: list[bytes]
     whole: bytes
+    root: bytes
     has_assistant: bool
 
 
@@ -44,7 +46,10 @@ def lookup(seed: bytes, messages: Sequence[Message]) -> ConversationLookup:
     """The digests under which a conversation that these messages continue may be stored."""
     digests = prefix_digests(seed, messages)
     replies = [digest for digest, message in zip(digests, messages, strict=True) if message.get("role") == "assistant"]
-    return ConversationLookup(replies, digests[-1] if digests else seed, bool(replies))
+    whole = digests[-1] if digests else seed
+    users = (message.get("role") == "user" and not is_volatile(message) for message in messages)
+    root = next((digest for digest, is_user in zip(digests, users, strict=True) if is_user), whole)
+    return ConversationLookup(replies, whole, root, bool(replies))
 
 
 def choose_session(lookup: ConversationLookup, known: Sequence[KnownPrefix]) -> SessionId | None:

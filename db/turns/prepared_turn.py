@@ -7,10 +7,11 @@ from collections.abc import Sequence
 from dataclasses import dataclass
 from functools import cached_property
 
-from clawloop.contracts.turns import Message, SessionEvidence, TurnKind, TurnOutcome, TurnRecord
+from clawloop.contracts.turns import Message, SessionEvidence, SessionSource, TurnKind, TurnOutcome, TurnRecord
 from clawloop.ids import ApiKeyId, TurnId
 from clawloop.turns.canonical import extend_digest, response_digest, seed_digest
 from clawloop.turns.conversation import ConversationLookup, lookup
+from clawloop.turns.identify import named_session_id
 from db.arrays import ids_to_bytes
 from db.exact_json import exact_json
 from db.turns.deltas import Conversation
@@ -49,6 +50,25 @@ class PreparedTurn:
     """A turn record, and what follows from it alone."""
 
     record: TurnRecord
+
+    @classmethod
+    def checked(cls, record: TurnRecord) -> PreparedTurn:
+        """
+        Raises:
+            RecordUnusable: PostgreSQL can never store a value.
+        """
+        prepared = cls(record)
+        prepared.conversation  # noqa: B018
+        return prepared
+
+    @cached_property
+    def marks(self) -> frozenset[bytes]:
+        """Two turns of one conversation share one of these, as far as their records tell."""
+        record, lookup = self.record, self.request.lookup
+        if record.evidence.source is not SessionSource.CONVERSATION:
+            return frozenset({named_session_id(record.api_key_id, record.evidence).bytes})
+        digests = {*lookup.replies, lookup.whole, self.reply_digest}
+        return frozenset(digest for digest in digests if digest is not None)
 
     @cached_property
     def first_choice(self) -> TurnId:

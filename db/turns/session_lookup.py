@@ -13,10 +13,10 @@ from sqlalchemy.ext.asyncio import AsyncConnection
 from clawloop.contracts.turns import SessionSource, TurnKind, TurnStatus
 from clawloop.ids import SessionId, TurnId
 from clawloop.turns.conversation import KnownPrefix, choose_session
-from clawloop.turns.identify import conversation_session_id, named_session_id
+from clawloop.turns.identify import named_session_id
 from clawloop.turns.parents import Candidate, find_parent
 from db.tables import PrefixRole, TurnRow
-from db.turns.prepared_turn import PreparedTurn, Request
+from db.turns.prepared_turn import Request
 
 _COMPLETED = {TurnStatus.COMPLETE, TurnStatus.LENGTH}
 
@@ -31,12 +31,6 @@ _KNOWN_PREFIXES = text("""
           AND (CAST(:before AS uuid) IS NULL OR turn_id < :before)
         ORDER BY turn_id DESC LIMIT 16) AS p
     JOIN turns t ON t.id = p.turn_id
-""")
-
-_EXPECTING_SESSION = text("""
-    SELECT t.session_id FROM session_prefixes p JOIN turns t ON t.id = p.turn_id
-    WHERE p.api_key_id = :key AND p.prefix_hash = :hash AND p.role = :role
-    ORDER BY p.turn_id LIMIT 1
 """)
 
 
@@ -58,19 +52,6 @@ async def find_session(connection: AsyncConnection, request: Request) -> Session
         for row in rows
     ]
     return choose_session(request.lookup, prefixes)
-
-
-async def assign_session(connection: AsyncConnection, prepared: PreparedTurn) -> tuple[SessionId, bool]:
-    """A turn's session, and whether neither a name nor an earlier turn identified it."""
-    if (session := await find_session(connection, prepared.request)) is not None:
-        return session, False
-    if prepared.reply_digest is not None:
-        # A late turn: the turns after it are here already and expect it.
-        parameters = {"key": prepared.record.api_key_id, "hash": prepared.reply_digest, "role": PrefixRole.EXPECTED}
-        expecting = await connection.scalar(_EXPECTING_SESSION, parameters)
-        if expecting is not None:
-            return SessionId(expecting), True
-    return conversation_session_id(prepared.first_choice), True
 
 
 async def find_parent_turn(connection: AsyncConnection, session: SessionId, request: Request) -> TurnId | None:

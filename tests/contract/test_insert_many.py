@@ -1,0 +1,186 @@
+"""Inserting many turns at once: the same result as one by one, in any order, from two gateways, beside bad turns."""
+
+from __future__ import annotations
+
+import asyncio
+import math
+import random
+from typing import Any
+
+import psycopg
+import pytest
+from hypothesis import HealthCheck, given, settings
+from hypothesis import strategies as st
+
+from clawloop.contracts.turns import InsertedTurn, Message, SessionEvidence, SessionSource, TurnRecord
+from clawloop.errors import RecordUnusable, StoreUnavailable
+from clawloop.ids import TurnId, new_api_key_id
+from db.database import CHAT_LIMIT, Database
+from db.turns.insert import PostgresTurnStore
+from tests.contract.conftest import Stores
+from tests.fakes.turn_store import FakeTurnStore
+from tests.records import turn_record
+
+BY_MESSAGES = SessionEvidence(SessionSource.CONVERSATION, None)
+
+
+def named(name: str) -> SessionEvidence:
+    return SessionEvidence(SessionSource.HEADER, name)
+
+
+def conversation(stores: Stores, name: str, turns: int, evidence: SessionEvidence) -> list[TurnRecord]:
+    """Turns that follow each other."""
+    records: list[TurnRecord] = []
+    messages: list[Message] = []
+    for number in range(turns):
+        answer: Message = {"role": "assistant", "content": f"answer {number} to {name}"}
+        messages = [*messages, {"role": "user", "content": f"question {number} of {name}"}]
+        records.append(turn_record(api_key_id=stores.key, evidence=evidence, messages=messages, response=answer))
+        messages = [*messages, answer]
+    return records
+
+
+async def assert_in_line(stores: Stores, records: list[TurnRecord]) -> None:
+    """Each turn is stored whole, in one session, below the turn before it."""
+    parent: TurnId | None = None
+    sessions = set()
+    for record in records:
+        stored = await stores.turns.load(record.turn_id)
+        assert stored is not None
+        assert stored.record == record
+        assert stored.parent_turn_id == parent
+        sessions.add(stored.session_id)
+        parent = record.turn_id
+    assert len(sessions) == 1
+
+
+def second_gateway(stores: Stores) -> FakeTurnStore | PostgresTurnStore:
+    """A store on the same turns that shares no cache."""
+    if isinstance(stores.turns, PostgresTurnStore):
+        return PostgresTurnStore(stores.turns._database)
+    return stores.turns
+
+
+async def test_turns_of_many_sessions_are_stored_together(stores: Stores) -> None:
+    lines = [conversation(stores, f"{stores.key} {n}", 3, named(f"s{n}") if n % 2 else BY_MESSAGES) for n in range(12)]
+    for number in range(3):
+        records = [line[number] for line in lines]
+        results = await stores.turns.insert_many(records)
+        assert [result.turn_id for result in results if isinstance(result, InsertedTurn)] == [
+            record.turn_id for record in records
+        ]
+    for line in lines:
+        await assert_in_line(stores, line)
+
+
+async def test_no_turns_are_no_work(stores: Stores) -> None:
+    assert await stores.turns.insert_many([]) == []
+
+
+@settings(max_examples=25, deadline=None, derandomize=True, suppress_health_check=[HealthCheck.function_scoped_fixture])
+@given(seed=st.integers(0, 2**32), by_name=st.booleans())
+async def test_parents_arrive_in_any_order_and_grouping_from_two_gateways(
+    stores: Stores, seed: int, by_name: bool
+) -> None:
+    chance = random.Random(seed)
+    name = f"{seed} {chance.random()} {by_name}"
+    lines = [conversation(stores, f"{name} {n}", 4, named(f"{name} {n}") if by_name else BY_MESSAGES) for n in range(2)]
+    records = [record for line in lines for record in line]
+    records += chance.sample(records, 2)  # a spool's turn may come twice
+    chance.shuffle(records)
+    gateways = [stores.turns, second_gateway(stores)]
+    batches: list[list[TurnRecord]] = []
+    while records:
+        size = chance.randint(1, 5)
+        batches.append(records[:size])
+        records = records[size:]
+
+    async def send(gateway: int) -> None:
+        for batch in batches[gateway::2]:
+            results = await gateways[gateway].insert_many(batch)
+            assert not [result for result in results if isinstance(result, Exception)]
+
+    await asyncio.gather(send(0), send(1))
+
+    for line in lines:
+        await assert_in_line(stores, line)
+
+
+async def test_a_turn_that_two_gateways_insert_at_once_is_stored_once(stores: Stores) -> None:
+    records = [turn_record(f"{n}", api_key_id=stores.key, evidence=named(f"twice {n}")) for n in range(5)]
+    both = await asyncio.gather(
+        stores.turns.insert_many([*records, records[0]]), second_gateway(stores).insert_many(records[::-1])
+    )
+    results = [result for results in both for result in results]
+    assert sum(isinstance(result, InsertedTurn) and not result.duplicate for result in results) == 5
+    assert sum(isinstance(result, InsertedTurn) and result.duplicate for result in results) == 6
+
+
+@pytest.mark.parametrize(
+    "broken",
+    [
+        {"messages": [{"role": "user", "content": "x", "n": math.inf}]},
+        {"prompt_ids": [2**31]},
+    ],
+)
+async def test_one_unusable_turn_costs_no_other(stores: Stores, broken: dict[str, Any]) -> None:
+    good = [turn_record(f"{n}", api_key_id=stores.key, evidence=named(f"good {n}")) for n in range(4)]
+    bad = turn_record(api_key_id=stores.key, evidence=named("bad"), **broken)
+
+    results = await stores.turns.insert_many([*good[:2], bad, *good[2:]])
+
+    assert [type(result) for result in results] == [InsertedTurn, InsertedTurn, RecordUnusable, *[InsertedTurn] * 2]
+    assert await stores.turns.load(bad.turn_id) is None
+
+
+@pytest.mark.postgres
+async def test_a_turn_that_only_postgresql_refuses_costs_no_other(postgres_stores: Stores) -> None:
+    stores = postgres_stores
+    good = [turn_record(f"{n}", api_key_id=stores.key, evidence=named(f"good {n}")) for n in range(4)]
+    without_key = turn_record(api_key_id=new_api_key_id(), evidence=named("no key"))
+
+    results = await stores.turns.insert_many([*good[:2], without_key, *good[2:]])
+
+    assert [type(result) for result in results] == [InsertedTurn, InsertedTurn, RecordUnusable, *[InsertedTurn] * 2]
+    for record in good:
+        assert await stores.turns.load(record.turn_id) is not None
+
+
+@pytest.mark.postgres
+async def test_a_locked_session_holds_up_only_its_own_turn(postgres_url: str, postgres_stores: Stores) -> None:
+    records = [turn_record(f"{n}", api_key_id=postgres_stores.key, evidence=named(f"lock {n}")) for n in range(4)]
+    first = await postgres_stores.turns.insert(records[0])
+    again = turn_record("again", api_key_id=postgres_stores.key, evidence=named("lock 0"))
+    gateway = Database(postgres_url, CHAT_LIMIT * 4)  # a busy machine must not fail the others
+    async with await psycopg.AsyncConnection.connect(postgres_url) as connection:
+        await connection.execute("SELECT FROM sessions WHERE id = %s FOR UPDATE", [first.session_id])
+        results = await PostgresTurnStore(gateway).insert_many([again, *records[1:]])
+    await gateway.close()
+
+    assert [type(result) for result in results] == [StoreUnavailable, *[InsertedTurn] * 3]
+    assert not (await postgres_stores.turns.insert(again)).duplicate
+
+
+@pytest.mark.postgres
+async def test_a_batch_takes_no_more_statements_than_a_lone_turn(
+    postgres_stores: Stores, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    statements: list[object] = []
+    execute = psycopg.AsyncConnection.execute
+
+    async def counted(self: psycopg.AsyncConnection[Any], query: Any, *arguments: Any, **named: Any) -> Any:
+        statements.append(query)
+        return await execute(self, query, *arguments, **named)
+
+    monkeypatch.setattr(psycopg.AsyncConnection, "execute", counted)
+    counts: list[int] = []
+    for size in (1, 30):
+        statements.clear()
+        records = [
+            turn_record(f"{n}", api_key_id=postgres_stores.key, evidence=named(f"{size} {n}")) for n in range(size)
+        ]
+        await postgres_stores.turns.insert_many(records)
+        counts.append(len(statements))
+    lone, batch = counts
+    assert lone <= 4
+    assert batch <= lone + 1  # how long it waits for locks
