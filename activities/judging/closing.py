@@ -21,7 +21,7 @@ from temporalio import activity
 from activities.judging.messages import Closed, CloseSession
 from activities.judging.next_state_lookup import find_next_state
 from activities.judging.ports import ClosingStore, JudgingCounter, NoCounter, TurnContextStore
-from activities.judging.turn_results import main_turn_result, with_trained_turns
+from activities.judging.turn_results import TRAINED_LIMIT, main_turn_result, with_trained_turns
 from activities.training.notifier import TrainingNotifier
 from clawloop.contracts.sessions import TurnResult
 from clawloop.contracts.turns import TurnOutcome
@@ -80,7 +80,8 @@ class ClosingActivities:
             results += _results(session, {fallback.turn_id: TurnDecision(TurnOutcome.SAMPLED, fallback.why)})
 
         # Before the session is closed: a retry after that finds no waiting turn to report.
-        results = await with_trained_turns(self._contexts, request.session_id, results)
+        trained = await self._contexts.trained_turns(request.session_id, TRAINED_LIMIT)
+        results = with_trained_turns(results, trained)
         ready_policy = await self._store.close(request.session_id, request.why, decisions, fallback)
         await self._training.notify(ready_policy)
         self._counts.closed(guaranteed=fallback is not None and fallback.turn_id is not None)

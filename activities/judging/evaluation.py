@@ -46,8 +46,11 @@ class Case:
 
     context: TurnContext
     next_state: NextState | None
-    feedback: list[GivenFeedback]
     give_up: str | None = None
+
+    @property
+    def feedback(self) -> Sequence[GivenFeedback]:
+        return self.context.feedback
 
     @property
     def record(self) -> TurnRecord:

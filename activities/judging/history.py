@@ -2,15 +2,15 @@
 
 from __future__ import annotations
 
-from collections.abc import Mapping
+from collections.abc import Mapping, Sequence
 
 from activities.judging.evaluation import Case
 from activities.judging.next_state_lookup import find_next_state
 from activities.judging.ports import Judge, JudgementStore
 from activities.judging.vote_collector import VoteCollector
 from clawloop.ids import JudgementId, TurnId, new_judgement_id
-from clawloop.judging.parsing import HintVote, Vote
-from clawloop.judging.records import OpenJudgement
+from clawloop.judging.parsing import Vote
+from clawloop.judging.records import OpenJudgement, StoredHint, StoredVote
 from clawloop.judging.voting import Verdict, majority
 from clawloop.recipes.recipe import Recipe
 
@@ -31,7 +31,7 @@ class StoredTurnJudge:
         context = await self._store.load_context(turn_id)
         if context is None or context.turn.record.response is None:
             return None
-        case = Case(context, await find_next_state(self._store, context), await self._store.feedback_of(turn_id))
+        case = Case(context, await find_next_state(self._store, context))
         if case.next_state is None and not case.texts:
             return None
         judgement = OpenJudgement(new_judgement_id(), recipe, {}, {})
@@ -48,7 +48,7 @@ class StoredTurnJudge:
 class _Forgetful:
     """Satisfies `activities.judging.ports.AnswerStore` and keeps nothing."""
 
-    async def store_vote(self, judgement: JudgementId, index: int, raw: str, vote: Vote | None) -> None:
+    async def store_votes(self, judgement: JudgementId, votes: Sequence[StoredVote]) -> None:
         pass
 
     async def store_direct_vote(
@@ -56,5 +56,5 @@ class _Forgetful:
     ) -> Mapping[Vote, float]:
         return logprobs
 
-    async def store_hint(self, judgement: JudgementId, kind: str, index: int, raw: str, hint: HintVote | None) -> None:
+    async def store_hints(self, judgement: JudgementId, kind: str, hints: Sequence[StoredHint]) -> None:
         pass

@@ -15,13 +15,13 @@ from activities.judging.evaluation import Case, Evaluator, count_answers
 from activities.judging.messages import CollectDirectVote, Judged, JudgeTurn
 from activities.judging.next_state_lookup import find_next_state, judgeable_by
 from activities.judging.ports import Judge, JudgementStore, JudgingCounter, NoCounter, Renderer
-from activities.judging.turn_results import main_turn_result, unknown_turn_result, with_trained_turns
+from activities.judging.turn_results import TRAINED_LIMIT, main_turn_result, unknown_turn_result, with_trained_turns
 from activities.judging.vote_collector import VoteCollector
 from activities.training.notifier import TrainingNotifier
 from clawloop.contracts.sessions import TurnResult
 from clawloop.contracts.turns import TurnOutcome
 from clawloop.judging.plan import Action, JudgingPlan, plan_judging
-from clawloop.judging.records import FinalizedJudgement, OpenJudgement, Relation, TurnContext
+from clawloop.judging.records import FinalizedJudgement, JudgingContext, OpenJudgement, Relation, TurnContext
 from clawloop.turns.next_state import NextState
 
 log = logging.getLogger(__name__)
@@ -48,12 +48,12 @@ class JudgingActivities:
     async def judge_turn(self, request: JudgeTurn) -> Judged:
         """Judge the turns that a turn makes judgeable; or the turn itself, if asked to."""
         async with heartbeating():
-            context = await self._store.load_context(request.turn_id)
-            if context is None:
+            loaded = await self._store.load_judging(request.turn_id, TRAINED_LIMIT)
+            if loaded is None:
                 return Judged(fates=[unknown_turn_result(request.turn_id)])
-            results = [await self._judge_one(request, *judgeable) for judgeable in await self._find(request, context)]
+            results = [await self._judge_one(request, *judgeable) for judgeable in await self._find(request, loaded)]
             reported = [result for result in results if result is not None]
-            return Judged(fates=await with_trained_turns(self._store, request.session_id, reported))
+            return Judged(fates=with_trained_turns(reported, loaded.trained))
 
     @activity.defn(name="ask_directly")
     async def collect_direct_vote(self, request: CollectDirectVote) -> None:
@@ -63,7 +63,7 @@ class JudgingActivities:
             if context is None or context.turn.outcome is TurnOutcome.ERASED:
                 return
             state = await find_next_state(self._store, context)
-            case = Case(context, state, await self._store.feedback_of(request.turn_id))
+            case = Case(context, state)
             collector = self._collector(case, await self._store.revise(*case.key))
             vote = await collector.direct_vote()
             count_answers(self._counts, "vote", [vote.verdict])
@@ -72,14 +72,14 @@ class JudgingActivities:
                     "no direct vote", extra={"turn_id": str(request.turn_id), "why": "; ".join(collector.problems)}
                 )
 
-    async def _find(self, request: JudgeTurn, context: TurnContext) -> list[tuple[TurnContext, NextState | None]]:
+    async def _find(self, request: JudgeTurn, loaded: JudgingContext) -> list[tuple[TurnContext, NextState | None]]:
         if request.itself or request.feedback_id is not None or request.revision is not None:
-            return [(context, await find_next_state(self._store, context))]
-        return [*await judgeable_by(self._store, context)]
+            return [(loaded.turn, await find_next_state(self._store, loaded.turn))]
+        return [*await judgeable_by(self._store, loaded.turn, loaded.before)]
 
     async def _judge_one(self, request: JudgeTurn, context: TurnContext, state: NextState | None) -> TurnResult | None:
         """The turn's result; None if there is nothing to judge it by yet."""
-        case = Case(context, state, await self._store.feedback_of(context.turn.record.turn_id), request.give_up)
+        case = Case(context, state, request.give_up)
         plan = plan_judging(
             context.current,
             has_next_state=state is not None,

@@ -34,15 +34,19 @@ async def find_next_state(
     return None
 
 
-async def judgeable_by(contexts: TurnContextStore, recorded: TurnContext) -> list[tuple[TurnContext, NextState]]:
+async def judgeable_by(
+    contexts: TurnContextStore, recorded: TurnContext, before: TurnContext | None
+) -> list[tuple[TurnContext, NextState]]:
     """The turns that a newly recorded turn makes judgeable, each with its next state.
 
     That is the turn it follows, if its request is the first to hold that turn's next state. And itself, if it was
     stored after the turn that holds its own next state: that turn could not make it judgeable.
+
+    Args:
+        before: the turn it follows; None if there is none.
     """
     found: list[tuple[TurnContext, NextState]] = []
     turn_id = recorded.turn.record.turn_id
-    before = None if recorded.follows is None else await contexts.load_context(recorded.follows)
     if before is not None and before.turn.outcome is not TurnOutcome.ERASED:
         state = await find_next_state(contexts, before, recorded)
         if state is not None and state.next_turn_id == turn_id:

@@ -11,13 +11,15 @@ from typing import Protocol
 from clawloop.contracts.sessions import TurnResult
 from clawloop.contracts.turns import Message, TurnOutcome, TurnRecord
 from clawloop.ids import FeedbackId, JudgementId, SessionId, TurnId
-from clawloop.judging.parsing import HintVote, Vote
+from clawloop.judging.parsing import Vote
 from clawloop.judging.prompts import AnswerForm, JudgeAnswer, JudgePrompt
 from clawloop.judging.records import (
     ClosingSession,
     FinalizedJudgement,
-    GivenFeedback,
+    JudgingContext,
     OpenJudgement,
+    StoredHint,
+    StoredVote,
     TurnContext,
     TurnDecision,
 )
@@ -27,7 +29,7 @@ from clawloop.samples.fallback import FallbackSample
 
 class TurnContextStore(Protocol):
     async def load_context(self, turn_id: TurnId) -> TurnContext | None:
-        """A main turn and its neighbours; None for an unknown turn or a side turn."""
+        """A main turn, its neighbours and feedback; None for an unknown turn or a side turn."""
 
     async def trained_turns(self, session: SessionId, limit: int) -> list[TurnResult]:
         """The session's newest `limit` main turns that were trained, rolled back since or not, in their order."""
@@ -36,20 +38,23 @@ class TurnContextStore(Protocol):
 class AnswerStore(Protocol):
     """Stores each answer of a judge once."""
 
-    async def store_vote(self, judgement: JudgementId, index: int, raw: str, vote: Vote | None) -> None:
-        """Insert one vote. Idempotent: the first one of an index counts, and none once the judgement is decided."""
+    async def store_votes(self, judgement: JudgementId, votes: Sequence[StoredVote]) -> None:
+        """Insert votes in one transaction. Idempotent: the first of an index counts, and none after the decision."""
 
     async def store_direct_vote(
         self, judgement: JudgementId, logprobs: Mapping[Vote, float], vote: Vote
     ) -> Mapping[Vote, float]:
         """Insert a direct vote with its log-probs as they came; the first one counts, and is returned."""
 
-    async def store_hint(self, judgement: JudgementId, kind: str, index: int, raw: str, hint: HintVote | None) -> None:
-        """Insert one hint. Idempotent: the first one of a kind and index counts."""
+    async def store_hints(self, judgement: JudgementId, kind: str, hints: Sequence[StoredHint]) -> None:
+        """Insert hints in one transaction. Idempotent: the first of a kind and index counts."""
 
 
 class JudgementStore(TurnContextStore, AnswerStore, Protocol):
     """Stores judgements, and each answer of a judge once."""
+
+    async def load_judging(self, turn_id: TurnId, trained_limit: int) -> JudgingContext | None:
+        """The contexts of a turn and of the one it follows, and `trained_turns`, in one transaction; None as there."""
 
     async def open(
         self, turn_id: TurnId, next_turn_id: TurnId | None, evidence_hash: bytes, hint_kind: str, revision: int = 0
@@ -89,9 +94,6 @@ class JudgementStore(TurnContextStore, AnswerStore, Protocol):
                 `revise` makes another judgement); feedback not in `feedback_ids` was applied (a judge's late answer
                 must not undo it); or the stored votes are not those of the ballot (a retry reads them).
         """
-
-    async def feedback_of(self, turn_id: TurnId) -> list[GivenFeedback]:
-        """All feedback on a turn, oldest first."""
 
 
 class Judge(Protocol):

@@ -5,10 +5,9 @@ from __future__ import annotations
 from collections.abc import Sequence
 
 from activities.judging.messages import WHY_LIMIT
-from activities.judging.ports import TurnContextStore
 from clawloop.contracts.sessions import TurnResult
 from clawloop.contracts.turns import TurnKind, TurnOutcome
-from clawloop.ids import SessionId, TurnId
+from clawloop.ids import TurnId
 
 # As many as the workflow's table has rows.
 TRAINED_LIMIT = 20
@@ -42,17 +41,12 @@ def unknown_turn_result(turn_id: TurnId) -> TurnResult:
     )
 
 
-async def with_trained_turns(
-    contexts: TurnContextStore, session: SessionId, results: Sequence[TurnResult]
-) -> list[TurnResult]:
+def with_trained_turns(results: Sequence[TurnResult], trained_turns: Sequence[TurnResult]) -> list[TurnResult]:
     """`results` and the session's newest trained turns, each turn once if `results` has each once.
 
     Nothing notifies a session's workflow of training steps: it learns of them with the next judgement or closing.
-
-    Raises:
-        StoreUnavailable
     """
-    trained = {result.turn_id: result for result in await contexts.trained_turns(session, TRAINED_LIMIT)}
+    trained = {result.turn_id: result for result in trained_turns}
     updated = [
         result
         if (newest := trained.pop(result.turn_id, None)) is None

@@ -7,7 +7,7 @@ seems to have a vote: a judge may still be thinking then.
 
 from __future__ import annotations
 
-from collections.abc import Awaitable, Callable, Mapping
+from collections.abc import Awaitable, Callable, Mapping, Sequence
 from dataclasses import dataclass
 from functools import partial
 from typing import Generic, TypeVar
@@ -39,7 +39,7 @@ class _Question(Generic[Answer]):
     stored: Mapping[int, Answer | None]
     make_prompt: Callable[..., JudgePrompt]
     parse: Callable[[str, JudgePrompt], Answer | None]
-    store: Callable[[int, str, Answer | None], Awaitable[None]]
+    store: Callable[[Sequence[tuple[int, str, Answer | None]]], Awaitable[None]]
 
 
 class VoteCollector:
@@ -74,7 +74,7 @@ class VoteCollector:
         Raises:
             JudgeUnavailable: the answers so far are stored.
         """
-        store = partial(self._store.store_vote, self._judgement.id)
+        store = partial(self._store.store_votes, self._judgement.id)
         return await self._collect(_Question[Vote](self._judgement.votes, vote_prompt, parse_vote, store))
 
     async def hints(self, kind: str) -> list[HintVote | None]:
@@ -82,7 +82,7 @@ class VoteCollector:
         Raises:
             JudgeUnavailable: the answers so far are stored.
         """
-        store = partial(self._store.store_hint, self._judgement.id, kind)
+        store = partial(self._store.store_hints, self._judgement.id, kind)
         return await self._collect(_Question[HintVote](self._judgement.hints, hint_prompt, parse_hint, store))
 
     async def direct_vote(self) -> Verdict:
@@ -120,17 +120,18 @@ class VoteCollector:
                 ask = partial(self._ask_with_prompt, n=len(missing))
                 prompt, raws = await self._ask_within_limits(question.make_prompt, form, ask)
                 # A judge may give fewer answers than asked for; surplus ones are discarded.
-                for index, raw in zip(missing, raws, strict=False):
-                    answer = _parsed(question, raw, prompt)
-                    if answer is not None:
-                        await question.store(index, raw.text, answer)
-                        answers[index] = answer
+                parsed = [
+                    (index, raw.text, _parsed(question, raw, prompt)) for index, raw in zip(missing, raws, strict=False)
+                ]
+                if readable := [one for one in parsed if one[2] is not None]:
+                    await question.store(readable)
+                    answers |= {index: answer for index, _, answer in readable}
                 for index in missing:
                     if index not in answers:
                         (raw, *_) = [*await self._ask(prompt, 1), JudgeAnswer("")]
                         answers[index] = _parsed(question, raw, prompt)
                         cut += raw.cut
-                        await question.store(index, raw.text, answers[index])
+                        await question.store([(index, raw.text, answers[index])])
             except JudgeRefused as error:
                 self._note(str(error))
             if cut:

@@ -6,7 +6,9 @@ from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 from datetime import datetime
 from enum import StrEnum
+from typing import TypeAlias
 
+from clawloop.contracts.sessions import TurnResult
 from clawloop.contracts.turns import StoredTurn, TurnOutcome
 from clawloop.ids import ApiKeyId, FeedbackId, JudgementId, SessionId, TurnId
 from clawloop.judging.hints import HintChoice
@@ -17,6 +19,11 @@ from clawloop.turns.parents import Candidate
 
 VOTES = "sampled"  # kind of the votes that are sampled from a judge
 DIRECT = "direct"  # kind of a direct vote; the raw answer is the log-probs of the three choices
+StoredVote: TypeAlias = tuple[int, str, Vote | None]
+"""A vote's index, the judge's answer as it came, and what it says; None if it cannot be read."""
+StoredHint: TypeAlias = tuple[int, str, HintVote | None]
+"""Likewise for a hint."""
+
 HINTS = "hint"  # kind of a hint by the next state; with feedback texts their number is added
 
 
@@ -48,6 +55,7 @@ class TurnContext:
         overtaken_by: those of `followed_by` that were stored before the turn.
         current: the newest decided judgement; None if there is none.
         task_outcome: whether the session's task succeeded, 1 or −1; None if not known.
+        feedback: all feedback on the turn, oldest first.
     """
 
     turn: StoredTurn
@@ -59,6 +67,22 @@ class TurnContext:
     overtaken_by: frozenset[TurnId]
     current: CurrentJudgement | None
     task_outcome: int | None = None
+    feedback: Sequence[GivenFeedback] = ()
+
+
+@dataclass(frozen=True, slots=True)
+class JudgingContext:
+    """All that is read before a turn is judged.
+
+    Args:
+        turn: the turn that a workflow was signalled.
+        before: the main turn that it follows; None if there is none.
+        trained: the session's newest trained turns, for the workflow's table.
+    """
+
+    turn: TurnContext
+    before: TurnContext | None
+    trained: list[TurnResult]
 
 
 @dataclass(frozen=True, slots=True)

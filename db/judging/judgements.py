@@ -14,18 +14,21 @@ from clawloop.contracts.sessions import TurnResult
 from clawloop.contracts.training import SampleState
 from clawloop.contracts.turns import TurnKind, TurnOutcome
 from clawloop.ids import ApiKeyId, FeedbackId, JudgementId, SessionId, TurnId, new_judgement_id
-from clawloop.judging.parsing import HintVote, Vote
+from clawloop.judging.parsing import Vote
 from clawloop.judging.records import (
     VOTES,
     CurrentJudgement,
     FinalizedJudgement,
     GivenFeedback,
+    JudgingContext,
     OpenJudgement,
+    StoredHint,
+    StoredVote,
     TurnContext,
 )
 from db.database import Database, transaction
 from db.judging.finalize import finalize_judgement, require_content
-from db.judging.votes import insert_direct_vote, insert_hint, insert_vote, read_open
+from db.judging.votes import insert_direct_vote, insert_hints, insert_votes, read_open
 from db.tables import FeedbackRow, JudgementRow, SampleRow, SessionRow, TurnRow
 from db.training.recipes import recipe_of_policy
 from db.training.samples import read_trained_turns
@@ -70,30 +73,17 @@ class PostgresJudgementStore:
 
     @transaction
     async def load_context(self, connection: AsyncConnection, turn_id: TurnId) -> TurnContext | None:
-        turn = await read_turn(connection, self._conversations, turn_id)
-        if turn is None or turn.record.kind is not TurnKind.MAIN:
+        return await self._context(connection, turn_id)
+
+    @transaction
+    async def load_judging(
+        self, connection: AsyncConnection, turn_id: TurnId, trained_limit: int
+    ) -> JudgingContext | None:
+        if (turn := await self._context(connection, turn_id)) is None:
             return None
-        record = turn.record
-        request = Request(record.api_key_id, record.evidence, record.messages, record.group_id or turn_id)
-        in_session = TurnRow.session_id == turn.session_id
-        number = select(func.count()).where(in_session, TurnRow.kind == TurnKind.MAIN, TurnRow.id <= turn_id)
-        entered_at = await connection.scalar(select(TurnRow.entered_at).where(TurnRow.id == turn_id))
-        followed_by = (await connection.execute(_FOLLOWED_BY, {"turn_id": turn_id})).all()
-        current = (await connection.execute(_CURRENT, {"turn_id": turn_id})).first()
-        follows = await connection.scalar(_FOLLOWS, {"turn_id": turn_id})
-        return TurnContext(
-            turn=turn,
-            number=await connection.scalar(number) or 0,
-            seed=request.seed,
-            candidates=await parent_candidates(connection, turn.session_id, request.replies, request.before),
-            follows=None if follows is None else TurnId(follows),
-            followed_by=[TurnId(row.id) for row in followed_by],
-            overtaken_by=frozenset(TurnId(row.id) for row in followed_by if row.entered_at < entered_at),
-            current=None if current is None else _current_judgement(current),
-            task_outcome=await connection.scalar(
-                select(SessionRow.task_outcome).where(SessionRow.id == turn.session_id)
-            ),
-        )
+        before = None if turn.follows is None else await self._context(connection, turn.follows)
+        trained = await read_trained_turns(connection, turn.turn.session_id, trained_limit)
+        return JudgingContext(turn, before, trained)
 
     @transaction
     async def trained_turns(self, connection: AsyncConnection, session: SessionId, limit: int) -> list[TurnResult]:
@@ -148,10 +138,10 @@ class PostgresJudgementStore:
         return await _open(connection, turn_id, next_turn_id, evidence_hash, hint_kind, row.revision + 1)
 
     @transaction
-    async def store_vote(
-        self, connection: AsyncConnection, judgement: JudgementId, index: int, raw: str, vote: Vote | None
+    async def store_votes(
+        self, connection: AsyncConnection, judgement: JudgementId, votes: Sequence[StoredVote]
     ) -> None:
-        await insert_vote(connection, judgement, VOTES, index, raw, vote)
+        await insert_votes(connection, judgement, VOTES, votes)
 
     @transaction
     async def store_direct_vote(
@@ -160,16 +150,10 @@ class PostgresJudgementStore:
         return await insert_direct_vote(connection, judgement, logprobs, vote)
 
     @transaction
-    async def store_hint(
-        self,
-        connection: AsyncConnection,
-        judgement: JudgementId,
-        kind: str,
-        index: int,
-        raw: str,
-        hint: HintVote | None,
+    async def store_hints(
+        self, connection: AsyncConnection, judgement: JudgementId, kind: str, hints: Sequence[StoredHint]
     ) -> None:
-        await insert_hint(connection, judgement, kind, index, raw, hint)
+        await insert_hints(connection, judgement, kind, hints)
 
     @transaction
     async def finalize(
@@ -181,23 +165,48 @@ class PostgresJudgementStore:
     ) -> str | None:
         return await finalize_judgement(connection, judgement, finalized, feedback_ids)
 
-    @transaction
-    async def feedback_of(self, connection: AsyncConnection, turn_id: TurnId) -> list[GivenFeedback]:
-        query = (
-            select(FeedbackRow).where(FeedbackRow.turn_id == turn_id).order_by(FeedbackRow.received_at, FeedbackRow.id)
+    async def _context(self, connection: AsyncConnection, turn_id: TurnId) -> TurnContext | None:
+        turn = await read_turn(connection, self._conversations, turn_id)
+        if turn is None or turn.record.kind is not TurnKind.MAIN:
+            return None
+        record = turn.record
+        request = Request(record.api_key_id, record.evidence, record.messages, record.group_id or turn_id)
+        in_session = TurnRow.session_id == turn.session_id
+        number = select(func.count()).where(in_session, TurnRow.kind == TurnKind.MAIN, TurnRow.id <= turn_id)
+        entered_at = await connection.scalar(select(TurnRow.entered_at).where(TurnRow.id == turn_id))
+        followed_by = (await connection.execute(_FOLLOWED_BY, {"turn_id": turn_id})).all()
+        current = (await connection.execute(_CURRENT, {"turn_id": turn_id})).first()
+        follows = await connection.scalar(_FOLLOWS, {"turn_id": turn_id})
+        return TurnContext(
+            turn=turn,
+            number=await connection.scalar(number) or 0,
+            seed=request.seed,
+            candidates=await parent_candidates(connection, turn.session_id, request.replies, request.before),
+            follows=None if follows is None else TurnId(follows),
+            followed_by=[TurnId(row.id) for row in followed_by],
+            overtaken_by=frozenset(TurnId(row.id) for row in followed_by if row.entered_at < entered_at),
+            current=None if current is None else _current_judgement(current),
+            task_outcome=await connection.scalar(
+                select(SessionRow.task_outcome).where(SessionRow.id == turn.session_id)
+            ),
+            feedback=await _feedback(connection, turn_id),
         )
-        return [
-            GivenFeedback(
-                id=FeedbackId(row.id),
-                turn_id=TurnId(row.turn_id),
-                api_key_id=ApiKeyId(row.api_key_id),
-                score=row.score,
-                text=row.text,
-                received_at=row.received_at,
-                applied=row.applied_at is not None,
-            )
-            for row in await connection.execute(query)
-        ]
+
+
+async def _feedback(connection: AsyncConnection, turn_id: TurnId) -> list[GivenFeedback]:
+    query = select(FeedbackRow).where(FeedbackRow.turn_id == turn_id).order_by(FeedbackRow.received_at, FeedbackRow.id)
+    return [
+        GivenFeedback(
+            id=FeedbackId(row.id),
+            turn_id=TurnId(row.turn_id),
+            api_key_id=ApiKeyId(row.api_key_id),
+            score=row.score,
+            text=row.text,
+            received_at=row.received_at,
+            applied=row.applied_at is not None,
+        )
+        for row in await connection.execute(query)
+    ]
 
 
 def _current_judgement(row: Any) -> CurrentJudgement:

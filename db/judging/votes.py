@@ -6,14 +6,14 @@ Every function works in the caller's transaction.
 from __future__ import annotations
 
 import json
-from collections.abc import Mapping
+from collections.abc import Mapping, Sequence
 
-from sqlalchemy import Boolean, Integer, Text, bindparam, select, text
+from sqlalchemy import Text, bindparam, select, text
 from sqlalchemy.ext.asyncio import AsyncConnection
 
 from clawloop.ids import JudgementId
 from clawloop.judging.parsing import HintVote, Vote
-from clawloop.judging.records import DIRECT, VOTES, Ballot, OpenJudgement
+from clawloop.judging.records import DIRECT, VOTES, Ballot, OpenJudgement, StoredHint, StoredVote
 from db.exact_json import storable
 from db.tables import HintRow, VoteRow
 from db.training.recipes import recipe_by_hash
@@ -29,55 +29,64 @@ _LOCK_TURNS = text("""
 # Nothing is inserted if the turn, or the one that holds its next state, was erased; nor a vote after the verdict was
 # decided: a verdict always agrees with its stored votes. A vote that is being inserted delays the decision. Only a
 # direct vote may come later: a closing asks for it where the votes cancelled out.
-_INSERT_VOTE = text("""
+_INSERT_VOTES = text("""
     INSERT INTO votes (judgement_id, kind, index, raw, score)
-    SELECT j.id, :kind, :index, :raw, :score
-    FROM judgements j JOIN turns t ON t.id = j.turn_id LEFT JOIN turns b ON b.id = j.shown_by
+    SELECT j.id, :kind, a.index, a.raw, a.score
+    FROM judgements j JOIN turns t ON t.id = j.turn_id LEFT JOIN turns b ON b.id = j.shown_by,
+        unnest(CAST(:indices AS int[]), CAST(:raws AS text[]), CAST(:scores AS int[])) AS a(index, raw, score)
     WHERE j.id = :judgement_id AND t.outcome <> 'erased' AND (b.id IS NULL OR b.outcome <> 'erased')
         AND (j.decided_at IS NULL OR (:kind = 'direct' AND j.verdict IS NOT NULL))
     FOR KEY SHARE OF j ON CONFLICT DO NOTHING
-""").bindparams(bindparam("index", type_=Integer), bindparam("score", type_=Integer), bindparam("kind", type_=Text))
-_INSERT_HINT = text("""
+""").bindparams(bindparam("kind", type_=Text))
+_INSERT_HINTS = text("""
     INSERT INTO hints (judgement_id, kind, index, raw, accepted, text)
-    SELECT j.id, :kind, :index, :raw, :accepted, :text
-    FROM judgements j JOIN turns t ON t.id = j.turn_id LEFT JOIN turns b ON b.id = j.shown_by
+    SELECT j.id, :kind, a.index, a.raw, a.accepted, a.text
+    FROM judgements j JOIN turns t ON t.id = j.turn_id LEFT JOIN turns b ON b.id = j.shown_by,
+        unnest(CAST(:indices AS int[]), CAST(:raws AS text[]), CAST(:accepted AS bool[]), CAST(:texts AS text[]))
+            AS a(index, raw, accepted, text)
     WHERE j.id = :judgement_id AND t.outcome <> 'erased' AND (b.id IS NULL OR b.outcome <> 'erased')
     FOR KEY SHARE OF j ON CONFLICT DO NOTHING
-""").bindparams(bindparam("index", type_=Integer), bindparam("accepted", type_=Boolean))
+""").bindparams(bindparam("kind", type_=Text))
 
 
-async def insert_vote(
-    connection: AsyncConnection, judgement: JudgementId, kind: str, index: int, raw: str, vote: Vote | None
+async def insert_votes(
+    connection: AsyncConnection, judgement: JudgementId, kind: str, votes: Sequence[StoredVote]
 ) -> None:
-    """Insert a vote. Idempotent: the first one of its kind and index counts."""
-    row = {"judgement_id": judgement, "kind": kind, "index": index, "raw": storable(raw), "score": vote}
+    """Insert votes. Idempotent: the first one of its kind and index counts."""
+    rows = {
+        "judgement_id": judgement,
+        "kind": kind,
+        "indices": [index for index, _, _ in votes],
+        "raws": [storable(raw) for _, raw, _ in votes],
+        "scores": [vote for _, _, vote in votes],
+    }
     await connection.execute(_LOCK_TURNS, {"judgement_id": judgement})
-    await connection.execute(_INSERT_VOTE, row)
+    await connection.execute(_INSERT_VOTES, rows)
 
 
 async def insert_direct_vote(
     connection: AsyncConnection, judgement: JudgementId, logprobs: Mapping[Vote, float], vote: Vote
 ) -> Mapping[Vote, float]:
     """Insert a direct vote; the first one counts, and is returned."""
-    await insert_vote(connection, judgement, DIRECT, 0, direct_to_text(logprobs), vote)
+    await insert_votes(connection, judgement, DIRECT, [(0, direct_to_text(logprobs), vote)])
     raw = await _direct(connection, judgement)
     return logprobs if raw is None else direct_from_text(raw)
 
 
-async def insert_hint(
-    connection: AsyncConnection, judgement: JudgementId, kind: str, index: int, raw: str, hint: HintVote | None
+async def insert_hints(
+    connection: AsyncConnection, judgement: JudgementId, kind: str, hints: Sequence[StoredHint]
 ) -> None:
-    """Insert a hint. Idempotent: the first one of its kind and index counts."""
-    row = {
+    """Insert hints. Idempotent: the first one of its kind and index counts."""
+    rows = {
         "judgement_id": judgement,
         "kind": kind,
-        "index": index,
-        "raw": storable(raw),
-        "accepted": None if hint is None else hint.accepted,
-        "text": None if hint is None or hint.text is None else storable(hint.text),
+        "indices": [index for index, _, _ in hints],
+        "raws": [storable(raw) for _, raw, _ in hints],
+        "accepted": [None if hint is None else hint.accepted for _, _, hint in hints],
+        "texts": [None if hint is None or hint.text is None else storable(hint.text) for _, _, hint in hints],
     }
     await connection.execute(_LOCK_TURNS, {"judgement_id": judgement})
-    await connection.execute(_INSERT_HINT, row)
+    await connection.execute(_INSERT_HINTS, rows)
 
 
 async def votes_match(connection: AsyncConnection, judgement: JudgementId, ballot: Ballot) -> bool:

@@ -21,9 +21,9 @@ async def test_an_answer_is_not_stored_once_the_next_state_is_erased(ledger: Led
     await ledger.insert(first, second)
     opened = await ledger.judgements.open(first.turn_id, second.turn_id, b"e", "hint")
     ledger.erase(second.turn_id)
-    await ledger.judgements.store_vote(opened.id, 0, "1", 1)
+    await ledger.judgements.store_votes(opened.id, [(0, "1", 1)])
     await ledger.judgements.store_direct_vote(opened.id, {1: -0.1, 0: -3.0, -1: -4.0}, 1)
-    await ledger.judgements.store_hint(opened.id, "hint", 0, "h", HintVote(True, "words of it"))
+    await ledger.judgements.store_hints(opened.id, "hint", [(0, "h", HintVote(True, "words of it"))])
     with pytest.raises(RecordUnusable, match=f"{second.turn_id} was erased"):
         await ledger.judgements.finalize(opened.id, GOOD, [])
     for open_it in (ledger.judgements.open, ledger.judgements.revise):
@@ -52,7 +52,7 @@ async def test_a_judgement_opened_without_a_next_state_never_gets_one(ledger: Le
     first, second = ledger.talk("one", "two")
     await ledger.insert(first, second)
     opened = await ledger.judgements.revise(first.turn_id, None, b"e", "hint")
-    await ledger.judgements.store_vote(opened.id, 0, "1", 1)
+    await ledger.judgements.store_votes(opened.id, [(0, "1", 1)])
     later = await ledger.judgements.revise(first.turn_id, second.turn_id, b"e", "hint")
     assert (later.id != opened.id, later.votes) == (True, {})
     assert (await ledger.judgements.revise(first.turn_id, second.turn_id, b"e", "hint")).id == later.id

@@ -66,12 +66,12 @@ async def test_answers_are_stored_once_and_read_again(ledger: Ledger) -> None:
     await ledger.insert(first, second)
     opened = await ledger.judgements.open(first.turn_id, second.turn_id, b"e", "hint")
     assert (opened.votes, opened.hints, opened.recipe.name) == ({}, {}, "combined")
-    await ledger.judgements.store_vote(opened.id, 0, "1", 1)
-    await ledger.judgements.store_vote(opened.id, 0, "-1", -1)  # the first one counts
-    await ledger.judgements.store_vote(opened.id, 2, "?", None)
+    await ledger.judgements.store_votes(opened.id, [(0, "1", 1)])
+    await ledger.judgements.store_votes(opened.id, [(0, "-1", -1)])  # the first one counts
+    await ledger.judgements.store_votes(opened.id, [(2, "?", None)])
     hint = HintVote(True, "In Python, please.")
-    await ledger.judgements.store_hint(opened.id, "hint", 1, "x", hint)
-    await ledger.judgements.store_hint(opened.id, "hint+1", 0, "y", HintVote(False, None))
+    await ledger.judgements.store_hints(opened.id, "hint", [(1, "x", hint)])
+    await ledger.judgements.store_hints(opened.id, "hint+1", [(0, "y", HintVote(False, None))])
     again = await ledger.judgements.open(first.turn_id, second.turn_id, b"e", "hint")
     assert (again.id, again.votes, again.hints) == (opened.id, {0: 1, 2: None}, {1: hint})
     other = await ledger.judgements.open(first.turn_id, second.turn_id, b"e", "hint+1")
@@ -82,13 +82,13 @@ async def test_a_vote_after_the_verdict_is_not_stored(ledger: Ledger) -> None:
     first, second = ledger.talk("one", "two")
     await ledger.insert(first, second)
     opened = await ledger.judgements.open(first.turn_id, second.turn_id, b"e", "hint")
-    await ledger.judgements.store_vote(opened.id, 0, "1", 1)
+    await ledger.judgements.store_votes(opened.id, [(0, "1", 1)])
     others: list[tuple[Vote | None, ...]] = [(None, None, None), (-1, None, None), (1, 1, None), (None, None, 1)]
     for scores in others:
         with pytest.raises(StoreUnavailable):
             await ledger.judgements.finalize(opened.id, replace(GOOD, ballot=Ballot(VOTES, scores)), [])
     await ledger.judgements.finalize(opened.id, replace(GOOD, ballot=Ballot(VOTES, (1, None, None))), [])
-    await ledger.judgements.store_vote(opened.id, 1, "-1", -1)
+    await ledger.judgements.store_votes(opened.id, [(1, "-1", -1)])
     again = await ledger.judgements.open(first.turn_id, second.turn_id, b"e", "hint")
     assert again.votes == {0: 1}
     # A closing asks for a direct vote where the others cancel out.
@@ -134,7 +134,9 @@ async def test_feedback_amends_a_judgement_or_adds_one_if_its_sample_is_taken(le
     amended = await ledger.judgements.revise(first.turn_id, second.turn_id, b"f", "hint")
     assert amended.id == opened.id
     await ledger.judgements.finalize(amended.id, TIE, [given])
-    assert [one.applied for one in await ledger.judgements.feedback_of(first.turn_id)] == [True]
+    context = await ledger.judgements.load_context(first.turn_id)
+    assert context is not None
+    assert [one.applied for one in context.feedback] == [True]
     assert [state for state, _ in ledger.samples(first.turn_id)] == [SampleState.SUPERSEDED]
     await ledger.judgements.finalize(amended.id, GOOD, [given])
     ledger.claim(first.turn_id)

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Mapping, Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from datetime import UTC, datetime
 
 from clawloop.algorithms.rewards import RunningMean
@@ -12,15 +12,18 @@ from clawloop.contracts.training import SampleState
 from clawloop.contracts.turns import StoredTurn, TurnKind, TurnOutcome
 from clawloop.errors import RecordUnusable, StoreUnavailable
 from clawloop.ids import ApiKeyId, FeedbackId, JudgementId, SessionId, TurnId, new_feedback_id, new_judgement_id
-from clawloop.judging.parsing import HintVote, Vote
+from clawloop.judging.parsing import Vote
 from clawloop.judging.records import (
     ClosingSession,
     CurrentJudgement,
     FinalizedJudgement,
     GivenFeedback,
+    JudgingContext,
     OpenJudgement,
     Relation,
     SessionTurn,
+    StoredHint,
+    StoredVote,
     TurnContext,
     TurnDecision,
 )
@@ -58,8 +61,6 @@ class FakeJudgementStore:
         self._closed_with: set[TurnId] = set()
         self._outcomes: dict[SessionId, int] = {}
 
-    # Judging ---------------------------------------------------------------------------------------------------------
-
     async def load_context(self, turn_id: TurnId) -> TurnContext | None:
         stored = await self._turns.load(turn_id)
         if stored is None or stored.record.kind is not TurnKind.MAIN:
@@ -89,7 +90,14 @@ class FakeJudgementStore:
             overtaken_by=frozenset(turn.record.turn_id for turn in overtaken),
             current=judged,
             task_outcome=self._outcomes.get(stored.session_id),
+            feedback=self._feedback(turn_id),
         )
+
+    async def load_judging(self, turn_id: TurnId, trained_limit: int) -> JudgingContext | None:
+        if (turn := await self.load_context(turn_id)) is None:
+            return None
+        before = None if turn.follows is None else await self.load_context(turn.follows)
+        return JudgingContext(turn, before, await self.trained_turns(turn.turn.session_id, trained_limit))
 
     async def trained_turns(self, session: SessionId, limit: int) -> list[TurnResult]:
         main = [turn for turn in await self._session(session) if turn.record.kind is TurnKind.MAIN]
@@ -136,10 +144,10 @@ class FakeJudgementStore:
             revision = newest.revision + (newest.sample not in _OPEN or other_evidence)
         return await self.open(turn_id, next_turn_id, evidence_hash, hint_kind, revision)
 
-    async def store_vote(self, judgement: JudgementId, index: int, raw: str, vote: Vote | None) -> None:
+    async def store_votes(self, judgement: JudgementId, votes: Sequence[StoredVote]) -> None:
         one = self._by_id(judgement)
         if one.finalized is None and not self._is_evidence_erased(one):
-            one.votes.setdefault(index, vote)
+            one.votes = {index: vote for index, _, vote in votes} | one.votes
 
     async def store_direct_vote(
         self, judgement: JudgementId, logprobs: Mapping[Vote, float], vote: Vote
@@ -149,17 +157,17 @@ class FakeJudgementStore:
             one.direct = one.direct or dict(logprobs)
         return one.direct or logprobs
 
-    async def store_hint(self, judgement: JudgementId, kind: str, index: int, raw: str, hint: HintVote | None) -> None:
+    async def store_hints(self, judgement: JudgementId, kind: str, hints: Sequence[StoredHint]) -> None:
         one = self._by_id(judgement)
         if not self._is_evidence_erased(one):
-            one.hints.setdefault((kind, index), hint)
+            one.hints = {(kind, index): hint for index, _, hint in hints} | one.hints
 
     async def finalize(
         self, judgement: JudgementId, finalized: FinalizedJudgement, feedback_ids: Sequence[FeedbackId]
     ) -> str | None:
         one = self._by_id(judgement)
         self._require_content(one.turn_id, one.next_turn_id)
-        feedback = await self.feedback_of(one.turn_id)
+        feedback = self._feedback(one.turn_id)
         if any(given.applied and given.id not in feedback_ids for given in feedback):
             raise StoreUnavailable("other feedback was applied meanwhile")
         applied = [given.id for given in feedback if not given.applied and given.id in feedback_ids]
@@ -189,7 +197,7 @@ class FakeJudgementStore:
             one.sample = SampleState.SUPERSEDED
         self._set_outcome(one.turn_id, finalized.outcome, finalized.why)
         await self._relate(one, finalized.relation, own)
-        self.given = [_applied(given) if given.id in applied else given for given in self.given]
+        self.given = [replace(given, applied=True) if given.id in applied else given for given in self.given]
         return None
 
     async def _relate(self, one: FakeJudgement, relation: Relation, own: float | None) -> None:
@@ -203,7 +211,7 @@ class FakeJudgementStore:
         elif relation is Relation.OUTCOME and own is not None:
             self._apply({one.turn_id: wait_for_outcome(self._member(one.turn_id, Relation.OUTCOME))})
 
-    async def feedback_of(self, turn_id: TurnId) -> list[GivenFeedback]:
+    def _feedback(self, turn_id: TurnId) -> list[GivenFeedback]:
         return [given for given in self.given if given.turn_id == turn_id]
 
     async def _finalize_group(self, group: TurnId, *, closing: bool = False) -> dict[TurnId, TurnDecision]:
@@ -237,8 +245,6 @@ class FakeJudgementStore:
                 current.sample = SampleState.SUPERSEDED
             self._set_outcome(turn_id, decision.outcome, decision.why)
         return decisions
-
-    # Closing ---------------------------------------------------------------------------------------------------------
 
     async def load(self, session: SessionId) -> ClosingSession | None:
         own = await self._session(session)
@@ -330,8 +336,6 @@ class FakeJudgementStore:
         self.closed[session] = Closed(datetime.now(UTC), state)
         return None
 
-    # Only for tests ---------------------------------------------------------------------------------------------------
-
     def give(self, key: ApiKeyId, turn_id: TurnId, score: float | None, text: str | None) -> FeedbackId:
         given = GivenFeedback(new_feedback_id(), turn_id, key, score, text, datetime.now(UTC), applied=False)
         self.given.append(given)
@@ -392,9 +396,3 @@ class FakeJudgementStore:
     def _follows(self, own: Sequence[StoredTurn], turn: StoredTurn) -> TurnId | None:
         """The nearest main turn above it."""
         return next((up.record.turn_id for up in above(own, turn) if up.record.kind is TurnKind.MAIN), None)
-
-
-def _applied(given: GivenFeedback) -> GivenFeedback:
-    return GivenFeedback(
-        given.id, given.turn_id, given.api_key_id, given.score, given.text, given.received_at, applied=True
-    )

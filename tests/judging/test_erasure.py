@@ -138,9 +138,9 @@ async def test_a_late_answer_of_a_judge_is_not_stored(binary_bench: Bench) -> No
     session = await b.insert(first, second)
     opened = await b.judgements.open(first.turn_id, second.turn_id, b"e", "hint")
     await erase(b, session)
-    await b.judgements.store_vote(opened.id, 0, f"The {WORD}", 1)
+    await b.judgements.store_votes(opened.id, [(0, f"The {WORD}", 1)])
     await b.judgements.store_direct_vote(opened.id, {1: -0.1, 0: -3.0, -1: -4.0}, 1)
-    await b.judgements.store_hint(opened.id, "hint", 0, f"The {WORD}", HintVote(True, WORD))
+    await b.judgements.store_hints(opened.id, "hint", [(0, f"The {WORD}", HintVote(True, WORD))])
     with pytest.raises(RecordUnusable, match="was erased"):
         await b.judgements.finalize(opened.id, GOOD, [])
     with pytest.raises(RecordUnusable, match="was erased"):
@@ -158,9 +158,9 @@ async def test_erasing_a_turn_while_a_judge_reads_it_leaves_the_turn_before_unch
     session = await bench.insert(first, second)
     opened = await bench.judgements.open(first.turn_id, second.turn_id, b"e", "hint")
     await PostgresErasureStore(bench.database).erase_turn(second.turn_id)
-    await bench.judgements.store_vote(opened.id, 0, f"The {WORD}", 1)
+    await bench.judgements.store_votes(opened.id, [(0, f"The {WORD}", 1)])
     await bench.judgements.store_direct_vote(opened.id, {1: -0.1, 0: -3.0, -1: -4.0}, 1)
-    await bench.judgements.store_hint(opened.id, "hint", 0, f"The {WORD}", HintVote(True, WORD))
+    await bench.judgements.store_hints(opened.id, "hint", [(0, f"The {WORD}", HintVote(True, WORD))])
     with pytest.raises(RecordUnusable, match="was erased"):
         await bench.judgements.finalize(opened.id, replace(GOOD, hint=HintChoice(WORD, True, "1 of 1")), [])
     assert holding_words(bench) == []
@@ -174,8 +174,8 @@ async def test_the_next_state_after_an_erased_one_gets_new_votes(binary_bench: B
     first, second = b.conversation("one", "two")
     session = await b.insert(first, second)
     opened = await b.judgements.open(first.turn_id, second.turn_id, b"e", "hint")
-    await b.judgements.store_vote(opened.id, 0, "verdict: -1", -1)
-    await b.judgements.store_hint(opened.id, "hint", 0, "unreadable", None)
+    await b.judgements.store_votes(opened.id, [(0, "verdict: -1", -1)])
+    await b.judgements.store_hints(opened.id, "hint", [(0, "unreadable", None)])
     await PostgresErasureStore(b.database).erase_turn(second.turn_id)
     assert [b.rows(f"SELECT * FROM {table}") for table in ("judgements", "votes", "hints")] == [[], [], []]
     answered: Message = {"role": "assistant", "content": "answer 0 of s"}

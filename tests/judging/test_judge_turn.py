@@ -192,7 +192,7 @@ async def test_a_retry_asks_only_for_what_is_missing(binary_bench: Bench) -> Non
     first, second = bench.conversation("one", "two")
     session = await bench.insert(first, second)
     judgement = await bench.judgements.open(first.turn_id, second.turn_id, b"", "hint")
-    await bench.judgements.store_vote(judgement.id, 1, "verdict: -1", -1)
+    await bench.judgements.store_votes(judgement.id, [(1, "verdict: -1", -1)])
     bench.judge.votes = [-1, 1]
     (result,) = await bench.judge_turn(session, second)
     assert [request.get("n", 1) for request in bench.judge.requests] == [2]
@@ -287,7 +287,7 @@ async def test_after_giving_up_the_stored_votes_decide(binary_bench: Bench) -> N
     first, second = bench.conversation("one", "two")
     session = await bench.insert(first, second)
     judgement = await bench.judgements.open(first.turn_id, second.turn_id, b"", "hint")
-    await bench.judgements.store_vote(judgement.id, 0, "verdict: -1", -1)
+    await bench.judgements.store_votes(judgement.id, [(0, "verdict: -1", -1)])
     (result,) = await bench.judge_turn(session, second, give_up="the judge answered 500")
     assert result.why == "verdict -1: 1 of 1 votes for -1, 2 missing (the judge answered 500)"
     assert result.sample

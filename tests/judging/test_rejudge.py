@@ -82,7 +82,7 @@ async def test_a_retry_asks_only_for_the_votes_this_revision_lacks(binary_bench:
     bench = binary_bench
     session, first = await judged(bench, 1)
     judgement = await bench.judgements.open(first.turn_id, None, b"", "hint", revision=1)
-    await bench.judgements.store_vote(judgement.id, 0, "verdict: -1", -1)
+    await bench.judgements.store_votes(judgement.id, [(0, "verdict: -1", -1)])
     bench.judge.votes = [-1]
     (result,) = await again(bench, session, first)
     assert result.why == "verdict -1: 3 of 3 votes for -1"

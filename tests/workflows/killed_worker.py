@@ -1,4 +1,4 @@
-"""A program for test_killed_worker.py: a judge worker that dies between the first and the second stored vote.
+"""A program for test_killed_worker.py: a judge worker that dies between storing the votes and deciding by them.
 
 `python killed_worker.py TEMPORAL_ADDRESS DATABASE_URL JUDGE_URL MARK`; it dies only where MARK does not exist yet.
 """
@@ -9,6 +9,7 @@ import asyncio
 import os
 import signal
 import sys
+from collections.abc import Sequence
 from pathlib import Path
 
 from temporalio.worker import Worker
@@ -16,8 +17,8 @@ from temporalio.worker import Worker
 from activities.judging.judge_turn import JudgingActivities
 from activities.training.notifier import TrainingNotifier
 from clawloop.ids import JudgementId
-from clawloop.judging.parsing import Vote
 from clawloop.judging.prompts import AnswerForm
+from clawloop.judging.records import StoredVote
 from clawloop.serving.endpoints import Endpoint
 from clawloop.serving.judge import JudgeClient
 from clawloop.serving.rendering import EngineRenderer
@@ -34,13 +35,11 @@ class DyingStore(PostgresJudgementStore):
         super().__init__(database)
         self._mark = mark
 
-    async def store_vote(self, judgement: JudgementId, index: int, raw: str, vote: Vote | None) -> None:
-        if self._mark.exists() and self._mark.read_text() == "one vote is stored":
+    async def store_votes(self, judgement: JudgementId, votes: Sequence[StoredVote]) -> None:
+        await super().store_votes(judgement, votes)
+        if not self._mark.exists():
             self._mark.write_text("died")
             os.kill(os.getpid(), signal.SIGKILL)
-        await super().store_vote(judgement, index, raw, vote)
-        if not self._mark.exists():
-            self._mark.write_text("one vote is stored")
 
 
 async def work(address: str, database_url: str, judge_url: str, mark: Path) -> None:
