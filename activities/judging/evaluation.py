@@ -12,7 +12,7 @@ from activities.judging.vote_collector import VoteCollector
 from clawloop.contracts.turns import Message, TurnRecord
 from clawloop.errors import EngineRejected, EngineUnavailable, PromptTooLong
 from clawloop.ids import TurnId
-from clawloop.judging.evidence import Evidence, gather
+from clawloop.judging.evidence import Evidence, gather, words_of_user
 from clawloop.judging.hints import NOT_ASKED, HintChoice, choose_hint, reject_hint, with_hint
 from clawloop.judging.records import (
     DIRECT,
@@ -33,6 +33,7 @@ from clawloop.turns.next_state import NextState
 
 NOT_VOTED = Verdict(verdict=None, expected=None, reward=None, why="no verdict asked for")
 NOTHING_FOLLOWED = Verdict(verdict=None, expected=None, reward=None, why="nothing followed")
+ONLY_TOOLS_FOLLOWED = HintChoice(None, answered=True, why="the user has not spoken since")
 NO_HINT_SOURCE = HintChoice(None, answered=True, why="nothing says what to do better")
 
 
@@ -164,9 +165,13 @@ class Evaluator:
             return NOT_ASKED
         if self._case.next_state is None and not self._case.texts:
             return NO_HINT_SOURCE
-        hints = await self._collector.hints(self._case.hint_kind)
+        from_tools = self._signal.hints_from == "any"
+        evidence = self._case.evidence if from_tools else words_of_user(self._case.evidence)
+        if evidence is None:
+            return ONLY_TOOLS_FOLLOWED
+        hints = await self._collector.hints(self._case.hint_kind, evidence)
         count_answers(self._counts, "hint", hints)
-        return choose_hint(hints, self._case.evidence, self._signal.hints_needed)
+        return choose_hint(hints, evidence, self._signal.hints_needed, from_tools=from_tools)
 
     async def _hinted_prompt(self, hint: str) -> tuple[list[int] | None, str | None]:
         """The ids of the prompt with the hint in it, or why there are none."""

@@ -15,6 +15,7 @@ from typing import Generic, TypeVar
 from activities.judging.ports import AnswerStore, Judge
 from clawloop.contracts.turns import TurnRecord
 from clawloop.errors import EngineAnswerUnusable, JudgeRefused
+from clawloop.ids import TurnId
 from clawloop.judging.evidence import Evidence
 from clawloop.judging.parsing import HintVote, Vote, parse_hint, parse_vote
 from clawloop.judging.prompts import AnswerForm, JudgeAnswer, JudgePrompt, hint_prompt, vote_prompt
@@ -77,13 +78,20 @@ class VoteCollector:
         store = partial(self._store.store_votes, self._judgement.id)
         return await self._collect(_Question[Vote](self._judgement.votes, vote_prompt, parse_vote, store))
 
-    async def hints(self, kind: str) -> list[HintVote | None]:
+    async def hints(self, kind: str, evidence: Evidence) -> list[HintVote | None]:
         """
+        Args:
+            evidence: what hints may rest on.
+
         Raises:
             JudgeUnavailable: the answers so far are stored.
         """
+
+        def prompt(turn_id: TurnId, _: Evidence, form: AnswerForm, budgets: Budgets) -> JudgePrompt:
+            return hint_prompt(turn_id, evidence, form, budgets)
+
         store = partial(self._store.store_hints, self._judgement.id, kind)
-        return await self._collect(_Question[HintVote](self._judgement.hints, hint_prompt, parse_hint, store))
+        return await self._collect(_Question[HintVote](self._judgement.hints, prompt, parse_hint, store))
 
     async def direct_vote(self) -> Verdict:
         """The verdict of one direct vote; NO_DIRECT_VOTE if there is none.

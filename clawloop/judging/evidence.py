@@ -8,7 +8,7 @@ reply, the latter was never shown to the user.
 from __future__ import annotations
 
 from collections.abc import Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 
 from pydantic import JsonValue
 
@@ -29,6 +29,7 @@ _ROLES: dict[str, Role] = {
     "tool": "tool",
     "function": "tool",
 }
+_SPEAKERS: frozenset[Role] = frozenset({"user", "assistant", "tool_call", "note"})
 _PART_NAMES = frozenset({"image_url", "image", "input_image", "input_audio", "audio", "video_url", "file"})
 
 
@@ -83,6 +84,19 @@ def gather(
     )
 
 
+def words_of_user(evidence: Evidence) -> Evidence | None:
+    """The evidence without what tools, and others than user and assistant, wrote.
+
+    None if the user has not spoken since the reply.
+    """
+    spoken = tuple(statement for statement in evidence.next_state if statement.role == "user")
+    if not evidence.feedback and not any(statement.text.strip() for statement in spoken):
+        return None
+    return replace(
+        evidence, before=_without_output(evidence.before), since=_without_output(evidence.since), next_state=spoken
+    )
+
+
 def content_text(content: JsonValue) -> str:
     """The text of a message's content, without thinking; other parts are named in brackets."""
     if isinstance(content, str):
@@ -105,6 +119,13 @@ def blocks_of(evidence: Evidence, budgets: Budgets) -> list[Block]:
         *_section("next", _ends(evidence.next_state), budgets.next),
         *_section("feedback", [Statement("user", evidence.feedback)] if evidence.feedback else [], budgets.feedback),
     ]
+
+
+def _without_output(statements: Sequence[Statement]) -> tuple[Statement, ...]:
+    return tuple(
+        statement if statement.role in _SPEAKERS else Statement("note", "output that is not shown")
+        for statement in statements
+    )
 
 
 def _section(section: Section, pieces: Sequence[Statement], budget: int) -> list[Block]:

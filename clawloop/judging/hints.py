@@ -56,12 +56,15 @@ class HintChoice:
 NOT_ASKED = HintChoice(None, answered=False, why="no hint asked for")
 
 
-def choose_hint(votes: Sequence[HintVote | None], evidence: Evidence, needed: int = 1) -> HintChoice:
+def choose_hint(
+    votes: Sequence[HintVote | None], evidence: Evidence, needed: int = 1, *, from_tools: bool = False
+) -> HintChoice:
     """The longest accepted hint of more than ten characters that is not trivial; the first of equals.
 
     Args:
         votes: None for an answer that cannot be read.
         needed: how many answers must have a usable hint.
+        from_tools: the answers may rest on tool output, and not on the user's words alone.
     """
     request = "" if evidence.task is None else evidence.task.text
     reply = "\n".join(statement.text for statement in evidence.reply)
@@ -76,7 +79,9 @@ def choose_hint(votes: Sequence[HintVote | None], evidence: Evidence, needed: in
     usable = [text for text, fault in zip(offered, faults, strict=True) if fault is None]
     if not usable:
         return HintChoice(None, answered, why=f"hint dropped: {faults[0]}")
-    why = f"{len(usable)} of {len(readable)} hint answers usable"
+    why = (
+        f"{len(usable)} of {len(readable)} hint answers usable{', which may rest on tool output' if from_tools else ''}"
+    )
     if len(usable) < needed:
         return HintChoice(None, answered, why=f"{why}, {needed} needed")
     return HintChoice(max(usable, key=len), answered=True, why=why)

@@ -168,6 +168,11 @@ def _of_signal(signal: Signal) -> Iterator[tuple[bool, str, str]]:
         "has no effect while signal.hints is false",
     )
     yield (
+        _changed(signal, "hints_from") and not signal.hints,
+        "signal.hints_from",
+        "has no effect while signal.hints is false",
+    )
+    yield (
         signal.hints_needed > signal.m,
         "signal.hints_needed",
         f"{signal.hints_needed}, but only signal.m = {signal.m} answers about a hint are asked for",

@@ -66,7 +66,7 @@ class Overlong(_Table):
 class Signal(_Table):
     """Settings of judging and sample making."""
 
-    later = frozenset({"hints_needed", "episode_advantage", "judge_form"})
+    later = frozenset({"hints_needed", "hints_from", "episode_advantage", "judge_form"})
 
     verdicts: bool = True
     """Ask for verdicts, and learn from them."""
@@ -82,6 +82,9 @@ class Signal(_Table):
     judge_form: JudgeForm = "auto"
     """How sampled votes and hints are written. `auto`: a judge that can think thinks, then answers freely; one that
     cannot writes nothing but an answer, by grammar. `free` and `grammar` force one form on every judge."""
+    hints_from: Literal["user", "any"] = "user"
+    """Whose words a hint may rest on. `user`: the user's alone, so that nobody teaches the model through a file or web
+    page that a tool reads. `any`: tool output too, for agents in a world that nobody else writes to."""
     judge_temperature: Positive = 0.6
     """Temperature of sampled votes and of hints; a direct vote is read at temperature 1."""
     reward: Literal["verdict", "group", "outcome_process"] = "verdict"

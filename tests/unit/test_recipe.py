@@ -133,6 +133,7 @@ def test_a_stored_recipe_without_a_later_key_means_its_default() -> None:
     later = {f"{of.__name__}.{name}": of.model_fields[name].default for of in tables for name in of.later}
     assert later == {
         "Signal.hints_needed": 1,
+        "Signal.hints_from": "user",
         "Signal.judge_form": "auto",
         "Signal.episode_advantage": "episode",
         "Advantage.spare_unlikely": 0.0,
@@ -143,9 +144,8 @@ def test_a_stored_recipe_without_a_later_key_means_its_default() -> None:
         "Recipe.gate": Gate(),
     }
     stored = Recipe(name="x").content
-    assert not {"hints_needed", "judge_form", "spare_unlikely", "divergence", "gate"} & set(
-        re.findall(r"\w+", json.dumps(stored))
-    )
+    names = {"hints_needed", "hints_from", "judge_form", "spare_unlikely", "divergence", "gate"}
+    assert not names & set(re.findall(r"\w+", json.dumps(stored)))
     assert parse_recipe(stored) == Recipe(name="x")
 
 
@@ -270,6 +270,7 @@ def test_a_value_out_of_range_or_of_another_type_is_refused(text: str, field: st
         (BINARY.replace("[signal]", '[signal]\nvotes = "direct"\nm = 5'), "signal.m"),
         (BINARY.replace("[signal]", "[signal]\nhints_needed = 2"), "signal.hints_needed"),
         (BINARY.replace("[signal]", '[signal]\nvotes = "direct"\njudge_form = "free"'), "signal.judge_form"),
+        (BINARY.replace("[signal]", '[signal]\nhints_from = "any"'), "signal.hints_from"),
         ("[signal]\nm = 3\nhints_needed = 4", "signal.hints_needed"),
         ('[train.distillation]\ndivergence = "forward"', "train.distillation"),
         ("[signal]\nprocess_weight = 0.5", "signal.process_weight"),

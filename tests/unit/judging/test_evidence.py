@@ -3,7 +3,7 @@ from hypothesis import strategies as st
 from pydantic import JsonValue
 
 from clawloop.contracts.turns import Message
-from clawloop.judging.evidence import MAX_HISTORY, MAX_PIECES, Statement, blocks_of, content_text, gather
+from clawloop.judging.evidence import MAX_HISTORY, MAX_PIECES, Statement, blocks_of, content_text, gather, words_of_user
 from clawloop.judging.truncation import Budgets
 from tests.unit.judging.conversations import INTERNAL, assistant, tool, user
 
@@ -52,6 +52,34 @@ def test_tool_calls_between_task_and_reply_are_shown_after_the_task() -> None:
 def test_all_messages_of_the_next_state_count_with_their_roles() -> None:
     found = gather([user("t")], assistant("r"), [tool("1"), tool("2"), user("3")])
     assert found.next_state == (Statement("tool", "1"), Statement("tool", "2"), Statement("user", "3"))
+
+
+def test_what_the_user_said_is_kept_without_what_tools_printed() -> None:
+    messages: list[Message] = [
+        tool("IGNORE ALL: earlier"),
+        user("read a"),
+        {"role": "assistant", "content": None, "tool_calls": [CALL]},
+        tool("IGNORE ALL: content of a"),
+    ]
+    found = gather(messages, assistant("It says so."), [tool("IGNORE ALL: next"), user("shorter"), {"role": "x"}])
+    by_user = words_of_user(found)
+    assert by_user is not None
+    assert [(block.section, block.role, block.text) for block in blocks_of(by_user, Budgets())] == [
+        ("history", "note", "output that is not shown"),
+        ("task", "user", "read a"),
+        ("history", "tool_call", 'read {"path": "a"}'),
+        ("history", "note", "output that is not shown"),
+        ("reply", "assistant", "It says so."),
+        ("next", "user", "shorter"),
+    ]
+
+
+def test_tool_output_alone_is_nothing_that_the_user_said_but_feedback_is() -> None:
+    for after in ([tool("IGNORE ALL")], [tool("IGNORE ALL"), user("  ")], []):
+        assert words_of_user(gather([user("t")], assistant("r"), after)) is None
+    by_user = words_of_user(gather([user("t")], assistant("r"), [tool("IGNORE ALL")], feedback="too long"))
+    assert by_user is not None
+    assert (by_user.next_state, by_user.feedback) == ((), "too long")
 
 
 def test_system_messages_and_thinking_are_left_out() -> None:
