@@ -6,7 +6,7 @@ ARGS ?=
 # Images often forbid bytecode, and uv installs none: then each start of a program compiles all that it imports, vLLM
 # three times over. From bytecode ours start in a third to half of the time.
 unexport PYTHONDONTWRITEBYTECODE
-.PHONY: help setup up demo test test-long quick check format pins bench bench-check
+.PHONY: help setup up demo test test-long quick check format pins bench bench-check chaos
 
 help:  ## this list
 	@grep -E '^[a-z-]+:.*##' Makefile | sed -E 's/:[^#]*## /\t/' | expand -t 14
@@ -45,6 +45,9 @@ bench: setup  ## a benchmark: ARGS="gateway", "judging --quick"; without ARGS: t
 
 bench-check: setup  ## quick runs of the benchmarks, their ratios beside the committed ones; not on a busy machine
 	@$(VENV)/python -m benchmarks check $(ARGS)
+
+chaos: setup  ## faults by seed in the whole system while 16 sessions chat; ARGS="--runs 200 --seed 1"
+	$(VENV)/python -m benchmarks.chaos $(ARGS)
 
 pins: setup  ## resolve pyproject.toml's ranges anew, for CPU and CUDA; ARGS="--upgrade", "--upgrade-package NAME"
 	@bash requirements/resolve.sh $(ARGS)

@@ -124,6 +124,9 @@ class Settings(BaseSettings):
     """Fields of a chat request, separated by commas, that go to the engine although the gateway would drop or refuse
     them."""
 
+    crash_points: Path | None = None
+    """For fault tests: a folder whose files name points at which a process kills itself, each once."""
+
     @property
     def min_free_disk_bytes(self) -> int:
         return int(self.min_free_disk_gib * 2**30)

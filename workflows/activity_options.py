@@ -69,6 +69,8 @@ FINALIZE = ActivityOptions(
 STORE = ActivityOptions(
     task_queue=LEDGER_QUEUE,
     start_to_close_timeout=timedelta(minutes=2),
+    # A worker that was killed is noticed by its heartbeats: training and closing go on within a minute.
+    heartbeat_timeout=timedelta(seconds=15),
     # PostgreSQL may be away for long; waiting loses nothing.
     retry_policy=RetryPolicy(
         initial_interval=timedelta(milliseconds=200),

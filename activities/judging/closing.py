@@ -18,6 +18,7 @@ from dataclasses import replace
 
 from temporalio import activity
 
+from activities.heartbeat import heartbeating
 from activities.judging.messages import Closed, CloseSession
 from activities.judging.next_state_lookup import find_next_state
 from activities.judging.ports import ClosingStore, JudgingCounter, NoCounter, TurnContextStore
@@ -54,6 +55,10 @@ class ClosingActivities:
     @activity.defn(name="close_session")
     async def close_session(self, request: CloseSession) -> Closed:
         """Close a session; or return the turns that must be judged or voted on first."""
+        async with heartbeating():
+            return await self._close_session(request)
+
+    async def _close_session(self, request: CloseSession) -> Closed:
         session = await self._store.load(request.session_id)
         if session is None:
             return Closed(to_judge=[], fates=[], guarantee="no such session")

@@ -20,6 +20,7 @@ from activities.judging.vote_collector import VoteCollector
 from activities.training.notifier import TrainingNotifier
 from clawloop.contracts.sessions import TurnResult
 from clawloop.contracts.turns import TurnOutcome
+from clawloop.crash_points import CrashPoint, crash_point
 from clawloop.judging.plan import Action, JudgingPlan, plan_judging
 from clawloop.judging.records import FinalizedJudgement, JudgingContext, OpenJudgement, Relation, TurnContext
 from clawloop.turns.next_state import NextState
@@ -98,6 +99,7 @@ class JudgingActivities:
         if finalized.outcome is TurnOutcome.UNJUDGED and _has_verdict(context):
             # The stored votes wait for the next attempt, and the sweep notifies again of feedback not applied.
             return _stored_result(context, f"re-judging gave no verdict ({finalized.why}); the old one is kept: ")
+        crash_point(CrashPoint.VOTES_STORED)
         ready_policy = await self._store.finalize(judgement.id, finalized, [given.id for given in case.feedback])
         await self._training.notify(ready_policy)
         return await self._finalized_result(plan, context, finalized)

@@ -20,6 +20,7 @@ from activities.serving.messages import PROBLEM_LIMIT, EngineLoad, EngineReport,
 from activities.serving.ports import EngineControl, PublishingStore
 from clawloop.contracts.serving import Engine
 from clawloop.contracts.training import VersionRef
+from clawloop.crash_points import CrashPoint, crash_point
 from clawloop.errors import AdapterUnusable, EngineRejected, EngineUnavailable, RecordUnusable
 from clawloop.ids import version_name
 
@@ -130,6 +131,7 @@ class EngineActivities:
         async with heartbeating(), self._changes_versions():
             for version in await self._store.unloadable(request.engine_id, self._keep):
                 await self._store.unloaded(request.engine_id, version.policy, version.n)
+            crash_point(CrashPoint.UNROUTED_NOT_UNLOADED)
             await asyncio.sleep(self._routed_seconds)
             async with self._lock:
                 state = await self._reconcile(await self._engine(request.engine_id))
@@ -252,6 +254,7 @@ class EngineActivities:
 
     async def _load(self, engine_id: str, version: VersionRef, name: str) -> None:
         await self._control.load(version, name)
+        crash_point(CrashPoint.LOADED_NOT_ROUTED)
         await self._store.loaded(engine_id, version.policy, version.n)
 
     async def _engine(self, engine_id: str) -> Engine:

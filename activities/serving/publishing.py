@@ -19,6 +19,7 @@ from activities.serving.ports import PublishingStore, PublishNotifier
 from activities.training.ports import StepStore
 from clawloop.contracts.serving import Engine
 from clawloop.contracts.training import TrainingView
+from clawloop.crash_points import CrashPoint, crash_point
 from clawloop.errors import EngineUnavailable, SignalFailed
 
 log = logging.getLogger(__name__)
@@ -69,6 +70,8 @@ class PublishingActivities:
                     return _published(view, _target(view), [], [], began)
                 await self._notify(await self._store.engines())
                 having, missing = await self._wait(view, until)
+                if having:
+                    crash_point(CrashPoint.NOT_ACTIVATED)
                 if having and await self._store.activate(view.policy, _target(view), view.epoch):
                     return _published(view, _target(view), having, missing, began)
                 if time.monotonic() > until:

@@ -6,6 +6,7 @@ import logging
 
 from temporalio import activity
 
+from activities.heartbeat import heartbeating
 from activities.training.messages import REASON_LIMIT, DecideVersion, VersionDecided
 from activities.training.ports import GateStore
 from clawloop.contracts.training import CheckResult, GateCheck
@@ -22,12 +23,13 @@ class GateActivities:
     @activity.defn(name="decide_version")
     async def decide_version(self, request: DecideVersion) -> VersionDecided:
         """Accept or reject a candidate. Idempotent: a version that was decided before keeps its decision."""
-        checks = await self._store.checks(request.policy, request.n)
-        failed = [f"{check.name}: {check.reason}" for check in checks if check.result is CheckResult.FAILED]
-        if failed:
-            state, reason = await self._store.reject(request.policy, request.n, "; ".join(failed))
-        else:
-            state, reason = await self._store.accept(request.policy, request.n)
+        async with heartbeating():
+            checks = await self._store.checks(request.policy, request.n)
+            failed = [f"{check.name}: {check.reason}" for check in checks if check.result is CheckResult.FAILED]
+            if failed:
+                state, reason = await self._store.reject(request.policy, request.n, "; ".join(failed))
+            else:
+                state, reason = await self._store.accept(request.policy, request.n)
         facts = {"policy": request.policy, "version": request.n, "state": state, "why": reason}
         log.info("version decided", extra=facts)
         return VersionDecided(

@@ -6,9 +6,11 @@ from dataclasses import replace
 
 from temporalio import activity
 
+from activities.heartbeat import heartbeating
 from activities.training.messages import REASON_LIMIT, AbandonStep, ClaimBatch, QuarantineStep
 from activities.training.ports import StepStore
-from clawloop.contracts.training import Claim, TrainingView
+from clawloop.contracts.training import Claim, StepState, TrainingView
+from clawloop.crash_points import CrashPoint, crash_point
 
 
 class StepActivities:
@@ -20,21 +22,27 @@ class StepActivities:
     @activity.defn(name="look_at_training")
     async def read_training_status(self, policy: str) -> TrainingView:
         """The policy's training state now."""
-        view = await self._store.status(policy)
+        async with heartbeating():
+            view = await self._store.status(policy)
         return replace(view, reason=view.reason[:REASON_LIMIT])
 
     @activity.defn(name="claim_batch")
     async def claim_batch(self, request: ClaimBatch) -> Claim:
         """The batch of a step; the same batch on each call."""
-        claim = await self._store.claim(request.policy, request.n)
+        async with heartbeating():
+            claim = await self._store.claim(request.policy, request.n)
+        if claim.state is StepState.CLAIMED:
+            crash_point(CrashPoint.CLAIMED)
         return replace(claim, reason=claim.reason[:REASON_LIMIT])
 
     @activity.defn(name="quarantine_step")
     async def quarantine_step(self, request: QuarantineStep) -> None:
         """Quarantine a step's samples and pause training."""
-        await self._store.quarantine(request.policy, request.n, request.reason)
+        async with heartbeating():
+            await self._store.quarantine(request.policy, request.n, request.reason)
 
     @activity.defn(name="abandon_step")
     async def abandon_step(self, request: AbandonStep) -> None:
         """Give up a claimed step."""
-        await self._store.abandon(request.policy, request.n, request.reason)
+        async with heartbeating():
+            await self._store.abandon(request.policy, request.n, request.reason)

@@ -16,6 +16,7 @@ from activities.heartbeat import heartbeating
 from activities.training.messages import REASON_LIMIT, StepDone, TrainStep
 from activities.training.ports import StepStore, Trainer
 from clawloop.contracts.training import StepBatch, StepState, TrainedStep, VersionRef
+from clawloop.crash_points import CrashPoint, crash_point
 from clawloop.errors import DiskFull, NothingToTrain, PermanentError, RecipeRejected, RecordUnusable, StepDiverged
 from clawloop.gate.numbers import check_numbers
 
@@ -87,7 +88,9 @@ class TrainingActivities:
             return _ended(request, StepState.QUARANTINED, reason)
         report(f"step {request.n}: commits")
         checks = [check_numbers(trained.figures, batch.recipe.gate)]
+        crash_point(CrashPoint.SAVED_NOT_COMMITTED)
         state = await self._steps.commit(batch, trained, checks)
+        crash_point(CrashPoint.COMMITTED)
         log.info("step done", extra={"policy": request.policy, "step": request.n, "state": state})
         if state not in (StepState.CANDIDATE, StepState.COMMITTED):
             return _ended(

@@ -26,6 +26,7 @@ from api.dependencies import Services
 from api.errors import Problem, to_problem
 from api.ports import Answer
 from clawloop.contracts.turns import TurnRecord, TurnStatus
+from clawloop.crash_points import CrashPoint, crash_point
 from clawloop.errors import (
     ClawloopError,
     EngineAnswerUnusable,
@@ -158,6 +159,7 @@ class ChatExchange(Response):
             chunk["id"] = response_id(self._chat.turn_ids[0])
             await self._send_headers(send, b"text/event-stream; charset=utf-8")
             await send(_body_event(b"data: " + orjson.dumps(chunk) + b"\n\n", more=True))
+            crash_point(CrashPoint.MID_STREAM)
         if len(self._recorded) < len(self._capture.choices):
             raise EngineBroke(f"engine {answer.engine_id} ended its stream before the answer's end")
         await send(_body_event(b"data: [DONE]\n\n", more=False))
@@ -202,6 +204,7 @@ class ChatExchange(Response):
         """Store the choices that ended, even if the client disconnects meanwhile."""
 
         async def store() -> None:
+            crash_point(CrashPoint.REPLY_NOT_STORED)
             for choice in choices:
                 await self._record(choice, choice.status(), choice.unusable)
 

@@ -23,6 +23,7 @@ from api.recording.notifier import NotificationQueue
 from api.recording.recorder import Recorder
 from api.recording.spool import Spool
 from clawloop.contracts.serving import Engine
+from clawloop.crash_points import CrashPoint, arm_crash_points, crash_point
 from clawloop.errors import SetupError, StoreUnavailable
 from clawloop.operations.ports import OperatorNotifier, SessionWorkflows
 from clawloop.processes.draining_server import CUT_SECONDS, DrainingServer
@@ -114,6 +115,7 @@ async def run_gateway(settings: Settings, options: GatewayOptions) -> None:
         SetupError: no database is configured, an engine's URL is invalid, or the gateway would listen beyond loopback
             although there is no API key.
     """
+    arm_crash_points(settings.crash_points)
     url = database_url(settings)
     await _require_key_beyond_loopback(url, options.listener)
     await _add_configured_engines(url, settings)
@@ -179,6 +181,7 @@ async def _gateway_services(
     )
     notifications = await stack.enter_async_context(NotificationQueue(notifier, background_turns, feedback, metrics))
     recorder = await stack.enter_async_context(Recorder(turns, background_turns, spool, metrics, notifications))
+    stack.callback(crash_point, CrashPoint.GATEWAY_SHUTDOWN)
     return Services(
         keys=KeyRing(PostgresKeyStore(database)),
         directory=directory,

@@ -19,6 +19,7 @@ from temporalio.client import Client
 from temporalio.service import RPCError
 from temporalio.worker import Worker
 
+from clawloop.crash_points import arm_crash_points
 from clawloop.errors import SetupError, TrainerUnavailable
 from clawloop.processes.endpoints import temporal_address
 from clawloop.settings import Settings
@@ -59,6 +60,7 @@ async def run_workers(
         SetupError: no Temporal is configured.
         TrainerUnavailable: `broken` was set.
     """
+    arm_crash_points(settings.crash_points)
     address = temporal_address(settings)
     if address is None:
         raise SetupError("no Temporal: set TEMPORAL_ADDRESS, or start `clawloop up` in another terminal")

@@ -17,6 +17,7 @@ from torch import Tensor
 
 from clawloop.adapters.digest import check_version
 from clawloop.contracts.training import StepBatch, StepFigures, TrainedStep, VersionRef
+from clawloop.crash_points import CrashPoint, crash_point
 from clawloop.errors import AdapterUnusable, RecipeRejected, TrainerUnavailable
 from clawloop.recipes import recipe as recipes
 from clawloop.training.adapters.checkpoint import begin, resume, save_version
@@ -117,6 +118,7 @@ class StepRunner:
             on_progress=lambda progress: report_or_stop(str(progress)),
             token_distance=step.recipe.gate.token_distance,
         )
+        crash_point(CrashPoint.STEP_NOT_SAVED)
         written = self._save(step, model, optimizer, base)
         if written is None:
             return None

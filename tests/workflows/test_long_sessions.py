@@ -12,15 +12,16 @@ from clawloop.ids import new_turn_id
 from clawloop.temporal.client import PAYLOAD_WARN_BYTES
 from tests.workflows.conftest import Conversation, ScriptedActivities
 
-TURNS = 2_000
-
 
 @pytest.mark.slow
-async def test_a_session_of_2000_turns_has_each_judged_once_over_several_runs(
-    client: Client, scripted: ScriptedActivities
+@pytest.mark.parametrize(
+    "count", [2_000, pytest.param(5_000, marks=[pytest.mark.long, pytest.mark.timeout(1800)])], ids=str
+)
+async def test_a_session_of_thousands_of_turns_has_each_judged_once_over_several_runs(
+    client: Client, scripted: ScriptedActivities, count: int
 ) -> None:
     talk = Conversation(client)
-    turns = [new_turn_id() for _ in range(TURNS)]
+    turns = [new_turn_id() for _ in range(count)]
     waiting = iter(enumerate(turns))
 
     async def send() -> None:
@@ -42,9 +43,9 @@ async def test_a_session_of_2000_turns_has_each_judged_once_over_several_runs(
     assert summary.guarantee == "has a sample"
     runs, events, largest = await histories(client, talk)
     assert runs > 2
-    assert events <= 12 * TURNS
+    assert events <= 12 * count
     assert largest < PAYLOAD_WARN_BYTES
-    print(f"\n{TURNS} turns: {runs} runs, {events / TURNS:.1f} events a turn, largest event {largest} bytes")  # noqa: T201
+    print(f"\n{count} turns: {runs} runs, {events / count:.1f} events a turn, largest event {largest} bytes")  # noqa: T201
 
 
 async def histories(client: Client, talk: Conversation) -> tuple[int, int, int]:

@@ -1,0 +1,134 @@
+"""Faults by seed in the whole system, while 16 sessions chat: what was lost, and how long recovery took.
+
+    make chaos ARGS="--runs 200 --seed 1"
+
+As root each data folder gets a small disk of its own, which can then be full; else file sizes are limited instead.
+"""
+
+from __future__ import annotations
+
+import argparse
+import asyncio
+import json
+import signal
+import subprocess
+import tempfile
+import time
+from collections import Counter
+from collections.abc import Iterator, Sequence
+from contextlib import ExitStack, contextmanager
+from dataclasses import asdict
+from pathlib import Path
+
+from clawloop.local.tiny_model import ensure_tiny_model
+from tests.chaos.chatters import Chatters
+from tests.chaos.run import Outcome, run_faults
+from tests.chaos.stack import running_stack
+
+DISK_MEGABYTES = 1024
+
+
+def main() -> int:
+    arguments = _arguments()
+    # Ended from outside, it still stops what it started and unmounts its disks.
+    for number in (signal.SIGINT, signal.SIGTERM):
+        signal.signal(number, signal.default_int_handler)
+    with tempfile.TemporaryDirectory(prefix="clawloop-chaos-") as name, ExitStack() as disks:
+        folder = Path(name)
+        # The service user of PostgreSQL must be able to enter it.
+        folder.chmod(0o755)
+        for disk in ("data", "postgres"):
+            disks.enter_context(_disk(folder / disk))
+        outcomes = asyncio.run(_run(folder, arguments))
+    print(table(outcomes))
+    problems = [problem for outcome in outcomes for problem in outcome.problems]
+    faults = sum(outcome.number > 0 and outcome.reached for outcome in outcomes)
+    print(f"seed {arguments.seed}: {faults} faults, {len(problems)} problems")
+    if arguments.out is not None:
+        arguments.out.write_text(json.dumps([asdict(outcome) for outcome in outcomes], indent=1) + "\n")
+    return 1 if problems else 0
+
+
+def _arguments() -> argparse.Namespace:
+    parser = argparse.ArgumentParser(description=__doc__)
+    parser.add_argument("--runs", type=int, default=20, help="how many faults")
+    parser.add_argument("--seed", type=int, default=int(time.time()), help="the same seed chooses the same faults")
+    parser.add_argument("--sessions", type=int, default=16, help="how many chat")
+    parser.add_argument("--think", type=float, default=2.0, help="seconds between a user's messages, on average")
+    parser.add_argument("--only", default="", help="only faults whose kind holds this text")
+    parser.add_argument("--out", type=Path, help="a file for the outcomes as JSON")
+    return parser.parse_args()
+
+
+async def _run(folder: Path, arguments: argparse.Namespace) -> list[Outcome]:
+    model = ensure_tiny_model(folder / "models")
+    outcomes: list[Outcome] = []
+    print(f"seed {arguments.seed}; logs in {folder / 'logs'} while it runs", flush=True)
+    async with running_stack(folder, model) as stack:
+        chatters = Chatters(stack.gateway_url, stack.keys["chat"], arguments.think)
+        chatters.start(arguments.sessions, arguments.seed)
+        try:
+            async for outcome in run_faults(
+                stack, chatters, arguments.runs, arguments.seed, lambda fault: arguments.only in fault.kind
+            ):
+                outcomes.append(outcome)
+                print(line(outcome), flush=True)
+        finally:
+            await chatters.end()
+        print(f"{len(chatters.seen)} replies were acknowledged and checked")
+    return outcomes
+
+
+def line(outcome: Outcome) -> str:
+    training = "" if outcome.training_seconds is None else f", next step after {outcome.training_seconds:.1f} s"
+    failed = ", ".join(f"{count} {why}" for why, count in outcome.failures.most_common()) or "none"
+    reached = "" if outcome.reached else " (not reached)"
+    text = (
+        f"{outcome.number:>3} {outcome.kind}{reached}, {outcome.lasted_seconds:.1f} s: "
+        f"chat after {outcome.chat_seconds:.1f} s{training}; failed requests: {failed}"
+    )
+    return "\n".join([text, *(f"    PROBLEM {problem}" for problem in outcome.problems)])
+
+
+def table(outcomes: Sequence[Outcome]) -> str:
+    """Recovery by kind of fault."""
+    kinds = sorted({outcome.kind for outcome in outcomes})
+    rows = [
+        "| fault | times | chat answers, p50 / p99 s | next step, p50 / p99 s | requests that failed |",
+        "|---|---|---|---|---|",
+    ]
+    for kind in kinds:
+        of_kind = [outcome for outcome in outcomes if outcome.kind == kind and outcome.reached]
+        if not of_kind:
+            continue
+        failures = sum((outcome.failures for outcome in of_kind), Counter[str]())
+        failed = ", ".join(f"{count} {why}" for why, count in failures.most_common()) or "none"
+        chat = _percentiles([outcome.chat_seconds for outcome in of_kind])
+        training = _percentiles([seconds for one in of_kind if (seconds := one.training_seconds) is not None])
+        rows.append(f"| {kind} | {len(of_kind)} | {chat} | {training} | {failed} |")
+    return "\n".join(rows)
+
+
+def _percentiles(values: list[float]) -> str:
+    if not values:
+        return ""
+    ordered = sorted(values)
+    p99 = ordered[min(len(ordered) - 1, int(0.99 * len(ordered)))]
+    return f"{ordered[len(ordered) // 2]:.1f} / {p99:.1f}"
+
+
+@contextmanager
+def _disk(folder: Path) -> Iterator[None]:
+    """A disk of its own for the folder, where this user may mount one."""
+    folder.mkdir()
+    command = ["mount", "-t", "tmpfs", "-o", f"size={DISK_MEGABYTES}m,mode=755", "tmpfs", str(folder)]
+    mounted = subprocess.run(command, capture_output=True).returncode == 0
+    try:
+        yield
+    finally:
+        if mounted:
+            subprocess.run(["umount", "--lazy", str(folder)], check=True)
+
+
+if __name__ == "__main__":
+    raise SystemExit(main())

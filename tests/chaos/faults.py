@@ -1,0 +1,285 @@
+"""Every kind of fault, and a choice among them by seed. A fault is over when `inject` returns."""
+
+from __future__ import annotations
+
+import asyncio
+import os
+import random
+import resource
+import shutil
+import signal
+import subprocess
+import sys
+import time
+from collections.abc import AsyncIterator, Awaitable, Callable
+from contextlib import asynccontextmanager, suppress
+from dataclasses import dataclass
+from pathlib import Path
+
+import psutil
+import psycopg
+
+from clawloop.crash_points import CrashPoint
+from tests.chaos.stack import Stack
+
+OURS = ("gateway", "orchestrator", "judge", "trainer", "engine-agent")
+SERVICES = ("temporal", "postgres")
+PROXIES = ("gateway", "postgres", "temporal", "engine")
+# A point that needs a step, or a version that retires, is reached within a minute; one that is not stays untested.
+REACHED_WITHIN_SECONDS = 90.0
+# PostgreSQL allows 100 by default; the stack holds some.
+CONNECTIONS = 100
+
+Inject = Callable[[Stack, random.Random], Awaitable[None]]
+
+
+class NotReached(Exception):
+    """The process did not come to the point that was armed."""
+
+
+@dataclass(frozen=True, slots=True)
+class Fault:
+    """
+    Args:
+        weight: how often it is chosen, relative to others.
+    """
+
+    kind: str
+    inject: Inject
+    weight: float = 1.0
+
+
+def all_faults(stack: Stack, longest_seconds: float = 8.0) -> list[Fault]:
+    """The faults that can be injected into this stack.
+
+    Args:
+        longest_seconds: how long a fault that lasts lasts at most.
+    """
+    lasting = Lasting(longest_seconds)
+    faults = [Fault(f"kill {part}", _kill(part), 2.0) for part in (*OURS, *SERVICES)]
+    faults += [Fault(f"stop {part}", lasting.stop(part)) for part in (*OURS, *SERVICES)]
+    faults += [Fault(f"crash {point}", _crash(point)) for point in CrashPoint]
+    for name in PROXIES:
+        faults += [
+            Fault(f"cut {name}", _cut(name), 0.5),
+            Fault(f"refuse {name}", lasting.refuse(name), 0.5),
+            Fault(f"delay {name}", lasting.delay(name), 0.5),
+            Fault(f"silence {name}", _silence(name), 0.5),
+        ]
+    # What PostgreSQL sends at its login differs each time, so that a doubled login fails, and the double does nothing.
+    faults += [Fault(f"double {name}", lasting.double(name), 0.5) for name in ("gateway", "temporal", "engine")]
+    faults += [
+        Fault("postgres backend killed", _kill_backend),
+        Fault("postgres read-only", lasting.read_only),
+        Fault("postgres out of connections", lasting.out_of_connections),
+        Fault("disk full, data", lasting.fill(lambda stack: stack.data)),
+        Fault("disk full, postgres", lasting.fill(lambda stack: stack.folder / "postgres")),
+        Fault("temporal's database lost", _lose_temporal, 0.5),
+    ]
+    if stack.own_engine:
+        rest = sum(fault.weight for fault in faults)
+        faults.append(Fault("kill vllm", _kill("vllm"), rest / 16))
+        faults.append(Fault("stop vllm", lasting.stop("vllm"), rest / 32))
+    return faults
+
+
+def choose(faults: list[Fault], chance: random.Random) -> Fault:
+    return chance.choices(faults, [fault.weight for fault in faults])[0]
+
+
+class Lasting:
+    """Faults that last for a while.
+
+    Args:
+        longest_seconds: at most; at least a fifth of it.
+    """
+
+    def __init__(self, longest_seconds: float) -> None:
+        self._longest_seconds = longest_seconds
+
+    async def _last(self, chance: random.Random) -> None:
+        await asyncio.sleep(chance.uniform(self._longest_seconds / 5, self._longest_seconds))
+
+    def stop(self, part: str) -> Inject:
+        async def stop(stack: Stack, chance: random.Random) -> None:
+            running = await _running(stack, part)
+            processes = [*running, *(child for process in running for child in process.children(recursive=True))]
+            for process in processes:
+                with suppress(psutil.NoSuchProcess):
+                    process.suspend()
+            try:
+                await self._last(chance)
+            finally:
+                for process in processes:
+                    with suppress(psutil.NoSuchProcess):
+                        process.resume()
+
+        return stop
+
+    def refuse(self, name: str) -> Inject:
+        async def refuse(stack: Stack, chance: random.Random) -> None:
+            stack.proxies[name].refuse()
+            try:
+                await self._last(chance)
+            finally:
+                await stack.proxies[name].listen()
+
+        return refuse
+
+    def delay(self, name: str) -> Inject:
+        async def delay(stack: Stack, chance: random.Random) -> None:
+            stack.proxies[name].delay_seconds = chance.uniform(0.1, 1)
+            try:
+                await self._last(chance)
+            finally:
+                stack.proxies[name].delay_seconds = 0
+
+        return delay
+
+    def double(self, name: str) -> Inject:
+        async def double(stack: Stack, chance: random.Random) -> None:
+            proxy = stack.proxies[name]
+            proxy.doubled = True
+            proxy.cut()
+            try:
+                await self._last(chance)
+            finally:
+                proxy.doubled = False
+                proxy.cut()
+
+        return double
+
+    async def read_only(self, stack: Stack, chance: random.Random) -> None:
+        await asyncio.to_thread(_set_read_only, stack.database_url, True)
+        try:
+            await self._last(chance)
+        finally:
+            await asyncio.to_thread(_set_read_only, stack.database_url, False)
+
+    async def out_of_connections(self, stack: Stack, chance: random.Random) -> None:
+        held: list[psycopg.Connection] = []
+        try:
+            with suppress(psycopg.OperationalError):
+                for _ in range(CONNECTIONS):
+                    held.append(await asyncio.to_thread(psycopg.connect, stack.database_url))
+            await self._last(chance)
+        finally:
+            for connection in held:
+                connection.close()
+
+    def fill(self, folder_of: Callable[[Stack], Path]) -> Inject:
+        async def fill(stack: Stack, chance: random.Random) -> None:
+            async with _full(stack, folder_of(stack)):
+                await self._last(chance)
+
+        return fill
+
+
+def _kill(part: str) -> Inject:
+    async def kill(stack: Stack, chance: random.Random) -> None:
+        chance.choice(await _running(stack, part)).kill()
+
+    return kill
+
+
+def _crash(point: CrashPoint) -> Inject:
+    async def crash(stack: Stack, chance: random.Random) -> None:
+        armed = stack.crash_points / point
+        armed.touch()
+        if point is CrashPoint.GATEWAY_SHUTDOWN:
+            (await _running(stack, "gateway"))[0].terminate()
+        deadline = time.monotonic() + REACHED_WITHIN_SECONDS
+        while armed.exists():
+            if time.monotonic() > deadline:
+                armed.unlink(missing_ok=True)
+                raise NotReached(point)
+            await asyncio.sleep(0.02)
+
+    return crash
+
+
+def _cut(name: str) -> Inject:
+    async def cut(stack: Stack, chance: random.Random) -> None:
+        stack.proxies[name].cut()
+
+    return cut
+
+
+def _silence(name: str) -> Inject:
+    async def silence(stack: Stack, chance: random.Random) -> None:
+        stack.proxies[name].silence()
+
+    return silence
+
+
+async def _kill_backend(stack: Stack, chance: random.Random) -> None:
+    """PostgreSQL then ends all its sessions and recovers."""
+    main, *others = await _running(stack, "postgres")
+    children = main.children() or others
+    chance.choice(children).kill()
+
+
+def _set_read_only(url: str, on: bool) -> None:
+    with psycopg.connect(url, autocommit=True, options="-c default_transaction_read_only=off") as connection:
+        connection.execute(f"ALTER SYSTEM SET default_transaction_read_only = {'on' if on else 'off'}")
+        connection.execute("SELECT pg_reload_conf()")
+
+
+@asynccontextmanager
+async def _full(stack: Stack, folder: Path) -> AsyncIterator[None]:
+    """No room on the folder's disk if it has one of its own; else no process of ours can make a file longer."""
+    if os.path.ismount(folder):
+        filler = folder / "filler"
+        await asyncio.to_thread(_fill_disk, filler)
+        try:
+            yield
+        finally:
+            filler.unlink()
+        return
+    processes = [process for part in OURS for process in stack.processes(part)]
+    before = [(process.pid, _limit_files(process.pid, (0, resource.RLIM_INFINITY))) for process in processes]
+    try:
+        yield
+    finally:
+        for pid, limits in before:
+            _limit_files(pid, limits)
+
+
+def _fill_disk(filler: Path) -> None:
+    with filler.open("wb") as file, suppress(OSError):
+        file.write(b"\0" * shutil.disk_usage(filler.parent).free)
+    with filler.open("ab", buffering=0) as file, suppress(OSError):
+        while file.write(b"\0" * 4096):
+            pass
+
+
+def _limit_files(pid: int, limits: tuple[int, int]) -> tuple[int, int]:
+    try:
+        return resource.prlimit(pid, resource.RLIMIT_FSIZE, limits)
+    except ProcessLookupError:
+        return limits
+
+
+async def _lose_temporal(stack: Stack, chance: random.Random) -> None:
+    for process in await _running(stack, "temporal"):
+        process.send_signal(signal.SIGKILL)
+    for file in stack.temporal_folder.glob("temporal.db*"):
+        file.unlink()
+    command = [sys.executable, "-m", "clawloop.cli.main", "recover", "--data", str(stack.data)]
+    environment = dict(os.environ)
+    deadline = time.monotonic() + REACHED_WITHIN_SECONDS
+    while True:
+        done = await asyncio.to_thread(subprocess.run, command, env=environment, capture_output=True, text=True)
+        if done.returncode == 0:
+            return
+        assert time.monotonic() < deadline, done.stderr
+        await asyncio.sleep(0.5)
+
+
+async def _running(stack: Stack, part: str) -> list[psutil.Process]:
+    """The processes of a part, once it runs: it may still be starting after the fault before."""
+    deadline = time.monotonic() + REACHED_WITHIN_SECONDS
+    while not (processes := stack.processes(part)):
+        assert time.monotonic() < deadline, f"{part} does not run"
+        await asyncio.sleep(0.1)
+    return processes

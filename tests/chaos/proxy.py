@@ -1,0 +1,111 @@
+"""A TCP proxy that a fault can cut, delay, silence or double. It knows nothing of what it relays."""
+
+from __future__ import annotations
+
+import asyncio
+from contextlib import suppress
+from dataclasses import dataclass, field
+
+_CHUNK = 64 * 1024
+
+
+@dataclass(eq=False)
+class _Connection:
+    """
+    Attributes:
+        silent: nothing passes any more, and neither side is told: a peer that lost its network.
+    """
+
+    writers: list[asyncio.StreamWriter] = field(default_factory=list)
+    silent: bool = False
+
+    def abort(self) -> None:
+        for writer in self.writers:
+            writer.transport.abort()
+
+
+class Proxy:
+    """Relays connections to one address on loopback. Use as an async context manager.
+
+    Attributes:
+        delay_seconds: each piece of data waits this long.
+        doubled: what a client sends on a new connection also goes to a second one, whose answers nobody reads.
+    """
+
+    def __init__(self, target_port: int, port: int) -> None:
+        self.port = port
+        self.delay_seconds = 0.0
+        self.doubled = False
+        self._target_port = target_port
+        self._server: asyncio.Server | None = None
+        self._connections: set[_Connection] = set()
+
+    async def __aenter__(self) -> Proxy:
+        await self.listen()
+        return self
+
+    async def __aexit__(self, *_: object) -> None:
+        self.refuse()
+
+    async def listen(self) -> None:
+        self._server = await asyncio.start_server(self._relay, "127.0.0.1", self.port, backlog=512)
+
+    def refuse(self) -> None:
+        """Cut all connections, and take no new ones until `listen`."""
+        if self._server is not None:
+            self._server.close()
+            self._server = None
+        self.cut()
+
+    def cut(self) -> None:
+        """Reset all connections; new ones are relayed."""
+        for connection in self._connections:
+            connection.abort()
+
+    def silence(self) -> None:
+        """Leave all connections open, and relay nothing on them any more; new ones are relayed."""
+        for connection in self._connections:
+            connection.silent = True
+
+    async def _relay(self, reader: asyncio.StreamReader, writer: asyncio.StreamWriter) -> None:
+        connection = _Connection([writer])
+        self._connections.add(connection)
+        try:
+            upstream_reader, upstream = await asyncio.open_connection("127.0.0.1", self._target_port)
+            connection.writers.append(upstream)
+            copies, discarded = [upstream], []
+            if self.doubled:
+                double_reader, double = await asyncio.open_connection("127.0.0.1", self._target_port)
+                connection.writers.append(double)
+                copies.append(double)
+                discarded.append(double_reader)
+            async with asyncio.TaskGroup() as group:
+                group.create_task(self._pump(connection, reader, copies))
+                group.create_task(self._pump(connection, upstream_reader, [writer]))
+                for double_reader in discarded:
+                    group.create_task(_discard(double_reader))
+        except* (OSError, asyncio.IncompleteReadError):
+            pass  # a side is gone: so is the connection
+        finally:
+            connection.abort()
+            self._connections.discard(connection)
+
+    async def _pump(
+        self, connection: _Connection, reader: asyncio.StreamReader, writers: list[asyncio.StreamWriter]
+    ) -> None:
+        while data := await reader.read(_CHUNK):
+            if self.delay_seconds:
+                await asyncio.sleep(self.delay_seconds)
+            while connection.silent:  # until `cut`
+                await asyncio.sleep(3600)
+            for writer in writers:
+                writer.write(data)
+            # The double may be closed by its server; the first writer is the connection.
+            await writers[0].drain()
+        raise ConnectionResetError("the other side closed")
+
+
+async def _discard(reader: asyncio.StreamReader) -> None:
+    with suppress(OSError):
+        while await reader.read(_CHUNK):
+            pass

@@ -1,0 +1,118 @@
+"""One run: chatting sessions that stay up, fault after fault, and after each the recovery and the checks."""
+
+from __future__ import annotations
+
+import asyncio
+import random
+import time
+from collections import Counter
+from collections.abc import AsyncIterator, Callable, Sequence
+from dataclasses import dataclass, field
+
+from tests.chaos.chatters import Chatters
+from tests.chaos.faults import Fault, NotReached, all_faults, choose
+from tests.chaos.stack import Stack
+from tests.chaos.verify import Verifier
+
+BASELINE = 5
+# An engine starts in a minute or two; then only something that hangs is left.
+RECOVERY_SECONDS = 600.0
+
+
+@dataclass(frozen=True)
+class Outcome:
+    """
+    Args:
+        lasted_seconds: how long the fault was on.
+        chat_seconds: from its end until a new client had a whole answer; None: not reached.
+        training_seconds: from its end until the next step was committed; None if that was not waited for.
+        failures: requests of the chatting sessions that failed, by reason.
+        problems: what the checks found.
+    """
+
+    number: int
+    kind: str
+    reached: bool
+    lasted_seconds: float
+    chat_seconds: float
+    training_seconds: float | None
+    failures: Counter[str]
+    problems: list[str] = field(default_factory=list)
+
+
+async def run_faults(
+    stack: Stack, chatters: Chatters, runs: int, seed: int, wanted: Callable[[Fault], bool]
+) -> AsyncIterator[Outcome]:
+    """Faults chosen by seed; after each the next step is waited for. Some outcomes without a fault come first.
+
+    Args:
+        wanted: which faults are chosen from.
+    """
+    chance = random.Random(seed)
+    verifier = Verifier(stack)
+    faults = [fault for fault in all_faults(stack) if wanted(fault)]
+    try:
+        await _next_step(verifier, await verifier.committed_steps())
+        for _ in range(BASELINE):
+            # What recovery is compared with.
+            yield await _inject(stack, chatters, verifier, Fault("no fault", _nothing), chance, 0)
+        for number in range(1, runs + 1):
+            fault = choose(faults, chance)
+            yield await _inject(stack, chatters, verifier, fault, chance, number)
+    finally:
+        await verifier.close()
+
+
+async def run_these(
+    stack: Stack, chatters: Chatters, kinds: Sequence[str], seed: int, longest_seconds: float
+) -> AsyncIterator[Outcome]:
+    """These kinds of faults in this order; the next step is waited for after the last."""
+    chance = random.Random(seed)
+    verifier = Verifier(stack)
+    faults = {fault.kind: fault for fault in all_faults(stack, longest_seconds)}
+    try:
+        for number, kind in enumerate(kinds, 1):
+            is_last = number == len(kinds)
+            yield await _inject(stack, chatters, verifier, faults[kind], chance, number, trains=is_last)
+    finally:
+        await verifier.close()
+
+
+async def _inject(
+    stack: Stack,
+    chatters: Chatters,
+    verifier: Verifier,
+    fault: Fault,
+    chance: random.Random,
+    number: int,
+    *,
+    trains: bool = True,
+) -> Outcome:
+    chatters.take_failures()
+    began = time.monotonic()
+    reached = True
+    try:
+        await fault.inject(stack, chance)
+    except NotReached:
+        reached = False
+    lasted = time.monotonic() - began
+    ended = time.monotonic()
+    chat_seconds = await chatters.first_answer(RECOVERY_SECONDS)
+    training_seconds = None
+    if trains:
+        await _next_step(verifier, await verifier.committed_steps())
+        training_seconds = time.monotonic() - ended
+    problems = await verifier.problems(chatters.seen)
+    chatters.raise_if_ended()
+    return Outcome(
+        number, fault.kind, reached, lasted, chat_seconds, training_seconds, chatters.take_failures(), problems
+    )
+
+
+async def _nothing(stack: Stack, chance: random.Random) -> None: ...
+
+
+async def _next_step(verifier: Verifier, before: int) -> None:
+    async with asyncio.timeout(RECOVERY_SECONDS):
+        while await verifier.committed_steps() <= before:
+            await asyncio.sleep(0.2)

@@ -1,0 +1,184 @@
+"""The whole system as `clawloop up` supervises it, with a proxy before each service and folders that can be filled.
+
+Nothing of the product is replaced. The judge is the engine itself, behind a relay that remembers what was asked.
+"""
+
+from __future__ import annotations
+
+import os
+from collections.abc import AsyncIterator
+from contextlib import AsyncExitStack, asynccontextmanager
+from dataclasses import dataclass, field
+from pathlib import Path
+from urllib.parse import urlsplit
+
+import psutil
+
+from clawloop.cli.up import prepare_deployment
+from clawloop.local import parts
+from clawloop.local.checks import bound_socket, choose_port
+from clawloop.local.parts import Deployment
+from clawloop.local.services import temporal_server
+from clawloop.local.services.postgres import EmbeddedPostgres
+from clawloop.local.services.vllm import read_model
+from clawloop.local.supervision import guard
+from clawloop.local.supervision.part import Part, PartStatus
+from clawloop.local.supervision.supervisor import Supervisor
+from clawloop.processes.listener import QUEUED_CONNECTIONS
+from clawloop.recipes.recipe import Recipe
+from tests.chaos.judge_relay import JudgeRelay
+from tests.chaos.proxy import Proxy
+from tests.engine_options import engine_options
+
+GATEWAYS = 2
+BATCH_SAMPLES = 8
+VOTES = 3
+RECIPE = Recipe.model_validate(
+    {
+        "name": "chaos",
+        "signal": {"hints": False, "m": VOTES, "at_least_one": False},
+        "train": {
+            "batch_samples": BATCH_SAMPLES,
+            "advantage": {"teacher_weight": 0.0},
+            "lora": {"rank": 4, "alpha": 8},
+            # Under load a reply may be many versions old; samples that expire would only slow training down.
+            "staleness_versions": 64,
+        },
+    }
+)
+# What each process's command line holds, and nobody else's.
+_MARKS = {
+    "gateway": ("clawloop.cli.main", "gateway"),
+    "orchestrator": ("clawloop.cli.main", "orchestrator"),
+    "judge": ("clawloop.cli.main", "judge"),
+    "trainer": ("clawloop.cli.main", "trainer"),
+    "engine-agent": ("clawloop.cli.main", "engine"),
+    "temporal": ("start-dev",),
+    "postgres": ("bin/postgres",),
+    "vllm": ("vllm.entrypoints.openai.api_server",),
+}
+
+
+@dataclass
+class Stack:
+    """
+    Attributes:
+        proxies: before `gateway`, `postgres`, `temporal` and `engine`.
+        database_url, temporal_address: without a proxy, for the checks.
+        crash_points: where a file arms a crash point.
+        statuses: every change of a part's state.
+    """
+
+    folder: Path
+    data: Path
+    supervisor: Supervisor
+    proxies: dict[str, Proxy]
+    judge: JudgeRelay
+    gateway_url: str
+    engine_url: str
+    database_url: str
+    temporal_address: str
+    temporal_folder: Path
+    keys: dict[str, str]
+    crash_points: Path
+    own_engine: bool
+    statuses: list[PartStatus] = field(default_factory=list)
+
+    def processes(self, part: str) -> list[psutil.Process]:
+        """The processes of a part that run now, without the guard above them; the main one first."""
+        found = []
+        for process in psutil.Process().children(recursive=True):
+            try:
+                command = process.cmdline()
+            except psutil.Error:  # it has just ended
+                continue
+            if guard.__name__ in command or process.status() == psutil.STATUS_ZOMBIE:
+                continue
+            if all(any(mark == word or word.endswith(mark) for word in command) for mark in _MARKS[part]):
+                found.append(process)
+        return found
+
+
+@asynccontextmanager
+async def running_stack(folder: Path, model: Path, engine_port: int | None = None) -> AsyncIterator[Stack]:
+    """
+    Args:
+        folder: empty.
+        engine_port: of an engine that runs; None starts one.
+    """
+    data, crash_points = folder / "data", folder / "crash-points"
+    for made in (data, crash_points):
+        made.mkdir(parents=True, exist_ok=True)
+    statuses: list[PartStatus] = []
+    environment = dict(os.environ) | {"OMP_NUM_THREADS": "1", "CLAWLOOP_CRASH_POINTS": str(crash_points)}
+    supervisor = Supervisor(folder / "logs", statuses.append)
+    postgres = EmbeddedPostgres(folder / "postgres")
+    ports = temporal_server.Ports(*(choose_port("Temporal", parts.LOOPBACK, 0, "") for _ in range(3)))
+    own_engine = engine_port is None
+    engine_port = engine_port or choose_port("vLLM", parts.LOOPBACK, 0, "")
+    services: list[Part] = [parts.postgres(postgres), parts.temporal(folder / "temporal", ports, environment)]
+    if own_engine:
+        options = engine_options(model, engine_port)
+        services.append(parts.vllm(parts.ENGINE, read_model(model), options, "CPU", environment))
+    listener = bound_socket("the gateway", parts.LOOPBACK, 0, "")
+    targets = {
+        "gateway": listener.getsockname()[1],
+        "postgres": postgres.port,
+        "temporal": ports.main,
+        "engine": engine_port,
+    }
+    async with AsyncExitStack() as stack:
+        stack.callback(listener.close)
+        proxies = {}
+        for name, target in targets.items():
+            port = choose_port(f"the proxy of {name}", parts.LOOPBACK, 0, "")
+            proxies[name] = await stack.enter_async_context(Proxy(target, port))
+        engine_url = f"http://{parts.LOOPBACK}:{proxies['engine'].port}"
+        judge = await stack.enter_async_context(JudgeRelay(engine_url, model.name))
+        stack.push_async_callback(_stop, supervisor)
+        for service in services:
+            supervisor.start(service)
+        await supervisor.ready("postgres")
+        parsed = urlsplit(postgres.url)
+        proxied = parsed._replace(netloc=parsed.netloc.replace(str(postgres.port), str(proxies["postgres"].port)))
+        deployment = Deployment(
+            data=data,
+            database_url=proxied.geturl(),
+            temporal_address=f"{parts.LOOPBACK}:{proxies['temporal'].port}",
+            engines=(engine_url,),
+            base_model=model.name,
+            aliases=(),
+            keys={},
+            recipe=RECIPE,
+            trained_model=model,
+            trainer_arguments=("--device", "cpu", "--dtype", "float32"),
+            local_engines=(engine_url,),
+        )
+        keys = await prepare_deployment(deployment)
+        environment |= {"CLAWLOOP_JUDGE_URL": judge.url, "CLAWLOOP_JUDGE_MODEL": model.name}
+        environment |= {"CLAWLOOP_JUDGE_FORM": "grammar"}
+        listener.listen(QUEUED_CONNECTIONS)
+        gateways = parts.gateways(deployment, listener, GATEWAYS, environment)
+        for part in (*gateways, *parts.workers(deployment, environment), parts.trainer(model, deployment, environment)):
+            supervisor.start(part)
+        await supervisor.all_ready()
+        yield Stack(
+            folder=folder,
+            data=data,
+            supervisor=supervisor,
+            proxies=proxies,
+            judge=judge,
+            gateway_url=f"http://{parts.LOOPBACK}:{proxies['gateway'].port}",
+            engine_url=f"http://{parts.LOOPBACK}:{engine_port}",
+            database_url=postgres.url,
+            temporal_address=f"{parts.LOOPBACK}:{ports.main}",
+            temporal_folder=folder / "temporal",
+            keys=keys,
+            crash_points=crash_points,
+            own_engine=own_engine,
+            statuses=statuses,
+        )
+
+
+async def _stop(supervisor: Supervisor) -> None:
+    await supervisor.stop(parts.stop_order(supervisor.names))

@@ -1,0 +1,151 @@
+"""What must hold after every fault, read from PostgreSQL, the engine and the disk."""
+
+from __future__ import annotations
+
+import asyncio
+import time
+from collections.abc import Sequence
+from pathlib import Path
+from typing import Any
+
+import httpx
+import psycopg
+
+from clawloop.adapters.digest import check_version
+from clawloop.cli.check import damaged_files
+from clawloop.errors import AdapterUnusable, StoreUnavailable
+from clawloop.ids import turn_id_of, version_name
+from db.database import BACKGROUND_LIMIT, Database
+from db.invariants import committed_versions, violations
+from tests.chaos.chatters import Seen
+from tests.chaos.judge_relay import MARKER
+from tests.chaos.stack import VOTES, Stack
+
+# Spooled turns enter once PostgreSQL is back; an engine's restart takes its rows away for a minute or two.
+SETTLE_SECONDS = 240.0
+# A vote's time is that of its transaction's begin.
+CLOCK_SECONDS = 0.5
+
+
+class Verifier:
+    """
+    Attributes:
+        checked: how many acknowledged replies have been looked up.
+    """
+
+    def __init__(self, stack: Stack) -> None:
+        self._stack = stack
+        self._database = Database(stack.database_url, BACKGROUND_LIMIT)
+        self.checked = 0
+
+    async def close(self) -> None:
+        await self._database.close()
+
+    async def problems(self, seen: Sequence[Seen]) -> list[str]:
+        """What is wrong, once everything had time to settle; nothing is, if the product keeps its word."""
+        found = await self._lost(seen[self.checked :])
+        self.checked = len(seen)
+        found += await self._violations()
+        found += await self._wrong_weights()
+        found += await asyncio.to_thread(self._asked_again)
+        return found
+
+    async def committed_steps(self) -> int:
+        return int((await self._rows("SELECT count(*) FROM steps WHERE state = 'committed'"))[0][0])
+
+    async def _lost(self, seen: Sequence[Seen]) -> list[str]:
+        """Acknowledged replies that are not stored, or not as they were."""
+        waiting = {str(turn_id_of(reply.response_id)): reply for reply in seen}
+        deadline = time.monotonic() + SETTLE_SECONDS
+        found: list[str] = []
+        while waiting:
+            adopted_late = []
+            query = "SELECT id::text, version, parent_turn_id::text FROM turns WHERE id = ANY(%s::uuid[])"
+            for turn, version, parent in await self._rows(query, [*waiting]):
+                reply = waiting[turn]
+                before = None if reply.before is None else str(turn_id_of(reply.before))
+                if parent != before:  # it enters later, from a spool, and adopts this turn then
+                    adopted_late.append(f"turn {turn} has the parent {parent}, not {before}")
+                    continue
+                del waiting[turn]
+                if version and reply.model != version_name("default", version, ""):
+                    found.append(f"turn {turn} was answered by {reply.model}, and is stored with version {version}")
+            if time.monotonic() > deadline:
+                missing = [f"acknowledged turn {turn} of {reply}: lost or elsewhere" for turn, reply in waiting.items()]
+                return found + adopted_late + missing
+            if waiting:
+                await asyncio.sleep(0.3)
+        return found
+
+    async def _violations(self) -> list[str]:
+        deadline = time.monotonic() + SETTLE_SECONDS
+        while True:
+            try:
+                violated = await violations(self._database)
+                versions = await committed_versions(self._database)
+            except StoreUnavailable as error:
+                violated, versions, away = [], [], str(error)
+            else:
+                away = ""
+            damaged = await asyncio.to_thread(damaged_files, versions, self._stack.data / "adapters")
+            found = [f"{one.invariant}: {one.row}" for one in (*violated, *damaged)] + ([away] if away else [])
+            if not found or time.monotonic() > deadline:
+                return found
+            await asyncio.sleep(0.5)
+
+    async def _wrong_weights(self) -> list[str]:
+        """Versions in the engine whose files are not those of their rows."""
+        try:
+            async with httpx.AsyncClient(base_url=self._stack.engine_url, timeout=30) as client:
+                models = (await client.get("/v1/models")).json()["data"]
+        except httpx.TransportError:
+            return []  # it restarts, with no version
+        roots = {model["id"]: Path(model["root"]) for model in models if model["parent"] is not None}
+        rows = await self._rows(
+            "SELECT v.policy, v.n, v.path, encode(v.sha256, 'hex') FROM versions v JOIN engine_versions e"
+            " ON e.policy = v.policy AND e.version = v.n WHERE v.n > 0"
+        )
+        found = []
+        for policy, n, path, sha256 in rows:
+            name = version_name(policy, n, "")
+            if name not in roots:
+                continue  # unloaded since the list was read
+            if roots[name] != (self._stack.data / "adapters" / path).resolve():
+                found.append(f"{name} is {roots[name]} in the engine, and {path} in PostgreSQL")
+                continue
+            try:
+                await asyncio.to_thread(check_version, roots[name], sha256)
+            except AdapterUnusable as error:
+                found.append(f"{name} is served with wrong files: {error}")
+        return found
+
+    def _asked_again(self) -> list[str]:
+        """Questions to the judge for answers that were stored before."""
+        stored: dict[tuple[int, int], list[float]] = {}
+        with psycopg.connect(self._stack.database_url) as connection:
+            rows = connection.execute(
+                "SELECT t.messages_added::text, extract(epoch FROM v.answered_at)::float8 FROM votes v"
+                " JOIN judgements j ON j.id = v.judgement_id JOIN turns t ON t.id = j.shown_by WHERE v.kind = 'vote'"
+            ).fetchall()
+        for messages, answered_at in rows:
+            session, number = max((int(session), int(number)) for session, number in MARKER.findall(messages))
+            stored.setdefault((session, number), []).append(answered_at)
+        found = []
+        for question in self._stack.judge.questions:
+            answered = stored.get((question.session, question.number), [])
+            count = sum(at < question.asked_at - CLOCK_SECONDS for at in answered)
+            if question.answers > VOTES - count:
+                found.append(f"{question} was asked though {count} of {VOTES} answers were stored")
+        return found
+
+    async def _rows(self, query: str, *values: object) -> list[tuple[Any, ...]]:
+        """Retries while PostgreSQL is away."""
+        deadline = time.monotonic() + SETTLE_SECONDS
+        while True:
+            try:
+                async with await psycopg.AsyncConnection.connect(self._stack.database_url) as connection:
+                    return await (await connection.execute(query, values)).fetchall()
+            except psycopg.OperationalError:
+                if time.monotonic() > deadline:
+                    raise
+                await asyncio.sleep(0.2)
