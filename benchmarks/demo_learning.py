@@ -32,9 +32,9 @@ from clawloop.judging.voting import Verdict, majority
 from clawloop.recipes.recipe import Recipe
 from clawloop.samples.decision import decide
 from clawloop.training.adapters.checkpoint import begin
-from clawloop.training.model.architecture import base_names
-from clawloop.training.model.loading import adapter_tensors, load_model
+from clawloop.training.model.adapter import adapter_tensors
 from clawloop.training.model.lora import LoraShape
+from clawloop.training.model.torchtune_loading import load_torchtune_model
 from clawloop.training.packing.collate import collate
 from clawloop.training.packing.sequences import Limits, TokenSequence
 from clawloop.training.step import make_optimizer, train_step
@@ -59,7 +59,7 @@ class Loop:
         self.judge, self.served = DemoModel(folder), DemoModel(folder)
         lora = LoraShape(recipe.train.lora.rank, recipe.train.lora.alpha)
         device = torch.device("cpu")
-        self.policy = load_model(folder, lora, dtype=torch.float32, device=device, seed=seed)
+        self.policy = load_torchtune_model(folder, lora, dtype=torch.float32, device=device, seed=seed)
         self.optimizer = make_optimizer(self.policy, recipe.train.optimiser)
         begin(self.policy, self.optimizer, seed=seed)
         self.user = SyntheticUser(seed)
@@ -153,11 +153,11 @@ class Loop:
         merged = dict(self.base)
         tensors = self.versions[self.version]
         scale = self.policy.lora.alpha / self.policy.lora.rank
-        for ours, theirs in base_names(self.policy.architecture).items():
-            module = ours.removesuffix(".weight")
-            if f"{module}.lora_a.weight" in tensors:
-                a, b = tensors[f"{module}.lora_a.weight"], tensors[f"{module}.lora_b.weight"]
-                merged[theirs] = self.base[theirs] + scale * (b @ a)
+        for name in self.base:
+            module = f"base_model.model.{name.removesuffix('.weight')}"
+            if f"{module}.lora_A.weight" in tensors:
+                a, b = tensors[f"{module}.lora_A.weight"], tensors[f"{module}.lora_B.weight"]
+                merged[name] = self.base[name] + scale * (b @ a)
         self.served.model.load_state_dict(merged)
 
 

@@ -73,7 +73,7 @@ def _train(model: Path) -> None:
     ids = torch.randint(1, 500, (16, 512)).tolist()
     packed = collate([TokenSequence(str(n), row[:256], row[256:], 1.0) for n, row in enumerate(ids)], range(16))
     while True:
-        (-policy(packed).logprobs_N.mean()).backward()
+        (-policy(packed).logprobs_N.mean()).backward()  # type: ignore[no-untyped-call]
         optimiser.step()
         optimiser.zero_grad()
 

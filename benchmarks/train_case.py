@@ -19,10 +19,11 @@ from transformers import Qwen2Config, Qwen2ForCausalLM, Qwen3Config, Qwen3ForCau
 from clawloop.contracts.training import BatchSample
 from clawloop.ids import SampleId
 from clawloop.training.adapters.files import Adapter, BaseIdentity, adapter_files, write_version
+from clawloop.training.model.adapter import adapter_tensors
 from clawloop.training.model.base_weights import BaseWeights
-from clawloop.training.model.decoder import PolicyModel
-from clawloop.training.model.loading import adapter_tensors, load_model
+from clawloop.training.model.loading import load_model
 from clawloop.training.model.lora import LoraShape
+from clawloop.training.model.port import PolicyModel
 from clawloop.training.packing.collate import collate
 from clawloop.training.packing.plan import plan_micro_batches
 from clawloop.training.packing.sequences import Limits, TokenSequence
@@ -191,7 +192,7 @@ def write_case(folder: Path, case: Case, ids: Sequence[Ids]) -> None:
         for parameter in model.adapter_parameters().values():
             parameter.copy_(_ADAPTER_SIZE * torch.randn(parameter.shape, generator=generator))
     identity = BaseIdentity(name="random", fingerprint=BaseWeights(paths.checkpoint).fingerprint())
-    files = adapter_files(Adapter(case.lora, adapter_tensors(model), identity), model.architecture)
+    files = adapter_files(Adapter(case.lora, adapter_tensors(model), identity))
     write_version(folder / "versions", 1, files)
     samples = _samples(model, case, ids, generator)
     (folder / "samples.json").write_text(json.dumps([asdict(sample) for sample in samples], default=str))

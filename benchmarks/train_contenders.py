@@ -45,12 +45,13 @@ _OUTPUT_CHUNKS = 8
 def our_step(paths: Paths, case: Case, recipe: Train, *, share_prefixes: bool = True) -> Step:
     """Our trainer's step; without `share_prefixes` a shared prefix is computed for each sample."""
     from clawloop.training.adapters.files import read_adapter
-    from clawloop.training.model.loading import load_model, set_adapter
+    from clawloop.training.model.adapter import set_adapter
+    from clawloop.training.model.loading import load_model
     from clawloop.training.step import make_optimizer, train_step
 
     device = torch.device(case.device)
     model = load_model(paths.checkpoint, case.lora, dtype=case.torch_dtype, device=device, max_tokens=case.max_tokens)
-    set_adapter(model, read_adapter(paths.adapter, model.architecture).tensors)
+    set_adapter(model, read_adapter(paths.adapter).tensors)
     optimizer = make_optimizer(model, recipe.optimiser)
     samples = paths.samples()
     limits = replace(case.limits, share_prefixes=share_prefixes)
@@ -89,7 +90,7 @@ def torchtune_step(paths: Paths, case: Case, recipe: Train) -> Step:
     from torchtune.modules.peft import disable_adapter, get_adapter_params, set_trainable_params
 
     from clawloop.training.adapters.files import read_adapter
-    from clawloop.training.model.architecture import read_architecture
+    from clawloop.training.model.architecture import adapter_names, read_architecture
     from clawloop.training.model.base_weights import BaseWeights
 
     architecture = read_architecture(paths.checkpoint)
@@ -114,7 +115,9 @@ def torchtune_step(paths: Paths, case: Case, recipe: Train) -> Step:
     weights = BaseWeights(paths.checkpoint)
     base = qwen2_hf_to_tune(dict(weights.read(weights.names, device)), tie_word_embeddings=True)
     # For Qwen2 our names are torchtune's.
-    adapter = read_adapter(paths.adapter, architecture).tensors
+    stored = read_adapter(paths.adapter)
+    names = adapter_names(architecture, stored.lora.targets)
+    adapter = {ours: stored.tensors[theirs] for ours, theirs in names.items()}
     model.load_state_dict({**base, **adapter}, strict=True)
     set_trainable_params(model, get_adapter_params(model))
     training.set_activation_checkpointing(model, auto_wrap_policy={TransformerSelfAttentionLayer})

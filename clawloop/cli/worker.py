@@ -38,6 +38,11 @@ class RankWeights(StrEnum):
     SHARDED = "sharded"
 
 
+class BackendName(StrEnum):
+    TORCHTUNE = "torchtune"
+    TRANSFORMERS = "transformers"
+
+
 @worker_app.callback()
 def worker() -> None:
     """Run a Temporal worker."""
@@ -84,6 +89,10 @@ def trainer(
             "with a long one.",
         ),
     ] = 8192,
+    backend: Annotated[
+        BackendName | None,
+        typer.Option(help="The library that computes the model. Default: torchtune for what it supports."),
+    ] = None,
     threads: Annotated[int | None, typer.Option(min=1, help="Of torch on the CPU; default: half the cores.")] = None,
     health_port: HealthPort = 0,
     health_host: HealthHost = LOOPBACK,
@@ -106,6 +115,7 @@ def trainer(
         dtype=None if dtype is None else dtype.value,
         max_tokens=max_tokens,
         micro_batch_tokens=micro_batch_tokens,
+        backend=None if backend is None else backend.value,
         threads=threads,
         ranks=ranks.value,
         kept_free_bytes=settings.min_free_disk_bytes,

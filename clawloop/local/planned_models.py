@@ -16,7 +16,7 @@ from clawloop.local.parts import LOOPBACK, JudgeEngine
 from clawloop.local.services.vllm import EngineOptions, ModelFacts, read_model
 from clawloop.local.supervision.part import Part
 from clawloop.recipes.recipe import Recipe
-from clawloop.training.model.architecture import read_architecture
+from clawloop.training.model.families import read_family
 
 
 @dataclass(frozen=True, slots=True)
@@ -108,6 +108,6 @@ def _require_trainable(model: Path) -> None:
         SetupError: the trainer does not support the model's architecture.
     """
     try:
-        read_architecture(model)
+        read_family(model)
     except ModelUnsupported as error:
         raise SetupError(f"--model: {error}; to serve and record it without training: --no-train") from error

@@ -11,8 +11,8 @@ from torch import Tensor
 
 from clawloop.algorithms.scoring import Scores
 from clawloop.errors import AdapterUnusable
-from clawloop.training.model.decoder import PolicyModel
-from clawloop.training.model.loading import adapter_tensors, set_adapter
+from clawloop.training.model.adapter import adapter_tensors, set_adapter
+from clawloop.training.model.port import PolicyModel
 from clawloop.training.model.token_scores import TokenScores
 from clawloop.training.packing.collate import MicroBatch
 from clawloop.training.progress import Progress, ProgressCallback
@@ -20,7 +20,7 @@ from clawloop.training.ranks.collectives import Ranks
 from clawloop.training.scoring_passes import ScoringPass
 
 ReadVersion = Callable[[int], Mapping[str, Tensor]]
-"""Returns the adapter tensors of an earlier version, by our names (`files.read_adapter`)."""
+"""Returns the adapter tensors of an earlier version (`files.read_adapter`)."""
 
 
 def scores_by_sample(micro_batch: MicroBatch, scores: TokenScores) -> dict[int, Scores]:

@@ -11,8 +11,8 @@ import torch
 from pydantic import BaseModel, ConfigDict, NonNegativeInt, PositiveInt
 
 from clawloop.errors import ModelUnsupported, SetupError, TrainerUnavailable
-from clawloop.training.model.architecture import read_architecture
 from clawloop.training.model.base_weights import BaseWeights
+from clawloop.training.model.families import Backend, read_family
 
 DTYPES = {"float32": torch.float32, "bfloat16": torch.bfloat16}
 
@@ -28,6 +28,7 @@ class TrainerSetup(BaseModel):
         dtype: of base weights and arithmetic; None: bfloat16 on a GPU, the checkpoint's own on a CPU.
         max_tokens: longest sample; None: all positions of the model.
         micro_batch_tokens: input tokens of one forward, see `Limits.budget_tokens`.
+        backend: which library computes the model; None: by its family, see `read_family`.
         threads: of torch on the CPU; None: half the cores, since engine and gateway may share them.
         kept_free_bytes: a step is not begun if less would be free on the disk of `adapters` after it.
         ranks: of several, `replicated` ranks hold the base model whole each, `sharded` ones a share of it (FSDP).
@@ -42,6 +43,7 @@ class TrainerSetup(BaseModel):
     dtype: Literal["float32", "bfloat16"] | None = None
     max_tokens: PositiveInt | None = None
     micro_batch_tokens: PositiveInt = 8192
+    backend: Backend | None = None
     threads: PositiveInt | None = None
     ranks: Literal["replicated", "sharded"] = "sharded"
     kept_free_bytes: NonNegativeInt = 0
@@ -49,7 +51,7 @@ class TrainerSetup(BaseModel):
     def check(self) -> None:
         """Raise SetupError if this machine cannot train with these settings."""
         try:
-            read_architecture(self.model)
+            read_family(self.model, self.backend)
             BaseWeights(self.model)
         except ModelUnsupported as error:
             raise SetupError(f"--model: {error}") from error

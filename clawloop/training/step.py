@@ -24,8 +24,8 @@ from clawloop.errors import NothingToTrain, StepDiverged
 from clawloop.recipes.recipe import Gate, Optimiser, Train
 from clawloop.training.batch_signals import BatchSignals, gather_batch_signals
 from clawloop.training.distances import distance
-from clawloop.training.model.decoder import PolicyModel
-from clawloop.training.model.loading import full_tensor
+from clawloop.training.model.adapter import full_tensor
+from clawloop.training.model.port import PolicyModel
 from clawloop.training.model.token_scores import TokenScores
 from clawloop.training.packing.collate import MicroBatch
 from clawloop.training.packing.sequences import Limits

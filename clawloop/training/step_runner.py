@@ -25,9 +25,9 @@ from clawloop.training.adapters.disk import require_room, write_error
 from clawloop.training.adapters.files import BaseIdentity, WrittenVersion, adapter_lora, read_adapter
 from clawloop.training.batch import TrainableBatch, select_trainable
 from clawloop.training.model.base_weights import BaseWeights
-from clawloop.training.model.decoder import PolicyModel
 from clawloop.training.model.loading import load_model
 from clawloop.training.model.lora import LoraShape
+from clawloop.training.model.port import PolicyModel
 from clawloop.training.model.sharding import load_sharded_model
 from clawloop.training.packing.sequences import Limits
 from clawloop.training.progress import StatusCallback
@@ -92,9 +92,7 @@ class StepRunner:
             # float32 weights, and both moments of AdamW.
             version_bytes = 12 * sum(parameter.numel() for parameter in model.adapter_parameters().values())
             require_room(self._setup.adapters, version_bytes, self._setup.kept_free_bytes)
-        limits = Limits(
-            min(self._setup.micro_batch_tokens, model.max_tokens), model.max_tokens, model.architecture.vocab_size
-        )
+        limits = limits_of(model, self._setup.micro_batch_tokens)
         _require_top_k(step, limits.vocab_size)
         batch = select_trainable(step, limits)
         settings = step.recipe.train
@@ -160,6 +158,7 @@ class StepRunner:
                 dtype=self._setup.torch_dtype(self._device),
                 device=self._device,
                 max_tokens=self._setup.max_tokens,
+                backend=self._setup.backend,
             )
         self._stamp = stamp
         return self._model, base
@@ -176,12 +175,17 @@ class StepRunner:
     def _read_teacher(self, step: StepBatch, version: int, base: BaseIdentity) -> Mapping[str, Tensor]:
         if version not in step.teachers:
             raise AdapterUnusable(f"version {version} is the teacher of a hint, but its files are gone")
-        assert self._model is not None
         folder = self._folder(step.teachers[version])
-        return read_adapter(folder, self._model.architecture, base=base).tensors
+        return read_adapter(folder, base=base).tensors
 
     def _folder(self, version: VersionRef) -> Path:
         return self._setup.adapters / version.path
+
+
+def limits_of(model: PolicyModel, micro_batch_tokens: int) -> Limits:
+    """The limits of samples and micro-batches on this model: one that does not pack gets each document alone."""
+    budget = min(micro_batch_tokens, model.max_tokens) if model.packs_documents else 1
+    return Limits(budget, model.max_tokens, model.vocab_size, share_prefixes=model.packs_documents)
 
 
 def _require_top_k(step: StepBatch, vocab_size: int) -> None:

@@ -9,10 +9,11 @@ import torch
 
 from clawloop.contracts.training import VersionRef
 from clawloop.training.adapters.files import Adapter, BaseIdentity, adapter_files, read_adapter, write_version
+from clawloop.training.model.adapter import adapter_tensors, reset_adapter, set_adapter
 from clawloop.training.model.base_weights import BaseWeights
-from clawloop.training.model.decoder import PolicyModel
-from clawloop.training.model.loading import adapter_tensors, load_model, reset_adapter, set_adapter
+from clawloop.training.model.loading import load_model
 from clawloop.training.model.lora import LoraShape
+from clawloop.training.model.port import PolicyModel
 from clawloop.training.packing.collate import collate
 from clawloop.training.packing.sequences import TokenSequence
 
@@ -29,7 +30,7 @@ def random_versions(model: Path, adapters: Path, numbers: Sequence[int]) -> list
         with torch.no_grad():
             for parameter in policy.adapter_parameters().values():
                 parameter.copy_(0.1 * torch.randn(parameter.shape, generator=generator))
-        files = adapter_files(Adapter(LORA, adapter_tensors(policy), base), policy.architecture)
+        files = adapter_files(Adapter(LORA, adapter_tensors(policy), base))
         written = write_version(adapters / "default", n, files)
         path = str(written.path.relative_to(adapters))
         versions.append(VersionRef("default", n, n - 1, path, written.sha256))
@@ -45,7 +46,7 @@ def apply_adapter(policy: PolicyModel, directory: Path | None) -> None:
     if directory is None:
         reset_adapter(policy, seed=0)
     else:
-        set_adapter(policy, read_adapter(directory, policy.architecture).tensors)
+        set_adapter(policy, read_adapter(directory).tensors)
 
 
 def logprobs(policy: PolicyModel, prompt: Sequence[int], response: Sequence[int], temperature: float) -> torch.Tensor:

@@ -13,9 +13,10 @@ from clawloop.contracts.training import BatchSample
 from clawloop.ids import SampleId, version_name
 from clawloop.recipes.recipe import Optimiser
 from clawloop.training.adapters.files import read_adapter
-from clawloop.training.model.decoder import PolicyModel
-from clawloop.training.model.loading import load_model, set_adapter
+from clawloop.training.model.adapter import set_adapter
+from clawloop.training.model.loading import load_model
 from clawloop.training.model.lora import LoraShape
+from clawloop.training.model.port import PolicyModel
 from clawloop.training.packing.collate import collate
 from clawloop.training.packing.sequences import TokenSequence
 from clawloop.training.progress import ignore_status
@@ -85,7 +86,7 @@ async def test_the_engine_and_the_trainer_agree_on_an_adapters_log_probs(
     lora = LoraShape(recipe.train.lora.rank, recipe.train.lora.alpha)
     model = load_model(tiny_model_path, lora, dtype=torch.float32, device=torch.device("cpu"))
     of_base = [logprobs(model, reply) for reply in replies]
-    set_adapter(model, read_adapter(folder, model.architecture).tensors)
+    set_adapter(model, read_adapter(folder).tensors)
     of_version = [logprobs(model, reply) for reply in replies]
     by_engine = torch.tensor([logprob for reply in replies for logprob in reply.logprobs])
     off = (torch.cat(of_version) - by_engine).abs()

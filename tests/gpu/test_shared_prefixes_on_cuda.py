@@ -8,8 +8,8 @@ import pytest
 import torch
 
 from clawloop.training.batch import plain_sequence
-from clawloop.training.model.loading import load_model
 from clawloop.training.model.lora import LoraShape
+from clawloop.training.model.torchtune_loading import load_torchtune_model
 from clawloop.training.packing.collate import collate
 from tests.training.tiny import relative_error, save_checkpoint, session_batch, shake_adapter
 
@@ -27,8 +27,8 @@ def test_shared_prefixes_change_neither_log_probs_nor_gradients(
 ) -> None:
     base = save_checkpoint(tmp_path, dtype=dtype)
     cpu, cuda = torch.device("cpu"), torch.device("cuda")
-    samples = session_batch(load_model(base, LoraShape(rank=4, alpha=8.0), dtype=torch.float32, device=cpu))
-    model = load_model(base, LoraShape(rank=4, alpha=8.0), dtype=dtype, device=cuda)
+    samples = session_batch(load_torchtune_model(base, LoraShape(rank=4, alpha=8.0), dtype=torch.float32, device=cpu))
+    model = load_torchtune_model(base, LoraShape(rank=4, alpha=8.0), dtype=dtype, device=cuda)
     shake_adapter(model)
     found = []
     for share in (True, False):

@@ -8,7 +8,6 @@ import pytest
 import torch
 
 from clawloop.training.adapters.files import read_adapter
-from clawloop.training.model.architecture import read_architecture
 from clawloop.training.progress import ignore_status
 from clawloop.training.step_runner import StepRunner
 from tests.training.steps import completed, never, samples_of, setup_of, step_of
@@ -30,7 +29,7 @@ def test_a_step_runner_trains_in_bfloat16_and_resumes(tmp_path: Path) -> None:
     alone = completed(on_cpu.train(step_of(batches[1], 1), ignore_status, never))
     # What bfloat16 moves a loss by.
     assert first.figures.loss == pytest.approx(alone.figures.loss, abs=2e-2)
-    tensors = read_adapter(tmp_path / "cuda" / second.version.path, read_architecture(base)).tensors
+    tensors = read_adapter(tmp_path / "cuda" / second.version.path).tensors
     assert all(bool(tensor.isfinite().all()) and tensor.dtype is torch.float32 for tensor in tensors.values())
     # Another process goes on from the files.
     resumed = StepRunner(setup_of(base, tmp_path / "cuda", device="cuda"))

@@ -10,7 +10,7 @@ from clawloop.contracts.training import BatchSample
 from clawloop.judging.parsing import Vote
 from clawloop.judging.voting import majority
 from clawloop.recipes.recipe import Optimiser, Train, load_recipe
-from clawloop.training.model.decoder import PolicyModel
+from clawloop.training.model.port import PolicyModel
 from clawloop.training.packing.sequences import Limits
 from tests.training.tiny import VOCAB, session_batch
 

@@ -12,9 +12,9 @@ from clawloop.recipes.recipe import Optimiser, Train
 from clawloop.training.adapters.checkpoint import begin, resume, save_version
 from clawloop.training.adapters.files import BaseIdentity, WrittenVersion
 from clawloop.training.model.base_weights import BaseWeights
-from clawloop.training.model.decoder import PolicyModel
 from clawloop.training.model.loading import load_model
 from clawloop.training.model.lora import LoraShape
+from clawloop.training.model.port import PolicyModel
 from clawloop.training.packing.sequences import Limits
 from clawloop.training.step import make_optimizer, train_step
 from tests.training.tiny import VOCAB, random_batch, save_checkpoint
@@ -95,9 +95,10 @@ def test_a_fresh_adapter_does_not_change_the_base_model(qwen3: Path) -> None:
     other, _ = fresh(qwen3)
     begin(model, optimizer, seed=0)
     begin(other, optimizer, seed=1)
-    a, b = (m.adapter_parameters()["layers.0.mlp.w1.lora_a.weight"] for m in (model, other))
+    name = "base_model.model.model.layers.0.mlp.gate_proj.lora_A.weight"
+    a, b = (m.adapter_parameters()[name] for m in (model, other))
     assert not torch.equal(a, b)
-    assert all(not p.any() for n, p in model.adapter_parameters().items() if "lora_b" in n)
+    assert all(not p.any() for n, p in model.adapter_parameters().items() if "lora_B" in n)
 
 
 def test_what_cannot_be_resumed_is_refused(qwen3: Path, tmp_path: Path) -> None:

@@ -13,8 +13,9 @@ from clawloop.errors import AdapterUnusable, SetupError
 from clawloop.training.adapters import merge as merge_module
 from clawloop.training.adapters.files import Adapter, BaseIdentity, adapter_files, write_version
 from clawloop.training.adapters.merge import merge
+from clawloop.training.model.adapter import adapter_tensors
 from clawloop.training.model.base_weights import BaseWeights
-from clawloop.training.model.loading import adapter_tensors, load_model
+from clawloop.training.model.loading import load_model
 from clawloop.training.model.lora import LoraShape
 from tests.training.tiny import (
     Family,
@@ -34,7 +35,7 @@ def base_and_adapter(tmp_path: Path, family: Family, *, tied: bool, shard_size: 
     model = load_model(base, LoraShape(rank=4, alpha=8.0), dtype=torch.float32, device=torch.device("cpu"))
     shake_adapter(model)
     identity = BaseIdentity(name="tiny", fingerprint=BaseWeights(base).fingerprint())
-    files = adapter_files(Adapter(model.lora, adapter_tensors(model), identity), model.architecture)
+    files = adapter_files(Adapter(model.lora, adapter_tensors(model), identity))
     return base, write_version(tmp_path / "versions", 1, files).path
 
 

@@ -14,10 +14,10 @@ from torch import Tensor, nn
 from clawloop.contracts.training import BatchSample, StepFigures
 from clawloop.recipes.recipe import Train
 from clawloop.training.adapters.files import Adapter, BaseIdentity, adapter_files, write_version
-from clawloop.training.model.architecture import adapter_names
-from clawloop.training.model.decoder import PolicyModel
-from clawloop.training.model.loading import adapter_tensors, load_model
+from clawloop.training.model.adapter import adapter_tensors
+from clawloop.training.model.loading import load_model
 from clawloop.training.model.lora import LoraShape
+from clawloop.training.model.port import PolicyModel
 from clawloop.training.packing.sequences import Limits
 from clawloop.training.step import make_optimizer, train_step
 from tests.training.methods import LIMITS, METHODS, batch_of, train_part
@@ -41,15 +41,14 @@ def gradients_of_step(
     """What one step leaves, by PEFT's names."""
     model = load(base)
     report = train_step(model, make_optimizer(model, recipe.optimiser), samples, recipe, limits, parent=1)
-    names = adapter_names(model.architecture, model.lora.targets)
-    return {names[ours]: p.grad.clone() for ours, p in model.adapter_parameters().items() if p.grad is not None}, report
+    return {ours: p.grad.clone() for ours, p in model.adapter_parameters().items() if p.grad is not None}, report
 
 
 def plain_step(base: Path, folder: Path, samples: list[BatchSample], recipe: Train) -> tuple[dict[str, Tensor], float]:
     """A step by the formulas of docs/learning.md, one sample at a time and unpadded; only file readers are shared."""
     model = load(base)
     identity = BaseIdentity(name="tiny", fingerprint="")
-    files = adapter_files(Adapter(model.lora, adapter_tensors(model), identity), model.architecture)
+    files = adapter_files(Adapter(model.lora, adapter_tensors(model), identity))
     written = write_version(folder, 1, files)
     peft: nn.Module = PeftModel.from_pretrained(reference_model(base), str(written.path), is_trainable=True).eval()
     total = sum(len(sample.response_ids) for sample in samples)

@@ -9,11 +9,11 @@ import pytest
 import torch
 
 from clawloop.errors import ModelUnsupported
-from clawloop.training.model import decoder
+from clawloop.training.model import token_scores
 from clawloop.training.model.base_weights import BaseWeights
-from clawloop.training.model.decoder import PolicyModel
-from clawloop.training.model.loading import load_model
+from clawloop.training.model.decoder import TorchtuneModel
 from clawloop.training.model.lora import LoraShape
+from clawloop.training.model.torchtune_loading import load_torchtune_model
 from clawloop.training.packing.collate import collate
 from clawloop.training.packing.sequences import TokenSequence
 from tests.training.tiny import (
@@ -30,8 +30,8 @@ from tests.training.tiny import (
 CPU = torch.device("cpu")
 
 
-def load(path: Path, dtype: torch.dtype = torch.float32) -> PolicyModel:
-    return load_model(path, LoraShape(rank=4, alpha=8.0), dtype=dtype, device=CPU)
+def load(path: Path, dtype: torch.dtype = torch.float32) -> TorchtuneModel:
+    return load_torchtune_model(path, LoraShape(rank=4, alpha=8.0), dtype=dtype, device=CPU)
 
 
 @pytest.mark.parametrize("family", ["qwen3", "qwen2"])
@@ -68,7 +68,9 @@ def test_rope_and_norms_stay_float32_in_a_bfloat16_model(qwen3: Path) -> None:
     assert dtypes["layers.0.attn.q_proj.norm.scale"] == torch.float32
     assert dtypes["layers.0.attn.q_proj.proj.lora_a.weight"] == torch.float32
     assert dtypes["layers.0.attn.q_proj.proj.weight"] == torch.bfloat16
-    assert {n for n, p in model.named_parameters() if p.requires_grad} == set(model.adapter_parameters())
+    assert {n for n, p in model.named_parameters() if p.requires_grad} == {
+        name for name, _ in model.named_parameters() if ".lora_" in name
+    }
 
 
 @pytest.mark.parametrize("checkpoint", ["qwen3", "qwen2"])
@@ -107,7 +109,7 @@ def test_scoring_in_chunks_gives_the_same_scores_and_gradients(
     packed = collate(random_sequences([(9, 5), (3, 17)]), [0, 1])
     readings, gradients = [], []
     for logits_at_once, again in ((2**26, False), (4 * VOCAB, checkpointing)):
-        monkeypatch.setattr(decoder, "_MAX_LOGITS", logits_at_once)
+        monkeypatch.setattr(token_scores, "_MAX_LOGITS", logits_at_once)
         model = load(qwen3)
         model.gradient_checkpointing = again
         shake_adapter(model)

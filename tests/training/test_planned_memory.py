@@ -16,8 +16,8 @@ from clawloop.layout.model_folder import read_model_shape
 from clawloop.layout.model_shape import ModelShape
 from clawloop.layout.request import TrainingNeeds
 from clawloop.recipes.recipe import Bounds, Distillation, Loss, Train
-from clawloop.training.model.loading import load_model
 from clawloop.training.model.lora import LoraShape
+from clawloop.training.model.torchtune_loading import load_torchtune_model
 from clawloop.training.packing.sequences import Limits
 from clawloop.training.step import make_optimizer, train_step
 from tests.training.test_memory import peak_bytes
@@ -78,7 +78,7 @@ def measured_step(
     folder: Path, dtype: torch.dtype, recipe: Train, batch: list[BatchSample], budget: int = 1
 ) -> tuple[int, ModelShape]:
     """Peak bytes of a second step's tensors beyond model, adapter and optimiser."""
-    model = load_model(folder, LoraShape(rank=16, alpha=32.0), dtype=dtype, device=torch.device("cpu"))
+    model = load_torchtune_model(folder, LoraShape(rank=16, alpha=32.0), dtype=dtype, device=torch.device("cpu"))
     optimizer = make_optimizer(model, recipe.optimiser)
     limits = Limits(budget, 8192, model.architecture.vocab_size)
     train_step(model, optimizer, batch, recipe, limits)
@@ -134,7 +134,7 @@ def test_an_adapter_takes_sixteen_bytes_a_parameter(tmp_path: Path) -> None:
     folder = save_model(
         tmp_path, torch.float32, vocab_size=512, num_hidden_layers=3, head_dim=32, **SHAPES["like Qwen3"]
     )
-    model = load_model(folder, LoraShape(rank=4, alpha=8.0), dtype=torch.float32, device=torch.device("cpu"))
+    model = load_torchtune_model(folder, LoraShape(rank=4, alpha=8.0), dtype=torch.float32, device=torch.device("cpu"))
     recipe = RECIPES["plain"][0]
     optimizer = make_optimizer(model, recipe.optimiser)
     train_step(model, optimizer, samples(512, [(20, 5)]), recipe, Limits(64, 8192, 512))

@@ -15,7 +15,8 @@ from clawloop.errors import SampleUnusable
 from clawloop.recipes.recipe import Optimiser, Train
 from clawloop.training import step as steps
 from clawloop.training.batch import hinted_sequence, plain_sequence
-from clawloop.training.model.loading import adapter_tensors, load_model
+from clawloop.training.model.adapter import adapter_tensors
+from clawloop.training.model.loading import load_model
 from clawloop.training.model.lora import LoraShape
 from clawloop.training.packing.sequences import Limits
 from clawloop.training.progress import Progress

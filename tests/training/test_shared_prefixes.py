@@ -15,9 +15,9 @@ from clawloop.local.tiny_model import ensure_tiny_model
 from clawloop.recipes.recipe import Loss, Optimiser, Train
 from clawloop.training.batch import plain_sequence
 from clawloop.training.model import attention
-from clawloop.training.model.decoder import PolicyModel
-from clawloop.training.model.loading import load_model
+from clawloop.training.model.decoder import TorchtuneModel
 from clawloop.training.model.lora import LoraShape
+from clawloop.training.model.torchtune_loading import load_torchtune_model
 from clawloop.training.packing import prefix_tree
 from clawloop.training.packing.collate import collate
 from clawloop.training.packing.plan import plan_micro_batches
@@ -40,17 +40,19 @@ from tests.training.tiny import (
 RECIPE = Train(loss=Loss(kl=0.1, entropy=0.01), optimiser=Optimiser(grad_clip=1e9))
 
 
-def load(path: Path) -> PolicyModel:
-    model = load_model(path, LoraShape(rank=4, alpha=8.0), dtype=torch.float32, device=torch.device("cpu"))
+def load(path: Path) -> TorchtuneModel:
+    model = load_torchtune_model(path, LoraShape(rank=4, alpha=8.0), dtype=torch.float32, device=torch.device("cpu"))
     shake_adapter(model)
     return model
 
 
-def gradients(model: PolicyModel) -> dict[str, Tensor]:
+def gradients(model: TorchtuneModel) -> dict[str, Tensor]:
     return {name: p.grad.clone() for name, p in model.adapter_parameters().items() if p.grad is not None}
 
 
-def both_ways(model: PolicyModel, samples: list[BatchSample], limits: Limits) -> tuple[StepFigures, StepFigures, float]:
+def both_ways(
+    model: TorchtuneModel, samples: list[BatchSample], limits: Limits
+) -> tuple[StepFigures, StepFigures, float]:
     """A step's reports with and without sharing, and how far their gradients are apart."""
     reports, found = [], []
     for share in (True, False):

@@ -17,10 +17,10 @@ from clawloop.errors import AdapterUnusable, NothingToTrain, SampleUnusable, Ste
 from clawloop.recipes.recipe import Advantage, Bounds, Distillation, Loss, Optimiser, Train
 from clawloop.training.adapters.files import Adapter, BaseIdentity, adapter_files, write_version
 from clawloop.training.batch import plain_sequence
-from clawloop.training.model.architecture import adapter_names
-from clawloop.training.model.decoder import PolicyModel
-from clawloop.training.model.loading import adapter_tensors, load_model
+from clawloop.training.model.adapter import adapter_tensors
+from clawloop.training.model.decoder import TorchtuneModel
 from clawloop.training.model.lora import LoraShape
+from clawloop.training.model.torchtune_loading import load_torchtune_model
 from clawloop.training.packing.collate import collate
 from clawloop.training.packing.sequences import Limits
 from clawloop.training.progress import Progress
@@ -33,25 +33,24 @@ WIDE = Limits(budget_tokens=4096, max_tokens=256, vocab_size=VOCAB)
 UNCLIPPED = Optimiser(grad_clip=1e9)
 
 
-def load(path: Path) -> PolicyModel:
-    model = load_model(path, LoraShape(rank=4, alpha=8.0), dtype=torch.float32, device=CPU)
+def load(path: Path) -> TorchtuneModel:
+    model = load_torchtune_model(path, LoraShape(rank=4, alpha=8.0), dtype=torch.float32, device=CPU)
     shake_adapter(model)
     return model
 
 
 def step(
-    model: PolicyModel, samples: list[BatchSample], recipe: Train, limits: Limits = WIDE, parent: int = 1
+    model: TorchtuneModel, samples: list[BatchSample], recipe: Train, limits: Limits = WIDE, parent: int = 1
 ) -> StepFigures:
     return train_step(model, make_optimizer(model, recipe.optimiser), samples, recipe, limits, parent=parent)
 
 
-def gradients(model: PolicyModel) -> dict[str, Tensor]:
+def gradients(model: TorchtuneModel) -> dict[str, Tensor]:
     """What the last step left, by PEFT's names."""
-    names = adapter_names(model.architecture, model.lora.targets)
     found = {}
     for ours, parameter in model.adapter_parameters().items():
         assert parameter.grad is not None
-        found[names[ours]] = parameter.grad.clone()
+        found[ours] = parameter.grad.clone()
     return found
 
 
@@ -60,9 +59,9 @@ def relative_error(found: dict[str, Tensor], expected: dict[str, Tensor]) -> flo
     return max(float((found[name] - expected[name]).norm() / expected[name].norm()) for name in expected)
 
 
-def peft_model(model: PolicyModel, base: Path, tmp_path: Path) -> nn.Module:
+def peft_model(model: TorchtuneModel, base: Path, tmp_path: Path) -> nn.Module:
     identity = BaseIdentity(name="tiny", fingerprint="")
-    files = adapter_files(Adapter(model.lora, adapter_tensors(model), identity), model.architecture)
+    files = adapter_files(Adapter(model.lora, adapter_tensors(model), identity))
     written = write_version(tmp_path, 1, files)
     peft: nn.Module = PeftModel.from_pretrained(reference_model(base), str(written.path), is_trainable=True)
     return peft.eval()

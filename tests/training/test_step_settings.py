@@ -8,7 +8,8 @@ import pytest
 import torch
 
 from clawloop.recipes.recipe import Train
-from clawloop.training.model.loading import adapter_tensors, load_model
+from clawloop.training.model.adapter import adapter_tensors
+from clawloop.training.model.loading import load_model
 from clawloop.training.model.lora import LoraShape
 from clawloop.training.packing.sequences import Limits
 from clawloop.training.step import make_optimizer, train_step

@@ -15,9 +15,10 @@ from clawloop.contracts.training import BatchSample
 from clawloop.recipes.recipe import Train
 from clawloop.training.batch import hinted_sequence, plain_sequence
 from clawloop.training.batch_signals import gather_batch_signals
-from clawloop.training.model.decoder import PolicyModel
-from clawloop.training.model.loading import adapter_tensors, load_model, set_adapter
+from clawloop.training.model.adapter import adapter_tensors, set_adapter
+from clawloop.training.model.loading import load_model
 from clawloop.training.model.lora import LoraShape
+from clawloop.training.model.port import PolicyModel
 from clawloop.training.packing.collate import collate
 from clawloop.training.packing.sequences import Limits, TokenSequence
 from clawloop.training.progress import ignore_progress

@@ -19,9 +19,9 @@ from torch import Tensor
 
 from clawloop.contracts.training import BatchSample
 from clawloop.recipes.recipe import Advantage, Loss, Optimiser, Train
-from clawloop.training.model.decoder import PolicyModel
-from clawloop.training.model.loading import load_model
+from clawloop.training.model.decoder import TorchtuneModel
 from clawloop.training.model.lora import LoraShape
+from clawloop.training.model.torchtune_loading import load_torchtune_model
 from clawloop.training.packing.collate import collate
 from clawloop.training.packing.sequences import Limits, TokenSequence
 from clawloop.training.step import make_optimizer, train_step
@@ -35,10 +35,10 @@ NO_PULL = Loss(kl=0)  # the KL would pull to the base model too, and hide who te
 
 
 @pytest.fixture(scope="module")
-def learned(tmp_path_factory: pytest.TempPathFactory) -> PolicyModel:
+def learned(tmp_path_factory: pytest.TempPathFactory) -> TorchtuneModel:
     """A model whose adapter prefers one first word; in float64 but for norms, LoRA and logits, ever in float32."""
     base = save_checkpoint(tmp_path_factory.mktemp("words"), vocab=VOCAB, positions=64)
-    model = load_model(
+    model = load_torchtune_model(
         base,
         LoraShape(rank=4, alpha=8.0),
         dtype=torch.float64,
@@ -57,7 +57,7 @@ def learned(tmp_path_factory: pytest.TempPathFactory) -> PolicyModel:
     return model
 
 
-def make_it_read_hints(model: PolicyModel) -> None:
+def make_it_read_hints(model: TorchtuneModel) -> None:
     """Train the base weights on all replies, and on those with the hinted word where the hint is."""
     replies = [[first, second] for first in FIRST for second in SECOND]
     sequences = [TokenSequence("plain", PLAIN, reply, 1.0) for reply in replies]
@@ -74,7 +74,7 @@ def make_it_read_hints(model: PolicyModel) -> None:
 
 
 @torch.no_grad()
-def log_odds(model: PolicyModel, prompt: list[int]) -> tuple[Tensor, Tensor]:
+def log_odds(model: TorchtuneModel, prompt: list[int]) -> tuple[Tensor, Tensor]:
     """Log-probs of the first word, [V], and of the second after each first one, [V, V]."""
     replies = [TokenSequence("any", prompt, [first, 0], 1.0) for first in range(VOCAB)]
     packed = collate(replies, range(VOCAB))
@@ -82,13 +82,13 @@ def log_odds(model: PolicyModel, prompt: list[int]) -> tuple[Tensor, Tensor]:
     return both_NV[0], both_NV[1::2]
 
 
-def preferences(model: PolicyModel, prompt: list[int]) -> tuple[float, float]:
+def preferences(model: TorchtuneModel, prompt: list[int]) -> tuple[float, float]:
     """How likely the first and the second word to be preferred are: over all replies, not over drawn ones."""
     first_V, second_VV = log_odds(model, prompt)
     return float(first_V[FIRST[0]].exp()), float(first_V.exp() @ second_VV.exp()[:, SECOND[0]])
 
 
-def batches(model: PolicyModel) -> Iterator[list[BatchSample]]:
+def batches(model: TorchtuneModel) -> Iterator[list[BatchSample]]:
     """Sixteen replies of the model as it is when asked for them; each batch a version's."""
     generator = torch.Generator().manual_seed(1)
     for version in itertools.count(1):
@@ -109,7 +109,7 @@ def batches(model: PolicyModel) -> Iterator[list[BatchSample]]:
         ]
 
 
-def after_hints(learned: PolicyModel, teacher: Literal["policy", "base"]) -> list[tuple[float, float]]:
+def after_hints(learned: TorchtuneModel, teacher: Literal["policy", "base"]) -> list[tuple[float, float]]:
     """The preferences after each of 40 steps on what the policy says then, each with a hint."""
     model = copy.deepcopy(learned)
     recipe = Train(loss=NO_PULL, advantage=Advantage(teacher=teacher), optimiser=Optimiser(lr=1e-3))
@@ -122,7 +122,7 @@ def after_hints(learned: PolicyModel, teacher: Literal["policy", "base"]) -> lis
     return found
 
 
-def test_with_the_policy_as_teacher_learned_preferences_stay(learned: PolicyModel) -> None:
+def test_with_the_policy_as_teacher_learned_preferences_stay(learned: TorchtuneModel) -> None:
     first, second = preferences(learned, PLAIN)
     after = after_hints(learned, "policy")
     moved = [abs(kept - first) for kept, _ in after]
@@ -133,7 +133,7 @@ def test_with_the_policy_as_teacher_learned_preferences_stay(learned: PolicyMode
     assert after[-1][1] > 0.85
 
 
-def test_with_the_base_as_teacher_learned_preferences_are_undone(learned: PolicyModel) -> None:
+def test_with_the_base_as_teacher_learned_preferences_are_undone(learned: TorchtuneModel) -> None:
     first, _ = preferences(learned, PLAIN)
     kept, taken_up = after_hints(learned, "base")[-1]
     assert first - kept > 0.05

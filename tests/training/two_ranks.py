@@ -22,9 +22,10 @@ from clawloop.recipes.recipe import Distillation, Loss, Optimiser, Train
 from clawloop.training.adapters.checkpoint import begin, resume, save_version
 from clawloop.training.adapters.files import BaseIdentity
 from clawloop.training.model import token_scores
-from clawloop.training.model.decoder import PolicyModel
-from clawloop.training.model.loading import adapter_tensors, load_model
+from clawloop.training.model.adapter import adapter_tensors
+from clawloop.training.model.loading import load_model
 from clawloop.training.model.lora import LoraShape
+from clawloop.training.model.port import PolicyModel
 from clawloop.training.model.sharding import load_sharded_model
 from clawloop.training.packing.sequences import Limits
 from clawloop.training.ranks.collectives import Ranks

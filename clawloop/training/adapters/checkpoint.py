@@ -25,9 +25,8 @@ from clawloop.training.adapters.files import (
     read_adapter,
     write_version,
 )
-from clawloop.training.model.architecture import adapter_names
-from clawloop.training.model.decoder import PolicyModel
-from clawloop.training.model.loading import adapter_tensors, full_tensor, reset_adapter, set_adapter, shard_like
+from clawloop.training.model.adapter import adapter_tensors, full_tensor, reset_adapter, set_adapter, shard_like
+from clawloop.training.model.port import PolicyModel
 
 STATE_FILE = "training_state.safetensors"
 _DIGEST_FILE = "training_state.sha256"
@@ -64,7 +63,7 @@ def save_version(
     if not writes:
         return None
     content = save(state, metadata={"format": "pt"})
-    files = adapter_files(Adapter(model.lora, tensors, base), model.architecture)
+    files = adapter_files(Adapter(model.lora, tensors, base))
     digest = hashlib.sha256(content).hexdigest().encode()
     return write_version(parent, version, files | {STATE_FILE: content, _DIGEST_FILE: digest})
 
@@ -76,15 +75,14 @@ def resume(path: Path, sha256: str, model: PolicyModel, optimizer: torch.optim.O
         AdapterUnusable: the directory's hash is not `sha256`, or base model or LoRA shape differ.
     """
     check_version(path, sha256)
-    adapter = read_adapter(path, model.architecture, base=base)
+    adapter = read_adapter(path, base=base)
     if adapter.lora != model.lora:
         raise AdapterUnusable(f"{path} is {adapter.lora}, the recipe asks for {model.lora}")
     state = _read_state(path)
     set_adapter(model, adapter.tensors)
-    names = adapter_names(model.architecture, model.lora.targets)
     optimizer.state.clear()
-    for ours, parameter in model.adapter_parameters().items():
-        moments = {moment: state[f"{moment}/{names[ours]}"] for moment in _MOMENTS}
+    for name, parameter in model.adapter_parameters().items():
+        moments = {moment: state[f"{moment}/{name}"] for moment in _MOMENTS}
         optimizer.state[parameter] = {
             # AdamW keeps its step count on the CPU.
             moment: tensor if moment == "step" else shard_like(parameter, tensor.to(parameter.device))
@@ -96,12 +94,11 @@ def resume(path: Path, sha256: str, model: PolicyModel, optimizer: torch.optim.O
 
 
 def _state(model: PolicyModel, optimizer: torch.optim.Optimizer) -> dict[str, Tensor]:
-    names = adapter_names(model.architecture, model.lora.targets)
     state: dict[str, Tensor] = {}
-    for ours, parameter in model.adapter_parameters().items():
+    for name, parameter in model.adapter_parameters().items():
         own = optimizer.state[parameter]
         for moment in _MOMENTS:
-            state[f"{moment}/{names[ours]}"] = full_tensor(own[moment].detach()).cpu().contiguous()
+            state[f"{moment}/{name}"] = full_tensor(own[moment].detach()).cpu().contiguous()
     state["rng/cpu"] = torch.get_rng_state()
     if torch.cuda.is_available():
         state["rng/cuda"] = torch.cuda.get_rng_state()

@@ -31,8 +31,7 @@ from clawloop.adapters.digest import (
     read_adapter_file,
 )
 from clawloop.errors import AdapterUnusable
-from clawloop.training.model.architecture import PROJECTIONS, Architecture, adapter_names
-from clawloop.training.model.lora import LoraShape
+from clawloop.training.model.lora import PROJECTIONS, LoraShape
 
 _UNFINISHED = ".writing-"
 
@@ -71,7 +70,7 @@ class Adapter:
 
     Args:
         lora: its shape.
-        tensors: unsharded float32 tensors on the CPU, by our names.
+        tensors: unsharded float32 tensors on the CPU, by their names in PEFT's file.
         base: the base model it was trained on; None if its files do not name one.
     """
 
@@ -88,12 +87,11 @@ class WrittenVersion:
     sha256: str
 
 
-def adapter_files(adapter: Adapter, architecture: Architecture) -> dict[str, bytes]:
+def adapter_files(adapter: Adapter) -> dict[str, bytes]:
     """File name → content of the adapter's three files. Deterministic."""
-    names = adapter_names(architecture, adapter.lora.targets)
     if adapter.base is None:
         raise AdapterUnusable("cannot write an adapter without the identity of its base model")
-    weights = {names[ours]: tensor.contiguous() for ours, tensor in adapter.tensors.items()}
+    weights = {name: tensor.contiguous() for name, tensor in adapter.tensors.items()}
     config = {
         "peft_type": "LORA",
         "task_type": "CAUSAL_LM",
@@ -165,16 +163,17 @@ def remove_unfinished(parent: Path, age: timedelta = timedelta()) -> int:
     return len(leftovers)
 
 
-def read_adapter(path: Path, architecture: Architecture, *, base: BaseIdentity | None = None) -> Adapter:
+def read_adapter(path: Path, *, base: BaseIdentity | None = None) -> Adapter:
     """Reads an adapter in PEFT's format, written by Clawloop or by another program.
+
+    Whether it has the tensors of its base model is checked where it is used (`set_adapter`).
 
     Args:
         path: its directory.
-        architecture: of the base model it is for.
         base: if given, the adapter must have been trained on this base model.
 
     Raises:
-        AdapterUnusable: damaged, not plain LoRA, of another shape, or trained on another base model.
+        AdapterUnusable: damaged, not plain LoRA, or trained on another base model.
     """
     try:
         config = _PeftConfig.model_validate_json(read_adapter_file(path / CONFIG_FILE))
@@ -190,10 +189,9 @@ def read_adapter(path: Path, architecture: Architecture, *, base: BaseIdentity |
         other = "an unknown base model" if written_for is None else f"another {written_for.name}"
         raise AdapterUnusable(f"{path} was trained on {other}, not on this {base.name}")
     lora = _plain_lora(path, config)
-    names = adapter_names(architecture, lora.targets)
-    if different := set(names.values()) ^ stored.keys():
-        raise AdapterUnusable(f"{path}: {len(different)} tensors differ, the first is {min(different)}")
-    return Adapter(lora, {ours: stored[theirs].float() for ours, theirs in names.items()}, written_for)
+    if foreign := sorted(name for name in stored if name.rsplit(".", 3)[-3] not in lora.targets):
+        raise AdapterUnusable(f"{path}: {len(foreign)} tensors are of no target, the first is {foreign[0]}")
+    return Adapter(lora, {name: stored[name].float() for name in sorted(stored)}, written_for)
 
 
 def adapter_lora(path: Path) -> LoraShape:

@@ -16,9 +16,10 @@ from torch import Tensor
 
 from clawloop.errors import AdapterUnusable, SetupError
 from clawloop.training.adapters.files import Adapter, read_adapter
-from clawloop.training.model.architecture import projection_names, read_architecture
+from clawloop.training.model.adapter import set_adapter
 from clawloop.training.model.base_weights import BaseWeights
-from clawloop.training.model.loading import load_model, set_adapter
+from clawloop.training.model.families import Family, read_family
+from clawloop.training.model.loading import load_model
 from clawloop.training.packing.collate import collate
 from clawloop.training.packing.sequences import TokenSequence
 
@@ -28,6 +29,8 @@ _NOT_COPIED = ("model.safetensors.index.json", "config.json")
 # norm was measured. A wrong merge stays below 5 % only if the adapter hardly changes anything.
 _TOLERANCE = 0.05
 _PROBE_TOKENS = 64
+_PEFT_PREFIX = "base_model.model."
+_HALF_A = ".lora_A.weight"
 
 
 @dataclass(frozen=True, slots=True)
@@ -55,21 +58,16 @@ def merge(base: Path, adapter: Path, out: Path, *, device: torch.device | None =
     Raises:
         SetupError: `out` exists.
         AdapterUnusable: the adapter does not fit the base, or the merged logits are wrong; `out` is removed.
-        ModelUnsupported: see `read_architecture`.
+        ModelUnsupported: see `read_family`.
     """
     if out.exists():
         raise SetupError(f"{out} exists; give a directory that does not exist")
-    architecture = read_architecture(base)
-    read = read_adapter(adapter, architecture)
+    family = read_family(base)
+    read = read_adapter(adapter)
     weights = BaseWeights(base)
     if read.base is not None and read.base.fingerprint != weights.fingerprint():
         raise AdapterUnusable(f"{adapter} was trained on another {read.base.name} than {base}")
-    deltas = {
-        f"{theirs}.weight": ours
-        for layer in range(architecture.num_hidden_layers)
-        for ours, theirs in projection_names(architecture, layer).items()
-        if theirs.rsplit(".", 1)[-1] in read.lora.targets
-    }
+    deltas = _adapted_weights(read, family, weights)
     out.mkdir(parents=True)
     try:
         _write_weights(weights, read, deltas, out)
@@ -85,6 +83,20 @@ def merge(base: Path, adapter: Path, out: Path, *, device: torch.device | None =
     return report
 
 
+def _adapted_weights(adapter: Adapter, family: Family, weights: BaseWeights) -> dict[str, str]:
+    """Name of a checkpoint's weight → what the names of its two tensors in the adapter begin with."""
+    deltas = {}
+    for name in adapter.tensors:
+        if (half := name.removesuffix(_HALF_A)) == name:
+            continue
+        names = family.checkpoint_names(half.removeprefix(_PEFT_PREFIX))
+        found = [one for one in names if one in weights.names]
+        if not found:
+            raise AdapterUnusable(f"the adapter changes {names[0]}, which the base model does not have")
+        deltas[found[0]] = half
+    return deltas
+
+
 def merged_weight(weight: Tensor, a: Tensor, b: Tensor, scale: float) -> Tensor:
     """W + scale·B·A in float32, rounded to bfloat16."""
     return (weight.float() + scale * (b.float() @ a.float())).bfloat16()
@@ -97,10 +109,10 @@ def _write_weights(weights: BaseWeights, adapter: Adapter, deltas: dict[str, str
     for file_name, names in weights.files().items():
         shard = dict(weights.read(names, torch.device("cpu")))
         for name in names:
-            if (ours := deltas.get(name)) is None:
+            if (adapted := deltas.get(name)) is None:
                 shard[name] = shard[name].bfloat16()
             else:
-                a, b = (adapter.tensors[f"{ours}.lora_{half}.weight"] for half in "ab")
+                a, b = (adapter.tensors[f"{adapted}.lora_{half}.weight"] for half in "AB")
                 shard[name] = merged_weight(shard[name], a, b, scale)
             total += shard[name].nbytes
             weight_map[name] = file_name
@@ -127,7 +139,7 @@ def _compare(base: Path, adapter: Adapter, out: Path, device: torch.device) -> M
     model = load_model(base, adapter.lora, dtype=torch.float32, device=device, max_tokens=_PROBE_TOKENS)
     set_adapter(model, adapter.tensors)
     generator = torch.Generator().manual_seed(0)
-    ids = torch.randint(0, model.architecture.vocab_size, (_PROBE_TOKENS,), generator=generator).tolist()
+    ids = torch.randint(0, model.vocab_size, (_PROBE_TOKENS,), generator=generator).tolist()
     packed = collate([TokenSequence("probe", ids, [0], 1.0)], [0]).to(device)
     expected = model.logits(model.hidden_states(packed))
     with model.without_adapter():

@@ -20,9 +20,6 @@ SUPPORTED = {"Qwen2ForCausalLM": "qwen2", "Qwen3ForCausalLM": "qwen3"}
 
 _SUPPORTED_TEXT = "the trainer loads Qwen3ForCausalLM and Qwen2ForCausalLM (Qwen2.5)"
 
-PROJECTIONS = ("q_proj", "k_proj", "v_proj", "o_proj", "gate_proj", "up_proj", "down_proj")
-"""The seven projections of a layer that can have LoRA, by Hugging Face's names."""
-
 
 class Architecture(BaseModel):
     """The shape of a decoder, with the field names of Hugging Face's config."""

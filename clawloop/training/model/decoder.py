@@ -8,6 +8,7 @@ from __future__ import annotations
 
 from collections.abc import Iterator
 from contextlib import contextmanager
+from operator import itemgetter
 
 import torch
 import torch.nn.functional as F
@@ -15,22 +16,19 @@ from torch import Tensor, nn
 from torch.distributed.fsdp import FSDPModule
 from torch.utils.checkpoint import checkpoint
 
-from clawloop.algorithms.scoring import most_likely
-from clawloop.training.model.architecture import Architecture
+from clawloop.training.model.architecture import Architecture, adapter_names
 from clawloop.training.model.layer import build_layer
-from clawloop.training.model.lora import Float32LoraLinear, LoraShape, is_lora
-from clawloop.training.model.token_scores import TokenScores, chunk_positions, concatenate, score_positions
+from clawloop.training.model.lora import LoraShape
+from clawloop.training.model.lora_linear import Float32LoraLinear, is_lora
+from clawloop.training.model.token_scores import TokenScores, score_responses
 from clawloop.training.model.torchtune_parts import Qwen2RotaryPositionalEmbeddings, RMSNorm
 from clawloop.training.packing.collate import MicroBatch
 
-# 64 Mi float32 logits are 256 MiB; those of a response of 8k tokens over a vocabulary of 152k would be 5 GiB.
-_MAX_LOGITS = 2**26
 
-
-class PolicyModel(nn.Module):
+class TorchtuneModel(nn.Module):
     """A decoder that takes micro-batches and computes scores at their response positions only.
 
-    Built without weights (on `torch.device("meta")`); `clawloop.training.model.loading` fills it.
+    Satisfies `port.PolicyModel`. Built without weights (on `torch.device("meta")`); `torchtune_loading` fills it.
 
     Args:
         architecture: shape of the base model.
@@ -39,6 +37,8 @@ class PolicyModel(nn.Module):
         dtype: of base weights and arithmetic, float32 or bfloat16.
         gradient_checkpointing: keep only each layer's input for the backward pass and recompute the rest.
     """
+
+    packs_documents = True
 
     def __init__(
         self,
@@ -78,12 +78,18 @@ class PolicyModel(nn.Module):
         """Whether ranks hold a share of each tensor (FSDP), not all of it."""
         return isinstance(self, FSDPModule)  # not by its tensors, which are whole between forward and backward
 
+    @property
+    def vocab_size(self) -> int:
+        return self.architecture.vocab_size
+
     def parameter_dtype(self, name: str) -> torch.dtype:
         return torch.float32 if is_lora(name) or name.endswith("norm.scale") else self.dtype
 
     def adapter_parameters(self) -> dict[str, nn.Parameter]:
-        """The LoRA parameters by our name, sorted by name."""
-        return {name: p for name, p in sorted(self.named_parameters()) if is_lora(name)}
+        """See `port.PolicyModel`."""
+        parameters = dict(self.named_parameters())
+        names = adapter_names(self.architecture, self.lora.targets)
+        return {theirs: parameters[ours] for ours, theirs in sorted(names.items(), key=itemgetter(1))}
 
     def init_rope(self, device: torch.device) -> None:
         """Computes RoPE's table, in float32, on this device. Needed after building on `meta`."""
@@ -138,49 +144,13 @@ class PolicyModel(nn.Module):
         at_ids_NK: Tensor | None = None,
         top_k: int | None = None,
     ) -> TokenScores:
-        """Scores of the response tokens; logits are divided by each sample's own temperature.
-
-        Args:
-            micro_batch: on the model's device.
-            entropies: also compute the entropy at each position.
-            at_ids_NK: int64[N, K]; also compute the log-probs of these ids.
-            top_k: also compute the log-probs of the K most likely ids; not together with `at_ids_NK`.
-        """
-        if at_ids_NK is not None and top_k is not None:
-            raise ValueError("pass at_ids_NK or top_k, not both")
-        hidden_ND = self.hidden_states(micro_batch)[micro_batch.rows_N]
-        chunk_size = max(1, _MAX_LOGITS // self.architecture.vocab_size)
-        chunks: list[TokenScores] = []
-        start = 0
-        for spans in chunk_positions(micro_batch.response_lengths, chunk_size):
-            rows = slice(start, start := start + sum(length for _, length in spans))
-            spans_with_temperature = [(length, micro_batch.temperatures[document]) for document, length in spans]
-            ids_NK = None if at_ids_NK is None else at_ids_NK[rows]
-            arguments = (hidden_ND[rows], micro_batch.targets_N[rows], ids_NK, spans_with_temperature, entropies, top_k)
-            if len(hidden_ND) > chunk_size and torch.is_grad_enabled():
-                # Otherwise autograd would keep the logits of all chunks.
-                chunks.append(checkpoint(self._score_chunk, *arguments, use_reentrant=False, preserve_rng_state=False))
-            else:
-                chunks.append(self._score_chunk(*arguments))
-        return concatenate(chunks)
-
-    def _score_chunk(
-        self,
-        hidden_ND: Tensor,
-        targets_N: Tensor,
-        ids_NK: Tensor | None,
-        spans: list[tuple[int, float]],
-        entropies: bool,
-        top_k: int | None,
-    ) -> TokenScores:
-        # Each document is projected separately: a slice of joint logits would have a gradient of the joint size, mostly
-        # zeros. Split and not sliced for the same reason.
-        lengths = [length for length, _ in spans]
-        hidden, targets = torch.split(hidden_ND, lengths), torch.split(targets_N, lengths)
-        given = [None] * len(lengths) if ids_NK is None else torch.split(ids_NK, lengths)
-        parts = []
-        for (_, temperature), hidden_TD, targets_T, ids_TK in zip(spans, hidden, targets, given, strict=True):
-            logits_TV = self.logits(hidden_TD)
-            ids = most_likely(logits_TV, top_k) if top_k else ids_TK
-            parts.append(score_positions(logits_TV, targets_T, temperature, ids, entropies))
-        return concatenate(parts)
+        """See `port.PolicyModel`."""
+        return score_responses(
+            self.hidden_states(micro_batch),
+            micro_batch,
+            self.logits,
+            self.vocab_size,
+            entropies=entropies,
+            at_ids_NK=at_ids_NK,
+            top_k=top_k,
+        )

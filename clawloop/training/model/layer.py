@@ -6,7 +6,8 @@ from torch import Tensor, nn
 
 from clawloop.training.model.architecture import Architecture
 from clawloop.training.model.attention import attend_along_branches
-from clawloop.training.model.lora import Float32LoraLinear, LoraShape
+from clawloop.training.model.lora import LoraShape
+from clawloop.training.model.lora_linear import Float32LoraLinear
 from clawloop.training.model.torchtune_parts import (
     FeedForward,
     MultiHeadAttention,

@@ -1,14 +1,11 @@
-"""LoRA on a decoder's projections: its shape, and the linear layer that has it."""
+"""The shape of LoRA on a decoder's projections."""
 
 from __future__ import annotations
 
 from dataclasses import dataclass
 
-import torch.nn.functional as F
-from torch import Tensor
-
-from clawloop.training.model.architecture import PROJECTIONS
-from clawloop.training.model.torchtune_parts import LoRALinear
+PROJECTIONS = ("q_proj", "k_proj", "v_proj", "o_proj", "gate_proj", "up_proj", "down_proj")
+"""The seven projections of a layer that can have LoRA, by Hugging Face's names. Routed experts have none."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -22,21 +19,3 @@ class LoraShape:
     def __post_init__(self) -> None:
         if unknown := set(self.targets) - set(PROJECTIONS):
             raise ValueError(f"LoRA targets {sorted(unknown)} are none of {PROJECTIONS}")
-
-
-class Float32LoraLinear(LoRALinear):  # type: ignore[misc]  # torchtune is untyped
-    """LoRALinear with float32 A and B, cast to the input's dtype for the arithmetic, as the engine does."""
-
-    def forward(self, x: Tensor) -> Tensor:
-        flat = x.flatten(0, -2)
-        out: Tensor = F.linear(flat, self.weight, self.bias)
-        if not self.disabled:
-            low = F.linear(flat, self.lora_a.weight.to(x.dtype))
-            # The matrix product scales and adds in place: no second tensor of the output's size.
-            out = out.addmm_(low, self.lora_b.weight.to(x.dtype).t(), alpha=self.alpha / self.rank)
-        return out.view(*x.shape[:-1], -1)
-
-
-def is_lora(parameter: str) -> bool:
-    """Whether a parameter of this name is a LoRA matrix."""
-    return ".lora_a." in parameter or ".lora_b." in parameter

@@ -9,9 +9,10 @@ import torch.distributed as dist
 from torch.distributed.device_mesh import init_device_mesh
 from torch.distributed.fsdp import fully_shard
 
-from clawloop.training.model.decoder import PolicyModel
-from clawloop.training.model.loading import build_model, fill_model
+from clawloop.training.model.families import Backend, read_family
 from clawloop.training.model.lora import LoraShape
+from clawloop.training.model.port import PolicyModel
+from clawloop.training.model.torchtune_loading import build_model, fill_model
 
 
 def load_sharded_model(
@@ -21,6 +22,7 @@ def load_sharded_model(
     dtype: torch.dtype,
     device: torch.device,
     max_tokens: int | None = None,
+    backend: Backend | None = None,
     gradient_checkpointing: bool = True,
     seed: int = 0,
 ) -> PolicyModel:
@@ -28,10 +30,30 @@ def load_sharded_model(
 
     Arguments and numerical results are those of `loading.load_model`.
     """
+    mesh = init_device_mesh(device.type, (dist.get_world_size(),))
+    family = read_family(checkpoint, backend)
+    if family.backend == "transformers":
+        # Takes seconds to import, and most trainers need no model of it.
+        from clawloop.training.model.transformers_model import load_transformers_model
+
+        # Whole in each rank's memory first, on the CPU: FSDP takes a layer at a time to its device.
+        loaded = load_transformers_model(
+            checkpoint,
+            family,
+            lora,
+            dtype=dtype,
+            device=torch.device("cpu"),
+            max_tokens=max_tokens,
+            gradient_checkpointing=gradient_checkpointing,
+            seed=seed,
+        )
+        for layer in loaded.layers:
+            fully_shard(layer, mesh=mesh)
+        fully_shard(loaded, mesh=mesh)
+        return loaded
     model = build_model(
         checkpoint, lora, dtype=dtype, max_tokens=max_tokens, gradient_checkpointing=gradient_checkpointing
     )
-    mesh = init_device_mesh(device.type, (dist.get_world_size(),))
     for layer in model.layers:
         fully_shard(layer, mesh=mesh)
     fully_shard(model, mesh=mesh)

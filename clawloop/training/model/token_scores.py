@@ -2,13 +2,22 @@
 
 from __future__ import annotations
 
-from typing import NamedTuple
+from collections.abc import Callable
+from typing import NamedTuple, TypeAlias
 
 import torch
 from torch import Tensor
+from torch.utils.checkpoint import checkpoint
 
-from clawloop.algorithms.scoring import score
+from clawloop.algorithms.scoring import most_likely, score
 from clawloop.errors import StepDiverged
+from clawloop.training.packing.collate import MicroBatch
+
+# 64 Mi float32 logits are 256 MiB; those of a response of 8k tokens over a vocabulary of 152k would be 5 GiB.
+_MAX_LOGITS = 2**26
+
+Project: TypeAlias = Callable[[Tensor], Tensor]
+"""Hidden states [N, D] → float32 logits [N, V]."""
 
 
 class TokenScores(NamedTuple):
@@ -29,6 +38,66 @@ class TokenScores(NamedTuple):
     topk_ids_NK: Tensor | None
     topk_logprobs_NK: Tensor | None
     tails_N: Tensor | None
+
+
+def score_responses(
+    hidden_SD: Tensor,
+    micro_batch: MicroBatch,
+    project: Project,
+    vocab_size: int,
+    *,
+    entropies: bool,
+    at_ids_NK: Tensor | None,
+    top_k: int | None,
+) -> TokenScores:
+    """Scores of a micro-batch's response tokens, from its hidden states; other arguments as in `port.PolicyModel`."""
+    if at_ids_NK is not None and top_k is not None:
+        raise ValueError("pass at_ids_NK or top_k, not both")
+    hidden_ND = hidden_SD[micro_batch.rows_N]
+    chunk_size = max(1, _MAX_LOGITS // vocab_size)
+    chunks: list[TokenScores] = []
+    start = 0
+    for spans in chunk_positions(micro_batch.response_lengths, chunk_size):
+        rows = slice(start, start := start + sum(length for _, length in spans))
+        spans_with_temperature = [(length, micro_batch.temperatures[document]) for document, length in spans]
+        ids_NK = None if at_ids_NK is None else at_ids_NK[rows]
+        arguments = (
+            project,
+            hidden_ND[rows],
+            micro_batch.targets_N[rows],
+            ids_NK,
+            spans_with_temperature,
+            entropies,
+            top_k,
+        )
+        if len(hidden_ND) > chunk_size and torch.is_grad_enabled():
+            # Otherwise autograd would keep the logits of all chunks.
+            chunks.append(checkpoint(_score_chunk, *arguments, use_reentrant=False, preserve_rng_state=False))
+        else:
+            chunks.append(_score_chunk(*arguments))
+    return concatenate(chunks)
+
+
+def _score_chunk(
+    project: Project,
+    hidden_ND: Tensor,
+    targets_N: Tensor,
+    ids_NK: Tensor | None,
+    spans: list[tuple[int, float]],
+    entropies: bool,
+    top_k: int | None,
+) -> TokenScores:
+    # Each document is projected separately: a slice of joint logits would have a gradient of the joint size, mostly
+    # zeros. Split and not sliced for the same reason.
+    lengths = [length for length, _ in spans]
+    hidden, targets = torch.split(hidden_ND, lengths), torch.split(targets_N, lengths)
+    given = [None] * len(lengths) if ids_NK is None else torch.split(ids_NK, lengths)
+    parts = []
+    for (_, temperature), hidden_TD, targets_T, ids_TK in zip(spans, hidden, targets, given, strict=True):
+        logits_TV = project(hidden_TD)
+        ids = most_likely(logits_TV, top_k) if top_k else ids_TK
+        parts.append(score_positions(logits_TV, targets_T, temperature, ids, entropies))
+    return concatenate(parts)
 
 
 def score_positions(
