@@ -22,12 +22,11 @@ import psycopg
 from clawloop.errors import SetupError
 from clawloop.families.chat_format import ChatOptions, read_chat_format
 from clawloop.local.services.temporal_server import NAMESPACE
+from clawloop.training.model.families import DECODER_PREFIX
 from db.database import driver_url, postgres_message
 
 # A new PostgreSQL takes 60 MiB, four logs at most 80, an adapter of a 4B model 130: enough for the first days.
 NEEDED_BYTES = 2**30
-# Decoders whose projections have the names that adapters target.
-ARCHITECTURES = ("Qwen3ForCausalLM", "Qwen2ForCausalLM", "LlamaForCausalLM", "MistralForCausalLM")
 _SIZES = ("num_attention_heads", "num_hidden_layers", "hidden_size", "max_position_embeddings")
 # A person waits at the terminal; a service that answers later than this counts as unavailable.
 _ANSWER_SECONDS = 10.0
@@ -138,16 +137,18 @@ def require_model(folder: Path, chat: ChatOptions | None = None) -> None:
     try:
         content = json.loads(config.read_text(encoding="utf-8"))
         architecture = content["architectures"][0]
-        sizes = [content[name] for name in _SIZES]
+        decoder = {**content, **content.get("text_config", {})}
+        sizes = [decoder[name] for name in _SIZES]
         readable = all(isinstance(size, int) and size > 0 for size in sizes)
     except (ValueError, LookupError, TypeError):
-        readable, architecture = False, ""
+        readable, content, architecture = False, {}, ""
     if not readable:
         raise SetupError(f"{config} does not describe a language model: {remedy}")
-    if architecture not in ARCHITECTURES:
+    generates = architecture.endswith(("ForCausalLM", "ForConditionalGeneration"))
+    if not generates or content.get("model_type") not in DECODER_PREFIX:
         raise SetupError(
-            f"{folder} is a {architecture}, which is not supported: choose a model that is one of"
-            f" {', '.join(ARCHITECTURES)}"
+            f"{folder} is a {architecture}, which is not supported: choose a model of one of the families"
+            f" {', '.join(sorted(DECODER_PREFIX))}"
         )
     if not any(folder.glob("*.safetensors")):
         raise SetupError(f"{folder} has no weights (*.safetensors): download the model again, completely")

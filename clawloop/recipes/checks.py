@@ -243,11 +243,6 @@ def _of_loss(loss: Loss, train: Train) -> Iterator[tuple[bool, str, str]]:
         "train.loss.dual_clip",
         f"must be above 1 + train.loss.clip_high = {1 + loss.clip_high:g}",
     )
-    yield (
-        loss.correction == "decoupled" and train.optimiser.epochs == 1,
-        "train.loss.correction",
-        '"decoupled" needs train.optimiser.epochs above 1: with one epoch its ratio is always 1 and clips nothing',
-    )
     # The same batch on the same version must give the same adapter, and the engine samples without dropout.
     yield train.lora.dropout > 0, "train.lora.dropout", "dropout is not supported; set it to 0 or remove it"
 

@@ -154,7 +154,8 @@ class Loss(_Table):
     dual_clip: Positive = 3.0
     """For A < 0 a ratio over this gives no gradient; above 1 + clip_high."""
     correction: Literal["none", "decoupled"] = "none"
-    """`none`: ρ = π_θ/μ. `decoupled`, for several epochs: ρ = π_θ/π_0, times min(2, π_0/μ), π_0 as the step began."""
+    """`none`: ρ = π_θ/μ. `decoupled`: ρ = π_θ/π_0, times min(2, π_0/μ), π_0 as the step began; for several epochs, and
+    where engine and trainer compute differently, e.g. with quantised weights."""
     aggregation: Literal["token", "sequence"] = "token"
     """What has the same weight in a step: each trained `token`, or each sample (`sequence`); all samples of an episode
     are one sequence."""
