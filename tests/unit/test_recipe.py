@@ -292,7 +292,6 @@ def test_a_value_out_of_range_or_of_another_type_is_refused(text: str, field: st
             "signal.verdicts",
         ),
         ("[train.loss]\ndual_clip = 1.28", "train.loss.dual_clip"),
-        ('[train.loss]\ncorrection = "decoupled"', "train.loss.correction"),
         ("[train.lora]\ndropout = 0.1", "train.lora.dropout"),
         ("[train]\ntrain_thinking = false", "train.train_thinking"),
         (f"{TOP_K}clip_low = 0.1", "train.loss.clip_low"),
