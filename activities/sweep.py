@@ -86,6 +86,7 @@ class Swept(BaseModel):
         removed: adapter directories that were deleted.
         engines: engine workflows that were started, or ended because their engine was removed.
         stuck: sessions whose workflow could not be notified; the next sweep retries.
+        late: turns that were stored after their rollout group was settled.
     """
 
     model_config = ConfigDict(frozen=True)
@@ -97,6 +98,12 @@ class Swept(BaseModel):
     removed: int = 0
     engines: int = 0
     stuck: int = 0
+    late: int = 0
+
+
+class LateTurns(Protocol):
+    async def end_late_turns(self) -> int:
+        """End turns that were stored after their rollout group was settled; the number of turns."""
 
 
 class SweepActivities:
@@ -107,6 +114,7 @@ class SweepActivities:
         min_age: how old a turn or feedback must be to be swept.
         retention: None deletes no adapters.
         reconciler: None leaves engines' workflows alone.
+        episodes: None leaves late turns of episodes alone.
     """
 
     def __init__(
@@ -119,6 +127,7 @@ class SweepActivities:
         retention: Retention | None = None,
         reconciler: EngineReconciler | None = None,
         counter: SweepCounter | None = None,
+        episodes: LateTurns | None = None,
     ) -> None:
         self._store = store
         self._notifier = notifier
@@ -128,6 +137,7 @@ class SweepActivities:
         self._retention = retention
         self._reconciler = reconciler
         self._counter = counter
+        self._episodes = episodes
 
     @activity.defn(name="sweep")
     async def sweep(self) -> Swept:
@@ -146,6 +156,7 @@ class SweepActivities:
                 work=await _attempt(self._training.notify_pending(), errors),
                 removed=0 if self._retention is None else await _attempt(self._retention.remove(), errors),
                 engines=0 if self._reconciler is None else await _attempt(self._reconciler.reconcile(), errors),
+                late=0 if self._episodes is None else await _attempt(self._episodes.end_late_turns(), errors),
             )
             swept = swept.model_copy(update={"stuck": len(stuck)})
             if self._counter is not None:

@@ -25,6 +25,7 @@ ClawloopError
     ├── EngineUnavailable       no engine could take the request in time
     ├── EngineBroke             an engine failed in the middle of an answer
     ├── JudgeUnavailable        a judge did not answer, or asked for a later retry
+    ├── SandboxFailed           a sandbox itself did not work, whatever ran in it
     ├── TrainerUnavailable      a training process or one of its ranks is down; the same step is retried
     └── SignalFailed            Temporal did not take a signal; the sweep retries it
 """
@@ -243,6 +244,10 @@ class JudgeUnavailable(TransientError):
     def __init__(self, message: str, *, retry_after_seconds: float | None = None):
         super().__init__(message)
         self.retry_after_seconds = retry_after_seconds
+
+
+class SandboxFailed(TransientError):
+    """A sandbox did not work, whatever ran in it. Its message quotes bubblewrap, never what ran inside."""
 
 
 class TrainerUnavailable(TransientError):

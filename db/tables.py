@@ -6,6 +6,7 @@ Ids are UUIDs made by `clawloop.ids`; text columns with a closed set of values h
 from db.declarative import Base as Base
 from db.episodes.tables import EpisodeRow as EpisodeRow
 from db.episodes.tables import RolloutGroupRow as RolloutGroupRow
+from db.episodes.tables import RolloutsRow as RolloutsRow
 from db.episodes.tables import SigningKeyRow as SigningKeyRow
 from db.judging.tables import ComparisonRow as ComparisonRow
 from db.judging.tables import FeedbackRow as FeedbackRow

@@ -7,7 +7,7 @@ from typing import TypedDict
 
 from temporalio.common import RetryPolicy
 
-from workflows.names import JUDGE_QUEUE, LEDGER_QUEUE, trainer_queue
+from workflows.names import JUDGE_QUEUE, LEDGER_QUEUE, environment_queue, trainer_queue
 
 # Errors that a retry cannot help, by the type names that cross Temporal.
 _PERMANENT = (
@@ -148,5 +148,29 @@ def train_on(pool: str) -> ActivityOptions:
             backoff_coefficient=2.0,
             maximum_interval=timedelta(seconds=60),
             non_retryable_error_types=_PERMANENT,
+        ),
+    )
+
+
+def run_in(environment: str) -> ActivityOptions:
+    """An episode's agent. Never retried: what a lost sandbox did is unknown, so the workflow begins another episode."""
+    return ActivityOptions(
+        task_queue=environment_queue(environment),
+        # Far above any task's own limit, at which the sandbox is stopped.
+        start_to_close_timeout=timedelta(hours=6),
+        heartbeat_timeout=timedelta(seconds=30),
+        retry_policy=RetryPolicy(maximum_attempts=1),
+    )
+
+
+def verify_in(environment: str) -> ActivityOptions:
+    """An episode's verifier, which reads what the agent left and can be repeated."""
+    return ActivityOptions(
+        task_queue=environment_queue(environment),
+        start_to_close_timeout=timedelta(hours=1),
+        heartbeat_timeout=timedelta(seconds=30),
+        # Without a reward after that the episode is unscored, and the group is settled by the others.
+        retry_policy=RetryPolicy(
+            initial_interval=timedelta(seconds=1), maximum_attempts=3, non_retryable_error_types=_PERMANENT
         ),
     )

@@ -7,7 +7,7 @@ from __future__ import annotations
 
 from temporalio.common import SearchAttributeKey
 
-from clawloop.ids import SessionId
+from clawloop.ids import RolloutGroupId, SessionId
 
 WORKFLOW_QUEUE = "clawloop"
 LEDGER_QUEUE = "ledger"
@@ -30,6 +30,9 @@ OPERATOR_CHANGED = "operator_changed"
 ENGINE_WORKFLOW = "Engine"
 PUBLISH = "publish"
 ENGINE_REMOVED = "engine_removed"
+ROLLOUT_GROUP_WORKFLOW = "RolloutGroup"
+ROLLOUTS_WORKFLOW = "Rollouts"
+ROLLOUTS_CHANGED = "rollouts_changed"
 
 POLICY = SearchAttributeKey.for_keyword("ClawPolicy")
 SESSION = SearchAttributeKey.for_keyword("ClawSession")
@@ -63,3 +66,16 @@ def engine_of_workflow(workflow_id: str) -> str:
 
 def engine_queue(engine_id: str) -> str:
     return f"engine-{engine_id}"
+
+
+def rollout_group_workflow_id(group: RolloutGroupId) -> str:
+    return f"rollout-group/{group}"
+
+
+def rollouts_workflow_id(policy: str) -> str:
+    return f"rollouts/{policy}"
+
+
+def environment_queue(environment: str) -> str:
+    """The queue of the workers that have this environment."""
+    return f"environment-{environment}"

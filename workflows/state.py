@@ -82,6 +82,17 @@ class EngineState(BaseModel):
     wanted: bool = False
 
 
+class PolicyRollouts(BaseModel):
+    """
+    Args:
+        roll_over_events: continue as new at this many events; None: when Temporal suggests it.
+    """
+
+    version: int = 1
+    policy: str
+    roll_over_events: int | None = None
+
+
 STEPS_LIMIT = 20  # rows of the table in the UI
 
 

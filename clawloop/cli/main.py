@@ -23,6 +23,7 @@ from clawloop.cli.judge import judge_app
 from clawloop.cli.key import key_app
 from clawloop.cli.plan import plan_command
 from clawloop.cli.recover import recover_command
+from clawloop.cli.rollouts import episode_app, rollouts_app
 from clawloop.cli.session import session_app, why_command
 from clawloop.cli.terminal import Data, fail, settings_of
 from clawloop.cli.training import policy_app, recipe_app, training_app
@@ -132,6 +133,8 @@ app.add_typer(training_app, name="training")
 app.add_typer(policy_app, name="policy")
 app.add_typer(recipe_app, name="recipe")
 app.add_typer(judge_app, name="judge")
+app.add_typer(rollouts_app, name="rollouts")
+app.add_typer(episode_app, name="episode")
 app.add_typer(adapter_app, name="adapter")
 app.add_typer(demo_app, name="demo")
 

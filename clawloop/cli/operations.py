@@ -34,7 +34,7 @@ def with_operations(data: Path | None, work: Callable[[Operations], Coroutine[An
 
         settings = settings_of(data)
         temporal = _TemporalOnDemand(settings)
-        return await work(operations_on(database, settings, temporal, temporal))
+        return await work(operations_on(database, settings, temporal, temporal, temporal))
 
     return with_database(data, run)
 
@@ -49,7 +49,7 @@ def with_history(data: Path | None, work: Callable[[HistoryOperations], Coroutin
 
         settings = settings_of(data)
         temporal = _TemporalOnDemand(settings)
-        sessions = operations_on(database, settings, temporal, temporal).sessions
+        sessions = operations_on(database, settings, temporal, temporal, temporal).sessions
         directory = await PostgresDirectoryStore(database).read()
         async with history_on(database, settings, lambda: directory, sessions) as history:
             return await work(history)
@@ -58,7 +58,7 @@ def with_history(data: Path | None, work: Callable[[HistoryOperations], Coroutin
 
 
 class _TemporalOnDemand:
-    """Connects at each call. Satisfies `clawloop.operations.ports.OperatorNotifier` and `SessionWorkflows`."""
+    """Connects at each call. Satisfies `OperatorNotifier`, `SessionWorkflows` and `RolloutsNotifier`."""
 
     def __init__(self, settings: Settings) -> None:
         self._settings = settings
@@ -69,6 +69,12 @@ class _TemporalOnDemand:
         from clawloop.temporal.training_notifier import TemporalTrainingNotifier
 
         await TemporalTrainingNotifier(client).operator_changed(policy, change)
+
+    async def rollouts_changed(self, policy: str) -> None:
+        client = await self._client()
+        from clawloop.temporal.rollouts_notifier import TemporalRolloutsNotifier
+
+        await TemporalRolloutsNotifier(client).rollouts_changed(policy)
 
     async def rejudge(self, session: SessionFacts, request: RejudgeRequested) -> None:
         await (await self._session_notifier()).rejudge(session, request)

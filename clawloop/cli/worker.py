@@ -143,6 +143,29 @@ def engine(
     asyncio.run(run_agent(engine, settings_of(data), health_port, restart_command, health_host))
 
 
+@worker_app.command()
+def environment(
+    environment: Annotated[
+        list[str] | None, typer.Option(help="An environment to run, repeatable. Default: tool-call.")
+    ] = None,
+    gateway: Annotated[
+        str, typer.Option(help="The gateway's URL, the only address that sandboxes reach.")
+    ] = "http://127.0.0.1:30000",
+    episodes: Annotated[int, typer.Option(min=1, help="Sandboxes at a time, for each environment.")] = 8,
+    health_port: HealthPort = 0,
+    health_host: HealthHost = LOOPBACK,
+    data: Data = None,
+) -> None:
+    """Run episodes and their verifiers in sandboxes on this machine; any number of processes."""
+    from clawloop.processes.environment import run_environment_worker
+    from clawloop.telemetry.logs import configure_logging
+
+    configure_logging()
+    chosen = environment or ["tool-call"]
+    health = (health_host, health_port)
+    asyncio.run(run_environment_worker(chosen, gateway, episodes, settings_of(data), health))
+
+
 def _run(role: Role, health_port: int, health_host: str, data: Path | None) -> None:
     from clawloop.processes.workers import run_worker
     from clawloop.telemetry.logs import configure_logging

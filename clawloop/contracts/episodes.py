@@ -89,6 +89,30 @@ class EpisodeEnd:
 
 
 @dataclass(frozen=True, slots=True)
+class GroupTask:
+    """What the episodes of a group have to do."""
+
+    policy: str
+    environment: str
+    task: str
+    size: int
+    state: GroupState
+
+
+@dataclass(frozen=True, slots=True)
+class AgentRun:
+    """
+    Args:
+        reason: for people, without text of the conversation.
+        artifact: what the agent left, as a tar archive; never crosses Temporal.
+    """
+
+    ending: Ending
+    reason: str
+    artifact: bytes
+
+
+@dataclass(frozen=True, slots=True)
 class GroupResult:
     """What became of a rollout group.
 
@@ -151,3 +175,64 @@ class EpisodeView:
     trained: int
     started_at: datetime
     ended_at: datetime | None
+
+
+class RolloutsState(StrEnum):
+    """State of a policy's rollouts."""
+
+    RUNNING = "running"
+    PAUSED = "paused"  # by a person, or because its groups gave no samples
+    NEVER_STARTED = "never started"
+
+
+@dataclass(frozen=True, slots=True)
+class NextGroups:
+    """What a policy's rollouts do now.
+
+    Args:
+        running: False: they are paused, or were never started.
+        open: all groups in flight, those that start now included.
+        reason: what they wait for, or why they are paused.
+    """
+
+    running: bool
+    open: list[RolloutGroupId]
+    reason: str
+
+
+@dataclass(frozen=True, slots=True)
+class RolloutsPlan:
+    """How a policy's rollouts run.
+
+    Args:
+        size: episodes of a group.
+        groups: groups in flight.
+        barren_limit: rollouts pause after this many groups in a row without a sample.
+    """
+
+    environment: str
+    size: int
+    groups: int
+    barren_limit: int
+
+
+@dataclass(frozen=True, slots=True)
+class RolloutsView:
+    """A policy's rollouts, for people.
+
+    Args:
+        reason: why they are paused, or what they wait for.
+        plan: None if they were never started.
+        in_flight: open groups.
+        settled, dropped: finished groups.
+        recent_reward: mean reward of the last 20 groups that have one.
+    """
+
+    policy: str
+    state: RolloutsState
+    reason: str
+    plan: RolloutsPlan | None
+    in_flight: int
+    settled: int
+    dropped: int
+    recent_reward: float | None

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 from typing import Protocol
 
+from clawloop.contracts.episodes import RolloutsPlan, RolloutsView
 from clawloop.contracts.sessions import ContentErased, Erasure, RejudgeRequested, SessionFacts
 from clawloop.contracts.training import OperatorChange, TrainingView, VersionView
 from clawloop.ids import SessionId, TurnId
@@ -122,3 +123,31 @@ class SessionWorkflows(Protocol):
 
     async def content_erased(self, session: SessionId, erased: ContentErased) -> None:
         """Notify the session's workflow, if one runs, which turns have no content any more."""
+
+
+class RolloutsStore(Protocol):
+    """Operators' view of a policy's rollouts, and their changes to them.
+
+    Every method raises NotFound if there is no such policy.
+    """
+
+    async def start(self, policy: str, plan: RolloutsPlan) -> RolloutsView:
+        """Start rollouts, or continue them by this plan."""
+
+    async def pause(self, policy: str, reason: str) -> RolloutsView:
+        """Start no further group.
+
+        Raises:
+            NotFound: they were never started.
+        """
+
+    async def status(self, policy: str) -> RolloutsView: ...
+
+
+class RolloutsNotifier(Protocol):
+    async def rollouts_changed(self, policy: str) -> None:
+        """Notify the workflow of a policy's rollouts, and start it if it does not run.
+
+        Raises:
+            SignalFailed: PostgreSQL holds the change.
+        """

@@ -175,7 +175,7 @@ async def _gateway_services(
     feedback = PostgresFeedbackStore(background)
     notifier, operator_notifier = await _notifiers(settings)
     workflows: SessionWorkflows = notifier or NoTemporal()
-    operations = operations_on(background, settings, operator_notifier, workflows)
+    operations = operations_on(background, settings, operator_notifier, workflows, NoTemporal())
     history = await stack.enter_async_context(
         history_on(background, settings, lambda: directory.snapshot, operations.sessions)
     )

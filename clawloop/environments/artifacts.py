@@ -1,0 +1,49 @@
+"""What agents left, by its digest, in a folder."""
+
+from __future__ import annotations
+
+import asyncio
+import hashlib
+import os
+from pathlib import Path
+
+from clawloop.errors import RecordUnusable
+
+
+class ArtifactFolder:
+    """Satisfies `activities.episodes.ports.Artifacts`."""
+
+    def __init__(self, folder: Path) -> None:
+        self._folder = folder
+
+    async def store(self, artifact: bytes) -> str:
+        """The artifact's SHA-256 in hex."""
+        return await asyncio.to_thread(self._store, artifact)
+
+    async def load(self, sha256: str) -> bytes:
+        """
+        Raises:
+            RecordUnusable: it is not there, or damaged.
+        """
+        return await asyncio.to_thread(self._load, sha256)
+
+    def _store(self, artifact: bytes) -> str:
+        sha256 = hashlib.sha256(artifact).hexdigest()
+        path = self._path(sha256)
+        path.parent.mkdir(parents=True, exist_ok=True)
+        partial = path.with_suffix(f".{os.getpid()}.tmp")
+        partial.write_bytes(artifact)
+        partial.rename(path)
+        return sha256
+
+    def _load(self, sha256: str) -> bytes:
+        try:
+            artifact = self._path(sha256).read_bytes()
+        except FileNotFoundError:
+            raise RecordUnusable(f"artifact {sha256} is not in this worker's data folder") from None
+        if hashlib.sha256(artifact).hexdigest() != sha256:
+            raise RecordUnusable(f"artifact {sha256} is damaged")
+        return artifact
+
+    def _path(self, sha256: str) -> Path:
+        return self._folder / sha256[:2] / f"{sha256}.tar"

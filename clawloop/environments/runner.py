@@ -1,0 +1,106 @@
+"""Runs an episode's agent in a sandbox, and its verifier in another one."""
+
+from __future__ import annotations
+
+import io
+import math
+import tarfile
+from collections.abc import Mapping
+
+from clawloop.contracts.episodes import AgentRun, Ending
+from clawloop.environments.task import Environment, EnvironmentTask
+from clawloop.errors import RecordUnusable, SandboxFailed
+from clawloop.ids import EpisodeId
+from clawloop.sandboxes.bubblewrap import GATEWAY_PORT, BoxResult, BoxTask, Bubblewrap
+
+# What a harness says by its exit code; any other is an error of the agent.
+ENDINGS = {
+    0: Ending.COMPLETED,
+    3: Ending.TRUNCATED_TURNS,
+    4: Ending.TRUNCATED_TOKENS,
+    75: Ending.INFRASTRUCTURE,  # EX_TEMPFAIL of sysexits.h
+}
+_REWARD_FILE = "reward.txt"
+_REWARD_BYTES = 100
+
+
+class SandboxRunner:
+    """Satisfies `activities.episodes.ports.EpisodeRunner`.
+
+    Args:
+        gateway: host and port of the gateway.
+    """
+
+    def __init__(
+        self, sandboxes: Bubblewrap, environments: Mapping[str, Environment], gateway: tuple[str, int]
+    ) -> None:
+        self._sandboxes = sandboxes
+        self._environments = environments
+        self._gateway = gateway
+
+    async def run_agent(self, environment: str, task_id: str, episode: EpisodeId, key: str) -> AgentRun:
+        task = self._task(environment, task_id)
+        variables = {"OPENAI_BASE_URL": f"http://127.0.0.1:{GATEWAY_PORT}/v1", "OPENAI_API_KEY": key}
+        result = await self._sandboxes.run(
+            BoxTask(
+                name=str(episode),
+                command=task.harness,
+                seconds=task.seconds,
+                files=task.files,
+                environment={**task.environment, **variables},
+                gateway=self._gateway,
+            )
+        )
+        return AgentRun(*_ending(result), result.artifact)
+
+    async def verify(
+        self, environment: str, task_id: str, episode: EpisodeId, artifact: bytes
+    ) -> tuple[float | None, str]:
+        task = self._task(environment, task_id)
+        result = await self._sandboxes.run(
+            BoxTask(
+                name=f"verify-{episode}",
+                command=task.verifier,
+                seconds=task.verifier_seconds,
+                files=task.tests,
+                archive=artifact or None,
+                unpack_to="/artifact",
+                environment=task.environment,
+            )
+        )
+        return _reward(result, task)
+
+    def _task(self, environment: str, task_id: str) -> EnvironmentTask:
+        if environment not in self._environments:
+            raise RecordUnusable(f"this worker has no environment {environment!r}")
+        return self._environments[environment].task(task_id)
+
+
+def _ending(result: BoxResult) -> tuple[Ending, str]:
+    """How the agent ended and why; the reason has nothing of its output, which may quote the conversation."""
+    problem = "" if result.problem is None else f"; {result.problem}"
+    if result.exit_code is None:
+        return Ending.TRUNCATED_TIME, f"stopped at its time limit{problem}"
+    ending = ENDINGS.get(result.exit_code, Ending.AGENT_ERROR)
+    return ending, f"exit code {result.exit_code}{problem}" if result.exit_code else problem.removeprefix("; ")
+
+
+def _reward(result: BoxResult, task: EnvironmentTask) -> tuple[float | None, str]:
+    """The one finite number in the reward file, or why there is none."""
+    if result.exit_code is None:
+        return None, f"the verifier did not end in {task.verifier_seconds:g} s"
+    if result.exit_code != 0:
+        return None, f"the verifier failed with exit code {result.exit_code}"
+    try:
+        with tarfile.open(fileobj=io.BytesIO(result.artifact)) as archive:
+            file = archive.extractfile(_REWARD_FILE)
+            written = b"" if file is None else file.read(_REWARD_BYTES + 1)
+    except (KeyError, tarfile.TarError) as error:
+        if result.problem is not None:
+            raise SandboxFailed(result.problem) from error
+        return None, "the verifier wrote no reward.txt"
+    try:
+        reward = float(written.decode("ascii"))
+    except ValueError:
+        return None, "the verifier's reward.txt does not hold one number"
+    return (reward, "") if math.isfinite(reward) else (None, "the verifier's reward is not finite")

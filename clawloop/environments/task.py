@@ -1,0 +1,72 @@
+"""What an environment gives: tasks, the program that plays the agent, and the verifier."""
+
+from __future__ import annotations
+
+import hashlib
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass, field
+from enum import StrEnum
+from typing import Protocol
+
+from clawloop.errors import RecordUnusable
+
+
+class Split(StrEnum):
+    TRAIN = "train"  # rollouts take these
+    TEST = "test"  # never trained: they show what was learned
+
+
+@dataclass(frozen=True, slots=True)
+class EnvironmentTask:
+    """
+    Args:
+        files: what the agent finds below /task, read-only.
+        harness: the command that plays the agent, in the agent's sandbox.
+        tests: what the verifier finds below /task; the agent never sees them.
+        verifier: the command that writes the reward to /work/reward.txt, in a sandbox of its own; what the agent left
+            is below /artifact.
+        seconds, verifier_seconds: time limits.
+        environment: variables of both commands.
+    """
+
+    id: str
+    files: Mapping[str, bytes]
+    harness: Sequence[str]
+    tests: Mapping[str, bytes]
+    verifier: Sequence[str]
+    seconds: float = 300.0
+    verifier_seconds: float = 60.0
+    environment: Mapping[str, str] = field(default_factory=dict)
+
+
+class Environment(Protocol):
+    @property
+    def name(self) -> str: ...
+
+    def task(self, task_id: str) -> EnvironmentTask:
+        """The task `train-N` or `test-N`; the same for each call.
+
+        Raises:
+            RecordUnusable: no task has this id.
+        """
+
+
+# One in five: enough for a success rate within some percent where an environment has hundreds of tasks.
+_TEST_SHARE = 5
+
+
+def split_of(content: str) -> Split:
+    """The split of a task with this content: by a hash, so that no task is ever in both."""
+    return Split.TEST if hashlib.sha256(content.encode()).digest()[0] % _TEST_SHARE == 0 else Split.TRAIN
+
+
+def parse_task_id(task_id: str) -> tuple[Split, int]:
+    """The split and number of `train-N` or `test-N`.
+
+    Raises:
+        RecordUnusable
+    """
+    name, _, number = task_id.partition("-")
+    if name not in tuple(Split) or not number.isascii() or not number.isdecimal():
+        raise RecordUnusable(f"{task_id!r} is no task: they are called train-N and test-N")
+    return Split(name), int(number)

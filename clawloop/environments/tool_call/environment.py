@@ -1,0 +1,52 @@
+"""The environment `tool-call`: arithmetic, a Python tool in the sandbox, exact answers (the setting of ReTool, arXiv
+2504.11536)."""
+
+from __future__ import annotations
+
+import importlib.resources
+import random
+from dataclasses import dataclass
+
+from clawloop.environments.task import EnvironmentTask, Split, parse_task_id, split_of
+
+_WORDS = {"+": "plus", "-": "minus", "*": "times"}
+
+
+@dataclass(frozen=True, slots=True)
+class Question:
+    text: str
+    answer: int
+
+
+class ToolCallEnvironment:
+    """Satisfies `clawloop.environments.task.Environment`."""
+
+    name = "tool-call"
+
+    def task(self, task_id: str) -> EnvironmentTask:
+        split, number = parse_task_id(task_id)
+        asked = question(split, number)
+        return EnvironmentTask(
+            id=task_id,
+            files={"prompt.txt": asked.text.encode(), "harness.py": _script("harness.py")},
+            harness=("python3", "-I", "/task/harness.py"),
+            tests={"answer.txt": str(asked.answer).encode(), "verify.py": _script("verify.py")},
+            verifier=("python3", "-I", "/task/verify.py"),
+            seconds=120.0,
+        )
+
+
+def question(split: Split, number: int) -> Question:
+    """The `number`-th question of a split."""
+    drawn = random.Random(f"{split}-{number}")
+    while True:
+        left, right, operator = drawn.randint(11, 99), drawn.randint(11, 99), drawn.choice("+-*")
+        text = f"What is {left} {_WORDS[operator]} {right}?"
+        if split_of(text) is split:
+            break
+    answers = {"+": left + right, "-": left - right, "*": left * right}
+    return Question(text, answers[operator])
+
+
+def _script(name: str) -> bytes:
+    return (importlib.resources.files("clawloop.environments.tool_call") / "inside" / name).read_bytes()

@@ -1,0 +1,113 @@
+"""The worker of environments: runs episodes and verifiers in sandboxes on this machine."""
+
+from __future__ import annotations
+
+import asyncio
+import logging
+from collections.abc import Sequence
+from contextlib import AsyncExitStack
+from urllib.parse import urlsplit
+
+from temporalio.client import Client
+from temporalio.worker import Worker
+
+from activities.episodes.running import EnvironmentActivities
+from clawloop.environments.artifacts import ArtifactFolder
+from clawloop.environments.runner import SandboxRunner
+from clawloop.environments.task import Environment
+from clawloop.environments.tool_call.environment import ToolCallEnvironment
+from clawloop.errors import SetupError
+from clawloop.processes.endpoints import database_url
+from clawloop.processes.worker_process import GRACE, run_workers
+from clawloop.sandboxes.bubblewrap import Bubblewrap
+from clawloop.sandboxes.folders import BoxFolders
+from clawloop.settings import Settings
+from db.database import BACKGROUND_LIMIT, Database
+from db.episodes.groups import PostgresEpisodeStore
+from workflows import names
+
+log = logging.getLogger(__name__)
+
+ENVIRONMENTS: dict[str, Environment] = {environment.name: environment for environment in (ToolCallEnvironment(),)}
+SWEEP_SECONDS = 60.0
+
+
+async def run_environment_worker(
+    chosen: Sequence[str], gateway: str, episodes: int, settings: Settings, health: tuple[str, int]
+) -> None:
+    """Run until SIGINT or SIGTERM.
+
+    Args:
+        chosen: names of environments.
+        gateway: its URL, which sandboxes reach and nothing else.
+        episodes: sandboxes at a time, for each environment.
+        health: address and port of `/healthz` and `/readyz`; port 0 serves none.
+
+    Raises:
+        SetupError: no such environment, no sandboxes here, an invalid URL; no database or Temporal is configured.
+    """
+    environments = choose(chosen)
+    address = gateway_address(gateway)
+    url = database_url(settings)
+    folders = BoxFolders()
+    sandboxes = await asyncio.to_thread(Bubblewrap.find, folders)
+
+    async def create_workers(client: Client, stack: AsyncExitStack) -> list[Worker]:
+        database = Database(url, BACKGROUND_LIMIT)
+        stack.push_async_callback(database.close)
+        sweeping = asyncio.create_task(_sweep(folders))
+        stack.callback(sweeping.cancel)
+        runner = SandboxRunner(sandboxes, environments, address)
+        artifacts = ArtifactFolder(settings.data / "artifacts")
+        activities = EnvironmentActivities(PostgresEpisodeStore(database), runner, artifacts)
+        return [environment_worker(client, name, activities, episodes) for name in environments]
+
+    host, port = health
+    await run_workers("environment", settings, create_workers, port, health_host=host)
+
+
+def environment_worker(client: Client, name: str, activities: EnvironmentActivities, episodes: int) -> Worker:
+    """The worker of one environment's queue."""
+    return Worker(
+        client,
+        task_queue=names.environment_queue(name),
+        activities=[activities.run_episode, activities.verify_episode],
+        max_concurrent_activities=episodes,
+        graceful_shutdown_timeout=GRACE,
+    )
+
+
+def choose(names: Sequence[str]) -> dict[str, Environment]:
+    """
+    Raises:
+        SetupError: no environment has this name.
+    """
+    for name in names:
+        if name not in ENVIRONMENTS:
+            raise SetupError(f"there is no environment {name!r}: there is {', '.join(sorted(ENVIRONMENTS))}")
+    return {name: ENVIRONMENTS[name] for name in names}
+
+
+def gateway_address(url: str) -> tuple[str, int]:
+    """Host and port of the gateway's URL.
+
+    Raises:
+        SetupError: it is no `http://HOST:PORT`.
+    """
+    try:
+        parts = urlsplit(url)
+        host, port = parts.hostname, parts.port
+    except ValueError:
+        host = port = None
+        parts = None
+    if parts is None or parts.scheme != "http" or not host:
+        raise SetupError(f"--gateway must be http://HOST:PORT, not {url!r}: sandboxes reach the gateway without TLS")
+    return host, port or 80
+
+
+async def _sweep(folders: BoxFolders) -> None:
+    """Remove what sandboxes of killed workers left on this machine."""
+    while True:
+        if removed := await asyncio.to_thread(folders.sweep):
+            log.warning("swept sandboxes of dead workers", extra={"folders": removed})
+        await asyncio.sleep(SWEEP_SECONDS)

@@ -1,0 +1,137 @@
+"""Runs inside a sandbox, as its first program: limits, the way to the gateway, the command, and what it left.
+
+Standard library only, for whatever Python the sandbox has; nothing of Clawloop can be imported here. Everything it
+writes comes from a process that the agent could have replaced, so its reader trusts none of it.
+"""
+
+from __future__ import annotations
+
+import io
+import json
+import os
+import resource
+import signal
+import socket
+import subprocess
+import sys
+import tarfile
+import threading
+from contextlib import suppress
+from typing import Any
+
+HERE = "/clawloop"
+
+
+def main() -> None:
+    with open(f"{HERE}/config.json", encoding="utf-8") as file:  # noqa: PTH123
+        config = json.load(file)
+    for name, value in config["limits"].items():
+        resource.setrlimit(getattr(resource, name), (value, value))
+    if config["unpack_to"]:
+        unpack(config["unpack_to"])
+    if config["port"]:
+        threading.Thread(target=relay, args=(config["port"],), daemon=True).start()
+    exit_code, output = run(config)
+    if os.getpid() != 1:
+        with suppress(ProcessLookupError):
+            os.kill(-1, signal.SIGKILL)  # what the command left running; not this process, not the sandbox's init
+    artifact, problem = pack(config["artifact_bytes"])
+    header = {"exit_code": exit_code, "output": len(output), "artifact": len(artifact), "problem": problem}
+    sys.stdout.buffer.write(json.dumps(header).encode() + b"\n" + output + artifact)
+    sys.stdout.buffer.flush()
+
+
+def unpack(folder: str) -> None:
+    """Unpack regular files only, below the folder: the archive is what an agent left."""
+    with tarfile.open(f"{HERE}/archive.tar") as archive:
+        for member in archive:
+            path = os.path.normpath(os.path.join(folder, member.name))  # noqa: PTH118
+            file = archive.extractfile(member) if member.isreg() and path.startswith(folder + "/") else None
+            if file is not None:
+                os.makedirs(os.path.dirname(path), exist_ok=True)  # noqa: PTH103, PTH120
+                with open(path, "wb") as target:  # noqa: PTH123
+                    target.write(file.read())
+
+
+def run(config: dict[str, Any]) -> tuple[int | None, bytes]:
+    """The command's exit code, None if it was stopped at its time limit; and the end of its output."""
+    process = subprocess.Popen(
+        config["command"],
+        cwd="/work",
+        env=config["environment"],
+        stdin=subprocess.DEVNULL,
+        stdout=subprocess.PIPE,
+        stderr=subprocess.STDOUT,
+        start_new_session=True,
+    )
+    output = bytearray()
+    assert process.stdout is not None
+    reader = threading.Thread(target=drain, args=(process.stdout.fileno(), output, config["output_bytes"]), daemon=True)
+    reader.start()
+    try:
+        exit_code = process.wait(config["seconds"])
+    except subprocess.TimeoutExpired:
+        exit_code = None
+        os.killpg(process.pid, signal.SIGKILL)
+    reader.join(1)  # a background process may hold the pipe open
+    return exit_code, bytes(output[-config["output_bytes"] :])
+
+
+def drain(descriptor: int, kept: bytearray, limit: int) -> None:
+    while chunk := os.read(descriptor, 65536):
+        kept += chunk
+        if len(kept) > 2 * limit:
+            del kept[:-limit]
+
+
+def pack(limit: int) -> tuple[bytes, str | None]:
+    """The regular files below /work as a tar archive, and why it is empty although there are some."""
+    packed = io.BytesIO()
+    total = 0
+    with tarfile.open(fileobj=packed, mode="w") as archive:
+        for folder, folders, names in os.walk("/work"):
+            folders.sort()
+            for name in sorted(names):
+                path = os.path.join(folder, name)  # noqa: PTH118
+                try:
+                    info = archive.gettarinfo(path, os.path.relpath(path, "/work"))
+                    if not info.isreg():
+                        continue
+                    total += 1024 + info.size
+                    if total > limit:
+                        return b"", f"it left more than {limit} bytes"
+                    # The same files give the same archive.
+                    info.mtime, info.uid, info.gid, info.uname, info.gname = 0, 0, 0, "", ""
+                    with open(path, "rb") as file:  # noqa: PTH123
+                        archive.addfile(info, file)
+                except (OSError, ValueError, tarfile.TarError) as error:
+                    return b"", f"what it left cannot be read: {type(error).__name__}"
+    return packed.getvalue(), None
+
+
+def relay(port: int) -> None:
+    """Connect each client on the loopback port with the gateway's socket."""
+    server = socket.create_server(("127.0.0.1", port))
+    while True:
+        client, _ = server.accept()
+        gateway = socket.socket(socket.AF_UNIX)
+        try:
+            gateway.connect(f"{HERE}/gateway.sock")
+        except OSError:
+            client.close()
+            continue
+        for source, target in ((client, gateway), (gateway, client)):
+            threading.Thread(target=copy, args=(source, target), daemon=True).start()
+
+
+def copy(source: socket.socket, target: socket.socket) -> None:
+    try:
+        while chunk := source.recv(65536):
+            target.sendall(chunk)
+        target.shutdown(socket.SHUT_WR)
+    except OSError:
+        return  # the other side is gone; the other direction ends by itself
+
+
+if __name__ == "__main__":
+    main()

@@ -1,0 +1,168 @@
+"""A policy's rollouts in PostgreSQL: how they run, whether they are paused, which groups start next."""
+
+from __future__ import annotations
+
+from typing import Any
+
+from sqlalchemy import func, insert, select, text, update
+from sqlalchemy.dialects.postgresql import insert as upsert
+from sqlalchemy.ext.asyncio import AsyncConnection
+
+from clawloop.contracts.episodes import GroupState, NextGroups, RolloutsPlan, RolloutsState, RolloutsView
+from clawloop.errors import NotFound, RecordUnusable
+from clawloop.ids import RolloutGroupId, new_rollout_group_id
+from clawloop.recipes.recipe import Train
+from db.database import Database, transaction
+from db.exact_json import storable
+from db.tables import RolloutGroupRow, RolloutsRow
+from db.training.policies import insert_event, lock_policy
+
+# Groups that wait to be trained: more would be stale when their step comes.
+_BATCHES_AHEAD = 2
+_BATCH_GROUPS = Train.model_fields["batch_groups"].default
+_LIMITS = text("""
+    SELECT p.paused_reason, r.hash IS NOT NULL AS learns,
+        coalesce(CAST(r.content->'train'->>'batch_groups' AS int), :batch_groups) AS batch_groups,
+        (SELECT count(DISTINCT s.rollout_group_id) FROM samples s
+            WHERE s.policy = p.id AND s.state = 'fresh' AND s.rollout_group_id IS NOT NULL) AS waiting
+    FROM policies p LEFT JOIN recipes r ON r.hash = p.recipe_hash WHERE p.id = :policy
+""")
+_NEWEST = text("""
+    SELECT g.reason, EXISTS (SELECT FROM samples s WHERE s.rollout_group_id = g.id) AS sampled
+    FROM rollout_groups g WHERE g.policy = :policy AND g.state <> 'open' AND g.created_at >= :since
+    ORDER BY g.finished_at DESC LIMIT :limit
+""")
+_COUNTS = text("""
+    SELECT count(*) FILTER (WHERE state = 'open') AS in_flight, count(*) FILTER (WHERE state = 'settled') AS settled,
+        count(*) FILTER (WHERE state = 'dropped') AS dropped,
+        (SELECT avg(n.mean_reward) FROM (
+            SELECT mean_reward FROM rollout_groups WHERE policy = :policy AND mean_reward IS NOT NULL
+            ORDER BY finished_at DESC LIMIT 20) n) AS recent_reward
+    FROM rollout_groups WHERE policy = :policy
+""")
+
+
+class PostgresRolloutStore:
+    """Satisfies `activities.episodes.ports.RolloutStore` and `clawloop.operations.ports.RolloutsStore`."""
+
+    def __init__(self, database: Database) -> None:
+        self._database = database
+
+    @transaction
+    async def next_groups(self, connection: AsyncConnection, policy: str) -> NextGroups:
+        query = select(RolloutsRow.__table__).where(RolloutsRow.policy == policy).with_for_update()
+        row = (await connection.execute(query)).one_or_none()
+        is_open = select(RolloutGroupRow.id).where(
+            RolloutGroupRow.policy == policy, RolloutGroupRow.state == GroupState.OPEN
+        )
+        groups = [RolloutGroupId(group) for group in await connection.scalars(is_open.order_by(RolloutGroupRow.id))]
+        if row is None:
+            return NextGroups(False, groups, "never started")
+        if row.paused_reason is not None:
+            return NextGroups(False, groups, f"paused: {row.paused_reason}")
+        if (barren := await _barren(connection, row)) is not None:
+            await _pause(connection, policy, barren)
+            return NextGroups(False, groups, f"paused: {barren}")
+        if (wait := await _must_wait(connection, policy)) is not None:
+            return NextGroups(True, groups, wait)
+        missing = max(0, row.groups_in_flight - len(groups))
+        started = [new_rollout_group_id() for _ in range(missing)]
+        for number, group in enumerate(started, start=row.next_task):
+            values = {
+                "id": group,
+                "policy": policy,
+                "environment": row.environment,
+                "task": f"train-{number}",
+                "size": row.group_size,
+                "state": GroupState.OPEN,
+            }
+            await connection.execute(insert(RolloutGroupRow).values(values))
+        if started:
+            counted = update(RolloutsRow).where(RolloutsRow.policy == policy)
+            await connection.execute(counted.values(next_task=row.next_task + missing))
+        return NextGroups(True, [*groups, *started], f"{missing} groups started")
+
+    @transaction
+    async def start(self, connection: AsyncConnection, policy: str, plan: RolloutsPlan) -> RolloutsView:
+        await _require_policy(connection, policy)
+        values = {
+            "environment": storable(plan.environment),
+            "group_size": plan.size,
+            "groups_in_flight": plan.groups,
+            "barren_limit": plan.barren_limit,
+            "paused_reason": None,
+            "started_at": func.now(),
+        }
+        new = upsert(RolloutsRow).values(policy=policy, **values)
+        await connection.execute(new.on_conflict_do_update(index_elements=[RolloutsRow.policy], set_=values))
+        await insert_event(
+            connection, policy, "rollouts_started", environment=plan.environment, size=plan.size, groups=plan.groups
+        )
+        return await _view(connection, policy)
+
+    @transaction
+    async def pause(self, connection: AsyncConnection, policy: str, reason: str) -> RolloutsView:
+        await _require_policy(connection, policy)
+        row = await connection.scalar(select(RolloutsRow.policy).where(RolloutsRow.policy == policy))
+        if row is None:
+            message = f"policy {policy!r} has no rollouts: `clawloop rollouts start` starts them"
+            raise NotFound(message, code="rollouts_not_found", field="policy")
+        await _pause(connection, policy, reason)
+        return await _view(connection, policy)
+
+    @transaction
+    async def status(self, connection: AsyncConnection, policy: str) -> RolloutsView:
+        await _require_policy(connection, policy)
+        return await _view(connection, policy)
+
+
+async def _require_policy(connection: AsyncConnection, policy: str) -> None:
+    try:
+        await lock_policy(connection, storable(policy))
+    except RecordUnusable as error:
+        raise NotFound(f"{error}.", code="policy_not_found", field="policy") from None
+
+
+async def _pause(connection: AsyncConnection, policy: str, reason: str) -> None:
+    paused = update(RolloutsRow).where(RolloutsRow.policy == policy)
+    await connection.execute(paused.values(paused_reason=storable(reason)))
+    await insert_event(connection, policy, "rollouts_paused", reason=reason)
+
+
+async def _barren(connection: AsyncConnection, row: Any) -> str | None:
+    """Why rollouts stop: the newest groups since they were started gave no sample."""
+    parameters = {"policy": row.policy, "since": row.started_at, "limit": row.barren_limit}
+    newest = (await connection.execute(_NEWEST, parameters)).all()
+    if len(newest) < row.barren_limit or any(group.sampled for group in newest):
+        return None
+    return f"{len(newest)} groups in a row gave no sample; the last: {newest[0].reason}"
+
+
+async def _must_wait(connection: AsyncConnection, policy: str) -> str | None:
+    limits = (await connection.execute(_LIMITS, {"policy": policy, "batch_groups": _BATCH_GROUPS})).one()
+    if limits.paused_reason is not None:
+        return f"training is paused: {limits.paused_reason}"
+    if limits.learns and limits.waiting >= _BATCHES_AHEAD * limits.batch_groups:
+        return f"{limits.waiting} groups wait to be trained"
+    return None
+
+
+async def _view(connection: AsyncConnection, policy: str) -> RolloutsView:
+    row = (await connection.execute(select(RolloutsRow.__table__).where(RolloutsRow.policy == policy))).one_or_none()
+    counts = (await connection.execute(_COUNTS, {"policy": policy})).one()
+    plan = None
+    state, reason = RolloutsState.NEVER_STARTED, "`clawloop rollouts start` starts them"
+    if row is not None:
+        plan = RolloutsPlan(row.environment, row.group_size, row.groups_in_flight, row.barren_limit)
+        state = RolloutsState.RUNNING if row.paused_reason is None else RolloutsState.PAUSED
+        reason = row.paused_reason or await _must_wait(connection, policy) or ""
+    return RolloutsView(
+        policy=policy,
+        state=state,
+        reason=reason,
+        plan=plan,
+        in_flight=counts.in_flight,
+        settled=counts.settled,
+        dropped=counts.dropped,
+        recent_reward=None if counts.recent_reward is None else float(counts.recent_reward),
+    )

@@ -1,0 +1,87 @@
+"""A policy's rollouts in PostgreSQL: which groups start, and when none does."""
+
+from __future__ import annotations
+
+import pytest
+
+from clawloop.contracts.episodes import RolloutsPlan, RolloutsState
+from clawloop.errors import NotFound
+from db.episodes.groups import PostgresEpisodeStore
+from db.episodes.rollouts import PostgresRolloutStore
+from tests.contract.episodes import run_group
+from tests.contract.learning import POLICY, PostgresLearning, recipe
+
+pytestmark = pytest.mark.postgres
+PLAN = RolloutsPlan("tool-call", 4, 2, 3)
+
+
+async def test_groups_are_kept_in_flight_with_a_new_task_each(postgres_learning: PostgresLearning) -> None:
+    store = PostgresRolloutStore(postgres_learning.database)
+    groups = PostgresEpisodeStore(postgres_learning.database)
+    assert (await store.next_groups(POLICY)).running is False
+    view = await store.start(POLICY, PLAN)
+    assert (view.state, view.plan, view.in_flight) == (RolloutsState.RUNNING, PLAN, 0)
+    first = await store.next_groups(POLICY)
+    assert (first.running, len(first.open), first.reason) == (True, 2, "2 groups started")
+    assert (await store.next_groups(POLICY)).open == first.open
+    await groups.settle(first.open[0])
+    second = await store.next_groups(POLICY)
+    assert second.open[0] == first.open[1]
+    assert len(second.open) == 2
+    tasks = [await groups.group_task(group) for group in (*first.open, second.open[1])]
+    assert [task.task for task in tasks] == ["train-0", "train-1", "train-2"]
+    assert {(task.policy, task.environment, task.size) for task in tasks} == {(POLICY, "tool-call", 4)}
+
+
+async def test_a_pause_starts_nothing_and_lets_groups_end(postgres_learning: PostgresLearning) -> None:
+    store = PostgresRolloutStore(postgres_learning.database)
+    with pytest.raises(NotFound, match="rollouts start"):
+        await store.pause(POLICY, "why")
+    await store.start(POLICY, PLAN)
+    before = await store.next_groups(POLICY)
+    view = await store.pause(POLICY, "lunch")
+    assert (view.state, view.reason, view.in_flight) == (RolloutsState.PAUSED, "lunch", 2)
+    paused = await store.next_groups(POLICY)
+    assert (paused.running, paused.open, paused.reason) == (False, before.open, "paused: lunch")
+    await store.start(POLICY, PLAN)
+    assert (await store.next_groups(POLICY)).running
+
+
+async def test_rollouts_wait_while_training_is_paused_or_behind(postgres_learning: PostgresLearning) -> None:
+    learning = postgres_learning
+    store = PostgresRolloutStore(learning.database)
+    await learning.set_recipe(recipe(batch_groups=1))
+    await store.start(POLICY, PLAN)
+    for _ in range(2):
+        await run_group(learning, [1, 0])
+    found = await store.next_groups(POLICY)
+    assert (found.running, found.open, found.reason) == (True, [], "2 groups wait to be trained")
+    await learning.operators.pause(POLICY, "a look")
+    assert (await store.next_groups(POLICY)).reason == "training is paused: a look"
+
+
+async def test_rollouts_stop_themselves_after_barren_groups(postgres_learning: PostgresLearning) -> None:
+    learning = postgres_learning
+    store = PostgresRolloutStore(learning.database)
+    await store.start(POLICY, PLAN)
+    await run_group(learning, [1, 0])
+    for _ in range(2):
+        await run_group(learning, [None, None])
+    assert (await store.next_groups(POLICY)).running
+    await run_group(learning, [None, 1])
+    found = await store.next_groups(POLICY)
+    expected = "3 groups in a row gave no sample; the last: 1 of 2 episodes have a reward, 2 are needed"
+    assert (found.running, found.reason) == (False, f"paused: {expected}")
+    view = await store.status(POLICY)
+    assert (view.state, view.reason, view.settled, view.dropped) == (RolloutsState.PAUSED, expected, 1, 3)
+    # Started again, the groups before count no more.
+    await store.start(POLICY, PLAN)
+    assert (await store.next_groups(POLICY)).running
+
+
+async def test_a_policy_that_does_not_exist_is_named(postgres_learning: PostgresLearning) -> None:
+    store = PostgresRolloutStore(postgres_learning.database)
+    with pytest.raises(NotFound, match="no policy 'other'"):
+        await store.start("other", PLAN)
+    with pytest.raises(NotFound, match="no policy 'other'"):
+        await store.status("other")

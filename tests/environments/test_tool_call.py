@@ -1,0 +1,202 @@
+"""The environment tool-call: its tasks, and whole episodes in real sandboxes with a scripted model."""
+
+from __future__ import annotations
+
+import asyncio
+import json
+from collections.abc import AsyncIterator, Callable, Sequence
+from contextlib import asynccontextmanager
+from pathlib import Path
+from typing import Any
+
+import pytest
+from aiohttp import web
+
+from clawloop.contracts.episodes import Ending
+from clawloop.environments.artifacts import ArtifactFolder
+from clawloop.environments.runner import SandboxRunner
+from clawloop.environments.task import EnvironmentTask, Split, split_of
+from clawloop.environments.tool_call.environment import ToolCallEnvironment, question
+from clawloop.errors import RecordUnusable
+from clawloop.ids import new_episode_id
+from clawloop.sandboxes.bubblewrap import Bubblewrap
+from clawloop.sandboxes.folders import BoxFolders
+
+OPERATORS = {"plus": "+", "minus": "-", "times": "*"}
+Reply = Callable[[list[dict[str, Any]]], dict[str, Any]]
+
+
+def test_no_question_is_in_both_splits() -> None:
+    train = {question(Split.TRAIN, number).text for number in range(300)}
+    test = {question(Split.TEST, number).text for number in range(300)}
+    assert not train & test
+    assert {split_of(text) for text in test} == {Split.TEST}
+    assert len(train) > 250
+
+
+def test_a_task_is_the_same_each_time_and_hides_its_answer() -> None:
+    environment = ToolCallEnvironment()
+    task = environment.task("train-7")
+    assert task == environment.task("train-7")
+    asked = question(Split.TRAIN, 7)
+    assert task.files["prompt.txt"] == asked.text.encode()
+    assert task.tests["answer.txt"] == str(asked.answer).encode()
+    assert "answer.txt" not in task.files
+
+
+@pytest.mark.parametrize("task", ["train", "7", "other-7", "train--1", "train-x", "train-²"])
+def test_other_task_ids_are_refused(task: str) -> None:
+    with pytest.raises(RecordUnusable, match="no task"):
+        ToolCallEnvironment().task(task)
+
+
+class Scripted:
+    """An environment whose one task runs these commands."""
+
+    name = "scripted"
+
+    def __init__(self, harness: str, verifier: str, seconds: float = 60.0) -> None:
+        self.harness, self.verifier, self.seconds = harness, verifier, seconds
+
+    def task(self, task_id: str) -> EnvironmentTask:
+        return EnvironmentTask(
+            task_id, {}, ("sh", "-c", self.harness), {}, ("sh", "-c", self.verifier), self.seconds, self.seconds
+        )
+
+
+@asynccontextmanager
+async def model(reply: Reply) -> AsyncIterator[tuple[str, int]]:
+    """A gateway that answers each request by `reply` to its messages."""
+
+    async def answer(request: web.Request) -> web.Response:
+        assert request.headers["Authorization"] == "Bearer key"
+        body = await request.json()
+        assert body["tools"][0]["function"]["name"] == "python"
+        return web.json_response({"choices": [{"message": {"role": "assistant", **reply(body["messages"])}}]})
+
+    app = web.Application()
+    app.router.add_post("/v1/chat/completions", answer)
+    runner = web.AppRunner(app)
+    await runner.setup()
+    await web.TCPSite(runner, "127.0.0.1", 0).start()
+    try:
+        host, port = runner.addresses[0][:2]
+        yield host, port
+    finally:
+        await runner.cleanup()
+
+
+def call(code: str) -> dict[str, Any]:
+    function = {"name": "python", "arguments": json.dumps({"code": code})}
+    return {"content": None, "tool_calls": [{"id": "c1", "type": "function", "function": function}]}
+
+
+async def episode(reply: Reply) -> tuple[Ending, float | None, str]:
+    async with model(reply) as gateway:
+        sandboxes = await asyncio.to_thread(Bubblewrap.find, BoxFolders())
+        runner = SandboxRunner(sandboxes, {"tool-call": ToolCallEnvironment()}, gateway)
+        this = new_episode_id()
+        run = await runner.run_agent("tool-call", "train-7", this, "key")
+        reward, why = await runner.verify("tool-call", "train-7", this, run.artifact)
+        return run.ending, reward, why
+
+
+@pytest.mark.slow
+async def test_an_agent_that_calculates_with_its_tool_is_right() -> None:
+    seen: list[list[str]] = []
+
+    def reply(messages: list[dict[str, Any]]) -> dict[str, Any]:
+        seen.append([message["role"] for message in messages])
+        if messages[-1]["role"] == "tool":
+            return {"content": f"It is {messages[-1]['content']}"}
+        _, _, left, word, right = messages[0]["content"].rstrip("?").split()
+        return call(f"print({left} {OPERATORS[word]} {right})")
+
+    assert await episode(reply) == (Ending.COMPLETED, 1.0, "")
+    assert seen == [["user"], ["user", "assistant", "tool"]]
+
+
+@pytest.mark.slow
+@pytest.mark.parametrize(
+    ("replies", "ending", "reward"),
+    [
+        ([{"content": "I do not know"}], Ending.COMPLETED, 0.0),
+        ([call("print(1)")] * 9, Ending.TRUNCATED_TURNS, 0.0),
+        (
+            [{"tool_calls": [{"id": "c", "function": {"name": "python", "arguments": "no json"}}]}, {"content": "0"}],
+            Ending.COMPLETED,
+            0.0,
+        ),
+        ([{"tool_calls": "nonsense"}], Ending.AGENT_ERROR, 0.0),
+    ],
+)
+async def test_agents_that_fail_get_a_reward_of_0(
+    replies: Sequence[dict[str, Any]], ending: Ending, reward: float
+) -> None:
+    left = list(replies)
+    assert await episode(lambda messages: left.pop(0)) == (ending, reward, "")
+
+
+@pytest.mark.slow
+@pytest.mark.parametrize(
+    ("harness", "verifier", "ending", "reward", "why"),
+    [
+        ("exit 4", "echo 0.5 > reward.txt", Ending.TRUNCATED_TOKENS, 0.5, ""),
+        ("exit 75", "echo 1 > reward.txt", Ending.INFRASTRUCTURE, 1.0, ""),
+        ("echo 1 > reward.txt", "true", Ending.COMPLETED, None, "the verifier wrote no reward.txt"),
+        ("true", "exit 1", Ending.COMPLETED, None, "the verifier failed with exit code 1"),
+        (
+            "true",
+            "echo 1 > reward.txt; echo 0 >> reward.txt",
+            Ending.COMPLETED,
+            None,
+            "the verifier's reward.txt does not hold one number",
+        ),
+        ("true", "echo nan > reward.txt", Ending.COMPLETED, None, "the verifier's reward is not finite"),
+        (
+            "printf '\\377\\000'; rm -rf /work/* /task; echo x > x",
+            "test -e /artifact/x && echo 1 > reward.txt",
+            Ending.COMPLETED,
+            1.0,
+            "",
+        ),
+    ],
+)
+async def test_bad_harnesses_and_verifiers(
+    harness: str, verifier: str, ending: Ending, reward: float | None, why: str
+) -> None:
+    run, scored = await run_scripted(Scripted(harness, verifier))
+    assert (run, scored) == (ending, (reward, why))
+
+
+@pytest.mark.slow
+async def test_what_never_ends_is_stopped() -> None:
+    run, scored = await run_scripted(Scripted("sleep 600", "sleep 600", seconds=3.0))
+    assert (run, scored) == (Ending.TRUNCATED_TIME, (None, "the verifier did not end in 3 s"))
+
+
+async def run_scripted(environment: Scripted) -> tuple[Ending, tuple[float | None, str]]:
+    sandboxes = await asyncio.to_thread(Bubblewrap.find, BoxFolders())
+    runner = SandboxRunner(sandboxes, {"scripted": environment}, ("127.0.0.1", 9))
+    this = new_episode_id()
+    run = await runner.run_agent("scripted", "train-0", this, "key")
+    return run.ending, await runner.verify("scripted", "train-0", this, run.artifact)
+
+
+@pytest.mark.slow
+async def test_an_environment_that_the_worker_lacks_is_refused() -> None:
+    sandboxes = await asyncio.to_thread(Bubblewrap.find, BoxFolders())
+    with pytest.raises(RecordUnusable, match="no environment 'other'"):
+        await SandboxRunner(sandboxes, {}, ("127.0.0.1", 9)).run_agent("other", "train-0", new_episode_id(), "key")
+
+
+async def test_artifacts_are_found_by_their_digest_and_damage_is_seen(tmp_path: Path) -> None:
+    artifacts = ArtifactFolder(tmp_path)
+    sha256 = await artifacts.store(b"left")
+    assert await artifacts.store(b"left") == sha256
+    assert await artifacts.load(sha256) == b"left"
+    next(tmp_path.rglob("*.tar")).write_bytes(b"other")
+    with pytest.raises(RecordUnusable, match="damaged"):
+        await artifacts.load(sha256)
+    with pytest.raises(RecordUnusable, match="not in this worker's data folder"):
+        await artifacts.load("0" * 64)

@@ -1,0 +1,269 @@
+"""What a sandbox can reach and use, tried from inside: it must not get out, nor take the machine down."""
+
+from __future__ import annotations
+
+import asyncio
+import io
+import tarfile
+import tempfile
+from collections.abc import Iterator
+from pathlib import Path
+
+import pytest
+
+from clawloop.errors import SandboxFailed
+from clawloop.sandboxes.bubblewrap import BoxResult, BoxTask, Bubblewrap, Limits, parse_answer
+from clawloop.sandboxes.folders import BoxFolders
+
+pytestmark = pytest.mark.slow
+MIB = 1024 * 1024
+
+
+@pytest.fixture
+def folders() -> BoxFolders:
+    return BoxFolders()
+
+
+@pytest.fixture
+def sandboxes(folders: BoxFolders) -> Bubblewrap:
+    return Bubblewrap.find(folders)
+
+
+async def python(sandboxes: Bubblewrap, code: str, **fields: object) -> BoxResult:
+    task = BoxTask("test", ("python3", "-I", "-c", code), fields.pop("seconds", 60.0), **fields)  # type: ignore[arg-type]
+    return await sandboxes.run(task)
+
+
+def files_of(result: BoxResult) -> dict[str, bytes]:
+    with tarfile.open(fileobj=io.BytesIO(result.artifact)) as archive:
+        read = {member.name: archive.extractfile(member) for member in archive.getmembers()}
+        return {name: file.read() for name, file in read.items() if file is not None}
+
+
+async def test_a_command_sees_its_task_and_leaves_files(sandboxes: Bubblewrap) -> None:
+    code = "import os;os.mkdir('d');open('d/a','w').write(open('/task/x/in.txt').read()*2);os.symlink('/etc','l')"
+    result = await python(sandboxes, code, files={"x/in.txt": b"ab"})
+    assert (result.exit_code, result.problem) == (0, None)
+    assert files_of(result) == {"d/a": b"abab"}  # no link
+
+
+async def test_what_one_sandbox_left_is_unpacked_in_another(sandboxes: Bubblewrap) -> None:
+    first = await python(sandboxes, "open('a','w').write('left')")
+    code = "import os;print(open('/artifact/a').read(), os.listdir('/work'))"
+    second = await python(sandboxes, code, archive=first.artifact, unpack_to="/artifact")
+    assert second.output == b"left []\n"
+
+
+async def test_nothing_of_the_host_but_usr_is_there(sandboxes: Bubblewrap, tmp_path: Path) -> None:
+    secret = tmp_path / "secret"
+    secret.write_text("s")
+    code = f"""
+import os
+print(sorted(os.listdir('/')), os.path.exists({str(secret)!r}), os.path.exists('/root'), os.listdir('/tmp'))
+for path in ('/x', '/usr/x', '/dev/x', '/task/x', '/clawloop/x', '/clawloop/config.json'):
+    try:
+        open(path, 'a').close()
+        print('wrote', path)
+    except OSError:
+        pass
+print(len([name for name in os.listdir('/proc') if name.isdigit()]) < 6, os.environ.get('DATABASE_URL'))
+"""
+    lines = (await python(sandboxes, code)).output.decode().splitlines()
+    top = "['artifact', 'bin', 'clawloop', 'dev', 'lib', 'lib64', 'proc', 'task', 'tmp', 'usr', 'work']"
+    assert lines == [f"{top} False False []", "True None"]
+
+
+async def test_no_network_but_the_gateways_socket(sandboxes: Bubblewrap) -> None:
+    """A service on the host's loopback, as Temporal and PostgreSQL are, and an address of the internet."""
+    server = await asyncio.start_server(lambda reader, writer: writer.close(), "127.0.0.1", 0)
+    port = server.sockets[0].getsockname()[1]
+    code = f"""
+import socket
+for address in (('127.0.0.1', {port}), ('127.0.0.1', 8080), ('1.1.1.1', 80)):
+    try:
+        socket.create_connection(address, 2)
+        print('reached', address)
+    except OSError:
+        print('no')
+"""
+    async with server:
+        assert (await python(sandboxes, code)).output == b"no\n" * 3
+
+
+async def test_the_gateway_is_reached_and_streams(sandboxes: Bubblewrap) -> None:
+    async def serve(reader: asyncio.StreamReader, writer: asyncio.StreamWriter) -> None:
+        asked = await reader.readexactly(5)
+        writer.write(asked[::-1])
+        await writer.drain()
+        writer.close()
+
+    server = await asyncio.start_server(serve, "127.0.0.1", 0)
+    port = server.sockets[0].getsockname()[1]
+    code = """
+import socket
+with socket.create_connection(('127.0.0.1', 8080)) as gateway:
+    gateway.sendall(b'hello')
+    print(gateway.recv(100).decode())
+"""
+    async with server:
+        result = await python(sandboxes, code, gateway=("127.0.0.1", port))
+    assert result.output == b"olleh\n"
+
+
+async def test_two_sandboxes_do_not_see_each_other(sandboxes: Bubblewrap) -> None:
+    code = """
+import os, time
+open('/tmp/mine', 'w').close()
+time.sleep(1)
+print(os.listdir('/tmp'), os.getuid())
+for pid in range(2, 4000):
+    try:
+        os.kill(pid, 0)
+    except OSError:
+        continue
+    if open(f'/proc/{pid}/cmdline').read().count('python3') == 0:
+        print('sees', pid)
+"""
+    first, second = await asyncio.gather(python(sandboxes, code), python(sandboxes, code))
+    for result in (first, second):
+        assert result.output.startswith(b"['mine'] ")
+        assert b"sees" not in result.output
+
+
+async def test_a_fork_bomb_meets_its_limit(sandboxes: Bubblewrap) -> None:
+    code = """
+import os, time
+while True:
+    try:
+        if os.fork() == 0:
+            time.sleep(60)
+            os._exit(0)
+    except OSError as error:
+        print(error)
+        break
+"""
+    result = await python(sandboxes, code, limits=Limits(processes=16))
+    assert b"temporarily unavailable" in result.output
+    assert result.exit_code == 0
+
+
+async def test_memory_disk_and_output_are_limited(sandboxes: Bubblewrap) -> None:
+    code = f"""
+try:
+    bytearray({2048 * MIB})
+except MemoryError:
+    print('memory')
+for folder in ('/work', '/tmp', '/dev/shm'):
+    try:
+        for n in range(100):
+            open(f'{{folder}}/{{n}}', 'wb').write(bytes({MIB}))
+    except OSError as error:
+        print(folder, error.strerror)
+"""
+    result = await python(sandboxes, code, limits=Limits(disk_bytes=4 * MIB))
+    assert result.output.decode().splitlines() == [
+        "memory",
+        *(f"{folder} No space left on device" for folder in ("/work", "/tmp", "/dev/shm")),
+    ]
+    flood = await python(sandboxes, "while True: print('y' * 1000)", seconds=1.0, limits=Limits(output_bytes=1000))
+    assert flood.exit_code is None
+    assert len(flood.output) == 1000
+
+
+async def test_what_is_left_is_limited(sandboxes: Bubblewrap) -> None:
+    result = await python(sandboxes, "open('a','wb').write(bytes(5000))", limits=Limits(artifact_bytes=4000))
+    assert (result.exit_code, result.artifact, result.problem) == (0, b"", "it left more than 4000 bytes")
+
+
+async def test_a_command_is_stopped_at_its_time_limit_with_all_it_started(sandboxes: Bubblewrap) -> None:
+    code = """
+import subprocess, time
+subprocess.Popen(['sleep', '600'], start_new_session=True)
+print('began', flush=True)
+time.sleep(600)
+"""
+    result = await python(sandboxes, code, seconds=3.0)
+    assert (result.exit_code, result.output) == (None, b"began\n")
+
+
+@pytest.mark.parametrize(
+    "code",
+    [
+        "import os,signal;os.kill(-1, signal.SIGKILL)",
+        "import os\nfor pid in range(2, 100):\n  try: pid == os.getpid() or os.kill(pid, 9)\n  except OSError: pass",
+    ],
+)
+async def test_one_that_kills_what_watches_it_harms_itself_only(sandboxes: Bubblewrap, code: str) -> None:
+    result = await python(sandboxes, code)
+    assert (result.exit_code, result.artifact) == (-1, b"")
+
+
+async def test_an_archive_that_leads_out_of_its_folder_is_unpacked_in_part(sandboxes: Bubblewrap) -> None:
+    packed = io.BytesIO()
+    with tarfile.open(fileobj=packed, mode="w") as archive:
+        for name in ("../work/out", "/work/absolute", "in/side"):
+            info = tarfile.TarInfo(name)
+            info.size = 1
+            archive.addfile(info, io.BytesIO(b"x"))
+        link = tarfile.TarInfo("link")
+        link.type, link.linkname = tarfile.SYMTYPE, "/task"
+        archive.addfile(link)
+    code = "import os;print(os.listdir('/work'), os.listdir('/artifact'), os.listdir('/artifact/in'))"
+    result = await python(sandboxes, code, archive=packed.getvalue(), unpack_to="/artifact")
+    assert result.output == b"[] ['in'] ['side']\n"
+
+
+@pytest.mark.parametrize(
+    "answer",
+    [
+        b"",
+        b"not json\n",
+        b"[]\n",
+        b'{"exit_code": 0, "output": 1000000000000, "artifact": 0}\nx',
+        b'{"exit_code": 0, "output": 0, "artifact": -1}\n',
+        b'{"exit_code": 0, "output": true, "artifact": 0}\nx',
+        b'{"exit_code": 0, "output": 0, "artifact": 0}\nmore',
+        b"[" * 100_000 + b"\n",
+    ],
+)
+def test_an_answer_that_cannot_be_is_no_answer(answer: bytes) -> None:
+    result = parse_answer(answer, b"", Limits())
+    assert (result.exit_code, result.artifact) == (-1, b"")
+    assert result.problem is not None
+
+
+def test_a_sandbox_that_bubblewrap_did_not_make_is_no_fault_of_the_command() -> None:
+    with pytest.raises(SandboxFailed, match="No space left"):
+        parse_answer(b"", b"bwrap: Can't mkdir: No space left on device", Limits())
+
+
+@pytest.fixture
+def open_folder() -> Iterator[Path]:
+    """A folder that the sandboxes' users can enter, as the system's own for temporary files."""
+    with tempfile.TemporaryDirectory() as name:
+        Path(name).chmod(0o711)
+        yield Path(name)
+
+
+async def test_nothing_is_left_of_a_sandbox_whose_caller_is_cancelled(open_folder: Path) -> None:
+    own = BoxFolders(open_folder)
+    sandboxes = Bubblewrap.find(own)
+    running = asyncio.create_task(python(sandboxes, "import time;time.sleep(600)", seconds=600.0))
+    while not list(open_folder.glob("*/box/config.json")):
+        await asyncio.sleep(0.01)
+    running.cancel()
+    with pytest.raises(asyncio.CancelledError):
+        await running
+    assert list(open_folder.iterdir()) == []
+
+
+def test_folders_of_dead_processes_are_swept_and_those_of_living_ones_stay(tmp_path: Path) -> None:
+    folders = BoxFolders(tmp_path)
+    dead = tmp_path / "clawloop-box-dead"
+    dead.mkdir()
+    (dead / "lock").touch()
+    other = tmp_path / "something-else"
+    other.mkdir()
+    with folders.new("living") as box:
+        assert folders.sweep() == 1
+        assert sorted(path.name for path in tmp_path.iterdir()) == [box.path.name, "something-else"]
