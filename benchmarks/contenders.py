@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import json
+import secrets
 import subprocess
 import sys
 from collections.abc import Iterator
@@ -40,7 +41,7 @@ def relay(engine: str, model: str, how: str, folder: Path) -> Iterator[Contender
     port = free_port()
     with running(module("benchmarks.aiohttp_relay", port, engine, how), folder / f"relay-{how}.log") as process:
         url = f"http://{LOOPBACK}:{port}"
-        wait_for(f"{url}/healthz", f"the {how} relay")
+        wait_for(f"{url}/healthz", process, folder / f"relay-{how}.log")
         yield Contender(f"aiohttp relay, {how}", url, model, "x", process)
 
 
@@ -53,11 +54,13 @@ def litellm(engine: str, model: str, folder: Path) -> Iterator[Contender]:
     config.write_text(json.dumps({"model_list": [{"model_name": "policy", "litellm_params": parameters}]}))
     port = free_port()
     command = [str(program), "--config", str(config), "--host", LOOPBACK, "--port", str(port), "--telemetry", "False"]
-    # Without the variable it downloads a list of prices at its start.
-    with running(command, folder / "litellm.log", {"LITELLM_LOCAL_MODEL_COST_MAP": "True"}) as process:
+    key = f"sk-{secrets.token_hex(32)}"  # without one it does not start
+    # Without the first variable it downloads a list of prices at its start.
+    settings = {"LITELLM_LOCAL_MODEL_COST_MAP": "True", "LITELLM_MASTER_KEY": key}
+    with running(command, folder / "litellm.log", settings) as process:
         url = f"http://{LOOPBACK}:{port}"
-        wait_for(f"{url}/health/liveliness", "LiteLLM")
-        yield Contender("LiteLLM proxy", url, "policy", "x", process)
+        wait_for(f"{url}/health/liveliness", process, folder / "litellm.log")
+        yield Contender("LiteLLM proxy", url, "policy", key, process)
 
 
 def _installed_litellm() -> Path:
@@ -92,5 +95,5 @@ def gateway(
         command = module("benchmarks.gateways_on_a_socket", descriptor, processes)
         process = stack.enter_context(running(command, folder / "gateway.log", settings, (descriptor,)))
         url = f"http://{LOOPBACK}:{listener.getsockname()[1]}"
-        wait_for(f"{url}/readyz", name)
+        wait_for(f"{url}/readyz", process, folder / "gateway.log")
         yield Contender(name, url, "policy", key, process)

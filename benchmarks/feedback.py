@@ -64,11 +64,12 @@ def run(options: argparse.Namespace) -> Result:
         gateway = stack.enter_context(
             contenders.gateway("clawloop", folder / "data", postgres.url, keys["chat"], temporal, 1)
         )
+        workers = {}
         for role, (port, more) in roles.items():
             command = module("clawloop.cli.main", "worker", role, *more, "--health-port", port)
-            stack.enter_context(running(command, folder / f"{role}.log", settings))
+            workers[role] = stack.enter_context(running(command, folder / f"{role}.log", settings))
         for role, (port, _) in roles.items():
-            wait_for(f"http://{LOOPBACK}:{port}/readyz", role)
+            wait_for(f"http://{LOOPBACK}:{port}/readyz", workers[role], folder / f"{role}.log")
         rows = asyncio.run(_measure(gateway.url, keys, trainer, steps))
     beyond = [float(row["beyond computing s"] or 0) for row in rows[1:]]  # the first step also loads and compiles
     raw = {"beyond computing s": beyond, "whole s": [float(row["feedback to served s"] or 0) for row in rows[1:]]}

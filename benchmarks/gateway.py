@@ -109,9 +109,10 @@ def _engine(options: argparse.Namespace, folder: Path) -> Iterator[tuple[str, st
             yield url, model.name
         return
     port = free_port()
-    with running(module("benchmarks.stub_engine", port, options.tokens, 0), folder / "engine.log"):
+    log = folder / "engine.log"
+    with running(module("benchmarks.stub_engine", port, options.tokens, 0), log) as process:
         url = f"http://{LOOPBACK}:{port}"
-        wait_for(f"{url}/health", "the stub engine")
+        wait_for(f"{url}/health", process, log)
         yield url, "tiny"
 
 

@@ -128,7 +128,7 @@ def run(options: argparse.Namespace) -> Result:
 def _workers(folder: Path, database_url: str, temporal: str) -> Iterator[Workers]:
     port = free_port()
     with ExitStack() as stack:
-        stack.enter_context(running(module("benchmarks.stub_judge", port), folder / "judge.log"))
+        stack.enter_context(running(module("benchmarks.stub_judge", port), folder / "stub_judge.log"))
         settings = {
             "DATABASE_URL": database_url,
             "TEMPORAL_ADDRESS": temporal,
@@ -141,7 +141,7 @@ def _workers(folder: Path, database_url: str, temporal: str) -> Iterator[Workers
             health = free_port()
             command = module("clawloop.cli.main", "worker", role, "--health-port", health)
             started[role] = stack.enter_context(running(command, folder / f"{role}.log", settings))
-            wait_for(f"http://{LOOPBACK}:{health}/readyz", role)
+            wait_for(f"http://{LOOPBACK}:{health}/readyz", started[role], folder / f"{role}.log")
         yield started
 
 

@@ -89,9 +89,15 @@ async def until(condition: Callable[[], Awaitable[bool]], what: str, seconds: fl
         await asyncio.sleep(0.05)
 
 
-def wait_for(url: str, what: str) -> None:
+def wait_for(url: str, process: subprocess.Popen[bytes], log: Path) -> None:
     """Block until a GET is answered with 200."""
-    asyncio.run(until(lambda: answers(url), what))
+
+    async def is_up() -> bool:
+        if process.poll() is not None:
+            raise RuntimeError(f"{log.stem} has ended: {log.read_text(errors='replace')[-2000:]}")
+        return await answers(url)
+
+    asyncio.run(until(is_up, log.stem))
 
 
 async def answers(url: str, statuses: Sequence[int] = (200,)) -> bool:
