@@ -27,6 +27,7 @@ ClawloopError
     ├── JudgeUnavailable        a judge did not answer, or asked for a later retry
     ├── SandboxFailed           a sandbox itself did not work, whatever ran in it
     ├── TrainerUnavailable      a training process or one of its ranks is down; the same step is retried
+    │   └── TrainerFailed       it failed at the step itself: after five attempts training pauses
     └── SignalFailed            Temporal did not take a signal; the sweep retries it
 """
 
@@ -254,6 +255,13 @@ class TrainerUnavailable(TransientError):
     """A training process or one of its ranks died, does not answer or holds another model; the step is retried.
 
     The message never holds anything of a conversation.
+    """
+
+
+class TrainerFailed(TrainerUnavailable):
+    """A trainer failed at a step: no memory, a failed GPU, a rank that died. After five attempts training pauses.
+
+    The message is then the reason, and says what to set.
     """
 
 

@@ -119,7 +119,8 @@ class Trainer(Protocol):
                 trained.
             RecipeRejected: no batch of this recipe can be trained on this base model.
             DiskFull: there is no room for the adapter.
-            TrainerUnavailable: retry; e.g. a rank died.
+            TrainerFailed: retry four times; e.g. out of memory, or a rank died.
+            TrainerUnavailable: retry.
         """
 
 

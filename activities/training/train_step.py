@@ -17,10 +17,21 @@ from activities.training.messages import REASON_LIMIT, StepDone, TrainStep
 from activities.training.ports import StepStore, Trainer
 from clawloop.contracts.training import StepBatch, StepState, TrainedStep, VersionRef
 from clawloop.crash_points import CrashPoint, crash_point
-from clawloop.errors import DiskFull, NothingToTrain, PermanentError, RecipeRejected, RecordUnusable, StepDiverged
+from clawloop.errors import (
+    DiskFull,
+    NothingToTrain,
+    PermanentError,
+    RecipeRejected,
+    RecordUnusable,
+    StepDiverged,
+    TrainerFailed,
+)
 from clawloop.gate.numbers import check_numbers
 
 log = logging.getLogger(__name__)
+
+# A trainer that fails at a step so often will fail at it again: no memory, a broken GPU.
+ATTEMPTS = 5
 
 _Report: TypeAlias = Callable[[str], None]
 
@@ -74,6 +85,14 @@ class TrainingActivities:
             return _ended(request, StepState.ABANDONED, reason)
         except (RecipeRejected, DiskFull) as error:
             reason = str(error)
+            await self._steps.abandon_and_pause(request.policy, request.n, reason)
+            log.warning("training paused", extra={"policy": request.policy, "step": request.n, "why": reason})
+            return _ended(request, StepState.ABANDONED, reason)
+        except TrainerFailed as error:
+            attempt = activity.info().attempt if activity.in_activity() else 1
+            if attempt < ATTEMPTS:
+                raise
+            reason = f"{error} (attempt {attempt})"
             await self._steps.abandon_and_pause(request.policy, request.n, reason)
             log.warning("training paused", extra={"policy": request.policy, "step": request.n, "why": reason})
             return _ended(request, StepState.ABANDONED, reason)

@@ -8,7 +8,7 @@ from __future__ import annotations
 
 import hashlib
 import time
-from collections.abc import Callable, Mapping
+from collections.abc import Callable, Mapping, Sequence
 from dataclasses import replace
 from pathlib import Path
 
@@ -16,14 +16,15 @@ import torch
 from torch import Tensor
 
 from clawloop.adapters.digest import check_version
-from clawloop.contracts.training import StepBatch, StepFigures, TrainedStep, VersionRef
+from clawloop.contracts.training import BatchSample, StepBatch, StepFigures, TrainedStep, VersionRef
 from clawloop.crash_points import CrashPoint, crash_point
-from clawloop.errors import AdapterUnusable, RecipeRejected, TrainerUnavailable
+from clawloop.errors import AdapterUnusable, RecipeRejected, TrainerFailed, TrainerUnavailable
 from clawloop.recipes import recipe as recipes
 from clawloop.training.adapters.checkpoint import begin, resume, save_version
 from clawloop.training.adapters.disk import require_room, write_error
 from clawloop.training.adapters.files import BaseIdentity, WrittenVersion, adapter_lora, read_adapter
 from clawloop.training.batch import TrainableBatch, select_trainable
+from clawloop.training.memory import REMEDY, is_out_of_memory, train_within_memory
 from clawloop.training.model.base_weights import BaseWeights
 from clawloop.training.model.loading import load_model
 from clawloop.training.model.lora import LoraShape
@@ -67,15 +68,16 @@ class StepRunner:
             StepDiverged, NothingToTrain, AdapterUnusable, ModelUnsupported: permanent.
             RecipeRejected: the recipe does not fit the base model; the batch is good.
             DiskFull: there is no room for the version; the batch is good.
-            TrainerUnavailable: the step was stopped, the device is full, or the base model is another.
+            TrainerFailed: there is no memory for the base model, or for most of the samples.
+            TrainerUnavailable: the step was stopped, or the base model is another.
         """
         try:
             return self._train(step, report, should_stop)
-        except torch.OutOfMemoryError as error:
-            if self._ranks.world_size > 1:
-                raise  # maybe on this rank only
-            torch.cuda.empty_cache()
-            raise TrainerUnavailable("the GPU's memory is too small: lower --micro-batch-tokens") from error
+        except RuntimeError as error:
+            if self._ranks.world_size > 1 or not is_out_of_memory(error):
+                raise  # of several ranks it is maybe this one only
+            self._model = None
+            raise TrainerFailed(f"out of memory: the base model and one step do not fit; {REMEDY}") from error
 
     def _train(self, step: StepBatch, report: StatusCallback, should_stop: Callable[[], bool]) -> TrainedStep | None:
         started = time.monotonic()
@@ -100,22 +102,31 @@ class StepRunner:
         scaled = settings.optimiser.model_copy(update={"lr": settings.optimiser.lr * step.lr_scale})
         optimizer = make_optimizer(model, scaled)
         parent = 0 if step.parent is None else step.parent.n
-        if step.parent is None:
-            begin(model, optimizer, seed=_seed(step))
+
+        def train(samples: Sequence[BatchSample], within: Limits) -> StepFigures:
+            if step.parent is None:
+                begin(model, optimizer, seed=_seed(step))
+            else:
+                resume(self._folder(step.parent), step.parent.sha256, model, optimizer, base)
+            return train_step(
+                model,
+                optimizer,
+                samples,
+                settings,
+                within,
+                parent=parent,
+                read_version=lambda version: self._read_teacher(step, version, base),
+                ranks=self._ranks,
+                on_progress=lambda progress: report_or_stop(str(progress)),
+                token_distance=step.recipe.gate.token_distance,
+            )
+
+        if self._ranks.world_size == 1:
+            figures, left_out = train_within_memory(train, batch.samples, limits, report_or_stop)
+            batch.unusable.update(left_out)
         else:
-            resume(self._folder(step.parent), step.parent.sha256, model, optimizer, base)
-        figures = train_step(
-            model,
-            optimizer,
-            batch.samples,
-            settings,
-            limits,
-            parent=parent,
-            read_version=lambda version: self._read_teacher(step, version, base),
-            ranks=self._ranks,
-            on_progress=lambda progress: report_or_stop(str(progress)),
-            token_distance=step.recipe.gate.token_distance,
-        )
+            # A rank that ran out of memory alone cannot begin again while the others wait for it.
+            figures = train(batch.samples, limits)
         crash_point(CrashPoint.STEP_NOT_SAVED)
         written = self._save(step, model, optimizer, base)
         if written is None:

@@ -16,7 +16,8 @@ from datetime import timedelta
 import torch
 
 from clawloop.contracts.training import StepBatch, TrainedStep
-from clawloop.errors import ClawloopError, TrainerUnavailable
+from clawloop.errors import ClawloopError, TrainerFailed, TrainerUnavailable
+from clawloop.training.memory import REMEDY
 from clawloop.training.ranks.command_loop import broadcast_step, ping, shutdown_ranks
 from clawloop.training.step_runner import StepRunner
 
@@ -85,12 +86,14 @@ class ThreadedTrainer:
             if isinstance(error, torch.AcceleratorError):
                 self.broken.set()  # every further CUDA call in this process fails
                 log.exception("the device failed", extra={"step": step.n})
-                raise TrainerUnavailable("the GPU failed; the trainer is being restarted") from error
+                raise TrainerFailed("the GPU failed; the trainer is being restarted") from error
             if self._runner.ranks.world_size == 1:
                 raise  # a bug; the next step begins from files, so this process can continue
             self.broken.set()
             log.exception("ranks out of step", extra={"step": step.n})
-            raise TrainerUnavailable("a rank died, or failed alone; the trainer is being restarted") from error
+            if isinstance(error, torch.OutOfMemoryError):
+                raise TrainerFailed(f"out of memory on a rank; {REMEDY}") from error
+            raise TrainerFailed("a rank died, or failed alone; the trainer is being restarted") from error
 
     async def watch_ranks(self) -> None:
         """Pings idle ranks; returns when a rank does not answer. Runs for ever with a single rank."""

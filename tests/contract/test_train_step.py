@@ -2,7 +2,10 @@
 
 from __future__ import annotations
 
+from dataclasses import replace
+
 import pytest
+from temporalio.testing import ActivityEnvironment
 
 from activities.training.messages import StepDone, TrainStep
 from activities.training.train_step import TrainingActivities
@@ -17,6 +20,7 @@ from clawloop.errors import (
     RecipeRejected,
     RecordUnusable,
     StepDiverged,
+    TrainerFailed,
     TrainerUnavailable,
 )
 from clawloop.ids import SampleId
@@ -171,6 +175,24 @@ async def test_an_unavailable_trainer_leaves_the_batch_claimed(desk: Desk) -> No
         await desk.activities.train_step(ASK)
     assert (await desk.learning.steps.status(POLICY)).step_state is StepState.CLAIMED
     assert (await desk.activities.train_step(ASK)).state is StepState.CANDIDATE
+
+
+async def test_a_trainer_that_fails_five_times_pauses_training_with_what_to_set(desk: Desk) -> None:
+    await desk.claim()
+    why = "out of memory: 3 of 4 samples do not fit alone; lower --max-tokens"
+    environment = ActivityEnvironment()
+    for attempt in range(1, 5):
+        desk.trainer.fails = [TrainerFailed(why)]
+        environment.info = replace(ActivityEnvironment.default_info(), attempt=attempt)
+        with pytest.raises(TrainerFailed):
+            await environment.run(desk.activities.train_step, ASK)
+        assert (await desk.learning.steps.status(POLICY)).step_state is StepState.CLAIMED
+    desk.trainer.fails = [TrainerFailed(why)]
+    environment.info = replace(ActivityEnvironment.default_info(), attempt=5)
+    done = await environment.run(desk.activities.train_step, ASK)
+    assert (done.state, done.reason) == (StepState.ABANDONED, f"{why} (attempt 5)")
+    view = await desk.learning.steps.status(POLICY)
+    assert (view.state, view.reason, view.ready) == (TrainingState.PAUSED, f"paused: step 1: {why} (attempt 5)", 4)
 
 
 async def test_a_step_whose_policy_was_rolled_back_meanwhile_is_abandoned(desk: Desk) -> None:

@@ -88,8 +88,8 @@ def read_family(checkpoint: Path, backend: Backend | None = None) -> Family:
         raise ModelUnsupported(f"{checkpoint} is {' + '.join(architectures)}, which generates no text")
     if config.get("quantization_config"):
         raise ModelUnsupported(
-            f"{checkpoint} has quantised weights: give the trainer the unquantised model of the same name "
-            "(`--quantise nf4` quantises it in memory); engines may serve quantised ones"
+            f"{checkpoint} has quantised weights: give the trainer the unquantised model of the same name; "
+            "engines may serve the quantised one"
         )
     if backend is None:
         backend = "torchtune" if _is_torchtunes(checkpoint) else "transformers"

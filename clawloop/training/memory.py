@@ -1,0 +1,71 @@
+"""What a step does when memory runs out: smaller micro-batches, then the longest sample is left out."""
+
+from __future__ import annotations
+
+import gc
+from collections.abc import Callable, Sequence
+from dataclasses import replace
+
+import torch
+
+from clawloop.contracts.training import BatchSample, StepFigures
+from clawloop.errors import TrainerFailed
+from clawloop.ids import SampleId
+from clawloop.training.packing.sequences import Limits
+from clawloop.training.progress import StatusCallback
+
+REMEDY = "lower --micro-batch-tokens or --max-tokens; `clawloop plan` says what fits"
+# Of a batch that loses more than half of its samples, the memory is at fault and not the samples.
+_SHARE_LEFT_OUT = 0.5
+
+
+def is_out_of_memory(error: RuntimeError) -> bool:
+    """Whether a device could not allocate: CUDA's error has a type, the CPU allocator's is known by its words."""
+    return isinstance(error, torch.OutOfMemoryError) or "can't allocate memory" in str(error)
+
+
+def train_within_memory(
+    train: Callable[[Sequence[BatchSample], Limits], StepFigures],
+    samples: Sequence[BatchSample],
+    limits: Limits,
+    report: StatusCallback,
+) -> tuple[StepFigures, dict[SampleId, str]]:
+    """Trains on these samples, again and with less at once each time memory runs out.
+
+    Args:
+        train: begins from the parent's files each time.
+        limits: those of the first attempt.
+
+    Returns:
+        The step's figures, and the samples that were left out, with the reason.
+
+    Raises:
+        TrainerFailed: more than half of the samples do not fit.
+    """
+    remaining = list(samples)
+    left_out: dict[SampleId, str] = {}
+    while True:
+        try:
+            return train(remaining, limits), left_out
+        except RuntimeError as error:
+            if not is_out_of_memory(error):
+                raise
+        # Not inside `except`: the error's frames hold the tensors of the failed forward.
+        gc.collect()
+        if torch.cuda.is_available():
+            torch.cuda.empty_cache()
+        if limits.budget_tokens > min(map(_tokens, remaining)):
+            limits = replace(limits, budget_tokens=max(1, limits.budget_tokens // 2))
+            report(f"out of memory; again with micro-batches of {limits.budget_tokens} tokens")
+            continue
+        longest = max(remaining, key=_tokens)
+        remaining.remove(longest)
+        left_out[longest.sample_id] = f"out of memory: {_tokens(longest)} tokens do not fit, not even alone"
+        if len(left_out) > _SHARE_LEFT_OUT * len(samples):
+            raise TrainerFailed(f"out of memory: {len(left_out)} of {len(samples)} samples do not fit alone; {REMEDY}")
+        report(f"out of memory; again without a sample of {_tokens(longest)} tokens")
+
+
+def _tokens(sample: BatchSample) -> int:
+    """Of its longer document."""
+    return max(len(sample.prompt_ids), len(sample.hinted_prompt_ids or ())) + len(sample.response_ids)
