@@ -219,7 +219,8 @@ def write_report(out: Path, results: DemoResults) -> None:
 def _environment(environment: Mapping[str, str]) -> dict[str, str]:
     inherited = {name: value for name, value in environment.items() if not name.startswith(_NOT_INHERITED)}
     # For so small a model a second thread slows engine and trainer down.
-    return {"OMP_NUM_THREADS": "1"} | inherited
+    # One GPU is enough, too: more take longer to start.
+    return {"OMP_NUM_THREADS": "1", "CUDA_VISIBLE_DEVICES": "0"} | inherited
 
 
 def _model_in(folder: Path, model: Path) -> Path:

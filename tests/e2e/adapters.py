@@ -20,9 +20,9 @@ from clawloop.training.packing.sequences import TokenSequence
 LORA = LoraShape(rank=4, alpha=8.0)
 
 
-def random_versions(model: Path, adapters: Path, numbers: Sequence[int]) -> list[VersionRef]:
+def random_versions(model: Path, adapters: Path, numbers: Sequence[int], lora: LoraShape = LORA) -> list[VersionRef]:
     """Write versions of policy `default`, each with a different random adapter."""
-    policy = load_policy(model)
+    policy = load_policy(model, lora)
     base = BaseIdentity(name=model.name, fingerprint=BaseWeights(model).fingerprint())
     versions = []
     for n in numbers:
@@ -30,15 +30,15 @@ def random_versions(model: Path, adapters: Path, numbers: Sequence[int]) -> list
         with torch.no_grad():
             for parameter in policy.adapter_parameters().values():
                 parameter.copy_(0.1 * torch.randn(parameter.shape, generator=generator))
-        files = adapter_files(Adapter(LORA, adapter_tensors(policy), base))
+        files = adapter_files(Adapter(lora, adapter_tensors(policy), base))
         written = write_version(adapters / "default", n, files)
         path = str(written.path.relative_to(adapters))
         versions.append(VersionRef("default", n, n - 1, path, written.sha256))
     return versions
 
 
-def load_policy(model: Path) -> PolicyModel:
-    return load_model(model, LORA, dtype=torch.float32, device=torch.device("cpu"))
+def load_policy(model: Path, lora: LoraShape = LORA) -> PolicyModel:
+    return load_model(model, lora, dtype=torch.float32, device=torch.device("cpu"))
 
 
 def apply_adapter(policy: PolicyModel, directory: Path | None) -> None:

@@ -16,6 +16,7 @@ from clawloop.contracts.training import VersionRef
 from clawloop.errors import AdapterUnusable, EngineRejected, EngineUnavailable
 from clawloop.local.checks import choose_port
 from clawloop.serving.adapters import VllmControl
+from clawloop.training.model.lora import LoraShape
 from tests.e2e.adapters import random_versions
 from tests.fakes.engine_control import FakeEngineControl
 
@@ -102,6 +103,17 @@ async def test_a_directory_that_does_not_match_the_ledger_is_not_loaded(bench: B
     with pytest.raises(AdapterUnusable, match="cannot be read"):
         await bench.control.load(replace(bench.versions[0], path="default/v903-nowhere"), "default-v903")
     assert "default-v903" not in await bench.control.names()
+
+
+@pytest.mark.engine
+async def test_an_adapter_of_a_higher_rank_is_rejected_with_the_flag_to_raise(
+    vllm_bench: Bench, tiny_model_path: Path
+) -> None:
+    [wide] = random_versions(tiny_model_path, vllm_bench.adapters, [905], LoraShape(rank=32, alpha=32.0))
+    with pytest.raises(EngineRejected) as rejected:
+        await vllm_bench.control.load(wide, "default-v905")
+    message = str(rejected.value.error["message"])
+    assert "LoRA rank 32 is greater than max_lora_rank 16. Start the engine with a larger --max-lora-rank" in message
 
 
 async def test_an_adapter_the_engine_cannot_read_is_rejected_with_its_reason(bench: Bench, tmp_path: Path) -> None:
