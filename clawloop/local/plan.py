@@ -9,6 +9,7 @@ from collections.abc import Mapping
 from dataclasses import dataclass, field
 from pathlib import Path
 
+from clawloop.errors import SetupError
 from clawloop.local import checks, parts
 from clawloop.local.model_layout import ModelOptions
 from clawloop.local.parts import LOOPBACK
@@ -112,6 +113,7 @@ async def plan_parts(options: UpOptions) -> Plan:
         started.append(parts.temporal(options.data / "temporal", ports, options.environment))
     models = None
     if options.engines:
+        _require_no_layout(options.models)
         # No agent and no trainer here: agents run beside the engines, and the trainer where the model folder is.
         base_model = await checks.require_engines(options.engines)
         engines = options.engines
@@ -132,6 +134,23 @@ async def plan_parts(options: UpOptions) -> Plan:
         base_model=base_model,
         models=models,
     )
+
+
+def _require_no_layout(models: ModelOptions) -> None:
+    """
+    Raises:
+        SetupError: an option says how to start engines, although none is started here.
+    """
+    given = {
+        "--serve-gpus": models.serve_gpus,
+        "--judge-gpus": models.judge_gpus,
+        "--train-gpus": models.train_gpus,
+        "--judge-model": models.judge_model,
+        "--engine-arg": models.engine_arguments,
+    }
+    for option, value in given.items():
+        if value:
+            raise SetupError(f"{option}: CLAWLOOP_ENGINES names engines of your own, none is started: leave one out")
 
 
 def _temporal_ports(options: UpOptions) -> Ports:

@@ -183,6 +183,11 @@ def test_after_kill_9_no_process_is_left_and_it_starts_again(tmp_path: Path, eng
         ([], {"DATABASE_URL": "postgresql://me@127.0.0.1:1/x"}, "DATABASE_URL: connection failed"),
         ([], {"TEMPORAL_ADDRESS": "127.0.0.1:1"}, "TEMPORAL_ADDRESS: no Temporal"),
         ([], {"CLAWLOOP_ENGINES": "http://127.0.0.1:1"}, "engine http://127.0.0.1:1: Cannot connect"),
+        (
+            ["--judge-gpus=1"],
+            {"CLAWLOOP_ENGINES": "http://127.0.0.1:1"},
+            "--judge-gpus: CLAWLOOP_ENGINES names engines of your own",
+        ),
     ],
 )
 def test_an_invalid_option_or_setting_is_one_line_and_exit_code_1(
