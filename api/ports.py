@@ -61,8 +61,8 @@ class Answer(Protocol):
     @property
     def engine_id(self) -> str: ...
 
-    def events(self) -> AsyncIterator[bytes]:
-        """The payloads of a stream's `data:` lines as they arrive; ends at `[DONE]`, which is not yielded.
+    def events(self) -> AsyncIterator[list[bytes]]:
+        """The payloads of a stream's `data:` lines, those together that arrived together; ends before `[DONE]`.
 
         Raises:
             EngineBroke: the stream ended before `[DONE]`, went silent, or the connection broke.

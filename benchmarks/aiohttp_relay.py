@@ -44,8 +44,9 @@ def relay(engine_url: str, *, parsing: bool) -> Starlette:
                     async for piece in answer.content.iter_any():
                         yield piece
                     return
-                async for data in event_data(answer.content.iter_any(), _EVENT_LIMIT_BYTES):
-                    yield b"data: " + (data if data == b"[DONE]" else orjson.dumps(_stripped(data))) + b"\n\n"
+                async for arrived in event_data(answer.content.iter_any(), _EVENT_LIMIT_BYTES):
+                    for data in arrived:
+                        yield b"data: " + (data if data == b"[DONE]" else orjson.dumps(_stripped(data))) + b"\n\n"
 
         return StreamingResponse(stream(), media_type="text/event-stream")
 

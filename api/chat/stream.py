@@ -54,6 +54,7 @@ class ChatExchange(Response):
         self._chat = chat
         self._services = services
         self._version = chat.version
+        self._response_id = response_id(chat.turn_ids[0])
         self._engine_id: str | None = None
         self._capture = self._new_capture()
         self._recorded: set[int] = set()
@@ -148,21 +149,42 @@ class ChatExchange(Response):
                     raise
 
     async def _send_stream(self, answer: Answer, send: Send, grammar_slot: AsyncExitStack) -> None:
-        async for data in answer.events():
+        async for arrived in answer.events():
             await grammar_slot.aclose()  # the first token shows that the grammar is compiled
-            chunk = _parse(data)
+            # What arrived together is sent together: a write to the socket costs several times what a chunk does.
+            waiting: list[bytes] = []
             try:
-                ended = self._capture.take_chunk(chunk)
-            except (AttributeError, IndexError, KeyError, TypeError) as error:
-                raise EngineAnswerUnusable(f"a chunk is not a chat chunk ({type(error).__name__})") from error
-            await self._record_finished(ended)
-            chunk["id"] = response_id(self._chat.turn_ids[0])
-            await self._send_headers(send, b"text/event-stream; charset=utf-8")
-            await send(_body_event(b"data: " + orjson.dumps(chunk) + b"\n\n", more=True))
-            crash_point(CrashPoint.MID_STREAM)
+                for data in arrived:
+                    chunk = _parse(data)
+                    if ended := self._take_chunk(chunk):
+                        await self._send_events(send, waiting)
+                        await self._record_finished(ended)
+                    chunk["id"] = self._response_id
+                    waiting.append(b"data: " + orjson.dumps(chunk) + b"\n\n")
+            finally:  # also what precedes a chunk that cannot be read
+                await self._send_events(send, waiting)
         if len(self._recorded) < len(self._capture.choices):
             raise EngineBroke(f"engine {answer.engine_id} ended its stream before the answer's end")
         await send(_body_event(b"data: [DONE]\n\n", more=False))
+
+    def _take_chunk(self, chunk: Chunk) -> list[ChoiceCapture]:
+        """The choices that end with this chunk.
+
+        Raises:
+            EngineAnswerUnusable: it is not a chat chunk.
+        """
+        try:
+            return self._capture.take_chunk(chunk)
+        except (AttributeError, IndexError, KeyError, TypeError) as error:
+            raise EngineAnswerUnusable(f"a chunk is not a chat chunk ({type(error).__name__})") from error
+
+    async def _send_events(self, send: Send, waiting: list[bytes]) -> None:
+        if waiting:
+            events = b"".join(waiting)
+            waiting.clear()
+            await self._send_headers(send, b"text/event-stream; charset=utf-8")
+            await send(_body_event(events, more=True))
+            crash_point(CrashPoint.MID_STREAM)
 
     async def _send_whole(self, answer: Answer, send: Send) -> None:
         body = _parse(await answer.body())
@@ -171,7 +193,7 @@ class ChatExchange(Response):
         except (AttributeError, IndexError, KeyError, TypeError) as error:
             raise EngineAnswerUnusable(f"the body is not a chat completion ({type(error).__name__})") from error
         await self._record_finished(choices)
-        body["id"] = response_id(self._chat.turn_ids[0])
+        body["id"] = self._response_id
         content = orjson.dumps(body)
         await self._send_headers(send, b"application/json", len(content))
         await send(_body_event(content, more=False))

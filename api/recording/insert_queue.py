@@ -23,8 +23,8 @@ log = logging.getLogger(__name__)
 LIMIT_SECONDS = 0.5
 # A second transaction runs while PostgreSQL computes the first one; more of them only make the batches smaller.
 TRANSACTIONS = 2
-# One transaction of this many takes about 15 ms, during which it holds the rows of their sessions.
-BATCH_TURNS = 32
+# More turns hardly make a turn cheaper, and the transaction holds the rows of all their sessions.
+BATCH_TURNS = 16
 # After a failure PostgreSQL is not tried for this long; then one turn tries.
 AWAY_SECONDS = 1.0
 

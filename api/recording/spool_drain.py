@@ -23,7 +23,7 @@ from clawloop.telemetry.metrics import GatewayMetrics
 log = logging.getLogger(__name__)
 
 # Half of what a chat's transaction takes, as chats go first.
-BATCH_TURNS = 16
+BATCH_TURNS = 8
 # While turns cannot be stored, and to look for turns of a gateway that died.
 RETRY_SECONDS = 1.0
 TAKE_OVER_SECONDS = 5.0

@@ -39,6 +39,9 @@ PROBE_TIMEOUT = aiohttp.ClientTimeout(total=5.0)
 MAX_SILENT_PROBES = 12
 
 
+_DONE = b"[DONE]"
+
+
 class EngineAnswer:
     """Satisfies `api.ports.Answer`."""
 
@@ -46,16 +49,19 @@ class EngineAnswer:
         self.engine_id = engine_id
         self._response = response
 
-    async def events(self) -> AsyncIterator[bytes]:
+    async def events(self) -> AsyncIterator[list[bytes]]:
         try:
-            async for data in event_data(self._response.content.iter_any(), EVENT_LIMIT_BYTES):
-                if data == b"[DONE]":
-                    # Read to the end, so that the connection can serve the next request.
-                    with suppress(TimeoutError):
-                        async with asyncio.timeout(DRAIN_SECONDS):
-                            await self._response.content.read()
-                    return
-                yield data
+            async for arrived in event_data(self._response.content.iter_any(), EVENT_LIMIT_BYTES):
+                if _DONE not in arrived:
+                    yield arrived
+                    continue
+                if before := arrived[: arrived.index(_DONE)]:
+                    yield before
+                # Read to the end, so that the connection can serve the next request.
+                with suppress(TimeoutError):
+                    async with asyncio.timeout(DRAIN_SECONDS):
+                        await self._response.content.read()
+                return
         except (aiohttp.ClientError, TimeoutError, ValueError, ConnectionError) as error:
             raise EngineBroke(f"engine {self.engine_id} broke off: {_describe(error)}", self.engine_id) from error
         raise EngineBroke(f"engine {self.engine_id} ended its stream too early", self.engine_id)

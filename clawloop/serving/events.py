@@ -12,8 +12,10 @@ _LINE_END = re.compile(rb"\r\n|\n|\r")
 _LINE_END_SAFE = re.compile(rb"\r\n|\n|\r(?=[^\n])")  # a trailing \r may be half of \r\n
 
 
-async def event_data(chunks: AsyncIterator[bytes], limit_bytes: int) -> AsyncIterator[bytes]:
-    """The data of each event, joined by newlines if it had several lines; events without data are skipped.
+async def event_data(chunks: AsyncIterator[bytes], limit_bytes: int) -> AsyncIterator[list[bytes]]:
+    """The data of the events that each chunk ends, joined by newlines where an event had several lines.
+
+    Chunks that end no event with data are skipped.
 
     Args:
         chunks: the stream, split anywhere.
@@ -27,6 +29,7 @@ async def event_data(chunks: AsyncIterator[bytes], limit_bytes: int) -> AsyncIte
     size_bytes = 0  # of the lines in `data`, as received
     async for chunk in chunks:
         *lines, pending = _LINE_END_SAFE.split(pending + chunk)
+        events: list[bytes] = []
         for line in lines:
             if line.startswith(b"data:"):
                 data.append(line[6:] if line[5:6] == b" " else line[5:])
@@ -36,14 +39,16 @@ async def event_data(chunks: AsyncIterator[bytes], limit_bytes: int) -> AsyncIte
                 size_bytes += len(line)
             elif not line and data:
                 _check_size(limit_bytes, size_bytes)
-                yield b"\n".join(data)
+                events.append(b"\n".join(data))
                 data, size_bytes = [], 0
+        if events:
+            yield events
         # Also before the event ends: its end may never come.
         _check_size(limit_bytes, size_bytes + len(pending))
     # A trailing \r was a line end. An event that no blank line ended is dropped, as the specification demands.
     *lines, _ = _LINE_END.split(pending)
     if data and lines and not lines[0]:
-        yield b"\n".join(data)
+        yield [b"\n".join(data)]
 
 
 def _check_size(limit_bytes: int, size_bytes: int) -> None:

@@ -123,7 +123,7 @@ async def test_turns_that_end_together_share_transactions(tmp_path: Path) -> Non
         await record_all(recorder, *(f"together {n}" for n in range(64)))
     assert len(turns.records) == 65
     assert max(store.batches) <= insert_queue.BATCH_TURNS
-    assert len(store.batches) <= 6
+    assert len(store.batches) <= 10
 
 
 async def test_one_unusable_turn_of_a_batch_costs_no_other(tmp_path: Path) -> None:

@@ -21,7 +21,7 @@ async def _chunks(stream: bytes, size: int) -> AsyncIterator[bytes]:
 
 
 async def _read(stream: bytes, size: int) -> list[bytes]:
-    return [data async for data in event_data(_chunks(stream, size), limit_bytes=10_000)]
+    return [data async for arrived in event_data(_chunks(stream, size), limit_bytes=10_000) for data in arrived]
 
 
 @given(lines=st.lists(st.tuples(LINES, ENDS), max_size=20), size=st.integers(1, 7))
@@ -36,6 +36,11 @@ async def test_any_stream_is_parsed_as_by_the_openai_sdk(lines: list[tuple[str, 
 async def test_carriage_returns_are_line_ends_wherever_the_stream_is_split(size: int) -> None:
     assert await _read(b"data: a\r\rdata: b\rdata: c\r\r", size) == [b"a", b"b\nc"]
     assert await _read(b"data: a\r\n\r\ndata: b\n\n", size) == [b"a", b"b"]
+
+
+async def test_events_that_arrive_together_are_read_together() -> None:
+    chunks = _chunks(b"data: a\n\ndata: b\n\ndata: c\n\n", 20)
+    assert [arrived async for arrived in event_data(chunks, limit_bytes=10_000)] == [[b"a", b"b"], [b"c"]]
 
 
 async def test_an_event_that_no_blank_line_ends_is_dropped() -> None:
