@@ -38,6 +38,10 @@ class RankWeights(StrEnum):
     SHARDED = "sharded"
 
 
+class Quantise(StrEnum):
+    NF4 = "nf4"
+
+
 class BackendName(StrEnum):
     TORCHTUNE = "torchtune"
     TRANSFORMERS = "transformers"
@@ -93,6 +97,10 @@ def trainer(
         BackendName | None,
         typer.Option(help="The library that computes the model. Default: torchtune for what it supports."),
     ] = None,
+    quantise: Annotated[
+        Quantise | None,
+        typer.Option(help="Keep the base model in 4 bits (QLoRA); the recipe needs a decoupled correction."),
+    ] = None,
     threads: Annotated[int | None, typer.Option(min=1, help="Of torch on the CPU; default: half the cores.")] = None,
     health_port: HealthPort = 0,
     health_host: HealthHost = LOOPBACK,
@@ -116,6 +124,7 @@ def trainer(
         max_tokens=max_tokens,
         micro_batch_tokens=micro_batch_tokens,
         backend=None if backend is None else backend.value,
+        quantise=None if quantise is None else "nf4",
         threads=threads,
         ranks=ranks.value,
         kept_free_bytes=settings.min_free_disk_bytes,

@@ -12,7 +12,7 @@ from pydantic import BaseModel, ConfigDict, NonNegativeInt, PositiveInt
 
 from clawloop.errors import ModelUnsupported, SetupError, TrainerUnavailable
 from clawloop.training.model.base_weights import BaseWeights
-from clawloop.training.model.families import Backend, read_family
+from clawloop.training.model.families import Backend, Quantisation, read_family
 
 DTYPES = {"float32": torch.float32, "bfloat16": torch.bfloat16}
 
@@ -28,6 +28,7 @@ class TrainerSetup(BaseModel):
         dtype: of base weights and arithmetic; None: bfloat16 on a GPU, the checkpoint's own on a CPU.
         max_tokens: longest sample; None: all positions of the model.
         micro_batch_tokens: input tokens of one forward, see `Limits.budget_tokens`.
+        quantise: the base model's projections to 4 bits once it is loaded; the recipe has to be decoupled then.
         backend: which library computes the model; None: by its family, see `read_family`.
         threads: of torch on the CPU; None: half the cores, since engine and gateway may share them.
         kept_free_bytes: a step is not begun if less would be free on the disk of `adapters` after it.
@@ -44,6 +45,7 @@ class TrainerSetup(BaseModel):
     max_tokens: PositiveInt | None = None
     micro_batch_tokens: PositiveInt = 8192
     backend: Backend | None = None
+    quantise: Quantisation | None = None
     threads: PositiveInt | None = None
     ranks: Literal["replicated", "sharded"] = "sharded"
     kept_free_bytes: NonNegativeInt = 0

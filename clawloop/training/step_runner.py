@@ -88,6 +88,8 @@ class StepRunner:
                 raise TrainerUnavailable("stopped between two micro-batches")
 
         report_or_stop("begins")
+        if self._setup.quantise is not None:
+            _require_decoupled(step)
         model, base = self._model_for(step)
         report_or_stop("has its model")
         with self._ranks.raise_on_all_ranks():
@@ -170,6 +172,7 @@ class StepRunner:
                 device=self._device,
                 max_tokens=self._setup.max_tokens,
                 backend=self._setup.backend,
+                quantisation=self._setup.quantise,
             )
         self._stamp = stamp
         return self._model, base
@@ -197,6 +200,17 @@ def limits_of(model: PolicyModel, micro_batch_tokens: int) -> Limits:
     """The limits of samples and micro-batches on this model: one that does not pack gets each document alone."""
     budget = min(micro_batch_tokens, model.max_tokens) if model.packs_documents else 1
     return Limits(budget, model.max_tokens, model.vocab_size, share_prefixes=model.packs_documents)
+
+
+def _require_decoupled(step: StepBatch) -> None:
+    loss = step.recipe.train.loss
+    if loss.policy_gradient > 0 and loss.correction != "decoupled":
+        raise RecipeRejected(
+            f"\"{loss.correction}\", but the trainer's base model is quantised and the engine's is not: their "
+            'difference would be clipped as if it were learned; set "decoupled" with `clawloop recipe set`, then '
+            "`clawloop training resume`",
+            field="train.loss.correction",
+        )
 
 
 def _require_top_k(step: StepBatch, vocab_size: int) -> None:

@@ -15,6 +15,9 @@ Backend: TypeAlias = Literal["torchtune", "transformers"]
 """`torchtune`: its modules, documents packed, shared prefixes computed once. `transformers`: its models with PEFT's
 LoRA, each document alone."""
 
+Quantisation: TypeAlias = Literal["nf4"]
+"""How a base model's projections are kept in 4 bits, see `clawloop.training.model.nf4`."""
+
 _TEXT = "model."
 _WRAPPED = "model.language_model."
 """Where a model that also sees or hears keeps its decoder, in checkpoints and in adapters."""
@@ -88,8 +91,8 @@ def read_family(checkpoint: Path, backend: Backend | None = None) -> Family:
         raise ModelUnsupported(f"{checkpoint} is {' + '.join(architectures)}, which generates no text")
     if config.get("quantization_config"):
         raise ModelUnsupported(
-            f"{checkpoint} has quantised weights: give the trainer the unquantised model of the same name; "
-            "engines may serve the quantised one"
+            f"{checkpoint} has quantised weights: give the trainer the unquantised model of the same name "
+            "(`--quantise nf4` quantises it in memory); engines may serve the quantised one"
         )
     if backend is None:
         backend = "torchtune" if _is_torchtunes(checkpoint) else "transformers"

@@ -6,7 +6,7 @@ from pathlib import Path
 
 import torch
 
-from clawloop.training.model.families import Backend, read_family
+from clawloop.training.model.families import Backend, Quantisation, read_family
 from clawloop.training.model.lora import LoraShape
 from clawloop.training.model.port import PolicyModel
 from clawloop.training.model.torchtune_loading import load_torchtune_model
@@ -21,6 +21,7 @@ def load_model(
     max_tokens: int | None = None,
     backend: Backend | None = None,
     gradient_checkpointing: bool = True,
+    quantisation: Quantisation | None = None,
     seed: int = 0,
 ) -> PolicyModel:
     """The model of one process.
@@ -32,6 +33,7 @@ def load_model(
         max_tokens: longest document; None: all positions of the checkpoint.
         backend: see `read_family`.
         gradient_checkpointing: recompute each layer in the backward pass to save memory.
+        quantisation: of the base model's projections; None: none.
         seed: of the fresh adapter.
 
     Raises:
@@ -46,6 +48,7 @@ def load_model(
             device=device,
             max_tokens=max_tokens,
             gradient_checkpointing=gradient_checkpointing,
+            quantisation=quantisation,
             seed=seed,
         )
     # Takes seconds to import, and most trainers need no model of it.
@@ -59,5 +62,6 @@ def load_model(
         device=device,
         max_tokens=max_tokens,
         gradient_checkpointing=gradient_checkpointing,
+        quantisation=quantisation,
         seed=seed,
     )

@@ -9,7 +9,8 @@ import torch.distributed as dist
 from torch.distributed.device_mesh import init_device_mesh
 from torch.distributed.fsdp import fully_shard
 
-from clawloop.training.model.families import Backend, read_family
+from clawloop.errors import ModelUnsupported
+from clawloop.training.model.families import Backend, Quantisation, read_family
 from clawloop.training.model.lora import LoraShape
 from clawloop.training.model.port import PolicyModel
 from clawloop.training.model.torchtune_loading import build_model, fill_model
@@ -24,12 +25,18 @@ def load_sharded_model(
     max_tokens: int | None = None,
     backend: Backend | None = None,
     gradient_checkpointing: bool = True,
+    quantisation: Quantisation | None = None,
     seed: int = 0,
 ) -> PolicyModel:
     """A model with every tensor sharded over the ranks of the default group, layer by layer.
 
     Arguments and numerical results are those of `loading.load_model`.
+
+    Raises:
+        ModelUnsupported: see `loading.load_model`; also quantised weights, which FSDP does not shard here.
     """
+    if quantisation is not None:
+        raise ModelUnsupported("--quantise needs the base model whole on each rank: --ranks replicated")
     mesh = init_device_mesh(device.type, (dist.get_world_size(),))
     family = read_family(checkpoint, backend)
     if family.backend == "transformers":

@@ -15,8 +15,10 @@ from clawloop.training.model.adapter import reset_adapter, shard_like
 from clawloop.training.model.architecture import base_names, read_architecture
 from clawloop.training.model.base_weights import BaseWeights
 from clawloop.training.model.decoder import TorchtuneModel
+from clawloop.training.model.families import Quantisation
 from clawloop.training.model.lora import LoraShape
-from clawloop.training.model.lora_linear import is_lora
+from clawloop.training.model.lora_linear import Float32LoraLinear, is_lora
+from clawloop.training.model.nf4 import quantise
 
 
 def build_model(
@@ -82,13 +84,16 @@ def load_torchtune_model(
     device: torch.device,
     max_tokens: int | None = None,
     gradient_checkpointing: bool = True,
+    quantisation: Quantisation | None = None,
     seed: int = 0,
 ) -> TorchtuneModel:
-    """`build_model` and `fill_model`, for one process."""
+    """`build_model` and `fill_model`, for one process; then the projections are quantised."""
     model = build_model(
         checkpoint, lora, dtype=dtype, max_tokens=max_tokens, gradient_checkpointing=gradient_checkpointing
     )
     fill_model(model, checkpoint, device, seed=seed)
+    if quantisation is not None:
+        quantise(module for module in model.modules() if isinstance(module, Float32LoraLinear))
     return model
 
 

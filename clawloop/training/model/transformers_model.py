@@ -20,8 +20,9 @@ from transformers.utils import logging as transformers_logging
 
 from clawloop.errors import ModelUnsupported
 from clawloop.training.model.adapter import reset_adapter
-from clawloop.training.model.families import Family
+from clawloop.training.model.families import Family, Quantisation
 from clawloop.training.model.lora import LoraShape
+from clawloop.training.model.nf4 import quantise
 from clawloop.training.model.token_scores import TokenScores, score_responses
 from clawloop.training.packing.collate import MicroBatch
 
@@ -139,6 +140,7 @@ def load_transformers_model(
     device: torch.device,
     max_tokens: int | None = None,
     gradient_checkpointing: bool = True,
+    quantisation: Quantisation | None = None,
     seed: int = 0,
 ) -> TransformersModel:
     """The decoder of this checkpoint, without towers for images or sound, with a fresh adapter.
@@ -150,6 +152,7 @@ def load_transformers_model(
         dtype: float32 or bfloat16; LoRA weights are always float32.
         max_tokens: longest document; None: all positions of the checkpoint.
         gradient_checkpointing: recompute each layer in the backward pass to save memory.
+        quantisation: of the projections; None: none.
 
     Raises:
         ModelUnsupported: tensors are missing or of another shape, no projection can have LoRA, or the model does
@@ -158,7 +161,10 @@ def load_transformers_model(
     causal = _read(checkpoint, family, dtype).to(device)
     _remove_dropout(causal)
     _check_logits(causal, checkpoint)
-    peft = _with_lora(causal, lora, checkpoint)
+    projections = _projections(causal, lora, checkpoint)
+    if quantisation is not None:
+        quantise(projections.values())
+    peft = _with_lora(causal, lora, list(projections))
     positions = int(causal.config.max_position_embeddings)
     model = TransformersModel(
         peft, family, lora, max_tokens=positions if max_tokens is None else min(max_tokens, positions)
@@ -227,14 +233,19 @@ def _check_logits(causal: PreTrainedModel, checkpoint: Path) -> None:
         raise ModelUnsupported(f"{checkpoint} changes its logits in a way that the trainer does not know")
 
 
-def _with_lora(causal: PreTrainedModel, lora: LoraShape, checkpoint: Path) -> PeftModel:
-    targets = [
-        name
+def _projections(causal: PreTrainedModel, lora: LoraShape, checkpoint: Path) -> dict[str, nn.Module]:
+    """The modules that get adapters, by name; those of routed experts do not."""
+    found: dict[str, nn.Module] = {
+        name: module
         for name, module in causal.named_modules()
         if isinstance(module, nn.Linear) and name.rsplit(".", 1)[-1] in lora.targets and ".experts." not in name
-    ]
-    if not targets:
+    }
+    if not found:
         raise ModelUnsupported(f"{checkpoint} has none of the projections {', '.join(lora.targets)}")
+    return found
+
+
+def _with_lora(causal: PreTrainedModel, lora: LoraShape, targets: list[str]) -> PeftModel:
     config = LoraConfig(
         task_type="CAUSAL_LM",
         r=lora.rank,
