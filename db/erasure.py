@@ -105,7 +105,7 @@ _STRIP = tuple(
     )
 )
 _WAITING = f"""
-    FROM samples WHERE state = 'fresh' AND (turn_id = ANY(:turns)
+    FROM samples WHERE state IN ('fresh', 'held_out') AND (turn_id = ANY(:turns)
         OR (hinted_prompt_ids IS NOT NULL AND judgement_id IN ({_JUDGEMENTS})))
 """
 _WAITING_SAMPLES = text(f"SELECT id, turn_id = ANY(:turns) AS own {_WAITING}")

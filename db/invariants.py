@@ -89,6 +89,11 @@ INVARIANTS: dict[str, str] = {
         GROUP BY s.rollout_group_id
         HAVING bool_or(s.state = 'fresh') AND bool_or(s.state <> 'fresh')
             OR count(DISTINCT p.n) FILTER (WHERE s.state <> 'fresh') > 1""",
+    "no step trains a held-out sample": """
+        SELECT 'sample ' || s.id || ', step ' || p.n || ' of ' || p.policy FROM samples s
+            JOIN step_samples m ON m.sample_id = s.id AND m.dropped IS NULL
+            JOIN steps p ON p.policy = m.policy AND p.n = m.step
+        WHERE s.state = 'held_out' AND p.state IN ('claimed', 'candidate', 'committed')""",
     "a committed step's version exists": """
         SELECT 'step ' || s.n || ' of ' || s.policy FROM steps s
             LEFT JOIN versions v ON v.policy = s.policy AND v.n = s.n AND v.parent = s.parent

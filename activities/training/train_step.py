@@ -27,6 +27,7 @@ from clawloop.errors import (
     TrainerFailed,
 )
 from clawloop.gate.numbers import check_numbers
+from clawloop.gate.replay import check_replay
 
 log = logging.getLogger(__name__)
 
@@ -107,6 +108,8 @@ class TrainingActivities:
             return _ended(request, StepState.QUARANTINED, reason)
         report(f"step {request.n}: commits")
         checks = [check_numbers(trained.figures, batch.recipe.gate)]
+        if batch.recipe.gate.held_out:
+            checks.append(check_replay(trained.held_out, seed=trained.version.sha256))
         crash_point(CrashPoint.SAVED_NOT_COMMITTED)
         state = await self._steps.commit(batch, trained, checks)
         crash_point(CrashPoint.COMMITTED)

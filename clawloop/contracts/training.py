@@ -25,6 +25,11 @@ class SampleState(StrEnum):
     EXPIRED = "expired"
     QUARANTINED = "quarantined"
     SUPERSEDED = "superseded"  # a later judgement replaced it before a step took it
+    HELD_OUT = "held_out"  # never trained: versions are compared on it
+
+
+UNTAKEN = (SampleState.FRESH, SampleState.HELD_OUT, SampleState.SUPERSEDED)
+"""States of samples that no step has or had, and that a later judgement may change."""
 
 
 class StepState(StrEnum):
@@ -91,12 +96,14 @@ class CheckName(StrEnum):
     """A check of the gate."""
 
     NUMBERS = "numbers"  # the step's figures, and how far the version moved
+    REPLAY = "replay"  # held-out turns, scored under the version and its parent
 
 
 class CheckResult(StrEnum):
     """What a check of the gate found."""
 
     PASSED = "passed"
+    NOT_ENOUGH = "not_enough"  # too little to decide by; the version is not rejected for it
     FAILED = "failed"  # the version is rejected
 
 
@@ -170,6 +177,8 @@ class StepBatch:
             neither 0 nor the parent.
         without_hint: samples whose hint cannot be used because its teacher's files are gone, with the reason.
         lr_scale: the recipe's learning rate is multiplied by this: below 1 after rejected versions.
+        held_out: judged turns that are not trained, on which the version is compared with its parent; the reward is the
+            verdict.
     """
 
     policy: str
@@ -182,6 +191,26 @@ class StepBatch:
     teachers: Mapping[int, VersionRef] = field(default_factory=dict)
     without_hint: Mapping[SampleId, str] = field(default_factory=dict)
     lr_scale: float = 1.0
+    held_out: Sequence[BatchSample] = ()
+
+
+@dataclass(frozen=True, slots=True)
+class HeldOutScore:
+    """A held-out turn's reply under a version and under its parent.
+
+    Args:
+        verdict: 1 for a praised reply, −1 for a blamed one.
+        parent, version: mean log-probability of the reply's tokens, in nats.
+    """
+
+    verdict: int
+    parent: float
+    version: float
+
+    @property
+    def change(self) -> float:
+        """How much likelier a token of the reply became."""
+        return self.version - self.parent
 
 
 @dataclass(frozen=True, slots=True)
@@ -265,11 +294,13 @@ class TrainedStep:
 
     Args:
         seconds: from the batch's arrival to the adapter's last byte.
+        held_out: the scores of the batch's held-out turns, without those that cannot be scored.
     """
 
     version: VersionRef
     figures: StepFigures
     seconds: float
+    held_out: Sequence[HeldOutScore] = ()
 
 
 @dataclass(frozen=True, slots=True)

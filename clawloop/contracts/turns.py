@@ -43,6 +43,7 @@ class TurnOutcome(StrEnum):
     UNJUDGED = "unjudged"  # no valid vote
     UNDECIDED = "undecided"  # verdict 0 and no hint
     SAMPLED = "sampled"  # waits for a step
+    HELD_OUT = "held_out"  # judged and never trained: versions are compared on it
     TRAINED = "trained"
     EXPIRED = "expired"
     QUARANTINED = "quarantined"

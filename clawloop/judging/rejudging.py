@@ -8,7 +8,7 @@ from __future__ import annotations
 from dataclasses import dataclass
 
 from clawloop.contracts.sessions import SessionFacts
-from clawloop.contracts.training import SampleState
+from clawloop.contracts.training import UNTAKEN, SampleState
 from clawloop.contracts.turns import TurnKind, TurnOutcome
 from clawloop.ids import TurnId
 
@@ -53,6 +53,6 @@ def why_not_rejudged(turn: RejudgeFacts) -> str | None:
     if turn.sample is SampleState.CLAIMED:
         return "a training step is using its sample now"
     # An expired sample was never used: e.g. the recipe was changed while it waited.
-    if turn.sample not in (None, SampleState.FRESH, SampleState.SUPERSEDED, SampleState.EXPIRED):
+    if turn.sample not in (None, *UNTAKEN, SampleState.EXPIRED):
         return f"its sample is {turn.sample} already: give feedback on it instead"
     return None

@@ -10,7 +10,7 @@ from clawloop.contracts.serving import Scope
 from clawloop.errors import RecipeRejected, SetupError
 from clawloop.processes.engine_check import check_engines
 from clawloop.recipes.checks import require_rank
-from clawloop.recipes.recipe import Recipe
+from clawloop.recipes.recipe import Gate, Recipe
 from db.database import BACKGROUND_LIMIT, Database
 from db.schema import migrate
 from db.serving.directory import ensure_policy
@@ -19,7 +19,7 @@ from db.serving.keys import PostgresKeyStore
 from db.training.recipes import ensure_recipe, read_recipe_of, set_recipe
 
 DEFAULT_POLICY = "default"
-DEFAULT_RECIPE = Recipe(name="combined")
+DEFAULT_RECIPE = Recipe(name="combined", gate=Gate(held_out=0.1))
 """The recipe of a new policy; equals deploy/recipes/combined.toml."""
 
 

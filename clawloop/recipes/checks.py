@@ -269,6 +269,16 @@ def _of_gate(recipe: Recipe) -> Iterator[tuple[bool, str, str]]:
         "gate.base_distance",
         "has no effect while train.loss.kl is 0: then the distance to the base model is not measured",
     )
+    yield (
+        bool(gate.held_out) and not recipe.signal.verdicts,
+        "gate.held_out",
+        "has no effect while signal.verdicts is false: held-out turns are compared by their verdicts",
+    )
+    yield (
+        _changed(gate, "replay_turns") and not gate.held_out,
+        "gate.replay_turns",
+        "has no effect while gate.held_out is 0",
+    )
     for name in ("parent_distance", "base_distance"):
         yield (
             getattr(gate, name) >= TOKEN_LIMIT and _changed(gate, name),

@@ -12,7 +12,7 @@ import json
 import tomllib
 from collections.abc import Mapping
 from pathlib import Path
-from typing import Annotated, ClassVar, Final, Literal, Self, TypeAlias
+from typing import Annotated, Any, ClassVar, Final, Literal, Self, TypeAlias
 
 from pydantic import BaseModel, ConfigDict, Field, JsonValue, ValidationError, ValidationInfo, model_validator
 
@@ -299,6 +299,11 @@ class Gate(_Table):
     """A version is rejected above this loss of its step, whatever its sign."""
     grad_norm: Positive = 1000.0
     """A version is rejected above this gradient norm of its step, before clipping."""
+    held_out: Annotated[float, Field(ge=0, le=0.5)] = 0.0
+    """Share of sessions, and of groups of responses, whose judged turns are never trained: a version must not prefer
+    the blamed among their replies more than its parent did. At most 0.5, so that more is left to learn from."""
+    replay_turns: Annotated[int, Field(ge=32, le=1000)] = 64
+    """Number of held-out turns, the newest ones, that a version is compared with its parent on."""
     pause_after: Count = 3
     """Training pauses after this many steps in a row without an accepted version; until then it goes on from the
     parent, with other samples."""
@@ -327,6 +332,12 @@ class Recipe(_Table):
         for problem in () if info.context is _STORED else contradictions(self):
             raise problem
         return self
+
+
+def held_out_share(content: Mapping[str, Any]) -> float:
+    """The held-out share of a stored recipe, also of one that cannot be used any more."""
+    share = content.get("gate", {}).get("held_out", Gate().held_out)
+    return float(share)
 
 
 def read_recipe(text: str) -> Recipe:

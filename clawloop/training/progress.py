@@ -12,7 +12,7 @@ class Progress:
 
     Args:
         stage: `policy`, `reference` or `teacher`, several joined by `and` if one pass has these roles; `answered`, the
-            version that answered; or `train`.
+            version that answered; `train`; or `check`, under the weights as they are.
         done, of: micro-batches of this rank in this stage.
     """
 

@@ -16,7 +16,7 @@ import torch
 from torch import Tensor
 
 from clawloop.adapters.digest import check_version
-from clawloop.contracts.training import BatchSample, StepBatch, StepFigures, TrainedStep, VersionRef
+from clawloop.contracts.training import BatchSample, HeldOutScore, StepBatch, StepFigures, TrainedStep, VersionRef
 from clawloop.crash_points import CrashPoint, crash_point
 from clawloop.errors import AdapterUnusable, RecipeRejected, TrainerFailed, TrainerUnavailable
 from clawloop.recipes import recipe as recipes
@@ -33,6 +33,7 @@ from clawloop.training.model.sharding import load_sharded_model
 from clawloop.training.packing.sequences import Limits
 from clawloop.training.progress import StatusCallback
 from clawloop.training.ranks.collectives import Ranks
+from clawloop.training.replies import score_replies
 from clawloop.training.setup import TrainerSetup
 from clawloop.training.step import make_optimizer, train_step
 
@@ -105,12 +106,15 @@ class StepRunner:
         optimizer = make_optimizer(model, scaled)
         parent = 0 if step.parent is None else step.parent.n
 
+        held_out: list[HeldOutScore] = []
+
         def train(samples: Sequence[BatchSample], within: Limits) -> StepFigures:
             if step.parent is None:
                 begin(model, optimizer, seed=_seed(step))
             else:
                 resume(self._folder(step.parent), step.parent.sha256, model, optimizer, base)
-            return train_step(
+            before = self._score_held_out(model, step, within, report_or_stop)
+            figures = train_step(
                 model,
                 optimizer,
                 samples,
@@ -122,6 +126,12 @@ class StepRunner:
                 on_progress=lambda progress: report_or_stop(str(progress)),
                 token_distance=step.recipe.gate.token_distance,
             )
+            after = self._score_held_out(model, step, within, report_or_stop)
+            held_out[:] = [
+                HeldOutScore(int(step.held_out[index].reward or 0), before[index], after[index])
+                for index in sorted(before.keys() & after.keys())
+            ]
+            return figures
 
         if self._ranks.world_size == 1:
             figures, left_out = train_within_memory(train, batch.samples, limits, report_or_stop)
@@ -135,7 +145,15 @@ class StepRunner:
             return None
         path = written.path.relative_to(self._setup.adapters).as_posix()
         version = VersionRef(step.policy, step.n, parent, path, written.sha256)
-        return TrainedStep(version, _with_excluded(figures, batch), seconds=time.monotonic() - started)
+        return TrainedStep(version, _with_excluded(figures, batch), time.monotonic() - started, held_out)
+
+    def _score_held_out(
+        self, model: PolicyModel, step: StepBatch, limits: Limits, report_or_stop: StatusCallback
+    ) -> dict[int, float]:
+        """Mean log-probability of each held-out reply under the model's present weights, by its place."""
+        return score_replies(
+            model, step.held_out, limits, self._ranks, lambda progress: report_or_stop(f"held-out turns: {progress}")
+        )
 
     def _save(
         self, step: StepBatch, model: PolicyModel, optimizer: torch.optim.Optimizer, base: BaseIdentity

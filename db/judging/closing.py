@@ -169,7 +169,7 @@ async def _insert_fallback_sample(connection: AsyncConnection, turn_id: TurnId, 
     judgement = JudgementId((await connection.execute(newest)).scalar_one())
     decided = {"outcome": TurnOutcome.SAMPLED, "why": why}
     await connection.execute(update(JudgementRow).where(JudgementRow.id == judgement).values(decided))
-    await insert_sample(connection, judgement, turn_id, reward, None, why)
     await connection.execute(
         update(TurnRow).where(TurnRow.id == turn_id).values(outcome=TurnOutcome.SAMPLED, outcome_detail=why)
     )
+    await insert_sample(connection, judgement, turn_id, reward, None, why)

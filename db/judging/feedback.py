@@ -10,7 +10,7 @@ from sqlalchemy.dialects.postgresql import insert
 from sqlalchemy.ext.asyncio import AsyncConnection
 
 from clawloop.contracts.sessions import FeedbackEffect, FeedbackGiven, SessionFacts, SessionState, StoredFeedback
-from clawloop.contracts.training import SampleState
+from clawloop.contracts.training import UNTAKEN
 from clawloop.contracts.turns import TurnKind, TurnOutcome
 from clawloop.ids import ApiKeyId, FeedbackId, SessionId, TurnId, new_feedback_id
 from db.database import Database, transaction
@@ -122,5 +122,5 @@ async def _effect(connection: AsyncConnection, turn: TurnId, outcome: TurnOutcom
         .limit(1)
     )
     state = await connection.scalar(newest)
-    taken = state not in (None, SampleState.FRESH, SampleState.SUPERSEDED)
+    taken = state not in (None, *UNTAKEN)
     return FeedbackEffect.NEW_SAMPLE if taken else FeedbackEffect.AMENDS

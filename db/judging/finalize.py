@@ -59,14 +59,14 @@ async def finalize_judgement(
         "decided_at": func.now(),
     }
     await connection.execute(update(JudgementRow).where(JudgementRow.id == judgement).values(decided))
+    turn = update(TurnRow).where(TurnRow.id == turn_id)
+    await connection.execute(turn.values(outcome=finalized.outcome, outcome_detail=storable(finalized.why)))
     if finalized.sampled and finalized.relation in (Relation.NONE, Relation.MEAN):
         await insert_sample(
             connection, judgement, turn_id, finalized.reward or None, finalized.hinted_prompt_ids, finalized.why
         )
     else:
         await withdraw_sample(connection, judgement, finalized.why)
-    turn = update(TurnRow).where(TurnRow.id == turn_id)
-    await connection.execute(turn.values(outcome=finalized.outcome, outcome_detail=storable(finalized.why)))
     if finalized.relation is Relation.GROUP:
         group = (await connection.execute(select(TurnRow.group_id).where(TurnRow.id == turn_id))).scalar_one()
         await finalize_group(connection, TurnId(group or turn_id))

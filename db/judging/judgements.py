@@ -11,7 +11,7 @@ from sqlalchemy.ext.asyncio import AsyncConnection
 from sqlalchemy.orm import aliased
 
 from clawloop.contracts.sessions import TurnResult
-from clawloop.contracts.training import SampleState
+from clawloop.contracts.training import UNTAKEN
 from clawloop.contracts.turns import TurnKind, TurnOutcome
 from clawloop.ids import ApiKeyId, FeedbackId, JudgementId, SessionId, TurnId, new_judgement_id
 from clawloop.judging.parsing import Vote
@@ -133,7 +133,7 @@ class PostgresJudgementStore:
         # A judgement's answers may quote only the turn in its `shown_by`, by which an erasure finds them. So it is not
         # continued if that turn was erased, or if it has none and there is a next turn now.
         other_evidence = row.after == TurnOutcome.ERASED or (row.nothing_followed and next_turn_id is not None)
-        if row.state in (None, SampleState.FRESH, SampleState.SUPERSEDED) and not other_evidence:
+        if row.state in (None, *UNTAKEN) and not other_evidence:
             return await read_open(connection, JudgementId(row.id), row.recipe_hash, hint_kind)
         return await _open(connection, turn_id, next_turn_id, evidence_hash, hint_kind, row.revision + 1)
 

@@ -9,7 +9,7 @@ from sqlalchemy.ext.asyncio import AsyncConnection
 from sqlalchemy.orm import aliased
 
 from clawloop.contracts.sessions import SessionFacts
-from clawloop.contracts.training import SampleState
+from clawloop.contracts.training import UNTAKEN, SampleState
 from clawloop.contracts.turns import TurnKind, TurnOutcome
 from clawloop.ids import SessionId, TurnId
 from clawloop.judging.rejudging import RejudgeFacts
@@ -48,7 +48,7 @@ def _query() -> Select[Any]:
         .where(JudgementRow.turn_id == TurnRow.id, JudgementRow.decided_at.is_not(None))
         .scalar_subquery()
     )
-    open_states = (SampleState.FRESH, SampleState.SUPERSEDED, SampleState.EXPIRED)
+    open_states = (*UNTAKEN, SampleState.EXPIRED)
     decisive_sample = (
         select(SampleRow.state)
         .join(JudgementRow, JudgementRow.id == SampleRow.judgement_id)

@@ -123,11 +123,11 @@ def _member(row: Any) -> Member:
 
 
 async def _apply(connection: AsyncConnection, judgement: JudgementId, turn_id: TurnId, decision: TurnDecision) -> None:
-    if decision.outcome is TurnOutcome.SAMPLED:
-        await insert_sample(connection, judgement, turn_id, decision.reward, None, decision.why)
-    else:
-        await withdraw_sample(connection, judgement, decision.why)
     # The judgement's own reason stays: the group quotes it when it is finalized again.
     await connection.execute(update(JudgementRow).where(JudgementRow.id == judgement).values(outcome=decision.outcome))
     turn = update(TurnRow).where(TurnRow.id == turn_id, TurnRow.outcome != TurnOutcome.ERASED)
     await connection.execute(turn.values(outcome=decision.outcome, outcome_detail=storable(decision.why)))
+    if decision.outcome is TurnOutcome.SAMPLED:
+        await insert_sample(connection, judgement, turn_id, decision.reward, None, decision.why)
+    else:
+        await withdraw_sample(connection, judgement, decision.why)

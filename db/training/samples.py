@@ -13,15 +13,14 @@ from sqlalchemy.dialects.postgresql import insert
 from sqlalchemy.ext.asyncio import AsyncConnection
 
 from clawloop.contracts.sessions import TurnResult
-from clawloop.contracts.training import SampleState
+from clawloop.contracts.training import UNTAKEN, SampleState
 from clawloop.contracts.turns import TurnKind, TurnOutcome
 from clawloop.ids import JudgementId, SampleId, SessionId, TurnId, new_sample_id
+from clawloop.recipes.recipe import held_out_share
+from clawloop.samples.holdout import is_held_out
 from db.arrays import ids_to_bytes
 from db.exact_json import storable
-from db.tables import SampleRow, SessionRow, TurnRow
-
-# In any other state a step has or had the sample, or it expired: a later judgement cannot change it any more.
-_OPEN = (SampleState.FRESH, SampleState.SUPERSEDED)
+from db.tables import PolicyRow, RecipeRow, SampleRow, SessionRow, TurnRow
 
 # A turn shows the state of its newest sample; an erased turn stays erased.
 _SET_OUTCOMES = text("""
@@ -79,10 +78,22 @@ async def insert_sample(
     hinted_prompt_ids: Sequence[int] | None,
     reason: str,
 ) -> None:
-    """Insert the judgement's sample, or update it if no step has taken it."""
-    query = select(SessionRow.policy).join(TurnRow, TurnRow.session_id == SessionRow.id).where(TurnRow.id == turn_id)
+    """Insert the judgement's sample, or update it if no step has taken it.
+
+    If the turn's session or group is held out, the sample is, and so is the turn: call this after setting its outcome.
+    """
+    query = (
+        select(SessionRow.policy, SessionRow.id.label("session"), TurnRow.group_id, RecipeRow.content)
+        .join(TurnRow, TurnRow.session_id == SessionRow.id)
+        .join(PolicyRow, PolicyRow.id == SessionRow.policy)
+        .outerjoin(RecipeRow, RecipeRow.hash == PolicyRow.recipe_hash)
+        .where(TurnRow.id == turn_id)
+    )
+    turn = (await connection.execute(query)).one()
+    share = 0.0 if turn.content is None else held_out_share(turn.content)
+    held_out = is_held_out(turn.policy, turn.group_id or turn.session, share)
     values = {
-        "state": SampleState.FRESH,
+        "state": SampleState.HELD_OUT if held_out else SampleState.FRESH,
         "reason": reason,
         "reward": reward,
         "hinted_prompt_ids": None if hinted_prompt_ids is None else ids_to_bytes(hinted_prompt_ids),
@@ -91,14 +102,14 @@ async def insert_sample(
         id=new_sample_id(),
         judgement_id=judgement,
         turn_id=turn_id,
-        policy=(await connection.execute(query)).scalar_one(),
+        policy=turn.policy,
         **values,
     )
-    await connection.execute(
-        new.on_conflict_do_update(
-            index_elements=[SampleRow.judgement_id], set_=values, where=SampleRow.state.in_(_OPEN)
-        )
-    )
+    untaken = SampleRow.state.in_(UNTAKEN)
+    written = new.on_conflict_do_update(index_elements=[SampleRow.judgement_id], set_=values, where=untaken)
+    sample = await connection.scalar(written.returning(SampleRow.id))
+    if held_out and sample is not None:
+        await set_turn_outcomes(connection, [SampleId(sample)], TurnOutcome.HELD_OUT, f"held out: {reason}")
 
 
 async def others_taken(connection: AsyncConnection, judgement: JudgementId, turn_id: TurnId) -> bool:
@@ -106,28 +117,28 @@ async def others_taken(connection: AsyncConnection, judgement: JudgementId, turn
 
     Expired samples do not count: nothing was learned from them, so the turn may have another.
     """
-    not_taken = [*_OPEN, SampleState.EXPIRED]
+    not_taken = [*UNTAKEN, SampleState.EXPIRED]
     others = [SampleRow.turn_id == turn_id, SampleRow.judgement_id != judgement, SampleRow.state.not_in(not_taken)]
     return await connection.scalar(select(SampleRow.id).where(*others).limit(1)) is not None
 
 
 async def supersede_others(connection: AsyncConnection, judgement: JudgementId, turn_id: TurnId, reason: str) -> None:
-    """Supersede the fresh samples of the turn's other judgements."""
-    others = [SampleRow.turn_id == turn_id, SampleRow.judgement_id != judgement, SampleRow.state == SampleState.FRESH]
+    """Supersede the samples of the turn's other judgements that no step has or had."""
+    others = [SampleRow.turn_id == turn_id, SampleRow.judgement_id != judgement, SampleRow.state.in_(UNTAKEN)]
     values = {"state": SampleState.SUPERSEDED, "reason": f"judged again: {reason}"}
     await connection.execute(update(SampleRow).where(*others).values(values))
 
 
 async def withdraw_sample(connection: AsyncConnection, judgement: JudgementId, reason: str) -> None:
-    """Supersede the judgement's sample if it is fresh."""
-    fresh = update(SampleRow).where(SampleRow.judgement_id == judgement, SampleRow.state == SampleState.FRESH)
+    """Supersede the judgement's sample if no step has or had it."""
+    fresh = update(SampleRow).where(SampleRow.judgement_id == judgement, SampleRow.state.in_(UNTAKEN))
     await connection.execute(fresh.values(state=SampleState.SUPERSEDED, reason=reason))
 
 
 async def is_taken(connection: AsyncConnection, judgement: JudgementId) -> bool:
     """Whether the judgement's sample cannot change any more: a step has or had it, or it expired."""
     state = await connection.scalar(select(SampleRow.state).where(SampleRow.judgement_id == judgement))
-    return state is not None and state not in _OPEN
+    return state is not None and state not in UNTAKEN
 
 
 async def end_samples(

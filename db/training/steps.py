@@ -31,6 +31,7 @@ from db.tables import PolicyRow, SampleRow, StepRow, StepSampleRow, VersionRow
 from db.training.batches import needs_version, read_samples
 from db.training.claims import Chosen, choose_samples
 from db.training.group_claims import choose_groups
+from db.training.held_out import read_held_out
 from db.training.lineage import next_step, version_ref, version_refs, versions_of_other_shape
 from db.training.policies import lock_policy
 from db.training.recipes import recipe_by_hash, recipe_of_policy
@@ -98,7 +99,8 @@ class PostgresStepStore:
         samples = [sample for sample in read.values() if isinstance(sample, BatchSample)]
         row = update(StepRow).where(StepRow.policy == policy, StepRow.n == n).values(attempt=StepRow.attempt + 1)
         await connection.execute(row)
-        return await _with_versions(connection, step, recipe, samples)
+        held_out = await read_held_out(connection, self._conversations, policy, step.claimed_at, recipe.gate)
+        return await _with_versions(connection, step, recipe, samples, held_out)
 
     @transaction
     async def commit(
@@ -235,7 +237,11 @@ async def _insert_step(
 
 
 async def _with_versions(
-    connection: AsyncConnection, step: StepRow, recipe: Recipe, samples: list[BatchSample]
+    connection: AsyncConnection,
+    step: StepRow,
+    recipe: Recipe,
+    samples: list[BatchSample],
+    held_out: Sequence[BatchSample],
 ) -> StepBatch:
     hinted = {sample.version for sample in samples if sample.hinted_prompt_ids is not None}
     teachers = {n for n in hinted if needs_version(recipe.train, n, step.parent)}
@@ -265,6 +271,7 @@ async def _with_versions(
         teachers={n: refs[n] for n in sorted(teachers & refs.keys())},
         without_hint=without_hint,
         lr_scale=step.lr_scale,
+        held_out=held_out,
     )
 
 

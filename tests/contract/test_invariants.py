@@ -118,6 +118,9 @@ DAMAGE: dict[str, tuple[str, ...]] = {
         "UPDATE samples SET state = 'trained' WHERE id ="
         " (SELECT id FROM samples WHERE rollout_group_id IS NOT NULL LIMIT 1)",
     ),
+    "no step trains a held-out sample": (
+        "UPDATE samples SET state = 'held_out' WHERE id = (SELECT id FROM samples WHERE state = 'trained' LIMIT 1)",
+    ),
     "a committed step's version exists": (
         "UPDATE steps SET state = 'committed' WHERE n = 4",
         "UPDATE samples SET state = 'trained' WHERE state = 'quarantined'",

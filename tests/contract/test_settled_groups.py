@@ -17,7 +17,7 @@ from db.judging.rejudging import PostgresRejudgeStore
 from db.serving.keys import PostgresKeyStore
 from db.sweep import PostgresSweepStore
 from tests.contract.episodes import LIFETIME, add_turns, new_group, run_group, samples_of_group
-from tests.contract.learning import POLICY, PostgresLearning, publish, recipe, step, trained
+from tests.contract.learning import POLICY, PostgresLearning, commit, publish, recipe, step, trained
 
 pytestmark = pytest.mark.postgres
 
@@ -138,7 +138,7 @@ async def test_a_step_takes_whole_groups_and_no_chats(postgres_learning: Postgre
     assert claimed == {s["id"] for g in (first, second) for s in await samples_of_group(learning, g.id)}
     assert len({sample.episode for sample in batch.samples}) == 5
     assert await violations(learning.database) == []
-    assert await learning.steps.commit(batch, trained(batch)) is StepState.COMMITTED
+    assert await commit(learning, batch, trained(batch)) is StepState.COMMITTED
     assert await violations(learning.database) == []
     # The chat's samples have waited less than the groups did, and are the next batch.
     assert (await learning.steps.claim(POLICY, 2)).samples == 2

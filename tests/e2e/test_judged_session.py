@@ -90,7 +90,7 @@ async def test_a_chat_is_judged_by_the_base_model_on_its_engine(gateway: RealGat
     # Random weights vote at random, but the grammar makes every vote valid.
     assert [turn["votes"] for turn in judged] == [3]
     assert all(turn["verdict"] in (-1, 0, 1) and turn["why"] for turn in judged)
-    assert {turn["outcome"] for turn in judged} <= {"sampled", "undecided"}
+    assert {turn["outcome"] for turn in judged} <= {"sampled", "held_out", "undecided"}
     assert (last["outcome"], last["why"]) == ("no_feedback", "nothing followed: the client ended the session")
     assert shown["session"]["guarantee"]
     printed = await asyncio.to_thread(why, gateway, judged[0]["id"])

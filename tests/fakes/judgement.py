@@ -1,16 +1,20 @@
-"""A judgement of the fake store."""
+"""A judgement of the fake store, and how a session was closed."""
 
 from __future__ import annotations
 
 from collections.abc import Mapping
 from dataclasses import dataclass, field
+from datetime import datetime
 
+from clawloop.contracts.sessions import SessionState
 from clawloop.contracts.training import SampleState
+from clawloop.contracts.turns import StoredTurn
 from clawloop.ids import JudgementId, TurnId
 from clawloop.judging.parsing import HintVote, Vote
 from clawloop.judging.records import DIRECT, Ballot, FinalizedJudgement
 from clawloop.judging.voting import direct_vote
 from clawloop.recipes.recipe import Recipe
+from clawloop.samples.holdout import is_held_out
 
 
 @dataclass
@@ -42,3 +46,17 @@ class FakeJudgement:
         if ballot.kind == DIRECT:
             return ballot.scores == (None if self.direct is None else direct_vote(self.direct).verdict,)
         return [self.votes.get(index) for index in range(len(ballot.scores))] == list(ballot.scores)
+
+
+@dataclass
+class Closed:
+    first: datetime
+    state: SessionState
+
+
+def new_sample_state(turn: StoredTurn | None, recipe: Recipe) -> SampleState:
+    """The state of a new sample of the turn."""
+    assert turn is not None
+    unit = turn.record.group_id or turn.session_id
+    held_out = is_held_out(turn.record.policy, unit, recipe.gate.held_out)
+    return SampleState.HELD_OUT if held_out else SampleState.FRESH

@@ -3,12 +3,12 @@
 from __future__ import annotations
 
 from collections.abc import Mapping, Sequence
-from dataclasses import dataclass, replace
+from dataclasses import replace
 from datetime import UTC, datetime
 
 from clawloop.algorithms.rewards import RunningMean
 from clawloop.contracts.sessions import FeedbackEffect, SessionState, TurnResult
-from clawloop.contracts.training import SampleState
+from clawloop.contracts.training import UNTAKEN, SampleState
 from clawloop.contracts.turns import StoredTurn, TurnKind, TurnOutcome
 from clawloop.errors import RecordUnusable, StoreUnavailable
 from clawloop.ids import ApiKeyId, FeedbackId, JudgementId, SessionId, TurnId, new_feedback_id, new_judgement_id
@@ -31,18 +31,12 @@ from clawloop.recipes.recipe import Recipe
 from clawloop.samples.fallback import FallbackSample
 from clawloop.samples.rewards import Member, decide_by_outcome, decide_group, wait_for_outcome, with_reward
 from db.turns.prepared_turn import PreparedTurn
-from tests.fakes.judgement import FakeJudgement
+from tests.fakes.judgement import Closed, FakeJudgement, new_sample_state
 from tests.fakes.turn_facts import above
 from tests.fakes.turn_store import FakeTurnStore
 
 _BY_OUTCOME = "outcome_process"
-_OPEN = (None, SampleState.FRESH, SampleState.SUPERSEDED)
-
-
-@dataclass
-class Closed:
-    first: datetime
-    state: SessionState
+_OPEN = (None, *UNTAKEN)
 
 
 class FakeJudgementStore:
@@ -180,9 +174,8 @@ class FakeJudgementStore:
         others = [other for other in self._of(one.turn_id) if other is not one]
         if not applied and any(other.sample not in (*_OPEN, SampleState.EXPIRED) for other in others):
             return None
-        for other in others:
-            if other.sample is SampleState.FRESH:
-                other.sample = SampleState.SUPERSEDED
+        for other in (other for other in others if other.sample in UNTAKEN):
+            other.sample = SampleState.SUPERSEDED
         own = finalized.reward
         if finalized.relation is Relation.MEAN and finalized.verdict.verdict and own is not None:
             before = [other.finalized for other in self.judgements if other.finalized and other is not one]
@@ -191,14 +184,19 @@ class FakeJudgementStore:
             if mean.count:
                 finalized = with_reward(finalized, mean.relative(own), f"mean before {mean.total / mean.count:+.2f}")
         one.finalized, one.own, one.reward = finalized, own, finalized.reward or None
-        if finalized.sampled and finalized.relation in (Relation.NONE, Relation.MEAN):
-            one.sample = SampleState.FRESH
-        elif one.sample is SampleState.FRESH:
-            one.sample = SampleState.SUPERSEDED
         self._set_outcome(one.turn_id, finalized.outcome, finalized.why)
+        if finalized.sampled and finalized.relation in (Relation.NONE, Relation.MEAN):
+            await self._make_sample(one, finalized.why)
+        elif one.sample in UNTAKEN:
+            one.sample = SampleState.SUPERSEDED
         await self._relate(one, finalized.relation, own)
         self.given = [replace(given, applied=True) if given.id in applied else given for given in self.given]
         return None
+
+    async def _make_sample(self, one: FakeJudgement, why: str) -> None:
+        one.sample = new_sample_state(await self._turns.load(one.turn_id), self.recipe)
+        if one.sample is SampleState.HELD_OUT:
+            self._set_outcome(one.turn_id, TurnOutcome.HELD_OUT, f"held out: {why}")
 
     async def _relate(self, one: FakeJudgement, relation: Relation, own: float | None) -> None:
         if relation is Relation.GROUP:
@@ -207,9 +205,9 @@ class FakeJudgementStore:
         if relation is Relation.OUTCOME and one.turn_id in self._closed_with:
             stored = await self._turns.load(one.turn_id)
             assert stored is not None
-            self._finalize_by_outcome([one.turn_id], self._outcomes.get(stored.session_id))
+            await self._finalize_by_outcome([one.turn_id], self._outcomes.get(stored.session_id))
         elif relation is Relation.OUTCOME and own is not None:
-            self._apply({one.turn_id: wait_for_outcome(self._member(one.turn_id, Relation.OUTCOME))})
+            await self._apply({one.turn_id: wait_for_outcome(self._member(one.turn_id, Relation.OUTCOME))})
 
     def _feedback(self, turn_id: TurnId) -> list[GivenFeedback]:
         return [given for given in self.given if given.turn_id == turn_id]
@@ -218,7 +216,7 @@ class FakeJudgementStore:
         ids = sorted(record.turn_id for record in self._turns.records if record.group_id == group)
         members = [self._member(turn_id, Relation.GROUP) for turn_id in ids]
         closed = closing or any(turn_id in self._closed_with for turn_id in ids)
-        return self._apply(decide_group(members, session_closed=closed))
+        return await self._apply(decide_group(members, session_closed=closed))
 
     def _member(self, turn_id: TurnId, relation: Relation) -> Member:
         current = self._current(turn_id)
@@ -230,20 +228,23 @@ class FakeJudgementStore:
         taken = current.sample not in _OPEN
         return Member(turn_id, current.own, finalized.not_trainable, finalized.why, taken, mean_vote)
 
-    def _finalize_by_outcome(self, turns: Sequence[TurnId], outcome: int | None) -> dict[TurnId, TurnDecision]:
+    async def _finalize_by_outcome(self, turns: Sequence[TurnId], outcome: int | None) -> dict[TurnId, TurnDecision]:
         judgements = [current for turn in turns if (current := self._current(turn)) is not None]
         rewarded = [one.turn_id for one in judgements if one.recipe.signal.reward == _BY_OUTCOME]
-        return self._apply(decide_by_outcome([self._member(turn, Relation.OUTCOME) for turn in rewarded], outcome))
+        return await self._apply(
+            decide_by_outcome([self._member(turn, Relation.OUTCOME) for turn in rewarded], outcome)
+        )
 
-    def _apply(self, decisions: dict[TurnId, TurnDecision]) -> dict[TurnId, TurnDecision]:
+    async def _apply(self, decisions: dict[TurnId, TurnDecision]) -> dict[TurnId, TurnDecision]:
         for turn_id, decision in decisions.items():
             current = self._current(turn_id)
             assert current is not None
-            if decision.outcome is TurnOutcome.SAMPLED:
-                current.sample, current.reward = SampleState.FRESH, decision.reward
-            elif current.sample is SampleState.FRESH:
-                current.sample = SampleState.SUPERSEDED
             self._set_outcome(turn_id, decision.outcome, decision.why)
+            if decision.outcome is TurnOutcome.SAMPLED:
+                current.reward = decision.reward
+                await self._make_sample(current, decision.why)
+            elif current.sample in UNTAKEN:
+                current.sample = SampleState.SUPERSEDED
         return decisions
 
     async def load(self, session: SessionId) -> ClosingSession | None:
@@ -297,7 +298,7 @@ class FakeJudgementStore:
         for group in sorted(open_groups):
             decisions |= await self._finalize_group(group, closing=True)
         fresh = [turn for turn in own if turn not in self._closed_with]
-        return decisions | self._finalize_by_outcome(fresh, self._outcomes.get(session)), None
+        return decisions | await self._finalize_by_outcome(fresh, self._outcomes.get(session)), None
 
     async def give_outcome(self, key: ApiKeyId, session: str, outcome: int) -> FeedbackEffect | None:
         found = next((turn for turn in await self._turns.all() if turn.record.evidence.value == session), None)
@@ -305,7 +306,7 @@ class FakeJudgementStore:
             return None
         self._outcomes[found.session_id] = outcome
         own = [turn.record.turn_id for turn in await self._session(found.session_id)]
-        decisions = self._finalize_by_outcome([turn for turn in own if turn in self._closed_with], outcome)
+        decisions = await self._finalize_by_outcome([turn for turn in own if turn in self._closed_with], outcome)
         closed = self.closed.get(found.session_id)
         waits = closed is None or closed.state is not SessionState.CLOSED
         amends = bool(decisions) or (waits and self.recipe.signal.reward == _BY_OUTCOME)
@@ -322,8 +323,9 @@ class FakeJudgementStore:
         if fallback is not None and fallback.turn_id is not None and not self._is_erased(fallback.turn_id):
             current = self._current(fallback.turn_id)
             assert current is not None
-            current.sample, current.reward = SampleState.FRESH, fallback.reward
+            current.reward = fallback.reward
             self._set_outcome(fallback.turn_id, TurnOutcome.SAMPLED, fallback.why)
+            await self._make_sample(current, fallback.why)
         for turn_id, decision in decisions.items():
             stored = await self._turns.load(turn_id)
             if stored is not None and stored.outcome is TurnOutcome.WAITING:

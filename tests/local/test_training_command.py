@@ -12,7 +12,7 @@ import pytest
 from pydantic import ValidationError
 
 from clawloop.errors import RecipeRejected, SetupError
-from clawloop.processes.bootstrap import create_default_policy, prepare
+from clawloop.processes.bootstrap import DEFAULT_RECIPE, create_default_policy, prepare
 from clawloop.recipes.recipe import Recipe, load_recipe
 from clawloop.settings import Settings
 from tests.conftest import execute
@@ -75,7 +75,7 @@ def test_a_shown_recipe_can_be_edited_and_set(here: dict[str, str], tmp_path: Pa
     shown = clawloop_process("recipe", "show", **here).stdout
     file = tmp_path / "combined.toml"
     file.write_text(shown)
-    assert load_recipe(file) == Recipe(name="combined")
+    assert load_recipe(file) == DEFAULT_RECIPE
     file.write_text(shown.replace("train.batch_samples = 16", "train.batch_samples = 4"))
     done = clawloop_process("recipe", "set", str(file), **here)
     assert done.returncode == 0

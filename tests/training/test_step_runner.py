@@ -249,3 +249,25 @@ def test_a_recipe_without_a_reference_or_hints_takes_steps(
     trained = completed(model.train(step_of(batches[1], 1, recipe=plain), ignore_status, never))
     assert trained.figures.kl is None
     assert trained.figures.tokens == sum(len(sample.response_ids) for sample in batches[1])
+
+
+def test_held_out_turns_are_scored_under_parent_and_version_and_change_no_step(
+    qwen3: Path, batches: dict[int, list[BatchSample]], tmp_path: Path
+) -> None:
+    without = StepRunner(setup_of(qwen3, tmp_path / "without"))
+    first = take(without, batches[1], 1, None)
+    second = take(without, batches[2], 2, first)
+    runner = StepRunner(setup_of(qwen3, tmp_path / "with"))
+    assert take(runner, batches[1], 1, None) == first
+    held_out = [replace(sample, reward=1.0) for sample in batches[3]]
+    too_long = replace(held_out[0], prompt_ids=[1] * 10_000)
+    step = replace(step_of(batches[2], 2, first), held_out=[*held_out, too_long])
+    trained = completed(runner.train(step, ignore_status, never))
+    assert trained.version == second
+    assert len(trained.held_out) == len(held_out)
+    assert all(score.verdict == 1 and score.parent < 0 and score.version < 0 for score in trained.held_out)
+    assert any(score.change != 0 for score in trained.held_out)
+    # The next step sees under its parent what this one saw under its version.
+    after = replace(step_of(batches[1], 3, second), held_out=held_out)
+    again = completed(runner.train(after, ignore_status, never))
+    assert [score.parent for score in again.held_out] == pytest.approx([score.version for score in trained.held_out])

@@ -71,7 +71,7 @@ def test_a_stored_recipe_is_read_back_unchanged(path: Path) -> None:
 
 def test_the_combined_recipe_is_the_default() -> None:
     combined = next(load_recipe(path) for path in RECIPES if path.stem == "combined")
-    assert combined == Recipe(name="combined")
+    assert combined == Recipe(name="combined", gate=Gate(held_out=0.1))
     assert (combined.train.uses_rewards, combined.train.uses_hints) == (True, True)
 
 
@@ -224,6 +224,7 @@ def test_only_the_start_of_a_long_key_is_compared(text: str, monkeypatch: pytest
         ("[gate]\ntoken_share = 1.5", "gate.token_share"),
         ("[gate]\nlr_backoff = 0.0", "gate.lr_backoff"),
         ("[gate]\npause_after = 0", "gate.pause_after"),
+        ("[gate]\nheld_out = 0.9", "gate.held_out"),
     ],
 )
 def test_a_value_out_of_range_or_of_another_type_is_refused(text: str, field: str) -> None:
@@ -239,6 +240,7 @@ def test_a_value_out_of_range_or_of_another_type_is_refused(text: str, field: st
         ("[signal]\nhints = false", "train.advantage.teacher_weight"),
         ("[train.loss]\nkl = 0.0\n[gate]\nbase_distance = 2.0", "gate.base_distance"),
         ("[gate]\nparent_distance = 5.0", "gate.parent_distance"),
+        ("[gate]\nreplay_turns = 100", "gate.replay_turns"),
         ("[signal]\nverdicts = false", "train.advantage.verdict_weight"),
         ("[train.advantage]\nverdict_weight = 0.0", "signal.verdicts"),
         ("[train.advantage]\nteacher_weight = 0.0", "signal.hints"),

@@ -1,0 +1,39 @@
+"""Reads the held-out turns that a version is compared with its parent on, in the caller's transaction."""
+
+from __future__ import annotations
+
+from dataclasses import replace
+from datetime import datetime
+
+from sqlalchemy import text
+from sqlalchemy.ext.asyncio import AsyncConnection
+
+from clawloop.contracts.training import BatchSample
+from clawloop.ids import SampleId
+from clawloop.recipes.recipe import Gate
+from db.training.batches import read_samples
+from db.turns.conversation_cache import ConversationCache
+
+# Those judged before the step was claimed: every attempt at the step gets the same turns.
+_NEWEST = text("""
+    SELECT s.id, j.verdict FROM samples s JOIN judgements j ON j.id = s.judgement_id JOIN turns t ON t.id = s.turn_id
+    WHERE s.policy = :policy AND s.state = 'held_out' AND j.verdict <> 0 AND j.decided_at < :before
+        AND t.outcome <> 'erased'
+    ORDER BY s.id DESC LIMIT :limit
+""")
+
+
+async def read_held_out(
+    connection: AsyncConnection, conversations: ConversationCache, policy: str, before: datetime, gate: Gate
+) -> list[BatchSample]:
+    """The newest held-out turns with a verdict, oldest first, the verdict as the reward; damaged ones are left out."""
+    if not gate.held_out:
+        return []
+    parameters = {"policy": policy, "before": before, "limit": gate.replay_turns}
+    verdicts = {row.id: row.verdict for row in await connection.execute(_NEWEST, parameters)}
+    read = await read_samples(connection, conversations, [SampleId(sample) for sample in reversed(verdicts)])
+    return [
+        replace(sample, reward=float(verdicts[sample.sample_id]), hinted_prompt_ids=None)
+        for sample in read.values()
+        if isinstance(sample, BatchSample)
+    ]

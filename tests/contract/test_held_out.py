@@ -1,0 +1,61 @@
+"""Held-out sessions and groups: judged, shown and never trained, in memory and in PostgreSQL."""
+
+from __future__ import annotations
+
+from clawloop.contracts.training import SampleState
+from clawloop.contracts.turns import TurnOutcome, TurnRecord
+from clawloop.recipes.recipe import Gate, Recipe
+from clawloop.samples.holdout import is_held_out
+from tests.contract.ledgers import BAD, GOOD, Ledger, fake_ledger, finalize, ledger, postgres_ledger
+
+__all__ = ["fake_ledger", "ledger", "postgres_ledger"]
+
+SHARE = 0.5
+HOLDS_OUT = Recipe(name="combined", gate=Gate(held_out=SHARE))
+
+
+async def conversation(ledger: Ledger, held_out: bool) -> list[TurnRecord]:
+    """Two turns of a session that is held out, or not."""
+    await ledger.learn_by(HOLDS_OUT)
+    for number in range(200):  # each session is held out or not with even odds
+        turns = ledger.talk("one", "two", session=f"s{number}")
+        session = await ledger.insert(turns[0])
+        if is_held_out("default", session, SHARE) is held_out:
+            await ledger.insert(turns[1])
+            return turns
+    raise AssertionError("200 sessions on the same side")
+
+
+async def test_a_held_out_turn_is_judged_and_shown_and_gives_no_fresh_sample(ledger: Ledger) -> None:
+    turn, other = await conversation(ledger, held_out=True)
+    await finalize(ledger, turn, GOOD)
+    await finalize(ledger, other, BAD)
+    for judged in (turn, other):
+        assert [state for state, _ in ledger.samples(judged.turn_id)] == [SampleState.HELD_OUT]
+    assert await ledger.outcome_of(turn) == (TurnOutcome.HELD_OUT, "held out: verdict +1")
+
+
+async def test_a_session_that_is_not_held_out_is_trained_as_before(ledger: Ledger) -> None:
+    turn, _ = await conversation(ledger, held_out=False)
+    await finalize(ledger, turn, GOOD)
+    assert ledger.samples(turn.turn_id) == [(SampleState.FRESH, 1.0)]
+    assert await ledger.outcome_of(turn) == (TurnOutcome.SAMPLED, "verdict +1")
+
+
+async def test_feedback_revises_a_held_out_turn_and_it_stays_held_out(ledger: Ledger) -> None:
+    turn, _ = await conversation(ledger, held_out=True)
+    await finalize(ledger, turn, GOOD)
+    given = await ledger.give(turn.turn_id, -1.0, None)
+    opened = await ledger.judgements.revise(turn.turn_id, None, b"e", "hint")
+    await ledger.judgements.finalize(opened.id, BAD, [given])
+    states = [state for state, _ in ledger.samples(turn.turn_id)]
+    assert states[-1] is SampleState.HELD_OUT
+    assert SampleState.FRESH not in states
+    assert (await ledger.outcome_of(turn))[1] == "held out: verdict -1"
+
+
+async def test_a_step_does_not_take_a_held_out_sample(ledger: Ledger) -> None:
+    turn, _ = await conversation(ledger, held_out=True)
+    await finalize(ledger, turn, GOOD)
+    ledger.claim(turn.turn_id)
+    assert [state for state, _ in ledger.samples(turn.turn_id)] == [SampleState.HELD_OUT]

@@ -1,0 +1,70 @@
+"""The replay of held-out turns: decided by a paired bootstrap, and only with enough turns."""
+
+from __future__ import annotations
+
+import random
+from uuid import UUID
+
+from hypothesis import given
+from hypothesis import strategies as st
+
+from clawloop.contracts.training import CheckResult, HeldOutScore
+from clawloop.gate.replay import MIN_TURNS, check_replay
+from clawloop.samples.holdout import is_held_out
+
+
+def scores(praised: int, blamed: int, change: float, noise: float = 0.1, seed: int = 1) -> list[HeldOutScore]:
+    """Turns whose preference for praised over blamed replies changed by `change`, with noise on each."""
+    rng = random.Random(seed)
+    verdicts = [1] * praised + [-1] * blamed
+    return [HeldOutScore(v, -1.0, -1.0 + v * change / 2 + rng.gauss(0, noise)) for v in verdicts]
+
+
+def test_too_few_turns_decide_nothing() -> None:
+    for praised, blamed in ((0, 0), (16, 15), (40, 3), (0, 64)):
+        check = check_replay(scores(praised, blamed, -5.0), "a")
+        assert check.result is CheckResult.NOT_ENOUGH
+        assert check.reason == f"{praised} praised and {blamed} blamed turns held out, 32 are needed"
+
+
+def test_a_version_that_prefers_blamed_replies_fails_and_a_better_one_passes() -> None:
+    worse, better = check_replay(scores(20, 20, -0.4), "a"), check_replay(scores(20, 20, 0.4), "a")
+    assert (worse.result, better.result) == (CheckResult.FAILED, CheckResult.PASSED)
+    assert (worse.figures["praised"], worse.figures["blamed"]) == (20, 20)
+    assert worse.reason.startswith("preference for praised over blamed replies changed by -0.4")
+
+
+def test_a_change_within_noise_passes() -> None:
+    assert check_replay(scores(20, 20, -0.02, noise=0.5), "a").result is CheckResult.PASSED
+
+
+def test_without_a_change_about_one_version_in_twenty_fails() -> None:
+    failed = [check_replay(scores(20, 20, 0.0, seed=s), str(s)).result is CheckResult.FAILED for s in range(200)]
+    assert 2 <= sum(failed) <= 25
+
+
+@given(st.lists(st.tuples(st.sampled_from([-1, 1]), st.floats(-9, 0), st.floats(-9, 0)), max_size=80), st.text())
+def test_the_same_turns_and_version_give_the_same_result(turns: list[tuple[int, float, float]], seed: str) -> None:
+    given_scores = [HeldOutScore(*turn) for turn in turns]
+    check = check_replay(given_scores, seed)
+    assert check == check_replay(given_scores, seed)
+    if len(turns) < MIN_TURNS:
+        assert check.result is CheckResult.NOT_ENOUGH
+    unchanged = check_replay([HeldOutScore(s.verdict, s.parent, s.parent) for s in given_scores], seed)
+    assert unchanged.result is not CheckResult.FAILED
+
+
+@given(st.uuids(), st.floats(0, 1), st.floats(0, 1))
+def test_a_higher_share_holds_out_the_same_units_and_more(unit: UUID, one: float, other: float) -> None:
+    low, high = sorted((one, other))
+    assert is_held_out("default", unit, high) or not is_held_out("default", unit, low)
+    assert not is_held_out("default", unit, 0.0)
+    assert is_held_out("default", unit, 1.0)
+
+
+def test_about_the_share_of_units_is_held_out_and_each_policy_holds_out_others() -> None:
+    units = [UUID(int=n) for n in range(2000)]
+    one, other = ({unit for unit in units if is_held_out(policy, unit, 0.1)} for policy in ("one", "other"))
+    assert 150 < len(one) < 250
+    assert 150 < len(other) < 250
+    assert len(one & other) < 50
