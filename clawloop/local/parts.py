@@ -179,7 +179,9 @@ def _gateway(
     command += ["--health-port", str(health_port), *(["--name", name] if peers else [])]
     command += [f"--peer={peer}" for peer in peers]
     command += [f"--allowed-host={host}" for host in deployment.allowed_hosts]
-    launch = Launch(tuple(command), dict(environment) | _settings(deployment), pass_fds=(listener.fileno(),))
+    # It asks the judge too, to compare stored verdicts.
+    variables = _with_judge(deployment, environment) | _settings(deployment)
+    launch = Launch(tuple(command), variables, pass_fds=(listener.fileno(),))
     return Part(
         name=name,
         address=gateway_url(*listener.getsockname()[:2]),
@@ -193,11 +195,7 @@ def _gateway(
 
 def workers(deployment: Deployment, environment: Mapping[str, str]) -> list[Part]:
     """All workers but the trainer."""
-    judging = dict(environment)
-    if deployment.judge is not None:
-        judging |= {"CLAWLOOP_JUDGE_URL": deployment.judge.url, "CLAWLOOP_JUDGE_MODEL": deployment.judge.model}
-        if not deployment.judge.thinks:
-            judging.setdefault("CLAWLOOP_JUDGE_FORM", "grammar")  # vLLM's; other APIs may have none
+    judging = _with_judge(deployment, environment)
     started = [
         _worker("orchestrator", ("orchestrator",), deployment, environment),
         _worker("judge", ("judge",), deployment, judging),
@@ -236,6 +234,15 @@ def _settings(deployment: Deployment) -> dict[str, str]:
         "DATABASE_URL": deployment.database_url,
         "TEMPORAL_ADDRESS": deployment.temporal_address,
     }
+
+
+def _with_judge(deployment: Deployment, environment: Mapping[str, str]) -> dict[str, str]:
+    """The environment with the settings of the judge engine that is started here, if one is."""
+    if deployment.judge is None:
+        return dict(environment)
+    judge = {"CLAWLOOP_JUDGE_URL": deployment.judge.url, "CLAWLOOP_JUDGE_MODEL": deployment.judge.model}
+    form = {} if deployment.judge.thinks else {"CLAWLOOP_JUDGE_FORM": "grammar"}  # vLLM's; other APIs may have none
+    return form | dict(environment) | judge
 
 
 def gateway_url(host: str, port: int) -> str:

@@ -16,7 +16,7 @@ import pytest
 
 from clawloop.errors import SetupError
 from clawloop.local import parts
-from clawloop.local.parts import Deployment
+from clawloop.local.parts import Deployment, JudgeEngine
 from clawloop.settings import read_settings
 from db.database import BACKGROUND_LIMIT, Database
 from db.serving.engines import add_engine, list_engines
@@ -164,6 +164,19 @@ def test_up_passes_allowed_hosts_to_the_gateway(tmp_path: Path) -> None:
         listener.bind(("0.0.0.0", 0))
         for gateway in parts.gateways(deployment, listener, 2, {}):
             assert gateway.prepare().command[-2:] == ("--allowed-host=clawloop.lan", "--allowed-host=box")
+
+
+def test_gateway_and_judge_worker_ask_the_judge_engine_that_is_started_here(tmp_path: Path) -> None:
+    judge = JudgeEngine("http://127.0.0.1:9", "judge", thinks=False)
+    deployment = Deployment(tmp_path, "postgresql://x/y", "127.0.0.1:1", (), "tiny", (), {}, judge=judge)
+    with socket.socket() as listener:
+        listener.bind(("127.0.0.1", 0))
+        [gateway] = parts.gateways(deployment, listener, 1, {})
+        orchestrator, worker = parts.workers(deployment, {"CLAWLOOP_JUDGE_FORM": "free"})
+        variables = [part.prepare().environment for part in (gateway, worker, orchestrator)]
+    urls = [given.get("CLAWLOOP_JUDGE_URL") for given in variables]
+    assert urls == ["http://127.0.0.1:9", "http://127.0.0.1:9", None]
+    assert [given.get("CLAWLOOP_JUDGE_FORM") for given in variables] == ["grammar", "free", "free"]
 
 
 def test_every_verb_reports_a_shadowed_package(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
