@@ -22,14 +22,14 @@ def without_weights(folder: Path) -> None:
 
 def of_another_family(folder: Path) -> None:
     config = json.loads((folder / "config.json").read_text())
-    (folder / "config.json").write_text(json.dumps({**config, "architectures": ["MambaForCausalLM"]}))
+    (folder / "config.json").write_text(json.dumps({**config, "model_type": "mamba"}))
 
 
 @pytest.mark.parametrize(
     ("damage", "said"),
     [
         (without_weights, "has neither model.safetensors nor model.safetensors.index.json"),
-        (of_another_family, "MambaForCausalLM"),
+        (of_another_family, "is of the family 'mamba'; the trainer knows"),
         (lambda folder: (folder / "config.json").unlink(), "config.json"),
     ],
     ids=["no weights", "another family", "no config"],
