@@ -168,7 +168,7 @@ async def _run(command: list[str], task: BoxTask, uid: int | None) -> BoxResult:
             *command,
             cwd="/",
             env={},
-            stdin=asyncio.subprocess.DEVNULL,
+            stdin=asyncio.subprocess.PIPE,  # its end ends the sandbox
             stdout=asyncio.subprocess.PIPE,
             stderr=asyncio.subprocess.PIPE,
             start_new_session=True,
@@ -187,6 +187,8 @@ async def _run(command: list[str], task: BoxTask, uid: int | None) -> BoxResult:
         # The program inside that keeps the time limit was killed or starved: the command's own doing.
         return BoxResult(None, b"", b"", "the sandbox did not answer in time")
     finally:
+        assert process.stdin is not None
+        process.stdin.close()
         if process.returncode is None:
             with suppress(ProcessLookupError):
                 os.killpg(process.pid, signal.SIGKILL)  # with bwrap its whole process namespace ends

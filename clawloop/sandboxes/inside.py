@@ -23,6 +23,7 @@ HERE = "/clawloop"
 
 
 def main() -> None:
+    threading.Thread(target=end_with_worker, daemon=True).start()
     with open(f"{HERE}/config.json", encoding="utf-8") as file:  # noqa: PTH123
         config = json.load(file)
     for name, value in config["limits"].items():
@@ -39,6 +40,18 @@ def main() -> None:
     header = {"exit_code": exit_code, "output": len(output), "artifact": len(artifact), "problem": problem}
     sys.stdout.buffer.write(json.dumps(header).encode() + b"\n" + output + artifact)
     sys.stdout.buffer.flush()
+
+
+def end_with_worker() -> None:
+    """End the sandbox when the worker closes its end of the pipe, or dies.
+
+    Bubblewrap's own `--die-with-parent` comes too late for a worker that dies while the sandbox is being made.
+    """
+    while os.read(0, 1):
+        pass
+    with suppress(ProcessLookupError):
+        os.kill(-1, signal.SIGKILL)
+    os._exit(1)
 
 
 def unpack(folder: str) -> None:

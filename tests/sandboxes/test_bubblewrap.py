@@ -4,11 +4,16 @@ from __future__ import annotations
 
 import asyncio
 import io
+import subprocess
+import sys
 import tarfile
 import tempfile
-from collections.abc import Iterator
+import time
+from collections.abc import Callable, Iterator
 from pathlib import Path
+from uuid import uuid4
 
+import psutil
 import pytest
 
 from clawloop.errors import SandboxFailed
@@ -17,6 +22,7 @@ from clawloop.sandboxes.folders import BoxFolders
 
 pytestmark = pytest.mark.slow
 MIB = 1024 * 1024
+ROOT = Path(__file__).parents[2]
 
 
 @pytest.fixture
@@ -254,6 +260,30 @@ async def test_nothing_is_left_of_a_sandbox_whose_caller_is_cancelled(open_folde
     running.cancel()
     with pytest.raises(asyncio.CancelledError):
         await running
+    assert list(open_folder.iterdir()) == []
+
+
+def processes_with(word: str) -> list[psutil.Process]:
+    """Processes whose command line holds the word."""
+    return [process for process in psutil.process_iter(["cmdline"]) if word in " ".join(process.info["cmdline"] or ())]
+
+
+def wait_until(condition: Callable[[], object]) -> None:
+    deadline = time.monotonic() + 60
+    while not condition():
+        assert time.monotonic() < deadline
+        time.sleep(0.05)
+
+
+def test_nothing_is_left_of_the_sandboxes_of_a_killed_worker(open_folder: Path) -> None:
+    word = f"endless-{uuid4().hex}"
+    worker = subprocess.Popen([sys.executable, "-m", "tests.sandboxes.endless", str(open_folder), word], cwd=ROOT)
+    # The worker, bubblewrap inside and outside of the namespace do not name it, but the command does.
+    wait_until(lambda: any("time.sleep" in " ".join(p.info["cmdline"]) for p in processes_with(word)))
+    worker.kill()
+    worker.wait()
+    wait_until(lambda: not processes_with(word))
+    assert BoxFolders(open_folder).sweep() == 1
     assert list(open_folder.iterdir()) == []
 
 
