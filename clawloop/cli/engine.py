@@ -7,6 +7,7 @@ from typing import TYPE_CHECKING, Annotated, NoReturn
 import typer
 
 from clawloop.cli.terminal import AsJson, Data, fail, settings_of, show_rows, with_database
+from clawloop.errors import SetupError
 
 if TYPE_CHECKING:
     from clawloop.contracts.serving import Engine
@@ -36,17 +37,30 @@ def list_engines(data: Data = None, as_json: AsJson = False) -> None:
 
 
 @engine_app.command("add")
-def add_engine(url: Annotated[str, typer.Argument(help="e.g. http://127.0.0.1:8101")], data: Data = None) -> None:
+def add_engine(
+    url: Annotated[str, typer.Argument(help="e.g. http://127.0.0.1:8101")],
+    require_guard: Annotated[
+        bool, typer.Option("--require-guard", help="Refuse an engine that answers to anyone.")
+    ] = False,
+    data: Data = None,
+) -> None:
     """Add a vLLM server that gateways may send requests to."""
+    from clawloop.processes.endpoints import engine_secret
     from clawloop.processes.engine_check import check_engines
+    from clawloop.serving.engine_check import answers_strangers
     from db.serving import engines
 
-    model = settings_of(data).model
+    settings = settings_of(data)
 
     async def check_and_add(database: Database) -> tuple[list[str], Engine]:
-        return await check_engines(database, [engines.engine_of(url)[1]], model), await engines.add_engine(
-            database, url
-        )
+        address = engines.engine_of(url)[1]
+        lines = await check_engines(database, [address], settings.model, engine_secret(settings))
+        if await answers_strangers(address):
+            unguarded = f"{address} answers to anyone who can reach it: start it with the engine guard"
+            if require_guard:
+                raise SetupError(f"{unguarded}, or leave out --require-guard")
+            lines.append(f"{unguarded} (docs/operating.md, Access).")
+        return lines, await engines.add_engine(database, url)
 
     silent, engine = with_database(data, check_and_add)
     for line in silent:

@@ -103,7 +103,7 @@ def migrate(
 ) -> None:
     """Migrate the database to this version's schema; with --base-model, also create what a gateway needs."""
     from clawloop.processes.bootstrap import create_default_policy
-    from clawloop.processes.endpoints import database_url
+    from clawloop.processes.endpoints import database_url, engine_secret
     from db.schema import migrate as migrate_schema
 
     if base_model is None and (alias or engine):
@@ -114,7 +114,8 @@ def migrate(
     typer.echo("The database has this version's schema.")
     if base_model is not None:
         aliases = alias or [base_model.rsplit("/", 1)[-1].lower()]
-        silent = asyncio.run(create_default_policy(url, base_model, aliases, engine or [], settings.model))
+        secret = engine_secret(settings)
+        silent = asyncio.run(create_default_policy(url, base_model, aliases, engine or [], settings.model, secret))
         for line in silent:
             typer.echo(line, err=True)
         typer.echo(f"The default policy exists, for {base_model}.")

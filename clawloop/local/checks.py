@@ -22,6 +22,7 @@ import psycopg
 from clawloop.errors import SetupError
 from clawloop.families.chat_format import ChatOptions, read_chat_format
 from clawloop.local.services.temporal_server import NAMESPACE
+from clawloop.serving.endpoints import bearer
 from clawloop.training.model.families import DECODER_PREFIX
 from db.database import driver_url, postgres_message
 
@@ -191,13 +192,13 @@ async def require_temporal(address: str) -> None:
         ) from error
 
 
-async def require_engine(url: str) -> str:
+async def require_engine(url: str, secret: str | None = None) -> str:
     """Check that the engine at `url` answers; returns the name under which it serves its base model."""
     remedy = "start it or correct CLAWLOOP_ENGINES; unset it to start one here"
     limit = aiohttp.ClientTimeout(total=_ANSWER_SECONDS)
     try:
         async with (
-            aiohttp.ClientSession(timeout=limit) as session,
+            aiohttp.ClientSession(timeout=limit, headers=bearer(secret)) as session,
             session.get(f"{url.rstrip('/')}/v1/models") as answer,
         ):
             answer.raise_for_status()
@@ -212,9 +213,13 @@ async def require_engine(url: str) -> str:
     return str(bases[0])
 
 
-async def require_engines(urls: tuple[str, ...]) -> str:
-    """Check that all engines answer and serve the same base model; returns its name."""
-    names = await asyncio.gather(*(require_engine(url) for url in urls))
+async def require_engines(urls: tuple[str, ...], secret: str | None = None) -> str:
+    """Check that all engines answer and serve the same base model; returns its name.
+
+    Args:
+        secret: CLAWLOOP_ENGINE_SECRET.
+    """
+    names = await asyncio.gather(*(require_engine(url, secret) for url in urls))
     if len(set(names)) > 1:
         listed = ", ".join(f"{url} {name}" for url, name in zip(urls, names, strict=True))
         raise SetupError(f"CLAWLOOP_ENGINES serve different models ({listed}): give engines of one model")

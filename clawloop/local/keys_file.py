@@ -1,16 +1,18 @@
-"""Reads and writes `keys.json`: the secrets of the keys that `clawloop up` creates.
+"""Reads and writes the secrets that `clawloop up` creates: `keys.json`, and the secret of its engines.
 
-The database stores only their hashes, so this file is where a person can look them up.
+The database stores only hashes of the keys, so `keys.json` is where a person can look them up.
 """
 
 from __future__ import annotations
 
 import json
 import os
+import secrets
 from collections.abc import Mapping
 from pathlib import Path
 
 from clawloop.errors import SetupError
+from clawloop.processes.endpoints import engine_secret_file
 
 
 def read_keys(path: Path) -> dict[str, str]:
@@ -28,12 +30,28 @@ def read_keys(path: Path) -> dict[str, str]:
 
 def write_keys(path: Path, keys: Mapping[str, str]) -> None:
     """Replace the file atomically; only its owner can read it."""
+    _write_private(path, f"{json.dumps(dict(keys), indent=2)}\n")
+
+
+def ensure_engine_secret(data: Path) -> str:
+    """The secret of the engines that `clawloop up` starts on this folder, made once."""
+    path = engine_secret_file(data)
+    try:
+        return path.read_text(encoding="utf-8").strip()
+    except FileNotFoundError:
+        secret = secrets.token_urlsafe(32)
+    except OSError as error:
+        raise SetupError(f"{path} cannot be read ({error}): correct it, or delete it to create a new one") from error
+    _write_private(path, f"{secret}\n")
+    return secret
+
+
+def _write_private(path: Path, content: str) -> None:
     new_file = path.with_name(f"{path.name}.new")
     new_file.unlink(missing_ok=True)
     new_file.touch(mode=0o600, exist_ok=False)
     with new_file.open("w", encoding="utf-8") as file:
-        json.dump(dict(keys), file, indent=2)
-        file.write("\n")
+        file.write(content)
         file.flush()
         os.fsync(file.fileno())
     new_file.replace(path)

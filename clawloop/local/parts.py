@@ -44,11 +44,13 @@ class JudgeEngine:
     Args:
         model: the name by which it serves its model.
         thinks: the model can think.
+        secret: of its guard.
     """
 
     url: str
     model: str
     thinks: bool
+    secret: str
 
 
 @dataclass(frozen=True, slots=True)
@@ -240,7 +242,11 @@ def _with_judge(deployment: Deployment, environment: Mapping[str, str]) -> dict[
     """The environment with the settings of the judge engine that is started here, if one is."""
     if deployment.judge is None:
         return dict(environment)
-    judge = {"CLAWLOOP_JUDGE_URL": deployment.judge.url, "CLAWLOOP_JUDGE_MODEL": deployment.judge.model}
+    judge = {
+        "CLAWLOOP_JUDGE_URL": deployment.judge.url,
+        "CLAWLOOP_JUDGE_MODEL": deployment.judge.model,
+        "CLAWLOOP_JUDGE_API_KEY": deployment.judge.secret,
+    }
     form = {} if deployment.judge.thinks else {"CLAWLOOP_JUDGE_FORM": "grammar"}  # vLLM's; other APIs may have none
     return form | dict(environment) | judge
 

@@ -16,7 +16,7 @@ from clawloop.local.parts import LOOPBACK
 from clawloop.local.planned_models import PlannedModels, model_in, plan_models
 from clawloop.local.services.postgres import EmbeddedPostgres
 from clawloop.local.services.temporal_server import Ports
-from clawloop.local.services.vllm import ModelFacts, read_model
+from clawloop.local.services.vllm import GUARD_SECRET, ModelFacts, read_model
 from clawloop.local.supervision.part import Part
 from clawloop.local.tiny_model import ensure_tiny_model
 from clawloop.recipes.recipe import Recipe
@@ -115,12 +115,14 @@ async def plan_parts(options: UpOptions) -> Plan:
     if options.engines:
         _require_no_layout(options.models)
         # No agent and no trainer here: agents run beside the engines, and the trainer where the model folder is.
-        base_model = await checks.require_engines(options.engines)
+        base_model = await checks.require_engines(options.engines, options.environment.get(GUARD_SECRET))
         engines = options.engines
         names = ["vllm"] if len(engines) == 1 else [f"vllm {n}" for n in range(1, len(engines) + 1)]
         external.extend(ExternalPart(name, url) for name, url in zip(names, engines, strict=True))
     else:
-        models = plan_models(_model(options), options.models, options.recipe, options.environment, options.engine_port)
+        models = plan_models(
+            _model(options), options.models, options.recipe, options.environment, options.engine_port, options.data
+        )
         started += models.engines
         base_model, engines = models.base_model, models.urls
     return Plan(

@@ -11,9 +11,10 @@ from clawloop.families.chat_format import ChatOptions
 from clawloop.families.thinking import Thinking
 from clawloop.layout.parts import Layout, Process, Role
 from clawloop.local import checks, parts
+from clawloop.local.keys_file import ensure_engine_secret
 from clawloop.local.model_layout import ModelOptions, lay_out
 from clawloop.local.parts import LOOPBACK, JudgeEngine
-from clawloop.local.services.vllm import EngineOptions, ModelFacts, read_model
+from clawloop.local.services.vllm import GUARD_SECRET, EngineOptions, ModelFacts, read_model
 from clawloop.local.supervision.part import Part
 from clawloop.recipes.recipe import Recipe
 from clawloop.training.model.families import read_family
@@ -50,10 +51,16 @@ class PlannedModels:
 
 
 def plan_models(
-    model: ModelFacts, wanted: ModelOptions, recipe: Recipe | None, environment: Mapping[str, str], engine_port: int
+    model: ModelFacts,
+    wanted: ModelOptions,
+    recipe: Recipe | None,
+    environment: Mapping[str, str],
+    engine_port: int,
+    data: Path,
 ) -> PlannedModels:
     """
     Args:
+        data: holds the engines' secret, and the adapters that they may load.
         recipe: as for `lay_out`.
         environment: of all parts.
         engine_port: of the first engine, others follow; 0 takes free ones.
@@ -69,6 +76,7 @@ def plan_models(
         raise SetupError(f"{option} and CLAWLOOP_JUDGE_URL name two judges: leave one out")
     layout = lay_out(wanted, model.path, recipe, environment)
     serving = [process for process in layout.processes if process.role in (Role.ENGINE, Role.JUDGE)]
+    secret, adapters = environment.get(GUARD_SECRET) or ensure_engine_secret(data), (data / "adapters").resolve()
     count = sum(process.role is Role.ENGINE for process in serving)
     engines: list[Part] = []
     urls: dict[Role, list[str]] = {Role.ENGINE: [], Role.JUDGE: []}
@@ -78,7 +86,8 @@ def plan_models(
         port = checks.choose_port("vLLM", LOOPBACK, asked, "--engine-port")
         judges = process.role is Role.JUDGE
         name = parts.JUDGE_ENGINE if judges else parts.numbered(parts.ENGINE, number, count)
-        engine = EngineOptions(port, process.arguments, process.environment, wanted.engine_arguments)
+        guarded = {**process.environment, GUARD_SECRET: secret, "CLAWLOOP_ENGINE_ADAPTERS": str(adapters)}
+        engine = EngineOptions(port, process.arguments, guarded, wanted.engine_arguments)
         where = ", ".join(layout.devices[gpu].name for gpu in process.gpus) or "CPU"
         engines.append(parts.vllm(name, judging if judges else model, engine, where, environment))
         urls[process.role].append(f"http://{LOOPBACK}:{port}")
@@ -88,7 +97,7 @@ def plan_models(
         engines=tuple(engines),
         urls=tuple(urls[Role.ENGINE]),
         base_model=model.name,
-        judge=next((JudgeEngine(url, judging.name, thinks) for url in urls[Role.JUDGE]), None),
+        judge=next((JudgeEngine(url, judging.name, thinks, secret) for url in urls[Role.JUDGE]), None),
         trained_model=model.path if wanted.train else None,
     )
 

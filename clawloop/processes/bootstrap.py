@@ -83,7 +83,12 @@ async def _ensure_key(store: PostgresKeyStore, scope: Scope, secret: str | None)
 
 
 async def create_default_policy(
-    url: str, base_model: str, aliases: Sequence[str], engines: Sequence[str], model: Path | None = None
+    url: str,
+    base_model: str,
+    aliases: Sequence[str],
+    engines: Sequence[str],
+    model: Path | None = None,
+    engine_secret: str | None = None,
 ) -> list[str]:
     """Insert the default policy with its recipe, and engines; for a deployment without `clawloop up`.
 
@@ -91,6 +96,7 @@ async def create_default_policy(
 
     Args:
         model: CLAWLOOP_MODEL, compared with the engines.
+        engine_secret: of the engines; None: they have none.
 
     Returns:
         A line for each engine that does not answer yet.
@@ -102,7 +108,7 @@ async def create_default_policy(
     try:
         await ensure_policy(database, DEFAULT_POLICY, base_model, aliases)
         await ensure_recipe(database, DEFAULT_POLICY, DEFAULT_RECIPE)
-        silent = await check_engines(database, [engine_of(engine)[1] for engine in engines], model)
+        silent = await check_engines(database, [engine_of(engine)[1] for engine in engines], model, engine_secret)
         await add_missing_engines(database, engines, added_by=None)
         return silent
     finally:

@@ -12,10 +12,13 @@ from db.database import Database
 from db.serving.directory import PostgresDirectoryStore
 
 
-async def check_engines(database: Database, urls: Sequence[str], model: Path | None) -> list[str]:
+async def check_engines(
+    database: Database, urls: Sequence[str], model: Path | None, secret: str | None = None
+) -> list[str]:
     """
     Args:
         model: CLAWLOOP_MODEL.
+        secret: of the engines; None: they have none.
 
     Returns:
         A line for each engine that does not answer yet, and so is not compared.
@@ -28,7 +31,7 @@ async def check_engines(database: Database, urls: Sequence[str], model: Path | N
     silent = []
     for url in urls:
         try:
-            await engine_check.require_model(url.strip().rstrip("/"), base_models, _vocabulary(model))
+            await engine_check.require_model(url.strip().rstrip("/"), base_models, _vocabulary(model), secret)
         except EngineUnavailable as error:
             silent.append(f"{error} yet; its model was not compared.")
     return silent

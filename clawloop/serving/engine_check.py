@@ -8,22 +8,24 @@ from typing import Any
 import aiohttp
 
 from clawloop.errors import EngineUnavailable, SetupError
+from clawloop.serving.endpoints import bearer
 
 # A person waits at the terminal, and an engine under load answers after seconds.
-_ANSWER_SECONDS = 10.0
+_TIMEOUT = aiohttp.ClientTimeout(total=10.0)
 
 
-async def require_model(url: str, base_models: Collection[str], vocab: int | None) -> None:
+async def require_model(url: str, base_models: Collection[str], vocab: int | None, secret: str | None = None) -> None:
     """
     Args:
         base_models: of the policies; none: any model will do.
         vocab: token ids of the trainer's model; None: not compared.
+        secret: sent as Bearer; None: none.
 
     Raises:
         SetupError: the engine serves another model.
         EngineUnavailable: it does not answer.
     """
-    async with aiohttp.ClientSession(timeout=aiohttp.ClientTimeout(total=_ANSWER_SECONDS)) as session:
+    async with aiohttp.ClientSession(timeout=_TIMEOUT, headers=bearer(secret)) as session:
         try:
             served = await _served(session, url)
             wanted = [name for name in served if name in base_models] or (served if not base_models else [])
@@ -39,6 +41,15 @@ async def require_model(url: str, base_models: Collection[str], vocab: int | Non
             raise EngineUnavailable(f"engine {url} does not answer") from error
         except (ValueError, LookupError, TypeError, AttributeError) as error:
             raise SetupError(f"engine {url} does not answer like vLLM: correct the address") from error
+
+
+async def answers_strangers(url: str) -> bool:
+    """Whether an engine lists its models to a request without a secret. False also if it does not answer."""
+    try:
+        async with aiohttp.ClientSession(timeout=_TIMEOUT) as session, session.get(f"{url}/v1/models") as answer:
+            return answer.status == 200
+    except (aiohttp.ClientError, ConnectionError, TimeoutError):
+        return False
 
 
 async def _served(session: aiohttp.ClientSession, url: str) -> list[str]:

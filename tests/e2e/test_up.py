@@ -51,6 +51,8 @@ def test_it_serves_and_records_and_stops_in_15_s_recording_the_stream_it_cuts(st
         descendants = psutil.Process(started.process.pid).children(recursive=True)
         assert {"temporal", "postgres"} <= by_name(descendants).keys()
         assert data.stat().st_mode & 0o077 == 0
+        engine = started.line(r"vllm ready at (http://127\.0\.0\.1:\d+)")
+        _check_guard(engine, data)
         assert [path for path in data.rglob("*") if path.lstat().st_mode & 0o022 and not path.is_symlink()] == []
         with _stream(client, max_tokens=20_000) as answer:
             cut_id = next(answer).id
@@ -62,6 +64,16 @@ def test_it_serves_and_records_and_stops_in_15_s_recording_the_stream_it_cuts(st
         assert time.monotonic() - interrupted_at < STOP_SECONDS
     assert alive(descendants) == []
     assert _stored_status(data, cut_id) == "aborted"
+
+
+def _check_guard(engine: str, data: Path) -> None:
+    """A stranger on the machine gets nothing, and even Clawloop loads nothing from elsewhere."""
+    secret = {"Authorization": f"Bearer {(data / 'engine-secret').read_text().strip()}"}
+    load = {"lora_name": "x", "lora_path": "/etc"}
+    assert httpx.get(f"{engine}/v1/models", timeout=30).status_code == 401
+    assert httpx.get(f"{engine}/v1/models", timeout=30, headers=secret).status_code == 200
+    assert httpx.get(f"{engine}/health", timeout=30, headers={"Host": "evil.example"}).status_code == 421
+    assert httpx.post(f"{engine}/v1/load_lora_adapter", timeout=30, headers=secret, json=load).status_code == 403
 
 
 def _stream(client: OpenAI, max_tokens: int) -> Stream[ChatCompletionChunk]:

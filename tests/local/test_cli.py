@@ -71,6 +71,9 @@ def test_an_engine_of_another_model_is_refused_and_a_silent_one_added(empty_post
             assert clawloop(*verb, same, **with_model).returncode == 0
             assert "with more token ids than the trainer's 100" in refusal(clawloop(*verb, larger, **with_model))
             assert "with fewer token ids than the trainer's 100" in refusal(clawloop(*verb, smaller, **with_model))
+        assert f"{same} answers to anyone who can reach it" in clawloop("engine", "add", same, **here).stderr
+        refused = refusal(clawloop("engine", "add", same, "--require-guard", **here))
+        assert "start it with the engine guard, or leave out --require-guard" in refused
         with psycopg.connect(empty_postgres_url) as connection:
             stored = connection.execute("SELECT url FROM engines ORDER BY url").fetchall()
     assert {url for (url,) in stored} == {same, "http://127.0.0.1:1"}
@@ -167,7 +170,7 @@ def test_up_passes_allowed_hosts_to_the_gateway(tmp_path: Path) -> None:
 
 
 def test_gateway_and_judge_worker_ask_the_judge_engine_that_is_started_here(tmp_path: Path) -> None:
-    judge = JudgeEngine("http://127.0.0.1:9", "judge", thinks=False)
+    judge = JudgeEngine("http://127.0.0.1:9", "judge", thinks=False, secret="s3cret")
     deployment = Deployment(tmp_path, "postgresql://x/y", "127.0.0.1:1", (), "tiny", (), {}, judge=judge)
     with socket.socket() as listener:
         listener.bind(("127.0.0.1", 0))
@@ -177,6 +180,7 @@ def test_gateway_and_judge_worker_ask_the_judge_engine_that_is_started_here(tmp_
     urls = [given.get("CLAWLOOP_JUDGE_URL") for given in variables]
     assert urls == ["http://127.0.0.1:9", "http://127.0.0.1:9", None]
     assert [given.get("CLAWLOOP_JUDGE_FORM") for given in variables] == ["grammar", "free", "free"]
+    assert [given.get("CLAWLOOP_JUDGE_API_KEY") for given in variables] == ["s3cret", "s3cret", None]
 
 
 def test_every_verb_reports_a_shadowed_package(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:

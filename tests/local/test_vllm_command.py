@@ -12,7 +12,15 @@ from clawloop.families.chat_format import ChatFormat
 from clawloop.families.thinking import Thinking
 from clawloop.layout.model_shape import ModelShape
 from clawloop.layout.plan import plan
-from clawloop.local.services.vllm import LORA_TARGETS, EngineOptions, ModelFacts, launch, progress, read_model
+from clawloop.local.services.vllm import (
+    GUARD_SECRET,
+    LORA_TARGETS,
+    EngineOptions,
+    ModelFacts,
+    launch,
+    progress,
+    read_model,
+)
 from tests.unit.layout import shapes
 from tests.unit.layout.folders import write_folder
 from tests.unit.layout.shapes import request
@@ -53,6 +61,14 @@ def test_flags_of_every_engine() -> None:
 def test_an_engine_without_adapters_has_no_targets_for_them() -> None:
     judge = plan(request(shapes.QWEN3_4B, (80, 80, 80), judge=(2,))).processes[1]
     assert "--lora-target-modules" not in launch(QWEN3_4B, EngineOptions(8100, judge.arguments), {}).command
+
+
+def test_an_engine_with_a_secret_is_guarded_and_the_secret_is_not_on_its_command_line() -> None:
+    guarded = launch(QWEN3_4B, replace(OPTIONS, environment={GUARD_SECRET: "s3cret"}), {})
+    assert flags(guarded.command)["--middleware"] == ["clawloop.serving.engine_guard.EngineGuard"]
+    assert guarded.environment[GUARD_SECRET] == "s3cret"
+    assert not any("s3cret" in word for word in guarded.command)
+    assert "--middleware" not in flags(launch(QWEN3_4B, OPTIONS, {}).command)
 
 
 def test_a_persons_arguments_come_last_and_win() -> None:

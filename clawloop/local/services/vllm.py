@@ -19,6 +19,8 @@ from clawloop.local.supervision.part import Launch
 from clawloop.processes.install_check import how_to_install
 
 HOST = "127.0.0.1"
+# An engine with this variable is guarded.
+GUARD_SECRET = "CLAWLOOP_ENGINE_SECRET"
 # Without this list vLLM wraps lm_head too, and concurrent `prompt_logprobs` requests crash the engine.
 LORA_TARGETS = ("q_proj", "k_proj", "v_proj", "o_proj", "gate_proj", "up_proj", "down_proj")
 _PROGRESS = (
@@ -92,6 +94,8 @@ def launch(model: ModelFacts, options: EngineOptions, environment: Mapping[str, 
     command += ["--model", str(model.path), "--served-model-name", model.name]
     command += ["--host", HOST, "--port", str(options.port)]
     command += options.planned
+    if GUARD_SECRET in options.environment:
+        command += ["--middleware", "clawloop.serving.engine_guard.EngineGuard"]
     if "--enable-lora" in options.planned:
         command += ["--lora-target-modules", *LORA_TARGETS]
     # Log-probs at the temperature of the request, not at 1.
