@@ -16,14 +16,16 @@ import tempfile
 import time
 from collections import Counter
 from collections.abc import Iterator, Sequence
-from contextlib import ExitStack, contextmanager
+from contextlib import AsyncExitStack, ExitStack, contextmanager
 from dataclasses import asdict
 from pathlib import Path
+from urllib.parse import urlsplit
 
 from clawloop.local.tiny_model import ensure_tiny_model
 from tests.chaos.chatters import Chatters
 from tests.chaos.run import Outcome, run_faults
 from tests.chaos.stack import running_stack
+from tests.chaos.stand_in_engine import stand_in_engine
 
 DISK_MEGABYTES = 1024
 
@@ -56,6 +58,7 @@ def _arguments() -> argparse.Namespace:
     parser.add_argument("--sessions", type=int, default=16, help="how many chat")
     parser.add_argument("--think", type=float, default=2.0, help="seconds between a user's messages, on average")
     parser.add_argument("--only", default="", help="only faults whose kind holds this text")
+    parser.add_argument("--no-vllm", action="store_true", help="a stand-in engine without a model, on a busy machine")
     parser.add_argument("--out", type=Path, help="a file for the outcomes as JSON")
     return parser.parse_args()
 
@@ -64,7 +67,12 @@ async def _run(folder: Path, arguments: argparse.Namespace) -> list[Outcome]:
     model = ensure_tiny_model(folder / "models")
     outcomes: list[Outcome] = []
     print(f"seed {arguments.seed}; logs in {folder / 'logs'} while it runs", flush=True)
-    async with running_stack(folder, model) as stack:
+    async with AsyncExitStack() as running:
+        port = None
+        if arguments.no_vllm:
+            engine = await running.enter_async_context(stand_in_engine(model.name, arguments.seed))
+            port = urlsplit(engine.url).port
+        stack = await running.enter_async_context(running_stack(folder, model, port))
         chatters = Chatters(stack.gateway_url, stack.keys["chat"], arguments.think)
         chatters.start(arguments.sessions, arguments.seed)
         try:

@@ -9,12 +9,12 @@ from __future__ import annotations
 import asyncio
 from collections.abc import Awaitable, Callable, Coroutine
 from datetime import timedelta
-from functools import wraps
+from functools import partial, wraps
 from typing import Any, Concatenate, ParamSpec, Protocol, TypeAlias, TypeVar
 
 import psycopg
 from psycopg.rows import TupleRow
-from sqlalchemy import make_url
+from sqlalchemy import event, make_url
 from sqlalchemy.exc import ArgumentError, DBAPIError
 from sqlalchemy.exc import TimeoutError as PoolTimeoutError
 from sqlalchemy.ext.asyncio import AsyncConnection, create_async_engine
@@ -81,6 +81,8 @@ class Database:
                 f" -c idle_in_transaction_session_timeout={statement_milliseconds * 4}",
             },
         )
+        limit_transactions = partial(_limit_transactions, milliseconds=statement_milliseconds * 4)
+        event.listen(self._engine.sync_engine, "connect", limit_transactions)
         self._abandoned: set[asyncio.Task[Any]] = set()
 
     async def run(self, work: Callable[[AsyncConnection], Awaitable[Result]]) -> Result:
@@ -165,6 +167,20 @@ async def raw_connection(connection: AsyncConnection) -> Raw:
     raw = (await connection.get_raw_connection()).driver_connection
     assert isinstance(raw, psycopg.AsyncConnection)
     return raw
+
+
+def _limit_transactions(connection: Any, record: object, *, milliseconds: int) -> None:
+    """Limit transactions where PostgreSQL can, from version 17 on.
+
+    To the time-outs above a pipeline that never ends is neither a statement nor idle: a client that lost its network
+    in the middle of one would keep its locks until TCP gives up, after hours.
+    """
+    if connection.driver_connection.info.server_version < 170_000:
+        return
+    cursor = connection.cursor()
+    cursor.execute(f"SET transaction_timeout = {milliseconds}")
+    cursor.close()
+    connection.commit()
 
 
 def driver_url(url: str) -> str:

@@ -5,6 +5,7 @@ from __future__ import annotations
 import asyncio
 import signal
 import subprocess
+import sys
 import time
 import traceback
 from collections.abc import Iterator
@@ -271,3 +272,38 @@ async def _until_entered(store: PostgresTurnStore, record: TurnRecord) -> None:
                 await asyncio.sleep(0.1)
             else:
                 return
+
+
+def test_a_transaction_is_limited_even_in_a_pipeline_that_never_ends(postgres_url: str) -> None:
+    """The caller is stopped in the middle of one, and its lock is free before it goes on."""
+    command = [sys.executable, "-c", OPEN_PIPELINE, postgres_url]
+    with subprocess.Popen(command, stdout=subprocess.PIPE, text=True) as caller:
+        try:
+            assert caller.stdout is not None
+            pid = int(caller.stdout.readline())
+            caller.send_signal(signal.SIGSTOP)
+            deadline = time.monotonic() + 60
+            with psycopg.connect(postgres_url, autocommit=True) as connection:
+                while connection.execute("SELECT FROM pg_stat_activity WHERE pid = %s", [pid]).fetchone() is not None:
+                    assert time.monotonic() < deadline
+                    time.sleep(0.1)
+        finally:
+            caller.kill()
+
+
+OPEN_PIPELINE = """
+import asyncio, sys
+from datetime import timedelta
+from db.database import Database
+
+async def never_ends(connection):
+    raw = (await connection.get_raw_connection()).driver_connection
+    async with raw.pipeline():
+        await raw.execute("SELECT 1")
+        raw.pgconn.send_flush_request()
+        raw.pgconn.flush()
+        print(raw.info.backend_pid, flush=True)
+        await asyncio.sleep(3600)
+
+asyncio.run(Database(sys.argv[1], timedelta(seconds=2)).run(never_ends))
+"""

@@ -1,0 +1,92 @@
+"""An engine without a model: it streams, judges at random, and keeps adapters by name, as vLLM does over HTTP."""
+
+from __future__ import annotations
+
+import json
+import random
+import time
+from collections.abc import AsyncIterator
+from contextlib import asynccontextmanager
+
+from starlette.applications import Starlette
+from starlette.requests import Request
+from starlette.responses import JSONResponse, PlainTextResponse, Response
+from starlette.routing import Route
+
+from tests.fakes.engine import FakeEngine, serving
+
+SLOTS = 4
+
+
+class StandInEngine:
+    """
+    Attributes:
+        roots: the directory of each loaded adapter, by name.
+    """
+
+    def __init__(self, base_model: str, seed: int) -> None:
+        self.url = ""
+        self.roots: dict[str, str] = {}
+        self._base_model = base_model
+        self._chance = random.Random(seed)
+        self._chats = FakeEngine(delay_seconds=0.01)
+
+    async def chat(self, request: Request) -> Response:
+        body = json.loads(await request.body())
+        if "structured_outputs" in body:
+            contents = [self._chance.choice(body["structured_outputs"]["choice"]) for _ in range(body.get("n", 1))]
+            choices = [{"index": index, "message": {"content": content}} for index, content in enumerate(contents)]
+            return JSONResponse({"choices": choices})
+        self._chats.models = {self._base_model, *self.roots}
+        self._chats.requests.clear()
+        return await self._chats.chat(request)
+
+    async def complete(self, request: Request) -> Response:
+        model = json.loads(await request.body())["model"]
+        known = model == self._base_model or model in self.roots
+        return JSONResponse({"choices": [{"text": "x"}]}, 200 if known else 404)
+
+    async def models(self, request: Request) -> Response:
+        base = {"id": self._base_model, "root": self._base_model, "parent": None}
+        adapters = [{"id": name, "root": root, "parent": self._base_model} for name, root in self.roots.items()]
+        return JSONResponse({"data": [base, *adapters]})
+
+    async def load(self, request: Request) -> Response:
+        body = json.loads(await request.body())
+        if body["lora_name"] in self.roots:
+            return JSONResponse({"error": {"message": "it is loaded already"}}, 400)
+        self.roots[body["lora_name"]] = body["lora_path"]
+        return PlainTextResponse("loaded")
+
+    async def unload(self, request: Request) -> Response:
+        name = json.loads(await request.body())["lora_name"]
+        if self.roots.pop(name, None) is None:
+            return JSONResponse({"error": {"message": "it is not loaded"}}, 404)
+        return PlainTextResponse("unloaded")
+
+    async def metrics(self, request: Request) -> Response:
+        labels = f'max_lora="{SLOTS}",running_lora_adapters="",waiting_lora_adapters=""'
+        return PlainTextResponse(f"vllm:lora_requests_info{{{labels}}} {time.time()}\n")
+
+
+@asynccontextmanager
+async def stand_in_engine(base_model: str, seed: int) -> AsyncIterator[StandInEngine]:
+    engine = StandInEngine(base_model, seed)
+
+    async def health(request: Request) -> Response:
+        return Response()
+
+    app = Starlette(
+        routes=[
+            Route("/health", health),
+            Route("/metrics", engine.metrics),
+            Route("/v1/models", engine.models),
+            Route("/v1/completions", engine.complete, methods=["POST"]),
+            Route("/v1/chat/completions", engine.chat, methods=["POST"]),
+            Route("/v1/load_lora_adapter", engine.load, methods=["POST"]),
+            Route("/v1/unload_lora_adapter", engine.unload, methods=["POST"]),
+        ]
+    )
+    async with serving(app) as url:
+        engine.url = url
+        yield engine
