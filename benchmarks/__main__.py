@@ -32,6 +32,10 @@ PRINTING = {
     "publish": ("benchmarks.publish", "gaps between tokens while versions are published, trainer idle and busy"),
     "temporal": ("benchmarks.temporal_away", "what a chat notices of Temporal: up, hanging and ended"),
     "train": ("benchmarks.train_step", "a training step beside PEFT + transformers and torchtune; --gpu with CUDA"),
+    "low-precision": (
+        "benchmarks.low_precision",
+        "float32, bfloat16 and 4 bits by both backends: memory, log-probs",
+    ),
     "injections": ("benchmarks.injections", "how often injected text sways a judge; --url URL --name MODEL for yours"),
     "direct-vote": ("benchmarks.direct_vote", "one direct vote beside m sampled ones: agreement, tokens, time"),
 }

@@ -213,7 +213,10 @@ def test_the_backend_follows_the_family_unless_it_is_set(qwen3: Path, tmp_path: 
     ("changes", "message"),
     [
         ({"model_type": "bert"}, r"family 'bert'; the trainer knows gemma3, "),
-        ({"architectures": ["LlamaForSequenceClassification"]}, "generates no text"),
+        (
+            {"architectures": ["LlamaForSequenceClassification"]},
+            "LlamaForSequenceClassification, no text generator",
+        ),
         ({"quantization_config": {"quant_method": "awq"}}, "quantised weights: give the trainer the unquantised"),
         ({"intermediate_size": 96}, "mismatched keys, the first is"),
         ({"num_hidden_layers": 4}, "missing keys, the first is"),

@@ -86,9 +86,10 @@ def read_family(checkpoint: Path, backend: Backend | None = None) -> Family:
         raise ModelUnsupported(
             f"{checkpoint} is of the family {model_type!r}; the trainer knows {', '.join(sorted(DECODER_PREFIX))}"
         )
-    architectures = config.get("architectures") or [""]
-    if not architectures[0].endswith(("ForCausalLM", "ForConditionalGeneration")):
-        raise ModelUnsupported(f"{checkpoint} is {' + '.join(architectures)}, which generates no text")
+    architectures = config.get("architectures") or []
+    if [_normalised(name) for name in architectures] != [_normalised(model_type)]:
+        named = " + ".join(architectures) or "of no architecture"
+        raise ModelUnsupported(f"{checkpoint} is {named}, no text generator of its family {model_type}")
     if config.get("quantization_config"):
         raise ModelUnsupported(
             f"{checkpoint} has quantised weights: give the trainer the unquantised model of the same name "
@@ -99,6 +100,13 @@ def read_family(checkpoint: Path, backend: Backend | None = None) -> Family:
     elif backend == "torchtune":
         read_architecture(checkpoint)
     return Family(model_type, backend, DECODER_PREFIX[model_type])
+
+
+def _normalised(name: str) -> str:
+    """`Gemma3ForConditionalGeneration` and `gemma3_text` → `gemma3`."""
+    for ending in ("ForCausalLM", "ForConditionalGeneration", "_text"):
+        name = name.removesuffix(ending)
+    return name.replace("_", "").lower()
 
 
 def _is_torchtunes(checkpoint: Path) -> bool:
