@@ -19,7 +19,8 @@ from tests.training.methods import METHODS
 from tests.training.tiny import random_batch, save_checkpoint
 from tests.training.two_ranks import CPU, LIMITS, LORA, REPLICATED, SHARDED, run
 
-pytestmark = pytest.mark.slow  # two processes that import torch at once
+# Two processes that import torch at once, and three where tests share the machine; a bound for ranks that hang.
+pytestmark = [pytest.mark.slow, pytest.mark.timeout(1200)]
 
 
 @pytest.fixture(scope="module")
@@ -43,7 +44,7 @@ def two_ranks(
     worker = ["-m", "tests.training.two_ranks", str(base), str(out), request.param]
     with subprocess.Popen([*torchrun, *worker], stderr=subprocess.PIPE, text=True) as ranks:
         try:
-            _, stderr = ranks.communicate(timeout=240)
+            _, stderr = ranks.communicate(timeout=900)
         except subprocess.TimeoutExpired:
             ranks.terminate()  # killed, it would leave its ranks behind
             raise
