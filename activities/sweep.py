@@ -15,6 +15,7 @@ from typing import Protocol, TypeVar
 from pydantic import BaseModel, ConfigDict
 from temporalio import activity
 
+from activities.episodes.upkeep import EpisodeUpkeep
 from activities.heartbeat import heartbeating
 from activities.notify import ConcurrentNotifier
 from activities.serving.reconcile import EngineReconciler
@@ -101,11 +102,6 @@ class Swept(BaseModel):
     late: int = 0
 
 
-class LateTurns(Protocol):
-    async def end_late_turns(self) -> int:
-        """End turns that were stored after their rollout group was settled; the number of turns."""
-
-
 class SweepActivities:
     """On the queue `ledger`.
 
@@ -114,7 +110,7 @@ class SweepActivities:
         min_age: how old a turn or feedback must be to be swept.
         retention: None deletes no adapters.
         reconciler: None leaves engines' workflows alone.
-        episodes: None leaves late turns of episodes alone.
+        episodes: None leaves episodes and rollouts alone.
     """
 
     def __init__(
@@ -127,7 +123,7 @@ class SweepActivities:
         retention: Retention | None = None,
         reconciler: EngineReconciler | None = None,
         counter: SweepCounter | None = None,
-        episodes: LateTurns | None = None,
+        episodes: EpisodeUpkeep | None = None,
     ) -> None:
         self._store = store
         self._notifier = notifier
@@ -156,7 +152,7 @@ class SweepActivities:
                 work=await _attempt(self._training.notify_pending(), errors),
                 removed=0 if self._retention is None else await _attempt(self._retention.remove(), errors),
                 engines=0 if self._reconciler is None else await _attempt(self._reconciler.reconcile(), errors),
-                late=0 if self._episodes is None else await _attempt(self._episodes.end_late_turns(), errors),
+                late=0 if self._episodes is None else await _attempt(self._episodes.sweep(), errors),
             )
             swept = swept.model_copy(update={"stuck": len(stuck)})
             if self._counter is not None:

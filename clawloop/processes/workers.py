@@ -15,6 +15,7 @@ from temporalio.client import Client
 from temporalio.worker import Worker
 
 from activities.episodes.ledger import EpisodeLedgerActivities
+from activities.episodes.upkeep import EpisodeUpkeep
 from activities.judging.closing import ClosingActivities
 from activities.judging.judge_turn import JudgingActivities
 from activities.serving.publishing import PublishingActivities
@@ -37,6 +38,7 @@ from clawloop.settings import Settings
 from clawloop.telemetry.metrics import WorkerMetrics
 from clawloop.temporal.client import TemporalSessionNotifier, begin_sweeping, register_search_attributes
 from clawloop.temporal.engine_notifier import TemporalEngineNotifier
+from clawloop.temporal.rollouts_notifier import TemporalRolloutsNotifier
 from clawloop.temporal.training_notifier import TemporalTrainingNotifier
 from db.database import BACKGROUND_LIMIT, Database
 from db.episodes.groups import PostgresEpisodeStore
@@ -112,7 +114,9 @@ def _orchestrator_workers(
         ),
         reconciler=EngineReconciler(publishing_store, engine_workflows),
         counter=metrics,
-        episodes=PostgresEpisodeStore(database),
+        episodes=EpisodeUpkeep(
+            PostgresEpisodeStore(database), PostgresRolloutStore(database), TemporalRolloutsNotifier(client)
+        ),
     )
     ledger = ClosingActivities(PostgresClosingStore(database), PostgresJudgementStore(database), work, metrics)
     steps = StepActivities(step_store)

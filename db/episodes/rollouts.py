@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from typing import Any
 
-from sqlalchemy import func, insert, select, text, update
+from sqlalchemy import func, insert, or_, select, text, update
 from sqlalchemy.dialects.postgresql import insert as upsert
 from sqlalchemy.ext.asyncio import AsyncConnection
 
@@ -81,6 +81,14 @@ class PostgresRolloutStore:
             counted = update(RolloutsRow).where(RolloutsRow.policy == policy)
             await connection.execute(counted.values(next_task=row.next_task + missing))
         return NextGroups(True, [*groups, *started], f"{missing} groups started")
+
+    @transaction
+    async def running(self, connection: AsyncConnection) -> list[str]:
+        is_open = select(RolloutGroupRow.id).where(
+            RolloutGroupRow.policy == RolloutsRow.policy, RolloutGroupRow.state == GroupState.OPEN
+        )
+        query = select(RolloutsRow.policy).where(or_(RolloutsRow.paused_reason.is_(None), is_open.exists()))
+        return list(await connection.scalars(query.order_by(RolloutsRow.policy)))
 
     @transaction
     async def start(self, connection: AsyncConnection, policy: str, plan: RolloutsPlan) -> RolloutsView:

@@ -39,10 +39,15 @@ async def test_a_pause_starts_nothing_and_lets_groups_end(postgres_learning: Pos
         await store.pause(POLICY, "why")
     await store.start(POLICY, PLAN)
     before = await store.next_groups(POLICY)
+    assert await store.running() == [POLICY]
     view = await store.pause(POLICY, "lunch")
     assert (view.state, view.reason, view.in_flight) == (RolloutsState.PAUSED, "lunch", 2)
     paused = await store.next_groups(POLICY)
     assert (paused.running, paused.open, paused.reason) == (False, before.open, "paused: lunch")
+    assert await store.running() == [POLICY]  # its groups in flight need their workflow
+    for group in before.open:
+        await PostgresEpisodeStore(postgres_learning.database).settle(group)
+    assert await store.running() == []
     await store.start(POLICY, PLAN)
     assert (await store.next_groups(POLICY)).running
 

@@ -1,0 +1,46 @@
+"""What the sweep does for episodes: late turns, and rollouts whose workflow was not notified or was lost."""
+
+from __future__ import annotations
+
+from typing import Protocol
+
+
+class LateTurns(Protocol):
+    async def end_late_turns(self) -> int:
+        """End turns that were stored after their rollout group was settled; the number of turns.
+
+        Raises:
+            StoreUnavailable
+        """
+
+
+class RunningRollouts(Protocol):
+    async def running(self) -> list[str]:
+        """Policies whose rollouts run, or have open groups.
+
+        Raises:
+            StoreUnavailable
+        """
+
+
+class RolloutsNotifier(Protocol):
+    async def rollouts_changed(self, policy: str) -> None:
+        """Signal the workflow of a policy's rollouts, and start it if it does not run.
+
+        Raises:
+            SignalFailed
+        """
+
+
+class EpisodeUpkeep:
+    def __init__(self, turns: LateTurns, rollouts: RunningRollouts, notifier: RolloutsNotifier) -> None:
+        self._turns = turns
+        self._rollouts = rollouts
+        self._notifier = notifier
+
+    async def sweep(self) -> int:
+        """End late turns and notify the workflows of running rollouts; the number of turns."""
+        late = await self._turns.end_late_turns()
+        for policy in await self._rollouts.running():
+            await self._notifier.rollouts_changed(policy)
+        return late
