@@ -172,6 +172,8 @@ class Lasting:
         async def fill(stack: Stack, chance: random.Random) -> None:
             async with _full(stack, folder_of(stack)):
                 await self._last(chance)
+            # Training that found no room waits for its operator.
+            await _command(stack, "training", "resume")
 
         return fill
 
@@ -266,11 +268,15 @@ async def _lose_temporal(stack: Stack, chance: random.Random) -> None:
         process.send_signal(signal.SIGKILL)
     for file in stack.temporal_folder.glob("temporal.db*"):
         file.unlink()
-    command = [sys.executable, "-m", "clawloop.cli.main", "recover", "--data", str(stack.data)]
-    environment = dict(os.environ)
+    await _command(stack, "recover")
+
+
+async def _command(stack: Stack, *words: str) -> None:
+    """Run a verb of `clawloop` until it succeeds: a service may still be starting."""
+    command = [sys.executable, "-m", "clawloop.cli.main", *words, "--data", str(stack.data)]
     deadline = time.monotonic() + REACHED_WITHIN_SECONDS
     while True:
-        done = await asyncio.to_thread(subprocess.run, command, env=environment, capture_output=True, text=True)
+        done = await asyncio.to_thread(subprocess.run, command, capture_output=True, text=True)
         if done.returncode == 0:
             return
         assert time.monotonic() < deadline, done.stderr

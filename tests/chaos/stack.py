@@ -156,7 +156,8 @@ async def running_stack(folder: Path, model: Path, engine_port: int | None = Non
         )
         keys = await prepare_deployment(deployment)
         environment |= {"CLAWLOOP_JUDGE_URL": judge.url, "CLAWLOOP_JUDGE_MODEL": model.name}
-        environment |= {"CLAWLOOP_JUDGE_FORM": "grammar"}
+        # The disks of `make chaos` are smaller than what is kept free by default.
+        environment |= {"CLAWLOOP_JUDGE_FORM": "grammar", "CLAWLOOP_MIN_FREE_DISK_GIB": "0.05"}
         listener.listen(QUEUED_CONNECTIONS)
         gateways = parts.gateways(deployment, listener, GATEWAYS, environment)
         for part in (*gateways, *parts.workers(deployment, environment), parts.trainer(model, deployment, environment)):
