@@ -67,7 +67,7 @@ async def test_two_trainers_with_the_same_step_commit_it_once(
     committed = bench.rows("SELECT n, finished_at FROM steps ORDER BY n")
 
     os.kill(int(found[1]), signal.SIGCONT)
-    while "step 1: candidate" not in log.read_text():
+    while "step 1: committed" not in log.read_text():  # the other trainer made the version, and it was accepted
         await asyncio.sleep(0.05)
     assert bench.rows("SELECT n, finished_at FROM steps ORDER BY n") == committed
     assert bench.rows("SELECT head FROM policies") == [{"head": 2}]
