@@ -14,6 +14,7 @@ from clawloop.errors import RequestRejected
 from clawloop.settings import ChatBounds
 
 _COUNTED_LISTS = ("stop", "stop_token_ids", "bad_words")
+_GUIDED = ("guided_choice", "guided_grammar", "guided_json", "guided_regex")
 _COUNTED_TOKENS = ("logit_bias", "allowed_token_ids", "logprob_token_ids")
 
 
@@ -41,6 +42,7 @@ def forced_forms(body: dict[str, Any]) -> list[tuple[str, Any]]:
         for name in ("response_format", "structured_outputs")
         if isinstance(body.get(name), dict) and body[name].get("type") not in ("text", "json_object")
     ]
+    forms += [(name, {name.removeprefix("guided_"): body[name]}) for name in _GUIDED if body.get(name) is not None]
     tools = body.get("tools")
     if not isinstance(tools, list) or body.get("tool_choice") == "none":
         return forms

@@ -24,6 +24,10 @@ _ENGINE_FIELDS = frozenset(
         "frequency_penalty",
         "function_call",
         "functions",
+        "guided_choice",  # older engines' names of structured outputs
+        "guided_grammar",
+        "guided_json",
+        "guided_regex",
         "ignore_eos",
         "include_reasoning",
         "include_stop_str_in_output",

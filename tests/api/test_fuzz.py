@@ -121,6 +121,8 @@ OPERATIONS = (
     ("/admin/v1/turns/{turn}/judge", "POST"),
     ("/admin/v1/sessions/{session_id}/judge", "POST"),
     ("/admin/v1/unjudged/judge", "POST"),
+    ("/admin/v1/judge/history", "POST"),
+    ("/admin/v1/policies/{policy}/release", "POST"),
     ("/healthz", "GET"),
     ("/readyz", "GET"),
     ("/metrics", "GET"),
