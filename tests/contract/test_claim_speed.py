@@ -57,7 +57,7 @@ async def test_a_claim_among_thousands_of_samples_reads_only_its_own(postgres_le
 
     plans = [
         await explain(postgres_learning, _FRESH, values),
-        await explain(postgres_learning, _READY, {"policy": POLICY}),
+        await explain(postgres_learning, _READY, {"policy": POLICY, "batch_groups": 8}),
     ]
     began = time.perf_counter()
     claim = await postgres_learning.steps.claim(POLICY, 1)

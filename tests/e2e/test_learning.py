@@ -40,6 +40,8 @@ RECIPE = Recipe.model_validate(
             # Random weights cannot get worse; one step has to have a visible effect.
             "optimiser": {"lr": 0.01},
         },
+        # That step moves each token far more than the gate lets one step of a real model.
+        "gate": {"parent_distance": 4.9, "token_share": 0.99},
     }
 )
 SESSIONS, TURNS = 4, 5

@@ -4,9 +4,11 @@ from __future__ import annotations
 
 import asyncio
 import json
+import re
 from collections.abc import AsyncIterator
 from contextlib import asynccontextmanager
 from pathlib import Path
+from typing import Any
 
 import pytest
 from typer.testing import CliRunner
@@ -62,7 +64,13 @@ async def test_verdicts_are_compared_and_nothing_changes(binary_bench: Bench) ->
     bench = binary_bench
     await judged(bench)
     before = await everything(bench)
-    bench.judge.votes = [1, -1, 1, "nonsense", "nonsense", 1]
+    votes = {"0": "1", "1": "-1", "2": "1", "3": "nonsense", "4": "1"}  # two turns are judged at once, in any order
+
+    def vote_by_turn(body: dict[str, Any], question: str) -> str:
+        mark, turn = re.findall(r"<task ([0-9a-f]{6}) user>\nturn (\d)", question)[-1]
+        return f"verdict {mark}: {votes[turn]}"
+
+    bench.judge.says = vote_by_turn
     async with history(bench) as (operations, notifier):
         found = await operations.compare("default", OTHER, 100)
     assert (found.judged, found.left, found.stopped) == (5, 0, None)

@@ -18,6 +18,7 @@ from typer.testing import CliRunner
 
 from activities.serving.publishing import PublishingActivities
 from activities.sweep import SweepActivities
+from activities.training.gate import GateActivities
 from activities.training.steps import StepActivities
 from activities.training.train_step import TrainingActivities
 from clawloop.cli.main import app
@@ -33,6 +34,7 @@ from db.invariants import violations
 from db.recovery import PostgresRecoveryStore
 from db.serving.publishing import PostgresPublishingStore
 from db.sweep import PostgresSweepStore
+from db.training.gate import PostgresGateStore
 from db.training.steps import PostgresStepStore
 from tests.conftest import database_address, execute
 from tests.fakes.trainer import FakeTrainer
@@ -79,6 +81,7 @@ async def all_at_work(client: Client, b: Bench) -> AsyncIterator[None]:
         steps.claim_batch,
         steps.quarantine_step,
         steps.abandon_step,
+        GateActivities(PostgresGateStore(b.database)).decide_version,
         PublishingActivities(publishing, step_store, TemporalEngineNotifier(client)).publish_version,
     ]
     trainer = TrainingActivities(step_store, FakeTrainer())

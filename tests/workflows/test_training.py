@@ -182,7 +182,7 @@ async def test_a_bad_step_is_quarantined_and_training_pauses_with_the_reason(
     scripted.ends[2] = (StepState.QUARANTINED, "KL 12.3 above 10")
     await learner.samples(48)
     details = await learner.shows("paused: step 2 quarantined: KL 12.3 above 10")
-    assert "| 2 | 16 | 0.5 | 0.01 | 1 | 1.2 | quarantined: KL 12.3 above 10 |  |" in details
+    assert "| 2 | 16 | 0.5 | 0.01 | 1 | 1.2 |  | quarantined: KL 12.3 above 10 |  |" in details
     await answers(scripted, 1)
     assert scripted.ready == 16
     await learner.resume(retry=True)
@@ -226,7 +226,7 @@ async def test_a_roll_back_while_a_step_is_computed_abandons_it_and_its_samples_
     scripted.gate.set()
     await answers(scripted, 4)
     details = await learner.shows("v4 answers, the newest")
-    assert "| 3 | 16 | 0.5 | 0.01 | 1 | 1.2 | abandoned: rolled back to v1 |  |" in details
+    assert "| 3 | 16 | 0.5 | 0.01 | 1 | 1.2 |  | abandoned: rolled back to v1 |  |" in details
 
 
 async def test_a_pinned_version_answers_while_others_are_trained(scripted: ScriptedLearning, learner: Learner) -> None:
