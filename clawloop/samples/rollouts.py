@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Mapping, Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from statistics import fmean
 
 from clawloop.algorithms.episodes import episode_advantages, needed_rewards, step_advantages
@@ -102,6 +102,17 @@ def settle(members: Sequence[Member], signal: Signal, *, no_recipe: bool = False
         if member.id is not None and len(values) == 1 and (only := values.pop()) is not None:
             same[member.id] = only
     return Settlement(GroupState.DROPPED if dropped else GroupState.SETTLED, reason, len(known), mean, turns, same)
+
+
+def hold_out(settlement: Settlement) -> Settlement:
+    """The same group, whose turns are never trained: versions are compared on them."""
+    turns = {
+        turn: replace(settled, outcome=TurnOutcome.HELD_OUT, why=f"held out: {settled.why}")
+        if settled.outcome is TurnOutcome.SAMPLED
+        else settled
+        for turn, settled in settlement.turns.items()
+    }
+    return replace(settlement, turns=turns)
 
 
 def _reason(

@@ -17,7 +17,8 @@ from clawloop.errors import EngineAnswerUnusable, RecipeRejected, RecordUnusable
 from clawloop.ids import EpisodeId, RolloutGroupId, TurnId, new_judgement_id, new_sample_id
 from clawloop.recipes.recipe import Recipe, Signal
 from clawloop.samples.eligibility import PREFIX, why_not_trainable
-from clawloop.samples.rollouts import EpisodeTurn, Member, Settlement, settle
+from clawloop.samples.holdout import is_held_out
+from clawloop.samples.rollouts import EpisodeTurn, Member, Settlement, hold_out, settle
 from db.arrays import ID_BYTES, bytes_to_logprobs
 from db.exact_json import storable
 from db.tables import ApiKeyRow, EpisodeRow, JudgementRow, RolloutGroupRow, SampleRow
@@ -69,6 +70,8 @@ async def settle_group(connection: AsyncConnection, group: RolloutGroupId) -> tu
     settlement = settle(members, Signal() if recipe is None else recipe.signal, no_recipe=recipe is None)
     samples = 0
     if recipe is not None:
+        if is_held_out(policy, group, recipe.gate.held_out):
+            settlement = hold_out(settlement)
         samples = await _insert_samples(connection, row, recipe, members, settlement)
     await _set_outcomes(connection, settlement, earlier)
     for episode, advantage in settlement.advantages.items():
@@ -181,6 +184,7 @@ async def _insert_samples(
             settled = settlement.turns[turn.id]
             if settled.advantage is None or member.id is None:
                 continue
+            held_out = settled.outcome is TurnOutcome.HELD_OUT
             judgement = new_judgement_id()
             judgements.append(
                 {
@@ -201,7 +205,7 @@ async def _insert_samples(
                     "judgement_id": judgement,
                     "turn_id": turn.id,
                     "policy": group.policy,
-                    "state": SampleState.FRESH,
+                    "state": SampleState.HELD_OUT if held_out else SampleState.FRESH,
                     "reason": settled.why,
                     "reward": settled.advantage,
                     "rollout_group_id": group.id,

@@ -16,8 +16,9 @@ from db.turns.conversation_cache import ConversationCache
 
 # Those judged before the step was claimed: every attempt at the step gets the same turns.
 _NEWEST = text("""
-    SELECT s.id, j.verdict FROM samples s JOIN judgements j ON j.id = s.judgement_id JOIN turns t ON t.id = s.turn_id
-    WHERE s.policy = :policy AND s.state = 'held_out' AND j.verdict <> 0 AND j.decided_at < :before
+    SELECT s.id, d.verdict FROM samples s JOIN judgements j ON j.id = s.judgement_id JOIN turns t ON t.id = s.turn_id,
+        LATERAL (SELECT CASE WHEN s.rollout_group_id IS NULL THEN j.verdict ELSE sign(s.reward) END AS verdict) d
+    WHERE s.policy = :policy AND s.state = 'held_out' AND d.verdict <> 0 AND j.decided_at < :before
         AND t.outcome <> 'erased'
     ORDER BY s.id DESC LIMIT :limit
 """)
@@ -26,7 +27,10 @@ _NEWEST = text("""
 async def read_held_out(
     connection: AsyncConnection, conversations: ConversationCache, policy: str, before: datetime, gate: Gate
 ) -> list[BatchSample]:
-    """The newest held-out turns with a verdict, oldest first, the verdict as the reward; damaged ones are left out."""
+    """The newest held-out turns with a verdict, oldest first, the verdict as the reward; damaged ones are left out.
+
+    The verdict on a turn of an episode is whether the episode was better or worse than its group.
+    """
     if not gate.held_out:
         return []
     parameters = {"policy": policy, "before": before, "limit": gate.replay_turns}

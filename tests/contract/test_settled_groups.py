@@ -2,20 +2,25 @@
 
 from __future__ import annotations
 
-from datetime import timedelta
+from datetime import UTC, datetime, timedelta
 
 import pytest
+from sqlalchemy.ext.asyncio import AsyncConnection
 
 from clawloop.contracts.episodes import Ending, EpisodeEnd, GroupState
-from clawloop.contracts.training import SampleState, StepState
+from clawloop.contracts.training import BatchSample, SampleState, StepState
 from clawloop.contracts.turns import TurnOutcome
 from clawloop.episodes.keys import EpisodeKey, sign, verify
-from clawloop.ids import SampleId
+from clawloop.ids import RolloutGroupId, SampleId
+from clawloop.recipes.recipe import Gate
+from clawloop.samples.holdout import is_held_out
 from db.episodes.groups import PostgresEpisodeStore
 from db.invariants import violations
 from db.judging.rejudging import PostgresRejudgeStore
 from db.serving.keys import PostgresKeyStore
 from db.sweep import PostgresSweepStore
+from db.training.held_out import read_held_out
+from db.turns.conversation_cache import ConversationCache
 from tests.contract.episodes import LIFETIME, add_turns, new_group, run_group, samples_of_group
 from tests.contract.learning import POLICY, PostgresLearning, commit, publish, recipe, step, trained
 
@@ -47,6 +52,37 @@ async def test_every_turn_of_an_episode_gets_its_advantage(postgres_learning: Po
     assert view is not None
     assert view.advantage == pytest.approx(2**0.5)
     assert (view.turns, view.tokens) == (2, 4)
+    assert await violations(learning.database) == []
+
+
+async def test_a_held_out_group_is_never_trained_and_versions_are_compared_on_it(
+    postgres_learning: PostgresLearning,
+) -> None:
+    learning = postgres_learning
+    await learning.set_recipe(recipe().model_copy(update={"gate": Gate(held_out=0.5)}))
+    sides: dict[bool, RolloutGroupId] = {}
+    while len(sides) < 2:  # each group is held out or not with even odds
+        result, _ = await run_group(learning, [1, 0])
+        assert (result.state, result.samples) == (GroupState.SETTLED, 2)
+        sides[is_held_out(POLICY, result.id, 0.5)] = result.id
+    for held_out, group in sides.items():
+        found = await samples_of_group(learning, group)
+        state = SampleState.HELD_OUT if held_out else SampleState.FRESH
+        assert {sample["state"] for sample in found} == {state}
+        query = """SELECT DISTINCT t.outcome, t.outcome_detail LIKE 'held out: reward %%' AS said FROM turns t
+            JOIN samples s ON s.turn_id = t.id WHERE s.rollout_group_id = %s"""
+        assert await learning.rows(query, group) == [
+            {"outcome": "held_out" if held_out else "sampled", "said": held_out}
+        ]
+
+    async def read(connection: AsyncConnection) -> list[BatchSample]:
+        later = datetime.now(UTC) + timedelta(minutes=1)
+        return await read_held_out(connection, ConversationCache(), POLICY, later, Gate(held_out=0.5))
+
+    compared = await learning.database.run(read)
+    held = {row["id"] for row in await learning.rows("SELECT id FROM samples WHERE state = 'held_out'")}
+    assert {sample.sample_id for sample in compared} == held
+    assert {sample.reward for sample in compared} == {1.0, -1.0}
     assert await violations(learning.database) == []
 
 
