@@ -35,6 +35,8 @@ class BoundedHttpProtocol(HttpToolsProtocol):
         self._reading_head = True
         self._head_bytes = 0
         self._head_timer: asyncio.TimerHandle | None = None
+        self._bytes_since_body = 0
+        self._rest_timer: asyncio.TimerHandle | None = None
 
     def connection_made(self, transport: asyncio.Transport) -> None:  # type: ignore[override]
         super().connection_made(transport)
@@ -42,6 +44,7 @@ class BoundedHttpProtocol(HttpToolsProtocol):
 
     def connection_lost(self, exc: Exception | None) -> None:
         self._stop_head_timer()
+        self._stop_rest_timer()
         super().connection_lost(exc)
 
     def data_received(self, data: bytes) -> None:
@@ -57,7 +60,11 @@ class BoundedHttpProtocol(HttpToolsProtocol):
             if self._reading_head:
                 self._refuse(Problem(431, _TOO_LARGE, "headers_too_large"))
                 return
+        # Between and after the chunks of a body: sizes, extensions and trailers, which are joined as headers are.
+        self._bytes_since_body += len(data)
         super().data_received(data)
+        if self._bytes_since_body > HEAD_BYTES:
+            self.transport.abort()
 
     def on_message_begin(self) -> None:
         super().on_message_begin()
@@ -69,13 +76,24 @@ class BoundedHttpProtocol(HttpToolsProtocol):
         super().on_header(name, value)
 
     def on_headers_complete(self) -> None:
-        self._reading_head = False
+        self._reading_head, self._bytes_since_body = False, 0
         self._stop_head_timer()
         super().on_headers_complete()
 
+    def on_body(self, body: bytes) -> None:
+        self._bytes_since_body = 0
+        super().on_body(body)
+
+    def on_response_complete(self) -> None:
+        super().on_response_complete()
+        if not self._reading_head and self._rest_timer is None:
+            # The answer is sent, and the rest of the request's body may never come.
+            self._rest_timer = self.loop.call_later(HEAD_SECONDS, self.transport.close)
+
     def on_message_complete(self) -> None:
+        self._stop_rest_timer()
         super().on_message_complete()
-        self._reading_head, self._head_bytes = True, 0
+        self._reading_head, self._head_bytes, self._bytes_since_body = True, 0, 0
 
     def send_400_response(self, msg: str) -> None:
         if self._reading_head and len(self.headers or ()) >= HEAD_LINES:
@@ -92,6 +110,11 @@ class BoundedHttpProtocol(HttpToolsProtocol):
         if self._head_timer is not None:
             self._head_timer.cancel()
             self._head_timer = None
+
+    def _stop_rest_timer(self) -> None:
+        if self._rest_timer is not None:
+            self._rest_timer.cancel()
+            self._rest_timer = None
 
     def _refuse(self, problem: Problem) -> None:
         self._stop_head_timer()

@@ -37,7 +37,7 @@ class ChatBounds(BaseModel):
     model_config = ConfigDict(frozen=True, extra="forbid")
 
     messages: PositiveInt = 20_000
-    """Messages and their content parts. Rendering 100,000 empty messages holds the engine for 9 s."""
+    """Messages, their content parts and tool calls. Rendering 100,000 empty messages holds the engine for 9 s."""
 
     tools: PositiveInt = 512
     """Tools. OpenAI takes 128; agents with several tool servers have more."""

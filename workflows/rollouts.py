@@ -72,7 +72,9 @@ class RolloutsWorkflow(LongRunningWorkflow):
                 static_summary=f"{self._policy}: a rollout group",
             )
         except WorkflowAlreadyStartedError:
-            return  # an earlier run of this workflow started it; it is seen when the ledger is read again
+            # An earlier run of this workflow started it; while the ledger says that it is open, it is tried again.
+            self._waiting.discard(group)
+            return
         except ChildWorkflowError as error:
             workflow.logger.warning("rollout group failed: %s", type(error.cause).__name__)
         self._waiting.discard(group)

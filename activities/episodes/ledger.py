@@ -8,6 +8,7 @@ from temporalio import activity
 
 from activities.episodes.messages import REASON_LIMIT, BeginEpisode, ScoreEpisode
 from activities.episodes.ports import BatchNotifier, EpisodeStore, RolloutStore
+from activities.heartbeat import heartbeating
 from clawloop.contracts.episodes import EpisodeBegun, EpisodeEnd, GroupResult, GroupTask, NextGroups
 from clawloop.ids import RolloutGroupId
 
@@ -26,31 +27,37 @@ class EpisodeLedgerActivities:
     @activity.defn(name="read_group_task")
     async def read_group_task(self, group: RolloutGroupId) -> GroupTask:
         """What the group's episodes have to do."""
-        return await self._store.group_task(group)
+        async with heartbeating():
+            return await self._store.group_task(group)
 
     @activity.defn(name="begin_episode")
     async def begin_episode(self, request: BeginEpisode) -> EpisodeBegun:
         """The episode of an attempt, with its key."""
-        return await self._store.begin_episode(request.group, request.place, request.attempt, KEY_LIFETIME)
+        async with heartbeating():
+            return await self._store.begin_episode(request.group, request.place, request.attempt, KEY_LIFETIME)
 
     @activity.defn(name="end_episode")
     async def end_episode(self, end: EpisodeEnd) -> None:
         """Record how an episode ended; its key is revoked."""
-        await self._store.end_episode(end)
+        async with heartbeating():
+            await self._store.end_episode(end)
 
     @activity.defn(name="score_episode")
     async def score_episode(self, request: ScoreEpisode) -> None:
         """Record an episode's reward."""
-        await self._store.score_episode(request.episode, request.reward, request.reason[:REASON_LIMIT])
+        async with heartbeating():
+            await self._store.score_episode(request.episode, request.reward, request.reason[:REASON_LIMIT])
 
     @activity.defn(name="settle_group")
     async def settle_group(self, group: RolloutGroupId) -> GroupResult:
         """Make the group's samples; notify training of a full batch."""
-        result, policy = await self._store.settle(group)
-        await self._work.notify(policy)
-        return result
+        async with heartbeating():
+            result, policy = await self._store.settle(group)
+            await self._work.notify(policy)
+            return result
 
     @activity.defn(name="next_groups")
     async def next_groups(self, policy: str) -> NextGroups:
         """The groups that a policy's rollouts start now."""
-        return await self._rollouts.next_groups(policy)
+        async with heartbeating():
+            return await self._rollouts.next_groups(policy)

@@ -6,6 +6,7 @@ Bodies are limited to 32 MiB before this; what is checked here is cheap to send 
 from __future__ import annotations
 
 from collections.abc import Iterator
+from contextlib import suppress
 from typing import Any
 
 import orjson
@@ -15,6 +16,9 @@ from clawloop.settings import ChatBounds
 
 _COUNTED_LISTS = ("stop", "stop_token_ids", "bad_words")
 _GUIDED = ("guided_choice", "guided_grammar", "guided_json", "guided_regex")
+_EXPRESSIONS = ("regex", "pattern", "whitespace_pattern")
+# Where vLLM takes a schema as JSON text as well.
+_JSON_TEXTS = ("json", "structural_tag")
 _COUNTED_TOKENS = ("logit_bias", "allowed_token_ids", "logprob_token_ids")
 
 
@@ -23,9 +27,10 @@ def check_bounds(body: dict[str, Any], bounds: ChatBounds) -> None:
     Raises:
         RequestRejected: names the field and the bound that is exceeded.
     """
-    _require(_message_count(body["messages"]), bounds.messages, "messages", "messages and content parts")
+    _require(_message_count(body["messages"]), bounds.messages, "messages", "messages, content parts and tool calls")
     _require(_length(body.get("tools")), bounds.tools, "tools", "tools")
     _require(_length(body.get("functions")), bounds.tools, "functions", "functions")
+    _require(_length(body.get("documents")), bounds.messages, "documents", "documents")
     _require(body.get("n") or 1, bounds.n, "n", "choices")
     for name in _COUNTED_LISTS:
         _require(_length(body.get(name)), bounds.stop, name, "entries")
@@ -37,11 +42,12 @@ def check_bounds(body: dict[str, Any], bounds: ChatBounds) -> None:
 
 def forced_forms(body: dict[str, Any]) -> list[tuple[str, Any]]:
     """What the engine compiles into a grammar, each with the name of its field."""
-    forms = [
-        (name, body[name])
-        for name in ("response_format", "structured_outputs")
-        if isinstance(body.get(name), dict) and body[name].get("type") not in ("text", "json_object")
-    ]
+    forms: list[tuple[str, Any]] = []
+    response_format = body.get("response_format")
+    if isinstance(response_format, dict) and response_format.get("type") not in ("text", "json_object"):
+        forms.append(("response_format", response_format))
+    if isinstance(body.get("structured_outputs"), dict):
+        forms.append(("structured_outputs", body["structured_outputs"]))
     forms += [(name, {name.removeprefix("guided_"): body[name]}) for name in _GUIDED if body.get(name) is not None]
     tools = body.get("tools")
     if not isinstance(tools, list) or body.get("tool_choice") == "none":
@@ -57,19 +63,25 @@ def _check_form(name: str, form: Any, bounds: ChatBounds) -> None:
     nodes = 0
     for key, value in _walk(form):
         nodes += isinstance(value, dict | list)
-        if key in ("regex", "pattern") and isinstance(value, str):
+        if key in _EXPRESSIONS and isinstance(value, str):
             _require(len(value), bounds.regex_length, name, "characters in a regular expression")
+        if key == "patternProperties" and isinstance(value, dict):
+            longest = max(map(len, value), default=0)
+            _require(longest, bounds.regex_length, name, "characters in a regular expression")
         if key == "choice":
             _require(_length(value), bounds.choices, name, "choices")
     _require(nodes, bounds.schema_nodes, name, "objects and arrays in a schema")
 
 
 def _walk(form: Any) -> Iterator[tuple[str | None, Any]]:
-    """Every value of nested JSON with its key; None as the key of a list's entry."""
+    """Every value of nested JSON with its key; None as the key of a list's entry. Looks into schemas given as text."""
     waiting: list[tuple[str | None, Any]] = [(None, form)]
     while waiting:
         key, value = waiting.pop()
         yield key, value
+        if key in _JSON_TEXTS and isinstance(value, str):
+            with suppress(orjson.JSONDecodeError):
+                value = orjson.loads(value)
         if isinstance(value, dict):
             waiting.extend(value.items())
         elif isinstance(value, list):
@@ -77,8 +89,8 @@ def _walk(form: Any) -> Iterator[tuple[str | None, Any]]:
 
 
 def _message_count(messages: list[dict[str, Any]]) -> int:
-    parts = (message.get("content") for message in messages)
-    return len(messages) + sum(len(content) for content in parts if isinstance(content, list))
+    lists = (message.get(name) for message in messages for name in ("content", "tool_calls"))
+    return len(messages) + sum(len(entries) for entries in lists if isinstance(entries, list))
 
 
 def _is_strict(tool: Any) -> bool:

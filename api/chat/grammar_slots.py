@@ -11,7 +11,9 @@ from cachetools import LRUCache
 from clawloop.errors import RequestRejected
 from clawloop.ids import ApiKeyId
 
-# The engine compiles a large grammar within 10 s; after three of them the client should know that it is too fast.
+# What an engine takes for the largest grammar that the bounds let through, on one core.
+COMPILE_SECONDS = 10.0
+# Three of them: then the client should know that it is too fast.
 WAIT_SECONDS = 30.0
 # One semaphore is 100 bytes; keys that sent nothing for longest are forgotten.
 _KEYS = 10_000
@@ -25,21 +27,25 @@ class GrammarSlots:
     Args:
         slots: requests of one key at once.
         wait_seconds: how long a request is held for a free slot.
+        compile_seconds: after this a slot is free whatever became of its request.
     """
 
-    def __init__(self, slots: int, wait_seconds: float = WAIT_SECONDS) -> None:
+    def __init__(
+        self, slots: int, wait_seconds: float = WAIT_SECONDS, compile_seconds: float = COMPILE_SECONDS
+    ) -> None:
         self._slots = slots
         self._wait_seconds = wait_seconds
-        self._by_key: LRUCache[ApiKeyId, asyncio.Semaphore] = LRUCache(_KEYS)
+        self._compile_seconds = compile_seconds
+        self._by_key: LRUCache[ApiKeyId, asyncio.BoundedSemaphore] = LRUCache(_KEYS)
 
     @asynccontextmanager
     async def slot(self, key: ApiKeyId) -> AsyncIterator[None]:
-        """Hold one slot of a key, from before the engine is asked until its first token.
+        """Hold one slot of a key, from before the engine is asked until its first token, if compiling takes that long.
 
         Raises:
             RequestRejected: 429, none became free in time.
         """
-        free = self._by_key.setdefault(key, asyncio.Semaphore(self._slots))
+        free = self._by_key.setdefault(key, asyncio.BoundedSemaphore(self._slots))
         try:
             async with asyncio.timeout(self._wait_seconds):
                 await free.acquire()
@@ -51,7 +57,21 @@ class GrammarSlots:
                 code="too_many_structured_requests",
                 retry_after=f"{self._wait_seconds:.0f}",
             ) from None
+        loop = asyncio.get_running_loop()
+        compiled = loop.call_later(self._compile_seconds, free.release)
         try:
             yield
-        finally:
-            free.release()
+        except asyncio.CancelledError:
+            raise  # the client left, and the engine compiles on
+        except BaseException:
+            _release_early(compiled, free)
+            raise
+        else:
+            _release_early(compiled, free)
+
+
+def _release_early(compiled: asyncio.TimerHandle, slot: asyncio.BoundedSemaphore) -> None:
+    """Release a slot unless its time is over: then the timer has released it, or is about to."""
+    if compiled.when() > asyncio.get_running_loop().time():
+        compiled.cancel()
+        slot.release()

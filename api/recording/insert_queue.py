@@ -53,10 +53,11 @@ class InsertQueue:
         return self
 
     async def __aexit__(self, *_: object) -> None:
-        for task in self._running:
+        running = set(self._running)
+        for task in running:
             task.cancel()
-        if self._running:
-            await asyncio.wait(self._running)
+        if running:
+            await asyncio.wait(running)
 
     async def insert(self, record: TurnRecord) -> InsertedTurn:
         """
@@ -70,7 +71,6 @@ class InsertQueue:
         if len(self._running) < TRANSACTIONS:
             task = asyncio.create_task(self._insert_batches())
             self._running.add(task)
-            task.add_done_callback(self._running.discard)
         try:
             async with asyncio.timeout(LIMIT_SECONDS):
                 return await waiting.inserted
@@ -91,6 +91,15 @@ class InsertQueue:
             self._away_until = now + LIMIT_SECONDS
 
     async def _insert_batches(self) -> None:
+        try:
+            await self._insert_while_turns_wait()
+        finally:
+            # At once: a turn that arrives now must see that nobody will come for it.
+            task = asyncio.current_task()
+            assert task is not None
+            self._running.discard(task)
+
+    async def _insert_while_turns_wait(self) -> None:
         while batch := self._next_batch():
             began = time.monotonic()
             try:

@@ -139,11 +139,15 @@ class Spool:
             raise SpoolFull(f"{self.turns} turns wait, the limit is {self._limit_bytes} bytes")
         path = folder / f"{record.turn_id}{_SUFFIX}"
         partial = path.with_suffix(".tmp")
-        with partial.open("wb") as file:
-            file.write(content)
-            file.flush()
-            os.fsync(file.fileno())
-        partial.rename(path)
+        try:
+            with partial.open("wb") as file:
+                file.write(content)
+                file.flush()
+                os.fsync(file.fileno())
+            partial.rename(path)
+        except OSError:  # a full disk: what was written would take the room that comes free
+            partial.unlink(missing_ok=True)
+            raise
         _sync_folder(folder)
         return path
 

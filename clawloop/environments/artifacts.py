@@ -4,8 +4,8 @@ from __future__ import annotations
 
 import asyncio
 import hashlib
-import os
 from pathlib import Path
+from uuid import uuid4
 
 from clawloop.errors import RecordUnusable
 
@@ -31,7 +31,8 @@ class ArtifactFolder:
         sha256 = hashlib.sha256(artifact).hexdigest()
         path = self._path(sha256)
         path.parent.mkdir(parents=True, exist_ok=True)
-        partial = path.with_suffix(f".{os.getpid()}.tmp")
+        # Of its own: two episodes that left the same are stored at the same moment.
+        partial = path.with_suffix(f".{uuid4().hex}.tmp")
         partial.write_bytes(artifact)
         partial.rename(path)
         return sha256

@@ -35,7 +35,10 @@ def keep_private(data: Path) -> int:
 
 
 def _tighten(path: Path) -> int:
-    status = path.lstat()
+    try:
+        status = path.lstat()
+    except FileNotFoundError:  # a spooled turn that a gateway has just stored
+        return 0
     if stat.S_ISLNK(status.st_mode) or status.st_uid != os.geteuid() or not status.st_mode & _OTHERS:
         return 0
     path.chmod(stat.S_IMODE(status.st_mode) & ~_OTHERS)

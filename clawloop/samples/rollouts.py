@@ -95,7 +95,8 @@ def settle(members: Sequence[Member], signal: Signal, *, no_recipe: bool = False
     turns: dict[TurnId, SettledTurn] = {}
     same: dict[EpisodeId, float] = {}
     for index, member in enumerate(members):
-        of_member = [None] * len(member.turns) if advantages is None or no_recipe else advantages[index]
+        unknown = advantages is None or no_recipe or member.reward is None
+        of_member = [None] * len(member.turns) if advantages is None or unknown else advantages[index]
         for turn, advantage in zip(member.turns, of_member, strict=True):
             turns[turn.id] = _settle_turn(turn, member, advantage, reason, len(known))
         values = set(of_member)

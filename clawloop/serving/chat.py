@@ -141,7 +141,8 @@ class ChatEngines:
                 if response.status == 401:
                     # The client's own key is valid; the gateway's secret is not.
                     log.error("engine refuses the secret", extra={"engine_id": engine.id})
-                    raise EngineUnavailable(f"engine {engine.id} refuses this gateway's CLAWLOOP_ENGINE_SECRET")
+                    self._rotation.mark(engine.id, healthy=False)  # another engine may answer
+                    raise EngineBroke(f"engine {engine.id} refuses this gateway's CLAWLOOP_ENGINE_SECRET", engine.id)
                 if response.status >= 500 and await self._is_gone(engine):
                     # A dying vLLM answers 500 once before its server is gone.
                     self._rotation.mark(engine.id, healthy=False)

@@ -105,7 +105,7 @@ class EngineGuard:
             return 403, "No adapter can be loaded: CLAWLOOP_ENGINE_ADAPTERS is not set."
         try:
             inside = path.is_absolute() and path.resolve().is_relative_to(self._adapters)
-        except OSError:
+        except (OSError, ValueError):  # the latter: a null byte
             inside = False
         if not inside or not isinstance(name, str):
             return 403, f"Adapters are loaded from {self._adapters} alone."

@@ -150,10 +150,22 @@ class StepRunner:
     def _score_held_out(
         self, model: PolicyModel, step: StepBatch, limits: Limits, report_or_stop: StatusCallback
     ) -> dict[int, float]:
-        """Mean log-probability of each held-out reply under the model's present weights, by its place."""
-        return score_replies(
-            model, step.held_out, limits, self._ranks, lambda progress: report_or_stop(f"held-out turns: {progress}")
-        )
+        """Mean log-probability of each held-out reply under the model's present weights, by its place.
+
+        Without any if one process runs out of memory: the version is then compared by its numbers alone.
+        """
+        try:
+            return score_replies(
+                model,
+                step.held_out,
+                limits,
+                self._ranks,
+                lambda progress: report_or_stop(f"held-out turns: {progress}"),
+            )
+        except RuntimeError as error:
+            if self._ranks.world_size > 1 or not is_out_of_memory(error):
+                raise
+            return {}
 
     def _save(
         self, step: StepBatch, model: PolicyModel, optimizer: torch.optim.Optimizer, base: BaseIdentity

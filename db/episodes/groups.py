@@ -49,6 +49,10 @@ _LIST = text(f"""{_EPISODES}
 _ONE = text(f"{_EPISODES} WHERE e.id = :episode")
 
 
+# Longer than an episode of any environment so far.
+_LEAST_LEFT = timedelta(minutes=30)
+
+
 class PostgresEpisodeStore:
     """Implements `EpisodeStore` and `EpisodeKeys` of `activities.episodes.ports`; also reads for people."""
 
@@ -110,11 +114,14 @@ class PostgresEpisodeStore:
     @transaction
     async def key_of(self, connection: AsyncConnection, episode: EpisodeId) -> str:
         query = select(ApiKeyRow.policy, ApiKeyRow.expires_at).where(
-            ApiKeyRow.episode_id == episode, ApiKeyRow.revoked_at.is_(None)
+            ApiKeyRow.episode_id == episode,
+            ApiKeyRow.revoked_at.is_(None),
+            # An agent whose key ends under it would fail, and the failure would count as its own.
+            ApiKeyRow.expires_at > func.now() + _LEAST_LEFT,
         )
         row = (await connection.execute(query)).one_or_none()
         if row is None:
-            raise RecordUnusable(f"episode {episode} does not run")
+            raise RecordUnusable(f"episode {episode} does not run, or its key ends soon")
         return sign(EpisodeKey(episode, row.policy, row.expires_at), await signing_secret(connection))
 
     @transaction

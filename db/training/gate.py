@@ -8,6 +8,8 @@ from __future__ import annotations
 from sqlalchemy.ext.asyncio import AsyncConnection
 
 from clawloop.contracts.training import GateCheck, StepState
+from clawloop.errors import RecipeRejected
+from clawloop.recipes.recipe import Gate
 from db.database import Database, transaction
 from db.training.gate_checks import read_checks
 from db.training.policies import lock_policy
@@ -45,6 +47,9 @@ class PostgresGateStore:
         step = await lock_step(connection, policy, n)
         if step.state != StepState.CANDIDATE:
             return StepState(step.state), step.reason or ""
-        gate = (await recipe_by_hash(connection, step.recipe_hash)).gate
+        try:
+            gate = (await recipe_by_hash(connection, step.recipe_hash)).gate
+        except RecipeRejected:  # of another version of Clawloop; the candidate must not stay open
+            gate = Gate()
         await reject_step(connection, step, reason, gate.pause_after)
         return StepState.REJECTED, f"rejected: {reason}"

@@ -15,12 +15,16 @@ from db.training.batches import read_samples
 from db.turns.conversation_cache import ConversationCache
 
 # Those judged before the step was claimed: every attempt at the step gets the same turns.
+# One turn of each episode: the others have the same verdict, and the comparison takes its turns to be independent.
 _NEWEST = text("""
-    SELECT s.id, d.verdict FROM samples s JOIN judgements j ON j.id = s.judgement_id JOIN turns t ON t.id = s.turn_id,
-        LATERAL (SELECT CASE WHEN s.rollout_group_id IS NULL THEN j.verdict ELSE sign(s.reward) END AS verdict) d
-    WHERE s.policy = :policy AND s.state = 'held_out' AND d.verdict <> 0 AND j.decided_at < :before
-        AND t.outcome <> 'erased'
-    ORDER BY s.id DESC LIMIT :limit
+    SELECT id, verdict FROM (
+        SELECT DISTINCT ON (coalesce(t.episode_id, t.id)) s.id, d.verdict
+        FROM samples s JOIN judgements j ON j.id = s.judgement_id JOIN turns t ON t.id = s.turn_id,
+            LATERAL (SELECT CASE WHEN s.rollout_group_id IS NULL THEN j.verdict ELSE sign(s.reward) END AS verdict) d
+        WHERE s.policy = :policy AND s.state = 'held_out' AND d.verdict <> 0 AND j.decided_at < :before
+            AND t.outcome <> 'erased'
+        ORDER BY coalesce(t.episode_id, t.id), s.id DESC) newest
+    ORDER BY id DESC LIMIT :limit
 """)
 
 

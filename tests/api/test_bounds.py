@@ -3,15 +3,18 @@
 from __future__ import annotations
 
 import asyncio
+import json
 from pathlib import Path
 from typing import Any
 
 import pytest
 
 from api.chat.fields import sort_fields
+from api.chat.grammar_slots import GrammarSlots
 from api.dependencies import Limits
 from clawloop.contracts.serving import Scope
 from clawloop.errors import RequestRejected
+from clawloop.ids import new_api_key_id
 from clawloop.settings import ChatBounds
 from tests.api.chat_requests import PATH, chat_body
 from tests.api.conftest import Gateway, running_gateway, until
@@ -62,6 +65,12 @@ def _json_schema(schema: dict[str, Any]) -> dict[str, Any]:
         ({"allowed_token_ids": [1, 2, 3]}, "allowed_token_ids"),
         ({"structured_outputs": {"choice": ["a", "b", "c", "d"]}}, "structured_outputs"),
         ({"structured_outputs": {"regex": "a" * 11}}, "structured_outputs"),
+        ({"structured_outputs": {"type": "text", "choice": ["a", "b", "c", "d"]}}, "structured_outputs"),
+        ({"structured_outputs": {"json": json.dumps(_schema(9))}}, "structured_outputs"),
+        ({"structured_outputs": {"json": {}, "whitespace_pattern": "a" * 11}}, "structured_outputs"),
+        ({"response_format": _json_schema({"patternProperties": {"a" * 11: {}}})}, "response_format"),
+        ({"messages": [_message(), {"role": "assistant", "tool_calls": [{}] * 3}]}, "messages"),
+        ({"documents": [{"text": "x"}] * 5}, "documents"),
         ({"guided_regex": "a" * 11}, "guided_regex"),
         ({"guided_choice": ["a", "b", "c", "d"]}, "guided_choice"),
         ({"guided_json": _schema(9)}, "guided_json"),
@@ -146,6 +155,37 @@ def test_the_operator_lets_fields_through() -> None:
 def test_names_that_a_header_cannot_hold_are_dropped_without_a_word() -> None:
     fields = {"é": 1, "a\r\nX-Forged: 1": 1, "x" * 100: 1, "fine": 1}
     assert sort_fields(fields).ignored == ("fine",)
+
+
+async def test_a_client_that_leaves_does_not_free_its_slot_while_the_engine_compiles() -> None:
+    slots, key = GrammarSlots(1, wait_seconds=0.05, compile_seconds=0.3), new_api_key_id()
+
+    async def leave() -> None:
+        async with slots.slot(key):
+            await asyncio.sleep(60)
+
+    leaving = asyncio.create_task(leave())
+    await asyncio.sleep(0)
+    leaving.cancel()
+    await asyncio.wait([leaving])
+    with pytest.raises(RequestRejected, match="wait for their grammar"):
+        async with slots.slot(key):
+            pass
+    await asyncio.sleep(0.3)  # by now it is compiled
+    async with slots.slot(key):
+        pass
+
+
+async def test_a_slot_is_held_no_longer_than_a_grammar_takes() -> None:
+    slots, key = GrammarSlots(1, wait_seconds=5, compile_seconds=0.05), new_api_key_id()
+    async with slots.slot(key), slots.slot(key):  # as two answers that are not streamed
+        pass
+    impatient = GrammarSlots(1, wait_seconds=0.05, compile_seconds=60)
+    for _ in range(2):  # freed once at its end, not twice
+        async with impatient.slot(key):
+            with pytest.raises(RequestRejected):
+                async with impatient.slot(key):
+                    pass
 
 
 async def test_a_key_holds_as_many_grammars_as_it_may_and_another_key_is_not_held(

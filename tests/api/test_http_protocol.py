@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import asyncio
 import json
+from contextlib import suppress
 
 import pytest
 
@@ -99,6 +100,29 @@ async def test_a_slow_second_head_does_not_cut_the_first_answer(
     chat += b"\r\nContent-Type: application/json\r\nContent-Length: %d\r\n\r\n" % len(body)
     answer = await _send(gateway, chat, body + b"\r\n")
     assert b"[DONE]" in answer
+
+
+async def test_a_flood_behind_a_body_is_cut_off(gateway: Gateway) -> None:
+    post = b"POST /v1/chat/completions HTTP/1.1\r\nHost: localhost\r\nTransfer-Encoding: chunked\r\n\r\n"
+    sent = 0
+    with suppress(ConnectionError):
+        host, port = gateway.url.removeprefix("http://").split(":")
+        _, writer = await asyncio.open_connection(host, int(port))
+        writer.write(post + b"0\r\nX-Trailer: ")
+        for _ in range(200):
+            writer.write(b"x" * 65_536)
+            await writer.drain()
+            sent += 1
+    assert sent < 200
+
+
+async def test_a_body_that_never_ends_is_closed_after_its_answer(
+    gateway: Gateway, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(api.http_protocol, "HEAD_SECONDS", 0.1)
+    post = b"POST /v1/chat/completions HTTP/1.1\r\nHost: localhost\r\nContent-Length: 1000000\r\n\r\n"
+    answer = await _send(gateway, post, b"x")  # without a key; returns once the connection is closed
+    assert _status(answer) == 401
 
 
 async def test_what_is_not_http_is_400(gateway: Gateway) -> None:

@@ -11,6 +11,7 @@ from clawloop.contracts.episodes import Ending, EpisodeEnd, GroupState
 from clawloop.contracts.training import BatchSample, SampleState, StepState
 from clawloop.contracts.turns import TurnOutcome
 from clawloop.episodes.keys import EpisodeKey, sign, verify
+from clawloop.errors import RecordUnusable
 from clawloop.ids import RolloutGroupId, SampleId
 from clawloop.recipes.recipe import Gate
 from clawloop.samples.holdout import is_held_out
@@ -236,6 +237,8 @@ async def test_an_episodes_key_is_found_until_it_ends_or_expires(postgres_learni
     expired = await store.key_of(second.id)
     await learning.execute("UPDATE api_keys SET expires_at = now() WHERE episode_id = %s", second.id)
     assert await keys.authenticate(expired) is None
+    with pytest.raises(RecordUnusable, match="ends soon"):
+        await store.key_of(second.id)
     forged = sign(EpisodeKey(third.id, "default", signed.expires_at), b"another secret")
     assert await keys.authenticate(forged) is None
     assert [entry.name for entry in await keys.list_keys()] == ["test"]

@@ -121,7 +121,7 @@ async def test_an_adapter_is_loaded_from_the_folder_alone(client: httpx.AsyncCli
         assert await load(str(path)) == 403, path
     assert await load(f"{adapters}-other/v1") == 403
     assert await load(str(adapters / "default" / "v1"), load_inplace=True) == 403
-    assert await load("\0") in (400, 403)
+    assert await load("/x\0") == 403
 
 
 @pytest.mark.parametrize(
