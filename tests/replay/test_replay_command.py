@@ -4,7 +4,9 @@ from __future__ import annotations
 
 import asyncio
 import json
+from collections.abc import AsyncIterator
 from datetime import timedelta
+from pathlib import Path
 
 import pytest
 from temporalio import workflow
@@ -15,13 +17,22 @@ from typer.testing import CliRunner, Result
 from clawloop.cli.main import app
 from clawloop.temporal.replay import replay
 from tests.replay.record import HISTORIES
-from tests.workflows.conftest import Conversation, ScriptedActivities, client, end_all, scripted, until
+from tests.workflows.conftest import Conversation, ScriptedActivities, end_all, scripted, until
+from tests.workflows.test_temporal_away import Server
 from workflows import names
 from workflows.state import SessionState
 
-__all__ = ["client", "scripted"]
+__all__ = ["scripted"]
 
 pytestmark = pytest.mark.slow
+
+
+@pytest.fixture
+async def client(tmp_path: Path) -> AsyncIterator[Client]:
+    """Of a server of its own: the command checks all open workflows, and other tests leave some."""
+    server = Server(tmp_path / "temporal")
+    with server.running():
+        yield await server.ready()
 
 
 @workflow.defn(name=names.SESSION_WORKFLOW)

@@ -157,6 +157,14 @@ async def test_learning_goes_on_after_temporals_database_is_deleted(learner: Ben
     assert await violations(b.database) == []
 
 
+@pytest.fixture
+async def client(tmp_path: Path) -> AsyncIterator[Client]:
+    """Of a server of its own: recovery looks at all open workflows, and other tests leave some."""
+    server = Server(tmp_path / "temporal")
+    with server.running():
+        yield await server.ready()
+
+
 async def test_what_an_older_copy_of_postgresql_lost_is_named(
     client: Client, learner: Bench, tmp_path: Path, postgres_server: EmbeddedPostgres
 ) -> None:
