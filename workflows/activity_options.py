@@ -52,6 +52,18 @@ JUDGE = ActivityOptions(
 )
 """Votes and hints of a turn."""
 
+# Turns of one session in one activity: a backlog costs an eighth of the events, and one failure repeats few turns.
+JUDGED_TOGETHER_LIMIT = 8
+
+JUDGE_TOGETHER = ActivityOptions(
+    task_queue=JUDGE_QUEUE,
+    # One turn after the other, 15 minutes each. A killed worker is noticed by its heartbeats.
+    start_to_close_timeout=JUDGED_TOGETHER_LIMIT * timedelta(minutes=15),
+    heartbeat_timeout=JUDGE["heartbeat_timeout"],
+    retry_policy=JUDGE["retry_policy"],
+)
+"""Votes and hints of several turns."""
+
 FINALIZE = ActivityOptions(
     task_queue=JUDGE_QUEUE,
     start_to_close_timeout=timedelta(minutes=2),

@@ -21,7 +21,8 @@ REJUDGE = "judge_again"
 CONTENT_ERASED = "content_erased"
 # Ids of Temporal patches (`workflow.patched`) in the session's workflow. CLOSES_AGAIN: a session that was closed before
 # closes again at once after feedback. ENDS_BY_NEWEST: only the newest turn decides whether the session ends.
-CLOSES_AGAIN, ENDS_BY_NEWEST = "closes-again", "ends-by-newest"
+# JUDGES_TOGETHER: turns that wait are judged by one activity.
+CLOSES_AGAIN, ENDS_BY_NEWEST, JUDGES_TOGETHER = "closes-again", "ends-by-newest", "judges-together"
 SWEEP_WORKFLOW = "Sweep"
 SWEEP_ID = "sweep"
 TRAINING_WORKFLOW = "Training"

@@ -11,8 +11,11 @@ notified of them.
 from __future__ import annotations
 
 import asyncio
+import itertools
+import math
 from collections.abc import Sequence
 from datetime import datetime, timedelta
+from typing import cast
 
 from temporalio import workflow
 from temporalio.common import Priority
@@ -21,11 +24,18 @@ from temporalio.exceptions import ActivityError
 with workflow.unsafe.imports_passed_through():
     from activities.judging.closing import ClosingActivities
     from activities.judging.judge_turn import JudgingActivities
-    from activities.judging.messages import Closed, CloseSession, CollectDirectVote, Judged, JudgeTurn
+    from activities.judging.messages import Closed, CloseSession, CollectDirectVote, Judged, JudgeTurn, JudgeTurns
     from clawloop.contracts.sessions import ContentErased, FeedbackGiven, RejudgeRequested, TurnRecorded, TurnResult
     from clawloop.ids import TurnId
     from workflows import descriptions, names
-    from workflows.activity_options import FINALIZE, JUDGE, STORE
+    from workflows.activity_options import (
+        FINALIZE,
+        JUDGE,
+        JUDGE_TOGETHER,
+        JUDGED_TOGETHER_LIMIT,
+        STORE,
+        ActivityOptions,
+    )
     from workflows.long_running import LongRunningWorkflow, reason_of
     from workflows.state import INBOX_LIMIT, KNOWN_LIMIT, ROWS_LIMIT, SessionState, SessionSummary
 
@@ -42,7 +52,7 @@ class SessionWorkflow(LongRunningWorkflow):
         super().__init__(state.roll_over_events)
         self._state = state
         self._deadline: datetime = state.deadline or workflow.now() + self._idle_time
-        self._judging: dict[asyncio.Task[None], SessionMessage] = {}
+        self._judging: dict[asyncio.Task[None], list[SessionMessage]] = {}
         self._closing = False
 
     @workflow.run
@@ -55,7 +65,7 @@ class SessionWorkflow(LongRunningWorkflow):
             if self._must_roll_over():
                 await self._roll_over()
             elif self._can_judge():
-                self._start_judging(self._state.carried.pop(0))
+                self._start_judging(self._take_waiting())
             elif (summary := await self._close()) is not None:
                 return summary
             if timer.done() and not self._is_idle():
@@ -80,7 +90,7 @@ class SessionWorkflow(LongRunningWorkflow):
 
     @workflow.signal(name=names.REJUDGE)
     def rejudge(self, request: RejudgeRequested) -> None:
-        if request in self._state.carried or request in self._judging.values():
+        if request in self._state.carried or request in self._messages_in_judging():
             return
         self._mark_closes_again()
         self._enqueue(request)
@@ -136,22 +146,46 @@ class SessionWorkflow(LongRunningWorkflow):
 
     # Judging -------------------------------------------------------------------------------------------------------
 
-    def _start_judging(self, message: SessionMessage) -> None:
+    def _take_waiting(self) -> list[SessionMessage]:
+        """The oldest message that waits; if it is a turn, with this slot's share of the turns right behind it."""
+        carried = self._state.carried
+        waiting = list(itertools.takewhile(lambda message: isinstance(message, TurnRecorded), carried))
+        count = min(max(math.ceil(len(waiting) / self._state.in_flight), 1), JUDGED_TOGETHER_LIMIT)
+        if count > 1 and not workflow.patched(names.JUDGES_TOGETHER):
+            count = 1
+        taken, self._state.carried = carried[:count], carried[count:]
+        return taken
+
+    def _start_judging(self, messages: list[SessionMessage]) -> None:
+        message = messages[0]
         request = self._judge_request(message.turn_id)
         if isinstance(message, FeedbackGiven):
             request = request.model_copy(update={"feedback_id": message.feedback_id})
-            summary = "judge a turn by its user's feedback"
+            judging = self._judge(request, "judge a turn by its user's feedback")
         elif isinstance(message, RejudgeRequested):
             request = request.model_copy(update={"revision": message.revision})
-            summary = "judge a turn again, as an operator asked"
+            judging = self._judge(request, "judge a turn again, as an operator asked")
         else:
-            if not self._is_late(message):
-                self._state.ends, self._state.erased = message.ends_session, False
-            self._show_version(message.version)
-            summary = "judge the reply that a new turn follows"
-        task = asyncio.create_task(self._judge(request, summary))
-        self._judging[task] = message
+            for turn in messages:
+                self._follow(cast(TurnRecorded, turn))
+            if len(messages) == 1:
+                judging = self._judge(request, "judge the reply that a new turn follows")
+            else:
+                turn_ids = [turn.turn_id for turn in messages]
+                together = JudgeTurns(session_id=self._state.session_id, turn_ids=turn_ids)
+                judging = self._judge(together, f"judge the replies that {len(messages)} new turns follow")
+        task = asyncio.create_task(judging)
+        self._judging[task] = messages
         task.add_done_callback(self._on_judged)
+
+    def _follow(self, turn: TurnRecorded) -> None:
+        """Take over from a new turn whether the session ends, and its version."""
+        if not self._is_late(turn):
+            self._state.ends, self._state.erased = turn.ends_session, False
+        self._show_version(turn.version)
+
+    def _messages_in_judging(self) -> list[SessionMessage]:
+        return [message for messages in self._judging.values() for message in messages]
 
     def _is_late(self, turn: TurnRecorded) -> bool:
         """Whether a newer turn was signalled before this one; then the newer one decides whether the session ends."""
@@ -171,26 +205,29 @@ class SessionWorkflow(LongRunningWorkflow):
         # Fair scheduling: a session with many turns must not delay the judging of other sessions.
         return Priority(fairness_key=str(self._state.session_id))
 
-    async def _judge(self, request: JudgeTurn, summary: str) -> None:
+    async def _judge(self, request: JudgeTurn | JudgeTurns, summary: str) -> None:
         judged = Judged(fates=[])
         try:
-            judged = await workflow.execute_activity_method(
-                JudgingActivities.judge_turn, request, summary=summary, priority=self._priority, **JUDGE
+            judged = await self._run_judging(
+                request, summary, JUDGE if isinstance(request, JudgeTurn) else JUDGE_TOGETHER
             )
         except ActivityError as error:
             request = request.model_copy(update={"give_up": reason_of(error)})
             try:
-                judged = await workflow.execute_activity_method(
-                    JudgingActivities.judge_turn,
-                    request,
-                    summary="decide with the stored votes",
-                    priority=self._priority,
-                    **FINALIZE,
-                )
+                judged = await self._run_judging(request, "decide with the stored votes", FINALIZE)
             except ActivityError as second_error:
-                # The turn stays undecided; closing the session decides it, with a reason.
+                # The turns stay undecided; closing the session decides them, with a reason.
                 workflow.logger.warning("a turn could not be decided: %s", reason_of(second_error))
         self._record(judged.fates)
+
+    async def _run_judging(self, request: JudgeTurn | JudgeTurns, summary: str, options: ActivityOptions) -> Judged:
+        if isinstance(request, JudgeTurn):
+            return await workflow.execute_activity_method(
+                JudgingActivities.judge_turn, request, summary=summary, priority=self._priority, **options
+            )
+        return await workflow.execute_activity_method(
+            JudgingActivities.judge_turns, request, summary=summary, priority=self._priority, **options
+        )
 
     def _record(self, results: list[TurnResult]) -> None:
         decided = {result.turn_id for result in results}
@@ -235,11 +272,21 @@ class SessionWorkflow(LongRunningWorkflow):
                 self._record(closed.fates)
                 self._show()
                 return closed
-            for turn_id in fresh:
-                tried.add(turn_id)
+            tried.update(fresh)
+            if fresh:
                 request = request.model_copy(update={"tried_up_to": max(tried)})
-                missed = self._judge_request(turn_id).model_copy(update={"itself": True})
+                await self._judge_missed(fresh)
+
+    async def _judge_missed(self, turns: Sequence[TurnId]) -> None:
+        at_once = JUDGED_TOGETHER_LIMIT if len(turns) > 1 and workflow.patched(names.JUDGES_TOGETHER) else 1
+        for first in range(0, len(turns), at_once):
+            together = list(turns[first : first + at_once])
+            if len(together) == 1:
+                missed = self._judge_request(together[0]).model_copy(update={"itself": True})
                 await self._judge(missed, "judge a turn that was missed")
+            else:
+                all_missed = JudgeTurns(session_id=self._state.session_id, turn_ids=together, itself=True)
+                await self._judge(all_missed, f"judge {len(together)} turns that were missed")
 
     async def _close_session(self, request: CloseSession) -> Closed:
         return await workflow.execute_activity_method(
@@ -281,7 +328,7 @@ class SessionWorkflow(LongRunningWorkflow):
         try:
             await workflow.wait_condition(lambda: not self._judging, timeout=ROLL_OVER_WAIT)
         except TimeoutError:
-            self._state.carried = [*self._judging.values(), *self._state.carried]
+            self._state.carried = [*self._messages_in_judging(), *self._state.carried]
             for task in self._judging:
                 task.cancel()
         await workflow.wait_condition(workflow.all_handlers_finished)

@@ -12,7 +12,7 @@ from temporalio import activity
 
 from activities.heartbeat import heartbeating
 from activities.judging.evaluation import Case, Evaluator, count_answers
-from activities.judging.messages import CollectDirectVote, Judged, JudgeTurn
+from activities.judging.messages import CollectDirectVote, Judged, JudgeTurn, JudgeTurns
 from activities.judging.next_state_lookup import find_next_state, judgeable_by
 from activities.judging.ports import Judge, JudgementStore, JudgingCounter, NoCounter, Renderer
 from activities.judging.turn_results import TRAINED_LIMIT, main_turn_result, unknown_turn_result, with_trained_turns
@@ -21,6 +21,7 @@ from activities.training.notifier import TrainingNotifier
 from clawloop.contracts.sessions import TurnResult
 from clawloop.contracts.turns import TurnOutcome
 from clawloop.crash_points import CrashPoint, crash_point
+from clawloop.errors import ClawloopError, PermanentError
 from clawloop.judging.plan import Action, JudgingPlan, plan_judging
 from clawloop.judging.records import FinalizedJudgement, JudgingContext, OpenJudgement, Relation, TurnContext
 from clawloop.turns.next_state import NextState
@@ -49,12 +50,36 @@ class JudgingActivities:
     async def judge_turn(self, request: JudgeTurn) -> Judged:
         """Judge the turns that a turn makes judgeable; or the turn itself, if asked to."""
         async with heartbeating():
-            loaded = await self._store.load_judging(request.turn_id, TRAINED_LIMIT)
-            if loaded is None:
-                return Judged(fates=[unknown_turn_result(request.turn_id)])
-            results = [await self._judge_one(request, *judgeable) for judgeable in await self._find(request, loaded)]
-            reported = [result for result in results if result is not None]
-            return Judged(fates=with_trained_turns(reported, loaded.trained))
+            return await self._judge_request(request)
+
+    @activity.defn(name="judge_turns")
+    async def judge_turns(self, request: JudgeTurns) -> Judged:
+        """Judge several turns, one after the other.
+
+        Raises:
+            ClawloopError: a turn could not be judged. The other turns are judged, and a retry finds them decided. An
+                error that a retry may mend is raised rather than one that it cannot, so that no turn is given up early.
+        """
+        errors: list[ClawloopError] = []
+        results: list[TurnResult] = []
+        async with heartbeating():
+            for single in request.single():
+                try:
+                    results += (await self._judge_request(single)).fates
+                except ClawloopError as error:
+                    errors.append(error)
+        if errors:
+            raise min(errors, key=lambda failed: isinstance(failed, PermanentError))
+        # A turn may be in several lists, and a step may have trained it between two of them.
+        return Judged(fates=list({result.turn_id: result for result in results}.values()))
+
+    async def _judge_request(self, request: JudgeTurn) -> Judged:
+        loaded = await self._store.load_judging(request.turn_id, TRAINED_LIMIT)
+        if loaded is None:
+            return Judged(fates=[unknown_turn_result(request.turn_id)])
+        results = [await self._judge_one(request, *judgeable) for judgeable in await self._find(request, loaded)]
+        reported = [result for result in results if result is not None]
+        return Judged(fates=with_trained_turns(reported, loaded.trained))
 
     @activity.defn(name="ask_directly")
     async def collect_direct_vote(self, request: CollectDirectVote) -> None:

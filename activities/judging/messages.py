@@ -36,6 +36,28 @@ class JudgeTurn(_Message):
     revision: int | None = None
 
 
+class JudgeTurns(_Message):
+    """Judge several turns of a session, each as `JudgeTurn` says, in one activity.
+
+    Args:
+        turn_ids: at least one.
+        itself: judge each turn itself, by what follows it.
+        give_up: ask no judge: missing answers stay missing, for this reason.
+    """
+
+    session_id: SessionId
+    turn_ids: list[TurnId]
+    itself: bool = False
+    give_up: str | None = None
+
+    def single(self) -> list[JudgeTurn]:
+        """One request for each turn."""
+        return [
+            JudgeTurn(session_id=self.session_id, turn_id=turn_id, itself=self.itself, give_up=self.give_up)
+            for turn_id in self.turn_ids
+        ]
+
+
 class CollectDirectVote(_Message):
     """Ask for one direct vote on a judged turn and store it; the session's closing decides by it."""
 

@@ -170,7 +170,7 @@ async def _judge_worker(
     return Worker(
         client,
         task_queue=names.JUDGE_QUEUE,
-        activities=[judging.judge_turn, judging.collect_direct_vote],
+        activities=[judging.judge_turn, judging.judge_turns, judging.collect_direct_vote],
         max_concurrent_activities=MAX_CONCURRENT_ACTIVITIES,
         graceful_shutdown_timeout=GRACE,
     )

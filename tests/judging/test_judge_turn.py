@@ -8,10 +8,13 @@ from typing import Any
 
 import pytest
 
+from activities.judging.messages import JudgeTurns
 from clawloop.contracts.turns import Message, TurnKind, TurnOutcome
 from clawloop.errors import JudgeUnavailable, StoreUnavailable
-from clawloop.ids import new_turn_id
+from clawloop.ids import TurnId, new_turn_id
+from clawloop.judging.records import JudgingContext
 from clawloop.recipes.recipe import Recipe, Signal
+from db.judging.judgements import PostgresJudgementStore
 from tests.judging.conftest import Bench, set_recipe
 
 
@@ -349,3 +352,47 @@ async def test_ten_megabytes_are_judged_by_their_beginning_and_end(binary_bench:
     asked = request["messages"][-1]["content"]
     assert len(asked) < 40_000
     assert all(word in asked for word in ("starts x", "x stops", "begins y", "y ends", "characters cut"))
+
+
+async def test_turns_judged_together_are_each_judged_once(binary_bench: Bench) -> None:
+    bench = binary_bench
+    records = bench.conversation("One.", "Thanks!", "Great.", "Perfect.", "Nice.", "Good.")
+    session = await bench.insert(*records)
+    request = JudgeTurns(session_id=session, turn_ids=[record.turn_id for record in records])
+
+    judged = await bench.judging.judge_turns(request)
+    again = await bench.judging.judge_turns(request)
+
+    assert sorted(result.number for result in judged.fates if result.number is not None) == [1, 2, 3, 4, 5]
+    assert {result.turn_id: result.outcome for result in again.fates} == {
+        record.turn_id: TurnOutcome.SAMPLED for record in records[:-1]
+    }
+    assert len(bench.judge.requests) == 5
+    assert len(bench.rows("SELECT FROM samples")) == 5
+
+
+async def test_a_turn_that_fails_leaves_those_judged_with_it_decided(
+    binary_bench: Bench, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    bench = binary_bench
+    records = bench.conversation("One.", "Thanks!", "Great.", "Perfect.")
+    session = await bench.insert(*records)
+    request = JudgeTurns(session_id=session, turn_ids=[record.turn_id for record in records])
+    load = PostgresJudgementStore.load_judging
+
+    async def load_all_but_one(self: PostgresJudgementStore, turn_id: TurnId, trained: int) -> JudgingContext | None:
+        if turn_id == records[2].turn_id:
+            raise StoreUnavailable("PostgreSQL is away")
+        return await load(self, turn_id, trained)
+
+    with monkeypatch.context() as patch:
+        patch.setattr(PostgresJudgementStore, "load_judging", load_all_but_one)
+        with pytest.raises(StoreUnavailable):
+            await bench.judging.judge_turns(request)
+    assert len(bench.rows("SELECT FROM samples")) == 2
+
+    judged = await bench.judging.judge_turns(request)
+
+    assert len(bench.rows("SELECT FROM samples")) == 3
+    assert {result.turn_id for result in judged.fates} == {record.turn_id for record in records[:-1]}
+    assert len(bench.judge.requests) == 3  # decided turns are not judged again

@@ -158,6 +158,26 @@ async def rolled_over(client: Client, scripted: ScriptedActivities) -> Conversat
     return talk
 
 
+async def judged_together(client: Client, scripted: ScriptedActivities) -> Conversation:
+    """Turns that wait are judged by one activity, which fails at first; so are those that the closing finds."""
+
+    def fails(ask: JudgeTurn) -> ApplicationError | None:
+        failed = len(scripted.judged) == 10
+        return ApplicationError("the judge is away", type="JudgeUnavailable") if failed else None
+
+    talk = Conversation(client)
+    scripted.gate.clear()
+    await talk.begin(in_flight=1)
+    await talk.say()
+    await until(lambda: len(scripted.judged) == 1)
+    for _ in range(10):
+        await talk.say()
+    scripted.fails, scripted.missed = fails, [[new_turn_id() for _ in range(9)]]
+    scripted.gate.set()
+    await talk.say(ends=True)
+    return talk
+
+
 PATHS: tuple[Scenario, ...] = (
     ended_by_the_client,
     late_older_turn,
@@ -174,6 +194,7 @@ PATHS: tuple[Scenario, ...] = (
     woken,
     turn_while_closing,
     rolled_over,
+    judged_together,
 )
 
 

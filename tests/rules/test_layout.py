@@ -96,6 +96,7 @@ def test_every_activity_has_the_name_in_open_workflows() -> None:
         "decide_version",
         "end_episode",
         "judge_turn",
+        "judge_turns",
         "load_versions",
         "look_at_training",
         "next_groups",

@@ -15,7 +15,7 @@ from temporalio.exceptions import ApplicationError
 from temporalio.service import RPCError
 from temporalio.worker import Worker
 
-from activities.judging.messages import Closed, CloseSession, CollectDirectVote, Judged, JudgeTurn
+from activities.judging.messages import Closed, CloseSession, CollectDirectVote, Judged, JudgeTurn, JudgeTurns
 from clawloop.contracts.sessions import SessionFacts, TurnRecorded, TurnResult
 from clawloop.contracts.turns import TurnOutcome
 from clawloop.ids import SessionId, TurnId, new_turn_id
@@ -39,7 +39,8 @@ class ScriptedActivities:
     """Stands in for judging and the ledger.
 
     Attributes:
-        judged: requests, in the order in which they began.
+        judged: requests, in the order in which they began; each of several turns judged together is one.
+        together: requests for several turns.
         most: the largest number of concurrent judgings.
         fails: how a judging fails; called with each request.
         gate: judging waits for it.
@@ -50,6 +51,7 @@ class ScriptedActivities:
 
     def __init__(self) -> None:
         self.judged: list[JudgeTurn] = []
+        self.together: list[JudgeTurns] = []
         self.closed: list[CloseSession] = []
         self.now = 0
         self.most = 0
@@ -77,6 +79,11 @@ class ScriptedActivities:
         why = "verdict +1: 3 of 3 votes for 1" if ask.give_up is None else f"no valid vote ({ask.give_up})"
         outcome = TurnOutcome.SAMPLED if ask.give_up is None else TurnOutcome.UNJUDGED
         return Judged(fates=[turn_result(ask.turn_id, len(self.judged), outcome, why)])
+
+    @activity.defn(name="judge_turns")
+    async def judge_turns(self, ask: JudgeTurns) -> Judged:
+        self.together.append(ask)
+        return Judged(fates=[result for each in ask.single() for result in (await self.judge_turn(each)).fates])
 
     @activity.defn(name="ask_directly")
     async def collect_direct_vote(self, ask: CollectDirectVote) -> None:
@@ -155,7 +162,7 @@ async def working(client: Client, scripted: ScriptedActivities, *, judges: int =
         Worker(
             client,
             task_queue=names.JUDGE_QUEUE,
-            activities=[scripted.judge_turn, scripted.collect_direct_vote],
+            activities=[scripted.judge_turn, scripted.judge_turns, scripted.collect_direct_vote],
             max_concurrent_activities=judges,
         ),
     ):

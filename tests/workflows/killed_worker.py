@@ -53,7 +53,7 @@ async def work(address: str, database_url: str, judge_url: str, mark: Path) -> N
 
     async with JudgeClient(endpoints, AnswerForm.FREE) as judge, EngineRenderer(endpoints) as renderer:
         judging = JudgingActivities(store, judge, renderer, notifier)
-        await Worker(client, task_queue=names.JUDGE_QUEUE, activities=[judging.judge_turn]).run()
+        await Worker(client, task_queue=names.JUDGE_QUEUE, activities=[judging.judge_turn, judging.judge_turns]).run()
 
 
 if __name__ == "__main__":

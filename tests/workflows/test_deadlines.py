@@ -35,7 +35,7 @@ async def skipping() -> AsyncIterator[tuple[WorkflowEnvironment, ScriptedActivit
         async with (
             Worker(client, task_queue=names.WORKFLOW_QUEUE, workflows=[SessionWorkflow]),
             Worker(client, task_queue=names.LEDGER_QUEUE, activities=[scripted.close_session]),
-            Worker(client, task_queue=names.JUDGE_QUEUE, activities=[scripted.judge_turn]),
+            Worker(client, task_queue=names.JUDGE_QUEUE, activities=[scripted.judge_turn, scripted.judge_turns]),
         ):
             yield environment, scripted
 

@@ -88,7 +88,7 @@ async def all_at_work(client: Client, b: Bench) -> AsyncIterator[None]:
     async with (
         Worker(client, task_queue=names.WORKFLOW_QUEUE, workflows=WORKFLOWS),
         Worker(client, task_queue=names.LEDGER_QUEUE, activities=ledger),
-        Worker(client, task_queue=names.JUDGE_QUEUE, activities=[b.judging.judge_turn]),
+        Worker(client, task_queue=names.JUDGE_QUEUE, activities=[b.judging.judge_turn, b.judging.judge_turns]),
         Worker(client, task_queue=names.trainer_queue(POOL), activities=[trainer.train_step]),
     ):
         yield

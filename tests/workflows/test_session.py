@@ -286,3 +286,53 @@ async def test_a_turn_after_the_erasure_keeps_the_session_open(client: Client, s
     last = await talk.say(ends=True)
     assert (await talk.handle.result()).why == "the client ended the session"
     assert [ask.turn_id for ask in scripted.judged] == [erased, later, last]
+
+
+async def test_turns_that_wait_are_judged_by_one_activity(client: Client, scripted: ScriptedActivities) -> None:
+    talk = Conversation(client)
+    scripted.gate.clear()
+    await talk.begin(in_flight=1)
+    turns = [await talk.say()]
+    await until(lambda: len(scripted.judged) == 1)
+    turns += [await talk.say() for _ in range(11)]
+    turns.append(await talk.say(ends=True))
+    scripted.gate.set()
+    await talk.handle.result()
+    assert sorted(ask.turn_id for ask in scripted.judged) == turns
+    assert [ask.turn_ids for ask in scripted.together] == [turns[1:9], turns[9:]]
+
+
+async def test_a_turn_that_cannot_be_judged_takes_no_other_with_it(
+    client: Client, scripted: ScriptedActivities
+) -> None:
+    talk = Conversation(client)
+    unusable = new_turn_id()
+    scripted.missed = [[new_turn_id(), unusable]]
+
+    def fails(ask: JudgeTurn) -> ApplicationError | None:
+        refused = ApplicationError("refused", type="JudgeRefused", non_retryable=True)
+        return refused if ask.turn_id == unusable and ask.give_up is None else None
+
+    scripted.fails = fails
+    await talk.say(ends=True)
+    await talk.handle.result()
+    (asked, given_up) = scripted.together
+    assert (asked.itself, asked.give_up) == (True, None)
+    assert (given_up.turn_ids, given_up.itself, given_up.give_up) == (asked.turn_ids, True, "refused")
+
+
+async def test_feedback_between_turns_keeps_its_own_judging(client: Client, scripted: ScriptedActivities) -> None:
+    talk = Conversation(client)
+    scripted.gate.clear()
+    await talk.begin(in_flight=1)
+    first = await talk.say()
+    await until(lambda: len(scripted.judged) == 1)
+    before = [await talk.say(), await talk.say()]
+    given = FeedbackGiven(new_feedback_id(), first)
+    await talk.notifier.notify_feedback(talk.facts, given)
+    after = [await talk.say(), await talk.say(ends=True)]
+    scripted.gate.set()
+    await talk.handle.result()
+    assert [ask.turn_ids for ask in scripted.together] == [before, after]
+    assert [ask.turn_id for ask in scripted.judged if ask.feedback_id == given.feedback_id] == [first]
+    assert {ask.turn_id for ask in scripted.judged} == {first, *before, *after}

@@ -35,7 +35,7 @@ async def at_work(client: Client, bench: Bench) -> AsyncIterator[None]:
         Worker(
             client,
             task_queue=names.JUDGE_QUEUE,
-            activities=[bench.judging.judge_turn, bench.judging.collect_direct_vote],
+            activities=[bench.judging.judge_turn, bench.judging.judge_turns, bench.judging.collect_direct_vote],
         ),
     ):
         try:
