@@ -24,7 +24,7 @@ with workflow.unsafe.imports_passed_through():
         VerifyEpisode,
     )
     from activities.episodes.running import EnvironmentActivities
-    from clawloop.contracts.episodes import Ending, EpisodeEnd, GroupResult, GroupState, GroupTask
+    from clawloop.contracts.episodes import Ending, EpisodeEnd, EpisodeState, GroupResult, GroupState, GroupTask
     from clawloop.ids import EpisodeId, RolloutGroupId
     from workflows import names
     from workflows.activity_options import STORE, run_in, verify_in
@@ -72,15 +72,23 @@ class RolloutGroupWorkflow:
                 summary=f"episode {place}, attempt {attempt}",
                 **STORE,
             )
-            self._note(task, place, f"runs, attempt {attempt}")
-            ran = await self._run_episode(task, begun.id, place)
-            end = EpisodeEnd(begun.id, ran.ending, ran.reason, ran.artifact_sha256)
-            await workflow.execute_activity_method(
-                EpisodeLedgerActivities.end_episode, end, summary=f"episode {place}: {ran.ending}", **STORE
-            )
-            self._note(task, place, f"{ran.ending} {ran.reason}")
-            if ran.ending is not Ending.INFRASTRUCTURE:
-                await self._score(task, begun.id, place, ran)
+            # Only after a run of this workflow that was lost is it anything but running.
+            if begun.state is EpisodeState.RUNNING:
+                self._note(task, place, f"runs, attempt {attempt}")
+                ran = await self._run_episode(task, begun.id, place)
+                end = EpisodeEnd(begun.id, ran.ending, ran.reason, ran.artifact_sha256)
+                await workflow.execute_activity_method(
+                    EpisodeLedgerActivities.end_episode, end, summary=f"episode {place}: {ran.ending}", **STORE
+                )
+                self._note(task, place, f"{ran.ending} {ran.reason}")
+                if ran.ending is not Ending.INFRASTRUCTURE:
+                    await self._score(task, begun.id, place, str(ran.ending), ran.artifact_sha256)
+                    return
+            elif begun.state is EpisodeState.ENDED:
+                await self._score(task, begun.id, place, "ended", begun.artifact_sha256)
+                return
+            elif begun.state is not EpisodeState.ABANDONED:
+                self._note(task, place, f"{begun.state} before")
                 return
 
     async def _run_episode(self, task: GroupTask, episode: EpisodeId, place: int) -> EpisodeRan:
@@ -94,14 +102,16 @@ class RolloutGroupWorkflow:
                 raise
             return EpisodeRan(ending=Ending.INFRASTRUCTURE, reason=reason_of(error)[:REASON_LIMIT])
 
-    async def _score(self, task: GroupTask, episode: EpisodeId, place: int, ran: EpisodeRan) -> None:
-        verified = await self._verify(task, episode, place, ran.artifact_sha256 or "")
+    async def _score(
+        self, task: GroupTask, episode: EpisodeId, place: int, ending: str, artifact_sha256: str | None
+    ) -> None:
+        verified = await self._verify(task, episode, place, artifact_sha256 or "")
         score = ScoreEpisode(episode=episode, reward=verified.reward, reason=verified.reason)
         shown = "no reward" if verified.reward is None else f"reward {verified.reward:g}"
         await workflow.execute_activity_method(
             EpisodeLedgerActivities.score_episode, score, summary=f"episode {place}: {shown}", **STORE
         )
-        self._note(task, place, f"{ran.ending}, {shown} {verified.reason}")
+        self._note(task, place, f"{ending}, {shown} {verified.reason}")
 
     async def _verify(self, task: GroupTask, episode: EpisodeId, place: int, artifact: str) -> EpisodeVerified:
         request = VerifyEpisode(episode=episode, environment=task.environment, task=task.task, artifact_sha256=artifact)

@@ -19,10 +19,11 @@ from clawloop.ids import EpisodeId, RolloutGroupId
 
 class EpisodeKeys(Protocol):
     async def key_of(self, episode: EpisodeId) -> str:
-        """The key of a running episode.
+        """The key of a running episode, for its agent that starts now.
 
         Raises:
-            RecordUnusable: there is no such episode, or it has ended.
+            RecordUnusable: there is no such episode, it has ended, or an agent has used its key already: what that one
+                did is unknown, and no second agent continues it.
             StoreUnavailable
         """
 
@@ -92,9 +93,10 @@ class EpisodeStore(Protocol):
         """
 
     async def begin_episode(self, group: RolloutGroupId, place: int, attempt: int, lifetime: timedelta) -> EpisodeBegun:
-        """The episode of this attempt, with a key that expires after `lifetime`.
+        """The episode of this attempt, with a key that expires after `lifetime`; or, as it is, the episode at the place
+        that was begun for this attempt before, or that has ended.
 
-        Earlier attempts at the place are abandoned and their keys revoked.
+        Attempts at the place that still run are abandoned and their keys revoked.
 
         Raises:
             RecordUnusable: there is no such group or place, or the group is settled.

@@ -61,17 +61,21 @@ class NewGroup:
 
 @dataclass(frozen=True, slots=True)
 class EpisodeBegun:
-    """An episode that may run.
+    """The episode at a place of a group.
 
     Args:
         place: which of the group's episodes it is, from 0.
         attempt: from 1; a lost attempt is never continued, the next one is another episode.
+        state: `running` if it was begun now, or may not have run yet; another if the workflow that began it was lost.
+        artifact_sha256: digest in hex of what its agent left; None if it has not ended, or nothing was kept.
     """
 
     id: EpisodeId
     group: RolloutGroupId
     place: int
     attempt: int
+    state: EpisodeState = EpisodeState.RUNNING
+    artifact_sha256: str | None = None
 
 
 @dataclass(frozen=True, slots=True)

@@ -91,9 +91,16 @@ def pretrain(folder: Path, plan: Plan, report: Callable[[Progress], None]) -> No
     lessons = _flat(Lessons(plan.seed))
     chats = [as_text(each.messages) + each.reply for each in islice(lessons, _VOCABULARY_LESSONS)]
     tokenizer = train_vocabulary(chats, Lessons(f"{plan.seed} typed").phrases(_VOCABULARY_PHRASES))
-    model = _new_model(plan, tokenizer)
-    _train(model, tokenizer, _packs(lessons, tokenizer, plan.lessons), plan, report)
     write_vocabulary(tokenizer, folder)
+    fit(folder, tokenizer, _packs(lessons, tokenizer, plan.lessons), plan, report)
+
+
+def fit(
+    folder: Path, tokenizer: Tokenizer, packs: Iterator[Pack], plan: Plan, report: Callable[[Progress], None]
+) -> None:
+    """Train a new model on packed lessons and write its weights and settings beside its vocabulary."""
+    model = _new_model(plan, tokenizer)
+    _train(model, tokenizer, packs, plan, report)
     _write_model(model, folder)
 
 

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import io
 import math
+import os
 import tarfile
 from collections.abc import Mapping
 
@@ -18,7 +19,7 @@ ENDINGS = {
     0: Ending.COMPLETED,
     3: Ending.TRUNCATED_TURNS,
     4: Ending.TRUNCATED_TOKENS,
-    75: Ending.INFRASTRUCTURE,  # EX_TEMPFAIL of sysexits.h
+    os.EX_TEMPFAIL: Ending.INFRASTRUCTURE,
 }
 _REWARD_FILE = "reward.txt"
 _REWARD_BYTES = 100
@@ -38,9 +39,16 @@ class SandboxRunner:
         self._environments = environments
         self._gateway = gateway
 
-    async def run_agent(self, environment: str, task_id: str, episode: EpisodeId, key: str) -> AgentRun:
+    async def run_agent(
+        self, environment: str, task_id: str, episode: EpisodeId, key: str, more: Mapping[str, str] | None = None
+    ) -> AgentRun:
+        """
+        Args:
+            more: further variables of the harness.
+        """
         task = self._task(environment, task_id)
-        variables = {"OPENAI_BASE_URL": f"http://127.0.0.1:{GATEWAY_PORT}/v1", "OPENAI_API_KEY": key}
+        url = f"http://127.0.0.1:{GATEWAY_PORT}/v1"
+        variables = {"OPENAI_BASE_URL": url, "OPENAI_API_KEY": key, **(more or {})}
         result = await self._sandboxes.run(
             BoxTask(
                 name=str(episode),

@@ -31,7 +31,7 @@ from db.database import Database, transaction
 from db.episodes.settling import end_late_turns, settle_group
 from db.episodes.signing import signing_secret
 from db.exact_json import storable
-from db.tables import ApiKeyRow, EpisodeRow, RolloutGroupRow
+from db.tables import ApiKeyRow, EpisodeRow, RolloutGroupRow, TurnRow
 
 _EPISODES = """
     SELECT e.*, g.policy, g.environment, g.task, counts.*
@@ -49,6 +49,8 @@ _LIST = text(f"""{_EPISODES}
 _ONE = text(f"{_EPISODES} WHERE e.id = :episode")
 
 
+# The one at its place that is verified: no other attempt follows.
+_ENDED = (EpisodeState.ENDED, EpisodeState.SCORED, EpisodeState.UNSCORED)
 # Longer than an episode of any environment so far.
 _LEAST_LEFT = timedelta(minutes=30)
 
@@ -84,14 +86,15 @@ class PostgresEpisodeStore:
         self, connection: AsyncConnection, group: RolloutGroupId, place: int, attempt: int, lifetime: timedelta
     ) -> EpisodeBegun:
         row = await _lock_group(connection, group)
-        at_place = select(EpisodeRow.id).where(EpisodeRow.group_id == group, EpisodeRow.place == place)
-        begun = await connection.scalar(at_place.where(EpisodeRow.attempt == attempt))
-        if begun is not None:
-            return EpisodeBegun(EpisodeId(begun), group, place, attempt)
+        at_place = select(EpisodeRow.__table__).where(EpisodeRow.group_id == group, EpisodeRow.place == place)
+        attempts = (await connection.execute(at_place)).all()
+        for begun in attempts:
+            if begun.attempt == attempt or begun.state in _ENDED:
+                return _begun(begun)
         if row.state != GroupState.OPEN or place >= row.size:
             raise RecordUnusable(f"rollout group {group} is {row.state} and has {row.size} episodes")
-        for earlier in (await connection.scalars(at_place)).all():
-            await _abandon(connection, EpisodeId(earlier), f"attempt {attempt} took its place")
+        for earlier in attempts:
+            await _abandon(connection, EpisodeId(earlier.id), f"attempt {attempt} took its place")
         episode = new_episode_id()
         values = {"id": episode, "group_id": group, "place": place, "attempt": attempt, "state": EpisodeState.RUNNING}
         await connection.execute(insert(EpisodeRow).values(values))
@@ -122,6 +125,8 @@ class PostgresEpisodeStore:
         row = (await connection.execute(query)).one_or_none()
         if row is None:
             raise RecordUnusable(f"episode {episode} does not run, or its key ends soon")
+        if await connection.scalar(select(TurnRow.id).where(TurnRow.episode_id == episode).limit(1)) is not None:
+            raise RecordUnusable(f"episode {episode} has turns already: another agent ran")
         return sign(EpisodeKey(episode, row.policy, row.expires_at), await signing_secret(connection))
 
     @transaction
@@ -190,6 +195,13 @@ class PostgresEpisodeStore:
     async def episode(self, connection: AsyncConnection, episode: EpisodeId) -> EpisodeView | None:
         row = (await connection.execute(_ONE, {"episode": episode})).one_or_none()
         return None if row is None else _episode_view(row)
+
+
+def _begun(row: Any) -> EpisodeBegun:
+    artifact = None if row.artifact_sha256 is None else row.artifact_sha256.hex()
+    return EpisodeBegun(
+        EpisodeId(row.id), RolloutGroupId(row.group_id), row.place, row.attempt, EpisodeState(row.state), artifact
+    )
 
 
 async def _lock_group(connection: AsyncConnection, group: RolloutGroupId) -> Any:

@@ -3,13 +3,14 @@
 from __future__ import annotations
 
 import math
+from dataclasses import replace
 from typing import Protocol
 from uuid import uuid4
 
 import pytest
 
 from activities.episodes.ports import EpisodeKeys, EpisodeStore
-from clawloop.contracts.episodes import Ending, EpisodeBegun, EpisodeEnd, GroupState
+from clawloop.contracts.episodes import Ending, EpisodeBegun, EpisodeEnd, EpisodeState, GroupState
 from clawloop.errors import RecordUnusable
 from clawloop.ids import EpisodeId, RolloutGroupId
 from db.database import Database
@@ -68,6 +69,23 @@ async def test_another_attempt_is_another_episode_and_ends_the_first(store: Stor
     # What the lost attempt still reports changes nothing.
     await end(store, first, 1.0)
     assert (await store.settle(group))[0].scored == 0
+
+
+async def test_a_workflow_that_begins_again_finds_each_place_as_it_was_left(store: Store) -> None:
+    group, (running, ended, scored, lost) = await begin(store, 4)
+    await store.end_episode(EpisodeEnd(ended.id, Ending.COMPLETED, artifact_sha256="ab" * 32))
+    await end(store, scored, 1.0)
+    await store.end_episode(EpisodeEnd(lost.id, Ending.INFRASTRUCTURE, "its sandbox died"))
+    found = [await store.begin_episode(group, place, 1, LIFETIME) for place in range(4)]
+    assert found == [
+        running,
+        replace(ended, state=EpisodeState.ENDED, artifact_sha256="ab" * 32),
+        replace(scored, state=EpisodeState.SCORED),
+        replace(lost, state=EpisodeState.ABANDONED),
+    ]
+    # No further attempt takes the place of one that ended.
+    assert await store.begin_episode(group, 2, 2, LIFETIME) == found[2]
+    assert (await store.begin_episode(group, 3, 2, LIFETIME)).state is EpisodeState.RUNNING
 
 
 async def test_groups_and_places_that_do_not_exist_are_refused(store: Store) -> None:
@@ -138,10 +156,10 @@ async def test_fewer_rewards_drop_a_group(store: Store) -> None:
 
 
 async def test_a_group_is_settled_once(store: Store) -> None:
-    group, (first, second) = await begin(store, 2)
+    group, (first, second, _) = await begin(store, 3)
     await end(store, first, 1.0)
     await end(store, second, 0.0)
     settled, _ = await store.settle(group)
     assert await store.settle(group) == (settled, None)
     with pytest.raises(RecordUnusable, match="settled"):
-        await store.begin_episode(group, 0, 2, LIFETIME)
+        await store.begin_episode(group, 2, 2, LIFETIME)

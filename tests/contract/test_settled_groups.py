@@ -242,3 +242,14 @@ async def test_an_episodes_key_is_found_until_it_ends_or_expires(postgres_learni
     forged = sign(EpisodeKey(third.id, "default", signed.expires_at), b"another secret")
     assert await keys.authenticate(forged) is None
     assert [entry.name for entry in await keys.list_keys()] == ["test"]
+
+
+async def test_no_second_agent_gets_the_key_of_an_episode_that_has_turns(postgres_learning: PostgresLearning) -> None:
+    store = PostgresEpisodeStore(postgres_learning.database)
+    group = new_group(2)
+    await store.make_group(group)
+    episode = await store.begin_episode(group.id, 0, 1, LIFETIME)
+    await store.key_of(episode.id)
+    await add_turns(postgres_learning, episode, 1)
+    with pytest.raises(RecordUnusable, match="has turns already"):
+        await store.key_of(episode.id)

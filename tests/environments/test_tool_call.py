@@ -17,6 +17,7 @@ from clawloop.environments.artifacts import ArtifactFolder
 from clawloop.environments.runner import SandboxRunner
 from clawloop.environments.task import EnvironmentTask, Split, split_of
 from clawloop.environments.tool_call.environment import ToolCallEnvironment, question
+from clawloop.environments.tool_call.inside import harness
 from clawloop.errors import RecordUnusable
 from clawloop.ids import new_episode_id
 from clawloop.sandboxes.bubblewrap import Bubblewrap
@@ -91,12 +92,12 @@ def call(code: str) -> dict[str, Any]:
     return {"content": None, "tool_calls": [{"id": "c1", "type": "function", "function": function}]}
 
 
-async def episode(reply: Reply) -> tuple[Ending, float | None, str]:
+async def episode(reply: Reply, **variables: str) -> tuple[Ending, float | None, str]:
     async with model(reply) as gateway:
         sandboxes = await asyncio.to_thread(Bubblewrap.find, BoxFolders())
         runner = SandboxRunner(sandboxes, {"tool-call": ToolCallEnvironment()}, gateway)
         this = new_episode_id()
-        run = await runner.run_agent("tool-call", "train-7", this, "key")
+        run = await runner.run_agent("tool-call", "train-7", this, "key", variables)
         reward, why = await runner.verify("tool-call", "train-7", this, run.artifact)
         return run.ending, reward, why
 
@@ -135,6 +136,45 @@ async def test_agents_that_fail_get_a_reward_of_0(
 ) -> None:
     left = list(replies)
     assert await episode(lambda messages: left.pop(0)) == (ending, reward, "")
+
+
+@pytest.mark.slow
+@pytest.mark.parametrize("status", [404, 503])
+async def test_an_engine_that_is_away_too_long_is_not_the_agents_failure(status: int) -> None:
+    def reply(messages: list[dict[str, Any]]) -> dict[str, Any]:
+        raise _refusal(status)
+
+    assert (await episode(reply, PATIENCE_SECONDS="1"))[0] is Ending.INFRASTRUCTURE
+
+
+@pytest.mark.slow
+async def test_an_engine_that_comes_back_is_waited_for() -> None:
+    refused: list[int] = []
+
+    def reply(messages: list[dict[str, Any]]) -> dict[str, Any]:
+        if not refused:
+            refused.append(503)
+            raise _refusal(503)
+        return {"content": "I do not know"}
+
+    assert await episode(reply) == (Ending.COMPLETED, 0.0, "")
+
+
+@pytest.mark.slow
+async def test_a_request_that_is_wrong_is_the_agents_failure() -> None:
+    def reply(messages: list[dict[str, Any]]) -> dict[str, Any]:
+        raise _refusal(400)
+
+    assert (await episode(reply))[0] is Ending.AGENT_ERROR
+
+
+def test_the_time_limit_leaves_room_for_an_engine_that_restarts() -> None:
+    assert ToolCallEnvironment().task("train-0").seconds > 3 * harness.PATIENCE_SECONDS
+
+
+def _refusal(status: int) -> web.HTTPException:
+    refusals = {400: web.HTTPBadRequest, 404: web.HTTPNotFound, 503: web.HTTPServiceUnavailable}
+    return refusals[status]()
 
 
 @pytest.mark.slow

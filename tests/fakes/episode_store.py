@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import math
-from dataclasses import dataclass, field
+from dataclasses import dataclass, field, replace
 from datetime import timedelta
 
 from clawloop.contracts.episodes import (
@@ -29,6 +29,7 @@ class FakeEpisode:
     ending: Ending | None = None
     reward: float | None = None
     reason: str = ""
+    artifact_sha256: str | None = None
 
 
 @dataclass
@@ -59,8 +60,11 @@ class FakeEpisodeStore:
     async def begin_episode(self, group: RolloutGroupId, place: int, attempt: int, lifetime: timedelta) -> EpisodeBegun:
         if (found := self.all.get(group)) is None:
             raise RecordUnusable(f"there is no rollout group {group}")
-        if (place, attempt) in found.episodes:
-            return found.episodes[place, attempt].begun
+        for (at, number), episode in found.episodes.items():
+            if at == place and (
+                number == attempt or episode.state not in (EpisodeState.RUNNING, EpisodeState.ABANDONED)
+            ):
+                return replace(episode.begun, state=episode.state, artifact_sha256=episode.artifact_sha256)
         if found.result is not None or place >= found.new.size:
             raise RecordUnusable(f"rollout group {group} is settled, or smaller")
         for (at, _), episode in found.episodes.items():
@@ -82,6 +86,7 @@ class FakeEpisodeStore:
             _abandon(episode, end.reason)
         elif episode.state is EpisodeState.RUNNING:
             episode.state, episode.ending, episode.reason = EpisodeState.ENDED, end.ending, end.reason
+            episode.artifact_sha256 = end.artifact_sha256
 
     async def score_episode(self, episode: EpisodeId, reward: float | None, reason: str) -> None:
         if reward is not None and not math.isfinite(reward):

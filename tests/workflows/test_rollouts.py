@@ -9,9 +9,18 @@ from typing import Any
 from temporalio.client import Client
 from temporalio.worker import Worker
 
-from activities.episodes.ledger import EpisodeLedgerActivities
+from activities.episodes.ledger import KEY_LIFETIME, EpisodeLedgerActivities
 from activities.episodes.running import EnvironmentActivities
-from clawloop.contracts.episodes import AgentRun, Ending, EpisodeState, GroupResult, GroupState, NewGroup, NextGroups
+from clawloop.contracts.episodes import (
+    AgentRun,
+    Ending,
+    EpisodeEnd,
+    EpisodeState,
+    GroupResult,
+    GroupState,
+    NewGroup,
+    NextGroups,
+)
 from clawloop.errors import RecordUnusable, SandboxFailed
 from clawloop.ids import EpisodeId, RolloutGroupId, new_rollout_group_id
 from tests.fakes.episode_store import FakeEpisodeStore
@@ -140,6 +149,27 @@ async def test_infrastructure_fails_twice_more_at_most_and_each_attempt_is_anoth
     abandoned = [episode for episode in store.by_id.values() if episode.state is EpisodeState.ABANDONED]
     assert len(abandoned) == 5
     assert {episode.reason for episode in abandoned if episode.begun.place == 0} == {"bubblewrap did not start"}
+
+
+async def test_a_workflow_that_begins_again_runs_no_episode_twice(client: Client) -> None:
+    store = FakeEpisodeStore()
+    runner = ScriptedRunner(store)
+    group = NewGroup(new_rollout_group_id(), "default", "tool-call", "train-0", 4)
+    await store.make_group(group)
+    scored, ended, lost, _ = [await store.begin_episode(group.id, place, 1, KEY_LIFETIME) for place in range(4)]
+    await store.end_episode(EpisodeEnd(scored.id, Ending.COMPLETED))
+    await store.score_episode(scored.id, 1.0, "")
+    await store.end_episode(EpisodeEnd(ended.id, Ending.COMPLETED, artifact_sha256="left"))
+    await store.end_episode(EpisodeEnd(lost.id, Ending.INFRASTRUCTURE))
+    async with working(client, store, runner):
+        result = await client.execute_workflow(
+            RolloutGroupWorkflow.run,
+            group.id,
+            id=names.rollout_group_workflow_id(group.id),
+            task_queue=names.WORKFLOW_QUEUE,
+        )
+    assert sorted(runner.ran) == [(2, 2), (3, 1)]
+    assert (result.scored, result.mean_reward) == (4, 0.75)  # 1, and by their places 1, 0, 1
 
 
 async def test_a_verifier_is_repeated_alone_and_its_failure_is_no_reward(client: Client) -> None:

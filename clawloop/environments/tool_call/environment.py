@@ -14,8 +14,17 @@ _WORDS = {"+": "plus", "-": "minus", "*": "times"}
 
 @dataclass(frozen=True, slots=True)
 class Question:
-    text: str
-    answer: int
+    left: int
+    operator: str
+    right: int
+
+    @property
+    def text(self) -> str:
+        return f"What is {self.left} {_WORDS[self.operator]} {self.right}?"
+
+    @property
+    def answer(self) -> int:
+        return {"+": int.__add__, "-": int.__sub__, "*": int.__mul__}[self.operator](self.left, self.right)
 
 
 class ToolCallEnvironment:
@@ -32,7 +41,8 @@ class ToolCallEnvironment:
             harness=("python3", "-I", "/task/harness.py"),
             tests={"answer.txt": str(asked.answer).encode(), "verify.py": _script("verify.py")},
             verifier=("python3", "-I", "/task/verify.py"),
-            seconds=120.0,
+            # Six turns and what they run take a minute; the rest is for an engine that restarts meanwhile.
+            seconds=600.0,
         )
 
 
@@ -41,11 +51,9 @@ def question(split: Split, number: int) -> Question:
     drawn = random.Random(f"{split}-{number}")
     while True:
         left, right, operator = drawn.randint(11, 99), drawn.randint(11, 99), drawn.choice("+-*")
-        text = f"What is {left} {_WORDS[operator]} {right}?"
-        if split_of(text) is split:
-            break
-    answers = {"+": left + right, "-": left - right, "*": left * right}
-    return Question(text, answers[operator])
+        asked = Question(left, operator, right)
+        if split_of(asked.text) is split:
+            return asked
 
 
 def _script(name: str) -> bytes:

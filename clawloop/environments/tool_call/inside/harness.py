@@ -1,11 +1,12 @@
 """Plays the agent in the sandbox: asks the model, runs the Python it calls for, until it answers.
 
 Any OpenAI client would do; this one needs the standard library only. Exit codes: 0 it answered, 3 it used all its
-turns, 75 the gateway could not be reached.
+turns, 75 the gateway did not answer, which is not the agent's failure.
 """
 
 from __future__ import annotations
 
+import http.client
 import json
 import os
 import subprocess
@@ -18,8 +19,12 @@ from typing import Any
 TURNS = 6
 PYTHON_SECONDS = 10
 OUTPUT = 2000
-# The gateway holds requests while an engine restarts, and answers 503 with Retry-After after that.
-ATTEMPTS = 8
+# Longer than the gateway holds requests while an engine restarts, and far below the sandbox's own time limit: an engine
+# that is away must not look like an agent that is slow.
+PATIENCE_SECONDS = 180.0
+LONGEST_PAUSE = 10.0
+# What is wrong with the request itself, e.g. a conversation that is too long, and so with the agent.
+AGENTS_ERRORS = (400, 413, 422)
 TOOL = {
     "type": "function",
     "function": {
@@ -46,7 +51,8 @@ def main() -> int:
 
 
 def ask(messages: list[dict[str, Any]]) -> dict[str, Any]:
-    body = {"model": "policy", "messages": messages, "tools": [TOOL], "max_tokens": 512}
+    fields = json.loads(os.environ.get("REQUEST_FIELDS", "{}"))
+    body = {"model": "policy", "messages": messages, "tools": [TOOL], "max_tokens": 512, **fields}
     request = urllib.request.Request(
         os.environ["OPENAI_BASE_URL"] + "/chat/completions",
         data=json.dumps(body).encode(),
@@ -55,18 +61,22 @@ def ask(messages: list[dict[str, Any]]) -> dict[str, Any]:
             "Content-Type": "application/json",
         },
     )
-    for attempt in range(ATTEMPTS):
+    give_up = time.monotonic() + float(os.environ.get("PATIENCE_SECONDS", PATIENCE_SECONDS))
+    pause = 0.5
+    while (left := give_up - time.monotonic()) > 0:
         try:
-            with urllib.request.urlopen(request, timeout=300) as answer:
+            with urllib.request.urlopen(request, timeout=left) as answer:
                 message: dict[str, Any] = json.load(answer)["choices"][0]["message"]
                 return message
         except urllib.error.HTTPError as error:
-            if error.code < 500 and error.code != 429:
+            if error.code in AGENTS_ERRORS:
                 sys.exit(f"the gateway refuses: {error.code} {error.read(500)!r}")
-        except (OSError, ValueError) as error:
+            sys.stderr.write(f"the gateway answers {error.code}\n")
+        except (OSError, ValueError, http.client.HTTPException) as error:
             sys.stderr.write(f"the gateway does not answer: {error}\n")
-        time.sleep(min(10, 0.5 * 2**attempt))
-    sys.exit(75)
+        time.sleep(min(pause, max(0.0, give_up - time.monotonic())))
+        pause = min(2 * pause, LONGEST_PAUSE)
+    sys.exit(os.EX_TEMPFAIL)
 
 
 def run(call: dict[str, Any]) -> str:

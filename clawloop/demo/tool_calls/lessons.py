@@ -1,0 +1,55 @@
+"""Scripted conversations that the tool-call model is pretrained on.
+
+They know how to call the tool and how to answer, but not when: a third guesses instead of calling, of the calls two in
+five calculate something else, and one answer in ten is not what the tool said. So the model that rollouts begin with
+solves about a third of the tasks, and everything that a right episode needs is among what it samples. Questions are
+those of training tasks; no held-out task is in a lesson.
+"""
+
+from __future__ import annotations
+
+import json
+import random
+from collections.abc import Iterator
+from typing import Any
+
+from clawloop.contracts.turns import Message
+from clawloop.environments.task import Split
+from clawloop.environments.tool_call.environment import Question, question
+
+GUESSED = 0.35
+WRONG_OPERATOR = 0.4
+WRONG_ANSWER = 0.1
+_OPERATORS = "+-*"
+# Training tasks have no end; lessons take theirs from so many.
+_QUESTIONS = 1_000_000
+
+
+def conversations(seed: int) -> Iterator[list[Message]]:
+    """Conversations without end, each from the question to the answer."""
+    rng = random.Random(f"tool calls {seed}")
+    while True:
+        yield conversation(question(Split.TRAIN, rng.randrange(_QUESTIONS)), rng)
+
+
+def conversation(asked: Question, rng: random.Random) -> list[Message]:
+    """One conversation about a question, as a script of middling skill has it."""
+    messages: list[Message] = [{"role": "user", "content": asked.text}]
+    if rng.random() < GUESSED:
+        return [*messages, _answer(rng.randint(-88, 198) if asked.operator != "*" else rng.randint(121, 9801))]
+    operator = asked.operator
+    if rng.random() < WRONG_OPERATOR:
+        operator = rng.choice([other for other in _OPERATORS if other != operator])
+    said = Question(asked.left, operator, asked.right).answer
+    messages += [call(f"print({asked.left} {operator} {asked.right})"), {"role": "tool", "content": str(said)}]
+    return [*messages, _answer(asked.left if rng.random() < WRONG_ANSWER else said)]
+
+
+def call(code: str) -> Message:
+    """The assistant's message that calls the tool, as an engine returns it."""
+    function: dict[str, Any] = {"name": "python", "arguments": json.dumps({"code": code})}
+    return {"role": "assistant", "content": None, "tool_calls": [{"type": "function", "function": function}]}
+
+
+def _answer(number: int) -> Message:
+    return {"role": "assistant", "content": f"It is {number}."}
