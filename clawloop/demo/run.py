@@ -105,6 +105,7 @@ async def run(options: DemoOptions, board: DemoBoard, prepare: Prepare) -> DemoR
             engine_port=options.engine_port,
             model=_model_in(folder, options.model or model_path()),
             models=ModelOptions(dtype="float32", max_model_len=_CONTEXT_TOKENS),
+            sandboxes=False,
         )
         await run_up(up, _PartStatusBoard(board), demo.ready, use=demo.use)
     return demo.results

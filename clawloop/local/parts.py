@@ -28,6 +28,7 @@ from clawloop.recipes.recipe import Recipe
 LOOPBACK = "127.0.0.1"
 TRAINER = "trainer"
 AGENT = "engine-agent"
+ENVIRONMENT = "environment"
 ENGINE = "vllm"
 JUDGE_ENGINE = "vllm-judge"
 # Clients wait for it: back at once, and soon even if it dies again and again.
@@ -69,6 +70,7 @@ class Deployment:
         local_engines: URLs of the engines started here, each of which needs an agent; agents of others run elsewhere.
         judge: the judge engine started here; None: judges are those of the settings.
         max_lora_rank: highest rank of an adapter that the engines can load.
+        sandboxed: URL of the gateways for an environment worker; None: none is started.
     """
 
     data: Path
@@ -86,6 +88,7 @@ class Deployment:
     local_engines: tuple[str, ...] = ()
     judge: JudgeEngine | None = None
     max_lora_rank: int = 16
+    sandboxed: str | None = None
 
 
 def numbered(name: str, number: int, count: int) -> str:
@@ -206,6 +209,10 @@ def workers(deployment: Deployment, environment: Mapping[str, str]) -> list[Part
     for number, url in enumerate(engines):
         name = numbered(AGENT, number, len(engines))
         started.append(_worker(name, ("engine", "--engine", url), deployment, environment))
+    if deployment.sandboxed is not None:
+        started.append(
+            _worker(ENVIRONMENT, ("environment", "--gateway", deployment.sandboxed), deployment, environment)
+        )
     return started
 
 

@@ -36,6 +36,7 @@ class UpOptions:
         database_url, temporal_address: of a server to use; None starts one.
         engines: URLs of engines to use; empty starts one.
         recipe: the policy's recipe from now on; None: the stored one, or the default.
+        sandboxes: start an environment worker if this machine can make sandboxes.
     """
 
     data: Path
@@ -55,6 +56,7 @@ class UpOptions:
     temporal_address: str | None = None
     engines: tuple[str, ...] = ()
     recipe: Recipe | None = None
+    sandboxes: bool = True
 
 
 @dataclass(frozen=True, slots=True)

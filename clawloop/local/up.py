@@ -12,7 +12,7 @@ import signal
 import socket
 from collections.abc import Awaitable, Callable, Mapping
 from contextlib import suppress
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from datetime import datetime
 
 from clawloop.errors import SetupError
@@ -26,6 +26,8 @@ from clawloop.local.supervision.part import PartState, PartStatus
 from clawloop.local.supervision.status import Board
 from clawloop.local.supervision.supervisor import Supervisor
 from clawloop.processes.listener import QUEUED_CONNECTIONS
+from clawloop.sandboxes.bubblewrap import Bubblewrap
+from clawloop.sandboxes.folders import BoxFolders
 
 _STOP_SIGNALS = (signal.SIGINT, signal.SIGTERM, signal.SIGHUP)
 
@@ -148,7 +150,8 @@ async def _start_gateways_and_workers(
         await supervisor.ready("postgres")
     keys_path = options.data / "keys.json"
     stored_keys = read_keys(keys_path)
-    deployment = _deployment(options, plan, stored_keys)
+    sandboxed = parts.gateway_url(*listener.getsockname()[:2]) if await makes_sandboxes(options, board) else None
+    deployment = replace(_deployment(options, plan, stored_keys), sandboxed=sandboxed)
     keys = dict(await prepare(deployment))
     if keys != stored_keys:
         write_keys(keys_path, keys)
@@ -168,6 +171,18 @@ async def _start_gateways_and_workers(
             board.say(f"{scope} key".ljust(13) + secret)
     board.say(f"keys are in {keys_path}, logs in {options.data / 'logs'}; Ctrl-C stops everything")
     return Started(url, plan.temporal_ui, deployment, keys, supervisor)
+
+
+async def makes_sandboxes(options: UpOptions, board: Board) -> bool:
+    """True if episodes can run here; if the operator may expect it and they cannot, says why in one line."""
+    if not options.sandboxes:
+        return False
+    try:
+        await asyncio.to_thread(Bubblewrap.find, BoxFolders())
+    except SetupError as error:
+        board.say(f"no environment worker, so no rollouts on this machine: {error}")
+        return False
+    return True
 
 
 async def _start_trainer(options: UpOptions, plan: Plan, supervisor: Supervisor, deployment: Deployment) -> None:
