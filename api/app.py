@@ -9,7 +9,7 @@ from typing import Any
 from fastapi import FastAPI
 
 from api import feedback, health
-from api.admin import engines, erasure, history, judging, sessions, training
+from api.admin import engines, erasure, history, judging, rollouts, sessions, training
 from api.chat import models, route
 from api.chat.schemas import ChatRequest
 from api.dependencies import Services
@@ -35,7 +35,7 @@ def create_app(make_services: MakeServices, allowed_hosts: frozenset[str] = froz
             await services.finish()
 
     app = FastAPI(title="Clawloop", lifespan=lifespan, openapi_url="/openapi.json", docs_url=None, redoc_url=None)
-    for module in (route, feedback, models, health, engines, sessions, judging, history, erasure, training):
+    for module in (route, feedback, models, health, engines, sessions, judging, history, erasure, training, rollouts):
         app.include_router(module.router)
     install_error_handlers(app)
     app.add_middleware(HostAndOriginCheck, allowed_hosts=allowed_hosts)

@@ -13,6 +13,7 @@ from api.chat.grammar_slots import GrammarSlots
 from api.chat.versions import VersionChooser
 from api.ports import (
     Engines,
+    EpisodeReader,
     FeedbackStore,
     MetricsPages,
     Readiness,
@@ -23,6 +24,7 @@ from api.recording.recorder import Recorder
 from clawloop.contracts.serving import Scope
 from clawloop.operations.history import HistoryOperations
 from clawloop.operations.ports import TrainingStore
+from clawloop.operations.rollouts import RolloutOperations
 from clawloop.operations.sessions import SessionOperations
 from clawloop.operations.training import TrainingOperations
 from clawloop.serving.directory import DirectoryCache
@@ -55,6 +57,8 @@ class Services:
     training: TrainingStore
     training_operations: TrainingOperations
     session_operations: SessionOperations
+    rollout_operations: RolloutOperations
+    episodes: EpisodeReader
     history: HistoryOperations
     readiness: Readiness
     metrics: GatewayMetrics

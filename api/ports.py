@@ -10,6 +10,7 @@ from collections.abc import AsyncIterator, Sequence
 from contextlib import AbstractAsyncContextManager
 from typing import Protocol
 
+from clawloop.contracts.episodes import EpisodeView, GroupView
 from clawloop.contracts.serving import ApiKey, RouteKey
 from clawloop.contracts.sessions import (
     FeedbackEffect,
@@ -21,7 +22,7 @@ from clawloop.contracts.sessions import (
 )
 from clawloop.contracts.turns import InsertedTurn, Message, SessionEvidence, TurnRecord
 from clawloop.contracts.views import SessionView, TurnView
-from clawloop.ids import ApiKeyId, FeedbackId, SessionId, TurnId
+from clawloop.ids import ApiKeyId, EpisodeId, FeedbackId, RolloutGroupId, SessionId, TurnId
 
 # Called by api/auth.py and api/health.py
 
@@ -200,3 +201,18 @@ class SessionStore(Protocol):
 
     async def turns(self, session: SessionId) -> list[TurnView]:
         """All turns of a session in order, each with its outcome."""
+
+
+class EpisodeReader(Protocol):
+    """Rollout groups and episodes for people. Every method raises StoreUnavailable."""
+
+    async def groups(self, *, policy: str | None, after: RolloutGroupId | None, limit: int) -> list[GroupView]:
+        """Groups, newest first; `after` is the last of the previous page."""
+
+    async def episodes(
+        self, *, policy: str | None, group: RolloutGroupId | None, after: EpisodeId | None, limit: int
+    ) -> list[EpisodeView]:
+        """Episodes, newest first; `after` is the last of the previous page."""
+
+    async def episode(self, episode: EpisodeId) -> EpisodeView | None:
+        """The episode; None if there is none of this id."""

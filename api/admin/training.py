@@ -7,11 +7,12 @@ engines are away.
 from __future__ import annotations
 
 import logging
-from typing import Annotated, Any, TypeVar
+from typing import Annotated, Any
 
 from fastapi import APIRouter, Request
-from pydantic import BaseModel, ConfigDict, Field, ValidationError
+from pydantic import BaseModel, Field
 
+from api.admin.bodies import RequestBody, check, described
 from api.dependencies import Services, services_of
 from api.request_body import read_json
 from clawloop.contracts.serving import Scope
@@ -78,41 +79,29 @@ class VersionList(BaseModel):
     versions: list[VersionView]
 
 
-class _Request(BaseModel):
-    model_config = ConfigDict(extra="forbid", strict=True)
-
-
-class PauseRequest(_Request):
+class PauseRequest(RequestBody):
     reason: Annotated[str, Field(min_length=1, max_length=500, pattern=r"\S")]
     """For people; shown with the state of training."""
 
 
-class ResumeRequest(_Request):
+class ResumeRequest(RequestBody):
     retry: bool = False
     """Samples that a bad step quarantined are fresh again."""
 
 
-class RollBackRequest(_Request):
+class RollBackRequest(RequestBody):
     version: Annotated[int, Field(ge=0, le=_LARGEST)]
     """Training goes on from it, and it answers."""
 
 
-class ReleaseRequest(_Request):
+class ReleaseRequest(RequestBody):
     version: Annotated[int, Field(ge=1, le=_LARGEST)]
     """A version that the gate rejected; training goes on from it, and it answers."""
 
 
-class PinRequest(_Request):
+class PinRequest(RequestBody):
     version: Annotated[int, Field(ge=0, le=_LARGEST)] | None
     """It answers whatever is trained; null: the newest version answers again."""
-
-
-Body = TypeVar("Body", bound=_Request)
-
-
-def _described(model: type[_Request]) -> dict[str, Any]:
-    schema = {"schema": model.model_json_schema()}
-    return {"requestBody": {"required": model is not ResumeRequest, "content": {"application/json": schema}}}
 
 
 # The recipe's JSON schema would refer to parts that the OpenAPI description does not hold.
@@ -127,20 +116,20 @@ async def show_training(request: Request, policy: str = "default") -> TrainingSt
     return TrainingStatus.of(await services.training.status(policy))
 
 
-@router.post("/training/pause", openapi_extra=_described(PauseRequest))
+@router.post("/training/pause", openapi_extra=described(PauseRequest))
 async def pause_training(request: Request, policy: str = "default") -> TrainingStatus:
     """Claim no batch until resumed; a running step is finished. Holds across restarts."""
     services = await _admitted(request)
-    requested = _check(PauseRequest, await read_json(request, services.limits))
+    requested = check(PauseRequest, await read_json(request, services.limits))
     return _status(await services.training_operations.pause(policy, requested.reason))
 
 
-@router.post("/training/resume", openapi_extra=_described(ResumeRequest))
+@router.post("/training/resume", openapi_extra=described(ResumeRequest, required=False))
 async def resume_training(request: Request, policy: str = "default") -> TrainingStatus:
     """Claim batches again."""
     services = await _admitted(request)
     empty = request.headers.get("content-length", "0") == "0" and "transfer-encoding" not in request.headers
-    requested = ResumeRequest() if empty else _check(ResumeRequest, await read_json(request, services.limits))
+    requested = ResumeRequest() if empty else check(ResumeRequest, await read_json(request, services.limits))
     return _status(await services.training_operations.resume(policy, retry=requested.retry))
 
 
@@ -169,27 +158,27 @@ async def list_versions(request: Request, policy: str) -> VersionList:
     return VersionList(versions=await services.training.versions(policy))
 
 
-@router.post("/policies/{policy}/roll-back", openapi_extra=_described(RollBackRequest))
+@router.post("/policies/{policy}/roll-back", openapi_extra=described(RollBackRequest))
 async def roll_back(request: Request, policy: str) -> TrainingStatus:
     """Go on from an earlier version; a running step is abandoned, and its samples are fresh again."""
     services = await _admitted(request)
-    requested = _check(RollBackRequest, await read_json(request, services.limits))
+    requested = check(RollBackRequest, await read_json(request, services.limits))
     return _status(await services.training_operations.roll_back(policy, requested.version))
 
 
-@router.post("/policies/{policy}/release", openapi_extra=_described(ReleaseRequest))
+@router.post("/policies/{policy}/release", openapi_extra=described(ReleaseRequest))
 async def release(request: Request, policy: str) -> TrainingStatus:
     """Accept a version that the gate rejected, and go on from it; an open step is abandoned."""
     services = await _admitted(request)
-    requested = _check(ReleaseRequest, await read_json(request, services.limits))
+    requested = check(ReleaseRequest, await read_json(request, services.limits))
     return _status(await services.training_operations.release(policy, requested.version))
 
 
-@router.post("/policies/{policy}/pin", openapi_extra=_described(PinRequest))
+@router.post("/policies/{policy}/pin", openapi_extra=described(PinRequest))
 async def pin(request: Request, policy: str) -> TrainingStatus:
     """Let one version answer whatever is trained, or with null the newest again."""
     services = await _admitted(request)
-    requested = _check(PinRequest, await read_json(request, services.limits))
+    requested = check(PinRequest, await read_json(request, services.limits))
     return _status(await services.training_operations.pin(policy, requested.version))
 
 
@@ -226,20 +215,6 @@ async def _admitted(request: Request) -> Services:
     services = services_of(request)
     await services.keys.require(request.headers, Scope.ADMIN)
     return services
-
-
-def _check(model: type[Body], body: dict[str, Any]) -> Body:
-    try:
-        return model.model_validate(body)
-    except ValidationError as error:
-        first = error.errors(include_url=False, include_context=False)[0]
-        field = ".".join(str(part) for part in first["loc"])
-        takes = ", ".join(f"`{name}`" for name in model.model_fields)
-        raise RequestRejected(
-            f"`{field}`: {first['msg'][:1].lower()}{first['msg'][1:]}. This takes {takes}.",
-            code="missing_required_parameter" if first["type"] == "missing" else "invalid_value",
-            field=field,
-        ) from None
 
 
 def _status(applied: Applied[TrainingView]) -> TrainingStatus:

@@ -25,7 +25,7 @@ from api.recording.spool import Spool
 from clawloop.contracts.serving import Engine
 from clawloop.crash_points import CrashPoint, arm_crash_points, crash_point
 from clawloop.errors import SetupError, StoreUnavailable
-from clawloop.operations.ports import OperatorNotifier, SessionWorkflows
+from clawloop.operations.ports import OperatorNotifier, RolloutsNotifier, SessionWorkflows
 from clawloop.processes.draining_server import CUT_SECONDS, DrainingServer
 from clawloop.processes.endpoints import database_url, engine_secret, temporal_address
 from clawloop.processes.gateway_pages import GatewayPages
@@ -38,8 +38,10 @@ from clawloop.serving.rotation import Rotation
 from clawloop.settings import Settings
 from clawloop.telemetry.metrics import GatewayMetrics
 from clawloop.temporal.client import TemporalSessionNotifier, connect
+from clawloop.temporal.rollouts_notifier import TemporalRolloutsNotifier
 from clawloop.temporal.training_notifier import TemporalTrainingNotifier
 from db.database import BACKGROUND_LIMIT, CHAT_LIMIT, Database
+from db.episodes.groups import PostgresEpisodeStore
 from db.judging.feedback import PostgresFeedbackStore
 from db.schema import is_current
 from db.serving.directory import PostgresDirectoryStore
@@ -173,9 +175,9 @@ async def _gateway_services(
     spool = Spool(settings.data / "spool", SPOOL_LIMIT_BYTES)
     stack.callback(spool.close)
     feedback = PostgresFeedbackStore(background)
-    notifier, operator_notifier = await _notifiers(settings)
+    notifier, operator_notifier, rollouts_notifier = await _notifiers(settings)
     workflows: SessionWorkflows = notifier or NoTemporal()
-    operations = operations_on(background, settings, operator_notifier, workflows, NoTemporal())
+    operations = operations_on(background, settings, operator_notifier, workflows, rollouts_notifier)
     history = await stack.enter_async_context(
         history_on(background, settings, lambda: directory.snapshot, operations.sessions)
     )
@@ -193,6 +195,8 @@ async def _gateway_services(
         training=PostgresTrainingStore(background),
         training_operations=operations.training,
         session_operations=operations.sessions,
+        rollout_operations=operations.rollouts,
+        episodes=PostgresEpisodeStore(background),
         history=history,
         versions=VersionChooser(turns),
         readiness=GatewayReadiness(database, engines, is_draining),
@@ -203,14 +207,14 @@ async def _gateway_services(
     )
 
 
-async def _notifiers(settings: Settings) -> tuple[TemporalSessionNotifier | None, OperatorNotifier]:
+async def _notifiers(settings: Settings) -> tuple[TemporalSessionNotifier | None, OperatorNotifier, RolloutsNotifier]:
     address = temporal_address(settings)
     if address is None:
         log.warning("no Temporal is configured: turns are stored and not judged; set TEMPORAL_ADDRESS")
-        return None, NoTemporal()
+        return None, NoTemporal(), NoTemporal()
     client = await connect(address, lazy=True)
     idle = timedelta(minutes=settings.session_idle_minutes)
-    return TemporalSessionNotifier(client, idle), TemporalTrainingNotifier(client)
+    return TemporalSessionNotifier(client, idle), TemporalTrainingNotifier(client), TemporalRolloutsNotifier(client)
 
 
 async def _add_configured_engines(url: str, settings: Settings) -> None:

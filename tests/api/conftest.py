@@ -24,6 +24,7 @@ from api.recording.spool import Spool
 from clawloop.contracts.serving import Directory, Engine, Policy, Scope
 from clawloop.contracts.turns import TurnRecord
 from clawloop.operations.history import HistoryOperations, HistoryTurn
+from clawloop.operations.rollouts import RolloutOperations
 from clawloop.operations.sessions import SessionOperations
 from clawloop.operations.training import TrainingOperations
 from clawloop.processes.gateway_pages import GatewayPages
@@ -40,6 +41,7 @@ from tests.fakes.history_store import FakeHistoryJudge, FakeHistoryStore
 from tests.fakes.key_store import FakeKeyStore
 from tests.fakes.ledger import FakeLedger
 from tests.fakes.notifier import FakeNotifier, FakeOperatorNotifier
+from tests.fakes.rollouts_store import FakeEpisodeReader, FakeRolloutsStore
 from tests.fakes.session_store import FakeSessionStore
 from tests.fakes.training_store import FakeTrainingStore
 from tests.fakes.turn_store import FakeTurnStore
@@ -59,6 +61,8 @@ class Gateway:
     admin_key: str
     ledger: FakeLedger
     operator: FakeOperatorNotifier
+    rollouts: FakeRolloutsStore
+    episodes: FakeEpisodeReader
 
     @property
     def engine(self) -> FakeEngine:
@@ -107,6 +111,7 @@ async def running_gateway(
     admin_key = keys.add("default", frozenset({Scope.ADMIN}))
     spool = Spool(folder / "spool", spool_bytes)
     metrics, training = GatewayMetrics(), FakeTrainingStore(ledger)
+    rollouts, episodes = FakeRolloutsStore(), FakeEpisodeReader()
     created: list[Services] = []
 
     @asynccontextmanager
@@ -135,6 +140,8 @@ async def running_gateway(
                     training=training,
                     training_operations=TrainingOperations(training, operator, max_lora_rank=16),
                     session_operations=operations,
+                    rollout_operations=RolloutOperations(rollouts, rollouts),
+                    episodes=episodes,
                     history=HistoryOperations(FakeHistoryStore(history), FakeHistoryJudge(), training, operations),
                     versions=VersionChooser(turns),
                     readiness=AlwaysReady(),
@@ -148,7 +155,20 @@ async def running_gateway(
 
     async with serving(create_app(services), http=BoundedHttpProtocol) as url:
         yield Gateway(
-            url, turns, sessions, keys, directory, list(engines), created[0], spool, key, admin_key, ledger, operator
+            url,
+            turns,
+            sessions,
+            keys,
+            directory,
+            list(engines),
+            created[0],
+            spool,
+            key,
+            admin_key,
+            ledger,
+            operator,
+            rollouts,
+            episodes,
         )
 
 

@@ -1,0 +1,130 @@
+"""`/admin/v1/rollouts`, `/rollout-groups` and `/episodes`: what a policy practises in sandboxes, and how it went.
+
+Needs a key with the scope `admin`. A change holds in PostgreSQL when the answer comes; a workflow that was not notified
+is started by the sweep.
+"""
+
+from __future__ import annotations
+
+import logging
+from typing import Annotated
+
+from fastapi import APIRouter, Query, Request
+from pydantic import BaseModel, Field
+
+from api.admin.bodies import RequestBody, check, described
+from api.dependencies import admin_services
+from api.request_body import read_json
+from clawloop.contracts.episodes import EpisodeView, GroupView, RolloutsPlan, RolloutsView
+from clawloop.errors import RequestRejected
+from clawloop.ids import EpisodeId, RolloutGroupId
+from clawloop.operations.applied import Applied
+
+log = logging.getLogger(__name__)
+
+router = APIRouter(prefix="/admin/v1")
+
+PageSize = Annotated[int, Query(ge=1, le=500)]
+
+
+class StartRollouts(RequestBody):
+    environment: Annotated[str, Field(min_length=1, max_length=200, pattern=r"\S")]
+    """Where the tasks come from, as its worker calls it."""
+    size: Annotated[int, Field(ge=2, le=1024)] = 8
+    """Episodes of a group, which are compared."""
+    groups: Annotated[int, Field(ge=1, le=1024)] = 2
+    """Groups in flight."""
+    barren: Annotated[int, Field(ge=1, le=2**31 - 1)] = 20
+    """Rollouts pause after this many groups in a row without a sample."""
+
+
+class PauseRollouts(RequestBody):
+    reason: Annotated[str, Field(min_length=1, max_length=500, pattern=r"\S")]
+    """For people; shown with the state of the rollouts."""
+
+
+class GroupPage(BaseModel):
+    """
+    Args:
+        next: the next page's `after`; None on the last page.
+    """
+
+    groups: list[GroupView]
+    next: RolloutGroupId | None
+
+
+class EpisodePage(BaseModel):
+    """
+    Args:
+        next: the next page's `after`; None on the last page.
+    """
+
+    episodes: list[EpisodeView]
+    next: EpisodeId | None
+
+
+@router.get("/rollouts")
+async def show_rollouts(request: Request, policy: str = "default") -> RolloutsView:
+    """The state of a policy's rollouts, and what they wait for."""
+    services = await admin_services(request)
+    return await services.rollout_operations.status(policy)
+
+
+@router.post("/rollouts/start", openapi_extra=described(StartRollouts))
+async def start_rollouts(request: Request, policy: str = "default") -> RolloutsView:
+    """Start rollouts, or continue them by these settings."""
+    services = await admin_services(request)
+    requested = check(StartRollouts, await read_json(request, services.limits))
+    plan = RolloutsPlan(requested.environment, requested.size, requested.groups, requested.barren)
+    return _view(await services.rollout_operations.start(policy, plan))
+
+
+@router.post("/rollouts/pause", openapi_extra=described(PauseRollouts))
+async def pause_rollouts(request: Request, policy: str = "default") -> RolloutsView:
+    """Start no group until rollouts are started again; those in flight are finished."""
+    services = await admin_services(request)
+    requested = check(PauseRollouts, await read_json(request, services.limits))
+    return _view(await services.rollout_operations.pause(policy, requested.reason))
+
+
+@router.get("/rollout-groups")
+async def list_groups(
+    request: Request, policy: str | None = None, after: RolloutGroupId | None = None, limit: PageSize = 50
+) -> GroupPage:
+    """Rollout groups, newest first: what became of each, and the mean reward, which tells how hard its task is."""
+    services = await admin_services(request)
+    # One more than the page holds shows whether there is another page.
+    found = await services.episodes.groups(policy=policy, after=after, limit=limit + 1)
+    page = found[:limit]
+    return GroupPage(groups=page, next=page[-1].id if len(found) > limit else None)
+
+
+@router.get("/episodes")
+async def list_episodes(
+    request: Request,
+    policy: str | None = None,
+    group: RolloutGroupId | None = None,
+    after: EpisodeId | None = None,
+    limit: PageSize = 50,
+) -> EpisodePage:
+    """Episodes, newest first: how each ended, its reward, and what was trained."""
+    services = await admin_services(request)
+    found = await services.episodes.episodes(policy=policy, group=group, after=after, limit=limit + 1)
+    page = found[:limit]
+    return EpisodePage(episodes=page, next=page[-1].id if len(found) > limit else None)
+
+
+@router.get("/episodes/{episode_id}")
+async def show_episode(request: Request, episode_id: EpisodeId) -> EpisodeView:
+    """One episode."""
+    services = await admin_services(request)
+    episode = await services.episodes.episode(episode_id)
+    if episode is None:
+        raise RequestRejected(f"There is no episode {episode_id}.", status=404, code="not_found")
+    return episode
+
+
+def _view(applied: Applied[RolloutsView]) -> RolloutsView:
+    if applied.signal_error is not None:
+        log.warning("signal failed: the sweep starts the rollouts' workflow", extra={"why": applied.signal_error})
+    return applied.result

@@ -1,0 +1,68 @@
+"""A policy's rollouts, and groups and episodes to read, in memory."""
+
+from __future__ import annotations
+
+from dataclasses import dataclass, field
+
+from clawloop.contracts.episodes import EpisodeView, GroupView, RolloutsPlan, RolloutsState, RolloutsView
+from clawloop.errors import NotFound, SignalFailed
+from clawloop.ids import EpisodeId, RolloutGroupId
+
+
+@dataclass
+class FakeRolloutsStore:
+    """Satisfies `clawloop.operations.ports.RolloutsStore` and `RolloutsNotifier`, for the policy `default`."""
+
+    plan: RolloutsPlan | None = None
+    paused: str | None = None
+    notified: list[str] = field(default_factory=list)
+    available: bool = True
+
+    async def start(self, policy: str, plan: RolloutsPlan) -> RolloutsView:
+        self._require(policy)
+        self.plan, self.paused = plan, None
+        return await self.status(policy)
+
+    async def pause(self, policy: str, reason: str) -> RolloutsView:
+        self._require(policy)
+        if self.plan is None:
+            raise NotFound("never started", code="rollouts_not_found", field="policy")
+        self.paused = reason
+        return await self.status(policy)
+
+    async def status(self, policy: str) -> RolloutsView:
+        self._require(policy)
+        state = RolloutsState.RUNNING if self.paused is None else RolloutsState.PAUSED
+        if self.plan is None:
+            state = RolloutsState.NEVER_STARTED
+        return RolloutsView(policy, state, self.paused or "", self.plan, 0, 0, 0, None)
+
+    async def rollouts_changed(self, policy: str) -> None:
+        if not self.available:
+            raise SignalFailed("the fake is set to be unavailable")
+        self.notified.append(policy)
+
+    def _require(self, policy: str) -> None:
+        if policy != "default":
+            raise NotFound(f"there is no policy {policy!r}.", code="policy_not_found", field="policy")
+
+
+@dataclass
+class FakeEpisodeReader:
+    """Satisfies `api.ports.EpisodeReader`; both lists are newest first."""
+
+    all_groups: list[GroupView] = field(default_factory=list)
+    all_episodes: list[EpisodeView] = field(default_factory=list)
+
+    async def groups(self, *, policy: str | None, after: RolloutGroupId | None, limit: int) -> list[GroupView]:
+        found = [g for g in self.all_groups if policy in (None, g.policy) and (after is None or g.id < after)]
+        return found[:limit]
+
+    async def episodes(
+        self, *, policy: str | None, group: RolloutGroupId | None, after: EpisodeId | None, limit: int
+    ) -> list[EpisodeView]:
+        chosen = [e for e in self.all_episodes if policy in (None, e.policy) and group in (None, e.group)]
+        return [episode for episode in chosen if after is None or episode.id < after][:limit]
+
+    async def episode(self, episode: EpisodeId) -> EpisodeView | None:
+        return next((found for found in self.all_episodes if found.id == episode), None)
