@@ -22,7 +22,7 @@ from activities.judging.messages import JudgeTurn
 from clawloop.contracts.sessions import ContentErased, FeedbackGiven, RejudgeRequested
 from clawloop.ids import new_feedback_id, new_turn_id
 from clawloop.temporal.client import connect, register_search_attributes
-from tests.replay import engine_paths, training_paths
+from tests.replay import engine_paths, rollout_paths, training_paths
 from tests.workflows.conftest import Conversation, ScriptedActivities, until, working
 
 HISTORIES = Path(__file__).with_name("histories")
@@ -218,6 +218,8 @@ async def record(names: Sequence[str] = ()) -> None:
             keep(learning.__name__, await training_paths.history(client, learning))
         for serving in (path for path in engine_paths.PATHS if not names or path.__name__ in names):
             keep(serving.__name__, await engine_paths.history(client, serving))
+        for rollout in (path for path in rollout_paths.PATHS if not names or path.__name__ in names):
+            keep(rollout.__name__, await rollout_paths.history(client, rollout))
 
 
 def keep(name: str, history: WorkflowHistory) -> None:

@@ -10,10 +10,12 @@ from temporalio.client import WorkflowHistory
 from temporalio.worker import Replayer
 
 from clawloop.temporal.client import ClawloopPlugin
-from tests.replay import engine_paths, training_paths
+from tests.replay import engine_paths, rollout_paths, training_paths
 from tests.replay.record import HISTORIES, PATHS
 from workflows import names
 from workflows.engine import EngineWorkflow
+from workflows.rollout_group import RolloutGroupWorkflow
+from workflows.rollouts import RolloutsWorkflow
 from workflows.session import SessionWorkflow
 from workflows.training import TrainingWorkflow
 
@@ -21,7 +23,8 @@ SAVED = sorted(HISTORIES.glob("*.json"))
 
 
 def replayer() -> Replayer:
-    return Replayer(workflows=[SessionWorkflow, TrainingWorkflow, EngineWorkflow], plugins=[ClawloopPlugin()])
+    workflows = [SessionWorkflow, TrainingWorkflow, EngineWorkflow, RolloutsWorkflow, RolloutGroupWorkflow]
+    return Replayer(workflows=workflows, plugins=[ClawloopPlugin()])
 
 
 @pytest.mark.parametrize("saved", SAVED, ids=lambda path: path.stem)
@@ -30,7 +33,7 @@ async def test_a_saved_history_replays(saved: Path) -> None:
 
 
 def test_every_path_is_saved() -> None:
-    paths = (*PATHS, *training_paths.PATHS, *engine_paths.PATHS)
+    paths = (*PATHS, *training_paths.PATHS, *engine_paths.PATHS, *rollout_paths.PATHS)
     assert {path.__name__ for path in paths} <= {path.stem for path in SAVED}
 
 
@@ -45,7 +48,7 @@ def test_each_former_update_is_in_a_saved_history() -> None:
     assert named == {"pause", "resume", "roll_back", "pin", "set_recipe", names.OPERATOR_CHANGED}
 
 
-@pytest.mark.parametrize("name", ["ended_by_the_client", "training_steps", "engine_publishes"])
+@pytest.mark.parametrize("name", ["ended_by_the_client", "training_steps", "engine_publishes", "rollout_group_settled"])
 async def test_a_history_that_our_workflow_would_not_have_written_fails(name: str) -> None:
     saved = json.loads((HISTORIES / f"{name}.json").read_text())
     for event in saved["events"]:

@@ -1,0 +1,111 @@
+"""Rollout groups with a scripted runner in place of sandboxes, for tests of their workflows."""
+
+from __future__ import annotations
+
+from collections.abc import AsyncIterator, Callable
+from contextlib import asynccontextmanager
+from typing import Any
+
+from temporalio.client import Client
+from temporalio.worker import Worker
+
+from activities.episodes.ledger import EpisodeLedgerActivities
+from activities.episodes.running import EnvironmentActivities
+from clawloop.contracts.episodes import AgentRun, Ending, GroupResult, GroupState, NewGroup, NextGroups
+from clawloop.ids import EpisodeId, RolloutGroupId, new_rollout_group_id
+from tests.fakes.episode_store import FakeEpisodeStore
+from workflows import names
+from workflows.rollout_group import RolloutGroupWorkflow
+from workflows.rollouts import RolloutsWorkflow
+
+
+class ScriptedRunner:
+    """Satisfies `EpisodeRunner`.
+
+    Attributes:
+        run: what becomes of the episode at a place, at its n-th attempt.
+        verdict: the same for the verifier's n-th call on an episode.
+    """
+
+    def __init__(self, store: FakeEpisodeStore) -> None:
+        self.store = store
+        self.run: Callable[[int, int], AgentRun] = lambda place, attempt: AgentRun(Ending.COMPLETED, "", b"left")
+        self.verdict: Callable[[int, int], tuple[float | None, str]] = lambda place, n: (float(place % 2), "")
+        self.ran: list[tuple[int, int]] = []
+        self.verified: dict[EpisodeId, int] = {}
+
+    async def run_agent(self, environment: str, task_id: str, episode: EpisodeId, key: str) -> AgentRun:
+        assert (environment, task_id, key) == ("tool-call", "train-0", f"ce_{episode.hex}.fake")
+        begun = self.store.by_id[episode].begun
+        self.ran.append((begun.place, begun.attempt))
+        return self.run(begun.place, begun.attempt)
+
+    async def verify(
+        self, environment: str, task_id: str, episode: EpisodeId, artifact: bytes
+    ) -> tuple[float | None, str]:
+        assert artifact == b"left"
+        self.verified[episode] = self.verified.get(episode, 0) + 1
+        return self.verdict(self.store.by_id[episode].begun.place, self.verified[episode])
+
+
+class Artifacts:
+    async def store(self, artifact: bytes) -> str:
+        return artifact.decode()
+
+    async def load(self, sha256: str) -> bytes:
+        return sha256.encode()
+
+
+class NoBatch:
+    async def notify(self, policy: str | None) -> None:
+        assert policy is None
+
+
+class TwoGroups:
+    """Satisfies `RolloutStore`: two groups, then a pause."""
+
+    def __init__(self, store: FakeEpisodeStore) -> None:
+        self.store = store
+        self.groups: list[RolloutGroupId] = []
+
+    async def next_groups(self, policy: str) -> NextGroups:
+        if len(self.groups) < 2:
+            group = NewGroup(new_rollout_group_id(), policy, "tool-call", "train-0", 2)
+            await self.store.make_group(group)
+            self.groups.append(group.id)
+        still_open = [group for group in self.groups if self.store.state_of(group) is GroupState.OPEN]
+        return NextGroups(bool(still_open), still_open, "two groups")
+
+
+@asynccontextmanager
+async def working(client: Client, store: FakeEpisodeStore, runner: ScriptedRunner) -> AsyncIterator[TwoGroups]:
+    rollouts = TwoGroups(store)
+    ledger = EpisodeLedgerActivities(store, rollouts, NoBatch())
+    environment = EnvironmentActivities(store, runner, Artifacts())
+    calls: list[Callable[..., Any]] = [
+        ledger.read_group_task,
+        ledger.begin_episode,
+        ledger.end_episode,
+        ledger.score_episode,
+        ledger.settle_group,
+        ledger.next_groups,
+    ]
+    queue = names.environment_queue("tool-call")
+    async with (
+        Worker(client, task_queue=names.WORKFLOW_QUEUE, workflows=[RolloutsWorkflow, RolloutGroupWorkflow]),
+        Worker(client, task_queue=names.LEDGER_QUEUE, activities=calls),
+        Worker(client, task_queue=queue, activities=[environment.run_episode, environment.verify_episode]),
+    ):
+        yield rollouts
+
+
+async def run_group(client: Client, store: FakeEpisodeStore, runner: ScriptedRunner, size: int) -> GroupResult:
+    group = NewGroup(new_rollout_group_id(), "default", "tool-call", "train-0", size)
+    await store.make_group(group)
+    async with working(client, store, runner):
+        return await client.execute_workflow(
+            RolloutGroupWorkflow.run,
+            group.id,
+            id=names.rollout_group_workflow_id(group.id),
+            task_queue=names.WORKFLOW_QUEUE,
+        )
