@@ -103,6 +103,10 @@ class Settings(BaseSettings):
     session_idle_minutes: Annotated[float, Field(gt=0)] = 30.0
     """A session without a new turn for this long is closed; the next turn reopens it."""
 
+    artifact_days: Annotated[float, Field(ge=2)] = 14.0
+    """What agents of episodes left is deleted after this many days; 2 at least, since a rollout group has a day to be
+    verified."""
+
     judge_url: str | None = None
     """An OpenAI-compatible API as judge. None: the base model on Clawloop's engines."""
 

@@ -4,6 +4,9 @@ from __future__ import annotations
 
 import asyncio
 import hashlib
+import time
+from contextlib import suppress
+from datetime import timedelta
 from pathlib import Path
 from uuid import uuid4
 
@@ -26,6 +29,20 @@ class ArtifactFolder:
             RecordUnusable: it is not there, or damaged.
         """
         return await asyncio.to_thread(self._load, sha256)
+
+    async def prune(self, age: timedelta) -> int:
+        """Delete what was stored longer ago than this, and what interrupted writes left; the number of files."""
+        return await asyncio.to_thread(self._prune, age)
+
+    def _prune(self, age: timedelta) -> int:
+        removed, before = 0, time.time() - age.total_seconds()
+        for path in self._folder.glob("??/*"):
+            # Stored again, an artifact is as young as its last episode; another worker may prune the same folder.
+            with suppress(FileNotFoundError):
+                if path.stat().st_mtime < before:
+                    path.unlink()
+                    removed += 1
+        return removed
 
     def _store(self, artifact: bytes) -> str:
         sha256 = hashlib.sha256(artifact).hexdigest()

@@ -6,6 +6,7 @@ import asyncio
 import logging
 from collections.abc import Sequence
 from contextlib import AsyncExitStack
+from datetime import timedelta
 from urllib.parse import urlsplit
 
 from temporalio.client import Client
@@ -30,6 +31,7 @@ log = logging.getLogger(__name__)
 
 ENVIRONMENTS: dict[str, Environment] = {environment.name: environment for environment in (ToolCallEnvironment(),)}
 SWEEP_SECONDS = 60.0
+PRUNE_SECONDS = 3600.0
 
 
 async def run_environment_worker(
@@ -55,10 +57,11 @@ async def run_environment_worker(
     async def create_workers(client: Client, stack: AsyncExitStack) -> list[Worker]:
         database = Database(url, BACKGROUND_LIMIT)
         stack.push_async_callback(database.close)
-        sweeping = asyncio.create_task(_sweep(folders))
-        stack.callback(sweeping.cancel)
-        runner = SandboxRunner(sandboxes, environments, address)
         artifacts = ArtifactFolder(settings.data / "artifacts")
+        kept = timedelta(days=settings.artifact_days)
+        for upkeep in (_sweep(folders), _prune(artifacts, kept)):
+            stack.callback(asyncio.create_task(upkeep).cancel)
+        runner = SandboxRunner(sandboxes, environments, address)
         activities = EnvironmentActivities(PostgresEpisodeStore(database), runner, artifacts)
         return [environment_worker(client, name, activities, episodes) for name in environments]
 
@@ -111,3 +114,14 @@ async def _sweep(folders: BoxFolders) -> None:
         if removed := await asyncio.to_thread(folders.sweep):
             log.warning("swept sandboxes of dead workers", extra={"folders": removed})
         await asyncio.sleep(SWEEP_SECONDS)
+
+
+async def _prune(artifacts: ArtifactFolder, age: timedelta) -> None:
+    """Delete artifacts that nobody needs any more, now and each hour."""
+    while True:
+        try:
+            if removed := await artifacts.prune(age):
+                log.info("artifacts deleted", extra={"files": removed, "older_than_days": age.days})
+        except OSError as error:
+            log.warning("artifacts not deleted", extra={"why": str(error)})
+        await asyncio.sleep(PRUNE_SECONDS)

@@ -4,8 +4,10 @@ from __future__ import annotations
 
 import asyncio
 import json
+import os
 from collections.abc import AsyncIterator, Callable, Sequence
 from contextlib import asynccontextmanager
+from datetime import timedelta
 from pathlib import Path
 from typing import Any
 
@@ -240,3 +242,18 @@ async def test_artifacts_are_found_by_their_digest_and_damage_is_seen(tmp_path: 
         await artifacts.load(sha256)
     with pytest.raises(RecordUnusable, match="not in this worker's data folder"):
         await artifacts.load("0" * 64)
+
+
+async def test_artifacts_are_deleted_by_age(tmp_path: Path) -> None:
+    artifacts = ArtifactFolder(tmp_path)
+    old, again, new = [await artifacts.store(name) for name in (b"old", b"again", b"new")]
+    for path in tmp_path.rglob("*.tar"):
+        if path.stem != new:
+            os.utime(path, (0, 0))
+    partial = tmp_path / old[:2] / f"{old}.1234.tmp"  # a worker was killed while it wrote
+    partial.touch()
+    os.utime(partial, (0, 0))
+    await artifacts.store(b"again")
+    assert await artifacts.prune(timedelta(days=2)) == 2
+    assert {path.stem for path in tmp_path.rglob("*.*")} == {again, new}
+    assert await ArtifactFolder(tmp_path / "none").prune(timedelta(days=2)) == 0
