@@ -10,7 +10,9 @@ from __future__ import annotations
 import fcntl
 import itertools
 import os
+import time
 import uuid
+from collections.abc import Iterable
 from contextlib import suppress
 from pathlib import Path
 
@@ -22,6 +24,10 @@ from clawloop.ids import TurnId
 
 _RECORD = TypeAdapter(TurnRecord)
 _SUFFIX = ".json"
+_PARTIAL = ".tmp"
+_REJECTED = "rejected"
+# The disk is asked this seldom what other gateways have spooled; with thousands of files it takes 10 ms.
+_OTHERS_SECONDS = 1.0
 
 
 class SpoolFull(Exception):
@@ -36,17 +42,19 @@ class Spool:
 
     Args:
         folder: created if missing.
-        limit_bytes: the largest total size of the files.
+        limit_bytes: the largest total size of the turns that wait, those of other gateways included as of a second
+            ago; and once more of those that were rejected.
     """
 
     def __init__(self, folder: Path, limit_bytes: int) -> None:
         self._limit_bytes = limit_bytes
         self._sizes: dict[TurnId, int] = {}
+        self._others = 0
+        self._others_until = 0.0
         folder.mkdir(parents=True, exist_ok=True)
         self._shared = folder
         self._folder, self._lock = _lock_subfolder(folder)
-        for partial in self._folder.glob("*.tmp"):
-            partial.unlink()
+        _remove_partial(self._folder)
         for path in self._folder.glob(f"*{_SUFFIX}"):
             self._add(path)
         self.take_over()
@@ -70,7 +78,7 @@ class Spool:
             SpoolFull: nothing was written.
             OSError: the disk is full or gone.
         """
-        path = self._write(self._folder, record)
+        path = self._write(self._folder, record, self.size_bytes + self._others_bytes())
         self._sizes[record.turn_id] = path.stat().st_size
 
     def write_rejected(self, record: TurnRecord) -> Path:
@@ -79,15 +87,17 @@ class Spool:
         Raises:
             SpoolFull, OSError: as `write`.
         """
-        return self._write(self._rejected_folder(), record)
+        rejected = self._rejected_folder()
+        return self._write(rejected, record, _total_size(self._shared.glob(f"gateway-*/{_REJECTED}")))
 
     def take_over(self) -> int:
-        """Take over the turns of gateways that died; returns how many."""
+        """Take over the turns of gateways that died, and remove what they had only begun to write; returns how many."""
         count = 0
         for other in self._shared.glob("gateway-*"):
             if other == self._folder or (lock := _try_lock(other)) is None:
                 continue
             try:
+                _remove_partial(other)
                 for path in other.glob(f"*{_SUFFIX}"):
                     count += self._add(path.rename(self._folder / path.name))
             finally:
@@ -122,7 +132,7 @@ class Spool:
         return self._folder / f"{turn_id}{_SUFFIX}"
 
     def _rejected_folder(self) -> Path:
-        rejected = self._folder / "rejected"
+        rejected = self._folder / _REJECTED
         rejected.mkdir(exist_ok=True)
         return rejected
 
@@ -133,12 +143,20 @@ class Spool:
             return True
         return False
 
-    def _write(self, folder: Path, record: TurnRecord) -> Path:
+    def _others_bytes(self) -> int:
+        """The size of the turns that wait in other gateways' folders."""
+        now = time.monotonic()
+        if now >= self._others_until:
+            self._others = _total_size(other for other in self._shared.glob("gateway-*") if other != self._folder)
+            self._others_until = now + _OTHERS_SECONDS
+        return self._others
+
+    def _write(self, folder: Path, record: TurnRecord, size_bytes: int) -> Path:
         content = _RECORD.dump_json(record)
-        if self.size_bytes + len(content) > self._limit_bytes:
-            raise SpoolFull(f"{self.turns} turns wait, the limit is {self._limit_bytes} bytes")
+        if size_bytes + len(content) > self._limit_bytes:
+            raise SpoolFull(f"{size_bytes} bytes are spooled, the limit is {self._limit_bytes}")
         path = folder / f"{record.turn_id}{_SUFFIX}"
-        partial = path.with_suffix(".tmp")
+        partial = path.with_suffix(_PARTIAL)
         try:
             with partial.open("wb") as file:
                 file.write(content)
@@ -150,6 +168,23 @@ class Spool:
             raise
         _sync_folder(folder)
         return path
+
+
+def _remove_partial(folder: Path) -> None:
+    """Remove files whose writer died before they were whole: their turns were acknowledged to nobody."""
+    for place in (folder, folder / _REJECTED):
+        for partial in place.glob(f"*{_PARTIAL}"):
+            partial.unlink()
+
+
+def _total_size(folders: Iterable[Path]) -> int:
+    """Of the turns directly in these folders."""
+    total = 0
+    for folder in folders:
+        for path in folder.glob(f"*{_SUFFIX}"):
+            with suppress(FileNotFoundError):  # stored meanwhile
+                total += path.stat().st_size
+    return total
 
 
 def _sync_folder(folder: Path) -> None:

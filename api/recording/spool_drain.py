@@ -119,11 +119,19 @@ class SpoolDrain:
             records = await self._read(turn_ids[first : first + BATCH_TURNS])
             if not records:
                 continue
-            results = await self._store.insert_many(records)
+            results = await self._insert(records)
             await self._finish(records, results)
             if all(isinstance(result, StoreUnavailable) for result in results):
                 return
             self._inserts.mark_present()
+
+    async def _insert(self, records: Sequence[TurnRecord]) -> Sequence[InsertedTurn | Exception]:
+        try:
+            return await self._store.insert_many(records)
+        except Exception as error:  # noqa: BLE001 - a bug; one turn must not hold up the others
+            if len(records) == 1:
+                return [error]
+            return [result for record in records for result in await self._insert([record])]
 
     async def _read(self, turn_ids: Sequence[TurnId]) -> list[TurnRecord]:
         """The readable ones of these turns; damaged ones are set aside."""

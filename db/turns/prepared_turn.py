@@ -8,6 +8,7 @@ from dataclasses import dataclass
 from functools import cached_property
 
 from clawloop.contracts.turns import Message, SessionEvidence, SessionSource, TurnKind, TurnOutcome, TurnRecord
+from clawloop.errors import RecordUnusable
 from clawloop.ids import ApiKeyId, TurnId
 from clawloop.turns.canonical import extend_digest, response_digest, seed_digest
 from clawloop.turns.conversation import ConversationLookup, lookup
@@ -55,10 +56,15 @@ class PreparedTurn:
     def checked(cls, record: TurnRecord) -> PreparedTurn:
         """
         Raises:
-            RecordUnusable: PostgreSQL can never store a value.
+            RecordUnusable: PostgreSQL can never store a value, or our code cannot read the turn.
         """
         prepared = cls(record)
-        prepared.conversation  # noqa: B018
+        try:
+            prepared.conversation, prepared.marks, prepared.response_digest, prepared.outcome  # noqa: B018
+        except RecordUnusable:
+            raise
+        except Exception as error:  # a bug; it would fail again each time, and hold up the turns beside this one
+            raise RecordUnusable(f"{type(error).__name__} in our own code while the turn was read") from error
         return prepared
 
     @cached_property

@@ -29,6 +29,7 @@ class GatedStore:
     Attributes:
         batches: how many records each call had.
         poison: user messages of turns that can never be stored.
+        breaks: user messages of turns at which the store itself fails, as by a bug.
     """
 
     def __init__(self, turns: FakeTurnStore) -> None:
@@ -37,10 +38,13 @@ class GatedStore:
         self.gate.set()
         self.batches: list[int] = []
         self.poison: set[str] = set()
+        self.breaks: set[str] = set()
 
     async def insert_many(self, records: Sequence[TurnRecord]) -> list[InsertedTurn | Exception]:
         self.batches.append(len(records))
         await self.gate.wait()
+        if any(record.messages[0]["content"] in self.breaks for record in records):
+            raise KeyError("a bug")
         return [await self._result(record) for record in records]
 
     async def _result(self, record: TurnRecord) -> InsertedTurn | Exception:
@@ -207,6 +211,21 @@ async def test_a_damaged_file_is_set_aside_and_holds_up_no_turn(tmp_path: Path) 
         await until(lambda: not spool.turns)
     assert texts_of(turns) == ["first", "last"]
     assert [path.stem for path in tmp_path.glob("*/rejected/*.json")] == [str(damaged.turn_id)]
+
+
+async def test_a_turn_at_which_the_store_breaks_holds_up_no_spooled_turn(tmp_path: Path) -> None:
+    turns = FakeTurnStore()
+    store = GatedStore(turns)
+    store.breaks = {"broken"}
+    spool = Spool(tmp_path, 10**8)
+    for text in ("a", "b", "broken", "c"):
+        spool.write(turn_record(text, evidence=SessionEvidence(SessionSource.HEADER, text)))
+    async with running_recorder(store, store, spool):
+        await until(lambda: spool.turns == 1)
+        assert sorted(map(str, texts_of(turns))) == ["a", "b", "c"]
+        store.breaks.clear()  # a mended gateway
+        await until(lambda: spool.turns == 0)
+    assert "broken" in texts_of(turns)
 
 
 async def test_two_gateways_drain_one_folder_and_take_over_a_dead_ones_turns(

@@ -5,6 +5,7 @@ from __future__ import annotations
 import asyncio
 import math
 import random
+from collections.abc import Sequence
 from typing import Any
 
 import psycopg
@@ -15,7 +16,9 @@ from hypothesis import strategies as st
 from clawloop.contracts.turns import InsertedTurn, Message, SessionEvidence, SessionSource, TurnRecord
 from clawloop.errors import RecordUnusable, StoreUnavailable
 from clawloop.ids import TurnId, new_api_key_id
+from clawloop.turns.conversation import ConversationLookup
 from db.database import CHAT_LIMIT, Database
+from db.turns import prepared_turn
 from db.turns.insert import PostgresTurnStore
 from tests.contract.conftest import Stores
 from tests.fakes.turn_store import FakeTurnStore
@@ -71,6 +74,24 @@ async def test_turns_of_many_sessions_are_stored_together(stores: Stores) -> Non
         ]
     for line in lines:
         await assert_in_line(stores, line)
+
+
+async def test_a_turn_that_our_code_cannot_read_costs_no_other(stores: Stores, monkeypatch: pytest.MonkeyPatch) -> None:
+    good = conversation(stores, f"{stores.key} good", 1, BY_MESSAGES)[0]
+    bad = conversation(stores, f"{stores.key} bad", 1, BY_MESSAGES)[0]
+    lookup = prepared_turn.lookup
+
+    def broken(seed: bytes, messages: Sequence[Message]) -> ConversationLookup:
+        if messages == bad.messages:
+            raise KeyError("a bug")
+        return lookup(seed, messages)
+
+    monkeypatch.setattr(prepared_turn, "lookup", broken)
+    failed, inserted = await stores.turns.insert_many([bad, good])
+    assert isinstance(failed, RecordUnusable)
+    assert str(failed) == "KeyError in our own code while the turn was read"
+    assert isinstance(inserted, InsertedTurn)
+    await assert_in_line(stores, [good])
 
 
 async def test_no_turns_are_no_work(stores: Stores) -> None:

@@ -51,8 +51,7 @@ class FakeTurnStore:
     async def insert(self, record: TurnRecord) -> InsertedTurn:
         self._require_available()
         record = copy.deepcopy(record)
-        prepared = PreparedTurn(record)
-        assert prepared.conversation.messages is not None  # raises what can never be stored
+        prepared = PreparedTurn.checked(record)
         if (inserted := self._inserted.get(record.turn_id)) is not None:
             return InsertedTurn(inserted.turn_id, inserted.session_id, inserted.parent_turn_id, duplicate=True)
         session, unknown_before = self._session(prepared)

@@ -117,23 +117,41 @@ with socket.create_connection(('127.0.0.1', 8080)) as gateway:
 
 
 async def test_two_sandboxes_do_not_see_each_other(sandboxes: Bubblewrap) -> None:
-    code = """
-import os, time
-open('/tmp/mine', 'w').close()
-time.sleep(1)
-print(os.listdir('/tmp'), os.getuid())
-for pid in range(2, 4000):
-    try:
-        os.kill(pid, 0)
-    except OSError:
-        continue
-    if open(f'/proc/{pid}/cmdline').read().count('python3') == 0:
-        print('sees', pid)
+    """Both look around while both run: a service of the host lets them go on together."""
+    names = ("sandbox-one", "sandbox-two")
+    both = asyncio.Barrier(len(names))
+
+    async def let_go_on(reader: asyncio.StreamReader, writer: asyncio.StreamWriter) -> None:
+        for _ in range(2):  # before each looks, and before either ends
+            await reader.readexactly(1)
+            await both.wait()
+            writer.write(b".")
+            await writer.drain()
+        writer.close()
+
+    def code(name: str) -> str:
+        return f"""
+import os, socket
+open('/tmp/{name}', 'w').close()
+with socket.create_connection(('127.0.0.1', 8080)) as together:
+    together.sendall(b'.')
+    together.recv(1)
+    print(os.listdir('/tmp'))
+    for pid in sorted(name for name in os.listdir('/proc') if name.isdigit()):
+        print(open(f'/proc/{{pid}}/cmdline').read())
+    together.sendall(b'.')
+    together.recv(1)
 """
-    first, second = await asyncio.gather(python(sandboxes, code), python(sandboxes, code))
-    for result in (first, second):
-        assert result.output.startswith(b"['mine'] ")
-        assert b"sees" not in result.output
+
+    server = await asyncio.start_server(let_go_on, "127.0.0.1", 0)
+    gateway = ("127.0.0.1", server.sockets[0].getsockname()[1])
+    async with server:
+        results = await asyncio.gather(*(python(sandboxes, code(name), gateway=gateway) for name in names))
+    for own, other, result in zip(names, reversed(names), results, strict=True):
+        seen = result.output.decode()
+        assert seen.startswith(f"['{own}']\n")
+        assert f"open('/tmp/{own}'" in seen  # its own command line: /proc shows what runs
+        assert other not in seen
 
 
 async def test_a_fork_bomb_meets_its_limit(sandboxes: Bubblewrap) -> None:

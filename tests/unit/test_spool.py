@@ -9,6 +9,7 @@ from hypothesis import given
 from hypothesis import strategies as st
 from pydantic import TypeAdapter
 
+from api.recording import spool as spool_module
 from api.recording.spool import Spool, SpoolFull
 from clawloop.contracts.turns import TurnRecord
 from clawloop.errors import RecordUnusable
@@ -75,9 +76,51 @@ def test_a_rejected_turn_is_kept_and_does_not_wait(tmp_path: Path) -> None:
 def test_a_full_spool_refuses_a_turn(tmp_path: Path) -> None:
     spool = Spool(tmp_path, 2000)
     spool.write(turn_record("a"))
-    with pytest.raises(SpoolFull, match="1 turns wait"):
+    with pytest.raises(SpoolFull, match="the limit is 2000"):
         spool.write(turn_record("b" * 2000))
     assert spool.turns == 1
+
+
+def test_the_limit_is_of_the_folder_whoever_wrote(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    size = len(TypeAdapter(TurnRecord).dump_json(turn_record("a")))
+    monkeypatch.setattr(spool_module, "_OTHERS_SECONDS", 0.0)
+    first, second = (Spool(tmp_path, 2 * size + size // 2) for _ in range(2))
+    first.write(turn_record("a"))
+    second.write(turn_record("b"))
+    for spool in (first, second):
+        with pytest.raises(SpoolFull):
+            spool.write(turn_record("c"))
+    first.remove(first.turn_ids()[0])
+    second.write(turn_record("c"))
+    second.close()
+    assert first.take_over() == 2
+    with pytest.raises(SpoolFull):
+        first.write(turn_record("d"))
+
+
+def test_rejected_turns_have_a_limit_of_their_own(tmp_path: Path) -> None:
+    size = len(TypeAdapter(TurnRecord).dump_json(turn_record("a")))
+    spool = Spool(tmp_path, 2 * size + size // 2)
+    spool.write_rejected(turn_record("a"))
+    spool.write_rejected(turn_record("b"))
+    with pytest.raises(SpoolFull):
+        spool.write_rejected(turn_record("c"))
+    spool.write(turn_record("d"))
+
+
+def test_what_a_dead_gateway_had_begun_to_write_is_removed(tmp_path: Path) -> None:
+    dead, running = Spool(tmp_path, 10**6), Spool(tmp_path, 10**6)
+    dead.write_rejected(turn_record("a"))
+    dead.close()
+    folder = tmp_path / "gateway-0"
+    torn = [folder / "torn.tmp", folder / "rejected" / "torn.tmp"]
+    own = tmp_path / "gateway-1" / "now.tmp"
+    for path in (*torn, own):
+        path.write_bytes(b"{")
+    running.take_over()
+    assert [path.exists() for path in torn] == [False, False]
+    assert own.exists()  # it is being written
+    assert len(list((folder / "rejected").iterdir())) == 1
 
 
 def test_an_unreadable_turn_is_moved_not_deleted(tmp_path: Path) -> None:
