@@ -56,7 +56,8 @@ def resolve_name(name: str, policy: Policy, versions: frozenset[int]) -> ModelCh
     if name == policy.base_model:
         return ModelChoice(version=0, side=False)
     match = _VERSION.fullmatch(name)
-    if match and match["policy"] == policy.id and int(match["number"]) in versions | {0}:
+    # The active version exists also while no engine has it: a restarted engine loads it again, and the request waits.
+    if match and match["policy"] == policy.id and int(match["number"]) in versions | {0, policy.active}:
         return ModelChoice(version=int(match["number"]), side=False)
     raise RequestRejected(
         f"The model {name!r} does not exist here. Use {_join_or(aliases)}; GET /v1/models lists all.",

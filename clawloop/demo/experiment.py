@@ -16,7 +16,7 @@ from uuid import UUID
 
 from clawloop.contracts.training import TrainingState
 from clawloop.demo.admin_client import AdminClient, SessionSummary, TrainingStatus
-from clawloop.demo.openai_client import ChatClient
+from clawloop.demo.openai_client import ChatClient, ModelGone
 from clawloop.demo.plan import Plan, PlannedRun
 from clawloop.demo.report import Evaluation, RunTotals
 from clawloop.demo.sessions import chat_session, measure
@@ -252,7 +252,14 @@ class Experiment:
             self.run, f"{interactions} interactions; evaluating version {version} on the 60 fixed requests"
         )
         model = version_name(self.run.policy, version, self.access.base_model)
-        measured = await measure(self.client, self._preference, model)
+        try:
+            measured = await measure(self.client, self._preference, model)
+        except ModelGone:
+            # An engine that was killed loads the newest versions again, not those before.
+            if (await self.admin.training_status(self.run.policy)).version == version:
+                raise
+            self.board.say(f"{self.run.policy}: version {version} was gone before it was measured")
+            return
         row = Evaluation(
             step=version,
             version=version,

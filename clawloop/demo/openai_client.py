@@ -11,7 +11,7 @@ from dataclasses import dataclass
 from types import TracebackType
 from typing import TypeVar
 
-from openai import APIError, APIStatusError, AsyncOpenAI, omit
+from openai import APIError, APIStatusError, AsyncOpenAI, NotFoundError, omit
 from openai.types.chat import ChatCompletionMessageParam
 
 from clawloop.errors import SetupError
@@ -45,6 +45,10 @@ class Reply:
 
 class StreamBroken(Exception):
     """A stream ended before its reply was complete."""
+
+
+class ModelGone(SetupError):
+    """The gateway does not know the model that was asked for."""
 
 
 class ChatClient:
@@ -93,6 +97,7 @@ class ChatClient:
         """Send a side turn to one version by its served name and return the answer.
 
         Raises:
+            ModelGone: no engine has this version, and it is not the active one.
             SetupError: as in `send_main_turn`.
         """
 
@@ -118,7 +123,8 @@ class ChatClient:
                 self._on_failure(message)
                 refused = isinstance(error, APIStatusError) and error.status_code < 500
                 if (refused and attempt >= _ATTEMPTS_IF_REFUSED) or time.monotonic() - began > PATIENCE_SECONDS:
-                    raise SetupError(f"the gateway does not answer the demo's requests: {message}") from error
+                    kind = ModelGone if isinstance(error, NotFoundError) else SetupError
+                    raise kind(f"the gateway does not answer the demo's requests: {message}") from error
             await asyncio.sleep(_RETRY_PAUSES[min(attempt, len(_RETRY_PAUSES)) - 1])
         raise AssertionError("unreachable")
 

@@ -11,6 +11,7 @@ from openai.types.chat import ChatCompletionMessageParam
 from clawloop.demo.openai_client import ChatClient
 from clawloop.demo.user import SyntheticUser
 from clawloop.demo.world import EVALUATION, Grade, Preference, grade
+from clawloop.errors import SetupError
 
 # Enough to keep the engine busy; more would only wait in its queue.
 _CONCURRENT_REQUESTS = 16
@@ -55,6 +56,9 @@ async def measure(client: ChatClient, preference: Preference, model: str) -> Sco
 
     Args:
         model: the version's served name.
+
+    Raises:
+        ModelGone, SetupError: as `ChatClient.send_side_turn`.
     """
     semaphore = asyncio.Semaphore(_CONCURRENT_REQUESTS)
 
@@ -64,7 +68,12 @@ async def measure(client: ChatClient, preference: Preference, model: str) -> Sco
             text = await client.send_side_turn(request.text, model, f"evaluation-{model}-{number}")
         return grade(request, text, preference)
 
-    grades = await asyncio.gather(*(ask(number) for number in range(len(EVALUATION))))
+    try:
+        async with asyncio.TaskGroup() as group:
+            tasks = [group.create_task(ask(number)) for number in range(len(EVALUATION))]
+    except* SetupError as error:
+        raise error.exceptions[0] from None
+    grades = [task.result() for task in tasks]
     return Scores(
         match=sum(grade.match for grade in grades) / len(grades),
         exact=sum(grade.exact for grade in grades) / len(grades),

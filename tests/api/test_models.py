@@ -26,12 +26,16 @@ def test_a_name_stands_for_a_version_or_the_active_one(name: str, choice: ModelC
     assert resolve_name(name, POLICY, frozenset({7})) == choice
 
 
+def test_the_active_version_exists_while_no_engine_has_it() -> None:
+    assert resolve_name("default-v7", POLICY, frozenset()) == ModelChoice(7, side=False)
+
+
 def test_the_base_models_name_may_be_an_alias() -> None:
     policy = Policy("default", "qwen3-4b", ("qwen3-4b",), 7, {})
     assert resolve_name("qwen3-4b", policy, frozenset()) == ModelChoice(None, side=False)
 
 
-@pytest.mark.parametrize("name", ["", "gpt-4", "default-v8", "other-v7", "Qwen/Qwen3-4B-side"])
+@pytest.mark.parametrize("name", ["", "gpt-4", "default-v8", "default-v6", "other-v7", "Qwen/Qwen3-4B-side"])
 def test_other_names_are_refused_with_a_list_of_aliases(name: str) -> None:
     with pytest.raises(RequestRejected, match="`policy` or `qwen3-4b`") as raised:
         resolve_name(name, POLICY, frozenset({7}))

@@ -172,6 +172,13 @@ async def test_each_failure_counts_and_the_chat_goes_on(failures: list[str]) -> 
             assert client.failed == len(failures) + 1
 
 
+async def test_a_version_that_is_gone_before_it_is_measured_is_passed_over() -> None:
+    async with scripted_gateway(gone=1) as gateway:
+        rows, totals = await run_plan(gateway, planned(40))
+    assert [row.version for row in rows][:2] == [0, 2]
+    assert totals.interactions == 40
+
+
 async def test_a_gateway_that_is_away_for_long_is_waited_for() -> None:
     async with scripted_gateway(failures=["500"] * 30) as gateway:
         async with ChatClient(gateway.url, "key") as client:

@@ -38,6 +38,7 @@ class ScriptedGateway:
         sessions: main turns by session name; by_last_turn: all session names, side turns included, the newest last.
         headers: of each chat request; temperatures: of side turns (True) and of main turns.
         side_turn_models: model of each side turn.
+        gone: a version that is not loaded any more when it is asked, as the next one is active.
         judging_stuck: judging never ends.
         pause_reason: why training paused itself.
         publish_delay: requests for the training status until a version is active.
@@ -54,6 +55,7 @@ class ScriptedGateway:
     headers: list[dict[str, str]] = field(default_factory=list)
     side_turn_models: list[str] = field(default_factory=list)
     temperatures: dict[bool, set[float | None]] = field(default_factory=lambda: {True: set(), False: set()})
+    gone: int | None = None
     judging_stuck: bool = False
     pause_reason: str | None = None
     publish_delay: int = 2
@@ -74,6 +76,10 @@ class ScriptedGateway:
         failure = (self.failures.pop(0) if self.failures else None) or None
         if failure == "500":
             return JSONResponse({"error": {"message": "on purpose", "type": "x", "code": None, "param": None}}, 500)
+        if side and self.gone is not None and self._version_of(body["model"]) == self.gone:
+            self.version = self.gone + 1
+            error = {"message": "it does not exist here", "type": "x", "code": "model_not_found", "param": "model"}
+            return JSONResponse({"error": error}, 404)
         text = self._answer(body["messages"][-1]["content"], self._version_of(body["model"]))
         self.by_last_turn.pop(request.headers.get("x-session-id", ""), None)
         self.by_last_turn[request.headers.get("x-session-id", "")] = None
