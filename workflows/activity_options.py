@@ -151,9 +151,9 @@ def train_on(pool: str) -> ActivityOptions:
         # misses heartbeats, a wrong result exceeds the step's bounds; so this only ends a step that hangs while its
         # heartbeats go on.
         start_to_close_timeout=timedelta(hours=24),
-        # The trainer sends a heartbeat every few seconds, also while it computes; 30 s allow for a machine that is
-        # short of memory.
-        heartbeat_timeout=timedelta(seconds=30),
+        # The trainer sends a heartbeat every 10 s, also while it computes; the other 10 s allow for a machine that is
+        # short of memory. Training waits this long for a trainer that was killed.
+        heartbeat_timeout=timedelta(seconds=20),
         # A trainer that is away comes back; the claimed batch waits for it.
         retry_policy=RetryPolicy(
             initial_interval=timedelta(seconds=1),

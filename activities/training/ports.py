@@ -11,6 +11,7 @@ from datetime import timedelta
 from typing import Protocol
 
 from clawloop.contracts.training import (
+    Attempts,
     Claim,
     GateCheck,
     StepBatch,
@@ -34,8 +35,22 @@ class StepStore(Protocol):
         then reset.
         """
 
+    async def begin_attempt(self, policy: str, n: int) -> Attempts:
+        """Count an attempt at a claimed step, which begins now.
+
+        Raises:
+            RecordUnusable: also if the step has ended.
+        """
+
+    async def end_attempt(self, policy: str, n: int, *, failed: bool) -> Attempts:
+        """Note that the running attempt ended without deciding the step; does nothing if the step has ended.
+
+        Args:
+            failed: the trainer cannot compute this step; else something interrupted it.
+        """
+
     async def batch(self, policy: str, n: int) -> StepBatch:
-        """The batch of a claimed step, without samples erased since; the same for every call. Counts an attempt.
+        """The batch of a claimed step, without samples erased since; the same for every call.
 
         Raises:
             RecordUnusable: also if the step has ended, or its parent's files were removed.

@@ -6,8 +6,10 @@ here, with the reason, so that a worker that dies right after leaves nothing hal
 
 from __future__ import annotations
 
+import asyncio
 import logging
 from collections.abc import Callable
+from contextlib import suppress
 from typing import TypeAlias
 
 from temporalio import activity
@@ -15,7 +17,7 @@ from temporalio import activity
 from activities.heartbeat import heartbeating
 from activities.training.messages import REASON_LIMIT, StepDone, TrainStep
 from activities.training.ports import StepStore, Trainer
-from clawloop.contracts.training import StepBatch, StepState, TrainedStep, VersionRef
+from clawloop.contracts.training import Attempts, StepBatch, StepState, TrainedStep, VersionRef
 from clawloop.crash_points import CrashPoint, crash_point
 from clawloop.errors import (
     DiskFull,
@@ -24,7 +26,9 @@ from clawloop.errors import (
     RecipeRejected,
     RecordUnusable,
     StepDiverged,
+    StoreUnavailable,
     TrainerFailed,
+    TransientError,
 )
 from clawloop.gate.numbers import check_numbers
 from clawloop.gate.replay import check_replay
@@ -32,7 +36,10 @@ from clawloop.gate.replay import check_replay
 log = logging.getLogger(__name__)
 
 # A trainer that fails at a step so often will fail at it again: no memory, a broken GPU.
-ATTEMPTS = 5
+FAILED_ATTEMPTS = 5
+# The kernel kills a process that has no memory left, and the next attempt likewise; it may choose another process than
+# the trainer, so this must end. A deploy or a lost power supply does not hit the same step that often.
+LOST_ATTEMPTS = 10
 
 _Report: TypeAlias = Callable[[str], None]
 
@@ -65,6 +72,9 @@ class TrainingActivities:
             if (version := await self._steps.committed(request.policy, request.n)) is not None:
                 return _made(version, StepState.COMMITTED)
             try:
+                attempts = await self._steps.begin_attempt(request.policy, request.n)
+                if attempts.lost >= LOST_ATTEMPTS:
+                    return await self._pause(request, _lost(attempts))
                 batch = await self._steps.batch(request.policy, request.n)
             except RecordUnusable as error:
                 # An earlier attempt ended the step (then `quarantine` does nothing), or its parent's files are gone
@@ -72,7 +82,20 @@ class TrainingActivities:
                 await self._steps.quarantine(request.policy, request.n, str(error))
                 claim = await self._steps.claim(request.policy, request.n)
                 return _ended(request, claim.state or StepState.ABANDONED, claim.reason)
+            return await self._attempt(request, batch, report)
+
+    async def _attempt(self, request: TrainStep, batch: StepBatch, report: _Report) -> StepDone:
+        try:
             return await self._train(request, batch, report)
+        except TrainerFailed as error:
+            attempts = await self._steps.end_attempt(request.policy, request.n, failed=True)
+            if attempts.failed < FAILED_ATTEMPTS:
+                raise
+            return await self._pause(request, f"{error} (failed {attempts.failed} times)")
+        except (TransientError, asyncio.CancelledError):
+            with suppress(StoreUnavailable):  # then it counts as lost
+                await self._steps.end_attempt(request.policy, request.n, failed=False)
+            raise
 
     async def _train(self, request: TrainStep, batch: StepBatch, report: _Report) -> StepDone:
         try:
@@ -85,18 +108,7 @@ class TrainingActivities:
             )
             return _ended(request, StepState.ABANDONED, reason)
         except (RecipeRejected, DiskFull) as error:
-            reason = str(error)
-            await self._steps.abandon_and_pause(request.policy, request.n, reason)
-            log.warning("training paused", extra={"policy": request.policy, "step": request.n, "why": reason})
-            return _ended(request, StepState.ABANDONED, reason)
-        except TrainerFailed as error:
-            attempt = activity.info().attempt if activity.in_activity() else 1
-            if attempt < ATTEMPTS:
-                raise
-            reason = f"{error} (attempt {attempt})"
-            await self._steps.abandon_and_pause(request.policy, request.n, reason)
-            log.warning("training paused", extra={"policy": request.policy, "step": request.n, "why": reason})
-            return _ended(request, StepState.ABANDONED, reason)
+            return await self._pause(request, str(error))
         except PermanentError as error:
             # The step diverged, or its adapter or model is unusable: numbers and paths, nothing of a conversation.
             reason = str(error)
@@ -121,6 +133,19 @@ class TrainingActivities:
                 "another version was committed, or the policy was rolled back, before this step committed",
             )
         return _made(trained.version, state, trained)
+
+    async def _pause(self, request: TrainStep, reason: str) -> StepDone:
+        """Abandon the step, whose samples are fresh again, and leave training to its operator."""
+        await self._steps.abandon_and_pause(request.policy, request.n, reason)
+        log.warning("training paused", extra={"policy": request.policy, "step": request.n, "why": reason})
+        return _ended(request, StepState.ABANDONED, reason)
+
+
+def _lost(attempts: Attempts) -> str:
+    return (
+        f"{attempts.lost} attempts ended without a word, perhaps killed for want of memory (`dmesg` tells): lower"
+        " --micro-batch-tokens or --max-tokens; `clawloop plan` says what fits"
+    )
 
 
 def _made(version: VersionRef, state: StepState, trained: TrainedStep | None = None) -> StepDone:

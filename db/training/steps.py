@@ -13,6 +13,7 @@ from sqlalchemy.ext.asyncio import AsyncConnection
 
 from clawloop.contracts.training import (
     OPEN_STEPS,
+    Attempts,
     BatchSample,
     Claim,
     GateCheck,
@@ -85,10 +86,24 @@ class PostgresStepStore:
         return await _claim_new(connection, locked, n)
 
     @transaction
+    async def begin_attempt(self, connection: AsyncConnection, policy: str, n: int) -> Attempts:
+        step = await lock_step(connection, policy, n)
+        if step.state != StepState.CLAIMED:
+            raise RecordUnusable(_not_claimed(step))
+        return await _count_attempt(connection, policy, n, "attempt")
+
+    @transaction
+    async def end_attempt(self, connection: AsyncConnection, policy: str, n: int, *, failed: bool) -> Attempts:
+        step = await lock_step(connection, policy, n)
+        if step.state != StepState.CLAIMED:
+            return Attempts(step.attempt, step.failed, step.interrupted)
+        return await _count_attempt(connection, policy, n, "failed" if failed else "interrupted")
+
+    @transaction
     async def batch(self, connection: AsyncConnection, policy: str, n: int) -> StepBatch:
         step = await lock_step(connection, policy, n)
         if step.state != StepState.CLAIMED:
-            raise RecordUnusable(f"step {n} of policy {policy!r} is {step.state}")
+            raise RecordUnusable(_not_claimed(step))
         recipe = await recipe_by_hash(connection, step.recipe_hash)
         members = await samples_of(connection, step)
         wanted = [sample for sample, dropped in members.items() if dropped is None]
@@ -97,8 +112,6 @@ class PostgresStepStore:
             connection, step, {sample: fault for sample, fault in read.items() if isinstance(fault, str)}
         )
         samples = [sample for sample in read.values() if isinstance(sample, BatchSample)]
-        row = update(StepRow).where(StepRow.policy == policy, StepRow.n == n).values(attempt=StepRow.attempt + 1)
-        await connection.execute(row)
         held_out = await read_held_out(connection, self._conversations, policy, step.claimed_at, recipe.gate)
         return await _with_versions(connection, step, recipe, samples, held_out)
 
@@ -172,6 +185,17 @@ class PostgresStepStore:
     @transaction
     async def candidate(self, connection: AsyncConnection, policy: str, n: int) -> VersionRef | None:
         return await _made_version(connection, policy, n, StepState.CANDIDATE)
+
+
+async def _count_attempt(connection: AsyncConnection, policy: str, n: int, column: str) -> Attempts:
+    row = update(StepRow).where(StepRow.policy == policy, StepRow.n == n)
+    counted = row.values({column: StepRow.__table__.c[column] + 1})
+    attempts = counted.returning(StepRow.attempt, StepRow.failed, StepRow.interrupted)
+    return Attempts(*(await connection.execute(attempts)).one())
+
+
+def _not_claimed(step: StepRow) -> str:
+    return f"step {step.n} of policy {step.policy!r} is {step.state}"
 
 
 async def _claim_new(connection: AsyncConnection, policy: PolicyRow, n: int) -> Claim:

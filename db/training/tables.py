@@ -78,6 +78,8 @@ class StepRow(Base):
     epoch: Mapped[int]  # the policy's epoch when the batch was claimed; every roll-back increments it
     state: Mapped[str]
     attempt: Mapped[int] = mapped_column(server_default=text("0"))  # how often its computation began
+    failed: Mapped[int] = mapped_column(server_default=text("0"))  # attempts whose trainer could not compute it
+    interrupted: Mapped[int] = mapped_column(server_default=text("0"))  # attempts that something else ended
     recipe_hash: Mapped[str] = mapped_column(ForeignKey("recipes.hash"))
     lr_scale: Mapped[float] = mapped_column(server_default=text("1"))  # below 1 after steps without an accepted version
     reason: Mapped[str | None]  # why it was abandoned, quarantined or rejected

@@ -2,13 +2,12 @@
 
 from __future__ import annotations
 
-from dataclasses import replace
+import asyncio
 
 import pytest
-from temporalio.testing import ActivityEnvironment
 
-from activities.training.messages import StepDone, TrainStep
-from activities.training.train_step import TrainingActivities
+from activities.training.messages import REASON_LIMIT, StepDone, TrainStep
+from activities.training.train_step import LOST_ATTEMPTS, TrainingActivities
 from clawloop.contracts.training import CheckResult, SampleState, StepBatch, StepState, TrainingState
 from clawloop.contracts.turns import TurnOutcome
 from clawloop.errors import (
@@ -180,19 +179,49 @@ async def test_an_unavailable_trainer_leaves_the_batch_claimed(desk: Desk) -> No
 async def test_a_trainer_that_fails_five_times_pauses_training_with_what_to_set(desk: Desk) -> None:
     await desk.claim()
     why = "out of memory: 3 of 4 samples do not fit alone; lower --max-tokens"
-    environment = ActivityEnvironment()
-    for attempt in range(1, 5):
-        desk.trainer.fails = [TrainerFailed(why)]
-        environment.info = replace(ActivityEnvironment.default_info(), attempt=attempt)
-        with pytest.raises(TrainerFailed):
-            await environment.run(desk.activities.train_step, ASK)
-        assert (await desk.learning.steps.status(POLICY)).step_state is StepState.CLAIMED
+    for _ in range(4):
+        for error in (TrainerUnavailable("a rank is being restarted"), TrainerFailed(why)):  # only one of them counts
+            desk.trainer.fails = [error]
+            with pytest.raises(type(error)):
+                await desk.activities.train_step(ASK)
+            assert (await desk.learning.steps.status(POLICY)).step_state is StepState.CLAIMED
     desk.trainer.fails = [TrainerFailed(why)]
-    environment.info = replace(ActivityEnvironment.default_info(), attempt=5)
-    done = await environment.run(desk.activities.train_step, ASK)
-    assert (done.state, done.reason) == (StepState.ABANDONED, f"{why} (attempt 5)")
+    done = await desk.activities.train_step(ASK)
+    assert (done.state, done.reason) == (StepState.ABANDONED, f"{why} (failed 5 times)")
     view = await desk.learning.steps.status(POLICY)
-    assert (view.state, view.reason, view.ready) == (TrainingState.PAUSED, f"paused: step 1: {why} (attempt 5)", 4)
+    assert (view.state, view.reason, view.ready) == (TrainingState.PAUSED, f"paused: step 1: {why} (failed 5 times)", 4)
+
+
+async def test_a_trainer_that_is_killed_again_and_again_pauses_training_with_what_to_set(desk: Desk) -> None:
+    samples, _ = await desk.claim()
+    for _ in range(LOST_ATTEMPTS):
+        assert (await desk.learning.steps.status(POLICY)).state is not TrainingState.PAUSED
+        desk.trainer.bug = KeyError("nothing is noted, as after kill -9")
+        with pytest.raises(KeyError):
+            await desk.activities.train_step(ASK)
+    done = await desk.activities.train_step(ASK)
+    assert done.state is StepState.ABANDONED
+    assert done.reason.startswith("10 attempts ended without a word, perhaps killed for want of memory")
+    assert len(done.reason) < REASON_LIMIT
+    view = await desk.learning.steps.status(POLICY)
+    assert (view.state, view.reason, view.ready) == (TrainingState.PAUSED, f"paused: step 1: {done.reason}", 4)
+    assert (await desk.learning.sample_result(samples[0]))[0] is SampleState.FRESH
+    assert len(desk.trainer.taken) == LOST_ATTEMPTS
+    await desk.learning.operators.resume(POLICY)
+    assert (await desk.learning.steps.claim(POLICY, 2)).samples == 4
+    assert (await desk.activities.train_step(TrainStep(policy=POLICY, n=2))).state is StepState.CANDIDATE
+
+
+async def test_attempts_that_something_else_ended_never_pause_training(desk: Desk) -> None:
+    await desk.claim()
+    for _ in range(LOST_ATTEMPTS + 2):
+        desk.trainer.bug = asyncio.CancelledError()  # the trainer is stopped, as for a deploy
+        with pytest.raises(asyncio.CancelledError):
+            await desk.activities.train_step(ASK)
+        desk.trainer.fails = [TrainerUnavailable("the trainer is being restarted")]
+        with pytest.raises(TrainerUnavailable):
+            await desk.activities.train_step(ASK)
+    assert (await desk.activities.train_step(ASK)).state is StepState.CANDIDATE
 
 
 async def test_a_step_whose_policy_was_rolled_back_meanwhile_is_abandoned(desk: Desk) -> None:

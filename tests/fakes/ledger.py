@@ -69,6 +69,8 @@ class FakeStep:
     samples: list[SampleId]
     state: StepState = StepState.CLAIMED
     attempt: int = 0
+    failed: int = 0
+    interrupted: int = 0
     reason: str | None = None
     trained: TrainedStep | None = None
     lr_scale: float = 1.0

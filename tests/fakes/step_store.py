@@ -8,6 +8,7 @@ from datetime import timedelta
 
 from clawloop.algorithms.staleness import is_stale, versions_apart
 from clawloop.contracts.training import (
+    Attempts,
     Claim,
     GateCheck,
     SampleState,
@@ -102,12 +103,27 @@ class FakeStepStore:
         version = self.ledger.versions.get((policy, n))
         return None if version is None or version.removed else version.ref
 
-    async def batch(self, policy: str, n: int) -> StepBatch:
+    async def begin_attempt(self, policy: str, n: int) -> Attempts:
         self.ledger.require_policy(policy)
         step = self._step(policy, n)
         if step.state is not StepState.CLAIMED:
             raise RecordUnusable(f"step {n} of policy {policy!r} is {step.state}")
         step.attempt += 1
+        return Attempts(step.attempt, step.failed, step.interrupted)
+
+    async def end_attempt(self, policy: str, n: int, *, failed: bool) -> Attempts:
+        self.ledger.require_policy(policy)
+        step = self._step(policy, n)
+        if step.state is StepState.CLAIMED:
+            step.failed += failed
+            step.interrupted += not failed
+        return Attempts(step.attempt, step.failed, step.interrupted)
+
+    async def batch(self, policy: str, n: int) -> StepBatch:
+        self.ledger.require_policy(policy)
+        step = self._step(policy, n)
+        if step.state is not StepState.CLAIMED:
+            raise RecordUnusable(f"step {n} of policy {policy!r} is {step.state}")
         samples = {sample: self.ledger.samples[sample].of for sample in step.samples}
         hinted = {sample.version for sample in samples.values() if sample.hinted_prompt_ids is not None}
         wanted = {n for n in hinted if needs_version(step.recipe.train, n, step.parent)}

@@ -16,17 +16,22 @@ class FakeTrainer:
     Attributes:
         taken: the steps it was asked for.
         fails: raised, one for each step, before it computes any.
+        bug: raised once, as `fails`, where no error of ours is.
         dropped: samples it leaves out, with reasons.
     """
 
     def __init__(self) -> None:
         self.taken: list[StepBatch] = []
         self.fails: list[ClawloopError] = []
+        self.bug: BaseException | None = None
         self.dropped: dict[SampleId, str] = {}
 
     async def train(self, step: StepBatch, report: Callable[[str], None]) -> TrainedStep:
         report(f"step {step.n}: begins")
         self.taken.append(step)
+        if self.bug is not None:
+            bug, self.bug = self.bug, None
+            raise bug
         if self.fails:
             raise self.fails.pop(0)
         parent = 0 if step.parent is None else step.parent.n
