@@ -17,10 +17,11 @@ import time
 from collections import Counter
 from collections.abc import Iterator, Sequence
 from contextlib import AsyncExitStack, ExitStack, contextmanager
-from dataclasses import asdict
+from dataclasses import asdict, replace
 from pathlib import Path
 from urllib.parse import urlsplit
 
+from benchmarks.report import load_now, surroundings
 from clawloop.local.tiny_model import ensure_tiny_model
 from tests.chaos.chatters import Chatters
 from tests.chaos.run import Outcome, run_faults
@@ -32,6 +33,7 @@ DISK_MEGABYTES = 1024
 
 def main() -> int:
     arguments = _arguments()
+    load_before = load_now()
     # Ended from outside, it still stops what it started and unmounts its disks.
     for number in (signal.SIGINT, signal.SIGTERM):
         signal.signal(number, signal.default_int_handler)
@@ -47,7 +49,7 @@ def main() -> int:
     faults = sum(outcome.number > 0 and outcome.reached for outcome in outcomes)
     print(f"seed {arguments.seed}: {faults} faults, {len(problems)} problems")
     if arguments.out is not None:
-        arguments.out.write_text(json.dumps([asdict(outcome) for outcome in outcomes], indent=1) + "\n")
+        arguments.out.write_text(as_json(outcomes, arguments, load_before))
     return 1 if problems else 0
 
 
@@ -85,6 +87,14 @@ async def _run(folder: Path, arguments: argparse.Namespace) -> list[Outcome]:
             await chatters.end()
         print(f"{len(chatters.seen)} replies were acknowledged and checked")
     return outcomes
+
+
+def as_json(outcomes: Sequence[Outcome], arguments: argparse.Namespace, load_before: float) -> str:
+    """The outcomes, and how and where they were found."""
+    options = {name: value for name, value in vars(arguments).items() if name != "out"}
+    # `asdict` cannot copy a Counter.
+    rows = [asdict(replace(outcome, failures=Counter())) | {"failures": dict(outcome.failures)} for outcome in outcomes]
+    return json.dumps({"options": options, **surroundings(load_before), "outcomes": rows}, indent=1) + "\n"
 
 
 def line(outcome: Outcome) -> str:

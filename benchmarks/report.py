@@ -64,15 +64,7 @@ def write_result(name: str, options: Mapping[str, object], result: Result, began
         "began": began.isoformat(timespec="seconds"),
         "seconds": round((datetime.now(UTC) - began).total_seconds(), 1),
         "options": {key: str(value) if isinstance(value, Path) else value for key, value in options.items()},
-        "machine": {
-            "processor": _processor(),
-            "cores": psutil.cpu_count(),
-            "memory_gb": round(psutil.virtual_memory().total / 2**30, 1),
-            "system": platform.platform(),
-            # Above 0.2 a core, other programs took part of the machine: repeat before you compare.
-            "load_before": round(load_before, 2),
-        },
-        "versions": {"python": platform.python_version(), "clawloop_commit": _commit(), **_versions()},
+        **surroundings(load_before),
         "ratios": {ratio: asdict(value) for ratio, value in result.ratios.items()},
         "rows": [dict(row) for row in result.rows],
         "raw": {key: [round(number, 6) for number in numbers] for key, numbers in result.raw.items()},
@@ -82,6 +74,21 @@ def write_result(name: str, options: Mapping[str, object], result: Result, began
     path = RESULTS / f"{name}.json"
     path.write_text(json.dumps(content, indent=1) + "\n", encoding="utf-8")
     return path
+
+
+def surroundings(load_before: float) -> dict[str, dict[str, Figure]]:
+    """The machine and the versions that a result was measured with."""
+    return {
+        "machine": {
+            "processor": _processor(),
+            "cores": psutil.cpu_count(),
+            "memory_gb": round(psutil.virtual_memory().total / 2**30, 1),
+            "system": platform.platform(),
+            # Above 0.2 a core, other programs took part of the machine: repeat before you compare.
+            "load_before": round(load_before, 2),
+        },
+        "versions": {"python": platform.python_version(), "clawloop_commit": _commit(), **_versions()},
+    }
 
 
 def print_result(result: Result, console: Console) -> None:

@@ -33,6 +33,11 @@ BACKGROUND_LIMIT = timedelta(seconds=30)
 
 _POOL_SIZE = 8  # a turn holds a connection for about 10 ms
 _POOL_OVERFLOW = 8  # six gateways fit in the 100 connections PostgreSQL allows by default
+# The server keeps a transaction this much longer than its client waits for it: what is being committed may end, and a
+# client that lost its network in the middle keeps no lock that others wait for.
+_SERVER_WAITS = timedelta(seconds=1.5)
+# A busy server looks as one behind a lost network; connecting anew must not add to its work.
+_REPLACE_SECONDS = 5.0
 _CLOSE_SECONDS = 1.0  # a gateway has 4 s to stop, and an unresponsive server uses up all of them
 
 # Subclasses of OperationalError, but a retry does not make a value smaller.
@@ -65,6 +70,7 @@ class Database:
     def __init__(self, url: str, limit: timedelta = CHAT_LIMIT) -> None:
         self._limit_seconds = limit.total_seconds()
         statement_milliseconds = int(self._limit_seconds * 900)
+        transaction_milliseconds = int((limit + _SERVER_WAITS).total_seconds() * 1000)
         address = make_url(driver_url(url))
         self._engine = create_async_engine(
             address,
@@ -78,12 +84,13 @@ class Database:
                 "options": f"{address.query.get('options', '')} -c timezone=UTC"
                 f" -c statement_timeout={statement_milliseconds}"
                 # A gateway that hangs or lost its network must not keep the lock on a session's row.
-                f" -c idle_in_transaction_session_timeout={statement_milliseconds * 4}",
+                f" -c idle_in_transaction_session_timeout={transaction_milliseconds}",
             },
         )
-        limit_transactions = partial(_limit_transactions, milliseconds=statement_milliseconds * 4)
+        limit_transactions = partial(_limit_transactions, milliseconds=transaction_milliseconds)
         event.listen(self._engine.sync_engine, "connect", limit_transactions)
         self._abandoned: set[asyncio.Task[Any]] = set()
+        self._replaced_at = -_REPLACE_SECONDS
 
     async def run(self, work: Callable[[AsyncConnection], Awaitable[Result]]) -> Result:
         """The result of `work`, after its transaction was committed.
@@ -116,6 +123,7 @@ class Database:
             raise
         if not done:
             self._abandon(task)
+            self._replace_connections()
             raise StoreUnavailable(f"PostgreSQL did not answer within {self._limit_seconds:g} s")
         return task.result()
 
@@ -123,6 +131,16 @@ class Database:
         self._abandoned.add(task)
         task.add_done_callback(self._discard)
         task.cancel()
+
+    def _replace_connections(self) -> None:
+        """Let the next transactions connect anew: others of the pool may have lost the same network, each of which
+        would cost the next caller the whole limit."""
+        now = asyncio.get_running_loop().time()
+        if now - self._replaced_at >= _REPLACE_SECONDS:
+            self._replaced_at = now
+            task = asyncio.create_task(self._engine.dispose())
+            self._abandoned.add(task)
+            task.add_done_callback(self._discard)
 
     def _discard(self, task: asyncio.Task[Any]) -> None:
         self._abandoned.discard(task)

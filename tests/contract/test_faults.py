@@ -13,6 +13,7 @@ from contextlib import contextmanager
 from dataclasses import replace
 from datetime import timedelta
 from pathlib import Path
+from urllib.parse import urlsplit
 
 import psutil
 import psycopg
@@ -25,12 +26,14 @@ from clawloop.contracts.serving import Scope
 from clawloop.contracts.turns import SessionEvidence, SessionSource, TurnRecord
 from clawloop.errors import RecordUnusable, StoreUnavailable
 from clawloop.ids import ApiKeyId, new_api_key_id
+from clawloop.local.checks import choose_port
 from clawloop.local.services.postgres import EmbeddedPostgres, free_port
 from db.database import Database
 from db.schema import migrate
 from db.serving.directory import PostgresDirectoryStore, ensure_policy
 from db.serving.keys import PostgresKeyStore
 from db.turns.insert import PostgresTurnStore
+from tests.chaos.proxy import Proxy
 from tests.contract.conftest import TEST_LIMIT, Stores
 from tests.records import turn_record
 
@@ -196,6 +199,50 @@ async def test_connections_cut_by_the_server_are_replaced(
 
     for _ in range(6):
         await postgres_stores.turns.insert(turn_record(api_key_id=postgres_stores.key))
+
+
+async def test_a_lost_network_costs_one_caller_the_limit_and_no_other(postgres_url: str) -> None:
+    """All pooled connections fall silent, one of them within a transaction that holds a lock."""
+    address = urlsplit(postgres_url)
+    assert address.port is not None
+    port = choose_port("a proxy", "127.0.0.1", 0, "")
+    proxied = address._replace(netloc=address.netloc.replace(f":{address.port}", f":{port}")).geturl()
+    together, locked = asyncio.Barrier(6), asyncio.Event()
+
+    async def meet(connection: AsyncConnection) -> None:
+        await together.wait()
+        await connection.execute(text("SELECT 1"))
+
+    async def lock(connection: AsyncConnection) -> None:
+        await connection.execute(text("SELECT pg_advisory_xact_lock(7001)"))
+        locked.set()
+        await asyncio.Event().wait()
+
+    database = Database(proxied, timedelta(seconds=8))
+    limited = Database(proxied, timedelta(seconds=4))
+    try:
+        async with Proxy(address.port, port) as proxy:
+            await asyncio.gather(*(database.run(meet) for _ in range(6)))
+            holding = asyncio.create_task(limited.run(lock))
+            await locked.wait()
+            proxy.silence()
+            with pytest.raises(StoreUnavailable):
+                await holding
+            # The server ends that transaction by itself; until then nobody else has its lock.
+            with psycopg.connect(postgres_url) as other:
+                await asyncio.to_thread(other.execute, "SET lock_timeout = '60s'; SELECT pg_advisory_xact_lock(7001)")
+            limited_again = await limited.run(_answer)
+            with pytest.raises(StoreUnavailable):
+                await database.run(_answer)
+            # None of the five other silent connections is tried.
+            assert (limited_again, [await database.run(_answer) for _ in range(6)]) == (1, [1] * 6)
+    finally:
+        await database.close()
+        await limited.close()
+
+
+async def _answer(connection: AsyncConnection) -> int:
+    return int((await connection.execute(text("SELECT 1"))).scalar_one())
 
 
 async def test_a_locked_row_costs_no_more_than_the_limit(postgres_stores: Stores, postgres_url: str) -> None:

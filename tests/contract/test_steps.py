@@ -46,6 +46,8 @@ async def test_the_oldest_samples_are_claimed_once_in_their_order(learning: Lear
     assert [sample.sample_id for sample in batch.samples] == samples[:4]
     assert (batch.n, batch.base_model, batch.parent, batch.epoch, batch.recipe) == (1, "tiny", None, 0, RECIPE)
     assert await learning.steps.batch(POLICY, 1) == batch
+    for _ in range(2):
+        await learning.steps.begin_attempt(POLICY, 1)
     assert not await learning.work_waiting()
     view = await learning.steps.status(POLICY)
     assert (view.state, view.reason, view.step, view.step_state, view.ready) == (

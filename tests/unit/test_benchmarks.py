@@ -2,8 +2,10 @@
 
 from __future__ import annotations
 
+import argparse
 import importlib.util
 import json
+from collections import Counter
 from datetime import UTC, datetime
 from pathlib import Path
 
@@ -11,9 +13,11 @@ import pytest
 
 from benchmarks import report
 from benchmarks.__main__ import PRINTING, PROGRAMS, RATIOS, SLACK, is_much_worse, main
+from benchmarks.chaos import as_json
 from benchmarks.gateway import DIRECT, LITELLM, NOTIFYING, PARSING, RECORDING, Case, _ratios, _row
 from benchmarks.load import Load, percentile, prompt
 from benchmarks.report import Ratio, Result, write_result
+from tests.chaos.run import Outcome
 
 
 def test_every_listed_benchmark_exists() -> None:
@@ -90,3 +94,12 @@ def test_a_result_names_machine_versions_and_options(tmp_path: Path, monkeypatch
     assert {"python", "aiohttp", "uvicorn"} <= content["versions"].keys()
     assert content["raw"] == {"seconds": [0.123457]}
     assert content["ratios"]["x"]["goal"] == 0.5
+
+
+def test_faults_are_written_with_the_reasons_of_failed_requests() -> None:
+    outcome = Outcome(1, "kill judge", True, 0.1, 0.2, None, Counter({"500 internal": 2}), ["a problem"])
+    written = json.loads(as_json([outcome], argparse.Namespace(runs=1, seed=3, out=Path("x")), 0.5))
+    assert written["options"] == {"runs": 1, "seed": 3}
+    assert written["machine"]["load_before"] == 0.5
+    assert written["outcomes"][0]["failures"] == {"500 internal": 2}
+    assert written["outcomes"][0]["problems"] == ["a problem"]
