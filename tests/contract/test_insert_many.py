@@ -16,7 +16,7 @@ from hypothesis import strategies as st
 from clawloop.contracts.turns import InsertedTurn, Message, SessionEvidence, SessionSource, TurnRecord
 from clawloop.errors import RecordUnusable, StoreUnavailable
 from clawloop.ids import TurnId, new_api_key_id
-from clawloop.turns.conversation import ConversationLookup
+from clawloop.turns.conversation import ConversationLookup, lookup
 from db.database import CHAT_LIMIT, Database
 from db.turns import prepared_turn
 from db.turns.insert import PostgresTurnStore
@@ -79,7 +79,6 @@ async def test_turns_of_many_sessions_are_stored_together(stores: Stores) -> Non
 async def test_a_turn_that_our_code_cannot_read_costs_no_other(stores: Stores, monkeypatch: pytest.MonkeyPatch) -> None:
     good = conversation(stores, f"{stores.key} good", 1, BY_MESSAGES)[0]
     bad = conversation(stores, f"{stores.key} bad", 1, BY_MESSAGES)[0]
-    lookup = prepared_turn.lookup
 
     def broken(seed: bytes, messages: Sequence[Message]) -> ConversationLookup:
         if messages == bad.messages:
