@@ -10,8 +10,8 @@ from collections.abc import Callable, Sequence
 from datetime import timedelta
 from typing import Protocol
 
+from clawloop.contracts.attempts import Attempts
 from clawloop.contracts.training import (
-    Attempts,
     Claim,
     GateCheck,
     StepBatch,

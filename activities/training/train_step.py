@@ -17,7 +17,8 @@ from temporalio import activity
 from activities.heartbeat import heartbeating
 from activities.training.messages import REASON_LIMIT, StepDone, TrainStep
 from activities.training.ports import StepStore, Trainer
-from clawloop.contracts.training import Attempts, StepBatch, StepState, TrainedStep, VersionRef
+from clawloop.contracts.attempts import Attempts
+from clawloop.contracts.training import StepBatch, StepState, TrainedStep, VersionRef
 from clawloop.crash_points import CrashPoint, crash_point
 from clawloop.errors import (
     DiskFull,

@@ -11,9 +11,9 @@ from dataclasses import replace
 from sqlalchemy import insert, select, update
 from sqlalchemy.ext.asyncio import AsyncConnection
 
+from clawloop.contracts.attempts import Attempts
 from clawloop.contracts.training import (
     OPEN_STEPS,
-    Attempts,
     BatchSample,
     Claim,
     GateCheck,

@@ -7,8 +7,8 @@ from dataclasses import replace
 from datetime import timedelta
 
 from clawloop.algorithms.staleness import is_stale, versions_apart
+from clawloop.contracts.attempts import Attempts
 from clawloop.contracts.training import (
-    Attempts,
     Claim,
     GateCheck,
     SampleState,
