@@ -15,6 +15,7 @@ from api.chat.schemas import ChatRequest
 from api.dependencies import Services
 from api.errors import install_error_handlers
 from api.middleware import HostAndOriginCheck, RequestMetrics
+from api.ui.routes import ROUTERS
 
 MakeServices = Callable[[], AbstractAsyncContextManager[Services]]
 
@@ -37,6 +38,8 @@ def create_app(make_services: MakeServices, allowed_hosts: frozenset[str] = froz
     app = FastAPI(title="Clawloop", lifespan=lifespan, openapi_url="/openapi.json", docs_url=None, redoc_url=None)
     for module in (route, feedback, models, health, engines, sessions, judging, history, erasure, training, rollouts):
         app.include_router(module.router)
+    for router in ROUTERS:
+        app.include_router(router)
     install_error_handlers(app)
     app.add_middleware(HostAndOriginCheck, allowed_hosts=allowed_hosts)
     app.add_middleware(RequestMetrics)

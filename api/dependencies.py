@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import asyncio
-from collections.abc import Coroutine
+from collections.abc import Callable, Coroutine
 from dataclasses import dataclass, field
 
 from fastapi import Request
@@ -15,12 +15,17 @@ from api.ports import (
     Engines,
     EpisodeReader,
     FeedbackStore,
+    KeyMaker,
     MetricsPages,
     Readiness,
+    SessionBrowser,
     SessionStore,
+    TrainingBrowser,
 )
 from api.recording.notifier import NotificationQueue
 from api.recording.recorder import Recorder
+from api.ui.changes import Changes
+from api.ui.logins import Logins
 from clawloop.contracts.serving import Scope
 from clawloop.operations.history import HistoryOperations
 from clawloop.operations.ports import TrainingStore
@@ -60,11 +65,17 @@ class Services:
     rollout_operations: RolloutOperations
     episodes: EpisodeReader
     history: HistoryOperations
+    logins: Logins
+    key_maker: KeyMaker
+    session_browser: SessionBrowser
+    training_browser: TrainingBrowser
+    changes: Changes
     readiness: Readiness
     metrics: GatewayMetrics
     metrics_pages: MetricsPages
     limits: Limits
     grammar_slots: GrammarSlots
+    is_draining: Callable[[], bool] = lambda: False
     _background: set[asyncio.Task[None]] = field(default_factory=set)
 
     def spawn(self, work: Coroutine[object, object, None]) -> asyncio.Task[None]:

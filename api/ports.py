@@ -6,12 +6,23 @@ Implemented over PostgreSQL, vLLM and Temporal, and by fakes in fast tests; both
 
 from __future__ import annotations
 
-from collections.abc import AsyncIterator, Sequence
+from collections.abc import AsyncIterator, Iterable, Sequence
 from contextlib import AbstractAsyncContextManager
 from typing import Protocol
 
+from clawloop.contracts.browsing import (
+    ChatPage,
+    ChatTurn,
+    Counts,
+    PolicyEvent,
+    ReplyFigures,
+    SessionFilter,
+    SessionSummary,
+    StoredKey,
+    TrainedReply,
+)
 from clawloop.contracts.episodes import EpisodeView, GroupView
-from clawloop.contracts.serving import ApiKey, RouteKey
+from clawloop.contracts.serving import ApiKey, RouteKey, Scope
 from clawloop.contracts.sessions import (
     FeedbackEffect,
     FeedbackGiven,
@@ -37,6 +48,13 @@ class KeyStore(Protocol):
 
     async def signing_secret(self) -> bytes:
         """The secret that episode keys are signed with.
+
+        Raises:
+            StoreUnavailable
+        """
+
+    async def stored_key(self, prefix: str) -> StoredKey | None:
+        """The valid key of a person or program with this public prefix; None if there is none.
 
         Raises:
             StoreUnavailable
@@ -216,3 +234,53 @@ class EpisodeReader(Protocol):
 
     async def episode(self, episode: EpisodeId) -> EpisodeView | None:
         """The episode; None if there is none of this id."""
+
+
+# Called by api/ui/
+
+
+class KeyMaker(Protocol):
+    async def create_key(self, policy: str, scopes: Iterable[Scope], name: str) -> tuple[ApiKey, str]:
+        """A new key and its secret, which is not stored.
+
+        Raises:
+            SetupError: there is no such policy.
+            StoreUnavailable
+        """
+
+
+class SessionBrowser(Protocol):
+    """Reads sessions with what was said. Every call raises StoreUnavailable when PostgreSQL does not answer."""
+
+    async def search(self, wanted: SessionFilter, after: SessionId | None, limit: int) -> list[SessionSummary]:
+        """Sessions that fit, the one with the newest turn first; `after` is the last session of the page before."""
+
+    async def chat(self, session: SessionId, first: int, limit: int) -> ChatPage | None:
+        """Turns of a session in order, from position `first`; None if there is no such session."""
+
+    async def turn(self, turn: TurnId) -> tuple[ChatTurn, ApiKeyId] | None:
+        """A turn, and the key whose it is; None if there is no such turn."""
+
+    async def position(self, session: SessionId, turn: TurnId) -> int:
+        """How many turns of the session are older than this one."""
+
+    async def session_named(self, key: ApiKeyId, name: str) -> SessionId | None:
+        """The newest session of this key that the client gave this name."""
+
+
+class TrainingBrowser(Protocol):
+    """Reads what training did. Every call raises StoreUnavailable when PostgreSQL does not answer."""
+
+    async def batch(self, policy: str, step: int) -> list[TrainedReply]:
+        """The samples of a step with their replies, in the batch's order."""
+
+    async def events(self, policy: str, limit: int) -> list[PolicyEvent]:
+        """What was done to a policy, newest first."""
+
+    async def replies(self, policy: str, limit: int) -> list[ReplyFigures]:
+        """The newest main turns with a reply, oldest first."""
+
+    async def counts(self, policy: str) -> Counts: ...
+
+    async def mark(self) -> str:
+        """A value that is another one once something changed that the page shows."""

@@ -26,7 +26,7 @@ async def read_json(request: Request, limits: Limits) -> dict[str, Any]:
         RequestRejected: too large (413), too slow (408), not JSON, not an object, or nested too deeply (400).
         ClientDisconnect: the client closed the connection.
     """
-    raw = await _read(request, limits)
+    raw = await read_body(request, limits)
     try:
         body = orjson.loads(raw)
     except orjson.JSONDecodeError as error:
@@ -49,7 +49,13 @@ async def read_json(request: Request, limits: Limits) -> dict[str, Any]:
     return body
 
 
-async def _read(request: Request, limits: Limits) -> bytes:
+async def read_body(request: Request, limits: Limits) -> bytes:
+    """The request's body.
+
+    Raises:
+        RequestRejected: too large (413) or too slow (408).
+        ClientDisconnect: the client closed the connection.
+    """
     chunks: list[bytes] = []
     size_bytes = 0
     try:

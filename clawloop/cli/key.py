@@ -14,7 +14,7 @@ key_app = typer.Typer(no_args_is_help=True, help="API keys.")
 
 @key_app.command("create")
 def create_key(
-    scope: Annotated[list[str] | None, typer.Option(help="chat (default) or admin; repeatable.")] = None,
+    scope: Annotated[list[str] | None, typer.Option(help="chat (default), admin or read; repeatable.")] = None,
     name: Annotated[str, typer.Option(help="A label shown by `key list`.")] = "",
     policy: Annotated[str, typer.Option(help="The policy the key gives access to.")] = "default",
     data: Data = None,
@@ -27,7 +27,7 @@ def create_key(
     try:
         scopes = frozenset(Scope(value) for value in scope or ["chat"])
     except ValueError as error:
-        raise typer.BadParameter(f"{error}: use chat or admin", param_hint="--scope") from None
+        raise typer.BadParameter(f"{error}: use chat, admin or read", param_hint="--scope") from None
     _, secret = with_database(data, lambda database: PostgresKeyStore(database).create_key(policy, scopes, name))
     typer.echo(json.dumps({"key": secret, "scopes": sorted(scopes)}) if as_json else secret)
 

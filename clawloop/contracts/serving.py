@@ -15,7 +15,8 @@ class Scope(StrEnum):
     """What a key permits."""
 
     CHAT = "chat"  # /v1
-    ADMIN = "admin"  # /admin/v1
+    ADMIN = "admin"  # /admin/v1 and the page
+    READ = "read"  # the page, without any button
 
 
 @dataclass(frozen=True, slots=True)

@@ -143,6 +143,7 @@ class _Demo:
         for planned in options.plan.runs:
             key = self._keys[planned]
             write_address(started.deployment.data, Address(started.gateway, key, key))
+            self._board.say(f"see it learn: {started.gateway}/ui, key {key}")
             access = PolicyAccess(started.gateway, key, key, started.deployment.base_model)
             evaluated, totals = await self._run(planned, access, started.supervisor)
             if totals.stopped is not None:
@@ -174,6 +175,7 @@ class _Demo:
         say(summary_line(self.results.runs, self.results.seconds))
         say(f"chat with the policy of user {last.seed}: clawloop demo chat --data {self._options.data}")
         say(f"gateway      {started.gateway}/v1, model `policy`, key {self._keys[last]}")
+        say(f"page         {started.gateway}/ui")
         if started.temporal_ui is not None:
             say(f"Temporal UI  {started.temporal_ui}")
         say("Ctrl-C stops everything; the data stays until the next demo")

@@ -163,6 +163,7 @@ async def _start_gateways_and_workers(
         await supervisor.ready(gateway.name)
     url = gateways[0].address
     board.say(f"gateway      {url}/v1")
+    board.say(f"page         {url}/ui")
     if plan.temporal_ui is not None:
         board.say(f"Temporal UI  {plan.temporal_ui}")
         board.say("             every user of this machine can read it")

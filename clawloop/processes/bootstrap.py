@@ -60,7 +60,8 @@ async def prepare(
         if recipe is not None:
             await set_recipe(database, DEFAULT_POLICY, recipe)
         await ensure_engines(database, engines, added_by)
-        return {scope: await _ensure_key(PostgresKeyStore(database), scope, secrets.get(scope)) for scope in Scope}
+        store, made = PostgresKeyStore(database), (Scope.CHAT, Scope.ADMIN)
+        return {scope: await _ensure_key(store, scope, secrets.get(scope)) for scope in made}
     finally:
         await database.close()
 

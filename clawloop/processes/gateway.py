@@ -22,6 +22,8 @@ from api.http_protocol import BoundedHttpProtocol
 from api.recording.notifier import NotificationQueue
 from api.recording.recorder import Recorder
 from api.recording.spool import Spool
+from api.ui.changes import Changes
+from api.ui.logins import Logins
 from clawloop.contracts.serving import Engine
 from clawloop.crash_points import CrashPoint, arm_crash_points, crash_point
 from clawloop.errors import SetupError, StoreUnavailable
@@ -48,7 +50,9 @@ from db.serving.directory import PostgresDirectoryStore
 from db.serving.engines import add_missing_engines
 from db.serving.keys import PostgresKeyStore
 from db.serving.listener import PostgresListener
+from db.training.browsing import PostgresTrainingBrowser
 from db.training.operators import PostgresTrainingStore
+from db.turns.browsing import PostgresSessionBrowser
 from db.turns.conversation_cache import ConversationCache
 from db.turns.insert import PostgresTurnStore
 from db.turns.sessions import PostgresSessionStore
@@ -127,7 +131,7 @@ async def run_gateway(settings: Settings, options: GatewayOptions) -> None:
     @asynccontextmanager
     async def services() -> AsyncIterator[Services]:
         async with AsyncExitStack() as stack:
-            yield await _gateway_services(stack, url, settings, options, draining.is_set)
+            yield await gateway_services(stack, url, settings, options, draining.is_set)
 
     app = create_app(services, options.allowed_hosts)
     config = uvicorn.Config(
@@ -151,9 +155,10 @@ async def run_gateway(settings: Settings, options: GatewayOptions) -> None:
     await DrainingServer(config, options.listener, options.drain, draining.set).serve(sockets)
 
 
-async def _gateway_services(
+async def gateway_services(
     stack: AsyncExitStack, url: str, settings: Settings, options: GatewayOptions, is_draining: Callable[[], bool]
 ) -> Services:
+    """The ports of `api` on their adapters, closed with the stack."""
     database = Database(url, CHAT_LIMIT)
     stack.push_async_callback(database.close)
     background = Database(url, BACKGROUND_LIMIT)
@@ -184,8 +189,10 @@ async def _gateway_services(
     notifications = await stack.enter_async_context(NotificationQueue(notifier, background_turns, feedback, metrics))
     recorder = await stack.enter_async_context(Recorder(turns, background_turns, spool, metrics, notifications))
     stack.callback(crash_point, CrashPoint.GATEWAY_SHUTDOWN)
+    key_store = PostgresKeyStore(database)
+    keys = KeyRing(key_store)
     return Services(
-        keys=KeyRing(PostgresKeyStore(database)),
+        keys=keys,
         directory=directory,
         engines=engines,
         recorder=recorder,
@@ -198,6 +205,12 @@ async def _gateway_services(
         rollout_operations=operations.rollouts,
         episodes=PostgresEpisodeStore(background),
         history=history,
+        logins=Logins(keys, key_store),
+        key_maker=key_store,
+        session_browser=PostgresSessionBrowser(background),
+        training_browser=PostgresTrainingBrowser(background),
+        changes=Changes(PostgresTrainingBrowser(database)),
+        is_draining=is_draining,
         versions=VersionChooser(turns),
         readiness=GatewayReadiness(database, engines, is_draining),
         metrics=metrics,

@@ -17,6 +17,7 @@ from datetime import datetime
 from sqlalchemy import func, insert, or_, select, update
 from sqlalchemy.ext.asyncio import AsyncConnection
 
+from clawloop.contracts.browsing import StoredKey
 from clawloop.contracts.serving import ApiKey, Scope
 from clawloop.episodes.keys import is_episode_key
 from clawloop.errors import SetupError
@@ -74,6 +75,16 @@ class PostgresKeyStore:
             return None
         episode = None if row.episode_id is None else EpisodeId(row.episode_id)
         return ApiKey(ApiKeyId(row.id), row.policy, frozenset(map(Scope, row.scopes)), episode, row.expires_at)
+
+    @transaction
+    async def stored_key(self, connection: AsyncConnection, prefix: str) -> StoredKey | None:
+        alive = or_(ApiKeyRow.expires_at.is_(None), ApiKeyRow.expires_at > func.now())
+        query = select(ApiKeyRow).where(ApiKeyRow.prefix == storable(prefix), ApiKeyRow.episode_id.is_(None), alive)
+        row = (await connection.execute(query.where(ApiKeyRow.revoked_at.is_(None)))).one_or_none()
+        if row is None:
+            return None
+        key = ApiKey(ApiKeyId(row.id), row.policy, frozenset(map(Scope, row.scopes)), None, row.expires_at)
+        return StoredKey(key, row.secret_sha256)
 
     @transaction
     async def create_key(

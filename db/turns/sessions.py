@@ -78,12 +78,12 @@ class PostgresSessionStore:
             "after": after,
             "limit": limit,
         }
-        return [_session_view(row) for row in await connection.execute(_LIST, parameters)]
+        return [session_view(row) for row in await connection.execute(_LIST, parameters)]
 
     @transaction
     async def session(self, connection: AsyncConnection, session: SessionId) -> SessionView | None:
         row = (await connection.execute(_ONE, {"session": session})).one_or_none()
-        return None if row is None else _session_view(row)
+        return None if row is None else session_view(row)
 
     @transaction
     async def turns(self, connection: AsyncConnection, session: SessionId) -> list[TurnView]:
@@ -125,7 +125,7 @@ def _turn_view(row: Any) -> TurnView:
     )
 
 
-def _session_view(row: Any) -> SessionView:
+def session_view(row: Any) -> SessionView:
     return SessionView(
         id=SessionId(row.id),
         policy=row.policy,

@@ -21,6 +21,8 @@ from api.http_protocol import BoundedHttpProtocol
 from api.recording.notifier import NotificationQueue
 from api.recording.recorder import Recorder
 from api.recording.spool import Spool
+from api.ui.changes import Changes
+from api.ui.logins import Logins
 from clawloop.contracts.serving import Directory, Engine, Policy, Scope
 from clawloop.contracts.turns import TurnRecord
 from clawloop.operations.history import HistoryOperations, HistoryTurn
@@ -34,6 +36,7 @@ from clawloop.serving.directory import DirectoryCache
 from clawloop.serving.rotation import Rotation
 from clawloop.telemetry.metrics import GatewayMetrics
 from db.serving.directory import DEFAULT_SAMPLING
+from tests.fakes.away_browser import AwayBrowser
 from tests.fakes.directory_store import FakeDirectoryStore
 from tests.fakes.engine import FakeEngine, fake_engine, serving
 from tests.fakes.erasure_store import FakeErasureStore
@@ -127,10 +130,11 @@ async def running_gateway(
             )
             notifications = await stack.enter_async_context(NotificationQueue(notifier, turns, sessions, metrics))
             recorder = await stack.enter_async_context(Recorder(turns, turns, spool, metrics, notifications))
+            key_ring, browser = KeyRing(keys, retry_seconds=0), AwayBrowser()
             operations = SessionOperations(sessions, FakeErasureStore(turns), notifier or FakeNotifier())
             created.append(
                 Services(
-                    keys=KeyRing(keys, retry_seconds=0),
+                    keys=key_ring,
                     directory=cache,
                     engines=chat_engines,
                     recorder=recorder,
@@ -143,6 +147,11 @@ async def running_gateway(
                     rollout_operations=RolloutOperations(rollouts, rollouts),
                     episodes=episodes,
                     history=HistoryOperations(FakeHistoryStore(history), FakeHistoryJudge(), training, operations),
+                    logins=Logins(key_ring, keys),
+                    key_maker=keys,
+                    session_browser=browser,
+                    training_browser=browser,
+                    changes=Changes(browser),
                     versions=VersionChooser(turns),
                     readiness=AlwaysReady(),
                     metrics=metrics,

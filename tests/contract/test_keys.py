@@ -1,9 +1,11 @@
 from __future__ import annotations
 
+import hashlib
 import re
 
 import pytest
 
+from clawloop.contracts.browsing import StoredKey
 from clawloop.contracts.serving import Scope
 from clawloop.errors import SetupError
 from db.database import Database
@@ -44,6 +46,14 @@ async def test_a_revoked_key_does_not_authenticate_and_stays_listed(stores: Stor
     listed = {entry.id: entry for entry in await stores.keys.list_keys()}
     assert listed[key.id].revoked_at is not None
     assert listed[key.id].prefix == prefix
+
+
+async def test_a_valid_key_is_found_by_its_prefix_with_the_hash_that_signs_its_logins(stores: Stores) -> None:
+    key, secret = await stores.keys.create_key("default", {Scope.READ}, "mine")
+    assert await stores.keys.stored_key(secret[:11]) == StoredKey(key, hashlib.sha256(secret.encode()).digest())
+    assert await stores.keys.stored_key("cl-00000000") is None
+    await stores.keys.revoke(secret[:11])
+    assert await stores.keys.stored_key(secret[:11]) is None
 
 
 async def test_revoked_keys_do_not_count_as_keys(stores: Stores) -> None:

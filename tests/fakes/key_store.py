@@ -2,11 +2,13 @@
 
 from __future__ import annotations
 
+import hashlib
 import secrets
 from collections.abc import Iterable
 from dataclasses import replace
 from datetime import UTC, datetime
 
+from clawloop.contracts.browsing import StoredKey
 from clawloop.contracts.serving import ApiKey, Scope
 from clawloop.episodes.keys import EpisodeKey, sign
 from clawloop.errors import StoreUnavailable
@@ -62,6 +64,14 @@ class FakeKeyStore:
         if entry is None or entry.revoked_at is not None:
             return None
         return ApiKey(entry.id, entry.policy, entry.scopes)
+
+    async def stored_key(self, prefix: str) -> StoredKey | None:
+        self._require_available()
+        for secret, entry in self._entries.items():
+            if entry.prefix == prefix and entry.revoked_at is None:
+                key = ApiKey(entry.id, entry.policy, entry.scopes)
+                return StoredKey(key, hashlib.sha256(secret.encode()).digest())
+        return None
 
     async def create_key(self, policy: str, scopes: Iterable[Scope], name: str) -> tuple[ApiKey, str]:
         self._require_available()

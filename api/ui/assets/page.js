@@ -1,0 +1,203 @@
+"use strict";
+
+// Server-sent events say when something changed; parts of the page that listen for `changed` then load themselves anew.
+(function live() {
+  const address = document.body.dataset.live;
+  if (!address) return;
+  const sign = document.getElementById("live");
+  let source = null;
+  let waiting = false;
+
+  function show(state, words) {
+    sign.className = `live ${state}`;
+    if (sign.textContent !== words) sign.textContent = words;
+  }
+  function changed() {
+    // A learning policy changes many times a second; once a second is enough to look at.
+    if (waiting) return;
+    waiting = true;
+    setTimeout(() => { waiting = false; document.body.dispatchEvent(new Event("changed")); }, 300);
+  }
+  function open() {
+    if (source) return;
+    source = new EventSource(address);
+    source.addEventListener("changed", () => { show("on", "live"); changed(); });
+    source.addEventListener("away", () => show("off", "PostgreSQL away"));
+    source.onerror = () => {
+      show("off", "connecting …");
+      // The browser tries again by itself, but not after an answer that is no stream, as of an ended login.
+      if (source.readyState === EventSource.CLOSED) { source = null; setTimeout(open, 5000); }
+    };
+  }
+  function close() { if (source) { source.close(); source = null; } }
+  // A hidden page needs no connection: browsers allow six for each server.
+  document.addEventListener("visibilitychange", () => (document.hidden ? close() : open()));
+  open();
+})();
+
+// What a person opened or writes in a part that loads itself anew stays as it was.
+(function keep() {
+  let folds = [];
+  document.body.addEventListener("htmx:beforeSwap", (event) => {
+    const target = event.detail.target;
+    folds = [...target.querySelectorAll("details[id]")].map((fold) => [fold.id, fold.open]);
+    const writes = target.contains(document.activeElement) && document.activeElement.matches("input, textarea, select");
+    if (writes && event.detail.requestConfig.verb === "get") event.detail.shouldSwap = false;
+  });
+  document.body.addEventListener("htmx:afterSwap", () => {
+    for (const [id, open] of folds) {
+      const fold = document.getElementById(id);
+      if (fold) fold.open = open;
+    }
+    folds = [];
+  });
+})();
+
+document.addEventListener("click", (event) => {
+  if (event.target.matches("[data-dismiss]")) event.target.closest(".note").remove();
+});
+document.addEventListener("change", (event) => {
+  if (event.target.matches("[data-submit]")) event.target.form.submit();
+});
+
+(function chart() {
+  const place = document.getElementById("chart");
+  if (!place) return;
+  let plot = null;
+  let versions = [];
+  const color = (name) => getComputedStyle(document.documentElement).getPropertyValue(name).trim();
+
+  function mark(u) {
+    const { ctx, bbox } = u;
+    ctx.save();
+    ctx.strokeStyle = ctx.fillStyle = color("--soft");
+    ctx.setLineDash([4, 4]);
+    ctx.font = `${12 * devicePixelRatio}px system-ui, sans-serif`;
+    let free = -Infinity;
+    for (const [position, number] of versions) {
+      const x = u.valToPos(position, "x", true);
+      ctx.beginPath(); ctx.moveTo(x, bbox.top); ctx.lineTo(x, bbox.top + bbox.height); ctx.stroke();
+      if (x > free) {
+        ctx.fillText(`v${number}`, x + 3, bbox.top + 12 * devicePixelRatio);
+        free = x + 34 * devicePixelRatio;
+      }
+    }
+    ctx.restore();
+  }
+  function options() {
+    const axis = { stroke: color("--soft"), grid: { stroke: color("--line") }, ticks: { stroke: color("--line") } };
+    return {
+      width: place.clientWidth, height: 240, cursor: { y: false },
+      scales: { x: { time: false }, praise: { range: [-1.05, 1.05] }, length: { range: (u, low, high) => [0, (high || 1) * 1.1] } },
+      axes: [
+        { ...axis, label: "replies, oldest first", labelSize: 20, size: 34 },
+        { ...axis, scale: "praise", values: (u, ticks) => ticks.map((tick) => tick.toFixed(1)), size: 44 },
+        { ...axis, scale: "length", side: 1, grid: { show: false }, size: 48 },
+      ],
+      series: [
+        { label: "reply" },
+        { label: "verdict", scale: "praise", stroke: color("--accent"), width: 2, spanGaps: true },
+        { label: "tokens", scale: "length", stroke: color("--good"), width: 1.5 },
+      ],
+      hooks: { draw: [mark] },
+    };
+  }
+  async function load() {
+    const answer = await fetch(place.dataset.chart);
+    if (!answer.ok) return;
+    const drawn = await answer.json();
+    if (!drawn.at.length) { place.textContent = "No reply has been recorded yet."; return; }
+    versions = drawn.versions;
+    const data = [drawn.at.map((_, position) => position), drawn.praise, drawn.length];
+    if (plot) { plot.setData(data); return; }
+    place.textContent = "";
+    plot = new uPlot(options(), data, place);
+  }
+  function again() { if (plot) { plot.destroy(); plot = null; } load(); }
+  new ResizeObserver(() => { if (plot && plot.width !== place.clientWidth) plot.setSize({ width: place.clientWidth, height: 240 }); }).observe(place);
+  matchMedia("(prefers-color-scheme: dark)").addEventListener("change", again);
+  document.body.addEventListener("changed", load);
+  load();
+})();
+
+// The box that chats. The server sends what an OpenAI client gets; text is only ever set as text.
+(function tryIt() {
+  const form = document.getElementById("try-form");
+  if (!form) return;
+  const log = document.getElementById("try-log");
+  const say = document.getElementById("say");
+  const name = `page-${crypto.getRandomValues(new Uint32Array(4)).join("-").replace(/[^0-9-]/g, "").slice(0, 40)}`;
+  const messages = [];
+
+  function bubble(kind, words) {
+    const place = document.createElement("div");
+    place.className = `bubble ${kind}`;
+    const said = document.createElement("div");
+    said.className = "said";
+    said.dir = "auto";
+    said.textContent = words;
+    place.append(said);
+    log.append(place);
+    return said;
+  }
+  async function* contents(body) {
+    const reader = body.pipeThrough(new TextDecoderStream()).getReader();
+    let rest = "";
+    for (;;) {
+      const { done, value } = await reader.read();
+      if (done) return;
+      rest += value;
+      const lines = rest.split("\n");
+      rest = lines.pop();
+      for (const line of lines) {
+        if (!line.startsWith("data: ") || line === "data: [DONE]") continue;
+        const chunk = JSON.parse(line.slice(6));
+        if (chunk.error) throw new Error(chunk.error.message);
+        yield chunk.choices?.[0]?.delta?.content ?? "";
+      }
+    }
+  }
+  async function send(words) {
+    messages.push({ role: "user", content: words });
+    bubble("asked", words);
+    const place = bubble("reply", "…");
+    try {
+      const answer = await fetch("/ui/chat", {
+        method: "POST",
+        headers: { "Content-Type": "application/json", "X-CSRF-Token": form.dataset.csrf, "X-Session-ID": name },
+        body: JSON.stringify({ model: "policy", stream: true, messages }),
+      });
+      if (!answer.ok) {
+        const problem = await answer.json().catch(() => null);
+        throw new Error(problem?.error?.message ?? `The gateway answered with status ${answer.status}.`);
+      }
+      let reply = "";
+      for await (const piece of contents(answer.body)) {
+        reply += piece;
+        place.textContent = reply;
+      }
+      messages.push({ role: "assistant", content: reply });
+    } catch (error) {
+      messages.pop();
+      place.textContent = error.message;
+      place.parentElement.classList.add("note", "bad");
+    }
+    look();
+  }
+  function look() { htmx.ajax("GET", `/ui/chat/${name}`, { target: "#try-recorded", swap: "innerHTML" }); }
+  form.addEventListener("submit", async (event) => {
+    event.preventDefault();
+    const words = say.value.trim();
+    if (!words) return;
+    const button = form.querySelector("button");
+    button.disabled = true;
+    say.value = "";
+    await send(words);
+    button.disabled = false;
+    say.focus();
+  });
+  say.addEventListener("keydown", (event) => {
+    if (event.key === "Enter" && !event.shiftKey) { event.preventDefault(); form.requestSubmit(); }
+  });
+  document.body.addEventListener("changed", () => { if (messages.length) look(); });
+})();

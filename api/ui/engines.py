@@ -1,0 +1,104 @@
+"""`GET /ui/engines`: what is loaded where, what waits, what is wrong and what to do about it."""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from dataclasses import dataclass
+
+from fastapi import APIRouter, Request
+from starlette.responses import Response
+
+from api.dependencies import Services, services_of
+from api.ui.now import Situation, situation_of
+from api.ui.page import PageRoute, policy_of, render_page, viewer
+from clawloop.contracts.serving import Engine
+from clawloop.contracts.training import TrainingState
+from clawloop.contracts.turns import TurnOutcome
+
+router = APIRouter(route_class=PageRoute, include_in_schema=False)
+
+
+@dataclass(frozen=True, slots=True)
+class EngineLine:
+    """
+    Args:
+        healthy: it answers this gateway.
+        lacks_active: the active version is not loaded.
+    """
+
+    engine: Engine
+    healthy: bool
+    versions: Sequence[int]
+    lacks_active: bool
+
+
+@dataclass(frozen=True, slots=True)
+class Advice:
+    """Something that is wrong, and what helps."""
+
+    problem: str
+    remedy: str
+
+
+@router.get("/ui/engines")
+async def engines(request: Request, policy: str | None = None) -> Response:
+    return await _page(request, policy, "engines.html")
+
+
+@router.get("/ui/engines/now")
+async def engines_again(request: Request, policy: str | None = None) -> Response:
+    return await _page(request, policy, "_engines.html")
+
+
+async def _page(request: Request, policy: str | None, template: str) -> Response:
+    login = await viewer(request)
+    services = services_of(request)
+    chosen = policy_of(services, login, policy)
+    situation = await situation_of(services, chosen)
+    lines = _lines(services, chosen, situation.training.version)
+    advice = _advice(situation, lines)
+    return render_page(request, login, template, chosen, "engines", now=situation, engines=lines, advice=advice)
+
+
+def _lines(services: Services, policy: str, active: int) -> list[EngineLine]:
+    healthy = services.engines.healthy()
+    return [
+        EngineLine(
+            engine,
+            engine.id in healthy,
+            sorted(engine.versions.get(policy, frozenset())),
+            active != 0 and active not in engine.versions.get(policy, frozenset()),
+        )
+        for engine in services.directory.snapshot.engines
+    ]
+
+
+def _advice(now: Situation, engines: Sequence[EngineLine]) -> list[Advice]:
+    found = [Advice(problem, "Chats wait or fail until this is gone.") for problem in now.problems]
+    for line in engines:
+        if line.engine.problem is not None:
+            found.append(Advice(f"Engine {line.engine.id}: {line.engine.problem}", "Its agent tries again by itself."))
+        elif not line.healthy:
+            remedy = "`clawloop up` restarts its engine within a minute; one of your own must be started again."
+            found.append(Advice(f"Engine {line.engine.id} does not answer.", remedy))
+        elif line.engine.draining:
+            found.append(
+                Advice(
+                    f"Engine {line.engine.id} drains and takes no chats.",
+                    "`clawloop engine drain --undo` lets it take chats again.",
+                )
+            )
+    if now.counts.quarantined:
+        found.append(
+            Advice(
+                f"{now.counts.quarantined} samples are quarantined: a step with them failed or was rejected.",
+                "Look at the version that was rejected; resume with them to try again.",
+            )
+        )
+    if unjudged := now.counts.outcomes.get(TurnOutcome.UNJUDGED, 0):
+        found.append(
+            Advice(f"{unjudged} turns got no valid vote.", "`clawloop judge again --unjudged` has them judged again.")
+        )
+    if now.training.state is TrainingState.PAUSED:
+        found.append(Advice(f"Training is paused. {now.training.reason}.", "Resume it on the first page."))
+    return found

@@ -1,0 +1,45 @@
+"""`GET /ui/events`: server-sent events say when to look again; they hold no data, and end when a gateway drains."""
+
+from __future__ import annotations
+
+import asyncio
+import time
+from collections.abc import AsyncIterator
+
+from fastapi import APIRouter, Request
+from starlette.responses import Response, StreamingResponse
+
+from api.dependencies import Services, services_of
+from api.ui.changes import AWAY, CHECK_SECONDS
+from api.ui.logins import Login
+from api.ui.page import PageRoute, viewer
+
+router = APIRouter(route_class=PageRoute, include_in_schema=False)
+
+# Shorter than the minute after which proxies close a silent connection.
+_SILENT_SECONDS = 20.0
+
+
+@router.get("/ui/events")
+async def events(request: Request) -> Response:
+    login = await viewer(request)
+    headers = {"X-Accel-Buffering": "no"}  # nginx passes each event on at once
+    stream = _events(services_of(request), login)
+    return StreamingResponse(stream, headers=headers, media_type="text/event-stream")
+
+
+async def _events(services: Services, login: Login) -> AsyncIterator[str]:
+    # A browser connects again by itself, to another gateway if this one drains.
+    yield "retry: 2000\n\n"
+    seen: str | None = None
+    silent_since = time.monotonic()
+    while not services.is_draining() and time.time() < login.expires:
+        mark = await services.changes.mark()
+        if mark != seen:
+            # The first one says that the connection stands: what changed before it was made is looked at as well.
+            yield f"event: {'away' if mark == AWAY else 'changed'}\ndata: \n\n"
+            seen, silent_since = mark, time.monotonic()
+        elif time.monotonic() - silent_since > _SILENT_SECONDS:
+            yield ": here\n\n"
+            silent_since = time.monotonic()
+        await asyncio.sleep(CHECK_SECONDS)

@@ -1,0 +1,113 @@
+"""Messages of a chat as blocks of text that a template shows: what was said, thinking, tool calls and results."""
+
+from __future__ import annotations
+
+import json
+from collections.abc import Sequence
+from dataclasses import dataclass
+from typing import Any
+
+from pydantic import JsonValue
+
+from clawloop.contracts.turns import Message
+from clawloop.turns.canonical import is_volatile
+from clawloop.turns.thinking import THINKING_PARTS
+
+# A screen shows some 3,000 characters; a longer block costs the browser more than it tells.
+BLOCK_CHARACTERS = 20_000
+_THINKING_FIELDS = ("reasoning", "reasoning_content")
+
+
+@dataclass(frozen=True, slots=True)
+class Block:
+    """
+    Args:
+        kind: `text`, `thinking`, `call`, `result` or `other`.
+        title: of a call: the tool's name; of other parts: what they are.
+        cut: how many characters were left out at the end.
+    """
+
+    kind: str
+    text: str
+    title: str = ""
+    cut: int = 0
+
+
+def blocks_of(message: Message) -> list[Block]:
+    """The blocks of one message, in order. Never raises for a message of any JSON shape."""
+    blocks = [_block("thinking", value) for field in _THINKING_FIELDS if isinstance(value := message.get(field), str)]
+    content = message.get("content")
+    is_result = message.get("role") == "tool"
+    for part in content if isinstance(content, list) else [content]:
+        blocks += _part_blocks(part, is_result)
+    calls = message.get("tool_calls")
+    blocks += [_call_block(call) for call in calls] if isinstance(calls, list) else []
+    return [block for block in blocks if block.text or block.title]
+
+
+def first_words(messages: Sequence[Message], characters: int = 90) -> str:
+    """What a person said first in these messages, shortened; empty if nobody did."""
+    for message in messages:
+        if message.get("role") == "user" and not is_volatile(message):
+            words = " ".join(" ".join(block.text for block in blocks_of(message) if block.kind == "text").split())
+            if words:
+                return _shortened(words, characters)
+    return ""
+
+
+def reply_words(message: Message, characters: int = 300) -> str:
+    """A reply's text and calls on one line, shortened."""
+    said = [
+        block.text if block.kind == "text" else f"[{block.title}]"
+        for block in blocks_of(message)
+        if block.kind in ("text", "call")
+    ]
+    return _shortened(" ".join(" ".join(said).split()), characters)
+
+
+def _shortened(words: str, characters: int) -> str:
+    return words if len(words) <= characters else words[: characters - 1].rstrip() + "…"
+
+
+def _part_blocks(part: JsonValue, is_result: bool) -> list[Block]:
+    kind = "result" if is_result else "text"
+    if part is None:
+        return []
+    if isinstance(part, str):
+        return [_block(kind, part)] if is_result else _split_thinking(part)
+    if isinstance(part, dict):
+        kind_of_part = part.get("type")
+        if kind_of_part in THINKING_PARTS:
+            return [_block("thinking", str(part.get("thinking") or part.get("text") or part.get("reasoning") or ""))]
+        if isinstance(text := part.get("text"), str):
+            return [_block(kind, text)]
+        return [_block("other", _json(part), str(kind_of_part or "part"))]
+    return [_block("other", _json(part), "part")]
+
+
+def _split_thinking(text: str) -> list[Block]:
+    """Thinking that a reply begins with, and the rest; the opening tag may have been in the prompt."""
+    before, close, after = text.partition("</think>")
+    if close and "<think>" not in before.lstrip().removeprefix("<think>"):
+        thinking = before.lstrip().removeprefix("<think>").strip()
+        return [_block("thinking", thinking), _block("text", after.strip())]
+    return [_block("text", text)]
+
+
+def _call_block(call: Any) -> Block:
+    function = call.get("function") if isinstance(call, dict) else None
+    if not isinstance(function, dict):
+        return _block("other", _json(call), "tool call")
+    arguments = function.get("arguments")
+    return _block("call", arguments if isinstance(arguments, str) else _json(arguments), str(function.get("name")))
+
+
+def _block(kind: str, text: str, title: str = "") -> Block:
+    # A lone surrogate has no form in UTF-8.
+    shown = text[:BLOCK_CHARACTERS].encode("utf-8", "replace").decode()
+    title = title[:200].encode("utf-8", "replace").decode()
+    return Block(kind, shown, title, max(0, len(text) - BLOCK_CHARACTERS))
+
+
+def _json(value: JsonValue) -> str:
+    return json.dumps(value, ensure_ascii=False, indent=2)

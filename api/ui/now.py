@@ -1,0 +1,90 @@
+"""`GET /ui`: is it serving, is it learning, and if not, why; the newest versions; what happened."""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+
+from fastapi import APIRouter, Request
+from starlette.responses import JSONResponse, RedirectResponse, Response
+
+from api.dependencies import Services, services_of
+from api.ui.chart import chart_of
+from api.ui.logins import Login
+from api.ui.page import PageRoute, policy_of, render_page, viewer
+from clawloop.contracts.browsing import Counts, PolicyEvent
+from clawloop.contracts.training import TrainingState, TrainingView, VersionView
+
+router = APIRouter(route_class=PageRoute, include_in_schema=False)
+
+_VERSIONS = 5
+_EVENTS = 12
+# A screen is some 1,000 points wide.
+_REPLIES = 1000
+
+
+@dataclass(frozen=True, slots=True)
+class Situation:
+    """How a policy stands.
+
+    Args:
+        problems: why this gateway is not ready; empty if it is.
+        idle: it waits although no judge and no step is at work.
+    """
+
+    training: TrainingView
+    problems: list[str]
+    versions: list[VersionView]
+    events: list[PolicyEvent]
+    counts: Counts
+    healthy: int
+    engines: int
+
+    @property
+    def paused(self) -> bool:
+        return self.training.state is TrainingState.PAUSED
+
+
+async def situation_of(services: Services, policy: str) -> Situation:
+    """
+    Raises:
+        NotFound: there is no such policy.
+        StoreUnavailable
+    """
+    return Situation(
+        training=await services.training.status(policy),
+        problems=await services.readiness.problems(),
+        versions=(await services.training.versions(policy))[-_VERSIONS:][::-1],
+        events=await services.training_browser.events(policy, _EVENTS),
+        counts=await services.training_browser.counts(policy),
+        healthy=len(services.engines.healthy()),
+        engines=len(services.directory.snapshot.engines),
+    )
+
+
+@router.get("/ui")
+async def now(request: Request, policy: str | None = None) -> Response:
+    login = await viewer(request)
+    services = services_of(request)
+    chosen = policy_of(services, login, policy)
+    situation = await situation_of(services, chosen)
+    if not situation.counts.sessions and policy is None:
+        return RedirectResponse("/ui/start", 303)
+    return _page(request, login, chosen, situation, "now.html")
+
+
+@router.get("/ui/now")
+async def now_again(request: Request, policy: str | None = None) -> Response:
+    login = await viewer(request)
+    chosen = policy_of(services_of(request), login, policy)
+    return _page(request, login, chosen, await situation_of(services_of(request), chosen), "_now.html")
+
+
+@router.get("/ui/chart")
+async def chart(request: Request, policy: str | None = None) -> Response:
+    login = await viewer(request)
+    services = services_of(request)
+    return JSONResponse(chart_of(await services.training_browser.replies(policy_of(services, login, policy), _REPLIES)))
+
+
+def _page(request: Request, login: Login, policy: str, situation: Situation, template: str) -> Response:
+    return render_page(request, login, template, policy, "now", now=situation)

@@ -1,0 +1,154 @@
+"""What all parts of the page share: the login a request needs, the templates, the headers, and errors as HTML."""
+
+from __future__ import annotations
+
+import hmac
+from collections.abc import Callable, Coroutine
+from pathlib import Path
+from typing import Any
+from urllib.parse import parse_qsl
+
+from fastapi import Request
+from fastapi.exceptions import RequestValidationError
+from fastapi.routing import APIRoute
+from jinja2 import Environment, FileSystemLoader, StrictUndefined
+from starlette.responses import HTMLResponse, RedirectResponse, Response
+
+from api.dependencies import Services, services_of
+from api.errors import Problem, to_problem
+from api.request_body import read_body
+from api.ui.assets import ASSETS_VERSION
+from api.ui.logins import COOKIE, Login
+from api.ui.messages import blocks_of, first_words, reply_words
+from api.ui.wording import FILTERS
+from clawloop.errors import ClawloopError, RequestRejected
+
+# Nothing from elsewhere, no inline script or style, no eval, no frame around the page.
+_POLICY = (
+    "default-src 'none'; script-src 'self'; style-src 'self'; img-src 'self' data:; connect-src 'self'; "
+    "form-action 'self'; base-uri 'none'; frame-ancestors 'none'"
+)
+_HEADERS = {
+    "Content-Security-Policy": _POLICY,
+    "X-Content-Type-Options": "nosniff",
+    # Not `no-referrer`, with which browsers send `Origin: null` along with a form.
+    "Referrer-Policy": "same-origin",
+    "Cache-Control": "no-store",
+}
+_FORM_FIELDS = 20
+_TEMPLATES = Environment(
+    loader=FileSystemLoader(Path(__file__).parent / "templates"),
+    autoescape=True,
+    undefined=StrictUndefined,
+    trim_blocks=True,
+    lstrip_blocks=True,
+)
+_TEMPLATES.filters.update(FILTERS | {"blocks": blocks_of, "first_words": first_words, "reply_words": reply_words})
+_TEMPLATES.globals["assets"] = ASSETS_VERSION
+
+
+class PageRoute(APIRoute):
+    """A route whose answers have the page's headers and whose errors are HTML."""
+
+    def get_route_handler(self) -> Callable[[Request], Coroutine[Any, Any, Response]]:
+        handle = super().get_route_handler()
+
+        async def answer(request: Request) -> Response:
+            try:
+                response = await handle(request)
+            except ClawloopError as error:
+                response = _problem_page(request, to_problem(error))
+            except RequestValidationError as error:
+                field = ".".join(str(part) for part in error.errors()[0]["loc"][1:])
+                message = f"`{field}`: {error.errors()[0]['msg']}."
+                response = _problem_page(request, Problem(400, message, "invalid_value", field=field))
+            for name, value in _HEADERS.items():
+                response.headers.setdefault(name, value)
+            return response
+
+        return answer
+
+
+async def viewer(request: Request) -> Login:
+    """The login of a request.
+
+    Raises:
+        RequestRejected: 401 without a login.
+        StoreUnavailable
+    """
+    login = await services_of(request).logins.find(request.cookies.get(COOKIE))
+    if login is None:
+        raise RequestRejected("Log in to see this page.", status=401, code="login_required")
+    return login
+
+
+async def operator(request: Request) -> Login:
+    """The login of a request that changes something.
+
+    Raises:
+        RequestRejected: 401 without a login; 403 without the scope `admin` or with the wrong CSRF token.
+        StoreUnavailable
+    """
+    login = await viewer(request)
+    if not hmac.compare_digest(request.headers.get("x-csrf-token", "").encode(), login.csrf.encode()):
+        message = "This form is not of your login. Load the page again."
+        raise RequestRejected(message, status=403, code="csrf_rejected")
+    if not login.may_write:
+        message = "Your key has the scope `read`: it can look and change nothing."
+        raise RequestRejected(message, status=403, code="insufficient_scope")
+    return login
+
+
+async def read_form(request: Request) -> dict[str, str]:
+    """The fields of a form; of several with one name the last.
+
+    Raises:
+        RequestRejected
+    """
+    body = await read_body(request, services_of(request).limits)
+    try:
+        return dict(parse_qsl(body.decode(), keep_blank_values=True, max_num_fields=_FORM_FIELDS))
+    except ValueError:
+        raise RequestRejected("The form cannot be read.", code="invalid_value") from None
+
+
+def render(request: Request, template: str, status: int = 200, **context: Any) -> HTMLResponse:
+    """A page or a part of one."""
+    return HTMLResponse(_TEMPLATES.get_template(template).render(request=request, **context), status)
+
+
+def render_page(request: Request, login: Login, template: str, policy: str, here: str, **context: Any) -> HTMLResponse:
+    """A whole page.
+
+    Args:
+        policy: the one it is about.
+        here: its entry in the navigation.
+    """
+    services = services_of(request)
+    policies = [known.id for known in services.directory.snapshot.policies]
+    shared: dict[str, Any] = {"login": login, "policy": policy, "policies": policies, "here": here}
+    return render(request, template, **shared, **context)
+
+
+def policy_of(services: Services, login: Login, policy: str | None) -> str:
+    """The policy a page is about: the one asked for, or that of the login's key."""
+    return policy if policy else login.key.policy
+
+
+def is_htmx(request: Request) -> bool:
+    return "hx-request" in request.headers
+
+
+def _problem_page(request: Request, problem: Problem) -> Response:
+    headers = {} if problem.retry_after is None else {"Retry-After": problem.retry_after}
+    if problem.code == "login_required":
+        if is_htmx(request):
+            return Response(status_code=401, headers={"HX-Redirect": "/ui/login"})
+        # A strict cookie stays behind when a link elsewhere leads here; from our own page it comes along.
+        if request.method == "GET" and request.headers.get("sec-fetch-site") == "cross-site":
+            return render(request, "again.html")
+        return RedirectResponse("/ui/login", 303)
+    template = "_problem.html" if is_htmx(request) else "problem.html"
+    response = render(request, template, problem.status, problem=problem)
+    response.headers.update(headers)
+    return response

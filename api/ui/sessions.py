@@ -1,0 +1,134 @@
+"""`GET /ui/sessions`: sessions found by what was said and decided in them, and each as a chat."""
+
+from __future__ import annotations
+
+from enum import StrEnum
+from typing import Annotated, TypeVar
+from urllib.parse import urlencode
+
+from fastapi import APIRouter, Query, Request
+from starlette.responses import Response
+
+from api.dependencies import services_of
+from api.ui.page import PageRoute, is_htmx, operator, policy_of, read_form, render, render_page, viewer
+from api.ui.wording import OUTCOMES
+from clawloop.contracts.browsing import SessionFilter
+from clawloop.contracts.sessions import SessionState
+from clawloop.contracts.turns import TurnKind, TurnOutcome
+from clawloop.errors import RequestRejected
+from clawloop.ids import SessionId, TurnId
+
+router = APIRouter(route_class=PageRoute, include_in_schema=False)
+
+SESSIONS_ON_A_PAGE = 50
+TURNS_ON_A_PAGE = 50
+Choice = TypeVar("Choice", bound=StrEnum)
+_VERDICTS = {"praised": 1, "neutral": 0, "blamed": -1}
+_FIELDS = ("text", "verdict", "outcome", "kind", "state", "version")
+
+
+@router.get("/ui/sessions")
+async def list_sessions(
+    request: Request,
+    policy: str | None = None,
+    text: Annotated[str, Query(max_length=200)] = "",
+    verdict: str = "",
+    outcome: str = "",
+    kind: str = "",
+    state: str = "",
+    version: str = "",
+    after: SessionId | None = None,
+) -> Response:
+    login = await viewer(request)
+    services = services_of(request)
+    chosen = policy_of(services, login, policy)
+    wanted = SessionFilter(
+        policy=chosen,
+        text=text.strip() or None,
+        verdict=_VERDICTS.get(verdict),
+        judged=False if verdict == "none" else None,
+        outcome=_one_of(TurnOutcome, outcome, "outcome"),
+        kind=_one_of(TurnKind, kind, "kind"),
+        state=_one_of(SessionState, state, "state"),
+        version=_number(version),
+    )
+    # One more than the page holds shows whether there is another page.
+    found = await services.session_browser.search(wanted, after, SESSIONS_ON_A_PAGE + 1)
+    shown = found[:SESSIONS_ON_A_PAGE]
+    filters = {name: request.query_params.get(name, "") for name in _FIELDS}
+    further = {name: value for name, value in (filters | {"policy": policy or ""}).items() if value}
+    template = "_session_list.html" if is_htmx(request) and "hx-boosted" not in request.headers else "sessions.html"
+    return render_page(
+        request,
+        login,
+        template,
+        chosen,
+        "sessions",
+        sessions=shown,
+        filters=filters,
+        outcomes=OUTCOMES,
+        more=urlencode(further | {"after": shown[-1].view.id}) if len(found) > len(shown) else None,
+        is_first=after is None,
+    )
+
+
+@router.get("/ui/sessions/{session_id}")
+async def show_session(
+    request: Request, session_id: SessionId, page: Annotated[int, Query(ge=1)] = 1, turn: TurnId | None = None
+) -> Response:
+    login = await viewer(request)
+    services = services_of(request)
+    if turn is not None:
+        page = await services.session_browser.position(session_id, turn) // TURNS_ON_A_PAGE + 1
+    chat = await services.session_browser.chat(session_id, (page - 1) * TURNS_ON_A_PAGE, TURNS_ON_A_PAGE)
+    if chat is None:
+        raise RequestRejected(f"There is no session {session_id}.", status=404, code="not_found")
+    pages = max(1, -(-chat.total // TURNS_ON_A_PAGE))
+    template = "_chat.html" if is_htmx(request) and "hx-boosted" not in request.headers else "session.html"
+    policy = chat.summary.view.policy
+    return render_page(request, login, template, policy, "sessions", chat=chat, page=page, pages=pages, note=None)
+
+
+@router.post("/ui/sessions/{session_id}/outcome")
+async def give_outcome(request: Request, session_id: SessionId) -> Response:
+    await operator(request)
+    services = services_of(request)
+    form = await read_form(request)
+    if form.get("outcome") not in ("1", "-1"):
+        raise RequestRejected("The outcome is 1 or -1.", field="outcome")
+    chat = await services.session_browser.chat(session_id, 0, 1)
+    effect = None
+    if chat is not None:
+        effect = await services.feedback.give_outcome(chat.owner, str(session_id), int(form["outcome"]))
+    if effect is None:
+        raise RequestRejected(f"There is no session {session_id}.", status=404, code="not_found")
+    told = "succeeded" if form["outcome"] == "1" else "failed"
+    return render(request, "_note.html", note=f"Recorded: its task {told} ({effect.value.replace('_', ' ')}).")
+
+
+@router.post("/ui/sessions/{session_id}/erase")
+async def erase_session(request: Request, session_id: SessionId) -> Response:
+    await operator(request)
+    applied = await services_of(request).session_operations.erase_session(session_id)
+    if applied is None:
+        raise RequestRejected(f"There is no session {session_id}.", status=404, code="not_found")
+    erased = applied.result
+    note = f"{erased.turns} turns are erased; {erased.expired} waiting samples expired."
+    if erased.learned:
+        note += f" {erased.learned} samples had been trained: their versions keep what they learned."
+    return render(request, "_note.html", note=note)
+
+
+def _one_of(choices: type[Choice], value: str, field: str) -> Choice | None:
+    try:
+        return choices(value) if value else None
+    except ValueError:
+        raise RequestRejected(f"`{field}` cannot be {value!r}.", field=field) from None
+
+
+def _number(value: str) -> int | None:
+    if not value:
+        return None
+    if not value.isascii() or not value.isdigit() or int(value) > 2**31 - 1:
+        raise RequestRejected("`version` is a number from 0.", field="version")
+    return int(value)

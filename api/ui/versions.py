@@ -1,0 +1,142 @@
+"""`GET /ui/versions`: why the agent changed. The lineage, what each version was trained on, and what to do about it."""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from dataclasses import dataclass
+
+from fastapi import APIRouter, Request
+from starlette.responses import Response
+
+from api.dependencies import services_of
+from api.ui.now import situation_of
+from api.ui.page import PageRoute, operator, policy_of, read_form, render_page, viewer
+from clawloop.contracts.training import TrainingView, VersionView
+from clawloop.errors import NotFound, RequestRejected
+from clawloop.operations.applied import Applied
+
+router = APIRouter(route_class=PageRoute, include_in_schema=False)
+
+_REASON_CHARACTERS = 500
+
+
+@dataclass(frozen=True, slots=True)
+class Branch:
+    """A version in the tree.
+
+    Args:
+        depth: how far to the right it stands: 0 on the path of the newest version, more on each branch beside it.
+    """
+
+    version: VersionView
+    depth: int
+
+
+def tree_of(versions: Sequence[VersionView]) -> list[Branch]:
+    """The versions from the newest to the base, each branch right of the one that it leaves."""
+    depths: dict[int, int] = {}
+    taken: set[int] = set()  # versions whose main line is drawn: a further child begins a branch
+    by_number = {version.n: version for version in versions}
+    heads = sorted(versions, key=lambda version: (not _is_on_the_path(version), -version.n))
+    for head in heads:
+        path: list[int] = []
+        at: VersionView | None = head
+        while at is not None and at.n not in depths and at.n not in path:
+            path.append(at.n)
+            at = None if at.parent is None else by_number.get(at.parent)
+        if not path:
+            continue
+        joined = None if at is None else at.n
+        depth = 0 if joined is None else depths[joined] + (1 if joined in taken else 0)
+        for number in path:
+            depths[number] = depth
+            taken.add(number)
+    return [Branch(version, depths[version.n]) for version in reversed(versions)]
+
+
+def _is_on_the_path(version: VersionView) -> bool:
+    return any(word in version.state for word in ("head", "active", "on the path", "pinned"))
+
+
+@router.get("/ui/versions")
+async def list_versions(request: Request, policy: str | None = None) -> Response:
+    login = await viewer(request)
+    services = services_of(request)
+    chosen = policy_of(services, login, policy)
+    versions = await services.training.versions(chosen)
+    training = await services.training.status(chosen)
+    return render_page(
+        request, login, "versions.html", chosen, "versions", tree=tree_of(versions), training=training, note=None
+    )
+
+
+@router.get("/ui/versions/{version}")
+async def show_version(request: Request, version: int, policy: str | None = None) -> Response:
+    login = await viewer(request)
+    services = services_of(request)
+    chosen = policy_of(services, login, policy)
+    versions = await services.training.versions(chosen)
+    shown = next((known for known in versions if known.n == version), None)
+    if shown is None:
+        raise NotFound(f"Policy {chosen!r} has no version {version}.", code="version_not_found", field="version")
+    return render_page(
+        request,
+        login,
+        "version.html",
+        chosen,
+        "versions",
+        version=shown,
+        training=await services.training.status(chosen),
+        batch=await services.training_browser.batch(chosen, version),
+        children=[known.n for known in versions if known.parent == version],
+        note=None,
+    )
+
+
+@router.post("/ui/training/{action}")
+async def change(request: Request, action: str, policy: str | None = None) -> Response:
+    """Pause, resume, roll back, pin or release; the answer is the state of training anew."""
+    login = await operator(request)
+    services = services_of(request)
+    chosen = policy_of(services, login, policy)
+    form = await read_form(request)
+    operations = services.training_operations
+    match action:
+        case "pause":
+            reason = form.get("reason", "").strip() or "paused on the page"
+            if len(reason) > _REASON_CHARACTERS:
+                raise RequestRejected(f"A reason has at most {_REASON_CHARACTERS} characters.", field="reason")
+            note = _noted(await operations.pause(chosen, reason), "Paused: no batch is claimed until you resume.")
+        case "resume":
+            note = _noted(await operations.resume(chosen, retry="retry" in form), "It learns again.")
+        case "unpin":
+            note = _noted(await operations.pin(chosen, None), "The newest version answers again.")
+        case "roll-back" | "pin" | "release":
+            version = _version(form)
+            if action == "roll-back":
+                applied = await operations.roll_back(chosen, version)
+                note = _noted(applied, f"Rolled back: training goes on from version {version}.")
+            elif action == "pin":
+                note = _noted(await operations.pin(chosen, version), f"Version {version} answers until you unpin it.")
+            else:
+                note = _noted(await operations.release(chosen, version), f"Version {version} is accepted.")
+        case _:
+            raise RequestRejected(f"There is no action {action!r}.", status=404, code="not_found")
+    await services.directory.refresh()
+    situation = await situation_of(services, chosen)
+    return render_page(
+        request, login, "_steering.html", chosen, "now", now=situation, training=situation.training, note=note
+    )
+
+
+def _noted(applied: Applied[TrainingView], note: str) -> str:
+    if applied.signal_error is None:
+        return note
+    return f"{note} Temporal does not answer now: the workers see the change when they look next."
+
+
+def _version(form: dict[str, str]) -> int:
+    value = form.get("version", "")
+    if not value.isascii() or not value.isdigit() or int(value) > 2**31 - 1:
+        raise RequestRejected("`version` is a number from 0.", field="version")
+    return int(value)

@@ -1,0 +1,229 @@
+"""Finds sessions by what was said and decided in them, and reads them as chats."""
+
+from __future__ import annotations
+
+from collections import defaultdict
+from collections.abc import Sequence
+from typing import Any
+from uuid import UUID
+
+from sqlalchemy import text
+from sqlalchemy.ext.asyncio import AsyncConnection
+
+from clawloop.contracts.browsing import (
+    ChatPage,
+    ChatTurn,
+    GivenRating,
+    JudgeHint,
+    JudgementView,
+    JudgeVote,
+    SessionFilter,
+    SessionSummary,
+)
+from clawloop.contracts.training import SampleState
+from clawloop.contracts.turns import TurnKind, TurnOutcome, TurnStatus
+from clawloop.ids import ApiKeyId, SessionId, TurnId
+from db.database import Database, transaction
+from db.exact_json import exact_json, storable
+from db.turns.sessions import session_view
+
+_NEWEST_JUDGEMENT = """
+    SELECT * FROM judgements WHERE turn_id = t.id AND decided_at IS NOT NULL
+    ORDER BY revision DESC, decided_at DESC LIMIT 1"""
+# The newest sessions first, so that a common filter ends early.
+_PAGE = """
+    SELECT * FROM sessions c
+    WHERE (CAST(:policy AS text) IS NULL OR policy = :policy) AND (CAST(:state AS text) IS NULL OR state = :state)
+      AND (CAST(:after AS uuid) IS NULL OR (last_turn_at, id) < (
+          SELECT last_turn_at, id FROM sessions WHERE id = :after))
+      {having}
+    ORDER BY last_turn_at DESC, id DESC LIMIT :limit"""
+_TURN_FILTERS = {
+    "kind": "t.kind = :kind",
+    "outcome": "t.outcome = :outcome",
+    "version": "t.version = :version",
+    # Stored as JSON text, so that NUL and lone surrogates, which no operator on JSON takes, are found or passed over.
+    "text": "(t.messages_added::text ILIKE :text OR t.response::text ILIKE :text)",
+    "verdict": f"(SELECT verdict FROM ({_NEWEST_JUDGEMENT}) j) = :verdict",
+    "judged": f"((SELECT verdict FROM ({_NEWEST_JUDGEMENT}) j) IS NOT NULL) = :judged",
+}
+_SUMMARIES = """
+    SELECT s.*, counts.*, opening.messages_added AS opening
+    FROM ({chosen}) s
+    CROSS JOIN LATERAL (
+        SELECT count(*) FILTER (WHERE t.kind = 'main') AS main_turns,
+            count(*) FILTER (WHERE t.kind = 'side') AS side_turns,
+            count(*) FILTER (WHERE t.outcome = 'waiting') AS waiting,
+            count(*) FILTER (WHERE t.outcome IN ('sampled', 'trained')) AS sampled,
+            count(*) FILTER (WHERE j.verdict = 1) AS praised, count(*) FILTER (WHERE j.verdict = -1) AS blamed,
+            coalesce(min(t.version), 0) AS first_version, coalesce(max(t.version), 0) AS last_version
+        FROM turns t LEFT JOIN LATERAL ({newest}) j ON true
+        WHERE t.session_id = s.id) counts
+    LEFT JOIN LATERAL (
+        SELECT t.messages_added FROM turns t WHERE t.session_id = s.id AND t.outcome <> 'erased'
+        ORDER BY t.kind, t.id LIMIT 1) opening ON true
+    ORDER BY s.last_turn_at DESC, s.id DESC
+"""
+_ONE = text(
+    _SUMMARIES.format(chosen="SELECT * FROM sessions WHERE id = :session", newest=_NEWEST_JUDGEMENT),
+)
+_CHAT = text(f"""
+    WITH chosen AS (
+        SELECT id, count(*) FILTER (WHERE kind = 'main') OVER (ORDER BY id) AS number
+        FROM turns WHERE session_id = :session ORDER BY id OFFSET :first LIMIT :limit)
+    SELECT t.*, chosen.number, octet_length(t.response_ids) / 4 AS tokens, j.id AS judgement_id, j.revision, j.verdict,
+        j.verdict_why, j.expected, j.hint, j.hint_why, j.why AS decided_why, j.decided_at, r.name AS recipe,
+        s.state AS sample_state, s.reward AS sample_reward,
+        EXISTS (SELECT FROM judgements o WHERE o.turn_id = t.id AND o.decided_at IS NULL) AS open_judgement,
+        (SELECT max(m.step) FROM step_samples m JOIN steps p ON p.policy = m.policy AND p.n = m.step
+            WHERE m.sample_id = s.id AND m.dropped IS NULL AND p.state = 'committed') AS step
+    FROM chosen JOIN turns t ON t.id = chosen.id
+    LEFT JOIN LATERAL ({_NEWEST_JUDGEMENT}) j ON true
+    LEFT JOIN recipes r ON r.hash = j.recipe_hash
+    LEFT JOIN samples s ON s.judgement_id = j.id
+    ORDER BY t.id
+""")
+_POSITION = text("SELECT count(*) FROM turns WHERE session_id = :session AND id < :turn")
+_TOTAL = text("SELECT count(*) FROM turns WHERE session_id = :session")
+_VOTES = text("SELECT * FROM votes WHERE judgement_id = ANY(:judgements) ORDER BY kind, index")
+_HINTS = text("SELECT * FROM hints WHERE judgement_id = ANY(:judgements) ORDER BY kind, index")
+_RATINGS = text("SELECT * FROM feedback WHERE turn_id = ANY(:turns) ORDER BY received_at, id")
+_OWNER = text("""
+    SELECT t.session_id, s.api_key_id FROM turns t JOIN sessions s ON s.id = t.session_id WHERE t.id = :turn
+""")
+_BY_CLIENTS_NAME = text("""
+    SELECT id FROM sessions WHERE api_key_id = :key AND external_id = :name ORDER BY last_turn_at DESC LIMIT 1
+""")
+
+
+class PostgresSessionBrowser:
+    """Satisfies `api.ports.SessionBrowser`."""
+
+    def __init__(self, database: Database) -> None:
+        self._database = database
+
+    @transaction
+    async def search(
+        self, connection: AsyncConnection, wanted: SessionFilter, after: SessionId | None, limit: int
+    ) -> list[SessionSummary]:
+        filters = {name: value for name in _TURN_FILTERS if (value := getattr(wanted, name)) is not None}
+        having = " AND ".join(_TURN_FILTERS[name] for name in filters)
+        page = _PAGE.format(having=f"AND EXISTS (SELECT FROM turns t WHERE t.session_id = c.id AND {having})")
+        if not filters:
+            page = _PAGE.format(having="")
+        parameters: dict[str, Any] = filters | {
+            "policy": None if wanted.policy is None else storable(wanted.policy),
+            "state": wanted.state,
+            "after": after,
+            "limit": limit,
+        }
+        if wanted.text is not None:
+            parameters["text"] = _pattern(wanted.text)
+        query = text(_SUMMARIES.format(chosen=page, newest=_NEWEST_JUDGEMENT))
+        return [_summary(row) for row in await connection.execute(query, parameters)]
+
+    @transaction
+    async def chat(self, connection: AsyncConnection, session: SessionId, first: int, limit: int) -> ChatPage | None:
+        row = (await connection.execute(_ONE, {"session": session})).one_or_none()
+        if row is None:
+            return None
+        total = await connection.scalar(_TOTAL, {"session": session}) or 0
+        turns = await _read_turns(connection, session, first, limit)
+        return ChatPage(_summary(row), ApiKeyId(row.api_key_id), turns, total, first)
+
+    @transaction
+    async def turn(self, connection: AsyncConnection, turn: TurnId) -> tuple[ChatTurn, ApiKeyId] | None:
+        owner = (await connection.execute(_OWNER, {"turn": turn})).one_or_none()
+        if owner is None:
+            return None
+        session = SessionId(owner.session_id)
+        first = await connection.scalar(_POSITION, {"session": session, "turn": turn}) or 0
+        [read] = await _read_turns(connection, session, first, 1)
+        return read, ApiKeyId(owner.api_key_id)
+
+    @transaction
+    async def position(self, connection: AsyncConnection, session: SessionId, turn: TurnId) -> int:
+        return await connection.scalar(_POSITION, {"session": session, "turn": turn}) or 0
+
+    @transaction
+    async def session_named(self, connection: AsyncConnection, key: ApiKeyId, name: str) -> SessionId | None:
+        found: UUID | None = await connection.scalar(_BY_CLIENTS_NAME, {"key": key, "name": storable(name)})
+        return None if found is None else SessionId(found)
+
+
+def _pattern(wanted: str) -> str:
+    """A LIKE pattern that finds a text inside the JSON text it is stored in."""
+    escaped = exact_json(wanted)[1:-1]
+    for special in ("\\", "%", "_"):
+        escaped = escaped.replace(special, f"\\{special}")
+    return f"%{escaped}%"
+
+
+def _summary(row: Any) -> SessionSummary:
+    return SessionSummary(
+        view=session_view(row),
+        opening=row.opening or (),
+        praised=row.praised,
+        blamed=row.blamed,
+        versions=(row.first_version, row.last_version),
+        task_outcome=row.task_outcome,
+    )
+
+
+async def _read_turns(connection: AsyncConnection, session: SessionId, first: int, limit: int) -> list[ChatTurn]:
+    rows = (await connection.execute(_CHAT, {"session": session, "first": first, "limit": limit})).all()
+    judgements = {"judgements": [row.judgement_id for row in rows if row.judgement_id is not None]}
+    votes: defaultdict[UUID, list[JudgeVote]] = defaultdict(list)
+    for vote in await connection.execute(_VOTES, judgements):
+        votes[vote.judgement_id].append(JudgeVote(vote.kind, vote.raw, vote.score))
+    hints: defaultdict[UUID, list[JudgeHint]] = defaultdict(list)
+    for hint in await connection.execute(_HINTS, judgements):
+        hints[hint.judgement_id].append(JudgeHint(hint.raw, hint.accepted, hint.text))
+    ratings: defaultdict[UUID, list[GivenRating]] = defaultdict(list)
+    for given in await connection.execute(_RATINGS, {"turns": [row.id for row in rows]}):
+        ratings[given.turn_id].append(GivenRating(given.score, given.text, given.effect, given.received_at))
+    return [_turn(row, votes[row.judgement_id], hints[row.judgement_id], ratings[row.id]) for row in rows]
+
+
+def _turn(row: Any, votes: Sequence[JudgeVote], hints: Sequence[JudgeHint], ratings: Sequence[GivenRating]) -> ChatTurn:
+    return ChatTurn(
+        id=TurnId(row.id),
+        session_id=SessionId(row.session_id),
+        parent=None if row.parent_turn_id is None else TurnId(row.parent_turn_id),
+        number=row.number if row.kind == TurnKind.MAIN else None,
+        kind=TurnKind(row.kind),
+        kind_reason=row.kind_reason,
+        status=TurnStatus(row.status),
+        error=row.error,
+        version=row.version,
+        outcome=TurnOutcome(row.outcome),
+        why=row.outcome_detail,
+        kept=row.messages_kept,
+        added=row.messages_added,
+        response=row.response,
+        tokens=row.tokens,
+        started_at=row.started_at,
+        finished_at=row.finished_at,
+        step=row.step,
+        open_judgement=row.open_judgement,
+        judgement=None if row.judgement_id is None else _judgement(row, votes, hints),
+        ratings=ratings,
+    )
+
+
+def _judgement(row: Any, votes: Sequence[JudgeVote], hints: Sequence[JudgeHint]) -> JudgementView:
+    return JudgementView(
+        revision=row.revision,
+        verdict=row.verdict,
+        verdict_why=row.verdict_why,
+        expected=row.expected,
+        hint=row.hint,
+        hint_why=row.hint_why,
+        why=row.decided_why,
+        recipe=row.recipe,
+        decided_at=row.decided_at,
+        sample=None if row.sample_state is None else SampleState(row.sample_state),
+        reward=row.sample_reward,
+        votes=votes,
+        hints=hints,
+    )

@@ -1,0 +1,255 @@
+"""What the page shows of sessions, replies and versions, and what its buttons do."""
+
+from __future__ import annotations
+
+import asyncio
+import html
+from collections.abc import AsyncIterator
+
+import httpx
+
+from clawloop.contracts.turns import Message, SessionEvidence, SessionSource, TurnKind
+from clawloop.ids import TurnId
+from clawloop.judging.parsing import Vote
+from tests.contract.learning import POLICY, publish, reject, step
+from tests.ui.conftest import Page
+from tests.ui.recorded import CHANGED, HINT
+
+HOSTILE = "<script>alert(1)</script><img src=x onerror=alert(2)>\" ' </div> {{7777*7777}} \u202e\0"
+
+
+async def session_of(page: Page, turn: TurnId) -> str:
+    [row] = await page.learning.rows("SELECT session_id FROM turns WHERE id = %s", turn)
+    return str(row["session_id"])
+
+
+async def judged(page: Page, session: str, verdict: Vote, hint: str | None = None) -> TurnId:
+    first, _ = await page.recorder.chat(session, f"Explain {session}", CHANGED)
+    await page.recorder.judge(first, verdict, hint)
+    return first
+
+
+async def test_a_session_reads_as_a_chat_with_all_that_was_decided(page: Page) -> None:
+    turn = await judged(page, "s1", -1, HINT)
+    async with page.visitor() as visitor:
+        shown = html.unescape(await visitor.get(f"/ui/sessions/{await session_of(page, turn)}"))
+    for words in ("Explain s1", "A long answer. (1)", CHANGED, "▼ blamed", HINT, "It was too long.", "verdict -1"):
+        assert words in shown, words
+    assert "3 votes, 1 on a hint" in shown
+    assert "waits for a step" in shown
+    # The second request holds the first conversation: it is shown once.
+    assert shown.count('<div class="said" dir="auto">Explain s1') == 1
+
+
+async def test_sessions_are_found_by_what_was_said_and_decided(page: Page) -> None:
+    await judged(page, "blamed-one", -1, HINT)
+    await judged(page, "praised-one", 1)
+    await page.recorder.chat("waiting-one", 'Nothing is known of 100% of_this "quoted" Grüße', version=3)
+    side = SessionEvidence(SessionSource.HEADER, "side-one")
+    said: list[Message] = [{"role": "user", "content": "name this chat"}]
+    await page.recorder.turn(said, {"role": "assistant", "content": "ok"}, evidence=side, kind=TurnKind.SIDE)
+    names = ("blamed-one", "praised-one", "waiting-one", "side-one")
+
+    async with page.visitor() as visitor:
+
+        async def found(query: str) -> set[str]:
+            shown = await visitor.get(f"/ui/sessions?{query}")
+            return {name for name in names if f"· {name}" in shown}
+
+        assert await found("") == set(names)
+        assert await found("verdict=blamed") == {"blamed-one"}
+        assert await found("verdict=praised") == {"praised-one"}
+        assert await found("text=SHORTER") == {"blamed-one", "praised-one"}
+        assert await found("text=100%25+of_this") == {"waiting-one"}
+        assert await found('text=this+"quoted"') == {"waiting-one"}
+        assert await found("text=gr%C3%BC%C3%9Fe") == {"waiting-one"}
+        assert await found("text=100x") == set()
+        assert await found("version=3") == {"waiting-one"}
+        assert await found("kind=side") == {"side-one"}
+        assert await found("outcome=sampled") == {"blamed-one", "praised-one"}
+        assert await found("outcome=sampled&verdict=praised&text=explain") == {"praised-one"}
+        assert await found("state=closed") == set()
+        refused = await visitor.client.get("/ui/sessions?outcome=nonsense")
+        assert (refused.status_code, "`outcome` cannot be" in html.unescape(refused.text)) == (400, True)
+
+
+async def test_a_long_list_and_a_long_session_have_pages(page: Page) -> None:
+    for number in range(52):
+        await page.recorder.chat(f"s{number:02}", f"words {number:02}")
+    turns = await page.recorder.chat("long", *(f"line {number:03}" for number in range(60)))
+    async with page.visitor() as visitor:
+        first = await visitor.get("/ui/sessions")
+        assert first.count('class="cover"') == 50
+        older = html.unescape(first.split('<a href="/ui/sessions?')[-1].split('"')[0])
+        second = await visitor.get(f"/ui/sessions?{older}")
+        assert second.count('class="cover"') == 3
+        address = f"/ui/sessions/{await session_of(page, turns[0])}"
+        assert (await visitor.get(address)).count("<article") == 50
+        assert (await visitor.get(f"{address}?page=2")).count("<article") == 10
+        # A link to a turn leads to the page that has it.
+        assert f"turn-{turns[-1]}" in await visitor.get(f"{address}?turn={turns[-1]}")
+
+
+async def test_what_a_model_says_is_text(page: Page) -> None:
+    turn = (await page.recorder.chat("s1", HOSTILE, HOSTILE, reply=HOSTILE))[0]
+    await page.recorder.judge(turn, -1, HOSTILE.replace("\0", ""), raw=HOSTILE)
+    call: Message = {
+        "role": "assistant",
+        "content": None,
+        "tool_calls": [{"function": {"name": HOSTILE, "arguments": HOSTILE}}],
+    }
+    odd: list[Message] = [
+        {"role": HOSTILE, "content": [{"type": HOSTILE, "x": HOSTILE}, 7, {"type": "text", "text": HOSTILE}]}
+    ]
+    surrogate: Message = {"role": "user", "content": "\ud800 half a character"}
+    named = SessionEvidence(SessionSource.HEADER, HOSTILE.replace("\0", ""))
+    await page.recorder.turn([*odd, surrogate], call, evidence=named)
+    odd_turn = await page.recorder.turn([surrogate], {"role": "assistant", "content": {"not": "a text"}})
+    paths = ["/ui", "/ui/sessions", "/ui/sessions?text=%3Cscript%3E"]
+    paths += [f"/ui/sessions/{row['id']}" for row in await page.learning.rows("SELECT id FROM sessions")]
+    async with page.visitor() as visitor:
+        for path in paths:
+            shown = await visitor.get(path)
+            assert "<script>alert" not in shown, path
+            assert "<img src=x" not in shown, path
+            assert "60481729" not in shown, path
+        assert "half a character" in await visitor.get(f"/ui/sessions/{await session_of(page, odd_turn)}")
+
+
+async def test_feedback_from_the_page_is_feedback_of_the_session(page: Page) -> None:
+    turn = await judged(page, "s1", -1)
+    async with page.visitor() as visitor:
+        answer = await visitor.post(f"/ui/turns/{turn}/feedback", rating="up")
+        assert "Recorded" in answer.text
+        assert "rated 1" in answer.text
+        commented = await visitor.post(f"/ui/turns/{turn}/feedback", text="<b>shorter</b>")
+        assert "&lt;b&gt;shorter&lt;/b&gt;" in commented.text
+        nothing = await visitor.post(f"/ui/turns/{turn}/feedback")
+        assert (nothing.status_code, "Give a rating" in nothing.text) == (400, True)
+        outcome = await visitor.post(f"/ui/sessions/{await session_of(page, turn)}/outcome", outcome="1")
+        assert "its task succeeded" in outcome.text
+    rows = await page.learning.rows("SELECT api_key_id, score, text FROM feedback ORDER BY id")
+    assert [(row["api_key_id"], row["score"], row["text"]) for row in rows] == [
+        (page.learning.key, 1.0, None),
+        (page.learning.key, None, "<b>shorter</b>"),
+    ]
+
+
+async def test_judging_again_without_temporal_says_so(page: Page) -> None:
+    turn = await judged(page, "s1", -1)
+    async with page.visitor() as visitor:
+        answer = await visitor.post(f"/ui/turns/{turn}/judge")
+    assert (answer.status_code, "Temporal does not answer" in answer.text) == (503, True)
+
+
+async def test_an_erased_turn_shows_nothing_that_was_said(page: Page) -> None:
+    turn = await judged(page, "s1", -1, HINT)
+    session = await session_of(page, turn)
+    async with page.visitor() as visitor:
+        answer = await visitor.post(f"/ui/turns/{turn}/erase")
+        assert "was erased" in answer.text
+        shown = await visitor.get(f"/ui/sessions/{session}")
+        listed = await visitor.get("/ui/sessions")
+    for secret in ("Explain s1", "A long answer", HINT, "It was too long."):
+        assert secret not in shown
+        assert secret not in listed
+
+
+async def test_a_version_shows_what_it_learned_from_and_its_gate(page: Page) -> None:
+    first = await judged(page, "first", -1, HINT)
+    for name in ("second", "third"):
+        await judged(page, name, 1)
+    await step(page.learning, 1, count=1)
+    engine = await page.learning.add_engine("http://127.0.0.1:9")
+    await publish(page.learning, 1, engine)
+    await reject(page.learning, 2, reason="it moved too far")
+    async with page.visitor() as visitor:
+        shown = html.unescape(await visitor.get("/ui/versions/1"))
+        for words in ("Explain first", "A long answer. (1)", HINT, f"#turn-{first}", "grad norm"):
+            assert words in shown, words
+        rejected = html.unescape(await visitor.get("/ui/versions/2"))
+        assert "it moved too far" in rejected
+        assert "Release it" in rejected
+        tree = await visitor.get("/ui/versions")
+        assert tree.index(">v2<") < tree.index(">v1<") < tree.index(">v0<")
+        missing = await visitor.client.get("/ui/versions/77")
+        assert (missing.status_code, "has no version 77" in html.unescape(missing.text)) == (404, True)
+        released = await visitor.post("/ui/training/release", version="2")
+        assert "Version 2 is accepted" in released.text
+        # Temporal is away in this test: PostgreSQL holds the change, and the page says what that means.
+        assert "workers see the change" in released.text
+        back = await visitor.post("/ui/training/roll-back", version="1")
+        assert "goes on from version 1" in back.text
+        pinned = await visitor.post("/ui/training/pin", version="0")
+        assert "Unpin version 0" in pinned.text
+        assert "Version 0 of policy 'default' is pinned" in html.unescape(
+            (await visitor.post("/ui/training/roll-back", version="1")).text
+        )
+        assert "Pin" in (await visitor.post("/ui/training/unpin")).text
+        assert (await visitor.post("/ui/training/pin", version="x")).status_code == 400
+        assert (await visitor.post("/ui/training/dance")).status_code == 404
+    status = await page.learning.operators.status(POLICY)
+    assert (status.head, status.pinned) == (1, None)
+
+
+async def test_pausing_shows_the_reason_until_it_is_resumed(page: Page) -> None:
+    await page.recorder.chat("s1", "Hello")
+    async with page.visitor() as visitor:
+        assert "I am on holiday" in (await visitor.post("/ui/training/pause", reason="I am on holiday")).text
+        assert "paused: I am on holiday" in await visitor.get("/ui/now")
+        assert "I am on holiday" in await visitor.get("/ui/engines")
+        await visitor.post("/ui/training/resume")
+        shown = await visitor.get("/ui/now")
+        assert "paused: I am on holiday" not in shown
+        assert "<b>resumed</b>" in shown
+
+
+async def test_the_first_visit_leads_to_a_key_and_a_recorded_chat(page: Page) -> None:
+    async with page.visitor() as visitor:
+        led = await visitor.client.get("/ui")
+        assert led.headers["location"] == "/ui/start"
+        made = html.unescape((await visitor.post("/ui/keys", name="mine")).text)
+        secret = made.split("Bearer ")[1].split('"')[0]
+        body = {"model": "policy", "messages": [{"role": "user", "content": "Hello"}]}
+        async with httpx.AsyncClient(base_url=page.url, headers={"Authorization": f"Bearer {secret}"}) as client:
+            assert (await client.post("/v1/chat/completions", json=body)).status_code == 200
+        assert (await visitor.client.get("/ui")).status_code == 200
+
+        headers = {"X-CSRF-Token": visitor.csrf, "X-Session-ID": "page-12345678"}
+        assert (await visitor.client.post("/ui/chat", json=body)).status_code == 403
+        chatted = await visitor.client.post("/ui/chat", json=body, headers=headers)
+        assert chatted.json()["choices"][0]["message"]["content"].startswith("Hello")
+        recorded = await visitor.get("/ui/chat/page-12345678")
+        assert "Reply 1" in recorded
+        assert "waits for what comes next" in recorded
+        assert (await visitor.client.get("/ui/chat/other")).status_code == 404
+
+
+async def test_the_chart_has_a_mean_and_a_mark_for_each_version(page: Page) -> None:
+    await page.recorder.chat("s1", "one", "two", version=0)
+    turns = await page.recorder.chat("s2", "three", "four", version=1)
+    await page.recorder.judge(turns[0], 1)
+    async with page.visitor() as visitor:
+        chart = (await visitor.client.get("/ui/chart")).json()
+    assert chart["praise"] == [None, None, 1.0, 1.0]
+    assert chart["length"] == [2.0] * 4
+    assert chart["versions"] == [[0, 0], [2, 1]]
+
+
+async def test_events_say_when_to_look_again_and_end_when_the_gateway_drains(page: Page) -> None:
+    async with page.visitor() as visitor, visitor.client.stream("GET", "/ui/events") as events:
+        assert events.headers["content-type"].startswith("text/event-stream")
+        lines = events.aiter_lines()
+        async with asyncio.timeout(60):
+            assert await _next_event(lines) == "changed"
+            await page.recorder.chat("s1", "Hello")
+            assert await _next_event(lines) == "changed"
+            page.draining.append(True)
+            assert await _next_event(lines) is None
+
+
+async def _next_event(lines: AsyncIterator[str]) -> str | None:
+    async for line in lines:
+        if line.startswith("event: "):
+            return line.removeprefix("event: ")
+    return None
