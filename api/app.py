@@ -10,12 +10,15 @@ from fastapi import FastAPI
 
 from api import feedback, health
 from api.admin import engines, erasure, history, judging, rollouts, sessions, training
-from api.chat import models, route
+from api.chat import completions, messages, models, responses, route
+from api.chat.completions import CompletionRequest
 from api.chat.schemas import ChatRequest
 from api.dependencies import Services
 from api.errors import install_error_handlers
 from api.middleware import HostAndOriginCheck, RequestMetrics
 from api.ui.routes import ROUTERS
+from api.wire.messages_request import CountTokensRequest, MessagesRequest
+from api.wire.responses_request import ResponsesRequest
 
 MakeServices = Callable[[], AbstractAsyncContextManager[Services]]
 
@@ -36,7 +39,9 @@ def create_app(make_services: MakeServices, allowed_hosts: frozenset[str] = froz
             await services.finish()
 
     app = FastAPI(title="Clawloop", lifespan=lifespan, openapi_url="/openapi.json", docs_url=None, redoc_url=None)
-    for module in (route, feedback, models, health, engines, sessions, judging, history, erasure, training, rollouts):
+    chat = (route, completions, messages, responses)
+    admin = (engines, sessions, judging, history, erasure, training, rollouts)
+    for module in (*chat, feedback, models, health, *admin):
         app.include_router(module.router)
     for router in ROUTERS:
         app.include_router(router)
@@ -48,14 +53,15 @@ def create_app(make_services: MakeServices, allowed_hosts: frozenset[str] = froz
 
 
 def _add_chat_schema(app: FastAPI) -> None:
-    """Add the chat request to the OpenAPI description: the chat route parses its body itself, so FastAPI does not."""
+    """Add the chat requests to the OpenAPI description: their routes parse their bodies, so FastAPI does not."""
     describe = app.openapi
 
     def with_chat_schema() -> dict[str, Any]:
         description = describe()
-        schema = ChatRequest.model_json_schema(ref_template="#/components/schemas/{model}")
-        definitions = schema.pop("$defs", {})
-        description.setdefault("components", {}).setdefault("schemas", {}).update(definitions | {"ChatRequest": schema})
+        schemas = description.setdefault("components", {}).setdefault("schemas", {})
+        for request in (ChatRequest, CompletionRequest, MessagesRequest, CountTokensRequest, ResponsesRequest):
+            schema = request.model_json_schema(ref_template="#/components/schemas/{model}")
+            schemas |= schema.pop("$defs", {}) | {request.__name__: schema}
         return description
 
     app.openapi = with_chat_schema  # type: ignore[method-assign]

@@ -32,7 +32,7 @@ CACHE_SIZE = 10_000
 
 
 class KeyRing:
-    """Authorizes requests by their bearer key.
+    """Authorizes requests by their key.
 
     Args:
         store: where keys are looked up.
@@ -53,7 +53,7 @@ class KeyRing:
             RequestRejected: 401 without a valid key, 403 without the scope.
             StoreUnavailable: the key is not cached and cannot be looked up now.
         """
-        secret = _bearer(headers)
+        secret = _secret(headers)
         key = await self._find(secret)
         if key is None:
             raise RequestRejected(
@@ -148,11 +148,14 @@ def _has_expired(key: ApiKey) -> bool:
     return key.expires_at is not None and key.expires_at <= datetime.now(UTC)
 
 
-def _bearer(headers: Headers) -> str:
+def _secret(headers: Headers) -> str:
     value = headers.get("authorization", "")
     kind, _, secret = value.partition(" ")
+    # Anthropic's clients send their key so, and some send both.
+    if kind.lower() != "bearer" and (other := headers.get("x-api-key", "").strip()):
+        return other
     if not value:
-        message = "No API key was sent. Send the header `Authorization: Bearer KEY`."
+        message = "No API key was sent. Send the header `Authorization: Bearer KEY`, or `x-api-key: KEY`."
     elif kind.lower() != "bearer" or not secret.strip():
         message = "The Authorization header must read `Bearer KEY`."
     else:

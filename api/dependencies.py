@@ -21,6 +21,7 @@ from api.ports import (
     SessionBrowser,
     SessionStore,
     TrainingBrowser,
+    TurnReader,
 )
 from api.recording.notifier import NotificationQueue
 from api.recording.recorder import Recorder
@@ -57,6 +58,7 @@ class Services:
     recorder: Recorder
     notifications: NotificationQueue
     versions: VersionChooser
+    turns: TurnReader
     sessions: SessionStore
     feedback: FeedbackStore
     training: TrainingStore

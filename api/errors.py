@@ -45,6 +45,36 @@ _TYPES = {
     422: "invalid_request_error",
     429: "rate_limit_error",
 }
+_ANTHROPIC_TYPES = {
+    401: "authentication_error",
+    403: "permission_error",
+    404: "not_found_error",
+    413: "request_too_large",
+    429: "rate_limit_error",
+    503: "overloaded_error",
+}
+_MESSAGES = "/v1/messages"
+# What OpenAI's and Anthropic's APIs have besides, by the beginning of its path.
+_UNSUPPORTED = {
+    "/v1/embeddings": "Embeddings",
+    "/v1/files": "Files",
+    "/v1/uploads": "Uploads",
+    "/v1/audio": "Audio",
+    "/v1/images": "Image generation",
+    "/v1/videos": "Video generation",
+    "/v1/moderations": "Moderations",
+    "/v1/batches": "Batches",
+    "/v1/messages/batches": "Batches",
+    "/v1/fine_tuning": "Fine-tuning jobs",
+    "/v1/vector_stores": "Vector stores",
+    "/v1/assistants": "Assistants",
+    "/v1/threads": "Threads",
+    "/v1/conversations": "Conversations",
+    "/v1/realtime": "Realtime sessions",
+    "/v1/complete": "Anthropic's text completions",
+    "/v1/rerank": "Reranking",
+    "/v1/score": "Scoring",
+}
 # vLLM's code is the HTTP status as a number; clients look for OpenAI's code.
 _CONTEXT_OVERFLOW = (
     "maximum context length",
@@ -87,7 +117,16 @@ class Problem:
             {"error": {"message": self.message, "type": self.kind, "param": self.field, "code": self.code}}
         )
 
-    def response(self, path: str) -> Response:
+    def anthropic(self) -> bytes:
+        kind = _ANTHROPIC_TYPES.get(self.status, "api_error" if self.status >= 500 else "invalid_request_error")
+        return orjson.dumps({"type": "error", "error": {"type": kind, "message": self.message}})
+
+    def response(self, path: str, *, anthropic: bool = False) -> Response:
+        """The error in the form of its path.
+
+        Args:
+            anthropic: the client speaks Anthropic's API, on a path that both APIs have.
+        """
         headers = {"Retry-After": self.retry_after} if self.retry_after is not None else {}
         if self.status == 401:
             headers["WWW-Authenticate"] = "Bearer"
@@ -96,7 +135,8 @@ class Problem:
             problem |= {"detail": self.message, "code": self.code, "field": self.field}
             body = orjson.dumps(problem)
             return Response(body, self.status, headers, media_type="application/problem+json")
-        return Response(self.openai(), self.status, headers, media_type="application/json")
+        body = self.anthropic() if anthropic or path.startswith(_MESSAGES) else self.openai()
+        return Response(body, self.status, headers, media_type="application/json")
 
 
 def to_problem(error: ClawloopError) -> Problem:
@@ -151,37 +191,52 @@ def first_invalid_field(error: ValidationError) -> tuple[str, str]:
     return field, f"`{field}`: {first['msg'][:1].lower()}{first['msg'][1:]}."
 
 
+def _answer(problem: Problem, request: Request) -> Response:
+    return problem.response(request.url.path, anthropic="anthropic-version" in request.headers)
+
+
+def _unsupported(path: str) -> Problem | None:
+    """The answer for a route of OpenAI's or Anthropic's that Clawloop does not have; None for any other."""
+    for beginning, what in _UNSUPPORTED.items():
+        if path == beginning or path.startswith(f"{beginning}/"):
+            message = f"{what}: not supported. Clawloop serves chats. GET /openapi.json lists what there is."
+            return Problem(404, message, "not_supported")
+    return None
+
+
 def install_error_handlers(app: FastAPI) -> None:
     """Answer every exception of this app's routes in the shape of its path."""
 
     async def domain_error(request: Request, error: Exception) -> Response:
         assert isinstance(error, ClawloopError)
-        return to_problem(error).response(request.url.path)
+        return _answer(to_problem(error), request)
 
     async def http_error(request: Request, error: Exception) -> Response:
         assert isinstance(error, HTTPException)
+        if (unsupported := _unsupported(request.url.path)) is not None and error.status_code in (404, 405):
+            return _answer(unsupported, request)
         if error.status_code == 404:
             message = f"There is nothing at {request.method} {request.url.path}; chat is at POST /v1/chat/completions."
-            return Problem(404, message, "unknown_url").response(request.url.path)
+            return _answer(Problem(404, message, "unknown_url"), request)
         if error.status_code == 405:
             message = f"{request.url.path} does not take {request.method}."
-            response = Problem(405, message, "method_not_allowed").response(request.url.path)
+            response = _answer(Problem(405, message, "method_not_allowed"), request)
             response.headers.update(error.headers or {})
             return response
-        return Problem(error.status_code, str(error.detail), None).response(request.url.path)
+        return _answer(Problem(error.status_code, str(error.detail), None), request)
 
     async def invalid_parameter(request: Request, error: Exception) -> Response:
         assert isinstance(error, RequestValidationError)
         first = error.errors()[0]
         field = ".".join(str(part) for part in first["loc"][1:])
-        return Problem(400, f"`{field}`: {first['msg']}.", "invalid_value", field=field).response(request.url.path)
+        return _answer(Problem(400, f"`{field}`: {first['msg']}.", "invalid_value", field=field), request)
 
     async def client_disconnected(request: Request, error: Exception) -> Response:
         return Response(status_code=CLIENT_CLOSED_REQUEST)
 
     async def unexpected_error(request: Request, error: Exception) -> Response:
         log.error("unexpected error", exc_info=error, extra={"path": request.url.path})
-        return to_problem(ClawloopError()).response(request.url.path)
+        return _answer(to_problem(ClawloopError()), request)
 
     app.add_exception_handler(ClawloopError, domain_error)
     app.add_exception_handler(HTTPException, http_error)

@@ -13,7 +13,7 @@ from api.errors import CLIENT_CLOSED_REQUEST, to_problem
 from clawloop.errors import RequestRejected
 
 LOOPBACK_NAMES = frozenset({"localhost"})
-_CHAT_PATH = "/v1/chat/completions"
+_CHAT_PATHS = frozenset({"/v1/chat/completions", "/v1/completions", "/v1/messages", "/v1/responses"})
 
 
 class HostAndOriginCheck:
@@ -73,7 +73,7 @@ class RequestMetrics:
         self._app = app
 
     async def __call__(self, scope: Scope, receive: Receive, send: Send) -> None:
-        if scope["type"] != "http" or scope["path"] != _CHAT_PATH:
+        if scope["type"] != "http" or scope["path"] not in _CHAT_PATHS:
             await self._app(scope, receive, send)
             return
         status = CLIENT_CLOSED_REQUEST

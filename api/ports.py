@@ -6,7 +6,7 @@ Implemented over PostgreSQL, vLLM and Temporal, and by fakes in fast tests; both
 
 from __future__ import annotations
 
-from collections.abc import AsyncIterator, Iterable, Sequence
+from collections.abc import AsyncIterator, Iterable, Mapping, Sequence
 from contextlib import AbstractAsyncContextManager
 from typing import Protocol
 
@@ -31,7 +31,7 @@ from clawloop.contracts.sessions import (
     StoredFeedback,
     TurnRecorded,
 )
-from clawloop.contracts.turns import InsertedTurn, Message, SessionEvidence, TurnRecord
+from clawloop.contracts.turns import InsertedTurn, Message, SessionEvidence, StoredTurn, TurnRecord
 from clawloop.contracts.views import SessionView, TurnView
 from clawloop.ids import ApiKeyId, EpisodeId, FeedbackId, RolloutGroupId, SessionId, TurnId
 
@@ -98,10 +98,16 @@ class Answer(Protocol):
 class Engines(Protocol):
     """The engines in rotation."""
 
-    def open_chat(self, route: RouteKey, body: bytes) -> AbstractAsyncContextManager[Answer]:
-        """Send a chat request to an engine that has the version; leaving the context ends the request there.
+    def open_chat(
+        self, route: RouteKey, body: bytes, path: str = "/v1/chat/completions", trace: Mapping[str, str] | None = None
+    ) -> AbstractAsyncContextManager[Answer]:
+        """Send a request to an engine that has the version; leaving the context ends the request there.
 
         Waits, for a limited time, while no such engine is healthy. Tries another engine if one cannot be reached.
+
+        Args:
+            path: the engine's route.
+            trace: headers by which traces are joined.
 
         Raises:
             EngineRejected: the engine answered with an error.
@@ -173,6 +179,15 @@ class SessionNotifier(Protocol):
 
         Raises:
             SignalFailed
+        """
+
+
+class TurnReader(Protocol):
+    async def load(self, turn_id: TurnId) -> StoredTurn | None:
+        """The turn as it was stored; None if there is no such turn.
+
+        Raises:
+            StoreUnavailable
         """
 
 

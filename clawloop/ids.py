@@ -21,7 +21,8 @@ EventId = NewType("EventId", UUID)
 RolloutGroupId = NewType("RolloutGroupId", UUID)
 EpisodeId = NewType("EpisodeId", UUID)
 
-_RESPONSE_PREFIX = "chatcmpl-"
+# What the id of a reply begins with: chat completions, completions, Anthropic's Messages, OpenAI's Responses.
+_CHAT, _COMPLETION, _MESSAGE, _RESPONSE = "chatcmpl-", "cmpl-", "msg_", "resp_"
 
 
 def new_turn_id() -> TurnId:
@@ -58,14 +59,30 @@ def new_episode_id() -> EpisodeId:
 
 
 def response_id(turn_id: TurnId) -> str:
-    """The `id` of a client's completion."""
-    return f"{_RESPONSE_PREFIX}{turn_id.hex}"
+    """The `id` of a client's chat completion."""
+    return f"{_CHAT}{turn_id.hex}"
+
+
+def completion_id(turn_id: TurnId) -> str:
+    """The `id` of a plain completion."""
+    return f"{_COMPLETION}{turn_id.hex}"
+
+
+def message_id(turn_id: TurnId) -> str:
+    """The `id` of a reply in Anthropic's Messages."""
+    return f"{_MESSAGE}{turn_id.hex}"
+
+
+def responses_id(turn_id: TurnId) -> str:
+    """The `id` of a reply in OpenAI's Responses."""
+    return f"{_RESPONSE}{turn_id.hex}"
 
 
 def turn_id_of(response: str) -> TurnId | None:
-    """The turn of a completion's `id`; None if Clawloop did not make the id."""
+    """The turn of a reply's `id`; None if Clawloop did not make the id."""
+    prefix = next((prefix for prefix in (_CHAT, _COMPLETION, _MESSAGE, _RESPONSE) if response.startswith(prefix)), "")
     try:
-        return TurnId(UUID(hex=response.removeprefix(_RESPONSE_PREFIX)))
+        return TurnId(UUID(hex=response.removeprefix(prefix)))
     except ValueError:
         return None
 

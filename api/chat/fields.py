@@ -9,7 +9,7 @@ from typing import Any
 from clawloop.errors import RequestRejected
 
 # Clawloop's own fields; the engine does not get them.
-_CLAWLOOP_FIELDS = frozenset({"session_id", "session_done", "turn_type"})
+CLAWLOOP_FIELDS = frozenset({"session_id", "session_done", "turn_type"})
 # What OpenAI's chat completions and vLLM 0.32 have for the prompt, the sampling and the form of an answer.
 _ENGINE_FIELDS = frozenset(
     {
@@ -96,7 +96,7 @@ _REFUSED_FIELDS = frozenset(
     }
 )
 # A header may name them all; a client with thousands of unknown fields does not read it.
-_NAMED_LIMIT = 32
+NAMED_LIMIT = 32
 
 
 @dataclass(frozen=True, slots=True)
@@ -121,15 +121,26 @@ def sort_fields(body: dict[str, Any], also_to_engine: Iterable[str] = ()) -> Sor
     Raises:
         RequestRejected: names the first field that only the operator of an engine may set.
     """
+    refuse_internal(body, also_to_engine)
     known = _ENGINE_FIELDS.union(also_to_engine)
+    ignored = sorted(name for name in body if name not in known and name not in CLAWLOOP_FIELDS)
+    printable = tuple(name for name in ignored if name.isascii() and name.isprintable() and len(name) <= 64)
+    return SortedFields({name: value for name, value in body.items() if name in known}, printable[:NAMED_LIMIT])
+
+
+def refuse_internal(body: dict[str, Any], allowed: Iterable[str]) -> None:
+    """
+    Args:
+        allowed: names that go to the engine, by `CLAWLOOP_ENGINE_FIELDS`.
+
+    Raises:
+        RequestRejected: names the first field that only the operator of an engine may set.
+    """
     for name in body:
-        if name in _REFUSED_FIELDS and name not in known:
+        if name in _REFUSED_FIELDS and name not in frozenset(allowed):
             raise RequestRejected(
                 f"`{name}` is internal to the engine and is not taken from clients. Leave it out; the operator of this "
                 f"gateway can allow it with `CLAWLOOP_ENGINE_FIELDS`.",
                 code="unsupported_parameter",
                 field=name,
             )
-    ignored = sorted(name for name in body if name not in known and name not in _CLAWLOOP_FIELDS)
-    printable = tuple(name for name in ignored if name.isascii() and name.isprintable() and len(name) <= 64)
-    return SortedFields({name: value for name, value in body.items() if name in known}, printable[:_NAMED_LIMIT])

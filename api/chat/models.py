@@ -1,4 +1,4 @@
-"""Model names: the policy and version that each stands for, and `GET /v1/models`.
+"""Model names: the policy and version that each stands for, and `GET /v1/models`, whole or one.
 
 `policy` and the policy's aliases stand for the key's policy; with `-side` appended, for its side turns. `{policy}-v{n}`
 is one version. The base model's own name is version 0, unless it is an alias.
@@ -9,10 +9,12 @@ from __future__ import annotations
 import re
 import time
 from dataclasses import dataclass
+from datetime import UTC, datetime
 from typing import Annotated
 
 from fastapi import APIRouter, Query, Request
 from pydantic import BaseModel
+from starlette.responses import JSONResponse
 
 from api.dependencies import services_of
 from clawloop.contracts.serving import ApiKey, Directory, Policy, Scope
@@ -100,22 +102,49 @@ class ModelList(BaseModel):
     data: list[Model]
 
 
-@router.get("/v1/models")
+@router.get("/v1/models", response_model=None)
 async def list_models(
     request: Request,
     versions: Annotated[bool, Query(description="list each loaded version too")] = False,
-) -> ModelList:
-    """The model names this key can use."""
+) -> ModelList | JSONResponse:
+    """The model names this key can use; in Anthropic's form with the header `anthropic-version`."""
     services = services_of(request)
     key = await services.keys.require(request.headers, Scope.CHAT)
     policy = await services.directory.find_policy(key.policy)
-    names = ["policy", *policy.aliases, f"policy{_SIDE}"]
+    aliases = ("policy", *policy.aliases)
+    names = [*aliases, *(f"{alias}{_SIDE}" for alias in aliases)]
     if versions:
         loaded = loaded_versions(services.directory.snapshot, policy)
         names += [policy.base_model] if policy.base_model not in names else []
         names += [version_name(policy.id, number, policy.base_model) for number in sorted(loaded - {0})]
+    if "anthropic-version" in request.headers:
+        data = [_anthropic_model(name) for name in names]
+        return JSONResponse({"data": data, "has_more": False, "first_id": names[0], "last_id": names[-1]})
     now = int(time.time())
     return ModelList(data=[Model(id=name, created=now) for name in names])
+
+
+@router.get("/v1/models/{model:path}", response_model=None)
+async def show_model(request: Request, model: str) -> Model | JSONResponse:
+    """One model name, if this key can use it."""
+    services = services_of(request)
+    key = await services.keys.require(request.headers, Scope.CHAT)
+    await resolve_model(model, key, services.directory)
+    if "anthropic-version" in request.headers:
+        return JSONResponse(_anthropic_model(model))
+    return Model(id=model, created=int(time.time()))
+
+
+# Programs look whether a server is there before they ask it anything.
+router.add_api_route("/v1/models", list_models, methods=["HEAD"], response_model=None, include_in_schema=False)
+router.add_api_route(
+    "/v1/models/{model:path}", show_model, methods=["HEAD"], response_model=None, include_in_schema=False
+)
+
+
+def _anthropic_model(name: str) -> dict[str, str]:
+    now = datetime.now(UTC).isoformat(timespec="seconds")
+    return {"type": "model", "id": name, "display_name": name, "created_at": now, "lifecycle": "active"}
 
 
 def _join_or(names: tuple[str, ...]) -> str:

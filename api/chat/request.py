@@ -12,7 +12,7 @@ from starlette.datastructures import Headers
 
 from api.chat.bounds import check_bounds, forced_forms
 from api.chat.episodes import trainable_fields
-from api.chat.fields import sort_fields
+from api.chat.fields import NAMED_LIMIT, sort_fields
 from api.chat.models import resolve_model
 from api.chat.schemas import ChatRequest, parse_chat_request
 from api.dependencies import Services
@@ -27,6 +27,7 @@ from clawloop.turns.identify import ends_session, identify
 _NOT_SAMPLING = frozenset(
     {
         "messages",
+        "prompt",
         "tools",
         "model",
         "stream",
@@ -53,6 +54,7 @@ class PreparedChat:
         asked: sampling settings of an episode's client that were not sent, as the trainer cannot use them.
         ignored: names of the client's fields that were dropped.
         has_grammar: the engine compiles a grammar before the first token.
+        engine_path: the engine's route.
     """
 
     key: ApiKey
@@ -70,6 +72,7 @@ class PreparedChat:
     started_at: datetime
     ignored: tuple[str, ...]
     has_grammar: bool
+    engine_path: str = "/v1/chat/completions"
     asked: dict[str, JsonValue] = field(default_factory=dict)
 
     @property
@@ -86,8 +89,13 @@ class PreparedChat:
         return orjson.dumps(self.body | {"model": self.route(version).model})
 
 
-async def prepare(services: Services, key: ApiKey, headers: Headers, body: dict[str, Any]) -> PreparedChat:
+async def prepare(
+    services: Services, key: ApiKey, headers: Headers, body: dict[str, Any], ignored: tuple[str, ...] = ()
+) -> PreparedChat:
     """Check a request, and choose its policy, version, session and kind.
+
+    Args:
+        ignored: names of fields that were dropped before.
 
     Raises:
         RequestRejected: names the field and the remedy.
@@ -125,7 +133,7 @@ async def prepare(services: Services, key: ApiKey, headers: Headers, body: dict[
         ends_session=ends_session(headers, body),
         turn_ids=tuple(new_turn_id() for _ in range(request.n or 1)),
         started_at=datetime.now(UTC),
-        ignored=sorted_fields.ignored,
+        ignored=(*ignored, *sorted_fields.ignored)[:NAMED_LIMIT],
         has_grammar=bool(forced_forms(body)),
     )
 

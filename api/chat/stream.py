@@ -10,7 +10,7 @@ from __future__ import annotations
 import asyncio
 import logging
 import time
-from collections.abc import Sequence
+from collections.abc import Callable, Sequence
 from contextlib import AsyncExitStack
 from datetime import UTC, datetime
 from typing import Any
@@ -25,6 +25,7 @@ from api.chat.request import PreparedChat
 from api.dependencies import Services
 from api.errors import Problem, to_problem
 from api.ports import Answer
+from api.wire.reply import ChatReply, ReplyFormat, TokenCounts
 from clawloop.contracts.turns import TurnRecord, TurnStatus
 from clawloop.crash_points import CrashPoint, crash_point
 from clawloop.errors import (
@@ -47,14 +48,22 @@ ATTEMPTS = 2
 
 
 class ChatExchange(Response):
-    """The response to one chat request. The engine is asked when the response is sent."""
+    """The response to one chat request. The engine is asked when the response is sent.
 
-    def __init__(self, chat: PreparedChat, services: Services) -> None:
+    Args:
+        new_reply: makes what writes the reply in the client's wire format; None: chat completions.
+    """
+
+    def __init__(
+        self, chat: PreparedChat, services: Services, new_reply: Callable[[], ReplyFormat] | None = None
+    ) -> None:
         super().__init__()
         self._chat = chat
         self._services = services
         self._version = chat.version
-        self._response_id = response_id(chat.turn_ids[0])
+        self._new_reply = new_reply or (lambda: ChatReply(response_id(chat.turn_ids[0])))
+        self._reply = self._new_reply()
+        self._path = ""
         self._engine_id: str | None = None
         self._capture = self._new_capture()
         self._recorded: set[int] = set()
@@ -63,6 +72,7 @@ class ChatExchange(Response):
         self._sending_since: float | None = None
 
     async def __call__(self, scope: Scope, receive: Receive, send: Send) -> None:
+        self._path = scope["path"]
         with self._services.metrics.in_flight.track_inprogress():
             # Spawned, so that shutdown waits until the turn is stored.
             answering = self._services.spawn(self._answer(self._timed(send)))
@@ -119,13 +129,15 @@ class ChatExchange(Response):
         """Ask an engine; ask once more if it fails before the client got anything."""
         for attempt in range(1, ATTEMPTS + 1):
             self._capture = self._new_capture()
+            self._reply = self._new_reply()
             self._engine_id = None
             route = self._chat.route(self._version)
             try:
                 async with AsyncExitStack() as slot:
                     if self._chat.has_grammar:
                         await slot.enter_async_context(self._services.grammar_slots.slot(self._chat.key.id))
-                    async with self._services.engines.open_chat(route, self._chat.engine_body(self._version)) as answer:
+                    body, path = self._chat.engine_body(self._version), self._chat.engine_path
+                    async with self._services.engines.open_chat(route, body, path) as answer:
                         self._engine_id = answer.engine_id
                         if self._chat.request.stream:
                             await self._send_stream(answer, send, slot)
@@ -159,13 +171,12 @@ class ChatExchange(Response):
                     if ended := self._take_chunk(chunk):
                         await self._send_events(send, waiting)
                         await self._record_finished(ended)
-                    chunk["id"] = self._response_id
-                    waiting.append(b"data: " + orjson.dumps(chunk) + b"\n\n")
+                    waiting.append(self._reply.part(chunk, self._token_counts()))
             finally:  # also what precedes a chunk that cannot be read
                 await self._send_events(send, waiting)
         if len(self._recorded) < len(self._capture.choices):
             raise EngineBroke(f"engine {answer.engine_id} ended its stream before the answer's end")
-        await send(_body_event(b"data: [DONE]\n\n", more=False))
+        await send(_body_event(self._reply.end(self._token_counts()), more=False))
 
     def _take_chunk(self, chunk: Chunk) -> list[ChoiceCapture]:
         """The choices that end with this chunk.
@@ -174,7 +185,7 @@ class ChatExchange(Response):
             EngineAnswerUnusable: it is not a chat chunk.
         """
         try:
-            return self._capture.take_chunk(chunk)
+            return self._capture.take_chunk(self._reply.as_chat(chunk))
         except (AttributeError, IndexError, KeyError, TypeError) as error:
             raise EngineAnswerUnusable(f"a chunk is not a chat chunk ({type(error).__name__})") from error
 
@@ -189,12 +200,11 @@ class ChatExchange(Response):
     async def _send_whole(self, answer: Answer, send: Send) -> None:
         body = _parse(await answer.body())
         try:
-            choices = self._capture.take_body(body)
+            choices = self._capture.take_body(self._reply.as_chat(body))
         except (AttributeError, IndexError, KeyError, TypeError) as error:
             raise EngineAnswerUnusable(f"the body is not a chat completion ({type(error).__name__})") from error
         await self._record_finished(choices)
-        body["id"] = self._response_id
-        content = orjson.dumps(body)
+        content = orjson.dumps(self._reply.whole(body, self._token_counts()))
         await self._send_headers(send, b"application/json", len(content))
         await send(_body_event(content, more=False))
 
@@ -215,10 +225,10 @@ class ChatExchange(Response):
 
     async def _send_problem(self, send: Send, problem: Problem) -> None:
         if self._headers_sent:
-            # The status was sent already. Without [DONE] no client takes this for a complete answer.
-            await send(_body_event(b"data: " + problem.openai() + b"\n\n", more=False))
+            # The status was sent already.
+            await send(_body_event(self._reply.failure(problem), more=False))
             return
-        response = problem.response("/v1/chat/completions")
+        response = problem.response(self._path)
         await send({"type": "http.response.start", "status": response.status_code, "headers": response.raw_headers})
         await send(_body_event(bytes(response.body), more=False))
 
@@ -278,6 +288,10 @@ class ChatExchange(Response):
             episode_id=chat.key.episode,
         )
         await self._services.recorder.record(record)
+
+    def _token_counts(self) -> TokenCounts:
+        prompt, response = self._capture.prompt_ids, self._capture.choices[0].response_ids
+        return TokenCounts(None if prompt is None else len(prompt), None if response is None else len(response))
 
     def _new_capture(self) -> Capture:
         request = self._chat.request

@@ -197,6 +197,7 @@ async def gateway_services(
         engines=engines,
         recorder=recorder,
         notifications=notifications,
+        turns=background_turns,
         sessions=PostgresSessionStore(background),
         feedback=feedback,
         training=PostgresTrainingStore(background),

@@ -8,7 +8,7 @@ from __future__ import annotations
 import asyncio
 import logging
 from collections import Counter
-from collections.abc import AsyncIterator, Callable, Sequence
+from collections.abc import AsyncIterator, Callable, Mapping, Sequence
 from contextlib import asynccontextmanager, suppress
 from functools import partial
 
@@ -133,8 +133,11 @@ class ChatEngines:
         return self._rotation.healthy()
 
     @asynccontextmanager
-    async def open_chat(self, route: RouteKey, body: bytes) -> AsyncIterator[EngineAnswer]:
-        engine, response = await self._open(route, body)
+    async def open_chat(
+        self, route: RouteKey, body: bytes, path: str = "/v1/chat/completions", trace: Mapping[str, str] | None = None
+    ) -> AsyncIterator[EngineAnswer]:
+        headers = {"Content-Type": "application/json", **(trace or {})}
+        engine, response = await self._open(route, body, path, headers)
         try:
             if response.status != 200:
                 rejected = await _rejection(response, engine.id)
@@ -154,12 +157,14 @@ class ChatEngines:
             response.close()
             self._rotation.release(engine)
 
-    async def _open(self, route: RouteKey, body: bytes) -> tuple[Engine, aiohttp.ClientResponse]:
+    async def _open(
+        self, route: RouteKey, body: bytes, path: str, headers: Mapping[str, str]
+    ) -> tuple[Engine, aiohttp.ClientResponse]:
         failed: str | None = None
         for attempt in range(1, ATTEMPTS + 1):
             engine = await self._rotation.acquire(route.policy, route.version, route.affinity, failed)
             try:
-                return engine, await self._post(engine, body)
+                return engine, await self._post(engine, body, path, headers)
             except (aiohttp.ClientError, TimeoutError, ConnectionError) as error:
                 # No byte came back: the request can go to another engine, or wait until this one is up again.
                 failed = engine.id
@@ -174,11 +179,9 @@ class ChatEngines:
                 raise
         raise EngineUnavailable(f"{ATTEMPTS} engines in a row broke off before they answered")
 
-    async def _post(self, engine: Engine, body: bytes) -> aiohttp.ClientResponse:
+    async def _post(self, engine: Engine, body: bytes, path: str, headers: Mapping[str, str]) -> aiohttp.ClientResponse:
         assert self._client is not None, "used outside its context"
-        return await self._client.post(
-            f"{engine.url}/v1/chat/completions", data=body, headers={"Content-Type": "application/json"}
-        )
+        return await self._client.post(f"{engine.url}{path}", data=body, headers=headers)
 
     async def _probe_engines(self) -> None:
         while True:

@@ -139,6 +139,7 @@ async def running_gateway(
                     engines=chat_engines,
                     recorder=recorder,
                     notifications=notifications,
+                    turns=turns,
                     sessions=sessions,
                     feedback=sessions,
                     training=training,

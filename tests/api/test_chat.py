@@ -231,7 +231,8 @@ async def test_the_openai_sdk_streams_and_calls_tools(gateway: Gateway) -> None:
         whole = await client.chat.completions.create(model="policy", messages=[{"role": "user", "content": "TOOL"}])
         assert whole.choices[0].message.tool_calls is not None
         models = [model.id async for model in client.models.list()]
-        assert models == ["policy", "qwen3-4b", "policy-side"]
+        assert models == ["policy", "qwen3-4b", "policy-side", "qwen3-4b-side"]
+        assert (await client.models.retrieve("qwen3-4b")).id == "qwen3-4b"
 
 
 async def test_every_answer_is_counted_by_status(fresh_gateway: Gateway) -> None:

@@ -128,6 +128,31 @@ class FakeEngine:
             yield _event({**_chunk(body, 0, {}), "choices": [], "usage": _usage()})
         yield b"data: [DONE]\n\n"
 
+    async def complete(self, request: Request) -> Response:
+        """Plain completions: the words of a chat, without its shape."""
+        body = json.loads(await request.body())
+        self.requests.append(body)
+        deltas = _deltas("")
+        ids = [token for _, tokens in deltas for token in tokens]
+        if not body.get("stream"):
+            choices = [_text_choice(body, index, "".join(WORDS), ids, "stop") for index in range(body.get("n") or 1)]
+            return JSONResponse(_completion(body, "") | {"object": "text_completion", "choices": choices})
+
+        async def stream() -> AsyncIterator[bytes]:
+            for position, (delta, tokens) in enumerate(deltas):
+                finish = "stop" if position == len(deltas) - 1 else None
+                choice = _text_choice(body, 0, delta.get("content", ""), tokens, finish)
+                yield _event(_chunk(body, 0, {}) | {"object": "text_completion", "choices": [choice]})
+            yield b"data: [DONE]\n\n"
+
+        return StreamingResponse(stream(), media_type="text/event-stream")
+
+    async def tokenize(self, request: Request) -> Response:
+        body = json.loads(await request.body())
+        self.requests.append(body)
+        words = sum(len(str(message.get("content")).split()) for message in body["messages"])
+        return JSONResponse({"count": words, "max_model_len": 4096, "tokens": list(range(words))})
+
     async def health(self, request: Request) -> Response:
         return Response(status_code=200 if self.healthy else 503)
 
@@ -199,6 +224,15 @@ def _completion(body: dict[str, Any], word: str) -> dict[str, Any]:
     }
 
 
+def _text_choice(body: dict[str, Any], index: int, text: str, ids: list[int], finish: str | None) -> dict[str, Any]:
+    choice: dict[str, Any] = {"index": index, "text": text, "logprobs": None, "finish_reason": finish}
+    if body.get("logprobs") is not None:
+        choice["logprobs"] = {"token_logprobs": [-token / 100 for token in ids]}
+    if body.get("return_token_ids"):
+        choice |= {"token_ids": ids, "prompt_token_ids": PROMPT_IDS}
+    return choice
+
+
 def _logprob(token: int) -> dict[str, Any]:
     return {"token": str(token), "logprob": -token / 100, "bytes": [], "top_logprobs": []}
 
@@ -209,6 +243,8 @@ def _usage() -> dict[str, int]:
 
 def _last_word(messages: list[Any]) -> str:
     content = messages[-1].get("content") if messages else ""
+    if isinstance(content, list):  # its last text
+        content = next((part["text"] for part in reversed(content) if part.get("type") == "text"), "")
     words = content.split() if isinstance(content, str) else []
     return words[-1] if words else ""
 
@@ -248,6 +284,8 @@ async def fake_engine(port: int = 0) -> AsyncIterator[FakeEngine]:
     app = Starlette(
         routes=[
             Route("/v1/chat/completions", engine.chat, methods=["POST"]),
+            Route("/v1/completions", engine.complete, methods=["POST"]),
+            Route("/tokenize", engine.tokenize, methods=["POST"]),
             Route("/health", engine.health),
         ]
     )

@@ -112,11 +112,11 @@ def test_every_route_is_documented_and_no_other() -> None:
         for method in (route.methods or set()) - {"HEAD"}
     }
     assert {_codes(row[0])[0] for row in _rows(_section(OPERATING, "## HTTP")) if " /" in row[0]} == routes
-    paths = {re.sub(r"\{\w+\}", "{}", route) for route in routes}
+    paths = {re.sub(r"\{[\w:]+\}", "{}", route) for route in routes}
     named = {
-        (document, re.sub(r"\{\w+\}", "{}", route))
+        (document, re.sub(r"\{[\w:]+\}", "{}", route))
         for document, text in TEXT.items()
-        for route in re.findall(r"`((?:GET|POST|DELETE) /[\w/{}-]+)", text)
+        for route in re.findall(r"`((?:GET|POST|DELETE) /[\w/{}:-]+)", text)
     }
     assert {(document, route) for document, route in named if route not in paths} == set()
 

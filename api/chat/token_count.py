@@ -1,0 +1,40 @@
+"""How many tokens a request's prompt has, by the engine's own template."""
+
+from __future__ import annotations
+
+from typing import Any
+
+import orjson
+
+from api.chat.models import resolve_model
+from api.dependencies import Services
+from clawloop.contracts.serving import ApiKey, RouteKey
+from clawloop.errors import EngineAnswerUnusable
+
+_PROMPT_FIELDS = ("messages", "tools", "add_generation_prompt", "continue_final_message", "chat_template_kwargs")
+
+
+async def count_tokens(services: Services, key: ApiKey, chat: dict[str, Any]) -> int:
+    """The tokens of a chat request's prompt.
+
+    Raises:
+        RequestRejected: the model's name stands for nothing.
+        EngineAnswerUnusable, EngineBroke, EngineRejected, EngineUnavailable
+    """
+    policy, _ = await resolve_model(chat["model"], key, services.directory)
+    # Adapters do not change the template, so the base model counts for all versions.
+    body = {name: chat[name] for name in _PROMPT_FIELDS if name in chat} | {"model": policy.base_model}
+    if (effort := chat.get("reasoning_effort")) is not None:
+        # As vLLM fills it in for a chat.
+        own = chat.get("chat_template_kwargs") or {}
+        body["chat_template_kwargs"] = {"reasoning_effort": effort, "enable_thinking": effort != "none"} | own
+    route = RouteKey(policy.id, 0, policy.base_model, affinity=str(key.id))
+    async with services.engines.open_chat(route, orjson.dumps(body), "/tokenize") as answer:
+        raw = await answer.body()
+    try:
+        count = orjson.loads(raw)["count"]
+    except (orjson.JSONDecodeError, LookupError, TypeError) as error:
+        raise EngineAnswerUnusable(f"it has no count of tokens ({type(error).__name__})") from error
+    if not isinstance(count, int):
+        raise EngineAnswerUnusable("its count of tokens is no number")
+    return count

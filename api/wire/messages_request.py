@@ -1,0 +1,344 @@
+"""Anthropic's Messages: from its request to a chat request."""
+
+from __future__ import annotations
+
+import re
+from collections.abc import Iterable
+from typing import Annotated, Any
+
+import orjson
+from pydantic import BaseModel, ConfigDict, Field
+from starlette.datastructures import Headers
+
+from api.wire.reading import PASSED_ON, Translated, named, objects, parse, text, unused, wrong
+from clawloop.contracts.turns import Message
+from clawloop.errors import RequestRejected
+
+# Published ones: what is read here is the same in all of them.
+VERSIONS = ("2023-06-01", "2026-10-21", "2023-01-01")
+
+_USED = frozenset(
+    {
+        "max_tokens",
+        "messages",
+        "metadata",
+        "model",
+        "output_config",
+        "stop_sequences",
+        "stream",
+        "system",
+        "temperature",
+        "thinking",
+        "tool_choice",
+        "tools",
+        "top_k",
+        "top_p",
+    }
+)
+_SAME_NAME = ("max_tokens", "model", "stream", "temperature", "top_k", "top_p")
+_NAMES = {"stop": "stop_sequences", "response_format": "output_config", "max_completion_tokens": "max_tokens"}
+_CHOICES = {"auto": "auto", "any": "required", "none": "none"}
+# A line that Claude Code puts in front of its system prompt, different in each request.
+_BILLING = "x-anthropic-billing-header"
+# Claude Code's `user_id`: `user_…_account_…_session_UUID`, or JSON.
+_SESSION = re.compile(r"(?P<user>.*)_session_(?P<session>[0-9a-f]{8}(-[0-9a-f]{4}){3}-[0-9a-f]{12})", re.DOTALL)
+
+
+class CountTokensRequest(BaseModel):
+    """The fields of `POST /v1/messages/count_tokens` that the gateway reads."""
+
+    model_config = ConfigDict(extra="allow", strict=True)
+
+    model: Annotated[str, Field(min_length=1, max_length=256, examples=["policy"])]
+    messages: Annotated[list[dict[str, Any]], Field(min_length=1, examples=[[{"role": "user", "content": "Hello"}]])]
+    system: str | list[dict[str, Any]] | None = None
+    tools: list[dict[str, Any]] | None = None
+    tool_choice: dict[str, Any] | None = None
+    thinking: dict[str, Any] | None = None
+    output_config: dict[str, Any] | None = None
+
+
+class MessagesRequest(CountTokensRequest):
+    """The fields of `POST /v1/messages` that the gateway reads."""
+
+    max_tokens: Annotated[int, Field(ge=1)]
+    stream: bool | None = None
+    temperature: Annotated[float, Field(ge=0, le=2)] | None = None
+    top_p: Annotated[float, Field(gt=0, le=1)] | None = None
+    top_k: Annotated[int, Field(ge=0)] | None = None
+    stop_sequences: list[str] | None = None
+    metadata: dict[str, Any] | None = None
+
+
+def check_version(headers: Headers) -> None:
+    """
+    Raises:
+        RequestRejected: the header is missing, or names no published version.
+    """
+    version = headers.get("anthropic-version")
+    if version not in VERSIONS:
+        found = "is missing" if version is None else f"is {version[:40]!r}"
+        raise RequestRejected(f"The header `anthropic-version` {found}. Send `{VERSIONS[0]}`.", code="invalid_value")
+
+
+def translate(body: dict[str, Any], also: Iterable[str], schema: type[BaseModel] = MessagesRequest) -> Translated:
+    """The chat request that asks for the same.
+
+    Args:
+        also: further fields that go to the engine.
+
+    Raises:
+        RequestRejected: names the field and the remedy.
+    """
+    parse(schema, body)
+    passed = PASSED_ON.union(also)
+    ignored = unused(body, _USED | passed)
+    chat: dict[str, Any] = {name: body[name] for name in passed if body.get(name) is not None}
+    chat |= {name: body[name] for name in _SAME_NAME if body.get(name) is not None}
+    chat["messages"] = [*_system(body.get("system")), *_messages(body["messages"], ignored)]
+    if body.get("stop_sequences"):
+        chat["stop"] = body["stop_sequences"]
+    _add_tools(chat, body, ignored)
+    _add_thinking(chat, body.get("thinking") or {}, ignored)
+    _add_output_config(chat, body.get("output_config") or {}, ignored)
+    _add_metadata(chat, body.get("metadata") or {}, ignored)
+    if chat["messages"][-1]["role"] == "assistant":
+        # A reply that the client began: the model goes on from there.
+        chat |= {"continue_final_message": True, "add_generation_prompt": False}
+    if body.get("stream"):
+        chat["stream_options"] = {"include_usage": True}
+    return Translated(chat, named(ignored), _NAMES)
+
+
+def _system(system: Any) -> list[Message]:
+    if system is None:
+        return []
+    if isinstance(system, str):
+        texts = [system]
+    else:
+        texts = [_text_block(block, place) for block, place in objects(system, "system")]
+    texts = [part for part in texts if part and not part.startswith(_BILLING)]
+    return [{"role": "system", "content": "\n".join(texts)}] if texts else []
+
+
+def _text_block(block: dict[str, Any], place: str) -> str:
+    if block.get("type") != "text":
+        raise _unknown_block(block, place, ("text",))
+    return text(block.get("text"), f"{place}.text")
+
+
+def _messages(messages: list[Any], ignored: list[str]) -> list[Message]:
+    translated: list[Message] = []
+    calls: set[str] = set()
+    for message, place in objects(messages, "messages"):
+        content = message.get("content")
+        match message.get("role"):
+            case "user":
+                translated += _user(content, f"{place}.content", calls, ignored)
+            case "assistant":
+                translated.append(_assistant(content, f"{place}.content", calls))
+            case "system":
+                blocks = _blocks(content, f"{place}.content")
+                texts = [_text_block(block, at) for block, at in blocks]
+                translated.append({"role": "system", "content": "\n".join(texts)})
+            case role:
+                raise wrong(f"{place}.role", f"{str(role)[:40]!r} is not one of user, assistant, system")
+    return translated
+
+
+def _blocks(content: Any, place: str) -> list[tuple[dict[str, Any], str]]:
+    return [({"type": "text", "text": content}, place)] if isinstance(content, str) else list(objects(content, place))
+
+
+def _user(content: Any, place: str, calls: set[str], ignored: list[str]) -> list[Message]:
+    """A user message: the results of tools as messages of their own, in order."""
+    if isinstance(content, str):
+        return [{"role": "user", "content": content}]
+    translated: list[Message] = []
+    parts: list[Any] = []
+
+    def close_message() -> None:
+        if parts:
+            translated.append({"role": "user", "content": _plain(parts)})
+            parts.clear()
+
+    for block, at in _blocks(content, place):
+        if block.get("type") == "tool_result":
+            close_message()
+            translated.append(_tool_result(block, at, calls))
+            if block.get("is_error"):
+                ignored.append("tool_result.is_error")
+        else:
+            parts.extend(_user_parts(block, at))
+    close_message()
+    if not translated:
+        raise wrong(place, "it is empty")
+    return translated
+
+
+def _user_parts(block: dict[str, Any], place: str) -> list[dict[str, Any]]:
+    source = block.get("source")
+    match block.get("type"):
+        case "text":
+            return [{"type": "text", "text": text(block.get("text"), f"{place}.text")}]
+        case "image":
+            return [{"type": "image_url", "image_url": {"url": _image(source, f"{place}.source")}}]
+        case "document" if isinstance(source, dict) and source.get("type") == "text":
+            return [{"type": "text", "text": text(source.get("data"), f"{place}.source.data")}]
+        case "document":
+            raise wrong(f"{place}.source", "documents are taken as plain text only: `type` text, with `data`")
+    raise _unknown_block(block, place, ("text", "image", "document", "tool_result"))
+
+
+def _image(source: Any, place: str) -> str:
+    match source:
+        case {"type": "base64", "media_type": str(media_type), "data": str(data)}:
+            return f"data:{media_type};base64,{data}"
+        case {"type": "url", "url": str(url)}:
+            return url
+    raise wrong(place, "an image is `base64` with `media_type` and `data`, or `url` with `url`")
+
+
+def _tool_result(block: dict[str, Any], place: str, calls: set[str]) -> Message:
+    call = text(block.get("tool_use_id"), f"{place}.tool_use_id")
+    if call not in calls:
+        raise wrong(
+            f"{place}.tool_use_id",
+            "no `tool_use` block before it has this id. Send the assistant's message with the call first",
+        )
+    content = block.get("content")
+    if content is None or isinstance(content, str):
+        return {"role": "tool", "tool_call_id": call, "content": content or ""}
+    parts = [part for inner, at in objects(content, f"{place}.content") for part in _user_parts(inner, at)]
+    return {"role": "tool", "tool_call_id": call, "content": _plain(parts) if parts else ""}
+
+
+def _plain(parts: list[Any]) -> Any:
+    return parts[0]["text"] if len(parts) == 1 and parts[0]["type"] == "text" else list(parts)
+
+
+def _assistant(content: Any, place: str, calls: set[str]) -> Message:
+    texts: list[str] = []
+    thinking: list[str] = []
+    tool_calls: list[Any] = []
+    for block, at in _blocks(content, place):
+        match block.get("type"):
+            case "text":
+                texts.append(text(block.get("text"), f"{at}.text"))
+            case "thinking":
+                thinking.append(text(block.get("thinking"), f"{at}.thinking"))
+            case "redacted_thinking":
+                pass  # encrypted by whoever made it
+            case "tool_use":
+                tool_calls.append(_tool_use(block, at))
+                calls.add(tool_calls[-1]["id"])
+            case _:
+                raise _unknown_block(block, at, ("text", "thinking", "tool_use"))
+    message: Message = {"role": "assistant", "content": "".join(texts) if texts or not tool_calls else None}
+    if thinking:
+        message["reasoning_content"] = "".join(thinking)
+    if tool_calls:
+        message["tool_calls"] = tool_calls
+    return message
+
+
+def _tool_use(block: dict[str, Any], place: str) -> dict[str, Any]:
+    given = block.get("input")
+    match given:
+        case {"raw_arguments": str(raw), **others} if not others:  # of a reply whose arguments were no object
+            arguments = raw
+        case _:
+            arguments = orjson.dumps({} if given is None else given).decode()
+    function = {"name": text(block.get("name"), f"{place}.name"), "arguments": arguments}
+    return {"id": text(block.get("id"), f"{place}.id"), "type": "function", "function": function}
+
+
+def _unknown_block(block: dict[str, Any], place: str, known: tuple[str, ...]) -> RequestRejected:
+    found = str(block.get("type"))[:60]
+    return wrong(f"{place}.type", f"{found!r} is not supported here; these are: {', '.join(known)}")
+
+
+def _add_tools(chat: dict[str, Any], body: dict[str, Any], ignored: list[str]) -> None:
+    tools: list[dict[str, Any]] = []
+    for tool, place in objects(body.get("tools") or [], "tools"):
+        if tool.get("type") not in (None, "custom"):
+            # Run or defined by Anthropic's servers.
+            ignored.append(f"{place}.{tool['type']}")
+            continue
+        function = {"name": text(tool.get("name"), f"{place}.name")}
+        if not isinstance(tool.get("input_schema"), dict):
+            raise wrong(f"{place}.input_schema", "input should be an object")
+        function |= {"parameters": tool["input_schema"]}
+        function |= {name: tool[name] for name in ("description", "strict") if tool.get(name) is not None}
+        tools.append({"type": "function", "function": function})
+    if tools:
+        chat["tools"] = tools
+    if (choice := body.get("tool_choice")) is not None:
+        _add_tool_choice(chat, choice)
+
+
+def _add_tool_choice(chat: dict[str, Any], choice: dict[str, Any]) -> None:
+    kind = choice.get("type")
+    if kind == "tool":
+        name = text(choice.get("name"), "tool_choice.name")
+        if name not in {tool["function"]["name"] for tool in chat.get("tools", ())}:
+            raise wrong("tool_choice.name", f"`tools` has no tool {name[:64]!r}")
+        chat["tool_choice"] = {"type": "function", "function": {"name": name}}
+    elif isinstance(kind, str) and kind in _CHOICES:
+        if "tools" in chat:
+            chat["tool_choice"] = _CHOICES[kind]
+        elif kind == "any":
+            raise wrong("tool_choice", "`any` needs `tools`")
+    else:
+        raise wrong("tool_choice.type", "it is one of auto, any, tool, none")
+    if choice.get("disable_parallel_tool_use") and "tools" in chat:
+        chat["parallel_tool_calls"] = False
+
+
+def _add_thinking(chat: dict[str, Any], thinking: dict[str, Any], ignored: list[str]) -> None:
+    kind = thinking.get("type")
+    if thinking and kind not in ("enabled", "disabled", "adaptive", "between_tools"):
+        raise wrong("thinking.type", "it is one of enabled, disabled, adaptive, between_tools")
+    ignored += unused(thinking, ("type",), "thinking")
+    if kind in ("enabled", "disabled"):
+        own = chat.get("chat_template_kwargs")
+        chat["chat_template_kwargs"] = {"enable_thinking": kind == "enabled"} | (own if isinstance(own, dict) else {})
+
+
+def _add_output_config(chat: dict[str, Any], config: dict[str, Any], ignored: list[str]) -> None:
+    ignored += unused(config, ("effort", "format"), "output_config")
+    if (effort := config.get("effort")) is not None:
+        chat["reasoning_effort"] = text(effort, "output_config.effort")
+    match config.get("format"):
+        case None:
+            pass
+        case {"type": "json_schema", "schema": dict(schema)}:
+            form = {"name": "output", "schema": schema, "strict": True}
+            chat["response_format"] = {"type": "json_schema", "json_schema": form}
+        case _:
+            raise wrong("output_config.format", "it is `json_schema` with `schema`")
+
+
+def _add_metadata(chat: dict[str, Any], metadata: dict[str, Any], ignored: list[str]) -> None:
+    ignored += unused(metadata, ("user_id", "session_id"), "metadata")
+    session = metadata.get("session_id")
+    if (user := metadata.get("user_id")) is not None:
+        user = text(user, "metadata.user_id")
+        found = _SESSION.fullmatch(user)
+        described = _json_object(user)
+        if found is not None:
+            user, session = found["user"], session or found["session"]
+        elif isinstance(described.get("session_id"), str):
+            session = session or described.pop("session_id")
+            user = orjson.dumps(described).decode()
+        chat["user"] = user
+    if session is not None:
+        chat["metadata"] = {"session_id": text(session, "metadata.session_id")}
+
+
+def _json_object(value: str) -> dict[str, Any]:
+    try:
+        parsed = orjson.loads(value)
+    except orjson.JSONDecodeError:
+        return {}
+    return parsed if isinstance(parsed, dict) else {}

@@ -1,0 +1,84 @@
+"""Reads the fields of requests in other wire formats; an error names the field as the client spells it."""
+
+from __future__ import annotations
+
+from collections.abc import Collection, Iterable, Iterator, Mapping
+from dataclasses import dataclass, field
+from typing import Any
+
+from pydantic import BaseModel, ValidationError
+
+from api.chat.fields import CLAWLOOP_FIELDS
+from api.errors import first_invalid_field
+from clawloop.errors import RequestRejected
+
+# Sampling fields of vLLM that go to the engine in every wire format.
+PASSED_ON = frozenset({"chat_template_kwargs", "min_p", "repetition_penalty", "seed", "top_k"}) | CLAWLOOP_FIELDS
+
+
+@dataclass(frozen=True, slots=True)
+class Translated:
+    """A request as chat completions have it.
+
+    Args:
+        body: the chat request.
+        ignored: the client's fields that were dropped, in its own spelling.
+        names: the chat field of an error, as the client spells it where that differs.
+    """
+
+    body: dict[str, Any]
+    ignored: tuple[str, ...]
+    names: Mapping[str, str] = field(default_factory=dict)
+
+    def blame(self, error: RequestRejected) -> RequestRejected:
+        """The same error, naming the client's field."""
+        name = self.names.get(error.field or "")
+        if name is None:
+            return error
+        message = error.message.replace(f"`{error.field}`", f"`{name}`")
+        return RequestRejected(message, status=error.status, code=error.code, field=name, retry_after=error.retry_after)
+
+
+def wrong(place: str, message: str) -> RequestRejected:
+    return RequestRejected(f"`{place}`: {message}.", code="invalid_value", field=place)
+
+
+def parse(model: type[BaseModel], body: dict[str, Any]) -> None:
+    """
+    Raises:
+        RequestRejected: names the first field at fault and what it should be.
+    """
+    try:
+        model.model_validate(body)
+    except ValidationError as error:
+        place, message = first_invalid_field(error)
+        missing = error.errors(include_url=False, include_context=False)[0]["type"] == "missing"
+        code = "missing_required_parameter" if missing else "invalid_value"
+        raise RequestRejected(message, code=code, field=place) from None
+
+
+def text(value: Any, place: str) -> str:
+    if not isinstance(value, str):
+        raise wrong(place, "input should be a string")
+    return value
+
+
+def objects(value: Any, place: str) -> Iterator[tuple[dict[str, Any], str]]:
+    """The objects of a list, each with its place."""
+    if not isinstance(value, list):
+        raise wrong(place, "input should be a list of objects")
+    for index, entry in enumerate(value):
+        if not isinstance(entry, dict):
+            raise wrong(f"{place}.{index}", "input should be an object")
+        yield entry, f"{place}.{index}"
+
+
+def unused(value: Mapping[str, Any], used: Collection[str], within: str = "") -> list[str]:
+    """The names of what is set in an object and not used."""
+    prefix = f"{within}." if within else ""
+    return [f"{prefix}{name}" for name, entry in value.items() if name not in used and entry is not None]
+
+
+def named(fields: Iterable[str]) -> tuple[str, ...]:
+    """Names that a header can carry, sorted, each once."""
+    return tuple(sorted({name for name in fields if name.isascii() and name.isprintable() and len(name) <= 64}))

@@ -1,0 +1,208 @@
+"""OpenAI's Responses: from its request to a chat request."""
+
+from __future__ import annotations
+
+from collections.abc import Iterable
+from typing import Annotated, Any
+
+from pydantic import BaseModel, ConfigDict, Field
+
+from api.wire.reading import PASSED_ON, Translated, named, objects, parse, text, unused, wrong
+from api.wire.responses_items import messages_of
+from clawloop.contracts.turns import Message
+from clawloop.errors import RequestRejected
+
+_SAME_NAME = (
+    "metadata",
+    "model",
+    "parallel_tool_calls",
+    "prompt_cache_key",
+    "safety_identifier",
+    "stream",
+    "temperature",
+    "top_p",
+    "user",
+)
+_USED = frozenset(_SAME_NAME) | {
+    "background",
+    "conversation",
+    "include",
+    "input",
+    "instructions",
+    "max_output_tokens",
+    "previous_response_id",
+    "prompt",
+    "reasoning",
+    "store",
+    "stream_options",
+    "text",
+    "tool_choice",
+    "tools",
+    "truncation",
+}
+_NAMES = {"messages": "input", "response_format": "text", "max_completion_tokens": "max_output_tokens"}
+# Features of OpenAI's servers without which the answer would be another one.
+_REFUSED = {
+    "background": "replies are not made in the background; ask with `stream` instead",
+    "conversation": "there are no stored conversations; use `previous_response_id`",
+    "prompt": "there are no stored prompts; send `instructions` and `input`",
+}
+
+
+class ResponsesRequest(BaseModel):
+    """The fields of `POST /v1/responses` that the gateway reads."""
+
+    model_config = ConfigDict(extra="allow", strict=True)
+
+    model: Annotated[str, Field(min_length=1, max_length=256, examples=["policy"])]
+    input: Annotated[
+        str | list[dict[str, Any]] | None, Field(examples=["Hello", [{"role": "user", "content": "Hello"}]])
+    ] = None
+    instructions: str | None = None
+    previous_response_id: Annotated[str, Field(max_length=256)] | None = None
+    store: bool | None = None
+    stream: bool | None = None
+    temperature: Annotated[float, Field(ge=0, le=2)] | None = None
+    top_p: Annotated[float, Field(gt=0, le=1)] | None = None
+    max_output_tokens: Annotated[int, Field(ge=1)] | None = None
+    tools: list[dict[str, Any]] | None = None
+    tool_choice: str | dict[str, Any] | None = None
+    parallel_tool_calls: bool | None = None
+    text: dict[str, Any] | None = None
+    reasoning: dict[str, Any] | None = None
+    metadata: dict[str, Any] | None = None
+    include: list[str] | None = None
+    truncation: str | None = None
+    user: Annotated[str, Field(max_length=1024)] | None = None
+    safety_identifier: Annotated[str, Field(max_length=1024)] | None = None
+    prompt_cache_key: Annotated[str, Field(max_length=1024)] | None = None
+
+
+def check(body: dict[str, Any]) -> None:
+    """
+    Raises:
+        RequestRejected: names the field and the remedy.
+    """
+    parse(ResponsesRequest, body)
+    for name, remedy in _REFUSED.items():
+        if body.get(name):
+            raise RequestRejected(f"`{name}`: {remedy}.", code="unsupported_parameter", field=name)
+    if not body.get("input") and not body.get("previous_response_id"):
+        raise RequestRejected("`input`: say something.", code="missing_required_parameter", field="input")
+
+
+def translate(body: dict[str, Any], also: Iterable[str], before: list[Message]) -> Translated:
+    """The chat request that asks for the same; `check` has passed.
+
+    Args:
+        also: further fields that go to the engine.
+        before: the conversation that `previous_response_id` names, its reply included.
+
+    Raises:
+        RequestRejected: names the field and the remedy.
+    """
+    passed = PASSED_ON.union(also)
+    ignored = unused(body, _USED | passed)
+    ignored += [f"include.{name}" for name in body.get("include") or ()]
+    ignored += ["store"] if body.get("store") is False else []
+    ignored += ["truncation"] if body.get("truncation") not in (None, "disabled") else []
+    chat: dict[str, Any] = {name: body[name] for name in passed if body.get(name) is not None}
+    chat |= {name: body[name] for name in _SAME_NAME if body.get(name) is not None}
+    chat["messages"] = _conversation(body, before)
+    if body.get("max_output_tokens") is not None:
+        chat["max_completion_tokens"] = body["max_output_tokens"]
+    _add_tools(chat, body.get("tools") or [], ignored)
+    if body.get("tool_choice") is not None:
+        _add_tool_choice(chat, body["tool_choice"])
+    _add_text(chat, body.get("text") or {}, ignored)
+    reasoning = body.get("reasoning") or {}
+    ignored += unused(reasoning, ("effort",), "reasoning")
+    if reasoning.get("effort") is not None:
+        chat["reasoning_effort"] = text(reasoning["effort"], "reasoning.effort")
+    if body.get("stream"):
+        chat["stream_options"] = {"include_usage": True}
+    return Translated(chat, named(ignored), _NAMES)
+
+
+def _conversation(body: dict[str, Any], before: list[Message]) -> list[Message]:
+    """New instructions replace those of the conversation before; without new ones those stay."""
+    messages = list(before)
+    if instructions := body.get("instructions"):
+        if messages and messages[0].get("role") == "system":
+            messages.pop(0)
+        messages.insert(0, {"role": "system", "content": instructions})
+    given = body.get("input") or []
+    if isinstance(given, str):
+        given = [{"role": "user", "content": given}]
+    messages += messages_of(given, _calls_of(before))
+    # Instructions and a developer's message are one system message: many chat templates know but one.
+    while len(messages) > 1 and messages[0]["role"] == messages[1]["role"] == "system":
+        first, second = messages[0]["content"], messages[1]["content"]
+        if not isinstance(first, str) or not isinstance(second, str):
+            break
+        messages[:2] = [{"role": "system", "content": f"{first}\n\n{second}"}]
+    return messages
+
+
+def _calls_of(messages: Iterable[Message]) -> set[str]:
+    found = set()
+    for message in messages:
+        calls = message.get("tool_calls")
+        found |= {str(call.get("id")) for call in calls if isinstance(call, dict)} if isinstance(calls, list) else set()
+    return found
+
+
+def _add_tools(chat: dict[str, Any], given: Any, ignored: list[str]) -> None:
+    tools: list[dict[str, Any]] = []
+    for tool, place in objects(given, "tools"):
+        if tool.get("type") != "function":
+            # Run by OpenAI's servers, or with arguments that are no JSON.
+            ignored.append(f"{place}.{tool.get('type')}")
+            continue
+        function: dict[str, Any] = {"name": text(tool.get("name"), f"{place}.name")}
+        function |= {name: tool[name] for name in ("description", "parameters") if tool.get(name) is not None}
+        if tool.get("strict"):
+            function["strict"] = True
+        tools.append({"type": "function", "function": function})
+    if tools:
+        chat["tools"] = tools
+
+
+def _add_tool_choice(chat: dict[str, Any], choice: Any) -> None:
+    match choice:
+        case "auto" | "none" | "required":
+            if "tools" in chat:
+                chat["tool_choice"] = choice
+            elif choice == "required":
+                raise wrong("tool_choice", "`required` needs `tools` of the type function")
+        case {"type": "function", "name": str(name)}:
+            _require_tool(chat, name)
+            chat["tool_choice"] = {"type": "function", "function": {"name": name}}
+        case {"type": "allowed_tools", "mode": "auto" | "required" as mode, "tools": list(allowed)}:
+            names = {tool.get("name") for tool in allowed if isinstance(tool, dict)}
+            chat["tools"] = [tool for tool in chat.get("tools", ()) if tool["function"]["name"] in names]
+            if not chat["tools"]:
+                raise wrong("tool_choice.tools", "none of them is a function in `tools`")
+            chat["tool_choice"] = mode
+        case _:
+            raise wrong("tool_choice", "it is auto, none, required, a `function` by `name`, or `allowed_tools`")
+
+
+def _require_tool(chat: dict[str, Any], name: str) -> None:
+    if name not in {tool["function"]["name"] for tool in chat.get("tools", ())}:
+        raise wrong("tool_choice.name", f"`tools` has no function {name[:64]!r}")
+
+
+def _add_text(chat: dict[str, Any], config: dict[str, Any], ignored: list[str]) -> None:
+    ignored += unused(config, ("format",), "text")
+    match config.get("format"):
+        case None | {"type": "text"}:
+            pass
+        case {"type": "json_object"}:
+            chat["response_format"] = {"type": "json_object"}
+        case {"type": "json_schema", "name": str(name), "schema": dict(schema)} as wanted:
+            form: dict[str, Any] = {"name": name, "schema": schema}
+            form |= {key: wanted[key] for key in ("strict", "description") if key in wanted}
+            chat["response_format"] = {"type": "json_schema", "json_schema": form}
+        case _:
+            raise wrong("text.format", "it is text, json_object, or json_schema with `name` and `schema`")

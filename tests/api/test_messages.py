@@ -1,0 +1,321 @@
+"""Anthropic's Messages, with Anthropic's own SDK and types."""
+
+from __future__ import annotations
+
+import asyncio
+from collections.abc import AsyncIterator
+from contextlib import asynccontextmanager
+from typing import Any, get_type_hints
+
+import anthropic
+import httpx
+import orjson
+import pytest
+from anthropic import AsyncAnthropic
+from anthropic.types import ErrorResponse, Message, MessageParam, ToolParam
+from anthropic.types.message_create_params import MessageCreateParamsNonStreaming
+
+from api.wire.messages_request import MessagesRequest, translate
+from clawloop.contracts.turns import SessionSource, TurnKind, TurnStatus
+from clawloop.ids import turn_id_of
+from tests.api.chat_requests import IDS, TEXT
+from tests.api.conftest import Gateway
+from tests.fakes.engine import PROMPT_IDS
+
+PATH = "/v1/messages"
+TOOL: ToolParam = {
+    "name": "exec",
+    "description": "run a command",
+    "input_schema": {"type": "object", "properties": {"command": {"type": "string"}}},
+}
+VERSION = {"anthropic-version": "2023-06-01"}
+SESSION = "0b6c1d2e-1111-4222-8333-444455556666"
+
+
+def body(*content: Any, **fields: Any) -> dict[str, Any]:
+    messages = [{"role": "user", "content": entry} if isinstance(entry, str) else entry for entry in content]
+    return {"model": "policy", "max_tokens": 100, "messages": messages or [user("hello")], **fields}
+
+
+def user(content: Any) -> dict[str, Any]:
+    return {"role": "user", "content": content}
+
+
+@asynccontextmanager
+async def sdk(gateway: Gateway) -> AsyncIterator[AsyncAnthropic]:
+    async with AsyncAnthropic(base_url=gateway.url, api_key=gateway.key, max_retries=0, timeout=20) as client:
+        yield client
+
+
+async def post(gateway: Gateway, given: Any, path: str = PATH, **headers: str) -> httpx.Response:
+    async with gateway.client() as client:
+        return await client.post(path, json=given, headers=VERSION | headers)
+
+
+async def test_a_message_is_answered_and_recorded(gateway: Gateway) -> None:
+    async with sdk(gateway) as client:
+        message = await client.messages.create(
+            model="policy", max_tokens=100, system="Be brief.", messages=[{"role": "user", "content": "hello"}]
+        )
+    Message.model_validate(message.to_dict())
+    assert [block.to_dict() for block in message.content] == [{"type": "text", "text": TEXT}]
+    assert (message.stop_reason, message.usage.input_tokens, message.usage.output_tokens) == ("end_turn", 3, 6)
+    (turn,) = await gateway.recorded()
+    assert turn.turn_id == turn_id_of(message.id)
+    assert turn.messages == [{"role": "system", "content": "Be brief."}, user("hello")]
+    assert (turn.prompt_ids, turn.response_ids, turn.kind) == (PROMPT_IDS, IDS, TurnKind.MAIN)
+    assert turn.logprobs == [-token / 100 for token in IDS]
+    assert gateway.engine.requests[0]["max_tokens"] == 100
+
+
+async def test_a_stream_is_the_published_one(gateway: Gateway) -> None:
+    async with sdk(gateway) as client:
+        async with client.messages.stream(
+            model="policy", max_tokens=100, messages=[{"role": "user", "content": "hello"}]
+        ) as stream:
+            kinds = [event.type async for event in stream if event.type != "text"]
+            message = await stream.get_final_message()
+    assert kinds[:2] == ["message_start", "content_block_start"]
+    assert kinds[-3:] == ["content_block_stop", "message_delta", "message_stop"]
+    assert kinds.count("content_block_delta") == 5
+    Message.model_validate(message.to_dict())
+    assert message.content[0].to_dict()["text"] == TEXT
+    assert (message.usage.input_tokens, message.usage.output_tokens) == (3, 6)
+    (turn,) = await gateway.recorded()
+    assert (turn.response_ids, turn.status) == (IDS, TurnStatus.COMPLETE)
+
+
+async def test_each_token_arrives_as_the_engine_makes_it(gateway: Gateway) -> None:
+    gateway.engine.delay_seconds = 0.05
+    loop = asyncio.get_running_loop()
+    arrived: list[float] = []
+    async with gateway.client() as client:
+        async with client.stream("POST", PATH, json=body(stream=True), headers=VERSION) as answer:
+            async for line in answer.aiter_lines():
+                if line.startswith("data:") and "text_delta" in line:
+                    arrived.append(loop.time())
+    assert len(arrived) == 5
+    assert arrived[-1] - arrived[0] > 0.1  # not all at the end
+
+
+@pytest.mark.parametrize("streamed", [True, False])
+async def test_a_tool_call_and_its_result_are_one_session(gateway: Gateway, streamed: bool) -> None:
+    call: Message
+    question: MessageParam = {"role": "user", "content": "use a TOOL"}
+    async with sdk(gateway) as client:
+        if streamed:
+            async with client.messages.stream(
+                model="policy", max_tokens=100, messages=[question], tools=[TOOL]
+            ) as stream:
+                call = await stream.get_final_message()
+        else:
+            call = await client.messages.create(model="policy", max_tokens=100, messages=[question], tools=[TOOL])
+        assert call.stop_reason == "tool_use"
+        (block,) = call.content
+        assert block.type == "tool_use"
+        assert (block.name, block.input) == ("exec", {"command": "ls"})
+        result: MessageParam = {
+            "role": "user",
+            "content": [
+                {"type": "tool_result", "tool_use_id": block.id, "content": [{"type": "text", "text": "a.txt"}]},
+                {"type": "text", "text": "and now?"},
+            ],
+        }
+        replayed: Any = {"role": "assistant", "content": [block.to_dict()]}
+        await client.messages.create(
+            model="policy", max_tokens=100, messages=[question, replayed, result], tools=[TOOL]
+        )
+    first, second = [await gateway.turns.load(turn.turn_id) for turn in await gateway.recorded(2)]
+    assert first is not None
+    assert second is not None
+    assert second.session_id == first.session_id
+    assert second.parent_turn_id == first.record.turn_id
+    assert [message["role"] for message in second.record.messages] == ["user", "assistant", "tool", "user"]
+    assert second.record.messages[2]["content"] == "a.txt"
+
+
+async def test_thinking_is_a_block_and_is_read_back(gateway: Gateway) -> None:
+    async with sdk(gateway) as client:
+        async with client.messages.stream(
+            model="policy",
+            max_tokens=100,
+            messages=[{"role": "user", "content": "THINK"}],
+            thinking={"type": "enabled", "budget_tokens": 1024},
+        ) as stream:
+            message = await stream.get_final_message()
+    assert [block.type for block in message.content] == ["thinking", "text"]
+    assert gateway.engine.requests[0]["chat_template_kwargs"] == {"enable_thinking": True}
+    replayed = {"role": "assistant", "content": [block.to_dict() for block in message.content]}
+    answer = await post(gateway, body("THINK", replayed, "thanks"))
+    assert answer.status_code == 200
+    assert gateway.engine.requests[1]["messages"][1] == {
+        "role": "assistant",
+        "content": "Yes.",
+        "reasoning_content": "Let me see.",
+    }
+    first, second = [await gateway.turns.load(turn.turn_id) for turn in await gateway.recorded(2)]
+    assert first is not None
+    assert second is not None
+    assert second.parent_turn_id == first.record.turn_id
+
+
+async def test_tokens_are_counted_by_the_engine(gateway: Gateway) -> None:
+    async with sdk(gateway) as client:
+        counted = await client.messages.count_tokens(
+            model="policy", system="be brief", messages=[{"role": "user", "content": "one two three"}], tools=[TOOL]
+        )
+    assert counted.input_tokens == 5
+    (asked,) = gateway.engine.requests
+    assert asked["model"] == "tiny"
+    assert asked["tools"][0]["function"]["name"] == "exec"
+    assert gateway.turns.records == []
+
+
+@pytest.mark.parametrize(
+    "user_id",
+    [f"user_abc_account__session_{SESSION}", orjson.dumps({"device_id": "abc", "session_id": SESSION}).decode()],
+)
+async def test_claude_codes_user_id_names_the_session(gateway: Gateway, user_id: str) -> None:
+    assert (await post(gateway, body(metadata={"user_id": user_id}))).status_code == 200
+    (turn,) = await gateway.recorded()
+    assert (turn.evidence.source, turn.evidence.value) == (SessionSource.METADATA, SESSION)
+
+
+async def test_claude_codes_billing_line_is_left_out(gateway: Gateway) -> None:
+    for number in (1, 2):
+        system = [{"type": "text", "text": f"x-anthropic-billing-header: cch={number}"}]
+        system.append({"type": "text", "text": "You code."})
+        assert (await post(gateway, body(system=system))).status_code == 200
+    assert [request["messages"][0] for request in gateway.engine.requests] == [
+        {"role": "system", "content": "You code."}
+    ] * 2
+
+
+@pytest.mark.parametrize(
+    ("given", "field"),
+    [
+        ({"model": "policy", "messages": [user("x")]}, "max_tokens"),
+        (body(max_tokens=0), "max_tokens"),
+        (body({"role": "robot", "content": "x"}), "messages.0.role"),
+        (body(user([{"type": "hologram"}])), "messages.0.content.0.type"),
+        (body(user([{"type": "text", "text": 7}])), "messages.0.content.0.text"),
+        (body(user([])), "messages.0.content"),
+        (body(user(None)), "messages.0.content"),
+        (body(user(["x"])), "messages.0.content.0"),
+        (body(user([{"type": "image", "source": {"type": "file", "file_id": "f"}}])), "messages.0.content.0.source"),
+        (body(user([{"type": "document", "source": {"type": "base64"}}])), "messages.0.content.0.source"),
+        (body(user([{"type": "tool_result", "tool_use_id": "t9"}])), "messages.0.content.0.tool_use_id"),
+        (body({"role": "assistant", "content": [{"type": "server_tool_use"}]}), "messages.0.content.0.type"),
+        (body(tools=[{"name": "x"}]), "tools.0.input_schema"),
+        (body(tool_choice={"type": "tool", "name": "x"}), "tool_choice.name"),
+        (body(tool_choice={"type": "magic"}), "tool_choice.type"),
+        (body(tool_choice={"type": "any"}), "tool_choice"),
+        (body(thinking={"type": "deep"}), "thinking.type"),
+        (body(output_config={"format": {"type": "xml"}}), "output_config.format"),
+        (body(metadata={"user_id": 7}), "metadata.user_id"),
+        (body(stop_sequences=["x"] * 65), "stop_sequences"),
+        (body(priority=1), "priority"),
+        (body(model="gpt-9"), "model"),
+    ],
+)
+async def test_a_wrong_request_is_refused_in_anthropics_form(gateway: Gateway, given: Any, field: str) -> None:
+    answer = await post(gateway, given)
+    assert answer.status_code == (404 if field == "model" else 400)
+    ErrorResponse.model_validate(answer.json())
+    if field != "model":
+        assert f"`{field}`" in answer.json()["error"]["message"]
+    assert gateway.turns.records == []
+
+
+@pytest.mark.parametrize("version", ["2020-01-01", "latest", ""])
+async def test_an_unknown_api_version_is_refused(gateway: Gateway, version: str) -> None:
+    answer = await post(gateway, body(), **{"anthropic-version": version})
+    assert answer.status_code == 400
+    assert "anthropic-version" in answer.json()["error"]["message"]
+    async with gateway.client() as client:
+        assert (await client.post(PATH, json=body())).status_code == 400
+
+
+async def test_a_wrong_key_is_an_authentication_error(gateway: Gateway) -> None:
+    async with AsyncAnthropic(base_url=gateway.url, api_key="cl-wrong", max_retries=0) as client:
+        with pytest.raises(anthropic.AuthenticationError) as raised:
+            await client.messages.create(model="policy", max_tokens=9, messages=[{"role": "user", "content": "x"}])
+    assert raised.value.body == {
+        "type": "error",
+        "error": {"type": "authentication_error", "message": raised.value.body["error"]["message"]},  # type: ignore[index]
+    }
+
+
+async def test_what_is_not_used_is_dropped_and_named(gateway: Gateway) -> None:
+    search = {"type": "web_search_20250305", "name": "web_search"}
+    answer = await post(
+        gateway,
+        body(
+            service_tier="auto",
+            thinking={"type": "enabled", "budget_tokens": 2000},
+            tools=[search, TOOL],
+            invented=1,
+        ),
+    )
+    assert answer.status_code == 200
+    ignored = answer.headers["x-clawloop-ignored"].split(", ")
+    assert ignored == ["invented", "service_tier", "thinking.budget_tokens", "tools.0.web_search_20250305"]
+    assert len(gateway.engine.requests[0]["tools"]) == 1
+
+
+def test_every_published_field_is_used_or_named() -> None:
+    values: dict[str, Any] = dict.fromkeys(get_type_hints(MessageCreateParamsNonStreaming), "x")
+    values |= body(stream=False, tools=[TOOL], tool_choice={"type": "auto"}, stop_sequences=["x"])
+    values |= {"thinking": {"type": "disabled"}, "output_config": {"effort": "low"}, "metadata": {}, "system": "s"}
+    translated = translate(values, (), MessagesRequest)
+    read = set(MessagesRequest.model_fields)
+    assert set(translated.ignored) == set(values) - read
+
+
+async def test_an_engine_that_breaks_ends_the_stream_with_an_error_event(gateway: Gateway) -> None:
+    async with sdk(gateway) as client:
+        with pytest.raises(anthropic.APIStatusError, match="broke off"):
+            async with client.messages.stream(
+                model="policy", max_tokens=9, messages=[{"role": "user", "content": "BREAK"}]
+            ) as stream:
+                await stream.get_final_message()
+    (turn,) = await gateway.recorded()
+    assert turn.status is TurnStatus.ERROR
+
+
+async def test_a_stream_cut_by_the_client_within_a_tool_call_is_recorded(gateway: Gateway) -> None:
+    gateway.engine.delay_seconds = 0.05
+    async with gateway.client() as client:
+        given = body("use a TOOL", tools=[TOOL], stream=True)
+        async with client.stream("POST", PATH, json=given, headers=VERSION) as answer:
+            async for line in answer.aiter_lines():
+                if "input_json_delta" in line:
+                    break
+    (turn,) = await gateway.recorded()
+    assert turn.status is TurnStatus.ABORTED
+    assert turn.response is not None
+    calls: Any = turn.response["tool_calls"]
+    assert calls[0]["function"]["arguments"].startswith('{"command"')
+
+
+async def test_a_begun_reply_is_continued(gateway: Gateway) -> None:
+    await post(gateway, body("Name a colour.", {"role": "assistant", "content": "The colour is"}))
+    (asked,) = gateway.engine.requests
+    assert (asked["continue_final_message"], asked["add_generation_prompt"]) == (True, False)
+
+
+async def test_models_are_listed_in_anthropics_form(gateway: Gateway) -> None:
+    async with sdk(gateway) as client:
+        names = [model.id async for model in client.models.list()]
+        one = await client.models.retrieve("qwen3-4b")
+        with pytest.raises(anthropic.NotFoundError):
+            await client.models.retrieve("claude-9")
+    assert names == ["policy", "qwen3-4b", "policy-side", "qwen3-4b-side"]
+    assert (one.id, one.type) == ("qwen3-4b", "model")
+
+
+async def test_what_is_not_supported_is_refused_by_name(gateway: Gateway) -> None:
+    answer = await post(gateway, {}, f"{PATH}/batches")
+    assert answer.status_code == 404
+    assert answer.json()["error"]["type"] == "not_found_error"
+    assert answer.json()["error"]["message"].startswith("Batches: not supported")
