@@ -16,6 +16,7 @@ from api.chat.schemas import ChatRequest
 from api.dependencies import Services
 from api.errors import install_error_handlers
 from api.middleware import HostAndOriginCheck, RequestMetrics
+from api.request_identity import RequestIds
 from api.ui.routes import ROUTERS
 from api.wire.messages_request import CountTokensRequest, MessagesRequest
 from api.wire.responses_request import ResponsesRequest
@@ -48,6 +49,7 @@ def create_app(make_services: MakeServices, allowed_hosts: frozenset[str] = froz
     install_error_handlers(app)
     app.add_middleware(HostAndOriginCheck, allowed_hosts=allowed_hosts)
     app.add_middleware(RequestMetrics)
+    app.add_middleware(RequestIds)
     _add_chat_schema(app)
     return app
 

@@ -16,6 +16,7 @@ from datetime import UTC, datetime
 from typing import Any
 
 import orjson
+from starlette.datastructures import Headers
 from starlette.responses import Response
 from starlette.types import Message as AsgiMessage
 from starlette.types import Receive, Scope, Send
@@ -25,6 +26,7 @@ from api.chat.request import PreparedChat
 from api.dependencies import Services
 from api.errors import Problem, to_problem
 from api.ports import Answer
+from api.request_identity import request_id_of, trace_headers
 from api.wire.reply import ChatReply, ReplyFormat, TokenCounts
 from clawloop.contracts.turns import TurnRecord, TurnStatus
 from clawloop.crash_points import CrashPoint, crash_point
@@ -37,6 +39,7 @@ from clawloop.errors import (
     RequestRejected,
 )
 from clawloop.ids import response_id
+from clawloop.turns.identify import named_session_id
 
 log = logging.getLogger(__name__)
 
@@ -64,6 +67,10 @@ class ChatExchange(Response):
         self._new_reply = new_reply or (lambda: ChatReply(response_id(chat.turn_ids[0])))
         self._reply = self._new_reply()
         self._path = ""
+        self._trace: dict[str, str] = {}
+        self._request_id: str | None = None
+        evidence = chat.evidence
+        self._session = None if evidence.value is None else named_session_id(chat.key.id, evidence)
         self._engine_id: str | None = None
         self._capture = self._new_capture()
         self._recorded: set[int] = set()
@@ -73,6 +80,8 @@ class ChatExchange(Response):
 
     async def __call__(self, scope: Scope, receive: Receive, send: Send) -> None:
         self._path = scope["path"]
+        self._trace = trace_headers(Headers(scope=scope))
+        self._request_id = request_id_of(scope)
         with self._services.metrics.in_flight.track_inprogress():
             # Spawned, so that shutdown waits until the turn is stored.
             answering = self._services.spawn(self._answer(self._timed(send)))
@@ -137,7 +146,7 @@ class ChatExchange(Response):
                     if self._chat.has_grammar:
                         await slot.enter_async_context(self._services.grammar_slots.slot(self._chat.key.id))
                     body, path = self._chat.engine_body(self._version), self._chat.engine_path
-                    async with self._services.engines.open_chat(route, body, path) as answer:
+                    async with self._services.engines.open_chat(route, body, path, self._trace) as answer:
                         self._engine_id = answer.engine_id
                         if self._chat.request.stream:
                             await self._send_stream(answer, send, slot)
@@ -213,7 +222,9 @@ class ChatExchange(Response):
             return
         self._headers_sent = True
         self._services.metrics.first_token_seconds.observe(time.perf_counter() - self._started)
-        headers = [(b"content-type", media_type)]
+        headers = [(b"content-type", media_type), (b"x-clawloop-version", str(self._version).encode())]
+        if self._session is not None:
+            headers.append((b"x-clawloop-session", str(self._session).encode()))
         if self._chat.ignored:
             headers.append((b"x-clawloop-ignored", ", ".join(self._chat.ignored).encode()))
         if length is None:
@@ -287,7 +298,7 @@ class ChatExchange(Response):
             finished_at=datetime.now(UTC),
             episode_id=chat.key.episode,
         )
-        await self._services.recorder.record(record)
+        self._session = await self._services.recorder.record(record) or self._session
 
     def _token_counts(self) -> TokenCounts:
         prompt, response = self._capture.prompt_ids, self._capture.choices[0].response_ids
@@ -306,6 +317,7 @@ class ChatExchange(Response):
             "turn_id": str(self._chat.turn_ids[0]),
             "engine_id": self._engine_id,
             "version": self._version,
+            "request_id": self._request_id,
         }
 
 

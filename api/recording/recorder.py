@@ -18,6 +18,7 @@ from api.recording.spool import Spool, SpoolFull
 from api.recording.spool_drain import SpoolDrain
 from clawloop.contracts.turns import TurnRecord
 from clawloop.errors import RecordUnusable, StoreUnavailable
+from clawloop.ids import SessionId
 from clawloop.telemetry.metrics import GatewayMetrics
 
 log = logging.getLogger(__name__)
@@ -54,10 +55,14 @@ class Recorder:
     async def __aexit__(self, *_: object) -> None:
         await self._running.aclose()
 
-    async def record(self, record: TurnRecord) -> None:
-        """Store one turn. Never raises: a turn that cannot be stored is counted as lost and logged."""
+    async def record(self, record: TurnRecord) -> SessionId | None:
+        """Store one turn. Never raises: a turn that cannot be stored is counted as lost and logged.
+
+        Returns:
+            Its session; None if PostgreSQL has not taken it yet.
+        """
         started = time.perf_counter()
-        place = await self._insert_or_spool(record)
+        place, session = await self._insert_or_spool(record)
         self._metrics.record_seconds.observe(time.perf_counter() - started)
         self._metrics.turns.labels(record.kind, record.status, place).inc()
         self._metrics.tokens.inc(len(record.response_ids or ()))
@@ -74,8 +79,9 @@ class Recorder:
                 "seconds": round((record.finished_at - record.started_at).total_seconds(), 3),
             },
         )
+        return session
 
-    async def _insert_or_spool(self, record: TurnRecord) -> str:
+    async def _insert_or_spool(self, record: TurnRecord) -> tuple[str, SessionId | None]:
         unusable: RecordUnusable | None = None
         try:
             inserted = await self._inserts.insert(record)
@@ -87,8 +93,8 @@ class Recorder:
             log.exception("turn not stored", extra={"turn_id": str(record.turn_id)})
         else:
             self._notifications.add_turn(record, inserted)
-            return "postgres"
-        return await self._write_to_spool(record, unusable)
+            return "postgres", inserted.session_id
+        return await self._write_to_spool(record, unusable), None
 
     async def _write_to_spool(self, record: TurnRecord, unusable: RecordUnusable | None) -> str:
         try:

@@ -28,6 +28,7 @@ class FakeEngine:
     """
     Attributes:
         requests: bodies in order of arrival.
+        traces: the `traceparent` header of each chat request, or None.
         aborted: requests, streamed or not, whose connection was closed before their end.
         healthy: the answer of /health.
         models: model names it serves; None serves all.
@@ -37,6 +38,7 @@ class FakeEngine:
 
     url: str = ""
     requests: list[dict[str, Any]] = field(default_factory=list)
+    traces: list[str | None] = field(default_factory=list)
     aborted: int = 0
     healthy: bool = True
     models: set[str] | None = None
@@ -45,6 +47,7 @@ class FakeEngine:
 
     def reset(self) -> None:
         self.requests.clear()
+        self.traces.clear()
         self.aborted = 0
         self.delay_seconds = 0.0
         self.hold = None
@@ -52,6 +55,7 @@ class FakeEngine:
     async def chat(self, request: Request) -> Response:
         body = json.loads(await request.body())
         self.requests.append(body)
+        self.traces.append(request.headers.get("traceparent"))
         if self.hold is not None:
             await self.hold.wait()
         if self.models is not None and body["model"] not in self.models:
