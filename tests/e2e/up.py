@@ -23,9 +23,9 @@ class Up:
     data: Path
     output: Path
 
-    def line(self, pattern: str) -> str:
+    def line(self, pattern: str, seconds: float = START_SECONDS) -> str:
         """The first group of the first printed line that matches; waits for it."""
-        deadline = time.monotonic() + START_SECONDS
+        deadline = time.monotonic() + seconds
         while True:
             printed = self.output.read_text(errors="replace")
             if match := re.search(pattern, printed, re.MULTILINE):

@@ -1,0 +1,180 @@
+"""vLLM on the CPU, started with and without a part of its memory: what differs is what the part takes.
+
+Used by `benchmarks.plan_memory`.
+"""
+
+from __future__ import annotations
+
+import json
+import os
+import re
+import signal
+import subprocess
+import time
+import urllib.error
+import urllib.request
+from collections.abc import Iterator, Sequence
+from concurrent.futures import ThreadPoolExecutor
+from contextlib import contextmanager
+from dataclasses import dataclass, replace
+from pathlib import Path
+
+import psutil
+
+from clawloop.layout import engine
+from clawloop.layout.arguments import cache_of, engine_arguments
+from clawloop.layout.engine import Serving
+from clawloop.layout.model_folder import read_model_shape
+from clawloop.layout.on_cpu import ENGINE_RUNTIME
+from clawloop.layout.request import Limits, Request, TrainingNeeds
+from clawloop.local.checks import choose_port
+from clawloop.local.services.vllm import EngineOptions, launch, read_model
+from clawloop.local.supervision.part import Launch
+
+MIB = 2**20
+_CONTEXT = 2048
+_START_SECONDS = 900.0
+_REQUESTS = 8
+
+
+@dataclass(frozen=True, slots=True)
+class Start:
+    """One way to start an engine.
+
+    Args:
+        cache: bytes of its KV cache.
+        loras, rank: its slots.
+    """
+
+    model: Path
+    cache: int = 512 * MIB
+    loras: int = 2
+    rank: int = 16
+
+    @property
+    def serving(self) -> Serving:
+        return replace(engine.on_cpu(_CONTEXT), seqs=_REQUESTS)
+
+    def launch(self, port: int) -> Launch:
+        shape = read_model_shape(self.model)
+        limits = Limits(
+            max_model_len=_CONTEXT, max_sample_tokens=_CONTEXT, max_loras=self.loras, max_lora_rank=self.rank
+        )
+        asked = Request(model=shape, limits=limits, gpus=None, memory=0, training=TrainingNeeds(), dtype="bfloat16")
+        planned = engine_arguments(asked, self.serving, gpus=0, with_lora=True)
+        planned += ("--no-enable-chunked-prefill", *cache_of(self.cache))
+        return launch(read_model(self.model), EngineOptions(port, planned), os.environ)
+
+
+def compare(tiny: Path, model: Path, log: Path) -> dict[str, tuple[int, int]]:
+    """Of each part: bytes as planned and as measured."""
+    shape, b = read_model_shape(model), 2
+    least = Start(tiny, cache=128 * MIB)
+    plain, cached, wide = Start(model), Start(model, cache=1536 * MIB), Start(model, loras=4, rank=64)
+    with _running(least, log) as running:
+        runtime = running.bytes() - least.cache
+    with _running(plain, log) as running:
+        idle = running.bytes()
+        running.clear_peaks()
+        running.ask()
+        reading = running.peak() - idle
+    with _running(cached, log) as running:
+        cache = running.bytes() - idle
+    with _running(wide, log) as running:
+        slots = running.bytes() - idle
+    slots_of = {start: engine.lora_slots(shape, start.loras, start.rank, b) for start in (plain, wide)}
+    weights = engine.weight_bytes(shape, b) + engine.packed_vocabulary(shape, b)
+    return {
+        "runtime": (ENGINE_RUNTIME, runtime),
+        "base weights": (weights, idle - runtime - plain.cache - slots_of[plain]),
+        "KV cache": (cached.cache - plain.cache, cache),
+        "LoRA slots": (slots_of[wide] - slots_of[plain], slots),
+        "reading and sampling": (engine.reading_bytes(shape, plain.serving, b), reading),
+    }
+
+
+class _Running:
+    """An engine's processes."""
+
+    def __init__(self, pid: int, url: str, model: str):
+        self._root = psutil.Process(pid)
+        self._url = url
+        self._model = model
+
+    def bytes(self) -> int:
+        """Of all its processes; pages that several have count once."""
+        return sum(_field(process.pid, "smaps_rollup", "Pss") for process in self._all())
+
+    def clear_peaks(self) -> None:
+        for process in self._all():
+            Path(f"/proc/{process.pid}/clear_refs").write_text("5")
+
+    def peak(self) -> int:
+        """The most since peaks were cleared, were it in all processes at the same time; the worker has nearly all."""
+        grown = sum(
+            _field(process.pid, "status", "VmHWM") - _field(process.pid, "status", "VmRSS") for process in self._all()
+        )
+        return self.bytes() + grown
+
+    def ask(self) -> None:
+        """Requests that fill a context, all at the same time."""
+        with ThreadPoolExecutor(_REQUESTS) as pool:
+            list(pool.map(self._complete, range(_REQUESTS)))
+
+    def _complete(self, number: int) -> None:
+        body = {
+            "model": self._model,
+            "prompt": [100 + (number + place) % 300 for place in range(_CONTEXT - 16)],
+            "max_tokens": 8,
+            "logprobs": 1,
+            "temperature": 0.6,
+        }
+        request = urllib.request.Request(
+            f"{self._url}/v1/completions", json.dumps(body).encode(), {"Content-Type": "application/json"}
+        )
+        with urllib.request.urlopen(request, timeout=_START_SECONDS) as answer:
+            answer.read()
+
+    def _all(self) -> Sequence[psutil.Process]:
+        return [self._root, *self._root.children(recursive=True)]
+
+
+@contextmanager
+def _running(start: Start, log: Path) -> Iterator[_Running]:
+    port = choose_port("vLLM", "127.0.0.1", 0, "")
+    started = start.launch(port)
+    with log.open("ab") as output:
+        process = subprocess.Popen(
+            started.command, env=dict(started.environment), stdout=output, stderr=output, start_new_session=True
+        )
+    try:
+        url = f"http://127.0.0.1:{port}"
+        _wait(process, url, log)
+        yield _Running(process.pid, url, start.model.resolve().name)
+    finally:
+        # Its own session: the workers would outlive the server.
+        os.killpg(process.pid, signal.SIGTERM)
+        try:
+            process.wait(30)
+        except subprocess.TimeoutExpired:
+            os.killpg(process.pid, signal.SIGKILL)
+            process.wait()
+
+
+def _wait(process: subprocess.Popen[bytes], url: str, log: Path) -> None:
+    deadline = time.monotonic() + _START_SECONDS
+    while time.monotonic() < deadline:
+        if process.poll() is not None:
+            raise RuntimeError(f"vLLM ended with {process.returncode}; its log is {log}")
+        try:
+            with urllib.request.urlopen(f"{url}/health", timeout=5):
+                return
+        except (urllib.error.URLError, OSError):
+            time.sleep(1)
+    raise RuntimeError(f"vLLM was not ready within {_START_SECONDS:.0f} s; its log is {log}")
+
+
+def _field(pid: int, file: str, name: str) -> int:
+    found = re.search(rf"^{name}:\s+(\d+) kB", Path(f"/proc/{pid}/{file}").read_text(), re.MULTILINE)
+    assert found is not None
+    return int(found[1]) * 1024
