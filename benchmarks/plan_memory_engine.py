@@ -22,7 +22,7 @@ from pathlib import Path
 import psutil
 
 from clawloop.layout import engine
-from clawloop.layout.arguments import cache_of, engine_arguments
+from clawloop.layout.arguments import cache_of, engine_arguments, engine_environment
 from clawloop.layout.engine import Serving
 from clawloop.layout.model_folder import read_model_shape
 from clawloop.layout.on_cpu import ENGINE_RUNTIME
@@ -63,7 +63,7 @@ class Start:
         asked = Request(model=shape, limits=limits, gpus=None, memory=0, training=TrainingNeeds(), dtype="bfloat16")
         planned = engine_arguments(asked, self.serving, gpus=0, with_lora=True)
         planned += ("--no-enable-chunked-prefill", *cache_of(self.cache))
-        return launch(read_model(self.model), EngineOptions(port, planned), os.environ)
+        return launch(read_model(self.model), EngineOptions(port, planned, engine_environment(())), os.environ)
 
 
 def compare(tiny: Path, model: Path, log: Path) -> dict[str, tuple[int, int]]:

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from enum import StrEnum
+from pathlib import Path
 from typing import Annotated
 
 import typer
@@ -11,6 +12,10 @@ import typer
 class Device(StrEnum):
     CPU = "cpu"
     CUDA = "cuda"
+
+
+class Quantise(StrEnum):
+    NF4 = "nf4"
 
 
 Indices = Annotated[
@@ -26,6 +31,16 @@ MaxSampleTokens = Annotated[
 MicroBatchTokens = Annotated[int, typer.Option(min=1, help="Tokens the trainer reads at once.")]
 MaxLoras = Annotated[int, typer.Option(min=1, help="Versions that have running requests at the same time.")]
 Memory = Annotated[float | None, typer.Option(min=0.1, help="GiB of memory without a GPU; this machine's by default.")]
+Quantised = Annotated[
+    Quantise | None,
+    typer.Option(
+        "--quantise", help="Keep the trainer's base model in 4 bits (QLoRA); the recipe needs a decoupled correction."
+    ),
+]
+ServeModel = Annotated[
+    Path | None,
+    typer.Option(help="A quantised copy of the model (AWQ, GPTQ, FP8), which engines serve instead of it."),
+]
 MICRO_BATCH_TOKENS = 8192
 MAX_LORAS = 4
 

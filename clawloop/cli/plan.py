@@ -19,6 +19,8 @@ from clawloop.cli.layout_options import (
     MaxSampleTokens,
     Memory,
     MicroBatchTokens,
+    Quantised,
+    ServeModel,
     indices,
 )
 
@@ -35,6 +37,7 @@ def plan_command(
     serve_gpus: Indices = None,
     judge_gpus: Indices = None,
     train_gpus: Indices = None,
+    serve_model: ServeModel = None,
     judge_model: Annotated[Path | None, typer.Option(help="A model folder of the judge engine.")] = None,
     memory: Memory = None,
     recipe: Annotated[
@@ -45,6 +48,7 @@ def plan_command(
     max_model_len: MaxModelLen = None,
     max_sample_tokens: MaxSampleTokens = None,
     micro_batch_tokens: MicroBatchTokens = MICRO_BATCH_TOKENS,
+    quantise: Quantised = None,
     max_loras: MaxLoras = MAX_LORAS,
     max_lora_rank: Annotated[int | None, typer.Option(min=1, help="Largest rank that engines load.")] = None,
     chat_template: ChatTemplate = None,
@@ -57,11 +61,14 @@ def plan_command(
     from clawloop.layout.model_folder import read_model_shape
     from clawloop.layout.plan import plan
     from clawloop.layout.request import Gpus, Request, dtype_of, limits_for
+    from clawloop.layout.served_copy import read_served_copy
     from clawloop.layout.table import as_data, table
     from clawloop.local.machine import memory_bytes
 
-    shape = read_model_shape(model, ChatOptions(chat_template, tool_call_parser, reasoning_parser))
-    needs = _needs(recipe) if train else None
+    chat = ChatOptions(chat_template, tool_call_parser, reasoning_parser)
+    shape = read_model_shape(model, chat)
+    quantised = quantise is not None or serve_model is not None
+    needs = _needs(recipe, quantised=quantised) if train else None
     limits = limits_for(
         shape,
         needs,
@@ -90,20 +97,27 @@ def plan_command(
             training=needs,
             dtype=dtype_of(dtype, shape.dtype, on_gpus=found is not None),
             judge_model=None if judge_model is None else read_model_shape(judge_model),
+            serve_model=None if serve_model is None else read_served_copy(serve_model, model, shape, chat),
+            quantise=None if quantise is None else "nf4",
         )
     )
     typer.echo(json.dumps(as_data(layout), indent=1) if as_json else table(layout))
 
 
-def _needs(recipe: Path | None) -> TrainingNeeds:
+def _needs(recipe: Path | None, *, quantised: bool) -> TrainingNeeds:
     """
     Raises:
-        RecipeRejected: it cannot be read.
+        RecipeRejected: it cannot be read, or not be used with quantised weights.
     """
-    from clawloop.layout.request import needs_of
+    from clawloop.layout.request import needs_of, require_decoupled_weights
     from clawloop.recipes.recipe import Recipe, load_recipe
 
-    return needs_of(Recipe(name="combined") if recipe is None else load_recipe(recipe))
+    if recipe is None:
+        return needs_of(Recipe(name="combined"))
+    found = load_recipe(recipe)
+    if quantised:
+        require_decoupled_weights(found)
+    return needs_of(found)
 
 
 def _sizes(text: str) -> tuple[int, ...]:

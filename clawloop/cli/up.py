@@ -23,6 +23,8 @@ from clawloop.cli.layout_options import (
     MaxSampleTokens,
     Memory,
     MicroBatchTokens,
+    Quantised,
+    ServeModel,
     indices,
 )
 from clawloop.cli.terminal import settings_of
@@ -59,6 +61,7 @@ def up_command(
     serve_gpus: Indices = None,
     judge_gpus: Indices = None,
     train_gpus: Indices = None,
+    serve_model: ServeModel = None,
     judge_model: Annotated[
         Path | None, typer.Option(help="A model folder of a judge engine; by default the model judges itself.")
     ] = None,
@@ -70,6 +73,7 @@ def up_command(
     max_model_len: MaxModelLen = None,
     max_sample_tokens: MaxSampleTokens = None,
     micro_batch_tokens: MicroBatchTokens = MICRO_BATCH_TOKENS,
+    quantise: Quantised = None,
     max_loras: MaxLoras = MAX_LORAS,
     memory: Memory = None,
     recipe: Annotated[
@@ -113,12 +117,14 @@ def up_command(
             serve_gpus=indices("--serve-gpus", serve_gpus),
             judge_gpus=indices("--judge-gpus", judge_gpus),
             train_gpus=indices("--train-gpus", train_gpus),
+            serve_model=serve_model,
             judge_model=judge_model,
             engine_arguments=tuple(word for argument in engine_arg or () for word in shlex.split(argument)),
             dtype=dtype,
             max_model_len=max_model_len,
             max_sample_tokens=max_sample_tokens,
             micro_batch_tokens=micro_batch_tokens,
+            quantise=None if quantise is None else "nf4",
             max_loras=max_loras,
             max_lora_rank=settings.max_lora_rank,
             memory=None if memory is None else int(memory * 2**30),
@@ -154,4 +160,5 @@ async def prepare_deployment(deployment: Deployment) -> dict[str, str]:
         added_by=installation_id(deployment.data),
         recipe=deployment.recipe,
         max_lora_rank=deployment.max_lora_rank,
+        quantised=deployment.quantised,
     )

@@ -12,7 +12,7 @@ from typing import TYPE_CHECKING, Annotated
 
 import typer
 
-from clawloop.cli.layout_options import Device
+from clawloop.cli.layout_options import Device, Quantised
 from clawloop.cli.terminal import Data, settings_of
 from clawloop.errors import SetupError
 
@@ -36,10 +36,6 @@ class Dtype(StrEnum):
 class RankWeights(StrEnum):
     REPLICATED = "replicated"
     SHARDED = "sharded"
-
-
-class Quantise(StrEnum):
-    NF4 = "nf4"
 
 
 class BackendName(StrEnum):
@@ -97,10 +93,13 @@ def trainer(
         BackendName | None,
         typer.Option(help="The library that computes the model. Default: torchtune for what it supports."),
     ] = None,
-    quantise: Annotated[
-        Quantise | None,
-        typer.Option(help="Keep the base model in 4 bits (QLoRA); the recipe needs a decoupled correction."),
-    ] = None,
+    quantise: Quantised = None,
+    engines_quantised: Annotated[
+        bool,
+        typer.Option(
+            "--engines-quantised", help="Engines serve a quantised copy; the recipe needs a decoupled correction."
+        ),
+    ] = False,
     threads: Annotated[int | None, typer.Option(min=1, help="Of torch on the CPU; default: half the cores.")] = None,
     health_port: HealthPort = 0,
     health_host: HealthHost = LOOPBACK,
@@ -125,6 +124,7 @@ def trainer(
         micro_batch_tokens=micro_batch_tokens,
         backend=None if backend is None else backend.value,
         quantise=None if quantise is None else "nf4",
+        engines_quantised=engines_quantised,
         threads=threads,
         ranks=ranks.value,
         kept_free_bytes=settings.min_free_disk_bytes,

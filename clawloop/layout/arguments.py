@@ -6,6 +6,9 @@ from clawloop.layout.engine import UTILIZATION, Serving
 from clawloop.layout.parts import Device, Ranks
 from clawloop.layout.request import Request
 
+# Bytes; glibc gives what is larger pages of its own, which go back to the machine when it is freed.
+_MMAP_FROM = str(2**20)
+
 
 def engine_arguments(request: Request, serving: Serving, *, gpus: int, with_lora: bool) -> tuple[str, ...]:
     """Of vLLM's `api_server`; model, address and the cache's size are not among them."""
@@ -47,12 +50,21 @@ def trainer_arguments(request: Request, gpus: int, ranks: Ranks | None = None) -
     limits = request.limits
     arguments = ["--device", "cuda" if gpus else "cpu", "--dtype", request.dtype]
     arguments += ["--max-tokens", str(limits.max_sample_tokens), "--micro-batch-tokens", str(limits.micro_batch_tokens)]
+    if request.quantise is not None:
+        arguments += ["--quantise", request.quantise]
+    if request.serve_model is not None:
+        arguments.append("--engines-quantised")
     return (*arguments, "--nproc", str(max(1, gpus)), *(() if ranks is None else ("--ranks", ranks)))
 
 
 def engine_environment(gpus: tuple[int, ...]) -> dict[str, str]:
+    """
+    On a CPU: what gives memory back, and what keeps four-bit weights exact. vLLM packs each weight for oneDNN and lets
+    the original go, into gaps of glibc's heap that no other fits; and where the CPU has AMX it rounds activations to
+    8 bits before they meet four-bit weights, which moves log-probs as far as the weights' own rounding does.
+    """
     if not gpus:
-        return {}
+        return {"MALLOC_MMAP_THRESHOLD_": _MMAP_FROM, "VLLM_CPU_INT4_W4A8": "0"}
     # CUDA numbers the fastest GPU first by default, nvidia-smi by their bus.
     return {"CUDA_DEVICE_ORDER": "PCI_BUS_ID", "CUDA_VISIBLE_DEVICES": ",".join(map(str, gpus))}
 
@@ -64,7 +76,7 @@ def trainer_environment(gpus: tuple[int, ...]) -> dict[str, str]:
     return {
         # Tensors below 32 MiB else come from glibc's heap, in whose gaps the next ones do not fit: a step of Qwen3-0.6B
         # over 1,000 tokens then held 350 to 700 MiB instead of 160.
-        "MALLOC_MMAP_THRESHOLD_": str(2**20),
+        "MALLOC_MMAP_THRESHOLD_": _MMAP_FROM,
         # In bfloat16 oneDNN compiles half a MiB for each shape of a product, and keeps 1,024 of them.
         "ONEDNN_PRIMITIVE_CACHE_CAPACITY": "128",
     }

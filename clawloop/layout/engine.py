@@ -55,7 +55,14 @@ def on_cpu(max_model_len: int) -> Serving:
 
 def weight_bytes(model: ModelShape, number_bytes: int, gpus: int = 1) -> int:
     """All weights, cut by tensor parallelism; norms, which are not cut, are left out of account."""
-    return -(-model.parameters * number_bytes // gpus)
+    whole = model.parameters * number_bytes if model.stored_bytes is None else model.stored_bytes
+    return -(-whole // gpus)
+
+
+def weight_words(request: Request) -> str:
+    """How many there are, and in what."""
+    quantised = "" if request.model.quantised is None else f"{request.model.quantised} and "
+    return f"{request.model.parameters:,} in {quantised}{request.dtype}"
 
 
 def packed_vocabulary(model: ModelShape, number_bytes: int) -> int:
@@ -137,7 +144,7 @@ def parts_beside_cache(request: Request, serving: Serving, gpus: int, *, with_lo
     """What an engine needs on each GPU beside its KV cache."""
     model, limits, b = request.model, request.limits, request.number_bytes
     cut = f" / {gpus} GPUs" if gpus > 1 else ""
-    parts = [Part(PartName.WEIGHTS, weight_bytes(model, b, gpus), f"{model.parameters:,} in {request.dtype}{cut}")]
+    parts = [Part(PartName.WEIGHTS, weight_bytes(model, b, gpus), f"{weight_words(request)}{cut}")]
     if with_lora:
         slots = lora_slots(model, limits.max_loras, limits.max_lora_rank, b, gpus)
         parts.append(Part(PartName.LORA, slots, f"{limits.max_loras} of rank {limits.max_lora_rank}{cut}"))

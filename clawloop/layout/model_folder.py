@@ -7,15 +7,15 @@ projections apart is understood, whatever its config calls things.
 from __future__ import annotations
 
 import json
-import math
 import re
 from collections.abc import Iterator, Mapping
-from dataclasses import dataclass
+from dataclasses import replace
 from pathlib import Path
 
 from clawloop.errors import SetupError
 from clawloop.families.chat_format import ChatFormat, ChatOptions, read_chat_format
 from clawloop.layout.model_shape import KvShape, LoraShape, ModelShape
+from clawloop.layout.quantised_weights import METHODS, Tensor, stored_bytes, unquantised
 
 COLUMN_PROJECTIONS = ("q_proj", "k_proj", "v_proj", "gate_proj", "up_proj")
 ROW_PROJECTIONS = ("o_proj", "down_proj")
@@ -38,21 +38,14 @@ def read_model_shape(folder: Path, chat: ChatOptions | None = None) -> ModelShap
         SetupError: the folder is no complete model, or no layout is known for it; one line says which.
     """
     config = _config(folder)
-    tensors = _tensors(folder)
+    stored = _tensors(folder)
+    method = _quantisation(folder, config)
+    tensors = stored if method is None else unquantised(folder, stored, _table(config, "quantization_config"))
     chat_format = read_chat_format(folder, chat)
     _require_tokenizer(folder)
     text = {**config, **_table(config, "text_config")}
-    return _shape(folder, config, text, tensors, chat_format)
-
-
-@dataclass(frozen=True, slots=True)
-class _Tensor:
-    shape: tuple[int, ...]
-    dtype: str
-
-    @property
-    def numbers(self) -> int:
-        return math.prod(self.shape)
+    shape = _shape(folder, config, text, tensors, chat_format)
+    return shape if method is None else replace(shape, stored_bytes=stored_bytes(stored), quantised=method)
 
 
 def _config(folder: Path) -> dict[str, object]:
@@ -68,12 +61,23 @@ def _config(folder: Path) -> dict[str, object]:
     names = content.get("architectures") if isinstance(content, dict) else None
     if not isinstance(names, list) or len(names) != 1 or not isinstance(names[0], str):
         raise SetupError(f"{path} does not describe a language model: {_NO_MODEL}")
-    if content.get("quantization_config"):
-        raise SetupError(f"{folder} has quantised weights, whose memory is not computed: give the unquantised model")
     return dict(content)
 
 
-def _tensors(folder: Path) -> dict[str, _Tensor]:
+def _quantisation(folder: Path, config: Mapping[str, object]) -> str | None:
+    found = config.get("quantization_config")
+    if found is None:
+        return None
+    method = found.get("quant_method") if isinstance(found, dict) else None
+    if method not in METHODS:
+        raise SetupError(
+            f"{folder} has weights quantised by {method!r}, whose memory is not computed: give one of "
+            f"{', '.join(METHODS)}, or the unquantised model"
+        )
+    return str(method)
+
+
+def _tensors(folder: Path) -> dict[str, Tensor]:
     # Imported here, so that `up` without its extra names the extra that it needs, which holds more than this package.
     from safetensors import SafetensorError
 
@@ -92,14 +96,14 @@ def _tensors(folder: Path) -> dict[str, _Tensor]:
         raise SetupError(f"the weights in {folder} cannot be read: {error}: {_AGAIN}") from error
 
 
-def _header(file: Path) -> Iterator[tuple[str, _Tensor]]:
+def _header(file: Path) -> Iterator[tuple[str, Tensor]]:
     from safetensors import safe_open
 
     # numpy's names no bfloat16; the header alone is read, so it does not matter.
     with safe_open(file, framework="numpy") as opened:
         for name in opened.keys():  # noqa: SIM118  # not a mapping
             piece = opened.get_slice(name)
-            yield name, _Tensor(tuple(piece.get_shape()), piece.get_dtype())
+            yield name, Tensor(tuple(piece.get_shape()), piece.get_dtype())
 
 
 def _require_tokenizer(folder: Path) -> None:
@@ -111,7 +115,7 @@ def _shape(
     folder: Path,
     config: Mapping[str, object],
     text: Mapping[str, object],
-    tensors: Mapping[str, _Tensor],
+    tensors: Mapping[str, Tensor],
     chat: ChatFormat,
 ) -> ModelShape:
     architecture = str(_list(config, "architectures")[0])
@@ -156,7 +160,7 @@ def _shape(
     )
 
 
-def _decoder_tensors(tensors: Mapping[str, _Tensor]) -> dict[str, _Tensor]:
+def _decoder_tensors(tensors: Mapping[str, Tensor]) -> dict[str, Tensor]:
     def is_beside(name: str) -> bool:
         words = name.split(".")[:3]
         return any(word.startswith(_BESIDE_TEXT) for word in words)
@@ -169,7 +173,7 @@ def _is_projection(name: str) -> bool:
     return len(words) >= 2 and words[-1] == "weight" and words[-2] in COLUMN_PROJECTIONS + ROW_PROJECTIONS
 
 
-def _features(projections: Mapping[str, _Tensor], which: str) -> dict[int, int]:
+def _features(projections: Mapping[str, Tensor], which: str) -> dict[int, int]:
     """Layer → output features of this projection, without those of experts."""
     found: dict[int, int] = {}
     for name, tensor in projections.items():
@@ -180,7 +184,7 @@ def _features(projections: Mapping[str, _Tensor], which: str) -> dict[int, int]:
     return found
 
 
-def _inner(folder: Path, text: Mapping[str, object], projections: Mapping[str, _Tensor]) -> int:
+def _inner(folder: Path, text: Mapping[str, object], projections: Mapping[str, Tensor]) -> int:
     dense = _features(projections, "gate_proj")
     active = _integer(text.get("num_experts_per_tok")) or _integer(text.get("top_k_experts"))
     routed = active * (_integer(text.get("moe_intermediate_size")) or _integer(text.get("intermediate_size")))
@@ -195,7 +199,7 @@ def _experts(text: Mapping[str, object]) -> int:
     return max((_integer(text.get(name)) for name in names), default=0)
 
 
-def _lora(adapted: Mapping[str, _Tensor]) -> LoraShape:
+def _lora(adapted: Mapping[str, Tensor]) -> LoraShape:
     columns = [tensor.shape for name, tensor in adapted.items() if name.split(".")[-2] in COLUMN_PROJECTIONS]
     rows = [tensor.shape for name, tensor in adapted.items() if name.split(".")[-2] in ROW_PROJECTIONS]
     return LoraShape(
@@ -203,10 +207,12 @@ def _lora(adapted: Mapping[str, _Tensor]) -> LoraShape:
         column_out=sum(shape[0] for shape in columns),
         row_in=sum(shape[1] for shape in rows),
         row_out=sum(shape[0] for shape in rows),
+        weights=sum(tensor.numbers for tensor in adapted.values()),
+        largest=max(tensor.numbers for tensor in adapted.values()),
     )
 
 
-def _kv(text: Mapping[str, object], projections: Mapping[str, _Tensor]) -> KvShape:
+def _kv(text: Mapping[str, object], projections: Mapping[str, Tensor]) -> KvShape:
     keys, values = _features(projections, "k_proj"), _features(projections, "v_proj")
     window = _window(text)
     sizes = {"full": 0, "sliding": 0}

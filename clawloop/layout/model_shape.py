@@ -22,12 +22,16 @@ class LoraShape:
         column_in, column_out: input and output features of q, k, v, gate and up, which tensor parallelism cuts by
             their outputs.
         row_in, row_out: of o and down, which it cuts by their inputs.
+        weights: of those projections themselves, which QLoRA keeps in 4 bits.
+        largest: weights of the largest of them.
     """
 
     column_in: int
     column_out: int
     row_in: int
     row_out: int
+    weights: int
+    largest: int
 
     def parameters(self, rank: int) -> int:
         """Weights of one adapter: A is [rank, in], B is [out, rank]."""
@@ -65,6 +69,8 @@ class ModelShape:
         context_tokens: positions it was made for.
         dtype: in which its weights are stored, float32 or bfloat16.
         parameters: weights the engine loads, towers for images and sound included.
+        stored_bytes: of these in the folder, where they are quantised; None: they are not.
+        quantised: how they are, as `config.json` names the method, e.g. `awq`.
         text_parameters: weights the trainer loads.
         vocab, width, layers: sizes of the decoder.
         inner: features of the widest MLP that one token passes; of mixtures, all its active experts together.
@@ -96,6 +102,8 @@ class ModelShape:
     lora: LoraShape
     kv: KvShape
     experts: int = 0
+    stored_bytes: int | None = None
+    quantised: str | None = None
     chat: ChatFormat = _PLAIN
 
     def takes_tensor_parallel(self, gpus: int) -> bool:

@@ -30,7 +30,7 @@ def on_cpu(request: Request) -> Layout | Shortage:
     """One engine, one trainer, and the services beside them."""
     serving = engine.on_cpu(request.limits.max_model_len)
     device = Device("memory", request.memory, int(request.memory * KEPT_FREE))
-    engines = [_engine(request, serving, Role.ENGINE)]
+    engines = [_engine(request.for_engines, serving, Role.ENGINE)]
     if request.judge_model is not None:
         for_judge = request.for_judge
         engines.append(_engine(for_judge, engine.on_cpu(for_judge.limits.max_model_len), Role.JUDGE))
@@ -52,7 +52,7 @@ def _engine(request: Request, serving: Serving, role: Role) -> Process:
     with_lora = role is Role.ENGINE
     lora = Part(PartName.LORA, slots + loaded, f"{limits.max_loras} of rank {limits.max_lora_rank}, and those loaded")
     parts = (
-        Part(PartName.WEIGHTS, weights, f"{model.parameters:,} in {request.dtype}, the vocabulary packed once more"),
+        Part(PartName.WEIGHTS, weights, f"{engine.weight_words(request)}, the vocabulary packed once more"),
         *((lora,) if with_lora else ()),
         Part(PartName.KV, cache, f"{tokens:,} tokens, {CONTEXTS} contexts"),
         Part(
@@ -68,7 +68,7 @@ def _engine(request: Request, serving: Serving, role: Role) -> Process:
     cached = engine.kv_tokens(request, cache, serving)
     serves = "serves policies" + ("" if request.judge_model else " and judges")
     name, why = ("engine 0", serves) if with_lora else (str(role), "answers judges, with a model of its own")
-    return Process(name, role, (), parts, why, words, cached_tokens=cached)
+    return Process(name, role, (), parts, why, words, arguments.engine_environment(()), cached)
 
 
 def _trainer(request: Request) -> Process:

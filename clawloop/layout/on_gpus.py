@@ -39,7 +39,7 @@ def on_gpus(request: Request) -> Layout | Shortage:
 def _shared(request: Request, size: int) -> Layout | Shortage:
     device = _device(0, size, 1 - KEPT_FREE)
     learner = _learner(request, (0,), "on the engine's GPU: it is the only one")
-    beside = engine.parts_beside_cache(request, SMALL_GPU, 1)
+    beside = engine.parts_beside_cache(request.for_engines, SMALL_GPU, 1)
     rest = device.usable - learner.bytes - sum(part.bytes for part in beside)
     # No more than all requests can fill.
     most = engine.kv_bytes(request, SMALL_GPU.seqs * request.limits.max_model_len, SMALL_GPU)
@@ -98,7 +98,7 @@ def _engines(request: Request, gpus: Gpus, role: Role, indices: tuple[int, ...])
 
     Where none fits, the shortage is that of the engine on most GPUs.
     """
-    request = request.for_judge if role is Role.JUDGE else request
+    request = request.for_judge if role is Role.JUDGE else request.for_engines
     sizes = [2**n for n in range(len(indices).bit_length()) if 2**n <= min(len(indices), MOST_PARALLEL)]
     possible = [size for size in sizes if request.model.takes_tensor_parallel(size)]
     lacking: dict[int, Shortage] = {}
@@ -159,6 +159,8 @@ def _trainer(request: Request, gpus: Gpus) -> tuple[Process, Ranks | None] | Sho
     whole = _learner(request, indices, why)
     if whole.bytes <= device.usable:
         return whole, _ranks(indices, sharded=False)
+    if request.quantise is not None:
+        return Shortage(device, (whole,))  # FSDP does not divide 4-bit weights here
     why = "FSDP2: the base model does not fit one GPU beside the activations, so the ranks divide it"
     divided = _learner(request, indices, why, sharded=True)
     fits = divided.bytes <= device.usable

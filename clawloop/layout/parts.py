@@ -35,6 +35,8 @@ class PartName(StrEnum):
     """LoRA weights, their gradient, both of AdamW's moments."""
     GATHERED = "gathered weights"
     """What FSDP puts together of a layer while it is computed."""
+    UNPACKED = "unpacked weights"
+    """A projection of a base model in 4 bits, and what comes of it on the way."""
     ACTIVATIONS = "activations"
     LOGITS = "logits"
     """Of one chunk of positions, as far as they are more than the layer whose memory they take over."""

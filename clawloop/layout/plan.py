@@ -10,6 +10,7 @@ from clawloop.layout.on_cpu import on_cpu
 from clawloop.layout.on_gpus import on_gpus
 from clawloop.layout.parts import GIB, Layout
 from clawloop.layout.request import ENGINE_RANKS, FEWEST_LORAS, Limits, Request
+from clawloop.layout.served_copy import require_trainable_weights
 from clawloop.layout.shortage import Shortage
 from clawloop.layout.trainer import version_bytes
 from clawloop.training.model.architecture import SUPPORTED
@@ -42,6 +43,7 @@ def plan(request: Request) -> Layout:
         SetupError: it does not fit: the part, the numbers and the settings that would make it fit; or sets of GPUs
             that contradict each other.
     """
+    _require_consistent(request)
     found = arrange(request)
     if isinstance(found, Layout):
         notes = (*found.notes, *_notes(request))
@@ -49,6 +51,15 @@ def plan(request: Request) -> Layout:
         return replace(found, notes=notes, version_bytes=on_disk)
     ways = [remedy.words for remedy in remedies(request)]
     raise SetupError(f"{request.model.name} does not fit: {found}: {', or '.join(ways)}")
+
+
+def _require_consistent(request: Request) -> None:
+    if request.training is None:
+        for option, given in (("--quantise", request.quantise), ("--serve-model", request.serve_model)):
+            if given is not None:
+                raise SetupError(f"{option} and --no-train contradict each other: leave one out")
+    else:
+        require_trainable_weights(request.model)
 
 
 def arrange(request: Request) -> Layout | Shortage:
@@ -203,6 +214,11 @@ def _notes(request: Request) -> Iterator[str]:
         yield (
             f"{model.experts} routed experts a layer get no adapters: attention, and shared experts if there are, "
             "are what is trained"
+        )
+    if request.quantise is not None or request.serve_model is not None:
+        yield (
+            'engines and trainer compute with different weights: the recipe needs train.loss.correction = "decoupled", '
+            "as deploy/recipes/quantised.toml has it"
         )
     if request.training is not None and model.architecture not in SUPPORTED:
         yield f"{model.architecture} is trained by the transformers backend, whose activations were not measured"

@@ -7,7 +7,9 @@ from typing import Literal
 
 from clawloop.errors import SetupError
 from clawloop.layout.model_shape import ModelShape
+from clawloop.recipes.checks import require_decoupled
 from clawloop.recipes.recipe import Recipe
+from clawloop.training.model.families import Quantisation
 
 LONGEST_CONTEXT_TOKENS = 32768
 """Of an engine nobody gave a limit: enough for an agent's prompt with its tools; more costs memory."""
@@ -76,6 +78,15 @@ def needs_of(recipe: Recipe) -> TrainingNeeds:
     )
 
 
+def require_decoupled_weights(recipe: Recipe) -> None:
+    """Raise RecipeRejected if the recipe needs engine and trainer to compute with the same weights."""
+    require_decoupled(
+        recipe,
+        "with --quantise or --serve-model engine and trainer compute with different weights",
+        "in a recipe: --recipe deploy/recipes/quantised.toml has it",
+    )
+
+
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Gpus:
     """The GPUs of a machine and who gets which.
@@ -100,7 +111,9 @@ class Request:
         memory: bytes of the machine's memory that may be taken; looked at where there are no GPUs.
         training: None: only record and judge.
         dtype: of weights and arithmetic.
-        judge_model: served by the judge engine; None: `model`, if there is a judge engine.
+        judge_model: served by the judge engine; None: what the other engines serve, if there is a judge engine.
+        serve_model: the quantised copy of `model` that engines serve; None: `model` itself.
+        quantise: the trainer's base model, to 4 bits.
     """
 
     model: ModelShape
@@ -110,16 +123,23 @@ class Request:
     training: TrainingNeeds | None
     dtype: Dtype
     judge_model: ModelShape | None = None
+    serve_model: ModelShape | None = None
+    quantise: Quantisation | None = None
 
     @property
     def number_bytes(self) -> int:
         return 4 if self.dtype == "float32" else 2
 
     @property
+    def for_engines(self) -> Request:
+        """The same question about what engines serve."""
+        return self if self.serve_model is None else replace(self, model=self.serve_model)
+
+    @property
     def for_judge(self) -> Request:
         """The same question about the judge engine's model, whose context may be shorter."""
         if self.judge_model is None:
-            return self
+            return self.for_engines
         context = min(self.limits.max_model_len, self.judge_model.context_tokens)
         return replace(self, model=self.judge_model, limits=replace(self.limits, max_model_len=context))
 

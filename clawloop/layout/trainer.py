@@ -34,9 +34,25 @@ def version_bytes(model: ModelShape, needs: TrainingNeeds) -> int:
     return 12 * model.lora.parameters(needs.rank)
 
 
-def base_bytes(model: ModelShape, number_bytes: int, positions: int) -> int:
+def base_bytes(model: ModelShape, number_bytes: int, positions: int, *, quantised: bool = False) -> int:
     """Frozen weights, and RoPE's table: sine and cosine of H features at each position, float32."""
-    return model.text_parameters * number_bytes + positions * 2 * model.head_dim * 4
+    small = model.lora.weights if quantised else 0
+    whole = (model.text_parameters - small) * number_bytes
+    return whole + nf4_bytes(small, number_bytes) + positions * 2 * model.head_dim * 4
+
+
+def nf4_bytes(weights: int, number_bytes: int) -> int:
+    """Half a byte for each weight, a byte for the scale of 64, and b for the scale of 256 scales
+    (`clawloop.training.model.nf4`)."""
+    return weights // 2 + weights // 64 + weights // (64 * 256) * number_bytes
+
+
+def unpacked_bytes(model: ModelShape, number_bytes: int) -> int:
+    """A projection is computed from an unpacked copy, made anew for each product (torchao's `get_original_weight`).
+
+    Of each weight: its place in NF4's table (int64), what stands there, that scaled, and the copy.
+    """
+    return model.lora.largest * (8 + 3 * number_bytes)
 
 
 def layer_inputs(model: ModelShape, tokens: int, number_bytes: int) -> int:
@@ -130,12 +146,15 @@ def rank_parts(request: Request, ranks: int, *, sharded: bool) -> tuple[Part, ..
     model, limits, needs, b = request.model, request.limits, request.training, request.number_bytes
     assert needs is not None
     tokens = limits.micro_batch
-    base, adapter = base_bytes(model, b, limits.max_sample_tokens), adapter_bytes(model, needs)
+    quantised = request.quantise is not None
+    base = base_bytes(model, b, limits.max_sample_tokens, quantised=quantised)
+    adapter = adapter_bytes(model, needs)
     inner, beyond = working_bytes(model, needs, b, tokens=tokens, responses=tokens, joined=limits.max_sample_tokens)
     share = ranks if sharded else 1
+    kept = f"4 bits and {request.dtype}" if quantised else request.dtype
     divided = f" / {ranks} ranks" if sharded else ""
     parts = [
-        Part(PartName.WEIGHTS, -(-base // share), f"{model.text_parameters:,} in {request.dtype}{divided}"),
+        Part(PartName.WEIGHTS, -(-base // share), f"{model.text_parameters:,} in {kept}{divided}"),
         Part(
             PartName.ADAPTER,
             -(-adapter // share),
@@ -153,11 +172,17 @@ def rank_parts(request: Request, ranks: int, *, sharded: bool) -> tuple[Part, ..
             + ("beyond a layer" if beyond else "in a layer's place"),
         ),
     ]
+    unpacked = unpacked_bytes(model, b) if quantised else 0
+    if quantised:
+        words = f"of a projection of {model.lora.largest:,}, one at a time"
+        parts.append(Part(PartName.UNPACKED, unpacked, words))
     if sharded:
         parts.append(Part(PartName.GATHERED, _gathered(model, needs, b), "the vocabulary, and a layer three times"))
     if request.gpus is not None:
+        passing = "the three" if quantised else "the two"
         collectives = NCCL_BUFFERS if ranks > 1 else 0
-        parts.append(Part(PartName.SLACK, int(CUDA_SLACK * (inner + beyond)), f"{CUDA_SLACK:.0%} of the two above"))
+        slack = int(CUDA_SLACK * (inner + beyond + unpacked))
+        parts.append(Part(PartName.SLACK, slack, f"{CUDA_SLACK:.0%} of {passing} above"))
         parts.append(
             Part(PartName.RUNTIME, CUDA_RUNTIME + collectives, "CUDA's context" + (", NCCL" if collectives else ""))
         )

@@ -11,10 +11,20 @@ from clawloop.families.chat_format import ChatOptions
 from clawloop.layout.model_folder import read_model_shape
 from clawloop.layout.parts import Layout, Process, gibibytes
 from clawloop.layout.plan import plan
-from clawloop.layout.request import Gpus, Request, TrainingNeeds, dtype_of, limits_for, needs_of
+from clawloop.layout.request import (
+    Gpus,
+    Request,
+    TrainingNeeds,
+    dtype_of,
+    limits_for,
+    needs_of,
+    require_decoupled_weights,
+)
+from clawloop.layout.served_copy import read_served_copy
 from clawloop.local.machine import Device, Gpu, environment_device, find_gpus, memory_bytes
 from clawloop.recipes.checks import require_rank
 from clawloop.recipes.recipe import Recipe
+from clawloop.training.model.families import Quantisation
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -24,12 +34,14 @@ class ModelOptions:
     Args:
         device: None: the one this environment was set up for.
         serve_gpus, judge_gpus, train_gpus: indices of GPUs.
+        serve_model: a quantised copy of the model, which engines serve; None: the model itself.
         judge_model: a model folder of the judge engine; None: the base model judges.
         engine_arguments: further arguments of every engine; they override others.
         dtype: of weights and arithmetic.
         max_model_len: longest context of engines, in tokens.
         max_sample_tokens: longest sample the trainer reads.
         micro_batch_tokens: what the trainer reads at once.
+        quantise: the trainer's base model, to 4 bits.
         max_loras: versions with running requests at the same time.
         max_lora_rank: highest rank of an adapter that engines load.
         memory: bytes that may be taken on a machine without GPUs; None: all of it.
@@ -41,17 +53,24 @@ class ModelOptions:
     serve_gpus: tuple[int, ...] | None = None
     judge_gpus: tuple[int, ...] | None = None
     train_gpus: tuple[int, ...] | None = None
+    serve_model: Path | None = None
     judge_model: Path | None = None
     engine_arguments: tuple[str, ...] = ()
     dtype: str | None = None
     max_model_len: int | None = None
     max_sample_tokens: int | None = None
     micro_batch_tokens: int = 8192
+    quantise: Quantisation | None = None
     max_loras: int = 4
     max_lora_rank: int = 16
     memory: int | None = None
     train: bool = True
     chat: ChatOptions | None = None
+
+    @property
+    def quantised(self) -> bool:
+        """Engines and trainer compute with different weights."""
+        return self.quantise is not None or self.serve_model is not None
 
 
 def lay_out(options: ModelOptions, model: Path, recipe: Recipe | None, environment: Mapping[str, str]) -> Layout:
@@ -69,8 +88,13 @@ def lay_out(options: ModelOptions, model: Path, recipe: Recipe | None, environme
     needs = None
     if recipe is not None:
         require_rank(recipe, options.max_lora_rank)
+        if options.quantised:
+            require_decoupled_weights(recipe)
     if options.train:
         needs = TrainingNeeds(rank=options.max_lora_rank) if recipe is None else needs_of(recipe)
+    served = None
+    if options.serve_model is not None:
+        served = read_served_copy(options.serve_model, model, shape, options.chat)
     gpus = _gpus(options, environment)
     request = Request(
         model=shape,
@@ -88,6 +112,8 @@ def lay_out(options: ModelOptions, model: Path, recipe: Recipe | None, environme
         training=needs,
         dtype=dtype_of(options.dtype, shape.dtype, on_gpus=gpus is not None),
         judge_model=None if options.judge_model is None else read_model_shape(options.judge_model),
+        serve_model=served,
+        quantise=options.quantise,
     )
     layout = plan(request)
     if gpus is None:

@@ -71,6 +71,7 @@ class Deployment:
         judge: the judge engine started here; None: judges are those of the settings.
         max_lora_rank: highest rank of an adapter that the engines can load.
         sandboxed: URL of the gateways for an environment worker; None: none is started.
+        quantised: engines and trainer compute with different weights.
     """
 
     data: Path
@@ -89,6 +90,7 @@ class Deployment:
     judge: JudgeEngine | None = None
     max_lora_rank: int = 16
     sandboxed: str | None = None
+    quantised: bool = False
 
 
 def numbered(name: str, number: int, count: int) -> str:

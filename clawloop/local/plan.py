@@ -149,7 +149,9 @@ def _require_no_layout(models: ModelOptions) -> None:
         "--serve-gpus": models.serve_gpus,
         "--judge-gpus": models.judge_gpus,
         "--train-gpus": models.train_gpus,
+        "--serve-model": models.serve_model,
         "--judge-model": models.judge_model,
+        "--quantise": models.quantise,
         "--engine-arg": models.engine_arguments,
     }
     for option, value in given.items():

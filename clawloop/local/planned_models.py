@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Mapping
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from pathlib import Path
 
 from clawloop.errors import ModelUnsupported, SetupError
@@ -70,7 +70,9 @@ def plan_models(
     """
     if wanted.train:
         _require_trainable(model.path)
-    judging = model if wanted.judge_model is None else model_in(wanted.judge_model)
+    # Under the name of what is trained: versions belong to that.
+    served = model if wanted.serve_model is None else replace(model, path=wanted.serve_model)
+    judging = served if wanted.judge_model is None else model_in(wanted.judge_model)
     if environment.get("CLAWLOOP_JUDGE_URL") and (wanted.judge_model or wanted.judge_gpus):
         option = "--judge-model" if wanted.judge_model else "--judge-gpus"
         raise SetupError(f"{option} and CLAWLOOP_JUDGE_URL name two judges: leave one out")
@@ -89,7 +91,7 @@ def plan_models(
         guarded = {**process.environment, GUARD_SECRET: secret, "CLAWLOOP_ENGINE_ADAPTERS": str(adapters)}
         engine = EngineOptions(port, process.arguments, guarded, wanted.engine_arguments)
         where = ", ".join(layout.devices[gpu].name for gpu in process.gpus) or "CPU"
-        engines.append(parts.vllm(name, judging if judges else model, engine, where, environment))
+        engines.append(parts.vllm(name, judging if judges else served, engine, where, environment))
         urls[process.role].append(f"http://{LOOPBACK}:{port}")
     thinks = judging.chat.thinking is not Thinking.NEVER
     return PlannedModels(

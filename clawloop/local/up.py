@@ -216,6 +216,7 @@ def _deployment(options: UpOptions, plan: Plan, keys: Mapping[str, str]) -> Depl
         local_engines=() if models is None else models.urls,
         judge=None if models is None else models.judge,
         max_lora_rank=options.models.max_lora_rank,
+        quantised=options.models.quantised,
     )
 
 

@@ -9,7 +9,7 @@ from pathlib import Path
 from clawloop.contracts.serving import Scope
 from clawloop.errors import RecipeRejected, SetupError
 from clawloop.processes.engine_check import check_engines
-from clawloop.recipes.checks import require_rank
+from clawloop.recipes.checks import require_decoupled, require_rank
 from clawloop.recipes.recipe import Gate, Recipe
 from db.database import BACKGROUND_LIMIT, Database
 from db.schema import migrate
@@ -32,6 +32,7 @@ async def prepare(
     added_by: str = "clawloop up",
     recipe: Recipe | None = None,
     max_lora_rank: int = 16,
+    quantised: bool = False,
 ) -> dict[str, str]:
     """Migrate the schema, and insert what is missing: default policy and recipe, engines, a key for each scope.
 
@@ -43,6 +44,7 @@ async def prepare(
         added_by: the installation, since several may share the database.
         recipe: the default policy's recipe from now on; None: unchanged.
         max_lora_rank: highest rank of an adapter that the engines can load.
+        quantised: engines and trainer compute with different weights, which the recipe has to allow.
 
     Returns:
         A valid key for each scope: the given one if it is still valid, else a new one.
@@ -56,7 +58,14 @@ async def prepare(
     try:
         await ensure_policy(database, DEFAULT_POLICY, base_model, aliases)
         await ensure_recipe(database, DEFAULT_POLICY, DEFAULT_RECIPE)
-        require_rank(recipe or await _stored_recipe(database), max_lora_rank)
+        used = recipe or await _stored_recipe(database)
+        require_rank(used, max_lora_rank)
+        if quantised:
+            require_decoupled(
+                used,
+                "engines and trainer compute with different weights",
+                "in a recipe and start once with --recipe FILE, e.g. deploy/recipes/quantised.toml",
+            )
         if recipe is not None:
             await set_recipe(database, DEFAULT_POLICY, recipe)
         await ensure_engines(database, engines, added_by)

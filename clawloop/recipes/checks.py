@@ -80,6 +80,22 @@ def require_rank(recipe: Recipe, largest: int) -> None:
         )
 
 
+def require_decoupled(recipe: Recipe, why: str, remedy: str) -> None:
+    """Raise RecipeRejected if the recipe takes the engine's log-probs for the policy's.
+
+    Args:
+        why: they are not.
+        remedy: how the recipe is changed here.
+    """
+    loss = recipe.train.loss
+    if loss.policy_gradient > 0 and loss.correction != "decoupled":
+        raise RecipeRejected(
+            f'"{loss.correction}", but {why}: their difference would be clipped as if it were learned; set '
+            f'"decoupled" {remedy}',
+            field="train.loss.correction",
+        )
+
+
 def _of_terms(signal: Signal, train: Train) -> Iterator[tuple[bool, str, str]]:
     advantage, loss = train.advantage, train.loss
     terms = advantage.verdict_weight or advantage.teacher_weight

@@ -29,6 +29,7 @@ class TrainerSetup(BaseModel):
         max_tokens: longest sample; None: all positions of the model.
         micro_batch_tokens: input tokens of one forward, see `Limits.budget_tokens`.
         quantise: the base model's projections to 4 bits once it is loaded; the recipe has to be decoupled then.
+        engines_quantised: engines serve a quantised copy of the model; the recipe has to be decoupled then too.
         backend: which library computes the model; None: by its family, see `read_family`.
         threads: of torch on the CPU; None: half the cores, since engine and gateway may share them.
         kept_free_bytes: a step is not begun if less would be free on the disk of `adapters` after it.
@@ -46,6 +47,7 @@ class TrainerSetup(BaseModel):
     micro_batch_tokens: PositiveInt = 8192
     backend: Backend | None = None
     quantise: Quantisation | None = None
+    engines_quantised: bool = False
     threads: PositiveInt | None = None
     ranks: Literal["replicated", "sharded"] = "sharded"
     kept_free_bytes: NonNegativeInt = 0

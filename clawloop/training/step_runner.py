@@ -20,6 +20,7 @@ from clawloop.contracts.training import BatchSample, HeldOutScore, StepBatch, St
 from clawloop.crash_points import CrashPoint, crash_point
 from clawloop.errors import AdapterUnusable, RecipeRejected, TrainerFailed, TrainerUnavailable
 from clawloop.recipes import recipe as recipes
+from clawloop.recipes.checks import require_decoupled
 from clawloop.training.adapters.checkpoint import begin, resume, save_version
 from clawloop.training.adapters.disk import require_room, write_error
 from clawloop.training.adapters.files import BaseIdentity, WrittenVersion, adapter_lora, read_adapter
@@ -89,8 +90,7 @@ class StepRunner:
                 raise TrainerUnavailable("stopped between two micro-batches")
 
         report_or_stop("begins")
-        if self._setup.quantise is not None:
-            _require_decoupled(step)
+        _require_decoupled(self._setup, step)
         model, base = self._model_for(step)
         report_or_stop("has its model")
         with self._ranks.raise_on_all_ranks():
@@ -232,15 +232,15 @@ def limits_of(model: PolicyModel, micro_batch_tokens: int) -> Limits:
     return Limits(budget, model.max_tokens, model.vocab_size, share_prefixes=model.packs_documents)
 
 
-def _require_decoupled(step: StepBatch) -> None:
-    loss = step.recipe.train.loss
-    if loss.policy_gradient > 0 and loss.correction != "decoupled":
-        raise RecipeRejected(
-            f"\"{loss.correction}\", but the trainer's base model is quantised and the engine's is not: their "
-            'difference would be clipped as if it were learned; set "decoupled" with `clawloop recipe set`, then '
-            "`clawloop training resume`",
-            field="train.loss.correction",
-        )
+def _require_decoupled(setup: TrainerSetup, step: StepBatch) -> None:
+    if setup.quantise is None and not setup.engines_quantised:
+        return
+    quantised = "trainer's base model" if setup.quantise is not None else "engines' model"
+    require_decoupled(
+        step.recipe,
+        f"the {quantised} is quantised, so engine and trainer compute with different weights",
+        "with `clawloop recipe set`, then `clawloop training resume`",
+    )
 
 
 def _require_top_k(step: StepBatch, vocab_size: int) -> None:

@@ -135,6 +135,9 @@ def _parts(recipe: Recipe) -> Iterator[str]:
         bounds = f"{1 - loss.clip_low:g}, {1 + loss.clip_high:g}"
         gradient = f"min(ρA, clip(ρ, {bounds})·A), for A < 0 at most {loss.dual_clip:g}|A|"
         yield f"L = −{_times(loss.policy_gradient)}{gradient}"
+        if loss.correction == "decoupled":
+            yield ", times min(2, π_0/μ)"
+            yield "ρ = π_θ/π_0, π_0 as the step began"
     if share := advantage.spare_unlikely:
         yield f"A < 0 times {1 - share:g} + {share:g}·μ"
     if loss.distillation:

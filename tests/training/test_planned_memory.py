@@ -8,6 +8,7 @@ from pathlib import Path
 
 import pytest
 import torch
+from torchao.dtypes.nf4tensor import NF4Tensor
 from transformers import Qwen3Config, Qwen3ForCausalLM
 
 from clawloop.contracts.training import BatchSample
@@ -17,6 +18,7 @@ from clawloop.layout.model_shape import ModelShape
 from clawloop.layout.request import TrainingNeeds
 from clawloop.recipes.recipe import Bounds, Distillation, Loss, Train
 from clawloop.training.model.lora import LoraShape
+from clawloop.training.model.lora_linear import is_lora
 from clawloop.training.model.torchtune_loading import load_torchtune_model
 from clawloop.training.packing.sequences import Limits
 from clawloop.training.step import make_optimizer, train_step
@@ -147,3 +149,35 @@ def test_an_adapter_takes_sixteen_bytes_a_parameter(tmp_path: Path) -> None:
     base = sum(tensor.numel() * tensor.element_size() for tensor in (*model.parameters(), *model.buffers()))
     frozen = base - held // 4
     assert trainer.base_bytes(read_model_shape(folder), 4, positions=8192) == pytest.approx(frozen, rel=0.01)
+
+
+@pytest.mark.parametrize("dtype", [torch.bfloat16, torch.float32], ids=["bfloat16", "float32"])
+def test_a_base_in_4_bits_takes_what_was_planned(dtype: torch.dtype, tmp_path: Path) -> None:
+    folder = save_model(tmp_path, dtype, vocab_size=512, num_hidden_layers=3, head_dim=32, **SHAPES["wide MLP"])
+    shape, cpu, lora = read_model_shape(folder), torch.device("cpu"), LoraShape(rank=16, alpha=32.0)
+    model = load_torchtune_model(folder, lora, dtype=dtype, device=cpu, quantisation="nf4")
+    frozen = [*(parameter for name, parameter in model.named_parameters() if not is_lora(name)), *model.buffers()]
+    assert sum(isinstance(tensor, NF4Tensor) for tensor in frozen) == 21
+    held = sum(_bytes(tensor) for tensor in frozen)
+    assert trainer.base_bytes(shape, dtype.itemsize, 8192, quantised=True) == pytest.approx(held, rel=0.01)
+    assert trainer.base_bytes(shape, dtype.itemsize, 8192) > 2 * held
+
+    optimizer = make_optimizer(model, RECIPES["plain"][0].optimiser)
+    batch = samples(512, [(390, 11), (380, 11)])
+
+    def step() -> None:
+        train_step(model, optimizer, batch, RECIPES["plain"][0], Limits(1, 8192, 512))
+
+    step()
+    gradient = sum(parameter.numel() * 4 for parameter in model.adapter_parameters().values())
+    measured = peak_bytes(tmp_path, step) + gradient
+    activations = trainer.working_bytes(shape, TrainingNeeds(), dtype.itemsize, tokens=400, responses=11, longest=11)
+    unpacked = trainer.unpacked_bytes(shape, dtype.itemsize)
+    assert sum(activations) + unpacked == pytest.approx(measured, rel=0.1)
+
+
+def _bytes(tensor: torch.Tensor) -> int:
+    if isinstance(tensor, NF4Tensor):
+        parts = (tensor.quantized_data, tensor.quantized_scalers, tensor.quantization_factor, tensor.nf4)
+        return sum(part.nbytes for part in parts)
+    return tensor.nbytes

@@ -9,6 +9,7 @@ from __future__ import annotations
 import math
 from collections.abc import Iterable
 
+import torch
 from torch import Tensor, nn
 from torchao.dtypes.nf4tensor import to_nf4
 
@@ -17,17 +18,17 @@ _BLOCK = 64
 _SCALER_BLOCK = 256
 
 
-def quantise(projections: Iterable[nn.Module]) -> None:
-    """Replaces the weight of each of these modules by a 4-bit one.
-
-    A weight whose size is no multiple of a block stays as it is.
-    """
+def quantise(projections: Iterable[nn.Module], device: torch.device) -> None:
+    """Replaces the weight of each of these modules by a 4-bit one on this device, one after another: the device never
+    holds all of them whole."""
     for module in projections:
-        weight = module.get_parameter("weight")
-        if weight.numel() % _BLOCK == 0:
-            module.weight = nn.Parameter(_nf4(weight.detach()), requires_grad=False)
+        weight = quantised(module.get_parameter("weight").detach().to(device))
+        module.weight = nn.Parameter(weight, requires_grad=False)
 
 
-def _nf4(weight: Tensor) -> Tensor:
+def quantised(weight: Tensor) -> Tensor:
+    """In 4 bits; a weight whose size is no multiple of a block stays as it is."""
+    if weight.numel() % _BLOCK != 0:
+        return weight
     found: Tensor = to_nf4(weight, _BLOCK, math.gcd(weight.numel() // _BLOCK, _SCALER_BLOCK))
     return found

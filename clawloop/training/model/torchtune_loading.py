@@ -18,7 +18,7 @@ from clawloop.training.model.decoder import TorchtuneModel
 from clawloop.training.model.families import Quantisation
 from clawloop.training.model.lora import LoraShape
 from clawloop.training.model.lora_linear import Float32LoraLinear, is_lora
-from clawloop.training.model.nf4 import quantise
+from clawloop.training.model.nf4 import quantised
 
 
 def build_model(
@@ -53,19 +53,31 @@ def build_model(
         )
 
 
-def fill_model(model: TorchtuneModel, checkpoint: Path, device: torch.device, *, seed: int = 0) -> None:
+def fill_model(
+    model: TorchtuneModel,
+    checkpoint: Path,
+    device: torch.device,
+    *,
+    quantisation: Quantisation | None = None,
+    seed: int = 0,
+) -> None:
     """Reads the base weights and initialises a fresh adapter: A random, B zero, so that it changes nothing yet.
+
+    Args:
+        quantisation: of each projection as it is read, so that they are never all there whole.
 
     Raises:
         ModelUnsupported: tensors are missing, or their shapes disagree with the config.
     """
     ours_of = {theirs: ours for ours, theirs in base_names(model.architecture).items()}
+    projections = {f"{name}.weight" for name, module in model.named_modules() if isinstance(module, Float32LoraLinear)}
     filled: dict[str, Tensor] = {}
     # One tensor at a time: under FSDP the whole model may not fit on one rank.
     for theirs, tensor in BaseWeights(checkpoint).read(ours_of, device):
         ours = ours_of[theirs]
         cast = tensor.to(model.parameter_dtype(ours))
-        filled[ours] = _checked_shard(model.get_parameter(ours), cast, f"{checkpoint}: {ours}")
+        shard = _checked_shard(model.get_parameter(ours), cast, f"{checkpoint}: {ours}")
+        filled[ours] = quantised(shard) if quantisation is not None and ours in projections else shard
     for ours, parameter in model.named_parameters():
         if is_lora(ours):
             filled[ours] = shard_like(parameter, torch.zeros(parameter.shape, device=device))
@@ -87,13 +99,11 @@ def load_torchtune_model(
     quantisation: Quantisation | None = None,
     seed: int = 0,
 ) -> TorchtuneModel:
-    """`build_model` and `fill_model`, for one process; then the projections are quantised."""
+    """`build_model` and `fill_model`, for one process."""
     model = build_model(
         checkpoint, lora, dtype=dtype, max_tokens=max_tokens, gradient_checkpointing=gradient_checkpointing
     )
-    fill_model(model, checkpoint, device, seed=seed)
-    if quantisation is not None:
-        quantise(module for module in model.modules() if isinstance(module, Float32LoraLinear))
+    fill_model(model, checkpoint, device, quantisation=quantisation, seed=seed)
     return model
 
 

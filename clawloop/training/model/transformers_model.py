@@ -158,12 +158,15 @@ def load_transformers_model(
         ModelUnsupported: tensors are missing or of another shape, no projection can have LoRA, or the model does
             something with its logits that this module does not know.
     """
-    causal = _read(checkpoint, family, dtype).to(device)
+    causal = _read(checkpoint, family, dtype)
+    if quantisation is None:
+        causal.to(device)
     _remove_dropout(causal)
     _check_logits(causal, checkpoint)
     projections = _projections(causal, lora, checkpoint)
     if quantisation is not None:
-        quantise(projections.values())
+        quantise(projections.values(), device)
+        causal.to(device)
     peft = _with_lora(causal, lora, list(projections))
     positions = int(causal.config.max_position_embeddings)
     model = TransformersModel(

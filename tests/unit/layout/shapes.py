@@ -51,6 +51,8 @@ def decoder(
             column_out=layers * (query + 2 * key + 2 * adapted_inner),
             row_in=layers * (query + adapted_inner),
             row_out=layers * (width + (width if adapted_inner else 0)),
+            weights=layers * (width * (2 * query + 2 * key) + 3 * width * adapted_inner),
+            largest=width * max(query, adapted_inner),
         ),
         kv=KvShape(full=layers * 2 * key),
         experts=experts,

@@ -145,7 +145,10 @@ def write(name: str, text: str) -> Callable[[Path], None]:
         (write("model.safetensors", "cut off"), "the weights in .* cannot be read"),
         (config_with(architectures=None), "does not describe a language model"),
         (config_with(vocab_size=None), "does not describe a language model, vocab_size is missing"),
-        (config_with(quantization_config={"bits": 4}), "has quantised weights"),
+        (
+            config_with(quantization_config={"quant_method": "mxfp4"}),
+            "quantised by 'mxfp4', whose memory",
+        ),
     ],
 )
 def test_what_is_no_complete_model_is_one_clear_line(change: Callable[[Path], None], said: str, tmp_path: Path) -> None:

@@ -2,8 +2,14 @@
 
 from __future__ import annotations
 
+from dataclasses import replace
+
+import pytest
+
+from clawloop.errors import SetupError
 from clawloop.layout import trainer
 from clawloop.layout.parts import PartName
+from clawloop.layout.plan import plan
 from clawloop.layout.request import Limits, TrainingNeeds
 from tests.unit.layout.shapes import QWEN3_4B, SMALL, request
 
@@ -91,3 +97,22 @@ def test_ranks_that_divide_the_model_hold_a_share_and_gather_the_rest() -> None:
     assert divided[PartName.GATHERED] == 8000 * 2 + 3 * layer
     assert divided[PartName.ACTIVATIONS] == whole[PartName.ACTIVATIONS]
     assert PartName.GATHERED not in whole
+
+
+def test_a_base_in_4_bits_keeps_its_projections_small_and_unpacks_one_at_a_time() -> None:
+    projections = 2 * (8 * 48 + 3 * 8 * 16)
+    assert SMALL.lora.weights == projections
+    assert trainer.nf4_bytes(128 * 256, 2) == 128 * 256 // 2 + 128 * 256 // 64 + 2 * 2
+    kept = trainer.nf4_bytes(projections, 2)
+    assert trainer.base_bytes(SMALL, 2, positions=10, quantised=True) == 2 * 8000 + kept + 10 * 2 * 4 * 4
+    assert trainer.unpacked_bytes(SMALL, 2) == 8 * 16 * 14
+
+
+def test_a_trainer_with_a_base_in_4_bits_fits_where_the_whole_one_does_not() -> None:
+    asked = request(QWEN3_4B, (24,), limits=Limits(max_model_len=8192, max_sample_tokens=8192))
+    with pytest.raises(SetupError, match="Qwen3-4B does not fit"):
+        plan(asked)
+    [_, learner] = plan(replace(asked, quantise="nf4")).processes
+    assert learner.part(PartName.WEIGHTS) < 0.4 * 2 * QWEN3_4B.parameters
+    assert learner.part(PartName.UNPACKED) == 14 * 2560 * 9728
+    assert learner.arguments[-4:-2] == ("--quantise", "nf4")
