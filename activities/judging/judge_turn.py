@@ -24,6 +24,7 @@ from clawloop.crash_points import CrashPoint, crash_point
 from clawloop.errors import ClawloopError, PermanentError
 from clawloop.judging.plan import Action, JudgingPlan, plan_judging
 from clawloop.judging.records import FinalizedJudgement, JudgingContext, OpenJudgement, Relation, TurnContext
+from clawloop.samples.holdout import is_held_out
 from clawloop.turns.next_state import NextState
 
 log = logging.getLogger(__name__)
@@ -127,7 +128,7 @@ class JudgingActivities:
         crash_point(CrashPoint.VOTES_STORED)
         ready_policy = await self._store.finalize(judgement.id, finalized, [given.id for given in case.feedback])
         await self._training.notify(ready_policy)
-        return await self._finalized_result(plan, context, finalized)
+        return await self._finalized_result(plan, case, judgement, finalized)
 
     async def _open(self, plan: JudgingPlan, case: Case) -> OpenJudgement:
         # Revising keeps the stored votes; judging again, as an operator asked, opens a revision without votes.
@@ -139,23 +140,31 @@ class JudgingActivities:
         return VoteCollector(self._store, self._judge, case.record, case.evidence, judgement, case.give_up)
 
     async def _finalized_result(
-        self, plan: JudgingPlan, context: TurnContext, finalized: FinalizedJudgement
+        self, plan: JudgingPlan, case: Case, judgement: OpenJudgement, finalized: FinalizedJudgement
     ) -> TurnResult:
         """The result after finalizing; what depends on the store is read from it."""
-        turn_id = context.turn.record.turn_id
+        context, turn_id = case.context, case.record.turn_id
         stored = None
-        if plan.action is Action.REJUDGE or finalized.relation is not Relation.NONE:
+        held_out = _may_be_held_out(case, judgement, finalized)
+        if plan.action is Action.REJUDGE or finalized.relation is not Relation.NONE or held_out:
             stored = await self._store.load_context(turn_id)
         if stored is not None and (stored.current is None or stored.current.revision < plan.revision):
             # The store wrote nothing: a step took the older judgement's sample before this one was decided.
             return _stored_result(stored, "a step has its sample, so the old verdict is kept: ")
         self._counts.judged(finalized.outcome)
         log.info("judged", extra={"turn_id": str(turn_id), "outcome": finalized.outcome})
-        if stored is not None and finalized.relation is not Relation.NONE:
+        if stored is not None and (finalized.relation is not Relation.NONE or held_out):
             return main_turn_result(
                 turn_id, stored.number, stored.turn.outcome, finalized.verdict.verdict, stored.turn.outcome_detail or ""
             )
         return main_turn_result(turn_id, context.number, finalized.outcome, finalized.verdict.verdict, finalized.why)
+
+
+def _may_be_held_out(case: Case, judgement: OpenJudgement, finalized: FinalizedJudgement) -> bool:
+    """Whether the store may have held the turn's sample out, which it decides by the policy's recipe of that moment."""
+    unit = case.record.group_id or case.context.turn.session_id
+    share = judgement.recipe.gate.held_out
+    return finalized.sampled and is_held_out(case.record.policy, unit, share)
 
 
 def _has_verdict(context: TurnContext) -> bool:

@@ -76,8 +76,8 @@ class Grade:
     """The grade of an answer.
 
     Args:
-        exact: the content is right, in either style.
-        match: the answer is in the preferred style of the request's axis.
+        exact: the content is right as a whole, in either style.
+        match: and the style is the one that the user prefers for the request's axis.
     """
 
     exact: bool
@@ -120,7 +120,7 @@ def grade(request: Request, text: str, preference: Preference) -> Grade:
     """Grade an answer, ignoring surrounding white space."""
     style = style_of(text.strip())
     exact = style is not None and AXIS_OF[style] is request.axis and text.strip() == answer(request, style)
-    return Grade(exact=exact, match=style is preference[request.axis])
+    return Grade(exact=exact, match=exact and style is preference[request.axis])
 
 
 def draw_preference(seed: int) -> dict[Axis, Style]:

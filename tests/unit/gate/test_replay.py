@@ -5,6 +5,7 @@ from __future__ import annotations
 import random
 from uuid import UUID
 
+import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
@@ -21,7 +22,7 @@ def scores(praised: int, blamed: int, change: float, noise: float = 0.1, seed: i
 
 
 def test_too_few_turns_decide_nothing() -> None:
-    for praised, blamed in ((0, 0), (16, 15), (40, 3), (0, 64)):
+    for praised, blamed in ((0, 0), (16, 15), (40, 7), (0, 64)):
         check = check_replay(scores(praised, blamed, -5.0), "a")
         assert check.result is CheckResult.NOT_ENOUGH
         assert check.reason == f"{praised} praised and {blamed} blamed turns held out, 32 are needed"
@@ -38,9 +39,13 @@ def test_a_change_within_noise_passes() -> None:
     assert check_replay(scores(20, 20, -0.02, noise=0.5), "a").result is CheckResult.PASSED
 
 
-def test_without_a_change_about_one_version_in_twenty_fails() -> None:
-    failed = [check_replay(scores(20, 20, 0.0, seed=s), str(s)).result is CheckResult.FAILED for s in range(200)]
-    assert 2 <= sum(failed) <= 25
+@pytest.mark.parametrize(("praised", "blamed"), [(16, 16), (24, 8)])
+def test_without_a_change_about_one_version_in_twenty_fails(praised: int, blamed: int) -> None:
+    """Independent turns, fixed seeds; plain percentiles of the draws fail 14 and 14 of these 160."""
+    failed = [
+        check_replay(scores(praised, blamed, 0.0, seed=s), str(s)).result is CheckResult.FAILED for s in range(160)
+    ]
+    assert 0.02 * 160 <= sum(failed) <= 0.07 * 160, sum(failed)
 
 
 @given(st.lists(st.tuples(st.sampled_from([-1, 1]), st.floats(-9, 0), st.floats(-9, 0)), max_size=80), st.text())
