@@ -30,6 +30,7 @@ from api.ui.logins import Logins
 from clawloop.contracts.serving import Scope
 from clawloop.operations.history import HistoryOperations
 from clawloop.operations.ports import TrainingStore
+from clawloop.operations.probes import ProbeStore
 from clawloop.operations.rollouts import RolloutOperations
 from clawloop.operations.sessions import SessionOperations
 from clawloop.operations.training import TrainingOperations
@@ -72,6 +73,7 @@ class Services:
     session_browser: SessionBrowser
     training_browser: TrainingBrowser
     changes: Changes
+    probes: ProbeStore
     readiness: Readiness
     metrics: GatewayMetrics
     metrics_pages: MetricsPages

@@ -20,6 +20,7 @@ FeedbackId = NewType("FeedbackId", UUID)
 EventId = NewType("EventId", UUID)
 RolloutGroupId = NewType("RolloutGroupId", UUID)
 EpisodeId = NewType("EpisodeId", UUID)
+ProbeId = NewType("ProbeId", UUID)
 
 # What the id of a reply begins with: chat completions, completions, Anthropic's Messages, OpenAI's Responses.
 _CHAT, _COMPLETION, _MESSAGE, _RESPONSE = "chatcmpl-", "cmpl-", "msg_", "resp_"
@@ -56,6 +57,10 @@ def new_rollout_group_id() -> RolloutGroupId:
 
 def new_episode_id() -> EpisodeId:
     return EpisodeId(UUID(int=uuid7().int))
+
+
+def new_probe_id() -> ProbeId:
+    return ProbeId(UUID(int=uuid7().int))
 
 
 def response_id(turn_id: TurnId) -> str:

@@ -20,6 +20,7 @@ from db.serving.tables import PolicyRow as PolicyRow
 from db.serving.tables import VersionRow as VersionRow
 from db.training.tables import EventRow as EventRow
 from db.training.tables import GateCheckRow as GateCheckRow
+from db.training.tables import ProbeRow as ProbeRow
 from db.training.tables import RecipeRow as RecipeRow
 from db.training.tables import SampleRow as SampleRow
 from db.training.tables import StepRow as StepRow

@@ -31,6 +31,7 @@ class ActivityOptions(TypedDict, total=False):
     """An activity's queue, time-outs and retries."""
 
     task_queue: str
+    schedule_to_close_timeout: timedelta
     start_to_close_timeout: timedelta
     heartbeat_timeout: timedelta
     retry_policy: RetryPolicy
@@ -77,6 +78,23 @@ FINALIZE = ActivityOptions(
     ),
 )
 """A turn decided with the stored votes, without a request to a judge."""
+
+PROBE = ActivityOptions(
+    task_queue=JUDGE_QUEUE,
+    # An engine restarts within a minute or two, and 200 probes take minutes on a CPU. After that the version is decided
+    # without its probes, which its gate says: engine or judge may be away for days, and the numbers and held-out turns
+    # were checked.
+    schedule_to_close_timeout=timedelta(minutes=20),
+    start_to_close_timeout=timedelta(minutes=20),
+    heartbeat_timeout=timedelta(seconds=30),
+    retry_policy=RetryPolicy(
+        initial_interval=timedelta(seconds=1),
+        backoff_coefficient=2.0,
+        maximum_interval=timedelta(seconds=15),
+        non_retryable_error_types=_PERMANENT,
+    ),
+)
+"""A candidate's probes."""
 
 STORE = ActivityOptions(
     task_queue=LEDGER_QUEUE,

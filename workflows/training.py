@@ -26,10 +26,12 @@ with workflow.unsafe.imports_passed_through():
         AbandonStep,
         ClaimBatch,
         DecideVersion,
+        ProbeVersion,
         QuarantineStep,
         StepDone,
         TrainStep,
     )
+    from activities.training.probes import ProbeActivities
     from activities.training.steps import StepActivities
     from activities.training.train_step import TrainingActivities
     from clawloop.contracts.training import (
@@ -41,7 +43,7 @@ with workflow.unsafe.imports_passed_through():
         TrainingView,
     )
     from workflows import descriptions, names
-    from workflows.activity_options import PUBLISH, STORE, train_on
+    from workflows.activity_options import PROBE, PUBLISH, STORE, train_on
     from workflows.long_running import LongRunningWorkflow, error_type_of, reason_of
     from workflows.state import STEPS_LIMIT, PolicyTraining
 
@@ -126,7 +128,7 @@ class TrainingWorkflow(LongRunningWorkflow):
                 self._record(await self._step(view, claimed))
             elif claimed.state is StepState.CANDIDATE:  # an earlier run ended before the gate decided
                 found = StepDone(policy=self._policy, n=claimed.n, state=claimed.state, samples=claimed.samples)
-                self._record(await self._decide(found))
+                self._record(await self._decide(found, view))
             self._ended_step = claimed.n
             return True
         except ActivityError as error:
@@ -179,16 +181,17 @@ class TrainingWorkflow(LongRunningWorkflow):
                 **STORE,
             )
         elif done.state is StepState.CANDIDATE:
-            return await self._decide(done)
+            return await self._decide(done, view)
         elif done.state is StepState.COMMITTED:
             self._must_publish = True
         return done
 
-    async def _decide(self, done: StepDone) -> StepDone:
+    async def _decide(self, done: StepDone, view: TrainingView) -> StepDone:
         """The step after the gate's decision about its version."""
+        not_probed = await self._probe(done.n) if view.probed else ""
         decided = await workflow.execute_activity_method(
             GateActivities.decide_version,
-            DecideVersion(policy=self._policy, n=done.n),
+            DecideVersion(policy=self._policy, n=done.n, not_probed=not_probed),
             summary=f"decide about version {done.n}",
             **STORE,
         )
@@ -196,6 +199,21 @@ class TrainingWorkflow(LongRunningWorkflow):
             self._must_publish = True
         decision = {"state": decided.state, "reason": decided.reason, "gate": decided.checks}
         return done.model_copy(update=decision)
+
+    async def _probe(self, n: int) -> str:
+        """Ask the version its probes; why they could not be asked, empty if they were."""
+        try:
+            await workflow.execute_activity_method(
+                ProbeActivities.probe_version,
+                ProbeVersion(policy=self._policy, n=n),
+                summary=f"ask version {n} and its parent the probes",
+                **PROBE,
+            )
+        except ActivityError as error:
+            if is_cancelled_exception(error):
+                raise
+            return _reason(error)
+        return ""
 
     async def _compute(self, view: TrainingView, claimed: Claim) -> StepDone:
         try:

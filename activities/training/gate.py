@@ -10,6 +10,7 @@ from activities.heartbeat import heartbeating
 from activities.training.messages import REASON_LIMIT, DecideVersion, VersionDecided
 from activities.training.ports import GateStore
 from clawloop.contracts.training import CheckResult, GateCheck
+from clawloop.gate.probes import not_asked
 
 log = logging.getLogger(__name__)
 
@@ -24,6 +25,8 @@ class GateActivities:
     async def decide_version(self, request: DecideVersion) -> VersionDecided:
         """Accept or reject a candidate. Idempotent: a version that was decided before keeps its decision."""
         async with heartbeating():
+            if request.not_probed:
+                await self._store.record(request.policy, request.n, not_asked(request.not_probed))
             checks = await self._store.checks(request.policy, request.n)
             failed = [f"{check.name}: {check.reason}" for check in checks if check.result is CheckResult.FAILED]
             if failed:

@@ -67,11 +67,39 @@ class QuarantineStep(_Message):
     reason: str
 
 
-class DecideVersion(_Message):
-    """Accept or reject the candidate that step `n` made; the same decision each time."""
+class ProbeVersion(_Message):
+    """Ask the candidate that step `n` made, and its parent, the policy's probes."""
 
     policy: str
     n: int
+
+
+class VersionProbed(_Message):
+    """What the probes found.
+
+    Args:
+        asked: 0 if there was nothing to ask.
+        failed: the version will be rejected for it.
+        reason: figures, no text of a probe or an answer.
+    """
+
+    policy: str
+    n: int
+    asked: int = 0
+    failed: bool = False
+    reason: str = ""
+
+
+class DecideVersion(_Message):
+    """Accept or reject the candidate that step `n` made; the same decision each time.
+
+    Args:
+        not_probed: why its probes could not be asked; empty if they were, or there are none.
+    """
+
+    policy: str
+    n: int
+    not_probed: str = ""
 
 
 class VersionDecided(_Message):

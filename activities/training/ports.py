@@ -11,6 +11,7 @@ from datetime import timedelta
 from typing import Protocol
 
 from clawloop.contracts.attempts import Attempts
+from clawloop.contracts.probes import ProbeAnswer, ProbeContent, ProbePlan
 from clawloop.contracts.training import (
     Claim,
     GateCheck,
@@ -105,6 +106,9 @@ class GateStore(Protocol):
     async def checks(self, policy: str, n: int) -> list[GateCheck]:
         """What the gate's checks found about a version."""
 
+    async def record(self, policy: str, n: int, check: GateCheck) -> None:
+        """Store a check of a candidate; the first one of its name counts. Nothing once it is decided."""
+
     async def accept(self, policy: str, n: int) -> tuple[StepState, str]:
         """Make a candidate the policy's head, by compare-and-set on its parent and epoch.
 
@@ -117,6 +121,26 @@ class GateStore(Protocol):
 
         Returns the step's state afterwards, and its reason: what was decided before if the step is no candidate any
         more.
+        """
+
+
+class ProbeStore(Protocol):
+    """Stores what probes are asked of candidates, and what they found."""
+
+    async def plan(self, policy: str, n: int) -> ProbePlan | None:
+        """What to ask of a version; None if it is no candidate, or was asked already. The same for every call."""
+
+    async def record(self, policy: str, n: int, check: GateCheck) -> None:
+        """Store the check of a candidate; the first one counts. Nothing once it is decided."""
+
+
+class ProbeEngines(Protocol):
+    async def answer(self, policy: str, version: int, content: ProbeContent, max_tokens: int) -> ProbeAnswer:
+        """A version's answer to a probe.
+
+        Raises:
+            EngineUnavailable: no engine has the version, or it did not answer; retry.
+            EngineRejected: the engine will never take this probe.
         """
 
 

@@ -22,6 +22,7 @@ from clawloop.cli.erase import erase_command
 from clawloop.cli.judge import judge_app
 from clawloop.cli.key import key_app
 from clawloop.cli.plan import plan_command
+from clawloop.cli.probe import probe_app
 from clawloop.cli.recover import recover_command
 from clawloop.cli.rollouts import episode_app, rollouts_app
 from clawloop.cli.session import session_app, why_command
@@ -134,6 +135,7 @@ app.add_typer(training_app, name="training")
 app.add_typer(policy_app, name="policy")
 app.add_typer(recipe_app, name="recipe")
 app.add_typer(judge_app, name="judge")
+app.add_typer(probe_app, name="probe")
 app.add_typer(rollouts_app, name="rollouts")
 app.add_typer(episode_app, name="episode")
 app.add_typer(adapter_app, name="adapter")

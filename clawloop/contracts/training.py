@@ -6,7 +6,7 @@ Step n makes version n. Numbers are never reused, so an abandoned step leaves a 
 from __future__ import annotations
 
 from collections.abc import Mapping, Sequence
-from dataclasses import dataclass, field
+from dataclasses import dataclass, field, replace
 from datetime import datetime
 from enum import StrEnum
 
@@ -97,6 +97,7 @@ class CheckName(StrEnum):
 
     NUMBERS = "numbers"  # the step's figures, and how far the version moved
     REPLAY = "replay"  # held-out turns, scored under the version and its parent
+    PROBES = "probes"  # prompts that the version and its parent answered
 
 
 class CheckResult(StrEnum):
@@ -120,6 +121,10 @@ class GateCheck:
     result: CheckResult
     reason: str
     figures: Mapping[str, float | None]
+
+    def noting(self, note: str) -> GateCheck:
+        """The check with a further remark for people."""
+        return replace(self, reason=f"{self.reason}; {note}")
 
 
 @dataclass(frozen=True, slots=True)
@@ -338,6 +343,7 @@ class TrainingView:
         max_wait_seconds: a smaller batch is claimed once its oldest sample has waited this long; None without a recipe.
         closed_seconds: the recipe's schedule lets no batch be claimed, and it is worth to look again after this long;
             None if one may be claimed.
+        probed: the gate asks versions of this policy probes.
     """
 
     policy: str
@@ -357,6 +363,7 @@ class TrainingView:
     unpublished: bool
     max_wait_seconds: float | None = None
     closed_seconds: float | None = None
+    probed: bool = False
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)

@@ -1,10 +1,10 @@
 """The replay of held-out turns: whether a version prefers blamed replies more than its parent did.
 
 A paired, studentised bootstrap (Efron and Tibshirani, "An Introduction to the Bootstrap", 1993, section 12.5) over
-turns that were never trained: each turn is scored under both versions, and turns are drawn anew, praised and blamed ones
-each among themselves. Plain percentiles of the draws called 6 to 12 % of versions worse that were not, with as few turns
-as there are; divided by their standard errors, as here, the draws call 5 to 6 % worse (8 % where a few turns change much
-more than the others).
+turns that were never trained: each turn is scored under both versions, and turns are drawn anew, praised and blamed
+ones each among themselves. Plain percentiles of the draws called 6 to 12 % of versions worse that were not, with as few
+turns as there are; divided by their standard errors, as here, the draws call 5 to 6 % worse, and 8 % where a few turns
+change much more than the others.
 """
 
 from __future__ import annotations

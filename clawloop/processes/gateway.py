@@ -53,6 +53,7 @@ from db.serving.listener import PostgresListener
 from db.training.browsing import PostgresTrainingBrowser
 from db.training.operators import PostgresTrainingStore
 from db.turns.browsing import PostgresSessionBrowser
+from db.training.probes import PostgresProbeStore
 from db.turns.conversation_cache import ConversationCache
 from db.turns.insert import PostgresTurnStore
 from db.turns.sessions import PostgresSessionStore
@@ -212,6 +213,7 @@ async def gateway_services(
         training_browser=PostgresTrainingBrowser(background),
         changes=Changes(PostgresTrainingBrowser(database)),
         is_draining=is_draining,
+        probes=PostgresProbeStore(background),
         versions=VersionChooser(turns),
         readiness=GatewayReadiness(database, engines, is_draining),
         metrics=metrics,

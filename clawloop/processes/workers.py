@@ -25,14 +25,16 @@ from activities.sweep import SweepActivities
 from activities.training.gate import GateActivities
 from activities.training.notifier import TrainingNotifier
 from activities.training.ports import WorkNotifier
+from activities.training.probes import ProbeActivities
 from activities.training.steps import StepActivities
 from clawloop.adapters.folder import AdapterFolder
 from clawloop.contracts.serving import Directory
 from clawloop.errors import SignalFailed, StoreUnavailable
-from clawloop.processes.endpoints import database_url
+from clawloop.processes.endpoints import database_url, engine_secret
 from clawloop.processes.judge import engine_endpoints, judge_client
 from clawloop.processes.worker_process import GRACE, LOOPBACK, RETRY_SECONDS, run_workers
 from clawloop.serving.directory import DirectoryCache, DirectoryStore
+from clawloop.serving.probes import ProbeClient
 from clawloop.serving.rendering import EngineRenderer
 from clawloop.settings import Settings
 from clawloop.telemetry.metrics import WorkerMetrics
@@ -49,6 +51,7 @@ from db.serving.directory import PostgresDirectoryStore
 from db.serving.publishing import PostgresPublishingStore
 from db.sweep import PostgresSweepStore
 from db.training.gate import PostgresGateStore
+from db.training.probes import PostgresProbeStore
 from db.training.steps import PostgresStepStore
 from db.training.work_flag import PostgresWorkStore
 from workflows import names
@@ -167,10 +170,12 @@ async def _judge_worker(
     renderer = await stack.enter_async_context(EngineRenderer(engine_endpoints(settings, now)))
     work = TrainingNotifier(PostgresWorkStore(database), TemporalTrainingNotifier(client))
     judging = JudgingActivities(PostgresJudgementStore(database), judge, renderer, work, metrics)
+    engines = await stack.enter_async_context(ProbeClient(now, engine_secret(settings)))
+    probing = ProbeActivities(PostgresProbeStore(database), engines, judge)
     return Worker(
         client,
         task_queue=names.JUDGE_QUEUE,
-        activities=[judging.judge_turn, judging.judge_turns, judging.collect_direct_vote],
+        activities=[judging.judge_turn, judging.judge_turns, judging.collect_direct_vote, probing.probe_version],
         max_concurrent_activities=MAX_CONCURRENT_ACTIVITIES,
         graceful_shutdown_timeout=GRACE,
     )

@@ -285,6 +285,8 @@ class Train(_Table):
 class Gate(_Table):
     """What a version must pass before it answers, and what follows when it does not."""
 
+    later = frozenset({"drawn_probes", "probe_tokens"})
+
     parent_distance: Positive = 0.4
     """A version is rejected above this mean distance from its parent, over the step's tokens, in nats; a token counts 5
     at most."""
@@ -304,6 +306,11 @@ class Gate(_Table):
     the blamed among their replies more than its parent did. At most 0.5, so that more is left to learn from."""
     replay_turns: Annotated[int, Field(ge=32, le=1000)] = 64
     """Number of held-out turns, the newest ones, that a version is compared with its parent on."""
+    drawn_probes: Annotated[int, Field(ge=0, le=64)] = 0
+    """Number of praised turns whose requests are asked again of each version and its parent, for the judge to compare,
+    beside the probes of `clawloop probe add`; a comparison decides from 10 pairs on."""
+    probe_tokens: Annotated[int, Field(ge=16, le=4096)] = 256
+    """Longest answer to a probe, in tokens."""
     pause_after: Count = 3
     """Training pauses after this many steps in a row without an accepted version; until then it goes on from the
     parent, with other samples."""

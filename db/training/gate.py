@@ -11,7 +11,7 @@ from clawloop.contracts.training import GateCheck, StepState
 from clawloop.errors import RecipeRejected
 from clawloop.recipes.recipe import Gate
 from db.database import Database, transaction
-from db.training.gate_checks import read_checks
+from db.training.gate_checks import read_checks, record_check
 from db.training.policies import lock_policy
 from db.training.recipes import recipe_by_hash
 from db.training.step_transitions import abandon_step, accept_step, lock_step, moved_on, reject_step
@@ -27,6 +27,10 @@ class PostgresGateStore:
     async def checks(self, connection: AsyncConnection, policy: str, n: int) -> list[GateCheck]:
         await lock_step(connection, policy, n)
         return (await read_checks(connection, policy)).get(n, [])
+
+    @transaction
+    async def record(self, connection: AsyncConnection, policy: str, n: int, check: GateCheck) -> None:
+        await record_check(connection, policy, n, check)
 
     @transaction
     async def accept(self, connection: AsyncConnection, policy: str, n: int) -> tuple[StepState, str]:

@@ -9,9 +9,10 @@ from sqlalchemy import select
 from sqlalchemy.dialects.postgresql import insert
 from sqlalchemy.ext.asyncio import AsyncConnection
 
-from clawloop.contracts.training import CheckName, CheckResult, GateCheck
+from clawloop.contracts.training import CheckName, CheckResult, GateCheck, StepState
 from db.exact_json import exact_json, storable
-from db.tables import GateCheckRow
+from db.tables import GateCheckRow, StepRow
+from db.training.policies import lock_policy
 
 
 async def insert_checks(connection: AsyncConnection, policy: str, version: int, checks: Sequence[GateCheck]) -> None:
@@ -26,6 +27,14 @@ async def insert_checks(connection: AsyncConnection, policy: str, version: int, 
             "figures": exact_json(dict(check.figures)),
         }
         await connection.execute(insert(GateCheckRow).values(row).on_conflict_do_nothing())
+
+
+async def record_check(connection: AsyncConnection, policy: str, version: int, check: GateCheck) -> None:
+    """Insert a check of a candidate; nothing once it is decided."""
+    await lock_policy(connection, policy)
+    state = select(StepRow.state).where(StepRow.policy == policy, StepRow.n == version)
+    if (await connection.execute(state)).scalar_one_or_none() == StepState.CANDIDATE:
+        await insert_checks(connection, policy, version, [check])
 
 
 async def read_checks(connection: AsyncConnection, policy: str) -> dict[int, list[GateCheck]]:

@@ -17,6 +17,7 @@ from db.training.schedule import read_closed
 _STATUS = text("""
     SELECT p.id, p.pool, p.head, p.active, p.epoch, p.pinned, p.paused_reason, r.content,
         waits.ready, waits.groups, waits.oldest_seconds,
+        EXISTS (SELECT FROM probes WHERE policy = p.id) AS has_probes,
         (SELECT count(*) FROM turns t JOIN sessions c ON c.id = t.session_id
             WHERE t.outcome = 'waiting' AND t.episode_id IS NULL AND c.policy = p.id) AS judging,
         st.n AS step, st.attempt, st.state AS step_state
@@ -73,6 +74,7 @@ async def read_status(connection: AsyncConnection, policy: str) -> TrainingView:
         unpublished=row.active != (row.head if row.pinned is None else row.pinned),
         max_wait_seconds=None if recipe is None else 3600 * recipe.train.max_wait_hours,
         closed_seconds=None if closed is None else closed.seconds,
+        probed=row.has_probes or (recipe is not None and recipe.gate.drawn_probes > 0),
     )
 
 

@@ -125,6 +125,18 @@ class GateCheckRow(Base):
     at: Mapped[datetime] = mapped_column(server_default=text("now()"))
 
 
+class ProbeRow(Base):
+    """A prompt of an operator's that the gate asks of each version, with what a right answer has."""
+
+    __tablename__ = "probes"
+    __table_args__ = (Index(None, "policy", "id"),)
+
+    id: Mapped[UUID] = mapped_column(primary_key=True)
+    policy: Mapped[str] = mapped_column(ForeignKey("policies.id"))
+    content: Mapped[Any] = mapped_column(ExactJson)  # a ProbeContent
+    created_at: Mapped[datetime] = mapped_column(server_default=text("now()"))
+
+
 class EventRow(Base):
     """A change of a policy by an operator or by Clawloop."""
 

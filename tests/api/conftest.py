@@ -44,6 +44,7 @@ from tests.fakes.history_store import FakeHistoryJudge, FakeHistoryStore
 from tests.fakes.key_store import FakeKeyStore
 from tests.fakes.ledger import FakeLedger
 from tests.fakes.notifier import FakeNotifier, FakeOperatorNotifier
+from tests.fakes.probe_store import FakeProbeStore
 from tests.fakes.rollouts_store import FakeEpisodeReader, FakeRolloutsStore
 from tests.fakes.session_store import FakeSessionStore
 from tests.fakes.training_store import FakeTrainingStore
@@ -153,6 +154,7 @@ async def running_gateway(
                     session_browser=browser,
                     training_browser=browser,
                     changes=Changes(browser),
+                    probes=FakeProbeStore(),
                     versions=VersionChooser(turns),
                     readiness=AlwaysReady(),
                     metrics=metrics,

@@ -16,6 +16,11 @@ class FakeGateStore:
     async def checks(self, policy: str, n: int) -> list[GateCheck]:
         return self._step(policy, n).checks
 
+    async def record(self, policy: str, n: int, check: GateCheck) -> None:
+        step = self._step(policy, n)
+        if step.state is StepState.CANDIDATE and check.name not in [each.name for each in step.checks]:
+            step.checks.append(check)
+
     async def accept(self, policy: str, n: int) -> tuple[StepState, str]:
         step = self._step(policy, n)
         if step.state is not StepState.CANDIDATE:

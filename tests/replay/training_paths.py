@@ -57,6 +57,14 @@ async def training_rejected(learner: Learner, scripted: ScriptedLearning) -> Non
     await until(lambda: scripted.version == 2)
 
 
+async def training_probed(learner: Learner, scripted: ScriptedLearning) -> None:
+    """Versions are asked probes; nobody can ask the second one."""
+    scripted.probed = True
+    scripted.probes_fail[2] = ApplicationError("no engine has it", type="RecordUnusable", non_retryable=True)
+    await learner.samples(32)
+    await until(lambda: scripted.version == 2)
+
+
 async def training_refused(learner: Learner, scripted: ScriptedLearning) -> None:
     errors = {kind: ApplicationError(kind, type=kind, non_retryable=True) for kind in ("RecordUnusable", "SetupError")}
     failing = iter(errors.values())
@@ -132,6 +140,7 @@ PATHS: tuple[Path, ...] = (
     training_paused_and_resumed,
     training_quarantined,
     training_rejected,
+    training_probed,
     training_refused,
     training_rolled_back_and_pinned,
     training_operator_changed,

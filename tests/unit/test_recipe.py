@@ -141,6 +141,8 @@ def test_a_stored_recipe_without_a_later_key_means_its_default() -> None:
         "Train.batch_groups": 8,
         "Train.group_staleness_versions": 8,
         "Train.schedule": None,
+        "Gate.drawn_probes": 0,
+        "Gate.probe_tokens": 256,
         "Recipe.gate": Gate(),
     }
     stored = Recipe(name="x").content

@@ -18,10 +18,12 @@ from activities.training.messages import (
     AbandonStep,
     ClaimBatch,
     DecideVersion,
+    ProbeVersion,
     QuarantineStep,
     StepDone,
     TrainStep,
     VersionDecided,
+    VersionProbed,
 )
 from clawloop.contracts.training import Claim, OperatorAction, OperatorChange, StepState, TrainingState, TrainingView
 from clawloop.temporal.training_notifier import TemporalTrainingNotifier
@@ -44,6 +46,8 @@ class ScriptedLearning:
         fails: how a step fails, by its number.
         ends: the state and reason of a step, by its number; a candidate otherwise.
         rejects: why the gate rejects a version, by its number; it accepts the others.
+        probed: versions are asked probes.
+        probes_fail: how asking a version fails, by its number.
         at_gate: the gate waits for it.
     """
 
@@ -69,6 +73,8 @@ class ScriptedLearning:
         self.fails: Callable[[int], ApplicationError | None] = lambda n: None
         self.ends: dict[int, tuple[StepState, str]] = {}
         self.rejects: dict[int, str] = {}
+        self.probed = False
+        self.probes_fail: dict[int, ApplicationError] = {}
         self.at_gate = asyncio.Event()
         self.at_gate.set()
         self.at_once = self.most_at_once = 0
@@ -102,6 +108,7 @@ class ScriptedLearning:
             unpublished=self.pinned is None and self.head != self.version,
             max_wait_seconds=self.max_wait_seconds,
             closed_seconds=self.closed_seconds,
+            probed=self.probed,
         )
 
     @activity.defn(name="claim_batch")
@@ -165,9 +172,18 @@ class ScriptedLearning:
         self.step += 1
         self.step_state = None
 
+    @activity.defn(name="probe_version")
+    async def probe(self, ask: ProbeVersion) -> VersionProbed:
+        self.happened.append(f"probe {ask.n}")
+        if (away := self.probes_fail.get(ask.n)) is not None:
+            raise away
+        return VersionProbed(policy=ask.policy, n=ask.n, asked=8)
+
     @activity.defn(name="decide_version")
     async def decide(self, ask: DecideVersion) -> VersionDecided:
         await self.at_gate.wait()
+        if ask.not_probed:
+            self.happened.append(f"not probed {ask.n}: {ask.not_probed}")
         why = self.rejects.get(ask.n)
         self.happened.append(f"decide {ask.n}: {why or 'accepted'}")
         if why is None:
@@ -287,6 +303,7 @@ async def learning(client: Client, scripted: ScriptedLearning, *, trainer: bool 
                 scripted.publish,
             ],
         ),
+        Worker(client, task_queue=names.JUDGE_QUEUE, activities=[scripted.probe]),
     ):
         try:
             if trainer:

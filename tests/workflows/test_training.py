@@ -93,6 +93,30 @@ async def test_after_a_rejected_version_training_goes_on_and_the_parent_answers(
     assert "numbers failed | rejected: numbers: too far |" in details
 
 
+async def test_probes_are_asked_before_a_version_is_decided(scripted: ScriptedLearning, learner: Learner) -> None:
+    scripted.probed = True
+    await learner.samples(16)
+    await answers(scripted, 1)
+    assert [line for line in scripted.happened if line.startswith(("probe", "decide"))] == [
+        "probe 1",
+        "decide 1: accepted",
+    ]
+
+
+async def test_a_version_whose_probes_cannot_be_asked_is_decided_and_says_so(
+    scripted: ScriptedLearning, learner: Learner
+) -> None:
+    scripted.probed = True
+    scripted.probes_fail[1] = ApplicationError("no engine has it", type="RecordUnusable", non_retryable=True)
+    await learner.samples(16)
+    await answers(scripted, 1)
+    assert [line for line in scripted.happened if line.startswith(("probe", "not probed", "decide"))] == [
+        "probe 1",
+        "not probed 1: no engine has it",
+        "decide 1: accepted",
+    ]
+
+
 async def test_a_candidate_that_an_ended_run_left_is_decided_and_not_trained_again(
     client: Client, scripted: ScriptedLearning, learner: Learner
 ) -> None:

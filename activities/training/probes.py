@@ -1,0 +1,123 @@
+"""Asks a candidate and its parent the policy's probes, and stores what the gate's check by them found.
+
+The chat notices little of it: two requests at a time, answers of bounded length. Like side turns they are never judged
+or trained; they are in no session.
+"""
+
+from __future__ import annotations
+
+import asyncio
+import logging
+from collections import Counter
+
+from temporalio import activity
+
+from activities.heartbeat import heartbeating
+from activities.judging.ports import Judge
+from activities.training.messages import REASON_LIMIT, ProbeVersion, VersionProbed
+from activities.training.ports import ProbeEngines, ProbeStore
+from clawloop.contracts.probes import AskedProbe, ProbeAnswer, ProbePlan
+from clawloop.contracts.training import CheckResult
+from clawloop.errors import EngineRejected, JudgeRefused, JudgeUnavailable
+from clawloop.gate.probe_content import is_right
+from clawloop.gate.probes import ProbePair, check_probes, not_asked
+from clawloop.ids import TurnId
+from clawloop.judging.comparison import comparison_prompt, parse_choice, preference
+
+log = logging.getLogger(__name__)
+
+# An engine answers chats beside it.
+CONCURRENT_PROBES = 2
+# Of a judge's choice between two answers: it should say the same each time.
+_TEMPERATURE = 0.1
+
+
+class ProbeActivities:
+    """On the queue `judge`, whose workers reach engines and judge."""
+
+    def __init__(self, store: ProbeStore, engines: ProbeEngines, judge: Judge) -> None:
+        self._store = store
+        self._engines = engines
+        self._judge = judge
+
+    @activity.defn(name="probe_version")
+    async def probe_version(self, request: ProbeVersion) -> VersionProbed:
+        """Ask a candidate and its parent; nothing if the step is no candidate, was probed, or there are no probes.
+
+        Raises:
+            EngineUnavailable: no engine has one of the versions, or the one that has did not answer; retry.
+            StoreUnavailable
+        """
+        asked = 0
+
+        async with heartbeating(lambda: f"{asked} probes asked"):
+            plan = await self._store.plan(request.policy, request.n)
+            if plan is None or not plan.probes:
+                return VersionProbed(policy=request.policy, n=request.n)
+            slots = asyncio.Semaphore(CONCURRENT_PROBES)
+            problems: Counter[str] = Counter()
+
+            async def ask(probe: AskedProbe) -> ProbePair | None:
+                nonlocal asked
+                async with slots:
+                    pair = await self._pair(plan, probe, problems)
+                    asked += 1
+                    return pair
+
+            tasks = [asyncio.create_task(ask(probe)) for probe in plan.probes]
+            try:
+                pairs = [pair for pair in await asyncio.gather(*tasks) if pair is not None]
+            finally:
+                for task in tasks:
+                    task.cancel()
+            noted = "; ".join(f"{count} probes: {problem}" for problem, count in problems.items())
+            check = check_probes(pairs) if pairs else not_asked(noted)
+            if pairs and noted:
+                check = check.noting(noted)
+            await self._store.record(request.policy, request.n, check)
+        facts = {"policy": request.policy, "version": request.n, "result": check.result, "why": check.reason}
+        log.info("version probed", extra=facts)
+        failed = check.result is CheckResult.FAILED
+        return VersionProbed(
+            policy=request.policy, n=request.n, asked=len(pairs), failed=failed, reason=check.reason[:REASON_LIMIT]
+        )
+
+    async def _pair(self, plan: ProbePlan, probe: AskedProbe, problems: Counter[str]) -> ProbePair | None:
+        limit = plan.recipe.gate.probe_tokens
+        try:
+            parent, version = [
+                await self._engines.answer(plan.policy, n, probe.content, limit)
+                for n in (plan.parent, plan.candidate.n)
+            ]
+        except EngineRejected as error:
+            problems[f"the engine refused ({error.status})"] += 1
+            return None
+        right_parent, right = is_right(probe.content, parent.text), is_right(probe.content, version.text)
+        preferred = None
+        if right is None:
+            try:
+                preferred = await self._preference(plan, probe, parent, version)
+            except (JudgeUnavailable, JudgeRefused) as error:
+                problems[f"not compared: {error}"] += 1
+        return ProbePair(probe.content, parent, version, right_parent, right, preferred)
+
+    async def _preference(self, plan: ProbePlan, probe: AskedProbe, parent: ProbeAnswer, version: ProbeAnswer) -> int:
+        """What the judge says in both orders; equal answers are not shown to it.
+
+        Raises:
+            JudgeUnavailable, JudgeRefused
+        """
+        ours, theirs = (_shown(answer) for answer in (version, parent))
+        if ours == theirs:
+            return 0
+        form = await self._judge.form(plan.policy, plan.recipe.signal.judge_form)
+        choices = []
+        for first, second in ((ours, theirs), (theirs, ours)):
+            prompt = comparison_prompt(TurnId(probe.id), probe.content.messages, first, second, form)
+            answers = await self._judge.answers(plan.policy, prompt, 1, _TEMPERATURE)
+            choices.append(parse_choice(answers[0].text, prompt) if answers and not answers[0].cut else None)
+        return preference(*choices)
+
+
+def _shown(answer: ProbeAnswer) -> str:
+    return "\n".join([answer.text, *(f"{name} {arguments}" for name, arguments in answer.tool_calls)]).strip()

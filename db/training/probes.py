@@ -1,0 +1,145 @@
+"""Probes in PostgreSQL: the operators' own, and those drawn from praised turns when a version is checked."""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from typing import Any
+
+from sqlalchemy import delete, func, insert, select, text
+from sqlalchemy.ext.asyncio import AsyncConnection
+
+from clawloop.contracts.probes import AskedProbe, ProbeContent, ProbePlan, StoredProbe
+from clawloop.contracts.training import CheckName, GateCheck, StepState
+from clawloop.contracts.turns import TurnRecord
+from clawloop.errors import NotFound, RecipeRejected, RecordUnusable, StateConflict
+from clawloop.ids import ProbeId, TurnId, new_probe_id
+from clawloop.recipes.recipe import Recipe
+from db.database import Database, transaction
+from db.exact_json import exact_json
+from db.tables import PolicyRow, ProbeRow, VersionRow
+from db.training.gate_checks import read_checks, record_check
+from db.training.lineage import version_ref
+from db.training.policies import lock_policy
+from db.training.recipes import recipe_by_hash
+from db.training.step_transitions import lock_step
+from db.turns.conversation_cache import ConversationCache
+from db.turns.read import read_turn
+
+# Among the newest, so that what the policy is asked for now is compared; each version gets others of them, and each
+# attempt at the same version the same ones.
+_PRAISED = text("""
+    SELECT turn_id FROM (
+        SELECT s.turn_id, s.id
+        FROM samples s JOIN judgements j ON j.id = s.judgement_id JOIN turns t ON t.id = s.turn_id
+        WHERE s.policy = :policy AND s.state IN ('held_out', 'fresh', 'trained') AND j.verdict = 1
+            AND s.rollout_group_id IS NULL AND t.outcome <> 'erased'
+        ORDER BY s.id DESC LIMIT 8 * :drawn) newest
+    ORDER BY md5(turn_id::text || '/' || CAST(:n AS text)) LIMIT 2 * :drawn
+""")
+# A longer prompt would cost an engine more than the answers to it.
+_LONGEST_PROMPT = 4096
+
+
+class PostgresProbeStore:
+    """Implements `clawloop.operations.probes.ProbeStore` and `activities.training.ports.ProbeStore`."""
+
+    def __init__(self, database: Database, conversations: ConversationCache | None = None) -> None:
+        self._database = database
+        self._conversations = conversations or ConversationCache()
+
+    @transaction
+    async def add(
+        self, connection: AsyncConnection, policy: str, probes: Sequence[ProbeContent], most: int
+    ) -> list[StoredProbe]:
+        await _lock(connection, policy)
+        count = select(func.count()).select_from(ProbeRow).where(ProbeRow.policy == policy)
+        if (have := (await connection.execute(count)).scalar_one()) + len(probes) > most:
+            raise StateConflict(
+                f"Policy {policy!r} has {have} probes and can have {most}: remove some with `clawloop probe remove`.",
+                code="too_many_probes",
+                field="probes",
+            )
+        rows = [{"id": new_probe_id(), "policy": policy, "content": exact_json(_written(probe))} for probe in probes]
+        if rows:
+            await connection.execute(insert(ProbeRow), rows)
+        added = {row["id"] for row in rows}
+        return [probe for probe in await _read(connection, policy) if probe.id in added]
+
+    @transaction
+    async def all(self, connection: AsyncConnection, policy: str) -> list[StoredProbe]:
+        if (await connection.execute(select(PolicyRow.id).where(PolicyRow.id == policy))).first() is None:
+            raise NotFound(f"There is no policy {policy!r}.", code="policy_not_found", field="policy")
+        return await _read(connection, policy)
+
+    @transaction
+    async def remove(self, connection: AsyncConnection, policy: str, probe: ProbeId) -> bool:
+        await _lock(connection, policy)
+        row = delete(ProbeRow).where(ProbeRow.policy == policy, ProbeRow.id == probe)
+        return (await connection.execute(row.returning(ProbeRow.id))).first() is not None
+
+    @transaction
+    async def plan(self, connection: AsyncConnection, policy: str, n: int) -> ProbePlan | None:
+        step = await lock_step(connection, policy, n)
+        checks = (await read_checks(connection, policy)).get(n, [])
+        if step.state != StepState.CANDIDATE or any(check.name is CheckName.PROBES for check in checks):
+            return None
+        try:
+            recipe = await recipe_by_hash(connection, step.recipe_hash)
+        except RecipeRejected:  # of another version of Clawloop
+            recipe = Recipe(name="default")
+        probes = [AskedProbe(probe.id, probe.content) for probe in await _read(connection, policy)]
+        probes += await self._drawn(connection, policy, n, recipe.gate.drawn_probes)
+        version = select(VersionRow).where(VersionRow.policy == policy, VersionRow.n == n)
+        base = select(PolicyRow.base_model).where(PolicyRow.id == policy)
+        return ProbePlan(
+            policy=policy,
+            base_model=(await connection.execute(base)).scalar_one(),
+            candidate=version_ref((await connection.execute(version)).one()),
+            parent=step.parent,
+            recipe=recipe,
+            probes=probes,
+        )
+
+    @transaction
+    async def record(self, connection: AsyncConnection, policy: str, n: int, check: GateCheck) -> None:
+        await record_check(connection, policy, n, check)
+
+    async def _drawn(self, connection: AsyncConnection, policy: str, n: int, drawn: int) -> list[AskedProbe]:
+        probes: list[AskedProbe] = []
+        if not drawn:
+            return probes
+        for turn_id in await connection.scalars(_PRAISED, {"policy": policy, "n": n, "drawn": drawn}):
+            stored = await read_turn(connection, self._conversations, TurnId(turn_id))
+            if len(probes) == drawn or stored is None:
+                continue
+            record = stored.record
+            if record.prompt_ids is not None and len(record.prompt_ids) <= _LONGEST_PROMPT:
+                probes.append(AskedProbe(turn_id, _asked_again(record)))
+        return probes
+
+
+def _asked_again(record: TurnRecord) -> ProbeContent:
+    tools = [tool for tool in record.tools or () if isinstance(tool, dict)]
+    return ProbeContent(messages=record.messages, tools=tools or None)
+
+
+async def _lock(connection: AsyncConnection, policy: str) -> None:
+    try:
+        await lock_policy(connection, policy)
+    except RecordUnusable as error:
+        raise NotFound(f"There is no policy {policy!r}.", code="policy_not_found", field="policy") from error
+
+
+async def _read(connection: AsyncConnection, policy: str) -> list[StoredProbe]:
+    rows = await connection.execute(select(ProbeRow).where(ProbeRow.policy == policy).order_by(ProbeRow.id))
+    return [StoredProbe(ProbeId(row.id), ProbeContent(**row.content), row.created_at) for row in rows]
+
+
+def _written(probe: ProbeContent) -> dict[str, Any]:
+    return {
+        "messages": list(probe.messages),
+        "tools": None if probe.tools is None else [dict(tool) for tool in probe.tools],
+        "contains": list(probe.contains),
+        "regex": probe.regex,
+        "exact": probe.exact,
+    }

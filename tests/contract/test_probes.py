@@ -1,0 +1,177 @@
+"""Probes in PostgreSQL, and the activity that asks them of an engine and a judge over HTTP."""
+
+from __future__ import annotations
+
+import json
+from collections.abc import AsyncIterator
+from contextlib import asynccontextmanager
+from typing import Any
+
+import pytest
+from starlette.applications import Starlette
+from starlette.requests import Request
+from starlette.responses import JSONResponse, Response
+from starlette.routing import Route
+
+from activities.training.gate import GateActivities
+from activities.training.messages import DecideVersion, ProbeVersion
+from activities.training.probes import ProbeActivities
+from clawloop.contracts.probes import ProbeContent
+from clawloop.contracts.serving import Directory, Engine, Policy
+from clawloop.contracts.training import CheckResult, StepState
+from clawloop.errors import EngineUnavailable, NotFound, StateConflict
+from clawloop.ids import new_probe_id
+from clawloop.judging.prompts import AnswerForm
+from clawloop.recipes.recipe import Gate
+from clawloop.serving.endpoints import Endpoint
+from clawloop.serving.judge import JudgeClient
+from clawloop.serving.probes import ProbeClient
+from db.training.probes import PostgresProbeStore
+from tests.contract.learning import POLICY, RECIPE, PostgresLearning, trained
+from tests.fakes.engine import serving
+
+
+def asks(text: str, **checks: Any) -> ProbeContent:
+    return ProbeContent(messages=[{"role": "user", "content": text}], **checks)
+
+
+class Machine:
+    """An engine with two versions, and the judge, over HTTP.
+
+    Attributes:
+        says: the answer to a prompt, by the model's name.
+        better: a text that the judge prefers wherever it stands.
+        status: of each answer to a probe.
+    """
+
+    def __init__(self) -> None:
+        self.says = {"tiny": "four", "default-v1": "four"}
+        self.better = "nothing"
+        self.status = 200
+        self.asked: list[dict[str, Any]] = []
+
+    async def chat(self, request: Request) -> Response:
+        body = json.loads(await request.body())
+        question = str(body["messages"][-1]["content"])
+        if "structured_outputs" in body:
+            first, _, second = question.partition("</first")
+            text = "first" if self.better in first else "second" if self.better in second else "equal"
+        else:
+            self.asked.append(body)
+            if self.status != 200:
+                return JSONResponse({"error": {}}, self.status)
+            text = self.says[body["model"]]
+        message = {"role": "assistant", "content": text}
+        return JSONResponse({"choices": [{"message": message, "finish_reason": "stop"}]})
+
+
+@asynccontextmanager
+async def probing(learning: PostgresLearning, machine: Machine, loaded: set[int]) -> AsyncIterator[ProbeActivities]:
+    async with serving(Starlette(routes=[Route("/v1/chat/completions", machine.chat, methods=["POST"])])) as url:
+        directory = Directory(
+            (Policy(POLICY, "tiny", (), 0, {}),), (Engine("e1", url, {POLICY: frozenset(loaded)}, draining=False),)
+        )
+        async with (
+            ProbeClient(lambda: directory, "secret") as engines,
+            JudgeClient(lambda policy: [Endpoint(url, "tiny")], AnswerForm.GRAMMAR) as judge,
+        ):
+            yield ProbeActivities(PostgresProbeStore(learning.database), engines, judge)
+
+
+async def candidate(learning: PostgresLearning) -> None:
+    """Version 1 waits for the gate."""
+    await learning.add_samples(4)
+    await learning.steps.claim(POLICY, 1)
+    batch = await learning.steps.batch(POLICY, 1)
+    assert await learning.steps.commit(batch, trained(batch)) is StepState.CANDIDATE
+
+
+async def test_probes_are_kept_in_their_order_and_bounded(postgres_learning: PostgresLearning) -> None:
+    store = PostgresProbeStore(postgres_learning.database)
+    assert not (await postgres_learning.steps.status(POLICY)).probed
+    content = asks("2 + 2?", contains=("4",), regex=r"\d", exact="4", tools=[{"type": "function"}])
+    first, second = await store.add(POLICY, [content, asks("Hello")], 3)
+    assert (first.content.contains, first.content.regex, first.content.exact) == (["4"], r"\d", "4")
+    assert first.content.tools == [{"type": "function"}]
+    assert (await postgres_learning.steps.status(POLICY)).probed
+    with pytest.raises(StateConflict, match="has 2 probes and can have 3"):
+        await store.add(POLICY, [asks("a"), asks("b")], 3)
+    assert [probe.id for probe in await store.all(POLICY)] == [first.id, second.id]
+    assert await store.remove(POLICY, first.id)
+    assert not await store.remove(POLICY, new_probe_id())
+    for call in (store.all("other"), store.add("other", [], 3), store.remove("other", second.id)):
+        with pytest.raises(NotFound, match="There is no policy 'other'"):
+            await call
+
+
+async def test_a_version_that_forgot_is_rejected_with_its_figures(postgres_learning: PostgresLearning) -> None:
+    learning, machine = postgres_learning, Machine()
+    await PostgresProbeStore(learning.database).add(POLICY, [asks(f"{n}", contains=["four"]) for n in range(8)], 200)
+    await candidate(learning)
+    machine.says["default-v1"] = "five"
+    async with probing(learning, machine, {1}) as activities:
+        probed = await activities.probe_version(ProbeVersion(policy=POLICY, n=1))
+        assert (probed.asked, probed.failed) == (8, True)
+        assert await activities.probe_version(ProbeVersion(policy=POLICY, n=1)) == probed.model_copy(
+            update={"asked": 0, "failed": False, "reason": ""}
+        )
+    assert {(asked["model"], asked["temperature"], asked["max_tokens"]) for asked in machine.asked} == {
+        ("tiny", 0.0, 256),
+        ("default-v1", 0.0, 256),
+    }
+    decided = await GateActivities(learning.gate).decide_version(DecideVersion(policy=POLICY, n=1))
+    assert decided.state is StepState.REJECTED
+    assert decided.reason.startswith("rejected: probes: wrong content: 8 of 8 probes")
+    (_, version) = await learning.operators.versions(POLICY)
+    (check,) = version.gate
+    assert (check.result, check.figures["parent_right"], check.figures["right"]) == (CheckResult.FAILED, 1.0, 0.0)
+
+
+async def test_praised_turns_are_asked_again_and_compared_in_both_orders(postgres_learning: PostgresLearning) -> None:
+    learning, machine = postgres_learning, Machine()
+    await learning.set_recipe(RECIPE.model_copy(update={"gate": Gate(drawn_probes=12, probe_tokens=32)}))
+    assert (await learning.steps.status(POLICY)).probed
+    await learning.add_samples(12)
+    await candidate(learning)
+    machine.says["default-v1"], machine.better = "five", "four"
+    async with probing(learning, machine, {1}) as activities:
+        probed = await activities.probe_version(ProbeVersion(policy=POLICY, n=1))
+    assert (probed.asked, probed.failed) == (12, True)
+    assert probed.reason.startswith("answers the judge likes less: 12 of 12")
+    assert machine.asked[0]["max_tokens"] == 32
+
+
+async def test_equal_answers_are_a_tie_without_the_judge(postgres_learning: PostgresLearning) -> None:
+    learning, machine = postgres_learning, Machine()
+    await PostgresProbeStore(learning.database).add(POLICY, [asks(f"{n}") for n in range(10)], 200)
+    await candidate(learning)
+    machine.better = "four"
+    async with probing(learning, machine, {1}) as activities:
+        probed = await activities.probe_version(ProbeVersion(policy=POLICY, n=1))
+    assert (probed.failed, "prefers it 0 times, its parent 0 times of 10" in probed.reason) == (False, True)
+
+
+async def test_without_an_engine_that_has_it_the_version_waits_and_is_then_decided_by_the_rest(
+    postgres_learning: PostgresLearning,
+) -> None:
+    learning, machine = postgres_learning, Machine()
+    await PostgresProbeStore(learning.database).add(POLICY, [asks("one", contains=["four"])], 200)
+    await candidate(learning)
+    async with probing(learning, machine, set()) as activities:
+        with pytest.raises(EngineUnavailable, match="no engine has version 1 of default"):
+            await activities.probe_version(ProbeVersion(policy=POLICY, n=1))
+    decide = DecideVersion(policy=POLICY, n=1, not_probed="no engine has version 1 of default")
+    decided = await GateActivities(learning.gate).decide_version(decide)
+    assert (decided.state, decided.checks) == (StepState.COMMITTED, "probes not enough")
+    (_, version) = await learning.operators.versions(POLICY)
+    assert version.gate[0].reason == "not asked: no engine has version 1 of default"
+
+
+async def test_probes_that_the_engine_refuses_are_left_out_and_counted(postgres_learning: PostgresLearning) -> None:
+    learning, machine = postgres_learning, Machine()
+    await PostgresProbeStore(learning.database).add(POLICY, [asks("one", contains=["four"])], 200)
+    await candidate(learning)
+    machine.status = 400
+    async with probing(learning, machine, {1}) as activities:
+        probed = await activities.probe_version(ProbeVersion(policy=POLICY, n=1))
+    assert (probed.asked, probed.reason) == (0, "not asked: 1 probes: the engine refused (400)")

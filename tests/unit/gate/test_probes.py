@@ -1,0 +1,112 @@
+"""The check by probes: evidence rejects, a difference within chance does not."""
+
+from __future__ import annotations
+
+import pytest
+from hypothesis import given
+from hypothesis import strategies as st
+
+from clawloop.contracts.probes import ProbeAnswer, ProbeContent
+from clawloop.contracts.training import CheckResult
+from clawloop.gate.probe_content import is_right, pattern_problem
+from clawloop.gate.probes import (
+    ProbePair,
+    check_probes,
+    has_valid_calls,
+    is_broken,
+    not_asked,
+    repeated_share,
+    sign_test,
+)
+
+CHECKED = ProbeContent(messages=[{"role": "user", "content": "2 + 2?"}], contains=["4"])
+OPEN = ProbeContent(messages=[{"role": "user", "content": "Hello"}])
+TOOLS = ProbeContent(messages=OPEN.messages, tools=[{"type": "function", "function": {"name": "look"}}])
+FINE = ProbeAnswer("It is 4.")
+
+
+def checked(parent: bool, version: bool) -> ProbePair:
+    return ProbePair(CHECKED, FINE, FINE, parent, version)
+
+
+def compared(preferred: int) -> ProbePair:
+    return ProbePair(OPEN, FINE, FINE, preferred=preferred)
+
+
+def test_a_version_that_forgot_what_its_parent_knew_fails() -> None:
+    check = check_probes([checked(parent=True, version=False)] * 7)
+    assert check.result is CheckResult.FAILED
+    assert check.reason == "wrong content: 7 of 7 probes on which the version and its parent differ (p = 0.0078)"
+    assert (check.figures["right"], check.figures["parent_right"]) == (0.0, 1.0)
+
+
+def test_what_neither_knew_and_a_few_that_differ_are_no_evidence() -> None:
+    both_wrong = [checked(parent=False, version=False)] * 20
+    assert check_probes(both_wrong).result is CheckResult.PASSED
+    assert check_probes([*both_wrong, *[checked(parent=True, version=False)] * 3]).result is CheckResult.PASSED
+    mixed = [checked(parent=True, version=False)] * 8 + [checked(parent=False, version=True)] * 7
+    assert check_probes(mixed).result is CheckResult.PASSED
+
+
+def test_the_judge_decides_from_ten_pairs_on_and_ties_count_for_nobody() -> None:
+    nine, ten = check_probes([compared(-1)] * 9), check_probes([compared(-1)] * 10)
+    assert (nine.result, ten.result) == (CheckResult.NOT_ENOUGH, CheckResult.FAILED)
+    assert nine.reason.endswith("too few to reject by: 10 compared or 6 with checked content are needed")
+    assert ten.reason.startswith("answers the judge likes less: 10 of 10")
+    assert check_probes([compared(0)] * 20 + [compared(-1)] * 4).result is CheckResult.PASSED
+    assert check_probes([compared(1)] * 12).result is CheckResult.PASSED
+
+
+def test_loops_empty_answers_and_invalid_tool_calls_are_evidence_and_length_is_none() -> None:
+    loop = ProbeAnswer("the same words again and " * 20)
+    assert check_probes([ProbePair(OPEN, FINE, loop)] * 8).reason.startswith("looping or empty answers: 8 of 8")
+    assert check_probes([ProbePair(OPEN, FINE, ProbeAnswer(" "))] * 8).result is CheckResult.FAILED
+    broken = ProbeAnswer("", [("look", '{"at": ')])
+    good = ProbeAnswer("", [("look", '{"at": 1}')])
+    assert check_probes([ProbePair(TOOLS, good, broken)] * 8).reason.startswith("invalid tool calls: 8 of 8")
+    long = ProbeAnswer(" ".join(f"word{number}" for number in range(400)), cut=True)
+    check = check_probes([ProbePair(OPEN, FINE, long)] * 8)
+    assert check.result is not CheckResult.FAILED
+    assert (check.figures["words"], check.figures["parent_words"], check.figures["cut"]) == (400.0, 3.0, 1.0)
+
+
+def test_repetition_is_the_share_of_sequences_that_occurred_before() -> None:
+    assert repeated_share("a b a b a b") == 0.0  # too short to tell
+    assert repeated_share("one two three four " * 10) == pytest.approx(33 / 37)
+    assert not is_broken(ProbeAnswer("", [("look", "{}")]))
+    assert has_valid_calls(ProbeAnswer("", [("look", "")]))
+    assert not has_valid_calls(ProbeAnswer("", [("", "{}")]))
+    assert not has_valid_calls(ProbeAnswer("", [("look", "[1]")]))
+
+
+def test_a_version_that_was_not_asked_is_not_rejected() -> None:
+    check = not_asked("no engine has version 3 of default")
+    assert (check.result, check.reason) == (CheckResult.NOT_ENOUGH, "not asked: no engine has version 3 of default")
+
+
+@given(st.integers(0, 40), st.integers(0, 40))
+def test_the_sign_test_is_a_chance_and_falls_with_the_evidence(worse: int, better: int) -> None:
+    assert 0 < sign_test(worse, better) <= 1
+    assert sign_test(worse + 1, better) < sign_test(worse, better) or worse + better == 0
+
+
+@pytest.mark.parametrize(
+    ("checks", "text", "right"),
+    [
+        ({}, "anything", None),
+        ({"contains": ["Four"]}, "it is FOUR.", True),
+        ({"contains": ["four", "five"]}, "four", False),
+        ({"regex": r"\b4\b"}, "It is 4.", True),
+        ({"regex": r"^4$"}, "It is 4.", False),
+        ({"exact": "4"}, " 4\n", True),
+        ({"exact": "4", "contains": ["5"]}, "4", False),
+    ],
+)
+def test_content_checks(checks: dict[str, object], text: str, right: bool | None) -> None:
+    assert is_right(ProbeContent(messages=[], **checks), text) is right  # type: ignore[arg-type]
+
+
+def test_a_pattern_that_backtracks_elsewhere_takes_no_time() -> None:
+    assert is_right(ProbeContent(messages=[], regex="(a+)+$"), "a" * 5000 + "b") is False
+    assert pattern_problem("(a+)+$") is None
+    assert "unclosed" in str(pattern_problem("(a"))
