@@ -52,8 +52,8 @@ from db.serving.keys import PostgresKeyStore
 from db.serving.listener import PostgresListener
 from db.training.browsing import PostgresTrainingBrowser
 from db.training.operators import PostgresTrainingStore
-from db.turns.browsing import PostgresSessionBrowser
 from db.training.probes import PostgresProbeStore
+from db.turns.browsing import PostgresSessionBrowser
 from db.turns.conversation_cache import ConversationCache
 from db.turns.insert import PostgresTurnStore
 from db.turns.sessions import PostgresSessionStore
