@@ -7,54 +7,23 @@ method name; deploy/recipes/ holds one file for each known method, with its form
 
 from __future__ import annotations
 
-import hashlib
-import json
 import tomllib
 from collections.abc import Mapping
 from pathlib import Path
-from typing import Annotated, Any, ClassVar, Final, Literal, Self, TypeAlias
+from typing import Annotated, Any, Final, Literal, Self, TypeAlias
 
-from pydantic import BaseModel, ConfigDict, Field, JsonValue, ValidationError, ValidationInfo, model_validator
+from pydantic import Field, ValidationError, ValidationInfo, model_validator
 
 from clawloop.errors import RecipeRejected
 from clawloop.recipes.checks import as_rejection, contradictions, unsupported_settings
+from clawloop.recipes.gate import Gate as Gate
+from clawloop.recipes.table import Count, Positive, Table, Weight
 
-Weight: TypeAlias = Annotated[float, Field(ge=0)]
-Positive: TypeAlias = Annotated[float, Field(gt=0)]
-Count: TypeAlias = Annotated[int, Field(ge=1)]
 JudgeForm: TypeAlias = Literal["auto", "free", "grammar"]
-
-
 _STORED: Final = {"stored": True}
 
 
-class _Table(BaseModel):
-    # Strict: "3" is not 3, and true is not 1. TOML has NaN, but no setting can be NaN.
-    model_config = ConfigDict(frozen=True, extra="forbid", strict=True, allow_inf_nan=False)
-
-    later: ClassVar[frozenset[str]] = frozenset()
-    """Keys added after the first stored recipes: left out of content and hash while they have their default.
-
-    Every new key goes here, and its default never changes: a stored recipe without the key means that default.
-    """
-
-    @property
-    def hash(self) -> str:
-        """SHA-256 of the content in hex; independent of the order of keys."""
-        content = json.dumps(self.content, sort_keys=True, separators=(",", ":"))
-        return hashlib.sha256(content.encode()).hexdigest()
-
-    @property
-    def content(self) -> dict[str, JsonValue]:
-        """What is hashed and stored: all keys with defaults filled in, except `later` keys at their default."""
-        return {
-            name: value.content if isinstance(value, _Table) else value
-            for name, value in self
-            if name not in self.later or value != type(self).model_fields[name].default
-        }
-
-
-class Overlong(_Table):
+class Overlong(Table):
     """Penalty on long replies, added to the reward of samples with a verdict."""
 
     limit_tokens: Count
@@ -63,7 +32,7 @@ class Overlong(_Table):
     """Width in tokens of the slope below `limit_tokens`, on which the penalty falls from 0 to −1."""
 
 
-class Signal(_Table):
+class Signal(Table):
     """Settings of judging and sample making."""
 
     later = frozenset({"hints_needed", "hints_from", "episode_advantage", "judge_form"})
@@ -104,7 +73,7 @@ class Signal(_Table):
     advantage, or only the turns of the others at the same index (`step`)."""
 
 
-class Advantage(_Table):
+class Advantage(Table):
     """The terms of a token's advantage."""
 
     later = frozenset({"spare_unlikely"})
@@ -122,7 +91,7 @@ class Advantage(_Table):
     """How much a negative advantage shrinks for unlikely tokens: A < 0 is multiplied by 1 − this·(1 − μ); 0 to 1."""
 
 
-class Distillation(_Table):
+class Distillation(Table):
     """Comparison of student and teacher over whole distributions."""
 
     later = frozenset({"divergence"})
@@ -136,7 +105,7 @@ class Distillation(_Table):
     no longer produces, where they are among the compared ids."""
 
 
-class Loss(_Table):
+class Loss(Table):
     """Weighted parts of the loss, and how tokens are clipped and averaged."""
 
     policy_gradient: Weight = 1.0
@@ -161,7 +130,7 @@ class Loss(_Table):
     are one sequence."""
 
 
-class Lora(_Table):
+class Lora(Table):
     """Shape of the LoRA adapter on the seven projections q, k, v, o, gate, up and down."""
 
     rank: Count = 16
@@ -172,7 +141,7 @@ class Lora(_Table):
     """Must be 0: dropout is not supported."""
 
 
-class Optimiser(_Table):
+class Optimiser(Table):
     """AdamW."""
 
     lr: Positive = 1e-4
@@ -189,7 +158,7 @@ class Optimiser(_Table):
     """Number of passes of a step over its batch, with one update each."""
 
 
-class Bounds(_Table):
+class Bounds(Table):
     """Limits beyond which a step makes no version; far above healthy values.
 
     Both figures are unbounded for a single token, so a token counts twice the bound at most: the mean exceeds the bound
@@ -204,7 +173,7 @@ class Bounds(_Table):
     a token counts twice this at most."""
 
 
-class Schedule(_Table):
+class Schedule(Table):
     """When a batch may be claimed. A step that is computed already goes on."""
 
     hours: str = ""
@@ -218,7 +187,7 @@ class Schedule(_Table):
     from a request to its end; 0: no limit."""
 
 
-class Train(_Table):
+class Train(Table):
     """Settings of a training step."""
 
     later = frozenset({"batch_groups", "group_staleness_versions", "schedule"})
@@ -282,44 +251,7 @@ class Train(_Table):
         return frozenset({self.teacher_version(version)} | ({version} if self.uses_gap else set()))
 
 
-class Gate(_Table):
-    """What a version must pass before it answers, and what follows when it does not."""
-
-    later = frozenset({"drawn_probes", "probe_tokens"})
-
-    parent_distance: Positive = 0.4
-    """A version is rejected above this mean distance from its parent, over the step's tokens, in nats; a token counts 5
-    at most."""
-    base_distance: Positive = 3.0
-    """A version is rejected above this mean distance from the base model, over the step's tokens, in nats; a token
-    counts 5 at most. Not measured while `train.loss.kl` is 0."""
-    token_distance: Positive = 2.0
-    """A token has moved far if its log-probability differs from the parent's by more than this, in nats."""
-    token_share: Annotated[float, Field(gt=0, le=1)] = 0.1
-    """A version is rejected if more than this share of the step's tokens has moved far from its parent."""
-    loss: Positive = 1000.0
-    """A version is rejected above this loss of its step, whatever its sign."""
-    grad_norm: Positive = 1000.0
-    """A version is rejected above this gradient norm of its step, before clipping."""
-    held_out: Annotated[float, Field(ge=0, le=0.5)] = 0.0
-    """Share of sessions, and of groups of responses, whose judged turns are never trained: a version must not prefer
-    the blamed among their replies more than its parent did. At most 0.5, so that more is left to learn from."""
-    replay_turns: Annotated[int, Field(ge=32, le=1000)] = 64
-    """Number of held-out turns, the newest ones, that a version is compared with its parent on."""
-    drawn_probes: Annotated[int, Field(ge=0, le=64)] = 0
-    """Number of praised turns whose requests are asked again of each version and its parent, for the judge to compare,
-    beside the probes of `clawloop probe add`; a comparison decides from 10 pairs on."""
-    probe_tokens: Annotated[int, Field(ge=16, le=4096)] = 256
-    """Longest answer to a probe, in tokens."""
-    pause_after: Count = 3
-    """Training pauses after this many steps in a row without an accepted version; until then it goes on from the
-    parent, with other samples."""
-    lr_backoff: Annotated[float, Field(gt=0, le=1)] = 0.5
-    """After each step in a row without an accepted version the next step's learning rate is multiplied by this; the
-    next accepted version ends it. 1 leaves the learning rate as it is."""
-
-
-class Recipe(_Table):
+class Recipe(Table):
     """One recipe; `signal.hash` and `train.hash` identify its tables, `hash` the whole."""
 
     later = frozenset({"gate"})

@@ -13,9 +13,9 @@ from clawloop.contracts.turns import Message, TurnKind, TurnOutcome
 from clawloop.errors import JudgeUnavailable, StoreUnavailable
 from clawloop.ids import TurnId, new_turn_id
 from clawloop.judging.records import JudgingContext
-from clawloop.recipes.recipe import Gate, Recipe, Signal
+from clawloop.recipes.recipe import Recipe, Signal
 from db.judging.judgements import PostgresJudgementStore
-from tests.judging.conftest import BINARY, Bench, set_recipe
+from tests.judging.conftest import Bench, set_recipe
 
 
 def user(text: str) -> Message:
@@ -45,23 +45,6 @@ async def test_a_turn_is_judged_by_its_next_state(binary_bench: Bench) -> None:
     (sample,) = bench.rows("SELECT * FROM samples")
     assert (sample["state"], sample["reward"], sample["hinted_prompt_ids"]) == ("fresh", 1.0, None)
     assert (await bench.turn(second.turn_id)).outcome is TurnOutcome.WAITING
-
-
-async def test_a_held_out_turn_is_shown_as_held_out(bench: Bench) -> None:
-    recipe = BINARY.model_copy(update={"gate": Gate(held_out=0.5)})
-    await set_recipe(bench, recipe)
-    shown = set()
-    for number in range(200):  # each session is held out or not with even odds
-        first, second = bench.conversation("one", "two", session=f"s{number}")
-        session = await bench.insert(first, second)
-        (result,) = await bench.judge_turn(session, second)
-        stored = await bench.turn(first.turn_id)
-        assert (result.outcome, result.why) == (stored.outcome, stored.outcome_detail)
-        assert result.sample is (stored.outcome is TurnOutcome.SAMPLED)
-        shown.add(result.outcome)
-        if len(shown) == 2:
-            break
-    assert shown == {TurnOutcome.SAMPLED, TurnOutcome.HELD_OUT}
 
 
 async def test_a_hint_is_put_into_the_prompt_by_the_engines_own_template(bench: Bench) -> None:

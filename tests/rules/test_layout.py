@@ -100,6 +100,7 @@ def test_every_activity_has_the_name_in_open_workflows() -> None:
         "load_versions",
         "look_at_training",
         "next_groups",
+        "probe_version",
         "publish_version",
         "quarantine_step",
         "read_group_task",

@@ -41,8 +41,8 @@ class Key:
 def _docstrings() -> dict[tuple[str, str], str]:
     """Docstrings by class and field, from the source: Python does not store docstrings of fields."""
     docstrings = {}
-    module = ast.parse(Path(recipes.__file__).read_text(encoding="utf-8"))
-    for table in (node for node in module.body if isinstance(node, ast.ClassDef)):
+    modules = [ast.parse(path.read_text(encoding="utf-8")) for path in Path(recipes.__file__).parent.glob("*.py")]
+    for table in (node for module in modules for node in module.body if isinstance(node, ast.ClassDef)):
         for field, after in zip(table.body, table.body[1:], strict=False):
             if isinstance(field, ast.AnnAssign) and isinstance(field.target, ast.Name) and isinstance(after, ast.Expr):
                 docstrings[table.name, field.target.id] = " ".join(str(ast.literal_eval(after.value)).split())

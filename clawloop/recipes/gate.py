@@ -1,0 +1,46 @@
+"""The table `[gate]` of a recipe."""
+
+from __future__ import annotations
+
+from typing import Annotated
+
+from pydantic import Field
+
+from clawloop.recipes.table import Count, Positive, Table
+
+
+class Gate(Table):
+    """What a version must pass before it answers, and what follows when it does not."""
+
+    later = frozenset({"drawn_probes", "probe_tokens"})
+
+    parent_distance: Positive = 0.4
+    """A version is rejected above this mean distance from its parent, over the step's tokens, in nats; a token counts 5
+    at most."""
+    base_distance: Positive = 3.0
+    """A version is rejected above this mean distance from the base model, over the step's tokens, in nats; a token
+    counts 5 at most. Not measured while `train.loss.kl` is 0."""
+    token_distance: Positive = 2.0
+    """A token has moved far if its log-probability differs from the parent's by more than this, in nats."""
+    token_share: Annotated[float, Field(gt=0, le=1)] = 0.1
+    """A version is rejected if more than this share of the step's tokens has moved far from its parent."""
+    loss: Positive = 1000.0
+    """A version is rejected above this loss of its step, whatever its sign."""
+    grad_norm: Positive = 1000.0
+    """A version is rejected above this gradient norm of its step, before clipping."""
+    held_out: Annotated[float, Field(ge=0, le=0.5)] = 0.0
+    """Share of sessions, and of groups of responses, whose judged turns are never trained: a version must not prefer
+    the blamed among their replies more than its parent did. At most 0.5, so that more is left to learn from."""
+    replay_turns: Annotated[int, Field(ge=32, le=1000)] = 64
+    """Number of held-out turns, the newest ones, that a version is compared with its parent on."""
+    drawn_probes: Annotated[int, Field(ge=0, le=64)] = 0
+    """Number of praised turns whose requests are asked again of each version and its parent, for the judge to compare,
+    beside the probes of `clawloop probe add`; a comparison decides from 10 pairs on."""
+    probe_tokens: Annotated[int, Field(ge=16, le=4096)] = 256
+    """Longest answer to a probe, in tokens."""
+    pause_after: Count = 3
+    """Training pauses after this many steps in a row without an accepted version; until then it goes on from the
+    parent, with other samples."""
+    lr_backoff: Annotated[float, Field(gt=0, le=1)] = 0.5
+    """After each step in a row without an accepted version the next step's learning rate is multiplied by this; the
+    next accepted version ends it. 1 leaves the learning rate as it is."""
