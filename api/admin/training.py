@@ -79,6 +79,15 @@ class VersionList(BaseModel):
     versions: list[VersionView]
 
 
+class CreatePolicyRequest(RequestBody):
+    name: Annotated[str, Field(min_length=1, max_length=63)]
+    """Small letters, digits, `.`, `_` and `-`."""
+    like: Annotated[str, Field(min_length=1, max_length=250)] = "default"
+    """The policy whose base model, aliases, sampling and recipe it has."""
+    recipe: dict[str, Any] | None = None
+    """The keys of a file in deploy/recipes; null takes the recipe of `like`."""
+
+
 class PauseRequest(RequestBody):
     reason: Annotated[str, Field(min_length=1, max_length=500, pattern=r"\S")]
     """For people; shown with the state of training."""
@@ -148,6 +157,16 @@ async def list_policies(request: Request) -> PolicyList:
             for policy in services.directory.snapshot.policies
         ]
     )
+
+
+@router.post("/policies", status_code=201, openapi_extra=described(CreatePolicyRequest))
+async def create_policy(request: Request) -> TrainingStatus:
+    """Make a policy that begins at a base model; keys for it are made with `clawloop key create --policy`."""
+    services = await _admitted(request)
+    requested = check(CreatePolicyRequest, await read_json(request, services.limits))
+    operations = services.training_operations
+    recipe = None if requested.recipe is None else _read_recipe(requested.recipe, operations)
+    return TrainingStatus.of(await operations.create_policy(requested.name, requested.like, recipe))
 
 
 @router.get("/policies/{policy}/versions")

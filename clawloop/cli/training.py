@@ -78,6 +78,30 @@ def list_policies(data: Data = None, as_json: AsJson = False) -> None:
     show_rows(with_database(data, read), as_json)
 
 
+@policy_app.command("create")
+def create_policy(
+    name: Annotated[str, typer.Argument(help="Small letters, digits, `.`, `_` and `-`.")],
+    recipe: Annotated[
+        Path | None, typer.Option(exists=True, dir_okay=False, help="What it learns by; default: as --base-policy.")
+    ] = None,
+    base_policy: Annotated[str, typer.Option(help="The policy whose base model, aliases and sampling it has.")] = (
+        "default"
+    ),
+    data: Data = None,
+    as_json: AsJson = False,
+) -> None:
+    """Make a policy that begins at the base model; `key create --policy NAME` makes keys for it."""
+    from clawloop.recipes.recipe import load_recipe
+
+    learned_by = None if recipe is None else load_recipe(recipe)
+
+    async def create(training: TrainingOperations) -> TrainingView:
+        checked = None if learned_by is None else training.check_recipe(learned_by)
+        return await training.create_policy(name, base_policy, checked)
+
+    _show(with_operations(data, lambda operations: create(operations.training)), as_json)
+
+
 @policy_app.command("versions")
 def list_versions(
     policy: Annotated[str, typer.Argument(help="As `policy list` shows it.")] = "default",

@@ -24,6 +24,16 @@ class TrainingStore(Protocol):
     async def versions(self, policy: str) -> list[VersionView]:
         """All versions of the policy, by number, removed ones included."""
 
+    async def create_policy(self, name: str, like: str, recipe: Recipe | None) -> TrainingView:
+        """Make a policy that begins at the base model of the policy `like`, with its aliases and sampling.
+
+        Args:
+            recipe: None takes that of `like`.
+
+        Raises:
+            StateConflict: there is a policy of this name, or the name cannot be told from the base model's.
+        """
+
     async def pause(self, policy: str, reason: str) -> TrainingView:
         """Claim no batch until `resume`; a claimed step finishes."""
 

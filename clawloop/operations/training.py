@@ -4,6 +4,7 @@ from __future__ import annotations
 
 from clawloop.contracts.training import OperatorAction, OperatorChange, TrainingView
 from clawloop.operations.applied import Applied, notify_best_effort
+from clawloop.operations.policy_names import check_policy_name
 from clawloop.operations.ports import OperatorNotifier, TrainingStore
 from clawloop.recipes.checks import require_rank
 from clawloop.recipes.recipe import Recipe
@@ -44,6 +45,17 @@ class TrainingOperations:
         """Let one version answer whatever is trained; None: the newest one answers again."""
         view = await (self._store.unpin(policy) if version is None else self._store.pin(policy, version))
         return await self._notify(view, OperatorAction.PIN, "none" if version is None else f"version {version}")
+
+    async def create_policy(self, name: str, like: str, recipe: Recipe | None) -> TrainingView:
+        """Make a policy that begins at the base model of the policy `like`; its workflow starts with its first batch.
+
+        Args:
+            recipe: one that `check_recipe` returned; None takes that of `like`.
+
+        Raises:
+            StateConflict: the name cannot be a policy's, or is one's.
+        """
+        return await self._store.create_policy(check_policy_name(name), like, recipe)
 
     def check_recipe(self, recipe: Recipe) -> Recipe:
         """The recipe, if engines take its adapters.

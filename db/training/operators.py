@@ -22,6 +22,7 @@ from db.serving.activation import is_served, set_active
 from db.tables import PolicyRow, SampleRow, StepRow, StepSampleRow, VersionRow
 from db.training.gate_checks import read_checks
 from db.training.lineage import read_parents
+from db.training.new_policies import create_policy
 from db.training.policies import insert_event, lock_policy
 from db.training.recipes import change_recipe, recipe_of_policy
 from db.training.samples import free_samples, set_turn_outcomes
@@ -74,6 +75,13 @@ class PostgresTrainingStore:
             )
             for row in rows
         ]
+
+    @transaction
+    async def create_policy(
+        self, connection: AsyncConnection, name: str, like: str, recipe: Recipe | None
+    ) -> TrainingView:
+        await create_policy(connection, name, await _lock(connection, like), recipe)
+        return await read_status(connection, name)
 
     @transaction
     async def pause(self, connection: AsyncConnection, policy: str, reason: str) -> TrainingView:

@@ -26,7 +26,7 @@ async def ensure_recipe(database: Database, policy: str, recipe: Recipe) -> None
     """
 
     async def ensure(connection: AsyncConnection) -> None:
-        await connection.execute(insert(RecipeRow).values(**_columns(recipe)).on_conflict_do_nothing())
+        await insert_recipe(connection, recipe)
         no_recipe = update(PolicyRow).where(PolicyRow.id == policy, PolicyRow.recipe_hash.is_(None))
         await connection.execute(no_recipe.values(recipe_hash=recipe.hash))
 
@@ -57,7 +57,7 @@ async def change_recipe(connection: AsyncConnection, policy: str, recipe: Recipe
     if row.recipe_hash == recipe.hash:
         return
     await _require_shape(connection, row, recipe.train.lora)
-    await connection.execute(insert(RecipeRow).values(**_columns(recipe)).on_conflict_do_nothing())
+    await insert_recipe(connection, recipe)
     changed = update(PolicyRow).where(PolicyRow.id == policy)
     await connection.execute(changed.values(recipe_hash=recipe.hash, rejections=0))
     await expire_samples_of_other_signal(connection, policy)
@@ -114,6 +114,10 @@ async def recipe_of_policy(connection: AsyncConnection, policy: str) -> Recipe:
 async def recipe_by_hash(connection: AsyncConnection, recipe_hash: str) -> Recipe:
     query = select(RecipeRow.content).where(RecipeRow.hash == recipe_hash)
     return parse_stored_recipe((await connection.execute(query)).scalar_one())
+
+
+async def insert_recipe(connection: AsyncConnection, recipe: Recipe) -> None:
+    await connection.execute(insert(RecipeRow).values(**_columns(recipe)).on_conflict_do_nothing())
 
 
 def _columns(recipe: Recipe) -> dict[str, str]:

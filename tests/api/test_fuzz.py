@@ -121,6 +121,7 @@ OPERATIONS = (
     ("/admin/v1/training/pause", "POST"),
     ("/admin/v1/training/resume", "POST"),
     ("/admin/v1/policies", "GET"),
+    ("/admin/v1/policies", "POST"),
     ("/admin/v1/policies/{policy}/versions", "GET"),
     ("/admin/v1/policies/{policy}/roll-back", "POST"),
     ("/admin/v1/policies/{policy}/pin", "POST"),

@@ -181,3 +181,22 @@ async def test_without_the_store_the_answer_is_503(fresh_gateway: Gateway) -> No
     async with fresh_gateway.client(fresh_gateway.admin_key) as client:
         answer = await client.get(TRAINING)
     assert (answer.status_code, answer.json()["code"]) == (503, "store_unavailable")
+
+
+async def test_a_policy_is_made_like_another(fresh_gateway: Gateway) -> None:
+    status, made = await post(fresh_gateway, "/admin/v1/policies", {"name": "mine"})
+    assert (status, made["policy"], made["version"]) == (201, "mine", 0)
+    recipe = {"name": "binary", "train": {"lora": {"rank": 64}}}
+    for body, expected, code in (
+        ({"name": "mine"}, 409, "policy_exists"),
+        ({"name": "policy"}, 409, "policy_name_unusable"),
+        ({"name": "x-v7"}, 409, "policy_name_unusable"),
+        ({"name": "a/b"}, 409, "policy_name_unusable"),
+        ({"name": "yours", "like": "nobody"}, 404, "policy_not_found"),
+        ({"name": "yours", "recipe": recipe}, 400, "invalid_recipe"),
+        ({}, 400, "missing_required_parameter"),
+    ):
+        status, refused = await post(fresh_gateway, "/admin/v1/policies", body)
+        assert (status, refused["code"]) == (expected, code)
+    async with fresh_gateway.client() as client:
+        assert (await client.post("/admin/v1/policies", json={"name": "yours"})).status_code == 403

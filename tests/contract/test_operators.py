@@ -176,3 +176,20 @@ async def test_versions_show_their_state_and_their_steps_metrics(learning: Learn
         "to_parent": None,
         "to_base": None,
     }
+
+
+async def test_a_new_policy_begins_at_the_base_model_and_learns_by_itself(learning: Learning) -> None:
+    await step(learning, 1)
+    small = recipe(batch_samples=3)
+    mine = await learning.operators.create_policy("mine", POLICY, small)
+    assert (mine.policy, mine.version, mine.head, mine.needed) == ("mine", 0, 0, 3)
+    yours = await learning.operators.create_policy("yours", POLICY, None)
+    assert (yours.version, yours.head) == (0, 0)
+    assert await learning.operators.recipe("yours") == await learning.operators.recipe(POLICY)
+    assert [version.n for version in await learning.operators.versions("mine")] == [0]
+    assert (await learning.operators.status(POLICY)).head == 1
+    with pytest.raises(StateConflict, match="already") as raised:
+        await learning.operators.create_policy("mine", POLICY, None)
+    assert (raised.value.code, raised.value.field) == ("policy_exists", "name")
+    with pytest.raises(NotFound):
+        await learning.operators.create_policy("other", "nobody", None)

@@ -29,6 +29,13 @@ class FakeTrainingStore:
         own = [(n, version) for (name, n), version in sorted(self.ledger.versions.items()) if name == policy]
         return [self._view(policy, n, version) for n, version in own]
 
+    async def create_policy(self, name: str, like: str, recipe: Recipe | None) -> TrainingView:
+        model = self._require_policy(like)
+        if name in self.ledger.policies:
+            raise StateConflict(f"There is a policy {name!r} already.", code="policy_exists", field="name")
+        self.ledger.add_policy(name, recipe or model.recipe)
+        return self.ledger.view(name)
+
     async def pause(self, policy: str, reason: str) -> TrainingView:
         self._require_policy(policy).paused = reason
         self.ledger.refresh_work_flag(policy)
