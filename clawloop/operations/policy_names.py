@@ -19,8 +19,8 @@ def check_policy_name(name: str) -> str:
     """
     if not _NAME.fullmatch(name) or _TAKEN.fullmatch(name):
         raise StateConflict(
-            "A policy's name has up to 63 small letters, digits, `.`, `_` and `-`, and begins with a letter or digit. It "
-            "is not `policy`, and ends neither in `-side` nor in `-v` and a number.",
+            "A policy's name has up to 63 small letters, digits, `.`, `_` and `-`, and begins with a letter or digit. "
+            "It is not `policy`, and ends neither in `-side` nor in `-v` and a number.",
             code="policy_name_unusable",
             field="name",
         )
