@@ -1,4 +1,4 @@
-"""Reads training status, sessions and turns from the gateway's admin API."""
+"""Reads training status, sessions, turns and episodes from the gateway's admin API, and starts rollouts."""
 
 from __future__ import annotations
 
@@ -73,6 +73,42 @@ class TurnSummary:
         return self.outcome != "waiting"
 
 
+@dataclass(frozen=True, slots=True)
+class RolloutsStatus:
+    """The response of `GET /admin/v1/rollouts` for one policy.
+
+    Args:
+        reason: why they are paused, or what they wait for.
+        in_flight: open groups.
+    """
+
+    paused: bool
+    reason: str
+    in_flight: int
+
+
+@dataclass(frozen=True, slots=True)
+class GroupSummary:
+    """A rollout group."""
+
+    id: str
+    state: str
+
+
+@dataclass(frozen=True, slots=True)
+class EpisodeSummary:
+    """
+    Args:
+        ending: None while it runs.
+        reward: None if it has none.
+    """
+
+    group: str
+    state: str
+    ending: str | None
+    reward: float | None
+
+
 class AdminClient:
     """A client of the admin API. Use as an async context manager.
 
@@ -140,6 +176,44 @@ class AdminClient:
         """Activate version 0 again, which frees the policy's adapter slot on the engine."""
         path = f"/admin/v1/policies/{policy}/roll-back"
         await self._request("POST", path, f"{policy} cannot be rolled back", json={"version": 0})
+
+    async def start_rollouts(self, policy: str, environment: str, *, size: int, groups: int, barren: int) -> None:
+        """Start a policy's rollouts."""
+        plan = {"environment": environment, "size": size, "groups": groups, "barren": barren}
+        path, query = "/admin/v1/rollouts/start", {"policy": policy}
+        await self._request("POST", path, f"rollouts of {policy} cannot be started", params=query, json=plan)
+
+    async def pause_rollouts(self, policy: str, reason: str) -> None:
+        path, query = "/admin/v1/rollouts/pause", {"policy": policy}
+        failure = f"rollouts of {policy} cannot be paused"
+        await self._request("POST", path, failure, params=query, json={"reason": reason})
+
+    async def rollouts(self, policy: str) -> RolloutsStatus:
+        body = await self._get("/admin/v1/rollouts", {"policy": policy})
+        return RolloutsStatus(body["state"] == "paused", body["reason"], body["in_flight"])
+
+    async def groups(self, policy: str) -> list[GroupSummary]:
+        """Return all rollout groups of a policy."""
+        found = await self._all("/admin/v1/rollout-groups", "groups", policy)
+        return [GroupSummary(group["id"], group["state"]) for group in found]
+
+    async def episodes(self, policy: str) -> list[EpisodeSummary]:
+        """Return all episodes of a policy."""
+        return [
+            EpisodeSummary(episode["group"], episode["state"], episode["ending"], episode["reward"])
+            for episode in await self._all("/admin/v1/episodes", "episodes", policy)
+        ]
+
+    async def _all(self, path: str, name: str, policy: str) -> list[Any]:
+        """The items of all pages of a list."""
+        found: list[Any] = []
+        query = {"policy": policy, "limit": str(_PAGE_SIZE)}
+        while True:
+            page = await self._get(path, query)
+            found += page[name]
+            if page["next"] is None:
+                return found
+            query["after"] = page["next"]
 
     async def _get(self, path: str, query: dict[str, str]) -> Any:
         return await self._request("GET", path, f"{self._url}{path} cannot be read", params=query)

@@ -96,14 +96,14 @@ async def run(options: DemoOptions, board: DemoBoard, prepare: Prepare) -> DemoR
         require_disk(folder)  # before anything is written
         up = UpOptions(
             data=folder,
-            environment=_environment(options.environment),
+            environment=parts_environment(options.environment),
             port=options.port,
             # One is enough for one user; two answer while one is killed.
             gateways=2 if options.faults else 1,
             temporal_port=options.temporal_port,
             temporal_ui_port=options.temporal_ui_port,
             engine_port=options.engine_port,
-            model=_model_in(folder, options.model or model_path()),
+            model=model_in(folder, options.model or model_path(), BASE_MODEL),
             models=ModelOptions(dtype="float32", max_model_len=_CONTEXT_TOKENS),
             sandboxes=False,
         )
@@ -219,15 +219,16 @@ def write_report(out: Path, results: DemoResults) -> None:
         raise SetupError(f"cannot write the report to {out}: {error.strerror}; choose another folder: --out") from error
 
 
-def _environment(environment: Mapping[str, str]) -> dict[str, str]:
+def parts_environment(environment: Mapping[str, str]) -> dict[str, str]:
+    """The environment of a demo's parts: without settings of the operator's own installation."""
     inherited = {name: value for name, value in environment.items() if not name.startswith(_NOT_INHERITED)}
     # For so small a model a second thread slows engine and trainer down.
     # One GPU is enough, too: more take longer to start.
     return {"OMP_NUM_THREADS": "1", "CUDA_VISIBLE_DEVICES": "0"} | inherited
 
 
-def _model_in(folder: Path, model: Path) -> Path:
-    """Copy the model to a folder named `BASE_MODEL` and return it: engines name a model after its folder."""
+def model_in(folder: Path, model: Path, name: str) -> Path:
+    """Copy the model to a folder of this name and return it: engines name a model after its folder."""
     if not (model / "config.json").is_file():
         raise SetupError(f"the demo model is not in {model}: make it with `clawloop demo pretrain`")
-    return Path(shutil.copytree(model, folder / "models" / BASE_MODEL))
+    return Path(shutil.copytree(model, folder / "models" / name))

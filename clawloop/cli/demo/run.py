@@ -11,6 +11,7 @@ from typing import TYPE_CHECKING, Annotated
 
 import typer
 
+from clawloop.cli.demo.practise import MINUTES, VERSIONS, run_practice
 from clawloop.cli.up import Port
 from clawloop.errors import SetupError
 
@@ -38,6 +39,13 @@ def run_command(read_settings: Callable[[], Settings], load_prepare: Callable[[]
     """Return the Typer command; see `clawloop.cli.up.up_command`."""
 
     def run(
+        environment: Annotated[
+            str | None,
+            typer.Option(help="Instead of the user's chat: learn from episodes of this environment; tool-call."),
+        ] = None,
+        versions: Annotated[
+            int, typer.Option(min=1, help="With --environment: a run ends at this version, or after 40 minutes.")
+        ] = VERSIONS,
         seed: Annotated[
             str | None, typer.Option(help="Seed of the synthetic user's hidden preference; 1 by default.")
         ] = None,
@@ -84,6 +92,29 @@ def run_command(read_settings: Callable[[], Settings], load_prepare: Callable[[]
         from clawloop.demo.scoreboard import open_board
 
         try:
+            if environment is not None:
+                if interactions is not None or flip is not None or keep or faults or markdown:
+                    raise SetupError("--environment: leave out --interactions, --flip, --keep, --faults, --markdown")
+                from clawloop.demo.tool_calls.practice import ENVIRONMENT, PracticeOptions
+
+                if environment != ENVIRONMENT:
+                    raise SetupError(f"--environment {environment!r}: there is a demo of {ENVIRONMENT}")
+                chosen = plan(seeds, seed, methods, None, paced=paced, batch=1).runs
+                practice = PracticeOptions(
+                    seeds=list(dict.fromkeys(each.seed for each in chosen)),
+                    versions=versions,
+                    minutes=MINUTES,
+                    data=(data or read_settings().data).absolute(),
+                    out=out.absolute(),
+                    environment=dict(os.environ),
+                    began=began or time.time(),
+                    port=port,
+                    temporal_port=temporal_port,
+                    temporal_ui_port=temporal_ui_port,
+                    engine_port=engine_port,
+                )
+                finished = run_practice(practice, load_prepare(), as_json=as_json)
+                raise typer.Exit(0 if finished else INTERRUPTED)
             batch = demo_recipe(Method.COMBINED).train.batch_samples
             options = DemoOptions(
                 plan=plan(

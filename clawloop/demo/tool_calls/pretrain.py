@@ -31,6 +31,10 @@ _CALL_BEGINS = '{"name": "python", "arguments": {"code": "print('
 _CALL_ENDS = ')"}}'
 
 
+def default_plan(seed: int = 0, steps: int | None = None) -> Plan:
+    return Plan(seed=seed, steps=steps or 600, lessons=24)
+
+
 def pretrain_tool_calls(folder: Path, plan: Plan, report: Callable[[Progress], None]) -> None:
     """Train the model and write its files to an existing folder."""
     tokenizer = _train_vocabulary(plan.seed)
