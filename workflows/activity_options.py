@@ -65,6 +65,16 @@ JUDGE_TOGETHER = ActivityOptions(
 )
 """Votes and hints of several turns."""
 
+JUDGE_EPISODE = ActivityOptions(
+    task_queue=JUDGE_QUEUE,
+    # All turns of an episode, one after the other; stored votes are not asked for again.
+    start_to_close_timeout=timedelta(hours=1),
+    heartbeat_timeout=timedelta(seconds=30),
+    # About 8 minutes in all, as for a turn of a chat. After that the outcome alone is the reward.
+    retry_policy=JUDGE["retry_policy"],
+)
+"""Votes on all turns of an episode."""
+
 FINALIZE = ActivityOptions(
     task_queue=JUDGE_QUEUE,
     start_to_close_timeout=timedelta(minutes=2),

@@ -19,15 +19,17 @@ with workflow.unsafe.imports_passed_through():
         BeginEpisode,
         EpisodeRan,
         EpisodeVerified,
+        JudgeEpisode,
         RunEpisode,
         ScoreEpisode,
         VerifyEpisode,
     )
     from activities.episodes.running import EnvironmentActivities
+    from activities.judging.episode_votes import EpisodeJudgingActivities
     from clawloop.contracts.episodes import Ending, EpisodeEnd, EpisodeState, GroupResult, GroupState, GroupTask
     from clawloop.ids import EpisodeId, RolloutGroupId
     from workflows import names
-    from workflows.activity_options import STORE, run_in, verify_in
+    from workflows.activity_options import JUDGE_EPISODE, STORE, run_in, verify_in
     from workflows.long_running import reason_of
 
 # Attempts at one place: a sandbox or worker may die twice. A third failure is no accident.
@@ -89,6 +91,8 @@ class RolloutGroupWorkflow:
                 return
             elif begun.state is not EpisodeState.ABANDONED:
                 self._note(task, place, f"{begun.state} before")
+                if begun.state is EpisodeState.SCORED:
+                    await self._judge(task, begun.id, place)
                 return
 
     async def _run_episode(self, task: GroupTask, episode: EpisodeId, place: int) -> EpisodeRan:
@@ -112,6 +116,26 @@ class RolloutGroupWorkflow:
             EpisodeLedgerActivities.score_episode, score, summary=f"episode {place}: {shown}", **STORE
         )
         self._note(task, place, f"{ending}, {shown} {verified.reason}")
+        if verified.reward is not None:
+            await self._judge(task, episode, place)
+
+    async def _judge(self, task: GroupTask, episode: EpisodeId, place: int) -> None:
+        """Ask for votes on the episode's turns, where they count; without them the outcome alone is its reward."""
+        if not task.judged:
+            return
+        try:
+            judged = await workflow.execute_activity_method(
+                EpisodeJudgingActivities.judge_episode,
+                JudgeEpisode(episode=episode),
+                summary=f"judge episode {place}",
+                **JUDGE_EPISODE,
+            )
+        except ActivityError as error:
+            if is_cancelled_exception(error):
+                raise
+            self._note(task, place, f"{self._rows[place]}; not judged: {reason_of(error)}")
+        else:
+            self._note(task, place, f"{self._rows[place]}; votes on {judged.judged} of {judged.turns} turns")
 
     async def _verify(self, task: GroupTask, episode: EpisodeId, place: int, artifact: str) -> EpisodeVerified:
         request = VerifyEpisode(episode=episode, environment=task.environment, task=task.task, artifact_sha256=artifact)

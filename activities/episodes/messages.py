@@ -50,6 +50,20 @@ class ScoreEpisode(_Message):
     reason: str = ""
 
 
+class JudgeEpisode(_Message):
+    episode: EpisodeId
+
+
+class EpisodeJudged(_Message):
+    """
+    Args:
+        turns: the episode's; judged: those with a valid vote.
+    """
+
+    turns: int
+    judged: int
+
+
 class EpisodeVerified(_Message):
     """
     Args:

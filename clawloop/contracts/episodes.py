@@ -94,13 +94,18 @@ class EpisodeEnd:
 
 @dataclass(frozen=True, slots=True)
 class GroupTask:
-    """What the episodes of a group have to do."""
+    """What the episodes of a group have to do.
+
+    Args:
+        judged: the policy's recipe adds votes on each turn to the outcome.
+    """
 
     policy: str
     environment: str
     task: str
     size: int
     state: GroupState
+    judged: bool = False
 
 
 @dataclass(frozen=True, slots=True)

@@ -17,6 +17,7 @@ from temporalio.worker import Worker
 from activities.episodes.ledger import EpisodeLedgerActivities
 from activities.episodes.upkeep import EpisodeUpkeep
 from activities.judging.closing import ClosingActivities
+from activities.judging.episode_votes import EpisodeJudgingActivities
 from activities.judging.judge_turn import JudgingActivities
 from activities.serving.publishing import PublishingActivities
 from activities.serving.reconcile import EngineReconciler
@@ -169,13 +170,21 @@ async def _judge_worker(
     judge = await stack.enter_async_context(judge_client(settings, now, metrics))
     renderer = await stack.enter_async_context(EngineRenderer(engine_endpoints(settings, now)))
     work = TrainingNotifier(PostgresWorkStore(database), TemporalTrainingNotifier(client))
-    judging = JudgingActivities(PostgresJudgementStore(database), judge, renderer, work, metrics)
+    judgements = PostgresJudgementStore(database)
+    judging = JudgingActivities(judgements, judge, renderer, work, metrics)
+    episodes = EpisodeJudgingActivities(judgements, PostgresEpisodeStore(database), judge, metrics)
     engines = await stack.enter_async_context(ProbeClient(now, engine_secret(settings)))
     probing = ProbeActivities(PostgresProbeStore(database), engines, judge)
     return Worker(
         client,
         task_queue=names.JUDGE_QUEUE,
-        activities=[judging.judge_turn, judging.judge_turns, judging.collect_direct_vote, probing.probe_version],
+        activities=[
+            judging.judge_turn,
+            judging.judge_turns,
+            judging.collect_direct_vote,
+            probing.probe_version,
+            episodes.judge_episode,
+        ],
         max_concurrent_activities=MAX_CONCURRENT_ACTIVITIES,
         graceful_shutdown_timeout=GRACE,
     )

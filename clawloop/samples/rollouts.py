@@ -7,9 +7,10 @@ from dataclasses import dataclass, replace
 from statistics import fmean
 
 from clawloop.algorithms.episodes import episode_advantages, needed_rewards, step_advantages
+from clawloop.algorithms.rewards import process_reward
 from clawloop.contracts.episodes import EpisodeState, GroupState
 from clawloop.contracts.turns import TurnOutcome
-from clawloop.ids import EpisodeId, TurnId
+from clawloop.ids import EpisodeId, JudgementId, TurnId
 from clawloop.recipes.recipe import Signal
 
 
@@ -19,10 +20,14 @@ class EpisodeTurn:
 
     Args:
         not_trainable: why it cannot be trained; None if it can.
+        votes: mean of the judge's votes on it; None if it has none.
+        judgement: which has those votes; None if no judge was asked.
     """
 
     id: TurnId
     not_trainable: str | None
+    votes: float | None = None
+    judgement: JudgementId | None = None
 
 
 @dataclass(frozen=True, slots=True)
@@ -68,6 +73,11 @@ class Settlement:
     advantages: Mapping[EpisodeId, float]
 
 
+def judges_episodes(signal: Signal) -> bool:
+    """True if votes on each turn of an episode are part of its reward."""
+    return signal.reward == "outcome_process" and signal.verdicts and signal.process_weight > 0
+
+
 def settle(members: Sequence[Member], signal: Signal, *, no_recipe: bool = False) -> Settlement:
     """
     Args:
@@ -80,11 +90,14 @@ def settle(members: Sequence[Member], signal: Signal, *, no_recipe: bool = False
     rewards = [member.reward for member in members]
     known = [reward for reward in rewards if reward is not None]
     mean = fmean(known) if known else None
+    weight = signal.process_weight if judges_episodes(signal) else 0.0
     if signal.episode_advantage == "step":
-        by_step = step_advantages([None if m.reward is None else [m.reward] * len(m.turns) for m in members])
+        by_step = step_advantages([None if m.reward is None else _turn_rewards(m, m.reward, weight) for m in members])
         advantages = by_step
     else:
-        by_episode = episode_advantages(rewards)
+        by_episode = episode_advantages(
+            [None if m.reward is None else _episode_reward(m, m.reward, weight) for m in members]
+        )
         advantages = (
             None
             if by_episode is None
@@ -116,6 +129,20 @@ def hold_out(settlement: Settlement) -> Settlement:
     return replace(settlement, turns=turns)
 
 
+def _turn_rewards(member: Member, outcome: float, weight: float) -> list[float]:
+    """R_ij = O + λ · mean vote of each turn; O alone for a turn without a vote, as the last one is."""
+    return [
+        outcome if turn.votes is None else outcome + process_reward(turn.votes, process_weight=weight)
+        for turn in member.turns
+    ]
+
+
+def _episode_reward(member: Member, outcome: float, weight: float) -> float:
+    """R_i = O + λ · mean vote over the episode's turns that have votes."""
+    votes = [turn.votes for turn in member.turns if turn.votes is not None]
+    return outcome + process_reward(fmean(votes), process_weight=weight) if votes else outcome
+
+
 def _reason(
     scored: int,
     mean: float | None,
@@ -141,5 +168,6 @@ def _settle_turn(
         return SettledTurn(TurnOutcome.NOT_TRAINABLE, turn.not_trainable)
     if advantage is None:
         return SettledTurn(TurnOutcome.UNDECIDED, f"reward {member.reward:.3g}; {group_reason}")
-    why = f"reward {member.reward:.3g}, advantage {advantage:+.2f} among {scored} episodes"
+    votes = "" if turn.votes is None else f", mean vote {turn.votes:+.2f}"
+    why = f"reward {member.reward:.3g}{votes}, advantage {advantage:+.2f} among {scored} episodes"
     return SettledTurn(TurnOutcome.SAMPLED, why, advantage)

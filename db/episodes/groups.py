@@ -24,14 +24,17 @@ from clawloop.contracts.episodes import (
     NewGroup,
 )
 from clawloop.contracts.serving import Scope
+from clawloop.contracts.turns import TurnKind, TurnOutcome
 from clawloop.episodes.keys import EpisodeKey, sign
 from clawloop.errors import RecordUnusable
-from clawloop.ids import EpisodeId, RolloutGroupId, new_episode_id
+from clawloop.ids import EpisodeId, JudgementId, RolloutGroupId, TurnId, new_episode_id
+from clawloop.judging.voting import Verdict
+from clawloop.samples.rollouts import judges_episodes
 from db.database import Database, transaction
-from db.episodes.settling import end_late_turns, settle_group
+from db.episodes.settling import end_late_turns, recipe_if_any, settle_group
 from db.episodes.signing import signing_secret
 from db.exact_json import storable
-from db.tables import ApiKeyRow, EpisodeRow, RolloutGroupRow, TurnRow
+from db.tables import ApiKeyRow, EpisodeRow, JudgementRow, RolloutGroupRow, TurnRow
 
 _EPISODES = """
     SELECT e.*, g.policy, g.environment, g.task, counts.*
@@ -56,7 +59,8 @@ _LEAST_LEFT = timedelta(minutes=30)
 
 
 class PostgresEpisodeStore:
-    """Implements `EpisodeStore` and `EpisodeKeys` of `activities.episodes.ports`; also reads for people."""
+    """Implements `EpisodeStore` and `EpisodeKeys` of `activities.episodes.ports` and `EpisodeTurns` of
+    `activities.judging.episode_votes`; also reads for people."""
 
     def __init__(self, database: Database) -> None:
         self._database = database
@@ -79,7 +83,9 @@ class PostgresEpisodeStore:
         row = (await connection.execute(query)).one_or_none()
         if row is None:
             raise RecordUnusable(f"there is no rollout group {group}")
-        return GroupTask(row.policy, row.environment, row.task, row.size, GroupState(row.state))
+        recipe = await recipe_if_any(connection, row.policy)
+        judged = recipe is not None and judges_episodes(recipe.signal)
+        return GroupTask(row.policy, row.environment, row.task, row.size, GroupState(row.state), judged)
 
     @transaction
     async def begin_episode(
@@ -155,6 +161,19 @@ class PostgresEpisodeStore:
         state = EpisodeState.UNSCORED if reward is None else EpisodeState.SCORED
         values = {"state": state, "reward": reward, "reason": storable(reason) or EpisodeRow.reason}
         await connection.execute(ended.values(values))
+
+    @transaction
+    async def waiting_turns(self, connection: AsyncConnection, episode: EpisodeId) -> list[TurnId]:
+        waiting = select(TurnRow.id).where(
+            TurnRow.episode_id == episode, TurnRow.kind == TurnKind.MAIN, TurnRow.outcome == TurnOutcome.WAITING
+        )
+        return [TurnId(turn) for turn in await connection.scalars(waiting.order_by(TurnRow.id))]
+
+    @transaction
+    async def note_verdict(self, connection: AsyncConnection, judgement: JudgementId, verdict: Verdict) -> None:
+        undecided = update(JudgementRow).where(JudgementRow.id == judgement, JudgementRow.decided_at.is_(None))
+        values = {"verdict": verdict.verdict, "expected": verdict.expected, "verdict_why": storable(verdict.why)}
+        await connection.execute(undecided.values(values))
 
     @transaction
     async def settle(self, connection: AsyncConnection, group: RolloutGroupId) -> tuple[GroupResult, str | None]:

@@ -14,7 +14,7 @@ from clawloop.contracts.episodes import EpisodeState, GroupResult, GroupState
 from clawloop.contracts.training import SampleState
 from clawloop.contracts.turns import TurnOutcome, TurnStatus
 from clawloop.errors import EngineAnswerUnusable, RecipeRejected, RecordUnusable
-from clawloop.ids import EpisodeId, RolloutGroupId, TurnId, new_judgement_id, new_sample_id
+from clawloop.ids import EpisodeId, JudgementId, RolloutGroupId, TurnId, new_judgement_id, new_sample_id
 from clawloop.recipes.recipe import Recipe, Signal
 from clawloop.samples.eligibility import PREFIX, why_not_trainable
 from clawloop.samples.holdout import is_held_out
@@ -39,10 +39,11 @@ _LATE = text("""
         AND t.started_at > e.ended_at
 """)
 _TURNS = text(f"""
-    SELECT t.id, t.episode_id, t.status, t.sampling, l.tools, t.logprobs,
+    SELECT t.id, t.episode_id, t.status, t.sampling, l.tools, t.logprobs, j.id AS judgement_id, j.expected,
         coalesce(t.prompt_shared, 0) + coalesce(octet_length(t.prompt_ids), 0) / {ID_BYTES} AS prompt_tokens,
         octet_length(t.response_ids) / {ID_BYTES} AS response_tokens
     FROM turns t LEFT JOIN tool_lists l ON l.sha256 = t.tools_sha256
+        LEFT JOIN judgements j ON j.turn_id = t.id AND j.revision = 0 AND j.decided_at IS NULL
     WHERE t.episode_id = ANY(:episodes) AND t.outcome = 'waiting' AND t.kind = 'main'
     ORDER BY t.id FOR NO KEY UPDATE OF t
 """)
@@ -64,7 +65,7 @@ async def settle_group(connection: AsyncConnection, group: RolloutGroupId) -> tu
     ids = [episode.id for episode in episodes]
     await connection.execute(_CLOSE_SESSIONS, {"episodes": ids, "why": "its rollout group was settled"})
     await connection.execute(_LATE, {"episodes": ids})
-    recipe = await _recipe(connection, policy)
+    recipe = await recipe_if_any(connection, policy)
     turns = await _turns(connection, ids)
     members, earlier = _members(row.size, episodes, turns)
     settlement = settle(members, Signal() if recipe is None else recipe.signal, no_recipe=recipe is None)
@@ -124,7 +125,8 @@ async def _end_open_episodes(connection: AsyncConnection, group: RolloutGroupId)
     return list(episodes)
 
 
-async def _recipe(connection: AsyncConnection, policy: str) -> Recipe | None:
+async def recipe_if_any(connection: AsyncConnection, policy: str) -> Recipe | None:
+    """The policy's recipe; None if it has none that this version understands."""
     try:
         return await recipe_of_policy(connection, policy)
     except (RecordUnusable, RecipeRejected):
@@ -134,7 +136,9 @@ async def _recipe(connection: AsyncConnection, policy: str) -> Recipe | None:
 async def _turns(connection: AsyncConnection, episodes: Sequence[Any]) -> dict[EpisodeId, list[EpisodeTurn]]:
     turns: defaultdict[EpisodeId, list[EpisodeTurn]] = defaultdict(list)
     for row in await connection.execute(_TURNS, {"episodes": list(episodes)}):
-        turns[EpisodeId(row.episode_id)].append(EpisodeTurn(TurnId(row.id), _why_not_trainable(row)))
+        judgement = None if row.judgement_id is None else JudgementId(row.judgement_id)
+        turn = EpisodeTurn(TurnId(row.id), _why_not_trainable(row), row.expected, judgement)
+        turns[EpisodeId(row.episode_id)].append(turn)
     return turns
 
 
@@ -177,28 +181,32 @@ def _member(row: Any, turns: Mapping[EpisodeId, Sequence[EpisodeTurn]]) -> Membe
 async def _insert_samples(
     connection: AsyncConnection, group: Any, recipe: Recipe, members: Sequence[Member], settlement: Settlement
 ) -> int:
-    judgements: list[dict[str, Any]] = []
     samples: list[dict[str, Any]] = []
     for member in members:
         for turn in member.turns:
             settled = settlement.turns[turn.id]
-            if settled.advantage is None or member.id is None:
+            sampled = settled.advantage is not None and member.id is not None
+            if not sampled and turn.judgement is None:
+                continue
+            judgement = turn.judgement or new_judgement_id()
+            decided = {
+                "recipe_hash": recipe.hash,
+                "reward": member.reward,
+                "outcome": settled.outcome,
+                "why": storable(settled.why),
+                "decided_at": func.now(),
+            }
+            if turn.judgement is not None:  # its votes were asked for
+                votes = update(JudgementRow).where(JudgementRow.id == judgement)
+                await connection.execute(votes.values(decided))
+            else:
+                assert member.id is not None  # it has turns
+                evidence = hashlib.sha256(member.id.bytes).digest()
+                made = {"id": judgement, "turn_id": turn.id, "revision": 0, "evidence_hash": evidence, **decided}
+                await connection.execute(insert(JudgementRow).values(made))
+            if not sampled:
                 continue
             held_out = settled.outcome is TurnOutcome.HELD_OUT
-            judgement = new_judgement_id()
-            judgements.append(
-                {
-                    "id": judgement,
-                    "turn_id": turn.id,
-                    "recipe_hash": recipe.hash,
-                    "revision": 0,
-                    "evidence_hash": hashlib.sha256(member.id.bytes).digest(),
-                    "reward": member.reward,
-                    "outcome": settled.outcome,
-                    "why": settled.why,
-                    "decided_at": func.now(),
-                }
-            )
             samples.append(
                 {
                     "id": new_sample_id(),
@@ -211,8 +219,6 @@ async def _insert_samples(
                     "rollout_group_id": group.id,
                 }
             )
-    for judgement_row in judgements:
-        await connection.execute(insert(JudgementRow).values(judgement_row))
     if samples:
         await connection.execute(insert(SampleRow), samples)
     return len(samples)

@@ -40,9 +40,14 @@ class FakeGroup:
 
 
 class FakeEpisodeStore:
-    """Satisfies `activities.episodes.ports.EpisodeStore`."""
+    """Satisfies `activities.episodes.ports.EpisodeStore`.
+
+    Attributes:
+        judged: votes on turns are part of the reward.
+    """
 
     def __init__(self) -> None:
+        self.judged = False
         self.all: dict[RolloutGroupId, FakeGroup] = {}
         self.by_id: dict[EpisodeId, FakeEpisode] = {}
 
@@ -55,7 +60,7 @@ class FakeEpisodeStore:
         if (found := self.all.get(group)) is None:
             raise RecordUnusable(f"there is no rollout group {group}")
         new = found.new
-        return GroupTask(new.policy, new.environment, new.task, new.size, self.state_of(group))
+        return GroupTask(new.policy, new.environment, new.task, new.size, self.state_of(group), self.judged)
 
     async def begin_episode(self, group: RolloutGroupId, place: int, attempt: int, lifetime: timedelta) -> EpisodeBegun:
         if (found := self.all.get(group)) is None:

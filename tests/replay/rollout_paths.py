@@ -73,6 +73,12 @@ async def rollout_group_taken_up_again(
     return await _group(client, store, runner, group)
 
 
+async def rollout_group_judged(client: Client, store: FakeEpisodeStore, runner: ScriptedRunner) -> WorkflowHistory:
+    store.judged = True
+    runner.votes.refused = {1}
+    return await _group(client, store, runner)
+
+
 async def rollouts_until_paused(client: Client, store: FakeEpisodeStore, runner: ScriptedRunner) -> WorkflowHistory:
     async with working(client, store, runner):
         handle = await client.start_workflow(
@@ -102,6 +108,7 @@ PATHS: tuple[Path, ...] = (
     rollout_group_settled,
     rollout_group_with_failures,
     rollout_group_taken_up_again,
+    rollout_group_judged,
     rollouts_until_paused,
     rollouts_rolled_over,
 )

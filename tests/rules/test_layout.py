@@ -95,6 +95,7 @@ def test_every_activity_has_the_name_in_open_workflows() -> None:
         "close_session",
         "decide_version",
         "end_episode",
+        "judge_episode",
         "judge_turn",
         "judge_turns",
         "load_versions",

@@ -6,12 +6,15 @@ from collections.abc import AsyncIterator, Callable
 from contextlib import asynccontextmanager
 from typing import Any
 
+from temporalio import activity
 from temporalio.client import Client
 from temporalio.worker import Worker
 
 from activities.episodes.ledger import EpisodeLedgerActivities
+from activities.episodes.messages import EpisodeJudged, JudgeEpisode
 from activities.episodes.running import EnvironmentActivities
 from clawloop.contracts.episodes import AgentRun, Ending, GroupResult, GroupState, NewGroup, NextGroups
+from clawloop.errors import JudgeRefused
 from clawloop.ids import EpisodeId, RolloutGroupId, new_rollout_group_id
 from tests.fakes.episode_store import FakeEpisodeStore
 from workflows import names
@@ -31,6 +34,7 @@ class ScriptedRunner:
         self.store = store
         self.run: Callable[[int, int], AgentRun] = lambda place, attempt: AgentRun(Ending.COMPLETED, "", b"left")
         self.verdict: Callable[[int, int], tuple[float | None, str]] = lambda place, n: (float(place % 2), "")
+        self.votes = ScriptedVotes(store)
         self.ran: list[tuple[int, int]] = []
         self.verified: dict[EpisodeId, int] = {}
 
@@ -59,6 +63,28 @@ class Artifacts:
 class NoBatch:
     async def notify(self, policy: str | None) -> None:
         assert policy is None
+
+
+class ScriptedVotes:
+    """Stands in for `EpisodeJudgingActivities`.
+
+    Attributes:
+        judged: places, in the order they were asked for.
+        refused: places whose judge refuses.
+    """
+
+    def __init__(self, store: FakeEpisodeStore) -> None:
+        self.store = store
+        self.judged: list[int] = []
+        self.refused: set[int] = set()
+
+    @activity.defn(name="judge_episode")
+    async def judge_episode(self, request: JudgeEpisode) -> EpisodeJudged:
+        place = self.store.by_id[request.episode].begun.place
+        self.judged.append(place)
+        if place in self.refused:
+            raise JudgeRefused("404")
+        return EpisodeJudged(turns=2, judged=1)
 
 
 class TwoGroups:
@@ -94,6 +120,7 @@ async def working(client: Client, store: FakeEpisodeStore, runner: ScriptedRunne
     async with (
         Worker(client, task_queue=names.WORKFLOW_QUEUE, workflows=[RolloutsWorkflow, RolloutGroupWorkflow]),
         Worker(client, task_queue=names.LEDGER_QUEUE, activities=calls),
+        Worker(client, task_queue=names.JUDGE_QUEUE, activities=[runner.votes.judge_episode]),
         Worker(client, task_queue=queue, activities=[environment.run_episode, environment.verify_episode]),
     ):
         yield rollouts

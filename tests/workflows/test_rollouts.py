@@ -86,6 +86,20 @@ async def test_a_verifier_is_repeated_alone_and_its_failure_is_no_reward(client:
     assert [(episode.begun.place, episode.reason) for episode in unscored] == [(1, "not verified: RecordUnusable")]
 
 
+async def test_votes_are_asked_for_where_they_count(client: Client) -> None:
+    store = FakeEpisodeStore()
+    runner = ScriptedRunner(store)
+    await run_group(client, store, runner, 2)
+    assert runner.votes.judged == []
+    store.judged = True
+    runner.votes.refused = {1}
+    runner.verdict = lambda place, n: (None if place == 2 else float(place), "")
+    result = await run_group(client, store, runner, 3)
+    # An episode without a reward is not judged; a judge that refuses leaves the outcome alone.
+    assert sorted(runner.votes.judged) == [0, 1]
+    assert (result.state, result.scored) == (GroupState.SETTLED, 2)
+
+
 async def test_rollouts_start_groups_until_they_are_paused(client: Client) -> None:
     store = FakeEpisodeStore()
     async with working(client, store, ScriptedRunner(store)) as rollouts:

@@ -1,0 +1,82 @@
+"""The activity that judges an episode's turns one by one, where the recipe adds votes to the outcome.
+
+A turn is judged by what followed it, as in a chat. The last one has no next state: the outcome closes it. Votes only
+give the process term of the reward; the group's settlement decides the turns.
+"""
+
+from __future__ import annotations
+
+import logging
+from typing import Protocol
+
+from temporalio import activity
+
+from activities.episodes.messages import EpisodeJudged, JudgeEpisode
+from activities.heartbeat import heartbeating
+from activities.judging.evaluation import Case, count_answers
+from activities.judging.next_state_lookup import find_next_state
+from activities.judging.ports import Judge, JudgementStore, JudgingCounter, NoCounter
+from activities.judging.vote_collector import VoteCollector
+from clawloop.contracts.turns import TurnOutcome
+from clawloop.ids import EpisodeId, JudgementId, TurnId
+from clawloop.judging.voting import Verdict, majority
+
+log = logging.getLogger(__name__)
+
+
+class EpisodeTurns(Protocol):
+    async def waiting_turns(self, episode: EpisodeId) -> list[TurnId]:
+        """The episode's main turns that wait for its group, in their order.
+
+        Raises:
+            StoreUnavailable
+        """
+
+    async def note_verdict(self, judgement: JudgementId, verdict: Verdict) -> None:
+        """Write a verdict to a judgement that the group's settlement decides. Idempotent; nothing once it is decided.
+
+        Raises:
+            StoreUnavailable
+        """
+
+
+class EpisodeJudgingActivities:
+    """On the queue `judge`."""
+
+    def __init__(
+        self, store: JudgementStore, turns: EpisodeTurns, judge: Judge, counts: JudgingCounter | None = None
+    ) -> None:
+        self._store = store
+        self._turns = turns
+        self._judge = judge
+        self._counts: JudgingCounter = counts or NoCounter()
+
+    @activity.defn(name="judge_episode")
+    async def judge_episode(self, request: JudgeEpisode) -> EpisodeJudged:
+        """Ask for the votes on each turn of an episode that something followed; a retry asks only for missing ones."""
+        async with heartbeating(lambda: "the judge votes"):
+            turns = await self._turns.waiting_turns(request.episode)
+            judged = sum([await self._judge_turn(turn) for turn in turns])
+        log.info("episode judged", extra={"episode": str(request.episode), "turns": judged, "of": len(turns)})
+        return EpisodeJudged(turns=len(turns), judged=judged)
+
+    async def _judge_turn(self, turn: TurnId) -> bool:
+        """True if the turn has a valid vote."""
+        context = await self._store.load_context(turn)
+        if context is None or context.turn.outcome is not TurnOutcome.WAITING:
+            return False
+        state = await find_next_state(self._store, context)
+        if state is None:
+            return False
+        case = Case(context, state)
+        judgement = await self._store.open(*case.key)
+        collector = VoteCollector(self._store, self._judge, case.record, case.evidence, judgement, None)
+        if judgement.recipe.signal.votes == "direct":
+            verdict = await collector.direct_vote()
+            count_answers(self._counts, "vote", [verdict.verdict])
+        else:
+            votes = await collector.votes()
+            verdict = majority(votes)
+            count_answers(self._counts, "vote", votes)
+        await self._turns.note_verdict(judgement.id, verdict)
+        return verdict.expected is not None
