@@ -10,12 +10,14 @@ from fastapi import Request
 
 from api.auth import KeyRing
 from api.chat.grammar_slots import GrammarSlots
+from api.chat.key_limits import KeyLimiter
 from api.chat.versions import VersionChooser
 from api.ports import (
     Engines,
     EpisodeReader,
     FeedbackStore,
     KeyMaker,
+    KeyUses,
     MetricsPages,
     Readiness,
     SessionBrowser,
@@ -79,6 +81,8 @@ class Services:
     metrics_pages: MetricsPages
     limits: Limits
     grammar_slots: GrammarSlots
+    key_limits: KeyLimiter
+    key_uses: KeyUses
     is_draining: Callable[[], bool] = lambda: False
     _background: set[asyncio.Task[None]] = field(default_factory=set)
 

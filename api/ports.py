@@ -22,7 +22,7 @@ from clawloop.contracts.browsing import (
     TrainedReply,
 )
 from clawloop.contracts.episodes import EpisodeView, GroupView
-from clawloop.contracts.serving import ApiKey, RouteKey, Scope
+from clawloop.contracts.serving import ApiKey, KeyLimits, KeyUse, RouteKey, Scope
 from clawloop.contracts.sessions import (
     FeedbackEffect,
     FeedbackGiven,
@@ -262,6 +262,16 @@ class KeyMaker(Protocol):
             SetupError: there is no such policy.
             StoreUnavailable
         """
+
+
+class KeyUses(Protocol):
+    """Limits and use of keys. Every call raises StoreUnavailable when PostgreSQL does not answer."""
+
+    async def use_of(self, prefix: str) -> KeyUse | None:
+        """None if there is no such key of a person or program."""
+
+    async def set_limits(self, prefix: str, limits: KeyLimits) -> KeyUse | None:
+        """Replace a key's limits; gateways follow within 30 s. None if there is no such key."""
 
 
 class SessionBrowser(Protocol):

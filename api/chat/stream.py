@@ -120,8 +120,13 @@ class ChatExchange(Response):
                 return
 
     async def _answer(self, send: Send) -> None:
+        limits, key = self._services.key_limits, self._chat.key
         try:
-            await self._answer_with_retry(send)
+            with limits.admit(key):
+                try:
+                    await self._answer_with_retry(send)
+                finally:
+                    limits.charge(key, self._tokens_used())
         except asyncio.CancelledError:
             # The client disconnected or stalled.
             self._services.spawn(self._record_unfinished(TurnStatus.ABORTED, None))
@@ -225,6 +230,8 @@ class ChatExchange(Response):
         headers = [(b"content-type", media_type), (b"x-clawloop-version", str(self._version).encode())]
         if self._session is not None:
             headers.append((b"x-clawloop-session", str(self._session).encode()))
+        for name, value in self._services.key_limits.headers(self._chat.key).items():
+            headers.append((name.encode(), value.encode()))
         if self._chat.ignored:
             headers.append((b"x-clawloop-ignored", ", ".join(self._chat.ignored).encode()))
         if length is None:
@@ -240,6 +247,7 @@ class ChatExchange(Response):
             await send(_body_event(self._reply.failure(problem), more=False))
             return
         response = problem.response(self._path)
+        response.headers.update(self._services.key_limits.headers(self._chat.key))
         await send({"type": "http.response.start", "status": response.status_code, "headers": response.raw_headers})
         await send(_body_event(bytes(response.body), more=False))
 
@@ -299,6 +307,10 @@ class ChatExchange(Response):
             episode_id=chat.key.episode,
         )
         self._session = await self._services.recorder.record(record) or self._session
+
+    def _tokens_used(self) -> int:
+        """Of the prompt and all choices, as far as the engine has said."""
+        return len(self._capture.prompt_ids or ()) + sum(len(c.response_ids or ()) for c in self._capture.choices)
 
     def _token_counts(self) -> TokenCounts:
         prompt, response = self._capture.prompt_ids, self._capture.choices[0].response_ids

@@ -21,6 +21,7 @@ from clawloop.cli.engine import engine_app
 from clawloop.cli.erase import erase_command
 from clawloop.cli.judge import judge_app
 from clawloop.cli.key import key_app
+from clawloop.cli.key_limits import limit_key
 from clawloop.cli.plan import plan_command
 from clawloop.cli.probe import probe_app
 from clawloop.cli.recover import recover_command
@@ -128,6 +129,7 @@ app.command("erase")(erase_command)
 app.command("why")(why_command)
 app.add_typer(check_app, name="check")
 app.add_typer(session_app, name="session")
+key_app.command("limit")(limit_key)
 app.add_typer(key_app, name="key")
 app.add_typer(engine_app, name="engine")
 app.add_typer(worker_app, name="worker")

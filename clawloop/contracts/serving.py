@@ -20,6 +20,38 @@ class Scope(StrEnum):
 
 
 @dataclass(frozen=True, slots=True)
+class KeyLimits:
+    """What one key may use; None: as much as it likes.
+
+    Args:
+        requests_per_minute, tokens_per_minute: of chats; tokens are those of prompts and replies.
+        concurrency: chats at once.
+    """
+
+    requests_per_minute: int | None = None
+    tokens_per_minute: int | None = None
+    concurrency: int | None = None
+
+
+@dataclass(frozen=True, slots=True)
+class KeyUse:
+    """A key's limits and use, as shown to operators.
+
+    Args:
+        prefix: the public part.
+        last_turn_at: of its newest turn; None without one.
+    """
+
+    prefix: str
+    name: str
+    policy: str
+    limits: KeyLimits
+    expires_at: datetime | None
+    revoked_at: datetime | None
+    last_turn_at: datetime | None
+
+
+@dataclass(frozen=True, slots=True)
 class ApiKey:
     """An authenticated API key.
 
@@ -33,6 +65,7 @@ class ApiKey:
     scopes: frozenset[Scope]
     episode: EpisodeId | None = None
     expires_at: datetime | None = None
+    limits: KeyLimits = KeyLimits()
 
 
 @dataclass(frozen=True, slots=True)

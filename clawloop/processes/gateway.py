@@ -16,6 +16,7 @@ import uvicorn
 from api.app import create_app
 from api.auth import KeyRing
 from api.chat.grammar_slots import GrammarSlots
+from api.chat.key_limits import KeyLimiter
 from api.chat.versions import VersionChooser
 from api.dependencies import Limits, Services
 from api.http_protocol import BoundedHttpProtocol
@@ -48,6 +49,7 @@ from db.judging.feedback import PostgresFeedbackStore
 from db.schema import is_current
 from db.serving.directory import PostgresDirectoryStore
 from db.serving.engines import add_missing_engines
+from db.serving.key_uses import PostgresKeyUses
 from db.serving.keys import PostgresKeyStore
 from db.serving.listener import PostgresListener
 from db.training.browsing import PostgresTrainingBrowser
@@ -220,6 +222,8 @@ async def gateway_services(
         metrics_pages=GatewayPages(metrics.registry, options.name, options.health_port, options.peers),
         limits=options.limits,
         grammar_slots=GrammarSlots(options.limits.chat.structured_requests),
+        key_limits=KeyLimiter(gateways=1 + len(options.peers)),
+        key_uses=PostgresKeyUses(background),
     )
 
 

@@ -18,7 +18,7 @@ from sqlalchemy import func, insert, or_, select, update
 from sqlalchemy.ext.asyncio import AsyncConnection
 
 from clawloop.contracts.browsing import StoredKey
-from clawloop.contracts.serving import ApiKey, Scope
+from clawloop.contracts.serving import ApiKey, KeyLimits, Scope
 from clawloop.episodes.keys import is_episode_key
 from clawloop.errors import SetupError
 from clawloop.ids import ApiKeyId, EpisodeId, new_api_key_id
@@ -74,7 +74,14 @@ class PostgresKeyStore:
         if row is None or not hmac.compare_digest(row.secret_sha256, _sha256(secret)):
             return None
         episode = None if row.episode_id is None else EpisodeId(row.episode_id)
-        return ApiKey(ApiKeyId(row.id), row.policy, frozenset(map(Scope, row.scopes)), episode, row.expires_at)
+        return ApiKey(
+            ApiKeyId(row.id),
+            row.policy,
+            frozenset(map(Scope, row.scopes)),
+            episode,
+            row.expires_at,
+            KeyLimits(row.requests_per_minute, row.tokens_per_minute, row.concurrency),
+        )
 
     @transaction
     async def stored_key(self, connection: AsyncConnection, prefix: str) -> StoredKey | None:

@@ -72,6 +72,9 @@ class ApiKeyRow(Base):
     created_at: Mapped[datetime] = mapped_column(server_default=text("now()"))
     revoked_at: Mapped[datetime | None]
     expires_at: Mapped[datetime | None]  # None: it does not expire
+    requests_per_minute: Mapped[int | None]  # None here and below: no limit
+    tokens_per_minute: Mapped[int | None]
+    concurrency: Mapped[int | None]
     episode_id: Mapped[UUID | None] = mapped_column(ForeignKey("episodes.id"))  # None: a key of a person or program
 
 

@@ -15,6 +15,7 @@ from openai import AsyncOpenAI
 from api.app import create_app
 from api.auth import KeyRing
 from api.chat.grammar_slots import GrammarSlots
+from api.chat.key_limits import KeyLimiter
 from api.chat.versions import VersionChooser
 from api.dependencies import Limits, Services
 from api.http_protocol import BoundedHttpProtocol
@@ -161,6 +162,8 @@ async def running_gateway(
                     metrics_pages=GatewayPages(metrics.registry, None, 0, ()),
                     limits=limits or Limits(),
                     grammar_slots=GrammarSlots((limits or Limits()).chat.structured_requests, wait_seconds=0.2),
+                    key_limits=KeyLimiter(),
+                    key_uses=keys,
                 )
             )
             yield created[0]

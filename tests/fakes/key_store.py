@@ -9,7 +9,7 @@ from dataclasses import replace
 from datetime import UTC, datetime
 
 from clawloop.contracts.browsing import StoredKey
-from clawloop.contracts.serving import ApiKey, Scope
+from clawloop.contracts.serving import ApiKey, KeyLimits, KeyUse, Scope
 from clawloop.episodes.keys import EpisodeKey, sign
 from clawloop.errors import StoreUnavailable
 from clawloop.ids import ApiKeyId, new_api_key_id, new_episode_id
@@ -30,6 +30,7 @@ class FakeKeyStore:
         self.lookups = 0
         self._entries: dict[str, KeyEntry] = {}  # by secret
         self._episodes: dict[str, ApiKey] = {}  # by secret
+        self._limits: dict[str, KeyLimits] = {}  # by prefix
 
     def add(self, policy: str, scopes: Iterable[Scope], name: str = "test") -> str:
         """Add a key; returns its secret."""
@@ -63,7 +64,21 @@ class FakeKeyStore:
         entry = self._entries.get(secret)
         if entry is None or entry.revoked_at is not None:
             return None
-        return ApiKey(entry.id, entry.policy, entry.scopes)
+        limits = self._limits.get(entry.prefix, KeyLimits())
+        return ApiKey(entry.id, entry.policy, entry.scopes, limits=limits)
+
+    async def use_of(self, prefix: str) -> KeyUse | None:
+        self._require_available()
+        for entry in self._entries.values():
+            if entry.prefix == prefix:
+                limits = self._limits.get(prefix, KeyLimits())
+                return KeyUse(prefix, entry.name, entry.policy, limits, None, entry.revoked_at, None)
+        return None
+
+    async def set_limits(self, prefix: str, limits: KeyLimits) -> KeyUse | None:
+        if await self.use_of(prefix) is not None:
+            self._limits[prefix] = limits
+        return await self.use_of(prefix)
 
     async def stored_key(self, prefix: str) -> StoredKey | None:
         self._require_available()

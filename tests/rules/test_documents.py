@@ -116,7 +116,7 @@ def test_every_route_is_documented_and_no_other() -> None:
     named = {
         (document, re.sub(r"\{[\w:]+\}", "{}", route))
         for document, text in TEXT.items()
-        for route in re.findall(r"`((?:GET|POST|DELETE) /[\w/{}:-]+)", text)
+        for route in re.findall(r"`((?:GET|POST|PUT|DELETE) /[\w/{}:-]+)", text)
     }
     assert {(document, route) for document, route in named if route not in paths} == set()
 

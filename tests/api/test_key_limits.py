@@ -1,0 +1,141 @@
+"""Limits of a key: refused with 429 in time, counted by bucket, shared by gateways."""
+
+from __future__ import annotations
+
+import asyncio
+from typing import Any
+
+import httpx
+import openai
+import pytest
+from openai import AsyncOpenAI
+
+from api.chat.key_limits import KeyLimiter
+from clawloop.contracts.serving import ApiKey, KeyLimits, Scope
+from clawloop.errors import RequestRejected
+from clawloop.ids import new_api_key_id
+from tests.api.chat_requests import PATH, chat_body
+from tests.api.conftest import Gateway, until
+
+
+class Clock:
+    def __init__(self) -> None:
+        self.now = 1000.0
+
+    def __call__(self) -> float:
+        return self.now
+
+
+def key(**limits: int) -> ApiKey:
+    return ApiKey(new_api_key_id(), "default", frozenset({Scope.CHAT}), limits=KeyLimits(**limits))
+
+
+def chat(limiter: KeyLimiter, one: ApiKey, tokens: int = 0) -> None:
+    with limiter.admit(one):
+        limiter.charge(one, tokens)
+
+
+def refusal(limiter: KeyLimiter, one: ApiKey) -> RequestRejected:
+    with pytest.raises(RequestRejected) as raised:
+        chat(limiter, one)
+    assert (raised.value.status, raised.value.code) == (429, "rate_limit_exceeded")
+    return raised.value
+
+
+def test_requests_come_back_steadily() -> None:
+    clock, mine, other = Clock(), key(requests_per_minute=6), key(requests_per_minute=6)
+    limiter = KeyLimiter(clock=clock)
+    for _ in range(6):
+        chat(limiter, mine)
+    assert refusal(limiter, mine).retry_after == "10"
+    chat(limiter, other)
+    clock.now += 10
+    chat(limiter, mine)
+    refusal(limiter, mine)
+
+
+def test_tokens_are_counted_at_the_end_of_a_reply() -> None:
+    clock, mine = Clock(), key(tokens_per_minute=600)
+    limiter = KeyLimiter(clock=clock)
+    chat(limiter, mine, tokens=700)
+    assert limiter.headers(mine)["x-ratelimit-remaining-tokens"] == "0"
+    assert refusal(limiter, mine).retry_after == "10"
+    clock.now += 10
+    chat(limiter, mine)
+
+
+def test_chats_at_once_are_counted() -> None:
+    limiter, mine = KeyLimiter(), key(concurrency=2)
+    with limiter.admit(mine), limiter.admit(mine):
+        refusal(limiter, mine)
+    chat(limiter, mine)
+
+
+def test_gateways_share_a_limit_and_tell_the_whole() -> None:
+    clock, mine = Clock(), key(requests_per_minute=6)
+    limiter = KeyLimiter(gateways=2, clock=clock)
+    for _ in range(3):
+        chat(limiter, mine)
+    refusal(limiter, mine)
+    headers = KeyLimiter(gateways=2, clock=clock).headers(mine)
+    assert headers["x-ratelimit-limit-requests"] == headers["x-ratelimit-remaining-requests"] == "6"
+
+
+def test_a_key_without_limits_costs_nothing() -> None:
+    limiter, mine = KeyLimiter(), key()
+    with limiter.admit(mine):
+        assert limiter.headers(mine) == {}
+
+
+async def limited(gateway: Gateway, **limits: int) -> str:
+    """A key with limits, set over HTTP."""
+    secret = gateway.keys.add("default", frozenset({Scope.CHAT}))
+    prefix = secret[: len("cl-00000000")]
+    async with gateway.client(gateway.admin_key) as client:
+        answer = await client.put(f"/admin/v1/keys/{prefix}/limits", json=limits)
+        assert answer.status_code == 200, answer.text
+        shown = await client.get(f"/admin/v1/keys/{prefix}/limits")
+    assert {name: value for name, value in shown.json()["limits"].items() if value is not None} == limits
+    return secret
+
+
+async def test_a_key_over_its_limit_gets_429_with_the_headers(gateway: Gateway) -> None:
+    secret = await limited(gateway, requests_per_minute=1, tokens_per_minute=1000)
+    async with gateway.client(secret) as client:
+        first = await client.post(PATH, json=chat_body())
+        second = await client.post(PATH, json=chat_body())
+        in_messages = await client.post(
+            "/v1/messages", json=chat_body(max_tokens=5), headers={"anthropic-version": "2023-06-01"}
+        )
+    assert first.status_code == 200
+    assert first.headers["x-ratelimit-limit-requests"] == "1"
+    assert first.headers["x-ratelimit-remaining-tokens"] == "1000"  # before the reply's tokens were counted
+    assert second.status_code == 429
+    assert 1 <= int(second.headers["retry-after"]) <= 60
+    assert second.json()["error"]["code"] == "rate_limit_exceeded"
+    assert int(second.headers["x-ratelimit-remaining-tokens"]) in range(991, 1000)
+    assert in_messages.json()["error"]["type"] == "rate_limit_error"
+    assert len(await gateway.recorded()) == 1
+    async with AsyncOpenAI(base_url=f"{gateway.url}/v1", api_key=secret, max_retries=0) as sdk:
+        with pytest.raises(openai.RateLimitError):
+            await sdk.chat.completions.create(model="policy", messages=[{"role": "user", "content": "x"}])
+
+
+async def test_a_chat_that_ends_frees_its_place(gateway: Gateway) -> None:
+    secret = await limited(gateway, concurrency=1)
+    gateway.engine.hold = asyncio.Event()
+    async with gateway.client(secret) as client:
+        held = asyncio.create_task(client.post(PATH, json=chat_body()))
+        await until(lambda: gateway.engine.requests)
+        refused = await client.post(PATH, json=chat_body())
+        gateway.engine.hold.set()
+        answered: httpx.Response = await held
+        again = await client.post(PATH, json=chat_body())
+    assert (refused.status_code, answered.status_code, again.status_code) == (429, 200, 200)
+
+
+@pytest.mark.parametrize("body", [{"requests_per_minute": 0}, {"concurrency": "many"}, {"requests": 5}])
+async def test_wrong_limits_are_refused(gateway: Gateway, body: Any) -> None:
+    async with gateway.client(gateway.admin_key) as client:
+        assert (await client.put("/admin/v1/keys/cl-00000000/limits", json=body)).status_code == 400
+        assert (await client.put("/admin/v1/keys/cl-00000000/limits", json={})).status_code == 404
