@@ -63,9 +63,11 @@ def plan_command(
     from clawloop.layout.request import Gpus, Request, dtype_of, limits_for
     from clawloop.layout.served_copy import read_served_copy
     from clawloop.layout.table import as_data, table
+    from clawloop.local.checks import require_model
     from clawloop.local.machine import memory_bytes
 
     chat = ChatOptions(chat_template, tool_call_parser, reasoning_parser)
+    require_model(model, chat)
     shape = read_model_shape(model, chat)
     quantised = quantise is not None or serve_model is not None
     needs = _needs(recipe, quantised=quantised) if train else None
@@ -78,6 +80,8 @@ def plan_command(
         max_loras=max_loras,
         max_lora_rank=max_lora_rank,
     )
+    if judge_model is not None:
+        require_model(judge_model)
     found: Gpus | None = None
     if gpus is not None:
         found = Gpus(

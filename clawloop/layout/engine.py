@@ -66,11 +66,12 @@ def weight_words(request: Request) -> str:
 
 
 def packed_vocabulary(model: ModelShape, number_bytes: int) -> int:
-    """On a CPU the vocabulary's matrices are kept as they are and once more packed for oneDNN.
+    """On a CPU the matrices that read tokens and that predict them are kept, and each is packed once more for oneDNN,
+    also where they are one and the same (`layers.vocab_parallel_embedding`).
 
     Other projections are packed in place of the weights (`layers.utils.dispatch_cpu_unquantized_gemm`).
     """
-    return model.vocab * model.width * number_bytes * (1 if model.tied else 2)
+    return 2 * model.vocab * model.width * number_bytes
 
 
 def lora_slots(model: ModelShape, loras: int, rank: int, number_bytes: int, gpus: int = 1) -> int:

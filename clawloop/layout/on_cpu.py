@@ -10,7 +10,7 @@ from clawloop.layout.shortage import Shortage
 
 # Measured by `benchmarks.plan_memory` on a 2-core machine: proportional set size with a model of a megabyte.
 ENGINE_RUNTIME = 1450 * MIB
-TRAINER_RUNTIME = 500 * MIB
+TRAINER_RUNTIME = 600 * MIB
 SERVICES = {
     "gateway": 115 * MIB,
     "orchestrator": 115 * MIB,
@@ -52,7 +52,7 @@ def _engine(request: Request, serving: Serving, role: Role) -> Process:
     with_lora = role is Role.ENGINE
     lora = Part(PartName.LORA, slots + loaded, f"{limits.max_loras} of rank {limits.max_lora_rank}, and those loaded")
     parts = (
-        Part(PartName.WEIGHTS, weights, f"{engine.weight_words(request)}, the vocabulary packed once more"),
+        Part(PartName.WEIGHTS, weights, f"{engine.weight_words(request)}, the vocabulary packed twice more"),
         *((lora,) if with_lora else ()),
         Part(PartName.KV, cache, f"{tokens:,} tokens, {CONTEXTS} contexts"),
         Part(

@@ -31,6 +31,7 @@ _BESIDE = (
 )
 _BYTES = {"F64": 8, "I64": 8, "F32": 4, "I32": 4, "U32": 4, "F16": 2, "BF16": 2, "I16": 2}
 _WORD_BITS = 32
+_AGAIN = "download the model again, completely"
 
 
 @dataclass(frozen=True, slots=True)
@@ -58,8 +59,10 @@ def unquantised(folder: Path, tensors: Mapping[str, Tensor], quantisation: Mappi
     """Each weight by its usual name, with the shape [outputs, inputs] that it has unquantised.
 
     Raises:
-        SetupError: the bits of a packed weight are not known, or its scales are missing.
+        SetupError: the bits of a packed weight are not known, or scales are missing.
     """
+    if not any(name.endswith(_BESIDE) for name in tensors):
+        raise SetupError(f"{folder} is quantised, says its config.json, but has no scales: {_AGAIN}")
     found: dict[str, Tensor] = {}
     for name, tensor in tensors.items():
         module, _, kind = name.rpartition(".")
@@ -80,7 +83,7 @@ def _packed(
 ) -> Tensor:
     scales = tensors.get(f"{module}.scales")
     if scales is None:
-        raise SetupError(f"{folder} lacks the scales of {module}: download the model again, completely")
+        raise SetupError(f"{folder} lacks the scales of {module}: {_AGAIN}")
     # AWQ packs outputs, GPTQ inputs: scales have all outputs in both.
     outputs = scales.shape[-1]
     bits = _bits(folder, quantisation, module)

@@ -92,8 +92,8 @@ def read_family(checkpoint: Path, backend: Backend | None = None) -> Family:
         raise ModelUnsupported(f"{checkpoint} is {named}, no text generator of its family {model_type}")
     if config.get("quantization_config"):
         raise ModelUnsupported(
-            f"{checkpoint} has quantised weights: give the trainer the unquantised model of the same name "
-            "(`--quantise nf4` quantises it in memory); engines may serve the quantised one"
+            f"{checkpoint} has quantised weights, which are served and not trained: give the unquantised model "
+            "(`--quantise nf4` keeps it in 4 bits), and this one to `--serve-model`"
         )
     if backend is None:
         backend = "torchtune" if _is_torchtunes(checkpoint) else "transformers"

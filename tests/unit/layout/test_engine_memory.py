@@ -63,6 +63,6 @@ def test_graphs_are_counted_by_batch_size() -> None:
     assert engine.graph_bytes(LARGE_GPU, with_lora=False) == (51 + 35) * 9 * MIB
 
 
-def test_on_a_cpu_the_vocabulary_is_packed_once_more() -> None:
-    assert engine.packed_vocabulary(SMALL, 2) == 1000 * 8 * 2
+def test_on_a_cpu_the_vocabulary_is_packed_twice_whether_it_is_one_matrix_or_two() -> None:
+    assert engine.packed_vocabulary(SMALL, 2) == 2 * 1000 * 8 * 2
     assert engine.packed_vocabulary(replace(SMALL, tied=False), 2) == 2 * 1000 * 8 * 2

@@ -13,7 +13,7 @@ import typer
 from clawloop.cli.worker import worker_app
 from clawloop.layout.plan import plan
 from clawloop.layout.request import Limits
-from tests.unit.layout.folders import write_folder
+from tests.unit.layout.folders import QWEN3, write_folder
 from tests.unit.layout.shapes import LLAMA_70B, QWEN3_4B, request
 from tests.verbs import clawloop, refusal
 
@@ -69,6 +69,12 @@ def test_a_recipe_decides_rank_and_logits(model: str, tmp_path: Path) -> None:
     assert engine["arguments"][engine["arguments"].index("--max-lora-rank") + 1] == "64"
     adapter = next(part for part in trainer["parts"] if part["name"] == "adapter and AdamW")
     assert adapter["bytes"] == 16 * 64 * 2 * 152
+
+
+def test_a_family_that_up_refuses_is_not_planned(tmp_path: Path) -> None:
+    folder = write_folder(tmp_path / "Phi", {**QWEN3, "model_type": "phi3", "architectures": ["Phi3ForCausalLM"]})
+    said = refusal(clawloop("plan", "--model", str(folder)))
+    assert "is a Phi3ForCausalLM, which is not supported: choose a model of one of the families gemma3" in said
 
 
 def test_what_cannot_fit_is_one_line(model: str) -> None:

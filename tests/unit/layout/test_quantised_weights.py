@@ -87,7 +87,12 @@ def test_what_cannot_be_computed_is_one_clear_line(config: dict[str, object], sa
 
 def test_a_packed_projection_without_scales_is_one_clear_line(tmp_path: Path) -> None:
     folder = write_folder(tmp_path / "cut", {**QWEN3, "quantization_config": AWQ})
-    tensors = {"model.layers.0.self_attn.q_proj.qweight": np.zeros((8, 2), np.int32)}
+    with pytest.raises(SetupError, match=r"config\.json, but has no scales"):
+        read_model_shape(folder)
+    tensors = {
+        "model.layers.0.self_attn.q_proj.qweight": np.zeros((8, 2), np.int32),
+        "model.layers.0.self_attn.k_proj.scales": np.zeros((2, 2), np.float16),
+    }
     save_file(tensors, folder / "model.safetensors")
     with pytest.raises(SetupError, match=r"lacks the scales of model\.layers\.0\.self_attn\.q_proj"):
         read_model_shape(folder)
