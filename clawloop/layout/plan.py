@@ -75,6 +75,9 @@ def remedies(request: Request) -> Iterator[Remedy]:
     if request.gpus is None:
         yield _more_memory(request)
         return
+    quantised = _quantised(request)
+    if quantised is not None:
+        yield quantised
     another = _another_gpu(request)
     if another is not None:
         yield another
@@ -136,6 +139,18 @@ def _longest(request: Request, below: int, change: Callable[[int], Request]) -> 
         else:
             high = middle
     return None if low * _LENGTH_STEP < _SHORTEST else _fits(request, change(low * _LENGTH_STEP))
+
+
+def _quantised(request: Request) -> Remedy | None:
+    """The trainer's base model in 4 bits, with limits if that is not enough."""
+    if request.training is None or request.quantise is not None:
+        return None
+    smaller = replace(request, quantise="nf4")
+    recipe = "(with deploy/recipes/quantised.toml)"
+    if isinstance(arrange(smaller), Layout):
+        return Remedy(f"--quantise nf4 {recipe}", smaller)
+    found = next(_by_limits(smaller), None)
+    return None if found is None else Remedy(f"--quantise nf4 {found.words} {recipe}", found.request)
 
 
 def _another_gpu(request: Request) -> Remedy | None:

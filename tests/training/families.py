@@ -64,19 +64,19 @@ class TinyFamily:
     """How one family is made.
 
     Args:
-        make: a random model.
+        make: a random model; those of a decoder alone take changes of its config.
         prefix: what the decoder's tensors in an adapter begin with, after PEFT's own.
         adapted: how many projections have an adapter.
     """
 
-    make: Callable[[], PreTrainedModel]
+    make: Callable[..., PreTrainedModel]
     adapted: int
     prefix: str = "model.layers."
 
 
-def _made(config: str, model: str, **shape: Any) -> Callable[[], PreTrainedModel]:
-    def make() -> PreTrainedModel:
-        return getattr(transformers, model)(getattr(transformers, config)(**shape))
+def _made(config: str, model: str, **shape: Any) -> Callable[..., PreTrainedModel]:
+    def make(**changes: Any) -> PreTrainedModel:
+        return getattr(transformers, model)(getattr(transformers, config)(**{**shape, **changes}))
 
     return make
 
@@ -144,10 +144,14 @@ FAMILIES: dict[str, TinyFamily] = {
 }
 
 
-def save_family(path: Path, family: str, *, dtype: torch.dtype = torch.float32, seed: int = 0) -> Path:
-    """A checkpoint of this family; a model that also sees has a tower too."""
+def save_family(path: Path, family: str, *, dtype: torch.dtype = torch.float32, seed: int = 0, **changes: Any) -> Path:
+    """A checkpoint of this family; a model that also sees has a tower too.
+
+    Args:
+        changes: of the config, for a decoder alone.
+    """
     torch.manual_seed(seed)
-    model = FAMILIES[family].make()
+    model = FAMILIES[family].make(**changes)
     with torch.no_grad():
         for name, parameter in model.named_parameters():
             if "norm" in name:

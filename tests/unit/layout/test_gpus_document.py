@@ -3,29 +3,44 @@
 from __future__ import annotations
 
 import re
+from dataclasses import replace
 from pathlib import Path
 
 import pytest
 
+from clawloop.layout.model_shape import ModelShape
 from clawloop.layout.parts import Role
 from clawloop.layout.plan import plan
 from clawloop.layout.request import Limits
 from tests.unit.layout.shapes import GIB, QWEN3_4B, decoder, request
 
 DOCUMENT = (Path(__file__).resolve().parents[3] / "docs" / "gpus.md").read_text(encoding="utf-8")
-ROWS = re.findall(r"^\| (\d+) \| ([\d,]+)[^|]* \| ([\d.]+) \| ([\d.]+) \| ([\d,]+) \|$", DOCUMENT, flags=re.MULTILINE)
+ROW = r"^\| (\d+) \| ([\d,]+) \| ([^|]*) \| ([\d.]+) \| ([\d.]+) \| ([\d,]+) \|$"
+ROWS = re.findall(ROW, DOCUMENT, flags=re.MULTILINE)
+# Of a weight in AWQ with groups of 128: half a byte, and 2.5 bytes for scale and zero of a group.
+AWQ_BYTES = 0.5 + 2.5 / 128
 QWEN3_32B = decoder(vocab=151936, width=5120, inner=25600, layers=64, heads=64, kv_heads=8, head_dim=128, tied=False)
 
 
 def test_the_table_has_rows() -> None:
-    assert [row[0] for row in ROWS] == ["24", "48", "80"]
+    assert [row[0] for row in ROWS] == ["16", "24", "24", "24", "48", "80"]
 
 
-@pytest.mark.parametrize("row", ROWS, ids=lambda row: f"{row[0]} GiB")
+def in_awq(model: ModelShape) -> ModelShape:
+    small = model.lora.weights
+    return replace(model, stored_bytes=2 * (model.parameters - small) + int(small * AWQ_BYTES), quantised="awq")
+
+
+@pytest.mark.parametrize("row", ROWS, ids=lambda row: f"{row[0]} GiB {row[2]}".strip())
 def test_one_gpu_holds_what_the_table_says(row: tuple[str, ...]) -> None:
-    size, context, *sizes, cached = (word.replace(",", "") for word in row)
+    size, context, options, *sizes, cached = (word.replace(",", "") for word in row)
     limits = Limits(max_model_len=int(context), max_sample_tokens=int(context))
-    layout = plan(request(QWEN3_4B, (int(size),), limits=limits))
+    asked = request(QWEN3_4B, (int(size),), limits=limits)
+    if "--quantise nf4" in options:
+        asked = replace(asked, quantise="nf4")
+    if "--serve-model" in options:
+        asked = replace(asked, serve_model=in_awq(QWEN3_4B))
+    layout = plan(asked)
     assert [f"{process.bytes / GIB:.1f}" for process in layout.processes] == sizes
     assert layout.processes[0].cached_tokens == int(cached)
 
