@@ -89,7 +89,7 @@ def test_a_packed_projection_without_scales_is_one_clear_line(tmp_path: Path) ->
     folder = write_folder(tmp_path / "cut", {**QWEN3, "quantization_config": AWQ})
     with pytest.raises(SetupError, match=r"config\.json, but has no scales"):
         read_model_shape(folder)
-    tensors = {
+    tensors: Stored = {
         "model.layers.0.self_attn.q_proj.qweight": np.zeros((8, 2), np.int32),
         "model.layers.0.self_attn.k_proj.scales": np.zeros((2, 2), np.float16),
     }
