@@ -76,7 +76,7 @@ async def now(request: Request, policy: str | None = None) -> Response:
 async def now_again(request: Request, policy: str | None = None) -> Response:
     login = await viewer(request)
     chosen = policy_of(services_of(request), login, policy)
-    return _page(request, login, chosen, await situation_of(services_of(request), chosen), "_now.html")
+    return _page(request, login, chosen, await situation_of(services_of(request), chosen), "_now_again.html")
 
 
 @router.get("/ui/chart")

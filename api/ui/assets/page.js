@@ -109,6 +109,7 @@ document.addEventListener("change", (event) => {
     if (!drawn.at.length) { place.textContent = "No reply has been recorded yet."; return; }
     versions = drawn.versions;
     const data = [drawn.at.map((_, position) => position), drawn.praise, drawn.length];
+    if (typeof uPlot === "undefined") { place.textContent = "This browser cannot draw the chart; the table of versions has the figures."; return; }
     if (plot) { plot.setData(data); return; }
     place.textContent = "";
     plot = new uPlot(options(), data, place);
