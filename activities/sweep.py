@@ -20,6 +20,7 @@ from activities.heartbeat import heartbeating
 from activities.notify import ConcurrentNotifier
 from activities.serving.reconcile import EngineReconciler
 from activities.serving.retention import Retention
+from activities.training.canaries import Canaries
 from activities.training.notifier import TrainingNotifier
 from clawloop.contracts.sessions import FeedbackGiven, SessionFacts, TurnRecorded
 from clawloop.ids import FeedbackId, SessionId, TurnId
@@ -88,6 +89,7 @@ class Swept(BaseModel):
         engines: engine workflows that were started, or ended because their engine was removed.
         stuck: sessions whose workflow could not be notified; the next sweep retries.
         late: turns that were stored after their rollout group was settled.
+        canaries: canaries that verdicts or time ended.
     """
 
     model_config = ConfigDict(frozen=True)
@@ -100,6 +102,7 @@ class Swept(BaseModel):
     engines: int = 0
     stuck: int = 0
     late: int = 0
+    canaries: int = 0
 
 
 class SweepActivities:
@@ -111,6 +114,7 @@ class SweepActivities:
         retention: None deletes no adapters.
         reconciler: None leaves engines' workflows alone.
         episodes: None leaves episodes and rollouts alone.
+        canaries: None leaves canaries as they are.
     """
 
     def __init__(
@@ -124,6 +128,7 @@ class SweepActivities:
         reconciler: EngineReconciler | None = None,
         counter: SweepCounter | None = None,
         episodes: EpisodeUpkeep | None = None,
+        canaries: Canaries | None = None,
     ) -> None:
         self._store = store
         self._notifier = notifier
@@ -134,6 +139,7 @@ class SweepActivities:
         self._reconciler = reconciler
         self._counter = counter
         self._episodes = episodes
+        self._canaries = canaries
 
     @activity.defn(name="sweep")
     async def sweep(self) -> Swept:
@@ -152,6 +158,7 @@ class SweepActivities:
                 work=await _attempt(self._training.notify_pending(), errors),
                 removed=0 if self._retention is None else await _attempt(self._retention.remove(), errors),
                 engines=0 if self._reconciler is None else await _attempt(self._reconciler.reconcile(), errors),
+                canaries=0 if self._canaries is None else await _attempt(self._canaries.decide(), errors),
                 late=0 if self._episodes is None else await _attempt(self._episodes.sweep(), errors),
             )
             swept = swept.model_copy(update={"stuck": len(stuck)})

@@ -120,6 +120,11 @@ INVARIANTS: dict[str, str] = {
             CROSS JOIN LATERAL (VALUES (p.head), (p.active), (p.pinned)) w (n)
             LEFT JOIN versions v ON v.policy = p.id AND v.n = w.n
         WHERE w.n IS NOT NULL AND (v.n IS NULL OR v.removed_at IS NOT NULL)""",
+    "a canary is the head, and an accepted version": """
+        SELECT 'version ' || p.canary || ' of ' || p.id FROM policies p
+            LEFT JOIN steps s ON s.policy = p.id AND s.n = p.canary
+        WHERE p.canary IS NOT NULL AND (p.canary <> p.head OR p.canary_share IS NULL OR p.canary_since IS NULL
+            OR s.state IS DISTINCT FROM 'committed')""",
     "the active version is loaded where requests go": """
         SELECT 'version ' || p.active || ' of ' || p.id FROM policies p
         WHERE p.active > 0 AND EXISTS (SELECT FROM engines e WHERE NOT e.draining AND e.problem IS NULL)

@@ -21,6 +21,7 @@ from clawloop.contracts.training import (
     TrainingView,
     VersionRef,
 )
+from clawloop.gate.canary import CanaryDecision
 
 
 class StepStore(Protocol):
@@ -121,6 +122,19 @@ class GateStore(Protocol):
 
         Returns the step's state afterwards, and its reason: what was decided before if the step is no candidate any
         more.
+        """
+
+
+class CanaryStore(Protocol):
+    """Stores which versions are canaries."""
+
+    async def open(self) -> list[str]:
+        """The policies whose head is a canary."""
+
+    async def decide(self, policy: str) -> CanaryDecision | None:
+        """End the policy's canary if verdicts or time decide: worse is rolled back, else all conversations get it.
+
+        None if there is none, or it goes on.
         """
 
 

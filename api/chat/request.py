@@ -107,6 +107,7 @@ async def prepare(
     evidence = identify(headers, body)
     messages: list[Message] = body["messages"]
     version = choice.version
+    affinity = _affinity(key, evidence, messages)
     sorted_fields = sort_fields(body, services.limits.engine_fields)
     fields = _engine_fields(sorted_fields.engine, request, policy)
     asked: dict[str, JsonValue] = {}
@@ -115,7 +116,7 @@ async def prepare(
         version = policy.active if version is None else version
         fields, asked = trainable_fields(fields, body)
     if version is None:
-        version = await services.versions.choose(key.id, policy, evidence, messages)
+        version = await services.versions.choose(key.id, policy, evidence, messages, affinity)
         if not services.engines.has_version(policy.id, version):
             version = policy.active
     return PreparedChat(
@@ -129,7 +130,7 @@ async def prepare(
         kind=classify(headers, body, side_alias=choice.side, patterns=key.episode is None),
         version=version,
         pinned=choice.version is not None,
-        affinity=_affinity(key, evidence, messages),
+        affinity=affinity,
         ends_session=ends_session(headers, body),
         turn_ids=tuple(new_turn_id() for _ in range(request.n or 1)),
         started_at=datetime.now(UTC),

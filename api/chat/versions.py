@@ -1,4 +1,4 @@
-"""Which version answers a request: the active one, except that a chain of tool calls stays on one version."""
+"""Which version answers a request: the active one, or the canary; a chain of tool calls stays on one version."""
 
 from __future__ import annotations
 
@@ -11,6 +11,7 @@ from clawloop.contracts.serving import Policy
 from clawloop.contracts.turns import Message, SessionEvidence
 from clawloop.errors import StoreUnavailable
 from clawloop.ids import ApiKeyId
+from clawloop.samples.holdout import is_in_share
 from clawloop.turns.canonical import is_volatile, response_digest
 
 # Answers whose version is cached; about 200 bytes each.
@@ -28,26 +29,40 @@ class VersionChooser:
         self._retry_at = 0.0
 
     async def choose(
-        self, key: ApiKeyId, policy: Policy, evidence: SessionEvidence, messages: Sequence[Message]
+        self,
+        key: ApiKeyId,
+        policy: Policy,
+        evidence: SessionEvidence,
+        messages: Sequence[Message],
+        conversation: str,
     ) -> int:
-        """The version for a request with these messages."""
+        """The version for a request with these messages.
+
+        Args:
+            conversation: the same for all requests of a conversation; decides who gets a canary.
+        """
+        chosen = policy.active
+        if policy.canary is not None and is_in_share(
+            f"{policy.id}/{policy.canary}/{conversation}", policy.canary_share
+        ):
+            chosen = policy.canary
         last = next((message for message in reversed(messages) if not is_volatile(message)), None)
-        if policy.active == 0 or last is None or last.get("role") != "tool":
-            return policy.active
+        if chosen == policy.active == 0 or last is None or last.get("role") != "tool":
+            return chosen
         call = next((message for message in reversed(messages) if message.get("role") == "assistant"), None)
         digest = None if call is None else response_digest(call)
         if digest is None:
-            return policy.active
+            return chosen
         if (recent := self._recent.get((key, digest))) is not None:
             return recent
         if time.monotonic() < self._retry_at:
-            return policy.active
+            return chosen
         try:
             version = await self._store.version_of_parent(key, evidence, messages)
         except StoreUnavailable:
             self._retry_at = time.monotonic() + RETRY_INTERVAL_SECONDS
-            return policy.active
-        return policy.active if version is None else version
+            return chosen
+        return chosen if version is None else version
 
     def remember(self, key: ApiKeyId, response: Message | None, version: int) -> None:
         """Cache that this version gave this response."""

@@ -77,6 +77,8 @@ class Policy:
         aliases: model names of this policy besides `policy` and `policy-side`.
         active: the version that answers new requests.
         sampling: defaults of sampling fields that a client leaves out.
+        canary: a version that a share of the conversations gets instead of the active one; None if there is none.
+        canary_share: that share, 0 to 1.
     """
 
     id: str
@@ -84,6 +86,8 @@ class Policy:
     aliases: tuple[str, ...]
     active: int
     sampling: dict[str, JsonValue]
+    canary: int | None = None
+    canary_share: float = 0.0
 
 
 @dataclass(frozen=True, slots=True)

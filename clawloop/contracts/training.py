@@ -98,6 +98,7 @@ class CheckName(StrEnum):
     NUMBERS = "numbers"  # the step's figures, and how far the version moved
     REPLAY = "replay"  # held-out turns, scored under the version and its parent
     PROBES = "probes"  # prompts that the version and its parent answered
+    CANARY = "canary"  # verdicts on a share of the sessions, once the version is the head
 
 
 class CheckResult(StrEnum):
@@ -344,6 +345,7 @@ class TrainingView:
         closed_seconds: the recipe's schedule lets no batch be claimed, and it is worth to look again after this long;
             None if one may be claimed.
         probed: the gate asks versions of this policy probes.
+        canary: the head, while only a share of the conversations gets it; None if there is no canary.
     """
 
     policy: str
@@ -364,6 +366,7 @@ class TrainingView:
     max_wait_seconds: float | None = None
     closed_seconds: float | None = None
     probed: bool = False
+    canary: int | None = None
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)

@@ -23,6 +23,7 @@ from activities.serving.publishing import PublishingActivities
 from activities.serving.reconcile import EngineReconciler
 from activities.serving.retention import Retention
 from activities.sweep import SweepActivities
+from activities.training.canaries import Canaries
 from activities.training.gate import GateActivities
 from activities.training.notifier import TrainingNotifier
 from activities.training.ports import WorkNotifier
@@ -51,6 +52,7 @@ from db.judging.judgements import PostgresJudgementStore
 from db.serving.directory import PostgresDirectoryStore
 from db.serving.publishing import PostgresPublishingStore
 from db.sweep import PostgresSweepStore
+from db.training.canary import PostgresCanaryStore
 from db.training.gate import PostgresGateStore
 from db.training.probes import PostgresProbeStore
 from db.training.steps import PostgresStepStore
@@ -121,6 +123,7 @@ def _orchestrator_workers(
         episodes=EpisodeUpkeep(
             PostgresEpisodeStore(database), PostgresRolloutStore(database), TemporalRolloutsNotifier(client)
         ),
+        canaries=Canaries(PostgresCanaryStore(database)),
     )
     ledger = ClosingActivities(PostgresClosingStore(database), PostgresJudgementStore(database), work, metrics)
     steps = StepActivities(step_store)

@@ -295,6 +295,16 @@ def _of_gate(recipe: Recipe) -> Iterator[tuple[bool, str, str]]:
         "gate.replay_turns",
         "has no effect while gate.held_out is 0",
     )
+    yield (
+        bool(gate.canary_share) and not recipe.signal.verdicts,
+        "gate.canary_share",
+        "has no effect while signal.verdicts is false: a canary is compared by its verdicts",
+    )
+    yield (
+        _changed(gate, "canary_hours") and not gate.canary_share,
+        "gate.canary_hours",
+        "has no effect while gate.canary_share is 0",
+    )
     for name in ("parent_distance", "base_distance"):
         yield (
             getattr(gate, name) >= TOKEN_LIMIT and _changed(gate, name),

@@ -12,7 +12,7 @@ from clawloop.recipes.table import Count, Positive, Table
 class Gate(Table):
     """What a version must pass before it answers, and what follows when it does not."""
 
-    later = frozenset({"drawn_probes", "probe_tokens"})
+    later = frozenset({"drawn_probes", "probe_tokens", "canary_share", "canary_hours"})
 
     parent_distance: Positive = 0.4
     """A version is rejected above this mean distance from its parent, over the step's tokens, in nats; a token counts 5
@@ -38,6 +38,11 @@ class Gate(Table):
     beside the probes of `clawloop probe add`; a comparison decides from 10 pairs on."""
     probe_tokens: Annotated[int, Field(ge=16, le=4096)] = 256
     """Longest answer to a probe, in tokens."""
+    canary_share: Annotated[float, Field(ge=0, le=0.5)] = 0.0
+    """Share of the conversations that get a new version first, while the others stay on the one before, until verdicts
+    say that it is better, as good or worse; worse is a roll-back. No batch is claimed meanwhile. 0: all get it."""
+    canary_hours: Annotated[float, Field(gt=0, le=8760)] = 24.0
+    """A canary that verdicts have not decided ends after this long; then all conversations get the version."""
     pause_after: Count = 3
     """Training pauses after this many steps in a row without an accepted version; until then it goes on from the
     parent, with other samples."""

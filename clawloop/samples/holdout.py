@@ -19,5 +19,10 @@ def is_held_out(policy: str, unit: UUID, share: float) -> bool:
             held out as a whole.
         share: of all units, 0 to 1.
     """
-    digest = hashlib.sha256(f"{policy}/{unit}".encode()).digest()
+    return is_in_share(f"{policy}/{unit}", share)
+
+
+def is_in_share(name: str, share: float) -> bool:
+    """Whether a name is among this share of all names, by its hash."""
+    digest = hashlib.sha256(name.encode("utf-8", "surrogatepass")).digest()
     return int.from_bytes(digest[:8], "big") < share * _RANGE

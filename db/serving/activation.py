@@ -33,6 +33,11 @@ async def is_served(connection: AsyncConnection, policy: str, n: int) -> bool:
     return bool(await connection.scalar(select(loaded.exists())))
 
 
+async def notify_directory(connection: AsyncConnection, policy: str) -> None:
+    """Have gateways read again which versions answer."""
+    await connection.execute(_NOTIFY, {"channel": CHANNEL, "policy": policy})
+
+
 async def set_active(connection: AsyncConnection, policy: PolicyRow, n: int) -> None:
     """Make version `n` the active one."""
     if policy.active == n:
@@ -41,4 +46,4 @@ async def set_active(connection: AsyncConnection, policy: PolicyRow, n: int) -> 
     await connection.execute(versions.where(VersionRow.n == policy.active).values(retired_at=func.now()))
     await connection.execute(versions.where(VersionRow.n == n).values(activated_at=func.now(), retired_at=None))
     await connection.execute(update(PolicyRow).where(PolicyRow.id == policy.id).values(active=n))
-    await connection.execute(_NOTIFY, {"channel": CHANNEL, "policy": policy.id})
+    await notify_directory(connection, policy.id)

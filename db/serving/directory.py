@@ -41,6 +41,8 @@ class PostgresDirectoryStore:
                 aliases=tuple(row.aliases),
                 active=row.active,
                 sampling=row.sampling,
+                canary=None if row.pinned is not None else row.canary,
+                canary_share=row.canary_share or 0.0,
             )
             for row in await connection.execute(select(PolicyRow).order_by(PolicyRow.id))
         ]

@@ -28,6 +28,9 @@ class PolicyRow(Base):
     pinned: Mapped[int | None]  # stays active whatever is trained
     pool: Mapped[str] = mapped_column(server_default=text("'default'"))  # the trainers that train it
     rejections: Mapped[int] = mapped_column(server_default=text("0"))  # steps in a row without an accepted version
+    canary: Mapped[int | None]  # the head, while a share of the conversations gets it and the others the active one
+    canary_share: Mapped[float | None]
+    canary_since: Mapped[datetime | None]
     paused_reason: Mapped[str | None]
     paused_at: Mapped[datetime | None]
     work_waiting: Mapped[bool] = mapped_column(server_default=text("false"))

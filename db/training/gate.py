@@ -11,6 +11,8 @@ from clawloop.contracts.training import GateCheck, StepState
 from clawloop.errors import RecipeRejected
 from clawloop.recipes.recipe import Gate
 from db.database import Database, transaction
+from db.serving.activation import notify_directory
+from db.tables import StepRow
 from db.training.gate_checks import read_checks, record_check
 from db.training.policies import lock_policy
 from db.training.recipes import recipe_by_hash
@@ -42,7 +44,11 @@ class PostgresGateStore:
             moved = moved_on(locked, step)
             await abandon_step(connection, step, moved)
             return StepState.ABANDONED, moved
-        await accept_step(connection, step)
+        # A pinned version answers whatever is trained, so no conversation could get a canary.
+        gate = await _gate(connection, step)
+        await accept_step(connection, step, 0.0 if locked.pinned is not None else gate.canary_share)
+        if gate.canary_share:
+            await notify_directory(connection, policy)
         return StepState.COMMITTED, ""
 
     @transaction
@@ -51,9 +57,12 @@ class PostgresGateStore:
         step = await lock_step(connection, policy, n)
         if step.state != StepState.CANDIDATE:
             return StepState(step.state), step.reason or ""
-        try:
-            gate = (await recipe_by_hash(connection, step.recipe_hash)).gate
-        except RecipeRejected:  # of another version of Clawloop; the candidate must not stay open
-            gate = Gate()
-        await reject_step(connection, step, reason, gate.pause_after)
+        await reject_step(connection, step, reason, (await _gate(connection, step)).pause_after)
         return StepState.REJECTED, f"rejected: {reason}"
+
+
+async def _gate(connection: AsyncConnection, step: StepRow) -> Gate:
+    try:
+        return (await recipe_by_hash(connection, step.recipe_hash)).gate
+    except RecipeRejected:  # of another version of Clawloop; the candidate must not stay open
+        return Gate()

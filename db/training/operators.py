@@ -116,7 +116,7 @@ class PostgresTrainingStore:
         await _require_files(connection, policy, version)
         await _require_accepted(connection, policy, version)
         _require_unpinned(row, version)
-        await _continue_from(connection, row, version, f"rolled back to version {version}")
+        await continue_from(connection, row, version, f"rolled back to version {version}")
         await insert_event(connection, policy, "rolled_back", to=version, head=row.head, active=row.active)
         return await read_status(connection, policy)
 
@@ -136,7 +136,7 @@ class PostgresTrainingStore:
         _require_unpinned(row, version)
         step = await lock_step(connection, policy, version)
         await _require_set_aside(connection, step)
-        await _continue_from(connection, row, version, f"version {version} was released")
+        await continue_from(connection, row, version, f"version {version} was released")
         await end_as_trained(connection, step)
         await insert_event(connection, policy, "version_released", version=version, head=row.head, active=row.active)
         return await read_status(connection, policy)
@@ -179,10 +179,10 @@ class PostgresTrainingStore:
         return await read_status(connection, row.id)
 
 
-async def _continue_from(connection: AsyncConnection, row: PolicyRow, version: int, why: str) -> None:
+async def continue_from(connection: AsyncConnection, row: PolicyRow, version: int, why: str) -> None:
     """Make the version the head in a new epoch; an open step is abandoned, and turns show what is trained now."""
     parents = await read_parents(connection, row.id)
-    moved = {"head": version, "epoch": row.epoch + 1, "rejections": 0}
+    moved = {"head": version, "epoch": row.epoch + 1, "rejections": 0, "canary": None}
     await connection.execute(update(PolicyRow).where(PolicyRow.id == row.id).values(moved))
     opened = select(StepRow.n).where(StepRow.policy == row.id, StepRow.state.in_(OPEN_STEPS))
     if (n := await connection.scalar(opened)) is not None:
@@ -288,5 +288,6 @@ def version_place(n: int, head: int, path: list[int], state: StepState | None, r
 
 def _version_state(row: Any, status: TrainingView, path: list[int]) -> str:
     place = version_place(row.n, status.head, path, None if row.state is None else StepState(row.state), row.reason)
-    labels = ["active"] * (row.n == status.version) + ["pinned"] * (row.n == status.pinned) + [place]
+    named = {"active": status.version, "canary": status.canary, "pinned": status.pinned}
+    labels = [name for name, n in named.items() if row.n == n] + [place]
     return ", ".join(labels + ["files removed"] * (row.removed_at is not None))

@@ -19,6 +19,15 @@ _CHAT_P95 = text("""
     SELECT percentile_disc(0.95) WITHIN GROUP (ORDER BY extract(epoch FROM finished_at - started_at))
     FROM turns WHERE id >= :first AND finished_at >= :since AND status IN ('complete', 'length')
 """)
+# The training workflow looks again this often; the sweep decides once a minute.
+_RECHECK_SECONDS = 60.0
+
+
+def closed_by_canary(canary: int | None) -> Closed | None:
+    """No batch is claimed while a canary is open, so that nothing is trained from what may be rolled back."""
+    if canary is None:
+        return None
+    return Closed(f"version {canary} is a canary, and its verdicts have not decided yet", _RECHECK_SECONDS)
 
 
 async def read_closed(connection: AsyncConnection, policy: str, recipe: Recipe) -> Closed | None:
@@ -34,12 +43,12 @@ async def read_closed(connection: AsyncConnection, policy: str, recipe: Recipe) 
         made = (await connection.execute(count)).scalar_one()
     if schedule.chat_seconds:
         since = now - timedelta(minutes=CHAT_MINUTES)
-        parameters = {"first": _first_id(since - _LONGEST_REPLY), "since": since}
+        parameters = {"first": first_id(since - _LONGEST_REPLY), "since": since}
         found = (await connection.execute(_CHAT_P95, parameters)).scalar_one()
         chat_p95 = None if found is None else float(found)
     return closed_by(schedule, now, made, chat_p95)
 
 
-def _first_id(moment: datetime) -> UUID:
+def first_id(moment: datetime) -> UUID:
     """No turn that began later has a smaller id: UUIDv7 begins with its milliseconds."""
     return UUID(int=int(moment.timestamp() * 1000) << 80)

@@ -11,11 +11,11 @@ from clawloop.contracts.training import StepState, TrainingState, TrainingView
 from clawloop.errors import RecipeRejected, RecordUnusable
 from clawloop.recipes.recipe import Recipe, parse_stored_recipe
 from db.training.lineage import next_step
-from db.training.schedule import read_closed
+from db.training.schedule import closed_by_canary, read_closed
 
 # Samples of another [signal] table are not ready: no step takes them.
 _STATUS = text("""
-    SELECT p.id, p.pool, p.head, p.active, p.epoch, p.pinned, p.paused_reason, r.content,
+    SELECT p.id, p.pool, p.head, p.active, p.epoch, p.pinned, p.canary, p.paused_reason, r.content,
         waits.ready, waits.groups, waits.oldest_seconds,
         EXISTS (SELECT FROM probes WHERE policy = p.id) AS has_probes,
         (SELECT count(*) FROM turns t JOIN sessions c ON c.id = t.session_id
@@ -44,7 +44,9 @@ async def read_status(connection: AsyncConnection, policy: str) -> TrainingView:
     recipe, fault = _recipe(row.content)
     needed = 0 if recipe is None else recipe.train.batch_samples
     claimed = None if row.step is None else open_step(row.step, StepState(row.step_state), row.attempt)
-    closed = None if recipe is None else await read_closed(connection, policy, recipe)
+    closed = closed_by_canary(row.canary)
+    if closed is None and recipe is not None:
+        closed = await read_closed(connection, policy, recipe)
     if row.paused_reason is not None:
         state = TrainingState.PAUSED
         reason = f"paused: {row.paused_reason}" + (f"; {claimed}" if claimed else "")
@@ -71,11 +73,19 @@ async def read_status(connection: AsyncConnection, policy: str) -> TrainingView:
         version=row.active,
         epoch=row.epoch,
         pinned=row.pinned,
-        unpublished=row.active != (row.head if row.pinned is None else row.pinned),
+        unpublished=_unpublished(row),
         max_wait_seconds=None if recipe is None else 3600 * recipe.train.max_wait_hours,
         closed_seconds=None if closed is None else closed.seconds,
+        canary=row.canary,
         probed=row.has_probes or (recipe is not None and recipe.gate.drawn_probes > 0),
     )
+
+
+def _unpublished(row: Any) -> bool:
+    """Whether another version should be the active one; a canary becomes it once verdicts have decided."""
+    if row.pinned is not None:
+        return bool(row.active != row.pinned)
+    return bool(row.active != row.head and row.canary is None)
 
 
 def waits_for(ready: int, needed: int, judging: int) -> str:

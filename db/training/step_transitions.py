@@ -7,6 +7,7 @@ from __future__ import annotations
 
 from collections.abc import Mapping, Sequence
 from dataclasses import asdict, replace
+from typing import Any
 
 from pydantic import JsonValue
 from sqlalchemy import func, select, update
@@ -86,10 +87,16 @@ async def propose_step(
     await connection.execute(row.values(candidate))
 
 
-async def accept_step(connection: AsyncConnection, step: StepRow) -> None:
-    """Make the step's version the policy's head, and its samples trained."""
+async def accept_step(connection: AsyncConnection, step: StepRow, canary_share: float = 0.0) -> None:
+    """Make the step's version the policy's head, and its samples trained.
+
+    Args:
+        canary_share: the share of the conversations that get it until verdicts decide; 0: all of them.
+    """
     await end_as_trained(connection, step)
-    accepted = {"head": step.n, "rejections": 0}
+    accepted: dict[str, Any] = {"head": step.n, "rejections": 0}
+    if canary_share:
+        accepted |= {"canary": step.n, "canary_share": canary_share, "canary_since": func.now()}
     await connection.execute(update(PolicyRow).where(PolicyRow.id == step.policy).values(accepted))
     await insert_event(connection, step.policy, "version_accepted", version=step.n, parent=step.parent)
     await refresh_work_flag(connection, step.policy)

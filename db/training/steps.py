@@ -36,7 +36,7 @@ from db.training.held_out import read_held_out
 from db.training.lineage import next_step, version_ref, version_refs, versions_of_other_shape
 from db.training.policies import lock_policy
 from db.training.recipes import recipe_by_hash, recipe_of_policy
-from db.training.schedule import read_closed
+from db.training.schedule import closed_by_canary, read_closed
 from db.training.status import described, read_status, unusable_recipe
 from db.training.step_transitions import (
     abandon_step,
@@ -206,7 +206,8 @@ async def _claim_new(connection: AsyncConnection, policy: PolicyRow, n: int) -> 
     if recipe is None:
         await set_work_flag(connection, policy.id, False)
         return Claim(policy.id, n, None, reason=fault or "")
-    if (closed := await read_closed(connection, policy.id, recipe)) is not None:
+    closed = closed_by_canary(policy.canary) or await read_closed(connection, policy.id, recipe)
+    if closed is not None:
         # The work flag stays: the batch is still there when the schedule opens.
         return Claim(policy.id, n, None, reason=closed.reason)
     chosen = await _choose(connection, policy, recipe)

@@ -129,6 +129,9 @@ DAMAGE: dict[str, tuple[str, ...]] = {
     "no version answers, and none is trained on, that the gate has not accepted": ("UPDATE policies SET head = 5",),
     "a rejected version has a failed check and a reason": ("DELETE FROM gate_checks",),
     "head, active and pinned versions exist and have files": ("UPDATE versions SET removed_at = now() WHERE n = 3",),
+    "a canary is the head, and an accepted version": (
+        "UPDATE policies SET canary = 1, canary_share = 0.1, canary_since = now()",
+    ),
     "the active version is loaded where requests go": ("DELETE FROM engine_versions WHERE version = 3",),
     "a policy with a full batch, and not paused, is known to have work": (
         "UPDATE steps SET state = 'abandoned', finished_at = now() WHERE n = 6",

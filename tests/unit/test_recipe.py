@@ -106,6 +106,7 @@ HASHES = {
     "grpo": ("10c695f3a74b", "fd7cee4d920a"),
     "opd": ("7cd8aaa264db", "a9acdce32769"),
     "outcome_process": ("d5ee047811a8", "fd7cee4d920a"),
+    "quantised": ("09831064e1ff", "5eb0179bcc83"),
     "topk": ("7cd8aaa264db", "1e686e779aa8"),
 }
 
@@ -143,6 +144,8 @@ def test_a_stored_recipe_without_a_later_key_means_its_default() -> None:
         "Train.schedule": None,
         "Gate.drawn_probes": 0,
         "Gate.probe_tokens": 256,
+        "Gate.canary_share": 0.0,
+        "Gate.canary_hours": 24.0,
         "Recipe.gate": Gate(),
     }
     stored = Recipe(name="x").content

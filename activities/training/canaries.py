@@ -1,0 +1,29 @@
+"""Decides about open canaries, as part of the sweep."""
+
+from __future__ import annotations
+
+import logging
+
+from activities.training.ports import CanaryStore
+
+log = logging.getLogger(__name__)
+
+
+class Canaries:
+    def __init__(self, store: CanaryStore) -> None:
+        self._store = store
+
+    async def decide(self) -> int:
+        """Decide about each open canary, as far as verdicts or time do; the number of those that ended.
+
+        Raises:
+            StoreUnavailable
+        """
+        ended = 0
+        for policy in await self._store.open():
+            decision = await self._store.decide(policy)
+            if decision is not None:
+                ended += 1
+                facts = {"policy": policy, "end": decision.end, "why": decision.check.reason}
+                log.info("canary ended", extra=facts)
+        return ended
