@@ -30,6 +30,7 @@ from api.recording.recorder import Recorder
 from api.ui.changes import Changes
 from api.ui.logins import Logins
 from clawloop.contracts.serving import Scope
+from clawloop.operations.export import Exporter
 from clawloop.operations.history import HistoryOperations
 from clawloop.operations.ports import TrainingStore
 from clawloop.operations.probes import ProbeStore
@@ -83,6 +84,7 @@ class Services:
     grammar_slots: GrammarSlots
     key_limits: KeyLimiter
     key_uses: KeyUses
+    exporter: Exporter
     is_draining: Callable[[], bool] = lambda: False
     _background: set[asyncio.Task[None]] = field(default_factory=set)
 

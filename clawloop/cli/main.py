@@ -19,6 +19,7 @@ from clawloop.cli.check import check_app
 from clawloop.cli.demo.app import demo_app
 from clawloop.cli.engine import engine_app
 from clawloop.cli.erase import erase_command
+from clawloop.cli.export import export
 from clawloop.cli.judge import judge_app
 from clawloop.cli.key import key_app
 from clawloop.cli.key_limits import limit_key
@@ -129,6 +130,7 @@ app.command("erase")(erase_command)
 app.command("why")(why_command)
 app.add_typer(check_app, name="check")
 app.add_typer(session_app, name="session")
+app.command("export")(export)
 key_app.command("limit")(limit_key)
 app.add_typer(key_app, name="key")
 app.add_typer(engine_app, name="engine")

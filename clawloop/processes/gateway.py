@@ -28,6 +28,7 @@ from api.ui.logins import Logins
 from clawloop.contracts.serving import Engine
 from clawloop.crash_points import CrashPoint, arm_crash_points, crash_point
 from clawloop.errors import SetupError, StoreUnavailable
+from clawloop.operations.export import Exporter
 from clawloop.operations.ports import OperatorNotifier, RolloutsNotifier, SessionWorkflows
 from clawloop.processes.draining_server import CUT_SECONDS, DrainingServer
 from clawloop.processes.endpoints import database_url, engine_secret, temporal_address
@@ -45,6 +46,7 @@ from clawloop.temporal.rollouts_notifier import TemporalRolloutsNotifier
 from clawloop.temporal.training_notifier import TemporalTrainingNotifier
 from db.database import BACKGROUND_LIMIT, CHAT_LIMIT, Database
 from db.episodes.groups import PostgresEpisodeStore
+from db.export import PostgresExportStore
 from db.judging.feedback import PostgresFeedbackStore
 from db.schema import is_current
 from db.serving.directory import PostgresDirectoryStore
@@ -224,6 +226,7 @@ async def gateway_services(
         grammar_slots=GrammarSlots(options.limits.chat.structured_requests),
         key_limits=KeyLimiter(gateways=1 + len(options.peers)),
         key_uses=PostgresKeyUses(background),
+        exporter=Exporter(PostgresExportStore(background)),
     )
 
 

@@ -26,6 +26,7 @@ from api.ui.changes import Changes
 from api.ui.logins import Logins
 from clawloop.contracts.serving import Directory, Engine, Policy, Scope
 from clawloop.contracts.turns import TurnRecord
+from clawloop.operations.export import Exporter
 from clawloop.operations.history import HistoryOperations, HistoryTurn
 from clawloop.operations.rollouts import RolloutOperations
 from clawloop.operations.sessions import SessionOperations
@@ -41,6 +42,7 @@ from tests.fakes.away_browser import AwayBrowser
 from tests.fakes.directory_store import FakeDirectoryStore
 from tests.fakes.engine import FakeEngine, fake_engine, serving
 from tests.fakes.erasure_store import FakeErasureStore
+from tests.fakes.export_store import FakeExportStore
 from tests.fakes.history_store import FakeHistoryJudge, FakeHistoryStore
 from tests.fakes.key_store import FakeKeyStore
 from tests.fakes.ledger import FakeLedger
@@ -164,6 +166,7 @@ async def running_gateway(
                     grammar_slots=GrammarSlots((limits or Limits()).chat.structured_requests, wait_seconds=0.2),
                     key_limits=KeyLimiter(),
                     key_uses=keys,
+                    exporter=Exporter(FakeExportStore(turns)),
                 )
             )
             yield created[0]

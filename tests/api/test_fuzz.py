@@ -117,6 +117,7 @@ OPERATIONS = (
     ("/admin/v1/policies/{policy}/probes/{probe}", "DELETE"),
     ("/admin/v1/keys/{prefix}/limits", "GET"),
     ("/admin/v1/keys/{prefix}/limits", "PUT"),
+    ("/admin/v1/export", "GET"),
     ("/admin/v1/engines", "GET"),
     ("/admin/v1/sessions", "GET"),
     ("/admin/v1/sessions/{session_id}", "GET"),

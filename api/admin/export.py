@@ -1,0 +1,50 @@
+"""`GET /admin/v1/export`: what was recorded, one JSON object a line."""
+
+from __future__ import annotations
+
+from collections.abc import AsyncIterator
+from datetime import UTC, datetime
+from typing import Annotated
+from uuid import UUID
+
+import orjson
+from fastapi import APIRouter, Query, Request
+from starlette.responses import StreamingResponse
+
+from api.dependencies import admin_services
+from clawloop.ids import SessionId
+from clawloop.operations.export import ExportFilter, ExportKind, Record
+
+router = APIRouter(prefix="/admin/v1")
+
+
+@router.get("/export", response_class=StreamingResponse)
+async def export(
+    request: Request,
+    records: Annotated[ExportKind, Query(description="what one line is")] = ExportKind.TURNS,
+    policy: str | None = None,
+    session: SessionId | None = None,
+    since: datetime | None = None,
+    until: datetime | None = None,
+    after: Annotated[UUID | None, Query(description="the `id` of the last line that is there")] = None,
+) -> StreamingResponse:
+    """Records by ascending id, streamed. One that breaks off is continued with `after`."""
+    services = await admin_services(request)
+    wanted = ExportFilter(policy, session, _aware(since), _aware(until))
+    pages = services.exporter.pages(records, wanted, after)
+    # Read before the status is sent, so that a database that is away is a 503.
+    first = await anext(pages, None)
+    return StreamingResponse(_lines(first, pages), media_type="application/x-ndjson")
+
+
+async def _lines(first: list[Record] | None, pages: AsyncIterator[list[Record]]) -> AsyncIterator[bytes]:
+    for record in first or ():
+        yield orjson.dumps(record, option=orjson.OPT_APPEND_NEWLINE)
+    async for page in pages:
+        for record in page:
+            yield orjson.dumps(record, option=orjson.OPT_APPEND_NEWLINE)
+
+
+def _aware(moment: datetime | None) -> datetime | None:
+    """A time without a zone is UTC."""
+    return moment if moment is None or moment.tzinfo is not None else moment.replace(tzinfo=UTC)

@@ -1,0 +1,206 @@
+"""Exports what was recorded, one JSON object a line, in pages that can be continued after any of them."""
+
+from __future__ import annotations
+
+from collections.abc import AsyncIterator, Callable, Sequence
+from dataclasses import dataclass
+from datetime import datetime
+from enum import StrEnum
+from typing import Protocol
+from uuid import UUID
+
+from pydantic import JsonValue
+
+from clawloop.contracts.turns import Message, TurnRecord
+from clawloop.ids import SessionId
+
+# A page of long conversations is some tens of megabytes.
+PAGE = 50
+
+Record = dict[str, JsonValue]
+
+
+class ExportKind(StrEnum):
+    """What one line is."""
+
+    TURNS = "turns"  # a turn with what followed it, as OpenClaw-RL records turns
+    JUDGEMENTS = "judgements"  # verdict, votes and hint of a turn, as OpenClaw-RL records its judge
+    CHAT = "chat"  # a conversation with a reply judged good: OpenAI's and TRL's fine-tuning form
+    PREFERENCE = "preference"  # prompt, completion and whether it was good: TRL's unpaired preferences
+    SAMPLES = "samples"
+    STEPS = "steps"
+
+
+@dataclass(frozen=True, slots=True)
+class ExportFilter:
+    """Which records; None: all.
+
+    Args:
+        since, until: of the turn's begin, or when the sample or step was made; `until` itself is left out.
+    """
+
+    policy: str | None = None
+    session: SessionId | None = None
+    since: datetime | None = None
+    until: datetime | None = None
+
+
+@dataclass(frozen=True, slots=True)
+class ExportedJudgement:
+    """The newest decided judgement of a turn.
+
+    Args:
+        votes: each judge's score and answer, in their order; None for an answer that cannot be read.
+    """
+
+    verdict: int | None
+    reward: float | None
+    hint: str | None
+    why: str | None
+    votes: Sequence[tuple[int | None, str]]
+
+
+@dataclass(frozen=True, slots=True)
+class ExportedTurn:
+    """A main turn that was not erased.
+
+    Args:
+        session: Clawloop's id; external: the client's own.
+        number: among the session's main turns, from 1.
+        next_state: the messages that followed the reply; empty if nothing did.
+    """
+
+    record: TurnRecord
+    session: SessionId
+    external: str | None
+    number: int
+    outcome: str
+    next_state: Sequence[Message]
+    judgement: ExportedJudgement | None
+
+
+class ExportStore(Protocol):
+    """Reads pages by ascending id, after one. Every call raises StoreUnavailable when PostgreSQL does not answer."""
+
+    async def turns(
+        self, wanted: ExportFilter, after: UUID | None, limit: int, *, judged: bool
+    ) -> tuple[list[ExportedTurn], UUID | None]:
+        """Turns, and the id of the page's last one, which may be missing from it; None once there are no more.
+
+        Args:
+            judged: only those with a decided judgement.
+        """
+
+    async def samples(self, wanted: ExportFilter, after: UUID | None, limit: int) -> list[Record]: ...
+
+    async def steps(self, wanted: ExportFilter, after: UUID | None, limit: int) -> list[Record]: ...
+
+
+class Exporter:
+    def __init__(self, store: ExportStore) -> None:
+        self._store = store
+
+    async def pages(self, kind: ExportKind, wanted: ExportFilter, after: UUID | None) -> AsyncIterator[list[Record]]:
+        """Records by ascending id; each has its `id`, which continues an export as `after`."""
+        if kind in (ExportKind.SAMPLES, ExportKind.STEPS):
+            read = self._store.samples if kind is ExportKind.SAMPLES else self._store.steps
+            while page := await read(wanted, after, PAGE):
+                yield page
+                after = UUID(str(page[-1]["id"]))
+            return
+        judged = kind is not ExportKind.TURNS
+        while True:
+            turns, last = await self._store.turns(wanted, after, PAGE, judged=judged)
+            if last is None:
+                return
+            made = [_RECORDS[kind](turn) for turn in turns]
+            yield [record for record in made if record is not None]
+            after = last
+
+
+def _turn(turn: ExportedTurn) -> Record | None:
+    record, reply = turn.record, turn.record.response or {}
+    following: list[JsonValue] = [dict(message) for message in turn.next_state]
+    return _place(turn) | {
+        "timestamp": record.started_at.isoformat(),
+        "messages": _request(record),
+        "tools": record.tools,
+        "response_text": reply.get("content"),
+        "tool_calls": reply.get("tool_calls"),
+        "next_state": following[-1] if following else None,
+        "followed_by": following,
+        "policy": record.policy,
+        "version": record.version,
+        "status": record.status.value,
+        "outcome": turn.outcome,
+        "sampling": dict(record.sampling),
+    }
+
+
+def _judgement(turn: ExportedTurn) -> Record | None:
+    judged = turn.judgement
+    if judged is None:
+        return None
+    agreeing = [raw for score, raw in judged.votes if score and score == judged.verdict]
+    return _place(turn) | {
+        "score": judged.verdict,
+        "votes": ["fail" if score is None else score for score, _ in judged.votes],
+        "representative_eval": agreeing[0] if agreeing else None,
+        "accepted": judged.hint is not None,
+        "hint": judged.hint,
+        "reward": judged.reward,
+        "why": judged.why,
+    }
+
+
+def _chat(turn: ExportedTurn) -> Record | None:
+    if turn.judgement is None or turn.judgement.verdict != 1 or turn.record.response is None:
+        return None
+    return {
+        "id": str(turn.record.turn_id),
+        "messages": [*_request(turn.record), _reply(turn.record)],
+        **_tools(turn.record),
+    }
+
+
+def _preference(turn: ExportedTurn) -> Record | None:
+    verdict = None if turn.judgement is None else turn.judgement.verdict
+    if not verdict or turn.record.response is None:
+        return None
+    return {
+        "id": str(turn.record.turn_id),
+        "prompt": _request(turn.record),
+        "completion": [_reply(turn.record)],
+        "label": verdict == 1,
+        **_tools(turn.record),
+    }
+
+
+_RECORDS: dict[ExportKind, Callable[[ExportedTurn], Record | None]] = {
+    ExportKind.TURNS: _turn,
+    ExportKind.JUDGEMENTS: _judgement,
+    ExportKind.CHAT: _chat,
+    ExportKind.PREFERENCE: _preference,
+}
+
+
+def _place(turn: ExportedTurn) -> Record:
+    return {
+        "id": str(turn.record.turn_id),
+        "session_id": turn.external or str(turn.session),
+        "session": str(turn.session),
+        "turn": turn.number,
+    }
+
+
+def _request(record: TurnRecord) -> list[JsonValue]:
+    return [dict(message) for message in record.messages]
+
+
+def _reply(record: TurnRecord) -> JsonValue:
+    kept = ("role", "content", "reasoning_content", "tool_calls")
+    return {name: value for name, value in (record.response or {}).items() if name in kept}
+
+
+def _tools(record: TurnRecord) -> Record:
+    return {} if record.tools is None else {"tools": record.tools}

@@ -1,0 +1,141 @@
+"""Reads what is exported, in pages."""
+
+from __future__ import annotations
+
+from datetime import datetime
+from typing import Any
+from uuid import UUID
+
+from sqlalchemy import text
+from sqlalchemy.ext.asyncio import AsyncConnection
+
+from clawloop.contracts.turns import Message
+from clawloop.ids import SessionId, TurnId
+from clawloop.judging.records import VOTES, TurnContext
+from clawloop.operations.export import ExportedJudgement, ExportedTurn, ExportFilter, Record
+from clawloop.turns.next_state import next_states
+from db.database import Database, transaction
+from db.exact_json import storable
+from db.judging.judgements import PostgresJudgementStore
+
+_TURNS = text("""
+    SELECT t.id, s.id AS session, s.external_id, j.id AS judgement, j.verdict, j.reward, j.hint, j.why,
+        ARRAY(SELECT v.score FROM votes v WHERE v.judgement_id = j.id AND v.kind = :votes ORDER BY v.index) AS scores,
+        ARRAY(SELECT v.raw FROM votes v WHERE v.judgement_id = j.id AND v.kind = :votes ORDER BY v.index) AS answers
+    FROM turns t JOIN sessions s ON s.id = t.session_id
+        LEFT JOIN LATERAL (SELECT * FROM judgements j WHERE j.turn_id = t.id AND j.decided_at IS NOT NULL
+            ORDER BY j.revision DESC, j.decided_at DESC LIMIT 1) j ON true
+    WHERE t.kind = 'main' AND t.outcome <> 'erased' AND (j.id IS NOT NULL OR NOT :judged)
+        AND (CAST(:policy AS text) IS NULL OR s.policy = :policy)
+        AND (CAST(:session AS uuid) IS NULL OR s.id = :session)
+        AND (CAST(:since AS timestamptz) IS NULL OR t.started_at >= :since)
+        AND (CAST(:until AS timestamptz) IS NULL OR t.started_at < :until)
+        AND (CAST(:after AS uuid) IS NULL OR t.id > :after)
+    ORDER BY t.id LIMIT :limit
+""")
+_SAMPLES = text("""
+    SELECT p.id, p.policy, p.turn_id AS turn, t.session_id AS session, p.state, p.reason, p.reward,
+        p.hinted_prompt_ids IS NOT NULL AS hinted, p.created_at,
+        (SELECT max(m.step) FROM step_samples m WHERE m.sample_id = p.id) AS step
+    FROM samples p JOIN turns t ON t.id = p.turn_id
+    WHERE (CAST(:policy AS text) IS NULL OR p.policy = :policy)
+        AND (CAST(:session AS uuid) IS NULL OR t.session_id = :session)
+        AND (CAST(:since AS timestamptz) IS NULL OR p.created_at >= :since)
+        AND (CAST(:until AS timestamptz) IS NULL OR p.created_at < :until)
+        AND (CAST(:after AS uuid) IS NULL OR p.id > :after)
+    ORDER BY p.id LIMIT :limit
+""")
+# A step has no id of its own: this one is the same in each export, and sorts by when the step was claimed.
+_STEPS = text("""
+    WITH identified AS (
+        SELECT CAST(lpad(to_hex(CAST(extract(epoch FROM claimed_at) * 1000 AS bigint)), 12, '0')
+            || substr(md5(policy || '/' || n), 1, 20) AS uuid) AS id, * FROM steps)
+    SELECT i.id, i.policy, i.n, i.parent, i.state, i.reason, i.recipe_hash, i.lr_scale, i.metrics,
+        i.claimed_at, i.finished_at,
+        ARRAY(SELECT CAST(m.sample_id AS text) FROM step_samples m
+            WHERE m.policy = i.policy AND m.step = i.n ORDER BY m.place) AS samples
+    FROM identified i
+    WHERE (CAST(:policy AS text) IS NULL OR i.policy = :policy)
+        AND (CAST(:session AS uuid) IS NULL OR EXISTS (
+            SELECT FROM step_samples m JOIN samples p ON p.id = m.sample_id JOIN turns t ON t.id = p.turn_id
+            WHERE m.policy = i.policy AND m.step = i.n AND t.session_id = :session))
+        AND (CAST(:since AS timestamptz) IS NULL OR i.claimed_at >= :since)
+        AND (CAST(:until AS timestamptz) IS NULL OR i.claimed_at < :until)
+        AND (CAST(:after AS uuid) IS NULL OR i.id > :after)
+    ORDER BY i.id LIMIT :limit
+""")
+
+
+class PostgresExportStore:
+    """Implements `clawloop.operations.export.ExportStore`."""
+
+    def __init__(self, database: Database) -> None:
+        self._database = database
+        self._contexts = PostgresJudgementStore(database)
+
+    async def turns(
+        self, wanted: ExportFilter, after: UUID | None, limit: int, *, judged: bool
+    ) -> tuple[list[ExportedTurn], UUID | None]:
+        rows = await self._rows(_TURNS, _parameters(wanted, after, limit) | {"judged": judged, "votes": VOTES})
+        found = [await self._exported(row) for row in rows]
+        return [turn for turn in found if turn is not None], rows[-1].id if rows else None
+
+    async def samples(self, wanted: ExportFilter, after: UUID | None, limit: int) -> list[Record]:
+        return [_plain(row) for row in await self._rows(_SAMPLES, _parameters(wanted, after, limit))]
+
+    async def steps(self, wanted: ExportFilter, after: UUID | None, limit: int) -> list[Record]:
+        return [_plain(row) for row in await self._rows(_STEPS, _parameters(wanted, after, limit))]
+
+    @transaction
+    async def _rows(self, connection: AsyncConnection, query: Any, parameters: dict[str, Any]) -> list[Any]:
+        return list(await connection.execute(query, parameters))
+
+    async def _exported(self, row: Any) -> ExportedTurn | None:
+        """None for a turn that was erased meanwhile."""
+        context = await self._contexts.load_context(TurnId(row.id))
+        if context is None or (context.turn.record.response is None and not context.turn.record.messages):
+            return None
+        judgement = None
+        if row.judgement is not None:
+            votes = list(zip(row.scores, row.answers, strict=True))
+            judgement = ExportedJudgement(row.verdict, row.reward, row.hint, row.why, votes)
+        return ExportedTurn(
+            record=context.turn.record,
+            session=SessionId(row.session),
+            external=row.external_id,
+            number=context.number,
+            outcome=context.turn.outcome,
+            next_state=await self._next_state(context),
+            judgement=judgement,
+        )
+
+    async def _next_state(self, context: TurnContext) -> list[Message]:
+        """The messages that follow a turn's reply in the first later request that holds it."""
+        for later_id in context.followed_by:
+            later = await self._contexts.load_context(later_id)
+            if later is not None:
+                states = next_states(later.seed, later.turn.record.messages, later.candidates)
+                if (messages := states.get(context.turn.record.turn_id)) is not None:
+                    return messages
+        return []
+
+
+def _parameters(wanted: ExportFilter, after: UUID | None, limit: int) -> dict[str, Any]:
+    return {
+        "policy": None if wanted.policy is None else storable(wanted.policy),
+        "session": wanted.session,
+        "since": wanted.since,
+        "until": wanted.until,
+        "after": after,
+        "limit": limit,
+    }
+
+
+def _plain(row: Any) -> Record:
+    return {name: _json(value) for name, value in row._mapping.items()}
+
+
+def _json(value: Any) -> Any:
+    if isinstance(value, UUID):
+        return str(value)
+    return value.isoformat() if isinstance(value, datetime) else value
