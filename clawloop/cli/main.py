@@ -18,6 +18,7 @@ from clawloop.cli.adapter import adapter_app
 from clawloop.cli.check import check_app
 from clawloop.cli.demo.app import demo_app
 from clawloop.cli.engine import engine_app
+from clawloop.cli.environment import environment_app
 from clawloop.cli.erase import erase_command
 from clawloop.cli.export import export
 from clawloop.cli.judge import judge_app
@@ -142,6 +143,7 @@ app.add_typer(judge_app, name="judge")
 app.add_typer(probe_app, name="probe")
 app.add_typer(rollouts_app, name="rollouts")
 app.add_typer(episode_app, name="episode")
+app.add_typer(environment_app, name="environment")
 app.add_typer(adapter_app, name="adapter")
 app.add_typer(demo_app, name="demo")
 

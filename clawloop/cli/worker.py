@@ -155,7 +155,12 @@ def engine(
 @worker_app.command()
 def environment(
     environment: Annotated[
-        list[str] | None, typer.Option(help="An environment to run, repeatable. Default: tool-call.")
+        list[str] | None,
+        typer.Option(help="An environment to run, repeatable. Default: tool-call and terminal, or those of --tasks."),
+    ] = None,
+    tasks: Annotated[
+        list[Path] | None,
+        typer.Option(help="A folder of Harbor task directories, an environment of its name; repeatable."),
     ] = None,
     gateway: Annotated[
         str, typer.Option(help="The gateway's URL, the only address that sandboxes reach.")
@@ -166,13 +171,13 @@ def environment(
     data: Data = None,
 ) -> None:
     """Run episodes and their verifiers in sandboxes on this machine; any number of processes."""
-    from clawloop.processes.environment import run_environment_worker
+    from clawloop.processes.environment import ENVIRONMENTS, run_environment_worker
     from clawloop.telemetry.logs import configure_logging
 
     configure_logging()
-    chosen = environment or ["tool-call"]
+    chosen = environment or ([] if tasks else sorted(ENVIRONMENTS))
     health = (health_host, health_port)
-    asyncio.run(run_environment_worker(chosen, gateway, episodes, settings_of(data), health))
+    asyncio.run(run_environment_worker(chosen, tasks or [], gateway, episodes, settings_of(data), health))
 
 
 def _run(role: Role, health_port: int, health_host: str, data: Path | None) -> None:

@@ -55,6 +55,7 @@ class SandboxRunner:
                 command=task.harness,
                 seconds=task.seconds,
                 files=task.files,
+                archive=task.start,
                 environment={**task.environment, **variables},
                 gateway=self._gateway,
             )
@@ -72,11 +73,11 @@ class SandboxRunner:
                 seconds=task.verifier_seconds,
                 files=task.tests,
                 archive=artifact or None,
-                unpack_to="/artifact",
-                environment=task.environment,
+                unpack_to=task.artifact_at,
+                environment={**task.environment, **task.verifier_environment},
             )
         )
-        return _reward(result, task)
+        return reward_of(result, task)
 
     def _task(self, environment: str, task_id: str) -> EnvironmentTask:
         if environment not in self._environments:
@@ -93,8 +94,12 @@ def _ending(result: BoxResult) -> tuple[Ending, str]:
     return ending, f"exit code {result.exit_code}{problem}" if result.exit_code else problem.removeprefix("; ")
 
 
-def _reward(result: BoxResult, task: EnvironmentTask) -> tuple[float | None, str]:
-    """The one finite number in the reward file, or why there is none."""
+def reward_of(result: BoxResult, task: EnvironmentTask) -> tuple[float | None, str]:
+    """The one finite number in the verifier's reward file, or why there is none.
+
+    Raises:
+        SandboxFailed: what the verifier left cannot be read.
+    """
     if result.exit_code is None:
         return None, f"the verifier did not end in {task.verifier_seconds:g} s"
     if result.exit_code != 0:

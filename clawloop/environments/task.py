@@ -26,7 +26,9 @@ class EnvironmentTask:
         verifier: the command that writes the reward to /work/reward.txt, in a sandbox of its own; what the agent left
             is below /artifact.
         seconds, verifier_seconds: time limits.
-        environment: variables of both commands.
+        environment: variables of both commands; verifier_environment: of the verifier only.
+        start: a tar archive of what the agent finds in /work; None: nothing.
+        artifact_at: where the verifier finds what the agent left.
     """
 
     id: str
@@ -37,6 +39,9 @@ class EnvironmentTask:
     seconds: float = 300.0
     verifier_seconds: float = 60.0
     environment: Mapping[str, str] = field(default_factory=dict)
+    verifier_environment: Mapping[str, str] = field(default_factory=dict)
+    start: bytes | None = None
+    artifact_at: str = "/artifact"
 
 
 class Environment(Protocol):

@@ -7,6 +7,7 @@ import logging
 from collections.abc import Sequence
 from contextlib import AsyncExitStack
 from datetime import timedelta
+from pathlib import Path
 from urllib.parse import urlsplit
 
 from temporalio.client import Client
@@ -14,8 +15,10 @@ from temporalio.worker import Worker
 
 from activities.episodes.running import EnvironmentActivities
 from clawloop.environments.artifacts import ArtifactFolder
+from clawloop.environments.harbor import HarborEnvironment
 from clawloop.environments.runner import SandboxRunner
 from clawloop.environments.task import Environment
+from clawloop.environments.terminal.environment import TerminalEnvironment
 from clawloop.environments.tool_call.environment import ToolCallEnvironment
 from clawloop.errors import SetupError
 from clawloop.processes.endpoints import database_url
@@ -29,18 +32,25 @@ from workflows import names
 
 log = logging.getLogger(__name__)
 
-ENVIRONMENTS: dict[str, Environment] = {environment.name: environment for environment in (ToolCallEnvironment(),)}
+_OURS: tuple[Environment, ...] = (ToolCallEnvironment(), TerminalEnvironment())
+ENVIRONMENTS = {environment.name: environment for environment in _OURS}
 SWEEP_SECONDS = 60.0
 PRUNE_SECONDS = 3600.0
 
 
 async def run_environment_worker(
-    chosen: Sequence[str], gateway: str, episodes: int, settings: Settings, health: tuple[str, int]
+    chosen: Sequence[str],
+    tasks: Sequence[Path],
+    gateway: str,
+    episodes: int,
+    settings: Settings,
+    health: tuple[str, int],
 ) -> None:
     """Run until SIGINT or SIGTERM.
 
     Args:
         chosen: names of environments.
+        tasks: folders of Harbor task directories; each is an environment of the folder's name.
         gateway: its URL, which sandboxes reach and nothing else.
         episodes: sandboxes at a time, for each environment.
         health: address and port of `/healthz` and `/readyz`; port 0 serves none.
@@ -48,7 +58,7 @@ async def run_environment_worker(
     Raises:
         SetupError: no such environment, no sandboxes here, an invalid URL; no database or Temporal is configured.
     """
-    environments = choose(chosen)
+    environments = choose(chosen, tasks)
     address = gateway_address(gateway)
     url = database_url(settings)
     folders = BoxFolders()
@@ -80,15 +90,24 @@ def environment_worker(client: Client, name: str, activities: EnvironmentActivit
     )
 
 
-def choose(names: Sequence[str]) -> dict[str, Environment]:
+def choose(names: Sequence[str], tasks: Sequence[Path] = ()) -> dict[str, Environment]:
     """
     Raises:
-        SetupError: no environment has this name.
+        SetupError: no environment has this name, two have the same, or a task directory is unusable.
     """
+    chosen: dict[str, Environment] = {}
     for name in names:
         if name not in ENVIRONMENTS:
             raise SetupError(f"there is no environment {name!r}: there is {', '.join(sorted(ENVIRONMENTS))}")
-    return {name: ENVIRONMENTS[name] for name in names}
+        chosen[name] = ENVIRONMENTS[name]
+    for folder in tasks:
+        environment = HarborEnvironment.read(folder)
+        if environment.name in ENVIRONMENTS or environment.name in chosen:
+            raise SetupError(
+                f"--tasks {folder}: there is an environment {environment.name!r} already; rename the folder"
+            )
+        chosen[environment.name] = environment
+    return chosen
 
 
 def gateway_address(url: str) -> tuple[str, int]:

@@ -280,6 +280,9 @@ def _arguments(folder: Path, limits: Limits) -> list[str]:
             "--tmpfs",
             "/artifact",
         ),
+        # Where the tasks of others look for things.
+        *("--symlink", "work", "/app", "--symlink", "task", "/tests", "--symlink", "task", "/solution"),
+        *("--symlink", "tmp/logs", "/logs"),
         *("--ro-bind", str(folder / "box"), "/clawloop", "--ro-bind", str(folder / "task"), "/task"),
         *("--remount-ro", "/"),
         *("--chdir", "/work"),

@@ -3,10 +3,8 @@
 from __future__ import annotations
 
 import asyncio
-import json
 import os
-from collections.abc import AsyncIterator, Callable, Sequence
-from contextlib import asynccontextmanager
+from collections.abc import Sequence
 from datetime import timedelta
 from pathlib import Path
 from typing import Any
@@ -16,17 +14,17 @@ from aiohttp import web
 
 from clawloop.contracts.episodes import Ending
 from clawloop.environments.artifacts import ArtifactFolder
+from clawloop.environments.inside import harness
 from clawloop.environments.runner import SandboxRunner
 from clawloop.environments.task import EnvironmentTask, Split, split_of
 from clawloop.environments.tool_call.environment import ToolCallEnvironment, question
-from clawloop.environments.tool_call.inside import harness
 from clawloop.errors import RecordUnusable
 from clawloop.ids import new_episode_id
 from clawloop.sandboxes.bubblewrap import Bubblewrap
 from clawloop.sandboxes.folders import BoxFolders
+from tests.environments.scripted_model import Reply, model, python_call
 
 OPERATORS = {"plus": "+", "minus": "-", "times": "*"}
-Reply = Callable[[list[dict[str, Any]]], dict[str, Any]]
 
 
 def test_no_question_is_in_both_splits() -> None:
@@ -67,33 +65,6 @@ class Scripted:
         )
 
 
-@asynccontextmanager
-async def model(reply: Reply) -> AsyncIterator[tuple[str, int]]:
-    """A gateway that answers each request by `reply` to its messages."""
-
-    async def answer(request: web.Request) -> web.Response:
-        assert request.headers["Authorization"] == "Bearer key"
-        body = await request.json()
-        assert body["tools"][0]["function"]["name"] == "python"
-        return web.json_response({"choices": [{"message": {"role": "assistant", **reply(body["messages"])}}]})
-
-    app = web.Application()
-    app.router.add_post("/v1/chat/completions", answer)
-    runner = web.AppRunner(app)
-    await runner.setup()
-    await web.TCPSite(runner, "127.0.0.1", 0).start()
-    try:
-        host, port = runner.addresses[0][:2]
-        yield host, port
-    finally:
-        await runner.cleanup()
-
-
-def call(code: str) -> dict[str, Any]:
-    function = {"name": "python", "arguments": json.dumps({"code": code})}
-    return {"content": None, "tool_calls": [{"id": "c1", "type": "function", "function": function}]}
-
-
 async def episode(reply: Reply, **variables: str) -> tuple[Ending, float | None, str]:
     async with model(reply) as gateway:
         sandboxes = await asyncio.to_thread(Bubblewrap.find, BoxFolders())
@@ -113,7 +84,7 @@ async def test_an_agent_that_calculates_with_its_tool_is_right() -> None:
         if messages[-1]["role"] == "tool":
             return {"content": f"It is {messages[-1]['content']}"}
         _, _, left, word, right = messages[0]["content"].rstrip("?").split()
-        return call(f"print({left} {OPERATORS[word]} {right})")
+        return python_call(f"print({left} {OPERATORS[word]} {right})")
 
     assert await episode(reply) == (Ending.COMPLETED, 1.0, "")
     assert seen == [["user"], ["user", "assistant", "tool"]]
@@ -124,7 +95,7 @@ async def test_an_agent_that_calculates_with_its_tool_is_right() -> None:
     ("replies", "ending", "reward"),
     [
         ([{"content": "I do not know"}], Ending.COMPLETED, 0.0),
-        ([call("print(1)")] * 9, Ending.TRUNCATED_TURNS, 0.0),
+        ([python_call("print(1)")] * 9, Ending.TRUNCATED_TURNS, 0.0),
         (
             [{"tool_calls": [{"id": "c", "function": {"name": "python", "arguments": "no json"}}]}, {"content": "0"}],
             Ending.COMPLETED,

@@ -18,8 +18,7 @@ from transformers import AutoTokenizer, PreTrainedTokenizerFast, Qwen3ForCausalL
 from clawloop.contracts.turns import Message
 from clawloop.demo.tool_calls.lessons import call
 from clawloop.demo.vocabulary import END, PAD
-from clawloop.environments.tool_call.environment import Question
-from clawloop.environments.tool_call.inside.harness import TOOL, TURNS
+from clawloop.environments.tool_call.environment import AGENT, Question
 
 _MAX_TOKENS = 32  # the longest right reply has 14
 _SUM = re.compile(r"print\((-?\d+) ([-+*]) (-?\d+)\)")
@@ -56,7 +55,7 @@ class ToolCallModel:
     def attempts(self, questions: Sequence[Question]) -> list[Attempt]:
         """One attempt at each, by the environment's rules; sampled at temperature 1."""
         made = [Attempt(asked, [{"role": "user", "content": asked.text}]) for asked in questions]
-        for _ in range(TURNS):
+        for _ in range(AGENT.turns):
             if not (going := [attempt for attempt in made if attempt.reward is None]):
                 break
             for attempt, turn in zip(going, self._sample([self.prompt_ids(a.messages) for a in going]), strict=True):
@@ -74,7 +73,9 @@ class ToolCallModel:
     def prompt_ids(self, messages: Sequence[Message]) -> list[int]:
         """Tokenize a conversation, with the environment's tool and the beginning of a reply."""
         parsed: list[Any] = [_with_objects(message) for message in messages]
-        text = self.tokenizer.apply_chat_template(parsed, tools=[TOOL], add_generation_prompt=True, tokenize=False)
+        text = self.tokenizer.apply_chat_template(
+            parsed, tools=[AGENT.tool], add_generation_prompt=True, tokenize=False
+        )
         ids: list[int] = self.tokenizer(text, add_special_tokens=False)["input_ids"]
         return ids
 

@@ -20,7 +20,7 @@ from clawloop.demo.packing import Encoded, Pack, pack
 from clawloop.demo.pretrain import Plan, Progress, fit
 from clawloop.demo.tool_calls.lessons import conversations
 from clawloop.demo.vocabulary import END, PAD, START, write_vocabulary
-from clawloop.environments.tool_call.inside.harness import TOOL
+from clawloop.environments.tool_call.environment import AGENT
 from clawloop.local import tiny_model
 
 VOCABULARY = 448
@@ -75,7 +75,7 @@ def tool_list() -> str:
     template = Path(tiny_model.__file__).with_name("chat_template.jinja").read_text(encoding="utf-8")
     empty = PreTrainedTokenizerFast(tokenizer_object=Tokenizer(models.BPE()), chat_template=template)
     asked = [{"role": "user", "content": ""}]
-    text: str = empty.apply_chat_template(asked, tools=[TOOL], tokenize=False)
+    text: str = empty.apply_chat_template(asked, tools=[AGENT.tool], tokenize=False)
     return text.removeprefix(f"{START}system\n").partition(END)[0]
 
 

@@ -7,8 +7,27 @@ import importlib.resources
 import random
 from dataclasses import dataclass
 
+from clawloop.environments.agent import HARNESS, AgentLoop
 from clawloop.environments.task import EnvironmentTask, Split, parse_task_id, split_of
 
+AGENT = AgentLoop(
+    tool={
+        "type": "function",
+        "function": {
+            "name": "python",
+            "description": "Run Python code; returns what it prints.",
+            "parameters": {"type": "object", "properties": {"code": {"type": "string"}}, "required": ["code"]},
+        },
+    },
+    argument="code",
+    program=("python3", "-I", "-c"),
+    folder="/tmp",
+    turns=6,
+    seconds=10.0,
+    max_tokens=512,
+    answer="/work/answer.txt",
+)
+_VERIFIER = importlib.resources.files("clawloop.environments.tool_call") / "inside" / "verify.py"
 _WORDS = {"+": "plus", "-": "minus", "*": "times"}
 
 
@@ -37,9 +56,9 @@ class ToolCallEnvironment:
         asked = question(split, number)
         return EnvironmentTask(
             id=task_id,
-            files={"prompt.txt": asked.text.encode(), "harness.py": _script("harness.py")},
-            harness=("python3", "-I", "/task/harness.py"),
-            tests={"answer.txt": str(asked.answer).encode(), "verify.py": _script("verify.py")},
+            files=AGENT.files(asked.text),
+            harness=HARNESS,
+            tests={"answer.txt": str(asked.answer).encode(), "verify.py": _VERIFIER.read_bytes()},
             verifier=("python3", "-I", "/task/verify.py"),
             # Six turns and what they run take a minute; the rest is for an engine that restarts meanwhile.
             seconds=600.0,
@@ -54,7 +73,3 @@ def question(split: Split, number: int) -> Question:
         asked = Question(left, operator, right)
         if split_of(asked.text) is split:
             return asked
-
-
-def _script(name: str) -> bytes:
-    return (importlib.resources.files("clawloop.environments.tool_call") / "inside" / name).read_bytes()

@@ -1,7 +1,8 @@
-"""Plays the agent in the sandbox: asks the model, runs the Python it calls for, until it answers.
+"""Plays the agent in the sandbox: asks the model, runs what it calls for, until it answers.
 
-Any OpenAI client would do; this one needs the standard library only. Exit codes: 0 it answered, 3 it used all its
-turns, 75 the gateway did not answer, which is not the agent's failure.
+Any OpenAI client would do; this one needs the standard library only. `harness.json` beside it says which tool there is
+and how it is run. Exit codes: 0 it answered, 3 it used all its turns, 4 a reply was cut at its limit of tokens, 75 the
+gateway did not answer, which is not the agent's failure.
 """
 
 from __future__ import annotations
@@ -16,8 +17,6 @@ import urllib.error
 import urllib.request
 from typing import Any
 
-TURNS = 6
-PYTHON_SECONDS = 10
 OUTPUT = 2000
 # Longer than the gateway holds requests while an engine restarts, and far below the sandbox's own time limit: an engine
 # that is away must not look like an agent that is slow.
@@ -25,37 +24,35 @@ PATIENCE_SECONDS = 180.0
 LONGEST_PAUSE = 10.0
 # What is wrong with the request itself, e.g. a conversation that is too long, and so with the agent.
 AGENTS_ERRORS = (400, 413, 422)
-TOOL = {
-    "type": "function",
-    "function": {
-        "name": "python",
-        "description": "Run Python code; returns what it prints.",
-        "parameters": {"type": "object", "properties": {"code": {"type": "string"}}, "required": ["code"]},
-    },
-}
 
 
 def main() -> int:
+    with open("/task/harness.json", encoding="utf-8") as file:  # noqa: PTH123
+        config = json.load(file)
     with open("/task/prompt.txt", encoding="utf-8") as file:  # noqa: PTH123
         messages: list[dict[str, Any]] = [{"role": "user", "content": file.read()}]
-    for _ in range(TURNS):
-        message = ask(messages)
+    for _ in range(config["turns"]):
+        message, finish = ask(messages, config)
+        if finish == "length":
+            return 4
         messages.append(message)
         calls = message.get("tool_calls") or []
         if not calls:
-            with open("/work/answer.txt", "w", encoding="utf-8") as file:  # noqa: PTH123
-                file.write(message.get("content") or "")
+            if config["answer"]:
+                with open(config["answer"], "w", encoding="utf-8") as file:  # noqa: PTH123
+                    file.write(message.get("content") or "")
             return 0
-        messages += [{"role": "tool", "tool_call_id": call.get("id"), "content": run(call)} for call in calls]
+        messages += [{"role": "tool", "tool_call_id": call.get("id"), "content": run(call, config)} for call in calls]
     return 3
 
 
-def ask(messages: list[dict[str, Any]]) -> dict[str, Any]:
+def ask(messages: list[dict[str, Any]], config: dict[str, Any]) -> tuple[dict[str, Any], str | None]:
+    """The model's message, and why it ended."""
     fields = json.loads(os.environ.get("REQUEST_FIELDS", "{}"))
-    body = {"model": "policy", "messages": messages, "tools": [TOOL], "max_tokens": 512, **fields}
+    body = {"model": "policy", "messages": messages, "tools": [config["tool"]], "max_tokens": config["max_tokens"]}
     request = urllib.request.Request(
         os.environ["OPENAI_BASE_URL"] + "/chat/completions",
-        data=json.dumps(body).encode(),
+        data=json.dumps({**body, **fields}).encode(),
         headers={
             "Authorization": "Bearer " + os.environ["OPENAI_API_KEY"],
             "Content-Type": "application/json",
@@ -66,8 +63,8 @@ def ask(messages: list[dict[str, Any]]) -> dict[str, Any]:
     while (left := give_up - time.monotonic()) > 0:
         try:
             with urllib.request.urlopen(request, timeout=left) as answer:
-                message: dict[str, Any] = json.load(answer)["choices"][0]["message"]
-                return message
+                choice = json.load(answer)["choices"][0]
+                return choice["message"], choice.get("finish_reason")
         except urllib.error.HTTPError as error:
             if error.code in AGENTS_ERRORS:
                 sys.exit(f"the gateway refuses: {error.code} {error.read(500)!r}")
@@ -79,24 +76,25 @@ def ask(messages: list[dict[str, Any]]) -> dict[str, Any]:
     sys.exit(os.EX_TEMPFAIL)
 
 
-def run(call: dict[str, Any]) -> str:
+def run(call: dict[str, Any], config: dict[str, Any]) -> str:
+    argument = config["argument"]
     try:
-        code = json.loads(call["function"]["arguments"])["code"]
+        given = json.loads(call["function"]["arguments"])[argument]
     except (KeyError, TypeError, ValueError):
-        return "error: the arguments must be a JSON object with `code`"
+        return f"error: the arguments must be a JSON object with `{argument}`"
     try:
         done = subprocess.run(
-            [sys.executable, "-I", "-c", str(code)],
+            [*config["program"], str(given)],
             stdin=subprocess.DEVNULL,
             capture_output=True,
             text=True,
             errors="replace",
-            timeout=PYTHON_SECONDS,
+            timeout=config["seconds"],
             check=False,
-            cwd="/tmp",
+            cwd=config["folder"],
         )
     except subprocess.TimeoutExpired:
-        return f"error: stopped after {PYTHON_SECONDS} s"
+        return f"error: stopped after {config['seconds']} s"
     except (OSError, ValueError) as error:
         return f"error: {error}"
     return (done.stdout + done.stderr).strip()[-OUTPUT:]

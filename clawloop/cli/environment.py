@@ -1,0 +1,68 @@
+"""`clawloop environment`: checks tasks before a policy practises on them.
+
+Heavy imports happen inside a verb.
+"""
+
+from __future__ import annotations
+
+import asyncio
+from pathlib import Path
+from typing import Annotated
+
+import typer
+
+from clawloop.cli.terminal import AsJson, show_rows
+from clawloop.errors import SetupError
+
+environment_app = typer.Typer(no_args_is_help=True, help="Environments: where tasks and their verifiers come from.")
+
+
+@environment_app.callback()
+def environment() -> None:
+    """Environments: where tasks and their verifiers come from."""
+
+
+@environment_app.command("check")
+def check_tasks(
+    folders: Annotated[list[Path], typer.Argument(metavar="DIR...", help="Harbor tasks, or folders of them.")],
+    as_json: AsJson = False,
+) -> None:
+    """Run each task's solution, an agent that does nothing and one that cheats: rewards must be 1, 0 and 0."""
+    from clawloop.environments.check import check_task
+    from clawloop.environments.harbor import read_task
+    from clawloop.sandboxes.bubblewrap import Bubblewrap
+    from clawloop.sandboxes.folders import BoxFolders
+
+    tasks = [task for folder in folders for task in _task_folders(folder)]
+    sandboxes = Bubblewrap.find(BoxFolders())
+    rows = []
+    for task in tasks:
+        try:
+            read = read_task(task)
+        except SetupError as error:
+            rows.append({"task": str(task), "usable": "no", "split": "", "rewards": "", "why": str(error)})
+            continue
+        checked = asyncio.run(check_task(sandboxes, read))
+        rewards = (checked.oracle, checked.nothing, checked.tampering)
+        rows.append(
+            {
+                "task": str(task),
+                "usable": "yes" if checked.problem is None else "no",
+                "split": str(read.split),
+                "rewards": ", ".join("none" if reward is None else f"{reward:g}" for reward in rewards),
+                "why": checked.problem or "",
+            }
+        )
+    show_rows(rows, as_json)
+    if any(row["usable"] == "no" for row in rows):
+        raise typer.Exit(1)
+
+
+def _task_folders(folder: Path) -> list[Path]:
+    """The folder if it is a task, else the tasks in it."""
+    if (folder / "task.toml").is_file():
+        return [folder]
+    found = sorted(path.parent for path in folder.glob("*/task.toml"))
+    if not found:
+        raise SetupError(f"{folder} is no task directory and has none: a task has a task.toml")
+    return found

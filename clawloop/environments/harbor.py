@@ -1,0 +1,201 @@
+"""Harbor task directories, read without Harbor: task.toml, instruction.md, environment/, tests/ and solution/.
+
+A task runs in our own sandbox, which has the host's /usr. Files of `environment/files` lie in /work, which is also
+/app; `tests/test.sh` writes the reward to /logs/verifier/reward.txt. A task that needs an image is refused.
+"""
+
+from __future__ import annotations
+
+import io
+import tarfile
+import tomllib
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Any
+
+from clawloop.environments.agent import HARNESS, AgentLoop
+from clawloop.environments.task import EnvironmentTask, Split, parse_task_id, split_of
+from clawloop.errors import RecordUnusable, SetupError
+
+# Harbor's own defaults are ten minutes; commands of a small model take seconds.
+AGENT_SECONDS = 900.0
+VERIFIER_SECONDS = 120.0
+_MAX_SECONDS = 4 * 3600.0
+_FILE_BYTES = 8 * 1024 * 1024
+BASH = AgentLoop(
+    tool={
+        "type": "function",
+        "function": {
+            "name": "bash",
+            "description": "Run a shell command in the working folder; returns what it prints.",
+            "parameters": {"type": "object", "properties": {"command": {"type": "string"}}, "required": ["command"]},
+        },
+    },
+    argument="command",
+    program=("bash", "-c"),
+    folder="/work",
+    turns=20,
+    seconds=30.0,
+    max_tokens=1024,
+    answer=None,
+)
+# The reward of test.sh alone: what the agent left under that name goes first, and its files go before the reward is
+# copied, so that nothing else is handed back.
+_VERIFY = """
+rm -rf /work/reward.txt; mkdir -p /tmp/logs/verifier /tmp/home
+bash /tests/test.sh
+cd /; find /work -mindepth 1 -delete; cp /logs/verifier/reward.txt /work/reward.txt
+"""
+# Python of the verifier must not load what the agent left in its home.
+_VERIFIER_VARIABLES = {"HOME": "/tmp/home", "PYTHONNOUSERSITE": "1", "PYTHONSAFEPATH": "1"}
+
+
+@dataclass(frozen=True, slots=True)
+class HarborTask:
+    """
+    Args:
+        start: files in /work at the beginning, by path.
+        tests, solution: files of these folders.
+    """
+
+    instruction: str
+    start: Mapping[str, bytes]
+    tests: Mapping[str, bytes]
+    solution: Mapping[str, bytes]
+    agent_seconds: float = AGENT_SECONDS
+    verifier_seconds: float = VERIFIER_SECONDS
+
+    @property
+    def split(self) -> Split:
+        """By a hash of what is asked and what is there, so that no task is ever in both."""
+        content = [self.instruction, *(f"{path} {self.start[path]!r}" for path in sorted(self.start))]
+        return split_of("\n".join(content))
+
+
+def environment_task(task_id: str, task: HarborTask) -> EnvironmentTask:
+    """The task with our agent loop around a shell."""
+    return EnvironmentTask(
+        id=task_id,
+        files=BASH.files(task.instruction),
+        harness=HARNESS,
+        tests=task.tests,
+        verifier=("bash", "-c", _VERIFY),
+        seconds=task.agent_seconds,
+        verifier_seconds=task.verifier_seconds,
+        start=_archive(task.start),
+        artifact_at="/work",
+        verifier_environment=_VERIFIER_VARIABLES,
+    )
+
+
+class HarborEnvironment:
+    """Satisfies `clawloop.environments.task.Environment`: the task directories of a folder.
+
+    Task `train-N` is the N-th of the training tasks, and after the last the first again; `test-N` likewise.
+    """
+
+    def __init__(self, name: str, tasks: Sequence[HarborTask]) -> None:
+        self.name = name
+        self._tasks = {split: [task for task in tasks if task.split is split] for split in Split}
+
+    @classmethod
+    def read(cls, folder: Path) -> HarborEnvironment:
+        """
+        Raises:
+            SetupError: the folder has no tasks, or one is unusable.
+        """
+        try:
+            found = sorted(path.parent for path in folder.glob("*/task.toml"))
+        except OSError as error:
+            raise SetupError(f"{folder} cannot be read: {error.strerror}") from error
+        if not found:
+            raise SetupError(f"{folder} has no task directories: each needs a task.toml")
+        environment = cls(folder.resolve().name, [read_task(path) for path in found])
+        if not environment._tasks[Split.TRAIN]:
+            raise SetupError(
+                f"{folder}: all its tasks are held out by their hash, none is left to practise on: add some"
+            )
+        return environment
+
+    def task(self, task_id: str) -> EnvironmentTask:
+        split, number = parse_task_id(task_id)
+        tasks = self._tasks[split]
+        if not tasks:
+            raise RecordUnusable(f"{self.name} has no {split} task")
+        return environment_task(task_id, tasks[number % len(tasks)])
+
+
+def read_task(folder: Path) -> HarborTask:
+    """
+    Raises:
+        SetupError: a file is missing or wrong, or the task needs an image; names the file and the remedy.
+    """
+    config = _config(folder / "task.toml")
+    environment = _table(config, "environment", folder)
+    made_from = [name for name in ("Dockerfile", "docker-compose.yaml") if (folder / "environment" / name).exists()]
+    made_from += ["docker_image"] if environment.get("docker_image") else []
+    if made_from and environment.get("sandbox") != "host":
+        raise SetupError(
+            f"{folder} needs an image ({made_from[0]}), and sandboxes here have the host's /usr only: if a"
+            ' shell and Python are enough, set `sandbox = "host"` under [environment] in task.toml'
+        )
+    tests, solution = _files(folder / "tests"), _files(folder / "solution")
+    for place, files, name in (("tests", tests, "test.sh"), ("solution", solution, "solve.sh")):
+        if name not in files:
+            raise SetupError(f"{folder} has no {place}/{name}")
+    instruction = folder / "instruction.md"
+    try:
+        text = instruction.read_text(encoding="utf-8")
+    except (OSError, UnicodeDecodeError) as error:
+        raise SetupError(f"{instruction} cannot be read: {error}") from error
+    return HarborTask(
+        instruction=text,
+        start=_files(folder / "environment" / "files"),
+        tests=tests,
+        solution=solution,
+        agent_seconds=_seconds(config, "agent", folder, AGENT_SECONDS),
+        verifier_seconds=_seconds(config, "verifier", folder, VERIFIER_SECONDS),
+    )
+
+
+def _config(path: Path) -> dict[str, Any]:
+    try:
+        return tomllib.loads(path.read_text(encoding="utf-8"))
+    except (OSError, ValueError) as error:
+        raise SetupError(f"{path} cannot be read: {error}") from error
+
+
+def _table(config: Mapping[str, Any], name: str, folder: Path) -> Mapping[str, Any]:
+    table = config.get(name, {})
+    if not isinstance(table, dict):
+        raise SetupError(f"{folder}/task.toml: `{name}` must be a table")
+    return table
+
+
+def _seconds(config: Mapping[str, Any], name: str, folder: Path, default: float) -> float:
+    value = _table(config, name, folder).get("timeout_sec", default)
+    if isinstance(value, bool) or not isinstance(value, int | float) or not 0 < value <= _MAX_SECONDS:
+        raise SetupError(f"{folder}/task.toml: {name}.timeout_sec must be a number of seconds up to {_MAX_SECONDS:g}")
+    return float(value)
+
+
+def _files(folder: Path) -> dict[str, bytes]:
+    """The regular files below a folder by their path in it; links are left out."""
+    found: dict[str, bytes] = {}
+    for path in sorted(folder.rglob("*")):
+        if path.is_file() and not path.is_symlink():
+            if path.stat().st_size > _FILE_BYTES:
+                raise SetupError(f"{path} has more than {_FILE_BYTES} bytes")
+            found[path.relative_to(folder).as_posix()] = path.read_bytes()
+    return found
+
+
+def _archive(files: Mapping[str, bytes]) -> bytes:
+    packed = io.BytesIO()
+    with tarfile.open(fileobj=packed, mode="w") as archive:
+        for path in sorted(files):
+            info = tarfile.TarInfo(path)
+            info.size = len(files[path])
+            archive.addfile(info, io.BytesIO(files[path]))
+    return packed.getvalue()

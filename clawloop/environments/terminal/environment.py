@@ -1,0 +1,49 @@
+"""The environment `terminal`: a dozen kinds of tasks with files and text, as Harbor task directories."""
+
+from __future__ import annotations
+
+import importlib.resources
+import json
+import random
+
+from clawloop.environments.harbor import HarborTask, environment_task
+from clawloop.environments.task import EnvironmentTask, Split, parse_task_id
+from clawloop.environments.terminal.kinds import KINDS, Scenario
+
+_TEST = b"python3 -I /tests/check.py\n"
+_SECONDS = 600.0
+
+
+class TerminalEnvironment:
+    """Satisfies `clawloop.environments.task.Environment`."""
+
+    name = "terminal"
+
+    def task(self, task_id: str) -> EnvironmentTask:
+        split, number = parse_task_id(task_id)
+        return environment_task(task_id, generated_task(split, number))
+
+
+def generated_task(split: Split, number: int) -> HarborTask:
+    """The `number`-th task of a split: the kinds in turn, each with names and content of its own."""
+    kind = KINDS[number % len(KINDS)]
+    drawn = random.Random(f"terminal {split} {number}")
+    while True:
+        task = as_harbor_task(kind(drawn))
+        if task.split is split:
+            return task
+
+
+def as_harbor_task(scenario: Scenario) -> HarborTask:
+    check = importlib.resources.files("clawloop.environments.terminal") / "inside" / "check.py"
+    return HarborTask(
+        instruction=scenario.instruction,
+        start={path: content.encode() for path, content in scenario.start.items()},
+        tests={
+            "test.sh": _TEST,
+            "check.py": check.read_bytes(),
+            "expected.json": json.dumps({**scenario.start, **scenario.changed}).encode(),
+        },
+        solution={"solve.sh": scenario.solution.encode()},
+        agent_seconds=_SECONDS,
+    )
