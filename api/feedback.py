@@ -37,8 +37,8 @@ class FeedbackRequest(BaseModel):
 
     response_id: Annotated[str, Field(max_length=256)] | None = None
     session_id: Annotated[str, Field(min_length=1, max_length=1024)] | None = None
-    turn: Annotated[int, Field(ge=1)] | None = None
-    """Which main turn of the session, from 1."""
+    turn: Annotated[int, Field(ge=1)] | Literal["last"] | None = None
+    """Which main turn of the session, from 1; `last` is its newest, or without `session_id` the key's newest."""
     rating: Literal["up", "down"] | None = None
     score: Annotated[float, Field(ge=-1, le=1, allow_inf_nan=False)] | None = None
     text: Annotated[str, Field(min_length=1, max_length=20_000)] | None = None
@@ -120,8 +120,10 @@ def _parse(body: dict[str, Any]) -> FeedbackRequest:
             message = f"`outcome` is about a whole session: give it with `session_id` alone{excess}."
             raise RequestRejected(message, field="outcome" if others else "session_id")
         return feedback
-    if (feedback.response_id is None) == (feedback.session_id is None or feedback.turn is None):
-        raise RequestRejected("Name the reply: `response_id`, or `session_id` with `turn`.", field="response_id")
+    by_place = feedback.turn == "last" or (feedback.session_id is not None and feedback.turn is not None)
+    if (feedback.response_id is None) != by_place:
+        message = "Name the reply: `response_id`, or `session_id` with `turn`, or `turn` as `last`."
+        raise RequestRejected(message, field="response_id")
     if feedback.rating is not None and feedback.score is not None:
         raise RequestRejected("Give `rating` or `score`, not both.", field="score")
     if feedback.rating is None and feedback.score is None and feedback.text is None:
@@ -132,6 +134,5 @@ def _parse(body: dict[str, Any]) -> FeedbackRequest:
 async def _find_turn(services: Services, key: ApiKeyId, feedback: FeedbackRequest) -> TurnId | None:
     if feedback.response_id is not None:
         return turn_id_of(feedback.response_id)
-    assert feedback.session_id is not None
-    assert feedback.turn is not None
-    return await services.feedback.turn_of(key, feedback.session_id, feedback.turn)
+    number = None if feedback.turn == "last" else feedback.turn
+    return await services.feedback.turn_of(key, feedback.session_id, number)

@@ -197,8 +197,13 @@ class TurnReader(Protocol):
 class FeedbackStore(Protocol):
     """Stores feedback. Every call raises StoreUnavailable when PostgreSQL does not answer."""
 
-    async def turn_of(self, key: ApiKeyId, session: str, number: int) -> TurnId | None:
-        """The n-th main turn, from 1, of a session of this key, named by Clawloop's id or the client's own."""
+    async def turn_of(self, key: ApiKeyId, session: str | None, number: int | None) -> TurnId | None:
+        """The n-th main turn, from 1, of a session of this key, named by Clawloop's id or the client's own.
+
+        Args:
+            session: None: any of its sessions.
+            number: None: the newest turn.
+        """
 
     async def give(self, key: ApiKeyId, turn: TurnId, score: float | None, text: str | None) -> StoredFeedback | None:
         """Store feedback on a main turn of this key; None if it has no such turn, or the turn was erased."""

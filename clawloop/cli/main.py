@@ -21,9 +21,11 @@ from clawloop.cli.engine import engine_app
 from clawloop.cli.environment import environment_app
 from clawloop.cli.erase import erase_command
 from clawloop.cli.export import export
+from clawloop.cli.feedback import feedback
 from clawloop.cli.judge import judge_app
 from clawloop.cli.key import key_app
 from clawloop.cli.key_limits import limit_key
+from clawloop.cli.openclaw_config import openclaw_config
 from clawloop.cli.plan import plan_command
 from clawloop.cli.probe import probe_app
 from clawloop.cli.recover import recover_command
@@ -132,6 +134,8 @@ app.command("why")(why_command)
 app.add_typer(check_app, name="check")
 app.add_typer(session_app, name="session")
 app.command("export")(export)
+app.command("feedback")(feedback)
+app.command("openclaw-config")(openclaw_config)
 key_app.command("limit")(limit_key)
 app.add_typer(key_app, name="key")
 app.add_typer(engine_app, name="engine")

@@ -29,16 +29,18 @@ class PostgresFeedbackStore:
         self._database = database
 
     @transaction
-    async def turn_of(self, connection: AsyncConnection, key: ApiKeyId, session: str, number: int) -> TurnId | None:
-        query = (
+    async def turn_of(
+        self, connection: AsyncConnection, key: ApiKeyId, session: str | None, number: int | None
+    ) -> TurnId | None:
+        main = (
             select(TurnRow.id)
             .join(SessionRow, SessionRow.id == TurnRow.session_id)
-            .where(SessionRow.api_key_id == key, _named(session), TurnRow.kind == TurnKind.MAIN)
-            .order_by(TurnRow.id)
-            .offset(number - 1)
-            .limit(1)
+            .where(SessionRow.api_key_id == key, TurnRow.kind == TurnKind.MAIN)
         )
-        turn_id = await connection.scalar(query)
+        if session is not None:
+            main = main.where(_named(session))
+        query = main.order_by(TurnRow.id.desc()) if number is None else main.order_by(TurnRow.id).offset(number - 1)
+        turn_id = await connection.scalar(query.limit(1))
         return None if turn_id is None else TurnId(turn_id)
 
     @transaction

@@ -2,11 +2,14 @@
 
 from __future__ import annotations
 
+import asyncio
 from pathlib import Path
 from typing import Any
 
 import pytest
+from typer.testing import CliRunner
 
+from clawloop.cli.main import app
 from clawloop.contracts.sessions import FeedbackGiven
 from clawloop.ids import new_turn_id, response_id, turn_id_of
 from tests.api.chat_requests import chat
@@ -46,6 +49,29 @@ async def test_feedback_by_session_and_turn(gateway: Gateway) -> None:
     assert status == 202
     assert gateway.sessions.given[-1][0] == turn_id_of(replies[1])
     assert (await give(gateway, {"session_id": "mine", "turn": 3, "rating": "up"}))[0] == 404
+
+
+async def test_feedback_on_the_last_reply(gateway: Gateway) -> None:
+    await chat(gateway, session_id="first")
+    newest = await chat(gateway, session_id="second")
+    older = turn_id_of(await chat(gateway, session_id="first", turn_type="side"))
+    assert (await give(gateway, {"turn": "last", "rating": "down"}))[0] == 202
+    assert gateway.sessions.given[-1][0] == turn_id_of(newest)
+    assert (await give(gateway, {"session_id": "first", "turn": "last", "rating": "up"}))[0] == 202
+    assert gateway.sessions.given[-1][0] not in (turn_id_of(newest), older)
+    assert (await give(gateway, {"session_id": "none", "turn": "last", "rating": "up"}))[0] == 404
+
+
+async def test_the_command_rates_the_last_reply(gateway: Gateway) -> None:
+    reply = await chat(gateway)
+    runner = CliRunner()
+    address = ["--url", gateway.url, "--key", gateway.key]
+    for said, given in (("up", (1.0, None)), ("down", (-1.0, None)), ("too long", (None, "too long"))):
+        result = await asyncio.to_thread(runner.invoke, app, ["feedback", said, *address])
+        assert (result.exit_code, result.output) == (0, "Noted: amends.\n")
+        assert gateway.sessions.given[-1] == (turn_id_of(reply), *given)
+    missing = await asyncio.to_thread(runner.invoke, app, ["feedback", "up", "--session", "none", *address])
+    assert missing.exit_code == 1
 
 
 async def test_the_outcome_of_a_sessions_task(gateway: Gateway) -> None:

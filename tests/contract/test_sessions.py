@@ -62,6 +62,12 @@ async def test_feedback_finds_its_turn_by_id_by_our_session_and_by_the_clients(s
     assert await stores.feedback.turn_of(stores.key, str(session), 1) == first.turn_id
     assert await stores.feedback.turn_of(stores.key, "s", 3) is None
     assert await stores.feedback.turn_of(stores.other_key, "s", 1) is None
+    assert await stores.feedback.turn_of(stores.key, "s", None) == second.turn_id
+    other = named(stores, "other", 2)
+    await stores.turns.insert(other)
+    assert await stores.feedback.turn_of(stores.key, None, None) == other.turn_id
+    assert await stores.feedback.turn_of(stores.key, "s", None) == second.turn_id
+    assert await stores.feedback.turn_of(stores.other_key, None, None) is None
     given = await stores.feedback.give(stores.key, first.turn_id, 0.5, "well \0 done")
     assert given is not None
     assert (given.given.turn_id, given.session.session_id, given.effect) == (

@@ -61,14 +61,15 @@ class FakeSessionStore:
             for turn in own
         ]
 
-    async def turn_of(self, key: ApiKeyId, session: str, number: int) -> TurnId | None:
+    async def turn_of(self, key: ApiKeyId, session: str | None, number: int | None) -> TurnId | None:
+        main: list[TurnId] = []
         for own in (await self._by_session()).values():
-            first = own[0].record
-            main = [turn.record.turn_id for turn in own if turn.record.kind is TurnKind.MAIN]
-            names = {turn.record.evidence.value for turn in own}
-            if first.api_key_id == key and session in {*names, str(own[0].session_id)}:
-                return main[number - 1] if number <= len(main) else None
-        return None
+            names = {None, str(own[0].session_id), *(turn.record.evidence.value for turn in own)}
+            if own[0].record.api_key_id == key and session in names:
+                main += [turn.record.turn_id for turn in own if turn.record.kind is TurnKind.MAIN]
+        if number is None:
+            return max(main, default=None)
+        return main[number - 1] if number <= len(main) else None
 
     async def give(self, key: ApiKeyId, turn: TurnId, score: float | None, text: str | None) -> StoredFeedback | None:
         stored = await self._turns.load(turn)
