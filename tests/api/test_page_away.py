@@ -1,0 +1,44 @@
+"""The page while PostgreSQL is away."""
+
+from __future__ import annotations
+
+import re
+
+import httpx
+
+from api.ui.logins import COOKIE
+from clawloop.contracts.serving import Scope
+from tests.api.conftest import Gateway
+
+
+async def log_in(gateway: Gateway, client: httpx.AsyncClient, key: str = "") -> httpx.Response:
+    token = re.search(r'name="token" value="([^"]+)"', (await client.get("/ui/login")).text)
+    assert token is not None
+    return await client.post("/ui/login", data={"token": token[1], "key": key or gateway.admin_key})
+
+
+async def test_it_says_so_and_tries_again(fresh_gateway: Gateway) -> None:
+    async with httpx.AsyncClient(base_url=fresh_gateway.url, timeout=20) as client:
+        assert (await log_in(fresh_gateway, client)).status_code == 303
+        answer = await client.get("/ui/sessions")
+        assert (answer.status_code, answer.headers["retry-after"]) == (503, "2")
+        assert "PostgreSQL does not answer" in answer.text
+        assert '<meta http-equiv="refresh"' in answer.text
+        part = await client.get("/ui/now", headers={"HX-Request": "true"})
+        assert (part.status_code, "looks again by itself" in part.text) == (503, True)
+        async with client.stream("GET", "/ui/events") as events:
+            async for line in events.aiter_lines():
+                if line.startswith("event"):
+                    assert line == "event: away"
+                    break
+
+
+async def test_a_login_outlives_the_outage_and_a_new_one_waits(fresh_gateway: Gateway) -> None:
+    async with httpx.AsyncClient(base_url=fresh_gateway.url, timeout=20) as client:
+        await log_in(fresh_gateway, client)
+        other = fresh_gateway.keys.add("default", {Scope.ADMIN})
+        fresh_gateway.keys.available = False
+        assert await fresh_gateway.services.logins.find(client.cookies[COOKIE]) is not None
+        client.cookies.clear()
+        refused = await log_in(fresh_gateway, client, other)
+        assert (refused.status_code, "The database does not answer" in refused.text) == (503, True)

@@ -1,0 +1,158 @@
+"""The page in a browser: what a person does with mouse and keyboard, and what they see without reloading."""
+
+from __future__ import annotations
+
+import json
+from collections.abc import AsyncIterator
+from contextlib import asynccontextmanager
+from typing import Any
+
+import pytest
+from playwright.async_api import Browser, Page, expect
+
+from tests.browser.packages import axe_script
+from tests.contract.learning import publish, reject, step
+from tests.ui.conftest import Page as Served
+from tests.ui.recorded import CHANGED, HINT
+
+pytestmark = [pytest.mark.long, pytest.mark.slow, pytest.mark.postgres]
+
+HOSTILE = "<script>document.title='owned'</script><img src=x onerror=\"document.title='owned'\">"
+# A busy machine must not fail a test.
+PATIENT_MILLISECONDS = 60_000
+
+
+@asynccontextmanager
+async def logged_in(browser: Browser, served: Served, **options: Any) -> AsyncIterator[tuple[Page, list[str]]]:
+    """A tab of somebody who logged in, and the errors of its console."""
+    context = await browser.new_context(base_url=served.url, locale="en-US", **options)
+    context.set_default_timeout(PATIENT_MILLISECONDS)
+    tab, errors = await context.new_page(), list[str]()
+    tab.on("console", lambda message: errors.append(message.text) if message.type in ("error", "warning") else None)
+    tab.on("pageerror", lambda error: errors.append(str(error)))
+    await tab.goto("/ui/login")
+    # By keyboard alone: the field has the focus.
+    await tab.keyboard.type(served.admin_key)
+    await tab.keyboard.press("Enter")
+    await tab.wait_for_url(lambda url: not url.endswith("/login"))
+    yield tab, errors
+    await context.close()
+
+
+async def learned(served: Served) -> str:
+    """A session that taught a version, one of a hostile model, a rejected version; the first session's address."""
+    first, _ = await served.recorder.chat("first", "Explain the tides", CHANGED)
+    await served.recorder.judge(first, -1, HINT)
+    await served.recorder.chat("hostile", HOSTILE, HOSTILE, reply=HOSTILE)
+    await step(served.learning, 1, count=3)
+    [engine] = await served.learning.rows("SELECT id FROM engines")
+    await publish(served.learning, 1, engine["id"])
+    await reject(served.learning, 2)
+    [row] = await served.learning.rows("SELECT session_id FROM turns WHERE id = %s", first)
+    return f"/ui/sessions/{row['session_id']}"
+
+
+@pytest.mark.parametrize("scheme", ["light", "dark"])
+@pytest.mark.parametrize("width", [375, 1440])
+async def test_everybody_can_use_every_page(page: Served, browser: Browser, width: int, scheme: str) -> None:
+    """axe-core finds nothing, nothing is cut at the side, and the console stays silent."""
+    session = await learned(page)
+    paths = ("/ui", "/ui/sessions", session, "/ui/versions", "/ui/versions/1", "/ui/engines", "/ui/start")
+    options = {"viewport": {"width": width, "height": 900}, "color_scheme": scheme}
+    async with logged_in(browser, page, **options) as (tab, errors):
+        for path in paths:
+            await tab.goto(path)
+            await expect(tab.locator("#live")).to_have_text("live", timeout=PATIENT_MILLISECONDS)
+            assert await tab.evaluate("document.documentElement.scrollWidth") <= width, path
+            assert await _violations(tab) == [], path
+        await tab.goto("/ui")
+        await expect(tab.locator("#chart canvas")).to_be_visible(timeout=PATIENT_MILLISECONDS)
+        assert errors == []
+
+
+async def _violations(tab: Page) -> list[Any]:
+    session = await tab.context.new_cdp_session(tab)
+    # Past the page's own policy, which forbids scripts that are not its own.
+    found = await session.send(
+        "Runtime.evaluate",
+        {
+            "expression": f"{axe_script()};axe.run().then((found) => JSON.stringify("
+            "found.violations.map((one) => [one.id, one.nodes.map((node) => node.html)])))",
+            "awaitPromise": True,
+            "returnByValue": True,
+        },
+    )
+    return list(json.loads(found["result"]["value"]))
+
+
+async def test_the_reply_that_taught_a_version_is_found_and_a_roll_back_is_seen_at_once(
+    page: Served, browser: Browser
+) -> None:
+    await learned(page)
+    async with logged_in(browser, page) as (tab, errors):
+        await tab.get_by_role("link", name="Sessions", exact=True).click()
+        await tab.get_by_label("Said in it").fill("shorter")
+        # The list follows what is typed.
+        await expect(tab.locator(".cover")).to_have_count(1, timeout=PATIENT_MILLISECONDS)
+        await tab.get_by_role("link", name="Explain the tides").click()
+        await expect(tab.locator(".hint")).to_contain_text(HINT)
+        await tab.get_by_text("The judges' words").click()
+        await expect(tab.locator(".vote").first).to_contain_text("It was too long.")
+        await tab.get_by_role("link", name="step 1").click()
+        await expect(tab.get_by_role("heading", name="Version 1")).to_be_visible()
+        await tab.get_by_role("button", name="Ask both").click()
+        await expect(tab.locator("#compared .bubble")).to_have_count(2, timeout=PATIENT_MILLISECONDS)
+        await expect(tab.locator("#compared")).to_contain_text("Hello there, friend.")
+
+        await tab.get_by_role("link", name="Now", exact=True).click()
+        await expect(tab.locator(".tile").first).to_contain_text("version 1")
+        await tab.evaluate("window.stays = true")
+        tab.on("dialog", lambda dialog: dialog.accept())
+        await tab.get_by_label("Roll back to version").fill("0")
+        await tab.keyboard.press("Enter")
+        await expect(tab.locator("#steering")).to_contain_text("Rolled back", timeout=PATIENT_MILLISECONDS)
+        await expect(tab.locator(".tile").first).to_contain_text("version 0", timeout=PATIENT_MILLISECONDS)
+        assert await tab.evaluate("window.stays") is True
+        assert errors == []
+
+
+async def test_the_first_visit_ends_in_a_recorded_chat(page: Served, browser: Browser) -> None:
+    async with logged_in(browser, page) as (tab, errors):
+        await expect(tab.get_by_role("heading", name="Your first chat")).to_be_visible()
+        await tab.get_by_role("button", name="Make a key").click()
+        await expect(tab.locator("#key-made")).to_contain_text("Bearer cl-")
+        await tab.get_by_label("Message").fill("Hello")
+        await tab.keyboard.press("Enter")
+        await expect(tab.locator("#try-log .reply")).to_have_text("Hello there, friend.", timeout=PATIENT_MILLISECONDS)
+        await expect(tab.locator("#try-recorded")).to_contain_text(
+            "waits for what comes next", timeout=PATIENT_MILLISECONDS
+        )
+        assert errors == []
+
+
+async def test_what_a_model_wrote_is_never_run(page: Served, browser: Browser) -> None:
+    await learned(page)
+    async with logged_in(browser, page) as (tab, errors):
+        await tab.goto("/ui/sessions?text=owned")
+        await tab.locator(".cover").first.click()
+        await expect(tab.locator(".bubble .said").first).to_contain_text("<script>")
+        await tab.get_by_role("button", name="Bad: rate turn 1 down").click()
+        await expect(tab.get_by_text("rated -1")).to_be_visible()
+        assert await tab.title() != "owned"
+        assert await tab.locator("main img").count() == 0
+        assert errors == []
+
+
+async def test_what_a_person_writes_is_not_lost_when_the_page_follows(page: Served, browser: Browser) -> None:
+    session = await learned(page)
+    async with logged_in(browser, page) as (tab, errors):
+        await tab.goto(session)
+        await tab.get_by_text("The judges' words").click()
+        await tab.get_by_text("Comment", exact=True).first.click()
+        await tab.get_by_label("Comment on turn 1").fill("Half a sent")
+        await page.recorder.chat("another", "Something else")
+        async with tab.expect_response(lambda answer: "/ui/sessions/" in answer.url):
+            await page.recorder.chat("one more", "Something else")
+        await expect(tab.get_by_label("Comment on turn 1")).to_have_value("Half a sent")
+        await expect(tab.locator(".vote").first).to_be_visible()
+        assert errors == []
