@@ -9,7 +9,20 @@ from typing import Any
 from fastapi import FastAPI
 
 from api import feedback, health
-from api.admin import engines, erasure, export, history, judging, key_limits, probes, rollouts, sessions, training
+from api.admin import (
+    engines,
+    erasure,
+    export,
+    history,
+    judging,
+    key_limits,
+    keys,
+    ledger,
+    probes,
+    rollouts,
+    sessions,
+    training,
+)
 from api.chat import completions, messages, models, responses, route
 from api.chat.completions import CompletionRequest
 from api.chat.schemas import ChatRequest
@@ -41,7 +54,7 @@ def create_app(make_services: MakeServices, allowed_hosts: frozenset[str] = froz
 
     app = FastAPI(title="Clawloop", lifespan=lifespan, openapi_url="/openapi.json", docs_url=None, redoc_url=None)
     chat = (route, completions, messages, responses)
-    admin = (export, key_limits, engines, sessions, judging, history, erasure, training, rollouts, probes)
+    admin = (export, key_limits, engines, sessions, judging, history, erasure, training, rollouts, probes, keys, ledger)
     for module in (*chat, feedback, models, health, *admin):
         app.include_router(module.router)
     for router in ROUTERS:

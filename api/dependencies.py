@@ -21,7 +21,6 @@ from api.ports import (
     MetricsPages,
     Readiness,
     SessionBrowser,
-    SessionStore,
     TrainingBrowser,
     TurnReader,
 )
@@ -30,10 +29,14 @@ from api.recording.recorder import Recorder
 from api.ui.changes import Changes
 from api.ui.logins import Logins
 from clawloop.contracts.serving import Scope
+from clawloop.operations.engines import EngineOperations
 from clawloop.operations.export import Exporter
 from clawloop.operations.history import HistoryOperations
+from clawloop.operations.keys import KeyOperations
+from clawloop.operations.ledger import LedgerCheck
 from clawloop.operations.ports import TrainingStore
 from clawloop.operations.probes import ProbeStore
+from clawloop.operations.reading import Reading
 from clawloop.operations.rollouts import RolloutOperations
 from clawloop.operations.sessions import SessionOperations
 from clawloop.operations.training import TrainingOperations
@@ -63,7 +66,7 @@ class Services:
     notifications: NotificationQueue
     versions: VersionChooser
     turns: TurnReader
-    sessions: SessionStore
+    reading: Reading
     feedback: FeedbackStore
     training: TrainingStore
     training_operations: TrainingOperations
@@ -71,6 +74,9 @@ class Services:
     rollout_operations: RolloutOperations
     episodes: EpisodeReader
     history: HistoryOperations
+    engine_operations: EngineOperations
+    key_operations: KeyOperations
+    ledger: LedgerCheck
     logins: Logins
     key_maker: KeyMaker
     session_browser: SessionBrowser

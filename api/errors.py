@@ -13,6 +13,7 @@ from starlette.requests import ClientDisconnect
 from starlette.responses import Response
 
 from clawloop.errors import (
+    AmbiguousId,
     ClawloopError,
     EngineAnswerUnusable,
     EngineBroke,
@@ -146,6 +147,8 @@ def to_problem(error: ClawloopError) -> Problem:
             return Problem(error.status, error.message, error.code, field=error.field, retry_after=error.retry_after)
         case NotFound():
             return Problem(404, str(error), error.code, field=error.field)
+        case AmbiguousId():
+            return Problem(400, str(error), "ambiguous_id", field=error.field)
         case StateConflict():
             return Problem(409, str(error), error.code, field=error.field)
         case EngineRejected():

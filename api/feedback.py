@@ -7,7 +7,7 @@ from __future__ import annotations
 
 from typing import Annotated, Any, Literal
 
-from fastapi import APIRouter, Request
+from fastapi import APIRouter, Query, Request
 from pydantic import BaseModel, BeforeValidator, ConfigDict, Field, ValidationError
 
 from api.dependencies import Services, services_of
@@ -15,11 +15,14 @@ from api.errors import first_invalid_field
 from api.request_body import read_json
 from clawloop.contracts.serving import Scope
 from clawloop.contracts.sessions import FeedbackEffect
+from clawloop.contracts.views import FeedbackList
 from clawloop.errors import RequestRejected
 from clawloop.ids import ApiKeyId, FeedbackId, TurnId, turn_id_of
 
-router = APIRouter()
+router = APIRouter(tags=["feedback"])
 
+# A position among a session's turns; PostgreSQL counts no further.
+LARGEST_TURN = 2**31 - 1
 _RATINGS = {"up": 1.0, "down": -1.0}
 
 
@@ -37,7 +40,7 @@ class FeedbackRequest(BaseModel):
 
     response_id: Annotated[str, Field(max_length=256)] | None = None
     session_id: Annotated[str, Field(min_length=1, max_length=1024)] | None = None
-    turn: Annotated[int, Field(ge=1)] | Literal["last"] | None = None
+    turn: Annotated[int, Field(ge=1, le=LARGEST_TURN)] | Literal["last"] | None = None
     """Which main turn of the session, from 1; `last` is its newest, or without `session_id` the key's newest."""
     rating: Literal["up", "down"] | None = None
     score: Annotated[float, Field(ge=-1, le=1, allow_inf_nan=False)] | None = None
@@ -65,6 +68,28 @@ class OutcomeTaken(BaseModel):
     session_id: str
     outcome: int
     effect: FeedbackEffect
+
+
+@router.get("/v1/feedback")
+async def read_feedback(
+    request: Request,
+    response_id: Annotated[str | None, Query(max_length=256)] = None,
+    session_id: Annotated[str | None, Query(min_length=1, max_length=1024)] = None,
+    turn: Annotated[
+        Annotated[int, Field(ge=1, le=LARGEST_TURN)] | Literal["last"] | None,
+        Query(description="which main turn, from 1, or `last`"),
+    ] = None,
+) -> FeedbackList:
+    """The feedback on one reply of this key, oldest first."""
+    services = services_of(request)
+    key = await services.keys.require(request.headers, Scope.CHAT)
+    named = FeedbackRequest(response_id=response_id, session_id=session_id, turn=turn)
+    _require_one_reply(named)
+    found = await _find_turn(services, key.id, named)
+    given = None if found is None else await services.feedback.given_on(key.id, found)
+    if given is None:
+        raise RequestRejected("This key has no such reply.", status=404, code="not_found")
+    return FeedbackList(feedback=given)
 
 
 @router.post(
@@ -120,15 +145,19 @@ def _parse(body: dict[str, Any]) -> FeedbackRequest:
             message = f"`outcome` is about a whole session: give it with `session_id` alone{excess}."
             raise RequestRejected(message, field="outcome" if others else "session_id")
         return feedback
-    by_place = feedback.turn == "last" or (feedback.session_id is not None and feedback.turn is not None)
-    if (feedback.response_id is None) != by_place:
-        message = "Name the reply: `response_id`, or `session_id` with `turn`, or `turn` as `last`."
-        raise RequestRejected(message, field="response_id")
+    _require_one_reply(feedback)
     if feedback.rating is not None and feedback.score is not None:
         raise RequestRejected("Give `rating` or `score`, not both.", field="score")
     if feedback.rating is None and feedback.score is None and feedback.text is None:
         raise RequestRejected("Give a `rating`, a `score` or a `text`.", field="rating")
     return feedback
+
+
+def _require_one_reply(feedback: FeedbackRequest) -> None:
+    by_place = feedback.turn == "last" or (feedback.session_id is not None and feedback.turn is not None)
+    if (feedback.response_id is None) != by_place:
+        message = "Name the reply: `response_id`, or `session_id` with `turn`, or `turn` as `last`."
+        raise RequestRejected(message, field="response_id")
 
 
 async def _find_turn(services: Services, key: ApiKeyId, feedback: FeedbackRequest) -> TurnId | None:

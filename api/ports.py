@@ -27,12 +27,11 @@ from clawloop.contracts.sessions import (
     FeedbackEffect,
     FeedbackGiven,
     SessionFacts,
-    SessionState,
     StoredFeedback,
     TurnRecorded,
 )
 from clawloop.contracts.turns import InsertedTurn, Message, SessionEvidence, StoredTurn, TurnRecord
-from clawloop.contracts.views import SessionView, TurnView
+from clawloop.contracts.views import FeedbackView
 from clawloop.ids import ApiKeyId, EpisodeId, FeedbackId, RolloutGroupId, SessionId, TurnId
 
 # Called by api/auth.py and api/health.py
@@ -216,29 +215,14 @@ class FeedbackStore(Protocol):
             outcome: 1 or −1; a later one replaces an earlier one.
         """
 
+    async def given_on(self, key: ApiKeyId, turn: TurnId) -> list[FeedbackView] | None:
+        """All feedback on a main turn of this key, oldest first; None if it has no such turn."""
+
     async def mark_feedback_notified(self, feedback: FeedbackId) -> None:
         """Record that the session's workflow was notified of the feedback."""
 
 
 # Called by api/admin/
-
-
-class SessionStore(Protocol):
-    """Reads sessions and turns. Every call raises StoreUnavailable when PostgreSQL does not answer."""
-
-    async def sessions(
-        self, *, policy: str | None, state: SessionState | None, after: SessionId | None, limit: int
-    ) -> list[SessionView]:
-        """Sessions, the one with the newest turn first; `after` is the last session of the previous page.
-
-        An unknown `after` gives an empty page.
-        """
-
-    async def session(self, session: SessionId) -> SessionView | None:
-        """The session; None if there is no such session."""
-
-    async def turns(self, session: SessionId) -> list[TurnView]:
-        """All turns of a session in order, each with its outcome."""
 
 
 class EpisodeReader(Protocol):

@@ -19,14 +19,19 @@ _SPARE_LEVELS = 254 - _DEPTH_LIMIT
 _DISCARD_BYTES = 128 * 1024 * 1024
 
 
-async def read_json(request: Request, limits: Limits) -> dict[str, Any]:
+async def read_json(request: Request, limits: Limits, *, optional: bool = False) -> dict[str, Any]:
     """The request's body as a JSON object.
+
+    Args:
+        optional: no body is an empty object.
 
     Raises:
         RequestRejected: too large (413), too slow (408), not JSON, not an object, or nested too deeply (400).
         ClientDisconnect: the client closed the connection.
     """
     raw = await read_body(request, limits)
+    if optional and not raw:
+        return {}
     try:
         body = orjson.loads(raw)
     except orjson.JSONDecodeError as error:

@@ -4,6 +4,7 @@ ClawloopError
 ├── PermanentError              a retry gives the same result
 │   ├── RequestRejected         invalid HTTP request: names the field and the remedy
 │   ├── NotFound                a named policy, version or recipe does not exist
+│   ├── AmbiguousId             the beginning of an id, or a client's name, that several have
 │   ├── StateConflict           the policy's state does not permit the operation
 │   ├── EngineRejected          an engine refused the request; has its status, code and message
 │   ├── EngineAnswerUnusable    an engine's answer cannot be parsed, or its lengths disagree
@@ -32,6 +33,8 @@ ClawloopError
 """
 
 from __future__ import annotations
+
+from collections.abc import Sequence
 
 
 class ClawloopError(Exception):
@@ -86,6 +89,19 @@ class NotFound(PermanentError):
     def __init__(self, message: str, *, code: str, field: str):
         super().__init__(message)
         self.code = code
+        self.field = field
+
+
+class AmbiguousId(PermanentError):
+    """The beginning of an id, or a client's name, that several have.
+
+    Args:
+        message: names some of them, for the caller.
+        field: the caller's field that named it.
+    """
+
+    def __init__(self, message: str, *, field: str):
+        super().__init__(message)
         self.field = field
 
 
@@ -165,15 +181,30 @@ class RecipeRejected(PermanentError):
         problem: what is wrong and how to fix it.
         field: the dotted key, e.g. `train.loss.kl`; None if it is the file.
         near: the key or value that was probably meant; None if none is similar.
+        further: other problems of the same recipe, which the message names as well.
     """
 
-    def __init__(self, problem: str, *, field: str | None = None, near: str | None = None):
+    def __init__(
+        self,
+        problem: str,
+        *,
+        field: str | None = None,
+        near: str | None = None,
+        further: Sequence[RecipeRejected] = (),
+    ):
         where = f"{field}: " if field else ""
         meant = f"; did you mean {near!r}?" if near else ""
-        super().__init__(f"{where}{problem}{meant}")
+        self.lines: list[str] = [f"{where}{problem}{meant}", *(line for other in further for line in other.lines)]
+        super().__init__("; ".join(self.lines))
         self.problem = problem
         self.field = field
         self.near = near
+
+    @classmethod
+    def of(cls, problems: Sequence[RecipeRejected]) -> RecipeRejected:
+        """All problems of a recipe as one."""
+        first, *further = problems
+        return cls(first.problem, field=first.field, near=first.near, further=further)
 
 
 class DiskFull(PermanentError):

@@ -24,6 +24,9 @@ ProbeId = NewType("ProbeId", UUID)
 
 # What the id of a reply begins with: chat completions, completions, Anthropic's Messages, OpenAI's Responses.
 _CHAT, _COMPLETION, _MESSAGE, _RESPONSE = "chatcmpl-", "cmpl-", "msg_", "resp_"
+_SHORTEST_FORM = 8
+_SHORTEST_PREFIX = 4
+_DIGITS = 32
 
 
 def new_turn_id() -> TurnId:
@@ -85,11 +88,43 @@ def responses_id(turn_id: TurnId) -> str:
 
 def turn_id_of(response: str) -> TurnId | None:
     """The turn of a reply's `id`; None if Clawloop did not make the id."""
-    prefix = next((prefix for prefix in (_CHAT, _COMPLETION, _MESSAGE, _RESPONSE) if response.startswith(prefix)), "")
     try:
-        return TurnId(UUID(hex=response.removeprefix(prefix)))
+        return TurnId(UUID(hex=without_kind(response)))
     except ValueError:
         return None
+
+
+def without_kind(response: str) -> str:
+    """A reply's `id`, or the beginning of one, without the word that says which kind of reply it is."""
+    prefix = next((prefix for prefix in (_CHAT, _COMPLETION, _MESSAGE, _RESPONSE) if response.startswith(prefix)), "")
+    return response.removeprefix(prefix)
+
+
+def short_form(own: UUID, *neighbours: UUID | None) -> str:
+    """The shortest beginning of an id, of 8 characters at least, that no other id has.
+
+    Args:
+        neighbours: the next smaller and the next greater id; None where there is none.
+    """
+    text = str(own)
+    length = _SHORTEST_FORM
+    for other in neighbours:
+        if other is not None:
+            length = max(length, 1 + _shared(text, str(other)))
+    return text[: length + 1] if text[length - 1] == "-" else text[:length]
+
+
+def ids_beginning(prefix: str) -> tuple[UUID, UUID] | None:
+    """The first and the last id that begin with these hexadecimal digits; None if they are no beginning of an id."""
+    digits = prefix.replace("-", "")
+    if not _SHORTEST_PREFIX <= len(digits) <= _DIGITS or not set(digits.lower()) <= set("0123456789abcdef"):
+        return None
+    return UUID(hex=digits.ljust(_DIGITS, "0")), UUID(hex=digits.ljust(_DIGITS, "f"))
+
+
+def _shared(left: str, right: str) -> int:
+    """How many characters two texts have in common from their beginning."""
+    return next((n for n, (a, b) in enumerate(zip(left, right, strict=False)) if a != b), min(len(left), len(right)))
 
 
 def version_name(policy: str, version: int, base_model: str) -> str:

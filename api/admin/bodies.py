@@ -10,7 +10,7 @@ from clawloop.errors import RequestRejected
 
 
 class RequestBody(BaseModel):
-    model_config = ConfigDict(extra="forbid", strict=True)
+    model_config = ConfigDict(extra="forbid", strict=True, use_attribute_docstrings=True)
 
 
 Body = TypeVar("Body", bound=RequestBody)

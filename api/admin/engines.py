@@ -1,41 +1,65 @@
-"""`GET /admin/v1/engines`: the engines this gateway routes to."""
+"""`/admin/v1/engines`: the engines that gateways send requests to."""
 
 from __future__ import annotations
 
-from fastapi import APIRouter, Request
-from pydantic import BaseModel
+from typing import Annotated
 
+from fastapi import APIRouter, Path, Request
+from pydantic import Field
+
+from api.admin.bodies import RequestBody, check, described
 from api.dependencies import admin_services
+from api.request_body import read_json
+from clawloop.contracts.answers import EngineAdded, EngineList, EngineStatus
+from clawloop.errors import RequestRejected, SetupError
 
-router = APIRouter(prefix="/admin/v1")
+router = APIRouter(prefix="/admin/v1", tags=["engines"])
 
-
-class EngineStatus(BaseModel):
-    id: str
-    url: str
-    healthy: bool
-    draining: bool
-    versions: dict[str, list[int]]
+EngineReference = Annotated[str, Path(description="An id, its beginning, or a URL.", examples=["127.0.0.1:8100"])]
 
 
-class EngineList(BaseModel):
-    engines: list[EngineStatus]
+class AddEngine(RequestBody):
+    url: Annotated[str, Field(min_length=1, max_length=1000, examples=["http://127.0.0.1:8101"])]
+    require_guard: bool = False
+    """Refuse an engine that answers to anyone."""
+
+
+class DrainEngine(RequestBody):
+    undo: bool = False
+    """Send it requests again."""
+    force: bool = False
+    """Also if no other engine takes requests."""
 
 
 @router.get("/engines")
 async def list_engines(request: Request) -> EngineList:
-    """The engines in the directory, and whether each answers."""
+    """The engines, the versions each has loaded, and whether each answers."""
     services = await admin_services(request)
-    healthy = services.engines.healthy()
-    return EngineList(
-        engines=[
-            EngineStatus(
-                id=engine.id,
-                url=engine.url,
-                healthy=engine.id in healthy,
-                draining=engine.draining,
-                versions={policy: sorted(versions) for policy, versions in engine.versions.items()},
-            )
-            for engine in services.directory.snapshot.engines
-        ]
-    )
+    return await services.engine_operations.list()
+
+
+@router.post("/engines", status_code=201, openapi_extra=described(AddEngine))
+async def add_engine(request: Request) -> EngineAdded:
+    """Let gateways send requests to one more engine."""
+    services = await admin_services(request)
+    added = check(AddEngine, await read_json(request, services.limits))
+    try:
+        return await services.engine_operations.add(added.url, require_guard=added.require_guard)
+    except SetupError as error:
+        raise RequestRejected(f"{error}.", code="invalid_value", field="url") from error
+
+
+@router.post("/engines/{engine}/drain", openapi_extra=described(DrainEngine, required=False))
+async def drain_engine(request: Request, engine: EngineReference) -> EngineStatus:
+    """Send an engine no new requests, or with `undo` send some again."""
+    services = await admin_services(request)
+    body = await read_json(request, services.limits, optional=True)
+    requested = check(DrainEngine, body)
+    return await services.engine_operations.drain(engine, undo=requested.undo, force=requested.force)
+
+
+@router.delete("/engines/{engine}", status_code=204)
+async def remove_engine(request: Request, engine: EngineReference, force: bool = False) -> None:
+    """Forget an engine. Drain it first: running replies are not waited for."""
+    services = await admin_services(request)
+    await services.engine_operations.remove(engine, force=force)

@@ -8,13 +8,13 @@ from fastapi import APIRouter, Request
 from pydantic import BaseModel, ConfigDict, Field
 
 from api.dependencies import admin_services
+from clawloop.contracts.answers import Rejudged
 from clawloop.errors import RecipeRejected, RequestRejected
 from clawloop.judging.agreement import Agreement
 from clawloop.operations.history import MOST_TURNS
-from clawloop.operations.sessions import RejudgeResult
 from clawloop.recipes.recipe import parse_recipe
 
-router = APIRouter(prefix="/admin/v1")
+router = APIRouter(prefix="/admin/v1", tags=["judging"])
 
 
 class CompareHistory(BaseModel):
@@ -46,7 +46,7 @@ class ComparedHistory(BaseModel):
     stopped: str | None
     all: Agreement
     versions: dict[int, Agreement]
-    applied: list[RejudgeResult]
+    applied: list[Rejudged]
 
 
 @router.post("/judge/history")

@@ -7,61 +7,41 @@ turn shows the result.
 from __future__ import annotations
 
 from fastapi import APIRouter, Request
-from pydantic import BaseModel
 
-from api.dependencies import services_of
-from clawloop.contracts.serving import Scope
+from api.admin.sessions import SessionReference, TurnReference
+from api.dependencies import admin_services
+from clawloop.contracts.answers import Rejudged, RejudgeList
 from clawloop.errors import RequestRejected
-from clawloop.ids import SessionId, TurnId, turn_id_of
-from clawloop.operations.sessions import RejudgeResult
 
-router = APIRouter(prefix="/admin/v1")
-
-
-class JudgingAsked(BaseModel):
-    """
-    Args:
-        revision: of the judgement that was asked for; asked for again before it exists, it is the same.
-    """
-
-    turn_id: TurnId
-    session_id: SessionId
-    revision: int
-
-
-class RejudgeList(BaseModel):
-    turns: list[RejudgeResult]
+router = APIRouter(prefix="/admin/v1", tags=["judging"])
 
 
 @router.post("/turns/{turn}/judge", status_code=202)
-async def rejudge(request: Request, turn: str) -> JudgingAsked:
+async def rejudge(request: Request, turn: TurnReference) -> Rejudged:
     """Have a turn judged again, by its id or its reply's (`chatcmpl-…`)."""
-    services = services_of(request)
-    await services.keys.require(request.headers, Scope.ADMIN)
-    turn_id = turn_id_of(turn)
-    result = None if turn_id is None else await services.session_operations.rejudge_turn(turn_id)
-    if result is None:
-        raise RequestRejected(f"There is no turn {turn!r}.", status=404, code="not_found", field="turn")
+    services = await admin_services(request)
+    turn_id = await services.reading.references.turn(turn)
+    result = await services.session_operations.rejudge_turn(turn_id)
+    if result is None:  # a turn of an episode: its rollout group alone decides
+        raise RequestRejected(
+            "A turn of an episode is not judged again.", status=409, code="cannot_judge_again", field="turn"
+        )
     if result.refused is not None:
         message = f"This turn cannot be judged again: {result.refused}."
         raise RequestRejected(message, status=409, code="cannot_judge_again", field="turn")
-    return JudgingAsked(turn_id=result.turn_id, session_id=result.session_id, revision=result.revision)
+    return result
 
 
 @router.post("/sessions/{session_id}/judge", status_code=202)
-async def rejudge_session(request: Request, session_id: SessionId) -> RejudgeList:
+async def rejudge_session(request: Request, session_id: SessionReference) -> RejudgeList:
     """Have a session's turns judged again; `refused` says why one cannot be."""
-    services = services_of(request)
-    await services.keys.require(request.headers, Scope.ADMIN)
-    results = await services.session_operations.rejudge_session(session_id)
-    if not results:
-        raise RequestRejected(f"There is no session {session_id}.", status=404, code="not_found")
-    return RejudgeList(turns=results)
+    services = await admin_services(request)
+    session = await services.reading.references.session(session_id)
+    return RejudgeList(turns=await services.session_operations.rejudge_session(session))
 
 
 @router.post("/unjudged/judge", status_code=202)
 async def rejudge_unjudged(request: Request) -> RejudgeList:
     """Have turns without a valid vote judged again: the oldest 1000. Those that get a vote leave the list."""
-    services = services_of(request)
-    await services.keys.require(request.headers, Scope.ADMIN)
+    services = await admin_services(request)
     return RejudgeList(turns=await services.session_operations.rejudge_unjudged())

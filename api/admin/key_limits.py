@@ -13,7 +13,7 @@ from api.request_body import read_json
 from clawloop.contracts.serving import KeyLimits, KeyUse
 from clawloop.errors import RequestRejected
 
-router = APIRouter(prefix="/admin/v1")
+router = APIRouter(prefix="/admin/v1", tags=["keys"])
 
 Limit = Annotated[int, Field(ge=1, le=2**31 - 1)]
 
@@ -30,7 +30,7 @@ class LimitsRequest(RequestBody):
 async def show_limits(request: Request, prefix: str) -> KeyUse:
     """A key's limits, policy, expiry and newest turn."""
     services = await admin_services(request)
-    return _found(await services.key_uses.use_of(prefix))
+    return _found(await services.key_uses.use_of(await services.key_operations.prefix_of(prefix)))
 
 
 @router.put("/keys/{prefix}/limits", openapi_extra=described(LimitsRequest))
@@ -38,7 +38,8 @@ async def set_limits(request: Request, prefix: str) -> KeyUse:
     """Replace a key's limits; gateways follow within 30 s."""
     services = await admin_services(request)
     limits = check(LimitsRequest, await read_json(request, services.limits))
-    return _found(await services.key_uses.set_limits(prefix, KeyLimits(**limits.model_dump())))
+    found = await services.key_operations.prefix_of(prefix)
+    return _found(await services.key_uses.set_limits(found, KeyLimits(**limits.model_dump())))
 
 
 def _found(use: KeyUse | None) -> KeyUse:

@@ -2,20 +2,17 @@
 
 from __future__ import annotations
 
-from datetime import datetime
 from typing import Any
-from uuid import UUID
 
 from fastapi import APIRouter, Request
 from pydantic import BaseModel, ConfigDict, Field
 
 from api.dependencies import admin_services
-from clawloop.contracts.probes import StoredProbe
-from clawloop.errors import NotFound, RequestRejected
-from clawloop.ids import ProbeId
-from clawloop.operations.probes import MOST_PROBES, read_probes
+from clawloop.contracts.answers import Probe, ProbeList
+from clawloop.errors import RequestRejected
+from clawloop.operations.probes import MOST_PROBES, find_probe, read_probes
 
-router = APIRouter(prefix="/admin/v1")
+router = APIRouter(prefix="/admin/v1", tags=["training"])
 
 
 class NewProbes(BaseModel):
@@ -27,35 +24,6 @@ class NewProbes(BaseModel):
     model_config = ConfigDict(extra="forbid", strict=True)
 
     probes: list[dict[str, Any]] = Field(min_length=1, max_length=MOST_PROBES)
-
-
-class Probe(BaseModel):
-    """A probe as it is stored; without any check the judge compares the answers to it."""
-
-    id: UUID
-    messages: list[dict[str, Any]]
-    tools: list[dict[str, Any]] | None
-    contains: list[str]
-    regex: str | None
-    exact: str | None
-    created_at: datetime
-
-    @classmethod
-    def of(cls, stored: StoredProbe) -> Probe:
-        content = stored.content
-        return cls(
-            id=stored.id,
-            messages=[dict(message) for message in content.messages],
-            tools=None if content.tools is None else [dict(tool) for tool in content.tools],
-            contains=list(content.contains),
-            regex=content.regex,
-            exact=content.exact,
-            created_at=stored.created_at,
-        )
-
-
-class ProbeList(BaseModel):
-    probes: list[Probe]
 
 
 @router.get("/policies/{policy}/probes")
@@ -80,9 +48,8 @@ async def add_probes(request: Request, policy: str, requested: NewProbes) -> Pro
 
 
 @router.delete("/policies/{policy}/probes/{probe}")
-async def remove_probe(request: Request, policy: str, probe: UUID) -> ProbeList:
-    """Remove a probe; the answer has those that are left."""
+async def remove_probe(request: Request, policy: str, probe: str) -> ProbeList:
+    """Remove a probe, by its id or the beginning of it; the answer has those that are left."""
     services = await admin_services(request)
-    if not await services.probes.remove(policy, ProbeId(probe)):
-        raise NotFound(f"Policy {policy!r} has no probe {probe}.", code="probe_not_found", field="probe")
+    await services.probes.remove(policy, find_probe(policy, await services.probes.all(policy), probe))
     return ProbeList(probes=[Probe.of(each) for each in await services.probes.all(policy)])

@@ -10,19 +10,20 @@ import logging
 from typing import Annotated
 
 from fastapi import APIRouter, Query, Request
-from pydantic import BaseModel, Field
+from pydantic import Field
 
 from api.admin.bodies import RequestBody, check, described
 from api.dependencies import admin_services
 from api.request_body import read_json
-from clawloop.contracts.episodes import EpisodeView, GroupView, RolloutsPlan, RolloutsView
+from clawloop.contracts.answers import EpisodePage, GroupPage
+from clawloop.contracts.episodes import EpisodeView, RolloutsPlan, RolloutsView
 from clawloop.errors import RequestRejected
 from clawloop.ids import EpisodeId, RolloutGroupId
 from clawloop.operations.applied import Applied
 
 log = logging.getLogger(__name__)
 
-router = APIRouter(prefix="/admin/v1")
+router = APIRouter(prefix="/admin/v1", tags=["rollouts"])
 
 PageSize = Annotated[int, Query(ge=1, le=500)]
 
@@ -41,26 +42,6 @@ class StartRollouts(RequestBody):
 class PauseRollouts(RequestBody):
     reason: Annotated[str, Field(min_length=1, max_length=500, pattern=r"\S")]
     """For people; shown with the state of the rollouts."""
-
-
-class GroupPage(BaseModel):
-    """
-    Args:
-        next: the next page's `after`; None on the last page.
-    """
-
-    groups: list[GroupView]
-    next: RolloutGroupId | None
-
-
-class EpisodePage(BaseModel):
-    """
-    Args:
-        next: the next page's `after`; None on the last page.
-    """
-
-    episodes: list[EpisodeView]
-    next: EpisodeId | None
 
 
 @router.get("/rollouts")

@@ -1,57 +1,77 @@
-"""`GET /admin/v1/sessions`: sessions and their turns."""
+"""`GET /admin/v1/sessions` and `/admin/v1/turns/{turn}`: sessions, their turns, and all that is stored of a turn."""
 
 from __future__ import annotations
 
 from typing import Annotated
 
-from fastapi import APIRouter, Query, Request
-from pydantic import BaseModel
+from fastapi import APIRouter, Path, Query, Request
 
 from api.dependencies import admin_services
 from clawloop.contracts.sessions import SessionState
-from clawloop.contracts.views import SessionView, TurnView
-from clawloop.errors import RequestRejected
-from clawloop.ids import SessionId
+from clawloop.contracts.views import SessionDetail, SessionPage, TurnDetail, TurnView
+from clawloop.operations.reading import MOST_SESSIONS, MOST_TURNS
 
-router = APIRouter(prefix="/admin/v1")
+router = APIRouter(prefix="/admin/v1", tags=["sessions"])
 
-
-class SessionPage(BaseModel):
-    """
-    Args:
-        next: the next page's `after`; None on the last page.
-    """
-
-    sessions: list[SessionView]
-    next: SessionId | None
-
-
-class SessionDetail(BaseModel):
-    session: SessionView
-    turns: list[TurnView]
+SessionReference = Annotated[
+    str,
+    Path(
+        description="An id or the beginning of one, the client's own id, the id of a reply, or `last`.",
+        examples=["last"],
+    ),
+]
+TurnReference = Annotated[
+    str,
+    Path(
+        description="An id or the beginning of one, the id of a reply (`chatcmpl-…`), `SESSION:N` for the n-th main"
+        " turn of a session, or `last`.",
+        examples=["last"],
+    ),
+]
 
 
 @router.get("/sessions")
 async def list_sessions(
     request: Request,
-    policy: str | None = None,
-    state: SessionState | None = None,
-    after: SessionId | None = None,
-    limit: Annotated[int, Query(ge=1, le=500)] = 50,
+    policy: Annotated[str | None, Query(description="only sessions of this policy")] = None,
+    state: Annotated[SessionState | None, Query(description="only sessions in this state")] = None,
+    after: Annotated[str | None, Query(description="`next` of the page before")] = None,
+    limit: Annotated[int, Query(ge=1, le=MOST_SESSIONS)] = 50,
+    fold: Annotated[
+        bool, Query(description="leave out sessions without a main turn, and closed ones with a single one")
+    ] = False,
 ) -> SessionPage:
     """Sessions, the one with the newest turn first."""
     services = await admin_services(request)
-    # One more than the page holds shows whether there is another page.
-    found = await services.sessions.sessions(policy=policy, state=state, after=after, limit=limit + 1)
-    page = found[:limit]
-    return SessionPage(sessions=page, next=page[-1].id if len(found) > limit else None)
+    return await services.reading.page(policy=policy, state=state, after=after, limit=limit, fold=fold)
 
 
 @router.get("/sessions/{session_id}")
-async def show_session(request: Request, session_id: SessionId) -> SessionDetail:
-    """A session with all its turns, each with its outcome and the reason for it."""
+async def show_session(
+    request: Request,
+    session_id: SessionReference,
+    before: Annotated[str | None, Query(description="`earlier` of the page with later turns")] = None,
+    limit: Annotated[int, Query(ge=1, le=MOST_TURNS, description="at most so many turns, the newest ones")] = 500,
+    content: Annotated[bool, Query(description="also what was said, the judges' answers and feedback")] = False,
+) -> SessionDetail:
+    """A session with its turns, each with its outcome and the reason for it."""
     services = await admin_services(request)
-    session = await services.sessions.session(session_id)
-    if session is None:
-        raise RequestRejected(f"There is no session {session_id}.", status=404, code="not_found")
-    return SessionDetail(session=session, turns=await services.sessions.turns(session_id))
+    return await services.reading.session(session_id, before=before, limit=limit, content=content)
+
+
+@router.get("/turns/{turn}")
+async def show_turn(
+    request: Request,
+    turn: TurnReference,
+    tokens: Annotated[bool, Query(description="also token ids and log-probs")] = False,
+) -> TurnDetail:
+    """A turn with its messages, response, votes, hints, feedback and sample."""
+    services = await admin_services(request)
+    return await services.reading.detail(turn, tokens=tokens)
+
+
+@router.get("/turns/{turn}/why")
+async def explain_turn(request: Request, turn: TurnReference) -> TurnView:
+    """A turn's outcome and the reason, without what was said."""
+    services = await admin_services(request)
+    return await services.reading.turn(turn)

@@ -10,13 +10,13 @@ import logging
 from typing import Annotated, Any
 
 from fastapi import APIRouter, Request
-from pydantic import BaseModel, Field
+from pydantic import Field
 
 from api.admin.bodies import RequestBody, check, described
-from api.dependencies import Services, services_of
+from api.dependencies import admin_services
 from api.request_body import read_json
-from clawloop.contracts.serving import Scope
-from clawloop.contracts.training import TrainingState, TrainingView, VersionView
+from clawloop.contracts.answers import PolicyList, PolicyStatus, TrainingStatus, VersionList
+from clawloop.contracts.training import TrainingView
 from clawloop.errors import RecipeRejected, RequestRejected
 from clawloop.operations.applied import Applied
 from clawloop.operations.training import TrainingOperations
@@ -24,59 +24,10 @@ from clawloop.recipes.recipe import Recipe, parse_recipe
 
 log = logging.getLogger(__name__)
 
-router = APIRouter(prefix="/admin/v1")
+router = APIRouter(prefix="/admin/v1", tags=["training"])
 
 # What a PostgreSQL integer holds.
 _LARGEST = 2**31 - 1
-
-
-class TrainingStatus(BaseModel):
-    """
-    Args:
-        reason: what training waits for, or why it is paused; for people.
-        ready: fresh samples; needed: a full batch; judging: turns that wait for their next state or their judge.
-        step: the step that is computed, or that comes next.
-        version: the version that answers; head: the newest trained one on the current path.
-        pinned: the version that answers whatever is trained; None if none.
-        closed_seconds: the recipe's schedule lets no batch be claimed for this long; None if one may be claimed.
-    """
-
-    policy: str
-    state: TrainingState
-    reason: str
-    ready: int
-    needed: int
-    judging: int
-    step: int
-    version: int
-    head: int
-    pinned: int | None
-    closed_seconds: float | None = None
-
-    @classmethod
-    def of(cls, view: TrainingView) -> TrainingStatus:
-        return cls(**{name: getattr(view, name) for name in cls.model_fields})
-
-
-class PolicyStatus(BaseModel):
-    """
-    Args:
-        base_model: the name under which engines serve version 0.
-        aliases: further names of the policy.
-    """
-
-    policy: str
-    base_model: str
-    aliases: list[str]
-    training: TrainingStatus
-
-
-class PolicyList(BaseModel):
-    policies: list[PolicyStatus]
-
-
-class VersionList(BaseModel):
-    versions: list[VersionView]
 
 
 class CreatePolicyRequest(RequestBody):
@@ -121,14 +72,14 @@ _RECIPE = {"requestBody": {"required": True, "content": {"application/json": {"s
 @router.get("/training")
 async def show_training(request: Request, policy: str = "default") -> TrainingStatus:
     """The state of a policy's training, and what it waits for."""
-    services = await _admitted(request)
+    services = await admin_services(request)
     return TrainingStatus.of(await services.training.status(policy))
 
 
 @router.post("/training/pause", openapi_extra=described(PauseRequest))
 async def pause_training(request: Request, policy: str = "default") -> TrainingStatus:
     """Claim no batch until resumed; a running step is finished. Holds across restarts."""
-    services = await _admitted(request)
+    services = await admin_services(request)
     requested = check(PauseRequest, await read_json(request, services.limits))
     return _status(await services.training_operations.pause(policy, requested.reason))
 
@@ -136,16 +87,15 @@ async def pause_training(request: Request, policy: str = "default") -> TrainingS
 @router.post("/training/resume", openapi_extra=described(ResumeRequest, required=False))
 async def resume_training(request: Request, policy: str = "default") -> TrainingStatus:
     """Claim batches again."""
-    services = await _admitted(request)
-    empty = request.headers.get("content-length", "0") == "0" and "transfer-encoding" not in request.headers
-    requested = ResumeRequest() if empty else check(ResumeRequest, await read_json(request, services.limits))
+    services = await admin_services(request)
+    requested = check(ResumeRequest, await read_json(request, services.limits, optional=True))
     return _status(await services.training_operations.resume(policy, retry=requested.retry))
 
 
 @router.get("/policies")
 async def list_policies(request: Request) -> PolicyList:
     """The policies, each with the state of its training."""
-    services = await _admitted(request)
+    services = await admin_services(request)
     return PolicyList(
         policies=[
             PolicyStatus(
@@ -162,7 +112,7 @@ async def list_policies(request: Request) -> PolicyList:
 @router.post("/policies", status_code=201, openapi_extra=described(CreatePolicyRequest))
 async def create_policy(request: Request) -> TrainingStatus:
     """Make a policy that begins at a base model; keys for it are made with `clawloop key create --policy`."""
-    services = await _admitted(request)
+    services = await admin_services(request)
     requested = check(CreatePolicyRequest, await read_json(request, services.limits))
     operations = services.training_operations
     recipe = None if requested.recipe is None else _read_recipe(requested.recipe, operations)
@@ -173,14 +123,14 @@ async def create_policy(request: Request) -> TrainingStatus:
 async def list_versions(request: Request, policy: str) -> VersionList:
     """All versions, also those rejected or rolled back, each with its step's metrics, what the gate found and the
     engines that have it."""
-    services = await _admitted(request)
+    services = await admin_services(request)
     return VersionList(versions=await services.training.versions(policy))
 
 
 @router.post("/policies/{policy}/roll-back", openapi_extra=described(RollBackRequest))
 async def roll_back(request: Request, policy: str) -> TrainingStatus:
     """Go on from an earlier version; a running step is abandoned, and its samples are fresh again."""
-    services = await _admitted(request)
+    services = await admin_services(request)
     requested = check(RollBackRequest, await read_json(request, services.limits))
     return _status(await services.training_operations.roll_back(policy, requested.version))
 
@@ -188,7 +138,7 @@ async def roll_back(request: Request, policy: str) -> TrainingStatus:
 @router.post("/policies/{policy}/release", openapi_extra=described(ReleaseRequest))
 async def release(request: Request, policy: str) -> TrainingStatus:
     """Accept a version that the gate rejected, and go on from it; an open step is abandoned."""
-    services = await _admitted(request)
+    services = await admin_services(request)
     requested = check(ReleaseRequest, await read_json(request, services.limits))
     return _status(await services.training_operations.release(policy, requested.version))
 
@@ -196,7 +146,7 @@ async def release(request: Request, policy: str) -> TrainingStatus:
 @router.post("/policies/{policy}/pin", openapi_extra=described(PinRequest))
 async def pin(request: Request, policy: str) -> TrainingStatus:
     """Let one version answer whatever is trained, or with null the newest again."""
-    services = await _admitted(request)
+    services = await admin_services(request)
     requested = check(PinRequest, await read_json(request, services.limits))
     return _status(await services.training_operations.pin(policy, requested.version))
 
@@ -204,7 +154,7 @@ async def pin(request: Request, policy: str) -> TrainingStatus:
 @router.get("/policies/{policy}/recipe")
 async def show_recipe(request: Request, policy: str) -> Recipe:
     """The policy's recipe with all keys, in the form that POST takes."""
-    services = await _admitted(request)
+    services = await admin_services(request)
     return await services.training.recipe(policy)
 
 
@@ -214,7 +164,7 @@ async def set_recipe(request: Request, policy: str) -> TrainingStatus:
 
     Waiting samples stay fresh while its `signal` part is the same; others expire at once, for good.
     """
-    services = await _admitted(request)
+    services = await admin_services(request)
     recipe = _read_recipe(await read_json(request, services.limits), services.training_operations)
     try:
         applied = await services.training_operations.set_recipe(policy, recipe)
@@ -228,12 +178,6 @@ def _read_recipe(body: dict[str, Any], operations: TrainingOperations) -> Recipe
         return operations.check_recipe(parse_recipe(body))
     except RecipeRejected as error:
         raise RequestRejected(f"{error}.", code="invalid_recipe", field=error.field) from error
-
-
-async def _admitted(request: Request) -> Services:
-    services = services_of(request)
-    await services.keys.require(request.headers, Scope.ADMIN)
-    return services
 
 
 def _status(applied: Applied[TrainingView]) -> TrainingStatus:

@@ -10,23 +10,19 @@ import asyncio
 import json
 import sys
 from collections import Counter
-from collections.abc import Sequence
 from dataclasses import asdict
-from pathlib import Path
 from typing import TYPE_CHECKING, Annotated
 
 import typer
 
 from clawloop.cli.operations import connect_temporal
+from clawloop.cli.show import show_json
 from clawloop.cli.terminal import AsJson, Data, settings_of, with_database
 
 if TYPE_CHECKING:
-    from clawloop.contracts.training import VersionRef
+    from clawloop.contracts.answers import CheckReport
     from clawloop.temporal.replay import Replay
     from db.database import Database
-    from db.invariants import Violation
-
-FILES = "a committed version's files hold what its step made"
 
 check_app = typer.Typer()
 
@@ -41,21 +37,22 @@ def check_command(
     """Verify the ledger, also while everything runs. Exit code 1 if an invariant is violated."""
     if context.invoked_subcommand is not None:
         return
-    from db.invariants import INVARIANTS, committed_versions, violations
+    adapters = settings_of(data).data / "adapters"
 
-    async def read(database: Database) -> tuple[list[Violation], list[VersionRef]]:
-        return await violations(database), await committed_versions(database) if files else []
+    async def check(database: Database) -> CheckReport:
+        from clawloop.processes.ledger_check import DatabaseCheck
 
-    violated, versions = with_database(data, read)
-    violated += damaged_files(versions, settings_of(data).data / "adapters")
+        return await DatabaseCheck(database, adapters).report(files=files)
+
+    report = with_database(data, check)
     if as_json:
-        typer.echo(json.dumps([asdict(violation) for violation in violated]))
+        show_json(report)
     else:
-        for violation in violated:
+        for violation in report.violations:
             typer.echo(f"violated: {violation.invariant}: {violation.row}")
-        if not violated:
-            typer.echo(f"No violation of {len(INVARIANTS)} invariants, {len(versions)} adapters verified.")
-    if violated:
+        if not report.violations:
+            typer.echo(f"No violation of {report.invariants} invariants, {report.adapters} adapters verified.")
+    if report.violations:
         sys.exit(1)
 
 
@@ -82,22 +79,3 @@ def check_replay(data: Data = None, as_json: AsJson = False) -> None:
         typer.echo(f"open workflows: {kinds}; {going_on} of {len(replays)} can go on with this version.")
     if failed:
         sys.exit(1)
-
-
-def damaged_files(versions: Sequence[VersionRef], folder: Path) -> list[Violation]:
-    """A violation for each version whose files are missing or have another hash.
-
-    Args:
-        folder: the data folder's `adapters`.
-    """
-    from clawloop.adapters.digest import check_version
-    from clawloop.errors import AdapterUnusable
-    from db.invariants import Violation
-
-    damaged: list[Violation] = []
-    for version in versions:
-        try:
-            check_version(folder / version.path, version.sha256)
-        except AdapterUnusable as error:
-            damaged.append(Violation(FILES, str(error)))
-    return damaged

@@ -2,38 +2,33 @@
 
 from __future__ import annotations
 
-from typing import TYPE_CHECKING, Annotated, NoReturn
+from typing import TYPE_CHECKING, Annotated
 
 import typer
 
-from clawloop.cli.terminal import AsJson, Data, fail, settings_of, show_rows, with_database
-from clawloop.errors import SetupError
+from clawloop.cli.operations import with_engines
+from clawloop.cli.show import show_json, show_table
+from clawloop.cli.terminal import AsJson, Data
+from clawloop.errors import StateConflict
 
 if TYPE_CHECKING:
-    from clawloop.contracts.serving import Engine
-    from db.database import Database
+    from clawloop.contracts.answers import EngineStatus
+    from clawloop.operations.engines import EngineOperations
 
 engine_app = typer.Typer(no_args_is_help=True, help="vLLM servers.")
 
-EngineId = Annotated[str, typer.Argument(help="Id from `engine list`.")]
+EngineId = Annotated[str, typer.Argument(help="Id from `engine list`, its beginning, or a URL.")]
+Yes = Annotated[bool, typer.Option("--yes", help="Do not ask for confirmation.")]
 
 
 @engine_app.command("list")
 def list_engines(data: Data = None, as_json: AsJson = False) -> None:
-    """List the engines."""
-    from db.serving import engines
-
-    rows = [
-        {
-            "id": engine.id,
-            "url": engine.url,
-            "draining": str(engine.draining).lower(),
-            "versions": " ".join(f"{policy}-v{n}" for policy, ns in engine.versions.items() for n in sorted(ns)),
-            "problem": engine.problem or "",
-        }
-        for engine in with_database(data, engines.list_engines)
-    ]
-    show_rows(rows, as_json)
+    """List the engines, and whether each answers."""
+    engines = with_engines(data, lambda operations: operations.list())
+    if as_json:
+        show_json(engines)
+        return
+    show_table([_row(engine) for engine in engines.engines])
 
 
 @engine_app.command("add")
@@ -43,54 +38,67 @@ def add_engine(
         bool, typer.Option("--require-guard", help="Refuse an engine that answers to anyone.")
     ] = False,
     data: Data = None,
+    as_json: AsJson = False,
 ) -> None:
     """Add a vLLM server that gateways may send requests to."""
-    from clawloop.processes.endpoints import engine_secret
-    from clawloop.processes.engine_check import check_engines
-    from clawloop.serving.engine_check import answers_strangers
-    from db.serving import engines
-
-    settings = settings_of(data)
-
-    async def check_and_add(database: Database) -> tuple[list[str], Engine]:
-        address = engines.engine_of(url)[1]
-        lines = await check_engines(database, [address], settings.model, engine_secret(settings))
-        if await answers_strangers(address):
-            unguarded = f"{address} answers to anyone who can reach it: start it with the engine guard"
-            if require_guard:
-                raise SetupError(f"{unguarded}, or leave out --require-guard")
-            lines.append(f"{unguarded} (docs/operating.md, Access).")
-        return lines, await engines.add_engine(database, url)
-
-    silent, engine = with_database(data, check_and_add)
-    for line in silent:
+    added = with_engines(data, lambda operations: operations.add(url, require_guard=require_guard))
+    if as_json:
+        show_json(added)
+        return
+    for line in added.warnings:
         typer.echo(line, err=True)
-    typer.echo(f"{engine.id} is {engine.url}.")
+    typer.echo(f"{added.engine.id} is {added.engine.url}.")
 
 
 @engine_app.command("drain")
 def drain_engine(
     engine_id: EngineId,
     undo: Annotated[bool, typer.Option("--undo", help="Accept requests again.")] = False,
+    yes: Yes = False,
     data: Data = None,
+    as_json: AsJson = False,
 ) -> None:
-    """Send an engine no new requests."""
-    from db.serving import engines
+    """Send an engine no new requests; asks first if it is the only one that takes any."""
 
-    if not with_database(data, lambda database: engines.drain_engine(database, engine_id, not undo)):
-        _fail_unknown(engine_id)
-    typer.echo(f"{engine_id} accepts requests again." if undo else f"{engine_id} gets no new requests.")
+    async def drain(operations: EngineOperations) -> EngineStatus:
+        try:
+            return await operations.drain(engine_id, undo=undo, force=yes)
+        except StateConflict as error:
+            _confirm(error)
+            return await operations.drain(engine_id, undo=undo, force=True)
+
+    engine = with_engines(data, drain)
+    if as_json:
+        show_json(engine)
+        return
+    typer.echo(f"{engine.id} accepts requests again." if undo else f"{engine.id} gets no new requests.")
 
 
 @engine_app.command("remove")
-def remove_engine(engine_id: EngineId, data: Data = None) -> None:
+def remove_engine(engine_id: EngineId, yes: Yes = False, data: Data = None) -> None:
     """Remove an engine. Drain it first: removal does not wait for running replies."""
-    from db.serving import engines
 
-    if not with_database(data, lambda database: engines.remove_engine(database, engine_id)):
-        _fail_unknown(engine_id)
-    typer.echo(f"{engine_id} is removed.")
+    async def remove(operations: EngineOperations) -> str:
+        try:
+            return await operations.remove(engine_id, force=yes)
+        except StateConflict as error:
+            _confirm(error)
+            return await operations.remove(engine_id, force=True)
+
+    typer.echo(f"{with_engines(data, remove)} is removed.")
 
 
-def _fail_unknown(engine_id: str) -> NoReturn:
-    fail(f"no engine {engine_id!r}; `clawloop engine list` shows them")
+def _confirm(error: StateConflict) -> None:
+    typer.confirm(f"{error} Go on?", abort=True, err=True)
+
+
+def _row(engine: EngineStatus) -> dict[str, str]:
+    newest = [f"{policy}-v{versions[-1]}" for policy, versions in engine.versions.items() if versions]
+    more = sum(len(versions) - 1 for versions in engine.versions.values() if versions)
+    return {
+        "id": engine.id,
+        "health": "answers" if engine.healthy else "silent",
+        "requests": "none" if engine.draining else "yes",
+        "newest version": " ".join(newest) + (f" +{more}" if more else "") or "base model",
+        "problem": engine.problem or "",
+    }

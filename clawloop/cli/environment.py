@@ -6,12 +6,14 @@ Heavy imports happen inside a verb.
 from __future__ import annotations
 
 import asyncio
+import json
 from pathlib import Path
 from typing import Annotated
 
 import typer
 
-from clawloop.cli.terminal import AsJson, show_rows
+from clawloop.cli.show import show_table
+from clawloop.cli.terminal import AsJson
 from clawloop.errors import SetupError
 
 environment_app = typer.Typer(no_args_is_help=True, help="Environments: where tasks and their verifiers come from.")
@@ -53,7 +55,10 @@ def check_tasks(
                 "why": checked.problem or "",
             }
         )
-    show_rows(rows, as_json)
+    if as_json:
+        typer.echo(json.dumps(rows))
+    else:
+        show_table(rows)
     if any(row["usable"] == "no" for row in rows):
         raise typer.Exit(1)
 

@@ -2,28 +2,29 @@
 
 from __future__ import annotations
 
-import json
 from typing import TYPE_CHECKING, Annotated
 
 import typer
 
-from clawloop.cli.operations import with_operations
-from clawloop.cli.terminal import AsJson, Data, with_database
-from clawloop.errors import SetupError
+from clawloop.cli.operations import with_operations, with_reading
+from clawloop.cli.session import SESSION_HELP, TURN_HELP
+from clawloop.cli.show import printable, show_json
+from clawloop.cli.terminal import AsJson, Data
 
 if TYPE_CHECKING:
     from clawloop.contracts.sessions import Erasure
+    from clawloop.contracts.views import SessionView, TurnView
     from clawloop.ids import SessionId, TurnId
     from clawloop.operations.applied import Applied
+    from clawloop.operations.reading import Reading
     from clawloop.processes.operations import Operations
-    from db.database import Database
 
 
 def erase_command(
-    session: Annotated[str | None, typer.Option(help="Erase this session.")] = None,
+    session: Annotated[str | None, typer.Option(help=f"Erase this session. {SESSION_HELP}")] = None,
     turn: Annotated[
         str | None,
-        typer.Option(help="Erase this reply (chatcmpl-…) or turn, its request, and all turns that continue it."),
+        typer.Option(help=f"Erase this turn, its request, and all turns that continue it. {TURN_HELP}"),
     ] = None,
     yes: Annotated[bool, typer.Option("--yes", help="Do not ask for confirmation.")] = False,
     data: Data = None,
@@ -32,47 +33,33 @@ def erase_command(
     """Erase content, for good. Rows without content, and what steps have learned, stay."""
     if (session is None) == (turn is None):
         raise typer.BadParameter("give one of --session and --turn", param_hint="--session")
-    session_id, turn_id = with_database(data, lambda database: _find(database, session, turn))
+    of_session, of_turn = with_reading(data, lambda reading: _find(reading, session, turn))
+    session_id, turn_id = of_session.id, None if of_turn is None else of_turn.id
     what = f"session {session_id}" if turn_id is None else f"turn {turn_id} and what continues it"
+    if of_session.title is not None:
+        what += f" ({printable(of_session.title)!r})"
     if not yes:
         typer.confirm(f"Erase {what}? This cannot be undone.", abort=True, err=True)
     applied = with_operations(data, lambda operations: _erase(operations, session_id, turn_id))
     erasure = applied.result
     if as_json:
-        notified = {"workflow_told": applied.signal_error is None}
-        counts = {"turns": erasure.turns, "samples_expired": erasure.expired, "samples_learned": erasure.learned}
-        typer.echo(json.dumps({"session_id": str(session_id)} | counts | notified))
+        from clawloop.contracts.answers import ContentGone
+
+        show_json(ContentGone.of(erasure, workflow_told=applied.signal_error is None))
         return
     typer.echo(_summary(erasure))
     if applied.signal_error is not None:
         typer.echo(f"Temporal shows the turns as they were; signal failed: {applied.signal_error}", err=True)
 
 
-async def _find(database: Database, session: str | None, turn: str | None) -> tuple[SessionId, TurnId | None]:
+async def _find(reading: Reading, session: str | None, turn: str | None) -> tuple[SessionView, TurnView | None]:
     """
     Raises:
-        SetupError: there is no such session or turn.
-        StoreUnavailable
+        NotFound, AmbiguousId, StoreUnavailable
     """
-    from uuid import UUID
-
-    from clawloop.ids import SessionId, turn_id_of
-    from db.turns.sessions import PostgresSessionStore
-
-    store = PostgresSessionStore(database)
-    if turn is not None:
-        turn_id = turn_id_of(turn)
-        session_of_turn = None if turn_id is None else await store.session_of(turn_id)
-        if session_of_turn is None:
-            raise SetupError(f"no turn {turn!r} is stored")
-        return session_of_turn, turn_id
-    try:
-        session_id = SessionId(UUID(session))
-    except ValueError:
-        session_id = None
-    if session_id is None or await store.session(session_id) is None:
-        raise SetupError(f"no session {session!r}; `clawloop session list` shows them")
-    return session_id, None
+    view = None if turn is None else await reading.turn(turn)
+    found = await reading.session(str(session) if view is None else str(view.session_id), limit=1)
+    return found.session, view
 
 
 async def _erase(operations: Operations, session_id: SessionId, turn_id: TurnId | None) -> Applied[Erasure]:

@@ -9,10 +9,10 @@ from typing import Any
 import typer
 
 from clawloop.cli.operations import with_history
+from clawloop.contracts.answers import Rejudged
 from clawloop.judging.agreement import Agreement
 from clawloop.judging.voting import signed
 from clawloop.operations.history import History, HistoryOperations
-from clawloop.operations.sessions import RejudgeResult
 from clawloop.recipes.recipe import Recipe, load_recipe
 
 # Each call is a little work, and progress is shown after it.
@@ -23,7 +23,7 @@ def compare(data: Path | None, path: Path | None, policy: str, turns: int | None
     """Everything that is printed, as plain data."""
     recipe = None if path is None else load_recipe(path)
 
-    async def work(history: HistoryOperations) -> tuple[History, list[RejudgeResult]]:
+    async def work(history: HistoryOperations) -> tuple[History, list[Rejudged]]:
         found = await _all(history, policy, recipe, turns)
         return found, await history.apply(policy, recipe) if apply and found.stopped is None else []
 

@@ -8,12 +8,19 @@ from typing import TYPE_CHECKING, Annotated
 
 import typer
 
-from clawloop.cli.operations import with_operations
+from clawloop.cli.operations import with_operations, with_reading
+from clawloop.cli.session import SESSION_HELP, TURN_HELP
+from clawloop.cli.show import show_json
 from clawloop.cli.terminal import AsJson, Data, fail
 from clawloop.errors import SetupError
 
 if TYPE_CHECKING:
-    from clawloop.operations.sessions import RejudgeResult, SessionOperations
+    from collections.abc import Sequence
+
+    from clawloop.contracts.answers import Rejudged
+    from clawloop.ids import SessionId, TurnId
+    from clawloop.operations.reading import Reading
+    from clawloop.operations.sessions import SessionOperations
 
 judge_app = typer.Typer(no_args_is_help=True, help="Judging.")
 
@@ -25,8 +32,8 @@ def judge() -> None:
 
 @judge_app.command("again")
 def rejudge(
-    turn: Annotated[str | None, typer.Argument(metavar="[ID]", help="A reply's id (chatcmpl-…) or a turn's.")] = None,
-    session: Annotated[str | None, typer.Option(help="All turns of this session that can be.")] = None,
+    turn: Annotated[str | None, typer.Argument(metavar="[ID]", help=TURN_HELP)] = None,
+    session: Annotated[str | None, typer.Option(help=f"All turns of this session that can be. {SESSION_HELP}")] = None,
     unjudged: Annotated[bool, typer.Option("--unjudged", help="All turns without a valid vote.")] = False,
     data: Data = None,
     as_json: AsJson = False,
@@ -34,17 +41,16 @@ def rejudge(
     """Have turns judged again: with the recipe of now, without the earlier votes."""
     if [turn is not None, session is not None, unjudged].count(True) != 1:
         raise typer.BadParameter("give one of ID, --session and --unjudged", param_hint="ID")
-    results = with_operations(data, lambda operations: _rejudge(operations.sessions, turn, session))
-    rows = [
-        {"turn_id": str(result.turn_id), "asked": result.refused is None, "said": _message(result)}
-        for result in results
-    ]
+    found = with_reading(data, lambda reading: _find(reading, turn, session))
+    results = with_operations(data, lambda operations: _rejudge(operations.sessions, *found))
     if as_json:
-        typer.echo(json.dumps(rows))
+        from clawloop.contracts.answers import RejudgeList
+
+        show_json(results[0] if turn is not None else RejudgeList(turns=results))
         return
-    for row in rows:
-        typer.echo(f"{row['turn_id']} {row['said']}")
-    if not rows:
+    for result in results:
+        typer.echo(f"{result.turn_id} {_message(result)}")
+    if not results:
         typer.echo("No turn of that kind.")
 
 
@@ -71,36 +77,35 @@ def compare_history(
         fail(f"{found['stopped']}; the same command goes on with the {found['left']} turns that are left")
 
 
-def _message(result: RejudgeResult) -> str:
+def _message(result: Rejudged) -> str:
     if result.refused is not None:
         return f"stays: {result.refused}"
     return f"is judged again, revision {result.revision}"
 
 
-async def _rejudge(operations: SessionOperations, turn: str | None, session: str | None) -> list[RejudgeResult]:
+async def _find(reading: Reading, turn: str | None, session: str | None) -> tuple[TurnId | None, SessionId | None]:
     """
     Raises:
-        SetupError: there is no such turn or session, or the one turn cannot be judged again.
+        NotFound, AmbiguousId, StoreUnavailable
+    """
+    references = reading.references
+    return (
+        None if turn is None else await references.turn(turn),
+        None if session is None else await references.session(session),
+    )
+
+
+async def _rejudge(operations: SessionOperations, turn: TurnId | None, session: SessionId | None) -> Sequence[Rejudged]:
+    """
+    Raises:
+        SetupError: the one turn cannot be judged again.
         SignalFailed, StoreUnavailable
     """
-    from uuid import UUID
-
-    from clawloop.ids import SessionId, turn_id_of
-
     if turn is not None:
-        turn_id = turn_id_of(turn)
-        result = None if turn_id is None else await operations.rejudge_turn(turn_id)
+        result = await operations.rejudge_turn(turn)
         if result is None:
-            raise SetupError(f"no turn {turn!r} is stored")
+            raise SetupError(f"turn {turn} is of an episode, whose rollout group alone decides")
         if result.refused is not None:
             raise SetupError(f"turn {result.turn_id} cannot be judged again: {result.refused}")
         return [result]
-    if session is None:
-        return await operations.rejudge_unjudged()
-    try:
-        results = await operations.rejudge_session(SessionId(UUID(session)))
-    except ValueError:
-        results = []
-    if not results:
-        raise SetupError(f"no session {session!r}; `clawloop session list` shows them")
-    return results
+    return await (operations.rejudge_unjudged() if session is None else operations.rejudge_session(session))

@@ -2,12 +2,13 @@
 
 from __future__ import annotations
 
-import json
 from typing import Annotated
 
 import typer
 
-from clawloop.cli.terminal import AsJson, Data, fail, show_rows, when, with_database
+from clawloop.cli.operations import with_keys
+from clawloop.cli.show import age, show_facts, show_json, show_table
+from clawloop.cli.terminal import AsJson, Data, fail, settings_of
 
 key_app = typer.Typer(no_args_is_help=True, help="API keys.")
 
@@ -22,44 +23,65 @@ def create_key(
 ) -> None:
     """Create a key and print it. The secret is not stored and cannot be shown again."""
     from clawloop.contracts.serving import Scope
-    from db.serving.keys import PostgresKeyStore
 
     try:
         scopes = frozenset(Scope(value) for value in scope or ["chat"])
     except ValueError as error:
         raise typer.BadParameter(f"{error}: use chat, admin or read", param_hint="--scope") from None
-    _, secret = with_database(data, lambda database: PostgresKeyStore(database).create_key(policy, scopes, name))
-    typer.echo(json.dumps({"key": secret, "scopes": sorted(scopes)}) if as_json else secret)
+    created = with_keys(data, lambda keys: keys.create(policy, scopes, name))
+    if as_json:
+        show_json(created)
+    else:
+        typer.echo(created.key)
 
 
 @key_app.command("list")
 def list_keys(data: Data = None, as_json: AsJson = False) -> None:
     """List the keys, without their secrets."""
-    from db.serving.keys import PostgresKeyStore
-
-    keys = with_database(data, lambda database: PostgresKeyStore(database).list_keys())
+    keys = with_keys(data, lambda operations: operations.list())
+    if as_json:
+        show_json(keys)
+        return
     rows = [
         {
             "prefix": key.prefix,
-            "name": key.name,
-            "policy": key.policy,
             "scopes": ",".join(sorted(key.scopes)),
-            "created": when(key.created_at),
-            "revoked": when(key.revoked_at),
+            "policy": key.policy,
+            "age": age(key.created_at),
+            "revoked": "" if key.revoked_at is None else f"{age(key.revoked_at)} ago",
+            "name": key.name,
         }
-        for key in keys
+        for key in keys.keys
     ]
-    show_rows(rows, as_json)
+    show_table(rows)
+
+
+@key_app.command("show")
+def show_keys(data: Data = None, as_json: AsJson = False) -> None:
+    """Show the keys again that `clawloop up` made, from keys.json in the data folder."""
+    from clawloop.local.keys_file import read_keys
+
+    path = settings_of(data).data / "keys.json"
+    kept = read_keys(path)
+    if not kept:
+        fail(f"{path} has no keys: `clawloop up` makes it; `clawloop key create` makes a key")
+    if as_json:
+        import json
+
+        typer.echo(json.dumps(kept))
+    else:
+        show_facts(kept)
 
 
 @key_app.command("revoke")
 def revoke_key(
-    prefix: Annotated[str, typer.Argument(help="The key's public part, from `key list`.")],
+    prefix: Annotated[str, typer.Argument(help="The key's public part or its beginning, or its name.")],
     data: Data = None,
+    as_json: AsJson = False,
 ) -> None:
     """Revoke a key. Gateways refuse it within 30 s."""
-    from db.serving.keys import PostgresKeyStore
-
-    if not with_database(data, lambda database: PostgresKeyStore(database).revoke(prefix)):
-        fail(f"there is no valid key {prefix!r}; `clawloop key list` shows all keys")
-    typer.echo(f"{prefix} is revoked.")
+    revoked = with_keys(data, lambda keys: keys.revoke(prefix))
+    if as_json:
+        show_json(revoked)
+    else:
+        typer.echo(f"{revoked.prefix} is revoked.")

@@ -7,13 +7,14 @@ from typing import Annotated
 
 import typer
 
-from clawloop.cli.terminal import AsJson, Data, fail, show_facts, when, with_database
+from clawloop.cli.show import show_facts, show_json, when
+from clawloop.cli.terminal import AsJson, Data, fail, with_database
 
 Limit = Annotated[int | None, typer.Option(min=0, max=2**31 - 1, help="0: no limit.")]
 
 
 def limit_key(
-    prefix: Annotated[str, typer.Argument(help="The key's public part, from `key list`.")],
+    prefix: Annotated[str, typer.Argument(help="The key's public part or its beginning, or its name.")],
     requests_per_minute: Limit = None,
     tokens_per_minute: Limit = None,
     concurrency: Limit = None,
@@ -22,8 +23,10 @@ def limit_key(
 ) -> None:
     """Set what a key may use, and show it with the key's policy, expiry and newest turn."""
     from clawloop.contracts.serving import KeyUse
+    from clawloop.operations.keys import KeyOperations
     from db.database import Database
     from db.serving.key_uses import PostgresKeyUses
+    from db.serving.keys import PostgresKeyStore
 
     given = {
         "requests_per_minute": requests_per_minute,
@@ -34,15 +37,19 @@ def limit_key(
 
     async def apply(database: Database) -> KeyUse | None:
         uses = PostgresKeyUses(database)
-        use = await uses.use_of(prefix)
+        found = await KeyOperations(PostgresKeyStore(database)).prefix_of(prefix)
+        use = await uses.use_of(found)
         if use is None or not changed:
             return use
-        return await uses.set_limits(prefix, dataclasses.replace(use.limits, **changed))
+        return await uses.set_limits(found, dataclasses.replace(use.limits, **changed))
 
     use = with_database(data, apply)
     if use is None:
         fail(f"there is no key {prefix!r}; `clawloop key list` shows all keys")
+    if as_json:
+        show_json(use)
+        return
     facts = {"prefix": use.prefix, "name": use.name, "policy": use.policy}
     facts |= {name: "" if value is None else str(value) for name, value in dataclasses.asdict(use.limits).items()}
     facts |= {"expires": when(use.expires_at), "revoked": when(use.revoked_at), "newest turn": when(use.last_turn_at)}
-    show_facts(facts, as_json)
+    show_facts(facts)

@@ -10,6 +10,7 @@ import asyncio
 import os
 import sys
 from datetime import timedelta
+from importlib.metadata import version as installed_version
 from typing import Annotated
 
 import typer
@@ -35,7 +36,7 @@ from clawloop.cli.terminal import Data, fail, settings_of
 from clawloop.cli.training import policy_app, recipe_app, training_app
 from clawloop.cli.up import up_command
 from clawloop.cli.worker import worker_app
-from clawloop.errors import ClawloopError
+from clawloop.errors import ClawloopError, RecipeRejected
 from clawloop.local.private_folder import UMASK
 from clawloop.processes.install_check import check_install, missing_extra
 from clawloop.processes.process_exit import run_and_exit
@@ -43,8 +44,18 @@ from clawloop.processes.process_exit import run_and_exit
 app = typer.Typer(no_args_is_help=True, pretty_exceptions_enable=False, add_completion=False)
 
 
+def _show_version(wanted: bool) -> None:
+    if wanted:
+        typer.echo(f"clawloop {installed_version('clawloop')}")
+        raise typer.Exit
+
+
 @app.callback()
-def clawloop() -> None:
+def clawloop(
+    _version: Annotated[
+        bool, typer.Option("--version", callback=_show_version, is_eager=True, help="Print the version.")
+    ] = False,
+) -> None:
     """A personal agent's model that gets better by being used."""
 
 
@@ -167,6 +178,8 @@ def run_verb() -> None:
     try:
         check_install()
         app()
+    except RecipeRejected as error:
+        fail("\n  ".join(error.lines))
     except ClawloopError as error:
         fail(str(error))
     except ModuleNotFoundError as error:

@@ -16,7 +16,10 @@ if TYPE_CHECKING:
     from clawloop.contracts.sessions import ContentErased, RejudgeRequested, SessionFacts
     from clawloop.contracts.training import OperatorChange
     from clawloop.ids import SessionId
+    from clawloop.operations.engines import EngineOperations
     from clawloop.operations.history import HistoryOperations
+    from clawloop.operations.keys import KeyOperations
+    from clawloop.operations.reading import Reading
     from clawloop.processes.operations import Operations
     from clawloop.settings import Settings
     from clawloop.temporal.client import TemporalSessionNotifier
@@ -35,6 +38,37 @@ def with_operations(data: Path | None, work: Callable[[Operations], Coroutine[An
         settings = settings_of(data)
         temporal = _TemporalOnDemand(settings)
         return await work(operations_on(database, settings, temporal, temporal, temporal))
+
+    return with_database(data, run)
+
+
+def with_reading(data: Path | None, work: Callable[[Reading], Coroutine[Any, Any, Result]]) -> Result:
+    """Run `work` on the sessions and turns in the database."""
+
+    async def run(database: Database) -> Result:
+        from clawloop.operations.reading import Reading
+        from db.turns.sessions import PostgresSessionStore
+
+        return await work(Reading(PostgresSessionStore(database)))
+
+    return with_database(data, run)
+
+
+def with_engines(data: Path | None, work: Callable[[EngineOperations], Coroutine[Any, Any, Result]]) -> Result:
+    async def run(database: Database) -> Result:
+        from clawloop.processes.engine_operations import engine_operations_on
+
+        return await work(engine_operations_on(database, settings_of(data)))
+
+    return with_database(data, run)
+
+
+def with_keys(data: Path | None, work: Callable[[KeyOperations], Coroutine[Any, Any, Result]]) -> Result:
+    async def run(database: Database) -> Result:
+        from clawloop.operations.keys import KeyOperations
+        from db.serving.keys import PostgresKeyStore
+
+        return await work(KeyOperations(PostgresKeyStore(database)))
 
     return with_database(data, run)
 

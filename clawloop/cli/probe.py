@@ -2,23 +2,24 @@
 
 from __future__ import annotations
 
-import json
 from pathlib import Path
 from typing import TYPE_CHECKING, Annotated, Any
-from uuid import UUID
 
 import typer
 
-from clawloop.cli.terminal import AsJson, Data, show_rows, when, with_database
+from clawloop.cli.show import age, show_json, show_table
+from clawloop.cli.terminal import AsJson, Data, with_database
 from clawloop.errors import SetupError
+from clawloop.ids import short_form
 
 if TYPE_CHECKING:
     from clawloop.contracts.probes import ProbeContent, StoredProbe
+    from db.database import Database
 
 probe_app = typer.Typer(no_args_is_help=True, help="Probes: prompts that the gate asks of each version.")
 
 Policy = Annotated[str, typer.Option(help="Which policy.")]
-_SHOWN = 60  # characters of a prompt in the list
+_SHOWN = 30  # characters of a prompt in the list
 
 
 @probe_app.callback()
@@ -52,7 +53,7 @@ def add_probes(
 
     added = with_database(data, lambda database: PostgresProbeStore(database).add(policy, probes, MOST_PROBES))
     if as_json:
-        typer.echo(json.dumps([str(probe.id) for probe in added]))
+        _show(added)
     else:
         typer.echo(f"{len(added)} added; the next version is asked")
 
@@ -63,22 +64,39 @@ def list_probes(policy: Policy = "default", data: Data = None, as_json: AsJson =
     from db.training.probes import PostgresProbeStore
 
     probes = with_database(data, lambda database: PostgresProbeStore(database).all(policy))
-    show_rows([_row(probe, _SHOWN if not as_json else None) for probe in probes], as_json)
+    if as_json:
+        _show(probes)
+        return
+    show_table([_row(probe, probes) for probe in probes])
 
 
 @probe_app.command("remove")
 def remove_probe(
-    probe: Annotated[UUID, typer.Argument(metavar="ID", help="From `clawloop probe list`.")],
+    probe: Annotated[str, typer.Argument(metavar="ID", help="From `clawloop probe list`, or its beginning.")],
     policy: Policy = "default",
     data: Data = None,
+    as_json: AsJson = False,
 ) -> None:
     """Remove a probe."""
-    from clawloop.ids import ProbeId
+    from clawloop.operations.probes import find_probe
     from db.training.probes import PostgresProbeStore
 
-    if not with_database(data, lambda database: PostgresProbeStore(database).remove(policy, ProbeId(probe))):
-        raise SetupError(f"policy {policy!r} has no probe {probe}; `clawloop probe list` shows them")
-    typer.echo("removed")
+    async def remove(database: Database) -> list[StoredProbe]:
+        store = PostgresProbeStore(database)
+        await store.remove(policy, find_probe(policy, await store.all(policy), probe))
+        return await store.all(policy)
+
+    left = with_database(data, remove)
+    if as_json:
+        _show(left)
+    else:
+        typer.echo("removed")
+
+
+def _show(probes: list[StoredProbe]) -> None:
+    from clawloop.contracts.answers import Probe, ProbeList
+
+    show_json(ProbeList(probes=[Probe.of(probe) for probe in probes]))
 
 
 def _read_file(file: Path) -> list[ProbeContent]:
@@ -114,16 +132,20 @@ def _read_options(
     return probes
 
 
-def _row(probe: StoredProbe, most: int | None) -> dict[str, str]:
+def _row(probe: StoredProbe, probes: list[StoredProbe]) -> dict[str, str]:
     content = probe.content
     text = str(content.messages[-1].get("content") or "")
     checks = [f"contains {part!r}" for part in content.contains]
     checks += [f"regex {content.regex!r}"] if content.regex is not None else []
     checks += [f"exact {content.exact!r}"] if content.exact is not None else []
     return {
-        "id": str(probe.id),
-        "prompt": text if most is None or len(text) <= most else f"{text[: most - 1]}…",
-        "checks": ", ".join(checks) or "compared by the judge",
+        "id": short_form(probe.id, *(other.id for other in probes if other.id != probe.id)),
+        "age": age(probe.created_at),
         "tools": str(len(content.tools or ())),
-        "added": when(probe.created_at),
+        "prompt": _shortened(text.replace("\n", " "), _SHOWN),
+        "checks": ", ".join(checks) or "compared by the judge",
     }
+
+
+def _shortened(text: str, length: int) -> str:
+    return text if len(text) <= length else f"{text[: length - 1]}…"

@@ -7,13 +7,13 @@ from __future__ import annotations
 
 from pathlib import Path
 from typing import TYPE_CHECKING, Annotated
-from uuid import UUID
 
 import typer
 
 from clawloop.cli.operations import with_operations
-from clawloop.cli.terminal import AsJson, Data, show_facts, show_rows, when, with_database
-from clawloop.errors import NotFound
+from clawloop.cli.show import age, show_facts, show_json, show_table, when
+from clawloop.cli.terminal import AsJson, Data, with_database
+from clawloop.ids import short_form
 
 if TYPE_CHECKING:
     from collections.abc import Callable, Coroutine
@@ -22,6 +22,7 @@ if TYPE_CHECKING:
     from clawloop.contracts.episodes import EpisodeView, RolloutsView
     from clawloop.operations.applied import Applied
     from clawloop.operations.rollouts import RolloutOperations
+    from db.database import Database
 
 rollouts_app = typer.Typer(no_args_is_help=True, help="Rollouts: groups of episodes that a policy learns from.")
 episode_app = typer.Typer(no_args_is_help=True, help="Episodes: attempts of a policy at a task.")
@@ -70,44 +71,61 @@ def rollouts_status(policy: Policy = "default", data: Data = None, as_json: AsJs
 @episode_app.command("list")
 def list_episodes(
     policy: Annotated[str | None, typer.Option(help="Only of this policy.")] = None,
-    group: Annotated[UUID | None, typer.Option(help="Only of this rollout group.")] = None,
+    group: Annotated[str | None, typer.Option(help="Only of this rollout group, by its id or its beginning.")] = None,
     limit: Annotated[int, typer.Option(min=1, max=1000, help="How many.")] = 20,
     data: Data = None,
     as_json: AsJson = False,
 ) -> None:
     """Show episodes, newest first: how each ended, its reward, and what was trained."""
-    from clawloop.ids import RolloutGroupId
+    from clawloop.contracts.answers import EpisodePage
     from db.episodes.groups import PostgresEpisodeStore
 
-    of_group = None if group is None else RolloutGroupId(group)
-    episodes = with_database(
-        data,
-        lambda database: PostgresEpisodeStore(database).episodes(policy=policy, group=of_group, limit=limit),
-    )
-    show_rows([_facts(episode) for episode in episodes], as_json)
+    async def read(database: Database) -> EpisodePage:
+        store = PostgresEpisodeStore(database)
+        of_group = None if group is None else await store.find_group(group)
+        found = await store.episodes(policy=policy, group=of_group, limit=limit + 1)
+        page = found[:limit]
+        return EpisodePage(episodes=page, next=page[-1].id if len(found) > limit else None)
+
+    found = with_database(data, read)
+    if as_json:
+        show_json(found)
+        return
+    rows = [
+        {
+            # Ids begin with their time: of two that a group starts at once, the first half is the same.
+            "episode": short_form(episode.id, *(other.id for other in found.episodes if other.id != episode.id)),
+            "age": age(episode.started_at),
+            "ending": str(episode.state if episode.ending is None else episode.ending),
+            "reward": "" if episode.reward is None else f"{episode.reward:g}",
+            "turns": f"{episode.turns}, {episode.trained} trained",
+            "task and why": f"{episode.task}: {episode.reason}" if episode.reason else episode.task,
+        }
+        for episode in found.episodes
+    ]
+    show_table(rows)
 
 
 @episode_app.command("show")
 def show_episode(
-    episode: Annotated[UUID, typer.Argument(help="As `episode list` shows it.")],
+    episode: Annotated[str, typer.Argument(help="An id or its beginning, as `episode list` shows it, or last.")],
     data: Data = None,
     as_json: AsJson = False,
 ) -> None:
     """Show one episode; `clawloop why` explains each of its turns."""
-    from clawloop.ids import EpisodeId
     from db.episodes.groups import PostgresEpisodeStore
 
-    found = with_database(data, lambda database: PostgresEpisodeStore(database).episode(EpisodeId(episode)))
-    if found is None:
-        raise NotFound(f"there is no episode {episode}", code="episode_not_found", field="episode")
-    more = {
-        "group": str(found.group),
-        "environment": found.environment,
-        "policy": found.policy,
-        "ended": when(found.ended_at),
-        "artifact": found.artifact_sha256 or "",
-    }
-    show_facts(_facts(found) | more, as_json)
+    async def read(database: Database) -> EpisodeView:
+        store = PostgresEpisodeStore(database)
+        found = await store.episode(await store.find_episode(episode))
+        assert found is not None  # nothing deletes episodes
+        return found
+
+    found = with_database(data, read)
+    if as_json:
+        show_json(found)
+    else:
+        show_facts(_facts(found))
 
 
 def _apply(
@@ -120,6 +138,9 @@ def _apply(
 
 
 def _show(view: RolloutsView, as_json: bool) -> None:
+    if as_json:
+        show_json(view)
+        return
     facts = {"policy": view.policy, "state": str(view.state), "reason": view.reason}
     if view.plan is not None:
         facts["environment"] = view.plan.environment
@@ -127,7 +148,7 @@ def _show(view: RolloutsView, as_json: bool) -> None:
         facts["groups"] = f"{view.in_flight} of {view.plan.groups} in flight"
     facts["finished"] = f"{view.settled} settled, {view.dropped} dropped"
     facts["reward"] = "" if view.recent_reward is None else f"{view.recent_reward:.3f} in the last 20 groups"
-    show_facts(facts, as_json)
+    show_facts(facts)
 
 
 def _facts(episode: EpisodeView) -> dict[str, str]:
@@ -143,4 +164,9 @@ def _facts(episode: EpisodeView) -> dict[str, str]:
         "tokens": str(episode.tokens),
         "why": episode.reason or "",
         "began": when(episode.started_at),
+        "group": str(episode.group),
+        "environment": episode.environment,
+        "policy": episode.policy,
+        "ended": when(episode.ended_at),
+        "artifact": episode.artifact_sha256 or "",
     }

@@ -6,17 +6,22 @@ Heavy imports happen inside a verb.
 from __future__ import annotations
 
 from typing import TYPE_CHECKING, Annotated
-from uuid import UUID
 
 import typer
 
-from clawloop.cli.terminal import AsJson, Data, fail, show_facts, show_rows, when, with_database
+from clawloop.cli.operations import with_reading
+from clawloop.cli.show import age, show_facts, show_json, show_table, when
+from clawloop.cli.terminal import AsJson, Data
 
 if TYPE_CHECKING:
-    from clawloop.contracts.views import SessionView, TurnView
-    from db.database import Database
+    from clawloop.contracts.views import SessionPage, SessionView, TurnView
+    from clawloop.operations.reading import Reading
 
 session_app = typer.Typer(no_args_is_help=True, help="Sessions and the results of their turns.")
+
+SESSION_HELP = "An id or its beginning, the client's own id, a reply's id, or last."
+TURN_HELP = "An id or its beginning, a reply's id (chatcmpl-…), SESSION:N, or last."
+More = Annotated[bool, typer.Option("--more", help="All of them.")]
 
 
 @session_app.command("list")
@@ -24,98 +29,87 @@ def list_sessions(
     policy: Annotated[str | None, typer.Option(help="Only sessions of this policy.")] = None,
     state: Annotated[str | None, typer.Option(help="open, ending or closed.")] = None,
     limit: Annotated[int, typer.Option(min=1, max=500)] = 20,
+    more: More = False,
+    show_all: Annotated[
+        bool, typer.Option("--all", help="Also sessions of side turns alone, and closed ones of a single turn.")
+    ] = False,
     data: Data = None,
     as_json: AsJson = False,
 ) -> None:
     """List sessions, the one with the newest turn first."""
     from clawloop.contracts.sessions import SessionState
-    from db.turns.sessions import PostgresSessionStore
 
     try:
         in_state = None if state is None else SessionState(state)
     except ValueError:
         raise typer.BadParameter(f"{state!r}: use {', '.join(SessionState)}", param_hint="--state") from None
-    sessions = with_database(
-        data,
-        lambda database: PostgresSessionStore(database).sessions(
-            policy=policy, state=in_state, after=None, limit=limit
-        ),
-    )
-    show_rows([_session_row(session) for session in sessions], as_json)
+
+    async def read(reading: Reading) -> SessionPage:
+        page = await reading.page(policy=policy, state=in_state, limit=500 if more else limit, fold=not show_all)
+        while more and page.next is not None:
+            further = await reading.page(
+                policy=policy, state=in_state, after=str(page.next), limit=500, fold=not show_all
+            )
+            sessions = [*page.sessions, *further.sessions]
+            page = further.model_copy(update={"sessions": sessions})
+        return page
+
+    page = with_reading(data, read)
+    if as_json:
+        show_json(page)
+        return
+    show_table([_session_row(session) for session in page.sessions])
+    if len(page.sessions) < page.total:
+        typer.echo(f"{len(page.sessions)} of {page.total}, --more")
+    if page.folded:
+        sessions = "1 session" if page.folded == 1 else f"{page.folded} sessions"
+        typer.echo(f"{sessions} of a single turn or of side turns alone left out, --all")
 
 
 @session_app.command("show")
 def show_session(
-    session: Annotated[str, typer.Argument(help="Id from `session list`.")],
+    session: Annotated[str, typer.Argument(help=SESSION_HELP)],
+    full: Annotated[bool, typer.Option("--full", help="Shorten nothing.")] = False,
+    limit: Annotated[int, typer.Option(min=1, max=500, help="The newest turns.")] = 20,
+    more: More = False,
     data: Data = None,
     as_json: AsJson = False,
 ) -> None:
-    """Show a session's turns, each with its result and the reason."""
-    from clawloop.ids import SessionId
-    from db.turns.sessions import PostgresSessionStore
+    """Show a session as a conversation, with what became of each reply and why."""
+    from clawloop.cli.conversation import conversation_lines
 
-    try:
-        session_id = SessionId(UUID(session))
-    except ValueError:
-        raise typer.BadParameter(f"{session!r} is not a session id") from None
-    turns = with_database(data, lambda database: PostgresSessionStore(database).turns(session_id))
-    if not turns:
-        fail(f"no session {session!r}; `clawloop session list` shows them")
-    show_rows([_turn_row(turn) for turn in turns], as_json)
+    detail = with_reading(data, lambda reading: reading.session(session, limit=500 if more else limit, content=True))
+    if as_json:
+        show_json(detail)
+        return
+    for line in conversation_lines(detail, full=full):
+        typer.echo(line)
+    if detail.earlier is not None:
+        total = detail.session.main_turns + detail.session.side_turns
+        typer.echo(f"\nthe newest {len(detail.turns)} of {total} turns, --more")
 
 
 def why_command(
-    turn: Annotated[str, typer.Argument(metavar="ID", help="The id of a reply (chatcmpl-…) or of a turn.")],
+    turn: Annotated[str, typer.Argument(metavar="ID", help=TURN_HELP)],
     data: Data = None,
     as_json: AsJson = False,
 ) -> None:
     """Show the result of one reply's turn, and the reason."""
-    from clawloop.ids import turn_id_of
-    from db.turns.sessions import PostgresSessionStore
-
-    turn_id = turn_id_of(turn)
-
-    async def read_turn(database: Database) -> TurnView | None:
-        store = PostgresSessionStore(database)
-        session = None if turn_id is None else await store.session_of(turn_id)
-        turns = [] if session is None else await store.turns(session)
-        return next((view for view in turns if view.id == turn_id), None)
-
-    view = with_database(data, read_turn)
-    if view is None:
-        fail(f"no reply {turn!r} is stored")
-    show_facts(_turn_facts(view), as_json)
+    view = with_reading(data, lambda reading: reading.turn(turn))
+    if as_json:
+        show_json(view)
+    else:
+        show_facts(_turn_facts(view))
 
 
 def _session_row(session: SessionView) -> dict[str, str]:
     return {
-        "id": str(session.id),
-        "policy": session.policy,
+        "id": session.short_id,
+        "age": age(session.last_turn_at),
         "state": session.state,
-        "turns": str(session.main_turns),
-        "side": str(session.side_turns),
-        "waiting": str(session.waiting),
-        "sampled": str(session.sampled),
-        "newest turn": when(session.last_turn_at),
-        "closed": session.closed_why or "",
-        "at least one": session.guarantee or "",
-    }
-
-
-def _turn_row(turn: TurnView) -> dict[str, str]:
-    from clawloop.judging.voting import signed
-
-    return {
-        "turn": "" if turn.number is None else str(turn.number),
-        "id": str(turn.id),
-        "kind": turn.kind,
-        "status": turn.status,
-        "version": str(turn.version),
-        "verdict": "" if turn.verdict is None else signed(turn.verdict),
-        "sample": turn.sample or "",
-        "step": "" if turn.step is None else str(turn.step),
-        "outcome": turn.outcome,
-        "why": turn.why or "",
+        "turns": f"{session.main_turns}+{session.side_turns}" if session.side_turns else str(session.main_turns),
+        "learned": str(session.sampled),
+        "title": session.title or session.external_id or "",
     }
 
 
@@ -126,7 +120,9 @@ def _turn_facts(turn: TurnView) -> dict[str, str]:
     facts = {
         "outcome": turn.outcome,
         "why": turn.why,
-        "turn": None if turn.number is None else f"{turn.number} of session {turn.session_id}",
+        "turn": turn.short_id if turn.number is None else f"{turn.short_id}, number {turn.number} of its session",
+        "session": str(turn.session_id),
+        "response": turn.response_id,
         "kind": f"{turn.kind}: {turn.kind_reason}",
         "status": turn.status if turn.error is None else f"{turn.status}: {turn.error}",
         "version": str(turn.version),
@@ -136,6 +132,8 @@ def _turn_facts(turn: TurnView) -> dict[str, str]:
         "sample": turn.sample,
         "reward": None if turn.reward is None else f"{turn.reward:+g}",
         "step": None if turn.step is None else str(turn.step),
-        "announced": None if turn.announced_at is None else when(turn.announced_at),
+        "began": f"{when(turn.started_at)}, {age(turn.started_at)} ago",
+        "notified": None if turn.announced_at is None else when(turn.announced_at),
+        "workflow": f"session/{turn.session_id}",
     }
     return {label: str(value) for label, value in facts.items() if value is not None}

@@ -1,12 +1,10 @@
-"""Options that verbs share, a database for the length of one call, and printing of results and failures."""
+"""Options that verbs share, a database for the length of one call, and failures."""
 
 from __future__ import annotations
 
 import asyncio
-import json
 import sys
 from collections.abc import Callable, Coroutine
-from datetime import datetime
 from pathlib import Path
 from typing import TYPE_CHECKING, Annotated, Any, NoReturn, TypeVar
 
@@ -42,35 +40,6 @@ def with_database(data: Path | None, work: Callable[[Database], Coroutine[Any, A
             await database.close()
 
     return asyncio.run(run())
-
-
-def show_rows(rows: list[dict[str, str]], as_json: bool) -> None:
-    """Print rows with the same keys as a table."""
-    if as_json:
-        typer.echo(json.dumps(rows))
-        return
-    from rich.console import Console
-    from rich.table import Table
-
-    table = Table(*(rows[0] if rows else ["nothing yet"]))
-    for row in rows:
-        table.add_row(*row.values())
-    Console().print(table)
-
-
-def show_facts(facts: dict[str, str], as_json: bool) -> None:
-    """Print one label and value a line."""
-    if as_json:
-        typer.echo(json.dumps(facts))
-        return
-    width = max(10, *(len(name) for name in facts))
-    for name, value in facts.items():
-        typer.echo(f"{name:<{width}} {value}")
-
-
-def when(moment: datetime | None) -> str:
-    """ISO 8601 in seconds; "" for None."""
-    return "" if moment is None else moment.isoformat(timespec="seconds")
 
 
 def fail(reason: str) -> NoReturn:

@@ -13,9 +13,11 @@ from typing import TYPE_CHECKING, Annotated, Any
 import typer
 
 from clawloop.cli.operations import with_operations
-from clawloop.cli.terminal import AsJson, Data, show_facts, show_rows, when, with_database
+from clawloop.cli.show import age, show_facts, show_json, show_table
+from clawloop.cli.terminal import AsJson, Data, with_database
 
 if TYPE_CHECKING:
+    from clawloop.contracts.answers import TrainingStatus
     from clawloop.contracts.training import TrainingView, VersionView
     from clawloop.operations.applied import Applied
     from clawloop.operations.training import TrainingOperations
@@ -26,6 +28,7 @@ policy_app = typer.Typer(no_args_is_help=True, help="Policies and their versions
 recipe_app = typer.Typer(no_args_is_help=True, help="A policy's recipe.")
 
 Policy = Annotated[str, typer.Option(help="Which policy.")]
+_VERSIONS = 20
 
 
 @training_app.command("status")
@@ -63,19 +66,40 @@ def resume_training(
 @policy_app.command("list")
 def list_policies(data: Data = None, as_json: AsJson = False) -> None:
     """Show the policies, each with the state of its training."""
+    from clawloop.contracts.answers import PolicyList, PolicyStatus, TrainingStatus
     from db.serving.directory import PostgresDirectoryStore
     from db.training.operators import PostgresTrainingStore
 
-    async def read(database: Database) -> list[dict[str, str]]:
+    async def read(database: Database) -> PolicyList:
         directory = await PostgresDirectoryStore(database).read()
         store = PostgresTrainingStore(database)
-        rows = []
-        for policy in directory.policies:
-            facts = _facts(await store.status(policy.id))
-            rows.append({"policy": policy.id, "base model": policy.base_model, **facts})
-        return rows
+        policies = [
+            PolicyStatus(
+                policy=policy.id,
+                base_model=policy.base_model,
+                aliases=policy.aliases,
+                training=TrainingStatus.of(await store.status(policy.id)),
+            )
+            for policy in directory.policies
+        ]
+        return PolicyList(policies=policies)
 
-    show_rows(with_database(data, read), as_json)
+    found = with_database(data, read)
+    if as_json:
+        show_json(found)
+        return
+    rows = [
+        {
+            "policy": policy.policy,
+            "version": _version(policy.training),
+            "step": str(policy.training.step),
+            "state": policy.training.state,
+            "base model": policy.base_model,
+            "reason": policy.training.reason,
+        }
+        for policy in found.policies
+    ]
+    show_table(rows)
 
 
 @policy_app.command("create")
@@ -105,6 +129,7 @@ def create_policy(
 @policy_app.command("versions")
 def list_versions(
     policy: Annotated[str, typer.Argument(help="As `policy list` shows it.")] = "default",
+    full: Annotated[bool, typer.Option("--more", help="All of them.")] = False,
     data: Data = None,
     as_json: AsJson = False,
 ) -> None:
@@ -112,7 +137,16 @@ def list_versions(
     from db.training.operators import PostgresTrainingStore
 
     versions = with_database(data, lambda database: PostgresTrainingStore(database).versions(policy))
-    show_rows([_version_row(version) for version in versions], as_json)
+    if as_json:
+        from clawloop.contracts.answers import VersionList
+
+        show_json(VersionList(versions=versions))
+        return
+    if not full:
+        versions = versions[-_VERSIONS:]
+    show_table([_version_row(version) for version in versions])
+    if versions and versions[0].n > 0:
+        typer.echo(f"the newest {len(versions)} of {versions[-1].n + 1}, --more")
 
 
 @policy_app.command("roll-back")
@@ -157,10 +191,10 @@ def show_recipe(policy: Policy = "default", data: Data = None, as_json: AsJson =
     from db.training.operators import PostgresTrainingStore
 
     recipe = with_database(data, lambda database: PostgresTrainingStore(database).recipe(policy))
-    content = recipe.model_dump(mode="json", exclude_none=True)
     if as_json:
-        typer.echo(json.dumps(content))
+        show_json(recipe)
         return
+    content = recipe.model_dump(mode="json", exclude_none=True)
     for name, value in _dotted(content):
         typer.echo(f"{name} = {json.dumps(value)}")
 
@@ -170,6 +204,7 @@ def set_recipe(
     file: Annotated[Path, typer.Argument(exists=True, dir_okay=False, help="See deploy/recipes.")],
     policy: Policy = "default",
     data: Data = None,
+    as_json: AsJson = False,
 ) -> None:
     """Use this recipe from the next step on.
 
@@ -179,7 +214,10 @@ def set_recipe(
     from clawloop.recipes.recipe import load_recipe
 
     recipe = load_recipe(file)
-    _apply(data, lambda training: training.set_recipe(policy, training.check_recipe(recipe)))
+    view = _apply(data, lambda training: training.set_recipe(policy, training.check_recipe(recipe)))
+    if as_json:
+        _show(view, as_json)
+        return
     typer.echo(f"{policy} learns by {recipe.name} ({recipe.hash[:12]}).")
 
 
@@ -196,40 +234,41 @@ def _apply(
 
 
 def _show(view: TrainingView, as_json: bool) -> None:
-    show_facts({"policy": view.policy, **_facts(view)}, as_json)
+    from clawloop.contracts.answers import TrainingStatus
+
+    status = TrainingStatus.of(view)
+    if as_json:
+        show_json(status)
+        return
+    show_facts(
+        {
+            "policy": status.policy,
+            "state": status.state,
+            "reason": status.reason,
+            "samples": f"{status.ready} of {status.needed}",
+            "judging": str(status.judging),
+            "step": str(status.step),
+            "version": _version(status),
+            "head": str(status.head),
+        }
+    )
 
 
-def _facts(view: TrainingView) -> dict[str, str]:
-    return {
-        "state": view.state,
-        "reason": view.reason,
-        "samples": f"{view.ready} of {view.needed}",
-        "judging": str(view.judging),
-        "step": str(view.step),
-        "version": f"{view.version}{' (pinned)' if view.pinned is not None else ''}",
-        "head": str(view.head),
-    }
+def _version(status: TrainingStatus) -> str:
+    return f"{status.version}{' (pinned)' if status.pinned is not None else ''}"
 
 
 def _version_row(version: VersionView) -> dict[str, str]:
     metrics = version.metrics or {}
-
-    def figure(name: str) -> str:
-        value = metrics.get(name)
-        return f"{value:.4g}" if isinstance(value, int | float) else ""
-
+    samples, loss = metrics.get("samples"), metrics.get("loss")
+    gate = "; ".join(f"{check.name} {check.result.replace('_', ' ')}: {check.reason}" for check in version.gate)
     return {
         "version": str(version.n),
         "parent": "" if version.parent is None else str(version.parent),
-        "state": version.state,
-        "engines": " ".join(version.engines),
-        "samples": figure("samples"),
-        "loss": figure("loss"),
-        "kl": figure("kl"),
-        "ratio": figure("ratio"),
-        "seconds": figure("seconds"),
-        "gate": "; ".join(f"{check.name} {check.result.replace('_', ' ')}: {check.reason}" for check in version.gate),
-        "made": when(version.created_at),
+        "age": age(version.created_at),
+        "samples": f"{samples:g}" if isinstance(samples, int | float) else "",
+        "loss": f"{loss:.4g}" if isinstance(loss, int | float) else "",
+        "state and gate": f"{version.state}; {gate}" if gate else version.state,
     }
 
 

@@ -69,6 +69,24 @@ class ApiKey:
 
 
 @dataclass(frozen=True, slots=True)
+class KeyEntry:
+    """What is shown of a key.
+
+    Args:
+        prefix: the public part, `cl-` included.
+        revoked_at: None while the key is valid.
+    """
+
+    id: ApiKeyId
+    name: str
+    prefix: str
+    policy: str
+    scopes: frozenset[Scope]
+    created_at: datetime
+    revoked_at: datetime | None
+
+
+@dataclass(frozen=True, slots=True)
 class Policy:
     """A base model plus a tree of adapter versions.
 

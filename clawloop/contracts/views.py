@@ -1,29 +1,41 @@
-"""Sessions and turns as the API and the command line show them. Unknown values are None."""
+"""Sessions and turns as the page, the API and the command line show them. Unknown values are None."""
 
 from __future__ import annotations
 
-from dataclasses import dataclass
+from collections.abc import Sequence
 from datetime import datetime
 
-from clawloop.contracts.sessions import SessionState
+from pydantic import BaseModel, ConfigDict, JsonValue, computed_field
+
+from clawloop.contracts.sessions import FeedbackEffect, SessionState
 from clawloop.contracts.training import SampleState
-from clawloop.contracts.turns import TurnKind, TurnOutcome, TurnStatus
-from clawloop.ids import SessionId, TurnId
+from clawloop.contracts.turns import Message, TurnKind, TurnOutcome, TurnStatus
+from clawloop.ids import FeedbackId, SampleId, SessionId, TurnId, response_id
 
 
-@dataclass(frozen=True, slots=True)
-class SessionView:
+class View(BaseModel):
+    """What is shown; the same for every way of asking."""
+
+    model_config = ConfigDict(frozen=True)
+
+
+class SessionView(View):
     """A session in a list.
 
     Args:
+        short_id: the shortest beginning of `id` that no other session has; every route and command takes it.
+        title: the beginning of what the user said first; None if nothing was said in words, or it was erased.
         external_id: the client's own value; None if the client named none.
-        waiting, sampled: number of its turns that wait, and that have a sample.
+        waiting: number of its turns that wait.
+        sampled: number of its turns that have a sample.
         closed_why: None if it was never closed.
         guarantee: what the at-least-one rule did at its first close.
     """
 
     id: SessionId
+    short_id: str
     policy: str
+    title: str | None
     external_id: str | None
     identified_by: str
     state: SessionState
@@ -37,19 +49,40 @@ class SessionView:
     closed_why: str | None
     guarantee: str | None
 
+    @computed_field  # type: ignore[prop-decorator]
+    @property
+    def workflow_id(self) -> str:
+        """The session's workflow in Temporal."""
+        return f"session/{self.id}"
 
-@dataclass(frozen=True, slots=True)
-class TurnView:
+
+class SessionPage(View):
+    """
+    Args:
+        total: number of sessions that match, on all pages.
+        folded: number of sessions that `fold` left out.
+        next: the next page's `after`; None on the last page.
+    """
+
+    sessions: Sequence[SessionView]
+    total: int
+    folded: int
+    next: SessionId | None
+
+
+class TurnView(View):
     """A turn with its outcome.
 
     Args:
+        short_id: the shortest beginning of `id` that no other turn has; every route and command takes it.
         number: its position among the session's main turns, from 1; None for a side turn.
-        why: reason of its outcome; None without one.
+        why: reason of its outcome, or what it waits for.
         votes: number of valid votes.
         step: the step that trained it; None if none did.
     """
 
     id: TurnId
+    short_id: str
     session_id: SessionId
     parent_turn_id: TurnId | None
     number: int | None
@@ -59,7 +92,7 @@ class TurnView:
     error: str | None
     version: int
     outcome: TurnOutcome
-    why: str | None
+    why: str
     verdict: int | None
     expected: float | None
     votes: int
@@ -69,3 +102,158 @@ class TurnView:
     step: int | None
     started_at: datetime
     announced_at: datetime | None
+
+    @computed_field  # type: ignore[prop-decorator]
+    @property
+    def response_id(self) -> str:
+        """The `id` of the client's completion."""
+        return response_id(self.id)
+
+
+class VoteView(View):
+    """One answer of a judge.
+
+    Args:
+        kind: `sampled`, or `direct` if the answer is the log-probs of the three choices.
+        score: −1, 0 or 1; None if the answer cannot be read.
+        answer: as it came.
+    """
+
+    kind: str
+    index: int
+    score: int | None
+    answer: str
+
+
+class HintView(View):
+    """One answer of a judge about what the model should have known.
+
+    Args:
+        accepted: whether the judge found a hint; None if the answer cannot be read.
+        answer: as it came.
+    """
+
+    kind: str
+    index: int
+    accepted: bool | None
+    text: str | None
+    answer: str
+
+
+class FeedbackView(View):
+    """A rating of a reply, a comment on it, or both.
+
+    Args:
+        score: −1 to 1; None for a comment alone.
+        effect: what was known when it was given.
+        applied: a judgement has taken it into account.
+    """
+
+    id: FeedbackId
+    turn_id: TurnId
+    score: float | None
+    text: str | None
+    effect: FeedbackEffect
+    received_at: datetime
+    applied: bool
+
+
+class FeedbackList(View):
+    feedback: Sequence[FeedbackView]
+
+
+class Judged(View):
+    """What was said of a turn.
+
+    Args:
+        verdict_why: how the verdict was decided; None without one.
+        hint_why: which hint was taken, or why none.
+        votes: of the newest decided judgement.
+        hints: likewise.
+        feedback: oldest first.
+    """
+
+    verdict_why: str | None = None
+    hint_why: str | None = None
+    votes: Sequence[VoteView] = ()
+    hints: Sequence[HintView] = ()
+    feedback: Sequence[FeedbackView] = ()
+
+
+class Exchange(View):
+    """What one turn added to its session.
+
+    Args:
+        said: the messages of its request after the reply that it continues.
+        repeated: number of messages of the request before those.
+        reply: None if there was none, or it was erased.
+    """
+
+    turn_id: TurnId
+    said: Sequence[Message]
+    repeated: int
+    reply: Message | None
+    judged: Judged
+
+
+class SessionDetail(View):
+    """A session with its turns.
+
+    Args:
+        turns: the newest ones, oldest first.
+        earlier: `before` of the page with the turns before these; None if there are none.
+        conversation: one entry for each of `turns`; None unless asked for.
+    """
+
+    session: SessionView
+    turns: Sequence[TurnView]
+    earlier: TurnId | None
+    conversation: Sequence[Exchange] | None = None
+
+
+class SampleView(View):
+    """
+    Args:
+        reason: of its state.
+        hinted: it has a prompt with the hint in it.
+    """
+
+    id: SampleId
+    state: SampleState
+    reason: str
+    reward: float | None
+    hinted: bool
+
+
+class Tokens(View):
+    """The ids that the engine used, and the log-probs of the response under the sampling settings, in nats."""
+
+    prompt_ids: Sequence[int] | None
+    response_ids: Sequence[int] | None
+    logprobs: Sequence[float] | None
+
+
+class TurnDetail(View):
+    """A turn with all that is stored of it.
+
+    Args:
+        asked_for: the model name that the client asked for.
+        engine_id: None if no engine took the request.
+        messages: of the request.
+        sampling: every sampling field sent to the engine, with defaults.
+        sample: of the newest decided judgement; None without one.
+        tokens: None unless asked for.
+    """
+
+    turn: TurnView
+    asked_for: str
+    engine_id: str | None
+    finish_reason: str | None
+    finished_at: datetime
+    messages: Sequence[Message]
+    tools: Sequence[JsonValue] | None
+    response: Message | None
+    sampling: dict[str, JsonValue]
+    judged: Judged
+    sample: SampleView | None
+    tokens: Tokens | None = None

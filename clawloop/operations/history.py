@@ -11,11 +11,12 @@ from collections.abc import Sequence
 from dataclasses import dataclass
 from typing import Protocol
 
+from clawloop.contracts.answers import Rejudged
 from clawloop.errors import JudgeUnavailable, RecipeRejected, StateConflict
 from clawloop.ids import TurnId
 from clawloop.judging.agreement import Agreement, Pair, agreement, by_version
 from clawloop.operations.ports import TrainingStore
-from clawloop.operations.sessions import RejudgeResult, SessionOperations
+from clawloop.operations.sessions import SessionOperations
 from clawloop.recipes.recipe import Recipe
 
 # Turns that are judged at once: their votes are one request each, beside the chats of the same engines.
@@ -161,7 +162,7 @@ class HistoryOperations:
         left = await self._store.left(key)
         return History(self._judge.name, judged, left, stopped, agreement(pairs), by_version(pairs))
 
-    async def apply(self, policy: str, recipe: Recipe | None) -> list[RejudgeResult]:
+    async def apply(self, policy: str, recipe: Recipe | None) -> list[Rejudged]:
         """Have the turns judged again, by the judge workers, on which the verdicts differ.
 
         Raises:

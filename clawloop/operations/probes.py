@@ -12,8 +12,9 @@ from typing import Annotated, Any, Protocol
 from pydantic import BaseModel, ConfigDict, Field, ValidationError, field_validator, model_validator
 
 from clawloop.contracts.probes import ProbeContent, StoredProbe
+from clawloop.errors import AmbiguousId, NotFound
 from clawloop.gate.probe_content import pattern_problem
-from clawloop.ids import ProbeId
+from clawloop.ids import ProbeId, ids_beginning
 
 MOST_PROBES = 200
 """Each costs two answers a version: with more a check would take minutes of an engine."""
@@ -38,6 +39,25 @@ class ProbeStore(Protocol):
 
     async def remove(self, policy: str, probe: ProbeId) -> bool:
         """Remove a probe; False if the policy has none of this id."""
+
+
+def find_probe(policy: str, probes: Sequence[StoredProbe], reference: str) -> ProbeId:
+    """The probe of a policy with this id or beginning of an id.
+
+    Raises:
+        NotFound, AmbiguousId
+    """
+    span = ids_beginning(reference)
+    found = [] if span is None else [probe.id for probe in probes if span[0] <= probe.id <= span[1]]
+    if not found:
+        raise NotFound(
+            f"policy {policy!r} has no probe {reference}; `clawloop probe list` shows them",
+            code="probe_not_found",
+            field="probe",
+        )
+    if len(found) > 1:
+        raise AmbiguousId(f"{reference!r} begins the id of several probes; give more of it", field="probe")
+    return found[0]
 
 
 class _WrittenProbe(BaseModel):

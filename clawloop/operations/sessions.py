@@ -3,8 +3,8 @@
 from __future__ import annotations
 
 from collections.abc import Sequence
-from dataclasses import dataclass
 
+from clawloop.contracts.answers import Rejudged
 from clawloop.contracts.sessions import Erasure, RejudgeRequested
 from clawloop.ids import SessionId, TurnId
 from clawloop.judging.rejudging import RejudgeFacts, why_not_rejudged
@@ -15,27 +15,13 @@ from clawloop.operations.ports import ErasureStore, RejudgeStore, SessionWorkflo
 UNJUDGED_LIMIT = 1000
 
 
-@dataclass(frozen=True, slots=True)
-class RejudgeResult:
-    """
-    Args:
-        revision: of the judgement that was asked for; asked for again before it exists, it is the same.
-        refused: why the turn cannot be judged again; None: its workflow judges it.
-    """
-
-    turn_id: TurnId
-    session_id: SessionId
-    revision: int
-    refused: str | None
-
-
 class SessionOperations:
     def __init__(self, rejudging: RejudgeStore, erasures: ErasureStore, workflows: SessionWorkflows) -> None:
         self._rejudging = rejudging
         self._erasures = erasures
         self._workflows = workflows
 
-    async def rejudge_turn(self, turn_id: TurnId) -> RejudgeResult | None:
+    async def rejudge_turn(self, turn_id: TurnId) -> Rejudged | None:
         """Have a turn judged again, with the recipe of now and without earlier votes; None: there is no such turn.
 
         Raises:
@@ -44,7 +30,7 @@ class SessionOperations:
         facts = await self._rejudging.rejudge_facts(turn_id)
         return None if facts is None else (await self._rejudge([facts]))[0]
 
-    async def rejudge_session(self, session: SessionId) -> list[RejudgeResult]:
+    async def rejudge_session(self, session: SessionId) -> list[Rejudged]:
         """Have all main turns of a session judged again that can be; empty if there is no such session.
 
         Raises:
@@ -52,7 +38,7 @@ class SessionOperations:
         """
         return await self._rejudge(await self._rejudging.of_session(session))
 
-    async def rejudge_unjudged(self) -> list[RejudgeResult]:
+    async def rejudge_unjudged(self) -> list[Rejudged]:
         """Have turns without a valid vote judged again, at most `UNJUDGED_LIMIT`.
 
         Raises:
@@ -60,13 +46,20 @@ class SessionOperations:
         """
         return await self._rejudge(await self._rejudging.unjudged(UNJUDGED_LIMIT))
 
-    async def _rejudge(self, turns: Sequence[RejudgeFacts]) -> list[RejudgeResult]:
+    async def _rejudge(self, turns: Sequence[RejudgeFacts]) -> list[Rejudged]:
         results = []
         for turn in turns:
             refused = why_not_rejudged(turn)
             if refused is None:
                 await self._workflows.rejudge(turn.session, RejudgeRequested(turn.turn_id, turn.next_revision))
-            results.append(RejudgeResult(turn.turn_id, turn.session.session_id, turn.next_revision, refused))
+            results.append(
+                Rejudged(
+                    turn_id=turn.turn_id,
+                    session_id=turn.session.session_id,
+                    revision=turn.next_revision,
+                    refused=refused,
+                )
+            )
         return results
 
     async def erase_session(self, session: SessionId) -> Applied[Erasure] | None:

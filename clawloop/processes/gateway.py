@@ -29,11 +29,15 @@ from clawloop.contracts.serving import Engine
 from clawloop.crash_points import CrashPoint, arm_crash_points, crash_point
 from clawloop.errors import SetupError, StoreUnavailable
 from clawloop.operations.export import Exporter
+from clawloop.operations.keys import KeyOperations
 from clawloop.operations.ports import OperatorNotifier, RolloutsNotifier, SessionWorkflows
+from clawloop.operations.reading import Reading
 from clawloop.processes.draining_server import CUT_SECONDS, DrainingServer
 from clawloop.processes.endpoints import database_url, engine_secret, temporal_address
+from clawloop.processes.engine_operations import engine_operations_on
 from clawloop.processes.gateway_pages import GatewayPages
 from clawloop.processes.history import history_on
+from clawloop.processes.ledger_check import DatabaseCheck
 from clawloop.processes.operations import NoTemporal, operations_on
 from clawloop.processes.runtime_file import installation_id
 from clawloop.serving.chat import ChatEngines
@@ -100,8 +104,15 @@ class GatewayOptions:
 class GatewayReadiness:
     """Satisfies `api.ports.Readiness`: ready with a current schema in PostgreSQL and a healthy engine."""
 
-    def __init__(self, database: Database, engines: ChatEngines, is_draining: Callable[[], bool]) -> None:
+    def __init__(
+        self,
+        database: Database,
+        engines: ChatEngines,
+        directory: Callable[[], Sequence[Engine]],
+        is_draining: Callable[[], bool],
+    ) -> None:
         self._database = database
+        self._directory = directory
         self._engines = engines
         self._is_draining = is_draining
 
@@ -114,9 +125,15 @@ class GatewayReadiness:
             # The error contains host and user name, so it goes to the log only.
             log.warning("not ready", extra={"why": str(error)})
             found.append("PostgreSQL does not answer; the log says why")
-        if not self._engines.healthy():
-            found.append("no engine is healthy")
+        if (problem := self._engine_problem()) is not None:
+            found.append(problem)
         return found
+
+    def _engine_problem(self) -> str | None:
+        engines = self._directory()
+        if engines and all(engine.draining for engine in engines):
+            return f"every engine is drained: `clawloop engine drain --undo {engines[0].id}`"
+        return None if self._engines.healthy() else "no engine is healthy"
 
 
 async def run_gateway(settings: Settings, options: GatewayOptions) -> None:
@@ -203,7 +220,7 @@ async def gateway_services(
         recorder=recorder,
         notifications=notifications,
         turns=background_turns,
-        sessions=PostgresSessionStore(background),
+        reading=Reading(PostgresSessionStore(background)),
         feedback=feedback,
         training=PostgresTrainingStore(background),
         training_operations=operations.training,
@@ -211,6 +228,9 @@ async def gateway_services(
         rollout_operations=operations.rollouts,
         episodes=PostgresEpisodeStore(background),
         history=history,
+        engine_operations=engine_operations_on(background, settings),
+        key_operations=KeyOperations(PostgresKeyStore(background)),
+        ledger=DatabaseCheck(background, settings.data / "adapters"),
         logins=Logins(keys, key_store),
         key_maker=key_store,
         session_browser=PostgresSessionBrowser(background),
@@ -219,7 +239,7 @@ async def gateway_services(
         is_draining=is_draining,
         probes=PostgresProbeStore(background),
         versions=VersionChooser(turns),
-        readiness=GatewayReadiness(database, engines, is_draining),
+        readiness=GatewayReadiness(database, engines, current_engines, is_draining),
         metrics=metrics,
         metrics_pages=GatewayPages(metrics.registry, options.name, options.health_port, options.peers),
         limits=options.limits,

@@ -16,6 +16,8 @@ from clawloop.errors import RecipeRejected
 from clawloop.recipes.schedule import read_hours, read_zone
 
 if TYPE_CHECKING:
+    from pydantic_core import ErrorDetails
+
     from clawloop.recipes.recipe import Loss, Recipe, Schedule, Signal, Train
 
 
@@ -25,8 +27,8 @@ that a token is as good as unlearned, and how far beyond says nothing about the 
 
 # Comparing takes a second for each million characters, and recipes also arrive over HTTP.
 _NAME_LIMIT = 100
-# A recipe's file has its name: file systems allow 255 bytes, of which `.toml` takes five. Temporal and the tables of
-# the CLI take such a name too.
+# A recipe's file mostly has its name: file systems allow 255 bytes, of which `.toml` takes five. Temporal takes such a
+# name too.
 _LONGEST_NAME = 250
 # Names of the same settings in other trainers, where they are too different from ours for a close match.
 _OTHER_NAMES = {
@@ -46,7 +48,7 @@ def contradictions(recipe: Recipe) -> Iterator[RecipeRejected]:
     """Each contradiction between keys, with the key to change; also a name too long for a file."""
     signal, train = recipe.signal, recipe.train
     if (length := len(recipe.name)) > _LONGEST_NAME:
-        problem = f"{length} characters, but {_LONGEST_NAME} at most: it is also a file name"
+        problem = f"{length} characters, but {_LONGEST_NAME} at most: it is mostly a file name too"
         yield RecipeRejected(problem, field="name")
     of_tables = (*_of_terms(signal, train), *_of_signal(signal), *_of_loss(train.loss, train), *_of_gate(recipe))
     for holds, field, problem in of_tables:
@@ -318,11 +320,15 @@ def _changed(table: BaseModel, name: str) -> bool:
 
 
 def as_rejection(error: ValidationError, model: type[BaseModel]) -> RecipeRejected:
-    """The first of pydantic's problems, with the dotted key and the nearest valid key or value.
+    """Pydantic's problems, each with the dotted key and the nearest valid key or value.
 
     Unknown keys come first: a misspelt key can make a required one missing.
     """
-    problem = min(error.errors(), key=lambda found: found["type"] != "extra_forbidden")
+    problems = sorted(error.errors(), key=lambda found: found["type"] != "extra_forbidden")
+    return RecipeRejected.of([_rejection(problem, model) for problem in problems])
+
+
+def _rejection(problem: ErrorDetails, model: type[BaseModel]) -> RecipeRejected:
     path = [str(part) for part in problem["loc"]]
     field = ".".join(path)
     if problem["type"] == "extra_forbidden":

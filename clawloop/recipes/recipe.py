@@ -257,8 +257,8 @@ class Recipe(Table):
     later = frozenset({"gate"})
 
     name: Annotated[str, Field(pattern=r"^[a-z][a-z0-9_]*$")]
-    """The file's name without `.toml`: lower-case letters, digits and `_`, a letter first; 250 characters at most in a
-    new recipe."""
+    """For people; mostly the file's name without `.toml`: lower-case letters, digits and `_`, a letter first; 250
+    characters at most in a new recipe."""
     signal: Signal = Signal()
     train: Train = Train()
     gate: Gate = Gate()
@@ -266,10 +266,9 @@ class Recipe(Table):
     @model_validator(mode="after")
     def _check_consistency(self, info: ValidationInfo) -> Self:
         # RecipeRejected is no ValueError, so pydantic passes it on unchanged, with its field.
-        for problem in unsupported_settings(self):
-            raise problem
-        for problem in () if info.context is _STORED else contradictions(self):
-            raise problem
+        problems = [*unsupported_settings(self), *(() if info.context is _STORED else contradictions(self))]
+        if problems:
+            raise RecipeRejected.of(problems)
         return self
 
 
@@ -322,15 +321,10 @@ def load_recipe(path: Path) -> Recipe:
     """A recipe from a TOML file.
 
     Raises:
-        RecipeRejected: see `read_recipe`; also if the file cannot be read, or its stem is not the recipe's name.
+        RecipeRejected: see `read_recipe`; also if the file cannot be read.
     """
     try:
         text = path.read_text(encoding="utf-8")
     except (OSError, UnicodeDecodeError) as error:
         raise RecipeRejected(f"{path} cannot be read: {error}") from error
-    recipe = read_recipe(text)
-    if recipe.name != path.stem:
-        raise RecipeRejected(
-            f"{recipe.name!r}, but the file is {path.name}: they must match", field="name", near=path.stem
-        )
-    return recipe
+    return read_recipe(text)

@@ -6,6 +6,7 @@ import hashlib
 import math
 from datetime import UTC, datetime, timedelta
 from typing import Any
+from uuid import UUID
 
 from sqlalchemy import func, select, text, update
 from sqlalchemy.dialects.postgresql import insert
@@ -26,8 +27,8 @@ from clawloop.contracts.episodes import (
 from clawloop.contracts.serving import Scope
 from clawloop.contracts.turns import TurnKind, TurnOutcome
 from clawloop.episodes.keys import EpisodeKey, sign
-from clawloop.errors import RecordUnusable
-from clawloop.ids import EpisodeId, JudgementId, RolloutGroupId, TurnId, new_episode_id
+from clawloop.errors import AmbiguousId, NotFound, RecordUnusable
+from clawloop.ids import EpisodeId, JudgementId, RolloutGroupId, TurnId, ids_beginning, new_episode_id
 from clawloop.judging.voting import Verdict
 from clawloop.samples.rollouts import judges_episodes
 from db.database import Database, transaction
@@ -214,6 +215,45 @@ class PostgresEpisodeStore:
     async def episode(self, connection: AsyncConnection, episode: EpisodeId) -> EpisodeView | None:
         row = (await connection.execute(_ONE, {"episode": episode})).one_or_none()
         return None if row is None else _episode_view(row)
+
+    @transaction
+    async def find_episode(self, connection: AsyncConnection, reference: str) -> EpisodeId:
+        """The episode with this id or beginning of an id; `last` is the newest.
+
+        Raises:
+            NotFound, AmbiguousId
+        """
+        newest = select(EpisodeRow.id).order_by(EpisodeRow.id.desc()).limit(1)
+        if reference == "last" and (last := await connection.scalar(newest)) is not None:
+            return EpisodeId(last)
+        return EpisodeId(await _find(connection, EpisodeRow, reference, "episode"))
+
+    @transaction
+    async def find_group(self, connection: AsyncConnection, reference: str) -> RolloutGroupId:
+        """The rollout group with this id or beginning of an id.
+
+        Raises:
+            NotFound, AmbiguousId
+        """
+        return RolloutGroupId(await _find(connection, RolloutGroupRow, reference, "group"))
+
+
+async def _find(
+    connection: AsyncConnection, table: type[EpisodeRow | RolloutGroupRow], reference: str, field: str
+) -> UUID:
+    span = ids_beginning(reference)
+    found: list[UUID] = []
+    if span is not None:
+        found = list(await connection.scalars(select(table.id).where(table.id.between(*span)).limit(2)))
+    if not found:
+        raise NotFound(
+            f"there is no {field} {reference!r}",
+            code="episode_not_found" if field == "episode" else "group_not_found",
+            field=field,
+        )
+    if len(found) > 1:
+        raise AmbiguousId(f"{reference!r} begins the id of several; give more of it", field=field)
+    return found[0]
 
 
 def _begun(row: Any) -> EpisodeBegun:

@@ -12,6 +12,7 @@ from sqlalchemy.ext.asyncio import AsyncConnection
 from clawloop.contracts.sessions import FeedbackEffect, FeedbackGiven, SessionFacts, SessionState, StoredFeedback
 from clawloop.contracts.training import UNTAKEN
 from clawloop.contracts.turns import TurnKind, TurnOutcome
+from clawloop.contracts.views import FeedbackView
 from clawloop.ids import ApiKeyId, FeedbackId, SessionId, TurnId, new_feedback_id
 from db.database import Database, transaction
 from db.exact_json import storable
@@ -20,6 +21,7 @@ from db.tables import FeedbackRow, JudgementRow, SampleRow, SessionRow, TurnRow
 from db.training.policies import lock_policy
 from db.training.recipes import recipe_by_hash
 from db.training.work_flag import refresh_work_flag
+from db.turns.exchanges import read_feedback
 
 
 class PostgresFeedbackStore:
@@ -99,6 +101,15 @@ class PostgresFeedbackStore:
             return FeedbackEffect.RECORDED
         by_outcome = (await recipe_by_hash(connection, recipe_hash)).signal.reward == "outcome_process"
         return FeedbackEffect.AMENDS if by_outcome else FeedbackEffect.RECORDED
+
+    @transaction
+    async def given_on(self, connection: AsyncConnection, key: ApiKeyId, turn: TurnId) -> list[FeedbackView] | None:
+        own = (
+            select(TurnRow.id)
+            .join(SessionRow, SessionRow.id == TurnRow.session_id)
+            .where(TurnRow.id == turn, SessionRow.api_key_id == key, TurnRow.kind == TurnKind.MAIN)
+        )
+        return None if await connection.scalar(own) is None else await read_feedback(connection, [turn])
 
     @transaction
     async def mark_feedback_notified(self, connection: AsyncConnection, feedback: FeedbackId) -> None:

@@ -11,14 +11,12 @@ import hmac
 import re
 import secrets
 from collections.abc import Iterable
-from dataclasses import dataclass
-from datetime import datetime
 
 from sqlalchemy import func, insert, or_, select, update
 from sqlalchemy.ext.asyncio import AsyncConnection
 
 from clawloop.contracts.browsing import StoredKey
-from clawloop.contracts.serving import ApiKey, KeyLimits, Scope
+from clawloop.contracts.serving import ApiKey, KeyEntry, KeyLimits, Scope
 from clawloop.episodes.keys import is_episode_key
 from clawloop.errors import SetupError
 from clawloop.ids import ApiKeyId, EpisodeId, new_api_key_id
@@ -30,24 +28,6 @@ from db.tables import ApiKeyRow, PolicyRow
 _PUBLIC_BYTES = 4
 _SECRET_BYTES = 32
 _FORM = re.compile(r"(cl-[0-9a-f]{8})-[A-Za-z0-9_-]{43}")
-
-
-@dataclass(frozen=True, slots=True)
-class KeyEntry:
-    """What is shown of a key.
-
-    Args:
-        prefix: the public part, `cl-` included.
-        revoked_at: None while the key is valid.
-    """
-
-    id: ApiKeyId
-    name: str
-    prefix: str
-    policy: str
-    scopes: frozenset[Scope]
-    created_at: datetime
-    revoked_at: datetime | None
 
 
 class PostgresKeyStore:

@@ -25,7 +25,7 @@ from clawloop.contracts.turns import TurnKind, TurnOutcome, TurnStatus
 from clawloop.ids import ApiKeyId, SessionId, TurnId
 from db.database import Database, transaction
 from db.exact_json import exact_json, storable
-from db.turns.sessions import session_view
+from db.turns.sessions import SESSION_NEIGHBOURS, session_view
 
 _NEWEST_JUDGEMENT = """
     SELECT * FROM judgements WHERE turn_id = t.id AND decided_at IS NOT NULL
@@ -48,7 +48,8 @@ _TURN_FILTERS = {
     "judged": f"((SELECT verdict FROM ({_NEWEST_JUDGEMENT}) j) IS NOT NULL) = :judged",
 }
 _SUMMARIES = """
-    SELECT s.*, counts.*, opening.messages_added AS opening
+    SELECT s.*, counts.*, opening.messages_added AS opening, opening.messages_added AS first_messages,
+        {neighbours}
     FROM ({chosen}) s
     CROSS JOIN LATERAL (
         SELECT count(*) FILTER (WHERE t.kind = 'main') AS main_turns,
@@ -65,7 +66,9 @@ _SUMMARIES = """
     ORDER BY s.last_turn_at DESC, s.id DESC
 """
 _ONE = text(
-    _SUMMARIES.format(chosen="SELECT * FROM sessions WHERE id = :session", newest=_NEWEST_JUDGEMENT),
+    _SUMMARIES.format(
+        chosen="SELECT * FROM sessions WHERE id = :session", newest=_NEWEST_JUDGEMENT, neighbours=SESSION_NEIGHBOURS
+    ),
 )
 _CHAT = text(f"""
     WITH chosen AS (
@@ -119,7 +122,7 @@ class PostgresSessionBrowser:
         }
         if wanted.text is not None:
             parameters["text"] = _pattern(wanted.text)
-        query = text(_SUMMARIES.format(chosen=page, newest=_NEWEST_JUDGEMENT))
+        query = text(_SUMMARIES.format(chosen=page, newest=_NEWEST_JUDGEMENT, neighbours=SESSION_NEIGHBOURS))
         return [_summary(row) for row in await connection.execute(query, parameters)]
 
     @transaction

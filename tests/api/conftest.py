@@ -26,8 +26,11 @@ from api.ui.changes import Changes
 from api.ui.logins import Logins
 from clawloop.contracts.serving import Directory, Engine, Policy, Scope
 from clawloop.contracts.turns import TurnRecord
+from clawloop.operations.engines import EngineOperations
 from clawloop.operations.export import Exporter
 from clawloop.operations.history import HistoryOperations, HistoryTurn
+from clawloop.operations.keys import KeyOperations
+from clawloop.operations.reading import Reading
 from clawloop.operations.rollouts import RolloutOperations
 from clawloop.operations.sessions import SessionOperations
 from clawloop.operations.training import TrainingOperations
@@ -38,6 +41,7 @@ from clawloop.serving.directory import DirectoryCache
 from clawloop.serving.rotation import Rotation
 from clawloop.telemetry.metrics import GatewayMetrics
 from db.serving.directory import DEFAULT_SAMPLING
+from tests.fakes.admin import FakeEngineProbe, FakeEngineStore, FakeLedgerCheck
 from tests.fakes.away_browser import AwayBrowser
 from tests.fakes.directory_store import FakeDirectoryStore
 from tests.fakes.engine import FakeEngine, fake_engine, serving
@@ -144,7 +148,7 @@ async def running_gateway(
                     recorder=recorder,
                     notifications=notifications,
                     turns=turns,
-                    sessions=sessions,
+                    reading=Reading(sessions),
                     feedback=sessions,
                     training=training,
                     training_operations=TrainingOperations(training, operator, max_lora_rank=16),
@@ -158,6 +162,9 @@ async def running_gateway(
                     training_browser=browser,
                     changes=Changes(browser),
                     probes=FakeProbeStore(),
+                    engine_operations=EngineOperations(FakeEngineStore(directory), FakeEngineProbe()),
+                    key_operations=KeyOperations(keys),
+                    ledger=FakeLedgerCheck(),
                     versions=VersionChooser(turns),
                     readiness=AlwaysReady(),
                     metrics=metrics,

@@ -10,6 +10,7 @@ import pytest
 from typer.testing import CliRunner
 
 from clawloop.cli.main import app
+from clawloop.contracts.serving import Scope
 from clawloop.contracts.sessions import FeedbackGiven
 from clawloop.ids import new_turn_id, response_id, turn_id_of
 from tests.api.chat_requests import chat
@@ -122,3 +123,23 @@ async def test_feedback_is_notified(tmp_path: Path) -> None:
         await until(lambda: gateway.sessions.announced)
     assert isinstance(notifier.sent[-1][1], FeedbackGiven)
     assert str(notifier.sent[-1][1].feedback_id) == answer["feedback_id"]
+
+
+async def test_feedback_is_read_back_by_its_own_key_alone(gateway: Gateway) -> None:
+    reply = await chat(gateway, session_id="read back")
+    await give(gateway, {"response_id": reply, "rating": "up", "text": "Good."})
+    other = gateway.keys.add("default", {Scope.CHAT})
+    async with gateway.client() as client, gateway.client(other) as stranger:
+        for named in (f"response_id={reply}", "session_id=read+back&turn=1"):
+            [given] = (await client.get(f"/v1/feedback?{named}")).json()["feedback"]
+            assert (given["score"], given["text"], given["applied"]) == (1.0, "Good.", False)
+        assert (await stranger.get("/v1/feedback", params={"response_id": reply})).status_code == 404
+        assert (await client.get("/v1/feedback")).json()["error"]["param"] == "response_id"
+        far = await client.get("/v1/feedback", params={"session_id": "read back", "turn": 10**19})
+        assert far.status_code == 400
+
+
+async def test_a_turn_beyond_all_numbers_is_refused(gateway: Gateway) -> None:
+    await chat(gateway, session_id="far")
+    status, body = await give(gateway, {"session_id": "far", "turn": 10**19, "rating": "up"})
+    assert (status, body["error"]["param"]) == (400, "turn")

@@ -12,9 +12,9 @@ import httpx
 import psycopg
 
 from clawloop.adapters.digest import check_version
-from clawloop.cli.check import damaged_files
 from clawloop.errors import AdapterUnusable, StoreUnavailable
 from clawloop.ids import turn_id_of, version_name
+from clawloop.processes.ledger_check import damaged_files
 from db.database import BACKGROUND_LIMIT, Database
 from db.invariants import committed_versions, violations
 from tests.chaos.chatters import Seen
@@ -88,7 +88,8 @@ class Verifier:
             else:
                 away = ""
             damaged = await asyncio.to_thread(damaged_files, versions, self._stack.data / "adapters")
-            found = [f"{one.invariant}: {one.row}" for one in (*violated, *damaged)] + ([away] if away else [])
+            found = [f"{one.invariant}: {one.row}" for one in violated]
+            found += [f"{one.invariant}: {one.row}" for one in damaged] + ([away] if away else [])
             if not found or time.monotonic() > deadline:
                 return found
             await asyncio.sleep(0.5)

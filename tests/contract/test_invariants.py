@@ -10,9 +10,9 @@ from pathlib import Path
 import pytest
 
 from clawloop.adapters.digest import HASHED_FILES, adapter_sha256
-from clawloop.cli.check import damaged_files
 from clawloop.contracts.training import StepState
 from clawloop.local.services.postgres import EmbeddedPostgres
+from clawloop.processes.ledger_check import damaged_files
 from db.database import Database
 from db.invariants import INVARIANTS, committed_versions, violations
 from db.schema import migrate
@@ -191,5 +191,5 @@ async def test_clawloop_check_reports_violations_and_damaged_files(
     assert f"{made.version.path} holds" in broken.stdout
     assert "names version 9 of default" in broken.stdout
     listed = await asyncio.to_thread(clawloop, *check, "--json", "--no-files", DATABASE_URL=postgres_url)
-    rows = json.loads(listed.stdout)
+    rows = json.loads(listed.stdout)["violations"]
     assert {row["invariant"] for row in rows} == {"every turn names a version that existed when it began"}

@@ -5,9 +5,15 @@ from __future__ import annotations
 from dataclasses import replace
 from datetime import timedelta
 
+import pytest
+
 from clawloop.contracts.sessions import FeedbackEffect, SessionState
 from clawloop.contracts.turns import SessionEvidence, SessionSource, TurnKind, TurnOutcome, TurnRecord
-from clawloop.ids import SessionId, new_turn_id
+from clawloop.contracts.views import Tokens
+from clawloop.errors import AmbiguousId, NotFound
+from clawloop.ids import SessionId, new_turn_id, response_id
+from clawloop.operations.reading import Reading
+from clawloop.operations.references import References
 from tests.contract.conftest import Stores
 from tests.records import turn_record
 
@@ -44,7 +50,12 @@ async def test_a_session_shows_each_turn_with_its_outcome_and_why(stores: Stores
     assert view is not None
     assert (view.main_turns, view.side_turns, view.waiting, view.sampled) == (1, 1, 1, 0)
     first, second = await stores.sessions.turns(session)
-    assert (first.id, first.number, first.outcome, first.why) == (main.turn_id, 1, TurnOutcome.WAITING, None)
+    assert (first.id, first.number, first.outcome) == (main.turn_id, 1, TurnOutcome.WAITING)
+    assert first.why.startswith("waits for Temporal")
+    await stores.turns.mark_notified([main.turn_id])
+    announced = await stores.sessions.turn(main.turn_id)
+    assert announced is not None
+    assert announced.why.startswith("waits for what follows it")
     assert (second.number, second.outcome, second.why) == (None, TurnOutcome.SIDE, "header X-Turn-Type: side")
 
 
@@ -93,3 +104,93 @@ async def test_feedback_on_a_turn_that_cannot_be_trained_is_only_recorded(stores
     given = await stores.feedback.give(stores.key, broken.turn_id, None, "it broke")
     assert given is not None
     assert given.effect is FeedbackEffect.RECORDED
+
+
+async def test_sessions_and_turns_are_found_by_what_people_type(stores: Stores) -> None:
+    first, second = named(stores, "mine", 0), named(stores, "mine", 1)
+    session = (await stores.turns.insert(first)).session_id
+    await stores.turns.insert(second)
+    other = (await stores.turns.insert(named(stores, "other", 2))).session_id
+    references = References(stores.sessions)
+    view = await stores.sessions.session(session)
+    assert view is not None
+    for reference in (str(session), view.short_id, "mine", response_id(first.turn_id), str(second.turn_id)):
+        assert await references.session(reference) == session
+    assert await references.session("last") == other
+    for shown in await stores.sessions.turns(session):
+        assert await references.turn(shown.short_id) == shown.id
+        assert await references.turn(shown.response_id) == shown.id
+    assert await references.turn("mine:2") == second.turn_id
+    assert await references.turn(f"{view.short_id}:1") == first.turn_id
+    for unknown in ("", "mine:3", "mine:0", "mine:99999999999999999999", "nobody", "a\0b", str(new_turn_id())):
+        with pytest.raises(NotFound):
+            await references.turn(unknown)
+    for unknown in ("", "nobody", "zzzz", "a\0b"):
+        with pytest.raises(NotFound):
+            await references.session(unknown)
+
+
+async def test_the_beginning_of_several_ids_is_refused_with_longer_ones(stores: Stores) -> None:
+    records = [named(stores, "s", minute) for minute in (0, 1)]
+    for record in records:
+        await stores.turns.insert(record)
+    both = str(records[0].turn_id)[:8]  # of ids made at the same time the beginning is the same
+    with pytest.raises(AmbiguousId) as raised:
+        await References(stores.sessions).turn(both)
+    session = await References(stores.sessions).session("s")
+    for view in await stores.sessions.turns(session):
+        assert view.short_id in str(raised.value)
+
+
+async def test_a_client_that_uses_one_name_with_two_keys_has_to_give_an_id(stores: Stores) -> None:
+    await stores.turns.insert(named(stores, "s", 0))
+    await stores.turns.insert(replace(named(stores, "s", 1), api_key_id=stores.other_key))
+    with pytest.raises(AmbiguousId):
+        await References(stores.sessions).session("s")
+
+
+async def test_single_turns_fold_away_and_are_counted(stores: Stores) -> None:
+    await stores.turns.insert(named(stores, "side", 0, kind=TurnKind.SIDE))
+    await stores.turns.insert(named(stores, "one", 1))
+    reading = Reading(stores.sessions)
+    page = await reading.page(fold=True)
+    assert ([view.external_id for view in page.sessions], page.total, page.folded) == (["one"], 1, 1)
+    whole = await reading.page(limit=1)
+    assert (whole.total, whole.folded, whole.next) == (2, 0, whole.sessions[0].id)
+    assert whole.sessions[0].title == "one 1"
+
+
+async def test_a_conversation_shows_what_each_turn_added(stores: Stores) -> None:
+    first = named(stores, "s", 0)
+    reply = {"role": "assistant", "content": "answer s 0", "tool_calls": []}  # as a client sends it back
+    second = named(stores, "s", 1, messages=[*first.messages, reply, {"role": "user", "content": "shorter \ud800"}])
+    session = (await stores.turns.insert(first)).session_id
+    await stores.turns.insert(second)
+    await stores.feedback.give(stores.key, second.turn_id, 1.0, "good")
+    reading = Reading(stores.sessions)
+    detail = await reading.session(str(session), content=True)
+    assert detail.conversation is not None
+    assert [message["content"] for message in detail.conversation[0].said] == ["s 0"]
+    assert [one.repeated for one in detail.conversation] == [0, 2]
+    assert str(detail.conversation[1].said[0]["content"]).startswith("shorter")
+    assert [given.text for given in detail.conversation[1].judged.feedback] == ["good"]
+    newest = await reading.session(str(session), limit=1)
+    assert ([turn.id for turn in newest.turns], newest.earlier) == ([second.turn_id], second.turn_id)
+    older = await reading.session(str(session), limit=1, before=str(newest.earlier))
+    assert ([turn.id for turn in older.turns], older.earlier) == ([first.turn_id], None)
+    given = await stores.feedback.given_on(stores.key, second.turn_id)
+    assert given is not None
+    assert [view.score for view in given] == [1.0]
+    assert await stores.feedback.given_on(stores.other_key, second.turn_id) is None
+
+
+async def test_a_turn_is_read_whole_and_with_tokens_on_request(stores: Stores) -> None:
+    record = named(stores, "s", 0)
+    await stores.turns.insert(record)
+    detail = await Reading(stores.sessions).detail("last", tokens=True)
+    assert (detail.messages, detail.response, detail.tokens) == (
+        record.messages,
+        record.response,
+        Tokens(prompt_ids=[1, 2, 3], response_ids=[4, 5], logprobs=[-0.5, -0.25]),
+    )
+    assert (await Reading(stores.sessions).detail("last")).tokens is None

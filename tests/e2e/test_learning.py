@@ -197,9 +197,9 @@ async def test_a_preference_in_chats_becomes_a_version_that_prefers_it(
     output = await asyncio.to_thread(clawloop, gateway, "why", judged[0])
     assert re.search(r"^outcome +trained$", output, re.MULTILINE), output
     assert "trained in step 1" in output
-    versions = json.loads(await asyncio.to_thread(clawloop, gateway, "policy", "versions", "--json"))
+    versions = json.loads(await asyncio.to_thread(clawloop, gateway, "policy", "versions", "--json"))["versions"]
     assert [version["state"] for version in versions] == ["on the path", "active, head"]
-    assert versions[1]["samples"] == str(len(judged))
+    assert versions[1]["metrics"]["samples"] == len(judged)
     assert "No violation" in await asyncio.to_thread(clawloop, gateway, "check")
     with capsys.disabled():
         words = f"{chatted - began:.1f} s of chat, {answered - chatted:.1f} s to the next version"

@@ -9,11 +9,10 @@ from dataclasses import replace
 from datetime import UTC, datetime
 
 from clawloop.contracts.browsing import StoredKey
-from clawloop.contracts.serving import ApiKey, KeyLimits, KeyUse, Scope
+from clawloop.contracts.serving import ApiKey, KeyEntry, KeyLimits, KeyUse, Scope
 from clawloop.episodes.keys import EpisodeKey, sign
 from clawloop.errors import StoreUnavailable
 from clawloop.ids import ApiKeyId, new_api_key_id, new_episode_id
-from db.serving.keys import KeyEntry
 
 SIGNING_SECRET = b"k" * 32
 

@@ -2,42 +2,96 @@
 
 from __future__ import annotations
 
+from collections.abc import Sequence
+from datetime import UTC, datetime
+from uuid import UUID
+
 from clawloop.contracts.sessions import FeedbackEffect, FeedbackGiven, SessionFacts, SessionState, StoredFeedback
 from clawloop.contracts.turns import StoredTurn, TurnKind, TurnOutcome
-from clawloop.contracts.views import SessionView, TurnView
-from clawloop.ids import ApiKeyId, FeedbackId, SessionId, TurnId, new_feedback_id
+from clawloop.contracts.views import Exchange, FeedbackView, Judged, SessionView, Tokens, TurnDetail, TurnView
+from clawloop.ids import ApiKeyId, FeedbackId, SessionId, TurnId, new_feedback_id, short_form
 from clawloop.judging.rejudging import RejudgeFacts
+from clawloop.turns.canonical import response_digest
+from clawloop.turns.explain import Waiting, explain
+from clawloop.turns.titles import title_of
 from tests.fakes.turn_store import FakeTurnStore
 
 
 class FakeSessionStore:
-    """Satisfies `api.ports.SessionStore`, `api.ports.FeedbackStore` and `clawloop.operations.ports.RejudgeStore`."""
+    """Satisfies `clawloop.operations.reading.SessionStore`, `api.ports.FeedbackStore` and
+    `clawloop.operations.ports.RejudgeStore`."""
 
     def __init__(self, turns: FakeTurnStore) -> None:
         self._turns = turns
         self.given: list[tuple[TurnId, float | None, str | None]] = []
+        self.feedback: list[FeedbackView] = []
         self.outcomes: list[tuple[str, int]] = []
         self.announced: list[FeedbackId] = []
 
+    async def newest_session(self) -> SessionId | None:
+        newest = await self.sessions(policy=None, state=None, after=None, limit=1)
+        return newest[0].id if newest else None
+
+    async def sessions_between(self, first: UUID, last: UUID, limit: int) -> list[SessionId]:
+        return [session for session in sorted(await self._by_session()) if first <= session <= last][:limit]
+
+    async def sessions_named(self, name: str, limit: int) -> list[SessionId]:
+        views = await self.sessions(policy=None, state=None, after=None, limit=10**6)
+        return [view.id for view in views if view.external_id == name][:limit]
+
+    async def newest_turn(self) -> TurnId | None:
+        main = [turn.record.turn_id for turn in await self._turns.all() if turn.record.kind is TurnKind.MAIN]
+        return max(main, default=None)
+
+    async def turns_between(self, first: UUID, last: UUID, limit: int) -> list[TurnId]:
+        ids = [turn.record.turn_id for turn in await self._turns.all()]
+        return [turn_id for turn_id in ids if first <= turn_id <= last][:limit]
+
+    async def turn_numbered(self, session: SessionId, number: int) -> TurnId | None:
+        return next((view.id for view in await self.turns(session) if view.number == number), None)
+
+    async def session_of(self, turn: TurnId) -> SessionId | None:
+        stored = await self._turns.load(turn)
+        return None if stored is None else stored.session_id
+
     async def sessions(
-        self, *, policy: str | None, state: SessionState | None, after: SessionId | None, limit: int
+        self,
+        *,
+        policy: str | None,
+        state: SessionState | None,
+        after: SessionId | None,
+        limit: int,
+        fold: bool = False,
     ) -> list[SessionView]:
-        views = [self._view(own) for own in (await self._by_session()).values()]
-        views = [view for view in views if policy in (None, view.policy) and state in (None, view.state)]
+        views = await self._matching(policy, state)
+        views = [view for view in views if not (fold and _is_folded(view))]
         views.sort(key=lambda view: (view.last_turn_at, view.id), reverse=True)
         begin = 0 if after is None else next((n + 1 for n, view in enumerate(views) if view.id == after), len(views))
         return views[begin : begin + limit]
 
-    async def session(self, session: SessionId) -> SessionView | None:
-        own = (await self._by_session()).get(session)
-        return None if own is None else self._view(own)
+    async def count_sessions(self, *, policy: str | None, state: SessionState | None) -> tuple[int, int]:
+        views = await self._matching(policy, state)
+        return len(views), sum(map(_is_folded, views))
 
-    async def turns(self, session: SessionId) -> list[TurnView]:
+    async def _matching(self, policy: str | None, state: SessionState | None) -> list[SessionView]:
+        grouped = await self._by_session()
+        views = [self._view(own, grouped) for own in grouped.values()]
+        return [view for view in views if policy in (None, view.policy) and state in (None, view.state)]
+
+    async def session(self, session: SessionId) -> SessionView | None:
+        grouped = await self._by_session()
+        return self._view(grouped[session], grouped) if session in grouped else None
+
+    async def turns(
+        self, session: SessionId, *, before: TurnId | None = None, limit: int | None = None
+    ) -> list[TurnView]:
         own = (await self._by_session()).get(session, [])
+        everything = [turn.record.turn_id for turn in await self._turns.all()]
         main = [turn.record.turn_id for turn in own if turn.record.kind is TurnKind.MAIN]
-        return [
+        views = [
             TurnView(
                 id=turn.record.turn_id,
+                short_id=short_form(turn.record.turn_id, *(one for one in everything if one != turn.record.turn_id)),
                 session_id=turn.session_id,
                 parent_turn_id=turn.parent_turn_id,
                 number=main.index(turn.record.turn_id) + 1 if turn.record.turn_id in main else None,
@@ -47,7 +101,17 @@ class FakeSessionStore:
                 error=turn.record.error,
                 version=turn.record.version,
                 outcome=turn.outcome,
-                why=turn.outcome_detail,
+                why=explain(
+                    turn.outcome,
+                    turn.outcome_detail,
+                    turn.record.status,
+                    Waiting(
+                        notified=turn.announced_at is not None,
+                        has_follow_up=any(other.parent_turn_id == turn.record.turn_id for other in own),
+                        session_open=not own[-1].record.ends_session,
+                        in_episode=turn.record.episode_id is not None,
+                    ),
+                ),
                 verdict=None,
                 expected=None,
                 votes=0,
@@ -59,7 +123,61 @@ class FakeSessionStore:
                 announced_at=turn.announced_at,
             )
             for turn in own
+            if before is None or turn.record.turn_id < before
         ]
+        return views if limit is None else views[-limit:]
+
+    async def turn(self, turn: TurnId) -> TurnView | None:
+        session = await self.session_of(turn)
+        views = [] if session is None else await self.turns(session)
+        return next((view for view in views if view.id == turn), None)
+
+    async def exchanges(self, turns: Sequence[TurnId]) -> list[Exchange]:
+        return [await self._exchange(turn) for turn in turns]
+
+    async def _exchange(self, turn: TurnId) -> Exchange:
+        stored = await self._turns.load(turn)
+        assert stored is not None
+        messages, begin = stored.record.messages, 0
+        parent = None if stored.parent_turn_id is None else await self._turns.load(stored.parent_turn_id)
+        if parent is not None and parent.record.response is not None:
+            digest = response_digest(parent.record.response)
+            begin = max(n + 1 for n, message in enumerate(messages) if response_digest(message) == digest)
+        return Exchange(
+            turn_id=turn,
+            said=messages[begin:],
+            repeated=begin,
+            reply=stored.record.response,
+            judged=Judged(feedback=[view for view in self.feedback if view.turn_id == turn]),
+        )
+
+    async def detail(self, turn: TurnId, *, tokens: bool) -> TurnDetail | None:
+        view, stored = await self.turn(turn), await self._turns.load(turn)
+        if view is None or stored is None:
+            return None
+        record = stored.record
+        return TurnDetail(
+            turn=view,
+            asked_for=record.alias,
+            engine_id=record.engine_id,
+            finish_reason=record.finish_reason,
+            finished_at=record.finished_at,
+            messages=record.messages,
+            tools=record.tools,
+            response=record.response,
+            sampling=record.sampling,
+            judged=(await self._exchange(turn)).judged,
+            sample=None,
+            tokens=Tokens(prompt_ids=record.prompt_ids, response_ids=record.response_ids, logprobs=record.logprobs)
+            if tokens
+            else None,
+        )
+
+    async def given_on(self, key: ApiKeyId, turn: TurnId) -> list[FeedbackView] | None:
+        stored = await self._turns.load(turn)
+        if stored is None or stored.record.api_key_id != key or stored.record.kind is not TurnKind.MAIN:
+            return None
+        return [view for view in self.feedback if view.turn_id == turn]
 
     async def turn_of(self, key: ApiKeyId, session: str | None, number: int | None) -> TurnId | None:
         main: list[TurnId] = []
@@ -84,7 +202,19 @@ class FakeSessionStore:
         )
         fixed = stored.outcome is TurnOutcome.NOT_TRAINABLE
         effect = FeedbackEffect.RECORDED if fixed else FeedbackEffect.AMENDS
-        return StoredFeedback(FeedbackGiven(new_feedback_id(), turn), facts, effect)
+        given = FeedbackGiven(new_feedback_id(), turn)
+        self.feedback.append(
+            FeedbackView(
+                id=given.feedback_id,
+                turn_id=turn,
+                score=score,
+                text=text,
+                effect=effect,
+                received_at=datetime.now(UTC),
+                applied=False,
+            )
+        )
+        return StoredFeedback(given, facts, effect)
 
     async def give_outcome(self, key: ApiKeyId, session: str, outcome: int) -> FeedbackEffect | None:
         for own in (await self._by_session()).values():
@@ -128,13 +258,15 @@ class FakeSessionStore:
             grouped.setdefault(stored.session_id, []).append(stored)
         return grouped
 
-    def _view(self, own: list[StoredTurn]) -> SessionView:
+    def _view(self, own: list[StoredTurn], grouped: dict[SessionId, list[StoredTurn]]) -> SessionView:
         newest = max(own, key=lambda turn: turn.record.started_at).record
         first = own[0].record
         main = [turn for turn in own if turn.record.kind is TurnKind.MAIN]
         return SessionView(
             id=own[0].session_id,
+            short_id=short_form(own[0].session_id, *(other for other in grouped if other != own[0].session_id)),
             policy=first.policy,
+            title=title_of((main or own)[0].record.messages),
             external_id=first.evidence.value,
             identified_by=first.evidence.source,
             state=SessionState.ENDING if newest.ends_session else SessionState.OPEN,
@@ -148,3 +280,7 @@ class FakeSessionStore:
             closed_why=None,
             guarantee=None,
         )
+
+
+def _is_folded(view: SessionView) -> bool:
+    return view.main_turns == 0 or (view.main_turns == 1 and view.state is SessionState.CLOSED)

@@ -26,13 +26,12 @@ def test_probes_come_and_go(here: dict[str, str], tmp_path: Path) -> None:
     added = clawloop_process("probe", "add", str(file), **here)
     assert (added.returncode, added.stdout) == (0, "2 added; the next version is asked\n")
     assert clawloop("probe", "add", "--prompt", "3 + 3?", "--regex", r"\b6\b", **here).returncode == 0
-    rows = json.loads(clawloop("probe", "list", "--json", **here).stdout)
-    checks = [(row["prompt"], row["checks"]) for row in rows]
-    assert checks == [
-        ("2 + 2?", "contains '4'"),
-        ("Say hello.", "compared by the judge"),
-        ("3 + 3?", r"regex '\\b6\\b'"),
-    ]
+    rows = json.loads(clawloop("probe", "list", "--json", **here).stdout)["probes"]
+    asked = [(row["messages"][-1]["content"], row["contains"], row["regex"]) for row in rows]
+    assert asked == [("2 + 2?", ["4"], None), ("Say hello.", [], None), ("3 + 3?", [], r"\b6\b")]
+    listed = clawloop("probe", "list", **here, COLUMNS="80").stdout.splitlines()
+    assert [line.split("  ")[-1].strip() for line in listed[1:3]] == ["contains '4'", "compared by the judge"]
+    assert max(map(len, listed)) <= 80
     assert clawloop("probe", "remove", rows[0]["id"], **here).stdout == "removed\n"
     gone = refusal(clawloop("probe", "remove", rows[0]["id"], **here))
     assert gone == f"clawloop: policy 'default' has no probe {rows[0]['id']}; `clawloop probe list` shows them"
@@ -46,6 +45,6 @@ def test_a_file_with_bad_lines_names_them_and_adds_none(here: dict[str, str], tm
     assert "; line 3: not JSON" in said
     file.write_text("\n")
     assert "has no probe: write one JSON object a line" in refusal(clawloop("probe", "add", str(file), **here))
-    assert json.loads(clawloop("probe", "list", "--json", **here).stdout) == []
+    assert json.loads(clawloop("probe", "list", "--json", **here).stdout) == {"probes": []}
     assert "There is no policy 'other'" in refusal(clawloop("probe", "list", "--policy", "other", **here))
     assert clawloop("probe", "add", **here).returncode == 2

@@ -36,7 +36,7 @@ def output_of(*arguments: str, here: dict[str, str]) -> Any:
 
 def test_pause_and_resume_without_temporal(here: dict[str, str]) -> None:
     status = output_of("training", "status", here=here)
-    assert (status["state"], status["samples"], status["version"]) == ("waiting", "0 of 16", "0")
+    assert (status["state"], status["ready"], status["needed"], status["version"]) == ("waiting", 0, 16, 0)
     paused = clawloop_process("training", "pause", "the machine is needed", **here)
     assert paused.returncode == 0
     assert "paused: the machine is needed" in paused.stdout
@@ -56,19 +56,20 @@ def test_versions_are_listed_rolled_back_and_pinned(here: dict[str, str]) -> Non
             )
         connection.execute("UPDATE policies SET head = 2")
     listed = json.loads(clawloop_process("policy", "versions", "--json", **here).stdout)
-    assert [(row["version"], row["state"]) for row in listed] == [
-        ("0", "active, on the path"),
-        ("1", "on the path"),
-        ("2", "head"),
+    assert [(row["n"], row["state"]) for row in listed["versions"]] == [
+        (0, "active, on the path"),
+        (1, "on the path"),
+        (2, "head"),
     ]
-    assert output_of("policy", "pin", "1", here=here)["version"] == "0 (pinned)"  # no engine has it yet
+    pinned = output_of("policy", "pin", "1", here=here)
+    assert (pinned["version"], pinned["pinned"]) == (0, 1)  # no engine has it yet
     assert "unpin first" in refusal(clawloop("policy", "roll-back", "0", **here))
-    assert output_of("policy", "pin", "--none", here=here)["version"] == "0"
-    assert output_of("policy", "roll-back", "1", here=here)["head"] == "1"
+    assert output_of("policy", "pin", "--none", here=here)["version"] == 0
+    assert output_of("policy", "roll-back", "1", here=here)["head"] == 1
     assert "clawloop policy versions default" in refusal(clawloop("policy", "roll-back", "7", **here))
     assert clawloop("policy", "pin", **here).returncode == 2
-    (policy,) = output_of("policy", "list", here=here)
-    assert (policy["policy"], policy["base model"], policy["head"]) == ("default", "tiny", "1")
+    (policy,) = output_of("policy", "list", here=here)["policies"]
+    assert (policy["policy"], policy["base_model"], policy["training"]["head"]) == ("default", "tiny", 1)
 
 
 def test_a_shown_recipe_can_be_edited_and_set(here: dict[str, str], tmp_path: Path) -> None:
@@ -81,7 +82,7 @@ def test_a_shown_recipe_can_be_edited_and_set(here: dict[str, str], tmp_path: Pa
     assert done.returncode == 0
     assert "The change holds; the training workflow sees it when it reads the ledger next" in done.stderr
     assert output_of("recipe", "show", here=here)["train"]["batch_samples"] == 4
-    assert output_of("training", "status", here=here)["samples"] == "0 of 4"
+    assert output_of("training", "status", here=here)["needed"] == 4
     file.write_text("name = 'combined'\ntrain.batch_sample = 4\n")
     assert "batch_samples" in refusal(clawloop("recipe", "set", str(file), **here))
     assert "no policy 'nobody'" in refusal(clawloop("recipe", "show", "--policy", "nobody", **here))

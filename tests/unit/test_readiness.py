@@ -4,6 +4,7 @@ from __future__ import annotations
 
 from collections.abc import AsyncIterator, Sequence
 from contextlib import asynccontextmanager
+from dataclasses import replace
 
 from prometheus_client import CollectorRegistry, Gauge
 
@@ -19,17 +20,17 @@ ENGINE = Engine("e0", "http://e0", {}, False)
 
 @asynccontextmanager
 async def _readiness(
-    database_url: str, *, engine_healthy: bool, draining: bool = False
+    database_url: str, *, engine_healthy: bool, draining: bool = False, engine: Engine = ENGINE
 ) -> AsyncIterator[GatewayReadiness]:
     def engines() -> Sequence[Engine]:
-        return [ENGINE]
+        return [engine]
 
     held = Gauge("held", "held", registry=CollectorRegistry())
     rotation = Rotation(engines, hold_seconds=1, hold_limit=1, held=held)
     rotation.mark(ENGINE.id, healthy=engine_healthy)
     database = Database(database_url, BACKGROUND_LIMIT)
     try:
-        yield GatewayReadiness(database, ChatEngines(rotation, engines), lambda: draining)
+        yield GatewayReadiness(database, ChatEngines(rotation, engines), engines, lambda: draining)
     finally:
         await database.close()
 
@@ -64,3 +65,9 @@ async def test_a_database_that_is_away_is_named_without_user_and_address() -> No
     assert store.startswith("PostgreSQL does not answer")
     assert not any(secret in store for secret in ("secret", "127.0.0.1", str(port)))
     assert engine == "no engine is healthy"
+
+
+async def test_drained_engines_are_named_with_the_remedy(postgres_url: str) -> None:
+    drained = replace(ENGINE, draining=True)
+    async with _readiness(postgres_url, engine_healthy=True, engine=drained) as readiness:
+        assert await readiness.problems() == ["every engine is drained: `clawloop engine drain --undo e0`"]

@@ -327,7 +327,7 @@ def test_several_epochs_can_use_the_decoupled_correction() -> None:
     assert read_recipe(text).train.loss.correction == "decoupled"
 
 
-def test_a_file_that_is_not_toml_or_has_another_name_is_refused(tmp_path: Path) -> None:
+def test_a_file_that_is_not_toml_is_refused_and_one_of_another_name_taken(tmp_path: Path) -> None:
     with pytest.raises(RecipeRejected, match="not TOML"):
         read_recipe("name = ")
     with pytest.raises(RecipeRejected, match="field required") as caught:
@@ -335,11 +335,25 @@ def test_a_file_that_is_not_toml_or_has_another_name_is_refused(tmp_path: Path) 
     assert caught.value.field == "name"
     path = tmp_path / "mine.toml"
     path.write_text('name = "yours"')
-    with pytest.raises(RecipeRejected, match=r"mine\.toml"):
-        load_recipe(path)
+    assert load_recipe(path).name == "yours"
     path.write_bytes(b'name = "mine"  # \xff')
     with pytest.raises(RecipeRejected, match=r"mine\.toml cannot be read"):
         load_recipe(path)
+
+
+def test_all_problems_of_a_file_are_named_at_once() -> None:
+    with pytest.raises(RecipeRejected) as wrong:
+        parse_recipe({"name": "x", "signal": {"vote": 3}, "train": {"lr": "fast", "batch_samples": 0}})
+    assert [line.partition(":")[0] for line in wrong.value.lines] == [
+        "signal.vote",
+        "train.lr",
+        "train.batch_samples",
+    ]
+    assert wrong.value.field == "signal.vote"
+    assert all(line in str(wrong.value) for line in wrong.value.lines)
+    with pytest.raises(RecipeRejected) as contradictory:
+        parse_recipe({"name": "x" * 251, "signal": {"hints": False}})
+    assert len(contradictory.value.lines) >= 2
 
 
 def test_a_name_too_long_for_a_file_is_refused_unless_stored() -> None:

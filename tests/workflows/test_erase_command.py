@@ -11,7 +11,7 @@ from typer.testing import CliRunner, Result
 
 from clawloop.cli.main import app
 from clawloop.contracts.turns import TurnOutcome
-from clawloop.errors import SetupError
+from clawloop.errors import NotFound
 from clawloop.ids import new_turn_id, response_id
 from tests.judging.conftest import Bench, bench, binary_bench, judge
 from tests.workflows.conftest import until
@@ -38,7 +38,7 @@ async def test_erasing_a_session_ends_its_workflow(client: Client, binary_bench:
         await until(lambda: len(b.rows("SELECT * FROM samples")) == 2)
         asked = await clawloop(client, b, "erase", "--session", str(session), said="n\n")
         assert asked.exit_code == 1
-        assert f"Erase session {session}?" in asked.stderr
+        assert f"Erase session {session} ('one')?" in asked.stderr
         assert (await b.turn(turns[0].turn_id)).record.messages
         done = await clawloop(client, b, "erase", "--session", str(session), said="y\n")
         assert done.stdout.endswith("3 turns erased. 2 samples that waited for a step expired.\n")
@@ -73,10 +73,10 @@ async def test_an_unknown_session_or_turn_is_refused(client: Client, bench: Benc
     for arguments in ([], ["--session", unknown, "--turn", unknown]):
         assert (await clawloop(client, bench, "erase", *arguments)).exit_code == 2
     for arguments, why in (
-        (["--turn", unknown], f"no turn '{unknown}' is stored"),
+        (["--turn", unknown], f"no turn '{unknown}'"),
         (["--session", unknown], f"no session '{unknown}'"),
         (["--session", "x"], "no session 'x'"),
     ):
         error = (await clawloop(client, bench, "erase", *arguments)).exception
-        assert isinstance(error, SetupError)
+        assert isinstance(error, NotFound)
         assert why in str(error)

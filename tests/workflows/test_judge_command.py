@@ -12,7 +12,7 @@ from typer.testing import CliRunner, Result
 
 from clawloop.cli.main import app
 from clawloop.contracts.turns import TurnOutcome
-from clawloop.errors import SetupError, SignalFailed
+from clawloop.errors import NotFound, SignalFailed
 from clawloop.ids import new_turn_id, response_id
 from tests.judging.conftest import Bench, bench, binary_bench, judge
 from tests.workflows.conftest import until
@@ -41,8 +41,8 @@ async def test_unjudged_turns_are_judged_when_an_operator_asks(client: Client, b
 
         b.judge.mode = "well"
         said = await clawloop(client, b, "--unjudged", "--json")
-        asked = [(str(turn.turn_id), True) for turn in turns[:-1]]
-        assert [(row["turn_id"], row["asked"]) for row in json.loads(said.stdout)] == asked
+        asked = [(str(turn.turn_id), None) for turn in turns[:-1]]
+        assert [(row["turn_id"], row["refused"]) for row in json.loads(said.stdout)["turns"]] == asked
         samples = "SELECT * FROM samples"
         await until(lambda: len(b.rows(samples)) == 2)
         assert (await clawloop(client, b, "--unjudged")).stdout == "No turn of that kind.\n"
@@ -68,12 +68,12 @@ async def test_turns_that_cannot_be_judged_again_are_refused_with_the_reason(cli
     assert (await clawloop(client, bench, unknown, "--unjudged")).exit_code == 2
     assert (await clawloop(client, bench)).exit_code == 2
     for arguments, why in (
-        ([unknown], f"no turn '{unknown}' is stored"),
+        ([unknown], f"no turn '{unknown}'"),
         (["--session", unknown], f"no session '{unknown}'"),
         (["--session", "x"], "no session 'x'"),
     ):
         error = (await clawloop(client, bench, *arguments)).exception
-        assert isinstance(error, SetupError)
+        assert isinstance(error, NotFound)
         assert why in str(error)
     early = (await clawloop(client, bench, str(only.turn_id))).exception
     assert "cannot be judged again: nothing has followed it yet" in str(early)

@@ -61,10 +61,10 @@ async def test_rollouts_of_a_model_that_never_answers_right_pause_themselves(
                 rows = await asyncio.to_thread(wait_for_pause, postgres_url)
         shown = await asyncio.to_thread(clawloop_process, "episode", "list", "--json", **settings)
     assert rows[0]["paused_reason"].startswith("1 groups in a row gave no sample")
-    episodes = json.loads(shown.stdout)
+    episodes = json.loads(shown.stdout)["episodes"]
     finished = [episode for episode in episodes if episode["task"] == "train-0"]
-    assert [(e["state"], e["ending"], e["reward"], e["turns"]) for e in finished] == [
-        ("scored", "completed", "0", "1, 0 trained")
+    assert [(e["state"], e["ending"], e["reward"], e["turns"], e["trained"]) for e in finished] == [
+        ("scored", "completed", 0.0, 1, 0)
     ] * 2
     database = Database(postgres_url, TEST_LIMIT)
     assert await violations(database) == []

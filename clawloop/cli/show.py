@@ -1,0 +1,82 @@
+"""Prints tables, ages and JSON. Lists fit the terminal: only their last column is ever cut, never an id.
+
+What models and users said may hold control characters, which would move the cursor or change the terminal.
+"""
+
+from __future__ import annotations
+
+import os
+import shutil
+import sys
+from collections.abc import Sequence
+from datetime import UTC, datetime
+
+import typer
+
+_GAP = "  "
+_LEAST_LAST = 12
+_CONTROL = {code: "\N{REPLACEMENT CHARACTER}" for code in (*range(32), *range(127, 160)) if code not in (9, 10)}
+
+
+def show_json(answer: object) -> None:
+    """Print a model or a dataclass as the REST API returns it."""
+    from pydantic import TypeAdapter
+
+    typer.echo(TypeAdapter(type(answer)).dump_json(answer).decode())
+
+
+def show_table(rows: Sequence[dict[str, str]]) -> None:
+    """Print rows with the same keys; the last column takes what room is left."""
+    if not rows:
+        typer.echo("nothing yet")
+        return
+    from rich.cells import cell_len, set_cell_size
+
+    lines = [tuple(rows[0]), *(tuple(printable(cell).replace("\n", " ") for cell in row.values()) for row in rows)]
+    *fixed, _ = [max(map(cell_len, column)) for column in zip(*lines, strict=True)]
+    left = terminal_width()
+    room = None if left is None else max(_LEAST_LAST, left - sum(fixed) - len(_GAP) * len(fixed))
+    for *cells, last in lines:
+        begin = "".join(set_cell_size(cell, width) + _GAP for cell, width in zip(cells, fixed, strict=True))
+        if room is not None and cell_len(last) > room:
+            last = set_cell_size(last, room - 1).rstrip() + "…"
+        typer.echo(f"{begin}{last}".rstrip())
+
+
+def show_facts(facts: dict[str, str]) -> None:
+    """Print one label and value a line."""
+    width = max(10, *(len(name) for name in facts))
+    for name, value in facts.items():
+        typer.echo(f"{name:<{width}} {printable(value)}")
+
+
+def terminal_width() -> int | None:
+    """Columns of the terminal, or of COLUMNS; None where the output goes to a file or another program."""
+    if "COLUMNS" not in os.environ and not sys.stdout.isatty():
+        return None
+    return shutil.get_terminal_size().columns
+
+
+def printable(text: str) -> str:
+    """The text without control characters, but for tabs and line ends."""
+    return text.translate(_CONTROL)
+
+
+def age(moment: datetime | None) -> str:
+    """How long ago, in one unit: `5 min`; "" for None."""
+    if moment is None:
+        return ""
+    return duration((datetime.now(UTC) - moment).total_seconds())
+
+
+def duration(seconds: float) -> str:
+    """A duration in one unit, e.g. `5 min`."""
+    for unit, length in (("d", 86400), ("h", 3600), ("min", 60)):
+        if seconds >= length:
+            return f"{seconds / length:.0f} {unit}"
+    return f"{max(0.0, seconds):.0f} s"
+
+
+def when(moment: datetime | None) -> str:
+    """ISO 8601 in seconds; "" for None."""
+    return "" if moment is None else moment.isoformat(timespec="seconds")

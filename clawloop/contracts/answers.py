@@ -1,0 +1,248 @@
+"""What the API answers and `--json` prints about training, policies, engines, keys and operators' changes."""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from datetime import datetime
+from typing import Any
+from uuid import UUID
+
+from clawloop.contracts.episodes import EpisodeView, GroupView
+from clawloop.contracts.probes import StoredProbe
+from clawloop.contracts.serving import Scope
+from clawloop.contracts.sessions import Erasure
+from clawloop.contracts.training import TrainingState, TrainingView, VersionView
+from clawloop.contracts.views import View
+from clawloop.ids import ApiKeyId, EpisodeId, RolloutGroupId, SessionId, TurnId
+
+
+class TrainingStatus(View):
+    """
+    Args:
+        reason: what training waits for, or why it is paused; for people.
+        ready: fresh samples.
+        needed: a full batch.
+        judging: turns that wait for their next state or their judge.
+        step: the step that is computed, or that comes next.
+        version: the version that answers.
+        head: the newest trained one on the current path.
+        pinned: the version that answers whatever is trained; None if none.
+        closed_seconds: the recipe's schedule lets no batch be claimed for this long; None if one may be claimed.
+    """
+
+    policy: str
+    state: TrainingState
+    reason: str
+    ready: int
+    needed: int
+    judging: int
+    step: int
+    version: int
+    head: int
+    pinned: int | None
+    closed_seconds: float | None = None
+
+    @classmethod
+    def of(cls, view: TrainingView) -> TrainingStatus:
+        return cls(**{name: getattr(view, name) for name in cls.model_fields})
+
+
+class PolicyStatus(View):
+    """
+    Args:
+        base_model: the name under which engines serve version 0.
+        aliases: further names of the policy.
+    """
+
+    policy: str
+    base_model: str
+    aliases: Sequence[str]
+    training: TrainingStatus
+
+
+class PolicyList(View):
+    policies: Sequence[PolicyStatus]
+
+
+class VersionList(View):
+    versions: Sequence[VersionView]
+
+
+class EngineStatus(View):
+    """
+    Args:
+        healthy: it answers.
+        draining: it gets no new requests.
+        versions: loaded adapter versions by policy; every engine has version 0.
+        problem: why its agent took it out of rotation; None: it works, or has no agent.
+    """
+
+    id: str
+    url: str
+    healthy: bool
+    draining: bool
+    versions: dict[str, list[int]]
+    problem: str | None
+
+
+class EngineList(View):
+    engines: Sequence[EngineStatus]
+
+
+class EngineAdded(View):
+    """
+    Args:
+        warnings: what was found when it was asked, for people.
+    """
+
+    engine: EngineStatus
+    warnings: Sequence[str]
+
+
+class KeyView(View):
+    """A key, without its secret.
+
+    Args:
+        prefix: its public part.
+        revoked_at: None while it is valid.
+    """
+
+    id: ApiKeyId
+    name: str
+    prefix: str
+    policy: str
+    scopes: Sequence[Scope]
+    created_at: datetime
+    revoked_at: datetime | None
+
+
+class KeyList(View):
+    keys: Sequence[KeyView]
+
+
+class NewKey(View):
+    """
+    Args:
+        key: with its secret, which is stored nowhere.
+    """
+
+    key: str
+    prefix: str
+    policy: str
+    name: str
+    scopes: Sequence[Scope]
+
+
+class KeyRevoked(View):
+    prefix: str
+
+
+class GroupPage(View):
+    """
+    Args:
+        next: the next page's `after`; None on the last page.
+    """
+
+    groups: Sequence[GroupView]
+    next: RolloutGroupId | None
+
+
+class EpisodePage(View):
+    """
+    Args:
+        next: the next page's `after`; None on the last page.
+    """
+
+    episodes: Sequence[EpisodeView]
+    next: EpisodeId | None
+
+
+class Probe(View):
+    """A probe as it is stored; without any check the judge compares the answers to it."""
+
+    id: UUID
+    messages: Sequence[dict[str, Any]]
+    tools: Sequence[dict[str, Any]] | None
+    contains: Sequence[str]
+    regex: str | None
+    exact: str | None
+    created_at: datetime
+
+    @classmethod
+    def of(cls, stored: StoredProbe) -> Probe:
+        content = stored.content
+        return cls(
+            id=stored.id,
+            messages=[dict(message) for message in content.messages],
+            tools=None if content.tools is None else [dict(tool) for tool in content.tools],
+            contains=list(content.contains),
+            regex=content.regex,
+            exact=content.exact,
+            created_at=stored.created_at,
+        )
+
+
+class ProbeList(View):
+    probes: Sequence[Probe]
+
+
+class ContentGone(View):
+    """
+    Args:
+        turns: how many were erased now; 0 if all were before.
+        samples_expired: samples that waited for a step and were expired.
+        samples_learned: samples that steps have trained, or are training: these stay in their versions.
+        workflow_told: false while Temporal is away: its table shows the turns as they were.
+    """
+
+    session_id: SessionId
+    turns: int
+    samples_expired: int
+    samples_learned: int
+    workflow_told: bool
+
+    @classmethod
+    def of(cls, erasure: Erasure, *, workflow_told: bool) -> ContentGone:
+        return cls(
+            session_id=erasure.session.session_id,
+            turns=erasure.turns,
+            samples_expired=erasure.expired,
+            samples_learned=erasure.learned,
+            workflow_told=workflow_told,
+        )
+
+
+class Rejudged(View):
+    """
+    Args:
+        revision: of the judgement that was asked for; asked for again before it exists, it is the same.
+        refused: why the turn cannot be judged again; None: its workflow judges it.
+    """
+
+    turn_id: TurnId
+    session_id: SessionId
+    revision: int
+    refused: str | None
+
+
+class RejudgeList(View):
+    turns: Sequence[Rejudged]
+
+
+class Broken(View):
+    """A row that breaks an invariant."""
+
+    invariant: str
+    row: str
+
+
+class CheckReport(View):
+    """
+    Args:
+        invariants: how many were checked.
+        adapters: how many adapters' files were compared with their hash.
+    """
+
+    invariants: int
+    adapters: int
+    violations: Sequence[Broken]

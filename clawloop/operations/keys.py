@@ -1,0 +1,100 @@
+"""What operators do to API keys: list, create and revoke them."""
+
+from __future__ import annotations
+
+from collections.abc import Iterable, Sequence
+from typing import Protocol
+
+from clawloop.contracts.answers import KeyList, KeyRevoked, KeyView, NewKey
+from clawloop.contracts.serving import ApiKey, KeyEntry, Scope
+from clawloop.errors import AmbiguousId, NotFound
+
+
+class KeyAdminStore(Protocol):
+    """Every call raises StoreUnavailable when PostgreSQL does not answer in time."""
+
+    async def list_keys(self) -> list[KeyEntry]:
+        """All keys of people and programs, revoked ones included, oldest first."""
+
+    async def create_key(self, policy: str, scopes: Iterable[Scope], name: str) -> tuple[ApiKey, str]:
+        """A new key and its secret, which is not stored.
+
+        Raises:
+            SetupError: there is no such policy.
+        """
+
+    async def revoke(self, prefix: str) -> bool:
+        """Revoke the key with this public part; False if no valid key has it."""
+
+
+class KeyOperations:
+    def __init__(self, store: KeyAdminStore) -> None:
+        self._store = store
+
+    async def list(self) -> KeyList:
+        """All keys, without their secrets."""
+        return KeyList(keys=[_view(entry) for entry in await self._store.list_keys()])
+
+    async def create(self, policy: str, scopes: Iterable[Scope], name: str) -> NewKey:
+        """A new key with its secret, which cannot be shown again.
+
+        Raises:
+            SetupError: there is no such policy.
+        """
+        key, secret = await self._store.create_key(policy, scopes, name)
+        kind, public, _ = secret.split("-", 2)
+        return NewKey(key=secret, prefix=f"{kind}-{public}", policy=policy, name=name, scopes=sorted(key.scopes))
+
+    async def prefix_of(self, reference: str) -> str:
+        """The public part of a key, by its beginning or the key's name.
+
+        Raises:
+            NotFound, AmbiguousId
+        """
+        return _find(await self._store.list_keys(), reference).prefix
+
+    async def revoke(self, reference: str) -> KeyRevoked:
+        """End a key; gateways refuse it within 30 s.
+
+        Args:
+            reference: its public part or the beginning of it, or its name.
+
+        Raises:
+            NotFound, AmbiguousId
+        """
+        valid = [entry for entry in await self._store.list_keys() if entry.revoked_at is None]
+        entry = _find(valid, reference)
+        await self._store.revoke(entry.prefix)
+        return KeyRevoked(prefix=entry.prefix)
+
+
+def _find(keys: Sequence[KeyEntry], reference: str) -> KeyEntry:
+    found = [entry for entry in keys if reference == entry.prefix]
+    found = found or [entry for entry in keys if reference and reference == entry.name]
+    found = found or [entry for entry in keys if reference and _begins(entry.prefix, reference)]
+    if not found:
+        raise NotFound(
+            f"There is no such key {reference!r}; `clawloop key list` shows all keys.",
+            code="not_found",
+            field="prefix",
+        )
+    if len(found) > 1:
+        prefixes = ", ".join(entry.prefix for entry in found)
+        raise AmbiguousId(f"{reference!r} may be several keys: {prefixes}. Give one of them.", field="prefix")
+    return found[0]
+
+
+def _begins(prefix: str, reference: str) -> bool:
+    return prefix.startswith(reference) or prefix.removeprefix("cl-").startswith(reference)
+
+
+def _view(entry: KeyEntry) -> KeyView:
+    return KeyView(
+        id=entry.id,
+        name=entry.name,
+        prefix=entry.prefix,
+        policy=entry.policy,
+        scopes=sorted(entry.scopes),
+        created_at=entry.created_at,
+        revoked_at=entry.revoked_at,
+    )

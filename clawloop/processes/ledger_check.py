@@ -1,0 +1,49 @@
+"""Verifies a database's ledger and the adapters in a data folder."""
+
+from __future__ import annotations
+
+import asyncio
+from collections.abc import Sequence
+from pathlib import Path
+
+from clawloop.adapters.digest import check_version
+from clawloop.contracts.answers import Broken, CheckReport
+from clawloop.contracts.training import VersionRef
+from clawloop.errors import AdapterUnusable
+from db.database import Database
+from db.invariants import INVARIANTS, committed_versions, violations
+
+FILES = "a committed version's files hold what its step made"
+
+
+class DatabaseCheck:
+    """Satisfies `clawloop.operations.ledger.LedgerCheck`.
+
+    Args:
+        adapters: the data folder's `adapters`.
+    """
+
+    def __init__(self, database: Database, adapters: Path) -> None:
+        self._database = database
+        self._adapters = adapters
+
+    async def report(self, *, files: bool) -> CheckReport:
+        found = [Broken(invariant=one.invariant, row=one.row) for one in await violations(self._database)]
+        versions = await committed_versions(self._database) if files else []
+        found += await asyncio.to_thread(damaged_files, versions, self._adapters)
+        return CheckReport(invariants=len(INVARIANTS), adapters=len(versions), violations=found)
+
+
+def damaged_files(versions: Sequence[VersionRef], folder: Path) -> list[Broken]:
+    """One for each version whose files are missing or have another hash.
+
+    Args:
+        folder: the data folder's `adapters`.
+    """
+    damaged: list[Broken] = []
+    for version in versions:
+        try:
+            check_version(folder / version.path, version.sha256)
+        except AdapterUnusable as error:
+            damaged.append(Broken(invariant=FILES, row=str(error)))
+    return damaged

@@ -1,0 +1,179 @@
+"""Reads what turns added to their session, with what judges and people said of them.
+
+Every function works in the caller's transaction. Linear in the messages that were added, whatever a session's length.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from typing import Any
+from uuid import UUID
+
+import orjson
+from sqlalchemy import select, text
+from sqlalchemy.ext.asyncio import AsyncConnection
+
+from clawloop.contracts.sessions import FeedbackEffect
+from clawloop.contracts.training import SampleState
+from clawloop.contracts.turns import Message
+from clawloop.contracts.views import (
+    Exchange,
+    FeedbackView,
+    HintView,
+    Judged,
+    SampleView,
+    Tokens,
+    TurnDetail,
+    TurnView,
+    VoteView,
+)
+from clawloop.ids import FeedbackId, SampleId, TurnId
+from clawloop.turns.canonical import response_digest
+from db.exact_json import storable
+from db.tables import FeedbackRow, HintRow, SampleRow, VoteRow
+from db.turns.conversation_cache import ConversationCache
+from db.turns.read import read_turn
+
+_ADDED = text("""
+    SELECT t.id, t.messages_kept, t.messages_added, t.response, p.response_digest AS parent_digest,
+        p.messages_kept + json_array_length(p.messages_added) AS parent_length
+    FROM turns t LEFT JOIN turns p ON p.id = t.parent_turn_id
+    WHERE t.id = ANY(:turns) ORDER BY t.id
+""")
+_JUDGEMENTS = text("""
+    SELECT DISTINCT ON (turn_id) id, turn_id, verdict_why, hint_why FROM judgements
+    WHERE turn_id = ANY(:turns) AND decided_at IS NOT NULL ORDER BY turn_id, revision DESC, decided_at DESC
+""")
+
+
+async def read_exchanges(connection: AsyncConnection, turns: Sequence[TurnId]) -> list[Exchange]:
+    judged = await _read_judged(connection, turns)
+    return [_exchange(row, judged[TurnId(row.id)]) for row in await connection.execute(_ADDED, {"turns": list(turns)})]
+
+
+async def read_detail(connection: AsyncConnection, view: TurnView, *, tokens: bool) -> TurnDetail:
+    # Without a cache: people read one turn, and its conversation is large.
+    stored = await read_turn(connection, ConversationCache(0), view.id)
+    assert stored is not None
+    record = stored.record
+    sample = select(SampleRow).where(SampleRow.turn_id == view.id).order_by(SampleRow.id.desc()).limit(1)
+    row = (await connection.execute(sample)).one_or_none()
+    return TurnDetail(
+        turn=view,
+        asked_for=record.alias,
+        engine_id=record.engine_id,
+        finish_reason=record.finish_reason,
+        finished_at=record.finished_at,
+        messages=[_clean(message) for message in record.messages],
+        tools=None if record.tools is None else _clean(record.tools),
+        response=None if record.response is None else _clean(record.response),
+        sampling=_clean(record.sampling),
+        judged=(await _read_judged(connection, [view.id]))[view.id],
+        sample=None
+        if row is None
+        else SampleView(
+            id=SampleId(row.id),
+            state=SampleState(row.state),
+            reason=row.reason,
+            reward=row.reward,
+            hinted=row.hinted_prompt_ids is not None,
+        ),
+        tokens=Tokens(prompt_ids=record.prompt_ids, response_ids=record.response_ids, logprobs=record.logprobs)
+        if tokens
+        else None,
+    )
+
+
+async def read_feedback(connection: AsyncConnection, turns: Sequence[TurnId]) -> list[FeedbackView]:
+    """All feedback on these turns, oldest first."""
+    query = select(FeedbackRow).where(FeedbackRow.turn_id.in_(turns)).order_by(FeedbackRow.id)
+    return [
+        FeedbackView(
+            id=FeedbackId(row.id),
+            turn_id=TurnId(row.turn_id),
+            score=row.score,
+            text=row.text,
+            effect=FeedbackEffect(row.effect),
+            received_at=row.received_at,
+            applied=row.applied_at is not None,
+        )
+        for row in await connection.execute(query)
+    ]
+
+
+def _exchange(row: Any, judged: Judged) -> Exchange:
+    begin = 0
+    if row.parent_digest is not None and row.messages_kept <= row.parent_length:
+        # A client sends a reply back in other words than the engine's JSON, so it is stored once more.
+        begin = _after_reply(row.messages_added, row.parent_digest)
+    return Exchange(
+        turn_id=TurnId(row.id),
+        said=[_clean(message) for message in row.messages_added[begin:]],
+        repeated=row.messages_kept + begin,
+        reply=None if row.response is None else _clean(row.response),
+        judged=judged,
+    )
+
+
+def _after_reply(messages: Sequence[Message], digest: bytes) -> int:
+    for place in range(len(messages) - 1, -1, -1):
+        if messages[place].get("role") == "assistant" and response_digest(messages[place]) == digest:
+            return place + 1
+    return 0
+
+
+async def _read_judged(connection: AsyncConnection, turns: Sequence[TurnId]) -> dict[TurnId, Judged]:
+    judgements = (await connection.execute(_JUDGEMENTS, {"turns": list(turns)})).all()
+    ids = [row.id for row in judgements]
+    votes: dict[UUID, list[VoteView]] = {}
+    hints: dict[UUID, list[HintView]] = {}
+    feedback: dict[TurnId, list[FeedbackView]] = {}
+    # Mappings, as `index` is a method of rows.
+    of_votes = select(VoteRow).where(VoteRow.judgement_id.in_(ids)).order_by(VoteRow.kind.desc(), VoteRow.index)
+    for vote in (await connection.execute(of_votes)).mappings():
+        shown = VoteView(kind=vote["kind"], index=vote["index"], score=vote["score"], answer=vote["raw"])
+        votes.setdefault(vote["judgement_id"], []).append(shown)
+    of_hints = select(HintRow).where(HintRow.judgement_id.in_(ids)).order_by(HintRow.kind, HintRow.index)
+    for row in (await connection.execute(of_hints)).mappings():
+        fields = {name: row[name] for name in ("kind", "index", "accepted", "text")}
+        hints.setdefault(row["judgement_id"], []).append(HintView(**fields, answer=row["raw"]))
+    for given in await read_feedback(connection, turns):
+        feedback.setdefault(given.turn_id, []).append(given)
+    decided = {TurnId(row.turn_id): row for row in judgements}
+    return {turn: _judged(decided.get(turn), votes, hints, feedback.get(turn, [])) for turn in turns}
+
+
+def _judged(
+    judgement: Any,
+    votes: dict[UUID, list[VoteView]],
+    hints: dict[UUID, list[HintView]],
+    feedback: list[FeedbackView],
+) -> Judged:
+    if judgement is None:
+        return Judged(feedback=feedback)
+    return Judged(
+        verdict_why=judgement.verdict_why,
+        hint_why=judgement.hint_why,
+        votes=votes.get(judgement.id, []),
+        hints=hints.get(judgement.id, []),
+        feedback=feedback,
+    )
+
+
+def _clean(value: Any) -> Any:
+    """The value, without what cannot be written as UTF-8: clients may send lone surrogates."""
+    try:
+        orjson.dumps(value)
+    except orjson.JSONEncodeError:
+        return _replaced(value)
+    return value
+
+
+def _replaced(value: Any) -> Any:
+    if isinstance(value, str):
+        return storable(value)
+    if isinstance(value, list):
+        return [_replaced(item) for item in value]
+    if isinstance(value, dict):
+        return {storable(key): _replaced(item) for key, item in value.items()}
+    return value

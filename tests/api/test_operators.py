@@ -1,0 +1,95 @@
+"""`/admin/v1/engines`, `/keys`, `/check` and single turns, over HTTP."""
+
+from __future__ import annotations
+
+import pytest
+
+from tests.api.chat_requests import chat
+from tests.api.conftest import Gateway
+
+
+async def test_turns_are_shown_by_reply_by_beginning_and_by_number(gateway: Gateway) -> None:
+    reply = await chat(gateway, session_id="mine")
+    async with gateway.client(gateway.admin_key) as client:
+        whole = (await client.get(f"/admin/v1/turns/{reply}")).json()
+        assert (whole["turn"]["response_id"], whole["tokens"]) == (reply, None)
+        assert whole["messages"][0]["role"] == "user"
+        assert whole["response"]["role"] == "assistant"
+        for reference in (whole["turn"]["short_id"], "mine:1", "last"):
+            why = (await client.get(f"/admin/v1/turns/{reference}/why")).json()
+            assert why == whole["turn"]
+        tokens = (await client.get(f"/admin/v1/turns/{reply}", params={"tokens": "true"})).json()["tokens"]
+        assert len(tokens["response_ids"]) == len(tokens["logprobs"])
+        session = (await client.get("/admin/v1/sessions/mine", params={"content": "true"})).json()
+        [exchange] = session["conversation"]
+        assert exchange["reply"] == whole["response"]
+        assert session["session"]["workflow_id"] == f"session/{session['session']['id']}"
+
+
+async def test_the_beginning_of_several_ids_is_400(gateway: Gateway) -> None:
+    replies = [await chat(gateway, session_id="several") for _ in range(2)]
+    beginning = replies[0].removeprefix("chatcmpl-")[:8]
+    async with gateway.client(gateway.admin_key) as client:
+        answer = await client.get(f"/admin/v1/turns/{beginning}/why")
+        assert (answer.status_code, answer.json()["code"]) == (400, "ambiguous_id")
+        assert (await client.get("/admin/v1/turns/nobody")).status_code == 404
+
+
+async def test_keys_are_made_listed_and_ended(gateway: Gateway) -> None:
+    async with gateway.client(gateway.admin_key) as client:
+        made = await client.post("/admin/v1/keys", json={"scopes": ["admin"], "name": "laptop"})
+        assert made.status_code == 201
+        new = made.json()
+        async with gateway.client(new["key"]) as other:
+            listed = (await other.get("/admin/v1/keys")).json()["keys"]
+        assert [key["name"] for key in listed if key["prefix"] == new["prefix"]] == ["laptop"]
+        assert not any("key" in key for key in listed)
+        ended = await client.delete(f"/admin/v1/keys/{new['prefix'][:9]}")
+        assert ended.json() == {"prefix": new["prefix"]}
+        assert (await client.delete("/admin/v1/keys/laptop")).status_code == 404
+        assert (await client.post("/admin/v1/keys")).json()["scopes"] == ["chat"]
+        assert (await client.post("/admin/v1/keys", json={"scopes": ["root"]})).status_code == 400
+
+
+async def test_engines_are_added_drained_and_removed(fresh_gateway: Gateway) -> None:
+    async with fresh_gateway.client(fresh_gateway.admin_key) as client:
+        only = await client.post("/admin/v1/engines/e0/drain")
+        assert (only.status_code, only.json()["code"]) == (409, "last_engine")
+        added = (await client.post("/admin/v1/engines", json={"url": "http://127.0.0.1:1"})).json()
+        assert (added["engine"]["healthy"], len(added["warnings"])) == (False, 1)
+        refused = await client.post("/admin/v1/engines", json={"url": "http://127.0.0.1:2", "require_guard": True})
+        assert (refused.status_code, refused.json()["field"]) == (400, "url")
+        assert (await client.post("/admin/v1/engines", json={"url": "ftp://x"})).status_code == 400
+        drained = (await client.post("/admin/v1/engines/e0/drain", json={})).json()
+        assert (drained["id"], drained["draining"], drained["healthy"]) == ("e0", True, True)
+        assert (await client.delete("/admin/v1/engines/127")).status_code == 409
+        assert (await client.delete("/admin/v1/engines/127", params={"force": "true"})).status_code == 204
+        listed = (await client.get("/admin/v1/engines")).json()["engines"]
+        assert [engine["id"] for engine in listed] == ["e0"]
+
+
+async def test_the_ledger_is_checked(gateway: Gateway) -> None:
+    async with gateway.client(gateway.admin_key) as client:
+        report = (await client.get("/admin/v1/check")).json()
+        assert (report["violations"], report["adapters"]) == ([], 0)
+        report = (await client.get("/admin/v1/check", params={"files": "true"})).json()
+        assert report["violations"] == [{"invariant": "files", "row": "v1"}]
+
+
+@pytest.mark.parametrize(
+    ("method", "path"),
+    [
+        ("GET", "/turns/last"),
+        ("GET", "/turns/last/why"),
+        ("GET", "/keys"),
+        ("POST", "/keys"),
+        ("DELETE", "/keys/cl"),
+        ("POST", "/engines"),
+        ("POST", "/engines/e0/drain"),
+        ("DELETE", "/engines/e0"),
+        ("GET", "/check"),
+    ],
+)
+async def test_a_chat_key_is_no_operators(gateway: Gateway, method: str, path: str) -> None:
+    async with gateway.client() as client:
+        assert (await client.request(method, f"/admin/v1{path}")).status_code == 403
