@@ -21,6 +21,7 @@ from clawloop.cli.demo.app import demo_app
 from clawloop.cli.engine import engine_app
 from clawloop.cli.environment import environment_app
 from clawloop.cli.erase import erase_command
+from clawloop.cli.evaluate import evaluate_command
 from clawloop.cli.export import export
 from clawloop.cli.feedback import feedback
 from clawloop.cli.judge import judge_app
@@ -142,6 +143,7 @@ app.command("plan")(plan_command)
 app.command("recover")(recover_command)
 app.command("erase")(erase_command)
 app.command("why")(why_command)
+app.command("evaluate")(evaluate_command)
 app.add_typer(check_app, name="check")
 app.add_typer(session_app, name="session")
 app.command("export")(export)

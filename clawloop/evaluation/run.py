@@ -1,0 +1,199 @@
+"""One evaluation: answers to held-out tasks are graded, a persona chats about others, and the same is graded again.
+
+The first answer to a task is what is graded, as in the original, but to tasks that no session is about; graded answers
+are side turns, so nothing is learned from them. What the original leaves out is here: both graders, whether the
+solution is right, confidence intervals, and the change task by task.
+"""
+
+from __future__ import annotations
+
+import asyncio
+import random
+from collections.abc import Awaitable, Callable, Sequence
+from dataclasses import asdict, dataclass
+from uuid import uuid4
+
+from openai.types.chat import ChatCompletionMessageParam
+from pydantic import JsonValue
+
+from clawloop.errors import SetupError
+from clawloop.evaluation.clients import ModelClient
+from clawloop.evaluation.graders import grade_by_rules, grading_prompt, parse_grade
+from clawloop.evaluation.settings import DONE, MOST_TURNS, Setting, SettingName
+from clawloop.evaluation.statistics import Estimate, change, estimate
+from clawloop.evaluation.tasks import Task, is_right
+
+_CONCURRENT = 4
+
+
+@dataclass(frozen=True, slots=True)
+class Models:
+    """
+    Args:
+        persona: plays the user; grader: grades styles. Any OpenAI-compatible model each.
+    """
+
+    policy: ModelClient
+    persona: ModelClient
+    grader: ModelClient
+
+
+@dataclass(frozen=True, slots=True)
+class Grades:
+    """The grades of the held-out tasks, in their order; None where the grader gave none.
+
+    Args:
+        right: whether a student's solution is right; None in the teacher's setting.
+    """
+
+    by_model: list[float | None]
+    by_rules: list[float | None]
+    right: list[float | None]
+
+
+@dataclass(frozen=True, slots=True)
+class Evaluation:
+    """
+    Args:
+        held_out: number of graded tasks.
+        completed: sessions that the persona ended, of all.
+        turns: answers in all sessions.
+    """
+
+    setting: SettingName
+    sessions: int
+    held_out: int
+    completed: int
+    turns: int
+    before: dict[str, Estimate]
+    after: dict[str, Estimate]
+    changes: dict[str, Estimate]
+
+    def as_json(self) -> dict[str, JsonValue]:
+        found: dict[str, JsonValue] = asdict(self)
+        return found
+
+
+def split(tasks: Sequence[Task], sessions: int, held_out: int) -> tuple[list[Task], list[Task]]:
+    """Tasks to chat about, and others to grade.
+
+    Raises:
+        SetupError: there are too few tasks.
+    """
+    if len(tasks) < held_out + 1:
+        raise SetupError(f"{len(tasks)} tasks, but {held_out} are held out: give more tasks, or a smaller --held-out")
+    chats = tasks[held_out:]
+    return [chats[at % len(chats)] for at in range(sessions)], list(tasks[:held_out])
+
+
+async def evaluate(
+    setting: Setting,
+    models: Models,
+    chats: Sequence[Task],
+    held_out: Sequence[Task],
+    learned: Callable[[], Awaitable[None]],
+    report: Callable[[str], None],
+) -> Evaluation:
+    """Grade, chat, wait until it is learned, and grade again.
+
+    Args:
+        chats: the task of each session.
+        learned: returns once what happened is learned.
+        report: gets a line of progress.
+    """
+    before = await grade(setting, models, held_out)
+    report(f"before: {_line(before)}")
+    completed = turns = 0
+    run = uuid4().hex[:8]
+    for number, task in enumerate(chats, start=1):
+        answers, done = await chat(setting, models, task, f"{setting.name}-{run}-{number}", random.Random(number))
+        completed, turns = completed + done, turns + answers
+        report(f"session {number} of {len(chats)}: {answers} answers, {'done' if done else 'not done'}")
+    await learned()
+    after = await grade(setting, models, held_out)
+    report(f"after: {_line(after)}")
+    return Evaluation(
+        setting=setting.name,
+        sessions=len(chats),
+        held_out=len(held_out),
+        completed=completed,
+        turns=turns,
+        before=_estimates(before),
+        after=_estimates(after),
+        changes={name: change(values, _lists(after)[name]) for name, values in _lists(before).items()},
+    )
+
+
+async def chat(setting: Setting, models: Models, task: Task, session: str, rng: random.Random) -> tuple[int, bool]:
+    """One session; how many answers it had, and whether the persona ended it.
+
+    Each message of the persona is a next state that the policy learns from; the last one, which only ends the session,
+    is sent as well, so that the answer before it is judged.
+    """
+    messages: list[ChatCompletionMessageParam] = [{"role": "user", "content": setting.opening(task, rng)}]
+    for turn in range(1, MOST_TURNS + 1):
+        is_last = turn == MOST_TURNS
+        headers = {"X-Session-Id": session, "X-Turn-Type": "main"} | ({"X-Session-Done": "true"} if is_last else {})
+        answer = await models.policy.ask(messages, headers=headers)
+        messages.append({"role": "assistant", "content": answer})
+        if is_last:
+            break
+        said = await models.persona.ask(_as_persona(setting, messages))
+        if not said or said.strip(" .!*`").upper() == DONE:
+            closing: list[ChatCompletionMessageParam] = [*messages, {"role": "user", "content": "Thanks, that is all."}]
+            done = {"X-Session-Id": session, "X-Turn-Type": "main", "X-Session-Done": "true"}
+            await models.policy.ask(closing, headers=done)
+            return turn, bool(said)
+        messages.append({"role": "user", "content": said})
+    return MOST_TURNS, False
+
+
+async def grade(setting: Setting, models: Models, tasks: Sequence[Task]) -> Grades:
+    """Grades of the first answer to each task, asked as a side turn."""
+    slots = asyncio.Semaphore(_CONCURRENT)
+
+    async def one(number: int, task: Task) -> tuple[float | None, float, float | None]:
+        async with slots:
+            opening = setting.opening(task, random.Random(number))
+            side = {"X-Turn-Type": "side", "X-Session-Id": f"graded-{uuid4().hex[:12]}"}
+            text = await models.policy.ask([{"role": "user", "content": opening}], headers=side)
+            question = grading_prompt(setting, opening, text)
+            verdict = await models.grader.ask([{"role": "user", "content": question}], temperature=0.0)
+            right = float(is_right(task, text)) if setting.name is SettingName.STUDENT else None
+            return parse_grade(verdict), grade_by_rules(setting, text), right
+
+    rows = await asyncio.gather(*(one(number, task) for number, task in enumerate(tasks)))
+    return Grades([row[0] for row in rows], [row[1] for row in rows], [row[2] for row in rows])
+
+
+def _as_persona(setting: Setting, messages: Sequence[ChatCompletionMessageParam]) -> list[ChatCompletionMessageParam]:
+    """The conversation as the persona sees it: its own messages are the assistant's."""
+    seen: list[ChatCompletionMessageParam] = [{"role": "system", "content": setting.persona}]
+    for message in messages:
+        text = str(message.get("content") or "")
+        if message["role"] == "user":
+            seen.append({"role": "assistant", "content": text})
+        else:
+            seen.append({"role": "user", "content": text})
+    # Many templates want a user's message first.
+    seen.insert(1, {"role": "user", "content": "Begin: write your first message to the assistant."})
+    return seen
+
+
+def _lists(grades: Grades) -> dict[str, list[float | None]]:
+    return {"by_model": grades.by_model, "by_rules": grades.by_rules, "right": grades.right}
+
+
+def _estimates(grades: Grades) -> dict[str, Estimate]:
+    return {name: estimate(values, name) for name, values in _lists(grades).items()}
+
+
+def _line(grades: Grades) -> str:
+    return ", ".join(f"{name} {shown(found)}" for name, found in _estimates(grades).items() if found.count)
+
+
+def shown(found: Estimate) -> str:
+    """E.g. `0.42 (0.30 to 0.55, 12 tasks)`."""
+    if found.mean is None or found.low is None or found.high is None:
+        return "not graded"
+    return f"{found.mean:.2f} ({found.low:.2f} to {found.high:.2f}, {found.count} tasks)"

@@ -1,0 +1,129 @@
+"""`clawloop evaluate` from end to end: the real gateway, a scripted engine, and a persona and grader over HTTP."""
+
+from __future__ import annotations
+
+import json
+from collections.abc import AsyncIterator
+from contextlib import asynccontextmanager
+from pathlib import Path
+from typing import Any
+
+import pytest
+from starlette.applications import Starlette
+from starlette.requests import Request
+from starlette.responses import JSONResponse, Response
+from starlette.routing import Route
+
+from clawloop.contracts.turns import TurnKind
+from clawloop.errors import SetupError
+from clawloop.evaluation.clients import ModelClient
+from clawloop.evaluation.run import Evaluation, Models, evaluate, split
+from clawloop.evaluation.settings import MOST_TURNS, SETTINGS, STUDENT, TEACHER, SettingName
+from clawloop.evaluation.tasks import own_tasks
+from tests.api.conftest import Gateway, running_gateway
+from tests.fakes.engine import fake_engine, serving
+
+
+class People:
+    """Persona and grader.
+
+    Attributes:
+        says: what the persona says after each answer; the last one is repeated.
+        grades: what the grader ends with, in order; the last one is repeated.
+    """
+
+    def __init__(self, says: list[str], grades: list[str]) -> None:
+        self.says, self.grades = says, grades
+        self.asked: list[list[dict[str, Any]]] = []
+
+    async def chat(self, request: Request) -> Response:
+        body = json.loads(await request.body())
+        if body["model"] == "persona":
+            self.asked.append(body["messages"])
+            said = sum(message["role"] == "assistant" for message in body["messages"])
+            text = self.says[min(said, len(self.says)) - 1]
+        else:
+            text = f"As wanted.\nscore: {self.grades[0]}"
+            self.grades = self.grades[1:] or self.grades
+        message = {"role": "assistant", "content": text}
+        choice = {"index": 0, "message": message, "finish_reason": "stop"}
+        return JSONResponse({"id": "x", "object": "chat.completion", "created": 1, "model": "m", "choices": [choice]})
+
+
+@asynccontextmanager
+async def everyone(people: People, gateway: Gateway) -> AsyncIterator[Models]:
+    async with serving(Starlette(routes=[Route("/v1/chat/completions", people.chat, methods=["POST"])])) as url:
+        async with (
+            ModelClient("the policy", gateway.url, "policy", gateway.key) as policy,
+            ModelClient("the persona", url, "persona", None) as persona,
+            ModelClient("the grader", f"{url}/v1", "grader", "secret") as grader,
+        ):
+            yield Models(policy, persona, grader)
+
+
+@pytest.fixture
+async def gateway(tmp_path: Path) -> AsyncIterator[Gateway]:
+    async with fake_engine() as engine, running_gateway(tmp_path, engines=[engine]) as running:
+        yield running
+
+
+async def run(people: People, gateway: Gateway, setting: SettingName, sessions: int = 2) -> Evaluation:
+    learned = False
+
+    async def wait() -> None:
+        nonlocal learned
+        learned = True
+
+    chats, held_out = split(own_tasks(), sessions, 4)
+    async with everyone(people, gateway) as models:
+        found = await evaluate(SETTINGS[setting], models, chats, held_out, wait, lambda line: None)
+    assert learned
+    return found
+
+
+async def test_a_student_chats_and_is_graded_before_and_after(gateway: Gateway) -> None:
+    people = People(["No bold please.", "Append it to the file.", "DONE"], ["0.25"] * 4 + ["0.75"])
+    found = await run(people, gateway, SettingName.STUDENT)
+    assert (found.sessions, found.completed, found.turns) == (2, 2, 6)
+    assert (found.before["by_model"].mean, found.after["by_model"].mean) == (0.25, 0.75)
+    assert (found.changes["by_model"].mean, found.changes["by_model"].low) == (0.5, 0.5)
+    assert found.before["by_rules"].mean == 1.0  # "Hello there, friend." has no mark of an AI
+    assert found.before["right"].mean == 0.0
+    json.dumps(found.as_json())
+
+    records = await gateway.recorded(16)
+    main = [record for record in records if record.kind is TurnKind.MAIN]
+    assert len(main) == 8  # three answers, and a last message by which the third is judged
+    assert sum(record.ends_session for record in main) == 2
+    assert sum(record.kind is TurnKind.SIDE for record in records) == 8
+    asked = people.asked[1]
+    assert [message["role"] for message in asked][:4] == ["system", "user", "assistant", "user"]
+    assert "must not be found" in asked[0]["content"]
+
+
+async def test_a_teacher_who_is_never_content_ends_after_eight_answers(gateway: Gateway) -> None:
+    found = await run(People(["Be friendlier."], ["nothing", "0.5"]), gateway, SettingName.TEACHER, sessions=1)
+    assert (found.completed, found.turns) == (0, MOST_TURNS)
+    assert (found.before["by_model"].count, found.before["right"].count) == (3, 0)
+    assert found.changes["right"].mean is None
+
+
+async def test_a_model_that_refuses_ends_it_with_its_name_and_reason(gateway: Gateway) -> None:
+    async with everyone(People(["DONE"], ["1"]), gateway) as models:
+        async with ModelClient("the policy", gateway.url, "another", gateway.key) as wrong:
+            asking = Models(wrong, models.persona, models.grader)
+            with pytest.raises(SetupError, match=r"the policy \(another at .*does not answer"):
+                await evaluate(STUDENT, asking, [], own_tasks()[:1], _at_once, lambda line: None)
+
+
+async def _at_once() -> None:
+    pass
+
+
+def test_the_settings_are_the_originals() -> None:
+    assert (STUDENT.sessions, TEACHER.sessions) == (36, 24)
+    chats, held_out = split(own_tasks(), STUDENT.sessions, 24)
+    assert (len(chats), len(set(chats)), len(held_out)) == (36, 36, 24)
+    assert not set(chats) & set(held_out)
+    with pytest.raises(SetupError, match="60 tasks, but 60 are held out"):
+        split(own_tasks(), 1, 60)
