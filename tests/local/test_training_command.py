@@ -19,6 +19,7 @@ from tests.conftest import execute
 from tests.verbs import clawloop, clawloop_process, refusal
 
 pytestmark = [pytest.mark.postgres, pytest.mark.slow]
+QUANTISED = Path(__file__).parents[2] / "deploy" / "recipes" / "quantised.toml"
 
 
 @pytest.fixture
@@ -107,6 +108,16 @@ def test_a_rank_above_the_engines_limit_is_rejected(here: dict[str, str], tmp_pa
     with pytest.raises(RecipeRejected, match="engines take 16"):
         asyncio.run(prepare(url, "tiny", [], [], {}))
     asyncio.run(prepare(url, "tiny", [], [], {}, max_lora_rank=32))
+
+
+def test_with_quantised_weights_a_start_needs_a_decoupled_recipe(postgres_url: str) -> None:
+    asyncio.run(prepare(postgres_url, "tiny", [], [], {}))
+    with pytest.raises(RecipeRejected, match=r"set \"decoupled\" in a recipe and start once with --recipe FILE"):
+        asyncio.run(prepare(postgres_url, "tiny", [], [], {}, quantised=True))
+    decoupled = load_recipe(QUANTISED)
+    asyncio.run(prepare(postgres_url, "tiny", [], [], {}, recipe=decoupled, quantised=True))
+    # The stored recipe is enough from then on.
+    asyncio.run(prepare(postgres_url, "tiny", [], [], {}, quantised=True))
 
 
 def test_an_invalid_stored_recipe_is_reported_with_a_remedy(here: dict[str, str]) -> None:

@@ -56,8 +56,14 @@ def test_steps_on_a_quantised_base_go_on_from_their_files(backend: Backend, qwen
     assert second.version.sha256 != first.version.sha256
 
 
-def test_without_a_decoupled_ratio_a_quantised_base_is_refused(qwen3: Path, tmp_path: Path) -> None:
-    runner = StepRunner(setup_of(qwen3, tmp_path, quantise="nf4"))
-    with pytest.raises(RecipeRejected, match=r"base model is quantised.*recipe set.*training resume") as raised:
+@pytest.mark.parametrize(
+    ("setting", "said"),
+    [({"quantise": "nf4"}, "trainer's base model"), ({"engines_quantised": True}, "engines' model")],
+)
+def test_without_a_decoupled_ratio_quantised_weights_are_refused(
+    setting: dict[str, object], said: str, qwen3: Path, tmp_path: Path
+) -> None:
+    runner = StepRunner(setup_of(qwen3, tmp_path, **setting))
+    with pytest.raises(RecipeRejected, match=rf"{said} is quantised.*recipe set.*training resume") as raised:
         runner.train(step_of(samples_of(qwen3, 1), 1), ignore_status, never)
     assert raised.value.field == "train.loss.correction"

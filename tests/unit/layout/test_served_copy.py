@@ -13,6 +13,8 @@ from clawloop.errors import RecipeRejected, SetupError
 from clawloop.layout.parts import PartName
 from clawloop.local.machine import Device
 from clawloop.local.model_layout import ModelOptions, lay_out
+from clawloop.local.planned_models import plan_models
+from clawloop.local.services.vllm import read_model
 from clawloop.recipes.recipe import Loss, Recipe, Train
 from tests.unit.layout.folders import write_folder
 from tests.unit.layout.test_quantised_weights import AWQ, write_quantised
@@ -43,6 +45,16 @@ def test_engines_hold_the_copy_and_the_trainer_the_model(folders: tuple[Path, Pa
     ]
     assert "--engines-quantised" in engine_only[1].arguments
     assert "--engines-quantised" not in whole[1].arguments
+
+
+def test_up_starts_the_engine_on_the_copy_under_the_models_name(folders: tuple[Path, Path], tmp_path: Path) -> None:
+    model, copy = folders
+    planned = plan_models(read_model(model), options(copy), DECOUPLED, {}, 0, tmp_path)
+    [engine] = planned.engines
+    command = engine.prepare().command
+    assert command[command.index("--model") + 1] == str(copy)
+    assert command[command.index("--served-model-name") + 1] == planned.base_model == "Tiny"
+    assert planned.trained_model == model
 
 
 def edit(name: str, change: Callable[[dict[str, object]], object]) -> Callable[[Path], None]:
