@@ -54,6 +54,11 @@ def plan(request: Request) -> Layout:
 
 
 def _require_consistent(request: Request) -> None:
+    if request.gpus is None and request.model.experts:
+        raise SetupError(
+            f"{request.model.name} is a mixture of experts, and vLLM on a CPU ends as soon as one is to have adapters: "
+            "it needs GPUs"
+        )
     if request.training is None:
         for option, given in (("--quantise", request.quantise), ("--serve-model", request.serve_model)):
             if given is not None:

@@ -56,6 +56,8 @@ def requests(draw: st.DrawFn) -> Request:
         dtype=draw(st.sampled_from(["float32", "bfloat16"])),
         memory=draw(st.floats(0.5, 200)),
     )
+    if asked.training is not None:
+        asked = replace(asked, quantise=draw(st.sampled_from([None, "nf4"])))
     if sizes is None or len(sizes) < 3 or draw(st.booleans()):
         return asked
     order = tuple(draw(st.permutations(range(len(sizes)))))
@@ -211,6 +213,13 @@ def test_without_a_trainer_all_gpus_serve() -> None:
     found = plan(request(QWEN3_4B, (24, 24), training=None))
     assert [process.gpus for process in found.processes] == [(0,), (1,)]
     assert found.version_bytes == 0
+
+
+def test_a_mixture_of_experts_needs_gpus() -> None:
+    mixture = replace(SMALL, experts=8)
+    with pytest.raises(SetupError, match=r"small is a mixture of experts, and vLLM on a CPU ends .*: it needs GPUs"):
+        plan(request(mixture, None))
+    assert plan(request(mixture, (80,))).kind == "cuda"
 
 
 def test_routed_experts_get_no_adapters_and_it_is_said() -> None:
