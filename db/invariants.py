@@ -127,7 +127,8 @@ INVARIANTS: dict[str, str] = {
             OR s.state IS DISTINCT FROM 'committed')""",
     "the active version is loaded where requests go": """
         SELECT 'version ' || p.active || ' of ' || p.id FROM policies p
-        WHERE p.active > 0 AND EXISTS (SELECT FROM engines e WHERE NOT e.draining AND e.problem IS NULL)
+        WHERE p.active > 0 AND p.retired_at IS NULL
+            AND EXISTS (SELECT FROM engines e WHERE NOT e.draining AND e.problem IS NULL)
             AND NOT EXISTS (
                 SELECT FROM engine_versions v JOIN engines e ON e.id = v.engine_id
                 WHERE v.policy = p.id AND v.version = p.active AND NOT e.draining)""",

@@ -119,6 +119,13 @@ async def create_policy(request: Request) -> TrainingStatus:
     return TrainingStatus.of(await operations.create_policy(requested.name, requested.like, recipe))
 
 
+@router.post("/policies/{policy}/retire")
+async def retire_policy(request: Request, policy: str) -> TrainingStatus:
+    """End a policy for good: its keys are revoked, it learns no more, and engines unload its versions."""
+    services = await admin_services(request)
+    return _status(await services.training_operations.retire_policy(policy))
+
+
 @router.get("/policies/{policy}/versions")
 async def list_versions(request: Request, policy: str) -> VersionList:
     """All versions, also those rejected or rolled back, each with its step's metrics, what the gate found and the

@@ -126,6 +126,22 @@ def create_policy(
     _show(with_operations(data, lambda operations: create(operations.training)), as_json)
 
 
+@policy_app.command("retire")
+def retire_policy(
+    name: Annotated[str, typer.Argument(help="As `policy list` shows it.")],
+    yes: Annotated[bool, typer.Option("--yes", help="Do not ask.")] = False,
+    data: Data = None,
+    as_json: AsJson = False,
+) -> None:
+    """End a policy for good: its keys are revoked, it learns no more, and engines unload its versions.
+
+    Its sessions and what they taught stay in the database, and its newest versions on the disk.
+    """
+    if not yes:
+        typer.confirm(f"Revoke all keys of {name} and end its learning for good?", abort=True)
+    _show(_apply(data, lambda training: training.retire_policy(name)), as_json)
+
+
 @policy_app.command("versions")
 def list_versions(
     policy: Annotated[str, typer.Argument(help="As `policy list` shows it.")] = "default",

@@ -34,6 +34,13 @@ class TrainingStore(Protocol):
             StateConflict: there is a policy of this name, or the name cannot be told from the base model's.
         """
 
+    async def retire_policy(self, policy: str) -> TrainingView:
+        """End a policy for good: its keys are revoked, it learns no more, and engines unload its versions.
+
+        Raises:
+            StateConflict: it is the default policy, or was retired, as for every other change of a retired policy.
+        """
+
     async def pause(self, policy: str, reason: str) -> TrainingView:
         """Claim no batch until `resume`; a claimed step finishes."""
 

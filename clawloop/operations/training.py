@@ -57,6 +57,10 @@ class TrainingOperations:
         """
         return await self._store.create_policy(check_policy_name(name), like, recipe)
 
+    async def retire_policy(self, policy: str) -> Applied[TrainingView]:
+        """End a policy for good; a step that runs is finished."""
+        return await self._notify(await self._store.retire_policy(policy), OperatorAction.PAUSE, "retired")
+
     def check_recipe(self, recipe: Recipe) -> Recipe:
         """The recipe, if engines take its adapters.
 

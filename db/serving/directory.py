@@ -44,7 +44,9 @@ class PostgresDirectoryStore:
                 canary=None if row.pinned is not None else row.canary,
                 canary_share=row.canary_share or 0.0,
             )
-            for row in await connection.execute(select(PolicyRow).order_by(PolicyRow.id))
+            for row in await connection.execute(
+                select(PolicyRow).where(PolicyRow.retired_at.is_(None)).order_by(PolicyRow.id)
+            )
         ]
         return Directory(tuple(policies), tuple(await read_engines(connection)))
 

@@ -27,7 +27,7 @@ KEPT_ON_PATH = 3
 # A candidate is loaded before it is accepted: it can then be asked, and answers at once.
 _WANTED = """(v.n IN (p.head, p.active, p.pinned) OR EXISTS (
         SELECT FROM steps c WHERE c.policy = v.policy AND c.n = v.n AND c.state = 'candidate'))
-    AND v.n > 0 AND v.removed_at IS NULL"""
+    AND v.n > 0 AND v.removed_at IS NULL AND p.retired_at IS NULL"""
 _WANTED_VERSIONS = text(f"""
     SELECT v.* FROM versions v JOIN policies p ON p.id = v.policy WHERE {_WANTED} ORDER BY v.created_at, v.policy, v.n
 """)

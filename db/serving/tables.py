@@ -39,6 +39,7 @@ class PolicyRow(Base):
     verdict_count: Mapped[int] = mapped_column(server_default=text("0"))  # verdicts of +1 and -1 so far
     verdict_total: Mapped[int] = mapped_column(server_default=text("0"))  # their sum
     created_at: Mapped[datetime] = mapped_column(server_default=text("now()"))
+    retired_at: Mapped[datetime | None]  # it answers and learns no more, for good
 
 
 class VersionRow(Base):

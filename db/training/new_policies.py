@@ -1,8 +1,8 @@
-"""Makes policies: each begins at a base model, and learns by itself."""
+"""Makes and retires policies: each begins at a base model, and learns by itself."""
 
 from __future__ import annotations
 
-from sqlalchemy import insert, update
+from sqlalchemy import func, insert, update
 from sqlalchemy.dialects import postgresql
 from sqlalchemy.ext.asyncio import AsyncConnection
 
@@ -10,9 +10,10 @@ from clawloop.errors import StateConflict
 from clawloop.ids import version_name
 from clawloop.recipes.recipe import Recipe
 from db.exact_json import exact_json
-from db.tables import PolicyRow, VersionRow
+from db.tables import ApiKeyRow, PolicyRow, VersionRow
 from db.training.policies import insert_event
 from db.training.recipes import insert_recipe
+from db.training.work_flag import refresh_work_flag
 
 
 async def create_policy(connection: AsyncConnection, name: str, like: PolicyRow, recipe: Recipe | None) -> None:
@@ -49,3 +50,25 @@ async def create_policy(connection: AsyncConnection, name: str, like: PolicyRow,
         await insert_recipe(connection, recipe)
         await connection.execute(update(PolicyRow).where(PolicyRow.id == name).values(recipe_hash=recipe.hash))
     await insert_event(connection, name, "created", like=like.id, recipe=None if recipe is None else recipe.hash)
+
+
+async def retire_policy(connection: AsyncConnection, policy: PolicyRow) -> None:
+    """End a policy for good: its keys are revoked, it claims no batch, and engines unload its versions.
+
+    Its sessions, samples and newest versions stay.
+
+    Raises:
+        StateConflict: it is the policy that every installation has.
+    """
+    if policy.id == "default":
+        raise StateConflict(
+            "The policy 'default' is that of this installation, and cannot be retired. Pause its training instead.",
+            code="policy_needed",
+            field="policy",
+        )
+    ended = {"retired_at": func.now(), "paused_reason": "the policy is retired", "paused_at": func.now()}
+    await connection.execute(update(PolicyRow).where(PolicyRow.id == policy.id).values(ended))
+    valid = update(ApiKeyRow).where(ApiKeyRow.policy == policy.id, ApiKeyRow.revoked_at.is_(None))
+    await connection.execute(valid.values(revoked_at=func.now()))
+    await refresh_work_flag(connection, policy.id)
+    await insert_event(connection, policy.id, "retired", head=policy.head, active=policy.active)

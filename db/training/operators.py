@@ -22,7 +22,7 @@ from db.serving.activation import is_served, set_active
 from db.tables import PolicyRow, SampleRow, StepRow, StepSampleRow, VersionRow
 from db.training.gate_checks import read_checks
 from db.training.lineage import read_parents
-from db.training.new_policies import create_policy
+from db.training.new_policies import create_policy, retire_policy
 from db.training.policies import insert_event, lock_policy
 from db.training.recipes import change_recipe, recipe_of_policy
 from db.training.samples import free_samples, set_turn_outcomes
@@ -82,6 +82,11 @@ class PostgresTrainingStore:
     ) -> TrainingView:
         await create_policy(connection, name, await _lock(connection, like), recipe)
         return await read_status(connection, name)
+
+    @transaction
+    async def retire_policy(self, connection: AsyncConnection, policy: str) -> TrainingView:
+        await retire_policy(connection, await _lock(connection, policy))
+        return await read_status(connection, policy)
 
     @transaction
     async def pause(self, connection: AsyncConnection, policy: str, reason: str) -> TrainingView:
@@ -238,9 +243,12 @@ async def _require_accepted(connection: AsyncConnection, policy: str, version: i
 
 async def _lock(connection: AsyncConnection, policy: str) -> PolicyRow:
     try:
-        return await lock_policy(connection, storable(policy))
+        row = await lock_policy(connection, storable(policy))
     except RecordUnusable as error:
         raise _unknown_policy(policy) from error
+    if row.retired_at is not None:
+        raise StateConflict(f"The policy {policy!r} was retired.", code="policy_retired", field="policy")
+    return row
 
 
 async def _read_status(connection: AsyncConnection, policy: str) -> TrainingView:

@@ -15,7 +15,7 @@ from db.training.schedule import closed_by_canary, read_closed
 
 # Samples of another [signal] table are not ready: no step takes them.
 _STATUS = text("""
-    SELECT p.id, p.pool, p.head, p.active, p.epoch, p.pinned, p.canary, p.paused_reason, r.content,
+    SELECT p.id, p.pool, p.head, p.active, p.epoch, p.pinned, p.canary, p.retired_at, p.paused_reason, r.content,
         waits.ready, waits.groups, waits.oldest_seconds,
         EXISTS (SELECT FROM probes WHERE policy = p.id) AS has_probes,
         (SELECT count(*) FROM turns t JOIN sessions c ON c.id = t.session_id
@@ -83,6 +83,8 @@ async def read_status(connection: AsyncConnection, policy: str) -> TrainingView:
 
 def _unpublished(row: Any) -> bool:
     """Whether another version should be the active one; a canary becomes it once verdicts have decided."""
+    if row.retired_at is not None:
+        return False
     if row.pinned is not None:
         return bool(row.active != row.pinned)
     return bool(row.active != row.head and row.canary is None)

@@ -139,6 +139,7 @@ OPERATIONS = (
     ("/admin/v1/policies", "GET"),
     ("/admin/v1/policies", "POST"),
     ("/admin/v1/policies/{policy}/versions", "GET"),
+    ("/admin/v1/policies/{policy}/retire", "POST"),
     ("/admin/v1/policies/{policy}/roll-back", "POST"),
     ("/admin/v1/policies/{policy}/pin", "POST"),
     ("/admin/v1/policies/{policy}/recipe", "GET"),

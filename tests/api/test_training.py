@@ -200,3 +200,12 @@ async def test_a_policy_is_made_like_another(fresh_gateway: Gateway) -> None:
         assert (status, refused["code"]) == (expected, code)
     async with fresh_gateway.client() as client:
         assert (await client.post("/admin/v1/policies", json={"name": "yours"})).status_code == 403
+
+
+async def test_a_policy_is_retired_once(fresh_gateway: Gateway) -> None:
+    await post(fresh_gateway, "/admin/v1/policies", {"name": "mine"})
+    status, view = await post(fresh_gateway, "/admin/v1/policies/mine/retire")
+    assert (status, view["state"]) == (200, "paused")
+    for policy, code in (("mine", "policy_retired"), ("default", "policy_needed")):
+        status, refused = await post(fresh_gateway, f"/admin/v1/policies/{policy}/retire")
+        assert (status, refused["code"]) == (409, code)

@@ -3,14 +3,19 @@
 from __future__ import annotations
 
 from collections.abc import Awaitable, Callable
+from datetime import timedelta
 
 import pytest
 
+from clawloop.contracts.serving import Scope
 from clawloop.contracts.training import SampleState, StepState, TrainingState
 from clawloop.contracts.turns import TurnOutcome
-from clawloop.errors import NotFound, StateConflict
+from clawloop.errors import NotFound, SetupError, StateConflict
 from clawloop.recipes.recipe import Recipe
-from tests.contract.learning import POLICY, RECIPE, Learning, publish, recipe, step
+from db.serving.directory import PostgresDirectoryStore
+from db.serving.keys import PostgresKeyStore
+from tests.conftest import execute
+from tests.contract.learning import POLICY, RECIPE, Learning, PostgresLearning, publish, recipe, step
 
 
 async def test_an_unknown_policy_is_not_found(learning: Learning) -> None:
@@ -193,3 +198,53 @@ async def test_a_new_policy_begins_at_the_base_model_and_learns_by_itself(learni
     assert (raised.value.code, raised.value.field) == ("policy_exists", "name")
     with pytest.raises(NotFound):
         await learning.operators.create_policy("other", "nobody", None)
+
+
+async def test_a_retired_policy_learns_no_more_and_cannot_be_changed(learning: Learning) -> None:
+    await learning.operators.create_policy("mine", POLICY, None)
+    view = await learning.operators.retire_policy("mine")
+    assert (view.state, view.reason) == (TrainingState.PAUSED, "paused: the policy is retired")
+    assert (await learning.operators.status("mine")).unpublished is False
+    for call in (
+        learning.operators.retire_policy("mine"),
+        learning.operators.resume("mine"),
+        learning.operators.pause("mine", "why"),
+        learning.operators.pin("mine", 0),
+        learning.operators.set_recipe("mine", RECIPE),
+        learning.operators.create_policy("yours", "mine", None),
+    ):
+        with pytest.raises(StateConflict) as raised:
+            await call
+        assert raised.value.code == "policy_retired"
+    with pytest.raises(StateConflict) as needed:
+        await learning.operators.retire_policy(POLICY if POLICY == "default" else "default")
+    assert needed.value.code == "policy_needed"
+
+
+async def test_a_retired_policys_keys_end_and_its_versions_leave_the_engines(
+    postgres_learning: PostgresLearning,
+) -> None:
+    learning = postgres_learning
+    keys = PostgresKeyStore(learning.database)
+    await learning.operators.create_policy("mine", POLICY, None)
+    _, secret = await keys.create_key("mine", {Scope.CHAT}, "mine")
+    _, kept = await keys.create_key(POLICY, {Scope.CHAT}, "kept")
+    for statement in (
+        "INSERT INTO versions (policy, n, parent, path, sha256) VALUES ('mine', 1, 0, 'mine/v1', decode('ab', 'hex'))",
+        "UPDATE policies SET head = 1, active = 1 WHERE id = 'mine'",
+        "INSERT INTO engines (id, url) VALUES ('e', 'http://e')",
+        "INSERT INTO engine_versions (engine_id, policy, version) VALUES ('e', 'mine', 1)",
+    ):
+        execute(learning.url, statement)
+    wanted = [(version.policy, version.n) for version in await learning.publishing.wanted("e")]
+    assert wanted == [("mine", 1)]
+    await learning.operators.retire_policy("mine")
+    assert await keys.authenticate(secret) is None
+    assert await keys.authenticate(kept) is not None
+    with pytest.raises(SetupError):
+        await keys.create_key("mine", {Scope.CHAT}, "again")
+    directory = await PostgresDirectoryStore(learning.database).read()
+    assert [policy.id for policy in directory.policies] == [POLICY]
+    assert await learning.publishing.wanted("e") == []
+    unloadable = await learning.publishing.unloadable("e", timedelta(0))
+    assert [(version.policy, version.n) for version in unloadable] == [("mine", 1)]

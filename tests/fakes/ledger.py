@@ -39,6 +39,7 @@ class FakePolicy:
     paused: str | None = None
     work_waiting: bool = False
     rejections: int = 0
+    retired: bool = False
 
 
 @dataclass

@@ -30,19 +30,27 @@ class FakeTrainingStore:
         return [self._view(policy, n, version) for n, version in own]
 
     async def create_policy(self, name: str, like: str, recipe: Recipe | None) -> TrainingView:
-        model = self._require_policy(like)
+        model = self._changeable(like)
         if name in self.ledger.policies:
             raise StateConflict(f"There is a policy {name!r} already.", code="policy_exists", field="name")
         self.ledger.add_policy(name, recipe or model.recipe)
         return self.ledger.view(name)
 
+    async def retire_policy(self, policy: str) -> TrainingView:
+        found = self._changeable(policy)
+        if policy == "default":
+            raise StateConflict("The default policy cannot be retired.", code="policy_needed", field="policy")
+        found.retired, found.paused = True, "the policy is retired"
+        self.ledger.refresh_work_flag(policy)
+        return self.ledger.view(policy)
+
     async def pause(self, policy: str, reason: str) -> TrainingView:
-        self._require_policy(policy).paused = reason
+        self._changeable(policy).paused = reason
         self.ledger.refresh_work_flag(policy)
         return self.ledger.view(policy)
 
     async def resume(self, policy: str, *, retry_quarantined: bool = False) -> TrainingView:
-        policy_row = self._require_policy(policy)
+        policy_row = self._changeable(policy)
         policy_row.paused, policy_row.rejections = None, 0
         for sample in self.ledger.samples.values():
             if retry_quarantined and sample.policy == policy and sample.state is SampleState.QUARANTINED:
@@ -53,14 +61,14 @@ class FakeTrainingStore:
         return self.ledger.view(policy)
 
     async def roll_back(self, policy: str, version: int) -> TrainingView:
-        self._require_policy(policy)
+        self._changeable(policy)
         self._with_files(policy, version)
         self._accepted(policy, version)
         self._unpinned(policy, version)
         return self._continue_from(policy, version, f"rolled back to version {version}")
 
     async def release(self, policy: str, version: int) -> TrainingView:
-        self._require_policy(policy)
+        self._changeable(policy)
         self._with_files(policy, version)
         step = self.ledger.steps.get((policy, version))
         if step is None or step.state is not StepState.REJECTED:
@@ -107,7 +115,7 @@ class FakeTrainingStore:
         return self.ledger.view(policy)
 
     async def pin(self, policy: str, version: int) -> TrainingView:
-        policy_row = self._require_policy(policy)
+        policy_row = self._changeable(policy)
         self._with_files(policy, version)
         self._accepted(policy, version)
         policy_row.pinned = version
@@ -116,7 +124,7 @@ class FakeTrainingStore:
         return self.ledger.view(policy)
 
     async def unpin(self, policy: str) -> TrainingView:
-        policy_row = self._require_policy(policy)
+        policy_row = self._changeable(policy)
         if policy_row.pinned is not None:
             policy_row.pinned = None
             if self.ledger.is_served(policy, policy_row.head):
@@ -129,11 +137,17 @@ class FakeTrainingStore:
         return recipe
 
     async def set_recipe(self, policy: str, recipe: Recipe) -> TrainingView:
-        policy_row = self._require_policy(policy)
+        policy_row = self._changeable(policy)
         policy_row.recipe, policy_row.rejections = recipe, 0
         self.ledger.expire_samples_of_other_signal(policy)
         self.ledger.refresh_work_flag(policy)
         return self.ledger.view(policy)
+
+    def _changeable(self, policy: str) -> FakePolicy:
+        found = self._require_policy(policy)
+        if found.retired:
+            raise StateConflict(f"The policy {policy!r} was retired.", code="policy_retired", field="policy")
+        return found
 
     def _require_policy(self, policy: str) -> FakePolicy:
         try:
