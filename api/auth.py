@@ -46,11 +46,11 @@ class KeyRing:
         self._lookups: dict[bytes, asyncio.Task[ApiKey | None]] = {}
         self._signing_secret: bytes | None = None
 
-    async def require(self, headers: Headers, scope: Scope) -> ApiKey:
-        """The key of this request, which has the scope.
+    async def require(self, headers: Headers, *scopes: Scope) -> ApiKey:
+        """The key of this request, which has one of the scopes.
 
         Raises:
-            RequestRejected: 401 without a valid key, 403 without the scope.
+            RequestRejected: 401 without a valid key, 403 without one of the scopes.
             StoreUnavailable: the key is not cached and cannot be looked up now.
         """
         secret = _secret(headers)
@@ -62,9 +62,10 @@ class KeyRing:
                 status=401,
                 code="invalid_api_key",
             )
-        if scope not in key.scopes:
+        if key.scopes.isdisjoint(scopes):
+            wanted, held = " or ".join(scopes), ", ".join(sorted(key.scopes))
             raise RequestRejected(
-                f"This request needs a key with the scope {scope}; this key has {', '.join(sorted(key.scopes))}.",
+                f"This request needs a key with the scope {wanted}; this key has {held}.",
                 status=403,
                 code="insufficient_scope",
             )

@@ -92,6 +92,9 @@ class Services:
     key_uses: KeyUses
     exporter: Exporter
     is_draining: Callable[[], bool] = lambda: False
+    # Pages that need a key, and the port of this machine alone where they do not.
+    guarded_pages: frozenset[str] = frozenset()
+    health_port: int = 0
     _background: set[asyncio.Task[None]] = field(default_factory=set)
 
     def spawn(self, work: Coroutine[object, object, None]) -> asyncio.Task[None]:

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import logging
+from http import HTTPStatus
 
 import orjson
 from fastapi import FastAPI, Request
@@ -132,7 +133,7 @@ class Problem:
         if self.status == 401:
             headers["WWW-Authenticate"] = "Bearer"
         if path.startswith("/admin"):
-            problem = {"type": f"about:blank#{self.code}", "title": self.kind, "status": self.status}
+            problem = {"type": "about:blank", "title": HTTPStatus(self.status).phrase, "status": self.status}
             problem |= {"detail": self.message, "code": self.code, "field": self.field}
             body = orjson.dumps(problem)
             return Response(body, self.status, headers, media_type="application/problem+json")

@@ -137,7 +137,7 @@ def _parse(body: dict[str, Any]) -> FeedbackRequest:
         feedback = FeedbackRequest.model_validate(body)
     except ValidationError as error:
         field, message = first_invalid_field(error)
-        raise RequestRejected(message, field=field) from None
+        raise RequestRejected(message, field=field.partition(".")[0]) from None  # without the kind of a union's member
     if feedback.outcome is not None:
         others = feedback.model_dump(exclude={"outcome", "session_id"}, exclude_none=True)
         if feedback.session_id is None or others:

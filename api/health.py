@@ -7,8 +7,9 @@ from prometheus_client import CONTENT_TYPE_LATEST
 from starlette.responses import JSONResponse, Response
 
 from api.dependencies import services_of
+from clawloop.contracts.serving import Scope
 
-router = APIRouter()
+router = APIRouter(tags=["health"])
 
 
 @router.get("/healthz")
@@ -26,5 +27,26 @@ async def readyz(request: Request) -> JSONResponse:
 @router.get("/metrics", response_class=Response)
 async def metrics(request: Request) -> Response:
     server = request.scope["server"]  # the address that took the connection; None on a Unix socket
-    page = await services_of(request).metrics_pages.page(None if server is None else server[1])
-    return Response(page, media_type=CONTENT_TYPE_LATEST)
+    port = None if server is None else server[1]
+    services = services_of(request)
+    # Gateways that share a socket ask each other on this port, which only this machine reaches.
+    if port is None or port != services.health_port:
+        await _require_key(request, "metrics")
+    return Response(await services.metrics_pages.page(port), media_type=CONTENT_TYPE_LATEST)
+
+
+@router.get("/openapi.json", include_in_schema=False)
+async def describe(request: Request) -> JSONResponse:
+    await _require_key(request, "openapi")
+    return JSONResponse(request.app.openapi())
+
+
+async def _require_key(request: Request, page: str) -> None:
+    """
+    Raises:
+        RequestRejected: the page is guarded, and the key has neither the scope `read` nor `admin`.
+        StoreUnavailable
+    """
+    services = services_of(request)
+    if page in services.guarded_pages:
+        await services.keys.require(request.headers, Scope.READ, Scope.ADMIN)

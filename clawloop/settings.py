@@ -128,6 +128,10 @@ class Settings(BaseSettings):
     """Fields of a chat request, separated by commas, that go to the engine although the gateway would drop or refuse
     them."""
 
+    guarded_pages: Annotated[tuple[Literal["metrics", "openapi"], ...], NoDecode] = ()
+    """Pages of the gateway, separated by commas, that need a key with the scope `read` or `admin`: `metrics`,
+    `openapi`."""
+
     crash_points: Path | None = None
     """For fault tests: a folder whose files name points at which a process kills itself, each once."""
 
@@ -149,7 +153,7 @@ class Settings(BaseSettings):
             return value
         return tuple(url.strip().rstrip("/") for url in value.split(",") if url.strip())
 
-    @field_validator("engine_fields", mode="before")
+    @field_validator("engine_fields", "guarded_pages", mode="before")
     @classmethod
     def _split_names_at_commas(cls, value: object) -> object:
         if not isinstance(value, str):

@@ -22,7 +22,7 @@ from clawloop.errors import RequestRejected
 from clawloop.ids import version_name
 from clawloop.serving.directory import DirectoryCache
 
-router = APIRouter()
+router = APIRouter(tags=["chat"])
 
 _SIDE = "-side"
 _VERSION = re.compile(r"(?P<policy>.+)-v(?P<number>\d{1,9})")

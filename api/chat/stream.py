@@ -11,7 +11,7 @@ import asyncio
 import logging
 import time
 from collections.abc import Callable, Sequence
-from contextlib import AsyncExitStack
+from contextlib import AsyncExitStack, suppress
 from datetime import UTC, datetime
 from typing import Any
 
@@ -46,6 +46,9 @@ log = logging.getLogger(__name__)
 # A client that reads nothing for this long sleeps or hangs, while its request occupies the engine.
 STALL_SECONDS = 60.0
 STALL_CHECK_SECONDS = 5.0
+# A stopping gateway waits this long for a client to take the error; the next one listens within seconds.
+STOP_SECONDS = 0.5
+STOP_RETRY_SECONDS = 2
 # A request whose engine dies before the client got a byte is sent once more.
 ATTEMPTS = 2
 
@@ -82,6 +85,7 @@ class ChatExchange(Response):
         self._path = scope["path"]
         self._trace = trace_headers(Headers(scope=scope))
         self._request_id = request_id_of(scope)
+        stopped = False
         with self._services.metrics.in_flight.track_inprogress():
             # Spawned, so that shutdown waits until the turn is stored.
             answering = self._services.spawn(self._answer(self._timed(send)))
@@ -92,14 +96,27 @@ class ChatExchange(Response):
             try:
                 await asyncio.wait({answering, *watching}, return_when=asyncio.FIRST_COMPLETED)
             except asyncio.CancelledError:
-                # The server stops: treated as if the client had disconnected.
+                # The server stops: recorded as if the client had disconnected.
                 log.info("answer cut by shutdown", extra=self._log_fields())
+                stopped = True
             finally:
                 for task in (answering, *watching):
                     task.cancel()
                 await asyncio.wait({answering, *watching})
+        if stopped and answering.cancelled():
+            await self._say_stopped(send)
         if not answering.cancelled() and (error := answering.exception()) is not None:
             raise error
+
+    async def _say_stopped(self, send: Send) -> None:
+        """End a cut answer with an error; a whole one whose length is announced breaks off."""
+        if self._headers_sent and not self._chat.request.stream:
+            return
+        message = "The gateway is being stopped. Send the request again."
+        problem = Problem(503, message, "gateway_stopping", retry_after=str(STOP_RETRY_SECONDS))
+        with suppress(TimeoutError):  # of a client that reads nothing
+            async with asyncio.timeout(STOP_SECONDS):
+                await self._send_problem(send, problem)
 
     def _timed(self, send: Send) -> Send:
         """`send`, noting since when it waits for the client to read."""

@@ -237,6 +237,8 @@ async def gateway_services(
         training_browser=PostgresTrainingBrowser(background),
         changes=Changes(PostgresTrainingBrowser(database)),
         is_draining=is_draining,
+        guarded_pages=frozenset(settings.guarded_pages),
+        health_port=options.health_port,
         probes=PostgresProbeStore(background),
         versions=VersionChooser(turns),
         readiness=GatewayReadiness(database, engines, current_engines, is_draining),

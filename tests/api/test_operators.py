@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import pytest
 
+from clawloop.contracts.serving import Scope
 from tests.api.chat_requests import chat
 from tests.api.conftest import Gateway
 
@@ -93,3 +94,19 @@ async def test_the_ledger_is_checked(gateway: Gateway) -> None:
 async def test_a_chat_key_is_no_operators(gateway: Gateway, method: str, path: str) -> None:
     async with gateway.client() as client:
         assert (await client.request(method, f"/admin/v1{path}")).status_code == 403
+
+
+async def test_a_key_is_replaced_while_chats_go_on(fresh_gateway: Gateway, monkeypatch: pytest.MonkeyPatch) -> None:
+    """As docs/security.md says: make, change over, revoke; a request with either key is answered meanwhile."""
+    old = fresh_gateway.keys.add("default", {Scope.CHAT}, "phone-1")
+    body = {"model": "policy", "messages": [{"role": "user", "content": "Hello"}]}
+    async with fresh_gateway.client(fresh_gateway.admin_key) as admin, fresh_gateway.client(old) as before:
+        assert (await before.post("/v1/chat/completions", json=body)).status_code == 200
+        new = (await admin.post("/admin/v1/keys", json={"name": "phone-2"})).json()["key"]
+        async with fresh_gateway.client(new) as after:
+            answers = [await client.post("/v1/chat/completions", json=body) for client in (before, after)]
+            assert [answer.status_code for answer in answers] == [200, 200]
+            assert (await admin.delete("/admin/v1/keys/phone-1")).status_code == 200
+            monkeypatch.setattr("api.auth.FRESH_SECONDS", 0.0)  # as if 30 s had passed
+            assert (await before.post("/v1/chat/completions", json=body)).status_code == 401
+            assert (await after.post("/v1/chat/completions", json=body)).status_code == 200

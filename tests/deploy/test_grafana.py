@@ -1,0 +1,71 @@
+"""The dashboard and the alert rules ask for metrics and labels that exist, and for all of them."""
+
+from __future__ import annotations
+
+import json
+import re
+from pathlib import Path
+from typing import Any
+
+import pytest
+import yaml
+from prometheus_client import CollectorRegistry
+
+from clawloop.telemetry.metrics import EngineMetrics, GatewayMetrics, TrainerMetrics, WorkerMetrics
+
+FOLDER = Path(__file__).resolve().parents[2] / "deploy" / "grafana"
+_SERIES = re.compile(r"\b(clawloop_\w+)(?:\{([^}]*)\})?")
+_GROUPED = re.compile(r"by \(([\w, ]+)\)")
+
+
+def metrics() -> dict[str, set[str]]:
+    """Labels by the names of all series of all processes."""
+    registries: list[CollectorRegistry] = [
+        of().registry for of in (GatewayMetrics, WorkerMetrics, TrainerMetrics, EngineMetrics)
+    ]
+    found: dict[str, set[str]] = {}
+    for registry in registries:
+        for collector in registry._collector_to_names:
+            labels = set(collector._labelnames)  # type: ignore[attr-defined]
+            for metric in collector.collect():
+                name = f"{metric.name}_total" if metric.type == "counter" else metric.name
+                names = [f"{name}_bucket"] if metric.type == "histogram" else [name]
+                found |= {each: labels | ({"le"} if metric.type == "histogram" else set()) for each in names}
+    return found
+
+
+METRICS = metrics()
+DASHBOARD: dict[str, Any] = json.loads((FOLDER / "dashboard.json").read_text())
+RULES: list[dict[str, Any]] = yaml.safe_load((FOLDER / "alerts.yaml").read_text())["groups"][0]["rules"]
+SHOWN = [target["expr"] for panel in DASHBOARD["panels"] for target in panel["targets"]]
+
+
+def used(expression: str) -> set[str]:
+    return {name for name, _ in _SERIES.findall(expression)}
+
+
+@pytest.mark.parametrize("expression", [*SHOWN, *(rule["expr"] for rule in RULES)])
+def test_each_expression_asks_for_what_exists(expression: str) -> None:
+    names = used(expression)
+    assert names
+    assert names <= METRICS.keys()
+    labels = {label for name in names for label in METRICS[name]}
+    asked = {label.strip() for group in _GROUPED.findall(expression) for label in group.split(",")}
+    asked |= {label for _, chosen in _SERIES.findall(expression) for label in re.findall(r"(\w+)\s*[=!]", chosen)}
+    assert asked <= labels
+
+
+def test_the_dashboard_shows_every_metric() -> None:
+    shown = {name for expression in SHOWN for name in used(expression)}
+    assert METRICS.keys() - shown == {"clawloop_gateway_spool_bytes"}  # the number of turns is shown
+
+
+def test_each_alert_says_what_to_do() -> None:
+    for rule in RULES:
+        assert rule["annotations"]["summary"]
+        assert rule["annotations"]["description"].endswith(".")
+
+
+def test_panels_do_not_overlap() -> None:
+    places = [(panel["gridPos"]["x"], panel["gridPos"]["y"]) for panel in DASHBOARD["panels"]]
+    assert len(set(places)) == len(places)
