@@ -7,7 +7,7 @@ from contextlib import AbstractAsyncContextManager, asynccontextmanager
 
 from fastapi import FastAPI
 
-from api import feedback, health
+from api import docs, feedback, health
 from api.admin import (
     engines,
     erasure,
@@ -51,7 +51,7 @@ def create_app(make_services: MakeServices, allowed_hosts: frozenset[str] = froz
     app = FastAPI(title="Clawloop", lifespan=lifespan, openapi_url=None, docs_url=None, redoc_url=None)
     chat = (route, completions, messages, responses)
     admin = (export, key_limits, engines, sessions, judging, history, erasure, training, rollouts, probes, keys, ledger)
-    for module in (*chat, feedback, models, health, *admin):
+    for module in (*chat, feedback, models, health, docs, *admin):
         app.include_router(module.router)
     for router in ROUTERS:
         app.include_router(router)

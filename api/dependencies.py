@@ -34,6 +34,7 @@ from clawloop.operations.export import Exporter
 from clawloop.operations.history import HistoryOperations
 from clawloop.operations.keys import KeyOperations
 from clawloop.operations.ledger import LedgerCheck
+from clawloop.operations.overview import Overview
 from clawloop.operations.ports import TrainingStore
 from clawloop.operations.probes import ProbeStore
 from clawloop.operations.reading import Reading
@@ -77,6 +78,7 @@ class Services:
     engine_operations: EngineOperations
     key_operations: KeyOperations
     ledger: LedgerCheck
+    overview: Overview
     logins: Logins
     key_maker: KeyMaker
     session_browser: SessionBrowser

@@ -1,4 +1,4 @@
-"""`GET /admin/v1/check`: whether the ledger is whole."""
+"""`GET /admin/v1/status` and `/check`: how all stands, and whether the ledger is whole."""
 
 from __future__ import annotations
 
@@ -7,9 +7,16 @@ from typing import Annotated
 from fastapi import APIRouter, Query, Request
 
 from api.dependencies import admin_services
-from clawloop.contracts.answers import CheckReport
+from clawloop.contracts.answers import CheckReport, ServiceStatus
 
 router = APIRouter(prefix="/admin/v1", tags=["ledger"])
+
+
+@router.get("/status")
+async def show_status(request: Request) -> ServiceStatus:
+    """How all stands: engines, training of each policy, sessions, and what is wrong."""
+    services = await admin_services(request)
+    return await services.overview.status()
 
 
 @router.get("/check")

@@ -33,6 +33,7 @@ from clawloop.cli.probe import probe_app
 from clawloop.cli.recover import recover_command
 from clawloop.cli.rollouts import episode_app, rollouts_app
 from clawloop.cli.session import session_app, why_command
+from clawloop.cli.status import status_command
 from clawloop.cli.terminal import Data, fail, settings_of
 from clawloop.cli.training import policy_app, recipe_app, training_app
 from clawloop.cli.up import up_command
@@ -143,6 +144,7 @@ app.command("plan")(plan_command)
 app.command("recover")(recover_command)
 app.command("erase")(erase_command)
 app.command("why")(why_command)
+app.command("status")(status_command)
 app.command("evaluate")(evaluate_command)
 app.add_typer(check_app, name="check")
 app.add_typer(session_app, name="session")

@@ -89,6 +89,25 @@ class EngineList(View):
     engines: Sequence[EngineStatus]
 
 
+class ServiceStatus(View):
+    """
+    Args:
+        engines_answering: those that answer and are not drained.
+        newest_turn_at: None before the first turn.
+        waiting: turns that wait for what follows them or for their judge.
+        problems: what is wrong, for people.
+    """
+
+    engines: int
+    engines_answering: int
+    policies: Sequence[TrainingStatus]
+    sessions: int
+    open_sessions: int
+    newest_turn_at: datetime | None
+    waiting: int
+    problems: Sequence[str]
+
+
 class EngineAdded(View):
     """
     Args:

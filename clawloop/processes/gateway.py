@@ -30,6 +30,7 @@ from clawloop.crash_points import CrashPoint, arm_crash_points, crash_point
 from clawloop.errors import SetupError, StoreUnavailable
 from clawloop.operations.export import Exporter
 from clawloop.operations.keys import KeyOperations
+from clawloop.operations.overview import Overview
 from clawloop.operations.ports import OperatorNotifier, RolloutsNotifier, SessionWorkflows
 from clawloop.operations.reading import Reading
 from clawloop.processes.draining_server import CUT_SECONDS, DrainingServer
@@ -52,6 +53,7 @@ from db.database import BACKGROUND_LIMIT, CHAT_LIMIT, Database
 from db.episodes.groups import PostgresEpisodeStore
 from db.export import PostgresExportStore
 from db.judging.feedback import PostgresFeedbackStore
+from db.overview import PostgresOverviewStore
 from db.schema import is_current
 from db.serving.directory import PostgresDirectoryStore
 from db.serving.engines import add_missing_engines
@@ -212,6 +214,7 @@ async def gateway_services(
     recorder = await stack.enter_async_context(Recorder(turns, background_turns, spool, metrics, notifications))
     stack.callback(crash_point, CrashPoint.GATEWAY_SHUTDOWN)
     key_store = PostgresKeyStore(database)
+    engine_operations = engine_operations_on(background, settings)
     keys = KeyRing(key_store)
     return Services(
         keys=keys,
@@ -228,7 +231,8 @@ async def gateway_services(
         rollout_operations=operations.rollouts,
         episodes=PostgresEpisodeStore(background),
         history=history,
-        engine_operations=engine_operations_on(background, settings),
+        engine_operations=engine_operations,
+        overview=Overview(PostgresOverviewStore(background), engine_operations, PostgresTrainingStore(background)),
         key_operations=KeyOperations(PostgresKeyStore(background)),
         ledger=DatabaseCheck(background, settings.data / "adapters"),
         logins=Logins(keys, key_store),

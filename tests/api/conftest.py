@@ -30,6 +30,7 @@ from clawloop.operations.engines import EngineOperations
 from clawloop.operations.export import Exporter
 from clawloop.operations.history import HistoryOperations, HistoryTurn
 from clawloop.operations.keys import KeyOperations
+from clawloop.operations.overview import Overview
 from clawloop.operations.reading import Reading
 from clawloop.operations.rollouts import RolloutOperations
 from clawloop.operations.sessions import SessionOperations
@@ -41,7 +42,7 @@ from clawloop.serving.directory import DirectoryCache
 from clawloop.serving.rotation import Rotation
 from clawloop.telemetry.metrics import GatewayMetrics
 from db.serving.directory import DEFAULT_SAMPLING
-from tests.fakes.admin import FakeEngineProbe, FakeEngineStore, FakeLedgerCheck
+from tests.fakes.admin import FakeEngineProbe, FakeEngineStore, FakeLedgerCheck, FakeOverviewStore
 from tests.fakes.away_browser import AwayBrowser
 from tests.fakes.directory_store import FakeDirectoryStore
 from tests.fakes.engine import FakeEngine, fake_engine, serving
@@ -140,6 +141,7 @@ async def running_gateway(
             recorder = await stack.enter_async_context(Recorder(turns, turns, spool, metrics, notifications))
             key_ring, browser = KeyRing(keys, retry_seconds=0), AwayBrowser()
             operations = SessionOperations(sessions, FakeErasureStore(turns), notifier or FakeNotifier())
+            engine_operations = EngineOperations(FakeEngineStore(directory), FakeEngineProbe())
             created.append(
                 Services(
                     keys=key_ring,
@@ -162,7 +164,8 @@ async def running_gateway(
                     training_browser=browser,
                     changes=Changes(browser),
                     probes=FakeProbeStore(),
-                    engine_operations=EngineOperations(FakeEngineStore(directory), FakeEngineProbe()),
+                    engine_operations=engine_operations,
+                    overview=Overview(FakeOverviewStore(turns), engine_operations, training),
                     key_operations=KeyOperations(keys),
                     ledger=FakeLedgerCheck(),
                     versions=VersionChooser(turns),

@@ -110,3 +110,17 @@ async def test_a_key_is_replaced_while_chats_go_on(fresh_gateway: Gateway, monke
             monkeypatch.setattr("api.auth.FRESH_SECONDS", 0.0)  # as if 30 s had passed
             assert (await before.post("/v1/chat/completions", json=body)).status_code == 401
             assert (await after.post("/v1/chat/completions", json=body)).status_code == 200
+
+
+async def test_the_status_names_what_is_wrong(fresh_gateway: Gateway) -> None:
+    async with fresh_gateway.client(fresh_gateway.admin_key) as client:
+        status = (await client.get("/admin/v1/status")).json()
+        assert (status["engines"], status["engines_answering"], status["problems"]) == (1, 1, [])
+        assert [policy["policy"] for policy in status["policies"]] == ["default"]
+        await client.post("/admin/v1/engines/e0/drain", json={"force": True})
+        await client.post("/admin/v1/training/pause", json={"reason": "holiday"})
+        status = (await client.get("/admin/v1/status")).json()
+    assert status["problems"] == [
+        "every engine is drained: `clawloop engine drain --undo e0`",
+        "training of default is paused: holiday",
+    ]

@@ -7,7 +7,9 @@ from dataclasses import replace
 from clawloop.contracts.answers import Broken, CheckReport
 from clawloop.contracts.serving import Engine
 from clawloop.errors import SetupError
+from clawloop.operations.overview import ServiceCounts
 from tests.fakes.directory_store import FakeDirectoryStore
+from tests.fakes.turn_store import FakeTurnStore
 
 
 class FakeEngineStore:
@@ -55,3 +57,16 @@ class FakeLedgerCheck:
     async def report(self, *, files: bool) -> CheckReport:
         broken = [Broken(invariant="files", row="v1")] if files else []
         return CheckReport(invariants=19, adapters=int(files), violations=broken)
+
+
+class FakeOverviewStore:
+    """Satisfies `clawloop.operations.overview.OverviewStore`."""
+
+    def __init__(self, turns: FakeTurnStore) -> None:
+        self._turns = turns
+
+    async def counts(self) -> ServiceCounts:
+        turns = await self._turns.all()
+        sessions = {turn.session_id for turn in turns}
+        newest = max((turn.record.started_at for turn in turns), default=None)
+        return ServiceCounts(("default",), len(sessions), len(sessions), newest, len(turns), late=0)

@@ -159,3 +159,16 @@ def test_titles_and_ids_of_many_sessions_stay_short(here: dict[str, str]) -> Non
     listed = clawloop("session", "list", "--all", **here, COLUMNS="80").stdout.splitlines()
     assert listed[-1] == "20 of 2000, --more"
     assert {len(line.split()[0]) for line in listed[1:-1]} == {8}
+
+
+def test_the_status_has_ten_lines_at_most(here: dict[str, str], turns: list[TurnRecord]) -> None:
+    execute(here["DATABASE_URL"], "UPDATE turns SET entered_at = now() - interval '1 hour'")
+    lines = clawloop("status", **here).stdout.splitlines()
+    assert len(lines) <= 10
+    assert lines[0] == "engines    0 of 0 take requests"
+    assert lines[1].startswith("default    v0 answers; waiting: 0 of 16 samples")
+    assert lines[2].startswith("sessions   3, 3 open; the newest turn 2")
+    assert "problem    there is no engine: `clawloop engine add URL`" in lines
+    assert any("were not notified for over two minutes" in line for line in lines)
+    assert json.loads(clawloop("status", "--json", **here).stdout)["sessions"] == 3
+    assert clawloop("--version", **here).stdout.startswith("clawloop 0.")

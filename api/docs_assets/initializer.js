@@ -1,0 +1,9 @@
+window.addEventListener("load", () => {
+  SwaggerUIBundle({
+    url: "/openapi.json",
+    dom_id: "#swagger-ui",
+    deepLinking: true,
+    docExpansion: "none",
+    validatorUrl: null,
+  });
+});

@@ -1,0 +1,58 @@
+"""`clawloop status`: how all stands, in ten lines. Heavy imports happen inside the verb."""
+
+from __future__ import annotations
+
+from typing import TYPE_CHECKING
+
+import typer
+
+from clawloop.cli.show import age, printable, show_json
+from clawloop.cli.terminal import AsJson, Data, settings_of, with_database
+
+if TYPE_CHECKING:
+    from collections.abc import Iterator
+
+    from clawloop.contracts.answers import ServiceStatus
+    from db.database import Database
+
+_POLICIES = 3
+_PROBLEMS = 3
+
+
+def status_command(data: Data = None, as_json: AsJson = False) -> None:
+    """Show how all stands: engines, what answers, training, sessions, and what is wrong."""
+
+    async def read(database: Database) -> ServiceStatus:
+        from clawloop.operations.overview import Overview
+        from clawloop.processes.engine_operations import engine_operations_on
+        from db.overview import PostgresOverviewStore
+        from db.training.operators import PostgresTrainingStore
+
+        engines = engine_operations_on(database, settings_of(data))
+        return await Overview(PostgresOverviewStore(database), engines, PostgresTrainingStore(database)).status()
+
+    status = with_database(data, read)
+    if as_json:
+        show_json(status)
+        return
+    for line in _lines(status):
+        typer.echo(printable(line))
+
+
+def _lines(status: ServiceStatus) -> Iterator[str]:
+    yield f"engines    {status.engines_answering} of {status.engines} take requests"
+    for policy in status.policies[:_POLICIES]:
+        pinned = " (pinned)" if policy.pinned is not None else ""
+        ahead = "" if policy.head == policy.version else f", v{policy.head} is newer"
+        yield f"{policy.policy:<10} v{policy.version} answers{pinned}{ahead}; {policy.state}: {policy.reason}"
+    if len(status.policies) > _POLICIES:
+        yield f"           and {len(status.policies) - _POLICIES} more: clawloop policy list"
+    newest = "none yet" if status.newest_turn_at is None else f"the newest turn {age(status.newest_turn_at)} ago"
+    yield f"sessions   {status.sessions}, {status.open_sessions} open; {newest}"
+    yield f"turns      {status.waiting} wait for what follows them or for their judge"
+    for problem in status.problems[:_PROBLEMS]:
+        yield f"problem    {problem}"
+    if len(status.problems) > _PROBLEMS:
+        yield f"           and {len(status.problems) - _PROBLEMS} more: --json"
+    if not status.problems:
+        yield "problems   none"

@@ -1,0 +1,82 @@
+"""How all stands, at a glance: engines, policies, sessions, and what is wrong."""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+from datetime import datetime
+from typing import Protocol
+
+from clawloop.contracts.answers import EngineList, ServiceStatus, TrainingStatus
+from clawloop.contracts.training import TrainingState
+from clawloop.operations.engines import EngineOperations
+from clawloop.operations.ports import TrainingStore
+
+
+@dataclass(frozen=True, slots=True)
+class ServiceCounts:
+    """
+    Args:
+        policies: ids of all.
+        late: main turns stored more than two minutes ago whose workflow was not notified.
+    """
+
+    policies: tuple[str, ...]
+    sessions: int
+    open_sessions: int
+    newest_turn_at: datetime | None
+    waiting: int
+    late: int
+
+
+class OverviewStore(Protocol):
+    async def counts(self) -> ServiceCounts:
+        """
+        Raises:
+            StoreUnavailable
+        """
+
+
+class Overview:
+    def __init__(self, store: OverviewStore, engines: EngineOperations, training: TrainingStore) -> None:
+        self._store = store
+        self._engines = engines
+        self._training = training
+
+    async def status(self) -> ServiceStatus:
+        """How all stands.
+
+        Raises:
+            StoreUnavailable
+        """
+        counts = await self._store.counts()
+        engines = await self._engines.list()
+        policies = [TrainingStatus.of(await self._training.status(policy)) for policy in counts.policies]
+        problems = _of_engines(engines)
+        problems += [
+            f"training of {policy.policy} is {policy.reason}"
+            for policy in policies
+            if policy.state is TrainingState.PAUSED
+        ]
+        if counts.late:
+            turns = "1 turn was" if counts.late == 1 else f"{counts.late} turns were"
+            problems.append(f"{turns} not notified for over two minutes: is Temporal, or the orchestrator, away?")
+        return ServiceStatus(
+            engines=len(engines.engines),
+            engines_answering=sum(engine.healthy and not engine.draining for engine in engines.engines),
+            policies=policies,
+            sessions=counts.sessions,
+            open_sessions=counts.open_sessions,
+            newest_turn_at=counts.newest_turn_at,
+            waiting=counts.waiting,
+            problems=problems,
+        )
+
+
+def _of_engines(engines: EngineList) -> list[str]:
+    if not engines.engines:
+        return ["there is no engine: `clawloop engine add URL`"]
+    problems = [f"engine {engine.id} does not answer" for engine in engines.engines if not engine.healthy]
+    problems += [f"engine {engine.id}: {engine.problem}" for engine in engines.engines if engine.problem is not None]
+    if all(engine.draining for engine in engines.engines):
+        problems.append(f"every engine is drained: `clawloop engine drain --undo {engines.engines[0].id}`")
+    return problems
