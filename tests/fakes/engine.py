@@ -157,6 +157,10 @@ class FakeEngine:
         words = sum(len(str(message.get("content")).split()) for message in body["messages"])
         return JSONResponse({"count": words, "max_model_len": 4096, "tokens": list(range(words))})
 
+    async def list_models(self, request: Request) -> Response:
+        names = sorted(self.models or {"tiny"})
+        return JSONResponse({"object": "list", "data": [{"id": name, "object": "model"} for name in names]})
+
     async def health(self, request: Request) -> Response:
         return Response(status_code=200 if self.healthy else 503)
 
@@ -287,6 +291,7 @@ async def fake_engine(port: int = 0) -> AsyncIterator[FakeEngine]:
     engine = FakeEngine()
     app = Starlette(
         routes=[
+            Route("/v1/models", engine.list_models),
             Route("/v1/chat/completions", engine.chat, methods=["POST"]),
             Route("/v1/completions", engine.complete, methods=["POST"]),
             Route("/tokenize", engine.tokenize, methods=["POST"]),

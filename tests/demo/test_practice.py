@@ -1,0 +1,64 @@
+"""The tool-call demo with all parts real but the engine, which answers nonsense: it measures, practises and reports."""
+
+from __future__ import annotations
+
+import json
+import os
+from dataclasses import replace
+from pathlib import Path
+from typing import Any
+
+import pytest
+
+from clawloop.cli.up import prepare_deployment
+from clawloop.demo.tool_calls import practice
+from clawloop.demo.tool_calls.practice import PracticeOptions, practise
+from clawloop.demo.tool_calls.report import REPORT
+from clawloop.local import up
+from clawloop.local.plan import UpOptions
+from clawloop.local.supervision.part import PartState, PartStatus
+from tests.fakes.engine import fake_engine
+
+
+class Lines:
+    """Satisfies `Board`."""
+
+    def __init__(self) -> None:
+        self.said: list[str] = []
+
+    def say(self, line: str) -> None:
+        self.said.append(line)
+
+    def changed(self, status: PartStatus) -> None:
+        assert status.state is not PartState.FAILED, status
+
+
+@pytest.mark.slow
+@pytest.mark.postgres
+async def test_a_model_that_learns_nothing_is_reported_as_such(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    for name, value in (("HELD_OUT_TASKS", 3), ("GROUP_SIZE", 2), ("GROUPS_IN_FLIGHT", 1)):
+        monkeypatch.setattr(practice, name, value)
+    board = Lines()
+    async with fake_engine() as engine:
+
+        async def run_up(options: UpOptions, *given: Any, **named: Any) -> None:
+            await up.run(replace(options, engines=(engine.url,)), *given, **named)
+
+        monkeypatch.setattr(practice, "run_up", run_up)
+        options = PracticeOptions(
+            seeds=[5],
+            versions=1,
+            minutes=0.2,
+            data=tmp_path / "data",
+            out=tmp_path,
+            environment={**os.environ, "OMP_NUM_THREADS": "1"},
+        )
+        (report,) = await practise(options, board, prepare_deployment)
+    assert (report.success_before, report.seconds_to_goal, report.versions) == (0.0, None, 0)
+    assert report.stopped == "0.2 minutes are over"
+    assert (report.measured[0].attempts, report.measured[0].unknown) == (3, 0)
+    assert report.groups_constant == report.groups
+    assert set(report.endings) <= {"completed"}
+    assert json.loads((tmp_path / REPORT).read_text())["runs"][0]["seed"] == 5
+    assert any("version   0: success   0% of 3 held-out tasks" in line for line in board.said)
+    assert not (tmp_path / "data" / "demo").exists()
