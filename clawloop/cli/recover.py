@@ -25,8 +25,10 @@ def recover_command(data: Data = None, as_json: AsJson = False) -> None:
     async def recover(database: Database) -> Recovered:
         settings = settings_of(data)
         client = await connect_temporal(settings)
+        from clawloop.processes.holding import take_database
         from clawloop.processes.operations import recovery_on
 
+        await take_database(database, client)
         return await recovery_on(database, client, settings).recover()
 
     recovered = with_database(data, recover)

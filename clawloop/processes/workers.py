@@ -33,6 +33,7 @@ from clawloop.adapters.folder import AdapterFolder
 from clawloop.contracts.serving import Directory
 from clawloop.errors import SignalFailed, StoreUnavailable
 from clawloop.processes.endpoints import database_url, engine_secret
+from clawloop.processes.holding import Holding
 from clawloop.processes.judge import engine_endpoints, judge_client
 from clawloop.processes.worker_process import GRACE, LOOPBACK, RETRY_SECONDS, run_workers
 from clawloop.serving.directory import DirectoryCache, DirectoryStore
@@ -52,6 +53,7 @@ from db.judging.judgements import PostgresJudgementStore
 from db.serving.directory import PostgresDirectoryStore
 from db.serving.publishing import PostgresPublishingStore
 from db.sweep import PostgresSweepStore
+from db.temporal_server import TemporalServerStore
 from db.training.canary import PostgresCanaryStore
 from db.training.gate import PostgresGateStore
 from db.training.probes import PostgresProbeStore
@@ -78,17 +80,20 @@ async def run_worker(role: Role, settings: Settings, health_port: int, health_ho
         health_port, health_host: as for `run_workers`.
 
     Raises:
-        SetupError: no database or no Temporal is configured.
+        SetupError: no database or no Temporal is configured, or another Temporal server has the database.
+        TrainerUnavailable: another Temporal server took the database meanwhile.
     """
     url = database_url(settings)
     metrics = WorkerMetrics()
+    broken = asyncio.Event()
 
     async def create_workers(client: Client, stack: AsyncExitStack) -> list[Worker]:
-        if role is Role.ORCHESTRATOR:
-            await register_search_attributes(client)
-            await begin_sweeping(client)
         database = Database(url, BACKGROUND_LIMIT)
         stack.push_async_callback(database.close)
+        if role is Role.ORCHESTRATOR:
+            await _hold(database, client, broken, stack)
+            await register_search_attributes(client)
+            await begin_sweeping(client)
         if role is Role.JUDGE:
             return [await _judge_worker(settings, database, client, metrics, stack)]
         starting = asyncio.create_task(
@@ -97,7 +102,23 @@ async def run_worker(role: Role, settings: Settings, health_port: int, health_ho
         stack.callback(starting.cancel)
         return _orchestrator_workers(settings, database, client, metrics)
 
-    await run_workers(role, settings, create_workers, health_port, health_host=health_host, registry=metrics.registry)
+    await run_workers(
+        role,
+        settings,
+        create_workers,
+        health_port,
+        health_host=health_host,
+        registry=metrics.registry,
+        broken=broken,
+    )
+
+
+async def _hold(database: Database, client: Client, broken: asyncio.Event, stack: AsyncExitStack) -> None:
+    holding = Holding(TemporalServerStore(database), client, broken)
+    await holding.begin()
+    stack.push_async_callback(holding.end)
+    keeping = asyncio.create_task(holding.keep())
+    stack.callback(keeping.cancel)
 
 
 def _orchestrator_workers(

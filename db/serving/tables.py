@@ -62,6 +62,17 @@ class VersionRow(Base):
     removed_at: Mapped[datetime | None]  # its files are gone
 
 
+class TemporalServerRow(Base):
+    """The Temporal server that runs this database's workflows; one row."""
+
+    __tablename__ = "temporal_server"
+    __table_args__ = (CheckConstraint("only_row", name="only_row"),)
+
+    only_row: Mapped[bool] = mapped_column(primary_key=True, server_default=text("true"))
+    namespace_id: Mapped[str]
+    seen_at: Mapped[datetime] = mapped_column(server_default=text("now()"))
+
+
 class ApiKeyRow(Base):
     """An API key: the public prefix and a hash of the secret."""
 

@@ -14,12 +14,17 @@ class _Connection:
     """
     Attributes:
         silent: nothing passes any more, and neither side is told: a peer that lost its network.
+        aborted: it was cut.
+        ended: nobody relays it any more.
     """
 
     writers: list[asyncio.StreamWriter] = field(default_factory=list)
     silent: bool = False
+    aborted: asyncio.Event = field(default_factory=asyncio.Event)
+    ended: asyncio.Event = field(default_factory=asyncio.Event)
 
     def abort(self) -> None:
+        self.aborted.set()
         for writer in self.writers:
             writer.transport.abort()
 
@@ -45,7 +50,10 @@ class Proxy:
         return self
 
     async def __aexit__(self, *_: object) -> None:
+        running = list(self._connections)
         self.refuse()
+        for connection in running:
+            await connection.ended.wait()
 
     async def listen(self) -> None:
         self._server = await asyncio.start_server(self._relay, "127.0.0.1", self.port, backlog=512)
@@ -89,6 +97,7 @@ class Proxy:
         finally:
             connection.abort()
             self._connections.discard(connection)
+            connection.ended.set()
 
     async def _pump(
         self, connection: _Connection, reader: asyncio.StreamReader, writers: list[asyncio.StreamWriter]
@@ -96,8 +105,9 @@ class Proxy:
         while data := await reader.read(_CHUNK):
             if self.delay_seconds:
                 await asyncio.sleep(self.delay_seconds)
-            while connection.silent:  # until `cut`
-                await asyncio.sleep(3600)
+            if connection.silent:
+                await connection.aborted.wait()
+                break
             for writer in writers:
                 writer.write(data)
             # The double may be closed by its server; the first writer is the connection.

@@ -1,0 +1,88 @@
+"""Keeps the database for this orchestrator's Temporal server; ends the orchestrator where another server has it."""
+
+from __future__ import annotations
+
+import asyncio
+import logging
+
+from temporalio.api.workflowservice.v1 import DescribeNamespaceRequest
+from temporalio.client import Client
+from temporalio.service import RPCError
+
+from clawloop.errors import SetupError, StoreUnavailable
+from clawloop.temporal.deadline import temporal_deadline
+from db.database import Database
+from db.temporal_server import RENEW_EVERY, TemporalServerStore
+
+log = logging.getLogger(__name__)
+
+
+async def namespace_id(client: Client) -> str:
+    """
+    Raises:
+        RPCError: Temporal does not answer.
+    """
+    described = await client.workflow_service.describe_namespace(DescribeNamespaceRequest(namespace=client.namespace))
+    return described.namespace_info.id
+
+
+async def take_database(database: Database, client: Client) -> None:
+    """Keep the database for this server, whichever had it: an operator says that the other one is gone.
+
+    Raises:
+        SignalFailed: Temporal does not answer.
+        StoreUnavailable: PostgreSQL does not answer.
+    """
+    async with temporal_deadline():
+        await TemporalServerStore(database).take(await namespace_id(client))
+
+
+class Holding:
+    """
+    Args:
+        broken: set where another server has taken the database.
+    """
+
+    def __init__(self, store: TemporalServerStore, client: Client, broken: asyncio.Event) -> None:
+        self._store = store
+        self._client = client
+        self._broken = broken
+        self._held: str | None = None
+
+    async def begin(self) -> None:
+        """
+        Raises:
+            SetupError: another Temporal server has the database.
+            RPCError: Temporal does not answer.
+        """
+        try:
+            await self._renew()
+        except StoreUnavailable as error:  # without it the workflows do nothing either; the first renewal decides
+            log.warning("PostgreSQL does not answer yet", extra={"why": str(error)})
+
+    async def keep(self) -> None:
+        """Renew until cancelled."""
+        while True:
+            await asyncio.sleep(RENEW_EVERY.total_seconds())
+            try:
+                await self._renew()
+            except SetupError as error:
+                log.error("orchestrator ends", extra={"why": str(error)})
+                self._broken.set()
+                return
+            except (StoreUnavailable, RPCError) as error:
+                log.warning("the database's Temporal server is not renewed", extra={"why": str(error)})
+
+    async def end(self) -> None:
+        """Another server need not wait for this one's time to pass."""
+        if self._held is not None and not self._broken.is_set():
+            try:
+                await self._store.release(self._held)
+            except StoreUnavailable as error:
+                log.warning("the database is not released", extra={"why": str(error)})
+
+    async def _renew(self) -> None:
+        # Asked each time: a server that lost its data has another one, and goes on with these orchestrators.
+        current = await namespace_id(self._client)
+        await self._store.hold(current, formerly=self._held)
+        self._held = current

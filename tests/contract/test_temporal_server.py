@@ -1,0 +1,113 @@
+"""One Temporal server runs a database's workflows; a second one is refused."""
+
+from __future__ import annotations
+
+import asyncio
+import os
+import sys
+from collections.abc import Sequence
+from datetime import timedelta
+from pathlib import Path
+
+import psycopg
+import pytest
+from temporalio.client import Client
+
+from clawloop.errors import SetupError
+from clawloop.processes import holding
+from clawloop.processes.holding import Holding, take_database
+from db.database import Database
+from db.temporal_server import TemporalServerStore
+from tests.workflows.conftest import client
+
+__all__ = ["client"]
+
+pytestmark = pytest.mark.postgres
+
+
+@pytest.fixture
+def store(database: Database) -> TemporalServerStore:
+    return TemporalServerStore(database)
+
+
+def last_seen(url: str, ago: timedelta) -> None:
+    with psycopg.connect(url) as connection:
+        connection.execute("UPDATE temporal_server SET seen_at = now() - %s", [ago])
+
+
+def holder(url: str) -> Sequence[str]:
+    with psycopg.connect(url) as connection:
+        return [row[0] for row in connection.execute("SELECT namespace_id FROM temporal_server")]
+
+
+async def test_a_second_server_is_refused_until_the_first_is_gone(
+    store: TemporalServerStore, postgres_url: str
+) -> None:
+    await store.hold("one")
+    await store.hold("one")  # each orchestrator of a server does
+    with pytest.raises(SetupError, match=r"another Temporal server .*namespace one, seen \d+ s ago; this one is two"):
+        await store.hold("two")
+    last_seen(postgres_url, timedelta(minutes=2))
+    await store.hold("two")
+    with pytest.raises(SetupError, match="namespace two"):
+        await store.hold("one")
+    assert holder(postgres_url) == ["two"]
+
+
+async def test_a_server_that_lost_its_data_goes_on_with_its_orchestrators(store: TemporalServerStore) -> None:
+    await store.hold("before")
+    await store.hold("after", formerly="before")
+    await store.hold("after")
+
+
+async def test_an_orchestrator_that_stops_leaves_the_database_at_once(
+    store: TemporalServerStore, postgres_url: str
+) -> None:
+    await store.hold("one")
+    await store.release("two")  # not its own
+    with pytest.raises(SetupError):
+        await store.hold("two")
+    await store.release("one")
+    await store.hold("two")
+    assert holder(postgres_url) == ["two"]
+
+
+async def test_an_operator_may_say_that_the_other_server_is_gone(
+    store: TemporalServerStore, database: Database, client: Client, postgres_url: str
+) -> None:
+    await store.hold("another")
+    await take_database(database, client)
+    assert holder(postgres_url) == [await holding.namespace_id(client)]
+
+
+async def test_the_orchestrator_of_a_second_server_does_not_start(
+    store: TemporalServerStore, temporal_address: str, postgres_url: str, tmp_path: Path
+) -> None:
+    await store.hold("another")
+    environment = os.environ | {"DATABASE_URL": postgres_url, "TEMPORAL_ADDRESS": temporal_address}
+    command = [sys.executable, "-m", "clawloop.cli.main", "worker", "orchestrator", "--data", str(tmp_path)]
+    process = await asyncio.create_subprocess_exec(
+        *command, env=environment, stdout=asyncio.subprocess.PIPE, stderr=asyncio.subprocess.STDOUT
+    )
+    async with asyncio.timeout(50):  # the other one's time is a minute
+        said, _ = await process.communicate()
+    assert process.returncode == 1
+    assert "another Temporal server runs this database's workflows (namespace another" in said.decode()
+    assert holder(postgres_url) == ["another"]
+
+
+async def test_an_orchestrator_ends_where_another_server_took_the_database(
+    store: TemporalServerStore, client: Client, postgres_url: str, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(holding, "RENEW_EVERY", timedelta(milliseconds=10))
+    broken = asyncio.Event()
+    held = Holding(store, client, broken)
+    await held.begin()
+    own = await holding.namespace_id(client)
+    keeping = asyncio.create_task(held.keep())
+    await store.take("another")
+    async with asyncio.timeout(60):
+        await broken.wait()
+    await keeping
+    await held.end()
+    assert holder(postgres_url) == ["another"] != [own]
