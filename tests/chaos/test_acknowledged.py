@@ -1,4 +1,4 @@
-"""PostgreSQL is killed under chats: none of them fails, and each turn is stored once, with its parent."""
+"""Whatever is killed, a turn that a client received completely is in PostgreSQL once, with its parent."""
 
 from __future__ import annotations
 
@@ -14,6 +14,7 @@ import orjson
 import pytest
 
 from clawloop.ids import TurnId, turn_id_of
+from clawloop.local.checks import choose_port
 from clawloop.local.services.postgres import EmbeddedPostgres
 from db.database import BACKGROUND_LIMIT, Database
 from db.turns.insert import PostgresTurnStore
@@ -69,6 +70,28 @@ async def engine() -> AsyncIterator[FakeEngine]:
     async with fake_engine() as running:
         running.delay_seconds = 0.01
         yield running
+
+
+async def test_killed_gateways_lose_no_acknowledged_turn(postgres_url: str, engine: FakeEngine, tmp_path: Path) -> None:
+    keys = await prepared(postgres_url, [engine.url])
+    port = choose_port("the gateway", "127.0.0.1", 0, "")
+    chatters: Chatters | None = None
+    tasks: list[asyncio.Task[None]] = []
+    for _ in range(3):
+        async with running_gateway(postgres_url, keys, tmp_path, port) as gateway:
+            if chatters is None:
+                chatters = Chatters(gateway)
+                tasks = [asyncio.create_task(chatters.chat(f"s{n}")) for n in range(6)]
+            await _more_turns(chatters, 30)
+            gateway.process.send_signal(signal.SIGKILL)
+            await asyncio.to_thread(gateway.process.wait)
+    assert chatters is not None
+    async with running_gateway(postgres_url, keys, tmp_path, port):
+        await _more_turns(chatters, 12)
+        chatters.stop = True
+        await asyncio.gather(*tasks)
+        await _everything_stands(chatters, postgres_url)
+    assert chatters.failed > 0
 
 
 async def test_a_killed_postgres_fails_no_chat_and_loses_no_turn(engine: FakeEngine, tmp_path: Path) -> None:
