@@ -44,8 +44,14 @@ _TURN_FILTERS = {
     "version": "t.version = :version",
     # Stored as JSON text, so that NUL and lone surrogates, which no operator on JSON takes, are found or passed over.
     "text": "(t.messages_added::text ILIKE :text OR t.response::text ILIKE :text)",
-    "verdict": f"(SELECT verdict FROM ({_NEWEST_JUDGEMENT}) j) = :verdict",
-    "judged": f"((SELECT verdict FROM ({_NEWEST_JUDGEMENT}) j) IS NOT NULL) = :judged",
+    # All at once: one look-up a turn takes seconds for 10,000 sessions none of which fits.
+    "verdict": """t.id IN (
+        SELECT turn_id FROM (
+            SELECT DISTINCT ON (turn_id) turn_id, verdict FROM judgements WHERE decided_at IS NOT NULL
+            ORDER BY turn_id, revision DESC, decided_at DESC) newest
+        WHERE verdict = :verdict)""",
+    "judged": """:judged = EXISTS (
+        SELECT FROM judgements j WHERE j.turn_id = t.id AND j.decided_at IS NOT NULL AND j.verdict IS NOT NULL)""",
 }
 _SUMMARIES = """
     SELECT s.*, counts.*, opening.messages_added AS opening, opening.messages_added AS first_messages,

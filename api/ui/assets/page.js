@@ -7,16 +7,18 @@
   const sign = document.getElementById("live");
   let source = null;
   let waiting = false;
+  let missed = false;
 
   function show(state, words) {
     sign.className = `live ${state}`;
     if (sign.textContent !== words) sign.textContent = words;
   }
   function changed() {
-    // A learning policy changes many times a second; once a second is enough to look at.
-    if (waiting) return;
+    // While a policy learns something changes all the time; every two seconds is enough to look at.
+    if (waiting) { missed = true; return; }
     waiting = true;
-    setTimeout(() => { waiting = false; document.body.dispatchEvent(new Event("changed")); }, 300);
+    setTimeout(() => document.body.dispatchEvent(new Event("changed")), 200);
+    setTimeout(() => { waiting = false; if (missed) { missed = false; changed(); } }, 2000);
   }
   function open() {
     if (source) return;
@@ -26,8 +28,13 @@
     source.onerror = () => {
       show("off", "connecting …");
       // The browser tries again by itself, but not after an answer that is no stream, as of an ended login.
-      if (source.readyState === EventSource.CLOSED) { source = null; setTimeout(open, 5000); }
+      if (source.readyState === EventSource.CLOSED) { source = null; setTimeout(askThenOpen, 5000); }
     };
+  }
+  async function askThenOpen() {
+    const answer = await fetch("/ui/chart", { headers: { "HX-Request": "true" } }).catch(() => null);
+    if (answer?.status === 401) location.assign("/ui/login");
+    else open();
   }
   function close() { if (source) { source.close(); source = null; } }
   // A hidden page needs no connection: browsers allow six for each server.
