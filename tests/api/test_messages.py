@@ -319,3 +319,17 @@ async def test_what_is_not_supported_is_refused_by_name(gateway: Gateway) -> Non
     assert answer.status_code == 404
     assert answer.json()["error"]["type"] == "not_found_error"
     assert answer.json()["error"]["message"].startswith("Batches: not supported")
+
+
+async def test_a_conversation_may_change_its_wire_format(gateway: Gateway) -> None:
+    first = await post(gateway, body("hello"))
+    said = {"role": "assistant", "content": first.json()["content"][0]["text"]}
+    messages = [user("hello"), said, user("and now?")]
+    async with gateway.client() as client:
+        chat = await client.post("/v1/chat/completions", json={"model": "policy", "messages": messages})
+        messages += [{"role": "assistant", "content": chat.json()["choices"][0]["message"]["content"]}, user("go on")]
+        await client.post("/v1/responses", json={"model": "policy", "input": messages})
+    turns = [await gateway.turns.load(turn.turn_id) for turn in await gateway.recorded(3)]
+    one, two, three = (turn for turn in turns if turn is not None)
+    assert one.session_id == two.session_id == three.session_id
+    assert (two.parent_turn_id, three.parent_turn_id) == (one.record.turn_id, two.record.turn_id)
