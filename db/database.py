@@ -38,6 +38,7 @@ _POOL_OVERFLOW = 8  # six gateways fit in the 100 connections PostgreSQL allows 
 _SERVER_WAITS = timedelta(seconds=1.5)
 # A busy server looks as one behind a lost network; connecting anew must not add to its work.
 _REPLACE_SECONDS = 5.0
+_LONG_LIMIT_SECONDS = 5.0
 _CLOSE_SECONDS = 1.0  # a gateway has 4 s to stop, and an unresponsive server uses up all of them
 
 # Subclasses of OperationalError, but a retry does not make a value smaller.
@@ -134,7 +135,13 @@ class Database:
 
     def _replace_connections(self) -> None:
         """Let the next transactions connect anew: others of the pool may have lost the same network, each of which
-        would cost the next caller the whole limit."""
+        would cost the next caller the whole limit.
+
+        Not where the limit is a chat's: a busy server accepts no connection in that time, and what is left of the pool
+        is all that still stores turns directly.
+        """
+        if self._limit_seconds < _LONG_LIMIT_SECONDS:
+            return
         now = asyncio.get_running_loop().time()
         if now - self._replaced_at >= _REPLACE_SECONDS:
             self._replaced_at = now
