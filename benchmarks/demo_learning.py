@@ -7,6 +7,7 @@ Run: python -m benchmarks.demo_learning --methods opd --seeds 1 2 --flip code
 from __future__ import annotations
 
 import argparse
+import json
 import random
 import time
 from collections.abc import Iterator, Sequence
@@ -187,8 +188,10 @@ def main() -> None:
     parser.add_argument("--methods", type=Method, nargs="+", default=[Method.COMBINED], help="binary, opd, combined")
     parser.add_argument("--seeds", type=int, nargs="+", default=[1, 2])
     parser.add_argument("--interactions", type=int, default=96)
+    parser.add_argument("--out", type=Path, help="write all evaluations, as JSON")
     parser.add_argument("--flip", type=Axis, nargs="+", default=[], help="code, length, tone")
     options = parser.parse_args()
+    report = []
     for seed in options.seeds:
         for method in options.methods:
             began = time.perf_counter()
@@ -200,6 +203,10 @@ def main() -> None:
             reached = next((at for at, match, _ in evaluations if match >= 0.9), None)
             least = min(exact for _, _, exact in evaluations)
             seconds = time.perf_counter() - began
+            run = {"seed": seed, "method": method.value, "recipe": recipe.hash, "seconds": round(seconds)}
+            report.append(run | {"evaluations": evaluations})
+            if options.out is not None:  # after each run, so that what has ended is kept
+                options.out.write_text(json.dumps(report) + "\n", encoding="utf-8")
             print(f"seed {seed} {method}: 90 % at {reached}, exact at least {least:.2f}, {seconds:.0f} s", flush=True)
 
 

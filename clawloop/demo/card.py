@@ -12,7 +12,7 @@ from pathlib import Path
 
 from clawloop.demo.evaluate import AnswerFigures, JudgeFigures
 from clawloop.demo.pretrain import Plan
-from clawloop.demo.world import STYLES, Axis, every_request
+from clawloop.demo.world import EVALUATION, STYLES, Axis, every_request
 
 WEIGHTS = "model.safetensors"
 CARD = "README.md"
@@ -71,6 +71,8 @@ A toy language model of the Qwen3 architecture for `make demo`: {plan.layers} la
 {size / 1e6:.1f} MB in all, weights stored in float16 and read as float32. It knows a small invented world of \
 {requests} requests and nothing else, and it is of no use outside the demo.
 
+- The {len(EVALUATION)} requests that the demo evaluates versions on are in no lesson, in either style; their \
+subjects are, in other words.
 - It answers each request in one of two styles, each about half of the time ({axes}).
 - It follows a hint that stands where Clawloop puts hints.
 - It is its own judge: it answers Clawloop's real judge prompts, for votes and for hints, in both answer forms.

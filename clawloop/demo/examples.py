@@ -15,7 +15,7 @@ from clawloop.contracts.turns import Message
 from clawloop.demo.hints import HINTS
 from clawloop.demo.phrasing import Feedback, Mood, Typist
 from clawloop.demo.user import joined
-from clawloop.demo.world import AXIS_OF, STYLES, Axis, Request, Style, answer, every_request, other
+from clawloop.demo.world import AXIS_OF, STYLES, Axis, Request, Style, answer, other, taught_requests
 from clawloop.ids import TurnId
 from clawloop.judging.evidence import Evidence, gather
 from clawloop.judging.hints import with_hint
@@ -30,7 +30,7 @@ _SYSTEM = (
     "Be helpful.",
 )
 _STYLES = tuple(AXIS_OF)
-_REQUESTS = {axis: every_request(axis) for axis in Axis}
+_REQUESTS = {axis: taught_requests(axis) for axis in Axis}
 # Weights of liked, disliked, wished, unreadable. A wish is easy to tell from praise; its style takes more lessons.
 _JUDGED = ("vote", "hint", "brief vote", "brief hint")
 _MOODS = {kind: (33, 30, 15, 22) if kind.endswith("vote") else (18, 18, 44, 20) for kind in _JUDGED}

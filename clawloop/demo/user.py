@@ -9,7 +9,8 @@ import random
 from collections.abc import Mapping
 from dataclasses import dataclass
 
-from clawloop.demo.phrasing import Mood, Typist
+from clawloop.demo.phrasing import Mood
+from clawloop.demo.unseen import UnseenTypist
 from clawloop.demo.world import CHAT, Axis, Request, Style, draw_preference, grade
 
 # Not every answer gets a reaction, and not every complaint gives a reason.
@@ -44,7 +45,7 @@ class SyntheticUser:
     def __init__(self, seed: int, preference: Mapping[Axis, Style] | None = None):
         self.preference: Mapping[Axis, Style] = draw_preference(seed) if preference is None else preference
         self._rng = random.Random(f"user {seed}")
-        self._typist = Typist(random.Random(f"typist {seed}"))
+        self._typist = UnseenTypist(random.Random(f"typist {seed}"))
         self._axes: list[Axis] = []
 
     def first_request(self) -> Request:

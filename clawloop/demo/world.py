@@ -161,9 +161,17 @@ def _evaluation() -> tuple[Request, ...]:
 CHAT: dict[Axis, tuple[Request, ...]] = {axis: tuple(_requests(axis, evaluation=False)) for axis in Axis}
 """Requests for chats, by axis."""
 EVALUATION: tuple[Request, ...] = _evaluation()
-"""60 fixed requests that never occur in chats, the axes in turn."""
+"""60 fixed requests that occur neither in chats nor in pretraining, the axes in turn."""
 
 
 def every_request(axis: Axis) -> tuple[Request, ...]:
-    """Return all requests of an axis, for chats and for evaluation; pretraining uses both."""
+    """Return all requests of an axis, for chats and for evaluation."""
     return (*CHAT[axis], *_requests(axis, evaluation=True))
+
+
+def taught_requests(axis: Axis) -> tuple[Request, ...]:
+    """Return the requests of an axis that pretraining uses: all but the 60 of the evaluation.
+
+    The evaluation's subjects are taught in other wordings, or the model could not know the right answers.
+    """
+    return tuple(request for request in every_request(axis) if request not in EVALUATION)

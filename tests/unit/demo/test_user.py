@@ -4,6 +4,7 @@ from __future__ import annotations
 
 from collections import Counter
 
+from clawloop.demo.phrasing import is_held_out
 from clawloop.demo.user import SyntheticUser, joined
 from clawloop.demo.world import CHAT, STYLES, answer, draw_preference, other
 
@@ -40,6 +41,19 @@ def test_a_user_thanks_for_what_it_likes_and_names_what_it_wanted() -> None:
         disliked[bool(user.react(request, answer(request, other(style))))] += 1
     assert 0.7 < liked[True] / 300 < 0.9
     assert disliked[True] / 300 > 0.9
+
+
+def test_a_user_types_nothing_that_model_or_judge_was_trained_on() -> None:
+    typed = set()
+    for seed in range(4):
+        user = SyntheticUser(seed)
+        for at in range(150):
+            request = user.next_request()
+            shown = answer(request, STYLES[request.axis][at % 2]) if at % 3 else "nonsense"
+            typed.add(user.react(request, shown))
+    typed.discard("")
+    assert len(typed) > 200
+    assert [text for text in typed if not is_held_out(text)] == []
 
 
 def test_wrong_content_is_always_complained_about() -> None:

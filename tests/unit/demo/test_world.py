@@ -2,8 +2,11 @@
 
 from __future__ import annotations
 
+from itertools import islice
+
 import pytest
 
+from clawloop.demo.examples import Lessons
 from clawloop.demo.world import (
     AXIS_OF,
     CHAT,
@@ -18,6 +21,7 @@ from clawloop.demo.world import (
     grade,
     other,
     style_of,
+    taught_requests,
 )
 
 FIRST = {axis: styles[0] for axis, styles in STYLES.items()}
@@ -35,6 +39,29 @@ def test_evaluation_shares_no_subject_with_chats() -> None:
     assert len(EVALUATION) == len(set(EVALUATION)) == 60
     assert [request for request in EVALUATION if (request.axis, request.subject) in asked] == []
     assert [[request.axis for request in EVALUATION].count(axis) for axis in Axis] == [20, 20, 20]
+
+
+def test_no_lesson_has_an_evaluation_request() -> None:
+    evaluated = {request.text.lower().rstrip(".?") for request in EVALUATION}
+    taught = {request.text.lower().rstrip(".?") for axis in Axis for request in taught_requests(axis)}
+    assert len(taught) > 2400
+    assert not taught & evaluated
+    # Their subjects are taught, or the right answers could not be known.
+    subjects = {(request.axis, request.subject) for axis in Axis for request in taught_requests(axis)}
+    assert {(request.axis, request.subject) for request in EVALUATION} <= subjects
+    lines = {
+        line.lower().rstrip(".?")
+        for together in islice(Lessons(3), 1500)
+        for lesson in together
+        for message in lesson.messages
+        for line in str(message["content"]).split("\n")
+    }
+    assert not lines & evaluated
+
+
+def test_an_answer_with_wrong_content_matches_nobody() -> None:
+    request = EVALUATION[0]
+    assert not grade(request, answer(request, Style.PYTHON)[:-8], FIRST).match
 
 
 def test_the_evaluation_requests_are_fixed() -> None:
