@@ -144,7 +144,7 @@ def _orchestrator_workers(
         episodes=EpisodeUpkeep(
             PostgresEpisodeStore(database), PostgresRolloutStore(database), TemporalRolloutsNotifier(client)
         ),
-        canaries=Canaries(PostgresCanaryStore(database)),
+        canaries=Canaries(PostgresCanaryStore(database), work),
     )
     ledger = ClosingActivities(PostgresClosingStore(database), PostgresJudgementStore(database), work, metrics)
     steps = StepActivities(step_store)

@@ -3,11 +3,14 @@
 from __future__ import annotations
 
 from activities.training.canaries import Canaries
+from activities.training.notifier import TrainingNotifier
 from clawloop.contracts.training import CheckName, CheckResult, TrainingState
 from clawloop.recipes.recipe import Gate
 from db.serving.directory import PostgresDirectoryStore
 from db.training.canary import PostgresCanaryStore
+from db.training.work_flag import PostgresWorkStore
 from tests.contract.learning import POLICY, RECIPE, PostgresLearning, step
+from tests.fakes.notifier import FakeWorkNotifier
 
 
 async def begun(learning: PostgresLearning) -> PostgresCanaryStore:
@@ -16,6 +19,11 @@ async def begun(learning: PostgresLearning) -> PostgresCanaryStore:
     await learning.add_engine("http://e1:8100")
     await step(learning, 1)
     return PostgresCanaryStore(learning.database)
+
+
+def canaries(learning: PostgresLearning, store: PostgresCanaryStore) -> tuple[Canaries, FakeWorkNotifier]:
+    notifier = FakeWorkNotifier()
+    return Canaries(store, TrainingNotifier(PostgresWorkStore(learning.database), notifier)), notifier
 
 
 async def judged(learning: PostgresLearning, version: int, sessions: int, verdict: int) -> None:
@@ -41,7 +49,7 @@ async def test_a_canary_is_head_and_not_active_and_no_batch_is_claimed(postgres_
     assert (policy.active, policy.canary, policy.canary_share) == (0, 1, 0.25)
     assert (await learning.operators.versions(POLICY))[1].state == "canary, head"
     assert await store.open() == [POLICY]
-    assert await Canaries(store).decide() == 0
+    assert await canaries(learning, store)[0].decide() == 0
     await learning.operators.pin(POLICY, 0)
     (policy,) = (await PostgresDirectoryStore(learning.database).read()).policies
     assert policy.canary is None
@@ -52,7 +60,9 @@ async def test_a_worse_canary_is_rolled_back(postgres_learning: PostgresLearning
     store = await begun(learning)
     await judged(learning, 1, 12, -1)
     await judged(learning, 0, 12, 1)
-    assert await Canaries(store).decide() == 1
+    deciding, notifier = canaries(learning, store)
+    assert await deciding.decide() == 1
+    assert notifier.policies == [POLICY]
     view = await learning.steps.status(POLICY)
     assert (view.head, view.version, view.canary, view.epoch) == (0, 0, None, 1)
     version = (await learning.operators.versions(POLICY))[1]
@@ -79,7 +89,7 @@ async def test_a_canary_without_traffic_ends_by_time(postgres_learning: Postgres
     learning = postgres_learning
     store = await begun(learning)
     await learning.execute("UPDATE policies SET canary_since = now() - interval '25 hours'")
-    assert await Canaries(store).decide() == 1
+    assert await canaries(learning, store)[0].decide() == 1
     (check,) = (await learning.operators.versions(POLICY))[1].gate
     assert (check.result, check.reason.partition(":")[0]) == (CheckResult.NOT_ENOUGH, "no traffic in 24 h")
     assert (await learning.steps.status(POLICY)).unpublished
