@@ -14,14 +14,15 @@ import pytest
 
 from clawloop.demo.report import GOAL
 
-pytestmark = [pytest.mark.engine, pytest.mark.slow, pytest.mark.postgres, pytest.mark.timeout(1800)]
+pytestmark = [pytest.mark.engine, pytest.mark.slow, pytest.mark.postgres, pytest.mark.timeout(2700)]
 
 # A run takes 3 minutes on two idle cores; tests share theirs.
 MAX_SECONDS = 840
-# Nine seeds of ten reach the goal, so one miss may be chance; two in a row are a fault.
-SEEDS = (1, 2)
-# Lowest share of right content in 60 answers of any version; 0.95 to 1.0 was measured with nine seeds of ten.
-MIN_EXACT = 0.9
+# One miss may be chance: the judge is wrong about every twelfth of the user's wordings. Three in a row are a fault.
+SEEDS = (1, 2, 3)
+# Lowest share of right content in 60 answers of any version; 0.82 to 1.0 was measured with six seeds over twice as many
+# interactions.
+MIN_EXACT = 0.75
 
 
 def test_it_learns_a_hidden_preference_in_64_interactions_without_a_failed_request(tmp_path: Path) -> None:
