@@ -138,6 +138,8 @@ def test_interrupted_in_the_second_run_the_report_has_the_first(tmp_path: Path, 
 def test_keep_prints_the_addresses_and_waits_for_ctrl_c(tmp_path: Path, engine: str, model: Path) -> None:
     with demo(tmp_path, engine, str(model), "run", "--interactions", "8", "--keep", "--data", "data") as running:
         key = running.line(r"gateway +http://\S+/v1, model `policy`, key (cl-\S+)$").group(1)
+        running.line(r"see it learn: http://\S+/ui, key cl-\S+$")
+        running.line(r"page +http://\S+/ui$")
         running.line(r"Temporal UI +http://")
         running.line(r"clawloop demo chat --data ")
         running.line(r"Ctrl-C stops everything")

@@ -97,6 +97,7 @@ def engine() -> Iterator[str]:
 def test_it_starts_everything_restarts_killed_parts_and_stops_in_15_s(tmp_path: Path, engine: str) -> None:
     with up(tmp_path / "data", CLAWLOOP_ENGINES=engine) as running:
         gateway = running.line(r"gateway +(http://127\.0\.0\.1:\d+)/v1$").group(1)
+        assert running.line(r"page +(http://\S+)/ui$").group(1) == gateway
         ui = running.line(r"Temporal UI +(http://\S+)").group(1)
         running.line("chat key +ck-1$")
         running.line("admin key +ak-1$")
