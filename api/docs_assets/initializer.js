@@ -3,7 +3,7 @@ window.addEventListener("load", () => {
     url: "/openapi.json",
     dom_id: "#swagger-ui",
     deepLinking: true,
-    docExpansion: "none",
+    docExpansion: "list",
     validatorUrl: null,
   });
 });
