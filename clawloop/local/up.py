@@ -19,6 +19,7 @@ from clawloop.errors import SetupError
 from clawloop.layout.table import overview
 from clawloop.local import checks, parts
 from clawloop.local.keys_file import read_keys, write_keys
+from clawloop.local.metric_targets import write_targets
 from clawloop.local.parts import Deployment
 from clawloop.local.plan import Plan, UpOptions, plan_parts
 from clawloop.local.private_folder import keep_private
@@ -157,8 +158,10 @@ async def _start_gateways_and_workers(
         write_keys(keys_path, keys)
     listener.listen(QUEUED_CONNECTIONS)  # from now on connections wait for a gateway, and none is refused
     gateways = parts.gateways(deployment, listener, options.gateways, options.environment)
-    for part in (*gateways, *parts.workers(deployment, options.environment)):
+    workers = parts.workers(deployment, options.environment)
+    for part in (*gateways, *workers):
         supervisor.start(part)
+    write_targets(options.data, [replace(gateways[0], name="gateway"), *workers])  # any gateway has the page of all
     for gateway in gateways:
         await supervisor.ready(gateway.name)
     url = gateways[0].address
@@ -192,7 +195,9 @@ async def _start_trainer(options: UpOptions, plan: Plan, supervisor: Supervisor,
     if plan.models.trainer_waits:
         for engine in plan.models.engines:
             await supervisor.ready(engine.name)
-    supervisor.start(parts.trainer(deployment.trained_model, deployment, options.environment))
+    trainer = parts.trainer(deployment.trained_model, deployment, options.environment)
+    supervisor.start(trainer)
+    write_targets(options.data, [trainer], further=True)
 
 
 def _deployment(options: UpOptions, plan: Plan, keys: Mapping[str, str]) -> Deployment:

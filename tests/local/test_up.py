@@ -156,6 +156,9 @@ def test_data_and_keys_are_kept_and_a_second_up_on_the_folder_is_rejected(tmp_pa
         running.line(r"start 2 of Qwen3-4B as \('small', 'smaller'\)")
         assert not any("ck-1" in line for line in running.lines)
         assert json.loads((data / "keys.json").read_text()) == {"chat": "ck-1", "admin": "ak-1"}
+        watched = json.loads((data / "metric-targets.json").read_text())
+        assert [one["labels"]["process"] for one in watched] == ["gateway"]  # no worker runs here
+        assert all(re.fullmatch(r"127\.0\.0\.1:\d+", one["targets"][0]) for one in watched)
         running.process.terminate()
         assert running.ended() == 0
 
