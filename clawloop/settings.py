@@ -6,6 +6,7 @@ in Clawloop reads the environment.
 
 from __future__ import annotations
 
+from enum import StrEnum
 from pathlib import Path
 from typing import Annotated, Literal
 
@@ -25,6 +26,13 @@ from clawloop.errors import SetupError
 
 ENGINE_RANKS = (1, 8, 16, 32, 64, 128, 256, 320, 512)
 """The values that vLLM's `--max-lora-rank` accepts."""
+
+
+class WhenStorageIsFull(StrEnum):
+    """What happens to a chat while its turn would be recorded nowhere: PostgreSQL, disk and memory are full or away."""
+
+    ANSWER = "answer"
+    REFUSE = "refuse"
 
 
 class ChatBounds(BaseModel):
@@ -123,6 +131,10 @@ class Settings(BaseSettings):
 
     chat_bounds: ChatBounds = ChatBounds()
     """The largest chat request; each bound by itself, e.g. `CLAWLOOP_CHAT_BOUNDS__TOOLS=2000`."""
+
+    when_storage_is_full: WhenStorageIsFull = WhenStorageIsFull.ANSWER
+    """A chat whose turn could be stored neither in PostgreSQL nor on the gateway's disk nor in its memory: `answer` it
+    and count the turn as lost, or `refuse` it with 503 before the first token."""
 
     engine_fields: Annotated[tuple[str, ...], NoDecode] = ()
     """Fields of a chat request, separated by commas, that go to the engine although the gateway would drop or refuse

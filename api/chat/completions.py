@@ -84,6 +84,7 @@ async def _prepare(services: Services, key: ApiKey, headers: Headers, body: dict
         RequestRejected: names the field and the remedy.
         StoreUnavailable: the directory lacks the key's policy or cannot be refreshed.
     """
+    services.recorder.require_room()
     parse(CompletionRequest, body)
     messages: list[Message] = [{"role": "user", "content": _text(body["prompt"])}]
     shared = {name: value for name, value in body.items() if name not in (*_CHAT_FIELDS, "logprobs")}

@@ -98,9 +98,11 @@ async def prepare(
         ignored: names of fields that were dropped before.
 
     Raises:
-        RequestRejected: names the field and the remedy.
+        RequestRejected: names the field and the remedy; or the turn might be lost, and the operator wants no such
+            chat.
         StoreUnavailable: the directory lacks the key's policy or cannot be refreshed.
     """
+    services.recorder.require_room()
     request = parse_chat_request(body)
     check_bounds(body, services.limits.chat)
     policy, choice = await resolve_model(request.model, key, services.directory)

@@ -1,5 +1,7 @@
 """Records each finished turn: in PostgreSQL, or in a spool on local disk where PostgreSQL does not take it in time.
 
+Where the disk takes none either, turns are held in memory, up to a limit.
+
 A chat waits until its turn is recorded, but never longer than PostgreSQL's time limit plus one write to disk. Each turn
 tries PostgreSQL first, whatever is in the spool: a turn whose parent is still on disk is stored without it, and gets it
 when the parent is stored.
@@ -12,13 +14,15 @@ import time
 from contextlib import AsyncExitStack
 
 from api.ports import TurnStore
+from api.recording.held_turns import HELD_BYTES, HeldFull, HeldTurns
 from api.recording.insert_queue import InsertQueue
 from api.recording.notifier import NotificationQueue
 from api.recording.spool import Spool, SpoolFull
 from api.recording.spool_drain import SpoolDrain
 from clawloop.contracts.turns import TurnRecord
-from clawloop.errors import RecordUnusable, StoreUnavailable
+from clawloop.errors import RecordUnusable, RequestRejected, StoreUnavailable
 from clawloop.ids import SessionId
+from clawloop.settings import WhenStorageIsFull
 from clawloop.telemetry.metrics import GatewayMetrics
 
 log = logging.getLogger(__name__)
@@ -31,6 +35,8 @@ class Recorder:
         store: with a time limit short enough for a chat that waits.
         background_store: with a longer time limit, for draining the spool.
         notifications: gets each turn that is in PostgreSQL.
+        when_full: what happens to a chat whose turn would be recorded nowhere.
+        held_bytes: of turns in memory, as JSON, while neither PostgreSQL nor the disk takes them.
     """
 
     def __init__(
@@ -40,20 +46,44 @@ class Recorder:
         spool: Spool,
         metrics: GatewayMetrics,
         notifications: NotificationQueue,
+        when_full: WhenStorageIsFull = WhenStorageIsFull.ANSWER,
+        held_bytes: int = HELD_BYTES,
     ) -> None:
         self._metrics = metrics
         self._notifications = notifications
         self._inserts = InsertQueue(store)
         self._drain = SpoolDrain(background_store, spool, self._inserts, notifications, metrics)
+        self._held = HeldTurns(background_store, self._drain, notifications, metrics, held_bytes)
+        self._when_full = when_full
         self._running = AsyncExitStack()
 
     async def __aenter__(self) -> Recorder:
         await self._running.enter_async_context(self._inserts)
         await self._running.enter_async_context(self._drain)
+        await self._running.enter_async_context(self._held)
         return self
 
     async def __aexit__(self, *_: object) -> None:
         await self._running.aclose()
+
+    @property
+    def is_nearly_full(self) -> bool:
+        """Turns of further chats may be lost: PostgreSQL and the disk take none, and memory is filling up."""
+        return self._held.is_nearly_full
+
+    def require_room(self) -> None:
+        """
+        Raises:
+            RequestRejected: 503; further turns may be lost, and the operator wants no chat that is not recorded.
+        """
+        if self._when_full is WhenStorageIsFull.REFUSE and self.is_nearly_full:
+            raise RequestRejected(
+                "turns cannot be recorded: neither PostgreSQL nor the gateway's disk takes them; try again when the"
+                " operator has made room",
+                status=503,
+                code="recording_unavailable",
+                retry_after="5",
+            )
 
     async def record(self, record: TurnRecord) -> SessionId | None:
         """Store one turn. Never raises: a turn that cannot be stored is counted as lost and logged.
@@ -103,10 +133,18 @@ class Recorder:
                 return "rejected"
             await self._drain.write(record)
         except SpoolFull as error:
-            return self._count_lost(record, "spool full", error)
+            return self._hold(record, "spool full", error)
         except OSError as error:
-            return self._count_lost(record, "disk", error)
+            return self._hold(record, "disk", error)
         return "spool"
+
+    def _hold(self, record: TurnRecord, why: str, error: Exception) -> str:
+        try:
+            self._held.add(record)
+        except HeldFull:
+            return self._count_lost(record, why, error)
+        log.warning("turn is held in memory", extra={"turn_id": str(record.turn_id), "why": f"{why}: {error}"})
+        return "memory"
 
     def _count_lost(self, record: TurnRecord, why: str, error: Exception) -> str:
         self._metrics.turns_lost.labels(why).inc()

@@ -7,6 +7,7 @@ stored is moved to `rejected/`, not deleted.
 
 from __future__ import annotations
 
+import errno
 import fcntl
 import itertools
 import os
@@ -18,6 +19,7 @@ from pathlib import Path
 
 from pydantic import TypeAdapter, ValidationError
 
+from api.recording.disk_reserve import RESERVE_BYTES, DiskReserve
 from clawloop.contracts.turns import TurnRecord
 from clawloop.errors import RecordUnusable
 from clawloop.ids import TurnId
@@ -26,6 +28,7 @@ _RECORD = TypeAdapter(TurnRecord)
 _SUFFIX = ".json"
 _PARTIAL = ".tmp"
 _REJECTED = "rejected"
+_NO_ROOM = (errno.ENOSPC, errno.EDQUOT)
 # The disk is asked this seldom what other gateways have spooled; with thousands of files it takes 10 ms.
 _OTHERS_SECONDS = 1.0
 
@@ -44,9 +47,10 @@ class Spool:
         folder: created if missing.
         limit_bytes: the largest total size of the turns that wait, those of other gateways included as of a second
             ago; and once more of those that were rejected.
+        reserve_bytes: kept free on the disk for turns, by each gateway.
     """
 
-    def __init__(self, folder: Path, limit_bytes: int) -> None:
+    def __init__(self, folder: Path, limit_bytes: int, reserve_bytes: int = RESERVE_BYTES) -> None:
         self._limit_bytes = limit_bytes
         self._sizes: dict[TurnId, int] = {}
         self._others = 0
@@ -57,6 +61,7 @@ class Spool:
         _remove_partial(self._folder)
         for path in self._folder.glob(f"*{_SUFFIX}"):
             self._add(path)
+        self._reserve = DiskReserve(self._folder / "reserve", reserve_bytes)
         self.take_over()
 
     def close(self) -> None:
@@ -89,6 +94,11 @@ class Spool:
         """
         rejected = self._rejected_folder()
         return self._write(rejected, record, _total_size(self._shared.glob(f"gateway-*/{_REJECTED}")))
+
+    def restore_reserve(self) -> None:
+        """Keep room on the disk free again, once no turn waits."""
+        if not self._sizes:
+            self._reserve.restore()
 
     def take_over(self) -> int:
         """Take over the turns of gateways that died, and remove what they had only begun to write; returns how many."""
@@ -156,18 +166,27 @@ class Spool:
         if size_bytes + len(content) > self._limit_bytes:
             raise SpoolFull(f"{size_bytes} bytes are spooled, the limit is {self._limit_bytes}")
         path = folder / f"{record.turn_id}{_SUFFIX}"
-        partial = path.with_suffix(_PARTIAL)
-        try:
-            with partial.open("wb") as file:
-                file.write(content)
-                file.flush()
-                os.fsync(file.fileno())
-            partial.rename(path)
-        except OSError:  # a full disk: what was written would take the room that comes free
-            partial.unlink(missing_ok=True)
-            raise
-        _sync_folder(folder)
-        return path
+        while True:
+            try:
+                _write_synced(path, content)
+                return path
+            except OSError as error:
+                if error.errno not in _NO_ROOM or not self._reserve.release(len(content)):
+                    raise
+
+
+def _write_synced(path: Path, content: bytes) -> None:
+    partial = path.with_suffix(_PARTIAL)
+    try:
+        with partial.open("wb") as file:
+            file.write(content)
+            file.flush()
+            os.fsync(file.fileno())
+        partial.rename(path)
+    except OSError:  # a full disk: what was written would take the room that comes free
+        partial.unlink(missing_ok=True)
+        raise
+    _sync_folder(path.parent)
 
 
 def _remove_partial(folder: Path) -> None:

@@ -98,6 +98,7 @@ class SpoolDrain:
             try:
                 await asyncio.to_thread(self._spool.take_over)
                 await self._drain_once()
+                await asyncio.to_thread(self._spool.restore_reserve)
             except Exception:  # e.g. the disk; the turns stay where they are
                 log.exception("spool not drained")
             if self._spool.turns:

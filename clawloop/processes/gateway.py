@@ -112,11 +112,13 @@ class GatewayReadiness:
         engines: ChatEngines,
         directory: Callable[[], Sequence[Engine]],
         is_draining: Callable[[], bool],
+        is_nearly_full: Callable[[], bool] = lambda: False,
     ) -> None:
         self._database = database
         self._directory = directory
         self._engines = engines
         self._is_draining = is_draining
+        self._is_nearly_full = is_nearly_full
 
     async def problems(self) -> list[str]:
         found: list[str] = ["this gateway is being stopped"] if self._is_draining() else []
@@ -129,6 +131,8 @@ class GatewayReadiness:
             found.append("PostgreSQL does not answer; the log says why")
         if (problem := self._engine_problem()) is not None:
             found.append(problem)
+        if self._is_nearly_full():
+            found.append("neither PostgreSQL nor the gateway's disk takes turns, and memory fills up: make room")
         return found
 
     def _engine_problem(self) -> str | None:
@@ -211,7 +215,9 @@ async def gateway_services(
         history_on(background, settings, lambda: directory.snapshot, operations.sessions)
     )
     notifications = await stack.enter_async_context(NotificationQueue(notifier, background_turns, feedback, metrics))
-    recorder = await stack.enter_async_context(Recorder(turns, background_turns, spool, metrics, notifications))
+    recorder = await stack.enter_async_context(
+        Recorder(turns, background_turns, spool, metrics, notifications, settings.when_storage_is_full)
+    )
     stack.callback(crash_point, CrashPoint.GATEWAY_SHUTDOWN)
     key_store = PostgresKeyStore(database)
     engine_operations = engine_operations_on(background, settings)
@@ -245,7 +251,7 @@ async def gateway_services(
         health_port=options.health_port,
         probes=PostgresProbeStore(background),
         versions=VersionChooser(turns),
-        readiness=GatewayReadiness(database, engines, current_engines, is_draining),
+        readiness=GatewayReadiness(database, engines, current_engines, is_draining, lambda: recorder.is_nearly_full),
         metrics=metrics,
         metrics_pages=GatewayPages(metrics.registry, options.name, options.health_port, options.peers),
         limits=options.limits,

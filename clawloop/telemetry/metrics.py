@@ -52,6 +52,11 @@ class GatewayMetrics:
             registry=self.registry,
         )
         self.spool_bytes = Gauge("clawloop_gateway_spool_bytes", "Size of the spooled turns", registry=self.registry)
+        self.held_turns = Gauge(
+            "clawloop_gateway_held_turns",
+            "Turns in memory, as PostgreSQL and the disk take none",
+            registry=self.registry,
+        )
         self.turns_lost = Counter(
             "clawloop_gateway_turns_lost_total",
             "Turns that could not be stored",

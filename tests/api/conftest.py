@@ -40,6 +40,7 @@ from clawloop.recipes.recipe import Recipe
 from clawloop.serving.chat import ChatEngines
 from clawloop.serving.directory import DirectoryCache
 from clawloop.serving.rotation import Rotation
+from clawloop.settings import WhenStorageIsFull
 from clawloop.telemetry.metrics import GatewayMetrics
 from db.serving.directory import DEFAULT_SAMPLING
 from tests.fakes.admin import FakeEngineProbe, FakeEngineStore, FakeLedgerCheck, FakeOverviewStore
@@ -109,6 +110,8 @@ async def running_gateway(
     active: int = 0,
     versions: frozenset[int] = frozenset(),
     spool_bytes: int = 10**8,
+    held_bytes: int = 10**8,
+    when_full: WhenStorageIsFull = WhenStorageIsFull.ANSWER,
     notifier: FakeNotifier | None = None,
     history: Sequence[HistoryTurn] = (),
 ) -> AsyncIterator[Gateway]:
@@ -138,7 +141,9 @@ async def running_gateway(
                 ChatEngines(rotation, lambda: cache.snapshot.engines, probe_seconds=0.05)
             )
             notifications = await stack.enter_async_context(NotificationQueue(notifier, turns, sessions, metrics))
-            recorder = await stack.enter_async_context(Recorder(turns, turns, spool, metrics, notifications))
+            recorder = await stack.enter_async_context(
+                Recorder(turns, turns, spool, metrics, notifications, when_full, held_bytes)
+            )
             key_ring, browser = KeyRing(keys, retry_seconds=0), AwayBrowser()
             operations = SessionOperations(sessions, FakeErasureStore(turns), notifier or FakeNotifier())
             engine_operations = EngineOperations(FakeEngineStore(directory), FakeEngineProbe())

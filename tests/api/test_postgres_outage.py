@@ -9,6 +9,7 @@ import pytest
 
 from clawloop.contracts.turns import InsertedTurn, TurnRecord
 from clawloop.errors import RecordUnusable
+from clawloop.settings import WhenStorageIsFull
 from tests.api.chat_requests import PATH, chat_body
 from tests.api.conftest import Gateway, running_gateway, until
 from tests.fakes.engine import FakeEngine
@@ -55,8 +56,26 @@ async def test_an_uncached_key_is_503_not_401(fresh_gateway: Gateway) -> None:
     assert answer.json()["error"]["code"] == "store_unavailable"
 
 
-async def test_a_full_spool_loses_and_counts_the_newest_turn(tmp_path: Path, engine: FakeEngine) -> None:
+async def test_turns_wait_in_memory_beyond_the_spool_and_are_stored_later(tmp_path: Path, engine: FakeEngine) -> None:
     async with running_gateway(tmp_path, engines=[engine], spool_bytes=2500) as gateway, gateway.client() as client:
+        await client.post(PATH, json=chat_body("warm"))
+        _set_postgres(gateway, available=False)
+        for text in "abcd":
+            assert (await client.post(PATH, json=chat_body(text))).status_code == 200
+        held = 4 - gateway.spool.turns
+        assert 0 < held < 4
+        assert f"clawloop_gateway_held_turns {held}.0" in (await client.get("/metrics")).text
+        _set_postgres(gateway, available=True)
+        turns = await gateway.recorded(5)
+        assert "clawloop_gateway_turns_lost_total{" not in (await client.get("/metrics")).text
+    assert sorted(str(turn.messages[0]["content"]) for turn in turns) == ["a", "b", "c", "d", "warm"]
+
+
+async def test_a_turn_that_fits_nowhere_is_lost_and_counted(tmp_path: Path, engine: FakeEngine) -> None:
+    async with (
+        running_gateway(tmp_path, engines=[engine], spool_bytes=2500, held_bytes=100) as gateway,
+        gateway.client() as client,
+    ):
         await client.post(PATH, json=chat_body("warm"))
         _set_postgres(gateway, available=False)
         for _ in range(4):
@@ -64,6 +83,31 @@ async def test_a_full_spool_loses_and_counts_the_newest_turn(tmp_path: Path, eng
         metrics = (await client.get("/metrics")).text
     assert 0 < gateway.spool.turns < 4
     assert f'clawloop_gateway_turns_lost_total{{why="spool full"}} {4 - gateway.spool.turns}.0' in metrics
+
+
+async def test_an_operator_may_have_chats_refused_that_would_not_be_recorded(
+    tmp_path: Path, engine: FakeEngine
+) -> None:
+    starting = running_gateway(
+        tmp_path, engines=[engine], spool_bytes=0, held_bytes=4000, when_full=WhenStorageIsFull.REFUSE
+    )
+    async with starting as gateway, gateway.client() as client:
+        await client.post(PATH, json=chat_body("warm"))
+        _set_postgres(gateway, available=False)
+        answers = [await client.post(PATH, json=chat_body(text)) for text in "abcdef"]
+        refused = [answer for answer in answers if answer.status_code == 503]
+        metrics = (await client.get("/metrics")).text
+        asked = len(engine.requests)
+        _set_postgres(gateway, available=True)
+        turns = await gateway.recorded(1 + len(answers) - len(refused))
+        again = await client.post(PATH, json=chat_body("again"))
+    assert 0 < len(refused) < len(answers)
+    assert asked == 1 + len(answers) - len(refused)  # no engine computes what is refused
+    assert refused[0].json()["error"]["code"] == "recording_unavailable"
+    assert refused[0].headers["Retry-After"] == "5"
+    assert "clawloop_gateway_turns_lost_total{" not in metrics
+    assert len(turns) == 1 + len(answers) - len(refused)
+    assert again.status_code == 200
 
 
 class PoisonStore(FakeTurnStore):

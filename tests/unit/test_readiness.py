@@ -20,7 +20,7 @@ ENGINE = Engine("e0", "http://e0", {}, False)
 
 @asynccontextmanager
 async def _readiness(
-    database_url: str, *, engine_healthy: bool, draining: bool = False, engine: Engine = ENGINE
+    database_url: str, *, engine_healthy: bool, draining: bool = False, full: bool = False, engine: Engine = ENGINE
 ) -> AsyncIterator[GatewayReadiness]:
     def engines() -> Sequence[Engine]:
         return [engine]
@@ -30,7 +30,8 @@ async def _readiness(
     rotation.mark(ENGINE.id, healthy=engine_healthy)
     database = Database(database_url, BACKGROUND_LIMIT)
     try:
-        yield GatewayReadiness(database, ChatEngines(rotation, engines), engines, lambda: draining)
+        chat_engines = ChatEngines(rotation, engines)
+        yield GatewayReadiness(database, chat_engines, engines, lambda: draining, lambda: full)
     finally:
         await database.close()
 
@@ -43,6 +44,12 @@ async def test_a_gateway_with_a_current_schema_and_a_healthy_engine_is_ready(pos
 async def test_a_draining_gateway_is_not_ready(postgres_url: str) -> None:
     async with _readiness(postgres_url, engine_healthy=True, draining=True) as readiness:
         assert await readiness.problems() == ["this gateway is being stopped"]
+
+
+async def test_a_gateway_that_may_lose_turns_is_not_ready(postgres_url: str) -> None:
+    async with _readiness(postgres_url, engine_healthy=True, full=True) as readiness:
+        [problem] = await readiness.problems()
+    assert "make room" in problem
 
 
 async def test_an_outdated_schema_is_named_with_the_remedy(empty_postgres_url: str) -> None:

@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+import errno
+import shutil
 from pathlib import Path
 
 import pytest
@@ -96,6 +98,64 @@ def test_the_limit_is_of_the_folder_whoever_wrote(tmp_path: Path, monkeypatch: p
     assert first.take_over() == 2
     with pytest.raises(SpoolFull):
         first.write(turn_record("d"))
+
+
+class SmallDisk:
+    """The spool's disk with little room: writes and reserves beyond it fail as on a full disk."""
+
+    def __init__(self, folder: Path, size_bytes: int, monkeypatch: pytest.MonkeyPatch) -> None:
+        self._folder, self.size_bytes = folder, size_bytes
+        write = spool_module._write_synced
+
+        def write_if_room(path: Path, content: bytes) -> None:
+            if len(content) > self.free:
+                raise OSError(errno.ENOSPC, "No space left on device")
+            write(path, content)
+
+        monkeypatch.setattr(spool_module, "_write_synced", write_if_room)
+        monkeypatch.setattr(shutil, "disk_usage", lambda _: self)
+
+    @property
+    def free(self) -> int:
+        return self.size_bytes - sum(path.stat().st_size for path in self._folder.rglob("*") if path.is_file())
+
+
+def _write_all(spool: Spool, records: list[TurnRecord]) -> None:
+    for record in records:
+        spool.write(record)
+
+
+def test_a_full_disk_takes_turns_out_of_the_reserve(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    disk = SmallDisk(tmp_path, 300_000, monkeypatch)
+    spool = Spool(tmp_path, 10**6, reserve_bytes=100_000)
+    reserve = tmp_path / "gateway-0" / "reserve"
+    assert reserve.stat().st_size == 100_000
+    others = tmp_path / "others"
+    others.write_bytes(bytes(disk.free))
+
+    for _ in range(5):  # each turn takes its size and a margin out of the reserve, until none is left
+        spool.write(turn_record("a" * 1000))
+    full = [turn_record("a" * 1000) for _ in range(100)]
+    with pytest.raises(OSError, match="No space left"):
+        _write_all(spool, full)
+    assert reserve.stat().st_size == 0
+    assert 5 <= spool.turns < 100
+
+    spool.restore_reserve()
+    assert reserve.stat().st_size == 0  # turns wait
+    others.unlink()
+    for turn_id in spool.turn_ids():
+        spool.remove(turn_id)
+    spool.restore_reserve()
+    assert reserve.stat().st_size == 100_000
+
+
+def test_a_reserve_leaves_a_full_disk_to_others(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    SmallDisk(tmp_path, 150_000, monkeypatch)
+    spool = Spool(tmp_path, 10**6, reserve_bytes=100_000)
+    assert (tmp_path / "gateway-0" / "reserve").stat().st_size == 0
+    spool.write(turn_record("a"))
+    assert spool.turns == 1
 
 
 def test_rejected_turns_have_a_limit_of_their_own(tmp_path: Path) -> None:
