@@ -59,12 +59,11 @@ def trainer_arguments(request: Request, gpus: int, ranks: Ranks | None = None) -
 
 def engine_environment(gpus: tuple[int, ...]) -> dict[str, str]:
     """
-    On a CPU: what gives memory back, and what rounds less. vLLM packs each weight for oneDNN and lets the original go,
-    into gaps of glibc's heap that no other fits; and where the CPU has AMX it rounds activations to 8 bits before they
-    meet four-bit weights.
+    On a CPU: what gives memory back. vLLM packs each weight for oneDNN and lets the original go, into gaps of glibc's
+    heap that no other fits.
     """
     if not gpus:
-        return {"MALLOC_MMAP_THRESHOLD_": _MMAP_FROM, "VLLM_CPU_INT4_W4A8": "0"}
+        return {"MALLOC_MMAP_THRESHOLD_": _MMAP_FROM}
     # CUDA numbers the fastest GPU first by default, nvidia-smi by their bus.
     return {"CUDA_DEVICE_ORDER": "PCI_BUS_ID", "CUDA_VISIBLE_DEVICES": ",".join(map(str, gpus))}
 
