@@ -77,5 +77,9 @@ class RolloutsWorkflow(LongRunningWorkflow):
             return
         except ChildWorkflowError as error:
             workflow.logger.warning("rollout group failed: %s", type(error.cause).__name__)
+            if workflow.patched("wait-after-a-failed-group"):
+                # It is still open, and what fails at once would be tried again at once, without end.
+                self._waiting.discard(group)
+                return
         self._waiting.discard(group)
         self._changed = True

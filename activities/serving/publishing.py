@@ -107,12 +107,20 @@ class PublishingActivities:
 
 
 def _target(view: TrainingView) -> int:
-    """The version that should answer."""
-    return view.head if view.pinned is None else view.pinned
+    """The version that should answer, but for a canary's share of the conversations."""
+    if view.pinned is not None:
+        return view.pinned
+    return view.head if view.canary_parent is None else view.canary_parent
 
 
 def _has(engine: Engine, policy: str, n: int) -> bool:
     return (n == 0 and engine.problem is None) or n in engine.versions.get(policy, frozenset())
+
+
+def _why_not_head(view: TrainingView, version: int) -> str:
+    if version == view.head:
+        return ""
+    return f"version {version} is pinned" if view.pinned is not None else f"version {view.canary} is a canary"
 
 
 def _published(
@@ -128,6 +136,6 @@ def _published(
         version=version,
         engines=len(having),
         missing=len(missing),
-        reason="" if version == view.head else f"version {version} is pinned",
+        reason=_why_not_head(view, version),
         waited_seconds=waited,
     )

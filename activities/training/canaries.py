@@ -28,6 +28,7 @@ class Canaries:
                 ended += 1
                 facts = {"policy": policy, "end": decision.end, "why": decision.check.reason}
                 log.info("canary ended", extra=facts)
-                # It publishes the version that answers all from now on, also while training is paused.
+                # It publishes the version that answers all from now on, also while training is paused. The sweep
+                # notifies it again while another version is active.
                 await self._training.notify(policy)
         return ended

@@ -129,12 +129,13 @@ class CanaryStore(Protocol):
     """Stores which versions are canaries."""
 
     async def open(self) -> list[str]:
-        """The policies whose head is a canary."""
+        """The policies whose head is a canary that conversations get: without those that are pinned."""
 
     async def decide(self, policy: str) -> CanaryDecision | None:
         """End the policy's canary if verdicts or time decide: worse is rolled back, else all conversations get it.
 
-        None if there is none, or it goes on.
+        A worse one counts as a step without an accepted version. None if there is no canary, it goes on, or a
+        version is pinned.
         """
 
 
@@ -194,7 +195,8 @@ class WorkStore(Protocol):
     async def pending_work(self, age: timedelta) -> list[str]:
         """Policies with a waiting batch whose workflow was not notified, or longer than `age` ago.
 
-        While a step is claimed, 60 times `age`.
+        While a step is claimed, 60 times `age`. Also, after 10 times `age`, those whose active version is not the one
+        that should answer.
         """
 
     async def mark_work_notified(self, policies: Sequence[str]) -> None:

@@ -12,6 +12,10 @@ from enum import StrEnum
 
 from clawloop.ids import EpisodeId, RolloutGroupId
 
+REWARD_LIMIT = 1e6
+"""No reward is larger, either way. Rewards are compared by mean and spread, which overflow near 1e150; verifiers write
+numbers near 1, and one that writes more than this has a bug."""
+
 
 class GroupState(StrEnum):
     """State of a rollout group."""

@@ -346,6 +346,7 @@ class TrainingView:
             None if one may be claimed.
         probed: the gate asks versions of this policy probes.
         canary: the head, while only a share of the conversations gets it; None if there is no canary.
+        canary_parent: the version that the other conversations get meanwhile; None if there is no canary.
     """
 
     policy: str
@@ -367,6 +368,7 @@ class TrainingView:
     closed_seconds: float | None = None
     probed: bool = False
     canary: int | None = None
+    canary_parent: int | None = None
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)

@@ -8,7 +8,7 @@ import os
 import tarfile
 from collections.abc import Mapping
 
-from clawloop.contracts.episodes import AgentRun, Ending
+from clawloop.contracts.episodes import REWARD_LIMIT, AgentRun, Ending
 from clawloop.environments.task import Environment, EnvironmentTask
 from clawloop.errors import RecordUnusable, SandboxFailed
 from clawloop.ids import EpisodeId
@@ -95,7 +95,7 @@ def _ending(result: BoxResult) -> tuple[Ending, str]:
 
 
 def reward_of(result: BoxResult, task: EnvironmentTask) -> tuple[float | None, str]:
-    """The one finite number in the verifier's reward file, or why there is none.
+    """The one number in the verifier's reward file, −1e6 to 1e6, or why there is none.
 
     Raises:
         SandboxFailed: what the verifier left cannot be read.
@@ -116,4 +116,8 @@ def reward_of(result: BoxResult, task: EnvironmentTask) -> tuple[float | None, s
         reward = float(written.decode("ascii"))
     except ValueError:
         return None, "the verifier's reward.txt does not hold one number"
-    return (reward, "") if math.isfinite(reward) else (None, "the verifier's reward is not finite")
+    if not math.isfinite(reward):
+        return None, "the verifier's reward is not finite"
+    if abs(reward) > REWARD_LIMIT:
+        return None, f"the verifier's reward {reward:g} is not between -{REWARD_LIMIT:g} and {REWARD_LIMIT:g}"
+    return reward, ""

@@ -13,6 +13,7 @@ from sqlalchemy.dialects.postgresql import insert
 from sqlalchemy.ext.asyncio import AsyncConnection
 
 from clawloop.contracts.episodes import (
+    REWARD_LIMIT,
     Ending,
     EpisodeBegun,
     EpisodeEnd,
@@ -35,7 +36,7 @@ from db.database import Database, transaction
 from db.episodes.settling import end_late_turns, recipe_if_any, settle_group
 from db.episodes.signing import signing_secret
 from db.exact_json import storable
-from db.tables import ApiKeyRow, EpisodeRow, JudgementRow, RolloutGroupRow, TurnRow
+from db.tables import ApiKeyRow, EpisodeRow, JudgementRow, PolicyRow, RolloutGroupRow, TurnRow
 
 _EPISODES = """
     SELECT e.*, g.policy, g.environment, g.task, counts.*
@@ -100,6 +101,8 @@ class PostgresEpisodeStore:
                 return _begun(begun)
         if row.state != GroupState.OPEN or place >= row.size:
             raise RecordUnusable(f"rollout group {group} is {row.state} and has {row.size} episodes")
+        if await connection.scalar(select(PolicyRow.retired_at).where(PolicyRow.id == row.policy)) is not None:
+            raise RecordUnusable(f"the policy {row.policy!r} was retired: it begins no episode")
         for earlier in attempts:
             await _abandon(connection, EpisodeId(earlier.id), f"attempt {attempt} took its place")
         episode = new_episode_id()
@@ -158,6 +161,9 @@ class PostgresEpisodeStore:
     ) -> None:
         if reward is not None and not math.isfinite(reward):
             raise RecordUnusable(f"episode {episode}: reward {reward} is not finite")
+        if reward is not None and abs(reward) > REWARD_LIMIT:
+            limits = f"between -{REWARD_LIMIT:g} and {REWARD_LIMIT:g}"
+            raise RecordUnusable(f"episode {episode}: reward {reward:g} is not {limits}")
         ended = update(EpisodeRow).where(EpisodeRow.id == episode, EpisodeRow.state == EpisodeState.ENDED)
         state = EpisodeState.UNSCORED if reward is None else EpisodeState.SCORED
         values = {"state": state, "reward": reward, "reason": storable(reason) or EpisodeRow.reason}

@@ -9,12 +9,13 @@ from sqlalchemy.dialects.postgresql import insert as upsert
 from sqlalchemy.ext.asyncio import AsyncConnection
 
 from clawloop.contracts.episodes import GroupState, NextGroups, RolloutsPlan, RolloutsState, RolloutsView
-from clawloop.errors import NotFound, RecordUnusable
+from clawloop.errors import NotFound, RecordUnusable, StateConflict
 from clawloop.ids import RolloutGroupId, new_rollout_group_id
 from clawloop.recipes.recipe import Train
 from db.database import Database, transaction
+from db.episodes.settling import settle_group
 from db.exact_json import storable
-from db.tables import RolloutGroupRow, RolloutsRow
+from db.tables import PolicyRow, RolloutGroupRow, RolloutsRow
 from db.training.policies import insert_event, lock_policy
 
 # Groups that wait to be trained: more would be stale when their step comes.
@@ -92,7 +93,9 @@ class PostgresRolloutStore:
 
     @transaction
     async def start(self, connection: AsyncConnection, policy: str, plan: RolloutsPlan) -> RolloutsView:
-        await _require_policy(connection, policy)
+        if (await _require_policy(connection, policy)).retired_at is not None:
+            message = f"The policy {policy!r} was retired: start rollouts of another one."
+            raise StateConflict(message, code="policy_retired", field="policy")
         values = {
             "environment": storable(plan.environment),
             "group_size": plan.size,
@@ -124,9 +127,22 @@ class PostgresRolloutStore:
         return await _view(connection, policy)
 
 
-async def _require_policy(connection: AsyncConnection, policy: str) -> None:
+async def end_rollouts(connection: AsyncConnection, policy: str, why: str) -> None:
+    """Pause the policy's rollouts and settle its open groups, in the caller's transaction, which has locked the policy.
+
+    Episodes that run are abandoned, and their workflows find their groups settled.
+    """
+    # The row's lock first: `next_groups` makes groups under it, and those must be found.
+    paused = update(RolloutsRow).where(RolloutsRow.policy == policy)
+    await connection.execute(paused.values(paused_reason=func.coalesce(RolloutsRow.paused_reason, why)))
+    is_open = [RolloutGroupRow.policy == policy, RolloutGroupRow.state == GroupState.OPEN]
+    for group in (await connection.scalars(select(RolloutGroupRow.id).where(*is_open))).all():
+        await settle_group(connection, RolloutGroupId(group))
+
+
+async def _require_policy(connection: AsyncConnection, policy: str) -> PolicyRow:
     try:
-        await lock_policy(connection, storable(policy))
+        return await lock_policy(connection, storable(policy))
     except RecordUnusable as error:
         raise NotFound(f"{error}.", code="policy_not_found", field="policy") from None
 

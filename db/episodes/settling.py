@@ -10,7 +10,7 @@ from typing import Any
 from sqlalchemy import func, insert, select, text, update
 from sqlalchemy.ext.asyncio import AsyncConnection
 
-from clawloop.contracts.episodes import EpisodeState, GroupResult, GroupState
+from clawloop.contracts.episodes import REWARD_LIMIT, EpisodeState, GroupResult, GroupState
 from clawloop.contracts.training import SampleState
 from clawloop.contracts.turns import TurnOutcome, TurnStatus
 from clawloop.errors import EngineAnswerUnusable, RecipeRejected, RecordUnusable
@@ -37,6 +37,15 @@ _LATE = text("""
         outcome_detail = 'its episode had ended'
     FROM episodes e WHERE t.episode_id = e.id AND e.id = ANY(:episodes) AND t.outcome = 'waiting'
         AND t.started_at > e.ended_at
+""")
+_WITH_LATE_TURNS = text("""
+    SELECT DISTINCT t.episode_id FROM turns t JOIN episodes e ON e.id = t.episode_id
+        JOIN rollout_groups g ON g.id = e.group_id
+    WHERE t.outcome = 'waiting' AND g.state <> 'open' ORDER BY t.episode_id
+""")
+_END_LATE_TURNS = text("""
+    UPDATE turns SET outcome = 'unjudged', outcome_detail = 'stored after its rollout group was settled'
+    WHERE episode_id = ANY(:episodes) AND outcome = 'waiting'
 """)
 _TURNS = text(f"""
     SELECT t.id, t.episode_id, t.status, t.sampling, l.tools, t.logprobs, j.id AS judgement_id, j.expected,
@@ -91,14 +100,9 @@ async def settle_group(connection: AsyncConnection, group: RolloutGroupId) -> tu
 
 async def end_late_turns(connection: AsyncConnection) -> int:
     """End turns that were stored after their rollout group was settled, e.g. from a spool; the number of turns."""
-    late = text("""
-        UPDATE turns t SET outcome = 'unjudged', outcome_detail = 'stored after its rollout group was settled'
-        FROM episodes e JOIN rollout_groups g ON g.id = e.group_id
-        WHERE t.episode_id = e.id AND t.outcome = 'waiting' AND g.state <> 'open' RETURNING t.episode_id
-    """)
-    episodes = list(await connection.scalars(late))
+    episodes = list(await connection.scalars(_WITH_LATE_TURNS))
     await connection.execute(_CLOSE_SESSIONS, {"episodes": episodes, "why": "its rollout group was settled"})
-    return len(episodes)
+    return (await connection.execute(_END_LATE_TURNS, {"episodes": episodes})).rowcount
 
 
 async def _result(connection: AsyncConnection, row: Any) -> GroupResult:
@@ -174,8 +178,10 @@ def _members(
 
 
 def _member(row: Any, turns: Mapping[EpisodeId, Sequence[EpisodeTurn]]) -> Member:
-    episode = EpisodeId(row.id)
-    return Member(episode, EpisodeState(row.state), row.reward, row.reason, turns.get(episode, ()))
+    episode, reward, reason = EpisodeId(row.id), row.reward, row.reason
+    if reward is not None and abs(reward) > REWARD_LIMIT:  # of an earlier version, which stored any
+        reward, reason = None, f"its reward {reward:g} is not between -{REWARD_LIMIT:g} and {REWARD_LIMIT:g}"
+    return Member(episode, EpisodeState(row.state), reward, reason, turns.get(episode, ()))
 
 
 async def _insert_samples(

@@ -33,6 +33,19 @@ async def is_served(connection: AsyncConnection, policy: str, n: int) -> bool:
     return bool(await connection.scalar(select(loaded.exists())))
 
 
+async def version_for_all(connection: AsyncConnection, policy: PolicyRow) -> int:
+    """The version that should be active: a pinned one, else the parent of a canary, else the head."""
+    if policy.pinned is not None:
+        return policy.pinned
+    return policy.head if policy.canary is None else await canary_parent(connection, policy.id, policy.canary)
+
+
+async def canary_parent(connection: AsyncConnection, policy: str, canary: int) -> int:
+    """The version that the conversations get which do not get the canary."""
+    query = select(VersionRow.parent).where(VersionRow.policy == policy, VersionRow.n == canary)
+    return (await connection.execute(query)).scalar_one() or 0
+
+
 async def notify_directory(connection: AsyncConnection, policy: str) -> None:
     """Have gateways read again which versions answer."""
     await connection.execute(_NOTIFY, {"channel": CHANNEL, "policy": policy})

@@ -15,7 +15,7 @@ from clawloop.contracts.training import AdapterDirectory, VersionRef
 from clawloop.errors import RecordUnusable
 from db.database import Database, transaction
 from db.exact_json import storable
-from db.serving.activation import is_served, set_active
+from db.serving.activation import is_served, set_active, version_for_all
 from db.serving.engines import read_engines
 from db.tables import EngineRow, EngineVersionRow, PolicyRow, VersionRow
 from db.training.lineage import read_parents, version_ref
@@ -25,8 +25,10 @@ KEPT_ON_PATH = 3
 """The newest versions on the path to the head keep their files: a roll-back most likely chooses one of them."""
 
 # A candidate is loaded before it is accepted: it can then be asked, and answers at once.
+# The parent of a canary answers the others, and again once a pin ends.
 _WANTED = """(v.n IN (p.head, p.active, p.pinned) OR EXISTS (
-        SELECT FROM steps c WHERE c.policy = v.policy AND c.n = v.n AND c.state = 'candidate'))
+        SELECT FROM steps c WHERE c.policy = v.policy AND c.n = v.n AND c.state = 'candidate')
+        OR EXISTS (SELECT FROM versions c WHERE c.policy = v.policy AND c.n = p.canary AND c.parent = v.n))
     AND v.n > 0 AND v.removed_at IS NULL AND p.retired_at IS NULL"""
 _WANTED_VERSIONS = text(f"""
     SELECT v.* FROM versions v JOIN policies p ON p.id = v.policy WHERE {_WANTED} ORDER BY v.created_at, v.policy, v.n
@@ -113,7 +115,9 @@ class PostgresPublishingStore:
         parents = await read_parents(connection, policy)
         if n != 0 and n not in parents:
             raise RecordUnusable(f"policy {policy!r} has no version {n}")
-        if row.pinned is None and not is_forward(row, n, parents):
+        # The caller's view may be older than the head; a canary is not for all.
+        is_next = n != row.canary and is_forward(row, n, parents)
+        if not is_next and n != await version_for_all(connection, row):
             return False
         if not await is_served(connection, policy, n):
             return False

@@ -13,23 +13,28 @@ from clawloop.errors import RecipeRejected
 from clawloop.gate.canary import CanaryDecision, CanaryEnd, decide_canary
 from clawloop.recipes.recipe import Gate
 from db.database import Database, transaction
-from db.serving.activation import notify_directory
+from db.serving.activation import canary_parent, notify_directory
 from db.tables import PolicyRow, StepRow, VersionRow
 from db.training.gate_checks import insert_checks
 from db.training.operators import continue_from
 from db.training.policies import insert_event, lock_policy
 from db.training.recipes import recipe_by_hash
 from db.training.schedule import first_id
+from db.training.step_transitions import count_rejection
+from db.training.work_flag import notify_by_sweep
 
-_OPEN = text("SELECT id FROM policies WHERE canary IS NOT NULL ORDER BY id")
-# The newest verdict of each turn; a session that both versions answered is an observation of each.
+# While a version is pinned no conversation gets a canary, and the pin holds.
+_OPEN = text("SELECT id FROM policies WHERE canary IS NOT NULL AND pinned IS NULL ORDER BY id")
+# The newest verdict of each turn; a session that both versions answered is an observation of each. The parent may have
+# become the active version after the canary began: then those before are of an older one, and no comparison.
 _SESSIONS = text("""
     SELECT t.version = :canary AS of_canary, avg(j.verdict)::float8 AS mean
     FROM turns t JOIN sessions s ON s.id = t.session_id
         CROSS JOIN LATERAL (
             SELECT verdict FROM judgements WHERE turn_id = t.id AND decided_at IS NOT NULL
             ORDER BY revision DESC LIMIT 1) j
-    WHERE s.policy = :policy AND t.id >= :first AND t.started_at >= :since AND t.kind = 'main'
+    WHERE s.policy = :policy AND t.id >= :first AND t.kind = 'main' AND t.started_at >= greatest(:since, (
+            SELECT v.activated_at FROM versions v WHERE v.policy = :policy AND v.n = :other))
         AND t.episode_id IS NULL AND t.version IN (:canary, :other) AND j.verdict IS NOT NULL
     GROUP BY t.session_id, t.version
 """)
@@ -48,17 +53,17 @@ class PostgresCanaryStore:
     @transaction
     async def decide(self, connection: AsyncConnection, policy: str) -> CanaryDecision | None:
         row = await lock_policy(connection, policy)
-        if row.canary is None or row.canary_since is None:
+        if row.canary is None or row.canary_since is None or row.pinned is not None:
             return None
         now = (await connection.execute(select(func.now()))).scalar_one()
-        parent = select(VersionRow.parent).where(VersionRow.policy == policy, VersionRow.n == row.canary)
-        before = (await connection.execute(parent)).scalar_one() or 0
+        before = await canary_parent(connection, policy, row.canary)
+        gate = await _gate(connection, policy, row.canary)
         sessions = await _sessions(connection, row, before)
         decision = decide_canary(
             [each.mean for each in sessions if each.of_canary],
             [each.mean for each in sessions if not each.of_canary],
             (now - row.canary_since) / timedelta(hours=1),
-            (await _gate(connection, policy, row.canary)).canary_hours,
+            gate.canary_hours,
         )
         if decision is None:
             return None
@@ -68,11 +73,15 @@ class PostgresCanaryStore:
         if decision.end is CanaryEnd.WORSE:
             retired = update(VersionRow).where(VersionRow.policy == policy, VersionRow.n == row.canary)
             await connection.execute(retired.values(retired_at=func.now()))
-            await continue_from(connection, row, before, f"version {row.canary} was a canary that verdicts found worse")
+            why = f"version {row.canary} was a canary that verdicts found worse"
+            await continue_from(connection, row, before, why, row.rejections)
+            await count_rejection(connection, policy, row.canary, f"canary: {decision.check.reason}", gate.pause_after)
             await insert_event(connection, policy, "rolled_back", to=before, head=row.head, active=row.active)
         else:
-            await connection.execute(update(PolicyRow).where(PolicyRow.id == policy).values(canary=None))
+            accepted = {"canary": None, "rejections": 0}
+            await connection.execute(update(PolicyRow).where(PolicyRow.id == policy).values(accepted))
         await notify_directory(connection, policy)
+        await notify_by_sweep(connection, policy)
         return decision
 
 

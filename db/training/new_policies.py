@@ -9,11 +9,14 @@ from sqlalchemy.ext.asyncio import AsyncConnection
 from clawloop.errors import StateConflict
 from clawloop.ids import version_name
 from clawloop.recipes.recipe import Recipe
+from db.episodes.rollouts import end_rollouts
 from db.exact_json import exact_json
 from db.tables import ApiKeyRow, PolicyRow, VersionRow
 from db.training.policies import insert_event
 from db.training.recipes import insert_recipe
 from db.training.work_flag import refresh_work_flag
+
+_RETIRED = "the policy is retired"
 
 
 async def create_policy(connection: AsyncConnection, name: str, like: PolicyRow, recipe: Recipe | None) -> None:
@@ -53,7 +56,7 @@ async def create_policy(connection: AsyncConnection, name: str, like: PolicyRow,
 
 
 async def retire_policy(connection: AsyncConnection, policy: PolicyRow) -> None:
-    """End a policy for good: its keys are revoked, it claims no batch, and engines unload its versions.
+    """End a policy for good: its keys are revoked, it claims no batch, its rollouts end, engines unload its versions.
 
     Its sessions, samples and newest versions stay.
 
@@ -66,9 +69,10 @@ async def retire_policy(connection: AsyncConnection, policy: PolicyRow) -> None:
             code="policy_needed",
             field="policy",
         )
-    ended = {"retired_at": func.now(), "paused_reason": "the policy is retired", "paused_at": func.now()}
+    ended = {"retired_at": func.now(), "paused_reason": _RETIRED, "paused_at": func.now()}
     await connection.execute(update(PolicyRow).where(PolicyRow.id == policy.id).values(ended))
     valid = update(ApiKeyRow).where(ApiKeyRow.policy == policy.id, ApiKeyRow.revoked_at.is_(None))
     await connection.execute(valid.values(revoked_at=func.now()))
+    await end_rollouts(connection, policy.id, _RETIRED)
     await refresh_work_flag(connection, policy.id)
     await insert_event(connection, policy.id, "retired", head=policy.head, active=policy.active)

@@ -18,7 +18,7 @@ from clawloop.ids import SampleId
 from clawloop.recipes.recipe import Recipe
 from db.database import Database, transaction
 from db.exact_json import storable
-from db.serving.activation import is_served, set_active
+from db.serving.activation import is_served, notify_directory, set_active, version_for_all
 from db.tables import PolicyRow, SampleRow, StepRow, StepSampleRow, VersionRow
 from db.training.gate_checks import read_checks
 from db.training.lineage import read_parents
@@ -154,6 +154,8 @@ class PostgresTrainingStore:
         await connection.execute(update(PolicyRow).where(PolicyRow.id == policy).values(pinned=version))
         if await is_served(connection, policy, version):
             await set_active(connection, row, version)
+        if row.canary is not None:  # nobody gets it any more
+            await notify_directory(connection, policy)
         await insert_event(connection, policy, "pinned", version=version, was=row.pinned)
         return await read_status(connection, policy)
 
@@ -161,10 +163,15 @@ class PostgresTrainingStore:
     async def unpin(self, connection: AsyncConnection, policy: str) -> TrainingView:
         row = await _lock(connection, policy)
         if row.pinned is not None:
-            await connection.execute(update(PolicyRow).where(PolicyRow.id == policy).values(pinned=None))
-            if await is_served(connection, policy, row.head):
-                await set_active(connection, row, row.head)
+            unpinned: dict[str, Any] = {"pinned": None}
+            if row.canary is not None:  # nobody got it meanwhile, so its time begins again
+                unpinned["canary_since"] = func.now()
+                await notify_directory(connection, policy)
+            await connection.execute(update(PolicyRow).where(PolicyRow.id == policy).values(unpinned))
             await insert_event(connection, policy, "unpinned", version=row.pinned)
+            row.pinned = None
+            if await is_served(connection, policy, version := await version_for_all(connection, row)):
+                await set_active(connection, row, version)
         return await read_status(connection, policy)
 
     @transaction
@@ -184,10 +191,16 @@ class PostgresTrainingStore:
         return await read_status(connection, row.id)
 
 
-async def continue_from(connection: AsyncConnection, row: PolicyRow, version: int, why: str) -> None:
-    """Make the version the head in a new epoch; an open step is abandoned, and turns show what is trained now."""
+async def continue_from(
+    connection: AsyncConnection, row: PolicyRow, version: int, why: str, rejections: int = 0
+) -> None:
+    """Make the version the head in a new epoch; an open step is abandoned, and turns show what is trained now.
+
+    Args:
+        rejections: how many steps in a row count as without an accepted version.
+    """
     parents = await read_parents(connection, row.id)
-    moved = {"head": version, "epoch": row.epoch + 1, "rejections": 0, "canary": None}
+    moved = {"head": version, "epoch": row.epoch + 1, "rejections": rejections, "canary": None}
     await connection.execute(update(PolicyRow).where(PolicyRow.id == row.id).values(moved))
     opened = select(StepRow.n).where(StepRow.policy == row.id, StepRow.state.in_(OPEN_STEPS))
     if (n := await connection.scalar(opened)) is not None:

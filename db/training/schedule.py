@@ -23,10 +23,13 @@ _CHAT_P95 = text("""
 _RECHECK_SECONDS = 60.0
 
 
-def closed_by_canary(canary: int | None) -> Closed | None:
+def closed_by_canary(canary: int | None, pinned: int | None) -> Closed | None:
     """No batch is claimed while a canary is open, so that nothing is trained from what may be rolled back."""
     if canary is None:
         return None
+    if pinned is not None:
+        why = f"version {canary} is a canary that nobody gets while version {pinned} is pinned"
+        return Closed(f"{why}; `clawloop policy pin --none` goes on with it", _RECHECK_SECONDS)
     return Closed(f"version {canary} is a canary, and its verdicts have not decided yet", _RECHECK_SECONDS)
 
 

@@ -15,7 +15,9 @@ from db.training.schedule import closed_by_canary, read_closed
 
 # Samples of another [signal] table are not ready: no step takes them.
 _STATUS = text("""
-    SELECT p.id, p.pool, p.head, p.active, p.epoch, p.pinned, p.canary, p.retired_at, p.paused_reason, r.content,
+    SELECT p.id, p.pool, p.head, p.active, p.epoch, p.pinned, p.canary, p.retired_at,
+        (SELECT coalesce(c.parent, 0) FROM versions c WHERE c.policy = p.id AND c.n = p.canary) AS canary_parent,
+        p.paused_reason, r.content,
         waits.ready, waits.groups, waits.oldest_seconds,
         EXISTS (SELECT FROM probes WHERE policy = p.id) AS has_probes,
         (SELECT count(*) FROM turns t JOIN sessions c ON c.id = t.session_id
@@ -44,7 +46,7 @@ async def read_status(connection: AsyncConnection, policy: str) -> TrainingView:
     recipe, fault = _recipe(row.content)
     needed = 0 if recipe is None else recipe.train.batch_samples
     claimed = None if row.step is None else open_step(row.step, StepState(row.step_state), row.attempt)
-    closed = closed_by_canary(row.canary)
+    closed = closed_by_canary(row.canary, row.pinned)
     if closed is None and recipe is not None:
         closed = await read_closed(connection, policy, recipe)
     if row.paused_reason is not None:
@@ -77,17 +79,15 @@ async def read_status(connection: AsyncConnection, policy: str) -> TrainingView:
         max_wait_seconds=None if recipe is None else 3600 * recipe.train.max_wait_hours,
         closed_seconds=None if closed is None else closed.seconds,
         canary=row.canary,
+        canary_parent=row.canary_parent,
         probed=row.has_probes or (recipe is not None and recipe.gate.drawn_probes > 0),
     )
 
 
 def _unpublished(row: Any) -> bool:
     """Whether another version should be the active one; a canary becomes it once verdicts have decided."""
-    if row.retired_at is not None:
-        return False
-    if row.pinned is not None:
-        return bool(row.active != row.pinned)
-    return bool(row.active != row.head and row.canary is None)
+    answering = (version for version in (row.pinned, row.canary_parent, row.head) if version is not None)
+    return row.retired_at is None and bool(row.active != next(answering))
 
 
 def waits_for(ready: int, needed: int, judging: int) -> str:

@@ -94,9 +94,11 @@ async def accept_step(connection: AsyncConnection, step: StepRow, canary_share: 
         canary_share: the share of the conversations that get it until verdicts decide; 0: all of them.
     """
     await end_as_trained(connection, step)
-    accepted: dict[str, Any] = {"head": step.n, "rejections": 0}
+    accepted: dict[str, Any] = {"head": step.n}
     if canary_share:
         accepted |= {"canary": step.n, "canary_share": canary_share, "canary_since": func.now()}
+    else:  # a canary may still be found worse
+        accepted["rejections"] = 0
     await connection.execute(update(PolicyRow).where(PolicyRow.id == step.policy).values(accepted))
     await insert_event(connection, step.policy, "version_accepted", version=step.n, parent=step.parent)
     await refresh_work_flag(connection, step.policy)
@@ -140,7 +142,7 @@ async def abandon_step(connection: AsyncConnection, step: StepRow, reason: str) 
 
 async def abandon_step_and_pause(connection: AsyncConnection, step: StepRow, reason: str) -> None:
     """Make the step's samples fresh again, and pause the policy."""
-    await _pause(connection, step, f"step {step.n}: {reason}")
+    await _pause(connection, step.policy, f"step {step.n}: {reason}")
     await abandon_step(connection, step, reason)
 
 
@@ -157,7 +159,7 @@ async def expire_step(connection: AsyncConnection, step: StepRow, reason: str) -
 async def quarantine_step(connection: AsyncConnection, step: StepRow, reason: str) -> None:
     """Quarantine the step's samples, and pause the policy."""
     samples = await _quarantine_samples(connection, step, StepState.QUARANTINED, reason)
-    await _pause(connection, step, f"step {step.n}: {reason}")
+    await _pause(connection, step.policy, f"step {step.n}: {reason}")
     await insert_event(connection, step.policy, "quarantined", step=step.n, reason=reason, samples=len(samples))
     await refresh_work_flag(connection, step.policy)
 
@@ -211,11 +213,16 @@ async def _set_aside(
     connection: AsyncConnection, step: StepRow, state: StepState, reason: str, pause_after: int
 ) -> None:
     await _quarantine_samples(connection, step, state, reason)
-    counted = update(PolicyRow).where(PolicyRow.id == step.policy).values(rejections=PolicyRow.rejections + 1)
+    await count_rejection(connection, step.policy, step.n, reason, pause_after)
+
+
+async def count_rejection(connection: AsyncConnection, policy: str, n: int, reason: str, pause_after: int) -> None:
+    """Count a step without an accepted version; training pauses after several in a row."""
+    counted = update(PolicyRow).where(PolicyRow.id == policy).values(rejections=PolicyRow.rejections + 1)
     rejections = (await connection.execute(counted.returning(PolicyRow.rejections))).scalar_one()
     if rejections >= pause_after:
-        await _pause(connection, step, paused_by_rejections(rejections, step.n, reason))
-    await refresh_work_flag(connection, step.policy)
+        await _pause(connection, policy, paused_by_rejections(rejections, n, reason))
+    await refresh_work_flag(connection, policy)
 
 
 def paused_by_rejections(rejections: int, n: int, reason: str) -> str:
@@ -234,9 +241,9 @@ async def _quarantine_samples(
     return samples
 
 
-async def _pause(connection: AsyncConnection, step: StepRow, why: str) -> None:
+async def _pause(connection: AsyncConnection, policy: str, why: str) -> None:
     paused = {"paused_reason": storable(why), "paused_at": func.coalesce(PolicyRow.paused_at, func.now())}
-    await connection.execute(update(PolicyRow).where(PolicyRow.id == step.policy).values(paused))
+    await connection.execute(update(PolicyRow).where(PolicyRow.id == policy).values(paused))
 
 
 async def _end(connection: AsyncConnection, step: StepRow, state: StepState, reason: str | None) -> None:

@@ -206,7 +206,7 @@ async def _claim_new(connection: AsyncConnection, policy: PolicyRow, n: int) -> 
     if recipe is None:
         await set_work_flag(connection, policy.id, False)
         return Claim(policy.id, n, None, reason=fault or "")
-    closed = closed_by_canary(policy.canary) or await read_closed(connection, policy.id, recipe)
+    closed = closed_by_canary(policy.canary, policy.pinned) or await read_closed(connection, policy.id, recipe)
     if closed is not None:
         # The work flag stays: the batch is still there when the schedule opens.
         return Claim(policy.id, n, None, reason=closed.reason)

@@ -38,6 +38,17 @@ _READY = text("""
 """)
 
 
+# A signal may have been lost after the version that should answer changed, e.g. at the end of a canary. The workflow
+# itself retries a publication that it has begun, hence only every ten minutes.
+_UNPUBLISHED_AGES = 10
+_UNPUBLISHED = text("""
+    SELECT p.id FROM policies p LEFT JOIN versions c ON c.policy = p.id AND c.n = p.canary
+    WHERE p.retired_at IS NULL AND p.active <> coalesce(p.pinned, c.parent, p.head)
+        AND (p.work_signalled_at IS NULL OR p.work_signalled_at < now() - CAST(:age AS interval))
+    ORDER BY p.id
+""")
+
+
 async def refresh_work_flag(connection: AsyncConnection, policy: str) -> bool:
     """Recompute the flag; True if this call changed it from False to True."""
     row = (await connection.execute(_READY, {"policy": policy, "batch_groups": _BATCH_GROUPS})).one_or_none()
@@ -51,6 +62,11 @@ async def refresh_work_flag(connection: AsyncConnection, policy: str) -> bool:
 async def set_work_flag(connection: AsyncConnection, policy: str, waiting: bool) -> None:
     flag = update(PolicyRow).where(PolicyRow.id == policy)
     await connection.execute(flag.values(work_waiting=waiting, work_signalled_at=None))
+
+
+async def notify_by_sweep(connection: AsyncConnection, policy: str) -> None:
+    """Have the next sweep notify the policy's workflow, should the caller's own signal be lost."""
+    await connection.execute(update(PolicyRow).where(PolicyRow.id == policy).values(work_signalled_at=None))
 
 
 class PostgresWorkStore:
@@ -74,9 +90,11 @@ class PostgresWorkStore:
         due = func.now() - case((claimed, _WHILE_COMPUTING * age), else_=age)
         due_policies = or_(PolicyRow.work_signalled_at.is_(None), PolicyRow.work_signalled_at < due)
         query = select(PolicyRow.id).where(PolicyRow.work_waiting, due_policies).order_by(PolicyRow.id)
-        return list(await connection.scalars(query))
+        due_now = list(await connection.scalars(query))
+        unpublished = await connection.scalars(_UNPUBLISHED, {"age": _UNPUBLISHED_AGES * age})
+        return [*due_now, *(policy for policy in unpublished if policy not in due_now)]
 
     @transaction
     async def mark_work_notified(self, connection: AsyncConnection, policies: Sequence[str]) -> None:
-        notified = update(PolicyRow).where(PolicyRow.id.in_(policies), PolicyRow.work_waiting)
+        notified = update(PolicyRow).where(PolicyRow.id.in_(policies))
         await connection.execute(notified.values(work_signalled_at=func.now()))

@@ -16,6 +16,8 @@ _COLUMNS = ("failed", "interrupted")
 def upgrade() -> None:
     for name in _COLUMNS:
         op.add_column("steps", sa.Column(name, sa.Integer(), server_default=sa.text("0"), nullable=False))
+    # How the attempts so far ended is not known: counted as unheard of, they would end an open step at its next one.
+    op.execute("UPDATE steps SET interrupted = attempt WHERE state = 'claimed'")
 
 
 def downgrade() -> None:

@@ -5,6 +5,7 @@ from __future__ import annotations
 from activities.training.canaries import Canaries
 from activities.training.notifier import TrainingNotifier
 from clawloop.contracts.training import CheckName, CheckResult, TrainingState
+from clawloop.gate.canary import CanaryEnd
 from clawloop.recipes.recipe import Gate
 from db.serving.directory import PostgresDirectoryStore
 from db.training.canary import PostgresCanaryStore
@@ -83,6 +84,118 @@ async def test_a_better_canary_becomes_the_version_of_all(postgres_learning: Pos
     assert decision.check.reason.startswith("better: ")
     view = await learning.steps.status(POLICY)
     assert (view.head, view.canary, view.unpublished, view.closed_seconds) == (1, None, True, None)
+
+
+async def test_a_pin_holds_and_the_canary_goes_on_when_it_ends(postgres_learning: PostgresLearning) -> None:
+    learning = postgres_learning
+    store = await begun(learning)
+    (engine,) = await learning.publishing.engines()
+    await learning.publishing.loaded(engine.id, POLICY, 1)
+    await judged(learning, 1, 12, -1)
+    await judged(learning, 0, 12, 1)
+    for pinned in (1, 0):
+        assert (await learning.operators.pin(POLICY, pinned)).version == pinned
+        assert await store.open() == []
+        assert await store.decide(POLICY) is None
+        view = await learning.steps.status(POLICY)
+        assert (view.head, view.version, view.canary, view.epoch) == (1, pinned, 1, 0)
+        assert view.reason.startswith(f"version 1 is a canary that nobody gets while version {pinned} is pinned")
+        await learning.execute("UPDATE policies SET canary_since = now() - interval '25 hours'")
+        view = await learning.operators.unpin(POLICY)
+        assert (view.head, view.version, view.canary, view.unpublished) == (1, 0, 1, False)
+        assert await store.decide(POLICY) is None  # its time and its evidence begin again
+    (policy,) = (await PostgresDirectoryStore(learning.database).read()).policies
+    assert (policy.active, policy.canary) == (0, 1)
+    await judged(learning, 1, 12, -1)
+    await judged(learning, 0, 12, 1)
+    assert (await store.decide(POLICY)) is not None
+
+
+async def test_the_others_get_the_canarys_parent_and_are_compared_from_then_on(
+    postgres_learning: PostgresLearning,
+) -> None:
+    """A canary that is accepted before its parent was published, as when engines were away."""
+    learning = postgres_learning
+    engine = await learning.add_engine("http://e1:8100")
+    await step(learning, 1)
+    assert (await learning.steps.status(POLICY)).unpublished
+    await learning.set_recipe(RECIPE.model_copy(update={"gate": Gate(canary_share=0.25)}))
+    await step(learning, 2)
+    store = PostgresCanaryStore(learning.database)
+    view = await learning.steps.status(POLICY)
+    assert (view.head, view.version, view.canary, view.canary_parent, view.unpublished) == (2, 0, 2, 1, True)
+    wanted = [version.n for version in await learning.publishing.wanted(engine)]
+    assert wanted == [1, 2]
+    await judged(learning, 2, 12, -1)
+    await judged(learning, 0, 12, 1)
+    await judged(learning, 1, 12, 1)  # that it answered before is of another time
+    for n in (1, 2):
+        await learning.publishing.loaded(engine, POLICY, n)
+    assert not await learning.publishing.activate(POLICY, 2, view.epoch)
+    assert await learning.publishing.activate(POLICY, 1, view.epoch)
+    assert (await learning.steps.status(POLICY)).unpublished is False
+    assert await store.decide(POLICY) is None
+    await judged(learning, 2, 12, -1)
+    await judged(learning, 1, 12, 1)
+    decision = await store.decide(POLICY)
+    assert decision is not None
+    assert decision.end is CanaryEnd.WORSE
+    assert (await learning.steps.status(POLICY)).version == 1
+
+
+async def test_worse_canaries_lower_the_learning_rate_and_pause_training(postgres_learning: PostgresLearning) -> None:
+    learning = postgres_learning
+    gate = Gate(canary_share=0.25, pause_after=2, lr_backoff=0.5)
+    await learning.set_recipe(RECIPE.model_copy(update={"gate": gate}))
+    store = PostgresCanaryStore(learning.database)
+    batches = []
+    for n in (1, 2):
+        batches.append(await step(learning, n))
+        await judged(learning, n, 12, -1)
+        await judged(learning, 0, 12, 1)
+        decision = await store.decide(POLICY)
+        assert decision is not None
+        assert decision.end is CanaryEnd.WORSE
+        state = (await learning.steps.status(POLICY)).state
+        assert (state is TrainingState.PAUSED) == (n == 2)
+    assert [batch.lr_scale for batch in batches] == [1.0, 0.5]
+    assert (await learning.steps.status(POLICY)).reason.startswith(
+        "paused: 2 steps in a row without an accepted version, the last one step 2: canary: worse: mean verdict"
+    )
+    assert not await learning.work_waiting()
+
+
+async def test_a_canary_that_is_not_worse_ends_a_row_of_rejections(postgres_learning: PostgresLearning) -> None:
+    learning = postgres_learning
+    store = await begun(learning)
+    await learning.execute("UPDATE policies SET rejections = 2, canary_since = now() - interval '25 hours'")
+    assert await store.decide(POLICY) is not None
+    assert (await learning.rows("SELECT rejections FROM policies"))[0]["rejections"] == 0
+
+
+async def test_the_sweep_notifies_of_an_ended_canary_until_its_version_is_active(
+    postgres_learning: PostgresLearning,
+) -> None:
+    learning = postgres_learning
+    store = await begun(learning)
+    await learning.operators.pause(POLICY, "a paused workflow looks again within hours")
+    await learning.execute("UPDATE policies SET canary_since = now() - interval '25 hours', work_signalled_at = now()")
+    deciding, notifier = canaries(learning, store)
+    notifier.available = False
+    assert await deciding.decide() == 1
+    assert notifier.policies == []
+    notifier.available = True
+    training = TrainingNotifier(PostgresWorkStore(learning.database), notifier)
+    assert await training.notify_pending() == 1
+    assert notifier.policies == [POLICY]
+    assert await training.notify_pending() == 0
+    await learning.execute("UPDATE policies SET work_signalled_at = now() - interval '11 minutes'")
+    assert await training.notify_pending() == 1
+    (engine,) = await learning.publishing.engines()
+    await learning.publishing.loaded(engine.id, POLICY, 1)
+    assert await learning.publishing.activate(POLICY, 1, 0)
+    await learning.execute("UPDATE policies SET work_signalled_at = NULL")
+    assert await training.notify_pending() == 0
 
 
 async def test_a_canary_without_traffic_ends_by_time(postgres_learning: PostgresLearning) -> None:

@@ -123,6 +123,15 @@ async def test_a_reward_that_is_not_finite_is_refused(store: Store) -> None:
         await store.score_episode(episode.id, math.inf, "")
 
 
+async def test_a_reward_beyond_the_limit_is_refused(store: Store) -> None:
+    _, (episode, _) = await begin(store, 2)
+    await store.end_episode(EpisodeEnd(episode.id, Ending.COMPLETED))
+    for reward in (1e308, -1.1e6):
+        with pytest.raises(RecordUnusable, match=r"not between -1e\+06 and 1e\+06"):
+            await store.score_episode(episode.id, reward, "")
+    await store.score_episode(episode.id, -1e6, "")
+
+
 async def test_a_running_episode_gets_no_reward(store: Store) -> None:
     group, episodes = await begin(store, 2)
     for episode in episodes:

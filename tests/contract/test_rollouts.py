@@ -4,11 +4,11 @@ from __future__ import annotations
 
 import pytest
 
-from clawloop.contracts.episodes import RolloutsPlan, RolloutsState
-from clawloop.errors import NotFound
+from clawloop.contracts.episodes import EpisodeState, RolloutsPlan, RolloutsState
+from clawloop.errors import NotFound, RecordUnusable, StateConflict
 from db.episodes.groups import PostgresEpisodeStore
 from db.episodes.rollouts import PostgresRolloutStore
-from tests.contract.episodes import run_group
+from tests.contract.episodes import LIFETIME, new_group, run_group
 from tests.contract.learning import POLICY, PostgresLearning, recipe
 
 pytestmark = pytest.mark.postgres
@@ -50,6 +50,32 @@ async def test_a_pause_starts_nothing_and_lets_groups_end(postgres_learning: Pos
     assert await store.running() == []
     await store.start(POLICY, PLAN)
     assert (await store.next_groups(POLICY)).running
+
+
+async def test_a_retired_policys_rollouts_end_and_cannot_be_started(postgres_learning: PostgresLearning) -> None:
+    learning = postgres_learning
+    store = PostgresRolloutStore(learning.database)
+    groups = PostgresEpisodeStore(learning.database)
+    await learning.operators.create_policy("mine", POLICY, None)
+    await store.start("mine", PLAN)
+    (group, _) = (await store.next_groups("mine")).open
+    episode = await groups.begin_episode(group, 0, 1, LIFETIME)
+    await learning.operators.retire_policy("mine")
+    assert await store.running() == []
+    found = await store.next_groups("mine")
+    assert (found.running, found.open, found.reason) == (False, [], "paused: the policy is retired")
+    view = await groups.episode(episode.id)
+    assert view is not None
+    assert view.state is EpisodeState.ABANDONED
+    with pytest.raises(RecordUnusable, match="does not run"):
+        await groups.key_of(episode.id)
+    with pytest.raises(StateConflict, match="retired") as raised:
+        await store.start("mine", PLAN)
+    assert (raised.value.code, raised.value.field) == ("policy_retired", "policy")
+    late = new_group(2, "mine")
+    await groups.make_group(late)
+    with pytest.raises(RecordUnusable, match="'mine' was retired"):
+        await groups.begin_episode(late.id, 0, 1, LIFETIME)
 
 
 async def test_rollouts_wait_while_training_is_paused_or_behind(postgres_learning: PostgresLearning) -> None:

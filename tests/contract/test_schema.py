@@ -49,6 +49,24 @@ def test_downgrades_undo_upgrades(empty_postgres_url: str) -> None:
     assert tables(empty_postgres_url) == set(Base.metadata.tables)
 
 
+def test_an_open_steps_attempts_before_an_upgrade_are_not_counted_as_unheard_of(empty_postgres_url: str) -> None:
+    """Otherwise an open step that was tried often would be given up at its first attempt after the upgrade."""
+    migrate(empty_postgres_url)
+    for statement in (
+        "INSERT INTO policies (id, base_model, aliases, sampling, head, active) VALUES ('p', 'm', '{}', '{}', 0, 0)",
+        "INSERT INTO versions (policy, n) VALUES ('p', 0)",
+        "INSERT INTO recipes (hash, name, signal_hash, train_hash, content) VALUES ('h', 'r', 's', 't', '{}')",
+        """INSERT INTO steps (policy, n, parent, epoch, recipe_hash, state, attempt, finished_at)
+            VALUES ('p', 1, 0, 0, 'h', 'committed', 12, now()), ('p', 2, 0, 0, 'h', 'claimed', 12, NULL)""",
+    ):
+        execute(empty_postgres_url, statement)
+    migrate_down(empty_postgres_url, "0011")
+    migrate(empty_postgres_url)
+    with psycopg.connect(empty_postgres_url) as connection:
+        found = connection.execute("SELECT n, attempt, failed, interrupted FROM steps ORDER BY n").fetchall()
+    assert found == [(1, 12, 0, 0), (2, 12, 0, 12)]
+
+
 def test_the_migrated_schema_is_the_one_the_code_describes(postgres_url: str) -> None:
     engine = create_engine(driver_url(postgres_url))
     with engine.connect() as connection:

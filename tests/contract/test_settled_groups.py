@@ -2,8 +2,10 @@
 
 from __future__ import annotations
 
+import asyncio
 from datetime import UTC, datetime, timedelta
 
+import psycopg
 import pytest
 from sqlalchemy.ext.asyncio import AsyncConnection
 
@@ -139,6 +141,47 @@ async def test_turns_of_lost_attempts_and_after_the_end_are_not_trained(
     assert (await outcomes(learning, lost.id))[1] == ("unjudged", "stored after its rollout group was settled")
     assert late.episode_id == lost.id
     assert await violations(learning.database) == []
+
+
+async def test_a_stored_reward_beyond_the_limit_counts_as_none(postgres_learning: PostgresLearning) -> None:
+    learning = postgres_learning
+    store = PostgresEpisodeStore(learning.database)
+    group = new_group(3)
+    await store.make_group(group)
+    episodes = [await store.begin_episode(group.id, place, 1, LIFETIME) for place in range(3)]
+    for place, episode in enumerate(episodes):
+        await add_turns(learning, episode, 1)
+        await store.end_episode(EpisodeEnd(episode.id, Ending.COMPLETED))
+        await store.score_episode(episode.id, float(place), "")
+    await learning.execute("UPDATE episodes SET reward = 1e308 WHERE id = %s", episodes[2].id)
+    result, _ = await store.settle(group.id)
+    assert (result.state, result.scored, result.mean_reward) == (GroupState.SETTLED, 2, 0.5)
+    ((outcome, why),) = await outcomes(learning, episodes[2].id)
+    assert outcome == "unjudged"
+    assert "reward 1e+308 is not between" in why
+
+
+async def test_late_turns_end_without_a_deadlock_with_a_turn_that_is_stored(
+    postgres_learning: PostgresLearning,
+) -> None:
+    """A gateway's transaction locks the session first, then a turn of it."""
+    learning = postgres_learning
+    store = PostgresEpisodeStore(learning.database)
+    group = new_group(2)
+    await store.make_group(group)
+    episode = await store.begin_episode(group.id, 0, 1, LIFETIME)
+    await store.settle(group.id)
+    (turn,) = await add_turns(learning, episode, 1)
+    locks = "SELECT count(*) AS waiting FROM pg_locks WHERE NOT granted"
+    async with await psycopg.AsyncConnection.connect(learning.url) as gateway:
+        query = "SELECT id FROM sessions WHERE id = (SELECT session_id FROM turns WHERE id = %s) FOR UPDATE"
+        await gateway.execute(query, [turn.turn_id])
+        ending = asyncio.create_task(store.end_late_turns())
+        while (await learning.rows(locks))[0]["waiting"] == 0:
+            await asyncio.sleep(0.02)
+        await gateway.execute("UPDATE turns SET outcome_detail = 'stored' WHERE id = %s", [turn.turn_id])
+    assert await ending == 1
+    assert (await learning.rows("SELECT state FROM sessions"))[0]["state"] == "closed"
 
 
 async def test_no_session_workflow_and_no_judge_gets_a_turn_of_an_episode(

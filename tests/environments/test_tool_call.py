@@ -166,6 +166,14 @@ def _refusal(status: int) -> web.HTTPException:
             "the verifier's reward.txt does not hold one number",
         ),
         ("true", "echo nan > reward.txt", Ending.COMPLETED, None, "the verifier's reward is not finite"),
+        ("true", "echo -1e6 > reward.txt", Ending.COMPLETED, -1e6, ""),
+        (
+            "true",
+            "echo 1e308 > reward.txt",
+            Ending.COMPLETED,
+            None,
+            "the verifier's reward 1e+308 is not between -1e+06 and 1e+06",
+        ),
         (
             "printf '\\377\\000'; rm -rf /work/* /task; echo x > x",
             "test -e /artifact/x && echo 1 > reward.txt",

@@ -7,6 +7,7 @@ from dataclasses import dataclass, field, replace
 from datetime import timedelta
 
 from clawloop.contracts.episodes import (
+    REWARD_LIMIT,
     Ending,
     EpisodeBegun,
     EpisodeEnd,
@@ -96,6 +97,8 @@ class FakeEpisodeStore:
     async def score_episode(self, episode: EpisodeId, reward: float | None, reason: str) -> None:
         if reward is not None and not math.isfinite(reward):
             raise RecordUnusable(f"reward {reward} is not finite")
+        if reward is not None and abs(reward) > REWARD_LIMIT:
+            raise RecordUnusable(f"reward {reward:g} is not between -{REWARD_LIMIT:g} and {REWARD_LIMIT:g}")
         found = self.by_id[episode]
         if found.state is EpisodeState.ENDED:
             found.state = EpisodeState.UNSCORED if reward is None else EpisodeState.SCORED

@@ -5,6 +5,7 @@ from __future__ import annotations
 import os
 import sqlite3
 from contextlib import closing
+from itertools import pairwise
 from pathlib import Path
 
 import psutil
@@ -50,6 +51,12 @@ async def test_a_started_workflow_survives_the_kill_of_its_server(tmp_path: Path
         await supervisor.stop([["temporal"]])
     with closing(sqlite3.connect(tmp_path / "temporal" / "temporal.db")) as database:
         assert database.execute("PRAGMA journal_mode").fetchone() == ("wal",)
+
+
+def test_failed_workflow_tasks_are_tried_again_within_seconds(tmp_path: Path) -> None:
+    """By default the server waits up to ten minutes, and training with it."""
+    command = temporal_server.launch(tmp_path, temporal_server.Ports(1, 2, 3), {}).command
+    assert ("--dynamic-config-value", 'history.workflowTaskRetryMaxInterval="5s"') in pairwise(command)
 
 
 async def test_is_ready_is_false_where_nothing_listens() -> None:

@@ -91,6 +91,14 @@ async def rollouts_until_paused(client: Client, store: FakeEpisodeStore, runner:
         return await handle.fetch_history()
 
 
+async def rollouts_after_a_failed_group(
+    client: Client, store: FakeEpisodeStore, runner: ScriptedRunner
+) -> WorkflowHistory:
+    """The group's first run fails; it is tried again at the next look."""
+    runner.verdict = lambda place, n: (1e308 if n == 1 else float(place), "")
+    return await rollouts_until_paused(client, store, runner)
+
+
 async def rollouts_rolled_over(client: Client, store: FakeEpisodeStore, runner: ScriptedRunner) -> WorkflowHistory:
     async with working(client, store, runner):
         handle = await client.start_workflow(
@@ -110,6 +118,7 @@ PATHS: tuple[Path, ...] = (
     rollout_group_taken_up_again,
     rollout_group_judged,
     rollouts_until_paused,
+    rollouts_after_a_failed_group,
     rollouts_rolled_over,
 )
 

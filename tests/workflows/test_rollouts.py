@@ -2,6 +2,9 @@
 
 from __future__ import annotations
 
+import asyncio
+
+from temporalio.api.enums.v1 import EventType
 from temporalio.client import Client
 
 from activities.episodes.ledger import KEY_LIFETIME
@@ -98,6 +101,28 @@ async def test_votes_are_asked_for_where_they_count(client: Client) -> None:
     # An episode without a reward is not judged; a judge that refuses leaves the outcome alone.
     assert sorted(runner.votes.judged) == [0, 1]
     assert (result.state, result.scored) == (GroupState.SETTLED, 2)
+
+
+async def test_a_group_that_fails_is_not_tried_again_at_once(client: Client) -> None:
+    store = FakeEpisodeStore()
+    runner = ScriptedRunner(store)
+    runner.verdict = lambda place, n: (1e308, "")
+    failed = EventType.EVENT_TYPE_CHILD_WORKFLOW_EXECUTION_FAILED
+    async with working(client, store, runner):
+        handle = await client.start_workflow(
+            RolloutsWorkflow.run,
+            PolicyRollouts(policy="default"),
+            id=names.rollouts_workflow_id(str(new_rollout_group_id())),
+            task_queue=names.WORKFLOW_QUEUE,
+        )
+        after: list[int] = []
+        while EventType.EVENT_TYPE_WORKFLOW_TASK_COMPLETED not in after:
+            await asyncio.sleep(0.05)
+            kinds = [event.event_type async for event in handle.fetch_history_events()]
+            after = kinds[kinds.index(failed) :] if failed in kinds else []
+        # What the workflow did about it stands behind its task: no look at once.
+        assert EventType.EVENT_TYPE_ACTIVITY_TASK_SCHEDULED not in after
+        await handle.terminate()
 
 
 async def test_rollouts_start_groups_until_they_are_paused(client: Client) -> None:

@@ -31,6 +31,10 @@ _SETTINGS = (
     "matching.enableFairness=true",
     "matching.numTaskqueueReadPartitions=1",
     "matching.numTaskqueueWritePartitions=1",
+    # Where a machine has no CPU time for a workflow for 2 s its task fails, or ends with a killed worker. Each further
+    # failure doubles what the server waits for the next one, up to 10 minutes by default (125 s for 8 tries, measured),
+    # long after the machine has recovered. With this each is tried again within 15 s.
+    'history.workflowTaskRetryMaxInterval="5s"',
 )
 _TIMEOUT = aiohttp.ClientTimeout(total=10)  # it answers in milliseconds; a busy machine takes longer
 
