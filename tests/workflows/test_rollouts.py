@@ -115,7 +115,7 @@ async def test_a_group_that_fails_is_not_tried_again_at_once(client: Client) -> 
             id=names.rollouts_workflow_id(str(new_rollout_group_id())),
             task_queue=names.WORKFLOW_QUEUE,
         )
-        after: list[int] = []
+        after: list[EventType.ValueType] = []
         while EventType.EVENT_TYPE_WORKFLOW_TASK_COMPLETED not in after:
             await asyncio.sleep(0.05)
             kinds = [event.event_type async for event in handle.fetch_history_events()]
