@@ -5,18 +5,19 @@ A rating or score is the verdict; text is evidence for the judge.
 
 from __future__ import annotations
 
+import hashlib
 from typing import Annotated, Any, Literal
 
-from fastapi import APIRouter, Query, Request
+from fastapi import APIRouter, Header, Query, Request
 from pydantic import BaseModel, BeforeValidator, ConfigDict, Field, ValidationError
 
 from api.dependencies import Services, services_of
 from api.errors import first_invalid_field
 from api.request_body import read_json
 from clawloop.contracts.serving import Scope
-from clawloop.contracts.sessions import FeedbackEffect
+from clawloop.contracts.sessions import FeedbackEffect, RepeatableRequest
 from clawloop.contracts.views import FeedbackList
-from clawloop.errors import RequestRejected
+from clawloop.errors import AlreadyAnswered, RequestRejected
 from clawloop.ids import ApiKeyId, FeedbackId, TurnId, turn_id_of
 
 router = APIRouter(tags=["feedback"])
@@ -95,6 +96,12 @@ async def read_feedback(
 @router.post(
     "/v1/feedback",
     status_code=202,
+    responses={
+        409: {
+            "description": "`idempotency_key_reused`",
+            "content": {"application/json": {"schema": {"$ref": "#/components/schemas/OpenAIError"}}},
+        }
+    },
     openapi_extra={
         "requestBody": {
             "required": True,
@@ -102,7 +109,18 @@ async def read_feedback(
         }
     },
 )
-async def give_feedback(request: Request) -> FeedbackTaken | OutcomeTaken:
+async def give_feedback(
+    request: Request,
+    idempotency_key: Annotated[
+        str | None,
+        Header(
+            alias="Idempotency-Key",
+            min_length=1,
+            max_length=255,
+            description="with the same body again: the first answer, and no further effect",
+        ),
+    ] = None,
+) -> FeedbackTaken | OutcomeTaken:
     """Rate or comment on a reply, or report whether a session's task succeeded."""
     services = services_of(request)
     key = await services.keys.require(request.headers, Scope.CHAT)
@@ -113,11 +131,53 @@ async def give_feedback(request: Request) -> FeedbackTaken | OutcomeTaken:
             code="insufficient_scope",
         )
     feedback = _parse(await read_json(request, services.limits))
+    if idempotency_key is None:
+        return await _give(services, key.id, feedback, None)
+    once = _repeatable(idempotency_key, feedback)
+    if (answer := await _earlier_answer(services, key.id, feedback, once)) is not None:
+        return answer
+    try:
+        return await _give(services, key.id, feedback, once)
+    except AlreadyAnswered:
+        answer = await _earlier_answer(services, key.id, feedback, once)
+        assert answer is not None  # it was stored a moment ago, and is kept for weeks
+        return answer
+
+
+def _repeatable(idempotency_key: str, feedback: FeedbackRequest) -> RepeatableRequest:
+    key = idempotency_key.encode()
+    body = feedback.model_dump_json(exclude_none=True).encode()
+    return RepeatableRequest(hashlib.sha256(key).digest(), hashlib.sha256(key + b"\0" + body).digest())
+
+
+async def _earlier_answer(
+    services: Services, key: ApiKeyId, feedback: FeedbackRequest, request: RepeatableRequest
+) -> FeedbackTaken | OutcomeTaken | None:
+    """What the same request was answered before; None if it is new.
+
+    Raises:
+        RequestRejected: another request had this Idempotency-Key.
+    """
+    answer = await services.feedback.answer_to(key, request)
+    if answer is None:
+        return None
+    if answer.body_sha256 != request.body_sha256:
+        message = "This `Idempotency-Key` was used with another body: repeat that body, or take a new key."
+        raise RequestRejected(message, status=409, code="idempotency_key_reused", field="Idempotency-Key")
+    if answer.feedback_id is not None:
+        return FeedbackTaken(feedback_id=answer.feedback_id, effect=answer.effect)
+    assert feedback.outcome is not None  # the bodies are equal
+    return OutcomeTaken(session_id=feedback.session_id or "", outcome=feedback.outcome, effect=answer.effect)
+
+
+async def _give(
+    services: Services, key: ApiKeyId, feedback: FeedbackRequest, once: RepeatableRequest | None
+) -> FeedbackTaken | OutcomeTaken:
     if feedback.outcome is not None:
-        return await _give_outcome(services, key.id, feedback.session_id or "", feedback.outcome)
-    turn = await _find_turn(services, key.id, feedback)
+        return await _give_outcome(services, key, feedback.session_id or "", feedback.outcome, once)
+    turn = await _find_turn(services, key, feedback)
     score = feedback.score if feedback.rating is None else _RATINGS[feedback.rating]
-    stored = None if turn is None else await services.feedback.give(key.id, turn, score, feedback.text)
+    stored = None if turn is None else await services.feedback.give(key, turn, score, feedback.text, once)
     if stored is None:
         # The same answer for a reply of another key: keys must not learn of each other's replies.
         raise RequestRejected("This key has no such reply.", status=404, code="not_found")
@@ -125,8 +185,10 @@ async def give_feedback(request: Request) -> FeedbackTaken | OutcomeTaken:
     return FeedbackTaken(feedback_id=stored.given.feedback_id, effect=stored.effect)
 
 
-async def _give_outcome(services: Services, key: ApiKeyId, session: str, outcome: int) -> OutcomeTaken:
-    effect = await services.feedback.give_outcome(key, session, outcome)
+async def _give_outcome(
+    services: Services, key: ApiKeyId, session: str, outcome: int, once: RepeatableRequest | None
+) -> OutcomeTaken:
+    effect = await services.feedback.give_outcome(key, session, outcome, once)
     if effect is None:
         raise RequestRejected("This key has no such session.", status=404, code="not_found")
     return OutcomeTaken(session_id=session, outcome=outcome, effect=effect)

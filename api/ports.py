@@ -24,8 +24,10 @@ from clawloop.contracts.browsing import (
 from clawloop.contracts.episodes import EpisodeView, GroupView
 from clawloop.contracts.serving import ApiKey, KeyLimits, KeyUse, RouteKey, Scope
 from clawloop.contracts.sessions import (
+    FeedbackAnswer,
     FeedbackEffect,
     FeedbackGiven,
+    RepeatableRequest,
     SessionFacts,
     StoredFeedback,
     TurnRecorded,
@@ -204,16 +206,36 @@ class FeedbackStore(Protocol):
             number: None: the newest turn.
         """
 
-    async def give(self, key: ApiKeyId, turn: TurnId, score: float | None, text: str | None) -> StoredFeedback | None:
-        """Store feedback on a main turn of this key; None if it has no such turn, or the turn was erased."""
+    async def give(
+        self,
+        key: ApiKeyId,
+        turn: TurnId,
+        score: float | None,
+        text: str | None,
+        request: RepeatableRequest | None = None,
+    ) -> StoredFeedback | None:
+        """Store feedback on a main turn of this key; None if it has no such turn, or the turn was erased.
 
-    async def give_outcome(self, key: ApiKeyId, session: str, outcome: int) -> FeedbackEffect | None:
+        Raises:
+            AlreadyAnswered: the request was answered before; nothing is stored.
+        """
+
+    async def give_outcome(
+        self, key: ApiKeyId, session: str, outcome: int, request: RepeatableRequest | None = None
+    ) -> FeedbackEffect | None:
         """Store whether the task of a session of this key succeeded; None if it has no such session.
 
         Args:
             session: Clawloop's id or the client's own.
             outcome: 1 or −1; a later one replaces an earlier one.
+
+        Raises:
+            AlreadyAnswered: the request was answered before; nothing is stored.
         """
+
+    async def answer_to(self, key: ApiKeyId, request: RepeatableRequest) -> FeedbackAnswer | None:
+        """What this key's request with the same Idempotency-Key was answered; None if there was none, or it was
+        forgotten."""
 
     async def given_on(self, key: ApiKeyId, turn: TurnId) -> list[FeedbackView] | None:
         """All feedback on a main turn of this key, oldest first; None if it has no such turn."""

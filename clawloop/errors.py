@@ -6,6 +6,7 @@ ClawloopError
 │   ├── NotFound                a named policy, version or recipe does not exist
 │   ├── AmbiguousId             the beginning of an id, or a client's name, that several have
 │   ├── StateConflict           the policy's state does not permit the operation
+│   ├── AlreadyAnswered         another request with this Idempotency-Key was answered meanwhile
 │   ├── EngineRejected          an engine refused the request; has its status, code and message
 │   ├── EngineAnswerUnusable    an engine's answer cannot be parsed, or its lengths disagree
 │   ├── PromptTooLong           a prompt and its reply exceed the engine's context
@@ -118,6 +119,10 @@ class StateConflict(PermanentError):
         super().__init__(message)
         self.code = code
         self.field = field
+
+
+class AlreadyAnswered(PermanentError):
+    """Another request with the same Idempotency-Key was answered meanwhile; this one had no effect."""
 
 
 class EngineRejected(PermanentError):

@@ -9,6 +9,7 @@ from db.episodes.tables import RolloutGroupRow as RolloutGroupRow
 from db.episodes.tables import RolloutsRow as RolloutsRow
 from db.episodes.tables import SigningKeyRow as SigningKeyRow
 from db.judging.tables import ComparisonRow as ComparisonRow
+from db.judging.tables import FeedbackRequestRow as FeedbackRequestRow
 from db.judging.tables import FeedbackRow as FeedbackRow
 from db.judging.tables import HintRow as HintRow
 from db.judging.tables import JudgementRow as JudgementRow

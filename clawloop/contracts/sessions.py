@@ -139,6 +139,33 @@ class StoredFeedback:
 
 
 @dataclass(frozen=True, slots=True)
+class RepeatableRequest:
+    """A request whose client may send it again, with the same Idempotency-Key.
+
+    Args:
+        key_sha256: of the Idempotency-Key.
+        body_sha256: of the Idempotency-Key and the body.
+    """
+
+    key_sha256: bytes
+    body_sha256: bytes
+
+
+@dataclass(frozen=True, slots=True)
+class FeedbackAnswer:
+    """What a repeatable request to give feedback was answered.
+
+    Args:
+        body_sha256: of that request.
+        feedback_id: None for the outcome of a session's task.
+    """
+
+    body_sha256: bytes
+    feedback_id: FeedbackId | None
+    effect: FeedbackEffect
+
+
+@dataclass(frozen=True, slots=True)
 class WaitingWork:
     """Work that waits for a session's workflow: how many sessions, their turns, and pieces of feedback."""
 

@@ -3,25 +3,39 @@
 from __future__ import annotations
 
 from contextlib import suppress
+from datetime import timedelta
 from uuid import UUID
 
-from sqlalchemy import ColumnElement, func, or_, select, update
+from sqlalchemy import ColumnElement, delete, func, or_, select, tuple_, update
 from sqlalchemy.dialects.postgresql import insert
 from sqlalchemy.ext.asyncio import AsyncConnection
 
-from clawloop.contracts.sessions import FeedbackEffect, FeedbackGiven, SessionFacts, SessionState, StoredFeedback
+from clawloop.contracts.sessions import (
+    FeedbackAnswer,
+    FeedbackEffect,
+    FeedbackGiven,
+    RepeatableRequest,
+    SessionFacts,
+    SessionState,
+    StoredFeedback,
+)
 from clawloop.contracts.training import UNTAKEN
 from clawloop.contracts.turns import TurnKind, TurnOutcome
 from clawloop.contracts.views import FeedbackView
+from clawloop.errors import AlreadyAnswered
 from clawloop.ids import ApiKeyId, FeedbackId, SessionId, TurnId, new_feedback_id
 from db.database import Database, transaction
 from db.exact_json import storable
 from db.judging.rewards import finalize_outcome_of
-from db.tables import FeedbackRow, JudgementRow, SampleRow, SessionRow, TurnRow
+from db.tables import FeedbackRequestRow, FeedbackRow, JudgementRow, SampleRow, SessionRow, TurnRow
 from db.training.policies import lock_policy
 from db.training.recipes import recipe_by_hash
 from db.training.work_flag import refresh_work_flag
 from db.turns.exchanges import read_feedback
+
+REMEMBERED = timedelta(days=30)
+"""How long a repeated request gets its first answer; clients and their queues give up long before."""
+_MOST_FORGOTTEN = 100  # a request must not wait for the clearing of a backlog
 
 
 class PostgresFeedbackStore:
@@ -47,7 +61,13 @@ class PostgresFeedbackStore:
 
     @transaction
     async def give(
-        self, connection: AsyncConnection, key: ApiKeyId, turn: TurnId, score: float | None, text: str | None
+        self,
+        connection: AsyncConnection,
+        key: ApiKeyId,
+        turn: TurnId,
+        score: float | None,
+        text: str | None,
+        request: RepeatableRequest | None = None,
     ) -> StoredFeedback | None:
         query = (
             select(
@@ -77,13 +97,20 @@ class PostgresFeedbackStore:
             "text": None if text is None else storable(text),
             "effect": effect,
         }
+        if request is not None:
+            await _remember(connection, key, request, effect, feedback)
         await connection.execute(insert(FeedbackRow).values(values))
         facts = SessionFacts(SessionId(row.session_id), row.policy, row.identified_by, row.created_at, row.version)
         return StoredFeedback(FeedbackGiven(feedback, turn), facts, effect)
 
     @transaction
     async def give_outcome(
-        self, connection: AsyncConnection, key: ApiKeyId, session: str, outcome: int
+        self,
+        connection: AsyncConnection,
+        key: ApiKeyId,
+        session: str,
+        outcome: int,
+        request: RepeatableRequest | None = None,
     ) -> FeedbackEffect | None:
         query = select(SessionRow.id, SessionRow.policy, SessionRow.state).where(
             SessionRow.api_key_id == key, _named(session)
@@ -95,12 +122,26 @@ class PostgresFeedbackStore:
         await connection.execute(update(SessionRow).where(SessionRow.id == row.id).values(task_outcome=outcome))
         decisions = await finalize_outcome_of(connection, SessionId(row.id), closing=False)
         await refresh_work_flag(connection, row.policy)
-        if decisions:
-            return FeedbackEffect.AMENDS
-        if row.state == SessionState.CLOSED or recipe_hash is None:
-            return FeedbackEffect.RECORDED
-        by_outcome = (await recipe_by_hash(connection, recipe_hash)).signal.reward == "outcome_process"
-        return FeedbackEffect.AMENDS if by_outcome else FeedbackEffect.RECORDED
+        amends = bool(decisions)
+        if not decisions and row.state != SessionState.CLOSED and recipe_hash is not None:
+            amends = (await recipe_by_hash(connection, recipe_hash)).signal.reward == "outcome_process"
+        effect = FeedbackEffect.AMENDS if amends else FeedbackEffect.RECORDED
+        if request is not None:
+            await _remember(connection, key, request, effect, None)
+        return effect
+
+    @transaction
+    async def answer_to(
+        self, connection: AsyncConnection, key: ApiKeyId, request: RepeatableRequest
+    ) -> FeedbackAnswer | None:
+        query = select(FeedbackRequestRow.body_sha256, FeedbackRequestRow.feedback_id, FeedbackRequestRow.effect).where(
+            FeedbackRequestRow.api_key_id == key, FeedbackRequestRow.key_sha256 == request.key_sha256
+        )
+        row = (await connection.execute(query)).first()
+        if row is None:
+            return None
+        feedback = None if row.feedback_id is None else FeedbackId(row.feedback_id)
+        return FeedbackAnswer(row.body_sha256, feedback, FeedbackEffect(row.effect))
 
     @transaction
     async def given_on(self, connection: AsyncConnection, key: ApiKeyId, turn: TurnId) -> list[FeedbackView] | None:
@@ -114,6 +155,39 @@ class PostgresFeedbackStore:
     @transaction
     async def mark_feedback_notified(self, connection: AsyncConnection, feedback: FeedbackId) -> None:
         await connection.execute(update(FeedbackRow).where(FeedbackRow.id == feedback).values(announced_at=func.now()))
+
+
+async def _remember(
+    connection: AsyncConnection,
+    key: ApiKeyId,
+    request: RepeatableRequest,
+    effect: FeedbackEffect,
+    feedback: FeedbackId | None,
+) -> None:
+    """Store what the request is answered, and forget old ones.
+
+    Raises:
+        AlreadyAnswered: after waiting for another transaction that stored the same key; the caller's is rolled back.
+    """
+    identity = (FeedbackRequestRow.api_key_id, FeedbackRequestRow.key_sha256)
+    old = (
+        select(*identity)
+        .where(FeedbackRequestRow.received_at < func.now() - REMEMBERED)
+        .order_by(FeedbackRequestRow.received_at)
+        .limit(_MOST_FORGOTTEN)
+        .with_for_update(skip_locked=True)
+    )
+    await connection.execute(delete(FeedbackRequestRow).where(tuple_(*identity).in_(old)))
+    values = {
+        "api_key_id": key,
+        "key_sha256": request.key_sha256,
+        "body_sha256": request.body_sha256,
+        "feedback_id": feedback,
+        "effect": effect,
+    }
+    stored = insert(FeedbackRequestRow).values(values).on_conflict_do_nothing().returning(FeedbackRequestRow.effect)
+    if await connection.scalar(stored) is None:
+        raise AlreadyAnswered("this Idempotency-Key was used meanwhile")
 
 
 def _named(session: str) -> ColumnElement[bool]:

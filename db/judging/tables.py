@@ -93,6 +93,20 @@ class FeedbackRow(Base):
     applied_at: Mapped[datetime | None]  # a judgement has taken it into account
 
 
+class FeedbackRequestRow(Base):
+    """A request to give feedback that named itself by an Idempotency-Key, and what it was answered."""
+
+    __tablename__ = "feedback_requests"
+    __table_args__ = (Index(None, "received_at"),)
+
+    api_key_id: Mapped[UUID] = mapped_column(ForeignKey("api_keys.id"), primary_key=True)
+    key_sha256: Mapped[bytes] = mapped_column(primary_key=True)
+    body_sha256: Mapped[bytes]  # of the body after the Idempotency-Key, so that nobody finds a short comment by trying
+    feedback_id: Mapped[UUID | None]  # None: an outcome. An erasure may have deleted the feedback.
+    effect: Mapped[str]
+    received_at: Mapped[datetime] = mapped_column(server_default=sql("now()"))
+
+
 class ComparisonRow(Base):
     """What another judge or recipe says of a turn that has a verdict; changes nothing by itself."""
 

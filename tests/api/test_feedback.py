@@ -19,9 +19,12 @@ from tests.fakes.engine import fake_engine
 from tests.fakes.notifier import FakeNotifier
 
 
-async def give(gateway: Gateway, body: Any) -> tuple[int, dict[str, Any]]:
-    async with gateway.client() as client:
-        answer = await client.post("/v1/feedback", json=body)
+async def give(
+    gateway: Gateway, body: Any, once: str | None = None, key: str | None = None
+) -> tuple[int, dict[str, Any]]:
+    async with gateway.client(key) as client:
+        headers = {} if once is None else {"Idempotency-Key": once}
+        answer = await client.post("/v1/feedback", json=body, headers=headers)
     return answer.status_code, answer.json()
 
 
@@ -143,3 +146,78 @@ async def test_a_turn_beyond_all_numbers_is_refused(gateway: Gateway) -> None:
     await chat(gateway, session_id="far")
     status, body = await give(gateway, {"session_id": "far", "turn": 10**19, "rating": "up"})
     assert (status, body["error"]["param"]) == (400, "turn")
+
+
+async def test_a_repeated_request_has_one_effect_and_the_first_answer(gateway: Gateway) -> None:
+    reply = await chat(gateway, session_id="once")
+    body = {"response_id": reply, "rating": "up", "text": "Good."}
+    first = await give(gateway, body, "retry-1")
+    assert first[0] == 202
+    given, rows = len(gateway.sessions.given), len(gateway.sessions.feedback)
+    assert await give(gateway, {"text": "Good.", "rating": "up", "response_id": reply}, "retry-1") == first
+    assert (len(gateway.sessions.given), len(gateway.sessions.feedback)) == (given, rows)
+    assert (await give(gateway, body, "retry-2"))[1]["feedback_id"] != first[1]["feedback_id"]
+    assert (await give(gateway, body))[1]["feedback_id"] != first[1]["feedback_id"]
+
+
+async def test_all_repetitions_at_once_have_one_effect(gateway: Gateway) -> None:
+    reply = await chat(gateway)
+    before = len(gateway.sessions.given)
+    answers = await asyncio.gather(*(give(gateway, {"response_id": reply, "score": 0.5}, "at once") for _ in range(8)))
+    assert [answer for answer in answers if answer != answers[0]] == []
+    assert len(gateway.sessions.given) == before + 1
+
+
+async def test_a_key_of_another_body_is_refused_and_changes_nothing(gateway: Gateway) -> None:
+    reply = await chat(gateway, session_id="reused")
+    await give(gateway, {"response_id": reply, "rating": "up"}, "reused-1")
+    before = len(gateway.sessions.given)
+    for other in (
+        {"response_id": reply, "rating": "down"},
+        {"response_id": reply, "rating": "up", "text": "more"},
+        {"session_id": "reused", "outcome": 1},
+    ):
+        status, answer = await give(gateway, other, "reused-1")
+        assert (status, answer["error"]["code"]) == (409, "idempotency_key_reused")
+        assert answer["error"]["param"] == "Idempotency-Key"
+    assert len(gateway.sessions.given) == before
+    assert all(session != "reused" for session, _ in gateway.sessions.outcomes)
+
+
+async def test_the_last_reply_stays_the_one_of_the_first_request(gateway: Gateway) -> None:
+    older = await chat(gateway, session_id="moves on")
+    body = {"session_id": "moves on", "turn": "last", "rating": "down"}
+    first = await give(gateway, body, "last-1")
+    await chat(gateway, session_id="moves on")
+    assert await give(gateway, body, "last-1") == first
+    assert gateway.sessions.given[-1][0] == turn_id_of(older)
+
+
+async def test_an_outcome_may_be_repeated_and_does_not_undo_a_later_one(gateway: Gateway) -> None:
+    await chat(gateway, session_id="task")
+    first = await give(gateway, {"session_id": "task", "outcome": 1}, "outcome-1")
+    await give(gateway, {"session_id": "task", "outcome": -1}, "outcome-2")
+    assert await give(gateway, {"session_id": "task", "outcome": 1}, "outcome-1") == first
+    assert [one for one in gateway.sessions.outcomes if one[0] == "task"] == [("task", 1), ("task", -1)]
+
+
+async def test_keys_of_the_gateway_have_idempotency_keys_of_their_own(gateway: Gateway) -> None:
+    reply = await chat(gateway)
+    await give(gateway, {"response_id": reply, "rating": "up"}, "shared")
+    other = gateway.keys.add("default", {Scope.CHAT})
+    assert (await give(gateway, {"response_id": reply, "rating": "up"}, "shared", other))[0] == 404
+
+
+async def test_a_refused_request_is_not_remembered(gateway: Gateway) -> None:
+    refused = {"session_id": "comes later", "turn": 1, "rating": "up"}
+    assert (await give(gateway, refused, "early"))[0] == 404
+    await chat(gateway, session_id="comes later")
+    assert (await give(gateway, refused, "early"))[0] == 202
+
+
+@pytest.mark.parametrize("once", ["", "x" * 256])
+async def test_an_unusable_idempotency_key_is_refused(gateway: Gateway, once: str) -> None:
+    before = len(gateway.sessions.given)
+    status, answer = await give(gateway, {"response_id": await chat(gateway), "rating": "up"}, once)
+    assert (status, answer["error"]["param"]) == (400, "Idempotency-Key")
+    assert len(gateway.sessions.given) == before

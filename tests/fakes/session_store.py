@@ -6,9 +6,18 @@ from collections.abc import Sequence
 from datetime import UTC, datetime
 from uuid import UUID
 
-from clawloop.contracts.sessions import FeedbackEffect, FeedbackGiven, SessionFacts, SessionState, StoredFeedback
+from clawloop.contracts.sessions import (
+    FeedbackAnswer,
+    FeedbackEffect,
+    FeedbackGiven,
+    RepeatableRequest,
+    SessionFacts,
+    SessionState,
+    StoredFeedback,
+)
 from clawloop.contracts.turns import StoredTurn, TurnKind, TurnOutcome
 from clawloop.contracts.views import Exchange, FeedbackView, Judged, SessionView, Tokens, TurnDetail, TurnView
+from clawloop.errors import AlreadyAnswered
 from clawloop.ids import ApiKeyId, FeedbackId, SessionId, TurnId, new_feedback_id, short_form
 from clawloop.judging.rejudging import RejudgeFacts
 from clawloop.turns.canonical import response_digest
@@ -27,6 +36,7 @@ class FakeSessionStore:
         self.feedback: list[FeedbackView] = []
         self.outcomes: list[tuple[str, int]] = []
         self.announced: list[FeedbackId] = []
+        self.answers: dict[tuple[ApiKeyId, bytes], FeedbackAnswer] = {}
 
     async def newest_session(self) -> SessionId | None:
         newest = await self.sessions(policy=None, state=None, after=None, limit=1)
@@ -189,13 +199,19 @@ class FakeSessionStore:
             return max(main, default=None)
         return main[number - 1] if number <= len(main) else None
 
-    async def give(self, key: ApiKeyId, turn: TurnId, score: float | None, text: str | None) -> StoredFeedback | None:
+    async def give(
+        self,
+        key: ApiKeyId,
+        turn: TurnId,
+        score: float | None,
+        text: str | None,
+        request: RepeatableRequest | None = None,
+    ) -> StoredFeedback | None:
         stored = await self._turns.load(turn)
         if stored is None or stored.record.api_key_id != key or stored.record.kind is not TurnKind.MAIN:
             return None
         if stored.outcome is TurnOutcome.ERASED:
             return None
-        self.given.append((turn, score, text))
         record = stored.record
         facts = SessionFacts(
             stored.session_id, record.policy, record.evidence.source, record.started_at, record.version
@@ -203,6 +219,8 @@ class FakeSessionStore:
         fixed = stored.outcome is TurnOutcome.NOT_TRAINABLE
         effect = FeedbackEffect.RECORDED if fixed else FeedbackEffect.AMENDS
         given = FeedbackGiven(new_feedback_id(), turn)
+        self._remember(key, request, effect, given.feedback_id)
+        self.given.append((turn, score, text))
         self.feedback.append(
             FeedbackView(
                 id=given.feedback_id,
@@ -216,13 +234,28 @@ class FakeSessionStore:
         )
         return StoredFeedback(given, facts, effect)
 
-    async def give_outcome(self, key: ApiKeyId, session: str, outcome: int) -> FeedbackEffect | None:
+    async def give_outcome(
+        self, key: ApiKeyId, session: str, outcome: int, request: RepeatableRequest | None = None
+    ) -> FeedbackEffect | None:
         for own in (await self._by_session()).values():
             named = own[0].record.evidence.value, str(own[0].session_id)
             if own[0].record.api_key_id == key and session in named:
+                self._remember(key, request, FeedbackEffect.AMENDS, None)
                 self.outcomes.append((session, outcome))
                 return FeedbackEffect.AMENDS
         return None
+
+    async def answer_to(self, key: ApiKeyId, request: RepeatableRequest) -> FeedbackAnswer | None:
+        return self.answers.get((key, request.key_sha256))
+
+    def _remember(
+        self, key: ApiKeyId, request: RepeatableRequest | None, effect: FeedbackEffect, feedback: FeedbackId | None
+    ) -> None:
+        if request is None:
+            return
+        if (key, request.key_sha256) in self.answers:
+            raise AlreadyAnswered("this Idempotency-Key was used meanwhile")
+        self.answers[key, request.key_sha256] = FeedbackAnswer(request.body_sha256, feedback, effect)
 
     async def rejudge_facts(self, turn_id: TurnId) -> RejudgeFacts | None:
         stored = await self._turns.load(turn_id)

@@ -6,8 +6,10 @@ import asyncio
 
 import pytest
 
+from clawloop.contracts.sessions import FeedbackEffect
 from clawloop.contracts.turns import TurnOutcome
 from clawloop.errors import StoreUnavailable
+from db.judging.feedback import PostgresFeedbackStore
 from tests.judging.conftest import Bench
 
 
@@ -159,3 +161,22 @@ async def test_an_erased_turn_is_left_alone(bench: Bench) -> None:
     assert result.outcome is TurnOutcome.ERASED
     assert bench.judge.requests == []
     assert bench.rows("SELECT * FROM judgements") == []
+
+
+async def test_feedback_days_after_the_session_closed_and_its_sample_expired_makes_a_new_sample(bench: Bench) -> None:
+    first, second = bench.conversation("one", "two")
+    session = await bench.insert(first, second)
+    await bench.judge_turn(session, second)
+    await bench.close(session)
+    bench.execute("UPDATE samples SET state = 'expired', reason = 'stale' WHERE turn_id = %s", first.turn_id)
+    bench.execute("UPDATE turns SET outcome = 'expired', outcome_detail = 'stale' WHERE id = %s", first.turn_id)
+    bench.execute(
+        "UPDATE turns SET started_at = started_at - interval '9 days', entered_at = now() - interval '9 days'"
+    )
+    stored = await PostgresFeedbackStore(bench.database).give(bench.key, first.turn_id, -1.0, None)
+    assert stored is not None
+    assert stored.effect is FeedbackEffect.NEW_SAMPLE
+    (result,) = await bench.judge_turn(session, first, feedback_id=stored.given.feedback_id)
+    assert (result.verdict, result.outcome, result.sample) == (-1, TurnOutcome.SAMPLED, True)
+    samples = bench.rows("SELECT state, reward FROM samples WHERE turn_id = %s ORDER BY id", first.turn_id)
+    assert [(row["state"], row["reward"]) for row in samples] == [("expired", 1.0), ("fresh", -1.0)]
