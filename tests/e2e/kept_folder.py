@@ -1,8 +1,9 @@
 """A data folder written by version 0.1.0, and a client of the `clawloop up` that runs on it.
 
-    kept_data/data.tar.xz    the folder, without logs, locks and addresses
-    kept_data/facts.json     ids and figures of what is in it
-    kept_data/kept.toml      the recipe that its policy learns by
+    kept_data/data.tar.xz        the folder, without logs, locks and addresses
+    kept_data/model.safetensors  weights of the demo model of that version, which its adapters belong to
+    kept_data/facts.json         ids and figures of what is in it
+    kept_data/kept.toml          the recipe that its policy learns by
 
 make_kept_data.py wrote all but the recipe; test_upgrade.py starts the present code on the folder. Both use the program
 from outside: commands, HTTP and Temporal.
@@ -25,7 +26,8 @@ import httpx
 from tests.e2e.up import Up
 
 KEPT = Path(__file__).with_name("kept_data")
-ARCHIVE, FACTS, RECIPE = KEPT / "data.tar.xz", KEPT / "facts.json", KEPT / "kept.toml"
+ARCHIVE, WEIGHTS = KEPT / "data.tar.xz", KEPT / "model.safetensors"
+FACTS, RECIPE = KEPT / "facts.json", KEPT / "kept.toml"
 DEMO_MODEL = Path(__file__).parents[2] / "clawloop" / "demo" / "model"
 # Rows, engines and adapters know the base model by the name of its folder, and must find it under the same name.
 MODEL_NAME = "clawloop-demo"
@@ -137,8 +139,10 @@ def wait_until(look: Callable[[], T], done: Callable[[T], bool]) -> T:
 
 
 def copy_model(folder: Path) -> Path:
-    """A copy of the demo's model, under the name by which the data folder knows it."""
-    return Path(shutil.copytree(DEMO_MODEL, folder / MODEL_NAME))
+    """The demo's model as it was, under the name by which the data folder knows it."""
+    copied = Path(shutil.copytree(DEMO_MODEL, folder / MODEL_NAME))
+    shutil.copyfile(WEIGHTS, copied / WEIGHTS.name)
+    return copied
 
 
 def unpack(folder: Path) -> Path:

@@ -42,8 +42,8 @@ def test_migrate_with_a_base_model_prepares_a_deployment(empty_postgres_url: str
         ]
         assert connection.execute("SELECT id FROM engines").fetchall() == [("gpu:8100",)]
 
-    assert clawloop_process("engine", "remove", "gpu:8100", **here).stdout == "gpu:8100 is removed.\n"
-    assert "no engine 'gpu:8100'" in refusal(clawloop("engine", "remove", "gpu:8100", **here))
+    assert clawloop_process("engine", "remove", "gpu:8100", "--yes", **here).stdout == "gpu:8100 is removed.\n"
+    assert "no engine 'gpu:8100'" in refusal(clawloop("engine", "remove", "gpu:8100", "--yes", **here))
     assert clawloop("migrate", "--alias", "small", **here).returncode == 2
 
 
@@ -86,7 +86,7 @@ def test_a_drained_engine_stays_drained_when_a_deployment_migrates_again(
     here = {"DATABASE_URL": empty_postgres_url, "CLAWLOOP_DATA": str(tmp_path)}
     migrate = ["migrate", "--base-model", "Qwen3-4B", "--engine", "http://127.0.0.1:1"]
     assert clawloop(*migrate, **here).returncode == 0
-    assert clawloop("engine", "drain", "127.0.0.1:1", **here).returncode == 0
+    assert clawloop("engine", "drain", "127.0.0.1:1", "--yes", **here).returncode == 0
     assert clawloop(*migrate, "--engine", "http://127.0.0.1:2", **here).returncode == 0
     with psycopg.connect(empty_postgres_url) as connection:
         stored = connection.execute("SELECT id, draining FROM engines ORDER BY id").fetchall()

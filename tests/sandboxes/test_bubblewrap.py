@@ -75,7 +75,8 @@ for path in ('/x', '/usr/x', '/dev/x', '/task/x', '/clawloop/x', '/clawloop/conf
 print(len([name for name in os.listdir('/proc') if name.isdigit()]) < 6, os.environ.get('DATABASE_URL'))
 """
     lines = (await python(sandboxes, code)).output.decode().splitlines()
-    top = "['artifact', 'bin', 'clawloop', 'dev', 'lib', 'lib64', 'proc', 'task', 'tmp', 'usr', 'work']"
+    links = ["app", "logs", "solution", "tests"]  # into /work, /tmp and /task
+    top = sorted(["artifact", "bin", "clawloop", "dev", "lib", "lib64", "proc", "task", "tmp", "usr", "work", *links])
     assert lines == [f"{top} False False []", "True None"]
 
 

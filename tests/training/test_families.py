@@ -217,7 +217,10 @@ def test_the_backend_follows_the_family_unless_it_is_set(qwen3: Path, tmp_path: 
             {"architectures": ["LlamaForSequenceClassification"]},
             "LlamaForSequenceClassification, no text generator",
         ),
-        ({"quantization_config": {"quant_method": "awq"}}, "quantised weights: give the trainer the unquantised"),
+        (
+            {"quantization_config": {"quant_method": "awq"}},
+            "quantised weights, which are served and not trained",
+        ),
         ({"intermediate_size": 96}, "mismatched keys, the first is"),
         ({"num_hidden_layers": 4}, "missing keys, the first is"),
         ({"hidden_act": "none"}, "transformers cannot load"),

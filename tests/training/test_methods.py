@@ -77,8 +77,10 @@ def _plain_loss(peft: nn.Module, sample: BatchSample, recipe: Train) -> Tensor:
             reference = distribution(list(sample.prompt_ids)).gather(-1, response)[:, 0]
         if sample.hinted_prompt_ids is not None:
             teacher = distribution(list(sample.hinted_prompt_ids))
-    rho = (own - mu).exp()
-    loss = recipe.loss.kl * rho.clamp(0, 2).detach() * (own - reference).square() / 2
+    loss = recipe.loss.kl * (own - mu).exp().clamp(0, 2).detach() * (own - reference).square() / 2
+    decoupled = recipe.loss.correction == "decoupled"
+    began = own.detach()  # of one epoch, so that the step begins with the student's
+    rho, weight = (own - (began if decoupled else mu)).exp(), (began - mu).exp().clamp(max=2) if decoupled else 1.0
     advantage = recipe.advantage.verdict_weight * torch.full_like(mu, sample.reward or 0.0)
     if teacher is not None:
         # The step's parent answered, so its own log-prob is the student's at the step's begin.
@@ -99,7 +101,7 @@ def _plain_loss(peft: nn.Module, sample: BatchSample, recipe: Train) -> Tensor:
         spared = 1 - recipe.advantage.spare_unlikely * (1 - mu.exp())
         advantage = torch.where(advantage < 0, advantage * spared, advantage)
         objective = torch.minimum(rho * advantage, rho.clamp(0.8, 1.28) * advantage)
-        loss = loss - torch.where(advantage < 0, torch.maximum(objective, 3 * advantage), objective)
+        loss = loss - weight * torch.where(advantage < 0, torch.maximum(objective, 3 * advantage), objective)
     return loss
 
 

@@ -22,8 +22,14 @@ MASK = [True, True, False, True, True, True]
 HINTED = [1, 2, 4]  # positions at which the teacher differs; 2 is masked
 
 
-def gradient_of(train: Train, *, reward: float | None, hint: bool) -> Tensor:
+def gradient_of(train: Train, *, reward: float | None, hint: bool, engine_below: float = 0.0) -> Tensor:
     """[T, V]: how a recipe would change the logits of one sample on policy, whose KL is not asked for.
+
+    Args:
+        train: the recipe's.
+        reward: of the sample's verdict.
+        hint: the sample has one.
+        engine_below: nats by which the engine's log-probs are below the trainer's.
 
     Raises:
         NothingToTrain: the recipe learns nothing from it.
@@ -40,7 +46,8 @@ def gradient_of(train: Train, *, reward: float | None, hint: bool) -> Tensor:
     teacher = score(teacher_TV, ids_T, temperature=0.6, topk_ids_TK=topk_ids_TK)
     streams = Streams(
         response_mask_T=torch.tensor(MASK),
-        behaviour_logprob_T=student.logprob_T.detach(),
+        behaviour_logprob_T=student.logprob_T.detach() - engine_below,
+        prox_logprob_T=student.logprob_T.detach(),
         teacher_logprob_T=teacher.logprob_T if hint else None,
         answered_logprob_T=student.logprob_T.detach() if hint else None,
         teacher_topk_ids_TK=topk_ids_TK if hint else None,

@@ -20,6 +20,7 @@ LEARNS_FROM = {
     "grpo": {"verdict"},
     "opd": {"hint"},
     "outcome_process": {"verdict"},
+    "quantised": {"verdict", "hint"},
     "topk": {"hint"},
 }
 
