@@ -99,7 +99,6 @@ class Recorder:
     def record(self, messages: Sequence[Message], response: Message, kind: TurnKind = TurnKind.MAIN) -> TurnId:
         """Record a complete turn: its request and its response."""
         digest = response_digest(response)
-        assert digest is not None
         turn_id = self.ask(messages, kind)
         prefixes = prefix_digests(self.seed, messages)
         reply = extend_digest(prefixes[-1] if prefixes else self.seed, response)

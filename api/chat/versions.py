@@ -12,7 +12,7 @@ from clawloop.contracts.turns import Message, SessionEvidence
 from clawloop.errors import StoreUnavailable
 from clawloop.ids import ApiKeyId
 from clawloop.samples.holdout import is_in_share
-from clawloop.turns.canonical import is_volatile, response_digest
+from clawloop.turns.canonical import EMPTY_RESPONSE, is_volatile, response_digest
 
 # Answers whose version is cached; about 200 bytes each.
 CACHE_SIZE = 20_000
@@ -50,8 +50,8 @@ class VersionChooser:
         if chosen == policy.active == 0 or last is None or last.get("role") != "tool":
             return chosen
         call = next((message for message in reversed(messages) if message.get("role") == "assistant"), None)
-        digest = None if call is None else response_digest(call)
-        if digest is None:
+        digest = EMPTY_RESPONSE if call is None else response_digest(call)
+        if digest == EMPTY_RESPONSE:
             return chosen
         if (recent := self._recent.get((key, digest))) is not None:
             return recent
@@ -66,8 +66,8 @@ class VersionChooser:
 
     def remember(self, key: ApiKeyId, response: Message | None, version: int) -> None:
         """Cache that this version gave this response."""
-        digest = None if response is None else response_digest(response)
-        if digest is None:
+        digest = EMPTY_RESPONSE if response is None else response_digest(response)
+        if digest == EMPTY_RESPONSE:
             return
         self._recent[key, digest] = version
         self._recent.move_to_end((key, digest))

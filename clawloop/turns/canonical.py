@@ -95,12 +95,9 @@ def extend_digest(prefix: bytes, message: Message) -> bytes:
     return _digest(prefix + encode(canonical(message)))  # all prefixes have one length, so this is unambiguous
 
 
-def response_digest(message: Message) -> bytes | None:
-    """The digest of an assistant message alone; None if it has neither text nor tool calls."""
-    plain = canonical(message)
-    if plain["content"] == "" and "tool_calls" not in plain:
-        return None
-    return _digest(encode(plain))
+def response_digest(message: Message) -> bytes:
+    """The digest of an assistant message alone."""
+    return _digest(encode(canonical(message)))
 
 
 def _digest(data: bytes) -> bytes:
@@ -173,3 +170,7 @@ def _arguments(arguments: JsonValue) -> JsonValue:
     except orjson.JSONDecodeError:
         return text or {}
     return value if isinstance(value, dict | list) else text
+
+
+# Of a reply with neither text nor tool calls, such as thinking that was cut short: says nothing about who wrote it.
+EMPTY_RESPONSE = response_digest({"role": "assistant", "content": ""})

@@ -1,9 +1,9 @@
 """Finds the recorded turn that wrote each assistant message of a request, and so the turn the request follows.
 
 A message belongs to a turn if it is the turn's reply in the same context (the prefix digests are equal), or if the
-answer alone is equal. The second rule is needed because clients rewrite what came before (compaction, pruned tool
-results, a new system prompt). It is ambiguous because short answers ("ok") occur twice. A history is in the order in
-which it happened, so its turns get older towards its beginning: that resolves most ambiguities.
+answer alone is equal and not empty. The second rule is needed because clients rewrite what came before (compaction,
+pruned tool results, a new system prompt). It is ambiguous because short answers ("ok") occur twice. A history is in the
+order in which it happened, so its turns get older towards its beginning: that resolves most ambiguities.
 """
 
 from __future__ import annotations
@@ -14,7 +14,7 @@ from dataclasses import dataclass
 
 from clawloop.contracts.turns import Message, TurnKind
 from clawloop.ids import TurnId
-from clawloop.turns.canonical import prefix_digests, response_digest
+from clawloop.turns.canonical import EMPTY_RESPONSE, prefix_digests, response_digest
 
 
 @dataclass(frozen=True, slots=True)
@@ -43,7 +43,8 @@ def find_speakers(seed: bytes, messages: Sequence[Message], candidates: Sequence
 
     No turn writes two messages, and along the messages turns get newer. A message belongs to the turn whose reply it is
     in context, the newest of several (a retry with the same answer). Other messages go to a turn with the same
-    response, the newest that fits in time and has no message in context. Takes time linear in messages and candidates.
+    response, if it is not empty: the newest that fits in time and has no message in context. Takes time linear in
+    messages and candidates.
 
     Args:
         candidates: all older than the request.
@@ -53,7 +54,8 @@ def find_speakers(seed: bytes, messages: Sequence[Message], candidates: Sequence
     in_context = _newest_last(candidates, lambda turn: turn.reply_digest)
     matched = {prefix for prefix, answer in zip(prefixes, is_answer, strict=True) if answer} & in_context.keys()
     alone = _newest_last(
-        [turn for turn in candidates if turn.reply_digest not in matched], lambda turn: turn.response_digest
+        [turn for turn in candidates if turn.reply_digest not in matched and turn.response_digest != EMPTY_RESPONSE],
+        lambda turn: turn.response_digest,
     )
     floors = _floors(prefixes, is_answer, in_context)
     speakers: list[Candidate | None] = [None] * len(messages)
@@ -62,8 +64,8 @@ def find_speakers(seed: bytes, messages: Sequence[Message], candidates: Sequence
         if not is_answer[place]:
             continue
         speaker = _newest_below(in_context.get(prefixes[place], []), ceiling)
-        if speaker is None and (response := response_digest(messages[place])):
-            speaker = _newest_between(alone.get(response, []), floors[place], ceiling)
+        if speaker is None:
+            speaker = _newest_between(alone.get(response_digest(messages[place]), []), floors[place], ceiling)
         if speaker is not None:
             speakers[place] = speaker
             ceiling = speaker.turn_id if ceiling is None else min(ceiling, speaker.turn_id)

@@ -42,8 +42,7 @@ class Request:
     @cached_property
     def replies(self) -> list[bytes]:
         """Digests of the assistant messages among these messages."""
-        digests = (response_digest(message) for message in self.messages if message.get("role") == "assistant")
-        return list({digest for digest in digests if digest is not None})
+        return list({response_digest(message) for message in self.messages if message.get("role") == "assistant"})
 
 
 @dataclass(frozen=True)

@@ -33,14 +33,16 @@ def message(role: str, text: str) -> Message:
     return {"role": role, "content": text}
 
 
-def conversation(stores: Stores, *asked: str, evidence: SessionEvidence = BY_MESSAGES) -> list[TurnRecord]:
-    """Turns that follow each other: each request holds all before it."""
+def conversation(
+    stores: Stores, *asked: str, evidence: SessionEvidence = BY_MESSAGES, answers: bool = True
+) -> list[TurnRecord]:
+    """Turns that follow each other: each request holds all before it; without `answers` the replies are empty."""
     turns: list[TurnRecord] = []
     messages = [message("system", "Be kind.")]
     tokens = [1, 2, 3]
     for number, text in enumerate(asked):
         messages = [*messages, message("user", text)]
-        answer = message("assistant", f"answer {number} to {text}")
+        answer = message("assistant", f"answer {number} to {text}" if answers else "")
         tokens = [*tokens, 100 + number, 101 + number]
         reply = [200 + number, 201, 202]
         turns.append(
@@ -346,6 +348,14 @@ async def test_turns_find_their_parents_in_any_order_of_insertion(stores: Stores
 
         assert await parents(stores, turns) == [None, turns[0].turn_id, turns[1].turn_id, turns[2].turn_id], order
         assert len(await sessions(stores, turns)) == 1, order
+
+
+@pytest.mark.parametrize("late", [True, False])
+async def test_a_turn_may_follow_replies_without_text(stores: Stores, late: bool) -> None:
+    turns = conversation(stores, "one", "two", "three", evidence=NAMED, answers=False)
+    for turn in turns if not late else (turns[1], turns[0], turns[2]):
+        await stores.turns.insert(turn)
+    assert await parents(stores, turns) == [None, turns[0].turn_id, turns[1].turn_id]
 
 
 async def test_a_late_turn_becomes_the_parent_of_its_continuations_only(stores: Stores) -> None:

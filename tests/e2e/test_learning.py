@@ -154,7 +154,10 @@ async def learned(gateway: RealGateway, done: Callable[[dict[str, Any]], bool]) 
             while not done(status := await admin(gateway, "training")):
                 await asyncio.sleep(0.2)
             return status
-    raise AssertionError(f"{status}\n{logs(gateway)}")
+    sessions = (await admin(gateway, "sessions"))["sessions"]
+    turns = [turn for session in sessions for turn in (await admin(gateway, f"sessions/{session['id']}"))["turns"]]
+    outcomes = "\n".join(f"{turn['id']} {turn['outcome']}: {turn['why']}" for turn in turns)
+    raise AssertionError(f"{status}\n{outcomes}\n{logs(gateway)}")
 
 
 def logs(gateway: RealGateway) -> str:

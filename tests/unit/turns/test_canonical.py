@@ -9,6 +9,7 @@ from pydantic import JsonValue
 
 from clawloop.contracts.turns import Message
 from clawloop.turns.canonical import (
+    EMPTY_RESPONSE,
     canonical,
     extend_digest,
     is_volatile,
@@ -133,13 +134,13 @@ def test_only_messages_made_for_one_request_are_volatile(message: Message, volat
 
 
 @pytest.mark.parametrize("nothing", ["", None, [], "  ", "<think>only thinking</think>", "<think>cut off"])
-def test_a_response_without_text_and_tool_calls_has_no_digest(nothing: JsonValue) -> None:
-    assert response_digest(said(nothing)) is None
-    assert response_digest(said(nothing, tool_calls=[{"id": "1", "function": {"name": "f"}}])) is not None
+def test_responses_without_text_and_tool_calls_are_one(nothing: JsonValue) -> None:
+    assert response_digest(said(nothing)) == EMPTY_RESPONSE
+    assert response_digest(said(nothing, tool_calls=[{"id": "1", "function": {"name": "f"}}])) != EMPTY_RESPONSE
 
 
 def test_an_image_alone_is_a_response() -> None:
-    assert response_digest(said([IMAGE])) is not None
+    assert response_digest(said([IMAGE])) != EMPTY_RESPONSE
 
 
 def test_keys_and_narrowings_share_no_prefix() -> None:

@@ -55,6 +55,15 @@ def test_equal_short_answers_are_distinguished_by_their_context() -> None:
     assert parent(record, S, user("a"), assistant("ok"), user("edited")) == first
 
 
+def test_an_empty_answer_is_found_by_its_context_alone() -> None:
+    record = Recorder()
+    first = record.record([S, user("a")], assistant("<think>cut short"))
+    second = record.record([S, user("a"), assistant(""), user("Hello?")], assistant("one"))
+    assert parent(record, S, user("a"), assistant(""), user("Hello?")) == first
+    assert parent(record, S, user("a"), assistant(""), user("Hello?"), assistant("one"), user("b")) == second
+    assert parent(record, S, user("of another beginning"), assistant(""), user("Hello?")) is None
+
+
 def test_an_edit_goes_back_to_the_answer_before_it() -> None:
     record = Recorder()
     first = record.record([S, user("a")], assistant("one"))
