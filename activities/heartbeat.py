@@ -11,13 +11,14 @@ from temporalio import activity
 
 
 @asynccontextmanager
-async def heartbeating(progress: Callable[[], str] | None = None) -> AsyncIterator[None]:
+async def heartbeating(progress: Callable[[], object] | None = None) -> AsyncIterator[None]:
     """Send a heartbeat at half the heartbeat time-out while the block runs. Does nothing outside an activity.
 
     If sending fails, the block is cancelled and the heartbeat's error raised; the block's own error is never hidden.
 
     Args:
-        progress: what the activity is doing now; shown in Temporal's UI, so nothing of a conversation.
+        progress: what the activity is doing now; shown in Temporal's UI, so nothing of a conversation. The next attempt
+            finds the last one in `activity.info().heartbeat_details`.
     """
     limit = activity.info().heartbeat_timeout if activity.in_activity() else None
     if limit is None:
@@ -37,7 +38,7 @@ async def heartbeating(progress: Callable[[], str] | None = None) -> AsyncIterat
         beating.cancel()
 
 
-async def _beat(interval: timedelta, progress: Callable[[], str] | None) -> None:
+async def _beat(interval: timedelta, progress: Callable[[], object] | None) -> None:
     while True:
         activity.heartbeat(*([] if progress is None else [progress()]))
         await asyncio.sleep(interval.total_seconds())

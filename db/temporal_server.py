@@ -6,7 +6,7 @@ by both, the second without the first one's files. PostgreSQL's clock alone deci
 
 from __future__ import annotations
 
-from datetime import timedelta
+from datetime import datetime, timedelta
 
 from sqlalchemy import text
 from sqlalchemy.ext.asyncio import AsyncConnection
@@ -18,6 +18,7 @@ RENEW_EVERY = timedelta(seconds=15)
 # Orchestrators that are alive miss no three renewals; one that is gone for longer has left the database to others.
 HELD_FOR = timedelta(seconds=60)
 
+_SEEN_AT = text("SELECT seen_at FROM temporal_server")
 _HOLDER = text(
     "SELECT namespace_id, extract(epoch FROM now() - seen_at)::float8 AS seconds FROM temporal_server FOR UPDATE"
 )
@@ -48,14 +49,20 @@ class TemporalServerStore:
         """
         holder = (await connection.execute(_HOLDER)).one_or_none()
         is_other = holder is not None and holder.namespace_id not in (namespace_id, formerly)
-        if holder is not None and is_other and holder.seconds < HELD_FOR.total_seconds():
+        # In the future where the clock was set back: that is stale as well, or nobody could hold it until then.
+        if holder is not None and is_other and abs(holder.seconds) < HELD_FOR.total_seconds():
             raise SetupError(
                 f"another Temporal server runs this database's workflows (namespace {holder.namespace_id}, seen"
                 f" {holder.seconds:.0f} s ago; this one is {namespace_id}): two would judge and train everything"
-                " twice. Stop that installation, or use another database; if its Temporal lost its data, run"
-                " `clawloop recover`"
+                " twice. Stop that installation, or wait a minute if it has stopped, or use another database; if its"
+                " Temporal lost its data, run `clawloop recover`"
             )
         await connection.execute(_HOLD, {"namespace_id": namespace_id})
+
+    @transaction
+    async def seen_at(self, connection: AsyncConnection) -> datetime | None:
+        """When a server last said that it runs the workflows, by PostgreSQL's clock; None if none ever did."""
+        return (await connection.execute(_SEEN_AT)).scalar_one_or_none()
 
     @transaction
     async def take(self, connection: AsyncConnection, namespace_id: str) -> None:

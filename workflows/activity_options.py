@@ -31,7 +31,6 @@ class ActivityOptions(TypedDict, total=False):
     """An activity's queue, time-outs and retries."""
 
     task_queue: str
-    schedule_to_close_timeout: timedelta
     start_to_close_timeout: timedelta
     heartbeat_timeout: timedelta
     retry_policy: RetryPolicy
@@ -91,16 +90,17 @@ FINALIZE = ActivityOptions(
 
 PROBE = ActivityOptions(
     task_queue=JUDGE_QUEUE,
-    # An engine restarts within a minute or two, and 200 probes take minutes on a CPU. After that the version is decided
-    # without its probes, which its gate says: engine or judge may be away for days, and the numbers and held-out turns
-    # were checked.
-    schedule_to_close_timeout=timedelta(minutes=20),
+    # Far above 200 probes on a GPU. On a CPU they may take longer: the next attempt goes on where this one was.
     start_to_close_timeout=timedelta(minutes=20),
     heartbeat_timeout=timedelta(seconds=30),
+    # About 20 minutes without an engine that has the version: one restarts within a minute or two. After that the
+    # version is decided without its probes, which its gate says: an engine may be away for days, and the numbers and
+    # held-out turns were checked. Waiting for a judge worker does not count.
     retry_policy=RetryPolicy(
         initial_interval=timedelta(seconds=1),
         backoff_coefficient=2.0,
         maximum_interval=timedelta(seconds=15),
+        maximum_attempts=80,
         non_retryable_error_types=_PERMANENT,
     ),
 )

@@ -181,6 +181,9 @@ class TrainingWorkflow(LongRunningWorkflow):
                 **STORE,
             )
         elif done.state is StepState.CANDIDATE:
+            if workflow.patched("look-again-at-the-gate"):
+                # Probes may have been added or removed while the step was computed.
+                view = await self._read_view()
             return await self._decide(done, view)
         elif done.state is StepState.COMMITTED:
             self._must_publish = True

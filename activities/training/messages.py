@@ -5,9 +5,12 @@ Durable: open workflows and saved histories hold these; later fields are optiona
 
 from __future__ import annotations
 
+from uuid import UUID
+
 from pydantic import BaseModel, ConfigDict
 
 from clawloop.contracts.training import StepState
+from clawloop.gate.probes import ProbeScores
 
 REASON_LIMIT = 200  # characters of a reason that cross Temporal; PostgreSQL holds all of it
 
@@ -88,6 +91,19 @@ class VersionProbed(_Message):
     asked: int = 0
     failed: bool = False
     reason: str = ""
+
+
+class ProbeResult(_Message):
+    """What one probe found: its scores, or why it has none; both where it has, but was not compared."""
+
+    scores: ProbeScores | None = None
+    problem: str = ""
+
+
+class ProbeProgress(_Message):
+    """The probes asked so far, by their ids: what the next attempt goes on from."""
+
+    asked: dict[UUID, ProbeResult]
 
 
 class DecideVersion(_Message):

@@ -9,18 +9,21 @@ from __future__ import annotations
 import asyncio
 import logging
 from collections import Counter
+from collections.abc import Sequence
+from uuid import UUID
 
+from pydantic import ValidationError
 from temporalio import activity
 
 from activities.heartbeat import heartbeating
 from activities.judging.ports import Judge
-from activities.training.messages import REASON_LIMIT, ProbeVersion, VersionProbed
+from activities.training.messages import REASON_LIMIT, ProbeProgress, ProbeResult, ProbeVersion, VersionProbed
 from activities.training.ports import ProbeEngines, ProbeStore
 from clawloop.contracts.probes import AskedProbe, ProbeAnswer, ProbePlan
-from clawloop.contracts.training import CheckResult
-from clawloop.errors import EngineRejected, JudgeRefused, JudgeUnavailable
+from clawloop.contracts.training import CheckResult, GateCheck
+from clawloop.errors import EngineRejected, EngineUnavailable, JudgeRefused, JudgeUnavailable
 from clawloop.gate.probe_content import is_right
-from clawloop.gate.probes import ProbePair, check_probes, not_asked
+from clawloop.gate.probes import ProbePair, ProbeScores, check_probes, not_asked
 from clawloop.ids import TurnId
 from clawloop.judging.comparison import comparison_prompt, parse_choice, preference
 
@@ -28,6 +31,8 @@ log = logging.getLogger(__name__)
 
 # An engine answers chats beside it.
 CONCURRENT_PROBES = 2
+# Of each probe, in heartbeats: 200 of them stay far below what Temporal stores.
+PROBLEM_LIMIT = 300
 # Of a judge's choice between two answers: it should say the same each time.
 _TEMPERATURE = 0.1
 
@@ -48,58 +53,63 @@ class ProbeActivities:
             EngineUnavailable: no engine has one of the versions, or the one that has did not answer; retry.
             StoreUnavailable
         """
-        asked = 0
+        asked = _asked_before()
 
-        async with heartbeating(lambda: f"{asked} probes asked"):
+        def progress() -> ProbeProgress:
+            return ProbeProgress(asked=asked)
+
+        async with heartbeating(progress):
             plan = await self._store.plan(request.policy, request.n)
             if plan is None or not plan.probes:
                 return VersionProbed(policy=request.policy, n=request.n)
             slots = asyncio.Semaphore(CONCURRENT_PROBES)
-            problems: Counter[str] = Counter()
 
-            async def ask(probe: AskedProbe) -> ProbePair | None:
-                nonlocal asked
+            async def ask(probe: AskedProbe) -> None:
                 async with slots:
-                    pair = await self._pair(plan, probe, problems)
-                    asked += 1
-                    return pair
+                    asked[probe.id] = await self._ask(plan, probe)
 
-            tasks = [asyncio.create_task(ask(probe)) for probe in plan.probes]
+            tasks = [asyncio.create_task(ask(probe)) for probe in plan.probes if probe.id not in asked]
             try:
-                pairs = [pair for pair in await asyncio.gather(*tasks) if pair is not None]
+                await asyncio.gather(*tasks)
+            except EngineUnavailable:
+                if activity.in_activity():
+                    activity.heartbeat(progress())  # what the next attempt need not ask again
+                raise
             finally:
                 for task in tasks:
                     task.cancel()
-            noted = "; ".join(f"{count} probes: {problem}" for problem, count in problems.items())
-            check = check_probes(pairs) if pairs else not_asked(noted)
-            if pairs and noted:
-                check = check.noting(noted)
+            results = [asked[probe.id] for probe in plan.probes]
+            check = _check(results)
             await self._store.record(request.policy, request.n, check)
         facts = {"policy": request.policy, "version": request.n, "result": check.result, "why": check.reason}
         log.info("version probed", extra=facts)
         failed = check.result is CheckResult.FAILED
         return VersionProbed(
-            policy=request.policy, n=request.n, asked=len(pairs), failed=failed, reason=check.reason[:REASON_LIMIT]
+            policy=request.policy,
+            n=request.n,
+            asked=_scored(results),
+            failed=failed,
+            reason=check.reason[:REASON_LIMIT],
         )
 
-    async def _pair(self, plan: ProbePlan, probe: AskedProbe, problems: Counter[str]) -> ProbePair | None:
-        limit = plan.recipe.gate.probe_tokens
+    async def _ask(self, plan: ProbePlan, probe: AskedProbe) -> ProbeResult:
+        limit, problem = plan.recipe.gate.probe_tokens, ""
         try:
             parent, version = [
                 await self._engines.answer(plan.policy, n, probe.content, limit)
                 for n in (plan.parent, plan.candidate.n)
             ]
         except EngineRejected as error:
-            problems[f"the engine refused ({error.status})"] += 1
-            return None
+            return ProbeResult(problem=f"the engine refused ({error.status})")
         right_parent, right = is_right(probe.content, parent.text), is_right(probe.content, version.text)
         preferred = None
         if right is None:
             try:
                 preferred = await self._preference(plan, probe, parent, version)
             except (JudgeUnavailable, JudgeRefused) as error:
-                problems[f"not compared: {error}"] += 1
-        return ProbePair(probe.content, parent, version, right_parent, right, preferred)
+                problem = f"not compared: {error}"[:PROBLEM_LIMIT]
+        pair = ProbePair(probe.content, parent, version, right_parent, right, preferred)
+        return ProbeResult(scores=ProbeScores.of(pair), problem=problem)
 
     async def _preference(self, plan: ProbePlan, probe: AskedProbe, parent: ProbeAnswer, version: ProbeAnswer) -> int:
         """What the judge says in both orders; equal answers are not shown to it.
@@ -117,6 +127,29 @@ class ProbeActivities:
             answers = await self._judge.answers(plan.policy, prompt, 1, _TEMPERATURE)
             choices.append(parse_choice(answers[0].text, prompt) if answers and not answers[0].cut else None)
         return preference(*choices)
+
+
+def _asked_before() -> dict[UUID, ProbeResult]:
+    """What earlier attempts found; nothing where they ran another version of this code."""
+    details = activity.info().heartbeat_details if activity.in_activity() else ()
+    try:
+        return dict(ProbeProgress.model_validate(details[0]).asked) if details else {}
+    except ValidationError:
+        return {}
+
+
+def _check(results: Sequence[ProbeResult]) -> GateCheck:
+    problems = Counter(result.problem for result in results if result.problem)
+    noted = "; ".join(f"{count} probes: {problem}" for problem, count in problems.items())
+    scores = [result.scores for result in results if result.scores is not None]
+    if not scores:
+        return not_asked(noted)
+    check = check_probes(scores)
+    return check.noting(noted) if noted else check
+
+
+def _scored(results: Sequence[ProbeResult]) -> int:
+    return sum(result.scores is not None for result in results)
 
 
 def _shown(answer: ProbeAnswer) -> str:

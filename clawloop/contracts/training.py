@@ -344,7 +344,7 @@ class TrainingView:
         max_wait_seconds: a smaller batch is claimed once its oldest sample has waited this long; None without a recipe.
         closed_seconds: the recipe's schedule lets no batch be claimed, and it is worth to look again after this long;
             None if one may be claimed.
-        probed: the gate asks versions of this policy probes.
+        probed: the gate asks probes of the open step's version, by the step's own recipe, or else of the next one.
         canary: the head, while only a share of the conversations gets it; None if there is no canary.
         canary_parent: the version that the other conversations get meanwhile; None if there is no canary.
     """

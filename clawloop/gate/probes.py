@@ -42,22 +42,65 @@ class ProbePair:
     preferred: int | None = None
 
 
-def check_probes(pairs: Sequence[ProbePair]) -> GateCheck:
+@dataclass(frozen=True, slots=True)
+class AnswerScores:
+    """What counts of an answer.
+
+    Args:
+        words: how many it has.
+        valid_calls: see `has_valid_calls`.
+    """
+
+    words: int
+    cut: bool
+    repeated: float
+    broken: bool
+    valid_calls: bool
+
+    @classmethod
+    def of(cls, answer: ProbeAnswer) -> AnswerScores:
+        words, repeated = len(answer.text.split()), repeated_share(answer.text)
+        return cls(words, answer.cut, repeated, is_broken(answer), has_valid_calls(answer))
+
+
+@dataclass(frozen=True, slots=True)
+class ProbeScores:
+    """What counts of a probe's answers, without their text.
+
+    Args:
+        tools: whether the probe offers tools.
+        right_parent, right, preferred: as of the pair.
+    """
+
+    parent: AnswerScores
+    version: AnswerScores
+    tools: bool
+    right_parent: bool | None
+    right: bool | None
+    preferred: int | None
+
+    @classmethod
+    def of(cls, pair: ProbePair) -> ProbeScores:
+        parent, version = AnswerScores.of(pair.parent), AnswerScores.of(pair.version)
+        return cls(parent, version, bool(pair.content.tools), pair.right_parent, pair.right, pair.preferred)
+
+
+def check_probes(scores: Sequence[ProbeScores]) -> GateCheck:
     """Fails if a test says at 95 %, corrected for their number, that the version answers worse than its parent."""
-    checked = [pair for pair in pairs if pair.right is not None and pair.right_parent is not None]
-    compared = [pair for pair in pairs if pair.preferred is not None]
-    with_tools = [pair for pair in pairs if pair.content.tools]
+    checked = [each for each in scores if each.right is not None and each.right_parent is not None]
+    compared = [each for each in scores if each.preferred is not None]
+    with_tools = [each for each in scores if each.tools]
     tests = {
         "wrong content": (
-            sum(bool(pair.right_parent) and not pair.right for pair in checked),
-            sum(bool(pair.right) and not pair.right_parent for pair in checked),
+            sum(bool(each.right_parent) and not each.right for each in checked),
+            sum(bool(each.right) and not each.right_parent for each in checked),
         ),
-        "looping or empty answers": _differ(pairs, is_broken),
-        "invalid tool calls": _differ(with_tools, lambda answer: not has_valid_calls(answer)),
+        "looping or empty answers": _differ(scores, lambda answer: answer.broken),
+        "invalid tool calls": _differ(with_tools, lambda answer: not answer.valid_calls),
     }
     if len(compared) >= MIN_COMPARED:
-        worse = sum(pair.preferred == -1 for pair in compared)
-        tests["answers the judge likes less"] = (worse, sum(pair.preferred == 1 for pair in compared))
+        worse = sum(each.preferred == -1 for each in compared)
+        tests["answers the judge likes less"] = (worse, sum(each.preferred == 1 for each in compared))
     level = _ALPHA / len(tests)
     chances = {words: sign_test(*counts) for words, counts in tests.items()}
     failed = [
@@ -66,15 +109,15 @@ def check_probes(pairs: Sequence[ProbePair]) -> GateCheck:
         for words, chance in chances.items()
         if chance <= level
     ]
-    figures = _figures(pairs, checked, compared, with_tools)
+    figures = _figures(scores, checked, compared, with_tools)
     if failed:
         return GateCheck(CheckName.PROBES, CheckResult.FAILED, "; ".join(failed), figures)
-    told = f"{len(pairs)} probes asked"
+    told = f"{len(scores)} probes asked"
     if checked:
-        told += f", content right {sum(bool(pair.right) for pair in checked)} of {len(checked)}, "
-        told += f"the parent's {sum(bool(pair.right_parent) for pair in checked)}"
+        told += f", content right {sum(bool(each.right) for each in checked)} of {len(checked)}, "
+        told += f"the parent's {sum(bool(each.right_parent) for each in checked)}"
     if compared:
-        wins, losses = (sum(pair.preferred == sign for pair in compared) for sign in (1, -1))
+        wins, losses = (sum(each.preferred == sign for each in compared) for sign in (1, -1))
         told += f"; the judge prefers it {wins} times, its parent {losses} times of {len(compared)}"
     # With fewer probes even a version that fails all of them could not be told from chance.
     enough = len(compared) >= MIN_COMPARED or sign_test(len(checked), 0) <= level
@@ -122,38 +165,37 @@ def _is_object(text: str) -> bool:
         return False
 
 
-def _differ(pairs: Sequence[ProbePair], is_bad: Callable[[ProbeAnswer], bool]) -> tuple[int, int]:
+def _differ(scores: Sequence[ProbeScores], is_bad: Callable[[AnswerScores], bool]) -> tuple[int, int]:
     """How many version's answers are bad whose parent's are not, and the reverse."""
-    bad = [(is_bad(pair.version), is_bad(pair.parent)) for pair in pairs]
+    bad = [(is_bad(each.version), is_bad(each.parent)) for each in scores]
     return sum(version and not parent for version, parent in bad), sum(
         parent and not version for version, parent in bad
     )
 
 
 def _figures(
-    pairs: Sequence[ProbePair],
-    checked: Sequence[ProbePair],
-    compared: Sequence[ProbePair],
-    with_tools: Sequence[ProbePair],
+    scores: Sequence[ProbeScores],
+    checked: Sequence[ProbeScores],
+    compared: Sequence[ProbeScores],
+    with_tools: Sequence[ProbeScores],
 ) -> Mapping[str, float | None]:
-    answers, parents = [pair.version for pair in pairs], [pair.parent for pair in pairs]
-    tools, parent_tools = [pair.version for pair in with_tools], [pair.parent for pair in with_tools]
+    answers, parents = [each.version for each in scores], [each.parent for each in scores]
     return {
-        "asked": len(pairs),
+        "asked": len(scores),
         "checked": len(checked),
-        "right": _share([bool(pair.right) for pair in checked]),
-        "parent_right": _share([bool(pair.right_parent) for pair in checked]),
+        "right": _share([bool(each.right) for each in checked]),
+        "parent_right": _share([bool(each.right_parent) for each in checked]),
         "compared": len(compared),
-        "preferred": sum(pair.preferred == 1 for pair in compared),
-        "parent_preferred": sum(pair.preferred == -1 for pair in compared),
-        "words": _share([len(answer.text.split()) for answer in answers]),
-        "parent_words": _share([len(answer.text.split()) for answer in parents]),
+        "preferred": sum(each.preferred == 1 for each in compared),
+        "parent_preferred": sum(each.preferred == -1 for each in compared),
+        "words": _share([answer.words for answer in answers]),
+        "parent_words": _share([answer.words for answer in parents]),
         "cut": _share([answer.cut for answer in answers]),
         "parent_cut": _share([answer.cut for answer in parents]),
-        "repeated": _share([repeated_share(answer.text) for answer in answers]),
-        "parent_repeated": _share([repeated_share(answer.text) for answer in parents]),
-        "valid_calls": _share([has_valid_calls(answer) for answer in tools]),
-        "parent_valid_calls": _share([has_valid_calls(answer) for answer in parent_tools]),
+        "repeated": _share([answer.repeated for answer in answers]),
+        "parent_repeated": _share([answer.repeated for answer in parents]),
+        "valid_calls": _share([each.version.valid_calls for each in with_tools]),
+        "parent_valid_calls": _share([each.parent.valid_calls for each in with_tools]),
     }
 
 

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import asyncio
 import logging
+from datetime import timedelta
 
 from temporalio.api.workflowservice.v1 import DescribeNamespaceRequest
 from temporalio.client import Client
@@ -15,6 +16,9 @@ from db.database import Database
 from db.temporal_server import RENEW_EVERY, TemporalServerStore
 
 log = logging.getLogger(__name__)
+
+# While it waits whether another server is gone: a live one is noticed within its next renewal.
+LOOK_EVERY = timedelta(seconds=2)
 
 
 async def namespace_id(client: Client) -> str:
@@ -50,13 +54,14 @@ class Holding:
         self._held: str | None = None
 
     async def begin(self) -> None:
-        """
+        """Hold the database, once the time of another server that has gone is over.
+
         Raises:
-            SetupError: another Temporal server has the database.
+            SetupError: another Temporal server has the database: its orchestrators say so meanwhile.
             RPCError: Temporal does not answer.
         """
         try:
-            await self._renew()
+            await self._wait_and_renew()
         except StoreUnavailable as error:  # without it the workflows do nothing either; the first renewal decides
             log.warning("PostgreSQL does not answer yet", extra={"why": str(error)})
 
@@ -80,6 +85,20 @@ class Holding:
                 await self._store.release(self._held)
             except StoreUnavailable as error:
                 log.warning("the database is not released", extra={"why": str(error)})
+
+    async def _wait_and_renew(self) -> None:
+        seen_at = await self._store.seen_at()
+        waited = False
+        while True:
+            try:
+                return await self._renew()
+            except SetupError as error:
+                if await self._store.seen_at() != seen_at:
+                    raise
+                if not waited:
+                    log.warning("waits whether the other Temporal server is gone", extra={"why": str(error)})
+                    waited = True
+            await asyncio.sleep(LOOK_EVERY.total_seconds())
 
     async def _renew(self) -> None:
         # Asked each time: a server that lost its data has another one, and goes on with these orchestrators.

@@ -15,7 +15,7 @@ from db.training.schedule import closed_by_canary, read_closed
 
 # Samples of another [signal] table are not ready: no step takes them.
 _STATUS = text("""
-    SELECT p.id, p.pool, p.head, p.active, p.epoch, p.pinned, p.canary, p.retired_at,
+    SELECT p.id, p.pool, sr.content AS step_recipe, p.head, p.active, p.epoch, p.pinned, p.canary, p.retired_at,
         (SELECT coalesce(c.parent, 0) FROM versions c WHERE c.policy = p.id AND c.n = p.canary) AS canary_parent,
         p.paused_reason, r.content,
         waits.ready, waits.groups, waits.oldest_seconds,
@@ -25,6 +25,7 @@ _STATUS = text("""
         st.n AS step, st.attempt, st.state AS step_state
     FROM policies p LEFT JOIN recipes r ON r.hash = p.recipe_hash
         LEFT JOIN steps st ON st.policy = p.id AND st.state IN ('claimed', 'candidate')
+        LEFT JOIN recipes sr ON sr.hash = st.recipe_hash
         CROSS JOIN LATERAL (
             SELECT count(*) FILTER (WHERE s.rollout_group_id IS NULL) AS ready,
                 count(DISTINCT s.rollout_group_id) AS groups,
@@ -44,6 +45,7 @@ async def read_status(connection: AsyncConnection, policy: str) -> TrainingView:
     if row is None:
         raise RecordUnusable(f"there is no policy {policy!r}")
     recipe, fault = _recipe(row.content)
+    gated_by = recipe if row.step is None else _recipe(row.step_recipe)[0]
     needed = 0 if recipe is None else recipe.train.batch_samples
     claimed = None if row.step is None else open_step(row.step, StepState(row.step_state), row.attempt)
     closed = closed_by_canary(row.canary, row.pinned)
@@ -80,7 +82,7 @@ async def read_status(connection: AsyncConnection, policy: str) -> TrainingView:
         closed_seconds=None if closed is None else closed.seconds,
         canary=row.canary,
         canary_parent=row.canary_parent,
-        probed=row.has_probes or (recipe is not None and recipe.gate.drawn_probes > 0),
+        probed=row.has_probes or (gated_by is not None and gated_by.gate.drawn_probes > 0),
     )
 
 

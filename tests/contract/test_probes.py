@@ -104,6 +104,23 @@ async def test_probes_are_kept_in_their_order_and_bounded(postgres_learning: Pos
             await call
 
 
+async def test_the_recipe_of_the_open_step_says_whether_its_version_is_probed(
+    postgres_learning: PostgresLearning,
+) -> None:
+    learning = postgres_learning
+    drawing = RECIPE.model_copy(update={"gate": Gate(drawn_probes=12)})
+    await learning.set_recipe(drawing)
+    await learning.add_samples(4)
+    await learning.steps.claim(POLICY, 1)
+    await learning.set_recipe(RECIPE)
+    assert (await learning.steps.status(POLICY)).probed
+    await learning.steps.abandon(POLICY, 1, "why")
+    assert not (await learning.steps.status(POLICY)).probed
+    await learning.steps.claim(POLICY, 2)
+    await learning.set_recipe(drawing)
+    assert not (await learning.steps.status(POLICY)).probed
+
+
 async def test_a_version_that_forgot_is_rejected_with_its_figures(postgres_learning: PostgresLearning) -> None:
     learning, machine = postgres_learning, Machine()
     await PostgresProbeStore(learning.database).add(POLICY, [asks(f"{n}", contains=["four"]) for n in range(8)], 200)

@@ -54,6 +54,24 @@ async def test_a_second_server_is_refused_until_the_first_is_gone(
     assert holder(postgres_url) == ["two"]
 
 
+async def test_a_clock_that_was_set_back_blocks_nobody(store: TemporalServerStore, postgres_url: str) -> None:
+    await store.hold("one")
+    last_seen(postgres_url, -timedelta(hours=1))
+    await store.hold("two")
+    assert holder(postgres_url) == ["two"]
+
+
+async def test_a_start_waits_until_a_server_that_has_crashed_is_stale(
+    store: TemporalServerStore, client: Client, postgres_url: str, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(holding, "LOOK_EVERY", timedelta(milliseconds=100))
+    await store.hold("crashed")
+    last_seen(postgres_url, timedelta(seconds=56))
+    async with asyncio.timeout(60):
+        await Holding(store, client, asyncio.Event()).begin()
+    assert holder(postgres_url) == [await holding.namespace_id(client)]
+
+
 async def test_a_server_that_lost_its_data_goes_on_with_its_orchestrators(store: TemporalServerStore) -> None:
     await store.hold("before")
     await store.hold("after", formerly="before")
@@ -84,13 +102,15 @@ async def test_the_orchestrator_of_a_second_server_does_not_start(
     store: TemporalServerStore, temporal_address: str, postgres_url: str, tmp_path: Path
 ) -> None:
     await store.hold("another")
+    renewing = asyncio.create_task(_renew(store))
     environment = os.environ | {"DATABASE_URL": postgres_url, "TEMPORAL_ADDRESS": temporal_address}
     command = [sys.executable, "-m", "clawloop.cli.main", "worker", "orchestrator", "--data", str(tmp_path)]
     process = await asyncio.create_subprocess_exec(
         *command, env=environment, stdout=asyncio.subprocess.PIPE, stderr=asyncio.subprocess.STDOUT
     )
-    async with asyncio.timeout(50):  # the other one's time is a minute
+    async with asyncio.timeout(120):
         said, _ = await process.communicate()
+    renewing.cancel()
     assert process.returncode == 1
     assert "another Temporal server runs this database's workflows (namespace another" in said.decode()
     assert holder(postgres_url) == ["another"]
@@ -111,3 +131,10 @@ async def test_an_orchestrator_ends_where_another_server_took_the_database(
     await keeping
     await held.end()
     assert holder(postgres_url) == ["another"] != [own]
+
+
+async def _renew(store: TemporalServerStore) -> None:
+    """As the orchestrators of another server do."""
+    while True:
+        await store.hold("another")
+        await asyncio.sleep(1)

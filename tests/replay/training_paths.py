@@ -65,6 +65,16 @@ async def training_probed(learner: Learner, scripted: ScriptedLearning) -> None:
     await until(lambda: scripted.version == 2)
 
 
+async def training_probed_as_gated(learner: Learner, scripted: ScriptedLearning) -> None:
+    """What holds when a version is gated decides whether it is probed."""
+    scripted.gate.clear()
+    await learner.samples(16)
+    await until(lambda: scripted.at_once == 1)
+    scripted.probed = True
+    scripted.gate.set()
+    await until(lambda: scripted.version == 1)
+
+
 async def training_refused(learner: Learner, scripted: ScriptedLearning) -> None:
     errors = {kind: ApplicationError(kind, type=kind, non_retryable=True) for kind in ("RecordUnusable", "SetupError")}
     failing = iter(errors.values())
@@ -141,6 +151,7 @@ PATHS: tuple[Path, ...] = (
     training_quarantined,
     training_rejected,
     training_probed,
+    training_probed_as_gated,
     training_refused,
     training_rolled_back_and_pinned,
     training_operator_changed,

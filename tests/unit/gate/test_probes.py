@@ -2,15 +2,18 @@
 
 from __future__ import annotations
 
+from collections.abc import Sequence
+
 import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
 from clawloop.contracts.probes import ProbeAnswer, ProbeContent
-from clawloop.contracts.training import CheckResult
+from clawloop.contracts.training import CheckResult, GateCheck
 from clawloop.gate.probe_content import is_right, pattern_problem
 from clawloop.gate.probes import (
     ProbePair,
+    ProbeScores,
     check_probes,
     has_valid_calls,
     is_broken,
@@ -25,6 +28,10 @@ TOOLS = ProbeContent(messages=OPEN.messages, tools=[{"type": "function", "functi
 FINE = ProbeAnswer("It is 4.")
 
 
+def checks_of(pairs: Sequence[ProbePair]) -> GateCheck:
+    return check_probes([ProbeScores.of(pair) for pair in pairs])
+
+
 def checked(parent: bool, version: bool) -> ProbePair:
     return ProbePair(CHECKED, FINE, FINE, parent, version)
 
@@ -34,7 +41,7 @@ def compared(preferred: int) -> ProbePair:
 
 
 def test_a_version_that_forgot_what_its_parent_knew_fails() -> None:
-    check = check_probes([checked(parent=True, version=False)] * 7)
+    check = checks_of([checked(parent=True, version=False)] * 7)
     assert check.result is CheckResult.FAILED
     assert check.reason == "wrong content: 7 of 7 probes on which the version and its parent differ (p = 0.0078)"
     assert (check.figures["right"], check.figures["parent_right"]) == (0.0, 1.0)
@@ -42,30 +49,30 @@ def test_a_version_that_forgot_what_its_parent_knew_fails() -> None:
 
 def test_what_neither_knew_and_a_few_that_differ_are_no_evidence() -> None:
     both_wrong = [checked(parent=False, version=False)] * 20
-    assert check_probes(both_wrong).result is CheckResult.PASSED
-    assert check_probes([*both_wrong, *[checked(parent=True, version=False)] * 3]).result is CheckResult.PASSED
+    assert checks_of(both_wrong).result is CheckResult.PASSED
+    assert checks_of([*both_wrong, *[checked(parent=True, version=False)] * 3]).result is CheckResult.PASSED
     mixed = [checked(parent=True, version=False)] * 8 + [checked(parent=False, version=True)] * 7
-    assert check_probes(mixed).result is CheckResult.PASSED
+    assert checks_of(mixed).result is CheckResult.PASSED
 
 
 def test_the_judge_decides_from_ten_pairs_on_and_ties_count_for_nobody() -> None:
-    nine, ten = check_probes([compared(-1)] * 9), check_probes([compared(-1)] * 10)
+    nine, ten = checks_of([compared(-1)] * 9), checks_of([compared(-1)] * 10)
     assert (nine.result, ten.result) == (CheckResult.NOT_ENOUGH, CheckResult.FAILED)
     assert nine.reason.endswith("too few to reject by: 10 compared or 6 with checked content are needed")
     assert ten.reason.startswith("answers the judge likes less: 10 of 10")
-    assert check_probes([compared(0)] * 20 + [compared(-1)] * 4).result is CheckResult.PASSED
-    assert check_probes([compared(1)] * 12).result is CheckResult.PASSED
+    assert checks_of([compared(0)] * 20 + [compared(-1)] * 4).result is CheckResult.PASSED
+    assert checks_of([compared(1)] * 12).result is CheckResult.PASSED
 
 
 def test_loops_empty_answers_and_invalid_tool_calls_are_evidence_and_length_is_none() -> None:
     loop = ProbeAnswer("the same words again and " * 20)
-    assert check_probes([ProbePair(OPEN, FINE, loop)] * 8).reason.startswith("looping or empty answers: 8 of 8")
-    assert check_probes([ProbePair(OPEN, FINE, ProbeAnswer(" "))] * 8).result is CheckResult.FAILED
+    assert checks_of([ProbePair(OPEN, FINE, loop)] * 8).reason.startswith("looping or empty answers: 8 of 8")
+    assert checks_of([ProbePair(OPEN, FINE, ProbeAnswer(" "))] * 8).result is CheckResult.FAILED
     broken = ProbeAnswer("", [("look", '{"at": ')])
     good = ProbeAnswer("", [("look", '{"at": 1}')])
-    assert check_probes([ProbePair(TOOLS, good, broken)] * 8).reason.startswith("invalid tool calls: 8 of 8")
+    assert checks_of([ProbePair(TOOLS, good, broken)] * 8).reason.startswith("invalid tool calls: 8 of 8")
     long = ProbeAnswer(" ".join(f"word{number}" for number in range(400)), cut=True)
-    check = check_probes([ProbePair(OPEN, FINE, long)] * 8)
+    check = checks_of([ProbePair(OPEN, FINE, long)] * 8)
     assert check.result is not CheckResult.FAILED
     assert (check.figures["words"], check.figures["parent_words"], check.figures["cut"]) == (400.0, 3.0, 1.0)
 
