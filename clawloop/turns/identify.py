@@ -26,6 +26,7 @@ _FAMILIES = {
     SessionSource.AFFINITY: "openclaw",
     SessionSource.CACHE_KEY: "openclaw",
     SessionSource.OPENCLAW: "openclaw",
+    SessionSource.IMPORTED: "imported",
 }
 
 _MAX_VALUE = 256  # characters; fits an index, and known clients send far less
