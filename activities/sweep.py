@@ -8,6 +8,7 @@ from __future__ import annotations
 
 import asyncio
 import logging
+import time
 from collections.abc import Awaitable, Callable, Sequence
 from datetime import timedelta
 from typing import Protocol, TypeVar
@@ -32,6 +33,9 @@ MIN_AGE = timedelta(seconds=30)
 # Added to the workflow's own idle time; far beyond any delay of its timer.
 LEFT_OPEN_AFTER = timedelta(minutes=10)
 BATCH = 500
+# Of turns, and of feedback, while Temporal is slow: sweeps do not overlap, so a long backlog would delay all the rest
+# of the next one, such as the signal that a batch waits. The next sweep goes on with it.
+NOTIFY_FOR = timedelta(seconds=30)
 
 Item = TypeVar("Item")
 
@@ -145,6 +149,7 @@ class SweepActivities:
     async def sweep(self) -> Swept:
         """Send missed signals, oldest first and each session's in order; wake sessions left open; reconcile the rest.
 
+        What is short comes first: a backlog of turns may take minutes, and training must not wait for it.
         Each part runs even if another fails; the first error is raised at the end, so that Temporal retries soon.
         A session that cannot be notified is left to the next sweep.
         """
@@ -152,14 +157,14 @@ class SweepActivities:
             errors: list[BaseException] = []
             stuck: set[SessionId] = set()
             swept = Swept(
+                work=await _attempt(self._training.notify_pending(), errors),
+                canaries=0 if self._canaries is None else await _attempt(self._canaries.decide(), errors),
+                late=0 if self._episodes is None else await _attempt(self._episodes.sweep(), errors),
                 announced=await _attempt(self._notify_turns(stuck), errors),
                 feedback=await _attempt(self._notify_feedback(stuck), errors),
                 woken=await _attempt(self._wake_sessions(stuck), errors),
-                work=await _attempt(self._training.notify_pending(), errors),
                 removed=0 if self._retention is None else await _attempt(self._retention.remove(), errors),
                 engines=0 if self._reconciler is None else await _attempt(self._reconciler.reconcile(), errors),
-                canaries=0 if self._canaries is None else await _attempt(self._canaries.decide(), errors),
-                late=0 if self._episodes is None else await _attempt(self._episodes.sweep(), errors),
             )
             swept = swept.model_copy(update={"stuck": len(stuck)})
             if self._counter is not None:
@@ -201,20 +206,21 @@ async def _notify_pending(
     mark: Callable[[list[Item]], Awaitable[None]],
     stuck: set[SessionId],
 ) -> int:
-    """Notify sessions of all pending items, batch after batch; the number of items.
+    """Notify sessions of pending items, batch after batch, all of them or for half a minute; the number of items.
 
     Args:
         read_batch: reads the next batch, without these sessions.
         stuck: sessions that could not be notified are added.
     """
     notifier, total = ConcurrentNotifier[SessionId]("session"), 0
+    until = time.monotonic() + NOTIFY_FOR.total_seconds()
     while batch := await read_batch([*notifier.failed]):
         notified = await notifier.notify_each(batch, lambda item: item[0].session_id, lambda item: notify(*item))
         await mark([item for _, item in notified])
         stuck.update(notifier.failed)
         notifier.raise_if_most_failed()
         total += len(notified)
-        if len(batch) < BATCH:
+        if len(batch) < BATCH or time.monotonic() >= until:
             break
     return total
 

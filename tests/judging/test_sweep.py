@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from collections.abc import Sequence
 from datetime import timedelta
 from typing import Any
 
@@ -9,6 +10,7 @@ import pytest
 
 from activities import notify, sweep
 from activities.sweep import SweepActivities
+from activities.training.notifier import TrainingNotifier
 from clawloop.contracts.sessions import FeedbackGiven, SessionFacts, TurnRecorded
 from clawloop.contracts.turns import TurnKind
 from clawloop.errors import SignalFailed
@@ -105,6 +107,40 @@ async def test_where_nearly_nobody_can_be_told_the_sweep_gives_up_and_keeps_what
     assert notifier.calls <= 4  # one that hears, and one more than may be stuck
     notifier.stuck = set()
     assert (await sweeper(bench, notifier).sweep()).announced == 5
+
+
+class Order:
+    """Notes what a sweep notifies, in order. Satisfies `WorkStore` and `WorkNotifier`; `default` has a batch."""
+
+    def __init__(self) -> None:
+        self.sent: list[str] = []
+
+    async def pending_work(self, age: timedelta) -> list[str]:
+        return ["default"]
+
+    async def mark_work_notified(self, policies: Sequence[str]) -> None:
+        assert policies == ["default"]
+
+    async def notify_work(self, policy: str) -> None:
+        self.sent.append("work")
+
+
+async def test_a_long_backlog_of_turns_delays_no_training_and_is_left_to_the_next_sweeps(
+    bench: Bench, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(sweep, "BATCH", 2)
+    monkeypatch.setattr(sweep, "NOTIFY_FOR", timedelta(0))
+    await bench.insert(*[bench.conversation("x", session=f"{n}")[0] for n in range(5)])
+    order = Order()
+
+    class Noted(FakeNotifier):
+        async def notify_turn(self, session: SessionFacts, turn: TurnRecorded) -> None:
+            order.sent.append("turn")
+
+    work = TrainingNotifier(order, order)
+    sweeping = SweepActivities(PostgresSweepStore(bench.database), Noted(), work, IDLE, timedelta(0))
+    assert [(await sweeping.sweep()).announced for _ in range(3)] == [2, 2, 1]
+    assert order.sent == ["work", "turn", "turn", "work", "turn", "turn", "work", "turn"]
 
 
 class FullDisk:
