@@ -135,6 +135,16 @@ def policy_of(services: Services, login: Login, policy: str | None) -> str:
     return policy if policy else login.key.policy
 
 
+def require_no_episode(in_episode: bool) -> None:
+    """
+    Raises:
+        RequestRejected: 409; the environment's verifier alone decides what an episode is worth.
+    """
+    if in_episode:
+        message = "This is an episode's: its environment's verifier alone decides its reward, and nobody rates it."
+        raise RequestRejected(message, status=409, code="rated_by_verifier")
+
+
 def is_htmx(request: Request) -> bool:
     return "hx-request" in request.headers
 

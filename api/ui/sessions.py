@@ -10,7 +10,17 @@ from fastapi import APIRouter, Query, Request
 from starlette.responses import Response
 
 from api.dependencies import services_of
-from api.ui.page import PageRoute, is_htmx, operator, policy_of, read_form, render, render_page, viewer
+from api.ui.page import (
+    PageRoute,
+    is_htmx,
+    operator,
+    policy_of,
+    read_form,
+    render,
+    render_page,
+    require_no_episode,
+    viewer,
+)
 from api.ui.wording import OUTCOMES
 from clawloop.contracts.browsing import SessionFilter
 from clawloop.contracts.sessions import SessionState
@@ -22,6 +32,9 @@ router = APIRouter(route_class=PageRoute, include_in_schema=False)
 
 SESSIONS_ON_A_PAGE = 50
 TURNS_ON_A_PAGE = 50
+# PostgreSQL counts turns in 64 bits; no session has as many pages.
+LARGEST_PAGE = 2**31 - 1
+_DIGITS = 10  # of the largest version; Python reads no number of thousands of digits
 Choice = TypeVar("Choice", bound=StrEnum)
 _VERDICTS = {"praised": 1, "neutral": 0, "blamed": -1}
 _FIELDS = ("text", "verdict", "outcome", "kind", "state", "version")
@@ -74,7 +87,10 @@ async def list_sessions(
 
 @router.get("/ui/sessions/{session_id}")
 async def show_session(
-    request: Request, session_id: SessionId, page: Annotated[int, Query(ge=1)] = 1, turn: TurnId | None = None
+    request: Request,
+    session_id: SessionId,
+    page: Annotated[int, Query(ge=1, le=LARGEST_PAGE)] = 1,
+    turn: TurnId | None = None,
 ) -> Response:
     login = await viewer(request)
     services = services_of(request)
@@ -99,6 +115,7 @@ async def give_outcome(request: Request, session_id: SessionId) -> Response:
     chat = await services.session_browser.chat(session_id, 0, 1)
     effect = None
     if chat is not None:
+        require_no_episode(chat.in_episode)
         effect = await services.feedback.give_outcome(chat.owner, str(session_id), int(form["outcome"]))
     if effect is None:
         raise RequestRejected(f"There is no session {session_id}.", status=404, code="not_found")
@@ -129,6 +146,6 @@ def _one_of(choices: type[Choice], value: str, field: str) -> Choice | None:
 def _number(value: str) -> int | None:
     if not value:
         return None
-    if not value.isascii() or not value.isdigit() or int(value) > 2**31 - 1:
+    if not value.isascii() or not value.isdigit() or len(value) > _DIGITS or int(value) > 2**31 - 1:
         raise RequestRejected("`version` is a number from 0.", field="version")
     return int(value)

@@ -7,7 +7,7 @@ from starlette.responses import Response
 
 from api.dependencies import services_of
 from api.ui.logins import Login
-from api.ui.page import PageRoute, operator, read_form, render_page, viewer
+from api.ui.page import PageRoute, operator, read_form, render_page, require_no_episode, viewer
 from clawloop.contracts.sessions import FeedbackEffect
 from clawloop.errors import RequestRejected
 from clawloop.ids import TurnId
@@ -42,6 +42,7 @@ async def give_feedback(request: Request, turn: TurnId) -> Response:
     found = await services.session_browser.turn(turn)
     stored = None
     if found is not None:
+        require_no_episode(found[0].in_episode)
         # In the name of the key whose turn it is: nobody else's feedback is taken for it.
         stored = await services.feedback.give(found[1], turn, rating, comment or None)
     if stored is None:

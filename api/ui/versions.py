@@ -18,6 +18,7 @@ from clawloop.operations.applied import Applied
 router = APIRouter(route_class=PageRoute, include_in_schema=False)
 
 _REASON_CHARACTERS = 500
+_DIGITS = 10  # of the largest version; Python reads no number of thousands of digits
 
 
 @dataclass(frozen=True, slots=True)
@@ -137,6 +138,6 @@ def _noted(applied: Applied[TrainingView], note: str) -> str:
 
 def _version(form: dict[str, str]) -> int:
     value = form.get("version", "")
-    if not value.isascii() or not value.isdigit() or int(value) > 2**31 - 1:
+    if not value.isascii() or not value.isdigit() or len(value) > _DIGITS or int(value) > 2**31 - 1:
         raise RequestRejected("`version` is a number from 0.", field="version")
     return int(value)

@@ -137,6 +137,7 @@ class ChatTurn:
         tokens: of the reply.
         step: the newest committed step that trained it.
         open_judgement: a judge is at work on it.
+        in_episode: an environment's verifier decides its reward.
     """
 
     id: TurnId
@@ -160,6 +161,7 @@ class ChatTurn:
     open_judgement: bool
     judgement: JudgementView | None
     ratings: Sequence[GivenRating] = ()
+    in_episode: bool = False
 
 
 @dataclass(frozen=True, slots=True)
@@ -170,6 +172,7 @@ class ChatPage:
         total: all turns of the session.
         first: the position of the first turn here, from 0.
         owner: the key whose session it is.
+        in_episode: that is an episode's key.
     """
 
     summary: SessionSummary
@@ -177,6 +180,7 @@ class ChatPage:
     turns: Sequence[ChatTurn]
     total: int
     first: int
+    in_episode: bool = False
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)

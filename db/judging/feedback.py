@@ -6,7 +6,7 @@ from contextlib import suppress
 from datetime import timedelta
 from uuid import UUID
 
-from sqlalchemy import ColumnElement, delete, func, or_, select, tuple_, update
+from sqlalchemy import ColumnElement, and_, delete, func, or_, select, tuple_, update
 from sqlalchemy.dialects.postgresql import insert
 from sqlalchemy.ext.asyncio import AsyncConnection
 
@@ -27,7 +27,7 @@ from clawloop.ids import ApiKeyId, FeedbackId, SessionId, TurnId, new_feedback_i
 from db.database import Database, transaction
 from db.exact_json import storable
 from db.judging.rewards import finalize_outcome_of
-from db.tables import FeedbackRequestRow, FeedbackRow, JudgementRow, SampleRow, SessionRow, TurnRow
+from db.tables import ApiKeyRow, FeedbackRequestRow, FeedbackRow, JudgementRow, SampleRow, SessionRow, TurnRow
 from db.training.policies import lock_policy
 from db.training.recipes import recipe_by_hash
 from db.training.work_flag import refresh_work_flag
@@ -80,7 +80,7 @@ class PostgresFeedbackStore:
             )
             .join(SessionRow, SessionRow.id == TurnRow.session_id)
             .where(TurnRow.id == turn, SessionRow.api_key_id == key)
-            .where(TurnRow.kind == TurnKind.MAIN, TurnRow.outcome != TurnOutcome.ERASED)
+            .where(TurnRow.kind == TurnKind.MAIN, TurnRow.outcome != TurnOutcome.ERASED, TurnRow.episode_id.is_(None))
             # Waits for an erasure of the turn, and sees it.
             .with_for_update(key_share=True, read=True, of=TurnRow)
         )
@@ -112,8 +112,10 @@ class PostgresFeedbackStore:
         outcome: int,
         request: RepeatableRequest | None = None,
     ) -> FeedbackEffect | None:
-        query = select(SessionRow.id, SessionRow.policy, SessionRow.state).where(
-            SessionRow.api_key_id == key, _named(session)
+        query = (
+            select(SessionRow.id, SessionRow.policy, SessionRow.state)
+            .join(ApiKeyRow, and_(ApiKeyRow.id == SessionRow.api_key_id, ApiKeyRow.episode_id.is_(None)))
+            .where(SessionRow.api_key_id == key, _named(session))
         )
         row = (await connection.execute(query.order_by(SessionRow.id.desc()).limit(1))).first()
         if row is None:

@@ -11,6 +11,7 @@ import hmac
 import re
 import secrets
 from collections.abc import Iterable
+from typing import Any
 
 from sqlalchemy import func, insert, or_, select, update
 from sqlalchemy.ext.asyncio import AsyncConnection
@@ -53,15 +54,7 @@ class PostgresKeyStore:
         row = (await connection.execute(query)).one_or_none()
         if row is None or not hmac.compare_digest(row.secret_sha256, _sha256(secret)):
             return None
-        episode = None if row.episode_id is None else EpisodeId(row.episode_id)
-        return ApiKey(
-            ApiKeyId(row.id),
-            row.policy,
-            frozenset(map(Scope, row.scopes)),
-            episode,
-            row.expires_at,
-            KeyLimits(row.requests_per_minute, row.tokens_per_minute, row.concurrency),
-        )
+        return _key(row)
 
     @transaction
     async def stored_key(self, connection: AsyncConnection, prefix: str) -> StoredKey | None:
@@ -70,8 +63,7 @@ class PostgresKeyStore:
         row = (await connection.execute(query.where(ApiKeyRow.revoked_at.is_(None)))).one_or_none()
         if row is None:
             return None
-        key = ApiKey(ApiKeyId(row.id), row.policy, frozenset(map(Scope, row.scopes)), None, row.expires_at)
-        return StoredKey(key, row.secret_sha256)
+        return StoredKey(_key(row), row.secret_sha256)
 
     @transaction
     async def create_key(
@@ -131,6 +123,17 @@ class PostgresKeyStore:
         """Whether there is a valid key; without one the gateway listens on loopback only."""
         valid = select(ApiKeyRow.id).where(ApiKeyRow.revoked_at.is_(None), ApiKeyRow.episode_id.is_(None)).limit(1)
         return await connection.scalar(valid) is not None
+
+
+def _key(row: Any) -> ApiKey:
+    return ApiKey(
+        ApiKeyId(row.id),
+        row.policy,
+        frozenset(map(Scope, row.scopes)),
+        None if row.episode_id is None else EpisodeId(row.episode_id),
+        row.expires_at,
+        KeyLimits(row.requests_per_minute, row.tokens_per_minute, row.concurrency),
+    )
 
 
 def _sha256(secret: str) -> bytes:

@@ -100,6 +100,7 @@ _RATINGS = text("SELECT * FROM feedback WHERE turn_id = ANY(:turns) ORDER BY rec
 _OWNER = text("""
     SELECT t.session_id, s.api_key_id FROM turns t JOIN sessions s ON s.id = t.session_id WHERE t.id = :turn
 """)
+_IN_EPISODE = text("SELECT episode_id IS NOT NULL FROM api_keys WHERE id = :key")
 _BY_CLIENTS_NAME = text("""
     SELECT id FROM sessions WHERE api_key_id = :key AND external_id = :name ORDER BY last_turn_at DESC LIMIT 1
 """)
@@ -138,7 +139,8 @@ class PostgresSessionBrowser:
             return None
         total = await connection.scalar(_TOTAL, {"session": session}) or 0
         turns = await _read_turns(connection, session, first, limit)
-        return ChatPage(_summary(row), ApiKeyId(row.api_key_id), turns, total, first)
+        in_episode = bool(await connection.scalar(_IN_EPISODE, {"key": row.api_key_id}))
+        return ChatPage(_summary(row), ApiKeyId(row.api_key_id), turns, total, first, in_episode)
 
     @transaction
     async def turn(self, connection: AsyncConnection, turn: TurnId) -> tuple[ChatTurn, ApiKeyId] | None:
@@ -217,6 +219,7 @@ def _turn(row: Any, votes: Sequence[JudgeVote], hints: Sequence[JudgeHint], rati
         open_judgement=row.open_judgement,
         judgement=None if row.judgement_id is None else _judgement(row, votes, hints),
         ratings=ratings,
+        in_episode=row.episode_id is not None,
     )
 
 

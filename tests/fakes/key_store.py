@@ -83,7 +83,8 @@ class FakeKeyStore:
         self._require_available()
         for secret, entry in self._entries.items():
             if entry.prefix == prefix and entry.revoked_at is None:
-                key = ApiKey(entry.id, entry.policy, entry.scopes)
+                limits = self._limits.get(prefix, KeyLimits())
+                key = ApiKey(entry.id, entry.policy, entry.scopes, limits=limits)
                 return StoredKey(key, hashlib.sha256(secret.encode()).digest())
         return None
 

@@ -210,7 +210,7 @@ class FakeSessionStore:
         stored = await self._turns.load(turn)
         if stored is None or stored.record.api_key_id != key or stored.record.kind is not TurnKind.MAIN:
             return None
-        if stored.outcome is TurnOutcome.ERASED:
+        if stored.outcome is TurnOutcome.ERASED or stored.record.episode_id is not None:
             return None
         record = stored.record
         facts = SessionFacts(
@@ -239,7 +239,7 @@ class FakeSessionStore:
     ) -> FeedbackEffect | None:
         for own in (await self._by_session()).values():
             named = own[0].record.evidence.value, str(own[0].session_id)
-            if own[0].record.api_key_id == key and session in named:
+            if own[0].record.api_key_id == key and session in named and own[0].record.episode_id is None:
                 self._remember(key, request, FeedbackEffect.AMENDS, None)
                 self.outcomes.append((session, outcome))
                 return FeedbackEffect.AMENDS

@@ -7,10 +7,13 @@ import html
 from collections.abc import AsyncIterator
 
 import httpx
+import pytest
 
+from clawloop.contracts.serving import KeyLimits
 from clawloop.contracts.turns import Message, SessionEvidence, SessionSource, TurnKind
-from clawloop.ids import TurnId
+from clawloop.ids import ApiKeyId, TurnId
 from clawloop.judging.parsing import Vote
+from tests.contract.episodes import run_group
 from tests.contract.learning import POLICY, publish, reject, step
 from tests.ui.conftest import Page
 from tests.ui.recorded import CHANGED, HINT
@@ -275,3 +278,61 @@ async def _next_event(lines: AsyncIterator[str]) -> str | None:
         if line.startswith("event: "):
             return line.removeprefix("event: ")
     return None
+
+
+async def test_nobody_rates_what_an_environment_rates(page: Page) -> None:
+    _, [episode, _] = await run_group(page.learning, [1.0, 0.0])
+    [row] = await page.learning.rows("SELECT id, session_id FROM turns WHERE episode_id = %s", episode.id)
+    turn, session = row["id"], row["session_id"]
+    async with page.visitor() as visitor:
+        shown = await visitor.get(f"/ui/sessions/{session}")
+        for button in ("rate turn", "Judge again", "Task succeeded"):
+            assert button not in shown, button
+        assert "Erase" in shown
+        for path, fields in (
+            (f"/ui/turns/{turn}/feedback", {"rating": "up"}),
+            (f"/ui/sessions/{session}/outcome", {"outcome": "1"}),
+        ):
+            refused = await visitor.post(path, **fields)
+            assert (refused.status_code, "nobody rates it" in refused.text) == (409, True), path
+    feedback = page.services[0].feedback
+    key = ApiKeyId(episode.id)
+    assert await feedback.give(key, turn, 1.0, None) is None
+    assert await feedback.give_outcome(key, str(session), 1) is None
+    assert await page.learning.rows("SELECT id FROM feedback") == []
+    [kept] = await page.learning.rows("SELECT task_outcome FROM sessions WHERE id = %s", session)
+    assert kept["task_outcome"] is None
+
+
+async def test_a_number_out_of_range_is_refused(page: Page) -> None:
+    [turn] = await page.recorder.chat("s1", "Hello")
+    session = await session_of(page, turn)
+    async with page.visitor() as visitor:
+        for path in (
+            f"/ui/sessions/{session}?page=1000000000000000000000",
+            f"/ui/sessions/{session}?page=0",
+            f"/ui/sessions?version={'9' * 5000}",
+            f"/ui/versions/{'9' * 5000}",
+        ):
+            assert (await visitor.client.get(path)).status_code == 400, path
+        assert (await visitor.client.get(f"/ui/sessions/{session}?page={2**31 - 1}")).status_code == 200
+        for action in ("roll-back", "pin", "release"):
+            assert (await visitor.post(f"/ui/training/{action}", version="9" * 5000)).status_code == 400
+
+
+async def test_the_limits_of_a_key_hold_on_the_page_too(page: Page, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(page.services[0].key_limits, "_clock", lambda: 1000.0)  # nothing is refilled
+    prefix = page.admin_key[: len("cl-00000000")]
+    await page.services[0].key_uses.set_limits(prefix, KeyLimits(requests_per_minute=2))
+    said = {"model": "policy", "messages": [{"role": "user", "content": "Hello"}]}
+    async with page.visitor() as visitor:
+        headers = {"X-CSRF-Token": visitor.csrf}
+        answers = [await visitor.client.post("/ui/chat", json=said, headers=headers) for _ in range(3)]
+        assert [answer.status_code for answer in answers] == [200, 200, 429]
+        assert answers[2].json()["error"]["code"] == "rate_limit_exceeded"
+        await judged(page, "first", -1, HINT)
+        await step(page.learning, 1, count=3)
+        [engine] = await page.learning.rows("SELECT id FROM engines")
+        await publish(page.learning, 1, engine["id"])
+        compared = await visitor.post("/ui/compare", prompt="Hello", version="1")
+        assert "2 requests a minute" in html.unescape(compared.text)
