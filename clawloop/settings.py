@@ -6,6 +6,7 @@ in Clawloop reads the environment.
 
 from __future__ import annotations
 
+import ipaddress
 from enum import StrEnum
 from pathlib import Path
 from typing import Annotated, Literal
@@ -144,6 +145,11 @@ class Settings(BaseSettings):
     """Pages of the gateway, separated by commas, that need a key with the scope `read` or `admin`: `metrics`,
     `openapi`."""
 
+    trusted_proxies: Annotated[tuple[str, ...], NoDecode] = ("127.0.0.1", "::1")
+    """Addresses and networks of proxies, separated by commas, whose `X-Forwarded-For` and `X-Forwarded-Proto` the
+    gateway believes: the page counts refused keys by the client's address, and its cookie is for HTTPS alone where the
+    client uses HTTPS. Anybody else could name an address of their own choice."""
+
     crash_points: Path | None = None
     """For fault tests: a folder whose files name points at which a process kills itself, each once."""
 
@@ -165,7 +171,17 @@ class Settings(BaseSettings):
             return value
         return tuple(url.strip().rstrip("/") for url in value.split(",") if url.strip())
 
-    @field_validator("engine_fields", "guarded_pages", mode="before")
+    @field_validator("trusted_proxies")
+    @classmethod
+    def _check_proxies(cls, value: tuple[str, ...]) -> tuple[str, ...]:
+        for proxy in value:
+            try:
+                ipaddress.ip_network(proxy)
+            except ValueError:
+                raise ValueError(f"{proxy!r} is no address or network, such as 10.0.0.5 or 10.0.0.0/24") from None
+        return value
+
+    @field_validator("engine_fields", "guarded_pages", "trusted_proxies", mode="before")
     @classmethod
     def _split_names_at_commas(cls, value: object) -> object:
         if not isinstance(value, str):

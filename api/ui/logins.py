@@ -29,7 +29,7 @@ FRESH_SECONDS = 30.0
 # Keys have 256 random bits, so this bounds the work for PostgreSQL, not the chance to guess one.
 FAILURES_PER_MINUTE = 10
 _MINUTE = 60.0
-_CLIENTS = 10_000  # addresses that are remembered with their failures
+_CLIENTS = 10_000  # addresses that are remembered with their attempts
 _FORM = re.compile(r"(cl-[0-9a-f]{8})\.(\d{1,12})\.([0-9a-f]{32})\.([0-9a-f]{64})")
 _REJECTED = "This is no key that may see the page: it needs the scope `admin`, or `read` to look only."
 
@@ -56,7 +56,7 @@ class Logins:
         self._keys = keys
         self._store = store
         self._cache: OrderedDict[str, tuple[float, StoredKey]] = OrderedDict()
-        self._failures: OrderedDict[str, deque[float]] = OrderedDict()
+        self._attempts: OrderedDict[str, deque[float]] = OrderedDict()  # by address: refused, or under way
 
     async def open(self, secret: str, client: str) -> str:
         """The cookie of a new login.
@@ -68,24 +68,30 @@ class Logins:
             RequestRejected: 401 for a key that may not see the page, 429 after too many of them.
             StoreUnavailable
         """
-        self._require_patience(client)
+        attempt = self._begin_attempt(client)
         try:
-            headers = Headers({"authorization": f"Bearer {secret.strip()}"})
-            try:
-                await self._keys.require(headers, Scope.ADMIN)
-            except RequestRejected:
-                await self._keys.require(headers, Scope.READ)
+            stored = await self._authenticate(secret)
+        except StoreUnavailable:
+            self._forget_attempt(client, attempt)
+            raise
         except (RequestRejected, UnicodeEncodeError):
-            self._failures.setdefault(client, deque()).append(time.monotonic())
-            if len(self._failures) > _CLIENTS:
-                self._failures.popitem(last=False)
             raise RequestRejected(_REJECTED, status=401, code="invalid_api_key") from None
-        prefix = "-".join(secret.strip().split("-")[:2])
-        stored = await self._find(prefix)
+        self._forget_attempt(client, attempt)
+        fields = f"{_prefix(secret)}.{int(time.time()) + LOGIN_SECONDS}.{secrets.token_hex(16)}"
+        return f"{fields}.{_sign(stored, fields)}"
+
+    async def _authenticate(self, secret: str) -> StoredKey:
+        """
+        Raises:
+            RequestRejected, UnicodeEncodeError: the key may not see the page.
+            StoreUnavailable
+        """
+        headers = Headers({"authorization": f"Bearer {secret.strip()}"})
+        await self._keys.require(headers, Scope.ADMIN, Scope.READ)
+        stored = await self._find(_prefix(secret))
         if stored is None:  # an episode's key, which has no prefix of this form
             raise RequestRejected(_REJECTED, status=401, code="invalid_api_key")
-        fields = f"{prefix}.{int(time.time()) + LOGIN_SECONDS}.{secrets.token_hex(16)}"
-        return f"{fields}.{_sign(stored, fields)}"
+        return stored
 
     async def find(self, cookie: str | None) -> Login | None:
         """The login of a cookie; None if there is none, or it has ended.
@@ -124,21 +130,41 @@ class Logins:
             self._cache.popitem(last=False)
         return stored
 
-    def _require_patience(self, client: str) -> None:
-        failed = self._failures.get(client)
-        if failed is None:
-            return
+    def _begin_attempt(self, client: str) -> float:
+        """Count an attempt, before its key is looked up: many at once would all pass otherwise.
+
+        Raises:
+            RequestRejected: 429
+        """
         now = time.monotonic()
-        while failed and failed[0] <= now - _MINUTE:
-            failed.popleft()
-        if len(failed) >= FAILURES_PER_MINUTE:
-            wait = int(failed[0] + _MINUTE - now) + 1
+        attempts = self._attempts.setdefault(client, deque())
+        while attempts and attempts[0] <= now - _MINUTE:
+            attempts.popleft()
+        if len(attempts) >= FAILURES_PER_MINUTE:
+            wait = int(attempts[0] + _MINUTE - now) + 1
             raise RequestRejected(
                 f"Too many keys were refused. Wait {wait} s.",
                 status=429,
                 code="too_many_logins",
                 retry_after=str(wait),
             )
+        attempts.append(now)
+        self._attempts.move_to_end(client)
+        if len(self._attempts) > _CLIENTS:
+            self._attempts.popitem(last=False)
+        return now
+
+    def _forget_attempt(self, client: str, attempt: float) -> None:
+        attempts = self._attempts.get(client, deque())
+        if attempt in attempts:
+            attempts.remove(attempt)
+        if not attempts:
+            self._attempts.pop(client, None)
+
+
+def _prefix(secret: str) -> str:
+    """The public part of a key."""
+    return "-".join(secret.strip().split("-")[:2])
 
 
 def _sign(stored: StoredKey, fields: str) -> str:

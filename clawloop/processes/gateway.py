@@ -12,6 +12,7 @@ from dataclasses import dataclass, field
 from datetime import timedelta
 
 import uvicorn
+from starlette.types import ASGIApp
 
 from api.app import create_app
 from api.auth import KeyRing
@@ -162,7 +163,19 @@ async def run_gateway(settings: Settings, options: GatewayOptions) -> None:
             yield await gateway_services(stack, url, settings, options, draining.is_set)
 
     app = create_app(services, options.allowed_hosts)
-    config = uvicorn.Config(
+    config = server_config(app, settings)
+    sockets: list[socket.socket] = []
+    if options.health_port:
+        health = socket.socket(socket.AF_INET, socket.SOCK_STREAM)
+        health.setsockopt(socket.SOL_SOCKET, socket.SO_REUSEADDR, 1)
+        health.bind(("127.0.0.1", options.health_port))
+        sockets.append(health)
+    await DrainingServer(config, options.listener, options.drain, draining.set).serve(sockets)
+
+
+def server_config(app: ASGIApp, settings: Settings) -> uvicorn.Config:
+    """How uvicorn serves the application."""
+    return uvicorn.Config(
         app,
         ws="none",
         http=BoundedHttpProtocol,
@@ -173,14 +186,8 @@ async def run_gateway(settings: Settings, options: GatewayOptions) -> None:
         # first, a request sent at that moment would fail.
         timeout_keep_alive=75,
         server_header=False,
+        forwarded_allow_ips=list(settings.trusted_proxies),
     )
-    sockets: list[socket.socket] = []
-    if options.health_port:
-        health = socket.socket(socket.AF_INET, socket.SOCK_STREAM)
-        health.setsockopt(socket.SOL_SOCKET, socket.SO_REUSEADDR, 1)
-        health.bind(("127.0.0.1", options.health_port))
-        sockets.append(health)
-    await DrainingServer(config, options.listener, options.drain, draining.set).serve(sockets)
 
 
 async def gateway_services(

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import asyncio
 import hashlib
 from pathlib import Path
 
@@ -10,6 +11,7 @@ import httpx
 import api.ui.logins as logins
 from api.ui.logins import COOKIE
 from clawloop.contracts.serving import Scope
+from clawloop.errors import RequestRejected
 from db.serving.keys import PostgresKeyStore
 from tests.contract.learning import POLICY
 from tests.ui.conftest import Page, Visitor
@@ -143,3 +145,28 @@ async def test_the_assets_are_those_that_were_taken(page: Page) -> None:
         assert "immutable" in script.headers["cache-control"]
         assert (await client.get("/ui/assets/README.md")).status_code == 404
         assert (await client.get("/ui/assets/..%2Flogins.py")).status_code == 404
+
+
+async def test_many_tries_at_once_are_stopped_as_well(page: Page) -> None:
+    found = page.services[0].logins
+    lookups = [found.open(f"cl-{number:08x}-wrong", "10.0.0.9") for number in range(3 * logins.FAILURES_PER_MINUTE)]
+    refused = await asyncio.gather(*lookups, return_exceptions=True)
+    statuses = [error.status for error in refused if isinstance(error, RequestRejected)]
+    assert sorted(statuses) == [401] * logins.FAILURES_PER_MINUTE + [429] * 2 * logins.FAILURES_PER_MINUTE
+    assert await found.open(page.admin_key, "10.0.0.8")
+    for _ in range(2 * logins.FAILURES_PER_MINUTE):  # what is not refused does not count
+        await found.open(page.admin_key, "10.0.0.8")
+
+
+async def test_refused_keys_count_for_the_client_behind_a_proxy(page: Page) -> None:
+    async with httpx.AsyncClient(base_url=page.url) as client:  # from 127.0.0.1, which is trusted
+        visitor = Visitor(client)
+        client.headers.update({"X-Forwarded-For": "203.0.113.5"})
+        for _ in range(logins.FAILURES_PER_MINUTE):
+            assert (await visitor.log_in("cl-00000000-wrong")).status_code == 401
+        assert (await visitor.log_in("cl-00000000-wrong")).status_code == 429
+        client.headers.update({"X-Forwarded-For": "203.0.113.6"})
+        assert (await visitor.log_in("cl-00000000-wrong")).status_code == 401
+        for scheme in ("http", "https"):
+            answer = await client.get("/ui/login", headers={"X-Forwarded-Proto": scheme})
+            assert ("Secure" in answer.headers["set-cookie"]) == (scheme == "https")
