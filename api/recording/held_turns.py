@@ -16,7 +16,7 @@ from api.recording.notifier import NotificationQueue
 from api.recording.spool import SpoolFull
 from api.recording.spool_drain import BATCH_TURNS, RETRY_SECONDS, SpoolDrain
 from clawloop.contracts.turns import InsertedTurn, TurnRecord
-from clawloop.errors import RecordUnusable
+from clawloop.errors import RecordUnusable, StoreUnavailable
 from clawloop.ids import TurnId
 from clawloop.telemetry.metrics import GatewayMetrics
 
@@ -101,33 +101,45 @@ class HeldTurns:
                 self._filled.clear()
 
     async def _try_all(self) -> None:
-        """Try each turn once, oldest first, until neither PostgreSQL nor the disk takes one."""
+        """Try each turn once, oldest first, until PostgreSQL does not answer and the disk takes none."""
         held = sorted(self._turns)
         for first in range(0, len(held), BATCH_TURNS):
             records = [self._turns[turn_id][0] for turn_id in held[first : first + BATCH_TURNS]]
             results = await self._insert(records)
             placed = [await self._place(record, result) for record, result in zip(records, results, strict=True)]
-            if not any(placed):
+            if not any(placed) and all(isinstance(result, StoreUnavailable) for result in results):
                 return
 
     async def _insert(self, records: Sequence[TurnRecord]) -> Sequence[InsertedTurn | Exception]:
         try:
             return await self._store.insert_many(records)
-        except Exception as error:  # noqa: BLE001 - a bug in the store; the spool drains turn by turn
-            return [error] * len(records)
+        except Exception as error:  # noqa: BLE001 - a bug; one turn must not hold up the others
+            if len(records) == 1:
+                return [error]
+            return [result for record in records for result in await self._insert([record])]
 
     async def _place(self, record: TurnRecord, result: InsertedTurn | Exception) -> bool:
-        """Whether the turn is in PostgreSQL or on the disk."""
-        try:
-            if isinstance(result, InsertedTurn):
-                self._notifications.add_turn(record, result)
-            elif isinstance(result, RecordUnusable):
-                await self._drain.write_rejected(record, result)
-            else:
-                await self._drain.write(record)
-        except (OSError, SpoolFull):
-            return False
+        """Whether memory need not hold the turn any longer."""
+        if isinstance(result, RecordUnusable):
+            await self._reject(record, result)
+        else:
+            try:
+                if isinstance(result, InsertedTurn):
+                    self._notifications.add_turn(record, result)
+                else:
+                    await self._drain.write(record)
+            except (OSError, SpoolFull):
+                return False
+            log.info("turn stored from memory", extra={"turn_id": str(record.turn_id)})
         del self._turns[record.turn_id]
         self._metrics.held_turns.set(len(self._turns))
-        log.info("turn stored from memory", extra={"turn_id": str(record.turn_id)})
         return True
+
+    async def _reject(self, record: TurnRecord, unusable: RecordUnusable) -> None:
+        """Set aside a turn that can never be stored, or give it up: memory is for those that can."""
+        try:
+            await self._drain.write_rejected(record, unusable)
+        except (OSError, SpoolFull) as error:
+            self._metrics.turns_lost.labels("rejected").inc()
+            why = f"{unusable}; it cannot be set aside either: {error}"
+            log.error("turn lost", extra={"turn_id": str(record.turn_id), "why": why})

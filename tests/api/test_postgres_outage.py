@@ -3,10 +3,12 @@
 from __future__ import annotations
 
 import logging
+from collections.abc import Sequence
 from pathlib import Path
 
 import pytest
 
+from api.recording.spool_drain import BATCH_TURNS
 from clawloop.contracts.turns import InsertedTurn, TurnRecord
 from clawloop.errors import RecordUnusable
 from clawloop.settings import WhenStorageIsFull
@@ -111,12 +113,21 @@ async def test_an_operator_may_have_chats_refused_that_would_not_be_recorded(
 
 
 class PoisonStore(FakeTurnStore):
-    """Refuses one turn permanently."""
+    """Refuses one turn permanently, and has a bug with another."""
 
     async def insert(self, record: TurnRecord) -> InsertedTurn:
-        if record.messages[0]["content"] == "poison":
+        if self.available and record.messages[0]["content"] == "poison":
             raise RecordUnusable("on purpose")
+        if self.available and record.messages[0]["content"] == "bug":
+            raise RuntimeError("on purpose")
         return await super().insert(record)
+
+    async def insert_many(self, records: Sequence[TurnRecord]) -> list[InsertedTurn | Exception]:
+        results = await super().insert_many(records)
+        for result in results:
+            if isinstance(result, RuntimeError):
+                raise result
+        return results
 
 
 async def test_a_turn_that_can_never_be_stored_is_rejected_and_blocks_nothing(
@@ -150,3 +161,26 @@ async def test_logs_carry_ids_and_never_content(fresh_gateway: Gateway, caplog: 
     assert "very-private" not in logged
     assert "Hello" not in logged
     assert fresh_gateway.key not in logged
+
+
+@pytest.mark.parametrize("word", ["poison", "bug"])
+async def test_turns_in_memory_that_cannot_be_stored_block_no_others(
+    tmp_path: Path, engine: FakeEngine, word: str
+) -> None:
+    async with running_gateway(tmp_path, engines=[engine], spool_bytes=0) as gateway, gateway.client() as client:
+        held, store = gateway.services.recorder._held, PoisonStore()
+        store.available = False
+        held._store = gateway.services.recorder._inserts._store = gateway.services.recorder._drain._store = store
+        for text in [word] * BATCH_TURNS + ["fine"]:
+            assert (await client.post(PATH, json=chat_body(text))).status_code == 200
+        assert len(held._turns) == BATCH_TURNS + 1
+        store.available = True
+        await until(lambda: store.records)
+        await until(lambda: word == "bug" or not held._turns)
+        metrics = (await client.get("/metrics")).text
+        assert [record.messages[0]["content"] for record in store.records] == ["fine"]
+        if word == "poison":  # `rejected/` is full too
+            assert f'clawloop_gateway_turns_lost_total{{why="rejected"}} {BATCH_TURNS}.0' in metrics
+            assert "clawloop_gateway_held_turns 0.0" in metrics
+        else:
+            assert len(held._turns) == BATCH_TURNS  # a bug may be mended: tried again and again
