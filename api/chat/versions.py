@@ -64,9 +64,9 @@ class VersionChooser:
             return chosen
         return chosen if version is None else version
 
-    def remember(self, key: ApiKeyId, response: Message | None, version: int) -> None:
+    def remember(self, key: ApiKeyId, response: Message, version: int) -> None:
         """Cache that this version gave this response."""
-        digest = EMPTY_RESPONSE if response is None else response_digest(response)
+        digest = response_digest(response)
         if digest == EMPTY_RESPONSE:
             return
         self._recent[key, digest] = version

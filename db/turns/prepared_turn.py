@@ -11,6 +11,7 @@ from clawloop.contracts.turns import Message, SessionEvidence, SessionSource, Tu
 from clawloop.errors import RecordUnusable
 from clawloop.ids import ApiKeyId, TurnId
 from clawloop.turns.canonical import extend_digest, response_digest, seed_digest
+from clawloop.turns.continued import whole_reply
 from clawloop.turns.conversation import ConversationLookup, lookup
 from clawloop.turns.identify import named_session_id
 from db.arrays import ids_to_bytes
@@ -106,14 +107,24 @@ class PreparedTurn:
 
     @cached_property
     def response_digest(self) -> bytes | None:
-        return None if self.record.response is None else response_digest(self.record.response)
+        return None if self._whole_reply is None else response_digest(self._whole_reply[1])
 
     @cached_property
     def reply_digest(self) -> bytes | None:
         """Digest of the conversation up to and including the reply."""
-        if self.record.response is None:
+        if self._whole_reply is None:
             return None
-        return extend_digest(self.request.lookup.whole, self.record.response)
+        before, reply = self._whole_reply
+        whole = self.request.lookup.whole
+        if len(before) < len(self.record.messages):
+            whole = lookup(self.request.seed, before).whole
+        return extend_digest(whole, reply)
+
+    @cached_property
+    def _whole_reply(self) -> tuple[Sequence[Message], Message] | None:
+        """The conversation and the reply as the client's next request has them."""
+        record = self.record
+        return None if record.response is None else whole_reply(record.messages, record.response, record.sampling)
 
     @cached_property
     def outcome(self) -> tuple[TurnOutcome, str | None]:
