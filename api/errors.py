@@ -173,6 +173,14 @@ def to_problem(error: ClawloopError) -> Problem:
 
 def _from_engine(error: EngineRejected) -> Problem:
     message = str(error.error.get("message"))
+    if error.status in (503, 504):
+        retry_after = error.retry_after or str(ENGINE_RETRY_SECONDS)
+        message = f"The model server cannot answer now ({error.status}): {message}. Try again in {retry_after} s."
+        return Problem(503, message, "engine_unavailable", retry_after=retry_after)
+    if not 400 <= error.status < 500:
+        # 500 is said of the gateway alone; another status, such as a redirection, is none that a model server has.
+        message = f"The model server failed ({error.status}): {message.rstrip('.')}. Send the request again."
+        return Problem(502, message, "engine_broke")
     code = error.error.get("code")
     if error.status == 400 and any(phrase in message for phrase in _CONTEXT_OVERFLOW):
         code = "context_length_exceeded"

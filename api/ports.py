@@ -6,7 +6,7 @@ Implemented over PostgreSQL, vLLM and Temporal, and by fakes in fast tests; both
 
 from __future__ import annotations
 
-from collections.abc import AsyncIterator, Iterable, Mapping, Sequence
+from collections.abc import AsyncIterator, Awaitable, Callable, Iterable, Mapping, Sequence
 from contextlib import AbstractAsyncContextManager
 from typing import Protocol
 
@@ -100,7 +100,12 @@ class Engines(Protocol):
     """The engines in rotation."""
 
     def open_chat(
-        self, route: RouteKey, body: bytes, path: str = "/v1/chat/completions", trace: Mapping[str, str] | None = None
+        self,
+        route: RouteKey,
+        body: bytes,
+        path: str = "/v1/chat/completions",
+        trace: Mapping[str, str] | None = None,
+        sending: Callable[[], Awaitable[None]] | None = None,
     ) -> AbstractAsyncContextManager[Answer]:
         """Send a request to an engine that has the version; leaving the context ends the request there.
 
@@ -109,6 +114,7 @@ class Engines(Protocol):
         Args:
             path: the engine's route.
             trace: headers by which traces are joined.
+            sending: awaited each time an engine was found, before the request is sent to it.
 
         Raises:
             EngineRejected: the engine answered with an error.
@@ -214,7 +220,7 @@ class FeedbackStore(Protocol):
         text: str | None,
         request: RepeatableRequest | None = None,
     ) -> StoredFeedback | None:
-        """Store feedback on a main turn of this key; None if it has no such turn, or the turn was erased.
+        """Store feedback on a main turn of this key; None if it has none, or it was erased or is an episode's.
 
         Raises:
             AlreadyAnswered: the request was answered before; nothing is stored.
@@ -223,7 +229,7 @@ class FeedbackStore(Protocol):
     async def give_outcome(
         self, key: ApiKeyId, session: str, outcome: int, request: RepeatableRequest | None = None
     ) -> FeedbackEffect | None:
-        """Store whether the task of a session of this key succeeded; None if it has no such session.
+        """Store whether the task of a session of this key succeeded; None if it has none, or it is an episode's.
 
         Args:
             session: Clawloop's id or the client's own.

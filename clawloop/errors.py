@@ -129,7 +129,7 @@ class EngineRejected(PermanentError):
     """An engine refused the request.
 
     Args:
-        status: the engine's HTTP status, 4xx or 5xx.
+        status: the engine's HTTP status, any but 200.
         error: the engine's error object in OpenAI's shape: message, type, param, code.
         retry_after: the engine's Retry-After header, if it sent one.
         engine_id: which engine.

@@ -74,18 +74,21 @@ class ChoiceCapture:
         self.logprobs.extend(float(value) for value in values if value is not None)
 
     def take_delta(self, delta: dict[str, Any]) -> bool:
-        """Add one delta to the message; True if it has text or a tool call."""
+        """Add one delta to the message; True if it has text or a tool call.
+
+        Raises:
+            AttributeError, TypeError: it is no delta.
+        """
         has_content = False
-        if isinstance(text := delta.get("content"), str) and text:
-            self.content.append(text)
-            has_content = True
         _copy_reasoning(delta)
-        if isinstance(text := delta.get("reasoning_content"), str) and text:
-            self.reasoning.append(text)
-            has_content = True
-        if isinstance(text := delta.get("refusal"), str) and text:
-            self.refusal.append(text)
-            has_content = True
+        for name, said in (
+            ("content", self.content),
+            ("reasoning_content", self.reasoning),
+            ("refusal", self.refusal),
+        ):
+            if text := _text(delta.get(name)):
+                said.append(text)
+                has_content = True
         for call in delta.get("tool_calls") or ():
             self._take_tool_call(call)
             has_content = True
@@ -120,12 +123,12 @@ class ChoiceCapture:
             index, {"id": None, "type": "function", "function": {"name": "", "arguments": ""}}
         )
         if delta.get("id"):
-            call["id"] = delta["id"]
+            call["id"] = _text(delta["id"])
         if delta.get("type"):
             call["type"] = delta["type"]
         function = delta.get("function") or {}
-        call["function"]["name"] += function.get("name") or ""
-        call["function"]["arguments"] += function.get("arguments") or ""
+        call["function"]["name"] += _text(function.get("name"))
+        call["function"]["arguments"] += _text(function.get("arguments"))
 
     def _discard_tokens(self, reason: str) -> None:
         self.response_ids = self.logprobs = None
@@ -181,6 +184,7 @@ class Capture:
             captured = self._choice(choice["index"])
             message: dict[str, JsonValue] = choice["message"]
             _copy_reasoning(message)
+            _require_message(message)
             captured.whole = {name: value for name, value in message.items() if value not in (None, [])}
             captured.whole.setdefault("content", None if captured.whole.get("tool_calls") else "")
             captured.finish_reason = _finish_reason(choice["finish_reason"])
@@ -214,6 +218,26 @@ def _finish_reason(value: object) -> str:
     if not isinstance(value, str):
         raise TypeError(f"finish_reason {value!r}")
     return value
+
+
+def _text(value: object) -> str:
+    if value is None:
+        return ""
+    if not isinstance(value, str):
+        raise TypeError(f"{type(value).__name__} in place of a text")
+    return value
+
+
+def _require_message(message: dict[str, Any]) -> None:
+    """
+    Raises:
+        AttributeError, KeyError, TypeError: it is no message of an assistant.
+    """
+    for name in ("content", "reasoning_content", "refusal"):
+        _text(message.get(name))
+    for call in message.get("tool_calls") or ():
+        for value in (call["id"], call["function"]["name"], call["function"].get("arguments")):
+            _text(value)
 
 
 def _are_token_ids(ids: list[Any]) -> bool:

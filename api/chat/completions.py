@@ -28,7 +28,7 @@ from clawloop.turns.identify import identify
 router = APIRouter()
 
 # What a completion has and a chat has not.
-_ENGINE_FIELDS = ("prompt", "echo")
+_ENGINE_FIELDS = ("prompt",)
 # What a chat has and a completion has not; vLLM ignores them.
 _CHAT_FIELDS = ("messages", "tools", "tool_choice", "top_logprobs", "max_completion_tokens")
 

@@ -20,7 +20,6 @@ _ENGINE_FIELDS = frozenset(
         "chat_template_kwargs",
         "continue_final_message",
         "documents",
-        "echo",
         "frequency_penalty",
         "function_call",
         "functions",
@@ -69,12 +68,14 @@ _ENGINE_FIELDS = frozenset(
     }
 )
 # Those that reach into the engine: its queue and caches, its extensions, the files it reads, or the prompt that is
-# recorded. `prompt_logprobs` and beams cost a multiple of a chat, and the recorded tokens would not be a sample.
+# recorded. `prompt_logprobs` and beams cost a multiple of a chat, and the recorded tokens would not be a sample. `echo`
+# puts the prompt before the reply, in a completion with its log-probs.
 _REFUSED_FIELDS = frozenset(
     {
         "cache_salt",
         "chat_template",
         "ec_transfer_params",
+        "echo",
         "kv_transfer_params",
         "lora_request",
         "media_io_kwargs",

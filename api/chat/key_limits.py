@@ -52,6 +52,25 @@ class Bucket:
         return max(0.0, (wanted - self.level(now)) * _MINUTE / self.size)
 
 
+class Pace:
+    """How many tokens a second a reply had lately, the time before its first one included."""
+
+    # Of the newest reply: the last ten or so count.
+    _SHARE = 0.1
+
+    def __init__(self) -> None:
+        self._tokens_a_second: float | None = None
+
+    def take(self, tokens: float, seconds: float) -> None:
+        newest = tokens / max(seconds, 0.001)
+        known = self._tokens_a_second
+        self._tokens_a_second = newest if known is None else known + self._SHARE * (newest - known)
+
+    def tokens_in(self, seconds: float) -> int:
+        """About how many tokens a reply has after so long; 0 until the first reply has ended."""
+        return int((self._tokens_a_second or 0.0) * seconds)
+
+
 @dataclass(slots=True)
 class _Key:
     requests: Bucket | None = None
@@ -64,9 +83,13 @@ class KeyLimiter:
     Args:
         gateways: processes that share each limit.
         clock: seconds that only grow.
+
+    Attributes:
+        pace: of the replies of this process, whichever key's.
     """
 
     def __init__(self, gateways: int = 1, clock: Callable[[], float] = time.monotonic) -> None:
+        self.pace = Pace()
         self._gateways = gateways
         self._clock = clock
         self._keys: LRUCache[ApiKeyId, _Key] = LRUCache(_KEYS)

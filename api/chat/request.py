@@ -23,6 +23,8 @@ from clawloop.turns.canonical import is_volatile, prefix_digests, seed_digest
 from clawloop.turns.classify import classify
 from clawloop.turns.identify import ends_session, identify
 
+# Recorded beside the sampling settings, so that `previous_response_id` can replace them.
+INSTRUCTIONS = "instructions_length"
 # Not sampling settings of the turn: recorded elsewhere, or about the client and not the tokens.
 _NOT_SAMPLING = frozenset(
     {
@@ -55,6 +57,7 @@ class PreparedChat:
         ignored: names of the client's fields that were dropped.
         has_grammar: the engine compiles a grammar before the first token.
         engine_path: the engine's route.
+        instructions: how many characters of the first message are a response's `instructions`.
     """
 
     key: ApiKey
@@ -74,11 +77,13 @@ class PreparedChat:
     has_grammar: bool
     engine_path: str = "/v1/chat/completions"
     asked: dict[str, JsonValue] = field(default_factory=dict)
+    instructions: int = 0
 
     @property
     def sampling(self) -> dict[str, JsonValue]:
         """Every setting that shaped the tokens, as sent to the engine; `asked` has what a client asked for instead."""
         sent = {name: value for name, value in self.body.items() if name not in _NOT_SAMPLING}
+        sent |= {INSTRUCTIONS: self.instructions} if self.instructions else {}
         return sent | {"asked": self.asked} if self.asked else sent
 
     def route(self, version: int) -> RouteKey:
@@ -90,12 +95,18 @@ class PreparedChat:
 
 
 async def prepare(
-    services: Services, key: ApiKey, headers: Headers, body: dict[str, Any], ignored: tuple[str, ...] = ()
+    services: Services,
+    key: ApiKey,
+    headers: Headers,
+    body: dict[str, Any],
+    ignored: tuple[str, ...] = (),
+    instructions: int = 0,
 ) -> PreparedChat:
     """Check a request, and choose its policy, version, session and kind.
 
     Args:
         ignored: names of fields that were dropped before.
+        instructions: how many characters of the first message are a response's `instructions`.
 
     Raises:
         RequestRejected: names the field and the remedy; or the turn might be lost, and the operator wants no such
@@ -138,6 +149,7 @@ async def prepare(
         started_at=datetime.now(UTC),
         ignored=(*ignored, *sorted_fields.ignored)[:NAMED_LIMIT],
         has_grammar=bool(forced_forms(body)),
+        instructions=instructions,
     )
 
 

@@ -11,7 +11,7 @@ from starlette.responses import JSONResponse
 from api.chat.bounds import check_bounds
 from api.chat.fields import refuse_internal
 from api.chat.request import prepare
-from api.chat.stored import as_completion, conversation, stored_turn
+from api.chat.stored import as_completion, conversation, instructions_of, stored_turn
 from api.chat.stream import ChatExchange
 from api.chat.token_count import count_tokens
 from api.dependencies import Services, services_of
@@ -41,7 +41,9 @@ async def responses(request: Request) -> ChatExchange:
     """Chat with the key's policy in the wire format of OpenAI's Responses; streamed if `stream` is true."""
     services, key, body, translated = await _read(request)
     try:
-        chat = await prepare(services, key, request.headers, translated.body, translated.ignored)
+        chat = await prepare(
+            services, key, request.headers, translated.body, translated.ignored, translated.instructions
+        )
     except RequestRejected as error:
         raise translated.blame(error) from None
     name, described, now = responses_id(chat.turn_ids[0]), describe(body, translated.body), time.time()
@@ -83,7 +85,8 @@ async def _read(request: Request) -> tuple[Services, ApiKey, dict[str, Any], Tra
     body = await read_json(request, services.limits)
     refuse_internal(body, services.limits.engine_fields)
     check(body)
-    before = []
+    before, instructions = [], 0
     if (previous := body.get("previous_response_id")) is not None:
-        before = conversation(await stored_turn(services, key, previous, "previous_response_id"))
-    return services, key, body, translate(body, services.limits.engine_fields, before)
+        stored = await stored_turn(services, key, previous, "previous_response_id")
+        before, instructions = conversation(stored), instructions_of(stored)
+    return services, key, body, translate(body, services.limits.engine_fields, before, instructions)

@@ -2,17 +2,19 @@
 
 from __future__ import annotations
 
-from datetime import UTC, datetime, timedelta
+import time
 
+from api.chat.request import INSTRUCTIONS
 from api.dependencies import Services
 from api.wire.reply import Chunk
 from clawloop.contracts.serving import ApiKey
 from clawloop.contracts.turns import Message, StoredTurn, TurnOutcome
 from clawloop.errors import RequestRejected, StoreUnavailable
 from clawloop.ids import turn_id_of, version_name
+from clawloop.turns.continued import whole_reply
 
 # A turn that PostgreSQL did not take in time waits on a gateway's disk for about as long.
-_MAY_BE_ON_DISK = timedelta(seconds=30)
+_MAY_BE_ON_DISK_SECONDS = 30.0
 _FIELDS = ("role", "content", "reasoning_content", "tool_calls")
 
 
@@ -32,8 +34,8 @@ async def stored_turn(services: Services, key: ApiKey, reply: str, field: str) -
     if stored is not None and stored.record.api_key_id == key.id and stored.outcome is not TurnOutcome.ERASED:
         return stored
     if stored is None and turn_id is not None and turn_id.version == 7:
-        made_at = datetime.fromtimestamp((turn_id.int >> 80) / 1000, UTC)
-        if timedelta(0) <= datetime.now(UTC) - made_at < _MAY_BE_ON_DISK:
+        age_seconds = time.time() - (turn_id.int >> 80) / 1000
+        if 0 <= age_seconds < _MAY_BE_ON_DISK_SECONDS:
             raise StoreUnavailable(f"the turn {turn_id} is not stored yet")
     # The same answer for a reply of another key: keys must not learn of each other's replies.
     raise RequestRejected(
@@ -43,10 +45,17 @@ async def stored_turn(services: Services, key: ApiKey, reply: str, field: str) -
 
 def conversation(stored: StoredTurn) -> list[Message]:
     """The messages of a turn and its reply."""
-    reply = stored.record.response
-    if reply is None:
-        return list(stored.record.messages)
-    return [*stored.record.messages, {name: reply[name] for name in _FIELDS if name in reply}]
+    record = stored.record
+    if record.response is None:
+        return list(record.messages)
+    before, reply = whole_reply(record.messages, record.response, record.sampling)
+    return [*before, {name: reply[name] for name in _FIELDS if name in reply}]
+
+
+def instructions_of(stored: StoredTurn) -> int:
+    """How many characters of the conversation's system message are a request's `instructions`."""
+    found = stored.record.sampling.get(INSTRUCTIONS)
+    return found if isinstance(found, int) else 0
 
 
 def as_completion(stored: StoredTurn, base_model: str) -> Chunk:

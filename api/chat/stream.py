@@ -13,7 +13,7 @@ import time
 from collections.abc import Callable, Sequence
 from contextlib import AsyncExitStack, suppress
 from datetime import UTC, datetime
-from typing import Any
+from functools import partial
 
 import orjson
 from starlette.datastructures import Headers
@@ -22,7 +22,9 @@ from starlette.types import Message as AsgiMessage
 from starlette.types import Receive, Scope, Send
 
 from api.chat.capture import Capture, ChoiceCapture, Chunk
+from api.chat.engine_chunk import parse_chunk, reading_answer
 from api.chat.request import PreparedChat
+from api.chat.token_meter import TokenMeter
 from api.dependencies import Services
 from api.errors import Problem, to_problem
 from api.ports import Answer
@@ -32,13 +34,13 @@ from clawloop.contracts.turns import TurnRecord, TurnStatus
 from clawloop.crash_points import CrashPoint, crash_point
 from clawloop.errors import (
     ClawloopError,
-    EngineAnswerUnusable,
     EngineBroke,
     EngineRejected,
     EngineUnavailable,
     RequestRejected,
 )
 from clawloop.ids import response_id
+from clawloop.turns.continued import whole_reply
 from clawloop.turns.identify import named_session_id
 
 log = logging.getLogger(__name__)
@@ -76,6 +78,8 @@ class ChatExchange(Response):
         self._session = None if evidence.value is None else named_session_id(chat.key.id, evidence)
         self._engine_id: str | None = None
         self._capture = self._new_capture()
+        most = chat.body.get("max_completion_tokens") or chat.body.get("max_tokens")
+        self._meter = TokenMeter(len(chat.turn_ids), most)
         self._recorded: set[int] = set()
         self._headers_sent = False
         self._started = time.perf_counter()
@@ -142,8 +146,14 @@ class ChatExchange(Response):
             with limits.admit(key):
                 try:
                     await self._answer_with_retry(send)
-                finally:
-                    limits.charge(key, self._tokens_used())
+                except asyncio.CancelledError:
+                    limits.charge(key, self._meter.total_of_cut(limits.pace))
+                    raise
+                except ClawloopError:
+                    limits.charge(key, self._meter.total())
+                    raise
+                limits.charge(key, self._meter.total())
+                self._meter.set_pace(limits.pace)
         except asyncio.CancelledError:
             # The client disconnected or stalled.
             self._services.spawn(self._record_unfinished(TurnStatus.ABORTED, None))
@@ -161,14 +171,14 @@ class ChatExchange(Response):
         for attempt in range(1, ATTEMPTS + 1):
             self._capture = self._new_capture()
             self._reply = self._new_reply()
+            self._meter.begin()
             self._engine_id = None
             route = self._chat.route(self._version)
             try:
                 async with AsyncExitStack() as slot:
-                    if self._chat.has_grammar:
-                        await slot.enter_async_context(self._services.grammar_slots.slot(self._chat.key.id))
                     body, path = self._chat.engine_body(self._version), self._chat.engine_path
-                    async with self._services.engines.open_chat(route, body, path, self._trace) as answer:
+                    sending = partial(self._before_sending, slot, len(body))
+                    async with self._services.engines.open_chat(route, body, path, self._trace, sending) as answer:
                         self._engine_id = answer.engine_id
                         if self._chat.request.stream:
                             await self._send_stream(answer, send, slot)
@@ -191,6 +201,13 @@ class ChatExchange(Response):
                 if self._headers_sent or attempt == ATTEMPTS:
                     raise
 
+    async def _before_sending(self, slot: AsyncExitStack, body_bytes: int) -> None:
+        """Wait for a place for the request's grammar, which a request that waits for an engine does not take up."""
+        await slot.aclose()  # of an engine that broke off
+        if self._chat.has_grammar:
+            await slot.enter_async_context(self._services.grammar_slots.slot(self._chat.key.id))
+        self._meter.sending(body_bytes)
+
     async def _send_stream(self, answer: Answer, send: Send, grammar_slot: AsyncExitStack) -> None:
         async for arrived in answer.events():
             await grammar_slot.aclose()  # the first token shows that the grammar is compiled
@@ -198,11 +215,12 @@ class ChatExchange(Response):
             waiting: list[bytes] = []
             try:
                 for data in arrived:
-                    chunk = _parse(data)
+                    chunk = parse_chunk(data)
                     if ended := self._take_chunk(chunk):
                         await self._send_events(send, waiting)
                         await self._record_finished(ended)
-                    waiting.append(self._reply.part(chunk, self._token_counts()))
+                    with reading_answer("a chunk cannot be passed on"):
+                        waiting.append(self._reply.part(chunk, self._token_counts()))
             finally:  # also what precedes a chunk that cannot be read
                 await self._send_events(send, waiting)
         if len(self._recorded) < len(self._capture.choices):
@@ -215,10 +233,10 @@ class ChatExchange(Response):
         Raises:
             EngineAnswerUnusable: it is not a chat chunk.
         """
-        try:
-            return self._capture.take_chunk(self._reply.as_chat(chunk))
-        except (AttributeError, IndexError, KeyError, TypeError) as error:
-            raise EngineAnswerUnusable(f"a chunk is not a chat chunk ({type(error).__name__})") from error
+        with reading_answer("a chunk is not a chat chunk"):
+            chat = self._reply.as_chat(chunk)
+            self._meter.take(chunk, chat)
+            return self._capture.take_chunk(chat)
 
     async def _send_events(self, send: Send, waiting: list[bytes]) -> None:
         if waiting:
@@ -229,13 +247,14 @@ class ChatExchange(Response):
             crash_point(CrashPoint.MID_STREAM)
 
     async def _send_whole(self, answer: Answer, send: Send) -> None:
-        body = _parse(await answer.body())
-        try:
-            choices = self._capture.take_body(self._reply.as_chat(body))
-        except (AttributeError, IndexError, KeyError, TypeError) as error:
-            raise EngineAnswerUnusable(f"the body is not a chat completion ({type(error).__name__})") from error
+        body = parse_chunk(await answer.body())
+        with reading_answer("the body is not a chat completion"):
+            chat = self._reply.as_chat(body)
+            self._meter.take(body, chat)
+            choices = self._capture.take_body(chat)
         await self._record_finished(choices)
-        content = orjson.dumps(self._reply.whole(body, self._token_counts()))
+        with reading_answer("the body cannot be passed on"):
+            content = orjson.dumps(self._reply.whole(body, self._token_counts()))
         await self._send_headers(send, b"application/json", len(content))
         await send(_body_event(content, more=False))
 
@@ -293,7 +312,9 @@ class ChatExchange(Response):
         self._recorded.add(choice.index)
         chat = self._chat
         response = choice.message()
-        self._services.versions.remember(chat.key.id, response, self._version)
+        if response is not None:
+            _, whole = whole_reply(chat.messages, response, chat.sampling)
+            self._services.versions.remember(chat.key.id, whole, self._version)
         prompt_ids = self._capture.prompt_ids
         has_tokens = prompt_ids is not None and (response is not None or bool(choice.response_ids))
         record = TurnRecord(
@@ -325,10 +346,6 @@ class ChatExchange(Response):
         )
         self._session = await self._services.recorder.record(record) or self._session
 
-    def _tokens_used(self) -> int:
-        """Of the prompt and all choices, as far as the engine has said."""
-        return len(self._capture.prompt_ids or ()) + sum(len(c.response_ids or ()) for c in self._capture.choices)
-
     def _token_counts(self) -> TokenCounts:
         prompt, response = self._capture.prompt_ids, self._capture.choices[0].response_ids
         return TokenCounts(None if prompt is None else len(prompt), None if response is None else len(response))
@@ -350,27 +367,9 @@ class ChatExchange(Response):
         }
 
 
-def _parse(data: bytes) -> Chunk:
-    """
-    Raises:
-        EngineBroke: the engine reports an error in the stream.
-        EngineAnswerUnusable: the data is not a JSON object.
-    """
-    try:
-        chunk: Any = orjson.loads(data)
-    except orjson.JSONDecodeError as error:
-        raise EngineAnswerUnusable(f"not JSON ({error})") from error
-    if not isinstance(chunk, dict):
-        raise EngineAnswerUnusable("not a JSON object")
-    if "error" in chunk:
-        reported = chunk["error"]
-        raise EngineBroke(str(reported.get("message") if isinstance(reported, dict) else reported))
-    return chunk
-
-
 def _is_refusal(error: ClawloopError) -> bool:
     """No engine accepted the request, so there is no turn to record."""
-    return isinstance(error, RequestRejected) or (isinstance(error, EngineRejected) and error.status < 500)
+    return isinstance(error, RequestRejected) or (isinstance(error, EngineRejected) and 400 <= error.status < 500)
 
 
 def _body_event(content: bytes, *, more: bool) -> AsgiMessage:

@@ -9,7 +9,7 @@ import orjson
 from api.chat.models import resolve_model
 from api.dependencies import Services
 from clawloop.contracts.serving import ApiKey, RouteKey
-from clawloop.errors import EngineAnswerUnusable
+from clawloop.errors import EngineAnswerUnusable, RequestRejected
 
 _PROMPT_FIELDS = ("messages", "tools", "add_generation_prompt", "continue_final_message", "chat_template_kwargs")
 
@@ -18,16 +18,20 @@ async def count_tokens(services: Services, key: ApiKey, chat: dict[str, Any]) ->
     """The tokens of a chat request's prompt.
 
     Raises:
-        RequestRejected: the model's name stands for nothing.
+        RequestRejected: the model's name stands for nothing, or `chat_template_kwargs` is no object.
         EngineAnswerUnusable, EngineBroke, EngineRejected, EngineUnavailable
     """
+    own = chat.get("chat_template_kwargs")
+    if own is not None and not isinstance(own, dict):
+        raise RequestRejected(
+            "`chat_template_kwargs`: input should be an object.", code="invalid_value", field="chat_template_kwargs"
+        )
     policy, _ = await resolve_model(chat["model"], key, services.directory)
     # Adapters do not change the template, so the base model counts for all versions.
     body = {name: chat[name] for name in _PROMPT_FIELDS if name in chat} | {"model": policy.base_model}
     if (effort := chat.get("reasoning_effort")) is not None:
         # As vLLM fills it in for a chat.
-        own = chat.get("chat_template_kwargs") or {}
-        body["chat_template_kwargs"] = {"reasoning_effort": effort, "enable_thinking": effort != "none"} | own
+        body["chat_template_kwargs"] = {"reasoning_effort": effort, "enable_thinking": effort != "none"} | (own or {})
     route = RouteKey(policy.id, 0, policy.base_model, affinity=str(key.id))
     async with services.engines.open_chat(route, orjson.dumps(body), "/tokenize") as answer:
         raw = await answer.body()

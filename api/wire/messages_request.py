@@ -13,6 +13,7 @@ from starlette.datastructures import Headers
 from api.wire.reading import PASSED_ON, Translated, named, objects, parse, text, unused, wrong
 from clawloop.contracts.turns import Message
 from clawloop.errors import RequestRejected
+from clawloop.turns.continued import CONTINUES
 
 # Published ones: what is read here is the same in all of them.
 VERSIONS = ("2023-06-01", "2026-10-21", "2023-01-01")
@@ -104,7 +105,10 @@ def translate(body: dict[str, Any], also: Iterable[str], schema: type[BaseModel]
     _add_metadata(chat, body.get("metadata") or {}, ignored)
     if chat["messages"][-1]["role"] == "assistant":
         # A reply that the client began: the model goes on from there.
-        chat |= {"continue_final_message": True, "add_generation_prompt": False}
+        if "tool_calls" in chat["messages"][-1]:
+            place = f"messages.{len(body['messages']) - 1}"
+            raise wrong(place, "a reply cannot go on after `tool_use`. Send a user message with the `tool_result`")
+        chat |= {CONTINUES: True, "add_generation_prompt": False}
     if body.get("stream"):
         chat["stream_options"] = {"include_usage": True}
     return Translated(chat, named(ignored), _NAMES)
@@ -330,7 +334,10 @@ def _add_metadata(chat: dict[str, Any], metadata: dict[str, Any], ignored: list[
             user, session = found["user"], session or found["session"]
         elif isinstance(described.get("session_id"), str):
             session = session or described.pop("session_id")
-            user = orjson.dumps(described).decode()
+            try:
+                user = orjson.dumps(described).decode()
+            except orjson.JSONEncodeError:
+                raise wrong("metadata.user_id", "its JSON is nested too deeply") from None
         chat["user"] = user
     if session is not None:
         chat["metadata"] = {"session_id": text(session, "metadata.session_id")}

@@ -24,11 +24,13 @@ class Translated:
         body: the chat request.
         ignored: the client's fields that were dropped, in its own spelling.
         names: the chat field of an error, as the client spells it where that differs.
+        instructions: how many characters at the beginning of the system message are `instructions`.
     """
 
     body: dict[str, Any]
     ignored: tuple[str, ...]
     names: Mapping[str, str] = field(default_factory=dict)
+    instructions: int = 0
 
     def blame(self, error: RequestRejected) -> RequestRejected:
         """The same error, naming the client's field."""

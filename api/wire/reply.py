@@ -71,9 +71,9 @@ def event(data: Chunk) -> bytes:
     return b"event: " + str(data["type"]).encode() + b"\ndata: " + orjson.dumps(data) + b"\n\n"
 
 
-def usage_of(usage: Chunk | None, counts: TokenCounts) -> tuple[int, int]:
+def usage_of(usage: object, counts: TokenCounts) -> tuple[int, int]:
     """Tokens of the prompt and of the reply: the engine's figures, else what was captured."""
-    given = usage or {}
+    given = usage if isinstance(usage, dict) else {}
     prompt, response = given.get("prompt_tokens"), given.get("completion_tokens")
     return (
         prompt if isinstance(prompt, int) else counts.prompt or 0,

@@ -117,13 +117,13 @@ class ResponsesReply:
 
     def _usage_of(self, counts: TokenCounts) -> Chunk:
         prompt, response = usage_of(self._usage, counts)
-        cached = (self._usage or {}).get("prompt_tokens_details") or {}
-        thought = (self._usage or {}).get("completion_tokens_details") or {}
+        cached = _detail(self._usage, "prompt_tokens_details", "cached_tokens")
+        thought = _detail(self._usage, "completion_tokens_details", "reasoning_tokens")
         return {
             "input_tokens": prompt,
-            "input_tokens_details": {"cached_tokens": cached.get("cached_tokens") or 0, "cache_write_tokens": 0},
+            "input_tokens_details": {"cached_tokens": cached, "cache_write_tokens": 0},
             "output_tokens": response,
-            "output_tokens_details": {"reasoning_tokens": thought.get("reasoning_tokens") or 0},
+            "output_tokens_details": {"reasoning_tokens": thought},
             "total_tokens": prompt + response,
         }
 
@@ -228,6 +228,12 @@ class ResponsesReply:
     def _event(self, kind: str, **fields: Any) -> bytes:
         self._number += 1
         return event({"type": kind, "sequence_number": self._number - 1, **fields})
+
+
+def _detail(usage: object, group: str, name: str) -> int:
+    details = usage.get(group) if isinstance(usage, dict) else None
+    count = details.get(name) if isinstance(details, dict) else None
+    return count if isinstance(count, int) else 0
 
 
 def describe(body: Chunk, chat: Chunk) -> Chunk:

@@ -40,6 +40,8 @@ _USED = frozenset(_SAME_NAME) | {
     "tools",
     "truncation",
 }
+# Between the instructions and a developer's message.
+_BETWEEN = "\n\n"
 _NAMES = {"messages": "input", "response_format": "text", "max_completion_tokens": "max_output_tokens"}
 # Features of OpenAI's servers without which the answer would be another one.
 _REFUSED = {
@@ -91,12 +93,13 @@ def check(body: dict[str, Any]) -> None:
         raise RequestRejected("`input`: say something.", code="missing_required_parameter", field="input")
 
 
-def translate(body: dict[str, Any], also: Iterable[str], before: list[Message]) -> Translated:
+def translate(body: dict[str, Any], also: Iterable[str], before: list[Message], instructions: int = 0) -> Translated:
     """The chat request that asks for the same; `check` has passed.
 
     Args:
         also: further fields that go to the engine.
         before: the conversation that `previous_response_id` names, its reply included.
+        instructions: how many characters at the beginning of its system message are instructions.
 
     Raises:
         RequestRejected: names the field and the remedy.
@@ -108,7 +111,7 @@ def translate(body: dict[str, Any], also: Iterable[str], before: list[Message]) 
     ignored += ["truncation"] if body.get("truncation") not in (None, "disabled") else []
     chat: dict[str, Any] = {name: body[name] for name in passed if body.get(name) is not None}
     chat |= {name: body[name] for name in _SAME_NAME if body.get(name) is not None}
-    chat["messages"] = _conversation(body, before)
+    chat["messages"], instructions = _conversation(body, before, instructions)
     if body.get("max_output_tokens") is not None:
         chat["max_completion_tokens"] = body["max_output_tokens"]
     _add_tools(chat, body.get("tools") or [], ignored)
@@ -121,27 +124,39 @@ def translate(body: dict[str, Any], also: Iterable[str], before: list[Message]) 
         chat["reasoning_effort"] = text(reasoning["effort"], "reasoning.effort")
     if body.get("stream"):
         chat["stream_options"] = {"include_usage": True}
-    return Translated(chat, named(ignored), _NAMES)
+    return Translated(chat, named(ignored), _NAMES, instructions)
 
 
-def _conversation(body: dict[str, Any], before: list[Message]) -> list[Message]:
-    """New instructions replace those of the conversation before; without new ones those stay."""
+def _conversation(body: dict[str, Any], before: list[Message], instructions: int) -> tuple[list[Message], int]:
+    """The messages, and how many characters at their beginning are instructions.
+
+    New instructions replace those of the conversation before, and nothing else: what else its system message has came
+    from a developer. Without new ones the old ones stay.
+    """
     messages = list(before)
-    if instructions := body.get("instructions"):
-        if messages and messages[0].get("role") == "system":
-            messages.pop(0)
-        messages.insert(0, {"role": "system", "content": instructions})
-    given = body.get("input") or []
-    if isinstance(given, str):
-        given = [{"role": "user", "content": given}]
-    messages += messages_of(given, _calls_of(before))
+    if given := body.get("instructions"):
+        messages = _without_instructions(messages, instructions)
+        messages.insert(0, {"role": "system", "content": given})
+        instructions = len(given)
+    said = body.get("input") or []
+    if isinstance(said, str):
+        said = [{"role": "user", "content": said}]
+    messages += messages_of(said, _calls_of(before))
     # Instructions and a developer's message are one system message: many chat templates know but one.
-    while len(messages) > 1 and messages[0]["role"] == messages[1]["role"] == "system":
-        first, second = messages[0]["content"], messages[1]["content"]
+    while len(messages) > 1 and messages[0].get("role") == messages[1].get("role") == "system":
+        first, second = messages[0].get("content"), messages[1].get("content")
         if not isinstance(first, str) or not isinstance(second, str):
             break
-        messages[:2] = [{"role": "system", "content": f"{first}\n\n{second}"}]
-    return messages
+        messages[:2] = [{"role": "system", "content": f"{first}{_BETWEEN}{second}"}]
+    return messages, instructions
+
+
+def _without_instructions(messages: list[Message], instructions: int) -> list[Message]:
+    content = messages[0].get("content") if instructions and messages else None
+    if not isinstance(content, str):
+        return messages
+    others = content[instructions:].removeprefix(_BETWEEN)
+    return [{"role": "system", "content": others}, *messages[1:]] if others else messages[1:]
 
 
 def _calls_of(messages: Iterable[Message]) -> set[str]:
@@ -179,7 +194,7 @@ def _add_tool_choice(chat: dict[str, Any], choice: Any) -> None:
             _require_tool(chat, name)
             chat["tool_choice"] = {"type": "function", "function": {"name": name}}
         case {"type": "allowed_tools", "mode": "auto" | "required" as mode, "tools": list(allowed)}:
-            names = {tool.get("name") for tool in allowed if isinstance(tool, dict)}
+            names = {text(tool.get("name"), f"{place}.name") for tool, place in objects(allowed, "tool_choice.tools")}
             chat["tools"] = [tool for tool in chat.get("tools", ()) if tool["function"]["name"] in names]
             if not chat["tools"]:
                 raise wrong("tool_choice.tools", "none of them is a function in `tools`")

@@ -8,7 +8,7 @@ from __future__ import annotations
 import asyncio
 import logging
 from collections import Counter
-from collections.abc import AsyncIterator, Callable, Mapping, Sequence
+from collections.abc import AsyncIterator, Awaitable, Callable, Mapping, Sequence
 from contextlib import asynccontextmanager, suppress
 from functools import partial
 
@@ -134,10 +134,15 @@ class ChatEngines:
 
     @asynccontextmanager
     async def open_chat(
-        self, route: RouteKey, body: bytes, path: str = "/v1/chat/completions", trace: Mapping[str, str] | None = None
+        self,
+        route: RouteKey,
+        body: bytes,
+        path: str = "/v1/chat/completions",
+        trace: Mapping[str, str] | None = None,
+        sending: Callable[[], Awaitable[None]] | None = None,
     ) -> AsyncIterator[EngineAnswer]:
         headers = {"Content-Type": "application/json", **(trace or {})}
-        engine, response = await self._open(route, body, path, headers)
+        engine, response = await self._open(route, body, path, headers, sending)
         try:
             if response.status != 200:
                 rejected = await _rejection(response, engine.id)
@@ -158,12 +163,19 @@ class ChatEngines:
             self._rotation.release(engine)
 
     async def _open(
-        self, route: RouteKey, body: bytes, path: str, headers: Mapping[str, str]
+        self,
+        route: RouteKey,
+        body: bytes,
+        path: str,
+        headers: Mapping[str, str],
+        sending: Callable[[], Awaitable[None]] | None,
     ) -> tuple[Engine, aiohttp.ClientResponse]:
         failed: str | None = None
         for attempt in range(1, ATTEMPTS + 1):
             engine = await self._rotation.acquire(route.policy, route.version, route.affinity, failed)
             try:
+                if sending is not None:
+                    await sending()
                 return engine, await self._post(engine, body, path, headers)
             except (aiohttp.ClientError, TimeoutError, ConnectionError) as error:
                 # No byte came back: the request can go to another engine, or wait until this one is up again.
@@ -181,7 +193,8 @@ class ChatEngines:
 
     async def _post(self, engine: Engine, body: bytes, path: str, headers: Mapping[str, str]) -> aiohttp.ClientResponse:
         assert self._client is not None, "used outside its context"
-        return await self._client.post(f"{engine.url}{path}", data=body, headers=headers)
+        # A conversation goes to the engine that was set, and nowhere that the engine names.
+        return await self._client.post(f"{engine.url}{path}", data=body, headers=headers, allow_redirects=False)
 
     async def _probe_engines(self) -> None:
         while True:

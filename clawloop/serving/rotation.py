@@ -8,6 +8,7 @@ from __future__ import annotations
 
 import asyncio
 import hashlib
+import math
 import time
 from collections import Counter
 from collections.abc import Callable, Sequence
@@ -18,6 +19,8 @@ from clawloop.errors import EngineUnavailable
 
 # Prefilling a long prompt costs about as much as waiting for a few short requests.
 AFFINITY_SLACK = 8
+# So that requests for a version that no engine has do not take all places of another policy's, whose engine restarts.
+HELD_SHARE = 0.75
 # By then the directory has the engine's adapters: its agent reports every 2 s, and the gateway reads every second.
 MISSING_SECONDS = 5.0
 
@@ -33,7 +36,7 @@ class Rotation:
     Args:
         engines: the engines now in the directory.
         hold_seconds: how long a request waits while no engine can take it.
-        hold_limit: how many requests may wait; the next is refused immediately.
+        hold_limit: how many requests may wait, of one policy three quarters; the next is refused immediately.
         held: gauge of the waiting requests.
     """
 
@@ -49,7 +52,7 @@ class Rotation:
         self._hold_seconds = hold_seconds
         self._hold_limit = hold_limit
         self._held = held
-        self._waiting = 0
+        self._waiting: Counter[str] = Counter()  # by policy
         self._healthy: set[str] = set()
         self._load: Counter[str] = Counter()
         self._missing: dict[tuple[str, str, int], float] = {}
@@ -85,7 +88,7 @@ class Rotation:
             avoid: an engine that just failed this request; chosen only if there is no other.
 
         Raises:
-            EngineUnavailable: no engine could take it within `hold_seconds`, or `hold_limit` requests wait already.
+            EngineUnavailable: no engine could take it within `hold_seconds`, or too many requests wait already.
         """
         engine = self._choose(policy, version, affinity, avoid)
         if engine is None:
@@ -97,9 +100,10 @@ class Rotation:
         self._load[engine.id] -= 1
 
     async def _wait(self, policy: str, version: int, affinity: str) -> Engine:
-        if self._waiting >= self._hold_limit:
-            raise EngineUnavailable(f"no engine is healthy and {self._waiting} requests wait for one already")
-        self._waiting += 1
+        waiting, own = self._waiting.total(), self._waiting[policy]
+        if waiting >= self._hold_limit or own >= math.ceil(self._hold_limit * HELD_SHARE):
+            raise EngineUnavailable(f"no engine can take the request and {waiting} requests wait for one already")
+        self._waiting[policy] += 1
         self._held.inc()
         try:
             async with asyncio.timeout(self._hold_seconds):
@@ -112,7 +116,8 @@ class Rotation:
         except TimeoutError:
             raise EngineUnavailable(f"no engine could take the request in {self._hold_seconds:.0f} s") from None
         finally:
-            self._waiting -= 1
+            self._waiting[policy] -= 1
+            self._waiting += Counter()  # forgets policies of which none waits
             self._held.dec()
 
     def _choose(self, policy: str, version: int, affinity: str, avoid: str | None) -> Engine | None:

@@ -11,6 +11,7 @@ from pathlib import Path
 import httpx
 import pytest
 from openai import AsyncOpenAI
+from starlette.datastructures import Headers
 
 from api.app import create_app
 from api.auth import KeyRing
@@ -24,7 +25,7 @@ from api.recording.recorder import Recorder
 from api.recording.spool import Spool
 from api.ui.changes import Changes
 from api.ui.logins import Logins
-from clawloop.contracts.serving import Directory, Engine, Policy, Scope
+from clawloop.contracts.serving import ApiKey, Directory, Engine, Policy, Scope
 from clawloop.contracts.turns import TurnRecord
 from clawloop.operations.engines import EngineOperations
 from clawloop.operations.export import Exporter
@@ -86,6 +87,10 @@ class Gateway:
 
     def openai(self, **options: object) -> AsyncOpenAI:
         return AsyncOpenAI(base_url=f"{self.url}/v1", api_key=self.key, max_retries=0, timeout=20)
+
+    async def only_key(self) -> ApiKey:
+        """The key of `client()`."""
+        return await self.services.keys.require(Headers({"authorization": f"Bearer {self.key}"}), Scope.CHAT)
 
     async def recorded(self, count: int = 1) -> list[TurnRecord]:
         """The stored turns, once there are `count`: a turn is stored shortly after its client disconnects."""

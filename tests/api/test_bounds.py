@@ -209,3 +209,21 @@ async def test_a_key_holds_as_many_grammars_as_it_may_and_another_key_is_not_hel
             assert {answer.status_code for answer in await asyncio.gather(first, *others)} == {200}
             assert (await client.post(PATH, json=structured)).status_code == 200
         assert len(await gateway.recorded(4)) == 4
+
+
+async def test_a_request_that_waits_for_an_engine_holds_no_place_for_its_grammar(
+    tmp_path: Path, engine: FakeEngine
+) -> None:
+    structured = chat_body(structured_outputs={"choice": ["a"]})
+    engine.healthy = False
+    async with (
+        running_gateway(tmp_path, engines=[engine], limits=Limits(chat=BOUNDS), hold_seconds=30) as gateway,
+        gateway.client() as client,
+    ):
+        held = asyncio.create_task(client.post(PATH, json=structured))
+        registry = gateway.services.metrics.registry
+        await until(lambda: registry.get_sample_value("clawloop_gateway_requests_held") == 1)
+        async with gateway.services.grammar_slots.slot((await gateway.only_key()).id):
+            pass  # the only place of the key is free
+        engine.healthy = True
+        assert (await held).status_code == 200

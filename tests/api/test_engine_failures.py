@@ -29,10 +29,10 @@ async def test_a_context_overflow_keeps_status_and_message_and_gets_openais_code
     assert not gateway.turns.records
 
 
-async def test_an_engines_error_is_relayed_and_recorded(gateway: Gateway) -> None:
+async def test_an_engines_failure_is_502_with_its_reason_and_recorded(gateway: Gateway) -> None:
     async with gateway.client() as client:
         answer = await client.post(PATH, json=chat_body("FAIL500"))
-    assert answer.status_code == 500
+    assert (answer.status_code, answer.json()["error"]["code"]) == (502, "engine_broke")
     assert "EngineCore" in answer.json()["error"]["message"]
     [turn] = await gateway.recorded()
     assert (turn.status, turn.response, turn.response_ids) == (TurnStatus.ERROR, None, None)

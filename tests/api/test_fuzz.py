@@ -2,10 +2,7 @@
 
 from __future__ import annotations
 
-import asyncio
-import threading
 from collections.abc import Iterator
-from contextlib import AsyncExitStack, contextmanager
 from pathlib import Path
 
 import httpx
@@ -16,79 +13,30 @@ from hypothesis import strategies as st
 from schemathesis import GenerationMode
 from schemathesis.checks import not_a_server_error
 
-from tests.api.conftest import Gateway, running_gateway
-from tests.fakes.engine import fake_engine
+from tests.api.conftest import Gateway
+from tests.api.gateway_thread import gateway_thread
 
 pytestmark = pytest.mark.slow  # hundreds of requests per operation
 
-# Short, because the requests are sent one after the other.
-HOLD_SECONDS = 0.02
 CHAT = "/v1/chat/completions"
-
-
-class _GatewayThread(threading.Thread):
-    """A gateway on an event loop of its own, for a blocking client."""
-
-    def __init__(self, folder: Path) -> None:
-        super().__init__(daemon=True)
-        self.folder = folder
-        self.ready = threading.Event()
-        self.gateway: Gateway | None = None
-        self._engines = AsyncExitStack()
-        self._loop_and_stop: tuple[asyncio.AbstractEventLoop, asyncio.Event] | None = None
-
-    def run(self) -> None:
-        asyncio.run(self._serve())
-
-    async def _serve(self) -> None:
-        stop = asyncio.Event()
-        self._loop_and_stop = (asyncio.get_running_loop(), stop)
-        async with self._engines:
-            engine = await self._engines.enter_async_context(fake_engine())
-            async with running_gateway(self.folder, engines=[engine], hold_seconds=HOLD_SECONDS) as self.gateway:
-                self.ready.set()
-                await stop.wait()
-
-    def stop_engine(self) -> None:
-        """Stop the engine; returns once its port is closed."""
-        assert self._loop_and_stop is not None
-        asyncio.run_coroutine_threadsafe(self._engines.aclose(), self._loop_and_stop[0]).result(10)
-
-    def stop(self) -> None:
-        assert self._loop_and_stop is not None
-        loop, stop = self._loop_and_stop
-        loop.call_soon_threadsafe(stop.set)
-        self.join()
-
-
-@contextmanager
-def _gateway_thread(folder: Path) -> Iterator[tuple[_GatewayThread, Gateway]]:
-    thread = _GatewayThread(folder)
-    thread.start()
-    try:
-        assert thread.ready.wait(10)
-        assert thread.gateway is not None
-        yield thread, thread.gateway
-    finally:
-        thread.stop()
 
 
 @pytest.fixture(scope="module")
 def gateway_in_thread(tmp_path_factory: pytest.TempPathFactory) -> Iterator[Gateway]:
-    with _gateway_thread(tmp_path_factory.mktemp("fuzz")) as (_, gateway):
+    with gateway_thread(tmp_path_factory.mktemp("fuzz")) as (_, gateway):
         yield gateway
 
 
 @pytest.fixture
 def without_engine(tmp_path: Path) -> Iterator[Gateway]:
-    with _gateway_thread(tmp_path) as (thread, gateway):
+    with gateway_thread(tmp_path) as (thread, gateway):
         thread.stop_engine()
         yield gateway
 
 
 @pytest.fixture(params=["cached key", "uncached key"])
 def without_store(tmp_path: Path, request: pytest.FixtureRequest) -> Iterator[Gateway]:
-    with _gateway_thread(tmp_path) as (_, gateway):
+    with gateway_thread(tmp_path) as (_, gateway):
         if request.param == "cached key":
             body = {"model": "policy", "messages": [{"role": "user", "content": "hello"}]}
             assert _post(gateway, body).status_code == 200

@@ -9,6 +9,7 @@ import httpx
 import openai
 import pytest
 from openai import AsyncOpenAI
+from starlette.datastructures import Headers
 
 from api.chat.key_limits import KeyLimiter
 from clawloop.contracts.serving import ApiKey, KeyLimits, Scope
@@ -139,3 +140,42 @@ async def test_wrong_limits_are_refused(gateway: Gateway, body: Any) -> None:
     async with gateway.client(gateway.admin_key) as client:
         assert (await client.put("/admin/v1/keys/cl-00000000/limits", json=body)).status_code == 400
         assert (await client.put("/admin/v1/keys/cl-00000000/limits", json={})).status_code == 404
+
+
+async def used(gateway: Gateway, secret: str) -> int:
+    """The tokens that a key has used of 10^6 a minute, at least; what is refilled meanwhile is left out by rounding."""
+    key = await gateway.services.keys.require(Headers({"authorization": f"Bearer {secret}"}), Scope.CHAT)
+    return 10**6 - int(gateway.services.key_limits.headers(key)["x-ratelimit-remaining-tokens"])
+
+
+@pytest.fixture
+def still(gateway: Gateway, monkeypatch: pytest.MonkeyPatch) -> None:
+    """No bucket is refilled."""
+    monkeypatch.setattr(gateway.services.key_limits, "_clock", lambda: 1000.0)
+
+
+@pytest.mark.parametrize("word", ["UNEVEN", "NOIDS", "BREAK", "hello"])
+@pytest.mark.usefixtures("still")
+async def test_tokens_that_are_not_recorded_count_as_well(gateway: Gateway, word: str) -> None:
+    secret = await limited(gateway, tokens_per_minute=10**6)
+    async with gateway.client(secret) as client:
+        await client.post(PATH, json=chat_body(word, stream=True))
+    # The prompt has three tokens and the reply six; of a broken one two came.
+    assert await used(gateway, secret) == {"BREAK": 5, "NOIDS": 8}.get(word, 9)
+
+
+@pytest.mark.parametrize("stream", [True, False])
+@pytest.mark.usefixtures("still")
+async def test_a_client_that_leaves_has_used_what_the_engine_did(gateway: Gateway, stream: bool) -> None:
+    secret = await limited(gateway, tokens_per_minute=10**6)
+    gateway.engine.delay_seconds = 30
+    words = "word " * 400
+    async with gateway.client(secret) as client:
+        leaving = asyncio.create_task(client.post(PATH, json=chat_body(words, stream=stream)))
+        await until(lambda: gateway.engine.requests)
+        if stream:
+            await asyncio.sleep(0.1)  # the first chunk, which has the prompt's tokens
+        leaving.cancel()
+        await asyncio.wait([leaving])
+        await gateway.recorded(1)
+    assert await used(gateway, secret) >= (3 if stream else len(words) // 4)

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import asyncio
+import json
 from collections.abc import AsyncIterator
 from contextlib import asynccontextmanager
 from typing import Any, get_type_hints
@@ -17,7 +18,7 @@ from anthropic.types.message_create_params import MessageCreateParamsNonStreamin
 
 from api.wire.messages_request import MessagesRequest, translate
 from clawloop.contracts.turns import SessionSource, TurnKind, TurnStatus
-from clawloop.ids import turn_id_of
+from clawloop.ids import responses_id, turn_id_of
 from tests.api.chat_requests import IDS, TEXT
 from tests.api.conftest import Gateway
 from tests.fakes.engine import PROMPT_IDS
@@ -333,3 +334,47 @@ async def test_a_conversation_may_change_its_wire_format(gateway: Gateway) -> No
     one, two, three = (turn for turn in turns if turn is not None)
     assert one.session_id == two.session_id == three.session_id
     assert (two.parent_turn_id, three.parent_turn_id) == (one.record.turn_id, two.record.turn_id)
+
+
+async def test_a_reply_that_the_client_began_is_one_message_of_the_conversation(gateway: Gateway) -> None:
+    await post(gateway, body("Name a colour.", {"role": "assistant", "content": "The colour is: "}))
+    said = {"role": "assistant", "content": f"The colour is: {TEXT}"}
+    await post(gateway, body("Name a colour.", said, "And another."))
+    first, second = [await gateway.turns.load(turn.turn_id) for turn in await gateway.recorded(2)]
+    assert first is not None
+    assert second is not None
+    assert second.session_id == first.session_id
+    assert second.parent_turn_id == first.record.turn_id
+    assert first.record.response == {"role": "assistant", "content": TEXT}  # as the engine's tokens are
+    async with gateway.client() as client:
+        given = {"model": "policy", "previous_response_id": responses_id(first.record.turn_id), "input": "go on"}
+        assert (await client.post("/v1/responses", json=given)).status_code == 200
+    assert gateway.engine.requests[2]["messages"] == [user("Name a colour."), said, user("go on")]
+
+
+async def test_a_reply_does_not_go_on_after_a_tool_call(gateway: Gateway) -> None:
+    call = {"type": "tool_use", "id": "t1", "name": "exec", "input": {}}
+    given = body("Name a colour.", {"role": "assistant", "content": [{"type": "text", "text": "Well."}, call]})
+    for path in (PATH, f"{PATH}/count_tokens"):
+        answer = await post(gateway, given, path)
+        assert answer.status_code == 400
+        assert "`messages.1`" in answer.json()["error"]["message"]
+        assert "tool_result" in answer.json()["error"]["message"]
+    assert gateway.engine.requests == []
+
+
+async def test_deeply_nested_metadata_is_refused(gateway: Gateway) -> None:
+    nested = orjson.loads("[" * 300 + "]" * 300)
+    name = json.dumps({"session_id": "s", "device": nested})
+    answer = await post(gateway, body(metadata={"user_id": name}))
+    assert answer.status_code == 400
+    assert "`metadata.user_id`" in answer.json()["error"]["message"]
+
+
+@pytest.mark.parametrize("kwargs", ["x", [1], 5])
+async def test_template_settings_that_are_no_object_are_refused(gateway: Gateway, kwargs: Any) -> None:
+    for more in ({}, {"output_config": {"effort": "low"}}):
+        given = body(chat_template_kwargs=kwargs) | more
+        answer = await post(gateway, given, f"{PATH}/count_tokens")
+        assert answer.status_code == 400
+        assert "`chat_template_kwargs`" in answer.json()["error"]["message"]

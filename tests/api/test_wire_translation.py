@@ -125,7 +125,12 @@ def test_arguments_that_are_no_object_come_back_as_they_were(arguments: str) -> 
     body = {"choices": [{"message": {"tool_calls": [call]}, "finish_reason": "tool_calls"}]}
     (block,) = MessagesReply("msg_1", "policy").whole(body, TokenCounts(1, 1))["content"]
     assert isinstance(block["input"], dict)
-    messages = [{"role": "user", "content": "x"}, {"role": "assistant", "content": [block]}]
+    result = {"type": "tool_result", "tool_use_id": "c1", "content": "done"}
+    messages = [
+        {"role": "user", "content": "x"},
+        {"role": "assistant", "content": [block]},
+        {"role": "user", "content": [result]},
+    ]
     chat = _of_messages({"model": "policy", "max_tokens": 5, "messages": messages})
     assert chat["messages"][1]["tool_calls"] == [call]
 

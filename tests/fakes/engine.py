@@ -34,6 +34,7 @@ class FakeEngine:
         models: model names it serves; None serves all.
         delay_seconds: between tokens.
         hold: requests are answered once it is set; None: at once.
+        verbatim: the body of every answer but those of `/health` and `/v1/models`; None: a proper one.
     """
 
     url: str = ""
@@ -44,6 +45,7 @@ class FakeEngine:
     models: set[str] | None = None
     delay_seconds: float = 0.0
     hold: asyncio.Event | None = None
+    verbatim: bytes | None = None
 
     def reset(self) -> None:
         self.requests.clear()
@@ -51,6 +53,7 @@ class FakeEngine:
         self.aborted = 0
         self.delay_seconds = 0.0
         self.hold = None
+        self.verbatim = None
 
     async def chat(self, request: Request) -> Response:
         body = json.loads(await request.body())
@@ -58,6 +61,8 @@ class FakeEngine:
         self.traces.append(request.headers.get("traceparent"))
         if self.hold is not None:
             await self.hold.wait()
+        if self.verbatim is not None:
+            return self._verbatim(body)
         if self.models is not None and body["model"] not in self.models:
             return _error(404, f"The model `{body['model']}` does not exist.", "NotFoundError", "model")
         word = _last_word(body["messages"])
@@ -79,6 +84,10 @@ class FakeEngine:
             self.aborted += 1
             return Response(status_code=499)  # never read
         return JSONResponse(_completion(body, word))
+
+    def _verbatim(self, body: dict[str, Any]) -> Response:
+        media_type = "text/event-stream" if body.get("stream") else "application/json"
+        return Response(self.verbatim, media_type=media_type)
 
     async def _disconnected_while_waiting(self, request: Request) -> bool:
         """Wait as long as a whole answer takes; True if the client disconnected meanwhile."""
@@ -136,6 +145,8 @@ class FakeEngine:
         """Plain completions: the words of a chat, without its shape."""
         body = json.loads(await request.body())
         self.requests.append(body)
+        if self.verbatim is not None:
+            return self._verbatim(body)
         deltas = _deltas("")
         ids = [token for _, tokens in deltas for token in tokens]
         if not body.get("stream"):
@@ -154,6 +165,8 @@ class FakeEngine:
     async def tokenize(self, request: Request) -> Response:
         body = json.loads(await request.body())
         self.requests.append(body)
+        if self.verbatim is not None:
+            return self._verbatim(body)
         words = sum(len(str(message.get("content")).split()) for message in body["messages"])
         return JSONResponse({"count": words, "max_model_len": 4096, "tokens": list(range(words))})
 
@@ -252,7 +265,8 @@ def _usage() -> dict[str, int]:
 def _last_word(messages: list[Any]) -> str:
     content = messages[-1].get("content") if messages else ""
     if isinstance(content, list):  # its last text
-        content = next((part["text"] for part in reversed(content) if part.get("type") == "text"), "")
+        texts = [part.get("text") for part in content if isinstance(part, dict) and part.get("type") == "text"]
+        content = texts[-1] if texts else ""
     words = content.split() if isinstance(content, str) else []
     return words[-1] if words else ""
 

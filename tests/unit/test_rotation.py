@@ -108,3 +108,21 @@ async def test_an_engine_that_lacks_a_version_gets_no_request_for_it_for_a_while
     now += 0.2
     rotation.mark("a", healthy=True)
     assert (await waiting).id in {"a", "b"}
+
+
+async def test_requests_of_one_policy_do_not_take_all_places_of_another() -> None:
+    rotation = _rotation(_engine("a", 1), hold_seconds=30, hold_limit=8)
+    rotation.mark("a", healthy=False)
+    waiting = [asyncio.create_task(rotation.acquire("one", 9, "s")) for _ in range(6)]  # no engine has version 9
+    await asyncio.sleep(0)
+    with pytest.raises(EngineUnavailable, match="6 requests wait"):
+        await rotation.acquire("one", 9, "s")
+    others = [asyncio.create_task(rotation.acquire("default", 1, "s")) for _ in range(2)]
+    await asyncio.sleep(0)
+    with pytest.raises(EngineUnavailable, match="8 requests wait"):
+        await rotation.acquire("default", 1, "s")
+    rotation.mark("a", healthy=True)
+    assert [(await other).id for other in others] == ["a", "a"]
+    for task in waiting:
+        task.cancel()
+    await asyncio.wait(waiting)

@@ -1,0 +1,62 @@
+"""A gateway on an event loop of its own, for clients that block: hypothesis and schemathesis."""
+
+from __future__ import annotations
+
+import asyncio
+import threading
+from collections.abc import Iterator
+from contextlib import AsyncExitStack, contextmanager
+from pathlib import Path
+
+from tests.api.conftest import Gateway, running_gateway
+from tests.fakes.engine import fake_engine
+
+# Short, because the requests are sent one after the other.
+HOLD_SECONDS = 0.02
+
+
+class GatewayThread(threading.Thread):
+    """A gateway on an event loop of its own, for a blocking client."""
+
+    def __init__(self, folder: Path) -> None:
+        super().__init__(daemon=True)
+        self.folder = folder
+        self.ready = threading.Event()
+        self.gateway: Gateway | None = None
+        self._engines = AsyncExitStack()
+        self._loop_and_stop: tuple[asyncio.AbstractEventLoop, asyncio.Event] | None = None
+
+    def run(self) -> None:
+        asyncio.run(self._serve())
+
+    async def _serve(self) -> None:
+        stop = asyncio.Event()
+        self._loop_and_stop = (asyncio.get_running_loop(), stop)
+        async with self._engines:
+            engine = await self._engines.enter_async_context(fake_engine())
+            async with running_gateway(self.folder, engines=[engine], hold_seconds=HOLD_SECONDS) as self.gateway:
+                self.ready.set()
+                await stop.wait()
+
+    def stop_engine(self) -> None:
+        """Stop the engine; returns once its port is closed."""
+        assert self._loop_and_stop is not None
+        asyncio.run_coroutine_threadsafe(self._engines.aclose(), self._loop_and_stop[0]).result(10)
+
+    def stop(self) -> None:
+        assert self._loop_and_stop is not None
+        loop, stop = self._loop_and_stop
+        loop.call_soon_threadsafe(stop.set)
+        self.join()
+
+
+@contextmanager
+def gateway_thread(folder: Path) -> Iterator[tuple[GatewayThread, Gateway]]:
+    thread = GatewayThread(folder)
+    thread.start()
+    try:
+        assert thread.ready.wait(10)
+        assert thread.gateway is not None
+        yield thread, thread.gateway
+    finally:
+        thread.stop()

@@ -1,0 +1,161 @@
+"""Requests of any JSON, in every wire format: never a 500, and every error in its form.
+
+Beside those that are generated from the OpenAPI description: these know the formats' own nesting.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Iterator
+from typing import Any
+
+import httpx
+import pytest
+from hypothesis import HealthCheck, given, settings
+from hypothesis import strategies as st
+
+from tests.api.conftest import Gateway
+from tests.api.gateway_thread import gateway_thread
+from tests.api.test_wire_translation import BLOCKS, ITEMS, MESSAGES, OPTIONS, VALUES
+
+pytestmark = pytest.mark.slow  # hundreds of requests
+
+VERSION = {"anthropic-version": "2023-06-01"}
+HELLO = [{"role": "user", "content": "hello"}]
+NUMBERS: st.SearchStrategy[Any] = st.sampled_from((0, 1, -1, 0.5, 2**31, 2**63, 10**30, 1e308)) | VALUES
+FUNCTIONS = st.lists(
+    st.fixed_dictionaries({"type": st.just("function"), "name": VALUES}, optional={"function": VALUES}), max_size=2
+)
+CHOICES = VALUES | st.fixed_dictionaries(
+    {"type": st.sampled_from(("function", "tool", "allowed_tools", "any", "auto"))},
+    optional={"name": VALUES, "mode": st.sampled_from(("auto", "required")), "tools": FUNCTIONS | VALUES},
+)
+DEEP = "[" * 300 + "]" * 300
+NAMES: st.SearchStrategy[Any] = st.sampled_from((f'{{"session_id": "s", "x": {DEEP}}}', DEEP, "\0", "é" * 70)) | VALUES
+SHARED: dict[str, st.SearchStrategy[Any]] = OPTIONS | {
+    "tool_choice": CHOICES,
+    "tools": OPTIONS["tools"] | FUNCTIONS | VALUES,
+    "metadata": VALUES | st.fixed_dictionaries({}, optional={"user_id": NAMES, "session_id": NAMES}),
+    "chat_template_kwargs": VALUES,
+    "session_id": NAMES,
+    "session_done": VALUES,
+    "turn_type": VALUES,
+    "user": NAMES,
+    "temperature": NUMBERS,
+    "top_k": NUMBERS,
+    "seed": NUMBERS,
+    "n": NUMBERS,
+    "max_tokens": NUMBERS,
+    "stop": VALUES,
+    "logprobs": NUMBERS,
+    "response_format": VALUES,
+    "structured_outputs": VALUES,
+    "stream_options": VALUES,
+}
+
+
+def bodies(required: dict[str, Any], **optional: st.SearchStrategy[Any]) -> st.SearchStrategy[dict[str, Any]]:
+    strategies = {
+        name: value if isinstance(value, st.SearchStrategy) else st.just(value)
+        for name, value in ({"model": "policy"} | required).items()
+    }
+    others = {name: value for name, value in (SHARED | optional).items() if name not in strategies}
+    return st.fixed_dictionaries(strategies, optional=others)
+
+
+CHATS = st.lists(
+    st.fixed_dictionaries(
+        {"role": st.sampled_from(("user", "assistant", "system", "developer", "tool", "function"))},
+        optional={"content": BLOCKS | VALUES, "tool_calls": VALUES, "tool_call_id": VALUES, "name": VALUES},
+    ),
+    min_size=1,
+    max_size=4,
+)
+ANTHROPIC = bodies(
+    {"max_tokens": 5, "messages": MESSAGES},
+    system=VALUES | BLOCKS,
+    thinking=VALUES,
+    output_config=VALUES,
+    stop_sequences=VALUES,
+)
+RESPONSES = bodies(
+    {"input": ITEMS | st.just("hello")},
+    instructions=st.just("Be brief.") | VALUES,
+    text=VALUES,
+    reasoning=VALUES,
+    include=VALUES,
+    truncation=VALUES,
+    max_output_tokens=NUMBERS,
+)
+REQUESTS = {
+    "/v1/chat/completions": bodies({"messages": CHATS}, tool_choice=VALUES),
+    "/v1/completions": bodies({"prompt": st.just("hello") | VALUES}, echo=VALUES, suffix=VALUES, best_of=VALUES),
+    "/v1/messages": ANTHROPIC,
+    "/v1/messages/count_tokens": ANTHROPIC,
+    "/v1/responses": RESPONSES,
+    "/v1/responses/input_tokens": RESPONSES,
+    "/v1/feedback": st.fixed_dictionaries(
+        {}, optional=dict.fromkeys(("response_id", "session_id", "turn", "rating", "score", "text", "outcome"), VALUES)
+    ),
+}
+
+
+@pytest.fixture(scope="module")
+def gateway_in_thread(tmp_path_factory: pytest.TempPathFactory) -> Iterator[Gateway]:
+    with gateway_thread(tmp_path_factory.mktemp("any-shape")) as (_, gateway):
+        yield gateway
+
+
+@pytest.fixture
+def client(gateway_in_thread: Gateway) -> Iterator[httpx.Client]:
+    key = {"Authorization": f"Bearer {gateway_in_thread.key}"}
+    with httpx.Client(base_url=gateway_in_thread.url, headers=key, timeout=20) as client:
+        yield client
+
+
+def check_answer(answer: httpx.Response, path: str) -> None:
+    # The fake engine takes whatever it gets, so nothing is its fault.
+    assert answer.status_code in (200, 202) or 400 <= answer.status_code < 500, answer.text
+    if answer.status_code >= 400:
+        is_anthropic = path.startswith("/v1/messages")
+        assert set(answer.json()["error"]) == (
+            {"message", "type"} if is_anthropic else {"message", "type", "param", "code"}
+        )
+
+
+@pytest.mark.parametrize("path", REQUESTS)
+def test_no_json_makes_a_500(client: httpx.Client, path: str) -> None:
+    headers = VERSION if path.startswith("/v1/messages") else {}
+
+    @given(body=REQUESTS[path] | VALUES)
+    @settings(max_examples=60, deadline=None, suppress_health_check=list(HealthCheck), derandomize=True)
+    def check(body: Any) -> None:
+        check_answer(client.post(path, json=body, headers=headers), path)
+
+    check()
+
+
+def test_no_stored_conversation_makes_a_500(client: httpx.Client) -> None:
+    """A response that goes on from a chat of any messages, with any instructions."""
+    path = "/v1/responses"
+
+    @given(messages=CHATS, goes_on=RESPONSES)
+    @settings(max_examples=30, deadline=None, suppress_health_check=list(HealthCheck), derandomize=True)
+    def check(messages: Any, goes_on: dict[str, Any]) -> None:
+        first = client.post("/v1/chat/completions", json={"model": "policy", "messages": messages})
+        check_answer(first, path)
+        if first.status_code == 200:
+            name = first.json()["id"]
+            check_answer(client.post(path, json=goes_on | {"previous_response_id": name}), path)
+            check_answer(client.get(f"{path}/{name}"), path)
+
+    check()
+
+
+@given(number=st.integers(0, 2**128 - 1))
+@settings(max_examples=30, deadline=None, derandomize=True, suppress_health_check=list(HealthCheck))
+def test_no_id_makes_a_500(gateway_in_thread: Gateway, number: int) -> None:
+    key = {"Authorization": f"Bearer {gateway_in_thread.key}"}
+    with_version = number & ~(0xF << 76) | (7 << 76)  # an id of a time, which may be any
+    for path in (f"/v1/responses/resp_{with_version:032x}", f"/v1/chat/completions/chatcmpl-{number:032x}"):
+        answer = httpx.get(f"{gateway_in_thread.url}{path}", headers=key)
+        assert answer.status_code == 404, answer.text
