@@ -24,6 +24,10 @@ log = logging.getLogger(__name__)
 
 # Half of what a chat's transaction takes, as chats go first.
 BATCH_TURNS = 8
+# A long backlog is stored in larger ones, which cost a turn 0.4 ms instead of 0.66 (measured): a PostgreSQL that is
+# short of CPU must not be slower than the chats that fill the spool. One that it does not take in its time halves the
+# limit, until the spool is empty.
+LONGEST_BATCH_TURNS = 32
 # While turns cannot be stored, and to look for turns of a gateway that died.
 RETRY_SECONDS = 1.0
 TAKE_OVER_SECONDS = 5.0
@@ -52,6 +56,7 @@ class SpoolDrain:
         self._notifications = notifications
         self._metrics = metrics
         self._filled = asyncio.Event()
+        self._most_turns = LONGEST_BATCH_TURNS
         self._task: asyncio.Task[None] | None = None
 
     async def __aenter__(self) -> SpoolDrain:
@@ -104,6 +109,7 @@ class SpoolDrain:
             if self._spool.turns:
                 await asyncio.sleep(RETRY_SECONDS)
             else:
+                self._most_turns = LONGEST_BATCH_TURNS
                 await self._wait_until_filled()
 
     async def _wait_until_filled(self) -> None:
@@ -114,15 +120,21 @@ class SpoolDrain:
             return
 
     async def _drain_once(self) -> None:
-        """Try each spooled turn once, oldest first, until PostgreSQL does not answer."""
-        turn_ids = self._spool.turn_ids()
-        for first in range(0, len(turn_ids), BATCH_TURNS):
-            records = await self._read(turn_ids[first : first + BATCH_TURNS])
+        """Try each spooled turn once, oldest first, until PostgreSQL does not answer.
+
+        Each batch has twice the turns of the one before, to the limit.
+        """
+        turn_ids, size, first = self._spool.turn_ids(), BATCH_TURNS, 0
+        while batch := turn_ids[first : first + size]:
+            first, size = first + size, min(2 * size, self._most_turns)
+            records = await self._read(batch)
             if not records:
                 continue
             results = await self._insert(records)
             await self._finish(records, results)
             if all(isinstance(result, StoreUnavailable) for result in results):
+                if len(batch) > BATCH_TURNS:
+                    self._most_turns = max(BATCH_TURNS, len(batch) // 2)
                 return
             self._inserts.mark_present()
 

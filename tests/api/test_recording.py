@@ -53,6 +53,16 @@ class GatedStore:
         return (await self.turns.insert_many([record]))[0]
 
 
+class AwayAtTheThird(GatedStore):
+    """It does not take the third batch in time."""
+
+    async def insert_many(self, records: Sequence[TurnRecord]) -> list[InsertedTurn | Exception]:
+        if len(self.batches) == 2:
+            self.batches.append(len(records))
+            return [StoreUnavailable("on purpose")] * len(records)
+        return await super().insert_many(records)
+
+
 class Clock:
     """Replaces the module `time`; the test advances it."""
 
@@ -115,7 +125,21 @@ async def test_after_an_overload_turns_go_to_postgres_at_once_whatever_the_spool
     # Whoever stored a turn, the limit's crossing did not double it.
     assert sorted(record.turn_id for record in turns.records if record in late) == [turn.turn_id for turn in late]
     assert len(turns.records) == 41
-    assert max(drained.batches) == spool_drain.BATCH_TURNS
+    assert max(drained.batches) <= spool_drain.LONGEST_BATCH_TURNS
+
+
+async def test_a_long_backlog_is_stored_in_larger_batches_and_in_smaller_ones_after_a_failure(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(spool_drain, "RETRY_SECONDS", 0.01)
+    earlier = Spool(tmp_path, 10**8)
+    for n in range(100):
+        earlier.write(turn_record(f"{n}", evidence=SessionEvidence(SessionSource.HEADER, f"{n}")))
+    earlier.close()
+    store, spool = AwayAtTheThird(FakeTurnStore()), Spool(tmp_path, 10**8)
+    async with running_recorder(store, store, spool):
+        await until(lambda: not spool.turns)
+    assert store.batches == [8, 16, 32, 8, 16, 16, 16, 16, 4]
 
 
 async def test_turns_that_end_together_share_transactions(tmp_path: Path) -> None:
