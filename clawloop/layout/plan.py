@@ -21,6 +21,8 @@ _SHORTEST = 1024
 _SMALLEST_BUDGET = 256
 _MOST_GPUS = 16
 _LARGEST_GIB = 2**20
+_LINEAR_ATTENTION = "Qwen3_5"
+"""How the architectures begin that vLLM cannot serve here on a CPU."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -58,6 +60,11 @@ def _require_consistent(request: Request) -> None:
         raise SetupError(
             f"{request.model.name} is a mixture of experts, and vLLM on a CPU ends as soon as one is to have adapters: "
             "it needs GPUs"
+        )
+    if request.gpus is None and request.model.architecture.startswith(_LINEAR_ATTENTION):
+        raise SetupError(
+            f"{request.model.name} has layers of linear attention: vLLM on a CPU wants torchvision for it, of which PyPI "
+            "has CUDA builds alone, and reads its prompts in pieces, where a request's seed ends the engine: it needs GPUs"
         )
     if request.training is None:
         for option, given in (("--quantise", request.quantise), ("--serve-model", request.serve_model)):

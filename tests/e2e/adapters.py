@@ -37,8 +37,8 @@ def random_versions(model: Path, adapters: Path, numbers: Sequence[int], lora: L
     return versions
 
 
-def load_policy(model: Path, lora: LoraShape = LORA) -> PolicyModel:
-    return load_model(model, lora, dtype=torch.float32, device=torch.device("cpu"))
+def load_policy(model: Path, lora: LoraShape = LORA, dtype: torch.dtype = torch.float32) -> PolicyModel:
+    return load_model(model, lora, dtype=dtype, device=torch.device("cpu"))
 
 
 def apply_adapter(policy: PolicyModel, directory: Path | None) -> None:

@@ -39,7 +39,6 @@ def sample(model: str, dtype: str, adapter: str, prompts: list[list[int]]) -> It
         enable_lora=True,
         max_lora_rank=8,
         lora_target_modules=list(LORA_TARGETS),
-        enable_chunked_prefill=False,
         max_num_batched_tokens=128,
         logprobs_mode="processed_logprobs",
         generation_config="vllm",

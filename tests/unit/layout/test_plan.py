@@ -222,6 +222,13 @@ def test_a_mixture_of_experts_needs_gpus() -> None:
     assert plan(request(mixture, (80,))).kind == "cuda"
 
 
+def test_linear_attention_needs_gpus() -> None:
+    hybrid = replace(SMALL, architecture="Qwen3_5ForCausalLM")
+    with pytest.raises(SetupError, match=r"small has layers of linear attention: vLLM on a CPU .*: it needs GPUs"):
+        plan(request(hybrid, None))
+    assert plan(request(hybrid, (80,))).kind == "cuda"
+
+
 def test_routed_experts_get_no_adapters_and_it_is_said() -> None:
     mixture = decoder(
         vocab=1000, width=64, inner=128, layers=2, heads=4, kv_heads=2, head_dim=16, experts=8,
