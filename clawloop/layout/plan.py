@@ -63,9 +63,9 @@ def _require_consistent(request: Request) -> None:
         )
     if request.gpus is None and request.model.architecture.startswith(_LINEAR_ATTENTION):
         raise SetupError(
-            f"{request.model.name} has layers of linear attention: vLLM on a CPU wants torchvision for it, of which PyPI "
-            "has CUDA builds alone, and reads its prompts in pieces, where a request's seed ends the engine: it needs "
-            "GPUs"
+            f"{request.model.name} has layers of linear attention: vLLM on a CPU wants torchvision for it, of which "
+            "PyPI has CUDA builds alone, and reads its prompts in pieces, where a request's seed ends the engine: it "
+            "needs GPUs"
         )
     if request.training is None:
         for option, given in (("--quantise", request.quantise), ("--serve-model", request.serve_model)):
