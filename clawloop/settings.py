@@ -125,10 +125,10 @@ class Settings(BaseSettings):
     judge_api_key: SecretStr | None = None
     """API key for `judge_url`, if it needs one."""
 
-    judge_form: Literal["free", "grammar"] | None = None
-    """`grammar`: constrain the output to an answer (vLLM only). `free`: the judge may think first. None: on Clawloop's
-    engines `free` if their model can think, else `grammar`; elsewhere `free`. A recipe's `signal.judge_form` comes
-    first."""
+    judge_form: Literal["auto", "free", "grammar"] | None = None
+    """`grammar`: constrain the output to an answer (vLLM only). `free`: the judge may think first. `auto` (vLLM only):
+    the judge is asked whether its model can think; then `free`, within a bound of tokens, else `grammar`. None: `auto`
+    on Clawloop's engines, elsewhere `free`. A recipe's `signal.judge_form` comes first."""
 
     chat_bounds: ChatBounds = ChatBounds()
     """The largest chat request; each bound by itself, e.g. `CLAWLOOP_CHAT_BOUNDS__TOOLS=2000`."""

@@ -44,13 +44,11 @@ class JudgeEngine:
     """
     Args:
         model: the name by which it serves its model.
-        thinks: the model can think.
         secret: of its guard.
     """
 
     url: str
     model: str
-    thinks: bool
     secret: str
 
 
@@ -256,8 +254,8 @@ def _with_judge(deployment: Deployment, environment: Mapping[str, str]) -> dict[
         "CLAWLOOP_JUDGE_MODEL": deployment.judge.model,
         "CLAWLOOP_JUDGE_API_KEY": deployment.judge.secret,
     }
-    form = {} if deployment.judge.thinks else {"CLAWLOOP_JUDGE_FORM": "grammar"}  # vLLM's; other APIs may have none
-    return form | dict(environment) | judge
+    # It is a vLLM, so it says itself whether its model thinks; of another API nothing is known.
+    return {"CLAWLOOP_JUDGE_FORM": "auto"} | dict(environment) | judge
 
 
 def gateway_url(host: str, port: int) -> str:

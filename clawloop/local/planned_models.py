@@ -8,7 +8,6 @@ from pathlib import Path
 
 from clawloop.errors import ModelUnsupported, SetupError
 from clawloop.families.chat_format import ChatOptions
-from clawloop.families.thinking import Thinking
 from clawloop.layout.parts import Layout, Process, Role
 from clawloop.local import checks, parts
 from clawloop.local.keys_file import ensure_engine_secret
@@ -93,13 +92,12 @@ def plan_models(
         where = ", ".join(layout.devices[gpu].name for gpu in process.gpus) or "CPU"
         engines.append(parts.vllm(name, judging if judges else served, engine, where, environment))
         urls[process.role].append(f"http://{LOOPBACK}:{port}")
-    thinks = judging.chat.thinking is not Thinking.NEVER
     return PlannedModels(
         layout=layout,
         engines=tuple(engines),
         urls=tuple(urls[Role.ENGINE]),
         base_model=model.name,
-        judge=next((JudgeEngine(url, judging.name, thinks, secret) for url in urls[Role.JUDGE]), None),
+        judge=next((JudgeEngine(url, judging.name, secret) for url in urls[Role.JUDGE]), None),
         trained_model=model.path if wanted.train else None,
     )
 

@@ -32,11 +32,14 @@ def judge_client(
     Raises:
         SetupError: CLAWLOOP_JUDGE_URL is set, CLAWLOOP_JUDGE_MODEL is not.
     """
-    forced = None if settings.judge_form is None else AnswerForm(settings.judge_form)
     if settings.judge_url is None:
-        return JudgeClient(engine_endpoints(settings, directory), forced, clock=clock)
+        return JudgeClient(engine_endpoints(settings, directory), _form(settings.judge_form), clock=clock)
     if settings.judge_model is None:
         raise SetupError("CLAWLOOP_JUDGE_URL is set, CLAWLOOP_JUDGE_MODEL is not: set it to the model's name there")
     key = None if settings.judge_api_key is None else settings.judge_api_key.get_secret_value()
     endpoint = Endpoint(settings.judge_url.rstrip("/").removesuffix("/v1"), settings.judge_model, key)
-    return JudgeClient(lambda policy: [endpoint], forced or AnswerForm.FREE, clock=clock)
+    return JudgeClient(lambda policy: [endpoint], _form(settings.judge_form or "free"), clock=clock)
+
+
+def _form(setting: str | None) -> AnswerForm | None:
+    return None if setting in (None, "auto") else AnswerForm(setting)

@@ -3,13 +3,21 @@
 from __future__ import annotations
 
 from collections.abc import AsyncIterator
+from typing import Literal
 
 import pytest
 
+from clawloop.contracts.serving import Directory
 from clawloop.contracts.turns import TurnOutcome
 from clawloop.errors import JudgeUnavailable
+from clawloop.ids import new_turn_id
+from clawloop.judging.evidence import Evidence, Statement
+from clawloop.judging.prompts import AnswerForm, vote_prompt
+from clawloop.processes.judge import judge_client
 from clawloop.recipes.recipe import Recipe
 from clawloop.serving.judge import FREE_TOKENS, THINKING_TOKENS
+from clawloop.settings import Settings
+from tests.fakes.judge import FakeJudge
 from tests.judging.conftest import JUDGE_SECONDS, Bench, set_recipe, with_client, with_signal
 
 PLAIN = ("<|im_start|>assistant\n",) * 2
@@ -122,3 +130,18 @@ async def test_without_an_engine_judging_is_retried(asking: Bench) -> None:
     asking.judge.url = "http://127.0.0.1:1"
     with pytest.raises(JudgeUnavailable, match="no engine said whether its model thinks"):
         await asking.judge_turn(session, second)
+
+
+@pytest.mark.parametrize(("form", "thinks"), [(None, False), ("free", False), ("auto", True)])
+async def test_a_judge_elsewhere_is_asked_how_it_thinks_if_settings_say_that_it_is_an_engine(
+    judge: FakeJudge, form: Literal["auto", "free"] | None, thinks: bool
+) -> None:
+    judge.rendered, judge.votes = HYBRID, [1]
+    settings = Settings(judge_url=judge.url, judge_model="judge", judge_form=form)
+    async with judge_client(settings, lambda: Directory((), ())) as client:
+        assert await client.form("default", "auto") is AnswerForm.FREE
+        asked = (Statement("user", "Hello"),)
+        prompt = vote_prompt(new_turn_id(), Evidence((), asked[0], (), asked, asked, None))
+        await client.answers("default", prompt, 3, 0.6)
+    (request,) = judge.asked("vote")
+    assert ("thinking_token_budget" in request) is thinks

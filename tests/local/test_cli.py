@@ -170,7 +170,7 @@ def test_up_passes_allowed_hosts_to_the_gateway(tmp_path: Path) -> None:
 
 
 def test_gateway_and_judge_worker_ask_the_judge_engine_that_is_started_here(tmp_path: Path) -> None:
-    judge = JudgeEngine("http://127.0.0.1:9", "judge", thinks=False, secret="s3cret")
+    judge = JudgeEngine("http://127.0.0.1:9", "judge", secret="s3cret")
     deployment = Deployment(tmp_path, "postgresql://x/y", "127.0.0.1:1", (), "tiny", (), {}, judge=judge)
     with socket.socket() as listener:
         listener.bind(("127.0.0.1", 0))
@@ -179,7 +179,7 @@ def test_gateway_and_judge_worker_ask_the_judge_engine_that_is_started_here(tmp_
         variables = [part.prepare().environment for part in (gateway, worker, orchestrator)]
     urls = [given.get("CLAWLOOP_JUDGE_URL") for given in variables]
     assert urls == ["http://127.0.0.1:9", "http://127.0.0.1:9", None]
-    assert [given.get("CLAWLOOP_JUDGE_FORM") for given in variables] == ["grammar", "free", "free"]
+    assert [given.get("CLAWLOOP_JUDGE_FORM") for given in variables] == ["auto", "free", "free"]
     assert [given.get("CLAWLOOP_JUDGE_API_KEY") for given in variables] == ["s3cret", "s3cret", None]
 
 
@@ -197,7 +197,7 @@ def test_every_verb_reports_a_shadowed_package(tmp_path: Path, monkeypatch: pyte
         ("CLAWLOOP_SESSION_IDLE_MINUTES", "soon", "input should be a valid number"),
         ("CLAWLOOP_SESSION_IDLE_MINUTES", "0", "input should be greater than 0"),
         ("CLAWLOOP_MAX_LORA_RANK", "7", "engines take one of 1, 8, 16"),
-        ("CLAWLOOP_JUDGE_FORM", "secret", "input should be 'free' or 'grammar'"),
+        ("CLAWLOOP_JUDGE_FORM", "secret", "input should be 'auto', 'free' or 'grammar'"),
     ],
 )
 def test_an_invalid_setting_is_one_line_with_its_name(

@@ -96,7 +96,7 @@ def test_engines_judge_and_trainer_are_on_gpus_of_their_own(tmp_path: Path, mode
     assert {noted[f"engine-agent-{n}"]["arguments"][2] for n in (0, 1)} == served
     judging = noted["judge"]["environment"]
     assert judging["CLAWLOOP_JUDGE_URL"] == f"http://127.0.0.1:{ports['4']}"
-    assert (judging["CLAWLOOP_JUDGE_MODEL"], judging["CLAWLOOP_JUDGE_FORM"]) == ("tiny-random", "grammar")
+    assert (judging["CLAWLOOP_JUDGE_MODEL"], judging["CLAWLOOP_JUDGE_FORM"]) == ("tiny-random", "auto")
     assert "CLAWLOOP_JUDGE_URL" not in noted["orchestrator"]["environment"]
 
 
