@@ -169,8 +169,8 @@ class Trainer(Protocol):
             report: gets the current phase, for heartbeats; called often.
 
         Raises:
-            StepDiverged, NothingToTrain, AdapterUnusable, ModelUnsupported, SampleUnusable: this batch can never be
-                trained.
+            StepDiverged, NothingToTrain, AdapterUnusable, SampleUnusable: this batch can never be trained.
+            ModelUnsupported: no batch can be trained on the model that this trainer has.
             RecipeRejected: no batch of this recipe can be trained on this base model.
             DiskFull: there is no room for the adapter.
             TrainerFailed: retry four times; e.g. out of memory, or a rank died.

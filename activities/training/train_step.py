@@ -22,6 +22,7 @@ from clawloop.contracts.training import StepBatch, StepState, TrainedStep, Versi
 from clawloop.crash_points import CrashPoint, crash_point
 from clawloop.errors import (
     DiskFull,
+    ModelUnsupported,
     NothingToTrain,
     PermanentError,
     RecipeRejected,
@@ -108,10 +109,10 @@ class TrainingActivities:
                 "step expired: nothing to learn", extra={"policy": request.policy, "step": request.n, "why": reason}
             )
             return _ended(request, StepState.ABANDONED, reason)
-        except (RecipeRejected, DiskFull) as error:
+        except (RecipeRejected, DiskFull, ModelUnsupported) as error:
             return await self._pause(request, str(error))
         except PermanentError as error:
-            # The step diverged, or its adapter or model is unusable: numbers and paths, nothing of a conversation.
+            # The step diverged, or its adapter is unusable: numbers and paths, nothing of a conversation.
             reason = str(error)
             if isinstance(error, StepDiverged):
                 await self._steps.set_aside(request.policy, request.n, reason)

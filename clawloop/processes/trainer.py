@@ -78,7 +78,7 @@ def run_trainer(process: TrainerProcess, settings: Settings) -> None:
     Raises:
         SetupError: the model, the device, the database or Temporal is missing or unusable.
     """
-    process.setup.check()
+    process.setup.check(process.nproc)
     database_url(settings)
     if process.nproc > 1:
         _run_ranks(process)

@@ -52,8 +52,8 @@ class TrainerSetup(BaseModel):
     ranks: Literal["replicated", "sharded"] = "sharded"
     kept_free_bytes: NonNegativeInt = 0
 
-    def check(self) -> None:
-        """Raise SetupError if this machine cannot train with these settings."""
+    def check(self, nproc: int = 1) -> None:
+        """Raise SetupError if this machine cannot train with these settings, by so many ranks."""
         try:
             read_family(self.model, self.backend)
             BaseWeights(self.model)
@@ -61,6 +61,10 @@ class TrainerSetup(BaseModel):
             raise SetupError(f"--model: {error}") from error
         if self.device == "cuda" and not torch.cuda.is_available():
             raise SetupError("--device cuda: torch finds no CUDA device on this machine")
+        if nproc > 1 and self.quantise is not None and self.ranks == "sharded":
+            raise SetupError("--quantise needs the base model whole on each rank: --ranks replicated, or --nproc 1")
+        if self.torch_device().type == "cuda" and nproc > (found := torch.cuda.device_count()):
+            raise SetupError(f"--nproc {nproc}: each rank needs a GPU of its own, and torch finds {found} here")
 
     def require_base(self, base_model: str) -> None:
         """Raise TrainerUnavailable if the policy's base is not this trainer's model."""

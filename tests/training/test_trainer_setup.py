@@ -48,3 +48,29 @@ def test_a_trainer_whose_gpu_is_gone_says_so(tmp_path: Path, monkeypatch: pytest
     setup = TrainerSetup(model=save_checkpoint(tmp_path / "model", tied=True), adapters=tmp_path, device="cuda")
     with pytest.raises(SetupError, match="--device cuda: torch finds no CUDA device on this machine"):
         setup.check()
+
+
+def test_ranks_without_a_gpu_each_are_refused(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(torch.cuda, "is_available", lambda: True)
+    monkeypatch.setattr(torch.cuda, "device_count", lambda: 2)
+    setup = TrainerSetup(model=save_checkpoint(tmp_path / "model", tied=True), adapters=tmp_path)
+    setup.check(nproc=2)
+    with pytest.raises(SetupError, match="--nproc 3: each rank needs a GPU of its own, and torch finds 2 here"):
+        setup.check(nproc=3)
+
+
+def test_sharded_ranks_of_a_quantised_model_are_refused_before_a_batch_is_claimed(tmp_path: Path) -> None:
+    folder = save_checkpoint(tmp_path / "model", tied=True)
+    options = (
+        "worker",
+        "trainer",
+        "--model",
+        str(folder),
+        "--data",
+        str(tmp_path),
+        "--quantise",
+        "nf4",
+        "--nproc",
+        "2",
+    )
+    assert "--ranks replicated" in refusal(clawloop(*options))
