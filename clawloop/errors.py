@@ -30,6 +30,7 @@ ClawloopError
     ├── SandboxFailed           a sandbox itself did not work, whatever ran in it
     ├── TrainerUnavailable      a training process or one of its ranks is down; the same step is retried
     │   └── TrainerFailed       it failed at the step itself: after five attempts training pauses
+    │       └── RankOutOfMemory memory ran out on one of several ranks: all begin again with less at once
     └── SignalFailed            Temporal did not take a signal; the sweep retries it
 """
 
@@ -299,6 +300,10 @@ class TrainerFailed(TrainerUnavailable):
 
     The message is then the reason, and says what to set.
     """
+
+
+class RankOutOfMemory(TrainerFailed):
+    """Memory ran out on one of several ranks where no rank waits for it, so that all know and can begin again."""
 
 
 class SignalFailed(TransientError):

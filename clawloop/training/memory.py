@@ -9,7 +9,7 @@ from dataclasses import replace
 import torch
 
 from clawloop.contracts.training import BatchSample, StepFigures
-from clawloop.errors import TrainerFailed
+from clawloop.errors import RankOutOfMemory, TrainerFailed
 from clawloop.ids import SampleId
 from clawloop.training.packing.sequences import Limits
 from clawloop.training.progress import StatusCallback
@@ -29,12 +29,15 @@ def train_within_memory(
     samples: Sequence[BatchSample],
     limits: Limits,
     report: StatusCallback,
+    *,
+    alone: bool = True,
 ) -> tuple[StepFigures, dict[SampleId, str]]:
     """Trains on these samples, again and with less at once each time memory runs out.
 
     Args:
         train: begins from the parent's files each time.
         limits: those of the first attempt.
+        alone: False on one of several ranks: what other ranks do not know of ends it.
 
     Returns:
         The step's figures, and the samples that were left out, with the reason.
@@ -47,8 +50,10 @@ def train_within_memory(
     while True:
         try:
             return train(remaining, limits), left_out
+        except RankOutOfMemory:
+            pass  # on all ranks, which go on alike: they have the same samples and limits
         except RuntimeError as error:
-            if not is_out_of_memory(error):
+            if not (alone and is_out_of_memory(error)):
                 raise
         # Not inside `except`: the error's frames hold the tensors of the failed forward.
         gc.collect()

@@ -87,9 +87,11 @@ class Scorer:
             for done, micro_batch in enumerate(micro_batches, start=1):
                 on_device = micro_batch.to(self.model.device)
                 ids_NK = ids_at_positions(on_device, at_ids)
-                token_scores: TokenScores = self.model(on_device, at_ids_NK=ids_NK, top_k=scoring_pass.top_k)
-                with self.ranks.raise_on_all_ranks():
-                    scores |= scores_by_sample(on_device, token_scores)
+                # A sharded model's forward pass is a collective.
+                with self.ranks.raise_on_all_ranks(not self.model.is_sharded):
+                    token_scores: TokenScores = self.model(on_device, at_ids_NK=ids_NK, top_k=scoring_pass.top_k)
+                    with self.ranks.raise_on_all_ranks(self.model.is_sharded):
+                        scores |= scores_by_sample(on_device, token_scores)
                 if token_scores.topk_ids_NK is not None:
                     ids |= on_device.split(token_scores.topk_ids_NK)
                 self.on_progress(Progress(scoring_pass.stage, done, len(micro_batches)))

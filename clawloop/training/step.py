@@ -192,22 +192,24 @@ def _accumulate_gradient(
     for done, micro_batch in enumerate(shard.trained, start=1):
         on_device = micro_batch.to(model.device)
         members = [member for member in micro_batch.members if member in signals.streams]
-        token_scores: TokenScores = model(
-            on_device, entropies=recipe.loss.entropy > 0, at_ids_NK=_compared_ids(on_device, signals.streams)
-        )
-        # A micro-batch without a sample to learn from still takes part in FSDP's backward pass.
-        objective = token_scores.logprobs_N.sum() * 0
-        with ranks.raise_on_all_ranks():
-            if members:
-                scores = scores_by_sample(on_device, token_scores)
-                pairs = [(_comparable(scores[m], signals.streams[m]), signals.streams[m]) for m in members]
-                result = step_loss(pairs, recipe, divisor, [sequence_tokens[member] for member in members])
-                objective = result.loss
-                results.append(result)
-                metrics |= dict(zip(members, result.metrics, strict=True))
-                logprobs |= {member: scores[member].logprob_T.detach() for member in members}
-        # FSDP averages gradients over ranks; the divisor already counts all of them.
-        (objective * (ranks.world_size if model.is_sharded else 1)).backward()  # type: ignore[no-untyped-call]
+        # Forward and backward pass of a sharded model are collectives.
+        with ranks.raise_on_all_ranks(not model.is_sharded):
+            token_scores: TokenScores = model(
+                on_device, entropies=recipe.loss.entropy > 0, at_ids_NK=_compared_ids(on_device, signals.streams)
+            )
+            # A micro-batch without a sample to learn from still takes part in FSDP's backward pass.
+            objective = token_scores.logprobs_N.sum() * 0
+            with ranks.raise_on_all_ranks(model.is_sharded):
+                if members:
+                    scores = scores_by_sample(on_device, token_scores)
+                    pairs = [(_comparable(scores[m], signals.streams[m]), signals.streams[m]) for m in members]
+                    result = step_loss(pairs, recipe, divisor, [sequence_tokens[member] for member in members])
+                    objective = result.loss
+                    results.append(result)
+                    metrics |= dict(zip(members, result.metrics, strict=True))
+                    logprobs |= {member: scores[member].logprob_T.detach() for member in members}
+            # FSDP averages gradients over ranks; the divisor already counts all of them.
+            (objective * (ranks.world_size if model.is_sharded else 1)).backward()  # type: ignore[no-untyped-call]
         on_progress(Progress("train", done, len(shard.trained)))
     parts: dict[str, float] = {}
     for of_rank in ranks.all_gather([result.parts for result in results]):

@@ -18,7 +18,7 @@ from torch import Tensor
 from clawloop.adapters.digest import check_version
 from clawloop.contracts.training import BatchSample, HeldOutScore, StepBatch, StepFigures, TrainedStep, VersionRef
 from clawloop.crash_points import CrashPoint, crash_point
-from clawloop.errors import AdapterUnusable, RecipeRejected, TrainerFailed, TrainerUnavailable
+from clawloop.errors import AdapterUnusable, RankOutOfMemory, RecipeRejected, TrainerFailed, TrainerUnavailable
 from clawloop.recipes import recipe as recipes
 from clawloop.recipes.checks import require_decoupled
 from clawloop.training.adapters.checkpoint import begin, resume, save_version
@@ -67,7 +67,8 @@ class StepRunner:
             should_stop: called between micro-batches; only the first rank's answer counts.
 
         Raises:
-            StepDiverged, NothingToTrain, AdapterUnusable, ModelUnsupported: permanent.
+            StepDiverged, NothingToTrain, AdapterUnusable: permanent.
+            ModelUnsupported: the base model cannot be loaded; the batch is good.
             RecipeRejected: the recipe does not fit the base model; the batch is good.
             DiskFull: there is no room for the version; the batch is good.
             TrainerFailed: there is no memory for the base model, or for most of the samples.
@@ -133,12 +134,10 @@ class StepRunner:
             ]
             return figures
 
-        if self._ranks.world_size == 1:
-            figures, left_out = train_within_memory(train, batch.samples, limits, report_or_stop)
-            batch.unusable.update(left_out)
-        else:
-            # A rank that ran out of memory alone cannot begin again while the others wait for it.
-            figures = train(batch.samples, limits)
+        figures, left_out = train_within_memory(
+            train, batch.samples, limits, report_or_stop, alone=self._ranks.world_size == 1
+        )
+        batch.unusable.update(left_out)
         crash_point(CrashPoint.STEP_NOT_SAVED)
         written = self._save(step, model, optimizer, base)
         if written is None:
@@ -152,7 +151,7 @@ class StepRunner:
     ) -> dict[int, float]:
         """Mean log-probability of each held-out reply under the model's present weights, by its place.
 
-        Without any if one process runs out of memory: the version is then compared by its numbers alone.
+        Without any if memory runs out: the version is then compared by its numbers alone.
         """
         try:
             return score_replies(
@@ -162,6 +161,8 @@ class StepRunner:
                 self._ranks,
                 lambda progress: report_or_stop(f"held-out turns: {progress}"),
             )
+        except RankOutOfMemory:
+            return {}
         except RuntimeError as error:
             if self._ranks.world_size > 1 or not is_out_of_memory(error):
                 raise

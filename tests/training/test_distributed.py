@@ -101,6 +101,19 @@ def test_an_error_on_one_rank_is_raised_on_both_and_the_next_step_succeeds(
     assert failure["after"] == pytest.approx(alone[1]["failure"]["first"], abs=1e-5)
 
 
+@pytest.mark.parametrize("two_ranks", [REPLICATED], indirect=True)
+def test_a_rank_out_of_memory_makes_both_begin_again_with_smaller_micro_batches(
+    alone: tuple[Path, dict[str, Any]], two_ranks: tuple[Path, dict[str, Any]]
+) -> None:
+    memory = two_ranks[1]["memory"]
+    assert memory["reported"] == ["step 1: out of memory; again with micro-batches of 20 tokens"]
+    assert memory["micro_batches"][0] > alone[1]["memory"]["micro_batches"][0]
+    assert memory["micro_batches"][1] is None
+    [one], [two] = (list((out / "memory").glob("*/v1-*")) for out, _ in (alone, two_ranks))
+    expected, found = read_adapter(one).tensors, read_adapter(two).tensors
+    assert max(float((found[name] - tensor).abs().max()) for name, tensor in expected.items()) < 1e-4
+
+
 def test_two_ranks_train_in_bfloat16(
     alone: tuple[Path, dict[str, Any]], two_ranks: tuple[Path, dict[str, Any]]
 ) -> None:

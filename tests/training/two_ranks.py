@@ -30,7 +30,9 @@ from clawloop.training.model.sharding import load_sharded_model
 from clawloop.training.packing.sequences import Limits
 from clawloop.training.ranks.collectives import Ranks
 from clawloop.training.step import make_optimizer, train_step
+from clawloop.training.step_runner import StepRunner
 from tests.training import methods
+from tests.training.steps import never, samples_of, setup_of, step_of
 from tests.training.tiny import VOCAB, random_batch, shake_adapter
 
 CPU = torch.device("cpu")
@@ -99,6 +101,26 @@ def one_rank_fails(base: Path, ranks: Ranks) -> dict[str, object]:
     return {"raised": ranks.all_gather(raised), "first": first, "after": after.loss}
 
 
+def one_rank_runs_out_of_memory(base: Path, out: Path, ranks: Ranks) -> dict[str, object]:
+    """Rank 1 does so in its first forward with gradient; both begin again with smaller micro-batches."""
+    reported: list[str] = []
+    failed = ranks.rank == 0
+
+    def score_or_fail(*arguments: Any, **named: Any) -> Scores:
+        nonlocal failed
+        if torch.is_grad_enabled() and not failed:
+            failed = True
+            raise torch.OutOfMemoryError("CUDA out of memory")
+        return score(*arguments, **named)
+
+    runner = StepRunner(setup_of(base, out / "memory", ranks=REPLICATED), ranks)
+    with pytest.MonkeyPatch.context() as patch:
+        patch.setattr(token_scores, "score", score_or_fail)
+        trained = runner.train(step_of(samples_of(base, 1), 1), reported.append, never)
+    micro_batches = [None if one is None else one.figures.micro_batches for one in ranks.all_gather(trained)]
+    return {"reported": [line for line in reported if "out of memory" in line], "micro_batches": micro_batches}
+
+
 def in_bfloat16(base: Path, ranks: Ranks) -> float:
     model = load(base, ranks, torch.bfloat16)
     optimizer = make_optimizer(model, RECIPE.optimiser)
@@ -135,6 +157,8 @@ def two_steps_of_each_method(base: Path, ranks: Ranks) -> dict[str, dict[str, ob
 
 def run(base: Path, out: Path, ranks: Ranks) -> dict[str, object]:
     return {
+        # Passes of a sharded model are collectives: a rank that fails in one ends.
+        "memory": None if SHARDED in sys.argv else one_rank_runs_out_of_memory(base, out, ranks),
         "reports": four_steps(base, out, ranks),
         "methods": two_steps_of_each_method(base, ranks),
         "failure": one_rank_fails(base, ranks),

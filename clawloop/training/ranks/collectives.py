@@ -21,10 +21,12 @@ from clawloop.errors import (
     DiskFull,
     ModelUnsupported,
     NothingToTrain,
+    RankOutOfMemory,
     StepDiverged,
     StreamsUnusable,
     TrainerUnavailable,
 )
+from clawloop.training.memory import is_out_of_memory
 
 Value = TypeVar("Value")
 _SHARED = (
@@ -64,20 +66,29 @@ class Ranks:
         return self.rank == 0
 
     @contextmanager
-    def raise_on_all_ranks(self) -> Iterator[None]:
+    def raise_on_all_ranks(self, enabled: bool = True) -> Iterator[None]:
         """Raises an error of one rank on all ranks when the block ends; no collective may run inside.
 
         Of several errors, all ranks raise the lowest rank's.
+
+        Args:
+            enabled: False where a collective may run inside: an error then ends its rank.
+
+        Raises:
+            RankOutOfMemory: on several ranks, for what a single process raises as torch's own error.
         """
+        if self.world_size == 1 or not enabled:
+            yield
+            return
         own: ClawloopError | None = None
         try:
             yield
         except _SHARED as error:
-            if self.world_size == 1:
-                raise
             own = error
-        if self.world_size == 1:
-            return
+        except RuntimeError as error:
+            if not is_out_of_memory(error):
+                raise
+            own = RankOutOfMemory(f"out of memory on rank {self.rank}")
         for raised in self.all_gather(own):
             if raised is not None:
                 raise raised
