@@ -13,12 +13,17 @@ from clawloop.recipes.recipe import Recipe, parse_stored_recipe
 from db.training.lineage import next_step
 from db.training.schedule import closed_by_canary, read_closed
 
-# Samples of another [signal] table are not ready: no step takes them.
+# Samples of another [signal] table are not ready: no step takes them. Of those held out, the newest are enough to tell
+# that a batch of them came without a step.
 _STATUS = text("""
     SELECT p.id, p.pool, sr.content AS step_recipe, p.head, p.active, p.epoch, p.pinned, p.canary, p.retired_at,
         (SELECT coalesce(c.parent, 0) FROM versions c WHERE c.policy = p.id AND c.n = p.canary) AS canary_parent,
         p.paused_reason, r.content,
         waits.ready, waits.groups, waits.oldest_seconds,
+        (SELECT count(*) FROM (
+            SELECT created_at FROM samples WHERE policy = p.id AND state = 'held_out' ORDER BY id DESC LIMIT 256) h
+            WHERE h.created_at > coalesce(
+                (SELECT created_at FROM steps WHERE policy = p.id ORDER BY n DESC LIMIT 1), '-infinity')) AS held_out,
         EXISTS (SELECT FROM probes WHERE policy = p.id) AS has_probes,
         (SELECT count(*) FROM turns t JOIN sessions c ON c.id = t.session_id
             WHERE t.outcome = 'waiting' AND t.episode_id IS NULL AND c.policy = p.id) AS judging,
@@ -57,7 +62,7 @@ async def read_status(connection: AsyncConnection, policy: str) -> TrainingView:
     elif claimed is not None:
         state, reason = TrainingState.TRAINING, claimed
     else:
-        waits = waits_for(row.ready, needed, row.judging)
+        waits = waits_for(row.ready, needed, row.judging, row.held_out)
         if recipe is not None and row.groups:
             waits += f"; {row.groups} of {recipe.train.batch_groups} rollout groups"
         state = TrainingState.WAITING
@@ -92,10 +97,17 @@ def _unpublished(row: Any) -> bool:
     return row.retired_at is None and bool(row.active != next(answering))
 
 
-def waits_for(ready: int, needed: int, judging: int) -> str:
-    """E.g. `5 of 16 samples; 3 turns wait for their next state or judge`."""
+def waits_for(ready: int, needed: int, judging: int, held_out: int = 0) -> str:
+    """E.g. `5 of 16 samples; 3 turns wait for their next state or judge`.
+
+    Args:
+        held_out: samples held out since the last step. A whole batch of them is said: where sessions are few, most
+            turns may be in one that is held out.
+    """
     turns = "1 turn waits for its" if judging == 1 else f"{judging} turns wait for their"
     samples = f"{ready} of {needed} samples"
+    if ready < needed <= held_out:
+        samples += f"; {held_out} since the last step are held out with their sessions: lower gate.held_out"
     return f"{samples}; {turns} next state or judge" if judging else samples
 
 

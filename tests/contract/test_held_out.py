@@ -4,8 +4,10 @@ from __future__ import annotations
 
 from clawloop.contracts.training import SampleState
 from clawloop.contracts.turns import TurnOutcome, TurnRecord
-from clawloop.recipes.recipe import Gate, Recipe
+from clawloop.recipes.recipe import Gate, Recipe, Train
 from clawloop.samples.holdout import is_held_out
+from db.database import Database
+from db.training.status import read_status
 from tests.contract.ledgers import BAD, GOOD, Ledger, fake_ledger, finalize, ledger, postgres_ledger
 
 __all__ = ["fake_ledger", "ledger", "postgres_ledger"]
@@ -59,3 +61,16 @@ async def test_a_step_does_not_take_a_held_out_sample(ledger: Ledger) -> None:
     await finalize(ledger, turn, GOOD)
     ledger.claim(turn.turn_id)
     assert [state for state, _ in ledger.samples(turn.turn_id)] == [SampleState.HELD_OUT]
+
+
+async def test_a_share_that_leaves_no_batch_is_said(postgres_ledger: Ledger, database: Database) -> None:
+    async def status() -> str:
+        return (await database.run(lambda connection: read_status(connection, "default"))).reason
+
+    turn, other = await conversation(postgres_ledger, held_out=True)
+    await postgres_ledger.learn_by(HOLDS_OUT.model_copy(update={"train": Train(batch_samples=2)}))
+    await finalize(postgres_ledger, turn, GOOD)
+    assert "held out" not in await status()
+    await finalize(postgres_ledger, other, BAD)
+    said = "0 of 2 samples; 2 since the last step are held out with their sessions: lower gate.held_out"
+    assert (await status()).startswith(said)
