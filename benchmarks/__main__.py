@@ -26,6 +26,7 @@ PROGRAMS = {
     "judging": "judged turns a second, signal to verdict, events a turn, with many sessions open",
     "feedback": "from feedback to a version that answers",
     "interference": "serving with training and judging on and off",
+    "provenance": "how often text that a tool printed becomes a hint or flips a vote",
 }
 # These print their figures; their options are their own.
 PRINTING = {

@@ -12,7 +12,7 @@ from activities.judging.vote_collector import VoteCollector
 from clawloop.contracts.turns import Message, TurnRecord
 from clawloop.errors import EngineRejected, EngineUnavailable, PromptTooLong
 from clawloop.ids import TurnId
-from clawloop.judging.evidence import Evidence, gather, words_of_user
+from clawloop.judging.evidence import Evidence, gather, hint_evidence, rests_on_tools
 from clawloop.judging.hints import NOT_ASKED, HintChoice, choose_hint, reject_hint, with_hint
 from clawloop.judging.records import (
     DIRECT,
@@ -165,13 +165,12 @@ class Evaluator:
             return NOT_ASKED
         if self._case.next_state is None and not self._case.texts:
             return NO_HINT_SOURCE
-        from_tools = self._signal.hints_from == "any"
-        evidence = self._case.evidence if from_tools else words_of_user(self._case.evidence)
+        evidence = hint_evidence(self._case.evidence, self._signal)
         if evidence is None:
             return ONLY_TOOLS_FOLLOWED
         hints = await self._collector.hints(self._case.hint_kind, evidence)
         count_answers(self._counts, "hint", hints)
-        return choose_hint(hints, evidence, self._signal.hints_needed, from_tools=from_tools)
+        return choose_hint(hints, evidence, self._signal.hints_needed, from_tools=rests_on_tools(self._signal))
 
     async def _hinted_prompt(self, hint: str) -> tuple[list[int] | None, str | None]:
         """The ids of the prompt with the hint in it, or why there are none."""

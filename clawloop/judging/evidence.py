@@ -15,6 +15,7 @@ from pydantic import JsonValue
 from clawloop.contracts.turns import Message
 from clawloop.judging.blocks import Block, Role, Section, harmless
 from clawloop.judging.truncation import Budgets, cut_middle, share
+from clawloop.recipes.recipe import Signal
 from clawloop.turns.canonical import is_volatile
 from clawloop.turns.thinking import THINKING_PARTS, without_leading_thinking
 
@@ -95,6 +96,15 @@ def words_of_user(evidence: Evidence) -> Evidence | None:
     return replace(
         evidence, before=_without_output(evidence.before), since=_without_output(evidence.since), next_state=spoken
     )
+
+
+def hint_evidence(evidence: Evidence, signal: Signal) -> Evidence | None:
+    """What the judge of hints sees under a recipe; None: it is not asked, since the user has not spoken."""
+    return evidence if rests_on_tools(signal) else words_of_user(evidence)
+
+
+def rests_on_tools(signal: Signal) -> bool:
+    return signal.hints_from == "any"
 
 
 def content_text(content: JsonValue) -> str:
